@@ -1,0 +1,150 @@
+//! KubeadmControlPlane.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{ContractRef, IntOrPercent, MachineDeletion, Opaque, TemplateMeta};
+
+/// The control plane machines of a cluster.
+#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "controlplane.cluster.x-k8s.io",
+    version = "v1beta2",
+    kind = "KubeadmControlPlane",
+    plural = "kubeadmcontrolplanes",
+    shortname = "kcp",
+    category = "cluster-api",
+    namespaced,
+    status = "KubeadmControlPlaneStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    printcolumn(name = "Desired", type_ = "integer", json_path = ".spec.replicas"),
+    printcolumn(name = "Current", type_ = "integer", json_path = ".status.replicas"),
+    printcolumn(name = "Ready", type_ = "integer", json_path = ".status.readyReplicas"),
+    printcolumn(
+        name = "Up-to-date",
+        type_ = "integer",
+        json_path = ".status.upToDateReplicas"
+    ),
+    printcolumn(name = "Version", type_ = "string", json_path = ".spec.version")
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct KubeadmControlPlaneSpec {
+    /// How many Machines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<i32>,
+    /// Kubernetes version, `vX.Y.Z`.
+    pub version: String,
+    /// What the Machines are made of.
+    #[serde(default)]
+    pub machine_template: ControlPlaneMachineTemplate,
+    /// Spec of the Machines' KubeadmConfigs.
+    #[serde(default)]
+    pub kubeadm_config_spec: Opaque,
+    /// How a change reaches the Machines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<ControlPlaneRollout>,
+}
+
+/// What control plane Machines are made of.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct ControlPlaneMachineTemplate {
+    /// Labels and annotations.
+    #[serde(default)]
+    pub metadata: TemplateMeta,
+    /// Template reference and timeouts.
+    #[serde(default)]
+    pub spec: ControlPlaneMachineTemplateSpec,
+}
+
+/// Template reference and timeouts of control plane Machines.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct ControlPlaneMachineTemplateSpec {
+    /// The infrastructure machine template.
+    #[serde(default)]
+    pub infrastructure_ref: ContractRef,
+    /// Timeouts of a deletion.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deletion: Option<MachineDeletion>,
+}
+
+/// How a change reaches control plane Machines.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct ControlPlaneRollout {
+    /// RFC 3339: everything older is to be rolled out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<String>,
+    /// Only `RollingUpdate` exists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strategy: Option<ControlPlaneStrategy>,
+}
+
+/// Strategy of a control plane's rollout.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct ControlPlaneStrategy {
+    /// `RollingUpdate`.
+    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
+    pub type_: Option<String>,
+    /// Parameters of `RollingUpdate`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rolling_update: Option<ControlPlaneRollingUpdate>,
+}
+
+/// How many machines a control plane may have too many during a rollout.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ControlPlaneRollingUpdate {
+    /// 0 or 1; Cluster API's default is 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_surge: Option<IntOrPercent>,
+}
+
+/// What is known of a KubeadmControlPlane.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct KubeadmControlPlaneStatus {
+    /// Conditions, keyed by type.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+    /// One-way milestones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initialization: Option<ControlPlaneInitialization>,
+    /// Machines that there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<i32>,
+    /// Machines that are Ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_replicas: Option<i32>,
+    /// Machines that are Available.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub available_replicas: Option<i32>,
+    /// Machines that match the spec.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub up_to_date_replicas: Option<i32>,
+    /// Lowest version among the Machines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Generation that the status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+}
+
+/// One-way milestones of a control plane.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ControlPlaneInitialization {
+    /// The first member came up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub control_plane_initialized: Option<bool>,
+}

@@ -1,0 +1,100 @@
+//! MachineSet.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{MachineSpec, TemplateMeta};
+
+/// A number of Machines made of one template.
+#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "cluster.x-k8s.io",
+    version = "v1beta2",
+    kind = "MachineSet",
+    plural = "machinesets",
+    shortname = "ms",
+    category = "cluster-api",
+    namespaced,
+    status = "MachineSetStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    printcolumn(name = "Cluster", type_ = "string", json_path = ".spec.clusterName"),
+    printcolumn(name = "Desired", type_ = "integer", json_path = ".spec.replicas"),
+    printcolumn(name = "Current", type_ = "integer", json_path = ".status.replicas"),
+    printcolumn(
+        name = "Available",
+        type_ = "integer",
+        json_path = ".status.availableReplicas"
+    ),
+    printcolumn(
+        name = "Version",
+        type_ = "string",
+        json_path = ".spec.template.spec.version"
+    )
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct MachineSetSpec {
+    /// Name of the Cluster.
+    pub cluster_name: String,
+    /// How many Machines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<i32>,
+    /// Which Machines belong to the set.
+    #[serde(default)]
+    pub selector: LabelSelector,
+    /// What a Machine of the set looks like.
+    #[serde(default)]
+    pub template: MachineTemplate,
+    /// In which order Machines go at a scale-down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deletion: Option<MachineSetDeletion>,
+}
+
+/// What a Machine looks like when it is made.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct MachineTemplate {
+    /// Labels and annotations.
+    #[serde(default)]
+    pub metadata: TemplateMeta,
+    /// Spec of the Machine; its references name templates.
+    #[serde(default)]
+    pub spec: MachineSpec,
+}
+
+/// Order of deletion at a scale-down.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MachineSetDeletion {
+    /// `Random` (the default), `Newest` or `Oldest`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<String>,
+}
+
+/// What is known of a MachineSet.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct MachineSetStatus {
+    /// Conditions, keyed by type.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+    /// Machines that there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<i32>,
+    /// Machines that are Ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_replicas: Option<i32>,
+    /// Machines that are Available; one that is being updated is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub available_replicas: Option<i32>,
+    /// Machines that match what the owner wants.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub up_to_date_replicas: Option<i32>,
+    /// Generation that the status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+}

@@ -1,0 +1,91 @@
+//! Annotations, labels, finalizers and field managers, each in one place.
+
+/// Machine, infrastructure machine and bootstrap config are being updated in place.
+pub const UPDATE_IN_PROGRESS: &str =
+    "in-place-updates.internal.cluster.x-k8s.io/update-in-progress";
+/// A Machine was moved to a new MachineSet and its MachineDeployment has not acknowledged it yet.
+pub const PENDING_ACKNOWLEDGE_MOVE: &str =
+    "in-place-updates.internal.cluster.x-k8s.io/pending-acknowledge-move";
+/// The hooks that Cluster API still has to call for a Machine: a sorted, comma-separated set.
+pub const PENDING_HOOKS: &str = "runtime.cluster.x-k8s.io/pending-hooks";
+/// The one hook name that [`PENDING_HOOKS`] carries for an in-place update.
+pub const UPDATE_MACHINE_HOOK: &str = "UpdateMachine";
+/// An old MachineSet moves its Machines to the MachineSet of this name.
+pub const MOVE_MACHINES: &str =
+    "in-place-updates.internal.cluster.x-k8s.io/move-machines-to-machineset";
+/// A new MachineSet accepts Machines from these MachineSets: sorted, comma-separated.
+pub const RECEIVE_MACHINES: &str =
+    "in-place-updates.internal.cluster.x-k8s.io/receive-machines-from-machinesets";
+/// Moved Machines that the MachineDeployment has acknowledged: sorted, comma-separated.
+pub const ACKNOWLEDGED_MOVE: &str = "in-place-updates.internal.cluster.x-k8s.io/acknowledged-move";
+/// `"true"` keeps a MachineSet from creating Machines.
+pub const DISABLE_MACHINE_CREATE: &str = "cluster.x-k8s.io/disable-machine-create";
+/// A Machine that goes first when its owner scales down.
+pub const DELETE_MACHINE: &str = "cluster.x-k8s.io/delete-machine";
+/// Asks a MachineHealthCheck to remediate this Machine.
+pub const REMEDIATE_MACHINE: &str = "cluster.x-k8s.io/remediate-machine";
+/// A MachineHealthCheck leaves this Machine alone.
+pub const SKIP_REMEDIATION: &str = "cluster.x-k8s.io/skip-remediation";
+/// Cluster API's controllers leave this object alone.
+pub const PAUSED: &str = "cluster.x-k8s.io/paused";
+/// Name of the template that an infrastructure machine or bootstrap config was cloned from.
+pub const CLONED_FROM_NAME: &str = "cluster.x-k8s.io/cloned-from-name";
+/// `Kind.group` of the template that an object was cloned from.
+pub const CLONED_FROM_GROUPKIND: &str = "cluster.x-k8s.io/cloned-from-groupkind";
+/// Rollout revision of a MachineSet.
+pub const REVISION: &str = "machinedeployment.clusters.x-k8s.io/revision";
+/// `spec.replicas` of the MachineDeployment when a MachineSet was last written.
+pub const DESIRED_REPLICAS: &str = "machinedeployment.clusters.x-k8s.io/desired-replicas";
+/// Replicas plus surge of the MachineDeployment when a MachineSet was last written.
+pub const MAX_REPLICAS: &str = "machinedeployment.clusters.x-k8s.io/max-replicas";
+/// On an ExtensionConfig: `<namespace>/<secret>` whose `ca.crt` is its CA bundle.
+pub const INJECT_CA_FROM_SECRET: &str = "runtime.cluster.x-k8s.io/inject-ca-from-secret";
+
+/// Label with the owning Cluster's name.
+pub const CLUSTER_NAME: &str = "cluster.x-k8s.io/cluster-name";
+/// Label with the owning MachineDeployment's name.
+pub const DEPLOYMENT_NAME: &str = "cluster.x-k8s.io/deployment-name";
+/// Label with the owning MachineSet's name.
+pub const SET_NAME: &str = "cluster.x-k8s.io/set-name";
+/// Label that marks a control plane Machine.
+pub const CONTROL_PLANE: &str = "cluster.x-k8s.io/control-plane";
+/// Label with the name of the control plane object of a Machine.
+pub const CONTROL_PLANE_NAME: &str = "cluster.x-k8s.io/control-plane-name";
+/// Label that tells the MachineSets of one MachineDeployment apart.
+pub const MACHINE_TEMPLATE_HASH: &str = "machine-template-hash";
+/// Contract label of a provider's CRD (`spec/capi.md 6.3`).
+pub const CONTRACT_V1BETA2: &str = "cluster.x-k8s.io/v1beta2";
+/// Finalizer of a Machine.
+pub const MACHINE_FINALIZER: &str = "machine.cluster.x-k8s.io";
+/// Prefix of the annotations that hold a deleting Machine before its drain.
+pub const PRE_DRAIN_HOOK_PREFIX: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io";
+/// Prefix of the annotations that hold a deleting Machine before it is terminated.
+pub const PRE_TERMINATE_HOOK_PREFIX: &str = "pre-terminate.delete.hook.machine.cluster.x-k8s.io";
+
+/// Field manager of Cluster API's MachineDeployment controller.
+pub const MANAGER_MACHINE_DEPLOYMENT: &str = "capi-machinedeployment";
+/// Field manager of Cluster API's MachineSet controller.
+pub const MANAGER_MACHINE_SET: &str = "capi-machineset";
+/// Field manager of Cluster API's KubeadmControlPlane controller.
+pub const MANAGER_KUBEADM_CONTROL_PLANE: &str = "capi-kubeadmcontrolplane";
+/// Our own field manager.
+pub const MANAGER: &str = "refit";
+
+/// Says what happens to a change that no updater covers: `Preserve` or `Replace`.
+pub const ON_UNCOVERED: &str = "refit.dev/on-uncovered";
+/// `Disabled` makes Refit leave an owner or Cluster to Cluster API's own rollout.
+pub const IN_PLACE: &str = "refit.dev/in-place";
+/// Asks for one more attempt after the named NodeUpdate failed for good.
+pub const RETRY: &str = "refit.dev/retry";
+/// `Disabled` keeps Refit from guarding a Machine against remediation while it is updated.
+pub const REMEDIATION_GUARD: &str = "refit.dev/remediation-guard";
+/// On a Machine: the annotations of the remediation guard that Refit set, comma-separated.
+pub const GUARDED_BY_US: &str = "refit.dev/guarded";
+/// On a Node: the NodeUpdate that cordoned it.
+pub const CORDONED_BY: &str = "refit.dev/cordoned-by";
+/// Our pre-drain hook on a Machine that is being updated.
+pub const PRE_DRAIN_HOOK: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io/refit";
+/// Label on our objects with the name of the Machine that they are about.
+pub const MACHINE_NAME: &str = "refit.dev/machine";
+/// Namespace of HostPlans in a workload cluster.
+pub const HOST_PLAN_NAMESPACE: &str = "refit-system";

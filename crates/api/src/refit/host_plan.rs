@@ -1,0 +1,218 @@
+//! HostPlan: the steps of one host, how far it may go, and its report.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Role, StepState};
+
+/// What the agent on a host is to do, and what it says of itself. There is one per node, named as
+/// the node; the agent makes it with an empty plan and reports before it has anything to do.
+#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "refit.dev",
+    version = "v1alpha1",
+    kind = "HostPlan",
+    plural = "hostplans",
+    shortname = "hp",
+    category = "refit",
+    namespaced,
+    status = "HostPlanStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    printcolumn(name = "Plan", type_ = "string", json_path = ".spec.nodeUpdate"),
+    printcolumn(name = "Gate", type_ = "string", json_path = ".spec.gate"),
+    printcolumn(name = "State", type_ = "string", json_path = ".status.state"),
+    printcolumn(
+        name = "Kubelet",
+        type_ = "string",
+        json_path = ".status.facts.kubeletVersion"
+    ),
+    printcolumn(name = "Agent", type_ = "string", json_path = ".status.agentVersion"),
+    printcolumn(name = "Reported", type_ = "date", json_path = ".status.reportedAt")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct HostPlanSpec {
+    /// Name of the NodeUpdate that the plan is of; empty without a plan.
+    #[serde(default)]
+    pub node_update: String,
+    /// uid of that NodeUpdate: tells one plan from the next.
+    #[serde(default)]
+    pub plan_id: String,
+    /// How far the agent may go. It only moves forward within one plan.
+    #[serde(default)]
+    pub gate: Gate,
+    /// Stop at the next safe step.
+    #[serde(default)]
+    pub abort: bool,
+    /// The steps, in order.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    pub steps: Vec<PlannedStep>,
+}
+
+/// How far an agent may go.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+pub enum Gate {
+    /// Nothing may start.
+    #[default]
+    Closed,
+    /// Downloads, checks and snapshots: nothing is disturbed.
+    Stage,
+    /// kubeadm's part: static pods are replaced, workloads go on.
+    Upgrade,
+    /// Everything: the node is drained.
+    Disrupt,
+}
+
+/// One step that a host is to take.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PlannedStep {
+    /// Unique in the plan, such as `kubeadm-upgrade`.
+    pub id: String,
+    /// The gate that must be open.
+    pub gate: Gate,
+    /// What is done.
+    pub action: StepAction,
+    /// Whether pods on the node may notice.
+    pub disruptive: bool,
+}
+
+/// What a step does. Typed: no shell text comes from the API.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StepAction {
+    /// Which action.
+    #[serde(rename = "type")]
+    pub type_: StepType,
+    /// Kubernetes version, `vX.Y.Z`, where the action wants one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub version: String,
+    /// Role of the machine, where the action wants one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<Role>,
+}
+
+/// The actions that an agent knows, in the order of `spec/node.md 2.6`.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+pub enum StepType {
+    /// Looks whether the host can be updated at all.
+    Preflight,
+    /// Fetches packages and images.
+    Stage,
+    /// Saves etcd, manifests and kubelet configuration.
+    Snapshot,
+    /// Installs the kubeadm package.
+    KubeadmInstall,
+    /// Runs `kubeadm upgrade apply` or `kubeadm upgrade node`.
+    KubeadmUpgrade,
+    /// Installs the kubelet and kubectl packages.
+    KubeletInstall,
+    /// Restarts the kubelet.
+    KubeletRestart,
+    /// Reboots the host; always the last step but for the check.
+    Reboot,
+    /// Checks on the host that the new versions run.
+    Verify,
+}
+
+/// What an agent says of its host and its plan.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HostPlanStatus {
+    /// Version of the agent.
+    #[serde(default)]
+    pub agent_version: String,
+    /// Step types that the agent knows.
+    #[serde(default)]
+    pub capabilities: Vec<StepType>,
+    /// What the host looks like.
+    #[serde(default)]
+    pub facts: HostFacts,
+    /// When the agent last said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reported_at: Option<Time>,
+    /// The plan that `state` and `steps` speak of.
+    #[serde(default)]
+    pub plan_id: String,
+    /// How far that plan is.
+    #[serde(default)]
+    pub state: PlanState,
+    /// The gate up to which every step is done.
+    #[serde(default)]
+    pub passed: Gate,
+    /// The steps, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
+    pub steps: Vec<HostStepStatus>,
+}
+
+/// What a host looks like.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HostFacts {
+    /// Version of the kubelet that runs, `vX.Y.Z`.
+    #[serde(default)]
+    pub kubelet_version: String,
+    /// Changes with each boot.
+    #[serde(default, rename = "bootID")]
+    pub boot_id: String,
+    /// Pretty name of the operating system.
+    #[serde(default)]
+    pub os_image: String,
+    /// Installed packages that matter, by name.
+    #[serde(default)]
+    pub packages: BTreeMap<String, String>,
+}
+
+/// How far a plan is on its host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum PlanState {
+    /// There is no plan.
+    #[default]
+    Idle,
+    /// A step is under way.
+    Running,
+    /// The next step needs a gate that is not open.
+    AtGate,
+    /// A step failed and is tried again.
+    Retrying,
+    /// Every step is done.
+    Succeeded,
+    /// A step failed for good.
+    Failed,
+    /// The plan was aborted, and what could be undone is undone.
+    Stopped,
+}
+
+/// One step on its host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HostStepStatus {
+    /// Id of the planned step.
+    pub id: String,
+    /// How far it is.
+    pub state: StepState,
+    /// Which try this is, from 1.
+    #[serde(default)]
+    pub attempt: i32,
+    /// When the first try started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Time>,
+    /// When it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finished_at: Option<Time>,
+    /// CamelCase reason of a failure.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// What went wrong and what to do.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+}

@@ -1,0 +1,5 @@
+//! Every decision of Refit, as pure functions over a snapshot and a time
+pub mod rollout;
+pub mod change;
+pub mod safeguards;
+pub mod version;

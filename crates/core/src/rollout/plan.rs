@@ -1,0 +1,466 @@
+//! What each MachineSet of a MachineDeployment should look like now (`spec/capi.md` 3.2, 3.3).
+//!
+//! A plan is the full intent: every annotation that is not in it is dropped by whoever applies it.
+//! That is how `move`, `receive` and `acknowledged-move` vanish when they are no longer wanted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use jiff::Timestamp;
+
+use super::find::find_new_and_old;
+use super::keys;
+use super::types::{Fenceposts, Machine, MachineDeployment, MachineSet, Strategy};
+use super::{on_delete, rolling_update};
+
+/// Whether the machines of an old MachineSet can be updated in place to a new one's template, by
+/// `(old, new)` name: the extension's answers, asked for beforehand.
+pub type Decisions = BTreeMap<(String, String), bool>;
+
+/// Everything that a plan is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct PlanInput<'a> {
+    /// The MachineDeployment.
+    pub deployment: &'a MachineDeployment,
+    /// All its MachineSets.
+    pub machine_sets: &'a [MachineSet],
+    /// All its Machines.
+    pub machines: &'a [Machine],
+    /// The feature gate `InPlaceUpdates`.
+    pub in_place_updates: bool,
+    /// The extension's answers so far.
+    pub decisions: &'a Decisions,
+    /// The name of the MachineSet to create, should one be needed.
+    pub new_name: &'a str,
+    /// The time of the snapshot.
+    pub now: Timestamp,
+}
+
+/// What a MachineSet is to its MachineDeployment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Its template is the MachineDeployment's.
+    Current,
+    /// It shrinks.
+    Old,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Current => "current",
+            Self::Old => "old",
+        })
+    }
+}
+
+/// Why a MachineSet changes; the texts are Cluster API's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the text of each variant is its description")]
+pub enum Note {
+    NowCurrent,
+    Acknowledge {
+        machines: String,
+    },
+    AlignToDeployment,
+    BelowMax {
+        current: i64,
+        replicas: i64,
+        max_surge: Option<i64>,
+    },
+    AvailableAboveMinimum {
+        available: i64,
+        minimum: i64,
+    },
+    AlignOrRemoveUnavailable,
+    AlignToExisting,
+    MoveTo {
+        machine_set: String,
+    },
+    SurgeAllowed,
+    SurgeDropped {
+        surge: i64,
+    },
+    UnblockStuck {
+        machine_set: String,
+    },
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NowCurrent => write!(out, "this is now the current MachineSet"),
+            Self::Acknowledge { machines } => {
+                write!(
+                    out,
+                    "acknowledge Machines {machines} moved from an old MachineSet"
+                )
+            }
+            Self::AlignToDeployment => write!(
+                out,
+                "scale down to align MachineSet spec.replicas to MachineDeployment spec.replicas"
+            ),
+            Self::BelowMax {
+                current,
+                replicas,
+                max_surge,
+            } => {
+                write!(
+                    out,
+                    "{current} current Machines < {replicas} MachineDeployment spec.replicas"
+                )?;
+                max_surge.map_or(Ok(()), |surge| write!(out, " + {surge} maxSurge"))
+            }
+            Self::AvailableAboveMinimum { available, minimum } => {
+                write!(
+                    out,
+                    "{available} available replicas > {minimum} minimum available replicas"
+                )
+            }
+            Self::AlignOrRemoveUnavailable => write!(
+                out,
+                "scale down to align to existing Machines or scale down by removing unavailable \
+                 replicas (and no available replicas exist on the MachineSet)"
+            ),
+            Self::AlignToExisting => write!(out, "scale down to align to existing Machines"),
+            Self::MoveTo { machine_set } => {
+                write!(
+                    out,
+                    "should scale down by moving Machines to MachineSet {machine_set}"
+                )
+            }
+            Self::SurgeAllowed => {
+                write!(
+                    out,
+                    "surge 1 allowed to create availability for in-place updates"
+                )
+            }
+            Self::SurgeDropped { surge } => {
+                write!(out, "surge {surge} dropped to prioritize in-place updates")
+            }
+            Self::UnblockStuck { machine_set } => write!(
+                out,
+                "scaling down by 1 to unblock rollout stuck due to unavailable Machine on \
+                 {machine_set}"
+            ),
+        }
+    }
+}
+
+/// What an existing MachineSet should become.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MachineSetPlan {
+    /// What it is to the MachineDeployment.
+    pub role: Role,
+    /// `spec.replicas` before.
+    pub replicas_before: i64,
+    /// `spec.replicas` to write.
+    pub replicas: i64,
+    /// All annotations of this protocol to write; any other of its keys has to go.
+    pub annotations: BTreeMap<String, String>,
+    /// Why, in order and without repeats.
+    pub notes: Vec<Note>,
+}
+
+/// A MachineSet to create.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewMachineSet {
+    /// Its name, as given by the caller.
+    pub name: String,
+    /// Its `spec.replicas`.
+    pub replicas: i64,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// Why it is needed.
+    pub create_reason: String,
+    /// Why it has these replicas.
+    pub notes: Vec<Note>,
+}
+
+/// What should be written for a MachineDeployment now.
+///
+/// Write the current MachineSet first, then the old ones in their order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RolloutPlan {
+    /// The name of the current MachineSet, existing or to be created.
+    pub current: String,
+    /// The MachineSet to create first, if there is no current one.
+    pub create: Option<NewMachineSet>,
+    /// What every existing MachineSet should become.
+    pub machine_sets: BTreeMap<String, MachineSetPlan>,
+    /// Old MachineSets, oldest first.
+    pub old_in_order: Vec<String>,
+    /// `(old, new)` pairs that the extension has not been asked about. The plan took them as "no":
+    /// ask, add the answers and plan again before anything is written.
+    pub pairs_to_ask: BTreeSet<(String, String)>,
+    /// The MachineDeployment's revision.
+    pub revision: String,
+}
+
+impl RolloutPlan {
+    /// Nothing is left to ask: this plan may be written.
+    pub fn is_complete(&self) -> bool {
+        self.pairs_to_ask.is_empty()
+    }
+}
+
+/// Joins notes to the reason that events and logs give.
+pub fn reason(notes: &[Note]) -> String {
+    notes
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// Plans the next step of a MachineDeployment's rollout.
+pub fn plan(input: &PlanInput<'_>) -> RolloutPlan {
+    let mut planner = Planner::new(input);
+    match input.deployment.strategy {
+        Strategy::RollingUpdate { .. } => rolling_update::plan(&mut planner),
+        Strategy::OnDelete => on_delete::plan(&mut planner),
+    }
+    planner.finish()
+}
+
+/// What a MachineDeployment with `spec.paused: true` still writes: its MachineSets as they are,
+/// without the annotations of a move, which are dropped (`spec/capi.md` 3.3). It creates nothing.
+pub fn plan_paused(input: &PlanInput<'_>) -> RolloutPlan {
+    let mut plan = Planner::new(input).finish();
+    plan.create = None;
+    plan
+}
+
+/// A MachineSet while a plan is being made.
+#[derive(Debug, Clone)]
+pub(super) struct Draft {
+    pub(super) name: String,
+    pub(super) created_at: Timestamp,
+    pub(super) replicas_before: i64,
+    pub(super) spec: i64,
+    pub(super) status: i64,
+    pub(super) available: i64,
+    pub(super) up_to_date: i64,
+    pub(super) intent: Option<i64>,
+    pub(super) eligible: bool,
+    pub(super) annotations: BTreeMap<String, String>,
+    pub(super) notes: Vec<Note>,
+}
+
+impl Draft {
+    fn existing(set: &MachineSet, eligible: bool, shared: &BTreeMap<String, String>) -> Self {
+        let mut annotations = shared.clone();
+        if let Some(revision) = set.annotations.get(keys::REVISION) {
+            annotations.insert(keys::REVISION.to_owned(), revision.clone());
+        }
+        Self {
+            name: set.name.clone(),
+            created_at: set.created_at,
+            replicas_before: set.spec_replicas,
+            spec: set.spec_replicas,
+            status: set.status_replicas,
+            available: set.available_replicas,
+            up_to_date: set.up_to_date_replicas,
+            intent: None,
+            eligible,
+            annotations,
+            notes: Vec::new(),
+        }
+    }
+
+    fn created(name: &str, now: Timestamp, shared: &BTreeMap<String, String>) -> Self {
+        Self {
+            name: name.to_owned(),
+            created_at: now,
+            replicas_before: 0,
+            spec: 0,
+            status: 0,
+            available: 0,
+            up_to_date: 0,
+            intent: None,
+            eligible: false,
+            annotations: shared.clone(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// What `spec.replicas` will be, as far as is decided.
+    pub(super) fn intended(&self) -> i64 {
+        self.intent.unwrap_or(self.spec)
+    }
+
+    pub(super) fn note(&mut self, note: Note) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+}
+
+/// The plan in the making.
+pub(super) struct Planner<'a> {
+    pub(super) input: &'a PlanInput<'a>,
+    pub(super) fenceposts: Fenceposts,
+    pub(super) new: Draft,
+    pub(super) old: Vec<Draft>,
+    pub(super) pairs_to_ask: BTreeSet<(String, String)>,
+    create_reason: Option<String>,
+    revision: String,
+}
+
+impl<'a> Planner<'a> {
+    fn new(input: &'a PlanInput<'a>) -> Self {
+        let deployment = input.deployment;
+        let fenceposts = deployment.fenceposts();
+        let max = deployment.replicas.saturating_add(fenceposts.surge);
+        let shared = BTreeMap::from([
+            (
+                keys::DESIRED_REPLICAS.to_owned(),
+                deployment.replicas.to_string(),
+            ),
+            (keys::MAX_REPLICAS.to_owned(), max.to_string()),
+        ]);
+        let found = find_new_and_old(deployment, input.machine_sets, input.now);
+        let old_may_create = deployment.strategy != Strategy::OnDelete;
+        let mut old: Vec<Draft> = found
+            .old
+            .iter()
+            .map(|old| Draft::existing(&old.machine_set, old.eligible_for_in_place, &shared))
+            .collect();
+        for draft in &mut old {
+            let disabled = (!old_may_create).to_string();
+            draft
+                .annotations
+                .insert(keys::DISABLE_MACHINE_CREATE.to_owned(), disabled);
+        }
+
+        let (mut new, create_reason) = match &found.new {
+            Some(set) => (Draft::existing(set, false, &shared), None),
+            None => (
+                Draft::created(input.new_name, input.now, &shared),
+                Some(found.create_reason),
+            ),
+        };
+        let before = new.annotations.get(keys::REVISION).cloned();
+        let revision = next_revision(before.as_deref(), &old);
+        if create_reason.is_none() && before.as_deref() != Some(&revision) {
+            new.note(Note::NowCurrent);
+        }
+        new.annotations
+            .insert(keys::REVISION.to_owned(), revision.clone());
+        new.annotations
+            .insert(keys::DISABLE_MACHINE_CREATE.to_owned(), false.to_string());
+        Self {
+            input,
+            fenceposts,
+            new,
+            old,
+            pairs_to_ask: BTreeSet::new(),
+            create_reason,
+            revision,
+        }
+    }
+
+    pub(super) fn replicas(&self) -> i64 {
+        self.input.deployment.replicas
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &Draft> {
+        self.old.iter().chain([&self.new])
+    }
+
+    /// Old MachineSets shrink oldest first; names break ties.
+    pub(super) fn sort_old_by_age(&mut self) {
+        self.old
+            .sort_by(|a, b| (a.created_at, &a.name).cmp(&(b.created_at, &b.name)));
+    }
+
+    /// Sets the current MachineSet's replicas: down to the MachineDeployment's, or up as far as
+    /// the machines that exist or are asked for leave room (`spec/capi.md` 3.3 B).
+    pub(super) fn reconcile_new_machine_set(&mut self) {
+        let replicas = self.replicas();
+        if self.new.spec == replicas {
+            return;
+        }
+        if self.new.spec > replicas {
+            self.new.intent = Some(replicas);
+            self.new.note(Note::AlignToDeployment);
+            return;
+        }
+        let current: i64 = self.all().map(|set| set.spec.max(set.status)).sum();
+        let max = replicas.saturating_add(self.fenceposts.surge);
+        if current >= max {
+            return;
+        }
+        let up = (max - current).min(replicas - self.new.spec);
+        let max_surge = match self.input.deployment.strategy {
+            Strategy::RollingUpdate { .. } => Some(self.fenceposts.surge),
+            Strategy::OnDelete => None,
+        };
+        self.new.intent = Some(self.new.spec + up);
+        self.new.note(Note::BelowMax {
+            current,
+            replicas,
+            max_surge,
+        });
+    }
+
+    fn finish(mut self) -> RolloutPlan {
+        self.sort_old_by_age();
+        let old_in_order = self.old.iter().map(|old| old.name.clone()).collect();
+        let current = self.new.name.clone();
+        let finished = |draft: Draft, role: Role| MachineSetPlan {
+            role,
+            replicas_before: draft.replicas_before,
+            replicas: draft.intended(),
+            annotations: draft.annotations,
+            notes: draft.notes,
+        };
+        let mut machine_sets: BTreeMap<String, MachineSetPlan> = self
+            .old
+            .into_iter()
+            .map(|draft| (draft.name.clone(), finished(draft, Role::Old)))
+            .collect();
+        let mut create = None;
+        match self.create_reason {
+            Some(create_reason) => {
+                create = Some(NewMachineSet {
+                    name: current.clone(),
+                    replicas: self.new.intended(),
+                    annotations: self.new.annotations,
+                    create_reason,
+                    notes: self.new.notes,
+                });
+            }
+            None => {
+                machine_sets.insert(current.clone(), finished(self.new, Role::Current));
+            }
+        }
+        RolloutPlan {
+            current,
+            create,
+            machine_sets,
+            old_in_order,
+            pairs_to_ask: self.pairs_to_ask,
+            revision: self.revision,
+        }
+    }
+}
+
+/// The current MachineSet's revision is above every other's, so that the history shows the order
+/// in which they became current.
+fn next_revision(before: Option<&str>, old: &[Draft]) -> String {
+    let number = |text: &String| text.parse::<i64>().ok();
+    let highest = old
+        .iter()
+        .filter_map(|draft| draft.annotations.get(keys::REVISION))
+        .filter_map(number);
+    let next = highest.max().unwrap_or(0).saturating_add(1);
+    match before.and_then(|text| text.parse::<i64>().ok()) {
+        Some(own) if own >= next => own.to_string(),
+        _ => next.to_string(),
+    }
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -1,0 +1,338 @@
+//! The snapshot that every rollout decision is made of: plain data, no client types.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::keys;
+
+/// A count, or a share of the replicas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum IntOrPercent {
+    /// A number of machines.
+    Int(i64),
+    /// A percentage of the replicas.
+    Percent(i64),
+}
+
+/// Says what is wrong with a value that is neither a count nor a percentage.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("got {0:?}, want a number of machines or a percentage such as \"25%\"")]
+pub struct ParseIntOrPercentError(pub String);
+
+impl IntOrPercent {
+    /// The number of machines that this is of `total`, rounded up.
+    pub fn rounded_up(self, total: i64) -> i64 {
+        match self {
+            Self::Int(count) => count,
+            Self::Percent(percent) => {
+                let parts = percent.saturating_mul(total);
+                parts.div_euclid(100) + i64::from(parts.rem_euclid(100) != 0)
+            }
+        }
+    }
+
+    /// The number of machines that this is of `total`, rounded down.
+    pub fn rounded_down(self, total: i64) -> i64 {
+        match self {
+            Self::Int(count) => count,
+            Self::Percent(percent) => percent.saturating_mul(total).div_euclid(100),
+        }
+    }
+}
+
+impl TryFrom<&Value> for IntOrPercent {
+    type Error = ParseIntOrPercentError;
+
+    /// Reads a field that is a number or a string.
+    fn try_from(value: &Value) -> Result<Self, Self::Error> {
+        match value {
+            Value::String(text) => text.parse(),
+            other => other.to_string().parse(),
+        }
+    }
+}
+
+impl FromStr for IntOrPercent {
+    type Err = ParseIntOrPercentError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (digits, percent) = match text.strip_suffix('%') {
+            Some(digits) => (digits, true),
+            None => (text, false),
+        };
+        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(ParseIntOrPercentError(text.to_owned()));
+        }
+        let number: u32 = digits
+            .parse()
+            .map_err(|_| ParseIntOrPercentError(text.to_owned()))?;
+        let number = i64::from(number);
+        Ok(if percent {
+            Self::Percent(number)
+        } else {
+            Self::Int(number)
+        })
+    }
+}
+
+impl fmt::Display for IntOrPercent {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Int(count) => write!(out, "{count}"),
+            Self::Percent(percent) => write!(out, "{percent}%"),
+        }
+    }
+}
+
+/// How a MachineDeployment rolls out a change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Strategy {
+    /// The controller replaces or updates machines by itself.
+    RollingUpdate {
+        /// How many machines may exist beyond the replicas.
+        max_surge: IntOrPercent,
+        /// How many machines may be missing from the replicas.
+        max_unavailable: IntOrPercent,
+    },
+    /// Machines are renewed when a user deletes them; never in place.
+    OnDelete,
+}
+
+/// How far a rollout may go above and below the replicas, in machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Fenceposts {
+    /// Machines that may exist beyond the replicas.
+    pub surge: i64,
+    /// Machines that may be unavailable.
+    pub unavailable: i64,
+}
+
+impl Strategy {
+    /// The rolling update with these two limits.
+    pub fn rolling_update(max_surge: IntOrPercent, max_unavailable: IntOrPercent) -> Self {
+        Self::RollingUpdate {
+            max_surge,
+            max_unavailable,
+        }
+    }
+
+    /// The limits in machines: surge rounded up, unavailable rounded down; if both are 0 one
+    /// machine may be unavailable, otherwise nothing could ever move (`spec/capi.md` 3.3).
+    pub fn fenceposts(&self, replicas: i64) -> Fenceposts {
+        let Self::RollingUpdate {
+            max_surge,
+            max_unavailable,
+        } = self
+        else {
+            return Fenceposts::default();
+        };
+        let surge = max_surge.rounded_up(replicas);
+        let unavailable = match max_unavailable.rounded_down(replicas) {
+            0 if surge == 0 => 1,
+            unavailable => unavailable,
+        };
+        Fenceposts {
+            surge,
+            unavailable: unavailable.min(replicas).max(0),
+        }
+    }
+}
+
+/// The fields of a machine template that decide whether a rollout is needed.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Template {
+    /// `spec.version`.
+    pub version: String,
+    /// `spec.bootstrap`, whole.
+    pub bootstrap: Value,
+    /// `spec.infrastructureRef`.
+    pub infrastructure_ref: Value,
+    /// `spec.failureDomain`.
+    pub failure_domain: String,
+}
+
+/// A MachineDeployment as the planner sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MachineDeployment {
+    /// Its name.
+    pub name: String,
+    /// `spec.replicas`.
+    pub replicas: i64,
+    /// `spec.rollout.strategy`.
+    pub strategy: Strategy,
+    /// `spec.template.spec`.
+    pub template: Template,
+    /// `spec.rollout.after`: machines created before it are renewed once it has passed.
+    pub rollout_after: Option<Timestamp>,
+}
+
+impl MachineDeployment {
+    /// Its limits in machines.
+    pub fn fenceposts(&self) -> Fenceposts {
+        self.strategy.fenceposts(self.replicas)
+    }
+}
+
+/// A MachineSet as the planner and its own controller see it.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct MachineSet {
+    /// Its name.
+    pub name: String,
+    /// When it was created: old MachineSets shrink in this order.
+    pub created_at: Timestamp,
+    /// `spec.replicas`.
+    pub spec_replicas: i64,
+    /// `status.replicas`.
+    pub status_replicas: i64,
+    /// `status.availableReplicas`.
+    pub available_replicas: i64,
+    /// `status.upToDateReplicas`.
+    pub up_to_date_replicas: i64,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// `spec.template.spec`.
+    pub template: Template,
+}
+
+impl MachineSet {
+    /// The value of an annotation that is set and not empty.
+    pub fn annotation(&self, key: &str) -> Option<&str> {
+        self.annotations
+            .get(key)
+            .map(String::as_str)
+            .filter(|value| !value.is_empty())
+    }
+
+    /// Whether it takes machines from any other MachineSet.
+    pub fn receives_machines(&self) -> bool {
+        self.annotation(keys::RECEIVE_MACHINES).is_some()
+    }
+
+    /// The machines that its MachineDeployment has counted after a move.
+    pub fn acknowledged_machines(&self) -> impl Iterator<Item = &str> {
+        keys::split_list(self.annotation(keys::ACKNOWLEDGED_MOVE).unwrap_or_default())
+    }
+}
+
+/// A Machine of a MachineDeployment.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent facts, not a state"
+)]
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Machine {
+    /// Its name.
+    pub name: String,
+    /// The MachineSet that controls it.
+    pub owner: String,
+    /// When it was created.
+    pub created_at: Timestamp,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// It has a deletionTimestamp.
+    pub deleting: bool,
+    /// `status.nodeRef` is set.
+    pub has_node: bool,
+    /// It counts as unhealthy when machines are picked for deletion.
+    pub unhealthy: bool,
+    /// A MachineHealthCheck failed and the owner has not remediated it yet.
+    pub needs_remediation: bool,
+}
+
+impl Machine {
+    /// Whether a hook is listed as pending.
+    pub fn has_pending_update_hook(&self) -> bool {
+        self.annotations
+            .get(keys::PENDING_HOOKS)
+            .is_some_and(|hooks| {
+                keys::split_list(hooks).any(|hook| hook.trim() == keys::UPDATE_MACHINE_HOOK)
+            })
+    }
+
+    /// Whether an in-place update of it has started and not ended.
+    pub fn is_updating(&self) -> bool {
+        self.annotations.contains_key(keys::UPDATE_IN_PROGRESS) || self.has_pending_update_hook()
+    }
+
+    /// Whether it was moved and is not counted by the MachineDeployment yet.
+    pub fn is_pending_acknowledge(&self) -> bool {
+        self.annotations
+            .contains_key(keys::PENDING_ACKNOWLEDGE_MOVE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn posts(surge: &str, unavailable: &str, replicas: i64) -> (i64, i64) {
+        let strategy =
+            Strategy::rolling_update(surge.parse().unwrap(), unavailable.parse().unwrap());
+        let posts = strategy.fenceposts(replicas);
+        (posts.surge, posts.unavailable)
+    }
+
+    #[test]
+    fn surge_rounds_up_and_unavailable_rounds_down() {
+        assert_eq!(posts("25%", "25%", 7), (2, 1));
+        assert_eq!(posts("30%", "20%", 10), (3, 2));
+        assert_eq!(posts("1%", "99%", 3), (1, 2));
+    }
+
+    #[test]
+    fn a_rollout_that_may_go_neither_up_nor_down_may_go_down_by_one() {
+        assert_eq!(posts("0", "0", 3), (0, 1));
+        assert_eq!(posts("0%", "25%", 3), (0, 1));
+    }
+
+    #[test]
+    fn unavailable_is_never_more_than_the_replicas() {
+        assert_eq!(posts("0", "10", 6), (0, 6));
+        assert_eq!(posts("0", "10", 0), (0, 0));
+        assert_eq!(posts("0", "0", 0), (0, 0));
+    }
+
+    #[test]
+    fn on_delete_has_no_room_at_all() {
+        assert_eq!(Strategy::OnDelete.fenceposts(5), Fenceposts::default());
+    }
+
+    #[test]
+    fn int_or_percent_reads_what_it_prints() {
+        for text in ["0", "3", "25%", "100%"] {
+            assert_eq!(text.parse::<IntOrPercent>().unwrap().to_string(), text);
+        }
+        for value in [serde_json::json!(2), serde_json::json!("2")] {
+            assert_eq!(IntOrPercent::try_from(&value), Ok(IntOrPercent::Int(2)));
+        }
+        assert!(IntOrPercent::try_from(&serde_json::json!({})).is_err());
+        for text in ["", "%", "-1", "1.5", "x", "99999999999"] {
+            assert!(
+                text.parse::<IntOrPercent>().is_err(),
+                "{text:?} was accepted"
+            );
+        }
+    }
+
+    #[test]
+    fn a_machine_is_updating_by_annotation_or_by_pending_hook() {
+        let mut machine = Machine::default();
+        assert!(!machine.is_updating());
+        machine
+            .annotations
+            .insert(keys::PENDING_HOOKS.into(), "A,UpdateMachine".into());
+        assert!(machine.is_updating());
+        machine
+            .annotations
+            .insert(keys::PENDING_HOOKS.into(), "A".into());
+        assert!(!machine.is_updating());
+        machine
+            .annotations
+            .insert(keys::UPDATE_IN_PROGRESS.into(), String::new());
+        assert!(machine.is_updating());
+    }
+}

@@ -1,0 +1,150 @@
+//! Patches and applies, each a value: what is written can be tested without a server.
+
+use std::fmt::Debug;
+
+use kube::{
+    Api, Resource,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+/// What a write did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The object is new.
+    Created,
+    /// It was there already.
+    Found,
+}
+
+/// Applies `body` to an object with our field manager, taking over fields of others.
+pub async fn apply<K>(api: &Api<K>, manager: &str, name: &str, body: &Value) -> kube::Result<K>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    api.patch(
+        name,
+        &PatchParams::apply(manager).force(),
+        &Patch::Apply(body),
+    )
+    .await
+}
+
+/// Applies `status` to an object's status with our field manager.
+pub async fn apply_status<K>(
+    api: &Api<K>,
+    manager: &str,
+    name: &str,
+    status: &impl Serialize,
+) -> kube::Result<K>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+{
+    let body = json!({
+        "apiVersion": K::api_version(&()),
+        "kind": K::kind(&()),
+        "metadata": { "name": name },
+        "status": status,
+    });
+    api.patch_status(
+        name,
+        &PatchParams::apply(manager).force(),
+        &Patch::Apply(&body),
+    )
+    .await
+}
+
+/// Replaces an object's status only if it still is what was read: a compare-and-swap by merge patch
+/// with the resourceVersion. A conflict comes back as the API's 409.
+pub async fn swap_status<K>(
+    api: &Api<K>,
+    name: &str,
+    resource_version: &str,
+    status: &Value,
+) -> kube::Result<K>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    let body = json!({ "metadata": { "resourceVersion": resource_version }, "status": status });
+    api.patch_status(name, &PatchParams::default(), &Patch::Merge(&body))
+        .await
+}
+
+/// Merges `body` into an object.
+pub async fn merge<K>(api: &Api<K>, name: &str, body: &Value) -> kube::Result<K>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    api.patch(name, &PatchParams::default(), &Patch::Merge(body))
+        .await
+}
+
+/// Sets (`Some`) or removes (`None`) annotations of an object.
+pub async fn annotate<K>(
+    api: &Api<K>,
+    name: &str,
+    annotations: &[(&str, Option<&str>)],
+) -> kube::Result<K>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    merge(api, name, &annotations_patch(annotations)).await
+}
+
+/// The merge patch that sets (`Some`) or removes (`None`) annotations.
+pub fn annotations_patch(annotations: &[(&str, Option<&str>)]) -> Value {
+    let map: serde_json::Map<String, Value> = annotations
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), value.map_or(Value::Null, Value::from)))
+        .collect();
+    json!({ "metadata": { "annotations": map } })
+}
+
+/// Creates an object, or reads the one that is there: the create is the compare-and-swap.
+pub async fn create_or_get<K>(api: &Api<K>, object: &K) -> kube::Result<(K, Outcome)>
+where
+    K: Resource + Clone + DeserializeOwned + Serialize + Debug,
+{
+    match api.create(&PostParams::default(), object).await {
+        Ok(created) => Ok((created, Outcome::Created)),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => {
+            let name = object.meta().name.clone().unwrap_or_default();
+            Ok((api.get(&name).await?, Outcome::Found))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the error is the API's 404.
+pub fn is_not_found(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.is_not_found())
+}
+
+/// Whether the error is the API's 409: somebody else wrote first.
+pub fn is_conflict(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.is_conflict())
+}
+
+/// Makes a missing object `None`.
+pub fn optional<K>(outcome: kube::Result<K>) -> kube::Result<Option<K>> {
+    match outcome {
+        Ok(object) => Ok(Some(object)),
+        Err(error) if is_not_found(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_annotation_without_value_is_removed() {
+        let patch = annotations_patch(&[("a", Some("1")), ("b", None)]);
+        assert_eq!(
+            patch,
+            json!({"metadata": {"annotations": {"a": "1", "b": null}}})
+        );
+    }
+}

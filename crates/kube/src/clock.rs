@@ -1,0 +1,98 @@
+//! The one source of time.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use tokio::time::Instant;
+
+/// Tells the time: the machine's own, or a simulated one that follows tokio's (paused) clock.
+///
+/// Cheap to copy. Everything that compares, stores or waits for a time takes it from here, so that
+/// production and simulation run the same code.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    simulated: Option<Simulated>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Simulated {
+    epoch: Timestamp,
+    started: Instant,
+}
+
+impl Clock {
+    /// The machine's own clock.
+    pub fn real() -> Self {
+        Self { simulated: None }
+    }
+
+    /// A clock that says `epoch` now and advances with tokio's clock.
+    #[expect(clippy::disallowed_methods, reason = "this is the one place")]
+    pub fn simulated(epoch: Timestamp) -> Self {
+        Self {
+            simulated: Some(Simulated {
+                epoch,
+                started: Instant::now(),
+            }),
+        }
+    }
+
+    /// The time, in whole microseconds.
+    #[expect(clippy::disallowed_methods, reason = "this is the one place")]
+    pub fn now(&self) -> Timestamp {
+        match self.simulated {
+            None => Timestamp::now(),
+            Some(Simulated { epoch, started }) => {
+                let elapsed = Instant::now().saturating_duration_since(started);
+                SignedDuration::try_from(elapsed)
+                    .ok()
+                    .and_then(|elapsed| epoch.checked_add(elapsed).ok())
+                    .unwrap_or(Timestamp::MAX)
+            }
+        }
+    }
+
+    /// The time, in whole seconds, as API objects carry it.
+    pub fn now_seconds(&self) -> Timestamp {
+        let now = self.now();
+        Timestamp::from_second(now.as_second()).unwrap_or(now)
+    }
+
+    /// Whether the time is a simulated one.
+    pub fn is_simulated(&self) -> bool {
+        self.simulated.is_some()
+    }
+
+    /// How long it is from now until `when`; zero if that is past.
+    pub fn until(&self, when: Timestamp) -> Duration {
+        Duration::try_from(when.duration_since(self.now())).unwrap_or(Duration::ZERO)
+    }
+
+    /// Waits until `when`.
+    pub async fn sleep_until(&self, when: Timestamp) {
+        tokio::time::sleep(self.until(when)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_simulated_clock_follows_the_paused_runtime() {
+        let epoch: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let clock = Clock::simulated(epoch);
+        tokio::time::sleep(Duration::from_secs(90)).await;
+        assert_eq!(clock.now_seconds().to_string(), "2026-01-01T00:01:30Z");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sleeping_until_a_past_time_returns_at_once() {
+        let epoch: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let clock = Clock::simulated(epoch);
+        clock
+            .sleep_until("2025-01-01T00:00:00Z".parse().unwrap())
+            .await;
+        assert_eq!(clock.now_seconds(), epoch);
+    }
+}

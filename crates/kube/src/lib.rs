@@ -1,0 +1,32 @@
+//! What every shell shares: clock, client stack, watches, events and TLS.
+//!
+//! | module | is for |
+//! |---|---|
+//! | [`clock`] | the one source of time |
+//! | [`net`] | dialling and listening, over TCP or in memory |
+//! | [`gate`] | the switch that every write of a process passes |
+//! | [`client`] | the one client stack |
+//! | [`workload`] | reaching workload clusters through their kubeconfig Secret |
+//! | [`store`] | one watch per kind: store and trigger from the same stream |
+//! | [`queue`] | reconcile keys: deduplicated, delayed, backed off |
+//! | [`apply`] | patches and applies, each a value |
+//! | [`events`] | events on state changes |
+//! | [`tls`] | certificates and server configuration with reload |
+//! | [`serve`] | HTTP over TLS over any stream |
+//!
+//! No decision is made here.
+
+pub mod apply;
+pub mod client;
+pub mod clock;
+pub mod events;
+pub mod gate;
+pub mod net;
+pub mod queue;
+pub mod serve;
+pub mod store;
+pub mod tls;
+pub mod workload;
+
+pub use clock::Clock;
+pub use store::{ObjectKey, Store};

@@ -1,0 +1,300 @@
+//! Dialling and listening, over TCP or in memory.
+//!
+//! In a simulation no socket leads outside the runtime: a paused clock jumps while a real socket
+//! waits. So the same TLS and HTTP run over in-memory streams there.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+};
+
+use crate::gate::{Fate, Gate};
+
+/// How much an in-memory stream holds before its writer waits.
+const STREAM_BYTES: usize = 256 * 1024;
+/// How many connections may wait to be accepted.
+const BACKLOG: usize = 1024;
+
+/// A byte stream between a client and a server.
+pub struct Stream {
+    inner: Inner,
+    gate: Option<Arc<dyn Gate>>,
+}
+
+enum Inner {
+    Tcp(TcpStream),
+    Memory(DuplexStream),
+}
+
+impl Stream {
+    fn memory(inner: DuplexStream, gate: Option<Arc<dyn Gate>>) -> Self {
+        Self {
+            inner: Inner::Memory(inner),
+            gate,
+        }
+    }
+
+    fn dead(&self) -> bool {
+        self.gate
+            .as_ref()
+            .is_some_and(|gate| gate.fate() == Fate::Dead)
+    }
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Stream")
+    }
+}
+
+fn gone() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::ConnectionReset,
+        "the process at the other end is gone",
+    )
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.dead() {
+            return Poll::Ready(Err(gone()));
+        }
+        match &mut self.inner {
+            Inner::Tcp(s) => Pin::new(s).poll_read(cx, buf),
+            Inner::Memory(s) => Pin::new(s).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.dead() {
+            return Poll::Ready(Err(gone()));
+        }
+        match &mut self.inner {
+            Inner::Tcp(s) => Pin::new(s).poll_write(cx, data),
+            Inner::Memory(s) => Pin::new(s).poll_write(cx, data),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.inner {
+            Inner::Tcp(s) => Pin::new(s).poll_flush(cx),
+            Inner::Memory(s) => Pin::new(s).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.inner {
+            Inner::Tcp(s) => Pin::new(s).poll_shutdown(cx),
+            Inner::Memory(s) => Pin::new(s).poll_shutdown(cx),
+        }
+    }
+}
+
+/// Opens streams to `host:port`.
+#[derive(Clone)]
+pub enum Dialer {
+    /// Over TCP.
+    Tcp,
+    /// To listeners of a [`MemoryNetwork`], for one incarnation of a process: when its gate says
+    /// it is dead, both ends of all its streams fail.
+    Memory(MemoryNetwork, Arc<dyn Gate>),
+}
+
+impl std::fmt::Debug for Dialer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "Dialer::Tcp",
+            Self::Memory(..) => "Dialer::Memory",
+        })
+    }
+}
+
+impl Dialer {
+    /// Opens a stream.
+    pub async fn dial(&self, host: &str, port: u16) -> io::Result<Stream> {
+        match self {
+            Self::Tcp => {
+                let stream = TcpStream::connect((host, port)).await?;
+                stream.set_nodelay(true)?;
+                Ok(Stream {
+                    inner: Inner::Tcp(stream),
+                    gate: None,
+                })
+            }
+            Self::Memory(network, gate) => network.dial(host, port, gate).await,
+        }
+    }
+}
+
+/// Listeners by `host:port`, inside one process.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryNetwork(Arc<Mutex<BTreeMap<String, mpsc::Sender<Stream>>>>);
+
+impl MemoryNetwork {
+    /// Listens at `host:port`; an earlier listener there is replaced.
+    pub fn listen(&self, host: &str, port: u16) -> Listener {
+        let (sender, receiver) = mpsc::channel(BACKLOG);
+        self.lock().insert(format!("{host}:{port}"), sender);
+        Listener(ListenerInner::Memory(receiver))
+    }
+
+    /// Ends listening at `host:port`: connections are refused from now on.
+    pub fn close(&self, host: &str, port: u16) {
+        self.lock().remove(&format!("{host}:{port}"));
+    }
+
+    async fn dial(&self, host: &str, port: u16, gate: &Arc<dyn Gate>) -> io::Result<Stream> {
+        let refused = || {
+            io::Error::new(
+                io::ErrorKind::ConnectionRefused,
+                format!("nobody listens at {host}:{port}"),
+            )
+        };
+        let sender = self
+            .lock()
+            .get(&format!("{host}:{port}"))
+            .cloned()
+            .ok_or_else(refused)?;
+        let (near, far) = tokio::io::duplex(STREAM_BYTES);
+        sender
+            .send(Stream::memory(far, Some(gate.clone())))
+            .await
+            .map_err(|_| refused())?;
+        Ok(Stream::memory(near, Some(gate.clone())))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, mpsc::Sender<Stream>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Accepts streams.
+#[derive(Debug)]
+pub struct Listener(ListenerInner);
+
+#[derive(Debug)]
+enum ListenerInner {
+    Tcp(TcpListener),
+    Memory(mpsc::Receiver<Stream>),
+}
+
+impl Listener {
+    /// Listens on TCP.
+    pub async fn tcp(address: std::net::SocketAddr) -> io::Result<Self> {
+        Ok(Self(ListenerInner::Tcp(TcpListener::bind(address).await?)))
+    }
+
+    /// The address, where the listener is on TCP.
+    pub fn local_addr(&self) -> Option<std::net::SocketAddr> {
+        match &self.0 {
+            ListenerInner::Tcp(listener) => listener.local_addr().ok(),
+            ListenerInner::Memory(_) => None,
+        }
+    }
+
+    /// Waits for the next stream; `None` once nobody can dial any more.
+    pub async fn accept(&mut self) -> Option<io::Result<Stream>> {
+        match &mut self.0 {
+            ListenerInner::Tcp(listener) => {
+                Some(listener.accept().await.and_then(|(stream, _)| {
+                    stream.set_nodelay(true)?;
+                    Ok(Stream {
+                        inner: Inner::Tcp(stream),
+                        gate: None,
+                    })
+                }))
+            }
+            ListenerInner::Memory(receiver) => receiver.recv().await.map(Ok),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+    use crate::gate::{Effect, Open};
+
+    struct Switch(AtomicBool);
+
+    impl Gate for Switch {
+        fn before(&self, _: &Effect) -> Fate {
+            self.fate()
+        }
+        fn after(&self, _: &Effect) -> Fate {
+            self.fate()
+        }
+        fn fate(&self) -> Fate {
+            if self.0.load(Ordering::SeqCst) {
+                Fate::Dead
+            } else {
+                Fate::Alive
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn bytes_pass_between_both_ends() {
+        let network = MemoryNetwork::default();
+        let mut listener = network.listen("api", 6443);
+        let mut near = Dialer::Memory(network, Arc::new(Open))
+            .dial("api", 6443)
+            .await
+            .unwrap();
+        near.write_all(b"hello").await.unwrap();
+        let mut far = listener.accept().await.unwrap().unwrap();
+        let mut text = [0; 5];
+        far.read_exact(&mut text).await.unwrap();
+        assert_eq!(&text, b"hello");
+    }
+
+    #[tokio::test]
+    async fn dialling_where_nobody_listens_is_refused() {
+        let error = Dialer::Memory(MemoryNetwork::default(), Arc::new(Open))
+            .dial("api", 1)
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[tokio::test]
+    async fn what_a_killed_process_wrote_is_never_read() {
+        let network = MemoryNetwork::default();
+        let mut listener = network.listen("api", 6443);
+        let switch = Arc::new(Switch(AtomicBool::new(false)));
+        let mut near = Dialer::Memory(network, switch.clone())
+            .dial("api", 6443)
+            .await
+            .unwrap();
+        near.write_all(b"DELETE everything").await.unwrap();
+        switch.0.store(true, Ordering::SeqCst);
+        let mut far = listener.accept().await.unwrap().unwrap();
+        let mut text = [0; 5];
+        assert_eq!(
+            far.read(&mut text).await.unwrap_err().kind(),
+            io::ErrorKind::ConnectionReset
+        );
+    }
+}

@@ -1,0 +1,338 @@
+//! Certificates and server configuration with reload.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use jiff::Timestamp;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, SanType,
+};
+use rustls::{
+    RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier},
+    sign::CertifiedKey,
+};
+
+/// Why a certificate or key cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// The PEM text holds no certificate or key.
+    #[error("{what} is not usable PEM: {reason}")]
+    Pem {
+        /// What was read.
+        what: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Making a certificate failed.
+    #[error("the certificate for {name} could not be made: {source}")]
+    Issue {
+        /// Subject.
+        name: String,
+        /// What is wrong.
+        source: rcgen::Error,
+    },
+    /// rustls refuses the material.
+    #[error("rustls refuses the {what}: {reason}")]
+    Rustls {
+        /// What it refuses.
+        what: &'static str,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A certificate and its key, as PEM.
+#[derive(Clone)]
+pub struct KeyAndCert {
+    /// PEM of the certificate.
+    pub cert_pem: String,
+    /// PEM of the key. A secret.
+    pub key_pem: String,
+}
+
+impl std::fmt::Debug for KeyAndCert {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KeyAndCert").finish_non_exhaustive()
+    }
+}
+
+/// From when until when a certificate is good.
+#[derive(Clone, Copy, Debug)]
+pub struct Validity {
+    /// Not before.
+    pub from: Timestamp,
+    /// Not after.
+    pub until: Timestamp,
+}
+
+impl Validity {
+    fn set(self, params: &mut CertificateParams) {
+        let ymd = |t: Timestamp| {
+            let date = t.to_zoned(jiff::tz::TimeZone::UTC).date();
+            let month = u8::try_from(date.month()).expect("a month is between 1 and 12");
+            let day = u8::try_from(date.day()).expect("a day is between 1 and 31");
+            rcgen::date_time_ymd(i32::from(date.year()), month, day)
+        };
+        params.not_before = ymd(self.from);
+        params.not_after = ymd(self.until);
+    }
+}
+
+/// A certificate authority that issues server and client certificates.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    material: KeyAndCert,
+}
+
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Authority").finish_non_exhaustive()
+    }
+}
+
+impl Authority {
+    /// Makes a new authority.
+    pub fn new(name: &str, validity: Validity) -> Result<Self, TlsError> {
+        let issue = |source| TlsError::Issue {
+            name: name.to_owned(),
+            source,
+        };
+        let key = KeyPair::generate().map_err(issue)?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name = common_name(name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![
+            KeyUsagePurpose::KeyCertSign,
+            KeyUsagePurpose::DigitalSignature,
+        ];
+        validity.set(&mut params);
+        let cert = params.self_signed(&key).map_err(issue)?;
+        let material = KeyAndCert {
+            cert_pem: cert.pem(),
+            key_pem: key.serialize_pem(),
+        };
+        Ok(Self {
+            issuer: Issuer::new(params, key),
+            material,
+        })
+    }
+
+    /// Takes up an authority that was made before.
+    pub fn from_pem(material: KeyAndCert) -> Result<Self, TlsError> {
+        let issue = |source| TlsError::Issue {
+            name: "a stored authority".to_owned(),
+            source,
+        };
+        let key = KeyPair::from_pem(&material.key_pem).map_err(issue)?;
+        let issuer = Issuer::from_ca_cert_pem(&material.cert_pem, key).map_err(issue)?;
+        Ok(Self { issuer, material })
+    }
+
+    /// The authority's own certificate and key.
+    pub fn material(&self) -> &KeyAndCert {
+        &self.material
+    }
+
+    /// Issues a server certificate for these host names and addresses.
+    pub fn server(&self, names: &[&str], validity: Validity) -> Result<KeyAndCert, TlsError> {
+        let name = names.first().copied().unwrap_or("server");
+        self.issue(name, names, ExtendedKeyUsagePurpose::ServerAuth, validity)
+    }
+
+    /// Issues a client certificate with this common name.
+    pub fn client(&self, name: &str, validity: Validity) -> Result<KeyAndCert, TlsError> {
+        self.issue(name, &[], ExtendedKeyUsagePurpose::ClientAuth, validity)
+    }
+
+    fn issue(
+        &self,
+        name: &str,
+        hosts: &[&str],
+        usage: ExtendedKeyUsagePurpose,
+        validity: Validity,
+    ) -> Result<KeyAndCert, TlsError> {
+        let issue = |source| TlsError::Issue {
+            name: name.to_owned(),
+            source,
+        };
+        let key = KeyPair::generate().map_err(issue)?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name = common_name(name);
+        params.extended_key_usages = vec![usage];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        for host in hosts {
+            params.subject_alt_names.push(match host.parse() {
+                Ok(address) => SanType::IpAddress(address),
+                Err(_) => SanType::DnsName((*host).try_into().map_err(issue)?),
+            });
+        }
+        validity.set(&mut params);
+        let cert = params.signed_by(&key, &self.issuer).map_err(issue)?;
+        Ok(KeyAndCert {
+            cert_pem: cert.pem(),
+            key_pem: key.serialize_pem(),
+        })
+    }
+}
+
+fn common_name(name: &str) -> DistinguishedName {
+    let mut dn = DistinguishedName::new();
+    dn.push(DnType::CommonName, name);
+    dn
+}
+
+/// The certificate that a server shows; it may be exchanged while the server runs.
+#[derive(Debug)]
+pub struct ReloadableCert(ArcSwap<CertifiedKey>);
+
+impl ReloadableCert {
+    /// Starts with this certificate.
+    pub fn new(material: &KeyAndCert) -> Result<Arc<Self>, TlsError> {
+        Ok(Arc::new(Self(ArcSwap::from_pointee(certified(material)?))))
+    }
+
+    /// Shows this certificate from the next handshake on. A bad one changes nothing.
+    pub fn reload(&self, material: &KeyAndCert) -> Result<(), TlsError> {
+        self.0.store(Arc::new(certified(material)?));
+        Ok(())
+    }
+}
+
+impl ResolvesServerCert for ReloadableCert {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.load_full())
+    }
+}
+
+fn certified(material: &KeyAndCert) -> Result<CertifiedKey, TlsError> {
+    let chain = certificates(material.cert_pem.as_bytes(), "the server certificate")?;
+    let key =
+        PrivateKeyDer::from_pem_slice(material.key_pem.as_bytes()).map_err(|e| TlsError::Pem {
+            what: "the server key",
+            reason: e.to_string(),
+        })?;
+    CertifiedKey::from_der(chain, key, &ring::default_provider()).map_err(|e| TlsError::Rustls {
+        what: "server certificate",
+        reason: e.to_string(),
+    })
+}
+
+fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let chain = CertificateDer::pem_slice_iter(pem)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|e| TlsError::Pem {
+            what,
+            reason: e.to_string(),
+        })?;
+    if chain.is_empty() {
+        return Err(TlsError::Pem {
+            what,
+            reason: "no certificate in it".to_owned(),
+        });
+    }
+    Ok(chain)
+}
+
+fn roots(pem: &[u8], what: &'static str) -> Result<RootCertStore, TlsError> {
+    let mut store = RootCertStore::empty();
+    for cert in certificates(pem, what)? {
+        store.add(cert).map_err(|e| TlsError::Rustls {
+            what,
+            reason: e.to_string(),
+        })?;
+    }
+    Ok(store)
+}
+
+/// The server configuration of production: TLS 1.2 or newer, HTTP/2 and 1.1, client certificates
+/// required where a client CA is given (`spec/capi.md 1.2`).
+pub fn server_config(
+    cert: Arc<ReloadableCert>,
+    client_ca_pem: Option<&[u8]>,
+) -> Result<Arc<rustls::ServerConfig>, TlsError> {
+    let refused = |e: &dyn std::fmt::Display| TlsError::Rustls {
+        what: "server configuration",
+        reason: e.to_string(),
+    };
+    let provider = Arc::new(ring::default_provider());
+    let builder = rustls::ServerConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|e| refused(&e))?;
+    let builder = match client_ca_pem {
+        None => builder.with_no_client_auth(),
+        Some(pem) => {
+            let roots = Arc::new(roots(pem, "the client CA")?);
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider)
+                .build()
+                .map_err(|e| refused(&e))?;
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    let mut config = builder.with_cert_resolver(cert);
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// A client configuration that trusts the given PEM bundle, and nothing else.
+pub fn client_config(ca_pem: &[u8]) -> Result<rustls::ClientConfig, TlsError> {
+    let roots = roots(ca_pem, "the CA bundle")?;
+    rustls::ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|e| TlsError::Rustls {
+            what: "client configuration",
+            reason: e.to_string(),
+        })
+        .map(|builder| builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+/// Installs the process's crypto provider; a second call changes nothing.
+pub fn install_provider() {
+    // Err means that one is installed already, which is what we want.
+    let _ = ring::default_provider().install_default();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn validity() -> Validity {
+        Validity {
+            from: "2020-01-01T00:00:00Z".parse().unwrap(),
+            until: "2120-01-01T00:00:00Z".parse().unwrap(),
+        }
+    }
+
+    #[test]
+    fn an_authority_read_back_issues_what_its_certificate_vouches_for() {
+        let made = Authority::new("test", validity()).unwrap();
+        let again = Authority::from_pem(made.material().clone()).unwrap();
+        let server = again
+            .server(&["localhost", "127.0.0.1"], validity())
+            .unwrap();
+        assert!(ReloadableCert::new(&server).is_ok());
+        assert!(client_config(made.material().cert_pem.as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn rubbish_is_refused_and_the_old_certificate_stays() {
+        let authority = Authority::new("test", validity()).unwrap();
+        let good = authority.server(&["localhost"], validity()).unwrap();
+        let cert = ReloadableCert::new(&good).unwrap();
+        let bad = KeyAndCert {
+            cert_pem: "nothing".into(),
+            key_pem: "nothing".into(),
+        };
+        assert!(cert.reload(&bad).is_err());
+        assert_eq!(cert.0.load().cert.len(), 1);
+    }
+
+    #[test]
+    fn keys_do_not_show_in_debug_output() {
+        let authority = Authority::new("test", validity()).unwrap();
+        assert!(!format!("{:?}", authority.material()).contains("PRIVATE"));
+    }
+}
