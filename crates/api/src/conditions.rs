@@ -40,22 +40,19 @@ pub fn set(
         observed_generation,
         last_transition_time: since,
     };
-    match conditions.iter_mut().find(|c| c.type_ == type_) {
-        Some(old) => {
-            let since = if old.status == status {
-                old.last_transition_time.clone()
-            } else {
-                Time(now)
-            };
-            let new = next(since);
-            let changed = *old != new;
-            *old = new;
-            changed
-        }
-        None => {
-            conditions.push(next(Time(now)));
-            true
-        }
+    if let Some(old) = conditions.iter_mut().find(|c| c.type_ == type_) {
+        let since = if old.status == status {
+            old.last_transition_time.clone()
+        } else {
+            Time(now)
+        };
+        let new = next(since);
+        let changed = *old != new;
+        *old = new;
+        changed
+    } else {
+        conditions.push(next(Time(now)));
+        true
     }
 }
 

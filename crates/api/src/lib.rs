@@ -12,6 +12,10 @@
 //! | [`conditions`] | condition types, reasons and how one is set |
 
 #![expect(
+    clippy::duplicated_attributes,
+    reason = "several printer columns of one kind share their type"
+)]
+#![expect(
     unreachable_pub,
     reason = "kube's KubeSchema derive repeats each struct in a private scope"
 )]

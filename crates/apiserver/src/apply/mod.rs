@@ -1,0 +1,229 @@
+//! Who owns which field: server-side apply, and the bookkeeping of every other write
+//!
+//! Objects are whole JSON values with their `metadata.managedFields`. Nothing here reads a clock or
+//! a store; the caller compares the answer with what it had to see a write that changes nothing.
+
+mod diff;
+mod fields_v1;
+mod managers;
+mod merge;
+mod path_set;
+mod update;
+
+#[cfg(test)]
+mod list_tests;
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod update_tests;
+
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value};
+
+use crate::schema::{Schema, drop_nulls};
+use managers::{Entry, Managers, Operation, Writer};
+use path_set::PathSet;
+
+pub use update::track_update;
+
+/// The manager that stands for everything that was there before anybody applied
+const BEFORE_FIRST_APPLY: &str = "before-first-apply";
+
+/// Fields of `metadata` that the server writes: nobody owns them, and an apply cannot set them
+const SERVER_METADATA: [&str; 8] = [
+    "creationTimestamp",
+    "deletionGracePeriodSeconds",
+    "deletionTimestamp",
+    "generation",
+    "managedFields",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+];
+
+/// One apply: what there is, what is wanted, and by whom
+#[derive(Debug, Clone, Copy)]
+pub struct ApplyRequest<'a> {
+    /// The stored object; None creates it
+    pub live: Option<&'a Value>,
+    /// The applied configuration
+    pub config: &'a Value,
+    /// The field manager
+    pub manager: &'a str,
+    /// Takes fields that others own
+    pub force: bool,
+    /// Empty, or `status`
+    pub subresource: &'a str,
+    /// The version that the request came in
+    pub api_version: &'a str,
+    /// The time of the request
+    pub now: jiff::Timestamp,
+    /// The kind's schema
+    pub schema: &'a Schema,
+}
+
+/// Another manager's field that the configuration would change
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Conflict {
+    /// The other manager's name
+    pub manager: String,
+    /// The field, for example `.spec.replicas`
+    pub field: String,
+    /// What a Status cause says: `conflict with "name" using v1`
+    pub message: String,
+}
+
+/// Says why an apply is refused
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ApplyError {
+    /// Others own fields that the configuration would change, sorted by manager and field
+    #[error("{}", conflict_message(.0))]
+    Conflicts(Vec<Conflict>),
+    /// The configuration cannot be merged
+    #[error("{0}")]
+    Invalid(String),
+}
+
+/// Merges a configuration into the live object and returns it with its `managedFields`
+///
+/// Fields that the manager applied before and no longer does leave the object unless somebody else
+/// owns them. Metadata that the server writes is ignored in the configuration. When nothing
+/// changes, the answer equals the live object, times included. The caller fills in defaults and
+/// validates afterwards.
+pub fn apply(r: ApplyRequest<'_>) -> Result<Value, ApplyError> {
+    let node = r.schema.root();
+    let config = prepare_config(&r)?;
+    let applied = owned_by_request(merge::applied_fields(&config, node), r.subresource);
+    let before = Managers::of_object(r.live);
+    let mut managers = before.clone();
+    if let Some(live) = r.live.filter(|_| managers.is_empty()) {
+        remember_before_first_apply(&mut managers, live, &r);
+    }
+    let me = Writer::apply(r.manager, r.subresource);
+    let last = managers.set_of(&me).cloned().unwrap_or_default();
+    managers.insert(
+        me.clone(),
+        Entry {
+            api_version: r.api_version.to_owned(),
+            time: managers.time_of(&me),
+            set: applied,
+        },
+    );
+
+    let mut merged = r.live.cloned().unwrap_or_else(|| Value::Object(Map::new()));
+    managers::take_managed_fields(&mut merged);
+    merge::merge(&mut merged, &config, node)?;
+    if !last.is_empty() {
+        merge::remove_abandoned(&mut merged, node, &last, &managers.union());
+    }
+
+    let mut changes = diff::diff(r.live, &merged, node);
+    let mut touched = std::mem::take(&mut changes.modified);
+    touched.merge(changes.added);
+    touched.strip_unowned();
+    let conflicts = managers.conflicts(&me, &touched);
+    if !conflicts.is_empty() && !r.force {
+        return Err(ApplyError::Conflicts(conflicts));
+    }
+    managers.take_from_others(&me, &touched);
+    managers.take_from_others(&me, &changes.removed);
+    managers.drop_empty();
+
+    if let Some(live) = r.live
+        && managers == before
+        && managers::without_managed_fields(live) == merged
+    {
+        return Ok(live.clone());
+    }
+    managers.stamp(&me, r.now);
+    managers.write_to(&mut merged);
+    Ok(merged)
+}
+
+/// The configuration without what an apply cannot set: nulls of fields that may not be null,
+/// metadata of the server's, and what another endpoint owns
+fn prepare_config(r: &ApplyRequest<'_>) -> Result<Value, ApplyError> {
+    let Value::Object(fields) = r.config else {
+        return Err(ApplyError::Invalid(
+            "the applied configuration must be an object".to_owned(),
+        ));
+    };
+    let managed = r
+        .config
+        .pointer("/metadata/managedFields")
+        .and_then(Value::as_array);
+    if managed.is_some_and(|entries| !entries.is_empty()) {
+        return Err(ApplyError::Invalid(
+            "metadata.managedFields must be nil".to_owned(),
+        ));
+    }
+    let of_status = |key: &str| matches!(key, "apiVersion" | "kind" | "status");
+    let mut config: Map<String, Value> = fields
+        .iter()
+        .filter(|(key, _)| r.subresource != "status" || of_status(key))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
+    if let Some(Value::Object(metadata)) = config.get_mut("metadata") {
+        for key in SERVER_METADATA {
+            metadata.remove(key);
+        }
+    }
+    let mut config = Value::Object(config);
+    drop_nulls(r.schema.root(), &mut config);
+    Ok(config)
+}
+
+/// The part of a set that a request through this endpoint may own
+fn owned_by_request(mut set: PathSet, subresource: &str) -> PathSet {
+    set.strip_unowned();
+    if subresource == "status" {
+        set.children.retain(|element, _| element == "f:status");
+    }
+    set
+}
+
+/// An object that nobody has tracked yet belongs to a manager of its own, so that the first apply
+/// does not silently take it over
+fn remember_before_first_apply(managers: &mut Managers, live: &Value, r: &ApplyRequest<'_>) {
+    let mut set = merge::all_fields(live, r.schema.root());
+    set.strip_unowned();
+    let writer = Writer {
+        operation: Operation::Update,
+        manager: BEFORE_FIRST_APPLY.to_owned(),
+        api_version: r.api_version.to_owned(),
+        subresource: String::new(),
+    };
+    let entry = Entry {
+        api_version: r.api_version.to_owned(),
+        time: Some(managers::time(r.now)),
+        set,
+    };
+    managers.insert(writer, entry);
+}
+
+fn conflict_message(conflicts: &[Conflict]) -> String {
+    if let [conflict] = conflicts {
+        return format!(
+            "Apply failed with 1 conflict: {}: {}",
+            conflict.message, conflict.field
+        );
+    }
+    let mut text = format!("Apply failed with {} conflicts: ", conflicts.len());
+    let mut last = "";
+    for conflict in conflicts {
+        if conflict.message != last {
+            let separator = if last.is_empty() { "" } else { "\n" };
+            let rest = conflict
+                .message
+                .strip_prefix("conflict")
+                .unwrap_or(&conflict.message);
+            write!(text, "{separator}conflicts{rest}:").expect("a String takes every text");
+            last = &conflict.message;
+        }
+        write!(text, "\n- {}", conflict.field).expect("a String takes every text");
+    }
+    text
+}

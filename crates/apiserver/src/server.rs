@@ -1,0 +1,408 @@
+//! The server as a tower service: a request in, faults, the verb under the lock, an answer out.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, header};
+use http_body::{Body, Frame};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited, StreamBody};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::error::ApiError;
+use crate::faults::{FaultAction, FaultState, Faults, RequestInfo, refused};
+use crate::path::{Head, Query, Route, Target, route, verb};
+use crate::resources::Resource;
+use crate::snapshot::StoreSnapshot;
+use crate::store::{Observer, Store, key_of, range};
+use crate::verbs::{Call, Reply, dispatch};
+use crate::write::{WriteOptions, to_bytes};
+
+/// An error of any kind, boxed.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The body of an answer.
+pub type AnswerBody = UnsyncBoxBody<Bytes, io::Error>;
+
+/// Where the server's time comes from.
+pub type ClockFn = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+
+/// Lists up to this size are sent in one piece.
+const ONE_PIECE_BYTES: usize = 1024 * 1024;
+
+/// How a server is set up.
+#[derive(Clone)]
+pub struct Options {
+    /// Its time.
+    pub clock: ClockFn,
+    /// Seed of uids and generated names.
+    pub seed: u64,
+    /// How many writes the history holds.
+    pub ring: usize,
+    /// What `/version` says.
+    pub git_version: String,
+    /// The largest body that is read.
+    pub body_limit_bytes: usize,
+    /// Namespaces that exist from the start.
+    pub namespaces: Vec<String>,
+}
+
+impl Options {
+    /// The usual setup with a clock.
+    pub fn new(clock: ClockFn) -> Self {
+        Self {
+            clock,
+            seed: 1,
+            ring: 10_000,
+            git_version: "v1.35.0".to_owned(),
+            body_limit_bytes: 3 * 1024 * 1024,
+            namespaces: ["default", "kube-node-lease", "kube-public", "kube-system"]
+                .map(str::to_owned)
+                .to_vec(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options")
+            .field("seed", &self.seed)
+            .field("ring", &self.ring)
+            .field("git_version", &self.git_version)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What all handles, requests and watches of one server share.
+pub(crate) struct Shared {
+    store: Mutex<Store>,
+    faults: Mutex<FaultState>,
+    clock: ClockFn,
+    body_limit_bytes: usize,
+}
+
+impl Shared {
+    /// The store, under its lock. A panic of an observer does not end the server.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Store> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn faults(&self) -> MutexGuard<'_, FaultState> {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        (self.clock)()
+    }
+
+    pub(crate) fn watch_epoch(&self) -> u64 {
+        self.faults().epoch()
+    }
+
+    pub(crate) fn is_down(&self, user_agent: &str) -> bool {
+        self.faults().is_down(user_agent)
+    }
+
+    /// How long a watch of this client has nothing to tell.
+    pub(crate) fn watch_lag(
+        &self,
+        user_agent: &str,
+        resource: &str,
+        now: Timestamp,
+    ) -> Option<Duration> {
+        let until = self.faults().stale(user_agent, resource, now)?.until;
+        let wait = Duration::try_from(until.duration_since(now)).unwrap_or_default();
+        // The tokio clock counts in whole milliseconds; later is right, earlier would spin.
+        Some(wait + Duration::from_millis(1))
+    }
+
+    pub(crate) fn stale_revision(
+        &self,
+        user_agent: &str,
+        resource: &str,
+        now: Timestamp,
+    ) -> Option<u64> {
+        self.faults()
+            .stale(user_agent, resource, now)
+            .map(|view| view.revision)
+    }
+}
+
+/// A Kubernetes API server in process. Clones are handles on the same server.
+#[derive(Clone)]
+pub struct ApiServer {
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for ApiServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ApiServer(revision {})", self.revision())
+    }
+}
+
+impl ApiServer {
+    /// An empty server with its first namespaces.
+    pub fn new(options: Options) -> Self {
+        let now = (options.clock)();
+        let mut store = Store::new(options.seed, options.ring, now, options.git_version.clone());
+        let resource = store.registry.stored(crate::gc::NAMESPACES).cloned();
+        let resource = resource.expect("namespaces are built in");
+        "refit-apiserver".clone_into(&mut store.actor);
+        let write = WriteOptions {
+            manager: "kube-apiserver".to_owned(),
+            ..WriteOptions::default()
+        };
+        for name in &options.namespaces {
+            let body = json!({"metadata": {"name": name}});
+            if let Err(error) = store.create(&resource, "", body, &write) {
+                tracing::warn!(%name, %error, "a first namespace was refused");
+            }
+        }
+        Self::with_store(store, options)
+    }
+
+    /// A server that goes on where a snapshot was taken. Seed and version are the snapshot's;
+    /// clock, ring and limits those of the options; faults and observers start empty.
+    pub fn restore(snapshot: StoreSnapshot, options: Options) -> Self {
+        let store = Store::from_snapshot(snapshot, options.ring, (options.clock)());
+        Self::with_store(store, options)
+    }
+
+    fn with_store(store: Store, options: Options) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                store: Mutex::new(store),
+                faults: Mutex::default(),
+                clock: options.clock,
+                body_limit_bytes: options.body_limit_bytes,
+            }),
+        }
+    }
+
+    /// The whole store at this moment.
+    pub fn snapshot(&self) -> StoreSnapshot {
+        self.shared.lock().snapshot()
+    }
+
+    /// Calls this after every committed write, under the lock: it must not call the server.
+    pub fn observe(&self, observer: Observer) {
+        self.shared.lock().observe(observer);
+    }
+
+    /// The faults of this server.
+    pub fn faults(&self) -> Faults<'_> {
+        Faults(&self.shared)
+    }
+
+    /// The store's revision: the resourceVersion of the last write.
+    pub fn revision(&self) -> u64 {
+        self.shared.lock().revision
+    }
+
+    /// What `/version` says from now on.
+    pub fn set_git_version(&self, version: &str) {
+        version.clone_into(&mut self.shared.lock().git_version);
+    }
+
+    /// One object as it is stored, past HTTP and faults.
+    pub fn get_value(
+        &self,
+        group: &str,
+        plural: &str,
+        namespace: &str,
+        name: &str,
+    ) -> Option<Value> {
+        let id = crate::resources::resource_id(group, plural);
+        let entry = self.shared.lock().get(&id, &key_of(namespace, name))?;
+        Some(entry.value())
+    }
+
+    /// The objects of a resource as they are stored, past HTTP and faults, by namespace and name.
+    pub fn list_values(&self, group: &str, plural: &str, namespace: Option<&str>) -> Vec<Value> {
+        let id = crate::resources::resource_id(group, plural);
+        let table = self.shared.lock().table(&id).cloned().unwrap_or_default();
+        range(&table, namespace)
+            .map(|(_, entry)| entry.value())
+            .collect()
+    }
+
+    /// Every object, by resource, namespace and name.
+    pub fn dump(&self) -> Vec<(Arc<Resource>, Value)> {
+        let (registry, tables) = {
+            let store = self.shared.lock();
+            (store.registry.clone(), store.tables.clone())
+        };
+        let mut all = Vec::new();
+        for (id, table) in &tables {
+            if let Some(resource) = registry.stored(id) {
+                all.extend(
+                    table
+                        .values()
+                        .map(|entry| (resource.clone(), entry.value())),
+                );
+            }
+        }
+        all
+    }
+
+    /// Bytes of all stored objects: what they weigh without their index.
+    pub fn stored_bytes(&self) -> usize {
+        let tables = self.shared.lock().tables.clone();
+        tables
+            .values()
+            .flat_map(|table| table.values())
+            .map(|entry| entry.bytes.len())
+            .sum()
+    }
+}
+
+impl<B> tower::Service<Request<B>> for ApiServer
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<AnswerBody>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, io::Error>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), io::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        Box::pin(serve(self.shared.clone(), request))
+    }
+}
+
+async fn serve<B>(
+    shared: Arc<Shared>,
+    request: Request<B>,
+) -> Result<Response<AnswerBody>, io::Error>
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let (parts, body) = request.into_parts();
+    let head = Head::read(&parts);
+    let path = route(parts.uri.path());
+    let query = match Query::parse(parts.uri.query().unwrap_or_default()) {
+        Ok(query) => query,
+        Err(error) => return Ok(refusal(&error)),
+    };
+    let (target, verb) = match &path {
+        Route::Resource(target) => (
+            target.clone(),
+            verb(&parts.method, target, query.flag("watch")).unwrap_or(""),
+        ),
+        _ => (Target::default(), "get"),
+    };
+    let verdict = shared.faults().judge(&RequestInfo {
+        verb,
+        resource: &target.resource(),
+        subresource: &target.subresource,
+        namespace: target.namespace.as_deref().unwrap_or_default(),
+        name: target.name.as_deref().unwrap_or_default(),
+        user_agent: &head.user_agent,
+    });
+    if !verdict.delay.is_zero() {
+        tokio::time::sleep(verdict.delay).await;
+    }
+    match verdict.action {
+        Some(FaultAction::Refuse) => return Err(refused()),
+        Some(FaultAction::Status(code)) => return Ok(refusal(&ApiError::of_code(code))),
+        _ => {}
+    }
+    let body = match Limited::new(body, shared.body_limit_bytes).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) if error.is::<LengthLimitError>() => {
+            return Ok(refusal(&ApiError::too_large(shared.body_limit_bytes)));
+        }
+        Err(error) => {
+            let why = format!("the request body ended early: {error}");
+            return Ok(refusal(&ApiError::bad_request(why)));
+        }
+    };
+    if shared.is_down(&head.user_agent) {
+        // It went down while this request waited: a client that is dead has no effect any more.
+        return Err(refused());
+    }
+    let answer = match path {
+        Route::Resource(target) => {
+            let call = Call {
+                verb,
+                target,
+                query,
+                head,
+                body,
+            };
+            dispatch(&shared, &call).unwrap_or_else(|error| Reply::from_error(&error))
+        }
+        Route::Unknown => Reply::Text(404, "404 page not found\n"),
+        Route::Health => Reply::Text(200, "ok"),
+        Route::Version => Reply::Json(
+            200,
+            to_bytes(&crate::discovery::version(&shared.lock().git_version)),
+        ),
+        Route::Discovery(segments) => {
+            let registry = shared.lock().registry.clone();
+            match crate::discovery::document(&registry, &segments) {
+                Some(document) => Reply::Json(200, to_bytes(&document)),
+                None => Reply::Text(404, "404 page not found\n"),
+            }
+        }
+    };
+    match verdict.action {
+        Some(FaultAction::RefuseAfterCommit) => Err(refused()),
+        Some(FaultAction::StatusAfterCommit(code)) => Ok(refusal(&ApiError::of_code(code))),
+        _ => Ok(respond(answer)),
+    }
+}
+
+fn refusal(error: &ApiError) -> Response<AnswerBody> {
+    respond(Reply::from_error(error))
+}
+
+fn whole(bytes: Bytes) -> AnswerBody {
+    Full::new(bytes)
+        .map_err(|never: Infallible| match never {})
+        .boxed_unsync()
+}
+
+fn respond(reply: Reply) -> Response<AnswerBody> {
+    let (code, kind, body) = match reply {
+        Reply::Json(code, bytes) => (code, "application/json", whole(bytes)),
+        Reply::Text(code, text) => (code, "text/plain; charset=utf-8", whole(Bytes::from(text))),
+        Reply::Pieces(pieces) => (200, "application/json", pieces_body(pieces)),
+        Reply::Watch(watch) => {
+            let frames = futures::StreamExt::map(watch.into_stream(), |item| item.map(Frame::data));
+            (
+                200,
+                "application/json",
+                StreamBody::new(frames).boxed_unsync(),
+            )
+        }
+    };
+    let mut response = Response::new(body);
+    *response.status_mut() =
+        StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
+    response
+}
+
+fn pieces_body(pieces: Vec<Bytes>) -> AnswerBody {
+    let size: usize = pieces.iter().map(Bytes::len).sum();
+    if size <= ONE_PIECE_BYTES {
+        return whole(Bytes::from(pieces.concat()));
+    }
+    let frames = pieces.into_iter().map(|piece| Ok(Frame::data(piece)));
+    StreamBody::new(futures::stream::iter(frames)).boxed_unsync()
+}

@@ -1,0 +1,323 @@
+//! The verbs: from a parsed request to the store and back to an answer.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use crate::delete::{DeleteOptions, Deletion, parse_propagation, success};
+use crate::error::ApiError;
+use crate::patch::Patch;
+use crate::path::{Head, ListOptions, Query, Target, View};
+use crate::read::{metadata_only, render, selected};
+use crate::resources::Resource;
+use crate::server::Shared;
+use crate::store::{Store, key_of};
+use crate::watch::{Watch, WatchRequest};
+use crate::write::{Written, to_bytes};
+
+/// One request for a resource.
+pub(crate) struct Call {
+    pub(crate) verb: &'static str,
+    pub(crate) target: Target,
+    pub(crate) query: Query,
+    pub(crate) head: Head,
+    pub(crate) body: Bytes,
+}
+
+/// An answer before it becomes HTTP.
+pub(crate) enum Reply {
+    Json(u16, Bytes),
+    Text(u16, &'static str),
+    Pieces(Vec<Bytes>),
+    Watch(Box<Watch>),
+}
+
+impl Reply {
+    pub(crate) fn from_error(error: &ApiError) -> Self {
+        Self::Json(error.code, to_bytes(&error.status()))
+    }
+}
+
+const NO_PAGE: Reply = Reply::Text(404, "404 page not found\n");
+
+/// Handles a request for a resource.
+pub(crate) fn dispatch(shared: &Arc<Shared>, call: &Call) -> Result<Reply, ApiError> {
+    let view = call.head.view.ok_or_else(ApiError::not_acceptable)?;
+    let target = &call.target;
+    if target.group == "authorization.k8s.io" {
+        return access_review(call);
+    }
+    let now = shared.now();
+    let mut store = shared.lock();
+    store.now = now;
+    store.actor.clone_from(&call.head.user_agent);
+    let found = store
+        .registry
+        .find(&target.group, &target.version, &target.plural)
+        .cloned();
+    let Some(resource) = found else {
+        return Ok(NO_PAGE);
+    };
+    let served = match target.subresource.as_str() {
+        "" => true,
+        "status" => resource.has_status,
+        "eviction" => &*resource.id == "pods" && call.verb == "create",
+        _ => false,
+    };
+    let placed = match &target.namespace {
+        Some(_) => resource.namespaced,
+        None => !resource.namespaced || target.name.is_none(),
+    };
+    if !served || !placed {
+        return Ok(NO_PAGE);
+    }
+    let handler = Handler {
+        shared,
+        resource: &resource,
+        call,
+        view,
+    };
+    handler.handle(&mut store)
+}
+
+/// Everybody may do everything here.
+fn access_review(call: &Call) -> Result<Reply, ApiError> {
+    if call.verb != "create" {
+        return Err(ApiError::method_not_allowed());
+    }
+    let mut review = read_json(&call.body)?;
+    if !review.is_object() {
+        return Err(ApiError::bad_request(
+            "the request body is not a JSON object",
+        ));
+    }
+    review["status"] = json!({"allowed": true});
+    Ok(Reply::Json(201, to_bytes(&review)))
+}
+
+fn read_json(body: &Bytes) -> Result<Value, ApiError> {
+    serde_json::from_slice(body)
+        .map_err(|error| ApiError::bad_request(format!("cannot decode the request body: {error}")))
+}
+
+fn check_json(content_type: &str) -> Result<(), ApiError> {
+    match content_type {
+        "" | "application/json" | "*/*" => Ok(()),
+        _ => Err(ApiError::unsupported_media_type("application/json")),
+    }
+}
+
+struct Handler<'a> {
+    shared: &'a Arc<Shared>,
+    resource: &'a Arc<Resource>,
+    call: &'a Call,
+    view: View,
+}
+
+impl Handler<'_> {
+    fn handle(&self, store: &mut Store) -> Result<Reply, ApiError> {
+        let on_object = !self.call.target.subresource.is_empty();
+        match self.call.verb {
+            "get" => self.get(store),
+            "list" | "watch" => self.list(store),
+            "create" if self.call.target.subresource == "eviction" => self.evict(store),
+            "create" if !on_object => self.create(store),
+            "update" => self.update(store),
+            "patch" => self.patch(store),
+            "delete" if !on_object => self.delete(store),
+            "deletecollection" => self.delete_collection(store),
+            _ => Err(ApiError::method_not_allowed()),
+        }
+    }
+
+    fn namespace(&self) -> &str {
+        self.call.target.namespace.as_deref().unwrap_or_default()
+    }
+
+    fn name(&self) -> &str {
+        self.call.target.name.as_deref().unwrap_or_default()
+    }
+
+    fn key(&self) -> Arc<str> {
+        key_of(self.namespace(), self.name()).into()
+    }
+
+    /// What a lagging cache shows to this caller.
+    fn stale(&self, store: &Store) -> Option<u64> {
+        self.shared
+            .stale_revision(&self.call.head.user_agent, &self.resource.id, store.now)
+    }
+
+    fn get(&self, store: &Store) -> Result<Reply, ApiError> {
+        let (resource, name) = (self.resource, self.name());
+        let stale = self
+            .stale(store)
+            .filter(|_| self.call.query.get("resourceVersion") == "0");
+        let entry = match stale {
+            Some(revision) => store
+                .table_at(resource, revision)?
+                .get(&*self.key())
+                .cloned()
+                .ok_or_else(|| ApiError::not_found(resource, name))?,
+            None => store.read(resource, self.namespace(), name)?,
+        };
+        Ok(Reply::Json(
+            200,
+            render(&entry, &resource.api_version(), self.view),
+        ))
+    }
+
+    fn list_options(&self) -> Result<ListOptions, ApiError> {
+        self.call.query.list_options()
+    }
+
+    fn list(&self, store: &mut Store) -> Result<Reply, ApiError> {
+        let options = self.list_options()?;
+        let namespace = self.call.target.namespace.clone();
+        let stale = self.stale(store);
+        if options.watch {
+            let request = WatchRequest {
+                resource: self.resource.clone(),
+                namespace,
+                options,
+                view: self.view,
+                user_agent: self.call.head.user_agent.clone(),
+                stale,
+            };
+            let watch = Watch::start(self.shared.clone(), store, request)?;
+            return Ok(Reply::Watch(Box::new(watch)));
+        }
+        let answer = store.list(
+            self.resource,
+            namespace.as_deref(),
+            &options,
+            stale,
+            self.view,
+        )?;
+        Ok(Reply::Pieces(answer.pieces))
+    }
+
+    fn written(&self, written: Written) -> Result<Reply, ApiError> {
+        let code = if written.created { 201 } else { 200 };
+        if self.view == View::Full {
+            return Ok(Reply::Json(code, written.bytes));
+        }
+        let value = read_json(&written.bytes)?;
+        Ok(Reply::Json(code, to_bytes(&metadata_only(&value))))
+    }
+
+    fn create(&self, store: &mut Store) -> Result<Reply, ApiError> {
+        if self.resource.namespaced && self.call.target.namespace.is_none() {
+            return Err(ApiError::method_not_allowed());
+        }
+        check_json(&self.call.head.content_type)?;
+        let options = self.call.query.write_options(&self.call.head.user_agent)?;
+        let body = read_json(&self.call.body)?;
+        let written = store.create(self.resource, self.namespace(), body, &options)?;
+        self.written(written)
+    }
+
+    fn update(&self, store: &mut Store) -> Result<Reply, ApiError> {
+        check_json(&self.call.head.content_type)?;
+        let options = self.call.query.write_options(&self.call.head.user_agent)?;
+        let body = read_json(&self.call.body)?;
+        let subresource = &self.call.target.subresource;
+        let written = store.update(self.resource, &self.key(), body, subresource, &options)?;
+        self.written(written)
+    }
+
+    fn patch(&self, store: &mut Store) -> Result<Reply, ApiError> {
+        let call = self.call;
+        let mut options = call.query.write_options(&call.head.user_agent)?;
+        let patch = Patch::read(&call.head.content_type, &call.body, self.resource)?;
+        if matches!(patch, Patch::Apply(_)) {
+            // An apply must say who it is; a user agent is no manager of intents.
+            call.query
+                .get("fieldManager")
+                .clone_into(&mut options.manager);
+        } else if options.force {
+            return Err(ApiError::invalid_kind(
+                "meta.k8s.io",
+                "PatchOptions",
+                "",
+                &[crate::error::cause(
+                    "FieldValueForbidden",
+                    "force",
+                    "Forbidden: may not be specified for non-apply patch",
+                )],
+            ));
+        }
+        let subresource = &call.target.subresource;
+        let written = store.patch(self.resource, &self.key(), patch, subresource, &options)?;
+        self.written(written)
+    }
+
+    fn delete_options(&self) -> Result<DeleteOptions, ApiError> {
+        let query = &self.call.query;
+        let propagation = match query.get("propagationPolicy") {
+            "" => None,
+            policy => Some(parse_propagation(policy)?),
+        };
+        let options = DeleteOptions {
+            grace: query
+                .number("gracePeriodSeconds")?
+                .and_then(|grace| i64::try_from(grace).ok()),
+            propagation,
+            dry_run: query.dry_run()?,
+            ..DeleteOptions::default()
+        };
+        if self.call.body.is_empty() {
+            return Ok(options);
+        }
+        check_json(&self.call.head.content_type)?;
+        options.merge(&read_json(&self.call.body)?)
+    }
+
+    fn delete(&self, store: &mut Store) -> Result<Reply, ApiError> {
+        let options = self.delete_options()?;
+        let deletion = store.delete_entry(self.resource, &self.key(), &options)?;
+        store.settle();
+        let value = match deletion {
+            Deletion::Gone(value) => success(self.resource, &value),
+            Deletion::Waits(mut value) => {
+                value["apiVersion"] = json!(self.resource.api_version());
+                value
+            }
+        };
+        Ok(Reply::Json(200, to_bytes(&value)))
+    }
+
+    fn delete_collection(&self, store: &mut Store) -> Result<Reply, ApiError> {
+        let options = self.delete_options()?;
+        let list = self.list_options()?;
+        crate::read::check_fields(self.resource, &list)?;
+        let table = store.table(&self.resource.id).cloned().unwrap_or_default();
+        let namespace = self.call.target.namespace.as_deref();
+        let mut items = Vec::new();
+        for (key, _) in selected(self.resource, &table, namespace, &list) {
+            match store.delete_entry(self.resource, key, &options) {
+                Ok(Deletion::Gone(value) | Deletion::Waits(value)) => items.push(value),
+                // Something that an earlier deletion took with it is deleted all the same.
+                Err(error) if error.code == 404 => {}
+                Err(error) => return Err(error),
+            }
+            store.settle();
+        }
+        let answer = json!({
+            "kind": &*self.resource.list_kind,
+            "apiVersion": self.resource.api_version(),
+            "metadata": {"resourceVersion": store.revision.to_string()},
+            "items": items,
+        });
+        Ok(Reply::Json(200, to_bytes(&answer)))
+    }
+
+    fn evict(&self, store: &mut Store) -> Result<Reply, ApiError> {
+        check_json(&self.call.head.content_type)?;
+        let body = read_json(&self.call.body)?;
+        let dry_run = self.call.query.dry_run()?;
+        let answer = store.evict(self.resource, self.namespace(), self.name(), &body, dry_run)?;
+        Ok(Reply::Json(201, to_bytes(&answer)))
+    }
+}

@@ -1,0 +1,421 @@
+//! Create, update and patch: the rules of metadata, status, generation and no-op writes.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use crate::apply::{ApplyRequest, apply, track_update};
+use crate::builtin;
+use crate::error::{ApiError, cause, required};
+use crate::gc::NAMESPACES;
+use crate::history::ChangeKind;
+use crate::object::{
+    MOST_DEPTH, check_meta, check_name, depth, member, meta_mut, meta_text, normalise_meta,
+    set_meta, unchanged,
+};
+use crate::patch::Patch;
+use crate::resources::Resource;
+use crate::rules::{
+    SYSTEM, apply_error, bump_generation, carry_system_metadata, check_identity, check_name_in_url,
+    check_namespace, check_type, check_update_target, new_finalizers, reset_fields,
+    separate_status,
+};
+use crate::schema::Cause;
+use crate::store::{Entry, Store, key_of, name_of, namespace_of, time_text};
+
+/// What a mutating request asks for besides its object.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct WriteOptions {
+    pub(crate) dry_run: bool,
+    pub(crate) manager: String,
+    pub(crate) strict: bool,
+    pub(crate) force: bool,
+}
+
+/// The object that a write leaves behind.
+pub(crate) struct Written {
+    pub(crate) bytes: Bytes,
+    pub(crate) created: bool,
+}
+
+/// The object of an entry, in the version that the request speaks.
+pub(crate) fn value_as(entry: &Entry, resource: &Resource) -> Value {
+    let mut value = entry.value();
+    let wanted = resource.api_version();
+    if *wanted != *entry.api_version {
+        value["apiVersion"] = json!(wanted);
+    }
+    value
+}
+
+/// The bytes of an entry, in the version that the request speaks.
+pub(crate) fn bytes_as(entry: &Entry, api_version: &str) -> Bytes {
+    if *api_version == *entry.api_version {
+        return entry.bytes.clone();
+    }
+    let mut value = entry.value();
+    value["apiVersion"] = json!(api_version);
+    to_bytes(&value)
+}
+
+/// Unknown fields are dropped, but a strict request wants to hear of them.
+fn refuse_unknown(removed: &[String], options: &WriteOptions) -> Result<(), ApiError> {
+    if !options.strict || removed.is_empty() {
+        return Ok(());
+    }
+    let list: Vec<String> = removed
+        .iter()
+        .map(|path| format!("unknown field {path:?}"))
+        .collect();
+    Err(ApiError::bad_request(format!(
+        "strict decoding error: {}",
+        list.join(", ")
+    )))
+}
+
+pub(crate) fn to_bytes(value: &Value) -> Bytes {
+    Bytes::from(serde_json::to_vec(value).expect("a JSON value has no keys but strings"))
+}
+
+impl Store {
+    /// Creates an object.
+    pub(crate) fn create(
+        &mut self,
+        resource: &Arc<Resource>,
+        namespace: &str,
+        mut body: Value,
+        options: &WriteOptions,
+    ) -> Result<Written, ApiError> {
+        check_type(resource, &mut body)?;
+        check_namespace(resource, namespace, &mut body)?;
+        normalise_meta(&mut body);
+        if !meta_text(&body, "resourceVersion").is_empty() {
+            return Err(ApiError::new(
+                500,
+                "",
+                "resourceVersion should not be set on objects to be created",
+            ));
+        }
+        self.check_home(resource, namespace, meta_text(&body, "name"))?;
+        if let Some(meta) = body["metadata"].as_object_mut() {
+            meta.remove("managedFields");
+            meta.remove("resourceVersion");
+        }
+        self.finish_create(resource, namespace, body, options, false)
+    }
+
+    /// The namespace must be there and not be going.
+    fn check_home(&self, resource: &Resource, namespace: &str, name: &str) -> Result<(), ApiError> {
+        if !resource.namespaced {
+            return Ok(());
+        }
+        let home = self
+            .registry
+            .stored(NAMESPACES)
+            .expect("namespaces are built in");
+        match self.get(NAMESPACES, &key_of("", namespace)) {
+            None => Err(ApiError::not_found(home, namespace)),
+            Some(entry) if entry.deleting => {
+                let why = format!(
+                    "unable to create new content in namespace {namespace} because it is being \
+                     terminated"
+                );
+                let mut error = ApiError::forbidden(resource, name, &why);
+                error.details["causes"] = json!([{
+                    "reason": "NamespaceTerminating",
+                    "message": format!("namespace {namespace} is being terminated"),
+                    "field": "metadata.namespace",
+                }]);
+                Err(error)
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn finish_create(
+        &mut self,
+        resource: &Arc<Resource>,
+        namespace: &str,
+        mut new: Value,
+        options: &WriteOptions,
+        applied: bool,
+    ) -> Result<Written, ApiError> {
+        let meta = meta_mut(&mut new);
+        for key in SYSTEM {
+            meta.remove(key);
+        }
+        let base = meta_text(&new, "generateName").to_owned();
+        let mut name = meta_text(&new, "name").to_owned();
+        if name.is_empty() {
+            if base.is_empty() {
+                let fault = required("metadata.name", "name or generateName is required");
+                return Err(ApiError::invalid(resource, "", &[fault]));
+            }
+            name = self.generate_name(&resource.id, namespace, &base, options.dry_run);
+            set_meta(&mut new, "name", name.clone());
+        }
+        if resource.custom {
+            if resource.has_status
+                && let Some(map) = new.as_object_mut()
+            {
+                map.remove("status");
+            }
+        } else {
+            builtin::prepare_create(resource, &mut new, self.now);
+        }
+        let mut causes: Vec<Cause> = check_name(resource.name_rule, &name).into_iter().collect();
+        causes.extend(Self::admit(resource, &mut new, None, options)?);
+        if !causes.is_empty() {
+            return Err(ApiError::invalid(resource, &name, &causes));
+        }
+        let key: Arc<str> = key_of(namespace, &name).into();
+        if self.get(&resource.id, &key).is_some() {
+            return Err(ApiError::already_exists(resource, &name));
+        }
+        set_meta(&mut new, "uid", self.new_uid(&resource.id, &key));
+        set_meta(&mut new, "creationTimestamp", time_text(self.now));
+        if resource.has_generation {
+            set_meta(&mut new, "generation", 1);
+        }
+        if !applied {
+            let version = resource.api_version();
+            let (manager, now) = (options.manager.as_str(), self.now);
+            track_update(None, &mut new, manager, &version, "", now, &resource.schema);
+        }
+        normalise_meta(&mut new);
+        if options.dry_run {
+            return Ok(Written {
+                bytes: to_bytes(&new),
+                created: true,
+            });
+        }
+        new["apiVersion"] = json!(resource.storage_api_version());
+        let entry = self.commit(resource, &key, ChangeKind::Added, new);
+        self.settle();
+        Ok(Written {
+            bytes: bytes_as(&entry, &resource.api_version()),
+            created: true,
+        })
+    }
+
+    /// Prunes, defaults and validates; the faults come back, a strict request's unknown fields
+    /// are an error at once.
+    fn admit(
+        resource: &Resource,
+        new: &mut Value,
+        old: Option<&Value>,
+        options: &WriteOptions,
+    ) -> Result<Vec<Cause>, ApiError> {
+        if depth(new) > MOST_DEPTH {
+            return Err(ApiError::bad_request(format!(
+                "the object is nested more than {MOST_DEPTH} levels deep"
+            )));
+        }
+        refuse_unknown(&resource.schema.prune(new), options)?;
+        resource.schema.default(new);
+        let mut causes = check_meta(new);
+        causes.extend(resource.schema.validate(new, old));
+        if !resource.custom {
+            causes.extend(builtin::validate(resource, new, old));
+        }
+        Ok(causes)
+    }
+
+    /// Replaces an object, or its status.
+    pub(crate) fn update(
+        &mut self,
+        resource: &Arc<Resource>,
+        key: &Arc<str>,
+        mut body: Value,
+        subresource: &str,
+        options: &WriteOptions,
+    ) -> Result<Written, ApiError> {
+        check_type(resource, &mut body)?;
+        check_namespace(resource, namespace_of(key), &mut body)?;
+        let entry = self
+            .get(&resource.id, key)
+            .ok_or_else(|| ApiError::not_found(resource, name_of(key)))?;
+        let old = value_as(&entry, resource);
+        if meta_text(&body, "name").is_empty() {
+            set_meta(&mut body, "name", name_of(key));
+        }
+        if meta_text(&body, "resourceVersion").is_empty() && !resource.unconditional_update {
+            let fault = cause(
+                "FieldValueInvalid",
+                "metadata.resourceVersion",
+                "Invalid value: 0: must be specified for an update",
+            );
+            return Err(ApiError::invalid(resource, name_of(key), &[fault]));
+        }
+        self.finish_update(resource, key, &old, body, subresource, options, false)
+    }
+
+    /// Patches an object, or its status; an apply may create it.
+    pub(crate) fn patch(
+        &mut self,
+        resource: &Arc<Resource>,
+        key: &Arc<str>,
+        patch: Patch,
+        subresource: &str,
+        options: &WriteOptions,
+    ) -> Result<Written, ApiError> {
+        let entry = self.get(&resource.id, key);
+        if let Patch::Apply(config) = patch {
+            return self.apply(
+                resource,
+                key,
+                entry.as_deref(),
+                config,
+                subresource,
+                options,
+            );
+        }
+        let entry = entry.ok_or_else(|| ApiError::not_found(resource, name_of(key)))?;
+        let old = value_as(&entry, resource);
+        let mut new = patch.apply_to(resource, name_of(key), &old)?;
+        check_type(resource, &mut new)?;
+        check_namespace(resource, namespace_of(key), &mut new)?;
+        self.finish_update(resource, key, &old, new, subresource, options, false)
+    }
+
+    fn apply(
+        &mut self,
+        resource: &Arc<Resource>,
+        key: &Arc<str>,
+        entry: Option<&Entry>,
+        mut config: Value,
+        subresource: &str,
+        options: &WriteOptions,
+    ) -> Result<Written, ApiError> {
+        let name = name_of(key);
+        check_type(resource, &mut config)?;
+        check_namespace(resource, namespace_of(key), &mut config)?;
+        if options.manager.is_empty() {
+            let fault = required("fieldManager", "is required for apply patch");
+            return Err(ApiError::invalid_kind(
+                "meta.k8s.io",
+                "PatchOptions",
+                "",
+                &[fault],
+            ));
+        }
+        if member(&config, &["metadata", "managedFields"]).is_some_and(|m| !m.is_null()) {
+            return Err(ApiError::bad_request("metadata.managedFields must be nil"));
+        }
+        if meta_text(&config, "name").is_empty() {
+            set_meta(&mut config, "name", name);
+        }
+        check_name_in_url(name, &config)?;
+        check_identity(resource, name, &config, entry)?;
+        reset_fields(resource, &mut config, subresource);
+        if depth(&config) > MOST_DEPTH {
+            return Err(ApiError::bad_request(
+                "the applied configuration is nested too deep",
+            ));
+        }
+        refuse_unknown(&resource.schema.prune(&mut config), options)?;
+        if entry.is_none() {
+            if !subresource.is_empty() {
+                return Err(ApiError::not_found(resource, name));
+            }
+            self.check_home(resource, namespace_of(key), name)?;
+        }
+        let live = entry.map(|entry| value_as(entry, resource));
+        let merged = apply(ApplyRequest {
+            live: live.as_ref(),
+            config: &config,
+            manager: &options.manager,
+            force: options.force,
+            subresource,
+            api_version: &resource.api_version(),
+            now: self.now,
+            schema: &resource.schema,
+        })
+        .map_err(|error| apply_error(resource, name, error))?;
+        match live {
+            None => {
+                let namespace = namespace_of(key).to_owned();
+                self.finish_create(resource, &namespace, merged, options, true)
+            }
+            Some(old) => {
+                self.finish_update(resource, key, &old, merged, subresource, options, true)
+            }
+        }
+    }
+
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one write, every part of which matters"
+    )]
+    fn finish_update(
+        &mut self,
+        resource: &Arc<Resource>,
+        key: &Arc<str>,
+        old: &Value,
+        mut new: Value,
+        subresource: &str,
+        options: &WriteOptions,
+        applied: bool,
+    ) -> Result<Written, ApiError> {
+        let name = name_of(key);
+        check_update_target(resource, name, old, &new)?;
+        normalise_meta(&mut new);
+        separate_status(resource, subresource, old, &mut new);
+        let mut causes = carry_system_metadata(old, &mut new);
+        if !resource.custom {
+            builtin::prepare_update(resource, old, &mut new, self.now);
+        }
+        causes.extend(new_finalizers(old, &new));
+        causes.extend(Self::admit(resource, &mut new, Some(old), options)?);
+        if !causes.is_empty() {
+            return Err(ApiError::invalid(resource, name, &causes));
+        }
+        bump_generation(resource, old, &mut new);
+        if !applied {
+            let version = resource.api_version();
+            let (manager, now) = (options.manager.as_str(), self.now);
+            let schema = &resource.schema;
+            track_update(
+                Some(old),
+                &mut new,
+                manager,
+                &version,
+                subresource,
+                now,
+                schema,
+            );
+        }
+        normalise_meta(&mut new);
+        let version = resource.api_version();
+        if unchanged(old, &new) {
+            return Ok(Written {
+                bytes: to_bytes(old),
+                created: false,
+            });
+        }
+        if options.dry_run {
+            set_meta(
+                &mut new,
+                "resourceVersion",
+                meta_text(old, "resourceVersion"),
+            );
+            return Ok(Written {
+                bytes: to_bytes(&new),
+                created: false,
+            });
+        }
+        new["apiVersion"] = json!(resource.storage_api_version());
+        let was_deleting = !meta_text(old, "deletionTimestamp").is_empty();
+        let entry = if was_deleting {
+            self.commit_or_remove(resource, key, new)
+        } else {
+            self.commit(resource, key, ChangeKind::Modified, new)
+        };
+        self.settle();
+        Ok(Written {
+            bytes: bytes_as(&entry, &version),
+            created: false,
+        })
+    }
+}

@@ -1,0 +1,58 @@
+//! Writes the CRDs of our kinds.
+
+use std::{collections::BTreeMap, fs, path::Path, process::ExitCode};
+
+use anyhow::Context as _;
+
+/// Writes one file per kind, or with `check` says which are stale.
+pub(crate) fn run(folder: &Path, check: bool) -> anyhow::Result<ExitCode> {
+    let mut stale = Vec::new();
+    for (name, text) in files()? {
+        let path = folder.join(&name);
+        if fs::read_to_string(&path).is_ok_and(|there| there == text) {
+            continue;
+        }
+        if !check {
+            fs::create_dir_all(folder)
+                .and_then(|()| fs::write(&path, &text))
+                .with_context(|| format!("{} cannot be written", path.display()))?;
+        }
+        stale.push(name);
+    }
+    let line = match (check, stale.is_empty()) {
+        (_, true) => "up to date".to_owned(),
+        (true, false) => format!("stale: {}; run `cargo xtask crds`", stale.join(", ")),
+        (false, false) => format!("written: {}", stale.join(", ")),
+    };
+    #[expect(clippy::print_stdout, reason = "the result of the task")]
+    {
+        println!("{line}");
+    }
+    Ok(if check && !stale.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// File name and content of each CRD.
+fn files() -> anyhow::Result<BTreeMap<String, String>> {
+    let mut files = BTreeMap::new();
+    for crd in refit_api::crds::refit_crds() {
+        let name = format!("{}_{}.yaml", crd.spec.group, crd.spec.names.plural);
+        let yaml = serde_saphyr::to_string(&crd).with_context(|| name.clone())?;
+        let text = format!("# Written by `cargo xtask crds`. Do not edit.\n{yaml}");
+        files.insert(name, text);
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_manifests_in_deploy_match_the_code() {
+        for (name, text) in files().unwrap() {
+            let path = crate::root().join("deploy/crds").join(&name);
+            let there = fs::read_to_string(&path).unwrap_or_default();
+            assert!(there == text, "{name} is stale: run `cargo xtask crds`");
+        }
+    }
+}
