@@ -3,3 +3,6 @@ pub mod rollout;
 pub mod change;
 pub mod safeguards;
 pub mod version;
+pub mod group;
+pub mod node;
+pub mod report;

@@ -240,12 +240,31 @@ mod tests {
 
     #[test]
     fn only_full_versions_with_a_v_are_taken() {
-        for good in ["v1.34.2", "v0.0.1", "v1.35.0-rc.1", "v1.34.2+k3s1", "v1.34.2-a.1+b.2"] {
+        for good in [
+            "v1.34.2",
+            "v0.0.1",
+            "v1.35.0-rc.1",
+            "v1.34.2+k3s1",
+            "v1.34.2-a.1+b.2",
+        ] {
             assert_eq!(v(good).to_string(), good);
         }
         let bad = [
-            "", "v", "1.34.2", "V1.34.2", "v1.34", "v1", "v1.34.2.1", "v01.34.2", "v1.34.x",
-            " v1.34.2", "v1.34.2 ", "v1.34.2-", "v1.34.2+", "v-1.3.4", "latest",
+            "",
+            "v",
+            "1.34.2",
+            "V1.34.2",
+            "v1.34",
+            "v1",
+            "v1.34.2.1",
+            "v01.34.2",
+            "v1.34.x",
+            " v1.34.2",
+            "v1.34.2 ",
+            "v1.34.2-",
+            "v1.34.2+",
+            "v-1.3.4",
+            "latest",
         ];
         for text in bad {
             let error = text.parse::<KubernetesVersion>().unwrap_err();
@@ -314,11 +333,17 @@ mod tests {
     }
 
     fn any_version() -> impl Strategy<Value = KubernetesVersion> {
-        (0_u64..3, 0_u64..50, 0_u64..30, "(-(alpha|beta|rc)\\.[1-9])?(\\+[a-z]{1,3})?").prop_map(
-            |(major, minor, patch, rest)| {
-                format!("v{major}.{minor}.{patch}{rest}").parse().expect("built as a version")
-            },
+        (
+            0_u64..3,
+            0_u64..50,
+            0_u64..30,
+            "(-(alpha|beta|rc)\\.[1-9])?(\\+[a-z]{1,3})?",
         )
+            .prop_map(|(major, minor, patch, rest)| {
+                format!("v{major}.{minor}.{patch}{rest}")
+                    .parse()
+                    .expect("built as a version")
+            })
     }
 
     proptest! {

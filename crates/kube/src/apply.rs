@@ -55,8 +55,8 @@ where
     .await
 }
 
-/// Replaces an object's status only if it still is what was read: a compare-and-swap by merge patch
-/// with the resourceVersion. A conflict comes back as the API's 409.
+/// Replaces an object's status only if it still is what was read: a compare-and-swap. A conflict
+/// comes back as the API's 409. Fields that `status` does not name are gone afterwards.
 pub async fn swap_status<K>(
     api: &Api<K>,
     name: &str,
@@ -66,9 +66,19 @@ pub async fn swap_status<K>(
 where
     K: Clone + DeserializeOwned + Debug,
 {
-    let body = json!({ "metadata": { "resourceVersion": resource_version }, "status": status });
-    api.patch_status(name, &PatchParams::default(), &Patch::Merge(&body))
+    let patch = serde_json::from_value(status_swap(resource_version, status))
+        .map_err(kube::Error::SerdeError)?;
+    api.patch_status(name, &PatchParams::default(), &Patch::Json::<()>(patch))
         .await
+}
+
+/// The JSON patch that replaces a status and states which resourceVersion was read. (A merge patch
+/// would leave what the new status no longer names; a `test` that fails is no 409.)
+fn status_swap(resource_version: &str, status: &Value) -> Value {
+    json!([
+        { "op": "replace", "path": "/metadata/resourceVersion", "value": resource_version },
+        { "op": "add", "path": "/status", "value": status },
+    ])
 }
 
 /// Merges `body` into an object.
@@ -116,6 +126,34 @@ where
     }
 }
 
+/// The merge patch that turns `old` into `new`, with `null` for what went; `None` if they are equal.
+/// Lists are replaced whole, so it belongs beside a resourceVersion.
+pub fn merge_diff(old: &Value, new: &Value) -> Option<Value> {
+    match (old, new) {
+        (Value::Object(old), Value::Object(new)) => {
+            let mut patch = serde_json::Map::new();
+            for (key, value) in new {
+                match old.get(key) {
+                    None => {
+                        patch.insert(key.clone(), value.clone());
+                    }
+                    Some(before) => {
+                        if let Some(inner) = merge_diff(before, value) {
+                            patch.insert(key.clone(), inner);
+                        }
+                    }
+                }
+            }
+            for key in old.keys().filter(|key| !new.contains_key(*key)) {
+                patch.insert(key.clone(), Value::Null);
+            }
+            (!patch.is_empty()).then_some(Value::Object(patch))
+        }
+        _ if old == new => None,
+        _ => Some(new.clone()),
+    }
+}
+
 /// Whether the error is the API's 404.
 pub fn is_not_found(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found())
@@ -138,6 +176,14 @@ pub fn optional<K>(outcome: kube::Result<K>) -> kube::Result<Option<K>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_merge_diff_names_only_what_changed_and_what_went() {
+        let old = json!({"a": 1, "b": {"c": 1, "d": [1]}, "e": "x"});
+        let new = json!({"a": 1, "b": {"c": 2, "d": [1]}});
+        assert_eq!(merge_diff(&old, &new), Some(json!({"b": {"c": 2}, "e": null})));
+        assert_eq!(merge_diff(&old, &old), None);
+    }
 
     #[test]
     fn an_annotation_without_value_is_removed() {

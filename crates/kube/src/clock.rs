@@ -41,7 +41,10 @@ impl Clock {
     #[expect(clippy::disallowed_methods, reason = "this is the one place")]
     pub fn now(&self) -> Timestamp {
         match self.simulated {
-            None => Timestamp::now(),
+            None => {
+                let now = Timestamp::now();
+                Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now)
+            }
             Some(Simulated { epoch, started }) => {
                 let elapsed = Instant::now().saturating_duration_since(started);
                 SignedDuration::try_from(elapsed)
@@ -68,10 +71,21 @@ impl Clock {
         Duration::try_from(when.duration_since(self.now())).unwrap_or(Duration::ZERO)
     }
 
+    /// How long ago `when` was; zero if that is still to come.
+    pub fn elapsed(&self, when: Timestamp) -> Duration {
+        Duration::try_from(self.now().duration_since(when)).unwrap_or(Duration::ZERO)
+    }
+
     /// Waits until `when`.
     pub async fn sleep_until(&self, when: Timestamp) {
         tokio::time::sleep(self.until(when)).await;
     }
+}
+
+/// A moment to measure waits from: monotonic, and nothing that is told or stored.
+#[expect(clippy::disallowed_methods, reason = "this is the one place")]
+pub(crate) fn instant() -> Instant {
+    Instant::now()
 }
 
 #[cfg(test)]
@@ -94,5 +108,28 @@ mod tests {
             .sleep_until("2025-01-01T00:00:00Z".parse().unwrap())
             .await;
         assert_eq!(clock.now_seconds(), epoch);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_to_come_has_not_elapsed() {
+        let epoch: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let clock = Clock::simulated(epoch);
+        tokio::time::sleep(Duration::from_secs(7)).await;
+        assert_eq!(clock.elapsed(epoch), Duration::from_secs(7));
+        assert_eq!(clock.elapsed(Timestamp::MAX), Duration::ZERO);
+        assert_eq!(clock.until(epoch), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_until_a_fraction_of_a_millisecond_does_not_end_early() {
+        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
+        let when: Timestamp = "2026-01-01T00:00:01.000100Z".parse().unwrap();
+        clock.sleep_until(when).await;
+        assert!(clock.now() >= when);
+    }
+
+    #[test]
+    fn real_time_is_told_in_whole_microseconds() {
+        assert_eq!(Clock::real().now().subsec_nanosecond() % 1000, 0);
     }
 }

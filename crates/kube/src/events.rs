@@ -11,6 +11,11 @@ use kube::{Api, Client, api::PostParams};
 
 use crate::Clock;
 
+/// Longest name of an object.
+const NAME_BYTES: usize = 253;
+/// Longest message that the API server takes.
+const MESSAGE_BYTES: usize = 1024;
+
 /// Severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventType {
@@ -88,19 +93,14 @@ impl Recorder {
         Event {
             metadata: ObjectMeta {
                 name: Some(event_name(announcement)),
-                namespace: Some(
-                    about
-                        .namespace
-                        .clone()
-                        .unwrap_or_else(|| "default".to_owned()),
-                ),
+                namespace: Some(namespace_of(about)),
                 annotations: Some([("refit.dev/occurrence".to_owned(), occurrence.clone())].into()),
                 ..ObjectMeta::default()
             },
             involved_object: about.clone(),
             type_: Some(format!("{type_:?}")),
             reason: Some(reason.clone()),
-            message: Some(message.clone()),
+            message: Some(shortened(message)),
             source: Some(EventSource {
                 component: Some(self.component.clone()),
                 host: None,
@@ -124,11 +124,42 @@ fn event_name(announcement: &Announcement) -> String {
         announcement.message,
         announcement.occurrence,
     ]));
-    format!(
-        "{}.{}",
-        about.name.as_deref().unwrap_or("object"),
-        &hash[..16]
-    )
+    let suffix = format!(".{}", &hash[..16]);
+    let name: String = about
+        .name
+        .as_deref()
+        .unwrap_or_default()
+        .chars()
+        .map(|c| match c.to_ascii_lowercase() {
+            c @ ('a'..='z' | '0'..='9' | '-' | '.') => c,
+            _ => '-',
+        })
+        .take(NAME_BYTES - suffix.len())
+        .collect();
+    // The name of the object may have been cut at a dash or a dot.
+    let name = name.trim_matches(['-', '.']);
+    let name = if name.is_empty() { "object" } else { name };
+    format!("{name}{suffix}")
+}
+
+/// Events live beside what they are about; what has no namespace has its events in `default`.
+fn namespace_of(about: &ObjectReference) -> String {
+    about
+        .namespace
+        .clone()
+        .filter(|namespace| !namespace.is_empty())
+        .unwrap_or_else(|| "default".to_owned())
+}
+
+fn shortened(message: &str) -> String {
+    if message.len() <= MESSAGE_BYTES {
+        return message.to_owned();
+    }
+    let mut end = MESSAGE_BYTES - "...".len();
+    while !message.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}...", &message[..end])
 }
 
 #[cfg(test)]
@@ -163,5 +194,35 @@ mod tests {
             event_name(&announcement("m-1-1")),
             event_name(&announcement("m-1-2"))
         );
+    }
+
+    #[test]
+    fn the_name_is_valid_whatever_the_object_is_called() {
+        let mut long = announcement("o");
+        long.about.name = Some(format!("{}.x", "M".repeat(235)));
+        let name = event_name(&long);
+        assert!(name.len() <= NAME_BYTES, "{}", name.len());
+        assert!(!name.contains("..") && !name.contains(".-") && !name.contains("-."));
+        assert_eq!(name, name.to_lowercase());
+        let mut odd = announcement("o");
+        odd.about.name = Some("system:node:A_b".into());
+        assert!(event_name(&odd).starts_with("system-node-a-b."));
+        odd.about.name = None;
+        assert!(event_name(&odd).starts_with("object."));
+    }
+
+    #[test]
+    fn an_object_without_namespace_has_its_events_in_default() {
+        let mut node = announcement("o").about;
+        assert_eq!(namespace_of(&node), "default");
+        node.namespace = Some(String::new());
+        assert_eq!(namespace_of(&node), "default");
+    }
+
+    #[test]
+    fn a_long_message_is_cut_between_characters() {
+        let short = shortened(&"\u{e9}".repeat(1000));
+        assert!(short.len() <= MESSAGE_BYTES && short.ends_with("\u{e9}..."));
+        assert_eq!(shortened("all of it"), "all of it");
     }
 }

@@ -21,6 +21,7 @@ pub mod client;
 pub mod clock;
 pub mod events;
 pub mod gate;
+mod guard;
 pub mod net;
 pub mod queue;
 pub mod serve;

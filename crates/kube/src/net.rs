@@ -27,7 +27,10 @@ const BACKLOG: usize = 1024;
 /// A byte stream between a client and a server.
 pub struct Stream {
     inner: Inner,
+    /// Gate of the process that dialled.
     gate: Option<Arc<dyn Gate>>,
+    /// Gate of the process that accepted, at its own end.
+    acceptor: Option<Arc<dyn Gate>>,
 }
 
 enum Inner {
@@ -40,13 +43,24 @@ impl Stream {
         Self {
             inner: Inner::Memory(inner),
             gate,
+            acceptor: None,
         }
     }
 
+    fn tcp(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        Ok(Self {
+            inner: Inner::Tcp(stream),
+            gate: None,
+            acceptor: None,
+        })
+    }
+
     fn dead(&self) -> bool {
-        self.gate
-            .as_ref()
-            .is_some_and(|gate| gate.fate() == Fate::Dead)
+        let dead = |gate: &Option<Arc<dyn Gate>>| {
+            gate.as_ref().is_some_and(|gate| gate.fate() == Fate::Dead)
+        };
+        dead(&self.gate) || dead(&self.acceptor)
     }
 }
 
@@ -132,14 +146,7 @@ impl Dialer {
     /// Opens a stream.
     pub async fn dial(&self, host: &str, port: u16) -> io::Result<Stream> {
         match self {
-            Self::Tcp => {
-                let stream = TcpStream::connect((host, port)).await?;
-                stream.set_nodelay(true)?;
-                Ok(Stream {
-                    inner: Inner::Tcp(stream),
-                    gate: None,
-                })
-            }
+            Self::Tcp => Stream::tcp(TcpStream::connect((host, port)).await?),
             Self::Memory(network, gate) => network.dial(host, port, gate).await,
         }
     }
@@ -154,7 +161,10 @@ impl MemoryNetwork {
     pub fn listen(&self, host: &str, port: u16) -> Listener {
         let (sender, receiver) = mpsc::channel(BACKLOG);
         self.lock().insert(format!("{host}:{port}"), sender);
-        Listener(ListenerInner::Memory(receiver))
+        Listener {
+            inner: ListenerInner::Memory(receiver),
+            gate: None,
+        }
     }
 
     /// Ends listening at `host:port`: connections are refused from now on.
@@ -188,8 +198,16 @@ impl MemoryNetwork {
 }
 
 /// Accepts streams.
-#[derive(Debug)]
-pub struct Listener(ListenerInner);
+pub struct Listener {
+    inner: ListenerInner,
+    gate: Option<Arc<dyn Gate>>,
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Listener").field(&self.inner).finish()
+    }
+}
 
 #[derive(Debug)]
 enum ListenerInner {
@@ -200,12 +218,23 @@ enum ListenerInner {
 impl Listener {
     /// Listens on TCP.
     pub async fn tcp(address: std::net::SocketAddr) -> io::Result<Self> {
-        Ok(Self(ListenerInner::Tcp(TcpListener::bind(address).await?)))
+        Ok(Self {
+            inner: ListenerInner::Tcp(TcpListener::bind(address).await?),
+            gate: None,
+        })
+    }
+
+    /// The same listener for one incarnation of a process: when its gate says it is dead, it
+    /// neither accepts nor answers any more.
+    #[must_use]
+    pub fn behind(mut self, gate: Arc<dyn Gate>) -> Self {
+        self.gate = Some(gate);
+        self
     }
 
     /// The address, where the listener is on TCP.
     pub fn local_addr(&self) -> Option<std::net::SocketAddr> {
-        match &self.0 {
+        match &self.inner {
             ListenerInner::Tcp(listener) => listener.local_addr().ok(),
             ListenerInner::Memory(_) => None,
         }
@@ -213,18 +242,17 @@ impl Listener {
 
     /// Waits for the next stream; `None` once nobody can dial any more.
     pub async fn accept(&mut self) -> Option<io::Result<Stream>> {
-        match &mut self.0 {
-            ListenerInner::Tcp(listener) => {
-                Some(listener.accept().await.and_then(|(stream, _)| {
-                    stream.set_nodelay(true)?;
-                    Ok(Stream {
-                        inner: Inner::Tcp(stream),
-                        gate: None,
-                    })
-                }))
-            }
-            ListenerInner::Memory(receiver) => receiver.recv().await.map(Ok),
+        let mut accepted = match &mut self.inner {
+            ListenerInner::Tcp(listener) => listener
+                .accept()
+                .await
+                .and_then(|(stream, _)| Stream::tcp(stream)),
+            ListenerInner::Memory(receiver) => Ok(receiver.recv().await?),
+        };
+        if let Ok(stream) = &mut accepted {
+            stream.acceptor.clone_from(&self.gate);
         }
+        Some(accepted)
     }
 }
 
@@ -296,5 +324,23 @@ mod tests {
             far.read(&mut text).await.unwrap_err().kind(),
             io::ErrorKind::ConnectionReset
         );
+    }
+
+    #[tokio::test]
+    async fn what_a_killed_server_answers_is_never_read() {
+        let network = MemoryNetwork::default();
+        let switch = Arc::new(Switch(AtomicBool::new(false)));
+        let mut listener = network.listen("hooks", 443).behind(switch.clone());
+        let mut near = Dialer::Memory(network, Arc::new(Open))
+            .dial("hooks", 443)
+            .await
+            .unwrap();
+        let mut far = listener.accept().await.unwrap().unwrap();
+        switch.0.store(true, Ordering::SeqCst);
+        let error = far.write_all(b"Success").await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+        drop(far);
+        let mut text = Vec::new();
+        assert_eq!(near.read_to_end(&mut text).await.unwrap(), 0);
     }
 }

@@ -10,6 +10,8 @@ use std::{
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use tokio::{sync::Notify, time::Instant};
 
+use crate::clock::instant;
+
 /// First wait after a failed reconcile.
 const BACKOFF_FLOOR: Duration = Duration::from_secs(1);
 /// Longest wait after failed reconciles.
@@ -46,9 +48,56 @@ struct Shared<K> {
 }
 
 struct State<K> {
+    /// When each key is due that was asked for.
     due: BTreeMap<K, Instant>,
+    /// The same in order, without the keys that are worked on.
+    order: BTreeSet<(Instant, K)>,
     running: BTreeSet<K>,
     failures: BTreeMap<K, u32>,
+}
+
+impl<K: Ord + Clone> State<K> {
+    /// Notes that a key is due then, or earlier if it was asked for before.
+    fn ask(&mut self, key: K, due: Instant) {
+        match self.due.insert(key.clone(), due) {
+            Some(known) if known <= due => {
+                self.due.insert(key, known);
+                return;
+            }
+            Some(known) => {
+                self.order.remove(&(known, key.clone()));
+            }
+            None => {}
+        }
+        if !self.running.contains(&key) {
+            self.order.insert((due, key));
+        }
+    }
+
+    /// Gives out the first key that is due, or says when there will be one.
+    fn take(&mut self, now: Instant) -> Result<K, Option<Instant>> {
+        match self.order.pop_first() {
+            None => Err(None),
+            Some((due, key)) if due > now => {
+                self.order.insert((due, key));
+                Err(Some(due))
+            }
+            Some((_, key)) => {
+                self.due.remove(&key);
+                self.running.insert(key.clone());
+                Ok(key)
+            }
+        }
+    }
+
+    /// Notes that nobody works on a key any more. It may have been asked for meanwhile.
+    fn release(&mut self, key: &K) {
+        if self.running.remove(key)
+            && let Some(due) = self.due.get(key)
+        {
+            self.order.insert((*due, key.clone()));
+        }
+    }
 }
 
 impl<K: Ord + Clone> Default for Queue<K> {
@@ -56,6 +105,7 @@ impl<K: Ord + Clone> Default for Queue<K> {
         Self(Arc::new(Shared {
             state: Mutex::new(State {
                 due: BTreeMap::new(),
+                order: BTreeSet::new(),
                 running: BTreeSet::new(),
                 failures: BTreeMap::new(),
             }),
@@ -71,13 +121,8 @@ impl<K: Ord + Clone> Queue<K> {
     }
 
     /// Asks for a reconcile after a time. An earlier request stays.
-    #[expect(clippy::disallowed_methods, reason = "waits are measured, not told")]
     pub fn add_after(&self, key: K, delay: Duration) {
-        let due = Instant::now() + delay;
-        let mut state = self.lock();
-        let entry = state.due.entry(key).or_insert(due);
-        *entry = (*entry).min(due);
-        drop(state);
+        self.lock().ask(key, instant() + delay);
         self.0.changed.notify_one();
     }
 
@@ -91,32 +136,12 @@ impl<K: Ord + Clone> Queue<K> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    #[expect(clippy::disallowed_methods, reason = "waits are measured, not told")]
-    fn take(&self) -> Result<K, Option<Instant>> {
-        let mut state = self.lock();
-        let now = Instant::now();
-        let free = |state: &State<K>| {
-            state
-                .due
-                .iter()
-                .filter(|(key, _)| !state.running.contains(*key))
-                .min_by(|(k1, t1), (k2, t2)| t1.cmp(t2).then_with(|| k1.cmp(k2)))
-                .map(|(key, due)| (key.clone(), *due))
-        };
-        match free(&state) {
-            None => Err(None),
-            Some((_, due)) if due > now => Err(Some(due)),
-            Some((key, _)) => {
-                state.due.remove(&key);
-                state.running.insert(key.clone());
-                Ok(key)
-            }
-        }
-    }
-
+    /// Waits for the next key. A key is given out in the poll that ends the wait, so a wait that is
+    /// dropped takes none with it; nor a notification, as each wait begins with a look.
     async fn next(&self) -> K {
         loop {
-            match self.take() {
+            let wait = self.lock().take(instant());
+            match wait {
                 Ok(key) => return key,
                 Err(None) => self.0.changed.notified().await,
                 Err(Some(due)) => {
@@ -130,35 +155,35 @@ impl<K: Ord + Clone> Queue<K> {
         }
     }
 
-    fn done<E: std::fmt::Display>(&self, key: K, outcome: &Result<Action, E>) {
-        let delay = {
-            let mut state = self.lock();
-            state.running.remove(&key);
-            match outcome {
-                Ok(action) => {
-                    state.failures.remove(&key);
-                    match action {
-                        Action::Done => None,
-                        Action::RequeueAfter(delay) => Some(*delay),
-                    }
-                }
-                Err(_) => {
-                    let failures = state.failures.entry(key.clone()).or_insert(0);
-                    let wait = BACKOFF_FLOOR * 2_u32.pow((*failures).min(6));
-                    *failures = failures.saturating_add(1);
-                    Some(wait.min(BACKOFF_CEILING))
+    fn done<E>(&self, key: K, outcome: &Result<Action, E>) {
+        let mut state = self.lock();
+        state.release(&key);
+        let delay = match outcome {
+            Ok(action) => {
+                state.failures.remove(&key);
+                match action {
+                    Action::Done => None,
+                    Action::RequeueAfter(delay) => Some(*delay),
                 }
             }
+            Err(_) => {
+                let failures = state.failures.entry(key.clone()).or_insert(0);
+                let wait = BACKOFF_FLOOR * 2_u32.pow((*failures).min(6));
+                *failures = failures.saturating_add(1);
+                Some(wait.min(BACKOFF_CEILING))
+            }
         };
-        match delay {
-            Some(delay) => self.add_after(key, delay),
-            // A key that was added while it ran is due already.
-            None => self.0.changed.notify_one(),
+        if let Some(delay) = delay {
+            state.ask(key, instant() + delay);
         }
+        drop(state);
+        // Also without a delay: a key that was added while it ran may be due.
+        self.0.changed.notify_one();
     }
 
     /// Works on keys for ever, at most `concurrency` at once and never one key twice at once.
-    /// A failed reconcile comes back after a growing wait. Dropping the future stops the work.
+    /// A failed reconcile comes back after a growing wait. Dropping the future stops the work; what
+    /// it was at is due again at once, for whoever works on the queue next.
     pub async fn work<F, Fut, E>(&self, name: &str, concurrency: usize, mut reconcile: F)
     where
         F: FnMut(K) -> Fut,
@@ -166,6 +191,12 @@ impl<K: Ord + Clone> Queue<K> {
         E: std::fmt::Display,
         K: std::fmt::Debug,
     {
+        let concurrency = concurrency.max(1);
+        // Before the futures, so that it is dropped after them.
+        let mut taken = Taken {
+            queue: self,
+            keys: BTreeSet::new(),
+        };
         let mut running = FuturesUnordered::new();
         loop {
             tokio::select! {
@@ -174,14 +205,34 @@ impl<K: Ord + Clone> Queue<K> {
                     if let Err(error) = &outcome {
                         tracing::warn!(controller = name, ?key, error = format!("{error:#}"), "reconcile failed");
                     }
+                    taken.keys.remove(&key);
                     self.done(key, &outcome);
                 }
                 key = self.next(), if running.len() < concurrency => {
+                    taken.keys.insert(key.clone());
                     let future = reconcile(key.clone());
                     running.push(async move { (key, future.await) });
                 }
             }
         }
+    }
+}
+
+/// The keys that one [`Queue::work`] is at.
+struct Taken<'a, K: Ord + Clone> {
+    queue: &'a Queue<K>,
+    keys: BTreeSet<K>,
+}
+
+impl<K: Ord + Clone> Drop for Taken<'_, K> {
+    fn drop(&mut self) {
+        let mut state = self.queue.lock();
+        for key in std::mem::take(&mut self.keys) {
+            state.release(&key);
+            state.ask(key, instant());
+        }
+        drop(state);
+        self.queue.0.changed.notify_one();
     }
 }
 
@@ -245,5 +296,168 @@ mod tests {
         })
         .await;
         assert_eq!(seen.len(), 4);
+    }
+
+    /// Works on `queue` for some seconds with reconciles that take a second, and returns what began
+    /// when, in seconds.
+    async fn trace(
+        seconds: u64,
+        queue: &Queue<&'static str>,
+        concurrency: usize,
+    ) -> Vec<(u64, &'static str)> {
+        let begin = instant();
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let work = queue.work("test", concurrency, |key| {
+            seen.borrow_mut().push((begin.elapsed().as_secs(), key));
+            async {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                Ok::<_, String>(Action::Done)
+            }
+        });
+        let _ = tokio::time::timeout(Duration::from_secs(seconds), work).await;
+        seen.take()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn keys_that_are_due_at_once_go_out_in_order() {
+        let queue = Queue::default();
+        for key in ["c", "a", "b"] {
+            queue.add(key);
+        }
+        assert_eq!(trace(10, &queue, 1).await, [(0, "a"), (1, "b"), (2, "c")]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_than_the_concurrency_run_at_once() {
+        let queue = Queue::default();
+        for key in ["a", "b", "c", "d", "e"] {
+            queue.add(key);
+        }
+        let starts: Vec<_> = trace(10, &queue, 2).await.iter().map(|s| s.0).collect();
+        assert_eq!(starts, [0, 0, 1, 1, 2]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_that_is_asked_for_while_it_runs_runs_again_afterwards() {
+        let queue = Queue::default();
+        queue.add("a");
+        let ask = async {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            queue.add("a");
+            queue.add("a");
+            std::future::pending::<()>().await;
+        };
+        let seen = tokio::select! {
+            biased;
+            () = ask => unreachable!(),
+            seen = trace(10, &queue, 4) => seen,
+        };
+        assert_eq!(seen, [(0, "a"), (1, "a")]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_key_is_lost_between_many_adders_and_two_workers() {
+        let queue = Queue::default();
+        let seen = RefCell::new(BTreeMap::<u32, u32>::new());
+        let work = || {
+            queue.work("test", 3, |key: u32| {
+                *seen.borrow_mut().entry(key).or_default() += 1;
+                async move {
+                    tokio::time::sleep(Duration::from_millis(u64::from(key % 7))).await;
+                    Ok::<_, String>(Action::Done)
+                }
+            })
+        };
+        let add = |part: u32| {
+            let queue = &queue;
+            async move {
+                for key in 0..100 {
+                    queue.add(part * 1000 + key);
+                    if key % 5 == 0 {
+                        tokio::time::sleep(Duration::from_millis(u64::from(part))).await;
+                    }
+                }
+            }
+        };
+        let adders = async {
+            futures::join!(add(1), add(2), add(3), add(4));
+            tokio::time::sleep(Duration::from_secs(60)).await;
+        };
+        tokio::select! {
+            biased;
+            () = work() => unreachable!(),
+            () = work() => unreachable!(),
+            () = adders => {}
+        }
+        assert_eq!(seen.borrow().len(), 400);
+        assert_eq!(queue.depth(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_that_is_dropped_takes_no_key_with_it() {
+        let queue = Queue::default();
+        for _ in 0..3 {
+            let wait = tokio::time::timeout(Duration::from_secs(1), queue.next());
+            assert!(wait.await.is_err());
+        }
+        // Notified, but dropped before it looked.
+        let mut wait = Box::pin(queue.next());
+        assert!(futures::poll!(&mut wait).is_pending());
+        queue.add("a");
+        drop(wait);
+        let next = tokio::time::timeout(Duration::from_secs(1), queue.next());
+        assert_eq!(next.await, Ok("a"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_under_way_when_the_work_was_dropped_is_due_again() {
+        let queue = Queue::default();
+        queue.add("a");
+        let work = queue.work("test", 1, |_| std::future::pending::<Result<Action, String>>());
+        assert!(tokio::time::timeout(Duration::from_secs(1), work).await.is_err());
+        assert_eq!(queue.depth(), 1);
+        assert_eq!(trace(3, &queue, 1).await, [(0, "a")]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_success_makes_the_next_wait_short_again() {
+        let queue = Queue::default();
+        queue.add("a");
+        let begin = instant();
+        let seen = RefCell::new(Vec::new());
+        let work = queue.work("test", 1, |_| {
+            let mut seen = seen.borrow_mut();
+            seen.push(begin.elapsed().as_secs());
+            let outcome = match seen.len() {
+                3 => Ok(Action::RequeueAfter(Duration::from_secs(1))),
+                _ => Err("no"),
+            };
+            async move { outcome }
+        });
+        let _ = tokio::time::timeout(Duration::from_secs(6), work).await;
+        assert_eq!(*seen.borrow(), [0, 1, 3, 4, 5]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_does_not_wait_for_the_backoff() {
+        let queue = Queue::default();
+        queue.add("a");
+        let begin = instant();
+        let seen = RefCell::new(Vec::new());
+        let work = queue.work("test", 1, |_| {
+            seen.borrow_mut().push(begin.elapsed().as_millis());
+            async { Err::<Action, _>("no") }
+        });
+        let change = async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            queue.add("a");
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        };
+        tokio::select! {
+            biased;
+            () = work => unreachable!(),
+            () = change => {}
+        }
+        assert_eq!(*seen.borrow(), [0, 300]);
     }
 }

@@ -4,9 +4,12 @@ use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, Response};
-use hyper::body::Incoming;
+use hyper::{
+    body::Incoming,
+    rt::{Executor, Read, Write},
+};
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
+    rt::{TokioIo, TokioTimer},
     server::conn::auto::Builder,
     service::TowerToHyperService,
 };
@@ -17,30 +20,21 @@ use tower::{BoxError, Service};
 
 use crate::net::{Listener, Stream};
 
-/// Drives a connection to its end, gracefully once the server closes.
-macro_rules! drive {
-    ($connection:expr, $closing:expr) => {{
-        let connection = $connection;
-        tokio::pin!(connection);
-        tokio::select! {
-            biased;
-            outcome = connection.as_mut() => outcome,
-            () = $closing.cancelled() => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
-        }
-    }};
-}
-
 /// How long a handshake may take.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
+/// How long the head of the next HTTP/1 request may take, and so how long a connection may idle:
+/// longer than clients keep theirs, so that no request meets a closing connection.
+const HEAD_DEADLINE: Duration = Duration::from_secs(100);
+/// How often a quiet HTTP/2 peer is asked whether it is still there, and how long it may think.
+const PING: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(20));
+/// How long open connections may go on once the server stops.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 /// How many connections are served at once; further ones wait to be accepted.
 const MAX_CONNECTIONS: usize = 4096;
 
 /// Serves until `stop` completes, then ends open connections gracefully for at most 5 s.
 ///
-/// With `tls` absent the streams carry plain HTTP. Dropping the future ends everything at once.
+/// With `tls` absent the streams carry plain HTTP/1. Dropping the future ends everything at once.
 pub async fn serve<S, B>(
     mut listener: Listener,
     tls: Option<Arc<rustls::ServerConfig>>,
@@ -74,17 +68,20 @@ pub async fn serve<S, B>(
                 Some(Ok(stream)) => {
                     let connection =
                         connection(stream, acceptor.clone(), service.clone(), closing.clone());
-                    connections.spawn(connection);
+                    connections.spawn(async move {
+                        if let Err(error) = connection.await {
+                            tracing::debug!(%error, "a connection ended early");
+                        }
+                    });
                 }
             },
         }
     }
+    // Who dials from now on is refused at once instead of waiting for an answer.
+    drop(listener);
     closing.cancel();
     let drained = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(Duration::from_secs(5), drained)
-        .await
-        .is_err()
-    {
+    if tokio::time::timeout(DRAIN_DEADLINE, drained).await.is_err() {
         tracing::debug!("open connections were cut at shutdown");
     }
 }
@@ -94,7 +91,8 @@ async fn connection<S, B>(
     acceptor: Option<TlsAcceptor>,
     service: S,
     closing: CancellationToken,
-) where
+) -> Result<(), BoxError>
+where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>
         + Clone
         + Send
@@ -103,30 +101,83 @@ async fn connection<S, B>(
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let service = TowerToHyperService::new(service);
-    let mut builder = Builder::new(TokioExecutor::new());
+    let Some(acceptor) = acceptor else {
+        return talk(TokioIo::new(stream), false, service, closing).await;
+    };
+    let handshake = tokio::time::timeout(HANDSHAKE_DEADLINE, acceptor.accept(stream));
+    let stream = tokio::select! {
+        biased;
+        () = closing.cancelled() => return Ok(()),
+        outcome = handshake => outcome.map_err(|_| "the TLS handshake took too long")??,
+    };
+    let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    talk(TokioIo::new(stream), h2, service, closing).await
+}
+
+/// Speaks HTTP to the end of a connection. The version is what TLS agreed on: waiting for the
+/// first bytes to tell it would have no deadline.
+async fn talk<I, S, B>(
+    io: I,
+    h2: bool,
+    service: S,
+    closing: CancellationToken,
+) -> Result<(), BoxError>
+where
+    I: Read + Write + Unpin + Send + 'static,
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>
+        + Clone
+        + Send
+        + 'static,
+    S::Future: Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let ended = CancellationToken::new();
+    let _guard = ended.clone().drop_guard();
+    let mut builder = Builder::new(Owned(ended));
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(Duration::from_secs(30));
-    builder.http2().timer(TokioTimer::new());
-    let outcome: Result<(), BoxError> = match acceptor {
-        None => {
-            let connection = builder.serve_connection(TokioIo::new(stream), service);
-            drive!(connection, closing)
-        }
-        Some(acceptor) => {
-            match tokio::time::timeout(HANDSHAKE_DEADLINE, acceptor.accept(stream)).await {
-                Err(_) => Err("the TLS handshake took too long".into()),
-                Ok(Err(error)) => Err(error.into()),
-                Ok(Ok(stream)) => {
-                    let connection = builder.serve_connection(TokioIo::new(stream), service);
-                    drive!(connection, closing)
-                }
-            }
-        }
+        .header_read_timeout(HEAD_DEADLINE);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING.0)
+        .keep_alive_timeout(PING.1);
+    let builder = if h2 {
+        builder.http2_only()
+    } else {
+        builder.http1_only()
     };
-    if let Err(error) = outcome {
-        tracing::debug!(%error, "a connection ended early");
+    let connection = builder.serve_connection(io, TowerToHyperService::new(service));
+    tokio::pin!(connection);
+    tokio::select! {
+        biased;
+        outcome = connection.as_mut() => return outcome,
+        () = closing.cancelled() => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    connection.await
+}
+
+/// Runs the streams of an HTTP/2 connection for as long as the connection lives: none is left
+/// behind when its server is dropped.
+#[derive(Clone)]
+struct Owned(CancellationToken);
+
+impl<F> Executor<F> for Owned
+where
+    F: Future + Send + 'static,
+    F::Output: Send,
+{
+    fn execute(&self, stream: F) {
+        let ended = self.0.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                biased;
+                () = ended.cancelled() => {}
+                _ = stream => {}
+            }
+        });
     }
 }

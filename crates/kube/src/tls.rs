@@ -1,6 +1,6 @@
 //! Certificates and server configuration with reload.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
@@ -60,7 +60,7 @@ impl std::fmt::Debug for KeyAndCert {
     }
 }
 
-/// From when until when a certificate is good.
+/// From when until when a certificate is good, to the second; before 1970 counts as 1970.
 #[derive(Clone, Copy, Debug)]
 pub struct Validity {
     /// Not before.
@@ -71,14 +71,13 @@ pub struct Validity {
 
 impl Validity {
     fn set(self, params: &mut CertificateParams) {
-        let ymd = |t: Timestamp| {
-            let date = t.to_zoned(jiff::tz::TimeZone::UTC).date();
-            let month = u8::try_from(date.month()).expect("a month is between 1 and 12");
-            let day = u8::try_from(date.day()).expect("a day is between 1 and 31");
-            rcgen::date_time_ymd(i32::from(date.year()), month, day)
+        let epoch = rcgen::date_time_ymd(1970, 1, 1);
+        let at = |time: Timestamp| {
+            let seconds = u64::try_from(time.as_second()).unwrap_or_default();
+            epoch + Duration::from_secs(seconds)
         };
-        params.not_before = ymd(self.from);
-        params.not_after = ymd(self.until);
+        params.not_before = at(self.from);
+        params.not_after = at(self.until);
     }
 }
 

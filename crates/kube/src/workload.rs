@@ -14,6 +14,7 @@ use kube::{
 
 use crate::{
     Clock, ObjectKey,
+    apply::is_not_found,
     client::{ClientError, ClientStack},
 };
 
@@ -58,7 +59,8 @@ pub struct Workloads {
 #[derive(Clone)]
 struct Known {
     secret_version: String,
-    checked: Timestamp,
+    /// When the Secret was last read; `None` asks for another look.
+    checked: Option<Timestamp>,
     client: Client,
 }
 
@@ -86,19 +88,23 @@ impl Workloads {
         let now = self.clock.now();
         let known = self.lock().get(&key).cloned();
         if let Some(known) = &known
-            && now.duration_since(known.checked) < RECHECK
+            && let Some(checked) = known.checked
+            && now.duration_since(checked) < RECHECK
         {
             return Ok(known.client.clone());
         }
         let api: Api<Secret> = Api::namespaced(self.management.clone(), namespace);
-        let secret = api
-            .get(&key.name)
-            .await
-            .map_err(|source| WorkloadError::Secret {
+        let secret = api.get(&key.name).await.map_err(|source| {
+            if is_not_found(&source) {
+                // The cluster is gone, or its access was withdrawn.
+                self.lock().remove(&key);
+            }
+            WorkloadError::Secret {
                 secret: key.clone(),
                 cluster: cluster.to_owned(),
                 source: Box::new(source),
-            })?;
+            }
+        })?;
         let secret_version = secret.resource_version().unwrap_or_default();
         let client = match known {
             Some(known) if known.secret_version == secret_version => known.client,
@@ -106,17 +112,20 @@ impl Workloads {
         };
         let known = Known {
             secret_version,
-            checked: now,
+            checked: Some(now),
             client: client.clone(),
         };
         self.lock().insert(key, known);
         Ok(client)
     }
 
-    /// Reads the Secret again at the next call: for when the cluster refuses our credentials.
+    /// Reads the Secret again at the next call: for when the cluster does not answer or refuses our
+    /// credentials. Only a changed Secret makes a new client, so this costs no connection.
     pub fn forget(&self, namespace: &str, cluster: &str) {
-        self.lock()
-            .remove(&ObjectKey::new(namespace, kubeconfig_secret_name(cluster)));
+        let key = ObjectKey::new(namespace, kubeconfig_secret_name(cluster));
+        if let Some(known) = self.lock().get_mut(&key) {
+            known.checked = None;
+        }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<ObjectKey, Known>> {
@@ -141,7 +150,61 @@ async fn config_of(key: &ObjectKey, secret: &Secret) -> Result<Config, WorkloadE
         .ok_or_else(|| wrong("there is no such key".to_owned()))?;
     let text = std::str::from_utf8(&data.0).map_err(|e| wrong(e.to_string()))?;
     let kubeconfig = Kubeconfig::from_yaml(text).map_err(|e| wrong(e.to_string()))?;
+    if let Some(what) = reaches_out(&kubeconfig) {
+        return Err(wrong(format!("it names {what}, which is not followed")));
+    }
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
         .map_err(|e| wrong(e.to_string()))
+}
+
+/// What in a kubeconfig would make us run a program or read a file of our own host. Whoever may
+/// write a Secret in some namespace must not have that power over this process.
+fn reaches_out(kubeconfig: &Kubeconfig) -> Option<&'static str> {
+    let clusters = kubeconfig.clusters.iter().filter_map(|c| c.cluster.as_ref());
+    if clusters.into_iter().any(|c| c.certificate_authority.is_some()) {
+        return Some("a file (certificate-authority)");
+    }
+    let users = kubeconfig.auth_infos.iter().filter_map(|u| u.auth_info.as_ref());
+    users.into_iter().find_map(|user| {
+        [
+            (user.exec.is_some(), "a program (exec)"),
+            (user.auth_provider.is_some(), "a program (auth-provider)"),
+            (user.token_file.is_some(), "a file (tokenFile)"),
+            (user.client_certificate.is_some(), "a file (client-certificate)"),
+            (user.client_key.is_some(), "a file (client-key)"),
+        ]
+        .into_iter()
+        .find_map(|(named, what)| named.then_some(what))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kubeconfig(cluster: &str, user: &str) -> Kubeconfig {
+        Kubeconfig::from_yaml(&format!(
+            "{{apiVersion: v1, kind: Config, current-context: c, \
+             clusters: [{{name: c, cluster: {{server: 'https://h', {cluster}}}}}], \
+             users: [{{name: u, user: {{{user}}}}}], \
+             contexts: [{{name: c, context: {{cluster: c, user: u}}}}]}}"
+        ))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_kubeconfig_that_carries_its_credentials_is_taken() {
+        let inline = kubeconfig("certificate-authority-data: eA==", "token: t");
+        assert_eq!(reaches_out(&inline), None);
+    }
+
+    #[test]
+    fn a_kubeconfig_that_runs_a_program_or_reads_a_file_is_not() {
+        let program = "exec: {apiVersion: client.authentication.k8s.io/v1, command: id}";
+        assert!(reaches_out(&kubeconfig("", program)).is_some());
+        assert!(reaches_out(&kubeconfig("", "tokenFile: /t")).is_some());
+        assert!(reaches_out(&kubeconfig("", "client-key: /k")).is_some());
+        assert!(reaches_out(&kubeconfig("certificate-authority: /ca", "")).is_some());
+    }
 }

@@ -1,0 +1,440 @@
+use std::collections::BTreeMap;
+
+use refit_api::refit::{Role, StepAction};
+
+use super::*;
+use crate::state::Record;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + second).unwrap()
+}
+
+fn step(id: &str, gate: Gate, type_: StepType) -> PlannedStep {
+    PlannedStep {
+        id: id.to_owned(),
+        gate,
+        action: StepAction {
+            type_,
+            version: "v1.35.0".to_owned(),
+            role: Some(Role::Worker),
+        },
+        disruptive: gate == Gate::Disrupt,
+    }
+}
+
+fn spec(gate: Gate) -> HostPlanSpec {
+    HostPlanSpec {
+        node_update: "m-1".to_owned(),
+        plan_id: "p".to_owned(),
+        gate,
+        abort: false,
+        steps: vec![
+            step("preflight", Gate::Stage, StepType::Preflight),
+            step("kubeadm-install", Gate::Stage, StepType::KubeadmInstall),
+            step("kubeadm-upgrade", Gate::Upgrade, StepType::KubeadmUpgrade),
+            step("kubelet-restart", Gate::Disrupt, StepType::KubeletRestart),
+        ],
+    }
+}
+
+/// A journal in which `done` steps ended well.
+fn journal(gate: Gate, done: &[&str]) -> JournalState {
+    let mut state = JournalState::default();
+    let spec = spec(gate);
+    state.apply(&Record::PlanAccepted {
+        plan: spec.plan_id.clone(),
+        node_update: spec.node_update.clone(),
+        steps: spec.steps,
+        packages: BTreeMap::from([("kubeadm".to_owned(), "1.34.2-1.1".to_owned())]),
+        at: at(0),
+    });
+    state.apply(&Record::GateSeen {
+        plan: "p".to_owned(),
+        gate,
+    });
+    for step in done {
+        start(&mut state, step, 1);
+        finish(&mut state, step, 1, Outcome::Done, 10);
+    }
+    state
+}
+
+fn start(state: &mut JournalState, step: &str, attempt: i32) {
+    state.apply(&Record::StepStarted {
+        plan: "p".to_owned(),
+        step: step.to_owned(),
+        attempt,
+        unit: unit_name("p", step, attempt),
+        boot_id: "b1".to_owned(),
+        at: at(5),
+    });
+}
+
+fn finish(state: &mut JournalState, step: &str, attempt: i32, outcome: Outcome, second: i64) {
+    state.apply(&Record::StepFinished {
+        plan: "p".to_owned(),
+        step: step.to_owned(),
+        attempt,
+        outcome,
+        reason: String::new(),
+        message: String::new(),
+        at: at(second),
+    });
+}
+
+fn fail(state: &mut JournalState, step: &str, attempts: i32) {
+    for attempt in 1..=attempts {
+        start(state, step, attempt);
+        finish(state, step, attempt, Outcome::Failed, 10);
+    }
+}
+
+fn abort(state: &mut JournalState) {
+    state.apply(&Record::AbortSeen {
+        plan: "p".to_owned(),
+        cause: AbortCause::Requested,
+    });
+}
+
+fn started(next: &Next) -> (&str, i32) {
+    match next {
+        Next::Start { job, attempt } => (&job.step, *attempt),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn ended(next: &Next) -> PlanState {
+    match next {
+        Next::End { state } => *state,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn without_a_plan_nothing_happens() {
+    let empty = JournalState::default();
+    assert_eq!(next(&empty, None, at(0)), Next::Idle);
+    let spec = HostPlanSpec::default();
+    assert_eq!(next(&empty, Some(&spec), at(0)), Next::Idle);
+}
+
+#[test]
+fn a_new_plan_is_taken_up_once() {
+    let spec = spec(Gate::Closed);
+    let accept = next(&JournalState::default(), Some(&spec), at(0));
+    assert!(matches!(accept, Next::Accept { plan, .. } if plan == "p"));
+    let mut state = journal(Gate::Closed, &[]);
+    state.apply(&Record::PlanEnded {
+        plan: "p".to_owned(),
+        state: PlanState::Failed,
+        at: at(1),
+    });
+    assert_eq!(next(&state, Some(&spec), at(2)), Next::Idle);
+    let other = HostPlanSpec {
+        plan_id: "q".to_owned(),
+        ..spec
+    };
+    assert!(matches!(next(&state, Some(&other), at(2)), Next::Accept { plan, .. } if plan == "q"));
+}
+
+#[test]
+fn nothing_runs_past_the_gate() {
+    for (gate, done, waits) in [
+        (Gate::Closed, &[][..], "preflight"),
+        (
+            Gate::Stage,
+            &["preflight", "kubeadm-install"],
+            "kubeadm-upgrade",
+        ),
+        (
+            Gate::Upgrade,
+            &["preflight", "kubeadm-install", "kubeadm-upgrade"],
+            "kubelet-restart",
+        ),
+    ] {
+        let state = journal(gate, done);
+        match next(&state, Some(&spec(gate)), at(20)) {
+            Next::AtGate { step, gate: needed } => {
+                assert_eq!(step, waits);
+                assert!(needed > gate);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn up_to_the_gate_no_api_is_needed() {
+    let state = journal(Gate::Upgrade, &["preflight"]);
+    assert_eq!(started(&next(&state, None, at(20))), ("kubeadm-install", 1));
+}
+
+#[test]
+fn a_gate_that_opens_is_written_down_even_while_a_step_runs() {
+    let mut state = journal(Gate::Stage, &[]);
+    start(&mut state, "preflight", 1);
+    let seen = next(&state, Some(&spec(Gate::Disrupt)), at(6));
+    assert_eq!(
+        seen,
+        Next::SeeGate {
+            gate: Gate::Disrupt
+        }
+    );
+}
+
+#[test]
+fn a_gate_that_closes_again_is_not_followed() {
+    let state = journal(Gate::Stage, &["preflight"]);
+    let next = next(&state, Some(&spec(Gate::Closed)), at(20));
+    assert_eq!(started(&next), ("kubeadm-install", 1));
+}
+
+#[test]
+fn a_started_step_is_attended_to_before_anything_else_starts() {
+    let mut state = journal(Gate::Disrupt, &["preflight"]);
+    start(&mut state, "kubeadm-install", 2);
+    match next(&state, None, at(6)) {
+        Next::Attend {
+            job,
+            attempt,
+            since,
+        } => {
+            assert_eq!((job.step.as_str(), attempt), ("kubeadm-install", 2));
+            assert_eq!(job.unit, "refit-p-kubeadm-install-2");
+            assert_eq!(since.boot_id, "b1");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_failed_step_waits_longer_each_time_then_the_plan_fails() {
+    for (attempts, waits) in [(1, 10), (2, 20)] {
+        let mut state = journal(Gate::Stage, &[]);
+        fail(&mut state, "preflight", attempts);
+        let backoff = next(&state, None, at(11));
+        let until = at(10 + waits);
+        assert!(
+            matches!(backoff, Next::Backoff { until: u, .. } if u == until),
+            "{backoff:?}"
+        );
+        let again = next(&state, None, until);
+        assert_eq!(started(&again), ("preflight", attempts + 1));
+    }
+    let mut state = journal(Gate::Stage, &[]);
+    fail(&mut state, "preflight", MAX_ATTEMPTS);
+    assert_eq!(ended(&next(&state, None, at(11))), PlanState::Failed);
+}
+
+#[test]
+fn a_clock_that_was_set_back_does_not_stop_retries() {
+    let mut state = journal(Gate::Stage, &[]);
+    fail(&mut state, "preflight", 1);
+    assert_eq!(started(&next(&state, None, at(-3600))), ("preflight", 2));
+}
+
+#[test]
+fn a_failure_before_the_point_of_no_return_puts_the_package_back() {
+    let mut state = journal(Gate::Stage, &["preflight"]);
+    fail(&mut state, "kubeadm-install", MAX_ATTEMPTS);
+    let undo = next(&state, None, at(11));
+    match &undo {
+        Next::Start { job, .. } => {
+            assert_eq!(job.step, "undo-kubeadm-install");
+            let version = KubernetesVersion::parse("v1.34.2").unwrap();
+            assert_eq!(job.command, Command::InstallKubeadm { version });
+        }
+        other => panic!("{other:?}"),
+    }
+    start(&mut state, "undo-kubeadm-install", 1);
+    assert!(matches!(next(&state, None, at(12)), Next::Attend { .. }));
+    finish(&mut state, "undo-kubeadm-install", 1, Outcome::Done, 13);
+    assert_eq!(ended(&next(&state, None, at(14))), PlanState::Failed);
+}
+
+#[test]
+fn an_undo_that_keeps_failing_does_not_keep_the_plan_open() {
+    let mut state = journal(Gate::Stage, &["preflight", "kubeadm-install"]);
+    abort(&mut state);
+    fail(&mut state, "undo-kubeadm-install", MAX_ATTEMPTS);
+    assert_eq!(ended(&next(&state, None, at(99))), PlanState::Stopped);
+}
+
+#[test]
+fn an_upgrade_that_fails_for_good_is_not_undone() {
+    let mut state = journal(Gate::Upgrade, &["preflight", "kubeadm-install"]);
+    fail(&mut state, "kubeadm-upgrade", MAX_ATTEMPTS);
+    assert_eq!(ended(&next(&state, None, at(11))), PlanState::Failed);
+}
+
+#[test]
+fn an_abort_is_written_down_then_undoes_and_stops() {
+    let mut state = journal(Gate::Disrupt, &["preflight", "kubeadm-install"]);
+    let aborted = HostPlanSpec {
+        abort: true,
+        ..spec(Gate::Disrupt)
+    };
+    let cause = AbortCause::Requested;
+    assert_eq!(
+        next(&state, Some(&aborted), at(11)),
+        Next::SeeAbort { cause }
+    );
+    abort(&mut state);
+    let undo = next(&state, Some(&aborted), at(11));
+    assert_eq!(started(&undo), ("undo-kubeadm-install", 1));
+}
+
+#[test]
+fn an_abort_before_anything_was_touched_just_stops() {
+    let mut state = journal(Gate::Disrupt, &["preflight"]);
+    abort(&mut state);
+    assert_eq!(ended(&next(&state, None, at(11))), PlanState::Stopped);
+}
+
+#[test]
+fn an_abort_past_the_point_of_no_return_goes_on_up_to_the_gate() {
+    let done = ["preflight", "kubeadm-install", "kubeadm-upgrade"];
+    let mut open = journal(Gate::Disrupt, &done);
+    abort(&mut open);
+    assert_eq!(started(&next(&open, None, at(20))), ("kubelet-restart", 1));
+    let mut closed = journal(Gate::Upgrade, &done);
+    abort(&mut closed);
+    assert_eq!(ended(&next(&closed, None, at(20))), PlanState::Stopped);
+}
+
+#[test]
+fn another_plan_stops_the_one_under_way_before_it_is_taken_up() {
+    let mut state = journal(Gate::Stage, &["preflight"]);
+    let other = HostPlanSpec {
+        plan_id: "q".to_owned(),
+        ..spec(Gate::Disrupt)
+    };
+    let cause = AbortCause::Superseded;
+    assert_eq!(next(&state, Some(&other), at(20)), Next::SeeAbort { cause });
+    state.apply(&Record::AbortSeen {
+        plan: "p".to_owned(),
+        cause,
+    });
+    assert_eq!(
+        ended(&next(&state, Some(&other), at(20))),
+        PlanState::Stopped
+    );
+}
+
+#[test]
+fn a_host_plan_that_was_made_again_empty_stops_nothing() {
+    let state = journal(Gate::Stage, &["preflight"]);
+    let next = next(&state, Some(&HostPlanSpec::default()), at(20));
+    assert_eq!(started(&next), ("kubeadm-install", 1));
+}
+
+#[test]
+fn a_step_that_names_no_version_is_refused_and_fails_the_plan() {
+    let mut state = journal(Gate::Stage, &["preflight"]);
+    state.plan.as_mut().unwrap().steps[1].action.version = "v1.35".to_owned();
+    assert!(matches!(
+        next(&state, None, at(20)),
+        Next::Refuse { attempt: 1, .. }
+    ));
+    finish(&mut state, "kubeadm-install", 1, Outcome::FailedForGood, 21);
+    assert_eq!(ended(&next(&state, None, at(22))), PlanState::Failed);
+}
+
+#[test]
+fn a_plan_whose_steps_are_done_has_succeeded() {
+    let done = [
+        "preflight",
+        "kubeadm-install",
+        "kubeadm-upgrade",
+        "kubelet-restart",
+    ];
+    let state = journal(Gate::Disrupt, &done);
+    assert_eq!(ended(&next(&state, None, at(20))), PlanState::Succeeded);
+}
+
+#[test]
+fn unit_names_hold_nothing_that_systemd_or_a_path_would_read() {
+    assert_eq!(
+        unit_name("a/b", "x y;$(z)%n\"", 3),
+        "refit-a_b-x_y___z__n_-3"
+    );
+}
+
+fn job(command: Command) -> Job {
+    Job {
+        unit: "u".to_owned(),
+        step: "s".to_owned(),
+        command,
+    }
+}
+
+fn judged(command: Command, unit: &UnitState, evidence: Option<&Evidence>, now: i64) -> Verdict {
+    let since = Since {
+        at: at(0),
+        boot_id: "b1".to_owned(),
+    };
+    judge(&job(command), &since, unit, evidence, at(now))
+}
+
+fn outcome(verdict: &Verdict) -> (Outcome, &str) {
+    match verdict {
+        Verdict::Finish {
+            outcome, reason, ..
+        } => (*outcome, reason),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn exited(code: i32) -> UnitState {
+    UnitState::Exited {
+        code,
+        output_tail: "tail".to_owned(),
+    }
+}
+
+fn missing() -> Evidence {
+    Evidence::Missing {
+        what: "it is not there".to_owned(),
+    }
+}
+
+#[test]
+fn a_unit_that_nobody_knows_is_run_again_only_if_idempotent_or_seen_not_to_be_done() {
+    let unknown = UnitState::Unknown;
+    let idempotent = judged(Command::Snapshot, &unknown, None, 1);
+    assert_eq!(idempotent, Verdict::StartUnit);
+    for command in [Command::RestartKubelet, Command::Reboot] {
+        assert_eq!(judged(command.clone(), &unknown, None, 1), Verdict::Look);
+        let not_done = judged(command.clone(), &unknown, Some(&missing()), 1);
+        assert_eq!(not_done, Verdict::StartUnit);
+        let done = judged(command, &unknown, Some(&Evidence::Done), 1);
+        assert_eq!(outcome(&done).0, Outcome::Done);
+    }
+}
+
+#[test]
+fn a_good_exit_code_is_believed_only_after_a_look() {
+    let good = exited(0);
+    assert_eq!(
+        judged(Command::RestartKubelet, &good, None, 1),
+        Verdict::Look
+    );
+    let verdict = judged(Command::RestartKubelet, &good, Some(&missing()), 1);
+    assert_eq!(outcome(&verdict), (Outcome::Failed, "NotVerified"));
+}
+
+#[test]
+fn a_bad_exit_code_fails_the_step_with_the_output() {
+    let verdict = judged(Command::Snapshot, &exited(100), None, 1);
+    assert_eq!(outcome(&verdict), (Outcome::Failed, "CommandFailed"));
+    assert!(matches!(&verdict, Verdict::Finish { message, .. }
+        if message.contains("exit code 100") && message.contains("tail")));
+}
+
+#[test]
+fn a_reboot_is_waited_for_but_not_for_ever() {
+    let waiting = judged(Command::Reboot, &exited(0), Some(&missing()), 60);
+    assert_eq!(waiting, Verdict::Wait);
+    let never = judged(Command::Reboot, &exited(0), Some(&missing()), 3600);
+    assert_eq!(outcome(&never), (Outcome::Failed, "NotVerified"));
+}

@@ -1,0 +1,112 @@
+//! A simulated host as one incarnation of an agent sees it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures::future::BoxFuture;
+use refit_api::refit::HostFacts;
+use refit_kube::{
+    Clock,
+    gate::{Effect, Fate, Gate, never},
+};
+
+pub use super::sim_state::{Change, HostState, Unit};
+use super::{Evidence, Host, HostError, Job, Since, UnitState};
+
+/// A host over a [`HostState`] that the simulation owns.
+///
+/// While the host reboots its agent is frozen: every call waits for the boot.
+pub struct SimHost {
+    state: Arc<Mutex<HostState>>,
+    clock: Clock,
+    gate: Arc<dyn Gate>,
+}
+
+impl std::fmt::Debug for SimHost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SimHost")
+    }
+}
+
+impl SimHost {
+    /// A host over `state`. Each start of a unit passes `gate` as [`Effect::Host`].
+    pub fn new(state: Arc<Mutex<HostState>>, clock: Clock, gate: Arc<dyn Gate>) -> Self {
+        Self { state, clock, gate }
+    }
+
+    /// The host, once it is up, after everything that was due.
+    async fn enter(&self) -> MutexGuard<'_, HostState> {
+        loop {
+            if self.gate.fate() == Fate::Dead {
+                return never().await;
+            }
+            let until = {
+                let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                state.tick(self.clock.now());
+                match state.down_until {
+                    None => return state,
+                    Some(until) => until,
+                }
+            };
+            self.clock.sleep_until(until).await;
+        }
+    }
+}
+
+impl Host for SimHost {
+    fn facts(&self) -> BoxFuture<'_, Result<HostFacts, HostError>> {
+        Box::pin(async move { Ok(self.enter().await.facts()) })
+    }
+
+    fn start<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), HostError>> {
+        Box::pin(async move {
+            let effect = {
+                let state = self.enter().await;
+                if !state.would_start(job) {
+                    return Ok(());
+                }
+                Effect::Host {
+                    command: format!("{} {}", state.node, job.step),
+                }
+            };
+            // The gate may take a snapshot of the world, this host included: nothing is locked.
+            let dead = if self.gate.before(&effect) == Fate::Dead {
+                true
+            } else {
+                let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                state.start(job, self.clock.now());
+                drop(state);
+                self.gate.after(&effect) == Fate::Dead
+            };
+            if dead { never().await } else { Ok(()) }
+        })
+    }
+
+    fn poll<'a>(&'a self, unit: &'a str) -> BoxFuture<'a, Result<UnitState, HostError>> {
+        Box::pin(async move { Ok(self.enter().await.poll(unit)) })
+    }
+
+    fn look<'a>(
+        &'a self,
+        job: &'a Job,
+        since: &'a Since,
+    ) -> BoxFuture<'a, Result<Evidence, HostError>> {
+        Box::pin(async move { Ok(self.enter().await.look(&job.command, since)) })
+    }
+
+    fn wait<'a>(&'a self, unit: &'a str) -> BoxFuture<'a, ()> {
+        Box::pin(async move {
+            let ends = {
+                let state = self.enter().await;
+                state.units.get(unit).map(|unit| unit.ends)
+            };
+            if let Some(ends) = ends {
+                self.clock.sleep_until(ends).await;
+            }
+        })
+    }
+
+    fn release<'a>(&'a self, _: &'a str) -> BoxFuture<'a, ()> {
+        // Ended units go by themselves here: the agent may not rely on finding one.
+        Box::pin(async {})
+    }
+}

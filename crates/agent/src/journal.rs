@@ -1,0 +1,220 @@
+//! The append-only record of what was started and how it ended.
+//!
+//! One JSON object per line: `{"seq":7,"sum":"3f0b12cd9a417e55","entry":{...}}`. The sum is the
+//! start of the SHA-256 of sequence number and entry. A record is synced before anybody acts on it.
+//! The journal holds one plan: the record that takes up the next one replaces the file.
+
+use std::{io, sync::Arc};
+
+use sha2::{Digest as _, Sha256};
+
+use crate::{
+    disk::Disk,
+    state::{JournalState, Record},
+};
+
+/// Name of the journal on its disk.
+pub const PATH: &str = "journal.jsonl";
+
+const SEQ: &str = "{\"seq\":";
+const SUM: &str = ",\"sum\":\"";
+const ENTRY: &str = "\",\"entry\":";
+const END: &str = "}";
+
+/// Why the journal cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// The disk refused.
+    #[error("the journal could not be {attempt}: {source}")]
+    Disk {
+        /// What was attempted.
+        attempt: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// A record that is not the last is damaged: what happened on this host is not known.
+    #[error(
+        "the journal is damaged at line {line} ({reason}); look at what runs on the host, then \
+         move the file away"
+    )]
+    Corrupt {
+        /// Which line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// What the bytes of a journal hold.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// The records, oldest first.
+    pub records: Vec<Record>,
+    /// Sequence number of the last one; 0 without.
+    pub seq: u64,
+    /// How many bytes of the file they are; what follows is a torn record.
+    pub valid_bytes: usize,
+}
+
+/// One record as a line.
+pub fn encode(seq: u64, record: &Record) -> String {
+    let entry = serde_json::to_string(record).expect("a record has string keys only");
+    let sum = sum(seq, &entry);
+    format!("{SEQ}{seq}{SUM}{sum}{ENTRY}{entry}{END}\n")
+}
+
+fn sum(seq: u64, entry: &str) -> String {
+    let digest = Sha256::digest(format!("{seq}:{entry}"));
+    digest[..8].iter().fold(String::new(), |mut text, byte| {
+        use std::fmt::Write as _;
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+fn decode(line: &[u8]) -> Result<(u64, Record), String> {
+    let shape = || "not the shape of a record".to_owned();
+    let line = std::str::from_utf8(line).map_err(|e| e.to_string())?;
+    let rest = line.strip_prefix(SEQ).ok_or_else(shape)?;
+    let (seq, rest) = rest.split_once(SUM).ok_or_else(shape)?;
+    let (found, rest) = rest.split_once(ENTRY).ok_or_else(shape)?;
+    let entry = rest.strip_suffix(END).ok_or_else(shape)?;
+    let seq: u64 = seq.parse().map_err(|_| shape())?;
+    if sum(seq, entry) != found {
+        return Err("the checksum does not match".to_owned());
+    }
+    let record = serde_json::from_str(entry).map_err(|e| e.to_string())?;
+    Ok((seq, record))
+}
+
+/// Reads a journal. A last record that was being written when the host died is left out: it has no
+/// end, or a block of it was never written. Any other damage is reported, also in the last record.
+pub fn recover(bytes: &[u8]) -> Result<Recovered, JournalError> {
+    let mut recovered = Recovered::default();
+    let lines = bytes.split_inclusive(|byte| *byte == b'\n').enumerate();
+    let mut rest = bytes.len();
+    for (index, line) in lines {
+        rest -= line.len();
+        let outcome = line
+            .strip_suffix(b"\n")
+            .ok_or_else(|| "it has no end".to_owned())
+            .and_then(decode)
+            .and_then(|(seq, record)| {
+                let expected = recovered.seq + 1;
+                if index > 0 && seq != expected {
+                    Err(format!("record {seq} where {expected} should be"))
+                } else {
+                    Ok((seq, record))
+                }
+            });
+        match outcome {
+            Ok((seq, record)) => {
+                recovered.seq = seq;
+                recovered.records.push(record);
+                recovered.valid_bytes += line.len();
+            }
+            Err(_) if rest == 0 && (!line.ends_with(b"\n") || line.contains(&0)) => {}
+            Err(reason) => {
+                return Err(JournalError::Corrupt {
+                    line: index + 1,
+                    reason,
+                });
+            }
+        }
+    }
+    Ok(recovered)
+}
+
+/// The journal of one host.
+pub struct Journal {
+    disk: Arc<dyn Disk>,
+    state: JournalState,
+    seq: u64,
+    /// An append may have left half a record behind.
+    torn: bool,
+}
+
+impl std::fmt::Debug for Journal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Journal")
+            .field("seq", &self.seq)
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Journal {
+    /// Opens the journal and cuts off a torn last record.
+    pub async fn open(disk: Arc<dyn Disk>) -> Result<Self, JournalError> {
+        let mut journal = Self {
+            disk,
+            state: JournalState::default(),
+            seq: 0,
+            torn: false,
+        };
+        journal.reload().await?;
+        Ok(journal)
+    }
+
+    async fn reload(&mut self) -> Result<(), JournalError> {
+        let failed = |attempt| move |source| JournalError::Disk { attempt, source };
+        let bytes = self.disk.read(PATH).await.map_err(failed("read"))?;
+        let bytes = bytes.unwrap_or_default();
+        let recovered = recover(&bytes)?;
+        if recovered.valid_bytes < bytes.len() {
+            tracing::warn!(
+                bytes = bytes.len() - recovered.valid_bytes,
+                "the journal ends in half a record, which is cut off"
+            );
+            self.disk
+                .write_atomic(PATH, &bytes[..recovered.valid_bytes], "torn record cut off")
+                .await
+                .map_err(failed("repaired"))?;
+        }
+        self.state = JournalState::replay(&recovered.records);
+        self.seq = recovered.seq;
+        self.torn = false;
+        Ok(())
+    }
+
+    /// What it says.
+    pub fn state(&self) -> &JournalState {
+        &self.state
+    }
+
+    /// Writes a record and returns once it is durable. After an error the state is as before.
+    pub async fn append(&mut self, record: Record) -> Result<(), JournalError> {
+        if self.torn {
+            self.reload().await?;
+        }
+        let failed = |attempt| move |source| JournalError::Disk { attempt, source };
+        let seq = self.seq + 1;
+        let line = encode(seq, &record);
+        let what = record.what();
+        if matches!(record, Record::PlanAccepted { .. }) {
+            // The plan before is over: one file per plan keeps the journal bounded.
+            self.disk
+                .write_atomic(PATH, line.as_bytes(), &what)
+                .await
+                .map_err(failed("replaced"))?;
+        } else {
+            self.torn = true;
+            self.disk
+                .append(PATH, line.as_bytes())
+                .await
+                .map_err(failed("written"))?;
+            self.disk
+                .sync(PATH, &what)
+                .await
+                .map_err(failed("synced"))?;
+            self.torn = false;
+        }
+        self.seq = seq;
+        self.state.apply(&record);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "journal_tests.rs"]
+mod tests;

@@ -1,0 +1,321 @@
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use proptest::prelude::*;
+use refit_api::refit::{Gate, PlanState, PlannedStep, StepAction, StepType};
+use refit_kube::gate::Open;
+
+use super::*;
+use crate::{
+    disk::{DiskState, SimDisk},
+    state::{AbortCause, Outcome},
+};
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + second).unwrap()
+}
+
+fn accepted(plan: &str) -> Record {
+    Record::PlanAccepted {
+        plan: plan.to_owned(),
+        node_update: "m-1".to_owned(),
+        steps: vec![PlannedStep {
+            id: "preflight".to_owned(),
+            gate: Gate::Stage,
+            action: StepAction {
+                type_: StepType::Preflight,
+                version: String::new(),
+                role: None,
+            },
+            disruptive: false,
+        }],
+        packages: BTreeMap::from([("kubeadm".to_owned(), "1.34.2-1.1".to_owned())]),
+        at: at(0),
+    }
+}
+
+fn started(plan: &str, step: &str, attempt: i32) -> Record {
+    Record::StepStarted {
+        plan: plan.to_owned(),
+        step: step.to_owned(),
+        attempt,
+        unit: format!("u-{step}-{attempt}"),
+        boot_id: "b".to_owned(),
+        at: at(i64::from(attempt)),
+    }
+}
+
+fn finished(plan: &str, step: &str, attempt: i32, outcome: Outcome) -> Record {
+    Record::StepFinished {
+        plan: plan.to_owned(),
+        step: step.to_owned(),
+        attempt,
+        outcome,
+        reason: "R".to_owned(),
+        message: "line one\nline \"two\"".to_owned(),
+        at: at(i64::from(attempt) + 1),
+    }
+}
+
+fn history() -> Vec<Record> {
+    vec![
+        accepted("p"),
+        Record::GateSeen {
+            plan: "p".to_owned(),
+            gate: Gate::Stage,
+        },
+        started("p", "preflight", 1),
+        finished("p", "preflight", 1, Outcome::Failed),
+        started("p", "preflight", 2),
+        finished("p", "preflight", 2, Outcome::Done),
+        Record::AbortSeen {
+            plan: "p".to_owned(),
+            cause: AbortCause::Requested,
+        },
+        Record::PlanEnded {
+            plan: "p".to_owned(),
+            state: PlanState::Stopped,
+            at: at(9),
+        },
+    ]
+}
+
+fn bytes_of(records: &[Record]) -> Vec<u8> {
+    (1..)
+        .zip(records)
+        .map(|(seq, record)| encode(seq, record))
+        .collect::<String>()
+        .into_bytes()
+}
+
+fn disk(state: &Arc<Mutex<DiskState>>) -> Arc<dyn Disk> {
+    Arc::new(SimDisk::new(state.clone(), Arc::new(Open)))
+}
+
+fn records_strategy() -> impl Strategy<Value = Vec<Record>> {
+    let step = prop_oneof![Just("a"), Just("b"), Just("undo-a")];
+    let record =
+        (0..6_u8, step, 1..4_i32, ".{0,20}").prop_map(|(kind, step, n, text)| match kind {
+            0 => accepted("p"),
+            1 => started("p", step, n),
+            2 => finished("p", step, n, Outcome::Failed),
+            3 => Record::GateSeen {
+                plan: text,
+                gate: Gate::Upgrade,
+            },
+            4 => Record::AbortSeen {
+                plan: "p".to_owned(),
+                cause: AbortCause::Superseded,
+            },
+            _ => Record::PlanEnded {
+                plan: "p".to_owned(),
+                state: PlanState::Failed,
+                at: at(0),
+            },
+        });
+    prop::collection::vec(record, 0..12)
+}
+
+proptest! {
+    #[test]
+    fn any_prefix_of_the_bytes_recovers_to_a_prefix_of_the_records(
+        records in records_strategy(),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let bytes = bytes_of(&records);
+        let cut = cut.index(bytes.len() + 1);
+        let recovered = recover(&bytes[..cut]).unwrap();
+        prop_assert_eq!(&recovered.records[..], &records[..recovered.records.len()]);
+        // Nothing that was written whole is lost.
+        let whole = bytes[..cut].split(|b| *b == b'\n').count() - 1;
+        prop_assert_eq!(recovered.records.len(), whole);
+    }
+
+    #[test]
+    fn a_flipped_bit_is_never_taken_for_a_record(
+        records in records_strategy(),
+        position in any::<prop::sample::Index>(),
+        bit in 0..8_u8,
+    ) {
+        let mut bytes = bytes_of(&records);
+        prop_assume!(!bytes.is_empty());
+        let position = position.index(bytes.len());
+        bytes[position] ^= 1 << bit;
+        if let Ok(recovered) = recover(&bytes) {
+            prop_assert_eq!(&recovered.records[..], &records[..recovered.records.len()]);
+            // Only the last record can be taken for one that was being written.
+            prop_assert!(recovered.records.len() + 1 >= records.len());
+        }
+    }
+
+    #[test]
+    fn replay_of_a_prefix_and_the_rest_is_replay_of_the_whole(
+        records in records_strategy(),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let cut = cut.index(records.len() + 1);
+        let mut state = JournalState::replay(&records[..cut]);
+        for record in &records[cut..] {
+            state.apply(record);
+        }
+        prop_assert_eq!(state, JournalState::replay(&records));
+    }
+
+    #[test]
+    fn a_gate_never_moves_back(gates in prop::collection::vec(0..4_usize, 0..8)) {
+        const ALL: [Gate; 4] = [Gate::Closed, Gate::Stage, Gate::Upgrade, Gate::Disrupt];
+        let mut state = JournalState::replay([&accepted("p")]);
+        for gate in &gates {
+            let before = state.plan.as_ref().unwrap().gate;
+            state.apply(&Record::GateSeen { plan: "p".to_owned(), gate: ALL[*gate] });
+            prop_assert!(state.plan.as_ref().unwrap().gate >= before);
+        }
+    }
+}
+
+#[test]
+fn a_record_is_one_line_of_json_that_a_person_can_read() {
+    let line = encode(7, &started("p", "kubeadm-upgrade", 1));
+    assert_eq!(line.matches('\n').count(), 1);
+    let value: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(value["seq"], 7);
+    assert_eq!(value["entry"]["type"], "StepStarted");
+    assert_eq!(value["entry"]["bootId"], "b");
+}
+
+#[test]
+fn a_damaged_record_in_the_middle_is_reported_with_its_line() {
+    let records = history();
+    let mut bytes = bytes_of(&records);
+    let second = bytes.iter().position(|b| *b == b'\n').unwrap() + 40;
+    bytes[second] ^= 1;
+    let error = recover(&bytes).unwrap_err();
+    assert!(
+        matches!(error, JournalError::Corrupt { line: 2, .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_missing_record_in_the_middle_is_reported() {
+    let records = history();
+    let text: String = [1, 2, 4, 5]
+        .into_iter()
+        .map(|seq| encode(seq, &records[usize::try_from(seq).unwrap() - 1]))
+        .collect();
+    let error = recover(text.as_bytes()).unwrap_err();
+    assert!(
+        error.to_string().contains("record 4 where 3 should be"),
+        "{error}"
+    );
+}
+
+#[test]
+fn records_of_another_plan_say_nothing() {
+    let mut state = JournalState::replay(&history());
+    let before = state.clone();
+    state.apply(&started("other", "preflight", 1));
+    assert_eq!(state, before);
+}
+
+#[tokio::test]
+async fn what_was_appended_is_there_after_a_restart() {
+    let state = Arc::default();
+    let mut journal = Journal::open(disk(&state)).await.unwrap();
+    for record in history() {
+        journal.append(record).await.unwrap();
+    }
+    let again = Journal::open(disk(&state)).await.unwrap();
+    assert_eq!(again.state(), journal.state());
+    assert_eq!(again.state(), &JournalState::replay(&history()));
+}
+
+#[tokio::test]
+async fn a_torn_last_record_is_cut_off_and_the_next_one_follows_cleanly() {
+    let state: Arc<Mutex<DiskState>> = Arc::default();
+    let records = history();
+    let mut text = String::from_utf8(bytes_of(&records[..3])).unwrap();
+    text.truncate(text.len() - 5);
+    state.lock().unwrap().files.insert(PATH.to_owned(), text);
+    let mut journal = Journal::open(disk(&state)).await.unwrap();
+    assert_eq!(journal.state(), &JournalState::replay(&records[..2]));
+    journal.append(records[2].clone()).await.unwrap();
+    let text = state.lock().unwrap().files[PATH].clone();
+    assert_eq!(recover(text.as_bytes()).unwrap().records, records[..3]);
+}
+
+#[tokio::test]
+async fn the_next_plan_replaces_the_file() {
+    let state: Arc<Mutex<DiskState>> = Arc::default();
+    let mut journal = Journal::open(disk(&state)).await.unwrap();
+    for record in history() {
+        journal.append(record).await.unwrap();
+    }
+    journal.append(accepted("q")).await.unwrap();
+    journal.append(started("q", "preflight", 1)).await.unwrap();
+    let text = state.lock().unwrap().files[PATH].clone();
+    let recovered = recover(text.as_bytes()).unwrap();
+    assert_eq!(recovered.records.len(), 2);
+    assert_eq!(recovered.seq, 10, "sequence numbers go on");
+}
+
+/// Accepts half of one append, then says that it is full, as a disk does.
+struct FullDisk {
+    inner: SimDisk,
+    appends_left: AtomicU32,
+}
+
+impl Disk for FullDisk {
+    fn read<'a>(&'a self, path: &'a str) -> BoxFuture<'a, io::Result<Option<Vec<u8>>>> {
+        self.inner.read(path)
+    }
+    fn append<'a>(&'a self, path: &'a str, bytes: &'a [u8]) -> BoxFuture<'a, io::Result<()>> {
+        Box::pin(async move {
+            if self.appends_left.fetch_sub(1, Ordering::Relaxed) == 0 {
+                let half = &bytes[..bytes.len() / 2];
+                self.inner.append(path, half).await?;
+                self.inner.sync(path, "half").await?;
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.inner.append(path, bytes).await
+        })
+    }
+    fn sync<'a>(&'a self, path: &'a str, what: &'a str) -> BoxFuture<'a, io::Result<()>> {
+        self.inner.sync(path, what)
+    }
+    fn write_atomic<'a>(
+        &'a self,
+        path: &'a str,
+        bytes: &'a [u8],
+        what: &'a str,
+    ) -> BoxFuture<'a, io::Result<()>> {
+        self.inner.write_atomic(path, bytes, what)
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_changes_nothing_and_the_next_append_works() {
+    let state: Arc<Mutex<DiskState>> = Arc::default();
+    let full = FullDisk {
+        inner: SimDisk::new(state.clone(), Arc::new(Open)),
+        appends_left: AtomicU32::new(1),
+    };
+    let records = history();
+    let mut journal = Journal::open(Arc::new(full)).await.unwrap();
+    for record in &records[..2] {
+        journal.append(record.clone()).await.unwrap();
+    }
+    let before = journal.state().clone();
+    assert!(journal.append(records[2].clone()).await.is_err());
+    assert_eq!(journal.state(), &before);
+    journal.append(records[2].clone()).await.unwrap();
+    let again = Journal::open(disk(&state)).await.unwrap();
+    assert_eq!(again.state(), &JournalState::replay(&records[..3]));
+}

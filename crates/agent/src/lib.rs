@@ -1,0 +1,32 @@
+//! The host side: a durable journal, typed steps and their drivers.
+//!
+//! | module | is for |
+//! |---|---|
+//! | [`disk`] | what survives the process: a real folder, or a simulated one |
+//! | [`journal`] | the append-only record of what was started and how it ended |
+//! | [`state`] | what the journal says, as a pure fold |
+//! | [`engine`] | what comes next, as pure functions |
+//! | [`report`] | what the API is told, from journal and host alone |
+//! | [`reporter`] | telling it: on each change, and as a heartbeat |
+//! | [`host`] | commands, and the real and the simulated host that run them |
+//! | [`run`](mod@run) | the process: watch, act, report |
+//!
+//! A step is journalled before its command starts and after it ended. Commands run outside the
+//! agent and are found again by name, so killing the agent at any point loses nothing.
+
+pub mod disk;
+pub mod engine;
+pub mod host;
+pub mod journal;
+pub mod report;
+pub mod reporter;
+pub mod run;
+pub mod state;
+
+pub use disk::{Disk, DiskState, RealDisk, SimDisk};
+pub use host::{
+    Host,
+    real::RealHost,
+    sim::{HostState, SimHost},
+};
+pub use run::{AgentOptions, run};

@@ -1,0 +1,240 @@
+//! What the API is told: all of it comes from the journal and the host, so an agent that was
+//! restarted tells the same.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_api::refit::{
+    Gate, HostFacts, HostPlanSpec, HostPlanStatus, HostStepStatus, PlanState, PlannedStep,
+    StepState,
+};
+
+use crate::{
+    engine::{UNDO, is_given_up},
+    host::CAPABILITIES,
+    journal::JournalError,
+    state::{AbortCause, JournalState, Outcome, Progress, StepRun, gate_of},
+};
+
+/// After how long a report is made again though nothing has changed.
+pub const HEARTBEAT: SignedDuration = SignedDuration::from_secs(300);
+
+/// What keeps the agent from doing or recording anything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// CamelCase reason.
+    pub reason: &'static str,
+    /// A whole sentence.
+    pub message: String,
+    /// Whether only a person can end it.
+    pub needs_person: bool,
+}
+
+impl Trouble {
+    /// The trouble that a journal error is.
+    pub fn of_journal(error: &JournalError) -> Self {
+        let needs_person = matches!(error, JournalError::Corrupt { .. });
+        Self {
+            reason: if needs_person {
+                "JournalCorrupt"
+            } else {
+                "JournalNotWritable"
+            },
+            message: error.to_string(),
+            needs_person,
+        }
+    }
+}
+
+/// The report, without the time at which it is made.
+pub fn report(
+    state: &JournalState,
+    spec: Option<&HostPlanSpec>,
+    facts: &HostFacts,
+    trouble: Option<&Trouble>,
+) -> HostPlanStatus {
+    let mut status = HostPlanStatus {
+        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+        capabilities: CAPABILITIES.to_vec(),
+        facts: facts.clone(),
+        reported_at: None,
+        plan_id: String::new(),
+        state: PlanState::Idle,
+        passed: Gate::Closed,
+        steps: Vec::new(),
+    };
+    if let Some(plan) = &state.plan {
+        status.plan_id.clone_from(&plan.id);
+        status.state = plan_state(plan);
+        status.passed = plan.passed();
+        status.steps = steps(plan);
+    }
+    if let Some(trouble) = trouble {
+        add_trouble(&mut status, spec, trouble);
+    }
+    status
+}
+
+fn add_trouble(status: &mut HostPlanStatus, spec: Option<&HostPlanSpec>, trouble: &Trouble) {
+    if status.plan_id.is_empty()
+        && let Some(spec) = spec
+        && !spec.plan_id.is_empty()
+    {
+        status.plan_id.clone_from(&spec.plan_id);
+        status.state = PlanState::Retrying;
+        status.steps = spec.steps.iter().map(pending).collect();
+    }
+    if status.plan_id.is_empty() || !is_live(status.state) {
+        return;
+    }
+    let step = status
+        .steps
+        .iter_mut()
+        .find(|step| matches!(step.state, StepState::Pending | StepState::Running));
+    if let Some(step) = step {
+        trouble.reason.clone_into(&mut step.reason);
+        step.message.clone_from(&trouble.message);
+        if trouble.needs_person {
+            step.state = StepState::Failed;
+        }
+    }
+    if trouble.needs_person {
+        status.state = PlanState::Failed;
+    }
+}
+
+fn is_live(state: PlanState) -> bool {
+    matches!(
+        state,
+        PlanState::Running | PlanState::AtGate | PlanState::Retrying
+    )
+}
+
+fn plan_state(plan: &Progress) -> PlanState {
+    if let Some(ended) = plan.ended {
+        return ended;
+    }
+    if let Some((_, run)) = plan.open() {
+        return if run.attempt > 1 {
+            PlanState::Retrying
+        } else {
+            PlanState::Running
+        };
+    }
+    match plan.next_step() {
+        Some(step) if plan.runs.contains_key(&step.id) => PlanState::Retrying,
+        Some(step) if gate_of(step) > plan.gate => PlanState::AtGate,
+        _ => PlanState::Running,
+    }
+}
+
+fn steps(plan: &Progress) -> Vec<HostStepStatus> {
+    let mut steps: Vec<HostStepStatus> = plan
+        .steps
+        .iter()
+        .map(|step| match plan.runs.get(&step.id) {
+            Some(run) => tried(plan, &step.id, run),
+            None => pending(step),
+        })
+        .collect();
+    if matches!(plan.ended, Some(PlanState::Stopped | PlanState::Failed)) {
+        let why = not_taken(plan);
+        for step in &mut steps {
+            if step.state == StepState::Pending {
+                step.state = StepState::Skipped;
+                "NotReached".clone_into(&mut step.reason);
+                step.message.clone_from(&why);
+            }
+        }
+    }
+    let undone = plan.runs.iter().filter(|(id, _)| id.starts_with(UNDO));
+    steps.extend(undone.map(|(id, run)| tried(plan, id, run)));
+    steps
+}
+
+/// Why the rest of a plan was not done, and what it left.
+fn not_taken(plan: &Progress) -> String {
+    let why = match (plan.ended, plan.abort) {
+        (Some(PlanState::Failed), _) => "an earlier step failed",
+        (_, Some(AbortCause::Superseded)) => "another plan took the place of this one",
+        _ => "the plan was aborted",
+    };
+    let is_undone = |id: &str| plan.is_done(&format!("{UNDO}{id}"));
+    let left: Vec<&str> = plan
+        .steps
+        .iter()
+        .filter(|step| step.gate > Gate::Stage || step.disruptive)
+        .map(|step| step.id.as_str())
+        .filter(|id| plan.is_done(id) && !is_undone(id))
+        .collect();
+    if left.is_empty() {
+        format!("{why}; nothing of it is left on the host")
+    } else {
+        format!("{why}; what stays done on the host: {}", left.join(", "))
+    }
+}
+
+fn pending(step: &PlannedStep) -> HostStepStatus {
+    HostStepStatus {
+        id: step.id.clone(),
+        ..HostStepStatus::default()
+    }
+}
+
+fn tried(plan: &Progress, id: &str, run: &StepRun) -> HostStepStatus {
+    let state = match run.outcome {
+        _ if run.is_open() => StepState::Running,
+        Some(Outcome::Done) => StepState::Done,
+        _ if plan.ended.is_some() || is_given_up(plan, id) => StepState::Failed,
+        _ => StepState::Running,
+    };
+    let over = matches!(state, StepState::Done | StepState::Failed);
+    HostStepStatus {
+        id: id.to_owned(),
+        state,
+        attempt: run.attempt,
+        started_at: Some(time(run.first_started_at)),
+        finished_at: run.finished_at.filter(|_| over).map(time),
+        reason: run.reason.clone(),
+        message: run.message.clone(),
+    }
+}
+
+/// API objects carry whole seconds.
+fn time(at: Timestamp) -> Time {
+    Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
+}
+
+/// When a report has to be made: now if something differs, else at the next heartbeat.
+pub fn due_at(
+    wanted: &HostPlanStatus,
+    known: Option<&HostPlanStatus>,
+    now: Timestamp,
+) -> Timestamp {
+    let Some(known) = known else {
+        return now;
+    };
+    let Some(reported_at) = &known.reported_at else {
+        return now;
+    };
+    let same = HostPlanStatus {
+        reported_at: None,
+        ..known.clone()
+    } == *wanted;
+    // A report from the future is that of a clock that was set back since.
+    if !same || reported_at.0 > now {
+        return now;
+    }
+    reported_at.0.checked_add(HEARTBEAT).unwrap_or(now)
+}
+
+/// The report as it is written now.
+pub fn stamped(wanted: &HostPlanStatus, now: Timestamp) -> HostPlanStatus {
+    HostPlanStatus {
+        reported_at: Some(time(now)),
+        ..wanted.clone()
+    }
+}
+
+#[cfg(test)]
+#[path = "report_tests.rs"]
+mod tests;

@@ -1,0 +1,241 @@
+use std::collections::BTreeMap;
+
+use refit_api::refit::{StepAction, StepType};
+
+use super::*;
+use crate::state::Record;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + second).unwrap()
+}
+
+fn planned(id: &str, gate: Gate, type_: StepType) -> PlannedStep {
+    PlannedStep {
+        id: id.to_owned(),
+        gate,
+        action: StepAction {
+            type_,
+            version: "v1.35.0".to_owned(),
+            role: None,
+        },
+        disruptive: false,
+    }
+}
+
+fn journal() -> JournalState {
+    JournalState::replay([&Record::PlanAccepted {
+        plan: "p".to_owned(),
+        node_update: "m-1".to_owned(),
+        steps: vec![
+            planned("preflight", Gate::Stage, StepType::Preflight),
+            planned("kubeadm-install", Gate::Upgrade, StepType::KubeadmInstall),
+            planned("kubelet-restart", Gate::Disrupt, StepType::KubeletRestart),
+        ],
+        packages: BTreeMap::new(),
+        at: at(0),
+    }])
+}
+
+fn start(state: &mut JournalState, step: &str, attempt: i32) {
+    state.apply(&Record::StepStarted {
+        plan: "p".to_owned(),
+        step: step.to_owned(),
+        attempt,
+        unit: "u".to_owned(),
+        boot_id: "b".to_owned(),
+        at: at(i64::from(attempt) * 10),
+    });
+}
+
+fn finish(state: &mut JournalState, step: &str, attempt: i32, outcome: Outcome) {
+    state.apply(&Record::StepFinished {
+        plan: "p".to_owned(),
+        step: step.to_owned(),
+        attempt,
+        outcome,
+        reason: if outcome == Outcome::Done {
+            ""
+        } else {
+            "CommandFailed"
+        }
+        .to_owned(),
+        message: String::new(),
+        at: at(i64::from(attempt) * 10 + 5),
+    });
+}
+
+fn gate(state: &mut JournalState, gate: Gate) {
+    state.apply(&Record::GateSeen {
+        plan: "p".to_owned(),
+        gate,
+    });
+}
+
+fn end(state: &mut JournalState, ended: PlanState) {
+    state.apply(&Record::PlanEnded {
+        plan: "p".to_owned(),
+        state: ended,
+        at: at(90),
+    });
+}
+
+fn told(state: &JournalState) -> HostPlanStatus {
+    report(state, None, &HostFacts::default(), None)
+}
+
+fn states(status: &HostPlanStatus) -> Vec<StepState> {
+    status.steps.iter().map(|step| step.state).collect()
+}
+
+#[test]
+fn version_and_capabilities_are_told_before_any_plan() {
+    let status = told(&JournalState::default());
+    assert_eq!(status.state, PlanState::Idle);
+    assert!(!status.agent_version.is_empty());
+    assert_eq!(status.capabilities.len(), 9);
+}
+
+#[test]
+fn a_plan_behind_a_closed_gate_is_at_the_gate() {
+    let mut state = journal();
+    assert_eq!(told(&state).state, PlanState::AtGate);
+    gate(&mut state, Gate::Stage);
+    assert_eq!(told(&state).state, PlanState::Running);
+    start(&mut state, "preflight", 1);
+    assert_eq!(told(&state).state, PlanState::Running);
+    finish(&mut state, "preflight", 1, Outcome::Done);
+    let status = told(&state);
+    assert_eq!(
+        (status.state, status.passed),
+        (PlanState::AtGate, Gate::Stage)
+    );
+    assert_eq!(
+        states(&status),
+        [StepState::Done, StepState::Pending, StepState::Pending]
+    );
+}
+
+#[test]
+fn a_step_that_is_tried_again_runs_and_says_what_failed() {
+    let mut state = journal();
+    gate(&mut state, Gate::Stage);
+    start(&mut state, "preflight", 1);
+    finish(&mut state, "preflight", 1, Outcome::Failed);
+    let status = told(&state);
+    assert_eq!(status.state, PlanState::Retrying);
+    assert_eq!(status.steps[0].state, StepState::Running);
+    assert_eq!(status.steps[0].reason, "CommandFailed");
+    assert_eq!(status.steps[0].finished_at, None);
+    start(&mut state, "preflight", 2);
+    let status = told(&state);
+    assert_eq!(
+        (status.state, status.steps[0].attempt),
+        (PlanState::Retrying, 2)
+    );
+    assert_eq!(
+        status.steps[0].started_at,
+        Some(time(at(10))),
+        "of the first try"
+    );
+}
+
+#[test]
+fn what_was_not_reached_says_so_and_names_what_stays() {
+    let mut state = journal();
+    gate(&mut state, Gate::Upgrade);
+    for step in ["preflight", "kubeadm-install"] {
+        start(&mut state, step, 1);
+        finish(&mut state, step, 1, Outcome::Done);
+    }
+    end(&mut state, PlanState::Stopped);
+    let status = told(&state);
+    assert_eq!(status.state, PlanState::Stopped);
+    assert_eq!(status.passed, Gate::Upgrade);
+    let last = &status.steps[2];
+    assert_eq!(
+        (last.state, last.reason.as_str()),
+        (StepState::Skipped, "NotReached")
+    );
+    assert!(last.message.contains("kubeadm-install"), "{}", last.message);
+}
+
+#[test]
+fn an_undo_is_a_step_of_the_report_and_leaves_nothing() {
+    let mut state = journal();
+    gate(&mut state, Gate::Upgrade);
+    for step in ["preflight", "kubeadm-install", "undo-kubeadm-install"] {
+        start(&mut state, step, 1);
+        finish(&mut state, step, 1, Outcome::Done);
+    }
+    end(&mut state, PlanState::Stopped);
+    let status = told(&state);
+    assert_eq!(status.steps[3].id, "undo-kubeadm-install");
+    let message = &status.steps[2].message;
+    assert!(message.contains("nothing of it is left"), "{message}");
+}
+
+#[test]
+fn a_damaged_journal_fails_the_plan_of_the_spec_and_says_why() {
+    let spec = HostPlanSpec {
+        plan_id: "p".to_owned(),
+        steps: journal().plan.unwrap().steps,
+        ..HostPlanSpec::default()
+    };
+    let trouble = Trouble::of_journal(&JournalError::Corrupt {
+        line: 3,
+        reason: "x".to_owned(),
+    });
+    let status = report(
+        &JournalState::default(),
+        Some(&spec),
+        &HostFacts::default(),
+        Some(&trouble),
+    );
+    assert_eq!(
+        (status.state, status.plan_id.as_str()),
+        (PlanState::Failed, "p")
+    );
+    assert_eq!(status.steps[0].reason, "JournalCorrupt");
+    assert!(status.steps[0].message.contains("line 3"));
+}
+
+#[test]
+fn a_full_disk_is_told_but_does_not_end_the_plan() {
+    let mut state = journal();
+    gate(&mut state, Gate::Stage);
+    let trouble = Trouble::of_journal(&JournalError::Disk {
+        attempt: "written",
+        source: std::io::ErrorKind::StorageFull.into(),
+    });
+    let status = report(&state, None, &HostFacts::default(), Some(&trouble));
+    assert_eq!(status.state, PlanState::Running);
+    assert_eq!(status.steps[0].reason, "JournalNotWritable");
+}
+
+#[test]
+fn a_report_is_due_on_change_and_each_five_minutes() {
+    let wanted = told(&journal());
+    assert_eq!(due_at(&wanted, None, at(0)), at(0));
+    let known = stamped(&wanted, at(0));
+    assert_eq!(due_at(&wanted, Some(&known), at(10)), at(300));
+    assert!(due_at(&wanted, Some(&known), at(301)) <= at(301));
+    let mut news = wanted.clone();
+    news.facts.boot_id = "other".to_owned();
+    assert_eq!(due_at(&news, Some(&known), at(10)), at(10));
+    assert_eq!(
+        due_at(&wanted, Some(&known), at(-10)),
+        at(-10),
+        "a report from the future"
+    );
+}
+
+#[test]
+fn a_report_survives_the_api() {
+    let mut state = journal();
+    gate(&mut state, Gate::Stage);
+    start(&mut state, "preflight", 1);
+    let status = stamped(&told(&state), at(1));
+    let text = serde_json::to_string(&status).unwrap();
+    let back: HostPlanStatus = serde_json::from_str(&text).unwrap();
+    assert_eq!(back, status);
+}

@@ -1,0 +1,138 @@
+//! Tells the API what there is to say: on each change, and as a heartbeat.
+
+use std::{sync::Arc, time::Duration};
+
+use kube::{Api, ResourceExt as _};
+use refit_api::{
+    keys,
+    refit::{HostPlan, HostPlanSpec, HostPlanStatus},
+};
+use refit_kube::{Clock, ObjectKey, Store, apply};
+use tokio::sync::watch;
+
+use crate::report;
+
+/// Field manager of the status that an agent reports.
+pub const MANAGER: &str = "refit-agent";
+/// Wait before a failed API call is tried again.
+const API_RETRY: Duration = Duration::from_secs(2);
+
+/// The own HostPlan as the watch sees it.
+#[derive(Clone)]
+pub(crate) struct OwnPlan {
+    key: ObjectKey,
+    store: Store<HostPlan>,
+    changes: watch::Receiver<()>,
+}
+
+impl OwnPlan {
+    /// The plan of a node, from a store that a watch fills and a channel that tells of changes.
+    pub(crate) fn new(
+        node_name: &str,
+        store: Store<HostPlan>,
+        changes: watch::Receiver<()>,
+    ) -> Self {
+        Self {
+            key: ObjectKey::new(keys::HOST_PLAN_NAMESPACE, node_name),
+            store,
+            changes,
+        }
+    }
+
+    /// What is there now counts as seen: only a later change ends a wait.
+    pub(crate) fn mark_seen(&mut self) {
+        self.changes.mark_unchanged();
+    }
+
+    fn get(&self) -> Option<Arc<HostPlan>> {
+        self.store.get(&self.key)
+    }
+
+    /// Its spec, if it is there.
+    pub(crate) fn spec(&self) -> Option<HostPlanSpec> {
+        self.get().map(|plan| plan.spec.clone())
+    }
+
+    /// Waits until it changes.
+    pub(crate) async fn changed(&mut self) {
+        if self.changes.changed().await.is_err() {
+            refit_kube::gate::never::<()>().await;
+        }
+    }
+}
+
+/// Tells the API what the driver publishes.
+pub(crate) struct Reporter {
+    plan: OwnPlan,
+    api: Api<HostPlan>,
+    clock: Clock,
+    /// uid of the HostPlan and the status that we wrote last: newer than what the watch shows.
+    written: Option<(String, HostPlanStatus)>,
+}
+
+impl Reporter {
+    pub(crate) fn new(plan: OwnPlan, api: Api<HostPlan>, clock: Clock) -> Self {
+        Self {
+            plan,
+            api,
+            clock,
+            written: None,
+        }
+    }
+
+    /// Reports for ever what `reports` holds.
+    pub(crate) async fn run(
+        mut self,
+        mut reports: watch::Receiver<Option<HostPlanStatus>>,
+    ) -> std::convert::Infallible {
+        self.plan.store.ready().await;
+        loop {
+            self.plan.mark_seen();
+            let wanted = reports.borrow_and_update().clone();
+            let wait = match self.report(wanted.as_ref()).await {
+                Ok(wait) => wait,
+                Err(error) => {
+                    tracing::debug!(%error, "the report is not accepted and is made again");
+                    tokio::time::sleep(API_RETRY).await;
+                    continue;
+                }
+            };
+            tokio::select! {
+                biased;
+                changed = reports.changed() => if changed.is_err() {
+                    return refit_kube::gate::never().await;
+                },
+                () = self.plan.changed() => {}
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+    }
+
+    /// Makes the HostPlan where it is missing and writes what differs. Returns how long to wait.
+    async fn report(&mut self, wanted: Option<&HostPlanStatus>) -> kube::Result<Duration> {
+        let heartbeat = Duration::try_from(report::HEARTBEAT).unwrap_or(API_RETRY);
+        let Some(plan) = self.plan.get() else {
+            let plan = HostPlan::new(&self.plan.key.name, HostPlanSpec::default());
+            let (made, _) = apply::create_or_get(&self.api, &plan).await?;
+            self.plan.store.insert(made);
+            return Ok(Duration::ZERO);
+        };
+        let Some(wanted) = wanted else {
+            return Ok(heartbeat);
+        };
+        let uid = plan.uid().unwrap_or_default();
+        let known = match &self.written {
+            Some((of, status)) if *of == uid => Some(status),
+            _ => plan.status.as_ref(),
+        };
+        let now = self.clock.now_seconds();
+        let due = report::due_at(wanted, known, now);
+        if due > now {
+            return Ok(self.clock.until(due));
+        }
+        let status = report::stamped(wanted, now);
+        apply::apply_status(&self.api, MANAGER, &self.plan.key.name, &status).await?;
+        self.written = Some((uid, status));
+        Ok(heartbeat)
+    }
+}

@@ -1,0 +1,352 @@
+//! The whole agent against an API server in process, a simulated disk and a simulated host.
+
+mod common;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use common::{Kill, NEW, NODE, OLD, Switch, World, spec, worker_steps};
+use refit_agent::host::KubernetesVersion;
+use refit_api::refit::{Gate, PlanState, StepState};
+use serde_json::json;
+
+#[tokio::test(start_paused = true)]
+async fn the_agent_makes_its_host_plan_and_reports_before_there_is_a_plan() {
+    let world = World::new().await;
+    world.run_for(2).await;
+    let plan = world.plan().await.expect("a HostPlan");
+    assert_eq!(plan.spec.plan_id, "");
+    let status = plan.status.expect("a report");
+    assert_eq!(status.facts.kubelet_version, OLD);
+    assert_eq!(status.facts.boot_id, world.host_state().boot_id);
+    assert_eq!(status.state, PlanState::Idle);
+    assert!(status.reported_at.is_some() && !status.capabilities.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_that_learns_of_host_plans_later_gets_one_then() {
+    let world = World::bare();
+    let switch = Switch::new(Kill::Never);
+    world.run_until(&switch, 60, async |_| false).await;
+    world.install().await;
+    world.run_for(60).await;
+    assert!(world.plan().await.expect("a HostPlan").status.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_whole_plan_succeeds_and_reports_each_step() {
+    let world = World::new().await;
+    world
+        .order_plan("p1", Gate::Disrupt, &worker_steps(NEW, true))
+        .await;
+    let status = world.run_to(PlanState::Succeeded).await;
+    assert_eq!(status.plan_id, "p1");
+    assert_eq!(status.passed, Gate::Disrupt);
+    assert_eq!(status.facts.kubelet_version, NEW);
+    for step in &status.steps {
+        assert_eq!((step.state, step.attempt), (StepState::Done, 1), "{step:?}");
+        assert!(step.started_at.is_some() && step.finished_at.is_some());
+    }
+    let host = world.host_state();
+    assert_eq!(host.boots, 2);
+    assert_eq!(status.facts.boot_id, host.boot_id);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_agent_stops_at_each_gate_and_goes_on_when_it_opens() {
+    let world = World::new().await;
+    let steps = worker_steps(NEW, false);
+    for (gate, passed, kubeadm, kubelet) in [
+        (Gate::Closed, Gate::Closed, OLD, OLD),
+        (Gate::Stage, Gate::Stage, OLD, OLD),
+        (Gate::Upgrade, Gate::Upgrade, NEW, OLD),
+    ] {
+        world.order_plan("p1", gate, &steps).await;
+        world.run_for(200).await;
+        let status = world.status().await;
+        assert_eq!((status.state, status.passed), (PlanState::AtGate, passed));
+        let host = world.host_state();
+        let installed = |name| host.installed(name).map(String::from).unwrap();
+        assert_eq!(installed("kubeadm"), kubeadm);
+        assert_eq!(installed("kubelet"), kubelet);
+    }
+    world.order_plan("p1", Gate::Disrupt, &steps).await;
+    world.run_to(PlanState::Succeeded).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_that_fails_twice_recovers() {
+    let world = World::new().await;
+    world.break_step("kubelet-install", 2);
+    world
+        .order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false))
+        .await;
+    let status = world.run_to(PlanState::Succeeded).await;
+    let step = status.steps.iter().find(|s| s.id == "kubelet-install");
+    assert_eq!(step.unwrap().attempt, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_that_keeps_failing_fails_the_plan_with_a_reason() {
+    let world = World::new().await;
+    world.break_step("kubeadm-upgrade", 99);
+    world
+        .order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false))
+        .await;
+    let status = world.run_to(PlanState::Failed).await;
+    let find = |id: &str| status.steps.iter().find(|s| s.id == id).unwrap();
+    let failed = find("kubeadm-upgrade");
+    assert_eq!((failed.state, failed.attempt), (StepState::Failed, 3));
+    assert_eq!(failed.reason, "CommandFailed");
+    assert!(
+        failed.message.contains("simulated failure"),
+        "{}",
+        failed.message
+    );
+    let rest = find("kubelet-restart");
+    assert_eq!(rest.state, StepState::Skipped);
+    assert!(rest.message.contains("kubeadm-install"), "{}", rest.message);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_abort_before_the_point_of_no_return_puts_kubeadm_back() {
+    let world = World::new().await;
+    let steps = worker_steps(NEW, false);
+    world.break_step("kubeadm-upgrade", 99);
+    let mut early = steps.clone();
+    early.remove(3);
+    // Without the upgrade step the plan waits at the last gate with kubeadm installed.
+    world.order_plan("p1", Gate::Upgrade, &early).await;
+    world.run_to(PlanState::AtGate).await;
+    world.run_for(120).await;
+    assert_eq!(version_of(&world, "kubeadm"), NEW);
+    let mut aborted = spec("p1", Gate::Upgrade, &early);
+    aborted["abort"] = json!(true);
+    world.order(&aborted).await;
+    let status = world.run_to(PlanState::Stopped).await;
+    assert_eq!(version_of(&world, "kubeadm"), OLD);
+    let last = status.steps.last().unwrap();
+    assert_eq!(
+        (last.id.as_str(), last.state),
+        ("undo-kubeadm-install", StepState::Done)
+    );
+}
+
+fn version_of(world: &World, package: &str) -> String {
+    let version: KubernetesVersion = world
+        .host_state()
+        .installed(package)
+        .expect("it is installed");
+    version.to_string()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_abort_past_the_point_of_no_return_finishes_what_is_open() {
+    let world = World::new().await;
+    let steps = worker_steps(NEW, false);
+    world.order_plan("p1", Gate::Disrupt, &steps).await;
+    let switch = Switch::new(Kill::Never);
+    let upgrading = async |world: &World| world.host_state().runs.contains_key("kubeadm-upgrade");
+    assert!(world.run_until(&switch, 500, upgrading).await);
+    let mut aborted = spec("p1", Gate::Disrupt, &steps);
+    aborted["abort"] = json!(true);
+    world.order(&aborted).await;
+    let status = world.run_to(PlanState::Succeeded).await;
+    assert_eq!(status.facts.kubelet_version, NEW);
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_plan_stops_the_first_and_then_runs() {
+    let world = World::new().await;
+    world
+        .order_plan("p1", Gate::Stage, &worker_steps(NEW, false))
+        .await;
+    world.run_for(10).await;
+    world
+        .order_plan("p2", Gate::Disrupt, &worker_steps("v1.34.9", false))
+        .await;
+    let status = world.run_to(PlanState::Succeeded).await;
+    assert_eq!(status.plan_id, "p2");
+    assert_eq!(status.facts.kubelet_version, "v1.34.9");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_to_b_to_a_does_the_work_again_each_time() {
+    let world = World::new().await;
+    for (id, version) in [("p1", NEW), ("p2", OLD), ("p3", NEW)] {
+        world
+            .order_plan(id, Gate::Disrupt, &worker_steps(version, false))
+            .await;
+        let switch = Switch::new(Kill::Never);
+        let done = async |world: &World| {
+            let status = world.status().await;
+            status.plan_id == id && status.state == PlanState::Succeeded
+        };
+        assert!(world.run_until(&switch, 2000, done).await, "{id}");
+        assert_eq!(world.status().await.facts.kubelet_version, version);
+    }
+    assert_eq!(world.host_state().runs["kubeadm-upgrade"], 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_agent_goes_on_up_to_the_gate_while_the_api_is_down_and_reports_later() {
+    let world = World::new().await;
+    world
+        .order_plan("p1", Gate::Upgrade, &worker_steps(NEW, false))
+        .await;
+    world.run_for(10).await;
+    world.api_down(true);
+    world.run_for(400).await;
+    assert_eq!(world.host_state().runs["kubeadm-upgrade"], 1);
+    assert_eq!(version_of(&world, "kubelet"), OLD, "nothing past the gate");
+    world.api_down(false);
+    let status = world.run_to(PlanState::AtGate).await;
+    assert_eq!(status.passed, Gate::Upgrade);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_agent_writes_only_its_heartbeat() {
+    let world = World::new().await;
+    world.run_for(5).await;
+    let switch = Switch::new(Kill::Never);
+    world.run_until(&switch, 1000, async |_| false).await;
+    let effects = switch.effects();
+    assert_eq!(effects.len(), 3, "{effects:#?}");
+    let reported = world.status().await.reported_at.unwrap().0;
+    assert!(world.clock.now().duration_since(reported).as_secs() < 300);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_writes_nothing_when_there_is_nothing_new() {
+    let world = World::new().await;
+    world
+        .order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false))
+        .await;
+    world.run_to(PlanState::Succeeded).await;
+    let switch = Switch::new(Kill::Never);
+    world.run_until(&switch, 60, async |_| false).await;
+    assert_eq!(switch.effects(), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_host_plan_that_was_deleted_comes_back_with_its_report() {
+    let world = World::new().await;
+    world
+        .order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false))
+        .await;
+    world.run_to(PlanState::Succeeded).await;
+    let switch = Switch::new(Kill::Never);
+    let deleted = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let parameters = kube::api::DeleteParams::default();
+        world.api().delete(NODE, &parameters).await.unwrap();
+    };
+    tokio::join!(deleted, world.run_until(&switch, 30, async |_| false));
+    let status = world.status().await;
+    assert_eq!(
+        (status.plan_id.as_str(), status.state),
+        ("p1", PlanState::Succeeded)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_damaged_journal_stops_the_agent_with_a_reason() {
+    let world = World::new().await;
+    world
+        .order_plan("p1", Gate::Stage, &worker_steps(NEW, false))
+        .await;
+    world.run_to(PlanState::AtGate).await;
+    {
+        let mut disk = world.disk.lock().unwrap();
+        let text = disk.files.values_mut().next().unwrap();
+        *text = text.replacen("preflight", "preflihgt", 1);
+    }
+    world
+        .order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false))
+        .await;
+    let status = world.run_to(PlanState::Failed).await;
+    assert_eq!(status.steps[0].reason, "JournalCorrupt");
+    assert_eq!(world.host_state().runs, BTreeMap::new());
+}
+
+/// What must be the same however the agent died.
+#[derive(Debug, PartialEq)]
+struct End {
+    runs: BTreeMap<String, u32>,
+    boots: u32,
+    root: BTreeMap<String, String>,
+    kubelet: String,
+    steps: Vec<(String, StepState, i32)>,
+}
+
+async fn end_of(world: &World) -> End {
+    let status = world.status().await;
+    assert_eq!(status.state, PlanState::Succeeded);
+    let host = world.host_state();
+    let steps = status
+        .steps
+        .into_iter()
+        .map(|step| (step.id, step.state, step.attempt))
+        .collect();
+    End {
+        runs: host.runs,
+        boots: host.boots,
+        root: host.root,
+        kubelet: status.facts.kubelet_version,
+        steps,
+    }
+}
+
+/// Runs a plan with a kill, then restarts after a while. Returns the effects before the kill.
+async fn killed(kill: Kill, away: Duration, forgetful: bool) -> (End, Vec<String>) {
+    let mut world = World::new().await;
+    world.forgetful = forgetful;
+    world
+        .order_plan("p1", Gate::Disrupt, &worker_steps(NEW, true))
+        .await;
+    let done = async |world: &World| world.status().await.state == PlanState::Succeeded;
+    let switch = Switch::new(kill);
+    let finished = world.run_until(&switch, 2000, done).await;
+    if kill == Kill::Never {
+        assert!(finished);
+    } else if !finished {
+        tokio::time::sleep(away).await;
+        let again = Switch::new(Kill::Never);
+        assert!(world.run_until(&again, 2000, done).await, "{kill:?}");
+    }
+    (end_of(&world).await, switch.effects())
+}
+
+/// Short enough that a unit is still known, and long enough that none is.
+const AWAY: [Duration; 2] = [Duration::ZERO, Duration::from_mins(2)];
+
+#[tokio::test(start_paused = true)]
+async fn killed_at_any_effect_no_command_runs_twice_and_the_end_is_the_same() {
+    let (expected, effects) = killed(Kill::Never, Duration::ZERO, false).await;
+    for count in expected.runs.values() {
+        assert_eq!(*count, 1, "{expected:?}");
+    }
+    assert_eq!(expected.runs.len(), 3);
+    assert!(effects.len() > 25, "{effects:#?}");
+    let mut fired = 0;
+    for (number, effect) in effects.iter().enumerate() {
+        for kill in [Kill::Before(number), Kill::After(number)] {
+            for away in AWAY {
+                let (end, seen) = killed(kill, away, false).await;
+                assert_eq!(end, expected, "{kill:?} at {effect}, away {away:?}");
+                fired += usize::from(seen.len() == number + 1);
+            }
+        }
+    }
+    assert_eq!(fired, effects.len() * 4, "every kill fires");
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_its_journal_the_agent_runs_a_command_twice_and_the_sweep_sees_it() {
+    let (expected, effects) = killed(Kill::Never, Duration::ZERO, true).await;
+    let mut twice = 0;
+    for number in 0..effects.len() {
+        let (end, _) = killed(Kill::After(number), AWAY[1], true).await;
+        twice += usize::from(end.runs != expected.runs);
+    }
+    assert!(twice > 0);
+}

@@ -1,0 +1,330 @@
+//! A world of one host: an API server, a disk, a host, and an agent that can be killed.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on ends here")]
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use kube::{Api, Client};
+use refit_agent::{AgentOptions, DiskState, HostState, SimDisk, SimHost};
+use refit_api::{
+    keys,
+    refit::{
+        Gate as PlanGate, HostPlan, HostPlanStatus, PlanState, PlannedStep, Role, StepAction,
+        StepType,
+    },
+};
+use refit_apiserver::{ApiServer, Options};
+use refit_kube::{
+    Clock, apply,
+    client::ClientStack,
+    gate::{Effect, Fate, Gate},
+    net::{Dialer, MemoryNetwork},
+};
+use serde_json::{Value, json};
+use tokio::{sync::watch, task::JoinHandle};
+
+pub(crate) const NODE: &str = "edge-1-md-0-1";
+pub(crate) const OLD: &str = "v1.34.2";
+pub(crate) const NEW: &str = "v1.35.0";
+const HOST: &str = "edge-1.refit.sandbox";
+
+/// Where a process is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kill {
+    Never,
+    Before(usize),
+    After(usize),
+}
+
+/// Counts effects and kills at one of them.
+pub(crate) struct Switch {
+    kill: Kill,
+    seen: AtomicUsize,
+    effects: Mutex<Vec<String>>,
+    dead: watch::Sender<bool>,
+}
+
+impl Switch {
+    pub(crate) fn new(kill: Kill) -> Arc<Self> {
+        Arc::new(Self {
+            kill,
+            seen: AtomicUsize::new(0),
+            effects: Mutex::default(),
+            dead: watch::channel(false).0,
+        })
+    }
+
+    /// The effects so far, in order.
+    pub(crate) fn effects(&self) -> Vec<String> {
+        self.effects.lock().unwrap().clone()
+    }
+
+    pub(crate) fn die(&self) {
+        self.dead.send_replace(true);
+    }
+
+    pub(crate) async fn died(&self) {
+        let mut dead = self.dead.subscribe();
+        dead.wait_for(|dead| *dead).await.unwrap();
+    }
+}
+
+impl Gate for Switch {
+    fn before(&self, effect: &Effect) -> Fate {
+        if self.fate() == Fate::Dead {
+            return Fate::Dead;
+        }
+        let number = self.seen.fetch_add(1, Ordering::SeqCst);
+        self.effects.lock().unwrap().push(effect.to_string());
+        if self.kill == Kill::Before(number) {
+            self.die();
+        }
+        self.fate()
+    }
+
+    fn after(&self, _: &Effect) -> Fate {
+        if self.kill == Kill::After(self.seen.load(Ordering::SeqCst) - 1) {
+            self.die();
+        }
+        self.fate()
+    }
+
+    fn fate(&self) -> Fate {
+        if *self.dead.borrow() {
+            Fate::Dead
+        } else {
+            Fate::Alive
+        }
+    }
+}
+
+/// The world outside the agent.
+pub(crate) struct World {
+    pub(crate) clock: Clock,
+    pub(crate) server: ApiServer,
+    pub(crate) disk: Arc<Mutex<DiskState>>,
+    pub(crate) host: Arc<Mutex<HostState>>,
+    pub(crate) forgetful: bool,
+    network: MemoryNetwork,
+    serving: JoinHandle<()>,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+impl World {
+    /// A world with an API server that knows HostPlans and has their namespace.
+    pub(crate) async fn new() -> Self {
+        let world = Self::bare();
+        world.install().await;
+        world
+    }
+
+    /// A world whose API server knows nothing of us yet.
+    pub(crate) fn bare() -> Self {
+        let epoch: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let clock = Clock::simulated(epoch);
+        let server = ApiServer::new(Options::new(Arc::new(move || clock.now())));
+        let network = MemoryNetwork::default();
+        let listener = network.listen(HOST, 6443);
+        let api = server.clone();
+        let service = tower::service_fn(move |request| {
+            let answer = tower::ServiceExt::oneshot(api.clone(), request);
+            async move { Ok::<_, Infallible>(answer.await.expect("no connection faults are used")) }
+        });
+        let serving = tokio::spawn(refit_kube::serve::serve(
+            listener,
+            None,
+            service,
+            std::future::pending(),
+        ));
+        let host = HostState::new(NODE, false, OLD, clock.now());
+        Self {
+            clock,
+            server,
+            disk: Arc::default(),
+            host: Arc::new(Mutex::new(host)),
+            forgetful: false,
+            network,
+            serving,
+        }
+    }
+
+    /// Installs the CRD and the namespace, as the controller does.
+    pub(crate) async fn install(&self) {
+        use k8s_openapi::{
+            api::core::v1::Namespace,
+            apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+        };
+        let client = self.client();
+        for crd in refit_api::crds::refit_crds() {
+            let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+            api.create(&kube::api::PostParams::default(), &crd)
+                .await
+                .unwrap();
+        }
+        let mut namespace = Namespace::default();
+        namespace.metadata.name = Some(keys::HOST_PLAN_NAMESPACE.to_owned());
+        let api: Api<Namespace> = Api::all(client);
+        api.create(&kube::api::PostParams::default(), &namespace)
+            .await
+            .unwrap();
+    }
+
+    /// A client of somebody else, past gates and network.
+    pub(crate) fn client(&self) -> Client {
+        Client::new(self.server.clone(), "default")
+    }
+
+    pub(crate) fn api(&self) -> Api<HostPlan> {
+        Api::namespaced(self.client(), keys::HOST_PLAN_NAMESPACE)
+    }
+
+    fn options(&self, gate: Arc<dyn Gate>) -> AgentOptions {
+        let dialer = Dialer::Memory(self.network.clone(), gate.clone());
+        let url = format!("http://{HOST}:6443").parse().unwrap();
+        AgentOptions {
+            stack: ClientStack::new(dialer, gate.clone(), "refit-agent/test"),
+            config: kube::Config::new(url),
+            clock: self.clock,
+            node_name: NODE.to_owned(),
+            host: Arc::new(SimHost::new(self.host.clone(), self.clock, gate.clone())),
+            disk: Arc::new(SimDisk::new(self.disk.clone(), gate).forgetful(self.forgetful)),
+        }
+    }
+
+    /// Runs an agent until its switch kills it, `done` says so, or the time is over. Says whether
+    /// it was `done`.
+    pub(crate) async fn run_until(
+        &self,
+        switch: &Arc<Switch>,
+        seconds: u64,
+        done: impl AsyncFn(&Self) -> bool,
+    ) -> bool {
+        let agent = refit_agent::run(self.options(switch.clone()));
+        let reached = async {
+            loop {
+                if Box::pin(done(self)).await {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_secs(3)).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = switch.died() => false,
+            outcome = agent => panic!("the agent returned: {outcome:?}"),
+            () = reached => true,
+            () = tokio::time::sleep(Duration::from_secs(seconds)) => false,
+        }
+    }
+
+    /// Runs an undisturbed agent for a time.
+    pub(crate) async fn run_for(&self, seconds: u64) {
+        let switch = Switch::new(Kill::Never);
+        self.run_until(&switch, seconds, async |_| false).await;
+    }
+
+    /// Runs an undisturbed agent until the report says this state of the plan.
+    pub(crate) async fn run_to(&self, state: PlanState) -> HostPlanStatus {
+        let switch = Switch::new(Kill::Never);
+        let reached = self
+            .run_until(&switch, 2000, async |world| {
+                world.status().await.state == state
+            })
+            .await;
+        let status = self.status().await;
+        assert!(reached, "{state:?} is not reached: {status:#?}");
+        status
+    }
+
+    pub(crate) async fn plan(&self) -> Option<HostPlan> {
+        apply::optional(self.api().get(NODE).await).unwrap()
+    }
+
+    pub(crate) async fn status(&self) -> HostPlanStatus {
+        let plan = self.plan().await;
+        plan.and_then(|plan| plan.status).unwrap_or_default()
+    }
+
+    /// Writes the spec, as the controller does.
+    pub(crate) async fn order(&self, spec: &Value) {
+        let body = json!({
+            "apiVersion": "refit.dev/v1alpha1",
+            "kind": "HostPlan",
+            "metadata": { "name": NODE },
+            "spec": spec,
+        });
+        apply::apply(&self.api(), keys::MANAGER, NODE, &body)
+            .await
+            .unwrap();
+    }
+
+    /// A plan of these steps, open up to a gate.
+    pub(crate) async fn order_plan(&self, id: &str, gate: PlanGate, steps: &[PlannedStep]) {
+        self.order(&spec(id, gate, steps)).await;
+    }
+
+    pub(crate) fn host_state(&self) -> HostState {
+        self.host.lock().unwrap().clone()
+    }
+
+    pub(crate) fn break_step(&self, step: &str, times: u32) {
+        self.host.lock().unwrap().break_step(step, times);
+    }
+
+    /// The API server answers nothing but 503.
+    pub(crate) fn api_down(&self, down: bool) {
+        let faults = self.server.faults();
+        if down {
+            faults.set_down(Some(refit_apiserver::Down::Unavailable));
+        } else {
+            faults.set_down(None);
+        }
+    }
+}
+
+pub(crate) fn spec(id: &str, gate: PlanGate, steps: &[PlannedStep]) -> Value {
+    json!({ "nodeUpdate": format!("nu-{id}"), "planId": id, "gate": gate, "steps": steps })
+}
+
+/// The steps of a worker, with or without a reboot.
+pub(crate) fn worker_steps(version: &str, reboot: bool) -> Vec<PlannedStep> {
+    const STAGE: PlanGate = PlanGate::Stage;
+    const UPGRADE: PlanGate = PlanGate::Upgrade;
+    const DISRUPT: PlanGate = PlanGate::Disrupt;
+    let step = |id: &str, gate, type_| PlannedStep {
+        id: id.to_owned(),
+        gate,
+        action: StepAction {
+            type_,
+            version: version.to_owned(),
+            role: Some(Role::Worker),
+        },
+        disruptive: gate == PlanGate::Disrupt,
+    };
+    let mut steps = vec![
+        step("preflight", STAGE, StepType::Preflight),
+        step("stage", STAGE, StepType::Stage),
+        step("kubeadm-install", UPGRADE, StepType::KubeadmInstall),
+        step("kubeadm-upgrade", UPGRADE, StepType::KubeadmUpgrade),
+        step("kubelet-install", DISRUPT, StepType::KubeletInstall),
+        step("kubelet-restart", DISRUPT, StepType::KubeletRestart),
+    ];
+    if reboot {
+        steps.push(step("reboot", DISRUPT, StepType::Reboot));
+    }
+    steps.push(step("verify", DISRUPT, StepType::Verify));
+    steps
+}

@@ -1,0 +1,235 @@
+//! Which updater claims which difference, and what is left.
+
+use std::fmt;
+
+use serde_json::Value;
+
+use super::{
+    diff::Change,
+    kubeadm,
+    objects::{Level, Objects, PARTS, Part, part_changes},
+    patch::Patch,
+    path::{Path, Segment},
+};
+use crate::version::KubernetesVersion;
+
+/// A way of updating: what it is called and what it can change on a machine where it stands.
+#[derive(Clone, Copy)]
+pub struct Updater {
+    /// Name, as it stands in `NodeUpdate.spec.updaters`.
+    pub name: &'static str,
+    /// Whether the updater can bring this change about.
+    pub claims: fn(Part, &Change, &Case<'_>) -> bool,
+}
+
+impl fmt::Debug for Updater {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Updater").field(&self.name).finish()
+    }
+}
+
+/// The updaters that every controller has, in their order.
+pub fn built_in() -> &'static [Updater] {
+    &[kubeadm::UPDATER]
+}
+
+/// What an updater may look at to decide.
+#[derive(Clone, Copy, Debug)]
+pub struct Case<'a> {
+    /// Machine or MachineSet.
+    pub level: Level,
+    /// What there is, with what earlier updaters claimed already done.
+    pub current: &'a Objects,
+    /// What is wanted.
+    pub desired: &'a Objects,
+    /// The version that there was to begin with, if it is one.
+    pub from_version: Option<&'a KubernetesVersion>,
+    /// The version that is wanted, if it is one.
+    pub to_version: Option<&'a KubernetesVersion>,
+}
+
+/// Patches that make each current object exactly what is wanted of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Patches {
+    /// For the Machine or MachineSet.
+    pub owner: Option<Patch>,
+    /// For the infrastructure machine or its template.
+    pub infrastructure: Option<Patch>,
+    /// For the bootstrap config or its template.
+    pub bootstrap: Option<Patch>,
+}
+
+/// A change that nobody covers, with the object that it is in.
+///
+/// Shown as a path line: the same text in hook messages, conditions and plans.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Difference {
+    /// Which object.
+    pub part: Part,
+    /// Kind of the current object.
+    pub kind: String,
+    /// Name of the current object.
+    pub name: String,
+    /// What differs.
+    pub change: Change,
+}
+
+/// Who does what, and what nobody does.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Coverage {
+    /// What was claimed, as patches. Only complete where nothing is uncovered.
+    pub patches: Patches,
+    /// Updaters that claimed something, in order.
+    pub updaters: Vec<&'static str>,
+    /// What nobody claimed.
+    pub uncovered: Vec<Difference>,
+}
+
+impl Coverage {
+    /// Whether the current objects can be made exactly what is wanted where they stand.
+    pub fn is_complete(&self) -> bool {
+        self.uncovered.is_empty()
+    }
+
+    /// The path lines of what nobody covers.
+    pub fn lines(&self) -> Vec<String> {
+        self.uncovered.iter().map(ToString::to_string).collect()
+    }
+}
+
+/// Finds every path that differs, lets each updater in order claim what it can do, applies the
+/// claim and goes on with the rest.
+pub fn cover(level: Level, current: &Objects, desired: &Objects, updaters: &[Updater]) -> Coverage {
+    let version = |objects: &Objects| objects.version(level)?.parse::<KubernetesVersion>().ok();
+    let (from_version, to_version) = (version(current), version(desired));
+    let mut patched = current.clone();
+    let mut coverage = Coverage::default();
+    for updater in updaters {
+        let case = Case {
+            level,
+            current: &patched,
+            desired,
+            from_version: from_version.as_ref(),
+            to_version: to_version.as_ref(),
+        };
+        let claimed: Vec<(Part, Change)> = PARTS
+            .iter()
+            .flat_map(|part| {
+                part_changes(level, *part, case.current, desired)
+                    .into_iter()
+                    .map(|change| (*part, change))
+            })
+            .filter(|(part, change)| (updater.claims)(*part, change, &case))
+            .collect();
+        if !claimed.is_empty() {
+            coverage.updaters.push(updater.name);
+        }
+        for (part, change) in claimed {
+            if let Some(object) = patched.part_mut(part) {
+                change.apply(object);
+            }
+        }
+    }
+    let between = |part: Part| Patch::between(current.part(part)?, patched.part(part)?);
+    coverage.patches = Patches {
+        owner: between(Part::Owner),
+        infrastructure: between(Part::Infrastructure),
+        bootstrap: between(Part::Bootstrap),
+    };
+    coverage.uncovered = PARTS
+        .iter()
+        .flat_map(|part| {
+            let named = current.part(*part).or(desired.part(*part));
+            part_changes(level, *part, &patched, desired)
+                .into_iter()
+                .map(move |change| Difference {
+                    part: *part,
+                    kind: word(named, "/kind"),
+                    name: word(named, "/metadata/name"),
+                    change,
+                })
+        })
+        .collect();
+    coverage
+}
+
+fn word(object: Option<&Value>, pointer: &str) -> String {
+    object
+        .and_then(|o| o.pointer(pointer)?.as_str())
+        .unwrap_or("?")
+        .to_owned()
+}
+
+/// Longest text of one value in a path line, in characters.
+const SHOWN_CHARACTERS: usize = 80;
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            part,
+            kind,
+            name,
+            change: Change { path, from, to },
+        } = self;
+        write!(f, "{kind}/{name} ")?;
+        if path.segments().is_empty() {
+            let there = |side: &Option<Value>| if side.is_some() { "present" } else { "absent" };
+            return write!(f, "{} -> {} (no updater)", there(from), there(to));
+        }
+        let show = |value: &Option<Value>| match value {
+            None => "(absent)".to_owned(),
+            Some(value) if is_secret(*part, path, value) => "(hidden)".to_owned(),
+            Some(value) => shorten(&value.to_string()),
+        };
+        write!(f, "{path}: {} -> {} (no updater)", show(from), show(to))
+    }
+}
+
+fn shorten(text: &str) -> String {
+    if text.chars().count() <= SHOWN_CHARACTERS {
+        return text.to_owned();
+    }
+    let head: String = text.chars().take(SHOWN_CHARACTERS).collect();
+    format!("{head}...")
+}
+
+/// Whether a value must not be shown: path lines reach conditions, events and logs, and bootstrap
+/// configs carry file contents and tokens (`spec/capi.md 8`, rule 7).
+fn is_secret(part: Part, path: &Path, value: &Value) -> bool {
+    let compound = value.is_object() || value.is_array();
+    let named = path.segments().iter().any(|segment| match segment {
+        Segment::Key(key) => is_secret_name(key) || (part == Part::Bootstrap && key == "content"),
+        Segment::Index(_) => false,
+    });
+    // Users, files and commands of a bootstrap config may hold anything.
+    named || (part == Part::Bootstrap && (compound || is_free_text(path)))
+}
+
+fn is_secret_name(key: &str) -> bool {
+    let key = key.to_lowercase();
+    [
+        "token",
+        "passw",
+        "secret",
+        "credential",
+        "privatekey",
+        "apikey",
+    ]
+    .iter()
+    .any(|word| key.contains(word))
+}
+
+fn is_free_text(path: &Path) -> bool {
+    const FREE: [&str; 7] = [
+        "bootCommands",
+        "discovery",
+        "files",
+        "ignition",
+        "postKubeadmCommands",
+        "preKubeadmCommands",
+        "users",
+    ];
+    path.segments()
+        .iter()
+        .any(|segment| matches!(segment, Segment::Key(key) if FREE.contains(&key.as_str())))
+}

@@ -1,0 +1,407 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::{
+    cover::{Case, Updater, built_in, cover},
+    diff::Change,
+    objects::{Level, Objects, Part},
+    patch::Patch,
+    testing::any_object,
+};
+
+fn everything(_: Part, _: &Change, _: &Case<'_>) -> bool {
+    true
+}
+
+fn cpus(part: Part, change: &Change, _: &Case<'_>) -> bool {
+    part == Part::Infrastructure && change.path.to_string().ends_with("cpus")
+}
+
+const ALL: Updater = Updater {
+    name: "all",
+    claims: everything,
+};
+const CPUS: Updater = Updater {
+    name: "cpus",
+    claims: cpus,
+};
+
+fn machine(version: &str, infrastructure: &Value, bootstrap: &Value) -> Objects {
+    Objects {
+        owner: json!({"kind": "Machine", "metadata": {"name": "edge-1-a"},
+            "spec": {"version": version, "clusterName": "edge-1"}}),
+        infrastructure: json!({"kind": "DockerMachine", "metadata": {"name": "edge-1-a"},
+            "spec": infrastructure}),
+        bootstrap: Some(
+            json!({"kind": "KubeadmConfig", "metadata": {"name": "edge-1-a"},
+            "spec": bootstrap}),
+        ),
+    }
+}
+
+fn set(version: &str, template: &str, infrastructure: &Value, bootstrap: &Value) -> Objects {
+    let wrap = |kind: &str, spec: &Value| json!({"kind": kind, "metadata": {"name": template}, "spec": {"template": {"spec": spec}}});
+    Objects {
+        owner: wrap("MachineSet", &json!({"version": version})),
+        infrastructure: wrap("VSphereMachineTemplate", infrastructure),
+        bootstrap: Some(wrap("KubeadmConfigTemplate", bootstrap)),
+    }
+}
+
+fn lines(level: Level, current: &Objects, desired: &Objects) -> Vec<String> {
+    cover(level, current, desired, built_in()).lines()
+}
+
+fn patched(value: &Value, patch: Option<&Patch>) -> Value {
+    let mut value = value.clone();
+    match patch {
+        None => {}
+        Some(Patch::Merge(body)) => json_patch::merge(&mut value, body),
+        Some(Patch::Json(body)) => {
+            let patch: json_patch::Patch = serde_json::from_value(body.clone()).unwrap();
+            json_patch::patch(&mut value, &patch).unwrap();
+        }
+    }
+    value
+}
+
+#[test]
+fn a_version_bump_of_a_machine_is_covered_by_kubeadm() {
+    let none = json!({});
+    let (current, desired) = (
+        machine("v1.34.2", &none, &none),
+        machine("v1.35.0", &none, &none),
+    );
+    let coverage = cover(Level::Machine, &current, &desired, built_in());
+    assert!(coverage.is_complete());
+    assert_eq!(coverage.updaters, ["kubeadm"]);
+    assert_eq!(
+        coverage.patches.owner,
+        Some(Patch::Merge(json!({"spec": {"version": "v1.35.0"}})))
+    );
+    assert_eq!(coverage.patches.infrastructure, None);
+    assert_eq!(coverage.patches.bootstrap, None);
+}
+
+#[test]
+fn versions_that_kubeadm_cannot_reach_in_one_step_are_not_covered() {
+    let none = json!({});
+    let table = [
+        ("v1.34.2", "v1.34.3", true),
+        ("v1.34.2", "v1.35.0", true),
+        ("v1.34.2", "v1.36.0", false),
+        ("v1.35.0", "v1.34.2", false),
+        ("v1.35.1", "v1.35.0", false),
+        ("v1.35.0", "v2.0.0", false),
+        ("v1.35.0", "latest", false),
+    ];
+    for (from, to, covered) in table {
+        let got = lines(
+            Level::Machine,
+            &machine(from, &none, &none),
+            &machine(to, &none, &none),
+        );
+        assert_eq!(got.is_empty(), covered, "{from} -> {to}");
+        if !covered {
+            let line =
+                format!("Machine/edge-1-a spec.version: \"{from}\" -> \"{to}\" (no updater)");
+            assert_eq!(got, [line]);
+        }
+    }
+}
+
+#[test]
+fn an_infrastructure_change_is_named_as_in_the_design() {
+    let none = json!({});
+    let current = set("v1.34.2", "edge-1-worker", &json!({"template": "A"}), &none);
+    let desired = set(
+        "v1.35.0",
+        "edge-1-worker-2",
+        &json!({"template": "B"}),
+        &none,
+    );
+    assert_eq!(
+        lines(Level::MachineSet, &current, &desired),
+        [
+            r#"VSphereMachineTemplate/edge-1-worker spec.template.spec.template: "A" -> "B" (no updater)"#
+        ]
+    );
+}
+
+#[test]
+fn a_template_that_was_only_renamed_needs_no_patch() {
+    let (infra, none) = (json!({"cpus": 4}), json!({}));
+    let current = set("v1.34.2", "worker-1", &infra, &none);
+    let desired = set("v1.35.0", "worker-2", &infra, &none);
+    let coverage = cover(Level::MachineSet, &current, &desired, built_in());
+    assert!(coverage.is_complete());
+    assert_eq!(coverage.patches.infrastructure, None);
+    assert_eq!(
+        coverage.patches.owner,
+        Some(Patch::Merge(
+            json!({"spec": {"template": {"spec": {"version": "v1.35.0"}}}})
+        ))
+    );
+}
+
+#[test]
+fn only_version_and_failure_domain_of_a_machine_count() {
+    let none = json!({});
+    let current = machine("v1.34.2", &none, &none);
+    let mut desired = machine("v1.35.0", &none, &none);
+    desired.owner["spec"]["minReadySeconds"] = json!(5);
+    desired.owner["spec"]["taints"] = json!([{"key": "x"}]);
+    desired.owner["spec"]["failureDomain"] = json!("");
+    desired.owner["metadata"]["labels"] = json!({"a": "b"});
+    let coverage = cover(Level::Machine, &current, &desired, built_in());
+    assert!(coverage.is_complete(), "{:?}", coverage.lines());
+    assert_eq!(
+        coverage.patches.owner,
+        Some(Patch::Merge(json!({"spec": {"version": "v1.35.0"}})))
+    );
+    desired.owner["spec"]["failureDomain"] = json!("b");
+    assert_eq!(
+        lines(Level::Machine, &current, &desired),
+        [r#"Machine/edge-1-a spec.failureDomain: (absent) -> "b" (no updater)"#]
+    );
+}
+
+#[test]
+fn the_feature_gate_that_follows_the_version_is_dragged_along() {
+    let gate =
+        json!({"clusterConfiguration": {"featureGates": {"ControlPlaneKubeletLocalMode": true}}});
+    let none = json!({});
+    let empty = json!({"clusterConfiguration": {"featureGates": {}}});
+    let table = [
+        ("v1.35.2", &gate, "v1.36.0", &none, true),
+        ("v1.35.2", &gate, "v1.36.0", &empty, true),
+        ("v1.30.9", &none, "v1.31.0", &gate, true),
+        ("v1.36.0", &none, "v1.36.1", &gate, false),
+        ("v1.36.0", &gate, "v1.36.1", &none, false),
+    ];
+    for (from, before, to, after, covered) in table {
+        let (current, desired) = (machine(from, &none, before), machine(to, &none, after));
+        let coverage = cover(Level::Machine, &current, &desired, built_in());
+        assert_eq!(
+            coverage.is_complete(),
+            covered,
+            "{from} -> {to}: {:?}",
+            coverage.lines()
+        );
+        if covered {
+            let bootstrap = current.bootstrap.as_ref().unwrap();
+            let got = patched(bootstrap, coverage.patches.bootstrap.as_ref());
+            assert_eq!(got["spec"], *after, "{from} -> {to}");
+        }
+    }
+}
+
+#[test]
+fn a_gate_beside_the_dragged_one_is_not_covered() {
+    let before = json!({"clusterConfiguration": {"featureGates":
+        {"ControlPlaneKubeletLocalMode": true, "Other": false}}});
+    let after = json!({"clusterConfiguration": {"featureGates": {"Other": true}}});
+    let none = json!({});
+    let (current, desired) = (
+        machine("v1.35.0", &none, &before),
+        machine("v1.36.0", &none, &after),
+    );
+    assert_eq!(
+        lines(Level::Machine, &current, &desired),
+        [
+            "KubeadmConfig/edge-1-a spec.clusterConfiguration.featureGates.Other: false -> true (no updater)"
+        ]
+    );
+}
+
+#[test]
+fn an_init_configuration_may_become_the_same_join_configuration() {
+    let registration = json!({"name": "n", "taints": []});
+    let init = json!({"initConfiguration": {"nodeRegistration": registration,
+        "localAPIEndpoint": {"bindPort": 6443}, "skipPhases": ["a"]}});
+    let mut join = json!({"joinConfiguration": {"nodeRegistration": registration,
+        "controlPlane": {"localAPIEndpoint": {"bindPort": 6443}}, "skipPhases": ["a"],
+        "caCertPath": "/ca.crt", "discovery": {"bootstrapToken": {"token": "t"}}}});
+    let none = json!({});
+    let current = machine("v1.34.2", &none, &init);
+    let desired = machine("v1.35.0", &none, &join);
+    let coverage = cover(Level::Machine, &current, &desired, built_in());
+    assert!(coverage.is_complete(), "{:?}", coverage.lines());
+    let got = patched(
+        current.bootstrap.as_ref().unwrap(),
+        coverage.patches.bootstrap.as_ref(),
+    );
+    assert_eq!(got["spec"], join);
+
+    join["joinConfiguration"]["nodeRegistration"]["name"] = json!("other");
+    let desired = machine("v1.35.0", &none, &join);
+    assert!(!cover(Level::Machine, &current, &desired, built_in()).is_complete());
+}
+
+#[test]
+fn empty_taints_differ_from_none() {
+    let none = json!({});
+    let with = |taints: &Value| {
+        machine(
+            "v1.34.2",
+            &none,
+            &json!({"joinConfiguration": {"nodeRegistration": taints}}),
+        )
+    };
+    let (empty, absent) = (
+        with(&json!({"taints": [], "name": "n"})),
+        with(&json!({"name": "n"})),
+    );
+    assert_eq!(lines(Level::Machine, &empty, &absent).len(), 1);
+}
+
+#[test]
+fn empty_members_of_a_bootstrap_config_come_and_go() {
+    let none = json!({});
+    let current = machine(
+        "v1.34.2",
+        &none,
+        &json!({"files": [], "users": null, "ntp": {}}),
+    );
+    let desired = machine("v1.35.0", &none, &json!({"mounts": []}));
+    let coverage = cover(Level::Machine, &current, &desired, built_in());
+    assert!(coverage.is_complete(), "{:?}", coverage.lines());
+    let got = patched(
+        current.bootstrap.as_ref().unwrap(),
+        coverage.patches.bootstrap.as_ref(),
+    );
+    assert_eq!(got["spec"], json!({"mounts": []}));
+}
+
+#[test]
+fn an_empty_member_of_an_infrastructure_machine_is_a_difference() {
+    let none = json!({});
+    let current = machine("v1.34.2", &json!({"disks": []}), &none);
+    let desired = machine("v1.35.0", &none, &none);
+    assert_eq!(
+        lines(Level::Machine, &current, &desired),
+        ["DockerMachine/edge-1-a spec.disks: [] -> (absent) (no updater)"]
+    );
+}
+
+#[test]
+fn what_kubeadm_did_not_bootstrap_it_does_not_update() {
+    let none = json!({});
+    let (mut current, mut desired) = (
+        machine("v1.34.2", &none, &none),
+        machine("v1.35.0", &none, &none),
+    );
+    for objects in [&mut current, &mut desired] {
+        objects.bootstrap.as_mut().unwrap()["kind"] = json!("RKE2Config");
+    }
+    assert_eq!(lines(Level::Machine, &current, &desired).len(), 1);
+    current.bootstrap = None;
+    desired.bootstrap = None;
+    assert_eq!(lines(Level::Machine, &current, &desired).len(), 1);
+}
+
+#[test]
+fn a_bootstrap_config_on_one_side_only_is_one_difference() {
+    let none = json!({});
+    let current = machine("v1.34.2", &none, &none);
+    let mut desired = machine("v1.34.2", &none, &none);
+    desired.bootstrap = None;
+    assert_eq!(
+        lines(Level::Machine, &current, &desired),
+        ["KubeadmConfig/edge-1-a present -> absent (no updater)"]
+    );
+}
+
+#[test]
+fn secrets_of_a_bootstrap_config_never_show() {
+    let none = json!({});
+    let files = |content: &str| {
+        json!({
+        "files": [{"path": "/a", "content": content}], "users": [{"passwd": content}],
+        "preKubeadmCommands": [content], "format": "ignition", "sshToken": content})
+    };
+    let current = machine("v1.34.2", &none, &files("hunter2"));
+    let desired = machine("v1.34.2", &none, &files("hunter3"));
+    let lines = lines(Level::Machine, &current, &desired);
+    assert_eq!(lines.len(), 4);
+    for line in &lines {
+        assert!(!line.contains("hunter"), "{line}");
+        assert!(
+            line.ends_with(": (hidden) -> (hidden) (no updater)"),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn long_values_are_cut_at_a_character() {
+    let none = json!({});
+    let current = machine("v1.34.2", &json!({"a": "ä".repeat(200)}), &none);
+    let desired = machine("v1.34.2", &none, &none);
+    let line = &lines(Level::Machine, &current, &desired)[0];
+    assert!(line.chars().count() < 160 && line.contains("..."), "{line}");
+}
+
+#[test]
+fn updaters_claim_in_their_order_and_the_rest_goes_on() {
+    let none = json!({});
+    let current = machine("v1.34.2", &json!({"cpus": 2, "memory": 4}), &none);
+    let desired = machine("v1.35.0", &json!({"cpus": 4, "memory": 8}), &none);
+    let both = cover(Level::Machine, &current, &desired, &[built_in()[0], CPUS]);
+    assert_eq!(both.updaters, ["kubeadm", "cpus"]);
+    assert_eq!(
+        both.lines(),
+        ["DockerMachine/edge-1-a spec.memory: 4 -> 8 (no updater)"]
+    );
+    let late = cover(Level::Machine, &current, &desired, &[ALL, CPUS]);
+    assert_eq!(late.updaters, ["all"]);
+    assert!(late.is_complete());
+}
+
+#[test]
+fn nothing_that_differs_is_covered_by_nobody() {
+    let none = json!({});
+    let same = machine("v1.34.2", &none, &none);
+    let coverage = cover(Level::Machine, &same, &same, built_in());
+    assert!(coverage.is_complete() && coverage.updaters.is_empty());
+    assert_eq!(coverage.patches, super::Patches::default());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_covered_becomes_exactly_what_is_wanted(
+        infra in any_object(), infra2 in any_object(), boot in any_object(), boot2 in any_object(),
+        at_set in any::<bool>(),
+    ) {
+        let (level, current, desired) = if at_set {
+            let (a, b) = (set("v1.34.2", "a", &infra, &boot), set("v1.36.0", "b", &infra2, &boot2));
+            (Level::MachineSet, a, b)
+        } else {
+            let (a, b) = (machine("v1.34.2", &infra, &boot), machine("v1.36.0", &infra2, &boot2));
+            (Level::Machine, a, b)
+        };
+        let coverage = cover(level, &current, &desired, &[ALL]);
+        prop_assert!(coverage.is_complete());
+        let root = super::objects::root(level);
+        let infra = patched(&current.infrastructure, coverage.patches.infrastructure.as_ref());
+        prop_assert_eq!(root.get(&infra), root.get(&desired.infrastructure));
+        let boot = patched(current.bootstrap.as_ref().unwrap(), coverage.patches.bootstrap.as_ref());
+        prop_assert_eq!(root.get(&boot), root.get(desired.bootstrap.as_ref().unwrap()));
+        let owner = patched(&current.owner, coverage.patches.owner.as_ref());
+        prop_assert_eq!(&owner["metadata"], &current.owner["metadata"]);
+        prop_assert_eq!(root.key("version").get(&owner), root.key("version").get(&desired.owner));
+    }
+
+    #[test]
+    fn whatever_kubeadm_claims_it_claims_wholly(boot in any_object(), boot2 in any_object()) {
+        let none = json!({});
+        let (current, desired) = (machine("v1.35.2", &none, &boot), machine("v1.36.0", &none, &boot2));
+        let coverage = cover(Level::Machine, &current, &desired, built_in());
+        if coverage.is_complete() {
+            let got = patched(current.bootstrap.as_ref().unwrap(), coverage.patches.bootstrap.as_ref());
+            prop_assert_eq!(&got["spec"], &boot2);
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! What differs, which updater covers it, the patches that say so, and what is asked for.
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`path`], [`diff`] | which paths differ, and how one is named |
+//! | [`patch`] | the patch that makes one JSON value exactly another |
+//! | [`objects`] | what Cluster API compares of a Machine or MachineSet |
+//! | [`cover`] | which updater claims which difference, and what is left |
+//! | [`kubeadm`] | the built-in updater: a version, and what a version bump drags along |
+//! | [`goal`] | the normalised desired state of a Machine |
+//! | [`policy`], [`verdict`] | what the answer to CanUpdate* is, and why |
+//! | [`request`] | what the answer to UpdateMachine is, and what to create |
+
+pub mod cover;
+pub mod diff;
+pub mod goal;
+pub mod kubeadm;
+pub mod objects;
+pub mod patch;
+pub mod path;
+pub mod policy;
+pub mod request;
+pub mod verdict;
+
+pub use cover::{Case, Coverage, Difference, Patches, Updater, built_in, cover};
+pub use goal::goal;
+pub use objects::{Level, Objects, Part};
+pub use patch::Patch;
+pub use policy::{OnUncovered, Policy, policy};
+pub use verdict::{NotReady, Verdict, verdict};
+
+#[cfg(test)]
+mod cover_tests;
+#[cfg(test)]
+mod request_tests;
+#[cfg(test)]
+pub(crate) mod testing;

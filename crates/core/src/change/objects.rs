@@ -1,0 +1,125 @@
+//! What Cluster API compares of a Machine or a MachineSet, and what it ignores.
+
+use serde_json::Value;
+
+use super::{diff::Change, diff::changes, path::Path};
+
+/// Whether a Machine is looked at, or what a MachineSet makes Machines of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// CanUpdateMachine: `spec` of Machine, infrastructure machine and bootstrap config.
+    Machine,
+    /// CanUpdateMachineSet: `spec.template.spec` of MachineSet and templates.
+    MachineSet,
+}
+
+/// Which of the objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// The Machine or MachineSet.
+    Owner,
+    /// The infrastructure machine or its template.
+    Infrastructure,
+    /// The bootstrap config or its template.
+    Bootstrap,
+}
+
+/// The parts in the order in which they are looked at.
+pub const PARTS: [Part; 3] = [Part::Owner, Part::Infrastructure, Part::Bootstrap];
+
+/// The objects that a hook speaks of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Objects {
+    /// The Machine or MachineSet.
+    pub owner: Value,
+    /// The infrastructure machine or its template.
+    pub infrastructure: Value,
+    /// The bootstrap config or its template, where there is one.
+    pub bootstrap: Option<Value>,
+}
+
+impl Objects {
+    /// One of the objects.
+    pub fn part(&self, part: Part) -> Option<&Value> {
+        match part {
+            Part::Owner => Some(&self.owner),
+            Part::Infrastructure => Some(&self.infrastructure),
+            Part::Bootstrap => self.bootstrap.as_ref(),
+        }
+    }
+
+    /// One of the objects, to be changed.
+    pub fn part_mut(&mut self, part: Part) -> Option<&mut Value> {
+        match part {
+            Part::Owner => Some(&mut self.owner),
+            Part::Infrastructure => Some(&mut self.infrastructure),
+            Part::Bootstrap => self.bootstrap.as_mut(),
+        }
+    }
+
+    /// The Kubernetes version that the owner asks for.
+    pub fn version(&self, level: Level) -> Option<&str> {
+        root(level).key("version").get(&self.owner)?.as_str()
+    }
+
+    /// The spec of the bootstrap config.
+    pub fn bootstrap_spec(&self, level: Level) -> Option<&Value> {
+        root(level).get(self.bootstrap.as_ref()?)
+    }
+
+    /// Whether kubeadm bootstrapped, or will bootstrap, the machine.
+    pub fn is_kubeadm(&self) -> bool {
+        self.bootstrap
+            .as_ref()
+            .and_then(|config| config.get("kind")?.as_str())
+            .is_some_and(|kind| matches!(kind, "KubeadmConfig" | "KubeadmConfigTemplate"))
+    }
+}
+
+/// Where in each object that begins which Cluster API compares (`spec/capi.md 2.4, 3.4`).
+pub fn root(level: Level) -> Path {
+    match level {
+        Level::Machine => Path::of(&["spec"]),
+        Level::MachineSet => Path::of(&["spec", "template", "spec"]),
+    }
+}
+
+/// The only fields of a Machine spec that count: all others are changed in place by Cluster API
+/// itself or are not compared (`spec/capi.md 2.4`).
+const OWNER_FIELDS: [&str; 2] = ["failureDomain", "version"];
+
+/// Every path that Cluster API will find to differ in one of the objects.
+pub fn part_changes(level: Level, part: Part, current: &Objects, desired: &Objects) -> Vec<Change> {
+    let (from, to) = (current.part(part), desired.part(part));
+    match part {
+        Part::Owner => OWNER_FIELDS
+            .iter()
+            .filter_map(|field| {
+                let path = root(level).key(field);
+                let from = from.and_then(|owner| text(path.get(owner)));
+                let to = to.and_then(|owner| text(path.get(owner)));
+                (from != to).then_some(Change { path, from, to })
+            })
+            .collect(),
+        Part::Infrastructure | Part::Bootstrap => match (from, to) {
+            (None, None) => Vec::new(),
+            (Some(from), Some(to)) => {
+                let path = root(level);
+                changes(&path, path.get(from), path.get(to))
+            }
+            // One side has no such object at all: the difference is the object.
+            (from, to) => vec![Change {
+                path: Path::default(),
+                from: from.and_then(|v| root(level).get(v).cloned()),
+                to: to.and_then(|v| root(level).get(v).cloned()),
+            }],
+        },
+    }
+}
+
+/// Cluster API compares these as typed text: empty and null are absent.
+fn text(value: Option<&Value>) -> Option<Value> {
+    value
+        .filter(|v| !v.is_null() && v.as_str() != Some(""))
+        .cloned()
+}

@@ -1,0 +1,298 @@
+//! What the answer to UpdateMachine is, and which NodeUpdate has to be made or stopped first.
+
+use jiff::{SignedDuration, Timestamp};
+use refit_api::{
+    keys,
+    refit::{Goal, NodeUpdate, Phase, Stage, ordinal_of},
+};
+
+use super::goal::same_goal;
+
+/// Shortest time between two calls for the same Machine.
+pub const RETRY_MIN_SECONDS: i32 = 1;
+/// Longest time between two calls: a person who looks at the Machine sees nothing older.
+pub const RETRY_MAX_SECONDS: i32 = 15;
+/// Time between two calls where nothing can be predicted yet.
+const RETRY_UNKNOWN_SECONDS: i32 = 5;
+/// How long the Machine's own report may be behind after its NodeUpdate, which looked at the Node
+/// itself, has succeeded. Past it the report is believed: somebody changed the host.
+const REPORT_LAG: SignedDuration = SignedDuration::from_secs(300);
+
+/// What is known of the Machine itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MachineFacts {
+    /// Its name.
+    pub name: String,
+    /// Its uid: a NodeUpdate of another uid is not about this Machine.
+    pub uid: String,
+    /// The version that its kubelet reports.
+    pub kubelet_version: Option<String>,
+    /// Value of the annotation that asks for one more attempt.
+    pub retry: Option<String>,
+    /// It is being deleted.
+    pub deleting: bool,
+}
+
+/// The answer to UpdateMachine. It is always a Success: a Failure hides the text
+/// (`spec/capi.md 4.1`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// What is shown. It changes with the step, not with the second.
+    pub message: String,
+    /// 0 only when the goal is reached.
+    pub retry_after_seconds: i32,
+}
+
+impl Answer {
+    /// The goal is reached.
+    pub fn done() -> Self {
+        Self {
+            message: String::new(),
+            retry_after_seconds: 0,
+        }
+    }
+
+    /// Not yet: come back after `seconds`, at least 1 and at most 15.
+    pub fn retry(message: impl Into<String>, seconds: i32) -> Self {
+        Self {
+            message: message.into(),
+            retry_after_seconds: seconds.clamp(RETRY_MIN_SECONDS, RETRY_MAX_SECONDS),
+        }
+    }
+
+    /// Whether the goal is reached.
+    pub fn is_done(&self) -> bool {
+        self.retry_after_seconds == 0
+    }
+}
+
+/// What to do about a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Answer, and write nothing.
+    Answer(Answer),
+    /// Make the NodeUpdate of this ordinal. Its creation is the compare-and-swap: when it exists
+    /// already, read it and decide again.
+    Create {
+        /// The ordinal.
+        ordinal: u32,
+    },
+    /// Ask this NodeUpdate to stop, and answer meanwhile.
+    Abort {
+        /// Its name.
+        name: String,
+        /// The answer.
+        answer: Answer,
+    },
+}
+
+/// Decides what a request for `goal` on this Machine means, given the NodeUpdates that are known.
+///
+/// Only the newest NodeUpdate of the Machine's uid answers. The ones that are given may be out of
+/// date: nothing is made but by its ordinal, of which there is only one.
+pub fn decide(
+    machine: &MachineFacts,
+    goal: &Goal,
+    updates: &[&NodeUpdate],
+    now: Timestamp,
+) -> Decision {
+    if machine.deleting {
+        let text = format!("stopped: Machine {} is being deleted", machine.name);
+        return Decision::Answer(Answer::retry(text, RETRY_MAX_SECONDS));
+    }
+    let create = || Decision::Create {
+        ordinal: next_ordinal(machine, updates),
+    };
+    let Some(newest) = newest(machine, updates) else {
+        return create();
+    };
+    let View { name, phase, .. } = View::of(newest);
+    let retry_asked = machine.retry.as_deref() == Some(name);
+    if same_goal(&newest.spec.goal, goal) {
+        return match phase {
+            Phase::Succeeded => succeeded(machine, goal, newest, now).unwrap_or_else(create),
+            Phase::Failed | Phase::Stopped if retry_asked => create(),
+            Phase::Failed => Decision::Answer(failed(newest)),
+            Phase::Stopped => Decision::Answer(stopped(newest)),
+            _ => Decision::Answer(running(newest)),
+        };
+    }
+    if !phase.is_final() {
+        return supersede(newest);
+    }
+    match not_covered(machine, goal, updates) {
+        Some(text) if !retry_asked => Decision::Answer(Answer::retry(text, RETRY_MAX_SECONDS)),
+        _ => create(),
+    }
+}
+
+struct View<'a> {
+    name: &'a str,
+    phase: Phase,
+    message: &'a str,
+}
+
+impl<'a> View<'a> {
+    fn of(update: &'a NodeUpdate) -> Self {
+        let status = update.status.as_ref();
+        Self {
+            name: update.metadata.name.as_deref().unwrap_or_default(),
+            phase: status.map(|s| s.phase).unwrap_or_default(),
+            message: status.map_or("", |s| s.message.as_str()),
+        }
+    }
+}
+
+/// The newest NodeUpdate of the Machine's uid: by ordinal, then by creation, then by name.
+pub fn newest<'a>(machine: &MachineFacts, updates: &[&'a NodeUpdate]) -> Option<&'a NodeUpdate> {
+    updates
+        .iter()
+        .filter(|update| update.spec.machine_ref.uid == machine.uid)
+        .max_by_key(|update| {
+            let name = update.metadata.name.clone().unwrap_or_default();
+            let made = update.metadata.creation_timestamp.as_ref().map(|t| t.0);
+            (ordinal_of(&name, &machine.name), made, name)
+        })
+        .copied()
+}
+
+/// One past the highest ordinal in use, whichever Machine of this name it belonged to.
+fn next_ordinal(machine: &MachineFacts, updates: &[&NodeUpdate]) -> u32 {
+    updates
+        .iter()
+        .filter_map(|update| ordinal_of(update.metadata.name.as_deref()?, &machine.name))
+        .max()
+        .unwrap_or(0)
+        .saturating_add(1)
+}
+
+/// Done, or the wait for the Machine's own report; `None` where the work has to be done again.
+fn succeeded(
+    machine: &MachineFacts,
+    goal: &Goal,
+    update: &NodeUpdate,
+    now: Timestamp,
+) -> Option<Decision> {
+    if machine.kubelet_version.as_deref() == Some(goal.kubernetes_version.as_str()) {
+        return Some(Decision::Answer(Answer::done()));
+    }
+    let finished = update.status.as_ref().and_then(|s| s.finished_at.as_ref());
+    let may_lag = finished.is_none_or(|t| now.duration_since(t.0) < REPORT_LAG);
+    if machine.kubelet_version.is_some() && !may_lag {
+        return None;
+    }
+    let text = format!(
+        "waiting for Machine {} to show kubelet {}",
+        machine.name, goal.kubernetes_version
+    );
+    Some(Decision::Answer(Answer::retry(text, RETRY_UNKNOWN_SECONDS)))
+}
+
+fn running(update: &NodeUpdate) -> Answer {
+    let View { phase, message, .. } = View::of(update);
+    if update.spec.stage == Stage::Abort {
+        return Answer::retry("stopping at the next safe step", RETRY_UNKNOWN_SECONDS);
+    }
+    let status = update.status.as_ref();
+    let blocker = status.and_then(|s| s.blocked_by.first());
+    let text = match (message, blocker) {
+        ("", Some(blocker)) if !blocker.message.is_empty() => blocker.message.clone(),
+        ("", Some(blocker)) if blocker.object.is_empty() => format!("waiting: {}", blocker.reason),
+        ("", Some(blocker)) => format!("waiting for {}: {}", blocker.object, blocker.reason),
+        ("", None) => format!("{phase:?}").to_lowercase(),
+        (message, _) => message.to_owned(),
+    };
+    let rest = status.and_then(|s| s.progress.as_ref()?.remaining_seconds);
+    Answer::retry(text, rest.unwrap_or(RETRY_UNKNOWN_SECONDS))
+}
+
+fn failed(update: &NodeUpdate) -> Answer {
+    let name = View::of(update).name;
+    let status = update.status.as_ref();
+    let reason = status.map_or("", |s| s.failure_reason.as_str());
+    let reason = if reason.is_empty() { "Unknown" } else { reason };
+    let told = status.map_or("", |s| s.failure_message.as_str());
+    let told = match told {
+        "" => format!("see NodeUpdate {name}."),
+        told if told.ends_with('.') => told.to_owned(),
+        told => format!("{told}."),
+    };
+    let text = format!(
+        "failed: {reason}; {told} To try again, annotate the Machine with {}={name}",
+        keys::RETRY
+    );
+    Answer::retry(text, RETRY_MAX_SECONDS)
+}
+
+fn stopped(update: &NodeUpdate) -> Answer {
+    let View { name, message, .. } = View::of(update);
+    let told = if message.is_empty() {
+        format!("NodeUpdate {name} was aborted")
+    } else {
+        message.trim_end_matches('.').to_owned()
+    };
+    let text = format!(
+        "stopped: {told}. To go on, annotate the Machine with {}={name}",
+        keys::RETRY
+    );
+    Answer::retry(text, RETRY_MAX_SECONDS)
+}
+
+/// Another goal is wanted while this NodeUpdate is unfinished: it is stopped where kubeadm has not
+/// begun, else it has to finish.
+fn supersede(update: &NodeUpdate) -> Decision {
+    let View {
+        name,
+        phase,
+        message,
+    } = View::of(update);
+    let version = &update.spec.goal.kubernetes_version;
+    if update.spec.stage == Stage::Abort {
+        let text = format!("waiting for NodeUpdate {name} to {version} to stop");
+        return Decision::Answer(Answer::retry(text, RETRY_UNKNOWN_SECONDS));
+    }
+    if phase < Phase::Upgrading {
+        let text = format!("stopping NodeUpdate {name} to {version}: another goal is wanted");
+        return Decision::Abort {
+            name: name.to_owned(),
+            answer: Answer::retry(text, RETRY_MIN_SECONDS),
+        };
+    }
+    let rest = match message {
+        "" => String::new(),
+        message => format!(": {message}"),
+    };
+    let text = format!("waiting for NodeUpdate {name} to {version} to finish first{rest}");
+    Decision::Answer(Answer::retry(text, RETRY_UNKNOWN_SECONDS))
+}
+
+/// What no updater brings about: a difference from what the newest succeeded NodeUpdate reached
+/// that is not the version. Without such a NodeUpdate nothing is known, and every updater runs.
+fn not_covered(machine: &MachineFacts, goal: &Goal, updates: &[&NodeUpdate]) -> Option<String> {
+    let succeeded: Vec<&NodeUpdate> = updates
+        .iter()
+        .copied()
+        .filter(|update| View::of(update).phase == Phase::Succeeded)
+        .collect();
+    let reached = newest(machine, &succeeded)?;
+    let before = &reached.spec.goal;
+    let differs = |before: &str, wanted: &str| !before.is_empty() && before != wanted;
+    let mut what = Vec::new();
+    if differs(&before.bootstrap_hash, &goal.bootstrap_hash) {
+        what.push("the bootstrap config");
+    }
+    if differs(&before.infrastructure_hash, &goal.infrastructure_hash) {
+        what.push("the infrastructure machine");
+    }
+    if what.is_empty() {
+        return None;
+    }
+    let newest_name = View::of(newest(machine, updates)?).name;
+    Some(format!(
+        "not covered: {} changed since NodeUpdate {} and no updater brings that about. Revert it, \
+         or accept it by annotating the Machine with {}={newest_name}",
+        what.join(" and "),
+        View::of(reached).name,
+        keys::RETRY
+    ))
+}

@@ -1,0 +1,349 @@
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_api::refit::{
+    Blocker, Goal, MachineRef, NodeUpdate, NodeUpdateSpec, NodeUpdateStatus, Origin, Phase,
+    Progress, Stage,
+};
+
+use super::request::{Answer, Decision, MachineFacts, decide};
+
+const UNFINISHED: [Phase; 9] = [
+    Phase::Pending,
+    Phase::Waiting,
+    Phase::Staging,
+    Phase::Upgrading,
+    Phase::Draining,
+    Phase::Disrupting,
+    Phase::Verifying,
+    Phase::Uncordoning,
+    Phase::Stopping,
+];
+
+fn now() -> Timestamp {
+    "2026-01-01T00:00:00Z".parse().unwrap()
+}
+
+fn goal(version: &str) -> Goal {
+    Goal {
+        kubernetes_version: version.into(),
+        bootstrap_hash: "b".into(),
+        infrastructure_hash: "i".into(),
+        ..Goal::default()
+    }
+}
+
+fn facts(kubelet: &str) -> MachineFacts {
+    MachineFacts {
+        name: "m".into(),
+        uid: "u".into(),
+        kubelet_version: (!kubelet.is_empty()).then(|| kubelet.into()),
+        ..MachineFacts::default()
+    }
+}
+
+fn update(ordinal: u32, version: &str, phase: Phase) -> NodeUpdate {
+    let goal = goal(version);
+    let mut update = NodeUpdate::new(
+        &format!("m-{ordinal}"),
+        NodeUpdateSpec {
+            stage: Stage::Ongoing,
+            machine_ref: MachineRef {
+                name: "m".into(),
+                uid: "u".into(),
+            },
+            origin: Origin::Hook,
+            goal_hash: goal.hash(),
+            goal,
+            updaters: vec!["kubeadm".into()],
+        },
+    );
+    update.status = Some(NodeUpdateStatus {
+        phase,
+        finished_at: phase
+            .is_final()
+            .then(|| Time(now() - SignedDuration::from_hours(1))),
+        ..NodeUpdateStatus::default()
+    });
+    update
+}
+
+fn of(machine: &MachineFacts, version: &str, updates: &[NodeUpdate]) -> Decision {
+    decide(
+        machine,
+        &goal(version),
+        &updates.iter().collect::<Vec<_>>(),
+        now(),
+    )
+}
+
+fn answer(decision: Decision) -> Answer {
+    match decision {
+        Decision::Answer(answer) => answer,
+        other => panic!("an answer was expected, not {other:?}"),
+    }
+}
+
+#[test]
+fn the_first_request_makes_ordinal_one() {
+    assert_eq!(
+        of(&facts("v1.34.2"), "v1.35.0", &[]),
+        Decision::Create { ordinal: 1 }
+    );
+}
+
+#[test]
+fn the_same_goal_unfinished_shows_its_progress_and_makes_nothing() {
+    for phase in UNFINISHED {
+        let got = answer(of(
+            &facts("v1.34.2"),
+            "v1.35.0",
+            &[update(1, "v1.35.0", phase)],
+        ));
+        assert!(!got.is_done() && !got.message.is_empty(), "{phase:?}");
+    }
+}
+
+#[test]
+fn a_node_update_that_its_controller_has_not_seen_is_unfinished() {
+    let mut fresh = update(1, "v1.35.0", Phase::Pending);
+    fresh.status = None;
+    assert_eq!(
+        answer(of(&facts("v1.34.2"), "v1.35.0", &[fresh])).message,
+        "pending"
+    );
+}
+
+#[test]
+fn done_only_when_the_live_version_is_the_goals() {
+    let done = update(1, "v1.35.0", Phase::Succeeded);
+    assert!(
+        answer(of(
+            &facts("v1.35.0"),
+            "v1.35.0",
+            std::slice::from_ref(&done)
+        ))
+        .is_done()
+    );
+    assert_eq!(
+        of(&facts("v1.34.2"), "v1.35.0", &[done]),
+        Decision::Create { ordinal: 2 }
+    );
+}
+
+#[test]
+fn a_report_that_lags_is_waited_for() {
+    let mut done = update(1, "v1.35.0", Phase::Succeeded);
+    done.status.as_mut().unwrap().finished_at = Some(Time(now() - SignedDuration::from_secs(20)));
+    for kubelet in ["v1.34.2", ""] {
+        let got = answer(of(&facts(kubelet), "v1.35.0", std::slice::from_ref(&done)));
+        assert_eq!(got.message, "waiting for Machine m to show kubelet v1.35.0");
+        assert!(!got.is_done());
+    }
+}
+
+#[test]
+fn the_way_back_is_work_again() {
+    let there = update(1, "v1.34.2", Phase::Succeeded);
+    let away = update(2, "v1.35.0", Phase::Succeeded);
+    let got = of(&facts("v1.35.0"), "v1.34.2", &[there, away]);
+    assert_eq!(got, Decision::Create { ordinal: 3 });
+}
+
+#[test]
+fn a_failure_is_told_and_nothing_is_made_until_somebody_asks() {
+    let mut failed = update(1, "v1.35.0", Phase::Failed);
+    let status = failed.status.as_mut().unwrap();
+    status.failure_reason = "KubeadmUpgradeFailed".into();
+    status.failure_message = "etcd is not healthy; repair the member".into();
+    let mut machine = facts("v1.34.2");
+    let got = answer(of(&machine, "v1.35.0", std::slice::from_ref(&failed)));
+    assert_eq!(
+        got.message,
+        "failed: KubeadmUpgradeFailed; etcd is not healthy; repair the member. To try again, \
+         annotate the Machine with refit.dev/retry=m-1"
+    );
+    assert_eq!(got.retry_after_seconds, 15);
+    machine.retry = Some("m-0".into());
+    assert!(matches!(
+        of(&machine, "v1.35.0", std::slice::from_ref(&failed)),
+        Decision::Answer(_)
+    ));
+    machine.retry = Some("m-1".into());
+    assert_eq!(
+        of(&machine, "v1.35.0", &[failed]),
+        Decision::Create { ordinal: 2 }
+    );
+}
+
+#[test]
+fn one_retry_makes_exactly_one_ordinal() {
+    let mut machine = facts("v1.34.2");
+    machine.retry = Some("m-1".into());
+    let first = update(1, "v1.35.0", Phase::Failed);
+    let second = update(2, "v1.35.0", Phase::Failed);
+    let got = answer(of(&machine, "v1.35.0", &[first, second]));
+    assert!(
+        got.message
+            .starts_with("failed: Unknown; see NodeUpdate m-2."),
+        "{}",
+        got.message
+    );
+}
+
+#[test]
+fn an_aborted_one_is_told_and_can_be_retried() {
+    let mut machine = facts("v1.34.2");
+    let aborted = update(1, "v1.35.0", Phase::Stopped);
+    let got = answer(of(&machine, "v1.35.0", std::slice::from_ref(&aborted)));
+    assert!(
+        got.message
+            .starts_with("stopped: NodeUpdate m-1 was aborted."),
+        "{}",
+        got.message
+    );
+    assert_eq!(got.retry_after_seconds, 15);
+    machine.retry = Some("m-1".into());
+    assert_eq!(
+        of(&machine, "v1.35.0", &[aborted]),
+        Decision::Create { ordinal: 2 }
+    );
+}
+
+#[test]
+fn an_abort_under_way_is_told() {
+    let mut aborting = update(1, "v1.35.0", Phase::Draining);
+    aborting.spec.stage = Stage::Abort;
+    let got = answer(of(&facts("v1.34.2"), "v1.35.0", &[aborting]));
+    assert_eq!(got.message, "stopping at the next safe step");
+}
+
+#[test]
+fn another_goal_stops_what_has_not_begun_and_waits_for_the_rest() {
+    for phase in UNFINISHED {
+        let got = of(&facts("v1.34.2"), "v1.35.1", &[update(1, "v1.35.0", phase)]);
+        match phase {
+            Phase::Pending | Phase::Waiting | Phase::Staging => {
+                assert!(
+                    matches!(&got, Decision::Abort { name, .. } if name == "m-1"),
+                    "{phase:?}"
+                );
+            }
+            _ => assert_eq!(
+                answer(got).message,
+                "waiting for NodeUpdate m-1 to v1.35.0 to finish first",
+                "{phase:?}"
+            ),
+        }
+    }
+}
+
+#[test]
+fn an_abort_is_asked_for_once() {
+    let mut aborting = update(1, "v1.35.0", Phase::Waiting);
+    aborting.spec.stage = Stage::Abort;
+    let got = answer(of(&facts("v1.34.2"), "v1.35.1", &[aborting]));
+    assert_eq!(got.message, "waiting for NodeUpdate m-1 to v1.35.0 to stop");
+}
+
+#[test]
+fn another_goal_goes_on_once_the_older_one_is_over() {
+    for phase in [Phase::Succeeded, Phase::Failed, Phase::Stopped] {
+        let got = of(&facts("v1.34.2"), "v1.35.1", &[update(4, "v1.35.0", phase)]);
+        assert_eq!(got, Decision::Create { ordinal: 5 }, "{phase:?}");
+    }
+}
+
+#[test]
+fn a_machine_of_the_same_name_but_another_uid_starts_anew_under_a_free_ordinal() {
+    let mut old = update(3, "v1.35.0", Phase::Succeeded);
+    old.spec.machine_ref.uid = "gone".into();
+    assert_eq!(
+        of(&facts("v1.35.0"), "v1.35.0", &[old]),
+        Decision::Create { ordinal: 4 }
+    );
+}
+
+#[test]
+fn ordinals_are_numbers_and_not_text() {
+    let updates = [
+        update(9, "v1.34.2", Phase::Succeeded),
+        update(10, "v1.35.0", Phase::Succeeded),
+    ];
+    assert!(answer(of(&facts("v1.35.0"), "v1.35.0", &updates)).is_done());
+}
+
+#[test]
+fn the_message_is_the_controllers_or_the_blocker() {
+    let mut waiting = update(1, "v1.35.0", Phase::Waiting);
+    let status = waiting.status.as_mut().unwrap();
+    status.blocked_by = vec![Blocker {
+        reason: "PodDisruptionBudget".into(),
+        object: "default/web".into(),
+        message: String::new(),
+        since: Time(now()),
+    }];
+    let got = answer(of(
+        &facts("v1.34.2"),
+        "v1.35.0",
+        std::slice::from_ref(&waiting),
+    ));
+    assert_eq!(got.message, "waiting for default/web: PodDisruptionBudget");
+    waiting.status.as_mut().unwrap().message = "evicting default/web-1".into();
+    let got = answer(of(&facts("v1.34.2"), "v1.35.0", &[waiting]));
+    assert_eq!(got.message, "evicting default/web-1");
+}
+
+#[test]
+fn the_next_call_comes_when_the_rest_should_be_over() {
+    for (rest, seconds) in [
+        (Some(-4), 1),
+        (Some(0), 1),
+        (Some(7), 7),
+        (Some(900), 15),
+        (None, 5),
+    ] {
+        let mut update = update(1, "v1.35.0", Phase::Staging);
+        update.status.as_mut().unwrap().progress = Some(Progress {
+            percent: 10,
+            remaining_seconds: rest,
+        });
+        let got = answer(of(&facts("v1.34.2"), "v1.35.0", &[update]));
+        assert_eq!(got.retry_after_seconds, seconds, "{rest:?}");
+    }
+}
+
+#[test]
+fn a_change_that_no_updater_brings_about_is_never_called_done() {
+    let mut reached = update(1, "v1.35.0", Phase::Succeeded);
+    reached.spec.goal.infrastructure_hash = "other".into();
+    let mut machine = facts("v1.35.0");
+    let got = answer(of(&machine, "v1.35.0", std::slice::from_ref(&reached)));
+    assert!(
+        got.message
+            .starts_with("not covered: the infrastructure machine changed since NodeUpdate m-1"),
+        "{}",
+        got.message
+    );
+    machine.retry = Some("m-1".into());
+    assert_eq!(
+        of(&machine, "v1.35.0", &[reached]),
+        Decision::Create { ordinal: 2 }
+    );
+}
+
+#[test]
+fn a_goal_by_hand_that_does_not_care_about_the_rest_counts() {
+    let mut by_hand = update(1, "v1.35.0", Phase::Succeeded);
+    by_hand.spec.goal.bootstrap_hash = String::new();
+    by_hand.spec.goal.infrastructure_hash = String::new();
+    assert!(answer(of(&facts("v1.35.0"), "v1.35.0", &[by_hand])).is_done());
+}
+
+#[test]
+fn nothing_is_begun_on_a_machine_that_is_being_deleted() {
+    let mut machine = facts("v1.34.2");
+    machine.deleting = true;
+    let got = answer(of(&machine, "v1.35.0", &[]));
+    assert_eq!(got.message, "stopped: Machine m is being deleted");
+    assert!(!got.is_done());
+}

@@ -1,0 +1,40 @@
+//! How long steps took, and how long they will take.
+
+use refit_api::refit::{StepDurations, StepState, StepStatus, UpdateGroupStatus};
+
+/// How many durations of a step are kept: enough for a median that follows a change within a day's
+/// rollout, few enough for an object of a few kilobytes.
+pub const MAX_DURATIONS: usize = 16;
+
+/// Adds the durations of an update's finished steps, newest last.
+pub fn record_durations(status: &mut UpdateGroupStatus, steps: &[StepStatus]) {
+    for step in steps {
+        let (StepState::Done, Some(started), Some(finished)) =
+            (step.state, &step.started_at, &step.finished_at)
+        else {
+            continue;
+        };
+        let seconds = finished.0.as_second().saturating_sub(started.0.as_second()).max(0);
+        let seconds = i32::try_from(seconds).unwrap_or(i32::MAX);
+        let known = match status.durations.iter_mut().find(|known| known.step == step.name) {
+            Some(known) => known,
+            None => {
+                status.durations.push(StepDurations {
+                    step: step.name.clone(),
+                    seconds: Vec::new(),
+                });
+                status.durations.last_mut().expect("it was pushed in the line before")
+            }
+        };
+        known.seconds.push(seconds);
+        let surplus = known.seconds.len().saturating_sub(MAX_DURATIONS);
+        known.seconds.drain(..surplus);
+    }
+}
+
+/// The median of past durations of a step; `None` without any.
+pub fn median_seconds(durations: &[StepDurations], step: &str) -> Option<i32> {
+    let mut seconds = durations.iter().find(|known| known.step == step)?.seconds.clone();
+    seconds.sort_unstable();
+    seconds.get(seconds.len() / 2).copied()
+}

@@ -1,0 +1,147 @@
+//! How many machines of a group may be down, and which: one object, claimed by compare-and-swap.
+//!
+//! Everything here turns one [`UpdateGroupStatus`] into the next. The shell writes the result with
+//! the resourceVersion of what it read, so of two claims only one can win; that, and neither a
+//! Lease nor a single replica, is what holds the limit (architecture, section 4).
+
+mod durations;
+mod summary;
+
+#[cfg(test)]
+mod tests;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_api::refit::{Slot, UpdateGroupStatus};
+
+pub use durations::{MAX_DURATIONS, median_seconds, record_durations};
+pub use summary::{BLOCKED, Member, PROGRESSING, REASON_UNCOVERED, summarise};
+
+use crate::report::Refusal;
+
+/// What the owner of a group says about how many machines may be missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// How many machines there should be.
+    pub replicas: i32,
+    /// How many of them may be unavailable.
+    pub max_unavailable: i32,
+}
+
+impl Limits {
+    /// The limits of a control plane: one member at a time, whatever its size.
+    pub fn control_plane(replicas: i32) -> Self {
+        Self { replicas, max_unavailable: 1 }
+    }
+
+    /// How many machines may be disturbed at once.
+    ///
+    /// At least one: in place there is no surge that could carry a rollout with `maxUnavailable`
+    /// 0, and a group of one machine has nobody to stand in.
+    pub fn slots(self) -> i32 {
+        self.max_unavailable.max(1)
+    }
+
+    /// How many other machines must be available while one is disturbed.
+    pub fn others_needed(self) -> i32 {
+        (self.replicas - self.slots()).max(0)
+    }
+}
+
+/// Another machine of the group, as a claim counts it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Other {
+    /// uid of the Machine.
+    pub machine_uid: String,
+    /// Whether it is available, slots left aside.
+    pub available: bool,
+}
+
+/// Outcome of a claim that was not refused.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Claim {
+    /// The slot is held already.
+    Held,
+    /// The slot is held once this status is written over the one that was read.
+    Take(UpdateGroupStatus),
+}
+
+/// Whether this Machine holds a slot.
+pub fn holds(status: &UpdateGroupStatus, machine_uid: &str) -> bool {
+    status.slots.iter().any(|slot| slot.machine_uid == machine_uid)
+}
+
+/// Claims a slot for one Machine.
+///
+/// A slot that an older NodeUpdate of the same Machine left is taken over: the Machine is down
+/// already, and nothing else can repair it. A machine that holds a slot never counts as available,
+/// whatever its conditions still say.
+pub fn claim(
+    status: &UpdateGroupStatus,
+    wanted: &Slot,
+    limits: Limits,
+    others: &[Other],
+) -> Result<Claim, Refusal> {
+    if let Some(held) = status.slots.iter().find(|s| s.machine_uid == wanted.machine_uid) {
+        return Ok(if held.node_update == wanted.node_update {
+            Claim::Held
+        } else {
+            Claim::Take(with_slot(status, wanted))
+        });
+    }
+    let taken = i32::try_from(status.slots.len()).unwrap_or(i32::MAX);
+    if let Some(holder) = status.slots.first()
+        && taken >= limits.slots()
+    {
+        return Err(Refusal::SlotBusy { machine: holder.machine.clone() });
+    }
+    enough_others(status, limits, others)?;
+    Ok(Claim::Take(with_slot(status, wanted)))
+}
+
+/// Whether enough other machines are available for one more to be disturbed.
+pub fn enough_others(
+    status: &UpdateGroupStatus,
+    limits: Limits,
+    others: &[Other],
+) -> Result<(), Refusal> {
+    let available = others
+        .iter()
+        .filter(|other| other.available && !holds(status, &other.machine_uid))
+        .count();
+    let available = i32::try_from(available).unwrap_or(i32::MAX);
+    let needed = limits.others_needed();
+    if available < needed {
+        return Err(Refusal::GroupUnavailable { available, needed });
+    }
+    Ok(())
+}
+
+/// The status with this slot, whatever the limit says: for a machine that is down already.
+pub fn with_slot(status: &UpdateGroupStatus, slot: &Slot) -> UpdateGroupStatus {
+    let mut next = status.clone();
+    next.slots.retain(|s| s.machine_uid != slot.machine_uid);
+    next.slots.push(slot.clone());
+    next.slots.sort_by(|a, b| (&a.machine, &a.machine_uid).cmp(&(&b.machine, &b.machine_uid)));
+    next.waiting.retain(|waiting| waiting.machine != slot.machine);
+    next
+}
+
+/// The status without the slot of this Machine; `None` if it holds none.
+pub fn release(status: &UpdateGroupStatus, machine_uid: &str) -> Option<UpdateGroupStatus> {
+    holds(status, machine_uid).then(|| {
+        let mut next = status.clone();
+        next.slots.retain(|slot| slot.machine_uid != machine_uid);
+        next
+    })
+}
+
+/// The slot of a Machine for one of its NodeUpdates.
+pub fn slot(machine: &str, machine_uid: &str, node_update: &str, now: Timestamp) -> Slot {
+    Slot {
+        machine: machine.to_owned(),
+        machine_uid: machine_uid.to_owned(),
+        node_update: node_update.to_owned(),
+        since: Time(now),
+    }
+}

@@ -1,0 +1,234 @@
+use proptest::prelude::*;
+use refit_api::{
+    conditions,
+    refit::{Blocker, Phase, StepState, StepStatus, Waiting},
+};
+
+use super::*;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn wanted(n: u8) -> Slot {
+    slot(&format!("m-{n}"), &format!("uid-{n}"), &format!("m-{n}-1"), at(0))
+}
+
+fn others(except: u8, total: u8, available: impl Fn(u8) -> bool) -> Vec<Other> {
+    (0..total)
+        .filter(|n| *n != except)
+        .map(|n| Other { machine_uid: format!("uid-{n}"), available: available(n) })
+        .collect()
+}
+
+const FIVE: Limits = Limits { replicas: 5, max_unavailable: 1 };
+
+fn taken(status: &UpdateGroupStatus, n: u8, limits: Limits, total: u8) -> UpdateGroupStatus {
+    match claim(status, &wanted(n), limits, &others(n, total, |_| true)) {
+        Ok(Claim::Take(next)) => next,
+        other => panic!("m-{n}: {other:?}"),
+    }
+}
+
+#[test]
+fn the_second_machine_waits_for_the_first() {
+    let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
+    let refused = claim(&status, &wanted(2), FIVE, &others(2, 5, |_| true));
+    assert_eq!(refused, Err(Refusal::SlotBusy { machine: "m-1".into() }));
+}
+
+#[test]
+fn a_claim_that_is_repeated_changes_nothing() {
+    let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
+    let again = claim(&status, &wanted(1), FIVE, &others(1, 5, |_| false));
+    assert_eq!(again, Ok(Claim::Held));
+}
+
+#[test]
+fn the_next_update_of_a_machine_takes_its_slot_over() {
+    let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
+    let retry = Slot { node_update: "m-1-2".into(), ..wanted(1) };
+    let Ok(Claim::Take(next)) = claim(&status, &retry, FIVE, &others(1, 5, |_| false)) else {
+        panic!("the slot is the machine's own");
+    };
+    assert_eq!(next.slots, [retry]);
+}
+
+#[test]
+fn one_missing_machine_is_enough_to_wait() {
+    let refused =
+        claim(&UpdateGroupStatus::default(), &wanted(1), FIVE, &others(1, 5, |n| n != 3));
+    assert_eq!(refused, Err(Refusal::GroupUnavailable { available: 3, needed: 4 }));
+}
+
+#[test]
+fn the_missing_machine_itself_may_be_repaired() {
+    let claimed = claim(&UpdateGroupStatus::default(), &wanted(3), FIVE, &others(3, 5, |_| true));
+    assert!(matches!(claimed, Ok(Claim::Take(_))));
+}
+
+#[test]
+fn a_machine_with_a_slot_does_not_stand_in_whatever_its_conditions_say() {
+    let two = Limits { replicas: 5, max_unavailable: 2 };
+    let status = taken(&UpdateGroupStatus::default(), 1, two, 5);
+    assert_eq!(enough_others(&status, two, &others(2, 5, |_| true)), Ok(()));
+    let one_ill = others(2, 5, |n| n != 4);
+    let refused = Refusal::GroupUnavailable { available: 2, needed: 3 };
+    assert_eq!(enough_others(&status, two, &one_ill), Err(refused));
+}
+
+#[test]
+fn a_group_of_one_machine_may_be_updated() {
+    for max_unavailable in [0, 1] {
+        let alone = Limits { replicas: 1, max_unavailable };
+        assert!(claim(&UpdateGroupStatus::default(), &wanted(0), alone, &[]).is_ok());
+    }
+}
+
+#[test]
+fn no_unavailable_machine_allowed_still_means_one_slot() {
+    let none = Limits { replicas: 5, max_unavailable: 0 };
+    assert_eq!((none.slots(), none.others_needed()), (1, 4));
+}
+
+#[test]
+fn a_claim_ends_the_wait() {
+    let mut status = UpdateGroupStatus::default();
+    status.waiting.push(Waiting {
+        machine: "m-1".into(),
+        reason: "SlotBusy".into(),
+        message: String::new(),
+    });
+    assert!(taken(&status, 1, FIVE, 5).waiting.is_empty());
+}
+
+#[test]
+fn only_a_held_slot_is_released() {
+    let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
+    assert_eq!(release(&status, "uid-2"), None);
+    assert_eq!(release(&status, "uid-1"), Some(UpdateGroupStatus::default()));
+}
+
+fn step(name: &str, state: StepState, from: i64, to: i64) -> StepStatus {
+    StepStatus {
+        name: name.into(),
+        state,
+        started_at: Some(Time(at(from))),
+        finished_at: Some(Time(at(to))),
+        ..StepStatus::default()
+    }
+}
+
+#[test]
+fn only_finished_steps_are_recorded_and_only_the_newest_are_kept() {
+    let mut status = UpdateGroupStatus::default();
+    for n in 0..20 {
+        record_durations(
+            &mut status,
+            &[step("drain", StepState::Done, 0, n), step("reboot", StepState::Skipped, 0, 9)],
+        );
+    }
+    assert_eq!(status.durations.len(), 1);
+    assert_eq!(status.durations[0].seconds, (4..20).collect::<Vec<_>>());
+    assert_eq!(median_seconds(&status.durations, "drain"), Some(12));
+    assert_eq!(median_seconds(&status.durations, "reboot"), None);
+}
+
+fn blocker(reason: &str) -> Blocker {
+    Blocker {
+        reason: reason.into(),
+        object: String::new(),
+        message: "waiting for it".into(),
+        since: Time(at(0)),
+    }
+}
+
+fn shown(phase: Phase, reason: &str) -> UpdateGroupStatus {
+    let blocked_by = [blocker(reason)];
+    let members = [Member { machine: "m-1", phase, blocked_by: &blocked_by }];
+    summarise(&UpdateGroupStatus::default(), FIVE, &members, Some(1), at(0))
+}
+
+#[test]
+fn a_group_says_who_waits_and_whether_that_ends_by_itself() {
+    let table = [
+        (Phase::Waiting, "SlotBusy", 1, "False"),
+        (Phase::Pending, "NoFreshReport", 1, "True"),
+        (Phase::Draining, "PodDisruptionBudget", 0, "True"),
+        (Phase::Verifying, "NodeNotReady", 0, "False"),
+    ];
+    for (phase, reason, waiting, blocked) in table {
+        let status = shown(phase, reason);
+        assert_eq!(status.waiting.len(), waiting, "{phase:?}");
+        let condition = conditions::get(&status.conditions, BLOCKED).unwrap();
+        assert_eq!(condition.status, blocked, "{phase:?}");
+        assert_eq!(status.limit, 1);
+    }
+}
+
+#[test]
+fn a_group_with_a_change_that_nobody_covers_is_blocked() {
+    let status = UpdateGroupStatus { uncovered: vec!["line".into()], ..Default::default() };
+    let next = summarise(&status, FIVE, &[], None, at(0));
+    let condition = conditions::get(&next.conditions, BLOCKED).unwrap();
+    assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("True", "Uncovered"));
+}
+
+#[test]
+fn a_failed_machine_that_is_down_blocks_its_group() {
+    let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
+    let members = [Member { machine: "m-1", phase: Phase::Failed, blocked_by: &[] }];
+    let next = summarise(&status, FIVE, &members, None, at(0));
+    assert!(conditions::is_true(&next.conditions, BLOCKED));
+    let free = summarise(&UpdateGroupStatus::default(), FIVE, &members, None, at(0));
+    assert!(!conditions::is_true(&free.conditions, BLOCKED));
+}
+
+#[test]
+fn a_summary_that_is_repeated_changes_nothing() {
+    let blocked_by = [blocker("SlotBusy")];
+    let members = [
+        Member { machine: "m-1", phase: Phase::Upgrading, blocked_by: &[] },
+        Member { machine: "m-2", phase: Phase::Waiting, blocked_by: &blocked_by },
+    ];
+    let first = summarise(&UpdateGroupStatus::default(), FIVE, &members, Some(1), at(0));
+    assert_eq!(summarise(&first, FIVE, &members, Some(1), at(99)), first);
+}
+
+proptest! {
+    #[test]
+    fn never_more_slots_than_the_limit(
+        replicas in 1_i32..8,
+        max_unavailable in 0_i32..4,
+        ops in prop::collection::vec((any::<bool>(), 0_u8..8, any::<u8>()), 0..60),
+    ) {
+        let limits = Limits { replicas, max_unavailable };
+        let total = u8::try_from(replicas).unwrap();
+        let mut status = UpdateGroupStatus::default();
+        for (take, n, ill) in ops {
+            let n = n % total;
+            if take {
+                let others = others(n, total, |m| ill & (1 << m) == 0);
+                if let Ok(Claim::Take(next)) = claim(&status, &wanted(n), limits, &others) {
+                    let available = others
+                        .iter()
+                        .filter(|o| o.available && !holds(&status, &o.machine_uid))
+                        .count();
+                    prop_assert!(i32::try_from(available).unwrap() >= limits.others_needed());
+                    status = next;
+                    prop_assert_eq!(
+                        claim(&status, &wanted(n), limits, &others),
+                        Ok(Claim::Held)
+                    );
+                }
+            } else if let Some(next) = release(&status, &format!("uid-{n}")) {
+                status = next;
+            }
+            let slots = i32::try_from(status.slots.len()).unwrap();
+            prop_assert!(slots <= limits.slots());
+            let mut uids: Vec<_> = status.slots.iter().map(|s| &s.machine_uid).collect();
+            uids.dedup();
+            prop_assert_eq!(uids.len(), status.slots.len());
+        }
+    }
+}

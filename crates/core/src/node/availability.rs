@@ -1,0 +1,44 @@
+//! Whether a machine can stand in for another.
+
+use refit_api::{
+    capi::{Machine, update_in_progress},
+    conditions,
+    refit::Phase,
+};
+
+use super::snapshot::NodeView;
+
+/// What is known of one Machine of a group.
+#[derive(Clone, Debug)]
+pub struct MachineView<'a> {
+    /// The Machine.
+    pub machine: &'a Machine,
+    /// Its Node, if it is known.
+    pub node: Option<&'a NodeView>,
+    /// Phase of its newest NodeUpdate.
+    pub newest_phase: Option<Phase>,
+}
+
+/// Whether a machine is available, slots left aside.
+///
+/// Its condition `Available` says so, or would if Cluster API had not marked it as updating: such a
+/// machine waits for us and serves as before. Were it counted as missing, two marked machines could
+/// wait for one another for ever. After its update the condition alone counts, because it also
+/// waits for `minReadySeconds`.
+pub fn is_available(view: &MachineView<'_>) -> bool {
+    let MachineView { machine, node, newest_phase } = view;
+    if machine.metadata.deletion_timestamp.is_some() {
+        return false;
+    }
+    if let Some(node) = node
+        && (!node.ready || node.cordoned_by_us())
+    {
+        return false;
+    }
+    let conditions = machine.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    if conditions::is_true(conditions, conditions::AVAILABLE) {
+        return true;
+    }
+    let untouched = newest_phase.is_none_or(|phase| phase <= Phase::Staging);
+    update_in_progress(*machine) && node.is_some() && untouched
+}

@@ -1,0 +1,91 @@
+//! What is left to do when an update has ended: condition, slot, guard.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use refit_api::refit::{NodeUpdateStatus, Phase};
+
+use super::{
+    decide::speaks,
+    guard,
+    snapshot::{Decision, GroupView, NodeView, Snapshot, Workload, Write},
+    status::{is_about, machine_condition},
+};
+use crate::group;
+
+/// How often a slot that is kept for a machine that is down is looked at without a cause.
+const KEPT_SLOT_RECHECK: Duration = Duration::from_secs(60);
+
+/// Cleans up after an update that has ended; its phase never changes again.
+///
+/// Guard and condition are the business of the NodeUpdate that speaks for the Machine. A slot is given back by the one that
+/// claimed it, once the machine is available again or gone, however the update ended.
+pub(super) fn after_end(s: &Snapshot<'_>, status: NodeUpdateStatus, now: Timestamp) -> Decision {
+    let speaks = speaks(s);
+    let machine = s.machine.filter(|machine| is_about(s, machine));
+    let mut status = status;
+    let mut write = None;
+    if speaks && let Some(machine) = machine {
+        let changes = guard::remove(machine);
+        if !changes.is_empty() {
+            write = Some(Write::Unguard(changes));
+        }
+        write = write.or_else(|| machine_condition(s, &status, now));
+        write = write.or_else(|| show_cordon(s, &mut status));
+    }
+    let slot = match &s.group {
+        GroupView::Present(group) if holds(s, speaks) => Some(group.status),
+        _ => None,
+    };
+    let mut requeue = None;
+    if let Some(held) = slot {
+        if machine.is_none() || available_again(s, &status) {
+            let uid = &s.update.spec.machine_ref.uid;
+            let next = group::release(held, uid).map(|mut next| {
+                if status.phase == Phase::Succeeded {
+                    group::record_durations(&mut next, &status.steps);
+                }
+                next
+            });
+            write = write.or(next.map(Write::ReleaseSlot));
+        } else {
+            requeue = Some(KEPT_SLOT_RECHECK);
+        }
+    }
+    Decision { status, write, announce: Vec::new(), blockers: Vec::new(), requeue }
+}
+
+/// Whether the Machine's slot is this NodeUpdate's to give back.
+fn holds(s: &Snapshot<'_>, speaks: bool) -> bool {
+    let GroupView::Present(group) = &s.group else { return false };
+    let name = s.update.metadata.name.as_deref().unwrap_or_default();
+    let uid = &s.update.spec.machine_ref.uid;
+    group
+        .status
+        .slots
+        .iter()
+        .any(|slot| slot.machine_uid == *uid && (speaks || slot.node_update == name))
+}
+
+/// Whether the machine serves again by its Node's own words: Ready, without a cordon of ours, in a
+/// version that it is meant to run. A cordon of an admin is the admin's choice and no reason to hold
+/// up the group.
+fn available_again(s: &Snapshot<'_>, status: &NodeUpdateStatus) -> bool {
+    let Workload::Seen(seen) = &s.workload else { return false };
+    let goal = &s.update.spec.goal.kubernetes_version;
+    let right_version = |node: &NodeView| match status.phase {
+        Phase::Succeeded => node.kubelet_version == *goal,
+        _ => node.kubelet_version == *goal || node.kubelet_version == status.from_version,
+    };
+    seen.node.is_some_and(|node| node.ready && !node.cordoned_by_us() && right_version(node))
+}
+
+/// After a bad end the cordon may still be ours; the status says whose it is.
+fn show_cordon(s: &Snapshot<'_>, status: &mut NodeUpdateStatus) -> Option<Write> {
+    let Workload::Seen(seen) = &s.workload else { return None };
+    let ours = seen.node?.cordoned_by_us();
+    (ours != status.cordoned_by_us).then(|| {
+        status.cordoned_by_us = ours;
+        Write::Status
+    })
+}

@@ -1,0 +1,206 @@
+//! What must hold before anything starts, and before anything is disturbed.
+
+use refit_api::refit::{Gate, HostPlan, NodeUpdate, PlanState, Phase};
+
+use super::{
+    decide::{Work, is_newer, is_unfinished},
+    health,
+    snapshot::{GroupView, Write},
+    status::Outcome,
+};
+use crate::{
+    group::{self, Claim},
+    report::Refusal,
+    version::{Hop, KubernetesVersion},
+};
+
+/// Whether the plan is of this NodeUpdate.
+pub(super) fn is_ours(plan: &HostPlan, update: &NodeUpdate) -> bool {
+    let uid = update.metadata.uid.as_deref().unwrap_or_default();
+    !uid.is_empty() && plan.spec.plan_id == uid
+}
+
+/// Whether the host has ended the plan that its spec names, one way or another.
+pub(super) fn host_ended(plan: &HostPlan) -> bool {
+    plan.status.as_ref().is_some_and(|status| {
+        status.plan_id == plan.spec.plan_id
+            && matches!(
+                status.state,
+                PlanState::Succeeded | PlanState::Failed | PlanState::Stopped
+            )
+    })
+}
+
+impl Work<'_, '_> {
+    /// An end that no waiting would change: the goal cannot be reached from here.
+    pub(super) fn hopeless(&self) -> Option<Outcome> {
+        let goal = &self.s.update.spec.goal.kubernetes_version;
+        let Ok(target) = goal.parse::<KubernetesVersion>() else {
+            return Some(Outcome::failed(
+                "GoalUnreadable",
+                format!("the goal {goal:?} is no version such as v1.35.0; ask for another"),
+            ));
+        };
+        // Without a readable version of the kubelet nothing can be said against the goal.
+        let from = self.status.from_version.parse::<KubernetesVersion>().ok()?;
+        let hop = from.hop_to(&target);
+        if hop == Hop::Downgrade && self.s.owner_version != Some(goal.as_str()) {
+            return Some(Outcome::failed(
+                "DowngradeNotAsked",
+                format!("{goal} is older than what the node runs, and its owner does not ask for it"),
+            ));
+        }
+        let too_far = matches!(hop, Hop::TooFar { .. } | Hop::OtherMajor);
+        (too_far && self.control_plane()).then(|| {
+            Outcome::failed(
+                "SkipsMinor",
+                format!("{goal} is more than one minor up, which kubeadm refuses; go minor by minor"),
+            )
+        })
+    }
+
+    /// What keeps the work on the host from starting.
+    pub(super) fn start_refusal(&self) -> Option<Refusal> {
+        if let Some(older) = self.older_unfinished() {
+            let node_update = older.metadata.name.clone().unwrap_or_default();
+            return Some(Refusal::OlderUpdateUnfinished { node_update });
+        }
+        if let Some(object) = &self.s.paused {
+            return Some(Refusal::Paused { object: object.clone() });
+        }
+        match &self.s.group {
+            GroupView::None if self.s.slot_required => {
+                return Some(Refusal::NoGroup { machine: self.machine_name().to_owned() });
+            }
+            GroupView::Missing if self.s.slot_required => return Some(Refusal::GroupNotReady),
+            _ => {}
+        }
+        self.behind().or_else(|| self.report_refusal()).or_else(|| self.older_plan())
+    }
+
+    fn older_unfinished(&self) -> Option<&NodeUpdate> {
+        self.same_machine().find(|other| is_unfinished(other) && is_newer(self.s.update, other))
+    }
+
+    /// A kubelet is never newer than an API server that it may talk to (`spec/node.md 2.1`).
+    fn behind(&self) -> Option<Refusal> {
+        if self.control_plane() {
+            return None;
+        }
+        let goal = &self.s.update.spec.goal.kubernetes_version;
+        let version = health::lowest_version(self.seen)?;
+        let lowest: KubernetesVersion = version.parse().ok()?;
+        let target: KubernetesVersion = goal.parse().ok()?;
+        lowest
+            .minor_below(&target)
+            .then(|| Refusal::ControlPlaneBehind { version, goal: goal.clone() })
+    }
+
+    fn report_refusal(&self) -> Option<Refusal> {
+        let node = self.status.node_name.clone();
+        let Some(plan) = self.fresh_plan() else {
+            return Some(Refusal::NoFreshReport { node });
+        };
+        let capabilities = plan.status.as_ref().map_or(&[][..], |status| &status.capabilities);
+        let unknown = self
+            .steps_of(plan)
+            .into_iter()
+            .map(|step| step.action.type_)
+            .find(|type_| !capabilities.contains(type_))?;
+        Some(Refusal::AgentTooOld { node, step: unknown })
+    }
+
+    /// The plan of another NodeUpdate that the host has not ended.
+    fn older_plan(&self) -> Option<Refusal> {
+        let plan = self.seen.host_plan?;
+        let foreign = !plan.spec.plan_id.is_empty() && !is_ours(plan, self.s.update);
+        (foreign && !host_ended(plan)).then(|| Refusal::OlderPlanRunning {
+            node: self.status.node_name.clone(),
+            node_update: plan.spec.node_update.clone(),
+        })
+    }
+
+    /// What tells a plan of another NodeUpdate to stop, if nobody else will.
+    pub(super) fn abort_orphan(&self) -> Option<Write> {
+        let plan = self.seen.host_plan?;
+        let owner_unfinished =
+            self.s.siblings.iter().any(|other| is_ours(plan, other) && is_unfinished(other));
+        let mut spec = plan.spec.clone();
+        spec.abort = true;
+        (!owner_unfinished && !plan.spec.abort).then_some(Write::HostPlan(spec))
+    }
+
+    /// What keeps the machine from being disturbed, slots left aside.
+    pub(super) fn disturb_refusal(&self) -> Option<Refusal> {
+        if self.control_plane()
+            && let Err(refusal) = health::control_plane_health(self.seen, &self.status.node_name)
+        {
+            return Some(refusal);
+        }
+        let held = self.holds_slot();
+        let ready = self.seen.node.is_some_and(|node| node.ready);
+        // One that holds a slot from before is down already, and only this can repair it.
+        if !held && !ready {
+            return Some(Refusal::NodeNotReady { node: self.status.node_name.clone() });
+        }
+        match &self.s.group {
+            GroupView::Present(group) if self.s.slot_required && held => {
+                group::enough_others(group.status, group.limits, &group.others).err()
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the Machine holds a slot; true without looking where none is required.
+    pub(super) fn holds_slot(&self) -> bool {
+        let uid = &self.s.update.spec.machine_ref.uid;
+        match &self.s.group {
+            _ if !self.s.slot_required => true,
+            GroupView::Present(group) => group::holds(group.status, uid),
+            GroupView::None | GroupView::Missing => false,
+        }
+    }
+
+    /// The claim that is still to be written; `Ok(None)` once the slot is held.
+    pub(super) fn claim(&self) -> Result<Option<Write>, Refusal> {
+        if !self.s.slot_required {
+            return Ok(None);
+        }
+        let group = match &self.s.group {
+            GroupView::None => {
+                return Err(Refusal::NoGroup { machine: self.machine_name().to_owned() });
+            }
+            GroupView::Missing => return Err(Refusal::GroupNotReady),
+            GroupView::Present(group) => group,
+        };
+        match group::claim(group.status, &self.wanted_slot(), group.limits, &group.others)? {
+            Claim::Held => Ok(None),
+            Claim::Take(next) => Ok(Some(Write::ClaimSlot(next))),
+        }
+    }
+
+    /// Puts the slot back of a machine that is disturbed already: whoever lost it, the object must
+    /// say how many are down.
+    pub(super) fn reclaim(&self) -> Option<Write> {
+        match &self.s.group {
+            GroupView::Present(group) if !self.holds_slot() => {
+                Some(Write::ClaimSlot(group::with_slot(group.status, &self.wanted_slot())))
+            }
+            _ => None,
+        }
+    }
+
+    /// Waits for what was refused. A slot that is not used yet goes back: whoever is refused here
+    /// must not keep another machine from being repaired.
+    pub(super) fn wait(&self, phase: Phase, refusal: Refusal) -> Outcome {
+        let intact = self.seen.node.is_some_and(|node| node.ready && !node.cordoned_by_us());
+        let unused = self.gate() < Gate::Upgrade && intact && self.s.slot_required;
+        let release = match &self.s.group {
+            GroupView::Present(group) if unused => {
+                group::release(group.status, &self.s.update.spec.machine_ref.uid)
+            }
+            _ => None,
+        };
+        Outcome::blocked(phase, refusal).write(release.map(Write::ReleaseSlot)).again_after(10)
+    }
+}

@@ -1,0 +1,151 @@
+//! The guard of a Machine that is being updated: no remediation, no deletion before its host has
+//! stopped (`spec/capi.md 4.3`).
+
+use std::collections::BTreeMap;
+
+use refit_api::{
+    capi::Machine,
+    keys::{GUARDED_BY_US, PRE_DRAIN_HOOK, REMEDIATION_GUARD, SKIP_REMEDIATION},
+};
+
+/// Annotations of the guard with their values.
+const GUARD: [(&str, &str); 2] = [(SKIP_REMEDIATION, "refit"), (PRE_DRAIN_HOOK, "refit")];
+
+/// Changes of a Machine's annotations.
+pub(super) type Changes = BTreeMap<String, Option<String>>;
+
+fn annotations(machine: &Machine) -> BTreeMap<&str, &str> {
+    let annotations = machine.metadata.annotations.as_ref();
+    annotations
+        .into_iter()
+        .flatten()
+        .map(|(key, value)| (key.as_str(), value.as_str()))
+        .collect()
+}
+
+fn ours<'a>(annotations: &BTreeMap<&str, &'a str>) -> Vec<&'a str> {
+    annotations
+        .get(GUARDED_BY_US)
+        .map(|list| list.split(',').filter(|key| !key.is_empty()).collect())
+        .unwrap_or_default()
+}
+
+/// What is missing from the guard; empty if it stands. An annotation that somebody else set stays
+/// theirs.
+pub(super) fn set(machine: &Machine) -> Changes {
+    let annotations = annotations(machine);
+    if annotations.get(REMEDIATION_GUARD) == Some(&"Disabled") {
+        return remove(machine);
+    }
+    let mut ours = ours(&annotations);
+    let mut changes = Changes::new();
+    for (key, value) in GUARD {
+        if !annotations.contains_key(key) {
+            changes.insert(key.to_owned(), Some(value.to_owned()));
+            if !ours.contains(&key) {
+                ours.push(key);
+            }
+        }
+    }
+    // Also if every annotation of the guard was there: the note says that nothing of it is ours.
+    let note = ours.join(",");
+    if annotations.get(GUARDED_BY_US) != Some(&note.as_str()) {
+        changes.insert(GUARDED_BY_US.to_owned(), Some(note));
+    }
+    changes
+}
+
+/// What must go from the Machine for nothing of ours to be left; empty if nothing is.
+pub(super) fn remove(machine: &Machine) -> Changes {
+    let annotations = annotations(machine);
+    let mut changes = Changes::new();
+    for key in ours(&annotations) {
+        if annotations.contains_key(key) && GUARD.iter().any(|(known, _)| *known == key) {
+            changes.insert(key.to_owned(), None);
+        }
+    }
+    if annotations.contains_key(GUARDED_BY_US) {
+        changes.insert(GUARDED_BY_US.to_owned(), None);
+    }
+    changes
+}
+
+#[cfg(test)]
+mod tests {
+    use refit_api::capi::MachineSpec;
+
+    use super::*;
+
+    fn machine(annotations: &[(&str, &str)]) -> Machine {
+        let mut machine = Machine::new("m", MachineSpec::default());
+        machine.metadata.annotations = Some(
+            annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+        );
+        machine
+    }
+
+    fn after(machine: &Machine, changes: &Changes) -> Machine {
+        let mut machine = machine.clone();
+        let annotations = machine.metadata.annotations.get_or_insert_default();
+        for (key, value) in changes {
+            match value {
+                Some(value) => annotations.insert(key.clone(), value.clone()),
+                None => annotations.remove(key),
+            };
+        }
+        machine
+    }
+
+    #[test]
+    fn the_guard_goes_as_it_came() {
+        let bare = machine(&[("mine", "1")]);
+        let guarded = after(&bare, &set(&bare));
+        assert!(set(&guarded).is_empty());
+        assert!(guarded.metadata.annotations.as_ref().unwrap().contains_key(PRE_DRAIN_HOOK));
+        assert_eq!(after(&guarded, &remove(&guarded)), bare);
+    }
+
+    #[test]
+    fn a_users_own_skip_remediation_stays() {
+        let own = machine(&[(SKIP_REMEDIATION, "mine")]);
+        let guarded = after(&own, &set(&own));
+        assert_eq!(guarded.metadata.annotations.as_ref().unwrap()[SKIP_REMEDIATION], "mine");
+        assert_eq!(after(&guarded, &remove(&guarded)), own);
+    }
+
+    #[test]
+    fn a_guard_that_is_all_the_users_is_left_alone() {
+        let own = machine(&[(SKIP_REMEDIATION, ""), (PRE_DRAIN_HOOK, "x")]);
+        let guarded = after(&own, &set(&own));
+        assert!(set(&guarded).is_empty());
+        assert_eq!(after(&guarded, &remove(&guarded)), own);
+    }
+
+    #[test]
+    fn a_disabled_guard_is_not_set_and_goes() {
+        let off = machine(&[(REMEDIATION_GUARD, "Disabled")]);
+        assert!(set(&off).is_empty());
+        let guarded = machine(&[
+            (REMEDIATION_GUARD, "Disabled"),
+            (GUARDED_BY_US, SKIP_REMEDIATION),
+            (SKIP_REMEDIATION, "refit"),
+        ]);
+        assert_eq!(after(&guarded, &set(&guarded)), off);
+    }
+
+    #[test]
+    fn a_half_lost_guard_is_completed() {
+        let half = machine(&[
+            (GUARDED_BY_US, &format!("{SKIP_REMEDIATION},{PRE_DRAIN_HOOK}")),
+            (SKIP_REMEDIATION, "refit"),
+        ]);
+        let changes = set(&half);
+        assert_eq!(changes.keys().collect::<Vec<_>>(), [PRE_DRAIN_HOOK]);
+    }
+
+    #[test]
+    fn a_note_of_foreign_keys_removes_nothing_foreign() {
+        let odd = machine(&[(GUARDED_BY_US, "mine"), ("mine", "1")]);
+        assert_eq!(remove(&odd).keys().collect::<Vec<_>>(), [GUARDED_BY_US]);
+    }
+}

@@ -1,0 +1,67 @@
+//! Whether the rest of a control plane is healthy.
+
+use super::snapshot::{NodeView, Seen, StaticPod};
+use crate::report::Refusal;
+
+/// Whether every member of the control plane but `node` is healthy: its Node is Ready and its
+/// static pods, etcd among them, are Ready.
+///
+/// Members are asked in order, so the answer names the same one while nothing changes.
+pub fn control_plane_health(seen: &Seen<'_>, node: &str) -> Result<(), Refusal> {
+    for (machine, member, deleting) in seen.control_plane {
+        if member.as_deref() == Some(node) {
+            continue;
+        }
+        let why = match member {
+            _ if *deleting => Some("its Machine is being deleted".to_owned()),
+            None => Some("it has no Node".to_owned()),
+            Some(member) => ill(seen, member),
+        };
+        if let Some(why) = why {
+            let member = member.clone().unwrap_or_else(|| machine.clone());
+            return Err(Refusal::ControlPlaneUnhealthy { member, why });
+        }
+    }
+    Ok(())
+}
+
+fn ill(seen: &Seen<'_>, member: &str) -> Option<String> {
+    let node: Option<&NodeView> = seen.nodes.iter().find(|node| node.name == member);
+    let Some(node) = node else {
+        return Some("its Node is not there".to_owned());
+    };
+    if !node.ready {
+        return Some("its Node is not Ready".to_owned());
+    }
+    let pods: Vec<&StaticPod> = seen.static_pods.iter().filter(|pod| pod.node == member).collect();
+    if let Some(pod) = pods.iter().find(|pod| !pod.ready) {
+        return Some(format!("{} is not Ready", pod.component));
+    }
+    let shown = seen.static_pods.iter().any(|pod| pod.component == "kube-apiserver");
+    let has_api_server = pods.iter().any(|pod| pod.component == "kube-apiserver");
+    (shown && !has_api_server).then(|| "its kube-apiserver is not there".to_owned())
+}
+
+/// The lowest version among the API servers, or where pods carry none, the kubelets of the control
+/// plane; `None` if nothing is known.
+pub(super) fn lowest_version(seen: &Seen<'_>) -> Option<String> {
+    let mut lowest: Option<(crate::version::KubernetesVersion, String)> = None;
+    for (_, node, _) in seen.control_plane {
+        let Some(node) = node else { continue };
+        let served = seen
+            .static_pods
+            .iter()
+            .find(|pod| pod.node == *node && pod.component == "kube-apiserver")
+            .and_then(|pod| pod.version.clone());
+        let version = served.or_else(|| {
+            let node = seen.nodes.iter().find(|known| known.name == *node)?;
+            Some(node.kubelet_version.clone())
+        });
+        let Some(text) = version else { continue };
+        let Ok(version) = text.parse::<crate::version::KubernetesVersion>() else { continue };
+        if lowest.as_ref().is_none_or(|(known, _)| version < *known) {
+            lowest = Some((version, text));
+        }
+    }
+    lowest.map(|(_, text)| text)
+}

@@ -1,0 +1,50 @@
+//! One machine's update: its phases, its steps, what a failure means.
+//!
+//! [`decide`] looks at everything that is known of one NodeUpdate and names at most one next write.
+//! It remembers nothing: where the update stands is read off the HostPlan, the Node and the group's
+//! slots, so whatever died between two writes, the next look at the same facts goes on in the same
+//! place. `NodeUpdate.status` only shows it, but for what cannot be read off again: the role, a
+//! final phase, and that the drain was found to be pointless.
+//!
+//! ```text
+//! worker:        Pending -> Staging -> Waiting ----------------.
+//! control plane: Pending -> Waiting -> Staging -----------------+-> Upgrading -> Draining
+//!                                                                     |
+//!        Succeeded <- Uncordoning <- Verifying <- Disrupting <--------'
+//! ```
+//!
+//! A worker's host downloads before it holds a slot. A control plane member claims its slot first:
+//! only then is it certain who else runs the target already, and thus who is the first to run
+//! `kubeadm upgrade apply` (`spec/node.md 2.3`).
+//!
+//! The point of no return is `HostPlan.spec.gate: Upgrade`. An abort before it stops and undoes; an
+//! abort after it lets the update end.
+
+mod availability;
+mod decide;
+mod drain;
+mod end;
+mod gate;
+mod guard;
+mod health;
+mod plan;
+mod role;
+mod snapshot;
+mod status;
+mod steps;
+mod verify;
+
+#[cfg(test)]
+mod tests;
+
+pub use availability::{MachineView, is_available};
+pub use decide::{decide, speaker};
+pub use drain::{PodView, evictable};
+pub use health::control_plane_health;
+pub use plan::plan_steps;
+pub use role::decide_role;
+pub use snapshot::{
+    Announcement, Decision, EvictionRefusal, Group, GroupView, NodeView, PodRef, Seen, Severity,
+    Snapshot, StaticPod, Workload, Write,
+};
+pub use steps::{STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON, step_names};

@@ -1,0 +1,225 @@
+//! What a decision is made of, and what it is.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use refit_api::{
+    capi::Machine,
+    refit::{HostPlan, HostPlanSpec, NodeUpdate, NodeUpdateStatus, UpdateGroupStatus},
+};
+
+use super::drain::PodView;
+use crate::{
+    group::{Limits, Other},
+    report::Refusal,
+};
+
+/// Everything that is known of one NodeUpdate.
+#[derive(Clone, Debug)]
+pub struct Snapshot<'a> {
+    /// The NodeUpdate.
+    pub update: &'a NodeUpdate,
+    /// Every other NodeUpdate that names a Machine of this name, whatever its uid.
+    pub siblings: Vec<&'a NodeUpdate>,
+    /// The Machine of that name.
+    pub machine: Option<&'a Machine>,
+    /// Kind and name of what a person paused: the Machine or its Cluster.
+    pub paused: Option<String>,
+    /// The version that the spec of the Machine's owner asks for.
+    pub owner_version: Option<&'a str>,
+    /// The Machine's group.
+    pub group: GroupView<'a>,
+    /// The Machine's cluster.
+    pub workload: Workload<'a>,
+    /// Whether a slot must be held. Nothing but a sweep's sabotage says no.
+    pub slot_required: bool,
+    /// How old an agent's report may be.
+    pub report_stale_after: SignedDuration,
+}
+
+/// What is known of a Machine's group.
+#[derive(Clone, Debug)]
+pub enum GroupView<'a> {
+    /// The Machine has no owner that is known.
+    None,
+    /// The group's object is not there yet.
+    Missing,
+    /// The group.
+    Present(Group<'a>),
+}
+
+/// A group of machines.
+#[derive(Clone, Debug)]
+pub struct Group<'a> {
+    /// Its status, as it was read.
+    pub status: &'a UpdateGroupStatus,
+    /// How many may be down.
+    pub limits: Limits,
+    /// The other Machines.
+    pub others: Vec<Other>,
+    /// Whether the last other NodeUpdate of the group to the same version that was the first
+    /// control plane passed `kubeadm-upgrade`; `None` without one.
+    pub last_first_passed: Option<bool>,
+}
+
+/// What is known of a workload cluster.
+#[derive(Clone, Debug)]
+pub enum Workload<'a> {
+    /// Its first lists are not complete.
+    NotSynced,
+    /// Its API server does not answer.
+    Unreachable {
+        /// Name of the Cluster.
+        cluster: String,
+    },
+    /// What its watches saw.
+    Seen(Seen<'a>),
+}
+
+/// What the watches of a workload cluster saw.
+#[derive(Clone, Debug)]
+pub struct Seen<'a> {
+    /// The HostPlan of the Machine's Node.
+    pub host_plan: Option<&'a HostPlan>,
+    /// The Machine's Node.
+    pub node: Option<&'a NodeView>,
+    /// Every Node of the cluster, in order.
+    pub nodes: &'a [NodeView],
+    /// Mirror pods of the control plane, in order.
+    pub static_pods: &'a [StaticPod],
+    /// Nodes of the cluster's control plane Machines: Machine, Node if it has one, whether the
+    /// Machine is being deleted.
+    pub control_plane: &'a [(String, Option<String>, bool)],
+    /// Pods on the Node; `None` if nobody looked.
+    pub pods: Option<&'a [PodView]>,
+    /// Evictions that were just refused; `None` if none was tried.
+    pub evictions: Option<&'a [EvictionRefusal]>,
+}
+
+/// A Node of a workload cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeView {
+    /// Name.
+    pub name: String,
+    /// Condition Ready is True.
+    pub ready: bool,
+    /// `lastHeartbeatTime` of the condition Ready.
+    pub heartbeat: Option<Timestamp>,
+    /// Version of the kubelet.
+    pub kubelet_version: String,
+    /// Changes with each boot.
+    pub boot_id: String,
+    /// No new pods.
+    pub unschedulable: bool,
+    /// The NodeUpdate that cordoned it: [`refit_api::keys::CORDONED_BY`].
+    pub cordoned_by: Option<String>,
+    /// Keys of taints that keep pods away, but for the one of a cordon.
+    pub taints: Vec<String>,
+}
+
+impl NodeView {
+    /// Whether the cordon on the node is ours.
+    pub fn cordoned_by_us(&self) -> bool {
+        self.unschedulable && self.cordoned_by.is_some()
+    }
+}
+
+/// A mirror pod of a control plane node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StaticPod {
+    /// The node.
+    pub node: String,
+    /// Label `component`, such as `kube-apiserver`.
+    pub component: String,
+    /// Tag of its image; `None` where the pod carries none.
+    pub version: Option<String>,
+    /// Condition Ready is True.
+    pub ready: bool,
+}
+
+/// Names a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodRef {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// uid: an eviction is of this pod, not of a later one of the same name.
+    pub uid: String,
+}
+
+impl std::fmt::Display for PodRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// An eviction that the API server refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EvictionRefusal {
+    /// The pod.
+    pub pod: PodRef,
+    /// Why.
+    pub refusal: Refusal,
+}
+
+/// What is to be done about a NodeUpdate: at most one write, then another look.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    /// The status as it should be.
+    pub status: NodeUpdateStatus,
+    /// The one next write.
+    pub write: Option<Write>,
+    /// What to announce before that write.
+    pub announce: Vec<Announcement>,
+    /// What keeps the update from going on.
+    pub blockers: Vec<Refusal>,
+    /// When to look again even if nothing changes; `None`: only if something does.
+    pub requeue: Option<Duration>,
+}
+
+/// One write. Each is guarded by the resourceVersion of what was read, or is harmless to repeat.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Write {
+    /// Writes [`Decision::status`].
+    Status,
+    /// Writes the group's status, with our slot in it.
+    ClaimSlot(UpdateGroupStatus),
+    /// Writes the group's status, without our slot.
+    ReleaseSlot(UpdateGroupStatus),
+    /// Sets (`Some`) and removes (`None`) annotations of the Machine.
+    Guard(BTreeMap<String, Option<String>>),
+    /// The same at the end.
+    Unguard(BTreeMap<String, Option<String>>),
+    /// Writes the HostPlan's spec.
+    HostPlan(HostPlanSpec),
+    /// Makes the Node unschedulable and notes that we did.
+    Cordon,
+    /// Makes the Node schedulable and removes the note.
+    Uncordon,
+    /// Evicts pods.
+    Evict(Vec<PodRef>),
+    /// Sets the Machine's condition `MachineUpToDate`, or removes it.
+    MachineCondition(Option<Condition>),
+}
+
+/// An event on the Machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Announcement {
+    /// Whether somebody should look.
+    pub severity: Severity,
+    /// CamelCase reason.
+    pub reason: &'static str,
+    /// What happened.
+    pub message: String,
+}
+
+/// Whether somebody should look at an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// As planned.
+    Normal,
+    /// Somebody should look.
+    Warning,
+}

@@ -1,0 +1,267 @@
+//! From an outcome to the status that shows it, and to the one next write.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use refit_api::{
+    capi::Machine,
+    conditions,
+    refit::{Blocker, NodeUpdateStatus, Phase, StepState},
+};
+
+use super::{
+    decide::speaks,
+    snapshot::{Announcement, Decision, GroupView, Severity, Snapshot, Write},
+    steps,
+};
+use crate::report::Refusal;
+
+/// Reasons of blockers that only an attempt to evict can lift.
+const FROM_EVICTIONS: [&str; 2] = ["PodDisruptionBudget", "EvictionRefused"];
+
+/// Why an update ended badly.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub(super) reason: String,
+    pub(super) message: String,
+}
+
+/// Where the update stands, and what is to be done once the status says so.
+#[derive(Clone, Debug)]
+pub(super) struct Outcome {
+    pub(super) phase: Phase,
+    pub(super) write: Option<Write>,
+    pub(super) blockers: Vec<Refusal>,
+    /// Blockers from refused evictions stay as they are: nobody tried again yet.
+    pub(super) keep_eviction_blockers: bool,
+    pub(super) failure: Option<Failure>,
+    /// The line for people, where neither a blocker nor the phase says it all.
+    pub(super) message: String,
+    pub(super) requeue: Option<Duration>,
+}
+
+impl Outcome {
+    pub(super) fn new(phase: Phase, message: impl Into<String>) -> Self {
+        Self {
+            phase,
+            write: None,
+            blockers: Vec::new(),
+            keep_eviction_blockers: false,
+            failure: None,
+            message: message.into(),
+            // A safety net: everything that is waited for also wakes the NodeUpdate.
+            requeue: Some(Duration::from_secs(30)),
+        }
+    }
+
+    pub(super) fn blocked(phase: Phase, refusal: Refusal) -> Self {
+        Self { blockers: vec![refusal], ..Self::new(phase, "") }
+    }
+
+    pub(super) fn write(mut self, write: Option<Write>) -> Self {
+        self.write = write;
+        self
+    }
+
+    pub(super) fn again_after(mut self, seconds: u64) -> Self {
+        self.requeue = Some(Duration::from_secs(seconds));
+        self
+    }
+
+    pub(super) fn failed(reason: impl Into<String>, message: impl Into<String>) -> Self {
+        let failure = Failure { reason: reason.into(), message: message.into() };
+        let line = format!("failed: {}; {}", failure.reason, failure.message);
+        Self { failure: Some(failure), ..Self::new(Phase::Failed, line) }
+    }
+
+    pub(super) fn stopped(reason: &str, message: impl Into<String>) -> Self {
+        let failure = Failure { reason: reason.to_owned(), message: message.into() };
+        let line = format!("stopped: {}", failure.message);
+        Self { failure: Some(failure), ..Self::new(Phase::Stopped, line) }
+    }
+}
+
+/// Turns an outcome into a decision: the status first if it must change, then the Machine's
+/// condition, then the outcome's own write.
+pub(super) fn conclude(
+    s: &Snapshot<'_>,
+    mut status: NodeUpdateStatus,
+    outcome: Outcome,
+    now: Timestamp,
+) -> Decision {
+    let old = s.update.status.clone().unwrap_or_default();
+    status.phase = outcome.phase;
+    status.observed_generation = s.update.metadata.generation;
+    status.blocked_by = blocked_by(&old.blocked_by, &outcome, now);
+    status.message = match status.blocked_by.first() {
+        Some(blocker) if outcome.failure.is_none() => blocker.message.clone(),
+        _ => outcome.message.clone(),
+    };
+    let retrying = retrying(&status);
+    let failure = outcome.failure.clone().or(retrying.clone());
+    status.retriable = outcome.failure.is_none() && retrying.is_some();
+    status.failure_reason = failure.as_ref().map(|f| f.reason.clone()).unwrap_or_default();
+    status.failure_message = failure.map(|f| f.message).unwrap_or_default();
+    status.progress = match &s.group {
+        GroupView::Present(group) => steps::progress(&status.steps, &group.status.durations),
+        GroupView::None | GroupView::Missing => steps::progress(&status.steps, &[]),
+    };
+    if status.phase == Phase::Succeeded
+        && let Some(progress) = &mut status.progress
+    {
+        progress.percent = 100;
+        progress.remaining_seconds = progress.remaining_seconds.map(|_| 0);
+    }
+    if status.phase.is_final() {
+        status.finished_at.get_or_insert(Time(now));
+    }
+    let changed = s.update.status.as_ref() != Some(&status);
+    let announce = if changed { announcements(&old, &status, &outcome) } else { Vec::new() };
+    let write = if changed {
+        Some(Write::Status)
+    } else {
+        machine_condition(s, &status, now).or(outcome.write)
+    };
+    Decision { status, write, announce, blockers: outcome.blockers, requeue: outcome.requeue }
+}
+
+fn blocked_by(old: &[Blocker], outcome: &Outcome, now: Timestamp) -> Vec<Blocker> {
+    let mut list: Vec<Blocker> = Vec::new();
+    if outcome.keep_eviction_blockers {
+        let kept = old.iter().filter(|b| FROM_EVICTIONS.contains(&b.reason.as_str()));
+        list.extend(kept.cloned());
+    }
+    for refusal in &outcome.blockers {
+        let blocker = refusal.blocker(old, now);
+        let known = |b: &Blocker| b.reason == blocker.reason && b.object == blocker.object;
+        if !list.iter().any(known) {
+            list.push(blocker);
+        }
+    }
+    list
+}
+
+/// What the host tries again by itself.
+fn retrying(status: &NodeUpdateStatus) -> Option<Failure> {
+    let step = status.steps.iter().find(|step| {
+        step.attempt > 1
+            && !step.message.is_empty()
+            && matches!(step.state, StepState::Running | StepState::Pending)
+    })?;
+    Some(Failure {
+        reason: "StepRetried".to_owned(),
+        message: format!("step {}, try {}: {}", step.name, step.attempt, step.message),
+    })
+}
+
+fn announcements(
+    old: &NodeUpdateStatus,
+    new: &NodeUpdateStatus,
+    outcome: &Outcome,
+) -> Vec<Announcement> {
+    let mut list = Vec::new();
+    let mut say = |severity, reason, message: String| {
+        list.push(Announcement { severity, reason, message });
+    };
+    if old.phase != new.phase {
+        match new.phase {
+            Phase::Upgrading => {
+                say(Severity::Normal, "UpdateStarted", "The update of the host begins.".to_owned());
+            }
+            Phase::Draining => say(
+                Severity::Normal,
+                "Draining",
+                format!("Pods are evicted from node {}.", new.node_name),
+            ),
+            Phase::Succeeded => {
+                say(Severity::Normal, "UpdateSucceeded", format!("{}.", sentence(&new.message)));
+            }
+            Phase::Failed => {
+                say(Severity::Warning, "UpdateFailed", format!("{}.", sentence(&new.message)));
+            }
+            Phase::Stopped => {
+                say(Severity::Warning, "UpdateStopped", format!("{}.", sentence(&new.message)));
+            }
+            _ => {}
+        }
+    }
+    for refusal in &outcome.blockers {
+        let fresh = !old.blocked_by.iter().any(|blocker| {
+            blocker.reason == refusal.reason() && blocker.object == refusal.object()
+        });
+        if fresh && FROM_EVICTIONS.contains(&refusal.reason()) {
+            say(
+                Severity::Warning,
+                "DrainBlocked",
+                format!("{}.", sentence(&refusal.sentence())),
+            );
+        }
+    }
+    list
+}
+
+/// The line with a capital letter and without a full stop.
+fn sentence(line: &str) -> String {
+    let line = line.trim_end_matches('.');
+    let mut letters = line.chars();
+    letters.next().map_or_else(String::new, |first| {
+        first.to_uppercase().chain(letters).collect()
+    })
+}
+
+/// The write that brings the Machine's condition in line with the NodeUpdate, if it is not.
+pub(super) fn machine_condition(
+    s: &Snapshot<'_>,
+    status: &NodeUpdateStatus,
+    now: Timestamp,
+) -> Option<Write> {
+    let machine = s.machine?;
+    // An older NodeUpdate that still ends must not contradict the newest.
+    if !speaks(s) || !is_about(s, machine) || machine.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    let conditions = machine.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let known = conditions::get(conditions, conditions::MACHINE_UP_TO_DATE);
+    let wanted = wanted_condition(s, status);
+    let Some((state, reason, message)) = wanted else {
+        return known.map(|_| Write::MachineCondition(None));
+    };
+    let mut list: Vec<Condition> = known.cloned().into_iter().collect();
+    let what = (conditions::MACHINE_UP_TO_DATE, state, reason, message.as_str());
+    conditions::set(&mut list, now, None, what)
+        .then(|| Write::MachineCondition(list.into_iter().next()))
+}
+
+fn wanted_condition(
+    s: &Snapshot<'_>,
+    status: &NodeUpdateStatus,
+) -> Option<(&'static str, &'static str, String)> {
+    let name = s.update.metadata.name.as_deref().unwrap_or_default();
+    let goal = &s.update.spec.goal.kubernetes_version;
+    match status.phase {
+        Phase::Pending | Phase::Waiting | Phase::Staging => {
+            let message = status.blocked_by.first().map_or_else(
+                || format!("NodeUpdate {name} prepares the host"),
+                |blocker| blocker.message.clone(),
+            );
+            Some(("Unknown", conditions::REASON_WAITING, message))
+        }
+        Phase::Succeeded => {
+            Some(("True", conditions::REASON_UP_TO_DATE, format!("the machine runs {goal}")))
+        }
+        Phase::Failed => Some(("False", conditions::REASON_FAILED, status.message.clone())),
+        // Seed 1: an aborted update leaves no condition behind.
+        Phase::Stopped => None,
+        _ => Some((
+            "Unknown",
+            conditions::REASON_UPDATING,
+            format!("NodeUpdate {name} brings the machine to {goal}"),
+        )),
+    }
+}
+
+/// Whether the snapshot's Machine is the one that the NodeUpdate names.
+pub(super) fn is_about(s: &Snapshot<'_>, machine: &Machine) -> bool {
+    machine.metadata.uid.as_deref() == Some(s.update.spec.machine_ref.uid.as_str())
+}

@@ -1,0 +1,128 @@
+//! The steps of a NodeUpdate: those of the host and our own, in one order.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_api::refit::{
+    Gate, HostPlanStatus, NodeUpdateStatus, PlannedStep, Progress, StepDurations, StepState,
+    StepStatus,
+};
+
+use crate::group::median_seconds;
+
+/// Our own step: no new pods on the node.
+pub const STEP_CORDON: &str = "cordon";
+/// Our own step: pods leave the node.
+pub const STEP_DRAIN: &str = "drain";
+/// Our own step: the node is back as asked for.
+pub const STEP_NODE_READY: &str = "node-ready";
+/// Our own step: new pods may come again.
+pub const STEP_UNCORDON: &str = "uncordon";
+
+/// Names of all steps of an update in their order: those of the plan, with cordon and drain before
+/// the first that needs the node empty, and our verdict at the end.
+pub fn step_names(plan: &[PlannedStep]) -> Vec<&str> {
+    let (before, after): (Vec<_>, Vec<_>) = plan.iter().partition(|step| step.gate < Gate::Disrupt);
+    before
+        .into_iter()
+        .map(|step| step.id.as_str())
+        .chain([STEP_CORDON, STEP_DRAIN])
+        .chain(after.into_iter().map(|step| step.id.as_str()))
+        .chain([STEP_NODE_READY, STEP_UNCORDON])
+        .collect()
+}
+
+/// Brings the list of steps in line with the plan and the host's report of it.
+pub(super) fn mirror(
+    status: &mut NodeUpdateStatus,
+    plan: &[PlannedStep],
+    report: Option<&HostPlanStatus>,
+) {
+    let old = std::mem::take(&mut status.steps);
+    status.steps = step_names(plan)
+        .into_iter()
+        .map(|name| {
+            if let Some(host) = report.and_then(|r| r.steps.iter().find(|step| step.id == name)) {
+                let message = match (&*host.reason, &*host.message) {
+                    ("", message) => message.to_owned(),
+                    (reason, "") => reason.to_owned(),
+                    (reason, message) => format!("{reason}: {message}"),
+                };
+                return StepStatus {
+                    name: name.to_owned(),
+                    state: host.state,
+                    attempt: host.attempt,
+                    started_at: host.started_at.clone(),
+                    finished_at: host.finished_at.clone(),
+                    message,
+                };
+            }
+            let known = old.iter().find(|step| step.name == name).cloned();
+            known.unwrap_or_else(|| StepStatus { name: name.to_owned(), ..StepStatus::default() })
+        })
+        .collect();
+}
+
+/// State of a step; `Pending` for one that is not in the list.
+pub(super) fn state_of(status: &NodeUpdateStatus, name: &str) -> StepState {
+    let step = status.steps.iter().find(|step| step.name == name);
+    step.map(|step| step.state).unwrap_or_default()
+}
+
+/// Moves one of our own steps on. A step that has ended stays as it is.
+pub(super) fn advance(
+    status: &mut NodeUpdateStatus,
+    name: &str,
+    state: StepState,
+    now: Timestamp,
+    message: &str,
+) {
+    let Some(step) = status.steps.iter_mut().find(|step| step.name == name) else {
+        return;
+    };
+    let ended = |state| matches!(state, StepState::Done | StepState::Skipped | StepState::Failed);
+    if step.state == state || ended(step.state) {
+        return;
+    }
+    step.state = state;
+    message.clone_into(&mut step.message);
+    if state != StepState::Skipped {
+        step.attempt = 1;
+        step.started_at.get_or_insert(Time(now));
+    }
+    if ended(state) {
+        step.finished_at = Some(Time(now));
+    }
+}
+
+/// How much is done and how long the rest takes by past durations.
+///
+/// It changes only when a step does: a status that counted seconds would be written every second.
+pub(super) fn progress(steps: &[StepStatus], durations: &[StepDurations]) -> Option<Progress> {
+    if steps.is_empty() {
+        return None;
+    }
+    let past: Vec<Option<i32>> =
+        steps.iter().map(|step| median_seconds(durations, &step.name)).collect();
+    let ended =
+        |step: &StepStatus| matches!(step.state, StepState::Done | StepState::Skipped);
+    // Without a past for every step, each counts the same; with one, each as long as it took.
+    let weighted = past.iter().all(Option::is_some);
+    let weight = |seconds: &Option<i32>| {
+        if weighted { i64::from(seconds.unwrap_or_default().max(1)) } else { 1 }
+    };
+    let total: i64 = past.iter().map(weight).sum();
+    let done: i64 =
+        steps.iter().zip(&past).filter(|(step, _)| ended(step)).map(|(_, s)| weight(s)).sum();
+    let percent = i32::try_from(done * 100 / total.max(1)).unwrap_or_default();
+    let known = past.iter().any(Option::is_some);
+    let rest: i64 = steps
+        .iter()
+        .zip(&past)
+        .filter(|(step, _)| !ended(step))
+        .map(|(_, seconds)| i64::from(seconds.unwrap_or_default()))
+        .sum();
+    Some(Progress {
+        percent,
+        remaining_seconds: known.then(|| i32::try_from(rest).unwrap_or(i32::MAX)),
+    })
+}

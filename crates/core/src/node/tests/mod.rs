@@ -1,0 +1,5 @@
+mod ends;
+mod model;
+mod phases;
+mod rules;
+mod world;

@@ -1,0 +1,371 @@
+//! The way of one machine, phase by phase.
+
+use refit_api::{
+    keys,
+    refit::{Gate, Phase, Role, StepState},
+};
+
+use super::world::*;
+use crate::{
+    node::{EvictionRefusal, StaticPod},
+    report::Refusal,
+};
+
+fn without_status(log: &[String]) -> Vec<&str> {
+    log.iter().map(String::as_str).filter(|word| *word != "status").collect()
+}
+
+#[test]
+fn a_worker_goes_all_the_way_in_one_order() {
+    let mut one = One::worker().disrupted();
+    one.settle();
+    assert_eq!(one.phase(), Phase::Succeeded);
+    assert_eq!(
+        without_status(&one.log),
+        [
+            "condition Waiting",
+            "gate Stage",
+            "claim",
+            "guard",
+            "gate Upgrade",
+            "condition Updating",
+            "cordon",
+            "evict",
+            "gate Disrupt",
+            "uncordon",
+            "unguard",
+            "condition UpToDate",
+            "release",
+        ]
+    );
+    assert!(one.annotations().is_empty());
+    assert!(!one.node().unwrap().unschedulable);
+    assert_eq!(one.slots(), 0);
+}
+
+#[test]
+fn a_control_plane_member_claims_before_its_plan_and_is_the_first() {
+    let mut one = One::control_plane().disrupted();
+    one.settle();
+    assert_eq!(one.phase(), Phase::Succeeded, "{:?}", one.status());
+    let words = without_status(&one.log);
+    let place = |word| words.iter().position(|w| *w == word).unwrap();
+    assert!(place("claim") < place("gate Stage"));
+    assert_eq!(one.status().role, Some(Role::FirstControlPlane));
+}
+
+#[test]
+fn every_step_is_named_in_order_and_ends() {
+    let mut one = One::control_plane().disrupted();
+    one.settle();
+    let status = one.status();
+    let names: Vec<_> = status.steps.iter().map(|step| step.name.as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "preflight",
+            "stage",
+            "snapshot",
+            "kubeadm-install",
+            "kubeadm-upgrade",
+            "cordon",
+            "drain",
+            "kubelet-install",
+            "kubelet-restart",
+            "verify",
+            "node-ready",
+            "uncordon",
+        ]
+    );
+    for step in &status.steps {
+        assert_eq!(step.state, StepState::Done, "{step:?}");
+        assert!(step.started_at.is_some() && step.finished_at.is_some(), "{step:?}");
+    }
+    assert_eq!(status.progress.unwrap().percent, 100);
+    assert_eq!(status.from_version, FROM);
+}
+
+#[test]
+fn durations_are_recorded_with_the_release_of_the_slot() {
+    let mut one = One::worker().disrupted();
+    one.settle();
+    let durations = &one.group.as_ref().unwrap().durations;
+    assert!(durations.iter().any(|d| d.step == "kubelet-restart" && d.seconds == [5]));
+    assert!(durations.iter().all(|d| d.seconds.len() == 1));
+    one.update = update("m-0", 2);
+    one.settle();
+    let progress = one.status().progress.unwrap();
+    assert!(progress.remaining_seconds.unwrap() > 0);
+}
+
+#[test]
+fn without_a_past_there_is_no_prediction() {
+    let one = One::worker().staged();
+    assert_eq!(one.status().progress.unwrap().remaining_seconds, None);
+}
+
+#[test]
+fn staging_needs_no_slot_on_a_worker() {
+    let mut one = One::worker();
+    let busy = crate::group::slot("m-1", "uid-m-1", "m-1-1", at(0));
+    one.group.as_mut().unwrap().slots.push(busy);
+    one = one.staged();
+    one.settle();
+    assert_eq!((one.gate(), one.phase()), (Gate::Stage, Phase::Waiting));
+    assert_eq!(one.blocked_by(), ["SlotBusy"]);
+    assert_eq!(one.status().message, "waiting for m-1: no more machines of the group may be down at once");
+    assert_eq!(one.condition(), Some(("Unknown".into(), "Waiting".into())));
+    one.group.as_mut().unwrap().slots.clear();
+    one.settle();
+    assert_eq!((one.gate(), one.phase()), (Gate::Upgrade, Phase::Upgrading));
+}
+
+#[test]
+fn nothing_is_disturbed_before_the_slot_is_held() {
+    let mut one = One::worker().staged();
+    while one.gate() < Gate::Upgrade {
+        assert!(!one.node().unwrap().unschedulable);
+        assert!(one.step());
+    }
+    assert_eq!(one.slots(), 1);
+    assert!(one.annotations().contains_key(keys::SKIP_REMEDIATION));
+    assert!(one.annotations().contains_key(keys::PRE_DRAIN_HOOK));
+}
+
+#[test]
+fn a_plan_waits_on_its_host_until_it_has_passed_the_gate() {
+    let mut one = One::worker();
+    one.settle();
+    assert_eq!((one.gate(), one.phase()), (Gate::Stage, Phase::Staging));
+    one.settle();
+    assert_eq!(one.gate(), Gate::Stage);
+}
+
+#[test]
+fn an_admins_cordon_survives() {
+    let mut one = One::worker();
+    one.node_mut().unschedulable = true;
+    one = one.disrupted();
+    one.settle();
+    assert_eq!(one.phase(), Phase::Succeeded);
+    assert!(one.node().unwrap().unschedulable);
+    assert_eq!(one.node().unwrap().cordoned_by, None);
+    assert!(!one.status().cordoned_by_us);
+    assert_eq!(one.slots(), 0);
+}
+
+#[test]
+fn a_node_that_an_admin_opens_while_it_drains_is_cordoned_again() {
+    let mut one = One::worker();
+    one.node_mut().unschedulable = true;
+    one = one.upgraded();
+    one.pods.push(pod("web-9"));
+    one.node_mut().unschedulable = false;
+    one.settle();
+    assert!(one.node().unwrap().cordoned_by_us());
+    assert!(one.status().cordoned_by_us);
+}
+
+#[test]
+fn a_single_node_is_not_drained_and_says_so() {
+    let mut one = One::worker();
+    one.nodes.truncate(1);
+    one.limits = crate::group::Limits { replicas: 1, max_unavailable: 1 };
+    one.others.clear();
+    one = one.disrupted();
+    one.settle();
+    assert_eq!(one.phase(), Phase::Succeeded);
+    assert!(!one.log.contains(&"cordon".to_owned()));
+    assert!(!one.log.contains(&"evict".to_owned()));
+    for name in ["cordon", "drain"] {
+        let step = one.status().steps.into_iter().find(|step| step.name == name).unwrap();
+        assert_eq!(step.state, StepState::Skipped);
+        assert_eq!(step.message, "no other node could take the pods");
+    }
+}
+
+#[test]
+fn tainted_nodes_take_no_pods_of_a_worker_but_those_of_their_like() {
+    let mut one = One::worker();
+    for node in &mut one.nodes[1..] {
+        node.taints = vec!["node-role.kubernetes.io/control-plane".into()];
+    }
+    let worker = one.clone().disrupted();
+    assert!(!worker.log.contains(&"cordon".to_owned()));
+    one.node_mut().taints = vec!["node-role.kubernetes.io/control-plane".into()];
+    let like = one.disrupted();
+    assert!(like.log.contains(&"cordon".to_owned()));
+}
+
+#[test]
+fn daemon_sets_mirror_pods_and_ended_pods_stay() {
+    let mut one = One::worker();
+    let keep = |name: &str| pod(name);
+    one.pods = vec![
+        crate::node::PodView { daemon_set: true, ..keep("ds") },
+        crate::node::PodView { mirror: true, ..keep("mirror") },
+        crate::node::PodView { finished: true, ..keep("job") },
+    ];
+    one = one.disrupted();
+    assert!(!one.log.contains(&"evict".to_owned()));
+    assert_eq!(one.gate(), Gate::Disrupt);
+    assert_eq!(one.pods.len(), 3);
+}
+
+#[test]
+fn a_terminating_pod_is_waited_for_and_not_evicted_again() {
+    let mut one = One::worker().upgraded();
+    one.pods = vec![crate::node::PodView { terminating: true, ..pod("web-1") }];
+    one.settle();
+    assert!(!one.log.contains(&"evict".to_owned()));
+    assert_eq!((one.gate(), one.phase()), (Gate::Upgrade, Phase::Draining));
+    one.pods.clear();
+    one.settle();
+    assert_eq!(one.gate(), Gate::Disrupt);
+}
+
+#[test]
+fn a_budget_blocks_the_drain_by_name_until_it_allows() {
+    let mut one = One::worker().upgraded();
+    one.refusals = vec![EvictionRefusal {
+        pod: pod("web-1").pod,
+        refusal: Refusal::PodDisruptionBudget {
+            budget: "default/web".into(),
+            pod: "default/web-1".into(),
+        },
+    }];
+    while one.log.last().map(String::as_str) != Some("evict") {
+        assert!(one.step());
+        if one.log.iter().any(|word| word == "evict") {
+            break;
+        }
+    }
+    assert_eq!(one.blocked_by(), ["PodDisruptionBudget"]);
+    assert_eq!(one.status().blocked_by[0].object, "default/web");
+    assert!(one.events.iter().any(|event| event.reason == "DrainBlocked"));
+    let since = one.status().blocked_by[0].since.clone();
+    // Tried again and refused again: no status is written for that.
+    let before = one.log.len();
+    for _ in 0..3 {
+        one.step();
+    }
+    assert!(one.log[before..].iter().all(|word| word == "evict"), "{:?}", &one.log[before..]);
+    assert_eq!(one.status().blocked_by[0].since, since);
+    one.refusals.clear();
+    one.settle();
+    assert_eq!(one.gate(), Gate::Disrupt);
+    assert!(one.blocked_by().is_empty());
+}
+
+#[test]
+fn the_node_must_come_back_as_asked_for() {
+    let ready = One::worker().disrupted();
+    let broken: [(&str, fn(&mut One)); 4] = [
+        ("NodeNotReady", |one| one.node_mut().ready = false),
+        ("NodeNotVerified", |one| one.node_mut().kubelet_version = FROM.into()),
+        ("NodeNotVerified", |one| one.node_mut().heartbeat = Some(at(0))),
+        ("NodeNotReady", |one| one.nodes.retain(|node| node.name != "m-0")),
+    ];
+    for (reason, break_it) in broken {
+        let mut one = ready.clone();
+        break_it(&mut one);
+        one.settle();
+        assert_eq!(one.phase(), Phase::Verifying);
+        assert_eq!(one.blocked_by(), [reason]);
+        assert_eq!(one.slots(), 1);
+    }
+}
+
+#[test]
+fn the_static_pods_of_a_control_plane_must_run_the_goal() {
+    let ready = One::control_plane().disrupted();
+    let mut old = ready.clone();
+    old.static_pods.iter_mut().find(|pod| pod.node == "m-0").unwrap().version = Some(FROM.into());
+    old.settle();
+    assert_eq!(old.phase(), Phase::Verifying);
+    let mut ill = ready.clone();
+    ill.static_pods.iter_mut().filter(|pod| pod.node == "m-0").for_each(|pod| pod.ready = false);
+    ill.settle();
+    assert_eq!(ill.blocked_by(), ["NodeNotVerified"]);
+    let mut blind = ready;
+    for pod in &mut blind.static_pods {
+        *pod = StaticPod { version: None, ..pod.clone() };
+    }
+    blind.settle();
+    assert_eq!(blind.phase(), Phase::Succeeded);
+}
+
+#[test]
+fn a_reboot_is_planned_for_another_image_and_seen_on_the_node() {
+    let mut one = One::worker();
+    one.update.spec.goal.os_image = "os-2".into();
+    one = one.disrupted();
+    let plan = one.plan.as_mut().unwrap();
+    let ids: Vec<_> = plan.spec.steps.iter().map(|step| step.id.as_str()).collect();
+    assert_eq!(ids[ids.len() - 2..], ["reboot", "verify"]);
+    plan.status.as_mut().unwrap().facts.boot_id = "boot-2".into();
+    one.settle();
+    assert_eq!(one.blocked_by(), ["NodeNotVerified"]);
+    one.node_mut().boot_id = "boot-2".into();
+    one.settle();
+    assert_eq!(one.phase(), Phase::Succeeded);
+}
+
+#[test]
+fn a_decision_that_is_repeated_asks_for_the_same() {
+    let mut one = One::control_plane();
+    for _ in 0..60 {
+        assert_eq!(one.decide(), one.decide());
+        if !one.step() {
+            one.host_works();
+            if one.gate() == Gate::Disrupt {
+                one.kubelet_returns();
+            }
+        }
+    }
+    assert_eq!(one.phase(), Phase::Succeeded);
+}
+
+#[test]
+fn the_condition_follows_the_phase() {
+    let mut one = One::worker();
+    let mut seen = Vec::new();
+    for _ in 0..80 {
+        if !one.step() {
+            one.host_works();
+            if one.gate() == Gate::Disrupt {
+                one.kubelet_returns();
+            }
+        }
+        if let Some((status, reason)) = one.condition() {
+            let both = format!("{status}/{reason}");
+            if seen.last() != Some(&both) {
+                seen.push(both);
+            }
+        }
+    }
+    assert_eq!(seen, ["Unknown/Waiting", "Unknown/Updating", "True/UpToDate"]);
+}
+
+#[test]
+fn no_line_of_a_status_names_both_versions() {
+    let mut one = One::worker();
+    for _ in 0..80 {
+        let status = one.status();
+        assert!(!(status.message.contains(FROM) && status.message.contains(GOAL)));
+        if !one.step() {
+            one.host_works();
+            if one.gate() == Gate::Disrupt {
+                one.kubelet_returns();
+            }
+        }
+    }
+}
+
+#[test]
+fn each_beginning_and_end_is_announced_once() {
+    let mut one = One::worker().disrupted();
+    one.settle();
+    let reasons: Vec<_> = one.events.iter().map(|event| event.reason).collect();
+    assert_eq!(reasons, ["UpdateStarted", "Draining", "UpdateSucceeded"]);
+}

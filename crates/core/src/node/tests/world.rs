@@ -1,0 +1,442 @@
+//! One machine with everything around it, as stored objects: a decision's write is applied to them
+//! and nothing else is remembered.
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_api::{
+    capi::{Machine, MachineSpec, MachineStatus, NodeRef},
+    conditions, keys,
+    refit::{
+        Gate, Goal, HostFacts, HostPlan, HostPlanSpec, HostPlanStatus, HostStepStatus, MachineRef,
+        NodeUpdate, NodeUpdateSpec, Origin, PlanState, Stage, StepState, StepType,
+        UpdateGroupStatus,
+    },
+};
+
+use crate::{
+    group::{Limits, Other},
+    node::*,
+};
+
+pub(super) const FROM: &str = "v1.34.2";
+pub(super) const GOAL: &str = "v1.35.0";
+
+pub(super) fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+pub(super) fn update(machine: &str, ordinal: u32) -> NodeUpdate {
+    let goal = Goal { kubernetes_version: GOAL.into(), ..Goal::default() };
+    let name = refit_api::refit::node_update_name(machine, ordinal);
+    let spec = NodeUpdateSpec {
+        stage: Stage::Ongoing,
+        machine_ref: MachineRef { name: machine.into(), uid: format!("uid-{machine}") },
+        origin: Origin::Hook,
+        goal_hash: goal.hash(),
+        goal,
+        updaters: vec!["kubeadm".into()],
+    };
+    let mut update = NodeUpdate::new(&name, spec);
+    update.metadata.uid = Some(format!("uid-{name}"));
+    update.metadata.generation = Some(1);
+    update
+}
+
+pub(super) fn machine(name: &str) -> Machine {
+    let mut machine = Machine::new(
+        name,
+        MachineSpec {
+            cluster_name: "edge-1".into(),
+            version: Some(GOAL.into()),
+            ..MachineSpec::default()
+        },
+    );
+    machine.metadata.uid = Some(format!("uid-{name}"));
+    machine.metadata.annotations = Some(BTreeMap::new());
+    machine.status = Some(MachineStatus {
+        node_ref: Some(NodeRef { name: name.into() }),
+        ..MachineStatus::default()
+    });
+    machine
+}
+
+pub(super) fn node(name: &str) -> NodeView {
+    NodeView {
+        name: name.into(),
+        ready: true,
+        heartbeat: Some(at(0)),
+        kubelet_version: FROM.into(),
+        boot_id: "boot-1".into(),
+        ..NodeView::default()
+    }
+}
+
+pub(super) fn report(second: i64) -> HostPlanStatus {
+    HostPlanStatus {
+        agent_version: "0.1.0".into(),
+        capabilities: vec![
+            StepType::Preflight,
+            StepType::Stage,
+            StepType::Snapshot,
+            StepType::KubeadmInstall,
+            StepType::KubeadmUpgrade,
+            StepType::KubeletInstall,
+            StepType::KubeletRestart,
+            StepType::Reboot,
+            StepType::Verify,
+        ],
+        facts: HostFacts {
+            kubelet_version: FROM.into(),
+            boot_id: "boot-1".into(),
+            os_image: "os-1".into(),
+            ..HostFacts::default()
+        },
+        reported_at: Some(Time(at(second))),
+        ..HostPlanStatus::default()
+    }
+}
+
+pub(super) fn api_server(node: &str, version: &str) -> StaticPod {
+    StaticPod {
+        node: node.into(),
+        component: "kube-apiserver".into(),
+        version: Some(version.into()),
+        ready: true,
+    }
+}
+
+pub(super) fn pod(name: &str) -> PodView {
+    PodView {
+        pod: PodRef { namespace: "default".into(), name: name.into(), uid: format!("uid-{name}") },
+        ..PodView::default()
+    }
+}
+
+/// Everything around the NodeUpdate `m-0-1` of Machine `m-0`.
+#[derive(Clone, Debug)]
+pub(super) struct One {
+    pub(super) now: i64,
+    pub(super) update: NodeUpdate,
+    pub(super) siblings: Vec<NodeUpdate>,
+    pub(super) machine: Option<Machine>,
+    pub(super) paused: Option<String>,
+    pub(super) owner_version: Option<String>,
+    pub(super) group: Option<UpdateGroupStatus>,
+    pub(super) limits: Limits,
+    pub(super) others: Vec<Other>,
+    pub(super) last_first_passed: Option<bool>,
+    pub(super) slot_required: bool,
+    pub(super) reachable: bool,
+    pub(super) plan: Option<HostPlan>,
+    pub(super) nodes: Vec<NodeView>,
+    pub(super) static_pods: Vec<StaticPod>,
+    pub(super) control_plane: Vec<(String, Option<String>, bool)>,
+    pub(super) pods: Vec<PodView>,
+    pub(super) refusals: Vec<EvictionRefusal>,
+    /// What was written, in order: the words for tests.
+    pub(super) log: Vec<String>,
+    pub(super) events: Vec<Announcement>,
+}
+
+impl One {
+    pub(super) fn worker() -> Self {
+        let others = (1..5)
+            .map(|n| Other { machine_uid: format!("uid-m-{n}"), available: true })
+            .collect();
+        let mut plan = HostPlan::new("m-0", HostPlanSpec::default());
+        plan.status = Some(report(0));
+        Self {
+            now: 0,
+            update: update("m-0", 1),
+            siblings: Vec::new(),
+            machine: Some(machine("m-0")),
+            paused: None,
+            owner_version: Some(GOAL.into()),
+            group: Some(UpdateGroupStatus::default()),
+            limits: Limits { replicas: 5, max_unavailable: 1 },
+            others,
+            last_first_passed: None,
+            slot_required: true,
+            reachable: true,
+            plan: Some(plan),
+            nodes: (0..5).map(|n| node(&format!("m-{n}"))).collect(),
+            static_pods: Vec::new(),
+            control_plane: Vec::new(),
+            pods: vec![pod("web-1")],
+            refusals: Vec::new(),
+            log: Vec::new(),
+            events: Vec::new(),
+        }
+    }
+
+    pub(super) fn control_plane() -> Self {
+        let mut one = Self::worker();
+        let machine = one.machine.as_mut().unwrap();
+        machine.metadata.labels =
+            Some(BTreeMap::from([(keys::CONTROL_PLANE.to_owned(), String::new())]));
+        one.limits = Limits::control_plane(3);
+        one.others.truncate(2);
+        for n in 0..3 {
+            let name = format!("m-{n}");
+            one.static_pods.push(api_server(&name, FROM));
+            one.static_pods.push(StaticPod {
+                component: "etcd".into(),
+                version: Some("3.6.5-0".into()),
+                ..api_server(&name, "")
+            });
+            one.control_plane.push((name.clone(), Some(name), false));
+        }
+        one
+    }
+
+    /// The same with a plan on the host and everything staged.
+    pub(super) fn staged(mut self) -> Self {
+        self.settle();
+        self.host_works();
+        self
+    }
+
+    /// The same with kubeadm's part done and the node not drained.
+    pub(super) fn upgraded(self) -> Self {
+        let mut one = self.staged();
+        one.settle();
+        one.host_works();
+        one
+    }
+
+    /// The same with everything done on the host, and its kubelet back.
+    pub(super) fn disrupted(self) -> Self {
+        let mut one = self.upgraded();
+        one.settle();
+        one.host_works();
+        one.kubelet_returns();
+        one
+    }
+
+    pub(super) fn decide(&self) -> Decision {
+        self.decide_with(None)
+    }
+
+    pub(super) fn decide_with(&self, evictions: Option<&[EvictionRefusal]>) -> Decision {
+        let seen = Seen {
+            host_plan: self.plan.as_ref(),
+            node: self.node(),
+            nodes: &self.nodes,
+            static_pods: &self.static_pods,
+            control_plane: &self.control_plane,
+            pods: Some(&self.pods),
+            evictions,
+        };
+        let group = match &self.group {
+            None => GroupView::Missing,
+            Some(status) => GroupView::Present(Group {
+                status,
+                limits: self.limits,
+                others: self.others.clone(),
+                last_first_passed: self.last_first_passed,
+            }),
+        };
+        let snapshot = Snapshot {
+            update: &self.update,
+            siblings: self.siblings.iter().collect(),
+            machine: self.machine.as_ref(),
+            paused: self.paused.clone(),
+            owner_version: self.owner_version.as_deref(),
+            group,
+            workload: if self.reachable {
+                Workload::Seen(seen)
+            } else {
+                Workload::Unreachable { cluster: "edge-1".into() }
+            },
+            slot_required: self.slot_required,
+            report_stale_after: SignedDuration::from_mins(15),
+        };
+        decide(&snapshot, at(self.now))
+    }
+
+    pub(super) fn node(&self) -> Option<&NodeView> {
+        self.nodes.iter().find(|node| node.name == "m-0")
+    }
+
+    pub(super) fn node_mut(&mut self) -> &mut NodeView {
+        self.nodes.iter_mut().find(|node| node.name == "m-0").unwrap()
+    }
+
+    pub(super) fn phase(&self) -> refit_api::refit::Phase {
+        self.update.status.as_ref().map(|status| status.phase).unwrap_or_default()
+    }
+
+    pub(super) fn status(&self) -> refit_api::refit::NodeUpdateStatus {
+        self.update.status.clone().unwrap_or_default()
+    }
+
+    pub(super) fn blocked_by(&self) -> Vec<String> {
+        self.status().blocked_by.into_iter().map(|blocker| blocker.reason).collect()
+    }
+
+    /// One look and its write; whether there was one.
+    pub(super) fn step(&mut self) -> bool {
+        let decision = self.decide();
+        self.now += 1;
+        let Some(write) = decision.write.clone() else { return false };
+        self.apply(&decision, write);
+        true
+    }
+
+    /// Looks until nothing is left to write.
+    pub(super) fn settle(&mut self) {
+        for _ in 0..50 {
+            if !self.step() {
+                return;
+            }
+        }
+        panic!("it never comes to rest: {:#?}", &self.log[self.log.len() - 10..]);
+    }
+
+    pub(super) fn apply(&mut self, decision: &Decision, write: Write) {
+        self.log.push(word(&write));
+        self.events.extend(decision.announce.iter().cloned());
+        match write {
+            Write::Status => self.update.status = Some(decision.status.clone()),
+            Write::ClaimSlot(next) | Write::ReleaseSlot(next) => self.group = Some(next),
+            Write::Guard(changes) | Write::Unguard(changes) => {
+                let machine = self.machine.as_mut().unwrap();
+                let annotations = machine.metadata.annotations.get_or_insert_default();
+                for (key, value) in changes {
+                    match value {
+                        Some(value) => annotations.insert(key, value),
+                        None => annotations.remove(&key),
+                    };
+                }
+            }
+            Write::HostPlan(spec) => self.plan.as_mut().unwrap().spec = spec,
+            Write::Cordon => {
+                let name = self.update.metadata.name.clone();
+                let node = self.node_mut();
+                node.unschedulable = true;
+                node.cordoned_by = name;
+            }
+            Write::Uncordon => {
+                let node = self.node_mut();
+                node.unschedulable = false;
+                node.cordoned_by = None;
+            }
+            Write::Evict(pods) => {
+                let refused = self.refusals.clone();
+                self.pods.retain(|pod| {
+                    !pods.contains(&pod.pod) || refused.iter().any(|r| r.pod == pod.pod)
+                });
+                let decision = self.decide_with(Some(&refused));
+                if decision.write == Some(Write::Status) {
+                    self.apply(&decision, Write::Status);
+                }
+            }
+            Write::MachineCondition(condition) => {
+                let status = self.machine.as_mut().unwrap().status.as_mut().unwrap();
+                status.conditions.retain(|c| c.type_ != conditions::MACHINE_UP_TO_DATE);
+                status.conditions.extend(condition);
+            }
+        }
+    }
+
+    /// The agent does everything that its gate allows.
+    pub(super) fn host_works(&mut self) {
+        let now = self.now;
+        let plan = self.plan.as_mut().unwrap();
+        let spec = plan.spec.clone();
+        let status = plan.status.get_or_insert_default();
+        status.plan_id.clone_from(&spec.plan_id);
+        status.reported_at = Some(Time(at(now)));
+        if spec.abort {
+            status.state = PlanState::Stopped;
+            return;
+        }
+        status.steps = spec
+            .steps
+            .iter()
+            .map(|step| {
+                let done = step.gate <= spec.gate;
+                HostStepStatus {
+                    id: step.id.clone(),
+                    state: if done { StepState::Done } else { StepState::Pending },
+                    attempt: i32::from(done),
+                    started_at: done.then(|| Time(at(now))),
+                    finished_at: done.then(|| Time(at(now + 5))),
+                    ..HostStepStatus::default()
+                }
+            })
+            .collect();
+        status.passed = spec.gate;
+        status.state =
+            if spec.gate == Gate::Disrupt { PlanState::Succeeded } else { PlanState::AtGate };
+    }
+
+    /// The agent gives up at a step.
+    pub(super) fn host_fails(&mut self, id: &str) {
+        self.host_works();
+        let status = self.plan.as_mut().unwrap().status.as_mut().unwrap();
+        let step = status.steps.iter_mut().find(|step| step.id == id).unwrap();
+        step.state = StepState::Failed;
+        step.reason = "PackageMissing".into();
+        step.message = "put the package into the repository".into();
+        status.state = PlanState::Failed;
+    }
+
+    /// The new kubelet reports.
+    pub(super) fn kubelet_returns(&mut self) {
+        self.now += 10;
+        let now = self.now;
+        let node = self.node_mut();
+        node.ready = true;
+        node.kubelet_version = GOAL.into();
+        node.heartbeat = Some(at(now));
+        for pod in self.static_pods.iter_mut().filter(|pod| pod.node == "m-0") {
+            if pod.component != "etcd" {
+                pod.version = Some(GOAL.into());
+            }
+        }
+    }
+
+    pub(super) fn delete_machine(&mut self) {
+        let now = self.now;
+        self.machine.as_mut().unwrap().metadata.deletion_timestamp = Some(Time(at(now)));
+    }
+
+    pub(super) fn slots(&self) -> usize {
+        self.group.as_ref().map_or(0, |group| group.slots.len())
+    }
+
+    pub(super) fn annotations(&self) -> BTreeMap<String, String> {
+        self.machine.as_ref().unwrap().metadata.annotations.clone().unwrap_or_default()
+    }
+
+    /// Reason and status of the Machine's condition.
+    pub(super) fn condition(&self) -> Option<(String, String)> {
+        let status = self.machine.as_ref()?.status.as_ref()?;
+        let condition = conditions::get(&status.conditions, conditions::MACHINE_UP_TO_DATE)?;
+        Some((condition.status.clone(), condition.reason.clone()))
+    }
+
+    pub(super) fn gate(&self) -> Gate {
+        self.plan.as_ref().unwrap().spec.gate
+    }
+}
+
+pub(super) fn word(write: &Write) -> String {
+    match write {
+        Write::Status => "status".into(),
+        Write::ClaimSlot(_) => "claim".into(),
+        Write::ReleaseSlot(_) => "release".into(),
+        Write::Guard(_) => "guard".into(),
+        Write::Unguard(_) => "unguard".into(),
+        Write::HostPlan(spec) if spec.abort => "abort".into(),
+        Write::HostPlan(spec) => format!("gate {:?}", spec.gate),
+        Write::Cordon => "cordon".into(),
+        Write::Uncordon => "uncordon".into(),
+        Write::Evict(_) => "evict".into(),
+        Write::MachineCondition(None) => "condition gone".into(),
+        Write::MachineCondition(Some(condition)) => format!("condition {}", condition.reason),
+    }
+}

@@ -1,0 +1,319 @@
+//! What a plan waits for, and why: a variant for every refusal to act.
+//!
+//! Nothing waits in silence: whatever decides not to go on says so with a [`Refusal`], and the
+//! refusal ends up in `NodeUpdate.status.blockedBy`, in `UpdateGroup.status.waiting` and in the
+//! answer of the UpdateMachine hook.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_api::refit::{Blocker, StepType};
+
+/// Why an update does not go on, for now.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Refusal {
+    /// Every slot of the group is taken.
+    SlotBusy {
+        /// A Machine that holds one.
+        machine: String,
+    },
+    /// Too few of the group's other machines are available.
+    GroupUnavailable {
+        /// How many others are.
+        available: i32,
+        /// How many must be.
+        needed: i32,
+    },
+    /// Another member of the control plane is not healthy.
+    ControlPlaneUnhealthy {
+        /// The member's node or Machine.
+        member: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A kubelet would get newer than an API server of its cluster.
+    ControlPlaneBehind {
+        /// Lowest version in the control plane.
+        version: String,
+        /// What was asked for.
+        goal: String,
+    },
+    /// The agent on the host never reported, or not lately.
+    NoFreshReport {
+        /// The node.
+        node: String,
+    },
+    /// The agent on the host does not know a step of the plan.
+    AgentTooOld {
+        /// The node.
+        node: String,
+        /// The step.
+        step: StepType,
+    },
+    /// A PodDisruptionBudget does not let a pod be evicted now.
+    PodDisruptionBudget {
+        /// `namespace/name` of the budget, empty where the API server does not say.
+        budget: String,
+        /// `namespace/name` of the pod.
+        pod: String,
+    },
+    /// The API server refuses an eviction for another reason.
+    EvictionRefused {
+        /// `namespace/name` of the pod.
+        pod: String,
+        /// What it said.
+        message: String,
+    },
+    /// The workload cluster's API server does not answer.
+    ApiUnreachable {
+        /// Name of the Cluster.
+        cluster: String,
+    },
+    /// The node is not Ready.
+    NodeNotReady {
+        /// The node.
+        node: String,
+    },
+    /// The node is Ready but not yet what was asked for.
+    NodeNotVerified {
+        /// The node.
+        node: String,
+        /// What is missing.
+        why: String,
+    },
+    /// The Machine has no Node.
+    NoNode {
+        /// The Machine.
+        machine: String,
+    },
+    /// An older NodeUpdate of the Machine must end first.
+    OlderUpdateUnfinished {
+        /// The NodeUpdate.
+        node_update: String,
+    },
+    /// The host still works on the plan of another NodeUpdate.
+    OlderPlanRunning {
+        /// The node.
+        node: String,
+        /// The NodeUpdate that the plan is of.
+        node_update: String,
+    },
+    /// The Machine is being deleted, and its host has not stopped yet.
+    MachineDeleting {
+        /// The Machine.
+        machine: String,
+    },
+    /// A person paused the Machine or its Cluster.
+    Paused {
+        /// Kind and name of what is paused.
+        object: String,
+    },
+    /// The Machine belongs to nothing that would say how many may be down.
+    NoGroup {
+        /// The Machine.
+        machine: String,
+    },
+    /// The group's object is not there yet.
+    GroupNotReady,
+}
+
+impl Refusal {
+    /// CamelCase reason, as `kubectl` shows it.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::SlotBusy { .. } => "SlotBusy",
+            Self::GroupUnavailable { .. } => "GroupUnavailable",
+            Self::ControlPlaneUnhealthy { .. } => "ControlPlaneUnhealthy",
+            Self::ControlPlaneBehind { .. } => "ControlPlaneBehind",
+            Self::NoFreshReport { .. } => "NoFreshReport",
+            Self::AgentTooOld { .. } => "AgentTooOld",
+            Self::PodDisruptionBudget { .. } => "PodDisruptionBudget",
+            Self::EvictionRefused { .. } => "EvictionRefused",
+            Self::ApiUnreachable { .. } => "ApiUnreachable",
+            Self::NodeNotReady { .. } => "NodeNotReady",
+            Self::NodeNotVerified { .. } => "NodeNotVerified",
+            Self::NoNode { .. } => "NoNode",
+            Self::OlderUpdateUnfinished { .. } => "OlderUpdateUnfinished",
+            Self::OlderPlanRunning { .. } => "OlderPlanRunning",
+            Self::MachineDeleting { .. } => "MachineDeleting",
+            Self::Paused { .. } => "Paused",
+            Self::NoGroup { .. } => "NoGroup",
+            Self::GroupNotReady => "GroupNotReady",
+        }
+    }
+
+    /// The object that blocks; empty where there is none.
+    pub fn object(&self) -> String {
+        match self {
+            Self::SlotBusy { machine }
+            | Self::NoNode { machine }
+            | Self::MachineDeleting { machine }
+            | Self::NoGroup { machine } => machine.clone(),
+            Self::ControlPlaneUnhealthy { member, .. } => member.clone(),
+            Self::NoFreshReport { node }
+            | Self::AgentTooOld { node, .. }
+            | Self::NodeNotReady { node }
+            | Self::NodeNotVerified { node, .. }
+            | Self::OlderPlanRunning { node, .. } => node.clone(),
+            Self::PodDisruptionBudget { budget, pod } if budget.is_empty() => pod.clone(),
+            Self::PodDisruptionBudget { budget, .. } => budget.clone(),
+            Self::EvictionRefused { pod, .. } => pod.clone(),
+            Self::ApiUnreachable { cluster } => cluster.clone(),
+            Self::OlderUpdateUnfinished { node_update } => node_update.clone(),
+            Self::Paused { object } => object.clone(),
+            Self::GroupUnavailable { .. }
+            | Self::ControlPlaneBehind { .. }
+            | Self::GroupNotReady => String::new(),
+        }
+    }
+
+    /// What blocks and what ends it.
+    pub fn sentence(&self) -> String {
+        match self {
+            Self::SlotBusy { machine } => {
+                format!("waiting for {machine}: no more machines of the group may be down at once")
+            }
+            Self::GroupUnavailable { available, needed } => format!(
+                "waiting until {needed} other machines of the group are available, now {available} are"
+            ),
+            Self::ControlPlaneUnhealthy { member, why } => {
+                format!("waiting until control plane member {member} is healthy: {why}")
+            }
+            Self::ControlPlaneBehind { goal, .. } => format!(
+                "waiting for the control plane: a kubelet of {goal} would be newer than its API server"
+            ),
+            Self::NoFreshReport { node } => format!(
+                "waiting for a report of the agent on node {node}: look whether refit-agent runs there"
+            ),
+            Self::AgentTooOld { node, step } => format!(
+                "waiting for a newer agent on node {node}: this one does not know step {step:?}"
+            ),
+            Self::PodDisruptionBudget { budget, pod } if budget.is_empty() => {
+                format!("waiting to evict pod {pod}: its PodDisruptionBudget does not allow it now")
+            }
+            Self::PodDisruptionBudget { budget, pod } => format!(
+                "waiting to evict pod {pod}: PodDisruptionBudget {budget} does not allow it now"
+            ),
+            Self::EvictionRefused { pod, message } => {
+                format!("waiting to evict pod {pod}: the API server refuses it: {message}")
+            }
+            Self::ApiUnreachable { cluster } => {
+                format!("waiting for the API server of cluster {cluster}: it does not answer")
+            }
+            Self::NodeNotReady { node } => format!("waiting until node {node} is Ready"),
+            Self::NodeNotVerified { node, why } => format!("waiting for node {node}: {why}"),
+            Self::NoNode { machine } => format!("waiting until Machine {machine} has a Node"),
+            Self::OlderUpdateUnfinished { node_update } => {
+                format!("waiting until the older NodeUpdate {node_update} has ended")
+            }
+            Self::OlderPlanRunning { node, node_update } => format!(
+                "waiting until node {node} has ended the plan of {}",
+                if node_update.is_empty() { "another NodeUpdate" } else { node_update }
+            ),
+            Self::MachineDeleting { machine } => {
+                format!("Machine {machine} is being deleted: waiting until its host has stopped")
+            }
+            Self::Paused { object } => format!("waiting until {object} is no longer paused"),
+            Self::NoGroup { machine } => format!(
+                "Machine {machine} belongs to no control plane, MachineDeployment or MachineSet \
+                 that is known, so nothing says whether it may be down"
+            ),
+            Self::GroupNotReady => "waiting for the UpdateGroup of the machine".to_owned(),
+        }
+    }
+
+    /// The blocker as it stands in a status; it keeps `since` from an older one of the same reason
+    /// and object.
+    pub fn blocker(&self, old: &[Blocker], now: Timestamp) -> Blocker {
+        let (reason, object) = (self.reason(), self.object());
+        let since = old
+            .iter()
+            .find(|blocker| blocker.reason == reason && blocker.object == object)
+            .map_or_else(|| Time(now), |blocker| blocker.since.clone());
+        Blocker {
+            reason: reason.to_owned(),
+            object,
+            message: self.sentence(),
+            since,
+        }
+    }
+
+    /// Every reason that a refusal may have, in the order of the variants.
+    pub const REASONS: [&'static str; 18] = [
+        "SlotBusy",
+        "GroupUnavailable",
+        "ControlPlaneUnhealthy",
+        "ControlPlaneBehind",
+        "NoFreshReport",
+        "AgentTooOld",
+        "PodDisruptionBudget",
+        "EvictionRefused",
+        "ApiUnreachable",
+        "NodeNotReady",
+        "NodeNotVerified",
+        "NoNode",
+        "OlderUpdateUnfinished",
+        "OlderPlanRunning",
+        "MachineDeleting",
+        "Paused",
+        "NoGroup",
+        "GroupNotReady",
+    ];
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Vec<Refusal> {
+        let s = String::from;
+        vec![
+            Refusal::SlotBusy { machine: s("m") },
+            Refusal::GroupUnavailable { available: 3, needed: 4 },
+            Refusal::ControlPlaneUnhealthy { member: s("cp-1"), why: s("etcd is not Ready") },
+            Refusal::ControlPlaneBehind { version: s("v1.34.2"), goal: s("v1.35.0") },
+            Refusal::NoFreshReport { node: s("n") },
+            Refusal::AgentTooOld { node: s("n"), step: StepType::Reboot },
+            Refusal::PodDisruptionBudget { budget: s("default/web"), pod: s("default/web-1") },
+            Refusal::EvictionRefused { pod: s("default/web-1"), message: s("no") },
+            Refusal::ApiUnreachable { cluster: s("edge-1") },
+            Refusal::NodeNotReady { node: s("n") },
+            Refusal::NodeNotVerified { node: s("n"), why: s("it runs v1.34.2") },
+            Refusal::NoNode { machine: s("m") },
+            Refusal::OlderUpdateUnfinished { node_update: s("m-1") },
+            Refusal::OlderPlanRunning { node: s("n"), node_update: s("m-1") },
+            Refusal::MachineDeleting { machine: s("m") },
+            Refusal::Paused { object: s("Cluster edge-1") },
+            Refusal::NoGroup { machine: s("m") },
+            Refusal::GroupNotReady,
+        ]
+    }
+
+    #[test]
+    fn every_refusal_has_its_reason_and_a_sentence() {
+        let reasons: Vec<_> = all().iter().map(Refusal::reason).collect();
+        assert_eq!(reasons, Refusal::REASONS);
+        for refusal in all() {
+            assert!(refusal.sentence().contains(' '), "{refusal:?}");
+            assert!(!refusal.sentence().ends_with('.'), "{refusal:?}");
+        }
+    }
+
+    #[test]
+    fn a_blocker_keeps_its_beginning_while_reason_and_object_stay() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let refusal = Refusal::SlotBusy { machine: "m".into() };
+        let first = refusal.blocker(&[], at(1));
+        let second = refusal.blocker(std::slice::from_ref(&first), at(9));
+        assert_eq!(first, second);
+        let other = Refusal::SlotBusy { machine: "k".into() };
+        assert_eq!(other.blocker(&[first], at(9)).since, Time(at(9)));
+    }
+
+    #[test]
+    fn a_budget_that_is_not_named_still_names_the_pod() {
+        let refusal =
+            Refusal::PodDisruptionBudget { budget: String::new(), pod: "default/web-1".into() };
+        assert_eq!(refusal.object(), "default/web-1");
+        assert!(refusal.sentence().contains("default/web-1"));
+    }
+}

@@ -1,0 +1,210 @@
+//! What every call of a process obeys: its gate, its deadline, its name.
+
+use std::{
+    future::Future,
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::{HeaderValue, Method, Request, Response, header};
+use http_body::{Frame, SizeHint};
+use kube::client::Body;
+use tokio::time::Sleep;
+use tower::{BoxError, Layer, Service, ServiceExt as _};
+
+use crate::gate::{Effect, Fate, Gate, never};
+
+#[derive(Clone)]
+pub(super) struct DisciplineLayer {
+    pub(super) gate: Arc<dyn Gate>,
+    pub(super) agent: HeaderValue,
+    pub(super) deadline: Duration,
+}
+
+impl<S> Layer<S> for DisciplineLayer {
+    type Service = Discipline<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        Discipline {
+            inner,
+            rules: self.clone(),
+        }
+    }
+}
+
+/// Applies deadline, user agent and gate to each request.
+#[derive(Clone)]
+pub(super) struct Discipline<S> {
+    inner: S,
+    rules: DisciplineLayer,
+}
+
+impl<S, B> Service<Request<Body>> for Discipline<S>
+where
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Error: Into<BoxError>,
+    S::Future: Send + 'static,
+    B: Send + 'static,
+{
+    type Response = Response<Answer<B>>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let inner = self.inner.clone();
+        let DisciplineLayer {
+            gate,
+            agent,
+            deadline,
+        } = self.rules.clone();
+        request.headers_mut().insert(header::USER_AGENT, agent);
+        let effect = effect_of(&request);
+        let watch = asks(&request, &["watch=true", "watch=1"]);
+        Box::pin(async move {
+            let entry = match &effect {
+                Some(effect) => gate.before(effect),
+                None => gate.fate(),
+            };
+            if entry == Fate::Dead {
+                return never().await;
+            }
+            // A watch has no end, but it has a beginning.
+            let outcome = match tokio::time::timeout(deadline, inner.oneshot(request)).await {
+                Ok(outcome) => outcome.map_err(Into::into),
+                Err(_) => Err(late("no answer from the API server within", deadline)),
+            };
+            let exit = match &effect {
+                Some(effect) => gate.after(effect),
+                None => gate.fate(),
+            };
+            if exit == Fate::Dead {
+                return never().await;
+            }
+            let stall = (!watch).then_some(deadline);
+            outcome.map(|response| {
+                response.map(|inner| Answer {
+                    inner,
+                    gate,
+                    stall,
+                    timer: None,
+                })
+            })
+        })
+    }
+}
+
+fn late(what: &str, deadline: Duration) -> BoxError {
+    let text = format!("{what} {} s", deadline.as_secs_f64());
+    io::Error::new(io::ErrorKind::TimedOut, text).into()
+}
+
+fn asks(request: &Request<Body>, pairs: &[&str]) -> bool {
+    let query = request.uri().query().unwrap_or_default();
+    query.split('&').any(|pair| pairs.contains(&pair))
+}
+
+/// What a request does to the cluster: nothing, if it only reads or is a dry run.
+fn effect_of(request: &Request<Body>) -> Option<Effect> {
+    let reads = matches!(
+        *request.method(),
+        Method::GET | Method::HEAD | Method::OPTIONS
+    );
+    (!reads && !asks(request, &["dryRun=All"])).then(|| Effect::Api {
+        method: request.method().to_string(),
+        path: request.uri().path().to_owned(),
+    })
+}
+
+/// The body of an answer: a dead process reads no more of it, and it may not stall.
+pub(super) struct Answer<B> {
+    inner: B,
+    gate: Arc<dyn Gate>,
+    /// How long the next piece may take; a watch waits as long as it likes.
+    stall: Option<Duration>,
+    /// Runs only while we wait.
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl<B> http_body::Body for Answer<B>
+where
+    B: http_body::Body + Unpin,
+    B::Error: Into<BoxError>,
+{
+    type Data = B::Data;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
+        let this = self.get_mut();
+        let frame = Pin::new(&mut this.inner).poll_frame(cx);
+        // Asked after the poll: the error of a stream that the kill cut is an answer, too.
+        if this.gate.fate() == Fate::Dead {
+            return Poll::Pending;
+        }
+        if let Poll::Ready(frame) = frame {
+            this.timer = None;
+            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+        }
+        let Some(stall) = this.stall else {
+            return Poll::Pending;
+        };
+        let timer = this
+            .timer
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(stall)));
+        timer
+            .as_mut()
+            .poll(cx)
+            .map(|()| Some(Err(late("the API server's answer stalled for", stall))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(method: Method, uri: &str) -> Request<Body> {
+        Request::builder()
+            .method(method)
+            .uri(uri)
+            .body(Body::empty())
+            .unwrap()
+    }
+
+    #[test]
+    fn reads_and_dry_runs_are_no_effects() {
+        assert_eq!(effect_of(&request(Method::GET, "/api/v1/nodes")), None);
+        let dry = request(Method::POST, "/api/v1/nodes?fieldManager=x&dryRun=All");
+        assert_eq!(effect_of(&dry), None);
+    }
+
+    #[test]
+    fn an_effect_names_method_and_path() {
+        let effect = effect_of(&request(Method::PATCH, "/api/v1/nodes/n?force=true")).unwrap();
+        assert_eq!(effect.to_string(), "api PATCH /api/v1/nodes/n");
+    }
+
+    #[test]
+    fn a_watch_is_known_by_its_query() {
+        let pairs = ["watch=true", "watch=1"];
+        assert!(asks(&request(Method::GET, "/x?a=b&watch=true"), &pairs));
+        assert!(!asks(&request(Method::GET, "/x?labelSelector=watch"), &pairs));
+        assert!(!asks(&request(Method::GET, "/watch"), &pairs));
+    }
+}
