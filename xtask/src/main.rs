@@ -6,6 +6,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Parser, Subcommand};
 
 mod crds;
+mod sweep;
 
 /// What can be done.
 #[derive(Parser)]
@@ -23,11 +24,14 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Kills every process at every effect of a demo run and looks whether the end is the same.
+    Sweep(sweep::SweepArgs),
 }
 
 fn main() -> ExitCode {
     let outcome = match Args::parse().task {
         Task::Crds { check } => crds::run(&root().join("deploy/crds"), check),
+        Task::Sweep(args) => sweep::run(&root(), &args),
     };
     match outcome {
         Ok(code) => code,

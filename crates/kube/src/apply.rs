@@ -181,7 +181,10 @@ mod tests {
     fn a_merge_diff_names_only_what_changed_and_what_went() {
         let old = json!({"a": 1, "b": {"c": 1, "d": [1]}, "e": "x"});
         let new = json!({"a": 1, "b": {"c": 2, "d": [1]}});
-        assert_eq!(merge_diff(&old, &new), Some(json!({"b": {"c": 2}, "e": null})));
+        assert_eq!(
+            merge_diff(&old, &new),
+            Some(json!({"b": {"c": 2}, "e": null}))
+        );
         assert_eq!(merge_diff(&old, &old), None);
     }
 

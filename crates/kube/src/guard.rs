@@ -92,7 +92,9 @@ mod tests {
 
     #[test]
     fn what_has_no_metadata_is_no_object() {
-        assert!(serde_json::from_value::<Guarded<Pod>>(json!({"spec": {"containers": 1}})).is_err());
+        assert!(
+            serde_json::from_value::<Guarded<Pod>>(json!({"spec": {"containers": 1}})).is_err()
+        );
         assert!(serde_json::from_value::<Guarded<Pod>>(json!("pod")).is_err());
     }
 }

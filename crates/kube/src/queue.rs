@@ -413,8 +413,14 @@ mod tests {
     async fn what_was_under_way_when_the_work_was_dropped_is_due_again() {
         let queue = Queue::default();
         queue.add("a");
-        let work = queue.work("test", 1, |_| std::future::pending::<Result<Action, String>>());
-        assert!(tokio::time::timeout(Duration::from_secs(1), work).await.is_err());
+        let work = queue.work("test", 1, |_| {
+            std::future::pending::<Result<Action, String>>()
+        });
+        assert!(
+            tokio::time::timeout(Duration::from_secs(1), work)
+                .await
+                .is_err()
+        );
         assert_eq!(queue.depth(), 1);
         assert_eq!(trace(3, &queue, 1).await, [(0, "a")]);
     }

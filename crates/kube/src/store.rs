@@ -285,7 +285,10 @@ fn key_of(object: &impl Resource) -> ObjectKey {
 }
 
 fn kind<K: Resource>() -> &'static str {
-    std::any::type_name::<K>().rsplit("::").next().unwrap_or_default()
+    std::any::type_name::<K>()
+        .rsplit("::")
+        .next()
+        .unwrap_or_default()
 }
 
 /// Watches a kind for ever into `store` and calls `changed` with each object that came, changed or
@@ -519,11 +522,19 @@ mod tests {
     fn managed_fields_are_not_kept() {
         let store = Store::default();
         let mut object = at("a", 5);
-        object.metadata.managed_fields = Some(vec![k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry::default()]);
+        object.metadata.managed_fields = Some(vec![
+            k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry::default(),
+        ]);
         store.insert(object.clone());
         assert!(store.list()[0].managed_fields().is_empty());
         object.metadata.resource_version = Some("6".into());
-        assert!(store.applied(read(object)).unwrap().managed_fields().is_empty());
+        assert!(
+            store
+                .applied(read(object))
+                .unwrap()
+                .managed_fields()
+                .is_empty()
+        );
     }
 
     #[tokio::test(start_paused = true)]

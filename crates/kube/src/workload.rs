@@ -161,17 +161,29 @@ async fn config_of(key: &ObjectKey, secret: &Secret) -> Result<Config, WorkloadE
 /// What in a kubeconfig would make us run a program or read a file of our own host. Whoever may
 /// write a Secret in some namespace must not have that power over this process.
 fn reaches_out(kubeconfig: &Kubeconfig) -> Option<&'static str> {
-    let clusters = kubeconfig.clusters.iter().filter_map(|c| c.cluster.as_ref());
-    if clusters.into_iter().any(|c| c.certificate_authority.is_some()) {
+    let clusters = kubeconfig
+        .clusters
+        .iter()
+        .filter_map(|c| c.cluster.as_ref());
+    if clusters
+        .into_iter()
+        .any(|c| c.certificate_authority.is_some())
+    {
         return Some("a file (certificate-authority)");
     }
-    let users = kubeconfig.auth_infos.iter().filter_map(|u| u.auth_info.as_ref());
+    let users = kubeconfig
+        .auth_infos
+        .iter()
+        .filter_map(|u| u.auth_info.as_ref());
     users.into_iter().find_map(|user| {
         [
             (user.exec.is_some(), "a program (exec)"),
             (user.auth_provider.is_some(), "a program (auth-provider)"),
             (user.token_file.is_some(), "a file (tokenFile)"),
-            (user.client_certificate.is_some(), "a file (client-certificate)"),
+            (
+                user.client_certificate.is_some(),
+                "a file (client-certificate)",
+            ),
             (user.client_key.is_some(), "a file (client-key)"),
         ]
         .into_iter()

@@ -5,10 +5,10 @@
 //! | [`path`], [`diff`] | which paths differ, and how one is named |
 //! | [`patch`] | the patch that makes one JSON value exactly another |
 //! | [`objects`] | what Cluster API compares of a Machine or MachineSet |
-//! | [`cover`] | which updater claims which difference, and what is left |
+//! | [`mod@cover`] | which updater claims which difference, and what is left |
 //! | [`kubeadm`] | the built-in updater: a version, and what a version bump drags along |
-//! | [`goal`] | the normalised desired state of a Machine |
-//! | [`policy`], [`verdict`] | what the answer to CanUpdate* is, and why |
+//! | [`mod@goal`] | the normalised desired state of a Machine |
+//! | [`mod@policy`], [`mod@verdict`] | what the answer to CanUpdate* is, and why |
 //! | [`request`] | what the answer to UpdateMachine is, and what to create |
 
 pub mod cover;

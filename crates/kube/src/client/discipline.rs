@@ -204,7 +204,10 @@ mod tests {
     fn a_watch_is_known_by_its_query() {
         let pairs = ["watch=true", "watch=1"];
         assert!(asks(&request(Method::GET, "/x?a=b&watch=true"), &pairs));
-        assert!(!asks(&request(Method::GET, "/x?labelSelector=watch"), &pairs));
+        assert!(!asks(
+            &request(Method::GET, "/x?labelSelector=watch"),
+            &pairs
+        ));
         assert!(!asks(&request(Method::GET, "/watch"), &pairs));
     }
 }

@@ -242,7 +242,12 @@ impl World {
             log: self.log.clone(),
         };
         let listener = self.network.listen(HOST, PORT);
-        let serving = serve(listener, Some(Arc::new(tls)), served, std::future::pending());
+        let serving = serve(
+            listener,
+            Some(Arc::new(tls)),
+            served,
+            std::future::pending(),
+        );
         let task = tokio::spawn(serving).abort_handle();
         if let Some(old) = self.serving.lock().unwrap().replace(task) {
             old.abort();

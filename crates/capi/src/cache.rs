@@ -1,0 +1,376 @@
+//! What watches saw, and what we wrote ourselves meanwhile.
+//!
+//! Two things make these caches differ from [`refit_kube::Store`]: they keep the whole object
+//! ([`Live`]), and an answer to a write goes in at once. Objects are ordered by resourceVersion, so
+//! a watch that lags behind a write does not bring an older state back.
+
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Debug},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    time::Duration,
+};
+
+use futures::StreamExt as _;
+use kube::{
+    Api, Client,
+    discovery::ApiResource,
+    runtime::watcher::{self, Event},
+};
+use refit_kube::ObjectKey;
+use tokio::sync::watch;
+
+use crate::live::{Live, Typed};
+
+/// First wait after a broken watch.
+const BACKOFF_FLOOR: Duration = Duration::from_millis(500);
+/// Longest wait after a broken watch.
+const BACKOFF_CEILING: Duration = Duration::from_secs(10);
+
+/// The objects of one kind.
+pub(crate) struct Cache<K>(Arc<Shared<K>>);
+
+struct Shared<K> {
+    resource: ApiResource,
+    state: RwLock<State<K>>,
+    ready: watch::Sender<bool>,
+}
+
+struct State<K> {
+    objects: BTreeMap<ObjectKey, Arc<Live<K>>>,
+    /// At which revision objects went, so that a late answer does not bring one back.
+    gone: BTreeMap<ObjectKey, u64>,
+}
+
+impl<K> Clone for Cache<K> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<K> Debug for Cache<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cache({})", self.0.resource.kind)
+    }
+}
+
+impl<K: Typed> Cache<K> {
+    /// An empty cache.
+    pub(crate) fn new(resource: ApiResource) -> Self {
+        Self(Arc::new(Shared {
+            resource,
+            state: RwLock::new(State {
+                objects: BTreeMap::new(),
+                gone: BTreeMap::new(),
+            }),
+            ready: watch::channel(false).0,
+        }))
+    }
+
+    /// The kind of the objects.
+    pub(crate) fn resource(&self) -> &ApiResource {
+        &self.0.resource
+    }
+
+    /// Access to the objects of a namespace, or to cluster-scoped ones where it is empty.
+    pub(crate) fn api(&self, client: &Client, namespace: &str) -> Api<Live<K>> {
+        if namespace.is_empty() {
+            Api::all_with(client.clone(), &self.0.resource)
+        } else {
+            Api::namespaced_with(client.clone(), namespace, &self.0.resource)
+        }
+    }
+
+    /// One object.
+    pub(crate) fn get(&self, key: &ObjectKey) -> Option<Arc<Live<K>>> {
+        self.read().objects.get(key).cloned()
+    }
+
+    /// All objects, in order.
+    pub(crate) fn list(&self) -> Vec<Arc<Live<K>>> {
+        self.read().objects.values().cloned().collect()
+    }
+
+    /// The objects of one namespace, in order.
+    pub(crate) fn list_in(&self, namespace: &str) -> Vec<Arc<Live<K>>> {
+        let start = ObjectKey::new(namespace, "");
+        self.read()
+            .objects
+            .range(start..)
+            .take_while(|(key, _)| key.namespace == namespace)
+            .map(|(_, object)| object.clone())
+            .collect()
+    }
+
+    /// Whether the first list is complete.
+    pub(crate) fn is_ready(&self) -> bool {
+        *self.0.ready.borrow()
+    }
+
+    /// Waits until the first list is complete.
+    pub(crate) async fn ready(&self) {
+        let mut receiver = self.0.ready.subscribe();
+        // The sender lives in this cache, so the channel cannot be closed while we wait.
+        let _ = receiver.wait_for(|ready| *ready).await;
+    }
+
+    /// Takes an object in unless a newer state of it is known. Answers the one that counts now and
+    /// the one before, if the object is new.
+    pub(crate) fn put(&self, object: Live<K>) -> Put<K> {
+        let key = ObjectKey::of(&object);
+        let revision = object.revision();
+        let mut state = self.write();
+        if state.gone.get(&key).is_some_and(|gone| *gone >= revision) {
+            return Put::Stale;
+        }
+        let known = state.objects.get(&key);
+        if known.is_some_and(|known| known.revision() >= revision) {
+            return Put::Stale;
+        }
+        let object = Arc::new(object);
+        let before = state.objects.insert(key, object.clone());
+        Put::New { object, before }
+    }
+
+    fn remove(&self, object: &Live<K>) {
+        let key = ObjectKey::of(object);
+        let mut state = self.write();
+        let newer = |known: &Arc<Live<K>>| known.revision() > object.revision();
+        if !state.objects.get(&key).is_some_and(newer) {
+            state.objects.remove(&key);
+            state.gone.insert(key, object.revision());
+        }
+    }
+
+    /// Takes a complete list in. Answers the objects that went and those that are new or changed.
+    fn reset(&self, listed: Vec<Live<K>>) -> Vec<Change<K>> {
+        let mut state = self.write();
+        let mut old = std::mem::take(&mut state.objects);
+        let mut changes = Vec::new();
+        for object in listed {
+            let key = ObjectKey::of(&object);
+            let before = old.remove(&key);
+            match before {
+                Some(before) if before.revision() >= object.revision() => {
+                    state.objects.insert(key, before);
+                }
+                before => {
+                    let object = Arc::new(object);
+                    state.objects.insert(key, object.clone());
+                    changes.push(Change {
+                        before,
+                        now: Some(object),
+                    });
+                }
+            }
+        }
+        for (key, before) in old {
+            state.gone.insert(key, before.revision());
+            changes.push(Change {
+                before: Some(before),
+                now: None,
+            });
+        }
+        drop(state);
+        self.0.ready.send_replace(true);
+        changes
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, State<K>> {
+        self.0.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State<K>> {
+        self.0.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What became of an object that was offered to a [`Cache`].
+pub(crate) enum Put<K> {
+    /// This state or a newer one was known.
+    Stale,
+    /// It is the newest state now.
+    New {
+        /// The object.
+        object: Arc<Live<K>>,
+        /// What was known before.
+        before: Option<Arc<Live<K>>>,
+    },
+}
+
+/// That an object came (`before` is empty), changed, or went (`now` is empty).
+pub(crate) struct Change<K> {
+    /// What was known.
+    pub(crate) before: Option<Arc<Live<K>>>,
+    /// What is known now.
+    pub(crate) now: Option<Arc<Live<K>>>,
+}
+
+impl<K> Change<K> {
+    /// The object, as it is or as it was last.
+    pub(crate) fn object(&self) -> &Live<K> {
+        self.now
+            .as_ref()
+            .or(self.before.as_ref())
+            .expect("a change is about an object that is or was there")
+    }
+}
+
+/// Why a watch ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// The API server refuses our credentials.
+    Unauthorized,
+    /// Nobody wants it any more.
+    Unwanted,
+}
+
+/// Watches a kind into `cache` and calls `changed` after each change that the cache took in.
+///
+/// A broken watch starts again for as long as it is `wanted`.
+pub(crate) async fn watch<K: Typed>(
+    api: Api<Live<K>>,
+    config: watcher::Config,
+    cache: Cache<K>,
+    wanted: impl Fn() -> bool,
+    mut changed: impl FnMut(&Change<K>),
+) -> Ended {
+    let mut backoff = BACKOFF_FLOOR;
+    let mut fresh = Vec::new();
+    let stream = watcher::watcher(api, config);
+    tokio::pin!(stream);
+    while let Some(event) = stream.next().await {
+        match event {
+            Err(error) => {
+                let kind = cache.resource().kind.as_str();
+                tracing::debug!(kind, %error, "a watch broke off and starts again");
+                if is_unauthorized(&error) {
+                    return Ended::Unauthorized;
+                }
+                if !wanted() {
+                    return Ended::Unwanted;
+                }
+                tokio::time::sleep(backoff).await;
+                backoff = (backoff * 2).min(BACKOFF_CEILING);
+                continue;
+            }
+            Ok(Event::Init) => fresh.clear(),
+            Ok(Event::InitApply(object)) => fresh.push(object),
+            Ok(Event::InitDone) => {
+                for change in cache.reset(std::mem::take(&mut fresh)) {
+                    changed(&change);
+                }
+            }
+            Ok(Event::Apply(object)) => {
+                if let Put::New { object, before } = cache.put(object) {
+                    changed(&Change {
+                        before,
+                        now: Some(object),
+                    });
+                }
+            }
+            Ok(Event::Delete(object)) => {
+                cache.remove(&object);
+                changed(&Change {
+                    before: Some(Arc::new(object)),
+                    now: None,
+                });
+            }
+        }
+        backoff = BACKOFF_FLOOR;
+    }
+    Ended::Unwanted
+}
+
+fn is_unauthorized(error: &watcher::Error) -> bool {
+    use watcher::Error::{InitialListFailed, WatchError, WatchFailed, WatchStartFailed};
+    match error {
+        InitialListFailed(kube::Error::Api(status))
+        | WatchStartFailed(kube::Error::Api(status))
+        | WatchFailed(kube::Error::Api(status))
+        | WatchError(status) => status.code == 401,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use refit_api::capi::Machine;
+    use serde_json::json;
+
+    use super::*;
+
+    fn cache() -> Cache<Machine> {
+        Cache::new(ApiResource::erase::<Machine>(&()))
+    }
+
+    fn machine(name: &str, revision: u64) -> Live<Machine> {
+        Live::read(json!({
+            "metadata": {"namespace": "d", "name": name, "resourceVersion": revision.to_string()},
+            "spec": {"clusterName": "c"},
+        }))
+        .unwrap()
+    }
+
+    fn revision(cache: &Cache<Machine>, name: &str) -> Option<u64> {
+        cache
+            .get(&ObjectKey::new("d", name))
+            .map(|object| object.revision())
+    }
+
+    #[test]
+    fn a_watch_that_lags_behind_a_write_brings_nothing_older_back() {
+        let cache = cache();
+        assert!(matches!(cache.put(machine("m", 5)), Put::New { .. }));
+        assert!(matches!(cache.put(machine("m", 4)), Put::Stale));
+        assert_eq!(revision(&cache, "m"), Some(5));
+    }
+
+    #[test]
+    fn a_late_answer_does_not_bring_a_deleted_object_back() {
+        let cache = cache();
+        cache.put(machine("m", 5));
+        cache.remove(&machine("m", 7));
+        assert!(matches!(cache.put(machine("m", 6)), Put::Stale));
+        assert_eq!(revision(&cache, "m"), None);
+        assert!(matches!(cache.put(machine("m", 8)), Put::New { .. }));
+    }
+
+    #[test]
+    fn a_list_says_what_came_changed_and_went() {
+        let cache = cache();
+        for (name, revision) in [("gone", 1), ("same", 2), ("changed", 3)] {
+            cache.put(machine(name, revision));
+        }
+        let changes = cache.reset(vec![
+            machine("same", 2),
+            machine("changed", 9),
+            machine("new", 8),
+        ]);
+        let mut seen: Vec<_> = changes
+            .iter()
+            .map(|change| {
+                let name = change.object().metadata.name.clone().unwrap();
+                (name, change.before.is_some(), change.now.is_some())
+            })
+            .collect();
+        seen.sort();
+        assert_eq!(
+            seen,
+            [
+                ("changed".to_owned(), true, true),
+                ("gone".to_owned(), true, false),
+                ("new".to_owned(), false, true),
+            ]
+        );
+        assert!(cache.is_ready());
+    }
+
+    #[test]
+    fn a_list_older_than_our_own_write_does_not_undo_it() {
+        let cache = cache();
+        cache.put(machine("m", 9));
+        assert!(cache.reset(vec![machine("m", 3)]).is_empty());
+        assert_eq!(revision(&cache, "m"), Some(9));
+    }
+}

@@ -1,0 +1,59 @@
+//! Calling runtime extensions as Cluster API does (`spec/capi.md 1`).
+//!
+//! | module | is for |
+//! |---|---|
+//! | `client` | one call over HTTPS: path, timeout, answer |
+//! | `discovery` | what a Discovery answer may say |
+//! | `registry` | which extension is called for which hook and namespace |
+//! | `patch` | applying an extension's patches and comparing the result |
+//! | `cache` | what is remembered between calls |
+
+mod cache;
+mod client;
+mod discovery;
+mod patch;
+mod registry;
+
+pub(crate) use cache::{CallCache, DecisionCache};
+pub(crate) use client::{HookClient, Refusal, Target};
+pub(crate) use discovery::validate;
+pub(crate) use patch::{MachineSetVerdict, MachineVerdict, strip};
+pub(crate) use registry::only_one;
+
+/// Why a hook could not be called, or gave no answer that counts. The texts are Cluster API's.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HookError {
+    /// The call itself failed.
+    #[error("failed to call extension handler {handler:?}: {reason}")]
+    Call {
+        /// The handler.
+        handler: String,
+        /// What went wrong.
+        reason: String,
+    },
+    /// Nothing was found to call.
+    #[error("no extensions registered for {0} hook")]
+    NoExtension(&'static str),
+    /// More than one extension wants to answer.
+    #[error("found multiple {hook} hooks ({handlers}): only one hook is supported")]
+    Multiple {
+        /// The hook.
+        hook: &'static str,
+        /// The handlers.
+        handlers: String,
+    },
+    /// An ExtensionConfig that selects the namespace has not been discovered yet.
+    #[error("ExtensionConfig {0} has not been discovered yet")]
+    NotDiscovered(String),
+    /// An ExtensionConfig cannot be used.
+    #[error("ExtensionConfig {name}: {reason}")]
+    Config {
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// An extension's patch cannot be applied.
+    #[error("failed to apply patch: {0}")]
+    Patch(String),
+}

@@ -1,0 +1,72 @@
+//! `refit demo`: the product's main job on simulated hosts.
+
+mod outcome;
+mod plan;
+mod progress;
+mod report;
+mod run;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use crate::printer::{Format, Printer};
+
+/// Exit code where a machine was replaced that nobody asked to replace.
+const EXIT_REPLACED: u8 = 3;
+
+/// Flags of `refit demo`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  refit demo
+  refit demo --manifests cluster.yaml             what `clusterctl generate cluster` prints
+  refit demo --manifests cluster.yaml --no-surge  every machine in place
+  refit demo -o json | jq '.machines[] | {machine, sameMachine}'
+
+Exit codes:
+  0  every machine runs the new version, none was replaced but by its group's own maxSurge
+  1  the run did not end well
+  3  a machine was replaced that nobody asked to replace")]
+pub(crate) struct Args {
+    /// Cluster manifests to run instead of the built-in example.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    manifests: Vec<PathBuf>,
+    /// Version to go to [default: v1.35.0 where that is at most one minor up, else the next minor's .0].
+    #[arg(long, value_name = "VERSION")]
+    to: Option<String>,
+    /// Set KubeadmControlPlane maxSurge 0 and MachineDeployment maxSurge 0, maxUnavailable 1 before the run.
+    #[arg(long)]
+    no_surge: bool,
+    /// Simulated seconds per second.
+    #[arg(long, value_name = "N", default_value_t = 60.0, value_parser = speed)]
+    speed: f64,
+    /// Output format.
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+fn speed(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(speed) if speed.is_finite() && (0.1..=100_000.0).contains(&speed) => Ok(speed),
+        _ => Err("want a number from 0.1 to 100000".to_owned()),
+    }
+}
+
+/// Runs the demo.
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let printer = Printer::of_process(args.output);
+    let plan = plan::make(&args.manifests, args.no_surge, args.to.as_deref())?;
+    let runtime = refit_sandbox::world::runtime()?;
+    let code = runtime.block_on(async {
+        tokio::select! {
+            biased;
+            _ = tokio::signal::ctrl_c() => {
+                printer.note("interrupted; nothing is left behind")?;
+                Ok(ExitCode::from(130))
+            }
+            code = run::run(printer, &plan, args.speed, args.no_surge) => code,
+        }
+    });
+    // A blocking beat of the pacer may still be under way; nothing waits for it.
+    runtime.shutdown_background();
+    code
+}

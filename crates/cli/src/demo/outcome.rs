@@ -1,0 +1,212 @@
+//! What is shown at the end.
+
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use super::{
+    EXIT_REPLACED,
+    plan::Plan,
+    report::{MachineJson, Row, Verdict},
+};
+use crate::printer::{Printer, columns, duration};
+
+/// How long it took.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timing {
+    /// From the change to the last machine, in simulated seconds.
+    pub(super) fleet_seconds: i64,
+    /// Simulated seconds per second.
+    pub(super) speed: f64,
+}
+
+/// The whole result.
+pub(super) struct Outcome<'a> {
+    /// What was to be done.
+    pub(super) plan: &'a Plan,
+    /// What became of each machine.
+    pub(super) rows: Vec<Row>,
+    /// How long it took.
+    pub(super) timing: Timing,
+    /// Invariants that did not hold.
+    pub(super) violations: Vec<String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Json<'a> {
+    target: String,
+    simulated: bool,
+    speed: f64,
+    fleet_seconds: i64,
+    host_seconds: i64,
+    kept: usize,
+    replaced_by_max_surge: usize,
+    replaced_unasked: usize,
+    invariant_violations: &'a [String],
+    kept_not_acted_on: &'a [String],
+    machines: Vec<MachineJson>,
+}
+
+impl Outcome<'_> {
+    /// The exit code that goes with the result.
+    pub(super) fn exit_code(&self) -> ExitCode {
+        if self.count(|v| *v == Verdict::Unasked) > 0 {
+            ExitCode::from(EXIT_REPLACED)
+        } else if self.violations.is_empty() && self.all_at_target() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        }
+    }
+
+    fn count(&self, verdict: impl Fn(&Verdict) -> bool) -> usize {
+        self.rows.iter().filter(|row| verdict(&row.verdict)).count()
+    }
+
+    fn all_at_target(&self) -> bool {
+        let target = self.plan.target.to_string();
+        self.rows.iter().all(|row| {
+            row.after
+                .as_ref()
+                .is_some_and(|after| after.version == target)
+        })
+    }
+
+    fn host_seconds(&self) -> i64 {
+        self.rows.iter().map(|row| row.work.host_seconds).sum()
+    }
+
+    /// Prints the result in the printer's format.
+    pub(super) fn print(&self, printer: Printer, no_surge: bool) -> anyhow::Result<()> {
+        if printer.is_json() {
+            return self.print_json(printer);
+        }
+        printer.result("")?;
+        for line in columns(&self.table(printer)) {
+            printer.result(&line)?;
+        }
+        printer.result("")?;
+        self.summary(printer)?;
+        self.surge_advice(printer)?;
+        for violation in &self.violations {
+            printer.result(&printer.bad(&format!("invariant broken: {violation}")))?;
+        }
+        next_steps(printer, self.plan, no_surge)
+    }
+
+    fn print_json(&self, printer: Printer) -> anyhow::Result<()> {
+        let json = Json {
+            target: self.plan.target.to_string(),
+            simulated: true,
+            speed: self.timing.speed,
+            fleet_seconds: self.timing.fleet_seconds,
+            host_seconds: self.host_seconds(),
+            kept: self.count(|v| *v == Verdict::Same),
+            replaced_by_max_surge: self.count(|v| matches!(v, Verdict::Surge(_))),
+            replaced_unasked: self.count(|v| *v == Verdict::Unasked),
+            invariant_violations: &self.violations,
+            kept_not_acted_on: &self.plan.kept,
+            machines: self.rows.iter().map(MachineJson::from).collect(),
+        };
+        printer.result(&serde_json::to_string_pretty(&json)?)?;
+        Ok(())
+    }
+
+    fn table(&self, printer: Printer) -> Vec<Vec<String>> {
+        let heading = [
+            "MACHINE",
+            "NODE",
+            "VERSION",
+            "STEPS",
+            "TIME",
+            "SAME MACHINE",
+        ];
+        let mut table = vec![heading.map(str::to_owned).to_vec()];
+        for row in &self.rows {
+            let after = row.after.clone().unwrap_or_default();
+            let word = row.verdict.text();
+            let verdict = match row.verdict {
+                Verdict::Same => printer.good(&word),
+                Verdict::Surge(_) => printer.notable(&word),
+                Verdict::Unasked => printer.bad(&word),
+            };
+            let arrow = |before: &str, after: &str| match (before == after, after) {
+                (true, _) => before.to_owned(),
+                (false, "") => format!("{before} -> (none)"),
+                (false, after) => format!("{before} -> {after}"),
+            };
+            let (steps, time) = match row.work.steps {
+                0 => ("-".to_owned(), "-".to_owned()),
+                steps => (steps.to_string(), duration(row.work.seconds)),
+            };
+            table.push(vec![
+                row.before.machine.clone(),
+                arrow(&row.before.node_name, &after.node_name),
+                arrow(&row.before.version, &after.version),
+                steps,
+                time,
+                verdict,
+            ]);
+        }
+        table
+    }
+
+    fn summary(&self, printer: Printer) -> anyhow::Result<()> {
+        let kept = self.count(|v| *v == Verdict::Same);
+        let line = format!(
+            "{kept} of {} machines were updated in place.",
+            self.rows.len()
+        );
+        printer.result(&printer.bold(&line))?;
+        let host = self.host_seconds();
+        printer.result(&format!(
+            "The fleet took {}; the hosts' own work was {} of it, one machine of a group at a time \
+             (simulated).",
+            duration(self.timing.fleet_seconds),
+            duration(host),
+        ))?;
+        Ok(())
+    }
+
+    fn surge_advice(&self, printer: Printer) -> anyhow::Result<()> {
+        let surged = |group: &&super::plan::Group| {
+            self.rows.iter().any(|row| {
+                row.before.group == group.rule.group && matches!(row.verdict, Verdict::Surge(_))
+            })
+        };
+        let groups: Vec<_> = self.plan.groups.iter().filter(surged).collect();
+        if groups.is_empty() {
+            return Ok(());
+        }
+        printer.result("")?;
+        printer.result(
+            "Cluster API replaced machines because of their groups' own maxSurge. To keep every machine, set",
+        )?;
+        for group in groups {
+            printer.result(&format!("  {}", group.fields_to_set()))?;
+        }
+        printer.result("or try it: refit demo --no-surge with the same manifests.")?;
+        Ok(())
+    }
+}
+
+fn next_steps(printer: Printer, plan: &Plan, no_surge: bool) -> anyhow::Result<()> {
+    let built_in = plan
+        .objects
+        .iter()
+        .any(|object| object["kind"] == "SandboxCluster");
+    printer.result("")?;
+    printer.result("What to try next")?;
+    if built_in {
+        printer.result("  refit demo --manifests examples/bare-metal.yaml   another cluster")?;
+        printer.result("  refit demo --manifests YOUR.yaml                  yours, as `clusterctl generate cluster` prints it")?;
+    }
+    if !built_in && !no_surge {
+        printer.result("  --no-surge     the same without machines on top")?;
+    }
+    printer.result("  refit demo -o json                                uids, providerIDs and boot ids, before and after")?;
+    printer
+        .result("  docs/demo.md                                      what you saw, word by word")?;
+    Ok(())
+}

@@ -1,0 +1,231 @@
+//! What is to be shown: the objects, the target, and what each group's strategy will do.
+
+use anyhow::{Context as _, bail};
+use refit_core::{
+    rollout::{IntOrPercent, Strategy, predict},
+    version::{Hop, KubernetesVersion},
+};
+use refit_sandbox::manifests::{self, Manifest};
+use serde_json::{Value, json};
+
+use super::report::GroupRule;
+
+/// The manifests that the demo runs without `--manifests`.
+const EXAMPLE: (&str, &str) = (
+    "examples/cluster.yaml",
+    include_str!("../../../../examples/cluster.yaml"),
+);
+
+/// One group of machines of the demo.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Group {
+    /// Name of the group and what its strategy does.
+    pub(crate) rule: GroupRule,
+    /// How many machines it has.
+    pub(crate) replicas: i64,
+    /// Its version.
+    pub(crate) version: KubernetesVersion,
+    /// Whether it is a control plane.
+    pub(crate) control_plane: bool,
+    /// The rollout ends without a user's help.
+    pub(crate) ends: bool,
+}
+
+impl Group {
+    /// The fields that would make Cluster API keep every machine, as text.
+    pub(crate) fn fields_to_set(&self) -> String {
+        let prefix = "spec.rollout.strategy.rollingUpdate";
+        if self.control_plane {
+            format!("{}: {prefix}.maxSurge: 0", self.rule.group)
+        } else {
+            format!(
+                "{}: {prefix}.maxSurge: 0, {prefix}.maxUnavailable: 1",
+                self.rule.group
+            )
+        }
+    }
+}
+
+/// Everything that is known before the first write.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// The objects, in the order of the files.
+    pub(crate) objects: Vec<Value>,
+    /// `Kind/name` of the objects that nothing acts on.
+    pub(crate) kept: Vec<String>,
+    /// The groups, control planes first.
+    pub(crate) groups: Vec<Group>,
+    /// Where to go.
+    pub(crate) target: KubernetesVersion,
+}
+
+impl Plan {
+    /// How many machines there are to be.
+    pub(crate) fn machines(&self) -> i64 {
+        self.groups.iter().map(|group| group.replicas).sum()
+    }
+}
+
+/// Reads the manifests, or takes the example, and works out what will happen.
+pub(crate) fn make(
+    files: &[std::path::PathBuf],
+    no_surge: bool,
+    to: Option<&str>,
+) -> anyhow::Result<Plan> {
+    let loaded = if files.is_empty() {
+        manifests::parse([(EXAMPLE.0, EXAMPLE.1.as_bytes())])?
+    } else {
+        manifests::load(files)?
+    };
+    let kept = loaded
+        .iter()
+        .filter(|m| !m.acted_on())
+        .map(Manifest::title)
+        .collect();
+    let mut objects: Vec<Value> = loaded.into_iter().map(|m| m.object).collect();
+    if no_surge {
+        manifests::forbid_surge(&mut objects);
+    }
+    let mut groups = Vec::new();
+    for object in &objects {
+        groups.extend(group(object)?);
+    }
+    groups.sort_by_key(|group| !group.control_plane);
+    let target = target(&groups, to)?;
+    Ok(Plan {
+        objects,
+        kept,
+        groups,
+        target,
+    })
+}
+
+fn group(object: &Value) -> anyhow::Result<Option<Group>> {
+    let kind = text(object, "/kind");
+    let name = format!("{kind}/{}", text(object, "/metadata/name"));
+    let replicas = object
+        .pointer("/spec/replicas")
+        .and_then(Value::as_i64)
+        .unwrap_or(1);
+    let rolling = |field: &str, default: Value| {
+        let pointer = format!("/spec/rollout/strategy/rollingUpdate/{field}");
+        object.pointer(&pointer).cloned().unwrap_or(default)
+    };
+    let (version, control_plane) = match kind {
+        "KubeadmControlPlane" => ("/spec/version", true),
+        "MachineDeployment" => ("/spec/template/spec/version", false),
+        _ => return Ok(None),
+    };
+    let surge = rolling("maxSurge", json!(1));
+    let max_surge = IntOrPercent::try_from(&surge).with_context(|| name.clone())?;
+    let prediction = if control_plane {
+        predict::control_plane(replicas, max_surge.rounded_up(replicas))
+    } else if text(object, "/spec/rollout/strategy/type") == "OnDelete" {
+        predict::machine_deployment(replicas, &Strategy::OnDelete)
+    } else {
+        let unavailable = IntOrPercent::try_from(&rolling("maxUnavailable", json!(0)))?;
+        predict::machine_deployment(replicas, &Strategy::rolling_update(max_surge, unavailable))
+    };
+    let max_surge = surge
+        .as_str()
+        .map_or_else(|| surge.to_string(), str::to_owned);
+    Ok(Some(Group {
+        rule: GroupRule {
+            group: name.clone(),
+            replaces: prediction.replaced,
+            max_surge,
+        },
+        replicas,
+        version: text(object, version).parse().with_context(|| name)?,
+        control_plane,
+        ends: prediction.ends || replicas == 0,
+    }))
+}
+
+/// The version to go to, if every group can go there in one step.
+fn target(groups: &[Group], to: Option<&str>) -> anyhow::Result<KubernetesVersion> {
+    let Some(lowest) = groups.iter().map(|group| &group.version).min() else {
+        bail!(
+            "the manifests hold no KubeadmControlPlane and no MachineDeployment: there is nothing \
+             to upgrade"
+        );
+    };
+    let target = match to {
+        Some(text) => text.parse().context("--to")?,
+        None => lowest.default_target(),
+    };
+    for group in groups {
+        let version = &group.version;
+        let fault = match version.hop_to(&target) {
+            Hop::Patch | Hop::Minor => continue,
+            Hop::Same => "that is what it runs already".to_owned(),
+            Hop::TooFar { .. } => format!(
+                "kubeadm does not skip minors: go to {} first",
+                version.next_minor_zero()
+            ),
+            Hop::Downgrade => "kubeadm does not go back to an older version".to_owned(),
+            Hop::OtherMajor => "that is another major version".to_owned(),
+        };
+        bail!(
+            "--to {target}: {} runs {version}: {fault}",
+            group.rule.group
+        );
+    }
+    if let Some(group) = groups.iter().find(|group| !group.ends) {
+        bail!(
+            "{} has strategy OnDelete: Cluster API waits there for somebody to delete machines and \
+             never updates in place. Set spec.rollout.strategy.type: RollingUpdate, or use --no-surge",
+            group.rule.group
+        );
+    }
+    Ok(target)
+}
+
+fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example(no_surge: bool, to: Option<&str>) -> anyhow::Result<Plan> {
+        make(&[], no_surge, to)
+    }
+
+    #[test]
+    fn the_example_keeps_every_machine() {
+        let plan = example(false, None).unwrap();
+        assert_eq!(plan.machines(), 8);
+        assert_eq!(plan.target.to_string(), "v1.35.0");
+        assert!(plan.groups.iter().all(|group| group.rule.replaces == 0));
+        assert!(plan.groups[0].control_plane);
+    }
+
+    #[test]
+    fn default_strategies_replace_one_machine_per_group() {
+        let kcp = json!({ "kind": "KubeadmControlPlane", "metadata": { "name": "a" },
+            "spec": { "replicas": 3, "version": "v1.34.2" } });
+        let md = json!({ "kind": "MachineDeployment", "metadata": { "name": "b" },
+            "spec": { "replicas": 5, "template": { "spec": { "version": "v1.34.2" } } } });
+        for object in [kcp, md] {
+            let group = group(&object).unwrap().unwrap();
+            assert_eq!(
+                (group.rule.replaces, group.rule.max_surge.as_str()),
+                (1, "1")
+            );
+        }
+    }
+
+    #[test]
+    fn a_target_that_cannot_be_reached_is_refused_with_the_way_out() {
+        let error = |to| example(false, Some(to)).unwrap_err().to_string();
+        assert!(error("v1.36.0").contains("go to v1.35.0 first"));
+        assert!(error("v1.33.0").contains("does not go back"));
+        assert!(error("v1.34.2").contains("runs already"));
+        assert!(format!("{:#}", example(false, Some("1.35")).unwrap_err()).contains("vX.Y.Z"));
+    }
+}

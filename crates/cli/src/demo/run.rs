@@ -1,0 +1,332 @@
+//! Brings the cluster up, changes the version as a user would, and watches.
+
+use std::{collections::BTreeMap, process::ExitCode, time::Duration};
+
+use anyhow::{Context as _, bail};
+use kube::{Api, ResourceExt as _, api::ListParams};
+use refit_api::refit::{NodeUpdate, UpdateGroup};
+use refit_sandbox::world::{
+    MachineFacts, MachineProgress, ProgressFeed, World, WorldOptions, facts, pace,
+};
+
+use super::{
+    outcome::{Outcome, Timing},
+    plan::Plan,
+    progress::{Board, Step},
+    report::{Identity, Work, rows},
+};
+use crate::printer::{Printer, duration};
+
+/// How long the machines may take to come up, in simulated time.
+const BRING_UP: Duration = Duration::from_secs(3600);
+/// How long nothing may move before the run counts as stuck, in simulated seconds.
+const STUCK_SECONDS: i64 = 45 * 60;
+/// Steps of a NodeUpdate that are the cluster's, not the host's.
+const CLUSTER_STEPS: [&str; 4] = ["cordon", "drain", "node-ready", "uncordon"];
+/// User agent of the client that reads before and after.
+const READER: &str = "refit-demo-reader";
+
+/// Runs the whole demo.
+pub(super) async fn run(
+    printer: Printer,
+    plan: &Plan,
+    speed: f64,
+    no_surge: bool,
+) -> anyhow::Result<ExitCode> {
+    introduce(printer, plan, speed, no_surge)?;
+    let world = World::new(WorldOptions::new(plan.objects.clone())).await?;
+    let mut feed = world.subscribe()?;
+    bring_up(printer, &world, plan, &feed).await?;
+    let before = identities(facts(&world).await?);
+    printer.note("")?;
+    printer.note(&printer.bold(&format!(
+        "Setting version {} on every KubeadmControlPlane and MachineDeployment at once",
+        plan.target
+    )))?;
+    let start = world.now();
+    world.upgrade(&plan.target.to_string()).await?;
+    let pacer = tokio::spawn(pace(speed));
+    let watched = watch(printer, &world, plan, &mut feed).await;
+    pacer.abort();
+    watched?;
+    let fleet_seconds = world.now().duration_since(start).as_secs();
+    let after = identities(facts(&world).await?);
+    let work = work(&world).await?;
+    let rules: Vec<_> = plan.groups.iter().map(|group| group.rule.clone()).collect();
+    let outcome = Outcome {
+        plan,
+        rows: rows(&before, &after, &rules, &work),
+        timing: Timing {
+            fleet_seconds,
+            speed,
+        },
+        violations: world.violations().iter().map(|v| format!("{v}")).collect(),
+    };
+    outcome.print(printer, no_surge)?;
+    Ok(outcome.exit_code())
+}
+
+fn introduce(printer: Printer, plan: &Plan, speed: f64, no_surge: bool) -> anyhow::Result<()> {
+    let clusters: Vec<&str> = plan
+        .objects
+        .iter()
+        .filter(|object| object["kind"] == "Cluster")
+        .filter_map(|object| object["metadata"]["name"].as_str())
+        .collect();
+    printer.note(&printer.bold(&format!(
+        "Refit demo: cluster {}, {} machines on simulated hosts",
+        clusters.join(", "),
+        plan.machines()
+    )))?;
+    printer.note(&format!(
+        "All times are simulated: {speed} simulated seconds pass in one second (--speed)."
+    ))?;
+    if no_surge {
+        printer.note(
+            "--no-surge: KubeadmControlPlane maxSurge 0, MachineDeployment maxSurge 0 and maxUnavailable 1.",
+        )?;
+    }
+    for title in &plan.kept {
+        printer.note(&format!("kept, not acted on: {title}"))?;
+    }
+    printer.note("")?;
+    for group in &plan.groups {
+        let machines = if group.replicas == 1 {
+            "machine"
+        } else {
+            "machines"
+        };
+        let fate = match group.rule.replaces {
+            0 => "all updated in place".to_owned(),
+            n => format!(
+                "{n} of them replaced by Cluster API, for its maxSurge is {}",
+                group.rule.max_surge
+            ),
+        };
+        printer.note(&format!(
+            "{}: {} {machines} at {}, {fate}",
+            group.rule.group, group.replicas, group.version
+        ))?;
+    }
+    Ok(())
+}
+
+async fn bring_up(
+    printer: Printer,
+    world: &World,
+    plan: &Plan,
+    feed: &ProgressFeed,
+) -> anyhow::Result<()> {
+    let start = world.now();
+    let wanted = usize::try_from(plan.machines()).context("the number of machines")?;
+    let ready = |rows: &[MachineProgress]| {
+        rows.iter()
+            .filter(|row| row.machine_phase == "Running" && !row.node.is_empty())
+            .count()
+    };
+    let up = world
+        .until("the machines are ready", BRING_UP, |_| {
+            ready(&feed.current()) == wanted
+        })
+        .await;
+    if let Err(error) = up {
+        let rows = feed.current();
+        bail!("{error}: {} of {wanted} machines are ready", ready(&rows));
+    }
+    let seconds = world.now().duration_since(start).as_secs();
+    printer.note(&format!(
+        "\n{wanted} machines are up and ready after {} of simulated time.",
+        duration(seconds)
+    ))?;
+    Ok(())
+}
+
+/// Shows progress until every machine is done, or nothing moves any more.
+async fn watch(
+    printer: Printer,
+    world: &World,
+    plan: &Plan,
+    feed: &mut ProgressFeed,
+) -> anyhow::Result<()> {
+    let start = world.now();
+    let target = plan.target.to_string();
+    let wanted = usize::try_from(plan.machines()).context("the number of machines")?;
+    let width = feed
+        .current()
+        .iter()
+        .map(|row| row.machine.len())
+        .max()
+        .unwrap_or_default();
+    let mut board = Board::new(printer, width);
+    let mut moved = start;
+    loop {
+        let rows = feed.current();
+        let elapsed = world.now().duration_since(start).as_secs();
+        for row in rows.iter().filter(|row| row.wanted_version == target) {
+            board.show(&row.machine, &step(row, &target), elapsed)?;
+        }
+        if rows.len() == wanted && rows.iter().all(|row| is_done(row, &target)) {
+            board.finish();
+            return Ok(());
+        }
+        if world.now().duration_since(moved).as_secs() > STUCK_SECONDS {
+            board.finish();
+            bail!(
+                "nothing moved for {} of simulated time\n{}",
+                duration(STUCK_SECONDS),
+                blockers(world).await?
+            );
+        }
+        tokio::select! {
+            biased;
+            changed = feed.next() => {
+                if changed.is_none() {
+                    bail!("the sandbox ended before the upgrade did");
+                }
+                moved = world.now();
+            }
+            () = tokio::time::sleep(Duration::from_secs(60)) => {}
+        }
+    }
+}
+
+fn is_done(row: &MachineProgress, target: &str) -> bool {
+    row.wanted_version == target
+        && row.kubelet_version == target
+        && row.machine_phase == "Running"
+        && row.phase.is_none_or(refit_api::refit::Phase::is_final)
+}
+
+fn step(row: &MachineProgress, target: &str) -> Step {
+    let percent = u64::try_from(row.percent.clamp(0, 100)).unwrap_or_default();
+    match row.phase {
+        _ if is_done(row, target) && row.phase.is_some() => Step {
+            phase: "Updated".to_owned(),
+            detail: "same machine".to_owned(),
+            percent: 100,
+        },
+        _ if is_done(row, target) => Step {
+            phase: "Ready".to_owned(),
+            detail: "a new machine".to_owned(),
+            percent: 100,
+        },
+        Some(phase) => {
+            let detail = if row.step.is_empty() {
+                row.message.clone()
+            } else {
+                row.step.clone()
+            };
+            Step {
+                phase: format!("{phase:?}"),
+                detail,
+                percent,
+            }
+        }
+        None => Step {
+            phase: row.machine_phase.clone(),
+            detail: String::new(),
+            percent,
+        },
+    }
+}
+
+/// What the groups and updates say they wait for.
+async fn blockers(world: &World) -> anyhow::Result<String> {
+    let client = world.client(READER)?;
+    let mut lines = Vec::new();
+    for group in Api::<UpdateGroup>::all(client.clone())
+        .list(&ListParams::default())
+        .await?
+    {
+        let status = group.status.unwrap_or_default();
+        for condition in status
+            .conditions
+            .iter()
+            .filter(|c| c.type_ == "Blocked" && c.status == "True")
+        {
+            lines.push(format!(
+                "  {}: {}",
+                group.metadata.name.clone().unwrap_or_default(),
+                condition.message
+            ));
+        }
+    }
+    for update in Api::<NodeUpdate>::all(client)
+        .list(&ListParams::default())
+        .await?
+    {
+        let name = update.name_any();
+        for blocker in update.status.unwrap_or_default().blocked_by {
+            lines.push(format!("  {name}: {}: {}", blocker.reason, blocker.message));
+        }
+    }
+    if lines.is_empty() {
+        lines.push(
+            "  no UpdateGroup and no NodeUpdate says why; run with -v to see the controllers' logs"
+                .to_owned(),
+        );
+    }
+    Ok(lines.join("\n"))
+}
+
+fn identities(facts: Vec<MachineFacts>) -> Vec<Identity> {
+    let mut machines: Vec<_> = facts
+        .into_iter()
+        .map(|m| {
+            let identity = Identity {
+                machine: m.name,
+                uid: m.uid,
+                provider_id: m.provider_id,
+                node_name: m.node_name,
+                boot_id: m.boot_id,
+                version: m.kubelet_version,
+                group: m.owner,
+            };
+            (!m.control_plane, identity)
+        })
+        .collect();
+    machines.sort_by(|a, b| (a.0, &a.1.machine).cmp(&(b.0, &b.1.machine)));
+    machines.into_iter().map(|(_, identity)| identity).collect()
+}
+
+/// What was done on each machine, by its newest NodeUpdate.
+async fn work(world: &World) -> anyhow::Result<BTreeMap<String, Work>> {
+    let updates: Api<NodeUpdate> = Api::all(world.client(READER)?);
+    let mut list = updates.list(&ListParams::default()).await?.items;
+    list.sort_by_key(|update| {
+        refit_api::refit::ordinal_of(&update.name_any(), &update.spec.machine_ref.name)
+    });
+    Ok(list
+        .iter()
+        .map(|update| (update.spec.machine_ref.name.clone(), work_of(update)))
+        .collect())
+}
+
+fn work_of(update: &NodeUpdate) -> Work {
+    let Some(status) = &update.status else {
+        return Work::default();
+    };
+    let between = |from: &Option<_>, to: &Option<_>| match (from, to) {
+        (Some(from), Some(to)) => seconds(from, to),
+        _ => 0,
+    };
+    let done = status
+        .steps
+        .iter()
+        .filter(|s| s.state == refit_api::refit::StepState::Done);
+    let host = done
+        .clone()
+        .filter(|s| !CLUSTER_STEPS.contains(&s.name.as_str()));
+    Work {
+        steps: done.count(),
+        seconds: between(&status.started_at, &status.finished_at),
+        host_seconds: host.map(|s| between(&s.started_at, &s.finished_at)).sum(),
+    }
+}
+
+fn seconds(
+    from: &k8s_openapi::apimachinery::pkg::apis::meta::v1::Time,
+    to: &k8s_openapi::apimachinery::pkg::apis::meta::v1::Time,
+) -> i64 {
+    to.0.duration_since(from.0).as_secs()
+}

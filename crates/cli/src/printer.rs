@@ -1,0 +1,165 @@
+//! The one place that decides what goes to the terminal.
+
+use std::io::{self, IsTerminal as _, Write as _};
+
+use indicatif::ProgressDrawTarget;
+
+/// Output format of a result.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    /// For people.
+    #[default]
+    Text,
+    /// For programs: one JSON document on stdout, everything else on stderr.
+    Json,
+}
+
+/// Decides where results and progress go, and how they look.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Printer {
+    format: Format,
+    stdout_is_terminal: bool,
+    stderr_is_terminal: bool,
+    colour: bool,
+}
+
+impl Printer {
+    /// Looks at the process's own streams and at `NO_COLOR`.
+    pub(crate) fn of_process(format: Format) -> Self {
+        let stdout_is_terminal = io::stdout().is_terminal();
+        let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Self {
+            format,
+            stdout_is_terminal,
+            stderr_is_terminal: io::stderr().is_terminal(),
+            colour: stdout_is_terminal && !no_colour,
+        }
+    }
+
+    /// Whether the result is JSON.
+    pub(crate) fn is_json(self) -> bool {
+        self.format == Format::Json
+    }
+
+    /// Whether progress is shown as bars that redraw themselves.
+    pub(crate) fn shows_bars(self) -> bool {
+        self.stderr_is_terminal && (self.is_json() || self.stdout_is_terminal)
+    }
+
+    /// Where bars are drawn.
+    pub(crate) fn draw_target(self) -> ProgressDrawTarget {
+        if self.shows_bars() {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
+        }
+    }
+
+    /// Writes a line that is part of the result.
+    pub(crate) fn result(self, line: &str) -> io::Result<()> {
+        writeln!(io::stdout().lock(), "{line}")
+    }
+
+    /// Writes a line that tells what goes on: stdout for people, stderr where stdout is JSON.
+    pub(crate) fn note(self, line: &str) -> io::Result<()> {
+        if self.is_json() {
+            writeln!(io::stderr().lock(), "{line}")
+        } else {
+            writeln!(io::stdout().lock(), "{line}")
+        }
+    }
+
+    /// Makes text bold where colours are shown.
+    pub(crate) fn bold(self, text: &str) -> String {
+        self.paint("1", text)
+    }
+
+    /// Makes text green where colours are shown.
+    pub(crate) fn good(self, text: &str) -> String {
+        self.paint("32", text)
+    }
+
+    /// Makes text red where colours are shown.
+    pub(crate) fn bad(self, text: &str) -> String {
+        self.paint("1;31", text)
+    }
+
+    /// Makes text yellow where colours are shown.
+    pub(crate) fn notable(self, text: &str) -> String {
+        self.paint("33", text)
+    }
+
+    fn paint(self, code: &str, text: &str) -> String {
+        if self.colour {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+}
+
+/// A duration as people say it: `42s`, `3m05s`, `1h02m`.
+pub(crate) fn duration(seconds: i64) -> String {
+    let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{rest}s"),
+        (0, _) => format!("{minutes}m{rest:02}s"),
+        _ => format!("{hours}h{minutes:02}m"),
+    }
+}
+
+/// Lays out rows in columns; the first row is the heading. Widths are counted without colours.
+pub(crate) fn columns(rows: &[Vec<String>]) -> Vec<String> {
+    let count = rows.iter().map(Vec::len).max().unwrap_or_default();
+    let width = |column: usize| {
+        rows.iter()
+            .filter_map(|row| row.get(column))
+            .map(|cell| visible(cell))
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..count).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| {
+            format!("{cell}{}", " ".repeat(width.saturating_sub(visible(cell))))
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
+/// How many columns a text takes on the terminal.
+fn visible(text: &str) -> usize {
+    let mut count = 0;
+    let mut in_escape = false;
+    for c in text.chars() {
+        match c {
+            '\x1b' => in_escape = true,
+            'm' if in_escape => in_escape = false,
+            _ if in_escape => {}
+            _ => count += 1,
+        }
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_read_as_people_say_them() {
+        assert_eq!(duration(42), "42s");
+        assert_eq!(duration(185), "3m05s");
+        assert_eq!(duration(3725), "1h02m");
+    }
+
+    #[test]
+    fn columns_line_up_whatever_their_colour() {
+        let rows =
+            [["a", "b"], ["\x1b[32mlong\x1b[0m", "c"]].map(|row| row.map(str::to_owned).to_vec());
+        let lines = columns(&rows);
+        assert_eq!(lines[0], "a     b");
+        assert_eq!(visible(&lines[1]), 7);
+    }
+}

@@ -1,0 +1,130 @@
+//! What every controller and hook of the process shares.
+
+use std::sync::Arc;
+
+use kube::Client;
+use refit_api::{
+    capi::{Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineSet},
+    refit::{NodeUpdate, UpdateGroup},
+};
+use refit_core::safeguards::Safeguards;
+use refit_kube::{
+    Clock, ObjectKey, Store, client::ClientStack, events::Recorder, queue::Queue,
+    workload::Workloads,
+};
+
+use crate::{Settings, metrics::Metrics, workload_watch::WorkloadIndex};
+
+/// The process's shared state: clients, caches and queues. Nothing in it is the truth; all of it is
+/// rebuilt from API objects after a restart.
+pub(crate) struct Context {
+    /// Client of the management cluster.
+    pub(crate) client: Client,
+    /// The time.
+    pub(crate) clock: Clock,
+    /// Clients of workload clusters.
+    pub(crate) workloads: Workloads,
+    /// What is watched in workload clusters.
+    pub(crate) workload_index: WorkloadIndex,
+    /// Writes events.
+    pub(crate) recorder: Recorder,
+    /// What the watches of the management cluster saw.
+    pub(crate) stores: Stores,
+    /// Keys to reconcile.
+    pub(crate) queues: Queues,
+    /// Which safeguards are in force.
+    pub(crate) safeguards: Safeguards,
+    /// What an operator may choose.
+    pub(crate) settings: Settings,
+    /// Counters.
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context")
+            .field("stores", &self.stores)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Context {
+    /// The context of one process. Its stores are empty until the watches run.
+    pub(crate) fn new(
+        client: Client,
+        stack: ClientStack,
+        clock: Clock,
+        safeguards: Safeguards,
+        settings: Settings,
+    ) -> Self {
+        Self {
+            workloads: Workloads::new(client.clone(), stack, clock),
+            workload_index: WorkloadIndex::default(),
+            recorder: Recorder::new(client.clone(), clock, "refit-controller"),
+            stores: Stores::default(),
+            queues: Queues::default(),
+            metrics: Arc::new(Metrics::new()),
+            client,
+            clock,
+            safeguards,
+            settings,
+        }
+    }
+}
+
+/// What the watches of the management cluster saw, one store per kind.
+#[derive(Debug, Default)]
+pub(crate) struct Stores {
+    pub(crate) machines: Store<Machine>,
+    pub(crate) machine_sets: Store<MachineSet>,
+    pub(crate) machine_deployments: Store<MachineDeployment>,
+    pub(crate) control_planes: Store<KubeadmControlPlane>,
+    pub(crate) clusters: Store<Cluster>,
+    pub(crate) node_updates: Store<NodeUpdate>,
+    pub(crate) update_groups: Store<UpdateGroup>,
+}
+
+impl Stores {
+    /// Whether the first list of every kind is complete.
+    pub(crate) fn synced(&self) -> bool {
+        self.machines.is_ready()
+            && self.machine_sets.is_ready()
+            && self.machine_deployments.is_ready()
+            && self.control_planes.is_ready()
+            && self.clusters.is_ready()
+            && self.node_updates.is_ready()
+            && self.update_groups.is_ready()
+    }
+
+    /// Waits until the first list of every kind is complete.
+    pub(crate) async fn wait_synced(&self) {
+        self.machines.ready().await;
+        self.machine_sets.ready().await;
+        self.machine_deployments.ready().await;
+        self.control_planes.ready().await;
+        self.clusters.ready().await;
+        self.node_updates.ready().await;
+        self.update_groups.ready().await;
+    }
+
+    /// Marks every store as complete.
+    #[cfg(test)]
+    pub(crate) fn mark_ready(&self) {
+        self.machines.mark_ready();
+        self.machine_sets.mark_ready();
+        self.machine_deployments.mark_ready();
+        self.control_planes.mark_ready();
+        self.clusters.mark_ready();
+        self.node_updates.mark_ready();
+        self.update_groups.mark_ready();
+    }
+}
+
+/// Keys to reconcile, one queue per controller.
+#[derive(Debug, Default)]
+pub(crate) struct Queues {
+    /// NodeUpdates.
+    pub(crate) node_updates: Queue<ObjectKey>,
+    /// UpdateGroups: the key of the UpdateGroup, whether it exists yet or not.
+    pub(crate) groups: Queue<ObjectKey>,
+}

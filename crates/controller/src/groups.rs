@@ -1,0 +1,198 @@
+//! Which group a Machine belongs to, and which keys a change wakes.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::{Api, ResourceExt as _};
+use refit_api::{
+    capi::{CONTROL_PLANE_GROUP, CORE_GROUP, Machine, MachineSet},
+    keys,
+    refit::{GroupOwner, NodeUpdate, UpdateGroup, UpdateGroupSpec, update_group_name},
+};
+use refit_kube::{ObjectKey, apply};
+
+use crate::context::{Context, Stores};
+
+/// A group: the key of its UpdateGroup and what that says, whether it exists yet or not.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Group {
+    /// Key of the UpdateGroup.
+    pub(crate) key: ObjectKey,
+    /// Its spec.
+    pub(crate) spec: UpdateGroupSpec,
+}
+
+impl Group {
+    fn of(namespace: &str, cluster: &str, owner: GroupOwner, control_plane: bool) -> Self {
+        Self {
+            key: ObjectKey::new(namespace, update_group_name(&owner.kind, &owner.name)),
+            spec: UpdateGroupSpec {
+                cluster_name: cluster.to_owned(),
+                owner,
+                control_plane,
+            },
+        }
+    }
+
+    /// Key of the owner: the control plane, MachineDeployment or MachineSet.
+    pub(crate) fn owner_key(&self) -> ObjectKey {
+        ObjectKey::new(&self.key.namespace, &self.spec.owner.name)
+    }
+}
+
+/// The group of a Machine; `None` for a Machine without an owner that we know.
+pub(crate) fn group_of(stores: &Stores, machine: &Machine) -> Option<Group> {
+    let namespace = machine.namespace().unwrap_or_default();
+    let owner = controller_of(machine.owner_references())?;
+    match (
+        group_of_api_version(&owner.api_version),
+        owner.kind.as_str(),
+    ) {
+        (CONTROL_PLANE_GROUP, _) => Some(Group::of(
+            &namespace,
+            &machine.spec.cluster_name,
+            group_owner(owner),
+            true,
+        )),
+        (CORE_GROUP, "MachineSet") => {
+            let key = ObjectKey::new(&namespace, &owner.name);
+            // Without the set its deployment is not known, and a guess would split the group.
+            stores.machine_sets.get(&key).map(|set| group_of_set(&set))
+        }
+        _ => None,
+    }
+}
+
+/// The group of a MachineSet: its MachineDeployment's, or its own.
+pub(crate) fn group_of_set(set: &MachineSet) -> Group {
+    let namespace = set.namespace().unwrap_or_default();
+    let owner = match controller_of(set.owner_references()) {
+        Some(owner) if owner.kind == "MachineDeployment" => group_owner(owner),
+        _ => GroupOwner {
+            api_version: format!("{CORE_GROUP}/v1beta2"),
+            kind: "MachineSet".to_owned(),
+            name: set.name_any(),
+        },
+    };
+    Group::of(&namespace, &set.spec.cluster_name, owner, false)
+}
+
+/// The UpdateGroup of a group: the one that is there, or a new one. Its name follows from the owner,
+/// so that every replica may make it.
+pub(crate) async fn ensure_group(ctx: &Context, group: &Group) -> kube::Result<UpdateGroup> {
+    if let Some(found) = ctx.stores.update_groups.get(&group.key) {
+        return Ok(found.as_ref().clone());
+    }
+    let mut object = UpdateGroup::new(&group.key.name, group.spec.clone());
+    object.metadata.namespace = Some(group.key.namespace.clone());
+    object.metadata.labels = Some(BTreeMap::from([(
+        keys::CLUSTER_NAME.to_owned(),
+        group.spec.cluster_name.clone(),
+    )]));
+    object.metadata.owner_references = owner_reference(&ctx.stores, group).map(|owner| vec![owner]);
+    let api: Api<UpdateGroup> = Api::namespaced(ctx.client.clone(), &group.key.namespace);
+    let (found, _) = apply::create_or_get(&api, &object).await?;
+    ctx.stores.update_groups.insert(found.clone());
+    Ok(found)
+}
+
+/// The owner of a group as a reference, if it is known.
+pub(crate) fn owner_reference(stores: &Stores, group: &Group) -> Option<OwnerReference> {
+    let key = group.owner_key();
+    let uid = match group.spec.owner.kind.as_str() {
+        "KubeadmControlPlane" => stores.control_planes.get(&key).and_then(|o| o.uid()),
+        "MachineDeployment" => stores.machine_deployments.get(&key).and_then(|o| o.uid()),
+        "MachineSet" => stores.machine_sets.get(&key).and_then(|o| o.uid()),
+        _ => None,
+    }?;
+    Some(OwnerReference {
+        api_version: group.spec.owner.api_version.clone(),
+        kind: group.spec.owner.kind.clone(),
+        name: group.spec.owner.name.clone(),
+        uid,
+        controller: None,
+        block_owner_deletion: Some(false),
+    })
+}
+
+/// The Machines of a group, in order of their names.
+pub(crate) fn machines_of(stores: &Stores, group: &ObjectKey) -> Vec<std::sync::Arc<Machine>> {
+    stores
+        .machines
+        .list_in(&group.namespace)
+        .into_iter()
+        .filter(|machine| group_of(stores, machine).is_some_and(|g| g.key == *group))
+        .collect()
+}
+
+/// Keys of the NodeUpdates that a change of a Machine wakes: those named after it. A scan of all
+/// would make the first list of a large fleet quadratic.
+pub(crate) fn node_update_keys_of_machine(stores: &Stores, machine: &ObjectKey) -> Vec<ObjectKey> {
+    stores
+        .node_updates
+        .list_prefixed(&machine.namespace, &format!("{}-", machine.name))
+        .iter()
+        .filter(|update| update.spec.machine_ref.name == machine.name)
+        .map(|update| ObjectKey::of(update.as_ref()))
+        .collect()
+}
+
+/// The NodeUpdates that are about a Machine of this name, whatever its uid.
+pub(crate) fn node_updates_of_machine(
+    stores: &Stores,
+    machine: &ObjectKey,
+) -> Vec<std::sync::Arc<NodeUpdate>> {
+    stores
+        .node_updates
+        .list_in(&machine.namespace)
+        .into_iter()
+        .filter(|update| update.spec.machine_ref.name == machine.name)
+        .collect()
+}
+
+/// Keys of the unfinished NodeUpdates of a group's Machines.
+pub(crate) fn unfinished_of_group(stores: &Stores, group: &UpdateGroup) -> Vec<ObjectKey> {
+    let key = ObjectKey::of(group);
+    stores
+        .node_updates
+        .list_in(&key.namespace)
+        .into_iter()
+        .filter(|update| !phase_of(update).is_final())
+        .filter(|update| group_of_update(stores, update).is_some_and(|g| g.key == key))
+        .map(|update| ObjectKey::of(update.as_ref()))
+        .collect()
+}
+
+/// The group of a NodeUpdate's Machine.
+pub(crate) fn group_of_update(stores: &Stores, update: &NodeUpdate) -> Option<Group> {
+    let namespace = update.namespace().unwrap_or_default();
+    let key = ObjectKey::new(namespace, &update.spec.machine_ref.name);
+    group_of(stores, stores.machines.get(&key)?.as_ref())
+}
+
+/// Phase of a NodeUpdate; `Pending` before its controller saw it.
+pub(crate) fn phase_of(update: &NodeUpdate) -> refit_api::refit::Phase {
+    update
+        .status
+        .as_ref()
+        .map(|status| status.phase)
+        .unwrap_or_default()
+}
+
+/// The owner that controls an object.
+pub(crate) fn controller_of(owners: &[OwnerReference]) -> Option<&OwnerReference> {
+    owners.iter().find(|owner| owner.controller == Some(true))
+}
+
+/// The group in `group/version`.
+fn group_of_api_version(api_version: &str) -> &str {
+    api_version.split_once('/').map_or("", |(group, _)| group)
+}
+
+fn group_owner(owner: &OwnerReference) -> GroupOwner {
+    GroupOwner {
+        api_version: owner.api_version.clone(),
+        kind: owner.kind.clone(),
+        name: owner.name.clone(),
+    }
+}

@@ -1,0 +1,80 @@
+//! How a NodeUpdate is made, whichever way in asks for it.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use refit_api::{
+    capi::{CONTRACT_VERSION, CORE_GROUP},
+    keys,
+    refit::{Goal, MachineRef, NodeUpdate, NodeUpdateSpec, Origin, Stage, node_update_name},
+};
+use refit_core::change::built_in;
+
+/// What a new NodeUpdate is about.
+#[derive(Clone, Debug)]
+pub struct NewNodeUpdate {
+    /// Namespace of the Machine.
+    pub namespace: String,
+    /// The Machine.
+    pub machine: MachineRef,
+    /// Which way in asks.
+    pub origin: Origin,
+    /// What is to be reached.
+    pub goal: Goal,
+}
+
+/// The NodeUpdate of this ordinal, named after its Machine and owned by it. Creating it is the
+/// compare-and-swap by which only one of several requests wins.
+///
+/// ```
+/// use refit_api::refit::{Goal, MachineRef, Origin};
+/// use refit_controller::{NewNodeUpdate, node_update};
+///
+/// let new = NewNodeUpdate {
+///     namespace: "default".into(),
+///     machine: MachineRef { name: "edge-1-x7k2p".into(), uid: "3f0b".into() },
+///     origin: Origin::Task,
+///     goal: Goal { kubernetes_version: "v1.35.0".into(), ..Goal::default() },
+/// };
+/// assert_eq!(node_update(&new, 3).metadata.name.as_deref(), Some("edge-1-x7k2p-3"));
+/// ```
+pub fn node_update(new: &NewNodeUpdate, ordinal: u32) -> NodeUpdate {
+    let mut update = unnamed(new);
+    update.metadata.name = Some(node_update_name(&new.machine.name, ordinal));
+    update
+}
+
+/// The NodeUpdate without the ordinal that makes it unique: a sweep's sabotage.
+pub(super) fn node_update_of_any_name(new: &NewNodeUpdate) -> NodeUpdate {
+    let mut update = unnamed(new);
+    update.metadata.name = None;
+    update.metadata.generate_name = Some(format!("{}-", new.machine.name));
+    update
+}
+
+fn unnamed(new: &NewNodeUpdate) -> NodeUpdate {
+    let spec = NodeUpdateSpec {
+        stage: Stage::Ongoing,
+        machine_ref: new.machine.clone(),
+        origin: new.origin,
+        goal_hash: new.goal.hash(),
+        goal: new.goal.clone(),
+        updaters: built_in().iter().map(|u| u.name.to_owned()).collect(),
+    };
+    let mut update = NodeUpdate::new("", spec);
+    let metadata = &mut update.metadata;
+    metadata.namespace = Some(new.namespace.clone());
+    metadata.labels = Some(BTreeMap::from([(
+        keys::MACHINE_NAME.to_owned(),
+        new.machine.name.clone(),
+    )]));
+    metadata.owner_references = Some(vec![OwnerReference {
+        api_version: format!("{CORE_GROUP}/{CONTRACT_VERSION}"),
+        kind: "Machine".to_owned(),
+        name: new.machine.name.clone(),
+        uid: new.machine.uid.clone(),
+        controller: Some(true),
+        block_owner_deletion: Some(false),
+    }]);
+    update
+}

@@ -1,0 +1,239 @@
+//! Tells the UpdateGroup and the owner what was answered, so that "why is nothing happening" always
+//! has an answer in the cluster.
+
+use std::time::Duration;
+
+use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::Condition};
+use kube::{Api, ResourceExt as _};
+use refit_api::{
+    conditions,
+    refit::{UpdateGroup, UpdateGroupStatus},
+};
+use refit_core::change::{NotReady, Policy, Verdict};
+use refit_kube::{
+    apply,
+    events::{Announcement, EventType},
+};
+
+use crate::{
+    context::Context,
+    groups::{Group, ensure_group, owner_reference},
+};
+
+/// Condition of an UpdateGroup: is the change that its owner asks for made in place?
+pub(crate) const COVERED: &str = "Covered";
+/// Condition of an UpdateGroup: are the annotations of owner and Cluster understood?
+pub(crate) const POLICY_UNDERSTOOD: &str = "PolicyUnderstood";
+/// How many path lines a status carries.
+const MAX_LINES: usize = 64;
+/// How long the answer waits for its own record.
+const RECORD_DEADLINE: Duration = Duration::from_secs(2);
+/// How often a write is tried against others that write the same status.
+const ATTEMPTS: usize = 3;
+
+/// Writes the decision where it differs from the last one. The answer does not depend on it: a
+/// failure is logged, and the next call tries again.
+pub(super) async fn record(ctx: &Context, group: &Group, policy: &Policy, verdict: &Verdict) {
+    let write = try_record(ctx, group, policy, verdict);
+    match tokio::time::timeout(RECORD_DEADLINE, write).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::warn!(group = %group.key, %error, "a decision could not be recorded");
+        }
+        Err(_) => {
+            tracing::warn!(group = %group.key, "a decision could not be recorded in time");
+        }
+    }
+}
+
+async fn try_record(
+    ctx: &Context,
+    group: &Group,
+    policy: &Policy,
+    verdict: &Verdict,
+) -> kube::Result<()> {
+    let api: Api<UpdateGroup> = Api::namespaced(ctx.client.clone(), &group.key.namespace);
+    let mut found = ensure_group(ctx, group).await?;
+    for attempt in 1..=ATTEMPTS {
+        let status = found.status.clone().unwrap_or_default();
+        let Some(next) = next_status(&status, ctx.clock.now_seconds(), policy, verdict) else {
+            return Ok(());
+        };
+        if let Some(announcement) = announcement(ctx, group, &status, verdict) {
+            ctx.recorder.announce(&announcement).await;
+        }
+        let body = serde_json::to_value(&next).map_err(kube::Error::SerdeError)?;
+        let version = found.resource_version().unwrap_or_default();
+        match apply::swap_status(&api, &group.key.name, &version, &body).await {
+            Err(error) if apply::is_conflict(&error) && attempt < ATTEMPTS => {
+                found = api.get(&group.key.name).await?;
+            }
+            outcome => {
+                ctx.stores.update_groups.insert(outcome?);
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The status with the decision in it; `None` where it says so already.
+fn next_status(
+    status: &UpdateGroupStatus,
+    now: jiff::Timestamp,
+    policy: &Policy,
+    verdict: &Verdict,
+) -> Option<UpdateGroupStatus> {
+    let mut next = status.clone();
+    let word = match verdict {
+        Verdict::Cover(_) => "True",
+        Verdict::NotReady(_) => "Unknown",
+        Verdict::Replace { .. } | Verdict::Preserve { .. } | Verdict::Disabled => "False",
+    };
+    let said = (COVERED, word, verdict.reason(), verdict.message());
+    conditions::set(
+        &mut next.conditions,
+        now,
+        None,
+        (said.0, said.1, said.2, &said.3),
+    );
+    match &policy.not_understood {
+        Some((key, value)) => {
+            let message =
+                format!("{key}: {value:?} is not understood; the careful choice is taken");
+            let said = (POLICY_UNDERSTOOD, "False", "UnknownValue", message.as_str());
+            conditions::set(&mut next.conditions, now, None, said);
+        }
+        None if conditions::get(&next.conditions, POLICY_UNDERSTOOD).is_some() => {
+            let said = (POLICY_UNDERSTOOD, "True", "Understood", "");
+            conditions::set(&mut next.conditions, now, None, said);
+        }
+        None => {}
+    }
+    next.uncovered = verdict
+        .uncovered()
+        .iter()
+        .take(MAX_LINES)
+        .cloned()
+        .collect();
+    (next != *status).then_some(next)
+}
+
+/// The event on the owner, where the decision is another one than before. Its occurrence follows
+/// from what is stored, so that a crash between event and status neither loses nor doubles it.
+fn announcement(
+    ctx: &Context,
+    group: &Group,
+    status: &UpdateGroupStatus,
+    verdict: &Verdict,
+) -> Option<Announcement> {
+    // These come and go with each machine of a healthy rollout.
+    if matches!(verdict, Verdict::NotReady(NotReady::AnotherMachine { .. })) {
+        return None;
+    }
+    let before = conditions::get(&status.conditions, COVERED);
+    if before.is_some_and(|c| c.reason == verdict.reason() && c.message == verdict.message()) {
+        return None;
+    }
+    let type_ = match verdict {
+        Verdict::Cover(_)
+        | Verdict::Disabled
+        | Verdict::NotReady(NotReady::ControlPlaneBehind { .. }) => EventType::Normal,
+        Verdict::Replace { .. } | Verdict::Preserve { .. } | Verdict::NotReady(_) => {
+            EventType::Warning
+        }
+    };
+    Some(Announcement {
+        about: ObjectReference {
+            api_version: Some(group.spec.owner.api_version.clone()),
+            kind: Some(group.spec.owner.kind.clone()),
+            name: Some(group.spec.owner.name.clone()),
+            namespace: Some(group.key.namespace.clone()),
+            uid: owner_reference(&ctx.stores, group).map(|owner| owner.uid),
+            ..ObjectReference::default()
+        },
+        type_,
+        reason: verdict.reason().to_owned(),
+        message: verdict.message(),
+        occurrence: before.map_or_else(|| "first".to_owned(), occurrence),
+    })
+}
+
+fn occurrence(before: &Condition) -> String {
+    format!(
+        "after {} of {}",
+        before.reason, before.last_transition_time.0
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use refit_api::keys;
+    use refit_core::change::{OnUncovered, Patches};
+
+    use super::*;
+
+    fn now() -> jiff::Timestamp {
+        "2026-01-01T00:00:00Z".parse().unwrap()
+    }
+
+    fn preserve() -> Verdict {
+        Verdict::Preserve {
+            uncovered: (0..100).map(|n| format!("line {n}")).collect(),
+            message: "m".into(),
+        }
+    }
+
+    #[test]
+    fn the_same_decision_again_is_no_write() {
+        let (policy, verdict) = (Policy::default(), preserve());
+        let first = next_status(&UpdateGroupStatus::default(), now(), &policy, &verdict).unwrap();
+        assert_eq!(first.uncovered.len(), MAX_LINES);
+        let later = now() + jiff::SignedDuration::from_secs(60);
+        assert_eq!(next_status(&first, later, &policy, &verdict), None);
+    }
+
+    #[test]
+    fn a_covered_change_clears_the_lines() {
+        let policy = Policy::default();
+        let blocked =
+            next_status(&UpdateGroupStatus::default(), now(), &policy, &preserve()).unwrap();
+        let cover = Verdict::Cover(Patches::default());
+        let free = next_status(&blocked, now(), &policy, &cover).unwrap();
+        assert!(free.uncovered.is_empty());
+        assert!(conditions::is_true(&free.conditions, COVERED));
+    }
+
+    #[test]
+    fn a_policy_that_is_not_understood_gets_a_condition_until_it_is() {
+        let confused = Policy {
+            on_uncovered: OnUncovered::Preserve,
+            not_understood: Some((keys::ON_UNCOVERED.into(), "replace".into())),
+            ..Policy::default()
+        };
+        let cover = Verdict::Cover(Patches::default());
+        let status = next_status(&UpdateGroupStatus::default(), now(), &confused, &cover).unwrap();
+        let condition = conditions::get(&status.conditions, POLICY_UNDERSTOOD).unwrap();
+        assert_eq!(
+            (condition.status.as_str(), condition.reason.as_str()),
+            ("False", "UnknownValue")
+        );
+        let status = next_status(&status, now(), &Policy::default(), &cover).unwrap();
+        assert!(conditions::is_true(&status.conditions, POLICY_UNDERSTOOD));
+    }
+
+    #[test]
+    fn a_group_without_trouble_has_no_condition_on_its_policy() {
+        let cover = Verdict::Cover(Patches::default());
+        let status = next_status(
+            &UpdateGroupStatus::default(),
+            now(),
+            &Policy::default(),
+            &cover,
+        );
+        assert_eq!(
+            conditions::get(&status.unwrap().conditions, POLICY_UNDERSTOOD),
+            None
+        );
+    }
+}

@@ -1,0 +1,370 @@
+//! HTTP of the hook server: paths, limits, deadlines and the probes.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context as TaskContext, Poll},
+    time::Duration,
+};
+
+use ::http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header};
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::{Body, Incoming};
+use refit_api::hooks::{GROUP, MAX_BODY_BYTES, VERSION};
+use refit_core::change::{NotReady, Verdict, request::Answer};
+use serde::Serialize;
+use tower::{BoxError, Service};
+
+use super::{
+    can_update,
+    update_machine::{Memory, update_machine},
+    wire::{self, Hook},
+};
+use crate::context::Context;
+
+/// How long Cluster API waits where it does not say.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How much of a body that is too large is read before the connection is given up.
+const DISCARD_BYTES: usize = 3 * MAX_BODY_BYTES;
+/// How long after a missed deadline an UpdateMachine is asked again, in seconds.
+const LATE_RETRY_SECONDS: i32 = 5;
+
+/// Serves hooks and probes.
+#[derive(Clone)]
+pub(crate) struct HookService(Arc<Shared>);
+
+struct Shared {
+    ctx: Arc<Context>,
+    memory: Memory,
+    synced_once: AtomicBool,
+}
+
+/// The service of one process.
+pub(crate) fn service(ctx: Arc<Context>) -> HookService {
+    HookService(Arc::new(Shared {
+        ctx,
+        memory: Memory::default(),
+        synced_once: AtomicBool::new(false),
+    }))
+}
+
+impl Service<Request<Incoming>> for HookService {
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        let this = self.clone();
+        Box::pin(async move { Ok(this.answer(request).await) })
+    }
+}
+
+/// What a path names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Route {
+    Hook(Hook),
+    Healthz,
+    Readyz,
+    Metrics,
+    Unknown,
+}
+
+/// Reads a path. Hook and handler are taken in any case, and a slash at the end is not minded: a
+/// redirect would be an error for Cluster API (`spec/capi.md 1.1`).
+fn route(path: &str) -> Route {
+    let path = path.to_lowercase();
+    let segments: Vec<&str> = path.split('/').filter(|s| !s.is_empty()).collect();
+    match segments.as_slice() {
+        ["healthz" | "livez"] => Route::Healthz,
+        ["readyz"] => Route::Readyz,
+        ["metrics"] => Route::Metrics,
+        [group, version, hook, handler @ ..] if *group == GROUP && *version == VERSION => Hook::ALL
+            .into_iter()
+            .find(|known| {
+                known.name().to_lowercase() == *hook && known.handler().as_slice() == handler
+            })
+            .map_or(Route::Unknown, Route::Hook),
+        _ => Route::Unknown,
+    }
+}
+
+impl HookService {
+    /// Answers one request, whatever carries its body.
+    async fn answer<B>(&self, request: Request<B>) -> Response<Full<Bytes>>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<BoxError>,
+    {
+        let route = route(request.uri().path());
+        let method = request.method().clone();
+        let wanted = match route {
+            Route::Hook(_) => Method::POST,
+            _ => Method::GET,
+        };
+        match route {
+            Route::Unknown => refuse(
+                StatusCode::NOT_FOUND,
+                "NotFound",
+                &format!(
+                    "nothing is served here; hooks are at /{GROUP}/{VERSION}/<hook>[/<handler>]"
+                ),
+            ),
+            _ if method != wanted => refuse(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "MethodNotAllowed",
+                &format!("want {wanted}"),
+            ),
+            Route::Healthz => text(StatusCode::OK, "ok"),
+            Route::Readyz => self.ready(),
+            Route::Metrics => metrics(&self.0.ctx),
+            Route::Hook(hook) => self.hook(hook, request).await,
+        }
+    }
+
+    /// Ready once the caches have been complete: a broken watch later does not take us out of
+    /// service, because discovery and every Failure are answers too (`spec/capi.md 1.7`).
+    fn ready(&self) -> Response<Full<Bytes>> {
+        let Shared {
+            ctx, synced_once, ..
+        } = self.0.as_ref();
+        if ctx.stores.synced() {
+            synced_once.store(true, Ordering::Relaxed);
+        }
+        if synced_once.load(Ordering::Relaxed) {
+            text(StatusCode::OK, "ok")
+        } else {
+            text(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the caches are not complete yet",
+            )
+        }
+    }
+
+    async fn hook<B>(&self, hook: Hook, request: Request<B>) -> Response<Full<Bytes>>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<BoxError>,
+    {
+        let ctx = &self.0.ctx;
+        let started = ctx.clock.now();
+        let deadline = deadline(request.uri(), ctx.settings.hook_margin);
+        let (response, verdict) =
+            match tokio::time::timeout(deadline, self.serve(hook, request)).await {
+                Ok(outcome) => outcome,
+                Err(_) => late(hook),
+            };
+        let took = Duration::try_from(ctx.clock.now().duration_since(started)).unwrap_or_default();
+        ctx.metrics.hook(hook.name(), verdict, took);
+        tracing::debug!(
+            hook = hook.name(),
+            verdict,
+            millis = took.as_millis(),
+            "hook answered"
+        );
+        response
+    }
+
+    /// Reads the body and answers, with the word that counts the answer.
+    async fn serve<B>(
+        &self,
+        hook: Hook,
+        request: Request<B>,
+    ) -> (Response<Full<Bytes>>, &'static str)
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<BoxError>,
+    {
+        let body = match body_of(request).await {
+            Ok(body) => body,
+            Err(refused) => return (refused, "Refused"),
+        };
+        let Shared { ctx, memory, .. } = self.0.as_ref();
+        match hook {
+            Hook::Discovery => (json(&wire::discovery()), "Success"),
+            Hook::CanUpdateMachine => {
+                let verdict = can_update::machine(ctx, &body).await;
+                (json(&wire::can_update_machine(&verdict)), verdict.reason())
+            }
+            Hook::CanUpdateMachineSet => {
+                let verdict = can_update::machine_set(ctx, &body).await;
+                (
+                    json(&wire::can_update_machine_set(&verdict)),
+                    verdict.reason(),
+                )
+            }
+            Hook::UpdateMachine => match update_machine(ctx, memory, &body).await {
+                Ok(answer) => {
+                    let word = if answer.is_done() { "Done" } else { "Retry" };
+                    (json(&wire::update_machine(&answer)), word)
+                }
+                Err(why) => (
+                    json(&wire::update_machine_failure(why.to_string())),
+                    why.reason(),
+                ),
+            },
+        }
+    }
+}
+
+/// The answer of a hook that ran out of time. UpdateMachine is asked again without an error, whose
+/// backoff grows to a quarter of an hour.
+fn late(hook: Hook) -> (Response<Full<Bytes>>, &'static str) {
+    let verdict = Verdict::NotReady(NotReady::Deadline);
+    let response = match hook {
+        Hook::Discovery => json(&wire::discovery()),
+        Hook::CanUpdateMachine => json(&wire::can_update_machine(&verdict)),
+        Hook::CanUpdateMachineSet => json(&wire::can_update_machine_set(&verdict)),
+        Hook::UpdateMachine => {
+            let answer = Answer::retry(NotReady::Deadline.to_string(), LATE_RETRY_SECONDS);
+            json(&wire::update_machine(&answer))
+        }
+    };
+    (response, verdict.reason())
+}
+
+/// How long an answer may take: what the caller says, less a margin for its way back.
+fn deadline(uri: &Uri, margin: Duration) -> Duration {
+    let timeout = wire::timeout_of(uri.query()).unwrap_or(DEFAULT_TIMEOUT);
+    timeout.saturating_sub(margin).max(timeout / 2)
+}
+
+/// Reads a body up to the limit. What is past it is read and thrown away, within reason: a caller
+/// that is still writing when the connection closes would never see why it was refused.
+async fn body_of<B>(request: Request<B>) -> Result<Bytes, Response<Full<Bytes>>>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    let mut body = std::pin::pin!(request.into_body());
+    let mut kept = BytesMut::new();
+    let mut read = 0_usize;
+    while let Some(frame) = body.as_mut().frame().await {
+        let frame = frame
+            .map_err(|_| refuse(StatusCode::BAD_REQUEST, "BadRequest", "the body broke off"))?;
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        read = read.saturating_add(data.len());
+        if read <= MAX_BODY_BYTES {
+            kept.extend_from_slice(&data);
+        } else if read > DISCARD_BYTES {
+            break;
+        }
+    }
+    if read > MAX_BODY_BYTES {
+        return Err(refuse(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "RequestEntityTooLarge",
+            &format!("a body of at most {MAX_BODY_BYTES} bytes is taken"),
+        ));
+    }
+    Ok(kept.freeze())
+}
+
+fn metrics(ctx: &Context) -> Response<Full<Bytes>> {
+    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    with_type(StatusCode::OK, OPEN_METRICS, ctx.metrics.render(ctx).into())
+}
+
+fn json(value: &impl Serialize) -> Response<Full<Bytes>> {
+    let body = serde_json::to_vec(value).expect("our answers are plain structs");
+    with_type(StatusCode::OK, "application/json", body.into())
+}
+
+fn text(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
+    with_type(
+        status,
+        "text/plain; charset=utf-8",
+        Bytes::from_static(text.as_bytes()),
+    )
+}
+
+fn refuse(code: StatusCode, reason: &str, message: &str) -> Response<Full<Bytes>> {
+    let body = serde_json::json!({
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "reason": reason,
+        "message": message,
+        "code": code.as_u16(),
+    });
+    with_type(code, "application/json", body.to_string().into())
+}
+
+fn with_type(status: StatusCode, type_: &'static str, body: Bytes) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body));
+    *response.status_mut() = status;
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static(type_));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_taken_in_any_case() {
+        let base = "/Hooks.Runtime.Cluster.X-K8s.IO/V1Alpha1";
+        let table = [
+            (format!("{base}/discovery"), Route::Hook(Hook::Discovery)),
+            (format!("{base}/Discovery/"), Route::Hook(Hook::Discovery)),
+            (
+                format!("{base}/CanUpdateMachine/Can-Update-Machine"),
+                Route::Hook(Hook::CanUpdateMachine),
+            ),
+            (
+                format!("{base}/canupdatemachineset/can-update-machineset"),
+                Route::Hook(Hook::CanUpdateMachineSet),
+            ),
+            (
+                format!("{base}/updatemachine/UPDATE-MACHINE"),
+                Route::Hook(Hook::UpdateMachine),
+            ),
+            ("/healthz".into(), Route::Healthz),
+            ("/readyz".into(), Route::Readyz),
+            ("/metrics".into(), Route::Metrics),
+        ];
+        for (path, wanted) in table {
+            assert_eq!(route(&path), wanted, "{path}");
+        }
+    }
+
+    #[test]
+    fn paths_of_other_versions_hooks_and_handlers_are_unknown() {
+        let unknown = [
+            "/",
+            "/hooks.runtime.cluster.x-k8s.io/v1beta1/discovery",
+            "/hooks.runtime.cluster.x-k8s.io/v1alpha1/discovery/x",
+            "/hooks.runtime.cluster.x-k8s.io/v1alpha1/updatemachine",
+            "/hooks.runtime.cluster.x-k8s.io/v1alpha1/updatemachine/can-update-machine",
+            "/hooks.runtime.cluster.x-k8s.io/v1alpha1/beforeclusterupgrade/x",
+            "/hooks.runtime.cluster.x-k8s.io/v1alpha1",
+            "/other/v1alpha1/discovery",
+        ];
+        for path in unknown {
+            assert_eq!(route(path), Route::Unknown, "{path}");
+        }
+    }
+
+    #[test]
+    fn an_answer_leaves_time_for_its_way_back() {
+        let margin = Duration::from_secs(1);
+        let of = |uri: &'static str| deadline(&Uri::from_static(uri), margin);
+        assert_eq!(of("/x?timeout=10s"), Duration::from_secs(9));
+        assert_eq!(of("/x"), Duration::from_secs(9));
+        assert_eq!(of("/x?timeout=1s"), Duration::from_millis(500));
+        assert_eq!(of("/x?timeout=soon"), Duration::from_secs(9));
+    }
+}

@@ -1,0 +1,236 @@
+//! UpdateMachine: finds or makes the NodeUpdate that a request asks for, and tells how far it is.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use kube::{Api, ResourceExt as _, api::PostParams};
+use refit_api::{
+    capi::Machine,
+    keys,
+    refit::{Goal, MachineRef, NodeUpdate, Origin, node_update_name, ordinal_of},
+};
+use refit_core::change::{
+    goal,
+    goal::GoalError,
+    request::{Answer, Decision, MachineFacts, decide, newest},
+};
+use refit_kube::{
+    ObjectKey,
+    apply::{self, Outcome},
+};
+use serde_json::json;
+
+use super::{
+    can_update::observed_version,
+    create::{NewNodeUpdate, node_update, node_update_of_any_name},
+    wire,
+};
+use crate::{context::Context, groups::node_updates_of_machine};
+
+/// How often a request looks again after it lost a race.
+const ROUNDS: usize = 5;
+/// How long until the next call while the caches are not complete or writes fail, in seconds.
+const SOON_SECONDS: i32 = 2;
+
+/// Names of the NodeUpdates that this process made. Only a sweep's sabotage reads it: with the
+/// ordinal, nothing needs to be remembered.
+#[derive(Debug, Default)]
+pub(super) struct Memory(Mutex<BTreeSet<String>>);
+
+impl Memory {
+    fn add(&self, name: String) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(name);
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(name)
+    }
+}
+
+/// Why a request cannot be served at all. Everything else is a Success with a text: a Failure
+/// hides it and backs off for long (`spec/capi.md 4.1`).
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unservable {
+    #[error("the request cannot be served: {0}")]
+    BadRequest(#[from] wire::BadRequest),
+    #[error("the request cannot be served: {0}")]
+    Goal(#[from] GoalError),
+    #[error("Machine {0} is not known to Refit")]
+    MachineUnknown(ObjectKey),
+}
+
+impl Unservable {
+    /// The word that counts it.
+    pub(super) fn reason(&self) -> &'static str {
+        match self {
+            Self::BadRequest(_) => "BadRequest",
+            Self::Goal(_) => "BadGoal",
+            Self::MachineUnknown(_) => "ObjectUnknown",
+        }
+    }
+}
+
+/// Answers UpdateMachine.
+pub(super) async fn update_machine(
+    ctx: &Context,
+    memory: &Memory,
+    body: &[u8],
+) -> Result<Answer, Unservable> {
+    let mut request = wire::parse(body)?;
+    let desired = wire::side(&mut request, "desired", wire::MACHINE)?;
+    if !ctx.stores.synced() {
+        let text = "Refit is starting and has not read the cluster yet";
+        return Ok(Answer::retry(text, SOON_SECONDS));
+    }
+    let key = wire::key_of(&desired.owner).unwrap_or_default();
+    let machine = ctx
+        .stores
+        .machines
+        .get(&key)
+        .ok_or_else(|| Unservable::MachineUnknown(key.clone()))?;
+    let goal = goal(
+        &desired.owner,
+        desired.bootstrap.as_ref(),
+        &desired.infrastructure,
+    )?;
+    let request = Request {
+        ctx,
+        memory,
+        api: Api::namespaced(ctx.client.clone(), &key.namespace),
+        facts: facts_of(&machine),
+        key,
+        goal,
+    };
+    Ok(request.answer().await.unwrap_or_else(|error| {
+        tracing::warn!(machine = %request.key, %error, "an UpdateMachine could not be carried out");
+        Answer::retry(
+            "the management cluster's API server did not answer",
+            SOON_SECONDS,
+        )
+    }))
+}
+
+fn facts_of(machine: &Machine) -> MachineFacts {
+    MachineFacts {
+        name: machine.name_any(),
+        uid: machine.uid().unwrap_or_default(),
+        kubelet_version: observed_version(machine).map(str::to_owned),
+        retry: machine.annotations().get(keys::RETRY).cloned(),
+        deleting: machine.metadata.deletion_timestamp.is_some(),
+    }
+}
+
+struct Request<'a> {
+    ctx: &'a Context,
+    memory: &'a Memory,
+    api: Api<NodeUpdate>,
+    key: ObjectKey,
+    facts: MachineFacts,
+    goal: Goal,
+}
+
+impl Request<'_> {
+    /// Decides, writes, and decides again where somebody else was faster.
+    async fn answer(&self) -> kube::Result<Answer> {
+        // Read live in this request; newer than the cache or not in it yet.
+        let mut live: BTreeMap<String, Arc<NodeUpdate>> = BTreeMap::new();
+        for _ in 0..ROUNDS {
+            let known = self.known(&live);
+            let known: Vec<&NodeUpdate> = known.iter().map(AsRef::as_ref).collect();
+            let decision = decide(&self.facts, &self.goal, &known, self.ctx.clock.now());
+            let seen = match decision {
+                Decision::Answer(answer) if answer.is_done() => {
+                    match self.newer_than(newest(&self.facts, &known)).await? {
+                        None => return Ok(answer),
+                        Some(newer) => newer,
+                    }
+                }
+                Decision::Answer(answer) => return Ok(answer),
+                Decision::Abort { name, answer } => {
+                    self.abort(&name).await?;
+                    return Ok(answer);
+                }
+                Decision::Create { ordinal } => match self.create(ordinal).await? {
+                    (made, Outcome::Created) => {
+                        self.ctx.stores.node_updates.insert(made);
+                        return Ok(Answer::retry("pending", SOON_SECONDS));
+                    }
+                    (found, Outcome::Found) => found,
+                },
+            };
+            live.insert(seen.name_any(), Arc::new(seen));
+        }
+        let text = "several requests for this Machine at once; the next call finds one of them";
+        Ok(Answer::retry(text, SOON_SECONDS))
+    }
+
+    /// The NodeUpdates of the Machine's name: cached, and those that were read live.
+    fn known(&self, live: &BTreeMap<String, Arc<NodeUpdate>>) -> Vec<Arc<NodeUpdate>> {
+        let cached = node_updates_of_machine(&self.ctx.stores, &self.key);
+        let mut known: BTreeMap<String, Arc<NodeUpdate>> = cached
+            .into_iter()
+            .map(|update| (update.name_any(), update))
+            .collect();
+        known.extend(
+            live.iter()
+                .map(|(name, update)| (name.clone(), update.clone())),
+        );
+        known
+            .into_values()
+            .filter(|update| {
+                self.ctx.safeguards.ordinal
+                    || update.spec.origin != Origin::Hook
+                    || self.memory.has(&update.name_any())
+            })
+            .collect()
+    }
+
+    /// The NodeUpdate of the next ordinal, if there is one: the cache may be behind, and "done" is
+    /// the one answer that cannot be taken back.
+    async fn newer_than(&self, newest: Option<&NodeUpdate>) -> kube::Result<Option<NodeUpdate>> {
+        let name = newest.map(kube::ResourceExt::name_any).unwrap_or_default();
+        match ordinal_of(&name, &self.key.name) {
+            None => Ok(None),
+            Some(ordinal) => {
+                let next = node_update_name(&self.key.name, ordinal.saturating_add(1));
+                self.api.get_opt(&next).await
+            }
+        }
+    }
+
+    async fn create(&self, ordinal: u32) -> kube::Result<(NodeUpdate, Outcome)> {
+        let new = NewNodeUpdate {
+            namespace: self.key.namespace.clone(),
+            machine: MachineRef {
+                name: self.facts.name.clone(),
+                uid: self.facts.uid.clone(),
+            },
+            origin: Origin::Hook,
+            goal: self.goal.clone(),
+        };
+        if self.ctx.safeguards.ordinal {
+            let (found, outcome) =
+                apply::create_or_get(&self.api, &node_update(&new, ordinal)).await?;
+            tracing::info!(machine = %self.key, ordinal, ?outcome, "NodeUpdate asked for");
+            return Ok((found, outcome));
+        }
+        let object = node_update_of_any_name(&new);
+        let made = self.api.create(&PostParams::default(), &object).await?;
+        self.memory.add(made.name_any());
+        Ok((made, Outcome::Created))
+    }
+
+    async fn abort(&self, name: &str) -> kube::Result<()> {
+        apply::merge(&self.api, name, &json!({ "spec": { "stage": "Abort" } })).await?;
+        tracing::info!(machine = %self.key, node_update = name, "stopped for another goal");
+        Ok(())
+    }
+}

@@ -1,0 +1,264 @@
+//! Writing: the one write that a decision names.
+
+use std::{fmt::Debug, time::Duration};
+
+use k8s_openapi::api::core::v1::{Node, ObjectReference};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use refit_api::{
+    capi::Machine,
+    keys,
+    refit::{HostPlan, NodeUpdate, UpdateGroup, UpdateGroupStatus},
+};
+use refit_core::node::{Announcement, Decision, EvictionRefusal, Severity, Write};
+use refit_kube::{apply, events};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::facts::{ClusterFacts, Facts, GroupFacts};
+use crate::{context::Context, drain};
+
+/// How soon a NodeUpdate is looked at again after a write: the write's own event wakes it as well.
+const AFTER_WRITE: Duration = Duration::from_millis(100);
+/// The same after somebody else wrote first: their event must come through.
+const AFTER_CONFLICT: Duration = Duration::from_millis(500);
+/// The same after a call to a workload cluster that got no answer.
+const AFTER_SILENCE: Duration = Duration::from_secs(5);
+
+/// What a write came to.
+#[derive(Debug)]
+pub(super) enum Done {
+    /// It was made, or somebody else was faster: look again after this time.
+    Again(Duration),
+    /// Evictions were tried; these were refused.
+    Evicted(Vec<EvictionRefusal>),
+}
+
+/// Announces what the decision says, then makes its write.
+pub(super) async fn perform(
+    ctx: &Context,
+    facts: &Facts,
+    decision: &Decision,
+    write: &Write,
+) -> anyhow::Result<Done> {
+    for announcement in &decision.announce {
+        ctx.recorder.announce(&event(facts, announcement)).await;
+    }
+    let outcome = match write {
+        Write::Status => status(ctx, facts, decision).await,
+        Write::ClaimSlot(next) | Write::ReleaseSlot(next) => slots(ctx, facts, next).await,
+        Write::Guard(changes) | Write::Unguard(changes) => {
+            let changes: serde_json::Map<String, Value> = changes
+                .iter()
+                .map(|(key, value)| (key.clone(), value.clone().map_or(Value::Null, Value::from)))
+                .collect();
+            guard(ctx, facts, changes).await
+        }
+        Write::MachineCondition(condition) => {
+            let status = match condition {
+                Some(condition) => json!({ "conditions": [condition] }),
+                // Applying nothing gives up what we applied before.
+                None => json!({}),
+            };
+            machine_condition(ctx, facts, &status).await
+        }
+        Write::HostPlan(_) | Write::Cordon | Write::Uncordon | Write::Evict(_) => {
+            return in_workload(ctx, facts, write).await;
+        }
+    };
+    settled(outcome)
+}
+
+/// A conflict or a vanished object is no error: the next look sees what happened.
+fn settled(outcome: kube::Result<()>) -> anyhow::Result<Done> {
+    match outcome {
+        Ok(()) => Ok(Done::Again(AFTER_WRITE)),
+        Err(error) if apply::is_conflict(&error) || apply::is_not_found(&error) => {
+            Ok(Done::Again(AFTER_CONFLICT))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn status(ctx: &Context, facts: &Facts, decision: &Decision) -> kube::Result<()> {
+    let update = &facts.update;
+    let api: Api<NodeUpdate> = api_of(&ctx.client, update.as_ref());
+    let old = update.status.as_ref().map_or(Value::Null, value_of);
+    let Some(patch) = apply::merge_diff(&old, &value_of(&decision.status)) else {
+        return Ok(());
+    };
+    let version = update.resource_version().unwrap_or_default();
+    let written = apply::swap_status(&api, &update.name_any(), &version, &patch).await?;
+    ctx.stores.node_updates.insert_newer(written);
+    Ok(())
+}
+
+async fn slots(ctx: &Context, facts: &Facts, next: &UpdateGroupStatus) -> kube::Result<()> {
+    let GroupFacts::Present { object, status, .. } = &facts.group else {
+        return Ok(());
+    };
+    swap_group(ctx, object, status, next).await
+}
+
+/// Writes a group's status over the one that was read, and nothing over any other.
+pub(crate) async fn swap_group(
+    ctx: &Context,
+    object: &UpdateGroup,
+    status: &UpdateGroupStatus,
+    next: &UpdateGroupStatus,
+) -> kube::Result<()> {
+    let api: Api<UpdateGroup> = api_of(&ctx.client, object);
+    let old = object.status.as_ref().map_or(Value::Null, |_| value_of(status));
+    let Some(patch) = apply::merge_diff(&old, &value_of(next)) else {
+        return Ok(());
+    };
+    let version = object.resource_version().unwrap_or_default();
+    let written = apply::swap_status(&api, &object.name_any(), &version, &patch).await?;
+    ctx.stores.update_groups.insert_newer(written);
+    Ok(())
+}
+
+async fn guard(
+    ctx: &Context,
+    facts: &Facts,
+    changes: serde_json::Map<String, Value>,
+) -> kube::Result<()> {
+    let Some(machine) = &facts.machine else { return Ok(()) };
+    let api: Api<Machine> = api_of(&ctx.client, machine.as_ref());
+    let body = json!({ "metadata": {
+        "resourceVersion": machine.resource_version(),
+        "annotations": changes,
+    }});
+    let written = apply::merge(&api, &machine.name_any(), &body).await?;
+    ctx.stores.machines.insert_newer(written);
+    Ok(())
+}
+
+async fn machine_condition(ctx: &Context, facts: &Facts, status: &Value) -> kube::Result<()> {
+    let Some(machine) = &facts.machine else { return Ok(()) };
+    let api: Api<Machine> = api_of(&ctx.client, machine.as_ref());
+    let written = apply::apply_status(&api, keys::MANAGER, &machine.name_any(), status).await?;
+    ctx.stores.machines.insert_newer(written);
+    Ok(())
+}
+
+async fn in_workload(ctx: &Context, facts: &Facts, write: &Write) -> anyhow::Result<Done> {
+    let Some(cluster) = &facts.cluster else {
+        return Ok(Done::Again(AFTER_SILENCE));
+    };
+    let client = match ctx.workloads.client(&cluster.key.namespace, &cluster.key.name).await {
+        Ok(client) => client,
+        Err(error) => {
+            tracing::debug!(cluster = %cluster.key, %error, "no client of a workload cluster");
+            cluster.view.mark_unreachable();
+            return Ok(Done::Again(AFTER_CONFLICT));
+        }
+    };
+    let outcome = match write {
+        Write::HostPlan(spec) => host_plan(&client, cluster, &value_of(spec)).await,
+        Write::Cordon => {
+            let name = facts.update.name_any();
+            let body = json!({
+                "metadata": { "annotations": { keys::CORDONED_BY: name } },
+                "spec": { "unschedulable": true },
+            });
+            node(&client, cluster, body).await
+        }
+        Write::Uncordon => {
+            let body = json!({
+                "metadata": { "annotations": { keys::CORDONED_BY: null } },
+                "spec": { "unschedulable": null },
+            });
+            node(&client, cluster, body).await
+        }
+        Write::Evict(pods) => match drain::evict(&client, pods).await {
+            Ok(refused) => return Ok(Done::Evicted(refused)),
+            Err(error) => Err(error),
+        },
+        _ => Ok(()),
+    };
+    match outcome {
+        Err(error) if is_silence(&error) => {
+            tracing::debug!(cluster = %cluster.key, %error, "a workload cluster does not answer");
+            cluster.view.mark_unreachable();
+            Ok(Done::Again(AFTER_CONFLICT))
+        }
+        outcome => settled(outcome),
+    }
+}
+
+/// Whether the error says that nobody answered, rather than that somebody refused.
+pub(super) fn is_silence(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => matches!(status.code, 502..=504),
+        _ => true,
+    }
+}
+
+async fn host_plan(client: &Client, cluster: &ClusterFacts, spec: &Value) -> kube::Result<()> {
+    let Some(plan) = &cluster.host_plan else { return Ok(()) };
+    let Some(changes) = apply::merge_diff(&value_of(&plan.spec), spec) else {
+        return Ok(());
+    };
+    let api: Api<HostPlan> = Api::namespaced(client.clone(), keys::HOST_PLAN_NAMESPACE);
+    let body = json!({
+        "metadata": { "resourceVersion": plan.resource_version() },
+        "spec": changes,
+    });
+    let written = apply::merge(&api, &plan.name_any(), &body).await?;
+    cluster.view.host_plans.insert_newer(written);
+    Ok(())
+}
+
+async fn node(client: &Client, cluster: &ClusterFacts, mut body: Value) -> kube::Result<()> {
+    let key = refit_kube::ObjectKey::new("", &cluster.node_name);
+    let Some(known) = cluster.view.nodes.get(&key) else { return Ok(()) };
+    // Whoever cordoned or opened the node since it was read must not be overruled.
+    body["metadata"]["resourceVersion"] = known.resource_version().into();
+    let api: Api<Node> = Api::all(client.clone());
+    let written = apply::merge(&api, &cluster.node_name, &body).await?;
+    cluster.view.nodes.insert_newer(written);
+    Ok(())
+}
+
+fn event(facts: &Facts, announcement: &Announcement) -> events::Announcement {
+    let update = &facts.update;
+    let about = match &facts.machine {
+        Some(machine) => reference(machine.as_ref()),
+        None => reference(update.as_ref()),
+    };
+    events::Announcement {
+        about,
+        type_: match announcement.severity {
+            Severity::Normal => events::EventType::Normal,
+            Severity::Warning => events::EventType::Warning,
+        },
+        reason: announcement.reason.to_owned(),
+        message: announcement.message.clone(),
+        occurrence: update.name_any(),
+    }
+}
+
+fn reference<K: Resource<DynamicType = ()>>(object: &K) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(K::api_version(&()).into_owned()),
+        kind: Some(K::kind(&()).into_owned()),
+        name: Some(object.name_any()),
+        namespace: object.namespace(),
+        uid: object.uid(),
+        ..ObjectReference::default()
+    }
+}
+
+fn api_of<K>(client: &Client, object: &K) -> Api<K>
+where
+    K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Debug,
+{
+    Api::namespaced(client.clone(), &object.namespace().unwrap_or_default())
+}
+
+fn value_of(object: &impl serde::Serialize) -> Value {
+    serde_json::to_value(object).expect("our own types have string keys only")
+}

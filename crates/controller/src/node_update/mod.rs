@@ -1,0 +1,97 @@
+//! The controller of NodeUpdates: brings one Machine to one goal.
+//!
+//! Each look at a NodeUpdate reads the caches, asks `refit_core::node::decide`, and makes the one
+//! write that it names. Nothing is remembered from one look to the next.
+
+mod act;
+pub(crate) mod facts;
+
+use std::sync::Arc;
+
+use refit_api::refit::Phase;
+use refit_core::node::{Decision, Write, decide};
+use refit_kube::{ObjectKey, queue::Action};
+
+pub(crate) use act::swap_group;
+
+use self::{
+    act::{Done, perform},
+    facts::Facts,
+};
+use crate::{context::Context, drain, workload_watch};
+
+/// Works on NodeUpdates, and watches the workload clusters that they need, until it is dropped.
+pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
+    let work = async {
+        ctx.stores.wait_synced().await;
+        let workers = ctx.settings.node_update_workers;
+        let queue = &ctx.queues.node_updates;
+        queue.work("node-update", workers, |key| measured(ctx.clone(), key)).await;
+    };
+    futures::join!(workload_watch::run(&ctx), work);
+    Ok(())
+}
+
+async fn measured(ctx: Arc<Context>, key: ObjectKey) -> anyhow::Result<Action> {
+    let started = ctx.clock.now();
+    let outcome = reconcile(&ctx, &key).await;
+    ctx.metrics.reconcile("node-update", ctx.clock.elapsed(started));
+    if outcome.is_err() {
+        ctx.metrics.reconcile_error("node-update", "Write");
+    }
+    outcome
+}
+
+async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
+    let Some(update) = ctx.stores.node_updates.get(key) else {
+        return Ok(Action::Done);
+    };
+    let mut facts = Facts::read(ctx, update);
+    if let Err(error) = look_at_pods(ctx, &mut facts).await {
+        if !act::is_silence(&error) {
+            return Err(error.into());
+        }
+        if let Some(cluster) = &facts.cluster {
+            cluster.view.mark_unreachable();
+        }
+    }
+    let decision = decide(&facts.snapshot(), ctx.clock.now());
+    let Some(write) = decision.write.clone() else {
+        return Ok(wait(&decision));
+    };
+    match perform(ctx, &facts, &decision, &write).await? {
+        Done::Again(after) => Ok(Action::RequeueAfter(after)),
+        Done::Evicted(refused) => {
+            facts.evictions = Some(refused);
+            let decision = decide(&facts.snapshot(), ctx.clock.now());
+            if decision.write == Some(Write::Status) {
+                perform(ctx, &facts, &decision, &Write::Status).await?;
+            }
+            Ok(wait(&decision))
+        }
+    }
+}
+
+fn wait(decision: &Decision) -> Action {
+    decision.requeue.map_or(Action::Done, Action::RequeueAfter)
+}
+
+/// Lists the pods of a node that is being drained; nobody else needs them.
+async fn look_at_pods(ctx: &Context, facts: &mut Facts) -> kube::Result<()> {
+    let draining =
+        facts.update.status.as_ref().is_some_and(|status| status.phase == Phase::Draining);
+    let cordoned = facts.node().is_some_and(|node| node.unschedulable);
+    let Some(cluster) = facts.cluster.as_ref().filter(|_| draining && cordoned) else {
+        return Ok(());
+    };
+    if cluster.view.is_unreachable() {
+        return Ok(());
+    }
+    let client = ctx.workloads.client(&cluster.key.namespace, &cluster.key.name).await;
+    let Ok(client) = client else {
+        cluster.view.mark_unreachable();
+        return Ok(());
+    };
+    facts.pods = Some(drain::pods_on(&client, &cluster.node_name).await?);
+    Ok(())
+}

@@ -1,0 +1,138 @@
+//! The controller of UpdateGroups: makes them, shows who waits and why, and frees the slots of
+//! machines that are gone.
+
+pub(crate) mod limits;
+
+use std::{sync::Arc, time::Duration};
+
+use kube::ResourceExt as _;
+use refit_api::{
+    capi::Machine,
+    refit::{NodeUpdate, Slot, UpdateGroup, UpdateGroupStatus},
+};
+use refit_core::{
+    group::{Member, release, summarise},
+    node::speaker,
+};
+use refit_kube::{ObjectKey, apply, queue::Action};
+
+use self::limits::limits_of;
+use crate::{
+    context::{Context, Stores},
+    groups::{Group, ensure_group, group_of, machines_of, node_updates_of_machine, phase_of},
+    host_plan::{cluster_key, node_name},
+    node_update::{facts::node_view, swap_group},
+};
+
+/// How soon a group is looked at again after somebody else wrote first.
+const AFTER_CONFLICT: Duration = Duration::from_millis(500);
+/// How often a group with slots is looked at without a cause: a Machine may go unseen.
+const SLOT_RECHECK: Duration = Duration::from_secs(60);
+
+/// Works on UpdateGroups until it is dropped.
+pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
+    ctx.stores.wait_synced().await;
+    let workers = ctx.settings.update_group_workers;
+    let queue = &ctx.queues.groups;
+    queue.work("update-group", workers, |key| measured(ctx.clone(), key)).await;
+    Ok(())
+}
+
+async fn measured(ctx: Arc<Context>, key: ObjectKey) -> anyhow::Result<Action> {
+    let started = ctx.clock.now();
+    let outcome = reconcile(&ctx, &key).await;
+    ctx.metrics.reconcile("update-group", ctx.clock.elapsed(started));
+    if outcome.is_err() {
+        ctx.metrics.reconcile_error("update-group", "Write");
+    }
+    outcome
+}
+
+async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
+    let stores = &ctx.stores;
+    let machines = machines_of(stores, key);
+    let updates: Vec<Vec<Arc<NodeUpdate>>> = machines
+        .iter()
+        .map(|machine| node_updates_of_machine(stores, &ObjectKey::of(machine.as_ref())))
+        .collect();
+    let Some(object) = stores.update_groups.get(key) else {
+        let asked_for = updates.iter().any(|updates| !updates.is_empty());
+        let group = machines.first().and_then(|machine| group_of(stores, machine));
+        if let Some(group) = group.filter(|_| asked_for) {
+            let made = ensure_group(ctx, &group).await?;
+            stores.update_groups.insert_newer(made);
+            return Ok(Action::RequeueAfter(AFTER_CONFLICT));
+        }
+        return Ok(Action::Done);
+    };
+    let speakers: Vec<Option<&NodeUpdate>> = machines
+        .iter()
+        .zip(&updates)
+        .map(|(machine, updates)| {
+            let uid = machine.uid().unwrap_or_default();
+            speaker(updates.iter().map(AsRef::as_ref), &uid)
+        })
+        .collect();
+    let status = object.status.clone().unwrap_or_default();
+    let next = next_status(ctx, &object, &status, &machines, &speakers);
+    if next != status {
+        match swap_group(ctx, &object, &status, &next).await {
+            Err(error) if apply::is_conflict(&error) || apply::is_not_found(&error) => {
+                return Ok(Action::RequeueAfter(AFTER_CONFLICT));
+            }
+            outcome => outcome?,
+        }
+    }
+    let idle = next.slots.is_empty();
+    Ok(if idle { Action::Done } else { Action::RequeueAfter(SLOT_RECHECK) })
+}
+
+fn next_status(
+    ctx: &Context,
+    object: &UpdateGroup,
+    status: &UpdateGroupStatus,
+    machines: &[Arc<Machine>],
+    speakers: &[Option<&NodeUpdate>],
+) -> UpdateGroupStatus {
+    let stores = &ctx.stores;
+    let group = Group { key: ObjectKey::of(object), spec: object.spec.clone() };
+    let names: Vec<String> = machines.iter().map(|machine| machine.name_any()).collect();
+    let members: Vec<Member<'_>> = names
+        .iter()
+        .zip(speakers)
+        .filter_map(|(name, update)| {
+            let update = (*update)?;
+            let blocked_by = update.status.as_ref().map_or(&[][..], |status| &status.blocked_by);
+            Some(Member { machine: name, phase: phase_of(update), blocked_by })
+        })
+        .collect();
+    let mut next = status.clone();
+    for slot in &status.slots {
+        if is_free(ctx, &group, slot) {
+            next = release(&next, &slot.machine_uid).unwrap_or(next);
+        }
+    }
+    let limits = limits_of(stores, &group, machines.len());
+    let now = ctx.clock.now_seconds();
+    summarise(&next, limits, &members, object.metadata.generation, now)
+}
+
+/// Whether a slot belongs to nobody: its Machine is gone, or its NodeUpdate is and the machine
+/// serves as if nothing had been.
+fn is_free(ctx: &Context, group: &Group, slot: &Slot) -> bool {
+    let stores: &Stores = &ctx.stores;
+    let namespace = &group.key.namespace;
+    let machine = stores.machines.get(&ObjectKey::new(namespace, &slot.machine));
+    let Some(machine) = machine.filter(|machine| machine.uid().as_ref() == Some(&slot.machine_uid))
+    else {
+        return true;
+    };
+    let updates = node_updates_of_machine(stores, &ObjectKey::of(machine.as_ref()));
+    if updates.iter().any(|update| update.spec.machine_ref.uid == slot.machine_uid) {
+        return false;
+    }
+    let Some(node) = node_name(&machine) else { return false };
+    let Some(view) = ctx.workload_index.view(&cluster_key(&machine)) else { return false };
+    let node = view.nodes.get(&ObjectKey::new("", node)).map(|node| node_view(&node));
+    view.synced() && node.is_some_and(|node| node.ready && !node.cordoned_by_us())
+}

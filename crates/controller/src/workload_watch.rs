@@ -1,0 +1,300 @@
+//! What is watched in workload clusters: HostPlans, Nodes and the control plane's mirror pods.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use futures::{
+    StreamExt as _,
+    future::{AbortHandle, abortable},
+    stream::FuturesUnordered,
+};
+use k8s_openapi::{
+    api::core::v1::{Namespace, Node, Pod},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{Api, Client, ResourceExt as _, api::ObjectMeta, core::crd::CustomResourceExt as _};
+use refit_api::{capi::Cluster, keys, refit::HostPlan};
+use refit_kube::{ObjectKey, Store, apply, store};
+use tokio::sync::Notify;
+
+use crate::{
+    context::{Context, Stores},
+    groups::node_update_keys_of_machine,
+};
+
+/// How often the list of Clusters is looked at.
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(5);
+/// How often a cluster that answers is asked whether it still does.
+const PROBE_INTERVAL: Duration = Duration::from_secs(60);
+/// How often a cluster that does not answer is asked again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// Namespace of the control plane's mirror pods.
+const KUBE_SYSTEM: &str = "kube-system";
+/// On the CRD that we install: hash of what it says, so that an equal one is left alone.
+const CRD_HASH: &str = "refit.dev/crd-hash";
+
+/// Caches of the workload clusters, by the key of their Cluster.
+#[derive(Debug, Default)]
+pub(crate) struct WorkloadIndex {
+    clusters: Mutex<BTreeMap<ObjectKey, Arc<ClusterView>>>,
+}
+
+/// What the watches of one workload cluster saw.
+#[derive(Debug, Default)]
+pub(crate) struct ClusterView {
+    /// HostPlans of namespace `refit-system`.
+    pub(crate) host_plans: Store<HostPlan>,
+    /// Nodes.
+    pub(crate) nodes: Store<Node>,
+    /// Mirror pods of the control plane, in `kube-system`.
+    pub(crate) static_pods: Store<Pod>,
+    unreachable: AtomicBool,
+    probe: Notify,
+}
+
+impl ClusterView {
+    /// Whether the first list of every kind is complete.
+    pub(crate) fn synced(&self) -> bool {
+        self.host_plans.is_ready() && self.nodes.is_ready() && self.static_pods.is_ready()
+    }
+
+    /// Whether the last call to the cluster got no answer.
+    pub(crate) fn is_unreachable(&self) -> bool {
+        self.unreachable.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a call got no answer; the cluster is asked again soon.
+    pub(crate) fn mark_unreachable(&self) {
+        if !self.unreachable.swap(true, Ordering::Relaxed) {
+            self.probe.notify_one();
+        }
+    }
+}
+
+impl WorkloadIndex {
+    /// The view of a Cluster; `None` before its control plane is initialised.
+    pub(crate) fn view(&self, cluster: &ObjectKey) -> Option<Arc<ClusterView>> {
+        self.lock().get(cluster).cloned()
+    }
+
+    /// Puts a view in place of the watches.
+    #[cfg(test)]
+    pub(crate) fn insert(&self, cluster: ObjectKey, view: ClusterView) -> Arc<ClusterView> {
+        let view = Arc::new(view);
+        self.lock().insert(cluster, view.clone());
+        view
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ObjectKey, Arc<ClusterView>>> {
+        self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Watches every workload cluster whose control plane is initialised, for ever. Dropping the future
+/// ends the watches.
+pub(crate) async fn run(ctx: &Context) {
+    ctx.stores.clusters.ready().await;
+    let mut watches = FuturesUnordered::new();
+    let mut handles: BTreeMap<ObjectKey, AbortHandle> = BTreeMap::new();
+    loop {
+        let wanted: Vec<ObjectKey> = initialised(&ctx.stores.clusters);
+        for key in &wanted {
+            if !handles.contains_key(key) {
+                let view = Arc::new(ClusterView::default());
+                ctx.workload_index.lock().insert(key.clone(), view.clone());
+                let (watch, handle) = abortable(watch_cluster(ctx, key.clone(), view));
+                handles.insert(key.clone(), handle);
+                watches.push(watch);
+            }
+        }
+        handles.retain(|key, handle| {
+            let stays = wanted.contains(key);
+            if !stays {
+                handle.abort();
+                ctx.workload_index.lock().remove(key);
+            }
+            stays
+        });
+        tokio::select! {
+            biased;
+            Some(_) = watches.next(), if !watches.is_empty() => {}
+            () = tokio::time::sleep(DISCOVERY_INTERVAL) => {}
+        }
+    }
+}
+
+fn initialised(clusters: &Store<Cluster>) -> Vec<ObjectKey> {
+    clusters
+        .list()
+        .iter()
+        .filter(|cluster| {
+            cluster
+                .status
+                .as_ref()
+                .and_then(|status| status.initialization.as_ref())
+                .and_then(|milestones| milestones.control_plane_initialized)
+                .unwrap_or_default()
+        })
+        .map(|cluster| ObjectKey::of(cluster.as_ref()))
+        .collect()
+}
+
+async fn watch_cluster(ctx: &Context, key: ObjectKey, view: Arc<ClusterView>) {
+    loop {
+        if let Err(error) = session(ctx, &key, &view).await {
+            tracing::debug!(cluster = %key, error = format!("{error:#}"), "no session with a workload cluster");
+        }
+        view.unreachable.store(true, Ordering::Relaxed);
+        wake_all(ctx, &key);
+        tokio::time::sleep(RETRY_INTERVAL).await;
+    }
+}
+
+/// Watches a cluster with one set of credentials; returns when they are refused.
+async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::Result<()> {
+    let client = ctx.workloads.client(&key.namespace, &key.name).await?;
+    let installed = ensure_installed(&client).await;
+    if installed.is_err() {
+        ctx.workloads.forget(&key.namespace, &key.name);
+    }
+    installed?;
+    set_reachable(ctx, key, view);
+    let wake = |node: &str| wake_node(ctx, key, node);
+    let plans = store::reflect(
+        Api::<HostPlan>::namespaced(client.clone(), keys::HOST_PLAN_NAMESPACE),
+        store::everything(),
+        view.host_plans.clone(),
+        |plan| wake(&plan.name_any()),
+    );
+    let nodes = store::reflect(
+        Api::<Node>::all(client.clone()),
+        store::everything(),
+        view.nodes.clone(),
+        |node| wake(&node.name_any()),
+    );
+    let pods = store::reflect(
+        Api::<Pod>::namespaced(client.clone(), KUBE_SYSTEM),
+        store::everything().labels("tier=control-plane"),
+        view.static_pods.clone(),
+        |pod| {
+            if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
+                wake(node);
+            }
+        },
+    );
+    tokio::select! {
+        biased;
+        refused = keep_probing(ctx, key, view, &client) => refused,
+        ((), (), ()) = async { futures::join!(plans, nodes, pods) } => Ok(()),
+    }
+}
+
+/// Asks the cluster from time to time whether it answers; returns when it refuses who we are.
+async fn keep_probing(
+    ctx: &Context,
+    key: &ObjectKey,
+    view: &ClusterView,
+    client: &Client,
+) -> anyhow::Result<()> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    loop {
+        let wait = if view.is_unreachable() { RETRY_INTERVAL } else { PROBE_INTERVAL };
+        tokio::select! {
+            biased;
+            () = view.probe.notified() => tokio::time::sleep(RETRY_INTERVAL).await,
+            () = tokio::time::sleep(wait) => {}
+        }
+        match namespaces.get_opt(keys::HOST_PLAN_NAMESPACE).await {
+            Ok(_) => set_reachable(ctx, key, view),
+            Err(kube::Error::Api(status)) if matches!(status.code, 401 | 403) => {
+                ctx.workloads.forget(&key.namespace, &key.name);
+                return Err(kube::Error::Api(status)).context("our credentials are refused");
+            }
+            Err(_) => {
+                if !view.unreachable.swap(true, Ordering::Relaxed) {
+                    wake_all(ctx, key);
+                }
+            }
+        }
+    }
+}
+
+fn set_reachable(ctx: &Context, key: &ObjectKey, view: &ClusterView) {
+    if view.unreachable.swap(false, Ordering::Relaxed) {
+        wake_all(ctx, key);
+    }
+}
+
+/// Installs what agents need: their namespace and the HostPlan CRD.
+async fn ensure_installed(client: &Client) -> anyhow::Result<()> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    if namespaces.get_opt(keys::HOST_PLAN_NAMESPACE).await?.is_none() {
+        let namespace = Namespace {
+            metadata: ObjectMeta {
+                name: Some(keys::HOST_PLAN_NAMESPACE.to_owned()),
+                ..ObjectMeta::default()
+            },
+            ..Namespace::default()
+        };
+        apply::create_or_get(&namespaces, &namespace).await?;
+    }
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let mut crd = HostPlan::crd();
+    let hash = refit_api::refit::hash_json(&serde_json::to_value(&crd.spec)?);
+    crd.annotations_mut().insert(CRD_HASH.to_owned(), hash.clone());
+    let name = crd.name_any();
+    match crds.get_opt(&name).await? {
+        None => {
+            apply::create_or_get(&crds, &crd).await?;
+        }
+        Some(known) if known.annotations().get(CRD_HASH) == Some(&hash) => {}
+        Some(_) => {
+            let body = serde_json::to_value(&crd)?;
+            apply::apply(&crds, keys::MANAGER, &name, &body).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Wakes the NodeUpdates of the Machine that has this Node.
+fn wake_node(ctx: &Context, cluster: &ObjectKey, node: &str) {
+    for machine in ctx.stores.machines.list_in(&cluster.namespace) {
+        let of_node = machine
+            .status
+            .as_ref()
+            .and_then(|status| status.node_ref.as_ref())
+            .is_some_and(|node_ref| node_ref.name == node);
+        if machine.spec.cluster_name == cluster.name && of_node {
+            wake_machine(ctx, &ObjectKey::of(machine.as_ref()));
+        }
+    }
+}
+
+fn wake_all(ctx: &Context, cluster: &ObjectKey) {
+    for machine in machines_of_cluster(&ctx.stores, cluster) {
+        wake_machine(ctx, &machine);
+    }
+}
+
+fn wake_machine(ctx: &Context, machine: &ObjectKey) {
+    for key in node_update_keys_of_machine(&ctx.stores, machine) {
+        ctx.queues.node_updates.add(key);
+    }
+}
+
+fn machines_of_cluster(stores: &Stores, cluster: &ObjectKey) -> Vec<ObjectKey> {
+    stores
+        .machines
+        .list_in(&cluster.namespace)
+        .iter()
+        .filter(|machine| machine.spec.cluster_name == cluster.name)
+        .map(|machine| ObjectKey::of(machine.as_ref()))
+        .collect()
+}

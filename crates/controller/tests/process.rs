@@ -1,0 +1,188 @@
+//! The whole process against an API server in memory: what it leaves behind when it dies.
+
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{Api, Client, Config, ResourceExt, api::PostParams};
+use refit_api::{
+    capi::{Cluster, Machine, MachineSpec},
+    crds, hooks,
+    refit::NodeUpdate,
+};
+use refit_apiserver::{ApiServer, Options};
+use refit_controller::{ControllerOptions, HookServer, Settings, run};
+use refit_core::safeguards::Safeguards;
+use refit_kube::{
+    Clock,
+    client::{ClientStack, HttpsPoster},
+    gate::Open,
+    net::{Dialer, MemoryNetwork},
+    serve,
+    tls::{self, Authority, ReloadableCert, Validity},
+};
+use rustls::pki_types::{CertificateDer, pem::PemObject as _};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tower::ServiceExt as _;
+
+const API: &str = "management.refit.sandbox";
+const HOOKS: &str = "refit-webhook.refit-system.svc";
+
+struct World {
+    network: MemoryNetwork,
+    authority: Authority,
+    clock: Clock,
+    client: Client,
+    api: JoinHandle<()>,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.api.abort();
+    }
+}
+
+fn validity() -> Validity {
+    Validity {
+        from: "2020-01-01T00:00:00Z".parse().unwrap(),
+        until: "2120-01-01T00:00:00Z".parse().unwrap(),
+    }
+}
+
+impl World {
+    async fn new() -> Self {
+        tls::install_provider();
+        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
+        let server = ApiServer::new(Options::new(Arc::new(move || clock.now_seconds())));
+        let client = Client::new(server.clone(), "default");
+        let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+        for crd in crds::refit_crds().into_iter().chain(crds::capi_crds()) {
+            crds.create(&PostParams::default(), &crd).await.unwrap();
+        }
+        let network = MemoryNetwork::default();
+        let authority = Authority::new("sandbox", validity()).unwrap();
+        let cert = ReloadableCert::new(&authority.server(&[API], validity()).unwrap()).unwrap();
+        let config = tls::server_config(cert, None).unwrap();
+        let listener = network.listen(API, 6443);
+        let service = tower::service_fn(move |request| {
+            let answer = server.clone().oneshot(request);
+            async { Ok::<_, Infallible>(answer.await.expect("no connection is cut here")) }
+        });
+        let api = tokio::spawn(serve::serve(
+            listener,
+            Some(config),
+            service,
+            std::future::pending(),
+        ));
+        Self {
+            network,
+            authority,
+            clock,
+            client,
+            api,
+        }
+    }
+
+    fn stack(&self) -> ClientStack {
+        let dialer = Dialer::Memory(self.network.clone(), Arc::new(Open));
+        ClientStack::new(dialer, Arc::new(Open), "refit-test/0")
+    }
+
+    fn start(&self) -> JoinHandle<anyhow::Result<()>> {
+        let ca = &self.authority;
+        let mut config = Config::new(format!("https://{API}:6443").parse().unwrap());
+        let pem = ca.material().cert_pem.as_bytes();
+        config.root_cert = Some(vec![CertificateDer::from_pem_slice(pem).unwrap().to_vec()]);
+        let cert = ReloadableCert::new(&ca.server(&[HOOKS], validity()).unwrap()).unwrap();
+        tokio::spawn(run(ControllerOptions {
+            stack: self.stack(),
+            config,
+            clock: self.clock,
+            hooks: HookServer {
+                listener: self.network.listen(HOOKS, 443),
+                cert,
+                client_ca_pem: None,
+            },
+            safeguards: Safeguards::default(),
+            settings: Settings::default(),
+        }))
+    }
+
+    async fn update_machine(&self, version: &str) -> Value {
+        let meta = json!({"name": "edge-1-w-0", "namespace": "default"});
+        let body = json!({"desired": {
+            "machine": {"kind": "Machine", "metadata": meta,
+                "spec": {"clusterName": "edge-1", "version": version}},
+            "infrastructureMachine": {"kind": "DockerMachine", "metadata": meta, "spec": {}},
+            "bootstrapConfig": {"kind": "KubeadmConfig", "metadata": meta, "spec": {}},
+        }});
+        let path = hooks::path("UpdateMachine", Some("update-machine"));
+        let url = format!("https://{HOOKS}:443{path}?timeout=10s");
+        let pem = self.authority.material().cert_pem.as_bytes();
+        let poster = HttpsPoster::new(&self.stack(), pem).unwrap();
+        let deadline = Duration::from_secs(10);
+        let (status, answer) = poster
+            .post(&url, body.to_string().into_bytes(), deadline)
+            .await
+            .unwrap();
+        assert_eq!(status, 200);
+        serde_json::from_slice(&answer).unwrap()
+    }
+
+    async fn node_updates(&self) -> Vec<NodeUpdate> {
+        let api: Api<NodeUpdate> = Api::namespaced(self.client.clone(), "default");
+        api.list(&<_>::default()).await.unwrap().items
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_dies_at_any_time_asks_for_each_update_once() {
+    let world = World::new().await;
+    let clusters: Api<Cluster> = Api::namespaced(world.client.clone(), "default");
+    let cluster = Cluster::new("edge-1", <_>::default());
+    clusters
+        .create(&PostParams::default(), &cluster)
+        .await
+        .unwrap();
+    let machines: Api<Machine> = Api::namespaced(world.client.clone(), "default");
+    let spec = MachineSpec {
+        cluster_name: "edge-1".into(),
+        version: Some("v1.34.2".into()),
+        ..MachineSpec::default()
+    };
+    let machine = Machine::new("edge-1-w-0", spec);
+    let machine = machines
+        .create(&PostParams::default(), &machine)
+        .await
+        .unwrap();
+
+    for _ in 0..3 {
+        let process = world.start();
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let answer = world.update_machine("v1.35.0").await;
+        assert_eq!(answer["status"], "Success", "{answer}");
+        assert!(
+            answer["retryAfterSeconds"].as_i64().unwrap() > 0,
+            "{answer}"
+        );
+        assert!(!process.is_finished());
+        process.abort();
+        assert!(process.await.unwrap_err().is_cancelled());
+    }
+    let updates = world.node_updates().await;
+    assert_eq!(updates.len(), 1);
+    assert_eq!(updates[0].name_any(), "edge-1-w-0-1");
+    assert_eq!(Some(updates[0].spec.machine_ref.uid.clone()), machine.uid());
+
+    machines
+        .delete("edge-1-w-0", &<_>::default())
+        .await
+        .unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(
+        world.node_updates().await.is_empty(),
+        "it goes with its Machine"
+    );
+}

@@ -1,0 +1,295 @@
+//! How updates end, and what is left of them.
+
+use refit_api::{
+    keys,
+    refit::{Gate, NodeUpdateStatus, Phase, Stage},
+};
+
+use super::world::*;
+
+fn aborted(mut one: One) -> One {
+    one.update.spec.stage = Stage::Abort;
+    one.settle();
+    one
+}
+
+fn untouched(one: &One) {
+    assert!(one.annotations().is_empty(), "{:?}", one.annotations());
+    assert_eq!(one.slots(), 0);
+    assert!(!one.node().unwrap().unschedulable);
+    assert_eq!(one.condition(), None);
+}
+
+#[test]
+fn an_abort_before_anything_happened_stops_at_once() {
+    let one = aborted(One::worker());
+    assert_eq!((one.phase(), one.gate()), (Phase::Stopped, Gate::Closed));
+    assert_eq!(one.status().failure_reason, "Aborted");
+    untouched(&one);
+}
+
+#[test]
+fn an_abort_before_the_point_of_no_return_stops_the_host_first() {
+    let mut one = aborted(One::worker().staged());
+    assert_eq!(one.phase(), Phase::Stopping);
+    assert!(one.plan.as_ref().unwrap().spec.abort);
+    assert_eq!(one.gate(), Gate::Stage);
+    one.host_works();
+    one.settle();
+    assert_eq!(one.phase(), Phase::Stopped);
+    untouched(&one);
+}
+
+#[test]
+fn an_abort_gives_slot_and_guard_back() {
+    let mut one = One::worker().staged();
+    while one.log.last().map(String::as_str) != Some("guard") {
+        assert!(one.step());
+    }
+    let mut one = aborted(one);
+    one.host_works();
+    one.settle();
+    assert_eq!(one.phase(), Phase::Stopped);
+    untouched(&one);
+}
+
+#[test]
+fn an_abort_after_the_point_of_no_return_lets_the_update_end() {
+    let mut one = One::worker().staged();
+    one.settle();
+    assert_eq!(one.gate(), Gate::Upgrade);
+    one.update.spec.stage = Stage::Abort;
+    one.host_works();
+    one.settle();
+    one.host_works();
+    one.kubelet_returns();
+    one.settle();
+    assert_eq!(one.phase(), Phase::Succeeded);
+    assert!(!one.plan.as_ref().unwrap().spec.abort);
+}
+
+#[test]
+fn a_newer_request_stops_an_older_one_that_has_not_begun() {
+    let mut one = One::worker().staged();
+    one.siblings.push(update("m-0", 2));
+    one.settle();
+    assert_eq!(one.phase(), Phase::Stopping);
+    one.host_works();
+    one.settle();
+    assert_eq!((one.phase(), one.status().failure_reason.as_str()), (Phase::Stopped, "Superseded"));
+}
+
+#[test]
+fn an_older_request_past_the_point_of_no_return_ends_first() {
+    let mut one = One::worker().upgraded();
+    one.siblings.push(update("m-0", 2));
+    one.settle();
+    one.host_works();
+    one.kubelet_returns();
+    one.settle();
+    assert_eq!(one.phase(), Phase::Succeeded);
+    // Condition and guard are the newer one's to speak of.
+    assert!(one.annotations().contains_key(keys::GUARDED_BY_US));
+    assert_eq!(one.slots(), 0);
+}
+
+#[test]
+fn a_step_that_fails_for_good_ends_the_update_with_its_reason() {
+    let mut one = One::worker();
+    one.settle();
+    one.host_fails("stage");
+    one.settle();
+    let status = one.status();
+    assert_eq!((status.phase, status.retriable), (Phase::Failed, false));
+    assert_eq!(status.failure_reason, "PackageMissing");
+    assert_eq!(
+        status.message,
+        "failed: PackageMissing; step stage: put the package into the repository"
+    );
+    assert_eq!(one.condition(), Some(("False".into(), "Failed".into())));
+    assert!(one.events.iter().any(|event| event.reason == "UpdateFailed"));
+    assert!(one.annotations().is_empty());
+    assert_eq!(one.slots(), 0);
+}
+
+fn failed_while_down() -> One {
+    let mut one = One::worker().upgraded();
+    one.settle();
+    one.host_fails("kubelet-install");
+    one.node_mut().ready = false;
+    one.settle();
+    assert_eq!(one.phase(), Phase::Failed);
+    one
+}
+
+#[test]
+fn a_machine_that_failed_and_is_down_keeps_its_slot_but_not_its_guard() {
+    let one = failed_while_down();
+    assert_eq!(one.slots(), 1);
+    assert!(one.annotations().is_empty());
+    assert!(one.decide().requeue.is_some());
+}
+
+#[test]
+fn after_a_bad_end_the_status_says_whose_cordon_it_is() {
+    let mut one = failed_while_down();
+    assert!(one.status().cordoned_by_us);
+    one.node_mut().ready = true;
+    one.settle();
+    assert_eq!(one.slots(), 1, "our own cordon keeps the machine unavailable");
+    one.node_mut().unschedulable = false;
+    one.settle();
+    assert!(!one.status().cordoned_by_us);
+    assert_eq!(one.slots(), 0);
+}
+
+#[test]
+fn the_next_attempt_takes_over_slot_and_cordon_and_ends_well() {
+    let mut one = failed_while_down();
+    one.siblings.push(one.update.clone());
+    one.update = update("m-0", 2);
+    one.settle();
+    one.host_works();
+    one.settle();
+    one.host_works();
+    one.settle();
+    one.host_works();
+    one.kubelet_returns();
+    one.settle();
+    assert_eq!(one.phase(), Phase::Succeeded, "{:?}", one.status());
+    assert!(!one.node().unwrap().unschedulable);
+    assert_eq!(one.slots(), 0);
+    assert!(one.annotations().is_empty());
+}
+
+#[test]
+fn an_ended_update_leaves_the_machine_to_the_one_that_runs() {
+    let mut one = One::worker().upgraded();
+    let mut old = one.clone();
+    old.siblings.push(one.update.clone());
+    old.update = update("m-0", 0);
+    old.update.status = Some(NodeUpdateStatus { phase: Phase::Succeeded, ..Default::default() });
+    assert_eq!(old.decide().write, None);
+    one.siblings.push(old.update);
+    one.settle();
+    assert_eq!(one.gate(), Gate::Disrupt);
+}
+
+#[test]
+fn an_end_is_final() {
+    for phase in [Phase::Succeeded, Phase::Failed, Phase::Stopped] {
+        let mut one = One::worker();
+        one.update.status = Some(NodeUpdateStatus { phase, ..Default::default() });
+        one.update.spec.stage = Stage::Abort;
+        one.delete_machine();
+        one.settle();
+        assert_eq!(one.phase(), phase);
+    }
+}
+
+#[test]
+fn a_deletion_waits_for_the_host_and_no_longer() {
+    let mut one = One::worker().upgraded();
+    one.delete_machine();
+    one.settle();
+    assert_eq!((one.phase(), one.blocked_by()), (Phase::Stopping, vec!["MachineDeleting".into()]));
+    assert!(one.annotations().contains_key(keys::PRE_DRAIN_HOOK));
+    assert!(one.plan.as_ref().unwrap().spec.abort);
+    one.host_works();
+    one.settle();
+    assert_eq!(one.phase(), Phase::Stopped);
+    assert!(one.annotations().is_empty());
+}
+
+#[test]
+fn a_deletion_does_not_wait_for_a_host_that_is_gone() {
+    for reachable in [true, false] {
+        let mut one = One::worker().upgraded();
+        one.delete_machine();
+        one.settle();
+        one.reachable = reachable;
+        one.now += 1000;
+        one.settle();
+        assert_eq!(one.phase(), Phase::Stopped);
+        assert!(one.annotations().is_empty());
+    }
+}
+
+#[test]
+fn a_machine_that_is_deleted_early_is_let_go() {
+    let mut one = One::worker();
+    one.delete_machine();
+    one.settle();
+    assert_eq!((one.phase(), one.gate()), (Phase::Stopped, Gate::Closed));
+}
+
+#[test]
+fn a_machine_that_is_gone_ends_its_update() {
+    let mut one = One::worker().staged();
+    one.machine = None;
+    one.settle();
+    assert_eq!(one.status().failure_reason, "MachineGone");
+    assert!(one.plan.as_ref().unwrap().spec.abort);
+}
+
+#[test]
+fn another_machine_of_the_same_name_is_left_alone() {
+    let mut one = One::worker().upgraded();
+    let before = {
+        let machine = one.machine.as_mut().unwrap();
+        machine.metadata.uid = Some("another".into());
+        machine.clone()
+    };
+    one.settle();
+    assert_eq!(one.status().failure_reason, "MachineReplaced");
+    assert_eq!(one.machine, Some(before));
+    assert_eq!(one.slots(), 0);
+}
+
+#[test]
+fn a_host_that_stops_by_itself_ends_the_update() {
+    let mut one = One::worker().staged();
+    one.plan.as_mut().unwrap().status.as_mut().unwrap().state =
+        refit_api::refit::PlanState::Stopped;
+    one.settle();
+    assert_eq!(one.status().failure_reason, "HostStopped");
+}
+
+#[test]
+fn the_guard_that_was_switched_off_goes_while_the_update_runs() {
+    let mut one = One::worker().upgraded();
+    let annotations = one.machine.as_mut().unwrap().metadata.annotations.as_mut().unwrap();
+    annotations.insert(keys::REMEDIATION_GUARD.to_owned(), "Disabled".to_owned());
+    one.settle();
+    assert_eq!(one.annotations().keys().collect::<Vec<_>>(), [keys::REMEDIATION_GUARD]);
+}
+
+#[test]
+fn a_users_own_guard_survives_every_end() {
+    let mut one = One::worker();
+    let annotations = one.machine.as_mut().unwrap().metadata.annotations.as_mut().unwrap();
+    annotations.insert(keys::SKIP_REMEDIATION.to_owned(), "mine".to_owned());
+    one = one.disrupted();
+    one.settle();
+    assert_eq!(one.phase(), Phase::Succeeded);
+    assert_eq!(one.annotations().keys().collect::<Vec<_>>(), [keys::SKIP_REMEDIATION]);
+}
+
+#[test]
+fn nothing_is_written_while_nothing_is_known() {
+    use crate::node::{GroupView, Snapshot, Workload, decide};
+    let update = update("m-0", 1);
+    let machine = machine("m-0");
+    let snapshot = Snapshot {
+        update: &update,
+        siblings: Vec::new(),
+        machine: Some(&machine),
+        paused: None,
+        owner_version: None,
+        group: GroupView::Missing,
+        workload: Workload::NotSynced,
+        slot_required: true,
+        report_stale_after: jiff::SignedDuration::from_mins(15),
+    };
+    assert_eq!(decide(&snapshot, at(0)).write, None);
+}

@@ -1,0 +1,418 @@
+//! What keeps an update from going on, and the small decisions.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_api::{
+    conditions, keys,
+    refit::{Gate, NodeUpdateStatus, PlanState, Phase, Role, StepType},
+};
+
+use super::world::*;
+use crate::node::{
+    MachineView, NodeView, StaticPod, decide_role, is_available, plan_steps, step_names,
+};
+
+/// Blocks at the very start, with the reason given.
+fn refused(one: One, reason: &str) -> One {
+    let mut one = one;
+    one.settle();
+    assert_eq!(one.blocked_by(), [reason]);
+    assert!(one.gate() == Gate::Closed || one.plan.as_ref().unwrap().spec.plan_id != "uid-m-0-1");
+    assert_eq!(one.slots(), 0);
+    assert_eq!(one.condition(), Some(("Unknown".into(), "Waiting".into())));
+    one
+}
+
+#[test]
+fn a_pause_holds_what_has_not_begun() {
+    let mut one = One::worker();
+    one.paused = Some("Cluster edge-1".into());
+    let mut one = refused(one, "Paused");
+    one.paused = None;
+    one.settle();
+    assert_eq!(one.phase(), Phase::Staging);
+}
+
+#[test]
+fn a_pause_holds_before_the_point_of_no_return_and_not_after_it() {
+    let mut one = One::worker().staged();
+    one.paused = Some("Machine m-0".into());
+    one.settle();
+    assert_eq!((one.gate(), one.blocked_by()), (Gate::Stage, vec!["Paused".to_owned()]));
+    let mut late = One::worker().upgraded();
+    late.paused = Some("Machine m-0".into());
+    late.settle();
+    assert_eq!(late.gate(), Gate::Disrupt);
+}
+
+#[test]
+fn a_host_without_a_fresh_report_gets_no_plan() {
+    let mut silent = One::worker();
+    silent.now = 901;
+    refused(silent, "NoFreshReport");
+    let mut missing = One::worker();
+    missing.plan.as_mut().unwrap().status = None;
+    refused(missing, "NoFreshReport");
+}
+
+#[test]
+fn an_agent_that_does_not_know_a_step_gets_no_plan() {
+    let mut one = One::worker();
+    let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
+    status.capabilities.retain(|step| *step != StepType::KubeadmUpgrade);
+    refused(one, "AgentTooOld");
+}
+
+#[test]
+fn a_machine_without_a_node_waits() {
+    let mut one = One::worker();
+    one.machine.as_mut().unwrap().status.as_mut().unwrap().node_ref = None;
+    refused(one, "NoNode");
+}
+
+#[test]
+fn a_machine_without_its_group_waits() {
+    let mut one = One::worker();
+    one.group = None;
+    let mut one = one;
+    one.settle();
+    assert_eq!(one.blocked_by(), ["GroupNotReady"]);
+}
+
+#[test]
+fn a_worker_waits_for_the_control_plane_of_its_cluster() {
+    let mut one = One::worker();
+    one.control_plane = vec![("cp".into(), Some("cp".into()), false)];
+    one.static_pods = vec![api_server("cp", FROM)];
+    let mut one = refused(one, "ControlPlaneBehind");
+    one.static_pods = vec![api_server("cp", GOAL)];
+    one.settle();
+    assert_eq!(one.phase(), Phase::Staging);
+}
+
+#[test]
+fn the_lowest_member_counts_and_kubelets_stand_in_for_pods_without_images() {
+    let mut one = One::worker();
+    one.control_plane = vec![
+        ("m-1".into(), Some("m-1".into()), false),
+        ("m-2".into(), Some("m-2".into()), false),
+    ];
+    one.static_pods = vec![api_server("m-1", GOAL)];
+    refused(one.clone(), "ControlPlaneBehind");
+    one.nodes[2].kubelet_version = "v1.35.3".into();
+    one.settle();
+    assert_eq!(one.phase(), Phase::Staging);
+}
+
+#[test]
+fn a_newer_patch_than_the_control_planes_is_no_newer_minor() {
+    let mut one = One::worker();
+    one.control_plane = vec![("cp".into(), Some("cp".into()), false)];
+    one.static_pods = vec![api_server("cp", FROM)];
+    one.update.spec.goal.kubernetes_version = "v1.34.9".into();
+    one.settle();
+    assert_eq!(one.phase(), Phase::Staging);
+}
+
+#[test]
+fn a_control_plane_member_waits_for_its_peers_to_be_well() {
+    let ill: [fn(&mut One); 5] = [
+        |one| one.nodes[1].ready = false,
+        |one| one.static_pods.iter_mut().filter(|p| p.node == "m-1").for_each(|p| p.ready = false),
+        |one| one.static_pods.retain(|pod| pod.node != "m-1"),
+        |one| one.control_plane[1].1 = None,
+        |one| one.control_plane[1].2 = true,
+    ];
+    for break_it in ill {
+        let mut one = One::control_plane();
+        break_it(&mut one);
+        let mut one = one;
+        one.settle();
+        assert_eq!((one.phase(), one.slots()), (Phase::Waiting, 0));
+        assert_eq!(one.blocked_by(), ["ControlPlaneUnhealthy"]);
+    }
+}
+
+#[test]
+fn a_peer_that_falls_ill_holds_the_kubelet_restart() {
+    let mut one = One::control_plane().upgraded();
+    one.nodes[1].ready = false;
+    one.settle();
+    assert_eq!((one.gate(), one.phase()), (Gate::Upgrade, Phase::Draining));
+    assert_eq!(one.blocked_by(), ["ControlPlaneUnhealthy"]);
+    one.nodes[1].ready = true;
+    one.settle();
+    assert_eq!(one.gate(), Gate::Disrupt);
+}
+
+#[test]
+fn too_few_others_hold_a_worker() {
+    let mut one = One::worker().staged();
+    one.others[2].available = false;
+    one.settle();
+    assert_eq!((one.gate(), one.slots()), (Gate::Stage, 0));
+    assert_eq!(one.blocked_by(), ["GroupUnavailable"]);
+}
+
+#[test]
+fn a_slot_that_is_not_used_yet_goes_back_when_others_fail() {
+    let mut one = One::worker().staged();
+    while one.slots() == 0 {
+        assert!(one.step());
+    }
+    one.others[2].available = false;
+    one.settle();
+    assert_eq!((one.gate(), one.slots()), (Gate::Stage, 0));
+    one.others[2].available = true;
+    one.settle();
+    assert_eq!((one.gate(), one.slots()), (Gate::Upgrade, 1));
+}
+
+#[test]
+fn a_node_that_is_not_ready_is_not_touched() {
+    let mut one = One::worker().staged();
+    one.node_mut().ready = false;
+    one.settle();
+    assert_eq!((one.gate(), one.slots()), (Gate::Stage, 0));
+    assert_eq!(one.blocked_by(), ["NodeNotReady"]);
+}
+
+#[test]
+fn a_machine_that_failed_may_be_repaired_though_it_is_down() {
+    let mut one = One::worker();
+    let slot = crate::group::slot("m-0", "uid-m-0", "m-0-0", at(0));
+    one.group.as_mut().unwrap().slots.push(slot);
+    one.node_mut().ready = false;
+    one = one.staged();
+    one.settle();
+    assert_eq!(one.gate(), Gate::Upgrade);
+    assert_eq!(one.group.as_ref().unwrap().slots[0].node_update, "m-0-1");
+}
+
+#[test]
+fn a_lost_slot_of_a_disturbed_machine_is_put_back() {
+    let mut one = One::worker().upgraded();
+    one.group.as_mut().unwrap().slots.clear();
+    one.step();
+    assert!(one.step());
+    assert_eq!(one.slots(), 1);
+}
+
+#[test]
+fn without_the_safeguard_nothing_is_claimed() {
+    let mut one = One::worker();
+    one.slot_required = false;
+    let busy = crate::group::slot("m-1", "uid-m-1", "m-1-1", at(0));
+    one.group.as_mut().unwrap().slots.push(busy);
+    one = one.upgraded();
+    one.settle();
+    assert_eq!(one.gate(), Gate::Disrupt);
+    assert!(!one.log.contains(&"claim".to_owned()));
+}
+
+#[test]
+fn an_older_update_of_the_machine_ends_first() {
+    let mut one = One::worker();
+    one.siblings.push(one.update.clone());
+    one.update = update("m-0", 2);
+    let mut one = refused_second(one);
+    one.siblings[0].status = Some(NodeUpdateStatus { phase: Phase::Stopped, ..Default::default() });
+    one.settle();
+    assert_eq!(one.phase(), Phase::Staging);
+}
+
+fn refused_second(mut one: One) -> One {
+    one.settle();
+    assert_eq!(one.blocked_by(), ["OlderUpdateUnfinished"]);
+    assert_eq!(one.status().blocked_by[0].object, "m-0-1");
+    one
+}
+
+#[test]
+fn a_plan_of_another_update_that_runs_is_waited_for() {
+    let mut one = One::worker().staged();
+    let mut first = one.update.clone();
+    first.status.as_mut().unwrap().phase = Phase::Failed;
+    one.siblings.push(first);
+    one.update = update("m-0", 2);
+    one.step();
+    one.step();
+    assert_eq!(one.blocked_by(), ["OlderPlanRunning"]);
+    // Nobody else would stop it.
+    one.settle();
+    assert!(one.plan.as_ref().unwrap().spec.abort);
+    one.host_works();
+    one.settle();
+    assert_eq!(one.plan.as_ref().unwrap().spec.plan_id, "uid-m-0-2");
+    assert!(!one.plan.as_ref().unwrap().spec.abort);
+}
+
+#[test]
+fn an_api_server_that_does_not_answer_is_named_and_waited_for() {
+    let mut one = One::worker().upgraded();
+    one.reachable = false;
+    one.settle();
+    assert_eq!((one.phase(), one.blocked_by()), (Phase::Upgrading, vec!["ApiUnreachable".into()]));
+    let log = one.log.len();
+    one.settle();
+    assert_eq!(one.log.len(), log);
+    one.reachable = true;
+    one.settle();
+    assert_eq!(one.gate(), Gate::Disrupt);
+}
+
+#[test]
+fn a_downgrade_must_be_asked_for_by_the_owner() {
+    let mut one = One::worker();
+    one.update.spec.goal.kubernetes_version = "v1.34.1".into();
+    let mut asked = one.clone();
+    asked.owner_version = Some("v1.34.1".into());
+    one.settle();
+    assert_eq!((one.phase(), one.status().failure_reason.as_str()), (Phase::Failed, "DowngradeNotAsked"));
+    assert_eq!(one.gate(), Gate::Closed);
+    asked.settle();
+    assert_eq!(asked.phase(), Phase::Staging);
+}
+
+#[test]
+fn a_control_plane_skips_no_minor_and_a_worker_may() {
+    let mut member = One::control_plane();
+    member.update.spec.goal.kubernetes_version = "v1.36.0".into();
+    member.settle();
+    assert_eq!(member.status().failure_reason, "SkipsMinor");
+    let mut worker = One::worker();
+    worker.update.spec.goal.kubernetes_version = "v1.36.0".into();
+    worker.settle();
+    assert_eq!(worker.phase(), Phase::Staging);
+}
+
+#[test]
+fn a_goal_that_is_no_version_fails() {
+    let mut one = One::worker();
+    one.update.spec.goal.kubernetes_version = "latest".into();
+    one.settle();
+    assert_eq!(one.status().failure_reason, "GoalUnreadable");
+}
+
+#[test]
+fn the_first_control_plane_is_told_by_the_api_servers() {
+    let old = [api_server("a", FROM), api_server("b", FROM)];
+    let some = [api_server("a", GOAL), api_server("b", FROM)];
+    let blind = [StaticPod { version: None, ..api_server("a", "") }];
+    let (first, other) = (Role::FirstControlPlane, Role::ControlPlane);
+    let table: [(&[StaticPod], Option<bool>, Role); 9] = [
+        (&old, None, first),
+        (&old, Some(true), first),
+        (&some, None, other),
+        (&some, Some(true), other),
+        // Its own API server may be the one that runs the target: apply has not ended.
+        (&some, Some(false), first),
+        (&blind, None, first),
+        (&blind, Some(false), first),
+        (&blind, Some(true), other),
+        (&[], None, first),
+    ];
+    for (pods, last, role) in table {
+        assert_eq!(decide_role(true, GOAL, last, pods), role, "{last:?} {pods:?}");
+    }
+    assert_eq!(decide_role(false, GOAL, None, &old), Role::Worker);
+}
+
+#[test]
+fn the_role_is_sticky_while_the_api_server_changes() {
+    let mut one = One::control_plane().staged();
+    assert_eq!(one.status().role, Some(Role::FirstControlPlane));
+    for pod in &mut one.static_pods {
+        pod.version = Some(GOAL.into());
+    }
+    one.settle();
+    assert_eq!(one.status().role, Some(Role::FirstControlPlane));
+    let plan = one.plan.unwrap().spec;
+    let upgrade = plan.steps.iter().find(|step| step.id == "kubeadm-upgrade").unwrap();
+    assert_eq!(upgrade.action.role, Some(Role::FirstControlPlane));
+}
+
+#[test]
+fn steps_are_cut_by_gates_in_the_documented_order() {
+    let plan = plan_steps(Role::ControlPlane, GOAL, true);
+    assert!(plan.is_sorted_by_key(|step| step.gate));
+    assert!(plan.is_sorted_by_key(|step| step.action.type_));
+    assert_eq!(
+        step_names(&plan),
+        [
+            "preflight", "stage", "snapshot", "kubeadm-install", "kubeadm-upgrade", "cordon",
+            "drain", "kubelet-install", "kubelet-restart", "reboot", "verify", "node-ready",
+            "uncordon",
+        ]
+    );
+    let worker = plan_steps(Role::Worker, GOAL, false);
+    assert!(!worker.iter().any(|step| step.id == "snapshot" || step.id == "reboot"));
+    assert!(worker.iter().all(|step| step.disruptive <= (step.gate == Gate::Disrupt)));
+}
+
+fn machine_view(available: bool, updating: bool, phase: Option<Phase>, node: &NodeView) -> bool {
+    let mut machine = machine("m");
+    let state = if available { "True" } else { "False" };
+    let list = &mut machine.status.as_mut().unwrap().conditions;
+    conditions::set(list, at(0), None, (conditions::AVAILABLE, state, "R", ""));
+    if updating {
+        let annotations = machine.metadata.annotations.get_or_insert_default();
+        annotations.insert(keys::UPDATE_IN_PROGRESS.to_owned(), String::new());
+    }
+    is_available(&MachineView { machine: &machine, node: Some(node), newest_phase: phase })
+}
+
+#[test]
+fn a_marked_machine_that_nobody_touched_still_stands_in() {
+    let well = node("m");
+    let ill = NodeView { ready: false, ..node("m") };
+    let ours = NodeView { unschedulable: true, cordoned_by: Some("m-1".into()), ..node("m") };
+    let theirs = NodeView { unschedulable: true, ..node("m") };
+    let table = [
+        (true, false, None, &well, true),
+        (true, false, None, &ill, false),
+        (true, false, None, &ours, false),
+        (true, false, None, &theirs, true),
+        (false, false, None, &well, false),
+        (false, true, None, &well, true),
+        (false, true, Some(Phase::Waiting), &well, true),
+        (false, true, Some(Phase::Upgrading), &well, false),
+        // Until Cluster API says so again: it also waits for minReadySeconds.
+        (false, true, Some(Phase::Succeeded), &well, false),
+    ];
+    for (available, updating, phase, node, expected) in table {
+        let found = machine_view(available, updating, phase, node);
+        assert_eq!(found, expected, "{available} {updating} {phase:?} {node:?}");
+    }
+}
+
+#[test]
+fn a_machine_that_is_being_deleted_does_not_stand_in() {
+    let mut machine = machine("m");
+    let list = &mut machine.status.as_mut().unwrap().conditions;
+    conditions::set(list, at(0), None, (conditions::AVAILABLE, "True", "R", ""));
+    machine.metadata.deletion_timestamp = Some(Time(at(1)));
+    let view = MachineView { machine: &machine, node: None, newest_phase: None };
+    assert!(!is_available(&view));
+}
+
+#[test]
+fn a_retry_of_the_host_is_shown_and_no_failure_yet() {
+    let mut one = One::worker();
+    one.settle();
+    one.host_works();
+    let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
+    status.state = PlanState::Retrying;
+    status.passed = Gate::Closed;
+    let step = &mut status.steps[0];
+    step.state = refit_api::refit::StepState::Running;
+    step.attempt = 2;
+    step.reason = "DiskFull".into();
+    step.message = "free 2 GiB".into();
+    one.settle();
+    let status = one.status();
+    assert_eq!((status.phase, status.retriable), (Phase::Staging, true));
+    assert_eq!(status.failure_message, "step preflight, try 2: DiskFull: free 2 GiB");
+    one.host_works();
+    one.settle();
+    assert!(!one.status().retriable && one.status().failure_message.is_empty());
+}

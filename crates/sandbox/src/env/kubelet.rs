@@ -1,0 +1,309 @@
+//! Kubelets: Nodes, mirror pods, pods that start and end.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde_json::{Value, json};
+
+use super::{
+    HEARTBEAT, POD_START, Plan, STATIC_POD_START, View, flag,
+    infrastructure::address,
+    name, namespace, rfc3339, short_hash,
+    state::{EnvState, HostRecord, HostView, host_key},
+    text, time,
+};
+use crate::{direct::Call, mirror::Mirror};
+
+/// Annotation of a pod that stands for a manifest on a host.
+pub(crate) const MIRROR_POD: &str = "kubernetes.io/config.mirror";
+
+/// One workload cluster as a pass sees it.
+pub(crate) struct Local<'a> {
+    pub(crate) view: &'a View<'a>,
+    pub(crate) cluster: &'a str,
+    pub(crate) mirror: &'a Mirror,
+    /// Hosts that booted, by node name.
+    pub(crate) hosts: BTreeMap<String, (HostRecord, HostView)>,
+    /// Whether a host of the cluster has still to become a Node.
+    pub(crate) booting: bool,
+    pub(crate) nodes: BTreeMap<String, Arc<Value>>,
+    pub(crate) pods: Vec<Arc<Value>>,
+}
+
+impl<'a> Local<'a> {
+    pub(crate) fn new(
+        view: &'a View<'a>,
+        state: &EnvState,
+        cluster: &'a str,
+        mirror: &'a Mirror,
+    ) -> Self {
+        let records = || state.hosts.values().filter(|host| host.cluster == cluster);
+        let hosts: BTreeMap<_, _> = records()
+            .filter_map(|host| {
+                let seen = view.hosts.get(&host_key(cluster, &host.node))?;
+                Some((host.node.clone(), (host.clone(), seen.clone())))
+            })
+            .collect();
+        let nodes = mirror.list("nodes");
+        Self {
+            view,
+            cluster,
+            mirror,
+            booting: records().count() > nodes.len(),
+            hosts,
+            nodes: nodes
+                .into_iter()
+                .map(|node| (name(&node).to_owned(), node))
+                .collect(),
+            pods: mirror.list("pods"),
+        }
+    }
+
+    pub(crate) fn send(&self, plan: &mut Plan, call: Call) {
+        plan.workload(self.cluster, call);
+    }
+
+    /// Whether the Node of this name is Ready and takes pods.
+    pub(crate) fn schedulable(&self, node: &str) -> bool {
+        self.nodes.get(node).is_some_and(|node| {
+            let taints = node["spec"]["taints"].as_array();
+            let tainted = taints.into_iter().flatten().any(|taint| {
+                matches!(taint["effect"].as_str(), Some("NoSchedule" | "NoExecute"))
+            });
+            is_ready(node) && !tainted && !flag(node, "/spec/unschedulable")
+        })
+    }
+}
+
+fn ready_condition(object: &Value) -> Option<&Value> {
+    let conditions = object["status"]["conditions"].as_array()?;
+    conditions.iter().find(|c| c["type"] == "Ready")
+}
+
+pub(crate) fn is_ready(object: &Value) -> bool {
+    ready_condition(object).is_some_and(|c| c["status"] == "True")
+}
+
+/// Registers Nodes and reports their state.
+pub(crate) fn nodes(local: &Local<'_>, plan: &mut Plan) {
+    for (node, (record, host)) in &local.hosts {
+        let up = host.up;
+        match local.nodes.get(node) {
+            None if up => {
+                let body = new_node(local, record, host);
+                local.send(plan, Call::create("/api/v1/nodes", body));
+            }
+            None => {}
+            Some(object) => report(local, object, host, up, plan),
+        }
+    }
+}
+
+fn report(local: &Local<'_>, object: &Value, host: &HostView, up: bool, plan: &mut Plan) {
+    let ready = ready_condition(object);
+    let now = local.view.now;
+    let path = format!("/api/v1/nodes/{}/status", name(object));
+    if !up {
+        if is_ready(object) {
+            let condition = condition(local, object, false);
+            let body = json!({"status": {"conditions": [condition]}});
+            local.send(plan, Call::merge(path, body));
+        }
+        return;
+    }
+    let beat = ready.and_then(|c| time(c, "/lastHeartbeatTime"));
+    let info = &object["status"]["nodeInfo"];
+    let same = is_ready(object)
+        && info["kubeletVersion"] == host.kubelet_version.as_str()
+        && info["bootID"] == host.boot_id.as_str();
+    // Times in the API are whole seconds: a beat counts as new from the next second on.
+    let fresh = beat.is_some_and(|beat| beat >= host.up_at && now < beat + HEARTBEAT);
+    if same && fresh {
+        let due = beat.map_or(now, |beat| beat + HEARTBEAT);
+        plan.wake_at(due);
+        return;
+    }
+    let condition = condition(local, object, true);
+    let body = if same {
+        json!({"status": {"conditions": [condition]}})
+    } else {
+        json!({"status": {"conditions": [condition], "nodeInfo": node_info(host)}})
+    };
+    local.send(plan, Call::merge(path, body));
+}
+
+fn condition(local: &Local<'_>, object: &Value, ready: bool) -> Value {
+    let now = rfc3339(local.view.now);
+    let since = ready_condition(object)
+        .filter(|c| (c["status"] == "True") == ready)
+        .map(|c| text(c, "/lastTransitionTime").to_owned());
+    let (status, reason, message) = if ready {
+        ("True", "KubeletReady", "kubelet is posting ready status")
+    } else {
+        ("False", "KubeletNotReady", "the kubelet is starting")
+    };
+    json!({
+        "type": "Ready",
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastHeartbeatTime": now,
+        "lastTransitionTime": since.filter(|since| !since.is_empty()).unwrap_or(now),
+    })
+}
+
+fn node_info(host: &HostView) -> Value {
+    json!({
+        "architecture": "amd64",
+        "bootID": host.boot_id,
+        "containerRuntimeVersion": "containerd://2.1.4",
+        "kernelVersion": "6.8.0-60-generic",
+        "kubeProxyVersion": "",
+        "kubeletVersion": host.kubelet_version,
+        "machineID": host.boot_id,
+        "operatingSystem": "linux",
+        "osImage": host.os_image,
+        "systemUUID": host.boot_id,
+    })
+}
+
+fn new_node(local: &Local<'_>, record: &HostRecord, host: &HostView) -> Value {
+    let node = &record.node;
+    let mut labels = json!({
+        "kubernetes.io/arch": "amd64",
+        "kubernetes.io/hostname": node,
+        "kubernetes.io/os": "linux",
+    });
+    let mut spec = json!({"providerID": record.provider_id});
+    if record.control_plane {
+        labels["node-role.kubernetes.io/control-plane"] = json!("");
+        spec["taints"] =
+            json!([{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]);
+    }
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": node, "labels": labels},
+        "spec": spec,
+        "status": {
+            "addresses": [
+                {"type": "InternalIP", "address": address(node)},
+                {"type": "Hostname", "address": node},
+            ],
+            "capacity": {"cpu": "4", "memory": "8Gi", "pods": "110"},
+            "allocatable": {"cpu": "4", "memory": "8Gi", "pods": "110"},
+            "conditions": [condition(local, &Value::Null, true)],
+            "nodeInfo": node_info(host),
+        },
+    })
+}
+
+/// Keeps one mirror pod for each static pod manifest, replaced when the manifest changes.
+pub(crate) fn static_pods(local: &Local<'_>, plan: &mut Plan) {
+    for (node, (_, host)) in &local.hosts {
+        let Some(object) = local.nodes.get(node).filter(|_| host.up) else {
+            continue;
+        };
+        for (component, image) in &host.static_pods {
+            let pod = format!("{component}-{node}");
+            let path = format!("/api/v1/namespaces/kube-system/pods/{pod}");
+            match local.mirror.get("pods", "kube-system", &pod) {
+                Some(found) if text(&found, "/spec/containers/0/image") == image => continue,
+                Some(_) => local.send(plan, Call::delete(path)),
+                None => {}
+            }
+            let body = mirror_pod(object, component, &pod, image);
+            local.send(plan, Call::create("/api/v1/namespaces/kube-system/pods", body));
+        }
+    }
+}
+
+fn mirror_pod(node: &Value, component: &str, pod: &str, image: &str) -> Value {
+    let hash = short_hash(&format!("{pod}={image}"));
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod,
+            "namespace": "kube-system",
+            "labels": {"component": component, "tier": "control-plane"},
+            "annotations": {
+                MIRROR_POD: hash,
+                "kubernetes.io/config.hash": hash,
+                "kubernetes.io/config.source": "file",
+            },
+            "ownerReferences": [{
+                "apiVersion": "v1",
+                "kind": "Node",
+                "name": name(node),
+                "uid": text(node, "/metadata/uid"),
+                "controller": true,
+            }],
+        },
+        "spec": {
+            "nodeName": name(node),
+            "hostNetwork": true,
+            "priorityClassName": "system-node-critical",
+            "containers": [{"name": component, "image": image}],
+        },
+    })
+}
+
+/// Starts pods and ends those that are to go.
+pub(crate) fn pods(local: &Local<'_>, plan: &mut Plan) {
+    let now = local.view.now;
+    for pod in &local.pods {
+        let node = text(pod, "/spec/nodeName");
+        if node.is_empty() {
+            continue;
+        }
+        let path = format!("/api/v1/namespaces/{}/pods/{}", namespace(pod), name(pod));
+        let Some((_, host)) = local.hosts.get(node) else {
+            // The host is gone: nobody else will end its pods.
+            local.send(plan, Call::delete(path));
+            continue;
+        };
+        if !host.up {
+            continue;
+        }
+        if let Some(end) = time(pod, "/metadata/deletionTimestamp") {
+            if end <= now {
+                local.send(plan, Call::delete(path));
+            } else {
+                plan.wake_at(end);
+            }
+            continue;
+        }
+        if is_ready(pod) {
+            continue;
+        }
+        let mirror = pod["metadata"]["annotations"].get(MIRROR_POD).is_some();
+        let delay = if mirror { STATIC_POD_START } else { POD_START };
+        let start = time(pod, "/metadata/creationTimestamp").unwrap_or(now);
+        if now >= start + delay {
+            local.send(plan, Call::merge(format!("{path}/status"), running(local, pod)));
+        } else {
+            plan.wake_at(start + delay);
+        }
+    }
+}
+
+fn running(local: &Local<'_>, pod: &Value) -> Value {
+    let now = rfc3339(local.view.now);
+    let condition = |kind: &str| {
+        json!({"type": kind, "status": "True", "lastTransitionTime": now})
+    };
+    let container = &pod["spec"]["containers"][0];
+    json!({"status": {
+        "phase": "Running",
+        "startTime": now,
+        "conditions": [condition("ContainersReady"), condition("Ready")],
+        "containerStatuses": [{
+            "name": container["name"],
+            "image": container["image"],
+            "imageID": "",
+            "ready": true,
+            "restartCount": 0,
+            "state": {"running": {"startedAt": now}},
+        }],
+    }})
+}

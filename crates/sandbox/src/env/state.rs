@@ -1,0 +1,89 @@
+//! What the environment remembers beside the API: clusters that it has set up and hosts that it
+//! runs.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// What a snapshot keeps of the environment.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct EnvState {
+    /// Clusters by `namespace/name`.
+    pub clusters: BTreeMap<String, ClusterState>,
+    /// Hosts by `namespace/cluster/node`.
+    pub hosts: BTreeMap<String, HostRecord>,
+}
+
+/// One workload cluster.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ClusterState {
+    /// Host name or address of its API.
+    pub host: String,
+    /// Port of its API.
+    pub port: u16,
+    /// The machine that runs `kubeadm init`; all others join.
+    pub first_machine: String,
+    /// `kubeadm init` is done: the API answers.
+    pub initialized: bool,
+}
+
+/// One host, from the request for it until its infrastructure machine is gone.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct HostRecord {
+    /// Key of its cluster.
+    pub cluster: String,
+    /// Name of its Node, Machine and infrastructure machine.
+    pub node: String,
+    /// Namespace of its Machine.
+    pub namespace: String,
+    /// uid of the infrastructure machine.
+    pub infrastructure_uid: String,
+    /// Storage of the infrastructure machine, such as `dockermachines.infrastructure...`.
+    pub infrastructure_resource: String,
+    /// Identity at the provider.
+    pub provider_id: String,
+    /// Whether it runs control plane components.
+    pub control_plane: bool,
+    /// Kubernetes version that it is installed with.
+    pub version: String,
+    /// When kubeadm is done on it.
+    pub boot_at: Timestamp,
+}
+
+impl HostRecord {
+    /// Key of the host.
+    pub(crate) fn key(&self) -> String {
+        host_key(&self.cluster, &self.node)
+    }
+}
+
+/// Key of a cluster.
+pub(crate) fn cluster_key(namespace: &str, name: &str) -> String {
+    format!("{namespace}/{name}")
+}
+
+/// Key of a host.
+pub(crate) fn host_key(cluster: &str, node: &str) -> String {
+    format!("{cluster}/{node}")
+}
+
+/// What the environment reads of a booted host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HostView {
+    /// Whether the kubelet is up.
+    pub(crate) up: bool,
+    /// Since when, or from when on.
+    pub(crate) up_at: Timestamp,
+    /// Version of the kubelet that runs, `vX.Y.Z`.
+    pub(crate) kubelet_version: String,
+    /// Changes with each boot.
+    pub(crate) boot_id: String,
+    /// Pretty name of the operating system.
+    pub(crate) os_image: String,
+    /// Images in the static pod manifests, by component.
+    pub(crate) static_pods: BTreeMap<String, String>,
+}

@@ -1,0 +1,113 @@
+//! ReplicaSet and DaemonSet controllers and the scheduler of a workload cluster.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::{Plan, kubelet::Local, name, namespace, short_hash, text};
+use crate::direct::Call;
+
+/// Puts one pod of each DaemonSet on each Node.
+pub(crate) fn daemon_pods(local: &Local<'_>, plan: &mut Plan) {
+    for set in local.mirror.list("daemonsets.apps") {
+        for node in local.nodes.keys() {
+            let pod = format!("{}-{}", name(&set), &short_hash(node)[..5]);
+            if local.mirror.get("pods", namespace(&set), &pod).is_some() {
+                continue;
+            }
+            let mut body = pod_of(&set, "DaemonSet");
+            body["metadata"]["name"] = json!(pod);
+            body["spec"]["nodeName"] = json!(node);
+            local.send(plan, Call::create(pods_of(&set), body));
+        }
+    }
+}
+
+/// Keeps as many pods of each ReplicaSet as it asks for, on nodes that take them.
+pub(crate) fn replicas(local: &Local<'_>, plan: &mut Plan) {
+    let mut load: BTreeMap<&str, usize> = local
+        .nodes
+        .keys()
+        .filter(|node| local.schedulable(node))
+        .map(|node| (node.as_str(), 0))
+        .collect();
+    for pod in local.pods.iter().filter(|pod| !is_ending(pod)) {
+        if let Some(count) = load.get_mut(text(pod, "/spec/nodeName")) {
+            *count += 1;
+        }
+    }
+    for set in local.mirror.list("replicasets.apps") {
+        let wanted = set["spec"]["replicas"].as_u64().unwrap_or(0);
+        if set["status"]["replicas"].is_null() {
+            // The application comes when the cluster is up, so that it is spread over all of it.
+            if local.booting || load.is_empty() {
+                continue;
+            }
+            let path = format!("/apis/apps/v1/namespaces/{}/replicasets", namespace(&set));
+            let path = format!("{path}/{}/status", name(&set));
+            let body = json!({"status": {"replicas": wanted}});
+            local.send(plan, Call::merge(path, body));
+        }
+        let uid = text(&set, "/metadata/uid");
+        let mut live = 0;
+        for pod in local.pods.iter().filter(|pod| is_owned(pod, uid) && !is_ending(pod)) {
+            live += 1;
+            if text(pod, "/spec/nodeName").is_empty()
+                && let Some(node) = place(&mut load)
+            {
+                let path = format!("{}/{}", pods_of(&set), name(pod));
+                let body = json!({"spec": {"nodeName": node}});
+                local.send(plan, Call::merge(path, body));
+            }
+        }
+        for _ in live..wanted {
+            let mut body = pod_of(&set, "ReplicaSet");
+            body["metadata"]["generateName"] = json!(format!("{}-", name(&set)));
+            if let Some(node) = place(&mut load) {
+                body["spec"]["nodeName"] = json!(node);
+            }
+            local.send(plan, Call::create(pods_of(&set), body));
+        }
+    }
+}
+
+/// The node with the fewest pods, the first by name among equals; it then has one more.
+fn place(load: &mut BTreeMap<&str, usize>) -> Option<String> {
+    let (node, count) = load.iter_mut().min_by_key(|(_, count)| **count)?;
+    *count += 1;
+    Some((*node).to_owned())
+}
+
+fn is_ending(pod: &Value) -> bool {
+    !text(pod, "/metadata/deletionTimestamp").is_empty()
+}
+
+fn is_owned(pod: &Value, uid: &str) -> bool {
+    let owners = pod["metadata"]["ownerReferences"].as_array();
+    owners.into_iter().flatten().any(|owner| owner["uid"] == uid)
+}
+
+fn pods_of(set: &Value) -> String {
+    format!("/api/v1/namespaces/{}/pods", namespace(set))
+}
+
+fn pod_of(set: &Value, kind: &str) -> Value {
+    let template = &set["spec"]["template"];
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "namespace": namespace(set),
+            "labels": template["metadata"]["labels"],
+            "ownerReferences": [{
+                "apiVersion": "apps/v1",
+                "kind": kind,
+                "name": name(set),
+                "uid": text(set, "/metadata/uid"),
+                "controller": true,
+                "blockOwnerDeletion": true,
+            }],
+        },
+        "spec": template["spec"],
+    })
+}

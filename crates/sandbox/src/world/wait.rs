@@ -1,0 +1,47 @@
+//! Waiting for something to become true, in simulated time.
+
+use std::time::Duration;
+
+use super::World;
+
+/// How often a condition is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Something did not become true in time.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} did not happen within {} simulated seconds", .within.as_secs())]
+pub struct TimedOut {
+    /// What was waited for.
+    pub what: String,
+    /// For how long.
+    pub within: Duration,
+}
+
+impl World {
+    /// Waits until a condition holds; `what` says it in words for the error.
+    pub async fn until(
+        &self,
+        what: &str,
+        within: Duration,
+        mut condition: impl FnMut(&Self) -> bool,
+    ) -> Result<(), TimedOut> {
+        let end = self.now() + jiff::SignedDuration::try_from(within).unwrap_or_default();
+        loop {
+            if condition(self) {
+                return Ok(());
+            }
+            if self.now() >= end {
+                return Err(TimedOut {
+                    what: what.to_owned(),
+                    within,
+                });
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Lets simulated time pass.
+    pub async fn pass(&self, time: Duration) {
+        tokio::time::sleep(time).await;
+    }
+}

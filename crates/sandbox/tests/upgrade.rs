@@ -1,0 +1,197 @@
+//! Upgrades of a whole cluster, undisturbed.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{
+    CLUSTER, NEW, OLD, assert_clean, assert_same_machines, control_planes, in_world, name, picture,
+    text, up, updates_of, upgraded, who, workers,
+};
+use jiff::Timestamp;
+
+#[test]
+fn the_cluster_comes_up_with_three_and_five_machines() {
+    in_world(async {
+        let world = up().await;
+        let facts = who(&world).await;
+        assert_eq!(facts.len(), 8);
+        assert_eq!(facts.iter().filter(|f| f.control_plane).count(), 3);
+        for machine in &facts {
+            assert_eq!(machine.kubelet_version, OLD, "{machine:?}");
+            assert!(machine.provider_id.starts_with("sandbox://"));
+            assert_eq!(machine.node_name, machine.name);
+        }
+        assert_clean(&world);
+    });
+}
+
+#[test]
+fn an_upgrade_keeps_every_machine() {
+    in_world(async {
+        let world = up().await;
+        let before = who(&world).await;
+        world.upgrade(NEW).await.unwrap();
+        upgraded(&world, NEW).await;
+        let after = who(&world).await;
+        assert_same_machines(&before, &after);
+        assert!(after.iter().all(|f| f.kubelet_version == NEW));
+    });
+}
+
+#[test]
+fn every_machine_has_one_node_update_that_succeeded() {
+    in_world(async {
+        let world = up().await;
+        world.upgrade(NEW).await.unwrap();
+        upgraded(&world, NEW).await;
+        for machine in world.machines() {
+            let updates = updates_of(&world, name(&machine));
+            assert_eq!(updates.len(), 1, "{}", picture(&world));
+            assert_eq!(text(&updates[0], "/status/phase"), "Succeeded");
+            assert_eq!(text(&updates[0], "/status/fromVersion"), OLD);
+        }
+    });
+}
+
+fn time(update: &serde_json::Value, field: &str) -> Timestamp {
+    text(update, &format!("/status/{field}")).parse().unwrap()
+}
+
+#[test]
+fn the_control_plane_goes_first_and_one_at_a_time() {
+    in_world(async {
+        let world = up().await;
+        world.upgrade(NEW).await.unwrap();
+        upgraded(&world, NEW).await;
+        let span = |machine: &String| {
+            let update = updates_of(&world, machine).remove(0);
+            (time(&update, "startedAt"), time(&update, "finishedAt"))
+        };
+        let mut spans: Vec<_> = control_planes(&world).iter().map(span).collect();
+        spans.sort();
+        for pair in spans.windows(2) {
+            assert!(pair[0].1 <= pair[1].0, "{spans:?}");
+        }
+        let last = spans.last().unwrap().1;
+        for worker in workers(&world) {
+            assert!(span(&worker).0 >= last);
+        }
+    });
+}
+
+#[test]
+fn only_the_first_control_plane_machine_applies_although_kubeadm_config_is_new_already() {
+    in_world(async {
+        let world = up().await;
+        world.upgrade(NEW).await.unwrap();
+        world
+            .until("a first step", Duration::from_secs(600), |world| {
+                world.node_updates().iter().any(|u| !text(u, "/status/role").is_empty())
+            })
+            .await
+            .unwrap();
+        // Cluster API rewrites kubeadm-config before it asks for anything (`spec/node.md 2.3`).
+        let server = world.workload(CLUSTER).unwrap();
+        let config = server.get_value("", "configmaps", "kube-system", "kubeadm-config").unwrap();
+        let text_of = text(&config, "/data/ClusterConfiguration").to_owned();
+        assert!(text_of.contains(&format!("kubernetesVersion: {NEW}")), "{text_of}");
+        upgraded(&world, NEW).await;
+        let mut roles: Vec<(Timestamp, String)> = control_planes(&world)
+            .iter()
+            .map(|machine| {
+                let update = updates_of(&world, machine).remove(0);
+                (time(&update, "startedAt"), text(&update, "/status/role").to_owned())
+            })
+            .collect();
+        roles.sort();
+        let roles: Vec<&str> = roles.iter().map(|(_, role)| role.as_str()).collect();
+        assert_eq!(roles, ["FirstControlPlane", "ControlPlane", "ControlPlane"]);
+    });
+}
+
+#[test]
+fn nothing_is_left_on_machines_and_nodes() {
+    in_world(async {
+        let world = up().await;
+        let annotations = |world: &refit_sandbox::world::World| -> Vec<(String, String)> {
+            let machines = world.machines();
+            let nodes = world.nodes();
+            machines
+                .iter()
+                .chain(nodes.values())
+                .map(|object| {
+                    let annotations = object["metadata"]["annotations"].to_string();
+                    (name(object).to_owned(), annotations)
+                })
+                .collect()
+        };
+        let before = annotations(&world);
+        world.upgrade(NEW).await.unwrap();
+        upgraded(&world, NEW).await;
+        world.pass(Duration::from_secs(60)).await;
+        assert_eq!(annotations(&world), before);
+        assert!(world.nodes().values().all(|node| node["spec"]["unschedulable"] != true));
+    });
+}
+
+#[test]
+fn a_second_upgrade_does_the_work_again() {
+    in_world(async {
+        let world = up().await;
+        let before = who(&world).await;
+        for (count, version) in [(1, NEW), (2, "v1.35.1")] {
+            world.upgrade(version).await.unwrap();
+            upgraded(&world, version).await;
+            for machine in world.machines() {
+                assert_eq!(updates_of(&world, name(&machine)).len(), count);
+            }
+        }
+        assert_same_machines(&before, &who(&world).await);
+    });
+}
+
+#[test]
+fn going_back_to_an_earlier_patch_does_the_work_again() {
+    in_world(async {
+        let world = up().await;
+        let before = who(&world).await;
+        for (count, version) in [(1, "v1.34.3"), (2, OLD), (3, "v1.34.3")] {
+            world.upgrade(version).await.unwrap();
+            upgraded(&world, version).await;
+            for machine in world.machines() {
+                assert_eq!(updates_of(&world, name(&machine)).len(), count);
+            }
+        }
+        assert_same_machines(&before, &who(&world).await);
+    });
+}
+
+#[test]
+fn a_quiet_cluster_stays_quiet() {
+    in_world(async {
+        let world = up().await;
+        world.upgrade(NEW).await.unwrap();
+        upgraded(&world, NEW).await;
+        world.pass(Duration::from_secs(120)).await;
+        let revision = world.management().revision();
+        world.pass(Duration::from_secs(3600)).await;
+        assert_eq!(world.management().revision(), revision);
+        assert_clean(&world);
+    });
+}
+
+#[test]
+fn two_runs_are_the_same() {
+    in_world(async {
+        let world = up().await;
+        world.upgrade(NEW).await.unwrap();
+        upgraded(&world, NEW).await;
+        let end = (world.now(), world.management().revision());
+        drop(world);
+        let world = up().await;
+        world.upgrade(NEW).await.unwrap();
+        upgraded(&world, NEW).await;
+        assert_eq!((world.now(), world.management().revision()), end);
+    });
+}

@@ -1,0 +1,116 @@
+//! `cargo xtask sweep demo`: every process dies at every effect.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use anyhow::Context as _;
+use clap::Args;
+use refit_sandbox::{
+    manifests,
+    sweep::{Event, Failure, Sabotage, SweepOptions, continue_from, sweep},
+};
+
+/// How a sweep is asked for.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SweepArgs {
+    /// What is swept.
+    #[arg(value_parser = ["demo"], default_value = "demo")]
+    scenario: String,
+    /// Run only this many points, evenly spread.
+    #[arg(long, value_name = "K")]
+    points: Option<usize>,
+    /// Leave one safeguard out: slot, journal or ordinal. The sweep has to find it.
+    #[arg(long, value_name = "SAFEGUARD")]
+    sabotage: Option<Sabotage>,
+    /// Continue one point that failed before.
+    #[arg(long, value_name = "FILE")]
+    from: Option<PathBuf>,
+    /// How many threads work.
+    #[arg(long, value_name = "T", default_value_t = 2)]
+    threads: usize,
+}
+
+/// Sweeps; the exit code says whether something was found.
+pub(crate) fn run(root: &Path, args: &SweepArgs) -> anyhow::Result<ExitCode> {
+    if cfg!(debug_assertions) {
+        return optimised();
+    }
+    if let Some(file) = &args.from {
+        return again(file);
+    }
+    let file = root.join("examples/cluster.yaml");
+    let manifests = manifests::load(&[file])?;
+    let options = SweepOptions {
+        sabotage: args.sabotage,
+        points: args.points,
+        threads: args.threads,
+        folder: root.join("target/sweep"),
+        ..SweepOptions::new(manifests.into_iter().map(|m| m.object).collect())
+    };
+    let report = sweep(&options, tell)?;
+    say(&report.counts.to_string());
+    let failures = report.failures.len();
+    say(&format!("{} points, {failures} failures", report.points));
+    Ok(if failures == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// A sweep does the work of some hundred upgrades: it runs optimised, whatever built this.
+fn optimised() -> anyhow::Result<ExitCode> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(["run", "--quiet", "--release", "--package", "xtask", "--"])
+        .args(std::env::args_os().skip(1))
+        .status()
+        .context("cargo cannot be started")?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(ExitCode::from(code.unwrap_or(1)))
+}
+
+fn again(file: &Path) -> anyhow::Result<ExitCode> {
+    let (point, problems) = continue_from(file)?;
+    if problems.is_empty() {
+        say(&format!("{point}: nothing is wrong any more"));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let failure = Failure {
+        point,
+        problems,
+        file: None,
+    };
+    say(&failure.to_string());
+    Ok(ExitCode::FAILURE)
+}
+
+fn tell(event: Event<'_>) {
+    match event {
+        Event::Recorded { counts, points } => note(&format!("{counts}; {points} points to run")),
+        Event::Point {
+            done,
+            points,
+            failure,
+        } => {
+            if let Some(failure) = failure {
+                note(&format!("FAILED {failure}"));
+            }
+            if done % 50 == 0 || done == points {
+                note(&format!("{done} of {points} points"));
+            }
+        }
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "the result")]
+fn say(line: &str) {
+    println!("{line}");
+}
+
+#[expect(clippy::print_stderr, reason = "progress")]
+fn note(line: &str) {
+    eprintln!("{line}");
+}
