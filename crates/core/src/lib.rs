@@ -6,3 +6,4 @@ pub mod version;
 pub mod group;
 pub mod node;
 pub mod report;
+pub mod invariants;

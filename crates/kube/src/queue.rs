@@ -15,7 +15,7 @@ use crate::clock::instant;
 /// First wait after a failed reconcile.
 const BACKOFF_FLOOR: Duration = Duration::from_secs(1);
 /// Longest wait after failed reconciles.
-const BACKOFF_CEILING: Duration = Duration::from_secs(60);
+const BACKOFF_CEILING: Duration = Duration::from_mins(1);
 
 /// What a reconcile asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,20 +158,17 @@ impl<K: Ord + Clone> Queue<K> {
     fn done<E>(&self, key: K, outcome: &Result<Action, E>) {
         let mut state = self.lock();
         state.release(&key);
-        let delay = match outcome {
-            Ok(action) => {
-                state.failures.remove(&key);
-                match action {
-                    Action::Done => None,
-                    Action::RequeueAfter(delay) => Some(*delay),
-                }
+        let delay = if let Ok(action) = outcome {
+            state.failures.remove(&key);
+            match action {
+                Action::Done => None,
+                Action::RequeueAfter(delay) => Some(*delay),
             }
-            Err(_) => {
-                let failures = state.failures.entry(key.clone()).or_insert(0);
-                let wait = BACKOFF_FLOOR * 2_u32.pow((*failures).min(6));
-                *failures = failures.saturating_add(1);
-                Some(wait.min(BACKOFF_CEILING))
-            }
+        } else {
+            let failures = state.failures.entry(key.clone()).or_insert(0);
+            let wait = BACKOFF_FLOOR * 2_u32.pow((*failures).min(6));
+            *failures = failures.saturating_add(1);
+            Some(wait.min(BACKOFF_CEILING))
         };
         if let Some(delay) = delay {
             state.ask(key, instant() + delay);
@@ -381,7 +378,7 @@ mod tests {
         };
         let adders = async {
             futures::join!(add(1), add(2), add(3), add(4));
-            tokio::time::sleep(Duration::from_secs(60)).await;
+            tokio::time::sleep(Duration::from_mins(1)).await;
         };
         tokio::select! {
             biased;

@@ -26,7 +26,7 @@ const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
 /// longer than clients keep theirs, so that no request meets a closing connection.
 const HEAD_DEADLINE: Duration = Duration::from_secs(100);
 /// How often a quiet HTTP/2 peer is asked whether it is still there, and how long it may think.
-const PING: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(20));
+const PING: (Duration, Duration) = (Duration::from_mins(1), Duration::from_secs(20));
 /// How long open connections may go on once the server stops.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 /// How many connections are served at once; further ones wait to be accepted.

@@ -1,5 +1,11 @@
 //! The client stack against an API server behind TLS, in memory and on a paused clock.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::duration_suboptimal_units,
+    reason = "tests state facts in the units of the rule"
+)]
+
 mod common;
 
 use std::{
@@ -148,6 +154,24 @@ async fn what_was_under_way_at_the_kill_gets_no_answer() {
         () = kill => unreachable!(),
         hung = hangs(api.get("a")) => assert!(hung),
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_that_the_server_has_not_come_to_dies_with_its_process() {
+    let world = World::new();
+    world.server.faults().set_latency(Duration::from_secs(5));
+    let switch = Arc::new(Switch::default());
+    let client = world.client_of(switch.clone()).await;
+    let process = tokio::spawn(async move {
+        let api: Api<ConfigMap> = Api::namespaced(client, "default");
+        api.create(&post(), &config_map("a", "1")).await
+    });
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(world.log().len(), 1, "the server has it in hand");
+    switch.kill();
+    process.abort();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(world.stored("a").is_none());
 }
 
 #[tokio::test(start_paused = true)]

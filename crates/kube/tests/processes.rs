@@ -1,5 +1,11 @@
 //! What processes do with their clients: workload clusters, events, patches, hook calls.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::duration_suboptimal_units,
+    reason = "tests state facts in the units of the rule"
+)]
+
 mod common;
 
 use std::{

@@ -1,5 +1,11 @@
 //! Stores that follow an API server through what happens to it.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::duration_suboptimal_units,
+    reason = "tests state facts in the units of the rule"
+)]
+
 mod common;
 
 use std::{

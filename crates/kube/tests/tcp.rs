@@ -1,5 +1,11 @@
 //! The same over real sockets in real time.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::duration_suboptimal_units,
+    reason = "tests state facts in the units of the rule"
+)]
+
 mod common;
 
 use std::{sync::Arc, time::Duration};

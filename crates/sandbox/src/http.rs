@@ -27,6 +27,8 @@ impl Service<Request<Incoming>> for Served {
     }
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        let agent = request.headers().get(http::header::USER_AGENT);
+        tracing::trace!(method = %request.method(), uri = %request.uri(), ?agent, "request");
         let answer = self.0.call(request);
         Box::pin(async move {
             Ok(answer.await.unwrap_or_else(|error| {

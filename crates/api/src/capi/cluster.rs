@@ -13,6 +13,7 @@ use super::{ContractRef, Opaque};
     group = "cluster.x-k8s.io",
     version = "v1beta2",
     kind = "Cluster",
+    doc = "A workload cluster.",
     plural = "clusters",
     shortname = "cl",
     category = "cluster-api",

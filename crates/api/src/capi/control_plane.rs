@@ -13,6 +13,7 @@ use super::{ContractRef, IntOrPercent, MachineDeletion, Opaque, TemplateMeta};
     group = "controlplane.cluster.x-k8s.io",
     version = "v1beta2",
     kind = "KubeadmControlPlane",
+    doc = "The control plane machines of a cluster.",
     plural = "kubeadmcontrolplanes",
     shortname = "kcp",
     category = "cluster-api",

@@ -15,6 +15,7 @@ use crate::hooks::RequestHook;
     group = "runtime.cluster.x-k8s.io",
     version = "v1beta2",
     kind = "ExtensionConfig",
+    doc = "Registers a runtime extension with Cluster API.",
     plural = "extensionconfigs",
     shortname = "ext",
     category = "cluster-api",

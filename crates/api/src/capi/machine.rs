@@ -15,6 +15,7 @@ use crate::keys;
     group = "cluster.x-k8s.io",
     version = "v1beta2",
     kind = "Machine",
+    doc = "One machine of a cluster and what it should be.",
     plural = "machines",
     shortname = "ma",
     category = "cluster-api",

@@ -13,6 +13,7 @@ use super::{IntOrPercent, MachineSetDeletion, MachineTemplate};
     group = "cluster.x-k8s.io",
     version = "v1beta2",
     kind = "MachineDeployment",
+    doc = "Workers of a cluster that are rolled from one template to the next.",
     plural = "machinedeployments",
     shortname = "md",
     category = "cluster-api",

@@ -13,6 +13,7 @@ use super::{MachineSpec, TemplateMeta};
     group = "cluster.x-k8s.io",
     version = "v1beta2",
     kind = "MachineSet",
+    doc = "A number of Machines made of one template.",
     plural = "machinesets",
     shortname = "ms",
     category = "cluster-api",

@@ -16,6 +16,7 @@ use super::{Role, StepState};
     group = "refit.dev",
     version = "v1alpha1",
     kind = "HostPlan",
+    doc = "What the agent on a host is to do, how far it may go, and what it says of itself.",
     plural = "hostplans",
     shortname = "hp",
     category = "refit",

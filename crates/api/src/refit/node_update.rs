@@ -14,6 +14,7 @@ use super::Goal;
     group = "refit.dev",
     version = "v1alpha1",
     kind = "NodeUpdate",
+    doc = "One request to bring one Machine to one goal.",
     plural = "nodeupdates",
     shortname = "nu",
     category = "refit",

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
     group = "refit.dev",
     version = "v1alpha1",
     kind = "UpdateGroup",
+    doc = "How many machines of one group may be down, who waits and why.",
     plural = "updategroups",
     shortname = "ug",
     category = "refit",

@@ -1,6 +1,6 @@
 //! What the tests of whole worlds share.
 
-#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -38,6 +38,12 @@ pub fn load(file: &std::path::Path) -> Vec<Value> {
 
 /// Runs a test in a paused runtime.
 pub fn in_world<F: Future<Output = ()>>(test: F) {
+    // Silent unless RUST_LOG asks for something.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_test_writer()
+        .without_time()
+        .try_init();
     runtime().unwrap().block_on(test);
 }
 
@@ -170,6 +176,8 @@ pub fn picture(world: &World) -> String {
         ("cluster.x-k8s.io", "machinesets"),
         ("cluster.x-k8s.io", "clusters"),
         ("runtime.cluster.x-k8s.io", "extensionconfigs"),
+        ("bootstrap.cluster.x-k8s.io", "kubeadmconfigs"),
+        ("infrastructure.cluster.x-k8s.io", "sandboxmachines"),
     ] {
         for object in world.management().list_values(group, plural, None) {
             lines.push(format!(

@@ -1,0 +1,282 @@
+//! Five machines, one group, random order, stale looks and deaths at any point: the limit holds,
+//! and everything ends.
+//!
+//! A look and its write are two moments: between them anything may happen. A write whose objects
+//! changed meanwhile is refused, as the API server does by resourceVersion; a process that dies
+//! between the two is a look without its write.
+
+use jiff::SignedDuration;
+use proptest::prelude::*;
+use refit_api::{
+    capi::Machine,
+    refit::{Gate, HostPlan, HostPlanSpec, NodeUpdate, Phase, UpdateGroupStatus},
+};
+
+use super::world::{One, at, machine, node, pod, report, update};
+use crate::{
+    group::{Limits, Other, holds},
+    node::*,
+};
+
+const MACHINES: usize = 5;
+
+/// What one look saw, with the versions of the objects that its write is guarded by.
+#[derive(Clone)]
+struct Look {
+    who: usize,
+    decision: Decision,
+    versions: [u64; 5],
+}
+
+/// Versions of what a write may be guarded by.
+#[derive(Clone, Copy, Default)]
+struct Versions {
+    update: u64,
+    machine: u64,
+    plan: u64,
+    node: u64,
+}
+
+#[derive(Clone)]
+struct Five {
+    now: i64,
+    limits: Limits,
+    group: UpdateGroupStatus,
+    group_version: u64,
+    updates: Vec<NodeUpdate>,
+    machines: Vec<Machine>,
+    plans: Vec<HostPlan>,
+    nodes: Vec<NodeView>,
+    pods: Vec<Vec<PodView>>,
+    versions: Vec<Versions>,
+}
+
+impl Five {
+    fn new(max_unavailable: i32) -> Self {
+        let names: Vec<String> = (0..MACHINES).map(|n| format!("m-{n}")).collect();
+        let plan = |name: &String| {
+            let mut plan = HostPlan::new(name, HostPlanSpec::default());
+            plan.status = Some(report(0));
+            plan
+        };
+        Self {
+            now: 0,
+            limits: Limits { replicas: 5, max_unavailable },
+            group: UpdateGroupStatus::default(),
+            group_version: 0,
+            updates: names.iter().map(|name| update(name, 1)).collect(),
+            machines: names.iter().map(|name| machine(name)).collect(),
+            plans: names.iter().map(plan).collect(),
+            nodes: names.iter().map(|name| node(name)).collect(),
+            pods: names.iter().map(|name| vec![pod(&format!("web-{name}"))]).collect(),
+            versions: vec![Versions::default(); MACHINES],
+        }
+    }
+
+    fn guards(&self, who: usize) -> [u64; 5] {
+        let Versions { update, machine, plan, node } = self.versions[who];
+        [update, self.group_version, machine, plan, node]
+    }
+
+    /// Every machine serves but those whose Node says otherwise: Cluster API marked them all.
+    fn others(&self, who: usize) -> Vec<Other> {
+        (0..MACHINES)
+            .filter(|n| *n != who)
+            .map(|n| Other {
+                machine_uid: format!("uid-m-{n}"),
+                available: self.nodes[n].ready && !self.nodes[n].cordoned_by_us(),
+            })
+            .collect()
+    }
+
+    fn look(&self, who: usize) -> Look {
+        let seen = Seen {
+            host_plan: Some(&self.plans[who]),
+            node: Some(&self.nodes[who]),
+            nodes: &self.nodes,
+            static_pods: &[],
+            control_plane: &[],
+            pods: Some(&self.pods[who]),
+            evictions: None,
+        };
+        let snapshot = Snapshot {
+            update: &self.updates[who],
+            siblings: Vec::new(),
+            machine: Some(&self.machines[who]),
+            paused: None,
+            owner_version: None,
+            group: GroupView::Present(Group {
+                status: &self.group,
+                limits: self.limits,
+                others: self.others(who),
+                last_first_passed: None,
+            }),
+            workload: Workload::Seen(seen),
+            slot_required: true,
+            report_stale_after: SignedDuration::from_hours(100),
+        };
+        let decision = decide(&snapshot, at(self.now));
+        Look { who, decision, versions: self.guards(who) }
+    }
+
+    /// Makes a write if what it is guarded by is still what was seen; whether it was made.
+    fn write(&mut self, look: &Look) -> bool {
+        let Some(write) = look.decision.write.clone() else { return false };
+        let who = look.who;
+        let guard = match write {
+            Write::Status => 0,
+            Write::ClaimSlot(_) | Write::ReleaseSlot(_) => 1,
+            Write::Guard(_) | Write::Unguard(_) => 2,
+            Write::HostPlan(_) => 3,
+            Write::Cordon | Write::Uncordon => 4,
+            Write::Evict(_) | Write::MachineCondition(_) => usize::MAX,
+        };
+        let now = self.guards(who);
+        if guard < now.len() && look.versions[guard] != now[guard] {
+            return false;
+        }
+        let mut one = One::worker();
+        one.update = self.updates[who].clone();
+        one.machine = Some(self.machines[who].clone());
+        one.group = Some(self.group.clone());
+        one.plan = Some(self.plans[who].clone());
+        one.nodes = self.nodes.clone();
+        one.nodes.rotate_left(who);
+        one.nodes[0].name = "m-0".into();
+        one.pods = self.pods[who].clone();
+        one.apply_alone(&look.decision, write);
+        self.updates[who] = one.update;
+        self.machines[who] = one.machine.unwrap();
+        self.plans[who] = one.plan.unwrap();
+        self.pods[who] = one.pods;
+        let (unschedulable, cordoned_by) =
+            (one.nodes[0].unschedulable, one.nodes[0].cordoned_by.clone());
+        self.nodes[who].unschedulable = unschedulable;
+        self.nodes[who].cordoned_by = cordoned_by;
+        self.group = one.group.unwrap();
+        match guard {
+            0 => self.versions[who].update += 1,
+            1 => self.group_version += 1,
+            2 => self.versions[who].machine += 1,
+            3 => self.versions[who].plan += 1,
+            4 => self.versions[who].node += 1,
+            _ => {}
+        }
+        true
+    }
+
+    /// The agent and the kubelet of one host go on by one move.
+    fn host(&mut self, who: usize) {
+        let gate = self.plans[who].spec.gate;
+        let passed = self.plans[who].status.as_ref().map(|status| status.passed);
+        self.versions[who].node += 1;
+        if !self.nodes[who].ready {
+            self.nodes[who].ready = true;
+            self.nodes[who].kubelet_version = super::world::GOAL.into();
+            self.nodes[who].heartbeat = Some(at(self.now + 1000));
+        } else if passed != Some(gate) && gate > Gate::Closed {
+            let mut one = One::worker();
+            one.now = self.now;
+            one.plan = Some(self.plans[who].clone());
+            one.host_works();
+            self.plans[who] = one.plan.unwrap();
+            self.versions[who].plan += 1;
+            if gate == Gate::Disrupt {
+                self.nodes[who].ready = false;
+            }
+        }
+    }
+
+    fn disturbed(&self, who: usize) -> bool {
+        let ended = self.updates[who].status.as_ref().is_some_and(|s| s.phase.is_final());
+        let node = &self.nodes[who];
+        node.cordoned_by_us()
+            || (self.plans[who].spec.gate >= Gate::Upgrade && !(ended && node.ready))
+    }
+
+    fn check(&self) {
+        let disturbed = (0..MACHINES).filter(|n| self.disturbed(*n)).count();
+        let limit = usize::try_from(self.limits.slots()).unwrap();
+        assert!(disturbed <= limit, "{disturbed} machines are down at once");
+        assert!(self.group.slots.len() <= limit);
+        for n in (0..MACHINES).filter(|n| self.disturbed(*n)) {
+            assert!(holds(&self.group, &format!("uid-m-{n}")), "m-{n} is down without a slot");
+        }
+    }
+
+    fn over(&self) -> bool {
+        self.updates
+            .iter()
+            .all(|update| update.status.as_ref().is_some_and(|s| s.phase == Phase::Succeeded))
+            && (0..MACHINES).all(|who| self.look(who).decision.write.is_none())
+    }
+
+    /// Everybody goes on in turn until nothing is left to do.
+    fn finish(&mut self) {
+        for _ in 0..400 {
+            if self.over() {
+                return;
+            }
+            for who in 0..MACHINES {
+                self.now += 1;
+                let look = self.look(who);
+                if !self.write(&look) {
+                    self.host(who);
+                }
+                self.check();
+            }
+        }
+        let phases: Vec<_> = self.updates.iter().map(|u| u.status.clone().unwrap().message).collect();
+        panic!("it never ends: {phases:?}");
+    }
+
+    fn assert_clean(&self) {
+        assert!(self.group.slots.is_empty());
+        for who in 0..MACHINES {
+            assert!(!self.nodes[who].unschedulable);
+            assert!(self.machines[who].metadata.annotations.as_ref().unwrap().is_empty());
+            assert_eq!(self.nodes[who].kubelet_version, super::world::GOAL);
+        }
+    }
+}
+
+#[test]
+fn five_machines_end_one_after_the_other() {
+    let mut five = Five::new(1);
+    five.finish();
+    five.assert_clean();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn whatever_dies_when_the_limit_holds_and_everything_ends(
+        max_unavailable in 0_i32..4,
+        moves in prop::collection::vec((0_u8..4, 0..MACHINES), 0..300),
+    ) {
+        let mut five = Five::new(max_unavailable);
+        // Looks whose write has not come through yet, the oldest first.
+        let mut pending: Vec<Look> = Vec::new();
+        for (what, who) in moves {
+            five.now += 1;
+            match what {
+                0 => pending.push(five.look(who)),
+                1 if !pending.is_empty() => {
+                    let look = pending.remove(who % pending.len());
+                    five.write(&look);
+                }
+                // A death: what was looked at and not written is forgotten.
+                2 if who == 0 => pending.clear(),
+                2 => {
+                    let look = five.look(who);
+                    five.write(&look);
+                }
+                _ => five.host(who),
+            }
+            five.check();
+        }
+        five.finish();
+        five.assert_clean();
+    }
+}

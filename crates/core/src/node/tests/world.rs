@@ -341,6 +341,14 @@ impl One {
         }
     }
 
+    /// Makes a write whose look was another one's: evictions all succeed.
+    pub(super) fn apply_alone(&mut self, decision: &Decision, write: Write) {
+        match write {
+            Write::Evict(pods) => self.pods.retain(|pod| !pods.contains(&pod.pod)),
+            write => self.apply(decision, write),
+        }
+    }
+
     /// The agent does everything that its gate allows.
     pub(super) fn host_works(&mut self) {
         let now = self.now;

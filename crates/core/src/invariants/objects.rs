@@ -1,0 +1,255 @@
+//! The few fields that the invariants read, taken straight from JSON.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use refit_api::{
+    capi::IntOrPercent,
+    keys,
+    refit::{Gate, Phase},
+};
+use serde_json::Value;
+
+pub(super) fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
+    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn annotation<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
+    value.pointer("/metadata/annotations")?.get(key)?.as_str()
+}
+
+fn label<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
+    value.pointer("/metadata/labels")?.get(key)?.as_str()
+}
+
+fn parsed<T: serde::de::DeserializeOwned + Default>(value: &Value, pointer: &str) -> T {
+    let value = value.pointer(pointer).cloned();
+    value.and_then(|value| serde_json::from_value(value).ok()).unwrap_or_default()
+}
+
+fn condition<'a>(value: &'a Value, type_: &str) -> Option<&'a Value> {
+    let conditions = value.pointer("/status/conditions")?.as_array()?;
+    conditions.iter().find(|condition| condition["type"] == type_)
+}
+
+/// Kind and name of the controlling owner.
+fn controller(value: &Value) -> Option<(String, String)> {
+    let owners = value.pointer("/metadata/ownerReferences")?.as_array()?;
+    let owner = owners.iter().find(|owner| owner["controller"] == true)?;
+    Some((owner["kind"].as_str()?.to_owned(), owner["name"].as_str()?.to_owned()))
+}
+
+pub(super) fn deleted_at(value: &Value) -> Option<Timestamp> {
+    text(value, "/metadata/deletionTimestamp").parse().ok()
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Machine {
+    pub(super) uid: String,
+    pub(super) cluster: String,
+    pub(super) node: String,
+    pub(super) owner: Option<(String, String)>,
+    pub(super) control_plane: bool,
+    pub(super) deleted_at: Option<Timestamp>,
+    pub(super) updating: bool,
+    pub(super) guarded: bool,
+    pub(super) to_be_remediated: bool,
+}
+
+impl Machine {
+    pub(super) fn of(value: &Value) -> Self {
+        let remediation = condition(value, "OwnerRemediated").is_some_and(|c| c["status"] == "False");
+        let note = annotation(value, keys::GUARDED_BY_US);
+        Self {
+            uid: text(value, "/metadata/uid").to_owned(),
+            cluster: text(value, "/spec/clusterName").to_owned(),
+            node: text(value, "/status/nodeRef/name").to_owned(),
+            owner: controller(value),
+            control_plane: label(value, keys::CONTROL_PLANE).is_some(),
+            deleted_at: deleted_at(value),
+            updating: annotation(value, keys::UPDATE_IN_PROGRESS).is_some(),
+            guarded: note.is_some(),
+            to_be_remediated: remediation || annotation(value, keys::REMEDIATE_MACHINE).is_some(),
+        }
+    }
+}
+
+/// A control plane, MachineDeployment or MachineSet.
+#[derive(Clone, Debug)]
+pub(super) struct Owner {
+    pub(super) parent: Option<(String, String)>,
+    pub(super) replicas: Option<i32>,
+    pub(super) slots: i32,
+    pub(super) surges: bool,
+    pub(super) on_delete: bool,
+    pub(super) version: String,
+    pub(super) policy: Policy,
+    pub(super) deleting: bool,
+}
+
+/// What annotations allow.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Policy {
+    pub(super) on_uncovered: Option<String>,
+    pub(super) in_place: Option<String>,
+}
+
+impl Policy {
+    pub(super) fn of(value: &Value) -> Self {
+        Self {
+            on_uncovered: annotation(value, keys::ON_UNCOVERED).map(str::to_owned),
+            in_place: annotation(value, keys::IN_PLACE).map(str::to_owned),
+        }
+    }
+
+    pub(super) fn allows_replacement(&self) -> bool {
+        self.on_uncovered.as_deref() == Some("Replace") || self.in_place.as_deref() == Some("Disabled")
+    }
+}
+
+impl Owner {
+    pub(super) fn of(kind: &str, value: &Value) -> Self {
+        let replicas: Option<i32> = parsed(value, "/spec/replicas");
+        let count = |pointer: &str, round_up| {
+            let amount: Option<IntOrPercent> = parsed(value, pointer);
+            amount.and_then(|amount| amount.of(replicas.unwrap_or(1), round_up))
+        };
+        let rolling = "/spec/rollout/strategy/rollingUpdate";
+        let unavailable = count(&format!("{rolling}/maxUnavailable"), false).unwrap_or(0);
+        let deployment = kind == "MachineDeployment";
+        Self {
+            parent: controller(value),
+            replicas,
+            slots: if deployment { unavailable.max(1) } else { 1 },
+            // Cluster API's default is to surge by one.
+            surges: count(&format!("{rolling}/maxSurge"), true).unwrap_or(1) > 0,
+            on_delete: text(value, "/spec/rollout/strategy/type") == "OnDelete",
+            version: match kind {
+                "KubeadmControlPlane" => text(value, "/spec/version"),
+                _ => text(value, "/spec/template/spec/version"),
+            }
+            .to_owned(),
+            policy: Policy::of(value),
+            deleting: deleted_at(value).is_some(),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Update {
+    pub(super) uid: String,
+    pub(super) machine: String,
+    pub(super) machine_uid: String,
+    pub(super) phase: Phase,
+    pub(super) goal: String,
+    pub(super) started_at: String,
+    pub(super) failure_reason: String,
+    pub(super) blocked: bool,
+    pub(super) cordoned_by_us: bool,
+    pub(super) rank: (bool, Option<u32>, String, String),
+}
+
+impl Update {
+    pub(super) fn of(value: &Value) -> Self {
+        let name = text(value, "/metadata/name");
+        let machine = text(value, "/spec/machineRef/name");
+        let phase: Phase = parsed(value, "/status/phase");
+        let blocked = value.pointer("/status/blockedBy").and_then(Value::as_array);
+        Self {
+            uid: text(value, "/metadata/uid").to_owned(),
+            machine: machine.to_owned(),
+            machine_uid: text(value, "/spec/machineRef/uid").to_owned(),
+            phase,
+            goal: text(value, "/spec/goal/kubernetesVersion").to_owned(),
+            started_at: text(value, "/status/startedAt").to_owned(),
+            failure_reason: text(value, "/status/failureReason").to_owned(),
+            blocked: blocked.is_some_and(|list| !list.is_empty()),
+            cordoned_by_us: value.pointer("/status/cordonedByUs") == Some(&Value::Bool(true)),
+            rank: (
+                !phase.is_final(),
+                refit_api::refit::ordinal_of(name, machine),
+                text(value, "/metadata/creationTimestamp").to_owned(),
+                name.to_owned(),
+            ),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Node {
+    pub(super) ready: bool,
+    pub(super) unschedulable: bool,
+    pub(super) cordoned_by: Option<String>,
+    pub(super) version: String,
+    pub(super) labels: BTreeMap<String, String>,
+    pub(super) taints: Vec<Value>,
+}
+
+impl Node {
+    pub(super) fn of(value: &Value) -> Self {
+        let taints: Vec<Value> = parsed(value, "/spec/taints");
+        Self {
+            ready: condition(value, "Ready").is_some_and(|c| c["status"] == "True"),
+            unschedulable: value.pointer("/spec/unschedulable") == Some(&Value::Bool(true)),
+            cordoned_by: annotation(value, keys::CORDONED_BY).map(str::to_owned),
+            version: text(value, "/status/nodeInfo/kubeletVersion").to_owned(),
+            labels: parsed(value, "/metadata/labels"),
+            taints: taints
+                .into_iter()
+                .filter(|taint| taint["key"] != "node.kubernetes.io/unschedulable")
+                .collect(),
+        }
+    }
+
+    pub(super) fn cordoned_by_us(&self) -> bool {
+        self.unschedulable && self.cordoned_by.is_some()
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Plan {
+    pub(super) plan_id: String,
+    pub(super) gate: Gate,
+    pub(super) ended: bool,
+}
+
+impl Plan {
+    pub(super) fn of(value: &Value) -> Self {
+        let plan_id = text(value, "/spec/planId").to_owned();
+        let state = text(value, "/status/state");
+        Self {
+            gate: parsed(value, "/spec/gate"),
+            ended: text(value, "/status/planId") == plan_id
+                && matches!(state, "Succeeded" | "Failed" | "Stopped"),
+            plan_id,
+        }
+    }
+}
+
+/// A mirror pod of the control plane.
+#[derive(Clone, Debug)]
+pub(super) struct StaticPod {
+    pub(super) node: String,
+    pub(super) component: String,
+    pub(super) ready: bool,
+}
+
+impl StaticPod {
+    pub(super) fn of(value: &Value) -> Option<Self> {
+        (label(value, "tier") == Some("control-plane")).then(|| Self {
+            node: text(value, "/spec/nodeName").to_owned(),
+            component: label(value, "component").unwrap_or_default().to_owned(),
+            ready: condition(value, "Ready").is_some_and(|c| c["status"] == "True"),
+        })
+    }
+}
+
+/// Machine and its uid of each slot.
+pub(super) fn slots(value: &Value) -> Vec<(String, String)> {
+    let slots = value.pointer("/status/slots").and_then(Value::as_array);
+    slots
+        .into_iter()
+        .flatten()
+        .map(|slot| (text(slot, "/machine").to_owned(), text(slot, "/machineUid").to_owned()))
+        .collect()
+}

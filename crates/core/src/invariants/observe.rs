@@ -1,0 +1,311 @@
+//! What one write breaks.
+
+use refit_api::refit::Gate;
+use serde_json::Value;
+
+use super::{
+    Violation,
+    objects::{self, Machine, Node, Owner, Plan, Policy, StaticPod, Update, text},
+    state::{Key, World},
+};
+use crate::version::KubernetesVersion;
+
+const CONTROLLER: &str = "controller";
+const CAPI: &str = "capi";
+
+impl World {
+    /// Takes note of one write and says what it broke.
+    ///
+    /// `cluster` names the workload cluster that the object is in, or `None` for the management
+    /// cluster; `old` is the object before the write and `new` after it, `None` where it is not
+    /// there. Kinds that no invariant looks at cost nothing.
+    pub fn observe(
+        &mut self,
+        group: &str,
+        kind: &str,
+        cluster: Option<&str>,
+        old: Option<&Value>,
+        new: Option<&Value>,
+        actor: &str,
+    ) -> Vec<Violation> {
+        let Some(object) = new.or(old) else { return Vec::new() };
+        let name = text(object, "/metadata/name");
+        let namespace = text(object, "/metadata/namespace");
+        let key = (namespace.to_owned(), name.to_owned());
+        let Some(cluster) = cluster else {
+            return self.in_management(group, kind, &key, old, new, actor);
+        };
+        let cluster = cluster.rsplit('/').next().unwrap_or(cluster);
+        let in_cluster = (cluster.to_owned(), name.to_owned());
+        match (group, kind) {
+            ("", "Node") => self.node(in_cluster, new, actor),
+            ("", "Pod") => self.pod(cluster, &key, old, new, actor),
+            ("refit.dev", "HostPlan") => self.plan(in_cluster, new, actor),
+            _ => Vec::new(),
+        }
+    }
+
+    fn in_management(
+        &mut self,
+        group: &str,
+        kind: &str,
+        key: &Key,
+        old: Option<&Value>,
+        new: Option<&Value>,
+        actor: &str,
+    ) -> Vec<Violation> {
+        match (group, kind) {
+            ("cluster.x-k8s.io", "Machine") => return self.machine(key, new, actor),
+            ("refit.dev", "NodeUpdate") => return self.update(key, new, actor),
+            ("refit.dev", "UpdateGroup") => {
+                let slots = new.map(objects::slots).unwrap_or_default();
+                self.slots.insert(key.clone(), slots);
+            }
+            ("cluster.x-k8s.io", "Cluster") => {
+                let deleting = new.is_none_or(|new| objects::deleted_at(new).is_some());
+                self.clusters_deleting.insert(key.clone(), deleting);
+                let policy = new.or(old).map(Policy::of).unwrap_or_default();
+                self.clusters.insert(key.clone(), policy);
+            }
+            ("cluster.x-k8s.io", "MachineSet" | "MachineDeployment")
+            | ("controlplane.cluster.x-k8s.io", _) => {
+                let key = (key.0.clone(), kind.to_owned(), key.1.clone());
+                match new {
+                    Some(new) => self.owners.insert(key, Owner::of(kind, new)),
+                    None => self.owners.remove(&key),
+                };
+            }
+            _ => {}
+        }
+        Vec::new()
+    }
+
+    fn machine(&mut self, key: &Key, new: Option<&Value>, actor: &str) -> Vec<Violation> {
+        let before = self.machines.get(key).cloned();
+        let after = new.map(Machine::of);
+        let deleted = before.as_ref().is_some_and(|machine| machine.deleted_at.is_none())
+            && after.as_ref().is_none_or(|machine| machine.deleted_at.is_some());
+        let mut found = Vec::new();
+        if let Some(before) = before.filter(|_| deleted) {
+            let wrong = match actor {
+                CONTROLLER => Some("the controller deletes a Machine".to_owned()),
+                CAPI => self.unasked_deletion(key, &before),
+                _ => None,
+            };
+            found.extend(wrong.map(|message| violation(3, "Machine", &key.1, message)));
+        }
+        match after {
+            Some(machine) => self.machines.insert(key.clone(), machine),
+            None => self.machines.remove(key),
+        };
+        found
+    }
+
+    /// Why nobody asked for this deletion; `None` if somebody did.
+    fn unasked_deletion(&self, key: &Key, machine: &Machine) -> Option<String> {
+        let cluster = (key.0.clone(), machine.cluster.clone());
+        let policy = self.clusters.get(&cluster);
+        let leaving = self.clusters_deleting.get(&cluster).copied().unwrap_or_default();
+        if machine.to_be_remediated || leaving || policy.is_some_and(Policy::allows_replacement) {
+            return None;
+        }
+        let group = self.group_of(&key.0, machine)?;
+        let owner = self.owners.get(&group)?;
+        let live = self.members(&group).filter(|(_, m)| m.deleted_at.is_none()).count();
+        let too_many = owner
+            .replicas
+            .is_some_and(|replicas| i32::try_from(live).unwrap_or(i32::MAX) > replicas);
+        let asked = owner.deleting
+            || owner.surges
+            || owner.on_delete
+            || owner.policy.allows_replacement()
+            || too_many;
+        (!asked).then(|| {
+            format!(
+                "it is deleted though {} {} has no surge, asks for {} machines and has {live}",
+                group.1,
+                group.2,
+                owner.replicas.unwrap_or_default()
+            )
+        })
+    }
+
+    fn update(&mut self, key: &Key, new: Option<&Value>, actor: &str) -> Vec<Violation> {
+        let before = self.updates.get(key).cloned();
+        let Some(after) = new.map(Update::of) else {
+            self.updates.remove(key);
+            return Vec::new();
+        };
+        let mut found = Vec::new();
+        let mut wrong = |message: String| found.push(violation(4, "NodeUpdate", &key.1, message));
+        match &before {
+            None if actor == CONTROLLER && !after.phase.is_final() => {
+                let other = self.updates.iter().find(|(_, update)| {
+                    update.machine_uid == after.machine_uid && !update.phase.is_final()
+                });
+                if let Some((other, _)) = other {
+                    wrong(format!("it is made while {} is unfinished", other.1));
+                }
+            }
+            None => {}
+            Some(before) => {
+                if before.phase.is_final() && before.phase != after.phase {
+                    wrong(format!("it goes from {:?} to {:?}", before.phase, after.phase));
+                }
+                if !before.started_at.is_empty() && before.started_at != after.started_at {
+                    wrong("it starts a second time".to_owned());
+                }
+            }
+        }
+        self.updates.insert(key.clone(), after);
+        found
+    }
+
+    fn node(&mut self, key: Key, new: Option<&Value>, actor: &str) -> Vec<Violation> {
+        let before = self.nodes.get(&key).cloned();
+        let Some(after) = new.map(Node::of) else {
+            self.nodes.remove(&key);
+            return Vec::new();
+        };
+        let mut found = Vec::new();
+        if let Some(before) = &before {
+            found.extend(self.downgrade(&key, &before.version, &after.version));
+            if actor == CONTROLLER {
+                found.extend(overruled(&key.1, before, &after));
+                if !before.cordoned_by_us() && after.cordoned_by_us() {
+                    found.extend(self.disturbs(&key, "its node is cordoned"));
+                }
+            }
+        }
+        self.nodes.insert(key, after);
+        found
+    }
+
+    fn downgrade(&self, key: &Key, before: &str, after: &str) -> Option<Violation> {
+        let old: KubernetesVersion = before.parse().ok()?;
+        let new: KubernetesVersion = after.parse().ok()?;
+        let (machine_key, machine) = self.machine_of(&key.0, &key.1)?;
+        let owner = self.owners.get(&self.group_of(&machine_key.0, machine)?)?;
+        (new < old && owner.version != after)
+            .then(|| violation(4, "Node", &key.1, format!("it goes down from {before} to {after}")))
+    }
+
+    fn pod(
+        &mut self,
+        cluster: &str,
+        key: &Key,
+        old: Option<&Value>,
+        new: Option<&Value>,
+        actor: &str,
+    ) -> Vec<Violation> {
+        let going = |pod: Option<&Value>| {
+            pod.is_none_or(|pod| objects::deleted_at(pod).is_some())
+        };
+        let mut found = Vec::new();
+        if let Some(old) = old.filter(|_| actor == CONTROLLER && going(new) && !going(old)) {
+            let node = (cluster.to_owned(), text(old, "/spec/nodeName").to_owned());
+            found.extend(self.disturbs(&node, &format!("pod {} is evicted", key.1)));
+        }
+        let name = (cluster.to_owned(), key.1.clone());
+        match new.and_then(StaticPod::of) {
+            Some(pod) => self.static_pods.insert(name, pod),
+            None => self.static_pods.remove(&name),
+        };
+        found
+    }
+
+    fn plan(&mut self, key: Key, new: Option<&Value>, actor: &str) -> Vec<Violation> {
+        let before = self.plans.get(&key).cloned().unwrap_or_default();
+        let Some(after) = new.map(Plan::of) else {
+            self.plans.remove(&key);
+            return Vec::new();
+        };
+        let mut found = Vec::new();
+        let same = before.plan_id == after.plan_id;
+        if same && after.gate < before.gate {
+            let message = format!("its gate goes back from {:?} to {:?}", before.gate, after.gate);
+            found.push(violation(4, "HostPlan", &key.1, message));
+        }
+        let raised = after.gate >= Gate::Upgrade && (!same || before.gate < after.gate);
+        if raised && actor == CONTROLLER {
+            found.extend(self.disturbs(&key, &format!("its gate is raised to {:?}", after.gate)));
+        }
+        self.plans.insert(key, after);
+        found
+    }
+
+    /// What a write of ours breaks that disturbs the machine with this node. It is judged by what
+    /// was before the write.
+    fn disturbs(&self, (cluster, node): &Key, how: &str) -> Vec<Violation> {
+        let Some((key, machine)) = self.machine_of(cluster, node) else { return Vec::new() };
+        let mut found = Vec::new();
+        if let Some(group) = self.group_of(&key.0, machine)
+            && let Some(owner) = self.owners.get(&group)
+            && self.is_available(machine)
+        {
+            let members: Vec<_> = self.members(&group).collect();
+            let available =
+                members.iter().filter(|(k, m)| *k != key && self.is_available(m)).count();
+            let present = i32::try_from(members.len()).unwrap_or(i32::MAX);
+            let needed = owner.replicas.unwrap_or(present) - owner.slots;
+            if i32::try_from(available).unwrap_or(i32::MAX) < needed {
+                let message = format!("{how} while {available} others are available, not {needed}");
+                found.push(violation(1, "Machine", &key.1, message));
+            }
+        }
+        if machine.control_plane {
+            found.extend(self.control_plane(key, machine, how));
+        }
+        found
+    }
+
+    fn control_plane(&self, key: &Key, machine: &Machine, how: &str) -> Vec<Violation> {
+        let peers = self.machines.iter().filter(|(peer, m)| {
+            *peer != key && peer.0 == key.0 && m.cluster == machine.cluster && m.control_plane
+        });
+        let mut found = Vec::new();
+        for (peer, member) in peers {
+            let ready = self.node_of(member).is_some_and(|node| node.ready);
+            let ill = self
+                .static_pods
+                .iter()
+                .filter(|((cluster, _), pod)| *cluster == machine.cluster && pod.node == member.node)
+                .find(|(_, pod)| !pod.ready);
+            let why = if self.is_disturbed(member) {
+                "is being updated too".to_owned()
+            } else if !ready {
+                "is not Ready".to_owned()
+            } else if let Some((_, pod)) = ill {
+                format!("has a {} that is not Ready", pod.component)
+            } else {
+                continue;
+            };
+            found.push(violation(2, "Machine", &key.1, format!("{how} while {} {why}", peer.1)));
+        }
+        found
+    }
+}
+
+/// What of an admin's a write of the controller overrules.
+fn overruled(name: &str, before: &Node, after: &Node) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let mut wrong = |what: &str| found.push(violation(6, "Node", name, what.to_owned()));
+    if before.unschedulable && before.cordoned_by.is_none() {
+        if !after.unschedulable {
+            wrong("the controller lifts a cordon that is not ours");
+        } else if after.cordoned_by.is_some() {
+            wrong("the controller takes a cordon for its own that is not");
+        }
+    }
+    if before.labels != after.labels {
+        wrong("the controller changes labels");
+    }
+    if before.taints != after.taints {
+        wrong("the controller changes taints");
+    }
+    found
+}
+
+pub(super) fn violation(invariant: u8, kind: &str, name: &str, message: String) -> Violation {
+    Violation { invariant, object: format!("{kind} {name}"), message }
+}

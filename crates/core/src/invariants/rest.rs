@@ -1,0 +1,118 @@
+//! What must be left when nothing moves any more.
+
+use jiff::{SignedDuration, Timestamp};
+use refit_api::refit::Phase;
+
+use super::{Violation, observe::violation, state::World};
+
+/// How long our hook may hold a Machine that is being deleted: as long as a report counts as fresh,
+/// and as long again.
+const LONGEST_HOLD: SignedDuration = SignedDuration::from_mins(30);
+
+impl World {
+    /// What is wrong with a world in which nothing is due for an hour.
+    pub fn at_rest(&self, now: Timestamp) -> Vec<Violation> {
+        let mut found = self.forgotten();
+        found.extend(self.left_cordons());
+        found.extend(self.left_guards(now));
+        found.extend(self.left_slots());
+        found
+    }
+
+    /// Invariant 5.
+    fn forgotten(&self) -> Vec<Violation> {
+        let mut found = Vec::new();
+        for ((_, name), update) in &self.updates {
+            let mut wrong =
+                |message: &str| found.push(violation(5, "NodeUpdate", name, message.to_owned()));
+            match update.phase {
+                Phase::Succeeded => {}
+                Phase::Failed | Phase::Stopped if update.failure_reason.is_empty() => {
+                    wrong("it ended badly without a reason");
+                }
+                Phase::Failed | Phase::Stopped => {}
+                _ if !update.blocked => wrong("it is unfinished, and nothing blocks it"),
+                _ => {}
+            }
+        }
+        for ((_, name), machine) in &self.machines {
+            if machine.deleted_at.is_some() {
+                continue;
+            }
+            let speaker = self.speaker(&machine.uid).map(|(_, update)| update);
+            let mut wrong = |message: String| found.push(violation(5, "Machine", name, message));
+            if machine.updating && speaker.is_none_or(|u| u.phase == Phase::Succeeded) {
+                wrong("it is marked as being updated, and nobody updates it".to_owned());
+            }
+            let Some(done) = speaker.filter(|update| update.phase == Phase::Succeeded) else {
+                continue;
+            };
+            let version = self.node_of(machine).map_or("", |node| &node.version);
+            if version != done.goal {
+                wrong(format!("its update to {} ended well, and it runs {version:?}", done.goal));
+            }
+        }
+        found
+    }
+
+    /// Invariant 6.
+    fn left_cordons(&self) -> Vec<Violation> {
+        let mut found = Vec::new();
+        for ((cluster, name), node) in &self.nodes {
+            let Some(by) = &node.cordoned_by else { continue };
+            let machine = self.machine_of(cluster, name).map(|(_, machine)| machine);
+            let update = machine.and_then(|m| self.speaker(&m.uid)).map(|(_, update)| update);
+            let known = update.is_some_and(|update| match update.phase {
+                Phase::Succeeded | Phase::Stopped => false,
+                Phase::Failed => update.cordoned_by_us,
+                _ => update.blocked,
+            });
+            if !known {
+                let message = format!("the cordon of {by} is left, and no status speaks of it");
+                found.push(violation(6, "Node", name, message));
+            }
+        }
+        found
+    }
+
+    /// Invariant 7: the guard.
+    fn left_guards(&self, now: Timestamp) -> Vec<Violation> {
+        let mut found = Vec::new();
+        for ((_, name), machine) in self.machines.iter().filter(|(_, machine)| machine.guarded) {
+            let ended =
+                self.speaker(&machine.uid).is_none_or(|(_, update)| update.phase.is_final());
+            if ended {
+                let message = "our guard is left on it".to_owned();
+                found.push(violation(7, "Machine", name, message));
+            }
+            let held = machine.deleted_at.is_some_and(|at| now.duration_since(at) > LONGEST_HOLD);
+            if held {
+                let message = "our hook holds its deletion".to_owned();
+                found.push(violation(7, "Machine", name, message));
+            }
+        }
+        found
+    }
+
+    /// Invariant 7: slots.
+    fn left_slots(&self) -> Vec<Violation> {
+        let mut found = Vec::new();
+        for ((namespace, group), slots) in &self.slots {
+            for (machine, uid) in slots {
+                let holder = self
+                    .machines
+                    .get(&(namespace.clone(), machine.clone()))
+                    .filter(|holder| holder.uid == *uid);
+                let over = self.speaker(uid).is_none_or(|(_, update)| update.phase.is_final());
+                let why = match holder {
+                    None => "is gone",
+                    Some(holder) if over && self.is_available(holder) => "is available",
+                    Some(_) => continue,
+                };
+                let message = format!("a slot is left of {machine}, which {why}");
+                found.push(violation(7, "UpdateGroup", group, message));
+            }
+        }
+        found
+    }
+}

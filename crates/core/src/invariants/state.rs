@@ -1,0 +1,99 @@
+//! What is known of a world, and what follows from it.
+
+use std::collections::BTreeMap;
+
+use refit_api::refit::Gate;
+
+use super::objects::{Machine, Node, Owner, Plan, Policy, StaticPod, Update};
+
+/// Namespace and name.
+pub(super) type Key = (String, String);
+
+/// Namespace, kind and name of the owner of a group.
+pub(super) type GroupKey = (String, String, String);
+
+/// Everything that the invariants look at, built up write by write.
+///
+/// Actors are the names of processes: `controller`, `capi`, `agent/<node>`; everybody else is a
+/// user or the world outside and may do as they like. A world that is restored from a snapshot is
+/// fed its objects under any other name.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    pub(super) machines: BTreeMap<Key, Machine>,
+    pub(super) owners: BTreeMap<GroupKey, Owner>,
+    pub(super) clusters: BTreeMap<Key, Policy>,
+    pub(super) clusters_deleting: BTreeMap<Key, bool>,
+    pub(super) updates: BTreeMap<Key, Update>,
+    pub(super) slots: BTreeMap<Key, Vec<(String, String)>>,
+    /// By cluster and name.
+    pub(super) nodes: BTreeMap<Key, Node>,
+    pub(super) plans: BTreeMap<Key, Plan>,
+    pub(super) static_pods: BTreeMap<Key, StaticPod>,
+}
+
+impl World {
+    /// A world without objects.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The owner that decides how many machines of the group may be down.
+    pub(super) fn group_of(&self, namespace: &str, machine: &Machine) -> Option<GroupKey> {
+        let (kind, name) = machine.owner.clone()?;
+        let own = (namespace.to_owned(), kind, name);
+        let parent = self.owners.get(&own).and_then(|owner| owner.parent.clone());
+        match parent {
+            Some((kind, name)) if kind == "MachineDeployment" => {
+                Some((namespace.to_owned(), kind, name))
+            }
+            _ => Some(own),
+        }
+    }
+
+    pub(super) fn members<'a>(
+        &'a self,
+        group: &'a GroupKey,
+    ) -> impl Iterator<Item = (&'a Key, &'a Machine)> {
+        self.machines
+            .iter()
+            .filter(|((namespace, _), _)| *namespace == group.0)
+            .filter(|((namespace, _), m)| self.group_of(namespace, m).as_ref() == Some(group))
+    }
+
+    /// The Machine that has this Node.
+    pub(super) fn machine_of(&self, cluster: &str, node: &str) -> Option<(&Key, &Machine)> {
+        self.machines.iter().find(|(_, m)| m.cluster == cluster && m.node == node)
+    }
+
+    pub(super) fn node_of(&self, machine: &Machine) -> Option<&Node> {
+        self.nodes.get(&(machine.cluster.clone(), machine.node.clone()))
+    }
+
+    /// The NodeUpdate that speaks for a Machine: the newest unfinished, or the newest.
+    pub(super) fn speaker(&self, machine_uid: &str) -> Option<(&Key, &Update)> {
+        self.updates
+            .iter()
+            .filter(|(_, update)| update.machine_uid == machine_uid)
+            .max_by(|(_, a), (_, b)| a.rank.cmp(&b.rank))
+    }
+
+    pub(super) fn is_disturbed(&self, machine: &Machine) -> bool {
+        let key = (machine.cluster.clone(), machine.node.clone());
+        let Some(node) = self.nodes.get(&key) else { return false };
+        if node.cordoned_by_us() {
+            return true;
+        }
+        let Some(plan) = self.plans.get(&key).filter(|plan| plan.gate >= Gate::Upgrade) else {
+            return false;
+        };
+        let update = self.updates.values().find(|update| update.uid == plan.plan_id);
+        let over = update.map_or(plan.ended, |update| update.phase.is_final());
+        !(over && node.ready)
+    }
+
+    pub(super) fn is_available(&self, machine: &Machine) -> bool {
+        machine.deleted_at.is_none()
+            && self.node_of(machine).is_some_and(|node| node.ready)
+            && !self.is_disturbed(machine)
+    }
+}

@@ -1,0 +1,421 @@
+use jiff::Timestamp;
+use refit_api::keys;
+use serde_json::{Value, json};
+
+use super::*;
+
+const CAPI: &str = "cluster.x-k8s.io";
+/// No violation.
+const OK: [u8; 0] = [];
+
+fn now() -> Timestamp {
+    "2026-01-01T01:00:00Z".parse().unwrap()
+}
+
+/// A MachineDeployment of five and a control plane of three, all well.
+fn world() -> World {
+    let mut world = World::new();
+    put(&mut world, CAPI, "Cluster", &json!({"metadata": meta("edge-1")}));
+    put(&mut world, CAPI, "MachineDeployment", &deployment(0, 1));
+    let set = json!({
+        "metadata": with(meta("md-abc"), json!({"ownerReferences": owner("MachineDeployment", "md")})),
+        "spec": {"replicas": 5},
+    });
+    put(&mut world, CAPI, "MachineSet", &set);
+    let kcp = json!({
+        "metadata": meta("cp"),
+        "spec": {
+            "replicas": 3, "version": "v1.35.0",
+            "rollout": {"strategy": {"rollingUpdate": {"maxSurge": 0}}},
+        },
+    });
+    put(&mut world, "controlplane.cluster.x-k8s.io", "KubeadmControlPlane", &kcp);
+    for n in 0..5 {
+        put(&mut world, CAPI, "Machine", &machine(&format!("w-{n}"), "MachineSet", "md-abc"));
+        world.observe("", "Node", Some("edge-1"), None, Some(&node(&format!("w-{n}"))), "kubelet");
+    }
+    for n in 0..3 {
+        let name = format!("c-{n}");
+        let member = machine(&name, "KubeadmControlPlane", "cp");
+        let member = with(member, json!({"metadata": {"labels": {keys::CONTROL_PLANE: ""}}}));
+        put(&mut world, CAPI, "Machine", &member);
+        world.observe("", "Node", Some("edge-1"), None, Some(&node(&name)), "kubelet");
+        world.observe("", "Pod", Some("edge-1"), None, Some(&etcd(&name, true)), "kubelet");
+    }
+    world
+}
+
+fn put(world: &mut World, group: &str, kind: &str, object: &Value) {
+    let found = world.observe(group, kind, None, None, Some(object), "user");
+    assert!(found.is_empty(), "{found:?}");
+}
+
+fn meta(name: &str) -> Value {
+    json!({"namespace": "default", "name": name, "uid": format!("uid-{name}")})
+}
+
+fn owner(kind: &str, name: &str) -> Value {
+    json!([{"kind": kind, "name": name, "controller": true}])
+}
+
+fn with(mut object: Value, more: Value) -> Value {
+    fn merge(into: &mut Value, more: Value) {
+        match (into, more) {
+            (Value::Object(into), Value::Object(more)) => {
+                for (key, value) in more {
+                    merge(into.entry(key).or_insert(Value::Null), value);
+                }
+            }
+            (into, more) => *into = more,
+        }
+    }
+    merge(&mut object, more);
+    object
+}
+
+fn deployment(surge: i32, unavailable: i32) -> Value {
+    json!({
+        "metadata": meta("md"),
+        "spec": {
+            "replicas": 5,
+            "template": {"spec": {"version": "v1.35.0"}},
+            "rollout": {"strategy": {"rollingUpdate": {
+                "maxSurge": surge, "maxUnavailable": unavailable,
+            }}},
+        },
+    })
+}
+
+fn machine(name: &str, kind: &str, by: &str) -> Value {
+    json!({
+        "metadata": with(meta(name), json!({"ownerReferences": owner(kind, by)})),
+        "spec": {"clusterName": "edge-1"},
+        "status": {"nodeRef": {"name": name}},
+    })
+}
+
+fn node(name: &str) -> Value {
+    json!({
+        "metadata": {"name": name},
+        "status": {
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "nodeInfo": {"kubeletVersion": "v1.34.2"},
+        },
+    })
+}
+
+fn not_ready(name: &str) -> Value {
+    with(node(name), json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}}))
+}
+
+fn cordoned(name: &str) -> Value {
+    let ours = json!({"annotations": {keys::CORDONED_BY: format!("{name}-1")}});
+    with(node(name), json!({"metadata": ours, "spec": {"unschedulable": true}}))
+}
+
+fn etcd(node: &str, ready: bool) -> Value {
+    json!({
+        "metadata": {
+            "namespace": "kube-system",
+            "name": format!("etcd-{node}"),
+            "labels": {"tier": "control-plane", "component": "etcd"},
+        },
+        "spec": {"nodeName": node},
+        "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]},
+    })
+}
+
+fn plan(node: &str, gate: &str) -> Value {
+    json!({
+        "metadata": {"namespace": "refit-system", "name": node},
+        "spec": {"planId": format!("uid-{node}-1"), "gate": gate},
+    })
+}
+
+fn update(machine: &str, ordinal: u32, phase: &str) -> Value {
+    json!({
+        "metadata": meta(&format!("{machine}-{ordinal}")),
+        "spec": {
+            "machineRef": {"name": machine, "uid": format!("uid-{machine}")},
+            "goal": {"kubernetesVersion": "v1.35.0"},
+        },
+        "status": {"phase": phase},
+    })
+}
+
+fn raise(world: &mut World, node: &str, gate: &str) -> Vec<u8> {
+    let object = plan(node, gate);
+    numbers(&world.observe("refit.dev", "HostPlan", Some("edge-1"), None, Some(&object), "controller"))
+}
+
+fn cordon(world: &mut World, name: &str) -> Vec<u8> {
+    numbers(&world.observe("", "Node", Some("edge-1"), None, Some(&cordoned(name)), "controller"))
+}
+
+fn kubelet(world: &mut World, object: &Value) -> Vec<u8> {
+    numbers(&world.observe("", "Node", Some("edge-1"), None, Some(object), "kubelet"))
+}
+
+fn told(world: &mut World, object: &Value) -> Vec<u8> {
+    numbers(&world.observe("refit.dev", "NodeUpdate", None, None, Some(object), "controller"))
+}
+
+fn numbers(found: &[Violation]) -> Vec<u8> {
+    found.iter().map(|violation| violation.invariant).collect()
+}
+
+#[test]
+fn one_worker_may_be_disturbed_and_not_a_second() {
+    let mut world = world();
+    assert_eq!(raise(&mut world, "w-0", "Stage"), OK);
+    assert_eq!(raise(&mut world, "w-1", "Stage"), OK);
+    assert_eq!(raise(&mut world, "w-0", "Upgrade"), OK);
+    assert_eq!(cordon(&mut world, "w-0"), OK);
+    assert_eq!(raise(&mut world, "w-0", "Disrupt"), OK);
+    assert_eq!(raise(&mut world, "w-1", "Upgrade"), [1]);
+}
+
+#[test]
+fn a_cordon_or_an_eviction_disturbs_as_well() {
+    let mut world = world();
+    raise(&mut world, "w-0", "Upgrade");
+    assert_eq!(cordon(&mut world.clone(), "w-1"), [1]);
+    let pod = json!({"metadata": meta("web"), "spec": {"nodeName": "w-1"}});
+    let evict = |world: &mut World, actor| {
+        numbers(&world.observe("", "Pod", Some("edge-1"), Some(&pod), None, actor))
+    };
+    assert_eq!(evict(&mut world.clone(), "controller"), [1]);
+    assert_eq!(evict(&mut world.clone(), "kubelet"), OK);
+}
+
+#[test]
+fn the_next_worker_may_follow_once_the_first_serves_again() {
+    let mut world = world();
+    told(&mut world, &update("w-0", 1, "Upgrading"));
+    raise(&mut world, "w-0", "Disrupt");
+    kubelet(&mut world, &not_ready("w-0"));
+    assert_eq!(raise(&mut world.clone(), "w-1", "Upgrade"), [1]);
+    kubelet(&mut world, &node("w-0"));
+    assert_eq!(raise(&mut world.clone(), "w-1", "Upgrade"), [1]);
+    told(&mut world, &update("w-0", 1, "Succeeded"));
+    assert_eq!(raise(&mut world, "w-1", "Upgrade"), OK);
+}
+
+#[test]
+fn a_machine_that_is_down_already_may_be_repaired() {
+    let mut world = world();
+    kubelet(&mut world, &not_ready("w-0"));
+    kubelet(&mut world, &not_ready("w-1"));
+    assert_eq!(raise(&mut world.clone(), "w-0", "Upgrade"), OK);
+    assert_eq!(raise(&mut world, "w-2", "Upgrade"), [1]);
+}
+
+#[test]
+fn the_limit_is_the_owners() {
+    let mut world = world();
+    put(&mut world, CAPI, "MachineDeployment", &deployment(0, 2));
+    raise(&mut world, "w-0", "Upgrade");
+    assert_eq!(raise(&mut world, "w-1", "Upgrade"), OK);
+    assert_eq!(raise(&mut world, "w-2", "Upgrade"), [1]);
+}
+
+#[test]
+fn two_control_plane_members_at_once_are_found() {
+    let mut world = world();
+    assert_eq!(raise(&mut world, "c-0", "Upgrade"), OK);
+    assert_eq!(raise(&mut world.clone(), "c-1", "Upgrade"), [1, 2]);
+    // Another group is another matter.
+    assert_eq!(raise(&mut world, "w-0", "Upgrade"), OK);
+}
+
+#[test]
+fn a_control_plane_whose_etcd_is_ill_is_left_alone() {
+    let mut world = world();
+    let ill = etcd("c-1", false);
+    world.observe("", "Pod", Some("edge-1"), None, Some(&ill), "kubelet");
+    assert_eq!(raise(&mut world.clone(), "c-0", "Upgrade"), [2]);
+    assert_eq!(raise(&mut world, "c-1", "Upgrade"), OK);
+}
+
+fn delete(world: &mut World, name: &str, actor: &str) -> Vec<u8> {
+    let set = machine(name, "MachineSet", "md-abc");
+    let gone = with(set, json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+    numbers(&world.observe(CAPI, "Machine", None, None, Some(&gone), actor))
+}
+
+#[test]
+fn nobody_deletes_a_machine_that_nobody_wants_gone() {
+    let mut world = world();
+    assert_eq!(delete(&mut world.clone(), "w-0", "capi"), [3]);
+    assert_eq!(delete(&mut world.clone(), "w-0", "controller"), [3]);
+    assert_eq!(delete(&mut world, "w-0", "user"), OK);
+}
+
+#[test]
+fn surge_scale_down_policy_and_remediation_may_delete() {
+    let allow: [fn(&mut World); 4] = [
+        |world| put(world, CAPI, "MachineDeployment", &deployment(1, 0)),
+        |world| {
+            let smaller = with(deployment(0, 1), json!({"spec": {"replicas": 4}}));
+            put(world, CAPI, "MachineDeployment", &smaller);
+        },
+        |world| {
+            let policy = json!({"metadata": {"annotations": {keys::ON_UNCOVERED: "Replace"}}});
+            put(world, CAPI, "MachineDeployment", &with(deployment(0, 1), policy));
+        },
+        |world| {
+            let mark = json!({"metadata": {"annotations": {keys::REMEDIATE_MACHINE: ""}}});
+            put(world, CAPI, "Machine", &with(machine("w-0", "MachineSet", "md-abc"), mark));
+        },
+    ];
+    for (n, allow) in allow.into_iter().enumerate() {
+        let mut world = world();
+        allow(&mut world);
+        assert_eq!(delete(&mut world, "w-0", "capi"), OK, "{n}");
+    }
+}
+
+#[test]
+fn a_second_unfinished_update_of_a_machine_is_found() {
+    let mut world = world();
+    assert_eq!(told(&mut world, &update("w-0", 1, "Upgrading")), OK);
+    assert_eq!(told(&mut world.clone(), &update("w-0", 2, "Pending")), [4]);
+    assert_eq!(told(&mut world.clone(), &update("w-1", 1, "Pending")), OK);
+    assert_eq!(told(&mut world, &update("w-0", 1, "Succeeded")), OK);
+    assert_eq!(told(&mut world, &update("w-0", 2, "Pending")), OK);
+}
+
+#[test]
+fn an_end_that_is_taken_back_is_found() {
+    let mut world = world();
+    told(&mut world, &update("w-0", 1, "Failed"));
+    assert_eq!(told(&mut world, &update("w-0", 1, "Upgrading")), [4]);
+}
+
+#[test]
+fn a_second_start_is_found() {
+    let mut world = world();
+    let started = |at: &str| with(update("w-0", 1, "Staging"), json!({"status": {"startedAt": at}}));
+    assert_eq!(told(&mut world, &started("2026-01-01T00:00:00Z")), OK);
+    assert_eq!(told(&mut world, &started("2026-01-01T00:00:00Z")), OK);
+    assert_eq!(told(&mut world, &started("2026-01-01T00:00:09Z")), [4]);
+}
+
+#[test]
+fn a_gate_that_goes_back_is_found() {
+    let mut world = world();
+    raise(&mut world, "w-0", "Upgrade");
+    assert_eq!(raise(&mut world, "w-0", "Stage"), [4]);
+}
+
+#[test]
+fn a_node_goes_down_only_where_its_owner_asks() {
+    let mut world = world();
+    let runs = |version: &str| {
+        with(node("w-0"), json!({"status": {"nodeInfo": {"kubeletVersion": version}}}))
+    };
+    assert_eq!(kubelet(&mut world, &runs("v1.35.0")), OK);
+    assert_eq!(kubelet(&mut world.clone(), &runs("v1.34.2")), [4]);
+    let back = json!({"spec": {"template": {"spec": {"version": "v1.34.2"}}}});
+    put(&mut world, CAPI, "MachineDeployment", &with(deployment(0, 1), back));
+    assert_eq!(kubelet(&mut world, &runs("v1.34.2")), OK);
+}
+
+#[test]
+fn an_admins_cordon_labels_and_taints_are_not_ours_to_change() {
+    let theirs = with(node("w-0"), json!({"spec": {"unschedulable": true}}));
+    let mut world = world();
+    kubelet(&mut world, &theirs);
+    let ours = |world: &mut World, object: &Value| {
+        numbers(&world.observe("", "Node", Some("edge-1"), None, Some(object), "controller"))
+    };
+    assert_eq!(ours(&mut world.clone(), &node("w-0")), [6]);
+    assert!(ours(&mut world.clone(), &cordoned("w-0")).contains(&6));
+    let label = with(theirs.clone(), json!({"metadata": {"labels": {"a": "b"}}}));
+    assert_eq!(ours(&mut world.clone(), &label), [6]);
+    let taint = with(theirs.clone(), json!({"spec": {"taints": [{"key": "a"}]}}));
+    assert_eq!(ours(&mut world.clone(), &taint), [6]);
+    let unschedulable = json!({"spec": {"taints": [{"key": "node.kubernetes.io/unschedulable"}]}});
+    assert_eq!(ours(&mut world, &with(theirs, unschedulable)), OK);
+}
+
+fn rest(world: &World) -> Vec<u8> {
+    numbers(&world.at_rest(now()))
+}
+
+#[test]
+fn a_world_in_which_nothing_happened_is_at_rest() {
+    assert_eq!(rest(&world()), OK);
+}
+
+#[test]
+fn an_unfinished_update_must_say_what_it_waits_for() {
+    let mut world = world();
+    told(&mut world, &update("w-0", 1, "Staging"));
+    assert_eq!(rest(&world), [5]);
+    let blocked = json!({"status": {"blockedBy": [{"reason": "Paused"}]}});
+    told(&mut world, &with(update("w-0", 1, "Staging"), blocked));
+    assert_eq!(rest(&world), OK);
+}
+
+#[test]
+fn a_bad_end_must_have_a_reason_and_a_good_one_the_version() {
+    let mut world = world();
+    told(&mut world, &update("w-0", 1, "Failed"));
+    told(&mut world, &update("w-1", 1, "Succeeded"));
+    assert_eq!(rest(&world), [5, 5]);
+    let reason = json!({"status": {"failureReason": "DiskFull"}});
+    told(&mut world, &with(update("w-0", 1, "Failed"), reason));
+    let runs = json!({"status": {"nodeInfo": {"kubeletVersion": "v1.35.0"}}});
+    kubelet(&mut world, &with(node("w-1"), runs));
+    assert_eq!(rest(&world), OK);
+}
+
+#[test]
+fn a_machine_marked_for_nobody_is_forgotten() {
+    let mut world = world();
+    let marked = json!({"metadata": {"annotations": {keys::UPDATE_IN_PROGRESS: ""}}});
+    put(&mut world, CAPI, "Machine", &with(machine("w-0", "MachineSet", "md-abc"), marked));
+    assert_eq!(rest(&world), [5]);
+}
+
+#[test]
+fn a_cordon_that_is_left_must_be_spoken_of() {
+    let mut world = world();
+    kubelet(&mut world, &cordoned("w-0"));
+    assert_eq!(rest(&world), [6]);
+    let ours = json!({"status": {"failureReason": "DiskFull", "cordonedByUs": true}});
+    told(&mut world, &with(update("w-0", 1, "Failed"), ours));
+    assert_eq!(rest(&world), OK);
+}
+
+#[test]
+fn a_guard_or_a_slot_that_is_left_is_found() {
+    let mut world = world();
+    let guarded = json!({"metadata": {"annotations": {keys::GUARDED_BY_US: keys::PRE_DRAIN_HOOK}}});
+    put(&mut world, CAPI, "Machine", &with(machine("w-0", "MachineSet", "md-abc"), guarded));
+    let slots = json!({
+        "metadata": meta("machinedeployment-md"),
+        "status": {"slots": [
+            {"machine": "w-1", "machineUid": "uid-w-1"},
+            {"machine": "w-9", "machineUid": "uid-w-9"},
+        ]},
+    });
+    put(&mut world, "refit.dev", "UpdateGroup", &slots);
+    assert_eq!(rest(&world), [7, 7, 7]);
+    kubelet(&mut world, &not_ready("w-1"));
+    assert_eq!(rest(&world), [7, 7]);
+}
+
+#[test]
+fn a_violation_reads_as_one_line() {
+    let mut world = world();
+    raise(&mut world, "w-0", "Upgrade");
+    let object = plan("w-1", "Upgrade");
+    let found =
+        world.observe("refit.dev", "HostPlan", Some("default/edge-1"), None, Some(&object), "controller");
+    assert_eq!(
+        found[0].to_string(),
+        "invariant 1: Machine w-1: its gate is raised to Upgrade while 3 others are available, not 4"
+    );
+}
