@@ -114,22 +114,16 @@ impl<K: Typed> Cache<K> {
         let _ = receiver.wait_for(|ready| *ready).await;
     }
 
-    /// Takes an object in unless a newer state of it is known. Answers the one that counts now and
-    /// the one before, if the object is new.
-    pub(crate) fn put(&self, object: Live<K>) -> Put<K> {
-        let key = ObjectKey::of(&object);
+    /// Takes an object in unless a newer state of it is known.
+    pub(crate) fn put(&self, object: Arc<Live<K>>) {
+        let key = ObjectKey::of(object.as_ref());
         let revision = object.revision();
         let mut state = self.write();
-        if state.gone.get(&key).is_some_and(|gone| *gone >= revision) {
-            return Put::Stale;
-        }
+        let gone = state.gone.get(&key).is_some_and(|gone| *gone >= revision);
         let known = state.objects.get(&key);
-        if known.is_some_and(|known| known.revision() >= revision) {
-            return Put::Stale;
+        if !gone && known.is_none_or(|known| known.revision() < revision) {
+            state.objects.insert(key, object);
         }
-        let object = Arc::new(object);
-        let before = state.objects.insert(key, object.clone());
-        Put::New { object, before }
     }
 
     fn remove(&self, object: &Live<K>) {
@@ -142,38 +136,21 @@ impl<K: Typed> Cache<K> {
         }
     }
 
-    /// Takes a complete list in. Answers the objects that went and those that are new or changed.
-    fn reset(&self, listed: Vec<Live<K>>) -> Vec<Change<K>> {
+    /// Takes a complete list in; a newer state that is known stays.
+    fn reset(&self, listed: &BTreeMap<ObjectKey, Arc<Live<K>>>) {
         let mut state = self.write();
         let mut old = std::mem::take(&mut state.objects);
-        let mut changes = Vec::new();
-        for object in listed {
-            let key = ObjectKey::of(&object);
-            let before = old.remove(&key);
-            match before {
-                Some(before) if before.revision() >= object.revision() => {
-                    state.objects.insert(key, before);
-                }
-                before => {
-                    let object = Arc::new(object);
-                    state.objects.insert(key, object.clone());
-                    changes.push(Change {
-                        before,
-                        now: Some(object),
-                    });
-                }
-            }
+        for (key, object) in listed {
+            let known = old.remove(key);
+            let newer = known.filter(|known| known.revision() >= object.revision());
+            let object = newer.unwrap_or_else(|| object.clone());
+            state.objects.insert(key.clone(), object);
         }
         for (key, before) in old {
             state.gone.insert(key, before.revision());
-            changes.push(Change {
-                before: Some(before),
-                now: None,
-            });
         }
         drop(state);
         self.0.ready.send_replace(true);
-        changes
     }
 
     fn read(&self) -> RwLockReadGuard<'_, State<K>> {
@@ -183,19 +160,6 @@ impl<K: Typed> Cache<K> {
     fn write(&self) -> RwLockWriteGuard<'_, State<K>> {
         self.0.state.write().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// What became of an object that was offered to a [`Cache`].
-pub(crate) enum Put<K> {
-    /// This state or a newer one was known.
-    Stale,
-    /// It is the newest state now.
-    New {
-        /// The object.
-        object: Arc<Live<K>>,
-        /// What was known before.
-        before: Option<Arc<Live<K>>>,
-    },
 }
 
 /// That an object came (`before` is empty), changed, or went (`now` is empty).
@@ -225,7 +189,11 @@ pub(crate) enum Ended {
     Unwanted,
 }
 
-/// Watches a kind into `cache` and calls `changed` after each change that the cache took in.
+/// What a watch itself has seen. Our own writes are in the cache before their event comes, and that
+/// event still has to make others look.
+type View<K> = BTreeMap<ObjectKey, Arc<Live<K>>>;
+
+/// Watches a kind into `cache` and calls `changed` with each change, after the cache took it in.
 ///
 /// A broken watch starts again for as long as it is `wanted`.
 pub(crate) async fn watch<K: Typed>(
@@ -236,7 +204,8 @@ pub(crate) async fn watch<K: Typed>(
     mut changed: impl FnMut(&Change<K>),
 ) -> Ended {
     let mut backoff = BACKOFF_FLOOR;
-    let mut fresh = Vec::new();
+    let mut view = View::new();
+    let mut fresh = View::new();
     let stream = watcher::watcher(api, config);
     tokio::pin!(stream);
     while let Some(event) = stream.next().await {
@@ -255,31 +224,53 @@ pub(crate) async fn watch<K: Typed>(
                 continue;
             }
             Ok(Event::Init) => fresh.clear(),
-            Ok(Event::InitApply(object)) => fresh.push(object),
+            Ok(Event::InitApply(object)) => {
+                fresh.insert(ObjectKey::of(&object), Arc::new(object));
+            }
             Ok(Event::InitDone) => {
-                for change in cache.reset(std::mem::take(&mut fresh)) {
+                cache.reset(&fresh);
+                let before = std::mem::replace(&mut view, std::mem::take(&mut fresh));
+                for change in differences(before, &view) {
                     changed(&change);
                 }
             }
             Ok(Event::Apply(object)) => {
-                if let Put::New { object, before } = cache.put(object) {
-                    changed(&Change {
-                        before,
-                        now: Some(object),
-                    });
-                }
+                let object = Arc::new(object);
+                cache.put(object.clone());
+                let before = view.insert(ObjectKey::of(object.as_ref()), object.clone());
+                let now = Some(object);
+                changed(&Change { before, now });
             }
             Ok(Event::Delete(object)) => {
                 cache.remove(&object);
-                changed(&Change {
-                    before: Some(Arc::new(object)),
-                    now: None,
-                });
+                view.remove(&ObjectKey::of(&object));
+                let before = Some(Arc::new(object));
+                changed(&Change { before, now: None });
             }
         }
         backoff = BACKOFF_FLOOR;
     }
     Ended::Unwanted
+}
+
+/// What came, changed or went between two complete lists.
+fn differences<K: Typed>(mut before: View<K>, after: &View<K>) -> Vec<Change<K>> {
+    let mut changes = Vec::new();
+    for (key, object) in after {
+        let before = before.remove(key);
+        let same = before
+            .as_ref()
+            .is_some_and(|before| before.revision() == object.revision());
+        if !same {
+            let now = Some(object.clone());
+            changes.push(Change { before, now });
+        }
+    }
+    changes.extend(before.into_values().map(|object| Change {
+        before: Some(object),
+        now: None,
+    }));
+    changes
 }
 
 fn is_unauthorized(error: &watcher::Error) -> bool {
@@ -304,12 +295,18 @@ mod tests {
         Cache::new(ApiResource::erase::<Machine>(&()))
     }
 
-    fn machine(name: &str, revision: u64) -> Live<Machine> {
-        Live::read(json!({
+    fn machine(name: &str, revision: u64) -> Arc<Live<Machine>> {
+        let object = json!({
             "metadata": {"namespace": "d", "name": name, "resourceVersion": revision.to_string()},
             "spec": {"clusterName": "c"},
-        }))
-        .unwrap()
+        });
+        Arc::new(Live::read(object).unwrap())
+    }
+
+    fn view(objects: &[(&str, u64)]) -> View<Machine> {
+        let entry =
+            |(name, revision): &(&str, u64)| (ObjectKey::new("d", *name), machine(name, *revision));
+        objects.iter().map(entry).collect()
     }
 
     fn revision(cache: &Cache<Machine>, name: &str) -> Option<u64> {
@@ -321,8 +318,8 @@ mod tests {
     #[test]
     fn a_watch_that_lags_behind_a_write_brings_nothing_older_back() {
         let cache = cache();
-        assert!(matches!(cache.put(machine("m", 5)), Put::New { .. }));
-        assert!(matches!(cache.put(machine("m", 4)), Put::Stale));
+        cache.put(machine("m", 5));
+        cache.put(machine("m", 4));
         assert_eq!(revision(&cache, "m"), Some(5));
     }
 
@@ -331,46 +328,40 @@ mod tests {
         let cache = cache();
         cache.put(machine("m", 5));
         cache.remove(&machine("m", 7));
-        assert!(matches!(cache.put(machine("m", 6)), Put::Stale));
+        cache.put(machine("m", 6));
         assert_eq!(revision(&cache, "m"), None);
-        assert!(matches!(cache.put(machine("m", 8)), Put::New { .. }));
+        cache.put(machine("m", 8));
+        assert_eq!(revision(&cache, "m"), Some(8));
     }
 
     #[test]
-    fn a_list_says_what_came_changed_and_went() {
-        let cache = cache();
-        for (name, revision) in [("gone", 1), ("same", 2), ("changed", 3)] {
-            cache.put(machine(name, revision));
-        }
-        let changes = cache.reset(vec![
-            machine("same", 2),
-            machine("changed", 9),
-            machine("new", 8),
-        ]);
-        let mut seen: Vec<_> = changes
+    fn two_lists_say_what_came_changed_and_went() {
+        let before = view(&[("gone", 1), ("same", 2), ("changed", 3)]);
+        let after = view(&[("same", 2), ("changed", 9), ("new", 8)]);
+        let seen: Vec<_> = differences(before, &after)
             .iter()
             .map(|change| {
                 let name = change.object().metadata.name.clone().unwrap();
                 (name, change.before.is_some(), change.now.is_some())
             })
             .collect();
-        seen.sort();
-        assert_eq!(
-            seen,
-            [
-                ("changed".to_owned(), true, true),
-                ("gone".to_owned(), true, false),
-                ("new".to_owned(), false, true),
-            ]
-        );
-        assert!(cache.is_ready());
+        let want = [
+            ("changed", true, true),
+            ("new", false, true),
+            ("gone", true, false),
+        ];
+        let want = want.map(|(name, before, now)| (name.to_owned(), before, now));
+        assert_eq!(seen, want);
     }
 
     #[test]
     fn a_list_older_than_our_own_write_does_not_undo_it() {
         let cache = cache();
         cache.put(machine("m", 9));
-        assert!(cache.reset(vec![machine("m", 3)]).is_empty());
+        cache.put(machine("gone", 2));
+        cache.reset(&view(&[("m", 3)]));
         assert_eq!(revision(&cache, "m"), Some(9));
+        assert_eq!(revision(&cache, "gone"), None);
+        assert!(cache.is_ready());
     }
 }

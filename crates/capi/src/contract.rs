@@ -2,10 +2,7 @@
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
-    Api, ResourceExt as _,
-    api::ListParams,
-    core::gvk::GroupVersionKind,
-    discovery::ApiResource,
+    Api, ResourceExt as _, api::ListParams, core::gvk::GroupVersionKind, discovery::ApiResource,
 };
 use refit_api::{capi::ContractRef, keys};
 use refit_kube::apply::optional;
@@ -33,7 +30,11 @@ pub(crate) async fn resolve(
 async fn look_up(context: &Context, reference: &ContractRef) -> Result<ApiResource, Error> {
     let api: Api<CustomResourceDefinition> = Api::all(context.client.clone());
     let gvk = GroupVersionKind::gvk(&reference.api_group, "", &reference.kind);
-    let guess = format!("{}.{}", ApiResource::from_gvk(&gvk).plural, reference.api_group);
+    let guess = format!(
+        "{}.{}",
+        ApiResource::from_gvk(&gvk).plural,
+        reference.api_group
+    );
     let attempt = format!("read CustomResourceDefinition {guess}");
     let guessed = optional(api.get(&guess).await).map_err(Error::api(attempt))?;
     if let Some(resource) = guessed.as_ref().and_then(|crd| resource_of(crd, reference)) {
@@ -125,9 +126,15 @@ mod tests {
 
     #[test]
     fn the_newest_served_version_of_the_label_is_used() {
-        let resource = resource_of(&crd(Some("v1beta1_v1beta2_v1")), &reference("VSphereMachine"));
+        let resource = resource_of(
+            &crd(Some("v1beta1_v1beta2_v1")),
+            &reference("VSphereMachine"),
+        );
         let resource = resource.unwrap();
-        assert_eq!(resource.api_version, "infrastructure.cluster.x-k8s.io/v1beta2");
+        assert_eq!(
+            resource.api_version,
+            "infrastructure.cluster.x-k8s.io/v1beta2"
+        );
         assert_eq!(resource.plural, "vspheremachines");
         let resource = resource_of(&crd(Some("v1alpha4_v1beta1")), &reference("VSphereMachine"));
         assert_eq!(resource.unwrap().version, "v1beta1");
@@ -141,8 +148,14 @@ mod tests {
 
     #[test]
     fn stable_is_newer_than_beta_and_beta_than_alpha() {
-        assert_eq!(newest(["v1beta2", "v1", "v1alpha9"].into_iter()), Some("v1"));
-        assert_eq!(newest(["v1beta2", "v1beta10"].into_iter()), Some("v1beta10"));
+        assert_eq!(
+            newest(["v1beta2", "v1", "v1alpha9"].into_iter()),
+            Some("v1")
+        );
+        assert_eq!(
+            newest(["v1beta2", "v1beta10"].into_iter()),
+            Some("v1beta10")
+        );
         assert_eq!(newest(["v2alpha1", "v1beta1"].into_iter()), Some("v1beta1"));
     }
 }

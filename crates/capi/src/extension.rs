@@ -37,12 +37,10 @@ pub(crate) async fn reconcile(context: &Arc<Context>, key: &ObjectKey) -> Result
     let extension = inject_ca(context, &extension).await?;
     let outcome = discover(context, &extension).await;
     write_status(context, &extension, &outcome).await?;
-    outcome
-        .map(|_| Action::Done)
-        .map_err(|reason| {
-            let name = extension.name_any();
-            HookError::Config { name, reason }.into()
-        })
+    outcome.map(|_| Action::Done).map_err(|reason| {
+        let name = extension.name_any();
+        HookError::Config { name, reason }.into()
+    })
 }
 
 /// Takes the CA bundle from the Secret that an annotation names.
@@ -100,7 +98,10 @@ async fn write_status(
 ) -> Result<(), Error> {
     let existing: ExtensionConfigStatus = extension.status.clone().unwrap_or_default();
     let (says, handlers) = match outcome {
-        Ok(handlers) => (Says::new("Discovered", true, "Discovered", ""), handlers.clone()),
+        Ok(handlers) => (
+            Says::new("Discovered", true, "Discovered", ""),
+            handlers.clone(),
+        ),
         Err(reason) => {
             let message = format!("Error in discovery: {reason}");
             let says = Says::new("Discovered", false, "NotDiscovered", message);

@@ -3,12 +3,7 @@
 use std::{borrow::Cow, fmt::Debug, ops::Deref};
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Secret};
-use kube::{
-    Resource,
-    api::ObjectMeta,
-    core::DynamicResourceScope,
-    discovery::ApiResource,
-};
+use kube::{Resource, api::ObjectMeta, core::DynamicResourceScope, discovery::ApiResource};
 use refit_api::capi::{
     Cluster, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment, MachineSet,
 };

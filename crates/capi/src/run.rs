@@ -75,21 +75,37 @@ async fn controllers(context: Arc<Context>) {
     context.namespaces.ready().await;
     let queues = &context.queues;
     let works: Vec<Task> = vec![
-        work(&context, "extensionconfig", &queues.extensions, 1, |c, k| {
-            Box::pin(async move { extension::reconcile(&c, &k).await })
-        }),
-        work(&context, "machinedeployment", &queues.deployments, 1, |c, k| {
-            Box::pin(async move { machine_deployment::reconcile(&c, &k).await })
-        }),
+        work(
+            &context,
+            "extensionconfig",
+            &queues.extensions,
+            1,
+            |c, k| Box::pin(async move { extension::reconcile(&c, &k).await }),
+        ),
+        work(
+            &context,
+            "machinedeployment",
+            &queues.deployments,
+            1,
+            |c, k| Box::pin(async move { machine_deployment::reconcile(&c, &k).await }),
+        ),
         work(&context, "machineset", &queues.sets, 1, |c, k| {
             Box::pin(async move { machine_set::reconcile(&c, &k).await })
         }),
-        work(&context, "kubeadmcontrolplane", &queues.control_planes, 1, |c, k| {
-            Box::pin(async move { control_plane::reconcile(&c, &k).await })
-        }),
-        work(&context, "machine", &queues.machines, MACHINES_AT_ONCE, |c, k| {
-            Box::pin(async move { machine::reconcile(&c, &k).await })
-        }),
+        work(
+            &context,
+            "kubeadmcontrolplane",
+            &queues.control_planes,
+            1,
+            |c, k| Box::pin(async move { control_plane::reconcile(&c, &k).await }),
+        ),
+        work(
+            &context,
+            "machine",
+            &queues.machines,
+            MACHINES_AT_ONCE,
+            |c, k| Box::pin(async move { machine::reconcile(&c, &k).await }),
+        ),
     ];
     join_all(works).await;
 }

@@ -2,11 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kube::{
-    Api,
-    api::DynamicObject,
-    discovery::ApiResource,
-};
+use kube::{Api, api::DynamicObject, discovery::ApiResource};
 use refit_api::{capi::ContractRef, keys};
 use refit_kube::apply::is_not_found;
 use serde_json::{Map, Value, json};
@@ -106,7 +102,10 @@ impl Template {
     }
 
     fn pairs(&self, what: &str) -> Pairs {
-        pairs(self.json.pointer(&format!("/spec/template/metadata/{what}")))
+        pairs(
+            self.json
+                .pointer(&format!("/spec/template/metadata/{what}")),
+        )
     }
 }
 
@@ -175,7 +174,10 @@ mod tests {
     #[test]
     fn the_kind_of_an_instance_is_the_templates_without_its_ending() {
         let made = made_of(&template().reference, "m-1");
-        assert_eq!((made.kind.as_str(), made.name.as_str()), ("DockerMachine", "m-1"));
+        assert_eq!(
+            (made.kind.as_str(), made.name.as_str()),
+            ("DockerMachine", "m-1")
+        );
     }
 
     #[test]

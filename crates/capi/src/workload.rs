@@ -154,10 +154,7 @@ fn node_changed(context: &Context, cluster: &ObjectKey, node: &Live<Node>) {
         let node_ref = machine.at("/status/nodeRef/name").as_str();
         let same_id = provider_id.is_some() && machine.spec.provider_id.as_deref() == provider_id;
         if machine.spec.cluster_name == cluster.name && (same_id || node_ref == Some(&name)) {
-            context
-                .queues
-                .machines
-                .add(ObjectKey::of(machine.as_ref()));
+            context.queues.machines.add(ObjectKey::of(machine.as_ref()));
         }
     }
     control_plane_changed(context, cluster);
@@ -239,8 +236,14 @@ mod tests {
     #[test]
     fn a_heartbeat_does_not_matter_and_readiness_does() {
         let (one, two) = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:10Z");
-        assert!(!node_matters(&change(ready("True", one), ready("True", two))));
-        assert!(node_matters(&change(ready("True", one), ready("False", two))));
+        assert!(!node_matters(&change(
+            ready("True", one),
+            ready("True", two)
+        )));
+        assert!(node_matters(&change(
+            ready("True", one),
+            ready("False", two)
+        )));
     }
 
     #[test]

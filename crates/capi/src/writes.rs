@@ -39,6 +39,7 @@ impl Context {
         mut intent: Value,
     ) -> Result<Arc<Live<K>>, Error> {
         let resource = cache.resource();
+        drop_empty(&mut intent);
         if let Some(live) = live
             && !would_change(live.json(), &intent, manager)
         {
@@ -190,9 +191,16 @@ impl Context {
         if object.is_deleting() && object.finalizers().is_empty() {
             return Arc::new(object);
         }
-        let answer = Arc::new(object.clone());
-        cache.put(object);
-        answer
+        let object = Arc::new(object);
+        cache.put(object.clone());
+        object
+    }
+}
+
+/// Labels and annotations of which there are none are not stored: they are no intent either.
+fn drop_empty(intent: &mut Value) {
+    if let Some(metadata) = intent["metadata"].as_object_mut() {
+        metadata.retain(|_, value| value.as_object().is_none_or(|map| !map.is_empty()));
     }
 }
 
@@ -250,6 +258,17 @@ mod tests {
         let live = json!({"replicas": 3, "conditions": [{"type": "A"}], "other": 1});
         let wanted = json!({"replicas": 3, "conditions": [{"type": "A"}]});
         assert_eq!(difference(&live, &wanted), json!({}));
+    }
+
+    #[test]
+    fn no_annotations_are_no_intent() {
+        let mut intent =
+            json!({"metadata": {"name": "m", "labels": {"a": "b"}, "annotations": {}}});
+        drop_empty(&mut intent);
+        assert_eq!(
+            intent,
+            json!({"metadata": {"name": "m", "labels": {"a": "b"}}})
+        );
     }
 
     #[test]

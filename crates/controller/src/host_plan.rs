@@ -49,7 +49,9 @@ pub(crate) fn host_report(ctx: &Context, machine: &Machine) -> HostReport {
             reason: format!("the HostPlans of cluster {cluster} are not known yet"),
         };
     }
-    let plan = view.host_plans.get(&ObjectKey::new(keys::HOST_PLAN_NAMESPACE, node));
+    let plan = view
+        .host_plans
+        .get(&ObjectKey::new(keys::HOST_PLAN_NAMESPACE, node));
     let stale_after = SignedDuration::try_from(ctx.settings.report_stale_after)
         .unwrap_or(SignedDuration::from_mins(15));
     judge(node, plan.as_deref(), stale_after, ctx.clock.now())
@@ -83,7 +85,10 @@ pub(crate) fn node_name(machine: &Machine) -> Option<&str> {
 
 /// Key of a Machine's Cluster.
 pub(crate) fn cluster_key(machine: &Machine) -> ObjectKey {
-    ObjectKey::new(machine.namespace().unwrap_or_default(), &machine.spec.cluster_name)
+    ObjectKey::new(
+        machine.namespace().unwrap_or_default(),
+        &machine.spec.cluster_name,
+    )
 }
 
 #[cfg(test)]
@@ -113,7 +118,10 @@ mod tests {
         assert_eq!(judge("n", Some(&plan), limit, at(1900)), HostReport::Fresh);
         assert_eq!(
             judge("n", Some(&plan), limit, at(1901)),
-            HostReport::Stale { node: "n".into(), reported_at: at(1000) }
+            HostReport::Stale {
+                node: "n".into(),
+                reported_at: at(1000)
+            }
         );
     }
 

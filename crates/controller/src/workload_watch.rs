@@ -32,7 +32,7 @@ use crate::{
 /// How often the list of Clusters is looked at.
 const DISCOVERY_INTERVAL: Duration = Duration::from_secs(5);
 /// How often a cluster that answers is asked whether it still does.
-const PROBE_INTERVAL: Duration = Duration::from_secs(60);
+const PROBE_INTERVAL: Duration = Duration::from_mins(1);
 /// How often a cluster that does not answer is asked again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Namespace of the control plane's mirror pods.
@@ -148,7 +148,7 @@ fn initialised(clusters: &Store<Cluster>) -> Vec<ObjectKey> {
 
 async fn watch_cluster(ctx: &Context, key: ObjectKey, view: Arc<ClusterView>) {
     loop {
-        if let Err(error) = session(ctx, &key, &view).await {
+        if let Err(error) = Box::pin(session(ctx, &key, &view)).await {
             tracing::debug!(cluster = %key, error = format!("{error:#}"), "no session with a workload cluster");
         }
         view.unreachable.store(true, Ordering::Relaxed);
@@ -205,7 +205,11 @@ async fn keep_probing(
 ) -> anyhow::Result<()> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     loop {
-        let wait = if view.is_unreachable() { RETRY_INTERVAL } else { PROBE_INTERVAL };
+        let wait = if view.is_unreachable() {
+            RETRY_INTERVAL
+        } else {
+            PROBE_INTERVAL
+        };
         tokio::select! {
             biased;
             () = view.probe.notified() => tokio::time::sleep(RETRY_INTERVAL).await,
@@ -235,7 +239,11 @@ fn set_reachable(ctx: &Context, key: &ObjectKey, view: &ClusterView) {
 /// Installs what agents need: their namespace and the HostPlan CRD.
 async fn ensure_installed(client: &Client) -> anyhow::Result<()> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    if namespaces.get_opt(keys::HOST_PLAN_NAMESPACE).await?.is_none() {
+    if namespaces
+        .get_opt(keys::HOST_PLAN_NAMESPACE)
+        .await?
+        .is_none()
+    {
         let namespace = Namespace {
             metadata: ObjectMeta {
                 name: Some(keys::HOST_PLAN_NAMESPACE.to_owned()),
@@ -248,7 +256,8 @@ async fn ensure_installed(client: &Client) -> anyhow::Result<()> {
     let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
     let mut crd = HostPlan::crd();
     let hash = refit_api::refit::hash_json(&serde_json::to_value(&crd.spec)?);
-    crd.annotations_mut().insert(CRD_HASH.to_owned(), hash.clone());
+    crd.annotations_mut()
+        .insert(CRD_HASH.to_owned(), hash.clone());
     let name = crd.name_any();
     match crds.get_opt(&name).await? {
         None => {

@@ -55,8 +55,11 @@ where
     .await
 }
 
-/// Replaces an object's status only if it still is what was read: a compare-and-swap. A conflict
-/// comes back as the API's 409. Fields that `status` does not name are gone afterwards.
+/// Merges `status` into an object's status only if it still is what was read: a compare-and-swap by
+/// merge patch with the resourceVersion. A conflict comes back as the API's 409.
+///
+/// What `status` does not name stays, `null` removes: pass what [`merge_diff`] says. For a whole
+/// status there is [`replace_status`].
 pub async fn swap_status<K>(
     api: &Api<K>,
     name: &str,
@@ -66,19 +69,31 @@ pub async fn swap_status<K>(
 where
     K: Clone + DeserializeOwned + Debug,
 {
-    let patch = serde_json::from_value(status_swap(resource_version, status))
-        .map_err(kube::Error::SerdeError)?;
-    api.patch_status(name, &PatchParams::default(), &Patch::Json::<()>(patch))
+    let body = json!({ "metadata": { "resourceVersion": resource_version }, "status": status });
+    api.patch_status(name, &PatchParams::default(), &Patch::Merge(&body))
         .await
 }
 
-/// The JSON patch that replaces a status and states which resourceVersion was read. (A merge patch
-/// would leave what the new status no longer names; a `test` that fails is no 409.)
-fn status_swap(resource_version: &str, status: &Value) -> Value {
-    json!([
+/// Replaces an object's whole status only if it still is what was read: a compare-and-swap. A
+/// conflict comes back as the API's 409. Fields that `status` does not name are gone afterwards,
+/// those of newer versions of the kind too.
+pub async fn replace_status<K>(
+    api: &Api<K>,
+    name: &str,
+    resource_version: &str,
+    status: &Value,
+) -> kube::Result<K>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    // Not a `test` of the version: one that fails is no 409.
+    let patch = json!([
         { "op": "replace", "path": "/metadata/resourceVersion", "value": resource_version },
         { "op": "add", "path": "/status", "value": status },
-    ])
+    ]);
+    let patch = serde_json::from_value(patch).map_err(kube::Error::SerdeError)?;
+    api.patch_status(name, &PatchParams::default(), &Patch::Json::<()>(patch))
+        .await
 }
 
 /// Merges `body` into an object.

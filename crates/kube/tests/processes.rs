@@ -26,7 +26,7 @@ use kube::{
 use refit_kube::{
     apply::{
         Outcome, annotate, apply, apply_status, create_or_get, is_conflict, is_not_found, merge,
-        optional, swap_status,
+        merge_diff, optional, replace_status, swap_status,
     },
     client::{HttpsPoster, PostError},
     events::{Announcement, EventType, Recorder},
@@ -268,35 +268,33 @@ async fn a_status_is_swapped_only_if_it_is_what_was_read() {
     let world = World::new();
     let (api, read) = node(&world).await;
     let version = read.resource_version().unwrap();
-    let written = swap_status(&api, "n", &version, &json!({"phase": "Pending"}))
-        .await
-        .unwrap();
-    assert_eq!(status_of(&world)["phase"], "Pending");
-    let error = swap_status(&api, "n", &version, &json!({"phase": "Running"}))
-        .await
-        .unwrap_err();
+    let old = json!({"phase": "Pending", "capacity": {"cpu": "4"}});
+    let written = swap_status(&api, "n", &version, &old).await.unwrap();
+    let new = json!({"phase": "Running", "capacity": {"memory": "1Gi"}});
+    let error = swap_status(&api, "n", &version, &new).await.unwrap_err();
     assert!(is_conflict(&error), "{error}");
     assert_eq!(status_of(&world)["phase"], "Pending");
     let version = written.resource_version().unwrap();
-    swap_status(&api, "n", &version, &json!({"phase": "Running"}))
-        .await
-        .unwrap();
-    assert_eq!(status_of(&world)["phase"], "Running");
+    let patch = merge_diff(&old, &new).unwrap();
+    swap_status(&api, "n", &version, &patch).await.unwrap();
+    assert_eq!(status_of(&world), new);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_swapped_status_keeps_nothing_of_the_old_one() {
+async fn a_replaced_status_keeps_nothing_of_the_old_one() {
     let world = World::new();
     let (api, read) = node(&world).await;
     let version = read.resource_version().unwrap();
     let old = json!({"phase": "Pending", "capacity": {"cpu": "4"}});
-    let written = swap_status(&api, "n", &version, &old).await.unwrap();
-    let version = written.resource_version().unwrap();
+    let written = replace_status(&api, "n", &version, &old).await.unwrap();
+    assert_eq!(status_of(&world), old, "also where there was none");
     let new = json!({"capacity": {"memory": "1Gi"}});
-    swap_status(&api, "n", &version, &new).await.unwrap();
-    let status = status_of(&world);
-    assert!(status.get("phase").is_none(), "{status}");
-    assert_eq!(status["capacity"], json!({"memory": "1Gi"}));
+    let error = replace_status(&api, "n", &version, &new).await.unwrap_err();
+    assert!(is_conflict(&error), "{error}");
+    assert_eq!(status_of(&world), old);
+    let version = written.resource_version().unwrap();
+    replace_status(&api, "n", &version, &new).await.unwrap();
+    assert_eq!(status_of(&world), new);
 }
 
 #[tokio::test(start_paused = true)]

@@ -86,8 +86,7 @@ async fn request(
     else {
         return Ok(None);
     };
-    let Some(wanted_infrastructure) =
-        try_infrastructure(context, cache, intent, "desired").await?
+    let Some(wanted_infrastructure) = try_infrastructure(context, cache, intent, "desired").await?
     else {
         return Ok(None);
     };

@@ -36,7 +36,9 @@ pub(super) async fn exists(client: &Client) -> bool {
 /// Brings the ConfigMap to what the control plane wants.
 pub(super) async fn update(client: &Client, control_plane: &Value) -> Result<(), Error> {
     let map = api(client).get(NAME).await;
-    let map = map.map_err(Error::api(format!("read ConfigMap {SYSTEM_NAMESPACE}/{NAME}")))?;
+    let map = map.map_err(Error::api(format!(
+        "read ConfigMap {SYSTEM_NAMESPACE}/{NAME}"
+    )))?;
     let text = map.data.as_ref().and_then(|data| data.get(KEY));
     let text = text.map_or("", String::as_str);
     let Some(updated) = updated(text, control_plane)? else {
@@ -46,7 +48,9 @@ pub(super) async fn update(client: &Client, control_plane: &Value) -> Result<(),
     let outcome = api(client)
         .patch(NAME, &PatchParams::default(), &Patch::Merge(&body))
         .await;
-    outcome.map_err(Error::api(format!("patch ConfigMap {SYSTEM_NAMESPACE}/{NAME}")))?;
+    outcome.map_err(Error::api(format!(
+        "patch ConfigMap {SYSTEM_NAMESPACE}/{NAME}"
+    )))?;
     Ok(())
 }
 
@@ -121,7 +125,11 @@ mod tests {
         assert_eq!(after["kubernetesVersion"], "v1.35.0");
         assert_eq!(after["etcd"]["local"]["dataDir"], "/var/lib/etcd");
         assert_eq!(after["controlPlaneEndpoint"], "edge-1.refit.sandbox:6443");
-        assert!(text.lines().any(|line| line == "kubernetesVersion: v1.35.0"), "{text}");
+        assert!(
+            text.lines()
+                .any(|line| line == "kubernetesVersion: v1.35.0"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -138,7 +146,9 @@ mod tests {
             "certificateValidityPeriodDays": 365,
             "etcd": {"local": {"imageTag": "3.6.5-0"}},
         });
-        let text = updated(TEXT, &control_plane(configuration)).unwrap().unwrap();
+        let text = updated(TEXT, &control_plane(configuration))
+            .unwrap()
+            .unwrap();
         let after = read(&text);
         assert_eq!(after["imageRepository"], "registry.example.com/k8s");
         assert_eq!(after["featureGates"]["ControlPlaneKubeletLocalMode"], true);

@@ -271,7 +271,10 @@ mod tests {
         own["spec"]["kubeadmConfigSpec"]["clusterConfiguration"]["featureGates"] =
             json!({LOCAL_MODE_GATE: false});
         let spec = config_spec(&own, true);
-        assert_eq!(spec["clusterConfiguration"]["featureGates"][LOCAL_MODE_GATE], false);
+        assert_eq!(
+            spec["clusterConfiguration"]["featureGates"][LOCAL_MODE_GATE],
+            false
+        );
     }
 
     #[test]

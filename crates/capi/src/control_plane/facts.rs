@@ -52,13 +52,7 @@ pub(super) async fn all(
         let bootstrap = parts.bootstrap.as_ref();
         let bootstrap = bootstrap.and_then(|part| part.object.as_deref());
         let infrastructure = parts.infrastructure.object.as_deref();
-        let fact = compare(
-            plane,
-            &machine,
-            infrastructure,
-            bootstrap,
-            context.now(),
-        );
+        let fact = compare(plane, &machine, infrastructure, bootstrap, context.now());
         facts.insert(machine.name_any(), fact);
     }
     Ok(facts)
@@ -76,8 +70,7 @@ fn compare(
     let after: Option<Timestamp> = rollout
         .and_then(|rollout| rollout.after.as_deref())
         .and_then(|after| after.parse().ok());
-    let expired =
-        after.is_some_and(|after| after <= now && snapshot::created_at(machine) < after);
+    let expired = after.is_some_and(|after| after <= now && snapshot::created_at(machine) < after);
     if expired {
         messages.push("KubeadmControlPlane spec.rolloutAfter expired".to_owned());
     }

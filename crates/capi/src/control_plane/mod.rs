@@ -210,9 +210,8 @@ async fn act(context: &Arc<Context>, plane: &Plane, decision: Decision) -> Resul
                 reason = texts.join("; "),
                 "Waiting for control plane to pass preflight checks to continue reconciliation"
             );
-            let deleting = |one: &PreflightFailure| {
-                matches!(one, PreflightFailure::MachineDeleting(_))
-            };
+            let deleting =
+                |one: &PreflightFailure| matches!(one, PreflightFailure::MachineDeleting(_));
             let wait = if failures.iter().any(deleting) {
                 DELETE_WAIT
             } else {

@@ -84,6 +84,10 @@ pub(super) async fn down(
     let Some(machine) = context.machines.get(&key) else {
         return Ok(());
     };
-    tracing::info!(machine = name, ?reason, "a control plane Machine is deleted");
+    tracing::info!(
+        machine = name,
+        ?reason,
+        "a control plane Machine is deleted"
+    );
     context.delete(&context.machines, &machine).await
 }

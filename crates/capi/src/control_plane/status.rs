@@ -75,7 +75,11 @@ fn says(machines: &[&Live<Machine>], components: &[Component], initialized: bool
     } else {
         Says::new("Initialized", false, "NotInitialized", "")
     };
-    vec![initialization, available(machines, components, initialized), rolling]
+    vec![
+        initialization,
+        available(machines, components, initialized),
+        rolling,
+    ]
 }
 
 /// A control plane is available while one of its machines serves and etcd has its quorum.

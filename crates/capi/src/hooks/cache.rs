@@ -60,8 +60,7 @@ impl CallCache {
         retry_after_seconds: i32,
         message: String,
     ) {
-        self.0
-            .retain(|_, call| now.duration_since(call.at) < TTL);
+        self.0.retain(|_, call| now.duration_since(call.at) < TTL);
         let due = now + SignedDuration::from_secs(i64::from(retry_after_seconds));
         self.0.insert(
             machine,
@@ -97,8 +96,14 @@ mod tests {
         cache.put(key("old"), key("new"), false, at(0));
         cache.put(key("older"), key("new"), true, at(0));
         let day = 24 * 3600;
-        assert_eq!(cache.get(&key("old"), &key("new"), at(day - 1)), Some(false));
-        assert_eq!(cache.get(&key("older"), &key("new"), at(day - 1)), Some(true));
+        assert_eq!(
+            cache.get(&key("old"), &key("new"), at(day - 1)),
+            Some(false)
+        );
+        assert_eq!(
+            cache.get(&key("older"), &key("new"), at(day - 1)),
+            Some(true)
+        );
         assert_eq!(cache.get(&key("old"), &key("new"), at(day)), None);
         assert_eq!(cache.get(&key("new"), &key("old"), at(0)), None);
     }

@@ -201,7 +201,11 @@ mod tests {
     fn urls_are_built_as_cluster_api_builds_them() {
         let cases = [
             (None, None, "https://refit-webhook.refit-system.svc:443"),
-            (Some("/v1.12/"), Some(9443), "https://refit-webhook.refit-system.svc:9443/v1.12"),
+            (
+                Some("/v1.12/"),
+                Some(9443),
+                "https://refit-webhook.refit-system.svc:9443/v1.12",
+            ),
         ];
         for (path, port, base) in cases {
             let target = Target::of(&service(path, port)).unwrap();

@@ -149,7 +149,10 @@ mod tests {
             handler
         };
         let cases: [(Value, &str); 7] = [
-            (handler("a.b", "UpdateMachine"), "handler name a.b is not valid"),
+            (
+                handler("a.b", "UpdateMachine"),
+                "handler name a.b is not valid",
+            ),
             (handler("", "UpdateMachine"), "handler name  is not valid"),
             (
                 with("timeoutSeconds", json!(31)),
@@ -169,7 +172,10 @@ mod tests {
                  in the Runtime SDK catalog",
             ),
             (
-                with("requestHook", json!({"apiVersion": "a/b/c", "hook": "UpdateMachine"})),
+                with(
+                    "requestHook",
+                    json!({"apiVersion": "a/b/c", "hook": "UpdateMachine"}),
+                ),
                 "handler h requestHook apiVersion a/b/c is not valid",
             ),
         ];

@@ -83,9 +83,7 @@ fn json_patch(object: &Value, bytes: &[u8]) -> Result<Value, String> {
         serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let mut patched = object.clone();
     // A bug in the library must not end the process: the patch comes from outside.
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
-        json_patch::patch(&mut patched, &patch)
-    }));
+    let outcome = catch_unwind(AssertUnwindSafe(|| json_patch::patch(&mut patched, &patch)));
     match outcome {
         Ok(Ok(())) => Ok(patched),
         Ok(Err(error)) => Err(error.to_string()),

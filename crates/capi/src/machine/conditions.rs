@@ -44,6 +44,8 @@ pub(super) struct Seen {
     pub(super) bootstrap: Option<PartSeen>,
     /// Node.
     pub(super) node: NodeState,
+    /// A Node was found once, whether or not it can be seen now.
+    pub(super) registered: bool,
     /// Reason and message of an update that is under way.
     pub(super) updating: Option<(String, String)>,
     /// Reason and message of a deletion that is under way.
@@ -175,7 +177,12 @@ fn ready(list: &[Says], gates: &[String], existing: &[Condition]) -> Says {
             "False" => Status::False,
             _ => Status::Unknown,
         };
-        Some(Says::new(type_, status, &condition.reason, &condition.message))
+        Some(Says::new(
+            type_,
+            status,
+            &condition.reason,
+            &condition.message,
+        ))
     };
     let find = |type_: &str| {
         let said = list.iter().find(|one| one.type_ == type_).cloned();
@@ -226,12 +233,7 @@ fn line(type_: &str, says: &Says) -> String {
     }
 }
 
-fn available(
-    ready: &Says,
-    min_ready_seconds: i64,
-    existing: &[Condition],
-    now: Timestamp,
-) -> Says {
+fn available(ready: &Says, min_ready_seconds: i64, existing: &[Condition], now: Timestamp) -> Says {
     if ready.status != Status::True {
         return Says::new(conditions::AVAILABLE, false, "NotReady", "");
     }

@@ -13,8 +13,12 @@ fn good() -> Seen {
     };
     Seen {
         infrastructure: part("DockerMachine", "status.initialization.provisioned"),
-        bootstrap: Some(part("KubeadmConfig", "status.initialization.dataSecretCreated")),
+        bootstrap: Some(part(
+            "KubeadmConfig",
+            "status.initialization.dataSecretCreated",
+        )),
         node: NodeState::Known(Some(("True".into(), "KubeletReady".into(), "fine".into()))),
+        registered: true,
         updating: None,
         deleting: None,
         up_to_date: None,
@@ -74,10 +78,19 @@ fn an_update_makes_a_machine_unready_and_unavailable() {
         "In-place update in progress: draining".to_owned(),
     ));
     let ready = say(&seen, "Ready");
-    assert_eq!((ready.status, ready.reason.as_str()), (Status::False, "NotReady"));
-    assert_eq!(ready.message, "* Updating: In-place update in progress: draining");
+    assert_eq!(
+        (ready.status, ready.reason.as_str()),
+        (Status::False, "NotReady")
+    );
+    assert_eq!(
+        ready.message,
+        "* Updating: In-place update in progress: draining"
+    );
     let available = say(&seen, "Available");
-    assert_eq!((available.status, available.reason.as_str()), (Status::False, "NotReady"));
+    assert_eq!(
+        (available.status, available.reason.as_str()),
+        (Status::False, "NotReady")
+    );
 }
 
 #[test]
@@ -87,7 +100,10 @@ fn a_node_that_has_not_registered_makes_readiness_unknown() {
         provider_id: Some("sandbox://m".to_owned()),
     };
     let ready = say(&seen, "Ready");
-    assert_eq!((ready.status, ready.reason.as_str()), (Status::Unknown, "ReadyUnknown"));
+    assert_eq!(
+        (ready.status, ready.reason.as_str()),
+        (Status::Unknown, "ReadyUnknown")
+    );
     assert_eq!(
         ready.message,
         "* NodeHealthy: Waiting for a Node with spec.providerID sandbox://m to exist"
@@ -118,7 +134,11 @@ fn gates_and_health_checks_count() {
     );
     let list = all(&seen, &stored(&[("EtcdPodHealthy", "True", 1)]), at(100));
     assert_eq!(find(&list, "Ready").status, Status::True);
-    let list = all(&good(), &stored(&[("HealthCheckSucceeded", "False", 1)]), at(100));
+    let list = all(
+        &good(),
+        &stored(&[("HealthCheckSucceeded", "False", 1)]),
+        at(100),
+    );
     assert_eq!(find(&list, "Ready").message, "* HealthCheckSucceeded: R");
 }
 
@@ -126,9 +146,8 @@ fn gates_and_health_checks_count() {
 fn a_machine_is_available_after_its_minimum_of_ready_seconds() {
     let mut seen = good();
     seen.min_ready_seconds = 30;
-    let available = |existing: &[Condition], now: i64| {
-        find(&all(&seen, existing, at(now)), "Available").reason
-    };
+    let available =
+        |existing: &[Condition], now: i64| find(&all(&seen, existing, at(now)), "Available").reason;
     assert_eq!(available(&[], 100), "WaitingForMinReadySeconds");
     let ready = stored(&[("Ready", "True", 100)]);
     assert_eq!(available(&ready, 110), "WaitingForMinReadySeconds");
@@ -141,14 +160,23 @@ fn a_machine_is_available_after_its_minimum_of_ready_seconds() {
 #[test]
 fn a_deletion_makes_a_machine_unready() {
     let mut seen = good();
-    seen.deleting = Some(("DrainingNode".to_owned(), "Drain not completed yet".to_owned()));
-    assert_eq!(say(&seen, "Ready").message, "* Deleting: Drain not completed yet");
+    seen.deleting = Some((
+        "DrainingNode".to_owned(),
+        "Drain not completed yet".to_owned(),
+    ));
+    assert_eq!(
+        say(&seen, "Ready").message,
+        "* Deleting: Drain not completed yet"
+    );
 }
 
 #[test]
 fn a_machine_without_bootstrap_config_brings_its_secret() {
     let mut seen = good();
     seen.bootstrap = None;
-    assert_eq!(say(&seen, "BootstrapConfigReady").reason, "DataSecretProvided");
+    assert_eq!(
+        say(&seen, "BootstrapConfigReady").reason,
+        "DataSecretProvided"
+    );
     assert_eq!(say(&seen, "Ready").status, Status::True);
 }

@@ -59,7 +59,10 @@ pub(super) async fn reconcile(
         return hold(context, machine, parts, wait).await;
     }
     let in_order = [
-        (Some(&parts.infrastructure), "WaitingForInfrastructureDeletion"),
+        (
+            Some(&parts.infrastructure),
+            "WaitingForInfrastructureDeletion",
+        ),
         (parts.bootstrap.as_ref(), "WaitingForBootstrapDeletion"),
     ];
     for (part, reason) in in_order {
@@ -111,7 +114,10 @@ fn hooks_of(machine: &Live<Machine>, prefix: &str) -> String {
 }
 
 fn still_there(part: &Part) -> String {
-    format!("{} {} is being deleted", part.reference.kind, part.reference.name)
+    format!(
+        "{} {} is being deleted",
+        part.reference.kind, part.reference.name
+    )
 }
 
 /// Whether the Node is emptied; `None` means it is, or need not be.
@@ -152,7 +158,10 @@ async fn drained(
     );
     Ok(Some(Wait {
         reason: "DrainingNode",
-        message: format!("Drain not completed yet: waiting for pods {}", left.join(", ")),
+        message: format!(
+            "Drain not completed yet: waiting for pods {}",
+            left.join(", ")
+        ),
         requeue: Some(DRAIN_WAIT),
         extra,
     }))

@@ -67,7 +67,10 @@ async fn cordon(client: &Client, node: &str) -> Result<bool, Error> {
 fn has_to_go(pod: &Pod) -> bool {
     let owners = pod.owner_references().iter();
     let mut controllers = owners.filter(|owner| owner.controller == Some(true));
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
     !pod.annotations().contains_key(MIRROR)
         && !controllers.any(|owner| owner.kind == "DaemonSet" || owner.kind == "Node")
         && !matches!(phase, Some("Succeeded" | "Failed"))

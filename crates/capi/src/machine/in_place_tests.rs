@@ -29,7 +29,9 @@ fn part(annotations: Option<Value>) -> Part {
         Arc::new(Live::read(json).unwrap())
     });
     Part {
-        cache: Cache::new(ApiResource::from_gvk(&GroupVersionKind::gvk("i", "v1", "X"))),
+        cache: Cache::new(ApiResource::from_gvk(&GroupVersionKind::gvk(
+            "i", "v1", "X",
+        ))),
         reference: ContractRef::default(),
         object,
     }
@@ -82,7 +84,10 @@ fn a_machine_that_is_not_up_waits() {
 #[test]
 fn both_parts_have_to_be_marked() {
     let machine = machine(both());
-    assert_eq!(stage(&machine, &parts(None, marked())), Stage::NoInfrastructure);
+    assert_eq!(
+        stage(&machine, &parts(None, marked())),
+        Stage::NoInfrastructure
+    );
     for parts in [
         parts(Some(json!({})), marked()),
         parts(marked(), Some(json!({}))),
@@ -112,7 +117,10 @@ fn messages_are_those_of_cluster_api() {
     let running = Update::running("draining", Duration::from_secs(5));
     assert_eq!(
         running.says,
-        Some(("InPlaceUpdating", "In-place update in progress: draining".to_owned()))
+        Some((
+            "InPlaceUpdating",
+            "In-place update in progress: draining".to_owned()
+        ))
     );
     let running = Update::running("", Duration::from_secs(5));
     assert_eq!(

@@ -37,7 +37,10 @@ pub(super) async fn write(
     let is_updating = update_in_progress(machine.as_ref());
     let updating = is_updating.then(|| match &update.says {
         Some((reason, message)) => ((*reason).to_owned(), message.clone()),
-        None => ("InPlaceUpdating".to_owned(), up_to_date::UPDATING.to_owned()),
+        None => (
+            "InPlaceUpdating".to_owned(),
+            up_to_date::UPDATING.to_owned(),
+        ),
     });
     let mut status = facts(&machine, parts, node);
     let with_facts = with_status(&machine, &status)?;
@@ -80,8 +83,7 @@ async fn finish(
     let generation = machine.metadata.generation;
     let list = merged(&existing.conditions, now, generation, &says);
     let parsed: MachineStatus = parse(&json!({ "conditions": list }))?;
-    let wait =
-        conditions::wait_for_available(seen.min_ready_seconds, &parsed.conditions, now);
+    let wait = conditions::wait_for_available(seen.min_ready_seconds, &parsed.conditions, now);
     status.insert("conditions".to_owned(), list);
     status.insert("phase".to_owned(), json!(phase(seen)));
     status.insert("observedGeneration".to_owned(), json!(generation));
@@ -97,7 +99,10 @@ fn parse<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T, Error> {
 }
 
 /// The Machine as it will be once these facts are written.
-fn with_status(machine: &Live<Machine>, facts: &Map<String, Value>) -> Result<Live<Machine>, Error> {
+fn with_status(
+    machine: &Live<Machine>,
+    facts: &Map<String, Value>,
+) -> Result<Live<Machine>, Error> {
     let mut json = machine.json().clone();
     json_patch::merge(&mut json, &json!({ "status": facts }));
     Live::read(json).map_err(|error| Error::Invalid(error.to_string()))
@@ -152,6 +157,7 @@ fn part_seen(part: &Part, field: &'static str) -> PartSeen {
 fn seen(machine: &Live<Machine>, parts: &Parts, node: &NodeSeen) -> Seen {
     let status = machine.status.as_ref();
     let node_ref = status.and_then(|status| status.node_ref.as_ref());
+    let registered = node_ref.is_some() || matches!(node, NodeSeen::Node(_));
     let node = match (node, node_ref) {
         (NodeSeen::NotConnected, _) => NodeState::NotConnected,
         (NodeSeen::None, Some(node)) => NodeState::Gone(node.name.clone()),
@@ -169,6 +175,7 @@ fn seen(machine: &Live<Machine>, parts: &Parts, node: &NodeSeen) -> Seen {
             .as_ref()
             .map(|part| part_seen(part, BOOTSTRAP)),
         node,
+        registered,
         updating: None,
         deleting: None,
         up_to_date: None,
@@ -209,11 +216,10 @@ fn worker_up_to_date(
 
 fn phase(seen: &Seen) -> &'static str {
     let bootstrapped = seen.bootstrap.as_ref().is_none_or(|part| part.ready);
-    let has_node = matches!(seen.node, NodeState::Known(_) | NodeState::Gone(_));
     match seen {
         _ if seen.deleting.is_some() => "Deleting",
         _ if seen.updating.is_some() => "Updating",
-        _ if seen.infrastructure.ready && has_node => "Running",
+        _ if seen.infrastructure.ready && seen.registered => "Running",
         _ if seen.infrastructure.ready => "Provisioned",
         _ if bootstrapped => "Provisioning",
         _ => "Pending",
@@ -224,7 +230,7 @@ fn phase(seen: &Seen) -> &'static str {
 mod tests {
     use super::*;
 
-    fn seen(infrastructure: bool, bootstrap: bool, node: NodeState) -> Seen {
+    fn seen(infrastructure: bool, bootstrap: bool, registered: bool) -> Seen {
         let part = |ready| PartSeen {
             kind: "X".to_owned(),
             exists: true,
@@ -243,17 +249,12 @@ mod tests {
         }
     }
 
-    fn awaited() -> NodeState {
-        NodeState::Awaited { provider_id: None }
-    }
-
     #[test]
     fn the_phase_follows_a_machines_life() {
-        let known = NodeState::Known(None);
-        assert_eq!(phase(&seen(false, false, awaited())), "Pending");
-        assert_eq!(phase(&seen(false, true, awaited())), "Provisioning");
-        assert_eq!(phase(&seen(true, true, awaited())), "Provisioned");
-        let mut all = seen(true, true, known);
+        assert_eq!(phase(&seen(false, false, false)), "Pending");
+        assert_eq!(phase(&seen(false, true, false)), "Provisioning");
+        assert_eq!(phase(&seen(true, true, false)), "Provisioned");
+        let mut all = seen(true, true, true);
         assert_eq!(phase(&all), "Running");
         all.updating = Some((String::new(), String::new()));
         assert_eq!(phase(&all), "Updating");

@@ -84,7 +84,10 @@ mod tests {
     #[test]
     fn the_first_reason_that_applies_is_given() {
         let updating = json!({"in-place-updates.internal.cluster.x-k8s.io/update-in-progress": ""});
-        let differences = ["Version v1, v2 required".to_owned(), "X is not up-to-date".to_owned()];
+        let differences = [
+            "Version v1, v2 required".to_owned(),
+            "X is not up-to-date".to_owned(),
+        ];
         let cases: [(Live<Machine>, &[String], Option<&str>, Status, &str, &str); 6] = [
             (
                 machine(updating.clone(), "v1.34.2"),
@@ -126,7 +129,14 @@ mod tests {
                 "Updating",
                 "* Node.status.nodeInfo.kubeletVersion v1.35.0+k3s1, v1.35.0 required",
             ),
-            (machine(json!({}), "v1.35.0"), &[], None, Status::True, "UpToDate", ""),
+            (
+                machine(json!({}), "v1.35.0"),
+                &[],
+                None,
+                Status::True,
+                "UpToDate",
+                "",
+            ),
         ];
         for (machine, differences, updating, status, reason, message) in cases {
             let says = verdict(&machine, differences, updating);

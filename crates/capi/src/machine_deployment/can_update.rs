@@ -40,8 +40,7 @@ pub(super) async fn ask(
     }
     let current = objects(context, group, plan, old).await?;
     let desired = objects(context, group, plan, new).await?;
-    let with_bootstrap =
-        |objects: &Value| objects.get("bootstrapConfigTemplate").is_some();
+    let with_bootstrap = |objects: &Value| objects.get("bootstrapConfigTemplate").is_some();
     let answer = if with_bootstrap(&current) == with_bootstrap(&desired) {
         let request = json!({"current": current, "desired": desired});
         let answer = extension.call(context, HOOK, request).await?;

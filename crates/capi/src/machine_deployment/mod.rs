@@ -106,7 +106,12 @@ fn new_name(
     let spec = &json["spec"];
     let mut attempt = 0;
     loop {
-        let seed = json!([uid, spec["template"]["spec"], spec["rollout"]["after"], attempt]);
+        let seed = json!([
+            uid,
+            spec["template"]["spec"],
+            spec["rollout"]["after"],
+            attempt
+        ]);
         let suffix = names::suffix(&seed);
         let name = names::with_suffix(deployment, &suffix);
         if !taken.contains(&name) {
@@ -202,12 +207,7 @@ async fn write_set(
     Ok(())
 }
 
-async fn announce(
-    context: &Context,
-    group: &Group,
-    what: (&str, String),
-    occurrence: &str,
-) {
+async fn announce(context: &Context, group: &Group, what: (&str, String), occurrence: &str) {
     let deployments = &context.deployments;
     context
         .announce(deployments, &group.deployment, what, occurrence)

@@ -17,10 +17,7 @@ use crate::{
 pub(super) fn labels(set: &Live<MachineSet>) -> Pairs {
     let mut labels = pairs(Some(set.at("/spec/template/metadata/labels")));
     labels.extend(set.spec.selector.match_labels.clone().unwrap_or_default());
-    labels.insert(
-        keys::CLUSTER_NAME.to_owned(),
-        set.spec.cluster_name.clone(),
-    );
+    labels.insert(keys::CLUSTER_NAME.to_owned(), set.spec.cluster_name.clone());
     labels.insert(keys::SET_NAME.to_owned(), set.name_any());
     if let Some(deployment) = set.labels().get(keys::DEPLOYMENT_NAME) {
         labels.insert(keys::DEPLOYMENT_NAME.to_owned(), deployment.clone());

@@ -50,12 +50,7 @@ fn hand_over_patch(
         .filter(|owner| owner["uid"] != set.uid_text())
         .cloned()
         .collect();
-    owners.push(owner(
-        resource,
-        &target.name_any(),
-        target.uid_text(),
-        true,
-    ));
+    owners.push(owner(resource, &target.name_any(), target.uid_text(), true));
     json!({"metadata": {
         "ownerReferences": owners,
         "labels": {
@@ -79,7 +74,10 @@ pub(super) async fn trigger(context: &Arc<Context>, set: &Live<MachineSet>) -> R
     for step in trigger_in_place(&snapshot::machine_set(set), &snapshots) {
         match step {
             Trigger::WaitForAcknowledge { machine } => {
-                tracing::debug!(machine, "waiting for the MachineDeployment to count the Machine");
+                tracing::debug!(
+                    machine,
+                    "waiting for the MachineDeployment to count the Machine"
+                );
             }
             Trigger::CompleteMove {
                 machine,

@@ -46,7 +46,13 @@ fn check(control_plane: &Live<KubeadmControlPlane>, set: &Live<MachineSet>) -> V
             "KubeadmControlPlane {name} is upgrading (\"ControlPlaneIsStable\" preflight check failed)"
         ));
     }
-    let own = set.spec.template.spec.version.as_deref().unwrap_or_default();
+    let own = set
+        .spec
+        .template
+        .spec
+        .version
+        .as_deref()
+        .unwrap_or_default();
     let (Some(own), Some(wanted)) = (Version::parse(own), wanted) else {
         return failures;
     };
@@ -105,9 +111,24 @@ mod tests {
             ("v1.34.2", Some("v1.34.2"), "v1.34.2", vec![]),
             ("v1.34.2", None, "v1.34.2", vec!["provisioning"]),
             ("v1.35.0", Some("v1.34.2"), "v1.35.0", vec!["upgrading"]),
-            ("v1.35.0", Some("v1.35.0"), "v1.34.2", vec!["kubeadm version"]),
-            ("v1.34.2", Some("v1.34.2"), "v1.35.0", vec!["Kubernetes version", "kubeadm version"]),
-            ("v1.35.0", Some("v1.35.0"), "v1.31.0", vec!["Kubernetes version", "kubeadm version"]),
+            (
+                "v1.35.0",
+                Some("v1.35.0"),
+                "v1.34.2",
+                vec!["kubeadm version"],
+            ),
+            (
+                "v1.34.2",
+                Some("v1.34.2"),
+                "v1.35.0",
+                vec!["Kubernetes version", "kubeadm version"],
+            ),
+            (
+                "v1.35.0",
+                Some("v1.35.0"),
+                "v1.31.0",
+                vec!["Kubernetes version", "kubeadm version"],
+            ),
         ];
         for (wanted, reported, own, want) in cases {
             let failures = check(&control_plane(wanted, reported), &set(own));

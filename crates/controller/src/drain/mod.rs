@@ -19,14 +19,19 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 /// The pods of a node, in order of namespace and name.
 pub(crate) async fn pods_on(client: &Client, node: &str) -> kube::Result<Vec<PodView>> {
     let api: Api<Pod> = Api::all(client.clone());
-    let list = api.list(&ListParams::default().fields(&format!("spec.nodeName={node}"))).await?;
+    let list = api
+        .list(&ListParams::default().fields(&format!("spec.nodeName={node}")))
+        .await?;
     let mut pods: Vec<PodView> = list.items.iter().map(view).collect();
     pods.sort_by(|a, b| a.pod.cmp(&b.pod));
     Ok(pods)
 }
 
 fn view(pod: &Pod) -> PodView {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
     PodView {
         pod: PodRef {
             namespace: pod.namespace().unwrap_or_default(),
@@ -46,7 +51,10 @@ pub(crate) async fn evict(client: &Client, pods: &[PodRef]) -> kube::Result<Vec<
     let mut refused = Vec::new();
     for pod in pods {
         if let Some(refusal) = evict_one(client, pod).await? {
-            refused.push(EvictionRefusal { pod: pod.clone(), refusal });
+            refused.push(EvictionRefusal {
+                pod: pod.clone(),
+                refusal,
+            });
         }
     }
     Ok(refused)
@@ -76,21 +84,34 @@ fn refusal(pod: &PodRef, status: &Status) -> Option<Refusal> {
     if matches!(status.code, 404 | 409) {
         return None;
     }
-    let causes = status.details.as_ref().map_or(&[][..], |details| &details.causes);
-    let budget = causes.iter().find(|cause| cause.reason == "DisruptionBudget");
+    let causes = status
+        .details
+        .as_ref()
+        .map_or(&[][..], |details| &details.causes);
+    let budget = causes
+        .iter()
+        .find(|cause| cause.reason == "DisruptionBudget");
     if let Some(cause) = budget.filter(|_| status.code == 429) {
         let name = budget_name(&cause.message);
         return Some(Refusal::PodDisruptionBudget {
-            budget: name.map(|name| format!("{}/{name}", pod.namespace)).unwrap_or_default(),
+            budget: name
+                .map(|name| format!("{}/{name}", pod.namespace))
+                .unwrap_or_default(),
             pod: pod.to_string(),
         });
     }
-    Some(Refusal::EvictionRefused { pod: pod.to_string(), message: status.message.clone() })
+    Some(Refusal::EvictionRefused {
+        pod: pod.to_string(),
+        message: status.message.clone(),
+    })
 }
 
 /// The name in "The disruption budget NAME needs ..." or "... NAME is still being processed ...".
 fn budget_name(message: &str) -> Option<&str> {
-    message.strip_prefix("The disruption budget ")?.split(' ').next()
+    message
+        .strip_prefix("The disruption budget ")?
+        .split(' ')
+        .next()
 }
 
 #[cfg(test)]
@@ -100,7 +121,11 @@ mod tests {
     use super::*;
 
     fn pod() -> PodRef {
-        PodRef { namespace: "default".into(), name: "web-1".into(), uid: "u".into() }
+        PodRef {
+            namespace: "default".into(),
+            name: "web-1".into(),
+            uid: "u".into(),
+        }
     }
 
     fn status(value: serde_json::Value) -> Status {
@@ -130,7 +155,10 @@ mod tests {
     #[test]
     fn a_throttled_eviction_is_no_budget() {
         let refused = status(json!({"code": 429, "message": "too many requests"}));
-        assert_eq!(refusal(&pod(), &refused).unwrap().reason(), "EvictionRefused");
+        assert_eq!(
+            refusal(&pod(), &refused).unwrap().reason(),
+            "EvictionRefused"
+        );
     }
 
     #[test]

@@ -64,7 +64,7 @@ async fn try_record(
         }
         let body = serde_json::to_value(&next).map_err(kube::Error::SerdeError)?;
         let version = found.resource_version().unwrap_or_default();
-        match apply::swap_status(&api, &group.key.name, &version, &body).await {
+        match apply::replace_status(&api, &group.key.name, &version, &body).await {
             Err(error) if apply::is_conflict(&error) && attempt < ATTEMPTS => {
                 found = api.get(&group.key.name).await?;
             }

@@ -107,7 +107,10 @@ pub(crate) async fn swap_group(
     next: &UpdateGroupStatus,
 ) -> kube::Result<()> {
     let api: Api<UpdateGroup> = api_of(&ctx.client, object);
-    let old = object.status.as_ref().map_or(Value::Null, |_| value_of(status));
+    let old = object
+        .status
+        .as_ref()
+        .map_or(Value::Null, |_| value_of(status));
     let Some(patch) = apply::merge_diff(&old, &value_of(next)) else {
         return Ok(());
     };
@@ -122,7 +125,9 @@ async fn guard(
     facts: &Facts,
     changes: serde_json::Map<String, Value>,
 ) -> kube::Result<()> {
-    let Some(machine) = &facts.machine else { return Ok(()) };
+    let Some(machine) = &facts.machine else {
+        return Ok(());
+    };
     let api: Api<Machine> = api_of(&ctx.client, machine.as_ref());
     let body = json!({ "metadata": {
         "resourceVersion": machine.resource_version(),
@@ -134,7 +139,9 @@ async fn guard(
 }
 
 async fn machine_condition(ctx: &Context, facts: &Facts, status: &Value) -> kube::Result<()> {
-    let Some(machine) = &facts.machine else { return Ok(()) };
+    let Some(machine) = &facts.machine else {
+        return Ok(());
+    };
     let api: Api<Machine> = api_of(&ctx.client, machine.as_ref());
     let written = apply::apply_status(&api, keys::MANAGER, &machine.name_any(), status).await?;
     ctx.stores.machines.insert_newer(written);
@@ -145,7 +152,11 @@ async fn in_workload(ctx: &Context, facts: &Facts, write: &Write) -> anyhow::Res
     let Some(cluster) = &facts.cluster else {
         return Ok(Done::Again(AFTER_SILENCE));
     };
-    let client = match ctx.workloads.client(&cluster.key.namespace, &cluster.key.name).await {
+    let client = match ctx
+        .workloads
+        .client(&cluster.key.namespace, &cluster.key.name)
+        .await
+    {
         Ok(client) => client,
         Err(error) => {
             tracing::debug!(cluster = %cluster.key, %error, "no client of a workload cluster");
@@ -195,7 +206,9 @@ pub(super) fn is_silence(error: &kube::Error) -> bool {
 }
 
 async fn host_plan(client: &Client, cluster: &ClusterFacts, spec: &Value) -> kube::Result<()> {
-    let Some(plan) = &cluster.host_plan else { return Ok(()) };
+    let Some(plan) = &cluster.host_plan else {
+        return Ok(());
+    };
     let Some(changes) = apply::merge_diff(&value_of(&plan.spec), spec) else {
         return Ok(());
     };
@@ -211,7 +224,9 @@ async fn host_plan(client: &Client, cluster: &ClusterFacts, spec: &Value) -> kub
 
 async fn node(client: &Client, cluster: &ClusterFacts, mut body: Value) -> kube::Result<()> {
     let key = refit_kube::ObjectKey::new("", &cluster.node_name);
-    let Some(known) = cluster.view.nodes.get(&key) else { return Ok(()) };
+    let Some(known) = cluster.view.nodes.get(&key) else {
+        return Ok(());
+    };
     // Whoever cordoned or opened the node since it was read must not be overruled.
     body["metadata"]["resourceVersion"] = known.resource_version().into();
     let api: Api<Node> = Api::all(client.clone());

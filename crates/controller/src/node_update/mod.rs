@@ -6,6 +6,9 @@
 mod act;
 pub(crate) mod facts;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use refit_api::refit::Phase;
@@ -26,7 +29,9 @@ pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
         ctx.stores.wait_synced().await;
         let workers = ctx.settings.node_update_workers;
         let queue = &ctx.queues.node_updates;
-        queue.work("node-update", workers, |key| measured(ctx.clone(), key)).await;
+        queue
+            .work("node-update", workers, |key| measured(ctx.clone(), key))
+            .await;
     };
     futures::join!(workload_watch::run(&ctx), work);
     Ok(())
@@ -35,7 +40,8 @@ pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
 async fn measured(ctx: Arc<Context>, key: ObjectKey) -> anyhow::Result<Action> {
     let started = ctx.clock.now();
     let outcome = reconcile(&ctx, &key).await;
-    ctx.metrics.reconcile("node-update", ctx.clock.elapsed(started));
+    ctx.metrics
+        .reconcile("node-update", ctx.clock.elapsed(started));
     if outcome.is_err() {
         ctx.metrics.reconcile_error("node-update", "Write");
     }
@@ -78,8 +84,11 @@ fn wait(decision: &Decision) -> Action {
 
 /// Lists the pods of a node that is being drained; nobody else needs them.
 async fn look_at_pods(ctx: &Context, facts: &mut Facts) -> kube::Result<()> {
-    let draining =
-        facts.update.status.as_ref().is_some_and(|status| status.phase == Phase::Draining);
+    let draining = facts
+        .update
+        .status
+        .as_ref()
+        .is_some_and(|status| status.phase == Phase::Draining);
     let cordoned = facts.node().is_some_and(|node| node.unschedulable);
     let Some(cluster) = facts.cluster.as_ref().filter(|_| draining && cordoned) else {
         return Ok(());
@@ -87,7 +96,10 @@ async fn look_at_pods(ctx: &Context, facts: &mut Facts) -> kube::Result<()> {
     if cluster.view.is_unreachable() {
         return Ok(());
     }
-    let client = ctx.workloads.client(&cluster.key.namespace, &cluster.key.name).await;
+    let client = ctx
+        .workloads
+        .client(&cluster.key.namespace, &cluster.key.name)
+        .await;
     let Ok(client) = client else {
         cluster.view.mark_unreachable();
         return Ok(());

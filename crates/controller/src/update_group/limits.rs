@@ -15,18 +15,37 @@ pub(crate) fn limits_of(stores: &Stores, group: &Group, present: usize) -> Limit
             let spec = owner.as_ref().map(|owner| &owner.spec);
             let replicas = spec.and_then(|spec| spec.replicas).unwrap_or(present);
             let max_unavailable = spec
-                .and_then(|spec| spec.rollout.as_ref()?.strategy.as_ref()?.rolling_update.as_ref())
+                .and_then(|spec| {
+                    spec.rollout
+                        .as_ref()?
+                        .strategy
+                        .as_ref()?
+                        .rolling_update
+                        .as_ref()
+                })
                 .and_then(|rolling| rolling.max_unavailable.as_ref())
                 .and_then(|max| max.of(replicas, false))
                 .unwrap_or(0);
-            Limits { replicas, max_unavailable }
+            Limits {
+                replicas,
+                max_unavailable,
+            }
         }
         "MachineSet" => {
-            let replicas = stores.machine_sets.get(&key).and_then(|owner| owner.spec.replicas);
-            Limits { replicas: replicas.unwrap_or(present), max_unavailable: 1 }
+            let replicas = stores
+                .machine_sets
+                .get(&key)
+                .and_then(|owner| owner.spec.replicas);
+            Limits {
+                replicas: replicas.unwrap_or(present),
+                max_unavailable: 1,
+            }
         }
         _ => {
-            let replicas = stores.control_planes.get(&key).and_then(|owner| owner.spec.replicas);
+            let replicas = stores
+                .control_planes
+                .get(&key)
+                .and_then(|owner| owner.spec.replicas);
             Limits::control_plane(replicas.unwrap_or(present))
         }
     }
@@ -36,11 +55,26 @@ pub(crate) fn limits_of(stores: &Stores, group: &Group, present: usize) -> Limit
 pub(crate) fn owner_version(stores: &Stores, group: &Group) -> Option<String> {
     let key = group.owner_key();
     match group.spec.owner.kind.as_str() {
-        "MachineDeployment" => {
-            stores.machine_deployments.get(&key)?.spec.template.spec.version.clone()
-        }
-        "MachineSet" => stores.machine_sets.get(&key)?.spec.template.spec.version.clone(),
-        _ => stores.control_planes.get(&key).map(|owner| owner.spec.version.clone()),
+        "MachineDeployment" => stores
+            .machine_deployments
+            .get(&key)?
+            .spec
+            .template
+            .spec
+            .version
+            .clone(),
+        "MachineSet" => stores
+            .machine_sets
+            .get(&key)?
+            .spec
+            .template
+            .spec
+            .version
+            .clone(),
+        _ => stores
+            .control_planes
+            .get(&key)
+            .map(|owner| owner.spec.version.clone()),
     }
 }
 
@@ -57,13 +91,17 @@ mod tests {
             key: ObjectKey::new("default", format!("{}-g", kind.to_lowercase())),
             spec: UpdateGroupSpec {
                 cluster_name: "edge-1".into(),
-                owner: GroupOwner { api_version: "v1".into(), kind: kind.into(), name: "g".into() },
+                owner: GroupOwner {
+                    api_version: "v1".into(),
+                    kind: kind.into(),
+                    name: "g".into(),
+                },
                 control_plane: kind == "KubeadmControlPlane",
             },
         }
     }
 
-    fn deployment(replicas: i32, max: serde_json::Value) -> Stores {
+    fn deployment(replicas: i32, max: &serde_json::Value) -> Stores {
         let stores = Stores::default();
         let object = json!({
             "apiVersion": "cluster.x-k8s.io/v1beta2",
@@ -77,14 +115,16 @@ mod tests {
                 "rollout": {"strategy": {"rollingUpdate": {"maxUnavailable": max}}},
             },
         });
-        stores.machine_deployments.insert(serde_json::from_value(object).unwrap());
+        stores
+            .machine_deployments
+            .insert(serde_json::from_value(object).unwrap());
         stores
     }
 
     #[test]
     fn a_percentage_of_unavailable_machines_is_rounded_down() {
         let group = group("MachineDeployment");
-        let slots = |replicas, max| limits_of(&deployment(replicas, max), &group, 0).slots();
+        let slots = |replicas, max| limits_of(&deployment(replicas, &max), &group, 0).slots();
         assert_eq!(slots(10, json!("25%")), 2);
         assert_eq!(slots(3, json!("25%")), 1);
         assert_eq!(slots(5, json!(3)), 3);
@@ -99,7 +139,7 @@ mod tests {
 
     #[test]
     fn the_owners_version_is_that_of_its_template() {
-        let stores = deployment(1, json!(1));
+        let stores = deployment(1, &json!(1));
         let version = owner_version(&stores, &group("MachineDeployment"));
         assert_eq!(version.as_deref(), Some("v1.35.0"));
         assert_eq!(owner_version(&stores, &group("MachineSet")), None);

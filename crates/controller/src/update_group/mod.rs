@@ -27,21 +27,24 @@ use crate::{
 /// How soon a group is looked at again after somebody else wrote first.
 const AFTER_CONFLICT: Duration = Duration::from_millis(500);
 /// How often a group with slots is looked at without a cause: a Machine may go unseen.
-const SLOT_RECHECK: Duration = Duration::from_secs(60);
+const SLOT_RECHECK: Duration = Duration::from_mins(1);
 
 /// Works on UpdateGroups until it is dropped.
 pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
     ctx.stores.wait_synced().await;
     let workers = ctx.settings.update_group_workers;
     let queue = &ctx.queues.groups;
-    queue.work("update-group", workers, |key| measured(ctx.clone(), key)).await;
+    queue
+        .work("update-group", workers, |key| measured(ctx.clone(), key))
+        .await;
     Ok(())
 }
 
 async fn measured(ctx: Arc<Context>, key: ObjectKey) -> anyhow::Result<Action> {
     let started = ctx.clock.now();
     let outcome = reconcile(&ctx, &key).await;
-    ctx.metrics.reconcile("update-group", ctx.clock.elapsed(started));
+    ctx.metrics
+        .reconcile("update-group", ctx.clock.elapsed(started));
     if outcome.is_err() {
         ctx.metrics.reconcile_error("update-group", "Write");
     }
@@ -57,7 +60,9 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
         .collect();
     let Some(object) = stores.update_groups.get(key) else {
         let asked_for = updates.iter().any(|updates| !updates.is_empty());
-        let group = machines.first().and_then(|machine| group_of(stores, machine));
+        let group = machines
+            .first()
+            .and_then(|machine| group_of(stores, machine));
         if let Some(group) = group.filter(|_| asked_for) {
             let made = ensure_group(ctx, &group).await?;
             stores.update_groups.insert_newer(made);
@@ -84,7 +89,11 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
         }
     }
     let idle = next.slots.is_empty();
-    Ok(if idle { Action::Done } else { Action::RequeueAfter(SLOT_RECHECK) })
+    Ok(if idle {
+        Action::Done
+    } else {
+        Action::RequeueAfter(SLOT_RECHECK)
+    })
 }
 
 fn next_status(
@@ -95,15 +104,25 @@ fn next_status(
     speakers: &[Option<&NodeUpdate>],
 ) -> UpdateGroupStatus {
     let stores = &ctx.stores;
-    let group = Group { key: ObjectKey::of(object), spec: object.spec.clone() };
+    let group = Group {
+        key: ObjectKey::of(object),
+        spec: object.spec.clone(),
+    };
     let names: Vec<String> = machines.iter().map(|machine| machine.name_any()).collect();
     let members: Vec<Member<'_>> = names
         .iter()
         .zip(speakers)
         .filter_map(|(name, update)| {
             let update = (*update)?;
-            let blocked_by = update.status.as_ref().map_or(&[][..], |status| &status.blocked_by);
-            Some(Member { machine: name, phase: phase_of(update), blocked_by })
+            let blocked_by = update
+                .status
+                .as_ref()
+                .map_or(&[][..], |status| &status.blocked_by);
+            Some(Member {
+                machine: name,
+                phase: phase_of(update),
+                blocked_by,
+            })
         })
         .collect();
     let mut next = status.clone();
@@ -122,17 +141,29 @@ fn next_status(
 fn is_free(ctx: &Context, group: &Group, slot: &Slot) -> bool {
     let stores: &Stores = &ctx.stores;
     let namespace = &group.key.namespace;
-    let machine = stores.machines.get(&ObjectKey::new(namespace, &slot.machine));
+    let machine = stores
+        .machines
+        .get(&ObjectKey::new(namespace, &slot.machine));
     let Some(machine) = machine.filter(|machine| machine.uid().as_ref() == Some(&slot.machine_uid))
     else {
         return true;
     };
     let updates = node_updates_of_machine(stores, &ObjectKey::of(machine.as_ref()));
-    if updates.iter().any(|update| update.spec.machine_ref.uid == slot.machine_uid) {
+    if updates
+        .iter()
+        .any(|update| update.spec.machine_ref.uid == slot.machine_uid)
+    {
         return false;
     }
-    let Some(node) = node_name(&machine) else { return false };
-    let Some(view) = ctx.workload_index.view(&cluster_key(&machine)) else { return false };
-    let node = view.nodes.get(&ObjectKey::new("", node)).map(|node| node_view(&node));
+    let Some(node) = node_name(&machine) else {
+        return false;
+    };
+    let Some(view) = ctx.workload_index.view(&cluster_key(&machine)) else {
+        return false;
+    };
+    let node = view
+        .nodes
+        .get(&ObjectKey::new("", node))
+        .map(|node| node_view(&node));
     view.synced() && node.is_some_and(|node| node.ready && !node.cordoned_by_us())
 }

@@ -14,18 +14,24 @@ pub fn record_durations(status: &mut UpdateGroupStatus, steps: &[StepStatus]) {
         else {
             continue;
         };
-        let seconds = finished.0.as_second().saturating_sub(started.0.as_second()).max(0);
+        let seconds = finished
+            .0
+            .as_second()
+            .saturating_sub(started.0.as_second())
+            .max(0);
         let seconds = i32::try_from(seconds).unwrap_or(i32::MAX);
-        let known = match status.durations.iter_mut().find(|known| known.step == step.name) {
-            Some(known) => known,
-            None => {
-                status.durations.push(StepDurations {
-                    step: step.name.clone(),
-                    seconds: Vec::new(),
-                });
-                status.durations.last_mut().expect("it was pushed in the line before")
-            }
-        };
+        let place = status
+            .durations
+            .iter()
+            .position(|known| known.step == step.name);
+        let place = place.unwrap_or_else(|| {
+            status.durations.push(StepDurations {
+                step: step.name.clone(),
+                seconds: Vec::new(),
+            });
+            status.durations.len() - 1
+        });
+        let known = &mut status.durations[place];
         known.seconds.push(seconds);
         let surplus = known.seconds.len().saturating_sub(MAX_DURATIONS);
         known.seconds.drain(..surplus);
@@ -34,7 +40,11 @@ pub fn record_durations(status: &mut UpdateGroupStatus, steps: &[StepStatus]) {
 
 /// The median of past durations of a step; `None` without any.
 pub fn median_seconds(durations: &[StepDurations], step: &str) -> Option<i32> {
-    let mut seconds = durations.iter().find(|known| known.step == step)?.seconds.clone();
+    let mut seconds = durations
+        .iter()
+        .find(|known| known.step == step)?
+        .seconds
+        .clone();
     seconds.sort_unstable();
     seconds.get(seconds.len() / 2).copied()
 }

@@ -31,7 +31,10 @@ pub struct Limits {
 impl Limits {
     /// The limits of a control plane: one member at a time, whatever its size.
     pub fn control_plane(replicas: i32) -> Self {
-        Self { replicas, max_unavailable: 1 }
+        Self {
+            replicas,
+            max_unavailable: 1,
+        }
     }
 
     /// How many machines may be disturbed at once.
@@ -68,7 +71,10 @@ pub enum Claim {
 
 /// Whether this Machine holds a slot.
 pub fn holds(status: &UpdateGroupStatus, machine_uid: &str) -> bool {
-    status.slots.iter().any(|slot| slot.machine_uid == machine_uid)
+    status
+        .slots
+        .iter()
+        .any(|slot| slot.machine_uid == machine_uid)
 }
 
 /// Claims a slot for one Machine.
@@ -82,7 +88,11 @@ pub fn claim(
     limits: Limits,
     others: &[Other],
 ) -> Result<Claim, Refusal> {
-    if let Some(held) = status.slots.iter().find(|s| s.machine_uid == wanted.machine_uid) {
+    if let Some(held) = status
+        .slots
+        .iter()
+        .find(|s| s.machine_uid == wanted.machine_uid)
+    {
         return Ok(if held.node_update == wanted.node_update {
             Claim::Held
         } else {
@@ -93,7 +103,9 @@ pub fn claim(
     if let Some(holder) = status.slots.first()
         && taken >= limits.slots()
     {
-        return Err(Refusal::SlotBusy { machine: holder.machine.clone() });
+        return Err(Refusal::SlotBusy {
+            machine: holder.machine.clone(),
+        });
     }
     enough_others(status, limits, others)?;
     Ok(Claim::Take(with_slot(status, wanted)))
@@ -122,8 +134,10 @@ pub fn with_slot(status: &UpdateGroupStatus, slot: &Slot) -> UpdateGroupStatus {
     let mut next = status.clone();
     next.slots.retain(|s| s.machine_uid != slot.machine_uid);
     next.slots.push(slot.clone());
-    next.slots.sort_by(|a, b| (&a.machine, &a.machine_uid).cmp(&(&b.machine, &b.machine_uid)));
-    next.waiting.retain(|waiting| waiting.machine != slot.machine);
+    next.slots
+        .sort_by(|a, b| (&a.machine, &a.machine_uid).cmp(&(&b.machine, &b.machine_uid)));
+    next.waiting
+        .retain(|waiting| waiting.machine != slot.machine);
     next
 }
 

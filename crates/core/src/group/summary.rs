@@ -46,7 +46,11 @@ pub fn summarise(
     let progressing = match running {
         0 => ("False", "Idle", "no machine is being updated".to_owned()),
         1 => ("True", "Updating", "1 machine is being updated".to_owned()),
-        n => ("True", "Updating", format!("{n} machines are being updated")),
+        n => (
+            "True",
+            "Updating",
+            format!("{n} machines are being updated"),
+        ),
     };
     conditions::set(
         &mut next.conditions,
@@ -55,12 +59,20 @@ pub fn summarise(
         (PROGRESSING, progressing.0, progressing.1, &progressing.2),
     );
     let (state, reason, message) = blocked(&next, members);
-    conditions::set(&mut next.conditions, now, generation, (BLOCKED, state, &reason, &message));
+    conditions::set(
+        &mut next.conditions,
+        now,
+        generation,
+        (BLOCKED, state, &reason, &message),
+    );
     next
 }
 
 fn waiting(member: &Member<'_>) -> Option<Waiting> {
-    let blocker = member.blocked_by.first().filter(|_| member.phase <= Phase::Staging)?;
+    let blocker = member
+        .blocked_by
+        .first()
+        .filter(|_| member.phase <= Phase::Staging)?;
     Some(Waiting {
         machine: member.machine.to_owned(),
         reason: blocker.reason.clone(),
@@ -68,10 +80,7 @@ fn waiting(member: &Member<'_>) -> Option<Waiting> {
     })
 }
 
-fn blocked(
-    status: &UpdateGroupStatus,
-    members: &[Member<'_>],
-) -> (&'static str, String, String) {
+fn blocked(status: &UpdateGroupStatus, members: &[Member<'_>]) -> (&'static str, String, String) {
     let replaced = conditions::get(&status.conditions, "Covered")
         .is_some_and(|condition| condition.reason == "UncoveredReplace");
     if !status.uncovered.is_empty() && !replaced {
@@ -80,16 +89,27 @@ fn blocked(
     }
     let failed = members.iter().find(|member| {
         member.phase == Phase::Failed
-            && status.slots.iter().any(|slot| slot.machine == member.machine)
+            && status
+                .slots
+                .iter()
+                .any(|slot| slot.machine == member.machine)
     });
     if let Some(failed) = failed {
-        let message = format!("the update of {} failed, and it is not available", failed.machine);
+        let message = format!(
+            "the update of {} failed, and it is not available",
+            failed.machine
+        );
         return ("True", conditions::REASON_FAILED.to_owned(), message);
     }
     let stuck = members
         .iter()
         .filter(|member| member.phase <= Phase::Staging || member.phase == Phase::Draining)
-        .flat_map(|member| member.blocked_by.iter().map(move |blocker| (member, blocker)))
+        .flat_map(|member| {
+            member
+                .blocked_by
+                .iter()
+                .map(move |blocker| (member, blocker))
+        })
         .find(|(_, blocker)| !ends_by_itself(status, blocker));
     match stuck {
         Some((member, blocker)) => {

@@ -11,7 +11,10 @@ use refit_api::{
 use serde_json::Value;
 
 pub(super) fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
-    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+    value
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
 }
 
 fn annotation<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
@@ -24,19 +27,26 @@ fn label<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
 
 fn parsed<T: serde::de::DeserializeOwned + Default>(value: &Value, pointer: &str) -> T {
     let value = value.pointer(pointer).cloned();
-    value.and_then(|value| serde_json::from_value(value).ok()).unwrap_or_default()
+    value
+        .and_then(|value| serde_json::from_value(value).ok())
+        .unwrap_or_default()
 }
 
 fn condition<'a>(value: &'a Value, type_: &str) -> Option<&'a Value> {
     let conditions = value.pointer("/status/conditions")?.as_array()?;
-    conditions.iter().find(|condition| condition["type"] == type_)
+    conditions
+        .iter()
+        .find(|condition| condition["type"] == type_)
 }
 
 /// Kind and name of the controlling owner.
 fn controller(value: &Value) -> Option<(String, String)> {
     let owners = value.pointer("/metadata/ownerReferences")?.as_array()?;
     let owner = owners.iter().find(|owner| owner["controller"] == true)?;
-    Some((owner["kind"].as_str()?.to_owned(), owner["name"].as_str()?.to_owned()))
+    Some((
+        owner["kind"].as_str()?.to_owned(),
+        owner["name"].as_str()?.to_owned(),
+    ))
 }
 
 pub(super) fn deleted_at(value: &Value) -> Option<Timestamp> {
@@ -44,6 +54,7 @@ pub(super) fn deleted_at(value: &Value) -> Option<Timestamp> {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Machine {
     pub(super) uid: String,
     pub(super) cluster: String,
@@ -58,7 +69,8 @@ pub(super) struct Machine {
 
 impl Machine {
     pub(super) fn of(value: &Value) -> Self {
-        let remediation = condition(value, "OwnerRemediated").is_some_and(|c| c["status"] == "False");
+        let remediation =
+            condition(value, "OwnerRemediated").is_some_and(|c| c["status"] == "False");
         let note = annotation(value, keys::GUARDED_BY_US);
         Self {
             uid: text(value, "/metadata/uid").to_owned(),
@@ -103,7 +115,8 @@ impl Policy {
     }
 
     pub(super) fn allows_replacement(&self) -> bool {
-        self.on_uncovered.as_deref() == Some("Replace") || self.in_place.as_deref() == Some("Disabled")
+        self.on_uncovered.as_deref() == Some("Replace")
+            || self.in_place.as_deref() == Some("Disabled")
     }
 }
 
@@ -138,7 +151,6 @@ impl Owner {
 #[derive(Clone, Debug)]
 pub(super) struct Update {
     pub(super) uid: String,
-    pub(super) machine: String,
     pub(super) machine_uid: String,
     pub(super) phase: Phase,
     pub(super) goal: String,
@@ -157,7 +169,6 @@ impl Update {
         let blocked = value.pointer("/status/blockedBy").and_then(Value::as_array);
         Self {
             uid: text(value, "/metadata/uid").to_owned(),
-            machine: machine.to_owned(),
             machine_uid: text(value, "/spec/machineRef/uid").to_owned(),
             phase,
             goal: text(value, "/spec/goal/kubernetesVersion").to_owned(),
@@ -250,6 +261,11 @@ pub(super) fn slots(value: &Value) -> Vec<(String, String)> {
     slots
         .into_iter()
         .flatten()
-        .map(|slot| (text(slot, "/machine").to_owned(), text(slot, "/machineUid").to_owned()))
+        .map(|slot| {
+            (
+                text(slot, "/machine").to_owned(),
+                text(slot, "/machineUid").to_owned(),
+            )
+        })
         .collect()
 }

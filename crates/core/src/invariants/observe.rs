@@ -28,7 +28,9 @@ impl World {
         new: Option<&Value>,
         actor: &str,
     ) -> Vec<Violation> {
-        let Some(object) = new.or(old) else { return Vec::new() };
+        let Some(object) = new.or(old) else {
+            return Vec::new();
+        };
         let name = text(object, "/metadata/name");
         let namespace = text(object, "/metadata/namespace");
         let key = (namespace.to_owned(), name.to_owned());
@@ -83,8 +85,12 @@ impl World {
     fn machine(&mut self, key: &Key, new: Option<&Value>, actor: &str) -> Vec<Violation> {
         let before = self.machines.get(key).cloned();
         let after = new.map(Machine::of);
-        let deleted = before.as_ref().is_some_and(|machine| machine.deleted_at.is_none())
-            && after.as_ref().is_none_or(|machine| machine.deleted_at.is_some());
+        let deleted = before
+            .as_ref()
+            .is_some_and(|machine| machine.deleted_at.is_none())
+            && after
+                .as_ref()
+                .is_none_or(|machine| machine.deleted_at.is_some());
         let mut found = Vec::new();
         if let Some(before) = before.filter(|_| deleted) {
             let wrong = match actor {
@@ -105,13 +111,20 @@ impl World {
     fn unasked_deletion(&self, key: &Key, machine: &Machine) -> Option<String> {
         let cluster = (key.0.clone(), machine.cluster.clone());
         let policy = self.clusters.get(&cluster);
-        let leaving = self.clusters_deleting.get(&cluster).copied().unwrap_or_default();
+        let leaving = self
+            .clusters_deleting
+            .get(&cluster)
+            .copied()
+            .unwrap_or_default();
         if machine.to_be_remediated || leaving || policy.is_some_and(Policy::allows_replacement) {
             return None;
         }
         let group = self.group_of(&key.0, machine)?;
         let owner = self.owners.get(&group)?;
-        let live = self.members(&group).filter(|(_, m)| m.deleted_at.is_none()).count();
+        let live = self
+            .members(&group)
+            .filter(|(_, m)| m.deleted_at.is_none())
+            .count();
         let too_many = owner
             .replicas
             .is_some_and(|replicas| i32::try_from(live).unwrap_or(i32::MAX) > replicas);
@@ -150,7 +163,10 @@ impl World {
             None => {}
             Some(before) => {
                 if before.phase.is_final() && before.phase != after.phase {
-                    wrong(format!("it goes from {:?} to {:?}", before.phase, after.phase));
+                    wrong(format!(
+                        "it goes from {:?} to {:?}",
+                        before.phase, after.phase
+                    ));
                 }
                 if !before.started_at.is_empty() && before.started_at != after.started_at {
                     wrong("it starts a second time".to_owned());
@@ -186,8 +202,14 @@ impl World {
         let new: KubernetesVersion = after.parse().ok()?;
         let (machine_key, machine) = self.machine_of(&key.0, &key.1)?;
         let owner = self.owners.get(&self.group_of(&machine_key.0, machine)?)?;
-        (new < old && owner.version != after)
-            .then(|| violation(4, "Node", &key.1, format!("it goes down from {before} to {after}")))
+        (new < old && owner.version != after).then(|| {
+            violation(
+                4,
+                "Node",
+                &key.1,
+                format!("it goes down from {before} to {after}"),
+            )
+        })
     }
 
     fn pod(
@@ -198,9 +220,7 @@ impl World {
         new: Option<&Value>,
         actor: &str,
     ) -> Vec<Violation> {
-        let going = |pod: Option<&Value>| {
-            pod.is_none_or(|pod| objects::deleted_at(pod).is_some())
-        };
+        let going = |pod: Option<&Value>| pod.is_none_or(|pod| objects::deleted_at(pod).is_some());
         let mut found = Vec::new();
         if let Some(old) = old.filter(|_| actor == CONTROLLER && going(new) && !going(old)) {
             let node = (cluster.to_owned(), text(old, "/spec/nodeName").to_owned());
@@ -223,7 +243,10 @@ impl World {
         let mut found = Vec::new();
         let same = before.plan_id == after.plan_id;
         if same && after.gate < before.gate {
-            let message = format!("its gate goes back from {:?} to {:?}", before.gate, after.gate);
+            let message = format!(
+                "its gate goes back from {:?} to {:?}",
+                before.gate, after.gate
+            );
             found.push(violation(4, "HostPlan", &key.1, message));
         }
         let raised = after.gate >= Gate::Upgrade && (!same || before.gate < after.gate);
@@ -237,15 +260,19 @@ impl World {
     /// What a write of ours breaks that disturbs the machine with this node. It is judged by what
     /// was before the write.
     fn disturbs(&self, (cluster, node): &Key, how: &str) -> Vec<Violation> {
-        let Some((key, machine)) = self.machine_of(cluster, node) else { return Vec::new() };
+        let Some((key, machine)) = self.machine_of(cluster, node) else {
+            return Vec::new();
+        };
         let mut found = Vec::new();
         if let Some(group) = self.group_of(&key.0, machine)
             && let Some(owner) = self.owners.get(&group)
             && self.is_available(machine)
         {
             let members: Vec<_> = self.members(&group).collect();
-            let available =
-                members.iter().filter(|(k, m)| *k != key && self.is_available(m)).count();
+            let available = members
+                .iter()
+                .filter(|(k, m)| *k != key && self.is_available(m))
+                .count();
             let present = i32::try_from(members.len()).unwrap_or(i32::MAX);
             let needed = owner.replicas.unwrap_or(present) - owner.slots;
             if i32::try_from(available).unwrap_or(i32::MAX) < needed {
@@ -269,7 +296,9 @@ impl World {
             let ill = self
                 .static_pods
                 .iter()
-                .filter(|((cluster, _), pod)| *cluster == machine.cluster && pod.node == member.node)
+                .filter(|((cluster, _), pod)| {
+                    *cluster == machine.cluster && pod.node == member.node
+                })
                 .find(|(_, pod)| !pod.ready);
             let why = if self.is_disturbed(member) {
                 "is being updated too".to_owned()
@@ -280,7 +309,12 @@ impl World {
             } else {
                 continue;
             };
-            found.push(violation(2, "Machine", &key.1, format!("{how} while {} {why}", peer.1)));
+            found.push(violation(
+                2,
+                "Machine",
+                &key.1,
+                format!("{how} while {} {why}", peer.1),
+            ));
         }
         found
     }
@@ -307,5 +341,9 @@ fn overruled(name: &str, before: &Node, after: &Node) -> Vec<Violation> {
 }
 
 pub(super) fn violation(invariant: u8, kind: &str, name: &str, message: String) -> Violation {
-    Violation { invariant, object: format!("{kind} {name}"), message }
+    Violation {
+        invariant,
+        object: format!("{kind} {name}"),
+        message,
+    }
 }

@@ -1,9 +1,21 @@
 //! Which pods must leave a node, and whether the drain goes on.
 
-use super::snapshot::{NodeView, PodRef};
+use refit_api::refit::{Phase, StepState};
+
+use super::{
+    snapshot::{NodeView, PodRef, Write},
+    status::Outcome,
+    steps::{self, STEP_CORDON, STEP_DRAIN},
+    work::Work,
+};
+use crate::report::Refusal;
+
+/// What a draining update says of itself while nothing blocks it.
+pub(super) const DRAIN_LINE: &str = "pods leave the node";
 
 /// A pod on the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct PodView {
     /// The pod.
     pub pod: PodRef,
@@ -20,14 +32,89 @@ pub struct PodView {
 /// Pods that must leave before the node is disturbed (`spec/node.md 2.7`): all but those of
 /// DaemonSets, mirror pods and those that have ended. One that is being deleted is still there.
 pub fn evictable(pods: &[PodView]) -> impl Iterator<Item = &PodView> {
-    pods.iter().filter(|pod| !pod.daemon_set && !pod.mirror && !pod.finished)
+    pods.iter()
+        .filter(|pod| !pod.daemon_set && !pod.mirror && !pod.finished)
 }
 
 /// Whether some other node could take the pods of this one: Ready, open, and with no taint that
 /// this node does not have too (`spec/node.md 2.8`).
-pub(super) fn another_could_take(node: &NodeView, nodes: &[NodeView]) -> bool {
+fn another_could_take(node: &NodeView, nodes: &[NodeView]) -> bool {
     nodes
         .iter()
         .filter(|other| other.name != node.name && other.ready && !other.unschedulable)
         .any(|other| other.taints.iter().all(|taint| node.taints.contains(taint)))
+}
+
+impl Work<'_, '_> {
+    /// Cordons and evicts; `None` once nothing is left to wait for.
+    pub(super) fn drain(&mut self) -> Option<Outcome> {
+        let name = self.status.node_name.clone();
+        let Some(node) = self.seen.node else {
+            return Some(Outcome::blocked(
+                Phase::Draining,
+                Refusal::NodeNotReady { node: name },
+            ));
+        };
+        let skipped = steps::state_of(&self.status, STEP_DRAIN) == StepState::Skipped;
+        if skipped || (!node.unschedulable && !another_could_take(node, self.seen.nodes)) {
+            let why = "no other node could take the pods";
+            for step in [STEP_CORDON, STEP_DRAIN] {
+                steps::advance(&mut self.status, step, StepState::Skipped, self.now, why);
+            }
+            return None;
+        }
+        if !node.unschedulable {
+            steps::advance(
+                &mut self.status,
+                STEP_CORDON,
+                StepState::Running,
+                self.now,
+                "",
+            );
+            return Some(Outcome::new(Phase::Draining, DRAIN_LINE).write(Some(Write::Cordon)));
+        }
+        let whose = if node.cordoned_by_us() {
+            ""
+        } else {
+            "it was cordoned before"
+        };
+        steps::advance(
+            &mut self.status,
+            STEP_CORDON,
+            StepState::Done,
+            self.now,
+            whose,
+        );
+        steps::advance(
+            &mut self.status,
+            STEP_DRAIN,
+            StepState::Running,
+            self.now,
+            "",
+        );
+        let Some(pods) = self.seen.pods else {
+            return Some(Outcome::new(Phase::Draining, DRAIN_LINE).again_after(1));
+        };
+        // Nobody is left to wait for.
+        evictable(pods).next()?;
+        let left: Vec<PodRef> = evictable(pods)
+            .filter(|pod| !pod.terminating)
+            .map(|pod| pod.pod.clone())
+            .collect();
+        let mut outcome = Outcome::new(Phase::Draining, DRAIN_LINE).again_after(2);
+        match self.seen.evictions {
+            Some(refused) => {
+                outcome.blockers = refused.iter().map(|r| r.refusal.clone()).collect();
+                if !outcome.blockers.is_empty() {
+                    outcome = outcome.again_after(5);
+                }
+            }
+            None if !left.is_empty() => {
+                outcome.keep_eviction_blockers = true;
+                outcome.write = Some(Write::Evict(left));
+            }
+            None => {}
+        }
+        Some(outcome)
+    }
 }

@@ -6,15 +6,15 @@ use jiff::Timestamp;
 use refit_api::refit::{NodeUpdateStatus, Phase};
 
 use super::{
-    decide::speaks,
     guard,
+    order::speaks,
     snapshot::{Decision, GroupView, NodeView, Snapshot, Workload, Write},
     status::{is_about, machine_condition},
 };
 use crate::group;
 
 /// How often a slot that is kept for a machine that is down is looked at without a cause.
-const KEPT_SLOT_RECHECK: Duration = Duration::from_secs(60);
+const KEPT_SLOT_RECHECK: Duration = Duration::from_mins(1);
 
 /// Cleans up after an update that has ended; its phase never changes again.
 ///
@@ -52,12 +52,20 @@ pub(super) fn after_end(s: &Snapshot<'_>, status: NodeUpdateStatus, now: Timesta
             requeue = Some(KEPT_SLOT_RECHECK);
         }
     }
-    Decision { status, write, announce: Vec::new(), blockers: Vec::new(), requeue }
+    Decision {
+        status,
+        write,
+        announce: Vec::new(),
+        blockers: Vec::new(),
+        requeue,
+    }
 }
 
 /// Whether the Machine's slot is this NodeUpdate's to give back.
 fn holds(s: &Snapshot<'_>, speaks: bool) -> bool {
-    let GroupView::Present(group) = &s.group else { return false };
+    let GroupView::Present(group) = &s.group else {
+        return false;
+    };
     let name = s.update.metadata.name.as_deref().unwrap_or_default();
     let uid = &s.update.spec.machine_ref.uid;
     group
@@ -71,18 +79,23 @@ fn holds(s: &Snapshot<'_>, speaks: bool) -> bool {
 /// version that it is meant to run. A cordon of an admin is the admin's choice and no reason to hold
 /// up the group.
 fn available_again(s: &Snapshot<'_>, status: &NodeUpdateStatus) -> bool {
-    let Workload::Seen(seen) = &s.workload else { return false };
+    let Workload::Seen(seen) = &s.workload else {
+        return false;
+    };
     let goal = &s.update.spec.goal.kubernetes_version;
     let right_version = |node: &NodeView| match status.phase {
         Phase::Succeeded => node.kubelet_version == *goal,
         _ => node.kubelet_version == *goal || node.kubelet_version == status.from_version,
     };
-    seen.node.is_some_and(|node| node.ready && !node.cordoned_by_us() && right_version(node))
+    seen.node
+        .is_some_and(|node| node.ready && !node.cordoned_by_us() && right_version(node))
 }
 
 /// After a bad end the cordon may still be ours; the status says whose it is.
 fn show_cordon(s: &Snapshot<'_>, status: &mut NodeUpdateStatus) -> Option<Write> {
-    let Workload::Seen(seen) = &s.workload else { return None };
+    let Workload::Seen(seen) = &s.workload else {
+        return None;
+    };
     let ours = seen.node?.cordoned_by_us();
     (ours != status.cordoned_by_us).then(|| {
         status.cordoned_by_us = ours;

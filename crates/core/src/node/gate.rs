@@ -1,12 +1,13 @@
 //! What must hold before anything starts, and before anything is disturbed.
 
-use refit_api::refit::{Gate, HostPlan, NodeUpdate, PlanState, Phase};
+use refit_api::refit::{Gate, HostPlan, NodeUpdate, Phase, PlanState};
 
 use super::{
-    decide::{Work, is_newer, is_unfinished},
     health,
+    order::{is_newer, is_unfinished},
     snapshot::{GroupView, Write},
     status::Outcome,
+    work::Work,
 };
 use crate::{
     group::{self, Claim},
@@ -47,14 +48,18 @@ impl Work<'_, '_> {
         if hop == Hop::Downgrade && self.s.owner_version != Some(goal.as_str()) {
             return Some(Outcome::failed(
                 "DowngradeNotAsked",
-                format!("{goal} is older than what the node runs, and its owner does not ask for it"),
+                format!(
+                    "{goal} is older than what the node runs, and its owner does not ask for it"
+                ),
             ));
         }
         let too_far = matches!(hop, Hop::TooFar { .. } | Hop::OtherMajor);
         (too_far && self.control_plane()).then(|| {
             Outcome::failed(
                 "SkipsMinor",
-                format!("{goal} is more than one minor up, which kubeadm refuses; go minor by minor"),
+                format!(
+                    "{goal} is more than one minor up, which kubeadm refuses; go minor by minor"
+                ),
             )
         })
     }
@@ -66,20 +71,27 @@ impl Work<'_, '_> {
             return Some(Refusal::OlderUpdateUnfinished { node_update });
         }
         if let Some(object) = &self.s.paused {
-            return Some(Refusal::Paused { object: object.clone() });
+            return Some(Refusal::Paused {
+                object: object.clone(),
+            });
         }
         match &self.s.group {
             GroupView::None if self.s.slot_required => {
-                return Some(Refusal::NoGroup { machine: self.machine_name().to_owned() });
+                return Some(Refusal::NoGroup {
+                    machine: self.machine_name().to_owned(),
+                });
             }
             GroupView::Missing if self.s.slot_required => return Some(Refusal::GroupNotReady),
             _ => {}
         }
-        self.behind().or_else(|| self.report_refusal()).or_else(|| self.older_plan())
+        self.behind()
+            .or_else(|| self.report_refusal())
+            .or_else(|| self.older_plan())
     }
 
     fn older_unfinished(&self) -> Option<&NodeUpdate> {
-        self.same_machine().find(|other| is_unfinished(other) && is_newer(self.s.update, other))
+        self.same_machine()
+            .find(|other| is_unfinished(other) && is_newer(self.s.update, other))
     }
 
     /// A kubelet is never newer than an API server that it may talk to (`spec/node.md 2.1`).
@@ -93,7 +105,10 @@ impl Work<'_, '_> {
         let target: KubernetesVersion = goal.parse().ok()?;
         lowest
             .minor_below(&target)
-            .then(|| Refusal::ControlPlaneBehind { version, goal: goal.clone() })
+            .then(|| Refusal::ControlPlaneBehind {
+                version,
+                goal: goal.clone(),
+            })
     }
 
     fn report_refusal(&self) -> Option<Refusal> {
@@ -101,13 +116,19 @@ impl Work<'_, '_> {
         let Some(plan) = self.fresh_plan() else {
             return Some(Refusal::NoFreshReport { node });
         };
-        let capabilities = plan.status.as_ref().map_or(&[][..], |status| &status.capabilities);
+        let capabilities = plan
+            .status
+            .as_ref()
+            .map_or(&[][..], |status| &status.capabilities);
         let unknown = self
             .steps_of(plan)
             .into_iter()
             .map(|step| step.action.type_)
             .find(|type_| !capabilities.contains(type_))?;
-        Some(Refusal::AgentTooOld { node, step: unknown })
+        Some(Refusal::AgentTooOld {
+            node,
+            step: unknown,
+        })
     }
 
     /// The plan of another NodeUpdate that the host has not ended.
@@ -123,8 +144,11 @@ impl Work<'_, '_> {
     /// What tells a plan of another NodeUpdate to stop, if nobody else will.
     pub(super) fn abort_orphan(&self) -> Option<Write> {
         let plan = self.seen.host_plan?;
-        let owner_unfinished =
-            self.s.siblings.iter().any(|other| is_ours(plan, other) && is_unfinished(other));
+        let owner_unfinished = self
+            .s
+            .siblings
+            .iter()
+            .any(|other| is_ours(plan, other) && is_unfinished(other));
         let mut spec = plan.spec.clone();
         spec.abort = true;
         (!owner_unfinished && !plan.spec.abort).then_some(Write::HostPlan(spec))
@@ -141,7 +165,9 @@ impl Work<'_, '_> {
         let ready = self.seen.node.is_some_and(|node| node.ready);
         // One that holds a slot from before is down already, and only this can repair it.
         if !held && !ready {
-            return Some(Refusal::NodeNotReady { node: self.status.node_name.clone() });
+            return Some(Refusal::NodeNotReady {
+                node: self.status.node_name.clone(),
+            });
         }
         match &self.s.group {
             GroupView::Present(group) if self.s.slot_required && held => {
@@ -168,12 +194,19 @@ impl Work<'_, '_> {
         }
         let group = match &self.s.group {
             GroupView::None => {
-                return Err(Refusal::NoGroup { machine: self.machine_name().to_owned() });
+                return Err(Refusal::NoGroup {
+                    machine: self.machine_name().to_owned(),
+                });
             }
             GroupView::Missing => return Err(Refusal::GroupNotReady),
             GroupView::Present(group) => group,
         };
-        match group::claim(group.status, &self.wanted_slot(), group.limits, &group.others)? {
+        match group::claim(
+            group.status,
+            &self.wanted_slot(),
+            group.limits,
+            &group.others,
+        )? {
             Claim::Held => Ok(None),
             Claim::Take(next) => Ok(Some(Write::ClaimSlot(next))),
         }
@@ -183,9 +216,9 @@ impl Work<'_, '_> {
     /// say how many are down.
     pub(super) fn reclaim(&self) -> Option<Write> {
         match &self.s.group {
-            GroupView::Present(group) if !self.holds_slot() => {
-                Some(Write::ClaimSlot(group::with_slot(group.status, &self.wanted_slot())))
-            }
+            GroupView::Present(group) if !self.holds_slot() => Some(Write::ClaimSlot(
+                group::with_slot(group.status, &self.wanted_slot()),
+            )),
             _ => None,
         }
     }
@@ -193,7 +226,10 @@ impl Work<'_, '_> {
     /// Waits for what was refused. A slot that is not used yet goes back: whoever is refused here
     /// must not keep another machine from being repaired.
     pub(super) fn wait(&self, phase: Phase, refusal: Refusal) -> Outcome {
-        let intact = self.seen.node.is_some_and(|node| node.ready && !node.cordoned_by_us());
+        let intact = self
+            .seen
+            .node
+            .is_some_and(|node| node.ready && !node.cordoned_by_us());
         let unused = self.gate() < Gate::Upgrade && intact && self.s.slot_required;
         let release = match &self.s.group {
             GroupView::Present(group) if unused => {
@@ -201,6 +237,8 @@ impl Work<'_, '_> {
             }
             _ => None,
         };
-        Outcome::blocked(phase, refusal).write(release.map(Write::ReleaseSlot)).again_after(10)
+        Outcome::blocked(phase, refusal)
+            .write(release.map(Write::ReleaseSlot))
+            .again_after(10)
     }
 }

@@ -79,7 +79,10 @@ mod tests {
     fn machine(annotations: &[(&str, &str)]) -> Machine {
         let mut machine = Machine::new("m", MachineSpec::default());
         machine.metadata.annotations = Some(
-            annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+            annotations
+                .iter()
+                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+                .collect(),
         );
         machine
     }
@@ -101,7 +104,14 @@ mod tests {
         let bare = machine(&[("mine", "1")]);
         let guarded = after(&bare, &set(&bare));
         assert!(set(&guarded).is_empty());
-        assert!(guarded.metadata.annotations.as_ref().unwrap().contains_key(PRE_DRAIN_HOOK));
+        assert!(
+            guarded
+                .metadata
+                .annotations
+                .as_ref()
+                .unwrap()
+                .contains_key(PRE_DRAIN_HOOK)
+        );
         assert_eq!(after(&guarded, &remove(&guarded)), bare);
     }
 
@@ -109,7 +119,10 @@ mod tests {
     fn a_users_own_skip_remediation_stays() {
         let own = machine(&[(SKIP_REMEDIATION, "mine")]);
         let guarded = after(&own, &set(&own));
-        assert_eq!(guarded.metadata.annotations.as_ref().unwrap()[SKIP_REMEDIATION], "mine");
+        assert_eq!(
+            guarded.metadata.annotations.as_ref().unwrap()[SKIP_REMEDIATION],
+            "mine"
+        );
         assert_eq!(after(&guarded, &remove(&guarded)), own);
     }
 
@@ -136,7 +149,10 @@ mod tests {
     #[test]
     fn a_half_lost_guard_is_completed() {
         let half = machine(&[
-            (GUARDED_BY_US, &format!("{SKIP_REMEDIATION},{PRE_DRAIN_HOOK}")),
+            (
+                GUARDED_BY_US,
+                &format!("{SKIP_REMEDIATION},{PRE_DRAIN_HOOK}"),
+            ),
             (SKIP_REMEDIATION, "refit"),
         ]);
         let changes = set(&half);

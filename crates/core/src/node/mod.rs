@@ -27,20 +27,24 @@ mod end;
 mod gate;
 mod guard;
 mod health;
+mod order;
 mod plan;
 mod role;
 mod snapshot;
 mod status;
 mod steps;
+mod stop;
 mod verify;
+mod work;
 
 #[cfg(test)]
 mod tests;
 
 pub use availability::{MachineView, is_available};
-pub use decide::{decide, speaker};
+pub use decide::decide;
 pub use drain::{PodView, evictable};
 pub use health::control_plane_health;
+pub use order::speaker;
 pub use plan::plan_steps;
 pub use role::decide_role;
 pub use snapshot::{

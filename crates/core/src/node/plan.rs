@@ -22,7 +22,10 @@ pub(super) fn step_id(step: StepType) -> &'static str {
 ///
 /// Every step is safe to repeat, so the plan is the same whatever the host runs now.
 pub fn plan_steps(role: Role, goal: &str, reboot: bool) -> Vec<PlannedStep> {
-    let mut steps = vec![(StepType::Preflight, Gate::Stage), (StepType::Stage, Gate::Stage)];
+    let mut steps = vec![
+        (StepType::Preflight, Gate::Stage),
+        (StepType::Stage, Gate::Stage),
+    ];
     if role != Role::Worker {
         steps.push((StepType::Snapshot, Gate::Stage));
     }
@@ -36,7 +39,10 @@ pub fn plan_steps(role: Role, goal: &str, reboot: bool) -> Vec<PlannedStep> {
         steps.push((StepType::Reboot, Gate::Disrupt));
     }
     steps.push((StepType::Verify, Gate::Disrupt));
-    steps.into_iter().map(|(type_, gate)| planned(type_, gate, role, goal)).collect()
+    steps
+        .into_iter()
+        .map(|(type_, gate)| planned(type_, gate, role, goal))
+        .collect()
 }
 
 fn planned(type_: StepType, gate: Gate, role: Role, goal: &str) -> PlannedStep {
@@ -44,12 +50,18 @@ fn planned(type_: StepType, gate: Gate, role: Role, goal: &str) -> PlannedStep {
         StepType::Snapshot | StepType::KubeletRestart | StepType::Reboot => String::new(),
         _ => goal.to_owned(),
     };
-    let wants_role =
-        matches!(type_, StepType::Preflight | StepType::Snapshot | StepType::KubeadmUpgrade);
+    let wants_role = matches!(
+        type_,
+        StepType::Preflight | StepType::Snapshot | StepType::KubeadmUpgrade
+    );
     PlannedStep {
         id: step_id(type_).to_owned(),
         gate,
-        action: StepAction { type_, version, role: wants_role.then_some(role) },
+        action: StepAction {
+            type_,
+            version,
+            role: wants_role.then_some(role),
+        },
         disruptive: matches!(
             type_,
             StepType::KubeletInstall | StepType::KubeletRestart | StepType::Reboot

@@ -11,7 +11,7 @@ use refit_api::{
 };
 
 use super::{
-    decide::speaks,
+    order::speaks,
     snapshot::{Announcement, Decision, GroupView, Severity, Snapshot, Write},
     steps,
 };
@@ -56,7 +56,10 @@ impl Outcome {
     }
 
     pub(super) fn blocked(phase: Phase, refusal: Refusal) -> Self {
-        Self { blockers: vec![refusal], ..Self::new(phase, "") }
+        Self {
+            blockers: vec![refusal],
+            ..Self::new(phase, "")
+        }
     }
 
     pub(super) fn write(mut self, write: Option<Write>) -> Self {
@@ -70,15 +73,27 @@ impl Outcome {
     }
 
     pub(super) fn failed(reason: impl Into<String>, message: impl Into<String>) -> Self {
-        let failure = Failure { reason: reason.into(), message: message.into() };
+        let failure = Failure {
+            reason: reason.into(),
+            message: message.into(),
+        };
         let line = format!("failed: {}; {}", failure.reason, failure.message);
-        Self { failure: Some(failure), ..Self::new(Phase::Failed, line) }
+        Self {
+            failure: Some(failure),
+            ..Self::new(Phase::Failed, line)
+        }
     }
 
     pub(super) fn stopped(reason: &str, message: impl Into<String>) -> Self {
-        let failure = Failure { reason: reason.to_owned(), message: message.into() };
+        let failure = Failure {
+            reason: reason.to_owned(),
+            message: message.into(),
+        };
         let line = format!("stopped: {}", failure.message);
-        Self { failure: Some(failure), ..Self::new(Phase::Stopped, line) }
+        Self {
+            failure: Some(failure),
+            ..Self::new(Phase::Stopped, line)
+        }
     }
 }
 
@@ -101,7 +116,10 @@ pub(super) fn conclude(
     let retrying = retrying(&status);
     let failure = outcome.failure.clone().or(retrying.clone());
     status.retriable = outcome.failure.is_none() && retrying.is_some();
-    status.failure_reason = failure.as_ref().map(|f| f.reason.clone()).unwrap_or_default();
+    status.failure_reason = failure
+        .as_ref()
+        .map(|f| f.reason.clone())
+        .unwrap_or_default();
     status.failure_message = failure.map(|f| f.message).unwrap_or_default();
     status.progress = match &s.group {
         GroupView::Present(group) => steps::progress(&status.steps, &group.status.durations),
@@ -117,19 +135,31 @@ pub(super) fn conclude(
         status.finished_at.get_or_insert(Time(now));
     }
     let changed = s.update.status.as_ref() != Some(&status);
-    let announce = if changed { announcements(&old, &status, &outcome) } else { Vec::new() };
+    let announce = if changed {
+        announcements(&old, &status, &outcome)
+    } else {
+        Vec::new()
+    };
     let write = if changed {
         Some(Write::Status)
     } else {
         machine_condition(s, &status, now).or(outcome.write)
     };
-    Decision { status, write, announce, blockers: outcome.blockers, requeue: outcome.requeue }
+    Decision {
+        status,
+        write,
+        announce,
+        blockers: outcome.blockers,
+        requeue: outcome.requeue,
+    }
 }
 
 fn blocked_by(old: &[Blocker], outcome: &Outcome, now: Timestamp) -> Vec<Blocker> {
     let mut list: Vec<Blocker> = Vec::new();
     if outcome.keep_eviction_blockers {
-        let kept = old.iter().filter(|b| FROM_EVICTIONS.contains(&b.reason.as_str()));
+        let kept = old
+            .iter()
+            .filter(|b| FROM_EVICTIONS.contains(&b.reason.as_str()));
         list.extend(kept.cloned());
     }
     for refusal in &outcome.blockers {
@@ -162,12 +192,20 @@ fn announcements(
 ) -> Vec<Announcement> {
     let mut list = Vec::new();
     let mut say = |severity, reason, message: String| {
-        list.push(Announcement { severity, reason, message });
+        list.push(Announcement {
+            severity,
+            reason,
+            message,
+        });
     };
     if old.phase != new.phase {
         match new.phase {
             Phase::Upgrading => {
-                say(Severity::Normal, "UpdateStarted", "The update of the host begins.".to_owned());
+                say(
+                    Severity::Normal,
+                    "UpdateStarted",
+                    "The update of the host begins.".to_owned(),
+                );
             }
             Phase::Draining => say(
                 Severity::Normal,
@@ -175,13 +213,25 @@ fn announcements(
                 format!("Pods are evicted from node {}.", new.node_name),
             ),
             Phase::Succeeded => {
-                say(Severity::Normal, "UpdateSucceeded", format!("{}.", sentence(&new.message)));
+                say(
+                    Severity::Normal,
+                    "UpdateSucceeded",
+                    format!("{}.", sentence(&new.message)),
+                );
             }
             Phase::Failed => {
-                say(Severity::Warning, "UpdateFailed", format!("{}.", sentence(&new.message)));
+                say(
+                    Severity::Warning,
+                    "UpdateFailed",
+                    format!("{}.", sentence(&new.message)),
+                );
             }
             Phase::Stopped => {
-                say(Severity::Warning, "UpdateStopped", format!("{}.", sentence(&new.message)));
+                say(
+                    Severity::Warning,
+                    "UpdateStopped",
+                    format!("{}.", sentence(&new.message)),
+                );
             }
             _ => {}
         }
@@ -221,14 +271,22 @@ pub(super) fn machine_condition(
     if !speaks(s) || !is_about(s, machine) || machine.metadata.deletion_timestamp.is_some() {
         return None;
     }
-    let conditions = machine.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let conditions = machine
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.conditions);
     let known = conditions::get(conditions, conditions::MACHINE_UP_TO_DATE);
     let wanted = wanted_condition(s, status);
     let Some((state, reason, message)) = wanted else {
         return known.map(|_| Write::MachineCondition(None));
     };
     let mut list: Vec<Condition> = known.cloned().into_iter().collect();
-    let what = (conditions::MACHINE_UP_TO_DATE, state, reason, message.as_str());
+    let what = (
+        conditions::MACHINE_UP_TO_DATE,
+        state,
+        reason,
+        message.as_str(),
+    );
     conditions::set(&mut list, now, None, what)
         .then(|| Write::MachineCondition(list.into_iter().next()))
 }
@@ -247,9 +305,11 @@ fn wanted_condition(
             );
             Some(("Unknown", conditions::REASON_WAITING, message))
         }
-        Phase::Succeeded => {
-            Some(("True", conditions::REASON_UP_TO_DATE, format!("the machine runs {goal}")))
-        }
+        Phase::Succeeded => Some((
+            "True",
+            conditions::REASON_UP_TO_DATE,
+            format!("the machine runs {goal}"),
+        )),
         Phase::Failed => Some(("False", conditions::REASON_FAILED, status.message.clone())),
         // Seed 1: an aborted update leaves no condition behind.
         Phase::Stopped => None,

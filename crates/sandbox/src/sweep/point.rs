@@ -155,7 +155,7 @@ fn continue_at(
         if world.hub().fired().is_none() {
             problems.push("the kill did not happen: the effect did not come again".to_owned());
         }
-        problems.extend(world.violations().iter().map(ToString::to_string));
+        problems.extend(world.violations_at_rest().iter().map(ToString::to_string));
         problems.extend(EndState::of(&world).differences(expected));
         problems
     })

@@ -109,7 +109,7 @@ pub fn record(manifests: &[Value]) -> Result<Recording, SweepError> {
         scenario.finish(&world).await?;
         world.hub().record(None);
         let mut problems: Vec<String> = world
-            .violations()
+            .violations_at_rest()
             .iter()
             .map(ToString::to_string)
             .collect();

@@ -49,7 +49,7 @@ pub(crate) use process::Hub;
 use crate::{
     direct::{Call, Direct, DirectError, USER},
     env::{self, state::EnvState},
-    invariants::{Checker, Violation},
+    invariants::Checker,
     mirror::Mirror,
     pki::{self, Identity},
 };
@@ -261,11 +261,6 @@ impl World {
     /// The network, to cut somebody off.
     pub fn network(&self) -> &MemoryNetwork {
         &self.inner.network
-    }
-
-    /// What was found to break an invariant so far.
-    pub fn violations(&self) -> Vec<Violation> {
-        self.inner.checker.violations()
     }
 
     /// The processes that run, with the number of their incarnation.

@@ -82,7 +82,10 @@ impl Inner {
                 config: self.management_config(),
                 clock,
                 hooks: HookServer {
-                    listener: self.network.listen(pki::HOOK_HOST, pki::HOOK_PORT),
+                    listener: self
+                        .network
+                        .listen(pki::HOOK_HOST, pki::HOOK_PORT)
+                        .behind(gate.clone()),
                     cert: self.hook_identity.server.reloadable()?,
                     client_ca_pem: None,
                 },

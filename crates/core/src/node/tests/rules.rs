@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_api::{
     conditions, keys,
-    refit::{Gate, NodeUpdateStatus, PlanState, Phase, Role, StepType},
+    refit::{Gate, NodeUpdateStatus, Phase, PlanState, Role, StepType},
 };
 
 use super::world::*;
@@ -37,7 +37,10 @@ fn a_pause_holds_before_the_point_of_no_return_and_not_after_it() {
     let mut one = One::worker().staged();
     one.paused = Some("Machine m-0".into());
     one.settle();
-    assert_eq!((one.gate(), one.blocked_by()), (Gate::Stage, vec!["Paused".to_owned()]));
+    assert_eq!(
+        (one.gate(), one.blocked_by()),
+        (Gate::Stage, vec!["Paused".to_owned()])
+    );
     let mut late = One::worker().upgraded();
     late.paused = Some("Machine m-0".into());
     late.settle();
@@ -58,14 +61,22 @@ fn a_host_without_a_fresh_report_gets_no_plan() {
 fn an_agent_that_does_not_know_a_step_gets_no_plan() {
     let mut one = One::worker();
     let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
-    status.capabilities.retain(|step| *step != StepType::KubeadmUpgrade);
+    status
+        .capabilities
+        .retain(|step| *step != StepType::KubeadmUpgrade);
     refused(one, "AgentTooOld");
 }
 
 #[test]
 fn a_machine_without_a_node_waits() {
     let mut one = One::worker();
-    one.machine.as_mut().unwrap().status.as_mut().unwrap().node_ref = None;
+    one.machine
+        .as_mut()
+        .unwrap()
+        .status
+        .as_mut()
+        .unwrap()
+        .node_ref = None;
     refused(one, "NoNode");
 }
 
@@ -73,7 +84,6 @@ fn a_machine_without_a_node_waits() {
 fn a_machine_without_its_group_waits() {
     let mut one = One::worker();
     one.group = None;
-    let mut one = one;
     one.settle();
     assert_eq!(one.blocked_by(), ["GroupNotReady"]);
 }
@@ -117,7 +127,12 @@ fn a_newer_patch_than_the_control_planes_is_no_newer_minor() {
 fn a_control_plane_member_waits_for_its_peers_to_be_well() {
     let ill: [fn(&mut One); 5] = [
         |one| one.nodes[1].ready = false,
-        |one| one.static_pods.iter_mut().filter(|p| p.node == "m-1").for_each(|p| p.ready = false),
+        |one| {
+            one.static_pods
+                .iter_mut()
+                .filter(|p| p.node == "m-1")
+                .for_each(|p| p.ready = false);
+        },
         |one| one.static_pods.retain(|pod| pod.node != "m-1"),
         |one| one.control_plane[1].1 = None,
         |one| one.control_plane[1].2 = true,
@@ -125,7 +140,6 @@ fn a_control_plane_member_waits_for_its_peers_to_be_well() {
     for break_it in ill {
         let mut one = One::control_plane();
         break_it(&mut one);
-        let mut one = one;
         one.settle();
         assert_eq!((one.phase(), one.slots()), (Phase::Waiting, 0));
         assert_eq!(one.blocked_by(), ["ControlPlaneUnhealthy"]);
@@ -215,7 +229,10 @@ fn an_older_update_of_the_machine_ends_first() {
     one.siblings.push(one.update.clone());
     one.update = update("m-0", 2);
     let mut one = refused_second(one);
-    one.siblings[0].status = Some(NodeUpdateStatus { phase: Phase::Stopped, ..Default::default() });
+    one.siblings[0].status = Some(NodeUpdateStatus {
+        phase: Phase::Stopped,
+        ..Default::default()
+    });
     one.settle();
     assert_eq!(one.phase(), Phase::Staging);
 }
@@ -251,7 +268,10 @@ fn an_api_server_that_does_not_answer_is_named_and_waited_for() {
     let mut one = One::worker().upgraded();
     one.reachable = false;
     one.settle();
-    assert_eq!((one.phase(), one.blocked_by()), (Phase::Upgrading, vec!["ApiUnreachable".into()]));
+    assert_eq!(
+        (one.phase(), one.blocked_by()),
+        (Phase::Upgrading, vec!["ApiUnreachable".into()])
+    );
     let log = one.log.len();
     one.settle();
     assert_eq!(one.log.len(), log);
@@ -267,7 +287,10 @@ fn a_downgrade_must_be_asked_for_by_the_owner() {
     let mut asked = one.clone();
     asked.owner_version = Some("v1.34.1".into());
     one.settle();
-    assert_eq!((one.phase(), one.status().failure_reason.as_str()), (Phase::Failed, "DowngradeNotAsked"));
+    assert_eq!(
+        (one.phase(), one.status().failure_reason.as_str()),
+        (Phase::Failed, "DowngradeNotAsked")
+    );
     assert_eq!(one.gate(), Gate::Closed);
     asked.settle();
     assert_eq!(asked.phase(), Phase::Staging);
@@ -297,7 +320,10 @@ fn a_goal_that_is_no_version_fails() {
 fn the_first_control_plane_is_told_by_the_api_servers() {
     let old = [api_server("a", FROM), api_server("b", FROM)];
     let some = [api_server("a", GOAL), api_server("b", FROM)];
-    let blind = [StaticPod { version: None, ..api_server("a", "") }];
+    let blind = [StaticPod {
+        version: None,
+        ..api_server("a", "")
+    }];
     let (first, other) = (Role::FirstControlPlane, Role::ControlPlane);
     let table: [(&[StaticPod], Option<bool>, Role); 9] = [
         (&old, None, first),
@@ -312,7 +338,11 @@ fn the_first_control_plane_is_told_by_the_api_servers() {
         (&[], None, first),
     ];
     for (pods, last, role) in table {
-        assert_eq!(decide_role(true, GOAL, last, pods), role, "{last:?} {pods:?}");
+        assert_eq!(
+            decide_role(true, GOAL, last, pods),
+            role,
+            "{last:?} {pods:?}"
+        );
     }
     assert_eq!(decide_role(false, GOAL, None, &old), Role::Worker);
 }
@@ -327,7 +357,11 @@ fn the_role_is_sticky_while_the_api_server_changes() {
     one.settle();
     assert_eq!(one.status().role, Some(Role::FirstControlPlane));
     let plan = one.plan.unwrap().spec;
-    let upgrade = plan.steps.iter().find(|step| step.id == "kubeadm-upgrade").unwrap();
+    let upgrade = plan
+        .steps
+        .iter()
+        .find(|step| step.id == "kubeadm-upgrade")
+        .unwrap();
     assert_eq!(upgrade.action.role, Some(Role::FirstControlPlane));
 }
 
@@ -339,14 +373,32 @@ fn steps_are_cut_by_gates_in_the_documented_order() {
     assert_eq!(
         step_names(&plan),
         [
-            "preflight", "stage", "snapshot", "kubeadm-install", "kubeadm-upgrade", "cordon",
-            "drain", "kubelet-install", "kubelet-restart", "reboot", "verify", "node-ready",
+            "preflight",
+            "stage",
+            "snapshot",
+            "kubeadm-install",
+            "kubeadm-upgrade",
+            "cordon",
+            "drain",
+            "kubelet-install",
+            "kubelet-restart",
+            "reboot",
+            "verify",
+            "node-ready",
             "uncordon",
         ]
     );
     let worker = plan_steps(Role::Worker, GOAL, false);
-    assert!(!worker.iter().any(|step| step.id == "snapshot" || step.id == "reboot"));
-    assert!(worker.iter().all(|step| step.disruptive <= (step.gate == Gate::Disrupt)));
+    assert!(
+        !worker
+            .iter()
+            .any(|step| step.id == "snapshot" || step.id == "reboot")
+    );
+    assert!(
+        worker
+            .iter()
+            .all(|step| step.disruptive <= (step.gate == Gate::Disrupt))
+    );
 }
 
 fn machine_view(available: bool, updating: bool, phase: Option<Phase>, node: &NodeView) -> bool {
@@ -358,15 +410,29 @@ fn machine_view(available: bool, updating: bool, phase: Option<Phase>, node: &No
         let annotations = machine.metadata.annotations.get_or_insert_default();
         annotations.insert(keys::UPDATE_IN_PROGRESS.to_owned(), String::new());
     }
-    is_available(&MachineView { machine: &machine, node: Some(node), newest_phase: phase })
+    is_available(&MachineView {
+        machine: &machine,
+        node: Some(node),
+        newest_phase: phase,
+    })
 }
 
 #[test]
 fn a_marked_machine_that_nobody_touched_still_stands_in() {
     let well = node("m");
-    let ill = NodeView { ready: false, ..node("m") };
-    let ours = NodeView { unschedulable: true, cordoned_by: Some("m-1".into()), ..node("m") };
-    let theirs = NodeView { unschedulable: true, ..node("m") };
+    let ill = NodeView {
+        ready: false,
+        ..node("m")
+    };
+    let ours = NodeView {
+        unschedulable: true,
+        cordoned_by: Some("m-1".into()),
+        ..node("m")
+    };
+    let theirs = NodeView {
+        unschedulable: true,
+        ..node("m")
+    };
     let table = [
         (true, false, None, &well, true),
         (true, false, None, &ill, false),
@@ -391,7 +457,11 @@ fn a_machine_that_is_being_deleted_does_not_stand_in() {
     let list = &mut machine.status.as_mut().unwrap().conditions;
     conditions::set(list, at(0), None, (conditions::AVAILABLE, "True", "R", ""));
     machine.metadata.deletion_timestamp = Some(Time(at(1)));
-    let view = MachineView { machine: &machine, node: None, newest_phase: None };
+    let view = MachineView {
+        machine: &machine,
+        node: None,
+        newest_phase: None,
+    };
     assert!(!is_available(&view));
 }
 
@@ -411,7 +481,10 @@ fn a_retry_of_the_host_is_shown_and_no_failure_yet() {
     one.settle();
     let status = one.status();
     assert_eq!((status.phase, status.retriable), (Phase::Staging, true));
-    assert_eq!(status.failure_message, "step preflight, try 2: DiskFull: free 2 GiB");
+    assert_eq!(
+        status.failure_message,
+        "step preflight, try 2: DiskFull: free 2 GiB"
+    );
     one.host_works();
     one.settle();
     assert!(!one.status().retriable && one.status().failure_message.is_empty());

@@ -1,0 +1,140 @@
+//! When work is to stop, and what stops it.
+
+use jiff::Timestamp;
+use refit_api::{
+    capi::Machine,
+    refit::{Gate, HostPlan, Phase, PlanState, Stage, StepState},
+};
+
+use super::{
+    gate,
+    order::{is_newer, is_unfinished},
+    snapshot::{Snapshot, Write},
+    status::Outcome,
+    work::{Work, report},
+};
+use crate::report::Refusal;
+
+/// Why work is to stop.
+pub(super) enum Stop {
+    Aborted,
+    Superseded(String),
+    Deleting,
+}
+
+impl Work<'_, '_> {
+    pub(super) fn stop(&self, machine: &Machine, gate: Gate) -> Option<Stop> {
+        if machine.metadata.deletion_timestamp.is_some() {
+            return Some(Stop::Deleting);
+        }
+        let told = self.ours().is_some_and(|plan| plan.spec.abort);
+        if gate >= Gate::Upgrade && !told {
+            return None;
+        }
+        if self.s.update.spec.stage == Stage::Abort {
+            return Some(Stop::Aborted);
+        }
+        if let Some(newer) = self
+            .same_machine()
+            .find(|other| is_unfinished(other) && is_newer(other, self.s.update))
+        {
+            return Some(Stop::Superseded(
+                newer.metadata.name.clone().unwrap_or_default(),
+            ));
+        }
+        (told || self.status.phase == Phase::Stopping).then_some(Stop::Aborted)
+    }
+
+    pub(super) fn stopping(&self, machine: &Machine, stop: &Stop) -> Outcome {
+        let stopped = match stop {
+            Stop::Deleting => stopped_by_deletion(machine),
+            Stop::Aborted => Outcome::stopped("Aborted", "the update was aborted as asked"),
+            Stop::Superseded(by) => {
+                Outcome::stopped("Superseded", format!("NodeUpdate {by} has another goal"))
+            }
+        };
+        let Some(plan) = self.ours() else {
+            return stopped;
+        };
+        let overdue = matches!(stop, Stop::Deleting)
+            && (self.fresh_plan().is_none() || deletion_overdue(machine, self.s, self.now));
+        if gate::host_ended(plan) || overdue {
+            return stopped;
+        }
+        let outcome = match stop {
+            Stop::Deleting => Outcome::blocked(
+                Phase::Stopping,
+                Refusal::MachineDeleting {
+                    machine: self.machine_name().to_owned(),
+                },
+            ),
+            _ => Outcome::new(Phase::Stopping, "the host stops at the next safe step"),
+        };
+        outcome.write(abort_write(plan))
+    }
+}
+
+/// How the host ended a plan that it did not finish.
+pub(super) fn host_gave_up(plan: &HostPlan) -> Option<Outcome> {
+    let report = report(plan)?;
+    match report.state {
+        PlanState::Failed => {
+            let step = report
+                .steps
+                .iter()
+                .find(|step| step.state == StepState::Failed);
+            let (reason, message) = step.map_or_else(
+                || (String::new(), "the host gave no reason".to_owned()),
+                |step| {
+                    (
+                        step.reason.clone(),
+                        format!("step {}: {}", step.id, step.message),
+                    )
+                },
+            );
+            let reason = if reason.is_empty() {
+                "HostStepFailed".to_owned()
+            } else {
+                reason
+            };
+            Some(Outcome::failed(reason, message))
+        }
+        PlanState::Stopped => Some(Outcome::stopped(
+            "HostStopped",
+            "the host stopped the plan, though nobody asked this NodeUpdate to stop",
+        )),
+        _ => None,
+    }
+}
+
+pub(super) fn gone(s: &Snapshot<'_>) -> Outcome {
+    let name = &s.update.spec.machine_ref.name;
+    match s.machine {
+        None => Outcome::stopped("MachineGone", format!("Machine {name} is gone")),
+        Some(_) => Outcome::stopped(
+            "MachineReplaced",
+            format!("Machine {name} is another one than this NodeUpdate is about"),
+        ),
+    }
+}
+
+pub(super) fn stopped_by_deletion(machine: &Machine) -> Outcome {
+    let name = machine.metadata.name.as_deref().unwrap_or_default();
+    Outcome::stopped(
+        "MachineDeleting",
+        format!("Machine {name} is being deleted"),
+    )
+}
+
+/// Whether a deletion has waited for the host for as long as a report counts as fresh: our hook
+/// must not hold a Machine for ever whose host is gone.
+pub(super) fn deletion_overdue(machine: &Machine, s: &Snapshot<'_>, now: Timestamp) -> bool {
+    let deleted = machine.metadata.deletion_timestamp.as_ref();
+    deleted.is_some_and(|deleted| now.duration_since(deleted.0) > s.report_stale_after)
+}
+
+pub(super) fn abort_write(plan: &HostPlan) -> Option<Write> {
+    let mut spec = plan.spec.clone();
+    spec.abort = true;
+    (!plan.spec.abort).then_some(Write::HostPlan(spec))
+}

@@ -1,0 +1,152 @@
+//! What the parts of a decision look at, and the small questions that they ask of it.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_api::{
+    capi::Machine,
+    keys,
+    refit::{
+        Gate, HostPlan, HostPlanStatus, NodeUpdate, NodeUpdateStatus, PlannedStep, Role, Slot,
+        StepState,
+    },
+};
+
+use super::{
+    gate,
+    order::same_machine,
+    plan,
+    role::decide_role,
+    snapshot::{GroupView, NodeView, Seen, Snapshot},
+    steps,
+};
+use crate::group;
+
+/// Everything that the parts of a decision look at.
+pub(super) struct Work<'w, 'a> {
+    pub(super) s: &'w Snapshot<'a>,
+    pub(super) seen: &'w Seen<'a>,
+    pub(super) status: NodeUpdateStatus,
+    pub(super) now: Timestamp,
+}
+
+impl<'a> Work<'_, 'a> {
+    pub(super) fn role(&self) -> Role {
+        let last = match &self.s.group {
+            GroupView::Present(group) => group.last_first_passed,
+            GroupView::None | GroupView::Missing => None,
+        };
+        let goal = &self.s.update.spec.goal.kubernetes_version;
+        self.status
+            .role
+            .unwrap_or_else(|| decide_role(self.control_plane(), goal, last, self.seen.static_pods))
+    }
+
+    /// The steps of this update: those of its plan, or of the plan that it will have.
+    pub(super) fn steps_of(&self, plan: &HostPlan) -> Vec<PlannedStep> {
+        if gate::is_ours(plan, self.s.update) {
+            plan.spec.steps.clone()
+        } else {
+            self.new_steps(Some(plan), self.role())
+        }
+    }
+
+    pub(super) fn new_steps(&self, plan: Option<&HostPlan>, role: Role) -> Vec<PlannedStep> {
+        let goal = &self.s.update.spec.goal;
+        let now = plan
+            .and_then(|plan| plan.status.as_ref())
+            .map(|status| &status.facts.os_image);
+        let reboot = !goal.os_image.is_empty() && now.is_some_and(|now| *now != goal.os_image);
+        plan::plan_steps(role, &goal.kubernetes_version, reboot)
+    }
+
+    pub(super) fn mirror_host(&mut self) {
+        let Some(plan) = self.ours() else { return };
+        steps::mirror(&mut self.status, &plan.spec.steps, report(plan));
+        self.status.started_at.get_or_insert(Time(self.now));
+        if self.status.role.is_none() {
+            self.status.role = plan.spec.steps.iter().find_map(|step| step.action.role);
+        }
+    }
+
+    pub(super) fn show_cordon(&mut self) {
+        self.status.cordoned_by_us = self.seen.node.is_some_and(NodeView::cordoned_by_us);
+    }
+
+    /// The line of a host at work: it changes with the step.
+    pub(super) fn host_line(&self) -> String {
+        let ended = |state| matches!(state, StepState::Done | StepState::Skipped);
+        let next = self.ours().and_then(|plan| {
+            let report = report(plan)?;
+            let step = report.steps.iter().find(|step| !ended(step.state))?;
+            (step.state != StepState::Pending).then_some(step)
+        });
+        match next {
+            Some(step) if step.attempt > 1 => {
+                format!("step {} on the host, try {}", step.id, step.attempt)
+            }
+            Some(step) => format!("step {} on the host", step.id),
+            None => "the host takes up its plan".to_owned(),
+        }
+    }
+
+    /// The HostPlan, if it is of this NodeUpdate.
+    pub(super) fn ours(&self) -> Option<&'a HostPlan> {
+        self.seen
+            .host_plan
+            .filter(|plan| gate::is_ours(plan, self.s.update))
+    }
+
+    /// The HostPlan, if the agent reported lately.
+    pub(super) fn fresh_plan(&self) -> Option<&'a HostPlan> {
+        let plan = self.seen.host_plan?;
+        let reported = plan.status.as_ref()?.reported_at.as_ref()?.0;
+        (self.now.duration_since(reported) <= self.s.report_stale_after).then_some(plan)
+    }
+
+    /// How far the host may go for this NodeUpdate.
+    pub(super) fn gate(&self) -> Gate {
+        self.ours().map(|plan| plan.spec.gate).unwrap_or_default()
+    }
+
+    pub(super) fn passed(&self) -> Gate {
+        self.ours()
+            .and_then(report)
+            .map(|report| report.passed)
+            .unwrap_or_default()
+    }
+
+    pub(super) fn machine_name(&self) -> &str {
+        &self.s.update.spec.machine_ref.name
+    }
+
+    pub(super) fn wanted_slot(&self) -> Slot {
+        let name = self.s.update.metadata.name.as_deref().unwrap_or_default();
+        let machine = &self.s.update.spec.machine_ref;
+        group::slot(&machine.name, &machine.uid, name, self.now)
+    }
+
+    pub(super) fn control_plane(&self) -> bool {
+        match self.status.role {
+            Some(role) => role != Role::Worker,
+            None => self.s.machine.is_some_and(is_control_plane),
+        }
+    }
+
+    /// The other NodeUpdates of the same Machine, uid and all.
+    pub(super) fn same_machine(&self) -> impl Iterator<Item = &'a NodeUpdate> {
+        same_machine(self.s)
+    }
+}
+
+/// Whether the Machine is of a control plane.
+pub(super) fn is_control_plane(machine: &Machine) -> bool {
+    let labels = machine.metadata.labels.as_ref();
+    labels.is_some_and(|labels| labels.contains_key(keys::CONTROL_PLANE))
+}
+
+/// The host's report, if it speaks of the plan that the spec names.
+pub(super) fn report(plan: &HostPlan) -> Option<&HostPlanStatus> {
+    plan.status
+        .as_ref()
+        .filter(|status| status.plan_id == plan.spec.plan_id)
+}
