@@ -16,6 +16,16 @@
 //! What happens next is decided by [`refit_core::rollout`]; here is what that needs and does. Every
 //! write follows from what is stored, so that a process which died goes on where it stood.
 
+#![cfg_attr(
+    test,
+    allow(
+        clippy::needless_pass_by_value,
+        clippy::type_complexity,
+        clippy::unnecessary_wraps,
+        reason = "tables of literals read best without ceremony"
+    )
+)]
+
 mod beside;
 mod cache;
 mod conditions;

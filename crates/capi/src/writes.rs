@@ -55,7 +55,7 @@ impl Context {
         let params = PatchParams::apply(manager).force();
         let outcome = api.patch(&key.name, &params, &Patch::Apply(&intent)).await;
         let attempt = format!("apply {} {key}", resource.kind);
-        Ok(self.keep(cache, outcome.map_err(Error::api(attempt))?))
+        Ok(keep(cache, outcome.map_err(Error::api(attempt))?))
     }
 
     /// What applying `intent` would make of an object, with the server's defaulting and checks.
@@ -93,7 +93,7 @@ impl Context {
         };
         let outcome = api.patch(&key.name, &params, &Patch::Merge(body)).await;
         let attempt = format!("patch {} {key}", cache.resource().kind);
-        Ok(self.keep(cache, outcome.map_err(Error::api(attempt))?))
+        Ok(keep(cache, outcome.map_err(Error::api(attempt))?))
     }
 
     /// Merges `status` into an object's status.
@@ -124,7 +124,7 @@ impl Context {
             .patch_status(&key.name, &params, &Patch::Merge(&body))
             .await;
         let attempt = format!("patch the status of {} {key}", cache.resource().kind);
-        Ok(self.keep(cache, outcome.map_err(Error::api(attempt))?))
+        Ok(keep(cache, outcome.map_err(Error::api(attempt))?))
     }
 
     /// Asks for an object's deletion, unless that is under way. An object that is gone is fine.
@@ -145,7 +145,7 @@ impl Context {
         match api.delete(&key.name, &params).await {
             Ok(outcome) => {
                 if let Some(object) = outcome.left() {
-                    self.keep(cache, object);
+                    keep(cache, object);
                 }
                 Ok(())
             }
@@ -185,16 +185,16 @@ impl Context {
             })
             .await;
     }
+}
 
-    /// Takes an answer into the cache. One whose last finalizer is gone no longer exists.
-    fn keep<K: Typed>(&self, cache: &Cache<K>, object: Live<K>) -> Arc<Live<K>> {
-        if object.is_deleting() && object.finalizers().is_empty() {
-            return Arc::new(object);
-        }
-        let object = Arc::new(object);
+/// Takes an answer into the cache. An object whose last finalizer is gone no longer exists.
+fn keep<K: Typed>(cache: &Cache<K>, object: Live<K>) -> Arc<Live<K>> {
+    let over = object.is_deleting() && object.finalizers().is_empty();
+    let object = Arc::new(object);
+    if !over {
         cache.put(object.clone());
-        object
     }
+    object
 }
 
 /// Labels and annotations of which there are none are not stored: they are no intent either.

@@ -73,12 +73,11 @@ fn component_says(reached: &Reached, component: Component, node: &str) -> Says {
 fn says(component: Component, pod: &str, state: Option<(String, bool)>) -> Says {
     let type_ = component.condition();
     if component == Component::EtcdMember {
-        return match state {
-            Some((_, true)) => Says::new(type_, true, "Healthy", ""),
-            _ => {
-                let message = format!("Pod {pod} is not ready");
-                Says::new(type_, Status::Unknown, "InspectionFailed", message)
-            }
+        return if matches!(state, Some((_, true))) {
+            Says::new(type_, true, "Healthy", "")
+        } else {
+            let message = format!("Pod {pod} is not ready");
+            Says::new(type_, Status::Unknown, "InspectionFailed", message)
         };
     }
     match state {

@@ -240,7 +240,8 @@ mod tests {
         Seen {
             infrastructure: part(infrastructure),
             bootstrap: Some(part(bootstrap)),
-            node,
+            node: NodeState::NotConnected,
+            registered,
             updating: None,
             deleting: None,
             up_to_date: None,

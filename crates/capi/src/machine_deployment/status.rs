@@ -1,5 +1,7 @@
 //! What a MachineDeployment's status says.
 
+use std::cmp::Ordering;
+
 use refit_api::capi::MachineDeploymentStatus;
 use refit_core::rollout::MachineDeployment;
 use serde_json::{Value, json};
@@ -55,12 +57,10 @@ fn count(group: &Group) -> Counts {
 }
 
 fn phase(deployment: &MachineDeployment, counts: Counts) -> &'static str {
-    if counts.replicas < deployment.replicas {
-        "ScalingUp"
-    } else if counts.replicas > deployment.replicas {
-        "ScalingDown"
-    } else {
-        "Running"
+    match counts.replicas.cmp(&deployment.replicas) {
+        Ordering::Less => "ScalingUp",
+        Ordering::Equal => "Running",
+        Ordering::Greater => "ScalingDown",
     }
 }
 

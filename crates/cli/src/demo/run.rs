@@ -119,19 +119,19 @@ async fn bring_up(
 ) -> anyhow::Result<()> {
     let start = world.now();
     let wanted = usize::try_from(plan.machines()).context("the number of machines")?;
-    let ready = |rows: &[MachineProgress]| {
-        rows.iter()
-            .filter(|row| row.machine_phase == "Running" && !row.node.is_empty())
-            .count()
-    };
     let up = world
-        .until("the machines are ready", BRING_UP, |_| {
-            ready(&feed.current()) == wanted
-        })
+        .until("the machines are ready", BRING_UP, World::is_ready)
         .await;
     if let Err(error) = up {
-        let rows = feed.current();
-        bail!("{error}: {} of {wanted} machines are ready", ready(&rows));
+        let running = feed
+            .current()
+            .iter()
+            .filter(|row| row.machine_phase == "Running")
+            .count();
+        bail!(
+            "{error}: {running} of {wanted} machines run\n{}",
+            blockers(world).await?
+        );
     }
     let seconds = world.now().duration_since(start).as_secs();
     printer.note(&format!(
@@ -150,7 +150,6 @@ async fn watch(
 ) -> anyhow::Result<()> {
     let start = world.now();
     let target = plan.target.to_string();
-    let wanted = usize::try_from(plan.machines()).context("the number of machines")?;
     let width = feed
         .current()
         .iter()
@@ -165,7 +164,7 @@ async fn watch(
         for row in rows.iter().filter(|row| row.wanted_version == target) {
             board.show(&row.machine, &step(row, &target), elapsed)?;
         }
-        if rows.len() == wanted && rows.iter().all(|row| is_done(row, &target)) {
+        if world.is_updated(&target) && rows.iter().all(|row| is_done(row, &target)) {
             board.finish();
             return Ok(());
         }

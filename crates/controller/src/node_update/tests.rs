@@ -15,7 +15,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client, Resource, ResourceExt as _,
-    api::{ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use refit_api::{
     capi::{Cluster, Machine, MachineDeployment, MachineSet},
@@ -93,7 +93,10 @@ impl Lab {
                     new.as_ref(),
                     actor,
                 );
-                violations.lock().unwrap().extend(found.iter().map(ToString::to_string));
+                violations
+                    .lock()
+                    .unwrap()
+                    .extend(found.iter().map(ToString::to_string));
             }));
         }
     }
@@ -109,7 +112,8 @@ impl Lab {
             api.create(&PostParams::default(), crd).await.unwrap();
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let cluster: Cluster = made(&client, json!({"metadata": {"name": "edge-1"}, "spec": {}})).await;
+        let cluster: Cluster =
+            made(&client, json!({"metadata": {"name": "edge-1"}, "spec": {}})).await;
         let ready = json!({"initialization": {"controlPlaneInitialized": true}});
         status(&client, &cluster, ready).await;
         let deployment: MachineDeployment = made(&client, json!({
@@ -121,19 +125,25 @@ impl Lab {
             },
         }))
         .await;
-        let set: MachineSet = made(&client, json!({
-            "metadata": {"name": "md-a", "ownerReferences": [owner(&deployment)]},
-            "spec": {
-                "clusterName": "edge-1", "replicas": 3, "selector": {},
-                "template": {"spec": {"clusterName": "edge-1", "version": GOAL}},
-            },
-        }))
+        let set: MachineSet = made(
+            &client,
+            json!({
+                "metadata": {"name": "md-a", "ownerReferences": [owner(&deployment)]},
+                "spec": {
+                    "clusterName": "edge-1", "replicas": 3, "selector": {},
+                    "template": {"spec": {"clusterName": "edge-1", "version": GOAL}},
+                },
+            }),
+        )
         .await;
         for name in WORKERS {
-            let machine: Machine = made(&client, json!({
-                "metadata": {"name": name, "ownerReferences": [owner(&set)]},
-                "spec": {"clusterName": "edge-1", "version": GOAL},
-            }))
+            let machine: Machine = made(
+                &client,
+                json!({
+                    "metadata": {"name": name, "ownerReferences": [owner(&set)]},
+                    "spec": {"clusterName": "edge-1", "version": GOAL},
+                }),
+            )
             .await;
             let available = json!({
                 "nodeRef": {"name": name},
@@ -150,22 +160,32 @@ impl Lab {
             "users": [{"name": "u", "user": {}}],
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
         });
-        let _: Secret = made(&client, json!({
-            "metadata": {"name": "edge-1-kubeconfig"},
-            "stringData": {"value": kubeconfig.to_string()},
-        }))
+        let _: Secret = made(
+            &client,
+            json!({
+                "metadata": {"name": "edge-1-kubeconfig"},
+                "stringData": {"value": kubeconfig.to_string()},
+            }),
+        )
         .await;
     }
 
     async fn set_up_workload(&self) {
         let client = Self::client(&self.workload);
         for name in WORKERS {
-            let node: Node = made_in(&Api::all(client.clone()), json!({"metadata": {"name": name}})).await;
+            let node: Node = made_in(
+                &Api::all(client.clone()),
+                json!({"metadata": {"name": name}}),
+            )
+            .await;
             self.kubelet_reports(&node.name_any(), FROM).await;
-            let _: Pod = made(&client, json!({
-                "metadata": {"name": format!("web-{name}"), "labels": {"app": "web"}},
-                "spec": {"nodeName": name, "containers": [{"name": "web", "image": "web"}]},
-            }))
+            let _: Pod = made(
+                &client,
+                json!({
+                    "metadata": {"name": format!("web-{name}"), "labels": {"app": "web"}},
+                    "spec": {"nodeName": name, "containers": [{"name": "web", "image": "web"}]},
+                }),
+            )
             .await;
         }
     }
@@ -184,7 +204,9 @@ impl Lab {
                 "operatingSystem": "", "osImage": "", "systemUUID": "",
             },
         }});
-        api.patch_status(node, &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
+        api.patch_status(node, &PatchParams::default(), &Patch::Merge(&body))
+            .await
+            .unwrap();
     }
 
     /// Asks for every worker at once.
@@ -206,15 +228,28 @@ impl Lab {
                     ..Default::default()
                 },
             };
-            updates.create(&PostParams::default(), &crate::node_update(&new, 1)).await.unwrap();
+            updates
+                .create(&PostParams::default(), &crate::node_update(&new, 1))
+                .await
+                .unwrap();
         }
     }
 
     /// One move of each agent and kubelet.
     async fn hosts_work(&self) {
-        let api: Api<HostPlan> = Api::namespaced(Self::client(&self.workload), keys::HOST_PLAN_NAMESPACE);
+        let pods: Api<Pod> = Api::default_namespaced(Self::client(&self.workload));
+        for pod in pods.list(&ListParams::default()).await.unwrap() {
+            if pod.metadata.deletion_timestamp.is_some() {
+                let now = DeleteParams::default().grace_period(0);
+                pods.delete(&pod.name_any(), &now).await.unwrap();
+            }
+        }
+        let api: Api<HostPlan> =
+            Api::namespaced(Self::client(&self.workload), keys::HOST_PLAN_NAMESPACE);
         for name in WORKERS {
-            let Ok(plan) = api.get_opt(name).await else { return };
+            let Ok(plan) = api.get_opt(name).await else {
+                return;
+            };
             let Some(plan) = plan else {
                 let plan = HostPlan::new(name, HostPlanSpec::default());
                 if api.create(&PostParams::default(), &plan).await.is_err() {
@@ -225,7 +260,9 @@ impl Lab {
             let next = agent_status(&plan, self.clock.now_seconds());
             if plan.status.as_ref() != Some(&next) {
                 let body = json!({"status": next});
-                api.patch_status(name, &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
+                api.patch_status(name, &PatchParams::default(), &Patch::Merge(&body))
+                    .await
+                    .unwrap();
                 if next.passed == Gate::Disrupt {
                     self.kubelet_reports(name, GOAL).await;
                 }
@@ -285,7 +322,10 @@ impl Lab {
                 tokio::time::sleep(Duration::from_secs(2)).await;
                 self.hosts_work().await;
                 let updates = self.updates().await;
-                if updates.iter().all(|update| phase(update) == Phase::Succeeded) {
+                if updates
+                    .iter()
+                    .all(|update| phase(update) == Phase::Succeeded)
+                {
                     // What is left to clean up takes no host.
                     tokio::time::sleep(Duration::from_mins(2)).await;
                     return;
@@ -312,7 +352,11 @@ impl Lab {
         let client = Self::client(&self.management);
         let machines: Api<Machine> = Api::default_namespaced(client.clone());
         for machine in machines.list(&ListParams::default()).await.unwrap() {
-            assert!(machine.annotations().is_empty(), "{:?}", machine.annotations());
+            assert!(
+                machine.annotations().is_empty(),
+                "{:?}",
+                machine.annotations()
+            );
             let list = &machine.status.as_ref().unwrap().conditions;
             assert!(conditions::is_true(list, conditions::MACHINE_UP_TO_DATE));
             assert!(conditions::is_true(list, conditions::AVAILABLE));
@@ -321,7 +365,10 @@ impl Lab {
         let groups = groups.list(&ListParams::default()).await.unwrap().items;
         assert_eq!(groups.len(), 1);
         let status = groups[0].status.as_ref().unwrap();
-        assert!(status.slots.is_empty() && status.waiting.is_empty(), "{status:?}");
+        assert!(
+            status.slots.is_empty() && status.waiting.is_empty(),
+            "{status:?}"
+        );
         assert_eq!(status.durations[0].seconds.len(), WORKERS.len());
         let nodes: Api<Node> = Api::all(Self::client(&self.workload));
         for node in nodes.list(&ListParams::default()).await.unwrap() {
@@ -346,7 +393,11 @@ fn agent_status(plan: &HostPlan, now: Timestamp) -> HostPlanStatus {
         let done = step.gate <= gate;
         HostStepStatus {
             id: step.id.clone(),
-            state: if done { StepState::Done } else { StepState::Pending },
+            state: if done {
+                StepState::Done
+            } else {
+                StepState::Pending
+            },
             attempt: i32::from(done),
             started_at: done.then_some(Time(now)),
             finished_at: done.then_some(Time(now)),
@@ -411,9 +462,13 @@ where
 {
     let api: Api<K> = Api::default_namespaced(client.clone());
     let body = json!({ "status": status });
-    api.patch_status(&object.name_any(), &PatchParams::default(), &Patch::Merge(&body))
-        .await
-        .unwrap();
+    api.patch_status(
+        &object.name_any(),
+        &PatchParams::default(),
+        &Patch::Merge(&body),
+    )
+    .await
+    .unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -453,7 +508,9 @@ async fn a_budget_that_allows_nothing_is_named_until_it_is_gone() {
             "conditions": [{"type": "Ready", "status": "True"}],
         }});
         let name = format!("web-{name}");
-        pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(&running)).await.unwrap();
+        pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(&running))
+            .await
+            .unwrap();
     }
     lab.ask().await;
     let seen = async {
@@ -461,14 +518,24 @@ async fn a_budget_that_allows_nothing_is_named_until_it_is_gone() {
         loop {
             tokio::time::sleep(Duration::from_secs(20)).await;
             let updates = lab.updates().await;
-            let blocked = updates.iter().filter_map(|update| update.status.as_ref()).any(|status| {
-                status.blocked_by.iter().any(|blocker| blocker.object == "default/web")
-            });
+            let blocked = updates
+                .iter()
+                .filter_map(|update| update.status.as_ref())
+                .any(|status| {
+                    status
+                        .blocked_by
+                        .iter()
+                        .any(|blocker| blocker.object == "default/web")
+                });
             if blocked && !named {
                 named = true;
                 budgets.delete("web", &<_>::default()).await.unwrap();
             }
-            if named && updates.iter().all(|update| phase(update) == Phase::Succeeded) {
+            if named
+                && updates
+                    .iter()
+                    .all(|update| phase(update) == Phase::Succeeded)
+            {
                 break;
             }
         }
@@ -489,7 +556,13 @@ async fn what_agents_need_is_installed_once() {
         tokio::time::sleep(Duration::from_secs(30)).await;
         let revision = lab.workload.revision();
         let namespaces: Api<Namespace> = Api::all(Lab::client(&lab.workload));
-        assert!(namespaces.get_opt(keys::HOST_PLAN_NAMESPACE).await.unwrap().is_some());
+        assert!(
+            namespaces
+                .get_opt(keys::HOST_PLAN_NAMESPACE)
+                .await
+                .unwrap()
+                .is_some()
+        );
         tokio::time::sleep(Duration::from_mins(30)).await;
         assert_eq!(lab.workload.revision(), revision);
     };
