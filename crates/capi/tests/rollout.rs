@@ -294,12 +294,179 @@ async fn a_machine_waits_for_its_pre_drain_hooks() {
     assert_eq!(world.nodes().len(), 3);
 }
 
-/// Kills the process before and after an effect, starts it again, and compares the end.
-async fn killed(at: usize, after: bool) -> (Vec<String>, bool) {
+/// The one Machine of a MachineDeployment.
+fn only_worker(world: &World) -> Value {
+    let machines = world.machines();
+    let found = machines
+        .iter()
+        .find(|one| one["metadata"]["labels"]["cluster.x-k8s.io/set-name"].is_string());
+    found.cloned().unwrap_or_default()
+}
+
+fn condition(object: &Value, type_: &str) -> Value {
+    let conditions = object["status"]["conditions"].as_array();
+    let mut conditions = conditions.into_iter().flatten();
+    let found = conditions.find(|one| one["type"] == type_);
+    found.cloned().unwrap_or_default()
+}
+
+const MARK: &str = "in-place-updates.internal.cluster.x-k8s.io/update-in-progress";
+
+/// Brings one worker up and starts an update that never ends.
+async fn hanging_update() -> World {
+    let world = workers(1, 0, 1).await;
+    world.run_open(10, is_up).await;
+    world.extension.hangs.store(true, Ordering::SeqCst);
+    change_workers(&world, NEW).await;
+    let running = |world: &World| {
+        let updating = condition(&only_worker(world), "Updating");
+        updating["message"] == "In-place update in progress: draining"
+    };
+    world.run_open(10, running).await;
+    world
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_hook_shows_a_fixed_message_and_is_tried_again() {
+    let world = hanging_update().await;
+    let before = only_worker(&world)["metadata"]["uid"].clone();
+    world.extension.fails.store(true, Ordering::SeqCst);
+    let failed = |world: &World| {
+        let updating = condition(&only_worker(world), "Updating");
+        updating["status"] == "True" && updating["reason"] == "InPlaceUpdateFailed"
+    };
+    world.run_open(10, failed).await;
+    assert_eq!(
+        condition(&only_worker(&world), "Updating")["message"],
+        "UpdateMachine hook failed: please check controller logs for errors"
+    );
+    world.extension.fails.store(false, Ordering::SeqCst);
+    world.extension.hangs.store(false, Ordering::SeqCst);
+    world.run_open(20, is_up).await;
+    assert_eq!(only_worker(&world)["metadata"]["uid"], before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn taking_the_mark_away_gives_an_update_up() {
+    use kube::api::{Patch, PatchParams};
+    use serde_json::json;
+
+    let world = hanging_update().await;
+    let machine = only_worker(&world);
+    let name = machine["metadata"]["name"].as_str().unwrap();
+    let body = json!({"metadata": {"annotations": {MARK: null}}});
+    common::api(&world.admin, "cluster.x-k8s.io/v1beta2", "Machine")
+        .patch(name, &PatchParams::default(), &Patch::Merge(&body))
+        .await
+        .unwrap();
+    let given_up = |world: &World| {
+        let machine = only_worker(world);
+        let annotations = machine["metadata"]["annotations"].as_object();
+        annotations.is_none_or(serde_json::Map::is_empty)
+            && condition(&machine, "Updating")["status"] == "False"
+    };
+    world.run_open(10, given_up).await;
+    for (group, plural) in [
+        ("infrastructure.cluster.x-k8s.io", "dockermachines"),
+        ("bootstrap.cluster.x-k8s.io", "kubeadmconfigs"),
+    ] {
+        let object = world.one(group, plural, name);
+        assert!(object["metadata"]["annotations"][MARK].is_null());
+    }
+    // The spec is the target's, and the Node shows that nothing was done.
+    let machine = only_worker(&world);
+    assert_eq!(machine["spec"]["version"], NEW);
+    assert_eq!(
+        condition(&machine, "UpToDate")["message"],
+        "* Node.status.nodeInfo.kubeletVersion v1.34.2, v1.35.0 required"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_immutable_infrastructure_machine_is_replaced() {
+    use kube::api::{Patch, PatchParams};
+    use serde_json::json;
+
     let world = World::new(&[
         manifests::extension_config(),
-        manifests::control_plane(1, 1),
-        manifests::deployment(2, 0, 1),
+        manifests::control_plane(3, 0),
+        manifests::deployment(1, 0, 1),
+    ])
+    .await;
+    world.run_open(20, is_up).await;
+    let before = uids(&world, "control plane");
+    let schema = json!({
+        "type": "object",
+        "properties": {"spec": {
+            "type": "object",
+            "properties": {"customImage": {
+                "type": "string",
+                "x-kubernetes-validations": [{"rule": "self == oldSelf", "message": "immutable"}],
+            }},
+            "x-kubernetes-preserve-unknown-fields": true,
+        }},
+        "x-kubernetes-preserve-unknown-fields": true,
+    });
+    let crd = json!({"spec": {"versions": [{
+        "name": "v1beta2", "served": true, "storage": true, "subresources": {"status": {}},
+        "schema": {"openAPIV3Schema": schema},
+    }]}});
+    let crds = kube::Api::<kube::api::DynamicObject>::all_with(
+        world.admin.clone(),
+        &common::resource("apiextensions.k8s.io/v1", "CustomResourceDefinition"),
+    );
+    crds.patch(
+        "dockermachines.infrastructure.cluster.x-k8s.io",
+        &PatchParams::default(),
+        &Patch::Merge(&crd),
+    )
+    .await
+    .unwrap();
+    let group = "infrastructure.cluster.x-k8s.io/v1beta2";
+    let template = json!({
+        "apiVersion": group, "kind": "DockerMachineTemplate",
+        "metadata": {"namespace": "default", "name": "edge-2"},
+        "spec": {"template": {"spec": {"customImage": "another"}}},
+    });
+    common::create(&world.admin, &template).await;
+    let body = json!({"spec": {"machineTemplate": {"spec": {
+        "infrastructureRef": {"name": "edge-2"},
+    }}}});
+    let group = "controlplane.cluster.x-k8s.io/v1beta2";
+    common::api(&world.admin, group, "KubeadmControlPlane")
+        .patch("edge-1", &PatchParams::default(), &Patch::Merge(&body))
+        .await
+        .unwrap();
+    world.run_open(60, is_up).await;
+    let after = uids(&world, "control plane");
+    assert!(after.iter().all(|uid| !before.contains(uid)));
+    // The extension was not even asked.
+    assert!(world.extension.calls("canupdatemachine").is_empty());
+}
+
+/// What is brought up and changed while the process is killed.
+#[derive(Clone, Copy)]
+struct Scenario {
+    control_planes: i64,
+    workers: i64,
+    max_surge: i64,
+    kind: &'static str,
+    version: &'static str,
+}
+
+/// Kills the process before or after an effect, starts it again, and tells how it ended and whether
+/// the kill took place.
+async fn killed(scenario: Scenario, at: usize, after: bool) -> (Vec<String>, bool) {
+    let Scenario {
+        control_planes,
+        workers,
+        max_surge,
+        ..
+    } = scenario;
+    let world = World::new(&[
+        manifests::extension_config(),
+        manifests::control_plane(control_planes, max_surge),
+        manifests::deployment(workers, max_surge, 1 - max_surge),
     ])
     .await;
     let switch = Arc::new(Switch::killing(at, after));
@@ -310,28 +477,75 @@ async fn killed(at: usize, after: bool) -> (Vec<String>, bool) {
     if switch.is_dead() {
         world.run_open(20, is_up).await;
     }
-    change_workers(&world, NEW).await;
+    let name = if scenario.kind == "MachineDeployment" {
+        "edge-1-md-0"
+    } else {
+        "edge-1"
+    };
+    world
+        .set_version(scenario.kind, name, scenario.version)
+        .await;
     if !switch.is_dead() {
         world
-            .run(switch.clone(), 40, |world| phase(world, &switch))
+            .run(switch.clone(), 60, |world| phase(world, &switch))
             .await;
     }
-    world.run_open(40, is_up).await;
+    world.run_open(60, is_up).await;
     world.run_for(Arc::new(Open), 60).await;
     (world.end_state(), switch.is_dead())
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_killed_process_goes_on_where_it_stood() {
-    let (undisturbed, _) = killed(usize::MAX, false).await;
-    assert_eq!(undisturbed.len(), 3);
+/// Kills at every `step`-th effect until there is none; each end is like the undisturbed one.
+async fn sweep(scenario: Scenario, step: usize, at_least: usize) {
+    let (undisturbed, _) = killed(scenario, usize::MAX, false).await;
     let mut fired = 0;
-    for at in (0..400).step_by(29) {
+    for at in (0..).step_by(step) {
+        let mut took_place = false;
         for after in [false, true] {
-            let (end, dead) = killed(at, after).await;
+            let (end, dead) = killed(scenario, at, after).await;
             assert_eq!(end, undisturbed, "killed at effect {at}, after: {after}");
+            took_place |= dead;
             fired += usize::from(dead);
         }
+        if !took_place {
+            break;
+        }
     }
-    assert!(fired > 5, "only {fired} kills took place");
+    assert!(fired >= at_least, "only {fired} kills took place");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_killed_while_workers_are_updated_goes_on_where_it_stood() {
+    let scenario = Scenario {
+        control_planes: 1,
+        workers: 2,
+        max_surge: 0,
+        kind: "MachineDeployment",
+        version: NEW,
+    };
+    sweep(scenario, 23, 10).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_killed_while_a_worker_is_replaced_goes_on_where_it_stood() {
+    let scenario = Scenario {
+        control_planes: 1,
+        workers: 2,
+        max_surge: 1,
+        kind: "MachineDeployment",
+        version: "v1.34.9",
+    };
+    sweep(scenario, 29, 10).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_killed_while_control_planes_are_updated_goes_on_where_it_stood() {
+    let scenario = Scenario {
+        control_planes: 3,
+        workers: 1,
+        max_surge: 0,
+        kind: "KubeadmControlPlane",
+        version: NEW,
+    };
+    sweep(scenario, 37, 10).await;
 }

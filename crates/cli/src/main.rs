@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use refit_sandbox::manifests::LoadError;
 
 mod demo;
 mod printer;
@@ -37,12 +38,24 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            #[expect(clippy::print_stderr, reason = "the program's own last word")]
-            {
-                eprintln!("error: {error:#}");
-            }
+            complain(&error);
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Says what went wrong. Problems of manifests stand on lines of their own, as a compiler's do.
+#[expect(clippy::print_stderr, reason = "the program's own last word")]
+fn complain(error: &anyhow::Error) {
+    if let Some(LoadError::Invalid(problems)) = error.downcast_ref() {
+        for problem in problems {
+            eprintln!("{problem}");
+        }
+        let count = problems.len();
+        let noun = if count == 1 { "problem" } else { "problems" };
+        eprintln!("error: {count} {noun} in the manifests; nothing was written");
+    } else {
+        eprintln!("error: {error:#}");
     }
 }
 

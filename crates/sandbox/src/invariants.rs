@@ -180,7 +180,10 @@ fn matters(resource: &Resource) -> bool {
     match &*resource.group {
         "" => matches!(kind, "Node" | "Pod"),
         capi::CORE_GROUP => {
-            matches!(kind, "Cluster" | "Machine" | "MachineSet" | "MachineDeployment")
+            matches!(
+                kind,
+                "Cluster" | "Machine" | "MachineSet" | "MachineDeployment"
+            )
         }
         capi::CONTROL_PLANE_GROUP | refit::GROUP => true,
         _ => false,

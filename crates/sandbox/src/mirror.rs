@@ -153,7 +153,9 @@ impl Tables {
     fn put(&mut self, resource: &Resource, key: Key, item: Item) {
         let id = resource.id.to_string();
         let kind = (resource.group.to_string(), resource.kind.to_string());
-        self.places.entry(kind).or_insert_with(|| place_of(resource));
+        self.places
+            .entry(kind)
+            .or_insert_with(|| place_of(resource));
         self.objects.entry(id).or_default().insert(key, item);
     }
 

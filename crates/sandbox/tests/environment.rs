@@ -56,7 +56,12 @@ async fn machine(client: &kube::Client, name: &str, control_plane: bool) {
         json!({})
     };
     let objects = [
-        (infra, "v1alpha3", "MetalMachine", json!({"spec": {"cpus": 4}})),
+        (
+            infra,
+            "v1alpha3",
+            "MetalMachine",
+            json!({"spec": {"cpus": 4}}),
+        ),
         (boot, "v1beta2", "KubeadmConfig", json!({"spec": {}})),
         (
             core,
@@ -84,7 +89,12 @@ async fn machine(client: &kube::Client, name: &str, control_plane: bool) {
 
 /// What the Machine controller would copy from the bootstrap config.
 async fn hand_over_bootstrap(world: &World, client: &kube::Client, name: &str) {
-    let configs = api(client, "bootstrap.cluster.x-k8s.io", "v1beta2", "KubeadmConfig");
+    let configs = api(
+        client,
+        "bootstrap.cluster.x-k8s.io",
+        "v1beta2",
+        "KubeadmConfig",
+    );
     for _ in 0..60 {
         let config = configs.get(name).await.unwrap();
         if config.data["status"]["dataSecretName"].is_string() {
@@ -112,7 +122,9 @@ async fn three_nodes() -> World {
         hand_over_bootstrap(&world, &client, worker).await;
     }
     world
-        .until("three Nodes", Duration::from_secs(120), |w| w.nodes().len() == 3)
+        .until("three Nodes", Duration::from_secs(120), |w| {
+            w.nodes().len() == 3
+        })
         .await
         .unwrap();
     world.pass(Duration::from_secs(15)).await;
@@ -125,12 +137,17 @@ fn in_world<F: Future<Output = ()>>(test: F) {
 
 async fn pods(world: &World, selector: &str) -> Vec<Pod> {
     let client = world.workload_client("default/edge", TEST).unwrap();
-    let list = Api::<Pod>::all(client).list(&ListParams::default().labels(selector)).await;
+    let list = Api::<Pod>::all(client)
+        .list(&ListParams::default().labels(selector))
+        .await;
     list.unwrap().items
 }
 
 fn ready(pod: &Pod) -> bool {
-    let status = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let status = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
     status.is_some_and(|all| all.iter().any(|c| c.type_ == "Ready" && c.status == "True"))
 }
 
@@ -139,11 +156,17 @@ fn machines_become_nodes_with_identity_and_version() {
     in_world(async {
         let world = three_nodes().await;
         let client = world.workload_client("default/edge", TEST).unwrap();
-        let nodes = Api::<Node>::all(client).list(&ListParams::default()).await.unwrap();
+        let nodes = Api::<Node>::all(client)
+            .list(&ListParams::default())
+            .await
+            .unwrap();
         assert_eq!(nodes.items.len(), 3);
         for node in nodes {
             let id = node.spec.as_ref().unwrap().provider_id.clone().unwrap();
-            assert!(id.starts_with(&format!("sandbox://{}-", node.name_any())), "{id}");
+            assert!(
+                id.starts_with(&format!("sandbox://{}-", node.name_any())),
+                "{id}"
+            );
             let info = node.status.unwrap().node_info.unwrap();
             assert_eq!(info.kubelet_version, "v1.34.2");
             assert!(!info.boot_id.is_empty());
@@ -158,7 +181,12 @@ fn nobody_joins_before_the_first_control_plane_machine_is_up() {
         let client = world.client(TEST).unwrap();
         machine(&client, "edge-w-0", false).await;
         world.pass(Duration::from_secs(60)).await;
-        let configs = api(&client, "bootstrap.cluster.x-k8s.io", "v1beta2", "KubeadmConfig");
+        let configs = api(
+            &client,
+            "bootstrap.cluster.x-k8s.io",
+            "v1beta2",
+            "KubeadmConfig",
+        );
         let config = configs.get("edge-w-0").await.unwrap();
         assert!(config.data["status"]["dataSecretName"].is_null());
     });
@@ -171,13 +199,22 @@ fn control_planes_show_their_static_pods_with_their_images() {
         let found = pods(&world, "tier=control-plane").await;
         let mut images: Vec<String> = found
             .iter()
-            .map(|pod| pod.spec.as_ref().unwrap().containers[0].image.clone().unwrap())
+            .map(|pod| {
+                pod.spec.as_ref().unwrap().containers[0]
+                    .image
+                    .clone()
+                    .unwrap()
+            })
             .collect();
         images.sort();
         assert_eq!(images.len(), 4);
         assert!(images.contains(&"registry.k8s.io/kube-apiserver:v1.34.2".to_owned()));
         assert!(found.iter().all(ready));
-        assert!(found.iter().all(|p| p.annotations().contains_key("kubernetes.io/config.mirror")));
+        assert!(
+            found
+                .iter()
+                .all(|p| p.annotations().contains_key("kubernetes.io/config.mirror"))
+        );
     });
 }
 
@@ -200,7 +237,11 @@ fn the_application_runs_on_workers_and_moves_on_eviction() {
         let on_first: Vec<_> = web.iter().filter(|p| node(p) == "edge-w-0").collect();
         let mut refused = 0;
         for pod in &on_first {
-            while api.evict(&pod.name_any(), &EvictParams::default()).await.is_err() {
+            while api
+                .evict(&pod.name_any(), &EvictParams::default())
+                .await
+                .is_err()
+            {
                 refused += 1;
                 world.pass(Duration::from_secs(5)).await;
             }

@@ -22,7 +22,10 @@ fn a_kill_at_some_points_changes_nothing() {
     let failures: Vec<String> = report.failures.iter().map(ToString::to_string).collect();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
     let counts = report.counts;
-    assert!(counts.api > 0 && counts.journal > 0 && counts.host > 0, "{counts}");
+    assert!(
+        counts.api > 0 && counts.journal > 0 && counts.host > 0,
+        "{counts}"
+    );
 }
 
 fn is_found(sabotage: Sabotage, points: usize) {

@@ -39,6 +39,8 @@ pub struct Extension {
     pub covers: AtomicBool,
     /// Whether every answer is a Failure.
     pub fails: AtomicBool,
+    /// Whether updates never end.
+    pub hangs: AtomicBool,
 }
 
 impl Extension {
@@ -48,6 +50,7 @@ impl Extension {
             seen: Mutex::default(),
             covers: AtomicBool::new(true),
             fails: AtomicBool::new(false),
+            hangs: AtomicBool::new(false),
         }
     }
 
@@ -131,7 +134,7 @@ impl Extension {
             seen.most_at_once = seen.most_at_once.max(seen.running.len());
             before.is_some_and(|before| before == version)
         };
-        if !started {
+        if !started || self.hangs.load(Ordering::SeqCst) {
             return json!({"status": "Success", "message": "draining", "retryAfterSeconds": 5});
         }
         self.seen.lock().unwrap().running.remove(&name);

@@ -415,7 +415,7 @@ impl World {
                     .as_object_mut()
                     .unwrap()
                     .remove("managedFields");
-                text += &format!("{plural}: {object}\n");
+                text.extend([plural, ": ", &object.to_string(), "\n"]);
             }
         }
         text

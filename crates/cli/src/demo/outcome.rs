@@ -161,8 +161,7 @@ impl Outcome<'_> {
         printer.result(&printer.bold(&line))?;
         let host = self.host_seconds();
         printer.result(&format!(
-            "The fleet took {}; the hosts' own work was {} of it, one machine of a group at a time \
-             (simulated).",
+            "The fleet took {}; the hosts' own work adds up to {} (simulated).",
             duration(self.timing.fleet_seconds),
             duration(host),
         ))?;

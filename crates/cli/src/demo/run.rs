@@ -161,7 +161,7 @@ async fn watch(
     loop {
         let rows = feed.current();
         let elapsed = world.now().duration_since(start).as_secs();
-        for row in rows.iter().filter(|row| row.wanted_version == target) {
+        for row in &rows {
             board.show(&row.machine, &step(row, &target), elapsed)?;
         }
         if world.is_updated(&target) && rows.iter().all(|row| is_done(row, &target)) {
@@ -221,6 +221,11 @@ fn step(row: &MachineProgress, target: &str) -> Step {
                 percent,
             }
         }
+        None if row.wanted_version != target => Step {
+            phase: "Waiting".to_owned(),
+            detail: "not its turn yet".to_owned(),
+            percent,
+        },
         None => Step {
             phase: row.machine_phase.clone(),
             detail: String::new(),

@@ -1,6 +1,6 @@
 //! Reading: everything that a decision about one NodeUpdate looks at.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -243,29 +243,47 @@ fn group(
         return GroupFacts::Missing;
     };
     let machines = machines_of(stores, &group.key);
+    let updates = by_machine(stores, &group.key.namespace);
     let name = machine.name_any();
     let others = machines
         .iter()
         .filter(|other| other.name_any() != name)
         .map(|other| Other {
             machine_uid: other.uid().unwrap_or_default(),
-            available: available(stores, other, nodes),
+            available: available(&updates, other, nodes),
         })
         .collect();
     GroupFacts::Present {
         status: object.status.clone().unwrap_or_default(),
         limits: limits_of(stores, &group, machines.len()),
         others,
-        last_first_passed: last_first_passed(stores, update, &machines),
+        last_first_passed: last_first_passed(&updates, update, &machines),
         object,
     }
 }
 
+/// The NodeUpdates of a namespace by the name of their Machine: one scan, however many Machines ask.
+pub(crate) type ByMachine = BTreeMap<String, Vec<Arc<NodeUpdate>>>;
+
+/// Sorts the NodeUpdates of a namespace by Machine.
+pub(crate) fn by_machine(stores: &Stores, namespace: &str) -> ByMachine {
+    let mut sorted = ByMachine::new();
+    for update in stores.node_updates.list_in(namespace) {
+        let machine = update.spec.machine_ref.name.clone();
+        sorted.entry(machine).or_default().push(update);
+    }
+    sorted
+}
+
+/// The NodeUpdates of one Machine's name.
+pub(crate) fn of_machine<'a>(updates: &'a ByMachine, machine: &Machine) -> &'a [Arc<NodeUpdate>] {
+    updates.get(&machine.name_any()).map_or(&[], Vec::as_slice)
+}
+
 /// Whether a machine can stand in for another.
-pub(crate) fn available(stores: &Stores, machine: &Machine, nodes: &[NodeView]) -> bool {
-    let updates = node_updates_of_machine(stores, &ObjectKey::of(machine));
+fn available(updates: &ByMachine, machine: &Machine, nodes: &[NodeView]) -> bool {
     let uid = machine.uid().unwrap_or_default();
-    let newest = speaker(updates.iter().map(AsRef::as_ref), &uid);
+    let newest = speaker(of_machine(updates, machine).iter().map(AsRef::as_ref), &uid);
     is_available(&MachineView {
         machine,
         node: node_name(machine).and_then(|name| nodes.iter().find(|node| node.name == name)),
@@ -276,7 +294,7 @@ pub(crate) fn available(stores: &Stores, machine: &Machine, nodes: &[NodeView]) 
 /// Whether the last other NodeUpdate of these machines to the same version that was the first
 /// control plane passed `kubeadm-upgrade`.
 fn last_first_passed(
-    stores: &Stores,
+    updates: &ByMachine,
     update: &NodeUpdate,
     machines: &[Arc<Machine>],
 ) -> Option<bool> {
@@ -284,7 +302,7 @@ fn last_first_passed(
     let name = update.name_any();
     let first = machines
         .iter()
-        .flat_map(|machine| node_updates_of_machine(stores, &ObjectKey::of(machine.as_ref())))
+        .flat_map(|machine| of_machine(updates, machine))
         .filter(|other| other.name_any() != name)
         .filter(|other| other.spec.goal.kubernetes_version == *goal)
         .filter(|other| {

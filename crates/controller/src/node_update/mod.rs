@@ -7,6 +7,8 @@ mod act;
 pub(crate) mod facts;
 
 #[cfg(test)]
+mod lab;
+#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
@@ -33,7 +35,7 @@ pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
             .work("node-update", workers, |key| measured(ctx.clone(), key))
             .await;
     };
-    futures::join!(workload_watch::run(&ctx), work);
+    futures::join!(Box::pin(workload_watch::run(&ctx)), work);
     Ok(())
 }
 

@@ -21,7 +21,10 @@ use crate::{
     context::{Context, Stores},
     groups::{Group, ensure_group, group_of, machines_of, node_updates_of_machine, phase_of},
     host_plan::{cluster_key, node_name},
-    node_update::{facts::node_view, swap_group},
+    node_update::{
+        facts::{by_machine, node_view, of_machine},
+        swap_group,
+    },
 };
 
 /// How soon a group is looked at again after somebody else wrote first.
@@ -54,12 +57,9 @@ async fn measured(ctx: Arc<Context>, key: ObjectKey) -> anyhow::Result<Action> {
 async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
     let stores = &ctx.stores;
     let machines = machines_of(stores, key);
-    let updates: Vec<Vec<Arc<NodeUpdate>>> = machines
-        .iter()
-        .map(|machine| node_updates_of_machine(stores, &ObjectKey::of(machine.as_ref())))
-        .collect();
+    let updates = by_machine(stores, &key.namespace);
     let Some(object) = stores.update_groups.get(key) else {
-        let asked_for = updates.iter().any(|updates| !updates.is_empty());
+        let asked_for = machines.iter().any(|m| !of_machine(&updates, m).is_empty());
         let group = machines
             .first()
             .and_then(|machine| group_of(stores, machine));
@@ -72,10 +72,12 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
     };
     let speakers: Vec<Option<&NodeUpdate>> = machines
         .iter()
-        .zip(&updates)
-        .map(|(machine, updates)| {
+        .map(|machine| {
             let uid = machine.uid().unwrap_or_default();
-            speaker(updates.iter().map(AsRef::as_ref), &uid)
+            speaker(
+                of_machine(&updates, machine).iter().map(AsRef::as_ref),
+                &uid,
+            )
         })
         .collect();
     let status = object.status.clone().unwrap_or_default();

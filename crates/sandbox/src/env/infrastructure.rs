@@ -297,7 +297,10 @@ pub(crate) fn forget_hosts(view: &View<'_>, state: &mut EnvState, plan: &mut Pla
     for (cluster, mirror) in view.workloads {
         for node in mirror.list("nodes") {
             if !state.hosts.contains_key(&host_key(cluster, name(&node))) {
-                plan.workload(cluster, Call::delete(format!("/api/v1/nodes/{}", name(&node))));
+                plan.workload(
+                    cluster,
+                    Call::delete(format!("/api/v1/nodes/{}", name(&node))),
+                );
             }
         }
     }

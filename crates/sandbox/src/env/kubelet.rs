@@ -66,9 +66,10 @@ impl<'a> Local<'a> {
     pub(crate) fn schedulable(&self, node: &str) -> bool {
         self.nodes.get(node).is_some_and(|node| {
             let taints = node["spec"]["taints"].as_array();
-            let tainted = taints.into_iter().flatten().any(|taint| {
-                matches!(taint["effect"].as_str(), Some("NoSchedule" | "NoExecute"))
-            });
+            let tainted = taints
+                .into_iter()
+                .flatten()
+                .any(|taint| matches!(taint["effect"].as_str(), Some("NoSchedule" | "NoExecute")));
             is_ready(node) && !tainted && !flag(node, "/spec/unschedulable")
         })
     }
@@ -212,7 +213,10 @@ pub(crate) fn static_pods(local: &Local<'_>, plan: &mut Plan) {
                 None => {}
             }
             let body = mirror_pod(object, component, &pod, image);
-            local.send(plan, Call::create("/api/v1/namespaces/kube-system/pods", body));
+            local.send(
+                plan,
+                Call::create("/api/v1/namespaces/kube-system/pods", body),
+            );
         }
     }
 }
@@ -280,7 +284,10 @@ pub(crate) fn pods(local: &Local<'_>, plan: &mut Plan) {
         let delay = if mirror { STATIC_POD_START } else { POD_START };
         let start = time(pod, "/metadata/creationTimestamp").unwrap_or(now);
         if now >= start + delay {
-            local.send(plan, Call::merge(format!("{path}/status"), running(local, pod)));
+            local.send(
+                plan,
+                Call::merge(format!("{path}/status"), running(local, pod)),
+            );
         } else {
             plan.wake_at(start + delay);
         }
@@ -289,9 +296,7 @@ pub(crate) fn pods(local: &Local<'_>, plan: &mut Plan) {
 
 fn running(local: &Local<'_>, pod: &Value) -> Value {
     let now = rfc3339(local.view.now);
-    let condition = |kind: &str| {
-        json!({"type": kind, "status": "True", "lastTransitionTime": now})
-    };
+    let condition = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": now});
     let container = &pod["spec"]["containers"][0];
     json!({"status": {
         "phase": "Running",

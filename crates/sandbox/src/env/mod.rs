@@ -64,7 +64,8 @@ impl Plan {
     }
 
     pub(crate) fn workload(&mut self, cluster: &str, call: Call) {
-        self.calls.push((Target::Workload(cluster.to_owned()), call));
+        self.calls
+            .push((Target::Workload(cluster.to_owned()), call));
     }
 
     /// Asks for a pass at a time in the future.
@@ -92,7 +93,11 @@ pub(crate) fn plan(view: &View<'_>, state: &mut EnvState) -> Plan {
     infrastructure::machines(view, state, &mut plan);
     infrastructure::forget_hosts(view, state, &mut plan);
     for (cluster, mirror) in view.workloads {
-        if state.clusters.get(cluster).is_some_and(|known| known.initialized) {
+        if state
+            .clusters
+            .get(cluster)
+            .is_some_and(|known| known.initialized)
+        {
             let local = kubelet::Local::new(view, state, cluster, mirror);
             kubelet::nodes(&local, &mut plan);
             kubelet::static_pods(&local, &mut plan);

@@ -96,14 +96,20 @@ async fn send(inner: &Inner, target: &Target, call: Call) -> Result<(), DirectEr
             server
         }
     };
-    Direct::new(server, ENVIRONMENT).send(call).await.map(|_| ())
+    Direct::new(server, ENVIRONMENT)
+        .send(call)
+        .await
+        .map(|_| ())
 }
 
 /// Makes the API server and the Secrets of each new cluster, and serves those that are up.
 async fn clusters(inner: &Arc<Inner>) -> Result<(), WorldError> {
     let known: Vec<(String, ClusterState)> = {
         let env = lock(&inner.env);
-        env.clusters.iter().map(|(k, c)| (k.clone(), c.clone())).collect()
+        env.clusters
+            .iter()
+            .map(|(k, c)| (k.clone(), c.clone()))
+            .collect()
     };
     for (key, cluster) in known {
         if !lock(&inner.workloads).contains_key(&key) {
@@ -149,7 +155,11 @@ async fn hosts(inner: &Arc<Inner>) -> Result<Option<Timestamp>, WorldError> {
             .filter(|record| record.boot_at <= now)
             .map(|record| (*record).clone())
             .collect();
-        let next = waiting.iter().map(|record| record.boot_at).filter(|at| *at > now).min();
+        let next = waiting
+            .iter()
+            .map(|record| record.boot_at)
+            .filter(|at| *at > now)
+            .min();
         let gone: Vec<String> = hosts
             .keys()
             .filter(|key| !env.hosts.contains_key(*key))
@@ -171,13 +181,18 @@ async fn boot(inner: &Arc<Inner>, record: &HostRecord) -> Result<(), WorldError>
     let key = record.key();
     let cluster = {
         let env = lock(&inner.env);
-        env.clusters.get(&record.cluster).cloned().unwrap_or_default()
+        env.clusters
+            .get(&record.cluster)
+            .cloned()
+            .unwrap_or_default()
     };
     if !cluster.initialized {
         if !record.control_plane {
             return Ok(());
         }
-        let Some(server) = lock(&inner.workloads).get(&record.cluster).map(|w| w.server.clone())
+        let Some(server) = lock(&inner.workloads)
+            .get(&record.cluster)
+            .map(|w| w.server.clone())
         else {
             return Ok(());
         };
@@ -189,7 +204,10 @@ async fn boot(inner: &Arc<Inner>, record: &HostRecord) -> Result<(), WorldError>
         if let Some(known) = lock(&inner.env).clusters.get_mut(&record.cluster) {
             known.initialized = true;
         }
-        let cluster = ClusterState { initialized: true, ..cluster };
+        let cluster = ClusterState {
+            initialized: true,
+            ..cluster
+        };
         listen(inner, &record.cluster, &cluster)?;
     }
     lock(&inner.hosts).insert(key.clone(), HostHandle::boot(record, inner.clock.now()));

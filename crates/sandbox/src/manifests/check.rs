@@ -17,6 +17,9 @@ pub(super) const UNSUPPORTED_KINDS: [&str; 5] = [
     "MachinePool",
 ];
 
+/// What a version field wants.
+const A_VERSION: &str = "a version vX.Y.Z such as v1.34.2";
+
 /// Fills in namespaces and checks that each object says what it is, and is there once.
 pub(super) fn identities(manifests: &mut [Manifest]) -> Vec<Problem> {
     let mut problems = Vec::new();
@@ -24,7 +27,10 @@ pub(super) fn identities(manifests: &mut [Manifest]) -> Vec<Problem> {
     for manifest in manifests {
         let before = problems.len();
         for (pointer, want) in [
-            ("/apiVersion", "an API version such as cluster.x-k8s.io/v1beta2"),
+            (
+                "/apiVersion",
+                "an API version such as cluster.x-k8s.io/v1beta2",
+            ),
             ("/kind", "a kind such as Cluster"),
             ("/metadata/name", "a name"),
         ] {
@@ -42,13 +48,24 @@ pub(super) fn identities(manifests: &mut [Manifest]) -> Vec<Problem> {
         }
         fill_namespace(&mut manifest.object);
         let object = &manifest.object;
-        let group = text(object, "/apiVersion").split_once('/').map_or("", |(group, _)| group);
-        let key = [group, text(object, "/kind"), text(object, "/metadata/namespace"), text(object, "/metadata/name")]
-            .map(str::to_owned);
+        let group = text(object, "/apiVersion")
+            .split_once('/')
+            .map_or("", |(group, _)| group);
+        let key = [
+            group,
+            text(object, "/kind"),
+            text(object, "/metadata/namespace"),
+            text(object, "/metadata/name"),
+        ]
+        .map(str::to_owned);
         let line = manifest.lines.of("");
         if let Some((file, first)) = seen.get(&key) {
             let want = format!("each object once: it stands at {file}:{first} already");
-            problems.push(manifest.problem("/metadata/name", shown(object.pointer("/metadata/name")), want));
+            problems.push(manifest.problem(
+                "/metadata/name",
+                shown(object.pointer("/metadata/name")),
+                want,
+            ));
         } else {
             seen.insert(key, (manifest.file.clone(), line));
         }
@@ -59,12 +76,18 @@ pub(super) fn identities(manifests: &mut [Manifest]) -> Vec<Problem> {
 fn name_problem(manifest: &Manifest) -> Option<Problem> {
     let name = text(&manifest.object, "/metadata/name");
     let legal = name.len() <= 253
-        && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.:".contains(&b))
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.:".contains(&b))
         && !name.starts_with(['-', '.'])
         && !name.ends_with(['-', '.']);
     (!legal).then(|| {
         let want = "lower case letters, digits, '-' and '.', at most 253";
-        manifest.problem("/metadata/name", shown(manifest.object.pointer("/metadata/name")), want)
+        manifest.problem(
+            "/metadata/name",
+            shown(manifest.object.pointer("/metadata/name")),
+            want,
+        )
     })
 }
 
@@ -87,7 +110,9 @@ fn fill_namespace(object: &mut Value) {
         return;
     }
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata.entry("namespace").or_insert_with(|| Value::from("default"));
+        metadata
+            .entry("namespace")
+            .or_insert_with(|| Value::from("default"));
     }
 }
 
@@ -96,14 +121,23 @@ pub(super) fn contents(manifests: &[Manifest]) -> Vec<Problem> {
     let mut problems = Vec::new();
     for manifest in manifests {
         let object = &manifest.object;
-        let (group, version) = text(object, "/apiVersion").split_once('/').unwrap_or_default();
+        let (group, version) = text(object, "/apiVersion")
+            .split_once('/')
+            .unwrap_or_default();
         let kind = text(object, "/kind");
-        if kind == "ClusterClass" || object.pointer("/spec/topology").is_some_and(|t| kind == "Cluster" && !t.is_null()) {
+        if kind == "ClusterClass"
+            || object
+                .pointer("/spec/topology")
+                .is_some_and(|t| kind == "Cluster" && !t.is_null())
+        {
             problems.push(topology(manifest));
             continue;
         }
         let ours = [capi::CORE_GROUP, capi::CONTROL_PLANE_GROUP];
-        if ours.contains(&group) && version != capi::CONTRACT_VERSION && !UNSUPPORTED_KINDS.contains(&kind) {
+        if ours.contains(&group)
+            && version != capi::CONTRACT_VERSION
+            && !UNSUPPORTED_KINDS.contains(&kind)
+        {
             problems.push(old_version(manifest, group, kind));
             continue;
         }
@@ -121,7 +155,11 @@ pub(super) fn contents(manifests: &[Manifest]) -> Vec<Problem> {
 }
 
 fn topology(manifest: &Manifest) -> Problem {
-    let pointer = if text(&manifest.object, "/kind") == "Cluster" { "/spec/topology" } else { "/kind" };
+    let pointer = if text(&manifest.object, "/kind") == "Cluster" {
+        "/spec/topology"
+    } else {
+        "/kind"
+    };
     manifest.problem(
         pointer,
         shown(manifest.object.pointer(pointer)),
@@ -180,12 +218,20 @@ fn typed<K: DeserializeOwned>(manifest: &Manifest) -> Option<Problem> {
         }
     }
     let message = error.inner().to_string();
-    if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next()) {
+    if let Some(field) = message
+        .strip_prefix("missing field `")
+        .and_then(|rest| rest.split('`').next())
+    {
         let pointer = format!("{pointer}/{field}");
         return Some(manifest.problem(&pointer, "nothing".to_owned(), "this field"));
     }
     let got = shown(manifest.object.pointer(&pointer));
-    Some(manifest.problem(&pointer, got, wanted(&message)))
+    let want = if pointer.ends_with("/version") {
+        A_VERSION.to_owned()
+    } else {
+        wanted(&message)
+    };
+    Some(manifest.problem(&pointer, got, want))
 }
 
 /// What serde expected, in the words of a manifest.
@@ -197,7 +243,9 @@ fn wanted(message: &str) -> String {
         "a string" | "a boolean" => expected.to_owned(),
         "a sequence" => "a list".to_owned(),
         text if text.starts_with("a map") || text.starts_with("struct ") => "an object".to_owned(),
-        text if text.contains("IntOrPercent") => "an integer or a percentage such as 25%".to_owned(),
+        text if text.contains("IntOrPercent") => {
+            "an integer or a percentage such as 25%".to_owned()
+        }
         text => text.to_owned(),
     }
 }
@@ -213,9 +261,13 @@ fn wrong_values(manifest: &Manifest, group: &str, kind: &str) -> Vec<Problem> {
     let mut problems = Vec::new();
     let value = manifest.object.pointer(version);
     if !value.and_then(Value::as_str).is_some_and(is_version) {
-        problems.push(manifest.problem(version, shown(value), "a version vX.Y.Z such as v1.34.2"));
+        problems.push(manifest.problem(version, shown(value), A_VERSION));
     }
-    if let Some(replicas) = manifest.object.pointer("/spec/replicas").and_then(Value::as_i64) {
+    if let Some(replicas) = manifest
+        .object
+        .pointer("/spec/replicas")
+        .and_then(Value::as_i64)
+    {
         let least = i64::from(kind == "KubeadmControlPlane");
         if replicas < least {
             let want = format!("a number of machines, at least {least}");
@@ -225,7 +277,11 @@ fn wrong_values(manifest: &Manifest, group: &str, kind: &str) -> Vec<Problem> {
     }
     for field in ["maxSurge", "maxUnavailable"] {
         let pointer = format!("/spec/rollout/strategy/rollingUpdate/{field}");
-        if let Some(value) = manifest.object.pointer(&pointer).filter(|value| !is_int_or_percent(value)) {
+        if let Some(value) = manifest
+            .object
+            .pointer(&pointer)
+            .filter(|value| !is_int_or_percent(value))
+        {
             let want = "an integer of at least 0, or a percentage such as 25%";
             problems.push(manifest.problem(&pointer, shown(Some(value)), want));
         }
@@ -253,13 +309,16 @@ fn control_plane_rules(manifest: &Manifest, kind: &str, replicas: i64) -> Option
 }
 
 fn is_version(text: &str) -> bool {
-    text.parse::<refit_core::version::KubernetesVersion>().is_ok()
+    text.parse::<refit_core::version::KubernetesVersion>()
+        .is_ok()
 }
 
 fn is_int_or_percent(value: &Value) -> bool {
     match value {
         Value::Number(n) => n.as_i64().is_some_and(|n| n >= 0),
-        Value::String(text) => text.strip_suffix('%').is_some_and(|n| n.parse::<u16>().is_ok()),
+        Value::String(text) => text
+            .strip_suffix('%')
+            .is_some_and(|n| n.parse::<u16>().is_ok()),
         _ => false,
     }
 }
@@ -271,9 +330,10 @@ fn dangling(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> V
         (capi::CONTROL_PLANE_GROUP, "KubeadmControlPlane") => {
             &["/spec/machineTemplate/spec/infrastructureRef"]
         }
-        (capi::CORE_GROUP, "MachineDeployment" | "MachineSet") => {
-            &["/spec/template/spec/bootstrap/configRef", "/spec/template/spec/infrastructureRef"]
-        }
+        (capi::CORE_GROUP, "MachineDeployment" | "MachineSet") => &[
+            "/spec/template/spec/bootstrap/configRef",
+            "/spec/template/spec/infrastructureRef",
+        ],
         _ => return Vec::new(),
     };
     let namespace = text(&manifest.object, "/metadata/namespace");
@@ -282,16 +342,28 @@ fn dangling(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> V
             text(&other.object, "/kind") == kind
                 && text(&other.object, "/metadata/name") == name
                 && text(&other.object, "/metadata/namespace") == namespace
-                && text(&other.object, "/apiVersion").split_once('/').is_some_and(|(g, _)| g == group)
+                && text(&other.object, "/apiVersion")
+                    .split_once('/')
+                    .is_some_and(|(g, _)| g == group)
         })
     };
     let mut problems = Vec::new();
     for pointer in references {
         let reference = manifest.object.pointer(pointer);
-        let part = |name: &str| reference.and_then(|r| r.get(name)).and_then(Value::as_str).unwrap_or_default();
+        let part = |name: &str| {
+            reference
+                .and_then(|r| r.get(name))
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+        };
         if !exists(part("apiGroup"), part("kind"), part("name")) {
             let got = match reference {
-                Some(_) => format!("{}/{} of {}", part("kind"), part("name"), shown(reference.and_then(|r| r.get("apiGroup")))),
+                Some(_) => format!(
+                    "{}/{} of {}",
+                    part("kind"),
+                    part("name"),
+                    shown(reference.and_then(|r| r.get("apiGroup")))
+                ),
                 None => "nothing".to_owned(),
             };
             let want = format!("an object of namespace {namespace} that is among the manifests");
@@ -311,9 +383,13 @@ fn dangling(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> V
 
 /// There must be something to upgrade.
 fn no_control_plane(manifests: &[Manifest]) -> Option<Problem> {
-    let cluster = manifests.iter().any(|m| text(&m.object, "/kind") == "Cluster");
+    let cluster = manifests
+        .iter()
+        .any(|m| text(&m.object, "/kind") == "Cluster");
     (!cluster).then(|| Problem {
-        file: manifests.first().map_or_else(|| "(no file)".to_owned(), |m| m.file.clone()),
+        file: manifests
+            .first()
+            .map_or_else(|| "(no file)".to_owned(), |m| m.file.clone()),
         line: 1,
         object: "manifests".to_owned(),
         field: "kind".to_owned(),

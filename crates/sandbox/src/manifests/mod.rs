@@ -37,8 +37,18 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { file, line, object, field, got, want } = self;
-        write!(f, "{file}:{line}: {object}: {field}: got {got}, want {want}")
+        let Self {
+            file,
+            line,
+            object,
+            field,
+            got,
+            want,
+        } = self;
+        write!(
+            f,
+            "{file}:{line}: {object}: {field}: got {got}, want {want}"
+        )
     }
 }
 
@@ -46,7 +56,7 @@ impl fmt::Display for Problem {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// A file cannot be read.
-    #[error("{file} cannot be read: {source}")]
+    #[error("{file} cannot be read")]
     Read {
         /// The file.
         file: String,
@@ -67,7 +77,11 @@ pub enum LoadError {
 }
 
 fn lines(problems: &[Problem]) -> String {
-    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    problems
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 /// One object of a manifest and where it stands.
@@ -97,7 +111,8 @@ impl Manifest {
             capi::INFRASTRUCTURE_GROUP,
         ];
         let kind = text(&self.object, "/kind");
-        (known.contains(&group) && !check::UNSUPPORTED_KINDS.contains(&kind)) || (version == "v1" && kind == "Namespace")
+        (known.contains(&group) && !check::UNSUPPORTED_KINDS.contains(&kind))
+            || (version == "v1" && kind == "Namespace")
     }
 
     fn problem(&self, pointer: &str, got: String, want: impl Into<String>) -> Problem {
@@ -121,7 +136,10 @@ pub fn load(files: &[impl AsRef<Path>]) -> Result<Vec<Manifest>, LoadError> {
     let mut texts = Vec::new();
     for file in files {
         let name = file.as_ref().display().to_string();
-        let read = |source| LoadError::Read { file: name.clone(), source };
+        let read = |source| LoadError::Read {
+            file: name.clone(),
+            source,
+        };
         let bytes = std::fs::metadata(file).map_err(read)?.len();
         if bytes > MAX_FILE_BYTES {
             return Err(LoadError::TooLarge { file: name, bytes });
@@ -129,7 +147,11 @@ pub fn load(files: &[impl AsRef<Path>]) -> Result<Vec<Manifest>, LoadError> {
         let text = std::fs::read(file).map_err(read)?;
         texts.push((name, text));
     }
-    parse(texts.iter().map(|(name, text)| (name.as_str(), text.as_slice())))
+    parse(
+        texts
+            .iter()
+            .map(|(name, text)| (name.as_str(), text.as_slice())),
+    )
 }
 
 /// Reads and checks manifests that are in memory already: name and content of each file.
@@ -152,7 +174,11 @@ pub fn parse<'a>(
     if problems.is_empty() {
         problems.extend(check::contents(&manifests));
     }
-    if problems.is_empty() { Ok(manifests) } else { Err(LoadError::Invalid(problems)) }
+    if problems.is_empty() {
+        Ok(manifests)
+    } else {
+        Err(LoadError::Invalid(problems))
+    }
 }
 
 /// Takes `kind: List` apart.
@@ -161,11 +187,26 @@ fn expand(file: &str, object: Value, lines: &yaml::Lines, out: &mut Vec<Manifest
     match (is_list, object) {
         (true, Value::Object(mut list)) => {
             let items = list.remove("items");
-            for (i, item) in items.as_ref().and_then(Value::as_array).into_iter().flatten().enumerate() {
-                expand(file, item.clone(), &lines.below(&format!("/items/{i}")), out);
+            for (i, item) in items
+                .as_ref()
+                .and_then(Value::as_array)
+                .into_iter()
+                .flatten()
+                .enumerate()
+            {
+                expand(
+                    file,
+                    item.clone(),
+                    &lines.below(&format!("/items/{i}")),
+                    out,
+                );
             }
         }
-        (_, object) => out.push(Manifest { file: file.to_owned(), object, lines: lines.clone() }),
+        (_, object) => out.push(Manifest {
+            file: file.to_owned(),
+            object,
+            lines: lines.clone(),
+        }),
     }
 }
 
@@ -189,7 +230,13 @@ pub fn forbid_surge(objects: &mut [Value]) {
 }
 
 fn title(object: &Value) -> String {
-    let or = |value: &str, none: &str| if value.is_empty() { none.to_owned() } else { value.to_owned() };
+    let or = |value: &str, none: &str| {
+        if value.is_empty() {
+            none.to_owned()
+        } else {
+            value.to_owned()
+        }
+    };
     format!(
         "{}/{}",
         or(text(object, "/kind"), "(no kind)"),
@@ -198,7 +245,10 @@ fn title(object: &Value) -> String {
 }
 
 fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
 }
 
 /// `/spec/files/0/path` as `spec.files[0].path`.
@@ -219,7 +269,9 @@ fn field_path(pointer: &str) -> String {
 
 /// A value as it is shown in a problem: JSON, cut at 60 characters.
 fn shown(value: Option<&Value>) -> String {
-    let Some(value) = value else { return "nothing".to_owned() };
+    let Some(value) = value else {
+        return "nothing".to_owned();
+    };
     let text = value.to_string();
     if text.chars().count() > 60 {
         format!("{}...", text.chars().take(57).collect::<String>())

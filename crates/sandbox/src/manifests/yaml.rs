@@ -83,12 +83,17 @@ pub(super) fn documents(file: &str, text: &[u8]) -> Result<Vec<(Value, Lines)>, 
 
 /// The parser's own message without the picture of the place that follows it.
 fn first_line(message: &str) -> String {
-    let line = message.lines().find(|line| !line.trim().is_empty()).unwrap_or("something else");
+    let line = message
+        .lines()
+        .find(|line| !line.trim().is_empty())
+        .unwrap_or("something else");
     line.trim_start_matches("error: ").to_owned()
 }
 
 fn flatten(node: Spanned<Node>, pointer: &str, lines: &mut Lines) -> Value {
-    lines.by_pointer.insert(pointer.to_owned(), node.referenced.line());
+    lines
+        .by_pointer
+        .insert(pointer.to_owned(), node.referenced.line());
     match node.value {
         Node::Scalar(value) => value,
         Node::List(items) => {
@@ -141,7 +146,8 @@ impl<'de> Visitor<'de> for NodeVisitor {
 
     fn visit_f64<E>(self, value: f64) -> Result<Node, E> {
         // JSON has no number for infinity and NaN: they stay the text that YAML gives them.
-        let number = Number::from_f64(value).map_or_else(|| value.to_string().into(), Value::Number);
+        let number =
+            Number::from_f64(value).map_or_else(|| value.to_string().into(), Value::Number);
         Ok(Node::Scalar(number))
     }
 

@@ -86,11 +86,7 @@ impl PointFile {
 }
 
 /// Runs a point of a recording and says what is wrong.
-pub(crate) fn run(
-    recording: &Recording,
-    point: &Point,
-    sabotage: Option<Sabotage>,
-) -> Vec<String> {
+pub(crate) fn run(recording: &Recording, point: &Point, sabotage: Option<Sabotage>) -> Vec<String> {
     let before = &recording.effects[point.index].before;
     continue_at(before, point, sabotage, &recording.scenario, &recording.end)
 }
@@ -102,7 +98,9 @@ pub(crate) fn save(
     point: &Point,
     sabotage: Option<Sabotage>,
 ) -> Option<PathBuf> {
-    let with = sabotage.map(|s| format!("-without-{s}")).unwrap_or_default();
+    let with = sabotage
+        .map(|s| format!("-without-{s}"))
+        .unwrap_or_default();
     let path = folder.join(format!("point-{}-{}{with}.json", point.index, point.side));
     let file = PointFile {
         index: point.index,

@@ -86,14 +86,16 @@ impl Scenario {
     /// Makes the NodeUpdate by hand when it is time; says whether it is there.
     async fn ask_by_hand(&self, world: &World) -> bool {
         let updates = world.node_updates();
-        if updates.iter().any(|update| update["spec"]["origin"] == "Task") {
+        if updates
+            .iter()
+            .any(|update| update["spec"]["origin"] == "Task")
+        {
             return true;
         }
         let machines = world.machines();
         let has = |machine: &Value, wanted: fn(&Value) -> bool| {
             updates.iter().any(|update| {
-                update["spec"]["machineRef"]["uid"] == machine["metadata"]["uid"]
-                    && wanted(update)
+                update["spec"]["machineRef"]["uid"] == machine["metadata"]["uid"] && wanted(update)
             })
         };
         let mut workers = machines.iter().filter(|machine| is_worker(machine));
@@ -128,13 +130,18 @@ async fn create(world: &World, machine: &Value, version: &str) -> Result<(), Dir
     let mirror = &world.inner.management_mirror;
     let part = |pointer: &str| {
         let reference = machine.pointer(pointer).unwrap_or(&Value::Null);
-        mirror.referred(reference, namespace(machine)).map(|(_, object)| object)
+        mirror
+            .referred(reference, namespace(machine))
+            .map(|(_, object)| object)
     };
     let bootstrap = part("/spec/bootstrap/configRef");
     let infrastructure = part("/spec/infrastructureRef");
     let infrastructure = infrastructure.as_deref().unwrap_or(&Value::Null);
     let Ok(goal) = refit_core::change::goal(&wanted, bootstrap.as_deref(), infrastructure) else {
-        tracing::warn!(machine = name(machine), "no goal can be made of the Machine");
+        tracing::warn!(
+            machine = name(machine),
+            "no goal can be made of the Machine"
+        );
         return Ok(());
     };
     let new = NewNodeUpdate {

@@ -14,11 +14,7 @@ use tokio::sync::Notify;
 use super::{Hub, Inner, Workload, World, WorldError, WorldOptions, hosts, lock, process::Actor};
 use crate::{
     direct::{Call, Direct, USER, server_options},
-    env::{
-        namespace,
-        state::EnvState,
-        text,
-    },
+    env::{namespace, state::EnvState, text},
     invariants::Checker,
     manifests::schemaless_crds,
     mirror::{Mirror, management_resources, workload_resources},
@@ -192,8 +188,10 @@ impl World {
             "spec": {"ports": [{"port": pki::HOOK_PORT}]},
         });
         let base = format!("/api/v1/namespaces/{}", pki::HOOK_NAMESPACE);
-        api.send(Call::create(format!("{base}/secrets"), secret)).await?;
-        api.send(Call::create(format!("{base}/services"), service)).await?;
+        api.send(Call::create(format!("{base}/secrets"), secret))
+            .await?;
+        api.send(Call::create(format!("{base}/services"), service))
+            .await?;
         let source = format!("{}/{}", pki::HOOK_NAMESPACE, pki::HOOK_SECRET);
         let extension = json!({
             "apiVersion": "runtime.cluster.x-k8s.io/v1beta2",
@@ -329,12 +327,7 @@ impl Inner {
     }
 
     /// A workload cluster around its API server.
-    pub(crate) fn workload_of(
-        &self,
-        key: &str,
-        server: ApiServer,
-        identity: Identity,
-    ) -> Workload {
+    pub(crate) fn workload_of(&self, key: &str, server: ApiServer, identity: Identity) -> Workload {
         let mirror = Mirror::follow(&server, workload_resources, self.woken.clone());
         self.checker.follow_workload(key, &server);
         Workload {

@@ -82,7 +82,9 @@ impl World {
     pub fn with_host<T>(&self, node: &str, act: impl FnOnce(&mut HostState) -> T) -> Option<T> {
         let host = {
             let hosts = lock(&self.inner.hosts);
-            let found = hosts.iter().find(|(key, _)| key.rsplit('/').next() == Some(node));
+            let found = hosts
+                .iter()
+                .find(|(key, _)| key.rsplit('/').next() == Some(node));
             found.map(|(_, host)| host.clone())
         }?;
         let outcome = {
@@ -97,7 +99,9 @@ impl World {
     /// Names of the nodes whose hosts have booted.
     pub fn host_nodes(&self) -> Vec<String> {
         let hosts = lock(&self.inner.hosts);
-        let nodes = hosts.keys().map(|key| key.rsplit('/').next().unwrap_or(key));
+        let nodes = hosts
+            .keys()
+            .map(|key| key.rsplit('/').next().unwrap_or(key));
         nodes.map(str::to_owned).collect()
     }
 }

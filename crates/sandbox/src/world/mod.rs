@@ -36,11 +36,11 @@ use serde_json::{Value, json};
 use tokio::{sync::Notify, task::AbortHandle};
 
 pub use facts::{MachineFacts, facts};
+pub use hosts::HostSnapshot;
 pub use pacer::pace;
 pub use process::{Actor, Kill, RESTART_DELAY, Side};
 pub use progress::{MachineProgress, ProgressFeed};
 pub use wait::TimedOut;
-pub use hosts::HostSnapshot;
 
 pub(crate) use build::{cluster_secrets, cluster_seed};
 pub(crate) use hosts::HostHandle;
@@ -250,7 +250,9 @@ impl World {
     /// The API server of the workload cluster `namespace/name`.
     pub fn workload(&self, cluster: &str) -> Option<ApiServer> {
         let workloads = lock(&self.inner.workloads);
-        workloads.get(cluster).map(|workload| workload.server.clone())
+        workloads
+            .get(cluster)
+            .map(|workload| workload.server.clone())
     }
 
     /// Keys of the workload clusters, `namespace/name`.

@@ -144,7 +144,10 @@ impl Hub {
     /// once, to whoever starts that process again.
     pub(crate) fn take_lag(&self, actor: &Actor) -> Option<u64> {
         let mut state = self.lock();
-        let theirs = state.fired.as_ref().is_some_and(|kill| kill.actor == *actor);
+        let theirs = state
+            .fired
+            .as_ref()
+            .is_some_and(|kill| kill.actor == *actor);
         if !theirs || state.restarted {
             return None;
         }
@@ -167,7 +170,11 @@ impl Hub {
         let mut state = self.lock();
         state.revision = revision;
         state.begun = true;
-        if state.armed.as_ref().is_some_and(|kill| kill.side == Side::Before) {
+        if state
+            .armed
+            .as_ref()
+            .is_some_and(|kill| kill.side == Side::Before)
+        {
             state.fired = state.armed.take();
             return Fate::Dead;
         }

@@ -121,7 +121,10 @@ impl World {
 }
 
 fn rows(machines: &[Arc<Machine>], updates: &[Arc<NodeUpdate>]) -> Vec<MachineProgress> {
-    machines.iter().map(|machine| row(machine, updates)).collect()
+    machines
+        .iter()
+        .map(|machine| row(machine, updates))
+        .collect()
 }
 
 fn row(machine: &Machine, updates: &[Arc<NodeUpdate>]) -> MachineProgress {

@@ -70,7 +70,11 @@ impl World {
 
     /// The Node of a Machine.
     pub(crate) fn node_of(&self, machine: &Value) -> Option<Arc<Value>> {
-        let key = format!("{}/{}", namespace(machine), text(machine, "/spec/clusterName"));
+        let key = format!(
+            "{}/{}",
+            namespace(machine),
+            text(machine, "/spec/clusterName")
+        );
         let workloads = lock(&self.inner.workloads);
         let mirror = &workloads.get(&key)?.mirror;
         mirror.get("nodes", "", text(machine, "/status/nodeRef/name"))
@@ -80,7 +84,10 @@ impl World {
     pub fn wanted_machines(&self) -> usize {
         let mirror = &self.inner.management_mirror;
         let replicas = |object: &Arc<Value>| object["spec"]["replicas"].as_u64().unwrap_or(1);
-        let all = mirror.list(CONTROL_PLANES).into_iter().chain(mirror.list(DEPLOYMENTS));
+        let all = mirror
+            .list(CONTROL_PLANES)
+            .into_iter()
+            .chain(mirror.list(DEPLOYMENTS));
         usize::try_from(all.map(|object| replicas(&object)).sum::<u64>()).unwrap_or(usize::MAX)
     }
 
@@ -98,11 +105,14 @@ impl World {
     /// of an update, no slot is taken.
     pub fn is_quiet(&self) -> bool {
         self.node_updates().iter().all(|update| is_final(update))
-            && self.machines().iter().all(|machine| {
-                PASSING.iter().all(|key| annotation(machine, key).is_none())
-            })
+            && self
+                .machines()
+                .iter()
+                .all(|machine| PASSING.iter().all(|key| annotation(machine, key).is_none()))
             && self.update_groups().iter().all(|group| {
-                group["status"]["slots"].as_array().is_none_or(Vec::is_empty)
+                group["status"]["slots"]
+                    .as_array()
+                    .is_none_or(Vec::is_empty)
             })
     }
 

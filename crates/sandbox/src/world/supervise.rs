@@ -9,10 +9,7 @@ use refit_apiserver::StaleView;
 use refit_controller::{ControllerOptions, HookServer};
 use refit_kube::{client::ClientStack, gate::Gate, net::Dialer};
 
-use super::{
-    Actor, Inner, RESTART_DELAY, Running, lock,
-    process::Switch,
-};
+use super::{Actor, Inner, RESTART_DELAY, Running, lock, process::Switch};
 use crate::pki;
 
 /// For how long a restarted process sees the NodeUpdates as they were before the effect at which

@@ -1,6 +1,10 @@
 //! What the tests of whole worlds share.
 
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test binary uses its own part"
+)]
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -33,7 +37,10 @@ pub fn example() -> Vec<Value> {
 /// The objects of a manifest file.
 pub fn load(file: &std::path::Path) -> Vec<Value> {
     let manifests = manifests::load(&[file]).unwrap();
-    manifests.into_iter().map(|manifest| manifest.object).collect()
+    manifests
+        .into_iter()
+        .map(|manifest| manifest.object)
+        .collect()
 }
 
 /// Runs a test in a paused runtime.
@@ -74,7 +81,11 @@ pub async fn upgraded(world: &World, version: &str) {
 
 /// No invariant was broken.
 pub fn assert_clean(world: &World) {
-    let found: Vec<String> = world.violations_at_rest().iter().map(ToString::to_string).collect();
+    let found: Vec<String> = world
+        .violations_at_rest()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
     assert!(found.is_empty(), "{found:#?}");
 }
 
@@ -104,7 +115,10 @@ pub fn assert_same_machines(before: &[MachineFacts], after: &[MachineFacts]) {
 
 /// Text at a JSON pointer.
 pub fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
-    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+    value
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
 }
 
 /// Name of an object.
@@ -127,7 +141,9 @@ pub fn workers(world: &World) -> Vec<String> {
             .get("cluster.x-k8s.io/deployment-name")
             .is_some()
     });
-    of_deployment.map(|machine| name(machine).to_owned()).collect()
+    of_deployment
+        .map(|machine| name(machine).to_owned())
+        .collect()
 }
 
 /// Names of the control plane's Machines, in order.
@@ -142,10 +158,21 @@ pub fn control_planes(world: &World) -> Vec<String> {
 pub fn picture(world: &World) -> String {
     let mut lines = vec![format!("at {}", world.now())];
     for machine in world.machines() {
-        let conditions = machine["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let conditions = machine["status"]["conditions"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
         let conditions: Vec<String> = conditions
             .iter()
-            .map(|c| format!("{}={} {} {}", text(c, "/type"), text(c, "/status"), text(c, "/reason"), text(c, "/message")))
+            .map(|c| {
+                format!(
+                    "{}={} {} {}",
+                    text(c, "/type"),
+                    text(c, "/status"),
+                    text(c, "/reason"),
+                    text(c, "/message")
+                )
+            })
             .collect();
         lines.push(format!(
             "machine {} {} phase {} node {} annotations {}\n    {}",

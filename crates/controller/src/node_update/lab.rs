@@ -1,0 +1,469 @@
+//! Three workers behind real API servers, and a controller that may die.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::core::v1::{Node, Pod, Secret},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
+use kube::{
+    Api, Client, Resource, ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+};
+use refit_api::{
+    capi::{Cluster, Machine, MachineDeployment, MachineSet},
+    conditions, crds, keys,
+    refit::{
+        Gate, HostPlan, HostPlanSpec, HostPlanStatus, HostStepStatus, NodeUpdate, Phase, PlanState,
+        StepState, StepType, UpdateGroup,
+    },
+};
+use refit_apiserver::{ApiServer, ChangeKind, Options};
+use refit_core::{invariants::World, safeguards::Safeguards};
+use refit_kube::{
+    Clock,
+    client::ClientStack,
+    gate::Open,
+    net::{Dialer, MemoryNetwork},
+    serve,
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use crate::{
+    NewNodeUpdate, Settings, context::Context, node_update as controller, testing, update_group,
+    watches,
+};
+
+pub(super) const FROM: &str = "v1.34.2";
+pub(super) const GOAL: &str = "v1.35.0";
+pub(super) const WORKERS: [&str; 3] = ["w-0", "w-1", "w-2"];
+
+/// Two API servers, hosts and kubelets; the controller comes and goes.
+pub(super) struct Lab {
+    clock: Clock,
+    network: MemoryNetwork,
+    management: ApiServer,
+    pub(super) workload: ApiServer,
+    violations: Arc<Mutex<Vec<String>>>,
+}
+
+fn server(clock: Clock) -> ApiServer {
+    ApiServer::new(Options::new(Arc::new(move || clock.now())))
+}
+
+impl Lab {
+    pub(super) async fn new() -> Self {
+        let clock = Clock::simulated(testing::epoch());
+        let lab = Self {
+            clock,
+            network: MemoryNetwork::default(),
+            management: server(clock),
+            workload: server(clock),
+            violations: Arc::default(),
+        };
+        lab.watch_invariants();
+        lab.set_up_management().await;
+        lab.set_up_workload().await;
+        lab
+    }
+
+    fn watch_invariants(&self) {
+        let world = Arc::new(Mutex::new(World::new()));
+        for (server, cluster) in [(&self.management, None), (&self.workload, Some("edge-1"))] {
+            let (world, violations) = (world.clone(), self.violations.clone());
+            server.observe(Box::new(move |event| {
+                let parse = |bytes: &bytes::Bytes| serde_json::from_slice::<Value>(bytes).unwrap();
+                let old = event.old.map(parse);
+                let new = (event.kind != ChangeKind::Deleted).then(|| parse(event.new));
+                let ours = event.user_agent.starts_with("refit-controller");
+                let actor = if ours { "controller" } else { "somebody" };
+                let found = world.lock().unwrap().observe(
+                    &event.resource.group,
+                    &event.resource.kind,
+                    cluster,
+                    old.as_ref(),
+                    new.as_ref(),
+                    actor,
+                );
+                violations
+                    .lock()
+                    .unwrap()
+                    .extend(found.iter().map(ToString::to_string));
+            }));
+        }
+    }
+
+    pub(super) fn client(server: &ApiServer) -> Client {
+        Client::new(server.clone(), "default")
+    }
+
+    pub(super) async fn set_up_management(&self) {
+        let client = Self::client(&self.management);
+        let api = Api::all(client.clone());
+        for crd in crds::refit_crds().iter().chain(&crds::capi_crds()) {
+            api.create(&PostParams::default(), crd).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let cluster: Cluster =
+            made(&client, json!({"metadata": {"name": "edge-1"}, "spec": {}})).await;
+        let ready = json!({"initialization": {"controlPlaneInitialized": true}});
+        status(&client, &cluster, ready).await;
+        let deployment: MachineDeployment = made(&client, json!({
+            "metadata": {"name": "md"},
+            "spec": {
+                "clusterName": "edge-1", "replicas": 3, "selector": {},
+                "template": {"spec": {"clusterName": "edge-1", "version": GOAL}},
+                "rollout": {"strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}},
+            },
+        }))
+        .await;
+        let set: MachineSet = made(
+            &client,
+            json!({
+                "metadata": {"name": "md-a", "ownerReferences": [owner(&deployment)]},
+                "spec": {
+                    "clusterName": "edge-1", "replicas": 3, "selector": {},
+                    "template": {"spec": {"clusterName": "edge-1", "version": GOAL}},
+                },
+            }),
+        )
+        .await;
+        for name in WORKERS {
+            let machine: Machine = made(
+                &client,
+                json!({
+                    "metadata": {"name": name, "ownerReferences": [owner(&set)]},
+                    "spec": {"clusterName": "edge-1", "version": GOAL},
+                }),
+            )
+            .await;
+            let available = json!({
+                "nodeRef": {"name": name},
+                "conditions": [{
+                    "type": "Available", "status": "True", "reason": "Available", "message": "",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z",
+                }],
+            });
+            status(&client, &machine, available).await;
+        }
+        let kubeconfig = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "k", "cluster": {"server": "http://edge-1.test:80"}}],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        });
+        let _: Secret = made(
+            &client,
+            json!({
+                "metadata": {"name": "edge-1-kubeconfig"},
+                "stringData": {"value": kubeconfig.to_string()},
+            }),
+        )
+        .await;
+    }
+
+    pub(super) async fn set_up_workload(&self) {
+        let client = Self::client(&self.workload);
+        for name in WORKERS {
+            let node: Node = made_in(
+                &Api::all(client.clone()),
+                json!({"metadata": {"name": name}}),
+            )
+            .await;
+            self.kubelet_reports(&node.name_any(), FROM).await;
+            let _: Pod = made(
+                &client,
+                json!({
+                    "metadata": {"name": format!("web-{name}"), "labels": {"app": "web"}},
+                    "spec": {"nodeName": name, "containers": [{"name": "web", "image": "web"}]},
+                }),
+            )
+            .await;
+        }
+    }
+
+    pub(super) async fn kubelet_reports(&self, node: &str, version: &str) {
+        let api: Api<Node> = Api::all(Self::client(&self.workload));
+        let body = json!({"status": {
+            "conditions": [{
+                "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "",
+                "lastHeartbeatTime": self.clock.now_seconds().to_string(),
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }],
+            "nodeInfo": {
+                "kubeletVersion": version, "bootID": "b", "architecture": "", "kernelVersion": "",
+                "containerRuntimeVersion": "", "kubeProxyVersion": "", "machineID": "",
+                "operatingSystem": "", "osImage": "", "systemUUID": "",
+            },
+        }});
+        api.patch_status(node, &PatchParams::default(), &Patch::Merge(&body))
+            .await
+            .unwrap();
+    }
+
+    /// Asks for every worker at once.
+    pub(super) async fn ask(&self) {
+        let client = Self::client(&self.management);
+        let machines: Api<Machine> = Api::default_namespaced(client.clone());
+        let updates: Api<NodeUpdate> = Api::default_namespaced(client);
+        for name in WORKERS {
+            let machine = machines.get(name).await.unwrap();
+            let new = NewNodeUpdate {
+                namespace: "default".into(),
+                machine: refit_api::refit::MachineRef {
+                    name: name.into(),
+                    uid: machine.uid().unwrap(),
+                },
+                origin: refit_api::refit::Origin::Task,
+                goal: refit_api::refit::Goal {
+                    kubernetes_version: GOAL.into(),
+                    ..Default::default()
+                },
+            };
+            updates
+                .create(&PostParams::default(), &crate::node_update(&new, 1))
+                .await
+                .unwrap();
+        }
+    }
+
+    /// One move of each agent and kubelet.
+    pub(super) async fn hosts_work(&self) {
+        let pods: Api<Pod> = Api::default_namespaced(Self::client(&self.workload));
+        for pod in pods.list(&ListParams::default()).await.unwrap() {
+            if pod.metadata.deletion_timestamp.is_some() {
+                let now = DeleteParams::default().grace_period(0);
+                pods.delete(&pod.name_any(), &now).await.unwrap();
+            }
+        }
+        let api: Api<HostPlan> =
+            Api::namespaced(Self::client(&self.workload), keys::HOST_PLAN_NAMESPACE);
+        for name in WORKERS {
+            let Ok(plan) = api.get_opt(name).await else {
+                return;
+            };
+            let Some(plan) = plan else {
+                let plan = HostPlan::new(name, HostPlanSpec::default());
+                if api.create(&PostParams::default(), &plan).await.is_err() {
+                    return;
+                }
+                continue;
+            };
+            let next = agent_status(&plan, self.clock.now_seconds());
+            if plan.status.as_ref() != Some(&next) {
+                let body = json!({"status": next});
+                api.patch_status(name, &PatchParams::default(), &Patch::Merge(&body))
+                    .await
+                    .unwrap();
+                if next.passed == Gate::Disrupt {
+                    self.kubelet_reports(name, GOAL).await;
+                }
+            }
+        }
+    }
+
+    /// A controller that lives until it is dropped.
+    pub(super) async fn controller(&self) {
+        let dialer = Dialer::Memory(self.network.clone(), Arc::new(Open));
+        let stack = ClientStack::new(dialer, Arc::new(Open), "refit-controller/test");
+        let config = kube::Config::new("http://management.test:80".parse().unwrap());
+        let ctx = Arc::new(Context::new(
+            stack.client(&config).unwrap(),
+            stack,
+            self.clock,
+            Safeguards::default(),
+            Settings::default(),
+        ));
+        let (one, two, ()) = futures::join!(
+            controller::run(ctx.clone()),
+            update_group::run(ctx.clone()),
+            watches::run(&ctx),
+        );
+        one.and(two).unwrap();
+    }
+
+    /// Serves both API servers for ever.
+    pub(super) async fn serve(&self) {
+        let one = |host: &str, server: &ApiServer| {
+            let server = server.clone();
+            let service = tower::service_fn(move |request| {
+                let mut server = server.clone();
+                async move {
+                    let answer = tower::Service::call(&mut server, request).await;
+                    Ok::<_, std::convert::Infallible>(answer.expect("no fault is injected"))
+                }
+            });
+            let listener = self.network.listen(host, 80);
+            serve::serve(listener, None, service, std::future::pending())
+        };
+        futures::join!(
+            one("management.test", &self.management),
+            one("edge-1.test", &self.workload),
+        );
+    }
+
+    pub(super) async fn updates(&self) -> Vec<NodeUpdate> {
+        let api: Api<NodeUpdate> = Api::default_namespaced(Self::client(&self.management));
+        api.list(&ListParams::default()).await.unwrap().items
+    }
+
+    /// Runs hosts until every update has ended; the controller lives `lifetime` at a time.
+    pub(super) async fn run(&self, lifetime: Duration) {
+        let work = async {
+            for _ in 0..2000 {
+                tokio::time::sleep(Duration::from_secs(2)).await;
+                self.hosts_work().await;
+                let updates = self.updates().await;
+                if updates
+                    .iter()
+                    .all(|update| phase(update) == Phase::Succeeded)
+                {
+                    // What is left to clean up takes no host.
+                    tokio::time::sleep(Duration::from_mins(2)).await;
+                    return;
+                }
+            }
+            panic!("it never ends: {:#?}", self.updates().await);
+        };
+        let lives = async {
+            loop {
+                let _ = tokio::time::timeout(lifetime, Box::pin(self.controller())).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = work => {}
+            () = self.serve() => {}
+            () = lives => {}
+        }
+    }
+
+    pub(super) async fn assert_clean(&self) {
+        let violations = self.violations.lock().unwrap().clone();
+        assert!(violations.is_empty(), "{violations:#?}");
+        let client = Self::client(&self.management);
+        let machines: Api<Machine> = Api::default_namespaced(client.clone());
+        for machine in machines.list(&ListParams::default()).await.unwrap() {
+            assert!(
+                machine.annotations().is_empty(),
+                "{:?}",
+                machine.annotations()
+            );
+            let list = &machine.status.as_ref().unwrap().conditions;
+            assert!(conditions::is_true(list, conditions::MACHINE_UP_TO_DATE));
+            assert!(conditions::is_true(list, conditions::AVAILABLE));
+        }
+        let groups: Api<UpdateGroup> = Api::default_namespaced(client);
+        let groups = groups.list(&ListParams::default()).await.unwrap().items;
+        assert_eq!(groups.len(), 1);
+        let status = groups[0].status.as_ref().unwrap();
+        assert!(
+            status.slots.is_empty() && status.waiting.is_empty(),
+            "{status:?}"
+        );
+        assert_eq!(status.durations[0].seconds.len(), WORKERS.len());
+        let nodes: Api<Node> = Api::all(Self::client(&self.workload));
+        for node in nodes.list(&ListParams::default()).await.unwrap() {
+            assert_eq!(node.spec.unwrap_or_default().unschedulable, None);
+            assert_eq!(node.metadata.annotations, None);
+        }
+    }
+}
+
+pub(super) fn phase(update: &NodeUpdate) -> Phase {
+    crate::groups::phase_of(update)
+}
+
+/// An agent that does at once whatever its gate allows.
+fn agent_status(plan: &HostPlan, now: Timestamp) -> HostPlanStatus {
+    let old = plan.status.clone().unwrap_or_default();
+    let gate = plan.spec.gate;
+    if old.reported_at.is_some() && old.plan_id == plan.spec.plan_id && old.passed == gate {
+        return old;
+    }
+    let steps = plan.spec.steps.iter().map(|step| {
+        let done = step.gate <= gate;
+        HostStepStatus {
+            id: step.id.clone(),
+            state: if done {
+                StepState::Done
+            } else {
+                StepState::Pending
+            },
+            attempt: i32::from(done),
+            started_at: done.then_some(Time(now)),
+            finished_at: done.then_some(Time(now)),
+            ..HostStepStatus::default()
+        }
+    });
+    HostPlanStatus {
+        agent_version: "test".into(),
+        capabilities: vec![
+            StepType::Preflight,
+            StepType::Stage,
+            StepType::KubeadmInstall,
+            StepType::KubeadmUpgrade,
+            StepType::KubeletInstall,
+            StepType::KubeletRestart,
+            StepType::Verify,
+        ],
+        reported_at: Some(Time(now)),
+        plan_id: plan.spec.plan_id.clone(),
+        state: match gate {
+            Gate::Closed => PlanState::Idle,
+            Gate::Disrupt => PlanState::Succeeded,
+            _ => PlanState::AtGate,
+        },
+        passed: gate,
+        steps: steps.collect(),
+        ..old
+    }
+}
+
+fn owner<K: Resource<DynamicType = ()>>(object: &K) -> Value {
+    serde_json::to_value(object.controller_owner_ref(&()).unwrap()).unwrap()
+}
+
+pub(super) async fn made<K>(client: &Client, body: Value) -> K
+where
+    K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
+        + Clone
+        + std::fmt::Debug
+        + Serialize
+        + DeserializeOwned,
+{
+    made_in(&Api::default_namespaced(client.clone()), body).await
+}
+
+pub(super) async fn made_in<K>(api: &Api<K>, mut body: Value) -> K
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
+{
+    body["apiVersion"] = K::api_version(&()).into();
+    body["kind"] = K::kind(&()).into();
+    let object: K = serde_json::from_value(body).unwrap();
+    api.create(&PostParams::default(), &object).await.unwrap()
+}
+
+pub(super) async fn status<K>(client: &Client, object: &K, status: Value)
+where
+    K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
+        + Clone
+        + std::fmt::Debug
+        + DeserializeOwned,
+{
+    let api: Api<K> = Api::default_namespaced(client.clone());
+    let body = json!({ "status": status });
+    api.patch_status(
+        &object.name_any(),
+        &PatchParams::default(),
+        &Patch::Merge(&body),
+    )
+    .await
+    .unwrap();
+}
