@@ -49,7 +49,8 @@ pub(super) struct Lab {
     network: MemoryNetwork,
     management: ApiServer,
     pub(super) workload: ApiServer,
-    violations: Arc<Mutex<Vec<String>>>,
+    pub(super) safeguards: Safeguards,
+    pub(super) violations: Arc<Mutex<Vec<String>>>,
 }
 
 fn server(clock: Clock) -> ApiServer {
@@ -64,6 +65,7 @@ impl Lab {
             network: MemoryNetwork::default(),
             management: server(clock),
             workload: server(clock),
+            safeguards: Safeguards::default(),
             violations: Arc::default(),
         };
         lab.watch_invariants();
@@ -276,7 +278,7 @@ impl Lab {
             stack.client(&config).unwrap(),
             stack,
             self.clock,
-            Safeguards::default(),
+            self.safeguards,
             Settings::default(),
         ));
         let (one, two, ()) = futures::join!(

@@ -125,3 +125,18 @@ async fn what_agents_need_is_installed_once() {
         () = lives => {}
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn without_slots_the_invariants_notice() {
+    let mut lab = Lab::new().await;
+    lab.safeguards.slot = false;
+    lab.ask().await;
+    Box::pin(lab.run(Duration::from_hours(100))).await;
+    let violations = lab.violations.lock().unwrap().clone();
+    assert!(
+        violations
+            .iter()
+            .any(|line| line.starts_with("invariant 1: ")),
+        "{violations:?}"
+    );
+}
