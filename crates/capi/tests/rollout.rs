@@ -523,7 +523,7 @@ async fn a_process_killed_while_workers_are_updated_goes_on_where_it_stood() {
         kind: "MachineDeployment",
         version: NEW,
     };
-    sweep(scenario, 23, 10).await;
+    sweep(scenario, 37, 4).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -535,7 +535,7 @@ async fn a_process_killed_while_a_worker_is_replaced_goes_on_where_it_stood() {
         kind: "MachineDeployment",
         version: "v1.34.9",
     };
-    sweep(scenario, 29, 10).await;
+    sweep(scenario, 41, 4).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -547,5 +547,5 @@ async fn a_process_killed_while_control_planes_are_updated_goes_on_where_it_stoo
         kind: "KubeadmControlPlane",
         version: NEW,
     };
-    sweep(scenario, 37, 10).await;
+    sweep(scenario, 53, 4).await;
 }

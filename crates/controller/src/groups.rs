@@ -115,6 +115,17 @@ pub(crate) fn owner_reference(stores: &Stores, group: &Group) -> Option<OwnerRef
     })
 }
 
+/// The generation of a group's owner, if it is known.
+pub(crate) fn owner_generation(stores: &Stores, group: &Group) -> Option<i64> {
+    let key = group.owner_key();
+    match group.spec.owner.kind.as_str() {
+        "KubeadmControlPlane" => stores.control_planes.get(&key)?.metadata.generation,
+        "MachineDeployment" => stores.machine_deployments.get(&key)?.metadata.generation,
+        "MachineSet" => stores.machine_sets.get(&key)?.metadata.generation,
+        _ => None,
+    }
+}
+
 /// The Machines of a group, in order of their names.
 pub(crate) fn machines_of(stores: &Stores, group: &ObjectKey) -> Vec<std::sync::Arc<Machine>> {
     stores

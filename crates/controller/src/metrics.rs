@@ -178,8 +178,8 @@ impl Metrics {
             }
         }
         let depths = [
-            ("node_update", ctx.queues.node_updates.depth()),
-            ("update_group", ctx.queues.groups.depth()),
+            ("node-update", ctx.queues.node_updates.depth()),
+            ("update-group", ctx.queues.groups.depth()),
         ];
         for (controller, depth) in depths {
             let labels = ControllerLabels {

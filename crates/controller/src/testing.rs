@@ -36,6 +36,7 @@ struct State {
     writes: Vec<String>,
     version: u64,
     down: bool,
+    forbidden: Option<String>,
 }
 
 impl FakeApi {
@@ -68,6 +69,11 @@ impl FakeApi {
     /// Whether every call fails.
     pub(crate) fn set_down(&self, down: bool) {
         self.lock().down = down;
+    }
+
+    /// Refuses every write to a path with this in it.
+    pub(crate) fn forbid(&self, infix: &str) {
+        self.lock().forbidden = Some(infix.to_owned());
     }
 
     /// The NodeUpdates that there are.
@@ -106,6 +112,10 @@ impl FakeApi {
             return refuse(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable");
         }
         let path = path.trim_end_matches("/status").to_owned();
+        let forbidden = state.forbidden.as_deref();
+        if *method != Method::GET && forbidden.is_some_and(|infix| path.contains(infix)) {
+            return refuse(StatusCode::FORBIDDEN, "Forbidden");
+        }
         match *method {
             Method::GET => match state.objects.get(&path) {
                 Some(object) => (StatusCode::OK, object.clone()),

@@ -81,6 +81,7 @@ fn owned_group(kind: &str, owner: &impl kube::ResourceExt) -> ObjectKey {
 
 /// A Cluster's policy, pause and endpoint concern all of its groups and unfinished NodeUpdates.
 fn wake_cluster(ctx: &Context, cluster: &Cluster) {
+    ctx.workload_index.clusters_changed();
     let namespace = cluster.namespace().unwrap_or_default();
     let name = cluster.name_any();
     for group in ctx.stores.update_groups.list_in(&namespace) {

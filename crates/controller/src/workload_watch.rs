@@ -29,8 +29,6 @@ use crate::{
     groups::node_update_keys_of_machine,
 };
 
-/// How often the list of Clusters is looked at.
-const DISCOVERY_INTERVAL: Duration = Duration::from_secs(5);
 /// How often a cluster that answers is asked whether it still does.
 const PROBE_INTERVAL: Duration = Duration::from_mins(1);
 /// How often a cluster that does not answer is asked again.
@@ -44,6 +42,7 @@ const CRD_HASH: &str = "refit.dev/crd-hash";
 #[derive(Debug, Default)]
 pub(crate) struct WorkloadIndex {
     clusters: Mutex<BTreeMap<ObjectKey, Arc<ClusterView>>>,
+    changed: Notify,
 }
 
 /// What the watches of one workload cluster saw.
@@ -79,6 +78,11 @@ impl ClusterView {
 }
 
 impl WorkloadIndex {
+    /// Notes that some Cluster came, changed or went.
+    pub(crate) fn clusters_changed(&self) {
+        self.changed.notify_one();
+    }
+
     /// The view of a Cluster; `None` before its control plane is initialised.
     pub(crate) fn view(&self, cluster: &ObjectKey) -> Option<Arc<ClusterView>> {
         self.lock().get(cluster).cloned()
@@ -125,7 +129,7 @@ pub(crate) async fn run(ctx: &Context) {
         tokio::select! {
             biased;
             Some(_) = watches.next(), if !watches.is_empty() => {}
-            () = tokio::time::sleep(DISCOVERY_INTERVAL) => {}
+            () = ctx.workload_index.changed.notified() => {}
         }
     }
 }

@@ -2,10 +2,21 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::{Api, Client, Config, ResourceExt, api::PostParams};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use k8s_openapi::{
+    api::core::v1::Secret,
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client, Config, ResourceExt,
+    api::{Patch, PostParams},
+};
 use refit_api::{
     capi::{Cluster, Machine, MachineSpec},
     crds, hooks,
@@ -36,6 +47,8 @@ struct World {
     clock: Clock,
     client: Client,
     api: JoinHandle<()>,
+    /// Path and query of every call to the API server.
+    calls: Arc<Mutex<Vec<String>>>,
 }
 
 impl Drop for World {
@@ -66,7 +79,10 @@ impl World {
         let cert = ReloadableCert::new(&authority.server(&[API], validity()).unwrap()).unwrap();
         let config = tls::server_config(cert, None).unwrap();
         let listener = network.listen(API, 6443);
-        let service = tower::service_fn(move |request| {
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let seen = calls.clone();
+        let service = tower::service_fn(move |request: http::Request<hyper::body::Incoming>| {
+            seen.lock().unwrap().push(request.uri().to_string());
             let answer = server.clone().oneshot(request);
             async { Ok::<_, Infallible>(answer.await.expect("no connection is cut here")) }
         });
@@ -82,6 +98,7 @@ impl World {
             clock,
             client,
             api,
+            calls,
         }
     }
 
@@ -185,4 +202,69 @@ async fn a_process_that_dies_at_any_time_asks_for_each_update_once() {
         world.node_updates().await.is_empty(),
         "it goes with its Machine"
     );
+}
+
+/// The management cluster is its own workload cluster here.
+#[tokio::test(start_paused = true)]
+async fn a_workload_cluster_is_watched_once() {
+    let world = World::new().await;
+    let clusters: Api<Cluster> = Api::namespaced(world.client.clone(), "default");
+    clusters
+        .create(
+            &PostParams::default(),
+            &Cluster::new("edge-1", <_>::default()),
+        )
+        .await
+        .unwrap();
+    let ca = world.authority.material().cert_pem.as_bytes();
+    let kubeconfig = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "k", "cluster": {
+            "server": format!("https://{API}:6443"),
+            "certificate-authority-data": STANDARD.encode(ca),
+        }}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+    });
+    let secret = serde_json::from_value(json!({
+        "metadata": {"name": "edge-1-kubeconfig"},
+        "stringData": {"value": kubeconfig.to_string()},
+    }));
+    let secrets: Api<Secret> = Api::namespaced(world.client.clone(), "default");
+    secrets
+        .create(&PostParams::default(), &secret.unwrap())
+        .await
+        .unwrap();
+    let process = world.start();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let lists = || {
+        let calls = world.calls.lock().unwrap();
+        let nodes = |call: &&String| call.contains("/api/v1/nodes?");
+        let continues =
+            |call: &&String| call.contains("resourceVersion=") && call.contains("watch");
+        calls
+            .iter()
+            .filter(nodes)
+            .filter(|call| !continues(call))
+            .count()
+    };
+    assert_eq!(
+        lists(),
+        0,
+        "nothing is watched before the control plane is there"
+    );
+    let ready = json!({"status": {"initialization": {"controlPlaneInitialized": true}}});
+    clusters
+        .patch_status("edge-1", &<_>::default(), &Patch::Merge(&ready))
+        .await
+        .unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(lists(), 1, "it is found by its event");
+    assert!(!process.is_finished());
+    process.abort();
+    world.calls.lock().unwrap().clear();
+    let process = world.start();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(lists(), 1, "it is found by the first look");
+    process.abort();
 }

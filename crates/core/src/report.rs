@@ -114,6 +114,13 @@ pub enum Refusal {
     },
     /// The group's object is not there yet.
     GroupNotReady,
+    /// An API server answers, and refuses what is asked of it: by its rights or by its rules.
+    ApiRefused {
+        /// What was asked.
+        what: String,
+        /// What it said.
+        message: String,
+    },
 }
 
 impl Refusal {
@@ -138,6 +145,7 @@ impl Refusal {
             Self::Paused { .. } => "Paused",
             Self::NoGroup { .. } => "NoGroup",
             Self::GroupNotReady => "GroupNotReady",
+            Self::ApiRefused { .. } => "ApiRefused",
         }
     }
 
@@ -160,6 +168,7 @@ impl Refusal {
             Self::ApiUnreachable { cluster } => cluster.clone(),
             Self::OlderUpdateUnfinished { node_update } => node_update.clone(),
             Self::Paused { object } => object.clone(),
+            Self::ApiRefused { what, .. } => what.clone(),
             Self::GroupUnavailable { .. }
             | Self::ControlPlaneBehind { .. }
             | Self::GroupNotReady => String::new(),
@@ -222,6 +231,12 @@ impl Refusal {
                  that is known, so nothing says whether it may be down"
             ),
             Self::GroupNotReady => "waiting for the UpdateGroup of the machine".to_owned(),
+            Self::ApiRefused { what, message } => {
+                format!(
+                    "waiting for {what}, which the API server refuses: {}",
+                    message.trim_end_matches('.')
+                )
+            }
         }
     }
 
@@ -242,7 +257,7 @@ impl Refusal {
     }
 
     /// Every reason that a refusal may have, in the order of the variants.
-    pub const REASONS: [&'static str; 18] = [
+    pub const REASONS: [&'static str; 19] = [
         "SlotBusy",
         "GroupUnavailable",
         "ControlPlaneUnhealthy",
@@ -261,6 +276,7 @@ impl Refusal {
         "Paused",
         "NoGroup",
         "GroupNotReady",
+        "ApiRefused",
     ];
 }
 
@@ -319,6 +335,10 @@ mod tests {
             },
             Refusal::NoGroup { machine: s("m") },
             Refusal::GroupNotReady,
+            Refusal::ApiRefused {
+                what: s("a write to the Node"),
+                message: s("it is forbidden."),
+            },
         ]
     }
 

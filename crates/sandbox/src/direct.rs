@@ -72,6 +72,8 @@ pub enum DirectError {
         code: u16,
         /// What the server said.
         message: String,
+        /// Field and message of each cause that it named.
+        causes: Vec<(String, String)>,
     },
     /// The server did not answer.
     #[error("{method} {path}: {source}")]
@@ -154,8 +156,20 @@ impl Direct {
             path,
             code,
             message,
+            causes: causes(&value),
         })
     }
+}
+
+/// Field and message of each cause that a `metav1.Status` names.
+fn causes(status: &Value) -> Vec<(String, String)> {
+    let text = |cause: &Value, key: &str| cause[key].as_str().unwrap_or_default().to_owned();
+    let causes = status["details"]["causes"].as_array();
+    causes
+        .into_iter()
+        .flatten()
+        .map(|cause| (text(cause, "field"), text(cause, "message")))
+        .collect()
 }
 
 /// The server's options in a sandbox: simulated time, seeded names.

@@ -50,6 +50,17 @@ struct Tables {
     places: BTreeMap<(String, String), Place>,
 }
 
+/// Who wants to see the objects of a resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Interest {
+    /// Nobody.
+    None,
+    /// Whoever asks for the state of the world.
+    Status,
+    /// They too, and the environment acts on changes.
+    Environment,
+}
+
 /// A view of one server.
 #[derive(Clone)]
 pub(crate) struct Mirror {
@@ -63,10 +74,11 @@ impl std::fmt::Debug for Mirror {
 }
 
 impl Mirror {
-    /// Follows a server; `wanted` says which resources, `woken` is notified of each change to one.
+    /// Follows a server; `interest` says in which resources, `woken` is notified of each change to
+    /// one that matters to the environment.
     pub(crate) fn follow(
         server: &ApiServer,
-        wanted: fn(&Resource) -> bool,
+        interest: fn(&Resource) -> Interest,
         woken: Arc<Notify>,
     ) -> Self {
         let tables = Arc::new(Mutex::new(Tables::default()));
@@ -74,7 +86,7 @@ impl Mirror {
             tables: tables.clone(),
         };
         for (resource, value) in server.dump() {
-            if wanted(&resource) {
+            if interest(&resource) != Interest::None {
                 let text = |pointer| {
                     let text = value.pointer(pointer).and_then(Value::as_str);
                     text.unwrap_or_default().to_owned()
@@ -89,7 +101,8 @@ impl Mirror {
             }
         }
         server.observe(Box::new(move |event: &StoreEvent<'_>| {
-            if !wanted(event.resource) {
+            let interest = interest(event.resource);
+            if interest == Interest::None {
                 return;
             }
             let mut tables = tables.lock().unwrap_or_else(PoisonError::into_inner);
@@ -104,7 +117,9 @@ impl Mirror {
                 tables.put(event.resource, key, item);
             }
             drop(tables);
-            woken.notify_one();
+            if interest == Interest::Environment {
+                woken.notify_one();
+            }
         }));
         mirror
     }
@@ -193,23 +208,23 @@ impl Place {
 }
 
 /// Resources of the management cluster that environment and scenarios look at.
-pub(crate) fn management_resources(resource: &Resource) -> bool {
+pub(crate) fn management_resources(resource: &Resource) -> Interest {
     let group: &str = &resource.group;
-    let plural: &str = &resource.plural;
-    match group {
-        capi::INFRASTRUCTURE_GROUP | capi::BOOTSTRAP_GROUP | capi::CONTROL_PLANE_GROUP => true,
-        capi::CORE_GROUP => {
-            matches!(plural, "clusters" | "machines" | "machinedeployments")
-        }
-        refit_api::refit::GROUP => matches!(plural, "nodeupdates" | "updategroups"),
-        _ => resource.custom && group.contains("infrastructure"),
+    match (group, &*resource.plural) {
+        (capi::INFRASTRUCTURE_GROUP | capi::BOOTSTRAP_GROUP, _)
+        | (capi::CORE_GROUP, "clusters" | "machines") => Interest::Environment,
+        (capi::CONTROL_PLANE_GROUP, _)
+        | (capi::CORE_GROUP, "machinedeployments")
+        | (refit_api::refit::GROUP, "nodeupdates" | "updategroups") => Interest::Status,
+        _ if resource.custom && group.contains("infrastructure") => Interest::Environment,
+        _ => Interest::None,
     }
 }
 
 /// Resources of a workload cluster that the environment looks at.
-pub(crate) fn workload_resources(resource: &Resource) -> bool {
-    matches!(
-        &*resource.id,
-        "nodes" | "pods" | "replicasets.apps" | "daemonsets.apps"
-    )
+pub(crate) fn workload_resources(resource: &Resource) -> Interest {
+    match &*resource.id {
+        "nodes" | "pods" | "replicasets.apps" | "daemonsets.apps" => Interest::Environment,
+        _ => Interest::None,
+    }
 }

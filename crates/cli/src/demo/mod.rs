@@ -12,6 +12,8 @@ use crate::printer::{Format, Printer};
 
 /// Exit code where a machine was replaced that nobody asked to replace.
 const EXIT_REPLACED: u8 = 3;
+/// Exit code of a process that a signal ended, as shells count: this and the signal's number.
+const EXIT_BY_SIGNAL: u8 = 128;
 
 /// Flags of `refit demo`.
 #[derive(Debug, clap::Args)]
@@ -24,8 +26,10 @@ Examples:
 
 Exit codes:
   0  every machine runs the new version, none was replaced but by its group's own maxSurge
-  1  the run did not end well
-  3  a machine was replaced that nobody asked to replace")]
+  1  the manifests are wrong, or the run did not end well; the text says why
+  2  the command line is wrong
+  3  a machine was replaced that nobody asked to replace
+  130, 143  interrupted by Ctrl-C or SIGTERM; nothing is left behind")]
 pub(crate) struct Args {
     /// Cluster manifests to run instead of the built-in example.
     #[arg(long, value_name = "FILE", num_args = 1..)]
@@ -54,19 +58,42 @@ fn speed(text: &str) -> Result<f64, String> {
 /// Runs the demo.
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let printer = Printer::of_process(args.output);
-    let plan = plan::make(&args.manifests, args.no_surge, args.to.as_deref())?;
+    let manifests = plan::read(&args.manifests)?;
     let runtime = refit_sandbox::world::runtime()?;
     let code = runtime.block_on(async {
+        let demo = async {
+            refit_sandbox::manifests::rehearse(&manifests).await?;
+            let plan = plan::make(manifests, args.no_surge, args.to.as_deref())?;
+            run::run(printer, &plan, args.speed, args.no_surge).await
+        };
         tokio::select! {
             biased;
-            _ = tokio::signal::ctrl_c() => {
-                printer.note("interrupted; nothing is left behind")?;
-                Ok(ExitCode::from(130))
+            number = interrupted() => {
+                // Whoever interrupts may have closed our output already.
+                let _ = printer.note("interrupted; nothing is left behind");
+                Ok(ExitCode::from(EXIT_BY_SIGNAL + number))
             }
-            code = run::run(printer, &plan, args.speed, args.no_surge) => code,
+            code = demo => code,
         }
     });
     // A blocking beat of the pacer may still be under way; nothing waits for it.
     runtime.shutdown_background();
     code
+}
+
+/// Waits for SIGINT or SIGTERM and returns its number.
+async fn interrupted() -> u8 {
+    use tokio::signal::unix::{SignalKind, signal};
+    let wait = async |kind| match signal(kind) {
+        Ok(mut stream) => {
+            stream.recv().await;
+        }
+        // Without a handler the signal ends the process by itself.
+        Err(_) => std::future::pending().await,
+    };
+    tokio::select! {
+        biased;
+        () = wait(SignalKind::interrupt()) => 2,
+        () = wait(SignalKind::terminate()) => 15,
+    }
 }

@@ -185,7 +185,7 @@ impl Outcome<'_> {
         for group in groups {
             printer.result(&format!("  {}", group.fields_to_set()))?;
         }
-        printer.result("or try it: refit demo --no-surge with the same manifests.")?;
+        printer.result("or run the same manifests with --no-surge.")?;
         Ok(())
     }
 }
@@ -195,17 +195,41 @@ fn next_steps(printer: Printer, plan: &Plan, no_surge: bool) -> anyhow::Result<(
         .objects
         .iter()
         .any(|object| object["kind"] == "SandboxCluster");
+    let demo = command();
+    let mut rows = Vec::new();
+    let mut row = |command: String, what: &str| rows.push(vec![command, what.to_owned()]);
+    if built_in {
+        row(
+            format!("  {demo} --manifests examples/bare-metal.yaml"),
+            "another cluster",
+        );
+        row(
+            format!("  {demo} --manifests YOUR.yaml"),
+            "yours, as `clusterctl generate cluster` prints it",
+        );
+    } else if !no_surge {
+        row(
+            format!("  {demo} --no-surge --manifests ..."),
+            "the same without machines on top",
+        );
+    }
+    row(
+        format!("  {demo} -o json"),
+        "uids, providerIDs and boot ids, before and after",
+    );
+    row("  docs/demo.md".to_owned(), "what you saw, word by word");
     printer.result("")?;
     printer.result("What to try next")?;
-    if built_in {
-        printer.result("  refit demo --manifests examples/bare-metal.yaml   another cluster")?;
-        printer.result("  refit demo --manifests YOUR.yaml                  yours, as `clusterctl generate cluster` prints it")?;
+    for line in columns(&rows) {
+        printer.result(&line)?;
     }
-    if !built_in && !no_surge {
-        printer.result("  --no-surge     the same without machines on top")?;
-    }
-    printer.result("  refit demo -o json                                uids, providerIDs and boot ids, before and after")?;
-    printer
-        .result("  docs/demo.md                                      what you saw, word by word")?;
     Ok(())
+}
+
+/// How the demo was started: from the checkout by cargo, or as an installed program.
+fn command() -> &'static str {
+    match std::env::var_os("CARGO") {
+        Some(_) => "cargo run --release -- demo",
+        None => "refit demo",
+    }
 }

@@ -66,17 +66,21 @@ impl Plan {
     }
 }
 
-/// Reads the manifests, or takes the example, and works out what will happen.
+/// Reads the manifests, or takes the example.
+pub(crate) fn read(files: &[std::path::PathBuf]) -> Result<Vec<Manifest>, manifests::LoadError> {
+    if files.is_empty() {
+        manifests::parse([(EXAMPLE.0, EXAMPLE.1.as_bytes())])
+    } else {
+        manifests::load(files)
+    }
+}
+
+/// Works out what will happen.
 pub(crate) fn make(
-    files: &[std::path::PathBuf],
+    loaded: Vec<Manifest>,
     no_surge: bool,
     to: Option<&str>,
 ) -> anyhow::Result<Plan> {
-    let loaded = if files.is_empty() {
-        manifests::parse([(EXAMPLE.0, EXAMPLE.1.as_bytes())])?
-    } else {
-        manifests::load(files)?
-    };
     let kept = loaded
         .iter()
         .filter(|m| !m.acted_on())
@@ -102,7 +106,10 @@ pub(crate) fn make(
 
 fn group(object: &Value) -> anyhow::Result<Option<Group>> {
     let kind = text(object, "/kind");
-    let name = format!("{kind}/{}", text(object, "/metadata/name"));
+    let name = group_name(
+        text(object, "/metadata/namespace"),
+        &format!("{kind}/{}", text(object, "/metadata/name")),
+    );
     let replicas = object
         .pointer("/spec/replicas")
         .and_then(Value::as_i64)
@@ -140,6 +147,15 @@ fn group(object: &Value) -> anyhow::Result<Option<Group>> {
         control_plane,
         ends: prediction.ends || replicas == 0,
     }))
+}
+
+/// A group as it is shown, and told from its namesakes: `Kind/name`, and the namespace where that
+/// is not `default`.
+pub(crate) fn group_name(namespace: &str, owner: &str) -> String {
+    match namespace {
+        "" | "default" => owner.to_owned(),
+        namespace => format!("{owner} in {namespace}"),
+    }
 }
 
 /// The version to go to, if every group can go there in one step.
@@ -193,7 +209,7 @@ mod tests {
     use super::*;
 
     fn example(no_surge: bool, to: Option<&str>) -> anyhow::Result<Plan> {
-        make(&[], no_surge, to)
+        make(read(&[]).unwrap(), no_surge, to)
     }
 
     #[test]

@@ -11,7 +11,7 @@ use refit_sandbox::world::{
 
 use super::{
     outcome::{Outcome, Timing},
-    plan::Plan,
+    plan::{Plan, group_name},
     progress::{Board, Step},
     report::{Identity, Work, rows},
 };
@@ -159,11 +159,18 @@ async fn watch(
     let mut board = Board::new(printer, width);
     let mut moved = start;
     loop {
-        let rows = feed.current();
+        let mut rows = feed.current();
+        rows.sort_by(|a, b| (!a.control_plane, &a.machine).cmp(&(!b.control_plane, &b.machine)));
         let elapsed = world.now().duration_since(start).as_secs();
         for row in &rows {
             board.show(&row.machine, &step(row, &target), elapsed)?;
         }
+        board.gone(
+            |machine| !rows.iter().any(|row| row.machine == machine),
+            elapsed,
+        )?;
+        let done = rows.iter().filter(|row| is_done(row, &target)).count();
+        board.sum_up(done, rows.len(), elapsed);
         if world.is_updated(&target) && rows.iter().all(|row| is_done(row, &target)) {
             board.finish();
             return Ok(());
@@ -203,11 +210,13 @@ fn step(row: &MachineProgress, target: &str) -> Step {
             phase: "Updated".to_owned(),
             detail: "same machine".to_owned(),
             percent: 100,
+            remaining_seconds: None,
         },
         _ if is_done(row, target) => Step {
             phase: "Ready".to_owned(),
             detail: "a new machine".to_owned(),
             percent: 100,
+            remaining_seconds: None,
         },
         Some(phase) => {
             let detail = if row.step.is_empty() {
@@ -219,17 +228,29 @@ fn step(row: &MachineProgress, target: &str) -> Step {
                 phase: format!("{phase:?}"),
                 detail,
                 percent,
+                remaining_seconds: row.remaining_seconds.filter(|rest| *rest > 0),
             }
         }
+        None if row.machine_phase == "Deleting" => Step {
+            phase: "Deleting".to_owned(),
+            detail: "Cluster API replaces it".to_owned(),
+            percent,
+            remaining_seconds: None,
+        },
         None if row.wanted_version != target => Step {
             phase: "Waiting".to_owned(),
             detail: "not its turn yet".to_owned(),
             percent,
+            remaining_seconds: None,
         },
         None => Step {
-            phase: row.machine_phase.clone(),
+            phase: match row.machine_phase.as_str() {
+                "" => "Pending".to_owned(),
+                phase => phase.to_owned(),
+            },
             detail: String::new(),
             percent,
+            remaining_seconds: None,
         },
     }
 }
@@ -284,7 +305,7 @@ fn identities(facts: Vec<MachineFacts>) -> Vec<Identity> {
                 node_name: m.node_name,
                 boot_id: m.boot_id,
                 version: m.kubelet_version,
-                group: m.owner,
+                group: group_name(&m.namespace, &m.owner),
             };
             (!m.control_plane, identity)
         })

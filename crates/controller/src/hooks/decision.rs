@@ -9,7 +9,10 @@ use refit_api::{
     conditions,
     refit::{UpdateGroup, UpdateGroupStatus},
 };
-use refit_core::change::{NotReady, Policy, Verdict};
+use refit_core::{
+    change::{NotReady, Policy, Verdict},
+    group::COVERED,
+};
 use refit_kube::{
     apply,
     events::{Announcement, EventType},
@@ -17,11 +20,9 @@ use refit_kube::{
 
 use crate::{
     context::Context,
-    groups::{Group, ensure_group, owner_reference},
+    groups::{Group, ensure_group, owner_generation, owner_reference},
 };
 
-/// Condition of an UpdateGroup: is the change that its owner asks for made in place?
-pub(crate) const COVERED: &str = "Covered";
 /// Condition of an UpdateGroup: are the annotations of owner and Cluster understood?
 pub(crate) const POLICY_UNDERSTOOD: &str = "PolicyUnderstood";
 /// How many path lines a status carries.
@@ -56,7 +57,9 @@ async fn try_record(
     let mut found = ensure_group(ctx, group).await?;
     for attempt in 1..=ATTEMPTS {
         let status = found.status.clone().unwrap_or_default();
-        let Some(next) = next_status(&status, ctx.clock.now_seconds(), policy, verdict) else {
+        let generation = owner_generation(&ctx.stores, group);
+        let now = ctx.clock.now_seconds();
+        let Some(next) = next_status(&status, now, policy, verdict, generation) else {
             return Ok(());
         };
         if let Some(announcement) = announcement(ctx, group, &status, verdict) {
@@ -83,6 +86,7 @@ fn next_status(
     now: jiff::Timestamp,
     policy: &Policy,
     verdict: &Verdict,
+    owner_generation: Option<i64>,
 ) -> Option<UpdateGroupStatus> {
     let mut next = status.clone();
     let word = match verdict {
@@ -91,10 +95,12 @@ fn next_status(
         Verdict::Replace { .. } | Verdict::Preserve { .. } | Verdict::Disabled => "False",
     };
     let said = (COVERED, word, verdict.reason(), verdict.message());
+    // Only what blocks has to be known as outdated later.
+    let generation = owner_generation.filter(|_| !verdict.uncovered().is_empty());
     conditions::set(
         &mut next.conditions,
         now,
-        None,
+        generation,
         (said.0, said.1, said.2, &said.3),
     );
     match &policy.not_understood {
@@ -187,19 +193,34 @@ mod tests {
     #[test]
     fn the_same_decision_again_is_no_write() {
         let (policy, verdict) = (Policy::default(), preserve());
-        let first = next_status(&UpdateGroupStatus::default(), now(), &policy, &verdict).unwrap();
+        let first = next_status(
+            &UpdateGroupStatus::default(),
+            now(),
+            &policy,
+            &verdict,
+            Some(2),
+        )
+        .unwrap();
         assert_eq!(first.uncovered.len(), MAX_LINES);
+        let covered = conditions::get(&first.conditions, COVERED).unwrap();
+        assert_eq!(covered.observed_generation, Some(2));
         let later = now() + jiff::SignedDuration::from_secs(60);
-        assert_eq!(next_status(&first, later, &policy, &verdict), None);
+        assert_eq!(next_status(&first, later, &policy, &verdict, Some(2)), None);
     }
 
     #[test]
     fn a_covered_change_clears_the_lines() {
         let policy = Policy::default();
-        let blocked =
-            next_status(&UpdateGroupStatus::default(), now(), &policy, &preserve()).unwrap();
+        let blocked = next_status(
+            &UpdateGroupStatus::default(),
+            now(),
+            &policy,
+            &preserve(),
+            Some(2),
+        )
+        .unwrap();
         let cover = Verdict::Cover(Patches::default());
-        let free = next_status(&blocked, now(), &policy, &cover).unwrap();
+        let free = next_status(&blocked, now(), &policy, &cover, Some(2)).unwrap();
         assert!(free.uncovered.is_empty());
         assert!(conditions::is_true(&free.conditions, COVERED));
     }
@@ -212,13 +233,20 @@ mod tests {
             ..Policy::default()
         };
         let cover = Verdict::Cover(Patches::default());
-        let status = next_status(&UpdateGroupStatus::default(), now(), &confused, &cover).unwrap();
+        let status = next_status(
+            &UpdateGroupStatus::default(),
+            now(),
+            &confused,
+            &cover,
+            Some(2),
+        )
+        .unwrap();
         let condition = conditions::get(&status.conditions, POLICY_UNDERSTOOD).unwrap();
         assert_eq!(
             (condition.status.as_str(), condition.reason.as_str()),
             ("False", "UnknownValue")
         );
-        let status = next_status(&status, now(), &Policy::default(), &cover).unwrap();
+        let status = next_status(&status, now(), &Policy::default(), &cover, Some(2)).unwrap();
         assert!(conditions::is_true(&status.conditions, POLICY_UNDERSTOOD));
     }
 
@@ -230,6 +258,7 @@ mod tests {
             now(),
             &Policy::default(),
             &cover,
+            Some(2),
         );
         assert_eq!(
             conditions::get(&status.unwrap().conditions, POLICY_UNDERSTOOD),

@@ -19,6 +19,7 @@ use hyper::body::{Body, Incoming};
 use refit_api::hooks::{GROUP, MAX_BODY_BYTES, VERSION};
 use refit_core::change::{NotReady, Verdict, request::Answer};
 use serde::Serialize;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tower::{BoxError, Service};
 
 use super::{
@@ -30,6 +31,13 @@ use crate::context::Context;
 
 /// How long Cluster API waits where it does not say.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest wait that Cluster API lets a handler have (`spec/capi.md 1.4`).
+const MAX_TIMEOUT: Duration = Duration::from_secs(30);
+/// Bodies up to this size are read at once. Real requests are a tenth of it.
+const SMALL_BODY_BYTES: usize = 1024 * 1024;
+/// How many larger bodies are read and answered at once: they and what is parsed of them are most of
+/// what the process may hold in memory. Further ones wait for their turn, up to their deadline.
+const LARGE_BODIES: usize = 8;
 /// How much of a body that is too large is read before the connection is given up.
 const DISCARD_BYTES: usize = 3 * MAX_BODY_BYTES;
 /// How long after a missed deadline an UpdateMachine is asked again, in seconds.
@@ -43,6 +51,7 @@ struct Shared {
     ctx: Arc<Context>,
     memory: Memory,
     synced_once: AtomicBool,
+    large_bodies: Semaphore,
 }
 
 /// The service of one process.
@@ -51,6 +60,7 @@ pub(crate) fn service(ctx: Arc<Context>) -> HookService {
         ctx,
         memory: Memory::default(),
         synced_once: AtomicBool::new(false),
+        large_bodies: Semaphore::new(LARGE_BODIES),
     }))
 }
 
@@ -184,11 +194,17 @@ impl HookService {
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
     {
-        let body = match body_of(request).await {
-            Ok(body) => body,
+        let Shared {
+            ctx,
+            memory,
+            large_bodies,
+            ..
+        } = self.0.as_ref();
+        // The turn of a large body lasts until it is answered.
+        let (body, _turn) = match body_of(request, large_bodies).await {
+            Ok(read) => read,
             Err(refused) => return (refused, "Refused"),
         };
-        let Shared { ctx, memory, .. } = self.0.as_ref();
         match hook {
             Hook::Discovery => (json(&wire::discovery()), "Success"),
             Hook::CanUpdateMachine => {
@@ -232,15 +248,20 @@ fn late(hook: Hook) -> (Response<Full<Bytes>>, &'static str) {
     (response, verdict.reason())
 }
 
-/// How long an answer may take: what the caller says, less a margin for its way back.
+/// How long an answer may take: what the caller says, but no more than Cluster API can say, less a
+/// margin for its way back.
 fn deadline(uri: &Uri, margin: Duration) -> Duration {
     let timeout = wire::timeout_of(uri.query()).unwrap_or(DEFAULT_TIMEOUT);
+    let timeout = timeout.min(MAX_TIMEOUT);
     timeout.saturating_sub(margin).max(timeout / 2)
 }
 
 /// Reads a body up to the limit. What is past it is read and thrown away, within reason: a caller
 /// that is still writing when the connection closes would never see why it was refused.
-async fn body_of<B>(request: Request<B>) -> Result<Bytes, Response<Full<Bytes>>>
+async fn body_of<B>(
+    request: Request<B>,
+    large_bodies: &Semaphore,
+) -> Result<(Bytes, Option<SemaphorePermit<'_>>), Response<Full<Bytes>>>
 where
     B: Body<Data = Bytes>,
     B::Error: Into<BoxError>,
@@ -248,6 +269,7 @@ where
     let mut body = std::pin::pin!(request.into_body());
     let mut kept = BytesMut::new();
     let mut read = 0_usize;
+    let mut turn = None;
     while let Some(frame) = body.as_mut().frame().await {
         let frame = frame
             .map_err(|_| refuse(StatusCode::BAD_REQUEST, "BadRequest", "the body broke off"))?;
@@ -255,6 +277,9 @@ where
             continue;
         };
         read = read.saturating_add(data.len());
+        if read > SMALL_BODY_BYTES && turn.is_none() {
+            turn = large_bodies.acquire().await.ok();
+        }
         if read <= MAX_BODY_BYTES {
             kept.extend_from_slice(&data);
         } else if read > DISCARD_BYTES {
@@ -268,7 +293,7 @@ where
             &format!("a body of at most {MAX_BODY_BYTES} bytes is taken"),
         ));
     }
-    Ok(kept.freeze())
+    Ok((kept.freeze(), turn))
 }
 
 fn metrics(ctx: &Context) -> Response<Full<Bytes>> {
@@ -366,5 +391,6 @@ mod tests {
         assert_eq!(of("/x"), Duration::from_secs(9));
         assert_eq!(of("/x?timeout=1s"), Duration::from_millis(500));
         assert_eq!(of("/x?timeout=soon"), Duration::from_secs(9));
+        assert_eq!(of("/x?timeout=9999h"), Duration::from_secs(29));
     }
 }

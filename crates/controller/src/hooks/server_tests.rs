@@ -290,7 +290,7 @@ async fn probes_and_metrics_are_served_beside_the_hooks() {
     for wanted in [
         "refit_build_info{version=",
         r#"refit_hook_duration_seconds_count{hook="Discovery",verdict="Success"} 1"#,
-        r#"refit_queue_depth{controller="node_update"} 0"#,
+        r#"refit_queue_depth{controller="node-update"} 0"#,
         "refit_synced 1",
         "# EOF",
     ] {
@@ -317,6 +317,49 @@ async fn a_body_that_never_comes_is_answered_before_the_callers_deadline() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     let waited = clock.now_seconds().to_string();
     assert_eq!(waited, "2026-01-01T00:00:03Z");
+}
+
+/// Begins a request whose body of `length` bytes stops one byte short.
+async fn stalled(server: &InMemory, length: usize) -> impl Sized {
+    let stream = server.dialer.dial(HOST, 443).await.unwrap();
+    let name = ServerName::try_from(HOST).unwrap();
+    let tls = tokio_rustls::TlsConnector::from(Arc::new(server.server.trust()));
+    let mut stream = tls.connect(name, stream).await.unwrap();
+    let hook = path("UpdateMachine", Some("update-machine"));
+    let head = format!(
+        "POST {hook}?timeout=20s HTTP/1.1\r\nhost: {HOST}\r\ncontent-length: {length}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(&vec![b' '; length - 1]).await.unwrap();
+    stream
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_so_many_large_bodies_are_held_at_once_and_small_ones_pass() {
+    const LARGE: usize = 2 * 1024 * 1024;
+    let server = InMemory::start(true);
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        held.push(stalled(&server, LARGE).await);
+    }
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let hook = path("CanUpdateMachine", Some("can-update-machine"));
+    let small = json!({"current": side("v1.34.2"), "desired": side("v1.35.0")});
+    let (_, answer) = server.post(&hook, &small).await;
+    assert_eq!(answer["status"], "Success", "{answer}");
+    let large = [small.to_string().into_bytes(), vec![b' '; LARGE]].concat();
+    let freed = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        drop(held);
+    };
+    let clock = refit_kube::Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
+    let ((), (_, answer)) = futures::join!(freed, server.send(Method::POST, &hook, &large));
+    assert_eq!(answer["status"], "Success", "{answer}");
+    assert_eq!(
+        clock.now_seconds().to_string(),
+        "2026-01-01T00:00:01Z",
+        "it waits for its turn"
+    );
 }
 
 async fn over_tcp(client_ca: Option<&Authority>) -> (Server, u16) {

@@ -16,7 +16,7 @@ use refit_kube::ObjectKey;
 use serde_json::{Value, json};
 
 use super::{
-    can_update, decision,
+    can_update,
     update_machine::{Memory, update_machine},
 };
 use crate::{
@@ -120,7 +120,10 @@ async fn a_version_bump_of_a_control_plane_machine_is_covered() {
     assert_eq!(group.name_any(), "kubeadmcontrolplane-edge-1");
     assert_eq!(group.owner_references()[0].uid, "uid-kcp");
     let status = group.status.as_ref().unwrap();
-    assert!(conditions::is_true(&status.conditions, decision::COVERED));
+    assert!(conditions::is_true(
+        &status.conditions,
+        refit_core::group::COVERED
+    ));
     assert_eq!(api.event_reasons(), ["Covered"]);
 }
 

@@ -9,7 +9,10 @@ use refit_api::{
     keys,
     refit::{HostPlan, NodeUpdate, UpdateGroup, UpdateGroupStatus},
 };
-use refit_core::node::{Announcement, Decision, EvictionRefusal, Severity, Write};
+use refit_core::{
+    node::{Announcement, Decision, EvictionRefusal, Severity, Write},
+    report::Refusal,
+};
 use refit_kube::{apply, events};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -31,6 +34,8 @@ pub(super) enum Done {
     Again(Duration),
     /// Evictions were tried; these were refused.
     Evicted(Vec<EvictionRefusal>),
+    /// The API server refused it, and will again until somebody changes something.
+    Refused(Refusal),
 }
 
 /// Announces what the decision says, then makes its write.
@@ -65,17 +70,34 @@ pub(super) async fn perform(
             return in_workload(ctx, facts, write).await;
         }
     };
-    settled(outcome)
+    settled(outcome, write)
 }
 
 /// A conflict or a vanished object is no error: the next look sees what happened.
-fn settled(outcome: kube::Result<()>) -> anyhow::Result<Done> {
+fn settled(outcome: kube::Result<()>, write: &Write) -> anyhow::Result<Done> {
     match outcome {
         Ok(()) => Ok(Done::Again(AFTER_WRITE)),
         Err(error) if apply::is_conflict(&error) || apply::is_not_found(&error) => {
             Ok(Done::Again(AFTER_CONFLICT))
         }
-        Err(error) => Err(error.into()),
+        Err(error) => match refusal(write.target(), &error) {
+            // What cannot be written cannot be shown there either.
+            Some(refused) if *write != Write::Status => Ok(Done::Refused(refused)),
+            _ => Err(error.into()),
+        },
+    }
+}
+
+/// What the API server refuses by its rights or its rules; `None` for what another attempt may bring.
+pub(super) fn refusal(what: &str, error: &kube::Error) -> Option<Refusal> {
+    match error {
+        kube::Error::Api(status) if matches!(status.code, 400 | 403 | 422) => {
+            Some(Refusal::ApiRefused {
+                what: what.to_owned(),
+                message: status.message.clone(),
+            })
+        }
+        _ => None,
     }
 }
 
@@ -193,7 +215,7 @@ async fn in_workload(ctx: &Context, facts: &Facts, write: &Write) -> anyhow::Res
             cluster.view.mark_unreachable();
             Ok(Done::Again(AFTER_CONFLICT))
         }
-        outcome => settled(outcome),
+        outcome => settled(outcome, write),
     }
 }
 

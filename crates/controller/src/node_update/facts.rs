@@ -16,6 +16,7 @@ use refit_core::{
         EvictionRefusal, Group, GroupView, MachineView, NodeView, PodView, Seen, Snapshot,
         StaticPod, Workload, is_available, speaker,
     },
+    report::Refusal,
 };
 use refit_kube::ObjectKey;
 
@@ -35,6 +36,7 @@ pub(super) struct Facts {
     pub(super) cluster: Option<ClusterFacts>,
     pub(super) pods: Option<Vec<PodView>>,
     pub(super) evictions: Option<Vec<EvictionRefusal>>,
+    pub(super) refused: Option<Refusal>,
     siblings: Vec<Arc<NodeUpdate>>,
     paused: Option<String>,
     owner_version: Option<String>,
@@ -95,6 +97,7 @@ impl Facts {
                 .and_then(|machine| paused(stores, machine)),
             pods: None,
             evictions: None,
+            refused: None,
             siblings,
             machine,
             group,
@@ -119,7 +122,16 @@ impl Facts {
             workload: self.workload(),
             slot_required: self.slot_required,
             report_stale_after: self.report_stale_after,
+            refused: self.refused.as_ref(),
         }
+    }
+
+    /// Whether the cache lacks the Machine that the NodeUpdate names, while that matters: a cache
+    /// that is behind must not end an update for good.
+    pub(super) fn machine_is_missing(&self) -> bool {
+        let uid = &self.update.spec.machine_ref.uid;
+        let known = self.machine.as_ref().and_then(|machine| machine.uid());
+        !groups::phase_of(&self.update).is_final() && known.as_ref() != Some(uid)
     }
 
     /// The Node of the Machine.

@@ -36,7 +36,7 @@ use serde_json::{Value, json};
 
 use crate::{
     NewNodeUpdate, Settings, context::Context, node_update as controller, testing, update_group,
-    watches,
+    watches, workload_watch,
 };
 
 pub(super) const FROM: &str = "v1.34.2";
@@ -281,10 +281,11 @@ impl Lab {
             self.safeguards,
             Settings::default(),
         ));
-        let (one, two, ()) = futures::join!(
+        let (one, two, (), ()) = futures::join!(
             controller::run(ctx.clone()),
             update_group::run(ctx.clone()),
             watches::run(&ctx),
+            Box::pin(workload_watch::run(&ctx)),
         );
         one.and(two).unwrap();
     }

@@ -11,9 +11,10 @@ mod lab;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use refit_api::refit::Phase;
+use kube::{Api, ResourceExt as _};
+use refit_api::{capi::Machine, refit::Phase};
 use refit_core::node::{Decision, Write, decide};
 use refit_kube::{ObjectKey, queue::Action};
 
@@ -23,19 +24,21 @@ use self::{
     act::{Done, perform},
     facts::Facts,
 };
-use crate::{context::Context, drain, workload_watch};
+use crate::{context::Context, drain};
 
-/// Works on NodeUpdates, and watches the workload clusters that they need, until it is dropped.
+/// How soon a NodeUpdate is looked at again whose Machine the cache lacked.
+const AFTER_FIND: Duration = Duration::from_millis(100);
+/// The same after a write that somebody has to allow first.
+const AFTER_REFUSAL: Duration = Duration::from_secs(30);
+
+/// Works on NodeUpdates until it is dropped.
 pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
-    let work = async {
-        ctx.stores.wait_synced().await;
-        let workers = ctx.settings.node_update_workers;
-        let queue = &ctx.queues.node_updates;
-        queue
-            .work("node-update", workers, |key| measured(ctx.clone(), key))
-            .await;
-    };
-    futures::join!(Box::pin(workload_watch::run(&ctx)), work);
+    ctx.stores.wait_synced().await;
+    let workers = ctx.settings.node_update_workers;
+    let queue = &ctx.queues.node_updates;
+    queue
+        .work("node-update", workers, |key| measured(ctx.clone(), key))
+        .await;
     Ok(())
 }
 
@@ -55,11 +58,17 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
         return Ok(Action::Done);
     };
     let mut facts = Facts::read(ctx, update);
+    if facts.machine_is_missing() && find_machine(ctx, &facts).await? {
+        return Ok(Action::RequeueAfter(AFTER_FIND));
+    }
     if let Err(error) = look_at_pods(ctx, &mut facts).await {
-        if !act::is_silence(&error) {
+        facts.refused = act::refusal("the list of pods", &error);
+        if facts.refused.is_none() && !act::is_silence(&error) {
             return Err(error.into());
         }
-        if let Some(cluster) = &facts.cluster {
+        if facts.refused.is_none()
+            && let Some(cluster) = &facts.cluster
+        {
             cluster.view.mark_unreachable();
         }
     }
@@ -71,13 +80,41 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
         Done::Again(after) => Ok(Action::RequeueAfter(after)),
         Done::Evicted(refused) => {
             facts.evictions = Some(refused);
-            let decision = decide(&facts.snapshot(), ctx.clock.now());
-            if decision.write == Some(Write::Status) {
-                perform(ctx, &facts, &decision, &Write::Status).await?;
-            }
+            let decision = show(ctx, &facts).await?;
             Ok(wait(&decision))
         }
+        Done::Refused(refused) => {
+            tracing::warn!(node_update = %key, why = refused.sentence(), "a write is refused");
+            ctx.metrics.reconcile_error("node-update", "Refused");
+            facts.refused = Some(refused);
+            show(ctx, &facts).await?;
+            Ok(Action::RequeueAfter(AFTER_REFUSAL))
+        }
     }
+}
+
+/// Decides once more with what the last write came to, and shows it.
+async fn show(ctx: &Context, facts: &Facts) -> anyhow::Result<Decision> {
+    let decision = decide(&facts.snapshot(), ctx.clock.now());
+    if decision.write == Some(Write::Status) {
+        perform(ctx, facts, &decision, &Write::Status).await?;
+    }
+    Ok(decision)
+}
+
+/// Asks the API server itself for a Machine that the cache lacks; whether it is there.
+async fn find_machine(ctx: &Context, facts: &Facts) -> kube::Result<bool> {
+    let update = &facts.update;
+    let namespace = update.namespace().unwrap_or_default();
+    let api: Api<Machine> = Api::namespaced(ctx.client.clone(), &namespace);
+    let wanted = &update.spec.machine_ref;
+    let found = api.get_opt(&wanted.name).await?;
+    let found = found.filter(|machine| machine.uid().as_ref() == Some(&wanted.uid));
+    let is_there = found.is_some();
+    if let Some(machine) = found {
+        ctx.stores.machines.insert_newer(machine);
+    }
+    Ok(is_there)
 }
 
 fn wait(decision: &Decision) -> Action {

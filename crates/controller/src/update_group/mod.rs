@@ -11,7 +11,7 @@ use refit_api::{
     refit::{NodeUpdate, Slot, UpdateGroup, UpdateGroupStatus},
 };
 use refit_core::{
-    group::{Member, release, summarise},
+    group::{Member, forget_old_answer, release, summarise},
     node::speaker,
 };
 use refit_kube::{ObjectKey, apply, queue::Action};
@@ -19,7 +19,10 @@ use refit_kube::{ObjectKey, apply, queue::Action};
 use self::limits::limits_of;
 use crate::{
     context::{Context, Stores},
-    groups::{Group, ensure_group, group_of, machines_of, node_updates_of_machine, phase_of},
+    groups::{
+        Group, ensure_group, group_of, machines_of, node_updates_of_machine, owner_generation,
+        phase_of,
+    },
     host_plan::{cluster_key, node_name},
     node_update::{
         facts::{by_machine, node_view, of_machine},
@@ -135,6 +138,7 @@ fn next_status(
     }
     let limits = limits_of(stores, &group, machines.len());
     let now = ctx.clock.now_seconds();
+    next = forget_old_answer(&next, owner_generation(stores, &group), now);
     summarise(&next, limits, &members, object.metadata.generation, now)
 }
 

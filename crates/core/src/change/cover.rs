@@ -202,7 +202,19 @@ fn is_secret(part: Part, path: &Path, value: &Value) -> bool {
         Segment::Index(_) => false,
     });
     // Users, files and commands of a bootstrap config may hold anything.
-    named || (part == Part::Bootstrap && (compound || is_free_text(path)))
+    named || holds_secret(value) || (part == Part::Bootstrap && (compound || is_free_text(path)))
+}
+
+/// Whether a member somewhere in the value is named like a secret: an object that comes or goes as a
+/// whole is shown as a whole.
+fn holds_secret(value: &Value) -> bool {
+    match value {
+        Value::Object(members) => members
+            .iter()
+            .any(|(key, member)| is_secret_name(key) || holds_secret(member)),
+        Value::Array(items) => items.iter().any(holds_secret),
+        _ => false,
+    }
 }
 
 fn is_secret_name(key: &str) -> bool {
@@ -214,15 +226,19 @@ fn is_secret_name(key: &str) -> bool {
         "credential",
         "privatekey",
         "apikey",
+        "certificatekey",
+        "kubeconfig",
+        "userdata",
     ]
     .iter()
     .any(|word| key.contains(word))
 }
 
 fn is_free_text(path: &Path) -> bool {
-    const FREE: [&str; 7] = [
+    const FREE: [&str; 8] = [
         "bootCommands",
         "discovery",
+        "extraEnvs",
         "files",
         "ignition",
         "postKubeadmCommands",

@@ -334,6 +334,31 @@ fn secrets_of_a_bootstrap_config_never_show() {
 }
 
 #[test]
+fn secrets_of_an_infrastructure_machine_never_show() {
+    let none = json!({});
+    let secret = json!({
+        "auth": {"user": "root", "more": [{"password": "hunter2"}]},
+        "userData": "hunter2",
+        "sshKey": {"privateKey": "hunter2"},
+        "cpus": 4,
+    });
+    let current = machine("v1.34.2", &none, &none);
+    let desired = machine("v1.34.2", &secret, &none);
+    let lines = lines(Level::Machine, &current, &desired);
+    assert_eq!(lines.len(), 4);
+    assert!(
+        lines.iter().all(|line| !line.contains("hunter")),
+        "{lines:?}"
+    );
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.contains("spec.cpus: (absent) -> 4")),
+        "{lines:?}"
+    );
+}
+
+#[test]
 fn long_values_are_cut_at_a_character() {
     let none = json!({});
     let current = machine("v1.34.2", &json!({"a": "ä".repeat(200)}), &none);

@@ -7,6 +7,7 @@ use refit_api::{
 };
 
 use super::goal::same_goal;
+use crate::node::is_past_return;
 
 /// Shortest time between two calls for the same Machine.
 pub const RETRY_MIN_SECONDS: i32 = 1;
@@ -190,7 +191,7 @@ fn succeeded(
 
 fn running(update: &NodeUpdate) -> Answer {
     let View { phase, message, .. } = View::of(update);
-    if update.spec.stage == Stage::Abort {
+    if update.spec.stage == Stage::Abort && !is_past_return(phase) {
         return Answer::retry("stopping at the next safe step", RETRY_UNKNOWN_SECONDS);
     }
     let status = update.status.as_ref();
@@ -247,7 +248,7 @@ fn supersede(update: &NodeUpdate) -> Decision {
         message,
     } = View::of(update);
     let version = &update.spec.goal.kubernetes_version;
-    if update.spec.stage == Stage::Abort {
+    if update.spec.stage == Stage::Abort && !is_past_return(phase) {
         let text = format!("waiting for NodeUpdate {name} to {version} to stop");
         return Decision::Answer(Answer::retry(text, RETRY_UNKNOWN_SECONDS));
     }

@@ -211,10 +211,30 @@ fn an_aborted_one_is_told_and_can_be_retried() {
 
 #[test]
 fn an_abort_under_way_is_told() {
-    let mut aborting = update(1, "v1.35.0", Phase::Draining);
-    aborting.spec.stage = Stage::Abort;
-    let got = answer(of(&facts("v1.34.2"), "v1.35.0", &[aborting]));
-    assert_eq!(got.message, "stopping at the next safe step");
+    for phase in UNFINISHED {
+        let mut aborting = update(1, "v1.35.0", phase);
+        aborting.spec.stage = Stage::Abort;
+        aborting.status.as_mut().unwrap().message = "the host works on".into();
+        let told = answer(of(&facts("v1.34.2"), "v1.35.0", &[aborting])).message;
+        let wanted = match phase {
+            Phase::Pending | Phase::Waiting | Phase::Staging | Phase::Stopping => {
+                "stopping at the next safe step"
+            }
+            _ => "the host works on",
+        };
+        assert_eq!(told, wanted, "{phase:?}");
+    }
+}
+
+#[test]
+fn an_abort_that_came_too_late_is_waited_for_to_its_end() {
+    let mut late = update(1, "v1.35.0", Phase::Disrupting);
+    late.spec.stage = Stage::Abort;
+    let got = answer(of(&facts("v1.34.2"), "v1.35.1", &[late]));
+    assert_eq!(
+        got.message,
+        "waiting for NodeUpdate m-1 to v1.35.0 to finish first"
+    );
 }
 
 #[test]

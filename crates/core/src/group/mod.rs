@@ -15,7 +15,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_api::refit::{Slot, UpdateGroupStatus};
 
 pub use durations::{MAX_DURATIONS, median_seconds, record_durations};
-pub use summary::{BLOCKED, Member, PROGRESSING, REASON_UNCOVERED, summarise};
+pub use summary::{
+    BLOCKED, COVERED, Member, PROGRESSING, REASON_UNCOVERED, forget_old_answer, summarise,
+};
 
 use crate::report::Refusal;
 

@@ -12,6 +12,10 @@ use super::Limits;
 pub const PROGRESSING: &str = "Progressing";
 /// Condition: something that does not end by itself keeps the group from going on.
 pub const BLOCKED: &str = "Blocked";
+/// Condition, written by the hooks: is the change that the owner asks for made in place?
+pub const COVERED: &str = "Covered";
+/// Reason of [`COVERED`] where the answer was about an earlier state of the owner.
+const OWNER_CHANGED: &str = "OwnerChanged";
 /// Reason of [`BLOCKED`]: a change that no updater covers.
 pub const REASON_UNCOVERED: &str = "Uncovered";
 
@@ -68,6 +72,28 @@ pub fn summarise(
     next
 }
 
+/// Forgets what no updater covers once the owner's spec has changed since: a change that was taken
+/// back is asked about by nobody, and must not block the group for ever. Where something is still not
+/// covered Cluster API asks again, because a Failure is not remembered (`spec/capi.md 3.4`).
+pub fn forget_old_answer(
+    status: &UpdateGroupStatus,
+    owner_generation: Option<i64>,
+    now: Timestamp,
+) -> UpdateGroupStatus {
+    let mut next = status.clone();
+    let answered = conditions::get(&status.conditions, COVERED).and_then(|c| c.observed_generation);
+    if let (Some(answered), Some(current)) = (answered, owner_generation)
+        && answered < current
+        && !status.uncovered.is_empty()
+    {
+        next.uncovered.clear();
+        let message = "the owner has changed since, and Cluster API has not asked again";
+        let said = (COVERED, "Unknown", OWNER_CHANGED, message);
+        conditions::set(&mut next.conditions, now, None, said);
+    }
+    next
+}
+
 fn waiting(member: &Member<'_>) -> Option<Waiting> {
     let blocker = member
         .blocked_by
@@ -81,7 +107,7 @@ fn waiting(member: &Member<'_>) -> Option<Waiting> {
 }
 
 fn blocked(status: &UpdateGroupStatus, members: &[Member<'_>]) -> (&'static str, String, String) {
-    let replaced = conditions::get(&status.conditions, "Covered")
+    let replaced = conditions::get(&status.conditions, COVERED)
         .is_some_and(|condition| condition.reason == "UncoveredReplace");
     if !status.uncovered.is_empty() && !replaced {
         let message = status.uncovered.join("\n");
@@ -103,12 +129,16 @@ fn blocked(status: &UpdateGroupStatus, members: &[Member<'_>]) -> (&'static str,
     }
     let stuck = members
         .iter()
-        .filter(|member| member.phase <= Phase::Staging || member.phase == Phase::Draining)
         .flat_map(|member| {
             member
                 .blocked_by
                 .iter()
                 .map(move |blocker| (member, blocker))
+        })
+        .filter(|(member, blocker)| {
+            // What holds a host at work passes by itself, but for these.
+            let held = member.phase <= Phase::Staging || member.phase == Phase::Draining;
+            held || matches!(blocker.reason.as_str(), "NoFreshReport" | "ApiRefused")
         })
         .find(|(_, blocker)| !ends_by_itself(status, blocker));
     match stuck {

@@ -218,6 +218,8 @@ fn a_group_says_who_waits_and_whether_that_ends_by_itself() {
         (Phase::Pending, "NoFreshReport", 1, "True"),
         (Phase::Draining, "PodDisruptionBudget", 0, "True"),
         (Phase::Verifying, "NodeNotReady", 0, "False"),
+        (Phase::Upgrading, "ApiUnreachable", 0, "False"),
+        (Phase::Disrupting, "NoFreshReport", 0, "True"),
     ];
     for (phase, reason, waiting, blocked) in table {
         let status = shown(phase, reason);
@@ -240,6 +242,29 @@ fn a_group_with_a_change_that_nobody_covers_is_blocked() {
         (condition.status.as_str(), condition.reason.as_str()),
         ("True", "Uncovered")
     );
+}
+
+#[test]
+fn an_uncovered_change_that_was_taken_back_blocks_no_more() {
+    let mut status = UpdateGroupStatus {
+        uncovered: vec!["line".into()],
+        ..Default::default()
+    };
+    let said = (COVERED, "False", "UncoveredPreserve", "line");
+    conditions::set(&mut status.conditions, at(0), Some(2), said);
+    for same in [None, Some(2)] {
+        assert_eq!(forget_old_answer(&status, same, at(1)), status);
+    }
+    let next = forget_old_answer(&status, Some(3), at(1));
+    assert!(next.uncovered.is_empty());
+    let covered = conditions::get(&next.conditions, COVERED).unwrap();
+    assert_eq!(
+        (&*covered.status, &*covered.reason),
+        ("Unknown", "OwnerChanged")
+    );
+    assert_eq!(forget_old_answer(&next, Some(4), at(9)), next);
+    let next = summarise(&next, FIVE, &[], None, at(1));
+    assert!(!conditions::is_true(&next.conditions, BLOCKED));
 }
 
 #[test]

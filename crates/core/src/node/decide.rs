@@ -36,7 +36,7 @@ pub fn decide(s: &Snapshot<'_>, now: Timestamp) -> Decision {
     }
     let seen = match &s.workload {
         Workload::Seen(seen) => seen,
-        Workload::NotSynced => return hold(status),
+        Workload::NotSynced => return not_synced(s, status, now),
         Workload::Unreachable { cluster } => {
             let outcome = unreachable(s, &status, cluster, now);
             return conclude(s, status, outcome, now);
@@ -54,8 +54,13 @@ pub fn decide(s: &Snapshot<'_>, now: Timestamp) -> Decision {
     conclude(s, work.status, outcome, now)
 }
 
-/// Nothing is known yet: nothing is written.
-fn hold(status: NodeUpdateStatus) -> Decision {
+/// Nothing is known yet: nothing is written, but that a deletion does not wait for ever for a cluster
+/// which nobody can read.
+fn not_synced(s: &Snapshot<'_>, status: NodeUpdateStatus, now: Timestamp) -> Decision {
+    let machine = s.machine.filter(|machine| is_about(s, machine));
+    if let Some(machine) = machine.filter(|machine| deletion_overdue(machine, s, now)) {
+        return conclude(s, status, stopped_by_deletion(machine), now);
+    }
     Decision {
         status,
         write: None,
@@ -178,7 +183,7 @@ impl Work<'_, '_> {
     /// The plan is on the host, and nothing is disturbed yet.
     fn staged(&mut self, plan: &HostPlan, machine: &Machine) -> Outcome {
         if self.passed() < Gate::Stage {
-            return Outcome::new(Phase::Staging, self.host_line());
+            return self.host_at_work(Phase::Staging);
         }
         let refusal = self.pause_refusal().or_else(|| self.disturb_refusal());
         if let Some(refusal) = refusal {
@@ -201,10 +206,10 @@ impl Work<'_, '_> {
     /// kubeadm may do its part; then the node is emptied.
     fn upgraded(&mut self, plan: &HostPlan, machine: &Machine) -> Outcome {
         if let Some(write) = self.keep_claims(machine) {
-            return Outcome::new(Phase::Upgrading, self.host_line()).write(Some(write));
+            return self.host_at_work(Phase::Upgrading).write(Some(write));
         }
         if self.passed() < Gate::Upgrade {
-            return Outcome::new(Phase::Upgrading, self.host_line());
+            return self.host_at_work(Phase::Upgrading);
         }
         if let Some(waiting) = self.drain() {
             return waiting;
@@ -224,10 +229,10 @@ impl Work<'_, '_> {
             steps::advance(&mut self.status, step, StepState::Done, now, "");
         }
         if let Some(write) = self.keep_claims(machine) {
-            return Outcome::new(Phase::Disrupting, self.host_line()).write(Some(write));
+            return self.host_at_work(Phase::Disrupting).write(Some(write));
         }
         if report(plan).is_none_or(|report| report.state != PlanState::Succeeded) {
-            return Outcome::new(Phase::Disrupting, self.host_line());
+            return self.host_at_work(Phase::Disrupting);
         }
         steps::advance(
             &mut self.status,
@@ -260,6 +265,14 @@ impl Work<'_, '_> {
         };
         steps::advance(&mut self.status, STEP_UNCORDON, end, now, why);
         Outcome::new(Phase::Succeeded, format!("the machine runs {goal}"))
+    }
+
+    /// Waits for the host. An agent that fell silent is named: its line would stand still for ever.
+    fn host_at_work(&self, phase: Phase) -> Outcome {
+        match self.silent_agent() {
+            Some(silent) => Outcome::blocked(phase, silent),
+            None => Outcome::new(phase, self.host_line()),
+        }
     }
 
     /// While the machine is disturbed it holds a slot and carries the guard, whoever took them.

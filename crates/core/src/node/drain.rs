@@ -46,6 +46,10 @@ fn another_could_take(node: &NodeView, nodes: &[NodeView]) -> bool {
 }
 
 impl Work<'_, '_> {
+    fn advance(&mut self, step: &str, state: StepState, why: &str) {
+        steps::advance(&mut self.status, step, state, self.now, why);
+    }
+
     /// Cordons and evicts; `None` once nothing is left to wait for.
     pub(super) fn drain(&mut self) -> Option<Outcome> {
         let name = self.status.node_name.clone();
@@ -59,18 +63,12 @@ impl Work<'_, '_> {
         if skipped || (!node.unschedulable && !another_could_take(node, self.seen.nodes)) {
             let why = "no other node could take the pods";
             for step in [STEP_CORDON, STEP_DRAIN] {
-                steps::advance(&mut self.status, step, StepState::Skipped, self.now, why);
+                self.advance(step, StepState::Skipped, why);
             }
             return None;
         }
         if !node.unschedulable {
-            steps::advance(
-                &mut self.status,
-                STEP_CORDON,
-                StepState::Running,
-                self.now,
-                "",
-            );
+            self.advance(STEP_CORDON, StepState::Running, "");
             return Some(Outcome::new(Phase::Draining, DRAIN_LINE).write(Some(Write::Cordon)));
         }
         let whose = if node.cordoned_by_us() {
@@ -78,24 +76,16 @@ impl Work<'_, '_> {
         } else {
             "it was cordoned before"
         };
-        steps::advance(
-            &mut self.status,
-            STEP_CORDON,
-            StepState::Done,
-            self.now,
-            whose,
-        );
-        steps::advance(
-            &mut self.status,
-            STEP_DRAIN,
-            StepState::Running,
-            self.now,
-            "",
-        );
+        self.advance(STEP_CORDON, StepState::Done, whose);
+        self.advance(STEP_DRAIN, StepState::Running, "");
+        self.evict()
+    }
+
+    /// Evicts what must leave; `None` once nobody is left to wait for.
+    fn evict(&self) -> Option<Outcome> {
         let Some(pods) = self.seen.pods else {
             return Some(Outcome::new(Phase::Draining, DRAIN_LINE).again_after(1));
         };
-        // Nobody is left to wait for.
         evictable(pods).next()?;
         let left: Vec<PodRef> = evictable(pods)
             .filter(|pod| !pod.terminating)

@@ -111,10 +111,16 @@ impl Work<'_, '_> {
             })
     }
 
+    /// The host whose agent did not report lately.
+    pub(super) fn silent_agent(&self) -> Option<Refusal> {
+        self.fresh_plan().is_none().then(|| Refusal::NoFreshReport {
+            node: self.status.node_name.clone(),
+        })
+    }
+
     fn report_refusal(&self) -> Option<Refusal> {
-        let node = self.status.node_name.clone();
         let Some(plan) = self.fresh_plan() else {
-            return Some(Refusal::NoFreshReport { node });
+            return self.silent_agent();
         };
         let capabilities = plan
             .status
@@ -126,7 +132,7 @@ impl Work<'_, '_> {
             .map(|step| step.action.type_)
             .find(|type_| !capabilities.contains(type_))?;
         Some(Refusal::AgentTooOld {
-            node,
+            node: self.status.node_name.clone(),
             step: unknown,
         })
     }

@@ -51,4 +51,5 @@ pub use snapshot::{
     Announcement, Decision, EvictionRefusal, Group, GroupView, NodeView, PodRef, Seen, Severity,
     Snapshot, StaticPod, Workload, Write,
 };
+pub(crate) use status::is_past_return;
 pub use steps::{STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON, step_names};

@@ -36,6 +36,8 @@ pub struct Snapshot<'a> {
     pub slot_required: bool,
     /// How old an agent's report may be.
     pub report_stale_after: SignedDuration,
+    /// What an API server has just refused; `None` if it refused nothing.
+    pub refused: Option<&'a Refusal>,
 }
 
 /// What is known of a Machine's group.
@@ -202,6 +204,21 @@ pub enum Write {
     Evict(Vec<PodRef>),
     /// Sets the Machine's condition `MachineUpToDate`, or removes it.
     MachineCondition(Option<Condition>),
+}
+
+impl Write {
+    /// What is asked of the API server, as a refusal names it.
+    pub fn target(&self) -> &'static str {
+        match self {
+            Self::Status => "a write to the NodeUpdate",
+            Self::ClaimSlot(_) | Self::ReleaseSlot(_) => "a write to the UpdateGroup",
+            Self::Guard(_) | Self::Unguard(_) => "a write to the Machine",
+            Self::MachineCondition(_) => "a write to the Machine's status",
+            Self::HostPlan(_) => "a write to the HostPlan",
+            Self::Cordon | Self::Uncordon => "a write to the Node",
+            Self::Evict(_) => "an eviction",
+        }
+    }
 }
 
 /// An event on the Machine.

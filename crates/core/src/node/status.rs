@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use refit_api::{
     capi::Machine,
     conditions,
-    refit::{Blocker, NodeUpdateStatus, Phase, StepState},
+    refit::{Blocker, NodeUpdateStatus, Phase, Stage, StepState},
 };
 
 use super::{
@@ -19,6 +19,16 @@ use crate::report::Refusal;
 
 /// Reasons of blockers that only an attempt to evict can lift.
 const FROM_EVICTIONS: [&str; 2] = ["PodDisruptionBudget", "EvictionRefused"];
+
+/// Reason of a blocker that only the next attempt at the same write can lift.
+const API_REFUSED: &str = "ApiRefused";
+/// What an update says that is to be aborted and cannot be.
+const TOO_LATE: &str = " (too late to abort: the update ends first)";
+
+/// Whether an update in this phase is past the point of no return and has not ended.
+pub(crate) fn is_past_return(phase: Phase) -> bool {
+    (Phase::Upgrading..=Phase::Uncordoning).contains(&phase)
+}
 
 /// Why an update ended badly.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,10 +119,16 @@ pub(super) fn conclude(
     status.phase = outcome.phase;
     status.observed_generation = s.update.metadata.generation;
     status.blocked_by = blocked_by(&old.blocked_by, &outcome, now);
+    let refused = api_refused(s, &status, &outcome, now);
+    status.blocked_by.extend(refused);
     status.message = match status.blocked_by.first() {
         Some(blocker) if outcome.failure.is_none() => blocker.message.clone(),
         _ => outcome.message.clone(),
     };
+    // An abort that came too late must not look as if nobody had read it.
+    if s.update.spec.stage == Stage::Abort && is_past_return(status.phase) {
+        status.message.push_str(TOO_LATE);
+    }
     let retrying = retrying(&status);
     let failure = outcome.failure.clone().or(retrying.clone());
     status.retriable = outcome.failure.is_none() && retrying.is_some();
@@ -172,6 +188,29 @@ fn blocked_by(old: &[Blocker], outcome: &Outcome, now: Timestamp) -> Vec<Blocker
     list
 }
 
+/// What an API server refuses: just now, or when it was last asked for what comes next again.
+fn api_refused(
+    s: &Snapshot<'_>,
+    status: &NodeUpdateStatus,
+    outcome: &Outcome,
+    now: Timestamp,
+) -> Option<Blocker> {
+    let old = s
+        .update
+        .status
+        .as_ref()
+        .map_or(&[][..], |old| &old.blocked_by);
+    if outcome.phase.is_final() {
+        return None;
+    }
+    if let Some(refused) = s.refused {
+        return Some(refused.blocker(old, now));
+    }
+    let known = old.iter().find(|blocker| blocker.reason == API_REFUSED)?;
+    let next = machine_condition(s, status, now).or_else(|| outcome.write.clone())?;
+    (next.target() == known.object).then(|| known.clone())
+}
+
 /// What the host tries again by itself.
 fn retrying(status: &NodeUpdateStatus) -> Option<Failure> {
     let step = status.steps.iter().find(|step| {
@@ -198,43 +237,10 @@ fn announcements(
             message,
         });
     };
-    if old.phase != new.phase {
-        match new.phase {
-            Phase::Upgrading => {
-                say(
-                    Severity::Normal,
-                    "UpdateStarted",
-                    "The update of the host begins.".to_owned(),
-                );
-            }
-            Phase::Draining => say(
-                Severity::Normal,
-                "Draining",
-                format!("Pods are evicted from node {}.", new.node_name),
-            ),
-            Phase::Succeeded => {
-                say(
-                    Severity::Normal,
-                    "UpdateSucceeded",
-                    format!("{}.", sentence(&new.message)),
-                );
-            }
-            Phase::Failed => {
-                say(
-                    Severity::Warning,
-                    "UpdateFailed",
-                    format!("{}.", sentence(&new.message)),
-                );
-            }
-            Phase::Stopped => {
-                say(
-                    Severity::Warning,
-                    "UpdateStopped",
-                    format!("{}.", sentence(&new.message)),
-                );
-            }
-            _ => {}
-        }
+    if old.phase != new.phase
+        && let Some((severity, reason, message)) = phase_announcement(new)
+    {
+        say(severity, reason, message);
     }
     for refusal in &outcome.blockers {
         let fresh = !old.blocked_by.iter().any(|blocker| {
@@ -249,6 +255,27 @@ fn announcements(
         }
     }
     list
+}
+
+/// What the beginning of a phase is announced with.
+fn phase_announcement(new: &NodeUpdateStatus) -> Option<(Severity, &'static str, String)> {
+    let ended = || format!("{}.", sentence(&new.message));
+    match new.phase {
+        Phase::Upgrading => Some((
+            Severity::Normal,
+            "UpdateStarted",
+            "The update of the host begins.".to_owned(),
+        )),
+        Phase::Draining => Some((
+            Severity::Normal,
+            "Draining",
+            format!("Pods are evicted from node {}.", new.node_name),
+        )),
+        Phase::Succeeded => Some((Severity::Normal, "UpdateSucceeded", ended())),
+        Phase::Failed => Some((Severity::Warning, "UpdateFailed", ended())),
+        Phase::Stopped => Some((Severity::Warning, "UpdateStopped", ended())),
+        _ => None,
+    }
 }
 
 /// The line with a capital letter and without a full stop.
@@ -299,7 +326,9 @@ fn wanted_condition(
     let goal = &s.update.spec.goal.kubernetes_version;
     match status.phase {
         Phase::Pending | Phase::Waiting | Phase::Staging => {
-            let message = status.blocked_by.first().map_or_else(
+            // The condition must not speak of a write that it may be itself.
+            let told = |blocker: &&Blocker| blocker.reason != API_REFUSED;
+            let message = status.blocked_by.iter().find(told).map_or_else(
                 || format!("NodeUpdate {name} prepares the host"),
                 |blocker| blocker.message.clone(),
             );

@@ -68,7 +68,10 @@ impl Work<'_, '_> {
                     machine: self.machine_name().to_owned(),
                 },
             ),
-            _ => Outcome::new(Phase::Stopping, "the host stops at the next safe step"),
+            _ => match self.silent_agent() {
+                Some(silent) => Outcome::blocked(Phase::Stopping, silent),
+                None => Outcome::new(Phase::Stopping, "the host stops at the next safe step"),
+            },
         };
         outcome.write(abort_write(plan))
     }

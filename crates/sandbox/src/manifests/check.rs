@@ -1,12 +1,19 @@
 //! What makes manifests impossible to run.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::LazyLock,
+};
 
-use refit_api::capi;
-use serde::de::DeserializeOwned;
+use k8s_openapi::{
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use refit_api::{capi, crds};
+use refit_apiserver::Registry;
 use serde_json::Value;
 
-use super::{Manifest, Problem, shown, text};
+use super::{Manifest, Problem, fields, refs, shown, text};
 
 /// Kinds of Cluster API's groups that the sandbox keeps but does not act on.
 pub(super) const UNSUPPORTED_KINDS: [&str; 5] = [
@@ -17,42 +24,29 @@ pub(super) const UNSUPPORTED_KINDS: [&str; 5] = [
     "MachinePool",
 ];
 
-/// What a version field wants.
-const A_VERSION: &str = "a version vX.Y.Z such as v1.34.2";
+/// The kinds that our own definitions bring. Making their schemas takes a while.
+static KNOWN: LazyLock<Vec<CustomResourceDefinition>> = LazyLock::new(|| {
+    let known = crds::capi_crds().into_iter().chain(crds::refit_crds());
+    known.collect()
+});
 
-/// Fills in namespaces and checks that each object says what it is, and is there once.
+/// Fills in namespaces and checks that each object says what it is, and is there once. Objects of
+/// which that is not known are marked.
 pub(super) fn identities(manifests: &mut [Manifest]) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut seen: BTreeMap<[String; 4], (String, u64)> = BTreeMap::new();
+    let cluster_scoped = cluster_scoped(manifests);
     for manifest in manifests {
-        let before = problems.len();
-        for (pointer, want) in [
-            (
-                "/apiVersion",
-                "an API version such as cluster.x-k8s.io/v1beta2",
-            ),
-            ("/kind", "a kind such as Cluster"),
-            ("/metadata/name", "a name"),
-        ] {
-            if text(&manifest.object, pointer).is_empty() {
-                let got = shown(manifest.object.pointer(pointer));
-                problems.push(manifest.problem(pointer, got, want));
-            }
-        }
-        if problems.len() > before {
+        let faults = identity_problems(manifest);
+        manifest.usable = faults.is_empty();
+        problems.extend(faults);
+        if !manifest.usable {
             continue;
         }
-        if let Some(problem) = name_problem(manifest) {
-            problems.push(problem);
-            continue;
-        }
-        fill_namespace(&mut manifest.object);
+        fill_namespace(&mut manifest.object, &cluster_scoped);
         let object = &manifest.object;
-        let group = text(object, "/apiVersion")
-            .split_once('/')
-            .map_or("", |(group, _)| group);
         let key = [
-            group,
+            group_of(object),
             text(object, "/kind"),
             text(object, "/metadata/namespace"),
             text(object, "/metadata/name"),
@@ -73,6 +67,80 @@ pub(super) fn identities(manifests: &mut [Manifest]) -> Vec<Problem> {
     problems
 }
 
+/// Why it cannot be said which object this is.
+fn identity_problems(manifest: &Manifest) -> Vec<Problem> {
+    let object = &manifest.object;
+    if !object.is_object() {
+        return vec![manifest.problem("", shown(Some(object)), "a Kubernetes object")];
+    }
+    let mut problems = Vec::new();
+    let version = (
+        "/apiVersion",
+        "an API version such as cluster.x-k8s.io/v1beta2",
+    );
+    let kind = ("/kind", "a kind such as Cluster");
+    for ((pointer, want), legal) in [
+        (version, is_api_version as fn(&str) -> bool),
+        (kind, is_kind),
+    ] {
+        if !legal(text(object, pointer)) {
+            problems.push(manifest.problem(pointer, shown(object.pointer(pointer)), want));
+        }
+    }
+    match object.get("metadata") {
+        Some(metadata) if !metadata.is_object() && !metadata.is_null() => {
+            problems.push(manifest.problem("/metadata", shown(Some(metadata)), "an object"));
+        }
+        _ if text(object, "/metadata/name").is_empty() => {
+            let got = shown(object.pointer("/metadata/name"));
+            problems.push(manifest.problem("/metadata/name", got, "a name"));
+        }
+        _ => {
+            problems.extend(name_problem(manifest));
+            problems.extend(fields::typed::<ObjectMeta>(manifest, "/metadata"));
+            problems.extend(namespace_problem(manifest));
+        }
+    }
+    problems
+}
+
+fn is_label(text: &str) -> bool {
+    let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    !text.is_empty()
+        && text.len() <= 63
+        && text.bytes().all(legal)
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+fn is_api_version(text: &str) -> bool {
+    match text.split_once('/') {
+        Some((group, version)) => group.split('.').all(is_label) && is_label(version),
+        None => is_label(text),
+    }
+}
+
+fn is_kind(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric())
+}
+
+fn namespace_problem(manifest: &Manifest) -> Option<Problem> {
+    let value = manifest.object.pointer("/metadata/namespace")?;
+    let wrong = value.as_str().is_some_and(|text| !is_label(text));
+    wrong.then(|| {
+        let want = "a namespace: lower case letters, digits and '-', at most 63";
+        manifest.problem("/metadata/namespace", shown(Some(value)), want)
+    })
+}
+
+/// The API group of an object, empty for the core group.
+fn group_of(object: &Value) -> &str {
+    text(object, "/apiVersion")
+        .split_once('/')
+        .map_or("", |(group, _)| group)
+}
+
 fn name_problem(manifest: &Manifest) -> Option<Problem> {
     let name = text(&manifest.object, "/metadata/name");
     let legal = name.len() <= 253
@@ -91,67 +159,141 @@ fn name_problem(manifest: &Manifest) -> Option<Problem> {
     })
 }
 
-fn fill_namespace(object: &mut Value) {
-    let cluster_scoped = [
-        "ClusterRole",
-        "ClusterRoleBinding",
-        "CSIDriver",
-        "CustomResourceDefinition",
-        "ExtensionConfig",
-        "MutatingWebhookConfiguration",
-        "Namespace",
-        "Node",
-        "PersistentVolume",
-        "PriorityClass",
-        "StorageClass",
-        "ValidatingWebhookConfiguration",
-    ];
-    if cluster_scoped.contains(&text(object, "/kind")) {
+/// Group and kind of everything that stands in no namespace.
+fn cluster_scoped(manifests: &[Manifest]) -> BTreeSet<(String, String)> {
+    let pair = |group: &str, kind: &str| (group.to_owned(), kind.to_owned());
+    let built_in = Registry::builtin();
+    let built_in = built_in.all().filter(|resource| !resource.namespaced);
+    let ours = KNOWN.iter().filter(|crd| crd.spec.scope != "Namespaced");
+    let theirs = manifests.iter().map(|manifest| &manifest.object);
+    let theirs = theirs.filter(|object| {
+        text(object, "/kind") == "CustomResourceDefinition"
+            && text(object, "/spec/scope") == "Cluster"
+    });
+    built_in
+        .map(|resource| pair(&resource.group, &resource.kind))
+        .chain(ours.map(|crd| pair(&crd.spec.group, &crd.spec.names.kind)))
+        .chain(theirs.map(|crd| pair(text(crd, "/spec/group"), text(crd, "/spec/names/kind"))))
+        .collect()
+}
+
+fn fill_namespace(object: &mut Value, cluster_scoped: &BTreeSet<(String, String)>) {
+    let key = (
+        group_of(object).to_owned(),
+        text(object, "/kind").to_owned(),
+    );
+    let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
         return;
-    }
-    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata
-            .entry("namespace")
-            .or_insert_with(|| Value::from("default"));
+    };
+    if cluster_scoped.contains(&key) {
+        metadata.remove("namespace");
+    } else if metadata.get("namespace").is_none_or(Value::is_null) {
+        metadata.insert("namespace".to_owned(), Value::from("default"));
     }
 }
 
-/// Checks the fields that are read, and that every reference leads somewhere.
-pub(super) fn contents(manifests: &[Manifest]) -> Vec<Problem> {
+/// Checks the fields that are read, and that every reference leads somewhere. `unread` holds the
+/// texts of documents that are not YAML.
+pub(super) fn contents(manifests: &[Manifest], unread: &[String]) -> Vec<Problem> {
     let mut problems = Vec::new();
-    for manifest in manifests {
-        let object = &manifest.object;
-        let (group, version) = text(object, "/apiVersion")
-            .split_once('/')
-            .unwrap_or_default();
-        let kind = text(object, "/kind");
-        if kind == "ClusterClass"
-            || object
-                .pointer("/spec/topology")
-                .is_some_and(|t| kind == "Cluster" && !t.is_null())
-        {
-            problems.push(topology(manifest));
+    for manifest in manifests.iter().filter(|manifest| manifest.usable) {
+        let (group, kind) = (group_of(&manifest.object), text(&manifest.object, "/kind"));
+        if let Some(problem) = unfit(manifest, manifests, group, kind) {
+            problems.push(problem);
             continue;
         }
-        let ours = [capi::CORE_GROUP, capi::CONTROL_PLANE_GROUP];
-        if ours.contains(&group)
-            && version != capi::CONTRACT_VERSION
-            && !UNSUPPORTED_KINDS.contains(&kind)
-        {
-            problems.push(old_version(manifest, group, kind));
-            continue;
+        let faults = fields::wrong_types(manifest, group, kind)
+            .into_iter()
+            .chain(fields::wrong_values(manifest, group, kind))
+            .chain(refs::dangling(manifest, manifests, unread, group, kind));
+        let mut told: Vec<Problem> = Vec::new();
+        for fault in faults {
+            // The first word on a field is enough; what is above or below it is the same fault.
+            let same = |other: &Problem| {
+                fault.field.starts_with(&other.field) || other.field.starts_with(&fault.field)
+            };
+            if !told.iter().any(same) {
+                told.push(fault);
+            }
         }
-        let before = problems.len();
-        problems.extend(wrong_type(manifest, group, kind));
-        if problems.len() == before {
-            problems.extend(wrong_values(manifest, group, kind));
-            problems.extend(dangling(manifest, manifests, group, kind));
-        }
-    }
-    if problems.is_empty() {
-        problems.extend(no_control_plane(manifests));
+        problems.extend(told);
     }
     problems
+}
+
+/// Why an object of this kind or version cannot be run at all.
+fn unfit(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> Option<Problem> {
+    let object = &manifest.object;
+    let has_topology = object
+        .pointer("/spec/topology")
+        .is_some_and(|t| !t.is_null());
+    if group == capi::CORE_GROUP && (kind == "ClusterClass" || kind == "Cluster" && has_topology) {
+        return Some(topology(manifest));
+    }
+    let old = text(object, "/apiVersion").rsplit('/').next() != Some(capi::CONTRACT_VERSION);
+    let ours = kind.starts_with("Kubeadm") || group == capi::CORE_GROUP;
+    if old && ours && group.ends_with(capi::CORE_GROUP) {
+        return Some(old_version(manifest, group, kind));
+    }
+    let got = shown(object.pointer("/kind"));
+    let of_group = || KNOWN.iter().filter(|crd| crd.spec.group == group);
+    if let Some(crd) = of_group().find(|crd| crd.spec.names.kind == kind) {
+        let version = text(object, "/apiVersion").rsplit('/').next();
+        if !crd
+            .spec
+            .versions
+            .iter()
+            .any(|v| Some(v.name.as_str()) == version)
+        {
+            return Some(old_version(manifest, group, kind));
+        }
+    } else if [
+        capi::CORE_GROUP,
+        capi::CONTROL_PLANE_GROUP,
+        refit_api::refit::GROUP,
+    ]
+    .contains(&group)
+    {
+        if group != capi::CONTROL_PLANE_GROUP && UNSUPPORTED_KINDS.contains(&kind) {
+            return None;
+        }
+        let kinds: Vec<_> = of_group().map(|crd| crd.spec.names.kind.as_str()).collect();
+        let want = format!(
+            "a kind of {group} that the sandbox runs: {}",
+            kinds.join(", ")
+        );
+        return Some(manifest.problem("/kind", got, want));
+    }
+    if group == capi::CORE_GROUP && ["MachineSet", "Machine"].contains(&kind) {
+        let want = "a MachineDeployment: Cluster API does not roll out the changes of a MachineSet \
+                    or a Machine that stands alone, so there is nothing to upgrade";
+        return Some(manifest.problem("/kind", got, want));
+    }
+    let paused = object.pointer("/spec/paused") == Some(&Value::Bool(true));
+    if group == capi::CORE_GROUP && kind == "Cluster" && paused {
+        let want = "false: Cluster API does nothing with a paused cluster";
+        return Some(manifest.problem("/spec/paused", "true".to_owned(), want));
+    }
+    made_here(manifest, all, group, kind)
+}
+
+/// Secrets that the sandbox itself makes for a cluster.
+fn made_here(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> Option<Problem> {
+    let name = text(&manifest.object, "/metadata/name");
+    let cluster = name.strip_suffix("-kubeconfig")?;
+    let is_cluster = |other: &Manifest| {
+        text(&other.object, "/kind") == "Cluster"
+            && text(&other.object, "/metadata/name") == cluster
+    };
+    (group.is_empty() && kind == "Secret" && all.iter().any(is_cluster)).then(|| {
+        let want =
+            "no such Secret: the sandbox makes the kubeconfig of its simulated cluster itself";
+        manifest.problem(
+            "/metadata/name",
+            shown(manifest.object.pointer("/metadata/name")),
+            want,
+        )
+    })
 }
 
 fn topology(manifest: &Manifest) -> Problem {
@@ -181,215 +323,11 @@ fn old_version(manifest: &Manifest, group: &str, kind: &str) -> Problem {
     manifest.problem("/apiVersion", got, want)
 }
 
-/// Reads the object as the typed struct that the controllers read.
-fn wrong_type(manifest: &Manifest, group: &str, kind: &str) -> Option<Problem> {
-    match (group, kind) {
-        (capi::CORE_GROUP, "Cluster") => typed::<capi::Cluster>(manifest),
-        (capi::CORE_GROUP, "MachineDeployment") => typed::<capi::MachineDeployment>(manifest),
-        (capi::CORE_GROUP, "MachineSet") => typed::<capi::MachineSet>(manifest),
-        (capi::CORE_GROUP, "Machine") => typed::<capi::Machine>(manifest),
-        (capi::CONTROL_PLANE_GROUP, "KubeadmControlPlane") => {
-            typed::<capi::KubeadmControlPlane>(manifest)
-        }
-        (capi::BOOTSTRAP_GROUP, "KubeadmConfigTemplate") => {
-            typed::<capi::KubeadmConfigTemplate>(manifest)
-        }
-        (capi::BOOTSTRAP_GROUP, "KubeadmConfig") => typed::<capi::KubeadmConfig>(manifest),
-        (capi::INFRASTRUCTURE_GROUP, kind) if kind.ends_with("MachineTemplate") => {
-            let pointer = "/spec/template/spec";
-            let spec = manifest.object.pointer(pointer);
-            (!spec.is_some_and(Value::is_object))
-                .then(|| manifest.problem(pointer, shown(spec), "an object"))
-        }
-        _ => None,
-    }
-}
-
-fn typed<K: DeserializeOwned>(manifest: &Manifest) -> Option<Problem> {
-    let error = serde_path_to_error::deserialize::<_, K>(&manifest.object).err()?;
-    let mut pointer = String::new();
-    for segment in error.path().iter() {
-        match segment {
-            serde_path_to_error::Segment::Seq { index } => pointer.push_str(&format!("/{index}")),
-            serde_path_to_error::Segment::Map { key } => {
-                pointer.push_str(&format!("/{}", key.replace('~', "~0").replace('/', "~1")));
-            }
-            _ => {}
-        }
-    }
-    let message = error.inner().to_string();
-    if let Some(field) = message
-        .strip_prefix("missing field `")
-        .and_then(|rest| rest.split('`').next())
-    {
-        let pointer = format!("{pointer}/{field}");
-        return Some(manifest.problem(&pointer, "nothing".to_owned(), "this field"));
-    }
-    let got = shown(manifest.object.pointer(&pointer));
-    let want = if pointer.ends_with("/version") {
-        A_VERSION.to_owned()
-    } else {
-        wanted(&message)
-    };
-    Some(manifest.problem(&pointer, got, want))
-}
-
-/// What serde expected, in the words of a manifest.
-fn wanted(message: &str) -> String {
-    let expected = message.split(", expected ").nth(1).unwrap_or(message);
-    let expected = expected.split(" at line").next().unwrap_or(expected);
-    match expected {
-        "i32" | "i64" | "u32" | "u64" => "an integer".to_owned(),
-        "a string" | "a boolean" => expected.to_owned(),
-        "a sequence" => "a list".to_owned(),
-        text if text.starts_with("a map") || text.starts_with("struct ") => "an object".to_owned(),
-        text if text.contains("IntOrPercent") => {
-            "an integer or a percentage such as 25%".to_owned()
-        }
-        text => text.to_owned(),
-    }
-}
-
-fn wrong_values(manifest: &Manifest, group: &str, kind: &str) -> Vec<Problem> {
-    let version = match (group, kind) {
-        (capi::CONTROL_PLANE_GROUP, "KubeadmControlPlane") | (capi::CORE_GROUP, "Machine") => {
-            "/spec/version"
-        }
-        (capi::CORE_GROUP, "MachineDeployment" | "MachineSet") => "/spec/template/spec/version",
-        _ => return Vec::new(),
-    };
-    let mut problems = Vec::new();
-    let value = manifest.object.pointer(version);
-    if !value.and_then(Value::as_str).is_some_and(is_version) {
-        problems.push(manifest.problem(version, shown(value), A_VERSION));
-    }
-    if let Some(replicas) = manifest
-        .object
-        .pointer("/spec/replicas")
-        .and_then(Value::as_i64)
-    {
-        let least = i64::from(kind == "KubeadmControlPlane");
-        if replicas < least {
-            let want = format!("a number of machines, at least {least}");
-            problems.push(manifest.problem("/spec/replicas", replicas.to_string(), want));
-        }
-        problems.extend(control_plane_rules(manifest, kind, replicas));
-    }
-    for field in ["maxSurge", "maxUnavailable"] {
-        let pointer = format!("/spec/rollout/strategy/rollingUpdate/{field}");
-        if let Some(value) = manifest
-            .object
-            .pointer(&pointer)
-            .filter(|value| !is_int_or_percent(value))
-        {
-            let want = "an integer of at least 0, or a percentage such as 25%";
-            problems.push(manifest.problem(&pointer, shown(Some(value)), want));
-        }
-    }
-    problems
-}
-
-/// The rules of KubeadmControlPlane's own admission (`spec/capi.md 2.2`).
-fn control_plane_rules(manifest: &Manifest, kind: &str, replicas: i64) -> Option<Problem> {
-    if kind != "KubeadmControlPlane" {
-        return None;
-    }
-    if replicas % 2 == 0 {
-        let want = "an odd number: etcd gains nothing from an even one, and Cluster API refuses it";
-        return Some(manifest.problem("/spec/replicas", replicas.to_string(), want));
-    }
-    let pointer = "/spec/rollout/strategy/rollingUpdate/maxSurge";
-    let surge = manifest.object.pointer(pointer)?;
-    if surge.as_i64() == Some(0) && replicas < 3 {
-        let want = "1: with fewer than 3 replicas Cluster API refuses maxSurge 0";
-        return Some(manifest.problem(pointer, shown(Some(surge)), want));
-    }
-    (!matches!(surge.as_i64(), Some(0 | 1)))
-        .then(|| manifest.problem(pointer, shown(Some(surge)), "0 or 1"))
-}
-
-fn is_version(text: &str) -> bool {
-    text.parse::<refit_core::version::KubernetesVersion>()
-        .is_ok()
-}
-
-fn is_int_or_percent(value: &Value) -> bool {
-    match value {
-        Value::Number(n) => n.as_i64().is_some_and(|n| n >= 0),
-        Value::String(text) => text
-            .strip_suffix('%')
-            .is_some_and(|n| n.parse::<u16>().is_ok()),
-        _ => false,
-    }
-}
-
-/// References that lead nowhere.
-fn dangling(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> Vec<Problem> {
-    let references: &[&str] = match (group, kind) {
-        (capi::CORE_GROUP, "Cluster") => &["/spec/controlPlaneRef", "/spec/infrastructureRef"],
-        (capi::CONTROL_PLANE_GROUP, "KubeadmControlPlane") => {
-            &["/spec/machineTemplate/spec/infrastructureRef"]
-        }
-        (capi::CORE_GROUP, "MachineDeployment" | "MachineSet") => &[
-            "/spec/template/spec/bootstrap/configRef",
-            "/spec/template/spec/infrastructureRef",
-        ],
-        _ => return Vec::new(),
-    };
-    let namespace = text(&manifest.object, "/metadata/namespace");
-    let exists = |group: &str, kind: &str, name: &str| {
-        all.iter().any(|other| {
-            text(&other.object, "/kind") == kind
-                && text(&other.object, "/metadata/name") == name
-                && text(&other.object, "/metadata/namespace") == namespace
-                && text(&other.object, "/apiVersion")
-                    .split_once('/')
-                    .is_some_and(|(g, _)| g == group)
-        })
-    };
-    let mut problems = Vec::new();
-    for pointer in references {
-        let reference = manifest.object.pointer(pointer);
-        let part = |name: &str| {
-            reference
-                .and_then(|r| r.get(name))
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-        };
-        if !exists(part("apiGroup"), part("kind"), part("name")) {
-            let got = match reference {
-                Some(_) => format!(
-                    "{}/{} of {}",
-                    part("kind"),
-                    part("name"),
-                    shown(reference.and_then(|r| r.get("apiGroup")))
-                ),
-                None => "nothing".to_owned(),
-            };
-            let want = format!("an object of namespace {namespace} that is among the manifests");
-            problems.push(manifest.problem(pointer, got, want));
-        }
-    }
-    if kind != "Cluster" && group == capi::CORE_GROUP {
-        let pointer = "/spec/clusterName";
-        let name = text(&manifest.object, pointer);
-        if !exists(capi::CORE_GROUP, "Cluster", name) {
-            let want = format!("a Cluster of namespace {namespace} that is among the manifests");
-            problems.push(manifest.problem(pointer, shown(manifest.object.pointer(pointer)), want));
-        }
-    }
-    problems
-}
-
 /// There must be something to upgrade.
-fn no_control_plane(manifests: &[Manifest]) -> Option<Problem> {
-    let cluster = manifests
-        .iter()
-        .any(|m| text(&m.object, "/kind") == "Cluster");
-    (!cluster).then(|| Problem {
-        file: manifests
-            .first()
-            .map_or_else(|| "(no file)".to_owned(), |m| m.file.clone()),
+pub(super) fn no_cluster(file: &str, manifests: &[Manifest]) -> Option<Problem> {
+    let has = |kind: &str| manifests.iter().any(|m| text(&m.object, "/kind") == kind);
+    (!has("Cluster")).then(|| Problem {
+        file: file.to_owned(),
         line: 1,
         object: "manifests".to_owned(),
         field: "kind".to_owned(),

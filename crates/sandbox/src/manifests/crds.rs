@@ -3,33 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use refit_api::{capi, crds, keys};
+use refit_apiserver::Registry;
 use serde_json::{Value, json};
 
 use super::text;
-
-/// Groups that every Kubernetes API server serves by itself.
-const BUILT_IN_GROUPS: [&str; 20] = [
-    "",
-    "admissionregistration.k8s.io",
-    "apiextensions.k8s.io",
-    "apiregistration.k8s.io",
-    "apps",
-    "authentication.k8s.io",
-    "authorization.k8s.io",
-    "autoscaling",
-    "batch",
-    "certificates.k8s.io",
-    "coordination.k8s.io",
-    "discovery.k8s.io",
-    "events.k8s.io",
-    "flowcontrol.apiserver.k8s.io",
-    "networking.k8s.io",
-    "node.k8s.io",
-    "policy",
-    "rbac.authorization.k8s.io",
-    "scheduling.k8s.io",
-    "storage.k8s.io",
-];
 
 /// A schemaless CRD with the contract label for each kind of `objects` that neither Kubernetes nor
 /// our own CRDs define. `XMachineTemplate` brings `XMachine`.
@@ -51,6 +28,12 @@ pub fn schemaless_crds(objects: &[Value]) -> Vec<Value> {
         );
         defined.insert((names.0.to_owned(), names.1.to_owned()));
     }
+    let built_in = Registry::builtin();
+    defined.extend(
+        built_in
+            .all()
+            .map(|resource| (resource.group.to_string(), resource.kind.to_string())),
+    );
     let mut wanted: BTreeMap<(String, String), BTreeSet<String>> = BTreeMap::new();
     let mut want = |group: &str, kind: &str, version: &str| {
         let key = (group.to_owned(), kind.to_owned());
@@ -63,7 +46,7 @@ pub fn schemaless_crds(objects: &[Value]) -> Vec<Value> {
             continue;
         };
         let kind = text(object, "/kind");
-        if BUILT_IN_GROUPS.contains(&group) || kind.is_empty() {
+        if kind.is_empty() {
             continue;
         }
         want(group, kind, version);

@@ -6,6 +6,9 @@
 
 mod check;
 mod crds;
+mod fields;
+mod refs;
+mod rehearsal;
 mod yaml;
 
 use std::{fmt, path::Path};
@@ -14,6 +17,7 @@ use refit_api::capi;
 use serde_json::{Value, json};
 
 pub use crds::schemaless_crds;
+pub use rehearsal::rehearse;
 
 /// Largest manifest file that is read: 16 MiB.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
@@ -92,6 +96,7 @@ pub struct Manifest {
     /// The object; its namespace is filled in.
     pub object: Value,
     lines: yaml::Lines,
+    usable: bool,
 }
 
 impl Manifest {
@@ -160,54 +165,69 @@ pub fn parse<'a>(
 ) -> Result<Vec<Manifest>, LoadError> {
     let mut manifests = Vec::new();
     let mut problems = Vec::new();
-    for (file, text) in files {
-        match yaml::documents(file, text) {
-            Err(problem) => problems.push(*problem),
-            Ok(documents) => {
-                for (object, lines) in documents {
-                    expand(file, object, &lines, &mut manifests);
-                }
-            }
+    let mut unread = Vec::new();
+    let mut first = None;
+    for (name, text) in files {
+        first.get_or_insert(name);
+        let mut file = yaml::read(name, text);
+        for (object, lines) in file.documents {
+            expand(name, object, &lines, &mut manifests, &mut problems);
         }
+        problems.append(&mut file.problems);
+        unread.append(&mut file.unread);
     }
     problems.extend(check::identities(&mut manifests));
+    problems.extend(check::contents(&manifests, &unread));
     if problems.is_empty() {
-        problems.extend(check::contents(&manifests));
+        problems.extend(check::no_cluster(first.unwrap_or("(no file)"), &manifests));
     }
     if problems.is_empty() {
         Ok(manifests)
     } else {
+        problems.sort_by(|a, b| (&a.file, a.line).cmp(&(&b.file, b.line)));
         Err(LoadError::Invalid(problems))
     }
 }
 
-/// Takes `kind: List` apart.
-fn expand(file: &str, object: Value, lines: &yaml::Lines, out: &mut Vec<Manifest>) {
-    let is_list = object.get("kind").and_then(Value::as_str) == Some("List");
-    match (is_list, object) {
-        (true, Value::Object(mut list)) => {
-            let items = list.remove("items");
-            for (i, item) in items
-                .as_ref()
-                .and_then(Value::as_array)
-                .into_iter()
-                .flatten()
-                .enumerate()
-            {
-                expand(
-                    file,
-                    item.clone(),
-                    &lines.below(&format!("/items/{i}")),
-                    out,
-                );
+/// Takes `kind: List` and its like, such as `SecretList`, apart.
+fn expand(
+    file: &str,
+    object: Value,
+    lines: &yaml::Lines,
+    out: &mut Vec<Manifest>,
+    problems: &mut Vec<Problem>,
+) {
+    let kind = text(&object, "/kind");
+    let is_list = kind.ends_with("List") && (kind == "List" || object.get("items").is_some());
+    let mut manifest = Manifest {
+        file: file.to_owned(),
+        object,
+        lines: lines.clone(),
+        usable: true,
+    };
+    if !is_list {
+        out.push(manifest);
+        return;
+    }
+    match manifest.object["items"].take() {
+        Value::Array(items) => {
+            for (i, item) in items.into_iter().enumerate() {
+                let lines = lines.below(&format!("/items/{i}"));
+                expand(file, item, &lines, out, problems);
             }
         }
-        (_, object) => out.push(Manifest {
-            file: file.to_owned(),
-            object,
-            lines: lines.clone(),
-        }),
+        other => {
+            let got = shown(Some(&other));
+            problems.push(Problem {
+                object: kind_of(&manifest.object),
+                ..manifest.problem("/items", got, "a list of Kubernetes objects")
+            });
+        }
     }
+}
+
+fn kind_of(object: &Value) -> String {
+    text(object, "/kind").to_owned()
 }
 
 /// Sets KubeadmControlPlane `maxSurge: 0` and MachineDeployment `maxSurge: 0, maxUnavailable: 1`,

@@ -217,3 +217,181 @@ fn forbidding_surge_sets_both_strategies() {
         }
     }
 }
+
+#[test]
+fn every_fault_of_one_object_is_told_at_once() {
+    let text = GOOD
+        .replacen(
+            "replicas: 3\n  version: v1.34.2",
+            "replicas: x\n  version: 7",
+            1,
+        )
+        .replacen("        maxSurge: 0\n", "        maxSurge: 7\n", 1)
+        .replacen("name: edge-1-control-plane", "name: nowhere", 1);
+    let fields: Vec<_> = problems(&text)
+        .iter()
+        .map(|p| p.split(": ").nth(2).unwrap().to_owned())
+        .collect();
+    assert_eq!(
+        fields,
+        [
+            "spec.replicas",
+            "spec.version",
+            "spec.rollout.strategy.rollingUpdate.maxSurge",
+            "spec.machineTemplate.spec.infrastructureRef",
+        ]
+    );
+}
+
+#[test]
+fn a_field_stands_where_its_name_stands() {
+    let text = GOOD.replacen("    name: edge-1\n  infra", "    name: edge-9\n  infra", 1);
+    let line = text
+        .lines()
+        .position(|l| l == "  controlPlaneRef:")
+        .unwrap()
+        + 1;
+    assert!(problems(&text)[0].starts_with(&format!("f.yaml:{line}: Cluster/edge-1: ")));
+}
+
+#[test]
+fn documents_after_one_that_is_not_yaml_are_checked_too() {
+    let text = "a: [\n---\nkind: Secret\n---\nb: [\n";
+    let found = problems(text);
+    assert!(
+        found[0].starts_with("f.yaml:1: document: YAML: "),
+        "{found:?}"
+    );
+    assert!(
+        found[1].starts_with("f.yaml:3: Secret/(no name): apiVersion: "),
+        "{found:?}"
+    );
+    assert!(
+        found[3].starts_with("f.yaml:5: document: YAML: "),
+        "{found:?}"
+    );
+    assert_eq!(found.len(), 4);
+}
+
+#[test]
+fn metadata_of_every_kind_is_checked() {
+    for (metadata, want) in [
+        ("7", "metadata: got 7, want an object"),
+        (
+            "{name: a, labels: {x: 1}}",
+            "metadata.labels.x: got 1, want a string",
+        ),
+        (
+            "{name: a, namespace: A_B}",
+            "metadata.namespace: got \"A_B\", want a namespace",
+        ),
+    ] {
+        let found = problems(&format!(
+            "apiVersion: v1\nkind: Secret\nmetadata: {metadata}\n"
+        ));
+        assert!(found[0].contains(want), "no {want:?} in {found:?}");
+    }
+}
+
+#[test]
+fn kinds_and_groups_that_cannot_be_are_refused() {
+    refused(
+        "kind: SandboxCluster\nmeta",
+        "kind: Sandbox Cluster\nmeta",
+        "kind: got \"Sandbox Cl",
+    );
+    refused(
+        "infrastructure.cluster.x-k8s.io/v1beta2",
+        "a/b/c",
+        "apiVersion: got \"a/b/c\"",
+    );
+    refused(
+        "kind: KubeadmControlPlane\nmeta",
+        "kind: KubeadmControlPlan\nmeta",
+        "that the sandbox runs: KubeadmControlPlane",
+    );
+    refused(
+        "kind: MachineDeployment\nmeta",
+        "kind: MachineSet\nmeta",
+        "want a MachineDeployment: Cluster API does not roll out",
+    );
+    refused(
+        "bootstrap.cluster.x-k8s.io/v1beta2",
+        "bootstrap.cluster.x-k8s.io/v1beta1",
+        "kubectl get kubeadmconfigtemplates.v1beta2",
+    );
+}
+
+#[test]
+fn values_that_cluster_api_refuses_are_refused() {
+    refused(
+        "replicas: 5",
+        "replicas: 2000000000",
+        "want a number of machines from 0 to 1000",
+    );
+    refused(
+        "      clusterName: edge-1\n",
+        "      clusterName: edge-5\n",
+        "spec.template.spec.clusterName: got \"edge-5\", want what spec.clusterName says",
+    );
+    refused(
+        "type: RollingUpdate",
+        "type: OnDelete",
+        "got \"OnDelete\", want RollingUpdate",
+    );
+    refused(
+        "  clusterNetwork:",
+        "  paused: true\n  clusterNetwork:",
+        "spec.paused: got true",
+    );
+    refused(
+        "port: 6443",
+        "port: x",
+        "spec.controlPlaneEndpoint.port: got \"x\", want an integer",
+    );
+}
+
+#[test]
+fn a_list_of_one_kind_is_taken_apart() {
+    let found = problems("apiVersion: v1\nkind: SecretList\nitems:\n- 3\n");
+    assert!(
+        found[0].contains("got 3, want a Kubernetes object"),
+        "{found:?}"
+    );
+    let found = problems("apiVersion: v1\nkind: List\nitems: foo\n");
+    assert!(
+        found[0].contains("items: got \"foo\", want a list"),
+        "{found:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_rehearsal_tells_what_the_api_server_will_refuse() {
+    let extra = "\n---\napiVersion: v1\nkind: Secret\nmetadata: {name: x}\ndata:\n  a: '%'\n\
+                 ---\napiVersion: v1\nkind: Foo\nmetadata: {name: x}\n\
+                 ---\napiVersion: apps/v1beta1\nkind: Deployment\nmetadata: {name: x}\n";
+    let parsed = |text: &str| parse([("f.yaml", text.as_bytes())]).unwrap();
+    rehearse(&parsed(GOOD)).await.unwrap();
+    let Err(LoadError::Invalid(found)) = rehearse(&parsed(&format!("{GOOD}{extra}"))).await else {
+        panic!("nothing is refused");
+    };
+    let fields: Vec<_> = found
+        .iter()
+        .map(|p| (p.field.as_str(), p.want.as_str()))
+        .collect();
+    assert!(fields[0].1.contains("illegal base64"), "{fields:?}");
+    assert_eq!(fields[1].0, "kind");
+    assert_eq!(fields[2], ("apiVersion", "apps/v1"));
+    assert_eq!(found.len(), 3);
+}
+
+#[tokio::test]
+async fn kinds_of_built_in_groups_that_the_server_does_not_know_are_stored() {
+    let extra = "\n---\napiVersion: autoscaling/v2\nkind: HorizontalPodAutoscaler\n\
+                 metadata: {name: x}\n\
+                 ---\napiVersion: networking.k8s.io/v1\nkind: IngressClass\nmetadata: {name: x}\n";
+    let text = format!("{GOOD}{extra}");
+    rehearse(&parse([("f.yaml", text.as_bytes())]).unwrap())
+        .await
+        .unwrap();
+}

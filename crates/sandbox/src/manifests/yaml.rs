@@ -47,64 +47,145 @@ impl Lines {
     }
 }
 
-/// The documents of one file; empty ones are left out.
-pub(super) fn documents(file: &str, text: &[u8]) -> Result<Vec<(Value, Lines)>, Box<Problem>> {
-    let wrong = |line: u64, got: String| {
-        Box::new(Problem {
-            file: file.to_owned(),
-            line,
-            object: "document".to_owned(),
-            field: "YAML".to_owned(),
-            got,
-            want: "a Kubernetes object in YAML or JSON".to_owned(),
-        })
-    };
-    let text = std::str::from_utf8(text).map_err(|error| {
-        let before = &text[..error.valid_up_to()];
-        let line = before.iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
-        wrong(line, "bytes that are not UTF-8".to_owned())
-    })?;
-    let nodes: Vec<Spanned<Node>> = serde_saphyr::from_multiple(text).map_err(|error| {
-        let line = error.location().map_or(1, |location| location.line());
-        wrong(line, first_line(&error.to_string()))
-    })?;
-    let mut documents = Vec::new();
-    for node in nodes {
-        let line = node.referenced.line();
-        let mut lines = Lines::default();
-        match flatten(node, "", &mut lines) {
-            Value::Null => {}
-            object @ Value::Object(_) => documents.push((object, lines)),
-            other => return Err(wrong(line, super::shown(Some(&other)))),
-        }
-    }
-    Ok(documents)
+/// What a file holds.
+#[derive(Debug, Default)]
+pub(super) struct File {
+    /// Its documents; empty ones are left out.
+    pub(super) documents: Vec<(Value, Lines)>,
+    /// What is wrong with the others.
+    pub(super) problems: Vec<Problem>,
+    /// The texts of documents that are not YAML.
+    pub(super) unread: Vec<String>,
 }
 
-/// The parser's own message without the picture of the place that follows it.
+/// Reads one file. Where a document is not YAML, the others are read all the same.
+pub(super) fn read(file: &str, bytes: &[u8]) -> File {
+    let mut found = File::default();
+    let wrong = |line: u64, got: String| Problem {
+        file: file.to_owned(),
+        line,
+        object: "document".to_owned(),
+        field: "YAML".to_owned(),
+        got,
+        want: "a Kubernetes object in YAML or JSON".to_owned(),
+    };
+    let text = match std::str::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(error) => {
+            let before = &bytes[..error.valid_up_to()];
+            let line = before.iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
+            found
+                .problems
+                .push(wrong(line, "bytes that are not UTF-8".to_owned()));
+            found
+                .unread
+                .push(String::from_utf8_lossy(bytes).into_owned());
+            return found;
+        }
+    };
+    let whole = serde_saphyr::from_multiple::<Spanned<Node>>(text);
+    let parts = match whole {
+        Ok(nodes) => vec![(0, text, Ok(nodes))],
+        Err(error) => match split(text) {
+            parts if parts.len() > 1 => parts
+                .into_iter()
+                .map(|(before, part)| (before, part, serde_saphyr::from_multiple(part)))
+                .collect(),
+            _ => vec![(0, text, Err(error))],
+        },
+    };
+    for (before, part, nodes) in parts {
+        match nodes {
+            Ok(nodes) => {
+                for node in nodes {
+                    let line = node.referenced.line() + before;
+                    let mut lines = Lines::default();
+                    match flatten(node, "", before, &mut lines) {
+                        Value::Null => {}
+                        object @ Value::Object(_) => found.documents.push((object, lines)),
+                        other => found.problems.push(wrong(line, super::shown(Some(&other)))),
+                    }
+                }
+            }
+            Err(error) => {
+                let line = error.location().map_or(1, |location| location.line());
+                let got = first_line(&error.to_string());
+                let line = line_of_tab(part, line, &got).unwrap_or(line);
+                found.problems.push(wrong(line + before, got));
+                found.unread.push(part.to_owned());
+            }
+        }
+    }
+    found
+}
+
+/// The documents of a text, each with the number of lines before it.
+fn split(text: &str) -> Vec<(u64, &str)> {
+    let mut parts = Vec::new();
+    let (mut start, mut start_line, mut at) = (0, 0, 0);
+    for (number, line) in text.split_inclusive('\n').enumerate() {
+        if line.trim_end() == "---" || line.starts_with("--- ") {
+            parts.push((start_line, &text[start..at]));
+            (start, start_line) = (at, number as u64);
+        }
+        at += line.len();
+    }
+    parts.push((start_line, &text[start..]));
+    parts
+}
+
+/// A tab in the indentation is met by the parser at the end of the line before.
+fn line_of_tab(text: &str, line: u64, got: &str) -> Option<u64> {
+    if !got.contains("tab") {
+        return None;
+    }
+    let from = usize::try_from(line).ok()?.checked_sub(1)?;
+    let has_tab = |line: &str| {
+        let rest = line.trim_start_matches([' ', '\t']);
+        line[..line.len() - rest.len()].contains('\t')
+    };
+    let offset = text.lines().skip(from).position(has_tab)?;
+    Some(line + offset as u64)
+}
+
+/// The parser's own message without the place, which stands before it, and without the picture of
+/// the place, which follows it.
 fn first_line(message: &str) -> String {
     let line = message
         .lines()
         .find(|line| !line.trim().is_empty())
         .unwrap_or("something else");
-    line.trim_start_matches("error: ").to_owned()
+    let line = line.trim_start_matches("error: ");
+    let line = match line
+        .strip_prefix("line ")
+        .and_then(|rest| rest.split_once(": "))
+    {
+        Some((_, rest)) => rest,
+        None => line,
+    };
+    line.split(", set ").next().unwrap_or(line).to_owned()
 }
 
-fn flatten(node: Spanned<Node>, pointer: &str, lines: &mut Lines) -> Value {
+fn flatten(node: Spanned<Node>, pointer: &str, before: u64, lines: &mut Lines) -> Value {
     lines
         .by_pointer
-        .insert(pointer.to_owned(), node.referenced.line());
+        .insert(pointer.to_owned(), node.referenced.line() + before);
     match node.value {
         Node::Scalar(value) => value,
         Node::List(items) => {
-            let item = |(i, item)| flatten(item, &format!("{pointer}/{i}"), lines);
+            let item = |(i, item)| flatten(item, &format!("{pointer}/{i}"), before, lines);
             Value::Array(items.into_iter().enumerate().map(item).collect())
         }
         Node::Map(entries) => {
             let mut map = Map::new();
             for (key, value) in entries {
-                let below = format!("{pointer}/{}", key.replace('~', "~0").replace('/', "~1"));
-                map.insert(key, flatten(value, &below, lines));
+                let escaped = key.value.replace('~', "~0").replace('/', "~1");
+                let below = format!("{pointer}/{escaped}");
+                let value = flatten(value, &below, before, lines);
+                // A field stands where its name stands, whatever lines its value takes.
+                let line = key.referenced.line() + before;
+                lines.by_pointer.insert(below, line);
+                map.insert(key.value, value);
             }
             Value::Object(map)
         }
@@ -114,7 +195,7 @@ fn flatten(node: Spanned<Node>, pointer: &str, lines: &mut Lines) -> Value {
 enum Node {
     Scalar(Value),
     List(Vec<Spanned<Node>>),
-    Map(Vec<(String, Spanned<Node>)>),
+    Map(Vec<(Spanned<String>, Spanned<Node>)>),
 }
 
 impl<'de> Deserialize<'de> for Node {

@@ -120,7 +120,7 @@ impl World {
         for manifest in manifests {
             let mut object = manifest.clone();
             refit_capi::defaults::default_object(&mut object);
-            let Some(path) = self.collection(&object) else {
+            let Some(path) = collection(&self.inner.management, &object) else {
                 tracing::warn!(object = %object, "no API serves this kind");
                 continue;
             };
@@ -213,40 +213,35 @@ impl World {
         api.send(Call::create(path, extension)).await?;
         Ok(())
     }
+}
 
-    /// Path of the collection that an object belongs to.
-    fn collection(&self, object: &Value) -> Option<String> {
-        let api_version = text(object, "/apiVersion");
-        let kind = text(object, "/kind");
-        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-        let base = if group.is_empty() {
-            format!("/api/{version}")
-        } else {
-            format!("/apis/{api_version}")
-        };
-        let (plural, namespaced) = self
-            .defined(group, kind)
-            .or_else(|| built_in(group, version, kind))?;
-        Some(if namespaced {
-            format!("{base}/namespaces/{}/{plural}", namespace(object))
-        } else {
-            format!("{base}/{plural}")
-        })
-    }
+/// Path of the collection that an object belongs to; `None` where no API serves its kind.
+pub(crate) fn collection(server: &ApiServer, object: &Value) -> Option<String> {
+    let api_version = text(object, "/apiVersion");
+    let kind = text(object, "/kind");
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    let base = if group.is_empty() {
+        format!("/api/{version}")
+    } else {
+        format!("/apis/{api_version}")
+    };
+    let (plural, namespaced) =
+        defined(server, group, kind).or_else(|| built_in(group, version, kind))?;
+    Some(if namespaced {
+        format!("{base}/namespaces/{}/{plural}", namespace(object))
+    } else {
+        format!("{base}/{plural}")
+    })
+}
 
-    /// Plural of a kind that a CRD defines, and whether it is namespaced.
-    fn defined(&self, group: &str, kind: &str) -> Option<(String, bool)> {
-        let definitions = self.inner.management.list_values(
-            "apiextensions.k8s.io",
-            "customresourcedefinitions",
-            None,
-        );
-        let found = definitions.iter().find(|crd| {
-            text(crd, "/spec/group") == group && text(crd, "/spec/names/kind") == kind
-        })?;
-        let namespaced = text(found, "/spec/scope") == "Namespaced";
-        Some((text(found, "/spec/names/plural").to_owned(), namespaced))
-    }
+/// Plural of a kind that a CRD defines, and whether it is namespaced.
+fn defined(server: &ApiServer, group: &str, kind: &str) -> Option<(String, bool)> {
+    let definitions = server.list_values("apiextensions.k8s.io", "customresourcedefinitions", None);
+    let found = definitions
+        .iter()
+        .find(|crd| text(crd, "/spec/group") == group && text(crd, "/spec/names/kind") == kind)?;
+    let namespaced = text(found, "/spec/scope") == "Namespaced";
+    Some((text(found, "/spec/names/plural").to_owned(), namespaced))
 }
 
 /// Plural of a built-in kind, and whether it is namespaced.

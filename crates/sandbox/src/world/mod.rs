@@ -42,7 +42,7 @@ pub use process::{Actor, Kill, RESTART_DELAY, Side};
 pub use progress::{MachineProgress, ProgressFeed};
 pub use wait::TimedOut;
 
-pub(crate) use build::{cluster_secrets, cluster_seed};
+pub(crate) use build::{cluster_secrets, cluster_seed, collection};
 pub(crate) use hosts::HostHandle;
 pub(crate) use process::Hub;
 

@@ -6,6 +6,7 @@ use refit_api::{
 };
 
 use super::world::*;
+use crate::node::Write;
 
 fn aborted(mut one: One) -> One {
     one.update.spec.stage = Stage::Abort;
@@ -59,6 +60,12 @@ fn an_abort_after_the_point_of_no_return_lets_the_update_end() {
     one.settle();
     assert_eq!(one.gate(), Gate::Upgrade);
     one.update.spec.stage = Stage::Abort;
+    one.settle();
+    let line = one.status().message;
+    assert!(
+        line.ends_with("(too late to abort: the update ends first)"),
+        "{line}"
+    );
     one.host_works();
     one.settle();
     one.host_works();
@@ -330,6 +337,37 @@ fn nothing_is_written_while_nothing_is_known() {
         workload: Workload::NotSynced,
         slot_required: true,
         report_stale_after: jiff::SignedDuration::from_mins(15),
+        refused: None,
     };
     assert_eq!(decide(&snapshot, at(0)).write, None);
+}
+
+#[test]
+fn a_deletion_does_not_wait_for_a_cluster_that_cannot_be_read() {
+    use crate::node::{GroupView, Snapshot, Workload, decide};
+    let mut one = One::worker().staged();
+    one.settle();
+    assert!(one.annotations().contains_key(keys::PRE_DRAIN_HOOK));
+    one.delete_machine();
+    let decided = |one: &One, after: i64| {
+        let snapshot = Snapshot {
+            update: &one.update,
+            siblings: Vec::new(),
+            machine: one.machine.as_ref(),
+            paused: None,
+            owner_version: None,
+            group: GroupView::Missing,
+            workload: Workload::NotSynced,
+            slot_required: true,
+            report_stale_after: jiff::SignedDuration::from_mins(15),
+            refused: None,
+        };
+        decide(&snapshot, at(one.now + after))
+    };
+    assert_eq!(decided(&one, 900).write, None);
+    let decision = decided(&one, 901);
+    assert_eq!(decision.status.phase, Phase::Stopped);
+    let write = decision.write.clone().unwrap();
+    one.apply(&decision, write);
+    assert!(matches!(decided(&one, 902).write, Some(Write::Unguard(_))));
 }

@@ -125,6 +125,7 @@ impl Five {
             workload: Workload::Seen(seen),
             slot_required: true,
             report_stale_after: SignedDuration::from_hours(100),
+            refused: None,
         };
         let decision = decide(&snapshot, at(self.now));
         Look {

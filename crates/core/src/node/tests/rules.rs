@@ -7,8 +7,11 @@ use refit_api::{
 };
 
 use super::world::*;
-use crate::node::{
-    MachineView, NodeView, StaticPod, decide_role, is_available, plan_steps, step_names,
+use crate::{
+    node::{
+        MachineView, NodeView, StaticPod, Write, decide_role, is_available, plan_steps, step_names,
+    },
+    report::Refusal,
 };
 
 /// Blocks at the very start, with the reason given.
@@ -488,4 +491,85 @@ fn a_retry_of_the_host_is_shown_and_no_failure_yet() {
     one.host_works();
     one.settle();
     assert!(!one.status().retriable && one.status().failure_message.is_empty());
+}
+
+#[test]
+fn an_agent_that_falls_silent_at_work_is_named_until_it_reports() {
+    let rows: [(One, Phase); 2] = [
+        (One::worker(), Phase::Staging),
+        (One::worker().staged(), Phase::Upgrading),
+    ];
+    for (mut one, phase) in rows {
+        one.settle();
+        assert!(one.blocked_by().is_empty());
+        one.now += 1000;
+        one.settle();
+        assert_eq!(
+            (one.phase(), one.blocked_by()),
+            (phase, vec!["NoFreshReport".to_owned()])
+        );
+        one.host_works();
+        one.settle();
+        assert!(one.blocked_by().is_empty(), "{:?}", one.blocked_by());
+    }
+    let mut stopping = One::worker();
+    stopping.settle();
+    stopping.update.spec.stage = refit_api::refit::Stage::Abort;
+    stopping.now += 1000;
+    stopping.settle();
+    assert_eq!(
+        (stopping.phase(), stopping.blocked_by()),
+        (Phase::Stopping, vec!["NoFreshReport".to_owned()])
+    );
+}
+
+#[test]
+fn a_write_that_is_refused_is_named_until_it_is_made() {
+    let mut one = One::worker().staged();
+    one.settle();
+    one.host_works();
+    let cordon = loop {
+        let decision = one.decide();
+        match decision.write.clone().unwrap() {
+            Write::Cordon => break decision.write.unwrap(),
+            write => one.apply(&decision, write),
+        }
+    };
+    one.refused = Some(Refusal::ApiRefused {
+        what: cordon.target().into(),
+        message: "nodes is forbidden".into(),
+    });
+    let decision = one.decide();
+    one.apply(&decision, Write::Status);
+    one.refused = None;
+    assert_eq!(one.blocked_by(), ["ApiRefused"]);
+    assert!(one.status().message.contains("nodes is forbidden"));
+    let again = one.decide();
+    assert_eq!(
+        again.write,
+        Some(Write::Cordon),
+        "the blocker stays meanwhile"
+    );
+    one.apply(&again, Write::Cordon);
+    one.settle();
+    assert!(one.blocked_by().is_empty());
+}
+
+#[test]
+fn a_refused_condition_does_not_speak_of_itself() {
+    let mut one = One::worker();
+    let status = one.decide();
+    one.apply(&status, Write::Status);
+    let condition = one.decide().write.unwrap();
+    assert!(matches!(condition, Write::MachineCondition(Some(_))));
+    one.refused = Some(Refusal::ApiRefused {
+        what: condition.target().into(),
+        message: "no".into(),
+    });
+    let decision = one.decide();
+    one.apply(&decision, Write::Status);
+    one.refused = None;
+    assert_eq!(one.decide().write, Some(condition));
+    one.settle();
+    assert!(one.blocked_by().is_empty());
 }

@@ -145,6 +145,8 @@ pub(super) struct One {
     pub(super) control_plane: Vec<(String, Option<String>, bool)>,
     pub(super) pods: Vec<PodView>,
     pub(super) refusals: Vec<EvictionRefusal>,
+    /// What the API server refused just now.
+    pub(super) refused: Option<crate::report::Refusal>,
     /// What was written, in order: the words for tests.
     pub(super) log: Vec<String>,
     pub(super) events: Vec<Announcement>,
@@ -182,6 +184,7 @@ impl One {
             control_plane: Vec::new(),
             pods: vec![pod("web-1")],
             refusals: Vec::new(),
+            refused: None,
             log: Vec::new(),
             events: Vec::new(),
         }
@@ -272,6 +275,7 @@ impl One {
             },
             slot_required: self.slot_required,
             report_stale_after: SignedDuration::from_mins(15),
+            refused: self.refused.as_ref(),
         };
         decide(&snapshot, at(self.now))
     }

@@ -1,0 +1,82 @@
+//! References from one object to another.
+
+use refit_api::capi;
+use serde_json::Value;
+
+use super::{Manifest, Problem, shown, text};
+
+/// References that lead nowhere.
+///
+/// Objects that cannot be used themselves, and documents that are not YAML (`unread`), may be what
+/// a reference means: only what is surely missing is told.
+pub(super) fn dangling(
+    manifest: &Manifest,
+    all: &[Manifest],
+    unread: &[String],
+    group: &str,
+    kind: &str,
+) -> Vec<Problem> {
+    let references: &[&str] = match (group, kind) {
+        (capi::CORE_GROUP, "Cluster") => &["/spec/controlPlaneRef", "/spec/infrastructureRef"],
+        (capi::CONTROL_PLANE_GROUP, "KubeadmControlPlane") => {
+            &["/spec/machineTemplate/spec/infrastructureRef"]
+        }
+        (capi::CORE_GROUP, "MachineDeployment" | "MachineSet") => &[
+            "/spec/template/spec/bootstrap/configRef",
+            "/spec/template/spec/infrastructureRef",
+        ],
+        _ => return Vec::new(),
+    };
+    let namespace = text(&manifest.object, "/metadata/namespace");
+    let exists = |group: &str, kind: &str, name: &str| {
+        let unusable = |other: &Manifest| {
+            !other.usable
+                && (text(&other.object, "/kind") == kind
+                    || text(&other.object, "/metadata/name") == name)
+        };
+        let is_it = |other: &Manifest| {
+            text(&other.object, "/kind") == kind
+                && text(&other.object, "/metadata/name") == name
+                && text(&other.object, "/metadata/namespace") == namespace
+                && text(&other.object, "/apiVersion")
+                    .split_once('/')
+                    .is_some_and(|(g, _)| g == group)
+        };
+        all.iter().any(|other| unusable(other) || is_it(other))
+            || unread
+                .iter()
+                .any(|text| text.contains(kind) && text.contains(name))
+    };
+    let mut problems = Vec::new();
+    for pointer in references {
+        let reference = manifest.object.pointer(pointer);
+        let part = |name: &str| {
+            reference
+                .and_then(|r| r.get(name))
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+        };
+        if !exists(part("apiGroup"), part("kind"), part("name")) {
+            let got = match reference {
+                Some(Value::Object(_)) => format!(
+                    "{}/{} of {}",
+                    part("kind"),
+                    part("name"),
+                    shown(reference.and_then(|r| r.get("apiGroup")))
+                ),
+                other => shown(other),
+            };
+            let want = format!("an object of namespace {namespace} that is among the manifests");
+            problems.push(manifest.problem(pointer, got, want));
+        }
+    }
+    if kind != "Cluster" && group == capi::CORE_GROUP {
+        let pointer = "/spec/clusterName";
+        let name = text(&manifest.object, pointer);
+        if !exists(capi::CORE_GROUP, "Cluster", name) {
+            let want = format!("a Cluster of namespace {namespace} that is among the manifests");
+            problems.push(manifest.problem(pointer, shown(manifest.object.pointer(pointer)), want));
+        }
+    }
+    problems
+}
