@@ -87,7 +87,7 @@ fn again(file: &Path) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-fn tell(event: Event<'_>) {
+fn tell(event: &Event<'_>) {
     match event {
         Event::Recorded { counts, points } => note(&format!("{counts}; {points} points to run")),
         Event::Point {

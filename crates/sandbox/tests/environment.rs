@@ -1,5 +1,7 @@
 //! The environment alone: Machines that somebody made by hand get hosts, Nodes and pods.
 
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
@@ -125,7 +127,7 @@ async fn three_nodes() -> World {
         hand_over_bootstrap(&world, &client, worker).await;
     }
     world
-        .until("three Nodes", Duration::from_secs(120), |w| {
+        .until("three Nodes", Duration::from_mins(2), |w| {
             w.nodes().len() == 3
         })
         .await
@@ -183,7 +185,7 @@ fn nobody_joins_before_the_first_control_plane_machine_is_up() {
         let world = World::new(WorldOptions::new(manifests())).await.unwrap();
         let client = world.client(TEST).unwrap();
         machine(&client, "edge-w-0", false).await;
-        world.pass(Duration::from_secs(60)).await;
+        world.pass(Duration::from_mins(1)).await;
         let configs = api(
             &client,
             "bootstrap.cluster.x-k8s.io",
@@ -312,7 +314,7 @@ fn a_restored_world_goes_on_by_itself() {
         let snapshot = serde_json::from_str(&text).unwrap();
         let world = World::restore(&snapshot, &WorldOptions::new(Vec::new())).unwrap();
         world
-            .until("a Node", Duration::from_secs(60), |w| w.nodes().len() == 1)
+            .until("a Node", Duration::from_mins(1), |w| w.nodes().len() == 1)
             .await
             .unwrap();
     });

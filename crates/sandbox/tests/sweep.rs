@@ -1,5 +1,7 @@
 //! The sweep on few points, and whether it would notice.
 
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
 mod common;
 
 use std::path::PathBuf;

@@ -1,5 +1,7 @@
 //! Upgrades while something is in the way, and processes that die.
 
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
 mod common;
 
 use std::{path::PathBuf, time::Duration};
@@ -97,7 +99,7 @@ fn a_workload_api_that_is_away_for_ten_minutes_only_costs_time() {
     in_world(disturbed("Upgrading", async |world, _| {
         let server = world.workload(CLUSTER).unwrap();
         server.faults().set_down(Some(Down::Refuse));
-        world.pass(Duration::from_secs(600)).await;
+        world.pass(Duration::from_mins(10)).await;
         server.faults().set_down(None);
     }));
 }
@@ -109,7 +111,7 @@ fn a_management_api_that_is_away_for_ten_minutes_only_costs_time() {
             .management()
             .faults()
             .set_down(Some(Down::Unavailable));
-        world.pass(Duration::from_secs(600)).await;
+        world.pass(Duration::from_mins(10)).await;
         world.management().faults().set_down(None);
     }));
 }
@@ -140,7 +142,7 @@ fn a_drain_waits_for_a_budget_and_says_so() {
             .until("that a drain is blocked", UPGRADE, blocked)
             .await
             .unwrap_or_else(|error| panic!("{error}\n{}", picture(&world)));
-        world.pass(Duration::from_secs(600)).await;
+        world.pass(Duration::from_mins(10)).await;
         assert!(blocked(&world), "{}", picture(&world));
         allow(2).await;
         upgraded(&world, NEW).await;
@@ -192,7 +194,7 @@ fn a_users_own_guard_against_remediation_survives() {
                 && world.node_updates().len() == 8
         };
         world.until("the upgrade", UPGRADE, done).await.unwrap();
-        world.pass(Duration::from_secs(60)).await;
+        world.pass(Duration::from_mins(1)).await;
         let machine = machines.get(&worker).await.unwrap();
         assert_eq!(machine.metadata.annotations.unwrap()[key], "mine");
         assert_clean(&world);
@@ -231,7 +233,7 @@ fn a_step_that_fails_for_good_stops_the_rollout_and_says_why() {
         let before = who(&world).await;
         world.upgrade(NEW).await.unwrap();
         let failed = until_phase(&world, "Failed").await;
-        world.pass(Duration::from_secs(1800)).await;
+        world.pass(Duration::from_mins(30)).await;
         let update = updates_of(&world, &failed).remove(0);
         assert!(!text(&update, "/status/failureReason").is_empty());
         assert!(!text(&update, "/status/failureMessage").is_empty());

@@ -1,5 +1,7 @@
 //! Upgrades of a whole cluster, undisturbed.
 
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
 mod common;
 
 use std::time::Duration;
@@ -86,7 +88,7 @@ fn only_the_first_control_plane_machine_applies_although_kubeadm_config_is_new_a
         let world = up().await;
         world.upgrade(NEW).await.unwrap();
         world
-            .until("a first step", Duration::from_secs(600), |world| {
+            .until("a first step", Duration::from_mins(10), |world| {
                 world
                     .node_updates()
                     .iter()
@@ -140,7 +142,7 @@ fn nothing_is_left_on_machines_and_nodes() {
         let before = annotations(&world);
         world.upgrade(NEW).await.unwrap();
         upgraded(&world, NEW).await;
-        world.pass(Duration::from_secs(60)).await;
+        world.pass(Duration::from_mins(1)).await;
         assert_eq!(annotations(&world), before);
         assert!(
             world
@@ -197,9 +199,9 @@ fn a_quiet_cluster_stays_quiet() {
         let world = up().await;
         world.upgrade(NEW).await.unwrap();
         upgraded(&world, NEW).await;
-        world.pass(Duration::from_secs(120)).await;
+        world.pass(Duration::from_mins(2)).await;
         let revision = world.management().revision();
-        world.pass(Duration::from_secs(3600)).await;
+        world.pass(Duration::from_hours(1)).await;
         assert_eq!(world.management().revision(), revision);
         assert_clean(&world);
     });

@@ -70,7 +70,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
             biased;
             number = interrupted() => {
                 // Whoever interrupts may have closed our output already.
-                let _ = printer.note("interrupted; nothing is left behind");
+                let line = if printer.shows_bars() { "\n" } else { "" };
+                let _ = printer.note(&format!("{line}interrupted; nothing is left behind"));
                 Ok(ExitCode::from(EXIT_BY_SIGNAL + number))
             }
             code = demo => code,

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{
     EXIT_REPLACED,
     plan::Plan,
-    report::{MachineJson, Row, Verdict},
+    report::{Identity, MachineJson, Row, Verdict},
 };
 use crate::printer::{Printer, columns, duration};
 
@@ -142,7 +142,13 @@ impl Outcome<'_> {
             };
             table.push(vec![
                 row.before.machine.clone(),
-                arrow(&row.before.node_name, &after.node_name),
+                match (&row.before, &after) {
+                    // The old node's name stands in the first column already.
+                    (was, is) if was.node_name == was.machine && !same_or_none(was, is) => {
+                        format!("-> {}", is.node_name)
+                    }
+                    (was, is) => arrow(&was.node_name, &is.node_name),
+                },
                 arrow(&row.before.version, &after.version),
                 steps,
                 time,
@@ -183,11 +189,17 @@ impl Outcome<'_> {
             "Cluster API replaced machines because of their groups' own maxSurge. To keep every machine, set",
         )?;
         for group in groups {
-            printer.result(&format!("  {}", group.fields_to_set()))?;
+            for field in group.fields_to_set() {
+                printer.result(&format!("  {field}"))?;
+            }
         }
         printer.result("or run the same manifests with --no-surge.")?;
         Ok(())
     }
+}
+
+fn same_or_none(was: &Identity, is: &Identity) -> bool {
+    is.node_name.is_empty() || was.node_name == is.node_name
 }
 
 fn next_steps(printer: Printer, plan: &Plan, no_surge: bool) -> anyhow::Result<()> {

@@ -16,6 +16,9 @@ const EXAMPLE: (&str, &str) = (
     include_str!("../../../../examples/cluster.yaml"),
 );
 
+/// Control plane machines from which on Cluster API takes maxSurge 0 (`spec/capi.md 2.2`).
+const LEAST_WITHOUT_SURGE: i64 = 3;
+
 /// One group of machines of the demo.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Group {
@@ -33,16 +36,21 @@ pub(crate) struct Group {
 
 impl Group {
     /// The fields that would make Cluster API keep every machine, as text.
-    pub(crate) fn fields_to_set(&self) -> String {
-        let prefix = "spec.rollout.strategy.rollingUpdate";
-        if self.control_plane {
-            format!("{}: {prefix}.maxSurge: 0", self.rule.group)
-        } else {
-            format!(
-                "{}: {prefix}.maxSurge: 0, {prefix}.maxUnavailable: 1",
-                self.rule.group
-            )
+    pub(crate) fn fields_to_set(&self) -> Vec<String> {
+        let group = &self.rule.group;
+        let surge = format!("{group}: spec.rollout.strategy.rollingUpdate.maxSurge: 0");
+        if !self.control_plane {
+            let unavailable = "spec.rollout.strategy.rollingUpdate.maxUnavailable: 1";
+            return vec![surge, format!("{group}: {unavailable}")];
         }
+        if self.replicas < LEAST_WITHOUT_SURGE {
+            let replicas = format!("{group}: spec.replicas: {LEAST_WITHOUT_SURGE}");
+            return vec![
+                format!("{replicas} (with fewer, Cluster API refuses maxSurge 0)"),
+                surge,
+            ];
+        }
+        vec![surge]
     }
 }
 
@@ -60,6 +68,12 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// Whether `--no-surge` asks for what Cluster API itself refuses.
+    pub(crate) fn forbids_too_much(&self) -> bool {
+        let small = |group: &Group| group.control_plane && group.replicas < LEAST_WITHOUT_SURGE;
+        self.groups.iter().any(small)
+    }
+
     /// How many machines there are to be.
     pub(crate) fn machines(&self) -> i64 {
         self.groups.iter().map(|group| group.replicas).sum()
@@ -170,6 +184,11 @@ fn target(groups: &[Group], to: Option<&str>) -> anyhow::Result<KubernetesVersio
         Some(text) => text.parse().context("--to")?,
         None => lowest.default_target(),
     };
+    let what = if to.is_some() {
+        "--to"
+    } else {
+        "the default target"
+    };
     for group in groups {
         let version = &group.version;
         let fault = match version.hop_to(&target) {
@@ -183,7 +202,7 @@ fn target(groups: &[Group], to: Option<&str>) -> anyhow::Result<KubernetesVersio
             Hop::OtherMajor => "that is another major version".to_owned(),
         };
         bail!(
-            "--to {target}: {} runs {version}: {fault}",
+            "{what} {target}: {} runs {version}: {fault}",
             group.rule.group
         );
     }

@@ -116,11 +116,16 @@ impl Board {
     }
 
     /// Leaves the bars as they are and gives the terminal back.
-    pub(crate) fn finish(&self) {
+    pub(crate) fn finish(&self) -> io::Result<()> {
         for (bar, _) in self.machines.values() {
             bar.abandon();
         }
         self.sum.abandon();
+        // The last bar has no end of line of its own.
+        if self.printer.shows_bars() {
+            self.printer.note("")?;
+        }
+        Ok(())
     }
 }
 

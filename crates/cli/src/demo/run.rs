@@ -86,6 +86,11 @@ fn introduce(printer: Printer, plan: &Plan, speed: f64, no_surge: bool) -> anyho
             "--no-surge: KubeadmControlPlane maxSurge 0, MachineDeployment maxSurge 0 and maxUnavailable 1.",
         )?;
     }
+    if no_surge && plan.forbids_too_much() {
+        printer.note(
+            "Cluster API itself takes maxSurge 0 only from 3 control plane machines on; the sandbox takes it.",
+        )?;
+    }
     for title in &plan.kept {
         printer.note(&format!("kept, not acted on: {title}"))?;
     }
@@ -172,11 +177,11 @@ async fn watch(
         let done = rows.iter().filter(|row| is_done(row, &target)).count();
         board.sum_up(done, rows.len(), elapsed);
         if world.is_updated(&target) && rows.iter().all(|row| is_done(row, &target)) {
-            board.finish();
+            board.finish()?;
             return Ok(());
         }
         if world.now().duration_since(moved).as_secs() > STUCK_SECONDS {
-            board.finish();
+            board.finish()?;
             bail!(
                 "nothing moved for {} of simulated time\n{}",
                 duration(STUCK_SECONDS),

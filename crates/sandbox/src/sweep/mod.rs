@@ -199,11 +199,11 @@ pub enum SweepError {
 /// Sweeps a scenario.
 pub fn sweep(
     options: &SweepOptions,
-    mut watch: impl FnMut(Event<'_>),
+    mut watch: impl FnMut(&Event<'_>),
 ) -> Result<SweepReport, SweepError> {
     let recording = record(&options.manifests)?;
     let points = chosen(&recording, options.points);
-    watch(Event::Recorded {
+    watch(&Event::Recorded {
         counts: recording.counts,
         points: points.len(),
     });
@@ -233,7 +233,7 @@ pub fn sweep(
                 point: point.clone(),
                 problems,
             });
-            watch(Event::Point {
+            watch(&Event::Point {
                 done: done + 1,
                 points: points.len(),
                 failure: failure.as_ref(),
