@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     init_logs(args.verbose);
     refit_kube::tls::install_provider();
     let outcome = match args.command {
-        Command::Demo(args) => demo::run(args),
+        Command::Demo(args) => demo::run(&args),
     };
     match outcome {
         Ok(code) => code,

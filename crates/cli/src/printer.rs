@@ -56,6 +56,7 @@ impl Printer {
     }
 
     /// Writes a line that is part of the result.
+    #[expect(clippy::unused_self, reason = "the printer decides where results go")]
     pub(crate) fn result(self, line: &str) -> io::Result<()> {
         writeln!(io::stdout().lock(), "{line}")
     }

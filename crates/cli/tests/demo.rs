@@ -24,17 +24,17 @@ fn demo(args: &[&str]) -> Command {
 }
 
 fn run(args: &[&str]) -> Output {
-    demo(args).output().unwrap()
+    demo(args).output().expect("the binary runs")
 }
 
 fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
+    String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
 }
 
 /// A manifest file of this test run.
 fn file(name: &str, content: &str) -> String {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-    std::fs::write(&path, content).unwrap();
+    std::fs::write(&path, content).expect("the folder is cargo's own");
     path.display().to_string()
 }
 

@@ -56,7 +56,7 @@ fn speed(text: &str) -> Result<f64, String> {
 }
 
 /// Runs the demo.
-pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let printer = Printer::of_process(args.output);
     let manifests = plan::read(&args.manifests)?;
     let runtime = refit_sandbox::world::runtime()?;

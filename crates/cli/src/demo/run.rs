@@ -18,7 +18,7 @@ use super::{
 use crate::printer::{Printer, duration};
 
 /// How long the machines may take to come up, in simulated time.
-const BRING_UP: Duration = Duration::from_secs(3600);
+const BRING_UP: Duration = Duration::from_hours(1);
 /// How long nothing may move before the run counts as stuck, in simulated seconds.
 const STUCK_SECONDS: i64 = 45 * 60;
 /// Steps of a NodeUpdate that are the cluster's, not the host's.
@@ -196,7 +196,7 @@ async fn watch(
                 }
                 moved = world.now();
             }
-            () = tokio::time::sleep(Duration::from_secs(60)) => {}
+            () = tokio::time::sleep(Duration::from_mins(1)) => {}
         }
     }
 }

@@ -205,7 +205,8 @@ pub(super) fn contents(manifests: &[Manifest], unread: &[String]) -> Vec<Problem
         let faults = fields::wrong_types(manifest, group, kind)
             .into_iter()
             .chain(fields::wrong_values(manifest, group, kind))
-            .chain(refs::dangling(manifest, manifests, unread, group, kind));
+            .chain(refs::dangling(manifest, manifests, unread, group, kind))
+            .chain(refs::shared_endpoint(manifest, manifests));
         let mut told: Vec<Problem> = Vec::new();
         for fault in faults {
             // The first word on a field is enough; what is above or below it is the same fault.

@@ -84,9 +84,11 @@ fn fault_of<K: DeserializeOwned>(value: &Value) -> Option<(String, String)> {
     let mut pointer = String::new();
     for segment in error.path() {
         match segment {
-            serde_path_to_error::Segment::Seq { index } => pointer.push_str(&format!("/{index}")),
+            serde_path_to_error::Segment::Seq { index } => {
+                pointer.extend(["/", &index.to_string()]);
+            }
             serde_path_to_error::Segment::Map { key } => {
-                pointer.push_str(&format!("/{}", escaped(key)));
+                pointer.extend(["/", &escaped(key)]);
             }
             _ => {}
         }
@@ -96,7 +98,7 @@ fn fault_of<K: DeserializeOwned>(value: &Value) -> Option<(String, String)> {
         .strip_prefix("missing field `")
         .and_then(|rest| rest.split('`').next());
     if let Some(field) = missing {
-        pointer.push_str(&format!("/{}", escaped(field)));
+        pointer.extend(["/", &escaped(field)]);
     }
     Some((pointer, message))
 }

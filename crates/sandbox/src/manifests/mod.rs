@@ -276,7 +276,7 @@ fn field_path(pointer: &str) -> String {
     let mut path = String::new();
     for part in pointer.split('/').filter(|part| !part.is_empty()) {
         if part.bytes().all(|b| b.is_ascii_digit()) {
-            path.push_str(&format!("[{part}]"));
+            path.extend(["[", part, "]"]);
         } else {
             if !path.is_empty() {
                 path.push('.');

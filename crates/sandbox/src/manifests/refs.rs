@@ -5,6 +5,26 @@ use serde_json::Value;
 
 use super::{Manifest, Problem, shown, text};
 
+/// Clusters whose API would stand where another one's stands.
+pub(super) fn shared_endpoint(manifest: &Manifest, all: &[Manifest]) -> Option<Problem> {
+    let pointer = "/spec/controlPlaneEndpoint";
+    let endpoint = manifest.object.pointer(pointer)?;
+    let kind = text(&manifest.object, "/kind");
+    let place = |manifest: &Manifest| (manifest.file.clone(), manifest.lines.of(""));
+    let first = all.iter().find(|other| {
+        text(&other.object, "/kind") == kind && other.object.pointer(pointer) == Some(endpoint)
+    })?;
+    let has_host = !text(endpoint, "/host").is_empty();
+    (has_host && kind.ends_with("Cluster") && place(first) != place(manifest)).then(|| {
+        let (file, line) = place(first);
+        let want = format!(
+            "an endpoint of its own: {} at {file}:{line} has it",
+            first.title()
+        );
+        manifest.problem(pointer, shown(Some(endpoint)), want)
+    })
+}
+
 /// References that lead nowhere.
 ///
 /// Objects that cannot be used themselves, and documents that are not YAML (`unread`), may be what

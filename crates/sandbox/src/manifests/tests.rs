@@ -177,7 +177,7 @@ fn an_alias_bomb_is_refused_and_does_not_eat_the_memory() {
     let mut text = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x]\n");
     for i in 1..12 {
         let item = format!("*a{}", i - 1);
-        text.push_str(&format!("a{i}: &a{i} [{}]\n", vec![item; 9].join(",")));
+        text.extend([format!("a{i}: &a{i} [{}]\n", vec![item; 9].join(","))]);
     }
     assert_eq!(problems(&text).len(), 1);
 }
@@ -394,4 +394,19 @@ async fn kinds_of_built_in_groups_that_the_server_does_not_know_are_stored() {
     rehearse(&parse([("f.yaml", text.as_bytes())]).unwrap())
         .await
         .unwrap();
+}
+
+#[test]
+fn two_clusters_do_not_share_an_endpoint() {
+    let text = format!(
+        "{GOOD}\n---\n{}",
+        GOOD.replace("namespace: default", "namespace: other")
+    );
+    let found = problems(&text);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].contains("want an endpoint of its own: SandboxCluster/edge-1 at f.yaml:25"));
+    assert_eq!(
+        problems(&text.replacen("edge-1.example", "x.example", 1)),
+        [""; 0]
+    );
 }

@@ -73,7 +73,7 @@ pub(super) fn read(file: &str, bytes: &[u8]) -> File {
         Ok(text) => text,
         Err(error) => {
             let before = &bytes[..error.valid_up_to()];
-            let line = before.iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
+            let line = before.split(|byte| *byte == b'\n').count() as u64;
             found
                 .problems
                 .push(wrong(line, "bytes that are not UTF-8".to_owned()));
@@ -194,8 +194,8 @@ fn flatten(node: Spanned<Node>, pointer: &str, before: u64, lines: &mut Lines) -
 
 enum Node {
     Scalar(Value),
-    List(Vec<Spanned<Node>>),
-    Map(Vec<(Spanned<String>, Spanned<Node>)>),
+    List(Vec<Spanned<Self>>),
+    Map(Vec<(Spanned<String>, Spanned<Self>)>),
 }
 
 impl<'de> Deserialize<'de> for Node {

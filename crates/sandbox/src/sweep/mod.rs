@@ -199,10 +199,19 @@ pub enum SweepError {
 /// Sweeps a scenario.
 pub fn sweep(
     options: &SweepOptions,
-    mut watch: impl FnMut(&Event<'_>),
+    watch: impl FnMut(&Event<'_>),
 ) -> Result<SweepReport, SweepError> {
     let recording = record(&options.manifests)?;
-    let points = chosen(&recording, options.points);
+    Ok(sweep_recorded(&recording, options, watch))
+}
+
+/// Sweeps a scenario whose undisturbed run is known; the manifests of the options are not used.
+pub fn sweep_recorded(
+    recording: &Recording,
+    options: &SweepOptions,
+    mut watch: impl FnMut(&Event<'_>),
+) -> SweepReport {
+    let points = chosen(recording, options.points);
     watch(&Event::Recorded {
         counts: recording.counts,
         points: points.len(),
@@ -214,7 +223,7 @@ pub fn sweep(
         let (sender, receiver) = mpsc::channel();
         for _ in 0..options.threads.max(1) {
             let sender = sender.clone();
-            let (next, stop, points, recording) = (&next, &stop, &points, &recording);
+            let (next, stop, points) = (&next, &stop, &points);
             scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed)
                     && let Some(point) = points.get(next.fetch_add(1, Ordering::Relaxed))
@@ -229,7 +238,7 @@ pub fn sweep(
         drop(sender);
         for (done, (point, problems)) in receiver.iter().enumerate() {
             let failure = (!problems.is_empty()).then(|| Failure {
-                file: point::save(&options.folder, &recording, point, options.sabotage),
+                file: point::save(&options.folder, recording, point, options.sabotage),
                 point: point.clone(),
                 problems,
             });
@@ -245,11 +254,11 @@ pub fn sweep(
         }
     });
     failures.sort_by_key(|failure| (failure.point.index, failure.point.side));
-    Ok(SweepReport {
+    SweepReport {
         counts: recording.counts,
         points: points.len(),
         failures,
-    })
+    }
 }
 
 /// Every point, or a number of them evenly spread.
