@@ -3,7 +3,7 @@
 //! | module | decides |
 //! |---|---|
 //! | [`find`] | which MachineSet is the current one, and why a new one is needed |
-//! | [`plan`] | what each MachineSet of a MachineDeployment should look like now |
+//! | [`mod@plan`] | what each MachineSet of a MachineDeployment should look like now |
 //! | [`machine_set`] | what a MachineSet does about it: create, move, delete, complete a move |
 //! | [`control_plane`] | what a KubeadmControlPlane does next, and to which machine |
 //! | [`predict`] | how many machines a whole rollout keeps, and how many it replaces |
