@@ -6,7 +6,14 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Parser, Subcommand};
 
 mod crds;
+mod docs;
+mod kubectl;
+mod persistence;
 mod sweep;
+
+/// A sweep is thousands of short lives of the same world: a fifth of it is this allocator's gain.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// What can be done.
 #[derive(Parser)]
@@ -27,6 +34,14 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Builds the kubectl of tools/kubectl into the cache and prints its path.
+    Kubectl,
+    /// Writes docs/cli.md from the command line's own definition.
+    Docs {
+        /// Only says whether it is up to date.
+        #[arg(long)]
+        check: bool,
+    },
     /// Kills every process at every effect of a demo run and looks whether the end is the same.
     Sweep(sweep::SweepArgs),
 }
@@ -34,6 +49,8 @@ enum Task {
 fn main() -> ExitCode {
     let outcome = match Args::parse().task {
         Task::Crds { check } => crds::run(&root().join("deploy/crds"), check),
+        Task::Kubectl => kubectl::run(&root()),
+        Task::Docs { check } => docs::run(&root(), check),
         Task::Sweep(args) => sweep::run(&root(), &args),
     };
     match outcome {

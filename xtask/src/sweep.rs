@@ -9,19 +9,20 @@ use anyhow::Context as _;
 use clap::Args;
 use refit_sandbox::{
     manifests,
-    sweep::{Event, Failure, Sabotage, SweepOptions, continue_from, sweep},
+    sweep::{Event, Failure, Sabotage, Scenario, SweepOptions, continue_from, sweep},
 };
 
 /// How a sweep is asked for.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SweepArgs {
     /// What is swept.
-    #[arg(value_parser = ["demo"], default_value = "demo")]
+    #[arg(value_parser = ["demo", "persistence", "replicas"], default_value = "demo")]
     scenario: String,
     /// Run only this many points, evenly spread.
     #[arg(long, value_name = "K")]
     points: Option<usize>,
-    /// Leave one safeguard out: slot, journal or ordinal. The sweep has to find it.
+    /// Leave one safeguard out: slot, journal, ordinal or, with two replicas, lease. The sweep has
+    /// to find it.
     #[arg(long, value_name = "SAFEGUARD")]
     sabotage: Option<Sabotage>,
     /// Continue one point that failed before.
@@ -40,9 +41,16 @@ pub(crate) fn run(root: &Path, args: &SweepArgs) -> anyhow::Result<ExitCode> {
     if let Some(file) = &args.from {
         return again(file);
     }
+    if args.scenario == "persistence" {
+        return crate::persistence::run(root, args.points, args.threads);
+    }
     let file = root.join("examples/cluster.yaml");
     let manifests = manifests::load(&[file])?;
     let options = SweepOptions {
+        scenario: match args.scenario.as_str() {
+            "replicas" => Scenario::replicas(),
+            _ => Scenario::demo(),
+        },
         sabotage: args.sabotage,
         points: args.points,
         threads: args.threads,
@@ -106,11 +114,11 @@ fn tell(event: &Event<'_>) {
 }
 
 #[expect(clippy::print_stdout, reason = "the result")]
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     println!("{line}");
 }
 
 #[expect(clippy::print_stderr, reason = "progress")]
-fn note(line: &str) {
+pub(crate) fn note(line: &str) {
     eprintln!("{line}");
 }

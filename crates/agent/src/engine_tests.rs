@@ -28,6 +28,7 @@ fn spec(gate: Gate) -> HostPlanSpec {
         plan_id: "p".to_owned(),
         gate,
         abort: false,
+        returned_claim: 0,
         steps: vec![
             step("preflight", Gate::Stage, StepType::Preflight),
             step("kubeadm-install", Gate::Stage, StepType::KubeadmInstall),

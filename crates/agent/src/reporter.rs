@@ -2,12 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use kube::{Api, ResourceExt as _};
+use kube::{Api, Resource as _, ResourceExt as _};
 use refit_api::{
     keys,
     refit::{HostPlan, HostPlanSpec, HostPlanStatus},
 };
 use refit_kube::{Clock, ObjectKey, Store, apply};
+use serde_json::json;
 use tokio::sync::watch;
 
 use crate::report;
@@ -112,8 +113,14 @@ impl Reporter {
     async fn report(&mut self, wanted: Option<&HostPlanStatus>) -> kube::Result<Duration> {
         let heartbeat = Duration::try_from(report::HEARTBEAT).unwrap_or(API_RETRY);
         let Some(plan) = self.plan.get() else {
-            let plan = HostPlan::new(&self.plan.key.name, HostPlanSpec::default());
-            let (made, _) = apply::create_or_get(&self.api, &plan).await?;
+            // Not posted: RBAC can hold an apply to one name, and so an agent to its own plan.
+            let body = json!({
+                "apiVersion": HostPlan::api_version(&()),
+                "kind": HostPlan::kind(&()),
+                "metadata": { "name": self.plan.key.name },
+                "spec": {},
+            });
+            let made = apply::apply(&self.api, MANAGER, &self.plan.key.name, &body).await?;
             self.plan.store.insert(made);
             return Ok(Duration::ZERO);
         };

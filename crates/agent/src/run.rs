@@ -5,6 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures::future::BoxFuture;
 use kube::{Api, runtime::watcher};
 use refit_api::{
     keys,
@@ -53,7 +54,13 @@ impl std::fmt::Debug for AgentOptions {
 }
 
 /// Runs the agent of one host until it is dropped. Dropping it at any point loses nothing.
-pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
+///
+/// Boxed, so that all of it is compiled here and not in whatever crate awaits it.
+pub fn run(options: AgentOptions) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(process(options))
+}
+
+async fn process(options: AgentOptions) -> anyhow::Result<()> {
     let client = options.stack.client(&options.config)?;
     let api: Api<HostPlan> = Api::namespaced(client, keys::HOST_PLAN_NAMESPACE);
     let store = Store::default();

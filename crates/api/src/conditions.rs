@@ -21,6 +21,10 @@ pub const UP_TO_DATE: &str = "UpToDate";
 pub const READY: &str = "Ready";
 /// Cluster API's condition on a Machine: Ready for `minReadySeconds`.
 pub const AVAILABLE: &str = "Available";
+/// A MachineHealthCheck's condition on a Machine: is it healthy?
+pub const HEALTH_CHECK_SUCCEEDED: &str = "HealthCheckSucceeded";
+/// On an unhealthy Machine: `False` until its owner has remediated it.
+pub const OWNER_REMEDIATED: &str = "OwnerRemediated";
 
 /// Sets one condition in a list keyed by type and says whether anything changed.
 ///

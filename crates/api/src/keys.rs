@@ -87,5 +87,7 @@ pub const CORDONED_BY: &str = "refit.dev/cordoned-by";
 pub const PRE_DRAIN_HOOK: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io/refit";
 /// Label on our objects with the name of the Machine that they are about.
 pub const MACHINE_NAME: &str = "refit.dev/machine";
+/// `"true"` on a Deployment that only describes Cluster API's manager where Refit stands in for it.
+pub const STAND_IN: &str = "refit.dev/stand-in";
 /// Namespace of HostPlans in a workload cluster.
 pub const HOST_PLAN_NAMESPACE: &str = "refit-system";

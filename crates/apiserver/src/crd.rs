@@ -8,8 +8,10 @@ use crate::error::{cause, invalid_value, required};
 use crate::history::ChangeKind;
 use crate::object::{NameRule, add_finalizer, member, meta_text, text};
 use crate::resources::{Registry, Resource, resource_id};
+use crate::scale::ScalePaths;
 use crate::schema::{Cause, Schema};
 use crate::store::{Entry, Store, name_of, time_text};
+use crate::table::Column;
 
 pub(crate) const CRDS: &str = "customresourcedefinitions.apiextensions.k8s.io";
 pub(crate) const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
@@ -101,6 +103,10 @@ pub(crate) fn validate(crd: &Value, old: Option<&Value>) -> Vec<Cause> {
         ));
     }
     for (index, version) in versions(crd).iter().enumerate() {
+        causes.extend(validate_version(
+            version,
+            &format!("spec.versions[{index}]"),
+        ));
         let field = format!("spec.versions[{index}].schema.openAPIV3Schema");
         match member(version, &["schema", "openAPIV3Schema"]) {
             None => causes.push(required(field, "schemas are required")),
@@ -116,6 +122,45 @@ pub(crate) fn validate(crd: &Value, old: Option<&Value>) -> Vec<Cause> {
         }
     }
     causes
+}
+
+/// Faults of a version's printer columns and scale.
+fn validate_version(version: &Value, field: &str) -> Vec<Cause> {
+    let mut causes = Vec::new();
+    for (index, column) in columns(version).iter().enumerate() {
+        if let Err(why) = Column::read(column) {
+            let path = text(column, &["jsonPath"]);
+            let field = format!("{field}.additionalPrinterColumns[{index}].jsonPath");
+            causes.push(invalid_value(field, path, &format!("the path {why}")));
+        }
+    }
+    if let Some(scale) = member(version, &["subresources", "scale"])
+        && ScalePaths::read(scale).is_none()
+    {
+        let why = "specReplicasPath and statusReplicasPath must be paths of names under .spec and \
+                   .status";
+        let field = format!("{field}.subresources.scale");
+        causes.push(invalid_value(field, &scale.to_string(), why));
+    }
+    causes
+}
+
+fn columns(version: &Value) -> &[Value] {
+    member(version, &["additionalPrinterColumns"])
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
+}
+
+/// The columns that tables of a version show; without any, the age.
+fn table_columns(version: &Value) -> Arc<[Column]> {
+    let own: Vec<Column> = columns(version)
+        .iter()
+        .filter_map(|column| Column::read(column).ok())
+        .collect();
+    if own.is_empty() {
+        return Arc::from([Column::age()]);
+    }
+    own.into()
 }
 
 /// Writes the status of an established CRD; conditions that are there stay as they are.
@@ -200,6 +245,8 @@ fn resource_of(crd: &Value, version: &Value, storage_version: &str) -> Option<Re
             .filter_map(|field| field["jsonPath"].as_str())
             .map(|path| path.trim_start_matches('.').to_owned())
             .collect(),
+        columns: table_columns(version),
+        scale: member(version, &["subresources", "scale"]).and_then(ScalePaths::read),
     })
 }
 

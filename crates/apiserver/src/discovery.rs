@@ -1,10 +1,42 @@
-//! Discovery documents: which groups, versions and resources there are.
+//! Discovery documents: which groups, versions and resources there are, one document per group
+//! version, or all in one where the caller takes the aggregated form.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::resources::{Registry, Resource};
+use crate::auth::VIRTUAL_RESOURCES;
+use crate::resources::{Registry, Resource, join_version};
+
+/// Content type of the aggregated form.
+pub(crate) const AGGREGATED: &str =
+    "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+
+/// What can be done with a stored resource.
+const VERBS: [&str; 8] = [
+    "create",
+    "delete",
+    "deletecollection",
+    "get",
+    "list",
+    "patch",
+    "update",
+    "watch",
+];
+
+/// One resource or subresource of a group version.
+struct ApiResource<'a> {
+    name: String,
+    singular: &'a str,
+    namespaced: bool,
+    /// Group, version and kind of the objects that it takes.
+    group: &'a str,
+    version: &'a str,
+    kind: &'a str,
+    verbs: &'a [&'static str],
+    short_names: &'a [String],
+    categories: &'a [String],
+}
 
 /// The document at a discovery path, if there is one.
 pub(crate) fn document(registry: &Registry, segments: &[String]) -> Option<Value> {
@@ -15,7 +47,7 @@ pub(crate) fn document(registry: &Registry, segments: &[String]) -> Option<Value
             "versions": ["v1"],
             "serverAddressByClientCIDRs": [],
         })),
-        ["api", version] => resources(registry, "", version),
+        ["api", version] => resource_list(registry, "", version),
         ["apis"] => {
             let groups: Vec<Value> = groups(registry)
                 .iter()
@@ -31,9 +63,87 @@ pub(crate) fn document(registry: &Registry, segments: &[String]) -> Option<Value
             value["apiVersion"] = json!("v1");
             Some(value)
         }
-        ["apis", group, version] => resources(registry, group, version),
+        ["apis", group, version] => resource_list(registry, group, version),
         _ => None,
     }
+}
+
+/// The aggregated document of `/api` or `/apis`; none for other paths.
+pub(crate) fn aggregated(registry: &Registry, segments: &[String]) -> Option<Value> {
+    let words: Vec<&str> = segments.iter().map(String::as_str).collect();
+    let groups = match words.as_slice() {
+        ["api"] => BTreeMap::from([(String::new(), vec!["v1".to_owned()])]),
+        ["apis"] => groups(registry),
+        _ => return None,
+    };
+    let items: Vec<Value> = groups
+        .iter()
+        .map(|(group, versions)| {
+            let versions: Vec<Value> = versions
+                .iter()
+                .map(|version| {
+                    json!({
+                        "version": version,
+                        "freshness": "Current",
+                        "resources": aggregated_resources(registry, group, version),
+                    })
+                })
+                .collect();
+            let meta = if group.is_empty() {
+                json!({"creationTimestamp": null})
+            } else {
+                json!({"name": group, "creationTimestamp": null})
+            };
+            json!({"metadata": meta, "versions": versions})
+        })
+        .collect();
+    Some(json!({
+        "kind": "APIGroupDiscoveryList",
+        "apiVersion": "apidiscovery.k8s.io/v2",
+        "metadata": {},
+        "items": items,
+    }))
+}
+
+fn aggregated_resources(registry: &Registry, group: &str, version: &str) -> Vec<Value> {
+    let mut list: Vec<Value> = Vec::new();
+    for resource in resources(registry, group, version) {
+        let kind = json!({
+            "group": resource.group,
+            "version": resource.version,
+            "kind": resource.kind,
+        });
+        if let Some((parent, name)) = resource.name.split_once('/') {
+            let entry = json!({
+                "subresource": name,
+                "responseKind": kind,
+                "verbs": resource.verbs,
+            });
+            let parent = list.iter_mut().find(|entry| entry["resource"] == parent);
+            if let Some(parent) = parent {
+                match parent["subresources"].as_array_mut() {
+                    Some(subresources) => subresources.push(entry),
+                    None => parent["subresources"] = json!([entry]),
+                }
+            }
+            continue;
+        }
+        let mut entry = json!({
+            "resource": resource.name,
+            "responseKind": kind,
+            "scope": if resource.namespaced { "Namespaced" } else { "Cluster" },
+            "singularResource": resource.singular,
+            "verbs": resource.verbs,
+        });
+        if !resource.short_names.is_empty() {
+            entry["shortNames"] = json!(resource.short_names);
+        }
+        if !resource.categories.is_empty() {
+            entry["categories"] = json!(resource.categories);
+        }
+        list.push(entry);
+    }
+    list
 }
 
 /// How Kubernetes ranks versions: GA before beta before alpha, newer first.
@@ -56,16 +166,19 @@ fn rank(version: &str) -> (u8, u32, u32) {
 
 fn groups(registry: &Registry) -> BTreeMap<String, Vec<String>> {
     let mut groups: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for resource in registry.all().filter(|resource| !resource.group.is_empty()) {
-        let versions = groups.entry(resource.group.to_string()).or_default();
-        if !versions
-            .iter()
-            .any(|version| **version == *resource.version)
-        {
-            versions.push(resource.version.to_string());
+    let stored = registry
+        .all()
+        .map(|resource| (&*resource.group, &*resource.version));
+    let virtual_ones = VIRTUAL_RESOURCES.iter().map(|one| (one.group, "v1"));
+    for (group, version) in stored.chain(virtual_ones) {
+        if group.is_empty() {
+            continue;
+        }
+        let versions = groups.entry(group.to_owned()).or_default();
+        if !versions.iter().any(|known| known == version) {
+            versions.push(version.to_owned());
         }
     }
-    groups.insert("authorization.k8s.io".to_owned(), vec!["v1".to_owned()]);
     for versions in groups.values_mut() {
         versions.sort_by_key(|version| std::cmp::Reverse(rank(version)));
     }
@@ -81,62 +194,106 @@ fn group_value(group: &str, versions: &[String]) -> Value {
     })
 }
 
-fn resources(registry: &Registry, group: &str, version: &str) -> Option<Value> {
-    let mut list: Vec<Value> = Vec::new();
-    for resource in registry.all() {
-        if *resource.group == *group && *resource.version == *version {
-            list.push(entry(resource));
-            if resource.has_status {
-                list.push(subresource(
-                    resource,
-                    "status",
-                    &resource.kind,
-                    &["get", "patch", "update"],
-                ));
-            }
-            if &*resource.id == "pods" {
-                let mut eviction = subresource(resource, "eviction", "Eviction", &["create"]);
-                eviction["group"] = json!("policy");
-                eviction["version"] = json!("v1");
-                list.push(eviction);
-            }
-        }
+/// Everything in a group version, each resource before its subresources.
+fn resources<'a>(registry: &'a Registry, group: &str, version: &str) -> Vec<ApiResource<'a>> {
+    let mut list = Vec::new();
+    let here = |resource: &&'a std::sync::Arc<Resource>| {
+        *resource.group == *group && *resource.version == *version
+    };
+    for resource in registry.all().filter(here) {
+        list.push(ApiResource {
+            name: resource.plural.to_string(),
+            singular: &resource.singular,
+            namespaced: resource.namespaced,
+            group: &resource.group,
+            version: &resource.version,
+            kind: &resource.kind,
+            verbs: &VERBS,
+            short_names: &resource.short_names,
+            categories: &resource.categories,
+        });
+        add_subresources(resource, &mut list);
     }
-    if group == "authorization.k8s.io" && version == "v1" {
-        list.push(json!({
-            "name": "selfsubjectaccessreviews",
-            "singularName": "selfsubjectaccessreview",
-            "namespaced": false,
-            "kind": "SelfSubjectAccessReview",
-            "verbs": ["create"],
-        }));
+    if version != "v1" {
+        return list;
     }
+    for one in VIRTUAL_RESOURCES.iter().filter(|one| one.group == group) {
+        list.push(ApiResource {
+            name: one.name.to_owned(),
+            singular: one.singular,
+            namespaced: one.namespaced,
+            group: one.kind_group,
+            version: "v1",
+            kind: one.kind,
+            verbs: &["create"],
+            short_names: &[],
+            categories: &[],
+        });
+    }
+    list
+}
+
+fn add_subresources<'a>(resource: &'a Resource, list: &mut Vec<ApiResource<'a>>) {
+    let mut add = |name: &str, group: &'a str, version: &'a str, kind: &'a str, verbs| {
+        list.push(ApiResource {
+            name: format!("{}/{name}", resource.plural),
+            singular: "",
+            namespaced: resource.namespaced,
+            group,
+            version,
+            kind,
+            verbs,
+            short_names: &[],
+            categories: &[],
+        });
+    };
+    let write: &'static [&'static str] = &["get", "patch", "update"];
+    if &*resource.id == "pods" {
+        add("eviction", "policy", "v1", "Eviction", &["create"]);
+        add("log", "", "v1", "Pod", &["get"]);
+    }
+    if resource.scale.is_some() {
+        add("scale", "autoscaling", "v1", "Scale", write);
+    }
+    if resource.has_status {
+        add(
+            "status",
+            &resource.group,
+            &resource.version,
+            &resource.kind,
+            write,
+        );
+    }
+}
+
+fn resource_list(registry: &Registry, group: &str, version: &str) -> Option<Value> {
+    let list: Vec<Value> = resources(registry, group, version)
+        .iter()
+        .map(|resource| entry(resource, group, version))
+        .collect();
     if list.is_empty() {
         return None;
     }
-    let group_version = if group.is_empty() {
-        version.to_owned()
-    } else {
-        format!("{group}/{version}")
-    };
     Some(json!({
         "kind": "APIResourceList",
         "apiVersion": "v1",
-        "groupVersion": group_version,
+        "groupVersion": join_version(group, version),
         "resources": list,
     }))
 }
 
-fn entry(resource: &Resource) -> Value {
+fn entry(resource: &ApiResource<'_>, group: &str, version: &str) -> Value {
     let mut value = json!({
-        "name": &*resource.plural,
-        "singularName": &*resource.singular,
+        "name": resource.name,
+        "singularName": resource.singular,
         "namespaced": resource.namespaced,
-        "kind": &*resource.kind,
-        "verbs": [
-            "create", "delete", "deletecollection", "get", "list", "patch", "update", "watch",
-        ],
+        "kind": resource.kind,
+        "verbs": resource.verbs,
     });
+    if (resource.group, resource.version) != (group, version) {
+        value["group"] = json!(resource.group);
+        value["version"] = json!(resource.version);
+    }
     if !resource.short_names.is_empty() {
         value["shortNames"] = json!(resource.short_names);
     }
@@ -144,16 +301,6 @@ fn entry(resource: &Resource) -> Value {
         value["categories"] = json!(resource.categories);
     }
     value
-}
-
-fn subresource(resource: &Resource, name: &str, kind: &str, verbs: &[&str]) -> Value {
-    json!({
-        "name": format!("{}/{name}", resource.plural),
-        "singularName": "",
-        "namespaced": resource.namespaced,
-        "kind": kind,
-        "verbs": verbs,
-    })
 }
 
 /// The answer of `/version`.

@@ -17,6 +17,8 @@ pub struct ApiError {
     pub message: String,
     /// `Status.details`, or null.
     pub details: Value,
+    /// `Status.metadata`, or null.
+    pub metadata: Value,
 }
 
 impl ApiError {
@@ -27,6 +29,7 @@ impl ApiError {
             reason,
             message: message.into(),
             details: Value::Null,
+            metadata: Value::Null,
         }
     }
 
@@ -46,6 +49,7 @@ impl ApiError {
             reason,
             message,
             details,
+            metadata: Value::Null,
         }
     }
 
@@ -143,6 +147,7 @@ impl ApiError {
             reason: "Invalid",
             message,
             details,
+            metadata: Value::Null,
         }
     }
 
@@ -256,6 +261,9 @@ impl ApiError {
         });
         if !self.reason.is_empty() {
             status["reason"] = json!(self.reason);
+        }
+        if !self.metadata.is_null() {
+            status["metadata"] = self.metadata.clone();
         }
         if !self.details.is_null() {
             status["details"] = self.details.clone();

@@ -6,6 +6,10 @@
 //! garbage collection, eviction. Time and names come from its [`Options`], so the same requests
 //! give the same objects.
 //!
+//! It answers what kubectl asks besides: tables (`table`), discovery in one document (`discovery`),
+//! OpenAPI v3 for explain, apply and dry runs (`openapi`), and bodies in protocol buffers
+//! (`protobuf`), which are all that kubectl's typed clients send.
+//!
 //! ```
 //! use std::sync::Arc;
 //!
@@ -24,7 +28,9 @@
 //! # }
 //! ```
 
+mod answer;
 pub mod apply;
+pub mod auth;
 mod builtin;
 mod crd;
 mod delete;
@@ -34,18 +40,24 @@ mod eviction;
 mod faults;
 mod gc;
 mod history;
+mod jsonpath;
 mod object;
+mod openapi;
 mod patch;
 mod path;
+mod protobuf;
 mod read;
 mod resources;
 mod rules;
+mod scale;
 pub mod schema;
 mod selector;
 mod server;
 mod snapshot;
 mod store;
 mod strategic;
+mod strategic_keys;
+mod table;
 mod verbs;
 mod watch;
 mod write;
@@ -56,5 +68,5 @@ pub use history::ChangeKind;
 pub use resources::{Registry, Resource};
 pub use selector::{FieldSelector, LabelSelector};
 pub use server::{AnswerBody, ApiServer, BoxError, ClockFn, Options};
-pub use snapshot::StoreSnapshot;
-pub use store::{Observer, StoreEvent};
+pub use snapshot::{ReplayError, StoreSnapshot, StoredWrite};
+pub use store::{Observer, StoreEvent, Webhook};

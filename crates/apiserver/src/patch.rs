@@ -19,6 +19,14 @@ const MOST_OPERATIONS: usize = 10_000;
 /// How many bytes the copies of one JSON patch may bring.
 const MOST_COPIED_BYTES: usize = 3 * 1024 * 1024;
 
+/// The content types of patches that a resource takes.
+pub(crate) fn media_types(resource: &Resource) -> impl Iterator<Item = &'static str> {
+    let strategic = (!resource.custom).then_some(STRATEGIC_PATCH);
+    [JSON_PATCH, MERGE_PATCH, APPLY_PATCH]
+        .into_iter()
+        .chain(strategic)
+}
+
 /// A patch, read but not applied.
 pub(crate) enum Patch {
     Json(json_patch::Patch),
@@ -70,10 +78,10 @@ impl Patch {
             STRATEGIC_PATCH if !resource.custom => {
                 Ok(Self::Strategic(serde_json::from_slice(body).map_err(bad)?))
             }
-            _ => Err(ApiError::unsupported_media_type(
-                "application/json-patch+json, application/merge-patch+json, \
-                 application/apply-patch+yaml",
-            )),
+            _ => {
+                let accepted: Vec<&str> = media_types(resource).collect();
+                Err(ApiError::unsupported_media_type(&accepted.join(", ")))
+            }
         }
     }
 
@@ -98,7 +106,7 @@ impl Patch {
                 }
                 json_patch::merge(&mut new, patch);
             }
-            Self::Strategic(patch) => crate::strategic::merge(&mut new, patch)
+            Self::Strategic(patch) => crate::strategic::merge(&resource.kind, &mut new, patch)
                 .map_err(|why| ApiError::bad_request(format!("error decoding patch: {why}")))?,
             // An apply is merged by its own rules, not onto the live object.
             Self::Apply(config) => new = config.clone(),

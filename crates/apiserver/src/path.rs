@@ -7,11 +7,15 @@ use http::{HeaderMap, Method, header};
 
 use crate::error::{ApiError, invalid_value};
 use crate::selector::{FieldSelector, LabelSelector};
-use crate::write::WriteOptions;
+use crate::write::{FieldValidation, WriteOptions};
 
 /// Where a path leads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Route {
+    /// `/openapi/v3` and below: the rest of the path.
+    OpenApi(String),
+    /// `/openapi/v2`.
+    OpenApiV2,
     /// `/api`, `/apis`, `/api/v1`, `/apis/GROUP[/VERSION]`: the segments.
     Discovery(Vec<String>),
     /// `/version`.
@@ -77,6 +81,8 @@ pub(crate) fn route(path: &str) -> Route {
     let words: Vec<&str> = segments.iter().map(String::as_str).collect();
     let (group, version, rest) = match words.as_slice() {
         ["version"] => return Route::Version,
+        ["openapi", "v3", rest @ ..] => return Route::OpenApi(rest.join("/")),
+        ["openapi", "v2"] => return Route::OpenApiV2,
         ["healthz" | "livez" | "readyz", ..] => return Route::Health,
         ["api" | "apis"] | ["api" | "apis", _] | ["apis", _, _] => {
             return Route::Discovery(segments);
@@ -189,8 +195,42 @@ impl Query {
         Ok(WriteOptions {
             dry_run: self.dry_run()?,
             manager,
-            strict: self.get("fieldValidation") == "Strict",
+            validation: self.field_validation()?,
             force: self.flag("force"),
+        })
+    }
+
+    /// `fieldValidation`.
+    fn field_validation(&self) -> Result<FieldValidation, ApiError> {
+        Ok(match self.get("fieldValidation") {
+            "" => FieldValidation::Unset,
+            "Ignore" => FieldValidation::Ignore,
+            "Warn" => FieldValidation::Warn,
+            "Strict" => FieldValidation::Strict,
+            other => {
+                let why = "Unsupported value: supported values: \"Ignore\", \"Strict\", \"Warn\"";
+                let fault = invalid_value("fieldValidation", other, why);
+                return Err(ApiError::invalid_kind(
+                    "meta.k8s.io",
+                    "PatchOptions",
+                    "",
+                    &[fault],
+                ));
+            }
+        })
+    }
+
+    /// What the rows of a table carry.
+    fn include(&self) -> Result<Include, ApiError> {
+        Ok(match self.get("includeObject") {
+            "None" => Include::Nothing,
+            "" | "Metadata" => Include::Metadata,
+            "Object" => Include::Object,
+            other => {
+                return Err(ApiError::bad_request(format!(
+                    "invalid includeObject {other:?}: supported values: None, Metadata, Object"
+                )));
+            }
         })
     }
 
@@ -235,6 +275,19 @@ pub(crate) enum View {
     Full,
     /// `PartialObjectMetadata`.
     Metadata,
+    /// A `Table` for people to read.
+    Table(Include),
+}
+
+/// What the rows of a table carry beside their cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Include {
+    /// Nothing.
+    Nothing,
+    /// `PartialObjectMetadata`.
+    Metadata,
+    /// The whole object.
+    Object,
 }
 
 /// The headers of a request that matter.
@@ -243,11 +296,28 @@ pub(crate) struct Head {
     pub(crate) user_agent: String,
     pub(crate) content_type: String,
     pub(crate) view: Option<View>,
+    /// Whether discovery is wanted in its aggregated form.
+    pub(crate) aggregated: bool,
+    /// Whether OpenAPI v2 is wanted as protocol buffers.
+    pub(crate) protobuf: bool,
 }
 
 impl Head {
+    /// The form in which the caller wants its answer.
+    pub(crate) fn view(&self, query: &Query) -> Result<View, ApiError> {
+        match self.view.ok_or_else(ApiError::not_acceptable)? {
+            View::Table(_) => Ok(View::Table(query.include()?)),
+            view => Ok(view),
+        }
+    }
+
     pub(crate) fn read(parts: &Parts) -> Self {
         Self {
+            aggregated: header_text(&parts.headers, header::ACCEPT)
+                .split(',')
+                .any(wants_aggregated),
+            protobuf: header_text(&parts.headers, header::ACCEPT)
+                .contains(crate::openapi::V2_PROTOBUF_NAME),
             user_agent: header_text(&parts.headers, header::USER_AGENT),
             content_type: header_text(&parts.headers, header::CONTENT_TYPE)
                 .split(';')
@@ -268,6 +338,12 @@ fn header_text(headers: &HeaderMap, name: header::HeaderName) -> String {
         .to_owned()
 }
 
+/// Whether an option of an `Accept` header is the aggregated form of discovery.
+fn wants_aggregated(option: &str) -> bool {
+    let has = |wanted: &str| option.split(';').any(|part| part.trim() == wanted);
+    has("application/json") && has("g=apidiscovery.k8s.io") && has("v=v2")
+}
+
 /// The first form of an `Accept` header that we can write.
 fn accepted(accept: &str) -> Option<View> {
     if accept.trim().is_empty() {
@@ -282,8 +358,13 @@ fn accepted(accept: &str) -> Option<View> {
         ) {
             continue;
         }
-        let shape = parts.find_map(|part| part.strip_prefix("as="));
+        let (mut shape, mut version) = (None, None);
+        for part in parts {
+            shape = shape.or(part.strip_prefix("as="));
+            version = version.or(part.strip_prefix("v="));
+        }
         match shape {
+            Some("Table") if version == Some("v1") => return Some(View::Table(Include::Metadata)),
             None => return Some(View::Full),
             Some("PartialObjectMetadata" | "PartialObjectMetadataList") => {
                 return Some(View::Metadata);

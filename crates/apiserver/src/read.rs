@@ -5,19 +5,34 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, cause};
 use crate::path::{ListOptions, View};
 use crate::resources::Resource;
 use crate::store::{Entry, Store, Table, key_of, range};
-use crate::write::{bytes_as, to_bytes};
+use crate::write::{bytes_as, to_bytes, value_as};
 
 /// An object as a reader wants it.
-pub(crate) fn render(entry: &Entry, api_version: &str, view: View) -> Bytes {
+pub(crate) fn render(entry: &Entry, resource: &Resource, view: View, now: Timestamp) -> Bytes {
     match view {
-        View::Full => bytes_as(entry, api_version),
-        View::Metadata => to_bytes(&metadata_only(&entry.value())),
+        View::Full => bytes_as(entry, &resource.api_version()),
+        view => render_value(&value_as(entry, resource), resource, view, now),
+    }
+}
+
+/// An object that is not stored in this form, as a reader wants it.
+pub(crate) fn render_value(
+    value: &Value,
+    resource: &Resource,
+    view: View,
+    now: Timestamp,
+) -> Bytes {
+    match view {
+        View::Full => to_bytes(value),
+        View::Metadata => to_bytes(&metadata_only(value)),
+        View::Table(include) => to_bytes(&crate::table::of_one(resource, value, include, now)),
     }
 }
 
@@ -75,6 +90,7 @@ fn too_large(asked: u64, current: u64) -> ApiError {
     error
 }
 
+/// Where a page ended. A revision of 0 goes on with what is there now.
 struct Continue {
     revision: u64,
     after: String,
@@ -181,10 +197,15 @@ impl Store {
             text => Some(Continue::parse(text)?),
         };
         let revision = match &proceed {
+            Some(Continue { revision: 0, .. }) => self.revision,
             Some(proceed) => proceed.revision,
             None => self.list_revision(options, stale)?,
         };
-        let table = self.table_at(resource, revision)?;
+        let table = match (self.table_at(resource, revision), &proceed) {
+            (Ok(table), _) => table,
+            (Err(_), Some(proceed)) => return Err(page_expired(&proceed.after)),
+            (Err(error), None) => return Err(error),
+        };
         let found = select(resource, &table, namespace, options, proceed.as_ref());
         let (shown, rest) = match options.limit {
             0 => (found.as_slice(), &[][..]),
@@ -201,25 +222,52 @@ impl Store {
                 meta["remainingItemCount"] = json!(rest.len());
             }
         }
-        let (kind, version) = match view {
-            View::Full => (&*resource.list_kind, resource.api_version()),
-            View::Metadata => ("PartialObjectMetadataList", "meta.k8s.io/v1".to_owned()),
-        };
-        let item_version = resource.api_version();
-        let (kind, version) = (json!(kind), json!(version));
-        let head =
-            format!("{{\"kind\":{kind},\"apiVersion\":{version},\"metadata\":{meta},\"items\":[");
+        let head = list_head(resource, &meta, view);
         let mut pieces = Vec::with_capacity(shown.len() * 2 + 2);
         pieces.push(Bytes::from(head));
         for (index, (_, entry)) in shown.iter().enumerate() {
             if index > 0 {
                 pieces.push(Bytes::from_static(b","));
             }
-            pieces.push(render(entry, &item_version, view));
+            pieces.push(match view {
+                View::Table(include) => {
+                    let value = value_as(entry, resource);
+                    crate::table::list_row(resource, &value, include, self.now)
+                }
+                view => render(entry, resource, view, self.now),
+            });
         }
         pieces.push(Bytes::from_static(b"]}"));
         Ok(ListAnswer { pieces })
     }
+}
+
+/// The start of a list, up to its first item.
+fn list_head(resource: &Resource, meta: &Value, view: View) -> String {
+    let (kind, version) = match view {
+        View::Full => (&*resource.list_kind, resource.api_version()),
+        View::Metadata => ("PartialObjectMetadataList", "meta.k8s.io/v1".to_owned()),
+        View::Table(_) => return crate::table::list_head(resource, meta),
+    };
+    let (kind, version) = (json!(kind), json!(version));
+    format!("{{\"kind\":{kind},\"apiVersion\":{version},\"metadata\":{meta},\"items\":[")
+}
+
+/// 410 for a page whose list history has forgotten, with a token to go on all the same.
+fn page_expired(after: &str) -> ApiError {
+    let mut error = ApiError::expired(
+        "The provided continue parameter is too old to display a consistent list result. You can \
+         start a new list without the continue parameter, or use the continue token in this \
+         response to retrieve the remainder of the results. Continuing with the provided token \
+         results in an inconsistent list - objects that were created, modified, or deleted between \
+         the time the first chunk was returned and now may show up in the list.",
+    );
+    let next = Continue {
+        revision: 0,
+        after: after.to_owned(),
+    };
+    error.metadata = json!({"continue": next.text()});
+    error
 }
 
 /// The entries of a table that a request selects, in order.

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use crate::object::NameRule;
+use crate::scale::ScalePaths;
 use crate::schema::Schema;
+use crate::table::Column;
 
 /// One version of one resource.
 #[expect(
@@ -44,6 +46,10 @@ pub struct Resource {
     pub(crate) schema: Schema,
     /// Dotted paths that field selectors may use besides name and namespace.
     pub(crate) fields: Arc<[String]>,
+    /// Columns that tables show besides the name; of custom kinds only.
+    pub(crate) columns: Arc<[Column]>,
+    /// Where the numbers of the `scale` subresource are, where there is one.
+    pub(crate) scale: Option<ScalePaths>,
 }
 
 impl Resource {
@@ -64,7 +70,7 @@ impl std::fmt::Debug for Resource {
     }
 }
 
-fn join_version(group: &str, version: &str) -> String {
+pub(crate) fn join_version(group: &str, version: &str) -> String {
     if group.is_empty() {
         version.to_owned()
     } else {
@@ -202,7 +208,7 @@ impl Builtin {
             plural: self.plural.into(),
             singular: self.kind.to_ascii_lowercase().into(),
             short_names: self.short.split_whitespace().map(str::to_owned).collect(),
-            categories: Vec::new(),
+            categories: self.categories(),
             namespaced: has('n'),
             has_status: has('s'),
             custom: false,
@@ -218,7 +224,32 @@ impl Builtin {
             },
             schema: Schema::builtin(self.group, self.kind),
             fields: fields.iter().map(|field| (*field).to_owned()).collect(),
+            columns: Arc::default(),
+            scale: ScalePaths::builtin(self.group, self.kind),
         }
+    }
+
+    /// `all` is what `kubectl get all` shows.
+    fn categories(&self) -> Vec<String> {
+        let all = matches!(
+            (self.group, self.kind),
+            ("", "Pod" | "ReplicationController" | "Service")
+                | (
+                    "apps",
+                    "DaemonSet" | "Deployment" | "ReplicaSet" | "StatefulSet"
+                )
+                | ("autoscaling", "HorizontalPodAutoscaler")
+                | ("batch", "CronJob" | "Job")
+        );
+        let extensions = matches!(
+            self.group,
+            "admissionregistration.k8s.io" | "apiextensions.k8s.io" | "apiregistration.k8s.io"
+        );
+        [(all, "all"), (extensions, "api-extensions")]
+            .into_iter()
+            .filter(|(is, _)| *is)
+            .map(|(_, name)| name.to_owned())
+            .collect()
     }
 }
 

@@ -1,6 +1,5 @@
 //! The server as a tower service: a request in, faults, the verb under the lock, an answer out.
 
-use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -9,19 +8,22 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, header};
-use http_body::{Body, Frame};
+use http::{Request, Response};
+use http_body::Body;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited, StreamBody};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use crate::answer::{refusal, respond};
+use crate::auth::{self, Access, Authentication};
 use crate::error::ApiError;
 use crate::faults::{FaultAction, FaultState, Faults, RequestInfo, refused};
 use crate::path::{Head, Query, Route, Target, route, verb};
+use crate::protobuf::PROTOBUF;
 use crate::resources::Resource;
 use crate::snapshot::StoreSnapshot;
-use crate::store::{Observer, Store, key_of, range};
+use crate::store::{Observer, Store, Webhook, key_of, range};
 use crate::verbs::{Call, Reply, dispatch};
 use crate::write::{WriteOptions, to_bytes};
 
@@ -33,9 +35,6 @@ pub type AnswerBody = UnsyncBoxBody<Bytes, io::Error>;
 
 /// Where the server's time comes from.
 pub type ClockFn = Arc<dyn Fn() -> Timestamp + Send + Sync>;
-
-/// Lists up to this size are sent in one piece.
-const ONE_PIECE_BYTES: usize = 1024 * 1024;
 
 /// How a server is set up.
 #[derive(Clone)]
@@ -52,6 +51,10 @@ pub struct Options {
     pub body_limit_bytes: usize,
     /// Namespaces that exist from the start.
     pub namespaces: Vec<String>,
+    /// Whether callers must say who they are and are held to RBAC.
+    pub authentication: Authentication,
+    /// Stands for the mutating webhooks of custom kinds.
+    pub webhook: Option<Webhook>,
 }
 
 impl Options {
@@ -66,6 +69,8 @@ impl Options {
             namespaces: ["default", "kube-node-lease", "kube-public", "kube-system"]
                 .map(str::to_owned)
                 .to_vec(),
+            authentication: Authentication::Open,
+            webhook: None,
         }
     }
 }
@@ -84,6 +89,8 @@ impl std::fmt::Debug for Options {
 pub(crate) struct Shared {
     store: Mutex<Store>,
     faults: Mutex<FaultState>,
+    access: Access,
+    documents: crate::openapi::Cache,
     clock: ClockFn,
     body_limit_bytes: usize,
 }
@@ -108,6 +115,32 @@ impl Shared {
 
     pub(crate) fn is_down(&self, user_agent: &str) -> bool {
         self.faults().is_down(user_agent)
+    }
+
+    /// What a write takes beyond its verb.
+    fn permit(&self, call: &Call) -> Result<(), ApiError> {
+        let request = (call.verb, &call.target);
+        let body = (call.head.content_type.as_str(), &call.body);
+        auth::before_write(&self.access, &self.store, &call.identity, request, body)
+    }
+
+    /// Answers a question about access; `None` for any other request.
+    pub(crate) fn review(&self, call: &Call) -> Option<Result<Value, ApiError>> {
+        let request = (call.verb, &call.target);
+        let (access, store) = (&self.access, &self.store);
+        auth::serve_review(
+            access,
+            store,
+            self.now(),
+            &call.identity,
+            request,
+            &call.body,
+        )
+    }
+
+    /// What follows a write in other parts of a control plane.
+    pub(crate) fn written(&self, store: &mut Store, target: &Target) {
+        auth::after_write(&self.access, store, target);
     }
 
     /// How long a watch of this client has nothing to tell.
@@ -175,11 +208,16 @@ impl ApiServer {
         Self::with_store(store, options)
     }
 
-    fn with_store(store: Store, options: Options) -> Self {
+    fn with_store(mut store: Store, options: Options) -> Self {
+        "refit-apiserver".clone_into(&mut store.actor);
+        store.webhook = options.webhook;
+        let access = Access::new(options.authentication, &mut store);
         Self {
             shared: Arc::new(Shared {
+                access,
                 store: Mutex::new(store),
                 faults: Mutex::default(),
+                documents: crate::openapi::Cache::default(),
                 clock: options.clock,
                 body_limit_bytes: options.body_limit_bytes,
             }),
@@ -319,6 +357,13 @@ where
         Some(FaultAction::Status(code)) => return Ok(refusal(&ApiError::of_code(code))),
         _ => {}
     }
+    let field_selector = query.get("fieldSelector");
+    let request = (&path, &target, verb, field_selector);
+    let now = shared.now();
+    let identity = match auth::admit(&shared.access, &shared.store, now, &parts, request) {
+        Ok(identity) => identity,
+        Err(error) => return Ok(refusal(&error)),
+    };
     let body = match Limited::new(body, shared.body_limit_bytes).collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => {
@@ -333,6 +378,10 @@ where
         // It went down while this request waited: a client that is dead has no effect any more.
         return Err(refused());
     }
+    let (head, body) = match as_json(head, body) {
+        Ok(read) => read,
+        Err(error) => return Ok(refusal(&error)),
+    };
     let answer = match path {
         Route::Resource(target) => {
             let call = Call {
@@ -341,8 +390,12 @@ where
                 query,
                 head,
                 body,
+                identity,
             };
-            dispatch(&shared, &call).unwrap_or_else(|error| Reply::from_error(&error))
+            shared
+                .permit(&call)
+                .and_then(|()| dispatch(&shared, &call))
+                .unwrap_or_else(|error| Reply::from_error(&error))
         }
         Route::Unknown => Reply::Text(404, "404 page not found\n"),
         Route::Health => Reply::Text(200, "ok"),
@@ -350,11 +403,29 @@ where
             200,
             to_bytes(&crate::discovery::version(&shared.lock().git_version)),
         ),
+        Route::OpenApiV2 => {
+            let version = shared.lock().git_version.clone();
+            let (kind, document) = crate::openapi::document_v2(&version, head.protobuf);
+            Reply::Typed(kind, document)
+        }
+        Route::OpenApi(path) => {
+            match crate::openapi::document(&shared.store, &shared.documents, &path) {
+                Some(document) => Reply::Json(200, document),
+                None => Reply::Text(404, "404 page not found\n"),
+            }
+        }
         Route::Discovery(segments) => {
             let registry = shared.lock().registry.clone();
-            match crate::discovery::document(&registry, &segments) {
-                Some(document) => Reply::Json(200, to_bytes(&document)),
-                None => Reply::Text(404, "404 page not found\n"),
+            let aggregated = head
+                .aggregated
+                .then(|| crate::discovery::aggregated(&registry, &segments))
+                .flatten();
+            match aggregated {
+                Some(document) => Reply::Typed(crate::discovery::AGGREGATED, to_bytes(&document)),
+                None => match crate::discovery::document(&registry, &segments) {
+                    Some(document) => Reply::Json(200, to_bytes(&document)),
+                    None => Reply::Text(404, "404 page not found\n"),
+                },
             }
         }
     };
@@ -365,44 +436,13 @@ where
     }
 }
 
-fn refusal(error: &ApiError) -> Response<AnswerBody> {
-    respond(Reply::from_error(error))
-}
-
-fn whole(bytes: Bytes) -> AnswerBody {
-    Full::new(bytes)
-        .map_err(|never: Infallible| match never {})
-        .boxed_unsync()
-}
-
-fn respond(reply: Reply) -> Response<AnswerBody> {
-    let (code, kind, body) = match reply {
-        Reply::Json(code, bytes) => (code, "application/json", whole(bytes)),
-        Reply::Text(code, text) => (code, "text/plain; charset=utf-8", whole(Bytes::from(text))),
-        Reply::Pieces(pieces) => (200, "application/json", pieces_body(pieces)),
-        Reply::Watch(watch) => {
-            let frames = futures::StreamExt::map(watch.into_stream(), |item| item.map(Frame::data));
-            (
-                200,
-                "application/json",
-                StreamBody::new(frames).boxed_unsync(),
-            )
-        }
-    };
-    let mut response = Response::new(body);
-    *response.status_mut() =
-        StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
-    response
-}
-
-fn pieces_body(pieces: Vec<Bytes>) -> AnswerBody {
-    let size: usize = pieces.iter().map(Bytes::len).sum();
-    if size <= ONE_PIECE_BYTES {
-        return whole(Bytes::from(pieces.concat()));
+/// A body in protocol buffers as the JSON that it stands for; any other as it is.
+fn as_json(mut head: Head, body: Bytes) -> Result<(Head, Bytes), ApiError> {
+    if head.content_type != PROTOBUF || body.is_empty() {
+        return Ok((head, body));
     }
-    let frames = pieces.into_iter().map(|piece| Ok(Frame::data(piece)));
-    StreamBody::new(futures::stream::iter(frames)).boxed_unsync()
+    let object = crate::protobuf::decode(&body)
+        .map_err(|why| ApiError::bad_request(format!("cannot decode the request body: {why}")))?;
+    "application/json".clone_into(&mut head.content_type);
+    Ok((head, to_bytes(&object)))
 }

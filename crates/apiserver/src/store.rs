@@ -188,6 +188,10 @@ pub struct StoreEvent<'a> {
 /// Called under the lock after each committed write; must not call the server.
 pub type Observer = Box<dyn FnMut(&StoreEvent<'_>) + Send>;
 
+/// Stands for the mutating webhooks of custom kinds: called with each object that is about to be
+/// written.
+pub type Webhook = Arc<dyn Fn(&mut Value) + Send + Sync>;
+
 /// All state of the server.
 pub(crate) struct Store {
     pub(crate) revision: u64,
@@ -207,6 +211,7 @@ pub(crate) struct Store {
     pub(crate) pending: VecDeque<Work>,
     notifies: BTreeMap<Arc<str>, Arc<Notify>>,
     observers: Vec<Observer>,
+    pub(crate) webhook: Option<Webhook>,
 }
 
 impl Store {
@@ -227,6 +232,7 @@ impl Store {
             pending: VecDeque::new(),
             notifies: BTreeMap::new(),
             observers: Vec::new(),
+            webhook: None,
         }
     }
 
@@ -374,19 +380,12 @@ impl Store {
         base: &str,
         dry_run: bool,
     ) -> String {
-        const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-        let base: String = base.chars().take(58).collect();
+        let base: String = base.chars().take(GENERATED_BASE).collect();
         let counter = format!("{resource}/{namespace}/{base}");
         let mut count = self.generated.get(&counter).copied().unwrap_or(0);
         loop {
-            let mut bits = mix(hash(self.seed, &[resource, namespace, &base]) ^ mix(count));
+            let name = generated_name(self.seed, [resource, namespace, &base], count);
             count += 1;
-            let mut name = base.clone();
-            for _ in 0..5 {
-                let letter = usize::try_from(bits % ALPHABET.len() as u64).unwrap_or(0);
-                name.push(char::from(ALPHABET[letter]));
-                bits /= ALPHABET.len() as u64;
-            }
             if self.get(resource, &key_of(namespace, &name)).is_none() {
                 if !dry_run {
                     Arc::make_mut(&mut self.generated).insert(counter, count);
@@ -397,7 +396,24 @@ impl Store {
     }
 }
 
-fn hash(seed: u64, parts: &[&str]) -> u64 {
+/// How many characters of a `generateName` count.
+pub(crate) const GENERATED_BASE: usize = 58;
+
+/// The name that a `generateName` gives out as the `count`th; the parts are resource, namespace and
+/// the base of the name.
+pub(crate) fn generated_name(seed: u64, parts: [&str; 3], count: u64) -> String {
+    const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+    let mut bits = mix(hash(seed, &parts) ^ mix(count));
+    let mut name = parts[2].to_owned();
+    for _ in 0..5 {
+        let letter = usize::try_from(bits % ALPHABET.len() as u64).unwrap_or(0);
+        name.push(char::from(ALPHABET[letter]));
+        bits /= ALPHABET.len() as u64;
+    }
+    name
+}
+
+pub(crate) fn hash(seed: u64, parts: &[&str]) -> u64 {
     let mut state = 0xcbf2_9ce4_8422_2325 ^ mix(seed);
     for part in parts {
         for byte in part.bytes().chain([0xff]) {

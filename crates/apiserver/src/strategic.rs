@@ -2,172 +2,248 @@
 
 use serde_json::{Map, Value};
 
-/// How a list of a built-in kind merges, by the name of its field.
-enum ListMerge {
-    /// Items are objects, told apart by this member.
-    ByKey(&'static str),
-    /// Items are plain values, a set.
-    AsSet,
-    /// The patch's list takes the place of the old one.
-    Replace,
-}
+use crate::strategic_keys::{Rule, field};
 
-fn list_merge(field: &str) -> ListMerge {
-    match field {
-        "containers"
-        | "initContainers"
-        | "ephemeralContainers"
-        | "volumes"
-        | "env"
-        | "imagePullSecrets"
-        | "secrets" => ListMerge::ByKey("name"),
-        "conditions" | "addresses" => ListMerge::ByKey("type"),
-        "ports" => ListMerge::ByKey("containerPort"),
-        "volumeMounts" => ListMerge::ByKey("mountPath"),
-        "volumeDevices" => ListMerge::ByKey("devicePath"),
-        "taints" => ListMerge::ByKey("key"),
-        "ownerReferences" => ListMerge::ByKey("uid"),
-        "hostAliases" => ListMerge::ByKey("ip"),
-        "topologySpreadConstraints" => ListMerge::ByKey("topologyKey"),
-        "finalizers" | "podCIDRs" => ListMerge::AsSet,
-        _ => ListMerge::Replace,
-    }
-}
+const DIRECTIVE: &str = "$patch";
+const RETAIN: &str = "$retainKeys";
+const DELETE_FROM: &str = "$deleteFromPrimitiveList/";
+const SET_ORDER: &str = "$setElementOrder/";
 
-/// Merges a strategic patch into an object.
-pub(crate) fn merge(object: &mut Value, patch: &Value) -> Result<(), String> {
+/// Merges a strategic patch into an object of a kind.
+pub(crate) fn merge(kind: &str, object: &mut Value, patch: &Value) -> Result<(), String> {
     let Value::Object(patch) = patch else {
         return Err("a strategic merge patch is an object".to_owned());
     };
-    if !object.is_object() {
-        *object = Value::Object(Map::new());
-    }
-    let map = object.as_object_mut().expect("made an object above");
-    merge_map(map, patch)
+    merge_map(kind, true, as_map(object), patch)
 }
 
-fn merge_map(map: &mut Map<String, Value>, patch: &Map<String, Value>) -> Result<(), String> {
-    match patch.get("$patch").and_then(Value::as_str) {
-        None | Some("merge") => {}
+/// The map of a value, made when it is something else.
+fn as_map(value: &mut Value) -> &mut Map<String, Value> {
+    if !value.is_object() {
+        *value = Value::Object(Map::new());
+    }
+    value.as_object_mut().expect("made an object above")
+}
+
+fn directive(patch: &Map<String, Value>) -> Result<Option<&str>, String> {
+    match patch.get(DIRECTIVE) {
+        None => Ok(None),
+        Some(Value::String(word)) => match word.as_str() {
+            "merge" => Ok(None),
+            "replace" | "delete" => Ok(Some(word)),
+            other => Err(format!("unknown {DIRECTIVE} {other:?} in a map")),
+        },
+        Some(other) => Err(format!("{DIRECTIVE} is a word, not {other}")),
+    }
+}
+
+/// The type of a field and how it merges.
+fn rule_of(of: &str, whole: bool, name: &str) -> (&'static str, Rule) {
+    if whole && name == "metadata" {
+        return ("ObjectMeta", Rule::Plain);
+    }
+    field(of, name)
+}
+
+/// Merges into a map; `whole` says that it is an object with metadata of its own.
+fn merge_map(
+    of: &str,
+    whole: bool,
+    map: &mut Map<String, Value>,
+    patch: &Map<String, Value>,
+) -> Result<(), String> {
+    match directive(patch)? {
         Some("replace") => {
             map.clone_from(patch);
-            map.remove("$patch");
+            map.remove(DIRECTIVE);
             return Ok(());
         }
-        Some("delete") => {
+        Some(_) => {
             map.clear();
             return Ok(());
         }
-        Some(other) => return Err(format!("unknown patch type {other:?}")),
+        None => {}
     }
-    if let Some(keep) = patch.get("$retainKeys").and_then(Value::as_array) {
-        map.retain(|key, _| keep.iter().any(|item| item.as_str() == Some(key)));
+    if let Some(keep) = patch.get(RETAIN) {
+        let keep = keep
+            .as_array()
+            .ok_or_else(|| format!("{RETAIN} is a list of names"))?;
+        let kept = |key: &str| keep.iter().any(|item| item.as_str() == Some(key));
+        if let Some(other) = patch
+            .iter()
+            .find(|(key, value)| !key.starts_with('$') && !value.is_null() && !kept(key))
+        {
+            return Err(format!("{RETAIN} leaves out {:?}, which is set", other.0));
+        }
+        map.retain(|key, _| kept(key));
     }
+    // The order is that of the list before anything changed.
+    let before: Vec<(&str, Vec<Value>)> = patch
+        .keys()
+        .filter_map(|key| key.strip_prefix(SET_ORDER))
+        .filter_map(|name| Some((name, map.get(name)?.as_array()?.clone())))
+        .collect();
     for (key, change) in patch {
-        if let Some(field) = key.strip_prefix("$deleteFromPrimitiveList/") {
-            let gone = change
-                .as_array()
-                .ok_or("a list of values to delete is a list")?;
-            if let Some(Value::Array(list)) = map.get_mut(field) {
-                list.retain(|item| !gone.contains(item));
-            }
-        } else if !key.starts_with('$') {
-            merge_field(map, key, change)?;
+        if let Some(name) = key.strip_prefix(DELETE_FROM) {
+            delete_values(map, name, change)?;
         }
     }
+    for (key, change) in patch.iter().filter(|(key, _)| !key.starts_with('$')) {
+        merge_field(of, whole, map, key, change)?;
+    }
     for (key, order) in patch {
-        let Some(field) = key.strip_prefix("$setElementOrder/") else {
+        let Some(name) = key.strip_prefix(SET_ORDER) else {
             continue;
         };
-        if let (Some(Value::Array(list)), Value::Array(order)) = (map.get_mut(field), order) {
-            let place = |item: &Value| order.iter().position(|wanted| same(field, wanted, item));
-            list.sort_by_key(|item| place(item).unwrap_or(usize::MAX));
+        let order = order.as_array().ok_or_else(|| format!("{key} is a list"))?;
+        let (_, rule) = rule_of(of, whole, name);
+        if let Some(Value::Array(list)) = map.get_mut(name) {
+            let before = before.iter().find(|(field, _)| *field == name);
+            let before = before.map_or(&[][..], |(_, list)| list.as_slice());
+            *list = ordered(rule, std::mem::take(list), order, before);
         }
     }
     Ok(())
 }
 
-fn same(field: &str, wanted: &Value, item: &Value) -> bool {
-    match list_merge(field) {
-        ListMerge::ByKey(key) => wanted.get(key) == item.get(key),
-        ListMerge::AsSet | ListMerge::Replace => wanted == item,
+fn delete_values(map: &mut Map<String, Value>, name: &str, gone: &Value) -> Result<(), String> {
+    let gone = gone
+        .as_array()
+        .ok_or_else(|| format!("{DELETE_FROM}{name} is a list of values"))?;
+    if let Some(Value::Array(list)) = map.get_mut(name) {
+        list.retain(|item| !gone.contains(item));
+    }
+    Ok(())
+}
+
+fn same(rule: Rule, one: &Value, other: &Value) -> bool {
+    match rule.key() {
+        Some(key) => one.get(key) == other.get(key),
+        None => one == other,
     }
 }
 
-fn merge_field(map: &mut Map<String, Value>, key: &str, change: &Value) -> Result<(), String> {
+/// Items that the order names stand in that order; the others keep their places between them, as
+/// far as the order before says where that is.
+fn ordered(rule: Rule, list: Vec<Value>, order: &[Value], before: &[Value]) -> Vec<Value> {
+    let place =
+        |places: &[Value], item: &Value| places.iter().position(|other| same(rule, other, item));
+    let (mut named, mut rest): (Vec<Value>, Vec<Value>) = list
+        .into_iter()
+        .partition(|item| place(order, item).is_some());
+    named.sort_by_key(|item| place(order, item));
+    rest.sort_by_key(|item| place(before, item).unwrap_or(usize::MAX));
+    let mut rest = rest.into_iter().peekable();
+    let mut all = Vec::new();
+    for item in named {
+        let here = place(before, &item);
+        while let Some(other) = rest.next_if(|other| {
+            matches!((place(before, other), here), (Some(other), Some(here)) if other < here)
+        }) {
+            all.push(other);
+        }
+        all.push(item);
+    }
+    all.extend(rest);
+    all
+}
+
+fn merge_field(
+    of: &str,
+    whole: bool,
+    map: &mut Map<String, Value>,
+    key: &str,
+    change: &Value,
+) -> Result<(), String> {
+    let (child, rule) = rule_of(of, whole, key);
     match change {
         Value::Null => {
             map.remove(key);
         }
-        Value::Object(change) => {
-            let field = map
-                .entry(key.to_owned())
-                .or_insert_with(|| Value::Object(Map::new()));
-            if !field.is_object() {
-                *field = Value::Object(Map::new());
-            }
-            merge_map(field.as_object_mut().expect("made an object above"), change)?;
+        Value::Object(change) if rule != Rule::Replace => {
+            let empty = || Value::Object(Map::new());
+            let value = map.entry(key.to_owned()).or_insert_with(empty);
+            merge_map(child, false, as_map(value), change)?;
         }
         Value::Array(change) => {
-            let list = map
+            let value = map
                 .entry(key.to_owned())
                 .or_insert_with(|| Value::Array(Vec::new()));
-            if !list.is_array() {
-                *list = Value::Array(Vec::new());
+            if !value.is_array() {
+                *value = Value::Array(Vec::new());
             }
-            merge_list(list.as_array_mut().expect("made a list above"), key, change)?;
+            let list = value.as_array_mut().expect("made a list above");
+            let before = list.clone();
+            merge_list(child, rule, list, key, change)?;
+            if rule == Rule::Set || rule.key().is_some() {
+                *list = ordered(rule, std::mem::take(list), change, &before);
+            }
         }
         plain => {
-            map.insert(key.to_owned(), plain.clone());
+            let mut plain = plain.clone();
+            if let Value::Object(plain) = &mut plain {
+                plain.remove(DIRECTIVE);
+            }
+            map.insert(key.to_owned(), plain);
         }
     }
     Ok(())
 }
 
-fn merge_list(list: &mut Vec<Value>, field: &str, change: &[Value]) -> Result<(), String> {
-    let directive = |item: &Value| {
-        item.get("$patch")
+fn merge_list(
+    child: &str,
+    rule: Rule,
+    list: &mut Vec<Value>,
+    name: &str,
+    change: &[Value],
+) -> Result<(), String> {
+    let word = |item: &Value| {
+        item.get(DIRECTIVE)
             .and_then(Value::as_str)
             .map(str::to_owned)
     };
     if change
         .iter()
-        .any(|item| directive(item).as_deref() == Some("replace"))
+        .any(|item| word(item).as_deref() == Some("replace"))
     {
-        *list = change
-            .iter()
-            .filter(|item| directive(item).is_none())
-            .cloned()
-            .collect();
+        let kept = change.iter().filter(|item| word(item).is_none());
+        *list = kept.cloned().collect();
         return Ok(());
     }
-    match list_merge(field) {
-        ListMerge::Replace => *list = change.to_vec(),
-        ListMerge::AsSet => {
+    let Some(key) = rule.key() else {
+        if rule == Rule::Set {
             for item in change {
                 if !list.contains(item) {
                     list.push(item.clone());
                 }
             }
+        } else {
+            *list = change.to_vec();
         }
-        ListMerge::ByKey(key) => {
-            for item in change {
-                let id = item
-                    .get(key)
-                    .ok_or_else(|| format!("an item of {field} does not have its key {key}"))?;
-                let place = list.iter().position(|found| found.get(key) == Some(id));
-                match (directive(item).as_deref(), place) {
-                    (Some("delete"), Some(place)) => {
-                        list.remove(place);
-                    }
-                    (Some("delete"), None) => {}
-                    (_, Some(place)) => merge(&mut list[place], item)?,
-                    (_, None) => {
-                        let mut new = Value::Object(Map::new());
-                        merge(&mut new, item)?;
-                        list.push(new);
-                    }
+        return Ok(());
+    };
+    for item in change {
+        let Value::Object(patch) = item else {
+            return Err(format!("an item of {name} is no object"));
+        };
+        let id = patch
+            .get(key)
+            .ok_or_else(|| format!("an item of {name} does not have its key {key}"))?;
+        let found = list.iter().position(|found| found.get(key) == Some(id));
+        match (directive(patch)?, found) {
+            (Some(_), Some(place)) => {
+                list.remove(place);
+            }
+            (Some(_), None) => {}
+            (None, Some(place)) => {
+                if let Some(found) = list.get_mut(place) {
+                    merge_map(child, false, as_map(found), patch)?;
                 }
+            }
+            (None, None) => {
+                let mut new = Map::new();
+                merge_map(child, false, &mut new, patch)?;
+                list.push(Value::Object(new));
             }
         }
     }
@@ -180,48 +256,125 @@ mod tests {
 
     use super::*;
 
-    fn merged(mut object: Value, patch: &Value) -> Value {
-        merge(&mut object, patch).unwrap();
+    fn merged(kind: &str, mut object: Value, patch: &Value) -> Value {
+        merge(kind, &mut object, patch).unwrap();
         object
     }
 
     #[test]
-    fn lists_with_keys_merge_item_by_item() {
-        let object = json!({"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}});
-        let patch = json!({"spec": {"taints": [{"key": "b", "effect": "NoExecute"},
-            {"key": "a", "effect": "NoExecute"}]}});
+    fn lists_merge_by_the_key_of_their_type() {
+        let object = json!({"spec": {"ports": [{"port": 80, "name": "a"}]}});
+        let patch = json!({"spec": {"ports": [{"port": 443}, {"port": 80, "name": "b"}]}});
         assert_eq!(
-            merged(object, &patch),
-            json!({"spec": {"taints": [{"key": "a", "effect": "NoExecute"},
-                {"key": "b", "effect": "NoExecute"}]}})
+            merged("Service", object, &patch),
+            json!({"spec": {"ports": [{"port": 443}, {"port": 80, "name": "b"}]}})
+        );
+        let template = |env: Value| json!({"spec": {"template": {"spec": {"containers": [{"name": "c", "env": env}]}}}});
+        let object = template(json!([{"name": "A", "value": "1"}]));
+        let patch = template(json!([{"name": "B", "value": "2"}]));
+        assert_eq!(
+            merged("Deployment", object, &patch),
+            template(json!([{"name": "B", "value": "2"}, {"name": "A", "value": "1"}]))
         );
     }
 
     #[test]
-    fn directives_delete_replace_and_order() {
-        let object = json!({"taints": [{"key": "a"}, {"key": "b"}], "finalizers": ["x", "y"],
-            "args": ["1"], "map": {"a": 1}});
+    fn taints_and_tolerations_are_replaced_as_in_kubernetes() {
+        let object = json!({"spec": {"taints": [{"key": "a"}], "podCIDRs": ["10.0.0.0/24"]}});
+        let patch = json!({"spec": {"taints": [{"key": "b"}], "podCIDRs": ["10.0.1.0/24"]}});
+        assert_eq!(
+            merged("Node", object, &patch),
+            json!({"spec": {"taints": [{"key": "b"}],
+                "podCIDRs": ["10.0.1.0/24", "10.0.0.0/24"]}})
+        );
+    }
+
+    #[test]
+    fn conditions_of_a_status_merge_by_type() {
+        let object = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+        let patch = json!({"status": {
+            "$setElementOrder/conditions": [{"type": "DiskPressure"}, {"type": "Ready"}],
+            "conditions": [{"type": "DiskPressure", "status": "False"}],
+        }});
+        assert_eq!(
+            merged("Node", object, &patch),
+            json!({"status": {"conditions": [
+                {"type": "DiskPressure", "status": "False"},
+                {"type": "Ready", "status": "True"},
+            ]}})
+        );
+    }
+
+    #[test]
+    fn directives_delete_and_replace() {
+        let object = json!({
+            "metadata": {"finalizers": ["x", "y"], "labels": {"a": "1"}},
+            "spec": {"containers": [{"name": "a"}, {"name": "b"}], "nodeSelector": {"k": "v"}},
+        });
         let patch = json!({
-            "$setElementOrder/taints": [{"key": "c"}, {"key": "b"}],
-            "taints": [{"key": "a", "$patch": "delete"}, {"key": "c"}],
-            "$deleteFromPrimitiveList/finalizers": ["x"],
-            "args": ["2"],
-            "map": {"$patch": "replace", "b": 2},
+            "metadata": {"$deleteFromPrimitiveList/finalizers": ["x"],
+                "labels": {"$patch": "replace", "b": "2"}},
+            "spec": {"containers": [{"name": "a", "$patch": "delete"}, {"name": "c"}],
+                "nodeSelector": {"$patch": "delete"}},
         });
         assert_eq!(
-            merged(object, &patch),
-            json!({"taints": [{"key": "c"}, {"key": "b"}], "finalizers": ["y"],
-                "args": ["2"], "map": {"b": 2}})
+            merged("Pod", object, &patch),
+            json!({
+                "metadata": {"finalizers": ["y"], "labels": {"b": "2"}},
+                "spec": {"containers": [{"name": "c"}, {"name": "b"}], "nodeSelector": {}},
+            })
+        );
+        let object = json!({"spec": {"containers": [{"name": "a"}]}});
+        let patch = json!({"spec": {"containers": [{"$patch": "replace"}, {"name": "z"}]}});
+        assert_eq!(
+            merged("Pod", object, &patch),
+            json!({"spec": {"containers": [{"name": "z"}]}})
         );
     }
 
     #[test]
-    fn null_removes_and_a_missing_key_is_an_error() {
+    fn items_that_the_order_leaves_out_keep_their_places() {
+        let names = |list: &[&str]| -> Vec<Value> {
+            list.iter().map(|name| json!({"name": name})).collect()
+        };
+        let object = json!({"spec": {"containers": names(&["a", "s", "b", "t"])}});
+        let patch = json!({"spec": {
+            "$setElementOrder/containers": names(&["b", "n", "a"]),
+            "containers": names(&["n"]),
+        }});
         assert_eq!(
-            merged(json!({"a": 1, "b": 2}), &json!({"a": null})),
+            merged("Pod", object, &patch),
+            json!({"spec": {"containers": names(&["s", "b", "n", "a", "t"])}})
+        );
+    }
+
+    #[test]
+    fn retained_keys_push_out_the_others() {
+        let object = json!({"spec": {"strategy": {"type": "RollingUpdate",
+            "rollingUpdate": {"maxSurge": 1}}}});
+        let patch = json!({"spec": {"strategy": {"$retainKeys": ["type"], "type": "Recreate"}}});
+        assert_eq!(
+            merged("Deployment", object.clone(), &patch),
+            json!({"spec": {"strategy": {"type": "Recreate"}}})
+        );
+        let patch = json!({"spec": {"strategy": {"$retainKeys": ["type"], "other": 1}}});
+        assert!(merge("Deployment", &mut object.clone(), &patch).is_err());
+    }
+
+    #[test]
+    fn null_removes_and_broken_patches_are_refused() {
+        assert_eq!(
+            merged("Node", json!({"a": 1, "b": 2}), &json!({"a": null})),
             json!({"b": 2})
         );
-        assert!(merge(&mut json!({}), &json!({"taints": [{"effect": "x"}]})).is_err());
-        assert!(merge(&mut json!({}), &json!([])).is_err());
+        for patch in [
+            json!([]),
+            json!({"spec": {"containers": [{"image": "x"}]}}),
+            json!({"spec": {"containers": ["x"]}}),
+            json!({"spec": {"$patch": "twist"}}),
+            json!({"spec": {"$patch": 1}}),
+        ] {
+            assert!(merge("Pod", &mut json!({}), &patch).is_err(), "{patch}");
+        }
     }
 }

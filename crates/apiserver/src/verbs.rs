@@ -5,12 +5,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
+use crate::auth::Identity;
 use crate::delete::{DeleteOptions, Deletion, parse_propagation, success};
 use crate::error::ApiError;
 use crate::patch::Patch;
 use crate::path::{Head, ListOptions, Query, Target, View};
-use crate::read::{metadata_only, render, selected};
+use crate::read::{render, render_value, selected};
 use crate::resources::Resource;
+use crate::scale::ScaleChange;
 use crate::server::Shared;
 use crate::store::{Store, key_of};
 use crate::watch::{Watch, WatchRequest};
@@ -23,11 +25,17 @@ pub(crate) struct Call {
     pub(crate) query: Query,
     pub(crate) head: Head,
     pub(crate) body: Bytes,
+    /// Who calls.
+    pub(crate) identity: Arc<Identity>,
 }
 
 /// An answer before it becomes HTTP.
 pub(crate) enum Reply {
     Json(u16, Bytes),
+    /// JSON of a content type of its own.
+    Typed(&'static str, Bytes),
+    /// The outcome of a write, with warnings.
+    Warned(u16, Bytes, Vec<String>),
     Text(u16, &'static str),
     Pieces(Vec<Bytes>),
     Watch(Box<Watch>),
@@ -43,10 +51,10 @@ const NO_PAGE: Reply = Reply::Text(404, "404 page not found\n");
 
 /// Handles a request for a resource.
 pub(crate) fn dispatch(shared: &Arc<Shared>, call: &Call) -> Result<Reply, ApiError> {
-    let view = call.head.view.ok_or_else(ApiError::not_acceptable)?;
+    let view = call.head.view(&call.query)?;
     let target = &call.target;
-    if target.group == "authorization.k8s.io" {
-        return access_review(call);
+    if let Some(answer) = shared.review(call) {
+        return answer.map(|review| Reply::Json(201, to_bytes(&review)));
     }
     let now = shared.now();
     let mut store = shared.lock();
@@ -63,6 +71,8 @@ pub(crate) fn dispatch(shared: &Arc<Shared>, call: &Call) -> Result<Reply, ApiEr
         "" => true,
         "status" => resource.has_status,
         "eviction" => &*resource.id == "pods" && call.verb == "create",
+        "scale" => resource.scale.is_some(),
+        "attach" | "exec" | "log" | "portforward" | "proxy" => &*resource.id == "pods",
         _ => false,
     };
     let placed = match &target.namespace {
@@ -78,22 +88,11 @@ pub(crate) fn dispatch(shared: &Arc<Shared>, call: &Call) -> Result<Reply, ApiEr
         call,
         view,
     };
-    handler.handle(&mut store)
-}
-
-/// Everybody may do everything here.
-fn access_review(call: &Call) -> Result<Reply, ApiError> {
-    if call.verb != "create" {
-        return Err(ApiError::method_not_allowed());
+    let reply = handler.handle(&mut store)?;
+    if !matches!(call.verb, "get" | "list" | "watch") {
+        shared.written(&mut store, target);
     }
-    let mut review = read_json(&call.body)?;
-    if !review.is_object() {
-        return Err(ApiError::bad_request(
-            "the request body is not a JSON object",
-        ));
-    }
-    review["status"] = json!({"allowed": true});
-    Ok(Reply::Json(201, to_bytes(&review)))
+    Ok(reply)
 }
 
 fn read_json(body: &Bytes) -> Result<Value, ApiError> {
@@ -117,7 +116,15 @@ struct Handler<'a> {
 
 impl Handler<'_> {
     fn handle(&self, store: &mut Store) -> Result<Reply, ApiError> {
-        let on_object = !self.call.target.subresource.is_empty();
+        let subresource = self.call.target.subresource.as_str();
+        let on_object = !subresource.is_empty();
+        match subresource {
+            "attach" | "exec" | "log" | "portforward" | "proxy" => {
+                return Err(self.no_host(store));
+            }
+            "scale" => return self.scale(store),
+            _ => {}
+        }
         match self.call.verb {
             "get" => self.get(store),
             "list" | "watch" => self.list(store),
@@ -129,6 +136,45 @@ impl Handler<'_> {
             "deletecollection" => self.delete_collection(store),
             _ => Err(ApiError::method_not_allowed()),
         }
+    }
+
+    /// Containers do not run, so there is nobody to ask about them.
+    fn no_host(&self, store: &Store) -> ApiError {
+        if let Err(error) = store.read(self.resource, self.namespace(), self.name()) {
+            return error;
+        }
+        let what = match self.call.target.subresource.as_str() {
+            "log" => "there are no logs",
+            "portforward" | "proxy" => "no port can be reached",
+            _ => "no command can run",
+        };
+        ApiError::new(
+            501,
+            "NotImplemented",
+            format!("the hosts of this cluster are simulated and run no containers: {what}"),
+        )
+    }
+
+    fn scale(&self, store: &mut Store) -> Result<Reply, ApiError> {
+        let call = self.call;
+        if call.verb == "get" {
+            let scale = store.scale(self.resource, self.namespace(), self.name())?;
+            return Ok(Reply::Json(200, to_bytes(&scale)));
+        }
+        let change = match call.verb {
+            "update" => {
+                check_json(&call.head.content_type)?;
+                ScaleChange::Put(read_json(&call.body)?)
+            }
+            "patch" => {
+                let kind = &call.head.content_type;
+                ScaleChange::Patch(Patch::read(kind, &call.body, self.resource)?)
+            }
+            _ => return Err(ApiError::method_not_allowed()),
+        };
+        let options = call.query.write_options(&call.head.user_agent)?;
+        let written = store.set_scale(self.resource, &self.key(), change, &options)?;
+        Ok(Reply::Warned(200, written.bytes, written.warnings))
     }
 
     fn namespace(&self) -> &str {
@@ -164,7 +210,7 @@ impl Handler<'_> {
         };
         Ok(Reply::Json(
             200,
-            render(&entry, &resource.api_version(), self.view),
+            render(&entry, resource, self.view, store.now),
         ))
     }
 
@@ -198,13 +244,15 @@ impl Handler<'_> {
         Ok(Reply::Pieces(answer.pieces))
     }
 
-    fn written(&self, written: Written) -> Result<Reply, ApiError> {
+    fn written(&self, store: &Store, written: Written) -> Result<Reply, ApiError> {
         let code = if written.created { 201 } else { 200 };
-        if self.view == View::Full {
-            return Ok(Reply::Json(code, written.bytes));
-        }
-        let value = read_json(&written.bytes)?;
-        Ok(Reply::Json(code, to_bytes(&metadata_only(&value))))
+        let bytes = if self.view == View::Full {
+            written.bytes
+        } else {
+            let value = read_json(&written.bytes)?;
+            render_value(&value, self.resource, self.view, store.now)
+        };
+        Ok(Reply::Warned(code, bytes, written.warnings))
     }
 
     fn create(&self, store: &mut Store) -> Result<Reply, ApiError> {
@@ -215,7 +263,7 @@ impl Handler<'_> {
         let options = self.call.query.write_options(&self.call.head.user_agent)?;
         let body = read_json(&self.call.body)?;
         let written = store.create(self.resource, self.namespace(), body, &options)?;
-        self.written(written)
+        self.written(store, written)
     }
 
     fn update(&self, store: &mut Store) -> Result<Reply, ApiError> {
@@ -224,7 +272,7 @@ impl Handler<'_> {
         let body = read_json(&self.call.body)?;
         let subresource = &self.call.target.subresource;
         let written = store.update(self.resource, &self.key(), body, subresource, &options)?;
-        self.written(written)
+        self.written(store, written)
     }
 
     fn patch(&self, store: &mut Store) -> Result<Reply, ApiError> {
@@ -250,7 +298,7 @@ impl Handler<'_> {
         }
         let subresource = &call.target.subresource;
         let written = store.patch(self.resource, &self.key(), patch, subresource, &options)?;
-        self.written(written)
+        self.written(store, written)
     }
 
     fn delete_options(&self) -> Result<DeleteOptions, ApiError> {

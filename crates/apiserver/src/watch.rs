@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::Stream;
+use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
@@ -13,7 +14,7 @@ use crate::error::{ApiError, required};
 use crate::history::{Change, ChangeKind};
 use crate::object::set_meta;
 use crate::path::{ListOptions, View};
-use crate::read::{check_fields, metadata_only, parse_version, selected, too_old};
+use crate::read::{check_fields, parse_version, selected, too_old};
 use crate::resources::Resource;
 use crate::server::Shared;
 use crate::store::{Store, namespace_of};
@@ -158,11 +159,10 @@ impl Watch {
     /// Frames of `ADDED` for what is there at the watch's position.
     fn send_initial(&mut self, store: &Store) -> Result<(), ApiError> {
         let table = store.table_at(&self.resource, self.position)?;
-        let version = self.resource.api_version();
         let mut bytes = Vec::new();
         let namespace = self.namespace.as_deref();
         for (_, entry) in selected(&self.resource, &table, namespace, &self.options) {
-            let object = crate::read::render(entry, &version, self.view);
+            let object = crate::read::render(entry, &self.resource, self.view, store.now);
             frame("ADDED", &object, &mut bytes);
             if bytes.len() >= FRAME_BYTES {
                 self.ready.push(Bytes::from(std::mem::take(&mut bytes)));
@@ -182,11 +182,12 @@ impl Watch {
         if initial_end {
             meta["annotations"] = json!({"k8s.io/initial-events-end": "true"});
         }
-        let (kind, version) = match self.view {
-            View::Full => (&*self.resource.kind, self.resource.api_version()),
-            View::Metadata => ("PartialObjectMetadata", "meta.k8s.io/v1".to_owned()),
+        let of = |kind: &str, version: &str| json!({"kind": kind, "apiVersion": version, "metadata": meta});
+        let object = match self.view {
+            View::Full => of(&self.resource.kind, &self.resource.api_version()),
+            View::Metadata => of("PartialObjectMetadata", "meta.k8s.io/v1"),
+            View::Table(_) => crate::table::of_none(&self.resource, &meta),
         };
-        let object = json!({"kind": kind, "apiVersion": version, "metadata": meta});
         let mut bytes = Vec::new();
         frame("BOOKMARK", &to_bytes(&object), &mut bytes);
         Bytes::from(bytes)
@@ -239,7 +240,7 @@ impl Watch {
         for change in changes {
             position = change.revision;
             if *change.resource == *self.resource.id {
-                self.write_event(change, &mut bytes);
+                self.write_event(change, store.now, &mut bytes);
             }
             if bytes.len() >= FRAME_BYTES {
                 break;
@@ -255,7 +256,7 @@ impl Watch {
 
     /// Writes a change as this watch sees it: objects that come into its selection are ADDED,
     /// those that leave it DELETED.
-    fn write_event(&self, change: &Change, into: &mut Vec<u8>) {
+    fn write_event(&self, change: &Change, now: Timestamp, into: &mut Vec<u8>) {
         let key = &change.key;
         if self
             .namespace
@@ -274,37 +275,30 @@ impl Watch {
         };
         let before = change.old.as_deref().is_some_and(selects);
         let after = change.kind != ChangeKind::Deleted && selects(&change.new);
-        let version = self.resource.api_version();
         let kind = match (before, after) {
             (true, true) => "MODIFIED",
             (false, true) => "ADDED",
             (false, false) => return,
             (true, false) => {
                 let object = if change.kind == ChangeKind::Deleted {
-                    crate::read::render(&change.new, &version, self.view)
+                    crate::read::render(&change.new, &self.resource, self.view, now)
                 } else {
-                    self.left_selection(change)
+                    self.left_selection(change, now)
                 };
                 frame("DELETED", &object, into);
                 return;
             }
         };
-        frame(
-            kind,
-            &crate::read::render(&change.new, &version, self.view),
-            into,
-        );
+        let object = crate::read::render(&change.new, &self.resource, self.view, now);
+        frame(kind, &object, into);
     }
 
     /// The old object with the revision of the write that took it out of the selection.
-    fn left_selection(&self, change: &Change) -> Bytes {
+    fn left_selection(&self, change: &Change, now: Timestamp) -> Bytes {
         let entry = change.old.as_deref().unwrap_or(&change.new);
         let mut value: Value = value_as(entry, &self.resource);
         set_meta(&mut value, "resourceVersion", change.revision.to_string());
-        match self.view {
-            View::Full => to_bytes(&value),
-            View::Metadata => to_bytes(&metadata_only(&value)),
-        }
+        crate::read::render_value(&value, &self.resource, self.view, now)
     }
 
     /// The frames of the watch until its time is over.

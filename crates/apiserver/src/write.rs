@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use crate::apply::{ApplyRequest, apply, track_update};
+use crate::apply::{ApplyRequest, apply, track_update, update_last_applied};
 use crate::builtin;
 use crate::error::{ApiError, cause, required};
 use crate::gc::NAMESPACES;
@@ -29,14 +29,33 @@ use crate::store::{Entry, Store, key_of, name_of, namespace_of, time_text};
 pub(crate) struct WriteOptions {
     pub(crate) dry_run: bool,
     pub(crate) manager: String,
-    pub(crate) strict: bool,
+    pub(crate) validation: FieldValidation,
     pub(crate) force: bool,
+}
+
+/// What happens to fields that a kind does not know; all but `Strict` drop them.
+///
+/// Built-in kinds are looked at only where a caller says `Warn` or `Strict`, as kubectl does: it
+/// takes their published schemas, which the simulations do without.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum FieldValidation {
+    /// Nothing is said: custom kinds warn.
+    #[default]
+    Unset,
+    /// They are dropped in silence.
+    Ignore,
+    /// They are dropped with a warning.
+    Warn,
+    /// They are refused.
+    Strict,
 }
 
 /// The object that a write leaves behind.
 pub(crate) struct Written {
     pub(crate) bytes: Bytes,
     pub(crate) created: bool,
+    /// What the caller should hear besides.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// The object of an entry, in the version that the request speaks.
@@ -59,19 +78,45 @@ pub(crate) fn bytes_as(entry: &Entry, api_version: &str) -> Bytes {
     to_bytes(&value)
 }
 
-/// Unknown fields are dropped, but a strict request wants to hear of them.
-fn refuse_unknown(removed: &[String], options: &WriteOptions) -> Result<(), ApiError> {
-    if !options.strict || removed.is_empty() {
-        return Ok(());
+/// Drops the fields that the kind does not know and returns a warning for each; a strict request
+/// is refused instead.
+fn drop_unknown(
+    resource: &Resource,
+    object: &mut Value,
+    options: &WriteOptions,
+) -> Result<Vec<String>, ApiError> {
+    use FieldValidation::{Ignore, Strict, Unset, Warn};
+    let mut unknown = resource.schema.prune(object);
+    let (kind, version) = (&resource.kind, &resource.version);
+    let refused = |why: String| {
+        let version = &**version;
+        ApiError::bad_request(format!(
+            "{kind} in version {version:?} cannot be handled as a {kind}: {why}"
+        ))
+    };
+    if !resource.custom && matches!(options.validation, Warn | Strict) {
+        let findings = crate::openapi::check(resource, object, true);
+        if let Some(why) = findings.mistyped {
+            return Err(refused(why));
+        }
+        unknown.extend(findings.unknown);
     }
-    let list: Vec<String> = removed
+    let list: Vec<String> = unknown
         .iter()
         .map(|path| format!("unknown field {path:?}"))
         .collect();
-    Err(ApiError::bad_request(format!(
-        "strict decoding error: {}",
-        list.join(", ")
-    )))
+    match options.validation {
+        Strict if !list.is_empty() => {
+            let why = format!("strict decoding error: {}", list.join(", "));
+            Err(if resource.custom {
+                ApiError::bad_request(why)
+            } else {
+                refused(why)
+            })
+        }
+        Unset | Warn => Ok(list),
+        Ignore | Strict => Ok(Vec::new()),
+    }
 }
 
 pub(crate) fn to_bytes(value: &Value) -> Bytes {
@@ -165,7 +210,8 @@ impl Store {
             builtin::prepare_create(resource, &mut new, self.now);
         }
         let mut causes: Vec<Cause> = check_name(resource.name_rule, &name).into_iter().collect();
-        causes.extend(Self::admit(resource, &mut new, None, options)?);
+        let (faults, warnings) = self.admit(resource, &mut new, None, options)?;
+        causes.extend(faults);
         if !causes.is_empty() {
             return Err(ApiError::invalid(resource, &name, &causes));
         }
@@ -188,6 +234,7 @@ impl Store {
             return Ok(Written {
                 bytes: to_bytes(&new),
                 created: true,
+                warnings,
             });
         }
         new["apiVersion"] = json!(resource.storage_api_version());
@@ -196,30 +243,35 @@ impl Store {
         Ok(Written {
             bytes: bytes_as(&entry, &resource.api_version()),
             created: true,
+            warnings,
         })
     }
 
-    /// Prunes, defaults and validates; the faults come back, a strict request's unknown fields
-    /// are an error at once.
+    /// Prunes, defaults and validates; faults and warnings come back, a strict request's unknown
+    /// fields are an error at once.
     fn admit(
+        &self,
         resource: &Resource,
         new: &mut Value,
         old: Option<&Value>,
         options: &WriteOptions,
-    ) -> Result<Vec<Cause>, ApiError> {
+    ) -> Result<(Vec<Cause>, Vec<String>), ApiError> {
         if depth(new) > MOST_DEPTH {
             return Err(ApiError::bad_request(format!(
                 "the object is nested more than {MOST_DEPTH} levels deep"
             )));
         }
-        refuse_unknown(&resource.schema.prune(new), options)?;
+        let warnings = drop_unknown(resource, new, options)?;
         resource.schema.default(new);
+        if let Some(webhook) = self.webhook.as_ref().filter(|_| resource.custom) {
+            webhook(new);
+        }
         let mut causes = check_meta(new);
         causes.extend(resource.schema.validate(new, old));
         if !resource.custom {
             causes.extend(builtin::validate(resource, new, old));
         }
-        Ok(causes)
+        Ok((causes, warnings))
     }
 
     /// Replaces an object, or its status.
@@ -314,7 +366,7 @@ impl Store {
                 "the applied configuration is nested too deep",
             ));
         }
-        refuse_unknown(&resource.schema.prune(&mut config), options)?;
+        let mut warnings = drop_unknown(resource, &mut config, options)?;
         if entry.is_none() {
             if !subresource.is_empty() {
                 return Err(ApiError::not_found(resource, name));
@@ -322,7 +374,7 @@ impl Store {
             self.check_home(resource, namespace_of(key), name)?;
         }
         let live = entry.map(|entry| value_as(entry, resource));
-        let merged = apply(ApplyRequest {
+        let mut merged = apply(ApplyRequest {
             live: live.as_ref(),
             config: &config,
             manager: &options.manager,
@@ -333,15 +385,19 @@ impl Store {
             schema: &resource.schema,
         })
         .map_err(|error| apply_error(resource, name, error))?;
-        match live {
+        update_last_applied(&options.manager, &config, &mut merged);
+        let mut written = match live {
             None => {
                 let namespace = namespace_of(key).to_owned();
-                self.finish_create(resource, &namespace, merged, options, true)
+                self.finish_create(resource, &namespace, merged, options, true)?
             }
             Some(old) => {
-                self.finish_update(resource, key, &old, merged, subresource, options, true)
+                self.finish_update(resource, key, &old, merged, subresource, options, true)?
             }
-        }
+        };
+        warnings.append(&mut written.warnings);
+        written.warnings = warnings;
+        Ok(written)
     }
 
     #[expect(
@@ -367,7 +423,8 @@ impl Store {
             builtin::prepare_update(resource, old, &mut new, self.now);
         }
         causes.extend(new_finalizers(old, &new));
-        causes.extend(Self::admit(resource, &mut new, Some(old), options)?);
+        let (faults, warnings) = self.admit(resource, &mut new, Some(old), options)?;
+        causes.extend(faults);
         if !causes.is_empty() {
             return Err(ApiError::invalid(resource, name, &causes));
         }
@@ -392,6 +449,7 @@ impl Store {
             return Ok(Written {
                 bytes: to_bytes(old),
                 created: false,
+                warnings,
             });
         }
         if options.dry_run {
@@ -403,6 +461,7 @@ impl Store {
             return Ok(Written {
                 bytes: to_bytes(&new),
                 created: false,
+                warnings,
             });
         }
         new["apiVersion"] = json!(resource.storage_api_version());
@@ -416,6 +475,7 @@ impl Store {
         Ok(Written {
             bytes: bytes_as(&entry, &version),
             created: false,
+            warnings,
         })
     }
 }

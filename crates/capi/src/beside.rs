@@ -4,6 +4,7 @@ use std::fmt::Debug;
 
 use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease};
 use kube::{Api, Client, Resource, ResourceExt as _, api::ListParams};
+use refit_api::keys;
 use refit_kube::{ObjectKey, apply::is_not_found};
 use serde::de::DeserializeOwned;
 
@@ -52,6 +53,8 @@ where
         Err(error) if is_not_found(&error) => return Ok(None),
         Err(error) => return Err(error),
     };
-    let found = list.items.iter().find(|object| matches(&object.name_any()));
+    let found = list.items.iter().find(|object| {
+        matches(&object.name_any()) && !object.annotations().contains_key(keys::STAND_IN)
+    });
     Ok(found.map(|object| ObjectKey::of(object).to_string()))
 }

@@ -84,6 +84,12 @@ pub(crate) fn merged(
     serde_json::to_value(&list).expect("conditions are plain texts and numbers")
 }
 
+/// An object's conditions without those of a type, as JSON for a status patch.
+pub(crate) fn without(existing: &[Condition], type_: &str) -> Value {
+    let list: Vec<&Condition> = existing.iter().filter(|one| one.type_ != type_).collect();
+    serde_json::to_value(&list).expect("conditions are plain texts and numbers")
+}
+
 /// Text of several findings, one line each, as Cluster API writes them.
 pub(crate) fn lines<T: AsRef<str>>(findings: impl IntoIterator<Item = T>) -> String {
     let lines: Vec<String> = findings

@@ -12,7 +12,7 @@ use kube::{Client, Resource, ResourceExt as _, discovery::ApiResource};
 use refit_api::{
     capi::{
         Cluster, ContractRef, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment,
-        MachineSet,
+        MachineHealthCheck, MachineSet,
     },
     keys,
 };
@@ -40,6 +40,7 @@ pub(crate) struct Queues {
     pub(crate) control_planes: Queue<ObjectKey>,
     pub(crate) machines: Queue<ObjectKey>,
     pub(crate) extensions: Queue<ObjectKey>,
+    pub(crate) health_checks: Queue<ObjectKey>,
 }
 
 /// What all controllers of one process share.
@@ -55,6 +56,7 @@ pub(crate) struct Context {
     pub(crate) machines: Cache<Machine>,
     pub(crate) control_planes: Cache<KubeadmControlPlane>,
     pub(crate) extensions: Cache<ExtensionConfig>,
+    pub(crate) health_checks: Cache<MachineHealthCheck>,
     pub(crate) namespaces: Cache<Namespace>,
     pub(crate) queues: Queues,
     /// Infrastructure machines and bootstrap configs by group and kind, watched once needed.
@@ -98,6 +100,7 @@ impl Context {
             machines: cache(),
             control_planes: cache(),
             extensions: cache(),
+            health_checks: cache(),
             namespaces: cache(),
             queues: Queues::default(),
             providers: Mutex::default(),

@@ -5,9 +5,11 @@ use serde_json::{Map, Value, json};
 
 /// How long a Node's deletion may take where nobody says otherwise, in seconds.
 const NODE_DELETION_TIMEOUT_SECONDS: i64 = 10;
+/// How long a Machine may be without a Node where its MachineHealthCheck does not say, in seconds.
+const NODE_STARTUP_TIMEOUT_SECONDS: i64 = 600;
 
 /// Fills in what Cluster API's webhooks would: `Cluster`, `MachineDeployment`, `MachineSet`,
-/// `Machine`, `KubeadmControlPlane` and `ExtensionConfig`. Other kinds, and fields that are set,
+/// `Machine`, `MachineHealthCheck`, `KubeadmControlPlane` and `ExtensionConfig`. Other kinds, and fields that are set,
 /// stay as they are.
 ///
 /// ```
@@ -30,6 +32,7 @@ pub fn default_object(object: &mut Value) {
         (capi::CORE_GROUP, "MachineDeployment") => machine_deployment(object),
         (capi::CORE_GROUP, "MachineSet") => machine_set(object),
         (capi::CORE_GROUP, "Machine") => machine(object),
+        (capi::CORE_GROUP, "MachineHealthCheck") => machine_health_check(object),
         (capi::CONTROL_PLANE_GROUP, "KubeadmControlPlane") => control_plane(object),
         ("runtime.cluster.x-k8s.io", "ExtensionConfig") => extension_config(object),
         _ => {}
@@ -151,6 +154,22 @@ fn machine(object: &mut Value) {
         json!(NODE_DELETION_TIMEOUT_SECONDS),
     );
     version(object, &["spec"]);
+}
+
+fn machine_health_check(object: &mut Value) {
+    let (_, cluster) = name_and_cluster(object);
+    set(
+        object,
+        &["metadata", "labels"],
+        keys::CLUSTER_NAME,
+        json!(cluster),
+    );
+    set(
+        object,
+        &["spec", "checks"],
+        "nodeStartupTimeoutSeconds",
+        json!(NODE_STARTUP_TIMEOUT_SECONDS),
+    );
 }
 
 fn control_plane(object: &mut Value) {

@@ -1,6 +1,7 @@
 //! Cluster API's own side of in-place updates, where no Cluster API runs.
 //!
-//! MachineDeployment, MachineSet, KubeadmControlPlane, Machine and ExtensionConfig controllers with
+//! MachineDeployment, MachineSet, KubeadmControlPlane, Machine, MachineHealthCheck and
+//! ExtensionConfig controllers with
 //! the annotations, conditions and order of Cluster API v1.12 to v1.14 (`spec/capi.md` 1 to 4). They
 //! stand in for it in the sandbox, in simulation and in tests, and refuse to start beside it.
 //!
@@ -10,6 +11,7 @@
 //! | `machine_set` | which Machines there should be; both sides of a move |
 //! | `control_plane` | control plane machines, one at a time |
 //! | `machine` | one Machine: what its providers and its Node say, its update, its end |
+//! | `health_check` | which Machines are unhealthy; their owners remediate them |
 //! | `extension`, `hooks` | runtime extensions: discovery and calls |
 //! | [`defaults`] | what Cluster API's webhooks fill in |
 //!
@@ -35,6 +37,7 @@ mod control_plane;
 pub mod defaults;
 mod error;
 mod extension;
+mod health_check;
 mod hooks;
 mod intent;
 mod live;
@@ -42,6 +45,7 @@ mod machine;
 mod machine_deployment;
 mod machine_set;
 mod names;
+mod remediation;
 mod run;
 mod snapshot;
 mod templates;

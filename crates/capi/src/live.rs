@@ -1,11 +1,12 @@
 //! An object as the API server has it: typed where we read it, whole where we write it.
 
-use std::{borrow::Cow, fmt::Debug, ops::Deref};
+use std::{borrow::Cow, fmt::Debug, ops::Deref, sync::Arc};
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Secret};
 use kube::{Resource, api::ObjectMeta, core::DynamicResourceScope, discovery::ApiResource};
 use refit_api::capi::{
-    Cluster, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment, MachineSet,
+    Cluster, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment, MachineHealthCheck,
+    MachineSet,
 };
 use serde::{Deserialize, Deserializer, de::DeserializeOwned, de::Error as _};
 use serde_json::Value;
@@ -47,6 +48,7 @@ typed! {
     KubeadmControlPlane: true,
     Machine: false,
     MachineDeployment: true,
+    MachineHealthCheck: false,
     MachineSet: false,
     Namespace: false,
     Node: false,
@@ -65,11 +67,11 @@ pub(crate) struct Bare {
 /// An object as the API server has it.
 ///
 /// A typed struct loses the fields that it does not know, and what we apply has to carry them: a
-/// MachineSet's template, for one. So the JSON stays beside it.
+/// MachineSet's template, for one. So the JSON stays beside it. A clone shares both.
 #[derive(Clone, Debug)]
 pub(crate) struct Live<K> {
-    typed: K,
-    json: Value,
+    typed: Arc<K>,
+    json: Arc<Value>,
 }
 
 impl<K: Typed> Live<K> {
@@ -82,7 +84,10 @@ impl<K: Typed> Live<K> {
         } else {
             K::deserialize(&json)?
         };
-        Ok(Self { typed, json })
+        Ok(Self {
+            typed: Arc::new(typed),
+            json: Arc::new(json),
+        })
     }
 
     /// The whole object.
@@ -157,7 +162,7 @@ impl<K: Typed> Resource for Live<K> {
     }
 
     fn meta_mut(&mut self) -> &mut ObjectMeta {
-        self.typed.metadata_mut()
+        Arc::make_mut(&mut self.typed).metadata_mut()
     }
 }
 

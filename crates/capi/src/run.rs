@@ -3,7 +3,11 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use futures::{StreamExt as _, future::join_all, stream::FuturesUnordered};
+use futures::{
+    StreamExt as _,
+    future::{BoxFuture, join_all},
+    stream::FuturesUnordered,
+};
 use refit_kube::{
     Clock, ObjectKey,
     client::ClientStack,
@@ -16,7 +20,7 @@ use crate::{
     context::{Context, Task},
     control_plane,
     error::Error,
-    extension, machine, machine_deployment, machine_set, wiring,
+    extension, health_check, machine, machine_deployment, machine_set, wiring,
 };
 
 /// How many Machines are worked on at once; they are independent of each other.
@@ -39,7 +43,13 @@ pub struct CapiOptions {
 ///
 /// It returns early only if it cannot start: the management cluster does not answer, or the real
 /// Cluster API is there ([`crate::RealClusterApi`]).
-pub async fn run(options: CapiOptions) -> anyhow::Result<()> {
+///
+/// Boxed, so that all of it is compiled here and not in whatever crate awaits it.
+pub fn run(options: CapiOptions) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(process(options))
+}
+
+async fn process(options: CapiOptions) -> anyhow::Result<()> {
     let CapiOptions {
         stack,
         config,
@@ -72,6 +82,7 @@ async fn controllers(context: Arc<Context>) {
     context.machines.ready().await;
     context.control_planes.ready().await;
     context.extensions.ready().await;
+    context.health_checks.ready().await;
     context.namespaces.ready().await;
     let queues = &context.queues;
     let works: Vec<Task> = vec![
@@ -81,6 +92,13 @@ async fn controllers(context: Arc<Context>) {
             &queues.extensions,
             1,
             |c, k| Box::pin(async move { extension::reconcile(&c, &k).await }),
+        ),
+        work(
+            &context,
+            "machinehealthcheck",
+            &queues.health_checks,
+            1,
+            |c, k| Box::pin(async move { health_check::reconcile(&c, &k).await }),
         ),
         work(
             &context,

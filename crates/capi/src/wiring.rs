@@ -5,7 +5,10 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{ResourceExt as _, discovery::ApiResource, runtime::watcher};
 use refit_api::{
-    capi::{Cluster, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment, MachineSet},
+    capi::{
+        Cluster, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment,
+        MachineHealthCheck, MachineSet,
+    },
     keys,
 };
 use refit_kube::{ObjectKey, store::everything};
@@ -13,6 +16,7 @@ use refit_kube::{ObjectKey, store::everything};
 use crate::{
     cache::{Cache, Change, watch},
     context::{Context, Task, controller_of, lock, namespace_of},
+    health_check,
     live::{Bare, Live, Typed},
 };
 
@@ -25,6 +29,7 @@ pub(crate) fn watches(context: &Arc<Context>) -> Vec<Task> {
         whole(context, &context.machines, machine_changed),
         whole(context, &context.control_planes, control_plane_changed),
         whole(context, &context.extensions, extension_changed),
+        whole(context, &context.health_checks, health_check_changed),
         whole(context, &context.namespaces, |_, _| {}),
     ]
 }
@@ -99,9 +104,29 @@ fn cluster_changed(context: &Context, change: &Change<Cluster>) {
             context.queues.machines.add(key);
         }
     }
+    checks_look(context, &namespace, |check| check.spec.cluster_name == name);
     if let Some(reference) = &cluster.spec.control_plane_ref {
         let key = ObjectKey::new(namespace, &reference.name);
         context.queues.control_planes.add(key);
+    }
+}
+
+fn health_check_changed(context: &Context, change: &Change<MachineHealthCheck>) {
+    let key = ObjectKey::of(change.object());
+    context.queues.health_checks.add(key);
+}
+
+/// Wakes the MachineHealthChecks of a namespace that `concerned` picks.
+pub(crate) fn checks_look(
+    context: &Context,
+    namespace: &str,
+    concerned: impl Fn(&Live<MachineHealthCheck>) -> bool,
+) {
+    for check in context.health_checks.list_in(namespace) {
+        if concerned(&check) {
+            let key = ObjectKey::of(check.as_ref());
+            context.queues.health_checks.add(key);
+        }
     }
 }
 
@@ -146,6 +171,11 @@ fn machine_changed(context: &Context, change: &Change<Machine>) {
         let key = ObjectKey::new(namespace_of(machine), deployment);
         context.queues.deployments.add(key);
     }
+    for machine in change.before.iter().chain(&change.now) {
+        checks_look(context, &namespace_of(machine), |check| {
+            health_check::concerns(check, machine)
+        });
+    }
     context.queues.machines.add(ObjectKey::of(machine));
 }
 
@@ -157,7 +187,13 @@ fn owner_looks(context: &Context, machine: &Live<Machine>) {
             let key = ObjectKey::new(namespace, name);
             context.queues.control_planes.add(key);
         }
-        _ => {}
+        Some(_) => {}
+        // Some MachineSet may adopt it.
+        None => {
+            for set in context.sets.list_in(&namespace) {
+                context.queues.sets.add(ObjectKey::of(set.as_ref()));
+            }
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use crate::{
     context::{Context, lock, namespace_of},
     error::Error,
     live::{Live, Typed},
+    wiring,
 };
 
 /// Namespace of the static pods.
@@ -157,6 +158,9 @@ fn node_changed(context: &Context, cluster: &ObjectKey, node: &Live<Node>) {
             context.queues.machines.add(ObjectKey::of(machine.as_ref()));
         }
     }
+    wiring::checks_look(context, &cluster.namespace, |check| {
+        check.spec.cluster_name == cluster.name
+    });
     control_plane_changed(context, cluster);
 }
 
@@ -170,9 +174,19 @@ fn node_matters(change: &Change<Node>) -> bool {
             node.is_deleting(),
             info.map(|info| (info.kubelet_version.clone(), info.boot_id.clone())),
             ready_condition(node),
+            statuses(node),
         )
     }
     differs(change, parts)
+}
+
+/// Types and statuses of a Node's conditions: a MachineHealthCheck may ask for any.
+fn statuses(node: &Node) -> Vec<(String, String)> {
+    let status = node.status.as_ref();
+    let list = status.and_then(|status| status.conditions.as_ref());
+    let list = list.into_iter().flatten();
+    list.map(|one| (one.type_.clone(), one.status.clone()))
+        .collect()
 }
 
 /// Status, reason and message of a Node's Ready condition.

@@ -1,5 +1,7 @@
 //! The controllers against an API server, a fake environment and a fake extension.
 
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
 mod common;
 
 use std::sync::{Arc, atomic::Ordering};

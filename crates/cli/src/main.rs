@@ -2,11 +2,28 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use refit_sandbox::manifests::LoadError;
 
+mod abort;
+mod client;
 mod demo;
+mod doctor;
+mod exit;
+mod global;
+mod install;
+mod plan;
 mod printer;
+mod progress;
+mod reach;
+mod reference;
+mod retry;
+mod sandbox;
+mod target;
+mod upgrade;
+mod watch;
+
+use global::GlobalArgs;
 
 /// Upgrades Kubernetes machines where they stand.
 ///
@@ -16,32 +33,83 @@ mod printer;
 struct Args {
     #[command(subcommand)]
     command: Command,
-    /// Tell more about what goes on, on stderr (-v: info, -vv: debug). REFIT_LOG sets filters.
-    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
-    verbose: u8,
+    #[command(flatten)]
+    global: GlobalArgs,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Say what a change will do to the machines, before it is made.
+    Plan(plan::Args),
+    /// Ask a control plane, a group of workers or a whole cluster for a Kubernetes version.
+    Upgrade(upgrade::Args),
+    /// Show how far updates are, until they are done.
+    Watch(watch::Args),
+    /// Ask updates that are under way to stop.
+    Abort(abort::Args),
+    /// Try again where an update failed for good or was aborted.
+    Retry(retry::Args),
+    /// Say whether an installation is sound, and what to do where it is not.
+    Doctor(doctor::Args),
     /// Upgrade a simulated cluster in place and show that every machine was kept.
     Demo(demo::Args),
+    /// Print what a cluster needs, or apply it.
+    Install(install::Args),
+    /// Run a simulated fleet that stays up and answers kubectl.
+    Sandbox(sandbox::Args),
+    /// Write completions for a shell to stdout.
+    Completions(reference::Completions),
+    /// Write man pages.
+    Man(reference::Man),
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    init_logs(args.verbose);
+    let args = match Args::from_arg_matches(&command(global::program()).get_matches()) {
+        Ok(args) => args,
+        Err(error) => error.exit(),
+    };
+    init_logs(args.global.verbose);
     refit_kube::tls::install_provider();
-    let outcome = match args.command {
-        Command::Demo(args) => demo::run(&args),
+    let global = &args.global;
+    let outcome = match &args.command {
+        Command::Plan(args) => plan::run(args, global),
+        Command::Upgrade(args) => upgrade::run(args, global),
+        Command::Watch(args) => watch::run(args, global),
+        Command::Abort(args) => abort::run(args, global),
+        Command::Retry(args) => retry::run(args, global),
+        Command::Doctor(args) => doctor::run(args, global),
+        Command::Demo(args) => demo::run(args, global),
+        Command::Install(args) => install::run(args, global),
+        Command::Sandbox(args) => sandbox::run(args, global),
+        Command::Completions(args) => reference::completions(args),
+        Command::Man(args) => reference::man(args, global),
     };
     match outcome {
         Ok(code) => code,
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if exit::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             complain(&error);
-            ExitCode::FAILURE
+            exit::code_of(&error)
         }
     }
+}
+
+/// The command line, as somebody sees it who calls it by this name.
+fn command(program: &str) -> clap::Command {
+    let command = Args::command();
+    if program == global::PROGRAM {
+        return command;
+    }
+    let rename = move |command: clap::Command| match command.get_after_help() {
+        Some(text) => {
+            let text = text
+                .to_string()
+                .replace("\n  refit ", &format!("\n  {program} "));
+            command.after_help(text)
+        }
+        None => command,
+    };
+    command.bin_name(program).mut_subcommands(rename)
 }
 
 /// Says what went wrong. Problems of manifests stand on lines of their own, as a compiler's do.
@@ -74,20 +142,22 @@ fn init_logs(verbose: u8) {
         .init();
 }
 
-/// Whether whoever read our output went away, as `head` does.
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error
-        .chain()
-        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
-        .any(|io| io.kind() == std::io::ErrorKind::BrokenPipe)
-}
-
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
+    use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
-        super::Args::command().debug_assert();
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn called_as_a_plugin_of_kubectl_usage_and_examples_say_so() {
+        let mut command = command(global::PLUGIN);
+        command.build();
+        let demo = command.find_subcommand_mut("demo").unwrap();
+        let help = demo.render_help().to_string();
+        assert!(help.contains("Usage: kubectl refit demo"), "{help}");
+        assert!(help.contains("\n  kubectl refit demo\n"), "{help}");
     }
 }

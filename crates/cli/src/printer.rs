@@ -4,6 +4,8 @@ use std::io::{self, IsTerminal as _, Write as _};
 
 use indicatif::ProgressDrawTarget;
 
+use crate::global::GlobalArgs;
+
 /// Output format of a result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
@@ -16,23 +18,30 @@ pub(crate) enum Format {
 
 /// Decides where results and progress go, and how they look.
 #[derive(Clone, Copy, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a fact of its own about streams and flags"
+)]
 pub(crate) struct Printer {
     format: Format,
     stdout_is_terminal: bool,
     stderr_is_terminal: bool,
     colour: bool,
+    quiet: bool,
 }
 
 impl Printer {
-    /// Looks at the process's own streams and at `NO_COLOR`.
-    pub(crate) fn of_process(format: Format) -> Self {
+    /// Looks at the process's own streams, its flags, `NO_COLOR` and `TERM`.
+    pub(crate) fn new(format: Format, global: &GlobalArgs) -> Self {
         let stdout_is_terminal = io::stdout().is_terminal();
         let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         Self {
             format,
             stdout_is_terminal,
-            stderr_is_terminal: io::stderr().is_terminal(),
-            colour: stdout_is_terminal && !no_colour,
+            stderr_is_terminal: io::stderr().is_terminal() && !dumb,
+            colour: stdout_is_terminal && !no_colour && !dumb && !global.no_color,
+            quiet: global.quiet,
         }
     }
 
@@ -43,7 +52,13 @@ impl Printer {
 
     /// Whether progress is shown as bars that redraw themselves.
     pub(crate) fn shows_bars(self) -> bool {
-        self.stderr_is_terminal && (self.is_json() || self.stdout_is_terminal)
+        !self.quiet && self.stderr_is_terminal && (self.is_json() || self.stdout_is_terminal)
+    }
+
+    /// How many columns the terminal has on which bars are drawn.
+    pub(crate) fn columns(self) -> Option<u16> {
+        let (_, columns) = console::Term::stderr().size_checked()?;
+        self.shows_bars().then_some(columns)
     }
 
     /// Where bars are drawn.
@@ -61,9 +76,12 @@ impl Printer {
         writeln!(io::stdout().lock(), "{line}")
     }
 
-    /// Writes a line that tells what goes on: stdout for people, stderr where stdout is JSON.
+    /// Writes a line that tells what goes on: stdout for people, stderr where stdout is JSON,
+    /// nothing with `--quiet`.
     pub(crate) fn note(self, line: &str) -> io::Result<()> {
-        if self.is_json() {
+        if self.quiet {
+            Ok(())
+        } else if self.is_json() {
             writeln!(io::stderr().lock(), "{line}")
         } else {
             writeln!(io::stdout().lock(), "{line}")

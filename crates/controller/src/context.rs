@@ -1,6 +1,9 @@
 //! What every controller and hook of the process shares.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use kube::Client;
 use refit_api::{
@@ -9,8 +12,8 @@ use refit_api::{
 };
 use refit_core::safeguards::Safeguards;
 use refit_kube::{
-    Clock, ObjectKey, Store, client::ClientStack, events::Recorder, queue::Queue,
-    workload::Workloads,
+    Clock, ObjectKey, Store, client::ClientStack, events::Recorder, lease::Leadership,
+    queue::Queue, workload::Workloads,
 };
 
 use crate::{Settings, metrics::Metrics, workload_watch::WorkloadIndex};
@@ -25,7 +28,7 @@ pub(crate) struct Context {
     /// Clients of workload clusters.
     pub(crate) workloads: Workloads,
     /// What is watched in workload clusters.
-    pub(crate) workload_index: WorkloadIndex,
+    pub(crate) workload_index: Arc<WorkloadIndex>,
     /// Writes events.
     pub(crate) recorder: Recorder,
     /// What the watches of the management cluster saw.
@@ -38,6 +41,10 @@ pub(crate) struct Context {
     pub(crate) settings: Settings,
     /// Counters.
     pub(crate) metrics: Arc<Metrics>,
+    /// Whether this process does the leader's work.
+    pub(crate) leadership: Leadership,
+    /// The process is about to end.
+    ending: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for Context {
@@ -59,7 +66,7 @@ impl Context {
     ) -> Self {
         Self {
             workloads: Workloads::new(client.clone(), stack, clock),
-            workload_index: WorkloadIndex::default(),
+            workload_index: Arc::default(),
             recorder: Recorder::new(client.clone(), clock, "refit-controller"),
             stores: Stores::default(),
             queues: Queues::default(),
@@ -68,12 +75,49 @@ impl Context {
             clock,
             safeguards,
             settings,
+            leadership: Leadership::alone(clock),
+            ending: Arc::default(),
         }
+    }
+
+    /// The same for a replica that has to win the Lease first.
+    pub(crate) fn with_leadership(mut self, leadership: Leadership) -> Self {
+        self.leadership = leadership;
+        self
+    }
+
+    /// The same caches and queues with other clients, for the work of the leader: its writes are
+    /// fenced, those of the hooks are not.
+    pub(crate) fn with_clients(&self, client: Client, stack: ClientStack) -> Self {
+        Self {
+            workloads: Workloads::new(client.clone(), stack, self.clock),
+            workload_index: self.workload_index.clone(),
+            recorder: Recorder::new(client.clone(), self.clock, "refit-controller"),
+            stores: self.stores.clone(),
+            queues: self.queues.clone(),
+            metrics: self.metrics.clone(),
+            client,
+            clock: self.clock,
+            safeguards: self.safeguards,
+            settings: self.settings.clone(),
+            leadership: self.leadership.clone(),
+            ending: self.ending.clone(),
+        }
+    }
+
+    /// Notes that the process is about to end: it is not ready any more.
+    pub(crate) fn begin_to_end(&self) {
+        self.ending.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the process is about to end.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Relaxed)
     }
 }
 
 /// What the watches of the management cluster saw, one store per kind.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Stores {
     pub(crate) machines: Store<Machine>,
     pub(crate) machine_sets: Store<MachineSet>,
@@ -121,7 +165,7 @@ impl Stores {
 }
 
 /// Keys to reconcile, one queue per controller.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Queues {
     /// NodeUpdates.
     pub(crate) node_updates: Queue<ObjectKey>,

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::{
+    api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
 use kube::{Api, ResourceExt as _};
 use refit_api::{
     capi::{CONTROL_PLANE_GROUP, CORE_GROUP, Machine, MachineSet},
@@ -113,6 +115,19 @@ pub(crate) fn owner_reference(stores: &Stores, group: &Group) -> Option<OwnerRef
         controller: None,
         block_owner_deletion: Some(false),
     })
+}
+
+/// The owner of a group as the object of an event.
+pub(crate) fn owner_object(stores: &Stores, group: &Group) -> ObjectReference {
+    let owner = &group.spec.owner;
+    ObjectReference {
+        api_version: Some(owner.api_version.clone()),
+        kind: Some(owner.kind.clone()),
+        name: Some(owner.name.clone()),
+        namespace: Some(group.key.namespace.clone()),
+        uid: owner_reference(stores, group).map(|owner| owner.uid),
+        ..ObjectReference::default()
+    }
 }
 
 /// The generation of a group's owner, if it is known.

@@ -6,10 +6,17 @@
 //! | `node_update` | brings one Machine to one goal |
 //! | `update_group` | how many Machines of a group may be down, and why it waits |
 //! | `host_plan`, `workload_watch` | what is written to and read from workload clusters |
+//! | `agent_access` | what agents may do in workload clusters |
+//! | [`certificates`] | the hook server's certificate, without cert-manager |
+//! | `policy` | what annotations say should happen to a change that nobody covers |
 //! | `watches`, `groups` | one watch per kind, and whom a change wakes |
+//! | `process` | one of several replicas: Lease, probes, end |
+//! | `metrics` | what `/metrics` says |
 //!
 //! Every module is thin: it reads caches, asks `refit-core` and writes.
 
+mod agent_access;
+pub mod certificates;
 mod context;
 mod drain;
 mod groups;
@@ -17,6 +24,8 @@ mod hooks;
 mod host_plan;
 mod metrics;
 mod node_update;
+mod policy;
+mod process;
 mod settings;
 #[cfg(test)]
 mod testing;
@@ -24,16 +33,19 @@ mod update_group;
 mod watches;
 mod workload_watch;
 
-use std::sync::Arc;
+use std::{future::pending, sync::Arc};
 
 use anyhow::Context as _;
+use futures::future::BoxFuture;
 use refit_core::safeguards::Safeguards;
-use refit_kube::{Clock, client::ClientStack, net::Listener, serve, tls};
+use refit_kube::{Clock, client::ClientStack, lease::Leadership, net::Listener, serve, tls};
+use tokio_util::sync::CancellationToken;
 
 pub use hooks::create::{NewNodeUpdate, node_update};
+pub use process::Process;
 pub use settings::Settings;
 
-use crate::context::Context;
+use crate::{context::Context, process::Candidate};
 
 /// What the controller process is made of.
 #[derive(Debug)]
@@ -50,6 +62,8 @@ pub struct ControllerOptions {
     pub safeguards: Safeguards,
     /// What an operator may choose.
     pub settings: Settings,
+    /// What makes it one of several processes; alone by default.
+    pub process: Process,
 }
 
 /// Where and how the hooks are served.
@@ -63,8 +77,15 @@ pub struct HookServer {
     pub client_ca_pem: Option<Vec<u8>>,
 }
 
-/// Runs the process until the future is dropped, which ends everything that it does.
-pub async fn run(options: ControllerOptions) -> anyhow::Result<()> {
+/// Runs the process until the future is dropped, which ends everything that it does, or until
+/// [`Process::stop`] asks for an end, which is `Ok`.
+///
+/// Boxed, so that all of it is compiled here and not in whatever crate awaits it.
+pub fn run(options: ControllerOptions) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run_to_end(options))
+}
+
+async fn run_to_end(options: ControllerOptions) -> anyhow::Result<()> {
     let ControllerOptions {
         stack,
         config,
@@ -72,32 +93,99 @@ pub async fn run(options: ControllerOptions) -> anyhow::Result<()> {
         hooks: server,
         safeguards,
         settings,
+        process,
     } = options;
-    let client = stack
-        .client(&config)
-        .context("the management cluster's client cannot be built")?;
+    let Process {
+        lease,
+        probes,
+        stop,
+        drain_delay,
+    } = process;
+    let candidate = lease
+        .map(|lease| Candidate::new(lease, &stack, &config, clock))
+        .transpose()?;
+    let leadership = match &candidate {
+        Some(_) => Leadership::candidate(clock),
+        None => Leadership::alone(clock),
+    };
+    let mut fenced = stack.clone();
+    if candidate.is_some() && safeguards.lease {
+        fenced = fenced.fenced(leadership.clone());
+    }
+    let client = |stack: &ClientStack| {
+        let client = stack.client(&config);
+        client.context("the management cluster's client cannot be built")
+    };
+    let (open, control) = (client(&stack)?, client(&fenced)?);
     let tls = tls::server_config(server.cert, server.client_ca_pem.as_deref())
         .context("the hook server's TLS configuration cannot be built")?;
-    let ctx = Arc::new(Context::new(client, stack, clock, safeguards, settings));
+    let ctx = Context::new(open, stack, clock, safeguards, settings).with_leadership(leadership);
+    let ctx = Arc::new(ctx);
+    let control = Arc::new(ctx.with_clients(control, fenced));
     let service = hooks::service(ctx.clone());
+    let (closing, served) = (CancellationToken::new(), CancellationToken::new());
+    let serving = async {
+        let hooks = service.clone();
+        serve::serve(server.listener, Some(tls), hooks, closing.cancelled()).await;
+        served.cancel();
+        if !closing.is_cancelled() {
+            anyhow::bail!("the hook server's listener is closed");
+        }
+        pending().await
+    };
+    let probing = async {
+        match probes {
+            Some(listener) => serve::serve(listener, None, service.probes(), pending()).await,
+            None => pending().await,
+        }
+        anyhow::bail!("the listener of the probes is closed")
+    };
+    let election = async {
+        match &candidate {
+            Some(candidate) => candidate.run(&ctx.leadership).await,
+            None => pending().await,
+        }
+        anyhow::Ok(())
+    };
     let watches = async {
         Box::pin(watches::run(&ctx)).await;
         anyhow::Ok(())
     };
-    let serving = async {
-        serve::serve(server.listener, Some(tls), service, std::future::pending()).await;
-        Err::<(), _>(anyhow::anyhow!("the hook server's listener is closed"))
-    };
     let workloads = async {
-        Box::pin(workload_watch::run(&ctx)).await;
+        Box::pin(workload_watch::run(&control)).await;
         anyhow::Ok(())
     };
-    futures::try_join!(
-        watches,
-        workloads,
-        serving,
-        node_update::run(ctx.clone()),
-        update_group::run(ctx.clone()),
-    )?;
+    tokio::select! {
+        biased;
+        outcome = async {
+            futures::try_join!(watches, workloads, serving, lead(control.clone()), election, probing)
+        } => outcome.map(|((), (), (), (), (), ())| ())?,
+        () = process::end(&ctx, stop, drain_delay, &closing, &served) => {}
+    }
+    if let Some(candidate) = &candidate {
+        candidate.release().await;
+    }
     Ok(())
+}
+
+/// Does the leader's work whenever this replica leads.
+async fn lead(ctx: Arc<Context>) -> anyhow::Result<()> {
+    let lost = async || {
+        if !ctx.safeguards.lease {
+            pending::<()>().await;
+        }
+        ctx.leadership.lost().await;
+    };
+    loop {
+        ctx.leadership.held().await;
+        tokio::select! {
+            biased;
+            () = lost() => {
+                tracing::warn!("this replica does not lead any more");
+            }
+            outcome = async {
+                futures::try_join!(node_update::run(ctx.clone()), update_group::run(ctx.clone()))
+            } => return outcome.map(|((), ())| ()),
+        }
+    }
 }

@@ -1,20 +1,29 @@
-//! What the process counts, for `/metrics`.
+//! What the process counts, for `/metrics` (`docs/operations.md` lists it).
+//!
+//! What happens is counted here as it happens; what is so is read from the caches at each scrape
+//! (`gauges`). No label carries a message, and how many values a label may have is bounded.
 
-use std::{sync::atomic::AtomicU64, time::Duration};
+mod gauges;
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
     metrics::{
         counter::Counter,
         family::Family,
-        gauge::Gauge,
         histogram::{Histogram, exponential_buckets},
         info::Info,
     },
     registry::{Registry, Unit},
 };
+use refit_kube::{apply, lease};
 
-use crate::{context::Context, groups::phase_of};
+use self::gauges::Gauges;
+use crate::context::Context;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct HookLabels {
@@ -33,18 +42,6 @@ struct ErrorLabels {
     reason: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PhaseLabels {
-    phase: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct SlotLabels {
-    namespace: String,
-    group: String,
-    state: String,
-}
-
 type Durations<L> = Family<L, Histogram, fn() -> Histogram>;
 
 /// Counters, gauges and histograms of the process.
@@ -54,16 +51,17 @@ pub(crate) struct Metrics {
     hooks: Durations<HookLabels>,
     reconciles: Durations<ControllerLabels>,
     errors: Family<ErrorLabels, Counter>,
-    phases: Family<PhaseLabels, Gauge>,
-    slots: Family<SlotLabels, Gauge>,
-    queues: Family<ControllerLabels, Gauge>,
-    synced: Gauge<f64, AtomicU64>,
+    gauges: Gauges,
+    /// Held by the one scrape that fills the gauges.
+    scrape: Mutex<()>,
 }
 
+/// 1 ms to 8 s: Cluster API waits for 10 s.
 fn hook_buckets() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 14))
 }
 
+/// 2 ms to 33 s: a call is given up after 30 s.
 fn reconcile_buckets() -> Histogram {
     Histogram::new(exponential_buckets(0.002, 2.0, 15))
 }
@@ -76,10 +74,6 @@ impl Metrics {
         let reconciles: Durations<ControllerLabels> =
             Family::new_with_constructor(reconcile_buckets);
         let errors = Family::default();
-        let phases = Family::default();
-        let slots = Family::default();
-        let queues = Family::default();
-        let synced = Gauge::<f64, AtomicU64>::default();
         registry.register(
             "build",
             "Version of this process",
@@ -102,27 +96,14 @@ impl Metrics {
             "Failed reconciles, by controller and reason",
             errors.clone(),
         );
-        registry.register("machines", "NodeUpdates, by phase", phases.clone());
-        registry.register(
-            "slots",
-            "Slots of UpdateGroups: claimed, and how many there are",
-            slots.clone(),
-        );
-        registry.register(
-            "queue_depth",
-            "Keys that wait or are worked on, by controller",
-            queues.clone(),
-        );
-        registry.register("synced", "1 once the caches are complete", synced.clone());
+        let gauges = Gauges::register(&mut registry);
         Self {
             registry,
             hooks,
             reconciles,
             errors,
-            phases,
-            slots,
-            queues,
-            synced,
+            gauges,
+            scrape: Mutex::default(),
         }
     }
 
@@ -145,6 +126,11 @@ impl Metrics {
             .observe(took.as_secs_f64());
     }
 
+    /// Counts one failed reconcile by what its error is.
+    pub(crate) fn reconcile_failed(&self, controller: &str, error: &anyhow::Error) {
+        self.reconcile_error(controller, reason_of(error));
+    }
+
     /// Counts one failed reconcile. The reason is one of few words, never a message.
     pub(crate) fn reconcile_error(&self, controller: &str, reason: &str) {
         self.errors
@@ -157,40 +143,68 @@ impl Metrics {
 
     /// The text that `/metrics` answers, with the gauges as the caches say now.
     pub(crate) fn render(&self, ctx: &Context) -> String {
-        self.phases.clear();
-        for update in ctx.stores.node_updates.list() {
-            let phase = format!("{:?}", phase_of(&update));
-            self.phases.get_or_create(&PhaseLabels { phase }).inc();
-        }
-        self.slots.clear();
-        for group in ctx.stores.update_groups.list() {
-            let Some(status) = &group.status else {
-                continue;
-            };
-            let claimed = i64::try_from(status.slots.len()).unwrap_or(i64::MAX);
-            for (state, count) in [("claimed", claimed), ("limit", i64::from(status.limit))] {
-                let labels = SlotLabels {
-                    namespace: group.metadata.namespace.clone().unwrap_or_default(),
-                    group: group.metadata.name.clone().unwrap_or_default(),
-                    state: state.to_owned(),
-                };
-                self.slots.get_or_create(&labels).set(count);
-            }
-        }
-        let depths = [
-            ("node-update", ctx.queues.node_updates.depth()),
-            ("update-group", ctx.queues.groups.depth()),
-        ];
-        for (controller, depth) in depths {
-            let labels = ControllerLabels {
-                controller: controller.to_owned(),
-            };
-            let depth = i64::try_from(depth).unwrap_or(i64::MAX);
-            self.queues.get_or_create(&labels).set(depth);
-        }
-        self.synced.set(f64::from(u8::from(ctx.stores.synced())));
+        let _alone = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
+        self.gauges.fill(ctx);
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("writing to a String cannot fail");
         text
+    }
+}
+
+/// The word for an error.
+fn reason_of(error: &anyhow::Error) -> &'static str {
+    let Some(error) = error
+        .chain()
+        .find_map(|error| error.downcast_ref::<kube::Error>())
+    else {
+        return "Other";
+    };
+    match error {
+        kube::Error::Api(_) if apply::is_conflict(error) => "Conflict",
+        kube::Error::Api(_) if apply::is_not_found(error) => "NotFound",
+        kube::Error::Api(status) => match status.code {
+            401 => "Unauthorized",
+            403 => "Forbidden",
+            400 | 422 => "Invalid",
+            429 => "TooManyRequests",
+            500.. => "ServerError",
+            _ => "Api",
+        },
+        other if lease::is_fenced(other) => "NotLeader",
+        kube::Error::SerdeError(_) => "Unreadable",
+        _ => "Unreachable",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use refit_kube::lease::NotLeader;
+
+    use super::*;
+
+    fn api(code: u16, reason: &str) -> anyhow::Error {
+        let status = serde_json::json!({
+            "status": "Failure", "message": "secret words", "reason": reason, "code": code,
+        });
+        let status: kube::core::Status = serde_json::from_value(status).unwrap();
+        kube::Error::Api(Box::new(status)).into()
+    }
+
+    #[test]
+    fn an_error_is_counted_by_one_of_few_words() {
+        let fenced = kube::Error::Service(Box::new(NotLeader)).into();
+        let silent = kube::Error::Service("connection refused".into()).into();
+        let table: [(anyhow::Error, &str); 7] = [
+            (api(409, "Conflict"), "Conflict"),
+            (api(403, "Forbidden"), "Forbidden"),
+            (api(503, "ServiceUnavailable"), "ServerError"),
+            (fenced, "NotLeader"),
+            (silent, "Unreachable"),
+            (anyhow::anyhow!("anything"), "Other"),
+            (api(422, "Invalid").context("while writing"), "Invalid"),
+        ];
+        for (error, word) in table {
+            assert_eq!(reason_of(&error), word, "{error:#}");
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -15,16 +15,18 @@ use futures::{
     future::{AbortHandle, abortable},
     stream::FuturesUnordered,
 };
+use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{Namespace, Node, Pod},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{Api, Client, ResourceExt as _, api::ObjectMeta, core::crd::CustomResourceExt as _};
 use refit_api::{capi::Cluster, keys, refit::HostPlan};
-use refit_kube::{ObjectKey, Store, apply, store};
+use refit_kube::{Clock, ObjectKey, Store, apply, store};
 use tokio::sync::Notify;
 
 use crate::{
+    agent_access::AgentAccess,
     context::{Context, Stores},
     groups::node_update_keys_of_machine,
 };
@@ -33,6 +35,8 @@ use crate::{
 const PROBE_INTERVAL: Duration = Duration::from_mins(1);
 /// How often a cluster that does not answer is asked again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// How long the first lists may take before a NodeUpdate says that it waits for them.
+const SYNC_OVERDUE: Duration = Duration::from_secs(30);
 /// Namespace of the control plane's mirror pods.
 const KUBE_SYSTEM: &str = "kube-system";
 /// On the CRD that we install: hash of what it says, so that an equal one is left alone.
@@ -54,14 +58,24 @@ pub(crate) struct ClusterView {
     pub(crate) nodes: Store<Node>,
     /// Mirror pods of the control plane, in `kube-system`.
     pub(crate) static_pods: Store<Pod>,
+    /// Which Nodes have a Role for their agent.
+    agent_access: AgentAccess,
     unreachable: AtomicBool,
     probe: Notify,
+    /// Since when it is watched.
+    since: OnceLock<Timestamp>,
 }
 
 impl ClusterView {
     /// Whether the first list of every kind is complete.
     pub(crate) fn synced(&self) -> bool {
         self.host_plans.is_ready() && self.nodes.is_ready() && self.static_pods.is_ready()
+    }
+
+    /// Whether the first lists should have been complete for long: somebody has to hear of it.
+    pub(crate) fn is_overdue(&self, clock: &Clock) -> bool {
+        let late = |since: &Timestamp| clock.elapsed(*since) > SYNC_OVERDUE;
+        !self.synced() && self.since.get().is_some_and(late)
     }
 
     /// Whether the last call to the cluster got no answer.
@@ -88,6 +102,15 @@ impl WorkloadIndex {
         self.lock().get(cluster).cloned()
     }
 
+    /// Every view, in order of the Clusters' keys.
+    pub(crate) fn views(&self) -> Vec<(ObjectKey, Arc<ClusterView>)> {
+        let known = self.lock();
+        let views = known.iter();
+        views
+            .map(|(key, view)| (key.clone(), view.clone()))
+            .collect()
+    }
+
     /// Puts a view in place of the watches.
     #[cfg(test)]
     pub(crate) fn insert(&self, cluster: ObjectKey, view: ClusterView) -> Arc<ClusterView> {
@@ -111,7 +134,10 @@ pub(crate) async fn run(ctx: &Context) {
         let wanted: Vec<ObjectKey> = initialised(&ctx.stores.clusters);
         for key in &wanted {
             if !handles.contains_key(key) {
-                let view = Arc::new(ClusterView::default());
+                let view = Arc::new(ClusterView {
+                    since: ctx.clock.now().into(),
+                    ..ClusterView::default()
+                });
                 ctx.workload_index.lock().insert(key.clone(), view.clone());
                 let (watch, handle) = abortable(watch_cluster(ctx, key.clone(), view));
                 handles.insert(key.clone(), handle);
@@ -164,12 +190,16 @@ async fn watch_cluster(ctx: &Context, key: ObjectKey, view: Arc<ClusterView>) {
 /// Watches a cluster with one set of credentials; returns when they are refused.
 async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::Result<()> {
     let client = ctx.workloads.client(&key.namespace, &key.name).await?;
-    let installed = ensure_installed(&client).await;
-    if installed.is_err() {
-        ctx.workloads.forget(&key.namespace, &key.name);
+    // A replica that does not lead writes nothing: it watches what the leader installed.
+    let leads = ctx.leadership.is_held();
+    if leads {
+        let installed = ensure_installed(&client).await;
+        if installed.is_err() {
+            ctx.workloads.forget(&key.namespace, &key.name);
+        }
+        installed?;
+        set_reachable(ctx, key, view);
     }
-    installed?;
-    set_reachable(ctx, key, view);
     let wake = |node: &str| wake_node(ctx, key, node);
     let plans = store::reflect(
         Api::<HostPlan>::namespaced(client.clone(), keys::HOST_PLAN_NAMESPACE),
@@ -181,8 +211,12 @@ async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::
         Api::<Node>::all(client.clone()),
         store::everything(),
         view.nodes.clone(),
-        |node| wake(&node.name_any()),
+        |node| {
+            view.agent_access.saw(node);
+            wake(&node.name_any());
+        },
     );
+    let access = view.agent_access.keep(ctx, &client, &view.nodes);
     let pods = store::reflect(
         Api::<Pod>::namespaced(client.clone(), KUBE_SYSTEM),
         store::everything().labels("tier=control-plane"),
@@ -195,8 +229,8 @@ async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::
     );
     tokio::select! {
         biased;
-        refused = keep_probing(ctx, key, view, &client) => refused,
-        ((), (), ()) = async { futures::join!(plans, nodes, pods) } => Ok(()),
+        refused = keep_probing(ctx, key, view, &client, leads) => refused,
+        ((), (), (), ()) = async { futures::join!(plans, nodes, pods, access) } => Ok(()),
     }
 }
 
@@ -206,10 +240,15 @@ async fn keep_probing(
     key: &ObjectKey,
     view: &ClusterView,
     client: &Client,
+    mut installed: bool,
 ) -> anyhow::Result<()> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
+    // Asked at once by whoever has not called it yet.
+    let mut known = installed;
     loop {
-        let wait = if view.is_unreachable() {
+        let wait = if !std::mem::replace(&mut known, true) {
+            Duration::ZERO
+        } else if view.is_unreachable() {
             RETRY_INTERVAL
         } else {
             PROBE_INTERVAL
@@ -217,6 +256,10 @@ async fn keep_probing(
         tokio::select! {
             biased;
             () = view.probe.notified() => tokio::time::sleep(RETRY_INTERVAL).await,
+            () = ctx.leadership.held(), if !installed => {
+                ensure_installed(client).await?;
+                installed = true;
+            }
             () = tokio::time::sleep(wait) => {}
         }
         match namespaces.get_opt(keys::HOST_PLAN_NAMESPACE).await {

@@ -23,7 +23,7 @@ use refit_api::{
     refit::NodeUpdate,
 };
 use refit_apiserver::{ApiServer, Options};
-use refit_controller::{ControllerOptions, HookServer, Settings, run};
+use refit_controller::{ControllerOptions, HookServer, Process, Settings, run};
 use refit_core::safeguards::Safeguards;
 use refit_kube::{
     Clock,
@@ -124,6 +124,7 @@ impl World {
             },
             safeguards: Safeguards::default(),
             settings: Settings::default(),
+            process: Process::default(),
         }))
     }
 

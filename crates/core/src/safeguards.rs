@@ -9,6 +9,8 @@ pub struct Safeguards {
     /// A request for work is found again by the ordinal in the NodeUpdate's name, whose creation
     /// is a compare-and-swap. Without it, what was asked for is known to one process only.
     pub ordinal: bool,
+    /// Of several controllers, only the holder of the Lease writes what is the leader's.
+    pub lease: bool,
 }
 
 impl Default for Safeguards {
@@ -16,6 +18,7 @@ impl Default for Safeguards {
         Self {
             slot: true,
             ordinal: true,
+            lease: true,
         }
     }
 }
@@ -26,7 +29,11 @@ mod tests {
 
     #[test]
     fn nothing_is_left_out_by_default() {
-        let Safeguards { slot, ordinal } = Safeguards::default();
-        assert!(slot && ordinal);
+        let Safeguards {
+            slot,
+            ordinal,
+            lease,
+        } = Safeguards::default();
+        assert!(slot && ordinal && lease);
     }
 }

@@ -114,6 +114,11 @@ impl KubernetesVersion {
         self.0.pre != Prerelease::EMPTY
     }
 
+    /// Whether this is `vX.Y.Z` and nothing else: no pre-release, no build.
+    pub fn is_release(&self) -> bool {
+        !self.is_prerelease() && self.0.build == BuildMetadata::EMPTY
+    }
+
     /// The same version without its build.
     pub fn without_build(&self) -> Self {
         let mut version = self.0.clone();

@@ -15,7 +15,7 @@ use kube::{Client, Config, client::ConfigExt as _};
 use tower::{BoxError, ServiceBuilder};
 
 use self::{connect::Connector, discipline::DisciplineLayer};
-use crate::{gate::Gate, net::Dialer};
+use crate::{gate::Gate, lease::Leadership, net::Dialer};
 
 pub use post::{HttpsPoster, PostError};
 
@@ -49,6 +49,7 @@ pub struct ClientStack {
     gate: Arc<dyn Gate>,
     user_agent: String,
     deadline: Duration,
+    fence: Option<Leadership>,
 }
 
 impl std::fmt::Debug for ClientStack {
@@ -67,6 +68,7 @@ impl ClientStack {
             gate,
             user_agent: user_agent.into(),
             deadline: CALL_DEADLINE,
+            fence: None,
         }
     }
 
@@ -79,6 +81,14 @@ impl ClientStack {
     #[must_use]
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// The same stack for writes that are the leader's: each asks first, and is given up before
+    /// another replica can lead. Reads pass.
+    #[must_use]
+    pub fn fenced(mut self, leadership: Leadership) -> Self {
+        self.fence = Some(leadership);
         self
     }
 
@@ -119,6 +129,7 @@ impl ClientStack {
                 gate: self.gate.clone(),
                 agent,
                 deadline: self.deadline,
+                fence: self.fence.clone(),
             })
             .layer(config.base_uri_layer())
             .option_layer(config.auth_layer().map_err(wrong)?)

@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use futures::future::BoxFuture;
+
 /// Something that a process does to the world outside it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effect {
@@ -55,6 +57,11 @@ pub trait Gate: Send + Sync + 'static {
     fn after(&self, effect: &Effect) -> Fate;
     /// Whether the process still lives. Reads are held back too once it does not.
     fn fate(&self) -> Fate;
+    /// What an effect has to wait for between [`Gate::before`] and the fence: a simulation stops a
+    /// whole process here for a while. Nothing in production.
+    fn stall(&self) -> Option<BoxFuture<'static, ()>> {
+        None
+    }
 }
 
 /// The gate of production: everything passes.

@@ -5,12 +5,14 @@
 //! | [`clock`] | the one source of time |
 //! | [`net`] | dialling and listening, over TCP or in memory |
 //! | [`gate`] | the switch that every write of a process passes |
+//! | [`lease`] | which replica leads, and the fence that its writes pass |
 //! | [`client`] | the one client stack |
 //! | [`workload`] | reaching workload clusters through their kubeconfig Secret |
 //! | [`store`] | one watch per kind: store and trigger from the same stream |
 //! | [`queue`] | reconcile keys: deduplicated, delayed, backed off |
 //! | [`apply`] | patches and applies, each a value |
 //! | [`events`] | events on state changes |
+//! | [`process`] | logs, credentials and signals of long-running programs |
 //! | [`tls`] | certificates and server configuration with reload |
 //! | [`serve`] | HTTP over TLS over any stream |
 //!
@@ -22,7 +24,9 @@ pub mod clock;
 pub mod events;
 pub mod gate;
 mod guard;
+pub mod lease;
 pub mod net;
+pub mod process;
 pub mod queue;
 pub mod serve;
 pub mod store;

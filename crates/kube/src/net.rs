@@ -167,6 +167,22 @@ impl MemoryNetwork {
         }
     }
 
+    /// Listens at `host:port` as one of several, as the endpoints of a Service do. Who dials comes to
+    /// the last living one in the order of their names.
+    pub fn join(&self, host: &str, port: u16, name: &str) -> Listener {
+        let (sender, receiver) = mpsc::channel(BACKLOG);
+        self.lock().insert(endpoint(host, port, name), sender);
+        Listener {
+            inner: ListenerInner::Memory(receiver),
+            gate: None,
+        }
+    }
+
+    /// Takes one of several out again.
+    pub fn leave(&self, host: &str, port: u16, name: &str) {
+        self.lock().remove(&endpoint(host, port, name));
+    }
+
     /// Ends listening at `host:port`: connections are refused from now on.
     pub fn close(&self, host: &str, port: u16) {
         self.lock().remove(&format!("{host}:{port}"));
@@ -179,11 +195,7 @@ impl MemoryNetwork {
                 format!("nobody listens at {host}:{port}"),
             )
         };
-        let sender = self
-            .lock()
-            .get(&format!("{host}:{port}"))
-            .cloned()
-            .ok_or_else(refused)?;
+        let sender = self.listener(host, port).ok_or_else(refused)?;
         let (near, far) = tokio::io::duplex(STREAM_BYTES);
         sender
             .send(Stream::memory(far, Some(gate.clone())))
@@ -192,9 +204,29 @@ impl MemoryNetwork {
         Ok(Stream::memory(near, Some(gate.clone())))
     }
 
+    fn listener(&self, host: &str, port: u16) -> Option<mpsc::Sender<Stream>> {
+        let listeners = self.lock();
+        let alone = listeners.get(&format!("{host}:{port}"));
+        let one_of = || {
+            let first = endpoint(host, port, "");
+            let endpoints = listeners.range(first.clone()..);
+            endpoints
+                .take_while(|(name, _)| name.starts_with(&first))
+                .filter(|(_, sender)| !sender.is_closed())
+                .map(|(_, sender)| sender)
+                .last()
+        };
+        alone.or_else(one_of).cloned()
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, mpsc::Sender<Stream>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Key of one of several listeners.
+fn endpoint(host: &str, port: u16, name: &str) -> String {
+    format!("{host}:{port}#{name}")
 }
 
 /// Accepts streams.
@@ -220,6 +252,15 @@ impl Listener {
     pub async fn tcp(address: std::net::SocketAddr) -> io::Result<Self> {
         Ok(Self {
             inner: ListenerInner::Tcp(TcpListener::bind(address).await?),
+            gate: None,
+        })
+    }
+
+    /// Takes up a listener that listens already.
+    pub fn listening(listener: std::net::TcpListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        Ok(Self {
+            inner: ListenerInner::Tcp(TcpListener::from_std(listener)?),
             gate: None,
         })
     }
@@ -305,6 +346,22 @@ mod tests {
             .await
             .unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[tokio::test]
+    async fn of_several_listeners_a_living_one_is_dialled() {
+        let network = MemoryNetwork::default();
+        let dialer = Dialer::Memory(network.clone(), Arc::new(Open));
+        let mut a = network.join("hooks", 443, "a");
+        let mut b = network.join("hooks", 443, "b");
+        let mut near = dialer.dial("hooks", 443).await.unwrap();
+        near.write_all(b"1").await.unwrap();
+        assert!(b.accept().await.unwrap().is_ok());
+        drop(b);
+        dialer.dial("hooks", 443).await.unwrap();
+        assert!(a.accept().await.unwrap().is_ok());
+        network.leave("hooks", 443, "a");
+        assert!(dialer.dial("hooks", 443).await.is_err());
     }
 
     #[tokio::test]

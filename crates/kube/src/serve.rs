@@ -16,7 +16,7 @@ use hyper_util::{
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
-use tower::{BoxError, Service};
+use tower::{BoxError, Service, util::MapRequest};
 
 use crate::net::{Listener, Stream};
 
@@ -31,6 +31,11 @@ const PING: (Duration, Duration) = (Duration::from_mins(1), Duration::from_secs(
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 /// How many connections are served at once; further ones wait to be accepted.
 const MAX_CONNECTIONS: usize = 4096;
+
+/// The certificate that a client proved on its connection, as DER, in the extensions of each of its
+/// requests. TLS has checked it against the client CA.
+#[derive(Clone, Debug)]
+pub struct PeerCertificate(pub Arc<[u8]>);
 
 /// Serves until `stop` completes, then ends open connections gracefully for at most 5 s.
 ///
@@ -110,7 +115,16 @@ where
         () = closing.cancelled() => return Ok(()),
         outcome = handshake => outcome.map_err(|_| "the TLS handshake took too long")??,
     };
-    let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    let tls = stream.get_ref().1;
+    let h2 = tls.alpn_protocol() == Some(b"h2");
+    let shown = tls.peer_certificates().and_then(<[_]>::first);
+    let Some(peer) = shown.map(|der| PeerCertificate(Arc::from(der.as_ref()))) else {
+        return talk(TokioIo::new(stream), h2, service, closing).await;
+    };
+    let service = MapRequest::new(service, move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(peer.clone());
+        request
+    });
     talk(TokioIo::new(stream), h2, service, closing).await
 }
 

@@ -144,11 +144,38 @@ impl Authority {
 
     /// Issues a client certificate with this common name.
     pub fn client(&self, name: &str, validity: Validity) -> Result<KeyAndCert, TlsError> {
-        self.issue(name, &[], ExtendedKeyUsagePurpose::ClientAuth, validity)
+        self.client_in(name, &[], validity)
+    }
+
+    /// Issues a client certificate for a user of Kubernetes and the groups they are in: common name
+    /// and organisations.
+    pub fn client_in(
+        &self,
+        name: &str,
+        groups: &[&str],
+        validity: Validity,
+    ) -> Result<KeyAndCert, TlsError> {
+        let mut subject = common_name(name);
+        for group in groups {
+            subject.push(DnType::OrganizationName, *group);
+        }
+        let usage = ExtendedKeyUsagePurpose::ClientAuth;
+        self.issue_to(subject, name, &[], usage, validity)
     }
 
     fn issue(
         &self,
+        name: &str,
+        hosts: &[&str],
+        usage: ExtendedKeyUsagePurpose,
+        validity: Validity,
+    ) -> Result<KeyAndCert, TlsError> {
+        self.issue_to(common_name(name), name, hosts, usage, validity)
+    }
+
+    fn issue_to(
+        &self,
+        subject: DistinguishedName,
         name: &str,
         hosts: &[&str],
         usage: ExtendedKeyUsagePurpose,
@@ -160,7 +187,8 @@ impl Authority {
         };
         let key = KeyPair::generate().map_err(issue)?;
         let mut params = CertificateParams::default();
-        params.distinguished_name = common_name(name);
+        params.distinguished_name = subject;
+        params.use_authority_key_identifier_extension = true;
         params.extended_key_usages = vec![usage];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         for host in hosts {
@@ -253,6 +281,23 @@ pub fn server_config(
     cert: Arc<ReloadableCert>,
     client_ca_pem: Option<&[u8]>,
 ) -> Result<Arc<rustls::ServerConfig>, TlsError> {
+    configure(cert, client_ca_pem, false)
+}
+
+/// The same for an API server: a client may show a certificate of this CA, or say who it is in
+/// another way. [`crate::serve::PeerCertificate`] tells the service what was shown.
+pub fn api_server_config(
+    cert: Arc<ReloadableCert>,
+    client_ca_pem: &[u8],
+) -> Result<Arc<rustls::ServerConfig>, TlsError> {
+    configure(cert, Some(client_ca_pem), true)
+}
+
+fn configure(
+    cert: Arc<ReloadableCert>,
+    client_ca_pem: Option<&[u8]>,
+    optional: bool,
+) -> Result<Arc<rustls::ServerConfig>, TlsError> {
     let refused = |e: &dyn std::fmt::Display| TlsError::Rustls {
         what: "server configuration",
         reason: e.to_string(),
@@ -265,9 +310,11 @@ pub fn server_config(
         None => builder.with_no_client_auth(),
         Some(pem) => {
             let roots = Arc::new(roots(pem, "the client CA")?);
-            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider)
-                .build()
-                .map_err(|e| refused(&e))?;
+            let mut verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
+            if optional {
+                verifier = verifier.allow_unauthenticated();
+            }
+            let verifier = verifier.build().map_err(|e| refused(&e))?;
             builder.with_client_cert_verifier(verifier)
         }
     };

@@ -26,8 +26,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use refit_kube::{
     gate::Open,
     net::{Dialer, MemoryNetwork, Stream},
-    serve::serve,
-    tls::{KeyAndCert, ReloadableCert, client_config, server_config},
+    serve::{PeerCertificate, serve},
+    tls::{KeyAndCert, ReloadableCert, api_server_config, client_config, server_config},
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
 use tokio::{
@@ -250,17 +250,8 @@ async fn with_a_client_authority_only_its_clients_are_served() {
     let strangers = Pki::new(&[]);
     let server = Server::start(Some(clients.ca()));
     let config = |of: &Pki| {
-        let (chain, key) = identity(&of.authority.client("capi", validity()).unwrap());
-        let mut roots = rustls::RootCertStore::empty();
-        let ca = CertificateDer::from_pem_slice(server.pki.ca().as_bytes()).unwrap();
-        roots.add(ca).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        rustls::ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots)
-            .with_client_auth_cert(chain, key)
-            .unwrap()
+        let material = of.authority.client("capi", validity()).unwrap();
+        showing(server.pki.ca(), &material)
     };
     let mut known = server.connect_with(config(&clients)).await.unwrap();
     assert!(get(&mut known, 0).await.ends_with("done"));
@@ -275,6 +266,59 @@ async fn with_a_client_authority_only_its_clients_are_served() {
         };
         assert_eq!(answer, "");
     }
+}
+
+/// Trusts `ca`, and shows a certificate.
+fn showing(ca: &str, material: &KeyAndCert) -> rustls::ClientConfig {
+    let (chain, key) = identity(material);
+    let mut roots = rustls::RootCertStore::empty();
+    let ca = CertificateDer::from_pem_slice(ca.as_bytes()).unwrap();
+    roots.add(ca).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(chain, key)
+        .unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_hears_what_a_client_shows_and_serves_who_shows_nothing() {
+    let (pki, strangers) = (Pki::new(&[NAME]), Pki::new(&[]));
+    let network = MemoryNetwork::default();
+    let cert = ReloadableCert::new(&pki.server).unwrap();
+    let tls = api_server_config(cert, pki.ca().as_bytes()).unwrap();
+    let service = tower::service_fn(|request: Request<Incoming>| async move {
+        let shown = request.extensions().get::<PeerCertificate>().is_some();
+        let text = format!("shown: {shown} done");
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(text))))
+    });
+    let listener = network.listen(NAME, 443);
+    let task = tokio::spawn(serve(listener, Some(tls), service, std::future::pending()));
+    let of = |pki: &Pki| {
+        pki.authority
+            .client_in("jane", &["dev"], validity())
+            .unwrap()
+    };
+    let cases = [
+        (client_config(pki.ca().as_bytes()).unwrap(), "shown: false"),
+        (showing(pki.ca(), &of(&pki)), "shown: true"),
+        (showing(pki.ca(), &of(&strangers)), ""),
+    ];
+    for (config, expected) in cases {
+        let dialer = Dialer::Memory(network.clone(), Arc::new(Open));
+        let stream = dialer.dial(NAME, 443).await.unwrap();
+        let name = ServerName::try_from(NAME).unwrap();
+        let connector = TlsConnector::from(Arc::new(config));
+        let answer = match connector.connect(name, stream).await {
+            Ok(mut stream) => get(&mut stream, 0).await,
+            Err(_) => String::new(),
+        };
+        assert!(answer.contains(expected), "{answer}");
+        assert_eq!(answer.is_empty(), expected.is_empty());
+    }
+    task.abort();
 }
 
 #[tokio::test(start_paused = true)]

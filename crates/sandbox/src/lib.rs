@@ -5,8 +5,11 @@
 //! | [`manifests`] | reading what a user has, and refusing what cannot run |
 //! | [`world`] | a whole world in one process, on simulated time |
 //! | `env` | everything around Cluster API and Refit that a real cluster has |
+//! | [`live`] | a world that stays up and answers kubectl |
+//! | [`persist`] | a world that outlives its process |
 //! | [`snapshot`] | a whole world at one moment, and going on from there |
 //! | [`invariants`] | what must hold after every write, and who broke it |
+//! | [`script`] | scenario scripts: a world, what happens to it, and what can be seen, as text |
 //! | [`sweep`] | killing every process at every effect |
 //!
 //! ```no_run
@@ -24,9 +27,13 @@ mod direct;
 mod env;
 mod http;
 pub mod invariants;
+mod leaders;
+pub mod live;
 pub mod manifests;
 mod mirror;
+pub mod persist;
 pub mod pki;
+pub mod script;
 pub mod snapshot;
 pub mod sweep;
 pub mod world;

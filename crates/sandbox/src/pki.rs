@@ -60,6 +60,15 @@ impl Pem {
     }
 }
 
+/// For how long the certificates of a sandbox are good. TLS checks that against the machine's own
+/// clock, whatever time it is in the sandbox.
+pub(crate) fn validity() -> Validity {
+    Validity {
+        from: "2020-01-01T00:00:00Z".parse().expect("a valid time"),
+        until: "2120-01-01T00:00:00Z".parse().expect("a valid time"),
+    }
+}
+
 /// An authority and the one server certificate that it issued.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Identity {
@@ -72,11 +81,7 @@ pub struct Identity {
 impl Identity {
     /// Makes both; the server answers to these names and addresses.
     pub fn new(name: &str, hosts: &[&str]) -> Result<Self, TlsError> {
-        // TLS checks these against the machine's own clock, whatever time it is in the sandbox.
-        let validity = Validity {
-            from: "2020-01-01T00:00:00Z".parse().expect("a valid time"),
-            until: "2120-01-01T00:00:00Z".parse().expect("a valid time"),
-        };
+        let validity = validity();
         let authority = Authority::new(name, validity)?;
         let server = authority.server(hosts, validity)?;
         Ok(Self {

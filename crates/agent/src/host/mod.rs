@@ -9,6 +9,8 @@ pub mod program;
 pub mod real;
 pub mod sim;
 pub mod sim_state;
+pub mod sim_trouble;
+mod sim_uptime;
 
 use futures::future::BoxFuture;
 use jiff::Timestamp;

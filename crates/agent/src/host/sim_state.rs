@@ -9,7 +9,10 @@ use jiff::{SignedDuration, Timestamp};
 use refit_api::refit::{HostFacts, Role};
 use serde::{Deserialize, Serialize};
 
-use super::{CONTROL_PLANE, Command, Evidence, Job, KubernetesVersion, Since, UnitState};
+use super::{
+    CONTROL_PLANE, Command, Evidence, Job, KubernetesVersion, Since, UnitState,
+    sim_trouble::Troubles,
+};
 
 /// How long an ended unit can still be asked about.
 const COLLECTED_AFTER: SignedDuration = SignedDuration::from_secs(10);
@@ -46,6 +49,19 @@ pub struct HostState {
     pub runs: BTreeMap<String, u32>,
     /// Which steps are to fail, and how often still.
     pub faults: BTreeMap<String, u32>,
+    /// What else is wrong with it.
+    #[serde(default)]
+    pub troubles: Troubles,
+    /// How many times faster than a real host it works.
+    #[serde(default = "unhurried")]
+    pub hurry: u32,
+    /// From when on the static pods run, after a boot.
+    #[serde(default)]
+    pub static_pods_up_at: Option<Timestamp>,
+}
+
+fn unhurried() -> u32 {
+    1
 }
 
 /// A command under way or just ended.
@@ -100,6 +116,9 @@ impl HostState {
             units: BTreeMap::new(),
             runs: BTreeMap::new(),
             faults: BTreeMap::new(),
+            troubles: Troubles::default(),
+            hurry: unhurried(),
+            static_pods_up_at: None,
         };
         let bare = version.trim_start_matches('v');
         for package in PACKAGES {
@@ -111,11 +130,6 @@ impl HostState {
             host.root.insert(manifest_path("etcd"), etcd);
         }
         host
-    }
-
-    /// Makes the next `times` runs of a step's command fail.
-    pub fn break_step(&mut self, step: &str, times: u32) {
-        self.faults.insert(step.to_owned(), times);
     }
 
     /// Whether the host runs.
@@ -176,13 +190,19 @@ impl HostState {
         if !job.command.idempotent() {
             *self.runs.entry(job.command.name().to_owned()).or_default() += 1;
         }
-        let fails = self.take_fault(&job.step);
-        let ends = now + duration(&self.node, &job.command);
+        let hangs = self.troubles.take_hang(&job.step);
+        let fails = self.take_fault(&job.step) || hangs;
+        let usual = self.takes(duration(&self.node, &job.command));
+        let ends = now
+            + self
+                .troubles
+                .stretched(&job.step, &job.command, usual, hangs);
         match job.command {
             Command::RestartKubelet if !fails => self.kubelet_up_at = ends,
             Command::Reboot if !fails => {
                 self.down_until = Some(ends);
-                self.kubelet_up_at = ends + KUBELET_AFTER_BOOT;
+                self.kubelet_up_at = ends + self.takes(KUBELET_AFTER_BOOT);
+                self.static_pods_start();
             }
             _ => {}
         }
@@ -290,7 +310,13 @@ impl HostState {
             return Change::Collected { unit: name };
         };
         let exit = if unit.fails {
-            (1, format!("{}: simulated failure", unit.step))
+            let seconds = unit.ends.duration_since(unit.started).as_secs();
+            let timeout = unit.command.timeout_seconds();
+            if seconds >= i64::from(timeout) {
+                (1, format!("ended after {timeout} seconds: it hung"))
+            } else {
+                (1, format!("{}: simulated failure", unit.step))
+            }
         } else {
             match self.carry_out(&unit.command) {
                 Ok(output) => (0, output),
@@ -305,6 +331,9 @@ impl HostState {
     }
 
     fn carry_out(&mut self, command: &Command) -> Result<String, String> {
+        if let Some(full) = self.troubles.no_space(command) {
+            return Err(full);
+        }
         match command {
             Command::PreflightChecks => Ok("the host can be updated".to_owned()),
             Command::FetchPackages { version } => {
@@ -408,16 +437,6 @@ impl HostState {
         }
         self.root
             .insert(KUBELET_CONFIG.to_owned(), kubelet_config(version));
-    }
-
-    fn take_fault(&mut self, step: &str) -> bool {
-        match self.faults.get_mut(step) {
-            Some(left) if *left > 0 => {
-                *left -= 1;
-                true
-            }
-            _ => false,
-        }
     }
 }
 

@@ -21,6 +21,11 @@ use super::{ContractRef, IntOrPercent, MachineDeletion, Opaque, TemplateMeta};
     status = "KubeadmControlPlaneStatus",
     derive = "PartialEq",
     derive = "Default",
+    scale(
+        spec_replicas_path = ".spec.replicas",
+        status_replicas_path = ".status.replicas",
+        label_selector_path = ".status.selector"
+    ),
     printcolumn(name = "Desired", type_ = "integer", json_path = ".spec.replicas"),
     printcolumn(name = "Current", type_ = "integer", json_path = ".status.replicas"),
     printcolumn(name = "Ready", type_ = "integer", json_path = ".status.readyReplicas"),

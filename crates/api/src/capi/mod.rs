@@ -10,6 +10,7 @@ mod extension;
 mod kubeadm;
 mod machine;
 mod machine_deployment;
+mod machine_health_check;
 mod machine_set;
 
 pub use cluster::*;
@@ -18,6 +19,7 @@ pub use extension::*;
 pub use kubeadm::*;
 pub use machine::*;
 pub use machine_deployment::*;
+pub use machine_health_check::*;
 pub use machine_set::*;
 
 use schemars::JsonSchema;

@@ -49,6 +49,9 @@ pub struct HostPlanSpec {
     /// Stop at the next safe step.
     #[serde(default)]
     pub abort: bool,
+    /// The claim of a slot that was given back unused: the gate is opened for a later one only.
+    #[serde(default)]
+    pub returned_claim: i64,
     /// The steps, in order.
     #[serde(default)]
     #[schemars(length(max = 64))]

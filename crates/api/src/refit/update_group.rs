@@ -37,6 +37,24 @@ use serde::{Deserialize, Serialize};
         json_path = ".status.conditions[?(@.type==\"Blocked\")].status"
     ),
     printcolumn(
+        name = "Why",
+        type_ = "string",
+        description = "What blocks the group; for a change that no updater covers its first path",
+        json_path = ".status.conditions[?(@.type==\"Blocked\")].message"
+    ),
+    printcolumn(
+        name = "Answer",
+        type_ = "string",
+        description = "What Cluster API was answered last: in place, replaced, preserved, not now",
+        json_path = ".status.conditions[?(@.type==\"Covered\")].reason"
+    ),
+    printcolumn(
+        name = "Uncovered",
+        type_ = "string",
+        json_path = ".status.uncovered[*]",
+        priority = 1
+    ),
+    printcolumn(
         name = "Age",
         type_ = "date",
         json_path = ".metadata.creationTimestamp"
@@ -78,6 +96,9 @@ pub struct UpdateGroupStatus {
     /// How many slots there are.
     #[serde(default)]
     pub limit: i32,
+    /// How many claims there have been.
+    #[serde(default)]
+    pub claims: i64,
     /// Machines that asked for a slot and wait, with what they wait for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
@@ -88,7 +109,7 @@ pub struct UpdateGroupStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["step"]))]
     pub durations: Vec<StepDurations>,
-    /// Conditions, keyed by type: `Progressing`, `Blocked`.
+    /// Conditions, keyed by type: `Progressing`, `Blocked`, `Covered`, `PolicyUnderstood`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -109,6 +130,10 @@ pub struct Slot {
     pub node_update: String,
     /// Since when.
     pub since: Time,
+    /// Which claim of the group this is, from 1. A plan of the host is opened for a claim that is
+    /// newer than the one that was given back last (`HostPlan.spec.returnedClaim`).
+    #[serde(default)]
+    pub claim: i64,
 }
 
 /// A Machine that waits for a slot.

@@ -32,6 +32,14 @@ pub use update::track_update;
 /// The manager that stands for everything that was there before anybody applied
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 
+/// The manager that kubectl's server-side apply has unless somebody names another
+const KUBECTL: &str = "kubectl";
+
+/// Where kubectl's client-side apply keeps what it applied
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+const LAST_APPLIED_POINTER: &str =
+    "/metadata/annotations/kubectl.kubernetes.io~1last-applied-configuration";
+
 /// Fields of `metadata` that the server writes: nobody owns them, and an apply cannot set them
 const SERVER_METADATA: [&str; 8] = [
     "creationTimestamp",
@@ -124,7 +132,9 @@ pub fn apply(r: ApplyRequest<'_>) -> Result<Value, ApplyError> {
     let mut touched = std::mem::take(&mut changes.modified);
     touched.merge(changes.added);
     touched.strip_unowned();
-    let conflicts = managers.conflicts(&me, &touched);
+    let mut disputed = touched.clone();
+    disputed.subtract(&client_side(&r));
+    let conflicts = managers.conflicts(&me, &disputed);
     if !conflicts.is_empty() && !r.force {
         return Err(ApplyError::Conflicts(conflicts));
     }
@@ -174,6 +184,37 @@ fn prepare_config(r: &ApplyRequest<'_>) -> Result<Value, ApplyError> {
     let mut config = Value::Object(config);
     drop_nulls(r.schema.root(), &mut config);
     Ok(config)
+}
+
+/// The fields that kubectl's client-side apply set and that are still as it set them: its
+/// server-side apply takes them over without a conflict
+fn client_side(r: &ApplyRequest<'_>) -> PathSet {
+    let last = r
+        .live
+        .filter(|_| r.manager == KUBECTL)
+        .and_then(|live| live.pointer(LAST_APPLIED_POINTER)?.as_str())
+        .and_then(|text| serde_json::from_str::<Value>(text).ok());
+    let (Some(live), Some(last)) = (r.live, last) else {
+        return PathSet::default();
+    };
+    let node = r.schema.root();
+    let mut fields = merge::applied_fields(&last, node);
+    fields.subtract(&diff::diff(Some(live), &last, node).modified);
+    fields
+}
+
+/// Keeps the annotation of kubectl's client-side apply true after its server-side apply
+pub(crate) fn update_last_applied(manager: &str, config: &Value, merged: &mut Value) {
+    if manager != KUBECTL {
+        return;
+    }
+    if let Some(annotation) = merged.pointer_mut(LAST_APPLIED_POINTER) {
+        let mut config = config.clone();
+        if let Some(Value::Object(annotations)) = config.pointer_mut("/metadata/annotations") {
+            annotations.remove(LAST_APPLIED);
+        }
+        *annotation = Value::from(format!("{config}\n"));
+    }
 }
 
 /// The part of a set that a request through this endpoint may own

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{ApplyError, ApplyRequest, Conflict, apply, track_update};
+use super::{ApplyError, ApplyRequest, Conflict, apply, track_update, update_last_applied};
 use crate::schema::Schema;
 
 /// A CRD with every kind of list and map
@@ -385,4 +385,39 @@ pub(super) fn with(object: &Value, pointer: &str, value: Value) -> Value {
     let (parent, key) = pointer.rsplit_once('/').unwrap();
     object.pointer_mut(parent).unwrap()[key] = value;
     object
+}
+
+#[test]
+fn kubectl_takes_over_what_it_applied_client_side_and_nobody_changed() {
+    let schema = schema();
+    let last = r#"{"spec":{"replicas":1,"paused":true}}"#;
+    let note = "kubectl.kubernetes.io/last-applied-configuration";
+    let mut live = json!({"apiVersion": "example.com/v1", "kind": "Thing",
+        "metadata": {"name": "a", "annotations": {note: last}},
+        "spec": {"replicas": 1, "paused": false}});
+    let manager = "kubectl-client-side-apply";
+    track_update(
+        None,
+        &mut live,
+        manager,
+        "example.com/v1",
+        "",
+        at(0),
+        &schema,
+    );
+    let config = |spec: Value| {
+        json!({"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "a"},
+            "spec": spec})
+    };
+    let wanted = config(json!({"replicas": 3}));
+    let mut merged = apply(request(Some(&live), &wanted, "kubectl", &schema)).unwrap();
+    assert_eq!(merged["spec"], json!({"replicas": 3, "paused": false}));
+    update_last_applied("kubectl", &wanted, &mut merged);
+    let kept = merged["metadata"]["annotations"][note].as_str().unwrap();
+    assert_eq!(serde_json::from_str::<Value>(kept).unwrap(), wanted);
+    // Somebody changed it since, or another manager asks: a conflict as ever.
+    let wanted = config(json!({"paused": true}));
+    assert!(apply(request(Some(&live), &wanted, "kubectl", &schema)).is_err());
+    let wanted = config(json!({"replicas": 3}));
+    assert!(apply(request(Some(&live), &wanted, "other", &schema)).is_err());
 }

@@ -8,7 +8,7 @@ use refit_api::{
 use refit_core::rollout::control_plane::Component;
 use serde_json::{Value, json};
 
-use super::Plane;
+use super::{Plane, remediation::REMEDIATION_FOR};
 use crate::{
     live::Live,
     templates::{Pairs, Template, owner, pairs},
@@ -147,7 +147,7 @@ pub(super) fn updated(plane: &Plane, live: &Live<Machine>) -> Value {
 }
 
 fn of_live(plane: &Plane, live: &Live<Machine>, version: Value) -> Value {
-    machine(
+    let mut intent = machine(
         plane,
         &Own {
             name: &live.name_any(),
@@ -156,7 +156,12 @@ fn of_live(plane: &Plane, live: &Live<Machine>, version: Value) -> Value {
             infrastructure: live.at("/spec/infrastructureRef").clone(),
             bootstrap: live.at("/spec/bootstrap/configRef").clone(),
         },
-    )
+    );
+    // Given at its creation, by the same manager: an intent without it would take it away.
+    if let Some(made_for) = live.annotations().get(REMEDIATION_FOR) {
+        intent["metadata"]["annotations"][REMEDIATION_FOR] = json!(made_for);
+    }
+    intent
 }
 
 /// An infrastructure machine; `marked` while it is being updated.

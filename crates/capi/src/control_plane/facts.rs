@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 use refit_api::{capi::Machine, conditions, keys};
 use refit_core::rollout::control_plane::{Component, ControlPlane, ControlPlaneMachine};
@@ -26,8 +26,8 @@ use crate::{
 pub(super) struct Fact {
     /// For the condition `UpToDate`.
     pub(super) messages: Vec<String>,
-    /// It is outdated by date only; no update in place helps.
-    pub(super) expired: bool,
+    /// How many of them are about a date; no update in place helps against those.
+    pub(super) by_date: usize,
 }
 
 impl Fact {
@@ -37,7 +37,7 @@ impl Fact {
     }
 
     fn spec_matches(&self) -> bool {
-        self.messages.len() == usize::from(self.expired)
+        self.messages.len() == self.by_date
     }
 }
 
@@ -74,6 +74,10 @@ fn compare(
     if expired {
         messages.push("KubeadmControlPlane spec.rolloutAfter expired".to_owned());
     }
+    let certificates = certificates_expire(plane, machine, now);
+    if certificates {
+        messages.push("Certificates will expire soon, rollout required".to_owned());
+    }
     let has = machine.spec.version.as_deref().unwrap_or_default();
     let wants = plane.object.spec.version.as_str();
     if has != wants {
@@ -92,7 +96,27 @@ fn compare(
         let kind = &machine.spec.infrastructure_ref.kind;
         messages.push(format!("{kind} is not up-to-date"));
     }
-    Fact { messages, expired }
+    Fact {
+        messages,
+        by_date: usize::from(expired) + usize::from(certificates),
+    }
+}
+
+/// Whether a machine's certificates end within `spec.rollout.before.certificatesExpiryDays`. When
+/// they end is reported on the Machine; where nobody reports it, nothing is known.
+fn certificates_expire(plane: &Plane, machine: &Live<Machine>, now: Timestamp) -> bool {
+    let days = plane
+        .object
+        .at("/spec/rollout/before/certificatesExpiryDays")
+        .as_i64();
+    let end = machine.at("/status/certificatesExpiryDate").as_str();
+    let end = end.and_then(|end| end.parse::<Timestamp>().ok());
+    match (days, end) {
+        (Some(days), Some(end)) => {
+            end.duration_since(now) <= SignedDuration::from_hours(days.saturating_mul(24))
+        }
+        _ => false,
+    }
 }
 
 /// Whether an infrastructure machine says it was made of the present template; one that says
@@ -160,7 +184,7 @@ fn of_machine(machine: &Live<Machine>, fact: Option<&Fact>) -> ControlPlaneMachi
         annotations: machine.annotations().clone(),
         deleting: machine.is_deleting(),
         up_to_date: fact.is_none_or(Fact::spec_matches),
-        expired: fact.is_some_and(|fact| fact.expired),
+        expired: fact.is_some_and(|fact| fact.by_date > 0),
         has_node: status.is_some_and(|status| status.node_ref.is_some()),
         unhealthy: all
             .into_iter()
@@ -271,7 +295,7 @@ mod tests {
                 "DockerMachine is not up-to-date",
             ]
         );
-        assert!(fact.expired && !fact.spec_matches());
+        assert!(fact.by_date == 1 && !fact.spec_matches());
     }
 
     #[test]
@@ -285,6 +309,20 @@ mod tests {
             now(),
         );
         assert_eq!(fact, Fact::default());
+    }
+
+    #[test]
+    fn certificates_are_renewed_before_they_end() {
+        let plane = plane(json!({"before": {"certificatesExpiryDays": 30}}));
+        let until = |end: Value| {
+            let mut json = machine("v1.35.0").json().clone();
+            json["status"] = json!({"certificatesExpiryDate": end});
+            let fact = compare(&plane, &Live::read(json).unwrap(), None, None, now());
+            fact.by_date
+        };
+        assert_eq!(until(json!("2026-03-03T00:00:00Z")), 1);
+        assert_eq!(until(json!("2026-03-04T00:00:00Z")), 0);
+        assert_eq!(until(Value::Null), 0);
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! KubeadmControlPlane: its machines, one at a time (`spec/capi.md 2`; the numbers in comments are
 //! the steps of its section 2.1).
 //!
-//! Not done here, because no test or sandbox needs it: adoption of foreign Machines, remediation,
-//! etcd membership (a member's health is its pod's), kube-proxy and CoreDNS, certificates.
+//! Not done here, because no test or sandbox needs it: adoption of foreign Machines, etcd membership (a member's health is its pod's), kube-proxy and CoreDNS, certificates.
 
 mod can_update;
 mod config_map;
@@ -10,6 +9,8 @@ mod desired;
 mod diff;
 mod facts;
 mod health;
+mod remediate;
+mod remediation;
 mod scale;
 mod status;
 mod trigger;
@@ -154,6 +155,12 @@ async fn step(context: &Arc<Context>, plane: &Plane) -> Result<Action, Error> {
     health::write(context, plane, &facts).await?; // 6
     let mut input = facts::snapshot(context, plane, &facts);
     let mut decision = decide(&input);
+    // 9 goes before 10: what was begun is written to its end.
+    if !matches!(decision, Decision::CompleteTrigger(_))
+        && let Some(action) = remediate::run(context, plane).await?
+    {
+        return Ok(action);
+    }
     let is_rollout = facts.values().any(|fact| !fact.is_up_to_date());
     let is_updating = matches!(
         decision,

@@ -11,7 +11,7 @@ use refit_core::rollout::control_plane::ScaleDownReason;
 use refit_kube::ObjectKey;
 use serde_json::json;
 
-use super::{Plane, desired, facts};
+use super::{Plane, desired, facts, remediate, remediation::REMEDIATION_FOR};
 use crate::{
     context::Context,
     error::Error,
@@ -50,7 +50,10 @@ pub(super) async fn up(context: &Arc<Context>, plane: &Plane) -> Result<(), Erro
         .await?;
 
     let domain = emptiest_failure_domain(context, plane);
-    let intent = desired::new(plane, &name, &infrastructure, domain.as_deref());
+    let mut intent = desired::new(plane, &name, &infrastructure, domain.as_deref());
+    if let Some(noted) = remediate::noted(plane) {
+        intent["metadata"]["annotations"][REMEDIATION_FOR] = json!(noted);
+    }
     tracing::info!(machine = name, join, "a control plane Machine is created");
     context
         .apply(&context.machines, manager, None, intent)

@@ -26,6 +26,11 @@ impl DecisionCache {
             .retain(|_, (_, since)| now.duration_since(*since) < TTL);
         self.0.insert((old, new), (answer, now));
     }
+
+    /// Forgets what was answered about a MachineSet that is gone.
+    pub(crate) fn forget(&mut self, set: &ObjectKey) {
+        self.0.retain(|(old, new), _| old != set && new != set);
+    }
 }
 
 /// When UpdateMachine may be called again for a Machine, and what it said last
@@ -106,6 +111,9 @@ mod tests {
         );
         assert_eq!(cache.get(&key("old"), &key("new"), at(day)), None);
         assert_eq!(cache.get(&key("new"), &key("old"), at(0)), None);
+        cache.forget(&key("old"));
+        assert_eq!(cache.get(&key("old"), &key("new"), at(0)), None);
+        assert!(cache.get(&key("older"), &key("new"), at(0)).is_some());
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(crate) use cache::{CallCache, DecisionCache};
 pub(crate) use client::{HookClient, Refusal, Target};
 pub(crate) use discovery::validate;
 pub(crate) use patch::{MachineSetVerdict, MachineVerdict, strip};
-pub(crate) use registry::only_one;
+pub(crate) use registry::{only_one, selects};
 
 /// Why a hook could not be called, or gave no answer that counts. The texts are Cluster API's.
 #[derive(Debug, thiserror::Error)]

@@ -108,8 +108,8 @@ fn handlers_of(
         .collect()
 }
 
-/// Whether a namespace selector selects labels. None at all selects nothing.
-fn selects(selector: Option<&LabelSelector>, labels: &BTreeMap<String, String>) -> bool {
+/// Whether a selector selects labels. None at all selects nothing.
+pub(crate) fn selects(selector: Option<&LabelSelector>, labels: &BTreeMap<String, String>) -> bool {
     selector
         .and_then(|selector| Selector::try_from(selector.clone()).ok())
         .is_some_and(|selector| selector.matches(labels))

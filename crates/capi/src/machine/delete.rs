@@ -146,7 +146,7 @@ async fn drained(
             extra: Map::new(),
         }));
     };
-    let left = drain::drain(&reached.client.0, &node).await?;
+    let left = drain::drain(&reached.client.0, &node, now).await?;
     if left.is_empty() {
         return Ok(None);
     }

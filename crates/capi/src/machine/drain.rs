@@ -1,5 +1,6 @@
 //! Emptying the Node of a Machine that is being deleted, as well as that goes.
 
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
     Api, Client, ResourceExt as _,
@@ -8,22 +9,31 @@ use kube::{
 use refit_kube::apply::is_not_found;
 use serde_json::json;
 
-use crate::error::Error;
+use crate::{error::Error, workload::ready_condition};
 
 /// Marks the mirror of a static pod: the API server cannot evict what only the kubelet runs.
 const MIRROR: &str = "kubernetes.io/config.mirror";
+/// For how long a pod of an unreachable Node is waited for after its end.
+const GIVEN_UP: SignedDuration = SignedDuration::from_mins(5);
 
 /// Cordons a Node and evicts its pods. Answers which pods are still there; none means it is empty.
-pub(super) async fn drain(client: &Client, node: &str) -> Result<Vec<String>, Error> {
-    if !cordon(client, node).await? {
+pub(super) async fn drain(
+    client: &Client,
+    node: &str,
+    now: Timestamp,
+) -> Result<Vec<String>, Error> {
+    let Some(unreachable) = cordon(client, node).await? else {
         return Ok(Vec::new());
-    }
+    };
     let all: Api<Pod> = Api::all(client.clone());
     let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
     let pods = all.list(&params).await;
     let pods = pods.map_err(Error::api(format!("list the pods of Node {node}")))?;
     let mut left = Vec::new();
     for pod in pods.items.iter().filter(|pod| has_to_go(pod)) {
+        if unreachable && is_given_up(pod, now) {
+            continue;
+        }
         let namespace = pod.namespace().unwrap_or_default();
         let name = pod.name_any();
         if pod.metadata.deletion_timestamp.is_none() {
@@ -43,14 +53,15 @@ pub(super) async fn drain(client: &Client, node: &str) -> Result<Vec<String>, Er
     Ok(left)
 }
 
-/// Cordons a Node; `false` if there is no such Node.
-async fn cordon(client: &Client, node: &str) -> Result<bool, Error> {
+/// Cordons a Node, and answers whether its kubelet fell silent; `None` if there is no such Node.
+async fn cordon(client: &Client, node: &str) -> Result<Option<bool>, Error> {
     let api: Api<Node> = Api::all(client.clone());
     let found = match api.get(node).await {
         Ok(found) => found,
-        Err(error) if is_not_found(&error) => return Ok(false),
+        Err(error) if is_not_found(&error) => return Ok(None),
         Err(error) => return Err(Error::api(format!("read Node {node}"))(error)),
     };
+    let unreachable = is_unreachable(&found);
     let spec = found.spec.unwrap_or_default();
     if spec.unschedulable != Some(true) {
         let body = json!({"spec": {"unschedulable": true}});
@@ -59,7 +70,18 @@ async fn cordon(client: &Client, node: &str) -> Result<bool, Error> {
             .await;
         outcome.map_err(Error::api(format!("cordon Node {node}")))?;
     }
-    Ok(true)
+    Ok(Some(unreachable))
+}
+
+/// Whether nobody has heard of a Node's kubelet: its pods never end.
+fn is_unreachable(node: &Node) -> bool {
+    ready_condition(node).is_some_and(|(status, _, _)| status == "Unknown")
+}
+
+/// Whether a pod should have ended so long ago that its kubelet will not end it any more.
+fn is_given_up(pod: &Pod, now: Timestamp) -> bool {
+    let end = pod.metadata.deletion_timestamp.as_ref();
+    end.is_some_and(|end| now.duration_since(end.0) > GIVEN_UP)
 }
 
 /// Whether a pod has to leave before its Node can go: not those of DaemonSets, static pods and
@@ -84,6 +106,29 @@ mod tests {
 
     fn pod(metadata: Value, phase: &str) -> Pod {
         serde_json::from_value(json!({"metadata": metadata, "status": {"phase": phase}})).unwrap()
+    }
+
+    #[test]
+    fn pods_of_a_silent_kubelet_are_given_up_after_a_while() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let leaving = pod(
+            json!({"name": "p", "deletionTimestamp": "1970-01-01T00:00:30Z"}),
+            "Running",
+        );
+        assert!(!is_given_up(&leaving, at(330)));
+        assert!(is_given_up(&leaving, at(331)));
+        assert!(!is_given_up(
+            &pod(json!({"name": "p"}), "Running"),
+            at(9999)
+        ));
+        let node = |status: &str| -> Node {
+            serde_json::from_value(json!({"metadata": {"name": "n"}, "status": {"conditions": [
+                {"type": "Ready", "status": status},
+            ]}}))
+            .unwrap()
+        };
+        assert!(is_unreachable(&node("Unknown")));
+        assert!(!is_unreachable(&node("False")));
     }
 
     #[test]

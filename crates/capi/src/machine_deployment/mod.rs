@@ -1,6 +1,7 @@
 //! MachineDeployment: which MachineSets there should be now (`spec/capi.md 3`).
 
 mod can_update;
+mod cleanup;
 mod desired;
 mod status;
 
@@ -54,7 +55,8 @@ pub(crate) async fn reconcile(context: &Arc<Context>, key: &ObjectKey) -> Result
     // As in Cluster API, status is written however the rollout went.
     let group = Group::load(context, group.deployment)?;
     status::write(context, &group).await?;
-    outcome.map(|()| Action::Done)
+    cleanup::run(context, &group, &outcome?).await?;
+    Ok(Action::Done)
 }
 
 impl Group {
@@ -121,8 +123,9 @@ fn new_name(
     }
 }
 
-/// Plans, asks the extension what the plan needs to know, and writes the plan.
-async fn roll_out(context: &Arc<Context>, group: &Group) -> Result<(), Error> {
+/// Plans, asks the extension what the plan needs to know, and writes the plan. Answers which
+/// MachineSet is the current one.
+async fn roll_out(context: &Arc<Context>, group: &Group) -> Result<String, Error> {
     let mut decisions = Decisions::new();
     let plan = loop {
         let input = PlanInput {
@@ -146,7 +149,8 @@ async fn roll_out(context: &Arc<Context>, group: &Group) -> Result<(), Error> {
             decisions.insert((old.clone(), new.clone()), answer);
         }
     };
-    write(context, group, &plan).await
+    write(context, group, &plan).await?;
+    Ok(plan.current)
 }
 
 /// Writes the current MachineSet first, then the old ones, oldest first (`spec/capi.md 3.2`).

@@ -35,6 +35,15 @@ pub(super) async fn write(context: &Context, group: &Group) -> Result<(), Error>
     Ok(())
 }
 
+/// Whether a rollout has nothing left to do: every Machine is there, current and available.
+pub(super) fn is_complete(group: &Group) -> bool {
+    let counts = count(group);
+    let wanted = group.snapshot.replicas;
+    [counts.replicas, counts.up_to_date, counts.available]
+        .iter()
+        .all(|count| *count == wanted)
+}
+
 /// What all MachineSets say together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts {

@@ -1,9 +1,11 @@
 //! MachineSet: which Machines there should be, and both sides of a move (`spec/capi.md 3.5`).
 
+mod adoption;
 mod create;
 mod desired;
 mod moving;
 mod preflight;
+mod remediation;
 
 pub(crate) use moving::mark_pending;
 
@@ -53,9 +55,15 @@ pub(crate) async fn reconcile(context: &Arc<Context>, key: &ObjectKey) -> Result
 }
 
 async fn step(context: &Arc<Context>, set: &Live<MachineSet>) -> Result<Action, Error> {
+    adoption::adopt(context, set).await?;
+    let waits = remediation::run(context, set).await?;
     sync_machines(context, set).await?;
     moving::trigger(context, set).await?;
-    sync_number(context, set).await
+    let action = sync_number(context, set).await?;
+    Ok(match (action, waits) {
+        (Action::Done, Some(wait)) => wait,
+        (action, _) => action,
+    })
 }
 
 fn machines(context: &Context, set: &Live<MachineSet>) -> Vec<Arc<Live<Machine>>> {

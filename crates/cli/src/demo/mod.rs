@@ -1,19 +1,20 @@
 //! `refit demo`: the product's main job on simulated hosts.
 
 mod outcome;
-mod plan;
-mod progress;
+pub(crate) mod plan;
 mod report;
 mod run;
 
 use std::{path::PathBuf, process::ExitCode};
 
-use crate::printer::{Format, Printer};
+use crate::{
+    exit::{by_signal, interrupted},
+    global::GlobalArgs,
+    printer::{Format, Printer},
+};
 
 /// Exit code where a machine was replaced that nobody asked to replace.
 const EXIT_REPLACED: u8 = 3;
-/// Exit code of a process that a signal ended, as shells count: this and the signal's number.
-const EXIT_BY_SIGNAL: u8 = 128;
 
 /// Flags of `refit demo`.
 #[derive(Debug, clap::Args)]
@@ -56,8 +57,8 @@ fn speed(text: &str) -> Result<f64, String> {
 }
 
 /// Runs the demo.
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let printer = Printer::of_process(args.output);
+pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    let printer = Printer::new(args.output, global);
     let manifests = plan::read(&args.manifests)?;
     let runtime = refit_sandbox::world::runtime()?;
     let code = runtime.block_on(async {
@@ -72,7 +73,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 // Whoever interrupts may have closed our output already.
                 let line = if printer.shows_bars() { "\n" } else { "" };
                 let _ = printer.note(&format!("{line}interrupted; nothing is left behind"));
-                Ok(ExitCode::from(EXIT_BY_SIGNAL + number))
+                Ok(by_signal(number))
             }
             code = demo => code,
         }
@@ -80,21 +81,4 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     // A blocking beat of the pacer may still be under way; nothing waits for it.
     runtime.shutdown_background();
     code
-}
-
-/// Waits for SIGINT or SIGTERM and returns its number.
-async fn interrupted() -> u8 {
-    use tokio::signal::unix::{SignalKind, signal};
-    let wait = async |kind| match signal(kind) {
-        Ok(mut stream) => {
-            stream.recv().await;
-        }
-        // Without a handler the signal ends the process by itself.
-        Err(_) => std::future::pending().await,
-    };
-    tokio::select! {
-        biased;
-        () = wait(SignalKind::interrupt()) => 2,
-        () = wait(SignalKind::terminate()) => 15,
-    }
 }

@@ -5,7 +5,7 @@ use refit_core::{
     rollout::{IntOrPercent, Strategy, predict},
     version::{Hop, KubernetesVersion},
 };
-use refit_sandbox::manifests::{self, Manifest};
+use refit_sandbox::manifests::{self, LoadError, Manifest};
 use serde_json::{Value, json};
 
 use super::report::GroupRule;
@@ -30,8 +30,6 @@ pub(crate) struct Group {
     pub(crate) version: KubernetesVersion,
     /// Whether it is a control plane.
     pub(crate) control_plane: bool,
-    /// The rollout ends without a user's help.
-    pub(crate) ends: bool,
 }
 
 impl Group {
@@ -81,7 +79,7 @@ impl Plan {
 }
 
 /// Reads the manifests, or takes the example.
-pub(crate) fn read(files: &[std::path::PathBuf]) -> Result<Vec<Manifest>, manifests::LoadError> {
+pub(crate) fn read(files: &[std::path::PathBuf]) -> Result<Vec<Manifest>, LoadError> {
     if files.is_empty() {
         manifests::parse([(EXAMPLE.0, EXAMPLE.1.as_bytes())])
     } else {
@@ -95,6 +93,9 @@ pub(crate) fn make(
     no_surge: bool,
     to: Option<&str>,
 ) -> anyhow::Result<Plan> {
+    if !no_surge {
+        refuse_on_delete(&loaded)?;
+    }
     let kept = loaded
         .iter()
         .filter(|m| !m.acted_on())
@@ -110,12 +111,38 @@ pub(crate) fn make(
     }
     groups.sort_by_key(|group| !group.control_plane);
     let target = target(&groups, to)?;
+    for group in groups.iter_mut().filter(|g| g.version == target) {
+        group.rule.replaces = 0;
+    }
     Ok(Plan {
         objects,
         kept,
         groups,
         target,
     })
+}
+
+/// With `OnDelete` Cluster API waits for somebody to delete machines and never updates in place.
+fn refuse_on_delete(loaded: &[Manifest]) -> Result<(), LoadError> {
+    let pointer = "/spec/rollout/strategy/type";
+    let waits = |manifest: &&Manifest| {
+        text(&manifest.object, "/kind") == "MachineDeployment"
+            && text(&manifest.object, pointer) == "OnDelete"
+            && manifest.object.pointer("/spec/replicas") != Some(&json!(0))
+    };
+    let problems: Vec<_> = loaded
+        .iter()
+        .filter(waits)
+        .map(|manifest| {
+            let want = "RollingUpdate (or --no-surge): with OnDelete Cluster API waits for somebody \
+                        to delete machines and never updates in place";
+            manifest.problem(pointer, format!("{:?}", "OnDelete"), want)
+        })
+        .collect();
+    if problems.is_empty() {
+        return Ok(());
+    }
+    Err(LoadError::Invalid(problems))
 }
 
 fn group(object: &Value) -> anyhow::Result<Option<Group>> {
@@ -141,8 +168,6 @@ fn group(object: &Value) -> anyhow::Result<Option<Group>> {
     let max_surge = IntOrPercent::try_from(&surge).with_context(|| name.clone())?;
     let prediction = if control_plane {
         predict::control_plane(replicas, max_surge.rounded_up(replicas))
-    } else if text(object, "/spec/rollout/strategy/type") == "OnDelete" {
-        predict::machine_deployment(replicas, &Strategy::OnDelete)
     } else {
         let unavailable = IntOrPercent::try_from(&rolling("maxUnavailable", json!(0)))?;
         predict::machine_deployment(replicas, &Strategy::rolling_update(max_surge, unavailable))
@@ -159,7 +184,6 @@ fn group(object: &Value) -> anyhow::Result<Option<Group>> {
         replicas,
         version: text(object, version).parse().with_context(|| name)?,
         control_plane,
-        ends: prediction.ends || replicas == 0,
     }))
 }
 
@@ -189,11 +213,16 @@ fn target(groups: &[Group], to: Option<&str>) -> anyhow::Result<KubernetesVersio
     } else {
         "the default target"
     };
+    let mut work = false;
     for group in groups {
         let version = &group.version;
         let fault = match version.hop_to(&target) {
-            Hop::Patch | Hop::Minor => continue,
-            Hop::Same => "that is what it runs already".to_owned(),
+            Hop::Patch | Hop::Minor => {
+                work = true;
+                continue;
+            }
+            // A group that is there already, as after half an upgrade, is left alone.
+            Hop::Same => continue,
             Hop::TooFar { .. } => format!(
                 "kubeadm does not skip minors: go to {} first",
                 version.next_minor_zero()
@@ -206,12 +235,8 @@ fn target(groups: &[Group], to: Option<&str>) -> anyhow::Result<KubernetesVersio
             group.rule.group
         );
     }
-    if let Some(group) = groups.iter().find(|group| !group.ends) {
-        bail!(
-            "{} has strategy OnDelete: Cluster API waits there for somebody to delete machines and \
-             never updates in place. Set spec.rollout.strategy.type: RollingUpdate, or use --no-surge",
-            group.rule.group
-        );
+    if !work {
+        bail!("{what} {target}: that is what every group runs already");
     }
     Ok(target)
 }
@@ -260,7 +285,39 @@ mod tests {
         let error = |to| example(false, Some(to)).unwrap_err().to_string();
         assert!(error("v1.36.0").contains("go to v1.35.0 first"));
         assert!(error("v1.33.0").contains("does not go back"));
-        assert!(error("v1.34.2").contains("runs already"));
+        assert!(error("v1.34.2").contains("every group runs already"));
         assert!(format!("{:#}", example(false, Some("1.35")).unwrap_err()).contains("vX.Y.Z"));
+    }
+
+    #[test]
+    fn a_group_that_is_there_already_is_left_alone() {
+        let text = EXAMPLE
+            .1
+            .replacen("version: v1.34.2", "version: v1.35.0", 1);
+        let loaded = manifests::parse([("half.yaml", text.as_bytes())]).unwrap();
+        let plan = make(loaded, false, None).unwrap();
+        assert_eq!(plan.target.to_string(), "v1.35.0");
+        assert_eq!(plan.groups[0].version, plan.target);
+        assert_ne!(plan.groups[1].version, plan.target);
+    }
+
+    #[test]
+    fn a_strategy_that_waits_for_somebody_is_refused_where_it_stands() {
+        let second = EXAMPLE.1.rfind("type: RollingUpdate").unwrap();
+        let (head, tail) = EXAMPLE.1.split_at(second);
+        let text = head.to_owned() + &tail.replacen("RollingUpdate", "OnDelete", 1);
+        let load = || manifests::parse([("waits.yaml", text.as_bytes())]).unwrap();
+        let refused = make(load(), false, None).unwrap_err();
+        let Some(LoadError::Invalid(problems)) = refused.downcast_ref() else {
+            panic!("{refused}");
+        };
+        let line = head.lines().count();
+        let where_it_stands = format!("waits.yaml:{line}: MachineDeployment/");
+        assert!(
+            problems[0].to_string().starts_with(&where_it_stands),
+            "{}",
+            problems[0]
+        );
+        assert!(make(load(), true, None).is_ok());
     }
 }

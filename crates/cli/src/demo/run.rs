@@ -1,6 +1,10 @@
 //! Brings the cluster up, changes the version as a user would, and watches.
 
-use std::{collections::BTreeMap, process::ExitCode, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::{Context as _, bail};
 use kube::{Api, ResourceExt as _, api::ListParams};
@@ -12,10 +16,12 @@ use refit_sandbox::world::{
 use super::{
     outcome::{Outcome, Timing},
     plan::{Plan, group_name},
-    progress::{Board, Step},
     report::{Identity, Work, rows},
 };
-use crate::printer::{Printer, duration};
+use crate::{
+    printer::{Printer, duration},
+    progress::{Board, Step, is_done},
+};
 
 /// How long the machines may take to come up, in simulated time.
 const BRING_UP: Duration = Duration::from_hours(1);
@@ -102,6 +108,7 @@ fn introduce(printer: Printer, plan: &Plan, speed: f64, no_surge: bool) -> anyho
             "machines"
         };
         let fate = match group.rule.replaces {
+            _ if group.version == plan.target => "left alone: that is the target".to_owned(),
             0 => "all updated in place".to_owned(),
             n => format!(
                 "{n} of them replaced by Cluster API, for its maxSurge is {}",
@@ -146,6 +153,12 @@ async fn bring_up(
     Ok(())
 }
 
+/// Characters of the longest name.
+fn widest(rows: &[MachineProgress]) -> usize {
+    let names = rows.iter().map(|row| row.machine.len());
+    names.max().unwrap_or_default()
+}
+
 /// Shows progress until every machine is done, or nothing moves any more.
 async fn watch(
     printer: Printer,
@@ -155,27 +168,32 @@ async fn watch(
 ) -> anyhow::Result<()> {
     let start = world.now();
     let target = plan.target.to_string();
-    let width = feed
+    let done_before: BTreeSet<String> = feed
         .current()
         .iter()
-        .map(|row| row.machine.len())
-        .max()
-        .unwrap_or_default();
-    let mut board = Board::new(printer, width);
+        .filter(|row| is_done(row, &target))
+        .map(|row| row.machine.clone())
+        .collect();
+    let mut board = Board::new(printer, widest(&feed.current()));
     let mut moved = start;
     loop {
         let mut rows = feed.current();
         rows.sort_by(|a, b| (!a.control_plane, &a.machine).cmp(&(!b.control_plane, &b.machine)));
         let elapsed = world.now().duration_since(start).as_secs();
         for row in &rows {
-            board.show(&row.machine, &step(row, &target), elapsed)?;
+            let untouched = done_before.contains(&row.machine);
+            board.show(&row.machine, &step(row, &target, untouched), elapsed)?;
         }
         board.gone(
             |machine| !rows.iter().any(|row| row.machine == machine),
             elapsed,
         )?;
         let done = rows.iter().filter(|row| is_done(row, &target)).count();
-        board.sum_up(done, rows.len(), elapsed);
+        board.sum_up(
+            done,
+            rows.len(),
+            format!("{} of simulated time", duration(elapsed)),
+        );
         if world.is_updated(&target) && rows.iter().all(|row| is_done(row, &target)) {
             board.finish()?;
             return Ok(());
@@ -201,63 +219,18 @@ async fn watch(
     }
 }
 
-fn is_done(row: &MachineProgress, target: &str) -> bool {
-    row.wanted_version == target
-        && row.kubelet_version == target
-        && row.machine_phase == "Running"
-        && row.phase.is_none_or(refit_api::refit::Phase::is_final)
-}
-
-fn step(row: &MachineProgress, target: &str) -> Step {
-    let percent = u64::try_from(row.percent.clamp(0, 100)).unwrap_or_default();
-    match row.phase {
-        _ if is_done(row, target) && row.phase.is_some() => Step {
-            phase: "Updated".to_owned(),
-            detail: "same machine".to_owned(),
-            percent: 100,
-            remaining_seconds: None,
-        },
-        _ if is_done(row, target) => Step {
-            phase: "Ready".to_owned(),
-            detail: "a new machine".to_owned(),
-            percent: 100,
-            remaining_seconds: None,
-        },
-        Some(phase) => {
-            let detail = if row.step.is_empty() {
-                row.message.clone()
-            } else {
-                row.step.clone()
-            };
-            Step {
-                phase: format!("{phase:?}"),
-                detail,
-                percent,
-                remaining_seconds: row.remaining_seconds.filter(|rest| *rest > 0),
-            }
-        }
-        None if row.machine_phase == "Deleting" => Step {
-            phase: "Deleting".to_owned(),
-            detail: "Cluster API replaces it".to_owned(),
-            percent,
-            remaining_seconds: None,
-        },
-        None if row.wanted_version != target => Step {
-            phase: "Waiting".to_owned(),
-            detail: "not its turn yet".to_owned(),
-            percent,
-            remaining_seconds: None,
-        },
-        None => Step {
-            phase: match row.machine_phase.as_str() {
-                "" => "Pending".to_owned(),
-                phase => phase.to_owned(),
-            },
-            detail: String::new(),
-            percent,
-            remaining_seconds: None,
-        },
+/// Where a machine is; one that came up during the run is a new one.
+fn step(row: &MachineProgress, target: &str, untouched: bool) -> Step {
+    let mut step = crate::progress::step(row, target);
+    if is_done(row, target) && row.phase.is_none() {
+        let detail = if untouched {
+            "runs the target already"
+        } else {
+            "a new machine"
+        };
+        detail.clone_into(&mut step.detail);
     }
+    step
 }
 
 /// What the groups and updates say they wait for.

@@ -3,17 +3,17 @@
 //! Everything is read from caches. What the request says of annotations is not trusted: policy is
 //! read from the live owner and Cluster.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use kube::ResourceExt as _;
 use refit_api::{
-    capi::{Cluster, Machine, update_in_progress},
+    capi::{Machine, update_in_progress},
     keys,
     refit::NodeUpdate,
 };
 use refit_core::{
     change::{
-        Level, NotReady, Objects, Policy, Verdict, built_in, cover, policy, verdict,
+        Level, NotReady, Objects, Policy, Verdict, built_in, cover, verdict,
         verdict::{Unfinished, control_plane_behind},
     },
     version::KubernetesVersion,
@@ -25,6 +25,7 @@ use crate::{
     context::Context,
     groups::{Group, controller_of, group_of, group_of_set, machines_of, phase_of},
     host_plan::{HostReport, host_report},
+    policy::{live_policy, unknown},
 };
 
 /// Answers CanUpdateMachine.
@@ -134,50 +135,6 @@ fn synced_key(ctx: &Context, current: &Objects) -> Result<ObjectKey, NotReady> {
     wire::key_of(&current.owner).ok_or_else(|| NotReady::BadRequest {
         reason: "the current object has no name".to_owned(),
     })
-}
-
-fn unknown(kind: &str, key: &ObjectKey) -> NotReady {
-    NotReady::ObjectUnknown {
-        kind: kind.to_owned(),
-        name: key.to_string(),
-    }
-}
-
-/// The policy as the live owner and Cluster say it.
-fn live_policy(ctx: &Context, group: &Group) -> Result<Policy, NotReady> {
-    let owner = owner_annotations(ctx, group)?;
-    let key = ObjectKey::new(&group.key.namespace, &group.spec.cluster_name);
-    let cluster: Arc<Cluster> = ctx
-        .stores
-        .clusters
-        .get(&key)
-        .ok_or_else(|| unknown("Cluster", &key))?;
-    Ok(policy(
-        &owner,
-        cluster.annotations(),
-        ctx.settings.on_uncovered,
-    ))
-}
-
-fn owner_annotations(ctx: &Context, group: &Group) -> Result<BTreeMap<String, String>, NotReady> {
-    let (stores, key) = (&ctx.stores, group.owner_key());
-    let kind = group.spec.owner.kind.as_str();
-    let found = match kind {
-        "KubeadmControlPlane" => stores
-            .control_planes
-            .get(&key)
-            .map(|o| o.annotations().clone()),
-        "MachineDeployment" => stores
-            .machine_deployments
-            .get(&key)
-            .map(|o| o.annotations().clone()),
-        "MachineSet" => stores
-            .machine_sets
-            .get(&key)
-            .map(|o| o.annotations().clone()),
-        _ => None,
-    };
-    found.ok_or_else(|| unknown(kind, &key))
 }
 
 /// Another machine of the control plane that is not finished (`architecture 4`: one at a time).

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::Condition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{Api, ResourceExt as _};
 use refit_api::{
     conditions,
@@ -11,7 +11,7 @@ use refit_api::{
 };
 use refit_core::{
     change::{NotReady, Policy, Verdict},
-    group::COVERED,
+    group::{COVERED, answer_blocks, show_policy},
 };
 use refit_kube::{
     apply,
@@ -20,11 +20,9 @@ use refit_kube::{
 
 use crate::{
     context::Context,
-    groups::{Group, ensure_group, owner_generation, owner_reference},
+    groups::{Group, ensure_group, owner_generation, owner_object},
 };
 
-/// Condition of an UpdateGroup: are the annotations of owner and Cluster understood?
-pub(crate) const POLICY_UNDERSTOOD: &str = "PolicyUnderstood";
 /// How many path lines a status carries.
 const MAX_LINES: usize = 64;
 /// How long the answer waits for its own record.
@@ -88,7 +86,7 @@ fn next_status(
     verdict: &Verdict,
     owner_generation: Option<i64>,
 ) -> Option<UpdateGroupStatus> {
-    let mut next = status.clone();
+    let mut next = show_policy(status, policy, now);
     let word = match verdict {
         Verdict::Cover(_) => "True",
         Verdict::NotReady(_) => "Unknown",
@@ -96,26 +94,13 @@ fn next_status(
     };
     let said = (COVERED, word, verdict.reason(), verdict.message());
     // Only what blocks has to be known as outdated later.
-    let generation = owner_generation.filter(|_| !verdict.uncovered().is_empty());
+    let generation = owner_generation.filter(|_| answer_blocks(verdict));
     conditions::set(
         &mut next.conditions,
         now,
         generation,
         (said.0, said.1, said.2, &said.3),
     );
-    match &policy.not_understood {
-        Some((key, value)) => {
-            let message =
-                format!("{key}: {value:?} is not understood; the careful choice is taken");
-            let said = (POLICY_UNDERSTOOD, "False", "UnknownValue", message.as_str());
-            conditions::set(&mut next.conditions, now, None, said);
-        }
-        None if conditions::get(&next.conditions, POLICY_UNDERSTOOD).is_some() => {
-            let said = (POLICY_UNDERSTOOD, "True", "Understood", "");
-            conditions::set(&mut next.conditions, now, None, said);
-        }
-        None => {}
-    }
     next.uncovered = verdict
         .uncovered()
         .iter()
@@ -150,14 +135,7 @@ fn announcement(
         }
     };
     Some(Announcement {
-        about: ObjectReference {
-            api_version: Some(group.spec.owner.api_version.clone()),
-            kind: Some(group.spec.owner.kind.clone()),
-            name: Some(group.spec.owner.name.clone()),
-            namespace: Some(group.key.namespace.clone()),
-            uid: owner_reference(&ctx.stores, group).map(|owner| owner.uid),
-            ..ObjectReference::default()
-        },
+        about: owner_object(&ctx.stores, group),
         type_,
         reason: verdict.reason().to_owned(),
         message: verdict.message(),
@@ -175,7 +153,10 @@ fn occurrence(before: &Condition) -> String {
 #[cfg(test)]
 mod tests {
     use refit_api::keys;
-    use refit_core::change::{OnUncovered, Patches};
+    use refit_core::{
+        change::{OnUncovered, Patches},
+        group::POLICY_UNDERSTOOD,
+    };
 
     use super::*;
 

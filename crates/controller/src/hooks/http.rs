@@ -43,9 +43,12 @@ const DISCARD_BYTES: usize = 3 * MAX_BODY_BYTES;
 /// How long after a missed deadline an UpdateMachine is asked again, in seconds.
 const LATE_RETRY_SECONDS: i32 = 5;
 
-/// Serves hooks and probes.
+/// Serves hooks and probes, or probes alone.
 #[derive(Clone)]
-pub(crate) struct HookService(Arc<Shared>);
+pub(crate) struct HookService {
+    shared: Arc<Shared>,
+    hooks: bool,
+}
 
 struct Shared {
     ctx: Arc<Context>,
@@ -56,12 +59,15 @@ struct Shared {
 
 /// The service of one process.
 pub(crate) fn service(ctx: Arc<Context>) -> HookService {
-    HookService(Arc::new(Shared {
-        ctx,
-        memory: Memory::default(),
-        synced_once: AtomicBool::new(false),
-        large_bodies: Semaphore::new(LARGE_BODIES),
-    }))
+    HookService {
+        shared: Arc::new(Shared {
+            ctx,
+            memory: Memory::default(),
+            synced_once: AtomicBool::new(false),
+            large_bodies: Semaphore::new(LARGE_BODIES),
+        }),
+        hooks: true,
+    }
 }
 
 impl Service<Request<Incoming>> for HookService {
@@ -109,13 +115,24 @@ fn route(path: &str) -> Route {
 }
 
 impl HookService {
+    /// The same without hooks: for plain HTTP, where nobody shows a certificate.
+    pub(crate) fn probes(&self) -> Self {
+        Self {
+            shared: self.shared.clone(),
+            hooks: false,
+        }
+    }
+
     /// Answers one request, whatever carries its body.
     async fn answer<B>(&self, request: Request<B>) -> Response<Full<Bytes>>
     where
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
     {
-        let route = route(request.uri().path());
+        let route = match route(request.uri().path()) {
+            Route::Hook(_) if !self.hooks => Route::Unknown,
+            route => route,
+        };
         let method = request.method().clone();
         let wanted = match route {
             Route::Hook(_) => Method::POST,
@@ -136,7 +153,7 @@ impl HookService {
             ),
             Route::Healthz => text(StatusCode::OK, "ok"),
             Route::Readyz => self.ready(),
-            Route::Metrics => metrics(&self.0.ctx),
+            Route::Metrics => metrics(&self.shared.ctx),
             Route::Hook(hook) => self.hook(hook, request).await,
         }
     }
@@ -146,7 +163,13 @@ impl HookService {
     fn ready(&self) -> Response<Full<Bytes>> {
         let Shared {
             ctx, synced_once, ..
-        } = self.0.as_ref();
+        } = self.shared.as_ref();
+        if ctx.is_ending() {
+            return text(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the process is about to end",
+            );
+        }
         if ctx.stores.synced() {
             synced_once.store(true, Ordering::Relaxed);
         }
@@ -165,7 +188,7 @@ impl HookService {
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
     {
-        let ctx = &self.0.ctx;
+        let ctx = &self.shared.ctx;
         let started = ctx.clock.now();
         let deadline = deadline(request.uri(), ctx.settings.hook_margin);
         let (response, verdict) =
@@ -199,7 +222,7 @@ impl HookService {
             memory,
             large_bodies,
             ..
-        } = self.0.as_ref();
+        } = self.shared.as_ref();
         // The turn of a large body lasts until it is answered.
         let (body, _turn) = match body_of(request, large_bodies).await {
             Ok(read) => read,

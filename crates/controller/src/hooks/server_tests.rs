@@ -290,7 +290,7 @@ async fn probes_and_metrics_are_served_beside_the_hooks() {
     for wanted in [
         "refit_build_info{version=",
         r#"refit_hook_duration_seconds_count{hook="Discovery",verdict="Success"} 1"#,
-        r#"refit_queue_depth{controller="node-update"} 0"#,
+        r#"refit_workqueue_depth{controller="node-update"} 0"#,
         "refit_synced 1",
         "# EOF",
     ] {

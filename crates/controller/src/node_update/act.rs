@@ -13,7 +13,7 @@ use refit_core::{
     node::{Announcement, Decision, EvictionRefusal, Severity, Write},
     report::Refusal,
 };
-use refit_kube::{apply, events};
+use refit_kube::{apply, events, lease};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -223,7 +223,7 @@ async fn in_workload(ctx: &Context, facts: &Facts, write: &Write) -> anyhow::Res
 pub(super) fn is_silence(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => matches!(status.code, 502..=504),
-        _ => true,
+        other => !lease::is_fenced(other),
     }
 }
 

@@ -24,6 +24,7 @@ use crate::{
     context::{Context, Stores},
     groups::{self, group_of, machines_of, node_updates_of_machine},
     host_plan::{cluster_key, node_name},
+    policy::live_policy,
     update_group::limits::{limits_of, owner_version},
     workload_watch::ClusterView,
 };
@@ -39,6 +40,7 @@ pub(super) struct Facts {
     pub(super) refused: Option<Refusal>,
     siblings: Vec<Arc<NodeUpdate>>,
     paused: Option<String>,
+    unguarded: bool,
     owner_version: Option<String>,
     slot_required: bool,
     report_stale_after: SignedDuration,
@@ -63,6 +65,8 @@ pub(super) struct ClusterFacts {
     pub(super) view: Arc<ClusterView>,
     pub(super) host_plan: Option<Arc<HostPlan>>,
     pub(super) node_name: String,
+    /// Its first lists should have been complete for long.
+    overdue: bool,
     nodes: Vec<NodeView>,
     static_pods: Vec<StaticPod>,
     control_plane: Vec<(String, Option<String>, bool)>,
@@ -95,6 +99,10 @@ impl Facts {
             paused: machine
                 .as_deref()
                 .and_then(|machine| paused(stores, machine)),
+            unguarded: machine
+                .as_deref()
+                .and_then(|machine| live_policy(ctx, &group_of(stores, machine)?).ok())
+                .is_some_and(|policy| policy.unguarded),
             pods: None,
             evictions: None,
             refused: None,
@@ -117,6 +125,7 @@ impl Facts {
             siblings: self.siblings.iter().map(AsRef::as_ref).collect(),
             machine: self.machine.as_deref(),
             paused: self.paused.clone(),
+            unguarded: self.unguarded,
             owner_version: self.owner_version.as_deref(),
             group: self.group_view(),
             workload: self.workload(),
@@ -172,7 +181,7 @@ impl Facts {
                 Some(_) => Workload::NotSynced,
             };
         };
-        if cluster.view.is_unreachable() {
+        if cluster.view.is_unreachable() || cluster.overdue {
             return Workload::Unreachable {
                 cluster: cluster.key.name.clone(),
             };
@@ -224,6 +233,7 @@ fn cluster(ctx: &Context, update: &NodeUpdate, machine: &Machine) -> Option<Clus
     Some(ClusterFacts {
         host_plan: view.host_plans.get(&plan_key),
         node_name: node_name.to_owned(),
+        overdue: view.is_overdue(&ctx.clock),
         nodes: view
             .nodes
             .list()

@@ -47,8 +47,8 @@ async fn measured(ctx: Arc<Context>, key: ObjectKey) -> anyhow::Result<Action> {
     let outcome = reconcile(&ctx, &key).await;
     ctx.metrics
         .reconcile("node-update", ctx.clock.elapsed(started));
-    if outcome.is_err() {
-        ctx.metrics.reconcile_error("node-update", "Write");
+    if let Err(error) = &outcome {
+        ctx.metrics.reconcile_failed("node-update", error);
     }
     outcome
 }

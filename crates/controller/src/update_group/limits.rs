@@ -51,6 +51,44 @@ pub(crate) fn limits_of(stores: &Stores, group: &Group, present: usize) -> Limit
     }
 }
 
+/// Observed generation, generation, and replicas: wanted, there, up to date.
+type OwnerSays = (Option<i64>, Option<i64>, [Option<i32>; 3]);
+
+/// Whether the owner says that all of its machines are what it wants.
+pub(crate) fn owner_is_up_to_date(stores: &Stores, group: &Group) -> bool {
+    let key = group.owner_key();
+    let seen: Option<OwnerSays> = match group.spec.owner.kind.as_str() {
+        "MachineDeployment" => stores.machine_deployments.get(&key).map(|owner| {
+            let status = owner.status.clone().unwrap_or_default();
+            (
+                status.observed_generation,
+                owner.metadata.generation,
+                [
+                    owner.spec.replicas,
+                    status.replicas,
+                    status.up_to_date_replicas,
+                ],
+            )
+        }),
+        "KubeadmControlPlane" => stores.control_planes.get(&key).map(|owner| {
+            let status = owner.status.clone().unwrap_or_default();
+            (
+                status.observed_generation,
+                owner.metadata.generation,
+                [
+                    owner.spec.replicas,
+                    status.replicas,
+                    status.up_to_date_replicas,
+                ],
+            )
+        }),
+        _ => None,
+    };
+    seen.is_some_and(|(observed, generation, [wanted, there, up_to_date])| {
+        observed == generation && there == up_to_date && wanted.unwrap_or(1) == there.unwrap_or(0)
+    })
+}
+
 /// The version that the owner's spec asks for.
 pub(crate) fn owner_version(stores: &Stores, group: &Group) -> Option<String> {
     let key = group.owner_key();
@@ -129,6 +167,34 @@ mod tests {
         assert_eq!(slots(3, json!("25%")), 1);
         assert_eq!(slots(5, json!(3)), 3);
         assert_eq!(slots(5, json!(0)), 1);
+    }
+
+    #[test]
+    fn an_owner_is_up_to_date_by_its_own_word_on_its_present_spec() {
+        let says = |observed: i64, there: i32, up_to_date: i32| {
+            let stores = deployment(3, &json!(1));
+            let key = ObjectKey::new("default", "g");
+            let mut owner = stores
+                .machine_deployments
+                .get(&key)
+                .unwrap()
+                .as_ref()
+                .clone();
+            owner.metadata.generation = Some(2);
+            owner.status = Some(
+                serde_json::from_value(json!({
+                    "observedGeneration": observed, "replicas": there,
+                    "upToDateReplicas": up_to_date,
+                }))
+                .unwrap(),
+            );
+            stores.machine_deployments.insert(owner);
+            owner_is_up_to_date(&stores, &group("MachineDeployment"))
+        };
+        assert!(says(2, 3, 3));
+        assert!(!says(1, 3, 3));
+        assert!(!says(2, 3, 2));
+        assert!(!says(2, 2, 2));
     }
 
     #[test]

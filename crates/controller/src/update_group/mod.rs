@@ -2,32 +2,42 @@
 //! machines that are gone.
 
 pub(crate) mod limits;
+mod live;
 
 use std::{sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
 use refit_api::{
     capi::Machine,
+    conditions,
     refit::{NodeUpdate, Slot, UpdateGroup, UpdateGroupStatus},
 };
 use refit_core::{
-    group::{Member, forget_old_answer, release, summarise},
+    group::{
+        Member, POLICY_UNDERSTOOD, forget_old_answer, forget_replaced, release, show_policy,
+        summarise,
+    },
     node::speaker,
 };
-use refit_kube::{ObjectKey, apply, queue::Action};
+use refit_kube::{
+    ObjectKey, apply,
+    events::{Announcement, EventType},
+    queue::Action,
+};
 
-use self::limits::limits_of;
+use self::limits::{limits_of, owner_is_up_to_date};
 use crate::{
     context::{Context, Stores},
     groups::{
         Group, ensure_group, group_of, machines_of, node_updates_of_machine, owner_generation,
-        phase_of,
+        owner_object, phase_of,
     },
     host_plan::{cluster_key, node_name},
     node_update::{
         facts::{by_machine, node_view, of_machine},
         swap_group,
     },
+    policy::live_policy,
 };
 
 /// How soon a group is looked at again after somebody else wrote first.
@@ -51,8 +61,8 @@ async fn measured(ctx: Arc<Context>, key: ObjectKey) -> anyhow::Result<Action> {
     let outcome = reconcile(&ctx, &key).await;
     ctx.metrics
         .reconcile("update-group", ctx.clock.elapsed(started));
-    if outcome.is_err() {
-        ctx.metrics.reconcile_error("update-group", "Write");
+    if let Err(error) = &outcome {
+        ctx.metrics.reconcile_failed("update-group", error);
     }
     outcome
 }
@@ -84,8 +94,14 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
         })
         .collect();
     let status = object.status.clone().unwrap_or_default();
-    let next = next_status(ctx, &object, &status, &machines, &speakers);
+    let group = Group {
+        key: key.clone(),
+        spec: object.spec.clone(),
+    };
+    let free = live::free_slots(ctx, &group, &status).await?;
+    let next = next_status(ctx, &object, &status, &machines, &speakers, &free);
     if next != status {
+        complain(ctx, &object, &status, &next).await;
         match swap_group(ctx, &object, &status, &next).await {
             Err(error) if apply::is_conflict(&error) || apply::is_not_found(&error) => {
                 return Ok(Action::RequeueAfter(AFTER_CONFLICT));
@@ -107,6 +123,7 @@ fn next_status(
     status: &UpdateGroupStatus,
     machines: &[Arc<Machine>],
     speakers: &[Option<&NodeUpdate>],
+    free: &[String],
 ) -> UpdateGroupStatus {
     let stores = &ctx.stores;
     let group = Group {
@@ -131,15 +148,60 @@ fn next_status(
         })
         .collect();
     let mut next = status.clone();
-    for slot in &status.slots {
-        if is_free(ctx, &group, slot) {
-            next = release(&next, &slot.machine_uid).unwrap_or(next);
-        }
+    for machine_uid in free {
+        next = release(&next, machine_uid).unwrap_or(next);
     }
     let limits = limits_of(stores, &group, machines.len());
     let now = ctx.clock.now_seconds();
     next = forget_old_answer(&next, owner_generation(stores, &group), now);
+    next = forget_replaced(&next, owner_is_up_to_date(stores, &group));
+    if let Ok(policy) = live_policy(ctx, &group) {
+        next = show_policy(&next, &policy, now);
+    }
     summarise(&next, limits, &members, object.metadata.generation, now)
+}
+
+/// Tells the owner of an annotation that is not understood, once for each time.
+async fn complain(
+    ctx: &Context,
+    object: &UpdateGroup,
+    status: &UpdateGroupStatus,
+    next: &UpdateGroupStatus,
+) {
+    let said = |status: &UpdateGroupStatus| {
+        conditions::get(&status.conditions, POLICY_UNDERSTOOD).cloned()
+    };
+    let (before, after) = (said(status), said(next));
+    let Some(after) = after.filter(|after| after.status == "False") else {
+        return;
+    };
+    if before
+        .as_ref()
+        .is_some_and(|before| before.message == after.message)
+    {
+        return;
+    }
+    let group = Group {
+        key: ObjectKey::of(object),
+        spec: object.spec.clone(),
+    };
+    let occurrence = before.map_or_else(
+        || "first".to_owned(),
+        |before| {
+            format!(
+                "after {} of {}",
+                before.status, before.last_transition_time.0
+            )
+        },
+    );
+    let announcement = Announcement {
+        about: owner_object(&ctx.stores, &group),
+        type_: EventType::Warning,
+        reason: "PolicyNotUnderstood".to_owned(),
+        message: after.message,
+        occurrence,
+    };
+    ctx.recorder.announce(&announcement).await;
 }
 
 /// Whether a slot belongs to nobody: its Machine is gone, or its NodeUpdate is and the machine

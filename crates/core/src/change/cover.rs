@@ -81,6 +81,8 @@ pub struct Coverage {
     pub patches: Patches,
     /// Updaters that claimed something, in order.
     pub updaters: Vec<&'static str>,
+    /// What was claimed, with the updater's name, in the order of the claims.
+    pub claimed: Vec<(Difference, &'static str)>,
     /// What nobody claimed.
     pub uncovered: Vec<Difference>,
 }
@@ -128,6 +130,14 @@ pub fn cover(level: Level, current: &Objects, desired: &Objects, updaters: &[Upd
             if let Some(object) = patched.part_mut(part) {
                 change.apply(object);
             }
+            let named = current.part(part).or(desired.part(part));
+            let difference = Difference {
+                part,
+                kind: word(named, "/kind"),
+                name: word(named, "/metadata/name"),
+                change,
+            };
+            coverage.claimed.push((difference, updater.name));
         }
     }
     let between = |part: Part| Patch::between(current.part(part)?, patched.part(part)?);
@@ -163,25 +173,35 @@ fn word(object: Option<&Value>, pointer: &str) -> String {
 /// Longest text of one value in a path line, in characters.
 const SHOWN_CHARACTERS: usize = 80;
 
-impl fmt::Display for Difference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Difference {
+    /// The path line with who makes the change.
+    pub fn line(&self, updater: &str) -> String {
+        format!("{}/{} {} ({updater})", self.kind, self.name, self.shown())
+    }
+
+    /// What differs, without object and updater; secrets are hidden.
+    pub fn shown(&self) -> String {
         let Self {
             part,
-            kind,
-            name,
             change: Change { path, from, to },
+            ..
         } = self;
-        write!(f, "{kind}/{name} ")?;
         if path.segments().is_empty() {
             let there = |side: &Option<Value>| if side.is_some() { "present" } else { "absent" };
-            return write!(f, "{} -> {} (no updater)", there(from), there(to));
+            return format!("{} -> {}", there(from), there(to));
         }
         let show = |value: &Option<Value>| match value {
             None => "(absent)".to_owned(),
             Some(value) if is_secret(*part, path, value) => "(hidden)".to_owned(),
             Some(value) => shorten(&value.to_string()),
         };
-        write!(f, "{path}: {} -> {} (no updater)", show(from), show(to))
+        format!("{path}: {} -> {}", show(from), show(to))
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.line("no updater"))
     }
 }
 

@@ -95,7 +95,7 @@ fn sets_local_mode(version: &KubernetesVersion) -> bool {
 
 /// Writes an init configuration as the join configuration that Cluster API makes of it. What a
 /// machine joined with instead of initialised is compared, as Cluster API does.
-fn init_to_join(spec: &mut Value, desired: &Value) {
+pub(crate) fn init_to_join(spec: &mut Value, desired: &Value) {
     let Some(init) = spec.get("initConfiguration").cloned() else {
         return;
     };

@@ -21,14 +21,28 @@ pub struct Policy {
     pub on_uncovered: OnUncovered,
     /// Refit is to leave the machines to Cluster API's own rollout.
     pub disabled: bool,
+    /// Machines that are updated are not guarded against remediation; a Machine may say otherwise.
+    pub unguarded: bool,
     /// Annotation and value that were not understood; the policy is Preserve then.
     pub not_understood: Option<(String, String)>,
 }
 
+impl Policy {
+    /// What is not understood, as a sentence; empty if everything is.
+    pub fn complaint(&self) -> String {
+        self.not_understood
+            .as_ref()
+            .map(|(key, value)| {
+                format!("{key}: {value:?} is not understood; the careful choice is taken")
+            })
+            .unwrap_or_default()
+    }
+}
+
 /// Reads the policy from the annotations of owner and Cluster, in this order, else the default.
 ///
-/// A value that is not understood counts as the careful one: `Preserve` for `on-uncovered`, and in
-/// place for `in-place`, because its opposite replaces machines.
+/// A value that is not understood counts as the careful one: `Preserve` for `on-uncovered`, in place
+/// for `in-place`, because its opposite replaces machines, and a guard for `remediation-guard`.
 pub fn policy(
     owner: &BTreeMap<String, String>,
     cluster: &BTreeMap<String, String>,
@@ -47,14 +61,17 @@ pub fn policy(
     let mut confused = |key: &str, value: &str| {
         policy.not_understood = Some((key.to_owned(), value.to_owned()));
     };
-    let disabled = match said(keys::IN_PLACE) {
+    let mut switched_off = |key: &str| match said(key) {
         Some("Disabled") => true,
-        None | Some("" | "Enabled") => false,
+        // The label that opts a namespace in has the same key and is written in small letters.
+        None | Some("" | "Enabled" | "enabled") => false,
         Some(other) => {
-            confused(keys::IN_PLACE, other);
+            confused(key, other);
             false
         }
     };
+    let unguarded = switched_off(keys::REMEDIATION_GUARD);
+    let disabled = switched_off(keys::IN_PLACE);
     let on_uncovered = match said(keys::ON_UNCOVERED) {
         None => default,
         Some("Replace") => OnUncovered::Replace,
@@ -67,6 +84,7 @@ pub fn policy(
     Policy {
         on_uncovered,
         disabled,
+        unguarded,
         ..policy
     }
 }
@@ -134,6 +152,24 @@ mod tests {
         assert!(!of("disabled").disabled);
         assert!(of("disabled").not_understood.is_some());
         assert!(!of("Enabled").disabled && of("Enabled").not_understood.is_none());
+    }
+
+    #[test]
+    fn a_guard_is_switched_off_by_the_exact_word() {
+        let of = |value| {
+            policy(
+                &says(keys::REMEDIATION_GUARD, value),
+                &says(keys::REMEDIATION_GUARD, "Disabled"),
+                OnUncovered::Preserve,
+            )
+        };
+        assert!(of("Disabled").unguarded);
+        assert!(!of("Enabled").unguarded && of("Enabled").not_understood.is_none());
+        assert!(!of("off").unguarded);
+        assert_eq!(
+            of("off").not_understood,
+            Some((keys::REMEDIATION_GUARD.into(), "off".into()))
+        );
     }
 
     #[test]

@@ -8,6 +8,8 @@ mod durations;
 mod summary;
 
 #[cfg(test)]
+mod handover_tests;
+#[cfg(test)]
 mod tests;
 
 use jiff::Timestamp;
@@ -16,7 +18,8 @@ use refit_api::refit::{Slot, UpdateGroupStatus};
 
 pub use durations::{MAX_DURATIONS, median_seconds, record_durations};
 pub use summary::{
-    BLOCKED, COVERED, Member, PROGRESSING, REASON_UNCOVERED, forget_old_answer, summarise,
+    BLOCKED, COVERED, Member, POLICY_UNDERSTOOD, PROGRESSING, REASON_UNCOVERED, answer_blocks,
+    forget_old_answer, forget_replaced, show_policy, summarise,
 };
 
 use crate::report::Refusal;
@@ -62,6 +65,16 @@ pub struct Other {
     pub available: bool,
 }
 
+/// How a slot is given back that was never used.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GiveBack {
+    /// The host's plan says first that this claim is over: whoever is about to open the plan for it
+    /// then fails.
+    Mark(i64),
+    /// The slot is free once this status is written over the one that was read.
+    Release(UpdateGroupStatus),
+}
+
 /// Outcome of a claim that was not refused.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Claim {
@@ -84,6 +97,8 @@ pub fn holds(status: &UpdateGroupStatus, machine_uid: &str) -> bool {
 /// A slot that an older NodeUpdate of the same Machine left is taken over: the Machine is down
 /// already, and nothing else can repair it. A machine that holds a slot never counts as available,
 /// whatever its conditions still say.
+///
+/// `wanted.claim` is the claim that was given back last: one that is not newer is made anew.
 pub fn claim(
     status: &UpdateGroupStatus,
     wanted: &Slot,
@@ -95,7 +110,8 @@ pub fn claim(
         .iter()
         .find(|s| s.machine_uid == wanted.machine_uid)
     {
-        return Ok(if held.node_update == wanted.node_update {
+        let good = held.claim > wanted.claim || wanted.claim == 0;
+        return Ok(if good && held.node_update == wanted.node_update {
             Claim::Held
         } else {
             Claim::Take(with_slot(status, wanted))
@@ -135,7 +151,11 @@ pub fn enough_others(
 pub fn with_slot(status: &UpdateGroupStatus, slot: &Slot) -> UpdateGroupStatus {
     let mut next = status.clone();
     next.slots.retain(|s| s.machine_uid != slot.machine_uid);
-    next.slots.push(slot.clone());
+    next.claims = next.claims.max(slot.claim).saturating_add(1);
+    next.slots.push(Slot {
+        claim: next.claims,
+        ..slot.clone()
+    });
     next.slots
         .sort_by(|a, b| (&a.machine, &a.machine_uid).cmp(&(&b.machine, &b.machine_uid)));
     next.waiting
@@ -152,6 +172,27 @@ pub fn release(status: &UpdateGroupStatus, machine_uid: &str) -> Option<UpdateGr
     })
 }
 
+/// Gives back the slot of a Machine that nobody has disturbed for it; `None` if it holds none.
+///
+/// Slot and plan are two objects, and another controller may be about to open the plan for this very
+/// slot. So the plan is marked first: opening it is a compare-and-swap over the plan and needs a claim
+/// that is newer than the mark, and a newer claim is a write to the group, over which the release is
+/// a compare-and-swap. Of the two, one fails, however old the views are (`docs/adr/0004`).
+pub fn give_back(
+    status: &UpdateGroupStatus,
+    machine_uid: &str,
+    returned_claim: i64,
+) -> Option<GiveBack> {
+    let held = status
+        .slots
+        .iter()
+        .find(|slot| slot.machine_uid == machine_uid)?;
+    if held.claim > returned_claim {
+        return Some(GiveBack::Mark(held.claim));
+    }
+    release(status, machine_uid).map(GiveBack::Release)
+}
+
 /// The slot of a Machine for one of its NodeUpdates.
 pub fn slot(machine: &str, machine_uid: &str, node_update: &str, now: Timestamp) -> Slot {
     Slot {
@@ -159,5 +200,6 @@ pub fn slot(machine: &str, machine_uid: &str, node_update: &str, now: Timestamp)
         machine_uid: machine_uid.to_owned(),
         node_update: node_update.to_owned(),
         since: Time(now),
+        claim: 0,
     }
 }

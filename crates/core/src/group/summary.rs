@@ -7,6 +7,7 @@ use refit_api::{
 };
 
 use super::Limits;
+use crate::change::{Policy, Verdict};
 
 /// Condition: a machine of the group is being updated.
 pub const PROGRESSING: &str = "Progressing";
@@ -18,6 +19,11 @@ pub const COVERED: &str = "Covered";
 const OWNER_CHANGED: &str = "OwnerChanged";
 /// Reason of [`BLOCKED`]: a change that no updater covers.
 pub const REASON_UNCOVERED: &str = "Uncovered";
+
+/// Condition of an UpdateGroup: are the annotations of owner and Cluster understood?
+pub const POLICY_UNDERSTOOD: &str = "PolicyUnderstood";
+/// Reason of [`COVERED`] where an answer waits for agents: it ends only when somebody looks.
+const NO_FRESH_REPORT: &str = "NoFreshReport";
 
 /// The newest NodeUpdate of one Machine of the group.
 #[derive(Clone, Debug)]
@@ -62,7 +68,7 @@ pub fn summarise(
         generation,
         (PROGRESSING, progressing.0, progressing.1, &progressing.2),
     );
-    let (state, reason, message) = blocked(&next, members);
+    let (state, reason, message) = blocked(&next, members, running);
     conditions::set(
         &mut next.conditions,
         now,
@@ -72,7 +78,33 @@ pub fn summarise(
     next
 }
 
-/// Forgets what no updater covers once the owner's spec has changed since: a change that was taken
+/// Says in the status whether the annotations of owner and Cluster are understood. A group whose
+/// annotations always were has no such condition.
+pub fn show_policy(
+    status: &UpdateGroupStatus,
+    policy: &Policy,
+    now: Timestamp,
+) -> UpdateGroupStatus {
+    let mut next = status.clone();
+    let said = match &policy.not_understood {
+        Some(_) => ("False", "UnknownValue", policy.complaint()),
+        None if conditions::get(&next.conditions, POLICY_UNDERSTOOD).is_some() => {
+            ("True", "Understood", String::new())
+        }
+        None => return next,
+    };
+    let said = (POLICY_UNDERSTOOD, said.0, said.1, said.2.as_str());
+    conditions::set(&mut next.conditions, now, None, said);
+    next
+}
+
+/// Whether an answer blocks the group until somebody does something: then it has to be known later
+/// whether it is outdated.
+pub fn answer_blocks(verdict: &Verdict) -> bool {
+    !verdict.uncovered().is_empty() || verdict.reason() == NO_FRESH_REPORT
+}
+
+/// Forgets an answer that blocks once the owner's spec has changed since: a change that was taken
 /// back is asked about by nobody, and must not block the group for ever. Where something is still not
 /// covered Cluster API asks again, because a Failure is not remembered (`spec/capi.md 3.4`).
 pub fn forget_old_answer(
@@ -84,7 +116,6 @@ pub fn forget_old_answer(
     let answered = conditions::get(&status.conditions, COVERED).and_then(|c| c.observed_generation);
     if let (Some(answered), Some(current)) = (answered, owner_generation)
         && answered < current
-        && !status.uncovered.is_empty()
     {
         next.uncovered.clear();
         let message = "the owner has changed since, and Cluster API has not asked again";
@@ -92,6 +123,22 @@ pub fn forget_old_answer(
         conditions::set(&mut next.conditions, now, None, said);
     }
     next
+}
+
+/// Forgets the lines of a change that replaced machines, once the owner says that all of them are
+/// what it wants. What was answered stays.
+pub fn forget_replaced(status: &UpdateGroupStatus, owner_is_up_to_date: bool) -> UpdateGroupStatus {
+    let mut next = status.clone();
+    if owner_is_up_to_date && was_replaced(status) {
+        next.uncovered.clear();
+    }
+    next
+}
+
+/// Whether the last answer let Cluster API replace.
+fn was_replaced(status: &UpdateGroupStatus) -> bool {
+    conditions::get(&status.conditions, COVERED)
+        .is_some_and(|condition| condition.reason == "UncoveredReplace")
 }
 
 fn waiting(member: &Member<'_>) -> Option<Waiting> {
@@ -106,25 +153,37 @@ fn waiting(member: &Member<'_>) -> Option<Waiting> {
     })
 }
 
-fn blocked(status: &UpdateGroupStatus, members: &[Member<'_>]) -> (&'static str, String, String) {
-    let replaced = conditions::get(&status.conditions, COVERED)
-        .is_some_and(|condition| condition.reason == "UncoveredReplace");
-    if !status.uncovered.is_empty() && !replaced {
+fn blocked(
+    status: &UpdateGroupStatus,
+    members: &[Member<'_>],
+    running: usize,
+) -> (&'static str, String, String) {
+    if !status.uncovered.is_empty() && !was_replaced(status) {
         let message = status.uncovered.join("\n");
         return ("True", REASON_UNCOVERED.to_owned(), message);
     }
-    let failed = members.iter().find(|member| {
-        member.phase == Phase::Failed
-            && status
-                .slots
-                .iter()
-                .any(|slot| slot.machine == member.machine)
-    });
+    let unanswered = conditions::get(&status.conditions, COVERED)
+        .filter(|answer| answer.status == "Unknown" && answer.reason == NO_FRESH_REPORT);
+    if let Some(answer) = unanswered {
+        return ("True", answer.reason.clone(), answer.message.clone());
+    }
+    let holds = |member: &Member<'_>| {
+        let mut slots = status.slots.iter();
+        slots.any(|slot| slot.machine == member.machine)
+    };
+    // One that is available keeps nobody from a slot, but its owner waits for it all the same once
+    // no other machine is under way.
+    let failed = members
+        .iter()
+        .filter(|member| member.phase == Phase::Failed)
+        .find(|member| holds(member) || running == 0);
     if let Some(failed) = failed {
-        let message = format!(
-            "the update of {} failed, and it is not available",
-            failed.machine
-        );
+        let so = if holds(failed) {
+            "it is not available"
+        } else {
+            "nothing more happens until somebody asks for another try"
+        };
+        let message = format!("the update of {} failed, and {so}", failed.machine);
         return ("True", conditions::REASON_FAILED.to_owned(), message);
     }
     let stuck = members

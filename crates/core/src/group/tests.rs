@@ -5,6 +5,7 @@ use refit_api::{
 };
 
 use super::*;
+use crate::change::Policy;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
@@ -70,7 +71,7 @@ fn the_next_update_of_a_machine_takes_its_slot_over() {
     let Ok(Claim::Take(next)) = claim(&status, &retry, FIVE, &others(1, 5, |_| false)) else {
         panic!("the slot is the machine's own");
     };
-    assert_eq!(next.slots, [retry]);
+    assert_eq!(next.slots, [Slot { claim: 2, ..retry }]);
 }
 
 #[test]
@@ -152,10 +153,11 @@ fn a_claim_ends_the_wait() {
 fn only_a_held_slot_is_released() {
     let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
     assert_eq!(release(&status, "uid-2"), None);
-    assert_eq!(
-        release(&status, "uid-1"),
-        Some(UpdateGroupStatus::default())
-    );
+    let free = UpdateGroupStatus {
+        claims: 1,
+        ..UpdateGroupStatus::default()
+    };
+    assert_eq!(release(&status, "uid-1"), Some(free));
 }
 
 fn step(name: &str, state: StepState, from: i64, to: i64) -> StepStatus {
@@ -267,6 +269,65 @@ fn an_uncovered_change_that_was_taken_back_blocks_no_more() {
     assert!(!conditions::is_true(&next.conditions, BLOCKED));
 }
 
+fn answered(reason: &str, word: &str, generation: i64) -> UpdateGroupStatus {
+    let mut status = UpdateGroupStatus::default();
+    let said = (COVERED, word, reason, "no report from Node n");
+    conditions::set(&mut status.conditions, at(0), Some(generation), said);
+    status
+}
+
+#[test]
+fn silent_agents_block_a_group_until_its_owner_changes() {
+    let status = answered("NoFreshReport", "Unknown", 2);
+    let blocked = summarise(&status, FIVE, &[], None, at(1));
+    let condition = conditions::get(&blocked.conditions, BLOCKED).unwrap();
+    assert_eq!(
+        (&*condition.status, &*condition.reason, &*condition.message),
+        ("True", "NoFreshReport", "no report from Node n")
+    );
+    let later = forget_old_answer(&blocked, Some(3), at(2));
+    let later = summarise(&later, FIVE, &[], None, at(2));
+    assert!(!conditions::is_true(&later.conditions, BLOCKED));
+    let passing = answered("ControlPlaneBehind", "Unknown", 2);
+    let passing = summarise(&passing, FIVE, &[], None, at(1));
+    assert!(!conditions::is_true(&passing.conditions, BLOCKED));
+}
+
+#[test]
+fn what_was_replaced_is_shown_until_it_is_done() {
+    let mut status = answered("UncoveredReplace", "False", 2);
+    status.uncovered = vec!["line".into()];
+    assert!(!conditions::is_true(
+        &summarise(&status, FIVE, &[], None, at(1)).conditions,
+        BLOCKED
+    ));
+    assert_eq!(forget_replaced(&status, false), status);
+    assert!(forget_replaced(&status, true).uncovered.is_empty());
+    let mut preserved = answered("UncoveredPreserve", "False", 2);
+    preserved.uncovered = vec!["line".into()];
+    assert_eq!(forget_replaced(&preserved, true), preserved);
+}
+
+#[test]
+fn a_policy_that_is_not_understood_gets_a_condition_until_it_is() {
+    let confused = Policy {
+        not_understood: Some(("refit.dev/on-uncovered".into(), "replace".into())),
+        ..Policy::default()
+    };
+    let fine = UpdateGroupStatus::default();
+    assert_eq!(show_policy(&fine, &Policy::default(), at(0)), fine);
+    let status = show_policy(&fine, &confused, at(0));
+    let condition = conditions::get(&status.conditions, POLICY_UNDERSTOOD).unwrap();
+    assert_eq!(
+        (&*condition.status, &*condition.reason),
+        ("False", "UnknownValue")
+    );
+    assert!(condition.message.contains("\"replace\" is not understood"));
+    assert_eq!(show_policy(&status, &confused, at(9)), status);
+    let status = show_policy(&status, &Policy::default(), at(9));
+    assert!(conditions::is_true(&status.conditions, POLICY_UNDERSTOOD));
+}
+
 #[test]
 fn a_failed_machine_that_is_down_blocks_its_group() {
     let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
@@ -277,8 +338,28 @@ fn a_failed_machine_that_is_down_blocks_its_group() {
     }];
     let next = summarise(&status, FIVE, &members, None, at(0));
     assert!(conditions::is_true(&next.conditions, BLOCKED));
-    let free = summarise(&UpdateGroupStatus::default(), FIVE, &members, None, at(0));
-    assert!(!conditions::is_true(&free.conditions, BLOCKED));
+}
+
+#[test]
+fn a_failed_machine_that_is_available_blocks_its_group_once_no_other_is_under_way() {
+    let none = UpdateGroupStatus::default();
+    let member = |machine, phase| Member {
+        machine,
+        phase,
+        blocked_by: &[],
+    };
+    let failed = member("m-1", Phase::Failed);
+    let alone = summarise(&none, FIVE, std::slice::from_ref(&failed), None, at(0));
+    let blocked = conditions::get(&alone.conditions, BLOCKED).unwrap();
+    assert_eq!((&*blocked.status, &*blocked.reason), ("True", "Failed"));
+    assert!(
+        blocked.message.contains("another try"),
+        "{}",
+        blocked.message
+    );
+    let both = [failed, member("m-2", Phase::Upgrading)];
+    let going_on = summarise(&none, FIVE, &both, None, at(0));
+    assert!(!conditions::is_true(&going_on.conditions, BLOCKED));
 }
 
 #[test]

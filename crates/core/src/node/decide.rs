@@ -173,6 +173,10 @@ impl Work<'_, '_> {
             plan_id: self.s.update.metadata.uid.clone().unwrap_or_default(),
             gate: Gate::Stage,
             abort: false,
+            returned_claim: self
+                .seen
+                .host_plan
+                .map_or(0, |plan| plan.spec.returned_claim),
             steps: self.new_steps(self.seen.host_plan, role),
         };
         steps::mirror(&mut self.status, &spec.steps, None);
@@ -196,7 +200,7 @@ impl Work<'_, '_> {
             Ok(Some(claim)) => return ready(claim),
             Ok(None) => {}
         }
-        let missing = guard::set(machine);
+        let missing = guard::set(machine, self.s.unguarded);
         if !missing.is_empty() {
             return ready(Write::Guard(missing));
         }
@@ -280,7 +284,7 @@ impl Work<'_, '_> {
         if let Some(claim) = self.reclaim() {
             return Some(claim);
         }
-        let missing = guard::set(machine);
+        let missing = guard::set(machine, self.s.unguarded);
         (!missing.is_empty()).then_some(Write::Guard(missing))
     }
 

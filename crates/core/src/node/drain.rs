@@ -10,6 +10,13 @@ use super::{
 };
 use crate::report::Refusal;
 
+/// How soon the pods of a draining node are listed again, in seconds. A list and no watch: the last
+/// look must be the API server's own word that the node is empty, and a watch per drain would have to
+/// prove that it is not behind. It is one node's pods (110 by the kubelet's default), found by the API
+/// server's index of `spec.nodeName`, for as many nodes as there are slots.
+const LOOK_AGAIN: u64 = 2;
+/// The same while a budget refuses: whoever may lift it needs longer.
+const LOOK_AGAIN_REFUSED: u64 = 5;
 /// What a draining update says of itself while nothing blocks it.
 pub(super) const DRAIN_LINE: &str = "pods leave the node";
 
@@ -91,12 +98,12 @@ impl Work<'_, '_> {
             .filter(|pod| !pod.terminating)
             .map(|pod| pod.pod.clone())
             .collect();
-        let mut outcome = Outcome::new(Phase::Draining, DRAIN_LINE).again_after(2);
+        let mut outcome = Outcome::new(Phase::Draining, DRAIN_LINE).again_after(LOOK_AGAIN);
         match self.seen.evictions {
             Some(refused) => {
                 outcome.blockers = refused.iter().map(|r| r.refusal.clone()).collect();
                 if !outcome.blockers.is_empty() {
-                    outcome = outcome.again_after(5);
+                    outcome = outcome.again_after(LOOK_AGAIN_REFUSED);
                 }
             }
             None if !left.is_empty() => {

@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use refit_api::refit::{NodeUpdateStatus, Phase};
+use refit_api::{
+    capi::Machine,
+    keys,
+    refit::{NodeUpdateStatus, Phase},
+};
 
 use super::{
     guard,
@@ -26,7 +30,8 @@ pub(super) fn after_end(s: &Snapshot<'_>, status: NodeUpdateStatus, now: Timesta
     let mut status = status;
     let mut write = None;
     if speaks && let Some(machine) = machine {
-        let changes = guard::remove(machine);
+        let mut changes = guard::remove(machine);
+        changes.extend(retry_done(s, machine, &status));
         if !changes.is_empty() {
             write = Some(Write::Unguard(changes));
         }
@@ -59,6 +64,18 @@ pub(super) fn after_end(s: &Snapshot<'_>, status: NodeUpdateStatus, now: Timesta
         blockers: Vec::new(),
         requeue,
     }
+}
+
+/// Takes away the request for another try once a try after the named one ended well. A request that
+/// names this NodeUpdate asks for what is still to come.
+fn retry_done(
+    s: &Snapshot<'_>,
+    machine: &Machine,
+    status: &NodeUpdateStatus,
+) -> Option<(String, Option<String>)> {
+    let asked = machine.metadata.annotations.as_ref()?.get(keys::RETRY)?;
+    let done = status.phase == Phase::Succeeded && s.update.metadata.name.as_ref() != Some(asked);
+    done.then(|| (keys::RETRY.to_owned(), None))
 }
 
 /// Whether the Machine's slot is this NodeUpdate's to give back.

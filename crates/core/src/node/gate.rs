@@ -1,6 +1,6 @@
 //! What must hold before anything starts, and before anything is disturbed.
 
-use refit_api::refit::{Gate, HostPlan, NodeUpdate, Phase, PlanState};
+use refit_api::refit::{Gate, HostPlan, NodeUpdate, Phase, PlanState, UpdateGroupStatus};
 
 use super::{
     health,
@@ -10,7 +10,7 @@ use super::{
     work::Work,
 };
 use crate::{
-    group::{self, Claim},
+    group::{self, Claim, GiveBack},
     report::Refusal,
     version::{Hop, KubernetesVersion},
 };
@@ -236,15 +236,32 @@ impl Work<'_, '_> {
             .seen
             .node
             .is_some_and(|node| node.ready && !node.cordoned_by_us());
-        let unused = self.gate() < Gate::Upgrade && intact && self.s.slot_required;
-        let release = match &self.s.group {
-            GroupView::Present(group) if unused => {
-                group::release(group.status, &self.s.update.spec.machine_ref.uid)
-            }
+        let unused = intact && self.s.slot_required;
+        let give_back = match (&self.s.group, self.seen.host_plan) {
+            (GroupView::Present(group), Some(plan)) if unused => self.give_back(group.status, plan),
             _ => None,
         };
         Outcome::blocked(phase, refusal)
-            .write(release.map(Write::ReleaseSlot))
+            .write(give_back)
             .again_after(10)
+    }
+
+    /// The next step of giving the slot back, if the host was not let do anything for it. Without
+    /// the host's plan nobody knows.
+    fn give_back(&self, status: &UpdateGroupStatus, plan: &HostPlan) -> Option<Write> {
+        let at_work =
+            plan.spec.gate >= Gate::Upgrade && (is_ours(plan, self.s.update) || !host_ended(plan));
+        if at_work {
+            return None;
+        }
+        let uid = &self.s.update.spec.machine_ref.uid;
+        match group::give_back(status, uid, plan.spec.returned_claim)? {
+            GiveBack::Release(next) => Some(Write::ReleaseSlot(next)),
+            GiveBack::Mark(claim) => {
+                let mut spec = plan.spec.clone();
+                spec.returned_claim = claim;
+                Some(Write::HostPlan(spec))
+            }
+        }
     }
 }

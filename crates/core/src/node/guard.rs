@@ -32,9 +32,15 @@ fn ours<'a>(annotations: &BTreeMap<&str, &'a str>) -> Vec<&'a str> {
 
 /// What is missing from the guard; empty if it stands. An annotation that somebody else set stays
 /// theirs.
-pub(super) fn set(machine: &Machine) -> Changes {
+///
+/// `unguarded` is what the Machine's owner or Cluster says; its own annotation goes before that.
+pub(super) fn set(machine: &Machine, unguarded: bool) -> Changes {
     let annotations = annotations(machine);
-    if annotations.get(REMEDIATION_GUARD) == Some(&"Disabled") {
+    let off = match annotations.get(REMEDIATION_GUARD) {
+        Some(own) => *own == "Disabled",
+        None => unguarded,
+    };
+    if off {
         return remove(machine);
     }
     let mut ours = ours(&annotations);
@@ -102,8 +108,8 @@ mod tests {
     #[test]
     fn the_guard_goes_as_it_came() {
         let bare = machine(&[("mine", "1")]);
-        let guarded = after(&bare, &set(&bare));
-        assert!(set(&guarded).is_empty());
+        let guarded = after(&bare, &set(&bare, false));
+        assert!(set(&guarded, false).is_empty());
         assert!(
             guarded
                 .metadata
@@ -118,7 +124,7 @@ mod tests {
     #[test]
     fn a_users_own_skip_remediation_stays() {
         let own = machine(&[(SKIP_REMEDIATION, "mine")]);
-        let guarded = after(&own, &set(&own));
+        let guarded = after(&own, &set(&own, false));
         assert_eq!(
             guarded.metadata.annotations.as_ref().unwrap()[SKIP_REMEDIATION],
             "mine"
@@ -129,21 +135,31 @@ mod tests {
     #[test]
     fn a_guard_that_is_all_the_users_is_left_alone() {
         let own = machine(&[(SKIP_REMEDIATION, ""), (PRE_DRAIN_HOOK, "x")]);
-        let guarded = after(&own, &set(&own));
-        assert!(set(&guarded).is_empty());
+        let guarded = after(&own, &set(&own, false));
+        assert!(set(&guarded, false).is_empty());
         assert_eq!(after(&guarded, &remove(&guarded)), own);
     }
 
     #[test]
     fn a_disabled_guard_is_not_set_and_goes() {
         let off = machine(&[(REMEDIATION_GUARD, "Disabled")]);
-        assert!(set(&off).is_empty());
+        assert!(set(&off, false).is_empty());
         let guarded = machine(&[
             (REMEDIATION_GUARD, "Disabled"),
             (GUARDED_BY_US, SKIP_REMEDIATION),
             (SKIP_REMEDIATION, "refit"),
         ]);
-        assert_eq!(after(&guarded, &set(&guarded)), off);
+        assert_eq!(after(&guarded, &set(&guarded, false)), off);
+    }
+
+    #[test]
+    fn a_machine_has_the_last_word_on_its_guard() {
+        let bare = machine(&[]);
+        assert!(set(&bare, true).is_empty());
+        let guarded = after(&bare, &set(&bare, false));
+        assert_eq!(after(&guarded, &set(&guarded, true)), bare);
+        let on = machine(&[(REMEDIATION_GUARD, "Enabled")]);
+        assert!(!set(&on, true).is_empty());
     }
 
     #[test]
@@ -155,7 +171,7 @@ mod tests {
             ),
             (SKIP_REMEDIATION, "refit"),
         ]);
-        let changes = set(&half);
+        let changes = set(&half, false);
         assert_eq!(changes.keys().collect::<Vec<_>>(), [PRE_DRAIN_HOOK]);
     }
 

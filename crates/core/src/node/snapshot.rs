@@ -26,6 +26,8 @@ pub struct Snapshot<'a> {
     pub machine: Option<&'a Machine>,
     /// Kind and name of what a person paused: the Machine or its Cluster.
     pub paused: Option<String>,
+    /// The Machine's owner or Cluster wants no guard against remediation.
+    pub unguarded: bool,
     /// The version that the spec of the Machine's owner asks for.
     pub owner_version: Option<&'a str>,
     /// The Machine's group.

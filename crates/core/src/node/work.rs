@@ -122,7 +122,11 @@ impl<'a> Work<'_, 'a> {
     pub(super) fn wanted_slot(&self) -> Slot {
         let name = self.s.update.metadata.name.as_deref().unwrap_or_default();
         let machine = &self.s.update.spec.machine_ref;
-        group::slot(&machine.name, &machine.uid, name, self.now)
+        let returned = self.seen.host_plan.map(|plan| plan.spec.returned_claim);
+        Slot {
+            claim: returned.unwrap_or_default(),
+            ..group::slot(&machine.name, &machine.uid, name, self.now)
+        }
     }
 
     pub(super) fn control_plane(&self) -> bool {

@@ -6,6 +6,7 @@
 //! | [`mod@plan`] | what each MachineSet of a MachineDeployment should look like now |
 //! | [`machine_set`] | what a MachineSet does about it: create, move, delete, complete a move |
 //! | [`control_plane`] | what a KubeadmControlPlane does next, and to which machine |
+//! | [`simulate`] | what becomes of each machine of a MachineDeployment, from where it stands |
 //! | [`predict`] | how many machines a whole rollout keeps, and how many it replaces |
 //!
 //! Behaviour is Cluster API v1.12 to v1.14's (`spec/capi.md` 2 and 3); upstream's rollout logs are
@@ -30,6 +31,7 @@ mod on_delete;
 pub mod plan;
 pub mod predict;
 mod rolling_update;
+pub mod simulate;
 mod types;
 
 pub use find::{NewAndOld, OldMachineSet, UpToDate, find_new_and_old, template_up_to_date};

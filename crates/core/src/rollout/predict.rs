@@ -3,14 +3,13 @@
 //! The real planner is run to its end on an imaginary group in which every machine is healthy and
 //! the extension covers the change. There is no second formula that could drift from it.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 
 use super::control_plane::{ControlPlane, ControlPlaneMachine, Decision, decide};
-use super::keys;
-use super::machine_set::{
-    DeletionOrder, MachineSetAction, Trigger, sync_replicas, trigger_in_place,
-};
-use super::plan::{Decisions, PlanInput, plan};
+use super::machine_set::DeletionOrder;
+use super::simulate::{Answer, End, Workers};
 use super::types::{Machine, MachineDeployment, MachineSet, Strategy, Template};
 
 /// More steps than any rollout needs per machine; a guard against a planner that never ends.
@@ -33,7 +32,14 @@ pub fn machine_deployment(replicas: i64, strategy: &Strategy) -> Prediction {
         version: version.to_owned(),
         ..Template::default()
     };
-    let mut group = Group {
+    let machine = |index: i64| Machine {
+        name: format!("m{index}"),
+        owner: "old".to_owned(),
+        created_at: Timestamp::from_second(index).unwrap_or_default(),
+        has_node: true,
+        ..Machine::default()
+    };
+    let outcome = Workers {
         deployment: MachineDeployment {
             name: "group".to_owned(),
             replicas,
@@ -46,21 +52,20 @@ pub fn machine_deployment(replicas: i64, strategy: &Strategy) -> Prediction {
             spec_replicas: replicas,
             status_replicas: replicas,
             available_replicas: replicas,
-            up_to_date_replicas: 0,
             template: template("old"),
             ..MachineSet::default()
         }],
-        machines: (0..replicas).map(|index| machine(index, "old")).collect(),
-        created: replicas,
-    };
-    let ends = (0..STEPS_PER_MACHINE.saturating_mul(replicas + 1)).any(|_| group.step());
-    let kept = group
-        .machines
-        .iter()
-        .filter(|machine| number(machine) < replicas)
-        .count();
+        machines: (0..replicas).map(machine).collect(),
+        unavailable: BTreeSet::new(),
+        answers: [("old".to_owned(), Answer::InPlace)].into(),
+        in_place_updates: true,
+        order: DeletionOrder::default(),
+        now: Timestamp::from_second(replicas).unwrap_or_default(),
+    }
+    .run();
+    let ends = outcome.end == End::Done;
     let kept = if ends {
-        i64::try_from(kept).unwrap_or(replicas)
+        i64::try_from(outcome.in_place.len()).unwrap_or(replicas)
     } else {
         0
     };
@@ -134,142 +139,6 @@ fn control_plane_machine(index: i64, up_to_date: bool) -> ControlPlaneMachine {
         up_to_date,
         has_node: true,
         ..ControlPlaneMachine::default()
-    }
-}
-
-fn machine(index: i64, owner: &str) -> Machine {
-    Machine {
-        name: format!("m{index}"),
-        owner: owner.to_owned(),
-        created_at: Timestamp::from_second(index).unwrap_or_default(),
-        has_node: true,
-        ..Machine::default()
-    }
-}
-
-fn number(machine: &Machine) -> i64 {
-    machine.created_at.as_second()
-}
-
-/// A MachineDeployment with its MachineSets and machines, one reconcile of each per step.
-struct Group {
-    deployment: MachineDeployment,
-    sets: Vec<MachineSet>,
-    machines: Vec<Machine>,
-    created: i64,
-}
-
-impl Group {
-    /// One round of all controllers; whether nothing is left to do.
-    fn step(&mut self) -> bool {
-        let before = (self.sets.clone(), self.machines.clone());
-        self.plan();
-        for index in 0..self.sets.len() {
-            self.reconcile(index);
-        }
-        for index in 0..self.sets.len() {
-            self.update_status(index);
-        }
-        let old_gone = self.machines.iter().all(|machine| machine.owner == "new");
-        before == (self.sets.clone(), self.machines.clone()) && old_gone
-    }
-
-    fn plan(&mut self) {
-        let decisions = Decisions::from([(("old".to_owned(), "new".to_owned()), true)]);
-        let plan = plan(&PlanInput {
-            deployment: &self.deployment,
-            machine_sets: &self.sets,
-            machines: &self.machines,
-            in_place_updates: true,
-            decisions: &decisions,
-            new_name: "new",
-            now: Timestamp::default(),
-        });
-        for set in &mut self.sets {
-            if let Some(planned) = plan.machine_sets.get(&set.name) {
-                set.spec_replicas = planned.replicas;
-                set.annotations.clone_from(&planned.annotations);
-            }
-        }
-        if let Some(created) = plan.create {
-            self.sets.push(MachineSet {
-                name: created.name,
-                spec_replicas: created.replicas,
-                annotations: created.annotations,
-                template: self.deployment.template.clone(),
-                ..MachineSet::default()
-            });
-        }
-    }
-
-    fn reconcile(&mut self, index: usize) {
-        let set = self.sets[index].clone();
-        let updates_done =
-            |machine: &&mut Machine| machine.owner == set.name && !machine.is_pending_acknowledge();
-        for machine in self.machines.iter_mut().filter(updates_done) {
-            machine.annotations.remove(keys::UPDATE_IN_PROGRESS);
-        }
-        let own = |machines: &[Machine]| -> Vec<Machine> {
-            machines
-                .iter()
-                .filter(|machine| machine.owner == set.name)
-                .cloned()
-                .collect()
-        };
-        for trigger in trigger_in_place(&set, &own(&self.machines)) {
-            if let Trigger::CompleteMove { machine, .. } = trigger {
-                for found in self
-                    .machines
-                    .iter_mut()
-                    .filter(|found| found.name == machine)
-                {
-                    found.annotations.remove(keys::PENDING_ACKNOWLEDGE_MOVE);
-                }
-            }
-        }
-        let target = set
-            .annotation(keys::MOVE_MACHINES)
-            .and_then(|name| self.sets.iter().find(|other| other.name == name));
-        let action = sync_replicas(&set, &own(&self.machines), target, DeletionOrder::default());
-        match action {
-            Ok(MachineSetAction::Create(count)) => {
-                for _ in 0..count {
-                    self.machines.push(machine(self.created, &set.name));
-                    self.created += 1;
-                }
-            }
-            Ok(MachineSetAction::Delete(names)) => {
-                self.machines
-                    .retain(|machine| !names.contains(&machine.name));
-            }
-            Ok(MachineSetAction::Move(moved)) => {
-                let moves = |machine: &&mut Machine| moved.machines.contains(&machine.name);
-                for machine in self.machines.iter_mut().filter(moves) {
-                    machine.owner.clone_from(&moved.target);
-                    for key in [keys::UPDATE_IN_PROGRESS, keys::PENDING_ACKNOWLEDGE_MOVE] {
-                        machine.annotations.insert(key.to_owned(), String::new());
-                    }
-                }
-            }
-            Ok(MachineSetAction::None | MachineSetAction::CreateDisabled { .. }) | Err(_) => {}
-        }
-    }
-
-    fn update_status(&mut self, index: usize) {
-        let current = self.sets[index].template == self.deployment.template;
-        let set = &mut self.sets[index];
-        let own = self
-            .machines
-            .iter()
-            .filter(|machine| machine.owner == set.name);
-        let (mut replicas, mut available) = (0, 0);
-        for machine in own {
-            replicas += 1;
-            available += i64::from(!machine.is_updating());
-        }
-        set.status_replicas = replicas;
-        set.available_replicas = available;
-        set.up_to_date_replicas = if current { available } else { 0 };
     }
 }
 

@@ -15,13 +15,17 @@ use kube::client::Body;
 use tokio::time::Sleep;
 use tower::{BoxError, Layer, Service, ServiceExt as _};
 
-use crate::gate::{Effect, Fate, Gate, never};
+use crate::{
+    gate::{Effect, Fate, Gate, never},
+    lease::Leadership,
+};
 
 #[derive(Clone)]
 pub(super) struct DisciplineLayer {
     pub(super) gate: Arc<dyn Gate>,
     pub(super) agent: HeaderValue,
     pub(super) deadline: Duration,
+    pub(super) fence: Option<Leadership>,
 }
 
 impl<S> Layer<S> for DisciplineLayer {
@@ -35,7 +39,7 @@ impl<S> Layer<S> for DisciplineLayer {
     }
 }
 
-/// Applies deadline, user agent and gate to each request.
+/// Applies deadline, user agent, gate and fence to each request.
 #[derive(Clone)]
 pub(super) struct Discipline<S> {
     inner: S,
@@ -63,6 +67,7 @@ where
             gate,
             agent,
             deadline,
+            fence,
         } = self.rules.clone();
         request.headers_mut().insert(header::USER_AGENT, agent);
         let effect = effect_of(&request);
@@ -75,11 +80,25 @@ where
             if entry == Fate::Dead {
                 return never().await;
             }
+            // A process may be stopped at any point, and come back when it leads no more.
+            if effect.is_some()
+                && let Some(stall) = gate.stall()
+            {
+                stall.await;
+            }
+            let pass = match &fence {
+                Some(leadership) if effect.is_some() => Some(leadership.pass()?),
+                _ => None,
+            };
+            let deadline = pass
+                .as_ref()
+                .map_or(deadline, |pass| deadline.min(pass.within));
             // A watch has no end, but it has a beginning.
             let outcome = match tokio::time::timeout(deadline, inner.oneshot(request)).await {
                 Ok(outcome) => outcome.map_err(Into::into),
                 Err(_) => Err(late("no answer from the API server within", deadline)),
             };
+            drop(pass);
             let exit = match &effect {
                 Some(effect) => gate.after(effect),
                 None => gate.fate(),

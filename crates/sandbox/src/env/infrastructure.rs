@@ -245,7 +245,8 @@ fn infrastructure_machine(
             provider_id: format!("sandbox://{node}-{}", short_hash(uid)),
             control_plane: is_control_plane(machine),
             version: text(machine, "/spec/version").to_owned(),
-            boot_at: view.now + BOOT + jitter(node),
+            boot_at: view.now + (BOOT + jitter(node)) / view.hurry,
+            fail_step: String::new(),
         });
     let path = place.path(namespace, name(&object));
     if text(&object, "/spec/providerID").is_empty() {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde_json::{Value, json};
 
 use super::{
-    HEARTBEAT, POD_START, Plan, STATIC_POD_START, View, flag,
+    HEARTBEAT, POD_START, Plan, SILENCE, STATIC_POD_START, View, flag,
     infrastructure::address,
     name, namespace, rfc3339, short_hash,
     state::{EnvState, HostRecord, HostView, host_key},
@@ -108,6 +108,8 @@ fn report(local: &Local<'_>, object: &Value, host: &HostView, up: bool, plan: &m
             let condition = condition(local, object, false);
             let body = json!({"status": {"conditions": [condition]}});
             local.send(plan, Call::merge(path, body));
+        } else {
+            silence(local, object, path, plan);
         }
         return;
     }
@@ -129,6 +131,26 @@ fn report(local: &Local<'_>, object: &Value, host: &HostView, up: bool, plan: &m
     } else {
         json!({"status": {"conditions": [condition], "nodeInfo": node_info(host)}})
     };
+    local.send(plan, Call::merge(path, body));
+}
+
+/// What the node lifecycle controller says of a kubelet that nobody has heard of for some time.
+fn silence(local: &Local<'_>, object: &Value, path: String, plan: &mut Plan) {
+    let Some(ready) = ready_condition(object).filter(|ready| ready["status"] == "False") else {
+        return;
+    };
+    let now = local.view.now;
+    let due = time(ready, "/lastTransitionTime").map_or(now, |since| since + SILENCE);
+    if now < due {
+        plan.wake_at(due);
+        return;
+    }
+    let mut unknown = ready.clone();
+    unknown["status"] = json!("Unknown");
+    unknown["reason"] = json!("NodeStatusUnknown");
+    unknown["message"] = json!("Kubelet stopped posting node status.");
+    unknown["lastTransitionTime"] = json!(rfc3339(now));
+    let body = json!({"status": {"conditions": [unknown]}});
     local.send(plan, Call::merge(path, body));
 }
 

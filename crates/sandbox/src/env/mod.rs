@@ -5,7 +5,10 @@
 //! | [`infrastructure`] | infrastructure and bootstrap providers, Cluster API's Cluster controller |
 //! | [`kubelet`] | kubelets: Nodes, mirror pods, pods that start and end |
 //! | [`workloads`] | ReplicaSet, DaemonSet and scheduler of a workload cluster |
+//! | [`managers`] | the Deployments that a Cluster API installation is known by |
 //! | [`setup`] | what `kubeadm init` leaves in a new cluster, and an application on it |
+//! | [`quorum`] | etcd: whether the API of a workload cluster answers |
+//! | [`trouble`] | failures that a user orders by an annotation |
 //! | [`state`] | what the environment remembers beside the API: its hosts |
 //!
 //! It is no process of ours and is never killed. Each pass looks at everything (mirrors of the API
@@ -14,9 +17,12 @@
 
 pub(crate) mod infrastructure;
 pub(crate) mod kubelet;
+pub(crate) mod managers;
+pub(crate) mod quorum;
 pub(crate) mod run;
 pub(crate) mod setup;
 pub(crate) mod state;
+pub(crate) mod trouble;
 pub(crate) mod workloads;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -37,6 +43,9 @@ pub(crate) const POD_START: SignedDuration = SignedDuration::from_secs(5);
 pub(crate) const STATIC_POD_START: SignedDuration = SignedDuration::from_secs(2);
 /// How often an idle kubelet reports. Real ones report every 5 minutes where nothing changes.
 pub(crate) const HEARTBEAT: SignedDuration = SignedDuration::from_secs(300);
+/// How long a kubelet may be down before its Node counts as unreachable: the node monitor's grace
+/// period.
+pub(crate) const SILENCE: SignedDuration = SignedDuration::from_secs(50);
 /// When the environment tries again after a write was refused.
 pub(crate) const RETRY: Duration = Duration::from_secs(1);
 
@@ -84,6 +93,8 @@ pub(crate) struct View<'a> {
     pub(crate) workloads: &'a BTreeMap<String, Mirror>,
     /// Hosts that have booted, by key.
     pub(crate) hosts: &'a BTreeMap<String, HostView>,
+    /// How many times faster than real ones machines boot.
+    pub(crate) hurry: i32,
 }
 
 /// Decides what the environment does now.

@@ -6,14 +6,15 @@ use jiff::Timestamp;
 use refit_apiserver::ApiServer;
 
 use super::{
-    Plan, RETRY, Target, View, plan, setup,
+    Plan, RETRY, Target, View, plan, quorum, setup,
     state::{ClusterState, HostRecord},
+    trouble,
 };
 use crate::{
-    direct::{Call, Direct, DirectError, ENVIRONMENT, server_options},
+    direct::{Call, Direct, DirectError, ENVIRONMENT},
     mirror::Mirror,
     pki::Identity,
-    world::{Actor, HostHandle, Inner, WorldError, cluster_secrets, cluster_seed, lock},
+    world::{Actor, HostHandle, Inner, WorldError, cluster_secrets, lock},
 };
 
 /// Runs the environment until it is dropped.
@@ -48,6 +49,8 @@ fn retry_time(inner: &Inner) -> Timestamp {
 async fn pass(inner: &Arc<Inner>) -> Result<Option<Timestamp>, WorldError> {
     clusters(inner).await?;
     let boots = hosts(inner).await?;
+    quorum::apply(inner)?;
+    trouble::apply(inner);
     let (plan, hosts_due) = decide(inner);
     let mut due = plan.wake;
     let mut earlier = |when: Timestamp| due = Some(due.map_or(when, |known| known.min(when)));
@@ -75,7 +78,7 @@ fn decide(inner: &Inner) -> (Plan, Option<Timestamp>) {
         .collect();
     let workloads: BTreeMap<String, Mirror> = lock(&inner.workloads)
         .iter()
-        .filter(|(_, workload)| workload.listening)
+        .filter(|(_, workload)| workload.serving.is_some())
         .map(|(key, workload)| (key.clone(), workload.mirror.clone()))
         .collect();
     let view = View {
@@ -83,8 +86,12 @@ fn decide(inner: &Inner) -> (Plan, Option<Timestamp>) {
         management: &inner.management_mirror,
         workloads: &workloads,
         hosts: &views,
+        hurry: i32::try_from(inner.hurry).unwrap_or(1),
     };
-    (plan(&view, &mut lock(&inner.env)), due)
+    let plan = plan(&view, &mut lock(&inner.env));
+    // Before the writes that rest on it.
+    inner.keep_env();
+    (plan, due)
 }
 
 async fn send(inner: &Inner, target: &Target, call: Call) -> Result<(), DirectError> {
@@ -114,32 +121,15 @@ async fn clusters(inner: &Arc<Inner>) -> Result<(), WorldError> {
     for (key, cluster) in known {
         if !lock(&inner.workloads).contains_key(&key) {
             let identity = Identity::new(&key.replace('/', "-"), &[&cluster.host])?;
-            let options = server_options(inner.clock, cluster_seed(inner.seed, &key));
-            let server = ApiServer::new(options);
+            let server = ApiServer::new(inner.workload_options(&key));
             let workload = inner.workload_of(&key, server, identity.clone());
             lock(&inner.workloads).insert(key.clone(), workload);
             for call in cluster_secrets(&key, &cluster.host, cluster.port, &identity) {
                 ignore_existing(send(inner, &Target::Management, call).await)?;
             }
         }
-        if cluster.initialized {
-            listen(inner, &key, &cluster)?;
-        }
     }
     Ok(())
-}
-
-fn listen(inner: &Arc<Inner>, key: &str, cluster: &ClusterState) -> Result<(), WorldError> {
-    let workload = {
-        let mut workloads = lock(&inner.workloads);
-        let Some(workload) = workloads.get_mut(key).filter(|w| !w.listening) else {
-            return Ok(());
-        };
-        workload.listening = true;
-        workload.clone()
-    };
-    let (host, port) = (&cluster.host, cluster.port);
-    inner.serve(host, port, &workload.server, &workload.identity)
 }
 
 /// Boots hosts that are due and ends those that are gone; says when the next one boots.
@@ -197,6 +187,10 @@ async fn boot(inner: &Arc<Inner>, record: &HostRecord) -> Result<(), WorldError>
             return Ok(());
         };
         server.set_git_version(&record.version);
+        inner.keep_version(&record.cluster, &record.version);
+        if let Some(enforced) = &inner.enforced {
+            enforced.fill(&server).await?;
+        }
         let api = Direct::new(server, ENVIRONMENT);
         let endpoint = format!("{}:{}", cluster.host, cluster.port);
         let name = record.cluster.rsplit('/').next().unwrap_or_default();
@@ -204,13 +198,12 @@ async fn boot(inner: &Arc<Inner>, record: &HostRecord) -> Result<(), WorldError>
         if let Some(known) = lock(&inner.env).clusters.get_mut(&record.cluster) {
             known.initialized = true;
         }
-        let cluster = ClusterState {
-            initialized: true,
-            ..cluster
-        };
-        listen(inner, &record.cluster, &cluster)?;
+        inner.keep_env();
     }
-    lock(&inner.hosts).insert(key.clone(), HostHandle::boot(record, inner.clock.now()));
+    let handle = HostHandle::boot(record, inner.clock.now(), inner.hurry);
+    lock(&inner.hosts).insert(key.clone(), handle);
+    inner.keep_host(&key);
+    quorum::apply(inner)?;
     inner.supervise(&Actor::Agent(key));
     Ok(())
 }

@@ -7,17 +7,20 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 /// What a snapshot keeps of the environment.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct EnvState {
     /// Clusters by `namespace/name`.
     pub clusters: BTreeMap<String, ClusterState>,
     /// Hosts by `namespace/cluster/node`.
     pub hosts: BTreeMap<String, HostRecord>,
+    /// TCP ports that APIs were served at, by cluster; that of the management API under "".
+    #[serde(default)]
+    pub ports: BTreeMap<String, u16>,
 }
 
 /// One workload cluster.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ClusterState {
     /// Host name or address of its API.
@@ -31,7 +34,7 @@ pub(crate) struct ClusterState {
 }
 
 /// One host, from the request for it until its infrastructure machine is gone.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct HostRecord {
     /// Key of its cluster.
@@ -52,6 +55,9 @@ pub(crate) struct HostRecord {
     pub version: String,
     /// When kubeadm is done on it.
     pub boot_at: Timestamp,
+    /// The failure that was ordered last, as its annotation says it.
+    #[serde(default)]
+    pub fail_step: String,
 }
 
 impl HostRecord {

@@ -236,9 +236,10 @@ fn control_plane_rules(manifest: &Manifest, replicas: Option<i64>) -> Vec<Proble
     problems
 }
 
+/// Releases only: the hosts of the sandbox know no release candidates and no vendor's builds.
 fn is_version(text: &str) -> bool {
     text.parse::<refit_core::version::KubernetesVersion>()
-        .is_ok()
+        .is_ok_and(|version| version.is_release())
 }
 
 fn is_int_or_percent(value: &Value) -> bool {

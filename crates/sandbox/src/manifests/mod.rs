@@ -120,7 +120,8 @@ impl Manifest {
             || (version == "v1" && kind == "Namespace")
     }
 
-    fn problem(&self, pointer: &str, got: String, want: impl Into<String>) -> Problem {
+    /// What is wrong with the value at a JSON pointer into the object, for whoever wrote the file.
+    pub fn problem(&self, pointer: &str, got: String, want: impl Into<String>) -> Problem {
         Problem {
             file: self.file.clone(),
             line: self.lines.of(pointer),
@@ -138,6 +139,39 @@ impl Manifest {
 /// # Errors
 /// [`LoadError::Invalid`] holds every problem of every file.
 pub fn load(files: &[impl AsRef<Path>]) -> Result<Vec<Manifest>, LoadError> {
+    let texts = texts(files)?;
+    parse(
+        texts
+            .iter()
+            .map(|(name, text)| (name.as_str(), text.as_slice())),
+    )
+}
+
+/// Reads manifest files that need not make up a whole cluster: every object must be one, and what
+/// it refers to may be elsewhere.
+///
+/// # Errors
+/// [`LoadError::Invalid`] holds every problem of every file.
+pub fn load_part(files: &[impl AsRef<Path>]) -> Result<Vec<Manifest>, LoadError> {
+    let mut manifests = Vec::new();
+    let mut problems = Vec::new();
+    for (name, text) in texts(files)? {
+        let mut file = yaml::read(&name, &text);
+        for (object, lines) in file.documents {
+            expand(&name, object, &lines, &mut manifests, &mut problems);
+        }
+        problems.append(&mut file.problems);
+    }
+    problems.extend(check::identities(&mut manifests));
+    if problems.is_empty() {
+        return Ok(manifests);
+    }
+    problems.sort_by(|a, b| (&a.file, a.line).cmp(&(&b.file, b.line)));
+    Err(LoadError::Invalid(problems))
+}
+
+/// The names and contents of files.
+fn texts(files: &[impl AsRef<Path>]) -> Result<Vec<(String, Vec<u8>)>, LoadError> {
     let mut texts = Vec::new();
     for file in files {
         let name = file.as_ref().display().to_string();
@@ -152,11 +186,7 @@ pub fn load(files: &[impl AsRef<Path>]) -> Result<Vec<Manifest>, LoadError> {
         let text = std::fs::read(file).map_err(read)?;
         texts.push((name, text));
     }
-    parse(
-        texts
-            .iter()
-            .map(|(name, text)| (name.as_str(), text.as_slice())),
-    )
+    Ok(texts)
 }
 
 /// Reads and checks manifests that are in memory already: name and content of each file.

@@ -7,6 +7,10 @@
 //! NodeUpdates for a while. The end state must equal that of the undisturbed run, invariants are
 //! checked after every write, and a kill that did not happen is a failure.
 //!
+//! [`Scenario::replicas`] runs two controllers. There each effect of a controller has more points:
+//! whoever does it is stopped until its Lease is gone, or the other one dies, or both do. Whatever
+//! a replica writes that does not hold the Lease is a failure.
+//!
 //! With [`Sabotage`] one safeguard is left out while the points run: a sweep that finds nothing
 //! then is worth nothing.
 
@@ -30,12 +34,12 @@ use serde_json::Value;
 
 use crate::{
     snapshot::SnapshotError,
-    world::{TimedOut, WorldError, WorldOptions},
+    world::{Side, TimedOut, WorldError, WorldOptions},
 };
 
 pub use end::EndState;
 pub use point::{Point, PointFile};
-pub use record::{Counts, Recording, record};
+pub use record::{Counts, Recording, record, record_scenario};
 pub use scenario::Scenario;
 
 /// A safeguard that is left out on purpose.
@@ -48,6 +52,8 @@ pub enum Sabotage {
     Journal,
     /// NodeUpdates have no ordinal in their name.
     Ordinal,
+    /// A replica that led goes on as if it still did.
+    Lease,
 }
 
 impl std::str::FromStr for Sabotage {
@@ -58,8 +64,9 @@ impl std::str::FromStr for Sabotage {
             "slot" => Ok(Self::Slot),
             "journal" => Ok(Self::Journal),
             "ordinal" => Ok(Self::Ordinal),
+            "lease" => Ok(Self::Lease),
             other => Err(format!(
-                "{other:?} is no safeguard: slot, journal and ordinal are"
+                "{other:?} is no safeguard: slot, journal, ordinal and lease are"
             )),
         }
     }
@@ -71,6 +78,7 @@ impl fmt::Display for Sabotage {
             Self::Slot => "slot",
             Self::Journal => "journal",
             Self::Ordinal => "ordinal",
+            Self::Lease => "lease",
         })
     }
 }
@@ -80,6 +88,7 @@ impl Sabotage {
         match self {
             Self::Slot => options.safeguards.slot = false,
             Self::Ordinal => options.safeguards.ordinal = false,
+            Self::Lease => options.safeguards.lease = false,
             Self::Journal => options.journal = false,
         }
     }
@@ -90,6 +99,8 @@ impl Sabotage {
 pub struct SweepOptions {
     /// Manifests of the scenario's cluster.
     pub manifests: Vec<Value>,
+    /// What is swept.
+    pub scenario: Scenario,
     /// Which safeguard is left out.
     pub sabotage: Option<Sabotage>,
     /// How many points are run, evenly spread; all of them by default.
@@ -107,6 +118,7 @@ impl SweepOptions {
     pub fn new(manifests: Vec<Value>) -> Self {
         Self {
             manifests,
+            scenario: Scenario::demo(),
             sabotage: None,
             points: None,
             threads: 2,
@@ -201,7 +213,7 @@ pub fn sweep(
     options: &SweepOptions,
     watch: impl FnMut(&Event<'_>),
 ) -> Result<SweepReport, SweepError> {
-    let recording = record(&options.manifests)?;
+    let recording = record_scenario(&options.manifests, options.scenario.clone())?;
     Ok(sweep_recorded(&recording, options, watch))
 }
 
@@ -211,7 +223,7 @@ pub fn sweep_recorded(
     options: &SweepOptions,
     mut watch: impl FnMut(&Event<'_>),
 ) -> SweepReport {
-    let points = chosen(recording, options.points);
+    let points = chosen(recording, options.points, options.sabotage);
     watch(&Event::Recorded {
         counts: recording.counts,
         points: points.len(),
@@ -262,14 +274,25 @@ pub fn sweep_recorded(
 }
 
 /// Every point, or a number of them evenly spread.
-fn chosen(recording: &Recording, wanted: Option<usize>) -> Vec<Point> {
-    let all = recording.points();
+fn chosen(recording: &Recording, wanted: Option<usize>, sabotage: Option<Sabotage>) -> Vec<Point> {
+    let mut all = recording.points();
+    if sabotage == Some(Sabotage::Lease) {
+        // Only a leader that lives on without its Lease can show that nothing holds it back: it is
+        // stopped at writes that are no hook's.
+        all.retain(|point| point.side == Side::Paused && is_status_of_update(&point.effect));
+    }
     match wanted {
         Some(wanted) if wanted < all.len() => (0..wanted)
             .map(|i| all[i * all.len() / wanted.max(1)].clone())
             .collect(),
         _ => all,
     }
+}
+
+/// Whether an effect is the controller's own: hooks write no status of a NodeUpdate.
+fn is_status_of_update(effect: &Effect) -> bool {
+    matches!(effect, Effect::Api { path, .. }
+        if path.contains("/nodeupdates/") && path.ends_with("/status"))
 }
 
 /// Runs one saved point again and says what is wrong with it.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{EndState, Recording, Sabotage, Scenario, StoredEffect};
 use crate::{
     snapshot::{self, Snapshot},
-    world::{self, Actor, Kill, Side, World, WorldOptions},
+    world::{self, Actor, Kill, Side, World},
 };
 
 /// Where a process dies.
@@ -35,7 +35,8 @@ impl fmt::Display for Point {
             effect,
             side,
         } = self;
-        write!(f, "{actor} killed {side} effect {index}: {effect}")
+        let what = if *side == Side::Paused { "" } else { "killed " };
+        write!(f, "{actor} {what}{side} effect {index}: {effect}")
     }
 }
 
@@ -101,7 +102,11 @@ pub(crate) fn save(
     let with = sabotage
         .map(|s| format!("-without-{s}"))
         .unwrap_or_default();
-    let path = folder.join(format!("point-{}-{}{with}.json", point.index, point.side));
+    let path = folder.join(format!(
+        "point-{}-{}{with}.json",
+        point.index,
+        point.side.to_string().replace(' ', "-")
+    ));
     let file = PointFile {
         index: point.index,
         actor: point.actor.clone(),
@@ -133,7 +138,7 @@ fn continue_at(
         Err(error) => return vec![format!("a runtime cannot be made: {error}")],
     };
     runtime.block_on(async {
-        let mut options = WorldOptions::new(Vec::new());
+        let mut options = scenario.options(Vec::new());
         if let Some(sabotage) = sabotage {
             sabotage.apply(&mut options);
         }
@@ -154,6 +159,7 @@ fn continue_at(
             problems.push("the kill did not happen: the effect did not come again".to_owned());
         }
         problems.extend(world.violations_at_rest().iter().map(ToString::to_string));
+        problems.extend(world.fence_breaks().iter().map(ToString::to_string));
         problems.extend(EndState::of(&world).differences(expected));
         problems
     })

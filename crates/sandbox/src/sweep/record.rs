@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{EndState, Point, Scenario, SweepError};
 use crate::{
     snapshot::{self, Snapshot},
-    world::{self, Actor, Side, World, WorldOptions, lock},
+    world::{self, Actor, Side, World, lock},
 };
 
 /// How many effects a run had.
@@ -68,35 +68,55 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Both points of each effect.
+    /// The points of each effect: both sides of it, and with two controllers what may happen to those.
     pub fn points(&self) -> Vec<Point> {
         self.effects
             .iter()
             .enumerate()
             .flat_map(|(index, recorded)| {
-                [Side::Before, Side::After].map(|side| Point {
+                self.sides(recorded).iter().map(move |side| Point {
                     index,
                     actor: recorded.actor.clone(),
                     effect: recorded.effect.clone(),
-                    side,
+                    side: *side,
                 })
             })
             .collect()
+    }
+
+    fn sides(&self, recorded: &Recorded) -> &'static [Side] {
+        use Side::{After, Before, Both, Other, Paused};
+        if !self.scenario.two_controllers {
+            &[Before, After]
+        } else if recorded.actor.is_controller() {
+            &[Before, After, Paused, Other, Both]
+        } else {
+            // The others are the business of the sweep with one controller.
+            &[]
+        }
     }
 }
 
 /// Runs the demo's scenario once with nobody killed.
 pub fn record(manifests: &[Value]) -> Result<Recording, SweepError> {
+    record_scenario(manifests, Scenario::demo())
+}
+
+/// Whether an effect belongs to the election: it comes every few seconds, whatever else happens.
+fn is_election(effect: &Effect) -> bool {
+    matches!(effect, Effect::Api { path, .. } if path.contains("/leases"))
+}
+
+/// Runs a scenario once with nobody killed.
+pub fn record_scenario(manifests: &[Value], scenario: Scenario) -> Result<Recording, SweepError> {
     world::runtime()?.block_on(async {
-        let options = WorldOptions::new(manifests.to_vec());
-        let world = World::new(options).await?;
-        let scenario = Scenario::demo();
+        let world = World::new(scenario.options(manifests.to_vec())).await?;
         scenario.prepare(&world).await?;
         let effects: Arc<Mutex<Vec<Recorded>>> = Arc::default();
         let sink = effects.clone();
         let inner = Arc::downgrade(&world.inner);
         world.hub().record(Some(Box::new(move |actor, effect| {
-            if let Some(inner) = inner.upgrade() {
+            if let Some(inner) = inner.upgrade().filter(|_| !is_election(effect)) {
                 let before = snapshot::take(&inner);
                 lock(&sink).push(Recorded {
                     actor: actor.clone(),
@@ -113,6 +133,7 @@ pub fn record(manifests: &[Value]) -> Result<Recording, SweepError> {
             .iter()
             .map(ToString::to_string)
             .collect();
+        problems.extend(world.fence_breaks().iter().map(ToString::to_string));
         let end = EndState::of(&world);
         problems.extend(end.unrest());
         if !problems.is_empty() {

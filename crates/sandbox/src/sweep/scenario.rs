@@ -13,7 +13,7 @@ use crate::{
     direct::{Call, Direct, DirectError, USER},
     env::{name, namespace, text},
     world::{
-        TimedOut, World,
+        TimedOut, World, WorldOptions,
         status::{is_worker, phase},
     },
 };
@@ -36,6 +36,9 @@ pub struct Scenario {
     pub version: String,
     /// Whether somebody asks by hand.
     pub by_hand: bool,
+    /// Whether there are two replicas of the controller.
+    #[serde(default)]
+    pub two_controllers: bool,
 }
 
 impl Scenario {
@@ -44,6 +47,23 @@ impl Scenario {
         Self {
             version: "v1.35.0".to_owned(),
             by_hand: true,
+            two_controllers: false,
+        }
+    }
+
+    /// The demo with two replicas of the controller.
+    pub fn replicas() -> Self {
+        Self {
+            two_controllers: true,
+            ..Self::demo()
+        }
+    }
+
+    /// The usual world of this scenario.
+    pub(crate) fn options(&self, manifests: Vec<Value>) -> WorldOptions {
+        WorldOptions {
+            two_controllers: self.two_controllers,
+            ..WorldOptions::new(manifests)
         }
     }
 

@@ -6,16 +6,21 @@ use std::{
 };
 
 use refit_api::{crds, keys};
-use refit_apiserver::{ApiServer, Registry};
+use refit_apiserver::{
+    ApiServer, Options, Registry, Webhook,
+    auth::{Authentication, Required},
+};
 use refit_kube::{Clock, net::MemoryNetwork, serve, tls};
 use serde_json::{Value, json};
-use tokio::sync::Notify;
+use sha2::{Digest as _, Sha256};
+use tokio::{sync::Notify, task::AbortHandle};
 
 use super::{Hub, Inner, Workload, World, WorldError, WorldOptions, hosts, lock, process::Actor};
 use crate::{
     direct::{Call, Direct, USER, server_options},
     env::{namespace, state::EnvState, text},
     invariants::Checker,
+    leaders::Leaders,
     manifests::schemaless_crds,
     mirror::{Mirror, management_resources, workload_resources},
     pki::{self, Identity},
@@ -26,14 +31,28 @@ impl World {
     /// Makes a new world and applies the manifests in it. Must be called in a [`super::runtime`].
     pub async fn new(options: WorldOptions) -> Result<Self, WorldError> {
         let clock = Clock::simulated(options.epoch);
-        let management = ApiServer::new(server_options(clock, options.seed));
+        // A log begins with a whole world, so it starts with a restored one.
+        let options = WorldOptions {
+            log: None,
+            ..options
+        };
+        let management_identity = Identity::new("management", &[pki::MANAGEMENT_HOST])?;
+        let authentication = match &options.enforced {
+            Some(enforced) => enforced.management(&signing_key(&management_identity)),
+            None => Authentication::Open,
+        };
+        let management = ApiServer::new(Options {
+            authentication: authentication.clone(),
+            ..server_options(clock, options.seed)
+        });
         let parts = Parts {
             clock,
             management,
-            management_identity: Identity::new("management", &[pki::MANAGEMENT_HOST])?,
+            management_identity,
             hook_identity: Identity::new("refit-webhook", &[pki::HOOK_HOST])?,
             env: EnvState::default(),
             incarnations: BTreeMap::new(),
+            authentication,
         };
         let world = Self {
             inner: Arc::new(parts.assemble(&options)),
@@ -46,17 +65,28 @@ impl World {
     /// Makes a world that goes on where a snapshot was taken: nothing but state is kept, every
     /// process and every connection is new. Manifests, seed and epoch of the options are not used.
     pub fn restore(snapshot: &Snapshot, options: &WorldOptions) -> Result<Self, WorldError> {
-        let clock = Clock::simulated(snapshot.time);
+        let clock = options.clock_from(snapshot.time);
+        let key = signing_key(&snapshot.management_identity);
+        let authentication = match &options.enforced {
+            Some(enforced) => enforced.management(&key),
+            None if options.real_time => Authentication::Required(Required::new(key)),
+            None => Authentication::Open,
+        };
         let parts = Parts {
             clock,
             management: ApiServer::restore(
                 snapshot.management.clone(),
-                server_options(clock, snapshot.seed),
+                Options {
+                    authentication: authentication.clone(),
+                    webhook: options.real_time.then(webhook),
+                    ..server_options(clock, snapshot.seed)
+                },
             ),
             management_identity: snapshot.management_identity.clone(),
             hook_identity: snapshot.hook_identity.clone(),
             env: snapshot.env.clone(),
             incarnations: snapshot.incarnations.iter().cloned().collect(),
+            authentication,
         };
         let options = WorldOptions {
             seed: snapshot.seed,
@@ -64,13 +94,12 @@ impl World {
         };
         let inner = parts.assemble(&options);
         for (key, part) in &snapshot.workloads {
-            let server_options = server_options(clock, cluster_seed(snapshot.seed, key));
-            let server = ApiServer::restore(part.store.clone(), server_options);
+            let server = ApiServer::restore(part.store.clone(), inner.workload_options(key));
             let workload = inner.workload_of(key, server, part.identity.clone());
             lock(&inner.workloads).insert(key.clone(), workload);
         }
         for (key, part) in &snapshot.hosts {
-            let handle = hosts::HostHandle::restore(part);
+            let handle = hosts::HostHandle::restore(part, inner.hurry);
             if !inner.journal {
                 *lock(&handle.disk) = refit_agent::DiskState::default();
             }
@@ -80,6 +109,7 @@ impl World {
         let world = Self {
             inner: Arc::new(inner),
         };
+        world.inner.keep_from_now_on();
         world.start()?;
         Ok(world)
     }
@@ -96,6 +126,10 @@ impl World {
         inner.spawn(crate::env::run::run(inner.clone()));
         inner.supervise(&Actor::Capi);
         inner.supervise(&Actor::Controller);
+        if inner.two_controllers {
+            inner.leaders.follow_management(&inner.management);
+            inner.supervise(&Actor::Standby);
+        }
         let hosts: Vec<String> = lock(&inner.hosts).keys().cloned().collect();
         for host in hosts {
             inner.supervise(&Actor::Agent(host));
@@ -115,7 +149,14 @@ impl World {
             api.send(Call::create(definitions, crd)).await?;
         }
         self.load_namespaces(&api, manifests).await?;
-        self.install(&api).await?;
+        match &self.inner.enforced {
+            Some(enforced) => enforced
+                .install(&self.inner.management)
+                .await
+                .map_err(WorldError::Install)?,
+            None => self.install(&api).await?,
+        }
+        crate::env::managers::describe(&api).await?;
         self.inner.checker.start(&self.inner);
         for manifest in manifests {
             let mut object = manifest.clone();
@@ -261,6 +302,22 @@ struct Parts {
     hook_identity: Identity,
     env: EnvState,
     incarnations: BTreeMap<Actor, u32>,
+    authentication: Authentication,
+}
+
+/// What Cluster API's webhooks do to what a person applies while the world runs. What a world
+/// begins with has passed them already.
+fn webhook() -> Webhook {
+    Arc::new(refit_capi::defaults::default_object)
+}
+
+/// Signs ServiceAccount tokens. It follows from the authority's key, so that tokens outlive a
+/// restart as certificates do.
+fn signing_key(management: &Identity) -> Vec<u8> {
+    let mut hash = Sha256::new();
+    hash.update(b"service accounts of a sandbox\0");
+    hash.update(management.ca.key());
+    hash.finalize().to_vec()
 }
 
 impl Parts {
@@ -272,6 +329,12 @@ impl Parts {
             seed: options.seed,
             safeguards: options.safeguards,
             journal: options.journal,
+            two_controllers: options.two_controllers,
+            leaders: Leaders::default(),
+            hurry: options.hurry.max(1),
+            log: options.log.clone(),
+            enforced: options.enforced.clone(),
+            apis: tokio::sync::watch::Sender::default(),
             settings: options.settings.clone(),
             network: MemoryNetwork::default(),
             management_mirror: Mirror::follow(
@@ -281,6 +344,7 @@ impl Parts {
             ),
             hub: Hub::new(self.management.clone(), woken.clone()),
             management: self.management,
+            authentication: self.authentication,
             management_identity: self.management_identity,
             hook_identity: self.hook_identity,
             workloads: Mutex::default(),
@@ -301,6 +365,18 @@ pub(crate) fn cluster_seed(seed: u64, cluster: &str) -> u64 {
 }
 
 impl Inner {
+    /// How the API server of a workload cluster is set up.
+    pub(crate) fn workload_options(&self, key: &str) -> Options {
+        let authentication = match &self.enforced {
+            Some(enforced) => enforced.workload(&signing_key(&self.management_identity)),
+            None => self.authentication.clone(),
+        };
+        Options {
+            authentication,
+            ..server_options(self.clock, cluster_seed(self.seed, key))
+        }
+    }
+
     /// Serves an API on the in-memory network.
     pub(crate) fn serve(
         &self,
@@ -308,28 +384,35 @@ impl Inner {
         port: u16,
         server: &ApiServer,
         identity: &Identity,
-    ) -> Result<(), WorldError> {
+    ) -> Result<AbortHandle, WorldError> {
         let tls = tls::server_config(identity.server.reloadable()?, None)?;
         let listener = self.network.listen(host, port);
-        let service = crate::http::Served(server.clone());
-        self.spawn(serve::serve(
+        let service = if self.enforced.is_some() {
+            crate::http::Served::enforced(server.clone(), host == pki::MANAGEMENT_HOST)
+        } else {
+            crate::http::Served::inside(server.clone())
+        };
+        Ok(self.spawn(serve::serve(
             listener,
             Some(tls),
             service,
             std::future::pending(),
-        ));
-        Ok(())
+        )))
     }
 
     /// A workload cluster around its API server.
     pub(crate) fn workload_of(&self, key: &str, server: ApiServer, identity: Identity) -> Workload {
         let mirror = Mirror::follow(&server, workload_resources, self.woken.clone());
         self.checker.follow_workload(key, &server);
+        if self.two_controllers {
+            self.leaders.follow_workload(&server);
+        }
+        self.keep_workload(key, &server, &identity);
         Workload {
             server,
             identity,
             mirror,
-            listening: false,
+            serving: None,
         }
     }
 }

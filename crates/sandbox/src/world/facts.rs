@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, ResourceExt as _, api::ListParams};
 use refit_api::{capi::Machine, keys};
+use refit_core::progress::owner_of;
 use serde::{Deserialize, Serialize};
 
 use super::{World, WorldError};
@@ -121,20 +122,4 @@ fn facts_of(machine: &Machine, nodes: &BTreeMap<(String, String), Node>) -> Mach
         namespace,
         node_name,
     }
-}
-
-/// The KubeadmControlPlane or MachineDeployment of a Machine.
-pub(crate) fn owner_of(machine: &Machine) -> String {
-    let labels = machine.labels();
-    if let Some(name) = labels.get(keys::DEPLOYMENT_NAME) {
-        return format!("MachineDeployment/{name}");
-    }
-    if let Some(name) = labels.get(keys::CONTROL_PLANE_NAME) {
-        return format!("KubeadmControlPlane/{name}");
-    }
-    machine
-        .owner_references()
-        .first()
-        .map(|owner| format!("{}/{}", owner.kind, owner.name))
-        .unwrap_or_default()
 }

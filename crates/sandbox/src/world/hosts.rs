@@ -31,17 +31,18 @@ pub struct HostSnapshot {
 
 impl HostHandle {
     /// A host on which kubeadm just ended.
-    pub(crate) fn boot(record: &HostRecord, now: Timestamp) -> Self {
+    pub(crate) fn boot(record: &HostRecord, now: Timestamp, hurry: u32) -> Self {
         let state = HostState::new(&record.node, record.control_plane, &record.version, now);
+        let state = state.hurried(hurry);
         Self {
             state: Arc::new(Mutex::new(state)),
             disk: Arc::default(),
         }
     }
 
-    pub(crate) fn restore(snapshot: &HostSnapshot) -> Self {
+    pub(crate) fn restore(snapshot: &HostSnapshot, hurry: u32) -> Self {
         Self {
-            state: Arc::new(Mutex::new(snapshot.state.clone())),
+            state: Arc::new(Mutex::new(snapshot.state.clone().hurried(hurry))),
             disk: Arc::new(Mutex::new(snapshot.disk.clone())),
         }
     }
@@ -73,25 +74,37 @@ impl HostHandle {
             os_image: facts.os_image,
             static_pods: images,
         };
-        (view, state.next_due(now))
+        let due = state
+            .next_due(now)
+            .into_iter()
+            .chain(state.next_uptime_change(now));
+        (view, due.min())
+    }
+
+    /// Whether its API server and its etcd member answer now.
+    pub(crate) fn control_plane(&self, now: Timestamp) -> (bool, bool) {
+        let mut state = lock(&self.state);
+        state.tick(now);
+        (state.api_server_up(now), state.etcd_up(now))
     }
 }
 
 impl World {
     /// Looks at the host of a node, or does something to it behind everybody's back.
     pub fn with_host<T>(&self, node: &str, act: impl FnOnce(&mut HostState) -> T) -> Option<T> {
-        let host = {
+        let (key, host) = {
             let hosts = lock(&self.inner.hosts);
             let found = hosts
                 .iter()
                 .find(|(key, _)| key.rsplit('/').next() == Some(node));
-            found.map(|(_, host)| host.clone())
+            found.map(|(key, host)| (key.clone(), host.clone()))
         }?;
         let outcome = {
             let mut state = lock(&host.state);
             state.tick(self.now());
             act(&mut state)
         };
+        self.inner.keep_host(&key);
         self.inner.woken.notify_one();
         Some(outcome)
     }

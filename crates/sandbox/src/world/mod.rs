@@ -7,8 +7,10 @@
 //! production TLS configuration. The same seed, manifests and calls give the same world.
 
 mod build;
+mod enforced;
 mod facts;
 mod hosts;
+mod keep;
 mod pacer;
 mod process;
 mod progress;
@@ -33,8 +35,12 @@ use refit_kube::{
     tls::TlsError,
 };
 use serde_json::{Value, json};
-use tokio::{sync::Notify, task::AbortHandle};
+use tokio::{
+    sync::{Notify, watch},
+    task::AbortHandle,
+};
 
+pub use enforced::{Enforced, WORKLOAD_USER};
 pub use facts::{MachineFacts, facts};
 pub use hosts::HostSnapshot;
 pub use pacer::pace;
@@ -42,15 +48,19 @@ pub use process::{Actor, Kill, RESTART_DELAY, Side};
 pub use progress::{MachineProgress, ProgressFeed};
 pub use wait::TimedOut;
 
-pub(crate) use build::{cluster_secrets, cluster_seed, collection};
+pub(crate) use build::{cluster_secrets, collection};
+pub(crate) use enforced::caller;
 pub(crate) use hosts::HostHandle;
 pub(crate) use process::Hub;
+pub(crate) use supervise::LEASE;
 
 use crate::{
     direct::{Call, Direct, DirectError, USER},
     env::{self, state::EnvState},
     invariants::Checker,
+    leaders::Leaders,
     mirror::Mirror,
+    persist::Log,
     pki::{self, Identity},
 };
 
@@ -69,6 +79,16 @@ pub struct WorldOptions {
     pub journal: bool,
     /// What an operator chooses for the controller.
     pub settings: refit_controller::Settings,
+    /// Whether there are two replicas of the controller, of which one leads.
+    pub two_controllers: bool,
+    /// How many times faster than real ones the hosts work.
+    pub hurry: u32,
+    /// A restored world goes by the machine's own clock, in an ordinary runtime.
+    pub real_time: bool,
+    /// Where a restored world writes what happens in it.
+    pub log: Option<Log>,
+    /// Refit is installed as in life and held to its rights.
+    pub enforced: Option<Enforced>,
 }
 
 impl WorldOptions {
@@ -81,6 +101,22 @@ impl WorldOptions {
             safeguards: Safeguards::default(),
             journal: true,
             settings: refit_controller::Settings::default(),
+            two_controllers: false,
+            hurry: 1,
+            real_time: false,
+            log: None,
+            enforced: None,
+        }
+    }
+
+    /// The clock of a world that goes on at `time`. Where the machine's own clock was set back,
+    /// the world's runs beside it: time in a world never goes back.
+    fn clock_from(&self, time: Timestamp) -> Clock {
+        let real = Clock::real();
+        if self.real_time && real.now() >= time {
+            real
+        } else {
+            Clock::simulated(time)
         }
     }
 }
@@ -94,6 +130,9 @@ pub enum WorldError {
     /// A client cannot be made.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// Refit cannot be installed.
+    #[error("Refit cannot be installed: {0:#}")]
+    Install(anyhow::Error),
     /// The embedded API server refuses a write.
     #[error("the embedded API server refuses a write: {0}")]
     Refused(#[from] DirectError),
@@ -116,7 +155,8 @@ pub(crate) struct Workload {
     pub(crate) server: ApiServer,
     pub(crate) identity: Identity,
     pub(crate) mirror: Mirror,
-    pub(crate) listening: bool,
+    /// Its API, while that answers.
+    pub(crate) serving: Option<AbortHandle>,
 }
 
 /// A process that runs, or is about to run again.
@@ -133,6 +173,15 @@ pub(crate) struct Inner {
     pub(crate) safeguards: Safeguards,
     pub(crate) journal: bool,
     pub(crate) settings: refit_controller::Settings,
+    pub(crate) two_controllers: bool,
+    pub(crate) leaders: Leaders,
+    pub(crate) hurry: u32,
+    /// Whether callers from outside have to say who they are.
+    pub(crate) authentication: refit_apiserver::auth::Authentication,
+    pub(crate) log: Option<Log>,
+    pub(crate) enforced: Option<Enforced>,
+    /// The workload clusters that were ever up, and whether their APIs answer now.
+    pub(crate) apis: watch::Sender<BTreeMap<String, bool>>,
     pub(crate) network: MemoryNetwork,
     pub(crate) management: ApiServer,
     pub(crate) management_mirror: Mirror,

@@ -1,18 +1,20 @@
 //! Processes of a world: who they are and the switch that each incarnation passes.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
+use futures::future::BoxFuture;
 use refit_apiserver::ApiServer;
 use refit_kube::gate::{Effect, Fate, Gate};
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 /// How long it takes until a process that died runs again.
 pub const RESTART_DELAY: Duration = Duration::from_secs(2);
@@ -23,6 +25,8 @@ pub const RESTART_DELAY: Duration = Duration::from_secs(2);
 pub enum Actor {
     /// refit-controller.
     Controller,
+    /// The second replica of refit-controller, where there are two.
+    Standby,
     /// refit-capi.
     Capi,
     /// refit-agent on the host with this key.
@@ -34,9 +38,20 @@ impl Actor {
     pub(crate) fn user_agent(&self, incarnation: u32) -> String {
         match self {
             Self::Controller => format!("refit-controller/{incarnation}"),
+            Self::Standby => format!("refit-controller/{incarnation} (standby)"),
             Self::Capi => format!("refit-capi/{incarnation}"),
             Self::Agent(host) => format!("refit-agent/{incarnation} ({host})"),
         }
+    }
+
+    /// Whether it is a replica of refit-controller.
+    pub(crate) fn is_controller(&self) -> bool {
+        matches!(self, Self::Controller | Self::Standby)
+    }
+
+    /// Whether one may do what the other did: replicas share their work.
+    fn stands_for(&self, other: &Self) -> bool {
+        self == other || (self.is_controller() && other.is_controller())
     }
 }
 
@@ -44,6 +59,7 @@ impl fmt::Display for Actor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Controller => f.write_str("controller"),
+            Self::Standby => f.write_str("standby"),
             Self::Capi => f.write_str("capi"),
             Self::Agent(host) => write!(f, "agent/{}", host.rsplit('/').next().unwrap_or(host)),
         }
@@ -58,6 +74,12 @@ pub enum Side {
     Before,
     /// The effect happens, and nobody hears of it.
     After,
+    /// The process is stopped before the effect and goes on with it long after its Lease is gone.
+    Paused,
+    /// The other replica dies before the effect; the process goes on.
+    Other,
+    /// Both replicas die before the effect.
+    Both,
 }
 
 impl fmt::Display for Side {
@@ -65,6 +87,9 @@ impl fmt::Display for Side {
         f.write_str(match self {
             Self::Before => "before",
             Self::After => "after",
+            Self::Paused => "paused before",
+            Self::Other => "only beside it, before",
+            Self::Both => "with the other, before",
         })
     }
 }
@@ -80,6 +105,7 @@ pub struct Kill {
     pub side: Side,
 }
 
+type Keeper = Box<dyn Fn(&Actor, &Effect) + Send + Sync>;
 type Recorder = Box<dyn FnMut(&Actor, &Effect) + Send>;
 
 #[derive(Default)]
@@ -93,6 +119,26 @@ struct HubState {
     revision: u64,
     /// The killed process has been started again.
     restarted: bool,
+    /// The living incarnations of replicas.
+    replicas: BTreeMap<Actor, Weak<Switch>>,
+}
+
+/// What an effect that is about to happen comes to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Judgement {
+    Alive,
+    Dead,
+    Paused,
+}
+
+impl HubState {
+    /// The armed kill happens, to this process.
+    fn fire(&mut self, actor: &Actor) {
+        self.fired = self.armed.take().map(|kill| Kill {
+            actor: actor.clone(),
+            ..kill
+        });
+    }
 }
 
 /// What all switches of a world share: the recorder of effects and the kill that is due.
@@ -101,6 +147,8 @@ pub(crate) struct Hub {
     management: ApiServer,
     /// Told of each command on a host: the environment looks at hosts again.
     woken: Arc<Notify>,
+    /// Told of each effect that has happened, before anybody can build on it.
+    keeper: Arc<OnceLock<Keeper>>,
     state: Arc<Mutex<HubState>>,
 }
 
@@ -115,8 +163,14 @@ impl Hub {
         Self {
             management,
             woken,
+            keeper: Arc::default(),
             state: Arc::default(),
         }
+    }
+
+    /// Calls this after each effect of each process; the first one stays.
+    pub(crate) fn keep(&self, keeper: Keeper) {
+        let _ = self.keeper.set(keeper);
     }
 
     fn lock(&self) -> MutexGuard<'_, HubState> {
@@ -155,43 +209,60 @@ impl Hub {
         Some(state.revision)
     }
 
-    fn before(&self, actor: &Actor, effect: &Effect) -> Fate {
+    fn before(&self, actor: &Actor, effect: &Effect) -> Judgement {
         // The recorder looks at the whole world: nothing of ours may be locked meanwhile.
         let recorder = self.lock().recorder.take();
         if let Some(mut recorder) = recorder {
             recorder(actor, effect);
             self.lock().recorder = Some(recorder);
         }
-        let matches = |kill: &Kill| kill.actor == *actor && kill.effect == *effect;
+        let matches = |kill: &Kill| kill.actor.stands_for(actor) && kill.effect == *effect;
         if !self.lock().armed.as_ref().is_some_and(matches) {
-            return Fate::Alive;
+            return Judgement::Alive;
         }
         let revision = self.management.revision();
         let mut state = self.lock();
         state.revision = revision;
         state.begun = true;
-        if state
-            .armed
-            .as_ref()
-            .is_some_and(|kill| kill.side == Side::Before)
-        {
-            state.fired = state.armed.take();
-            return Fate::Dead;
+        let Some(side) = state.armed.as_ref().map(|kill| kill.side) else {
+            return Judgement::Alive;
+        };
+        if side == Side::After {
+            return Judgement::Alive;
         }
-        Fate::Alive
+        state.fire(actor);
+        if matches!(side, Side::Other | Side::Both) {
+            let others = state.replicas.iter().filter(|(other, _)| *other != actor);
+            let others: Vec<_> = others.filter_map(|(_, switch)| switch.upgrade()).collect();
+            drop(state);
+            for other in others {
+                other.kill();
+            }
+        }
+        match side {
+            Side::Before | Side::Both => Judgement::Dead,
+            Side::Paused => Judgement::Paused,
+            Side::After | Side::Other => Judgement::Alive,
+        }
     }
 
     fn after(&self, actor: &Actor, effect: &Effect) -> Fate {
+        if let Some(keeper) = self.keeper.get() {
+            keeper(actor, effect);
+        }
         if matches!(effect, Effect::Host { .. }) {
             self.woken.notify_one();
         }
         let mut state = self.lock();
         let begun = state.begun;
         let hit = state.armed.as_ref().is_some_and(|kill| {
-            begun && kill.side == Side::After && kill.actor == *actor && kill.effect == *effect
+            begun
+                && kill.side == Side::After
+                && kill.actor.stands_for(actor)
+                && kill.effect == *effect
         });
         if hit {
-            state.fired = state.armed.take();
+            state.fire(actor);
             return Fate::Dead;
         }
         Fate::Alive
@@ -205,16 +276,36 @@ pub(crate) struct Switch {
     hub: Hub,
     dead: AtomicBool,
     killed: Notify,
+    /// Whether the process is stopped.
+    paused: watch::Sender<bool>,
 }
 
 impl Switch {
     pub(crate) fn new(actor: Actor, hub: Hub) -> Arc<Self> {
-        Arc::new(Self {
+        let switch = Arc::new(Self {
             actor,
             hub,
             dead: AtomicBool::new(false),
             killed: Notify::new(),
-        })
+            paused: watch::channel(false).0,
+        });
+        if switch.actor.is_controller() {
+            let known = (switch.actor.clone(), Arc::downgrade(&switch));
+            switch.hub.lock().replicas.extend([known]);
+        }
+        switch
+    }
+
+    /// Waits until the incarnation is stopped.
+    pub(crate) async fn paused(&self) {
+        let mut paused = self.paused.subscribe();
+        // The sender lives in this value, so the channel cannot be closed while we wait.
+        let _ = paused.wait_for(|paused| *paused).await;
+    }
+
+    /// Lets the incarnation go on.
+    pub(crate) fn go_on(&self) {
+        self.paused.send_replace(false);
     }
 
     /// Ends the incarnation.
@@ -241,7 +332,14 @@ impl Gate for Switch {
         if self.fate() == Fate::Dead {
             return Fate::Dead;
         }
-        self.judge(self.hub.before(&self.actor, effect))
+        match self.hub.before(&self.actor, effect) {
+            Judgement::Alive => Fate::Alive,
+            Judgement::Dead => self.judge(Fate::Dead),
+            Judgement::Paused => {
+                self.paused.send_replace(true);
+                Fate::Alive
+            }
+        }
     }
 
     fn after(&self, effect: &Effect) -> Fate {
@@ -257,6 +355,16 @@ impl Gate for Switch {
         } else {
             Fate::Alive
         }
+    }
+
+    fn stall(&self) -> Option<BoxFuture<'static, ()>> {
+        let mut paused = self.paused.subscribe();
+        let is_paused = *paused.borrow();
+        is_paused.then(|| -> BoxFuture<'static, ()> {
+            Box::pin(async move {
+                let _ = paused.wait_for(|paused| !*paused).await;
+            })
+        })
     }
 }
 
@@ -329,6 +437,34 @@ mod tests {
         assert!(hub.take_lag(&Actor::Controller).is_none());
         let second = Switch::new(Actor::Controller, hub);
         assert_eq!(second.before(&patch("/b")), Fate::Alive);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn either_replica_may_be_hit_and_the_other_may_die_with_it() {
+        for (side, dies) in [(Side::Other, false), (Side::Both, true)] {
+            let hub = hub();
+            hub.arm(kill(side));
+            let leader = Switch::new(Actor::Standby, hub.clone());
+            let other = Switch::new(Actor::Controller, hub.clone());
+            let fate = leader.before(&patch("/b"));
+            assert_eq!(fate == Fate::Dead, dies);
+            assert_eq!(other.fate(), Fate::Dead);
+            assert_eq!(hub.fired().unwrap().actor, Actor::Standby);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_paused_process_goes_on_where_it_was() {
+        let hub = hub();
+        hub.arm(kill(Side::Paused));
+        let switch = Switch::new(Actor::Controller, hub);
+        assert!(switch.stall().is_none());
+        assert_eq!(switch.before(&patch("/b")), Fate::Alive);
+        switch.paused().await;
+        let stall = switch.stall().unwrap();
+        switch.go_on();
+        stall.await;
+        assert!(switch.stall().is_none());
     }
 
     #[tokio::test(start_paused = true)]

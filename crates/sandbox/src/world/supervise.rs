@@ -1,13 +1,18 @@
 //! Starts processes, and starts them again when they die.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 use jiff::SignedDuration;
 use refit_agent::{AgentOptions, SimDisk, SimHost};
 use refit_apiserver::StaleView;
-use refit_controller::{ControllerOptions, HookServer};
-use refit_kube::{client::ClientStack, gate::Gate, net::Dialer};
+use refit_controller::{ControllerOptions, HookServer, Process};
+use refit_kube::{
+    client::ClientStack,
+    gate::Gate,
+    lease::LeaseSettings,
+    net::{Dialer, Listener},
+};
 
 use super::{Actor, Inner, RESTART_DELAY, Running, lock, process::Switch};
 use crate::pki;
@@ -15,6 +20,10 @@ use crate::pki;
 /// For how long a restarted process sees the NodeUpdates as they were before the effect at which
 /// it died: the watch cache of an API server may lag.
 pub(crate) const STALE: SignedDuration = SignedDuration::from_secs(3);
+/// For how long a process is stopped that is to lose its Lease: until another has done its work.
+const PAUSE: Duration = Duration::from_secs(40);
+/// Name of the Lease of two controllers.
+pub(crate) const LEASE: &str = "refit-controller";
 /// Storage of NodeUpdates.
 const NODE_UPDATES: &str = "nodeupdates.refit.dev";
 
@@ -46,6 +55,7 @@ impl Inner {
         let mut incarnations = lock(&self.incarnations);
         let count = incarnations.entry(actor.clone()).or_default();
         *count += 1;
+        self.keep_incarnation(actor, *count);
         (*count, Switch::new(actor.clone(), self.hub.clone()))
     }
 
@@ -62,9 +72,28 @@ impl Inner {
         });
     }
 
+    /// Where a replica serves hooks: the Service has all that live as its endpoints.
+    fn hook_listener(&self, actor: &Actor) -> Listener {
+        let (host, port) = (pki::HOOK_HOST, pki::HOOK_PORT);
+        if self.two_controllers {
+            self.network.join(host, port, &actor.to_string())
+        } else {
+            self.network.listen(host, port)
+        }
+    }
+
+    fn close_hooks(&self, actor: &Actor) {
+        let (host, port) = (pki::HOOK_HOST, pki::HOOK_PORT);
+        if self.two_controllers {
+            self.network.leave(host, port, &actor.to_string());
+        } else {
+            self.network.close(host, port);
+        }
+    }
+
     /// One incarnation of a process.
     fn incarnation(
-        &self,
+        self: &Arc<Self>,
         actor: &Actor,
         incarnation: u32,
         switch: &Arc<Switch>,
@@ -74,21 +103,31 @@ impl Inner {
         let stack = ClientStack::new(dialer, gate.clone(), actor.user_agent(incarnation));
         let clock = self.clock;
         Ok(match actor {
-            Actor::Controller => Box::pin(refit_controller::run(ControllerOptions {
-                stack,
-                config: self.management_config(),
-                clock,
-                hooks: HookServer {
-                    listener: self
-                        .network
-                        .listen(pki::HOOK_HOST, pki::HOOK_PORT)
-                        .behind(gate.clone()),
-                    cert: self.hook_identity.server.reloadable()?,
-                    client_ca_pem: None,
-                },
-                safeguards: self.safeguards,
-                settings: self.settings.clone(),
-            })),
+            Actor::Controller | Actor::Standby => {
+                let options = ControllerOptions {
+                    stack,
+                    config: self.management_config(),
+                    clock,
+                    hooks: HookServer {
+                        listener: self.hook_listener(actor).behind(gate.clone()),
+                        cert: self.hook_identity.server.reloadable()?,
+                        client_ca_pem: None,
+                    },
+                    safeguards: self.safeguards,
+                    settings: self.settings.clone(),
+                    process: Process {
+                        lease: self.two_controllers.then(|| {
+                            let identity = actor.user_agent(incarnation);
+                            LeaseSettings::new(pki::HOOK_NAMESPACE, LEASE, identity)
+                        }),
+                        ..Process::default()
+                    },
+                };
+                if self.enforced.is_some() {
+                    return Ok(self.installed_controller(options));
+                }
+                refit_controller::run(options)
+            }
             Actor::Capi => Box::pin(refit_capi::run(refit_capi::CapiOptions {
                 stack,
                 config: self.management_config(),
@@ -119,6 +158,24 @@ impl Inner {
     }
 }
 
+/// Runs a process. While it is stopped nothing of it is looked at, and then it goes on as if no time
+/// had passed.
+async fn with_pauses(
+    switch: &Switch,
+    mut process: BoxFuture<'static, anyhow::Result<()>>,
+) -> anyhow::Result<()> {
+    loop {
+        tokio::select! {
+            biased;
+            () = switch.paused() => {
+                tokio::time::sleep(PAUSE).await;
+                switch.go_on();
+            }
+            outcome = &mut process => return outcome,
+        }
+    }
+}
+
 async fn watch_over(
     inner: Arc<Inner>,
     actor: Actor,
@@ -132,7 +189,7 @@ async fn watch_over(
                 tokio::select! {
                     biased;
                     () = switch.killed() => tracing::debug!(%actor, incarnation, "killed"),
-                    outcome = process => match outcome {
+                    outcome = with_pauses(&switch, process) => match outcome {
                         Ok(()) => tracing::warn!(%actor, "a process ended by itself"),
                         Err(error) => tracing::warn!(%actor, "a process failed: {error:#}"),
                     },
@@ -141,8 +198,8 @@ async fn watch_over(
         }
         // Tasks that the process left behind in its connections see that it is over.
         switch.kill();
-        if actor == Actor::Controller {
-            inner.network.close(pki::HOOK_HOST, pki::HOOK_PORT);
+        if actor.is_controller() {
+            inner.close_hooks(&actor);
         }
         tokio::time::sleep(RESTART_DELAY).await;
         (incarnation, switch) = inner.next(&actor);

@@ -6,10 +6,15 @@
     reason = "each test binary uses its own part"
 )]
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use refit_sandbox::{
     manifests,
+    snapshot::Snapshot,
     world::{MachineFacts, World, WorldOptions, facts, runtime},
 };
 use serde_json::Value;
@@ -54,9 +59,19 @@ pub fn in_world<F: Future<Output = ()>>(test: F) {
     runtime().unwrap().block_on(test);
 }
 
-/// The example, up and quiet.
+/// The example, up and quiet. It comes up once for all tests of a binary.
 pub async fn up() -> World {
-    up_with(WorldOptions::new(example())).await
+    static UP: OnceLock<Snapshot> = OnceLock::new();
+    let bring_up = || {
+        // A thread of its own, for the caller is in a runtime already.
+        let thread = std::thread::spawn(|| {
+            let world = async { up_with(WorldOptions::new(example())).await.snapshot() };
+            runtime().unwrap().block_on(world)
+        });
+        thread.join().unwrap()
+    };
+    let snapshot = UP.get_or_init(bring_up);
+    World::restore(snapshot, &WorldOptions::new(Vec::new())).unwrap()
 }
 
 /// A world, up and quiet.

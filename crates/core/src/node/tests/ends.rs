@@ -181,6 +181,28 @@ fn the_next_attempt_takes_over_slot_and_cordon_and_ends_well() {
 }
 
 #[test]
+fn a_request_for_another_try_goes_once_that_try_ended_well() {
+    let asked = |name: &str, ordinal, phase| {
+        let mut one = One::worker();
+        let machine = one.machine.as_mut().unwrap();
+        let annotations = machine.metadata.annotations.get_or_insert_default();
+        annotations.insert(keys::RETRY.to_owned(), name.to_owned());
+        one.update = update("m-0", ordinal);
+        one.update.status = Some(NodeUpdateStatus {
+            phase,
+            ..Default::default()
+        });
+        one.settle();
+        one.annotations().contains_key(keys::RETRY)
+    };
+    assert!(!asked("m-0-1", 2, Phase::Succeeded));
+    assert!(asked("m-0-1", 2, Phase::Failed));
+    // It asks for one that is still to come.
+    assert!(asked("m-0-2", 2, Phase::Succeeded));
+    assert!(asked("m-0-1", 1, Phase::Failed));
+}
+
+#[test]
 fn an_ended_update_leaves_the_machine_to_the_one_that_runs() {
     let mut one = One::worker().upgraded();
     let mut old = one.clone();
@@ -332,6 +354,7 @@ fn nothing_is_written_while_nothing_is_known() {
         siblings: Vec::new(),
         machine: Some(&machine),
         paused: None,
+        unguarded: false,
         owner_version: None,
         group: GroupView::Missing,
         workload: Workload::NotSynced,
@@ -355,6 +378,7 @@ fn a_deletion_does_not_wait_for_a_cluster_that_cannot_be_read() {
             siblings: Vec::new(),
             machine: one.machine.as_ref(),
             paused: None,
+            unguarded: false,
             owner_version: None,
             group: GroupView::Missing,
             workload: Workload::NotSynced,

@@ -1,4 +1,5 @@
 mod ends;
+mod handover;
 mod model;
 mod phases;
 mod rules;

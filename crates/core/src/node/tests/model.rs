@@ -115,6 +115,7 @@ impl Five {
             siblings: Vec::new(),
             machine: Some(&self.machines[who]),
             paused: None,
+            unguarded: false,
             owner_version: None,
             group: GroupView::Present(Group {
                 status: &self.group,

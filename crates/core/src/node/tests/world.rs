@@ -264,6 +264,7 @@ impl One {
             siblings: self.siblings.iter().collect(),
             machine: self.machine.as_ref(),
             paused: self.paused.clone(),
+            unguarded: false,
             owner_version: self.owner_version.as_deref(),
             group,
             workload: if self.reachable {

@@ -1,0 +1,18 @@
+# Both binaries in one small image: docker build -t refit:0.1.0 .
+FROM rust:1.95-bookworm AS build
+WORKDIR /src
+COPY . .
+RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    --mount=type=cache,target=/src/target \
+    cargo build --release --locked -p refit-controller -p refit-agent \
+    && mkdir /out \
+    && cp target/release/refit-controller target/release/refit-agent /out/
+
+FROM gcr.io/distroless/cc-debian12:nonroot
+LABEL org.opencontainers.image.title="refit" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /out/refit-controller /out/refit-agent /
+COPY LICENSE NOTICE /licenses/
+# The agent needs root on its host: its DaemonSet says so.
+USER 65532:65532
+ENTRYPOINT ["/refit-controller"]

@@ -1,0 +1,191 @@
+//! What can go wrong with a simulated host, beyond a step that fails.
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use super::{Command, sim_state::HostState};
+
+/// How long a host that was switched off stays off, unless somebody switches it on: longer than
+/// any simulation, shorter than the longest sleep of a timer wheel.
+const OFF: SignedDuration = SignedDuration::from_hours(24 * 365);
+/// How long a host takes from the switch to its boot.
+const POWER_ON: SignedDuration = SignedDuration::from_secs(30);
+/// How long the kubelet takes after a boot.
+const KUBELET_AFTER_BOOT: SignedDuration = SignedDuration::from_secs(4);
+/// How long the static pods take after that.
+const STATIC_PODS_AFTER_KUBELET: SignedDuration = SignedDuration::from_secs(3);
+
+/// Troubles of a host that outlive its processes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Troubles {
+    /// Steps whose command hangs until its timeout ends it, and how often still.
+    #[serde(default)]
+    pub hang: BTreeMap<String, u32>,
+    /// Steps whose command takes this many times its usual time.
+    #[serde(default)]
+    pub slow: BTreeMap<String, u32>,
+    /// Nothing more fits on the disk.
+    #[serde(default)]
+    pub disk_full: bool,
+}
+
+impl Troubles {
+    /// Whether a run of a step hangs; it then counts as one of those that were to.
+    pub(super) fn take_hang(&mut self, step: &str) -> bool {
+        match self.hang.get_mut(step) {
+            Some(left) if *left > 0 => {
+                *left -= 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// How long a command takes that usually takes `usual`.
+    pub(super) fn stretched(
+        &self,
+        step: &str,
+        command: &Command,
+        usual: SignedDuration,
+        hangs: bool,
+    ) -> SignedDuration {
+        if hangs {
+            return SignedDuration::from_secs(i64::from(command.timeout_seconds()));
+        }
+        let times = self.slow.get(step).copied().unwrap_or(1).max(1);
+        usual * i32::try_from(times).unwrap_or(i32::MAX)
+    }
+
+    /// What a command that writes says on a full disk.
+    pub(super) fn no_space(&self, command: &Command) -> Option<String> {
+        let folder = match command {
+            Command::FetchPackages { .. } => "/var/cache/apt/archives",
+            Command::Snapshot => "/var/lib/refit",
+            Command::InstallKubeadm { .. } | Command::InstallKubelet { .. } => "/usr/bin",
+            _ => return None,
+        };
+        self.disk_full
+            .then(|| format!("{folder}: No space left on device"))
+    }
+}
+
+impl HostState {
+    /// Makes the next `times` runs of a step's command fail.
+    pub fn break_step(&mut self, step: &str, times: u32) {
+        self.faults.insert(step.to_owned(), times);
+    }
+
+    pub(super) fn take_fault(&mut self, step: &str) -> bool {
+        match self.faults.get_mut(step) {
+            Some(left) if *left > 0 => {
+                *left -= 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends every trouble that somebody made, but for a host that is switched off.
+    pub fn mend(&mut self) {
+        self.faults.clear();
+        self.troubles = Troubles::default();
+    }
+
+    /// Switches the host off at once. What ran on it is over.
+    pub fn power_off(&mut self, now: Timestamp) {
+        let far = now + OFF;
+        self.down_until = Some(far);
+        self.kubelet_up_at = far;
+        self.static_pods_up_at = Some(far);
+    }
+
+    /// Switches a host on that is off, and says when it will have booted.
+    pub fn power_on(&mut self, now: Timestamp) -> Option<Timestamp> {
+        self.down_until?;
+        let boots = now + POWER_ON;
+        self.down_until = Some(boots);
+        self.kubelet_up_at = boots + KUBELET_AFTER_BOOT;
+        self.static_pods_up_at = Some(self.kubelet_up_at + STATIC_PODS_AFTER_KUBELET);
+        Some(boots)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::{Job, KubernetesVersion, UnitState};
+
+    fn now() -> Timestamp {
+        "2026-03-02T08:00:00Z".parse().unwrap()
+    }
+
+    fn install() -> Job {
+        Job {
+            unit: "unit".to_owned(),
+            step: "kubelet-install".to_owned(),
+            command: Command::InstallKubelet {
+                version: KubernetesVersion::parse("v1.35.0").unwrap(),
+            },
+        }
+    }
+
+    fn host() -> HostState {
+        HostState::new("n", false, "v1.34.2", now())
+    }
+
+    fn outcome(host: &mut HostState) -> (i64, i32, String) {
+        host.start(&install(), now());
+        let ends = host.units["unit"].ends;
+        host.tick(ends);
+        let UnitState::Exited { code, output_tail } = host.poll("unit") else {
+            panic!("{:?}", host.poll("unit"));
+        };
+        (ends.duration_since(now()).as_secs(), code, output_tail)
+    }
+
+    #[test]
+    fn a_command_that_hangs_is_ended_by_its_timeout() {
+        let mut host = host();
+        host.troubles.hang.insert("kubelet-install".to_owned(), 1);
+        let (seconds, code, output) = outcome(&mut host);
+        assert_eq!((seconds, code), (1200, 1));
+        assert!(output.contains("1200 seconds"), "{output}");
+        assert!(!host.troubles.take_hang("kubelet-install"));
+    }
+
+    #[test]
+    fn a_slow_command_ends_well() {
+        let usual = outcome(&mut host()).0;
+        let mut host = host();
+        host.troubles.slow.insert("kubelet-install".to_owned(), 10);
+        let (seconds, code, _) = outcome(&mut host);
+        assert_eq!((seconds, code), (usual * 10, 0));
+    }
+
+    #[test]
+    fn nothing_is_installed_on_a_full_disk() {
+        let mut host = host();
+        host.troubles.disk_full = true;
+        let (_, code, output) = outcome(&mut host);
+        assert_eq!(code, 1);
+        assert!(output.contains("No space left"), "{output}");
+        assert_eq!(host.installed("kubelet").unwrap().as_str(), "v1.34.2");
+    }
+
+    #[test]
+    fn a_host_that_was_off_has_booted_once_more() {
+        let mut host = host();
+        host.power_off(now());
+        let later = now() + SignedDuration::from_hours(100);
+        host.tick(later);
+        assert!(!host.is_up(later));
+        let boots = host.power_on(later).unwrap();
+        host.tick(boots);
+        assert_eq!((host.is_up(boots), host.boots), (true, 2));
+        assert!(host.kubelet_up(host.kubelet_up_at));
+        assert_eq!(host.power_on(boots), None);
+    }
+}

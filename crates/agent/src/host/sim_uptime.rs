@@ -1,0 +1,139 @@
+//! When the parts of a simulated control plane answer.
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::{Command, sim_state::HostState};
+
+/// How long the static pods take after the kubelet's start until they answer.
+const STATIC_PODS_AFTER_KUBELET: SignedDuration = SignedDuration::from_secs(3);
+
+impl HostState {
+    /// How long something takes here that takes `usual` on a real host.
+    pub(super) fn takes(&self, usual: SignedDuration) -> SignedDuration {
+        usual / i32::try_from(self.hurry.max(1)).unwrap_or(1)
+    }
+
+    /// The kubelet of a booting host is going to start the static pods.
+    pub(super) fn static_pods_start(&mut self) {
+        let at = self.kubelet_up_at + self.takes(STATIC_PODS_AFTER_KUBELET);
+        self.static_pods_up_at = Some(at);
+    }
+
+    /// The same host, whose commands and boots take one `hurry`th of their usual time.
+    #[must_use]
+    pub fn hurried(mut self, hurry: u32) -> Self {
+        self.hurry = hurry.max(1);
+        self
+    }
+
+    /// Whether the API server of this host answers: not on a worker, not while the host boots, and
+    /// not while `kubeadm upgrade` restarts it.
+    pub fn api_server_up(&self, now: Timestamp) -> bool {
+        self.static_pods_up(now)
+            && !self
+                .api_restarts()
+                .any(|(from, until)| from <= now && now < until)
+    }
+
+    /// Whether the etcd member of this host answers. Its image does not change in an upgrade, so
+    /// only a boot takes it down.
+    pub fn etcd_up(&self, now: Timestamp) -> bool {
+        self.static_pods_up(now)
+    }
+
+    /// When one of these answers changes next by itself.
+    pub fn next_uptime_change(&self, now: Timestamp) -> Option<Timestamp> {
+        let restarts = self.api_restarts().flat_map(|(from, until)| [from, until]);
+        self.static_pods_up_at
+            .into_iter()
+            .chain(restarts)
+            .filter(|at| self.control_plane && *at > now)
+            .min()
+    }
+
+    fn static_pods_up(&self, now: Timestamp) -> bool {
+        self.control_plane
+            && self.is_up(now)
+            && self.static_pods_up_at.is_none_or(|since| since <= now)
+    }
+
+    /// The last quarter of each `kubeadm upgrade`: by then it has written the new manifest and
+    /// waits for the API server to come back.
+    fn api_restarts(&self) -> impl Iterator<Item = (Timestamp, Timestamp)> {
+        self.units
+            .values()
+            .filter(|unit| matches!(unit.command, Command::KubeadmUpgrade { .. }))
+            .map(|unit| {
+                let quarter = unit.ends.duration_since(unit.started) / 4;
+                (unit.ends - quarter, unit.ends)
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use refit_api::refit::Role;
+
+    use super::*;
+    use crate::host::{Job, KubernetesVersion};
+
+    fn now() -> Timestamp {
+        "2026-03-02T08:00:00Z".parse().unwrap()
+    }
+
+    fn job(command: Command) -> Job {
+        Job {
+            unit: "unit".to_owned(),
+            step: "step".to_owned(),
+            command,
+        }
+    }
+
+    fn upgrade() -> Job {
+        job(Command::KubeadmUpgrade {
+            role: Role::FirstControlPlane,
+            version: KubernetesVersion::parse("v1.35.0").unwrap(),
+        })
+    }
+
+    #[test]
+    fn a_worker_has_no_api_server() {
+        let host = HostState::new("n", false, "v1.34.2", now());
+        assert!(!host.api_server_up(now()) && !host.etcd_up(now()));
+        assert_eq!(host.next_uptime_change(now()), None);
+    }
+
+    #[test]
+    fn kubeadm_restarts_the_api_server_before_it_ends_and_leaves_etcd_alone() {
+        let mut host = HostState::new("n", true, "v1.34.2", now());
+        host.start(&upgrade(), now());
+        assert!(host.api_server_up(now()));
+        let down = host.next_uptime_change(now()).unwrap();
+        assert!(!host.api_server_up(down) && host.etcd_up(down));
+        let up = host.next_uptime_change(down).unwrap();
+        assert!(host.api_server_up(up));
+        assert_eq!(Some(up), host.units.get("unit").map(|unit| unit.ends));
+    }
+
+    #[test]
+    fn a_boot_takes_both_down_until_the_kubelet_has_started_them() {
+        let mut host = HostState::new("n", true, "v1.34.2", now());
+        host.start(&job(Command::Reboot), now());
+        assert!(!host.api_server_up(now()) && !host.etcd_up(now()));
+        let up = host.static_pods_up_at.unwrap();
+        assert!(up > host.kubelet_up_at);
+        host.tick(up);
+        assert!(host.api_server_up(up) && host.etcd_up(up));
+    }
+
+    #[test]
+    fn a_hurried_host_needs_a_fraction_of_the_time() {
+        let ends = |hurry| {
+            let mut host = HostState::new("n", true, "v1.34.2", now()).hurried(hurry);
+            host.start(&upgrade(), now());
+            host.units["unit"].ends.duration_since(now())
+        };
+        assert_eq!(ends(10) * 10, ends(1));
+        assert!(ends(0) > SignedDuration::ZERO);
+    }
+}

@@ -1,0 +1,271 @@
+//! The `refit-agent` program.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt as _, chroot},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use clap::{Parser, ValueEnum};
+use kube::config::Kubeconfig;
+use refit_agent::{AgentOptions, RealDisk, RealHost, run};
+use refit_kube::{
+    Clock,
+    client::ClientStack,
+    process::{LogFormat, cluster, init_logs, until_stopped},
+    tls,
+};
+use sha2::{Digest as _, Sha256};
+use tokio_util::sync::CancellationToken;
+
+/// How often the credentials are looked at: a kubelet renews its certificate by itself.
+const CREDENTIALS_RECHECK: Duration = Duration::from_mins(1);
+/// Wait before an agent that ended by itself begins again.
+const AGAIN: Duration = Duration::from_secs(10);
+
+const EXAMPLES: &str = "\
+Examples:
+  On a host, with the kubelet's own credentials:
+    refit-agent --kubeconfig /etc/kubernetes/kubelet.conf
+
+  In a privileged pod that sees the host's root at /host:
+    refit-agent --host-root /host --node-name \"$NODE_NAME\"
+
+It must run as root: it installs packages, runs kubeadm and restarts the kubelet. Its journal in the
+state folder remembers what was begun, so stopping or killing it at any point loses nothing; what it
+has started on the host goes on and is found again.";
+
+/// Takes the steps of this host's HostPlan, as far as its gate allows, and reports.
+#[derive(Debug, Parser)]
+#[command(name = "refit-agent", version, after_help = EXAMPLES)]
+struct Args {
+    /// Name of this host's Node [default: the host's name]
+    #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+    node_name: Option<String>,
+    /// Kubeconfig of the cluster in which the HostPlan is, a path on the host
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "REFIT_AGENT_KUBECONFIG",
+        default_value = "/etc/kubernetes/kubelet.conf"
+    )]
+    kubeconfig: PathBuf,
+    /// Folder on the host for the journal, outputs and snapshots; it must outlive reboots
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        env = "REFIT_AGENT_STATE_DIR",
+        default_value = "/var/lib/refit-agent"
+    )]
+    state_dir: PathBuf,
+    /// The host's root, where the agent runs in a container that sees it; all paths are then in it
+    #[arg(
+        long,
+        alias = "root",
+        value_name = "FOLDER",
+        env = "REFIT_AGENT_HOST_ROOT"
+    )]
+    host_root: Option<PathBuf>,
+    /// Which log lines are written, such as info or refit_agent=debug,info
+    #[arg(long, value_name = "FILTER", env = "REFIT_LOG", default_value = "info")]
+    log: String,
+    /// How log lines look
+    #[arg(long, value_enum, env = "REFIT_LOG_FORMAT", default_value_t = Format::Text)]
+    log_format: Format,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For people
+    Text,
+    /// One JSON object per line
+    Json,
+}
+
+fn main() -> ExitCode {
+    match start(&Args::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            #[expect(clippy::print_stderr, reason = "the program's own last word")]
+            {
+                eprintln!("error: {error:#}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(args: &Args) -> anyhow::Result<ExitCode> {
+    let format = match args.log_format {
+        Format::Text => LogFormat::Text,
+        Format::Json => LogFormat::Json,
+    };
+    init_logs(&args.log, format)?;
+    tls::install_provider();
+    if let Some(root) = args.host_root.as_deref() {
+        enter(root)?;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("no runtime can be made")?;
+    let stop = CancellationToken::new();
+    let outcome = runtime.block_on(until_stopped(serve(args, &stop), &stop));
+    runtime.shutdown_background();
+    outcome
+}
+
+/// Makes the host's root this process's own: programs, packages and `/proc` are then the host's.
+fn enter(root: &Path) -> anyhow::Result<()> {
+    chroot(root).with_context(|| {
+        format!(
+            "{} cannot be made the root folder; the container must be privileged",
+            root.display()
+        )
+    })?;
+    std::env::set_current_dir("/").context("the host's root folder cannot be entered")
+}
+
+async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
+    let node_name = match &args.node_name {
+        Some(name) => name.clone(),
+        None => host_name()?,
+    };
+    let disk = RealDisk::open(&args.state_dir).with_context(|| {
+        let folder = args.state_dir.display();
+        format!("the state folder {folder} cannot be used; choose another by --state-dir")
+    })?;
+    // Snapshots of etcd and manifests are secrets.
+    fs::set_permissions(&args.state_dir, fs::Permissions::from_mode(0o700))
+        .with_context(|| format!("{} cannot be closed to others", args.state_dir.display()))?;
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        node = node_name,
+        state = %args.state_dir.display(),
+        "refit-agent starts"
+    );
+    let stack = ClientStack::production(concat!("refit-agent/", env!("CARGO_PKG_VERSION")));
+    loop {
+        let before = fingerprint(&args.kubeconfig);
+        let agent = async {
+            let config = cluster(Some(&args.kubeconfig), None).await?;
+            run(AgentOptions {
+                stack: stack.clone(),
+                config,
+                clock: Clock::real(),
+                node_name: node_name.clone(),
+                host: Arc::new(RealHost::new(&args.state_dir)),
+                disk: Arc::new(disk.clone()),
+            })
+            .await
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(()),
+            () = changed(&args.kubeconfig, &before) => {
+                tracing::info!("the credentials have changed: beginning again with the new ones");
+                continue;
+            }
+            outcome = agent => if let Err(error) = outcome {
+                tracing::warn!("the agent begins again: {error:#}");
+            }
+        }
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(()),
+            () = tokio::time::sleep(AGAIN) => {}
+        }
+    }
+}
+
+/// Waits until the kubeconfig, or a file that it names, is another.
+async fn changed(kubeconfig: &Path, before: &[u8]) {
+    while fingerprint(kubeconfig) == before {
+        tokio::time::sleep(CREDENTIALS_RECHECK).await;
+    }
+}
+
+/// What tells one set of credentials from another: nothing of them can be read from it.
+fn fingerprint(kubeconfig: &Path) -> Vec<u8> {
+    let mut hash = Sha256::new();
+    let mut add = |path: &Path| {
+        hash.update(fs::read(path).unwrap_or_default());
+        hash.update([0]);
+    };
+    add(kubeconfig);
+    // A kubeconfig that cannot be read is told by whoever uses it.
+    let known = Kubeconfig::read_from(kubeconfig).unwrap_or_default();
+    for user in known.auth_infos.iter().filter_map(|u| u.auth_info.as_ref()) {
+        let files = [&user.client_certificate, &user.client_key, &user.token_file];
+        for file in files.into_iter().flatten() {
+            add(Path::new(file));
+        }
+    }
+    for cluster in known.clusters.iter().filter_map(|c| c.cluster.as_ref()) {
+        if let Some(file) = &cluster.certificate_authority {
+            add(Path::new(file));
+        }
+    }
+    hash.finalize().to_vec()
+}
+
+/// The host's name, as kubelets call their Node where nobody says otherwise.
+fn host_name() -> anyhow::Result<String> {
+    let path = "/proc/sys/kernel/hostname";
+    let name = fs::read_to_string(path).with_context(|| format!("{path} cannot be read"))?;
+    let name = name.trim().to_lowercase();
+    anyhow::ensure!(!name.is_empty(), "this host has no name; give --node-name");
+    Ok(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn flags_are_well_formed() {
+        Args::command().debug_assert();
+        let args = Args::parse_from(["refit-agent", "--root", "/host"]);
+        assert_eq!(args.host_root.as_deref(), Some(Path::new("/host")));
+        assert_eq!(args.kubeconfig, Path::new("/etc/kubernetes/kubelet.conf"));
+    }
+
+    #[test]
+    fn daemon_set_and_unit_start_it_with_flags_that_it_knows() {
+        let pod = include_str!("../../../deploy/agent/daemon_set.yaml").lines();
+        let pod = pod.filter_map(|line| line.trim().strip_prefix("- --"));
+        let unit = include_str!("../../../deploy/agent/refit-agent.service").lines();
+        let unit =
+            unit.filter_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/refit-agent --"));
+        for flags in [pod.collect::<Vec<_>>(), unit.collect()] {
+            assert!(!flags.is_empty());
+            let flags = flags.iter().map(|flag| format!("--{flag}"));
+            let program = std::iter::once("refit-agent".to_owned());
+            let args = Args::try_parse_from(program.chain(flags)).unwrap();
+            assert_eq!(args.kubeconfig, Path::new("/etc/kubernetes/kubelet.conf"));
+        }
+    }
+
+    #[test]
+    fn credentials_that_a_kubeconfig_names_count_as_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let (config, cert) = (folder.path().join("config"), folder.path().join("cert.pem"));
+        let text = format!(
+            "{{apiVersion: v1, kind: Config, current-context: c, clusters: [], contexts: [], \
+             users: [{{name: u, user: {{client-certificate: '{}'}}}}]}}",
+            cert.display()
+        );
+        fs::write(&config, text).unwrap();
+        fs::write(&cert, "old").unwrap();
+        let before = fingerprint(&config);
+        assert_eq!(before, fingerprint(&config));
+        fs::write(&cert, "new").unwrap();
+        assert_ne!(before, fingerprint(&config));
+    }
+}

@@ -1,0 +1,74 @@
+//! Answers as HTTP: status, content type, warnings, and a body in as many pieces as it needs.
+
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use http::{Response, StatusCode, header};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, Full, StreamBody};
+
+use crate::error::ApiError;
+use crate::server::AnswerBody;
+use crate::verbs::Reply;
+
+/// Lists up to this size are sent in one piece.
+const ONE_PIECE_BYTES: usize = 1024 * 1024;
+
+/// How many warnings one answer carries.
+const MOST_WARNINGS: usize = 40;
+
+/// The answer that refuses a request.
+pub(crate) fn refusal(error: &ApiError) -> Response<AnswerBody> {
+    respond(Reply::from_error(error))
+}
+
+fn whole(bytes: Bytes) -> AnswerBody {
+    Full::new(bytes)
+        .map_err(|never: Infallible| match never {})
+        .boxed_unsync()
+}
+
+/// An answer as HTTP.
+pub(crate) fn respond(reply: Reply) -> Response<AnswerBody> {
+    let mut heard = Vec::new();
+    let (code, kind, body) = match reply {
+        Reply::Json(code, bytes) => (code, "application/json", whole(bytes)),
+        Reply::Typed(kind, bytes) => (200, kind, whole(bytes)),
+        Reply::Warned(code, bytes, warnings) => {
+            heard = warnings;
+            (code, "application/json", whole(bytes))
+        }
+        Reply::Text(code, text) => (code, "text/plain; charset=utf-8", whole(Bytes::from(text))),
+        Reply::Pieces(pieces) => (200, "application/json", pieces_body(pieces)),
+        Reply::Watch(watch) => {
+            let frames = futures::StreamExt::map(watch.into_stream(), |item| item.map(Frame::data));
+            (
+                200,
+                "application/json",
+                StreamBody::new(frames).boxed_unsync(),
+            )
+        }
+    };
+    let mut response = Response::new(body);
+    *response.status_mut() =
+        StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
+    for warning in heard.iter().take(MOST_WARNINGS) {
+        let text = warning.replace('\\', "\\\\").replace('"', "\\\"");
+        if let Ok(value) = header::HeaderValue::from_str(&format!("299 - \"{text}\"")) {
+            response.headers_mut().append(header::WARNING, value);
+        }
+    }
+    response
+}
+
+fn pieces_body(pieces: Vec<Bytes>) -> AnswerBody {
+    let size: usize = pieces.iter().map(Bytes::len).sum();
+    if size <= ONE_PIECE_BYTES {
+        return whole(Bytes::from(pieces.concat()));
+    }
+    let frames = pieces.into_iter().map(|piece| Ok(Frame::data(piece)));
+    StreamBody::new(futures::stream::iter(frames)).boxed_unsync()
+}

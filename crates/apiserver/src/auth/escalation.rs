@@ -1,0 +1,153 @@
+//! Nobody grants what they do not hold, unless a rule lets them `escalate` or `bind`.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::rbac::{Policy, RoleRef, Rule};
+use super::{Access, Attributes, Identity, MASTERS, RBAC};
+use crate::error::ApiError;
+use crate::resources::Resource;
+use crate::store::Store;
+
+/// Refuses a write of a role or binding by which its writer would give away more than they have.
+/// `new` is what the object would become, `old` what it is.
+pub(super) fn check(
+    access: &Access,
+    store: &Mutex<Store>,
+    identity: &Identity,
+    resource: &Resource,
+    (namespace, name): (&str, &str),
+    (old, new): (Option<&Value>, &Value),
+) -> Result<(), ApiError> {
+    if access.required().is_none() || &*resource.group != RBAC || identity.is_in(MASTERS) {
+        return Ok(());
+    }
+    let part = |value: &Value, key: &str| value.get(key).cloned().unwrap_or(Value::Null);
+    let is_role = matches!(&*resource.plural, "roles" | "clusterroles");
+    let key = if is_role { "rules" } else { "subjects" };
+    if old.is_some_and(|old| {
+        part(old, key) == part(new, key) && part(old, "roleRef") == part(new, "roleRef")
+    }) {
+        return Ok(());
+    }
+    let policy = access.policy(store);
+    let (free, rules) = given_away(&policy, resource, (namespace, name), new);
+    if policy.decide(identity, &free).is_ok() {
+        return access
+            .authorize(store, identity, &free)
+            .map_err(|why| free.refused(identity, &why));
+    }
+    let held = policy.rules_for(identity, namespace);
+    let mut missing = BTreeSet::new();
+    for atom in rules.iter().flat_map(|rule| atoms(rule, namespace)) {
+        // A right to any name needs a rule without names: `allows` says so.
+        if held.iter().any(|rule| rule.allows(&atom)) {
+            // The recorder hears of the right as of any other that was needed.
+            let _ = access.authorize(store, identity, &atom);
+        } else {
+            missing.insert(shown(&atom));
+        }
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let missing: Vec<String> = missing.into_iter().collect();
+    let why = format!(
+        "user {:?} (groups={:?}) is attempting to grant RBAC permissions not currently held:\n{}",
+        identity.user,
+        identity.groups,
+        missing.join("\n"),
+    );
+    Err(ApiError::forbidden(resource, name, &why))
+}
+
+/// The right with which a write is free to give away anything, and the rules that it gives away.
+fn given_away(
+    policy: &Policy,
+    resource: &Resource,
+    (namespace, name): (&str, &str),
+    new: &Value,
+) -> (Attributes, Vec<Rule>) {
+    let part = |key: &str| new.get(key).cloned().unwrap_or(Value::Null);
+    let ask = |verb: &str, plural: &str, name: &str| Attributes {
+        verb: verb.to_owned(),
+        group: RBAC.to_owned(),
+        resource: plural.to_owned(),
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        ..Attributes::default()
+    };
+    if matches!(&*resource.plural, "roles" | "clusterroles") {
+        let rules = Vec::<Rule>::deserialize(part("rules")).unwrap_or_default();
+        return (ask("escalate", &resource.plural, name), rules);
+    }
+    let role = RoleRef::deserialize(part("roleRef")).unwrap_or_default();
+    let plural = if role.kind == "Role" {
+        "roles"
+    } else {
+        "clusterroles"
+    };
+    let rules = policy.rules_of(namespace, &role).0;
+    let rules = rules.map(<[Rule]>::to_vec).unwrap_or_default();
+    (ask("bind", plural, &role.name), rules)
+}
+
+/// A rule, cut into single rights.
+fn atoms(rule: &Rule, namespace: &str) -> Vec<Attributes> {
+    let none = [String::new()];
+    let names = if rule.resource_names.is_empty() {
+        &none[..]
+    } else {
+        &rule.resource_names
+    };
+    let mut all = Vec::new();
+    for verb in &rule.verbs {
+        for path in &rule.non_resource_urls {
+            all.push(Attributes {
+                verb: verb.clone(),
+                path: path.clone(),
+                ..Attributes::default()
+            });
+        }
+        for group in &rule.api_groups {
+            for resource in &rule.resources {
+                let (plural, sub) = resource.split_once('/').unwrap_or((resource, ""));
+                for name in names {
+                    all.push(Attributes {
+                        verb: verb.clone(),
+                        group: group.clone(),
+                        resource: plural.to_owned(),
+                        subresource: sub.to_owned(),
+                        namespace: namespace.to_owned(),
+                        name: name.clone(),
+                        path: String::new(),
+                    });
+                }
+            }
+        }
+    }
+    all
+}
+
+fn shown(atom: &Attributes) -> String {
+    if atom.resource.is_empty() {
+        return format!(
+            "{{NonResourceURLs:[{:?}], Verbs:[{:?}]}}",
+            atom.path, atom.verb
+        );
+    }
+    let names = if atom.name.is_empty() {
+        String::new()
+    } else {
+        format!(", ResourceNames:[{:?}]", atom.name)
+    };
+    format!(
+        "{{APIGroups:[{:?}], Resources:[{:?}]{names}, Verbs:[{:?}]}}",
+        atom.group,
+        atom.combined(),
+        atom.verb
+    )
+}

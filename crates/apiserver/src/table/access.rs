@@ -1,0 +1,123 @@
+//! Roles and their bindings, certificate requests, disruption budgets.
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::cells::{age_of, list, number, plain as text_of, words};
+use super::{AGE, Col, Printer, plain};
+use crate::object::{member, text};
+
+const BINDING: &[Col] = &[
+    Col("Role", "string", 0),
+    AGE,
+    Col("Users", "string", 1),
+    Col("Groups", "string", 1),
+    Col("ServiceAccounts", "string", 1),
+];
+
+static ROLE: Printer = plain(&[Col("Created At", "date", 0)], created_at);
+static ROLE_BINDING: Printer = plain(BINDING, binding);
+
+static BUDGET: Printer = plain(
+    &[
+        Col("Min Available", "string", 0),
+        Col("Max Unavailable", "string", 0),
+        Col("Allowed Disruptions", "integer", 0),
+        AGE,
+    ],
+    budget,
+);
+
+static REQUEST: Printer = plain(
+    &[
+        AGE,
+        Col("SignerName", "string", 0),
+        Col("Requestor", "string", 0),
+        Col("RequestedDuration", "string", 0),
+        Col("Condition", "string", 0),
+    ],
+    request,
+);
+
+pub(super) fn printer(kind: &str) -> Option<&'static Printer> {
+    Some(match kind {
+        "Role" | "ClusterRole" => &ROLE,
+        "RoleBinding" | "ClusterRoleBinding" => &ROLE_BINDING,
+        "PodDisruptionBudget" => &BUDGET,
+        "CertificateSigningRequest" => &REQUEST,
+        _ => return None,
+    })
+}
+
+/// When the object was made, as a time.
+pub(super) fn created_at(object: &Value, _: Timestamp) -> Vec<Value> {
+    vec![words(object, &["metadata", "creationTimestamp"])]
+}
+
+fn binding(binding: &Value, now: Timestamp) -> Vec<Value> {
+    let subjects = |kind: &str| {
+        let names: Vec<String> = list(binding, &["subjects"])
+            .iter()
+            .filter(|subject| subject["kind"] == kind)
+            .map(|subject| match text(subject, &["namespace"]) {
+                "" => text(subject, &["name"]).to_owned(),
+                namespace => format!("{namespace}/{}", text(subject, &["name"])),
+            })
+            .collect();
+        json!(names.join(", "))
+    };
+    let role = &binding["roleRef"];
+    vec![
+        json!(format!(
+            "{}/{}",
+            text(role, &["kind"]),
+            text(role, &["name"])
+        )),
+        age_of(binding, now),
+        subjects("User"),
+        subjects("Group"),
+        subjects("ServiceAccount"),
+    ]
+}
+
+fn budget(budget: &Value, now: Timestamp) -> Vec<Value> {
+    let bound = |key: &str| match member(budget, &["spec", key]) {
+        None | Some(Value::Null) => json!("N/A"),
+        Some(value) => json!(text_of(value)),
+    };
+    vec![
+        bound("minAvailable"),
+        bound("maxUnavailable"),
+        json!(number(budget, &["status", "disruptionsAllowed"])),
+        age_of(budget, now),
+    ]
+}
+
+fn request(request: &Value, now: Timestamp) -> Vec<Value> {
+    let conditions = list(request, &["status", "conditions"]);
+    let is = |kind: &str| conditions.iter().any(|condition| condition["type"] == kind);
+    let mut state = vec![if is("Denied") {
+        "Denied"
+    } else if is("Approved") {
+        "Approved"
+    } else {
+        "Pending"
+    }];
+    if is("Failed") {
+        state.push("Failed");
+    }
+    if !text(request, &["status", "certificate"]).is_empty() {
+        state.push("Issued");
+    }
+    let duration = match number(request, &["spec", "expirationSeconds"]) {
+        0 => "<none>".to_owned(),
+        seconds => super::age::human(seconds),
+    };
+    vec![
+        age_of(request, now),
+        words(request, &["spec", "signerName"]),
+        words(request, &["spec", "username"]),
+        json!(duration),
+        json!(state.join(",")),
+    ]
+}

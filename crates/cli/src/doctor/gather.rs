@@ -1,0 +1,396 @@
+//! Everything that a diagnosis looks at, read from a live cluster.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use k8s_openapi::{
+    api::{
+        apps::v1::Deployment,
+        coordination::v1::Lease,
+        core::v1::{Namespace, Node, Pod, Secret},
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{Api, Client, api::ListParams, discovery::ApiResource};
+use refit_api::{
+    capi::{
+        Cluster as ClusterObject, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment,
+        MachineSet,
+    },
+    crds, keys,
+    refit::{HostPlan, NodeUpdate, UpdateGroup, hash_json},
+};
+use refit_core::{
+    certificates::CertificateFacts,
+    invariants::World,
+    plan::{
+        Extension, Manager, Read,
+        doctor::{self, Certificate, Crd, Facts, Host},
+        managers::PROVIDER_LABEL,
+        objects::{name, namespace, text, time},
+    },
+};
+use serde_json::Value;
+use x509_parser::{extensions::GeneralName, pem::parse_x509_pem};
+
+use super::rights;
+use crate::plan::reader::{Reader, everything, reason_of};
+
+/// Namespace of an installation.
+pub(super) const SYSTEM: &str = "refit-system";
+/// Name of the controller's Deployment, Lease and ServiceAccount.
+pub(super) const CONTROLLER: &str = "refit-controller";
+/// Name of the Secret with the hook server's certificate.
+const CERTIFICATE: &str = "refit-webhook-tls";
+/// Who reads.
+const READER: &str = "doctor";
+
+/// How long what looks left behind gets to be cleared: it is no finding if it moves.
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// Reads everything, and what looks left behind twice.
+pub(super) async fn gather(reader: &Reader) -> anyhow::Result<Facts> {
+    let mut facts = look(reader).await?;
+    if facts.unfinished == 0 && !facts.violations.is_empty() {
+        tokio::time::sleep(SETTLE).await;
+        let again = look(reader).await?;
+        facts.unfinished = again.unfinished;
+        facts
+            .violations
+            .retain(|one| again.violations.contains(one));
+    }
+    Ok(facts)
+}
+
+/// Reads everything. A cluster that does not answer is an error; what may not be read is not.
+async fn look(reader: &Reader) -> anyhow::Result<Facts> {
+    let client = &reader.cluster.client;
+    let clusters = reader.everywhere::<ClusterObject>().await?;
+    let machines = reader.everywhere::<Machine>().await?;
+    let updates = reader.everywhere::<NodeUpdate>().await?;
+    let mut world = World::new();
+    let owners = [
+        (
+            "controlplane.cluster.x-k8s.io",
+            reader.everywhere::<KubeadmControlPlane>().await?,
+        ),
+        (
+            "cluster.x-k8s.io",
+            reader.everywhere::<MachineDeployment>().await?,
+        ),
+        ("cluster.x-k8s.io", reader.everywhere::<MachineSet>().await?),
+        ("cluster.x-k8s.io", clusters.clone()),
+        ("cluster.x-k8s.io", machines.clone()),
+        ("refit.dev", updates.clone()),
+        ("refit.dev", reader.everywhere::<UpdateGroup>().await?),
+    ];
+    for (group, objects) in &owners {
+        for object in objects {
+            feed(&mut world, group, None, object);
+        }
+    }
+    let mut hosts = BTreeMap::new();
+    for cluster in &clusters {
+        let key = format!("{}/{}", namespace(cluster), name(cluster));
+        let found = hosts_of(reader, cluster, &machines, &mut world).await;
+        hosts.insert(key, found);
+    }
+    let extensions = read::<ExtensionConfig>(client, "").await;
+    let of_ours = match &extensions {
+        Read::Known(all) => all
+            .iter()
+            .find(|e| e.metadata.name.as_deref() == Some("refit"))
+            .cloned(),
+        Read::Unknown(_) => None,
+    };
+    let final_phases = ["Succeeded", "Failed", "Stopped"];
+    let unfinished = |update: &&Value| !final_phases.contains(&text(update, "/status/phase"));
+    let now = reader.cluster.clock.now();
+    Ok(Facts {
+        now,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        wanted_crds: crds::refit_crds().iter().map(crd_of).collect(),
+        crds: crds_there(client).await,
+        rights: rights::rights(client).await,
+        certificate: certificate(client, of_ours.as_ref()).await,
+        extensions: map(extensions, |all| all.iter().map(Extension::of).collect()),
+        managers: map(read::<Deployment>(client, PROVIDER_LABEL).await, |all| {
+            all.iter().filter_map(Manager::of).collect()
+        }),
+        controller: controller(client).await,
+        lease: lease(client).await,
+        namespaces: namespaces(client, &clusters).await,
+        hosts,
+        unfinished: updates.iter().filter(unfinished).count(),
+        violations: world.at_rest(now),
+    })
+}
+
+/// Tells the checker of invariants what there is.
+fn feed(world: &mut World, group: &str, cluster: Option<&str>, object: &Value) {
+    // What is found is no write of ours, so that it breaks nothing.
+    let kind = text(object, "/kind");
+    drop(world.observe(group, kind, cluster, None, Some(object), READER));
+}
+
+fn map<T, U>(read: Read<T>, change: impl FnOnce(T) -> U) -> Read<U> {
+    match read {
+        Read::Known(value) => Read::Known(change(value)),
+        Read::Unknown(why) => Read::Unknown(why),
+    }
+}
+
+async fn read<K>(client: &Client, selector: &str) -> Read<Vec<K>>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+{
+    let params = ListParams::default().labels(selector);
+    match Api::<K>::all(client.clone()).list(&params).await {
+        Ok(list) => Read::Known(list.items),
+        Err(kube::Error::Api(status)) if status.code == 404 => Read::Known(Vec::new()),
+        Err(error) => Read::Unknown(reason_of(&error)),
+    }
+}
+
+/// One object of the installation's namespace.
+pub(super) async fn system<K>(client: &Client, name: &str) -> Read<Option<K>>
+where
+    K: kube::Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned,
+{
+    match Api::<K>::namespaced(client.clone(), SYSTEM)
+        .get_opt(name)
+        .await
+    {
+        Ok(found) => Read::Known(found),
+        Err(error) => Read::Unknown(reason_of(&error)),
+    }
+}
+
+async fn crds_there(client: &Client) -> Read<Vec<Crd>> {
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let mut found = Vec::new();
+    for wanted in crds::refit_crds() {
+        let name = wanted.metadata.name.unwrap_or_default();
+        match api.get_opt(&name).await {
+            Ok(crd) => found.extend(crd.as_ref().map(crd_of)),
+            Err(error) => return Read::Unknown(reason_of(&error)),
+        }
+    }
+    Read::Known(found)
+}
+
+fn crd_of(crd: &CustomResourceDefinition) -> Crd {
+    let status = crd.status.as_ref();
+    let versions = &crd.spec.versions;
+    let schema = |schema: &Option<_>| {
+        let json = serde_json::to_value(schema).unwrap_or_default();
+        hash_json(&json)
+    };
+    let conditions = status.and_then(|status| status.conditions.as_ref());
+    Crd {
+        name: crd.metadata.name.clone().unwrap_or_default(),
+        served: versions
+            .iter()
+            .filter(|version| version.served)
+            .map(|version| version.name.clone())
+            .collect(),
+        stored: status
+            .and_then(|status| status.stored_versions.clone())
+            .unwrap_or_default()
+            .into_iter()
+            .collect(),
+        schemas: versions
+            .iter()
+            .map(|version| (version.name.clone(), schema(&version.schema)))
+            .collect(),
+        established: conditions
+            .into_iter()
+            .flatten()
+            .any(|condition| condition.type_ == "Established" && condition.status == "True"),
+    }
+}
+
+async fn certificate(
+    client: &Client,
+    extension: Option<&ExtensionConfig>,
+) -> Read<Option<Certificate>> {
+    let secret = match system::<Secret>(client, CERTIFICATE).await {
+        Read::Known(Some(secret)) => secret,
+        Read::Known(None) => return Read::Known(None),
+        Read::Unknown(why) => return Read::Unknown(why),
+    };
+    let data = secret.data.unwrap_or_default();
+    let bytes = |key: &str| {
+        data.get(key)
+            .map(|value| value.0.clone())
+            .unwrap_or_default()
+    };
+    let config = extension.map(|extension| &extension.spec.client_config);
+    let service = config.and_then(|config| config.service.as_ref());
+    let encoded = data
+        .get("ca.crt")
+        .and_then(|bundle| serde_json::to_value(bundle).ok());
+    let bundle = config.and_then(|config| config.ca_bundle.as_deref());
+    Read::Known(Some(Certificate {
+        leaf: leaf(&bytes("tls.crt")),
+        bundle_matches: extension.is_none() || encoded.as_ref().and_then(Value::as_str) == bundle,
+        wanted_names: service
+            .map(|service| format!("{}.{}.svc", service.name, service.namespace))
+            .into_iter()
+            .collect(),
+    }))
+}
+
+/// The first certificate of a PEM file.
+fn leaf(pem: &[u8]) -> Result<CertificateFacts, String> {
+    let (_, pem) = parse_x509_pem(pem).map_err(|error| format!("key tls.crt: {error}"))?;
+    let certificate = pem
+        .parse_x509()
+        .map_err(|error| format!("key tls.crt: {error}"))?;
+    let time =
+        |seconds: i64| jiff::Timestamp::from_second(seconds).map_err(|error| error.to_string());
+    let names = certificate
+        .subject_alternative_name()
+        .ok()
+        .flatten()
+        .map(|alternatives| {
+            let dns = |name: &GeneralName<'_>| match name {
+                GeneralName::DNSName(name) => Some((*name).to_owned()),
+                _ => None,
+            };
+            alternatives
+                .value
+                .general_names
+                .iter()
+                .filter_map(dns)
+                .collect()
+        })
+        .unwrap_or_default();
+    Ok(CertificateFacts {
+        subject: certificate.subject().to_string(),
+        issuer: certificate.issuer().to_string(),
+        from: time(certificate.validity().not_before.timestamp())?,
+        until: time(certificate.validity().not_after.timestamp())?,
+        names,
+    })
+}
+
+async fn controller(client: &Client) -> Read<Option<doctor::Workload>> {
+    map(system::<Deployment>(client, CONTROLLER).await, |found| {
+        found.map(|deployment| {
+            let spec = deployment.spec.unwrap_or_default();
+            let containers = spec
+                .template
+                .spec
+                .map(|pod| pod.containers)
+                .unwrap_or_default();
+            doctor::Workload {
+                replicas: i64::from(spec.replicas.unwrap_or(1)),
+                ready: i64::from(
+                    deployment
+                        .status
+                        .and_then(|s| s.ready_replicas)
+                        .unwrap_or(0),
+                ),
+                image: containers
+                    .into_iter()
+                    .find_map(|c| c.image)
+                    .unwrap_or_default(),
+            }
+        })
+    })
+}
+
+async fn lease(client: &Client) -> Read<Option<doctor::Lease>> {
+    map(system::<Lease>(client, CONTROLLER).await, |found| {
+        found
+            .and_then(|lease| lease.spec)
+            .map(|spec| doctor::Lease {
+                holder: spec.holder_identity.unwrap_or_default(),
+                renewed_at: spec.renew_time.map(|at| at.0),
+                duration_seconds: i64::from(spec.lease_duration_seconds.unwrap_or(15)),
+            })
+    })
+}
+
+/// The namespaces that hold Clusters.
+async fn namespaces(client: &Client, clusters: &[Value]) -> Read<Vec<doctor::Namespace>> {
+    let api: Api<Namespace> = Api::all(client.clone());
+    let names: BTreeSet<&str> = clusters.iter().map(namespace).collect();
+    let mut found = Vec::new();
+    for of in names {
+        let labels = match api.get(of).await {
+            Ok(space) => Read::Known(space.metadata.labels.unwrap_or_default()),
+            Err(error) => Read::Unknown(reason_of(&error)),
+        };
+        found.push(doctor::Namespace {
+            name: of.to_owned(),
+            clusters: clusters
+                .iter()
+                .filter(|cluster| namespace(cluster) == of)
+                .map(|cluster| name(cluster).to_owned())
+                .collect(),
+            labels,
+        });
+    }
+    Read::Known(found)
+}
+
+/// The hosts of a Cluster, for their agents and for what is left on their Nodes.
+async fn hosts_of(
+    reader: &Reader,
+    cluster: &Value,
+    machines: &[Value],
+    world: &mut World,
+) -> Read<Vec<Host>> {
+    let mut reader = reader.clone();
+    namespace(cluster).clone_into(&mut reader.cluster.namespace);
+    let of = name(cluster);
+    let client = match reader.workload(of).await {
+        Ok(client) => client,
+        Err(why) => return Read::Unknown(why),
+    };
+    let mut plans = Vec::new();
+    for (group, resource) in [
+        ("", ApiResource::erase::<Node>(&())),
+        ("", ApiResource::erase::<Pod>(&())),
+        ("refit.dev", ApiResource::erase::<HostPlan>(&())),
+    ] {
+        let objects = match everything(&client, &resource).await {
+            Ok(objects) => objects,
+            Err(why) => return Read::Unknown(why),
+        };
+        for object in &objects {
+            feed(world, group, Some(of), object);
+        }
+        if group == "refit.dev" {
+            plans = objects;
+        }
+    }
+    let own = machines.iter().filter(|machine| {
+        namespace(machine) == namespace(cluster) && text(machine, "/spec/clusterName") == of
+    });
+    let host = |machine: &Value| {
+        let node = text(machine, "/status/nodeRef/name");
+        if node.is_empty() {
+            return None;
+        }
+        let plan = plans.iter().find(|plan| name(plan) == node);
+        let of_plan = |pointer: &str| plan.map(|plan| text(plan, pointer)).unwrap_or_default();
+        let labels = machine.pointer("/metadata/labels");
+        Some(Host {
+            machine: name(machine).to_owned(),
+            node: node.to_owned(),
+            control_plane: labels.is_some_and(|labels| labels.get(keys::CONTROL_PLANE).is_some()),
+            kubelet: text(machine, "/status/nodeInfo/kubeletVersion").to_owned(),
+            agent: of_plan("/status/agentVersion").to_owned(),
+            reported_at: plan.and_then(|plan| time(plan, "/status/reportedAt")),
+        })
+    };
+    Read::Known(own.filter_map(host).collect())
+}

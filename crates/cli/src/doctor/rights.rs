@@ -1,0 +1,120 @@
+//! Whether the controller's ServiceAccount has the rights of an installation.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::{
+    authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
+    core::v1::ServiceAccount,
+};
+use kube::{Api, Client, api::PostParams};
+use refit_core::plan::{Read, doctor::Right, objects::text};
+use refit_install::{Choices, Part, manifests, objects};
+
+use super::gather::{CONTROLLER, SYSTEM, system};
+use crate::plan::reader::reason_of;
+
+/// Asks for each right of the installation's roles whether the controller has it.
+pub(super) async fn rights(client: &Client) -> Read<Vec<Right>> {
+    match system::<ServiceAccount>(client, CONTROLLER).await {
+        Read::Known(Some(_)) => {}
+        Read::Known(None) => {
+            let why = format!(
+                "there is no ServiceAccount {CONTROLLER} in {SYSTEM}; the controller has another account"
+            );
+            return Read::Unknown(why);
+        }
+        Read::Unknown(why) => return Read::Unknown(why),
+    }
+    let api: Api<SubjectAccessReview> = Api::all(client.clone());
+    let mut found = BTreeSet::new();
+    for (space, attributes) in needed() {
+        let review = SubjectAccessReview {
+            spec: SubjectAccessReviewSpec {
+                user: Some(format!("system:serviceaccount:{SYSTEM}:{CONTROLLER}")),
+                groups: Some(vec![
+                    "system:serviceaccounts".to_owned(),
+                    format!("system:serviceaccounts:{SYSTEM}"),
+                    "system:authenticated".to_owned(),
+                ]),
+                resource_attributes: Some(attributes.clone()),
+                ..SubjectAccessReviewSpec::default()
+            },
+            ..SubjectAccessReview::default()
+        };
+        match api.create(&PostParams::default(), &review).await {
+            Ok(answer) => {
+                found.insert(Right {
+                    what: shown(&attributes, &space),
+                    allowed: answer.status.is_some_and(|status| status.allowed),
+                });
+            }
+            Err(error) => return Read::Unknown(reason_of(&error)),
+        }
+    }
+    Read::Known(found.into_iter().collect())
+}
+
+fn shown(attributes: &ResourceAttributes, space: &str) -> String {
+    let word = |value: &Option<String>| value.clone().unwrap_or_default();
+    let mut resource = word(&attributes.resource);
+    let sub = word(&attributes.subresource);
+    if !sub.is_empty() {
+        resource = format!("{resource}/{sub}");
+    }
+    let group = word(&attributes.group);
+    if !group.is_empty() {
+        resource = format!("{resource}.{group}");
+    }
+    let mut text = format!("{} {resource}", word(&attributes.verb));
+    let name = word(&attributes.name);
+    if !name.is_empty() {
+        text = format!("{text} {name}");
+    }
+    if space.is_empty() {
+        text
+    } else {
+        format!("{text} in {space}")
+    }
+}
+
+/// The rights of the roles that an installation brings.
+fn needed() -> Vec<(String, ResourceAttributes)> {
+    let mut all = Vec::new();
+    for role in objects(&manifests(&[Part::Rbac], &Choices::default())) {
+        if !matches!(text(&role, "/kind"), "ClusterRole" | "Role") {
+            continue;
+        }
+        let space = text(&role, "/metadata/namespace");
+        let rules = role["rules"].as_array().into_iter().flatten();
+        for rule in rules {
+            let list = |key: &str| -> Vec<String> {
+                let values = rule[key].as_array().into_iter().flatten();
+                values
+                    .filter_map(|v| Some(v.as_str()?.to_owned()))
+                    .collect()
+            };
+            let name = list("resourceNames").into_iter().next();
+            for group in list("apiGroups") {
+                for resource in list("resources") {
+                    let (plural, sub) = match resource.split_once('/') {
+                        Some((plural, sub)) => (plural.to_owned(), Some(sub.to_owned())),
+                        None => (resource.clone(), None),
+                    };
+                    for verb in list("verbs") {
+                        let attributes = ResourceAttributes {
+                            group: Some(group.clone()),
+                            resource: Some(plural.clone()),
+                            subresource: sub.clone(),
+                            verb: Some(verb),
+                            name: name.clone(),
+                            namespace: Some(space.to_owned()).filter(|space| !space.is_empty()),
+                            ..ResourceAttributes::default()
+                        };
+                        all.push((space.to_owned(), attributes));
+                    }
+                }
+            }
+        }
+    }
+    all
+}

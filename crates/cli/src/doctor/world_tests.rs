@@ -1,0 +1,137 @@
+//! The diagnosis of a simulated installation.
+
+use std::{sync::Arc, time::Duration};
+
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use refit_apiserver::auth::{AccessRecord, AccessRecorder};
+use refit_core::plan::doctor::{Check, Finding, Level, examine};
+use refit_install::{Choices, Part, manifests, manifests::WORKLOAD_ROLE, objects};
+use refit_kube::Clock;
+use refit_sandbox::{
+    manifests::load,
+    world::{Enforced, WORKLOAD_USER, World, WorldOptions, runtime},
+};
+use serde_json::{Value, json};
+
+use super::gather::gather;
+use crate::{
+    client::Cluster,
+    plan::reader::{Access, Reader},
+};
+
+fn silent() -> AccessRecorder {
+    Arc::new(|_: &AccessRecord<'_>| {})
+}
+
+/// What a test gives the controller in workload clusters: the role that `deploy/` describes.
+fn workload() -> Vec<Value> {
+    let manifest = refit_install::Manifest {
+        path: "workload_role.yaml",
+        part: Part::Rbac,
+        text: WORKLOAD_ROLE.to_owned(),
+    };
+    let mut all = objects(&[manifest]);
+    all.push(json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "refit-controller-workload"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
+            "name": "refit-controller-workload"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": WORKLOAD_USER}],
+    }));
+    all
+}
+
+async fn installed() -> World {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/cluster.yaml");
+    let manifest_objects = load(&[file])
+        .unwrap()
+        .into_iter()
+        .map(|m| m.object)
+        .collect();
+    let world = World::new(WorldOptions {
+        // Certificates are made by the world's time and checked by the machine's.
+        epoch: Clock::real().now_seconds() - jiff::SignedDuration::from_hours(48),
+        two_controllers: true,
+        enforced: Some(Enforced {
+            installation: objects(&manifests(&Part::MANAGEMENT, &Choices::default())),
+            workload: workload(),
+            management_recorder: silent(),
+            workload_recorder: silent(),
+        }),
+        ..WorldOptions::new(manifest_objects)
+    })
+    .await
+    .unwrap();
+    world
+        .until(
+            "that every machine is available",
+            Duration::from_mins(30),
+            World::is_ready,
+        )
+        .await
+        .unwrap();
+    world.pass(Duration::from_secs(40)).await;
+    // Nobody runs Deployments of the management cluster here.
+    let api: Api<Deployment> =
+        Api::namespaced(world.client("doctor-test").unwrap(), "refit-system");
+    let body = json!({"status": {"replicas": 2, "readyReplicas": 2}});
+    let patch = Patch::Merge(&body);
+    api.patch_status("refit-controller", &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+    world
+}
+
+async fn findings(world: &World) -> Vec<Finding> {
+    let cluster = Cluster {
+        client: world.client("doctor-test").unwrap(),
+        namespace: "default".into(),
+        url: "https://sandbox".into(),
+        clock: world.clock(),
+    };
+    let workload = world
+        .workload_client("default/edge-1", "doctor-test")
+        .unwrap();
+    let access = Access::Given([("edge-1".to_owned(), workload)].into());
+    examine(&gather(&Reader::with(cluster, access)).await.unwrap())
+}
+
+fn bad(found: &[Finding]) -> Vec<(Check, Level)> {
+    let bad = found.iter().filter(|finding| finding.level != Level::Ok);
+    bad.map(|finding| (finding.check, finding.level)).collect()
+}
+
+#[test]
+fn an_installation_is_sound_until_something_is_taken_from_it() {
+    runtime().unwrap().block_on(async {
+        let world = installed().await;
+        let found = findings(&world).await;
+        assert_eq!(bad(&found), [], "{found:#?}");
+        let client = world.client("doctor-test").unwrap();
+        let roles: Api<k8s_openapi::api::rbac::v1::ClusterRoleBinding> = Api::all(client.clone());
+        roles
+            .delete("refit-kubeconfigs", &DeleteParams::default())
+            .await
+            .unwrap();
+        let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(client);
+        let off = json!({"metadata": {"labels": {"refit.dev/in-place": null}}});
+        let patch = Patch::Merge(&off);
+        namespaces
+            .patch("default", &PatchParams::default(), &patch)
+            .await
+            .unwrap();
+        let found = findings(&world).await;
+        let want = [(Check::Rbac, Level::Fail), (Check::Namespaces, Level::Warn)];
+        assert_eq!(bad(&found), want, "{found:#?}");
+        let rights = found
+            .iter()
+            .find(|finding| finding.check == Check::Rbac)
+            .unwrap();
+        assert!(rights.message.contains("get secrets"), "{rights:#?}");
+    });
+}

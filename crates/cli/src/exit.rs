@@ -1,0 +1,111 @@
+//! How a command ends: exit codes, signals, and errors that carry a code of their own.
+
+use std::{
+    fmt,
+    future::Future,
+    io::{self, IsTerminal as _, Write as _},
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
+
+/// Exit code of a process that a signal ended, as shells count: this and the signal's number.
+const BY_SIGNAL: u8 = 128;
+
+/// An error that ends the program with a code of its own.
+#[derive(Debug)]
+struct Coded {
+    code: u8,
+    message: String,
+}
+
+impl fmt::Display for Coded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Coded {}
+
+/// An error with an exit code of its own; the command's `--help` documents the code.
+pub(crate) fn error(code: u8, message: impl Into<String>) -> anyhow::Error {
+    anyhow::Error::new(Coded {
+        code,
+        message: message.into(),
+    })
+}
+
+/// The exit code that an error asks for: 1 unless it has its own.
+pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
+    error
+        .downcast_ref::<Coded>()
+        .map_or(ExitCode::FAILURE, |coded| ExitCode::from(coded.code))
+}
+
+/// Whether whoever read our output went away, as `head` does.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|io| io.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Runs a command in real time until it ends, or until Ctrl-C or SIGTERM (exit 130 and 143).
+pub(crate) fn run(
+    command: impl Future<Output = anyhow::Result<ExitCode>>,
+) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("this process cannot start its runtime")?;
+    let code = runtime.block_on(async {
+        tokio::select! {
+            biased;
+            number = interrupted() => {
+                // What was drawn stays; the shell goes on below it.
+                if io::stderr().is_terminal() {
+                    let _ = writeln!(io::stderr().lock());
+                }
+                Ok(by_signal(number))
+            }
+            code = command => code,
+        }
+    });
+    // A credential plugin or a name look-up may still be under way; nothing waits for it.
+    runtime.shutdown_background();
+    code
+}
+
+/// Exit code of a process that this signal ended.
+pub(crate) fn by_signal(number: u8) -> ExitCode {
+    ExitCode::from(BY_SIGNAL + number)
+}
+
+/// Waits for SIGINT or SIGTERM and returns its number.
+pub(crate) async fn interrupted() -> u8 {
+    use tokio::signal::unix::{SignalKind, signal};
+    let wait = async |kind| match signal(kind) {
+        Ok(mut stream) => {
+            stream.recv().await;
+        }
+        // Without a handler the signal ends the process by itself.
+        Err(_) => std::future::pending().await,
+    };
+    tokio::select! {
+        biased;
+        () = wait(SignalKind::interrupt()) => 2,
+        () = wait(SignalKind::terminate()) => 15,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_s_own_code_survives_context() {
+        let refused = error(4, "no").context("while upgrading");
+        assert_eq!(code_of(&refused), ExitCode::from(4));
+        assert_eq!(code_of(&anyhow::anyhow!("x")), ExitCode::FAILURE);
+    }
+}

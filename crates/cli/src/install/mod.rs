@@ -1,0 +1,192 @@
+//! `refit install`: prints what a cluster needs, or applies it.
+
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+use refit_install::{Choices, Part, apply, manifests, objects};
+
+use crate::{
+    client,
+    global::{GlobalArgs, program},
+    printer::{Format, Printer},
+};
+
+/// Print what a cluster needs, or apply it.
+///
+/// Without --apply nothing is written: the manifests go to stdout, ready for `kubectl apply
+/// --server-side -f -` or a repository. With --apply they are applied server-side as field manager
+/// `refit`, in order; running it again changes nothing, and is how to upgrade.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  refit install --image registry.example/refit:0.1.0 > refit.yaml
+  refit install --image registry.example/refit:0.1.0 --apply
+  refit install --only crds,rbac
+  refit install --only agent --image registry.example/refit:0.1.0 --apply --kubeconfig edge-1.yaml")]
+pub(crate) struct Args {
+    /// Apply the manifests instead of printing them.
+    #[arg(long)]
+    apply: bool,
+    /// Only these parts [default: all of a management cluster's, which is all but agent].
+    #[arg(long, value_enum, value_name = "PART", value_delimiter = ',')]
+    only: Vec<PartName>,
+    /// Image with refit-controller and refit-agent.
+    #[arg(long, value_name = "IMAGE", default_value = refit_install::manifests::IMAGE)]
+    image: String,
+    /// How many controllers run.
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = refit_install::manifests::REPLICAS,
+        value_parser = clap::value_parser!(u32).range(1..=9)
+    )]
+    replicas: u32,
+}
+
+/// A part of an installation, as flags call it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PartName {
+    /// Namespace refit-system of the management cluster.
+    Namespace,
+    /// CustomResourceDefinitions.
+    Crds,
+    /// ServiceAccount, roles and bindings.
+    Rbac,
+    /// Deployment, Services, PodDisruptionBudget and NetworkPolicy of the controller.
+    Controller,
+    /// ExtensionConfig: Cluster API begins to call Refit.
+    Extension,
+    /// Namespace and DaemonSet of the agents, for a workload cluster.
+    Agent,
+}
+
+impl From<PartName> for Part {
+    fn from(name: PartName) -> Self {
+        match name {
+            PartName::Namespace => Self::Namespace,
+            PartName::Crds => Self::Crds,
+            PartName::Rbac => Self::Rbac,
+            PartName::Controller => Self::Controller,
+            PartName::Extension => Self::Extension,
+            PartName::Agent => Self::Agent,
+        }
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    let printer = Printer::new(Format::Text, global);
+    let parts = parts(args);
+    check_image(&args.image)?;
+    let choices = Choices {
+        image: args.image.clone(),
+        replicas: args.replicas,
+    };
+    let manifests = manifests(&parts, &choices);
+    if !args.apply {
+        for manifest in &manifests {
+            printer.result(&format!(
+                "---\n# deploy/{}\n{}",
+                manifest.path,
+                manifest.text.trim_end()
+            ))?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let cluster = client::connect(global).await?;
+        let mut broken = None;
+        let outcome = apply(&cluster.client, &objects(&manifests), |applied| {
+            if broken.is_none() {
+                broken = printer.note(&applied.to_string()).err();
+            }
+        })
+        .await;
+        match broken {
+            Some(error) => Err(error.into()),
+            None => outcome.map_err(anyhow::Error::from),
+        }
+    })?;
+    for line in next_steps(&parts) {
+        printer.note(&line)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn parts(args: &Args) -> Vec<Part> {
+    if args.only.is_empty() {
+        return Part::MANAGEMENT.to_vec();
+    }
+    args.only.iter().map(|&part| part.into()).collect()
+}
+
+/// What would not be an image in YAML is refused here.
+fn check_image(image: &str) -> anyhow::Result<()> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-/:@".contains(c);
+    if image.is_empty() || !image.chars().all(allowed) || !image.starts_with(char::is_alphanumeric)
+    {
+        anyhow::bail!(
+            "--image {image:?} is no image: it takes a form like registry.example/refit:0.1.0"
+        );
+    }
+    Ok(())
+}
+
+fn next_steps(parts: &[Part]) -> Vec<String> {
+    let program = program();
+    let mut lines = vec![String::new(), "Next:".to_owned()];
+    if parts.contains(&Part::Controller) {
+        lines.push(
+            "  kubectl -n refit-system rollout status deployment/refit-controller".to_owned(),
+        );
+    }
+    if parts.contains(&Part::Extension) {
+        lines.push(
+            "  kubectl label namespace NAMESPACE refit.dev/in-place=enabled   # opt in, one by one"
+                .to_owned(),
+        );
+        lines.push(format!(
+            "  {program} install --only agent --image IMAGE --apply --kubeconfig WORKLOAD"
+        ));
+    }
+    if parts == [Part::Agent] {
+        lines.push("  kubectl -n refit-system rollout status daemonset/refit-agent".to_owned());
+        lines.push(
+            "  kubectl -n refit-system get hostplans   # one per node, with its report".to_owned(),
+        );
+    }
+    if lines.len() == 2 {
+        return Vec::new();
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use refit_install::InstallError;
+
+    use super::*;
+
+    #[test]
+    fn only_what_is_an_image_goes_into_a_manifest() {
+        for good in ["refit", "refit:0.1.0", "localhost:5000/a/refit@sha256:ab12"] {
+            assert!(check_image(good).is_ok(), "{good}");
+        }
+        for bad in ["", "a b", "a\n  privileged: true", "-x", "\"a\""] {
+            assert!(check_image(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn every_part_that_is_applied_says_what_comes_next() {
+        let text = next_steps(&Part::MANAGEMENT).join("\n");
+        assert!(text.contains("refit.dev/in-place=enabled"), "{text}");
+        assert!(next_steps(&[Part::Agent]).join("\n").contains("hostplans"));
+        assert!(next_steps(&[Part::Crds]).is_empty());
+        let error = InstallError::NoClusterApi.to_string();
+        assert!(error.contains("InPlaceUpdates"), "{error}");
+    }
+}

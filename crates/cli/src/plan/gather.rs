@@ -1,0 +1,426 @@
+//! Everything that a plan is made of, read from a live cluster with as few reads as do.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::bail;
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::Api;
+use refit_api::{
+    capi::{Cluster as ClusterObject, KubeadmControlPlane, Machine, MachineDeployment, MachineSet},
+    keys,
+    refit::{NodeUpdate, UpdateGroup},
+};
+use refit_core::{
+    change::OnUncovered,
+    plan::{
+        GroupRef, Hosts, Input, Objects, Read,
+        objects::{apply, kind, name, namespace, text},
+    },
+    version::KubernetesVersion,
+};
+use serde_json::Value;
+
+use super::reader::{Found, Reader, workload};
+use crate::{
+    reach::Surroundings,
+    target::{Target, TargetKind},
+};
+
+/// Where kubectl keeps what was applied last.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// Groups of machines.
+const GROUPS: [&str; 3] = ["KubeadmControlPlane", "MachineDeployment", "MachineSet"];
+
+/// What is to be changed.
+pub(crate) enum Change<'a> {
+    /// The version of a target.
+    Version(&'a Target, &'a KubernetesVersion),
+    /// These objects are to be applied.
+    Objects(&'a [Value]),
+}
+
+/// Reads everything and makes the change on paper.
+pub(crate) async fn gather(reader: &mut Reader, change: &Change<'_>) -> anyhow::Result<Input> {
+    if let Change::Objects(objects) = change {
+        reader.cluster.namespace = only_namespace(objects)?;
+    }
+    let mut current = owners(reader).await?;
+    let mut through_topology = false;
+    let (desired, targets) = match change {
+        Change::Version(target, to) => {
+            let changed = set_version(reader, &current, target, &to.to_string())?;
+            through_topology = changed.2;
+            (changed.0, changed.1)
+        }
+        Change::Objects(objects) => {
+            fetch_same(reader, &mut current, objects).await?;
+            let (desired, targets) = applied(&current, objects);
+            (desired, targets)
+        }
+    };
+    let clusters = clusters_of(&desired, &targets);
+    members(reader, &mut current, &clusters).await?;
+    follow_templates(reader, &mut current, &desired, &targets).await?;
+    let surroundings = Surroundings::read(&reader.cluster).await?;
+    let space = reader.cluster.namespace.clone();
+    let mut hosts = BTreeMap::new();
+    for cluster in &clusters {
+        let read = match reader.workload(cluster).await {
+            Ok(client) => workload(&client).await,
+            Err(why) => Err(why),
+        };
+        let read = match read {
+            Ok(w) => Read::Known(Hosts::of(&w.plans, &w.nodes, &w.budgets, &w.pods)),
+            Err(why) => Read::Unknown(why),
+        };
+        hosts.insert((space.clone(), cluster.clone()), read);
+    }
+    let completed = completed(&desired, &current);
+    Ok(Input {
+        now: reader.cluster.clock.now(),
+        current,
+        desired: completed,
+        targets,
+        through_topology,
+        unread_kinds: reader.unread.clone(),
+        extensions: surroundings.extensions,
+        managers: surroundings.managers,
+        namespaces: [(space, surroundings.namespace_labels)].into(),
+        hosts,
+        on_uncovered: default_policy(reader).await,
+    })
+}
+
+/// The namespace that all objects are in.
+fn only_namespace(objects: &[Value]) -> anyhow::Result<String> {
+    let all: BTreeSet<&str> = objects.iter().map(namespace).collect();
+    match all.iter().collect::<Vec<_>>()[..] {
+        [one] => Ok((*one).to_owned()),
+        [] => bail!("the files hold no objects"),
+        _ => bail!(
+            "the files hold objects of several namespaces ({}): plan one namespace at a time",
+            all.iter().copied().collect::<Vec<_>>().join(", ")
+        ),
+    }
+}
+
+/// Clusters and groups of the namespace.
+async fn owners(reader: &Reader) -> anyhow::Result<Objects> {
+    let mut all = Objects::new();
+    all.extend(reader.all::<ClusterObject>("").await?);
+    all.extend(reader.all::<KubeadmControlPlane>("").await?);
+    all.extend(reader.all::<MachineDeployment>("").await?);
+    all.extend(reader.all::<MachineSet>("").await?);
+    Ok(all)
+}
+
+/// The objects with the version of a target in them, the groups that it concerns, and whether it
+/// goes through a topology.
+fn set_version(
+    reader: &Reader,
+    current: &Objects,
+    target: &Target,
+    to: &str,
+) -> anyhow::Result<(Objects, Vec<GroupRef>, bool)> {
+    if target.kind == TargetKind::Machine {
+        bail!("{target} gets its version from its owner: plan kcp/NAME, md/NAME or cluster/NAME");
+    }
+    let space = reader.cluster.namespace.as_str();
+    let Some(own) = current.get(target.kind.kind(), space, &target.name) else {
+        return Err(target.missing(&reader.cluster));
+    };
+    let mut desired = current.clone();
+    let mut groups = Vec::new();
+    let mut through_topology = false;
+    match target.kind {
+        TargetKind::Cluster => {
+            if own.pointer("/spec/topology").is_some_and(Value::is_object) {
+                let mut cluster = own.clone();
+                cluster["spec"]["topology"]["version"] = to.into();
+                desired.insert(cluster);
+                through_topology = true;
+            }
+            let plane = (
+                text(own, "/spec/controlPlaneRef/kind"),
+                text(own, "/spec/controlPlaneRef/name"),
+            );
+            groups.extend(current.get(plane.0, space, plane.1).map(GroupRef::of));
+            let workers = current
+                .of_kind("MachineDeployment")
+                .filter(|object| text(object, "/spec/clusterName") == target.name);
+            groups.extend(workers.map(GroupRef::of));
+        }
+        _ => groups.push(GroupRef::of(own)),
+    }
+    for group in &groups {
+        let Some(object) = desired.get(&group.kind, &group.namespace, &group.name) else {
+            continue;
+        };
+        let mut object = object.clone();
+        match group.kind.as_str() {
+            "KubeadmControlPlane" => object["spec"]["version"] = to.into(),
+            _ => object["spec"]["template"]["spec"]["version"] = to.into(),
+        }
+        desired.insert(object);
+    }
+    Ok((desired, groups, through_topology))
+}
+
+/// Reads the live objects of the same names.
+async fn fetch_same(
+    reader: &mut Reader,
+    current: &mut Objects,
+    objects: &[Value],
+) -> anyhow::Result<()> {
+    for object in objects {
+        if current
+            .get(kind(object), namespace(object), name(object))
+            .is_some()
+        {
+            continue;
+        }
+        let version = text(object, "/apiVersion");
+        let Some((group, _)) = version.split_once('/') else {
+            continue;
+        };
+        let found = reader.follow(group, kind(object), name(object)).await?;
+        current.extend(found);
+    }
+    Ok(())
+}
+
+/// What applying the objects makes, and the groups that this concerns.
+pub(crate) fn applied(current: &Objects, objects: &[Value]) -> (Objects, Vec<GroupRef>) {
+    let mut desired = current.clone();
+    let mut targets = Vec::new();
+    for object in objects {
+        let live = current.get(kind(object), namespace(object), name(object));
+        let next = live.map_or_else(
+            || object.clone(),
+            |live| apply(live, last_applied(live).as_ref(), object),
+        );
+        if GROUPS.contains(&kind(object)) || is_foreign_group(object) {
+            targets.push(GroupRef::of(&next));
+        }
+        desired.insert(next);
+    }
+    carry_topology(&mut desired, current, objects, &mut targets);
+    (desired, targets)
+}
+
+/// Kinds that own machines and that Refit does not serve.
+fn is_foreign_group(object: &Value) -> bool {
+    kind(object) == "MachinePool"
+        || (text(object, "/apiVersion").starts_with("controlplane.")
+            && kind(object) != "KubeadmControlPlane")
+}
+
+fn last_applied(live: &Value) -> Option<Value> {
+    let annotations = live.pointer("/metadata/annotations")?;
+    serde_json::from_str(annotations.get(LAST_APPLIED)?.as_str()?).ok()
+}
+
+/// Carries the version of a changed topology to the groups of its Cluster.
+fn carry_topology(
+    desired: &mut Objects,
+    current: &Objects,
+    objects: &[Value],
+    targets: &mut Vec<GroupRef>,
+) {
+    for cluster in objects.iter().filter(|object| kind(object) == "Cluster") {
+        let version = text(cluster, "/spec/topology/version");
+        if version.is_empty() {
+            continue;
+        }
+        let mut groups: Vec<Value> = current
+            .of_kind("MachineDeployment")
+            .filter(|group| text(group, "/spec/clusterName") == name(cluster))
+            .cloned()
+            .collect();
+        let space = namespace(cluster);
+        let live = current.get("Cluster", space, name(cluster));
+        let plane = live.map(|live| text(live, "/spec/controlPlaneRef/name"));
+        groups.extend(
+            plane.and_then(|plane| current.get("KubeadmControlPlane", space, plane).cloned()),
+        );
+        for mut group in groups {
+            targets.push(GroupRef::of(&group));
+            match kind(&group) {
+                "KubeadmControlPlane" => group["spec"]["version"] = version.into(),
+                _ => group["spec"]["template"]["spec"]["version"] = version.into(),
+            }
+            desired.insert(group);
+        }
+    }
+    targets.sort();
+    targets.dedup();
+}
+
+/// Names of the Clusters of the groups.
+fn clusters_of(desired: &Objects, targets: &[GroupRef]) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for target in targets {
+        let Some(object) = desired.get(&target.kind, &target.namespace, &target.name) else {
+            continue;
+        };
+        let by_field = text(object, "/spec/clusterName");
+        let by_label = object
+            .pointer("/metadata/labels")
+            .and_then(|labels| labels.get(keys::CLUSTER_NAME)?.as_str());
+        let refers = || {
+            desired
+                .of_kind("Cluster")
+                .find(|cluster| {
+                    text(cluster, "/spec/controlPlaneRef/kind") == target.kind
+                        && text(cluster, "/spec/controlPlaneRef/name") == target.name
+                })
+                .map(name)
+        };
+        let of = Some(by_field)
+            .filter(|name| !name.is_empty())
+            .or(by_label)
+            .or_else(refers);
+        found.extend(of.map(str::to_owned));
+    }
+    found
+}
+
+/// Machines of the Clusters, what they are made of, and our own objects about them.
+async fn members(
+    reader: &mut Reader,
+    current: &mut Objects,
+    clusters: &BTreeSet<String>,
+) -> anyhow::Result<()> {
+    let selector = match clusters.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => String::new(),
+        [one] => format!("{}={one}", keys::CLUSTER_NAME),
+        ref many => format!("{} in ({})", keys::CLUSTER_NAME, many.join(",")),
+    };
+    let machines = reader.all::<Machine>(&selector).await?;
+    let mut parts = BTreeSet::new();
+    for machine in &machines {
+        let is_plane = machine
+            .pointer("/metadata/labels")
+            .is_some_and(|labels| labels.get(keys::CONTROL_PLANE).is_some());
+        if is_plane {
+            for pointer in ["/spec/infrastructureRef", "/spec/bootstrap/configRef"] {
+                let at = |key: &str| text(machine, &format!("{pointer}/{key}")).to_owned();
+                parts.insert((at("apiGroup"), at("kind")));
+            }
+        }
+    }
+    current.extend(machines);
+    for (group, kind) in parts.into_iter().filter(|(group, _)| !group.is_empty()) {
+        let objects = reader.list_kind(&group, &kind, &selector).await?;
+        current.extend(objects);
+    }
+    for found in [
+        reader.list::<NodeUpdate>("").await?,
+        reader.list::<UpdateGroup>("").await?,
+    ] {
+        match found {
+            Found::Read(objects) => current.extend(objects),
+            Found::Absent | Found::Forbidden => {}
+        }
+    }
+    Ok(())
+}
+
+/// Reads every template that a group, one of its MachineSets or one of its machines refers to.
+async fn follow_templates(
+    reader: &mut Reader,
+    current: &mut Objects,
+    desired: &Objects,
+    targets: &[GroupRef],
+) -> anyhow::Result<()> {
+    let mut wanted: BTreeSet<(String, String, String)> = BTreeSet::new();
+    let mut groups = BTreeMap::new();
+    for objects in [&*current, desired] {
+        for object in objects.iter() {
+            let is_target = targets.contains(&GroupRef::of(object));
+            if is_target || kind(object) == "MachineSet" {
+                references(object, &mut wanted);
+            }
+        }
+    }
+    for (group, kind, _) in &wanted {
+        groups.insert(kind.clone(), group.clone());
+    }
+    for object in current.iter() {
+        let Some(annotations) = object.pointer("/metadata/annotations") else {
+            continue;
+        };
+        let text = |key: &str| annotations.get(key).and_then(Value::as_str);
+        let (Some(of), Some(kind)) = (
+            text(keys::CLONED_FROM_NAME),
+            text(keys::CLONED_FROM_GROUPKIND),
+        ) else {
+            continue;
+        };
+        if let Some((kind, group)) = kind.split_once('.')
+            && groups.contains_key(kind)
+        {
+            wanted.insert((group.to_owned(), kind.to_owned(), of.to_owned()));
+        }
+    }
+    for (group, kind, name) in wanted {
+        if current
+            .get(&kind, &reader.cluster.namespace, &name)
+            .is_some()
+        {
+            continue;
+        }
+        let found = reader.follow(&group, &kind, &name).await?;
+        current.extend(found);
+    }
+    Ok(())
+}
+
+fn references(object: &Value, wanted: &mut BTreeSet<(String, String, String)>) {
+    for pointer in [
+        "/spec/machineTemplate/spec/infrastructureRef",
+        "/spec/template/spec/infrastructureRef",
+        "/spec/template/spec/bootstrap/configRef",
+    ] {
+        let at = |key: &str| text(object, &format!("{pointer}/{key}")).to_owned();
+        if !at("name").is_empty() {
+            wanted.insert((at("apiGroup"), at("kind"), at("name")));
+        }
+    }
+}
+
+/// The desired objects with everything that the change does not touch.
+fn completed(desired: &Objects, current: &Objects) -> Objects {
+    let mut all = current.clone();
+    all.extend(desired.iter().cloned());
+    all
+}
+
+/// What the controller does where neither owner nor Cluster says, as its Deployment has it.
+async fn default_policy(reader: &Reader) -> OnUncovered {
+    let api: Api<Deployment> = Api::namespaced(reader.cluster.client.clone(), "refit-system");
+    let Ok(Some(deployment)) = api.get_opt("refit-controller").await else {
+        return OnUncovered::default();
+    };
+    let containers = deployment
+        .spec
+        .and_then(|spec| spec.template.spec)
+        .map(|pod| pod.containers)
+        .unwrap_or_default();
+    let args: Vec<String> = containers
+        .into_iter()
+        .flat_map(|container| container.args.unwrap_or_default())
+        .collect();
+    let said = args.iter().zip(args.iter().skip(1).map(Some).chain([None]));
+    let replace = said
+        .filter_map(|(arg, next)| {
+            let rest = arg.strip_prefix("--default-on-uncovered")?;
+            rest.strip_prefix('=').or(next.map(String::as_str))
+        })
+        .any(|value| value == "Replace");
+    if replace {
+        OnUncovered::Replace
+    } else {
+        OnUncovered::Preserve
+    }
+}

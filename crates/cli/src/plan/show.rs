@@ -1,0 +1,119 @@
+//! A plan as people read it.
+
+use std::io;
+
+use refit_core::plan::{GroupPlan, Outcome, Plan};
+
+use crate::printer::{Printer, columns, duration};
+
+/// Shows a plan.
+pub(crate) fn show(printer: Printer, plan: &Plan) -> io::Result<()> {
+    if plan.groups.is_empty() {
+        printer.result("Nothing to plan: no group of machines is concerned.")?;
+    } else {
+        for line in table(printer, plan) {
+            printer.result(&line)?;
+        }
+    }
+    for group in &plan.groups {
+        for line in details(printer, group) {
+            printer.result(&line)?;
+        }
+    }
+    for note in &plan.notes {
+        printer.note(&format!("note: {note}"))?;
+    }
+    if !plan.groups.is_empty() {
+        printer.result("")?;
+        printer.result(&last_word(printer, plan))?;
+    }
+    Ok(())
+}
+
+fn table(printer: Printer, plan: &Plan) -> Vec<String> {
+    let heading = [
+        "GROUP", "TURN", "VERSION", "MACHINES", "IN PLACE", "NEW", "DELETED", "TIME", "OUTCOME",
+    ];
+    let mut rows = vec![heading.map(|word| printer.bold(word)).to_vec()];
+    for group in &plan.groups {
+        let counts = group.machines;
+        let version = if group.from == group.to {
+            group.to.clone()
+        } else {
+            format!("{} -> {}", group.from, group.to)
+        };
+        let time = match (group.seconds, counts.in_place) {
+            (_, 0) => "-".to_owned(),
+            (Some(seconds), _) => format!("~{}", duration(seconds)),
+            (None, _) => "unknown".to_owned(),
+        };
+        rows.push(vec![
+            title(group),
+            group.turn.to_string(),
+            version,
+            counts.now.to_string(),
+            counts.in_place.to_string(),
+            counts.new.to_string(),
+            counts.deleted.to_string(),
+            time,
+            coloured(printer, group.outcome),
+        ]);
+    }
+    columns(&rows)
+}
+
+fn title(group: &GroupPlan) -> String {
+    format!("{}/{}", group.kind, group.name)
+}
+
+fn coloured(printer: Printer, outcome: Outcome) -> String {
+    let word = outcome.word();
+    match outcome {
+        Outcome::Unchanged => word.to_owned(),
+        Outcome::InPlace => printer.good(word),
+        Outcome::Blocked => printer.notable(word),
+        Outcome::Replaced => printer.bad(word),
+    }
+}
+
+fn details(printer: Printer, group: &GroupPlan) -> Vec<String> {
+    let mut lines = Vec::new();
+    for path in &group.paths {
+        lines.push(format!("  {path}"));
+    }
+    for blocked in &group.blocked_by {
+        let reason = printer.notable(&format!("blocked ({})", blocked.reason));
+        lines.push(format!("  {reason}: {}", blocked.message));
+    }
+    for cause in &group.causes {
+        let reason = printer.bad(&format!("replaced ({:?})", cause.reason));
+        lines.push(format!("  {reason}: {}", cause.message));
+        if !cause.remedy.is_empty() {
+            lines.push(format!("    to change that: {}", cause.remedy));
+        }
+    }
+    for note in &group.notes {
+        lines.push(format!("  note: {note}"));
+    }
+    if !lines.is_empty() {
+        lines.insert(0, String::new());
+        lines.insert(1, printer.bold(&title(group)));
+    }
+    lines
+}
+
+fn last_word(printer: Printer, plan: &Plan) -> String {
+    let sum = |count: fn(&GroupPlan) -> i64| plan.groups.iter().map(count).sum::<i64>();
+    let in_place = sum(|group| group.machines.in_place);
+    let (new, deleted) = (
+        sum(|group| group.machines.new),
+        sum(|group| group.machines.deleted),
+    );
+    let counts = format!("{in_place} in place, {new} created, {deleted} deleted");
+    match plan.outcome {
+        Outcome::Unchanged => "Nothing changes.".to_owned(),
+        Outcome::InPlace => printer.good(&format!("Every machine stays: {counts}.")),
+        Outcome::Blocked => printer.notable(&format!("Blocked: {counts}.")),
+        Outcome::Replaced => printer.bad(&format!("Machines are replaced: {counts}.")),
+    }
+}

@@ -1,0 +1,392 @@
+//! Plans against simulated worlds, and then the change itself: what was foretold is what happens.
+
+use std::{collections::BTreeSet, sync::OnceLock, time::Duration};
+
+use kube::{
+    Api,
+    api::{DynamicObject, Patch, PatchParams, PostParams},
+    discovery,
+};
+use refit_core::plan::{CauseReason, Counts, GroupPlan, Outcome, plan};
+use refit_sandbox::{
+    manifests,
+    snapshot::Snapshot,
+    world::{MachineFacts, World, WorldOptions, facts, runtime},
+};
+use serde_json::{Value, json};
+
+use super::{
+    gather::{Change, gather},
+    reader::{Access, Reader},
+};
+use crate::client::Cluster;
+
+/// Goes to the control plane's own minor: workers need not wait for it.
+const PATCH: &str = "v1.34.3";
+const MINOR: &str = "v1.35.0";
+
+/// The example with fewer workers and, if wanted, one control plane machine.
+fn objects(control_planes: i64, workers: i64) -> Vec<Value> {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/cluster.yaml");
+    let loaded = manifests::load(&[file]).unwrap();
+    let mut objects: Vec<Value> = loaded.into_iter().map(|m| m.object).collect();
+    for object in &mut objects {
+        match object["kind"].as_str() {
+            Some("KubeadmControlPlane") => {
+                object["spec"]["replicas"] = json!(control_planes);
+                if control_planes < 3 {
+                    object["spec"]["rollout"]["strategy"]["rollingUpdate"]["maxSurge"] = json!(1);
+                }
+            }
+            Some("MachineDeployment") => object["spec"]["replicas"] = json!(workers),
+            _ => {}
+        }
+    }
+    objects
+}
+
+async fn come_up(objects: Vec<Value>) -> World {
+    let world = World::new(WorldOptions::new(objects)).await.unwrap();
+    world
+        .until(
+            "that every machine is available",
+            Duration::from_mins(30),
+            World::is_ready,
+        )
+        .await
+        .unwrap();
+    world.pass(Duration::from_secs(40)).await;
+    world
+}
+
+/// Three control plane machines and three workers; they come up once for all tests.
+fn up() -> World {
+    static UP: OnceLock<Snapshot> = OnceLock::new();
+    let bring_up = || {
+        let thread = std::thread::spawn(|| {
+            runtime()
+                .unwrap()
+                .block_on(async { come_up(objects(3, 3)).await.snapshot() })
+        });
+        thread.join().unwrap()
+    };
+    let snapshot = UP.get_or_init(bring_up);
+    World::restore(snapshot, &WorldOptions::new(Vec::new())).unwrap()
+}
+
+fn in_world<F: Future<Output = ()>>(test: F) {
+    runtime().unwrap().block_on(test);
+}
+
+fn reader(world: &World) -> Reader {
+    let cluster = Cluster {
+        client: world.client("plan-test").unwrap(),
+        namespace: "default".into(),
+        url: "https://sandbox".into(),
+        clock: world.clock(),
+    };
+    let workload = world
+        .workload_client("default/edge-1", "plan-test")
+        .unwrap();
+    Reader::with(
+        cluster,
+        Access::Given([("edge-1".to_owned(), workload)].into()),
+    )
+}
+
+/// Merges a patch into an object, or makes the object.
+async fn write(world: &World, api_version: &str, kind: &str, name: &str, body: &Value) {
+    let client = world.client("plan-test").unwrap();
+    let (group, _) = api_version.split_once('/').unwrap();
+    let group = discovery::group(&client, group).await.unwrap();
+    let (resource, _) = group.recommended_kind(kind).unwrap();
+    let api: Api<DynamicObject> = Api::namespaced_with(client, "default", &resource);
+    if api.get_opt(name).await.unwrap().is_some() {
+        let patch = Patch::Merge(body);
+        api.patch(name, &PatchParams::default(), &patch)
+            .await
+            .unwrap();
+    } else {
+        let object = serde_json::from_value(body.clone()).unwrap();
+        api.create(&PostParams::default(), &object).await.unwrap();
+    }
+}
+
+async fn apply(world: &World, object: &Value) {
+    let text = |pointer: &str| object.pointer(pointer).unwrap().as_str().unwrap();
+    write(
+        world,
+        text("/apiVersion"),
+        text("/kind"),
+        text("/metadata/name"),
+        object,
+    )
+    .await;
+}
+
+fn plane(spec: &Value) -> Value {
+    json!({"apiVersion": "controlplane.cluster.x-k8s.io/v1beta2", "kind": "KubeadmControlPlane",
+        "metadata": {"name": "edge-1", "namespace": "default"}, "spec": spec})
+}
+
+fn workers(spec: &Value) -> Value {
+    json!({"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineDeployment",
+        "metadata": {"name": "edge-1-md-0", "namespace": "default"}, "spec": spec})
+}
+
+fn strategy(surge: i64, unavailable: i64) -> Value {
+    workers(&json!({"rollout": {"strategy": {"type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}}}))
+}
+
+fn version_of_workers(version: &str) -> Value {
+    workers(&json!({"template": {"spec": {"version": version}}}))
+}
+
+fn machine_template(name: &str, cpus: i64, memory: i64) -> Value {
+    json!({"apiVersion": "infrastructure.cluster.x-k8s.io/v1beta2", "kind": "SandboxMachineTemplate",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"template": {"spec": {"cpus": cpus, "memoryMiB": memory}}}})
+}
+
+/// What tells a machine that got the change from one that did not.
+async fn changed(world: &World) -> BTreeSet<(String, String)> {
+    let machines = world.machines();
+    let infrastructure =
+        world
+            .management()
+            .list_values("infrastructure.cluster.x-k8s.io", "sandboxmachines", None);
+    let mut state = BTreeSet::new();
+    for fact in facts(world).await.unwrap() {
+        let machine = machines
+            .iter()
+            .find(|machine| machine["metadata"]["uid"] == fact.uid)
+            .unwrap();
+        let of = machine["spec"]["infrastructureRef"]["name"]
+            .as_str()
+            .unwrap();
+        let made_of = infrastructure
+            .iter()
+            .find(|object| object["metadata"]["name"] == of)
+            .map(|object| {
+                object["metadata"]["annotations"]["cluster.x-k8s.io/cloned-from-name"].to_string()
+            });
+        let what = format!("{} {}", fact.kubelet_version, made_of.unwrap_or_default());
+        state.insert((fact.uid, what));
+    }
+    state
+}
+
+fn of_group<'a>(facts: &'a [MachineFacts], owner: &str) -> BTreeSet<&'a str> {
+    let of = facts.iter().filter(|fact| fact.owner == owner);
+    of.map(|fact| fact.uid.as_str()).collect()
+}
+
+/// Plans a change, makes it, waits, and compares. Returns what was foretold.
+async fn comes_true(world: &World, objects: &[Value]) -> Vec<GroupPlan> {
+    let mut reader = reader(world);
+    let input = gather(&mut reader, &Change::Objects(objects))
+        .await
+        .unwrap();
+    let foretold = plan(&input);
+    let (before, marks) = (facts(world).await.unwrap(), changed(world).await);
+    for object in objects {
+        apply(world, object).await;
+    }
+    world.pass(Duration::from_mins(30)).await;
+    let (after, marks_after) = (facts(world).await.unwrap(), changed(world).await);
+    for group in &foretold.groups {
+        let owner = format!("{}/{}", group.kind, group.name);
+        let (old, new) = (of_group(&before, &owner), of_group(&after, &owner));
+        let moved = |uid: &&&str| {
+            let of = |marks: &BTreeSet<(String, String)>| {
+                marks.iter().find(|(known, _)| known == **uid).cloned()
+            };
+            of(&marks) != of(&marks_after)
+        };
+        let count = |number: usize| i64::try_from(number).unwrap();
+        let happened = Counts {
+            now: count(old.len()),
+            in_place: count(old.intersection(&new).filter(moved).count()),
+            new: count(new.difference(&old).count()),
+            deleted: count(old.difference(&new).count()),
+        };
+        assert_eq!(group.machines, happened, "{owner}: {group:#?}");
+    }
+    assert!(
+        world.violations_at_rest().is_empty(),
+        "{:#?}",
+        world.violations_at_rest()
+    );
+    foretold.groups
+}
+
+fn only(groups: Vec<GroupPlan>) -> GroupPlan {
+    assert_eq!(groups.len(), 1);
+    groups.into_iter().next().unwrap()
+}
+
+fn reasons(group: &GroupPlan) -> Vec<CauseReason> {
+    group.causes.iter().map(|cause| cause.reason).collect()
+}
+
+#[test]
+fn without_surge_every_machine_stays() {
+    in_world(async {
+        let world = up();
+        let target = "cluster/edge-1".parse().unwrap();
+        let to = MINOR.parse().unwrap();
+        let input = gather(&mut reader(&world), &Change::Version(&target, &to)).await;
+        let by_version = plan(&input.unwrap());
+        assert_eq!(by_version.outcome, Outcome::InPlace, "{by_version:#?}");
+        let objects = [plane(&json!({"version": MINOR})), version_of_workers(MINOR)];
+        let by_file = comes_true(&world, &objects).await;
+        assert_eq!(by_version.groups, by_file);
+        assert_eq!(by_file[0].machines.in_place, 3);
+        assert_eq!(by_file[1].machines.in_place, 3);
+        // The next one is foretold with how long it takes.
+        let to = "v1.35.1".parse().unwrap();
+        let input = gather(&mut reader(&world), &Change::Version(&target, &to)).await;
+        let next = plan(&input.unwrap());
+        assert!(
+            next.groups.iter().all(|group| group.seconds.is_some()),
+            "{next:#?}"
+        );
+    });
+}
+
+#[test]
+fn surge_of_a_control_plane_replaces_one() {
+    in_world(async {
+        let world = up();
+        let surge = json!({"rollout": {"strategy": {"rollingUpdate": {"maxSurge": 1}}}});
+        apply(&world, &plane(&surge)).await;
+        let group = only(comes_true(&world, &[plane(&json!({"version": PATCH}))]).await);
+        assert_eq!((group.machines.in_place, group.machines.new), (2, 1));
+        assert_eq!(reasons(&group), [CauseReason::Surge]);
+    });
+}
+
+#[test]
+fn a_control_plane_of_one_is_replaced() {
+    in_world(async {
+        let world = come_up(objects(1, 1)).await;
+        let group = only(comes_true(&world, &[plane(&json!({"version": PATCH}))]).await);
+        assert_eq!((group.machines.in_place, group.machines.new), (0, 1));
+        assert_eq!(group.outcome, Outcome::Replaced);
+    });
+}
+
+#[test]
+fn surge_of_workers_is_foretold() {
+    in_world(async {
+        for (surge, unavailable, in_place, new) in [(1, 0, 2, 1), (1, 1, 3, 0)] {
+            let world = up();
+            apply(&world, &strategy(surge, unavailable)).await;
+            let group = only(comes_true(&world, &[version_of_workers(PATCH)]).await);
+            assert_eq!(
+                (group.machines.in_place, group.machines.new),
+                (in_place, new),
+                "{surge}/{unavailable}"
+            );
+        }
+    });
+}
+
+#[test]
+fn on_delete_does_nothing_by_itself() {
+    in_world(async {
+        let world = up();
+        let on_delete =
+            json!({"rollout": {"strategy": {"type": "OnDelete", "rollingUpdate": null}}});
+        apply(&world, &workers(&on_delete)).await;
+        let group = only(comes_true(&world, &[version_of_workers(PATCH)]).await);
+        assert_eq!(group.outcome, Outcome::Replaced);
+        assert_eq!(reasons(&group), [CauseReason::OnDelete]);
+    });
+}
+
+/// A new template for the workers, and the workers that refer to it.
+fn rotation(cpus: i64) -> [Value; 2] {
+    let reference = json!({"template": {"spec": {"infrastructureRef": {"name": "next"}}}});
+    [machine_template("next", cpus, 16384), workers(&reference)]
+}
+
+#[test]
+fn a_template_of_equal_spec_goes_in_place() {
+    in_world(async {
+        let world = up();
+        let group = only(comes_true(&world, &rotation(8)).await);
+        assert_eq!(group.outcome, Outcome::InPlace, "{group:#?}");
+        assert_eq!(group.machines.in_place, 3);
+    });
+}
+
+#[test]
+fn what_nobody_covers_stops_under_preserve() {
+    in_world(async {
+        let world = up();
+        let group = only(comes_true(&world, &rotation(16)).await);
+        assert_eq!(group.outcome, Outcome::Blocked);
+        assert_eq!(group.blocked_by[0].reason, "UncoveredPreserve");
+        let line =
+            "SandboxMachineTemplate/edge-1-md-0 spec.template.spec.cpus: 8 -> 16 (no updater)";
+        assert_eq!(group.paths[0].line, line);
+        // The hook said the very same.
+        let groups = world.update_groups();
+        let said = groups
+            .iter()
+            .find(|g| g["spec"]["owner"]["name"] == "edge-1-md-0")
+            .unwrap();
+        assert_eq!(said["status"]["uncovered"], json!([line]));
+    });
+}
+
+#[test]
+fn what_nobody_covers_is_replaced_under_replace() {
+    in_world(async {
+        let world = up();
+        let mut objects = rotation(16);
+        objects[1]["metadata"]["annotations"] = json!({"refit.dev/on-uncovered": "Replace"});
+        let group = only(comes_true(&world, &objects).await);
+        assert_eq!(group.outcome, Outcome::Replaced);
+        assert_eq!(group.machines.deleted, 3);
+        assert_eq!(reasons(&group), [CauseReason::Uncovered]);
+    });
+}
+
+#[test]
+fn a_control_planes_template_is_told_apart_by_its_content() {
+    in_world(async {
+        let reference =
+            json!({"machineTemplate": {"spec": {"infrastructureRef": {"name": "next"}}}});
+        for (cpus, outcome) in [(4, Outcome::InPlace), (6, Outcome::Blocked)] {
+            let world = up();
+            let objects = [machine_template("next", cpus, 8192), plane(&reference)];
+            let group = only(comes_true(&world, &objects).await);
+            assert_eq!(group.outcome, outcome, "{group:#?}");
+        }
+    });
+}
+
+#[test]
+fn workers_that_would_run_ahead_are_blocked() {
+    in_world(async {
+        let world = up();
+        let group = only(comes_true(&world, &[version_of_workers(MINOR)]).await);
+        assert_eq!(group.outcome, Outcome::Blocked);
+        assert_eq!(group.blocked_by[0].reason, "ControlPlaneBehind");
+    });
+}
+
+#[test]
+fn in_a_disabled_group_every_machine_is_replaced() {
+    in_world(async {
+        let world = up();
+        let mut object = version_of_workers(PATCH);
+        object["metadata"]["annotations"] = json!({"refit.dev/in-place": "Disabled"});
+        let group = only(comes_true(&world, &[object]).await);
+        assert_eq!(group.machines.deleted, 3, "{group:#?}");
+        assert_eq!(reasons(&group), [CauseReason::NotAsked]);
+    });
+}

@@ -1,0 +1,226 @@
+//! Shows each machine's progress: bars on a terminal, lines elsewhere.
+
+use std::{collections::BTreeMap, io};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+use super::Step;
+use crate::printer::{Printer, duration};
+
+/// Columns of a bar where there is room for it.
+const BAR: usize = 24;
+/// Terminals narrower than this get shorter bars.
+const NARROW: u16 = 90;
+/// Terminals narrower than this get no bars, only percentages.
+const TINY: u16 = 60;
+
+/// Shows the progress of a number of machines, and what blocks their groups.
+pub(crate) struct Board {
+    printer: Printer,
+    bars: MultiProgress,
+    sum: ProgressBar,
+    machines: BTreeMap<String, (ProgressBar, Step)>,
+    notes: BTreeMap<String, (ProgressBar, String)>,
+    width: usize,
+    bar: usize,
+    lines: bool,
+}
+
+impl Board {
+    /// A board for machines whose names have at most `width` characters.
+    pub(crate) fn new(printer: Printer, width: usize) -> Self {
+        let target = printer.draw_target();
+        let bar = match printer.columns() {
+            Some(columns) if columns < TINY => 0,
+            Some(columns) if columns < NARROW => BAR / 2,
+            _ => BAR,
+        };
+        let bars = MultiProgress::with_draw_target(target);
+        let sum = bars.add(ProgressBar::new(1).with_style(sum_style(bar)));
+        sum.set_prefix(format!("{:<width$}", "all machines"));
+        Self {
+            printer,
+            bars,
+            sum,
+            machines: BTreeMap::new(),
+            notes: BTreeMap::new(),
+            width,
+            bar,
+            lines: true,
+        }
+    }
+
+    /// The same board without the lines that stand for bars where there are none.
+    pub(crate) fn without_lines(mut self) -> Self {
+        self.lines = false;
+        self
+    }
+
+    /// Makes room for names of this many characters.
+    pub(crate) fn widen(&mut self, width: usize) {
+        if width <= self.width {
+            return;
+        }
+        self.width = width;
+        for (name, (bar, _)) in self.machines.iter().map(|(n, b)| (n.as_str(), b)) {
+            bar.set_prefix(format!("{name:<width$}"));
+        }
+        self.sum.set_prefix(format!("{:<width$}", "all machines"));
+    }
+
+    /// Shows where a machine is, `seconds` after the start. The same again shows nothing.
+    pub(crate) fn show(&mut self, machine: &str, step: &Step, seconds: i64) -> io::Result<()> {
+        let mut news = true;
+        let bar = match self.machines.get_mut(machine) {
+            Some((_, shown)) if shown == step => return Ok(()),
+            Some((bar, shown)) => {
+                news = !shown.reads_as(step);
+                *shown = step.clone();
+                bar.clone()
+            }
+            None => {
+                let bar = ProgressBar::new(100).with_style(style(self.bar));
+                let bar = self.bars.insert_before(&self.sum, bar);
+                bar.set_prefix(format!("{machine:<width$}", width = self.width));
+                self.machines
+                    .insert(machine.to_owned(), (bar.clone(), step.clone()));
+                bar
+            }
+        };
+        bar.set_position(step.percent);
+        let words = step.words();
+        bar.set_message(match step.remaining_seconds {
+            Some(rest) => format!("{words}, about {} left", duration(i64::from(rest))),
+            None => words.clone(),
+        });
+        if !news {
+            return Ok(());
+        }
+        self.line(
+            seconds,
+            &format!(
+                "{machine:<width$}  {:>3}%  {words}",
+                step.percent,
+                width = self.width
+            ),
+        )
+    }
+
+    /// Whether a machine is shown.
+    pub(crate) fn has(&self, machine: &str) -> bool {
+        self.machines.contains_key(machine)
+    }
+
+    /// Takes a machine's bar away.
+    pub(crate) fn hide(&mut self, machine: &str) {
+        if let Some((bar, _)) = self.machines.remove(machine) {
+            self.bars.remove(&bar);
+        }
+    }
+
+    /// Shows a text about something that is no machine, such as what blocks a group; `None` takes it
+    /// away. The same again shows nothing.
+    pub(crate) fn tell(&mut self, about: &str, text: Option<&str>, seconds: i64) -> io::Result<()> {
+        match (self.notes.get_mut(about), text) {
+            (Some((_, shown)), Some(text)) if shown == text => return Ok(()),
+            (None, None) => return Ok(()),
+            (Some((bar, shown)), Some(text)) => {
+                text.clone_into(shown);
+                bar.set_message(text.to_owned());
+            }
+            (Some(_), None) => {
+                if let Some((bar, _)) = self.notes.remove(about) {
+                    self.bars.remove(&bar);
+                }
+                return self.line(seconds, &format!("{about}: goes on"));
+            }
+            (None, Some(text)) => {
+                let bar = ProgressBar::new(1).with_style(note_style());
+                let bar = self.bars.insert_before(&self.sum, bar);
+                bar.set_prefix(format!("{about}:"));
+                bar.set_message(text.to_owned());
+                self.notes.insert(about.to_owned(), (bar, text.to_owned()));
+            }
+        }
+        self.line(seconds, &format!("{about}: {}", text.unwrap_or_default()))
+    }
+
+    /// Says of the machines that are no more that they are gone.
+    pub(crate) fn gone(&mut self, gone: impl Fn(&str) -> bool, seconds: i64) -> io::Result<()> {
+        let step = Step {
+            phase: "Gone".to_owned(),
+            detail: "a new machine stands in its place".to_owned(),
+            percent: 100,
+            remaining_seconds: None,
+        };
+        let names: Vec<String> = self
+            .machines
+            .keys()
+            .filter(|name| gone(name))
+            .cloned()
+            .collect();
+        names
+            .iter()
+            .try_for_each(|name| self.show(name, &step, seconds))
+    }
+
+    /// Shows how far all machines are together, below the others.
+    pub(crate) fn sum_up(&self, done: usize, machines: usize, message: String) {
+        self.sum.set_length(machines as u64);
+        self.sum.set_position(done as u64);
+        self.sum.set_message(message);
+    }
+
+    /// Leaves the bars as they are and gives the terminal back.
+    pub(crate) fn finish(&self) -> io::Result<()> {
+        for (bar, _) in self.machines.values() {
+            bar.abandon();
+        }
+        for (bar, _) in self.notes.values() {
+            bar.abandon();
+        }
+        self.sum.abandon();
+        // The last bar has no end of line of its own.
+        if self.printer.shows_bars() {
+            self.printer.note("")?;
+        }
+        Ok(())
+    }
+
+    /// A line for those who see no bars.
+    fn line(&self, seconds: i64, text: &str) -> io::Result<()> {
+        if self.printer.shows_bars() || !self.lines {
+            return Ok(());
+        }
+        let line = format!("[{:>7}] {text}", duration(seconds));
+        self.printer.note(line.trim_end())
+    }
+}
+
+fn style(bar: usize) -> ProgressStyle {
+    let bar = match bar {
+        0 => String::new(),
+        columns => format!("{{bar:{columns}.cyan/blue}} "),
+    };
+    template(&format!("  {{prefix}} {bar}{{pos:>3}}%  {{wide_msg}}"))
+}
+
+fn sum_style(bar: usize) -> ProgressStyle {
+    let bar = match bar {
+        0 => String::new(),
+        columns => format!("{{bar:{columns}.green/blue}} "),
+    };
+    template(&format!(
+        "  {{prefix:.bold}} {bar}{{pos:>2}}/{{len}}  {{wide_msg}}"
+    ))
+}
+
+fn note_style() -> ProgressStyle {
+    template("  {prefix:.yellow.bold} {wide_msg}")
+}
+
+fn template(text: &str) -> ProgressStyle {
+    ProgressStyle::with_template(text)
+        .expect("the templates are constants but for a width")
+        .progress_chars("━╸─")
+}

@@ -1,0 +1,186 @@
+//! Where one machine is, in words.
+
+use refit_api::refit::Phase;
+use refit_core::progress::MachineProgress;
+
+/// Where one machine is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Step {
+    /// What is going on, such as `Draining`.
+    pub(crate) phase: String,
+    /// More words on it, such as the host's step or what blocks.
+    pub(crate) detail: String,
+    /// 0 to 100.
+    pub(crate) percent: u64,
+    /// Predicted rest, where there is something to predict from.
+    pub(crate) remaining_seconds: Option<i32>,
+}
+
+impl Step {
+    /// Whether a line would say the same.
+    pub(super) fn reads_as(&self, other: &Self) -> bool {
+        (&self.phase, &self.detail, self.percent) == (&other.phase, &other.detail, other.percent)
+    }
+
+    /// Phase and detail in one text.
+    pub(crate) fn words(&self) -> String {
+        if self.detail.is_empty() {
+            self.phase.clone()
+        } else {
+            format!("{}: {}", self.phase, self.detail)
+        }
+    }
+}
+
+/// Whether a machine has reached the version `target`, its owner wants nothing else of it, and
+/// nothing goes on there any more.
+pub(crate) fn is_done(row: &MachineProgress, target: &str) -> bool {
+    row.wanted_version == target
+        && row.kubelet_version == target
+        && row.machine_phase == "Running"
+        && !row.in_progress
+        && !row.outdated
+        && row.phase.is_none_or(Phase::is_final)
+}
+
+/// Where a machine is on its way to the version `target`.
+pub(crate) fn step(row: &MachineProgress, target: &str) -> Step {
+    let percent = u64::try_from(row.percent.clamp(0, 100)).unwrap_or_default();
+    let at = |phase: &str, detail: &str, percent| Step {
+        phase: phase.to_owned(),
+        detail: detail.to_owned(),
+        percent,
+        remaining_seconds: None,
+    };
+    if is_done(row, target) {
+        let updated = row.phase == Some(Phase::Succeeded) && row.goal_version == target;
+        return if updated {
+            at("Updated", "same machine", 100)
+        } else {
+            at("Ready", "", 100)
+        };
+    }
+    if row.machine_phase == "Deleting" {
+        return at("Deleting", "Cluster API replaces it", percent);
+    }
+    if row.retry_asked && row.phase.is_some_and(Phase::is_final) {
+        return at("Waiting", "it is tried once more", percent);
+    }
+    // An update that has ended says nothing about a version that was asked for since.
+    let speaks = |phase: &Phase| !phase.is_final() || row.goal_version == row.wanted_version;
+    // There, and something else than the version is wanted. Just after an update the condition that
+    // says so is still the old one.
+    let settled = !row.in_progress && row.machine_phase == "Running";
+    let again = row.outdated && settled && row.phase == Some(Phase::Succeeded);
+    match row.phase.filter(speaks) {
+        _ if (row.wanted_version != target || again) && !row.is_under_way() => {
+            at("Waiting", "not its turn yet", 0)
+        }
+        Some(phase) => Step {
+            remaining_seconds: row.remaining_seconds.filter(|rest| *rest > 0),
+            ..at(&format!("{phase:?}"), detail(row, phase), percent)
+        },
+        None => {
+            let phase = match row.machine_phase.as_str() {
+                "" => "Pending",
+                phase => phase,
+            };
+            at(phase, "", 0)
+        }
+    }
+}
+
+/// What blocks counts more than the step that is under way; how it ended, more than either.
+fn detail(row: &MachineProgress, phase: Phase) -> &str {
+    let blocker = row
+        .blocked_by
+        .first()
+        .map(|blocker| blocker.message.as_str());
+    match blocker.filter(|message| !message.is_empty()) {
+        Some(message) if !phase.is_final() => message,
+        _ if phase.is_final() || row.step.is_empty() => &row.message,
+        _ => &row.step,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use refit_api::refit::Blocker;
+
+    use super::*;
+
+    const OLD: &str = "v1.34.2";
+    const NEW: &str = "v1.35.0";
+
+    fn row(wanted: &str, kubelet: &str, phase: Option<Phase>) -> MachineProgress {
+        MachineProgress {
+            machine_phase: "Running".into(),
+            wanted_version: wanted.into(),
+            kubelet_version: kubelet.into(),
+            goal_version: NEW.into(),
+            phase,
+            percent: 40,
+            step: "kubeadm-upgrade".into(),
+            message: "words".into(),
+            ..MachineProgress::default()
+        }
+    }
+
+    fn words(row: &MachineProgress) -> String {
+        step(row, NEW).words()
+    }
+
+    #[test]
+    fn a_machine_goes_from_waiting_to_updated() {
+        assert_eq!(words(&row(OLD, OLD, None)), "Waiting: not its turn yet");
+        let busy = row(NEW, OLD, Some(Phase::Upgrading));
+        assert_eq!(words(&busy), "Upgrading: kubeadm-upgrade");
+        let done = row(NEW, NEW, Some(Phase::Succeeded));
+        assert_eq!(words(&done), "Updated: same machine");
+        assert_eq!(words(&row(NEW, NEW, None)), "Ready");
+    }
+
+    #[test]
+    fn what_blocks_is_said_before_the_step() {
+        let mut blocked = row(NEW, OLD, Some(Phase::Draining));
+        blocked.blocked_by.push(Blocker {
+            reason: "PodDisruptionBudget".into(),
+            object: "default/web".into(),
+            message: "waiting to evict".into(),
+            since: k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+                "2026-03-02T08:00:00Z".parse().unwrap(),
+            ),
+        });
+        assert_eq!(words(&blocked), "Draining: waiting to evict");
+    }
+
+    #[test]
+    fn an_older_end_is_not_taken_for_the_new_update() {
+        let mut ended = row(OLD, OLD, Some(Phase::Succeeded));
+        ended.goal_version = OLD.into();
+        assert_eq!(words(&ended), "Waiting: not its turn yet");
+        ended.wanted_version = NEW.into();
+        assert_eq!(words(&ended), "Running");
+        let mut failed = row(NEW, OLD, Some(Phase::Failed));
+        assert_eq!(words(&failed), "Failed: words");
+        failed.retry_asked = true;
+        assert_eq!(words(&failed), "Waiting: it is tried once more");
+    }
+
+    #[test]
+    fn a_machine_whose_owner_wants_more_than_a_version_waits() {
+        let mut outdated = row(NEW, NEW, Some(Phase::Succeeded));
+        outdated.outdated = true;
+        assert_eq!(words(&outdated), "Waiting: not its turn yet");
+        assert!(!is_done(&outdated, NEW));
+    }
+
+    #[test]
+    fn nothing_is_done_while_cluster_api_still_asks() {
+        let mut asked = row(NEW, NEW, Some(Phase::Succeeded));
+        asked.in_progress = true;
+        assert!(!is_done(&asked, NEW));
+        asked.in_progress = false;
+        assert!(is_done(&asked, NEW));
+    }
+}

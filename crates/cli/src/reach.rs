@@ -1,0 +1,204 @@
+//! Whether Cluster API asks Refit about a group: the facts for [`refit_core::plan::reach`], read
+//! from a live cluster.
+
+use std::{collections::BTreeMap, fmt::Debug};
+
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Namespace};
+use kube::{Api, Resource, ResourceExt as _};
+use refit_api::{
+    capi::{
+        Cluster as ClusterObject, ExtensionConfig, IntOrPercent, KubeadmControlPlane,
+        MachineDeployment,
+    },
+    keys,
+};
+use refit_core::{
+    change,
+    plan::{Extension, GroupRef, Manager, Reach, Read, Shape, managers::PROVIDER_LABEL},
+    rollout::{self, Strategy},
+};
+use serde::de::DeserializeOwned;
+
+use crate::client::{Cluster, attempt, attempt_on};
+
+/// What decides for every group of a namespace.
+#[derive(Clone, Debug)]
+pub(crate) struct Surroundings {
+    /// All ExtensionConfigs.
+    pub(crate) extensions: Read<Vec<Extension>>,
+    /// Labels of the namespace.
+    pub(crate) namespace_labels: Read<BTreeMap<String, String>>,
+    /// Cluster API's managers.
+    pub(crate) managers: Read<Vec<Manager>>,
+    namespace: String,
+}
+
+impl Surroundings {
+    /// Reads them. What one may not read is noted; a cluster that does not answer is an error.
+    pub(crate) async fn read(cluster: &Cluster) -> anyhow::Result<Self> {
+        let extensions = list::<ExtensionConfig>(cluster, "").await?;
+        let managers = list::<Deployment>(cluster, PROVIDER_LABEL).await?;
+        let namespaces: Api<Namespace> = Api::all(cluster.client.clone());
+        let namespace_labels = match namespaces.get(&cluster.namespace).await {
+            Ok(namespace) => Read::Known(namespace.labels().clone()),
+            Err(kube::Error::Api(status)) if status.code == 403 => Read::Unknown(format!(
+                "you may not read namespace {} ({})",
+                cluster.namespace, status.message
+            )),
+            Err(error) => {
+                let attempt = attempt_on::<Namespace>("get", &cluster.namespace);
+                return Err(cluster.explain(error, &attempt));
+            }
+        };
+        Ok(Self {
+            extensions: map(extensions, |all| all.iter().map(Extension::of).collect()),
+            managers: map(managers, |all| all.iter().filter_map(Manager::of).collect()),
+            namespace_labels,
+            namespace: cluster.namespace.clone(),
+        })
+    }
+
+    /// The facts for a control plane.
+    pub(crate) fn of_control_plane(
+        &self,
+        object: &KubeadmControlPlane,
+        cluster: Option<&ClusterObject>,
+    ) -> Reach {
+        let rolling = object.spec.rollout.as_ref().and_then(|rollout| {
+            rollout
+                .strategy
+                .as_ref()?
+                .rolling_update
+                .as_ref()?
+                .max_surge
+                .clone()
+        });
+        let replicas = object.spec.replicas.unwrap_or(1);
+        let max_surge = rolling
+            .and_then(|surge| surge.of(replicas, true))
+            .unwrap_or(1);
+        let shape = Shape::ControlPlane {
+            replicas: i64::from(replicas),
+            max_surge: i64::from(max_surge),
+        };
+        self.facts("KubeadmControlPlane", object, cluster, shape, None)
+    }
+
+    /// The facts for a MachineDeployment.
+    pub(crate) fn of_deployment(
+        &self,
+        object: &MachineDeployment,
+        cluster: Option<&ClusterObject>,
+    ) -> Reach {
+        let strategy = object
+            .spec
+            .rollout
+            .as_ref()
+            .and_then(|r| r.strategy.clone());
+        let strategy = strategy.unwrap_or_default();
+        let rolling = strategy.rolling_update.unwrap_or_default();
+        let strategy = if strategy.type_.as_deref() == Some("OnDelete") {
+            Strategy::OnDelete
+        } else {
+            Strategy::rolling_update(
+                limit(rolling.max_surge.as_ref(), 1),
+                limit(rolling.max_unavailable.as_ref(), 0),
+            )
+        };
+        let shape = Shape::Deployment {
+            replicas: i64::from(object.spec.replicas.unwrap_or(1)),
+            strategy,
+        };
+        let bootstrap = object.spec.template.spec.bootstrap.config_ref.as_ref();
+        let kind = bootstrap.map(|reference| reference.kind.clone());
+        let mut facts = self.facts("MachineDeployment", object, cluster, shape, kind);
+        if object.spec.paused == Some(true) && facts.paused.is_none() {
+            facts.paused = Some(format!("MachineDeployment {}", object.name_any()));
+        }
+        facts
+    }
+
+    fn facts(
+        &self,
+        kind: &str,
+        object: &impl Resource,
+        cluster: Option<&ClusterObject>,
+        shape: Shape,
+        bootstrap_kind: Option<String>,
+    ) -> Reach {
+        let name = object.name_any();
+        let this = format!("{kind} {name}");
+        let above = cluster.map(|cluster| format!("Cluster {}", cluster.name_any()));
+        let none = BTreeMap::new();
+        let theirs = cluster.map_or(&none, |cluster| cluster.annotations());
+        let is_paused =
+            |annotations: &BTreeMap<String, String>| annotations.contains_key(keys::PAUSED);
+        let stopped = cluster.is_some_and(|c| c.spec.paused == Some(true) || is_paused(theirs));
+        let policy = |own: &BTreeMap<String, String>, cluster: &BTreeMap<String, String>| {
+            change::policy(own, cluster, change::OnUncovered::default()).disabled
+        };
+        let disabled = if policy(object.annotations(), &none) {
+            Some(this.clone())
+        } else if policy(object.annotations(), theirs) {
+            above.clone()
+        } else {
+            None
+        };
+        Reach {
+            group: GroupRef {
+                kind: kind.to_owned(),
+                namespace: self.namespace.clone(),
+                name,
+            },
+            shape,
+            paused: if stopped {
+                above
+            } else {
+                is_paused(object.annotations()).then_some(this)
+            },
+            disabled,
+            bootstrap_kind,
+            extensions: self.extensions.clone(),
+            namespace_labels: self.namespace_labels.clone(),
+            managers: self.managers.clone(),
+        }
+    }
+}
+
+/// A limit of a rolling update, else Cluster API's default.
+fn limit(value: Option<&IntOrPercent>, default: i64) -> rollout::IntOrPercent {
+    match value {
+        Some(IntOrPercent::Int(n)) => rollout::IntOrPercent::Int(i64::from(*n)),
+        Some(IntOrPercent::Percent(text)) => {
+            let read = text.parse();
+            read.unwrap_or(rollout::IntOrPercent::Int(default))
+        }
+        None => rollout::IntOrPercent::Int(default),
+    }
+}
+
+fn map<T, U>(read: Read<T>, change: impl FnOnce(T) -> U) -> Read<U> {
+    match read {
+        Read::Known(value) => Read::Known(change(value)),
+        Read::Unknown(why) => Read::Unknown(why),
+    }
+}
+
+/// All objects of a kind that the whole cluster has; none where it does not have the kind.
+async fn list<K>(cluster: &Cluster, selector: &str) -> anyhow::Result<Read<Vec<K>>>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+{
+    let api: Api<K> = Api::all(cluster.client.clone());
+    let params = kube::api::ListParams::default().labels(selector);
+    match api.list(&params).await {
+        Ok(list) => Ok(Read::Known(list.items)),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Read::Known(Vec::new())),
+        Err(kube::Error::Api(status)) if status.code == 403 => Ok(Read::Unknown(format!(
+            "you may not list {} ({})",
+            K::plural(&()),
+            status.message
+        ))),
+        Err(error) => Err(cluster.explain(error, &attempt::<K>("list"))),
+    }
+}

@@ -1,0 +1,297 @@
+//! `refit retry`: asks for one more attempt where an update failed for good or was stopped.
+
+use std::process::ExitCode;
+
+use kube::{
+    ResourceExt as _,
+    api::{Patch, PatchParams},
+};
+use refit_api::{
+    capi::{Machine, update_in_progress},
+    keys,
+    refit::{NodeUpdate, Origin, Phase},
+};
+use refit_core::node::speaker;
+use refit_kube::apply::is_conflict;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::{
+    client::{self, Cluster, attempt_on},
+    exit,
+    global::GlobalArgs,
+    printer::{Format, Printer},
+    target::Target,
+};
+
+/// How often a Machine may change under our hands until we give up.
+const ATTEMPTS: u32 = 5;
+
+/// Flags of `refit retry`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  refit retry machine/edge-1-md-0-x7k2p
+  refit retry cluster/edge-1 --dry-run
+
+An update that failed for good or was aborted stays as it is until somebody asks: the cause has to go first. This asks for
+exactly one more attempt on each such machine, by annotating it with refit.dev/retry and the name of its NodeUpdate.
+
+-o json writes one array of {namespace, machine, nodeUpdate, action, message}; action is retry, already (asked before) or
+none (message says why not).
+
+Exit codes:
+  0  asked for, or asked for before, on at least one machine
+  1  the cluster cannot be read or written; the text says why
+  2  the command line is wrong
+  3  there is nothing to try again; the text says why not, machine by machine")]
+pub(crate) struct Args {
+    /// cluster/NAME, kcp/NAME, md/NAME, ms/NAME or machine/NAME.
+    #[arg(value_name = "KIND/NAME")]
+    target: Target,
+    /// Say what would happen, and write nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Output format.
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+/// Exit code where there is nothing to try again.
+const EXIT_NOTHING: u8 = 3;
+
+/// What is done about one machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+enum Action {
+    /// One more attempt is asked for.
+    Retry,
+    /// It was asked for before.
+    Already,
+    /// There is nothing to try again.
+    None,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    namespace: String,
+    machine: String,
+    node_update: String,
+    action: Action,
+    message: String,
+}
+
+/// Runs `refit retry`.
+pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    let printer = Printer::new(args.output, global);
+    exit::run(async {
+        let cluster = client::connect(global).await?;
+        let found = args.target.gather(&cluster).await?;
+        let mut rows = Vec::new();
+        for machine in &found.machines {
+            let mut row = decide(machine, &found.updates);
+            if row.action == Action::Retry && !args.dry_run {
+                row = ask(&cluster, machine, &found.updates).await?;
+            }
+            rows.push(row);
+        }
+        show(printer, args, &rows)?;
+        let asked = rows.iter().any(|row| row.action != Action::None);
+        Ok(if asked {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::from(EXIT_NOTHING)
+        })
+    })
+}
+
+/// What is to be done about a machine.
+fn decide(machine: &Machine, updates: &[NodeUpdate]) -> Row {
+    let uid = machine.uid().unwrap_or_default();
+    let newest = speaker(updates, &uid);
+    let name = newest.map(NodeUpdate::name_any).unwrap_or_default();
+    let row = |action, message: String| Row {
+        namespace: machine.namespace().unwrap_or_default(),
+        machine: machine.name_any(),
+        node_update: name.clone(),
+        action,
+        message,
+    };
+    let none = |message: &str| row(Action::None, message.to_owned());
+    let Some(update) = newest else {
+        return none("it was never updated in place");
+    };
+    let status = update.status.clone().unwrap_or_default();
+    match status.phase {
+        Phase::Failed | Phase::Stopped => {}
+        Phase::Succeeded => return none("its newest update succeeded"),
+        phase => return row(Action::None, format!("its update is under way: {phase:?}")),
+    }
+    if machine.metadata.deletion_timestamp.is_some() {
+        return none("it is being deleted");
+    }
+    if update.spec.origin != Origin::Hook {
+        return none("its update was not asked for by Cluster API: make a new NodeUpdate");
+    }
+    if !update_in_progress(machine) {
+        return none("Cluster API does not ask for an update of it any more");
+    }
+    if machine.annotations().get(keys::RETRY) == Some(&name) {
+        return row(
+            Action::Already,
+            format!("{name} is to be tried again already"),
+        );
+    }
+    let how = format!("{:?}", status.phase).to_lowercase();
+    let why = match status.failure_reason.as_str() {
+        "" => String::new(),
+        reason => format!(" ({reason})"),
+    };
+    row(Action::Retry, format!("{name} {how}{why}"))
+}
+
+/// Annotates the Machine; says what is so as of that moment.
+async fn ask(cluster: &Cluster, machine: &Machine, updates: &[NodeUpdate]) -> anyhow::Result<Row> {
+    let api = cluster.here::<Machine>();
+    let name = machine.name_any();
+    let mut machine = machine.clone();
+    for _ in 0..ATTEMPTS {
+        let mut row = decide(&machine, updates);
+        if row.action != Action::Retry {
+            return Ok(row);
+        }
+        let patch = json!({"metadata": {
+            "resourceVersion": machine.resource_version(),
+            "annotations": {keys::RETRY: row.node_update},
+        }});
+        let params = PatchParams {
+            field_manager: Some(keys::MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        match api.patch(&name, &params, &Patch::Merge(patch)).await {
+            Ok(_) => return Ok(row),
+            Err(error) if is_conflict(&error) => {
+                let Some(now) = cluster.get::<Machine>(&name).await? else {
+                    row.action = Action::None;
+                    "it is gone".clone_into(&mut row.message);
+                    return Ok(row);
+                };
+                machine = now;
+            }
+            Err(error) => {
+                let attempt = attempt_on::<Machine>("patch", &name);
+                return Err(cluster.explain(error, &attempt));
+            }
+        }
+    }
+    anyhow::bail!("Machine {name} keeps changing: try again")
+}
+
+fn show(printer: Printer, args: &Args, rows: &[Row]) -> anyhow::Result<()> {
+    if printer.is_json() {
+        printer.result(&serde_json::to_string_pretty(rows)?)?;
+        return Ok(());
+    }
+    if rows.is_empty() {
+        printer.result(&format!("{} has no machines", args.target))?;
+    }
+    for row in rows {
+        let what = match row.action {
+            Action::Retry if args.dry_run => "would be tried again (dry run: nothing was written)",
+            Action::Retry => "is tried once more",
+            Action::Already => "unchanged",
+            Action::None => "nothing to try again",
+        };
+        printer.result(&format!("{}: {what}: {}", row.machine, row.message))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(pending: bool, retry: Option<&str>) -> Machine {
+        let mut machine: Machine = serde_json::from_value(json!({
+            "metadata": {"name": "m", "namespace": "n", "uid": "u", "annotations": {}},
+            "spec": {"clusterName": "c", "version": "v1.35.0"},
+        }))
+        .unwrap();
+        if pending {
+            let hooks = "UpdateMachine".to_owned();
+            machine
+                .annotations_mut()
+                .insert(keys::PENDING_HOOKS.into(), hooks);
+        }
+        if let Some(name) = retry {
+            machine
+                .annotations_mut()
+                .insert(keys::RETRY.into(), name.into());
+        }
+        machine
+    }
+
+    fn update(phase: Phase, origin: &str) -> Vec<NodeUpdate> {
+        vec![
+            serde_json::from_value(json!({
+                "metadata": {"name": "m-1", "namespace": "n"},
+                "spec": {"machineRef": {"name": "m", "uid": "u"}, "origin": origin,
+                    "goal": {"kubernetesVersion": "v1.35.0"}, "goalHash": "h"},
+                "status": {"phase": phase, "failureReason": "HostStepFailed"},
+            }))
+            .unwrap(),
+        ]
+    }
+
+    #[test]
+    fn what_failed_or_was_stopped_is_tried_again_once() {
+        for phase in [Phase::Failed, Phase::Stopped] {
+            let row = decide(&machine(true, None), &update(phase, "Hook"));
+            assert_eq!(
+                (row.action, row.node_update.as_str()),
+                (Action::Retry, "m-1")
+            );
+            assert!(row.message.contains("(HostStepFailed)"));
+            let again = decide(&machine(true, Some("m-1")), &update(phase, "Hook"));
+            assert_eq!(again.action, Action::Already);
+            let older = decide(&machine(true, Some("m-0")), &update(phase, "Hook"));
+            assert_eq!(older.action, Action::Retry);
+        }
+    }
+
+    #[test]
+    fn why_nothing_is_tried_again_is_said() {
+        let failed = update(Phase::Failed, "Hook");
+        let mut deleting = machine(true, None);
+        deleting.metadata.deletion_timestamp =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+                "2026-03-02T08:00:00Z".parse().unwrap(),
+            ));
+        let table = [
+            (machine(true, None), Vec::new(), "never updated"),
+            (
+                machine(true, None),
+                update(Phase::Succeeded, "Hook"),
+                "succeeded",
+            ),
+            (
+                machine(true, None),
+                update(Phase::Draining, "Hook"),
+                "under way",
+            ),
+            (machine(false, None), failed.clone(), "does not ask"),
+            (
+                machine(true, None),
+                update(Phase::Failed, "Task"),
+                "make a new NodeUpdate",
+            ),
+            (deleting, failed, "being deleted"),
+        ];
+        for (machine, updates, words) in table {
+            let row = decide(&machine, &updates);
+            assert_eq!(row.action, Action::None, "{words}");
+            assert!(row.message.contains(words), "{}", row.message);
+        }
+    }
+}

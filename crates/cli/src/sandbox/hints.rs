@@ -1,0 +1,72 @@
+//! What to try in a sandbox that has come up.
+
+use std::path::Path;
+
+use refit_core::version::KubernetesVersion;
+use refit_sandbox::world::World;
+use serde_json::Value;
+
+use super::quoted;
+
+/// What a person may want to do next, for this world.
+pub(super) fn lines(world: &World, kubeconfig: &Path, speed: u32) -> Vec<String> {
+    let mut lines = vec![
+        String::new(),
+        "Try next, in another terminal:".to_owned(),
+        format!("  export KUBECONFIG={}", quoted(kubeconfig)),
+        "  kubectl get machines".to_owned(),
+    ];
+    let machines = world.machines();
+    for key in world.clusters() {
+        let (namespace, cluster) = key.split_once('/').unwrap_or(("default", &key));
+        lines.push(format!("  kubectl --context {cluster} get nodes"));
+        if let Some(target) = target(machines.iter().map(|machine| &**machine), cluster) {
+            let place = if namespace == "default" {
+                String::new()
+            } else {
+                format!(" -n {namespace}")
+            };
+            lines.push(format!(
+                "  refit upgrade cluster/{cluster}{place} --to {target} --watch"
+            ));
+        }
+    }
+    lines.push("  kubectl get machines -w".to_owned());
+    lines.push(String::new());
+    lines.push(format!(
+        "Hosts work {speed} times as fast as real ones (--speed); all else runs in real time. \
+         Ctrl-C ends it."
+    ));
+    lines
+}
+
+/// The version that a cluster may go to.
+fn target<'a>(machines: impl Iterator<Item = &'a Value>, cluster: &str) -> Option<String> {
+    let versions = machines
+        .filter(|machine| machine["spec"]["clusterName"] == cluster)
+        .filter_map(|machine| {
+            let version: KubernetesVersion = machine["spec"]["version"].as_str()?.parse().ok()?;
+            Some(version)
+        });
+    Some(versions.min()?.default_target().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_oldest_machine_says_where_a_cluster_may_go() {
+        let machine = |cluster: &str, version: &str| json!({"spec": {"clusterName": cluster, "version": version}});
+        let machines = [
+            machine("a", "v1.35.0"),
+            machine("a", "v1.34.2"),
+            machine("b", "v1.30.1"),
+        ];
+        assert_eq!(target(machines.iter(), "a").as_deref(), Some("v1.35.0"));
+        assert_eq!(target(machines.iter(), "b").as_deref(), Some("v1.31.0"));
+        assert_eq!(target(machines.iter(), "c"), None);
+    }
+}

@@ -1,0 +1,195 @@
+//! `refit sandbox`: a simulated fleet that stays up and answers kubectl.
+
+mod hints;
+mod home;
+mod script;
+
+use std::{
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::bail;
+use refit_sandbox::{
+    live::{self, Live, LiveOptions, Ports},
+    manifests,
+    snapshot::Snapshot,
+    world,
+};
+
+use self::home::Home;
+use crate::{
+    demo::plan,
+    exit::interrupted,
+    global::GlobalArgs,
+    printer::{Format, Printer},
+};
+
+/// Flags of `refit sandbox`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  refit sandbox
+  refit sandbox --manifests cluster.yaml     what `clusterctl generate cluster` prints
+  refit sandbox --data-dir ~/refit-sandbox   carries on there after Ctrl-C, kill -9 or a reboot
+  refit sandbox --port 6443 --speed 1        hosts that take as long as real ones
+  refit sandbox --script scenario.txt        a script on simulated time; `help` in a script tells how
+
+The first line of the output is the path of a kubeconfig. Its context `refit` is the management
+cluster; each workload cluster has a context of its own name. The APIs listen on 127.0.0.1 only, and
+the kubeconfig, which only you may read, is what lets you in.
+
+Exit codes:
+  0  ended by Ctrl-C or SIGTERM, which is how a sandbox ends; a script did what it says
+  1  it cannot run, and the text says why; a wait of a script ran out
+  2  the command line is wrong")]
+pub(crate) struct Args {
+    /// Cluster manifests to run instead of the built-in example.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    manifests: Vec<PathBuf>,
+    /// Port of the management API on 127.0.0.1 [default: the one of --data-dir, else a free one].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+    /// Keep the sandbox in this folder, and carry on with what is there. Without it nothing is kept.
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// How many times faster than real ones the hosts work. Everything else runs in real time.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
+    speed: u32,
+    /// Run a scenario script on simulated time instead, print its output and exit. Opens no port.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["manifests", "port", "data_dir", "speed"])]
+    script: Option<PathBuf>,
+}
+
+/// Runs the sandbox until somebody ends it.
+pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    if let Some(file) = &args.script {
+        return script::run(file);
+    }
+    let printer = Printer::new(Format::Text, global);
+    let home = Home::open(args.data_dir.as_deref())?;
+    let kept = home.load()?;
+    if kept.is_some() && !args.manifests.is_empty() {
+        bail!(
+            "{} holds a sandbox already, and --manifests makes a new one: leave --manifests out to \
+             carry on, or choose another --data-dir",
+            home.name()
+        );
+    }
+    // First of all, so that a port that is taken is known before anything takes time.
+    let ports = Ports::take(args.port, kept.as_ref())?;
+    let world = match kept {
+        Some(world) => {
+            tell(
+                global,
+                &format!("Carrying on with the sandbox in {}.", home.name()),
+            );
+            world
+        }
+        None => make(args, global)?,
+    };
+    let runtime = live::runtime()?;
+    let outcome = runtime.block_on(stay_up(args, global, printer, &home, &world, ports));
+    runtime.shutdown_background();
+    outcome
+}
+
+/// Makes a new world.
+fn make(args: &Args, global: &GlobalArgs) -> anyhow::Result<Snapshot> {
+    let loaded = plan::read(&args.manifests)?;
+    world::runtime()?.block_on(manifests::rehearse(&loaded))?;
+    for manifest in loaded.iter().filter(|manifest| !manifest.acted_on()) {
+        tell(global, &format!("kept, not acted on: {}", manifest.title()));
+    }
+    let objects: Vec<_> = loaded.into_iter().map(|manifest| manifest.object).collect();
+    tell(global, "Bringing the machines up in simulated time ...");
+    let made = live::bring_up(&objects, args.speed)?;
+    let (available, machines) = (made.available, made.machines);
+    tell(
+        global,
+        &format!("{available} of {machines} machines are available."),
+    );
+    Ok(made.world)
+}
+
+/// Serves a world until Ctrl-C or SIGTERM.
+async fn stay_up(
+    args: &Args,
+    global: &GlobalArgs,
+    printer: Printer,
+    home: &Home,
+    world: &Snapshot,
+    ports: Ports,
+) -> anyhow::Result<ExitCode> {
+    let ended = interrupted();
+    tokio::pin!(ended);
+    // From the first poll on the signals are ours: nothing is left behind by one that comes early.
+    if futures::poll!(&mut ended).is_ready() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let folder = home.folder()?;
+    let log = home.log();
+    let options = LiveOptions {
+        folder: folder.path().to_owned(),
+        hurry: args.speed,
+        log: log.clone(),
+    };
+    let live = Live::start(world, ports, options).await?;
+    announce(printer, args, &live)?;
+    let failed = async {
+        match &log {
+            Some(log) => log.failed().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        _ = &mut ended => {}
+        error = failed => return Err(error.into()),
+    }
+    live.stop().await;
+    tell(global, &home.last_words());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The path alone on a line, then what to do with it.
+fn announce(printer: Printer, args: &Args, live: &Live) -> anyhow::Result<()> {
+    let path = live.kubeconfig();
+    printer.result(&path.display().to_string())?;
+    for line in hints::lines(live.world(), path, args.speed) {
+        printer.note(&line)?;
+    }
+    io::stdout().flush()?;
+    Ok(())
+}
+
+/// Tells how it goes, on stderr: stdout is for the path.
+fn tell(global: &GlobalArgs, line: &str) {
+    if !global.quiet {
+        // Whoever does not listen any more misses nothing that matters.
+        let _ = writeln!(io::stderr().lock(), "{line}");
+    }
+}
+
+/// A path as a shell takes it.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%,=".contains(c);
+    if text.chars().all(plain) {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_survive_a_shell() {
+        assert_eq!(quoted(Path::new("/a/b-1")), "/a/b-1");
+        assert_eq!(quoted(Path::new("/a b/it's")), r"'/a b/it'\''s'");
+    }
+}

@@ -1,0 +1,348 @@
+//! What a command is about: `KIND/NAME`, and the objects that belong to it.
+
+use std::{fmt, str::FromStr};
+
+use anyhow::anyhow;
+use kube::{Resource, ResourceExt as _};
+use refit_api::{
+    capi::{Cluster as ClusterObject, KubeadmControlPlane, Machine, MachineDeployment, MachineSet},
+    keys,
+    refit::{NodeUpdate, UpdateGroup},
+};
+
+use crate::client::Cluster;
+
+/// The kinds that a target may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum TargetKind {
+    /// A whole Cluster.
+    Cluster,
+    /// A KubeadmControlPlane.
+    ControlPlane,
+    /// A MachineDeployment.
+    MachineDeployment,
+    /// A MachineSet.
+    MachineSet,
+    /// One Machine.
+    Machine,
+}
+
+impl TargetKind {
+    const ALL: [Self; 5] = [
+        Self::Cluster,
+        Self::ControlPlane,
+        Self::MachineDeployment,
+        Self::MachineSet,
+        Self::Machine,
+    ];
+
+    /// The kind as manifests write it.
+    pub(crate) fn kind(self) -> &'static str {
+        match self {
+            Self::Cluster => "Cluster",
+            Self::ControlPlane => "KubeadmControlPlane",
+            Self::MachineDeployment => "MachineDeployment",
+            Self::MachineSet => "MachineSet",
+            Self::Machine => "Machine",
+        }
+    }
+
+    /// Singular, short name and plural, as kubectl takes them.
+    fn names(self) -> [String; 3] {
+        match self {
+            Self::Cluster => names::<ClusterObject>("cl"),
+            Self::ControlPlane => names::<KubeadmControlPlane>("kcp"),
+            Self::MachineDeployment => names::<MachineDeployment>("md"),
+            Self::MachineSet => names::<MachineSet>("ms"),
+            Self::Machine => names::<Machine>("ma"),
+        }
+    }
+
+    fn group(self) -> &'static str {
+        match self {
+            Self::ControlPlane => refit_api::capi::CONTROL_PLANE_GROUP,
+            _ => refit_api::capi::CORE_GROUP,
+        }
+    }
+
+    /// Reads a kind as kubectl does: singular, plural or short, with or without group (and version).
+    fn read(text: &str) -> Option<Self> {
+        let text = text.to_ascii_lowercase();
+        let (name, group) = match text.split_once('.') {
+            Some((name, group)) => (name, Some(group)),
+            None => (text.as_str(), None),
+        };
+        let fits = |kind: &Self| match group {
+            None => true,
+            Some(group) => {
+                let rest = group.strip_suffix(kind.group());
+                rest.is_some_and(|version| version.is_empty() || version.ends_with('.'))
+            }
+        };
+        Self::ALL
+            .into_iter()
+            .filter(fits)
+            .find(|kind| kind.names().iter().any(|known| known == name))
+    }
+}
+
+fn names<K: Resource<DynamicType = ()>>(short: &str) -> [String; 3] {
+    [
+        K::kind(&()).to_ascii_lowercase(),
+        short.to_owned(),
+        K::plural(&()).into_owned(),
+    ]
+}
+
+/// What a command is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// Its kind.
+    pub(crate) kind: TargetKind,
+    /// Its name, in the namespace of the command.
+    pub(crate) name: String,
+}
+
+impl fmt::Display for Target {
+    /// `Kind/name`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.kind.kind(), self.name)
+    }
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        const WANT: &str =
+            "want cluster/NAME, kcp/NAME, md/NAME, ms/NAME or machine/NAME (long forms work, too)";
+        let Some((kind, name)) = text.split_once('/') else {
+            return Err(format!("{text:?} names no kind: {WANT}"));
+        };
+        let Some(kind) = TargetKind::read(kind) else {
+            return Err(format!("{kind:?} is no kind that Refit works on: {WANT}"));
+        };
+        let legal =
+            |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+        if name.is_empty() || !name.chars().all(legal) {
+            return Err(format!("{name:?} is no name of an object: {WANT}"));
+        }
+        Ok(Self {
+            kind,
+            name: name.to_owned(),
+        })
+    }
+}
+
+/// A target's objects, each kind in order of its names.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Gathered {
+    /// The Cluster, where it is the target.
+    pub(crate) cluster: Option<ClusterObject>,
+    /// The control plane, where it is the target or belongs to it.
+    pub(crate) control_plane: Option<KubeadmControlPlane>,
+    /// The MachineDeployments that are or belong to the target.
+    pub(crate) deployments: Vec<MachineDeployment>,
+    /// The Machines that are or belong to the target.
+    pub(crate) machines: Vec<Machine>,
+    /// NodeUpdates of these Machines.
+    pub(crate) updates: Vec<NodeUpdate>,
+    /// UpdateGroups of the target's owners.
+    pub(crate) groups: Vec<UpdateGroup>,
+}
+
+impl Target {
+    /// Reads the target and what belongs to it. One that is not there is an error.
+    pub(crate) async fn gather(&self, cluster: &Cluster) -> anyhow::Result<Gathered> {
+        let mut found = Gathered::default();
+        let mut of_cluster = String::new();
+        match self.kind {
+            TargetKind::Cluster => {
+                let own: ClusterObject = self.own(cluster).await?;
+                found.control_plane = control_plane_of(cluster, &own).await?;
+                let deployments: Vec<MachineDeployment> = cluster.list(&cluster.here(), "").await?;
+                found.deployments = deployments
+                    .into_iter()
+                    .filter(|deployment| deployment.spec.cluster_name == self.name)
+                    .collect();
+                of_cluster.clone_from(&self.name);
+                found.cluster = Some(own);
+            }
+            TargetKind::ControlPlane => {
+                let own: KubeadmControlPlane = self.own(cluster).await?;
+                of_cluster = cluster_of(&own);
+                found.control_plane = Some(own);
+            }
+            TargetKind::MachineDeployment => {
+                let own: MachineDeployment = self.own(cluster).await?;
+                of_cluster.clone_from(&own.spec.cluster_name);
+                found.deployments.push(own);
+            }
+            TargetKind::MachineSet => {
+                let own: MachineSet = self.own(cluster).await?;
+                of_cluster.clone_from(&own.spec.cluster_name);
+            }
+            TargetKind::Machine => found.machines.push(self.own(cluster).await?),
+        }
+        let selector = match of_cluster.as_str() {
+            "" => String::new(),
+            name => format!("{}={name}", keys::CLUSTER_NAME),
+        };
+        if self.kind != TargetKind::Machine {
+            let machines = cluster.list(&cluster.here::<Machine>(), &selector).await?;
+            found.machines = machines.into_iter().filter(|m| self.holds(m)).collect();
+        }
+        let uids: Vec<String> = found.machines.iter().filter_map(Machine::uid).collect();
+        let updates = cluster.list(&cluster.here::<NodeUpdate>(), "").await?;
+        found.updates = updates
+            .into_iter()
+            .filter(|update| uids.contains(&update.spec.machine_ref.uid))
+            .collect();
+        let groups = cluster.list(&cluster.here::<UpdateGroup>(), "").await?;
+        found.groups = groups.into_iter().filter(|g| self.concerns(g)).collect();
+        Ok(found)
+    }
+
+    /// Makes sure that the target is there.
+    pub(crate) async fn check(&self, cluster: &Cluster) -> anyhow::Result<()> {
+        match self.kind {
+            TargetKind::Cluster => self.own::<ClusterObject>(cluster).await.map(drop),
+            TargetKind::ControlPlane => self.own::<KubeadmControlPlane>(cluster).await.map(drop),
+            TargetKind::MachineDeployment => self.own::<MachineDeployment>(cluster).await.map(drop),
+            TargetKind::MachineSet => self.own::<MachineSet>(cluster).await.map(drop),
+            TargetKind::Machine => self.own::<Machine>(cluster).await.map(drop),
+        }
+    }
+
+    /// The object itself.
+    async fn own<K>(&self, cluster: &Cluster) -> anyhow::Result<K>
+    where
+        K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
+            + Clone
+            + serde::de::DeserializeOwned
+            + fmt::Debug,
+    {
+        match cluster.get(&self.name).await? {
+            Some(object) => Ok(object),
+            None => Err(self.missing(cluster)),
+        }
+    }
+
+    /// The target is not there.
+    pub(crate) fn missing(&self, cluster: &Cluster) -> anyhow::Error {
+        anyhow!(
+            "there is no {self} in namespace {} at {}; -n names another namespace",
+            cluster.namespace,
+            cluster.url
+        )
+    }
+
+    /// Whether a Machine is the target, or belongs to it.
+    pub(crate) fn holds(&self, machine: &Machine) -> bool {
+        let owned_by = |kind: &str| {
+            machine
+                .owner_references()
+                .iter()
+                .any(|owner| owner.kind == kind && owner.name == self.name)
+        };
+        match self.kind {
+            TargetKind::Cluster => machine.spec.cluster_name == self.name,
+            TargetKind::MachineDeployment => {
+                machine.labels().get(keys::DEPLOYMENT_NAME) == Some(&self.name)
+            }
+            TargetKind::ControlPlane | TargetKind::MachineSet => owned_by(self.kind.kind()),
+            TargetKind::Machine => machine.name_any() == self.name,
+        }
+    }
+
+    /// Whether an UpdateGroup is the target's, or one of the target's. A Machine alone has none.
+    pub(crate) fn concerns(&self, group: &UpdateGroup) -> bool {
+        let spec = &group.spec;
+        match self.kind {
+            TargetKind::Cluster => spec.cluster_name == self.name,
+            TargetKind::Machine => false,
+            _ => spec.owner.kind == self.kind.kind() && spec.owner.name == self.name,
+        }
+    }
+}
+
+/// The KubeadmControlPlane of a Cluster; `None` where its control plane is of another kind.
+async fn control_plane_of(
+    cluster: &Cluster,
+    own: &ClusterObject,
+) -> anyhow::Result<Option<KubeadmControlPlane>> {
+    match &own.spec.control_plane_ref {
+        Some(reference) if reference.kind == KubeadmControlPlane::kind(&()) => {
+            cluster.get(&reference.name).await
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Name of the Cluster of a control plane, empty where nothing says so.
+pub(crate) fn cluster_of(control_plane: &KubeadmControlPlane) -> String {
+    if let Some(name) = control_plane.labels().get(keys::CLUSTER_NAME) {
+        return name.clone();
+    }
+    control_plane
+        .owner_references()
+        .iter()
+        .find(|owner| owner.kind == "Cluster")
+        .map(|owner| owner.name.clone())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_is_read_in_every_form_that_kubectl_takes() {
+        let table = [
+            ("cluster", TargetKind::Cluster),
+            ("cl", TargetKind::Cluster),
+            ("clusters.cluster.x-k8s.io", TargetKind::Cluster),
+            ("KubeadmControlPlane", TargetKind::ControlPlane),
+            ("kcp", TargetKind::ControlPlane),
+            (
+                "kubeadmcontrolplanes.v1beta2.controlplane.cluster.x-k8s.io",
+                TargetKind::ControlPlane,
+            ),
+            ("md", TargetKind::MachineDeployment),
+            (
+                "machinedeployment.cluster.x-k8s.io",
+                TargetKind::MachineDeployment,
+            ),
+            ("ms", TargetKind::MachineSet),
+            ("machinesets", TargetKind::MachineSet),
+            ("ma", TargetKind::Machine),
+            ("Machines", TargetKind::Machine),
+        ];
+        for (text, kind) in table {
+            let target: Target = format!("{text}/x-1").parse().unwrap();
+            assert_eq!((target.kind, target.name.as_str()), (kind, "x-1"), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_target_is_refused_with_the_forms_that_are() {
+        for text in [
+            "edge-1",
+            "pod/x",
+            "machine/",
+            "md/A_b",
+            "md/a/b",
+            "kcp.cluster.x-k8s.io.evil/x",
+            "md.apps/x",
+        ] {
+            let error = text.parse::<Target>().unwrap_err();
+            assert!(error.contains("want cluster/NAME"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_target_is_shown_as_kind_and_name() {
+        let target: Target = "md/workers".parse().unwrap();
+        assert_eq!(target.to_string(), "MachineDeployment/workers");
+    }
+}

@@ -1,0 +1,414 @@
+//! What has to be written to bring a group or a cluster to a version, and whether it may be. Pure.
+
+use std::fmt;
+
+use refit_core::{
+    plan::Unreached,
+    version::{Hop, KubernetesVersion},
+};
+use serde_json::{Value, json};
+
+/// Where an object keeps the version that it asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Field {
+    /// A KubeadmControlPlane's.
+    ControlPlane,
+    /// A MachineDeployment's.
+    Deployment,
+    /// A topology Cluster's.
+    Topology,
+}
+
+impl Field {
+    /// The path, as people write it.
+    pub(crate) fn path(self) -> &'static str {
+        match self {
+            Self::ControlPlane => "spec.version",
+            Self::Deployment => "spec.template.spec.version",
+            Self::Topology => "spec.topology.version",
+        }
+    }
+
+    /// The merge patch that sets it, if the object still is what was read.
+    pub(crate) fn patch(self, resource_version: &str, to: &KubernetesVersion) -> Value {
+        let to = to.to_string();
+        let spec = match self {
+            Self::ControlPlane => json!({"version": to}),
+            Self::Deployment => json!({"template": {"spec": {"version": to}}}),
+            Self::Topology => json!({"topology": {"version": to}}),
+        };
+        json!({"metadata": {"resourceVersion": resource_version}, "spec": spec})
+    }
+}
+
+/// A group of machines as far as an upgrade cares.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    /// `Kind/name`.
+    pub(crate) object: String,
+    /// Name of the object.
+    pub(crate) name: String,
+    /// The version that it asks for, empty where it asks for none.
+    pub(crate) version: String,
+    /// For the patch.
+    pub(crate) resource_version: String,
+    /// Whether every machine of it is what it asks for.
+    pub(crate) settled: bool,
+    /// What is under way on its machines: name and phase.
+    pub(crate) under_way: Vec<(String, String)>,
+    /// What of an earlier change no updater covers.
+    pub(crate) uncovered: Option<String>,
+    /// Versions of its machines' kubelets.
+    pub(crate) kubelets: Vec<String>,
+    /// A topology's controller writes it.
+    pub(crate) managed: bool,
+    /// Whether Cluster API asks Refit about it.
+    pub(crate) reach: Result<(), Unreached>,
+}
+
+/// The version of a Cluster with a topology.
+#[derive(Clone, Debug)]
+pub(crate) struct Topology {
+    /// `Cluster/name`.
+    pub(crate) object: String,
+    /// Name of the Cluster.
+    pub(crate) name: String,
+    /// The version that it asks for.
+    pub(crate) version: String,
+    /// For the patch.
+    pub(crate) resource_version: String,
+}
+
+/// What is to be upgraded, and what it has to fit.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Facts {
+    /// The Cluster's topology, where the target is a Cluster that has one.
+    pub(crate) topology: Option<Topology>,
+    /// The control plane: to be upgraded, or what workers have to fit.
+    pub(crate) control_plane: Option<Group>,
+    /// The MachineDeployments: to be upgraded, or what the control plane has to fit.
+    pub(crate) deployments: Vec<Group>,
+    /// The control plane is part of the target.
+    pub(crate) with_control_plane: bool,
+    /// The MachineDeployments are part of the target.
+    pub(crate) with_deployments: bool,
+}
+
+/// One version to write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Write {
+    /// Where the version stands.
+    pub(crate) field: Field,
+    /// `Kind/name`.
+    pub(crate) object: String,
+    /// Name of the object.
+    pub(crate) name: String,
+    /// The version that is there.
+    pub(crate) from: String,
+    /// For the patch.
+    pub(crate) resource_version: String,
+}
+
+/// What comes next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Write these.
+    Write(Vec<Write>),
+    /// The control plane was asked and is not done; then look again.
+    AwaitControlPlane,
+    /// Everything asks for the version already.
+    Asked,
+}
+
+/// Why nothing is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The object has no version that could be compared.
+    NoVersion { object: String, version: String },
+    /// kubeadm does not go that way.
+    Hop {
+        object: String,
+        from: KubernetesVersion,
+        to: KubernetesVersion,
+        hop: Hop,
+    },
+    /// Cluster API would not ask Refit.
+    Unreached(Unreached),
+    /// A topology's controller would set it back.
+    Managed { object: String },
+    /// Another upgrade is under way.
+    UnderWay {
+        object: String,
+        version: String,
+        machines: Vec<(String, String)>,
+    },
+    /// An earlier change waits that nobody covers.
+    Uncovered { object: String, paths: String },
+    /// Kubelets would be newer than their API servers.
+    ControlPlaneFirst {
+        object: String,
+        control_plane: String,
+        version: String,
+    },
+    /// Kubelets would be too old for their API servers.
+    WorkersFirst { object: String, why: String },
+    /// The target has nothing that Refit upgrades.
+    Nothing,
+}
+
+/// What comes next on the way of the target to `to`; asked again after each step.
+pub(crate) fn next(facts: &Facts, to: &KubernetesVersion) -> Result<Next, Refusal> {
+    let control_plane = facts.control_plane.as_ref();
+    let mut writes = Vec::new();
+    if facts.with_control_plane
+        && let Some(group) = control_plane
+    {
+        if facts.topology.is_none() {
+            unmanaged(group)?;
+        }
+        if !asks_for(&group.version, to) {
+            may_change(group, to)?;
+            workers_fit(&facts.deployments, to)?;
+            writes.push(group.write(Field::ControlPlane));
+        }
+    }
+    let mut workers = Vec::new();
+    if facts.with_deployments {
+        for group in &facts.deployments {
+            if facts.topology.is_none() {
+                unmanaged(group)?;
+            }
+            if !asks_for(&group.version, to) {
+                may_change(group, to)?;
+                workers.push(group.write(Field::Deployment));
+            }
+        }
+    }
+    if let Some(topology) = &facts.topology {
+        return by_topology(topology, to);
+    }
+    let has_control_plane = facts.with_control_plane && control_plane.is_some();
+    let has_deployments = facts.with_deployments && !facts.deployments.is_empty();
+    if !has_control_plane && !has_deployments {
+        return Err(Refusal::Nothing);
+    }
+    if !writes.is_empty() {
+        return Ok(Next::Write(writes));
+    }
+    if workers.is_empty() {
+        return Ok(Next::Asked);
+    }
+    if let Some(group) = control_plane
+        && let Err(refusal) = control_plane_is_there(group, &workers, to)
+    {
+        // It was asked for the version, by us or before: it only takes its time.
+        return if facts.with_control_plane {
+            Ok(Next::AwaitControlPlane)
+        } else {
+            Err(refusal)
+        };
+    }
+    Ok(Next::Write(workers))
+}
+
+fn by_topology(topology: &Topology, to: &KubernetesVersion) -> Result<Next, Refusal> {
+    if asks_for(&topology.version, to) {
+        return Ok(Next::Asked);
+    }
+    hop(&topology.object, &topology.version, to)?;
+    Ok(Next::Write(vec![Write {
+        field: Field::Topology,
+        object: topology.object.clone(),
+        name: topology.name.clone(),
+        from: topology.version.clone(),
+        resource_version: topology.resource_version.clone(),
+    }]))
+}
+
+fn asks_for(version: &str, to: &KubernetesVersion) -> bool {
+    version == to.to_string()
+}
+
+fn unmanaged(group: &Group) -> Result<(), Refusal> {
+    if group.managed {
+        return Err(Refusal::Managed {
+            object: group.object.clone(),
+        });
+    }
+    Ok(())
+}
+
+/// Whether a group may be asked for another version.
+fn may_change(group: &Group, to: &KubernetesVersion) -> Result<(), Refusal> {
+    hop(&group.object, &group.version, to)?;
+    group.reach.clone().map_err(Refusal::Unreached)?;
+    if !group.under_way.is_empty() {
+        return Err(Refusal::UnderWay {
+            object: group.object.clone(),
+            version: group.version.clone(),
+            machines: group.under_way.clone(),
+        });
+    }
+    if let Some(paths) = &group.uncovered {
+        return Err(Refusal::Uncovered {
+            object: group.object.clone(),
+            paths: paths.clone(),
+        });
+    }
+    Ok(())
+}
+
+fn hop(object: &str, version: &str, to: &KubernetesVersion) -> Result<(), Refusal> {
+    let from: KubernetesVersion = version.parse().map_err(|_| Refusal::NoVersion {
+        object: object.to_owned(),
+        version: version.to_owned(),
+    })?;
+    let hop = from.hop_to(to);
+    if hop.is_upgrade() {
+        return Ok(());
+    }
+    Err(Refusal::Hop {
+        object: object.to_owned(),
+        from,
+        to: to.clone(),
+        hop,
+    })
+}
+
+/// Whether every worker may run beside an API server of `to`.
+fn workers_fit(deployments: &[Group], to: &KubernetesVersion) -> Result<(), Refusal> {
+    for group in deployments {
+        for kubelet in &group.kubelets {
+            let Ok(kubelet) = kubelet.parse::<KubernetesVersion>() else {
+                continue;
+            };
+            // One that is newer than the API server is not made worse.
+            if kubelet > *to {
+                continue;
+            }
+            kubelet
+                .check_kubelet_of(to)
+                .map_err(|error| Refusal::WorkersFirst {
+                    object: group.object.clone(),
+                    why: error.to_string(),
+                })?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether the control plane runs a version that workers of `to` may run beside.
+fn control_plane_is_there(
+    group: &Group,
+    workers: &[Write],
+    to: &KubernetesVersion,
+) -> Result<(), Refusal> {
+    let version = |text: &String| text.parse::<KubernetesVersion>().ok();
+    let lowest = group.kubelets.iter().filter_map(version).min();
+    let spec = group.version.parse::<KubernetesVersion>().ok();
+    let behind = [&lowest, &spec]
+        .into_iter()
+        .flatten()
+        .any(|version| version.minor_below(to));
+    let busy = asks_for(&group.version, to) && !group.settled;
+    if behind || busy {
+        return Err(Refusal::ControlPlaneFirst {
+            object: workers
+                .first()
+                .map(|w| w.object.clone())
+                .unwrap_or_default(),
+            control_plane: group.object.clone(),
+            version: lowest.or(spec).map(|v| v.to_string()).unwrap_or_default(),
+        });
+    }
+    Ok(())
+}
+
+impl Group {
+    fn write(&self, field: Field) -> Write {
+        Write {
+            field,
+            object: self.object.clone(),
+            name: self.name.clone(),
+            from: self.version.clone(),
+            resource_version: self.resource_version.clone(),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoVersion { object, version } if version.is_empty() => write!(
+                f,
+                "{object} asks for no version, so that nobody knows what it runs: set it to what its \
+                 machines run first"
+            ),
+            Self::NoVersion { object, version } => write!(
+                f,
+                "{object} asks for version {version:?}, which is none: want vX.Y.Z"
+            ),
+            Self::Hop { object, from, to, hop } => f.write_str(&no_way(object, from, to, *hop)),
+            Self::Unreached(why) if why.replaces() => write!(
+                f,
+                "{why}. Cluster API would replace the machines"
+            ),
+            Self::Unreached(why) => write!(f, "{why}"),
+            Self::Managed { object } => write!(
+                f,
+                "{object} belongs to a Cluster with a topology, which sets its version: upgrade \
+                 cluster/NAME instead"
+            ),
+            Self::UnderWay { object, version, machines } => {
+                let list: Vec<String> = machines
+                    .iter()
+                    .map(|(machine, phase)| format!("{machine} is {phase}"))
+                    .collect();
+                write!(
+                    f,
+                    "{object} is on its way to {version}: {}. `refit watch {object}` shows it; try again \
+                     when it is done",
+                    list.join(", ")
+                )
+            }
+            Self::Uncovered { object, paths } => write!(
+                f,
+                "an earlier change of {object} is not covered by any updater and would go along: \
+                 {paths}. Take it back first"
+            ),
+            Self::ControlPlaneFirst { object, control_plane, version } => write!(
+                f,
+                "the control plane goes first: {control_plane} runs {version}, and kubelets of {object} \
+                 would be newer than their API servers. Upgrade {control_plane} (or its cluster) first"
+            ),
+            Self::WorkersFirst { object, why } => write!(
+                f,
+                "the workers of {object} go first: {why}. Upgrade {object} to the control plane's \
+                 version"
+            ),
+            Self::Nothing => f.write_str(
+                "there is no KubeadmControlPlane and no MachineDeployment here that Refit could upgrade",
+            ),
+        }
+    }
+}
+
+/// Why kubeadm does not go from one version to the other.
+fn no_way(object: &str, from: &KubernetesVersion, to: &KubernetesVersion, hop: Hop) -> String {
+    match hop {
+        Hop::TooFar { .. } => format!(
+            "{object} is at {from}, and kubeadm does not skip minors on the way to {to}: go to {} \
+             first",
+            from.next_minor_zero()
+        ),
+        Hop::OtherMajor => format!("{object} is at {from}: {to} is another major version"),
+        _ => format!(
+            "{object} asks for {from} already, and kubeadm does not go back to {to}. To give up an \
+             upgrade that is under way: `refit abort {object}`"
+        ),
+    }
+}
+
+#[cfg(test)]
+#[path = "decide_tests.rs"]
+mod tests;

@@ -1,0 +1,212 @@
+//! What is known of a target before its version is changed.
+
+use std::sync::Arc;
+
+use anyhow::bail;
+use kube::{Resource, ResourceExt as _};
+use refit_api::{
+    capi::{KubeadmControlPlane, MachineDeployment},
+    keys,
+};
+use refit_core::{
+    group::REASON_UNCOVERED,
+    plan::{Reach, notes, reach},
+};
+use serde_json::Value;
+
+use super::decide::{Facts, Field, Group, Topology};
+use crate::{
+    client::Cluster,
+    progress::step,
+    reach::Surroundings,
+    target::{Gathered, Target, TargetKind, cluster_of},
+    watch::{GroupRow, Objects, Scope, View},
+};
+
+/// Label of what a topology's controller writes.
+const TOPOLOGY_OWNED: &str = "topology.cluster.x-k8s.io/owned";
+
+/// Facts, and what could not be looked at.
+pub(super) struct Read {
+    pub(super) facts: Facts,
+    pub(super) notes: Vec<String>,
+}
+
+/// Reads everything that decides about an upgrade of the target.
+pub(super) async fn read(cluster: &Cluster, target: &Target) -> anyhow::Result<Read> {
+    let whole = Target {
+        kind: TargetKind::Cluster,
+        name: cluster_name(cluster, target).await?,
+    };
+    let found = whole.gather(cluster).await?;
+    let surroundings = Surroundings::read(cluster).await?;
+    let scope = Scope {
+        target: Some(whole),
+        ..Scope::default()
+    };
+    let view = View::of(&objects(&found), &scope);
+    let is_target = |kind, name: &str| {
+        target.kind == TargetKind::Cluster || target.kind == kind && target.name == name
+    };
+    let (mut reaches, mut kept) = (Vec::new(), Vec::new());
+    let mut facts = Facts {
+        topology: found
+            .cluster
+            .as_ref()
+            .filter(|_| target.kind == TargetKind::Cluster)
+            .and_then(topology),
+        ..Facts::default()
+    };
+    if let Some(object) = &found.control_plane {
+        let facts_of = surroundings.of_control_plane(object, found.cluster.as_ref());
+        facts.with_control_plane = is_target(TargetKind::ControlPlane, &object.name_any());
+        facts.control_plane = Some(group(object, &view, &facts_of));
+        if facts.with_control_plane {
+            reaches.push(facts_of);
+            kept.extend(keepers(object, Field::ControlPlane));
+        }
+    }
+    for object in &found.deployments {
+        let facts_of = surroundings.of_deployment(object, found.cluster.as_ref());
+        let part = is_target(TargetKind::MachineDeployment, &object.name_any());
+        // The others still have to fit a new control plane.
+        if part || target.kind == TargetKind::ControlPlane {
+            facts.deployments.push(group(object, &view, &facts_of));
+        }
+        if part {
+            facts.with_deployments = true;
+            reaches.push(facts_of);
+            kept.extend(keepers(object, Field::Deployment));
+        }
+    }
+    let mut notes: Vec<String> = reaches.iter().flat_map(notes).collect();
+    notes.sort();
+    notes.dedup();
+    if facts.topology.is_none() {
+        notes.extend(kept);
+    }
+    Ok(Read { facts, notes })
+}
+
+/// Name of the Cluster that the target is, or belongs to.
+async fn cluster_name(cluster: &Cluster, target: &Target) -> anyhow::Result<String> {
+    let name = match target.kind {
+        TargetKind::Cluster => return Ok(target.name.clone()),
+        TargetKind::ControlPlane => {
+            let object: Option<KubeadmControlPlane> = cluster.get(&target.name).await?;
+            match object.as_ref().map(cluster_of) {
+                Some(name) if name.is_empty() => Some(cluster_with(cluster, &target.name).await?),
+                known => known,
+            }
+        }
+        _ => {
+            let object: Option<MachineDeployment> = cluster.get(&target.name).await?;
+            object.map(|object| object.spec.cluster_name)
+        }
+    };
+    match name {
+        Some(name) if !name.is_empty() => Ok(name),
+        Some(_) => bail!("{target} belongs to no Cluster yet: Cluster API has not taken it in"),
+        None => Err(target.missing(cluster)),
+    }
+}
+
+/// Name of the Cluster that names this control plane as its own, empty where none does.
+async fn cluster_with(cluster: &Cluster, control_plane: &str) -> anyhow::Result<String> {
+    let kind = KubeadmControlPlane::kind(&());
+    let all: Vec<refit_api::capi::Cluster> = cluster.list(&cluster.here(), "").await?;
+    let owner = all.iter().find(|object| {
+        let reference = object.spec.control_plane_ref.as_ref();
+        reference.is_some_and(|r| r.kind == kind && r.name == control_plane)
+    });
+    Ok(owner.map(kube::ResourceExt::name_any).unwrap_or_default())
+}
+
+/// Whoever applied the version before, and so may set it back: GitOps, most of all.
+fn keepers<K: Resource<DynamicType = ()>>(object: &K, field: Field) -> Vec<String> {
+    let path = format!("/f:{}", field.path().replace('.', "/f:"));
+    object
+        .managed_fields()
+        .iter()
+        .filter(|entry| entry.operation.as_deref() == Some("Apply"))
+        .filter(|entry| {
+            let fields = entry.fields_v1.as_ref();
+            fields.is_some_and(|fields| fields.0.pointer(&path).is_some())
+        })
+        .filter_map(|entry| entry.manager.as_deref())
+        .filter(|manager| *manager != keys::MANAGER)
+        .map(|manager| {
+            format!(
+                "{}/{} {} was applied by {manager}, which may set it back: change the version there, too",
+                K::kind(&()),
+                object.name_any(),
+                field.path()
+            )
+        })
+        .collect()
+}
+
+fn objects(found: &Gathered) -> Objects {
+    Objects {
+        machines: found.machines.iter().cloned().map(Arc::new).collect(),
+        updates: found.updates.iter().cloned().map(Arc::new).collect(),
+        groups: found.groups.iter().cloned().map(Arc::new).collect(),
+        control_planes: found.control_plane.iter().cloned().map(Arc::new).collect(),
+        deployments: found.deployments.iter().cloned().map(Arc::new).collect(),
+    }
+}
+
+fn topology(object: &refit_api::capi::Cluster) -> Option<Topology> {
+    let topology = object.spec.topology.as_ref()?;
+    let version = topology.0.get("version").and_then(Value::as_str);
+    Some(Topology {
+        object: format!("Cluster/{}", object.name_any()),
+        name: object.name_any(),
+        version: version.unwrap_or_default().to_owned(),
+        resource_version: object.resource_version().unwrap_or_default(),
+    })
+}
+
+fn group<K: Resource<DynamicType = ()>>(object: &K, view: &View, facts: &Reach) -> Group {
+    let name = format!("{}/{}", K::kind(&()), object.name_any());
+    let row = view.groups.iter().find(|group| group.owner == name);
+    let row: GroupRow = row.cloned().unwrap_or_default();
+    let machines: Vec<_> = view
+        .machines
+        .iter()
+        .filter(|machine| machine.progress.owner == name)
+        .collect();
+    let under_way = machines
+        .iter()
+        .filter(|machine| {
+            let progress = &machine.progress;
+            progress.is_under_way() || progress.in_progress && !progress.has_failed()
+        })
+        .map(|machine| {
+            let progress = &machine.progress;
+            (
+                progress.machine.clone(),
+                step(progress, &machine.target).phase,
+            )
+        })
+        .collect();
+    Group {
+        name: object.name_any(),
+        version: row.version,
+        resource_version: object.resource_version().unwrap_or_default(),
+        settled: row.settled && machines.iter().all(|machine| machine.is_done()),
+        under_way,
+        uncovered: row
+            .blocked
+            .filter(|(reason, _)| reason == REASON_UNCOVERED)
+            .map(|(_, message)| message.replace('\n', "; ")),
+        kubelets: machines
+            .iter()
+            .map(|machine| machine.progress.kubelet_version.clone())
+            .filter(|version| !version.is_empty())
+            .collect(),
+        managed: object.labels().contains_key(TOPOLOGY_OWNED),
+        reach: reach(facts),
+        object: name,
+    }
+}

@@ -1,0 +1,310 @@
+//! `refit upgrade`: asks a control plane, a MachineDeployment or a whole cluster for a version.
+
+mod decide;
+mod facts;
+
+use std::{process::ExitCode, time::Duration};
+
+use anyhow::bail;
+use kube::{
+    Api, Resource,
+    api::{Patch, PatchParams},
+    core::NamespaceResourceScope,
+};
+use refit_api::{
+    capi::{Cluster as ClusterObject, KubeadmControlPlane, MachineDeployment},
+    keys,
+};
+use refit_core::version::KubernetesVersion;
+use refit_kube::apply::is_conflict;
+use serde::de::DeserializeOwned;
+
+use self::decide::{Field, Next, Write};
+use crate::{
+    client::{self, Cluster, attempt_on},
+    exit,
+    global::{GlobalArgs, program},
+    printer::{Format, Printer},
+    target::{Target, TargetKind},
+    watch::{Line, Scope, follow, time, write_line},
+};
+
+/// Exit code where nothing was written, because it must not be.
+const EXIT_REFUSED: u8 = 4;
+/// What is told before a cluster's workers are asked.
+const WORKERS_FOLLOW: &str = "The workers follow when the control plane is done.";
+/// How often an object may change under our hands until we give up.
+const ATTEMPTS: u32 = 5;
+
+/// Flags of `refit upgrade`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  refit upgrade kcp/edge-1 --to v1.35.0 --watch
+  refit upgrade md/edge-1-md-0 --to v1.35.0
+  refit upgrade cluster/edge-1 --to v1.35.0    the control plane, and when it is done the workers
+  refit upgrade cluster/edge-1 --to v1.35.0 --dry-run
+
+It sets spec.version of a KubeadmControlPlane, spec.template.spec.version of a MachineDeployment, or
+spec.topology.version of a Cluster with a topology, and nothing else: Cluster API and Refit do the rest. Before that it
+makes sure that Cluster API asks Refit about these machines; where it does not, it would replace them, and nothing is
+written. `refit plan` says in more detail what will happen.
+
+A cluster's workers are asked once its control plane is done; until then the command waits. Ctrl-C leaves everything as
+it is, and the same command goes on from there.
+
+-o json writes {\"type\": \"written\", object, field, from, to, dryRun} for each write, and while it waits the lines of
+`refit watch -o json`.
+
+Exit codes:
+  0  the version is set (with --watch: and reached), or was asked for already
+  1  the cluster cannot be read or written; the text says why
+  2  the command line is wrong
+  3  an update failed or was stopped for good while the command waited
+  4  refused, and nothing (more) was written; the text says why
+  5  --timeout ran out; the upgrade goes on
+  130, 143  interrupted by Ctrl-C or SIGTERM; the upgrade goes on")]
+pub(crate) struct Args {
+    /// cluster/NAME, kcp/NAME or md/NAME.
+    #[arg(value_name = "KIND/NAME")]
+    target: Target,
+    /// Version to go to.
+    #[arg(long, value_name = "VERSION")]
+    to: KubernetesVersion,
+    /// Stay until every machine runs the version.
+    #[arg(short, long)]
+    watch: bool,
+    /// Look at everything, let the API server check the change, and write nothing.
+    #[arg(long, conflicts_with = "watch")]
+    dry_run: bool,
+    /// Wait no longer than this, such as 90s, 30m or 2h.
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    timeout: Option<Duration>,
+    /// Output format.
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+/// Runs `refit upgrade`.
+pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    let printer = Printer::new(args.output, global);
+    exit::run(async {
+        upgradable(&args.target)?;
+        let cluster = client::connect(global).await?;
+        let upgrade = Upgrade {
+            args,
+            start: cluster.clock.now(),
+            cluster,
+            printer,
+        };
+        upgrade.run().await
+    })
+}
+
+fn upgradable(target: &Target) -> anyhow::Result<()> {
+    match target.kind {
+        TargetKind::Cluster | TargetKind::ControlPlane | TargetKind::MachineDeployment => Ok(()),
+        TargetKind::MachineSet | TargetKind::Machine => Err(exit::error(
+            EXIT_REFUSED,
+            format!(
+                "{target} gets its version from its owner: upgrade that KubeadmControlPlane (kcp/NAME) or \
+                 MachineDeployment (md/NAME)"
+            ),
+        )),
+    }
+}
+
+/// What became of the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    /// Nothing had to be written.
+    Before,
+    /// A version was written.
+    Now,
+    /// A version would have been written.
+    Rehearsed,
+}
+
+fn refused(refusal: &decide::Refusal, asked: Asked) -> anyhow::Error {
+    let text = refusal
+        .to_string()
+        .replace("`refit ", &format!("`{} ", program()));
+    let what = match asked {
+        Asked::Now => "the workers were not asked",
+        Asked::Before | Asked::Rehearsed => "nothing was written",
+    };
+    exit::error(EXIT_REFUSED, format!("{what}: {text}"))
+}
+
+struct Upgrade<'a> {
+    args: &'a Args,
+    cluster: Cluster,
+    printer: Printer,
+    start: jiff::Timestamp,
+}
+
+impl Upgrade<'_> {
+    async fn run(&self) -> anyhow::Result<ExitCode> {
+        let target = &self.args.target;
+        match self.ask().await? {
+            Asked::Rehearsed => return Ok(ExitCode::SUCCESS),
+            Asked::Before if !self.printer.is_json() => {
+                let line = format!("{target} asks for {} already", self.args.to);
+                self.printer.result(&line)?;
+            }
+            Asked::Before | Asked::Now => {}
+        }
+        if self.args.watch {
+            self.follow(target).await?;
+        } else {
+            self.note(&format!(
+                "`{} watch {target}` shows how far it is",
+                program()
+            ))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Writes what is to be written, one step after the other.
+    async fn ask(&self) -> anyhow::Result<Asked> {
+        let target = &self.args.target;
+        let (mut asked, mut conflicts, mut awaited) = (Asked::Before, 0, false);
+        loop {
+            let read = facts::read(&self.cluster, target).await?;
+            let next = decide::next(&read.facts, &self.args.to);
+            match next.map_err(|refusal| refused(&refusal, asked))? {
+                Next::Asked => return Ok(asked),
+                Next::AwaitControlPlane if self.args.dry_run => {
+                    self.note(WORKERS_FOLLOW)?;
+                    return Ok(Asked::Rehearsed);
+                }
+                Next::AwaitControlPlane => {
+                    let Some(group) = read.facts.control_plane.filter(|_| !awaited) else {
+                        bail!("the control plane of {target} changed meanwhile: try again");
+                    };
+                    awaited = true;
+                    self.await_control_plane(group.name).await?;
+                }
+                Next::Write(writes) => {
+                    if asked == Asked::Before && conflicts == 0 {
+                        for note in &read.notes {
+                            self.note(&format!("note: {note}"))?;
+                        }
+                    }
+                    match self.write(&writes).await? {
+                        true if self.args.dry_run => return self.rehearsed(&writes),
+                        true => asked = Asked::Now,
+                        false if conflicts < ATTEMPTS => conflicts += 1,
+                        false => bail!("{target} keeps changing: try again"),
+                    }
+                }
+            }
+        }
+    }
+
+    async fn await_control_plane(&self, name: String) -> anyhow::Result<()> {
+        self.note(&format!(
+            "{WORKERS_FOLLOW} Ctrl-C leaves everything as it is; the same command goes on from there."
+        ))?;
+        let kind = TargetKind::ControlPlane;
+        self.follow(&Target { kind, name }).await
+    }
+
+    fn rehearsed(&self, writes: &[Write]) -> anyhow::Result<Asked> {
+        let more = self.args.target.kind == TargetKind::Cluster
+            && writes
+                .iter()
+                .all(|write| write.field == Field::ControlPlane);
+        if more {
+            self.note(WORKERS_FOLLOW)?;
+        }
+        Ok(Asked::Rehearsed)
+    }
+
+    /// What goes on, for people.
+    fn note(&self, text: &str) -> anyhow::Result<()> {
+        if !self.printer.is_json() {
+            self.printer.note(text)?;
+        }
+        Ok(())
+    }
+
+    async fn follow(&self, target: &Target) -> anyhow::Result<()> {
+        let scope = Scope {
+            target: Some(target.clone()),
+            namespace: Some(self.cluster.namespace.clone()),
+            wanted: Some(self.args.to.to_string()),
+            since: Some(self.start),
+        };
+        follow(&self.cluster, &scope, self.printer, self.args.timeout).await
+    }
+
+    /// Writes these; `false` where an object is not what was read any more.
+    async fn write(&self, writes: &[Write]) -> anyhow::Result<bool> {
+        let cluster = &self.cluster;
+        for write in writes {
+            let written = match write.field {
+                Field::ControlPlane => {
+                    self.set::<KubeadmControlPlane>(&cluster.here(), write)
+                        .await?
+                }
+                Field::Deployment => {
+                    self.set::<MachineDeployment>(&cluster.here(), write)
+                        .await?
+                }
+                Field::Topology => self.set::<ClusterObject>(&cluster.here(), write).await?,
+            };
+            if !written {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn set<K>(&self, api: &Api<K>, write: &Write) -> anyhow::Result<bool>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + DeserializeOwned
+            + std::fmt::Debug,
+    {
+        let (to, dry_run) = (&self.args.to, self.args.dry_run);
+        let params = PatchParams {
+            dry_run,
+            field_manager: Some(keys::MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        let patch = Patch::Merge(write.field.patch(&write.resource_version, to));
+        match api.patch(&write.name, &params, &patch).await {
+            Ok(_) => {}
+            Err(error) if is_conflict(&error) => return Ok(false),
+            Err(error) => {
+                let attempt = attempt_on::<K>("patch", &write.name);
+                return Err(self.cluster.explain(error, &attempt));
+            }
+        }
+        if self.printer.is_json() {
+            let line = Line::Written {
+                object: write.object.clone(),
+                field: write.field.path(),
+                from: write.from.clone(),
+                to: to.to_string(),
+                dry_run,
+            };
+            write_line(self.printer, &line)?;
+        } else {
+            let rest = if dry_run {
+                " (dry run: nothing was written)"
+            } else {
+                ""
+            };
+            self.printer.result(&format!(
+                "{}: {} {} -> {to}{rest}",
+                write.object,
+                write.field.path(),
+                write.from
+            ))?;
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,125 @@
+//! The watches that a command follows: one per kind, and a signal when anything changed.
+
+use std::{fmt::Debug, hash::Hash, sync::Arc};
+
+use futures::future::BoxFuture;
+use kube::{Api, Resource, api::ListParams, core::NamespaceResourceScope};
+use refit_api::{
+    capi::{KubeadmControlPlane, Machine, MachineDeployment},
+    refit::{NodeUpdate, UpdateGroup},
+};
+use refit_kube::{
+    Store,
+    store::{everything, reflect},
+};
+use serde::de::DeserializeOwned;
+use tokio::{sync::Notify, task::AbortHandle};
+
+use crate::client::{Cluster, attempt};
+
+/// What is known of everything that is watched. Dropping it ends the watches.
+pub(crate) struct Feed {
+    pub(super) machines: Store<Machine>,
+    pub(super) updates: Store<NodeUpdate>,
+    pub(super) groups: Store<UpdateGroup>,
+    pub(super) control_planes: Store<KubeadmControlPlane>,
+    pub(super) deployments: Store<MachineDeployment>,
+    changed: Arc<Notify>,
+    tasks: Vec<AbortHandle>,
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl Feed {
+    /// Watches one namespace, or all of them, and waits until everything is known. What may not be
+    /// read is an error here; what breaks later is taken up again.
+    pub(crate) async fn open(cluster: &Cluster, namespace: Option<&str>) -> anyhow::Result<Self> {
+        let mut feed = Self {
+            machines: Store::default(),
+            updates: Store::default(),
+            groups: Store::default(),
+            control_planes: Store::default(),
+            deployments: Store::default(),
+            changed: Arc::new(Notify::new()),
+            tasks: Vec::new(),
+        };
+        probe::<Machine>(cluster, namespace).await?;
+        probe::<MachineDeployment>(cluster, namespace).await?;
+        probe::<NodeUpdate>(cluster, namespace).await?;
+        probe::<UpdateGroup>(cluster, namespace).await?;
+        feed.start(cluster.api(namespace), feed.machines.clone());
+        feed.start(cluster.api(namespace), feed.deployments.clone());
+        feed.start(cluster.api(namespace), feed.updates.clone());
+        feed.start(cluster.api(namespace), feed.groups.clone());
+        // Without the kubeadm provider there are no such control planes, and nothing to watch.
+        if knows::<KubeadmControlPlane>(cluster, namespace).await? {
+            feed.start(cluster.api(namespace), feed.control_planes.clone());
+        } else {
+            feed.control_planes.mark_ready();
+        }
+        feed.ready().await;
+        Ok(feed)
+    }
+
+    /// Waits until something changed since the last call.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    async fn ready(&self) {
+        self.machines.ready().await;
+        self.deployments.ready().await;
+        self.updates.ready().await;
+        self.groups.ready().await;
+        self.control_planes.ready().await;
+    }
+
+    fn start<K>(&mut self, api: Api<K>, store: Store<K>)
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+        K::DynamicType: Default + Eq + Hash + Clone + Send + Sync,
+    {
+        let changed = self.changed.clone();
+        let watch: BoxFuture<'static, ()> = Box::pin(async move {
+            reflect(api, everything(), store, |_| changed.notify_one()).await;
+        });
+        self.tasks.push(tokio::spawn(watch).abort_handle());
+    }
+}
+
+/// Reads one object of a kind: whoever may not do that is told so at once.
+async fn probe<K>(cluster: &Cluster, namespace: Option<&str>) -> anyhow::Result<()>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Debug,
+{
+    let api: Api<K> = cluster.api(namespace);
+    match api.list_metadata(&ListParams::default().limit(1)).await {
+        Ok(_) => Ok(()),
+        Err(error) => Err(cluster.explain(error, &attempt::<K>("list"))),
+    }
+}
+
+/// Whether the API server has the kind at all.
+async fn knows<K>(cluster: &Cluster, namespace: Option<&str>) -> anyhow::Result<bool>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Debug,
+{
+    let api: Api<K> = cluster.api(namespace);
+    match api.list_metadata(&ListParams::default().limit(1)).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+        Err(error) => Err(cluster.explain(error, &attempt::<K>("list"))),
+    }
+}

@@ -1,0 +1,258 @@
+//! Follows the progress of a scope until its end.
+
+use std::{io, time::Duration};
+
+use refit_kube::Clock;
+
+use super::{
+    feed::Feed,
+    json::{Line, Lines},
+    view::{MachineRow, Objects, Scope, Standing, View},
+};
+use crate::{
+    client::Cluster,
+    exit,
+    printer::{Printer, duration},
+    progress::{Board, step},
+};
+
+/// Exit code where an update failed or was stopped for good.
+pub(crate) const EXIT_FAILED: u8 = 3;
+/// Exit code where `--timeout` ran out.
+pub(crate) const EXIT_TIMEOUT: u8 = 5;
+/// How long nothing may change after a failure until it counts as the end: the next machine's update
+/// is made within seconds where the failed one does not hold the group up, and Cluster API asks every
+/// 15 s at the latest.
+const GRACE: Duration = Duration::from_secs(30);
+/// How often the time on the screen moves.
+const TICK: Duration = Duration::from_secs(1);
+/// More machines than this are shown only while something happens to them.
+const SHOWN: usize = 24;
+
+/// Follows `scope` until everything is where it is to be. An update that failed for good, or the
+/// timeout, is an error with an exit code of its own.
+pub(crate) async fn follow(
+    cluster: &Cluster,
+    scope: &Scope,
+    printer: Printer,
+    timeout: Option<Duration>,
+) -> anyhow::Result<()> {
+    let feed = Feed::open(cluster, scope.namespace.as_deref()).await?;
+    let mut screen = Screen::new(printer, cluster.clock, scope);
+    let deadline = async {
+        match timeout {
+            Some(timeout) => tokio::time::sleep(timeout).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::pin!(deadline);
+    loop {
+        let view = View::of(&feed.objects(), scope);
+        screen.show(&view)?;
+        let standing = view.standing(scope);
+        match standing {
+            Standing::Done => return screen.done(&view),
+            Standing::Failed { held_up: true } => return screen.failed(&view),
+            Standing::Failed { held_up: false } | Standing::Going => {}
+        }
+        let grace = async {
+            match standing {
+                Standing::Going => std::future::pending().await,
+                _ => tokio::time::sleep(GRACE).await,
+            }
+        };
+        tokio::pin!(grace);
+        // Only the clock on the screen moves between two changes.
+        loop {
+            tokio::select! {
+                biased;
+                () = feed.changed() => break,
+                () = &mut deadline => return screen.late(&view, timeout.unwrap_or_default()),
+                () = &mut grace => return screen.failed(&view),
+                () = tokio::time::sleep(TICK), if printer.shows_bars() => screen.sum_up(&view),
+            }
+        }
+    }
+}
+
+impl Feed {
+    fn objects(&self) -> Objects {
+        Objects {
+            machines: self.machines.list(),
+            updates: self.updates.list(),
+            groups: self.groups.list(),
+            control_planes: self.control_planes.list(),
+            deployments: self.deployments.list(),
+        }
+    }
+}
+
+/// Where progress is shown.
+struct Screen<'a> {
+    printer: Printer,
+    clock: Clock,
+    start: jiff::Timestamp,
+    scope: &'a Scope,
+    board: Board,
+    lines: Option<Lines>,
+}
+
+impl<'a> Screen<'a> {
+    fn new(printer: Printer, clock: Clock, scope: &'a Scope) -> Self {
+        let mut board = Board::new(printer, 0);
+        if printer.is_json() {
+            board = board.without_lines();
+        }
+        Self {
+            printer,
+            clock,
+            start: scope.since.unwrap_or_else(|| clock.now()),
+            scope,
+            board,
+            lines: printer.is_json().then(|| Lines::new(printer)),
+        }
+    }
+
+    /// A machine's name, with its namespace where there may be several.
+    fn name(&self, row: &MachineRow) -> String {
+        let row = &row.progress;
+        match &self.scope.namespace {
+            Some(_) => row.machine.clone(),
+            None => format!("{}/{}", row.namespace, row.machine),
+        }
+    }
+
+    fn show(&mut self, view: &View) -> io::Result<()> {
+        if let Some(lines) = &mut self.lines {
+            lines.show(view)?;
+        }
+        let seconds = self.seconds();
+        let names: Vec<String> = view.machines.iter().map(|row| self.name(row)).collect();
+        self.board
+            .widen(names.iter().map(String::len).max().unwrap_or_default());
+        let few = view.machines.len() <= SHOWN;
+        for (row, name) in view.machines.iter().zip(&names) {
+            let progress = &row.progress;
+            let happens = progress.is_under_way() || progress.has_failed() || progress.in_progress;
+            if few || happens || (self.board.has(name) && !self.printer.shows_bars()) {
+                self.board
+                    .show(name, &step(progress, &row.target), seconds)?;
+            } else {
+                self.board.hide(name);
+            }
+        }
+        self.board
+            .gone(|name| !names.iter().any(|there| there == name), seconds)?;
+        for group in &view.groups {
+            let about = match &self.scope.namespace {
+                Some(_) => group.owner.clone(),
+                None => format!("{} in {}", group.owner, group.namespace),
+            };
+            let text = group.blocked.as_ref().map(|(reason, message)| {
+                format!("blocked ({reason}): {}", message.replace('\n', "; "))
+            });
+            self.board.tell(&about, text.as_deref(), seconds)?;
+        }
+        self.sum_up(view);
+        Ok(())
+    }
+
+    fn seconds(&self) -> i64 {
+        self.clock.now().duration_since(self.start).as_secs()
+    }
+
+    /// How far all of it is, and how long it took and will take.
+    fn sum_up(&self, view: &View) {
+        let passed = duration(self.seconds());
+        let told = match view.rest_seconds() {
+            Some(rest) => format!("{passed}, about {} left", duration(rest)),
+            None => passed,
+        };
+        self.board.sum_up(view.done(), view.machines.len(), told);
+    }
+
+    fn end(&self, outcome: &'static str, view: &View, message: &str) -> io::Result<()> {
+        self.board.finish()?;
+        match &self.lines {
+            Some(lines) => lines.write(&Line::End {
+                target: self.scope.target.as_ref().map(ToString::to_string),
+                outcome,
+                message: message.to_owned(),
+                machines: view.machines.len(),
+                done: view.done(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn done(&self, view: &View) -> anyhow::Result<()> {
+        let what = match &self.scope.target {
+            Some(target) => target.to_string(),
+            None => "all groups".to_owned(),
+        };
+        let mut versions: Vec<&str> = view
+            .machines
+            .iter()
+            .map(|row| row.target.as_str())
+            .collect();
+        versions.sort_unstable();
+        versions.dedup();
+        let message = match view.machines.len() {
+            0 => format!("{what}: no machines"),
+            1 => format!("{what}: 1 machine runs {}", versions.join(", ")),
+            n => format!("{what}: {n} machines run {}", versions.join(", ")),
+        };
+        self.end("done", view, &message)?;
+        if self.lines.is_none() {
+            self.printer.result(&self.printer.good(&message))?;
+        }
+        Ok(())
+    }
+
+    fn failed(&self, view: &View) -> anyhow::Result<()> {
+        let failed = view.failed();
+        let told: Vec<String> = failed
+            .iter()
+            .map(|row| {
+                let progress = &row.progress;
+                let how = progress
+                    .phase
+                    .map(|phase| format!("{phase:?}"))
+                    .unwrap_or_default();
+                format!(
+                    "{}: {} ({}): {}",
+                    self.name(row),
+                    how.to_lowercase(),
+                    progress.failure_reason,
+                    progress.message
+                )
+            })
+            .collect();
+        let message = told.join("\n");
+        self.end("failed", view, &message)?;
+        let first = failed.first().map(|row| row.progress.machine.clone());
+        Err(exit::error(
+            EXIT_FAILED,
+            format!(
+                "{} of {} machines will not be updated until somebody asks again:\n{message}\nWhen the \
+                 cause is gone: `{} retry machine/{}`",
+                failed.len(),
+                view.machines.len(),
+                crate::global::program(),
+                first.unwrap_or_default(),
+            ),
+        ))
+    }
+
+    fn late(&self, view: &View, timeout: Duration) -> anyhow::Result<()> {
+        let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
+        let message = format!(
+            "{} of {} machines are done after {}; the update goes on without being watched",
+            view.done(),
+            view.machines.len(),
+            duration(seconds)
+        );
+        self.end("timeout", view, &message)?;
+        Err(exit::error(EXIT_TIMEOUT, message))
+    }
+}

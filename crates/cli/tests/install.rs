@@ -1,0 +1,79 @@
+//! `refit install` as a person runs it.
+
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+use std::process::{Command, Output};
+
+fn refit(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_refit"))
+        .args(args)
+        .env("KUBECONFIG", "/nonexistent")
+        .output()
+        .unwrap()
+}
+
+fn printed(args: &[&str]) -> String {
+    let output = refit(args);
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Kind of each document, in order.
+fn kinds(text: &str) -> Vec<&str> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix("kind: "))
+        .collect()
+}
+
+#[test]
+fn without_apply_every_manifest_of_a_management_cluster_is_printed() {
+    let text = printed(&["install"]);
+    assert_eq!(
+        kinds(&text),
+        [
+            "Namespace",
+            "CustomResourceDefinition",
+            "CustomResourceDefinition",
+            "CustomResourceDefinition",
+            "ServiceAccount",
+            "ClusterRole",
+            "ClusterRoleBinding",
+            "ClusterRole",
+            "ClusterRoleBinding",
+            "Role",
+            "RoleBinding",
+            "Service",
+            "Service",
+            "NetworkPolicy",
+            "PodDisruptionBudget",
+            "Deployment",
+            "ExtensionConfig",
+        ]
+    );
+    assert_eq!(text.matches("---\n").count(), kinds(&text).len());
+}
+
+#[test]
+fn parts_image_and_replicas_are_chosen() {
+    let image = "registry.example/refit:1";
+    let text = printed(&["install", "--only", "agent", "--image", image]);
+    assert_eq!(kinds(&text), ["Namespace", "DaemonSet"]);
+    assert!(text.contains("image: registry.example/refit:1\n"), "{text}");
+    let text = printed(&["install", "--only", "controller", "--replicas", "3"]);
+    assert!(text.contains("\n  replicas: 3\n"), "{text}");
+}
+
+#[test]
+fn what_cannot_be_done_is_said_and_nothing_is_printed() {
+    for (args, expected) in [
+        (["install", "--image", "a b"], "is no image"),
+        (["install", "--replicas", "0"], "0 is not in 1..=9"),
+        (["install", "--apply", "-v"], "/nonexistent"),
+    ] {
+        let output = refit(&args);
+        assert!(!output.status.success(), "{args:?}");
+        assert!(output.stdout.is_empty(), "{output:?}");
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains(expected), "{error}");
+    }
+}

@@ -1,0 +1,384 @@
+//! `refit sandbox` as its users meet it: a kubeconfig that works, a clean end, and a restart.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead as _, BufReader, Read as _},
+    net::TcpListener,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::Duration,
+};
+
+use k8s_openapi::api::{authentication::v1::SelfSubjectReview, core::v1::Node};
+use kube::{
+    Api, Client, Config, ResourceExt as _,
+    api::{ListParams, Patch, PatchParams, PostParams},
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use refit_api::{
+    capi::{Machine, MachineDeployment},
+    refit::{NodeUpdate, Phase},
+};
+use serde_json::json;
+
+const EXAMPLE: &str = include_str!("../../../examples/cluster.yaml");
+
+/// A sandbox that runs. It is killed when a test fails.
+struct Sandbox {
+    child: Child,
+    kubeconfig: PathBuf,
+    /// What follows the path.
+    hints: Vec<String>,
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_refit"));
+    command.arg("sandbox").args(args);
+    command
+        .env_remove("REFIT_LOG")
+        .env("TMPDIR", env!("CARGO_TARGET_TMPDIR"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+impl Sandbox {
+    fn start(args: &[&str]) -> Self {
+        let mut child = command(args).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let Some(first) = lines.next() else {
+            let mut text = String::new();
+            child
+                .stderr
+                .take()
+                .unwrap()
+                .read_to_string(&mut text)
+                .unwrap();
+            panic!("no path was printed: {text}");
+        };
+        let hints = lines
+            .map(Result::unwrap)
+            .take_while(|line| !line.starts_with("Hosts work"))
+            .collect();
+        Self {
+            child,
+            kubeconfig: PathBuf::from(first.unwrap()),
+            hints,
+        }
+    }
+
+    fn signal(&self, signal: &str) {
+        let id = self.child.id().to_string();
+        let sent = Command::new("kill").args([signal, &id]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    fn end(mut self, signal: &str) -> (ExitStatus, String) {
+        self.signal(signal);
+        let status = self.child.wait().unwrap();
+        let mut text = String::new();
+        let mut stderr = self.child.stderr.take().unwrap();
+        stderr.read_to_string(&mut text).unwrap();
+        (status, text)
+    }
+
+    fn contexts(&self) -> Vec<String> {
+        let read = Kubeconfig::read_from(&self.kubeconfig).unwrap();
+        read.contexts
+            .into_iter()
+            .map(|context| context.name)
+            .collect()
+    }
+
+    async fn config(&self, context: &str) -> Config {
+        let options = KubeConfigOptions {
+            context: Some(context.to_owned()),
+            ..KubeConfigOptions::default()
+        };
+        let read = Kubeconfig::read_from(&self.kubeconfig).unwrap();
+        Config::from_custom_kubeconfig(read, &options)
+            .await
+            .unwrap()
+    }
+
+    async fn client(&self, context: &str) -> Client {
+        Client::try_from(self.config(context).await).unwrap()
+    }
+
+    async fn machines(&self) -> Vec<Machine> {
+        let api: Api<Machine> = Api::all(self.client("refit").await);
+        api.list(&ListParams::default()).await.unwrap().items
+    }
+}
+
+fn in_real_time<T>(test: impl Future<Output = T>) -> T {
+    refit_kube::tls::install_provider();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.unwrap().block_on(test)
+}
+
+fn temporary() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// A cluster of three control plane machines and one worker that is a patch behind.
+fn small(folder: &Path) -> String {
+    let (control_plane, workers) = EXAMPLE.split_once("kind: MachineDeployment").unwrap();
+    let workers = workers
+        .replace("replicas: 5", "replicas: 1")
+        .replace("version: v1.34.2", "version: v1.34.1");
+    let path = folder.join("small.yaml");
+    fs::write(
+        &path,
+        format!("{control_plane}kind: MachineDeployment{workers}"),
+    )
+    .unwrap();
+    path.display().to_string()
+}
+
+fn uids(machines: &[Machine]) -> BTreeMap<String, String> {
+    let pair = |machine: &Machine| (machine.name_any(), machine.uid().unwrap_or_default());
+    machines.iter().map(pair).collect()
+}
+
+/// Asks for the control plane's version on the worker, and waits until its host is at work.
+async fn upgrade_worker(client: Client) {
+    let body = json!({"spec": {"template": {"spec": {"version": "v1.34.2"}}}});
+    Api::<MachineDeployment>::namespaced(client.clone(), "default")
+        .patch("edge-1-md-0", &PatchParams::default(), &Patch::Merge(&body))
+        .await
+        .unwrap();
+    let updates: Api<NodeUpdate> = Api::all(client);
+    let at_work = async {
+        loop {
+            let list = updates.list(&ListParams::default()).await.unwrap();
+            let phases = list
+                .items
+                .iter()
+                .filter_map(|update| update.status.as_ref());
+            if phases
+                .map(|status| status.phase)
+                .any(|phase| phase == Phase::Upgrading)
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), at_work)
+        .await
+        .expect("the upgrade begins");
+}
+
+#[test]
+fn a_client_finds_ready_machines_and_ctrl_c_leaves_nothing_behind() {
+    let sandbox = Sandbox::start(&[]);
+    let path = sandbox.kubeconfig.clone();
+    assert!(path.is_absolute());
+    assert_eq!(path.file_name().unwrap(), "kubeconfig");
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&path), 0o600);
+    assert_eq!(mode(path.parent().unwrap()), 0o700);
+    let upgrade = "  refit upgrade cluster/edge-1 --to v1.35.0 --watch";
+    assert!(sandbox.hints.iter().any(|line| line == upgrade));
+    assert_eq!(sandbox.contexts(), ["refit", "edge-1"]);
+    in_real_time(async {
+        let machines = sandbox.machines().await;
+        assert_eq!(machines.len(), 8);
+        let nodes: Api<Node> = Api::all(sandbox.client("edge-1").await);
+        assert_eq!(
+            nodes
+                .list(&ListParams::default())
+                .await
+                .unwrap()
+                .items
+                .len(),
+            8
+        );
+        let mut stranger = sandbox.config("refit").await;
+        let me: Api<SelfSubjectReview> = Api::all(sandbox.client("refit").await);
+        let me = me
+            .create(&PostParams::default(), &SelfSubjectReview::default())
+            .await
+            .unwrap();
+        let user = me.status.unwrap().user_info.unwrap();
+        assert_eq!(user.username.as_deref(), Some("refit-admin"));
+        // Who shows no certificate is nobody.
+        stranger.auth_info = kube::config::AuthInfo::default();
+        let refused = Api::<Machine>::all(Client::try_from(stranger).unwrap())
+            .list(&ListParams::default())
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(&refused, kube::Error::Api(status) if status.code == 403),
+            "{refused}"
+        );
+    });
+    let (status, text) = sandbox.end("-INT");
+    assert_eq!(status.code(), Some(0), "{text}");
+    assert!(text.contains("8 of 8 machines are available"), "{text}");
+    assert!(text.ends_with("Ended; nothing is left behind.\n"), "{text}");
+    assert!(!path.parent().unwrap().exists());
+}
+
+#[test]
+fn an_upgrade_survives_kill_9_and_keeps_every_machine() {
+    let place = temporary();
+    let manifests = small(place.path());
+    let data = place.path().join("data").display().to_string();
+    let keep = ["--data-dir", &data, "--speed", "20"];
+    let sandbox = Sandbox::start(&[&keep[..], &["--manifests", &manifests]].concat());
+    let before = in_real_time(async {
+        let before = uids(&sandbox.machines().await);
+        upgrade_worker(sandbox.client("refit").await).await;
+        before
+    });
+    assert_eq!(before.len(), 4);
+    let known = sandbox.contexts();
+    let kubeconfig = fs::read_to_string(&sandbox.kubeconfig).unwrap();
+    let (status, _) = sandbox.end("-KILL");
+    assert_eq!(status.code(), None);
+
+    let sandbox = Sandbox::start(&keep);
+    assert_eq!(sandbox.contexts(), known);
+    let servers = |text: &str| -> Vec<String> {
+        let lines = text
+            .lines()
+            .filter(|line| line.contains("https://127.0.0.1:"));
+        lines.map(str::to_owned).collect()
+    };
+    let again = fs::read_to_string(&sandbox.kubeconfig).unwrap();
+    assert_eq!(servers(&again), servers(&kubeconfig));
+    in_real_time(async {
+        let upgraded = async {
+            loop {
+                let machines = sandbox.machines().await;
+                assert_eq!(uids(&machines), before);
+                let done = machines.iter().all(|machine| {
+                    let info = machine.status.as_ref().and_then(|s| s.node_info.as_ref());
+                    info.is_some_and(|info| info.kubelet_version == "v1.34.2")
+                });
+                if done {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_mins(3), upgraded)
+            .await
+            .expect("the upgrade goes on");
+    });
+    let second = command(&keep).output().unwrap();
+    let text = String::from_utf8(second.stderr).unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    assert!(
+        text.contains("is in use by another `refit sandbox`"),
+        "{text}"
+    );
+    let (status, text) = sandbox.end("-TERM");
+    assert_eq!(status.code(), Some(0), "{text}");
+    assert!(text.contains("carries on."), "{text}");
+}
+
+#[test]
+fn a_port_that_is_taken_is_named_before_anything_takes_time() {
+    let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let output = command(&["--port", &port]).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        text.contains(&format!("port {port} of 127.0.0.1 is in use")),
+        "{text}"
+    );
+    assert!(text.contains("--port"), "{text}");
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn a_kept_sandbox_takes_no_other_manifests() {
+    let place = temporary();
+    let manifests = small(place.path());
+    let data = place.path().join("data").display().to_string();
+    let sandbox = Sandbox::start(&["--data-dir", &data, "--manifests", &manifests]);
+    sandbox.end("-INT");
+    let output = command(&["--data-dir", &data, "--manifests", &manifests])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text.contains("holds a sandbox already"), "{text}");
+}
+
+#[test]
+fn a_cluster_that_is_applied_later_gets_a_context() {
+    let place = temporary();
+    let sandbox = Sandbox::start(&["--manifests", &small(place.path()), "--speed", "40"]);
+    let text = fs::read_to_string(place.path().join("small.yaml")).unwrap();
+    let second = text.replace("edge-1", "edge-2");
+    in_real_time(async {
+        let client = sandbox.client("refit").await;
+        for object in refit_sandbox::manifests::parse([("second.yaml", second.as_bytes())]).unwrap()
+        {
+            apply(&client, object.object).await;
+        }
+        let there = async {
+            while !sandbox.contexts().iter().any(|name| name == "edge-2") {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+            let nodes: Api<Node> = Api::all(sandbox.client("edge-2").await);
+            while nodes
+                .list(&ListParams::default())
+                .await
+                .unwrap()
+                .items
+                .len()
+                < 2
+            {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_mins(1), there)
+            .await
+            .expect("the second cluster comes up");
+    });
+    assert_eq!(sandbox.contexts(), ["refit", "edge-1", "edge-2"]);
+}
+
+/// Creates an object whatever its kind.
+async fn apply(client: &Client, object: serde_json::Value) {
+    let object: kube::core::DynamicObject = serde_json::from_value(object).unwrap();
+    let kind = object.types.clone().unwrap();
+    let (group, version) = kind.api_version.split_once('/').unwrap();
+    let gvk = kube::core::GroupVersionKind::gvk(group, version, &kind.kind);
+    let resource = kube::core::ApiResource::from_gvk(&gvk);
+    Api::<kube::core::DynamicObject>::namespaced_with(client.clone(), "default", &resource)
+        .create(&PostParams::default(), &object)
+        .await
+        .unwrap();
+}
+
+#[test]
+fn a_script_opens_no_port_and_prints_its_output() {
+    let place = temporary();
+    let path = place.path().join("script.txt");
+    fs::write(&path, "help\n").unwrap();
+    let output = command(&["--script", &path.display().to_string()])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(String::from_utf8(output.stdout).unwrap().contains("wait"));
+    let both = command(&["--script", "x", "--port", "1"]).output().unwrap();
+    assert_eq!(both.status.code(), Some(2));
+}

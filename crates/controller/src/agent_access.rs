@@ -1,0 +1,251 @@
+//! What agents may do in their workload cluster: each its own HostPlan, and nothing else.
+//!
+//! An agent is its node (`system:node:NAME`, the kubelet's certificate). The controller gives each
+//! Node a Role and a RoleBinding in the namespace of the HostPlans; both belong to the Node and go
+//! with it. RBAC cannot tell names apart when objects are posted, so agents make their HostPlan by
+//! an apply, which names it.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use k8s_openapi::api::{
+    core::v1::Node,
+    rbac::v1::{Role, RoleBinding},
+};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::ListParams,
+    core::{NamespaceResourceScope, Resource},
+};
+use refit_api::keys;
+use refit_kube::{Store, apply};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use crate::context::Context;
+
+/// Wait before rights that could not be given are given again.
+const RETRY: Duration = Duration::from_secs(5);
+const SELECTOR: &str =
+    "app.kubernetes.io/managed-by=refit-controller,app.kubernetes.io/component=agent";
+const RBAC: &str = "rbac.authorization.k8s.io";
+
+/// Which Nodes of one cluster have their rights.
+#[derive(Debug, Default)]
+pub(crate) struct AgentAccess {
+    /// uid of the Node, by its name.
+    granted: Mutex<BTreeMap<String, String>>,
+    changed: Notify,
+}
+
+impl AgentAccess {
+    /// Notes that a Node came or changed.
+    pub(crate) fn saw(&self, node: &Node) {
+        if self.lacks(node) {
+            self.changed.notify_one();
+        }
+    }
+
+    fn lacks(&self, node: &Node) -> bool {
+        let uid = node.metadata.uid.as_deref();
+        self.lock().get(&node.name_any()).map(String::as_str) != uid
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.granted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives each Node its rights while this process leads. Dropping the future ends it.
+    pub(crate) async fn keep(&self, ctx: &Context, client: &Client, nodes: &Store<Node>) {
+        nodes.ready().await;
+        let mut looked = false;
+        loop {
+            ctx.leadership.held().await;
+            match self.pass(client, nodes, &mut looked).await {
+                Ok(()) => self.changed.notified().await,
+                Err(error) => {
+                    tracing::debug!(%error, "agents wait for their rights");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    async fn pass(
+        &self,
+        client: &Client,
+        nodes: &Store<Node>,
+        looked: &mut bool,
+    ) -> kube::Result<()> {
+        if !nodes.list().iter().any(|node| self.lacks(node)) {
+            return Ok(());
+        }
+        let roles: Api<Role> = Api::namespaced(client.clone(), keys::HOST_PLAN_NAMESPACE);
+        let bindings: Api<RoleBinding> = Api::namespaced(client.clone(), keys::HOST_PLAN_NAMESPACE);
+        if !*looked {
+            self.look(&roles, &bindings, nodes).await?;
+            *looked = true;
+        }
+        for node in nodes.list() {
+            if !self.lacks(&node) {
+                continue;
+            }
+            let name = name_of(&node);
+            apply::apply(&roles, keys::MANAGER, &name, &role(&node)).await?;
+            apply::apply(&bindings, keys::MANAGER, &name, &binding(&node)).await?;
+            let uid = node.metadata.uid.clone().unwrap_or_default();
+            self.lock().insert(node.name_any(), uid);
+        }
+        Ok(())
+    }
+
+    /// Finds out who has their rights already: a controller that starts writes nothing again.
+    async fn look(
+        &self,
+        roles: &Api<Role>,
+        bindings: &Api<RoleBinding>,
+        nodes: &Store<Node>,
+    ) -> kube::Result<()> {
+        let (roles, bindings) = (found(roles).await?, found(bindings).await?);
+        for node in nodes.list() {
+            let name = name_of(&node);
+            let as_wanted = |found: &BTreeMap<String, Value>, wanted: &Value| {
+                found.get(&name).is_some_and(|there| holds(there, wanted))
+            };
+            if as_wanted(&roles, &role(&node)) && as_wanted(&bindings, &binding(&node)) {
+                let uid = node.metadata.uid.clone().unwrap_or_default();
+                self.lock().insert(node.name_any(), uid);
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn found<K>(api: &Api<K>) -> kube::Result<BTreeMap<String, Value>>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + serde::Serialize
+        + std::fmt::Debug,
+{
+    let list = api.list(&ListParams::default().labels(SELECTOR)).await?;
+    let entry = |object: &K| {
+        let value = serde_json::to_value(object).unwrap_or_default();
+        (object.name_any(), value)
+    };
+    Ok(list.items.iter().map(entry).collect())
+}
+
+/// Whether an object says all that we want to say.
+fn holds(there: &Value, wanted: &Value) -> bool {
+    match (there, wanted) {
+        (Value::Object(there), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
+            // A list leaves out what all of its items are.
+            matches!(key.as_str(), "apiVersion" | "kind")
+                || there.get(key).is_some_and(|there| holds(there, wanted))
+        }),
+        (Value::Array(there), Value::Array(wanted)) => {
+            there.len() == wanted.len()
+                && there
+                    .iter()
+                    .zip(wanted)
+                    .all(|(there, wanted)| holds(there, wanted))
+        }
+        _ => there == wanted,
+    }
+}
+
+fn name_of(node: &Node) -> String {
+    format!("refit-agent-{}", node.name_any())
+}
+
+fn metadata(node: &Node) -> Value {
+    json!({
+        "name": name_of(node),
+        "namespace": keys::HOST_PLAN_NAMESPACE,
+        "labels": {
+            "app.kubernetes.io/name": "refit",
+            "app.kubernetes.io/component": "agent",
+            "app.kubernetes.io/managed-by": "refit-controller",
+        },
+        "ownerReferences": [{
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": node.name_any(),
+            "uid": node.metadata.uid.clone().unwrap_or_default(),
+        }],
+    })
+}
+
+fn role(node: &Node) -> Value {
+    let own = [node.name_any()];
+    json!({
+        "apiVersion": format!("{RBAC}/v1"),
+        "kind": "Role",
+        "metadata": metadata(node),
+        "rules": [
+            {
+                "apiGroups": ["refit.dev"],
+                "resources": ["hostplans"],
+                "resourceNames": own,
+                "verbs": ["create", "list", "patch", "watch"],
+            },
+            {
+                "apiGroups": ["refit.dev"],
+                "resources": ["hostplans/status"],
+                "resourceNames": own,
+                "verbs": ["patch"],
+            },
+        ],
+    })
+}
+
+fn binding(node: &Node) -> Value {
+    json!({
+        "apiVersion": format!("{RBAC}/v1"),
+        "kind": "RoleBinding",
+        "metadata": metadata(node),
+        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": name_of(node)},
+        "subjects": [{
+            "apiGroup": RBAC,
+            "kind": "User",
+            "name": format!("system:node:{}", node.name_any()),
+        }],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(uid: &str) -> Node {
+        let mut node = Node::default();
+        node.metadata.name = Some("n1".to_owned());
+        node.metadata.uid = Some(uid.to_owned());
+        node
+    }
+
+    #[test]
+    fn a_role_names_one_host_plan_only() {
+        for rule in role(&node("u"))["rules"].as_array().unwrap() {
+            assert_eq!(rule["resourceNames"], json!(["n1"]));
+        }
+    }
+
+    #[test]
+    fn a_node_that_came_back_under_another_uid_needs_its_rights_anew() {
+        let access = AgentAccess::default();
+        access.lock().insert("n1".to_owned(), "u".to_owned());
+        assert!(!access.lacks(&node("u")));
+        assert!(access.lacks(&node("v")));
+        let typed: Role = serde_json::from_value(role(&node("u"))).unwrap();
+        let there = serde_json::to_value(typed).unwrap();
+        assert!(holds(&there, &role(&node("u"))));
+        assert!(!holds(&there, &role(&node("v"))));
+    }
+}

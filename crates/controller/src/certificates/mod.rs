@@ -1,0 +1,295 @@
+//! The hook server's certificate, without cert-manager.
+//!
+//! One Secret (`kubernetes.io/tls` with `ca.crt`, and `ca.key` where it is ours) serves all
+//! replicas. [`Certificates::ensure`] returns once there is a certificate to show;
+//! [`Certificates::run`] goes on for ever: it shows what the Secret holds, renews it in time and
+//! exchanges the authority, both trusted for a while (`refit_core::certificates`). Any replica may
+//! write: each write holds only over the Secret that was read. A Secret of the same shape that
+//! somebody else keeps, such as cert-manager, is used as it is and never written.
+//!
+//! ```no_run
+//! # async fn example(client: kube::Client, clock: refit_kube::Clock) {
+//! use refit_controller::certificates::{CertificateSettings, Certificates};
+//!
+//! let certificates = Certificates::new(client, clock, CertificateSettings::default());
+//! let cert = certificates.ensure().await;
+//! // `cert` goes into `HookServer::cert`; beside the controller:
+//! certificates.run(cert).await;
+//! # }
+//! ```
+
+mod secret;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{Patch, PatchParams, PostParams},
+};
+use refit_core::certificates::{Decision, decide};
+use refit_kube::{
+    Clock, ObjectKey, Store, apply, store,
+    tls::{ReloadableCert, TlsError},
+};
+use tokio::sync::Notify;
+
+/// Wait before a failed call or an unusable Secret is looked at again.
+const RETRY: Duration = Duration::from_secs(5);
+/// The Secret is looked at this often even if nothing is due.
+const LOOK: SignedDuration = SignedDuration::from_hours(12);
+
+/// Which Secret, and for which names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateSettings {
+    /// Namespace of the Secret.
+    pub namespace: String,
+    /// Name of the Secret.
+    pub secret: String,
+    /// Host names by which the hook server is called; the first is the subject.
+    pub names: Vec<String>,
+}
+
+impl CertificateSettings {
+    /// The Secret `<service>-tls` and the names of a Service.
+    pub fn of_service(namespace: &str, service: &str) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            secret: format!("{service}-tls"),
+            names: vec![
+                format!("{service}.{namespace}.svc"),
+                format!("{service}.{namespace}.svc.cluster.local"),
+                format!("{service}.{namespace}"),
+                service.to_owned(),
+            ],
+        }
+    }
+}
+
+impl Default for CertificateSettings {
+    fn default() -> Self {
+        Self::of_service("refit-system", "refit-webhook")
+    }
+}
+
+/// Why the certificate could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum CertificateError {
+    /// The API server does not do what we ask.
+    #[error("Secret {secret} cannot be read or written: {source}")]
+    Api {
+        /// The Secret.
+        secret: ObjectKey,
+        /// Why.
+        source: Box<kube::Error>,
+    },
+    /// Certificates cannot be made or shown.
+    #[error("Secret {secret}: {source}")]
+    Tls {
+        /// The Secret.
+        secret: ObjectKey,
+        /// Why.
+        source: TlsError,
+    },
+}
+
+/// Keeps the hook server's certificate.
+#[derive(Clone)]
+pub struct Certificates {
+    client: Client,
+    clock: Clock,
+    settings: CertificateSettings,
+}
+
+impl std::fmt::Debug for Certificates {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Certificates")
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Certificates {
+    /// Keeps the certificate in a Secret of this cluster.
+    pub fn new(client: Client, clock: Clock, settings: CertificateSettings) -> Self {
+        Self {
+            client,
+            clock,
+            settings,
+        }
+    }
+
+    fn api(&self) -> Api<Secret> {
+        Api::namespaced(self.client.clone(), &self.settings.namespace)
+    }
+
+    fn key(&self) -> ObjectKey {
+        ObjectKey::new(&self.settings.namespace, &self.settings.secret)
+    }
+
+    /// Waits until there is a certificate to show, and makes one where nobody else does.
+    pub async fn ensure(&self) -> Arc<ReloadableCert> {
+        loop {
+            match self.first().await {
+                Ok(Some(cert)) => return cert,
+                Ok(None) => {
+                    tracing::warn!(secret = %self.key(), "waiting for a certificate from whoever keeps the Secret");
+                }
+                Err(error) => tracing::warn!(%error, "there is no certificate for the hooks yet"),
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    async fn first(&self) -> Result<Option<Arc<ReloadableCert>>, CertificateError> {
+        let found = self
+            .api()
+            .get_opt(&self.settings.secret)
+            .await
+            .map_err(|source| self.api_error(source))?;
+        let (secret, _) = self.step(found).await?;
+        let Some(material) = secret.as_ref().and_then(secret::shown) else {
+            return Ok(None);
+        };
+        ReloadableCert::new(&material)
+            .map(Some)
+            .map_err(|source| self.tls_error(source))
+    }
+
+    /// Shows what the Secret holds and keeps it good, for ever. Dropping the future ends it.
+    pub async fn run(&self, cert: Arc<ReloadableCert>) {
+        let store: Store<Secret> = Store::default();
+        let changed = Notify::new();
+        let field = format!("metadata.name={}", self.settings.secret);
+        let watching = store::reflect(
+            self.api(),
+            store::everything().fields(&field),
+            store.clone(),
+            |_| changed.notify_one(),
+        );
+        futures::join!(watching, self.keep(&store, &changed, &cert));
+    }
+
+    async fn keep(&self, store: &Store<Secret>, changed: &Notify, cert: &ReloadableCert) {
+        store.ready().await;
+        let mut shown = String::new();
+        loop {
+            let found = store.get(&self.key());
+            if let Some(material) = found.as_deref().and_then(secret::shown)
+                && material.cert_pem != shown
+            {
+                match cert.reload(&material) {
+                    Ok(()) => shown = material.cert_pem,
+                    Err(error) => {
+                        tracing::warn!(secret = %self.key(), %error, "the old certificate stays");
+                    }
+                }
+            }
+            let wait = match self.step(found.as_deref().cloned()).await {
+                Ok((written, wait)) => {
+                    if let Some(written) = written {
+                        store.insert_newer(written);
+                    }
+                    wait
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the certificate is looked at again");
+                    RETRY
+                }
+            };
+            tokio::select! {
+                biased;
+                () = changed.notified() => {}
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+    }
+
+    /// Does what is due. Returns the Secret as it is then, and how long nothing will be due.
+    async fn step(
+        &self,
+        found: Option<Secret>,
+    ) -> Result<(Option<Secret>, Duration), CertificateError> {
+        let now = self.clock.now_seconds();
+        let facts = secret::read(found.as_ref());
+        let decision = decide(&facts, &self.settings.names, now);
+        let data = match &decision {
+            Decision::Leave => {
+                if let Some(until) = found.as_ref().and_then(secret::ends_at)
+                    && until <= now
+                {
+                    tracing::warn!(
+                        secret = %self.key(), %until,
+                        "the certificate has ended, and whoever keeps the Secret does not renew it"
+                    );
+                }
+                return Ok((found, self.clock.until(now + LOOK)));
+            }
+            Decision::Keep { until } => {
+                return Ok((found, self.clock.until((*until).min(now + LOOK))));
+            }
+            change => secret::changed(change, found.as_ref(), &self.settings.names, now)
+                .map_err(|source| self.tls_error(source))?,
+        };
+        self.announce(&decision);
+        let written = if let Some(old) = &found {
+            let version = old.resource_version().unwrap_or_default();
+            let body = secret::patch(&version, &data);
+            let name = &self.settings.secret;
+            let patch = Patch::Merge(&body);
+            self.api()
+                .patch(name, &PatchParams::default(), &patch)
+                .await
+        } else {
+            let object = secret::object(&self.settings, &data);
+            self.api().create(&PostParams::default(), &object).await
+        };
+        match written {
+            Ok(secret) => Ok((Some(secret), Duration::ZERO)),
+            // Another replica was faster: what it wrote is as good.
+            Err(error) if apply::is_conflict(&error) || is_taken(&error) => {
+                let now = self.api().get_opt(&self.settings.secret).await;
+                now.map(|secret| (secret, Duration::from_secs(1)))
+                    .map_err(|source| self.api_error(source))
+            }
+            Err(source) => Err(self.api_error(source)),
+        }
+    }
+
+    fn announce(&self, decision: &Decision) {
+        let secret = self.key();
+        match decision {
+            Decision::Create { reason } => {
+                tracing::info!(%secret, reason, "makes an authority and a certificate for the hooks");
+            }
+            Decision::RenewLeaf { reason } => {
+                tracing::info!(%secret, reason, "renews the certificate of the hooks");
+            }
+            Decision::RotateAuthority => tracing::info!(%secret, "adds a new authority"),
+            Decision::DropOlder => tracing::info!(%secret, "drops the older authority"),
+            Decision::Keep { .. } | Decision::Leave => {}
+        }
+    }
+
+    fn api_error(&self, source: kube::Error) -> CertificateError {
+        CertificateError::Api {
+            secret: self.key(),
+            source: Box::new(source),
+        }
+    }
+
+    fn tls_error(&self, source: TlsError) -> CertificateError {
+        CertificateError::Tls {
+            secret: self.key(),
+            source,
+        }
+    }
+}
+
+fn is_taken(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.is_already_exists())
+}

@@ -1,0 +1,204 @@
+//! The keeper against an API server in process.
+
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use kube::api::ListParams;
+use refit_apiserver::{ApiServer, Options};
+use refit_kube::tls::{Authority, Validity};
+use serde_json::json;
+
+use super::*;
+
+const DAY: u64 = 24 * 3600;
+
+struct World {
+    server: ApiServer,
+    clock: Clock,
+}
+
+impl World {
+    async fn new() -> Self {
+        let epoch: Timestamp = "2026-03-02T08:00:00Z".parse().unwrap();
+        let clock = Clock::simulated(epoch);
+        let server = ApiServer::new(Options::new(Arc::new(move || clock.now())));
+        let world = Self { server, clock };
+        let body = serde_json::from_value(json!({"metadata": {"name": "refit-system"}})).unwrap();
+        let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(world.client());
+        namespaces
+            .create(&PostParams::default(), &body)
+            .await
+            .unwrap();
+        world
+    }
+
+    fn client(&self) -> Client {
+        Client::new(self.server.clone(), "default")
+    }
+
+    fn keeper(&self) -> Certificates {
+        Certificates::new(self.client(), self.clock, CertificateSettings::default())
+    }
+
+    async fn secret(&self) -> Secret {
+        self.keeper().api().get("refit-webhook-tls").await.unwrap()
+    }
+
+    async fn data(&self, key: &str) -> String {
+        let data = self.secret().await.data.unwrap();
+        String::from_utf8(data[key].0.clone()).unwrap()
+    }
+
+    async fn pass_days(&self, days: u64) {
+        tokio::time::advance(Duration::from_secs(days * DAY)).await;
+    }
+
+    /// Does what is due until nothing is, and says how often it wrote.
+    async fn settle(&self) -> u64 {
+        let before = self.server.revision();
+        for _ in 0..10 {
+            let revision = self.server.revision();
+            self.keeper().first().await.unwrap();
+            if self.server.revision() == revision {
+                return revision - before;
+            }
+        }
+        panic!("the keeper never rests");
+    }
+
+    async fn authorities(&self) -> usize {
+        self.data("ca.crt").await.matches("BEGIN").count()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_replica_makes_what_all_replicas_show() {
+    let world = World::new().await;
+    world.keeper().ensure().await;
+    let made = world.secret().await;
+    assert_eq!(made.type_.as_deref(), Some("kubernetes.io/tls"));
+    world.keeper().ensure().await;
+    assert_eq!(
+        world.secret().await.resource_version(),
+        made.resource_version()
+    );
+    let held = match secret::read(Some(&made)) {
+        refit_core::certificates::Found::Ours(held) => held,
+        other => panic!("{other:?}"),
+    };
+    let leaf = held.leaf.unwrap();
+    assert_eq!(leaf.names, CertificateSettings::default().names);
+    assert_eq!(leaf.issuer, held.authority.subject);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_certificate_is_renewed_before_it_ends_and_the_authority_stays() {
+    let world = World::new().await;
+    world.settle().await;
+    let (ca, leaf) = (world.data("ca.crt").await, world.data("tls.crt").await);
+    world.pass_days(59).await;
+    assert_eq!(world.settle().await, 0);
+    world.pass_days(2).await;
+    assert_eq!(world.settle().await, 1);
+    assert_ne!(world.data("tls.crt").await, leaf);
+    assert_eq!(world.data("ca.crt").await, ca);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_authority_is_exchanged_with_both_trusted_in_between() {
+    let world = World::new().await;
+    world.settle().await;
+    for _ in 0..21 {
+        world.pass_days(75).await;
+        world.settle().await;
+    }
+    let leaf = world.data("tls.crt").await;
+    let old = world.data("ca.crt").await;
+    world.pass_days(365 * 5 - 180 - 21 * 75).await;
+    world.settle().await;
+    assert_eq!(world.authorities().await, 2);
+    assert!(world.data("ca.crt").await.ends_with(&old));
+    // Nobody is shown a certificate that they may not trust yet.
+    let between = world.data("tls.crt").await;
+    tokio::time::advance(Duration::from_mins(61)).await;
+    assert_eq!(world.settle().await, 1);
+    assert_ne!(world.data("tls.crt").await, between);
+    assert_eq!(world.authorities().await, 2);
+    tokio::time::advance(Duration::from_mins(61)).await;
+    assert_eq!(world.settle().await, 1);
+    assert_eq!(world.authorities().await, 1);
+    assert_ne!(world.data("ca.crt").await, old);
+    assert_ne!(world.data("tls.crt").await, leaf);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_secret_of_cert_manager_is_used_and_never_written() {
+    let world = World::new().await;
+    let now = world.clock.now();
+    let validity = Validity {
+        from: now - SignedDuration::from_hours(1),
+        until: now + SignedDuration::from_hours(1),
+    };
+    let authority = Authority::new("theirs", validity).unwrap();
+    let leaf = authority.server(&["anything"], validity).unwrap();
+    let body = json!({
+        "metadata": {"name": "refit-webhook-tls",
+                     "annotations": {"cert-manager.io/certificate-name": "refit-webhook"}},
+        "type": "kubernetes.io/tls",
+        "stringData": {"tls.crt": leaf.cert_pem, "tls.key": leaf.key_pem,
+                       "ca.crt": authority.material().cert_pem},
+    });
+    let api = world.keeper().api();
+    let body = serde_json::from_value(body).unwrap();
+    api.create(&PostParams::default(), &body).await.unwrap();
+    world.keeper().ensure().await;
+    world.pass_days(400).await;
+    assert_eq!(world.settle().await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_used_is_made_anew_and_the_rest_stays() {
+    let world = World::new().await;
+    world.settle().await;
+    let ca = world.data("ca.crt").await;
+    for key in ["tls.crt", "tls.key", "ca.crt"] {
+        assert_eq!(world.data("ca.crt").await, ca);
+        let patch = json!({"data": {key: "bm90aGluZw=="}});
+        let api = world.keeper().api();
+        api.patch(
+            "refit-webhook-tls",
+            &PatchParams::default(),
+            &Patch::Merge(&patch),
+        )
+        .await
+        .unwrap();
+        assert_eq!(world.settle().await, 1, "{key}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_running_replica_shows_what_another_one_renewed() {
+    let world = World::new().await;
+    let keeper = world.keeper();
+    let cert = keeper.ensure().await;
+    let before = format!("{cert:?}");
+    let runs = tokio::spawn({
+        let (keeper, cert) = (keeper.clone(), cert.clone());
+        async move { keeper.run(cert).await }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let api = keeper.api();
+    assert_eq!(
+        api.list(&ListParams::default()).await.unwrap().items.len(),
+        1
+    );
+    tokio::time::sleep(Duration::from_secs(61 * DAY)).await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    assert_ne!(format!("{cert:?}"), before);
+    api.delete("refit-webhook-tls", &<_>::default())
+        .await
+        .unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(api.get_opt("refit-webhook-tls").await.unwrap().is_some());
+    runs.abort();
+}

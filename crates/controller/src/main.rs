@@ -1,0 +1,414 @@
+//! The `refit-controller` program.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use clap::{ArgAction, Parser, ValueEnum};
+use refit_controller::{
+    ControllerOptions, HookServer, Process, Settings,
+    certificates::{CertificateSettings, Certificates},
+    run,
+};
+use refit_core::{change::OnUncovered, safeguards::Safeguards};
+use refit_kube::{
+    Clock,
+    client::ClientStack,
+    lease::LeaseSettings,
+    net::Listener,
+    process::{LogFormat, cluster, init_logs, until_stopped},
+    tls::{self, KeyAndCert, ReloadableCert},
+};
+use tokio_util::sync::CancellationToken;
+
+/// How often certificate files are looked at.
+const CERTIFICATE_RECHECK: Duration = Duration::from_mins(1);
+/// The namespace of an installation.
+const NAMESPACE: &str = "refit-system";
+
+const EXAMPLES: &str = "\
+Examples:
+  In a cluster, as the Deployment of `refit install` runs it:
+    refit-controller --webhook-bind 0.0.0.0:9443 --health-bind 0.0.0.0:8081
+
+  On a workstation, against the current context, alone, with a certificate of one's own:
+    refit-controller --leader-elect=false --cert-dir ./certs --webhook-bind 127.0.0.1:9443
+
+Signals: SIGTERM or SIGINT ends it well (not ready, hooks answered, Lease given back); a second one
+ends it at once.";
+
+/// Upgrades Kubernetes machines where they stand: answers Cluster API's hooks and carries out
+/// NodeUpdates.
+#[derive(Debug, Parser)]
+#[command(name = "refit-controller", version, after_help = EXAMPLES)]
+struct Args {
+    /// Kubeconfig of the management cluster [default: KUBECONFIG, ~/.kube/config, the pod's own]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig [default: its current one]
+    #[arg(long, value_name = "NAME")]
+    context: Option<String>,
+    /// Where hooks are served, over HTTPS
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "REFIT_WEBHOOK_BIND",
+        default_value = "0.0.0.0:9443"
+    )]
+    webhook_bind: SocketAddr,
+    /// Where /healthz, /readyz and /metrics are served, over plain HTTP
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "REFIT_HEALTH_BIND",
+        default_value = "0.0.0.0:8081"
+    )]
+    health_bind: SocketAddr,
+    /// Folder with tls.crt and tls.key, read again when they change; without it the certificate is
+    /// kept in the Secret <SERVICE>-tls
+    #[arg(long, value_name = "FOLDER", env = "REFIT_CERT_DIR")]
+    cert_dir: Option<PathBuf>,
+    /// PEM file: only clients with a certificate of this authority may call hooks. Probes need none
+    #[arg(long, value_name = "FILE", env = "REFIT_CLIENT_CA")]
+    client_ca: Option<PathBuf>,
+    /// Service by which Cluster API calls the hooks
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "REFIT_SERVICE",
+        default_value = "refit-webhook"
+    )]
+    service: String,
+    /// Namespace of the Lease, the Service and its Secret
+    #[arg(long, value_name = "NAME", env = "POD_NAMESPACE", default_value = NAMESPACE)]
+    namespace: String,
+    /// Do the leader's work only while holding the Lease. Without it no second controller may run
+    #[arg(
+        long, env = "REFIT_LEADER_ELECT", default_value_t = true, default_missing_value = "true",
+        num_args = 0..=1, require_equals = true, action = ArgAction::Set
+    )]
+    leader_elect: bool,
+    /// Name of the Lease
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "REFIT_LEASE_NAME",
+        default_value = "refit-controller"
+    )]
+    lease_name: String,
+    /// How long the Lease holds without a renewal
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "REFIT_LEASE_DURATION_SECONDS",
+        default_value_t = 15
+    )]
+    lease_duration_seconds: u32,
+    /// How long the leader goes on without a successful renewal
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "REFIT_LEASE_RENEW_DEADLINE_SECONDS",
+        default_value_t = 10
+    )]
+    lease_renew_deadline_seconds: u32,
+    /// How often the Lease is renewed, and looked at by the others
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "REFIT_LEASE_RETRY_PERIOD_SECONDS",
+        default_value_t = 2
+    )]
+    lease_retry_period_seconds: u32,
+    /// What happens to a change that no updater covers, where neither its owner nor its Cluster says
+    #[arg(long, value_enum, env = "REFIT_DEFAULT_ON_UNCOVERED", default_value_t = Uncovered::Preserve)]
+    default_on_uncovered: Uncovered,
+    /// How many NodeUpdates are worked on at once
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        env = "REFIT_WORKERS",
+        default_value_t = 16
+    )]
+    workers: usize,
+    /// How old an agent's report may be; the agent reports every 300 s
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "REFIT_REPORT_STALE_AFTER_SECONDS",
+        default_value_t = 900
+    )]
+    report_stale_after_seconds: u32,
+    /// How long hooks are still taken after a first signal: until callers have heard of it
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "REFIT_SHUTDOWN_DELAY_SECONDS",
+        default_value_t = 5
+    )]
+    shutdown_delay_seconds: u32,
+    /// Which log lines are written, such as info or refit_controller=debug,info
+    #[arg(long, value_name = "FILTER", env = "REFIT_LOG", default_value = "info")]
+    log: String,
+    /// How log lines look
+    #[arg(long, value_enum, env = "REFIT_LOG_FORMAT", default_value_t = Format::Text)]
+    log_format: Format,
+    /// Name of this replica; a part that is never used twice is added
+    #[arg(long, value_name = "NAME", env = "POD_NAME", hide = true)]
+    identity: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For people
+    Text,
+    /// One JSON object per line
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "PascalCase")]
+enum Uncovered {
+    /// The rollout stops, and nothing is replaced
+    Preserve,
+    /// Cluster API replaces the machines
+    Replace,
+}
+
+fn main() -> ExitCode {
+    match start(&Args::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            #[expect(clippy::print_stderr, reason = "the program's own last word")]
+            {
+                eprintln!("error: {error:#}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(args: &Args) -> anyhow::Result<ExitCode> {
+    let format = match args.log_format {
+        Format::Text => LogFormat::Text,
+        Format::Json => LogFormat::Json,
+    };
+    init_logs(&args.log, format)?;
+    tls::install_provider();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("no runtime can be made")?;
+    let stop = CancellationToken::new();
+    let outcome = runtime.block_on(until_stopped(serve(args, stop.clone()), &stop));
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
+    let clock = Clock::real();
+    let config = cluster(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
+    let stack = ClientStack::production(concat!("refit-controller/", env!("CARGO_PKG_VERSION")));
+    let listener = listen(args.webhook_bind, "--webhook-bind").await?;
+    let probes = listen(args.health_bind, "--health-bind").await?;
+    let client_ca_pem = args.client_ca.as_deref().map(read).transpose()?;
+    let lease = args.leader_elect.then(|| lease(args, clock));
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        cluster = %config.cluster_url,
+        hooks = %args.webhook_bind,
+        probes = %args.health_bind,
+        identity = lease.as_ref().map(|lease| lease.identity.as_str()),
+        "refit-controller starts"
+    );
+    let certificates = Certificate::of(args, &stack, &config, clock)?;
+    let cert = tokio::select! {
+        biased;
+        () = stop.cancelled() => return Ok(()),
+        cert = certificates.first() => cert?,
+    };
+    let controller = run(ControllerOptions {
+        stack,
+        config,
+        clock,
+        hooks: HookServer {
+            listener,
+            cert: cert.clone(),
+            client_ca_pem,
+        },
+        safeguards: Safeguards::default(),
+        settings: Settings {
+            on_uncovered: match args.default_on_uncovered {
+                Uncovered::Preserve => OnUncovered::Preserve,
+                Uncovered::Replace => OnUncovered::Replace,
+            },
+            report_stale_after: seconds(args.report_stale_after_seconds),
+            node_update_workers: args.workers.max(1),
+            ..Settings::default()
+        },
+        process: Process {
+            lease,
+            probes: Some(probes),
+            stop,
+            drain_delay: seconds(args.shutdown_delay_seconds),
+        },
+    });
+    tokio::select! {
+        biased;
+        outcome = controller => outcome,
+        () = certificates.keep(cert) => anyhow::bail!("nobody keeps the certificate any more"),
+    }
+}
+
+async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<Listener> {
+    let listener = Listener::tcp(address).await;
+    listener.with_context(|| format!("{address} cannot be listened on; choose another by {flag}"))
+}
+
+fn lease(args: &Args, clock: Clock) -> LeaseSettings {
+    let name = args.identity.clone().unwrap_or_else(host_name);
+    // A container that starts again has the same name, and must not take its own Lease for held.
+    let unique = format!(
+        "{name}_{:x}-{:x}",
+        clock.now().as_microsecond(),
+        std::process::id()
+    );
+    LeaseSettings {
+        duration: seconds(args.lease_duration_seconds),
+        renew_deadline: seconds(args.lease_renew_deadline_seconds),
+        retry_period: seconds(args.lease_retry_period_seconds),
+        ..LeaseSettings::new(&args.namespace, &args.lease_name, unique)
+    }
+}
+
+fn host_name() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "refit" } else { name }.to_owned()
+}
+
+fn seconds(seconds: u32) -> Duration {
+    Duration::from_secs(seconds.into())
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("{} cannot be read", path.display()))
+}
+
+/// Where the certificate of the hooks comes from.
+enum Certificate {
+    /// Files that somebody else keeps.
+    Files(PathBuf),
+    /// A Secret.
+    Secret(Certificates),
+}
+
+impl Certificate {
+    fn of(
+        args: &Args,
+        stack: &ClientStack,
+        config: &kube::Config,
+        clock: Clock,
+    ) -> anyhow::Result<Self> {
+        if let Some(folder) = &args.cert_dir {
+            return Ok(Self::Files(folder.clone()));
+        }
+        let settings = CertificateSettings::of_service(&args.namespace, &args.service);
+        let client = stack
+            .client(config)
+            .context("the management cluster's client cannot be built")?;
+        Ok(Self::Secret(Certificates::new(client, clock, settings)))
+    }
+
+    /// The first certificate: waits for one in a Secret, not for files.
+    async fn first(&self) -> anyhow::Result<Arc<ReloadableCert>> {
+        match self {
+            Self::Files(folder) => Ok(ReloadableCert::new(&files(folder)?)?),
+            Self::Secret(certificates) => Ok(certificates.ensure().await),
+        }
+    }
+
+    /// Shows what is new, for ever.
+    async fn keep(&self, cert: Arc<ReloadableCert>) {
+        let folder = match self {
+            Self::Secret(certificates) => return certificates.run(cert).await,
+            Self::Files(folder) => folder,
+        };
+        let mut shown = None;
+        loop {
+            match files(folder) {
+                Ok(found) if shown.as_ref() == Some(&found.cert_pem) => {}
+                Ok(found) => match cert.reload(&found) {
+                    Ok(()) => shown = Some(found.cert_pem),
+                    Err(error) => tracing::warn!(%error, "the old certificate stays"),
+                },
+                Err(error) => tracing::warn!("the old certificate stays: {error:#}"),
+            }
+            tokio::time::sleep(CERTIFICATE_RECHECK).await;
+        }
+    }
+}
+
+fn files(folder: &Path) -> anyhow::Result<KeyAndCert> {
+    let text = |name: &str| {
+        let path = folder.join(name);
+        fs::read_to_string(&path).with_context(|| format!("{} cannot be read", path.display()))
+    };
+    Ok(KeyAndCert {
+        cert_pem: text("tls.crt")?,
+        key_pem: text("tls.key")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn flags_are_well_formed_and_have_the_times_of_kubernetes() {
+        Args::command().debug_assert();
+        let args = Args::parse_from(["refit-controller"]);
+        assert!(args.leader_elect);
+        let lease = lease(&args, Clock::real());
+        assert_eq!(lease.problem(), None);
+        assert_eq!(
+            (lease.namespace.as_str(), lease.duration.as_secs()),
+            (NAMESPACE, 15)
+        );
+        let alone = Args::parse_from(["refit-controller", "--leader-elect=false"]);
+        assert!(!alone.leader_elect);
+    }
+
+    #[test]
+    fn the_deployment_starts_it_with_flags_that_it_knows() {
+        let manifest = include_str!("../../../deploy/controller/deployment.yaml");
+        let flags = manifest
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("- --"))
+            .map(|flag| format!("--{flag}"));
+        let program = std::iter::once("refit-controller".to_owned());
+        let args = Args::try_parse_from(program.chain(flags)).unwrap();
+        for port in [args.webhook_bind.port(), args.health_bind.port()] {
+            assert!(manifest.contains(&format!("containerPort: {port}\n")));
+        }
+    }
+
+    #[test]
+    fn the_default_for_what_nobody_covers_is_to_preserve() {
+        let args = Args::parse_from(["refit-controller"]);
+        assert_eq!(args.default_on_uncovered, Uncovered::Preserve);
+        let other = ["refit-controller", "--default-on-uncovered", "Replace"];
+        assert_eq!(
+            Args::parse_from(other).default_on_uncovered,
+            Uncovered::Replace
+        );
+    }
+}

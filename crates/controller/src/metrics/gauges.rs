@@ -1,0 +1,329 @@
+//! What is so, read from the caches at each scrape.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, atomic::AtomicU64},
+};
+
+use jiff::Timestamp;
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{family::Family, gauge::Gauge},
+    registry::{Registry, Unit},
+};
+use refit_api::refit::{NodeUpdate, Phase};
+use refit_core::node::speaker;
+use refit_kube::ObjectKey;
+
+use crate::{
+    context::Context,
+    groups::{group_of_update, phase_of},
+    workload_watch::ClusterView,
+};
+
+/// How many groups and how many clusters have series of their own. A fleet may have thousands of
+/// groups; those that do something now come first, the others are counted.
+const MAX_SERIES: usize = 500;
+/// The phase of a Machine that nobody asked to update.
+const NO_UPDATE: &str = "None";
+
+type Real = Gauge<f64, AtomicU64>;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PhaseLabels {
+    phase: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct GroupLabels {
+    namespace: String,
+    group: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ClusterLabels {
+    namespace: String,
+    cluster: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AgentLabels {
+    namespace: String,
+    cluster: String,
+    state: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ControllerLabels {
+    controller: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabels {
+    kind: String,
+}
+
+/// Everything that is read from the caches.
+#[derive(Debug, Default)]
+pub(super) struct Gauges {
+    machines: Family<PhaseLabels, Gauge>,
+    slots_claimed: Family<GroupLabels, Gauge>,
+    slots_limit: Family<GroupLabels, Gauge>,
+    drain_blocked: Family<GroupLabels, Real>,
+    agents: Family<AgentLabels, Gauge>,
+    report_age: Family<ClusterLabels, Real>,
+    api_up: Family<ClusterLabels, Gauge>,
+    depth: Family<ControllerLabels, Gauge>,
+    omitted: Family<KindLabels, Gauge>,
+    leader: Gauge,
+    synced: Gauge,
+}
+
+impl Gauges {
+    /// Registers all of them.
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let all = Self::default();
+        registry.register(
+            "machines",
+            "Machines, by the phase of their newest NodeUpdate; None without one",
+            all.machines.clone(),
+        );
+        registry.register(
+            "slots_claimed",
+            "Machines of a group that may be disturbed now",
+            all.slots_claimed.clone(),
+        );
+        registry.register(
+            "slots_limit",
+            "How many machines of a group may be disturbed at once",
+            all.slots_limit.clone(),
+        );
+        registry.register_with_unit(
+            "drain_blocked",
+            "For how long the drain of a group's node that is blocked longest has been so",
+            Unit::Seconds,
+            all.drain_blocked.clone(),
+        );
+        registry.register(
+            "agents",
+            "Agents, by cluster and by whether they reported lately: fresh, stale, missing",
+            all.agents.clone(),
+        );
+        registry.register_with_unit(
+            "agent_report_age",
+            "How old the oldest report of an agent of a cluster is",
+            Unit::Seconds,
+            all.report_age.clone(),
+        );
+        registry.register(
+            "workload_api_up",
+            "1 while the API of a workload cluster answers",
+            all.api_up.clone(),
+        );
+        registry.register(
+            "workqueue_depth",
+            "Keys that wait or are worked on, by controller",
+            all.depth.clone(),
+        );
+        registry.register(
+            "series_omitted",
+            "Groups and clusters without series of their own, because there are too many",
+            all.omitted.clone(),
+        );
+        registry.register("leader", "1 while this replica leads", all.leader.clone());
+        registry.register(
+            "synced",
+            "1 once the caches are complete",
+            all.synced.clone(),
+        );
+        all
+    }
+
+    /// Reads the caches.
+    pub(super) fn fill(&self, ctx: &Context) {
+        let now = ctx.clock.now();
+        self.machines(ctx);
+        self.groups(ctx, now);
+        self.clusters(ctx, now);
+        for (controller, depth) in [
+            ("node-update", ctx.queues.node_updates.depth()),
+            ("update-group", ctx.queues.groups.depth()),
+        ] {
+            let controller = controller.to_owned();
+            let labels = ControllerLabels { controller };
+            self.depth.get_or_create(&labels).set(count(depth));
+        }
+        self.leader.set(i64::from(ctx.leadership.is_held()));
+        self.synced.set(i64::from(ctx.stores.synced()));
+    }
+
+    fn machines(&self, ctx: &Context) {
+        let updates = ctx.stores.node_updates.list();
+        let mut of_machine: BTreeMap<ObjectKey, Vec<&NodeUpdate>> = BTreeMap::new();
+        for update in &updates {
+            let namespace = update.metadata.namespace.clone().unwrap_or_default();
+            let key = ObjectKey::new(namespace, &update.spec.machine_ref.name);
+            of_machine.entry(key).or_default().push(update);
+        }
+        let mut phases: BTreeMap<String, usize> = BTreeMap::new();
+        for machine in ctx.stores.machines.list() {
+            let uid = machine.metadata.uid.clone().unwrap_or_default();
+            let known = of_machine.get(&ObjectKey::of(machine.as_ref()));
+            let newest = known.and_then(|known| speaker(known.iter().copied(), &uid));
+            let phase = newest.map_or_else(
+                || NO_UPDATE.to_owned(),
+                |update| format!("{:?}", phase_of(update)),
+            );
+            *phases.entry(phase).or_default() += 1;
+        }
+        self.machines.clear();
+        for (phase, machines) in phases {
+            let labels = PhaseLabels { phase };
+            self.machines.get_or_create(&labels).set(count(machines));
+        }
+    }
+
+    fn groups(&self, ctx: &Context, now: Timestamp) {
+        let blocked = blocked_drains(ctx);
+        let groups = ctx.stores.update_groups.list();
+        let busy = |key: &ObjectKey, slots: usize, waiting: usize| {
+            slots + waiting > 0 || blocked.contains_key(key)
+        };
+        let mut known = BTreeSet::new();
+        for group in &groups {
+            let status = group.status.as_ref();
+            let (slots, waiting, limit) = status.map_or((0, 0, 0), |status| {
+                (status.slots.len(), status.waiting.len(), status.limit)
+            });
+            let key = ObjectKey::of(group.as_ref());
+            // Those that do something sort first.
+            known.insert((!busy(&key, slots, waiting), key, slots, limit));
+        }
+        self.slots_claimed.clear();
+        self.slots_limit.clear();
+        self.drain_blocked.clear();
+        self.omit("UpdateGroup", known.len());
+        for (_, key, slots, limit) in known.into_iter().take(MAX_SERIES) {
+            let labels = GroupLabels {
+                namespace: key.namespace.clone(),
+                group: key.name.clone(),
+            };
+            self.slots_claimed.get_or_create(&labels).set(count(slots));
+            self.slots_limit.get_or_create(&labels).set(limit.into());
+            let seconds = blocked.get(&key).map_or(0.0, |since| seconds(now, *since));
+            self.drain_blocked.get_or_create(&labels).set(seconds);
+        }
+    }
+
+    fn clusters(&self, ctx: &Context, now: Timestamp) {
+        let views = ctx.workload_index.views();
+        self.agents.clear();
+        self.report_age.clear();
+        self.api_up.clear();
+        self.omit("Cluster", views.len());
+        for (key, view) in views.iter().take(MAX_SERIES) {
+            let labels = ClusterLabels {
+                namespace: key.namespace.clone(),
+                cluster: key.name.clone(),
+            };
+            let up = view.synced() && !view.is_unreachable();
+            self.api_up.get_or_create(&labels).set(i64::from(up));
+            self.reports(ctx, &labels, view, now);
+        }
+    }
+
+    fn reports(
+        &self,
+        ctx: &Context,
+        labels: &ClusterLabels,
+        view: &Arc<ClusterView>,
+        now: Timestamp,
+    ) {
+        let mut states = BTreeMap::from([("fresh", 0), ("stale", 0), ("missing", 0)]);
+        let mut oldest: Option<Timestamp> = None;
+        for node in view.nodes.list() {
+            let name = node.metadata.name.clone().unwrap_or_default();
+            let key = ObjectKey::new(refit_api::keys::HOST_PLAN_NAMESPACE, name);
+            let plan = view.host_plans.get(&key);
+            let reported =
+                plan.and_then(|plan| plan.status.as_ref()?.reported_at.as_ref().map(|at| at.0));
+            let state = match reported {
+                None => "missing",
+                Some(at) if ctx.clock.elapsed(at) > ctx.settings.report_stale_after => "stale",
+                Some(_) => "fresh",
+            };
+            *states.entry(state).or_default() += 1;
+            oldest = match (oldest, reported) {
+                (Some(known), Some(at)) => Some(known.min(at)),
+                (known, at) => known.or(at),
+            };
+        }
+        for (state, agents) in states {
+            let labels = AgentLabels {
+                namespace: labels.namespace.clone(),
+                cluster: labels.cluster.clone(),
+                state: state.to_owned(),
+            };
+            self.agents.get_or_create(&labels).set(count(agents));
+        }
+        if let Some(oldest) = oldest {
+            let age = seconds(now, oldest);
+            self.report_age.get_or_create(labels).set(age);
+        }
+    }
+
+    fn omit(&self, kind: &str, known: usize) {
+        let labels = KindLabels {
+            kind: kind.to_owned(),
+        };
+        let omitted = count(known.saturating_sub(MAX_SERIES));
+        self.omitted.get_or_create(&labels).set(omitted);
+    }
+}
+
+/// Since when the drain of each group is blocked that is blocked longest.
+fn blocked_drains(ctx: &Context) -> BTreeMap<ObjectKey, Timestamp> {
+    let mut blocked: BTreeMap<ObjectKey, Timestamp> = BTreeMap::new();
+    for update in ctx.stores.node_updates.list() {
+        if phase_of(&update) != Phase::Draining {
+            continue;
+        }
+        let status = update.status.as_ref();
+        let since = status.and_then(|status| status.blocked_by.iter().map(|b| b.since.0).min());
+        let group = group_of_update(&ctx.stores, &update);
+        if let (Some(since), Some(group)) = (since, group) {
+            let known = blocked.entry(group.key).or_insert(since);
+            *known = since.min(*known);
+        }
+    }
+    blocked
+}
+
+fn seconds(now: Timestamp, since: Timestamp) -> f64 {
+    now.duration_since(since).as_secs_f64().max(0.0)
+}
+
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{FakeApi, fleet};
+
+    #[tokio::test(start_paused = true)]
+    async fn the_caches_are_told_as_numbers() {
+        let ctx = fleet(&FakeApi::default());
+        let text = ctx.metrics.render(&ctx);
+        for line in [
+            "refit_machines{phase=\"None\"} 5",
+            "refit_leader 1",
+            "refit_synced 1",
+            "refit_workload_api_up{namespace=\"default\",cluster=\"edge-1\"} 1",
+            "refit_series_omitted{kind=\"UpdateGroup\"} 0",
+            "refit_workqueue_depth{controller=\"node-update\"} 0",
+        ] {
+            assert!(text.lines().any(|known| known == line), "{line}\n{text}");
+        }
+    }
+}

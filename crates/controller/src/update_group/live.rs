@@ -1,0 +1,37 @@
+//! Slots that belong to nobody, as the API server itself says: a cache that is behind must not free
+//! the slot of a machine that is worked on.
+
+use kube::{Api, ResourceExt as _};
+use refit_api::{
+    capi::Machine,
+    refit::{NodeUpdate, Slot, UpdateGroupStatus},
+};
+
+use super::is_free;
+use crate::{context::Context, groups::Group};
+
+/// uids of the Machines whose slots belong to nobody.
+pub(super) async fn free_slots(
+    ctx: &Context,
+    group: &Group,
+    status: &UpdateGroupStatus,
+) -> kube::Result<Vec<String>> {
+    let mut free = Vec::new();
+    for slot in &status.slots {
+        if is_free(ctx, group, slot) && is_nobodys(ctx, &group.key.namespace, slot).await? {
+            free.push(slot.machine_uid.clone());
+        }
+    }
+    Ok(free)
+}
+
+async fn is_nobodys(ctx: &Context, namespace: &str, slot: &Slot) -> kube::Result<bool> {
+    let machines: Api<Machine> = Api::namespaced(ctx.client.clone(), namespace);
+    let machine = machines.get_opt(&slot.machine).await?;
+    if machine.is_none_or(|machine| machine.uid().as_ref() != Some(&slot.machine_uid)) {
+        return Ok(true);
+    }
+    let updates: Api<NodeUpdate> = Api::namespaced(ctx.client.clone(), namespace);
+    let update = updates.get_opt(&slot.node_update).await?;
+    Ok(update.is_none_or(|update| update.spec.machine_ref.uid != slot.machine_uid))
+}

@@ -1,0 +1,72 @@
+//! Giving an unused slot back, with the plan of the host in between.
+
+use refit_api::refit::Gate;
+
+use super::world::{One, at};
+use crate::{group, node::Write};
+
+/// A staged worker that holds its slot and was paused before anything was disturbed.
+fn held_and_paused() -> One {
+    let mut one = One::worker().staged();
+    let slot = group::slot("m-0", "uid-m-0", "m-0-1", at(0));
+    one.group = Some(group::with_slot(&one.group.unwrap(), &slot));
+    one.paused = Some("Cluster edge-1".into());
+    one
+}
+
+fn returned(one: &One) -> i64 {
+    one.plan.as_ref().unwrap().spec.returned_claim
+}
+
+#[test]
+fn the_plan_is_marked_before_the_slot_is_given_back() {
+    let mut one = held_and_paused();
+    while returned(&one) == 0 {
+        assert_eq!(one.slots(), 1);
+        assert!(one.step());
+    }
+    assert_eq!((returned(&one), one.gate()), (1, Gate::Stage));
+    one.settle();
+    assert_eq!(one.slots(), 0);
+}
+
+#[test]
+fn a_slot_whose_plan_is_marked_is_claimed_anew_before_the_gate_opens() {
+    let mut one = held_and_paused();
+    while returned(&one) == 0 {
+        assert!(one.step());
+    }
+    // Whoever marked it died before it gave the slot back.
+    one.paused = None;
+    one.log.clear();
+    one.settle();
+    assert_eq!(one.gate(), Gate::Upgrade);
+    assert!(one.log.contains(&"claim".to_owned()), "{:?}", one.log);
+    assert!(one.group.as_ref().unwrap().slots[0].claim > returned(&one));
+}
+
+#[test]
+fn a_slot_is_kept_where_nobody_knows_what_the_host_does() {
+    let mut one = held_and_paused();
+    one.plan = None;
+    one.settle();
+    assert_eq!(one.slots(), 1);
+}
+
+#[test]
+fn the_next_plan_of_the_host_keeps_the_mark() {
+    let mut one = One::worker();
+    one.plan.as_mut().unwrap().spec.returned_claim = 7;
+    while one.gate() == Gate::Closed {
+        let decision = one.decide();
+        let write = decision.write.clone().unwrap();
+        if let Write::HostPlan(spec) = &write {
+            assert_eq!(spec.returned_claim, 7);
+        }
+        one.apply(&decision, write);
+    }
+    one = one.staged();
+    one.settle();
+    assert_eq!(one.gate(), Gate::Upgrade);
+    assert_eq!(one.group.as_ref().unwrap().slots[0].claim, 8);
+}

@@ -1,0 +1,208 @@
+//! Objects as they are or as they are wanted, by kind, namespace and name.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde_json::{Map, Value};
+
+/// Namespace of objects that name none.
+const DEFAULT_NAMESPACE: &str = "default";
+
+/// A set of objects. Kinds are told apart by their names alone: Cluster API's contract has one
+/// kind of each name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Objects {
+    by_key: BTreeMap<(String, String, String), Value>,
+}
+
+impl Objects {
+    /// No objects.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds an object, or takes its place.
+    pub fn insert(&mut self, object: Value) {
+        let key = (
+            kind(&object).to_owned(),
+            namespace(&object).to_owned(),
+            name(&object).to_owned(),
+        );
+        self.by_key.insert(key, object);
+    }
+
+    /// One object.
+    pub fn get(&self, kind: &str, namespace: &str, name: &str) -> Option<&Value> {
+        let key = (kind.to_owned(), namespace.to_owned(), name.to_owned());
+        self.by_key.get(&key)
+    }
+
+    /// All objects of a kind, by namespace and name.
+    pub fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
+        let start = (kind.to_owned(), String::new(), String::new());
+        self.by_key
+            .range(start..)
+            .take_while(move |((found, _, _), _)| found == kind)
+            .map(|(_, object)| object)
+    }
+
+    /// All objects.
+    pub fn iter(&self) -> impl Iterator<Item = &Value> {
+        self.by_key.values()
+    }
+}
+
+impl Extend<Value> for Objects {
+    fn extend<T: IntoIterator<Item = Value>>(&mut self, objects: T) {
+        for object in objects {
+            self.insert(object);
+        }
+    }
+}
+
+impl FromIterator<Value> for Objects {
+    fn from_iter<T: IntoIterator<Item = Value>>(objects: T) -> Self {
+        let mut all = Self::new();
+        all.extend(objects);
+        all
+    }
+}
+
+/// What applying `wanted` makes of `live`: members that `last` had and `wanted` has not go, members
+/// of `wanted` are set, and everything else stays. Lists are taken as a whole.
+pub fn apply(live: &Value, last: Option<&Value>, wanted: &Value) -> Value {
+    let (Value::Object(there), Value::Object(asked)) = (live, wanted) else {
+        return wanted.clone();
+    };
+    let before = last.and_then(Value::as_object);
+    let mut result: Map<String, Value> = there
+        .iter()
+        .filter(|(key, _)| {
+            let gone = before.is_some_and(|before| before.contains_key(*key));
+            asked.contains_key(*key) || !gone
+        })
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
+    for (key, value) in asked {
+        let last = before.and_then(|before| before.get(key));
+        let next = match result.get(key) {
+            Some(live) => apply(live, last, value),
+            None => value.clone(),
+        };
+        result.insert(key.clone(), next);
+    }
+    Value::Object(result)
+}
+
+/// Text at a JSON pointer, empty where there is none.
+pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+/// Kind of an object.
+pub fn kind(object: &Value) -> &str {
+    text(object, "/kind")
+}
+
+/// Name of an object.
+pub fn name(object: &Value) -> &str {
+    text(object, "/metadata/name")
+}
+
+/// Namespace of an object; `default` where it names none.
+pub fn namespace(object: &Value) -> &str {
+    match text(object, "/metadata/namespace") {
+        "" => DEFAULT_NAMESPACE,
+        namespace => namespace,
+    }
+}
+
+/// Annotations of an object; what is no text is left out.
+pub fn annotations(object: &Value) -> BTreeMap<String, String> {
+    pairs(object.pointer("/metadata/annotations"))
+}
+
+/// A label of an object.
+pub fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
+    object.pointer("/metadata/labels")?.get(key)?.as_str()
+}
+
+/// A map of texts.
+pub fn pairs(value: Option<&Value>) -> BTreeMap<String, String> {
+    let map = value.and_then(Value::as_object);
+    map.into_iter()
+        .flatten()
+        .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
+        .collect()
+}
+
+/// A time at a JSON pointer.
+pub fn time(object: &Value, pointer: &str) -> Option<Timestamp> {
+    text(object, pointer).parse().ok()
+}
+
+/// When an object was created; long ago where it does not say.
+pub fn created_at(object: &Value) -> Timestamp {
+    time(object, "/metadata/creationTimestamp").unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+/// Whether somebody deletes the object.
+pub fn is_deleting(object: &Value) -> bool {
+    !text(object, "/metadata/deletionTimestamp").is_empty()
+}
+
+/// Kind and name of the controlling owner.
+pub fn controller(object: &Value) -> Option<(&str, &str)> {
+    let owners = object.pointer("/metadata/ownerReferences")?.as_array()?;
+    let owner = owners.iter().find(|owner| owner["controller"] == true)?;
+    Some((owner["kind"].as_str()?, owner["name"].as_str()?))
+}
+
+/// Status of a condition.
+pub fn condition<'a>(object: &'a Value, type_: &str) -> Option<&'a str> {
+    let conditions = object.pointer("/status/conditions")?.as_array()?;
+    let found = conditions.iter().find(|c| c["type"] == type_)?;
+    found["status"].as_str()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn applying_sets_keeps_and_takes_away() {
+        let live = json!({"a": 1, "b": {"x": 1, "server": true}, "list": [1, 2], "gone": 1});
+        let last = json!({"a": 0, "gone": 1, "b": {"x": 0, "y": 0}});
+        let wanted = json!({"a": 2, "b": {"z": 3}, "list": [3]});
+        assert_eq!(
+            apply(&live, Some(&last), &wanted),
+            json!({"a": 2, "b": {"server": true, "z": 3}, "list": [3]})
+        );
+        assert_eq!(
+            apply(&live, None, &wanted),
+            json!({"a": 2, "b": {"x": 1, "server": true, "z": 3}, "list": [3], "gone": 1})
+        );
+        assert_eq!(apply(&live, None, &live), live);
+    }
+
+    #[test]
+    fn kinds_do_not_run_into_each_other() {
+        let object = |kind: &str, name: &str| json!({"kind": kind, "metadata": {"name": name}});
+        let all: Objects = [
+            object("Machine", "b"),
+            object("Machine", "a"),
+            object("MachineSet", "c"),
+        ]
+        .into_iter()
+        .collect();
+        let names: Vec<&str> = all.of_kind("Machine").map(name).collect();
+        assert_eq!(names, ["a", "b"]);
+        assert!(all.get("MachineSet", "default", "c").is_some());
+        assert_eq!(all.iter().count(), 3);
+    }
+}

@@ -1,0 +1,305 @@
+//! Applies the objects of an installation, server-side and in order.
+
+use std::{fmt, time::Duration};
+
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams},
+};
+use refit_api::keys;
+use serde_json::Value;
+
+/// How long a CustomResourceDefinition may take to be served.
+const ESTABLISHED_WITHIN: Duration = Duration::from_mins(1);
+/// How often it is looked at.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Why an installation stopped. What was applied before stays; applying again goes on.
+#[derive(Debug, thiserror::Error)]
+pub enum InstallError {
+    /// The object says neither kind nor name.
+    #[error("an object has no {0}")]
+    Incomplete(&'static str),
+    /// The API server knows no ExtensionConfigs.
+    #[error(
+        "the cluster serves no ExtensionConfigs: install Cluster API v1.12 or newer with the \
+         feature gates RuntimeSDK and InPlaceUpdates (docs/install.md), then run this again"
+    )]
+    NoClusterApi,
+    /// Cluster API's webhook refuses ExtensionConfigs.
+    #[error(
+        "Cluster API refuses the ExtensionConfig ({message}): switch the feature gates RuntimeSDK \
+         and InPlaceUpdates on for its core and control plane managers (docs/install.md)"
+    )]
+    Gate {
+        /// What it said.
+        message: String,
+    },
+    /// The API server refuses an object.
+    #[error("{object} cannot be applied: {source}{}", hint(source))]
+    Refused {
+        /// The object.
+        object: String,
+        /// Why.
+        source: Box<kube::Error>,
+    },
+    /// A CustomResourceDefinition is not served in time.
+    #[error(
+        "{object} is applied, but the API server does not serve it after {} s: {reason}",
+        ESTABLISHED_WITHIN.as_secs()
+    )]
+    NotEstablished {
+        /// The object.
+        object: String,
+        /// What its conditions say.
+        reason: String,
+    },
+}
+
+fn hint(error: &kube::Error) -> &'static str {
+    match error {
+        kube::Error::Api(status) if status.code == 403 => {
+            "; an installation takes the rights of a cluster administrator"
+        }
+        _ => "",
+    }
+}
+
+/// What applying did to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is new.
+    Created,
+    /// It was different.
+    Updated,
+    /// It was the same.
+    Unchanged,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Created => "created",
+            Self::Updated => "updated",
+            Self::Unchanged => "unchanged",
+        })
+    }
+}
+
+/// One object that was applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applied {
+    /// `kind.group/name`, in small letters as kubectl has it.
+    pub object: String,
+    /// What applying did.
+    pub outcome: Outcome,
+}
+
+impl fmt::Display for Applied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.object, self.outcome)
+    }
+}
+
+/// Applies objects in their order, as our field manager, and tells of each. A
+/// CustomResourceDefinition is waited for until it is served.
+pub async fn apply(
+    client: &Client,
+    objects: &[Value],
+    mut tell: impl FnMut(&Applied),
+) -> Result<(), InstallError> {
+    for object in objects {
+        let applied = apply_one(client, object).await?;
+        tell(&applied);
+    }
+    for object in objects {
+        if object["kind"] == "CustomResourceDefinition" {
+            wait_established(client, object).await?;
+        }
+    }
+    Ok(())
+}
+
+fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    let value = object.pointer(pointer).and_then(Value::as_str);
+    value.unwrap_or_default()
+}
+
+/// The API of an object's kind, and how messages call the object.
+fn api_of(client: &Client, object: &Value) -> Result<(Api<DynamicObject>, String), InstallError> {
+    let kind = text(object, "/kind");
+    let name = text(object, "/metadata/name");
+    if kind.is_empty() {
+        return Err(InstallError::Incomplete("kind"));
+    }
+    if name.is_empty() {
+        return Err(InstallError::Incomplete("name"));
+    }
+    let api_version = text(object, "/apiVersion");
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    let gvk = GroupVersionKind::gvk(group, version, kind);
+    let resource = ApiResource::from_gvk(&gvk);
+    let shown = if group.is_empty() {
+        format!("{}/{name}", kind.to_lowercase())
+    } else {
+        format!("{}.{group}/{name}", kind.to_lowercase())
+    };
+    let api = match text(object, "/metadata/namespace") {
+        "" => Api::all_with(client.clone(), &resource),
+        namespace => Api::namespaced_with(client.clone(), namespace, &resource),
+    };
+    Ok((api, shown))
+}
+
+async fn apply_one(client: &Client, object: &Value) -> Result<Applied, InstallError> {
+    let (api, shown) = api_of(client, object)?;
+    let refused = |source| refusal(&shown, object, source);
+    let name = text(object, "/metadata/name");
+    let before = api.get_opt(name).await.map_err(refused)?;
+    let params = PatchParams::apply(keys::MANAGER).force();
+    let after = api.patch(name, &params, &Patch::Apply(object)).await;
+    let after = after.map_err(refused)?;
+    let outcome = match before {
+        None => Outcome::Created,
+        Some(before) if before.resource_version() == after.resource_version() => Outcome::Unchanged,
+        Some(_) => Outcome::Updated,
+    };
+    Ok(Applied {
+        object: shown,
+        outcome,
+    })
+}
+
+fn refusal(shown: &str, object: &Value, source: kube::Error) -> InstallError {
+    if object["kind"] == "ExtensionConfig"
+        && let kube::Error::Api(status) = &source
+    {
+        if status.code == 404 {
+            return InstallError::NoClusterApi;
+        }
+        if status.message.contains("RuntimeSDK") {
+            return InstallError::Gate {
+                message: status.message.clone(),
+            };
+        }
+    }
+    InstallError::Refused {
+        object: shown.to_owned(),
+        source: Box::new(source),
+    }
+}
+
+async fn wait_established(client: &Client, object: &Value) -> Result<(), InstallError> {
+    let (api, shown) = api_of(client, object)?;
+    let name = text(object, "/metadata/name");
+    let mut reason = String::new();
+    let waiting = async {
+        loop {
+            let found = api.get_opt(name).await?;
+            let conditions = found.and_then(|found| {
+                let conditions = found.data["status"]["conditions"].as_array();
+                conditions.cloned()
+            });
+            let conditions = conditions.unwrap_or_default();
+            if conditions
+                .iter()
+                .any(|c| c["type"] == "Established" && c["status"] == "True")
+            {
+                return Ok(());
+            }
+            let not_true = conditions.iter().filter(|c| c["status"] != "True");
+            let told: Vec<&str> = not_true.map(|c| text(c, "/message")).collect();
+            reason = told.join("; ");
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    match tokio::time::timeout(ESTABLISHED_WITHIN, waiting).await {
+        Ok(outcome) => outcome.map_err(|source| refusal(&shown, object, source)),
+        Err(_) => Err(InstallError::NotEstablished {
+            object: shown,
+            reason,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use refit_apiserver::{ApiServer, Options};
+
+    use super::*;
+    use crate::manifests::{Choices, Part, manifests, objects};
+
+    fn cluster() -> (ApiServer, Client) {
+        let options = Options::new(Arc::new(|| jiff::Timestamp::UNIX_EPOCH));
+        let server = ApiServer::new(options);
+        let client = Client::new(server.clone(), "default");
+        (server, client)
+    }
+
+    fn all() -> Vec<Value> {
+        objects(&manifests(&Part::MANAGEMENT, &Choices::default()))
+    }
+
+    async fn run(client: &Client, objects: &[Value]) -> (Vec<Applied>, Option<InstallError>) {
+        let mut told = Vec::new();
+        let outcome = apply(client, objects, |applied| told.push(applied.clone())).await;
+        (told, outcome.err())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_cluster_api_all_but_the_extension_is_applied() {
+        let (server, client) = cluster();
+        let (told, error) = run(&client, &all()).await;
+        assert!(
+            matches!(error, Some(InstallError::NoClusterApi)),
+            "{error:?}"
+        );
+        assert_eq!(told.len(), all().len() - 1);
+        assert!(told.iter().all(|told| told.outcome == Outcome::Created));
+        assert!(
+            server
+                .get_value("apps", "deployments", "refit-system", "refit-controller")
+                .is_some()
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn applying_again_changes_nothing_and_a_difference_is_told() {
+        let (server, client) = cluster();
+        let crds: Vec<Value> = refit_api::crds::capi_crds()
+            .iter()
+            .map(|crd| serde_json::to_value(crd).unwrap())
+            .collect();
+        let (_, error) = run(&client, &crds).await;
+        assert!(error.is_none(), "{error:?}");
+        let (_, error) = run(&client, &all()).await;
+        assert!(error.is_none(), "{error:?}");
+        let revision = server.revision();
+        let (told, _) = run(&client, &all()).await;
+        assert!(told.iter().all(|told| told.outcome == Outcome::Unchanged));
+        assert_eq!(server.revision(), revision);
+        let choices = Choices {
+            replicas: 3,
+            ..Choices::default()
+        };
+        let more = objects(&manifests(&Part::MANAGEMENT, &choices));
+        let (told, _) = run(&client, &more).await;
+        let changed: Vec<String> = told
+            .iter()
+            .filter(|told| told.outcome != Outcome::Unchanged)
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(changed, ["deployment.apps/refit-controller updated"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_agents_part_is_complete_by_itself() {
+        let (_, client) = cluster();
+        let agent = objects(&manifests(&[Part::Agent], &Choices::default()));
+        let (told, error) = run(&client, &agent).await;
+        assert!(error.is_none(), "{error:?}");
+        assert_eq!(told.len(), 2);
+    }
+}

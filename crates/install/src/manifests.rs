@@ -1,0 +1,297 @@
+//! What `deploy/` says.
+
+use std::fmt;
+
+use serde_json::Value;
+
+/// The image that the manifests name where nobody chose one.
+pub const IMAGE: &str = "refit:0.1.0";
+/// How many controllers run where nobody said.
+pub const REPLICAS: u32 = 2;
+
+/// A part of an installation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// The namespace `refit-system` of the management cluster.
+    Namespace,
+    /// The CustomResourceDefinitions.
+    Crds,
+    /// ServiceAccount, roles and bindings.
+    Rbac,
+    /// The controller: Deployment, Services, PodDisruptionBudget, NetworkPolicy.
+    Controller,
+    /// The ExtensionConfig, with which Cluster API begins to call Refit.
+    Extension,
+    /// The agents of a workload cluster: its namespace and DaemonSet.
+    Agent,
+}
+
+impl Part {
+    /// What a management cluster needs, in the order in which it is applied.
+    pub const MANAGEMENT: [Self; 5] = [
+        Self::Namespace,
+        Self::Crds,
+        Self::Rbac,
+        Self::Controller,
+        Self::Extension,
+    ];
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Namespace => "namespace",
+            Self::Crds => "crds",
+            Self::Rbac => "rbac",
+            Self::Controller => "controller",
+            Self::Extension => "extension",
+            Self::Agent => "agent",
+        })
+    }
+}
+
+/// What an operator chooses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choices {
+    /// The image with both programs.
+    pub image: String,
+    /// How many controllers run.
+    pub replicas: u32,
+}
+
+impl Default for Choices {
+    fn default() -> Self {
+        Self {
+            image: IMAGE.to_owned(),
+            replicas: REPLICAS,
+        }
+    }
+}
+
+/// One file of `deploy/`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manifest {
+    /// Its path below `deploy/`.
+    pub path: &'static str,
+    /// The part that it belongs to.
+    pub part: Part,
+    /// Its text, with what the operator chose.
+    pub text: String,
+}
+
+macro_rules! files {
+    ($($part:ident $path:literal),* $(,)?) => {
+        &[$((Part::$part, $path, include_str!(concat!("../../../deploy/", $path)))),*]
+    };
+}
+
+/// Every object of `deploy/`, in the order in which it is applied.
+const FILES: &[(Part, &str, &str)] = files![
+    Namespace "namespace.yaml",
+    Crds "crds/refit.dev_hostplans.yaml",
+    Crds "crds/refit.dev_nodeupdates.yaml",
+    Crds "crds/refit.dev_updategroups.yaml",
+    Rbac "rbac/service_account.yaml",
+    Rbac "rbac/controller_role.yaml",
+    Rbac "rbac/controller_role_binding.yaml",
+    Rbac "rbac/kubeconfigs_role.yaml",
+    Rbac "rbac/kubeconfigs_role_binding.yaml",
+    Rbac "rbac/system_role.yaml",
+    Rbac "rbac/system_role_binding.yaml",
+    Controller "controller/webhook_service.yaml",
+    Controller "controller/metrics_service.yaml",
+    Controller "controller/network_policy.yaml",
+    Controller "controller/pod_disruption_budget.yaml",
+    Controller "controller/deployment.yaml",
+    Extension "controller/extension_config.yaml",
+    Agent "agent/namespace.yaml",
+    Agent "agent/daemon_set.yaml",
+];
+
+/// What the controller does in a workload cluster, as a ClusterRole. It is not applied: Cluster
+/// API's kubeconfig Secret is an administrator's.
+pub const WORKLOAD_ROLE: &str = include_str!("../../../deploy/agent/workload_role.yaml");
+
+/// The files of some parts, in the order in which they are applied.
+pub fn manifests(parts: &[Part], choices: &Choices) -> Vec<Manifest> {
+    FILES
+        .iter()
+        .filter(|(part, ..)| parts.contains(part))
+        .map(|(part, path, text)| Manifest {
+            path,
+            part: *part,
+            text: chosen(text, choices),
+        })
+        .collect()
+}
+
+fn chosen(text: &str, choices: &Choices) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for line in text.lines() {
+        let (indent, rest) = line.split_at(line.len() - line.trim_start().len());
+        lines.push(match rest {
+            rest if rest == format!("image: {IMAGE}") => {
+                format!("{indent}image: {}", choices.image)
+            }
+            rest if rest == format!("replicas: {REPLICAS}") => {
+                format!("{indent}replicas: {}", choices.replicas)
+            }
+            _ => line.to_owned(),
+        });
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+/// The objects of some files.
+pub fn objects(manifests: &[Manifest]) -> Vec<Value> {
+    manifests
+        .iter()
+        .map(|manifest| {
+            serde_saphyr::from_str(&manifest.text).expect("a test reads every file of deploy/")
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs, path::PathBuf};
+
+    use super::*;
+
+    fn deploy() -> PathBuf {
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy")
+    }
+
+    fn all() -> Vec<Manifest> {
+        let mut parts = Part::MANAGEMENT.to_vec();
+        parts.push(Part::Agent);
+        manifests(&parts, &Choices::default())
+    }
+
+    fn yaml_of(path: &str) -> Value {
+        let text = fs::read_to_string(deploy().join(path)).unwrap();
+        serde_saphyr::from_str(&text).unwrap()
+    }
+
+    /// The files that a kustomization leads to.
+    fn kustomized(folder: &str) -> BTreeSet<String> {
+        let join = |name: &str| {
+            if folder.is_empty() {
+                name.to_owned()
+            } else {
+                format!("{folder}/{name}")
+            }
+        };
+        let kustomization = yaml_of(&join("kustomization.yaml"));
+        let resources = kustomization["resources"].as_array().unwrap();
+        resources
+            .iter()
+            .map(|resource| join(resource.as_str().unwrap()))
+            .flat_map(|path| {
+                if deploy().join(&path).is_dir() {
+                    kustomized(&path)
+                } else {
+                    BTreeSet::from([path])
+                }
+            })
+            .collect()
+    }
+
+    #[test]
+    fn what_kustomize_applies_is_what_install_applies() {
+        let paths = |agent: bool| -> BTreeSet<String> {
+            all()
+                .iter()
+                .filter(|manifest| (manifest.part == Part::Agent) == agent)
+                .map(|manifest| manifest.path.to_owned())
+                .collect()
+        };
+        assert_eq!(paths(false), kustomized(""));
+        assert_eq!(paths(true), kustomized("agent"));
+    }
+
+    #[test]
+    fn every_file_is_printed_as_it_is_where_nothing_is_chosen() {
+        for manifest in all() {
+            let there = fs::read_to_string(deploy().join(manifest.path)).unwrap();
+            assert_eq!(manifest.text, there, "{}", manifest.path);
+        }
+    }
+
+    #[test]
+    fn every_object_of_an_installation_is_listed_here() {
+        let names: Vec<String> = objects(&all())
+            .iter()
+            .map(|object| {
+                let text = |pointer| {
+                    let value = object.pointer(pointer).and_then(Value::as_str);
+                    value.unwrap_or_default()
+                };
+                format!("{} {}", text("/kind"), text("/metadata/name"))
+            })
+            .collect();
+        assert_eq!(
+            names,
+            [
+                "Namespace refit-system",
+                "CustomResourceDefinition hostplans.refit.dev",
+                "CustomResourceDefinition nodeupdates.refit.dev",
+                "CustomResourceDefinition updategroups.refit.dev",
+                "ServiceAccount refit-controller",
+                "ClusterRole refit-controller",
+                "ClusterRoleBinding refit-controller",
+                "ClusterRole refit-kubeconfigs",
+                "ClusterRoleBinding refit-kubeconfigs",
+                "Role refit-controller",
+                "RoleBinding refit-controller",
+                "Service refit-webhook",
+                "Service refit-metrics",
+                "NetworkPolicy refit-controller",
+                "PodDisruptionBudget refit-controller",
+                "Deployment refit-controller",
+                "ExtensionConfig refit",
+                "Namespace refit-system",
+                "DaemonSet refit-agent",
+            ]
+        );
+        let role: Value = serde_saphyr::from_str(WORKLOAD_ROLE).unwrap();
+        assert_eq!(role["kind"], "ClusterRole");
+    }
+
+    #[test]
+    fn image_and_replicas_are_the_operators() {
+        let choices = Choices {
+            image: "registry.example/refit@sha256:0".to_owned(),
+            replicas: 3,
+        };
+        for part in [Part::Controller, Part::Agent] {
+            let texts: String = manifests(&[part], &choices)
+                .iter()
+                .map(|manifest| manifest.text.as_str())
+                .collect();
+            assert!(texts.contains("image: registry.example/refit@sha256:0\n"));
+            assert!(!texts.contains(IMAGE));
+            assert_eq!(texts.contains("replicas: 3\n"), part == Part::Controller);
+        }
+    }
+
+    #[test]
+    fn the_pod_of_the_controller_is_restricted() {
+        let objects = objects(&manifests(&[Part::Controller], &Choices::default()));
+        let pod = objects
+            .iter()
+            .find(|object| object["kind"] == "Deployment")
+            .map(|object| object["spec"]["template"]["spec"].clone())
+            .unwrap();
+        assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+        assert_eq!(
+            pod["securityContext"]["seccompProfile"]["type"],
+            "RuntimeDefault"
+        );
+        let container = &pod["containers"][0]["securityContext"];
+        assert_eq!(container["allowPrivilegeEscalation"], false);
+        assert_eq!(container["readOnlyRootFilesystem"], true);
+        assert_eq!(container["capabilities"]["drop"][0], "ALL");
+    }
+}

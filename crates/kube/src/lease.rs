@@ -1,0 +1,374 @@
+//! Which replica leads, and the fence that its writes pass (`docs/adr/0004`).
+//!
+//! A Lease object names the leader. Nobody trusts another machine's clock: a replica takes over
+//! once it has seen the Lease unchanged for its whole duration by its own clock. The leader counts
+//! from the moment at which it *sent* its last successful renewal, so its own time is up first.
+//!
+//! [`Leadership`] is asked at the moment of each write: [`ClientStack::fenced`] puts it into a
+//! client stack. A write begins only before the renew deadline, and is given up before the Lease
+//! can be another's.
+//!
+//! [`ClientStack::fenced`]: crate::client::ClientStack::fenced
+
+mod elect;
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use tokio::{sync::watch, time::Instant};
+
+use crate::{Clock, clock::instant};
+
+pub use elect::{LeaseError, elect, release};
+
+/// How long before the end of the Lease a write has to be over: clocks of two machines may run at
+/// slightly different speeds.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Who leads, and how quickly another takes over. The defaults are those of Kubernetes' own
+/// controllers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseSettings {
+    /// Namespace of the Lease.
+    pub namespace: String,
+    /// Name of the Lease.
+    pub name: String,
+    /// Who this replica is. No two processes may ever use the same, one after the other included.
+    pub identity: String,
+    /// How long the Lease holds without a renewal.
+    pub duration: Duration,
+    /// How long the leader goes on without a successful renewal; shorter than the duration.
+    pub renew_deadline: Duration,
+    /// How often it is renewed, and looked at by the others.
+    pub retry_period: Duration,
+}
+
+impl LeaseSettings {
+    /// The usual times for a replica of this identity.
+    pub fn new(
+        namespace: impl Into<String>,
+        name: impl Into<String>,
+        identity: impl Into<String>,
+    ) -> Self {
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+            identity: identity.into(),
+            duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_secs(2),
+        }
+    }
+
+    /// What is wrong with the times; `None` if they keep two replicas apart.
+    pub fn problem(&self) -> Option<String> {
+        let Self {
+            duration,
+            renew_deadline,
+            retry_period,
+            ..
+        } = self;
+        let seconds = Duration::as_secs_f64;
+        if self.identity.is_empty() {
+            return Some("the identity of this replica is empty".to_owned());
+        }
+        if *renew_deadline + 2 * GRACE > *duration {
+            return Some(format!(
+                "the renew deadline ({} s) must be at least {} s shorter than the lease duration \
+                 ({} s): a write that begins last must be over before another replica leads",
+                seconds(renew_deadline),
+                seconds(&(2 * GRACE)),
+                seconds(duration),
+            ));
+        }
+        if retry_period.is_zero() || *retry_period * 2 > *renew_deadline {
+            return Some(format!(
+                "the retry period ({} s) must be more than 0 and at most half of the renew \
+                 deadline ({} s): one lost renewal must not end the leadership",
+                seconds(retry_period),
+                seconds(renew_deadline),
+            ));
+        }
+        None
+    }
+}
+
+/// A write was refused because this replica does not lead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this replica does not hold the Lease, or not for long enough: the write is the leader's")]
+pub struct NotLeader;
+
+/// Whether a call failed because this replica does not lead.
+pub fn is_fenced(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Service(source) if source.is::<NotLeader>())
+}
+
+/// Whether this replica leads: asked at each write, shared by everything in the process.
+#[derive(Clone, Debug)]
+pub struct Leadership(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    clock: Clock,
+    state: Mutex<State>,
+    /// Counts changes, for those who wait for one.
+    changed: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+struct State {
+    held: Held,
+    resigned: bool,
+    /// Writes on their way.
+    passes: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Held {
+    /// There is nobody else.
+    Alone,
+    No,
+    Since(Renewal),
+}
+
+/// A renewal that the API server took.
+#[derive(Clone, Copy, Debug)]
+struct Renewal {
+    /// When it was sent, by the clock that only goes forward, and by the one that also counts
+    /// while the machine sleeps. Whichever has moved on further is believed.
+    sent: Instant,
+    sent_at: Timestamp,
+    renew_deadline: Duration,
+    duration: Duration,
+}
+
+impl Leadership {
+    /// Of a replica that has to win the Lease first.
+    pub fn candidate(clock: Clock) -> Self {
+        Self::of(clock, Held::No)
+    }
+
+    /// Of a process that has no other beside it.
+    pub fn alone(clock: Clock) -> Self {
+        Self::of(clock, Held::Alone)
+    }
+
+    fn of(clock: Clock, held: Held) -> Self {
+        Self(Arc::new(Shared {
+            clock,
+            state: Mutex::new(State {
+                held,
+                resigned: false,
+                passes: 0,
+            }),
+            changed: watch::channel(0).0,
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
+        self.0.changed.send_modify(|count| *count += 1);
+    }
+
+    /// How long ago a renewal was sent, by the clock that has moved on further.
+    fn age(&self, renewal: &Renewal) -> Duration {
+        let forward = instant().saturating_duration_since(renewal.sent);
+        forward.max(self.0.clock.elapsed(renewal.sent_at))
+    }
+
+    /// Whether a write may begin now.
+    pub fn is_held(&self) -> bool {
+        self.left().is_some()
+    }
+
+    /// For how long writes may still begin; `None` if they may not.
+    fn left(&self) -> Option<Duration> {
+        let state = self.lock();
+        match state.held {
+            _ if state.resigned => None,
+            Held::No => None,
+            Held::Alone => Some(Duration::MAX),
+            Held::Since(renewal) => renewal
+                .renew_deadline
+                .checked_sub(self.age(&renewal))
+                .filter(|left| !left.is_zero()),
+        }
+    }
+
+    /// Lets one write begin, and says by when it must be over.
+    pub fn pass(&self) -> Result<Pass, NotLeader> {
+        self.left().ok_or(NotLeader)?;
+        let mut state = self.lock();
+        let within = match state.held {
+            Held::No => return Err(NotLeader),
+            Held::Alone => Duration::MAX,
+            Held::Since(renewal) => (renewal.duration.saturating_sub(GRACE))
+                .checked_sub(self.age(&renewal))
+                .ok_or(NotLeader)?,
+        };
+        state.passes += 1;
+        drop(state);
+        Ok(Pass {
+            leadership: self.clone(),
+            within,
+        })
+    }
+
+    /// Waits until this replica leads.
+    pub async fn held(&self) {
+        let mut changed = self.0.changed.subscribe();
+        while !self.is_held() {
+            // The sender lives in this value, so the channel cannot be closed while we wait.
+            let _ = changed.changed().await;
+        }
+    }
+
+    /// Waits until this replica does not lead any more.
+    pub async fn lost(&self) {
+        let mut changed = self.0.changed.subscribe();
+        while let Some(left) = self.left() {
+            tokio::select! {
+                biased;
+                _ = changed.changed() => {}
+                () = tokio::time::sleep(left), if left < Duration::MAX => {}
+            }
+        }
+    }
+
+    /// Begins no write any more, for good; what is on its way goes on.
+    pub fn resign(&self) {
+        self.change(|state| state.resigned = true);
+    }
+
+    /// Waits until no write is on its way.
+    pub async fn idle(&self) {
+        let mut changed = self.0.changed.subscribe();
+        while self.lock().passes > 0 {
+            let _ = changed.changed().await;
+        }
+    }
+
+    fn renewed(&self, sent: Instant, sent_at: Timestamp, settings: &LeaseSettings) {
+        self.change(|state| {
+            state.held = Held::Since(Renewal {
+                sent,
+                sent_at,
+                renew_deadline: settings.renew_deadline,
+                duration: settings.duration,
+            });
+        });
+    }
+
+    fn taken_by_another(&self) {
+        if matches!(self.lock().held, Held::Since(_)) {
+            self.change(|state| state.held = Held::No);
+        }
+    }
+}
+
+/// The permission for one write, as long as it is on its way.
+#[derive(Debug)]
+pub struct Pass {
+    leadership: Leadership,
+    /// How long the write may take.
+    pub(crate) within: Duration,
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        let mut state = self.leadership.lock();
+        state.passes = state.passes.saturating_sub(1);
+        let last = state.passes == 0 && state.resigned;
+        drop(state);
+        if last {
+            self.leadership.0.changed.send_modify(|count| *count += 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> LeaseSettings {
+        LeaseSettings::new("refit-system", "refit-controller", "a")
+    }
+
+    fn candidate() -> Leadership {
+        Leadership::candidate(Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap()))
+    }
+
+    fn renew(leadership: &Leadership) {
+        leadership.renewed(instant(), leadership.0.clock.now(), &settings());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn writes_end_before_the_lease_can_be_anothers() {
+        let leadership = candidate();
+        assert_eq!(leadership.pass().unwrap_err(), NotLeader);
+        renew(&leadership);
+        tokio::time::sleep(Duration::from_secs(9)).await;
+        let pass = leadership.pass().unwrap();
+        assert_eq!(
+            pass.within,
+            Duration::from_secs(5),
+            "15 s less 9 s less grace"
+        );
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(leadership.pass().is_err(), "no write begins after 10 s");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leadership_that_is_not_renewed_ends_by_itself() {
+        let leadership = candidate();
+        renew(&leadership);
+        let begin = leadership.0.clock.now();
+        leadership.held().await;
+        leadership.lost().await;
+        assert_eq!(leadership.0.clock.elapsed(begin), Duration::from_secs(10));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_resigns_lets_writes_end_that_are_on_their_way() {
+        let leadership = candidate();
+        renew(&leadership);
+        let pass = leadership.pass().unwrap();
+        leadership.resign();
+        assert!(leadership.pass().is_err());
+        renew(&leadership);
+        assert!(!leadership.is_held(), "a late renewal changes nothing");
+        let waiting = tokio::time::timeout(Duration::from_secs(1), leadership.idle());
+        assert!(waiting.await.is_err());
+        drop(pass);
+        leadership.idle().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_alone_leads_for_ever() {
+        let alone = Leadership::alone(Clock::real());
+        alone.held().await;
+        assert_eq!(alone.pass().unwrap().within, Duration::MAX);
+        let lost = tokio::time::timeout(Duration::from_hours(1000), alone.lost());
+        assert!(lost.await.is_err());
+    }
+
+    #[test]
+    fn times_that_do_not_keep_replicas_apart_are_refused() {
+        assert_eq!(settings().problem(), None);
+        let of = |change: fn(&mut LeaseSettings)| {
+            let mut settings = settings();
+            change(&mut settings);
+            settings.problem().unwrap_or_default()
+        };
+        assert!(of(|s| s.renew_deadline = s.duration).contains("renew deadline (15 s)"));
+        assert!(of(|s| s.retry_period = Duration::ZERO).contains("retry period (0 s)"));
+        assert!(of(|s| s.identity.clear()).contains("identity"));
+    }
+}

@@ -1,0 +1,319 @@
+//! The election: winning the Lease, keeping it, giving it back.
+
+use std::{convert::Infallible, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ObjectMeta, PostParams},
+};
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::{Leadership, LeaseSettings};
+use crate::{Clock, apply, clock::instant};
+
+/// How often giving back is tried against a renewal that is still on its way.
+const RELEASE_ATTEMPTS: usize = 3;
+
+/// Why the Lease could not be given back.
+#[derive(Debug, thiserror::Error)]
+#[error("Lease {namespace}/{name} could not be given back: {source}; it runs out by itself")]
+pub struct LeaseError {
+    namespace: String,
+    name: String,
+    source: Box<kube::Error>,
+}
+
+/// What another replica's Lease said, and since when by our own clock.
+#[derive(Clone, Debug)]
+struct Seen {
+    holder: String,
+    renewed: Option<Timestamp>,
+    version: String,
+    since: Instant,
+}
+
+/// What is to be done about the Lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// There is none.
+    Create,
+    /// It is ours.
+    Renew,
+    /// It is nobody's any more.
+    Take,
+    /// It is another's.
+    Wait,
+}
+
+/// Stands for election for ever: wins the Lease whenever it is free, and keeps it. Dropping the
+/// future stops the renewals.
+pub async fn elect(
+    client: Client,
+    clock: Clock,
+    settings: &LeaseSettings,
+    leadership: &Leadership,
+) -> Infallible {
+    let api: Api<Lease> = Api::namespaced(client, &settings.namespace);
+    let mut seen: Option<Seen> = None;
+    let mut led = false;
+    loop {
+        if let Err(error) = attempt(&api, clock, settings, leadership, &mut seen).await {
+            tracing::warn!(lease = settings.name, %error, "the Lease could not be looked at or renewed");
+        }
+        let leads = leadership.is_held();
+        if leads != led {
+            led = leads;
+            tracing::info!(
+                lease = settings.name,
+                identity = settings.identity,
+                leads,
+                "leadership"
+            );
+        }
+        tokio::time::sleep(settings.retry_period).await;
+    }
+}
+
+async fn attempt(
+    api: &Api<Lease>,
+    clock: Clock,
+    settings: &LeaseSettings,
+    leadership: &Leadership,
+    seen: &mut Option<Seen>,
+) -> kube::Result<()> {
+    let known = api.get_opt(&settings.name).await?;
+    let next = next(known.as_ref(), settings, seen, instant());
+    if next == Next::Wait {
+        leadership.taken_by_another();
+        return Ok(());
+    }
+    // Before it is sent: nobody can have seen it earlier.
+    let (sent, sent_at) = (instant(), clock.now());
+    let spec = wanted(known.as_ref(), settings, sent_at, next);
+    let written = match known {
+        None => {
+            let lease = Lease {
+                metadata: ObjectMeta {
+                    name: Some(settings.name.clone()),
+                    ..ObjectMeta::default()
+                },
+                spec: Some(spec),
+            };
+            api.create(&PostParams::default(), &lease).await
+        }
+        Some(known) => {
+            let body = json!({
+                "metadata": { "resourceVersion": known.resource_version() },
+                "spec": spec,
+            });
+            apply::merge(api, &settings.name, &body).await
+        }
+    };
+    match written {
+        Ok(_) => {
+            leadership.renewed(sent, sent_at, settings);
+            Ok(())
+        }
+        // Another was faster: the next look says who.
+        Err(error) if apply::is_conflict(&error) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Decides, and notes what another's Lease says.
+fn next(
+    lease: Option<&Lease>,
+    settings: &LeaseSettings,
+    seen: &mut Option<Seen>,
+    now: Instant,
+) -> Next {
+    let Some(lease) = lease else {
+        *seen = None;
+        return Next::Create;
+    };
+    let spec = lease.spec.clone().unwrap_or_default();
+    let holder = spec.holder_identity.clone().unwrap_or_default();
+    if holder == settings.identity {
+        *seen = None;
+        return Next::Renew;
+    }
+    if holder.is_empty() {
+        return Next::Take;
+    }
+    let renewed = spec.renew_time.as_ref().map(|time| time.0);
+    let version = lease.resource_version().unwrap_or_default();
+    let same = seen
+        .as_ref()
+        .filter(|seen| seen.holder == holder && seen.renewed == renewed && seen.version == version);
+    let Some(same) = same else {
+        *seen = Some(Seen {
+            holder,
+            renewed,
+            version,
+            since: now,
+        });
+        return Next::Wait;
+    };
+    // The holder's own duration counts, and never less than ours.
+    let seconds = spec.lease_duration_seconds.unwrap_or_default();
+    let theirs = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
+    let over = now.saturating_duration_since(same.since) >= theirs.max(settings.duration);
+    if over { Next::Take } else { Next::Wait }
+}
+
+fn wanted(
+    known: Option<&Lease>,
+    settings: &LeaseSettings,
+    now: Timestamp,
+    next: Next,
+) -> LeaseSpec {
+    let before = known
+        .and_then(|lease| lease.spec.clone())
+        .unwrap_or_default();
+    let transitions = before.lease_transitions.unwrap_or_default();
+    let (acquired, transitions) = match next {
+        Next::Renew => (before.acquire_time, transitions),
+        Next::Take => (Some(MicroTime(now)), transitions.saturating_add(1)),
+        Next::Create | Next::Wait => (Some(MicroTime(now)), 0),
+    };
+    LeaseSpec {
+        holder_identity: Some(settings.identity.clone()),
+        lease_duration_seconds: Some(whole_seconds(settings.duration)),
+        renew_time: Some(MicroTime(now)),
+        acquire_time: acquired,
+        lease_transitions: Some(transitions),
+        ..LeaseSpec::default()
+    }
+}
+
+/// Seconds, rounded up: nobody may take the Lease for shorter than it is held.
+fn whole_seconds(duration: Duration) -> i32 {
+    let up = u64::from(duration.subsec_nanos() > 0);
+    i32::try_from(duration.as_secs().saturating_add(up)).unwrap_or(i32::MAX)
+}
+
+/// Gives the Lease back if it is ours, so that another replica takes over at once. Only after
+/// [`Leadership::resign`] and [`Leadership::idle`]: from here on another one writes.
+pub async fn release(
+    client: Client,
+    clock: Clock,
+    settings: &LeaseSettings,
+) -> Result<(), LeaseError> {
+    let api: Api<Lease> = Api::namespaced(client, &settings.namespace);
+    let failed = |source| LeaseError {
+        namespace: settings.namespace.clone(),
+        name: settings.name.clone(),
+        source: Box::new(source),
+    };
+    for attempt in 1..=RELEASE_ATTEMPTS {
+        let lease = api.get_opt(&settings.name).await.map_err(failed)?;
+        let ours = lease.filter(|lease| {
+            let holder = lease
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.holder_identity.as_ref());
+            holder == Some(&settings.identity)
+        });
+        let Some(ours) = ours else {
+            return Ok(());
+        };
+        let body = json!({
+            "metadata": { "resourceVersion": ours.resource_version() },
+            "spec": {
+                "holderIdentity": "",
+                "leaseDurationSeconds": 1,
+                "renewTime": MicroTime(clock.now()),
+            },
+        });
+        match apply::merge(&api, &settings.name, &body).await {
+            Ok(_) => return Ok(()),
+            Err(error) if apply::is_conflict(&error) && attempt < RELEASE_ATTEMPTS => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(identity: &str) -> LeaseSettings {
+        LeaseSettings::new("refit-system", "refit-controller", identity)
+    }
+
+    fn lease(holder: &str, version: u32) -> Lease {
+        let settings = settings(holder);
+        let at = Timestamp::from_second(0).unwrap();
+        let mut lease = Lease {
+            spec: Some(wanted(None, &settings, at, Next::Create)),
+            ..Lease::default()
+        };
+        lease.metadata.resource_version = Some(version.to_string());
+        lease
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_is_given_its_whole_duration_by_our_own_clock() {
+        let (me, mut seen) = (settings("b"), None);
+        let mut look = |lease: &Lease| next(Some(lease), &me, &mut seen, instant());
+        // Its renewTime is long past by our clock: that says nothing.
+        assert_eq!(look(&lease("a", 1)), Next::Wait);
+        tokio::time::sleep(Duration::from_secs(14)).await;
+        assert_eq!(look(&lease("a", 1)), Next::Wait);
+        assert_eq!(look(&lease("a", 2)), Next::Wait, "it was renewed");
+        tokio::time::sleep(Duration::from_secs(14)).await;
+        assert_eq!(look(&lease("a", 2)), Next::Wait);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(look(&lease("a", 2)), Next::Take);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_holder_that_asked_for_longer_gets_longer() {
+        let (me, mut seen) = (settings("b"), None);
+        let mut long = lease("a", 1);
+        long.spec.as_mut().unwrap().lease_duration_seconds = Some(60);
+        assert_eq!(next(Some(&long), &me, &mut seen, instant()), Next::Wait);
+        tokio::time::sleep(Duration::from_secs(59)).await;
+        assert_eq!(next(Some(&long), &me, &mut seen, instant()), Next::Wait);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(next(Some(&long), &me, &mut seen, instant()), Next::Take);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_was_given_back_is_free_at_once() {
+        let (me, mut seen) = (settings("b"), None);
+        let free = lease("", 7);
+        assert_eq!(next(Some(&free), &me, &mut seen, instant()), Next::Take);
+        assert_eq!(next(None, &me, &mut seen, instant()), Next::Create);
+        assert_eq!(
+            next(Some(&lease("b", 8)), &me, &mut seen, instant()),
+            Next::Renew
+        );
+    }
+
+    #[test]
+    fn a_takeover_counts_as_a_transition_and_a_renewal_does_not() {
+        let now = Timestamp::from_second(100).unwrap();
+        let old = lease("a", 1);
+        let taken = wanted(Some(&old), &settings("b"), now, Next::Take);
+        assert_eq!(taken.lease_transitions, Some(1));
+        assert_eq!(taken.acquire_time, Some(MicroTime(now)));
+        let renewed = wanted(Some(&old), &settings("a"), now, Next::Renew);
+        assert_eq!(renewed.lease_transitions, Some(0));
+        assert_ne!(renewed.acquire_time, Some(MicroTime(now)));
+        assert_eq!(renewed.renew_time, Some(MicroTime(now)));
+    }
+
+    #[test]
+    fn durations_are_told_in_whole_seconds_rounded_up() {
+        assert_eq!(whole_seconds(Duration::from_millis(15_001)), 16);
+        assert_eq!(whole_seconds(Duration::from_secs(15)), 15);
+    }
+}

@@ -1,0 +1,130 @@
+//! What every long-running program does: logs, credentials, signals.
+
+use std::{io, path::Path, process::ExitCode};
+
+use kube::{
+    Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+/// Exit code of a program that a second signal ended.
+const INTERRUPTED: u8 = 130;
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Why a program cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The log filter is none.
+    #[error("{filter:?} is no log filter: {reason}; try info or refit=debug,info")]
+    Filter {
+        /// What was given.
+        filter: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The kubeconfig cannot be used.
+    #[error("the kubeconfig {path} cannot be used: {reason}")]
+    Kubeconfig {
+        /// The file.
+        path: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// There are no credentials.
+    #[error(
+        "there is no cluster to talk to: {0}; give --kubeconfig FILE, set KUBECONFIG, or run in a pod"
+    )]
+    NoCluster(String),
+    /// Signals cannot be heard.
+    #[error("signals cannot be listened to: {0}")]
+    Signals(#[from] io::Error),
+}
+
+/// Sends logs to stderr. Filters are those of `tracing`: `info`, `refit_controller=debug,info`.
+pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), StartError> {
+    let filter = EnvFilter::try_new(filter).map_err(|error| StartError::Filter {
+        filter: filter.to_owned(),
+        reason: error.to_string(),
+    })?;
+    let logs = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr);
+    match format {
+        LogFormat::Text => logs.with_ansi(false).init(),
+        LogFormat::Json => logs.json().flatten_event(true).init(),
+    }
+    Ok(())
+}
+
+/// The cluster of a kubeconfig file, or, without one, that of `KUBECONFIG`, `~/.kube/config` or the
+/// pod's own ServiceAccount, whichever is there first.
+pub async fn cluster(
+    kubeconfig: Option<&Path>,
+    context: Option<&str>,
+) -> Result<Config, StartError> {
+    let options = KubeConfigOptions {
+        context: context.map(str::to_owned),
+        ..KubeConfigOptions::default()
+    };
+    let Some(path) = kubeconfig else {
+        if context.is_some() {
+            return Config::from_kubeconfig(&options)
+                .await
+                .map_err(|error| StartError::NoCluster(error.to_string()));
+        }
+        return Config::infer()
+            .await
+            .map_err(|error| StartError::NoCluster(error.to_string()));
+    };
+    let wrong = |reason: String| StartError::Kubeconfig {
+        path: path.display().to_string(),
+        reason,
+    };
+    let file = Kubeconfig::read_from(path).map_err(|error| wrong(error.to_string()))?;
+    Config::from_custom_kubeconfig(file, &options)
+        .await
+        .map_err(|error| wrong(error.to_string()))
+}
+
+/// Runs a program until it ends by itself, or is asked to by SIGTERM or SIGINT: the first one
+/// cancels `stop`, on which it should end well; a second one ends it at once.
+pub async fn until_stopped<E: From<StartError>>(
+    program: impl Future<Output = Result<(), E>>,
+    stop: &CancellationToken,
+) -> Result<ExitCode, E> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(StartError::Signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(StartError::Signals)?;
+    let mut asked = async || {
+        tokio::select! {
+            biased;
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    tokio::pin!(program);
+    tokio::select! {
+        biased;
+        outcome = &mut program => return outcome.map(|()| ExitCode::SUCCESS),
+        () = asked() => stop.cancel(),
+    }
+    tokio::select! {
+        biased;
+        outcome = &mut program => outcome.map(|()| ExitCode::SUCCESS),
+        () = asked() => {
+            tracing::warn!("asked to end a second time: ending at once");
+            Ok(ExitCode::from(INTERRUPTED))
+        }
+    }
+}

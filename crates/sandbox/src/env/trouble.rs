@@ -1,0 +1,69 @@
+//! Troubles that a user orders by an annotation of an infrastructure machine: in a sandbox that
+//! answers kubectl there is no other way to a host.
+
+use std::sync::Arc;
+
+use super::{at, state::HostRecord};
+use crate::world::{Inner, lock};
+
+/// `STEP` or `STEP:TIMES`: the next runs of this step of the host fail.
+pub(crate) const FAIL_STEP: &str = "sandbox.refit.dev/fail-step";
+
+/// Makes the hosts fail whose annotation is new.
+pub(crate) fn apply(inner: &Arc<Inner>) {
+    let ordered: Vec<(String, String)> = lock(&inner.env)
+        .hosts
+        .values()
+        .map(|record| (record.key(), annotation(inner, record), record))
+        .filter(|(_, now, record)| *now != record.fail_step)
+        .map(|(key, now, _)| (key, now))
+        .collect();
+    for (key, order) in ordered {
+        let Some(host) = lock(&inner.hosts).get(&key).cloned() else {
+            continue;
+        };
+        if let Some((step, times)) = parse(&order) {
+            lock(&host.state).break_step(step, times);
+            inner.keep_host(&key);
+        }
+        // Last: an order that is carried out twice is the same order.
+        if let Some(record) = lock(&inner.env).hosts.get_mut(&key) {
+            record.fail_step = order;
+        }
+        inner.keep_env();
+    }
+}
+
+fn annotation(inner: &Inner, record: &HostRecord) -> String {
+    let object = inner.management_mirror.get(
+        &record.infrastructure_resource,
+        &record.namespace,
+        &record.node,
+    );
+    let annotations = object
+        .as_deref()
+        .and_then(|object| at(object, "/metadata/annotations"));
+    let order = annotations.and_then(|all| all.get(FAIL_STEP)?.as_str());
+    order.unwrap_or_default().to_owned()
+}
+
+/// Step and times of an order; `None` for none, or one that cannot be understood.
+fn parse(order: &str) -> Option<(&str, u32)> {
+    let (step, times) = order.split_once(':').unwrap_or((order, "1"));
+    let times = times.trim().parse().ok()?;
+    (!step.trim().is_empty()).then(|| (step.trim(), times))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_names_a_step_and_maybe_how_often() {
+        assert_eq!(parse("kubelet-install"), Some(("kubelet-install", 1)));
+        assert_eq!(parse("kubelet-install:3"), Some(("kubelet-install", 3)));
+        for nothing in ["", ":2", "kubelet-install:often"] {
+            assert_eq!(parse(nothing), None, "{nothing:?}");
+        }
+    }
+}

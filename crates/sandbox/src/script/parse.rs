@@ -1,0 +1,444 @@
+//! From text to commands. Everything that is wrong with a script is found before it runs.
+
+use jiff::SignedDuration;
+
+use super::{
+    Problem,
+    command::{
+        Action, Command, Condition, Goal, How, Place, Process, Reference, Show, Source, Statement,
+        Table, Trouble, Wrong, wrong,
+    },
+    field::{Field, Setting},
+    words::{self, Word},
+};
+
+/// The steps of a host that a script can break.
+const STEPS: [&str; 9] = [
+    "preflight",
+    "stage",
+    "snapshot",
+    "kubeadm-install",
+    "kubeadm-upgrade",
+    "kubelet-install",
+    "kubelet-restart",
+    "reboot",
+    "verify",
+];
+
+/// Reads a script.
+pub(super) fn script(file: &str, text: &str) -> Result<Vec<Statement>, Vec<Problem>> {
+    let mut lines = text.lines().enumerate();
+    let (mut statements, mut problems) = (Vec::new(), Vec::new());
+    let mut loaded = false;
+    while let Some((index, text)) = lines.next() {
+        let mut statement = Statement {
+            line: index + 1,
+            text: text.trim_end().to_owned(),
+            command: None,
+        };
+        let rest = lines.by_ref().map(|(_, line)| line);
+        let found = read(&mut statement, rest);
+        let found = found.and_then(|()| in_order(statement.command.as_ref(), &mut loaded));
+        if let Err((what, got, want)) = found {
+            problems.push(Problem {
+                file: file.to_owned(),
+                line: statement.line,
+                what,
+                got,
+                want,
+            });
+        }
+        statements.push(statement);
+    }
+    if problems.is_empty() {
+        Ok(statements)
+    } else {
+        Err(problems)
+    }
+}
+
+/// Reads a statement, whose here-document is in the lines that follow.
+fn read<'a>(
+    statement: &mut Statement,
+    following: impl Iterator<Item = &'a str>,
+) -> Result<(), Wrong> {
+    let words = words::split(&statement.text)?;
+    let mut here = None;
+    if let Some(end) = words.last().and_then(Word::here_document) {
+        let mut body = String::new();
+        let mut ended = false;
+        for line in following {
+            statement.text.push('\n');
+            statement.text.push_str(line);
+            if line.trim() == end {
+                ended = true;
+                break;
+            }
+            body.push_str(line);
+            body.push('\n');
+        }
+        if !ended {
+            let want = format!("a line {end}");
+            return Err(wrong("here-document", "the end of the script", want));
+        }
+        here = Some(body);
+    }
+    statement.command = command(&words, here, statement.line)?;
+    Ok(())
+}
+
+/// Reads a statement again whose text has changed.
+pub(super) fn again(line: usize, text: &str) -> Result<Statement, Wrong> {
+    let mut lines = text.lines();
+    let mut statement = Statement {
+        line,
+        text: lines.next().unwrap_or_default().to_owned(),
+        command: None,
+    };
+    read(&mut statement, lines)?;
+    Ok(statement)
+}
+
+/// A script loads once, and before it does anything else.
+fn in_order(command: Option<&Command>, loaded: &mut bool) -> Result<(), Wrong> {
+    match command {
+        Some(Command::Load(_)) if *loaded => Err(wrong(
+            "load",
+            "a second load",
+            "apply, which adds objects to the world that is there",
+        )),
+        Some(Command::Load(_)) => {
+            *loaded = true;
+            Ok(())
+        }
+        None | Some(Command::Now(Action::Help)) => Ok(()),
+        Some(_) if !*loaded => Err(wrong(
+            "script",
+            "a command before any load",
+            "load FILE... first",
+        )),
+        Some(_) => Ok(()),
+    }
+}
+
+const COMMANDS: &str = "load, apply, change, delete, wait, at, break, mend, kill, show or help";
+
+fn command(words: &[Word], here: Option<String>, line: usize) -> Result<Option<Command>, Wrong> {
+    let Some((first, rest)) = words.split_first() else {
+        return Ok(None);
+    };
+    let mut rest = Rest::new(first.text.clone(), rest);
+    let command = match first.text.as_str() {
+        "load" => Command::Load(rest.all("FILE...")?),
+        "wait" => wait(&mut rest)?,
+        "at" => {
+            let time = rest.time("TIME")?;
+            let inner = rest.rest();
+            let Some(now @ Command::Now(_)) = command(inner, here, line)? else {
+                let want = "a command that takes no time: apply, change, delete, break, mend, kill \
+                            or show";
+                return Err(wrong("at", words::join(inner), want));
+            };
+            let statement = Statement {
+                line,
+                text: words::join(inner),
+                command: Some(now),
+            };
+            Command::At(time, Box::new(statement))
+        }
+        "apply" => Command::Now(apply(&mut rest, here)?),
+        "change" => Command::Now(change(&mut rest)?),
+        "delete" => Command::Now(Action::Delete(rest.reference()?)),
+        "break" => Command::Now(trouble(&mut rest)?),
+        "mend" => Command::Now(Action::Mend(place(&mut rest)?)),
+        "kill" => Command::Now(kill(&mut rest)?),
+        "show" => Command::Now(Action::Show(show(&mut rest)?)),
+        "help" => Command::Now(Action::Help),
+        other => return Err(wrong("command", other, COMMANDS)),
+    };
+    rest.end()?;
+    Ok(Some(command))
+}
+
+fn wait(rest: &mut Rest<'_>) -> Result<Command, Wrong> {
+    let first = rest.next("OBJECT, quiet or TIME")?;
+    if first.text == "quiet" {
+        return Ok(Command::Wait(Goal::Quiet, rest.time("TIME")?));
+    }
+    if !first.text.contains('/') {
+        return Ok(Command::Pass(words::time(&first.text)?));
+    }
+    let object = reference(&first.text)?;
+    let condition = condition(&rest.next("CONDITION")?.text)?;
+    Ok(Command::Wait(
+        Goal::Object(object, condition),
+        rest.time("TIME")?,
+    ))
+}
+
+fn condition(word: &str) -> Result<Condition, Wrong> {
+    let unknown = || {
+        let want = "ready, available, updated, gone, blocked, blocked=REASON, phase=PHASE, step=STEP, \
+                    FIELD=VALUE or the type of a condition";
+        wrong("condition", word, want)
+    };
+    let Some((left, right)) = words::split_outside_quotes(word, '=') else {
+        return Ok(match word {
+            "ready" | "available" => Condition::Ready,
+            "updated" => Condition::Updated,
+            "gone" => Condition::Gone,
+            "blocked" => Condition::Blocked(None),
+            _ if word.starts_with(|c: char| c.is_ascii_uppercase()) => {
+                Condition::Status(word.to_owned(), "True".to_owned())
+            }
+            _ => return Err(unknown()),
+        });
+    };
+    Ok(match left {
+        "blocked" => Condition::Blocked(Some(right.to_owned())),
+        "phase" => Condition::Phase(right.to_owned()),
+        "step" => Condition::Step(right.to_owned()),
+        _ if left.contains('.') => Condition::Field(Setting::new(left, right)?),
+        _ if left.starts_with(|c: char| c.is_ascii_uppercase()) => {
+            Condition::Status(left.to_owned(), right.to_owned())
+        }
+        _ => return Err(unknown()),
+    })
+}
+
+fn apply(rest: &mut Rest<'_>, here: Option<String>) -> Result<Action, Wrong> {
+    let cluster = if rest.skip("to") {
+        Some(rest.next("CLUSTER")?.text.clone())
+    } else {
+        None
+    };
+    let source = match here {
+        Some(body) => {
+            rest.next("<<END")?;
+            Source::Here(body)
+        }
+        None => Source::Files(rest.all("FILE... or <<END")?),
+    };
+    Ok(Action::Apply(cluster, source))
+}
+
+fn change(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
+    let object = rest.reference()?;
+    let mut settings = Vec::new();
+    loop {
+        let field = rest.next("FIELD")?.text.clone();
+        let value = rest.next("VALUE")?.text.clone();
+        settings.push(Setting::new(&field, &value)?);
+        if rest.is_over() {
+            return Ok(Action::Change(object, settings));
+        }
+    }
+}
+
+fn trouble(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
+    if rest.peek() != Some("host") {
+        let place = place(rest)?;
+        let time = match &place {
+            Place::Host(_) | Place::Disk(_) => None,
+            _ => rest.optional_time("for")?,
+        };
+        return Ok(Action::Break(Trouble::Place(place), time));
+    }
+    rest.next("host")?;
+    let node = rest.next("NODE")?.text.clone();
+    if !rest.skip("step") {
+        let got = rest.peek().unwrap_or("the end of the line");
+        return Err(wrong("break host", got, "step STEP"));
+    }
+    let step = rest.next("STEP")?.text.clone();
+    if !STEPS.contains(&step.as_str()) {
+        return Err(wrong("step", step, STEPS.join(", ")));
+    }
+    let how = if rest.skip("hang") {
+        How::Hangs(rest.times()?)
+    } else if rest.skip("slow") {
+        How::Slow(rest.number("N")?)
+    } else {
+        How::Fails(rest.times()?)
+    };
+    Ok(Action::Break(Trouble::Step { node, step, how }, None))
+}
+
+fn place(rest: &mut Rest<'_>) -> Result<Place, Wrong> {
+    let kind = rest.next("host, disk, node, agent or api")?.text.clone();
+    let mut name = |what| rest.next(what).map(|word| word.text.clone());
+    Ok(match kind.as_str() {
+        "host" => Place::Host(name("NODE")?),
+        "disk" => Place::Disk(name("NODE")?),
+        "node" => Place::Node(name("NODE")?),
+        "agent" => Place::Agent(name("NODE")?),
+        "api" => Place::Api(name("management or CLUSTER")?),
+        other => return Err(wrong("trouble", other, "host, disk, node, agent or api")),
+    })
+}
+
+fn kill(rest: &mut Rest<'_>) -> Result<Action, Wrong> {
+    let process = match rest.next("controller, capi or agent NODE")?.text.as_str() {
+        "controller" => Process::Controller,
+        "capi" => Process::Capi,
+        "agent" => Process::Agent(rest.next("NODE")?.text.clone()),
+        other => return Err(wrong("process", other, "controller, capi or agent NODE")),
+    };
+    Ok(Action::Kill(process, rest.optional_time("for")?))
+}
+
+fn show(rest: &mut Rest<'_>) -> Result<Show, Wrong> {
+    let want = "machines, nodes, hosts, pods, updates, groups, plans, events, processes, steps NODE, \
+                KIND FIELD... or OBJECT";
+    let first = rest.next(want)?.text.clone();
+    let table = match first.as_str() {
+        "machines" => Table::Machines,
+        "nodes" => Table::Nodes,
+        "hosts" => Table::Hosts,
+        "pods" => Table::Pods,
+        "updates" => Table::Updates,
+        "groups" => Table::Groups,
+        "plans" => Table::Plans,
+        "processes" => Table::Processes,
+        "steps" => return Ok(Show::Steps(rest.next("NODE")?.text.clone())),
+        "events" if rest.is_over() => return Ok(Show::Events(None)),
+        "events" => return Ok(Show::Events(Some(rest.reference()?))),
+        object if object.contains('/') => {
+            return Ok(Show::Object(reference(object)?, rest.fields()?));
+        }
+        kind => return kind_of(kind, rest),
+    };
+    // `show machines FIELD...` is about fields, not the table.
+    if rest.is_over() {
+        Ok(Show::Table(table))
+    } else {
+        kind_of(&first, rest)
+    }
+}
+
+fn kind_of(word: &str, rest: &mut Rest<'_>) -> Result<Show, Wrong> {
+    let (cluster, kind) = match word.split_once(':') {
+        Some((cluster, kind)) => (Some(cluster.to_owned()), kind),
+        None => (None, word),
+    };
+    Ok(Show::Kind(cluster, kind.to_owned(), rest.fields()?))
+}
+
+/// `[CLUSTER:]KIND/[NAMESPACE/]NAME`.
+pub(super) fn reference(word: &str) -> Result<Reference, Wrong> {
+    let want = "KIND/NAME, KIND/NAMESPACE/NAME, or one of these after CLUSTER:";
+    let (cluster, rest) = match word.split_once(':') {
+        Some((cluster, rest)) => (Some(cluster.to_owned()), rest),
+        None => (None, word),
+    };
+    let parts: Vec<&str> = rest.split('/').collect();
+    let (kind, namespace, name) = match parts.as_slice() {
+        [kind, name] => (kind, None, name),
+        [kind, namespace, name] => (kind, Some((*namespace).to_owned()), name),
+        _ => return Err(wrong("object", word, want)),
+    };
+    if kind.is_empty() || name.is_empty() || cluster.as_deref() == Some("") {
+        return Err(wrong("object", word, want));
+    }
+    Ok(Reference {
+        cluster,
+        kind: (*kind).to_owned(),
+        namespace,
+        name: (*name).to_owned(),
+    })
+}
+
+/// The words of a line that are still to be read.
+struct Rest<'a> {
+    command: String,
+    words: &'a [Word],
+}
+
+impl<'a> Rest<'a> {
+    fn new(command: String, words: &'a [Word]) -> Self {
+        Self { command, words }
+    }
+
+    fn next(&mut self, want: &str) -> Result<&'a Word, Wrong> {
+        let Some((first, rest)) = self.words.split_first() else {
+            return Err(wrong(&self.command, "the end of the line", want));
+        };
+        self.words = rest;
+        Ok(first)
+    }
+
+    fn peek(&self) -> Option<&'a str> {
+        self.words.first().map(|word| word.text.as_str())
+    }
+
+    fn is_over(&self) -> bool {
+        self.words.is_empty()
+    }
+
+    fn skip(&mut self, word: &str) -> bool {
+        let found = self.peek() == Some(word);
+        if found {
+            self.words = self.words.split_first().map_or(&[], |(_, rest)| rest);
+        }
+        found
+    }
+
+    fn rest(&mut self) -> &'a [Word] {
+        std::mem::take(&mut self.words)
+    }
+
+    fn all(&mut self, want: &str) -> Result<Vec<String>, Wrong> {
+        let first = self.next(want)?.text.clone();
+        let rest = self.rest().iter().map(|word| word.text.clone());
+        Ok(std::iter::once(first).chain(rest).collect())
+    }
+
+    fn reference(&mut self) -> Result<Reference, Wrong> {
+        reference(&self.next("OBJECT")?.text)
+    }
+
+    fn fields(&mut self) -> Result<Vec<Field>, Wrong> {
+        self.rest()
+            .iter()
+            .map(|word| Field::parse(&word.text))
+            .collect()
+    }
+
+    fn time(&mut self, want: &str) -> Result<SignedDuration, Wrong> {
+        words::time(&self.next(want)?.text)
+    }
+
+    fn optional_time(&mut self, word: &str) -> Result<Option<SignedDuration>, Wrong> {
+        if self.skip(word) {
+            self.time("TIME").map(Some)
+        } else {
+            Ok(None)
+        }
+    }
+
+    fn number(&mut self, want: &str) -> Result<u32, Wrong> {
+        let word = self.next(want)?;
+        let number = word.text.parse().ok().filter(|number| *number > 0);
+        number.ok_or_else(|| wrong("number", word.text.as_str(), "a whole number from 1"))
+    }
+
+    fn times(&mut self) -> Result<u32, Wrong> {
+        if self.skip("times") {
+            self.number("N")
+        } else {
+            Ok(u32::MAX)
+        }
+    }
+
+    fn end(&self) -> Result<(), Wrong> {
+        if self.is_over() {
+            Ok(())
+        } else {
+            Err(wrong(
+                &self.command,
+                words::join(self.words),
+                "the end of the line",
+            ))
+        }
+    }
+}

@@ -1,0 +1,443 @@
+//! Runs the commands of a script.
+
+use std::{io::Write, path::PathBuf, time::Duration};
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
+
+use super::{
+    HELP, Problem, ScriptError, ScriptOutcome,
+    command::{Action, Command, Condition, Goal, Place, Show, Source, Statement, Wrong, wrong},
+    files,
+    live::{Later, Live},
+    look, objects, parse, show,
+    trouble::{self, Due},
+    words,
+};
+use crate::{
+    manifests::{self, LoadError},
+    world::{World, WorldOptions},
+};
+
+/// What a script calls the machine that its last wait found.
+const MACHINE: &str = "$machine";
+/// How often a wait looks.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Why a command is not carried out.
+pub(super) enum Stop {
+    /// The script is wrong, or asks for what is not there.
+    Wrong(Wrong),
+    /// Manifests are wrong.
+    Load(LoadError),
+    /// Something that never may be.
+    Violated(Vec<String>),
+    /// A wait ran out.
+    RanOut(String),
+    /// The output cannot be written.
+    Output(std::io::Error),
+    /// The world cannot be made.
+    World(crate::world::WorldError),
+}
+
+impl From<Wrong> for Stop {
+    fn from(wrong: Wrong) -> Self {
+        Self::Wrong(wrong)
+    }
+}
+
+impl From<std::io::Error> for Stop {
+    fn from(error: std::io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+/// Runs a script.
+pub(super) struct Runner<'a> {
+    pub(super) file: String,
+    /// Where files are looked for, in this order.
+    pub(super) folders: Vec<PathBuf>,
+    pub(super) out: &'a mut dyn Write,
+    pub(super) live: Option<Live>,
+}
+
+impl Runner<'_> {
+    /// Runs all statements.
+    pub(super) async fn run(&mut self, script: &[Statement]) -> Result<ScriptOutcome, ScriptError> {
+        for statement in script {
+            let (mark, line) = match statement.command {
+                Some(_) => ("> ", statement.line),
+                None => ("", statement.line),
+            };
+            let outcome = match writeln!(self.out, "{mark}{}", statement.text) {
+                Ok(()) => self.statement(statement).await,
+                Err(error) => Err(error.into()),
+            };
+            match outcome {
+                Ok(()) => {}
+                Err(Stop::RanOut(what)) => return Ok(ScriptOutcome::WaitRanOut { line, what }),
+                Err(stop) => return Err(self.error(line, stop)),
+            }
+        }
+        self.end()
+    }
+
+    fn end(&self) -> Result<ScriptOutcome, ScriptError> {
+        let left = self.live.as_ref().and_then(|live| {
+            let later = live.later.iter().find(|later| later.must)?;
+            Some((later.line, live.names.offset(later.due), live.offset()))
+        });
+        match left {
+            None => Ok(ScriptOutcome::Passed),
+            Some((line, due, now)) => Err(self.error(
+                line,
+                Stop::Wrong((
+                    "at".to_owned(),
+                    format!("a command for {due} in a script that ends at {now}"),
+                    "a wait that lasts until then".to_owned(),
+                )),
+            )),
+        }
+    }
+
+    fn error(&self, line: usize, stop: Stop) -> ScriptError {
+        let shown = |text: String| match &self.live {
+            Some(live) => live.names.shown(&text),
+            None => text,
+        };
+        let file = self.file.clone();
+        match stop {
+            Stop::Wrong((what, got, want)) => ScriptError::Wrong(vec![Problem {
+                file,
+                line,
+                what,
+                got: shown(got),
+                want: shown(want),
+            }]),
+            Stop::Violated(violations) => ScriptError::Violated {
+                file,
+                line,
+                violations,
+            },
+            Stop::Load(source) => ScriptError::Load { file, line, source },
+            Stop::World(source) => ScriptError::World {
+                file,
+                line,
+                source: Box::new(source),
+            },
+            Stop::Output(source) => ScriptError::Output(source),
+            Stop::RanOut(what) => ScriptError::Wrong(vec![Problem {
+                file,
+                line,
+                what: "wait".to_owned(),
+                got: what,
+                want: "it in time".to_owned(),
+            }]),
+        }
+    }
+
+    /// The statement with the machine that the last wait found, where it speaks of it.
+    fn bound(&self, statement: &Statement) -> Result<Statement, Wrong> {
+        if statement.command.is_none() || !statement.text.contains(MACHINE) {
+            return Ok(statement.clone());
+        }
+        let found = self
+            .live
+            .as_ref()
+            .and_then(|live| live.names.found.as_deref());
+        let Some(found) = found else {
+            let want = "a wait with phase=, step= or blocked before it, which finds a machine";
+            return Err(wrong("script", MACHINE, want));
+        };
+        parse::again(statement.line, &statement.text.replace(MACHINE, found))
+    }
+
+    async fn statement(&mut self, statement: &Statement) -> Result<(), Stop> {
+        let statement = &self.bound(statement)?;
+        match &statement.command {
+            None => return Ok(()),
+            Some(Command::Load(files)) => self.load(files).await?,
+            Some(Command::Pass(time)) => self.pass(*time).await?,
+            Some(Command::Wait(goal, time)) => self.wait(goal, *time).await?,
+            Some(Command::At(time, inner)) => {
+                let live = self.live()?;
+                let due = live.world.now() + *time;
+                live.later(due, statement.line, Due::Statement(inner.clone()), true);
+            }
+            Some(Command::Now(action)) => self.action(action, statement.line).await?,
+        }
+        self.check()
+    }
+
+    fn live(&mut self) -> Result<&mut Live, Stop> {
+        self.live.as_mut().ok_or_else(|| {
+            let missing = ("script", "a command before any load", "load FILE... first");
+            Stop::Wrong((
+                missing.0.to_owned(),
+                missing.1.to_owned(),
+                missing.2.to_owned(),
+            ))
+        })
+    }
+
+    /// Prints one line with the time before it.
+    pub(super) fn say(&mut self, what: &str) -> Result<(), Stop> {
+        let (at, what) = match &mut self.live {
+            Some(live) => {
+                live.names.learn_all(&live.world);
+                (live.offset(), live.names.shown(what))
+            }
+            None => ("+0s".to_owned(), what.to_owned()),
+        };
+        writeln!(self.out, "{at}  {what}")?;
+        Ok(())
+    }
+
+    async fn load(&mut self, files: &[String]) -> Result<(), Stop> {
+        let paths = files
+            .iter()
+            .map(|file| files::find(&self.folders, file))
+            .collect::<Result<Vec<_>, _>>()?;
+        let texts = paths
+            .iter()
+            .zip(files)
+            .map(|(path, file)| Ok((file.as_str(), files::read(path, file)?)))
+            .collect::<Result<Vec<_>, Wrong>>()?;
+        let named = texts.iter().map(|(name, text)| (*name, text.as_bytes()));
+        let loaded = manifests::parse(named).map_err(Stop::Load)?;
+        manifests::rehearse(&loaded).await.map_err(Stop::Load)?;
+        let objects: Vec<Value> = loaded.into_iter().map(|manifest| manifest.object).collect();
+        let count = objects.len();
+        let world = World::new(WorldOptions::new(objects))
+            .await
+            .map_err(Stop::World)?;
+        self.live = Some(Live::new(world));
+        self.say(&format!("{count} objects"))
+    }
+
+    async fn pass(&mut self, time: SignedDuration) -> Result<(), Stop> {
+        let end = self.live()?.world.now() + time;
+        while self.live()?.world.now() < end {
+            self.tick(end).await?;
+        }
+        self.due().await
+    }
+
+    async fn wait(&mut self, goal: &Goal, time: SignedDuration) -> Result<(), Stop> {
+        let start = self.live()?.world.now();
+        let end = start + time;
+        // Once: a kind is found in all definitions, and a wait looks thousands of times.
+        let mut found = match goal {
+            Goal::Quiet => None,
+            Goal::Object(object, _) => Some(self.live()?.find(object)?),
+        };
+        loop {
+            self.due().await?;
+            let live = self.live()?;
+            let now = live.world.now();
+            let look = live.look(goal, found.as_mut());
+            let waited = words::shown(now.duration_since(start));
+            if look.holds {
+                let machine = look.machine.map(|machine| {
+                    live.names.learn(&live.world);
+                    live.names.given(&machine).to_owned()
+                });
+                return self.met(goal, machine, &waited);
+            }
+            if now >= end {
+                return self.ran_out(goal, &waited);
+            }
+            self.tick(end).await?;
+        }
+    }
+
+    fn met(&mut self, goal: &Goal, machine: Option<String>, waited: &str) -> Result<(), Stop> {
+        let live = self.live()?;
+        let what = match goal {
+            Goal::Quiet => {
+                let broken = live.world.violations_at_rest();
+                if !broken.is_empty() {
+                    return Err(live.violated());
+                }
+                "nothing moves any more".to_owned()
+            }
+            Goal::Object(object, condition) => {
+                let found = machine.as_ref().map(|machine| format!(": {machine}"));
+                format!(
+                    "{object} {}{}",
+                    describe(condition),
+                    found.unwrap_or_default()
+                )
+            }
+        };
+        if machine.is_some() {
+            self.live()?.names.found = machine;
+        }
+        self.say(&format!("{what}, after {waited}"))
+    }
+
+    fn ran_out(&mut self, goal: &Goal, waited: &str) -> Result<(), Stop> {
+        let live = self.live()?;
+        live.names.learn_all(&live.world);
+        let (what, object) = match goal {
+            Goal::Quiet => ("the world is not quiet".to_owned(), None),
+            Goal::Object(object, condition) => (
+                format!("not so: {object} {}", describe(condition)),
+                Some(object),
+            ),
+        };
+        let why = look::obstacles(&live.world, &live.names, object);
+        let what = format!("{what}, after {waited}");
+        self.say(&what)?;
+        for line in why {
+            writeln!(self.out, "  {line}")?;
+        }
+        Err(Stop::RanOut(what))
+    }
+
+    /// Lets a little time pass, but none beyond `end`.
+    async fn tick(&mut self, end: Timestamp) -> Result<(), Stop> {
+        let live = self.live()?;
+        let rest = Duration::try_from(end.duration_since(live.world.now())).unwrap_or(LOOK);
+        live.world.pass(rest.min(LOOK)).await;
+        live.observe();
+        self.due().await?;
+        self.check()
+    }
+
+    /// Does what is due.
+    async fn due(&mut self) -> Result<(), Stop> {
+        loop {
+            let live = self.live()?;
+            let now = live.world.now();
+            let Some(next) = live.later.iter().position(|later| later.due <= now) else {
+                return Ok(());
+            };
+            let Later { line, what, .. } = live.later.remove(next);
+            match what {
+                Due::Statement(statement) => {
+                    self.say(&format!("> {}", statement.text))?;
+                    if let Some(Command::Now(action)) = &statement.command {
+                        self.action(action, line).await?;
+                    }
+                }
+                Due::Mend(place) => self.mend(&place, line)?,
+                Due::Start(actor) => trouble::start(&live.world, &actor),
+            }
+            self.check()?;
+        }
+    }
+
+    /// Fails once something is broken that never may be.
+    fn check(&mut self) -> Result<(), Stop> {
+        let Some(live) = &mut self.live else {
+            return Ok(());
+        };
+        let found = live.world.violations().len();
+        if found == live.seen_violations {
+            return Ok(());
+        }
+        live.seen_violations = found;
+        Err(live.violated())
+    }
+
+    async fn action(&mut self, action: &Action, line: usize) -> Result<(), Stop> {
+        match action {
+            Action::Help => {
+                write!(self.out, "{HELP}")?;
+                Ok(())
+            }
+            Action::Apply(cluster, source) => {
+                let objects = self.source(source)?;
+                let live = self.live()?;
+                let lines = objects::apply(&live.world, cluster.as_deref(), objects).await?;
+                self.say_all(&lines)
+            }
+            Action::Change(object, settings) => {
+                let live = self.live()?;
+                live.observe();
+                let settings: Vec<_> = settings.iter().map(|s| s.named(&live.names)).collect();
+                let lines = live.find(object)?.change(&settings).await?;
+                self.say_all(&lines)
+            }
+            Action::Delete(object) => {
+                let live = self.live()?;
+                live.find(object)?.delete().await?;
+                let name = live.names.real(&object.name);
+                self.say(&format!("{}/{name} deleted", object.kind))
+            }
+            Action::Break(trouble, time) => {
+                let what = trouble::make(self.live()?, trouble)?;
+                self.say(&what)?;
+                if let (Some(time), Some(place)) = (time, trouble::place(trouble)) {
+                    let live = self.live()?;
+                    let due = live.world.now() + *time;
+                    live.later(due, line, Due::Mend(place), false);
+                }
+                Ok(())
+            }
+            Action::Mend(place) => self.mend(place, line),
+            Action::Kill(process, time) => {
+                let live = self.live()?;
+                let (what, actor) = trouble::kill(live, process, time.is_some())?;
+                if let Some(time) = time {
+                    let due = live.world.now() + *time;
+                    live.later(due, line, Due::Start(actor), false);
+                }
+                self.say(&what)
+            }
+            Action::Show(what) => self.show(what),
+        }
+    }
+
+    fn mend(&mut self, place: &Place, line: usize) -> Result<(), Stop> {
+        let live = self.live()?;
+        let (what, boot) = trouble::mend(live, place)?;
+        if let Some((due, actor)) = boot {
+            live.later(due, line, Due::Start(actor), false);
+        }
+        self.say(&what)
+    }
+
+    fn show(&mut self, what: &Show) -> Result<(), Stop> {
+        let live = self.live()?;
+        live.names.learn_all(&live.world);
+        live.observe();
+        let text = show::show(live, what)?;
+        let text = live.names.shown(&text);
+        write!(self.out, "{text}")?;
+        Ok(())
+    }
+
+    fn say_all(&mut self, lines: &[String]) -> Result<(), Stop> {
+        lines.iter().try_for_each(|line| self.say(line))
+    }
+
+    fn source(&self, source: &Source) -> Result<Vec<Value>, Stop> {
+        Ok(match source {
+            Source::Here(text) => files::objects("<<END", text)?,
+            Source::Files(names) => {
+                let mut objects = Vec::new();
+                for name in names {
+                    let path = files::find(&self.folders, name)?;
+                    objects.extend(files::objects(name, &files::read(&path, name)?)?);
+                }
+                objects
+            }
+        })
+    }
+}
+
+fn describe(condition: &Condition) -> String {
+    match condition {
+        Condition::Ready => "is ready".to_owned(),
+        Condition::Updated => "is updated".to_owned(),
+        Condition::Gone => "is gone".to_owned(),
+        Condition::Blocked(None) => "is blocked".to_owned(),
+        Condition::Blocked(Some(reason)) => format!("is blocked by {reason}"),
+        Condition::Phase(phase) => format!("is in phase {phase}"),
+        Condition::Step(step) => format!("is at step {step}"),
+        Condition::Field(setting) => format!("has {}={}", setting.field.text, setting.shown()),
+        Condition::Status(kind, status) => format!("has condition {kind}={status}"),
+    }
+}

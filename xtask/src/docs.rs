@@ -1,0 +1,41 @@
+//! Writes docs/cli.md anew, or says whether it is stale.
+
+use std::{
+    path::Path,
+    process::{Command, ExitCode},
+};
+
+use anyhow::Context as _;
+
+/// The test of the command line that compares docs/cli.md with its own definition, and writes it
+/// where it is told to.
+const TEST: &str = "reference::tests::the_reference_in_docs_matches_the_command_line";
+
+/// Runs that test; without `check` it writes the file first.
+pub(crate) fn run(root: &Path, check: bool) -> anyhow::Result<ExitCode> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut test = Command::new(cargo);
+    test.args(["test", "--quiet", "--package", "refit", "--bin", "refit"])
+        .args(["--", "--exact", TEST])
+        .current_dir(root)
+        .env_remove("UPDATE_DOCS")
+        .stdout(std::io::stderr());
+    if !check {
+        test.env("UPDATE_DOCS", "1");
+    }
+    let status = test.status().context("cargo cannot be started")?;
+    let line = match (status.success(), check) {
+        (true, true) => "up to date",
+        (true, false) => "written: docs/cli.md",
+        (false, _) => "failed: see above; `cargo xtask docs` writes docs/cli.md anew",
+    };
+    #[expect(clippy::print_stdout, reason = "the result of the task")]
+    {
+        println!("{line}");
+    }
+    Ok(if status.success() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
