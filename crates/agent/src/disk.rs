@@ -44,9 +44,12 @@ impl RealDisk {
     /// Uses `root`, and makes it where it is missing.
     pub fn open(root: impl Into<PathBuf>) -> io::Result<Self> {
         let root = root.into();
-        if !root.is_dir() {
+        let missing: Vec<&Path> = root.ancestors().take_while(|path| !path.is_dir()).collect();
+        if !missing.is_empty() {
             fs::create_dir_all(&root)?;
-            if let Some(parent) = root.parent().filter(|p| !p.as_os_str().is_empty()) {
+            // The entry of each new folder is in the one above it.
+            let above = missing.into_iter().filter_map(Path::parent);
+            for parent in above.filter(|path| !path.as_os_str().is_empty()) {
                 sync_folder(parent)?;
             }
         }

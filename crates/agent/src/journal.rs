@@ -170,6 +170,12 @@ impl Journal {
                 .write_atomic(PATH, &bytes[..recovered.valid_bytes], "torn record cut off")
                 .await
                 .map_err(failed("repaired"))?;
+        } else if !bytes.is_empty() {
+            // Who wrote the last record may have died before its sync: now it is acted on.
+            self.disk
+                .sync(PATH, "records found")
+                .await
+                .map_err(failed("synced"))?;
         }
         self.state = JournalState::replay(&recovered.records);
         self.seq = recovered.seq;

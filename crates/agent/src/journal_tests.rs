@@ -252,6 +252,18 @@ async fn a_torn_last_record_is_cut_off_and_the_next_one_follows_cleanly() {
 }
 
 #[tokio::test]
+async fn a_record_whose_writer_died_before_the_sync_is_synced_before_it_counts() {
+    let state: Arc<Mutex<DiskState>> = Arc::default();
+    let records = history();
+    let cache = SimDisk::new(state.clone(), Arc::new(Open));
+    cache.append(PATH, &bytes_of(&records[..3])).await.unwrap();
+    let journal = Journal::open(Arc::new(cache)).await.unwrap();
+    assert_eq!(journal.state(), &JournalState::replay(&records[..3]));
+    let after_power_loss = Journal::open(disk(&state)).await.unwrap();
+    assert_eq!(after_power_loss.state(), journal.state());
+}
+
+#[tokio::test]
 async fn the_next_plan_replaces_the_file() {
     let state: Arc<Mutex<DiskState>> = Arc::default();
     let mut journal = Journal::open(disk(&state)).await.unwrap();

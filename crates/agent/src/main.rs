@@ -135,6 +135,12 @@ async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
         Some(name) => name.clone(),
         None => host_name()?,
     };
+    anyhow::ensure!(
+        is_plain(&args.state_dir),
+        "the state folder {} must be an absolute path of letters, digits and `.`, `_`, `-`: it \
+         stands in units of systemd; choose another by --state-dir",
+        args.state_dir.display()
+    );
     let disk = RealDisk::open(&args.state_dir).with_context(|| {
         let folder = args.state_dir.display();
         format!("the state folder {folder} cannot be used; choose another by --state-dir")
@@ -180,6 +186,13 @@ async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
             () = tokio::time::sleep(AGAIN) => {}
         }
     }
+}
+
+/// Whether systemd takes a path as it is: no blank, no quote, no `%` or `$`.
+fn is_plain(path: &Path) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte);
+    let bytes = path.as_os_str().as_encoded_bytes();
+    path.is_absolute() && bytes.iter().copied().all(plain)
 }
 
 /// Waits until the kubeconfig, or a file that it names, is another.
@@ -249,6 +262,14 @@ mod tests {
             let program = std::iter::once("refit-agent".to_owned());
             let args = Args::try_parse_from(program.chain(flags)).unwrap();
             assert_eq!(args.kubeconfig, Path::new("/etc/kubernetes/kubelet.conf"));
+        }
+    }
+
+    #[test]
+    fn a_state_folder_that_systemd_would_read_otherwise_is_refused() {
+        assert!(is_plain(Path::new("/var/lib/refit-agent")));
+        for other in ["state", "/var/lib/my state", "/var/%h", "/var/$HOME", ""] {
+            assert!(!is_plain(Path::new(other)), "{other:?}");
         }
     }
 

@@ -147,7 +147,10 @@ impl<K: Typed> Cache<K> {
             state.objects.insert(key.clone(), object);
         }
         for (key, before) in old {
-            state.gone.insert(key, before.revision());
+            // What we created after the list was made is not in it either. Its event is still to
+            // come, with the revision that is known, and has to bring it back.
+            let gone = before.revision().saturating_sub(1);
+            state.gone.insert(key, gone);
         }
         drop(state);
         self.0.ready.send_replace(true);
@@ -223,7 +226,11 @@ pub(crate) async fn watch<K: Typed>(
                 backoff = (backoff * 2).min(BACKOFF_CEILING);
                 continue;
             }
-            Ok(Event::Init) => fresh.clear(),
+            // It comes before each attempt at a list, a failed one too: nothing is well again yet.
+            Ok(Event::Init) => {
+                fresh.clear();
+                continue;
+            }
             Ok(Event::InitApply(object)) => {
                 fresh.insert(ObjectKey::of(&object), Arc::new(object));
             }
@@ -363,5 +370,36 @@ mod tests {
         assert_eq!(revision(&cache, "m"), Some(9));
         assert_eq!(revision(&cache, "gone"), None);
         assert!(cache.is_ready());
+    }
+
+    #[test]
+    fn an_object_created_while_a_list_was_on_its_way_comes_back_with_its_event() {
+        let cache = cache();
+        cache.put(machine("new", 9));
+        cache.reset(&view(&[]));
+        assert_eq!(revision(&cache, "new"), None);
+        cache.put(machine("new", 8));
+        assert_eq!(revision(&cache, "new"), None, "a late answer is older");
+        cache.put(machine("new", 9));
+        assert_eq!(revision(&cache, "new"), Some(9));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_fails_again_and_again_is_asked_for_less_and_less() {
+        let calls = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let seen = calls.clone();
+        let service = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+            seen.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let answer = http::Response::builder().status(500);
+            async move { answer.body(kube::client::Body::empty()) }
+        });
+        let cache = cache();
+        let api = cache.api(&Client::new(service, "d"), "d");
+        let config = watcher::Config::default();
+        let watching = watch(api, config, cache.clone(), || true, |_| {});
+        let minute = Duration::from_mins(1);
+        assert!(tokio::time::timeout(minute, watching).await.is_err());
+        let calls = calls.load(std::sync::atomic::Ordering::Relaxed);
+        assert!((2..=12).contains(&calls), "{calls} calls in a minute");
     }
 }

@@ -1,4 +1,4 @@
-//! Whether Cluster API asks Refit about a group: the facts for [`refit_core::plan::reach`], read
+//! Whether Cluster API asks Refit about a group: the facts for [`refit_core::plan::reach()`], read
 //! from a live cluster.
 
 use std::{collections::BTreeMap, fmt::Debug};

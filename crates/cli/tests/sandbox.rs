@@ -1,5 +1,7 @@
 //! `refit sandbox` as its users meet it: a kubeconfig that works, a clean end, and a restart.
 
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
 use std::{
     collections::BTreeMap,
     fs,

@@ -62,6 +62,8 @@ impl AgentAccess {
     /// Gives each Node its rights while this process leads. Dropping the future ends it.
     pub(crate) async fn keep(&self, ctx: &Context, client: &Client, nodes: &Store<Node>) {
         nodes.ready().await;
+        // What was given before this watch began may have been taken away since.
+        self.lock().clear();
         let mut looked = false;
         loop {
             ctx.leadership.held().await;

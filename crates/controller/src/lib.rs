@@ -108,8 +108,9 @@ async fn run_to_end(options: ControllerOptions) -> anyhow::Result<()> {
         Some(_) => Leadership::candidate(clock),
         None => Leadership::alone(clock),
     };
+    // Also of a process that is alone: at its end it waits for its last writes.
     let mut fenced = stack.clone();
-    if candidate.is_some() && safeguards.lease {
+    if safeguards.lease {
         fenced = fenced.fenced(leadership.clone());
     }
     let client = |stack: &ClientStack| {
@@ -175,6 +176,8 @@ async fn lead(ctx: Arc<Context>) -> anyhow::Result<()> {
             pending::<()>().await;
         }
         ctx.leadership.lost().await;
+        // What is on its way is not cut off: nobody would know whether it happened.
+        ctx.leadership.idle().await;
     };
     loop {
         ctx.leadership.held().await;

@@ -77,7 +77,8 @@ impl Candidate {
     pub(crate) async fn release(&self) {
         let release = lease::release(self.client.clone(), self.clock, &self.settings);
         match tokio::time::timeout(RELEASE_DEADLINE, release).await {
-            Ok(Ok(())) => tracing::info!(lease = self.settings.name, "the Lease is given back"),
+            Ok(Ok(false)) => {}
+            Ok(Ok(true)) => tracing::info!(lease = self.settings.name, "the Lease is given back"),
             Ok(Err(error)) => tracing::warn!(%error, "the Lease stays until it runs out"),
             Err(_) => tracing::warn!("the Lease stays until it runs out: no answer"),
         }

@@ -234,7 +234,8 @@ async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::
     }
 }
 
-/// Asks the cluster from time to time whether it answers; returns when it refuses who we are.
+/// Asks the cluster from time to time whether it answers; returns when it refuses who we are, or has
+/// lost what we installed.
 async fn keep_probing(
     ctx: &Context,
     key: &ObjectKey,
@@ -263,6 +264,8 @@ async fn keep_probing(
             () = tokio::time::sleep(wait) => {}
         }
         match namespaces.get_opt(keys::HOST_PLAN_NAMESPACE).await {
+            // With it everything that we installed: a new session installs it again.
+            Ok(None) if installed => anyhow::bail!("the namespace of the agents is gone"),
             Ok(_) => set_reachable(ctx, key, view),
             Err(kube::Error::Api(status)) if matches!(status.code, 401 | 403) => {
                 ctx.workloads.forget(&key.namespace, &key.name);

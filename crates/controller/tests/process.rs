@@ -29,6 +29,7 @@ use refit_kube::{
     Clock,
     client::{ClientStack, HttpsPoster},
     gate::Open,
+    lease::LeaseSettings,
     net::{Dialer, MemoryNetwork},
     serve,
     tls::{self, Authority, ReloadableCert, Validity},
@@ -36,6 +37,7 @@ use refit_kube::{
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
 const API: &str = "management.refit.sandbox";
@@ -49,6 +51,8 @@ struct World {
     api: JoinHandle<()>,
     /// Path and query of every call to the API server.
     calls: Arc<Mutex<Vec<String>>>,
+    /// How long each patch of a status takes, and how many have ended.
+    patches: Arc<Mutex<(Duration, usize)>>,
 }
 
 impl Drop for World {
@@ -81,10 +85,21 @@ impl World {
         let listener = network.listen(API, 6443);
         let calls = Arc::new(Mutex::new(Vec::new()));
         let seen = calls.clone();
+        let patches = Arc::new(Mutex::new((Duration::ZERO, 0)));
+        let ended = patches.clone();
         let service = tower::service_fn(move |request: http::Request<hyper::body::Incoming>| {
             seen.lock().unwrap().push(request.uri().to_string());
-            let answer = server.clone().oneshot(request);
-            async { Ok::<_, Infallible>(answer.await.expect("no connection is cut here")) }
+            let is_patch = request.uri().to_string().contains("/status?");
+            let (answer, ended) = (server.clone().oneshot(request), ended.clone());
+            async move {
+                let takes = ended.lock().unwrap().0;
+                if is_patch && !takes.is_zero() {
+                    tokio::time::sleep(takes).await;
+                }
+                let answer = answer.await.expect("no connection is cut here");
+                ended.lock().unwrap().1 += usize::from(is_patch);
+                Ok::<_, Infallible>(answer)
+            }
         });
         let api = tokio::spawn(serve::serve(
             listener,
@@ -99,6 +114,7 @@ impl World {
             client,
             api,
             calls,
+            patches,
         }
     }
 
@@ -108,6 +124,10 @@ impl World {
     }
 
     fn start(&self) -> JoinHandle<anyhow::Result<()>> {
+        self.start_as(Process::default())
+    }
+
+    fn start_as(&self, process: Process) -> JoinHandle<anyhow::Result<()>> {
         let ca = &self.authority;
         let mut config = Config::new(format!("https://{API}:6443").parse().unwrap());
         let pem = ca.material().cert_pem.as_bytes();
@@ -124,8 +144,28 @@ impl World {
             },
             safeguards: Safeguards::default(),
             settings: Settings::default(),
-            process: Process::default(),
+            process,
         }))
+    }
+
+    async fn add_machine(&self) -> Machine {
+        let clusters: Api<Cluster> = Api::namespaced(self.client.clone(), "default");
+        let cluster = Cluster::new("edge-1", <_>::default());
+        clusters
+            .create(&PostParams::default(), &cluster)
+            .await
+            .unwrap();
+        let machines: Api<Machine> = Api::namespaced(self.client.clone(), "default");
+        let spec = MachineSpec {
+            cluster_name: "edge-1".into(),
+            version: Some("v1.34.2".into()),
+            ..MachineSpec::default()
+        };
+        let machine = Machine::new("edge-1-w-0", spec);
+        machines
+            .create(&PostParams::default(), &machine)
+            .await
+            .unwrap()
     }
 
     async fn update_machine(&self, version: &str) -> Value {
@@ -158,23 +198,8 @@ impl World {
 #[tokio::test(start_paused = true)]
 async fn a_process_that_dies_at_any_time_asks_for_each_update_once() {
     let world = World::new().await;
-    let clusters: Api<Cluster> = Api::namespaced(world.client.clone(), "default");
-    let cluster = Cluster::new("edge-1", <_>::default());
-    clusters
-        .create(&PostParams::default(), &cluster)
-        .await
-        .unwrap();
+    let machine = world.add_machine().await;
     let machines: Api<Machine> = Api::namespaced(world.client.clone(), "default");
-    let spec = MachineSpec {
-        cluster_name: "edge-1".into(),
-        version: Some("v1.34.2".into()),
-        ..MachineSpec::default()
-    };
-    let machine = Machine::new("edge-1-w-0", spec);
-    let machine = machines
-        .create(&PostParams::default(), &machine)
-        .await
-        .unwrap();
 
     for _ in 0..3 {
         let process = world.start();
@@ -203,6 +228,53 @@ async fn a_process_that_dies_at_any_time_asks_for_each_update_once() {
         world.node_updates().await.is_empty(),
         "it goes with its Machine"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_that_is_on_its_way_at_the_end_is_waited_for() {
+    let world = World::new().await;
+    world.add_machine().await;
+    // A cluster that nobody can reach: that is what there is to write.
+    let clusters: Api<Cluster> = Api::namespaced(world.client.clone(), "default");
+    let ready = json!({"status": {"initialization": {"controlPlaneInitialized": true}}});
+    clusters
+        .patch_status("edge-1", &<_>::default(), &Patch::Merge(&ready))
+        .await
+        .unwrap();
+    let lease = LeaseSettings::new("default", "refit-controller", "a");
+    for (lease, version) in [(None, "v1.35.0"), (Some(lease), "v1.35.1")] {
+        let stop = CancellationToken::new();
+        let process = world.start_as(Process {
+            lease,
+            stop: stop.clone(),
+            ..Process::default()
+        });
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        *world.patches.lock().unwrap() = (Duration::from_secs(1), 0);
+        world.calls.lock().unwrap().clear();
+        world.update_machine(version).await;
+        let (begun, ended) = (
+            || {
+                let calls = world.calls.lock().unwrap();
+                calls
+                    .iter()
+                    .filter(|call| call.contains("/status?"))
+                    .count()
+            },
+            || world.patches.lock().unwrap().1,
+        );
+        for _ in 0..1000 {
+            if begun() > ended() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(begun() > ended(), "{:?}", world.calls.lock().unwrap());
+        stop.cancel();
+        process.await.unwrap().unwrap();
+        assert_eq!(begun(), ended(), "{:?}", world.calls.lock().unwrap());
+        world.patches.lock().unwrap().0 = Duration::ZERO;
+    }
 }
 
 /// The management cluster is its own workload cluster here.

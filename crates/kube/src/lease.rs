@@ -190,7 +190,10 @@ impl Leadership {
 
     /// For how long writes may still begin; `None` if they may not.
     fn left(&self) -> Option<Duration> {
-        let state = self.lock();
+        self.left_of(&self.lock())
+    }
+
+    fn left_of(&self, state: &State) -> Option<Duration> {
         match state.held {
             _ if state.resigned => None,
             Held::No => None,
@@ -204,8 +207,9 @@ impl Leadership {
 
     /// Lets one write begin, and says by when it must be over.
     pub fn pass(&self) -> Result<Pass, NotLeader> {
-        self.left().ok_or(NotLeader)?;
+        // One look: who resigns in between must see this write, or it must not begin.
         let mut state = self.lock();
+        self.left_of(&state).ok_or(NotLeader)?;
         let within = match state.held {
             Held::No => return Err(NotLeader),
             Held::Alone => Duration::MAX,
@@ -285,7 +289,7 @@ impl Drop for Pass {
     fn drop(&mut self) {
         let mut state = self.leadership.lock();
         state.passes = state.passes.saturating_sub(1);
-        let last = state.passes == 0 && state.resigned;
+        let last = state.passes == 0;
         drop(state);
         if last {
             self.leadership.0.changed.send_modify(|count| *count += 1);
@@ -348,6 +352,21 @@ mod tests {
         assert!(waiting.await.is_err());
         drop(pass);
         leadership.idle().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_not_renewed_can_wait_for_its_last_write() {
+        let leadership = candidate();
+        renew(&leadership);
+        let pass = leadership.pass().unwrap();
+        leadership.lost().await;
+        let end = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            drop(pass);
+        };
+        let waiting = async { tokio::join!(leadership.idle(), end) };
+        let waited = tokio::time::timeout(Duration::from_secs(2), waiting);
+        assert!(waited.await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]

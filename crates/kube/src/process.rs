@@ -10,6 +10,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
+use crate::workload::without_content;
+
 /// Exit code of a program that a second signal ended.
 const INTERRUPTED: u8 = 130;
 
@@ -92,7 +94,7 @@ pub async fn cluster(
         path: path.display().to_string(),
         reason,
     };
-    let file = Kubeconfig::read_from(path).map_err(|error| wrong(error.to_string()))?;
+    let file = Kubeconfig::read_from(path).map_err(|error| wrong(without_content(&error)))?;
     Config::from_custom_kubeconfig(file, &options)
         .await
         .map_err(|error| wrong(error.to_string()))

@@ -9,7 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, Client, Config, ResourceExt as _,
-    config::{KubeConfigOptions, Kubeconfig},
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 
 use crate::{
@@ -149,13 +149,25 @@ async fn config_of(key: &ObjectKey, secret: &Secret) -> Result<Config, WorkloadE
         .and_then(|data| data.get("value"))
         .ok_or_else(|| wrong("there is no such key".to_owned()))?;
     let text = std::str::from_utf8(&data.0).map_err(|e| wrong(e.to_string()))?;
-    let kubeconfig = Kubeconfig::from_yaml(text).map_err(|e| wrong(e.to_string()))?;
+    let kubeconfig = Kubeconfig::from_yaml(text).map_err(|e| wrong(without_content(&e)))?;
     if let Some(what) = reaches_out(&kubeconfig) {
         return Err(wrong(format!("it names {what}, which is not followed")));
     }
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
         .map_err(|e| wrong(e.to_string()))
+}
+
+/// What is wrong with a kubeconfig, without what it holds: a parser shows the lines around a mistake,
+/// and they are credentials.
+pub(crate) fn without_content(error: &KubeconfigError) -> String {
+    let KubeconfigError::Parse(error) = error else {
+        return error.to_string();
+    };
+    let place = error
+        .location()
+        .map_or_else(String::new, |at| format!(", from line {} on", at.line()));
+    format!("it is no YAML of a kubeconfig{place}")
 }
 
 /// What in a kubeconfig would make us run a program or read a file of our own host. Whoever may
@@ -203,6 +215,23 @@ mod tests {
              contexts: [{{name: c, context: {{cluster: c, user: u}}}}]}}"
         ))
         .unwrap()
+    }
+
+    #[test]
+    fn a_kubeconfig_that_cannot_be_read_shows_nothing_of_it() {
+        let cases = [
+            "s3cret-token",
+            "users:\n- name: u\n  user: s3cret\n",
+            "{s3cret",
+        ];
+        for text in cases {
+            let error = Kubeconfig::from_yaml(text).unwrap_err();
+            let told = without_content(&error);
+            assert!(
+                told.contains("no YAML") && !told.contains("s3cret"),
+                "{told}"
+            );
+        }
     }
 
     #[test]

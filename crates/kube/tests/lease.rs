@@ -125,13 +125,12 @@ async fn a_lease_that_is_given_back_is_taken_at_once() {
     a.leadership.idle().await;
     a.task.abort();
     let client = world.client().await;
-    release(client.clone(), world.clock, &a.settings)
-        .await
-        .unwrap();
+    let given = release(client.clone(), world.clock, &a.settings).await;
+    assert!(given.unwrap());
     seconds(3).await;
     assert!(b.leadership.is_held());
     // Who is not the holder gives nothing back.
-    release(client, world.clock, &a.settings).await.unwrap();
+    assert!(!release(client, world.clock, &a.settings).await.unwrap());
     seconds(3).await;
     assert!(b.leadership.is_held());
 }

@@ -99,12 +99,19 @@ fn is_ours(lease: &Value) -> bool {
 }
 
 /// Whether a write to the management cluster is the leader's: hooks make NodeUpdates and groups,
-/// stop a NodeUpdate, and write decisions to a group.
+/// stop a NodeUpdate, and write decisions to a group, but no slots.
 fn is_leaders(event: &StoreEvent<'_>) -> bool {
     let kind: &str = &event.resource.kind;
     match &*event.resource.group {
         capi::CORE_GROUP => kind == "Machine",
-        refit::GROUP => kind == "NodeUpdate" && status(event.old) != status(Some(event.new)),
+        refit::GROUP => {
+            let (old, new) = (status(event.old), status(Some(event.new)));
+            match kind {
+                "NodeUpdate" => old != new,
+                "UpdateGroup" => slots(&old) != slots(&new),
+                _ => false,
+            }
+        }
         _ => false,
     }
 }
@@ -114,6 +121,12 @@ fn status(object: Option<&Bytes>) -> Value {
         .and_then(|bytes| serde_json::from_slice(bytes).ok())
         .unwrap_or_default();
     object.get("status").cloned().unwrap_or_default()
+}
+
+/// The slots of a group; one that has none yet has as many as one with an empty list.
+fn slots(status: &Value) -> &[Value] {
+    let slots = status.get("slots").and_then(Value::as_array);
+    slots.map_or(&[], Vec::as_slice)
 }
 
 fn judge(state: &Mutex<State>, event: &StoreEvent<'_>) {

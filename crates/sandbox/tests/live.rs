@@ -4,7 +4,12 @@
 
 mod common;
 
-use std::time::Duration;
+use std::{
+    net::TcpListener,
+    path::Path,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use common::{CLUSTER, control_planes, example};
 use jiff::SignedDuration;
@@ -14,10 +19,19 @@ use kube::{
     api::{ListParams, WatchParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
+use refit_kube::{
+    Clock,
+    client::ClientStack,
+    gate::Open,
+    net::Dialer,
+    workload::{Workloads, kubeconfig_secret_name},
+};
 use refit_sandbox::{
-    live::{self, Live, LiveOptions, Ports},
+    live::{self, BringUp, Live, LiveOptions, Ports},
+    snapshot::Snapshot,
     world::World,
 };
+use serde_json::Value;
 
 /// A client as kubectl makes one.
 async fn client(live: &Live, context: &str) -> Client {
@@ -57,20 +71,34 @@ fn take_down(world: &World, node: &str, milliseconds: i64) {
     });
 }
 
+/// The example, brought up once for all tests here.
+fn made() -> &'static BringUp {
+    static MADE: OnceLock<BringUp> = OnceLock::new();
+    refit_kube::tls::install_provider();
+    MADE.get_or_init(|| live::bring_up(&example(), 20).unwrap())
+}
+
+async fn start(world: &Snapshot, folder: &Path) -> Live {
+    let options = LiveOptions {
+        folder: folder.to_owned(),
+        hurry: 20,
+        log: None,
+    };
+    let ports = Ports::take(None, Some(world)).unwrap();
+    Live::start(world, ports, options).await.unwrap()
+}
+
+fn temporary() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
 #[test]
 fn a_workload_api_below_quorum_refuses_connections_and_comes_back_at_its_port() {
-    refit_kube::tls::install_provider();
-    let made = live::bring_up(&example(), 20).unwrap();
+    let made = made();
     assert_eq!((made.available, made.machines), (8, 8));
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = temporary();
     live::runtime().unwrap().block_on(async {
-        let options = LiveOptions {
-            folder: folder.path().to_owned(),
-            hurry: 20,
-            log: None,
-        };
-        let ports = Ports::take(None, None).unwrap();
-        let live = Live::start(&made.world, ports, options).await.unwrap();
+        let live = start(&made.world, folder.path()).await;
         let nodes: Api<Node> = Api::all(client(&live, "edge-1").await);
         let text = std::fs::read_to_string(live.kubeconfig()).unwrap();
         assert!(answers(&nodes).await);
@@ -100,5 +128,78 @@ fn a_workload_api_below_quorum_refuses_connections_and_comes_back_at_its_port() 
         assert_eq!(live.world().clusters(), [CLUSTER]);
         live.stop().await;
         assert!(!answers(&nodes).await);
+    });
+}
+
+fn secret(live: &Live) -> Value {
+    let name = kubeconfig_secret_name("edge-1");
+    let management = live.world().management();
+    management
+        .get_value("", "secrets", "default", &name)
+        .unwrap()
+}
+
+/// Ports of the APIs in the kubeconfig: of the management cluster, and of the workload cluster.
+fn ports(live: &Live) -> Vec<u16> {
+    let read = Kubeconfig::read_from(live.kubeconfig()).unwrap();
+    let servers = read.clusters.into_iter().map(|one| one.cluster.unwrap());
+    servers
+        .map(|cluster| {
+            let server = cluster.server.unwrap();
+            let port = server.strip_prefix("https://127.0.0.1:").unwrap();
+            port.parse().unwrap()
+        })
+        .collect()
+}
+
+/// Ends it, as the end of its process does: its ports are free.
+async fn end(live: Live) {
+    let ports = ports(&live);
+    live.stop().await;
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    until("the end", async || ports.iter().all(free)).await;
+}
+
+/// Whether the kubeconfig Secret leads to the workload cluster: over TCP, as `refit doctor` and
+/// `refit plan` go there, and over the in-memory network, as the world's own processes do.
+async fn secret_leads_there(live: &Live) -> [bool; 2] {
+    let memory = Dialer::Memory(live.world().network().clone(), Arc::new(Open));
+    let outside = ClientStack::production("test");
+    let inside = ClientStack::new(memory, Arc::new(Open), "test");
+    let mut leads = [false; 2];
+    for (leads, stack) in leads.iter_mut().zip([outside, inside]) {
+        let management = client(live, "refit").await;
+        let workloads = Workloads::new(management, stack, Clock::real());
+        let workload = workloads.client("default", "edge-1").await.unwrap();
+        *leads = answers(&Api::all(workload)).await;
+    }
+    leads
+}
+
+#[test]
+fn the_kubeconfig_secret_leads_there_from_outside_and_inside_after_a_restart_too() {
+    let made = made();
+    let folder = temporary();
+    live::runtime().unwrap().block_on(async {
+        let live = start(&made.world, folder.path()).await;
+        assert_eq!(secret_leads_there(&live).await, [true, true]);
+        let (known, written) = (ports(&live), secret(&live));
+        let world = live.world().snapshot();
+        end(live).await;
+
+        let live = start(&world, folder.path()).await;
+        assert_eq!(ports(&live), known);
+        // Nothing is written that stands there already.
+        assert_eq!(secret(&live), written);
+        assert_eq!(secret_leads_there(&live).await, [true, true]);
+        end(live).await;
+
+        let taken = TcpListener::bind(("127.0.0.1", known[1])).unwrap();
+        let live = start(&world, folder.path()).await;
+        assert_ne!(ports(&live)[1], known[1]);
+        assert_ne!(secret(&live), written);
+        assert_eq!(secret_leads_there(&live).await, [true, true]);
+        drop(taken);
+        live.stop().await;
     });
 }

@@ -221,3 +221,26 @@ fn two_runs_are_the_same() {
         assert_eq!((world.now(), world.management().revision()), end);
     });
 }
+
+#[test]
+fn what_belongs_to_a_cluster_is_labelled_and_owned_by_it() {
+    in_world(async {
+        let world = up().await;
+        let one = |group: &str, plural: &str| {
+            let found = world.management().list_values(group, plural, None);
+            found.into_iter().next().unwrap()
+        };
+        let cluster = one("cluster.x-k8s.io", "clusters");
+        for (group, plural) in [
+            ("controlplane.cluster.x-k8s.io", "kubeadmcontrolplanes"),
+            ("cluster.x-k8s.io", "machinedeployments"),
+            ("infrastructure.cluster.x-k8s.io", "sandboxclusters"),
+        ] {
+            let part = one(group, plural);
+            let owner = &part["metadata"]["ownerReferences"][0];
+            assert_eq!(owner["uid"], cluster["metadata"]["uid"], "{plural}");
+            let label = &part["metadata"]["labels"]["cluster.x-k8s.io/cluster-name"];
+            assert_eq!(*label, cluster["metadata"]["name"], "{plural}");
+        }
+    });
+}

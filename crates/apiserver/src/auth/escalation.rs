@@ -26,10 +26,19 @@ pub(super) fn check(
         return Ok(());
     }
     let part = |value: &Value, key: &str| value.get(key).cloned().unwrap_or(Value::Null);
-    let is_role = matches!(&*resource.plural, "roles" | "clusterroles");
-    let key = if is_role { "rules" } else { "subjects" };
+    let gathers = |value: &Value| {
+        let selectors = value.pointer("/aggregationRule/clusterRoleSelectors");
+        let selectors = selectors.and_then(Value::as_array);
+        selectors.is_some_and(|selectors| !selectors.is_empty())
+    };
+    // By a label a role gives its rules to those that gather them.
+    let labels = |value: &Value| value.pointer("/metadata/labels").cloned();
+    let is_cluster_role = &*resource.plural == "clusterroles";
     if old.is_some_and(|old| {
-        part(old, key) == part(new, key) && part(old, "roleRef") == part(new, "roleRef")
+        ["rules", "subjects", "roleRef", "aggregationRule"]
+            .iter()
+            .all(|key| part(old, key) == part(new, key))
+            && (!is_cluster_role || labels(old) == labels(new))
     }) {
         return Ok(());
     }
@@ -40,6 +49,7 @@ pub(super) fn check(
             .authorize(store, identity, &free)
             .map_err(|why| free.refused(identity, &why));
     }
+    let rules = rules?;
     let held = policy.rules_for(identity, namespace);
     let mut missing = BTreeSet::new();
     for atom in rules.iter().flat_map(|rule| atoms(rule, namespace)) {
@@ -52,6 +62,11 @@ pub(super) fn check(
         }
     }
     if missing.is_empty() {
+        let takes_all = is_cluster_role && (gathers(new) || old.is_some_and(gathers));
+        if takes_all && !holds_everything(&held) {
+            let why = "must have cluster-admin privileges to use aggregationRule";
+            return Err(ApiError::forbidden(resource, name, why));
+        }
         return Ok(());
     }
     let missing: Vec<String> = missing.into_iter().collect();
@@ -64,13 +79,33 @@ pub(super) fn check(
     Err(ApiError::forbidden(resource, name, &why))
 }
 
+/// Whether these are the rights of a cluster administrator: a role that gathers others may come to
+/// hold anything.
+fn holds_everything(held: &[&Rule]) -> bool {
+    let all = || "*".to_owned();
+    let anything = Attributes {
+        verb: all(),
+        group: all(),
+        resource: all(),
+        ..Attributes::default()
+    };
+    let anywhere = Attributes {
+        verb: all(),
+        path: all(),
+        ..Attributes::default()
+    };
+    let allowed = |asked: &Attributes| held.iter().any(|rule| rule.allows(asked));
+    allowed(&anything) && allowed(&anywhere)
+}
+
 /// The right with which a write is free to give away anything, and the rules that it gives away.
+/// Rules that cannot be told are an error, never none.
 fn given_away(
     policy: &Policy,
     resource: &Resource,
     (namespace, name): (&str, &str),
     new: &Value,
-) -> (Attributes, Vec<Rule>) {
+) -> (Attributes, Result<Vec<Rule>, ApiError>) {
     let part = |key: &str| new.get(key).cloned().unwrap_or(Value::Null);
     let ask = |verb: &str, plural: &str, name: &str| Attributes {
         verb: verb.to_owned(),
@@ -81,7 +116,9 @@ fn given_away(
         ..Attributes::default()
     };
     if matches!(&*resource.plural, "roles" | "clusterroles") {
-        let rules = Vec::<Rule>::deserialize(part("rules")).unwrap_or_default();
+        let rules = Option::<Vec<Rule>>::deserialize(part("rules"))
+            .map(Option::unwrap_or_default)
+            .map_err(|error| ApiError::bad_request(format!("cannot decode rules: {error}")));
         return (ask("escalate", &resource.plural, name), rules);
     }
     let role = RoleRef::deserialize(part("roleRef")).unwrap_or_default();
@@ -90,8 +127,11 @@ fn given_away(
     } else {
         "clusterroles"
     };
-    let rules = policy.rules_of(namespace, &role).0;
-    let rules = rules.map(<[Rule]>::to_vec).unwrap_or_default();
+    let rules = policy.rules_of(namespace, &role).0.map(<[Rule]>::to_vec);
+    let rules = rules.ok_or_else(|| {
+        let why = format!("{plural}.{RBAC} {:?} not found", role.name);
+        ApiError::new(404, "NotFound", why)
+    });
     (ask("bind", plural, &role.name), rules)
 }
 

@@ -200,13 +200,18 @@ pub struct Attributes {
 
 impl Attributes {
     fn of_target(verb: &str, target: &Target) -> Self {
+        let name = target.name.clone().unwrap_or_default();
+        // A Namespace is in itself: who may do so in it may read it.
+        let is_namespace = target.group.is_empty() && target.plural == "namespaces";
+        let home = target.namespace.clone();
+        let home = home.or_else(|| is_namespace.then(|| name.clone()));
         Self {
             verb: verb.to_owned(),
             group: target.group.clone(),
             resource: target.plural.clone(),
             subresource: target.subresource.clone(),
-            namespace: target.namespace.clone().unwrap_or_default(),
-            name: target.name.clone().unwrap_or_default(),
+            namespace: home.unwrap_or_default(),
+            name,
             path: String::new(),
         }
     }
@@ -384,7 +389,7 @@ pub(crate) fn admit(
     }
     // Who lists by name asks for one object, so a rule may name it.
     if attributes.name.is_empty()
-        && matches!(verb, "list" | "watch" | "deletecollection")
+        && matches!(verb, "list" | "watch")
         && let Ok(selector) = FieldSelector::parse(field_selector)
         && let Some(name) = selector.name()
     {
@@ -456,7 +461,8 @@ fn becomes(
     body: &Bytes,
 ) -> Result<Option<Value>, ApiError> {
     match (patch, old) {
-        (Some(Patch::Apply(config)), _) => Ok(Some(config)),
+        (Some(Patch::Apply(config)), None) => Ok(Some(config)),
+        (Some(Patch::Apply(config)), Some(old)) => Ok(Some(laid_over(old, &config))),
         (Some(patch), Some(old)) => {
             let name = target.name.as_deref().unwrap_or_default();
             patch.apply_to(resource, name, old).map(Some)
@@ -466,6 +472,25 @@ fn becomes(
             ApiError::bad_request(format!("cannot decode the request body: {error}"))
         }),
     }
+}
+
+/// What a role or binding would say after an apply: lists are replaced, labels added. What the
+/// configuration leaves out counts as still there.
+fn laid_over(old: &Value, config: &Value) -> Value {
+    let mut new = old.clone();
+    let said = |value: &&Value| !value.is_null();
+    for key in ["aggregationRule", "roleRef", "rules", "subjects"] {
+        if let Some(value) = config.get(key).filter(said) {
+            new[key] = value.clone();
+        }
+    }
+    let labels = config
+        .pointer("/metadata/labels")
+        .and_then(Value::as_object);
+    for (key, value) in labels.into_iter().flatten() {
+        new["metadata"]["labels"][key] = value.clone();
+    }
+    new
 }
 
 /// What other parts of a control plane do after a write: roles are aggregated, namespaces get their

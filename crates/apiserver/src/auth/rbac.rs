@@ -3,21 +3,34 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 
 use super::{Attributes, Grant, Identity};
 use crate::store::{Table, name_of, namespace_of};
+
+/// `null` is as good as nothing: clients of Go write empty lists so.
+fn or_null<'de, D, T>(value: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Option::deserialize(value).map(Option::unwrap_or_default)
+}
 
 /// One rule of a role.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Rule {
+    #[serde(deserialize_with = "or_null")]
     pub(super) verbs: Vec<String>,
+    #[serde(deserialize_with = "or_null")]
     pub(super) api_groups: Vec<String>,
+    #[serde(deserialize_with = "or_null")]
     pub(super) resources: Vec<String>,
+    #[serde(deserialize_with = "or_null")]
     pub(super) resource_names: Vec<String>,
-    #[serde(rename = "nonResourceURLs")]
+    #[serde(rename = "nonResourceURLs", deserialize_with = "or_null")]
     pub(super) non_resource_urls: Vec<String>,
 }
 
@@ -98,6 +111,7 @@ pub(super) struct RoleRef {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct BindingBody {
+    #[serde(deserialize_with = "or_null")]
     subjects: Vec<Subject>,
     role_ref: RoleRef,
 }
@@ -105,6 +119,7 @@ struct BindingBody {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct RoleBody {
+    #[serde(deserialize_with = "or_null")]
     rules: Vec<Rule>,
 }
 

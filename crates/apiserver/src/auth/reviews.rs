@@ -207,9 +207,12 @@ fn spec<T: DeserializeOwned>(review: &Value) -> Result<T, ApiError> {
 impl Desk<'_> {
     fn answer(&self, verb: &str, target: &Target, body: &[u8]) -> Result<Value, ApiError> {
         let name = target.plural.as_str();
-        let known = VIRTUAL_RESOURCES
-            .iter()
-            .any(|known| known.group == target.group && known.name.split('/').next() == Some(name));
+        let known = VIRTUAL_RESOURCES.iter().any(|known| {
+            known.group == target.group
+                && known.name.split_once('/').unwrap_or((known.name, ""))
+                    == (name, target.subresource.as_str())
+                && known.namespaced == target.namespace.is_some()
+        });
         if !known || target.version != "v1" {
             return Err(ApiError::no_such_resource());
         }

@@ -337,6 +337,105 @@ async fn nobody_gives_away_what_they_do_not_hold() {
     assert_eq!(code, 201);
 }
 
+#[tokio::test]
+async fn no_way_around_leads_to_rights_that_one_does_not_hold() {
+    let world = World::new();
+    let body = json!({"metadata": {"name": "keeper"}, "rules": [
+        {"verbs": ["create", "patch"], "apiGroups": [RBAC],
+         "resources": ["roles", "rolebindings", "clusterroles"]}]});
+    let cluster_roles = format!("{ROLES}/clusterroles");
+    world.admin("POST", &cluster_roles, body).await;
+    world.cluster_role("keeper").await;
+    let bindings = format!("{ROLES}/namespaces/default/rolebindings");
+    let subjects = json!([{"apiGroup": RBAC, "kind": "User", "name": "jane"}]);
+    let role_ref = |name: &str| json!({"apiGroup": RBAC, "kind": "ClusterRole", "name": name});
+    let body = json!({"metadata": {"name": "all"}, "roleRef": role_ref("cluster-admin")});
+    world.admin("POST", &bindings, body).await;
+    let body = json!({"metadata": {"name": "strong"}, "rules": [
+        {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]});
+    world.admin("POST", &cluster_roles, body).await;
+
+    let labels = json!({"rbac.authorization.k8s.io/aggregate-to-view": "true"});
+    let gathering = json!({"clusterRoleSelectors": [{"matchLabels": {"x": "y"}}]});
+    let nulls = json!([{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"],
+                        "resourceNames": null}]);
+    let typed = |kind: &str, name: &str, mut body: Value| {
+        body["apiVersion"] = json!("rbac.authorization.k8s.io/v1");
+        body["kind"] = json!(kind);
+        body["metadata"]["name"] = json!(name);
+        body
+    };
+    let apply = "?fieldManager=jane&force=true";
+    let cases = [
+        // Oneself put into a binding whose role the patch does not name.
+        (
+            "PATCH",
+            format!("{bindings}/all{apply}"),
+            typed("RoleBinding", "all", json!({"subjects": subjects})),
+            403,
+        ),
+        // A role that is to come.
+        (
+            "POST",
+            bindings.clone(),
+            typed(
+                "RoleBinding",
+                "later",
+                json!({"roleRef": role_ref("later"), "subjects": subjects}),
+            ),
+            404,
+        ),
+        // A role that others gather.
+        (
+            "PATCH",
+            format!("{cluster_roles}/strong{apply}"),
+            typed(
+                "ClusterRole",
+                "strong",
+                json!({"metadata": {"labels": labels}}),
+            ),
+            403,
+        ),
+        // A role that gathers others.
+        (
+            "POST",
+            cluster_roles.clone(),
+            typed("ClusterRole", "net", json!({"aggregationRule": gathering})),
+            403,
+        ),
+        // Rules that the store reads and the check does not.
+        (
+            "POST",
+            cluster_roles,
+            typed("ClusterRole", "nulls", json!({"rules": nulls})),
+            403,
+        ),
+    ];
+    for (method, path, body, expected) in cases {
+        let (code, answer) = world.jane(method, &path, body).await;
+        assert_eq!(code, expected, "{method} {path}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn who_may_read_namespaces_inside_one_may_read_it() {
+    let world = World::new();
+    world
+        .role(json!([{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]))
+        .await;
+    let reviews = "authorization.k8s.io/v1/namespaces/default/subjectaccessreviews";
+    for (method, path, expected) in [
+        ("GET", "/api/v1/namespaces/default".to_owned(), 200),
+        ("GET", "/api/v1/namespaces/kube-system".to_owned(), 403),
+        ("GET", "/api/v1/namespaces".to_owned(), 403),
+        // What has no namespace is in none.
+        ("POST", format!("/apis/{reviews}"), 404),
+    ] {
+        let (code, answer) = world.jane(method, &path, json!({})).await;
+        assert_eq!(code, expected, "{path}: {answer}");
+    }
+}
+
 async fn token(world: &World, seconds: i64) -> (u16, Value) {
     let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
     let body = json!({"spec": {"expirationSeconds": seconds}});

@@ -78,11 +78,14 @@ fn updated(text: &str, control_plane: &Value) -> Result<Option<String>, Error> {
         }
     }
     if let Some(days) = wanted["certificateValidityPeriodDays"].as_i64() {
-        after["certificateValidityPeriod"] = json!(format!("{}h0m0s", days * 24));
+        after["certificateValidityPeriod"] = json!(format!("{}h0m0s", days.saturating_mul(24)));
     }
     for kind in ["local", "external"] {
         let etcd = &wanted["etcd"][kind];
         if etcd.is_object() {
+            if !after["etcd"].is_null() && !after["etcd"].is_object() {
+                return Err(wrong("its etcd is not a map".to_owned()));
+            }
             after["etcd"][kind] = merge(&after["etcd"][kind], etcd);
         }
     }
@@ -163,5 +166,8 @@ mod tests {
     fn a_text_that_is_no_configuration_is_an_error() {
         assert!(updated("[1, 2]", &control_plane(json!({}))).is_err());
         assert!(updated("a: [", &control_plane(json!({}))).is_err());
+        let etcd = control_plane(json!({"etcd": {"local": {"dataDir": "/var/lib/etcd"}}}));
+        assert!(updated("etcd: none", &etcd).is_err());
+        assert!(updated("etcd:", &etcd).unwrap().is_some());
     }
 }

@@ -232,6 +232,10 @@ fn default_feature_gates(spec: &mut Value, version: &str) {
         if parent[path].is_null() {
             parent[path] = json!({});
         }
+        if !parent[path].is_object() {
+            // Not a configuration: whoever reads it says so.
+            return;
+        }
     }
     let gates = &mut spec["clusterConfiguration"]["featureGates"];
     if gates[LOCAL_MODE_GATE].is_null() {
@@ -286,5 +290,17 @@ mod tests {
     fn an_empty_kubeadm_config_spec_is_an_object() {
         let spec = config_spec(&json!({"spec": {"version": "v1.36.0"}}), true);
         assert_eq!(spec, json!({}));
+    }
+
+    #[test]
+    fn what_is_no_configuration_stays_as_it_is() {
+        for configuration in [json!("none"), json!({"featureGates": [1]})] {
+            let mut own = control_plane("v1.35.0");
+            own["spec"]["kubeadmConfigSpec"]["clusterConfiguration"] = configuration.clone();
+            assert_eq!(
+                config_spec(&own, true)["clusterConfiguration"],
+                configuration
+            );
+        }
     }
 }

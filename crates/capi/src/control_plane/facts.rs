@@ -113,7 +113,7 @@ fn certificates_expire(plane: &Plane, machine: &Live<Machine>, now: Timestamp) -
     let end = end.and_then(|end| end.parse::<Timestamp>().ok());
     match (days, end) {
         (Some(days), Some(end)) => {
-            end.duration_since(now) <= SignedDuration::from_hours(days.saturating_mul(24))
+            end.duration_since(now) <= SignedDuration::from_secs(days.saturating_mul(24 * 3600))
         }
         _ => false,
     }

@@ -184,7 +184,7 @@ fn retry_count(input: &Input, member: &Member) -> Result<i32, Step> {
                  failed {most} times (MaxRetry)"
             ),
         )),
-        _ => Ok(last.retry_count + 1),
+        _ => Ok(last.retry_count.saturating_add(1)),
     }
 }
 

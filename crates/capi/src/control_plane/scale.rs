@@ -26,7 +26,8 @@ pub(super) async fn up(context: &Arc<Context>, plane: &Plane) -> Result<(), Erro
     let taken: BTreeSet<String> = machines.iter().map(|machine| machine.name_any()).collect();
     let object = &plane.object;
     let name = names::next(&object.name_any(), object.uid_text(), &taken);
-    let join = !plane.machines(context).is_empty();
+    let present = plane.machines(context);
+    let join = !present.is_empty();
     let resource = ApiResource::erase::<KubeadmControlPlane>(&());
     let owner = owner(&resource, &object.name_any(), object.uid_text(), false);
     let manager = MANAGER_KUBEADM_CONTROL_PLANE;
@@ -51,7 +52,12 @@ pub(super) async fn up(context: &Arc<Context>, plane: &Plane) -> Result<(), Erro
 
     let domain = emptiest_failure_domain(context, plane);
     let mut intent = desired::new(plane, &name, &infrastructure, domain.as_deref());
-    if let Some(noted) = remediate::noted(plane) {
+    // A remediation has one successor; the note on the control plane may outlive it by one look.
+    let is_successor = |noted: &&String| {
+        let mut machines = present.iter();
+        !machines.any(|machine| machine.annotations().get(REMEDIATION_FOR) == Some(*noted))
+    };
+    if let Some(noted) = remediate::noted(plane).filter(is_successor) {
         intent["metadata"]["annotations"][REMEDIATION_FOR] = json!(noted);
     }
     tracing::info!(machine = name, join, "a control plane Machine is created");

@@ -37,14 +37,12 @@ fn registrations(
     hook: &str,
     namespace: &str,
 ) -> Result<Vec<Registration>, HookError> {
-    let labels = context
-        .namespaces
-        .get(&ObjectKey::new("", namespace))
-        .map(|namespace| namespace.labels().clone())
-        .unwrap_or_default();
+    let key = ObjectKey::new("", namespace);
     let mut found = Vec::new();
     for extension in context.extensions.list() {
-        if !selects(extension.spec.namespace_selector.as_ref(), &labels) {
+        let known = context.namespaces.get(&key);
+        let labels = known.as_ref().map(|namespace| namespace.labels());
+        if !is_for(&extension, namespace, labels)? {
             continue;
         }
         if !is_discovered(&extension) {
@@ -71,6 +69,26 @@ pub(crate) fn only_one(
         });
     }
     Ok(found.pop())
+}
+
+/// Whether an ExtensionConfig selects a namespace with these labels. A selector that cannot be read
+/// and a namespace that is not known stop everything too, as in Cluster API.
+fn is_for(
+    extension: &Live<ExtensionConfig>,
+    namespace: &str,
+    labels: Option<&BTreeMap<String, String>>,
+) -> Result<bool, HookError> {
+    let wrong = |reason: String| HookError::Config {
+        name: extension.name_any(),
+        reason,
+    };
+    let Some(selector) = &extension.spec.namespace_selector else {
+        return Ok(false);
+    };
+    let selector = Selector::try_from(selector.clone())
+        .map_err(|error| wrong(format!("spec.namespaceSelector cannot be used: {error}")))?;
+    let labels = labels.ok_or_else(|| wrong(format!("Namespace {namespace} is not known")))?;
+    Ok(selector.matches(labels))
 }
 
 fn is_discovered(extension: &Live<ExtensionConfig>) -> bool {
@@ -180,6 +198,24 @@ mod tests {
             &labels(&[("refit.dev/in-place", "enabled"), ("a", "b")])
         ));
         assert!(!selects(Some(&opted_in), &labels(&[("a", "b")])));
+    }
+
+    #[test]
+    fn what_cannot_be_matched_is_no_answer() {
+        let extension = |selector: Value| {
+            Live::<ExtensionConfig>::read(json!({
+                "apiVersion": "runtime.cluster.x-k8s.io/v1beta2", "kind": "ExtensionConfig",
+                "metadata": {"name": "refit"},
+                "spec": {"clientConfig": {}, "namespaceSelector": selector},
+            }))
+            .unwrap()
+        };
+        let none = labels(&[]);
+        let everything = extension(json!({}));
+        assert!(is_for(&everything, "d", Some(&none)).unwrap());
+        assert!(is_for(&everything, "d", None).is_err());
+        let unreadable = json!({"matchExpressions": [{"key": "a", "operator": "Near"}]});
+        assert!(is_for(&extension(unreadable), "d", Some(&none)).is_err());
     }
 
     #[test]

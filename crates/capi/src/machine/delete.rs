@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Part, Parts, REACH_WAIT, drain, status};
 use crate::{
-    context::{Context, namespace_of},
+    context::{Context, controller_uid, namespace_of},
     error::Error,
     live::Live,
     workload,
@@ -72,8 +72,15 @@ pub(super) async fn reconcile(
             let wait = says(reason, still_there(part));
             hold(context, machine, parts, wait).await?;
             context.delete(&part.cache, object).await?;
-            // Its end makes us look again.
-            return Ok(Action::Done);
+            // Its end makes us look again, once it is ours: a Machine that was deleted before it
+            // adopted its parts hears nothing of them.
+            return Ok(
+                if controller_uid(object.as_ref()) == Some(machine.uid_text()) {
+                    Action::Done
+                } else {
+                    Action::RequeueAfter(REACH_WAIT)
+                },
+            );
         }
     }
     delete_node(context, cluster, machine).await?;

@@ -176,11 +176,16 @@ async fn call(context: &Arc<Context>, machine: &Live<Machine>, parts: &Parts) ->
         Ok(answer) => answer,
         Err(error) => return Update::failed(FAILED, error),
     };
-    let retry = answer["retryAfterSeconds"].as_i64().unwrap_or(0);
+    let seconds = match retry_after_seconds(&answer) {
+        Ok(seconds) => seconds,
+        Err(reason) => {
+            let handler = extension.name.clone();
+            return Update::failed(FAILED, HookError::Call { handler, reason });
+        }
+    };
     let message = answer["message"].as_str().unwrap_or_default();
     // 12: a negative number counts as done, as in Cluster API.
-    if retry > 0 {
-        let seconds = i32::try_from(retry).unwrap_or(i32::MAX);
+    if seconds > 0 {
         let now = context.clock.now();
         lock(&context.calls).put(key, now, seconds, message.to_owned());
         let wait = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
@@ -190,6 +195,19 @@ async fn call(context: &Arc<Context>, machine: &Live<Machine>, parts: &Parts) ->
     tracing::info!(machine = machine.name_any(), "In-place update completed");
     lock(&context.calls).forget(&key);
     complete(context, machine, parts).await.into()
+}
+
+/// When an extension wants to be asked again. What Go cannot decode is an error: to take it for 0
+/// would call an update done that is not.
+fn retry_after_seconds(answer: &Value) -> Result<i32, String> {
+    let value = &answer["retryAfterSeconds"];
+    if value.is_null() {
+        return Ok(0);
+    }
+    let seconds = value.as_i64().and_then(|value| i32::try_from(value).ok());
+    seconds.ok_or_else(|| {
+        format!("failed to decode response: retryAfterSeconds {value} is not a 32-bit number")
+    })
 }
 
 fn desired(context: &Context, machine: &Live<Machine>, parts: &Parts) -> Value {

@@ -140,3 +140,15 @@ fn messages_are_those_of_cluster_api() {
         "no extensions registered for UpdateMachine hook"
     );
 }
+
+#[test]
+fn only_a_number_that_go_can_decode_says_when_to_come_back() {
+    let read = |value: Value| retry_after_seconds(&json!({"retryAfterSeconds": value}));
+    assert_eq!(retry_after_seconds(&json!({})), Ok(0));
+    assert_eq!(read(Value::Null), Ok(0));
+    assert_eq!(read(json!(5)), Ok(5));
+    assert_eq!(read(json!(-1)), Ok(-1));
+    for bad in [json!("5"), json!(5.5), json!(1_i64 << 40), json!(true)] {
+        assert!(read(bad.clone()).is_err(), "{bad} would end an update");
+    }
+}

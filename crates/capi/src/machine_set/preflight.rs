@@ -56,7 +56,7 @@ fn check(control_plane: &Live<KubeadmControlPlane>, set: &Live<MachineSet>) -> V
     let (Some(own), Some(wanted)) = (Version::parse(own), wanted) else {
         return failures;
     };
-    let too_old = own.minor + MAX_MINOR_SKEW < wanted.minor;
+    let too_old = own.minor.saturating_add(MAX_MINOR_SKEW) < wanted.minor;
     if own.major != wanted.major || own.minor > wanted.minor || too_old {
         failures.push(format!(
             "MachineSet version and control plane version {} do not conform to the Kubernetes \

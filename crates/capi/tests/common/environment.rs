@@ -104,6 +104,8 @@ impl Environment {
 
     async fn boot(&self, machine: &Value) {
         let name = name(machine);
+        // A successor may have the name of a machine whose Node Cluster API took away itself.
+        self.lose(name).await;
         create(
             &self.workload_admin,
             &json!({

@@ -91,7 +91,8 @@ impl Gate for Switch {
     fn after(&self, _: &Effect) -> Fate {
         let done = self.count();
         if let Some((at, true)) = self.kill_at
-            && done == at + 1
+            // Effects overlap: another may have begun before the n-th ended.
+            && done > at
         {
             self.dead.store(true, Ordering::SeqCst);
         }

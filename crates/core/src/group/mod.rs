@@ -52,7 +52,7 @@ impl Limits {
 
     /// How many other machines must be available while one is disturbed.
     pub fn others_needed(self) -> i32 {
-        (self.replicas - self.slots()).max(0)
+        self.replicas.saturating_sub(self.slots()).max(0)
     }
 }
 

@@ -198,13 +198,14 @@ fn whole_seconds(duration: Duration) -> i32 {
     i32::try_from(duration.as_secs().saturating_add(up)).unwrap_or(i32::MAX)
 }
 
-/// Gives the Lease back if it is ours, so that another replica takes over at once. Only after
-/// [`Leadership::resign`] and [`Leadership::idle`]: from here on another one writes.
+/// Gives the Lease back if it is ours, so that another replica takes over at once, and says whether
+/// it was. Only after [`Leadership::resign`] and [`Leadership::idle`]: from here on another one
+/// writes.
 pub async fn release(
     client: Client,
     clock: Clock,
     settings: &LeaseSettings,
-) -> Result<(), LeaseError> {
+) -> Result<bool, LeaseError> {
     let api: Api<Lease> = Api::namespaced(client, &settings.namespace);
     let failed = |source| LeaseError {
         namespace: settings.namespace.clone(),
@@ -221,7 +222,7 @@ pub async fn release(
             holder == Some(&settings.identity)
         });
         let Some(ours) = ours else {
-            return Ok(());
+            return Ok(false);
         };
         let body = json!({
             "metadata": { "resourceVersion": ours.resource_version() },
@@ -232,12 +233,12 @@ pub async fn release(
             },
         });
         match apply::merge(&api, &settings.name, &body).await {
-            Ok(_) => return Ok(()),
+            Ok(_) => return Ok(true),
             Err(error) if apply::is_conflict(&error) && attempt < RELEASE_ATTEMPTS => {}
             Err(error) => return Err(failed(error)),
         }
     }
-    Ok(())
+    Ok(false)
 }
 
 #[cfg(test)]

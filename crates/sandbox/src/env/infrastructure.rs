@@ -39,6 +39,7 @@ pub(crate) fn clusters(view: &View<'_>, state: &mut EnvState, plan: &mut Plan) {
         };
         let endpoint = json!({"host": known.host, "port": known.port});
         let path = place.path(namespace, name);
+        own(view, cluster, &place, plan);
         let reference = &cluster["spec"]["infrastructureRef"];
         let provisioned = if reference.is_object() {
             infrastructure_cluster(view, cluster, &endpoint, plan)
@@ -53,6 +54,47 @@ pub(crate) fn clusters(view: &View<'_>, state: &mut EnvState, plan: &mut Plan) {
             plan.management(Call::merge(path.clone(), body));
         }
         cluster_status(view, cluster, known.initialized, &path, plan);
+    }
+}
+
+/// Labels what belongs to a Cluster and makes the Cluster its owner, as Cluster API does.
+fn own(view: &View<'_>, cluster: &Value, place: &Place, plan: &mut Plan) {
+    let (namespace, cluster_name) = (namespace(cluster), name(cluster));
+    let referred = ["infrastructureRef", "controlPlaneRef"]
+        .into_iter()
+        .filter_map(|field| view.management.referred(&cluster["spec"][field], namespace))
+        .map(|part| (part, true));
+    let deployments = view.management.place(capi::CORE_GROUP, "MachineDeployment");
+    let workers = deployments.into_iter().flat_map(|place| {
+        let all = view.management.list(&place.id);
+        all.into_iter()
+            .map(move |object| ((place.clone(), object), false))
+    });
+    let workers = workers.filter(|((_, object), _)| {
+        self::namespace(object) == namespace && text(object, "/spec/clusterName") == cluster_name
+    });
+    for ((part, object), controller) in referred.chain(workers) {
+        let metadata = &object["metadata"];
+        let owners = metadata["ownerReferences"].as_array();
+        let mut owners = owners.cloned().unwrap_or_default();
+        let uid = &cluster["metadata"]["uid"];
+        let owned = owners.iter().any(|owner| owner["uid"] == *uid);
+        if owned && metadata["labels"][keys::CLUSTER_NAME] == cluster_name {
+            continue;
+        }
+        if !owned {
+            let mut reference = owner(cluster, place, "Cluster");
+            if !controller && let Some(reference) = reference.as_object_mut() {
+                reference.remove("controller");
+            }
+            owners.push(reference);
+        }
+        let body = json!({"metadata": {
+            "labels": {keys::CLUSTER_NAME: cluster_name},
+            "ownerReferences": owners,
+        }});
+        let path = part.path(self::namespace(&object), name(&object));
+        plan.management(Call::merge(path, body));
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{
     HEARTBEAT, POD_START, Plan, SILENCE, STATIC_POD_START, View, flag,
     infrastructure::address,
-    name, namespace, rfc3339, short_hash,
+    later, name, namespace, rfc3339, short_hash,
     state::{EnvState, HostRecord, HostView, host_key},
     text, time,
 };
@@ -119,9 +119,9 @@ fn report(local: &Local<'_>, object: &Value, host: &HostView, up: bool, plan: &m
         && info["kubeletVersion"] == host.kubelet_version.as_str()
         && info["bootID"] == host.boot_id.as_str();
     // Times in the API are whole seconds: a beat counts as new from the next second on.
-    let fresh = beat.is_some_and(|beat| beat >= host.up_at && now < beat + HEARTBEAT);
+    let fresh = beat.is_some_and(|beat| beat >= host.up_at && now < later(beat, HEARTBEAT));
     if same && fresh {
-        let due = beat.map_or(now, |beat| beat + HEARTBEAT);
+        let due = beat.map_or(now, |beat| later(beat, HEARTBEAT));
         plan.wake_at(due);
         return;
     }
@@ -140,7 +140,7 @@ fn silence(local: &Local<'_>, object: &Value, path: String, plan: &mut Plan) {
         return;
     };
     let now = local.view.now;
-    let due = time(ready, "/lastTransitionTime").map_or(now, |since| since + SILENCE);
+    let due = time(ready, "/lastTransitionTime").map_or(now, |since| later(since, SILENCE));
     if now < due {
         plan.wake_at(due);
         return;
@@ -305,13 +305,14 @@ pub(crate) fn pods(local: &Local<'_>, plan: &mut Plan) {
         let mirror = pod["metadata"]["annotations"].get(MIRROR_POD).is_some();
         let delay = if mirror { STATIC_POD_START } else { POD_START };
         let start = time(pod, "/metadata/creationTimestamp").unwrap_or(now);
-        if now >= start + delay {
+        let due = later(start, delay);
+        if now >= due {
             local.send(
                 plan,
                 Call::merge(format!("{path}/status"), running(local, pod)),
             );
         } else {
-            plan.wake_at(start + delay);
+            plan.wake_at(due);
         }
     }
 }

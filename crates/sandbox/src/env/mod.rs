@@ -147,6 +147,11 @@ pub(crate) fn time(value: &Value, path: &str) -> Option<Timestamp> {
     text(value, path).parse().ok()
 }
 
+/// A time and a while: times in objects are anybody's, and some are close to the end of all time.
+pub(crate) fn later(time: Timestamp, by: SignedDuration) -> Timestamp {
+    time.checked_add(by).unwrap_or(Timestamp::MAX)
+}
+
 /// Time as Kubernetes writes it.
 pub(crate) fn rfc3339(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
@@ -172,4 +177,15 @@ pub(crate) fn short_hash(input: &str) -> String {
 /// A number below `limit` that follows from a text.
 pub(crate) fn spread(input: &str, limit: u64) -> u64 {
     u64::from_str_radix(&short_hash(input), 16).unwrap_or(0) % limit.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_that_somebody_wrote_may_be_the_last_one() {
+        let last = time(&serde_json::json!({"t": "9999-12-30T21:59:59Z"}), "/t").unwrap();
+        assert_eq!(later(last, HEARTBEAT), Timestamp::MAX);
+    }
 }

@@ -23,6 +23,10 @@ pub(crate) fn daemon_pods(local: &Local<'_>, plan: &mut Plan) {
     }
 }
 
+/// The most pods that a ReplicaSet gets: a slip of the finger in `kubectl scale` must not fill the
+/// memory.
+const MOST_PODS: u64 = 1000;
+
 /// Keeps as many pods of each ReplicaSet as it asks for, on nodes that take them.
 pub(crate) fn replicas(local: &Local<'_>, plan: &mut Plan) {
     let mut load: BTreeMap<&str, usize> = local
@@ -37,7 +41,7 @@ pub(crate) fn replicas(local: &Local<'_>, plan: &mut Plan) {
         }
     }
     for set in local.mirror.list("replicasets.apps") {
-        let wanted = set["spec"]["replicas"].as_u64().unwrap_or(0);
+        let wanted = set["spec"]["replicas"].as_u64().unwrap_or(0).min(MOST_PODS);
         if set["status"]["replicas"].is_null() {
             // The application comes when the cluster is up, so that it is spread over all of it.
             if local.booting || load.is_empty() {

@@ -12,6 +12,8 @@ use base64::Engine as _;
 use refit_kube::tls::KeyAndCert;
 use serde::Serialize;
 
+/// Where all APIs are.
+pub(super) const HOST: &str = "127.0.0.1";
 /// Name of the file.
 pub(super) const FILE: &str = "kubeconfig";
 /// Context of the management cluster.
@@ -35,7 +37,7 @@ struct Kubeconfig {
     #[serde(rename = "apiVersion")]
     api_version: &'static str,
     kind: &'static str,
-    current_context: &'static str,
+    current_context: String,
     clusters: Vec<NamedCluster>,
     users: Vec<NamedUser>,
     contexts: Vec<NamedContext>,
@@ -80,20 +82,28 @@ struct Context {
     namespace: &'static str,
 }
 
-/// Text of a kubeconfig.
+/// Address of the API at a port.
+pub(super) fn url(port: u16) -> String {
+    format!("https://{HOST}:{port}")
+}
+
+/// Text of a kubeconfig; the first entry is the current one.
 pub(super) fn text(entries: &[Entry<'_>]) -> String {
     let base64 = |pem: &str| base64::engine::general_purpose::STANDARD.encode(pem);
     let user = |name: &str| format!("{name}-admin");
     let file = Kubeconfig {
         api_version: "v1",
         kind: "Config",
-        current_context: MANAGEMENT,
+        current_context: entries
+            .first()
+            .map(|entry| entry.name.clone())
+            .unwrap_or_default(),
         clusters: entries
             .iter()
             .map(|entry| NamedCluster {
                 name: entry.name.clone(),
                 cluster: Cluster {
-                    server: format!("https://127.0.0.1:{}", entry.port),
+                    server: url(entry.port),
                     certificate_authority_data: base64(entry.ca),
                 },
             })

@@ -3,8 +3,9 @@
 //! | module | is for |
 //! |---|---|
 //! | [`bring_up()`] | a cluster whose machines are Ready, within seconds |
-//! | [`serve`] | the APIs on loopback, over TLS |
-//! | [`kubeconfig`] | the file that leads there |
+//! | `serve` | the APIs on loopback, over TLS |
+//! | `kubeconfig` | the file that leads there |
+//! | `secret` | the kubeconfig Secrets of workload clusters, which lead there, too |
 //!
 //! It runs in real time. Only the start does not: the machines come up in simulated time that ends
 //! now, so the cluster looks as if it had been made some minutes ago. From then on hosts work a
@@ -12,10 +13,12 @@
 //!
 //! The world's own processes keep their in-memory network. What listens on loopback serves the same
 //! API servers to everybody else, who has to say who they are: with the kubeconfig's client
-//! certificate, or with a ServiceAccount's token.
+//! certificate, or with a ServiceAccount's token. A kubeconfig Secret is read on both sides, so the
+//! in-memory network answers at the loopback address of a workload cluster as well.
 
 mod bring_up;
 mod kubeconfig;
+mod secret;
 mod serve;
 
 use std::path::PathBuf;

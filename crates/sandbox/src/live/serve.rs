@@ -19,7 +19,8 @@ use tokio::{sync::watch, task::AbortHandle};
 
 use super::{
     LiveError,
-    kubeconfig::{self, Entry, FILE, MANAGEMENT},
+    kubeconfig::{self, Entry, FILE, HOST, MANAGEMENT},
+    secret,
 };
 use crate::{
     http::Served,
@@ -34,7 +35,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// How long the APIs of the workload clusters may take to be served at the start.
 const FIRST: Duration = Duration::from_secs(5);
 /// Names and addresses that the servers answer to.
-const NAMES: [&str; 2] = ["127.0.0.1", "localhost"];
+const NAMES: [&str; 2] = [HOST, "localhost"];
 /// Common name of whoever holds the kubeconfig.
 const ADMIN: &str = "refit-admin";
 /// Under which name the port of the management API is remembered.
@@ -159,6 +160,10 @@ struct Api {
     tls: Arc<rustls::ServerConfig>,
     port: u16,
     serving: Option<AbortHandle>,
+    /// The same address on the in-memory network.
+    inside: Option<AbortHandle>,
+    /// The cluster's Secret leads here.
+    published: bool,
 }
 
 impl Api {
@@ -177,6 +182,8 @@ impl Api {
             tls: tls::api_server_config(cert, ca.cert().as_bytes())?,
             port,
             serving: None,
+            inside: None,
+            published: false,
         })
     }
 
@@ -187,6 +194,35 @@ impl Api {
         let tls = Some(self.tls.clone());
         let serving = serve::serve(listener, tls, service, std::future::pending());
         self.serving = Some(inner.spawn(serving));
+    }
+
+    /// Serves under the same address to the world's own processes, who read the Secret, too.
+    fn serve_inside(&mut self, inner: &Inner) {
+        let listener = inner.network.listen(HOST, self.port);
+        let service = Served::inside(self.server.clone());
+        let tls = Some(self.tls.clone());
+        let serving = serve::serve(listener, tls, service, std::future::pending());
+        self.inside = Some(inner.spawn(serving));
+    }
+
+    /// Refuses whoever dials from now on, and cuts off who is connected.
+    fn stop(&mut self, inner: &Inner) {
+        if let Some(serving) = self.serving.take() {
+            serving.abort();
+        }
+        if let Some(inside) = self.inside.take() {
+            inner.network.close(HOST, self.port);
+            inside.abort();
+        }
+    }
+
+    fn entry(&self, name: impl Into<String>) -> Entry<'_> {
+        Entry {
+            name: name.into(),
+            port: self.port,
+            ca: &self.ca,
+            admin: &self.admin,
+        }
     }
 }
 
@@ -225,7 +261,7 @@ impl Front {
     ) {
         loop {
             let wanted = apis.borrow_and_update().clone();
-            let complete = self.follow(&wanted);
+            let complete = self.follow(&wanted) & self.publish().await;
             let served = self.workloads.values().filter(|api| api.serving.is_some());
             if served.count() >= clusters {
                 up.send_replace(true);
@@ -250,8 +286,8 @@ impl Front {
         let mut news = false;
         for (key, answers) in wanted {
             if !answers {
-                if let Some(serving) = self.workloads.get_mut(key).and_then(|w| w.serving.take()) {
-                    serving.abort();
+                if let Some(api) = self.workloads.get_mut(key) {
+                    api.stop(&self.inner);
                 }
                 continue;
             }
@@ -291,8 +327,32 @@ impl Front {
         let listener = Listener::listening(listener)?;
         if let Some(api) = self.workloads.get_mut(key) {
             api.serve(&self.inner, listener);
+            api.serve_inside(&self.inner);
         }
         Ok(news)
+    }
+
+    /// Lets the Secrets of the clusters that are served lead there; says whether all do.
+    async fn publish(&mut self) -> bool {
+        let mut complete = true;
+        for (key, api) in &mut self.workloads {
+            if api.published || api.serving.is_none() {
+                continue;
+            }
+            let (namespace, cluster) = key.split_once('/').unwrap_or(("default", key));
+            let entry = api.entry(cluster);
+            let written = secret::publish(&self.inner.management, namespace, &entry).await;
+            if let Err(error) = written {
+                tracing::warn!(
+                    cluster = key,
+                    "its kubeconfig is not published yet: {error}"
+                );
+                complete = false;
+            } else {
+                api.published = true;
+            }
+        }
+        complete
     }
 
     fn add(&mut self, key: &str, port: u16) -> Result<(), LiveError> {
@@ -323,12 +383,7 @@ impl Front {
             .filter_map(|(key, api)| Some((contexts.get(key)?.clone(), api)));
         let entries: Vec<Entry<'_>> = management
             .chain(workloads)
-            .map(|(name, api)| Entry {
-                name,
-                port: api.port,
-                ca: &api.ca,
-                admin: &api.admin,
-            })
+            .map(|(name, api)| api.entry(name))
             .collect();
         kubeconfig::write(&self.path, &kubeconfig::text(&entries)).map_err(|source| {
             LiveError::Kubeconfig {

@@ -2,10 +2,10 @@
 //!
 //! | module | is for |
 //! |---|---|
-//! | [`folder`] | the data folder: its lock, its one file, and what a damaged one is told |
-//! | [`log`] | writing down each change |
-//! | [`record`] | one change, as a line |
-//! | [`sweep`] | going on from every prefix of a log |
+//! | `folder` | the data folder: its lock, its one file, and what a damaged one is told |
+//! | `log` | writing down each change |
+//! | `record` | one change, as a line |
+//! | `sweep` | going on from every prefix of a log |
 //!
 //! There is one append-only file for everything that outlives a process: the stores of all APIs,
 //! hosts, their disks, what the environment remembers, keys and ports. Its first line is a whole

@@ -60,6 +60,10 @@ pub fn in_world<F: Future<Output = ()>>(test: F) {
 }
 
 /// The example, up and quiet. It comes up once for all tests of a binary.
+#[allow(
+    clippy::unused_async,
+    reason = "a world is only made inside a runtime, as with the others here"
+)]
 pub async fn up() -> World {
     static UP: OnceLock<Snapshot> = OnceLock::new();
     let bring_up = || {
