@@ -126,7 +126,8 @@ impl<K: Typed> Cache<K> {
         }
     }
 
-    fn remove(&self, object: &Live<K>) {
+    /// Takes an object out that is gone, unless a newer state of its name is known.
+    pub(crate) fn remove(&self, object: &Live<K>) {
         let key = ObjectKey::of(object);
         let mut state = self.write();
         let newer = |known: &Arc<Live<K>>| known.revision() > object.revision();
@@ -136,12 +137,19 @@ impl<K: Typed> Cache<K> {
         }
     }
 
-    /// Takes a complete list in; a newer state that is known stays.
+    /// Takes a complete list in; a newer state that is known stays, and so does a deletion.
     fn reset(&self, listed: &BTreeMap<ObjectKey, Arc<Live<K>>>) {
         let mut state = self.write();
         let mut old = std::mem::take(&mut state.objects);
         for (key, object) in listed {
             let known = old.remove(key);
+            let gone = state
+                .gone
+                .get(key)
+                .is_some_and(|gone| *gone >= object.revision());
+            if gone && known.is_none() {
+                continue;
+            }
             let newer = known.filter(|known| known.revision() >= object.revision());
             let object = newer.unwrap_or_else(|| object.clone());
             state.objects.insert(key.clone(), object);
@@ -339,6 +347,17 @@ mod tests {
         assert_eq!(revision(&cache, "m"), None);
         cache.put(machine("m", 8));
         assert_eq!(revision(&cache, "m"), Some(8));
+    }
+
+    #[test]
+    fn a_list_older_than_our_own_deletion_does_not_undo_it() {
+        let cache = cache();
+        cache.put(machine("a", 5));
+        cache.remove(&machine("a", 5));
+        cache.reset(&view(&[("a", 5)]));
+        assert_eq!(revision(&cache, "a"), None);
+        cache.reset(&view(&[("a", 7)]));
+        assert_eq!(revision(&cache, "a"), Some(7), "the name was given again");
     }
 
     #[test]

@@ -144,12 +144,16 @@ impl Context {
         });
         match api.delete(&key.name, &params).await {
             Ok(outcome) => {
-                if let Some(object) = outcome.left() {
-                    keep(cache, object);
+                match outcome.left() {
+                    Some(object) => drop(keep(cache, object)),
+                    None => cache.remove(live),
                 }
                 Ok(())
             }
-            Err(error) if is_not_found(&error) => Ok(()),
+            Err(error) if is_not_found(&error) => {
+                cache.remove(live);
+                Ok(())
+            }
             Err(error) => {
                 let attempt = format!("delete {} {key}", cache.resource().kind);
                 Err(Error::api(attempt)(error))
@@ -191,7 +195,9 @@ impl Context {
 fn keep<K: Typed>(cache: &Cache<K>, object: Live<K>) -> Arc<Live<K>> {
     let over = object.is_deleting() && object.finalizers().is_empty();
     let object = Arc::new(object);
-    if !over {
+    if over {
+        cache.remove(&object);
+    } else {
         cache.put(object.clone());
     }
     object
