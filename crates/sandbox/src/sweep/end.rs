@@ -22,6 +22,8 @@ pub struct EndState {
     /// Phases of the NodeUpdates of each Machine, sorted. Names do not count: what matters is that
     /// nobody asks twice.
     pub node_updates: BTreeMap<String, Vec<String>>,
+    /// What the MachineSets of each MachineDeployment want, sorted. Their names do not count.
+    pub machine_sets: BTreeMap<String, Vec<String>>,
     /// Slots that are still taken, as `group/machine`.
     pub slots: Vec<String>,
 }
@@ -81,9 +83,23 @@ impl EndState {
                     .map(move |slot| format!("{group}/{}", text(&slot, "/machine")))
             })
             .collect();
+        let mut machine_sets: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for set in world.machine_sets() {
+            let deployment = set["metadata"]["labels"][keys::DEPLOYMENT_NAME].as_str();
+            let wants = format!(
+                "{} machines at {}",
+                set["spec"]["replicas"],
+                text(&set, "/spec/template/spec/version")
+            );
+            let sets = machine_sets.entry(deployment.unwrap_or_default().to_owned());
+            let sets = sets.or_default();
+            sets.push(wants);
+            sets.sort();
+        }
         Self {
             machines,
             node_updates,
+            machine_sets,
             slots,
         }
     }
@@ -125,6 +141,12 @@ impl EndState {
             &self.node_updates,
             &expected.node_updates,
             "NodeUpdates of",
+            &mut problems,
+        );
+        compare(
+            &self.machine_sets,
+            &expected.machine_sets,
+            "MachineSets of",
             &mut problems,
         );
         if self.slots != expected.slots {

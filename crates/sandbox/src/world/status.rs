@@ -9,6 +9,7 @@ use super::{World, lock};
 use crate::env::{name, namespace, text};
 
 const MACHINES: &str = "machines.cluster.x-k8s.io";
+const MACHINE_SETS: &str = "machinesets.cluster.x-k8s.io";
 const DEPLOYMENTS: &str = "machinedeployments.cluster.x-k8s.io";
 const CONTROL_PLANES: &str = "kubeadmcontrolplanes.controlplane.cluster.x-k8s.io";
 const NODE_UPDATES: &str = "nodeupdates.refit.dev";
@@ -42,6 +43,11 @@ impl World {
     /// Every Machine, as it is stored, in order of namespace and name.
     pub fn machines(&self) -> Vec<Arc<Value>> {
         self.inner.management_mirror.list(MACHINES)
+    }
+
+    /// Every MachineSet, as it is stored, in order of namespace and name.
+    pub fn machine_sets(&self) -> Vec<Arc<Value>> {
+        self.inner.management_mirror.list(MACHINE_SETS)
     }
 
     /// Every NodeUpdate, as it is stored, in order of namespace and name.
