@@ -27,8 +27,9 @@ const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
 const HEAD_DEADLINE: Duration = Duration::from_secs(100);
 /// How often a quiet HTTP/2 peer is asked whether it is still there, and how long it may think.
 const PING: (Duration, Duration) = (Duration::from_mins(1), Duration::from_secs(20));
-/// How long open connections may go on once the server stops.
-const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
+/// How long open connections may go on once the server stops: longer than the 10 s that Cluster API
+/// gives a hook by default.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(11);
 /// How many connections are served at once; further ones wait to be accepted.
 const MAX_CONNECTIONS: usize = 4096;
 
@@ -37,7 +38,7 @@ const MAX_CONNECTIONS: usize = 4096;
 #[derive(Clone, Debug)]
 pub struct PeerCertificate(pub Arc<[u8]>);
 
-/// Serves until `stop` completes, then ends open connections gracefully for at most 5 s.
+/// Serves until `stop` completes, then ends open connections gracefully for at most 11 s.
 ///
 /// With `tls` absent the streams carry plain HTTP/1. Dropping the future ends everything at once.
 pub async fn serve<S, B>(
