@@ -7,9 +7,14 @@ use clap::{Parser, Subcommand};
 
 mod crds;
 mod docs;
+mod go;
+mod hosts;
+mod hosts_build;
 mod kubectl;
+mod package;
 mod persistence;
 mod sweep;
+mod testbed;
 
 /// A sweep is thousands of short lives of the same world: a fifth of it is this allocator's gain.
 #[global_allocator]
@@ -42,8 +47,26 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Hosts with real systemd and kubeadm, for tests.
+    #[command(subcommand)]
+    Hosts(HostsTask),
+    /// The test bed of a real kube-apiserver and real Cluster API: testbed/README.md.
+    #[command(subcommand)]
+    Testbed(testbed::TestbedTask),
+    /// Builds the agent as .deb and .rpm and prints where they are.
+    Package(package::PackageArgs),
     /// Kills every process at every effect of a demo run and looks whether the end is the same.
     Sweep(sweep::SweepArgs),
+}
+
+/// What can be done for real hosts.
+#[derive(Subcommand)]
+enum HostsTask {
+    /// Builds kubeadm, kubelet and the rest of Kubernetes that are not in the cache yet and prints
+    /// the folder for `REFIT_K8S_BIN`.
+    Build(hosts_build::HostsBuildArgs),
+    /// Boots hosts and upgrades them with the real agent: the whole transaction, power cuts.
+    Test(hosts::HostsTestArgs),
 }
 
 fn main() -> ExitCode {
@@ -51,6 +74,10 @@ fn main() -> ExitCode {
         Task::Crds { check } => crds::run(&root().join("deploy/crds"), check),
         Task::Kubectl => kubectl::run(&root()),
         Task::Docs { check } => docs::run(&root(), check),
+        Task::Hosts(HostsTask::Build(args)) => hosts_build::run(&root(), &args),
+        Task::Hosts(HostsTask::Test(args)) => hosts::run(&root(), &args),
+        Task::Testbed(task) => testbed::run(&root(), &task),
+        Task::Package(args) => package::run(&root(), &args),
         Task::Sweep(args) => sweep::run(&root(), &args),
     };
     match outcome {

@@ -15,19 +15,18 @@ use jiff::{SignedDuration, Timestamp};
 use refit_api::refit::{Gate, HostPlanSpec, PlanState, PlannedStep, StepType};
 
 use crate::{
-    host::{
-        Command, Evidence, InvalidStep, Job, KubernetesVersion, Since, UnitState,
-        command::REBOOT_DEADLINE_SECONDS,
-    },
+    host::{Command, InvalidStep, Job, Since},
     state::{AbortCause, JournalState, Outcome, Progress, StepRun, gate_of},
+    undo::undo_steps,
 };
 
 /// How often a step is tried. Two failures in a row are often a lock or a mirror; three are not.
 pub const MAX_ATTEMPTS: i32 = 3;
+/// How often a download is tried: nothing is disturbed meanwhile, and a line that was down is often
+/// back after two minutes.
+const DOWNLOAD_ATTEMPTS: i32 = 5;
 /// Wait after the first failed try; it doubles with each.
 const BACKOFF: SignedDuration = SignedDuration::from_secs(10);
-/// What the id of an undo step starts with.
-pub const UNDO: &str = "undo-";
 
 /// What the agent is to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +41,8 @@ pub enum Next {
         node_update: String,
         /// Its steps.
         steps: Vec<PlannedStep>,
+        /// Id of the first step that cannot be taken back; empty: judged by the steps' types.
+        point_of_no_return: String,
     },
     /// Write down that the plan may go further.
     SeeGate {
@@ -128,7 +129,7 @@ pub fn next(state: &JournalState, spec: Option<&HostPlanSpec>, now: Timestamp) -
             gate: gate_of(step),
         };
     }
-    try_step(plan, &step.id, Command::of(step), now)
+    try_step(plan, step, now)
 }
 
 fn accept(state: &JournalState, spec: Option<&HostPlanSpec>) -> Next {
@@ -138,6 +139,7 @@ fn accept(state: &JournalState, spec: Option<&HostPlanSpec>) -> Next {
             plan: spec.plan_id.clone(),
             node_update: spec.node_update.clone(),
             steps: spec.steps.clone(),
+            point_of_no_return: spec.point_of_no_return.clone(),
         },
         _ => Next::Idle,
     }
@@ -159,13 +161,9 @@ fn see(plan: &Progress, spec: &HostPlanSpec) -> Option<Next> {
 }
 
 fn attend(plan: &Progress, id: &str, run: &StepRun) -> Next {
-    match command(plan, id) {
-        Ok(command) => Next::Attend {
-            job: Job {
-                unit: run.unit.clone(),
-                step: id.to_owned(),
-                command,
-            },
+    match started_job(plan, id, &run.unit) {
+        Ok(job) => Next::Attend {
+            job,
             attempt: run.attempt,
             since: Since {
                 at: run.started_at,
@@ -180,13 +178,30 @@ fn attend(plan: &Progress, id: &str, run: &StepRun) -> Next {
     }
 }
 
-fn try_step(
-    plan: &Progress,
-    id: &str,
-    command: Result<Command, InvalidStep>,
-    now: Timestamp,
-) -> Next {
-    let run = plan.runs.get(id);
+/// What was started under this id, undo steps included.
+fn started_job(plan: &Progress, id: &str, unit: &str) -> Result<Job, InvalidStep> {
+    if let Some(step) = plan.steps.iter().find(|step| step.id == id) {
+        return job(plan, step, unit);
+    }
+    let undos = undo_steps(plan);
+    let step = undos.iter().find(|step| step.id == id);
+    let missing = || InvalidStep::Arguments {
+        step: id.to_owned(),
+        what: "what it takes back",
+    };
+    job(plan, step.ok_or_else(missing)?, unit)
+}
+
+fn job(plan: &Progress, step: &PlannedStep, unit: &str) -> Result<Job, InvalidStep> {
+    let mut job = Job::new(&plan.id, unit, &step.id, Command::of(step)?);
+    if let Some(seconds) = step.timeout_seconds.and_then(|s| u32::try_from(s).ok()) {
+        job.timeout_seconds = seconds.max(1);
+    }
+    Ok(job)
+}
+
+fn try_step(plan: &Progress, step: &PlannedStep, now: Timestamp) -> Next {
+    let run = plan.runs.get(&step.id);
     let attempt = run.map_or(1, |run| run.attempt + 1);
     if let Some(until) = run.and_then(retry_at)
         && now < until
@@ -194,21 +209,14 @@ fn try_step(
         && until.duration_since(now) <= backoff(attempt - 1)
     {
         return Next::Backoff {
-            step: id.to_owned(),
+            step: step.id.clone(),
             until,
         };
     }
-    match command {
-        Ok(command) => Next::Start {
-            job: Job {
-                unit: unit_name(&plan.id, id, attempt),
-                step: id.to_owned(),
-                command,
-            },
-            attempt,
-        },
+    match job(plan, step, &unit_name(&plan.id, &step.id, attempt)) {
+        Ok(job) => Next::Start { job, attempt },
         Err(why) => Next::Refuse {
-            step: id.to_owned(),
+            step: step.id.clone(),
             attempt,
             why,
         },
@@ -217,54 +225,12 @@ fn try_step(
 
 /// Takes back what can be taken back, then ends the plan.
 fn undo(plan: &Progress, now: Timestamp, end: PlanState) -> Next {
-    for (id, command) in undo_steps(plan) {
-        if !plan.is_done(&id) && !is_given_up(plan, &id) {
-            return try_step(plan, &id, Ok(command), now);
+    for step in undo_steps(plan) {
+        if !plan.is_done(&step.id) && !is_given_up(plan, &step.id) {
+            return try_step(plan, &step, now);
         }
     }
     Next::End { state: end }
-}
-
-/// What an undo would do now: kubeadm's package goes back to the version of before. Nothing past
-/// the point of no return: an older kubeadm could not repair what the newer one has begun.
-fn undo_steps(plan: &Progress) -> Vec<(String, Command)> {
-    if plan.past_no_return() {
-        return Vec::new();
-    }
-    plan.steps
-        .iter()
-        .filter(|step| {
-            step.action.type_ == StepType::KubeadmInstall
-                && plan
-                    .runs
-                    .get(&step.id)
-                    .is_some_and(|run| !run.unit.is_empty())
-        })
-        .filter_map(|step| {
-            let version = version_before(plan)?;
-            let already = version.as_str() == step.action.version;
-            (!already).then(|| {
-                (
-                    format!("{UNDO}{}", step.id),
-                    Command::InstallKubeadm { version },
-                )
-            })
-        })
-        .collect()
-}
-
-fn version_before(plan: &Progress) -> Option<KubernetesVersion> {
-    KubernetesVersion::of_package(plan.packages_before.get("kubeadm")?).ok()
-}
-
-/// The command of a step that was started, undo steps included.
-fn command(plan: &Progress, id: &str) -> Result<Command, InvalidStep> {
-    if let Some(step) = plan.steps.iter().find(|step| step.id == id) {
-        return Command::of(step);
-    }
-    version_before(plan)
-        .map(|version| Command::InstallKubeadm { version })
-        .ok_or_else(|| InvalidStep::Version { got: String::new() })
 }
 
 /// Whether no further try of a step is made.
@@ -273,10 +239,22 @@ pub fn is_given_up(plan: &Progress, step: &str) -> bool {
         !run.is_open()
             && match run.outcome {
                 Some(Outcome::FailedForGood) => true,
-                Some(Outcome::Failed) => run.attempt >= MAX_ATTEMPTS,
+                Some(Outcome::Failed) => run.attempt >= max_attempts(plan, step),
                 Some(Outcome::Done) | None => false,
             }
     })
+}
+
+/// How often a step is tried: as often as the plan says, else as often as its type deserves.
+fn max_attempts(plan: &Progress, step: &str) -> i32 {
+    let Some(step) = plan.steps.iter().find(|known| known.id == step) else {
+        return MAX_ATTEMPTS;
+    };
+    let usual = match step.action.type_ {
+        StepType::Stage | StepType::ImagePreload | StepType::OsImageStage => DOWNLOAD_ATTEMPTS,
+        _ => MAX_ATTEMPTS,
+    };
+    step.max_attempts.unwrap_or(usual).max(1)
 }
 
 fn retry_at(run: &StepRun) -> Option<Timestamp> {
@@ -304,73 +282,6 @@ pub fn unit_name(plan: &str, step: &str, attempt: i32) -> String {
             .collect()
     };
     format!("refit-{}-{}-{attempt}", clean(plan), clean(step))
-}
-
-/// What to do about a step that has started.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Ask again later.
-    Wait,
-    /// Look at the host, then judge again.
-    Look,
-    /// It never started, or may be started again: start its unit.
-    StartUnit,
-    /// It is over.
-    Finish {
-        /// How.
-        outcome: Outcome,
-        /// CamelCase reason of a failure.
-        reason: &'static str,
-        /// What went wrong.
-        message: String,
-    },
-}
-
-/// Judges a step that has started, from its unit and, once looked at, the host itself.
-///
-/// A unit that nobody knows any more either never started or ended while the agent was away: only
-/// the host can tell. What is idempotent is simply run again.
-pub fn judge(
-    job: &Job,
-    since: &Since,
-    unit: &UnitState,
-    evidence: Option<&Evidence>,
-    now: Timestamp,
-) -> Verdict {
-    match (unit, evidence) {
-        (UnitState::Running, _) => Verdict::Wait,
-        (UnitState::Unknown, _) if job.command.idempotent() => Verdict::StartUnit,
-        (UnitState::Unknown | UnitState::Exited { code: 0, .. }, None) => Verdict::Look,
-        (UnitState::Unknown, Some(Evidence::Missing { .. })) => Verdict::StartUnit,
-        (UnitState::Unknown | UnitState::Exited { code: 0, .. }, Some(Evidence::Done)) => {
-            Verdict::Finish {
-                outcome: Outcome::Done,
-                reason: "",
-                message: String::new(),
-            }
-        }
-        (UnitState::Exited { code: 0, .. }, Some(Evidence::Missing { what })) => {
-            let deadline = SignedDuration::from_secs(i64::from(REBOOT_DEADLINE_SECONDS));
-            let waited = now.duration_since(since.at);
-            // The command that asks for a reboot is over long before the reboot.
-            if job.command == Command::Reboot && waited < deadline && !waited.is_negative() {
-                return Verdict::Wait;
-            }
-            Verdict::Finish {
-                outcome: Outcome::Failed,
-                reason: "NotVerified",
-                message: format!("the command ended well, but {what}"),
-            }
-        }
-        (UnitState::Exited { code, output_tail }, _) => Verdict::Finish {
-            outcome: Outcome::Failed,
-            reason: "CommandFailed",
-            message: format!(
-                "{} ended with exit code {code}; its output ends: {output_tail}",
-                job.command.name()
-            ),
-        },
-    }
 }
 
 #[cfg(test)]

@@ -17,8 +17,10 @@ fn step(id: &str, gate: Gate, type_: StepType) -> PlannedStep {
             type_,
             version: "v1.35.0".to_owned(),
             role: Some(Role::Worker),
+            ..StepAction::default()
         },
         disruptive: gate == Gate::Disrupt,
+        ..PlannedStep::default()
     }
 }
 
@@ -29,6 +31,7 @@ fn spec(gate: Gate) -> HostPlanSpec {
         gate,
         abort: false,
         returned_claim: 0,
+        point_of_no_return: String::new(),
         steps: vec![
             step("preflight", Gate::Stage, StepType::Preflight),
             step("kubeadm-install", Gate::Stage, StepType::KubeadmInstall),
@@ -46,7 +49,9 @@ fn journal(gate: Gate, done: &[&str]) -> JournalState {
         plan: spec.plan_id.clone(),
         node_update: spec.node_update.clone(),
         steps: spec.steps,
+        point_of_no_return: spec.point_of_no_return,
         packages: BTreeMap::from([("kubeadm".to_owned(), "1.34.2-1.1".to_owned())]),
+        static_pods: BTreeMap::new(),
         at: at(0),
     });
     state.apply(&Record::GateSeen {
@@ -77,6 +82,8 @@ fn finish(state: &mut JournalState, step: &str, attempt: i32, outcome: Outcome, 
         step: step.to_owned(),
         attempt,
         outcome,
+        failure: None,
+        unchanged: false,
         reason: String::new(),
         message: String::new(),
         at: at(second),
@@ -242,8 +249,8 @@ fn a_failure_before_the_point_of_no_return_puts_the_package_back() {
     match &undo {
         Next::Start { job, .. } => {
             assert_eq!(job.step, "undo-kubeadm-install");
-            let version = KubernetesVersion::parse("v1.34.2").unwrap();
-            assert_eq!(job.command, Command::InstallKubeadm { version });
+            let packages = BTreeMap::from([("kubeadm".to_owned(), "1.34.2-1.1".to_owned())]);
+            assert_eq!(job.command, Command::RestorePackages { packages });
         }
         other => panic!("{other:?}"),
     }
@@ -361,81 +368,44 @@ fn unit_names_hold_nothing_that_systemd_or_a_path_would_read() {
     );
 }
 
-fn job(command: Command) -> Job {
-    Job {
-        unit: "u".to_owned(),
-        step: "s".to_owned(),
-        command,
-    }
-}
-
-fn judged(command: Command, unit: &UnitState, evidence: Option<&Evidence>, now: i64) -> Verdict {
-    let since = Since {
-        at: at(0),
-        boot_id: "b1".to_owned(),
-    };
-    judge(&job(command), &since, unit, evidence, at(now))
-}
-
-fn outcome(verdict: &Verdict) -> (Outcome, &str) {
-    match verdict {
-        Verdict::Finish {
-            outcome, reason, ..
-        } => (*outcome, reason),
+#[test]
+fn the_plan_says_how_long_and_how_often_a_step_is_tried() {
+    let mut state = journal(Gate::Stage, &[]);
+    let steps = &mut state.plan.as_mut().unwrap().steps;
+    steps[0].timeout_seconds = Some(7);
+    steps[0].max_attempts = Some(1);
+    match next(&state, None, at(1)) {
+        Next::Start { job, .. } => assert_eq!(job.timeout_seconds, 7),
         other => panic!("{other:?}"),
     }
-}
-
-fn exited(code: i32) -> UnitState {
-    UnitState::Exited {
-        code,
-        output_tail: "tail".to_owned(),
-    }
-}
-
-fn missing() -> Evidence {
-    Evidence::Missing {
-        what: "it is not there".to_owned(),
-    }
+    fail(&mut state, "preflight", 1);
+    assert_eq!(ended(&next(&state, None, at(11))), PlanState::Failed);
 }
 
 #[test]
-fn a_unit_that_nobody_knows_is_run_again_only_if_idempotent_or_seen_not_to_be_done() {
-    let unknown = UnitState::Unknown;
-    let idempotent = judged(Command::Snapshot, &unknown, None, 1);
-    assert_eq!(idempotent, Verdict::StartUnit);
-    for command in [Command::RestartKubelet, Command::Reboot] {
-        assert_eq!(judged(command.clone(), &unknown, None, 1), Verdict::Look);
-        let not_done = judged(command.clone(), &unknown, Some(&missing()), 1);
-        assert_eq!(not_done, Verdict::StartUnit);
-        let done = judged(command, &unknown, Some(&Evidence::Done), 1);
-        assert_eq!(outcome(&done).0, Outcome::Done);
-    }
+fn a_download_is_tried_more_often_than_other_steps() {
+    let mut state = journal(Gate::Stage, &[]);
+    state.plan.as_mut().unwrap().steps[0].action.type_ = StepType::Stage;
+    fail(&mut state, "preflight", MAX_ATTEMPTS);
+    assert!(matches!(next(&state, None, at(11)), Next::Backoff { .. }));
+    fail(&mut state, "preflight", 5);
+    assert_eq!(ended(&next(&state, None, at(11))), PlanState::Failed);
 }
 
 #[test]
-fn a_good_exit_code_is_believed_only_after_a_look() {
-    let good = exited(0);
-    assert_eq!(
-        judged(Command::RestartKubelet, &good, None, 1),
-        Verdict::Look
-    );
-    let verdict = judged(Command::RestartKubelet, &good, Some(&missing()), 1);
-    assert_eq!(outcome(&verdict), (Outcome::Failed, "NotVerified"));
+fn what_no_try_can_end_is_not_tried_again() {
+    let mut state = journal(Gate::Stage, &[]);
+    start(&mut state, "preflight", 1);
+    finish(&mut state, "preflight", 1, Outcome::FailedForGood, 10);
+    assert_eq!(ended(&next(&state, None, at(11))), PlanState::Failed);
 }
 
 #[test]
-fn a_bad_exit_code_fails_the_step_with_the_output() {
-    let verdict = judged(Command::Snapshot, &exited(100), None, 1);
-    assert_eq!(outcome(&verdict), (Outcome::Failed, "CommandFailed"));
-    assert!(matches!(&verdict, Verdict::Finish { message, .. }
-        if message.contains("exit code 100") && message.contains("tail")));
-}
-
-#[test]
-fn a_reboot_is_waited_for_but_not_for_ever() {
-    let waiting = judged(Command::Reboot, &exited(0), Some(&missing()), 60);
-    assert_eq!(waiting, Verdict::Wait);
-    let never = judged(Command::Reboot, &exited(0), Some(&missing()), 3600);
-    assert_eq!(outcome(&never), (Outcome::Failed, "NotVerified"));
+fn a_step_that_this_agent_does_not_know_is_refused() {
+    let mut state = journal(Gate::Stage, &["preflight"]);
+    state.plan.as_mut().unwrap().steps[1].action = StepAction::new(StepType::Undo);
+    assert!(matches!(
+        next(&state, None, at(20)),
+        Next::Refuse { attempt: 1, .. }
+    ));
 }

@@ -2,7 +2,11 @@
 //!
 //! One JSON object per line: `{"seq":7,"sum":"3f0b12cd9a417e55","entry":{...}}`. The sum is the
 //! start of the SHA-256 of sequence number and entry. A record is synced before anybody acts on it.
-//! The journal holds one plan: the record that takes up the next one replaces the file.
+//! The journal holds one plan: the record that takes up the next one replaces the file, and one that
+//! has grown too long is replaced by a checkpoint of what it says.
+//!
+//! A sync that failed is never tried again on the same file: the system may have dropped what it
+//! could not write and call the next sync a success. What was read is written into a new file.
 
 use std::{io, sync::Arc};
 
@@ -15,6 +19,9 @@ use crate::{
 
 /// Name of the journal on its disk.
 pub const PATH: &str = "journal.jsonl";
+/// How long it grows before a checkpoint replaces it: a plan without retries needs a twentieth, and
+/// it is still read in a moment.
+pub const CHECKPOINT_BYTES: usize = 256 << 10;
 
 const SEQ: &str = "{\"seq\":";
 const SUM: &str = ",\"sum\":\"";
@@ -130,8 +137,20 @@ pub struct Journal {
     disk: Arc<dyn Disk>,
     state: JournalState,
     seq: u64,
-    /// An append may have left half a record behind.
-    torn: bool,
+    /// How long the file is.
+    bytes: usize,
+    /// What the last append may have left behind.
+    doubt: Doubt,
+}
+
+/// What is not known of the file after an append that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doubt {
+    None,
+    /// It may end in half a record.
+    Torn,
+    /// What it shows may never have reached the disk.
+    Unsynced,
 }
 
 impl std::fmt::Debug for Journal {
@@ -150,7 +169,8 @@ impl Journal {
             disk,
             state: JournalState::default(),
             seq: 0,
-            torn: false,
+            bytes: 0,
+            doubt: Doubt::None,
         };
         journal.reload().await?;
         Ok(journal)
@@ -161,25 +181,32 @@ impl Journal {
         let bytes = self.disk.read(PATH).await.map_err(failed("read"))?;
         let bytes = bytes.unwrap_or_default();
         let recovered = recover(&bytes)?;
-        if recovered.valid_bytes < bytes.len() {
+        let valid = &bytes[..recovered.valid_bytes];
+        if valid.len() < bytes.len() {
             tracing::warn!(
-                bytes = bytes.len() - recovered.valid_bytes,
+                bytes = bytes.len() - valid.len(),
                 "the journal ends in half a record, which is cut off"
             );
             self.disk
-                .write_atomic(PATH, &bytes[..recovered.valid_bytes], "torn record cut off")
+                .write_atomic(PATH, valid, "torn record cut off")
                 .await
                 .map_err(failed("repaired"))?;
+        } else if self.doubt == Doubt::Unsynced {
+            self.disk
+                .write_atomic(PATH, valid, "written anew")
+                .await
+                .map_err(failed("written anew"))?;
         } else if !bytes.is_empty() {
             // Who wrote the last record may have died before its sync: now it is acted on.
             self.disk
-                .sync(PATH, "records found")
+                .settle(PATH, "records found")
                 .await
                 .map_err(failed("synced"))?;
         }
         self.state = JournalState::replay(&recovered.records);
         self.seq = recovered.seq;
-        self.torn = false;
+        self.bytes = valid.len();
+        self.doubt = Doubt::None;
         Ok(())
     }
 
@@ -190,8 +217,11 @@ impl Journal {
 
     /// Writes a record and returns once it is durable. After an error the state is as before.
     pub async fn append(&mut self, record: Record) -> Result<(), JournalError> {
-        if self.torn {
+        if self.doubt != Doubt::None {
             self.reload().await?;
+        }
+        if self.bytes > CHECKPOINT_BYTES {
+            self.checkpoint().await?;
         }
         let failed = |attempt| move |source| JournalError::Disk { attempt, source };
         let seq = self.seq + 1;
@@ -203,20 +233,46 @@ impl Journal {
                 .write_atomic(PATH, line.as_bytes(), &what)
                 .await
                 .map_err(failed("replaced"))?;
+            self.bytes = line.len();
         } else {
-            self.torn = true;
+            self.doubt = Doubt::Torn;
             self.disk
                 .append(PATH, line.as_bytes())
                 .await
                 .map_err(failed("written"))?;
+            self.doubt = Doubt::Unsynced;
             self.disk
                 .sync(PATH, &what)
                 .await
                 .map_err(failed("synced"))?;
-            self.torn = false;
+            self.doubt = Doubt::None;
+            self.bytes += line.len();
         }
         self.seq = seq;
         self.state.apply(&record);
+        Ok(())
+    }
+
+    /// Replaces the file by one record that says the same.
+    async fn checkpoint(&mut self) -> Result<(), JournalError> {
+        let Some(progress) = self.state.plan.clone() else {
+            return Ok(());
+        };
+        let record = Record::Checkpoint {
+            plan: progress.id.clone(),
+            progress: Box::new(progress),
+        };
+        let seq = self.seq + 1;
+        let line = encode(seq, &record);
+        self.disk
+            .write_atomic(PATH, line.as_bytes(), &record.what())
+            .await
+            .map_err(|source| JournalError::Disk {
+                attempt: "shortened",
+                source,
+            })?;
+        self.seq = seq;
+        self.bytes = line.len();
         Ok(())
     }
 }

@@ -33,10 +33,13 @@ fn accepted(plan: &str) -> Record {
                 type_: StepType::Preflight,
                 version: String::new(),
                 role: None,
+                ..StepAction::default()
             },
-            disruptive: false,
+            ..PlannedStep::default()
         }],
+        point_of_no_return: String::new(),
         packages: BTreeMap::from([("kubeadm".to_owned(), "1.34.2-1.1".to_owned())]),
+        static_pods: BTreeMap::new(),
         at: at(0),
     }
 }
@@ -58,6 +61,8 @@ fn finished(plan: &str, step: &str, attempt: i32, outcome: Outcome) -> Record {
         step: step.to_owned(),
         attempt,
         outcome,
+        failure: None,
+        unchanged: false,
         reason: "R".to_owned(),
         message: "line one\nline \"two\"".to_owned(),
         at: at(i64::from(attempt) + 1),
@@ -330,4 +335,130 @@ async fn a_full_disk_changes_nothing_and_the_next_append_works() {
     journal.append(records[2].clone()).await.unwrap();
     let again = Journal::open(disk(&state)).await.unwrap();
     assert_eq!(again.state(), &JournalState::replay(&records[..3]));
+}
+
+/// A disk whose next sync fails, as one does that could not write its cache: what was appended shows,
+/// but is not on the disk, and a second sync of the same file calls that a success.
+struct BrokenSync {
+    inner: SimDisk,
+    fails: AtomicU32,
+    lied: Mutex<bool>,
+}
+
+impl BrokenSync {
+    fn new(state: &Arc<Mutex<DiskState>>, syncs_left: u32) -> Self {
+        Self {
+            inner: SimDisk::new(state.clone(), Arc::new(Open)),
+            fails: AtomicU32::new(syncs_left),
+            lied: Mutex::default(),
+        }
+    }
+}
+
+impl Disk for BrokenSync {
+    fn read<'a>(&'a self, path: &'a str) -> BoxFuture<'a, io::Result<Option<Vec<u8>>>> {
+        self.inner.read(path)
+    }
+    fn append<'a>(&'a self, path: &'a str, bytes: &'a [u8]) -> BoxFuture<'a, io::Result<()>> {
+        self.inner.append(path, bytes)
+    }
+    fn sync<'a>(&'a self, path: &'a str, what: &'a str) -> BoxFuture<'a, io::Result<()>> {
+        Box::pin(async move {
+            match self.fails.load(Ordering::Relaxed) {
+                0 => {
+                    *self.lied.lock().unwrap() = true;
+                    Ok(())
+                }
+                1 => {
+                    self.fails.store(0, Ordering::Relaxed);
+                    Err(io::Error::other("Input/output error"))
+                }
+                left => {
+                    self.fails.store(left - 1, Ordering::Relaxed);
+                    self.inner.sync(path, what).await
+                }
+            }
+        })
+    }
+    fn write_atomic<'a>(
+        &'a self,
+        path: &'a str,
+        bytes: &'a [u8],
+        what: &'a str,
+    ) -> BoxFuture<'a, io::Result<()>> {
+        self.fails.store(u32::MAX, Ordering::Relaxed);
+        self.inner.write_atomic(path, bytes, what)
+    }
+}
+
+#[tokio::test]
+async fn after_a_failed_sync_the_file_is_written_anew_and_no_second_sync_is_believed() {
+    let state: Arc<Mutex<DiskState>> = Arc::default();
+    let records = history();
+    let mut first = Journal::open(disk(&state)).await.unwrap();
+    first.append(records[0].clone()).await.unwrap();
+    // The sync of the first append works, that of the second fails.
+    let broken = Arc::new(BrokenSync::new(&state, 3));
+    let mut journal = Journal::open(broken.clone()).await.unwrap();
+    journal.append(records[1].clone()).await.unwrap();
+    let before = journal.state().clone();
+    let error = journal.append(records[2].clone()).await.unwrap_err();
+    assert!(error.to_string().contains("could not be synced"), "{error}");
+    assert_eq!(journal.state(), &before, "nothing is assumed");
+    journal.append(records[3].clone()).await.unwrap();
+    assert!(
+        !*broken.lied.lock().unwrap(),
+        "a sync that cannot be believed was asked"
+    );
+    let after_power_loss = Journal::open(disk(&state)).await.unwrap();
+    assert_eq!(
+        after_power_loss.state(),
+        &JournalState::replay(&records[..4])
+    );
+}
+
+fn long(step: &str, attempt: i32) -> Record {
+    let mut record = finished("p", step, attempt, Outcome::Failed);
+    if let Record::StepFinished { message, .. } = &mut record {
+        *message = "x".repeat(4096);
+    }
+    record
+}
+
+#[tokio::test]
+async fn a_journal_that_has_grown_long_becomes_a_checkpoint_that_says_the_same() {
+    let state: Arc<Mutex<DiskState>> = Arc::default();
+    let mut journal = Journal::open(disk(&state)).await.unwrap();
+    let mut records = vec![accepted("p")];
+    for attempt in 1..=200 {
+        records.push(started("p", "preflight", attempt));
+        records.push(long("preflight", attempt));
+    }
+    for record in &records {
+        journal.append(record.clone()).await.unwrap();
+        let bytes = state.lock().unwrap().files[PATH].len();
+        assert!(bytes < CHECKPOINT_BYTES + 8192, "{bytes}");
+    }
+    assert_eq!(journal.state(), &JournalState::replay(&records));
+    let again = Journal::open(disk(&state)).await.unwrap();
+    assert_eq!(again.state(), journal.state());
+    let text = state.lock().unwrap().files[PATH].clone();
+    assert!(text.lines().next().unwrap().contains("Checkpoint"));
+}
+
+#[test]
+fn a_journal_of_an_older_agent_is_still_read() {
+    let old = r#"{"type":"StepFinished","plan":"p","step":"s","attempt":1,"outcome":"Done","at":"2026-01-01T00:00:00Z"}"#;
+    let record: Record = serde_json::from_str(old).unwrap();
+    assert!(matches!(
+        record,
+        Record::StepFinished {
+            failure: None,
+            unchanged: false,
+            ..
+        }
+    ));
+    let old = r#"{"type":"PlanAccepted","plan":"p","nodeUpdate":"m-1","steps":[{"id":"s","gate":"Stage","action":{"type":"Preflight"},"disruptive":false}],"packages":{},"at":"2026-01-01T00:00:00Z"}"#;
+    let state = JournalState::replay([&serde_json::from_str(old).unwrap()]);
+    assert_eq!(state.plan.unwrap().point_of_no_return, "");
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    os::unix::fs::{PermissionsExt as _, chroot},
+    os::unix::fs::chroot,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -12,15 +12,22 @@ use std::{
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
 use kube::config::Kubeconfig;
-use refit_agent::{AgentOptions, RealDisk, RealHost, run};
+use refit_agent::{AgentOptions, Extras, PlanTrust, RealDisk, RealHost, run_with};
+use refit_api::keys;
 use refit_kube::{
-    Clock,
+    Clock, ObjectKey,
     client::ClientStack,
+    plan_signing::PlanKeys,
     process::{LogFormat, cluster, init_logs, until_stopped},
     tls,
 };
 use sha2::{Digest as _, Sha256};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+
+use crate::tasks::Task;
+
+mod tasks;
 
 /// How often the credentials are looked at: a kubelet renews its certificate by itself.
 const CREDENTIALS_RECHECK: Duration = Duration::from_mins(1);
@@ -54,6 +61,10 @@ struct Args {
         default_value = "/etc/kubernetes/kubelet.conf"
     )]
     kubeconfig: PathBuf,
+    /// The HostPlan, where the controller keeps them beside its Machines (--plan-location=Management)
+    /// [default: refit-system/<node>]
+    #[arg(long, value_name = "NAMESPACE/MACHINE", env = "REFIT_AGENT_HOST_PLAN", value_parser = plan_key)]
+    host_plan: Option<ObjectKey>,
     /// Folder on the host for the journal, outputs and snapshots; it must outlive reboots
     #[arg(
         long,
@@ -67,15 +78,22 @@ struct Args {
         long,
         alias = "root",
         value_name = "FOLDER",
-        env = "REFIT_AGENT_HOST_ROOT"
+        env = "REFIT_AGENT_HOST_ROOT",
+        global = true
     )]
     host_root: Option<PathBuf>,
+    /// Take up only plans that are signed by one of the ed25519 public keys of this PEM file on the
+    /// host [default: all plans]
+    #[arg(long, value_name = "FILE", env = "REFIT_AGENT_PLAN_KEYS")]
+    plan_keys: Option<PathBuf>,
     /// Which log lines are written, such as info or refit_agent=debug,info
     #[arg(long, value_name = "FILTER", env = "REFIT_LOG", default_value = "info")]
     log: String,
     /// How log lines look
     #[arg(long, value_enum, env = "REFIT_LOG_FORMAT", default_value_t = Format::Text)]
     log_format: Format,
+    #[command(subcommand)]
+    task: Option<Task>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -106,15 +124,34 @@ fn start(args: &Args) -> anyhow::Result<ExitCode> {
     };
     init_logs(&args.log, format)?;
     tls::install_provider();
-    if let Some(root) = args.host_root.as_deref() {
-        enter(root)?;
-    }
+    let enter = || args.host_root.as_deref().map_or(Ok(()), enter);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("no runtime can be made")?;
     let stop = CancellationToken::new();
-    let outcome = runtime.block_on(until_stopped(serve(args, &stop), &stop));
+    let outcome = runtime.block_on(async {
+        let work = async {
+            if let Some(task) = &args.task {
+                return tasks::run(task, &args.state_dir, enter, &stop).await;
+            }
+            enter()?;
+            serve(args, &stop).await.map(|()| ExitCode::SUCCESS)
+        };
+        let mut code = ExitCode::SUCCESS;
+        let kept = async {
+            code = work.await?;
+            Ok(())
+        };
+        let ended = until_stopped(kept, &stop).await;
+        ended.map(|ended| {
+            if ended == ExitCode::SUCCESS {
+                code
+            } else {
+                ended
+            }
+        })
+    });
     runtime.shutdown_background();
     outcome
 }
@@ -145,9 +182,6 @@ async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
         let folder = args.state_dir.display();
         format!("the state folder {folder} cannot be used; choose another by --state-dir")
     })?;
-    // Snapshots of etcd and manifests are secrets.
-    fs::set_permissions(&args.state_dir, fs::Permissions::from_mode(0o700))
-        .with_context(|| format!("{} cannot be closed to others", args.state_dir.display()))?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         node = node_name,
@@ -155,25 +189,48 @@ async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
         "refit-agent starts"
     );
     let stack = ClientStack::production(concat!("refit-agent/", env!("CARGO_PKG_VERSION")));
+    let (reported, between_steps) = (watch::Sender::new(false), watch::Sender::new(false));
+    let own = tasks::own_version();
     loop {
-        let before = fingerprint(&args.kubeconfig);
+        let before = fingerprint(args);
         let agent = async {
             let config = cluster(Some(&args.kubeconfig), None).await?;
-            run(AgentOptions {
+            let plan = args.host_plan.clone();
+            let plan =
+                plan.unwrap_or_else(|| ObjectKey::new(keys::HOST_PLAN_NAMESPACE, &node_name));
+            let options = AgentOptions {
                 stack: stack.clone(),
                 config,
                 clock: Clock::real(),
                 node_name: node_name.clone(),
-                host: Arc::new(RealHost::new(&args.state_dir)),
+                host: Arc::new(
+                    RealHost::new(&args.state_dir).with_identity(&args.kubeconfig, &plan.namespace),
+                ),
                 disk: Arc::new(disk.clone()),
-            })
-            .await
+            };
+            let extras = Extras {
+                trust: trust(args, &disk)?,
+                reported: Some(reported.clone()),
+                between_steps: Some(between_steps.clone()),
+            };
+            run_with(options, plan, extras).await
+        };
+        let give_way = async {
+            match &own {
+                Some(own) => tasks::give_way(own, &reported, &between_steps).await,
+                None => std::future::pending().await,
+            }
         };
         tokio::select! {
             biased;
             () = stop.cancelled() => return Ok(()),
-            () = changed(&args.kubeconfig, &before) => {
-                tracing::info!("the credentials have changed: beginning again with the new ones");
+            // Before the agent: no step begins between this look and its end.
+            wanted = give_way => {
+                tracing::info!(wanted, "another version takes over: this one ends");
+                return Ok(());
+            }
+            () = changed(args, &before) => {
+                tracing::info!("credentials or keys have changed: beginning again with the new ones");
                 continue;
             }
             outcome = agent => if let Err(error) = outcome {
@@ -188,6 +245,16 @@ async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
     }
 }
 
+/// Reads `NAMESPACE/NAME`.
+fn plan_key(text: &str) -> Result<ObjectKey, String> {
+    match text.split_once('/') {
+        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => {
+            Ok(ObjectKey::new(namespace, name))
+        }
+        _ => Err("it is NAMESPACE/MACHINE, such as fleet/edge-1-x7k2p".to_owned()),
+    }
+}
+
 /// Whether systemd takes a path as it is: no blank, no quote, no `%` or `$`.
 fn is_plain(path: &Path) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte);
@@ -195,21 +262,39 @@ fn is_plain(path: &Path) -> bool {
     path.is_absolute() && bytes.iter().copied().all(plain)
 }
 
-/// Waits until the kubeconfig, or a file that it names, is another.
-async fn changed(kubeconfig: &Path, before: &[u8]) {
-    while fingerprint(kubeconfig) == before {
+/// Which plans are believed, where the host asks for signed ones.
+fn trust(args: &Args, disk: &RealDisk) -> anyhow::Result<Option<PlanTrust>> {
+    let Some(file) = args.plan_keys.as_deref() else {
+        return Ok(None);
+    };
+    let shown = file.display();
+    let text = fs::read_to_string(file)
+        .with_context(|| format!("the keys that sign plans, {shown}, cannot be read"))?;
+    let keys = PlanKeys::from_pem(&text).with_context(|| format!("{shown} cannot be used"))?;
+    let ids: Vec<&str> = keys.ids().collect();
+    tracing::info!(keys = ids.join(" "), "only signed plans are taken up");
+    Ok(Some(PlanTrust::new(keys, Arc::new(disk.clone()))))
+}
+
+/// Waits until kubeconfig or keys, or a file that they name, are others.
+async fn changed(args: &Args, before: &[u8]) {
+    while fingerprint(args) == before {
         tokio::time::sleep(CREDENTIALS_RECHECK).await;
     }
 }
 
 /// What tells one set of credentials from another: nothing of them can be read from it.
-fn fingerprint(kubeconfig: &Path) -> Vec<u8> {
+fn fingerprint(args: &Args) -> Vec<u8> {
+    let kubeconfig = args.kubeconfig.as_path();
     let mut hash = Sha256::new();
     let mut add = |path: &Path| {
         hash.update(fs::read(path).unwrap_or_default());
         hash.update([0]);
     };
     add(kubeconfig);
+    if let Some(keys) = &args.plan_keys {
+        add(keys);
+    }
     // A kubeconfig that cannot be read is told by whoever uses it.
     let known = Kubeconfig::read_from(kubeconfig).unwrap_or_default();
     for user in known.auth_infos.iter().filter_map(|u| u.auth_info.as_ref()) {
@@ -251,18 +336,34 @@ mod tests {
 
     #[test]
     fn daemon_set_and_unit_start_it_with_flags_that_it_knows() {
-        let pod = include_str!("../../../deploy/agent/daemon_set.yaml").lines();
-        let pod = pod.filter_map(|line| line.trim().strip_prefix("- --"));
-        let unit = include_str!("../../../deploy/agent/refit-agent.service").lines();
-        let unit =
-            unit.filter_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/refit-agent --"));
-        for flags in [pod.collect::<Vec<_>>(), unit.collect()] {
-            assert!(!flags.is_empty());
-            let flags = flags.iter().map(|flag| format!("--{flag}"));
-            let program = std::iter::once("refit-agent".to_owned());
-            let args = Args::try_parse_from(program.chain(flags)).unwrap();
-            assert_eq!(args.kubeconfig, Path::new("/etc/kubernetes/kubelet.conf"));
+        let pod = include_str!("../../../deploy/agent/daemon_set.yaml");
+        let args = pod.lines().filter_map(|line| {
+            let line = line.trim();
+            line.strip_prefix("args: [")
+                .or_else(|| line.strip_prefix("command: [/refit-agent, "))
+        });
+        let args: Vec<Vec<&str>> = args
+            .map(|list| list.trim_end_matches(']').split(", ").collect())
+            .collect();
+        assert_eq!(args.len(), 2, "the container and its probe");
+        for flags in args {
+            let args = Args::try_parse_from(["refit-agent"].into_iter().chain(flags)).unwrap();
+            assert!(args.task.is_some());
+            assert_eq!(args.host_root.as_deref(), Some(Path::new("/host")));
         }
+        let unit = refit_agent::install::unit::unit();
+        let starts = unit.lines().filter_map(|line| {
+            let call = line.strip_prefix("ExecStart")?.trim_start_matches("Pre");
+            call.trim_start_matches(['=', '-'])
+                .split_once("/refit-agent")
+        });
+        let calls: Vec<Option<Task>> = starts
+            .map(|(_, flags)| {
+                let words = ["refit-agent"].into_iter().chain(flags.split_whitespace());
+                Args::try_parse_from(words).unwrap().task
+            })
+            .collect();
+        assert!(matches!(calls[..], [Some(Task::Guard), None]), "{calls:?}");
     }
 
     #[test]
@@ -284,9 +385,20 @@ mod tests {
         );
         fs::write(&config, text).unwrap();
         fs::write(&cert, "old").unwrap();
-        let before = fingerprint(&config);
-        assert_eq!(before, fingerprint(&config));
+        let keys = folder.path().join("keys.pem");
+        let flags = [
+            "refit-agent".as_ref(),
+            "--kubeconfig".as_ref(),
+            config.as_os_str(),
+        ];
+        let keyed = ["--plan-keys".as_ref(), keys.as_os_str()];
+        let args = Args::parse_from(flags.into_iter().chain(keyed));
+        let before = fingerprint(&args);
+        assert_eq!(before, fingerprint(&args));
         fs::write(&cert, "new").unwrap();
-        assert_ne!(before, fingerprint(&config));
+        let renewed = fingerprint(&args);
+        assert_ne!(before, renewed);
+        fs::write(&keys, "another").unwrap();
+        assert_ne!(renewed, fingerprint(&args));
     }
 }

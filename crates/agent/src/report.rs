@@ -4,15 +4,16 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_api::refit::{
-    Gate, HostFacts, HostPlanSpec, HostPlanStatus, HostStepStatus, PlanState, PlannedStep,
-    StepState,
+    FailureKind, Gate, HostFacts, HostPlanSpec, HostPlanStatus, HostStepStatus, PlanState,
+    PlannedStep, StepState,
 };
 
 use crate::{
-    engine::{UNDO, is_given_up},
+    engine::is_given_up,
     host::CAPABILITIES,
     journal::JournalError,
-    state::{AbortCause, JournalState, Outcome, Progress, StepRun, gate_of},
+    state::{JournalState, Outcome, Progress, StepRun, gate_of},
+    undo::{UNDO, left_behind, not_taken, undo_id},
 };
 
 /// After how long a report is made again though nothing has changed.
@@ -61,12 +62,19 @@ pub fn report(
         state: PlanState::Idle,
         passed: Gate::Closed,
         steps: Vec::new(),
+        past_no_return: false,
+        left_behind: Vec::new(),
     };
     if let Some(plan) = &state.plan {
         status.plan_id.clone_from(&plan.id);
         status.state = plan_state(plan);
         status.passed = plan.passed();
         status.steps = steps(plan);
+        status.past_no_return = plan.past_no_return();
+        status.left_behind = left_behind(plan)
+            .into_iter()
+            .map(|(_, said)| said)
+            .collect();
     }
     if let Some(trouble) = trouble {
         add_trouble(&mut status, spec, trouble);
@@ -93,6 +101,11 @@ fn add_trouble(status: &mut HostPlanStatus, spec: Option<&HostPlanSpec>, trouble
     if let Some(step) = step {
         trouble.reason.clone_into(&mut step.reason);
         step.message.clone_from(&trouble.message);
+        step.failure = Some(if trouble.needs_person {
+            FailureKind::NeedsPerson
+        } else {
+            FailureKind::Retriable
+        });
         if trouble.needs_person {
             step.state = StepState::Failed;
         }
@@ -105,13 +118,16 @@ fn add_trouble(status: &mut HostPlanStatus, spec: Option<&HostPlanSpec>, trouble
 fn is_live(state: PlanState) -> bool {
     matches!(
         state,
-        PlanState::Running | PlanState::AtGate | PlanState::Retrying
+        PlanState::Running | PlanState::AtGate | PlanState::Retrying | PlanState::Undoing
     )
 }
 
 fn plan_state(plan: &Progress) -> PlanState {
     if let Some(ended) = plan.ended {
         return ended;
+    }
+    if plan.runs.keys().any(|id| id.starts_with(UNDO)) {
+        return PlanState::Undoing;
     }
     if let Some((_, run)) = plan.open() {
         return if run.attempt > 1 {
@@ -151,28 +167,6 @@ fn steps(plan: &Progress) -> Vec<HostStepStatus> {
     steps
 }
 
-/// Why the rest of a plan was not done, and what it left.
-fn not_taken(plan: &Progress) -> String {
-    let why = match (plan.ended, plan.abort) {
-        (Some(PlanState::Failed), _) => "an earlier step failed",
-        (_, Some(AbortCause::Superseded)) => "another plan took the place of this one",
-        _ => "the plan was aborted",
-    };
-    let is_undone = |id: &str| plan.is_done(&format!("{UNDO}{id}"));
-    let left: Vec<&str> = plan
-        .steps
-        .iter()
-        .filter(|step| step.gate > Gate::Stage || step.disruptive)
-        .map(|step| step.id.as_str())
-        .filter(|id| plan.is_done(id) && !is_undone(id))
-        .collect();
-    if left.is_empty() {
-        format!("{why}; nothing of it is left on the host")
-    } else {
-        format!("{why}; what stays done on the host: {}", left.join(", "))
-    }
-}
-
 fn pending(step: &PlannedStep) -> HostStepStatus {
     HostStepStatus {
         id: step.id.clone(),
@@ -183,11 +177,15 @@ fn pending(step: &PlannedStep) -> HostStepStatus {
 fn tried(plan: &Progress, id: &str, run: &StepRun) -> HostStepStatus {
     let state = match run.outcome {
         _ if run.is_open() => StepState::Running,
+        Some(Outcome::Done) if plan.is_done(&undo_id(id)) => StepState::Undone,
         Some(Outcome::Done) => StepState::Done,
         _ if plan.ended.is_some() || is_given_up(plan, id) => StepState::Failed,
         _ => StepState::Running,
     };
-    let over = matches!(state, StepState::Done | StepState::Failed);
+    let over = matches!(
+        state,
+        StepState::Done | StepState::Failed | StepState::Undone
+    );
     HostStepStatus {
         id: id.to_owned(),
         state,
@@ -195,6 +193,7 @@ fn tried(plan: &Progress, id: &str, run: &StepRun) -> HostStepStatus {
         started_at: Some(time(run.first_started_at)),
         finished_at: run.finished_at.filter(|_| over).map(time),
         reason: run.reason.clone(),
+        failure: run.failure,
         message: run.message.clone(),
     }
 }

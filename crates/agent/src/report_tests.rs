@@ -16,9 +16,9 @@ fn planned(id: &str, gate: Gate, type_: StepType) -> PlannedStep {
         action: StepAction {
             type_,
             version: "v1.35.0".to_owned(),
-            role: None,
+            ..StepAction::default()
         },
-        disruptive: false,
+        ..PlannedStep::default()
     }
 }
 
@@ -31,7 +31,9 @@ fn journal() -> JournalState {
             planned("kubeadm-install", Gate::Upgrade, StepType::KubeadmInstall),
             planned("kubelet-restart", Gate::Disrupt, StepType::KubeletRestart),
         ],
-        packages: BTreeMap::new(),
+        point_of_no_return: String::new(),
+        packages: BTreeMap::from([("kubeadm".to_owned(), "1.34.2-1.1".to_owned())]),
+        static_pods: BTreeMap::new(),
         at: at(0),
     }])
 }
@@ -53,6 +55,8 @@ fn finish(state: &mut JournalState, step: &str, attempt: i32, outcome: Outcome) 
         step: step.to_owned(),
         attempt,
         outcome,
+        failure: None,
+        unchanged: false,
         reason: if outcome == Outcome::Done {
             ""
         } else {
@@ -92,7 +96,7 @@ fn version_and_capabilities_are_told_before_any_plan() {
     let status = told(&JournalState::default());
     assert_eq!(status.state, PlanState::Idle);
     assert!(!status.agent_version.is_empty());
-    assert_eq!(status.capabilities.len(), 9);
+    assert_eq!(status.capabilities, CAPABILITIES);
 }
 
 #[test]
@@ -157,6 +161,12 @@ fn what_was_not_reached_says_so_and_names_what_stays() {
         (StepState::Skipped, "NotReached")
     );
     assert!(last.message.contains("kubeadm-install"), "{}", last.message);
+    assert_eq!(status.left_behind.len(), 1);
+    let left = &status.left_behind[0];
+    assert!(
+        left.contains("undo-kubeadm-install was not taken"),
+        "{left}"
+    );
 }
 
 #[test]
@@ -170,6 +180,16 @@ fn an_undo_is_a_step_of_the_report_and_leaves_nothing() {
     end(&mut state, PlanState::Stopped);
     let status = told(&state);
     assert_eq!(status.steps[3].id, "undo-kubeadm-install");
+    assert_eq!(
+        states(&status),
+        [
+            StepState::Done,
+            StepState::Undone,
+            StepState::Skipped,
+            StepState::Done
+        ]
+    );
+    assert_eq!(status.left_behind, Vec::<String>::new());
     let message = &status.steps[2].message;
     assert!(message.contains("nothing of it is left"), "{message}");
 }

@@ -3,15 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use kube::{Api, Resource as _, ResourceExt as _};
-use refit_api::{
-    keys,
-    refit::{HostPlan, HostPlanSpec, HostPlanStatus},
-};
+use refit_api::refit::{HostPlan, HostPlanSpec, HostPlanStatus};
 use refit_kube::{Clock, ObjectKey, Store, apply};
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::report;
+use crate::{report, trust::Extras};
 
 /// Field manager of the status that an agent reports.
 pub const MANAGER: &str = "refit-agent";
@@ -27,14 +24,14 @@ pub(crate) struct OwnPlan {
 }
 
 impl OwnPlan {
-    /// The plan of a node, from a store that a watch fills and a channel that tells of changes.
+    /// The plan with this key, from a store that a watch fills and a channel that tells of changes.
     pub(crate) fn new(
-        node_name: &str,
+        key: ObjectKey,
         store: Store<HostPlan>,
         changes: watch::Receiver<()>,
     ) -> Self {
         Self {
-            key: ObjectKey::new(keys::HOST_PLAN_NAMESPACE, node_name),
+            key,
             store,
             changes,
         }
@@ -45,7 +42,7 @@ impl OwnPlan {
         self.changes.mark_unchanged();
     }
 
-    fn get(&self) -> Option<Arc<HostPlan>> {
+    pub(crate) fn get(&self) -> Option<Arc<HostPlan>> {
         self.store.get(&self.key)
     }
 
@@ -67,16 +64,18 @@ pub(crate) struct Reporter {
     plan: OwnPlan,
     api: Api<HostPlan>,
     clock: Clock,
+    extras: Extras,
     /// uid of the HostPlan and the status that we wrote last: newer than what the watch shows.
     written: Option<(String, HostPlanStatus)>,
 }
 
 impl Reporter {
-    pub(crate) fn new(plan: OwnPlan, api: Api<HostPlan>, clock: Clock) -> Self {
+    pub(crate) fn new(plan: OwnPlan, api: Api<HostPlan>, clock: Clock, extras: Extras) -> Self {
         Self {
             plan,
             api,
             clock,
+            extras,
             written: None,
         }
     }
@@ -91,7 +90,12 @@ impl Reporter {
             self.plan.mark_seen();
             let wanted = reports.borrow_and_update().clone();
             let wait = match self.report(wanted.as_ref()).await {
-                Ok(wait) => wait,
+                Ok(wait) => {
+                    if wanted.is_some() {
+                        self.extras.tell_reported();
+                    }
+                    wait
+                }
                 Err(error) => {
                     tracing::debug!(%error, "the report is not accepted and is made again");
                     tokio::time::sleep(API_RETRY).await;

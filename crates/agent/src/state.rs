@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use refit_api::refit::{Gate, PlanState, PlannedStep, StepType};
+use refit_api::refit::{FailureKind, Gate, PlanState, PlannedStep, StepType};
 use serde::{Deserialize, Serialize};
 
 /// One fact in the journal.
@@ -18,8 +18,14 @@ pub enum Record {
         node_update: String,
         /// Its steps; a later change of the object does not change a plan under way.
         steps: Vec<PlannedStep>,
+        /// Id of the first step that cannot be taken back; empty: judged by the steps' types.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        point_of_no_return: String,
         /// Packages of the host at that time: what an undo goes back to.
         packages: BTreeMap<String, String>,
+        /// Images of its static pods at that time.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        static_pods: BTreeMap<String, String>,
         /// When.
         at: Timestamp,
     },
@@ -49,6 +55,12 @@ pub enum Record {
         attempt: i32,
         /// How.
         outcome: Outcome,
+        /// What may end a failure.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        failure: Option<FailureKind>,
+        /// It failed, and the host was seen to be as it was before.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        unchanged: bool,
         /// CamelCase reason of a failure.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         reason: String,
@@ -81,6 +93,13 @@ pub enum Record {
         /// When.
         at: Timestamp,
     },
+    /// Everything before it in a few lines: the file had grown too long.
+    Checkpoint {
+        /// The plan.
+        plan: String,
+        /// How far it is.
+        progress: Box<Progress>,
+    },
 }
 
 /// How a step ended.
@@ -112,7 +131,8 @@ impl Record {
             | Self::StepFinished { plan, .. }
             | Self::GateSeen { plan, .. }
             | Self::AbortSeen { plan, .. }
-            | Self::PlanEnded { plan, .. } => plan,
+            | Self::PlanEnded { plan, .. }
+            | Self::Checkpoint { plan, .. } => plan,
         }
     }
 
@@ -130,6 +150,7 @@ impl Record {
             Self::GateSeen { gate, .. } => format!("gate {gate:?}"),
             Self::AbortSeen { cause, .. } => format!("abort: {cause:?}"),
             Self::PlanEnded { state, .. } => format!("plan ended: {state:?}"),
+            Self::Checkpoint { .. } => "checkpoint".to_owned(),
         }
     }
 }
@@ -142,7 +163,8 @@ pub struct JournalState {
 }
 
 /// How far a plan is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Progress {
     /// uid of its NodeUpdate.
     pub id: String,
@@ -150,8 +172,12 @@ pub struct Progress {
     pub node_update: String,
     /// The steps, in order.
     pub steps: Vec<PlannedStep>,
+    /// Id of the first step that cannot be taken back; empty: judged by the steps' types.
+    pub point_of_no_return: String,
     /// Packages of the host before the plan.
     pub packages_before: BTreeMap<String, String>,
+    /// Images of its static pods before the plan.
+    pub static_pods_before: BTreeMap<String, String>,
     /// When it was taken up.
     pub accepted_at: Timestamp,
     /// How far it may go.
@@ -167,7 +193,8 @@ pub struct Progress {
 }
 
 /// What was tried of one step.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct StepRun {
     /// The last try, from 1.
     pub attempt: i32,
@@ -183,6 +210,10 @@ pub struct StepRun {
     pub finished_at: Option<Timestamp>,
     /// How the last try that ended did so.
     pub outcome: Option<Outcome>,
+    /// What may end its failure.
+    pub failure: Option<FailureKind>,
+    /// It failed, and the host was seen to be as it was before the plan.
+    pub unchanged: bool,
     /// Reason of the last failure.
     pub reason: String,
     /// Message of the last failure.
@@ -193,6 +224,13 @@ impl StepRun {
     /// Whether the last try has no end yet.
     pub fn is_open(&self) -> bool {
         self.finished_at.is_none()
+    }
+
+    /// Whether a command of it may have changed something: not if it was refused before it could
+    /// start, nor if it failed and the host was seen to be as before.
+    pub fn left_its_mark(&self) -> bool {
+        let back = !self.is_open() && self.outcome != Some(Outcome::Done) && self.unchanged;
+        !self.unit.is_empty() && !back
     }
 
     /// Whether the step ended well.
@@ -217,7 +255,9 @@ impl JournalState {
             plan,
             node_update,
             steps,
+            point_of_no_return,
             packages,
+            static_pods,
             at,
         } = record
         {
@@ -225,7 +265,9 @@ impl JournalState {
                 id: plan.clone(),
                 node_update: node_update.clone(),
                 steps: steps.clone(),
+                point_of_no_return: point_of_no_return.clone(),
                 packages_before: packages.clone(),
+                static_pods_before: static_pods.clone(),
                 accepted_at: *at,
                 gate: Gate::Closed,
                 abort: None,
@@ -233,6 +275,8 @@ impl JournalState {
                 ended: None,
                 ended_at: None,
             });
+        } else if let Record::Checkpoint { progress, .. } = record {
+            self.plan = Some((**progress).clone());
         } else if let Some(progress) = &mut self.plan
             && progress.id == record.plan()
         {
@@ -249,7 +293,7 @@ impl JournalState {
 impl Progress {
     fn apply(&mut self, record: &Record) {
         match record {
-            Record::PlanAccepted { .. } => {}
+            Record::PlanAccepted { .. } | Record::Checkpoint { .. } => {}
             Record::StepStarted {
                 step,
                 attempt,
@@ -258,46 +302,33 @@ impl Progress {
                 at,
                 ..
             } => {
-                let before = self.runs.remove(step);
-                let run = StepRun {
-                    attempt: *attempt,
-                    first_started_at: before.as_ref().map_or(*at, |run| run.first_started_at),
-                    started_at: *at,
-                    boot_id: boot_id.clone(),
-                    unit: unit.clone(),
-                    finished_at: None,
-                    outcome: before.as_ref().and_then(|run| run.outcome),
-                    reason: before
-                        .as_ref()
-                        .map_or_else(String::new, |r| r.reason.clone()),
-                    message: before.map_or_else(String::new, |run| run.message),
-                };
-                self.runs.insert(step.clone(), run);
+                // What the last failure was stays known until the next one.
+                let run = self.run(step, *attempt, *at);
+                run.attempt = *attempt;
+                run.started_at = *at;
+                run.boot_id.clone_from(boot_id);
+                run.unit.clone_from(unit);
+                run.finished_at = None;
+                run.unchanged = false;
             }
             Record::StepFinished {
                 step,
                 attempt,
                 outcome,
+                failure,
+                unchanged,
                 reason,
                 message,
                 at,
                 ..
             } => {
                 // A step that was refused before it could start has an end only.
-                let run = self.runs.entry(step.clone()).or_insert_with(|| StepRun {
-                    attempt: *attempt,
-                    first_started_at: *at,
-                    started_at: *at,
-                    boot_id: String::new(),
-                    unit: String::new(),
-                    finished_at: None,
-                    outcome: None,
-                    reason: String::new(),
-                    message: String::new(),
-                });
+                let run = self.run(step, *attempt, *at);
                 run.attempt = *attempt;
                 run.finished_at = Some(*at);
                 run.outcome = Some(*outcome);
+                run.failure = *failure;
+                run.unchanged = *unchanged;
                 run.reason.clone_from(reason);
                 run.message.clone_from(message);
             }
@@ -308,6 +339,23 @@ impl Progress {
                 self.ended_at = Some(*at);
             }
         }
+    }
+
+    /// What is known of a step, from its first record on.
+    fn run(&mut self, step: &str, attempt: i32, at: Timestamp) -> &mut StepRun {
+        self.runs.entry(step.to_owned()).or_insert_with(|| StepRun {
+            attempt,
+            first_started_at: at,
+            started_at: at,
+            boot_id: String::new(),
+            unit: String::new(),
+            finished_at: None,
+            outcome: None,
+            failure: None,
+            unchanged: false,
+            reason: String::new(),
+            message: String::new(),
+        })
     }
 
     /// Whether a step ended well.
@@ -328,22 +376,35 @@ impl Progress {
         self.steps.iter().find(|step| !self.is_done(&step.id))
     }
 
-    /// Whether something was tried that cannot be taken back: from `kubeadm upgrade` on, static
-    /// pods, etcd's data and the kubelet's configuration are those of the new version.
+    /// The steps from the point of no return on.
+    ///
+    /// A plan that does not name one is of an older controller: from `kubeadm upgrade` on, static
+    /// pods, etcd's data and the kubelet's configuration are those of the new version. One that
+    /// names none of its steps can be taken back as a whole.
+    pub fn irreversible(&self) -> &[PlannedStep] {
+        let first = if self.point_of_no_return.is_empty() {
+            self.steps.iter().position(|step| {
+                matches!(
+                    step.action.type_,
+                    StepType::KubeadmUpgrade
+                        | StepType::KubeletInstall
+                        | StepType::KubeletRestart
+                        | StepType::Reboot
+                )
+            })
+        } else {
+            let named = &self.point_of_no_return;
+            self.steps.iter().position(|step| step.id == *named)
+        };
+        first.map_or(&[], |first| &self.steps[first..])
+    }
+
+    /// Whether something was tried that cannot be taken back.
     pub fn past_no_return(&self) -> bool {
-        self.steps.iter().any(|step| {
-            matches!(
-                step.action.type_,
-                StepType::KubeadmUpgrade
-                    | StepType::KubeletInstall
-                    | StepType::KubeletRestart
-                    | StepType::Reboot
-            ) && self
-                .runs
-                .get(&step.id)
-                // Refused before it could start: nothing was touched.
-                .is_some_and(|run| !run.unit.is_empty())
-        })
+        self.irreversible()
+            .iter()
+            .filter_map(|step| self.runs.get(&step.id))
+            .any(StepRun::left_its_mark)
     }
 
     /// The gate up to which every step is done.

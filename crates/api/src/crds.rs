@@ -24,6 +24,7 @@ pub fn capi_crds() -> Vec<CustomResourceDefinition> {
         capi::KubeadmControlPlane::crd(),
         capi::Machine::crd(),
         capi::MachineDeployment::crd(),
+        capi::MachineDrainRule::crd(),
         capi::MachineHealthCheck::crd(),
         capi::MachineSet::crd(),
     ];

@@ -83,11 +83,40 @@ pub const REMEDIATION_GUARD: &str = "refit.dev/remediation-guard";
 pub const GUARDED_BY_US: &str = "refit.dev/guarded";
 /// On a Node: the NodeUpdate that cordoned it.
 pub const CORDONED_BY: &str = "refit.dev/cordoned-by";
+/// On a Node: the NodeUpdate that took it out of its load balancers by
+/// [`EXCLUDE_FROM_LOAD_BALANCERS`].
+pub const EXCLUDED_BY: &str = "refit.dev/excluded-by";
+/// Label on a Node: cloud providers leave it out of external load balancers, whatever its value.
+pub const EXCLUDE_FROM_LOAD_BALANCERS: &str =
+    "node.kubernetes.io/exclude-from-external-load-balancers";
+/// On a Machine: its node is not drained.
+pub const EXCLUDE_NODE_DRAINING: &str = "machine.cluster.x-k8s.io/exclude-node-draining";
+/// Label on a pod: `skip` leaves it where it is, `wait-completed` waits until it has completed.
+pub const POD_DRAIN: &str = "cluster.x-k8s.io/drain";
+/// What the hosts of a Machine, an owner's Machines or a Cluster need beside a Kubernetes version:
+/// [`crate::refit::HostSettings`] as JSON.
+pub const HOST_SETTINGS: &str = "refit.dev/host-settings";
+/// What a drain does with pods that nobody would make anew: `Wait`, `Evict` or `Leave`.
+pub const DRAIN_UNREPLICATED: &str = "refit.dev/drain-unreplicated";
+/// What a drain does with pods that have an `emptyDir`: `Evict`, `Wait` or `Leave`.
+pub const DRAIN_LOCAL_STORAGE: &str = "refit.dev/drain-local-storage";
+/// How long an evicted pod may take to end, in place of its own grace period.
+pub const DRAIN_GRACE_PERIOD: &str = "refit.dev/drain-grace-period";
+/// How long a drain waits before it tells somebody; `Never`.
+pub const DRAIN_NOTIFY_AFTER: &str = "refit.dev/drain-notify-after";
+/// How long a pod may withstand its eviction before it is deleted, budget or not; `Never`.
+pub const DRAIN_DELETE_AFTER: &str = "refit.dev/drain-delete-after";
+/// How long a pod may stay before it is removed without any grace; `Never`.
+pub const DRAIN_FORCE_AFTER: &str = "refit.dev/drain-force-after";
+/// How long load balancers get to forget a node before its pods are evicted; `0s` leaves them alone.
+pub const DRAIN_LOAD_BALANCER_WAIT: &str = "refit.dev/drain-load-balancer-wait";
 /// Our pre-drain hook on a Machine that is being updated.
 pub const PRE_DRAIN_HOOK: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io/refit";
 /// Label on our objects with the name of the Machine that they are about.
 pub const MACHINE_NAME: &str = "refit.dev/machine";
 /// `"true"` on a Deployment that only describes Cluster API's manager where Refit stands in for it.
 pub const STAND_IN: &str = "refit.dev/stand-in";
+/// On a HostPlan: the controller's signature of it, where plans are signed.
+pub const PLAN_SIGNATURE: &str = "refit.dev/plan-signature";
 /// Namespace of HostPlans in a workload cluster.
 pub const HOST_PLAN_NAMESPACE: &str = "refit-system";

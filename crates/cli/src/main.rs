@@ -6,6 +6,7 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use refit_sandbox::manifests::LoadError;
 
 mod abort;
+mod bundle;
 mod client;
 mod demo;
 mod doctor;
@@ -55,6 +56,8 @@ enum Command {
     Demo(demo::Args),
     /// Print what a cluster needs, or apply it.
     Install(install::Args),
+    /// Pack what hosts without the internet need for a Kubernetes version, and sign it.
+    Bundle(bundle::Args),
     /// Run a simulated fleet that stays up and answers kubectl.
     Sandbox(sandbox::Args),
     /// Write completions for a shell to stdout.
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(args, global),
         Command::Demo(args) => demo::run(args, global),
         Command::Install(args) => install::run(args, global),
+        Command::Bundle(args) => bundle::run(args, global),
         Command::Sandbox(args) => sandbox::run(args, global),
         Command::Completions(args) => reference::completions(args),
         Command::Man(args) => reference::man(args, global),
@@ -100,7 +104,13 @@ fn command(program: &str) -> clap::Command {
     if program == global::PROGRAM {
         return command;
     }
-    let rename = move |command: clap::Command| match command.get_after_help() {
+    let rename = move |command: clap::Command| renamed(command, program);
+    command.bin_name(program).mut_subcommands(rename)
+}
+
+/// A subcommand whose examples call the program by this name, and so for its own subcommands.
+fn renamed(command: clap::Command, program: &str) -> clap::Command {
+    let command = match command.get_after_help() {
         Some(text) => {
             let text = text
                 .to_string()
@@ -109,7 +119,7 @@ fn command(program: &str) -> clap::Command {
         }
         None => command,
     };
-    command.bin_name(program).mut_subcommands(rename)
+    command.mut_subcommands(|sub| renamed(sub, program))
 }
 
 /// Says what went wrong. Problems of manifests stand on lines of their own, as a compiler's do.

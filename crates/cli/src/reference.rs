@@ -60,7 +60,11 @@ pub(crate) fn man(args: &Man, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         .filter(|sub| sub.get_name() != "help")
     {
         let name = format!("{}-{}", global::PROGRAM, sub.get_name());
-        pages.push((name.clone(), sub.clone().display_name(name)));
+        pages.push((name.clone(), sub.clone().display_name(name.clone())));
+        for nested in sub.get_subcommands().filter(|sub| sub.get_name() != "help") {
+            let name = format!("{name}-{}", nested.get_name());
+            pages.push((name.clone(), nested.clone().display_name(name)));
+        }
     }
     let printer = Printer::new(Format::Text, global);
     for (name, page) in pages {

@@ -42,6 +42,8 @@ fn without_apply_every_manifest_of_a_management_cluster_is_printed() {
             "ClusterRoleBinding",
             "Role",
             "RoleBinding",
+            "ValidatingAdmissionPolicy",
+            "ValidatingAdmissionPolicyBinding",
             "Service",
             "Service",
             "NetworkPolicy",
@@ -57,7 +59,12 @@ fn without_apply_every_manifest_of_a_management_cluster_is_printed() {
 fn parts_image_and_replicas_are_chosen() {
     let image = "registry.example/refit:1";
     let text = printed(&["install", "--only", "agent", "--image", image]);
-    assert_eq!(kinds(&text), ["Namespace", "DaemonSet"]);
+    let policy = [
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    ];
+    let wanted = ["Namespace", policy[0], policy[1], "DaemonSet"];
+    assert_eq!(kinds(&text), wanted);
     assert!(text.contains("image: registry.example/refit:1\n"), "{text}");
     let text = printed(&["install", "--only", "controller", "--replicas", "3"]);
     assert!(text.contains("\n  replicas: 3\n"), "{text}");

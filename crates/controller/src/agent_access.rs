@@ -144,7 +144,7 @@ where
 }
 
 /// Whether an object says all that we want to say.
-fn holds(there: &Value, wanted: &Value) -> bool {
+pub(crate) fn holds(there: &Value, wanted: &Value) -> bool {
     match (there, wanted) {
         (Value::Object(there), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
             // A list leaves out what all of its items are.
@@ -182,6 +182,11 @@ fn metadata(node: &Node) -> Value {
             "uid": node.metadata.uid.clone().unwrap_or_default(),
         }],
     })
+}
+
+/// Role and RoleBinding of a Node's agent, as they are applied.
+pub fn rights(node: &Node) -> [Value; 2] {
+    [role(node), binding(node)]
 }
 
 fn role(node: &Node) -> Value {

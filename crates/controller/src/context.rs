@@ -7,8 +7,10 @@ use std::sync::{
 
 use kube::Client;
 use refit_api::{
-    capi::{Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineSet},
-    refit::{NodeUpdate, UpdateGroup},
+    capi::{
+        Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineDrainRule, MachineSet,
+    },
+    refit::{HostPlan, NodeUpdate, UpdateGroup},
 };
 use refit_core::safeguards::Safeguards;
 use refit_kube::{
@@ -126,6 +128,11 @@ pub(crate) struct Stores {
     pub(crate) clusters: Store<Cluster>,
     pub(crate) node_updates: Store<NodeUpdate>,
     pub(crate) update_groups: Store<UpdateGroup>,
+    /// Drains read them. Nobody waits for their first list: a Cluster API may not have the kind.
+    pub(crate) drain_rules: Store<MachineDrainRule>,
+    /// HostPlans of the management cluster, where they are there: the view of every workload
+    /// cluster shares them, and waits for them.
+    pub(crate) host_plans: Store<HostPlan>,
 }
 
 impl Stores {

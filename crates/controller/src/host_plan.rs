@@ -1,11 +1,13 @@
 //! HostPlans and the agents' reports.
 
+use std::{collections::BTreeMap, sync::Arc};
+
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 use refit_api::{capi::Machine, keys, refit::HostPlan};
 use refit_kube::ObjectKey;
 
-use crate::context::Context;
+use crate::{PlanLocation, context::Context};
 
 /// What is known of the agent on a Machine's host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +35,28 @@ pub(crate) enum HostReport {
     },
 }
 
+/// Key of the HostPlan of a Machine whose Node has this name.
+pub(crate) fn plan_key(ctx: &Context, machine: &Machine, node: &str) -> ObjectKey {
+    match ctx.settings.plan_location {
+        PlanLocation::Workload => ObjectKey::new(keys::HOST_PLAN_NAMESPACE, node),
+        PlanLocation::Management => ObjectKey::of(machine),
+    }
+}
+
+/// The Machines of a Cluster that have a Node, by its name.
+pub(crate) fn machines_by_node(
+    ctx: &Context,
+    cluster: &ObjectKey,
+) -> BTreeMap<String, Arc<Machine>> {
+    let machines = ctx.stores.machines.list_in(&cluster.namespace);
+    let of_cluster = machines
+        .into_iter()
+        .filter(|machine| machine.spec.cluster_name == cluster.name);
+    of_cluster
+        .filter_map(|machine| Some((node_name(&machine)?.to_owned(), machine.clone())))
+        .collect()
+}
+
 /// What is known of the agent on a Machine's host, from memory: a hook waits for no cluster.
 pub(crate) fn host_report(ctx: &Context, machine: &Machine) -> HostReport {
     let Some(node) = node_name(machine) else {
@@ -49,9 +73,7 @@ pub(crate) fn host_report(ctx: &Context, machine: &Machine) -> HostReport {
             reason: format!("the HostPlans of cluster {cluster} are not known yet"),
         };
     }
-    let plan = view
-        .host_plans
-        .get(&ObjectKey::new(keys::HOST_PLAN_NAMESPACE, node));
+    let plan = view.host_plans.get(&plan_key(ctx, machine, node));
     let stale_after = SignedDuration::try_from(ctx.settings.report_stale_after)
         .unwrap_or(SignedDuration::from_mins(15));
     judge(node, plan.as_deref(), stale_after, ctx.clock.now())

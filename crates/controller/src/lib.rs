@@ -16,6 +16,7 @@
 //! Every module is thin: it reads caches, asks `refit-core` and writes.
 
 mod agent_access;
+mod agent_policy;
 pub mod certificates;
 mod context;
 mod drain;
@@ -41,9 +42,10 @@ use refit_core::safeguards::Safeguards;
 use refit_kube::{Clock, client::ClientStack, lease::Leadership, net::Listener, serve, tls};
 use tokio_util::sync::CancellationToken;
 
+pub use agent_access::rights as agent_rights;
 pub use hooks::create::{NewNodeUpdate, node_update};
 pub use process::Process;
-pub use settings::Settings;
+pub use settings::{PlanLocation, Settings};
 
 use crate::{context::Context, process::Candidate};
 

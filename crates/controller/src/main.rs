@@ -1,5 +1,7 @@
 //! The `refit-controller` program.
 
+mod drain_flags;
+
 use std::{
     fs,
     net::SocketAddr,
@@ -12,7 +14,7 @@ use std::{
 use anyhow::Context as _;
 use clap::{ArgAction, Parser, ValueEnum};
 use refit_controller::{
-    ControllerOptions, HookServer, Process, Settings,
+    ControllerOptions, HookServer, PlanLocation, Process, Settings,
     certificates::{CertificateSettings, Certificates},
     run,
 };
@@ -22,6 +24,7 @@ use refit_kube::{
     client::ClientStack,
     lease::LeaseSettings,
     net::Listener,
+    plan_signing::PlanSigner,
     process::{LogFormat, cluster, init_logs, until_stopped},
     tls::{self, KeyAndCert, ReloadableCert},
 };
@@ -129,6 +132,8 @@ struct Args {
     /// What happens to a change that no updater covers, where neither its owner nor its Cluster says
     #[arg(long, value_enum, env = "REFIT_DEFAULT_ON_UNCOVERED", default_value_t = Uncovered::Preserve)]
     default_on_uncovered: Uncovered,
+    #[command(flatten)]
+    drain: drain_flags::DrainFlags,
     /// How many NodeUpdates are worked on at once
     #[arg(
         long,
@@ -145,6 +150,13 @@ struct Args {
         default_value_t = 900
     )]
     report_stale_after_seconds: u32,
+    /// Where HostPlans are: in each workload cluster, or beside the Machines
+    #[arg(long, value_enum, env = "REFIT_PLAN_LOCATION", default_value_t = Location::Workload)]
+    plan_location: Location,
+    /// PEM file with the ed25519 key that HostPlans are signed with, from a Secret
+    /// [default: they are not signed]
+    #[arg(long, value_name = "FILE", env = "REFIT_PLAN_SIGNING_KEY")]
+    plan_signing_key: Option<PathBuf>,
     /// How long hooks are still taken after a first signal: until callers have heard of it
     #[arg(
         long,
@@ -181,6 +193,15 @@ enum Uncovered {
     Replace,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "PascalCase")]
+enum Location {
+    /// In the cluster of each host, refit-system/NODE
+    Workload,
+    /// In the management cluster, NAMESPACE/MACHINE; its hosts must reach that
+    Management,
+}
+
 fn main() -> ExitCode {
     match start(&Args::parse()) {
         Ok(code) => code,
@@ -209,6 +230,16 @@ fn start(args: &Args) -> anyhow::Result<ExitCode> {
     let outcome = runtime.block_on(until_stopped(serve(args, stop.clone()), &stop));
     runtime.shutdown_background();
     outcome
+}
+
+/// The key that plans are signed with.
+fn signer(file: &Path) -> anyhow::Result<Arc<PlanSigner>> {
+    let shown = file.display();
+    let text = fs::read_to_string(file)
+        .with_context(|| format!("the signing key {shown} cannot be read"))?;
+    let signer = PlanSigner::from_pem(&text).with_context(|| format!("{shown} cannot be used"))?;
+    tracing::info!(key = signer.key_id(), "HostPlans are signed");
+    Ok(Arc::new(signer))
 }
 
 async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
@@ -248,7 +279,13 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
                 Uncovered::Preserve => OnUncovered::Preserve,
                 Uncovered::Replace => OnUncovered::Replace,
             },
+            drain: args.drain.policy(),
             report_stale_after: seconds(args.report_stale_after_seconds),
+            plan_location: match args.plan_location {
+                Location::Workload => PlanLocation::Workload,
+                Location::Management => PlanLocation::Management,
+            },
+            plan_signer: args.plan_signing_key.as_deref().map(signer).transpose()?,
             node_update_workers: args.workers.max(1),
             ..Settings::default()
         },
@@ -385,6 +422,21 @@ mod tests {
         );
         let alone = Args::parse_from(["refit-controller", "--leader-elect=false"]);
         assert!(!alone.leader_elect);
+    }
+
+    #[test]
+    fn the_components_add_flags_that_it_knows() {
+        let components = [
+            include_str!("../../../deploy/management-plans/kustomization.yaml"),
+            include_str!("../../../deploy/signed-plans/kustomization.yaml"),
+        ];
+        let flags = components.iter().flat_map(|text| text.lines());
+        let flags = flags.filter_map(|line| line.trim().strip_prefix("value: "));
+        let program = std::iter::once("refit-controller");
+        let flags = flags.filter(|flag| flag.starts_with("--"));
+        let args = Args::try_parse_from(program.chain(flags)).unwrap();
+        assert_eq!(args.plan_location, Location::Management);
+        assert!(args.plan_signing_key.is_some());
     }
 
     #[test]

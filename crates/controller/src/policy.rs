@@ -3,10 +3,19 @@
 use std::collections::BTreeMap;
 
 use kube::ResourceExt as _;
-use refit_core::change::{NotReady, Policy, policy};
+use refit_api::{capi::Machine, keys, refit::HostSettings};
+use refit_core::{
+    change::{NotReady, Policy, policy},
+    node::{DrainChoice, drain_policy},
+    report::Refusal,
+};
 use refit_kube::ObjectKey;
 
-use crate::{context::Context, groups::Group};
+use crate::{
+    context::Context,
+    groups::{Group, group_of},
+    host_plan::cluster_key,
+};
 
 /// The policy as the live owner and Cluster say it, else the controller's.
 pub(crate) fn live_policy(ctx: &Context, group: &Group) -> Result<Policy, NotReady> {
@@ -17,11 +26,67 @@ pub(crate) fn live_policy(ctx: &Context, group: &Group) -> Result<Policy, NotRea
         .clusters
         .get(&key)
         .ok_or_else(|| unknown("Cluster", &key))?;
-    Ok(policy(
-        &owner,
-        cluster.annotations(),
-        ctx.settings.on_uncovered,
-    ))
+    let mut policy = policy(&owner, cluster.annotations(), ctx.settings.on_uncovered);
+    let drain = drain_policy(&[&owner, cluster.annotations()], &ctx.settings.drain);
+    policy.not_understood = policy
+        .not_understood
+        .or_else(|| drain.not_understood.into_iter().next());
+    Ok(policy)
+}
+
+/// How the node of a Machine is drained, as the live Machine, its owner and its Cluster say it, else
+/// the controller.
+pub(crate) fn live_drain_policy(ctx: &Context, machine: &Machine) -> DrainChoice {
+    let group = group_of(&ctx.stores, machine);
+    let owner = group.and_then(|group| owner_annotations(ctx, &group).ok());
+    let cluster = ctx.stores.clusters.get(&cluster_key(machine));
+    let none = BTreeMap::new();
+    let sources = [
+        machine.annotations(),
+        owner.as_ref().unwrap_or(&none),
+        cluster.as_deref().map_or(&none, |c| c.annotations()),
+    ];
+    drain_policy(&sources, &ctx.settings.drain)
+}
+
+/// What the hosts of a Machine need beside a Kubernetes version, as the live Machine, its owner or
+/// its Cluster says it: the first that says anything says all of it.
+pub(crate) fn live_host_settings(
+    ctx: &Context,
+    machine: &Machine,
+) -> Result<HostSettings, Refusal> {
+    let group = group_of(&ctx.stores, machine);
+    let owner = group
+        .as_ref()
+        .and_then(|group| owner_annotations(ctx, group).ok());
+    let key = cluster_key(machine);
+    let cluster = ctx.stores.clusters.get(&key);
+    let named = |kind: &str, name: &str| format!("{kind} {name}");
+    let owner_name = group.as_ref().map(|group| {
+        let owner = &group.spec.owner;
+        named(&owner.kind, &owner.name)
+    });
+    let none = BTreeMap::new();
+    let sources = [
+        (named("Machine", &machine.name_any()), machine.annotations()),
+        (
+            owner_name.unwrap_or_default(),
+            owner.as_ref().unwrap_or(&none),
+        ),
+        (
+            named("Cluster", &key.name),
+            cluster
+                .as_deref()
+                .map_or(&none, |cluster| cluster.annotations()),
+        ),
+    ];
+    for (object, annotations) in sources {
+        if let Some(text) = annotations.get(keys::HOST_SETTINGS) {
+            return HostSettings::parse(text)
+                .map_err(|why| Refusal::HostSettingsUnreadable { object, why });
+        }
+    }
+    Ok(HostSettings::default())
 }
 
 fn owner_annotations(ctx: &Context, group: &Group) -> Result<BTreeMap<String, String>, NotReady> {

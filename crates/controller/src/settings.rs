@@ -1,14 +1,32 @@
 //! What an operator may choose.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use refit_core::change::OnUncovered;
+use refit_core::{change::OnUncovered, node::DrainPolicy};
+use refit_kube::plan_signing::PlanSigner;
+
+/// Where HostPlans are: what the agents read, and report to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PlanLocation {
+    /// In the workload cluster of each host, `refit-system/<node>`.
+    #[default]
+    Workload,
+    /// In the management cluster, `<namespace>/<machine>`: where hosts reach that, or where workload
+    /// clusters take no CustomResourceDefinitions.
+    Management,
+}
 
 /// What an operator may choose for the whole controller.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// What happens to a change that no updater covers, where neither owner nor Cluster says.
     pub on_uncovered: OnUncovered,
+    /// How drains go about their work, where neither Machine, owner nor Cluster says.
+    pub drain: DrainPolicy,
+    /// Where HostPlans are.
+    pub plan_location: PlanLocation,
+    /// Signs HostPlans, for agents that ask for it.
+    pub plan_signer: Option<Arc<PlanSigner>>,
     /// How old an agent's report may be before its host counts as unknown. The agent reports every
     /// five minutes: two reports may get lost.
     pub report_stale_after: Duration,
@@ -24,6 +42,9 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             on_uncovered: OnUncovered::Preserve,
+            drain: DrainPolicy::default(),
+            plan_location: PlanLocation::Workload,
+            plan_signer: None,
             report_stale_after: Duration::from_mins(15),
             hook_margin: Duration::from_secs(1),
             node_update_workers: 16,

@@ -5,6 +5,7 @@ use refit_api::{capi::Cluster, refit::update_group_name};
 use refit_kube::{ObjectKey, Store, store};
 
 use crate::{
+    PlanLocation,
     context::Context,
     groups::{
         group_of, group_of_set, group_of_update, node_update_keys_of_machine, unfinished_of_group,
@@ -56,6 +57,19 @@ pub(crate) async fn run(ctx: &Context) {
                 queues.node_updates.add(key);
             }
         }),
+        // A drain looks again every few seconds anyhow.
+        watch(client, &stores.drain_rules, |_| {}),
+        async {
+            // In workload clusters they are watched there.
+            if ctx.settings.plan_location == PlanLocation::Management {
+                watch(client, &stores.host_plans, |plan| {
+                    for key in node_update_keys_of_machine(stores, &ObjectKey::of(plan)) {
+                        queues.node_updates.add(key);
+                    }
+                })
+                .await;
+            }
+        },
     );
 }
 

@@ -26,7 +26,9 @@ use refit_kube::{Clock, ObjectKey, Store, apply, store};
 use tokio::sync::Notify;
 
 use crate::{
+    PlanLocation,
     agent_access::AgentAccess,
+    agent_policy,
     context::{Context, Stores},
     groups::node_update_keys_of_machine,
 };
@@ -135,6 +137,10 @@ pub(crate) async fn run(ctx: &Context) {
         for key in &wanted {
             if !handles.contains_key(key) {
                 let view = Arc::new(ClusterView {
+                    host_plans: match ctx.settings.plan_location {
+                        PlanLocation::Workload => Store::default(),
+                        PlanLocation::Management => ctx.stores.host_plans.clone(),
+                    },
                     since: ctx.clock.now().into(),
                     ..ClusterView::default()
                 });
@@ -191,7 +197,8 @@ async fn watch_cluster(ctx: &Context, key: ObjectKey, view: Arc<ClusterView>) {
 async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::Result<()> {
     let client = ctx.workloads.client(&key.namespace, &key.name).await?;
     // A replica that does not lead writes nothing: it watches what the leader installed.
-    let leads = ctx.leadership.is_held();
+    let ours = ctx.settings.plan_location == PlanLocation::Workload;
+    let leads = ours && ctx.leadership.is_held();
     if leads {
         let installed = ensure_installed(&client).await;
         if installed.is_err() {
@@ -201,12 +208,13 @@ async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::
         set_reachable(ctx, key, view);
     }
     let wake = |node: &str| wake_node(ctx, key, node);
-    let plans = store::reflect(
-        Api::<HostPlan>::namespaced(client.clone(), keys::HOST_PLAN_NAMESPACE),
-        store::everything(),
-        view.host_plans.clone(),
-        |plan| wake(&plan.name_any()),
-    );
+    let plans = async {
+        if ours {
+            let plans = Api::<HostPlan>::namespaced(client.clone(), keys::HOST_PLAN_NAMESPACE);
+            let wake = |plan: &HostPlan| wake(&plan.name_any());
+            store::reflect(plans, store::everything(), view.host_plans.clone(), wake).await;
+        }
+    };
     let nodes = store::reflect(
         Api::<Node>::all(client.clone()),
         store::everything(),
@@ -216,7 +224,11 @@ async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::
             wake(&node.name_any());
         },
     );
-    let access = view.agent_access.keep(ctx, &client, &view.nodes);
+    let access = async {
+        if ours {
+            view.agent_access.keep(ctx, &client, &view.nodes).await;
+        }
+    };
     let pods = store::reflect(
         Api::<Pod>::namespaced(client.clone(), KUBE_SYSTEM),
         store::everything().labels("tier=control-plane"),
@@ -244,6 +256,7 @@ async fn keep_probing(
     mut installed: bool,
 ) -> anyhow::Result<()> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
+    let ours = ctx.settings.plan_location == PlanLocation::Workload;
     // Asked at once by whoever has not called it yet.
     let mut known = installed;
     loop {
@@ -257,7 +270,7 @@ async fn keep_probing(
         tokio::select! {
             biased;
             () = view.probe.notified() => tokio::time::sleep(RETRY_INTERVAL).await,
-            () = ctx.leadership.held(), if !installed => {
+            () = ctx.leadership.held(), if ours && !installed => {
                 ensure_installed(client).await?;
                 installed = true;
             }
@@ -319,6 +332,7 @@ async fn ensure_installed(client: &Client) -> anyhow::Result<()> {
             apply::apply(&crds, keys::MANAGER, &name, &body).await?;
         }
     }
+    agent_policy::ensure(client).await?;
     Ok(())
 }
 

@@ -8,6 +8,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_api::refit::{Blocker, StepType};
 
+use crate::node::DrainRefusal;
+
 /// Why an update does not go on, for now.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Refusal {
@@ -48,6 +50,13 @@ pub enum Refusal {
         node: String,
         /// The step.
         step: StepType,
+    },
+    /// What the hosts need beside a Kubernetes version cannot be read.
+    HostSettingsUnreadable {
+        /// The object that carries the annotation, such as `MachineDeployment edge-1-md-0`.
+        object: String,
+        /// What is wrong with it.
+        why: String,
     },
     /// A PodDisruptionBudget does not let a pod be evicted now.
     PodDisruptionBudget {
@@ -121,6 +130,8 @@ pub enum Refusal {
         /// What it said.
         message: String,
     },
+    /// A node that is being drained is not empty yet.
+    Drain(DrainRefusal),
 }
 
 impl Refusal {
@@ -133,6 +144,7 @@ impl Refusal {
             Self::ControlPlaneBehind { .. } => "ControlPlaneBehind",
             Self::NoFreshReport { .. } => "NoFreshReport",
             Self::AgentTooOld { .. } => "AgentTooOld",
+            Self::HostSettingsUnreadable { .. } => "HostSettingsUnreadable",
             Self::PodDisruptionBudget { .. } => "PodDisruptionBudget",
             Self::EvictionRefused { .. } => "EvictionRefused",
             Self::ApiUnreachable { .. } => "ApiUnreachable",
@@ -146,6 +158,7 @@ impl Refusal {
             Self::NoGroup { .. } => "NoGroup",
             Self::GroupNotReady => "GroupNotReady",
             Self::ApiRefused { .. } => "ApiRefused",
+            Self::Drain(drain) => drain.reason(),
         }
     }
 
@@ -167,11 +180,21 @@ impl Refusal {
             Self::EvictionRefused { pod, .. } => pod.clone(),
             Self::ApiUnreachable { cluster } => cluster.clone(),
             Self::OlderUpdateUnfinished { node_update } => node_update.clone(),
-            Self::Paused { object } => object.clone(),
+            Self::Paused { object } | Self::HostSettingsUnreadable { object, .. } => object.clone(),
             Self::ApiRefused { what, .. } => what.clone(),
+            Self::Drain(drain) => drain.object().to_owned(),
             Self::GroupUnavailable { .. }
             | Self::ControlPlaneBehind { .. }
             | Self::GroupNotReady => String::new(),
+        }
+    }
+
+    /// The pod that cannot leave its node; empty where that is not the matter.
+    pub fn pod(&self) -> &str {
+        match self {
+            Self::PodDisruptionBudget { pod, .. } | Self::EvictionRefused { pod, .. } => pod,
+            Self::Drain(drain) => drain.pod(),
+            _ => "",
         }
     }
 
@@ -196,6 +219,11 @@ impl Refusal {
             Self::AgentTooOld { node, step } => format!(
                 "waiting for a newer agent on node {node}: this one does not know step {step:?}"
             ),
+            Self::HostSettingsUnreadable { object, why } => {
+                format!(
+                    "waiting until annotation refit.dev/host-settings of {object} is right: {why}"
+                )
+            }
             Self::PodDisruptionBudget { budget, pod } if budget.is_empty() => {
                 format!("waiting to evict pod {pod}: its PodDisruptionBudget does not allow it now")
             }
@@ -237,33 +265,36 @@ impl Refusal {
                     message.trim_end_matches('.')
                 )
             }
+            Self::Drain(drain) => drain.sentence(),
         }
     }
 
-    /// The blocker as it stands in a status; it keeps `since` from an older one of the same reason
-    /// and object.
+    /// The blocker as it stands in a status; it keeps `since` from an older one of the same reason,
+    /// object and pod.
     pub fn blocker(&self, old: &[Blocker], now: Timestamp) -> Blocker {
-        let (reason, object) = (self.reason(), self.object());
+        let (reason, object, pod) = (self.reason(), self.object(), self.pod());
         let since = old
             .iter()
-            .find(|blocker| blocker.reason == reason && blocker.object == object)
+            .find(|b| b.reason == reason && b.object == object && b.pod == pod)
             .map_or_else(|| Time(now), |blocker| blocker.since.clone());
         Blocker {
             reason: reason.to_owned(),
             object,
+            pod: pod.to_owned(),
             message: self.sentence(),
             since,
         }
     }
 
     /// Every reason that a refusal may have, in the order of the variants.
-    pub const REASONS: [&'static str; 19] = [
+    pub const REASONS: [&'static str; 28] = [
         "SlotBusy",
         "GroupUnavailable",
         "ControlPlaneUnhealthy",
         "ControlPlaneBehind",
         "NoFreshReport",
         "AgentTooOld",
+        "HostSettingsUnreadable",
         "PodDisruptionBudget",
         "EvictionRefused",
         "ApiUnreachable",
@@ -277,6 +308,14 @@ impl Refusal {
         "NoGroup",
         "GroupNotReady",
         "ApiRefused",
+        "EvictionUnavailable",
+        "PodUnreplicated",
+        "PodLocalStorage",
+        "PodWaitCompleted",
+        "DrainRuleNotUnderstood",
+        "PodTerminating",
+        "PodCameBack",
+        "VolumeAttached",
     ];
 }
 
@@ -304,6 +343,10 @@ mod tests {
             Refusal::AgentTooOld {
                 node: s("n"),
                 step: StepType::Reboot,
+            },
+            Refusal::HostSettingsUnreadable {
+                object: s("Machine m"),
+                why: s("unknown field"),
             },
             Refusal::PodDisruptionBudget {
                 budget: s("default/web"),
@@ -340,6 +383,35 @@ mod tests {
                 message: s("it is forbidden."),
             },
         ]
+        .into_iter()
+        .chain(drains().map(Refusal::Drain))
+        .collect()
+    }
+
+    fn drains() -> impl Iterator<Item = DrainRefusal> {
+        let pod = || String::from("default/web-1");
+        let says = String::from;
+        [
+            DrainRefusal::EvictionUnavailable { pod: pod() },
+            DrainRefusal::Unreplicated { pod: pod() },
+            DrainRefusal::LocalStorage { pod: pod() },
+            DrainRefusal::WaitCompleted {
+                pod: pod(),
+                says: says("its label"),
+            },
+            DrainRefusal::NotUnderstood {
+                pod: pod(),
+                says: says("its label"),
+            },
+            DrainRefusal::Terminating { pod: pod() },
+            DrainRefusal::CameBack { pod: pod() },
+            DrainRefusal::VolumeAttached {
+                attachment: says("csi-1"),
+                volume: says("pv-1"),
+                node: says("n"),
+            },
+        ]
+        .into_iter()
     }
 
     #[test]

@@ -7,4 +7,6 @@ pub mod apply;
 pub mod manifests;
 
 pub use apply::{Applied, InstallError, Outcome, apply};
-pub use manifests::{Choices, Manifest, Part, manifests, objects};
+pub use manifests::{
+    Choices, Manifest, Part, ProgramSourceError, kubeadm_config, manifests, objects,
+};

@@ -16,13 +16,14 @@ pub enum Part {
     Namespace,
     /// The CustomResourceDefinitions.
     Crds,
-    /// ServiceAccount, roles and bindings.
+    /// ServiceAccount, roles and bindings, and what holds agents to their own HostPlan.
     Rbac,
     /// The controller: Deployment, Services, PodDisruptionBudget, NetworkPolicy.
     Controller,
     /// The ExtensionConfig, with which Cluster API begins to call Refit.
     Extension,
-    /// The agents of a workload cluster: its namespace and DaemonSet.
+    /// The agents of a workload cluster: its namespace, what holds them to their own HostPlan, and
+    /// the DaemonSet that installs them.
     Agent,
 }
 
@@ -98,6 +99,8 @@ const FILES: &[(Part, &str, &str)] = files![
     Rbac "rbac/kubeconfigs_role_binding.yaml",
     Rbac "rbac/system_role.yaml",
     Rbac "rbac/system_role_binding.yaml",
+    Rbac "admission/agent_policy.yaml",
+    Rbac "admission/agent_policy_binding.yaml",
     Controller "controller/webhook_service.yaml",
     Controller "controller/metrics_service.yaml",
     Controller "controller/network_policy.yaml",
@@ -105,12 +108,46 @@ const FILES: &[(Part, &str, &str)] = files![
     Controller "controller/deployment.yaml",
     Extension "controller/extension_config.yaml",
     Agent "agent/namespace.yaml",
+    Agent "admission/agent_policy.yaml",
+    Agent "admission/agent_policy_binding.yaml",
     Agent "agent/daemon_set.yaml",
 ];
 
 /// What the controller does in a workload cluster, as a ClusterRole. It is not applied: Cluster
 /// API's kubeconfig Secret is an administrator's.
 pub const WORKLOAD_ROLE: &str = include_str!("../../../deploy/agent/workload_role.yaml");
+
+const KUBEADM_CONFIG: &str = include_str!("../../../deploy/agent/kubeadm_config.yaml");
+/// Where the file of `deploy/` has the program; an operator says where it really is.
+const EXAMPLE_URL: &str = "https://packages.example/refit-agent";
+const EXAMPLE_SHA256: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+
+/// Why a KubeadmConfig for the agent cannot be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProgramSourceError {
+    /// The address would not stand in a shell script as it is.
+    #[error("{0:?} is no URL of the agent: it takes a form like {EXAMPLE_URL}")]
+    Url(String),
+    /// The checksum is none.
+    #[error("{0:?} is no sha256 of the agent: it takes the 64 hex digits that sha256sum prints")]
+    Sha256(String),
+}
+
+/// `files` and `preKubeadmCommands` of a KubeadmConfig, with which a host has the agent from its
+/// first boot.
+pub fn kubeadm_config(url: &str, sha256: &str) -> Result<String, ProgramSourceError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._~:/?@&+,;=%-".contains(c);
+    let web = url.starts_with("https://") || url.starts_with("http://");
+    if !web || !url.chars().all(plain) {
+        return Err(ProgramSourceError::Url(url.to_owned()));
+    }
+    if sha256.len() != EXAMPLE_SHA256.len() || !sha256.chars().all(|c| c.is_ascii_hexdigit()) {
+        return Err(ProgramSourceError::Sha256(sha256.to_owned()));
+    }
+    Ok(KUBEADM_CONFIG
+        .replace(EXAMPLE_URL, url)
+        .replace(EXAMPLE_SHA256, &sha256.to_ascii_lowercase()))
+}
 
 /// The files of some parts, in the order in which they are applied.
 pub fn manifests(parts: &[Part], choices: &Choices) -> Vec<Manifest> {
@@ -177,7 +214,9 @@ mod tests {
     /// The files that a kustomization leads to.
     fn kustomized(folder: &str) -> BTreeSet<String> {
         let join = |name: &str| {
-            if folder.is_empty() {
+            if let Some(beside) = name.strip_prefix("../") {
+                beside.to_owned()
+            } else if folder.is_empty() {
                 name.to_owned()
             } else {
                 format!("{folder}/{name}")
@@ -245,6 +284,8 @@ mod tests {
                 "ClusterRoleBinding refit-kubeconfigs",
                 "Role refit-controller",
                 "RoleBinding refit-controller",
+                "ValidatingAdmissionPolicy refit-agents",
+                "ValidatingAdmissionPolicyBinding refit-agents",
                 "Service refit-webhook",
                 "Service refit-metrics",
                 "NetworkPolicy refit-controller",
@@ -252,6 +293,8 @@ mod tests {
                 "Deployment refit-controller",
                 "ExtensionConfig refit",
                 "Namespace refit-system",
+                "ValidatingAdmissionPolicy refit-agents",
+                "ValidatingAdmissionPolicyBinding refit-agents",
                 "DaemonSet refit-agent",
             ]
         );
@@ -274,6 +317,40 @@ mod tests {
             assert!(!texts.contains(IMAGE));
             assert_eq!(texts.contains("replicas: 3\n"), part == Part::Controller);
         }
+    }
+
+    #[test]
+    fn a_kubeadm_config_installs_the_program_that_was_named_and_no_other() {
+        let sha = "aB".repeat(32);
+        let text = kubeadm_config("https://mirror.example/refit?v=1&x=2", &sha).unwrap();
+        let config: Value = serde_saphyr::from_str(&text).unwrap();
+        let script = config["files"][0]["content"].as_str().unwrap();
+        assert!(script.contains("url='https://mirror.example/refit?v=1&x=2'\n"));
+        assert!(script.contains(&format!("sha256='{}'\n", "ab".repeat(32))));
+        assert!(!script.contains("packages.example"));
+        let path = config["files"][0]["path"].as_str().unwrap();
+        let command = config["preKubeadmCommands"][0].as_str().unwrap();
+        assert!(command.starts_with(path), "{command}");
+        for bad in [
+            "refit-agent",
+            "https://a'; reboot '",
+            "https://a b",
+            "file:///x",
+        ] {
+            assert!(kubeadm_config(bad, &sha).is_err(), "{bad}");
+        }
+        assert!(kubeadm_config(EXAMPLE_URL, "abc").is_err());
+    }
+
+    #[test]
+    fn the_agents_pod_only_installs_and_has_no_rights_in_the_api() {
+        let objects = objects(&manifests(&[Part::Agent], &Choices::default()));
+        let set = objects.iter().find(|object| object["kind"] == "DaemonSet");
+        let pod = &set.unwrap()["spec"]["template"]["spec"];
+        assert_eq!(pod["automountServiceAccountToken"], false);
+        assert!(pod["serviceAccountName"].is_null() && pod["hostNetwork"].is_null());
+        assert_eq!(pod["containers"][0]["args"][0], "install");
+        assert!(pod["containers"][0]["ports"].is_null());
     }
 
     #[test]

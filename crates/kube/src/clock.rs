@@ -84,7 +84,7 @@ impl Clock {
 
 /// A moment to measure waits from: monotonic, and nothing that is told or stored.
 #[expect(clippy::disallowed_methods, reason = "this is the one place")]
-pub(crate) fn instant() -> Instant {
+pub fn instant() -> Instant {
     Instant::now()
 }
 

@@ -13,6 +13,7 @@
 //! | [`apply`] | patches and applies, each a value |
 //! | [`events`] | events on state changes |
 //! | [`process`] | logs, credentials and signals of long-running programs |
+//! | [`plan_signing`] | signatures of HostPlans |
 //! | [`tls`] | certificates and server configuration with reload |
 //! | [`serve`] | HTTP over TLS over any stream |
 //!
@@ -26,6 +27,7 @@ pub mod gate;
 mod guard;
 pub mod lease;
 pub mod net;
+pub mod plan_signing;
 pub mod process;
 pub mod queue;
 pub mod serve;

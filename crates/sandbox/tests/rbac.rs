@@ -16,14 +16,20 @@ use common::{
 };
 use jiff::SignedDuration;
 use k8s_openapi::{
-    api::core::v1::{Node, Secret},
+    api::{
+        core::v1::{Node, PersistentVolumeClaim, Pod, Secret},
+        storage::v1::VolumeAttachment,
+    },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
     Api,
     api::{DeleteParams, Patch, PatchParams, PostParams},
 };
-use refit_api::{capi::Machine, refit::NodeUpdate};
+use refit_api::{
+    capi::{Machine, MachineDrainRule},
+    refit::NodeUpdate,
+};
 use refit_apiserver::{
     ApiServer,
     auth::{AccessRecord, AccessRecorder, Attributes},
@@ -250,6 +256,62 @@ async fn what_happens_rarely(world: &World) {
         .unwrap_or_else(|error| panic!("{error}\n{}", picture(world)));
 }
 
+/// What makes a drain look at all that it may look at, and use every way of asking a pod to go: a
+/// rule about namespaces, a pod that stays with its volume, and a machine whose pods are deleted.
+async fn drains_of_every_kind(world: &World, worker: &str, deleted: &str) {
+    let client = world.client(TEST).unwrap();
+    let rule = json!({
+        "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineDrainRule",
+        "metadata": {"name": "web-last", "namespace": "default"},
+        "spec": {
+            "drain": {"behavior": "Drain", "order": 1},
+            "pods": [{"namespaceSelector": {"matchLabels": {
+                "kubernetes.io/metadata.name": "default",
+            }}}],
+        },
+    });
+    let rules: Api<MachineDrainRule> = Api::namespaced(client.clone(), "default");
+    made(&rules, rule).await;
+    let machines: Api<Machine> = Api::namespaced(client, "default");
+    let at_once = json!({"metadata": {"annotations": {"refit.dev/drain-delete-after": "0s"}}});
+    machines
+        .patch(deleted, &PatchParams::default(), &Patch::Merge(&at_once))
+        .await
+        .unwrap();
+    let workload = world.workload_client(CLUSTER, TEST).unwrap();
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(workload.clone(), "default");
+    let claim = json!({
+        "metadata": {"name": "logs"},
+        "spec": {"volumeName": "pv-logs", "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}}},
+    });
+    made(&claims, claim).await;
+    let pods: Api<Pod> = Api::namespaced(workload.clone(), "default");
+    let pod = json!({
+        "metadata": {"name": "logs", "labels": {"cluster.x-k8s.io/drain": "skip"}},
+        "spec": {
+            "nodeName": worker, "containers": [{"name": "logs", "image": "logs"}],
+            "volumes": [{"name": "logs", "persistentVolumeClaim": {"claimName": "logs"}}],
+        },
+    });
+    made(&pods, pod).await;
+    let attachments: Api<VolumeAttachment> = Api::all(workload);
+    let attachment = json!({
+        "metadata": {"name": "csi-logs"},
+        "spec": {"attacher": "csi.example.com", "nodeName": worker,
+            "source": {"persistentVolumeName": "pv-logs"}},
+    });
+    made(&attachments, attachment).await;
+}
+
+async fn made<K>(api: &Api<K>, object: Value)
+where
+    K: serde::de::DeserializeOwned + serde::Serialize + Clone + std::fmt::Debug,
+{
+    let object: K = serde_json::from_value(object).unwrap();
+    api.create(&PostParams::default(), &object).await.unwrap();
+}
+
 /// The controller and each agent in the workload cluster.
 fn check_workload(world: &World, log: &Log, machines: &[MachineFacts]) {
     let server = world.workload(CLUSTER).unwrap();
@@ -292,6 +354,7 @@ fn the_controller_and_the_agents_use_every_right_that_they_have_and_need_no_othe
         .await;
         let before = who(&world).await;
         let worker = workers(&world).remove(0);
+        drains_of_every_kind(&world, &worker, &workers(&world)[1]).await;
         world
             .with_host(&worker, |host| host.break_step("kubelet-install", 1))
             .unwrap();

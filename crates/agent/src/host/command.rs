@@ -1,10 +1,17 @@
 //! What a host can be told to do: typed, never shell text.
 
-use refit_api::refit::{PlannedStep, Role, StepType};
+use std::collections::BTreeMap;
+
+use refit_api::refit::{
+    BundleRef, FileArgs, ImageArgs, KubeadmArgs, KubeletArgs, NtpArgs, OsImageArgs, PackageArgs,
+    PlannedStep, Role, StepType, StepUndo, UndoArgs,
+};
 use serde::{Deserialize, Serialize};
 
+pub use super::version::KubernetesVersion;
+
 /// Step types that this agent knows.
-pub const CAPABILITIES: [StepType; 9] = [
+pub const CAPABILITIES: [StepType; 17] = [
     StepType::Preflight,
     StepType::Stage,
     StepType::Snapshot,
@@ -14,81 +21,15 @@ pub const CAPABILITIES: [StepType; 9] = [
     StepType::KubeletRestart,
     StepType::Reboot,
     StepType::Verify,
+    StepType::ImagePreload,
+    StepType::Files,
+    StepType::Ntp,
+    StepType::ContainerRuntimeInstall,
+    StepType::OsImageStage,
+    StepType::OsImageFinalize,
+    StepType::OsImageCommit,
+    StepType::KubectlInstall,
 ];
-
-/// A Kubernetes version, `vX.Y.Z`, checked: it goes into arguments of programs that run as root.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct KubernetesVersion(String);
-
-impl KubernetesVersion {
-    /// Checks `text`.
-    pub fn parse(text: &str) -> Result<Self, InvalidStep> {
-        let wrong = || InvalidStep::Version {
-            got: text.to_owned(),
-        };
-        let numbers = text.strip_prefix('v').ok_or_else(wrong)?;
-        let (core, rest) = match numbers.find(['-', '+']) {
-            Some(at) => numbers.split_at(at),
-            None => (numbers, ""),
-        };
-        let number = |part: &str| {
-            !part.is_empty() && part.len() <= 9 && part.bytes().all(|b| b.is_ascii_digit())
-        };
-        let parts: Vec<&str> = core.split('.').collect();
-        let suffix = rest
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b"-+.".contains(&b));
-        if parts.len() == 3 && parts.into_iter().all(number) && suffix && rest.len() <= 64 {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(wrong())
-        }
-    }
-
-    /// The version of a package such as `1.35.0-1.1`: what comes before its revision.
-    pub fn of_package(version: &str) -> Result<Self, InvalidStep> {
-        let upstream = version
-            .rsplit_once('-')
-            .map_or(version, |(upstream, _)| upstream);
-        Self::parse(&format!("v{upstream}"))
-    }
-
-    /// `vX.Y.Z`.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    /// `X.Y.Z`, as packages have it.
-    pub fn bare(&self) -> &str {
-        self.0.strip_prefix('v').unwrap_or(&self.0)
-    }
-
-    /// Whether a package of this version holds it.
-    pub fn is_of_package(&self, version: &str) -> bool {
-        Self::of_package(version).is_ok_and(|found| found == *self)
-    }
-}
-
-impl TryFrom<String> for KubernetesVersion {
-    type Error = InvalidStep;
-
-    fn try_from(text: String) -> Result<Self, InvalidStep> {
-        Self::parse(&text)
-    }
-}
-
-impl From<KubernetesVersion> for String {
-    fn from(version: KubernetesVersion) -> Self {
-        version.0
-    }
-}
-
-impl std::fmt::Display for KubernetesVersion {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// Why a planned step cannot be turned into a command.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -105,6 +46,24 @@ pub enum InvalidStep {
         /// The step.
         step: String,
     },
+    /// The arguments of its type are missing.
+    #[error("step {step} does not say {what}")]
+    Arguments {
+        /// The step.
+        step: String,
+        /// What is missing.
+        what: &'static str,
+    },
+    /// Its type is none that this agent carries out.
+    #[error(
+        "step {step} is of type {type_:?}, which this agent does not know: install a newer one"
+    )]
+    Unknown {
+        /// The step.
+        step: String,
+        /// Its type.
+        type_: StepType,
+    },
 }
 
 /// What a host can be told to do.
@@ -112,11 +71,24 @@ pub enum InvalidStep {
 #[serde(tag = "type", rename_all = "camelCase")]
 pub enum Command {
     /// Looks whether the host can be updated at all.
-    PreflightChecks,
-    /// Downloads packages without installing them.
+    PreflightChecks {
+        /// What it is to be updated to, where that is known.
+        #[serde(default)]
+        version: Option<KubernetesVersion>,
+    },
+    /// Downloads packages without installing them, and images.
     FetchPackages {
-        /// Version of the packages.
+        /// Version of the packages of Kubernetes.
         version: KubernetesVersion,
+        /// Where packages come from, and which others.
+        #[serde(default)]
+        packages: PackageArgs,
+        /// Images to have, too.
+        #[serde(default)]
+        images: Option<ImageArgs>,
+        /// The bundle that they come from.
+        #[serde(default)]
+        bundle: Option<BundleRef>,
     },
     /// Saves etcd, manifests and kubelet configuration.
     Snapshot,
@@ -124,6 +96,9 @@ pub enum Command {
     InstallKubeadm {
         /// Version of the package.
         version: KubernetesVersion,
+        /// Where packages come from, and which others.
+        #[serde(default)]
+        packages: PackageArgs,
     },
     /// Runs `kubeadm upgrade`.
     KubeadmUpgrade {
@@ -131,11 +106,69 @@ pub enum Command {
         role: Role,
         /// Target.
         version: KubernetesVersion,
+        /// How kubeadm is run.
+        #[serde(default)]
+        kubeadm: KubeadmArgs,
     },
-    /// Installs the kubelet and kubectl packages.
+    /// Installs the kubelet and kubectl packages, and sets the kubelet's flags.
     InstallKubelet {
         /// Version of the packages.
         version: KubernetesVersion,
+        /// Where packages come from, and which others.
+        #[serde(default)]
+        packages: PackageArgs,
+        /// Flags of the kubelet.
+        #[serde(default)]
+        kubelet: KubeletArgs,
+    },
+    /// Installs the kubectl package.
+    InstallKubectl {
+        /// Version of the package.
+        version: KubernetesVersion,
+        /// Where packages come from, and which others.
+        #[serde(default)]
+        packages: PackageArgs,
+    },
+    /// Installs the packages of the container runtime, and restarts it if it is another then.
+    InstallContainerRuntime {
+        /// Which packages, and where they come from.
+        packages: PackageArgs,
+    },
+    /// Fetches container images, or imports them from a bundle.
+    PreloadImages {
+        /// Version of Kubernetes, for kubeadm's own images.
+        #[serde(default)]
+        version: Option<KubernetesVersion>,
+        /// Which images.
+        images: ImageArgs,
+        /// The bundle that they come from.
+        #[serde(default)]
+        bundle: Option<BundleRef>,
+    },
+    /// Writes files and makes users.
+    WriteFiles {
+        /// Which.
+        files: FileArgs,
+    },
+    /// Sets the servers of the host's clock.
+    SetTimeServers {
+        /// Which.
+        ntp: NtpArgs,
+    },
+    /// Writes an OS image to the volumes that do not run.
+    StageOsImage {
+        /// Which.
+        image: OsImageArgs,
+    },
+    /// Makes the staged OS image the one of the next boot.
+    FinalizeOsImage {
+        /// Which.
+        image: OsImageArgs,
+    },
+    /// Keeps the OS image that has booted.
+    CommitOsImage {
+        /// Which.
+        image: OsImageArgs,
     },
     /// Restarts the kubelet.
     RestartKubelet,
@@ -146,38 +179,130 @@ pub enum Command {
         /// What must run; without it, that the kubelet which runs is the one that is installed.
         version: Option<KubernetesVersion>,
     },
+    /// Puts packages back to exactly these versions; one with an empty version is removed.
+    RestorePackages {
+        /// Versions as the package manager has them, by name.
+        packages: BTreeMap<String, String>,
+    },
+    /// Puts static pod manifests and the kubelet's configuration back from the plan's snapshot.
+    RestoreConfiguration,
+    /// Puts the files of a step back as they were.
+    RestoreFiles {
+        /// Id of the step that wrote them.
+        step: String,
+    },
+    /// Sees to it that nothing of an OS image boots next, or that the one of before does.
+    RestoreOsImage {
+        /// Which.
+        image: OsImageArgs,
+    },
 }
 
 impl Command {
     /// The command of a planned step.
     pub fn of(step: &PlannedStep) -> Result<Self, InvalidStep> {
-        let version = || KubernetesVersion::parse(&step.action.version);
-        Ok(match step.action.type_ {
-            StepType::Preflight => Self::PreflightChecks,
+        let action = &step.action;
+        let version = || KubernetesVersion::parse(&action.version);
+        let optional = || match action.version.as_str() {
+            "" => Ok(None),
+            _ => version().map(Some),
+        };
+        let packages = || action.packages.clone().unwrap_or_default();
+        let missing = |what| {
+            let step = step.id.clone();
+            InvalidStep::Arguments { step, what }
+        };
+        let image = || {
+            action
+                .os_image
+                .clone()
+                .ok_or_else(|| missing("which OS image"))
+        };
+        Ok(match action.type_ {
+            StepType::Preflight => Self::PreflightChecks {
+                version: optional()?,
+            },
             StepType::Stage => Self::FetchPackages {
                 version: version()?,
+                packages: packages(),
+                images: action.images.clone(),
+                bundle: action.bundle.clone(),
             },
             StepType::Snapshot => Self::Snapshot,
             StepType::KubeadmInstall => Self::InstallKubeadm {
                 version: version()?,
+                packages: packages(),
             },
             StepType::KubeadmUpgrade => Self::KubeadmUpgrade {
-                role: step.action.role.ok_or_else(|| InvalidStep::Role {
+                role: action.role.ok_or_else(|| InvalidStep::Role {
                     step: step.id.clone(),
                 })?,
                 version: version()?,
+                kubeadm: action.kubeadm.clone().unwrap_or_default(),
             },
             StepType::KubeletInstall => Self::InstallKubelet {
                 version: version()?,
+                packages: packages(),
+                kubelet: action.kubelet.clone().unwrap_or_default(),
             },
+            StepType::KubectlInstall => Self::InstallKubectl {
+                version: version()?,
+                packages: packages(),
+            },
+            StepType::ContainerRuntimeInstall => Self::InstallContainerRuntime {
+                packages: action
+                    .packages
+                    .clone()
+                    .filter(|packages| !packages.install.is_empty())
+                    .ok_or_else(|| missing("which packages to install"))?,
+            },
+            StepType::ImagePreload => Self::PreloadImages {
+                version: optional()?,
+                images: action
+                    .images
+                    .clone()
+                    .ok_or_else(|| missing("which images"))?,
+                bundle: action.bundle.clone(),
+            },
+            StepType::Files => Self::WriteFiles {
+                files: action.files.clone().ok_or_else(|| missing("which files"))?,
+            },
+            StepType::Ntp => Self::SetTimeServers {
+                ntp: action
+                    .ntp
+                    .clone()
+                    .ok_or_else(|| missing("which time servers"))?,
+            },
+            StepType::OsImageStage => Self::StageOsImage { image: image()? },
+            StepType::OsImageFinalize => Self::FinalizeOsImage { image: image()? },
+            StepType::OsImageCommit => Self::CommitOsImage { image: image()? },
             StepType::KubeletRestart => Self::RestartKubelet,
             StepType::Reboot => Self::Reboot,
-            StepType::Verify if step.action.version.is_empty() => {
-                Self::VerifyVersions { version: None }
-            }
             StepType::Verify => Self::VerifyVersions {
-                version: Some(version()?),
+                version: optional()?,
             },
+            StepType::Undo => {
+                let undo = action.undo.as_ref();
+                Self::undo(undo.ok_or_else(|| missing("what it takes back"))?, image)?
+            }
+        })
+    }
+
+    /// The command that takes back what a step did.
+    fn undo(
+        args: &UndoArgs,
+        image: impl Fn() -> Result<OsImageArgs, InvalidStep>,
+    ) -> Result<Self, InvalidStep> {
+        Ok(match args.what {
+            StepUndo::Packages => Self::RestorePackages {
+                packages: args.packages.clone(),
+            },
+            StepUndo::Configuration => Self::RestoreConfiguration,
+            StepUndo::KubeletRestart => Self::RestartKubelet,
+            StepUndo::Files => Self::RestoreFiles {
+                step: args.step.clone(),
+            },
+            StepUndo::OsImage => Self::RestoreOsImage { image: image()? },
         })
     }
 
@@ -193,28 +318,55 @@ impl Command {
     /// Short name, for logs and counters.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::PreflightChecks => "preflight",
+            Self::PreflightChecks { .. } => "preflight",
             Self::FetchPackages { .. } => "stage",
             Self::Snapshot => "snapshot",
             Self::InstallKubeadm { .. } => "kubeadm-install",
             Self::KubeadmUpgrade { .. } => "kubeadm-upgrade",
             Self::InstallKubelet { .. } => "kubelet-install",
+            Self::InstallKubectl { .. } => "kubectl-install",
+            Self::InstallContainerRuntime { .. } => "container-runtime-install",
+            Self::PreloadImages { .. } => "image-preload",
+            Self::WriteFiles { .. } => "files",
+            Self::SetTimeServers { .. } => "ntp",
+            Self::StageOsImage { .. } => "os-image-stage",
+            Self::FinalizeOsImage { .. } => "os-image-finalize",
+            Self::CommitOsImage { .. } => "os-image-commit",
             Self::RestartKubelet => "kubelet-restart",
             Self::Reboot => "reboot",
             Self::VerifyVersions { .. } => "verify",
+            Self::RestorePackages { .. } => "restore-packages",
+            Self::RestoreConfiguration => "restore-configuration",
+            Self::RestoreFiles { .. } => "restore-files",
+            Self::RestoreOsImage { .. } => "restore-os-image",
         }
     }
 
     /// How long it may take before it counts as hung.
     pub fn timeout_seconds(&self) -> u32 {
         match self {
-            Self::PreflightChecks | Self::RestartKubelet | Self::VerifyVersions { .. } => 300,
+            Self::PreflightChecks { .. }
+            | Self::RestartKubelet
+            | Self::VerifyVersions { .. }
+            | Self::WriteFiles { .. }
+            | Self::SetTimeServers { .. }
+            | Self::RestoreFiles { .. }
+            | Self::RestoreConfiguration => 300,
             Self::Reboot => REBOOT_DEADLINE_SECONDS,
-            Self::Snapshot => 900,
-            Self::InstallKubeadm { .. } | Self::InstallKubelet { .. } => 1200,
+            Self::Snapshot | Self::FinalizeOsImage { .. } | Self::RestoreOsImage { .. } => 900,
+            Self::InstallKubeadm { .. }
+            | Self::InstallKubelet { .. }
+            | Self::InstallKubectl { .. }
+            | Self::InstallContainerRuntime { .. }
+            // The health checks of the new OS are run by it, and no script of theirs has a timeout.
+            | Self::CommitOsImage { .. }
+            | Self::RestorePackages { .. } => 1200,
             // kubeadm waits 5 min for each of four static pods, and etcd's is the slow one
             // (`spec/node.md 2.4`); a download over a thin line takes as long.
-            Self::KubeadmUpgrade { .. } | Self::FetchPackages { .. } => 3600,
+            Self::KubeadmUpgrade { .. }
+            | Self::FetchPackages { .. }
+            | Self::PreloadImages { .. }
+            | Self::StageOsImage { .. } => 3600,
         }
     }
 }
@@ -223,78 +375,5 @@ impl Command {
 pub const REBOOT_DEADLINE_SECONDS: u32 = 900;
 
 #[cfg(test)]
-mod tests {
-    use refit_api::refit::{Gate, StepAction};
-
-    use super::*;
-
-    fn step(type_: StepType, version: &str, role: Option<Role>) -> PlannedStep {
-        PlannedStep {
-            id: "s".to_owned(),
-            gate: Gate::Stage,
-            action: StepAction {
-                type_,
-                version: version.to_owned(),
-                role,
-            },
-            disruptive: false,
-        }
-    }
-
-    #[test]
-    fn only_real_versions_reach_a_command_line() {
-        for good in ["v1.35.0", "v1.35.0-rc.1", "v1.35.12+build.5"] {
-            assert_eq!(KubernetesVersion::parse(good).unwrap().as_str(), good);
-        }
-        for bad in [
-            "",
-            "1.35.0",
-            "v1.35",
-            "v1.35.0 ; reboot",
-            "v1.35.x",
-            "v1.35.0-$(x)",
-            "v1.35.0\n",
-            "v1..0",
-            "v1.2.3.4",
-            "latest",
-        ] {
-            assert!(KubernetesVersion::parse(bad).is_err(), "{bad:?}");
-        }
-    }
-
-    #[test]
-    fn a_package_revision_is_not_part_of_the_version() {
-        let version = KubernetesVersion::parse("v1.35.0").unwrap();
-        assert!(version.is_of_package("1.35.0-1.1"));
-        assert!(version.is_of_package("1.35.0"));
-        assert!(!version.is_of_package("1.35.1-1.1"));
-        assert!(!version.is_of_package("garbage"));
-    }
-
-    #[test]
-    fn every_known_step_type_becomes_a_command() {
-        for type_ in CAPABILITIES {
-            let step = step(type_, "v1.35.0", Some(Role::Worker));
-            assert!(Command::of(&step).is_ok(), "{type_:?}");
-        }
-    }
-
-    #[test]
-    fn an_upgrade_without_role_or_version_is_refused() {
-        let no_role = Command::of(&step(StepType::KubeadmUpgrade, "v1.35.0", None));
-        assert!(matches!(no_role, Err(InvalidStep::Role { .. })));
-        let no_version = Command::of(&step(StepType::KubeadmUpgrade, "", Some(Role::Worker)));
-        assert!(matches!(no_version, Err(InvalidStep::Version { .. })));
-    }
-
-    #[test]
-    fn upgrade_restart_and_reboot_are_not_idempotent() {
-        let names: Vec<_> = CAPABILITIES
-            .into_iter()
-            .filter_map(|t| Command::of(&step(t, "v1.35.0", Some(Role::Worker))).ok())
-            .filter(|c| !c.idempotent())
-            .map(|c| c.name())
-            .collect();
-        assert_eq!(names, ["kubeadm-upgrade", "kubelet-restart", "reboot"]);
-    }
-}
+#[path = "command_tests.rs"]
+mod tests;

@@ -3,21 +3,49 @@
 //! A command runs as a *unit* under a name that the journal knows, outside the agent: on a real
 //! host a transient systemd unit, on a simulated one an entry in its state. An agent that was
 //! killed finds it again by that name.
+//!
+//! | on a real host | is for |
+//! |---|---|
+//! | [`real`], [`unit`] | starting units, asking how far they are, looking at the host |
+//! | [`carry_out`] | what runs inside a unit |
+//! | [`packages`] | apt, dnf, tarballs |
+//! | [`kubeadm`], [`kubelet`], [`snapshot`] | Kubernetes itself |
+//! | [`trident`] | OS images |
+//! | [`files`], [`ntp`], [`images`], [`runtime`], [`bundle`] | everything else |
+//! | [`site`], [`program`] | the host as all of them see it: folders, programs, a log |
 
+pub mod bundle;
+pub mod carry_out;
 pub mod command;
+pub mod files;
+pub mod images;
+pub mod kubeadm;
+pub mod kubelet;
+pub mod ntp;
+pub mod packages;
 pub mod program;
 pub mod real;
+pub mod runtime;
 pub mod sim;
 pub mod sim_state;
 pub mod sim_trouble;
 mod sim_uptime;
+mod sim_work;
+pub mod site;
+pub mod snapshot;
+pub mod trident;
+pub mod unit;
+mod version;
+pub mod work;
 
 use futures::future::BoxFuture;
 use jiff::Timestamp;
-use refit_api::refit::HostFacts;
+use refit_api::refit::{FailureKind, HostFacts};
 
 pub use command::{CAPABILITIES, Command, InvalidStep, KubernetesVersion};
 pub use program::{Invocation, Program, ProgramError};
+pub use site::Site;
+pub use work::WorkError;
 
 /// The static pods of a control plane that carry its version.
 pub const CONTROL_PLANE: [&str; 3] = [
@@ -29,12 +57,29 @@ pub const CONTROL_PLANE: [&str; 3] = [
 /// A command to run, and the name to run it under.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
+    /// The plan: its snapshot is kept under this name.
+    pub plan: String,
     /// Name of the unit: the same for the same attempt, whoever starts it.
     pub unit: String,
     /// Id of the step.
     pub step: String,
     /// What to run.
     pub command: Command,
+    /// How long it may take before it counts as hung.
+    pub timeout_seconds: u32,
+}
+
+impl Job {
+    /// A command of a plan, with as much time as such commands get.
+    pub fn new(plan: &str, unit: &str, step: &str, command: Command) -> Self {
+        Self {
+            plan: plan.to_owned(),
+            unit: unit.to_owned(),
+            step: step.to_owned(),
+            timeout_seconds: command.timeout_seconds(),
+            command,
+        }
+    }
 }
 
 /// How far a unit is.
@@ -72,6 +117,15 @@ pub enum Evidence {
         /// What is missing, as a whole sentence.
         what: String,
     },
+    /// It is not, and the host says what may change that.
+    Refused {
+        /// What may end it.
+        kind: FailureKind,
+        /// CamelCase reason, such as `DiskFull`.
+        reason: &'static str,
+        /// What is wrong and what to do, as a whole sentence.
+        what: String,
+    },
 }
 
 impl Evidence {
@@ -107,6 +161,9 @@ pub enum HostError {
         /// What it said.
         answer: String,
     },
+    /// Something else on the host could not be done.
+    #[error(transparent)]
+    Work(#[from] WorkError),
 }
 
 /// A host.

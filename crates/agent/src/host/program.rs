@@ -1,67 +1,156 @@
 //! The external programs that the agent runs, and what is said when one fails.
 
-use std::{fmt, process::Stdio, sync::LazyLock, time::Duration};
+use std::{fmt, path::Path, path::PathBuf, process::Stdio, sync::LazyLock, time::Duration};
 
 use regex::Regex;
 
 /// How much of a program's output an error keeps.
 pub const TAIL_BYTES: usize = 4096;
+/// How much of a log is read.
+const LOG_BYTES: u64 = 256 << 10;
 /// How long a program that only answers a question may take.
 const QUESTION_DEADLINE: Duration = Duration::from_mins(1);
 
 /// An external program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Program {
+    /// Tells which versions of a package there are.
+    AptCache,
     /// Installs packages.
     AptGet,
     /// Holds packages back.
     AptMark,
+    /// Sets passwords, which it reads from its input.
+    Chpasswd,
+    /// Tells which version of containerd there is.
+    Containerd,
     /// Copies manifests into a snapshot.
     Cp,
+    /// Pulls images, whichever the runtime.
+    Crictl,
+    /// Imports images into containerd.
+    Ctr,
     /// Tells how much room is left.
     Df,
+    /// Installs packages of rpm.
+    Dnf,
+    /// Installs packages of rpm, in its fifth version.
+    Dnf5,
+    /// Ends what dpkg had begun.
+    Dpkg,
+    /// Tells what a package file holds.
+    DpkgDeb,
     /// Asks which packages are installed.
     DpkgQuery,
+    /// Takes back what the firmware was told to boot next.
+    Efibootmgr,
     /// Saves etcd.
     Etcdctl,
+    /// Makes groups.
+    Groupadd,
     /// Upgrades what kubeadm manages.
     Kubeadm,
-    /// Makes folders.
-    Mkdir,
+    /// Tells which flags it knows.
+    Kubelet,
+    /// Asks which packages are installed.
+    Rpm,
     /// Restarts services, asks about units, reboots.
     Systemctl,
     /// Starts transient units.
     SystemdRun,
-    /// Leaves a mark that a unit ended well.
-    Touch,
+    /// Unpacks binaries.
+    Tar,
+    /// Installs packages of rpm on small systems.
+    Tdnf,
+    /// Writes OS images.
+    Trident,
+    /// Makes users.
+    Useradd,
+    /// Changes users.
+    Usermod,
 }
 
 impl Program {
-    /// Where it is. Absolute: nothing in the environment chooses what runs as root.
-    pub fn path(self) -> &'static str {
+    /// Where it may be. Absolute: nothing in the environment chooses what runs as root. Both layouts
+    /// of `/usr` are known, and where binaries from a tarball are linked.
+    pub fn candidates(self) -> &'static [&'static str] {
         match self {
-            Self::AptGet => "/usr/bin/apt-get",
-            Self::AptMark => "/usr/bin/apt-mark",
-            Self::Cp => "/bin/cp",
-            Self::Df => "/bin/df",
-            Self::DpkgQuery => "/usr/bin/dpkg-query",
-            Self::Etcdctl => "/usr/bin/etcdctl",
-            Self::Kubeadm => "/usr/bin/kubeadm",
-            Self::Mkdir => "/bin/mkdir",
-            Self::Systemctl => "/bin/systemctl",
-            Self::SystemdRun => "/usr/bin/systemd-run",
-            Self::Touch => "/usr/bin/touch",
+            Self::AptCache => &["/usr/bin/apt-cache"],
+            Self::AptGet => &["/usr/bin/apt-get"],
+            Self::AptMark => &["/usr/bin/apt-mark"],
+            Self::Chpasswd => &["/usr/sbin/chpasswd", "/sbin/chpasswd"],
+            Self::Containerd => &["/usr/bin/containerd", "/usr/local/bin/containerd"],
+            Self::Cp => &["/usr/bin/cp", "/bin/cp"],
+            Self::Crictl => &[
+                "/usr/bin/crictl",
+                "/usr/local/bin/crictl",
+                "/opt/bin/crictl",
+            ],
+            Self::Ctr => &["/usr/bin/ctr", "/usr/local/bin/ctr"],
+            Self::Df => &["/usr/bin/df", "/bin/df"],
+            Self::Dnf => &["/usr/bin/dnf"],
+            Self::Dnf5 => &["/usr/bin/dnf5"],
+            Self::Dpkg => &["/usr/bin/dpkg"],
+            Self::DpkgDeb => &["/usr/bin/dpkg-deb"],
+            Self::DpkgQuery => &["/usr/bin/dpkg-query"],
+            Self::Efibootmgr => &[
+                "/usr/bin/efibootmgr",
+                "/usr/sbin/efibootmgr",
+                "/sbin/efibootmgr",
+            ],
+            Self::Etcdctl => &[
+                "/usr/bin/etcdctl",
+                "/usr/local/bin/etcdctl",
+                "/opt/bin/etcdctl",
+            ],
+            Self::Groupadd => &["/usr/sbin/groupadd", "/sbin/groupadd"],
+            Self::Kubeadm => &[
+                "/usr/bin/kubeadm",
+                "/usr/local/bin/kubeadm",
+                "/opt/bin/kubeadm",
+            ],
+            Self::Kubelet => &[
+                "/usr/bin/kubelet",
+                "/usr/local/bin/kubelet",
+                "/opt/bin/kubelet",
+            ],
+            Self::Rpm => &["/usr/bin/rpm", "/bin/rpm"],
+            Self::Systemctl => &["/usr/bin/systemctl", "/bin/systemctl"],
+            Self::SystemdRun => &["/usr/bin/systemd-run", "/bin/systemd-run"],
+            Self::Tar => &["/usr/bin/tar", "/bin/tar"],
+            Self::Tdnf => &["/usr/bin/tdnf"],
+            Self::Trident => &["/usr/bin/trident", "/usr/local/bin/trident"],
+            Self::Useradd => &["/usr/sbin/useradd", "/sbin/useradd"],
+            Self::Usermod => &["/usr/sbin/usermod", "/sbin/usermod"],
         }
+    }
+
+    /// Where it is: the first place that has it, or the first of all.
+    pub fn path(self) -> &'static str {
+        let places = self.candidates();
+        let found = places.iter().find(|place| Path::new(place).exists());
+        found.or(places.first()).copied().unwrap_or_default()
+    }
+
+    /// Whether this host has it.
+    pub fn is_there(self) -> bool {
+        Path::new(self.path()).exists()
     }
 }
 
 /// A program and its arguments.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Invocation {
     /// Path of the program.
     pub program: String,
     /// Its arguments.
     pub arguments: Vec<String>,
+    /// What is added to its environment.
+    pub environment: Vec<(String, String)>,
+    /// The folder that it runs in, where that matters.
+    pub folder: Option<PathBuf>,
+    /// What it reads; may be a secret, so nobody shows it.
+    pub input: Option<Vec<u8>>,
 }
 
 impl Invocation {
@@ -78,35 +167,134 @@ impl Invocation {
         Self {
             program: path.into(),
             arguments: arguments.into_iter().map(Into::into).collect(),
+            environment: Vec::new(),
+            folder: None,
+            input: None,
         }
     }
 
-    /// Runs it to its end and returns what it wrote to standard output.
-    pub async fn output(&self) -> Result<String, ProgramError> {
-        let child = tokio::process::Command::new(&self.program)
+    /// The same, in a folder.
+    #[must_use]
+    pub fn within(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.folder = Some(folder.into());
+        self
+    }
+
+    /// The same, with something to read.
+    #[must_use]
+    pub fn reading(mut self, input: impl Into<Vec<u8>>) -> Self {
+        self.input = Some(input.into());
+        self
+    }
+
+    /// The same, with more in its environment.
+    #[must_use]
+    pub fn with_environment(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.environment.push((name.to_owned(), value.into()));
+        self
+    }
+
+    fn process(&self) -> tokio::process::Command {
+        let mut process = tokio::process::Command::new(&self.program);
+        process
             .args(&self.arguments)
             .env("LC_ALL", "C")
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .kill_on_drop(true);
+        if let Some(folder) = &self.folder {
+            process.current_dir(folder);
+        }
+        process
+    }
+
+    /// Runs it to its end and returns what it wrote to standard output. For questions: it may take
+    /// a minute.
+    pub async fn output(&self) -> Result<String, ProgramError> {
+        let mut process = self.process();
+        process
             .stdin(Stdio::null())
-            .kill_on_drop(true)
-            .output();
-        let not_run = |source| ProgramError::NotRun {
-            command: mask(&self.to_string()),
-            source,
-        };
-        let output = tokio::time::timeout(QUESTION_DEADLINE, child)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let output = tokio::time::timeout(QUESTION_DEADLINE, process.output())
             .await
-            .map_err(|_| not_run(std::io::ErrorKind::TimedOut.into()))?
-            .map_err(not_run)?;
+            .map_err(|_| self.not_run(std::io::ErrorKind::TimedOut.into()))?
+            .map_err(|source| self.not_run(source))?;
         let standard = String::from_utf8_lossy(&output.stdout).into_owned();
         if output.status.success() {
             return Ok(standard);
         }
         let both = standard + &String::from_utf8_lossy(&output.stderr);
-        Err(ProgramError::Failed {
+        Err(self.failed(output.status.code(), &both))
+    }
+
+    /// Runs it to its end, however long that takes, and writes what it says to the end of `log`.
+    ///
+    /// To a file and not through a pipe: a service that an installation starts may keep the pipe
+    /// open for ever. Returns what it said.
+    pub async fn run_into(&self, log: &Path) -> Result<String, ProgramError> {
+        let not_run = |source| self.not_run(source);
+        let file = open_log(log).map_err(not_run)?;
+        let from = file.metadata().map_err(not_run)?.len();
+        let other = file.try_clone().map_err(not_run)?;
+        let mut process = self.process();
+        process.stdout(file).stderr(other);
+        let status = match &self.input {
+            None => process.stdin(Stdio::null()).status().await,
+            Some(input) => {
+                let mut child = process.stdin(Stdio::piped()).spawn().map_err(not_run)?;
+                if let Some(mut pipe) = child.stdin.take() {
+                    // A program that does not read to the end says why by its exit code.
+                    let _ = tokio::io::AsyncWriteExt::write_all(&mut pipe, input).await;
+                }
+                child.wait().await
+            }
+        };
+        let status = status.map_err(not_run)?;
+        let said = read_from(log, from).map_err(not_run)?;
+        if status.success() {
+            return Ok(said);
+        }
+        Err(self.failed(status.code(), &said))
+    }
+
+    fn not_run(&self, source: std::io::Error) -> ProgramError {
+        ProgramError::NotRun {
             command: mask(&self.to_string()),
-            code: output.status.code(),
-            tail: tail(&both),
-        })
+            source,
+        }
+    }
+
+    fn failed(&self, code: Option<i32>, output: &str) -> ProgramError {
+        ProgramError::Failed {
+            command: mask(&self.to_string()),
+            code,
+            tail: tail(output),
+        }
+    }
+}
+
+/// Opens a log that only root may read, to write at its end.
+pub fn open_log(path: &Path) -> std::io::Result<std::fs::File> {
+    let mut options = std::fs::OpenOptions::new();
+    options.create(true).append(true);
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
+}
+
+/// The text of a file from a place on; of much, the end.
+pub fn read_from(path: &Path, from: u64) -> std::io::Result<String> {
+    use std::io::{Read as _, Seek as _, SeekFrom};
+    let mut file = std::fs::File::open(path)?;
+    let end = file.metadata()?.len();
+    file.seek(SeekFrom::Start(from.max(end.saturating_sub(LOG_BYTES))))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+impl fmt::Debug for Invocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
     }
 }
 
@@ -141,6 +329,24 @@ pub enum ProgramError {
         /// The end of its output, secrets masked.
         tail: String,
     },
+}
+
+impl ProgramError {
+    /// What the program said last; nothing where it did not run.
+    pub fn said(&self) -> &str {
+        match self {
+            Self::NotRun { .. } => "",
+            Self::Failed { tail, .. } => tail,
+        }
+    }
+
+    /// Its exit code, where it has one.
+    pub fn code(&self) -> Option<i32> {
+        match self {
+            Self::NotRun { .. } => None,
+            Self::Failed { code, .. } => *code,
+        }
+    }
 }
 
 fn exit(code: Option<i32>) -> String {

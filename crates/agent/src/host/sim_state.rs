@@ -6,12 +6,11 @@
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
-use refit_api::refit::{HostFacts, Role};
+use refit_api::refit::{HostFacts, PackageDriver, Role};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CONTROL_PLANE, Command, Evidence, Job, KubernetesVersion, Since, UnitState,
-    sim_trouble::Troubles,
+    CONTROL_PLANE, Command, Evidence, Job, KubernetesVersion, UnitState, sim_trouble::Troubles,
 };
 
 /// How long an ended unit can still be asked about.
@@ -19,7 +18,14 @@ const COLLECTED_AFTER: SignedDuration = SignedDuration::from_secs(10);
 /// How long the kubelet takes after a boot.
 const KUBELET_AFTER_BOOT: SignedDuration = SignedDuration::from_secs(4);
 /// The packages that a host has.
-const PACKAGES: [&str; 3] = ["kubeadm", "kubectl", "kubelet"];
+pub(super) const PACKAGES: [&str; 3] = ["kubeadm", "kubectl", "kubelet"];
+/// The static pods that a control plane's host has.
+const STATIC_PODS: [&str; 4] = [
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+];
 const ETCD_IMAGE: &str = "registry.k8s.io/etcd:3.6.5-0";
 const PACKAGE_REVISION: &str = "-1.1";
 
@@ -78,6 +84,9 @@ pub struct Unit {
     pub ends: Timestamp,
     /// Whether it is to fail.
     pub fails: bool,
+    /// How long it may take; 0 in worlds of before this field.
+    #[serde(default)]
+    pub timeout_seconds: u32,
     /// How it ended: exit code and output.
     pub exit: Option<(i32, String)>,
 }
@@ -148,6 +157,13 @@ impl HostState {
         KubernetesVersion::of_package(version).ok()
     }
 
+    /// Version of an installed package as the package manager has it; empty without it.
+    pub(super) fn package(&self, name: &str) -> &str {
+        self.root
+            .get(&package_path(name))
+            .map_or("", String::as_str)
+    }
+
     /// Image of a static pod, as its manifest has it.
     pub fn static_pod_image(&self, component: &str) -> Option<String> {
         let manifest = self.root.get(&manifest_path(component))?;
@@ -174,6 +190,11 @@ impl HostState {
             boot_id: self.boot_id.clone(),
             os_image: "Debian GNU/Linux 13 (trixie), simulated".to_owned(),
             packages,
+            static_pods: STATIC_PODS
+                .into_iter()
+                .filter_map(|name| Some((name.to_owned(), self.static_pod_image(name)?)))
+                .collect(),
+            package_driver: Some(PackageDriver::Apt),
         }
     }
 
@@ -196,8 +217,9 @@ impl HostState {
         let ends = now
             + self
                 .troubles
-                .stretched(&job.step, &job.command, usual, hangs);
+                .stretched(&job.step, job.timeout_seconds, usual, hangs);
         match job.command {
+            Command::KubeadmUpgrade { .. } => self.save_config(&job.plan),
             Command::RestartKubelet if !fails => self.kubelet_up_at = ends,
             Command::Reboot if !fails => {
                 self.down_until = Some(ends);
@@ -212,6 +234,7 @@ impl HostState {
             started: now,
             ends,
             fails,
+            timeout_seconds: job.timeout_seconds,
             exit: None,
         };
         self.units.insert(job.unit.clone(), unit);
@@ -228,31 +251,6 @@ impl HostState {
             }) => UnitState::Exited {
                 code: *code,
                 output_tail: output.clone(),
-            },
-        }
-    }
-
-    /// Looks whether the work of a command is done.
-    pub fn look(&self, command: &Command, since: &Since) -> Evidence {
-        match command {
-            Command::PreflightChecks | Command::FetchPackages { .. } | Command::Snapshot => {
-                Evidence::Done
-            }
-            Command::InstallKubeadm { version } => self.has_package("kubeadm", version),
-            Command::InstallKubelet { version } => self.has_package("kubelet", version),
-            Command::KubeadmUpgrade { version, .. } => Evidence::from_check(
-                self.root.get(KUBELET_CONFIG) == Some(&kubelet_config(version.as_str())),
-                || format!("{KUBELET_CONFIG} is not that of {version}"),
-            ),
-            Command::RestartKubelet => Evidence::from_check(self.kubelet_up_at > since.at, || {
-                "the kubelet has not started again".to_owned()
-            }),
-            Command::Reboot => Evidence::from_check(self.boot_id != since.boot_id, || {
-                "the host has not booted again".to_owned()
-            }),
-            Command::VerifyVersions { version } => match self.verify(version.as_ref()) {
-                Ok(()) => Evidence::Done,
-                Err(what) => Evidence::Missing { what },
             },
         }
     }
@@ -301,6 +299,7 @@ impl HostState {
         self.units.clear();
         self.boots += 1;
         self.boot_id = boot_id(&self.node, self.boots);
+        self.boot_os();
         self.start_kubelet();
         Change::Booted
     }
@@ -311,14 +310,14 @@ impl HostState {
         };
         let exit = if unit.fails {
             let seconds = unit.ends.duration_since(unit.started).as_secs();
-            let timeout = unit.command.timeout_seconds();
-            if seconds >= i64::from(timeout) {
+            let timeout = unit.timeout_seconds;
+            if timeout > 0 && seconds >= i64::from(timeout) {
                 (1, format!("ended after {timeout} seconds: it hung"))
             } else {
                 (1, format!("{}: simulated failure", unit.step))
             }
         } else {
-            match self.carry_out(&unit.command) {
+            match self.carry_out(&unit.step, &unit.command) {
                 Ok(output) => (0, output),
                 Err(output) => (1, output),
             }
@@ -330,104 +329,26 @@ impl HostState {
         Change::Ended { unit: name, code }
     }
 
-    fn carry_out(&mut self, command: &Command) -> Result<String, String> {
-        if let Some(full) = self.troubles.no_space(command) {
-            return Err(full);
-        }
-        match command {
-            Command::PreflightChecks => Ok("the host can be updated".to_owned()),
-            Command::FetchPackages { version } => {
-                self.root
-                    .insert(format!("/var/cache/refit/{version}"), PACKAGES.join(" "));
-                Ok(format!("{} fetched", PACKAGES.join(", ")))
-            }
-            Command::Snapshot => {
-                let manifests: Vec<String> = CONTROL_PLANE
-                    .into_iter()
-                    .filter_map(|c| self.static_pod_image(c))
-                    .collect();
-                self.root
-                    .insert("/var/lib/refit/snapshot".to_owned(), manifests.join("\n"));
-                Ok("snapshot saved".to_owned())
-            }
-            Command::InstallKubeadm { version } => {
-                self.install("kubeadm", version.bare());
-                Ok(format!("kubeadm {version} installed"))
-            }
-            Command::KubeadmUpgrade { role, version } => self.kubeadm_upgrade(*role, version),
-            Command::InstallKubelet { version } => {
-                self.install("kubelet", version.bare());
-                self.install("kubectl", version.bare());
-                Ok(format!("kubelet {version} installed"))
-            }
-            Command::RestartKubelet => {
-                self.start_kubelet();
-                Ok(String::new())
-            }
-            // Only one that was made to fail gets here: the others end in a boot.
-            Command::Reboot => Err("the host did not go down".to_owned()),
-            Command::VerifyVersions { version } => {
-                self.verify(version.as_ref())?;
-                Ok(format!("kubelet {} runs", self.kubelet_version))
-            }
-        }
-    }
-
-    fn kubeadm_upgrade(
-        &mut self,
-        role: Role,
-        version: &KubernetesVersion,
-    ) -> Result<String, String> {
-        let installed = self.installed("kubeadm");
-        if installed.as_ref() != Some(version) {
-            let found = installed.map_or_else(|| "missing".to_owned(), |v| v.to_string());
-            return Err(format!("kubeadm is {found}, {version} is needed"));
-        }
-        if (role == Role::Worker) == self.control_plane {
-            return Err(format!("this host is not a {role:?}"));
-        }
-        self.configure(version.as_str());
-        Ok(format!("[upgrade] SUCCESS! {version}"))
-    }
-
-    fn verify(&self, version: Option<&KubernetesVersion>) -> Result<(), String> {
-        let running = &self.kubelet_version;
-        let installed = self.installed("kubelet").ok_or("no kubelet is installed")?;
-        let wanted = version.unwrap_or(&installed);
-        if running != wanted.as_str() {
-            return Err(format!("the kubelet runs {running}, {wanted} is needed"));
-        }
-        if version.is_some() && self.control_plane {
-            for component in CONTROL_PLANE {
-                let found = self.static_pod_version(component).unwrap_or_default();
-                if found != wanted.as_str() {
-                    return Err(format!("{component} is {found}, {wanted} is needed"));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn start_kubelet(&mut self) {
+    pub(super) fn start_kubelet(&mut self) {
         if let Some(version) = self.installed("kubelet") {
             self.kubelet_version = version.to_string();
         }
     }
 
-    fn has_package(&self, package: &str, version: &KubernetesVersion) -> Evidence {
+    pub(super) fn has_package(&self, package: &str, version: &KubernetesVersion) -> Evidence {
         Evidence::from_check(self.installed(package).as_ref() == Some(version), || {
             format!("package {package} is not {version}")
         })
     }
 
-    fn install(&mut self, package: &str, bare_version: &str) {
+    pub(super) fn install(&mut self, package: &str, bare_version: &str) {
         self.root.insert(
             package_path(package),
             format!("{bare_version}{PACKAGE_REVISION}"),
         );
     }
 
-    fn configure(&mut self, version: &str) {
+    pub(super) fn configure(&mut self, version: &str) {
         if self.control_plane {
             for component in CONTROL_PLANE {
                 let image = format!("registry.k8s.io/{component}:{version}");
@@ -447,13 +368,15 @@ enum Event {
     Collect(String),
 }
 
-const KUBELET_CONFIG: &str = "/var/lib/kubelet/config.yaml";
+pub(super) const KUBELET_CONFIG: &str = "/var/lib/kubelet/config.yaml";
+/// What kubeadm found there.
+pub(super) const SAVED_CONFIG: &str = "/var/lib/refit/kubelet-config.yaml";
 
-fn kubelet_config(version: &str) -> String {
+pub(super) fn kubelet_config(version: &str) -> String {
     format!("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n# {version}\n")
 }
 
-fn package_path(package: &str) -> String {
+pub(super) fn package_path(package: &str) -> String {
     format!("/packages/{package}")
 }
 
@@ -491,18 +414,29 @@ fn boot_id(node: &str, boots: u32) -> String {
 /// How long a command takes on a node: the same each time, different from node to node.
 pub fn duration(node: &str, command: &Command) -> SignedDuration {
     let (least, spread) = match command {
-        Command::PreflightChecks => (4, 3),
-        Command::FetchPackages { .. } => (20, 11),
+        Command::PreflightChecks { .. } => (4, 3),
+        Command::FetchPackages { .. } | Command::PreloadImages { .. } => (20, 11),
         Command::Snapshot | Command::InstallKubeadm { .. } => (7, 3),
+        Command::StageOsImage { .. } => (60, 20),
+        Command::FinalizeOsImage { .. }
+        | Command::CommitOsImage { .. }
+        | Command::RestoreOsImage { .. } => (6, 3),
         Command::KubeadmUpgrade {
             role: Role::FirstControlPlane,
             ..
         } => (48, 6),
         Command::KubeadmUpgrade { .. } => (30, 16),
-        Command::InstallKubelet { .. } => (9, 3),
+        Command::InstallKubelet { .. }
+        | Command::InstallKubectl { .. }
+        | Command::InstallContainerRuntime { .. }
+        | Command::RestorePackages { .. } => (9, 3),
         Command::RestartKubelet => (5, 3),
         Command::Reboot => (55, 11),
-        Command::VerifyVersions { .. } => (3, 1),
+        Command::VerifyVersions { .. }
+        | Command::WriteFiles { .. }
+        | Command::SetTimeServers { .. }
+        | Command::RestoreFiles { .. }
+        | Command::RestoreConfiguration => (3, 1),
     };
     let extra = fnv(&format!("{node}/{}", command.name())) % spread;
     SignedDuration::from_secs(least + i64::try_from(extra).unwrap_or_default())

@@ -1,4 +1,7 @@
+use refit_api::refit::{KubeadmArgs, KubeletArgs, PackageArgs};
+
 use super::*;
+use crate::host::Since;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()
@@ -21,11 +24,7 @@ fn control_plane() -> HostState {
 }
 
 fn job(step: &str, command: Command) -> Job {
-    Job {
-        unit: format!("u-{step}"),
-        step: step.to_owned(),
-        command,
-    }
+    Job::new("p", &format!("u-{step}"), step, command)
 }
 
 /// Runs a command to its end and returns when that was and the exit code.
@@ -44,6 +43,31 @@ fn upgrade(role: Role) -> Command {
     Command::KubeadmUpgrade {
         role,
         version: new(),
+        kubeadm: KubeadmArgs::default(),
+    }
+}
+
+fn install_kubeadm() -> Command {
+    Command::InstallKubeadm {
+        version: new(),
+        packages: PackageArgs::default(),
+    }
+}
+
+fn install_kubelet() -> Command {
+    Command::InstallKubelet {
+        version: new(),
+        packages: PackageArgs::default(),
+        kubelet: KubeletArgs::default(),
+    }
+}
+
+fn fetch() -> Command {
+    Command::FetchPackages {
+        version: new(),
+        packages: PackageArgs::default(),
+        images: None,
+        bundle: None,
     }
 }
 
@@ -63,12 +87,12 @@ fn a_whole_update_takes_a_minute_and_a_half_to_two_and_a_half() {
         ("edge-1-md-0-2", Role::Worker),
     ] {
         let commands = [
-            Command::PreflightChecks,
-            Command::FetchPackages { version: new() },
+            Command::PreflightChecks { version: None },
+            fetch(),
             Command::Snapshot,
-            Command::InstallKubeadm { version: new() },
+            install_kubeadm(),
             upgrade(role),
-            Command::InstallKubelet { version: new() },
+            install_kubelet(),
             Command::RestartKubelet,
             Command::VerifyVersions { version: None },
         ];
@@ -80,7 +104,7 @@ fn a_whole_update_takes_a_minute_and_a_half_to_two_and_a_half() {
 #[test]
 fn the_kubelet_runs_the_old_version_until_it_is_restarted() {
     let mut host = worker();
-    let (end, _) = run(&mut host, 1, Command::InstallKubelet { version: new() });
+    let (end, _) = run(&mut host, 1, install_kubelet());
     assert_eq!(host.installed("kubelet"), Some(new()));
     assert_eq!(host.facts().kubelet_version, "v1.34.2");
     let restart = job("kubelet-restart", Command::RestartKubelet);
@@ -95,7 +119,7 @@ fn the_kubelet_runs_the_old_version_until_it_is_restarted() {
 #[test]
 fn a_reboot_changes_the_boot_id_and_runs_the_installed_kubelet() {
     let mut host = worker();
-    let (end, _) = run(&mut host, 1, Command::InstallKubelet { version: new() });
+    let (end, _) = run(&mut host, 1, install_kubelet());
     let before = since(end, &host);
     host.start(&job("reboot", Command::Reboot), at(end));
     assert!(!host.is_up(at(end + 1)));
@@ -110,7 +134,7 @@ fn a_reboot_changes_the_boot_id_and_runs_the_installed_kubelet() {
 #[test]
 fn kubeadm_replaces_the_static_pods_of_a_control_plane() {
     let mut host = control_plane();
-    run(&mut host, 1, Command::InstallKubeadm { version: new() });
+    run(&mut host, 1, install_kubeadm());
     let before = since(20, &host);
     let command = upgrade(Role::FirstControlPlane);
     assert!(matches!(
@@ -139,7 +163,7 @@ fn kubeadm_refuses_a_target_that_is_not_its_own_version() {
 #[test]
 fn kubeadm_refuses_the_role_of_another_kind_of_machine() {
     let mut host = worker();
-    let (end, _) = run(&mut host, 1, Command::InstallKubeadm { version: new() });
+    let (end, _) = run(&mut host, 1, install_kubeadm());
     assert_eq!(run(&mut host, end, upgrade(Role::ControlPlane)).1, 1);
 }
 
@@ -147,7 +171,7 @@ fn kubeadm_refuses_the_role_of_another_kind_of_machine() {
 fn a_broken_step_fails_as_often_as_asked_and_changes_nothing() {
     let mut host = worker();
     host.break_step("kubelet-install", 2);
-    let command = Command::InstallKubelet { version: new() };
+    let command = install_kubelet();
     let mut second = 1;
     for expected in [1, 1, 0] {
         let (end, code) = run(&mut host, second, command.clone());
@@ -193,7 +217,7 @@ fn a_unit_that_is_there_is_not_started_again() {
 #[test]
 fn ticking_often_or_once_ends_in_the_same_state() {
     let mut often = worker();
-    often.start(&job("a", Command::InstallKubelet { version: new() }), at(0));
+    often.start(&job("a", install_kubelet()), at(0));
     often.start(&job("b", Command::RestartKubelet), at(1));
     let mut once = often.clone();
     for second in 0..60 {
@@ -208,7 +232,7 @@ fn ticking_often_or_once_ends_in_the_same_state() {
 fn what_comes_next_is_known() {
     let mut host = worker();
     assert_eq!(host.next_due(at(1)), None);
-    host.start(&job("a", Command::PreflightChecks), at(1));
+    host.start(&job("a", Command::PreflightChecks { version: None }), at(1));
     let ends = host.units["u-a"].ends;
     assert_eq!(host.next_due(at(1)), Some(ends));
     host.tick(ends);
@@ -231,7 +255,7 @@ fn a_snapshot_of_a_host_goes_on_in_the_same_way() {
 #[test]
 fn verify_sees_a_kubelet_that_was_not_restarted() {
     let mut host = worker();
-    run(&mut host, 1, Command::InstallKubelet { version: new() });
+    run(&mut host, 1, install_kubelet());
     let command = Command::VerifyVersions {
         version: Some(new()),
     };

@@ -48,12 +48,12 @@ impl Troubles {
     pub(super) fn stretched(
         &self,
         step: &str,
-        command: &Command,
+        timeout_seconds: u32,
         usual: SignedDuration,
         hangs: bool,
     ) -> SignedDuration {
         if hangs {
-            return SignedDuration::from_secs(i64::from(command.timeout_seconds()));
+            return SignedDuration::from_secs(i64::from(timeout_seconds));
         }
         let times = self.slow.get(step).copied().unwrap_or(1).max(1);
         usual * i32::try_from(times).unwrap_or(i32::MAX)
@@ -63,8 +63,14 @@ impl Troubles {
     pub(super) fn no_space(&self, command: &Command) -> Option<String> {
         let folder = match command {
             Command::FetchPackages { .. } => "/var/cache/apt/archives",
-            Command::Snapshot => "/var/lib/refit",
-            Command::InstallKubeadm { .. } | Command::InstallKubelet { .. } => "/usr/bin",
+            Command::Snapshot | Command::StageOsImage { .. } => "/var/lib/refit",
+            Command::PreloadImages { .. } => "/var/lib/containerd",
+            Command::WriteFiles { .. } | Command::SetTimeServers { .. } => "/etc",
+            Command::InstallKubeadm { .. }
+            | Command::InstallKubelet { .. }
+            | Command::InstallKubectl { .. }
+            | Command::InstallContainerRuntime { .. }
+            | Command::RestorePackages { .. } => "/usr/bin",
             _ => return None,
         };
         self.disk_full
@@ -123,13 +129,13 @@ mod tests {
     }
 
     fn install() -> Job {
-        Job {
-            unit: "unit".to_owned(),
-            step: "kubelet-install".to_owned(),
-            command: Command::InstallKubelet {
-                version: KubernetesVersion::parse("v1.35.0").unwrap(),
-            },
-        }
+        let version = KubernetesVersion::parse("v1.35.0").unwrap();
+        let command = Command::InstallKubelet {
+            version,
+            packages: refit_api::refit::PackageArgs::default(),
+            kubelet: refit_api::refit::KubeletArgs::default(),
+        };
+        Job::new("p", "unit", "kubelet-install", command)
     }
 
     fn host() -> HostState {

@@ -82,17 +82,14 @@ mod tests {
     }
 
     fn job(command: Command) -> Job {
-        Job {
-            unit: "unit".to_owned(),
-            step: "step".to_owned(),
-            command,
-        }
+        Job::new("p", "unit", "step", command)
     }
 
     fn upgrade() -> Job {
         job(Command::KubeadmUpgrade {
             role: Role::FirstControlPlane,
             version: KubernetesVersion::parse("v1.35.0").unwrap(),
+            kubeadm: refit_api::refit::KubeadmArgs::default(),
         })
     }
 

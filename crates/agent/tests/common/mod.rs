@@ -1,24 +1,27 @@
 //! A world of one host: an API server, a disk, a host, and an agent that can be killed.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on ends here")]
+#![allow(dead_code, reason = "each test program uses its part")]
 
 use std::{
     convert::Infallible,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
+use futures::future::BoxFuture;
+
 use jiff::Timestamp;
 use kube::{Api, Client};
-use refit_agent::{AgentOptions, DiskState, HostState, SimDisk, SimHost};
+use refit_agent::{AgentOptions, Disk, DiskState, HostState, SimDisk, SimHost};
 use refit_api::{
     keys,
     refit::{
         Gate as PlanGate, HostPlan, HostPlanStatus, PlanState, PlannedStep, Role, StepAction,
-        StepType,
+        StepType, StepUndo,
     },
 };
 use refit_apiserver::{ApiServer, Options};
@@ -106,6 +109,47 @@ impl Gate for Switch {
     }
 }
 
+/// A disk that may be full: then a write fails, and what is there can be read.
+struct Filling {
+    inner: SimDisk,
+    full: Arc<AtomicBool>,
+}
+
+impl Filling {
+    fn room(&self) -> std::io::Result<()> {
+        if self.full.load(Ordering::Relaxed) {
+            return Err(std::io::ErrorKind::StorageFull.into());
+        }
+        Ok(())
+    }
+}
+
+impl Disk for Filling {
+    fn read<'a>(&'a self, path: &'a str) -> BoxFuture<'a, std::io::Result<Option<Vec<u8>>>> {
+        self.inner.read(path)
+    }
+    fn append<'a>(&'a self, path: &'a str, bytes: &'a [u8]) -> BoxFuture<'a, std::io::Result<()>> {
+        Box::pin(async move {
+            self.room()?;
+            self.inner.append(path, bytes).await
+        })
+    }
+    fn sync<'a>(&'a self, path: &'a str, what: &'a str) -> BoxFuture<'a, std::io::Result<()>> {
+        self.inner.sync(path, what)
+    }
+    fn write_atomic<'a>(
+        &'a self,
+        path: &'a str,
+        bytes: &'a [u8],
+        what: &'a str,
+    ) -> BoxFuture<'a, std::io::Result<()>> {
+        Box::pin(async move {
+            self.room()?;
+            self.inner.write_atomic(path, bytes, what).await
+        })
+    }
+}
+
 /// The world outside the agent.
 pub(crate) struct World {
     pub(crate) clock: Clock,
@@ -113,6 +157,8 @@ pub(crate) struct World {
     pub(crate) disk: Arc<Mutex<DiskState>>,
     pub(crate) host: Arc<Mutex<HostState>>,
     pub(crate) forgetful: bool,
+    /// Nothing more can be written to the agent's disk.
+    pub(crate) disk_full: Arc<AtomicBool>,
     network: MemoryNetwork,
     serving: JoinHandle<()>,
 }
@@ -156,6 +202,7 @@ impl World {
             disk: Arc::default(),
             host: Arc::new(Mutex::new(host)),
             forgetful: false,
+            disk_full: Arc::default(),
             network,
             serving,
         }
@@ -200,8 +247,17 @@ impl World {
             clock: self.clock,
             node_name: NODE.to_owned(),
             host: Arc::new(SimHost::new(self.host.clone(), self.clock, gate.clone())),
-            disk: Arc::new(SimDisk::new(self.disk.clone(), gate).forgetful(self.forgetful)),
+            disk: Arc::new(Filling {
+                inner: SimDisk::new(self.disk.clone(), gate).forgetful(self.forgetful),
+                full: self.disk_full.clone(),
+            }),
         }
+    }
+
+    /// The same world with the host of a control plane.
+    pub(crate) fn control_plane(self) -> Self {
+        *self.host.lock().unwrap() = HostState::new(NODE, true, OLD, self.clock.now());
+        self
     }
 
     /// Runs an agent until its switch kills it, `done` says so, or the time is over. Says whether
@@ -311,8 +367,10 @@ pub(crate) fn worker_steps(version: &str, reboot: bool) -> Vec<PlannedStep> {
             type_,
             version: version.to_owned(),
             role: Some(Role::Worker),
+            ..StepAction::default()
         },
         disruptive: gate == PlanGate::Disrupt,
+        ..PlannedStep::default()
     };
     let mut steps = vec![
         step("preflight", STAGE, StepType::Preflight),
@@ -327,4 +385,31 @@ pub(crate) fn worker_steps(version: &str, reboot: bool) -> Vec<PlannedStep> {
     }
     steps.push(step("verify", DISRUPT, StepType::Verify));
     steps
+}
+
+/// The same with the ways back that a controller plans for a worker, or for a control plane member.
+pub(crate) fn reversible_steps(role: Role, version: &str) -> Vec<PlannedStep> {
+    let mut steps = worker_steps(version, false);
+    for step in &mut steps {
+        step.action.role = Some(role);
+        step.undo = match step.action.type_ {
+            StepType::KubeadmInstall => Some(StepUndo::Packages),
+            _ if role != Role::Worker => None,
+            StepType::KubeadmUpgrade => Some(StepUndo::Configuration),
+            StepType::KubeletInstall => Some(StepUndo::Packages),
+            StepType::KubeletRestart => Some(StepUndo::KubeletRestart),
+            _ => None,
+        };
+    }
+    steps
+}
+
+/// A plan of these steps that says where its way back ends.
+pub(crate) fn reversible(id: &str, gate: PlanGate, role: Role) -> Value {
+    let mut spec = spec(id, gate, &reversible_steps(role, NEW));
+    spec["pointOfNoReturn"] = json!(match role {
+        Role::Worker => "node-ready",
+        Role::FirstControlPlane | Role::ControlPlane => "kubeadm-upgrade",
+    });
+    spec
 }

@@ -102,6 +102,9 @@ pub struct MachineDeletion {
     /// How long the drain may take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_drain_timeout_seconds: Option<i32>,
+    /// How long the volumes of the Node may take to be detached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_volume_detach_timeout_seconds: Option<i32>,
     /// How long the Node's deletion may take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_deletion_timeout_seconds: Option<i32>,

@@ -10,6 +10,7 @@ mod extension;
 mod kubeadm;
 mod machine;
 mod machine_deployment;
+mod machine_drain_rule;
 mod machine_health_check;
 mod machine_set;
 
@@ -19,6 +20,7 @@ pub use extension::*;
 pub use kubeadm::*;
 pub use machine::*;
 pub use machine_deployment::*;
+pub use machine_drain_rule::*;
 pub use machine_health_check::*;
 pub use machine_set::*;
 

@@ -7,7 +7,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Role, StepState};
+use super::{PackageDriver, PlannedStep, StepState, StepType};
 
 /// What the agent on a host is to do, and what it says of itself. There is one per node, named as
 /// the node; the agent makes it with an empty plan and reports before it has anything to do.
@@ -52,6 +52,11 @@ pub struct HostPlanSpec {
     /// The claim of a slot that was given back unused: the gate is opened for a later one only.
     #[serde(default)]
     pub returned_claim: i64,
+    /// Id of the first step that cannot be taken back: before it a failure or an abort undoes what
+    /// was done. Empty in plans of before this field, where the agent judges by the steps' types.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 63))]
+    pub point_of_no_return: String,
     /// The steps, in order.
     #[serde(default)]
     #[schemars(length(max = 64))]
@@ -72,59 +77,6 @@ pub enum Gate {
     Upgrade,
     /// Everything: the node is drained.
     Disrupt,
-}
-
-/// One step that a host is to take.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct PlannedStep {
-    /// Unique in the plan, such as `kubeadm-upgrade`.
-    pub id: String,
-    /// The gate that must be open.
-    pub gate: Gate,
-    /// What is done.
-    pub action: StepAction,
-    /// Whether pods on the node may notice.
-    pub disruptive: bool,
-}
-
-/// What a step does. Typed: no shell text comes from the API.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct StepAction {
-    /// Which action.
-    #[serde(rename = "type")]
-    pub type_: StepType,
-    /// Kubernetes version, `vX.Y.Z`, where the action wants one.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub version: String,
-    /// Role of the machine, where the action wants one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub role: Option<Role>,
-}
-
-/// The actions that an agent knows, in the order of `spec/node.md 2.6`.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
-)]
-pub enum StepType {
-    /// Looks whether the host can be updated at all.
-    Preflight,
-    /// Fetches packages and images.
-    Stage,
-    /// Saves etcd, manifests and kubelet configuration.
-    Snapshot,
-    /// Installs the kubeadm package.
-    KubeadmInstall,
-    /// Runs `kubeadm upgrade apply` or `kubeadm upgrade node`.
-    KubeadmUpgrade,
-    /// Installs the kubelet and kubectl packages.
-    KubeletInstall,
-    /// Restarts the kubelet.
-    KubeletRestart,
-    /// Reboots the host; always the last step but for the check.
-    Reboot,
-    /// Checks on the host that the new versions run.
-    Verify,
 }
 
 /// What an agent says of its host and its plan.
@@ -156,6 +108,13 @@ pub struct HostPlanStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub steps: Vec<HostStepStatus>,
+    /// The point of no return lies behind: what is begun is ended, not undone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub past_no_return: bool,
+    /// What a plan that failed or was stopped has left on the host, each as a whole sentence.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub left_behind: Vec<String>,
 }
 
 /// What a host looks like.
@@ -174,6 +133,12 @@ pub struct HostFacts {
     /// Installed packages that matter, by name.
     #[serde(default)]
     pub packages: BTreeMap<String, String>,
+    /// Images of the static pods, as their manifests have them, by component; none on a worker.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub static_pods: BTreeMap<String, String>,
+    /// The package manager that the host's Kubernetes is from; none where the host has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub package_driver: Option<PackageDriver>,
 }
 
 /// How far a plan is on its host.
@@ -188,6 +153,8 @@ pub enum PlanState {
     AtGate,
     /// A step failed and is tried again.
     Retrying,
+    /// A step failed for good, or the plan was aborted: what was done is taken back.
+    Undoing,
     /// Every step is done.
     Succeeded,
     /// A step failed for good.
@@ -216,7 +183,23 @@ pub struct HostStepStatus {
     /// CamelCase reason of a failure.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    /// What may end a failure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<FailureKind>,
     /// What went wrong and what to do.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
+}
+
+/// What may end a failure.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+pub enum FailureKind {
+    /// Another try: a lock, a mirror, a timeout.
+    Retriable,
+    /// Nothing on this host: the plan cannot be carried out as it is, only another one can.
+    Final,
+    /// A person on this host or at what it depends on; then another try.
+    NeedsPerson,
 }

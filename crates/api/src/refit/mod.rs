@@ -1,12 +1,16 @@
 //! Our kinds, `refit.dev/v1alpha1`.
 
 mod goal;
+mod host_args;
 mod host_plan;
+mod host_step;
 mod node_update;
 mod update_group;
 
 pub use goal::*;
+pub use host_args::*;
 pub use host_plan::*;
+pub use host_step::*;
 pub use node_update::*;
 pub use update_group::*;
 

@@ -164,6 +164,9 @@ pub struct Blocker {
     /// The object that blocks, such as `default/web`.
     #[serde(default)]
     pub object: String,
+    /// The pod that cannot leave the node, where a drain is blocked, such as `default/web-1`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub pod: String,
     /// A whole sentence: what blocks and what ends it.
     #[serde(default)]
     pub message: String,
@@ -185,6 +188,8 @@ pub enum StepState {
     Failed,
     /// Found to be unnecessary.
     Skipped,
+    /// Done, then taken back.
+    Undone,
 }
 
 /// One step of a NodeUpdate, on the host or in the cluster.
@@ -207,6 +212,51 @@ pub struct StepStatus {
     /// What went wrong, or what was found.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
+}
+
+/// How hard a drain tries: the escalation ladder (docs/drain.md).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+pub enum DrainRung {
+    /// Pods are evicted, and budgets are waited for.
+    #[default]
+    Evict,
+    /// The same, and somebody was told that it takes long.
+    Notified,
+    /// Pods that withstood their eviction are deleted, with their grace.
+    Delete,
+    /// Pods that withstood that, too, are removed without grace.
+    Force,
+    /// The Machine's own timeout ended the drain; pods or volumes were left.
+    GivenUp,
+}
+
+/// What a drain has to remember: its deadlines count from here, whoever looks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DrainStatus {
+    /// How hard it tries: the highest rung so far.
+    #[serde(default)]
+    pub rung: DrainRung,
+    /// Since when it is on that rung.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+    /// Why it got there.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// Order of the pods whose turn it is, by MachineDrainRules.
+    #[serde(default)]
+    pub order: i32,
+    /// Since when it is their turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order_since: Option<Time>,
+    /// Since when the node is out of its load balancers on our word.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub excluded_since: Option<Time>,
+    /// Since when the pods are gone and volumes are waited for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub empty_since: Option<Time>,
 }
 
 /// How much is done, and how long the rest takes by past durations.
@@ -252,6 +302,9 @@ pub struct NodeUpdateStatus {
     /// The cordon on the Node is ours, and is lifted at a good end.
     #[serde(default)]
     pub cordoned_by_us: bool,
+    /// What the drain has come to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<DrainStatus>,
     /// CamelCase reason of a failure.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub failure_reason: String,

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::ValueEnum;
-use refit_install::{Choices, Part, apply, manifests, objects};
+use refit_install::{Choices, Part, apply, kubeadm_config, manifests, objects};
 
 use crate::{
     client,
@@ -22,7 +22,9 @@ Examples:
   refit install --image registry.example/refit:0.1.0 > refit.yaml
   refit install --image registry.example/refit:0.1.0 --apply
   refit install --only crds,rbac
-  refit install --only agent --image registry.example/refit:0.1.0 --apply --kubeconfig edge-1.yaml")]
+  refit install --only agent --image registry.example/refit:0.1.0 --apply --kubeconfig edge-1.yaml
+  refit install --for kubeadm-config --agent-url https://packages.example/refit-agent \\
+    --agent-sha256 \"$(sha256sum refit-agent | cut -c1-64)\"")]
 pub(crate) struct Args {
     /// Apply the manifests instead of printing them.
     #[arg(long)]
@@ -41,6 +43,28 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u32).range(1..=9)
     )]
     replicas: u32,
+    /// Print how new hosts get the agent from their first boot, instead of manifests.
+    #[arg(
+        long = "for",
+        value_enum,
+        value_name = "WHAT",
+        requires = "agent_url",
+        conflicts_with_all = ["apply", "only", "image", "replicas"]
+    )]
+    target: Option<Target>,
+    /// Where hosts fetch the program of the agent (with --for).
+    #[arg(long, value_name = "URL", requires_all = ["target", "agent_sha256"])]
+    agent_url: Option<String>,
+    /// The sha256 that it must have (with --for).
+    #[arg(long, value_name = "HEX", requires = "agent_url")]
+    agent_sha256: Option<String>,
+}
+
+/// What brings the agent to a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Target {
+    /// `files` and `preKubeadmCommands` of a KubeadmConfig.
+    KubeadmConfig,
 }
 
 /// A part of an installation, as flags call it.
@@ -50,13 +74,13 @@ enum PartName {
     Namespace,
     /// CustomResourceDefinitions.
     Crds,
-    /// ServiceAccount, roles and bindings.
+    /// ServiceAccount, roles, bindings and the admission policy of agents.
     Rbac,
     /// Deployment, Services, PodDisruptionBudget and NetworkPolicy of the controller.
     Controller,
     /// ExtensionConfig: Cluster API begins to call Refit.
     Extension,
-    /// Namespace and DaemonSet of the agents, for a workload cluster.
+    /// Namespace, admission policy and DaemonSet of the agents, for a workload cluster.
     Agent,
 }
 
@@ -76,6 +100,12 @@ impl From<PartName> for Part {
 /// Runs the command.
 pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
     let printer = Printer::new(Format::Text, global);
+    if let (Some(Target::KubeadmConfig), Some(url), Some(sha256)) =
+        (args.target, &args.agent_url, &args.agent_sha256)
+    {
+        printer.result(kubeadm_config(url, sha256)?.trim_end())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let parts = parts(args);
     check_image(&args.image)?;
     let choices = Choices {

@@ -146,6 +146,7 @@ mod tests {
         blocked.blocked_by.push(Blocker {
             reason: "PodDisruptionBudget".into(),
             object: "default/web".into(),
+            pod: "default/web-1".into(),
             message: "waiting to evict".into(),
             since: k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
                 "2026-03-02T08:00:00Z".parse().unwrap(),

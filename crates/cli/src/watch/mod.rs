@@ -32,7 +32,7 @@ On a terminal each machine has a bar; elsewhere each change has a line. What blo
 
 -o json writes one object per line, each with a type:
   machine  namespace, name, owner, node, version (asked for), kubeletVersion, nodeUpdate, phase, step, percent,
-           remainingSeconds, blockedBy [{reason, object, message, since}], message, done, failed
+           remainingSeconds, blockedBy [{reason, object, pod, message, since}], message, done, failed
   gone     namespace, name
   group    namespace, owner, version, blocked, reason, message, remainingSeconds, done
   end      target, outcome (done, failed or timeout), message, machines, done

@@ -18,6 +18,7 @@ use refit_kube::ObjectKey;
 use crate::{
     context::Context,
     groups::{group_of_update, phase_of},
+    host_plan::{machines_by_node, plan_key},
     workload_watch::ClusterView,
 };
 
@@ -241,10 +242,12 @@ impl Gauges {
     ) {
         let mut states = BTreeMap::from([("fresh", 0), ("stale", 0), ("missing", 0)]);
         let mut oldest: Option<Timestamp> = None;
+        let machines = machines_by_node(ctx, &ObjectKey::new(&labels.namespace, &labels.cluster));
         for node in view.nodes.list() {
-            let name = node.metadata.name.clone().unwrap_or_default();
-            let key = ObjectKey::new(refit_api::keys::HOST_PLAN_NAMESPACE, name);
-            let plan = view.host_plans.get(&key);
+            let name = node.metadata.name.as_deref().unwrap_or_default();
+            let machine = machines.get(name);
+            let plan =
+                machine.and_then(|machine| view.host_plans.get(&plan_key(ctx, machine, name)));
             let reported =
                 plan.and_then(|plan| plan.status.as_ref()?.reported_at.as_ref().map(|at| at.0));
             let state = match reported {

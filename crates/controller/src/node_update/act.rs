@@ -2,23 +2,27 @@
 
 use std::{fmt::Debug, time::Duration};
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use refit_api::{
     capi::Machine,
     keys,
-    refit::{HostPlan, NodeUpdate, UpdateGroup, UpdateGroupStatus},
+    refit::{HostPlan, HostPlanSpec, NodeUpdate, UpdateGroup, UpdateGroupStatus},
 };
 use refit_core::{
     node::{Announcement, Decision, EvictionRefusal, Severity, Write},
     report::Refusal,
 };
-use refit_kube::{apply, events, lease};
+use refit_kube::{
+    apply, events, lease,
+    plan_signing::{Claims, claims_of},
+};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::facts::{ClusterFacts, Facts, GroupFacts};
-use crate::{context::Context, drain};
+use crate::{PlanLocation, context::Context, drain, groups};
 
 /// How soon a NodeUpdate is looked at again after a write: the write's own event wakes it as well.
 const AFTER_WRITE: Duration = Duration::from_millis(100);
@@ -66,7 +70,15 @@ pub(super) async fn perform(
             };
             machine_condition(ctx, facts, &status).await
         }
-        Write::HostPlan(_) | Write::Cordon | Write::Uncordon | Write::Evict(_) => {
+        Write::HostPlan(spec) if ctx.settings.plan_location == PlanLocation::Management => {
+            plan_in_management(ctx, facts, spec).await
+        }
+        Write::HostPlan(_)
+        | Write::Cordon
+        | Write::Uncordon
+        | Write::Exclude
+        | Write::Include
+        | Write::Evict(_) => {
             return in_workload(ctx, facts, write).await;
         }
     };
@@ -187,7 +199,10 @@ async fn in_workload(ctx: &Context, facts: &Facts, write: &Write) -> anyhow::Res
         }
     };
     let outcome = match write {
-        Write::HostPlan(spec) => host_plan(&client, cluster, &value_of(spec)).await,
+        Write::HostPlan(spec) => {
+            let api = Api::namespaced(client.clone(), keys::HOST_PLAN_NAMESPACE);
+            host_plan(ctx, &api, facts, spec, json!({})).await
+        }
         Write::Cordon => {
             let name = facts.update.name_any();
             let body = json!({
@@ -203,7 +218,22 @@ async fn in_workload(ctx: &Context, facts: &Facts, write: &Write) -> anyhow::Res
             });
             node(&client, cluster, body).await
         }
-        Write::Evict(pods) => match drain::evict(&client, pods).await {
+        Write::Exclude => {
+            let name = facts.update.name_any();
+            let body = json!({ "metadata": {
+                "annotations": { keys::EXCLUDED_BY: name },
+                "labels": { keys::EXCLUDE_FROM_LOAD_BALANCERS: "" },
+            }});
+            node(&client, cluster, body).await
+        }
+        Write::Include => {
+            let body = json!({ "metadata": {
+                "annotations": { keys::EXCLUDED_BY: null },
+                "labels": { keys::EXCLUDE_FROM_LOAD_BALANCERS: null },
+            }});
+            node(&client, cluster, body).await
+        }
+        Write::Evict(removals) => match drain::remove(&client, removals).await {
             Ok(refused) => return Ok(Done::Evicted(refused)),
             Err(error) => Err(error),
         },
@@ -227,21 +257,78 @@ pub(super) fn is_silence(error: &kube::Error) -> bool {
     }
 }
 
-async fn host_plan(client: &Client, cluster: &ClusterFacts, spec: &Value) -> kube::Result<()> {
+/// Writes the HostPlan beside its Machine, which owns it from then on: it goes with the Machine.
+async fn plan_in_management(ctx: &Context, facts: &Facts, spec: &HostPlanSpec) -> kube::Result<()> {
+    let Some(machine) = &facts.machine else {
+        return Ok(());
+    };
+    let metadata = json!({ "ownerReferences": [{
+        "apiVersion": Machine::api_version(&()),
+        "kind": Machine::kind(&()),
+        "name": machine.name_any(),
+        "uid": machine.uid().unwrap_or_default(),
+    }]});
+    let api = Api::namespaced(ctx.client.clone(), &machine.namespace().unwrap_or_default());
+    host_plan(ctx, &api, facts, spec, metadata).await
+}
+
+async fn host_plan(
+    ctx: &Context,
+    api: &Api<HostPlan>,
+    facts: &Facts,
+    spec: &HostPlanSpec,
+    mut metadata: Value,
+) -> kube::Result<()> {
+    let Some(cluster) = &facts.cluster else {
+        return Ok(());
+    };
     let Some(plan) = &cluster.host_plan else {
         return Ok(());
     };
-    let Some(changes) = apply::merge_diff(&value_of(&plan.spec), spec) else {
+    let changes = apply::merge_diff(&value_of(&plan.spec), &value_of(spec));
+    let signature = signature(ctx, facts, plan, spec);
+    if changes.is_none() && signature.is_none() {
         return Ok(());
-    };
-    let api: Api<HostPlan> = Api::namespaced(client.clone(), keys::HOST_PLAN_NAMESPACE);
-    let body = json!({
-        "metadata": { "resourceVersion": plan.resource_version() },
-        "spec": changes,
-    });
-    let written = apply::merge(&api, &plan.name_any(), &body).await?;
+    }
+    // In one write: a plan is never there without its signature.
+    if let Some(signature) = signature {
+        metadata["annotations"] = json!({ keys::PLAN_SIGNATURE: signature });
+    }
+    metadata["resourceVersion"] = plan.resource_version().into();
+    let body = json!({ "metadata": metadata, "spec": changes.unwrap_or_else(|| json!({})) });
+    let written = apply::merge(api, &plan.name_any(), &body).await?;
     cluster.view.host_plans.insert_newer(written);
     Ok(())
+}
+
+/// The signature that a plan with this spec lacks.
+fn signature(ctx: &Context, facts: &Facts, plan: &HostPlan, spec: &HostPlanSpec) -> Option<String> {
+    let signer = ctx.settings.plan_signer.as_deref()?;
+    if spec.plan_id.is_empty() || (*spec == plan.spec && signer.has_signed(plan)) {
+        return None;
+    }
+    let update = &facts.update;
+    let own = || {
+        let made = update.metadata.creation_timestamp.as_ref();
+        Claims {
+            goal_hash: update.spec.goal_hash.clone(),
+            issued_at: made.map_or(Timestamp::UNIX_EPOCH, |time| time.0),
+        }
+    };
+    // A plan of another NodeUpdate is told to stop: whose it is does not change by that.
+    let foreign = update.uid().as_deref() != Some(spec.plan_id.as_str());
+    let claims = claims_of(plan).filter(|_| foreign).unwrap_or_else(own);
+    Some(signer.sign(plan, spec, &claims))
+}
+
+/// The write that gives the plan of this NodeUpdate the signature that it lacks: it was made before
+/// plans were signed, or with another key.
+pub(super) fn resign(ctx: &Context, facts: &Facts) -> Option<Write> {
+    let plan = facts.cluster.as_ref()?.host_plan.as_deref()?;
+    let ours = facts.update.uid().as_deref() == Some(plan.spec.plan_id.as_str());
+    let finished = groups::phase_of(&facts.update).is_final();
+    (ours && !finished && signature(ctx, facts, plan, &plan.spec).is_some())
+        .then(|| Write::HostPlan(plan.spec.clone()))
 }
 
 async fn node(client: &Client, cluster: &ClusterFacts, mut body: Value) -> kube::Result<()> {

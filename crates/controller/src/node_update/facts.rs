@@ -8,13 +8,13 @@ use kube::ResourceExt as _;
 use refit_api::{
     capi::Machine,
     keys,
-    refit::{HostPlan, NodeUpdate, Role, StepState, UpdateGroup, UpdateGroupStatus},
+    refit::{HostPlan, HostSettings, NodeUpdate, Role, StepState, UpdateGroup, UpdateGroupStatus},
 };
 use refit_core::{
     group::{Limits, Other},
     node::{
-        EvictionRefusal, Group, GroupView, MachineView, NodeView, PodView, Seen, Snapshot,
-        StaticPod, Workload, is_available, speaker,
+        DrainChoice, DrainView, EvictionRefusal, Group, GroupView, MachineView, NodeView, Seen,
+        Snapshot, StaticPod, Workload, is_available, speaker,
     },
     report::Refusal,
 };
@@ -23,8 +23,8 @@ use refit_kube::ObjectKey;
 use crate::{
     context::{Context, Stores},
     groups::{self, group_of, machines_of, node_updates_of_machine},
-    host_plan::{cluster_key, node_name},
-    policy::live_policy,
+    host_plan::{cluster_key, node_name, plan_key},
+    policy::{live_drain_policy, live_host_settings, live_policy},
     update_group::limits::{limits_of, owner_version},
     workload_watch::ClusterView,
 };
@@ -35,12 +35,15 @@ pub(super) struct Facts {
     pub(super) machine: Option<Arc<Machine>>,
     pub(super) group: GroupFacts,
     pub(super) cluster: Option<ClusterFacts>,
-    pub(super) pods: Option<Vec<PodView>>,
+    pub(super) drain: Option<DrainView>,
+    pub(super) drain_policy: DrainChoice,
     pub(super) evictions: Option<Vec<EvictionRefusal>>,
     pub(super) refused: Option<Refusal>,
     siblings: Vec<Arc<NodeUpdate>>,
     paused: Option<String>,
     unguarded: bool,
+    settings: HostSettings,
+    settings_refused: Option<Refusal>,
     owner_version: Option<String>,
     slot_required: bool,
     report_stale_after: SignedDuration,
@@ -95,6 +98,14 @@ impl Facts {
         let owner_version = machine
             .as_deref()
             .and_then(|machine| owner_version(stores, &group_of(stores, machine)?));
+        let (settings, settings_refused) = match machine
+            .as_deref()
+            .map(|machine| live_host_settings(ctx, machine))
+        {
+            Some(Ok(settings)) => (settings, None),
+            Some(Err(refusal)) => (HostSettings::default(), Some(refusal)),
+            None => (HostSettings::default(), None),
+        };
         Self {
             paused: machine
                 .as_deref()
@@ -103,13 +114,19 @@ impl Facts {
                 .as_deref()
                 .and_then(|machine| live_policy(ctx, &group_of(stores, machine)?).ok())
                 .is_some_and(|policy| policy.unguarded),
-            pods: None,
+            drain: None,
+            drain_policy: machine
+                .as_deref()
+                .map(|machine| live_drain_policy(ctx, machine))
+                .unwrap_or_default(),
             evictions: None,
             refused: None,
             siblings,
             machine,
             group,
             cluster,
+            settings,
+            settings_refused,
             owner_version,
             slot_required: ctx.safeguards.slot,
             report_stale_after: SignedDuration::try_from(ctx.settings.report_stale_after)
@@ -126,6 +143,9 @@ impl Facts {
             machine: self.machine.as_deref(),
             paused: self.paused.clone(),
             unguarded: self.unguarded,
+            drain: self.drain_policy.clone(),
+            settings: &self.settings,
+            settings_refused: self.settings_refused.as_ref(),
             owner_version: self.owner_version.as_deref(),
             group: self.group_view(),
             workload: self.workload(),
@@ -195,7 +215,7 @@ impl Facts {
             nodes: &cluster.nodes,
             static_pods: &cluster.static_pods,
             control_plane: &cluster.control_plane,
-            pods: self.pods.as_deref(),
+            drain: self.drain.as_ref(),
             evictions: self.evictions.as_deref(),
         })
     }
@@ -213,7 +233,7 @@ fn cluster(ctx: &Context, update: &NodeUpdate, machine: &Machine) -> Option<Clus
     } else {
         known
     };
-    let plan_key = ObjectKey::new(keys::HOST_PLAN_NAMESPACE, node_name);
+    let plan_key = plan_key(ctx, machine, node_name);
     let control_plane = ctx
         .stores
         .machines
@@ -380,6 +400,10 @@ pub(crate) fn node_view(node: &Node) -> NodeView {
         boot_id: info.map(|info| info.boot_id.clone()).unwrap_or_default(),
         unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or_default(),
         cordoned_by: node.annotations().get(keys::CORDONED_BY).cloned(),
+        excluded: node
+            .labels()
+            .contains_key(keys::EXCLUDE_FROM_LOAD_BALANCERS),
+        excluded_by: node.annotations().get(keys::EXCLUDED_BY).cloned(),
         taints: taints
             .into_iter()
             .flatten()

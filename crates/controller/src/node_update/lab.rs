@@ -181,7 +181,9 @@ impl Lab {
             let _: Pod = made(
                 &client,
                 json!({
-                    "metadata": {"name": format!("web-{name}"), "labels": {"app": "web"}},
+                    "metadata": {"name": format!("web-{name}"), "labels": {"app": "web"},
+                        "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet",
+                            "name": "web", "uid": "no-such", "controller": true}]},
                     "spec": {"nodeName": name, "containers": [{"name": "web", "image": "web"}]},
                 }),
             )

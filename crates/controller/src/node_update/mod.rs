@@ -24,7 +24,10 @@ use self::{
     act::{Done, perform},
     facts::Facts,
 };
-use crate::{context::Context, drain};
+use crate::{
+    context::Context,
+    drain::{self, Blind, Whose},
+};
 
 /// How soon a NodeUpdate is looked at again whose Machine the cache lacked.
 const AFTER_FIND: Duration = Duration::from_millis(100);
@@ -61,19 +64,22 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
     if facts.machine_is_missing() && find_machine(ctx, &facts).await? {
         return Ok(Action::RequeueAfter(AFTER_FIND));
     }
-    if let Err(error) = look_at_pods(ctx, &mut facts).await {
-        facts.refused = act::refusal("the list of pods", &error);
-        if facts.refused.is_none() && !act::is_silence(&error) {
-            return Err(error.into());
-        }
-        if facts.refused.is_none()
-            && let Some(cluster) = &facts.cluster
-        {
-            cluster.view.mark_unreachable();
+    if let Err(blind) = look_at_pods(ctx, &mut facts).await {
+        facts.refused = blind.refusal(act::refusal);
+        match blind {
+            _ if facts.refused.is_some() => {}
+            Blind::Workload(error) if act::is_silence(&error) => {
+                if let Some(cluster) = &facts.cluster {
+                    cluster.view.mark_unreachable();
+                }
+            }
+            Blind::Workload(error) | Blind::Management(error) => return Err(error.into()),
+            Blind::Rules(_) => {}
         }
     }
     let decision = decide(&facts.snapshot(), ctx.clock.now());
-    let Some(write) = decision.write.clone() else {
+    let write = decision.write.clone();
+    let Some(write) = write.or_else(|| act::resign(ctx, &facts)) else {
         return Ok(wait(&decision));
     };
     match perform(ctx, &facts, &decision, &write).await? {
@@ -121,15 +127,16 @@ fn wait(decision: &Decision) -> Action {
     decision.requeue.map_or(Action::Done, Action::RequeueAfter)
 }
 
-/// Lists the pods of a node that is being drained; nobody else needs them.
-async fn look_at_pods(ctx: &Context, facts: &mut Facts) -> kube::Result<()> {
+/// Looks at the pods of a node that is being drained, and at what they leave behind; nobody else
+/// needs them.
+async fn look_at_pods(ctx: &Context, facts: &mut Facts) -> Result<(), Blind> {
     let draining = facts
         .update
         .status
         .as_ref()
         .is_some_and(|status| status.phase == Phase::Draining);
-    let cordoned = facts.node().is_some_and(|node| node.unschedulable);
-    let Some(cluster) = facts.cluster.as_ref().filter(|_| draining && cordoned) else {
+    let node = facts.node().filter(|node| draining && node.unschedulable);
+    let (Some(node), Some(cluster), Some(machine)) = (node, &facts.cluster, &facts.machine) else {
         return Ok(());
     };
     if cluster.view.is_unreachable() {
@@ -143,6 +150,12 @@ async fn look_at_pods(ctx: &Context, facts: &mut Facts) -> kube::Result<()> {
         cluster.view.mark_unreachable();
         return Ok(());
     };
-    facts.pods = Some(drain::pods_on(&client, &cluster.node_name).await?);
+    let whose = Whose {
+        machine,
+        node: &cluster.node_name,
+        node_ready: node.ready,
+        policy: &facts.drain_policy.policy,
+    };
+    facts.drain = Some(drain::look(ctx, &client, whose).await?);
     Ok(())
 }

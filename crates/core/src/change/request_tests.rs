@@ -299,6 +299,7 @@ fn the_message_is_the_controllers_or_the_blocker() {
     status.blocked_by = vec![Blocker {
         reason: "PodDisruptionBudget".into(),
         object: "default/web".into(),
+        pod: String::new(),
         message: String::new(),
         since: Time(now()),
     }];

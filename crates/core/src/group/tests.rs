@@ -192,6 +192,7 @@ fn blocker(reason: &str) -> Blocker {
     Blocker {
         reason: reason.into(),
         object: String::new(),
+        pod: String::new(),
         message: "waiting for it".into(),
         since: Time(at(0)),
     }

@@ -191,6 +191,7 @@ pub(super) struct Node {
     pub(super) ready: bool,
     pub(super) unschedulable: bool,
     pub(super) cordoned_by: Option<String>,
+    pub(super) excluded_by: Option<String>,
     pub(super) version: String,
     pub(super) labels: BTreeMap<String, String>,
     pub(super) taints: Vec<Value>,
@@ -203,6 +204,7 @@ impl Node {
             ready: condition(value, "Ready").is_some_and(|c| c["status"] == "True"),
             unschedulable: value.pointer("/spec/unschedulable") == Some(&Value::Bool(true)),
             cordoned_by: annotation(value, keys::CORDONED_BY).map(str::to_owned),
+            excluded_by: annotation(value, keys::EXCLUDED_BY).map(str::to_owned),
             version: text(value, "/status/nodeInfo/kubeletVersion").to_owned(),
             labels: parsed(value, "/metadata/labels"),
             taints: taints

@@ -1,6 +1,6 @@
 //! What one write breaks.
 
-use refit_api::refit::Gate;
+use refit_api::{keys, refit::Gate};
 use serde_json::Value;
 
 use super::{
@@ -331,7 +331,19 @@ fn overruled(name: &str, before: &Node, after: &Node) -> Vec<Violation> {
             wrong("the controller takes a cordon for its own that is not");
         }
     }
-    if before.labels != after.labels {
+    // One label is ours to set where it is missing and to take away where we did.
+    let exclusion = |node: &Node| node.labels.get(keys::EXCLUDE_FROM_LOAD_BALANCERS).cloned();
+    let others = |node: &Node| {
+        let mut labels = node.labels.clone();
+        labels.remove(keys::EXCLUDE_FROM_LOAD_BALANCERS);
+        labels
+    };
+    let ours = match (exclusion(before), exclusion(after)) {
+        (None, Some(_)) => after.excluded_by.is_some(),
+        (Some(_), None) => before.excluded_by.is_some(),
+        (before, after) => before == after,
+    };
+    if !ours || others(before) != others(after) {
         wrong("the controller changes labels");
     }
     if before.taints != after.taints {

@@ -61,8 +61,10 @@ impl World {
     fn left_cordons(&self) -> Vec<Violation> {
         let mut found = Vec::new();
         for ((cluster, name), node) in &self.nodes {
-            let Some(by) = &node.cordoned_by else {
-                continue;
+            let (by, what) = match (&node.cordoned_by, &node.excluded_by) {
+                (Some(by), _) => (by, "cordon"),
+                (None, Some(by)) => (by, "exclusion from load balancers"),
+                (None, None) => continue,
             };
             let machine = self.machine_of(cluster, name).map(|(_, machine)| machine);
             let update = machine
@@ -74,7 +76,7 @@ impl World {
                 _ => update.blocked,
             });
             if !known {
-                let message = format!("the cordon of {by} is left, and no status speaks of it");
+                let message = format!("the {what} of {by} is left, and no status speaks of it");
                 found.push(violation(6, "Node", name, message));
             }
         }

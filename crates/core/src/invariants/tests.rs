@@ -431,6 +431,26 @@ fn an_admins_cordon_labels_and_taints_are_not_ours_to_change() {
     assert_eq!(ours(&mut world, &with(theirs, unschedulable)), OK);
 }
 
+#[test]
+fn an_exclusion_from_load_balancers_goes_with_whoever_set_it() {
+    let label = json!({"labels": {keys::EXCLUDE_FROM_LOAD_BALANCERS: ""}});
+    let theirs = with(node("w-0"), json!({"metadata": label}));
+    let note = json!({"metadata": {"annotations": {keys::EXCLUDED_BY: "w-0-1"}}});
+    let ours = with(theirs.clone(), note);
+    let writes = |before: &Value, after: &Value| {
+        let mut world = world();
+        kubelet(&mut world, before);
+        numbers(&world.observe("", "Node", Some("edge-1"), None, Some(after), "controller"))
+    };
+    assert_eq!(writes(&node("w-0"), &ours), OK);
+    assert_eq!(writes(&ours, &node("w-0")), OK);
+    assert_eq!(writes(&theirs, &node("w-0")), [6]);
+    assert_eq!(writes(&node("w-0"), &theirs), [6]);
+    let mut left = world();
+    kubelet(&mut left, &ours);
+    assert_eq!(rest(&left), [6]);
+}
+
 fn rest(world: &World) -> Vec<u8> {
     numbers(&world.at_rest(now()))
 }

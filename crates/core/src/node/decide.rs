@@ -9,7 +9,7 @@ use refit_api::{
 use super::{
     drain::DRAIN_LINE,
     end, gate, guard, health,
-    snapshot::{Decision, Seen, Snapshot, Workload, Write},
+    snapshot::{Decision, NodeView, Seen, Snapshot, Workload, Write},
     status::{Outcome, conclude, is_about},
     steps::{self, STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON},
     stop::{abort_write, deletion_overdue, gone, host_gave_up, stopped_by_deletion},
@@ -168,6 +168,7 @@ impl Work<'_, '_> {
         }
         let role = self.role();
         self.status.role = Some(role);
+        let work = self.host_work(self.seen.host_plan, role);
         let spec = HostPlanSpec {
             node_update: self.s.update.metadata.name.clone().unwrap_or_default(),
             plan_id: self.s.update.metadata.uid.clone().unwrap_or_default(),
@@ -177,7 +178,8 @@ impl Work<'_, '_> {
                 .seen
                 .host_plan
                 .map_or(0, |plan| plan.spec.returned_claim),
-            steps: self.new_steps(self.seen.host_plan, role),
+            point_of_no_return: work.point_of_no_return().to_owned(),
+            steps: work.steps(),
         };
         steps::mirror(&mut self.status, &spec.steps, None);
         Outcome::new(self.status.phase, "the host is given its plan")
@@ -251,6 +253,11 @@ impl Work<'_, '_> {
             return Outcome::blocked(Phase::Verifying, refusal).again_after(10);
         }
         steps::advance(&mut self.status, STEP_NODE_READY, StepState::Done, now, "");
+        let back = |node: &NodeView| node.excluded_by.is_some();
+        if self.seen.node.is_some_and(back) {
+            let line = "the node goes back to its load balancers";
+            return Outcome::new(Phase::Uncordoning, line).write(Some(Write::Include));
+        }
         // The note counts, not the cordon: an admin may have opened the node meanwhile.
         if self
             .seen

@@ -37,6 +37,7 @@ pub(super) fn after_end(s: &Snapshot<'_>, status: NodeUpdateStatus, now: Timesta
         }
         write = write.or_else(|| machine_condition(s, &status, now));
         write = write.or_else(|| show_cordon(s, &mut status));
+        write = write.or_else(|| include(s));
     }
     let slot = match &s.group {
         GroupView::Present(group) if holds(s, speaks) => Some(group.status),
@@ -106,6 +107,15 @@ fn available_again(s: &Snapshot<'_>, status: &NodeUpdateStatus) -> bool {
     };
     seen.node
         .is_some_and(|node| node.ready && !node.cordoned_by_us() && right_version(node))
+}
+
+/// A node that somebody opened after a bad end goes back to its load balancers.
+fn include(s: &Snapshot<'_>) -> Option<Write> {
+    let Workload::Seen(seen) = &s.workload else {
+        return None;
+    };
+    let node = seen.node?;
+    (!node.unschedulable && node.excluded_by.is_some()).then_some(Write::Include)
 }
 
 /// After a bad end the cordon may still be ours; the status says whose it is.

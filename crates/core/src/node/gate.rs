@@ -84,7 +84,10 @@ impl Work<'_, '_> {
             GroupView::Missing if self.s.slot_required => return Some(Refusal::GroupNotReady),
             _ => {}
         }
-        self.behind()
+        self.s
+            .settings_refused
+            .cloned()
+            .or_else(|| self.behind())
             .or_else(|| self.report_refusal())
             .or_else(|| self.older_plan())
     }

@@ -23,6 +23,10 @@
 mod availability;
 mod decide;
 mod drain;
+mod drain_ladder;
+mod drain_policy;
+mod drain_report;
+mod drain_sort;
 mod end;
 mod gate;
 mod guard;
@@ -42,10 +46,19 @@ mod tests;
 
 pub use availability::{MachineView, is_available};
 pub use decide::decide;
-pub use drain::{PodView, evictable};
+pub use drain::another_could_take;
+pub use drain_ladder::{How, Removal};
+pub use drain_policy::{
+    DrainChoice, DrainPolicy, NotATime, PodPolicy, drain_policy, parse_limit, parse_span,
+};
+pub use drain_report::DrainRefusal;
+pub use drain_sort::{
+    Attachment, DrainView, Labels, PodView, Sorted, asks_for_namespaces, claims_that_stay,
+    is_emptied, rules_of, sort,
+};
 pub use health::control_plane_health;
 pub use order::speaker;
-pub use plan::plan_steps;
+pub use plan::{HostWork, plan_steps};
 pub use role::decide_role;
 pub use snapshot::{
     Announcement, Decision, EvictionRefusal, Group, GroupView, NodeView, PodRef, Seen, Severity,

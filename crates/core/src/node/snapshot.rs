@@ -6,10 +6,12 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use refit_api::{
     capi::Machine,
-    refit::{HostPlan, HostPlanSpec, NodeUpdate, NodeUpdateStatus, UpdateGroupStatus},
+    refit::{
+        HostPlan, HostPlanSpec, HostSettings, NodeUpdate, NodeUpdateStatus, UpdateGroupStatus,
+    },
 };
 
-use super::drain::PodView;
+use super::{drain_ladder::Removal, drain_policy::DrainChoice, drain_sort::DrainView};
 use crate::{
     group::{Limits, Other},
     report::Refusal,
@@ -28,6 +30,12 @@ pub struct Snapshot<'a> {
     pub paused: Option<String>,
     /// The Machine's owner or Cluster wants no guard against remediation.
     pub unguarded: bool,
+    /// How a drain goes about its work here.
+    pub drain: DrainChoice,
+    /// What the hosts here need beside a Kubernetes version.
+    pub settings: &'a HostSettings,
+    /// Why that cannot be read: nothing new begins before it can.
+    pub settings_refused: Option<&'a Refusal>,
     /// The version that the spec of the Machine's owner asks for.
     pub owner_version: Option<&'a str>,
     /// The Machine's group.
@@ -95,8 +103,8 @@ pub struct Seen<'a> {
     /// Nodes of the cluster's control plane Machines: Machine, Node if it has one, whether the
     /// Machine is being deleted.
     pub control_plane: &'a [(String, Option<String>, bool)],
-    /// Pods on the Node; `None` if nobody looked.
-    pub pods: Option<&'a [PodView]>,
+    /// Pods on the Node and what concerns them; `None` if nobody looked.
+    pub drain: Option<&'a DrainView>,
     /// Evictions that were just refused; `None` if none was tried.
     pub evictions: Option<&'a [EvictionRefusal]>,
 }
@@ -118,6 +126,10 @@ pub struct NodeView {
     pub unschedulable: bool,
     /// The NodeUpdate that cordoned it: [`refit_api::keys::CORDONED_BY`].
     pub cordoned_by: Option<String>,
+    /// External load balancers leave it out: [`refit_api::keys::EXCLUDE_FROM_LOAD_BALANCERS`].
+    pub excluded: bool,
+    /// The NodeUpdate that took it out of them: [`refit_api::keys::EXCLUDED_BY`].
+    pub excluded_by: Option<String>,
     /// Keys of taints that keep pods away, but for the one of a cordon.
     pub taints: Vec<String>,
 }
@@ -202,8 +214,12 @@ pub enum Write {
     Cordon,
     /// Makes the Node schedulable and removes the note.
     Uncordon,
-    /// Evicts pods.
-    Evict(Vec<PodRef>),
+    /// Takes the Node out of its load balancers and notes that we did.
+    Exclude,
+    /// Gives it back to them and removes the note.
+    Include,
+    /// Evicts pods, or removes them in a harder way.
+    Evict(Vec<Removal>),
     /// Sets the Machine's condition `MachineUpToDate`, or removes it.
     MachineCondition(Option<Condition>),
 }
@@ -217,7 +233,7 @@ impl Write {
             Self::Guard(_) | Self::Unguard(_) => "a write to the Machine",
             Self::MachineCondition(_) => "a write to the Machine's status",
             Self::HostPlan(_) => "a write to the HostPlan",
-            Self::Cordon | Self::Uncordon => "a write to the Node",
+            Self::Cordon | Self::Uncordon | Self::Exclude | Self::Include => "a write to the Node",
             Self::Evict(_) => "an eviction",
         }
     }

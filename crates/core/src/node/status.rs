@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use refit_api::{
     capi::Machine,
     conditions,
-    refit::{Blocker, NodeUpdateStatus, Phase, Stage, StepState},
+    refit::{Blocker, DrainRung, NodeUpdateStatus, Phase, Stage, StepState},
 };
 
 use super::{
@@ -18,7 +18,11 @@ use super::{
 use crate::report::Refusal;
 
 /// Reasons of blockers that only an attempt to evict can lift.
-const FROM_EVICTIONS: [&str; 2] = ["PodDisruptionBudget", "EvictionRefused"];
+const FROM_EVICTIONS: [&str; 3] = [
+    "PodDisruptionBudget",
+    "EvictionRefused",
+    "EvictionUnavailable",
+];
 
 /// Reason of a blocker that only the next attempt at the same write can lift.
 const API_REFUSED: &str = "ApiRefused";
@@ -180,12 +184,16 @@ fn blocked_by(old: &[Blocker], outcome: &Outcome, now: Timestamp) -> Vec<Blocker
     }
     for refusal in &outcome.blockers {
         let blocker = refusal.blocker(old, now);
-        let known = |b: &Blocker| b.reason == blocker.reason && b.object == blocker.object;
+        let known = |b: &Blocker| same_blocker(b, &blocker);
         if !list.iter().any(known) {
             list.push(blocker);
         }
     }
     list
+}
+
+fn same_blocker(a: &Blocker, b: &Blocker) -> bool {
+    (&a.reason, &a.object, &a.pod) == (&b.reason, &b.object, &b.pod)
 }
 
 /// What an API server refuses: just now, or when it was last asked for what comes next again.
@@ -242,6 +250,9 @@ fn announcements(
     {
         say(severity, reason, message);
     }
+    if let Some((reason, message)) = rung_announcement(old, new) {
+        say(Severity::Warning, reason, message);
+    }
     for refusal in &outcome.blockers {
         let fresh = !old.blocked_by.iter().any(|blocker| {
             blocker.reason == refusal.reason() && blocker.object == refusal.object()
@@ -276,6 +287,28 @@ fn phase_announcement(new: &NodeUpdateStatus) -> Option<(Severity, &'static str,
         Phase::Stopped => Some((Severity::Warning, "UpdateStopped", ended())),
         _ => None,
     }
+}
+
+/// What a higher rung of the drain's escalation is announced with.
+fn rung_announcement(
+    old: &NodeUpdateStatus,
+    new: &NodeUpdateStatus,
+) -> Option<(&'static str, String)> {
+    let drain = new.drain.as_ref()?;
+    if old.drain.as_ref().is_some_and(|old| old.rung >= drain.rung) {
+        return None;
+    }
+    let reason = match drain.rung {
+        DrainRung::Evict => return None,
+        DrainRung::Notified => "DrainTakesLong",
+        DrainRung::Delete => "DrainDeletesPods",
+        DrainRung::Force => "DrainForcesPods",
+        DrainRung::GivenUp => "DrainGivenUp",
+    };
+    Some((
+        reason,
+        format!("Node {}: {}.", new.node_name, drain.message),
+    ))
 }
 
 /// The line with a capital letter and without a full stop.

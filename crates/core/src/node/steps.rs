@@ -85,7 +85,7 @@ pub(super) fn advance(
     let ended = |state| {
         matches!(
             state,
-            StepState::Done | StepState::Skipped | StepState::Failed
+            StepState::Done | StepState::Skipped | StepState::Failed | StepState::Undone
         )
     };
     if step.state == state || ended(step.state) {

@@ -3,7 +3,10 @@
 use jiff::Timestamp;
 use refit_api::{
     capi::Machine,
-    refit::{Gate, HostPlan, Phase, PlanState, Stage, StepState},
+    refit::{
+        FailureKind, Gate, HostPlan, HostPlanStatus, HostStepStatus, Phase, PlanState, Stage,
+        StepState,
+    },
 };
 
 use super::{
@@ -46,11 +49,26 @@ impl Work<'_, '_> {
     }
 
     pub(super) fn stopping(&self, machine: &Machine, stop: &Stop) -> Outcome {
+        let left = self
+            .ours()
+            .and_then(report)
+            .map_or(&[][..], |report| &report.left_behind);
+        let and_left = |mut message: String| {
+            for sentence in left {
+                message.push_str("; ");
+                message.push_str(sentence.trim_end_matches('.'));
+            }
+            message
+        };
         let stopped = match stop {
             Stop::Deleting => stopped_by_deletion(machine),
-            Stop::Aborted => Outcome::stopped("Aborted", "the update was aborted as asked"),
+            Stop::Aborted => {
+                let message = and_left("the update was aborted as asked".to_owned());
+                Outcome::stopped("Aborted", message)
+            }
             Stop::Superseded(by) => {
-                Outcome::stopped("Superseded", format!("NodeUpdate {by} has another goal"))
+                let message = and_left(format!("NodeUpdate {by} has another goal"));
+                Outcome::stopped("Superseded", message)
             }
         };
         let Some(plan) = self.ours() else {
@@ -82,24 +100,20 @@ pub(super) fn host_gave_up(plan: &HostPlan) -> Option<Outcome> {
     let report = report(plan)?;
     match report.state {
         PlanState::Failed => {
-            let step = report
-                .steps
-                .iter()
-                .find(|step| step.state == StepState::Failed);
-            let (reason, message) = step.map_or_else(
-                || (String::new(), "the host gave no reason".to_owned()),
-                |step| {
-                    (
-                        step.reason.clone(),
-                        format!("step {}: {}", step.id, step.message),
-                    )
-                },
-            );
-            let reason = if reason.is_empty() {
-                "HostStepFailed".to_owned()
-            } else {
-                reason
+            let failed = |step: &&HostStepStatus| step.state == StepState::Failed;
+            let Some(step) = report.steps.iter().find(failed) else {
+                let message = "the host gave no reason";
+                return Some(Outcome::failed("HostStepFailed", message));
             };
+            let reason = match &*step.reason {
+                "" => "HostStepFailed",
+                reason => reason,
+            };
+            let mut message = format!("step {}: {}", step.id, step.message);
+            for more in afterwards(report, step.failure) {
+                message.push_str("; ");
+                message.push_str(more);
+            }
             Some(Outcome::failed(reason, message))
         }
         PlanState::Stopped => Some(Outcome::stopped(
@@ -108,6 +122,28 @@ pub(super) fn host_gave_up(plan: &HostPlan) -> Option<Outcome> {
         )),
         _ => None,
     }
+}
+
+/// What a person has to know beside the failure itself: what became of the host, and whose turn it is.
+fn afterwards(report: &HostPlanStatus, failure: Option<FailureKind>) -> Vec<&str> {
+    let undone = report
+        .steps
+        .iter()
+        .any(|step| step.state == StepState::Undone);
+    let mut list: Vec<&str> = report
+        .left_behind
+        .iter()
+        .map(|sentence| sentence.trim_end_matches('.'))
+        .collect();
+    if undone && list.is_empty() {
+        list.push("the host has taken back what it did");
+    }
+    match failure {
+        Some(FailureKind::NeedsPerson) => list.push("it needs a person"),
+        Some(FailureKind::Final) => list.push("no further try can help"),
+        Some(FailureKind::Retriable) | None => {}
+    }
+    list
 }
 
 pub(super) fn gone(s: &Snapshot<'_>) -> Outcome {

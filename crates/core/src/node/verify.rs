@@ -1,6 +1,6 @@
 //! Whether a node came back as asked for.
 
-use refit_api::refit::{HostPlan, StepType};
+use refit_api::refit::{HostPlan, PlannedStep, StepType};
 
 use super::snapshot::{NodeView, Seen};
 use crate::report::Refusal;
@@ -49,6 +49,11 @@ pub(super) fn verify(
             "its Node still shows the boot before the reboot".to_owned(),
         ));
     }
+    if let Some((wanted, found)) = other_os_image(plan) {
+        return Err(not_yet(format!(
+            "its host runs OS image {found:?} and not {wanted:?}"
+        )));
+    }
     if control_plane {
         static_pods(seen, node_name, goal).map_err(not_yet)?;
     }
@@ -88,6 +93,15 @@ fn booted(node: &NodeView, plan: &HostPlan) -> bool {
         .as_ref()
         .map_or("", |status| &status.facts.boot_id);
     !reboots || reported.is_empty() || node.boot_id == reported
+}
+
+/// The OS image that was to be kept, and what the host reports instead.
+fn other_os_image(plan: &HostPlan) -> Option<(&str, &str)> {
+    let commit = |step: &&PlannedStep| step.action.type_ == StepType::OsImageCommit;
+    let step = plan.spec.steps.iter().find(commit)?;
+    let wanted = step.action.os_image.as_ref()?.name.as_str();
+    let found = plan.status.as_ref()?.facts.os_image.as_str();
+    (found != wanted).then_some((wanted, found))
 }
 
 fn static_pods(seen: &Seen<'_>, node: &str, goal: &str) -> Result<(), String> {

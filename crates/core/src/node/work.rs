@@ -6,15 +6,15 @@ use refit_api::{
     capi::Machine,
     keys,
     refit::{
-        Gate, HostPlan, HostPlanStatus, NodeUpdate, NodeUpdateStatus, PlannedStep, Role, Slot,
-        StepState,
+        Gate, HostPlan, HostPlanStatus, NodeUpdate, NodeUpdateStatus, PlanState, PlannedStep, Role,
+        Slot, StepState,
     },
 };
 
 use super::{
     gate,
     order::same_machine,
-    plan,
+    plan::HostWork,
     role::decide_role,
     snapshot::{GroupView, NodeView, Seen, Snapshot},
     steps,
@@ -51,12 +51,21 @@ impl<'a> Work<'_, 'a> {
     }
 
     pub(super) fn new_steps(&self, plan: Option<&HostPlan>, role: Role) -> Vec<PlannedStep> {
+        self.host_work(plan, role).steps()
+    }
+
+    /// What the host is to become for this NodeUpdate, and what it says that it is.
+    pub(super) fn host_work<'b>(&'b self, plan: Option<&'b HostPlan>, role: Role) -> HostWork<'b> {
         let goal = &self.s.update.spec.goal;
-        let now = plan
-            .and_then(|plan| plan.status.as_ref())
-            .map(|status| &status.facts.os_image);
-        let reboot = !goal.os_image.is_empty() && now.is_some_and(|now| *now != goal.os_image);
-        plan::plan_steps(role, &goal.kubernetes_version, reboot)
+        HostWork {
+            role,
+            version: &goal.kubernetes_version,
+            os_image: &goal.os_image,
+            settings: self.s.settings,
+            facts: plan
+                .and_then(|plan| plan.status.as_ref())
+                .map(|status| &status.facts),
+        }
     }
 
     pub(super) fn mirror_host(&mut self) {
@@ -74,6 +83,13 @@ impl<'a> Work<'_, 'a> {
 
     /// The line of a host at work: it changes with the step.
     pub(super) fn host_line(&self) -> String {
+        if self
+            .ours()
+            .and_then(report)
+            .is_some_and(|report| report.state == PlanState::Undoing)
+        {
+            return "the host takes back what it did".to_owned();
+        }
         let ended = |state| matches!(state, StepState::Done | StepState::Skipped);
         let next = self.ours().and_then(|plan| {
             let report = report(plan)?;

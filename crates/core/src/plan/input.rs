@@ -10,7 +10,10 @@ use super::{
     objects::{Objects, annotations, condition, controller, is_deleting, name, text, time},
     reach::{Extension, GroupRef, Read},
 };
-use crate::change::OnUncovered;
+use crate::{
+    change::OnUncovered,
+    node::{NodeView, another_could_take},
+};
 
 /// How old an agent's report may be before its host counts as unknown: the agent reports every five
 /// minutes, and two reports may get lost.
@@ -85,6 +88,8 @@ pub struct Hosts {
     pub kubelets: BTreeMap<String, String>,
     /// PodDisruptionBudgets that allow no eviction now, with the nodes of their pods.
     pub exhausted: BTreeMap<String, BTreeSet<String>>,
+    /// Nodes whose pods no other node could take: they are not drained.
+    pub alone: BTreeSet<String>,
 }
 
 impl Hosts {
@@ -96,7 +101,13 @@ impl Hosts {
             let version = text(node, "/status/nodeInfo/kubeletVersion");
             (name(node).to_owned(), version.to_owned())
         };
+        let views: Vec<NodeView> = nodes.iter().map(node_view).collect();
         Self {
+            alone: views
+                .iter()
+                .filter(|node| !node.unschedulable && !another_could_take(node, &views))
+                .map(|node| node.name.clone())
+                .collect(),
             reported_at: plans.iter().filter_map(reported).collect(),
             kubelets: nodes.iter().map(kubelet).collect(),
             exhausted: budgets
@@ -116,6 +127,27 @@ impl Hosts {
         self.reported_at
             .get(node)
             .is_some_and(|at| now.duration_since(*at) <= REPORT_STALE_AFTER)
+    }
+}
+
+/// What decides whether a node takes pods.
+fn node_view(node: &Value) -> NodeView {
+    let taints = node.pointer("/spec/taints").and_then(Value::as_array);
+    let keeps_away = |taint: &&Value| {
+        text(taint, "/effect") != "PreferNoSchedule"
+            && text(taint, "/key") != "node.kubernetes.io/unschedulable"
+    };
+    NodeView {
+        name: name(node).to_owned(),
+        ready: condition(node, "Ready").is_some_and(|status| status == "True"),
+        unschedulable: node.pointer("/spec/unschedulable") == Some(&Value::Bool(true)),
+        taints: taints
+            .into_iter()
+            .flatten()
+            .filter(keeps_away)
+            .map(|taint| text(taint, "/key").to_owned())
+            .collect(),
+        ..NodeView::default()
     }
 }
 
@@ -153,6 +185,27 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_node_is_alone_where_no_other_takes_its_pods() {
+        let node = |name: &str, taint: Option<&str>, ready: &str| {
+            json!({
+                "metadata": {"name": name},
+                "spec": {"taints": taint.map(|key| json!([{"key": key, "effect": "NoSchedule"}]))},
+                "status": {"conditions": [{"type": "Ready", "status": ready}]},
+            })
+        };
+        let alone = |nodes: &[Value]| {
+            let hosts = Hosts::of(&[], nodes, &[], &[]);
+            hosts.alone.into_iter().collect::<Vec<_>>()
+        };
+        let (one, plane) = (node("w-1", None, "True"), node("cp", Some("cp"), "True"));
+        assert_eq!(alone(std::slice::from_ref(&one)), ["w-1"]);
+        // Pods of the control plane's node could go to the worker, not the other way round.
+        assert_eq!(alone(&[one.clone(), plane]), ["w-1"]);
+        assert_eq!(alone(&[one.clone(), node("w-2", None, "False")]), ["w-1"]);
+        assert!(alone(&[one, node("w-2", None, "True")]).is_empty());
+    }
 
     #[test]
     fn an_exhausted_budget_names_the_nodes_of_its_pods() {

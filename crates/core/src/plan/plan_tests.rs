@@ -412,6 +412,27 @@ fn what_blocks_is_named() {
 }
 
 #[test]
+fn a_node_that_cannot_be_drained_is_said_beforehand_and_no_budget_holds_it() {
+    let mut alone = live();
+    let facts = hosts(&mut alone);
+    facts.alone = ["edge-1-1".to_owned()].into();
+    facts.exhausted = [("default/web".to_owned(), ["edge-1-1".to_owned()].into())].into();
+    let found = only(plan(&alone));
+    assert!(
+        found
+            .blocked_by
+            .iter()
+            .all(|b| b.reason != "PodDisruptionBudget"),
+        "{found:#?}"
+    );
+    let said = "Node edge-1-1 is not drained: no other node could take its pods";
+    assert!(
+        found.notes.iter().any(|note| note.starts_with(said)),
+        "{found:#?}"
+    );
+}
+
+#[test]
 fn replacements_that_nobody_asked_for_are_foretold() {
     let mut sick = live();
     change_machine(&mut sick, 1, |m| m["status"]["conditions"] = json!([]));
@@ -513,7 +534,7 @@ fn workers_wait_for_the_control_plane_or_go_after_it() {
 fn past_updates_tell_how_long_it_takes() {
     let mut input = live();
     assert_eq!(only(plan(&input)).seconds, None);
-    let steps = crate::node::plan_steps(refit_api::refit::Role::ControlPlane, NEW, false);
+    let steps = crate::node::plan_steps(refit_api::refit::Role::ControlPlane, NEW);
     let durations: Vec<Value> = crate::node::step_names(&steps)
         .into_iter()
         .map(|step| json!({"step": step, "seconds": [10]}))

@@ -326,11 +326,19 @@ impl<'a> View<'a> {
             }
             Some(Read::Known(hosts)) => hosts,
         };
+        let mine = || {
+            let names = machines.iter();
+            names.map(|machine| text(machine, "/status/nodeRef/name"))
+        };
+        for node in mine().filter(|node| hosts.alone.contains(*node)) {
+            self.plan.notes.push(format!(
+                "Node {node} is not drained: no other node could take its pods, so they see it \
+                 restart"
+            ));
+        }
         for (budget, nodes) in &hosts.exhausted {
-            let here: Vec<&str> = machines
-                .iter()
-                .map(|machine| text(machine, "/status/nodeRef/name"))
-                .filter(|node| nodes.contains(*node))
+            let here: Vec<&str> = mine()
+                .filter(|node| nodes.contains(*node) && !hosts.alone.contains(*node))
                 .collect();
             if here.is_empty() {
                 continue;
@@ -397,7 +405,7 @@ impl<'a> View<'a> {
                 serde_json::from_value(group.pointer("/status/durations")?.clone()).ok()
             })
             .unwrap_or_default();
-        let steps = plan_steps(role, &self.plan.to, false);
+        let steps = plan_steps(role, &self.plan.to);
         let one: Option<i64> = step_names(&steps)
             .into_iter()
             .map(|step| median_seconds(&known, step).map(i64::from))

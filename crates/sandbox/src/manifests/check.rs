@@ -16,10 +16,9 @@ use serde_json::Value;
 use super::{Manifest, Problem, fields, refs, shown, text};
 
 /// Kinds of Cluster API's groups that the sandbox keeps but does not act on.
-pub(super) const UNSUPPORTED_KINDS: [&str; 5] = [
+pub(super) const UNSUPPORTED_KINDS: [&str; 4] = [
     "ClusterResourceSet",
     "ClusterResourceSetBinding",
-    "MachineDrainRule",
     "MachineHealthCheck",
     "MachinePool",
 ];

@@ -168,6 +168,15 @@ pub(super) fn blockers(update: &Value) -> impl Iterator<Item = &Value> {
     all.into_iter().flatten()
 }
 
+/// The first of what blocks an update, and how much more does: a drain may name a score of pods.
+pub(super) fn in_short(blockers: &[String]) -> String {
+    let first = blockers.first().cloned().unwrap_or_default();
+    match blockers.len().saturating_sub(1) {
+        0 => first,
+        more => format!("{first} (and {more} more)"),
+    }
+}
+
 fn blocked(
     world: &World,
     group: Group,
@@ -409,7 +418,7 @@ fn update_line(names: &Names, update: &Value) -> Option<String> {
         let message = text(update, "/status/message");
         (if failure.is_empty() { message } else { failure }).to_owned()
     } else {
-        blockers.join(", ")
+        in_short(&blockers)
     };
     Some(format!("its update is {phase:?}: {why}"))
 }

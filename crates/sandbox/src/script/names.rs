@@ -107,6 +107,16 @@ impl Names {
         update.unwrap_or_else(|| word.to_owned())
     }
 
+    /// Puts the real names into an object that a script wrote.
+    pub(super) fn make_real(&self, value: &mut Value) {
+        match value {
+            Value::String(word) => *word = self.real(word),
+            Value::Array(list) => list.iter_mut().for_each(|one| self.make_real(one)),
+            Value::Object(map) => map.values_mut().for_each(|one| self.make_real(one)),
+            _ => {}
+        }
+    }
+
     /// The script's name of a machine.
     pub(super) fn given<'a>(&'a self, real: &'a str) -> &'a str {
         self.given.get(real).map_or(real, String::as_str)

@@ -348,8 +348,12 @@ impl Runner<'_> {
                 Ok(())
             }
             Action::Apply(cluster, source) => {
-                let objects = self.source(source)?;
+                let mut objects = self.source(source)?;
                 let live = self.live()?;
+                live.observe();
+                for object in &mut objects {
+                    live.names.make_real(object);
+                }
                 let lines = objects::apply(&live.world, cluster.as_deref(), objects).await?;
                 self.say_all(&lines)
             }

@@ -283,7 +283,7 @@ fn updates(live: &Live) -> String {
                     reason => format!("{reason}: {}", status("failureMessage")),
                 }
             } else {
-                why.join(", ")
+                look::in_short(&why)
             };
             [
                 name(update),

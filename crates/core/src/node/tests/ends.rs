@@ -6,7 +6,7 @@ use refit_api::{
 };
 
 use super::world::*;
-use crate::node::Write;
+use crate::node::{DrainChoice, Write};
 
 fn aborted(mut one: One) -> One {
     one.update.spec.stage = Stage::Abort;
@@ -355,6 +355,9 @@ fn nothing_is_written_while_nothing_is_known() {
         machine: Some(&machine),
         paused: None,
         unguarded: false,
+        drain: DrainChoice::default(),
+        settings: &refit_api::refit::HostSettings::default(),
+        settings_refused: None,
         owner_version: None,
         group: GroupView::Missing,
         workload: Workload::NotSynced,
@@ -379,6 +382,9 @@ fn a_deletion_does_not_wait_for_a_cluster_that_cannot_be_read() {
             machine: one.machine.as_ref(),
             paused: None,
             unguarded: false,
+            drain: DrainChoice::default(),
+            settings: &refit_api::refit::HostSettings::default(),
+            settings_refused: None,
             owner_version: None,
             group: GroupView::Missing,
             workload: Workload::NotSynced,

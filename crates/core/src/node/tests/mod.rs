@@ -1,6 +1,9 @@
+mod drain;
+mod drain_sorting;
 mod ends;
 mod handover;
 mod model;
 mod phases;
+mod plan;
 mod rules;
 mod world;

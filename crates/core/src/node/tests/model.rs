@@ -101,13 +101,18 @@ impl Five {
     }
 
     fn look(&self, who: usize) -> Look {
+        let view = DrainView {
+            pods: self.pods[who].clone(),
+            attachments: Some(Vec::new()),
+            ..DrainView::default()
+        };
         let seen = Seen {
             host_plan: Some(&self.plans[who]),
             node: Some(&self.nodes[who]),
             nodes: &self.nodes,
             static_pods: &[],
             control_plane: &[],
-            pods: Some(&self.pods[who]),
+            drain: Some(&view),
             evictions: None,
         };
         let snapshot = Snapshot {
@@ -116,6 +121,9 @@ impl Five {
             machine: Some(&self.machines[who]),
             paused: None,
             unguarded: false,
+            drain: DrainChoice::default(),
+            settings: &refit_api::refit::HostSettings::default(),
+            settings_refused: None,
             owner_version: None,
             group: GroupView::Present(Group {
                 status: &self.group,
@@ -147,7 +155,7 @@ impl Five {
             Write::ClaimSlot(_) | Write::ReleaseSlot(_) => 1,
             Write::Guard(_) | Write::Unguard(_) => 2,
             Write::HostPlan(_) => 3,
-            Write::Cordon | Write::Uncordon => 4,
+            Write::Cordon | Write::Uncordon | Write::Exclude | Write::Include => 4,
             Write::Evict(_) | Write::MachineCondition(_) => usize::MAX,
         };
         let now = self.guards(who);

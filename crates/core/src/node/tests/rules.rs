@@ -370,7 +370,7 @@ fn the_role_is_sticky_while_the_api_server_changes() {
 
 #[test]
 fn steps_are_cut_by_gates_in_the_documented_order() {
-    let plan = plan_steps(Role::ControlPlane, GOAL, true);
+    let plan = plan_steps(Role::ControlPlane, GOAL);
     assert!(plan.is_sorted_by_key(|step| step.gate));
     assert!(plan.is_sorted_by_key(|step| step.action.type_));
     assert_eq!(
@@ -385,13 +385,12 @@ fn steps_are_cut_by_gates_in_the_documented_order() {
             "drain",
             "kubelet-install",
             "kubelet-restart",
-            "reboot",
             "verify",
             "node-ready",
             "uncordon",
         ]
     );
-    let worker = plan_steps(Role::Worker, GOAL, false);
+    let worker = plan_steps(Role::Worker, GOAL);
     assert!(
         !worker
             .iter()

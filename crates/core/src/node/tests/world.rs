@@ -9,15 +9,16 @@ use refit_api::{
     capi::{Machine, MachineSpec, MachineStatus, NodeRef},
     conditions, keys,
     refit::{
-        Gate, Goal, HostFacts, HostPlan, HostPlanSpec, HostPlanStatus, HostStepStatus, MachineRef,
-        NodeUpdate, NodeUpdateSpec, Origin, PlanState, Stage, StepState, StepType,
-        UpdateGroupStatus,
+        Gate, Goal, HostFacts, HostPlan, HostPlanSpec, HostPlanStatus, HostSettings,
+        HostStepStatus, MachineRef, NodeUpdate, NodeUpdateSpec, Origin, PlanState, Stage,
+        StepState, StepType, UpdateGroupStatus,
     },
 };
 
 use crate::{
     group::{Limits, Other},
     node::*,
+    report::Refusal,
 };
 
 pub(super) const FROM: &str = "v1.34.2";
@@ -124,6 +125,10 @@ pub(super) fn pod(name: &str) -> PodView {
     }
 }
 
+fn is_eviction(how: How) -> bool {
+    matches!(how, How::Evict { .. })
+}
+
 /// Everything around the NodeUpdate `m-0-1` of Machine `m-0`.
 #[derive(Clone, Debug)]
 pub(super) struct One {
@@ -133,6 +138,8 @@ pub(super) struct One {
     pub(super) machine: Option<Machine>,
     pub(super) paused: Option<String>,
     pub(super) owner_version: Option<String>,
+    pub(super) settings: HostSettings,
+    pub(super) settings_refused: Option<Refusal>,
     pub(super) group: Option<UpdateGroupStatus>,
     pub(super) limits: Limits,
     pub(super) others: Vec<Other>,
@@ -144,6 +151,9 @@ pub(super) struct One {
     pub(super) static_pods: Vec<StaticPod>,
     pub(super) control_plane: Vec<(String, Option<String>, bool)>,
     pub(super) pods: Vec<PodView>,
+    /// What else a drain looks at; `pods` goes before its own.
+    pub(super) around: DrainView,
+    pub(super) drain: DrainChoice,
     pub(super) refusals: Vec<EvictionRefusal>,
     /// What the API server refused just now.
     pub(super) refused: Option<crate::report::Refusal>,
@@ -169,6 +179,8 @@ impl One {
             machine: Some(machine("m-0")),
             paused: None,
             owner_version: Some(GOAL.into()),
+            settings: HostSettings::default(),
+            settings_refused: None,
             group: Some(UpdateGroupStatus::default()),
             limits: Limits {
                 replicas: 5,
@@ -183,6 +195,11 @@ impl One {
             static_pods: Vec::new(),
             control_plane: Vec::new(),
             pods: vec![pod("web-1")],
+            around: DrainView {
+                attachments: Some(Vec::new()),
+                ..DrainView::default()
+            },
+            drain: DrainChoice::default(),
             refusals: Vec::new(),
             refused: None,
             log: Vec::new(),
@@ -241,13 +258,17 @@ impl One {
     }
 
     pub(super) fn decide_with(&self, evictions: Option<&[EvictionRefusal]>) -> Decision {
+        let view = DrainView {
+            pods: self.pods.clone(),
+            ..self.around.clone()
+        };
         let seen = Seen {
             host_plan: self.plan.as_ref(),
             node: self.node(),
             nodes: &self.nodes,
             static_pods: &self.static_pods,
             control_plane: &self.control_plane,
-            pods: Some(&self.pods),
+            drain: Some(&view),
             evictions,
         };
         let group = match &self.group {
@@ -265,6 +286,9 @@ impl One {
             machine: self.machine.as_ref(),
             paused: self.paused.clone(),
             unguarded: false,
+            drain: self.drain.clone(),
+            settings: &self.settings,
+            settings_refused: self.settings_refused.as_ref(),
             owner_version: self.owner_version.as_deref(),
             group,
             workload: if self.reachable {
@@ -364,10 +388,27 @@ impl One {
                 node.unschedulable = false;
                 node.cordoned_by = None;
             }
+            Write::Exclude => {
+                let name = self.update.metadata.name.clone();
+                let node = self.node_mut();
+                node.excluded = true;
+                node.excluded_by = name;
+            }
+            Write::Include => {
+                let node = self.node_mut();
+                node.excluded = false;
+                node.excluded_by = None;
+            }
             Write::Evict(pods) => {
-                let refused = self.refusals.clone();
+                let refused: Vec<_> = self
+                    .refusals
+                    .iter()
+                    .filter(|r| pods.iter().any(|p| p.pod == r.pod && is_eviction(p.how)))
+                    .cloned()
+                    .collect();
                 self.pods.retain(|pod| {
-                    !pods.contains(&pod.pod) || refused.iter().any(|r| r.pod == pod.pod)
+                    !pods.iter().any(|p| p.pod == pod.pod)
+                        || refused.iter().any(|r| r.pod == pod.pod)
                 });
                 let decision = self.decide_with(Some(&refused));
                 if decision.write == Some(Write::Status) {
@@ -387,7 +428,10 @@ impl One {
     /// Makes a write whose look was another one's: evictions all succeed.
     pub(super) fn apply_alone(&mut self, decision: &Decision, write: Write) {
         match write {
-            Write::Evict(pods) => self.pods.retain(|pod| !pods.contains(&pod.pod)),
+            Write::Evict(pods) => {
+                self.pods
+                    .retain(|pod| !pods.iter().any(|p| p.pod == pod.pod));
+            }
             write => self.apply(decision, write),
         }
     }
@@ -499,7 +543,13 @@ pub(super) fn word(write: &Write) -> String {
         Write::HostPlan(spec) => format!("gate {:?}", spec.gate),
         Write::Cordon => "cordon".into(),
         Write::Uncordon => "uncordon".into(),
-        Write::Evict(_) => "evict".into(),
+        Write::Exclude => "exclude".into(),
+        Write::Include => "include".into(),
+        Write::Evict(pods) => match pods.iter().map(|p| p.how).next() {
+            Some(How::Delete { .. }) => "delete".into(),
+            Some(How::Force) => "force".into(),
+            _ => "evict".into(),
+        },
         Write::MachineCondition(None) => "condition gone".into(),
         Write::MachineCondition(Some(condition)) => format!("condition {}", condition.reason),
     }

@@ -1,0 +1,412 @@
+//! Drives the host from the journal: asks the engine what comes next, writes it down, does it.
+
+use std::{sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use refit_api::refit::{FailureKind, HostFacts, HostPlanSpec, HostPlanStatus, StepType};
+use refit_kube::{Clock, clock::instant};
+use tokio::sync::watch;
+
+use crate::{
+    disk::Disk,
+    engine::{self, Next},
+    host::{Host, HostError, Job, Since, UnitState},
+    journal::{Journal, JournalError},
+    judge::{Known, Verdict, judge},
+    reason::Failure,
+    report::{self, Trouble},
+    reporter::OwnPlan,
+    state::{Outcome, Record},
+    trust::{Extras, Refused},
+};
+
+/// Wait before a host or a disk that did not answer is tried again.
+const LOCAL_RETRY: Duration = Duration::from_secs(10);
+/// Wait before an ended unit is looked at again.
+const POLL: Duration = Duration::from_secs(1);
+
+/// Drives the host from the journal.
+pub(crate) struct Driver {
+    pub(crate) plan: OwnPlan,
+    pub(crate) host: Arc<dyn Host>,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) clock: Clock,
+    pub(crate) facts: HostFacts,
+    /// The unit that this process started last.
+    pub(crate) started: String,
+    /// The unit that this process found ended last, and when.
+    pub(crate) ended: Option<(String, tokio::time::Instant)>,
+    pub(crate) reports: watch::Sender<Option<HostPlanStatus>>,
+    pub(crate) extras: Extras,
+    /// The plan that is not believed.
+    pub(crate) refused: Option<Refused>,
+}
+
+/// Why the driver stops for a moment.
+enum Pause {
+    /// The journal.
+    Journal(JournalError),
+    /// The host.
+    Host(HostError),
+}
+
+impl From<JournalError> for Pause {
+    fn from(error: JournalError) -> Self {
+        Self::Journal(error)
+    }
+}
+
+impl From<HostError> for Pause {
+    fn from(error: HostError) -> Self {
+        Self::Host(error)
+    }
+}
+
+impl Driver {
+    /// Drives until it is dropped.
+    pub(crate) async fn run(mut self) -> std::convert::Infallible {
+        loop {
+            let mut journal = match Journal::open(self.disk.clone()).await {
+                Ok(journal) => journal,
+                Err(error) => {
+                    self.suffer(None, &error).await;
+                    continue;
+                }
+            };
+            if let Err(Pause::Host(error)) = self.refresh(&journal).await {
+                tracing::warn!(%error, "the host does not answer");
+            }
+            loop {
+                match self.step(&mut journal).await {
+                    Ok(()) => {}
+                    Err(Pause::Host(error)) => {
+                        tracing::warn!(error = %error, "the host does not answer");
+                        tokio::time::sleep(LOCAL_RETRY).await;
+                    }
+                    Err(Pause::Journal(error)) => {
+                        self.suffer(Some(&journal), &error).await;
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reports that the journal cannot be used, and waits.
+    async fn suffer(&mut self, journal: Option<&Journal>, error: &JournalError) {
+        tracing::warn!(%error, "nothing is done while the journal cannot be used");
+        if let Ok(facts) = self.host.facts().await {
+            self.facts = facts;
+        }
+        let trouble = Trouble::of_journal(error);
+        let state = journal.map(Journal::state).cloned().unwrap_or_default();
+        let spec = self.plan.spec();
+        self.send(report::report(
+            &state,
+            spec.as_ref(),
+            &self.facts,
+            Some(&trouble),
+        ));
+        tokio::time::sleep(LOCAL_RETRY).await;
+    }
+
+    async fn step(&mut self, journal: &mut Journal) -> Result<(), Pause> {
+        // Seen from here on, so that a change between this look and the wait ends the wait.
+        self.plan.mark_seen();
+        let spec = self.believed().await;
+        let now = self.clock.now();
+        let plan = journal
+            .state()
+            .plan
+            .as_ref()
+            .map_or_else(String::new, |plan| plan.id.clone());
+        match engine::next(journal.state(), spec.as_ref(), now) {
+            Next::Accept {
+                plan,
+                node_update,
+                steps,
+                point_of_no_return,
+            } => {
+                let facts = self.host.facts().await?;
+                let record = Record::PlanAccepted {
+                    plan,
+                    node_update,
+                    steps,
+                    point_of_no_return,
+                    packages: facts.packages,
+                    static_pods: facts.static_pods,
+                    at: now,
+                };
+                self.write(journal, record).await
+            }
+            Next::SeeGate { gate } => self.write(journal, Record::GateSeen { plan, gate }).await,
+            Next::SeeAbort { cause } => {
+                self.write(journal, Record::AbortSeen { plan, cause }).await
+            }
+            Next::Start { job, attempt } => self.start(journal, plan, job, attempt).await,
+            Next::Attend {
+                job,
+                attempt,
+                since,
+            } => self.attend(journal, plan, job, attempt, since).await,
+            Next::Refuse { step, attempt, why } => {
+                let record = refusal(plan, step, attempt, &Failure::invalid(&why), now);
+                self.write(journal, record).await
+            }
+            Next::End { state } => {
+                let at = now;
+                self.write(journal, Record::PlanEnded { plan, state, at })
+                    .await
+            }
+            Next::Idle | Next::AtGate { .. } => {
+                self.refresh(journal).await?;
+                self.pause(Duration::try_from(report::HEARTBEAT).unwrap_or(LOCAL_RETRY))
+                    .await;
+                Ok(())
+            }
+            Next::Backoff { until, .. } => {
+                self.refresh(journal).await?;
+                self.pause(self.clock.until(until)).await;
+                Ok(())
+            }
+        }
+    }
+
+    /// The spec, where there is one that is believed.
+    async fn believed(&mut self) -> Option<HostPlanSpec> {
+        let plan = self.plan.get()?;
+        let trust = self.extras.trust.clone();
+        let Some(trust) = trust.filter(|_| !plan.spec.plan_id.is_empty()) else {
+            self.refused = None;
+            return Some(plan.spec.clone());
+        };
+        match trust.believe(&plan).await {
+            Ok(()) => {
+                self.refused = None;
+                Some(plan.spec.clone())
+            }
+            Err(error) => {
+                let refused = Refused::new(plan.spec.clone(), &error);
+                if self.refused.as_ref() != Some(&refused) {
+                    tracing::warn!(plan = plan.spec.plan_id, %error, "a plan is not taken up");
+                    self.refused = Some(refused);
+                }
+                None
+            }
+        }
+    }
+
+    async fn start(
+        &mut self,
+        journal: &mut Journal,
+        plan: String,
+        job: Job,
+        attempt: i32,
+    ) -> Result<(), Pause> {
+        self.facts = self.host.facts().await?;
+        let record = Record::StepStarted {
+            plan: plan.clone(),
+            step: job.step.clone(),
+            attempt,
+            unit: job.unit.clone(),
+            boot_id: self.facts.boot_id.clone(),
+            at: self.clock.now(),
+        };
+        self.write(journal, record).await?;
+        tracing::info!(step = job.step, attempt, unit = job.unit, "a step starts");
+        self.start_unit(journal, plan, &job, attempt).await
+    }
+
+    async fn start_unit(
+        &mut self,
+        journal: &mut Journal,
+        plan: String,
+        job: &Job,
+        attempt: i32,
+    ) -> Result<(), Pause> {
+        if self.started == job.unit {
+            // It was started and is unknown at once: not again and again without a breath.
+            tokio::time::sleep(POLL).await;
+        }
+        self.started.clone_from(&job.unit);
+        let Err(error) = self.host.start(job).await else {
+            return Ok(());
+        };
+        let failure = Failure::new(FailureKind::Retriable, "NotStarted", error.to_string());
+        self.finish(journal, plan, job, attempt, Err(failure)).await
+    }
+
+    async fn attend(
+        &mut self,
+        journal: &mut Journal,
+        plan: String,
+        job: Job,
+        attempt: i32,
+        since: Since,
+    ) -> Result<(), Pause> {
+        let unit = self.host.poll(&job.unit).await?;
+        let boot_id = match unit {
+            UnitState::Unknown => self.host.facts().await?.boot_id,
+            UnitState::Running | UnitState::Exited { .. } => since.boot_id.clone(),
+        };
+        let known = Known {
+            job: &job,
+            since: &since,
+            boot_id: &boot_id,
+            unit: &unit,
+            evidence: None,
+            waited: self.waited(&job.unit, &unit),
+            now: self.clock.now(),
+        };
+        let mut verdict = judge(known);
+        if verdict == Verdict::Look {
+            let evidence = self.host.look(&job, &since).await?;
+            let evidence = Some(&evidence);
+            verdict = judge(Known { evidence, ..known });
+        }
+        match verdict {
+            Verdict::Wait => {
+                self.publish(journal);
+                let host = self.host.clone();
+                let ended = async {
+                    if unit == UnitState::Running {
+                        host.wait(&job.unit).await;
+                    } else {
+                        tokio::time::sleep(POLL).await;
+                    }
+                };
+                tokio::select! {
+                    biased;
+                    () = self.plan.changed() => {}
+                    () = ended => {}
+                }
+                Ok(())
+            }
+            Verdict::StartUnit => self.start_unit(journal, plan, &job, attempt).await,
+            Verdict::Look => Ok(()),
+            Verdict::Done => self.finish(journal, plan, &job, attempt, Ok(())).await,
+            Verdict::Fail(failure) => {
+                let ended = Err(failure);
+                self.finish(journal, plan, &job, attempt, ended).await
+            }
+        }
+    }
+
+    /// For how long this process has known that a unit ended.
+    fn waited(&mut self, unit: &str, state: &UnitState) -> Duration {
+        if !matches!(state, UnitState::Exited { .. }) {
+            return Duration::ZERO;
+        }
+        match &self.ended {
+            Some((known, since)) if known == unit => since.elapsed(),
+            _ => {
+                self.ended = Some((unit.to_owned(), instant()));
+                Duration::ZERO
+            }
+        }
+    }
+
+    async fn finish(
+        &mut self,
+        journal: &mut Journal,
+        plan: String,
+        job: &Job,
+        attempt: i32,
+        ended: Result<(), Failure>,
+    ) -> Result<(), Pause> {
+        let unchanged = ended.is_err() && self.is_unchanged(journal, &job.step).await?;
+        let failure = ended.err();
+        let (step, reason) = (&job.step, failure.as_ref().map(|failure| failure.reason));
+        tracing::info!(step, attempt, reason, unchanged, "a step ended");
+        let record = Record::StepFinished {
+            plan,
+            step: job.step.clone(),
+            attempt,
+            outcome: failure.as_ref().map_or(Outcome::Done, Failure::outcome),
+            failure: failure.as_ref().map(|failure| failure.kind),
+            unchanged,
+            reason: reason.unwrap_or_default().to_owned(),
+            message: failure.map_or_else(String::new, |failure| failure.message),
+            at: self.clock.now(),
+        };
+        self.write(journal, record).await?;
+        self.host.release(&job.unit).await;
+        self.refresh(journal).await
+    }
+
+    /// Whether a step at the point of no return failed and the host is as it was before the plan:
+    /// kubeadm puts the manifests back itself when a new static pod does not come up
+    /// (`spec/node.md 2.4`), and then everything before it can still be taken back.
+    async fn is_unchanged(&mut self, journal: &Journal, step: &str) -> Result<bool, Pause> {
+        let Some(plan) = journal.state().live() else {
+            return Ok(false);
+        };
+        let at_the_point = plan.irreversible().first().is_some_and(|first| {
+            first.id == step && first.action.type_ == StepType::KubeadmUpgrade
+        });
+        if !at_the_point || plan.static_pods_before.is_empty() {
+            return Ok(false);
+        }
+        self.facts = self.host.facts().await?;
+        Ok(self.facts.static_pods == plan.static_pods_before)
+    }
+
+    async fn write(&self, journal: &mut Journal, record: Record) -> Result<(), Pause> {
+        journal.append(record).await?;
+        self.publish(journal);
+        Ok(())
+    }
+
+    /// Looks at the host again, then publishes.
+    async fn refresh(&mut self, journal: &Journal) -> Result<(), Pause> {
+        self.facts = self.host.facts().await?;
+        self.publish(journal);
+        Ok(())
+    }
+
+    /// Gives the reporter what there is to say. Before the host was seen there is nothing.
+    fn publish(&self, journal: &Journal) {
+        let state = journal.state();
+        self.extras.tell_between_steps(state);
+        if self.facts == HostFacts::default() {
+            return;
+        }
+        self.send(match &self.refused {
+            Some(refused) => refused.report(state, &self.facts),
+            None => report::report(state, None, &self.facts, None),
+        });
+    }
+
+    fn send(&self, status: HostPlanStatus) {
+        self.reports.send_if_modified(|known| {
+            let news = known.as_ref() != Some(&status);
+            if news {
+                *known = Some(status);
+            }
+            news
+        });
+    }
+
+    async fn pause(&mut self, at_most: Duration) {
+        tokio::select! {
+            biased;
+            () = self.plan.changed() => {}
+            () = tokio::time::sleep(at_most) => {}
+        }
+    }
+}
+
+/// The end of a step that cannot be taken at all.
+fn refusal(plan: String, step: String, attempt: i32, failure: &Failure, at: Timestamp) -> Record {
+    Record::StepFinished {
+        plan,
+        step,
+        attempt,
+        outcome: Outcome::FailedForGood,
+        failure: Some(failure.kind),
+        unchanged: false,
+        reason: failure.reason.to_owned(),
+        message: failure.message.clone(),
+        at,
+    }
+}

@@ -1,0 +1,178 @@
+use std::{fs, io::Write as _, os::unix::fs::MetadataExt as _};
+
+use futures::future::BoxFuture;
+use refit_api::refit::{FailureKind, SecretKey};
+
+use super::{secret::Secret, *};
+
+const USERS: &str = "root:x:0:0:root:/root:/bin/bash\nme:x:UID:GID::/home/me:/bin/sh\n";
+
+struct World {
+    _folder: tempfile::TempDir,
+    site: Site,
+}
+
+struct Vault(&'static str);
+
+impl SecretSource for Vault {
+    fn fetch<'a>(&'a self, _: &'a SecretKey) -> BoxFuture<'a, Result<Secret, WorkError>> {
+        Box::pin(async { Ok(Secret::new(self.0)) })
+    }
+}
+
+impl World {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+        fs::create_dir_all(site.path("/etc")).unwrap();
+        fs::create_dir_all(site.state()).unwrap();
+        // Whoever runs the tests owns what they write.
+        let own = fs::metadata(folder.path()).unwrap();
+        let users = USERS
+            .replace("UID", &own.uid().to_string())
+            .replace("GID", &own.gid().to_string());
+        fs::write(site.path("/etc/passwd"), users).unwrap();
+        fs::write(site.path("/etc/group"), "root:x:0:\n").unwrap();
+        Self {
+            _folder: folder,
+            site,
+        }
+    }
+
+    async fn apply(
+        &self,
+        files: Vec<PlannedFile>,
+        secret: &'static str,
+    ) -> Result<FileArgs, WorkError> {
+        let users = Vec::new();
+        let args = FileArgs { files, users };
+        apply(&self.site, "p", "files", &args, &Vault(secret)).await?;
+        Ok(args)
+    }
+}
+
+fn file(path: &str, content: &str) -> PlannedFile {
+    PlannedFile {
+        path: path.to_owned(),
+        owner: "me".to_owned(),
+        content: content.to_owned(),
+        ..PlannedFile::default()
+    }
+}
+
+#[tokio::test]
+async fn files_have_their_content_permissions_and_owner_and_go_back() {
+    let world = World::new();
+    fs::write(world.site.path("/etc/old"), "before").unwrap();
+    let mut new = file("/etc/deep/new.conf", "hello\n");
+    new.permissions = "0600".to_owned();
+    let args = world
+        .apply(vec![file("/etc/old", "after"), new], "")
+        .await
+        .unwrap();
+    assert_eq!(check(&world.site, &args).unwrap(), Evidence::Done);
+    let written = fs::metadata(world.site.path("/etc/deep/new.conf")).unwrap();
+    assert_eq!(written.mode() & 0o7777, 0o600);
+    assert_eq!(
+        fs::metadata(world.site.path("/etc/old")).unwrap().mode() & 0o7777,
+        0o644
+    );
+    fs::write(world.site.path("/etc/old"), "somebody else").unwrap();
+    assert!(matches!(
+        check(&world.site, &args).unwrap(),
+        Evidence::Missing { .. }
+    ));
+    keep::put_back(&world.site, "p", "files").unwrap();
+    assert_eq!(world.site.read("/etc/old"), "before");
+    assert!(!world.site.path("/etc/deep/new.conf").exists());
+}
+
+#[tokio::test]
+async fn every_encoding_ends_as_the_same_file() {
+    let world = World::new();
+    let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    packer.write_all(b"hello\n").unwrap();
+    let packed = STANDARD.encode(packer.finish().unwrap());
+    for (encoding, content) in [
+        (FileEncoding::Plain, "hello\n".to_owned()),
+        (FileEncoding::Base64, "aGVs\n bG8K".to_owned()),
+        (FileEncoding::GzipBase64, packed),
+    ] {
+        let mut file = file("/etc/x", &content);
+        file.encoding = encoding;
+        let _ = fs::remove_file(world.site.path("/etc/x"));
+        world.apply(vec![file], "").await.unwrap();
+        assert_eq!(world.site.read("/etc/x"), "hello\n", "{encoding:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_decoded_is_not_shown() {
+    let world = World::new();
+    for encoding in [
+        FileEncoding::Base64,
+        FileEncoding::Gzip,
+        FileEncoding::GzipBase64,
+    ] {
+        let mut file = file("/etc/x", "");
+        file.encoding = encoding;
+        file.content_from = Some(SecretKey::default());
+        let error = world.apply(vec![file], "hunter2!").await.unwrap_err();
+        assert_eq!(error.kind, FailureKind::Final);
+        assert!(!error.message.contains("hunter2"), "{error}");
+    }
+    let log = fs::read_to_string(world.site.state().join("host.log")).unwrap_or_default();
+    assert!(!log.contains("hunter2"));
+}
+
+#[tokio::test]
+async fn a_secret_is_written_only_if_it_is_the_one_of_the_plan() {
+    let world = World::new();
+    let mut secret = file("/etc/key", "");
+    secret.permissions = "0600".to_owned();
+    secret.content_from = Some(SecretKey::default());
+    secret.sha256 = hex_sum(b"hunter2");
+    let error = world
+        .apply(vec![secret.clone()], "other")
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind, FailureKind::Retriable);
+    assert!(!world.site.path("/etc/key").exists());
+    let args = world.apply(vec![secret], "hunter2").await.unwrap();
+    assert_eq!(world.site.read("/etc/key"), "hunter2");
+    assert_eq!(check(&world.site, &args).unwrap(), Evidence::Done);
+}
+
+#[tokio::test]
+async fn an_addition_is_made_once() {
+    let world = World::new();
+    fs::write(world.site.path("/etc/hosts"), "127.0.0.1 localhost\n").unwrap();
+    let mut more = file("/etc/hosts", "10.0.0.7 api\n");
+    more.append = true;
+    for _ in 0..2 {
+        let args = world.apply(vec![more.clone()], "").await.unwrap();
+        assert_eq!(check(&world.site, &args).unwrap(), Evidence::Done);
+    }
+    assert_eq!(
+        world.site.read("/etc/hosts"),
+        "127.0.0.1 localhost\n10.0.0.7 api\n"
+    );
+}
+
+#[tokio::test]
+async fn wrong_paths_modes_and_owners_are_refused() {
+    let world = World::new();
+    for path in ["etc/x", "/etc/../x", "/etc/"] {
+        assert!(
+            world.apply(vec![file(path, "")], "").await.is_err(),
+            "{path}"
+        );
+    }
+    let mut odd = file("/etc/x", "");
+    odd.permissions = "rw".to_owned();
+    assert!(world.apply(vec![odd], "").await.is_err());
+    let mut nobody = file("/etc/x", "");
+    nobody.owner = "nobody-here:root".to_owned();
+    let error = world.apply(vec![nobody], "").await.unwrap_err();
+    assert_eq!(error.kind, FailureKind::NeedsPerson);
+}

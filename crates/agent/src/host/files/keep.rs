@@ -1,0 +1,238 @@
+//! Files as they were before a plan, kept so that they can be put back.
+//!
+//! `snapshots/<plan>/files/<group>/index.json` lists what was there; it is written before the file
+//! itself changes, and once: a retry does not keep what the first try has half changed.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::atomic::{self, Access};
+use crate::host::{Site, site::plain, work::WorkError};
+
+/// Group of the files that package steps change.
+pub const PACKAGES: &str = "packages";
+/// Group of the kubelet's own files.
+pub const KUBELET: &str = "kubelet";
+
+/// What was at a path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Kept {
+    path: String,
+    was: Was,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum Was {
+    /// Nothing.
+    Absent,
+    /// A file; the copy is beside the index.
+    File {
+        copy: String,
+        mode: u32,
+        uid: u32,
+        gid: u32,
+    },
+    /// A symbolic link.
+    Link { target: PathBuf },
+}
+
+fn folder(site: &Site, plan: &str, group: &str) -> PathBuf {
+    site.snapshot(plan).join("files").join(plain(group))
+}
+
+fn index(folder: &Path) -> Result<Vec<Kept>, WorkError> {
+    let path = folder.join("index.json");
+    match fs::read(&path) {
+        Ok(text) => serde_json::from_slice(&text).map_err(|error| {
+            WorkError::needs_person(format!(
+                "{} cannot be read, so what was there before is not known: {error}",
+                path.display()
+            ))
+        }),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(WorkError::file(&path, &error)),
+    }
+}
+
+/// Keeps what is at an absolute path of the host, unless this group of the plan has kept it before.
+pub fn keep(site: &Site, plan: &str, group: &str, absolute: &str) -> Result<(), WorkError> {
+    let folder = folder(site, plan, group);
+    let mut kept = index(&folder)?;
+    if kept.iter().any(|kept| kept.path == absolute) {
+        return Ok(());
+    }
+    let path = site.path(absolute);
+    let error = |error| WorkError::file(&path, &error);
+    let was = match fs::symlink_metadata(&path) {
+        Err(missing) if missing.kind() == std::io::ErrorKind::NotFound => Was::Absent,
+        Err(other) => return Err(error(other)),
+        Ok(link) if link.is_symlink() => Was::Link {
+            target: fs::read_link(&path).map_err(error)?,
+        },
+        Ok(file) => {
+            let copy = format!("{}.saved", kept.len());
+            let content = fs::read(&path).map_err(error)?;
+            atomic::replace(&folder.join(&copy), &content, Access::of_mode(0o600))?;
+            Was::File {
+                copy,
+                mode: file.mode() & 0o7777,
+                uid: file.uid(),
+                gid: file.gid(),
+            }
+        }
+    };
+    kept.push(Kept {
+        path: absolute.to_owned(),
+        was,
+    });
+    let text = serde_json::to_vec_pretty(&kept).expect("plain data can be written as JSON");
+    atomic::replace(&folder.join("index.json"), &text, Access::of_mode(0o600))?;
+    Ok(())
+}
+
+/// Puts everything back that a group of a plan has kept, and says which paths; those that were not
+/// there go.
+pub fn put_back(site: &Site, plan: &str, group: &str) -> Result<Vec<String>, WorkError> {
+    let folder = folder(site, plan, group);
+    let kept = index(&folder)?;
+    for one in kept.iter().rev() {
+        let path = site.path(&one.path);
+        match &one.was {
+            Was::Absent => atomic::remove(&path)?,
+            Was::Link { target } => atomic::link(&path, target)?,
+            Was::File {
+                copy,
+                mode,
+                uid,
+                gid,
+            } => {
+                let copy = folder.join(copy);
+                let content = fs::read(&copy).map_err(|error| WorkError::file(&copy, &error))?;
+                if fs::symlink_metadata(&path).is_ok_and(|now| now.is_symlink()) {
+                    atomic::remove(&path)?;
+                }
+                let access = Access {
+                    mode: *mode,
+                    uid: Some(*uid),
+                    gid: Some(*gid),
+                };
+                atomic::replace(&path, &content, access)?;
+            }
+        }
+    }
+    Ok(kept.into_iter().map(|one| one.path).collect())
+}
+
+/// Whether everything that a group of a plan has kept is as it was; else what is not.
+pub fn is_back(site: &Site, plan: &str, group: &str) -> Result<Option<String>, WorkError> {
+    let folder = folder(site, plan, group);
+    for one in index(&folder)? {
+        let path = site.path(&one.path);
+        let back = match &one.was {
+            Was::Absent => fs::symlink_metadata(&path).is_err(),
+            Was::Link { target } => fs::read_link(&path).is_ok_and(|now| now == *target),
+            Was::File { copy, mode, .. } => {
+                let content = fs::read(folder.join(copy)).unwrap_or_default();
+                atomic::is(&path, &content, Access::of_mode(*mode))
+            }
+        };
+        if !back {
+            return Ok(Some(one.path));
+        }
+    }
+    Ok(None)
+}
+
+/// Lets go of the snapshots of older plans, but for the newest few.
+pub fn prune(site: &Site, plan: &str, newest: usize) {
+    let own = site.snapshot(plan);
+    let Some(all) = own.parent() else { return };
+    let mut others: Vec<_> = fs::read_dir(all)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| entry.path() != own)
+        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+        .collect();
+    others.sort();
+    let drop = others.len().saturating_sub(newest);
+    for (_, path) in others.into_iter().take(drop) {
+        if let Err(error) = fs::remove_dir_all(&path) {
+            site.say(&format!("{} is not removed: {error}", path.display()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn site() -> (tempfile::TempDir, Site) {
+        let folder = tempfile::tempdir().unwrap();
+        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+        fs::create_dir_all(site.path("/etc")).unwrap();
+        fs::create_dir_all(site.state()).unwrap();
+        (folder, site)
+    }
+
+    #[test]
+    fn files_links_and_gaps_come_back_as_they_were() {
+        let (_folder, site) = site();
+        let access = Access::of_mode(0o640);
+        atomic::replace(&site.path("/etc/a"), b"old", access).unwrap();
+        atomic::link(&site.path("/etc/b"), Path::new("v1")).unwrap();
+        for path in ["/etc/a", "/etc/b", "/etc/c"] {
+            keep(&site, "p", "g", path).unwrap();
+        }
+        atomic::replace(&site.path("/etc/a"), b"new", Access::of_mode(0o600)).unwrap();
+        // The second try keeps nothing of what the first has changed.
+        keep(&site, "p", "g", "/etc/a").unwrap();
+        atomic::link(&site.path("/etc/b"), Path::new("v2")).unwrap();
+        fs::write(site.path("/etc/c"), "x").unwrap();
+        assert_eq!(is_back(&site, "p", "g").unwrap(), Some("/etc/a".to_owned()));
+        let back = put_back(&site, "p", "g").unwrap();
+        assert_eq!(back, ["/etc/a", "/etc/b", "/etc/c"]);
+        assert!(atomic::is(&site.path("/etc/a"), b"old", access));
+        assert_eq!(fs::read_link(site.path("/etc/b")).unwrap(), Path::new("v1"));
+        assert!(!site.path("/etc/c").exists());
+        assert_eq!(is_back(&site, "p", "g").unwrap(), None);
+        put_back(&site, "p", "g").unwrap();
+    }
+
+    #[test]
+    fn a_file_that_became_a_link_becomes_a_file_again() {
+        let (_folder, site) = site();
+        fs::write(site.path("/etc/a"), "binary").unwrap();
+        fs::write(site.path("/etc/other"), "other").unwrap();
+        keep(&site, "p", "g", "/etc/a").unwrap();
+        atomic::link(&site.path("/etc/a"), &site.path("/etc/other")).unwrap();
+        put_back(&site, "p", "g").unwrap();
+        assert_eq!(site.read("/etc/a"), "binary");
+        assert_eq!(site.read("/etc/other"), "other");
+    }
+
+    #[test]
+    fn a_plan_that_kept_nothing_puts_nothing_back() {
+        let (_folder, site) = site();
+        assert!(put_back(&site, "p", "g").unwrap().is_empty());
+    }
+
+    #[test]
+    fn only_the_newest_snapshots_stay() {
+        let (_folder, site) = site();
+        for plan in ["a", "b", "c", "now"] {
+            fs::create_dir_all(site.snapshot(plan)).unwrap();
+        }
+        prune(&site, "now", 1);
+        assert!(site.snapshot("now").exists());
+        let left = fs::read_dir(site.snapshot("now").parent().unwrap()).unwrap();
+        assert_eq!(left.count(), 2);
+    }
+}

@@ -1,0 +1,219 @@
+//! Files of the host, as a KubeadmConfig has them.
+//!
+//! Everything is written whole and durably ([`atomic`]), after what was there was kept ([`keep`]).
+//! A content is never shown: not in a log, not in an error, not on a command line.
+
+pub mod atomic;
+pub mod keep;
+pub mod secret;
+pub mod users;
+
+use std::io::Read as _;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use flate2::read::GzDecoder;
+use refit_api::refit::{FileArgs, FileEncoding, PlannedFile};
+use sha2::{Digest as _, Sha256};
+
+use self::{atomic::Access, secret::SecretSource};
+use super::{Evidence, Site, work::WorkError};
+
+/// How large a file may be once it is unpacked.
+const MOST_BYTES: u64 = 16 << 20;
+const DEFAULT_MODE: u32 = 0o644;
+
+/// Writes the files and makes the users of a step.
+pub async fn apply(
+    site: &Site,
+    plan: &str,
+    step: &str,
+    args: &FileArgs,
+    secrets: &dyn SecretSource,
+) -> Result<(), WorkError> {
+    // Users first: a file may belong to one of them.
+    for user in &args.users {
+        users::make(site, plan, step, user).await?;
+    }
+    for file in &args.files {
+        write(site, plan, step, file, secrets).await?;
+    }
+    Ok(())
+}
+
+/// Whether the files and users of a step are there. Secrets are not fetched for it: their sum tells.
+pub fn check(site: &Site, args: &FileArgs) -> Result<Evidence, WorkError> {
+    for user in &args.users {
+        if users::find(site, &user.name).is_none() {
+            let what = format!("there is no user {}", user.name);
+            return Ok(Evidence::Missing { what });
+        }
+    }
+    for file in &args.files {
+        let found = std::fs::read(site.path(&file.path));
+        let same = found.is_ok_and(|found| match (&file.content_from, file.sha256.as_str()) {
+            (Some(_), "") => true,
+            (Some(_), sum) => file.append || sum.eq_ignore_ascii_case(&hex_sum(&found)),
+            (None, _) => decode(file, file.content.as_bytes()).is_ok_and(|wanted| {
+                if file.append {
+                    contains(&found, &wanted)
+                } else {
+                    found == wanted
+                }
+            }),
+        });
+        if !same {
+            let what = format!("{} is not as planned", file.path);
+            return Ok(Evidence::Missing { what });
+        }
+    }
+    Ok(Evidence::Done)
+}
+
+async fn write(
+    site: &Site,
+    plan: &str,
+    step: &str,
+    file: &PlannedFile,
+    secrets: &dyn SecretSource,
+) -> Result<(), WorkError> {
+    check_path(&file.path)?;
+    let raw = match &file.content_from {
+        None => file.content.clone().into_bytes(),
+        Some(key) => secrets.fetch(key).await?.into_bytes(),
+    };
+    let content = decode(file, &raw)?;
+    if file.content_from.is_some()
+        && !file.sha256.is_empty()
+        && !file.sha256.eq_ignore_ascii_case(&hex_sum(&content))
+    {
+        return Err(WorkError::retriable(format!(
+            "the secret for {} has another content than the plan was made for; the next plan has \
+             its new sum",
+            file.path
+        )));
+    }
+    let access = access(site, file)?;
+    let path = site.path(&file.path);
+    let content = if file.append {
+        let found = std::fs::read(&path).unwrap_or_default();
+        // Once, however often the step runs.
+        if contains(&found, &content) {
+            found
+        } else {
+            [found, content].concat()
+        }
+    } else {
+        content
+    };
+    if atomic::is(&path, &content, access) {
+        return Ok(());
+    }
+    keep::keep(site, plan, step, &file.path)?;
+    atomic::replace(&path, &content, access)?;
+    site.say(&format!("{} is written", file.path));
+    Ok(())
+}
+
+fn check_path(path: &str) -> Result<(), WorkError> {
+    let good = path.starts_with('/')
+        && !path.ends_with('/')
+        && !path.contains('\0')
+        && !path.split('/').any(|part| part == "..");
+    if good {
+        Ok(())
+    } else {
+        Err(WorkError::last(format!(
+            "{path:?} is no absolute path of a file"
+        )))
+    }
+}
+
+fn access(site: &Site, file: &PlannedFile) -> Result<Access, WorkError> {
+    let mode = match file.permissions.as_str() {
+        "" => DEFAULT_MODE,
+        text => u32::from_str_radix(text, 8)
+            .ok()
+            .filter(|mode| *mode <= 0o7777)
+            .ok_or_else(|| {
+                WorkError::last(format!(
+                    "{} has permissions {text:?}, which are not octal",
+                    file.path
+                ))
+            })?,
+    };
+    let (user, group) = match file.owner.as_str() {
+        "" => ("root", "root"),
+        owner => owner.split_once(':').unwrap_or((owner, "")),
+    };
+    let unknown = |kind: &str, name: &str| {
+        WorkError::needs_person(format!(
+            "{} is to belong to the {kind} {name:?}, which the host does not have",
+            file.path
+        ))
+    };
+    let known = users::find(site, user);
+    let uid = user.parse().ok().or(known.map(|(uid, _)| uid));
+    let uid = uid.ok_or_else(|| unknown("user", user))?;
+    let gid = match group {
+        "" => known.map(|(_, gid)| gid),
+        group => {
+            let found = group.parse().ok().or_else(|| users::group(site, group));
+            Some(found.ok_or_else(|| unknown("group", group))?)
+        }
+    };
+    Ok(Access {
+        mode,
+        uid: Some(uid),
+        gid,
+    })
+}
+
+fn decode(file: &PlannedFile, raw: &[u8]) -> Result<Vec<u8>, WorkError> {
+    // Nothing of the content: it may be a secret.
+    let wrong = |what: &str| WorkError::last(format!("the content of {} is no {what}", file.path));
+    let from_base64 = |raw: &[u8]| {
+        let text: Vec<u8> = raw
+            .iter()
+            .copied()
+            .filter(|b| !b.is_ascii_whitespace())
+            .collect();
+        STANDARD.decode(text).map_err(|_| wrong("base64"))
+    };
+    let unpacked = |raw: &[u8]| {
+        let mut content = Vec::new();
+        let read = GzDecoder::new(raw)
+            .take(MOST_BYTES + 1)
+            .read_to_end(&mut content);
+        match read {
+            Ok(size) if size as u64 <= MOST_BYTES => Ok(content),
+            Ok(_) => Err(WorkError::last(format!(
+                "{} unpacks to more than 16 MiB",
+                file.path
+            ))),
+            Err(_) => Err(wrong("gzip")),
+        }
+    };
+    match file.encoding {
+        FileEncoding::Plain => Ok(raw.to_vec()),
+        FileEncoding::Base64 => from_base64(raw),
+        FileEncoding::Gzip => unpacked(raw),
+        FileEncoding::GzipBase64 => unpacked(&from_base64(raw)?),
+    }
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    part.is_empty() || text.windows(part.len()).any(|window| window == part)
+}
+
+fn hex_sum(content: &[u8]) -> String {
+    use std::fmt::Write as _;
+    let mut hex = String::new();
+    for byte in Sha256::digest(content) {
+        let _ = write!(hex, "{byte:02x}");
+    }
+    hex
+}
+
+#[cfg(test)]
+#[path = "files_tests.rs"]
+mod tests;

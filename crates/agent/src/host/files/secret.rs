@@ -1,0 +1,115 @@
+//! Secrets that a host fetches for its files, as its own node.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::Secret as SecretObject;
+use kube::Api;
+use refit_api::refit::SecretKey;
+use refit_kube::{client::ClientStack, process::cluster};
+
+use crate::host::work::WorkError;
+
+/// Bytes that nobody shows.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Vec<u8>);
+
+impl Secret {
+    /// Wraps bytes.
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
+        Self(bytes.into())
+    }
+
+    /// The bytes, for whoever writes them where they belong.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("<secret>")
+    }
+}
+
+/// Where secrets come from.
+pub trait SecretSource: Send + Sync {
+    /// The value of a key.
+    fn fetch<'a>(&'a self, key: &'a SecretKey) -> BoxFuture<'a, Result<Secret, WorkError>>;
+}
+
+/// For steps without secrets.
+#[derive(Clone, Copy, Debug)]
+pub struct NoSecrets;
+
+impl SecretSource for NoSecrets {
+    fn fetch<'a>(&'a self, key: &'a SecretKey) -> BoxFuture<'a, Result<Secret, WorkError>> {
+        Box::pin(async move {
+            Err(WorkError::last(format!(
+                "secret {} is asked for where none is",
+                key.name
+            )))
+        })
+    }
+}
+
+/// Secrets beside the HostPlan, read by the host's own identity: it needs the right to get each of
+/// them by name, and no other. Nobody is asked for anything before the first secret is needed.
+#[derive(Clone, Debug)]
+pub struct NodeSecrets {
+    kubeconfig: PathBuf,
+    namespace: String,
+}
+
+impl NodeSecrets {
+    /// Secrets of a namespace, for whom a kubeconfig says.
+    pub fn of_host(kubeconfig: &Path, namespace: &str) -> Self {
+        Self {
+            kubeconfig: kubeconfig.to_owned(),
+            namespace: namespace.to_owned(),
+        }
+    }
+
+    async fn read(&self, key: &SecretKey) -> Result<Secret, WorkError> {
+        let name = format!("secret {}/{}", self.namespace, key.name);
+        let unusable = |error: &dyn fmt::Display| {
+            WorkError::retriable(format!("{name} cannot be read: {error}"))
+        };
+        let config = cluster(Some(&self.kubeconfig), None).await;
+        let config = config.map_err(|error| unusable(&error))?;
+        let stack = ClientStack::production(concat!("refit-agent/", env!("CARGO_PKG_VERSION")));
+        let client = stack.client(&config).map_err(|error| unusable(&error))?;
+        let api: Api<SecretObject> = Api::namespaced(client, &self.namespace);
+        let secret = api.get_opt(&key.name).await.map_err(|error| match &error {
+            kube::Error::Api(status) if status.code == 403 => WorkError::needs_person(format!(
+                "this host may not read {name}; give its node the right to get it by name: {error}"
+            )),
+            _ => unusable(&error),
+        })?;
+        let data = secret.and_then(|secret| secret.data);
+        let value = data.and_then(|mut data| data.remove(&key.key));
+        value.map(|value| Secret::new(value.0)).ok_or_else(|| {
+            WorkError::retriable(format!("{name} is not there, or has no key {}", key.key))
+        })
+    }
+}
+
+impl SecretSource for NodeSecrets {
+    fn fetch<'a>(&'a self, key: &'a SecretKey) -> BoxFuture<'a, Result<Secret, WorkError>> {
+        Box::pin(self.read(key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_shows_nothing_of_itself() {
+        let shown = format!("{:?}", Secret::new("hunter2"));
+        assert_eq!(shown, "<secret>");
+    }
+}

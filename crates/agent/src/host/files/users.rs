@@ -1,0 +1,161 @@
+//! Users of the host, as a KubeadmConfig has them. They are made and completed, never removed: an
+//! undo leaves a user, because files may belong to it by then.
+
+use refit_api::refit::PlannedUser;
+
+use super::{
+    atomic::{self, Access},
+    keep,
+};
+use crate::host::{Program, Site, work::WorkError};
+
+/// uid and gid of a user, where the host has it.
+pub fn find(site: &Site, name: &str) -> Option<(u32, u32)> {
+    let text = site.read("/etc/passwd");
+    let mut fields = text.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(name)).then_some(fields)
+    })?;
+    Some((fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?))
+}
+
+/// gid of a group, where the host has it.
+pub fn group(site: &Site, name: &str) -> Option<u32> {
+    let text = site.read("/etc/group");
+    text.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?
+    })
+}
+
+fn home(site: &Site, name: &str) -> Option<String> {
+    let text = site.read("/etc/passwd");
+    text.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(name)).then(|| fields.nth(4).map(str::to_owned))?
+    })
+}
+
+/// Makes a user, or completes one that is there.
+pub async fn make(
+    site: &Site,
+    plan: &str,
+    step: &str,
+    user: &PlannedUser,
+) -> Result<(), WorkError> {
+    check(user)?;
+    for name in &user.groups {
+        if group(site, name).is_none() {
+            site.run(&site.call(Program::Groupadd, [name])).await?;
+        }
+    }
+    let mut arguments = Vec::new();
+    let mut option = |name: &str, value: &str| {
+        if !value.is_empty() {
+            arguments.push(format!("{name}={value}"));
+        }
+    };
+    option("--comment", &user.gecos);
+    option("--shell", &user.shell);
+    option("--groups", &user.groups.join(","));
+    let there = find(site, &user.name).is_some();
+    if there {
+        if !user.groups.is_empty() {
+            arguments.push("--append".to_owned());
+        }
+        if !arguments.is_empty() {
+            arguments.push(user.name.clone());
+            site.run(&site.call(Program::Usermod, arguments)).await?;
+        }
+    } else {
+        option("--home-dir", &user.home_dir);
+        // Without a password nobody logs in by one, whatever lockPassword says.
+        arguments.push("--create-home".to_owned());
+        arguments.push(user.name.clone());
+        site.run(&site.call(Program::Useradd, arguments)).await?;
+    }
+    if user.lock_password && there {
+        site.run(&site.call(Program::Usermod, ["--lock", &user.name]))
+            .await?;
+    }
+    sudo(site, plan, step, user)?;
+    keys(site, plan, step, user)
+}
+
+fn check(user: &PlannedUser) -> Result<(), WorkError> {
+    let word = |text: &str| {
+        text.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
+            && text
+                .bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-')
+    };
+    let path =
+        |text: &str| text.is_empty() || (text.starts_with('/') && !text.contains([':', '\n']));
+    let line = |text: &str| !text.contains(['\n', '\r', '\0', ':']);
+    let key = |text: &String| !text.contains(['\n', '\r', '\0']);
+    let good = word(&user.name)
+        && user.groups.iter().all(|name| word(name))
+        && path(&user.home_dir)
+        && path(&user.shell)
+        && line(&user.gecos)
+        && !user.sudo.contains(['\n', '\r', '\0'])
+        && user.ssh_authorized_keys.iter().all(key);
+    if good {
+        Ok(())
+    } else {
+        Err(WorkError::last(format!(
+            "user {:?} has a field that /etc/passwd, sudoers or authorized_keys cannot hold",
+            user.name
+        )))
+    }
+}
+
+fn sudo(site: &Site, plan: &str, step: &str, user: &PlannedUser) -> Result<(), WorkError> {
+    if user.sudo.is_empty() {
+        return Ok(());
+    }
+    let path = format!("/etc/sudoers.d/refit-{}", user.name);
+    let text = format!("{} {}\n", user.name, user.sudo);
+    keep::keep(site, plan, step, &path)?;
+    atomic::replace(&site.path(&path), text.as_bytes(), Access::of_mode(0o440))?;
+    Ok(())
+}
+
+fn keys(site: &Site, plan: &str, step: &str, user: &PlannedUser) -> Result<(), WorkError> {
+    if user.ssh_authorized_keys.is_empty() {
+        return Ok(());
+    }
+    let (Some((uid, gid)), Some(home)) = (find(site, &user.name), home(site, &user.name)) else {
+        let name = &user.name;
+        return Err(WorkError::retriable(format!(
+            "user {name} was made but is not there"
+        )));
+    };
+    let path = format!("{home}/.ssh/authorized_keys");
+    let mut text = site.read(&path);
+    for key in &user.ssh_authorized_keys {
+        if !text.lines().any(|line| line == key) {
+            if !text.is_empty() && !text.ends_with('\n') {
+                text.push('\n');
+            }
+            text.push_str(key);
+            text.push('\n');
+        }
+    }
+    keep::keep(site, plan, step, &path)?;
+    let access = Access {
+        mode: 0o600,
+        uid: Some(uid),
+        gid: Some(gid),
+    };
+    let file = site.path(&path);
+    atomic::replace(&file, text.as_bytes(), access)?;
+    let Some(folder) = file.parent() else {
+        return Ok(());
+    };
+    let owned = || {
+        std::os::unix::fs::chown(folder, Some(uid), Some(gid))?;
+        std::fs::set_permissions(folder, std::os::unix::fs::PermissionsExt::from_mode(0o700))
+    };
+    owned().map_err(|error| WorkError::file(folder, &error))
+}

@@ -1,0 +1,235 @@
+//! Container images that are there before anything is disturbed.
+
+use refit_api::refit::ImageArgs;
+
+use super::{Evidence, KubernetesVersion, Program, Site, work::WorkError};
+
+/// containerd's namespace of what the kubelet runs.
+const NAMESPACE: &str = "k8s.io";
+
+/// Fetches images into the container runtime; those that are there are left alone.
+pub async fn preload(
+    site: &Site,
+    version: Option<&KubernetesVersion>,
+    args: &ImageArgs,
+) -> Result<(), WorkError> {
+    match fetch(site, version, args).await {
+        Err(error) if args.optional => {
+            site.say(&format!("images are left to kubeadm: {error}"));
+            Ok(())
+        }
+        outcome => outcome,
+    }
+}
+
+async fn fetch(
+    site: &Site,
+    version: Option<&KubernetesVersion>,
+    args: &ImageArgs,
+) -> Result<(), WorkError> {
+    for image in wanted(site, version, args).await? {
+        if !is_there(site, &image).await? {
+            pull(site, &image).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Imports images from an archive, as `docker save` or an OCI layout in a tar file has them.
+pub async fn import(site: &Site, archive: &std::path::Path) -> Result<(), WorkError> {
+    let archive = archive.display().to_string();
+    let arguments = ["--namespace", NAMESPACE, "images", "import", &archive];
+    site.run(&site.call(Program::Ctr, arguments)).await?;
+    Ok(())
+}
+
+/// Whether the runtime has all of these images.
+pub async fn are_there(site: &Site, names: &[String]) -> Result<bool, WorkError> {
+    for name in names {
+        if !is_there(site, name).await? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether every image is there.
+pub async fn check(
+    site: &Site,
+    version: Option<&KubernetesVersion>,
+    args: &ImageArgs,
+) -> Result<Evidence, WorkError> {
+    for image in wanted(site, version, args).await? {
+        if !is_there(site, &image).await? {
+            let what = format!("image {image} is not there");
+            return Ok(Evidence::Missing { what });
+        }
+    }
+    Ok(Evidence::Done)
+}
+
+async fn wanted(
+    site: &Site,
+    version: Option<&KubernetesVersion>,
+    args: &ImageArgs,
+) -> Result<Vec<String>, WorkError> {
+    let mut images = args.names.clone();
+    if let (true, Some(version)) = (args.kubeadm, version) {
+        let mut call = site.call(
+            Program::Kubeadm,
+            // Always a version: without one kubeadm asks the Internet.
+            [
+                "config",
+                "images",
+                "list",
+                "--kubernetes-version",
+                version.as_str(),
+            ],
+        );
+        if !args.repository.is_empty() {
+            call.arguments
+                .push(format!("--image-repository={}", args.repository));
+        }
+        let list = call.output().await?;
+        images.extend(
+            list.lines()
+                .map(str::trim)
+                .filter(|l| !l.is_empty())
+                .map(str::to_owned),
+        );
+    }
+    match images.iter().find(|image| !is_image(image)) {
+        Some(bad) => Err(WorkError::last(format!("{bad:?} is no name of an image"))),
+        None => Ok(images),
+    }
+}
+
+fn is_image(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"./:@_-".contains(&b))
+}
+
+async fn is_there(site: &Site, image: &str) -> Result<bool, WorkError> {
+    if site.has(Program::Crictl) {
+        return Ok(site
+            .ask(Program::Crictl, ["inspecti", "--quiet", image])
+            .await
+            .is_ok());
+    }
+    let filter = format!("name=={image}");
+    let arguments = [
+        "--namespace",
+        NAMESPACE,
+        "images",
+        "list",
+        "--quiet",
+        &filter,
+    ];
+    let found = site.ask(Program::Ctr, arguments).await?;
+    Ok(found.lines().any(|line| line.trim() == image))
+}
+
+async fn pull(site: &Site, image: &str) -> Result<(), WorkError> {
+    // By the runtime itself where possible: it has the registries' credentials and mirrors.
+    let call = if site.has(Program::Crictl) {
+        site.call(Program::Crictl, ["pull", image])
+    } else {
+        let arguments = ["--namespace", NAMESPACE, "images", "pull", image];
+        site.call(Program::Ctr, arguments)
+    };
+    site.run(&call).await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt as _};
+
+    use super::*;
+    use crate::host::site::Tool;
+
+    /// A host whose crictl has the images of a file, and whose kubeadm lists two.
+    fn site() -> (tempfile::TempDir, Site) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut site = Site::at(folder.path().join("root"), folder.path());
+        let have = folder.path().join("have");
+        fs::write(&have, "registry.k8s.io/pause:3.10\n").unwrap();
+        let have = have.display();
+        let crictl = format!(
+            "#!/bin/sh\ncase $1 in inspecti) grep -qx \"$3\" {have};; pull) echo \"$2\" >> {have};; esac\n"
+        );
+        let kubeadm = "#!/bin/sh\necho \"registry.k8s.io/kube-proxy:$5\"\n\
+                       echo registry.k8s.io/pause:3.10\n";
+        for (program, name, text) in [
+            (Program::Crictl, "crictl", crictl.as_str()),
+            (Program::Kubeadm, "kubeadm", kubeadm),
+        ] {
+            let path = folder.path().join(name);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            let tool = Tool {
+                path: path.display().to_string(),
+                ..Tool::default()
+            };
+            site = site.with_tool(program, tool);
+        }
+        (folder, site)
+    }
+
+    #[tokio::test]
+    async fn only_what_is_not_there_is_pulled() {
+        let (folder, site) = site();
+        let version = KubernetesVersion::parse("v1.35.0").unwrap();
+        let args = ImageArgs {
+            names: vec!["app.example/web:1".to_owned()],
+            kubeadm: true,
+            ..ImageArgs::default()
+        };
+        let before = check(&site, Some(&version), &args).await.unwrap();
+        assert!(matches!(before, Evidence::Missing { .. }));
+        preload(&site, Some(&version), &args).await.unwrap();
+        let have = fs::read_to_string(folder.path().join("have")).unwrap();
+        assert_eq!(
+            have,
+            "registry.k8s.io/pause:3.10\napp.example/web:1\nregistry.k8s.io/kube-proxy:v1.35.0\n"
+        );
+        assert_eq!(
+            check(&site, Some(&version), &args).await.unwrap(),
+            Evidence::Done
+        );
+    }
+
+    #[test]
+    fn only_names_of_images_reach_a_command_line() {
+        assert!(is_image("registry.k8s.io:5000/a/b@sha256:00"));
+        for bad in ["", "-x", "a b", "a;b", "$(x)"] {
+            assert!(!is_image(bad), "{bad:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_fetched_is_left_to_kubeadm_only_where_the_plan_says_so() {
+        let (_folder, site) = site();
+        let nothing = |program| (program, "/no/such/program".to_owned());
+        let site = [nothing(Program::Crictl), nothing(Program::Ctr)]
+            .into_iter()
+            .fold(site, |site, (program, path)| {
+                site.with_tool(
+                    program,
+                    Tool {
+                        path,
+                        ..Tool::default()
+                    },
+                )
+            });
+        let mut args = ImageArgs {
+            names: vec!["registry.k8s.io/pause:3.10".to_owned()],
+            ..ImageArgs::default()
+        };
+        assert!(preload(&site, None, &args).await.is_err());
+        args.optional = true;
+        preload(&site, None, &args).await.unwrap();
+    }
+}

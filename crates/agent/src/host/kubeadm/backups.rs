@@ -1,0 +1,146 @@
+//! What kubeadm keeps in `/etc/kubernetes/tmp` of each upgrade and never removes: old manifests, a
+//! copy of etcd's data, kubelet configurations (`spec/node.md 2.4`). It fills root file systems.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::host::Site;
+
+/// Where kubeadm keeps them.
+pub const FOLDER: &str = "/etc/kubernetes/tmp";
+/// How many of each kind stay.
+pub const KEPT: usize = 1;
+const ETCD_DATA: &str = "/var/lib/etcd";
+const KINDS: [&str; 4] = [
+    "kubeadm-backup-etcd-",
+    "kubeadm-backup-manifests-",
+    "kubeadm-kubelet-config",
+    "kubeadm-upgraded-manifests",
+];
+
+/// What kubeadm has kept, by kind, oldest first.
+pub fn find(site: &Site) -> BTreeMap<&'static str, Vec<PathBuf>> {
+    let mut found: BTreeMap<&'static str, Vec<(std::time::SystemTime, PathBuf)>> = BTreeMap::new();
+    for entry in fs::read_dir(site.path(FOLDER))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let Some(kind) = KINDS.into_iter().find(|kind| name.starts_with(kind)) else {
+            continue;
+        };
+        let Ok(changed) = entry.metadata().and_then(|data| data.modified()) else {
+            continue;
+        };
+        found.entry(kind).or_default().push((changed, entry.path()));
+    }
+    found
+        .into_iter()
+        .map(|(kind, mut paths)| {
+            paths.sort();
+            (kind, paths.into_iter().map(|(_, path)| path).collect())
+        })
+        .collect()
+}
+
+/// Lets go of all but the newest `keep` of each kind. Best effort: it is about room.
+pub fn prune(site: &Site, keep: usize) {
+    for paths in find(site).into_values() {
+        let drop = paths.len().saturating_sub(keep);
+        for path in paths.into_iter().take(drop) {
+            let outcome = if path.is_dir() {
+                fs::remove_dir_all(&path)
+            } else {
+                fs::remove_file(&path)
+            };
+            match outcome {
+                Ok(()) => site.say(&format!(
+                    "{} of an older upgrade is removed",
+                    path.display()
+                )),
+                Err(error) => site.say(&format!("{} is not removed: {error}", path.display())),
+            }
+        }
+    }
+}
+
+/// How much room the next copy of etcd's data takes; none where etcd is elsewhere.
+pub fn etcd_bytes(site: &Site) -> u64 {
+    size(&site.path(ETCD_DATA), 6)
+}
+
+fn size(path: &Path, depth: usize) -> u64 {
+    fs::read_dir(path)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| match entry.metadata() {
+            Ok(data) if data.is_dir() && depth > 0 => size(&entry.path(), depth - 1),
+            Ok(data) => data.len(),
+            Err(_) => 0,
+        })
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_backup_of_each_kind_stays_and_what_is_not_kubeadms_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+        let tmp = site.path(FOLDER);
+        let old = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_hours(1);
+        for name in [
+            "kubeadm-backup-etcd-2026-01-01-10-00-00",
+            "kubeadm-backup-manifests-2026-01-01-10-00-00",
+            "kubeadm-kubelet-config100",
+        ] {
+            fs::create_dir_all(tmp.join(name)).unwrap();
+            fs::write(tmp.join(name).join("x"), "x").unwrap();
+            fs::File::open(tmp.join(name))
+                .unwrap()
+                .set_modified(old)
+                .unwrap();
+        }
+        for name in [
+            "kubeadm-backup-etcd-2026-03-01-10-00-00",
+            "kubeadm-backup-manifests-2026-03-01-10-00-00",
+            "notes-of-an-admin",
+        ] {
+            fs::create_dir_all(tmp.join(name)).unwrap();
+        }
+        assert_eq!(find(&site)["kubeadm-backup-etcd-"].len(), 2);
+        prune(&site, KEPT);
+        let mut left: Vec<String> = fs::read_dir(&tmp)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        assert_eq!(
+            left,
+            [
+                "kubeadm-backup-etcd-2026-03-01-10-00-00",
+                "kubeadm-backup-manifests-2026-03-01-10-00-00",
+                "kubeadm-kubelet-config100",
+                "notes-of-an-admin",
+            ]
+        );
+    }
+
+    #[test]
+    fn the_copy_of_etcd_is_as_large_as_its_data() {
+        let folder = tempfile::tempdir().unwrap();
+        let site = Site::at(folder.path(), folder.path().join("state"));
+        assert_eq!(etcd_bytes(&site), 0);
+        fs::create_dir_all(site.path("/var/lib/etcd/member/snap")).unwrap();
+        fs::write(site.path("/var/lib/etcd/member/snap/db"), vec![0; 5000]).unwrap();
+        assert_eq!(etcd_bytes(&site), 5000);
+    }
+}

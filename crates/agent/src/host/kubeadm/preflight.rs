@@ -1,0 +1,208 @@
+//! Whether a host can be updated at all: looked at before anything is disturbed.
+
+use std::path::Path;
+
+use crate::host::{
+    KubernetesVersion, Program, Site,
+    kubeadm::{KUBELET_CONFIG, backups},
+    kubelet, snapshot,
+    work::WorkError,
+};
+
+/// How much room binaries, images and packages need on the root file system, beside kubeadm's copy
+/// of etcd's data (`spec/node.md 2.4`).
+const ROOM_BYTES: u64 = 2 << 30;
+/// The first kubelet that needs version 1 of the CRI: containerd 1.6.
+const CRI_V1_MINOR: u32 = 26;
+/// The first kubelet that does not start on cgroup v1 unless told to.
+const FAIL_CGROUP_V1_MINOR: u32 = 35;
+
+/// Checks the host for a kubelet of `version`; without one, only its room.
+pub async fn check(site: &Site, version: Option<&KubernetesVersion>) -> Result<(), WorkError> {
+    room(site).await?;
+    snapshot::check(site)?;
+    if let Some(version) = version {
+        runtime(site, version).await?;
+        cgroup(site, version)?;
+        endpoint(site)?;
+    }
+    site.say("the host can be updated");
+    Ok(())
+}
+
+async fn room(site: &Site) -> Result<(), WorkError> {
+    let root = site.path("/").display().to_string();
+    let answer = site
+        .ask(Program::Df, ["--output=avail", "--block-size=1", &root])
+        .await?;
+    let last = answer.lines().last().unwrap_or_default().trim();
+    let free: u64 = last.parse().map_err(|_| {
+        WorkError::retriable(format!(
+            "df answered {answer:?}, where the room left was expected"
+        ))
+    })?;
+    let needed = ROOM_BYTES + backups::etcd_bytes(site);
+    if free < needed {
+        return Err(WorkError::needs_person(format!(
+            "the root file system has {} MiB left and needs {} MiB, with kubeadm's copy of etcd's \
+             data: No space left on device is how it would end",
+            free >> 20,
+            needed >> 20
+        )));
+    }
+    Ok(())
+}
+
+async fn runtime(site: &Site, version: &KubernetesVersion) -> Result<(), WorkError> {
+    if version.minor() < CRI_V1_MINOR || !site.has(Program::Containerd) {
+        return Ok(());
+    }
+    let answer = site.ask(Program::Containerd, ["--version"]).await?;
+    match containerd_version(&answer) {
+        Some(found) if found < (1, 6) => Err(WorkError::needs_person(format!(
+            "containerd is {}.{}, but the kubelet of {version} needs version 1 of the CRI, which \
+             containerd has from 1.6 on: have the plan update the container runtime first",
+            found.0, found.1
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Reads `containerd github.com/containerd/containerd v1.7.22 hash` or `containerd containerd.io 1.7`.
+fn containerd_version(answer: &str) -> Option<(u32, u32)> {
+    answer.split_whitespace().find_map(|word| {
+        let mut numbers = word.trim_start_matches('v').split('.');
+        Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+    })
+}
+
+fn cgroup(site: &Site, version: &KubernetesVersion) -> Result<(), WorkError> {
+    let unified = site.path("/sys/fs/cgroup/cgroup.controllers").exists();
+    let known = site.path("/sys/fs/cgroup").exists();
+    if unified || !known || version.minor() < FAIL_CGROUP_V1_MINOR {
+        return Ok(());
+    }
+    let allowed = site
+        .read(KUBELET_CONFIG)
+        .lines()
+        .any(|line| line.split_whitespace().eq(["failCgroupV1:", "false"]));
+    let by_flag = kubelet::flags(site)
+        .iter()
+        .any(|(flag, _)| flag == "--fail-cgroupv1=false");
+    if allowed || by_flag {
+        return Ok(());
+    }
+    Err(WorkError::needs_person(format!(
+        "the host has cgroup v1, on which the kubelet of {version} does not start: boot it with \
+         cgroup v2, or set failCgroupV1: false in the kubelet's configuration"
+    )))
+}
+
+/// The way to the container runtime must say how: `unix://` (`spec/node.md 2.5`).
+fn endpoint(site: &Site) -> Result<(), WorkError> {
+    let flag = kubelet::flags(site).into_iter().find_map(|(flag, _)| {
+        flag.strip_prefix("--container-runtime-endpoint=")
+            .map(str::to_owned)
+    });
+    let config = site.read(KUBELET_CONFIG).lines().find_map(|line| {
+        let value = line.strip_prefix("containerRuntimeEndpoint:")?;
+        Some(value.trim().trim_matches('"').to_owned())
+    });
+    for found in flag.into_iter().chain(config) {
+        if Path::new(&found).is_absolute() {
+            return Err(WorkError::needs_person(format!(
+                "the kubelet's way to the container runtime is {found}, which newer versions do not \
+                 take: it must be unix://{found}, in the kubelet's flags or configuration and in the \
+                 Node's annotation kubeadm.alpha.kubernetes.io/cri-socket"
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use refit_api::refit::FailureKind;
+
+    use super::*;
+
+    fn version(text: &str) -> KubernetesVersion {
+        KubernetesVersion::parse(text).unwrap()
+    }
+
+    fn site() -> (tempfile::TempDir, Site) {
+        let folder = tempfile::tempdir().unwrap();
+        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+        for path in ["/var/lib/kubelet", "/sys/fs/cgroup"] {
+            fs::create_dir_all(site.path(path)).unwrap();
+        }
+        fs::create_dir_all(site.state()).unwrap();
+        (folder, site)
+    }
+
+    #[test]
+    fn versions_of_containerd_are_read_as_each_build_writes_them() {
+        for (answer, version) in [
+            (
+                "containerd github.com/containerd/containerd v1.7.22 7f7fdf",
+                Some((1, 7)),
+            ),
+            ("containerd containerd.io 1.5.9 1407cab", Some((1, 5))),
+            (
+                "containerd github.com/containerd/containerd/v2 v2.1.4 75cb2b",
+                Some((2, 1)),
+            ),
+            ("nonsense", None),
+        ] {
+            assert_eq!(containerd_version(answer), version, "{answer}");
+        }
+    }
+
+    #[test]
+    fn cgroup_v1_stops_a_kubelet_that_would_not_start_on_it() {
+        let (_folder, site) = site();
+        cgroup(&site, &version("v1.34.2")).unwrap();
+        let error = cgroup(&site, &version("v1.35.0")).unwrap_err();
+        assert_eq!(error.kind, FailureKind::NeedsPerson);
+        fs::write(site.path(KUBELET_CONFIG), "a: b\nfailCgroupV1: false\n").unwrap();
+        cgroup(&site, &version("v1.35.0")).unwrap();
+        fs::write(site.path(KUBELET_CONFIG), "a: b\n").unwrap();
+        fs::write(site.path("/sys/fs/cgroup/cgroup.controllers"), "cpu").unwrap();
+        cgroup(&site, &version("v1.35.0")).unwrap();
+    }
+
+    #[test]
+    fn a_socket_without_its_scheme_is_for_a_person() {
+        let (_folder, site) = site();
+        endpoint(&site).unwrap();
+        let flags = site.path("/var/lib/kubelet/kubeadm-flags.env");
+        let line =
+            |value| format!("KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint={value}\"\n");
+        fs::write(&flags, line("/run/containerd/containerd.sock")).unwrap();
+        let error = endpoint(&site).unwrap_err();
+        assert!(error.message.contains("unix:///run/containerd"), "{error}");
+        fs::write(&flags, line("unix:///run/containerd/containerd.sock")).unwrap();
+        endpoint(&site).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_host_without_room_for_etcds_copy_is_for_a_person() {
+        let (_folder, site) = site();
+        let df = site.path("/df");
+        fs::write(&df, "#!/bin/sh\necho Avail\necho 1048576\n").unwrap();
+        fs::set_permissions(&df, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let tool = crate::host::site::Tool {
+            path: df.display().to_string(),
+            ..Default::default()
+        };
+        let site = site.with_tool(Program::Df, tool);
+        let error = check(&site, None).await.unwrap_err();
+        assert_eq!(error.kind, FailureKind::NeedsPerson);
+        assert!(
+            error.message.contains("has 1 MiB left and needs 2048 MiB"),
+            "{error}"
+        );
+    }
+}

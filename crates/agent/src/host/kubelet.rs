@@ -1,0 +1,279 @@
+//! The kubelet's flags and its way to the API server.
+//!
+//! Flags are in `kubeadm-flags.env`, which kubeadm writes, and in the administrator's own files. A
+//! flag that the next version no longer knows keeps the kubelet from starting, so the installed
+//! kubelet is asked before the running one is stopped (`spec/node.md 2.5`).
+
+use refit_api::refit::KubeletArgs;
+
+use super::{
+    Invocation, KubernetesVersion, Program, Site,
+    files::{
+        atomic::{self, Access},
+        keep,
+    },
+    kubeadm::MANIFESTS,
+    work::WorkError,
+};
+
+/// The flags that kubeadm writes, and the administrator's.
+const FILES: [(&str, &str); 3] = [
+    ("/var/lib/kubelet/kubeadm-flags.env", "KUBELET_KUBEADM_ARGS"),
+    ("/etc/default/kubelet", "KUBELET_EXTRA_ARGS"),
+    ("/etc/sysconfig/kubelet", "KUBELET_EXTRA_ARGS"),
+];
+const KUBELET_CONF: &str = "/etc/kubernetes/kubelet.conf";
+/// The minor whose kubelet cannot live with an API server of the minor before behind a load
+/// balancer (kubernetes/kubernetes#127316).
+const LOCAL_ENDPOINT_MINOR: u32 = 31;
+
+/// Every flag that the kubelet is started with by these files, and the file.
+pub fn flags(site: &Site) -> Vec<(String, &'static str)> {
+    FILES
+        .into_iter()
+        .flat_map(|(file, variable)| {
+            let text = site.read(file);
+            let value = text
+                .lines()
+                .filter_map(|line| value_of(line, variable))
+                .next_back();
+            words(&value.unwrap_or_default())
+                .into_iter()
+                .map(move |flag| (flag, file))
+        })
+        .filter(|(flag, _)| flag.starts_with('-'))
+        .collect()
+}
+
+/// Sets and takes away flags. What was there is kept once per plan.
+pub fn set_flags(site: &Site, plan: &str, args: &KubeletArgs) -> Result<(), WorkError> {
+    check(args)?;
+    for (file, variable) in FILES {
+        let text = site.read(file);
+        let own = file == FILES[0].0;
+        let changed = with_flags(&text, variable, args, own);
+        if changed == text {
+            continue;
+        }
+        keep::keep(site, plan, keep::KUBELET, file)?;
+        site.say(&format!("{file} has other flags now"));
+        atomic::replace(&site.path(file), changed.as_bytes(), Access::of_mode(0o644))?;
+    }
+    Ok(())
+}
+
+/// Whether the flags are as a plan wants them.
+pub fn has_flags(site: &Site, args: &KubeletArgs) -> bool {
+    FILES.into_iter().all(|(file, variable)| {
+        let text = site.read(file);
+        with_flags(&text, variable, args, file == FILES[0].0) == text
+    })
+}
+
+fn check(args: &KubeletArgs) -> Result<(), WorkError> {
+    let name = |text: &str| {
+        text.starts_with(|c: char| c.is_ascii_lowercase())
+            && text
+                .bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+    };
+    // systemd splits the line at blanks and reads quotes, `$` and `\` in it.
+    let value = |text: &str| {
+        !text
+            .chars()
+            .any(|c| c.is_whitespace() || c.is_control() || "\"'\\$%".contains(c))
+    };
+    let mut names = args
+        .extra_args
+        .iter()
+        .map(|arg| &arg.name)
+        .chain(&args.remove_args);
+    if let Some(bad) = names.find(|text| !name(text)) {
+        return Err(WorkError::last(format!("{bad:?} is no flag of a kubelet")));
+    }
+    match args.extra_args.iter().find(|arg| !value(&arg.value)) {
+        Some(bad) => Err(WorkError::last(format!(
+            "the value {:?} of the kubelet's flag {} cannot stand in an environment file: it has \
+             blanks, quotes, $, % or \\",
+            bad.value, bad.name
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The text with flags set and taken away: set only in kubeadm's own file, taken away everywhere.
+fn with_flags(text: &str, variable: &str, args: &KubeletArgs, own: bool) -> String {
+    let gone = |flag: &str| {
+        let bare = name_of(flag);
+        args.remove_args.iter().any(|name| name == bare)
+            || (own && args.extra_args.iter().any(|arg| arg.name == bare))
+    };
+    let added = |flags: &mut Vec<String>| {
+        if own {
+            let new = args
+                .extra_args
+                .iter()
+                .filter(|arg| !args.remove_args.contains(&arg.name));
+            flags.extend(new.map(|arg| format!("--{}={}", arg.name, arg.value)));
+        }
+    };
+    let (mut found, mut changed) = (false, false);
+    let mut lines: Vec<String> = text
+        .lines()
+        .map(|line| {
+            let Some(value) = value_of(line, variable) else {
+                return line.to_owned();
+            };
+            found = true;
+            let before = words(&value);
+            let mut flags = without(&before, gone);
+            added(&mut flags);
+            if flags == before {
+                return line.to_owned();
+            }
+            changed = true;
+            format!("{variable}=\"{}\"", flags.join(" "))
+        })
+        .collect();
+    if !found {
+        let mut flags = Vec::new();
+        added(&mut flags);
+        if flags.is_empty() {
+            return text.to_owned();
+        }
+        lines.push(format!("{variable}=\"{}\"", flags.join(" ")));
+    } else if !changed {
+        return text.to_owned();
+    }
+    lines.join("\n") + "\n"
+}
+
+/// The words without some flags; a value that stands in a word of its own goes with its flag.
+fn without(words: &[String], gone: impl Fn(&str) -> bool) -> Vec<String> {
+    let mut left = Vec::new();
+    let mut dropping = false;
+    for word in words {
+        if word.starts_with('-') {
+            dropping = gone(word);
+            if dropping {
+                dropping = !word.contains('=');
+                continue;
+            }
+        } else if dropping {
+            dropping = false;
+            continue;
+        }
+        left.push(word.clone());
+    }
+    left
+}
+
+fn name_of(flag: &str) -> &str {
+    let bare = flag.trim_start_matches('-');
+    bare.split_once('=').map_or(bare, |(name, _)| name)
+}
+
+fn value_of(line: &str, variable: &str) -> Option<String> {
+    let value = line
+        .trim()
+        .strip_prefix(variable)?
+        .strip_prefix('=')?
+        .trim();
+    let unquoted = ['"', '\'']
+        .into_iter()
+        .find_map(|quote| value.strip_prefix(quote)?.strip_suffix(quote));
+    Some(unquoted.unwrap_or(value).to_owned())
+}
+
+fn words(value: &str) -> Vec<String> {
+    value.split_whitespace().map(str::to_owned).collect()
+}
+
+/// Asks the installed kubelet whether it knows the flags that it will be started with.
+pub async fn check_flags(site: &Site) -> Result<(), WorkError> {
+    if !site.has(Program::Kubelet) {
+        return Ok(());
+    }
+    let flags = flags(site);
+    // It reads every flag before it answers what version it is.
+    let asked = ["--version".to_owned()]
+        .into_iter()
+        .chain(flags.iter().map(|(flag, _)| flag.clone()));
+    let call: Invocation = site.call(Program::Kubelet, asked);
+    let Err(error) = call.output().await else {
+        return Ok(());
+    };
+    let said = error.said();
+    let unknown = said.split("unknown flag: --").nth(1);
+    let Some(name) = unknown.and_then(|rest| rest.split_whitespace().next()) else {
+        // Whatever else is wrong, it is seen when the kubelet runs.
+        site.say(&format!(
+            "the installed kubelet does not tell whether it knows its flags: {error}"
+        ));
+        return Ok(());
+    };
+    let file = flags
+        .iter()
+        .find(|(flag, _)| name_of(flag) == name)
+        .map_or("a file", |(_, file)| file);
+    Err(WorkError::needs_person(format!(
+        "the installed kubelet knows no flag --{name}, which {file} has: it would not start. Name the \
+         flag in kubelet.removeArgs of the plan, or take it out of the file; the old kubelet still runs"
+    )))
+}
+
+/// On a control plane that goes to v1.31: lets the kubelet speak to the API server of its own host,
+/// which is of its version, and not to a load balancer with older ones behind it.
+pub fn use_local_endpoint(
+    site: &Site,
+    plan: &str,
+    version: &KubernetesVersion,
+) -> Result<(), WorkError> {
+    if version.minor() != LOCAL_ENDPOINT_MINOR {
+        return Ok(());
+    }
+    let manifest = site.read(&format!("{MANIFESTS}/kube-apiserver.yaml"));
+    let flag = |name: &str| {
+        manifest
+            .lines()
+            .find_map(|line| line.trim().strip_prefix(&format!("- --{name}=")))
+            .map(str::to_owned)
+    };
+    let (Some(address), port) = (flag("advertise-address"), flag("secure-port")) else {
+        return Ok(());
+    };
+    let port = port.unwrap_or_else(|| "6443".to_owned());
+    let host = if address.contains(':') {
+        format!("[{address}]")
+    } else {
+        address
+    };
+    let text = site.read(KUBELET_CONF);
+    let changed: Vec<String> = text
+        .lines()
+        .map(|line| match line.split_once("server:") {
+            Some((before, _)) if before.trim().is_empty() => {
+                format!("{before}server: https://{host}:{port}")
+            }
+            _ => line.to_owned(),
+        })
+        .collect();
+    let changed = changed.join("\n") + "\n";
+    if text.is_empty() || changed == text {
+        return Ok(());
+    }
+    keep::keep(site, plan, keep::KUBELET, KUBELET_CONF)?;
+    site.say(&format!(
+        "{KUBELET_CONF} names the API server of this host now"
+    ));
+    atomic::replace(
+        &site.path(KUBELET_CONF),
+        changed.as_bytes(),
+        Access::of_mode(0o600),
+    )?;
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "kubelet_tests.rs"]
+mod tests;

@@ -1,0 +1,215 @@
+//! The servers of the host's clock: chrony or systemd-timesyncd, whichever it has.
+
+use refit_api::refit::NtpArgs;
+
+use super::{
+    Evidence, Program, Site,
+    files::{
+        atomic::{self, Access},
+        keep,
+    },
+    work::WorkError,
+};
+
+/// What keeps a clock right, and where its servers go.
+struct Daemon {
+    services: &'static [&'static str],
+    /// A file that is there if the daemon is.
+    sign: &'static str,
+    file: &'static str,
+}
+
+const DAEMONS: [Daemon; 3] = [
+    Daemon {
+        services: &["chrony.service"],
+        sign: "/etc/chrony/chrony.conf",
+        file: "/etc/chrony/sources.d/refit.sources",
+    },
+    Daemon {
+        services: &["chronyd.service"],
+        sign: "/etc/chrony.conf",
+        file: "/etc/chrony.d/refit.conf",
+    },
+    Daemon {
+        services: &["systemd-timesyncd.service"],
+        sign: "/etc/systemd/timesyncd.conf",
+        file: "/etc/systemd/timesyncd.conf.d/refit.conf",
+    },
+];
+
+fn daemon(site: &Site) -> Option<&'static Daemon> {
+    DAEMONS
+        .iter()
+        .find(|daemon| site.path(daemon.sign).exists())
+}
+
+fn text(daemon: &Daemon, args: &NtpArgs) -> String {
+    if daemon.sign.ends_with("timesyncd.conf") {
+        return format!(
+            "# Written by refit-agent.\n[Time]\nNTP={}\n",
+            args.servers.join(" ")
+        );
+    }
+    let mut text = "# Written by refit-agent.\n".to_owned();
+    for server in &args.servers {
+        text.push_str("server ");
+        text.push_str(server);
+        text.push_str(" iburst\n");
+    }
+    text
+}
+
+fn is_server(text: &str) -> bool {
+    !text.is_empty()
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b".:-_".contains(&b))
+}
+
+/// Sets the servers, and starts or stops the daemon.
+pub async fn apply(site: &Site, plan: &str, step: &str, args: &NtpArgs) -> Result<(), WorkError> {
+    if let Some(bad) = args.servers.iter().find(|server| !is_server(server)) {
+        return Err(WorkError::last(format!(
+            "ntp.servers holds {bad:?}, which is no name of a host"
+        )));
+    }
+    let Some(daemon) = daemon(site) else {
+        if !args.enabled {
+            return Ok(());
+        }
+        return Err(WorkError::needs_person(
+            "the host has neither chrony nor systemd-timesyncd: install one of them",
+        ));
+    };
+    if !args.enabled {
+        for service in daemon.services {
+            let call = site.call(Program::Systemctl, ["disable", "--now", service]);
+            site.run(&call).await?;
+        }
+        return Ok(());
+    }
+    let mut changed = false;
+    if !args.servers.is_empty() {
+        let text = text(daemon, args);
+        let access = Access::of_mode(0o644);
+        if !atomic::is(&site.path(daemon.file), text.as_bytes(), access) {
+            include(site, plan, step, daemon)?;
+            keep::keep(site, plan, step, daemon.file)?;
+            changed = atomic::replace(&site.path(daemon.file), text.as_bytes(), access)?;
+        }
+    }
+    for service in daemon.services {
+        let call = site.call(Program::Systemctl, ["enable", "--now", service]);
+        site.run(&call).await?;
+        if changed {
+            let call = site.call(Program::Systemctl, ["restart", service]);
+            site.run(&call).await?;
+        }
+    }
+    Ok(())
+}
+
+/// chrony of Red Hat reads no folder unless told to.
+fn include(site: &Site, plan: &str, step: &str, daemon: &Daemon) -> Result<(), WorkError> {
+    const LINE: &str = "confdir /etc/chrony.d";
+    let main = site.read(daemon.sign);
+    if daemon.sign != "/etc/chrony.conf" || main.lines().any(|line| line.trim() == LINE) {
+        return Ok(());
+    }
+    keep::keep(site, plan, step, daemon.sign)?;
+    let changed = format!("{}\n{LINE}\n", main.trim_end());
+    atomic::replace(
+        &site.path(daemon.sign),
+        changed.as_bytes(),
+        Access::of_mode(0o644),
+    )?;
+    Ok(())
+}
+
+/// Whether the servers are set.
+pub fn check(site: &Site, args: &NtpArgs) -> Evidence {
+    let Some(daemon) = daemon(site) else {
+        return Evidence::from_check(!args.enabled, || {
+            "the host has neither chrony nor systemd-timesyncd".to_owned()
+        });
+    };
+    let set =
+        !args.enabled || args.servers.is_empty() || site.read(daemon.file) == text(daemon, args);
+    Evidence::from_check(set, || {
+        format!("{} does not name the planned servers", daemon.file)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::host::site::Tool;
+
+    fn site(sign: &str) -> (tempfile::TempDir, Site) {
+        let folder = tempfile::tempdir().unwrap();
+        let tool = Tool {
+            path: "/bin/echo".to_owned(),
+            ..Tool::default()
+        };
+        let site = Site::at(folder.path().join("root"), folder.path().join("state"))
+            .with_tool(Program::Systemctl, tool);
+        let sign = site.path(sign);
+        fs::create_dir_all(sign.parent().unwrap()).unwrap();
+        fs::create_dir_all(site.state()).unwrap();
+        fs::write(sign, "# mine\n").unwrap();
+        (folder, site)
+    }
+
+    fn servers() -> NtpArgs {
+        NtpArgs {
+            enabled: true,
+            servers: vec!["ntp.example".to_owned(), "10.0.0.1".to_owned()],
+        }
+    }
+
+    #[tokio::test]
+    async fn each_daemon_gets_its_servers_in_its_own_words_and_loses_them_again() {
+        for (sign, words) in [
+            (
+                DAEMONS[0].sign,
+                "server ntp.example iburst\nserver 10.0.0.1 iburst\n",
+            ),
+            (DAEMONS[1].sign, "server ntp.example iburst\n"),
+            (DAEMONS[2].sign, "[Time]\nNTP=ntp.example 10.0.0.1\n"),
+        ] {
+            let (_folder, site) = site(sign);
+            assert!(matches!(check(&site, &servers()), Evidence::Missing { .. }));
+            apply(&site, "p", "ntp", &servers()).await.unwrap();
+            assert_eq!(check(&site, &servers()), Evidence::Done);
+            let daemon = daemon(&site).unwrap();
+            assert!(site.read(daemon.file).contains(words), "{sign}");
+            let log = fs::read_to_string(site.state().join("host.log")).unwrap();
+            assert!(
+                log.contains(&format!("restart {}", daemon.services[0])),
+                "{log}"
+            );
+            keep::put_back(&site, "p", "ntp").unwrap();
+            assert!(!site.path(daemon.file).exists());
+            assert_eq!(site.read(sign), "# mine\n");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_host_without_a_daemon_is_for_a_person() {
+        let (_folder, site) = site("/etc/other");
+        let error = apply(&site, "p", "ntp", &servers()).await.unwrap_err();
+        assert!(error.message.contains("neither chrony"), "{error}");
+        let off = NtpArgs::default();
+        apply(&site, "p", "ntp", &off).await.unwrap();
+    }
+
+    #[test]
+    fn only_names_and_addresses_are_servers() {
+        for bad in ["", "a b", "a\nmakestep", "a;b"] {
+            assert!(!is_server(bad), "{bad:?}");
+        }
+        assert!(is_server("2001:db8::1") && is_server("0.pool.ntp.example"));
+    }
+}

@@ -1,0 +1,250 @@
+//! Where apt takes packages from: the host's own sources, the repository of one minor version of
+//! Kubernetes, or a folder of files.
+//!
+//! Repositories of Kubernetes are one per minor version (`spec/node.md 2.5`), so the source is
+//! changed before the next minor is installed: where the host names another minor of the same
+//! repository, that line; else a file of our own. Either is kept and put back by an undo.
+
+use std::{fs, path::Path, sync::LazyLock};
+
+use regex::Regex;
+
+use super::{
+    Order,
+    apt::{Apt, as_root},
+    apt_offline,
+};
+use crate::host::{
+    Site,
+    files::{
+        atomic::{self, Access},
+        keep,
+    },
+    work::WorkError,
+};
+
+const FOLDER: &str = "/etc/apt/sources.list.d";
+const OWN: &str = "/etc/apt/sources.list.d/refit-kubernetes.list";
+const KEYRINGS: [&str; 2] = [
+    "/etc/apt/keyrings/kubernetes-apt-keyring.gpg",
+    "/usr/share/keyrings/kubernetes-apt-keyring.gpg",
+];
+
+/// Sees to it that apt can find the packages of an order, and returns what its calls have to say
+/// for it.
+pub(super) async fn prepare(apt: &Apt<'_>, order: &Order<'_>) -> Result<Vec<String>, WorkError> {
+    if !order.from.path.is_empty() {
+        let folder = apt.site.path(&order.from.path);
+        let repository = apt_offline::repository(apt, &folder).await?;
+        return only(apt.site, &repository);
+    }
+    if !order.from.repository.is_empty() {
+        use_repository(apt.site, order.plan, &order.from.repository)?;
+    }
+    Ok(Vec::new())
+}
+
+/// Options with which apt knows one folder of files and no other source.
+fn only(site: &Site, repository: &Path) -> Result<Vec<String>, WorkError> {
+    let list = site.state().join("apt").join("offline.list");
+    // The files were checked against the bundle or are the administrator's own; no key signs them.
+    let line = format!("deb [trusted=yes] file:{} ./\n", repository.display());
+    atomic::replace(&list, line.as_bytes(), Access::of_mode(0o644))?;
+    let mut options = vec![
+        "--option".to_owned(),
+        format!("Dir::Etc::sourcelist={}", list.display()),
+        "--option".to_owned(),
+        "Dir::Etc::sourceparts=-".to_owned(),
+    ];
+    options.extend(as_root());
+    Ok(options)
+}
+
+/// Makes the repository of this minor version the host's own.
+fn use_repository(site: &Site, plan: &str, url: &str) -> Result<(), WorkError> {
+    let url = checked(url)?;
+    let mut lists: Vec<String> = fs::read_dir(site.path(FOLDER))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| format!("{FOLDER}/{}", entry.file_name().to_string_lossy()))
+        .filter(|path| {
+            let kind = Path::new(path).extension();
+            kind.is_some_and(|kind| kind == "list" || kind == "sources")
+        })
+        .collect();
+    lists.sort();
+    lists.push("/etc/apt/sources.list".to_owned());
+    let mut known = false;
+    for list in lists {
+        let text = site.read(&list);
+        if names(&text, &url) {
+            known = true;
+        } else if let Some(changed) = at_minor(&text, &url) {
+            keep::keep(site, plan, keep::PACKAGES, &list)?;
+            atomic::replace(
+                &site.path(&list),
+                changed.as_bytes(),
+                Access::of_mode(0o644),
+            )?;
+            known = true;
+        }
+    }
+    if known {
+        return Ok(());
+    }
+    let options = if url.starts_with("file:") {
+        "[trusted=yes]".to_owned()
+    } else {
+        let keyring = KEYRINGS.iter().find(|path| site.path(path).exists());
+        let keyring = keyring.ok_or_else(|| {
+            WorkError::needs_person(format!(
+                "no source of the host is a repository like {url}, and the host has no key for it: \
+                 put its key at {}",
+                KEYRINGS[0]
+            ))
+        })?;
+        format!("[signed-by={keyring}]")
+    };
+    keep::keep(site, plan, keep::PACKAGES, OWN)?;
+    let line = format!("# Written by refit-agent.\ndeb {options} {url} /\n");
+    atomic::replace(&site.path(OWN), line.as_bytes(), Access::of_mode(0o644))?;
+    Ok(())
+}
+
+/// The URL with a slash at its end; what apt would read as more than one word is refused.
+fn checked(url: &str) -> Result<String, WorkError> {
+    let good = ["https://", "http://", "file:/"]
+        .iter()
+        .any(|start| url.starts_with(start))
+        && url
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"-._~:/%+@".contains(&b));
+    if !good {
+        return Err(WorkError::last(format!(
+            "packages.repository {url:?} is no http, https or file URL"
+        )));
+    }
+    Ok(format!("{}/", url.trim_end_matches('/')))
+}
+
+/// Whether a source that is in use has this URL.
+fn names(text: &str, url: &str) -> bool {
+    let bare = url.trim_end_matches('/');
+    text.lines()
+        .filter(|line| !line.trim_start().starts_with('#'))
+        .flat_map(str::split_whitespace)
+        .any(|word| word.trim_end_matches('/') == bare)
+}
+
+/// The text with the minor version of `url` in place of another minor of the same repository.
+fn at_minor(text: &str, url: &str) -> Option<String> {
+    static MINOR: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r"/v1\.[0-9]+/").expect("the pattern is a constant"));
+    let at = MINOR.find(url)?;
+    let (before, after) = (url.get(..at.start())?, url.get(at.end()..)?);
+    let other = format!(
+        r"{}/v1\.[0-9]+/{}/?",
+        regex::escape(before),
+        regex::escape(after.trim_end_matches('/'))
+    );
+    let other = Regex::new(&other).ok()?;
+    let mut changed = false;
+    let lines: Vec<String> = text
+        .lines()
+        .map(|line| {
+            if line.trim_start().starts_with('#') || !other.is_match(line) {
+                return line.to_owned();
+            }
+            changed = true;
+            other.replace_all(line, regex::NoExpand(url)).into_owned()
+        })
+        .collect();
+    changed.then(|| lines.join("\n") + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEW: &str = "https://pkgs.k8s.io/core:/stable:/v1.35/deb/";
+    const OLD: &str = "# https://pkgs.k8s.io/core:/stable:/v1.34/deb/\n\
+        deb [signed-by=/etc/apt/keyrings/kubernetes-apt-keyring.gpg] \
+        https://pkgs.k8s.io/core:/stable:/v1.34/deb/ /\n";
+
+    fn site() -> (tempfile::TempDir, Site) {
+        let folder = tempfile::tempdir().unwrap();
+        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+        fs::create_dir_all(site.path(FOLDER)).unwrap();
+        (folder, site)
+    }
+
+    #[test]
+    fn the_repository_of_the_next_minor_takes_the_place_of_the_old_one() {
+        let (_folder, site) = site();
+        let list = format!("{FOLDER}/kubernetes.list");
+        fs::write(site.path(&list), OLD).unwrap();
+        use_repository(&site, "p", NEW).unwrap();
+        let text = site.read(&list);
+        assert_eq!(text.matches("v1.35/deb/ /").count(), 1, "{text}");
+        assert!(
+            text.starts_with("# https://pkgs.k8s.io/core:/stable:/v1.34"),
+            "{text}"
+        );
+        assert!(!site.path(OWN).exists());
+        use_repository(&site, "p", NEW).unwrap();
+        assert_eq!(site.read(&list), text);
+        keep::put_back(&site, "p", keep::PACKAGES).unwrap();
+        assert_eq!(site.read(&list), OLD);
+    }
+
+    #[test]
+    fn sources_in_the_newer_form_are_changed_too() {
+        let text = "Types: deb\nURIs: https://pkgs.k8s.io/core:/stable:/v1.34/deb/\nSuites: /\n";
+        let changed = at_minor(text, NEW).unwrap();
+        assert!(changed.contains("\nURIs: https://pkgs.k8s.io/core:/stable:/v1.35/deb/\n"));
+    }
+
+    #[test]
+    fn another_repository_is_left_alone() {
+        assert_eq!(
+            at_minor("deb https://other.example/v1.34/deb/ /\n", NEW),
+            None
+        );
+        assert_eq!(
+            at_minor("deb https://mirror.example/debian trixie main\n", NEW),
+            None
+        );
+    }
+
+    #[test]
+    fn a_host_without_the_repository_gets_a_file_of_ours_if_it_has_the_key() {
+        let (_folder, site) = site();
+        let error = use_repository(&site, "p", NEW).unwrap_err();
+        assert!(error.message.contains("has no key"), "{error}");
+        fs::create_dir_all(site.path("/etc/apt/keyrings")).unwrap();
+        fs::write(site.path(KEYRINGS[0]), "key").unwrap();
+        use_repository(&site, "p", NEW).unwrap();
+        assert!(
+            site.read(OWN)
+                .contains("[signed-by=/etc/apt/keyrings/kubernetes-apt-keyring.gpg] https")
+        );
+        keep::put_back(&site, "p", keep::PACKAGES).unwrap();
+        assert!(!site.path(OWN).exists());
+    }
+
+    #[test]
+    fn only_a_url_becomes_a_source() {
+        for bad in [
+            "",
+            "pkgs.k8s.io",
+            "https://x y/",
+            "https://x/\ndeb evil",
+            "ftp://x/",
+            "https://x/[a]",
+        ] {
+            assert!(checked(bad).is_err(), "{bad:?}");
+        }
+        assert_eq!(checked("file:/srv/repo").unwrap(), "file:/srv/repo/");
+    }
+}

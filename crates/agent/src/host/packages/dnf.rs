@@ -1,0 +1,423 @@
+//! Packages by dnf and rpm.
+//!
+//! The repository of Kubernetes excludes its own packages, so that no ordinary update changes them;
+//! each call says that it means them (`spec/node.md 2.6`). The fifth version of dnf and tdnf say it
+//! in their own words.
+
+use std::{collections::BTreeMap, fs, path::Path, sync::LazyLock};
+
+use regex::Regex;
+
+use super::{KUBERNETES, Order, Want, Wanted};
+use crate::host::{
+    Invocation, KubernetesVersion, Program, ProgramError, Site,
+    files::{
+        atomic::{self, Access},
+        keep,
+    },
+    work::WorkError,
+};
+
+const REPOSITORIES: &str = "/etc/yum.repos.d";
+const OWN: &str = "/etc/yum.repos.d/refit-kubernetes.repo";
+/// The plugin that pins versions, where it is installed.
+const VERSION_LOCK: [&str; 2] = [
+    "/etc/dnf/plugins/versionlock.conf",
+    "/usr/lib64/dnf5/plugins/versionlock.so",
+];
+
+/// Which of the programs that are called dnf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flavour {
+    /// The fourth version.
+    Dnf4,
+    /// The fifth.
+    Dnf5,
+    /// The small one of Azure Linux and Photon, which knows fewer options.
+    Tdnf,
+}
+
+/// dnf and rpm of a host.
+#[derive(Clone, Debug)]
+pub struct Dnf<'a> {
+    site: &'a Site,
+    flavour: Flavour,
+    version_lock: bool,
+}
+
+impl PartialEq for Dnf<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.site, other.site) && self.flavour == other.flavour
+    }
+}
+
+impl Eq for Dnf<'_> {}
+
+impl<'a> Dnf<'a> {
+    /// dnf and rpm of a host.
+    pub fn new(site: &'a Site) -> Result<Self, WorkError> {
+        let flavours = [
+            (Program::Dnf5, Flavour::Dnf5),
+            (Program::Dnf, Flavour::Dnf4),
+            (Program::Tdnf, Flavour::Tdnf),
+        ];
+        let found = flavours.iter().find(|(program, _)| site.has(*program));
+        let (_, flavour) = found.ok_or_else(|| {
+            WorkError::last("packages.driver is Dnf, but the host has no dnf, dnf5 or tdnf")
+        })?;
+        Ok(Self {
+            site,
+            flavour: *flavour,
+            version_lock: *flavour != Flavour::Tdnf
+                && VERSION_LOCK.iter().any(|path| site.path(path).exists()),
+        })
+    }
+
+    /// Every installed package and its version with release.
+    pub async fn installed(&self) -> Result<BTreeMap<String, String>, WorkError> {
+        let query = [
+            "--query",
+            "--all",
+            "--queryformat",
+            "%{NAME} %{VERSION}-%{RELEASE}\\n",
+        ];
+        let answer = self.site.ask(Program::Rpm, query).await?;
+        Ok(parse_installed(&answer))
+    }
+
+    /// Fetches what an order needs into dnf's cache.
+    pub async fn fetch(&self, order: &Order<'_>) -> Result<(), WorkError> {
+        self.prepare(order)?;
+        let wants = self.missing(order).await?;
+        self.unlock(&wants).await?;
+        let outcome = match wants.as_slice() {
+            [] => Ok(()),
+            wants => self.transact(order, wants, true).await,
+        };
+        // Nothing but a download happens without the lock.
+        self.lock(&order.wants).await?;
+        outcome
+    }
+
+    /// Installs what an order wants and is not there.
+    pub async fn install(&self, order: &Order<'_>) -> Result<(), WorkError> {
+        self.forget_cut_transactions(order).await?;
+        self.prepare(order)?;
+        let wants = self.missing(order).await?;
+        if !wants.is_empty() {
+            self.unlock(&wants).await?;
+            self.transact(order, &wants, false).await?;
+        }
+        self.lock(&order.wants).await
+    }
+
+    /// Goes back to exactly these versions.
+    pub async fn restore(
+        &self,
+        plan: &str,
+        packages: &BTreeMap<String, String>,
+    ) -> Result<(), WorkError> {
+        keep::put_back(self.site, plan, keep::PACKAGES)?;
+        let installed = self.installed().await?;
+        let from = refit_api::refit::PackageArgs::default();
+        let mut wants = Vec::new();
+        for (name, version) in packages {
+            let now = installed.get(name).map(String::as_str).unwrap_or_default();
+            if now == version {
+                continue;
+            }
+            if version.is_empty() {
+                let call = self.dnf(["remove", "--assumeyes", "--noautoremove", name]);
+                self.site.run(&call).await?;
+            } else {
+                wants.push(Want {
+                    name: name.clone(),
+                    version: Wanted::Text(version.clone()),
+                });
+            }
+        }
+        let order = Order {
+            plan,
+            from: &from,
+            wants,
+        };
+        if order.wants.is_empty() {
+            return Ok(());
+        }
+        self.unlock(&order.wants).await?;
+        self.transact(&order, &order.wants, false).await?;
+        self.lock(&order.wants).await
+    }
+
+    async fn missing(&self, order: &Order<'_>) -> Result<Vec<Want>, WorkError> {
+        let installed = self.installed().await?;
+        let there = |want: &Want| {
+            let found = installed.get(&want.name);
+            found.is_some_and(|found| want.version.is(found))
+        };
+        Ok(order
+            .wants
+            .iter()
+            .filter(|want| !there(want))
+            .cloned()
+            .collect())
+    }
+
+    async fn transact(
+        &self,
+        order: &Order<'_>,
+        wants: &[Want],
+        download: bool,
+    ) -> Result<(), WorkError> {
+        let installed = self.installed().await?;
+        let (down, up): (Vec<_>, Vec<_>) = wants.iter().cloned().partition(|want| {
+            installed
+                .get(&want.name)
+                .is_some_and(|now| is_older(&want.version, now))
+        });
+        for (verb, wants) in [("install", up), ("downgrade", down)] {
+            if wants.is_empty() {
+                continue;
+            }
+            let call = self.transaction(verb, order, &wants, download);
+            self.site.run(&call).await.map_err(explain)?;
+        }
+        Ok(())
+    }
+
+    /// The call that installs, downgrades or downloads.
+    pub fn transaction(
+        &self,
+        verb: &str,
+        order: &Order<'_>,
+        wants: &[Want],
+        download: bool,
+    ) -> Invocation {
+        let mut call = self.dnf([verb, "--assumeyes"]);
+        let mut add = |argument: &str| call.arguments.push(argument.to_owned());
+        if download {
+            add("--downloadonly");
+        }
+        match self.flavour {
+            Flavour::Dnf4 => add("--disableexcludes=kubernetes"),
+            Flavour::Dnf5 => add("--setopt=disable_excludes=kubernetes"),
+            Flavour::Tdnf => add("--disableexcludes"),
+        }
+        if self.flavour != Flavour::Tdnf {
+            // Nothing is removed to make room for it, and nothing weak comes with it.
+            add("--setopt=install_weak_deps=False");
+        }
+        if !order.from.path.is_empty() {
+            let folder = self.site.path(&order.from.path);
+            add("--nogpgcheck");
+            add(&format!(
+                "--repofrompath=refit-offline,file://{}",
+                folder.display()
+            ));
+            if self.flavour == Flavour::Tdnf {
+                add("--disablerepo=*");
+                add("--enablerepo=refit-offline");
+            } else {
+                add("--repo=refit-offline");
+            }
+        }
+        for want in wants {
+            add(&format!("{}-{}", want.name, spec(&want.version)));
+        }
+        call
+    }
+
+    fn dnf<const N: usize>(&self, arguments: [&str; N]) -> Invocation {
+        let program = match self.flavour {
+            Flavour::Dnf4 => Program::Dnf,
+            Flavour::Dnf5 => Program::Dnf5,
+            Flavour::Tdnf => Program::Tdnf,
+        };
+        self.site.call(program, arguments)
+    }
+
+    async fn unlock(&self, wants: &[Want]) -> Result<(), WorkError> {
+        if !self.version_lock || wants.is_empty() {
+            return Ok(());
+        }
+        let list = self
+            .dnf(["versionlock", "list"])
+            .output()
+            .await
+            .unwrap_or_default();
+        for want in wants.iter().filter(|want| list.contains(&want.name)) {
+            let call = self.dnf(["versionlock", "delete", &want.name]);
+            self.site.run(&call).await?;
+        }
+        Ok(())
+    }
+
+    async fn lock(&self, wants: &[Want]) -> Result<(), WorkError> {
+        if !self.version_lock {
+            return Ok(());
+        }
+        let list = self
+            .dnf(["versionlock", "list"])
+            .output()
+            .await
+            .unwrap_or_default();
+        let own = wants
+            .iter()
+            .filter(|want| KUBERNETES.contains(&want.name.as_str()));
+        for want in own.filter(|want| !list.contains(&want.name)) {
+            let call = self.dnf(["versionlock", "add", &want.name]);
+            self.site.run(&call).await?;
+        }
+        Ok(())
+    }
+
+    /// A transaction that a power cut ended leaves a package in rpm's database twice: the older
+    /// entry goes, files that the newer one owns stay.
+    async fn forget_cut_transactions(&self, order: &Order<'_>) -> Result<(), WorkError> {
+        for want in &order.wants {
+            let query = [
+                "--query",
+                "--queryformat",
+                "%{NAME}-%{VERSION}-%{RELEASE}.%{ARCH}\\n",
+                &want.name,
+            ];
+            // The query fails for a package that is not there.
+            let answer = self.site.ask(Program::Rpm, query).await.unwrap_or_default();
+            let entries: Vec<&str> = answer.lines().collect();
+            let Some((_, older)) = entries.split_last().filter(|(_, older)| !older.is_empty())
+            else {
+                continue;
+            };
+            self.site.say(&format!(
+                "{} is installed twice: {}",
+                want.name,
+                entries.join(", ")
+            ));
+            for entry in older {
+                let call = self.site.call(Program::Rpm, ["--erase", "--nodeps", entry]);
+                self.site.run(&call).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the repository of this minor version the host's own.
+    fn prepare(&self, order: &Order<'_>) -> Result<(), WorkError> {
+        let url = &order.from.repository;
+        if url.is_empty() || !order.from.path.is_empty() {
+            return Ok(());
+        }
+        let good = ["https://", "http://", "file:///"]
+            .iter()
+            .any(|start| url.starts_with(start))
+            && url
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"-._~:/%+@".contains(&b));
+        if !good {
+            return Err(WorkError::last(format!(
+                "packages.repository {url:?} is no http, https or file URL"
+            )));
+        }
+        use_repository(self.site, order.plan, url)
+    }
+}
+
+fn use_repository(site: &Site, plan: &str, url: &str) -> Result<(), WorkError> {
+    let mut files: Vec<String> = fs::read_dir(site.path(REPOSITORIES))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| format!("{REPOSITORIES}/{}", entry.file_name().to_string_lossy()))
+        .filter(|path| {
+            Path::new(path)
+                .extension()
+                .is_some_and(|kind| kind == "repo")
+        })
+        .collect();
+    files.sort();
+    for file in files {
+        let text = site.read(&file);
+        if text.contains(url) {
+            return Ok(());
+        }
+        if let Some(changed) = at_minor(&text, url) {
+            keep::keep(site, plan, keep::PACKAGES, &file)?;
+            atomic::replace(
+                &site.path(&file),
+                changed.as_bytes(),
+                Access::of_mode(0o644),
+            )?;
+            return Ok(());
+        }
+    }
+    keep::keep(site, plan, keep::PACKAGES, OWN)?;
+    let url = url.trim_end_matches('/');
+    let check = u8::from(!url.starts_with("file:"));
+    let text = format!(
+        "# Written by refit-agent.\n[kubernetes]\nname=Kubernetes\nbaseurl={url}/\nenabled=1\n\
+         gpgcheck={check}\ngpgkey={url}/repodata/repomd.xml.key\n\
+         exclude=kubelet kubeadm kubectl cri-tools kubernetes-cni\n"
+    );
+    atomic::replace(&site.path(OWN), text.as_bytes(), Access::of_mode(0o644))?;
+    Ok(())
+}
+
+/// The text with the minor version of `url` in place of another minor of the same repository.
+fn at_minor(text: &str, url: &str) -> Option<String> {
+    static MINOR: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r"/v1\.[0-9]+/").expect("the pattern is a constant"));
+    let minor = MINOR.find(url)?;
+    let before = url.get(..minor.start())?;
+    let other = Regex::new(&format!(r"{}/v1\.[0-9]+/", regex::escape(before))).ok()?;
+    let new = format!("{before}{}", minor.as_str());
+    let changed = other.replace_all(text, regex::NoExpand(&new));
+    (changed != text).then(|| changed.into_owned())
+}
+
+/// What a version is in the name of a package for dnf.
+fn spec(version: &Wanted) -> String {
+    match version {
+        Wanted::Kubernetes(version) => format!("{}-*", version.bare()),
+        Wanted::Text(text) => text.clone(),
+    }
+}
+
+/// Whether what is wanted is below what is there; then dnf wants another verb.
+fn is_older(wanted: &Wanted, now: &str) -> bool {
+    let wanted = match wanted {
+        Wanted::Kubernetes(version) => version.clone(),
+        Wanted::Text(text) => match KubernetesVersion::of_package(text.trim_end_matches('*')) {
+            Ok(version) => version,
+            Err(_) => return false,
+        },
+    };
+    KubernetesVersion::of_package(now).is_ok_and(|now| wanted.numbers() < now.numbers())
+}
+
+/// Packages in rpm's own order: of one that is there twice, the newest.
+fn parse_installed(text: &str) -> BTreeMap<String, String> {
+    text.lines()
+        .filter_map(|line| line.split_once(' '))
+        .map(|(name, version)| (name.to_owned(), version.trim().to_owned()))
+        .collect()
+}
+
+fn explain(error: ProgramError) -> WorkError {
+    let said = error.said();
+    let known = [
+        "nothing provides",
+        "conflicting requests",
+        "GPG check FAILED",
+        "is not signed",
+    ];
+    if known.iter().any(|text| said.contains(text)) {
+        return WorkError::needs_person(format!(
+            "dnf cannot install it; mend it on the host, nothing was changed: {error}"
+        ));
+    }
+    error.into()
+}
+
+#[cfg(test)]
+#[path = "dnf_tests.rs"]
+mod tests;

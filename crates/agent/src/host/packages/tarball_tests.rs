@@ -1,0 +1,158 @@
+use refit_api::refit::{FailureKind, PackageArgs};
+
+use super::*;
+
+struct World {
+    _folder: tempfile::TempDir,
+    site: Site,
+}
+
+fn version(text: &str) -> KubernetesVersion {
+    KubernetesVersion::parse(text).unwrap()
+}
+
+impl World {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+        for path in [
+            site.path("/usr/bin"),
+            site.path("/srv"),
+            site.state().to_owned(),
+        ] {
+            fs::create_dir_all(path).unwrap();
+        }
+        Self {
+            _folder: folder,
+            site,
+        }
+    }
+
+    /// Makes a tarball whose programs call themselves `says`.
+    fn tarball(&self, says: &str) -> PackageArgs {
+        let inside = self.site.path("/srv/make/kubernetes/server/bin");
+        fs::create_dir_all(&inside).unwrap();
+        for name in KUBERNETES {
+            let path = inside.join(name);
+            fs::write(&path, format!("#!/bin/sh\necho Kubernetes {says}\n")).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        }
+        let archive = self.site.path(format!("/srv/{says}.tar.gz"));
+        let made = std::process::Command::new("tar")
+            .args(["--create", "--gzip", "--file"])
+            .arg(&archive)
+            .arg("--directory")
+            .arg(self.site.path("/srv/make"))
+            .arg("kubernetes")
+            .status();
+        assert!(made.unwrap().success());
+        PackageArgs {
+            path: format!("/srv/{says}.tar.gz"),
+            sha256: digest(&archive).unwrap().1,
+            ..PackageArgs::default()
+        }
+    }
+
+    async fn install(&self, from: &PackageArgs, names: &[&str], at: &str) -> Result<(), WorkError> {
+        let order = Order {
+            plan: at,
+            from,
+            wants: names
+                .iter()
+                .map(|name| Want::kubernetes(name, &version(at)))
+                .collect(),
+        };
+        Tarball::new(&self.site).install(&order).await
+    }
+}
+
+#[tokio::test]
+async fn links_are_switched_and_switched_back() {
+    let world = World::new();
+    let tarball = Tarball::new(&world.site);
+    world
+        .install(&world.tarball("v1.34.2"), &KUBERNETES, "v1.34.2")
+        .await
+        .unwrap();
+    assert_eq!(tarball.installed()["kubelet"], "1.34.2");
+    let before = tarball.installed();
+    world
+        .install(&world.tarball("v1.35.0"), &["kubeadm"], "v1.35.0")
+        .await
+        .unwrap();
+    assert_eq!(tarball.installed()["kubeadm"], "1.35.0");
+    assert_eq!(tarball.installed()["kubelet"], "1.34.2");
+    let link = fs::read_link(world.site.path("/usr/local/bin/kubeadm")).unwrap();
+    assert_eq!(link, Path::new("/opt/refit/kubernetes/v1.35.0/kubeadm"));
+    tarball.restore("v1.35.0", &before).unwrap();
+    assert_eq!(tarball.installed(), before);
+}
+
+#[tokio::test]
+async fn a_program_that_was_a_file_is_one_again() {
+    let world = World::new();
+    fs::write(world.site.path("/usr/bin/kubeadm"), "the old one").unwrap();
+    world
+        .install(&world.tarball("v1.35.0"), &["kubeadm"], "v1.35.0")
+        .await
+        .unwrap();
+    assert!(
+        world.site.path("/usr/bin/kubeadm").is_symlink(),
+        "where the host had it"
+    );
+    let gone = BTreeMap::from([("kubeadm".to_owned(), String::new())]);
+    Tarball::new(&world.site).restore("v1.35.0", &gone).unwrap();
+    assert_eq!(world.site.read("/usr/bin/kubeadm"), "the old one");
+    assert!(!world.site.path("/usr/bin/kubeadm").is_symlink());
+}
+
+#[tokio::test]
+async fn a_tarball_with_another_sum_is_not_unpacked() {
+    let world = World::new();
+    let mut from = world.tarball("v1.35.0");
+    from.sha256 = "00".repeat(32);
+    let error = world
+        .install(&from, &["kubeadm"], "v1.35.0")
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind, FailureKind::Final);
+    assert!(!world.site.path(STORE).exists());
+    from.sha256.clear();
+    let error = world
+        .install(&from, &["kubeadm"], "v1.35.0")
+        .await
+        .unwrap_err();
+    assert!(error.message.contains("unchecked"), "{error}");
+}
+
+#[tokio::test]
+async fn a_tarball_of_another_version_is_refused() {
+    let world = World::new();
+    let from = world.tarball("v1.34.2");
+    let error = world
+        .install(&from, &["kubeadm"], "v1.35.0")
+        .await
+        .unwrap_err();
+    assert!(
+        error.message.contains("says \"Kubernetes v1.34.2\""),
+        "{error}"
+    );
+    assert!(Tarball::new(&world.site).installed().is_empty());
+}
+
+#[tokio::test]
+async fn of_the_older_versions_one_stays() {
+    let world = World::new();
+    for at in ["v1.33.1", "v1.34.2", "v1.35.0"] {
+        world
+            .install(&world.tarball(at), &KUBERNETES, at)
+            .await
+            .unwrap();
+    }
+    let mut left: Vec<String> = fs::read_dir(world.site.path(STORE))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["v1.34.2", "v1.35.0"]);
+}

@@ -1,0 +1,391 @@
+//! What commands do to a simulated host, and how it shows.
+
+use std::collections::BTreeMap;
+
+use refit_api::refit::{OsImageArgs, PlannedFile, Role};
+
+use super::{
+    CONTROL_PLANE, Command, Evidence, KubernetesVersion, Since,
+    sim_state::{HostState, KUBELET_CONFIG, PACKAGES, SAVED_CONFIG, kubelet_config, package_path},
+};
+
+/// sha384 of the OS image that is written and does not boot.
+const OS_STAGED: &str = "/os/staged";
+/// sha384 of the OS image of the next boot.
+const OS_NEXT: &str = "/os/next";
+/// sha384 of the OS image that runs, where it is another than the one of the beginning.
+const OS_RUNNING: &str = "/os/running";
+/// sha384 of the OS image that ran before.
+const OS_BEFORE: &str = "/os/before";
+/// What stands for the image that nobody has put there.
+const OS_FIRST: &str = "first";
+const TIME_SERVERS: &str = "/etc/time-servers";
+/// Files as they were before a step.
+const KEPT: &str = "/var/lib/refit/kept";
+
+impl HostState {
+    /// Looks whether the work of a command is done.
+    pub fn look(&self, command: &Command, since: &Since) -> Evidence {
+        match command {
+            Command::PreflightChecks { .. } | Command::FetchPackages { .. } | Command::Snapshot => {
+                Evidence::Done
+            }
+            Command::InstallKubeadm { version, .. } => self.has_package("kubeadm", version),
+            Command::InstallKubelet { version, .. } => self.has_package("kubelet", version),
+            Command::InstallKubectl { version, .. } => self.has_package("kubectl", version),
+            Command::InstallContainerRuntime { packages } => {
+                let other = packages
+                    .install
+                    .iter()
+                    .find(|p| self.package(&p.name) != p.version);
+                Evidence::from_check(other.is_none(), || {
+                    let name = other.map_or("", |package| package.name.as_str());
+                    format!("package {name} is not at its version")
+                })
+            }
+            Command::PreloadImages { images, .. } => {
+                let other = images
+                    .names
+                    .iter()
+                    .find(|name| !self.has(&image_path(name)));
+                Evidence::from_check(other.is_none(), || {
+                    format!("image {} is not there", other.map_or("", |name| name))
+                })
+            }
+            Command::WriteFiles { files } => {
+                let other = files
+                    .files
+                    .iter()
+                    .find(|file| self.root.get(&file.path) != Some(&content(file)));
+                Evidence::from_check(other.is_none(), || {
+                    let path = other.map_or("", |file| file.path.as_str());
+                    format!("{path} is not as planned")
+                })
+            }
+            Command::RestoreFiles { step } => {
+                let kept = self.kept(step);
+                let other = kept
+                    .iter()
+                    .find(|(path, was)| self.root.get(*path) != was.as_ref());
+                Evidence::from_check(other.is_none(), || {
+                    let path = other.map_or("", |(path, _)| path.as_str());
+                    format!("{path} is not as it was before")
+                })
+            }
+            Command::SetTimeServers { ntp } => Evidence::from_check(
+                self.root.get(TIME_SERVERS) == Some(&ntp.servers.join(" ")),
+                || format!("{TIME_SERVERS} does not name the planned servers"),
+            ),
+            Command::StageOsImage { image } => Evidence::from_check(
+                [OS_STAGED, OS_NEXT, OS_RUNNING]
+                    .iter()
+                    .any(|at| self.is_at(at, image)),
+                || "the image is not staged".to_owned(),
+            ),
+            Command::FinalizeOsImage { image } => Evidence::from_check(
+                [OS_NEXT, OS_RUNNING].iter().any(|at| self.is_at(at, image)),
+                || "the image does not boot next".to_owned(),
+            ),
+            Command::CommitOsImage { image } => {
+                Evidence::from_check(self.is_at(OS_RUNNING, image), || {
+                    "the image does not run".to_owned()
+                })
+            }
+            Command::RestoreOsImage { image } => {
+                let before = self.root.get(OS_BEFORE);
+                let left = self.is_at(OS_NEXT, image)
+                    || (self.is_at(OS_RUNNING, image)
+                        && before.is_some()
+                        && self.root.get(OS_NEXT) != before);
+                Evidence::from_check(!left, || "the image still boots next".to_owned())
+            }
+            Command::KubeadmUpgrade { version, .. } => Evidence::from_check(
+                self.root.get(KUBELET_CONFIG) == Some(&kubelet_config(version.as_str())),
+                || format!("{KUBELET_CONFIG} is not that of {version}"),
+            ),
+            Command::RestartKubelet => Evidence::from_check(self.kubelet_up_at > since.at, || {
+                "the kubelet has not started again".to_owned()
+            }),
+            Command::Reboot => Evidence::from_check(self.boot_id != since.boot_id, || {
+                "the host has not booted again".to_owned()
+            }),
+            Command::VerifyVersions { version } => match self.verify(version.as_ref()) {
+                Ok(()) => Evidence::Done,
+                Err(what) => Evidence::Missing { what },
+            },
+            Command::RestorePackages { packages } => {
+                let other = packages
+                    .iter()
+                    .find(|(name, version)| self.package(name) != version.as_str());
+                Evidence::from_check(other.is_none(), || {
+                    let name = other.map_or("", |(name, _)| name.as_str());
+                    format!("package {name} is not what it was before")
+                })
+            }
+            Command::RestoreConfiguration => {
+                let saved = self.saved_config();
+                let back = saved.is_none() || self.root.get(KUBELET_CONFIG) == saved.as_ref();
+                Evidence::from_check(back, || {
+                    format!("{KUBELET_CONFIG} is not what it was before")
+                })
+            }
+        }
+    }
+
+    pub(super) fn carry_out(&mut self, step: &str, command: &Command) -> Result<String, String> {
+        if let Some(full) = self.troubles.no_space(command) {
+            return Err(full);
+        }
+        match command {
+            Command::PreflightChecks { .. } => Ok("the host can be updated".to_owned()),
+            Command::FetchPackages { version, .. } => {
+                self.root
+                    .insert(format!("/var/cache/refit/{version}"), PACKAGES.join(" "));
+                Ok(format!("{} fetched", PACKAGES.join(", ")))
+            }
+            Command::Snapshot => {
+                let manifests: Vec<String> = CONTROL_PLANE
+                    .into_iter()
+                    .filter_map(|c| self.static_pod_image(c))
+                    .collect();
+                self.root
+                    .insert("/var/lib/refit/snapshot".to_owned(), manifests.join("\n"));
+                Ok("snapshot saved".to_owned())
+            }
+            Command::InstallKubeadm { version, .. } => {
+                self.install("kubeadm", version.bare());
+                Ok(format!("kubeadm {version} installed"))
+            }
+            Command::KubeadmUpgrade { role, version, .. } => self.kubeadm_upgrade(*role, version),
+            Command::InstallKubelet { version, .. } => {
+                self.install("kubelet", version.bare());
+                self.install("kubectl", version.bare());
+                Ok(format!("kubelet {version} installed"))
+            }
+            Command::InstallKubectl { version, .. } => {
+                self.install("kubectl", version.bare());
+                Ok(format!("kubectl {version} installed"))
+            }
+            Command::InstallContainerRuntime { packages } => {
+                for package in &packages.install {
+                    let path = package_path(&package.name);
+                    self.root.insert(path, package.version.clone());
+                }
+                Ok("the container runtime is installed".to_owned())
+            }
+            Command::PreloadImages { images, .. } => {
+                for name in &images.names {
+                    self.root.insert(image_path(name), name.clone());
+                }
+                Ok(format!("{} images are there", images.names.len()))
+            }
+            Command::WriteFiles { files } => {
+                for file in &files.files {
+                    self.keep(step, &file.path);
+                    self.root.insert(file.path.clone(), content(file));
+                }
+                Ok(format!("{} files are written", files.files.len()))
+            }
+            Command::RestoreFiles { step } => {
+                for (path, was) in self.kept(step) {
+                    match was {
+                        Some(was) => self.root.insert(path, was),
+                        None => self.root.remove(&path),
+                    };
+                }
+                Ok("files are back".to_owned())
+            }
+            Command::SetTimeServers { ntp } => {
+                self.keep(step, TIME_SERVERS);
+                self.root
+                    .insert(TIME_SERVERS.to_owned(), ntp.servers.join(" "));
+                Ok("time servers are set".to_owned())
+            }
+            Command::StageOsImage { image } => {
+                if !self.is_at(OS_RUNNING, image) && !self.is_at(OS_NEXT, image) {
+                    self.root.insert(OS_STAGED.to_owned(), image.sha384.clone());
+                }
+                Ok("staged".to_owned())
+            }
+            Command::FinalizeOsImage { image } => self.finalize(image),
+            Command::CommitOsImage { image } => {
+                if !self.is_at(OS_RUNNING, image) {
+                    return Err("the host runs another image".to_owned());
+                }
+                Ok("committed".to_owned())
+            }
+            Command::RestoreOsImage { image } => {
+                self.forget(image);
+                Ok("nothing of the image boots next".to_owned())
+            }
+            Command::RestartKubelet => {
+                self.start_kubelet();
+                Ok(String::new())
+            }
+            // Only one that was made to fail gets here: the others end in a boot.
+            Command::Reboot => Err("the host did not go down".to_owned()),
+            Command::VerifyVersions { version } => {
+                self.verify(version.as_ref())?;
+                Ok(format!("kubelet {} runs", self.kubelet_version))
+            }
+            Command::RestorePackages { packages } => {
+                for (name, version) in packages {
+                    if version.is_empty() {
+                        self.root.remove(&package_path(name));
+                    } else {
+                        self.root.insert(package_path(name), version.clone());
+                    }
+                }
+                Ok("packages are back".to_owned())
+            }
+            Command::RestoreConfiguration => {
+                if let Some(saved) = self.saved_config() {
+                    self.root.insert(KUBELET_CONFIG.to_owned(), saved);
+                }
+                Ok("the configuration is back".to_owned())
+            }
+        }
+    }
+
+    fn kubeadm_upgrade(
+        &mut self,
+        role: Role,
+        version: &KubernetesVersion,
+    ) -> Result<String, String> {
+        let installed = self.installed("kubeadm");
+        if installed.as_ref() != Some(version) {
+            let found = installed.map_or_else(|| "missing".to_owned(), |v| v.to_string());
+            return Err(format!("kubeadm is {found}, {version} is needed"));
+        }
+        if (role == Role::Worker) == self.control_plane {
+            return Err(format!("this host is not a {role:?}"));
+        }
+        self.configure(version.as_str());
+        Ok(format!("[upgrade] SUCCESS! {version}"))
+    }
+
+    /// Keeps the kubelet's configuration of before a plan, once per plan.
+    pub(super) fn save_config(&mut self, plan: &str) {
+        let head = format!("# before plan {plan}\n");
+        let saved = self.root.get(SAVED_CONFIG);
+        if saved.is_none_or(|saved| !saved.starts_with(&head)) {
+            let config = self.root.get(KUBELET_CONFIG).cloned().unwrap_or_default();
+            self.root.insert(SAVED_CONFIG.to_owned(), head + &config);
+        }
+    }
+
+    fn saved_config(&self) -> Option<String> {
+        let saved = self.root.get(SAVED_CONFIG)?;
+        saved.split_once('\n').map(|(_, config)| config.to_owned())
+    }
+
+    fn verify(&self, version: Option<&KubernetesVersion>) -> Result<(), String> {
+        let running = &self.kubelet_version;
+        let installed = self.installed("kubelet").ok_or("no kubelet is installed")?;
+        let wanted = version.unwrap_or(&installed);
+        if running != wanted.as_str() {
+            return Err(format!("the kubelet runs {running}, {wanted} is needed"));
+        }
+        if version.is_some() && self.control_plane {
+            for component in CONTROL_PLANE {
+                let found = self.static_pod_version(component).unwrap_or_default();
+                if found != wanted.as_str() {
+                    return Err(format!("{component} is {found}, {wanted} is needed"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a boot makes of the OS image that was to be next.
+    pub(super) fn boot_os(&mut self) {
+        if let Some(next) = self.root.remove(OS_NEXT) {
+            let before = self
+                .root
+                .remove(OS_RUNNING)
+                .unwrap_or_else(|| OS_FIRST.to_owned());
+            self.root.insert(OS_BEFORE.to_owned(), before);
+            if next != OS_FIRST {
+                self.root.insert(OS_RUNNING.to_owned(), next);
+            }
+        }
+    }
+
+    /// sha384 of the OS image that runs; none as long as it is the first.
+    pub fn os_image(&self) -> Option<&str> {
+        self.root.get(OS_RUNNING).map(String::as_str)
+    }
+
+    fn finalize(&mut self, image: &OsImageArgs) -> Result<String, String> {
+        if self.is_at(OS_STAGED, image) {
+            self.root.remove(OS_STAGED);
+            self.root.insert(OS_NEXT.to_owned(), image.sha384.clone());
+        }
+        if self.is_at(OS_NEXT, image) || self.is_at(OS_RUNNING, image) {
+            Ok("finalized".to_owned())
+        } else {
+            Err("the image is not staged".to_owned())
+        }
+    }
+
+    fn forget(&mut self, image: &OsImageArgs) {
+        for at in [OS_STAGED, OS_NEXT] {
+            if self.is_at(at, image) {
+                self.root.remove(at);
+            }
+        }
+        if self.is_at(OS_RUNNING, image)
+            && let Some(before) = self.root.get(OS_BEFORE).cloned()
+        {
+            self.root.insert(OS_NEXT.to_owned(), before);
+        }
+    }
+
+    fn is_at(&self, place: &str, image: &OsImageArgs) -> bool {
+        self.root.get(place) == Some(&image.sha384)
+    }
+
+    fn has(&self, path: &str) -> bool {
+        self.root.contains_key(path)
+    }
+
+    /// Keeps what is at a path before a step changes it, once.
+    fn keep(&mut self, step: &str, path: &str) {
+        let kept = format!("{KEPT}/{step}{path}");
+        if !self.has(&kept) {
+            let was = self
+                .root
+                .get(path)
+                .map_or_else(String::new, |was| format!("+{was}"));
+            self.root.insert(kept, was);
+        }
+    }
+
+    /// What a step has kept, by path.
+    fn kept(&self, step: &str) -> BTreeMap<String, Option<String>> {
+        let start = format!("{KEPT}/{step}/");
+        self.root
+            .iter()
+            .filter_map(|(at, was)| {
+                let path = at.strip_prefix(&start)?;
+                Some((format!("/{path}"), was.strip_prefix('+').map(str::to_owned)))
+            })
+            .collect()
+    }
+}
+
+fn image_path(name: &str) -> String {
+    format!("/images/{name}")
+}
+
+/// What a file holds; of a secret, its name.
+fn content(file: &PlannedFile) -> String {
+    match &file.content_from {
+        Some(key) => format!("secret {}/{}", key.name, key.key),
+        None => file.content.clone(),
+    }
+}
+
+#[cfg(test)]
+#[path = "sim_work_tests.rs"]
+mod tests;

@@ -1,0 +1,131 @@
+use jiff::Timestamp;
+use refit_api::refit::{FileArgs, ImageArgs, NtpArgs, PackageArgs, PackageVersion};
+
+use super::*;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + second).unwrap()
+}
+
+fn host() -> HostState {
+    HostState::new("n", false, "v1.34.2", at(0))
+}
+
+fn since(host: &HostState) -> Since {
+    Since {
+        at: at(0),
+        boot_id: host.boot_id.clone(),
+    }
+}
+
+/// Carries a command out, and says that it shows.
+fn done(host: &mut HostState, step: &str, command: &Command) {
+    host.carry_out(step, command).unwrap();
+    assert_eq!(
+        host.look(command, &since(host)),
+        Evidence::Done,
+        "{}",
+        command.name()
+    );
+}
+
+fn image() -> OsImageArgs {
+    OsImageArgs {
+        url: "https://images.example/new.cosi".to_owned(),
+        sha384: "ab".to_owned(),
+        ..OsImageArgs::default()
+    }
+}
+
+#[test]
+fn what_a_command_does_shows_and_did_not_before() {
+    let package = PackageVersion {
+        name: "containerd.io".to_owned(),
+        version: "2.1.4-1".to_owned(),
+    };
+    let packages = PackageArgs {
+        install: vec![package],
+        ..PackageArgs::default()
+    };
+    let images = ImageArgs {
+        names: vec!["app.example/web:1".to_owned()],
+        ..ImageArgs::default()
+    };
+    let ntp = NtpArgs {
+        enabled: true,
+        servers: vec!["ntp.example".to_owned()],
+    };
+    let version = KubernetesVersion::parse("v1.35.0").unwrap();
+    for command in [
+        Command::InstallContainerRuntime {
+            packages: packages.clone(),
+        },
+        Command::PreloadImages {
+            version: None,
+            images,
+            bundle: None,
+        },
+        Command::SetTimeServers { ntp },
+        Command::InstallKubectl { version, packages },
+        Command::StageOsImage { image: image() },
+    ] {
+        let mut host = host();
+        let before = host.look(&command, &since(&host));
+        assert!(
+            matches!(before, Evidence::Missing { .. }),
+            "{}",
+            command.name()
+        );
+        done(&mut host, "step", &command);
+    }
+}
+
+#[test]
+fn files_are_written_and_put_back() {
+    let mut host = host();
+    host.root.insert("/etc/a".to_owned(), "old".to_owned());
+    let file = |path: &str| PlannedFile {
+        path: path.to_owned(),
+        content: "new".to_owned(),
+        ..PlannedFile::default()
+    };
+    let files = FileArgs {
+        files: vec![file("/etc/a"), file("/etc/b")],
+        users: Vec::new(),
+    };
+    let write = Command::WriteFiles { files };
+    done(&mut host, "files", &write);
+    done(&mut host, "files", &write);
+    let step = "files".to_owned();
+    done(&mut host, "undo-files", &Command::RestoreFiles { step });
+    assert_eq!(host.root.get("/etc/a").map(String::as_str), Some("old"));
+    assert!(!host.has("/etc/b"));
+}
+
+#[test]
+fn an_os_image_runs_after_the_boot_and_can_go_back() {
+    let mut host = host();
+    let finalize = Command::FinalizeOsImage { image: image() };
+    let commit = Command::CommitOsImage { image: image() };
+    assert!(host.carry_out("f", &finalize).is_err(), "nothing is staged");
+    done(&mut host, "s", &Command::StageOsImage { image: image() });
+    done(&mut host, "f", &finalize);
+    assert!(host.carry_out("c", &commit).is_err(), "nothing has booted");
+    host.boot_os();
+    done(&mut host, "c", &commit);
+    assert_eq!(host.os_image(), Some("ab"));
+    done(&mut host, "u", &Command::RestoreOsImage { image: image() });
+    host.boot_os();
+    assert_eq!(host.os_image(), None);
+    done(&mut host, "u", &Command::RestoreOsImage { image: image() });
+}
+
+#[test]
+fn an_image_that_is_taken_back_before_the_boot_does_not_boot() {
+    let mut host = host();
+    done(&mut host, "s", &Command::StageOsImage { image: image() });
+    done(&mut host, "f", &Command::FinalizeOsImage { image: image() });
+    done(&mut host, "u", &Command::RestoreOsImage { image: image() });
+    host.boot_os();
+    assert_eq!(host.os_image(), None);
+}

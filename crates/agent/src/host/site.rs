@@ -1,0 +1,226 @@
+//! The host as its drivers see it: folders, programs, a log.
+//!
+//! In production the root is `/` and every program is where it belongs. Tests give another root and
+//! other programs, so that the same drivers work on a folder with stub packages.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::{Invocation, Program, ProgramError, program::open_log};
+
+/// What maintainer scripts and programs find their programs by.
+const SEARCH_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Another program in place of a known one, for tests and unusual hosts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tool {
+    /// Its path; empty: where the known one is.
+    pub path: String,
+    /// What comes before all other arguments.
+    pub arguments: Vec<String>,
+    /// What is added to its environment.
+    pub environment: Vec<(String, String)>,
+}
+
+/// The host as its drivers see it.
+#[derive(Clone, Debug)]
+pub struct Site {
+    root: PathBuf,
+    state: PathBuf,
+    tools: BTreeMap<Program, Tool>,
+    log: PathBuf,
+}
+
+impl Site {
+    /// This host; `state` is the agent's own folder.
+    pub fn new(state: impl Into<PathBuf>) -> Self {
+        Self::at("/", state)
+    }
+
+    /// A host whose root is at `root`.
+    pub fn at(root: impl Into<PathBuf>, state: impl Into<PathBuf>) -> Self {
+        let state = state.into();
+        Self {
+            root: root.into(),
+            log: state.join("host.log"),
+            state,
+            tools: BTreeMap::new(),
+        }
+    }
+
+    /// The same, with another program in place of a known one.
+    #[must_use]
+    pub fn with_tool(mut self, program: Program, tool: Tool) -> Self {
+        self.tools.insert(program, tool);
+        self
+    }
+
+    /// The same, whose programs write what they say to `log`.
+    #[must_use]
+    pub fn logging_to(mut self, log: impl Into<PathBuf>) -> Self {
+        self.log = log.into();
+        self
+    }
+
+    /// Where an absolute path of the host is.
+    pub fn path(&self, absolute: impl AsRef<Path>) -> PathBuf {
+        let path = absolute.as_ref();
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// The agent's own folder.
+    pub fn state(&self) -> &Path {
+        &self.state
+    }
+
+    /// Where outputs, marks and jobs of units are.
+    pub fn units(&self) -> PathBuf {
+        self.state.join("units")
+    }
+
+    /// Where what a plan has to be able to put back is.
+    pub fn snapshot(&self, plan: &str) -> PathBuf {
+        self.state.join("snapshots").join(plain(plan))
+    }
+
+    /// Whether the host has a program.
+    pub fn has(&self, program: Program) -> bool {
+        match self.tools.get(&program) {
+            Some(tool) if !tool.path.is_empty() => Path::new(&tool.path).exists(),
+            _ => program.is_there(),
+        }
+    }
+
+    /// A program with these arguments.
+    pub fn call<S: Into<String>>(
+        &self,
+        program: Program,
+        arguments: impl IntoIterator<Item = S>,
+    ) -> Invocation {
+        let arguments = arguments.into_iter().map(Into::into);
+        let mut call = match self.tools.get(&program) {
+            None => Invocation::new(program, arguments),
+            Some(tool) => {
+                let path = if tool.path.is_empty() {
+                    program.path()
+                } else {
+                    &tool.path
+                };
+                let all = tool.arguments.iter().cloned().chain(arguments);
+                let mut call = Invocation::at(path, all);
+                call.environment.clone_from(&tool.environment);
+                call
+            }
+        };
+        call.environment.extend(
+            [
+                ("PATH", SEARCH_PATH),
+                ("DEBIAN_FRONTEND", "noninteractive"),
+                // needrestart would restart containerd in the middle of it (`spec/node.md 2.6`).
+                ("NEEDRESTART_SUSPEND", "1"),
+            ]
+            .map(|(name, value)| (name.to_owned(), value.to_owned())),
+        );
+        call
+    }
+
+    /// Asks a program something: it may take a minute, and nothing of it is in the log.
+    pub async fn ask<S: Into<String>>(
+        &self,
+        program: Program,
+        arguments: impl IntoIterator<Item = S>,
+    ) -> Result<String, ProgramError> {
+        self.call(program, arguments).output().await
+    }
+
+    /// Runs a program to its end; what it says is in the log, and returned.
+    pub async fn run(&self, call: &Invocation) -> Result<String, ProgramError> {
+        self.say(&format!("+ {call}"));
+        call.run_into(&self.log).await
+    }
+
+    /// Writes a line to the log. Best effort: a log that cannot be written stops no work.
+    pub fn say(&self, text: &str) {
+        use std::io::Write as _;
+        let written = open_log(&self.log).and_then(|mut log| writeln!(log, "{text}"));
+        if let Err(error) = written {
+            tracing::debug!(%error, "the log of a unit cannot be written");
+        }
+    }
+
+    /// The text of a file of the host; empty where there is none.
+    pub fn read(&self, absolute: &str) -> String {
+        fs::read_to_string(self.path(absolute)).unwrap_or_default()
+    }
+}
+
+/// A name that is one plain folder, whatever it was made of.
+pub fn plain(name: &str) -> String {
+    let clean: String = name
+        .chars()
+        .take(120)
+        .map(|c| {
+            if c.is_ascii_alphanumeric() || "-_.".contains(c) {
+                c
+            } else {
+                '_'
+            }
+        })
+        .collect();
+    match clean.trim_start_matches('.') {
+        "" => "none".to_owned(),
+        clean => clean.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_of_the_host_is_below_its_root() {
+        let site = Site::at("/host", "/state");
+        assert_eq!(site.path("/etc/x"), Path::new("/host/etc/x"));
+        assert_eq!(Site::new("/state").path("/etc/x"), Path::new("/etc/x"));
+        assert_eq!(site.snapshot("../x"), Path::new("/state/snapshots/_x"));
+    }
+
+    #[tokio::test]
+    async fn what_a_program_says_is_in_the_log_and_in_its_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let site = Site::new(folder.path());
+        let good = Invocation::at("/bin/sh", ["-c", "echo fine; echo odd >&2"]);
+        assert_eq!(site.run(&good).await.unwrap(), "fine\nodd\n");
+        let bad = Invocation::at("/bin/sh", ["-c", "echo worse; exit 7"]);
+        let error = site.run(&bad).await.unwrap_err();
+        assert_eq!((error.code(), error.said()), (Some(7), "worse"));
+        let log = fs::read_to_string(folder.path().join("host.log")).unwrap();
+        assert!(log.contains("fine\nodd\n+ /bin/sh -c echo worse"), "{log}");
+    }
+
+    #[tokio::test]
+    async fn a_secret_is_read_by_the_program_and_shown_nowhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let site = Site::new(folder.path());
+        let call = Invocation::at("/bin/sh", ["-c", "cat >/dev/null"]).reading("hunter2");
+        site.run(&call).await.unwrap();
+        let log = fs::read_to_string(folder.path().join("host.log")).unwrap();
+        assert!(!log.contains("hunter2") && !format!("{call:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn another_program_keeps_its_own_arguments_in_front() {
+        let tool = Tool {
+            path: "/opt/dpkg".to_owned(),
+            arguments: vec!["--root=/x".to_owned()],
+            environment: vec![("A".to_owned(), "b".to_owned())],
+        };
+        let site = Site::new("/state").with_tool(Program::Dpkg, tool);
+        let call = site.call(Program::Dpkg, ["--configure", "-a"]);
+        assert_eq!(call.to_string(), "/opt/dpkg --root=/x --configure -a");
+        assert!(call.environment.contains(&("A".to_owned(), "b".to_owned())));
+    }
+}

@@ -1,0 +1,207 @@
+use std::os::unix::fs::PermissionsExt as _;
+
+use refit_api::refit::FailureKind;
+
+use super::*;
+use crate::host::site::Tool;
+
+/// A control plane's host without any program: each is a stub of the test.
+fn site() -> (tempfile::TempDir, Site) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut site = Site::at(folder.path().join("root"), folder.path().join("state"));
+    for path in [MANIFESTS, "/var/lib/kubelet", DATA] {
+        fs::create_dir_all(site.path(path)).unwrap();
+    }
+    fs::create_dir_all(site.state()).unwrap();
+    fs::write(site.path(KUBELET_CONFIG), "old").unwrap();
+    for program in [Program::Etcdctl, Program::Crictl, Program::Ctr] {
+        site = with(site, program, "/no/such/program");
+    }
+    (folder, site)
+}
+
+fn with(site: Site, program: Program, path: &str) -> Site {
+    let path = path.to_owned();
+    site.with_tool(
+        program,
+        Tool {
+            path,
+            ..Tool::default()
+        },
+    )
+}
+
+fn control_plane(site: &Site) {
+    for name in MANIFEST_NAMES {
+        fs::write(site.path(MANIFESTS).join(name), format!("image: {name}")).unwrap();
+    }
+}
+
+fn stub(site: Site, program: Program, script: &str) -> Site {
+    let path = site.state().join(format!("{program:?}"));
+    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = path.display().to_string();
+    with(site, program, &path)
+}
+
+/// What etcd would save.
+fn database() -> Vec<u8> {
+    let mut bytes = vec![7; 4096];
+    bytes[BOLT_MAGIC_AT..BOLT_MAGIC_AT + 4].copy_from_slice(&BOLT_MAGIC);
+    let sum = Sha256::digest(&bytes);
+    bytes.extend_from_slice(&sum);
+    bytes
+}
+
+/// A file that stubs copy from.
+fn source(site: &Site, bytes: &[u8]) -> String {
+    let path = site.state().join("source.db");
+    fs::write(&path, bytes).unwrap();
+    path.display().to_string()
+}
+
+fn packages() -> BTreeMap<String, String> {
+    BTreeMap::from([("kubelet".to_owned(), "1.34.2-1.1".to_owned())])
+}
+
+#[tokio::test]
+async fn a_worker_keeps_its_packages_and_its_kubelets_configuration() {
+    let (_folder, site) = site();
+    check(&site).unwrap();
+    assert!(is_taken(&site, "p").unwrap().contains("packages"));
+    save(&site, "p", &packages()).await.unwrap();
+    assert_eq!(is_taken(&site, "p"), None);
+    let mode = fs::metadata(site.snapshot("p"))
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o700);
+    fs::write(site.path(KUBELET_CONFIG), "new").unwrap();
+    let added = site.path("/var/lib/kubelet/instance-config.yaml");
+    fs::write(&added, "new").unwrap();
+    // A later try keeps what the first one kept.
+    save(&site, "p", &packages()).await.unwrap();
+    assert!(is_back(&site, "p").unwrap().is_some());
+    put_back(&site, "p").unwrap();
+    assert_eq!(site.read(KUBELET_CONFIG), "old");
+    assert!(!added.exists());
+    assert_eq!(is_back(&site, "p").unwrap(), None);
+}
+
+#[tokio::test]
+async fn manifests_of_a_control_plane_come_back() {
+    let (_folder, site) = site();
+    control_plane(&site);
+    keep_configuration(&site, "p").unwrap();
+    let manifest = site.path(MANIFESTS).join("kube-apiserver.yaml");
+    fs::write(&manifest, "image: new").unwrap();
+    put_back(&site, "p").unwrap();
+    assert_eq!(
+        fs::read_to_string(manifest).unwrap(),
+        "image: kube-apiserver.yaml"
+    );
+}
+
+#[test]
+fn a_host_that_cannot_save_etcd_is_told_beforehand() {
+    let (_folder, site) = site();
+    control_plane(&site);
+    let error = check(&site).unwrap_err();
+    assert_eq!(error.kind, FailureKind::NeedsPerson);
+    assert!(
+        error.message.contains("neither etcdctl nor crictl nor ctr"),
+        "{error}"
+    );
+    let site = stub(site, Program::Ctr, "");
+    check(&site).unwrap();
+}
+
+#[tokio::test]
+async fn etcd_is_saved_by_the_hosts_own_etcdctl() {
+    let (_folder, site) = site();
+    control_plane(&site);
+    let from = source(&site, &database());
+    let site = stub(
+        site,
+        Program::Etcdctl,
+        &format!("for last; do :; done\ncp {from} \"$last\""),
+    );
+    save(&site, "p", &packages()).await.unwrap();
+    let saved = site.snapshot("p").join("etcd.db");
+    assert_eq!(fs::read(&saved).unwrap(), database());
+    assert_eq!(
+        fs::metadata(&saved).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+    // Taken once: what runs later is not what was before.
+    let site = stub(site, Program::Etcdctl, "exit 1");
+    save(&site, "p", &packages()).await.unwrap();
+}
+
+#[tokio::test]
+async fn etcd_is_saved_by_its_container_where_the_host_has_no_etcdctl() {
+    for program in [Program::Crictl, Program::Ctr] {
+        let (_folder, site) = site();
+        control_plane(&site);
+        let from = source(&site, &database());
+        let written = site.path(DATA).join(IN_CONTAINER).display().to_string();
+        let script = format!(
+            "case \"$*\" in\n\
+             *'tasks list'*) echo 'TASK PID STATUS'; echo 'abc123 42 RUNNING';;\n\
+             *exec*abc123*etcdctl*'snapshot save {DATA}/{IN_CONTAINER}') cp {from} {written};;\n\
+             'ps '*|*'containers list'*) echo gone9; echo abc123;;\n\
+             *) exit 3;;\nesac"
+        );
+        let script = if program == Program::Crictl {
+            script.replace("echo gone9; ", "")
+        } else {
+            script
+        };
+        let site = stub(site, program, &script);
+        save(&site, "p", &packages()).await.unwrap();
+        let saved = site.snapshot("p").join("etcd.db");
+        assert_eq!(fs::read(&saved).unwrap(), database(), "{program:?}");
+        assert!(
+            !Path::new(&written).exists(),
+            "nothing stays in etcd's folder"
+        );
+    }
+}
+
+#[tokio::test]
+async fn half_a_snapshot_is_not_taken_for_one() {
+    let (_folder, site) = site();
+    control_plane(&site);
+    let mut bytes = database();
+    bytes.truncate(2000);
+    let from = source(&site, &bytes);
+    let site = stub(
+        site,
+        Program::Etcdctl,
+        &format!("for last; do :; done\ncp {from} \"$last\""),
+    );
+    let error = save(&site, "p", &packages()).await.unwrap_err();
+    assert_eq!(error.kind, FailureKind::Retriable);
+    assert!(is_taken(&site, "p").unwrap().contains("etcd"));
+}
+
+#[test]
+fn a_container_that_does_not_run_is_waited_for() {
+    let error = first_id("\n").unwrap_err();
+    assert_eq!(error.kind, FailureKind::Retriable);
+    assert_eq!(first_id("abc\ndef\n").unwrap(), "abc");
+    assert!(first_id("$(reboot)").is_err());
+}
+
+#[tokio::test]
+async fn older_snapshots_go() {
+    let (_folder, site) = site();
+    for plan in ["a", "b", "c", "d"] {
+        save(&site, plan, &packages()).await.unwrap();
+    }
+    let count = fs::read_dir(site.snapshot("d").parent().unwrap())
+        .unwrap()
+        .count();
+    assert_eq!(count, KEPT + 1);
+}

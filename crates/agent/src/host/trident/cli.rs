@@ -1,0 +1,237 @@
+//! Trident by its command line: the packaged one offers no state and no rollback by gRPC
+//! (`spec/node.md 1.6`).
+
+use std::path::Path;
+
+use futures::future::BoxFuture;
+use serde_json::Value;
+
+use super::status::HostStatus;
+use crate::host::{Program, ProgramError, Site, work::WorkError};
+
+/// Exit code of Trident: a reboot was asked for and did not come.
+const EXIT_REBOOT: i32 = 3;
+
+/// One part of an update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Writes the image; disturbs nothing.
+    Stage,
+    /// Makes it the next to boot.
+    Finalize,
+}
+
+impl Operation {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Stage => "stage",
+            Self::Finalize => "finalize",
+        }
+    }
+}
+
+/// What can be asked of Trident, and told to it.
+pub trait Trident: Send + Sync {
+    /// What it says of the host; `None` where it does not manage the host.
+    fn status(&self) -> BoxFuture<'_, Result<Option<HostStatus>, WorkError>>;
+    /// The host's configuration, whole.
+    fn configuration(&self) -> BoxFuture<'_, Result<Value, WorkError>>;
+    /// Checks a configuration.
+    fn validate<'a>(&'a self, file: &'a Path) -> BoxFuture<'a, Result<(), WorkError>>;
+    /// Does one part of an update. The host is not rebooted.
+    fn update<'a>(
+        &'a self,
+        file: &'a Path,
+        operation: Operation,
+    ) -> BoxFuture<'a, Result<(), WorkError>>;
+    /// Keeps the image that has booted, or finds that it cannot stay.
+    fn commit(&self) -> BoxFuture<'_, Result<(), WorkError>>;
+    /// Makes the image of before the next to boot.
+    fn rollback(&self) -> BoxFuture<'_, Result<(), WorkError>>;
+    /// Takes back that the firmware is to boot another volume next.
+    fn forget_next_boot(&self) -> BoxFuture<'_, Result<(), WorkError>>;
+}
+
+/// The program `trident` of a host.
+#[derive(Clone, Copy, Debug)]
+pub struct TridentCli<'a> {
+    site: &'a Site,
+}
+
+impl<'a> TridentCli<'a> {
+    /// The program of a host.
+    pub fn new(site: &'a Site) -> Self {
+        Self { site }
+    }
+
+    async fn run(&self, arguments: &[&str]) -> Result<(), WorkError> {
+        let call = self.site.call(Program::Trident, arguments.iter().copied());
+        self.site
+            .run(&call)
+            .await
+            .map_err(|error| explain(&error))?;
+        Ok(())
+    }
+
+    /// Busy for longer than a question may take: a servicing holds its lock only for moments.
+    async fn ask(&self, what: &str) -> Result<String, ProgramError> {
+        self.site.ask(Program::Trident, ["get", what]).await
+    }
+}
+
+impl Trident for TridentCli<'_> {
+    fn status(&self) -> BoxFuture<'_, Result<Option<HostStatus>, WorkError>> {
+        Box::pin(async move {
+            if !self.site.has(Program::Trident) {
+                return Ok(None);
+            }
+            match self.ask("status").await {
+                Ok(text) => HostStatus::parse(&text).map(Some),
+                Err(error) if has_no_datastore(error.said()) => Ok(None),
+                Err(error) => Err(explain(&error)),
+            }
+        })
+    }
+
+    fn configuration(&self) -> BoxFuture<'_, Result<Value, WorkError>> {
+        Box::pin(async move {
+            let text = self
+                .ask("configuration")
+                .await
+                .map_err(|error| explain(&error))?;
+            serde_saphyr::from_str(&text).map_err(|error| {
+                WorkError::needs_person(format!(
+                    "`trident get configuration` answers what this agent cannot read: {error}"
+                ))
+            })
+        })
+    }
+
+    fn validate<'a>(&'a self, file: &'a Path) -> BoxFuture<'a, Result<(), WorkError>> {
+        Box::pin(async move {
+            let file = file.display().to_string();
+            let call = self.site.call(Program::Trident, ["validate", &file]);
+            match self.site.run(&call).await {
+                Ok(_) => Ok(()),
+                Err(error) if is_busy(&error) => Err(explain(&error)),
+                Err(error) => {
+                    let message = format!("Trident does not take the configuration: {error}");
+                    Err(WorkError::last(message))
+                }
+            }
+        })
+    }
+
+    fn update<'a>(
+        &'a self,
+        file: &'a Path,
+        operation: Operation,
+    ) -> BoxFuture<'a, Result<(), WorkError>> {
+        Box::pin(async move {
+            let file = file.display().to_string();
+            self.run(&["update", &file, "--allowed-operations", operation.word()])
+                .await
+        })
+    }
+
+    fn commit(&self) -> BoxFuture<'_, Result<(), WorkError>> {
+        Box::pin(async move { self.run(&["commit"]).await })
+    }
+
+    fn rollback(&self) -> BoxFuture<'_, Result<(), WorkError>> {
+        Box::pin(async move {
+            self.run(&["rollback", "--check"]).await.map_err(|error| {
+                WorkError::needs_person(format!("Trident knows no way back from here: {error}"))
+            })?;
+            self.run(&["rollback", "--ab", "--allowed-operations", "stage,finalize"])
+                .await
+        })
+    }
+
+    fn forget_next_boot(&self) -> BoxFuture<'_, Result<(), WorkError>> {
+        Box::pin(async move {
+            let call = self.site.call(Program::Efibootmgr, ["--delete-bootnext"]);
+            self.site.run(&call).await?;
+            Ok(())
+        })
+    }
+}
+
+fn has_no_datastore(said: &str) -> bool {
+    [
+        "datastore does not exist",
+        "No such file or directory",
+        "not provisioned",
+    ]
+    .iter()
+    .any(|words| said.contains(words))
+}
+
+fn is_busy(error: &ProgramError) -> bool {
+    [
+        "Trident is busy",
+        "Servicing is active",
+        "database is locked",
+    ]
+    .iter()
+    .any(|words| error.said().contains(words))
+}
+
+/// What a failure of Trident means.
+fn explain(error: &ProgramError) -> WorkError {
+    let said = error.said();
+    let says = |words: &[&str]| words.iter().any(|words| said.contains(words));
+    if error.code() == Some(EXIT_REBOOT) {
+        return WorkError::needs_person(format!(
+            "Trident asked for a reboot that did not come: {error}; reboot the host"
+        ));
+    }
+    if is_busy(error) {
+        return WorkError::retriable(format!("Trident does something else: {error}"));
+    }
+    if says(&["distro", "architecture"]) {
+        return WorkError::last(format!(
+            "the image is made for other hosts than this one: {error}"
+        ));
+    }
+    if says(&[
+        "Failed to load COSI",
+        "failed to load image",
+        "error sending request",
+        "404 Not Found",
+    ]) {
+        return WorkError::retriable(format!(
+            "the image cannot be fetched; its server must answer at the finalizing too: {error}"
+        ));
+    }
+    WorkError::retriable(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use refit_api::refit::FailureKind;
+
+    use super::*;
+
+    #[test]
+    fn failures_are_told_apart() {
+        let failed = |code, tail: &str| {
+            explain(&ProgramError::Failed {
+                command: "trident update".to_owned(),
+                code: Some(code),
+                tail: tail.to_owned(),
+            })
+            .kind
+        };
+        assert_eq!(failed(3, "reboot did not happen"), FailureKind::NeedsPerson);
+        assert_eq!(failed(2, "Servicing is active"), FailureKind::Retriable);
+        assert_eq!(
+            failed(2, "image distro 'ubuntu' does not match host"),
+            FailureKind::Final
+        );
+        assert_eq!(
+            failed(2, "Failed to load COSI metadata"),
+            FailureKind::Retriable
+        );
+    }
+}

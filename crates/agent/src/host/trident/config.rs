@@ -1,0 +1,356 @@
+//! The HostConfiguration that brings a host to an image.
+//!
+//! It is whole and declarative: what is left out is gone (`spec/node.md 1.4`). So it is the host's
+//! own, as Trident has it, with another image and our health checks; its scripts stay, because they
+//! carry over what the next root needs. None of ours is added: a configuration with scripts is a
+//! whole update each time that it is submitted (`spec/node.md 1.9 c`), so it is submitted only where
+//! another image is wanted.
+
+use refit_api::refit::{HealthCheck, OsImageArgs};
+use serde_json::{Map, Value, json};
+
+use crate::host::work::WorkError;
+
+const SCRIPTS: [&str; 3] = ["preServicing", "postProvision", "postConfigure"];
+/// How long services may take in a new OS where the plan says nothing.
+const HEALTH_SECONDS: i32 = 120;
+/// What the names of our checks start with, so that they are known again.
+const OURS: &str = "refit-";
+
+/// The host's configuration with the image and health checks of a plan.
+pub fn configuration(current: &Value, wanted: &OsImageArgs) -> Result<Value, WorkError> {
+    check(wanted)?;
+    let mut config = current
+        .as_object()
+        .filter(|config| config.contains_key("storage"))
+        .cloned()
+        .ok_or_else(|| {
+            WorkError::needs_person(
+                "`trident get configuration` has no storage: the host was not installed by Trident",
+            )
+        })?;
+    config.insert(
+        "image".to_owned(),
+        json!({ "url": wanted.url, "sha384": wanted.sha384.to_lowercase() }),
+    );
+    // The command line has no other way to leave the reboot to whoever calls it.
+    object(&mut config, "internalParams").insert("noTransition".to_owned(), json!(true));
+    let health = object(&mut config, "health");
+    let mut checks: Vec<Value> = health
+        .get("checks")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter(|check| !is_ours(check))
+        .cloned()
+        .collect();
+    checks.extend(wanted.health_checks.iter().map(health_check));
+    health.insert("checks".to_owned(), Value::Array(checks));
+    Ok(Value::Object(config))
+}
+
+fn object<'a>(config: &'a mut Map<String, Value>, name: &str) -> &'a mut Map<String, Value> {
+    let entry = config.entry(name).or_insert_with(|| json!({}));
+    if !entry.is_object() {
+        *entry = json!({});
+    }
+    entry.as_object_mut().expect("it was made an object")
+}
+
+fn is_ours(check: &Value) -> bool {
+    check
+        .get("name")
+        .and_then(Value::as_str)
+        .is_some_and(|name| name.starts_with(OURS))
+}
+
+/// `runOn` always: an empty list never matches. Services only, no script: a script has no timeout,
+/// and one that hangs would hang the commit for ever (`spec/node.md 1.9 a, l`).
+fn health_check(check: &HealthCheck) -> Value {
+    json!({
+        "name": format!("{OURS}{}", check.name),
+        "runOn": ["ab-update"],
+        "systemdServices": check.systemd_services,
+        "timeoutSeconds": check.timeout_seconds.unwrap_or(HEALTH_SECONDS),
+    })
+}
+
+/// An image that Trident could take: a URL of a kind that it knows, and the sum of its metadata.
+fn check(wanted: &OsImageArgs) -> Result<(), WorkError> {
+    let known = ["https://", "http://", "file:///", "oci://"];
+    let url = &wanted.url;
+    if !known.iter().any(|scheme| url.starts_with(scheme)) || url.contains(char::is_whitespace) {
+        return Err(WorkError::last(format!(
+            "osImage.url {url:?} is no URL that Trident takes: https://, http://, file:/// or oci://, \
+             never a bare path"
+        )));
+    }
+    let place = url.split_once("://").map_or("", |(_, rest)| rest);
+    if place
+        .split('/')
+        .next()
+        .is_some_and(|host| host.contains('@'))
+    {
+        return Err(WorkError::last(
+            "osImage.url carries a user: Trident gives registries and servers no credentials, and a \
+             plan is no place for them",
+        ));
+    }
+    let sum = &wanted.sha384;
+    if sum.len() != 96 || !sum.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Err(WorkError::last(format!(
+            "osImage.sha384 {sum:?} is not the sha384 of an image's metadata in hex: Trident checks no \
+             signature, so nothing else says which image it is"
+        )));
+    }
+    for check in &wanted.health_checks {
+        if check.systemd_services.is_empty() {
+            return Err(WorkError::last(format!(
+                "health check {} of osImage names no service",
+                check.name
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// What in a host's own configuration does not do what it seems to (`spec/node.md 1.9`): said in
+/// the step's output, because it is its owner's to mend.
+pub fn warnings(config: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    for phase in SCRIPTS {
+        for script in list(config, &["scripts", phase]) {
+            let name = name(script);
+            let runs_on: Vec<&str> = words(script, "runOn");
+            if runs_on.is_empty() {
+                found.push(format!(
+                    "script {name} of {phase} has no runOn: it never runs"
+                ));
+            } else if phase == "preServicing" && !runs_on.contains(&"all") {
+                found.push(format!(
+                    "script {name} of preServicing runs on {}: at an update only `all` matches",
+                    runs_on.join(", ")
+                ));
+            }
+        }
+    }
+    for check in list(config, &["health", "checks"]) {
+        let name = name(check);
+        if words(check, "runOn").is_empty() {
+            found.push(format!("health check {name} has no runOn: it never runs"));
+        }
+        let content = check
+            .get("content")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
+        if (check.get("path").is_some() || !content.is_empty()) && !content.contains("timeout ") {
+            found.push(format!(
+                "health check {name} is a script without `timeout`: if it hangs, the commit does"
+            ));
+        }
+    }
+    for file in list(config, &["os", "additionalFiles"]) {
+        if file.get("permissions").is_none() {
+            let path = file
+                .get("destination")
+                .and_then(Value::as_str)
+                .unwrap_or("?");
+            found.push(format!(
+                "additional file {path} has no permissions: it gets 0664, not 0644"
+            ));
+        }
+    }
+    let verity = list(config, &["storage", "verity"])
+        .any(|device| device.get("name").and_then(Value::as_str) == Some("root"));
+    if verity
+        && config
+            .get("os")
+            .is_some_and(|os| os.as_object().is_some_and(|os| !os.is_empty()))
+    {
+        found.push(
+            "the root is verified by dm-verity: what `os` sets may be left out without an error"
+                .to_owned(),
+        );
+    }
+    found
+}
+
+fn list<'a>(config: &'a Value, path: &[&str]) -> impl Iterator<Item = &'a Value> {
+    let found = path.iter().try_fold(config, |value, name| value.get(name));
+    found.and_then(Value::as_array).into_iter().flatten()
+}
+
+fn name(value: &Value) -> &str {
+    value.get("name").and_then(Value::as_str).unwrap_or("?")
+}
+
+fn words<'a>(value: &'a Value, name: &str) -> Vec<&'a str> {
+    let list = value.get(name).and_then(Value::as_array);
+    list.into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect()
+}
+
+/// Whether a configuration has scripts: submitting it is a whole update, even if nothing differs.
+pub fn has_scripts(config: &Value) -> bool {
+    SCRIPTS
+        .iter()
+        .any(|phase| list(config, &["scripts", phase]).next().is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use refit_api::refit::FailureKind;
+
+    use super::*;
+
+    fn wanted() -> OsImageArgs {
+        OsImageArgs {
+            name: "Azure Linux 3.0".to_owned(),
+            url: "https://images.example/new.cosi".to_owned(),
+            sha384: "AB".repeat(48),
+            health_checks: vec![HealthCheck {
+                name: "kubelet".to_owned(),
+                systemd_services: vec![
+                    "containerd.service".to_owned(),
+                    "kubelet.service".to_owned(),
+                ],
+                timeout_seconds: None,
+            }],
+            ..OsImageArgs::default()
+        }
+    }
+
+    fn current() -> Value {
+        json!({
+            "image": { "url": "https://images.example/old.cosi", "sha384": "00" },
+            "storage": { "disks": [{ "id": "os" }] },
+            "scripts": { "postProvision": [{ "name": "carry-over", "runOn": ["ab-update"], "content": "cp" }] },
+            "os": { "selinux": { "mode": "enforcing" } },
+            "health": { "checks": [
+                { "name": "theirs", "runOn": ["ab-update"], "systemdServices": ["sshd.service"] },
+                { "name": "refit-old", "runOn": ["ab-update"], "systemdServices": ["x.service"] },
+            ] },
+        })
+    }
+
+    #[test]
+    fn the_hosts_own_configuration_gets_another_image_and_our_checks() {
+        let config = configuration(&current(), &wanted()).unwrap();
+        let image = json!({ "url": "https://images.example/new.cosi", "sha384": "ab".repeat(48) });
+        assert_eq!(config["image"], image);
+        for kept in ["storage", "scripts", "os"] {
+            assert_eq!(config[kept], current()[kept], "{kept}");
+        }
+        let names: Vec<&str> = list(&config, &["health", "checks"]).map(name).collect();
+        assert_eq!(names, ["theirs", "refit-kubelet"]);
+    }
+
+    #[test]
+    fn our_health_checks_always_run_and_never_hang() {
+        let config = configuration(&current(), &wanted()).unwrap();
+        let ours = list(&config, &["health", "checks"])
+            .find(|check| is_ours(check))
+            .unwrap();
+        assert_eq!(
+            ours["runOn"],
+            json!(["ab-update"]),
+            "not at a runtime update either"
+        );
+        assert_eq!(ours["timeoutSeconds"], 120);
+        assert!(ours.get("content").is_none());
+    }
+
+    #[test]
+    fn the_reboot_is_left_to_the_caller() {
+        let config = configuration(&current(), &wanted()).unwrap();
+        assert_eq!(config["internalParams"]["noTransition"], true);
+        let mut other = current();
+        other["internalParams"] = json!({ "httpConnectionTimeoutSeconds": 20 });
+        let config = configuration(&other, &wanted()).unwrap();
+        assert_eq!(config["internalParams"]["httpConnectionTimeoutSeconds"], 20);
+    }
+
+    #[test]
+    fn a_bare_path_is_no_url() {
+        for bad in [
+            "/srv/new.cosi",
+            "file:/srv/new.cosi",
+            "images.example/x",
+            "https://a b",
+            "ftp://x",
+        ] {
+            let image = OsImageArgs {
+                url: bad.to_owned(),
+                ..wanted()
+            };
+            let error = configuration(&current(), &image).unwrap_err();
+            assert_eq!(error.kind, FailureKind::Final, "{bad}");
+        }
+        for good in ["file:///srv/new.cosi", "oci://registry.example/os:3"] {
+            let image = OsImageArgs {
+                url: good.to_owned(),
+                ..wanted()
+            };
+            assert!(configuration(&current(), &image).is_ok(), "{good}");
+        }
+    }
+
+    #[test]
+    fn an_image_without_its_sum_is_refused() {
+        for bad in ["", "ignored", "abc", &"ab".repeat(32)] {
+            let image = OsImageArgs {
+                sha384: bad.to_owned(),
+                ..wanted()
+            };
+            assert!(configuration(&current(), &image).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn credentials_in_a_url_are_refused() {
+        let image = OsImageArgs {
+            url: "oci://bob:secret@registry.example/os:3".to_owned(),
+            ..wanted()
+        };
+        let error = configuration(&current(), &image).unwrap_err();
+        assert!(error.message.contains("no credentials") && !error.message.contains("secret"));
+    }
+
+    #[test]
+    fn a_host_that_trident_did_not_install_is_for_a_person() {
+        let error = configuration(&json!({}), &wanted()).unwrap_err();
+        assert_eq!(error.kind, FailureKind::NeedsPerson);
+    }
+
+    #[test]
+    fn what_does_not_do_what_it_seems_to_is_said() {
+        let config = json!({
+            "scripts": {
+                "preServicing": [
+                    { "name": "gate", "runOn": ["ab-update"] },
+                    { "name": "good", "runOn": ["all"] },
+                ],
+                "postProvision": [{ "name": "never" }],
+            },
+            "health": { "checks": [
+                { "name": "hangs", "runOn": ["ab-update"], "content": "wait-for-it" },
+                { "name": "fine", "runOn": ["ab-update"], "content": "timeout 60 wait-for-it" },
+            ] },
+            "os": { "additionalFiles": [{ "destination": "/etc/x" }] },
+            "storage": { "verity": [{ "name": "root" }] },
+        });
+        let found = warnings(&config).join("\n");
+        for words in [
+            "script gate of preServicing runs on ab-update: at an update only `all` matches",
+            "script never of postProvision has no runOn: it never runs",
+            "health check hangs is a script without `timeout`",
+            "additional file /etc/x has no permissions",
+            "verified by dm-verity",
+        ] {
+            assert!(found.contains(words), "{words}\n{found}");
+        }
+        assert_eq!(found.lines().count(), 5, "{found}");
+    }
+}

@@ -1,0 +1,90 @@
+//! The files of the service on a host.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use super::layout::{BASE, PROGRAM};
+
+/// The unit as packages have it; the program is then `/usr/bin/refit-agent`.
+const PACKAGED: &str = include_str!("../../../../deploy/agent/refit-agent.service");
+const PACKAGED_START: &str = "ExecStart=/usr/bin/refit-agent\n";
+
+/// Name of the service.
+pub const SERVICE: &str = "refit-agent.service";
+/// Where the unit goes.
+pub const UNIT_FILE: &str = "/etc/systemd/system/refit-agent.service";
+/// Settings that an installation writes.
+pub const INSTALLED_SETTINGS: &str = "/etc/refit-agent/install.env";
+
+/// The unit of an agent that keeps its own versions: the one of before watches over the new one.
+pub fn unit() -> String {
+    PACKAGED.replace(
+        PACKAGED_START,
+        &format!(
+            "# The version of before looks after a new one until that has reported.\n\
+             ExecStartPre=-{BASE}/previous/{PROGRAM} guard\n\
+             ExecStart={BASE}/current/{PROGRAM}\n"
+        ),
+    )
+}
+
+/// A setting that systemd would read otherwise than it is written.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "--set {setting:?} is no NAME=VALUE of capital letters, digits and `_`, and plain text without \
+     quotes, backslashes and line breaks"
+)]
+pub struct BadSetting {
+    setting: String,
+}
+
+/// Reads `NAME=VALUE`.
+pub fn setting(text: &str) -> Result<(String, String), BadSetting> {
+    let bad = || BadSetting {
+        setting: text.to_owned(),
+    };
+    let (name, value) = text.split_once('=').ok_or_else(bad)?;
+    let plain_name = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+    let named = name.starts_with(|c: char| c.is_ascii_uppercase()) && name.chars().all(plain_name);
+    let plain = value
+        .chars()
+        .all(|c| !c.is_control() && !"\"'\\".contains(c));
+    (named && plain)
+        .then(|| (name.to_owned(), value.to_owned()))
+        .ok_or_else(bad)
+}
+
+/// The file of settings.
+pub fn settings_file(settings: &BTreeMap<String, String>) -> String {
+    let mut text =
+        "# Written by refit-agent install. Your own settings go to agent.env beside it.\n"
+            .to_owned();
+    for (name, value) in settings {
+        writeln!(text, "{name}=\"{value}\"").expect("writing to a String cannot fail");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_installed_unit_starts_the_current_version_under_the_eyes_of_the_one_before() {
+        let unit = unit();
+        assert_ne!(unit, PACKAGED);
+        assert!(!unit.contains("/usr/bin/refit-agent"));
+        assert!(unit.contains("\nExecStart=/opt/refit/agent/current/refit-agent\n"));
+        assert!(unit.contains("\nExecStartPre=-/opt/refit/agent/previous/refit-agent guard\n"));
+    }
+
+    #[test]
+    fn only_what_systemd_reads_as_it_stands_is_a_setting() {
+        let read = setting("NODE_NAME=n1.example").unwrap();
+        assert_eq!(read, ("NODE_NAME".to_owned(), "n1.example".to_owned()));
+        let text = settings_file(&BTreeMap::from([read]));
+        assert!(text.ends_with("\nNODE_NAME=\"n1.example\"\n"), "{text}");
+        for bad in ["x", "a=b", "=x", "A=\"", "A=x\ny", "A=\\", "1A=x"] {
+            assert!(setting(bad).is_err(), "{bad:?}");
+        }
+    }
+}

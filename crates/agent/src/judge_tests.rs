@@ -1,0 +1,179 @@
+use super::*;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + second).unwrap()
+}
+
+/// A step that started at 0 in boot `b1`, with what is known of it after a while.
+struct Case {
+    command: Command,
+    unit: UnitState,
+    evidence: Option<Evidence>,
+    boot_id: &'static str,
+    waited: u64,
+    now: i64,
+}
+
+impl Case {
+    fn new(command: Command, unit: UnitState) -> Self {
+        Self {
+            command,
+            unit,
+            evidence: None,
+            boot_id: "b1",
+            waited: 0,
+            now: 1,
+        }
+    }
+
+    fn shows(mut self, evidence: Evidence) -> Self {
+        self.evidence = Some(evidence);
+        self
+    }
+
+    fn booted(mut self) -> Self {
+        self.boot_id = "b2";
+        self
+    }
+
+    fn after(mut self, waited: u64) -> Self {
+        self.waited = waited;
+        self
+    }
+
+    fn judged(&self) -> Verdict {
+        let since = Since {
+            at: at(0),
+            boot_id: "b1".to_owned(),
+        };
+        let job = Job::new("p", "u", "s", self.command.clone());
+        judge(Known {
+            job: &job,
+            since: &since,
+            boot_id: self.boot_id,
+            unit: &self.unit,
+            evidence: self.evidence.as_ref(),
+            waited: Duration::from_secs(self.waited),
+            now: at(self.now),
+        })
+    }
+
+    fn reason(&self) -> &'static str {
+        match self.judged() {
+            Verdict::Fail(failure) => failure.reason,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn exited(code: i32) -> UnitState {
+    UnitState::Exited {
+        code,
+        output_tail: "tail".to_owned(),
+    }
+}
+
+fn missing() -> Evidence {
+    Evidence::Missing {
+        what: "it is not there".to_owned(),
+    }
+}
+
+fn refused() -> Evidence {
+    Evidence::Refused {
+        kind: FailureKind::NeedsPerson,
+        reason: "NoEtcdctl",
+        what: "etcd cannot be saved".to_owned(),
+    }
+}
+
+const ONCE: [Command; 2] = [Command::RestartKubelet, Command::Reboot];
+
+#[test]
+fn a_running_unit_is_waited_for() {
+    let case = Case::new(Command::Snapshot, UnitState::Running);
+    assert_eq!(case.judged(), Verdict::Wait);
+}
+
+#[test]
+fn a_unit_that_nobody_knows_is_run_again_only_if_idempotent_or_seen_not_to_be_done() {
+    let idempotent = Case::new(Command::Snapshot, UnitState::Unknown);
+    assert_eq!(idempotent.judged(), Verdict::StartUnit);
+    for command in ONCE {
+        let unknown = || Case::new(command.clone(), UnitState::Unknown);
+        assert_eq!(unknown().judged(), Verdict::Look);
+        assert_eq!(unknown().shows(missing()).judged(), Verdict::StartUnit);
+        assert_eq!(unknown().shows(Evidence::Done).judged(), Verdict::Done);
+    }
+}
+
+#[test]
+fn what_a_boot_cut_short_is_looked_at_and_counts_as_a_try() {
+    for command in [Command::Snapshot, Command::RestartKubelet] {
+        let unknown = || Case::new(command.clone(), UnitState::Unknown).booted();
+        assert_eq!(unknown().judged(), Verdict::Look);
+        assert_eq!(unknown().shows(Evidence::Done).judged(), Verdict::Done);
+        assert_eq!(unknown().shows(missing()).reason(), "Interrupted");
+        assert_eq!(unknown().shows(refused()).reason(), "NoEtcdctl");
+    }
+    let reboot = Case::new(Command::Reboot, UnitState::Unknown).booted();
+    assert_eq!(reboot.shows(Evidence::Done).judged(), Verdict::Done);
+}
+
+#[test]
+fn a_good_exit_code_is_believed_only_after_a_look() {
+    let good = || Case::new(Command::RestartKubelet, exited(0));
+    assert_eq!(good().judged(), Verdict::Look);
+    assert_eq!(good().shows(Evidence::Done).judged(), Verdict::Done);
+    assert_eq!(good().shows(missing()).reason(), "NotVerified");
+    assert_eq!(good().shows(refused()).reason(), "NoEtcdctl");
+}
+
+#[test]
+fn a_bad_exit_code_fails_the_step_with_the_output() {
+    let case = Case::new(Command::Snapshot, exited(100));
+    let Verdict::Fail(failure) = case.judged() else {
+        panic!("{:?}", case.judged());
+    };
+    assert_eq!(failure.reason, "CommandFailed");
+    assert!(failure.message.contains("exit code 100") && failure.message.contains("tail"));
+}
+
+#[test]
+fn what_may_not_run_twice_is_looked_at_before_another_try() {
+    let bad = || Case::new(Command::RestartKubelet, exited(1));
+    assert_eq!(bad().judged(), Verdict::Look);
+    assert_eq!(bad().shows(Evidence::Done).judged(), Verdict::Done);
+    assert_eq!(bad().shows(missing()).reason(), "CommandFailed");
+}
+
+#[test]
+fn a_reboot_is_waited_for_but_not_for_ever_whatever_the_clock_says() {
+    let reboot = || Case::new(Command::Reboot, exited(0)).shows(missing());
+    for now in [-86_400, 1, 86_400] {
+        let mut case = reboot().after(60);
+        case.now = now;
+        assert_eq!(case.judged(), Verdict::Wait, "at {now}");
+    }
+    assert_eq!(reboot().after(900).reason(), "NotVerified");
+}
+
+#[test]
+fn a_reboot_that_the_shutdown_itself_ended_is_judged_by_the_boot() {
+    let killed = || Case::new(Command::Reboot, exited(15));
+    assert_eq!(killed().judged(), Verdict::Look);
+    assert_eq!(killed().shows(Evidence::Done).judged(), Verdict::Done);
+    assert_eq!(killed().shows(missing()).after(59).judged(), Verdict::Wait);
+    assert_eq!(
+        killed().shows(missing()).after(60).reason(),
+        "CommandFailed"
+    );
+}
+
+#[test]
+fn only_what_ended_has_an_outcome() {
+    assert_eq!(Verdict::Wait.outcome(), None);
+    assert_eq!(Verdict::Done.outcome(), Some(Outcome::Done));
+    let failure = Failure::not_verified("x");
+    assert_eq!(Verdict::Fail(failure).outcome(), Some(Outcome::Failed));
+}

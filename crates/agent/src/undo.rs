@@ -1,0 +1,201 @@
+//! What is taken back when a plan ends badly before its point of no return, and what is left.
+//!
+//! Undo steps are steps like any other: journalled before they start and after they ended, tried
+//! again, found again after a kill. They are made from the journal alone, so they are the same
+//! whoever makes them. Past the point of no return nothing is taken back: an older kubeadm could not
+//! repair what the newer one has begun (`spec/node.md 2.9`).
+
+use std::collections::BTreeMap;
+
+use refit_api::refit::{PlanState, PlannedStep, StepAction, StepType, StepUndo, UndoArgs};
+
+use crate::{
+    engine::is_given_up,
+    host::KubernetesVersion,
+    state::{AbortCause, Progress},
+};
+
+/// What the id of an undo step starts with.
+pub const UNDO: &str = "undo-";
+/// How much of an undo's message the report of what is left repeats.
+const MESSAGE_CHARS: usize = 300;
+
+/// Id of the step that takes a step back.
+pub fn undo_id(step: &str) -> String {
+    format!("{UNDO}{step}")
+}
+
+/// The undo steps of a plan in the order in which they are taken: the last step first, but the
+/// kubelet is restarted once everything that it reads is back. None past the point of no return.
+pub fn undo_steps(plan: &Progress) -> Vec<PlannedStep> {
+    if plan.past_no_return() {
+        return Vec::new();
+    }
+    let mut steps: Vec<PlannedStep> = plan
+        .steps
+        .iter()
+        .rev()
+        .filter(|step| was_started(plan, &step.id))
+        .filter_map(|step| undo_step(plan, step))
+        .collect();
+    steps.sort_by_key(|step| {
+        let undo = step.action.undo.as_ref();
+        undo.is_some_and(|undo| undo.what == StepUndo::KubeletRestart)
+    });
+    steps
+}
+
+fn was_started(plan: &Progress, step: &str) -> bool {
+    plan.runs.get(step).is_some_and(|run| !run.unit.is_empty())
+}
+
+/// The step that takes `step` back; `None` if it changed nothing that could be.
+fn undo_step(plan: &Progress, step: &PlannedStep) -> Option<PlannedStep> {
+    let what = how(plan, step)?;
+    let packages = if what == StepUndo::Packages {
+        let before = packages_before(plan, step);
+        if before.is_empty() {
+            return None;
+        }
+        before
+    } else {
+        BTreeMap::new()
+    };
+    let undo = UndoArgs {
+        what,
+        step: step.id.clone(),
+        packages,
+    };
+    Some(PlannedStep {
+        id: undo_id(&step.id),
+        gate: step.gate,
+        action: StepAction {
+            type_: StepType::Undo,
+            undo: Some(undo),
+            // Where it came from is where it goes back to.
+            ..step.action.clone()
+        },
+        disruptive: step.disruptive,
+        ..PlannedStep::default()
+    })
+}
+
+/// How a step is taken back. A plan of an older controller does not say so.
+fn how(plan: &Progress, step: &PlannedStep) -> Option<StepUndo> {
+    let older = plan.point_of_no_return.is_empty() && step.action.type_ == StepType::KubeadmInstall;
+    step.undo.or(older.then_some(StepUndo::Packages))
+}
+
+/// The packages of a step at their versions of before, if the step was to change any. One that was
+/// not there before is left: nothing that ran before misses it.
+fn packages_before(plan: &Progress, step: &PlannedStep) -> BTreeMap<String, String> {
+    let named: &[&str] = match step.action.type_ {
+        StepType::KubeadmInstall => &["kubeadm"],
+        StepType::KubeletInstall => &["kubelet", "kubectl"],
+        StepType::KubectlInstall => &["kubectl"],
+        _ => &[],
+    };
+    let target = &step.action.version;
+    let kubernetes = named.iter().map(|name| {
+        let same = |before: &str| {
+            KubernetesVersion::of_package(before).is_ok_and(|found| found.as_str() == target)
+        };
+        let before = plan.packages_before.get(*name);
+        (*name, before, before.is_some_and(|before| same(before)))
+    });
+    let others = step.action.packages.iter().flat_map(|args| &args.install);
+    let others = others.map(|package| {
+        let before = plan.packages_before.get(&package.name);
+        let same = before.is_some_and(|before| *before == package.version);
+        (package.name.as_str(), before, same)
+    });
+    let all: Vec<_> = kubernetes.chain(others).collect();
+    if all
+        .iter()
+        .all(|(_, before, same)| before.is_none() || *same)
+    {
+        return BTreeMap::new();
+    }
+    all.into_iter()
+        .filter_map(|(name, before, _)| Some((name.to_owned(), before?.clone())))
+        .collect()
+}
+
+/// What a plan that has ended badly left on the host: the step, and a whole sentence.
+pub fn left_behind(plan: &Progress) -> Vec<(String, String)> {
+    if !matches!(plan.ended, Some(PlanState::Failed | PlanState::Stopped)) {
+        return Vec::new();
+    }
+    let past = plan.past_no_return();
+    let undos = undo_steps(plan);
+    plan.steps
+        .iter()
+        .filter(|step| changes_the_host(step.action.type_))
+        .filter_map(|step| {
+            let run = plan.runs.get(&step.id).filter(|run| run.left_its_mark())?;
+            if plan.is_done(&undo_id(&step.id)) {
+                return None;
+            }
+            let what = if run.is_done() {
+                "is done"
+            } else {
+                "was begun and has failed"
+            };
+            let why = if past {
+                let point = plan.irreversible().first().map_or("", |step| &step.id);
+                format!("nothing is taken back past the point of no return ({point})")
+            } else if undos.iter().any(|undo| undo.id == undo_id(&step.id)) {
+                not_undone(plan, &undo_id(&step.id))
+            } else if how(plan, step).is_some() {
+                return None;
+            } else {
+                "it has no way back".to_owned()
+            };
+            let sentence = format!("Step {} {what}, and stays so: {why}.", step.id);
+            Some((step.id.clone(), sentence))
+        })
+        .collect()
+}
+
+fn not_undone(plan: &Progress, undo: &str) -> String {
+    match plan.runs.get(undo) {
+        Some(run) if is_given_up(plan, undo) => {
+            let message: String = run.message.chars().take(MESSAGE_CHARS).collect();
+            let message = message.trim_end_matches('.').replace('\n', " ");
+            format!("{undo} failed ({}): {message}", run.reason)
+        }
+        _ => format!("{undo} was not taken"),
+    }
+}
+
+/// Whether a step of this type leaves anything behind that is worth a word: not one that only
+/// looks, fetches or saves.
+fn changes_the_host(type_: StepType) -> bool {
+    !matches!(
+        type_,
+        StepType::Preflight
+            | StepType::Stage
+            | StepType::ImagePreload
+            | StepType::Snapshot
+            | StepType::Verify
+    )
+}
+
+/// Why the rest of a plan was not done, and what it left.
+pub fn not_taken(plan: &Progress) -> String {
+    let why = match (plan.ended, plan.abort) {
+        (Some(PlanState::Failed), _) => "an earlier step failed",
+        (_, Some(AbortCause::Superseded)) => "another plan took the place of this one",
+        _ => "the plan was aborted",
+    };
+    let left: Vec<String> = left_behind(plan).into_iter().map(|(id, _)| id).collect();
+    if left.is_empty() {
+        format!("{why}; nothing of it is left on the host")
+    } else {
+        format!("{why}; what stays done on the host: {}", left.join(", "))
+    }
+}
+
+#[cfg(test)]
+#[path = "undo_tests.rs"]
+mod tests;

@@ -1,0 +1,369 @@
+use proptest::prelude::*;
+use refit_api::refit::{FailureKind, Gate, PackageArgs, PackageVersion};
+
+use super::*;
+use crate::{
+    engine::{self, MAX_ATTEMPTS, Next},
+    host::{Command, InvalidStep},
+    state::{JournalState, Outcome, Record},
+};
+
+fn at(second: i64) -> jiff::Timestamp {
+    jiff::Timestamp::from_second(1_800_000_000 + second).unwrap()
+}
+
+fn step(id: &str, gate: Gate, type_: StepType, undo: Option<StepUndo>) -> PlannedStep {
+    PlannedStep {
+        id: id.to_owned(),
+        gate,
+        action: StepAction {
+            version: "v1.35.0".to_owned(),
+            role: Some(refit_api::refit::Role::Worker),
+            ..StepAction::new(type_)
+        },
+        undo,
+        ..PlannedStep::default()
+    }
+}
+
+/// The steps of a worker, as a controller plans them.
+fn worker() -> Vec<PlannedStep> {
+    vec![
+        step("preflight", Gate::Stage, StepType::Preflight, None),
+        step(
+            "kubeadm-install",
+            Gate::Upgrade,
+            StepType::KubeadmInstall,
+            Some(StepUndo::Packages),
+        ),
+        step(
+            "kubeadm-upgrade",
+            Gate::Upgrade,
+            StepType::KubeadmUpgrade,
+            Some(StepUndo::Configuration),
+        ),
+        step(
+            "kubelet-install",
+            Gate::Disrupt,
+            StepType::KubeletInstall,
+            Some(StepUndo::Packages),
+        ),
+        step(
+            "kubelet-restart",
+            Gate::Disrupt,
+            StepType::KubeletRestart,
+            Some(StepUndo::KubeletRestart),
+        ),
+        step("verify", Gate::Disrupt, StepType::Verify, None),
+    ]
+}
+
+fn packages(version: &str) -> BTreeMap<String, String> {
+    ["kubeadm", "kubectl", "kubelet"]
+        .map(|name| (name.to_owned(), version.to_owned()))
+        .into()
+}
+
+fn plan_of(steps: Vec<PlannedStep>, point: &str) -> JournalState {
+    let mut state = JournalState::default();
+    state.apply(&Record::PlanAccepted {
+        plan: "p".to_owned(),
+        node_update: "m-1".to_owned(),
+        steps,
+        point_of_no_return: point.to_owned(),
+        packages: packages("1.34.2-1.1"),
+        static_pods: BTreeMap::from([("etcd".to_owned(), "e:1".to_owned())]),
+        at: at(0),
+    });
+    state.apply(&Record::GateSeen {
+        plan: "p".to_owned(),
+        gate: Gate::Disrupt,
+    });
+    state
+}
+
+fn start(state: &mut JournalState, step: &str, attempt: i32) {
+    state.apply(&Record::StepStarted {
+        plan: "p".to_owned(),
+        step: step.to_owned(),
+        attempt,
+        unit: engine::unit_name("p", step, attempt),
+        boot_id: "b".to_owned(),
+        at: at(1),
+    });
+}
+
+fn finish(state: &mut JournalState, step: &str, attempt: i32, outcome: Outcome, unchanged: bool) {
+    let failed = outcome != Outcome::Done;
+    state.apply(&Record::StepFinished {
+        plan: "p".to_owned(),
+        step: step.to_owned(),
+        attempt,
+        outcome,
+        failure: failed.then_some(FailureKind::NeedsPerson),
+        unchanged,
+        reason: if failed { "DiskFull" } else { "" }.to_owned(),
+        message: if failed { "no room." } else { "" }.to_owned(),
+        at: at(2),
+    });
+}
+
+/// A plan in which these steps are done and the next one has failed for good.
+fn failed_at(steps: Vec<PlannedStep>, point: &str, step: &str, unchanged: bool) -> JournalState {
+    let ids = steps.iter().map(|known| known.id.clone());
+    let before: Vec<String> = ids.take_while(|id| id != step).collect();
+    let mut state = plan_of(steps, point);
+    for done in &before {
+        start(&mut state, done, 1);
+        finish(&mut state, done, 1, Outcome::Done, false);
+    }
+    start(&mut state, step, 1);
+    finish(&mut state, step, 1, Outcome::FailedForGood, unchanged);
+    state
+}
+
+fn ids(state: &JournalState) -> Vec<String> {
+    let steps = undo_steps(state.plan.as_ref().unwrap());
+    steps.into_iter().map(|step| step.id).collect()
+}
+
+/// Takes every undo step that comes next; those in `broken` fail for good.
+fn take_back(state: &mut JournalState, broken: &[&str]) -> (Vec<String>, PlanState) {
+    let mut taken = Vec::new();
+    for _ in 0..50 {
+        match engine::next(state, None, at(10)) {
+            Next::Start { job, attempt } => {
+                start(state, &job.step, attempt);
+                let outcome = if broken.contains(&job.step.as_str()) {
+                    Outcome::FailedForGood
+                } else {
+                    Outcome::Done
+                };
+                finish(state, &job.step, attempt, outcome, false);
+                taken.push(job.step);
+            }
+            Next::End { state: ended } => {
+                state.apply(&Record::PlanEnded {
+                    plan: "p".to_owned(),
+                    state: ended,
+                    at: at(11),
+                });
+                return (taken, ended);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    panic!("it never ends: {taken:?}");
+}
+
+#[test]
+fn a_worker_goes_back_whole_and_its_kubelet_is_restarted_last() {
+    let mut state = failed_at(worker(), "node-ready", "verify", false);
+    let (taken, ended) = take_back(&mut state, &[]);
+    assert_eq!(
+        taken,
+        [
+            "undo-kubelet-install",
+            "undo-kubeadm-upgrade",
+            "undo-kubeadm-install",
+            "undo-kubelet-restart",
+        ]
+    );
+    assert_eq!(ended, PlanState::Failed);
+    let plan = state.plan.as_ref().unwrap();
+    assert!(!plan.past_no_return());
+    assert_eq!(left_behind(plan), []);
+    assert!(not_taken(plan).contains("nothing of it is left"));
+}
+
+#[test]
+fn only_what_was_begun_is_taken_back() {
+    for (step, expected) in [
+        ("preflight", &[][..]),
+        ("kubeadm-install", &["undo-kubeadm-install"]),
+        (
+            "kubelet-install",
+            &[
+                "undo-kubelet-install",
+                "undo-kubeadm-upgrade",
+                "undo-kubeadm-install",
+            ],
+        ),
+    ] {
+        assert_eq!(
+            ids(&failed_at(worker(), "node-ready", step, false)),
+            expected
+        );
+    }
+}
+
+#[test]
+fn packages_go_back_to_exactly_what_they_were() {
+    let state = failed_at(worker(), "node-ready", "kubelet-install", false);
+    let plan = state.plan.as_ref().unwrap();
+    let undo = &undo_steps(plan)[0];
+    let packages = BTreeMap::from([
+        ("kubectl".to_owned(), "1.34.2-1.1".to_owned()),
+        ("kubelet".to_owned(), "1.34.2-1.1".to_owned()),
+    ]);
+    assert_eq!(
+        Command::of(undo),
+        Ok::<_, InvalidStep>(Command::RestorePackages { packages })
+    );
+}
+
+#[test]
+fn packages_that_were_there_already_are_left_alone() {
+    let mut state = failed_at(worker(), "node-ready", "kubeadm-upgrade", false);
+    state.plan.as_mut().unwrap().packages_before = packages("1.35.0-1.1");
+    assert_eq!(ids(&state), ["undo-kubeadm-upgrade"]);
+}
+
+#[test]
+fn the_runtime_goes_back_and_a_package_that_was_not_there_stays() {
+    let mut steps = worker();
+    let mut runtime = step(
+        "container-runtime-install",
+        Gate::Disrupt,
+        StepType::ContainerRuntimeInstall,
+        Some(StepUndo::Packages),
+    );
+    let package = |name: &str| PackageVersion {
+        name: name.to_owned(),
+        version: "2.1.4-1".to_owned(),
+    };
+    runtime.action.packages = Some(PackageArgs {
+        install: vec![package("containerd.io"), package("new-one")],
+        ..PackageArgs::default()
+    });
+    steps.insert(3, runtime);
+    let mut state = failed_at(steps, "node-ready", "kubelet-install", false);
+    let plan = state.plan.as_mut().unwrap();
+    let before = ("containerd.io".to_owned(), "1.7.27-1".to_owned());
+    plan.packages_before.extend([before.clone()]);
+    let undo = undo_steps(plan).into_iter().nth(1).unwrap();
+    assert_eq!(undo.id, "undo-container-runtime-install");
+    assert_eq!(undo.action.undo.unwrap().packages, BTreeMap::from([before]));
+}
+
+#[test]
+fn past_the_point_of_no_return_nothing_is_taken_back_and_the_rest_is_told() {
+    let mut state = failed_at(worker(), "kubeadm-upgrade", "kubelet-install", false);
+    assert_eq!(take_back(&mut state, &[]), (Vec::new(), PlanState::Failed));
+    let plan = state.plan.as_ref().unwrap();
+    assert!(plan.past_no_return());
+    let left = left_behind(plan);
+    let steps: Vec<&str> = left.iter().map(|(id, _)| id.as_str()).collect();
+    assert_eq!(
+        steps,
+        ["kubeadm-install", "kubeadm-upgrade", "kubelet-install"]
+    );
+    for (_, sentence) in &left {
+        assert!(
+            sentence.contains("point of no return (kubeadm-upgrade)"),
+            "{sentence}"
+        );
+    }
+    assert!(
+        left[2].1.contains("was begun and has failed"),
+        "{}",
+        left[2].1
+    );
+}
+
+#[test]
+fn a_kubeadm_that_put_everything_back_itself_has_not_passed_the_point() {
+    let mut state = failed_at(worker(), "kubeadm-upgrade", "kubeadm-upgrade", true);
+    let (taken, ended) = take_back(&mut state, &[]);
+    assert_eq!(taken, ["undo-kubeadm-upgrade", "undo-kubeadm-install"]);
+    assert_eq!(ended, PlanState::Failed);
+    assert_eq!(left_behind(state.plan.as_ref().unwrap()), []);
+    let changed = failed_at(worker(), "kubeadm-upgrade", "kubeadm-upgrade", false);
+    assert_eq!(ids(&changed), Vec::<String>::new());
+}
+
+#[test]
+fn an_undo_that_fails_does_not_keep_the_others_from_being_taken() {
+    let mut state = failed_at(worker(), "node-ready", "kubelet-restart", false);
+    let (taken, _) = take_back(&mut state, &["undo-kubelet-install"]);
+    assert_eq!(taken.len(), 4);
+    let plan = state.plan.as_ref().unwrap();
+    let left = left_behind(plan);
+    assert_eq!(left.len(), 1);
+    assert_eq!(left[0].0, "kubelet-install");
+    let expected = "undo-kubelet-install failed (DiskFull): no room.";
+    assert!(left[0].1.ends_with(expected), "{}", left[0].1);
+    assert!(not_taken(plan).contains("what stays done on the host: kubelet-install"));
+}
+
+#[test]
+fn an_undo_is_tried_again_like_any_step() {
+    let mut state = failed_at(worker(), "node-ready", "kubeadm-install", false);
+    for attempt in 1..=MAX_ATTEMPTS {
+        start(&mut state, "undo-kubeadm-install", attempt);
+        finish(
+            &mut state,
+            "undo-kubeadm-install",
+            attempt,
+            Outcome::Failed,
+            false,
+        );
+        let next = engine::next(&state, None, at(1000));
+        if attempt < MAX_ATTEMPTS {
+            assert!(matches!(next, Next::Start { attempt: a, .. } if a == attempt + 1));
+        } else {
+            assert!(matches!(next, Next::End { .. }), "{next:?}");
+        }
+    }
+}
+
+#[test]
+fn a_plan_under_way_has_left_nothing_yet() {
+    let state = failed_at(worker(), "node-ready", "kubelet-restart", false);
+    assert_eq!(left_behind(state.plan.as_ref().unwrap()), []);
+}
+
+#[test]
+fn a_plan_that_names_no_point_goes_by_its_steps() {
+    let mut steps = worker();
+    for step in &mut steps {
+        step.undo = None;
+    }
+    let early = failed_at(steps.clone(), "", "kubeadm-install", false);
+    assert_eq!(ids(&early), ["undo-kubeadm-install"]);
+    let late = failed_at(steps, "", "kubeadm-upgrade", false);
+    assert!(late.plan.as_ref().unwrap().past_no_return());
+}
+
+proptest! {
+    /// Whatever failed, in whatever order undo steps fail: the plan ends, every undo is tried, none
+    /// is tried again once it is done, and what is reported as left is what was not taken back.
+    #[test]
+    fn every_failure_ends_and_tells_what_is_left(
+        failing in 0..6_usize,
+        point in 0..7_usize,
+        broken in prop::collection::vec(any::<bool>(), 6),
+    ) {
+        let steps = worker();
+        let names: Vec<String> = steps.iter().map(|step| step.id.clone()).collect();
+        let point = names.get(point).map_or("node-ready", String::as_str);
+        let mut state = failed_at(steps, point, &names[failing], false);
+        let undos = ids(&state);
+        let bad: Vec<&str> = undos.iter().zip(&broken).filter(|(_, b)| **b).map(|(u, _)| u.as_str()).collect();
+        let bad: Vec<String> = bad.into_iter().map(str::to_owned).collect();
+        let refs: Vec<&str> = bad.iter().map(String::as_str).collect();
+        let (taken, ended) = take_back(&mut state, &refs);
+        prop_assert_eq!(ended, PlanState::Failed);
+        prop_assert_eq!(&taken, &undos);
+        let plan = state.plan.as_ref().unwrap();
+        let left: Vec<String> = left_behind(plan).into_iter().map(|(id, _)| undo_id(&id)).collect();
+        if !plan.past_no_return() {
+            let mut left = left;
+            left.sort();
+            bad.clone().sort();
+            let mut bad = bad;
+            bad.sort();
+            prop_assert_eq!(left, bad);
+        }
+    }
+}

@@ -1,0 +1,516 @@
+//! The apt driver with the real apt and dpkg, in a root folder of its own with stub packages.
+//!
+//! Needs `apt-get`, `dpkg` and `dpkg-deb`; without them each test says that it was left out. Nothing
+//! of the machine's own packages is read or changed: apt has its own configuration, dpkg its own
+//! root and database.
+
+#![allow(clippy::print_stderr, reason = "a test that is left out says so")]
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use refit_agent::host::{
+    KubernetesVersion, Program, Site, WorkError,
+    packages::{Order, Packages, Want},
+    site::Tool,
+};
+use refit_api::refit::{FailureKind, PackageArgs, PackageDriver};
+
+const NAMES: [&str; 3] = ["kubeadm", "kubelet", "kubectl"];
+
+struct World {
+    folder: tempfile::TempDir,
+    site: Site,
+}
+
+/// A package to make.
+#[derive(Clone, Default)]
+struct Stub<'a> {
+    name: &'a str,
+    version: &'a str,
+    fields: &'a str,
+    postinst: &'a str,
+}
+
+fn stub<'a>(name: &'a str, version: &'a str) -> Stub<'a> {
+    Stub {
+        name,
+        version,
+        ..Stub::default()
+    }
+}
+
+impl World {
+    /// An empty host, or `None` where there is no apt.
+    fn new() -> Option<Self> {
+        let tools = ["/usr/bin/apt-get", "/usr/bin/dpkg", "/usr/bin/dpkg-deb"];
+        if let Some(missing) = tools.iter().find(|tool| !Path::new(tool).exists()) {
+            eprintln!("left out: {missing} is not here");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("root");
+        for path in [
+            "var/lib/dpkg/updates",
+            "var/lib/dpkg/info",
+            "var/lib/apt/lists/partial",
+            "var/cache/apt/archives/partial",
+            "var/log/apt",
+            "etc/apt/sources.list.d",
+            "etc/apt/apt.conf.d",
+            "etc/apt/preferences.d",
+            "etc/apt/trusted.gpg.d",
+            "tmp",
+        ] {
+            fs::create_dir_all(root.join(path)).unwrap();
+        }
+        fs::write(root.join("var/lib/dpkg/status"), "").unwrap();
+        let config = folder.path().join("apt.conf");
+        let shown = root.display();
+        fs::write(
+            &config,
+            format!(
+                "Dir \"{shown}\";\nDir::State::status \"{shown}/var/lib/dpkg/status\";\n\
+                 Dir::Bin::dpkg \"/usr/bin/dpkg\";\nAPT::Architecture \"amd64\";\n\
+                 APT::Sandbox::User \"root\";\nAcquire::Languages \"none\";\n\
+                 Dpkg::Options {{ \"--root={shown}\"; \"--force-not-root\"; \
+                 \"--force-script-chrootless\"; \"--log=/dev/null\"; }};\n"
+            ),
+        )
+        .unwrap();
+        let apt = || Tool {
+            environment: vec![("APT_CONFIG".to_owned(), config.display().to_string())],
+            ..Tool::default()
+        };
+        let dpkg = |arguments: &[String]| Tool {
+            arguments: arguments.to_vec(),
+            ..Tool::default()
+        };
+        let database = format!("--admindir={shown}/var/lib/dpkg");
+        let state = folder.path().join("state");
+        fs::create_dir_all(&state).unwrap();
+        let site = Site::at(&root, state)
+            .with_tool(Program::AptGet, apt())
+            .with_tool(Program::AptCache, apt())
+            .with_tool(Program::AptMark, apt())
+            .with_tool(Program::Dpkg, dpkg(&dpkg_options(&root)))
+            .with_tool(Program::DpkgQuery, dpkg(&[database]));
+        Some(Self { folder, site })
+    }
+
+    /// A host that runs v1.34.2, from a repository that has v1.35.0 and v1.35.1 too.
+    async fn at_134() -> Option<Self> {
+        let world = Self::new()?;
+        let stubs: Vec<Stub<'_>> = ["1.34.2-1.1", "1.35.0-1.1", "1.35.1-1.1"]
+            .into_iter()
+            .flat_map(|version| NAMES.map(|name| stub(name, version)))
+            .collect();
+        world.repository("repo", &stubs);
+        world.source("main", "repo");
+        let from = PackageArgs::default();
+        let order = Order {
+            plan: "the plan of before",
+            ..Self::order("v1.34.2", &NAMES, &from)
+        };
+        world.apt().install(&order).await.unwrap();
+        Some(world)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Makes packages in a folder, without an index.
+    fn packages(&self, folder: &str, stubs: &[Stub<'_>]) {
+        let folder = self.path(folder);
+        fs::create_dir_all(&folder).unwrap();
+        for stub in stubs {
+            let tree = self.path("tree");
+            let _ = fs::remove_dir_all(&tree);
+            fs::create_dir_all(tree.join("DEBIAN")).unwrap();
+            fs::create_dir_all(tree.join("usr/bin")).unwrap();
+            fs::write(tree.join("usr/bin").join(stub.name), stub.version).unwrap();
+            let control = format!(
+                "Package: {}\nVersion: {}\nArchitecture: amd64\nMaintainer: Nobody <n@example.org>\n\
+                 Description: a stub\n{}",
+                stub.name, stub.version, stub.fields
+            );
+            fs::write(tree.join("DEBIAN/control"), control).unwrap();
+            if !stub.postinst.is_empty() {
+                let script = tree.join("DEBIAN/postinst");
+                fs::write(&script, format!("#!/bin/sh\n{}\n", stub.postinst)).unwrap();
+                fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+            }
+            let built = Command::new("/usr/bin/dpkg-deb")
+                .args(["--root-owner-group", "-Znone", "--build"])
+                .args([&tree, &folder])
+                .output()
+                .unwrap();
+            assert!(built.status.success(), "{built:?}");
+        }
+    }
+
+    /// Makes packages in a folder, with an index.
+    fn repository(&self, folder: &str, stubs: &[Stub<'_>]) {
+        self.packages(folder, stubs);
+        let mut index = String::new();
+        for entry in fs::read_dir(self.path(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "deb") {
+                continue;
+            }
+            let control = Command::new("/usr/bin/dpkg-deb")
+                .arg("--field")
+                .arg(&path)
+                .output();
+            let control = String::from_utf8(control.unwrap().stdout).unwrap();
+            let size = fs::metadata(&path).unwrap().len();
+            let name = path.file_name().unwrap().to_string_lossy();
+            let sums = Command::new("sha256sum").arg(&path).output().unwrap();
+            let sums = String::from_utf8(sums.stdout).unwrap();
+            let sum = sums.split(' ').next().unwrap();
+            let control = control.trim_end();
+            write!(
+                index,
+                "{control}\nFilename: ./{name}\nSize: {size}\nSHA256: {sum}\n\n"
+            )
+            .unwrap();
+        }
+        fs::write(self.path(folder).join("Packages"), index).unwrap();
+    }
+
+    fn source(&self, name: &str, folder: &str) {
+        let line = format!(
+            "deb [trusted=yes] file:{} ./\n",
+            self.path(folder).display()
+        );
+        let list = format!("/etc/apt/sources.list.d/{name}.list");
+        fs::write(self.site.path(list), line).unwrap();
+    }
+
+    fn apt(&self) -> Packages<'_> {
+        Packages::of(&self.site, PackageDriver::Auto).unwrap()
+    }
+
+    fn order<'a>(version: &str, names: &[&str], from: &'a PackageArgs) -> Order<'a> {
+        let version = KubernetesVersion::parse(version).unwrap();
+        Order {
+            plan: "plan",
+            from,
+            wants: names
+                .iter()
+                .map(|name| Want::kubernetes(name, &version))
+                .collect(),
+        }
+    }
+
+    async fn install(
+        &self,
+        version: &str,
+        names: &[&str],
+        from: &PackageArgs,
+    ) -> Result<(), WorkError> {
+        self.apt().install(&Self::order(version, names, from)).await
+    }
+
+    async fn installed(&self) -> String {
+        let mut list = String::new();
+        for (name, version) in self.apt().installed().await.unwrap() {
+            write!(list, "{name} {version}, ").unwrap();
+        }
+        list.trim_end_matches(", ").to_owned()
+    }
+
+    async fn held(&self) -> Vec<String> {
+        let Packages::Apt(apt) = self.apt() else {
+            panic!("the host has apt");
+        };
+        apt.held().await.unwrap().into_iter().collect()
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.site.state().join("host.log")).unwrap_or_default()
+    }
+}
+
+fn dpkg_options(root: &Path) -> [String; 4] {
+    [
+        format!("--root={}", root.display()),
+        "--force-not-root".to_owned(),
+        "--force-script-chrootless".to_owned(),
+        "--log=/dev/null".to_owned(),
+    ]
+}
+
+#[tokio::test]
+async fn exactly_the_asked_version_is_installed_and_held() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    assert_eq!(
+        world.installed().await,
+        "kubeadm 1.34.2-1.1, kubectl 1.34.2-1.1, kubelet 1.34.2-1.1"
+    );
+    let from = PackageArgs::default();
+    world.install("v1.35.0", &["kubeadm"], &from).await.unwrap();
+    assert_eq!(
+        world.installed().await,
+        "kubeadm 1.35.0-1.1, kubectl 1.34.2-1.1, kubelet 1.34.2-1.1",
+        "{}",
+        world.log()
+    );
+    assert_eq!(world.held().await, ["kubeadm", "kubectl", "kubelet"]);
+    // Once more does nothing, and says so by doing nothing.
+    let before = world.log().len();
+    world.install("v1.35.0", &["kubeadm"], &from).await.unwrap();
+    assert_eq!(world.log().len(), before);
+}
+
+#[tokio::test]
+async fn fetching_installs_nothing() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    let from = PackageArgs::default();
+    world
+        .apt()
+        .fetch(&World::order("v1.35.0", &NAMES, &from))
+        .await
+        .unwrap();
+    let now = world.installed().await;
+    assert!(
+        now.starts_with("kubeadm 1.34.2-1.1,") && !now.contains("1.35"),
+        "{now}"
+    );
+    assert_eq!(world.held().await.len(), 3);
+}
+
+#[tokio::test]
+async fn an_undo_goes_back_to_the_versions_of_before_even_without_their_repository() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    let from = PackageArgs::default();
+    let before = world.apt().installed().await.unwrap();
+    let order = World::order("v1.35.0", &NAMES, &from);
+    world.apt().fetch(&order).await.unwrap();
+    world.apt().install(&order).await.unwrap();
+    assert!(world.installed().await.starts_with("kubeadm 1.35.0-1.1"));
+    // The repository of the next minor has not the old packages.
+    fs::remove_dir_all(world.path("repo")).unwrap();
+    world.apt().restore("plan", &before).await.unwrap();
+    assert_eq!(
+        world.apt().installed().await.unwrap(),
+        before,
+        "{}",
+        world.log()
+    );
+    assert_eq!(world.held().await, ["kubeadm", "kubectl", "kubelet"]);
+    world.apt().restore("plan", &before).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_package_that_was_not_there_before_goes() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    world.repository("repo", &[stub("cri-tools", "1.35.0-1.1")]);
+    let from = PackageArgs::default();
+    world
+        .install("v1.35.0", &["cri-tools"], &from)
+        .await
+        .unwrap();
+    let gone = BTreeMap::from([("cri-tools".to_owned(), String::new())]);
+    world.apt().restore("plan", &gone).await.unwrap();
+    assert!(!world.installed().await.contains("cri-tools"));
+}
+
+#[tokio::test]
+async fn an_interrupted_dpkg_is_repaired() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    // The first time, the power goes in the middle of the package's own script.
+    let postinst =
+        "if [ ! -e \"$DPKG_ROOT/cut\" ]; then touch \"$DPKG_ROOT/cut\"; kill -9 $PPID; fi";
+    world.repository(
+        "repo",
+        &[Stub {
+            postinst,
+            ..stub("kubeadm", "1.35.0-1.2")
+        }],
+    );
+    let from = PackageArgs::default();
+    let error = world
+        .install("v1.35.0", &["kubeadm"], &from)
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind, FailureKind::Retriable, "{error}");
+    assert!(
+        !world.installed().await.contains("kubeadm"),
+        "half configured"
+    );
+    world.install("v1.35.0", &["kubeadm"], &from).await.unwrap();
+    assert!(
+        world.installed().await.starts_with("kubeadm 1.35.0-1.2"),
+        "{}",
+        world.log()
+    );
+    assert!(
+        world.log().contains("dpkg was interrupted"),
+        "{}",
+        world.log()
+    );
+}
+
+#[tokio::test]
+async fn somebody_elses_lock_is_waited_for() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    let slow = Stub {
+        postinst: "touch \"$DPKG_ROOT/slow\"; sleep 1",
+        ..stub("slow", "1.0")
+    };
+    world.packages("other", &[slow]);
+    let mut other = Command::new("/usr/bin/dpkg")
+        .args(dpkg_options(&world.site.path("/")))
+        .arg("--install")
+        .arg(world.path("other/slow_1.0_amd64.deb"))
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .spawn()
+        .unwrap();
+    while !world.site.path("/slow").exists() {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    let from = PackageArgs::default();
+    world.install("v1.35.0", &["kubeadm"], &from).await.unwrap();
+    assert!(other.wait().unwrap().success());
+    let now = world.installed().await;
+    assert!(
+        now.contains("kubeadm 1.35.0-1.1") && now.contains("slow 1.0"),
+        "{now}"
+    );
+}
+
+#[tokio::test]
+async fn a_package_that_somebody_else_holds_is_not_changed() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    world.repository(
+        "repo",
+        &[Stub {
+            fields: "Depends: kubelet (>= 1.35)\n",
+            ..stub("kubeadm", "1.36.0-1.1")
+        }],
+    );
+    let before = world.installed().await;
+    let from = PackageArgs::default();
+    let error = world
+        .install("v1.36.0", &["kubeadm"], &from)
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind, FailureKind::NeedsPerson, "{error}");
+    assert_eq!(world.installed().await, before);
+}
+
+#[tokio::test]
+async fn nothing_is_removed_to_make_room() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    let conflicting = Stub {
+        fields: "Conflicts: kubectl\n",
+        ..stub("kubeadm", "1.36.0-1.1")
+    };
+    world.repository("repo", &[conflicting]);
+    let before = world.installed().await;
+    let from = PackageArgs::default();
+    let error = world
+        .install("v1.36.0", &["kubeadm"], &from)
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind, FailureKind::NeedsPerson, "{error}");
+    assert_eq!(world.installed().await, before);
+}
+
+#[tokio::test]
+async fn a_folder_of_packages_is_enough_with_their_dependencies() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    let depends = Stub {
+        fields: "Depends: cri-tools (>= 1.35)\n",
+        ..stub("kubeadm", "1.35.2-1.1")
+    };
+    world.packages("root/srv/debs", &[depends, stub("cri-tools", "1.35.0-1.1")]);
+    // No repository answers in an air-gapped place.
+    fs::remove_dir_all(world.path("repo")).unwrap();
+    let from = PackageArgs {
+        path: "/srv/debs".to_owned(),
+        ..PackageArgs::default()
+    };
+    let order = World::order("v1.35.2", &["kubeadm"], &from);
+    world.apt().fetch(&order).await.unwrap();
+    world.apt().install(&order).await.unwrap();
+    let now = world.installed().await;
+    assert!(
+        now.contains("cri-tools 1.35.0-1.1, kubeadm 1.35.2-1.1"),
+        "{now}"
+    );
+}
+
+#[tokio::test]
+async fn the_repository_of_the_next_minor_is_used_and_left_again() {
+    let Some(world) = World::new() else { return };
+    world.repository("v1.34/deb", &[stub("kubeadm", "1.34.2-1.1")]);
+    world.repository("v1.35/deb", &[stub("kubeadm", "1.35.0-1.1")]);
+    let list = world.site.path("/etc/apt/sources.list.d/kubernetes.list");
+    let line = |minor: &str| {
+        let folder = world.path("").display().to_string();
+        format!(
+            "deb [trusted=yes] file:{}/{minor}/deb/ /\n",
+            folder.trim_end_matches('/')
+        )
+    };
+    fs::write(&list, line("v1.34")).unwrap();
+    let none = PackageArgs::default();
+    world.install("v1.34.2", &["kubeadm"], &none).await.unwrap();
+    let error = world
+        .install("v1.35.0", &["kubeadm"], &none)
+        .await
+        .unwrap_err();
+    assert!(error.message.contains("one per minor version"), "{error}");
+    let before = world.apt().installed().await.unwrap();
+    let folder = world.path("v1.35/deb").display().to_string();
+    let from = PackageArgs {
+        repository: format!("file:{folder}/"),
+        ..PackageArgs::default()
+    };
+    let order = World::order("v1.35.0", &["kubeadm"], &from);
+    world.apt().fetch(&order).await.unwrap();
+    world.apt().install(&order).await.unwrap();
+    assert_eq!(
+        world.installed().await,
+        "kubeadm 1.35.0-1.1",
+        "{}",
+        world.log()
+    );
+    assert_eq!(fs::read_to_string(&list).unwrap(), line("v1.35"));
+    world.apt().restore("plan", &before).await.unwrap();
+    assert_eq!(
+        world.installed().await,
+        "kubeadm 1.34.2-1.1",
+        "{}",
+        world.log()
+    );
+    assert_eq!(fs::read_to_string(&list).unwrap(), line("v1.34"));
+}

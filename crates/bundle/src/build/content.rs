@@ -1,0 +1,121 @@
+//! Where the bytes of a bundle come from while it is made.
+
+use std::{
+    fs,
+    io::{self, Read, Seek as _, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+use super::BuildError;
+use crate::digest::{Digest, Hasher};
+
+/// How many bytes are read at once.
+const CHUNK: usize = 256 << 10;
+
+/// Where some bytes are.
+#[derive(Clone, Debug)]
+pub(crate) enum Content {
+    /// So many bytes of a file.
+    Piece {
+        /// The file.
+        path: PathBuf,
+        /// Where they start.
+        offset: u64,
+        /// How many.
+        size: u64,
+    },
+    /// Here.
+    Bytes(Vec<u8>),
+}
+
+impl Content {
+    /// A whole file, with its digest. Links are refused: they would pack what nobody named.
+    pub(crate) fn of_file(path: &Path) -> Result<(Digest, Self), BuildError> {
+        let found = fs::symlink_metadata(path).map_err(BuildError::read(path))?;
+        if !found.is_file() {
+            return Err(BuildError::input(
+                path,
+                "it is no plain file: name the file itself",
+            ));
+        }
+        let content = Self::Piece {
+            path: path.to_owned(),
+            offset: 0,
+            size: found.len(),
+        };
+        Ok((content.digest()?, content))
+    }
+
+    /// How many bytes there are.
+    pub(crate) fn size(&self) -> u64 {
+        match self {
+            Self::Piece { size, .. } => *size,
+            Self::Bytes(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// Where they are, for messages.
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Self::Piece { path, .. } => path,
+            Self::Bytes(_) => Path::new("(made here)"),
+        }
+    }
+
+    /// Opens them.
+    pub(crate) fn open(&self) -> Result<Box<dyn Read + '_>, BuildError> {
+        match self {
+            Self::Bytes(bytes) => Ok(Box::new(bytes.as_slice())),
+            Self::Piece { path, offset, size } => {
+                let mut file = fs::File::open(path).map_err(BuildError::read(path))?;
+                file.seek(SeekFrom::Start(*offset))
+                    .map_err(BuildError::read(path))?;
+                Ok(Box::new(file.take(*size)))
+            }
+        }
+    }
+
+    /// Their digest.
+    pub(crate) fn digest(&self) -> Result<Digest, BuildError> {
+        self.copy(&mut io::sink(), self.path())
+    }
+
+    /// Copies them and returns their digest; `to` is what to name where writing fails.
+    pub(crate) fn copy(&self, output: &mut dyn io::Write, to: &Path) -> Result<Digest, BuildError> {
+        let mut input = self.open()?;
+        let mut hasher = Hasher::default();
+        let mut buffer = vec![0; CHUNK];
+        let mut left = self.size();
+        loop {
+            let read = input
+                .read(&mut buffer)
+                .map_err(BuildError::read(self.path()))?;
+            let Some(bytes) = buffer.get(..read).filter(|bytes| !bytes.is_empty()) else {
+                break;
+            };
+            hasher.update(bytes);
+            output.write_all(bytes).map_err(BuildError::written(to))?;
+            left = left.saturating_sub(read as u64);
+        }
+        if left > 0 {
+            return Err(BuildError::input(
+                self.path(),
+                "it became shorter while it was read",
+            ));
+        }
+        Ok(hasher.finish())
+    }
+
+    /// All of them, if they are few.
+    pub(crate) fn read_small(&self, limit: u64) -> Result<Vec<u8>, BuildError> {
+        if self.size() > limit {
+            let problem = format!("{} bytes are more than {limit}", self.size());
+            return Err(BuildError::input(self.path(), problem));
+        }
+        let mut bytes = Vec::new();
+        self.open()?
+            .read_to_end(&mut bytes)
+            .map_err(BuildError::read(self.path()))?;
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,127 @@
+//! Container images from whatever they come in.
+
+use std::{collections::BTreeMap, path::Path};
+
+use tempfile::TempPath;
+
+use super::{BuildError, ImageSpec, archive::Archive, content::Content, docker, oci};
+use crate::{
+    digest::Digest,
+    layout,
+    manifest::{Architecture, Blob, Image},
+    names,
+};
+
+/// An image and where its blobs are.
+pub(crate) type Found = (Image, BTreeMap<Digest, Content>);
+
+/// An image whose name may still be missing.
+pub(crate) struct Unnamed {
+    /// What the archive calls it: none, one or several names.
+    pub(crate) names: Vec<String>,
+    /// Its manifest.
+    pub(crate) manifest: Digest,
+    /// Media type of that.
+    pub(crate) media_type: String,
+    /// Everything that it consists of.
+    pub(crate) contents: BTreeMap<Digest, Content>,
+}
+
+/// Reads the images of an archive or layout.
+pub(crate) fn read(
+    spec: &ImageSpec,
+    architecture: Architecture,
+    scratch: &Path,
+) -> Result<(Vec<Found>, Option<TempPath>), BuildError> {
+    let archive = Archive::open(&spec.path, scratch)?;
+    // `docker save` writes both since Docker 25, and the OCI side says more.
+    let unnamed = if archive.find(layout::OCI_INDEX)?.is_some() {
+        oci::read(&archive, architecture)?
+    } else if archive.find(docker::MANIFEST)?.is_some() {
+        docker::read(&archive, architecture)?
+    } else {
+        let problem =
+            "it is neither an OCI layout (index.json) nor a docker archive (manifest.json)";
+        return Err(archive.odd(problem));
+    };
+    let found = name_all(&archive, spec, unnamed)?;
+    Ok((found, archive.into_unpacked()))
+}
+
+fn name_all(
+    archive: &Archive,
+    spec: &ImageSpec,
+    mut unnamed: Vec<Unnamed>,
+) -> Result<Vec<Found>, BuildError> {
+    if let Some(name) = &spec.name {
+        let [image] = unnamed.as_mut_slice() else {
+            let problem = format!(
+                "name is given, and it has {} images, not one",
+                unnamed.len()
+            );
+            return Err(archive.odd(problem));
+        };
+        image.names = vec![name.clone()];
+    }
+    if unnamed.is_empty() {
+        return Err(archive.odd("it has no image"));
+    }
+    let mut found = Vec::new();
+    for image in unnamed {
+        if image.names.is_empty() {
+            let problem = format!(
+                "image {} has no name in it: give one with name",
+                image.manifest
+            );
+            return Err(archive.odd(problem));
+        }
+        let blobs = image.contents.iter().map(|(sha256, content)| Blob {
+            sha256: sha256.clone(),
+            size: content.size(),
+        });
+        let blobs: Vec<_> = blobs.collect();
+        for name in &image.names {
+            let named = Image {
+                blobs: blobs.clone(),
+                manifest: image.manifest.clone(),
+                media_type: image.media_type.clone(),
+                name: full_name(name),
+            };
+            found.push((named, image.contents.clone()));
+        }
+    }
+    Ok(found)
+}
+
+/// A name as containerd and the kubelet have it: Docker leaves out its own registry.
+pub(crate) fn full_name(name: &str) -> String {
+    let first = name.split('/').next().unwrap_or_default();
+    let is_host = name.contains('/') && (first.contains(['.', ':']) || first == "localhost");
+    match (is_host, name.contains('/')) {
+        (true, _) => name.to_owned(),
+        (false, true) => format!("docker.io/{name}"),
+        (false, false) => format!("docker.io/library/{name}"),
+    }
+}
+
+/// Whether a text can be an image's whole name, rather than a tag alone.
+pub(crate) fn is_name(text: &str) -> bool {
+    names::is_image_name(&full_name(text)) && text.contains(':')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn docker_s_short_names_become_whole() {
+        assert_eq!(full_name("busybox:1"), "docker.io/library/busybox:1");
+        assert_eq!(full_name("calico/node:v3"), "docker.io/calico/node:v3");
+        assert_eq!(
+            full_name("registry.k8s.io/pause:3.10"),
+            "registry.k8s.io/pause:3.10"
+        );
+        assert_eq!(full_name("localhost/a:b"), "localhost/a:b");
+        assert!(is_name("registry.k8s.io/pause:3.10") && !is_name("3.10") && !is_name("latest"));
+    }
+}

@@ -1,0 +1,207 @@
+//! Secret keys: making them, reading them, signing with them.
+//!
+//! Files are minisign's. Signing itself is here, because minisign's own library mixes randomness
+//! into each signature, and the same bundle should have the same bytes.
+
+use std::{
+    fs,
+    io::Write as _,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use blake2::{Blake2b512, Digest as _};
+use minisign::{KeyPair, SecretKeyBox};
+use ring::signature::Ed25519KeyPair;
+
+use super::BuildError;
+
+/// Algorithm of a signature over a hash, as minisign writes it.
+const PREHASHED: &[u8] = b"ED";
+/// Where the key's number starts in a decoded secret key: after algorithms, salt and limits.
+const NUMBER_AT: usize = 2 + 2 + 2 + 32 + 8 + 8;
+/// Bytes of the key's number.
+const NUMBER_LEN: usize = 8;
+/// Bytes of a seed, and of a public key.
+const HALF_LEN: usize = 32;
+
+/// A key that signs.
+pub struct SecretKey {
+    number: [u8; NUMBER_LEN],
+    pair: Ed25519KeyPair,
+}
+
+impl std::fmt::Debug for SecretKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SecretKey").finish_non_exhaustive()
+    }
+}
+
+impl SecretKey {
+    /// Reads a secret key, `password` for one that is encrypted.
+    pub fn load(path: &Path, password: Option<String>) -> Result<Self, BuildError> {
+        let refused = |problem: String| BuildError::Key {
+            path: path.to_owned(),
+            problem,
+        };
+        let found = fs::metadata(path).map_err(BuildError::read(path))?;
+        let mode = found.mode() & 0o777;
+        if mode & 0o077 != 0 {
+            let problem = format!("others may read it (mode {mode:03o}): chmod 600");
+            return Err(refused(problem));
+        }
+        let text = fs::read_to_string(path).map_err(BuildError::read(path))?;
+        let key_box =
+            SecretKeyBox::from_string(&text).map_err(|error| refused(error.to_string()))?;
+        let key = match password {
+            Some(password) => key_box.into_secret_key(Some(password)),
+            None => key_box.into_unencrypted_secret_key(),
+        };
+        let key = key.map_err(|error| {
+            refused(format!(
+                "{error} (an encrypted key wants --password-file, another must not have it)"
+            ))
+        })?;
+        Self::from_minisign(&key).ok_or_else(|| refused("it is no ed25519 key".to_owned()))
+    }
+
+    fn from_minisign(key: &minisign::SecretKey) -> Option<Self> {
+        let bytes = key.to_bytes();
+        let (number, rest) = bytes.get(NUMBER_AT..)?.split_first_chunk::<NUMBER_LEN>()?;
+        let (seed, rest) = rest.split_first_chunk::<HALF_LEN>()?;
+        let public = rest.get(..HALF_LEN)?;
+        Some(Self {
+            number: *number,
+            pair: Ed25519KeyPair::from_seed_and_public_key(seed, public).ok()?,
+        })
+    }
+
+    /// Signs some bytes, and a comment that cannot be changed later.
+    pub fn sign(&self, bytes: &[u8], comment: &str) -> String {
+        let signature = self.pair.sign(&Blake2b512::digest(bytes));
+        let first = [PREHASHED, &self.number, signature.as_ref()].concat();
+        let global = self
+            .pair
+            .sign(&[signature.as_ref(), comment.as_bytes()].concat());
+        format!(
+            "untrusted comment: signature from a refit bundle key\n{}\ntrusted comment: {comment}\n{}\n",
+            STANDARD.encode(first),
+            STANDARD.encode(global.as_ref()),
+        )
+    }
+}
+
+/// The two files of a new key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyFiles {
+    /// The secret one, mode 0600.
+    pub secret: PathBuf,
+    /// The public one, for the hosts.
+    pub public: PathBuf,
+}
+
+/// Makes a key: `<name>.key`, encrypted where there is a password, and `<name>.pub`.
+pub fn generate(name: &Path, password: Option<String>) -> Result<KeyFiles, BuildError> {
+    let with = |ending: &str| {
+        let mut file = name.as_os_str().to_owned();
+        file.push(ending);
+        PathBuf::from(file)
+    };
+    let files = KeyFiles {
+        secret: with(".key"),
+        public: with(".pub"),
+    };
+    for path in [&files.secret, &files.public] {
+        if fs::symlink_metadata(path).is_ok() {
+            return Err(BuildError::Exists { path: path.clone() });
+        }
+    }
+    let failed = |error: minisign::PError| BuildError::Key {
+        path: files.secret.clone(),
+        problem: error.to_string(),
+    };
+    let pair = match password {
+        Some(password) => KeyPair::generate_encrypted_keypair(Some(password)),
+        None => KeyPair::generate_unencrypted_keypair(),
+    };
+    let pair = pair.map_err(failed)?;
+    let secret = pair
+        .sk
+        .to_box(Some("refit bundle secret key"))
+        .map_err(failed)?;
+    let public = pair.pk.to_box().map_err(failed)?;
+    write_new(&files.secret, 0o600, &secret.into_string())?;
+    write_new(&files.public, 0o644, &public.into_string())?;
+    Ok(files)
+}
+
+fn write_new(path: &Path, mode: u32, text: &str) -> Result<(), BuildError> {
+    let mut options = fs::OpenOptions::new();
+    let file = options.create_new(true).write(true).mode(mode).open(path);
+    let mut file = file.map_err(BuildError::written(path))?;
+    file.write_all(text.as_bytes())
+        .and_then(|()| file.sync_all())
+        .map_err(BuildError::written(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+    use crate::keys::PublicKeys;
+
+    #[test]
+    fn minisign_s_own_library_believes_our_signatures_and_they_are_always_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = generate(&folder.path().join("release"), None).unwrap();
+        assert_eq!(fs::metadata(&files.secret).unwrap().mode() & 0o777, 0o600);
+        let key = SecretKey::load(&files.secret, None).unwrap();
+        let signature = key.sign(b"manifest", "what it is");
+        assert_eq!(signature, key.sign(b"manifest", "what it is"));
+        let signed = PublicKeys::load(&files.public)
+            .unwrap()
+            .verify(b"manifest", &signature)
+            .unwrap();
+        assert_eq!(signed.comment, "what it is");
+        let public = minisign::PublicKey::from_file(&files.public).unwrap();
+        let own = minisign::SignatureBox::from_string(&signature).unwrap();
+        minisign::verify(&public, &own, Cursor::new(b"manifest"), true, false, false).unwrap();
+        assert!(matches!(
+            generate(&folder.path().join("release"), None),
+            Err(BuildError::Exists { .. })
+        ));
+    }
+
+    #[test]
+    fn a_key_that_minisign_made_signs_here() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("k.key");
+        let pair = KeyPair::generate_unencrypted_keypair().unwrap();
+        write_new(&path, 0o600, &pair.sk.to_box(None).unwrap().into_string()).unwrap();
+        let key = SecretKey::load(&path, None).unwrap();
+        let keys = PublicKeys::parse("pub", &pair.pk.to_base64()).unwrap();
+        assert!(keys.verify(b"x", &key.sign(b"x", "")).is_ok());
+        assert!(keys.verify(b"y", &key.sign(b"x", "")).is_err());
+    }
+
+    #[test]
+    fn a_key_that_others_can_read_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = generate(&folder.path().join("k"), None).unwrap();
+        fs::set_permissions(
+            &files.secret,
+            std::os::unix::fs::PermissionsExt::from_mode(0o640),
+        )
+        .unwrap();
+        let error = SecretKey::load(&files.secret, None)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("chmod 600"), "{error}");
+        let error = SecretKey::load(&files.public, None)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("k.pub cannot be used"), "{error}");
+    }
+}

@@ -1,0 +1,272 @@
+//! Making bundles: reading packages and images, packing them, signing the manifest.
+//!
+//! The same inputs make the same bytes, whenever and wherever: no times, no users, no order of a
+//! folder gets in, and ed25519 needs no randomness.
+
+mod archive;
+mod content;
+mod docker;
+mod image;
+pub mod key;
+mod oci;
+mod package;
+mod spec;
+mod write;
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+pub use key::SecretKey;
+pub use spec::{FileSpec, ImageSpec, PackageSpec, Spec};
+
+use crate::{
+    digest::Digest,
+    layout,
+    manifest::{API_VERSION, File, FileKind, Manifest, ManifestError, OsFamily},
+};
+use content::Content;
+
+/// Why a bundle cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// The file that says what goes in cannot be read.
+    #[error("{}: {problem}", path.display())]
+    Spec {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        problem: String,
+    },
+    /// Something to pack cannot be used.
+    #[error("{}: {problem}", path.display())]
+    Input {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A file cannot be read or written.
+    #[error("{} cannot be {action}: {source}", path.display())]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// The manifest would be refused.
+    #[error("the bundle would be refused: {0}")]
+    Manifest(#[from] ManifestError),
+    /// The key cannot be used.
+    #[error("the key {} cannot be used: {problem}", path.display())]
+    Key {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// What should be written is there already.
+    #[error("{} is there already: remove it, or choose another name", path.display())]
+    Exists {
+        /// Which.
+        path: PathBuf,
+    },
+}
+
+impl BuildError {
+    pub(crate) fn input(path: impl Into<PathBuf>, problem: impl Into<String>) -> Self {
+        Self::Input {
+            path: path.into(),
+            problem: problem.into(),
+        }
+    }
+
+    pub(crate) fn read(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io {
+            path,
+            action: "read",
+            source,
+        }
+    }
+
+    pub(crate) fn written(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io {
+            path,
+            action: "written",
+            source,
+        }
+    }
+}
+
+/// A bundle that was made.
+#[derive(Clone, Debug)]
+pub struct Built {
+    /// What is in it.
+    pub manifest: Manifest,
+    /// Digest of its manifest.
+    pub manifest_sha256: Digest,
+    /// Digest under which a registry has it: what follows the `@` of an `oci://` location.
+    pub artifact: Digest,
+}
+
+/// What goes into a bundle, read and hashed.
+pub(crate) struct Gathered {
+    manifest: Manifest,
+    contents: BTreeMap<Digest, Content>,
+    /// Archives that had to be unpacked; gone with this.
+    unpacked: Vec<tempfile::TempPath>,
+}
+
+/// Packs what the spec names into a folder, or into a tar where the name ends with `.tar`.
+///
+/// Nothing is there under that name unless all of it is.
+pub fn build(spec: &Spec, key: &SecretKey, output: &Path) -> Result<Built, BuildError> {
+    if fs::symlink_metadata(output).is_ok() {
+        let path = output.to_owned();
+        return Err(BuildError::Exists { path });
+    }
+    let gathered = gather(spec, parent(output))?;
+    let manifest = gathered.manifest.to_canonical();
+    let signature = key.sign(
+        &manifest,
+        &comment(&gathered.manifest, &Digest::of(&manifest)),
+    );
+    let parts = write::Parts::new(&gathered, manifest, signature);
+    let artifact = parts.artifact.clone();
+    if output.extension().is_some_and(|ending| ending == "tar") {
+        write::tar(&parts, output)?;
+    } else {
+        write::folder(&parts, output)?;
+    }
+    Ok(Built {
+        manifest_sha256: Digest::of(&parts.manifest),
+        manifest: gathered.manifest,
+        artifact,
+    })
+}
+
+/// What the signature protects beside the manifest: what a person wants to see of it first.
+fn comment(manifest: &Manifest, digest: &Digest) -> String {
+    let (version, os) = (&manifest.kubernetes_version, manifest.os_family.as_str());
+    let architecture = manifest.architecture.as_str();
+    format!(
+        "refit bundle: Kubernetes {version} for {os} on {architecture}, manifest sha256 {digest}"
+    )
+}
+
+/// The folder that a path is in.
+pub(crate) fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+fn gather(spec: &Spec, scratch: &Path) -> Result<Gathered, BuildError> {
+    let mut gathered = Gathered {
+        manifest: Manifest {
+            api_version: API_VERSION.to_owned(),
+            architecture: spec.architecture,
+            files: Vec::new(),
+            images: Vec::new(),
+            kubernetes_version: spec.kubernetes_version.clone(),
+            os_family: spec.os_family.unwrap_or(OsFamily::Any),
+        },
+        contents: BTreeMap::new(),
+        unpacked: Vec::new(),
+    };
+    for package in &spec.packages {
+        for path in package_files(&package.path)? {
+            let read = package::read(&path, package, spec)?;
+            gathered.add_file(FileKind::Package, &path, None, Some(read))?;
+        }
+    }
+    let kinds = [
+        (FileKind::OsImage, &spec.os_images),
+        (FileKind::File, &spec.files),
+    ];
+    for (kind, files) in kinds {
+        for file in files {
+            gathered.add_file(kind, &file.path, file.name.as_deref(), None)?;
+        }
+    }
+    for image in &spec.images {
+        let (images, unpacked) = image::read(image, spec.architecture, scratch)?;
+        for (image, contents) in images {
+            gathered.contents.extend(contents);
+            // The same image from two archives is one image.
+            if !gathered.manifest.images.contains(&image) {
+                gathered.manifest.images.push(image);
+            }
+        }
+        gathered.unpacked.extend(unpacked);
+    }
+    gathered.manifest.sort();
+    gathered.manifest.validate()?;
+    Ok(gathered)
+}
+
+impl Gathered {
+    fn add_file(
+        &mut self,
+        kind: FileKind,
+        path: &Path,
+        name: Option<&str>,
+        package: Option<crate::manifest::Package>,
+    ) -> Result<(), BuildError> {
+        let own = path.file_name().and_then(|name| name.to_str());
+        let name = name
+            .or(own)
+            .ok_or_else(|| BuildError::input(path, "its name is no text"))?;
+        let (digest, content) = Content::of_file(path)?;
+        self.manifest.files.push(File {
+            kind,
+            package,
+            path: format!("{}/{name}", kind.folder()),
+            sha256: digest.clone(),
+            size: content.size(),
+        });
+        self.contents.insert(digest, content);
+        Ok(())
+    }
+
+    /// Every content, by digest.
+    pub(crate) fn contents(&self) -> &BTreeMap<Digest, Content> {
+        &self.contents
+    }
+
+    /// What is in the bundle.
+    pub(crate) fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+}
+
+/// The package files that a path means: itself, or those in the folder, in order.
+fn package_files(path: &Path) -> Result<Vec<PathBuf>, BuildError> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let entries = fs::read_dir(path).map_err(BuildError::read(path))?;
+    let paths: Result<Vec<_>, _> = entries
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect();
+    let mut paths = paths.map_err(BuildError::read(path))?;
+    paths.retain(|path| package::format_of(path).is_some());
+    paths.sort();
+    if paths.is_empty() {
+        let problem = "the folder has no .deb, .rpm, .tar.gz, .tgz or .tar.xz";
+        return Err(BuildError::input(path, problem));
+    }
+    Ok(paths)
+}
+
+/// The path of a content inside a bundle.
+pub(crate) fn place(digest: &Digest) -> String {
+    layout::blob_path(digest)
+}

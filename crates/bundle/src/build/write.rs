@@ -1,0 +1,249 @@
+//! Writing a bundle: as a folder that is an OCI layout, or as one tar of the same.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, BufWriter},
+    path::Path,
+};
+
+use super::{BuildError, Gathered, content::Content, parent, place};
+use crate::{
+    digest::Digest,
+    images::{
+        self, ARTIFACT, BUNDLE_BLOB, BUNDLE_MANIFEST, BUNDLE_SIGNATURE, Descriptor, EMPTY,
+        ImageManifest, OCI_EMPTY, OCI_MANIFEST, REF_NAME, TITLE, index_json,
+    },
+    layout,
+    manifest::Manifest,
+};
+
+/// Everything that a bundle consists of.
+pub(crate) struct Parts {
+    /// The manifest.
+    pub(crate) manifest: Vec<u8>,
+    signature: Vec<u8>,
+    /// What the manifest lists.
+    contents: BTreeMap<Digest, Content>,
+    /// What only OCI tools read.
+    oci: BTreeMap<Digest, Content>,
+    index: Vec<u8>,
+    /// Digest under which a registry has it.
+    pub(crate) artifact: Digest,
+}
+
+impl Parts {
+    /// Puts them together.
+    pub(crate) fn new(gathered: &Gathered, manifest: Vec<u8>, signature: String) -> Self {
+        let signature = signature.into_bytes();
+        let read = gathered.manifest();
+        let artifact = artifact_of(read, &manifest, &signature);
+        let artifact =
+            serde_json::to_vec(&artifact).expect("no map with other keys, no failing type");
+        let digest = Digest::of(&artifact);
+        let entry = Descriptor {
+            artifact_type: Some(ARTIFACT.to_owned()),
+            annotations: [(REF_NAME.to_owned(), tag(read))].into(),
+            ..descriptor(OCI_MANIFEST, &artifact)
+        };
+        let index = std::iter::once(entry).chain(read.images.iter().map(images::named_descriptor));
+        let index = index_json(index.collect());
+        let small = [
+            EMPTY.to_vec(),
+            manifest.clone(),
+            signature.clone(),
+            artifact,
+        ];
+        let oci = small.map(|bytes| (Digest::of(&bytes), Content::Bytes(bytes)));
+        Self {
+            manifest,
+            signature,
+            contents: gathered.contents().clone(),
+            oci: oci.into(),
+            index,
+            artifact: digest,
+        }
+    }
+
+    /// Blobs in the order in which they are written: first those that hosts look for.
+    fn blobs(&self) -> impl Iterator<Item = (&Digest, &Content)> {
+        let rest = self
+            .oci
+            .iter()
+            .filter(|(digest, _)| !self.contents.contains_key(digest));
+        self.contents.iter().chain(rest)
+    }
+}
+
+/// Under which tag OCI tools find the artifact in the layout.
+pub(crate) fn tag(manifest: &Manifest) -> String {
+    let (architecture, os) = (manifest.architecture.as_str(), manifest.os_family.as_str());
+    format!("{}-{os}-{architecture}", manifest.kubernetes_version)
+}
+
+/// What a registry keeps: each content as a layer, so that pushing this pushes all.
+fn artifact_of(read: &Manifest, manifest: &[u8], signature: &[u8]) -> ImageManifest {
+    let titled = |media_type: &str, bytes: &[u8], title: &str| Descriptor {
+        annotations: [(TITLE.to_owned(), title.to_owned())].into(),
+        ..descriptor(media_type, bytes)
+    };
+    let mut layers = vec![
+        titled(BUNDLE_MANIFEST, manifest, layout::MANIFEST),
+        titled(BUNDLE_SIGNATURE, signature, layout::SIGNATURE),
+    ];
+    for blob in read.blobs() {
+        let title = place(&blob.sha256);
+        layers.push(Descriptor {
+            media_type: BUNDLE_BLOB.to_owned(),
+            digest: blob.sha256.to_oci(),
+            size: blob.size,
+            annotations: [(TITLE.to_owned(), title)].into(),
+            ..Descriptor::default()
+        });
+    }
+    ImageManifest {
+        schema_version: 2,
+        media_type: Some(OCI_MANIFEST.to_owned()),
+        artifact_type: Some(ARTIFACT.to_owned()),
+        config: descriptor(OCI_EMPTY, EMPTY),
+        layers,
+    }
+}
+
+fn descriptor(media_type: &str, bytes: &[u8]) -> Descriptor {
+    Descriptor {
+        media_type: media_type.to_owned(),
+        digest: Digest::of(bytes).to_oci(),
+        size: bytes.len() as u64,
+        ..Descriptor::default()
+    }
+}
+
+/// Writes a folder.
+pub(crate) fn folder(parts: &Parts, output: &Path) -> Result<(), BuildError> {
+    let near = parent(output);
+    let made = tempfile::Builder::new()
+        .prefix(".refit-bundle-")
+        .tempdir_in(near);
+    let made = made.map_err(BuildError::written(near))?;
+    let inside = |name: &str| made.path().join(name);
+    fs::create_dir_all(inside(layout::BLOBS)).map_err(BuildError::written(output))?;
+    for (digest, content) in parts.blobs() {
+        let path = inside(&place(digest));
+        let mut file = fs::File::create_new(&path).map_err(BuildError::written(&path))?;
+        copy_checked(digest, content, &mut file, &path)?;
+        file.sync_all().map_err(BuildError::written(&path))?;
+    }
+    let texts = [
+        (layout::MANIFEST, parts.manifest.as_slice()),
+        (layout::SIGNATURE, parts.signature.as_slice()),
+        (layout::OCI_INDEX, parts.index.as_slice()),
+        (layout::OCI_LAYOUT, images::LAYOUT_VERSION.as_bytes()),
+    ];
+    for (name, text) in texts {
+        let path = inside(name);
+        fs::write(&path, text).map_err(BuildError::written(&path))?;
+    }
+    // A temporary folder is the maker's alone; a bundle is for everyone.
+    let readable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(made.path(), readable).map_err(BuildError::written(output))?;
+    let path = made.keep();
+    fs::rename(&path, output).map_err(|error| {
+        // Nothing half done stays; that it could not be moved is what there is to say.
+        let _ = fs::remove_dir_all(&path);
+        BuildError::written(output)(error)
+    })
+}
+
+/// Writes a tar.
+pub(crate) fn tar(parts: &Parts, output: &Path) -> Result<(), BuildError> {
+    let near = parent(output);
+    let made = tempfile::Builder::new()
+        .prefix(".refit-bundle-")
+        .tempfile_in(near);
+    let made = made.map_err(BuildError::written(near))?;
+    let mut writer = BufWriter::with_capacity(256 << 10, made);
+    let manifest = Content::Bytes(parts.manifest.clone());
+    let signature = Content::Bytes(parts.signature.clone());
+    entry(
+        &mut writer,
+        layout::MANIFEST,
+        &Digest::of(&parts.manifest),
+        &manifest,
+        output,
+    )?;
+    entry(
+        &mut writer,
+        layout::SIGNATURE,
+        &Digest::of(&parts.signature),
+        &signature,
+        output,
+    )?;
+    for (digest, content) in parts.blobs() {
+        entry(&mut writer, &place(digest), digest, content, output)?;
+    }
+    let index = Content::Bytes(parts.index.clone());
+    entry(
+        &mut writer,
+        layout::OCI_INDEX,
+        &Digest::of(&parts.index),
+        &index,
+        output,
+    )?;
+    let version = images::LAYOUT_VERSION.as_bytes();
+    let content = Content::Bytes(version.to_vec());
+    entry(
+        &mut writer,
+        layout::OCI_LAYOUT,
+        &Digest::of(version),
+        &content,
+        output,
+    )?;
+    let written = |error: io::Error| BuildError::written(output)(error);
+    zeros(&mut writer, 2 * layout::BLOCK).map_err(written)?;
+    let made = writer
+        .into_inner()
+        .map_err(|error| written(error.into_error()))?;
+    made.as_file().sync_all().map_err(written)?;
+    let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    made.as_file().set_permissions(readable).map_err(written)?;
+    made.persist_noclobber(output)
+        .map_err(|error| written(error.error))?;
+    Ok(())
+}
+
+fn entry(
+    writer: &mut impl io::Write,
+    name: &str,
+    digest: &Digest,
+    content: &Content,
+    output: &Path,
+) -> Result<(), BuildError> {
+    let header = layout::tar_header(name, content.size())
+        .ok_or_else(|| BuildError::input(content.path(), "it is too large for a bundle"))?;
+    writer
+        .write_all(&header)
+        .map_err(BuildError::written(output))?;
+    copy_checked(digest, content, writer, output)?;
+    zeros(writer, layout::padding(content.size())).map_err(BuildError::written(output))
+}
+
+/// Copies a content that must still be what it was when it was hashed.
+fn copy_checked(
+    digest: &Digest,
+    content: &Content,
+    output: &mut dyn io::Write,
+    path: &Path,
+) -> Result<(), BuildError> {
+    if content.copy(output, path)? == *digest {
+        return Ok(());
+    }
+    Err(BuildError::input(
+        content.path(),
+        "it changed while the bundle was made",
+    ))
+}
+
+fn zeros(output: &mut (impl io::Write + ?Sized), count: u64) -> io::Result<()> {
+    io::copy(&mut io::Read::take(io::repeat(0), count), output).map(|_| ())
+}

@@ -1,0 +1,422 @@
+//! Bundles on an HTTP server, and what registries share with them.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri,
+    header::{
+        ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE,
+        LOCATION, RANGE, USER_AGENT,
+    },
+};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::Incoming;
+use hyper_rustls::{ConfigBuilderExt as _, HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, pem::PemObject as _},
+};
+
+use super::{Limits, auth::Credentials, location::shown};
+use crate::error::Error;
+
+/// Redirects that are followed: a registry's to its storage, and one more on either side.
+const MAX_REDIRECTS: usize = 5;
+/// Most bytes that are read ahead of us on one connection.
+const READ_AHEAD: usize = 64 << 10;
+
+/// An HTTP client with time limits.
+pub(crate) struct Http {
+    plain: Client<HttpConnector, Empty<Bytes>>,
+    /// Made when it is needed: reading the system's certificates takes time and memory.
+    secure: OnceLock<Client<HttpsConnector<HttpConnector>, Empty<Bytes>>>,
+    limits: Limits,
+    answer_timeout: Duration,
+    silence_timeout: Duration,
+    credentials: Credentials,
+}
+
+/// Bytes of a file, the end not included.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Range {
+    from: u64,
+    to: u64,
+}
+
+impl Range {
+    /// From one byte up to before another.
+    pub(crate) fn new(from: u64, to: u64) -> Self {
+        Self { from, to }
+    }
+}
+
+/// What goes with a request.
+#[derive(Default)]
+pub(crate) struct Ask {
+    /// Only these bytes.
+    pub(crate) range: Option<Range>,
+    /// Media types that are understood.
+    pub(crate) accept: Option<&'static str>,
+    /// Who asks.
+    pub(crate) authorization: Option<HeaderValue>,
+}
+
+impl Ask {
+    /// Asks for some bytes.
+    pub(crate) fn range(from: u64, to: u64) -> Self {
+        Self {
+            range: Some(Range::new(from, to)),
+            ..Self::default()
+        }
+    }
+}
+
+/// A body while it comes.
+pub(crate) struct Stream {
+    /// The byte that it starts with.
+    pub(crate) start: u64,
+    /// How many bytes it has, where the server said so.
+    pub(crate) length: Option<u64>,
+    body: Incoming,
+    silence_timeout: Duration,
+}
+
+impl Http {
+    /// A client for any server.
+    pub(crate) fn new(limits: &Limits) -> Result<Self, Error> {
+        let credentials = match &limits.credentials_file {
+            Some(path) => Credentials::load(path)?,
+            None => Credentials::default(),
+        };
+        Ok(Self {
+            plain: builder().build(tcp(limits)),
+            secure: OnceLock::new(),
+            limits: limits.clone(),
+            answer_timeout: limits.connect_timeout + limits.silence_timeout,
+            silence_timeout: limits.silence_timeout,
+            credentials,
+        })
+    }
+
+    /// The client for HTTPS.
+    fn secure(&self) -> Result<&Client<HttpsConnector<HttpConnector>, Empty<Bytes>>, Error> {
+        if let Some(client) = self.secure.get() {
+            return Ok(client);
+        }
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls(&self.limits)?)
+            .https_only()
+            .enable_http1()
+            .wrap_connector(tcp(&self.limits));
+        Ok(self.secure.get_or_init(|| builder().build(connector)))
+    }
+
+    /// What is known to log in to a host.
+    pub(crate) fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    /// Asks for a file and takes no other answer.
+    pub(crate) async fn open(&self, uri: &Uri, ask: &Ask) -> Result<Stream, Error> {
+        let basic = match &ask.authorization {
+            None => self.credentials.basic_for(uri),
+            given => given.clone(),
+        };
+        let ask = Ask {
+            authorization: basic,
+            ..*ask
+        };
+        let response = self.get(uri, &ask).await?;
+        if response.status() == StatusCode::UNAUTHORIZED {
+            return Err(refused(uri, StatusCode::UNAUTHORIZED));
+        }
+        self.stream(uri, &ask, response)
+    }
+
+    /// Reads what an answer says of its body.
+    pub(crate) fn stream(
+        &self,
+        uri: &Uri,
+        ask: &Ask,
+        response: Response<Incoming>,
+    ) -> Result<Stream, Error> {
+        let odd = |problem: String| Error::Answer {
+            url: shown(uri),
+            problem,
+        };
+        let headers = response.headers();
+        if let Some(encoding) = headers.get(CONTENT_ENCODING)
+            && encoding != "identity"
+        {
+            return Err(odd(format!("the content is encoded ({encoding:?})")));
+        }
+        let length = number(headers, &CONTENT_LENGTH);
+        let start = match (response.status(), ask.range) {
+            (StatusCode::PARTIAL_CONTENT, Some(range)) => {
+                let start = headers.get(CONTENT_RANGE).and_then(range_start);
+                match start {
+                    Some(start) if start == range.from => start,
+                    _ => return Err(odd("it sent other bytes than it was asked for".into())),
+                }
+            }
+            (StatusCode::PARTIAL_CONTENT, None) => {
+                return Err(odd("it sent some of the bytes, unasked".into()));
+            }
+            _ => 0,
+        };
+        Ok(Stream {
+            start,
+            length,
+            body: response.into_body(),
+            silence_timeout: self.silence_timeout,
+        })
+    }
+
+    /// Sends a GET, follows redirects, and returns what is good, or 401 for whoever can log in.
+    pub(crate) async fn get(&self, uri: &Uri, ask: &Ask) -> Result<Response<Incoming>, Error> {
+        let mut at = uri.clone();
+        let mut authorization = ask.authorization.clone();
+        for _ in 0..=MAX_REDIRECTS {
+            let response = self.send(&at, ask, authorization.as_ref()).await?;
+            let status = response.status();
+            if !status.is_redirection() || status == StatusCode::NOT_MODIFIED {
+                return match status {
+                    StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::UNAUTHORIZED => {
+                        Ok(response)
+                    }
+                    status => Err(refused(&at, status)),
+                };
+            }
+            let next = redirected(&at, response.headers())?;
+            if next.authority() != at.authority() || next.scheme() != at.scheme() {
+                // A token is for the server that it was made for.
+                authorization = None;
+            }
+            at = next;
+        }
+        Err(Error::Answer {
+            url: shown(uri),
+            problem: format!("it redirects more than {MAX_REDIRECTS} times"),
+        })
+    }
+
+    async fn send(
+        &self,
+        uri: &Uri,
+        ask: &Ask,
+        authorization: Option<&HeaderValue>,
+    ) -> Result<Response<Incoming>, Error> {
+        let mut request = Request::builder()
+            .method(Method::GET)
+            .uri(uri)
+            .header(USER_AGENT, concat!("refit/", env!("CARGO_PKG_VERSION")))
+            .header(ACCEPT_ENCODING, "identity")
+            .header(ACCEPT, ask.accept.unwrap_or("*/*"));
+        if let Some(Range { from, to }) = ask.range {
+            request = request.header(RANGE, format!("bytes={from}-{}", to.saturating_sub(1)));
+        }
+        if let Some(authorization) = authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
+        let request = request
+            .body(Empty::new())
+            .expect("method, URL and headers are of their types already");
+        let answer = match uri.scheme_str() {
+            Some("https") => self.secure()?.request(request),
+            _ => self.plain.request(request),
+        };
+        match tokio::time::timeout(self.answer_timeout, answer).await {
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(error)) => Err(Error::Unreachable {
+                url: shown(uri),
+                reason: chain(&error),
+            }),
+            Err(_) => Err(Error::Silent {
+                url: shown(uri),
+                seconds: self.answer_timeout.as_secs(),
+            }),
+        }
+    }
+}
+
+impl Stream {
+    /// The next bytes; `None` at the end. An error is what broke it off.
+    pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, String> {
+        loop {
+            let next = tokio::time::timeout(self.silence_timeout, self.body.frame()).await;
+            let Ok(frame) = next else {
+                let seconds = self.silence_timeout.as_secs();
+                return Err(format!("the server said nothing for {seconds} s"));
+            };
+            match frame {
+                None => return Ok(None),
+                Some(Err(error)) => return Err(chain(&error)),
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) if !data.is_empty() => return Ok(Some(data)),
+                    // Trailers, or nothing.
+                    _ => {}
+                },
+            }
+        }
+    }
+}
+
+fn tcp(limits: &Limits) -> HttpConnector {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(limits.connect_timeout));
+    tcp
+}
+
+fn builder() -> hyper_util::client::legacy::Builder {
+    let mut builder = Client::builder(TokioExecutor::new());
+    builder
+        .pool_max_idle_per_host(1)
+        .http1_max_buf_size(READ_AHEAD);
+    builder
+}
+
+fn tls(limits: &Limits) -> Result<ClientConfig, Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("ring knows the default protocol versions");
+    if let Some(path) = &limits.ca_file {
+        let failed = |reason: String| Error::read(path, std::io::Error::other(reason));
+        let mut roots = RootCertStore::empty();
+        let certificates =
+            CertificateDer::pem_file_iter(path).map_err(|e| failed(e.to_string()))?;
+        for certificate in certificates {
+            let certificate = certificate.map_err(|error| failed(error.to_string()))?;
+            roots
+                .add(certificate)
+                .map_err(|error| failed(error.to_string()))?;
+        }
+        if roots.is_empty() {
+            return Err(failed("it holds no certificate".to_owned()));
+        }
+        return Ok(builder.with_root_certificates(roots).with_no_client_auth());
+    }
+    let builder = builder.with_native_roots();
+    let builder = builder.map_err(|error| Error::read("/etc/ssl/certs", error))?;
+    Ok(builder.with_no_client_auth())
+}
+
+/// What a status that is no success means.
+pub(crate) fn refused(uri: &Uri, status: StatusCode) -> Error {
+    let url = shown(uri);
+    match status {
+        StatusCode::NOT_FOUND | StatusCode::GONE => Error::Missing { what: url },
+        _ => Error::Refused {
+            url,
+            status: status.as_u16(),
+            hint: match status {
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                    ": it wants other credentials than the credentials file has for it"
+                }
+                StatusCode::RANGE_NOT_SATISFIABLE => ": its file is shorter than the manifest says",
+                _ => "",
+            },
+        },
+    }
+}
+
+/// Where a redirect leads.
+fn redirected(from: &Uri, headers: &HeaderMap) -> Result<Uri, Error> {
+    let odd = |problem: &str| Error::Answer {
+        url: shown(from),
+        problem: problem.to_owned(),
+    };
+    let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
+    let location = location.ok_or_else(|| odd("it redirects to nowhere"))?;
+    let scheme = from.scheme_str().unwrap_or("http");
+    let authority = from
+        .authority()
+        .map(ToString::to_string)
+        .unwrap_or_default();
+    let text = if location.contains("://") {
+        location.to_owned()
+    } else if location.starts_with("//") {
+        format!("{scheme}:{location}")
+    } else if location.starts_with('/') {
+        format!("{scheme}://{authority}{location}")
+    } else {
+        let folder = from
+            .path()
+            .rsplit_once('/')
+            .map_or("", |(folder, _)| folder);
+        format!("{scheme}://{authority}{folder}/{location}")
+    };
+    let uri: Uri = text
+        .parse()
+        .map_err(|_| odd("it redirects to what is no URL"))?;
+    match uri.scheme_str() {
+        Some("https") => Ok(uri),
+        Some("http") if scheme == "http" => Ok(uri),
+        Some("http") => Err(odd("it redirects from HTTPS to plain HTTP")),
+        _ => Err(odd("it redirects to another protocol")),
+    }
+}
+
+fn number(headers: &HeaderMap, name: &http::HeaderName) -> Option<u64> {
+    headers.get(name)?.to_str().ok()?.trim().parse().ok()
+}
+
+/// The first byte of `bytes 5-9/10`.
+fn range_start(value: &HeaderValue) -> Option<u64> {
+    let text = value.to_str().ok()?.strip_prefix("bytes ")?;
+    text.split_once('-')?.0.trim().parse().ok()
+}
+
+/// An error and what caused it, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        let next_text = next.to_string();
+        if !text.contains(&next_text) {
+            text = format!("{text}: {next_text}");
+        }
+        cause = next.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn to(from: &str, location: &str) -> Result<String, Error> {
+        let mut headers = HeaderMap::new();
+        headers.insert(LOCATION, location.parse().unwrap());
+        redirected(&from.parse().unwrap(), &headers).map(|uri| uri.to_string())
+    }
+
+    #[test]
+    fn a_redirect_leads_where_it_says_and_never_from_https_to_http() {
+        assert_eq!(to("https://a/b/c", "/d").unwrap(), "https://a/d");
+        assert_eq!(to("https://a/b/c", "d").unwrap(), "https://a/b/d");
+        assert_eq!(to("http://a/b", "//c/d").unwrap(), "http://c/d");
+        assert_eq!(to("http://a/b", "https://c/d").unwrap(), "https://c/d");
+        for bad in ["http://c/d", "ftp://c/d", "https://"] {
+            assert!(to("https://a/b", bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_content_range_says_where_it_starts() {
+        let start = |text: &str| range_start(&text.parse().unwrap());
+        assert_eq!(start("bytes 5-9/10"), Some(5));
+        assert_eq!(start("bytes */10"), None);
+        assert_eq!(start("items 5-9/10"), None);
+    }
+}

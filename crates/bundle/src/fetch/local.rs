@@ -1,0 +1,127 @@
+//! Bundles on this host: a folder or a tar.
+
+use std::{
+    fs,
+    io::{self, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+use bytes::Bytes;
+use rustix::fs::OFlags;
+use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
+
+use super::limits::Bucket;
+use crate::error::Error;
+
+/// How many bytes are read at once.
+pub(crate) const CHUNK: usize = 64 << 10;
+
+/// Some bytes of a file.
+pub(crate) struct Piece {
+    file: tokio::fs::File,
+    path: PathBuf,
+    left: u64,
+}
+
+/// Whether a bundle is a folder; otherwise it is a tar.
+pub(crate) fn is_folder(path: &Path) -> Result<bool, Error> {
+    match fs::metadata(path) {
+        Ok(metadata) => Ok(metadata.is_dir()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Error::Missing {
+            what: path.display().to_string(),
+        }),
+        Err(error) => Err(Error::read(path, error)),
+    }
+}
+
+/// Opens a file of that size, to read from that byte on.
+pub(crate) async fn open(path: &Path, file: &str, size: u64, from: u64) -> Result<Piece, Error> {
+    let (opened, found) = open_regular(path, file).await?;
+    if found != size {
+        return Err(Error::Size {
+            file: file.to_owned(),
+            expected: size,
+            found,
+        });
+    }
+    piece(opened, path, from, size - from).await
+}
+
+/// Opens a file of up to that size.
+pub(crate) async fn open_small(path: &Path, file: &str, limit: u64) -> Result<(Piece, u64), Error> {
+    let (opened, size) = open_regular(path, file).await?;
+    if size > limit {
+        let file = file.to_owned();
+        return Err(Error::Large { file, limit });
+    }
+    Ok((piece(opened, path, 0, size).await?, size))
+}
+
+/// Opens so many bytes in the middle of a file.
+pub(crate) async fn open_at(path: &Path, file: &str, at: u64, length: u64) -> Result<Piece, Error> {
+    let (opened, size) = open_regular(path, file).await?;
+    if at.saturating_add(length) > size {
+        return Err(Error::Size {
+            file: file.to_owned(),
+            expected: at.saturating_add(length),
+            found: size,
+        });
+    }
+    piece(opened, path, at, length).await
+}
+
+/// Opens a plain file: a link could lead anywhere, and a pipe would never end.
+async fn open_regular(path: &Path, file: &str) -> Result<(tokio::fs::File, u64), Error> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
+    let opened = tokio::fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.cast_signed())
+        .open(path)
+        .await;
+    let opened = opened.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Error::Missing {
+            what: format!("{file} ({})", path.display()),
+        },
+        _ => Error::read(path, error),
+    })?;
+    let metadata = opened
+        .metadata()
+        .await
+        .map_err(|error| Error::read(path, error))?;
+    if !metadata.is_file() {
+        let error = io::Error::new(io::ErrorKind::InvalidInput, "it is no plain file");
+        return Err(Error::read(path, error));
+    }
+    Ok((opened, metadata.len()))
+}
+
+async fn piece(mut file: tokio::fs::File, path: &Path, at: u64, left: u64) -> Result<Piece, Error> {
+    file.set_max_buf_size(CHUNK);
+    if at > 0 {
+        let moved = file.seek(SeekFrom::Start(at)).await;
+        moved.map_err(|error| Error::read(path, error))?;
+    }
+    Ok(Piece {
+        file,
+        path: path.to_owned(),
+        left,
+    })
+}
+
+impl Piece {
+    /// The next bytes; `None` at the end of the piece or of the file.
+    pub(crate) async fn chunk(&mut self, bucket: &Bucket) -> Result<Option<Bytes>, Error> {
+        let most = usize::try_from(self.left)
+            .unwrap_or(CHUNK)
+            .min(bucket.chunk(CHUNK));
+        let mut buffer = vec![0; most];
+        let read = self.file.read(&mut buffer).await;
+        let read = read.map_err(|error| Error::read(&self.path, error))?;
+        if read == 0 {
+            return Ok(None);
+        }
+        self.left -= read as u64;
+        buffer.truncate(read);
+        Ok(Some(buffer.into()))
+    }
+}

@@ -1,0 +1,255 @@
+//! Where a bundle is.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use http::Uri;
+
+use crate::{digest::Digest, error::Error};
+
+/// Where a bundle is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Location {
+    /// A folder or a tar on this host.
+    Path(PathBuf),
+    /// A folder that an HTTP server serves; ends with a slash.
+    HttpFolder(Uri),
+    /// A tar that an HTTP server serves.
+    HttpTar(Uri),
+    /// An artifact in a registry.
+    Registry(Reference),
+}
+
+/// An artifact in a registry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reference {
+    /// Whether the registry speaks plain HTTP (`oci+http://`).
+    pub plain: bool,
+    /// `HOST` or `HOST:PORT`.
+    pub host: String,
+    /// Repository in it.
+    pub repository: String,
+    /// Which artifact.
+    pub version: Version,
+}
+
+/// Which artifact of a repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// Exactly this one.
+    Digest(Digest),
+    /// Whatever has this tag now; the signature says whether it is good.
+    Tag(String),
+}
+
+impl Version {
+    /// As it stands in the registry's paths.
+    pub(crate) fn to_path(&self) -> String {
+        match self {
+            Self::Digest(digest) => digest.to_oci(),
+            Self::Tag(tag) => tag.clone(),
+        }
+    }
+}
+
+impl Location {
+    /// A folder or tar on this host.
+    pub fn path(path: impl AsRef<Path>) -> Self {
+        Self::Path(path.as_ref().to_owned())
+    }
+}
+
+impl FromStr for Location {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let refused = |problem: &str| Error::Location {
+            location: without_password(text),
+            problem: problem.to_owned(),
+        };
+        let Some((scheme, rest)) = text.split_once("://") else {
+            return if text.starts_with('/') {
+                Ok(Self::path(text))
+            } else {
+                Err(refused("the path is not absolute"))
+            };
+        };
+        match scheme {
+            "file" if rest.starts_with('/') => Ok(Self::path(rest)),
+            "file" => Err(refused("file:// goes on with an absolute path")),
+            "http" | "https" => parse_http(text).map_err(refused),
+            "oci" | "oci+http" => parse_registry(rest, scheme == "oci+http").map_err(refused),
+            _ => Err(refused("its scheme is not known")),
+        }
+    }
+}
+
+fn parse_http(text: &str) -> Result<Location, &'static str> {
+    let uri: Uri = text.parse().map_err(|_| "it is no URL")?;
+    let authority = uri.authority().ok_or("it has no host")?;
+    if authority.as_str().contains('@') {
+        return Err("credentials stand in a file, not in the URL");
+    }
+    let is_tar = Path::new(uri.path())
+        .extension()
+        .is_some_and(|ending| ending == "tar");
+    if is_tar {
+        return Ok(Location::HttpTar(uri));
+    }
+    if uri.query().is_some() {
+        return Err("a folder has no query");
+    }
+    if uri.path().ends_with('/') {
+        return Ok(Location::HttpFolder(uri));
+    }
+    let with_slash = format!("{text}/").parse().map_err(|_| "it is no URL")?;
+    Ok(Location::HttpFolder(with_slash))
+}
+
+fn parse_registry(rest: &str, plain: bool) -> Result<Location, &'static str> {
+    let (host, path) = rest.split_once('/').ok_or("it has no repository")?;
+    let host_char = |c: char| c.is_ascii_alphanumeric() || ".-:[]".contains(c);
+    if host.is_empty() || !host.chars().all(host_char) {
+        return Err("its registry is no HOST or HOST:PORT");
+    }
+    let (repository, version) = match path.split_once('@') {
+        Some((repository, digest)) => {
+            let digest = Digest::from_oci(digest).map_err(|_| "its digest is no sha256")?;
+            // A tag before a digest says nothing that the digest does not.
+            let repository = repository
+                .split_once(':')
+                .map_or(repository, |(name, _)| name);
+            (repository, Version::Digest(digest))
+        }
+        None => match path.split_once(':') {
+            Some((repository, tag)) if is_tag(tag) => (repository, Version::Tag(tag.to_owned())),
+            Some(_) => return Err("its tag is no tag"),
+            None => return Err("it has neither digest nor tag"),
+        },
+    };
+    let part = |part: &str| {
+        let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
+        part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(allowed)
+    };
+    if repository.len() > 255 || !repository.split('/').all(part) {
+        return Err("its repository is no repository");
+    }
+    Ok(Location::Registry(Reference {
+        plain,
+        host: host.to_owned(),
+        repository: repository.to_owned(),
+        version,
+    }))
+}
+
+fn is_tag(tag: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    (1..=128).contains(&tag.len()) && !tag.starts_with(['.', '-']) && tag.chars().all(allowed)
+}
+
+/// The text without what may be a password.
+fn without_password(text: &str) -> String {
+    match (text.split_once("://"), text.rfind('@')) {
+        (Some((scheme, rest)), Some(_)) if scheme.starts_with("http") => {
+            let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+            let host = authority.rsplit('@').next().unwrap_or_default();
+            format!("{scheme}://{host}/{path}")
+        }
+        _ => text.to_owned(),
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => path.display().fmt(f),
+            // A query may be a signature that grants access.
+            Self::HttpFolder(uri) | Self::HttpTar(uri) => f.write_str(&shown(uri)),
+            Self::Registry(reference) => reference.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.plain { "oci+http" } else { "oci" };
+        let separator = match self.version {
+            Version::Digest(_) => '@',
+            Version::Tag(_) => ':',
+        };
+        let (host, repository, version) = (&self.host, &self.repository, self.version.to_path());
+        write!(f, "{scheme}://{host}/{repository}{separator}{version}")
+    }
+}
+
+/// A URL as it may be told: without its query.
+pub(crate) fn shown(uri: &Uri) -> String {
+    let text = uri.to_string();
+    match text.split_once('?') {
+        Some((before, _)) => before.to_owned(),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_form_is_told_from_the_others() {
+        let digest = Digest::of(b"").to_oci();
+        let cases = [
+            ("/mnt/usb/bundle", "/mnt/usb/bundle"),
+            ("file:///mnt/usb/b.tar", "/mnt/usb/b.tar"),
+            ("https://h/bundles/v1.35.0", "https://h/bundles/v1.35.0/"),
+            ("http://h:80/b.tar?sig=secret", "http://h:80/b.tar"),
+            (
+                "oci://r.example:5000/refit/bundle:v1.35.0",
+                "oci://r.example:5000/refit/bundle:v1.35.0",
+            ),
+            ("oci+http://r/b:t", "oci+http://r/b:t"),
+        ];
+        for (text, shown) in cases {
+            assert_eq!(
+                text.parse::<Location>().unwrap().to_string(),
+                shown,
+                "{text}"
+            );
+        }
+        let text = format!("oci://r/b:tag@{digest}");
+        let location: Location = text.parse().unwrap();
+        assert_eq!(location.to_string(), format!("oci://r/b@{digest}"));
+    }
+
+    #[test]
+    fn what_names_no_bundle_is_refused_without_telling_a_password() {
+        for bad in [
+            "",
+            "relative/path",
+            "ftp://h/b",
+            "file://relative",
+            "https://",
+            "https://h/b?x=1",
+            "oci://r",
+            "oci://r/b",
+            "oci://r/B:t",
+            "oci://r/../b:t",
+            "oci://r/b@sha256:1",
+            "oci://r/b:-t",
+            "oci://u@h/b:t",
+        ] {
+            assert!(bad.parse::<Location>().is_err(), "{bad}");
+        }
+        let error = "https://me:hunter2@h/b"
+            .parse::<Location>()
+            .unwrap_err()
+            .to_string();
+        assert!(
+            !error.contains("hunter2") && error.contains("credentials"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,218 @@
+//! Bundles in a registry: the pull side of the OCI distribution API.
+
+use http::{HeaderValue, StatusCode, Uri, header::WWW_AUTHENTICATE};
+use serde::Deserialize;
+
+use super::{
+    Limits, Reference, Version,
+    auth::{Challenge, percent_encoded},
+    http::{Ask, Http, Range, Stream, refused},
+};
+use crate::{
+    digest::Digest,
+    error::Error,
+    images::{self, Descriptor, ImageManifest},
+    layout,
+};
+
+/// Largest artifact manifest or token answer that is read.
+const MAX_ANSWER_BYTES: u64 = 16 << 20;
+
+/// A registry, and one artifact in it.
+pub(crate) struct Registry {
+    http: Http,
+    reference: Reference,
+    base: String,
+    authorization: Option<HeaderValue>,
+    artifact: Option<ImageManifest>,
+}
+
+#[derive(Deserialize)]
+struct Token {
+    #[serde(default)]
+    token: String,
+    #[serde(default)]
+    access_token: String,
+}
+
+impl Registry {
+    /// Gets ready to pull; nothing is asked for yet.
+    pub(crate) fn new(reference: &Reference, limits: &Limits) -> Result<Self, Error> {
+        let scheme = if reference.plain { "http" } else { "https" };
+        let base = format!("{scheme}://{}/v2/{}", reference.host, reference.repository);
+        let http = Http::new(limits)?;
+        Ok(Self {
+            http,
+            reference: reference.clone(),
+            base,
+            authorization: None,
+            artifact: None,
+        })
+    }
+
+    /// Manifest or signature of the bundle.
+    pub(crate) async fn named(&mut self, name: &str) -> Result<Stream, Error> {
+        let media_type = match name {
+            layout::MANIFEST => images::BUNDLE_MANIFEST,
+            _ => images::BUNDLE_SIGNATURE,
+        };
+        let layers = self.layers().await?;
+        let layer = layers
+            .into_iter()
+            .find(|layer| layer.media_type == media_type);
+        let digest = layer.map(|layer| Digest::from_oci(&layer.digest));
+        match digest {
+            Some(Ok(digest)) => {
+                self.get(&format!("/blobs/{}", digest.to_oci()), Ask::default())
+                    .await
+            }
+            Some(Err(error)) => Err(self.odd(error.to_string())),
+            None => Err(Error::Missing {
+                what: format!("{name} of {}", self.reference),
+            }),
+        }
+    }
+
+    /// A content, or some of it.
+    pub(crate) async fn blob(&mut self, digest: &Digest, range: Range) -> Result<Stream, Error> {
+        let ask = Ask {
+            range: Some(range),
+            ..Ask::default()
+        };
+        self.get(&format!("/blobs/{}", digest.to_oci()), ask).await
+    }
+
+    async fn layers(&mut self) -> Result<Vec<Descriptor>, Error> {
+        if let Some(artifact) = &self.artifact {
+            return Ok(artifact.layers.clone());
+        }
+        let ask = Ask {
+            accept: Some(images::OCI_MANIFEST),
+            ..Ask::default()
+        };
+        let path = format!("/manifests/{}", self.reference.version.to_path());
+        let stream = self.get(&path, ask).await?;
+        let bytes = self.all(stream).await?;
+        if let Version::Digest(expected) = &self.reference.version {
+            let found = Digest::of(&bytes);
+            if found != *expected {
+                return Err(Error::Content {
+                    file: self.reference.to_string(),
+                    expected: expected.clone(),
+                    found,
+                });
+            }
+        }
+        let artifact: ImageManifest = serde_json::from_slice(&bytes).map_err(|error| {
+            self.odd(format!("the artifact's manifest cannot be read: {error}"))
+        })?;
+        if artifact.artifact_type.as_deref() != Some(images::ARTIFACT) {
+            return Err(self.odd(format!(
+                "it is no bundle, which has type {}",
+                images::ARTIFACT
+            )));
+        }
+        Ok(self.artifact.insert(artifact).layers.clone())
+    }
+
+    /// Asks, logs in where that is wanted, and asks again.
+    async fn get(&mut self, path: &str, mut ask: Ask) -> Result<Stream, Error> {
+        let uri = url(&format!("{}{path}", self.base))?;
+        ask.authorization.clone_from(&self.authorization);
+        let mut response = self.http.get(&uri, &ask).await?;
+        if response.status() == StatusCode::UNAUTHORIZED {
+            let header = response.headers().get(WWW_AUTHENTICATE);
+            let challenge = header
+                .and_then(|value| value.to_str().ok())
+                .and_then(Challenge::parse);
+            self.authorization = Some(self.log_in(&uri, challenge).await?);
+            ask.authorization.clone_from(&self.authorization);
+            response = self.http.get(&uri, &ask).await?;
+            if response.status() == StatusCode::UNAUTHORIZED {
+                return Err(refused(&uri, StatusCode::UNAUTHORIZED));
+            }
+        }
+        self.http.stream(&uri, &ask, response)
+    }
+
+    async fn log_in(&self, uri: &Uri, challenge: Option<Challenge>) -> Result<HeaderValue, Error> {
+        let basic = self.http.credentials().basic_for(uri);
+        let (realm, service) = match challenge {
+            Some(Challenge::Bearer { realm, service }) => (realm, service),
+            Some(Challenge::Basic) => {
+                return basic.ok_or_else(|| refused(uri, StatusCode::UNAUTHORIZED));
+            }
+            None => return Err(self.odd("it asks for a login that is not known".to_owned())),
+        };
+        if !self.reference.plain && !realm.starts_with("https://") {
+            return Err(self.odd(format!("its tokens are at {realm}, which is no HTTPS")));
+        }
+        let scope = format!("repository:{}:pull", self.reference.repository);
+        let separator = if realm.contains('?') { '&' } else { '?' };
+        let query = format!(
+            "service={}&scope={}",
+            percent_encoded(&service),
+            percent_encoded(&scope)
+        );
+        let realm = url(&format!("{realm}{separator}{query}"))?;
+        let ask = Ask {
+            // The registry says where its tokens are, so its credentials go there.
+            authorization: basic.filter(|_| realm.scheme_str() == Some("https")),
+            ..Ask::default()
+        };
+        let response = self.http.get(&realm, &ask).await?;
+        if response.status() == StatusCode::UNAUTHORIZED {
+            return Err(refused(&realm, StatusCode::UNAUTHORIZED));
+        }
+        let bytes = self.all(self.http.stream(&realm, &ask, response)?).await?;
+        // serde_json's message would quote the token.
+        let token: Token = serde_json::from_slice(&bytes)
+            .map_err(|_| self.odd("its token cannot be read".to_owned()))?;
+        let token = if token.token.is_empty() {
+            token.access_token
+        } else {
+            token.token
+        };
+        let mut header = HeaderValue::try_from(format!("Bearer {token}"))
+            .map_err(|_| self.odd("its token is no header".to_owned()))?;
+        header.set_sensitive(true);
+        Ok(header)
+    }
+
+    async fn all(&self, mut stream: Stream) -> Result<Vec<u8>, Error> {
+        let file = self.reference.to_string();
+        let expected = stream.length.unwrap_or(0);
+        let mut bytes = Vec::new();
+        loop {
+            let found = bytes.len() as u64;
+            let torn = |reason| Error::Torn {
+                file: file.clone(),
+                found,
+                expected,
+                reason,
+            };
+            let Some(chunk) = stream.chunk().await.map_err(torn)? else {
+                return Ok(bytes);
+            };
+            bytes.extend_from_slice(&chunk);
+            if bytes.len() as u64 > MAX_ANSWER_BYTES {
+                let limit = MAX_ANSWER_BYTES;
+                return Err(Error::Large { file, limit });
+            }
+        }
+    }
+
+    fn odd(&self, problem: String) -> Error {
+        Error::Answer {
+            url: self.reference.to_string(),
+            problem,
+        }
+    }
+}
+
+fn url(text: &str) -> Result<Uri, Error> {
+    text.parse().map_err(|_| Error::Location {
+        location: text.to_owned(),
+        problem: "it is no URL".to_owned(),
+    })
+}

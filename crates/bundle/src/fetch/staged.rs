@@ -1,0 +1,307 @@
+//! A bundle that is on the host, verified: what a step uses.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    io::{Read as _, Write as _},
+    path::{Path, PathBuf},
+};
+
+use super::{
+    Head, Location, Wanted, check_head,
+    local::CHUNK,
+    store::{self, Store},
+    view,
+};
+use crate::{
+    digest::{Digest, Hasher},
+    error::Error,
+    images,
+    keys::{PublicKeys, Signed},
+    layout,
+    manifest::{File, FileKind, MAX_MANIFEST_BYTES, Manifest, Package, PackageFormat},
+};
+
+/// Folder of the images in a bundle's folder.
+pub(crate) const IMAGES: &str = "images";
+
+/// A bundle that is on the host, verified.
+#[derive(Clone, Debug)]
+pub struct Staged {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// What is in it.
+    pub manifest: Manifest,
+    /// Digest of its manifest.
+    pub manifest_sha256: Digest,
+    /// Who signed it.
+    pub signed: Signed,
+}
+
+impl Staged {
+    pub(crate) fn new(store: &Store, head: Head) -> Self {
+        Self {
+            folder: store.bundles().join(head.manifest_sha256.as_str()),
+            manifest: head.manifest,
+            manifest_sha256: head.manifest_sha256,
+            signed: head.signed,
+        }
+    }
+
+    /// Where a file is.
+    pub fn path_of(&self, file: &File) -> PathBuf {
+        self.folder.join(&file.path)
+    }
+
+    /// The packages of a format, each with its path.
+    pub fn packages(&self, format: PackageFormat) -> Vec<(Package, PathBuf)> {
+        let packages = self.manifest.files.iter().filter_map(|file| {
+            let package = file
+                .package
+                .clone()
+                .filter(|package| package.format == format)?;
+            Some((package, self.path_of(file)))
+        });
+        packages.collect()
+    }
+
+    /// Where the packages are.
+    pub fn package_folder(&self) -> PathBuf {
+        self.folder.join(FileKind::Package.folder())
+    }
+
+    /// The images of an operating system.
+    pub fn os_images(&self) -> Vec<PathBuf> {
+        let files = self.manifest.files.iter();
+        let images = files.filter(|file| file.kind == FileKind::OsImage);
+        images.map(|file| self.path_of(file)).collect()
+    }
+
+    /// Names of the container images.
+    pub fn image_names(&self) -> Vec<&str> {
+        self.manifest
+            .images
+            .iter()
+            .map(|image| image.name.as_str())
+            .collect()
+    }
+
+    /// The OCI layout with the container images; `None` where the bundle has none.
+    pub fn image_layout(&self) -> Option<PathBuf> {
+        (!self.manifest.images.is_empty()).then(|| self.folder.join(IMAGES))
+    }
+
+    /// Writes the container images as one OCI archive, as `ctr --namespace k8s.io images import`
+    /// takes it, and says how many bytes it has. It replaces what is there.
+    pub async fn write_image_archive(&self, path: &Path) -> Result<u64, Error> {
+        let (staged, path) = (self.clone(), path.to_owned());
+        store::blocking(move || staged.write_archive(&path)).await
+    }
+
+    fn write_archive(&self, path: &Path) -> Result<u64, Error> {
+        store::remove(path)?;
+        let written = |error| Error::written(path, error);
+        let mut options = fs::OpenOptions::new();
+        let options = store::no_follow(options.create_new(true).write(true), 0o600);
+        let mut output = options.open(path).map_err(written)?;
+        let mut size = 0;
+        let index = view::image_index(&self.manifest);
+        let texts = [
+            (layout::OCI_LAYOUT, images::LAYOUT_VERSION.as_bytes()),
+            (layout::OCI_INDEX, index.as_slice()),
+        ];
+        for (name, text) in texts {
+            let length = text.len() as u64;
+            size += append(&mut output, name, length, &mut &*text).map_err(written)?;
+        }
+        for blob in view::image_blobs(&self.manifest) {
+            let name = layout::blob_path(&blob);
+            let from = self.folder.join(IMAGES).join(&name);
+            let read = |error| Error::read(&from, error);
+            let mut input = fs::File::open(&from).map_err(read)?;
+            let length = input.metadata().map_err(read)?.len();
+            size += append(&mut output, &name, length, &mut input).map_err(written)?;
+        }
+        let end = vec![0; 2 * usize::try_from(layout::BLOCK).expect("a block is small")];
+        output.write_all(&end).map_err(written)?;
+        output.sync_all().map_err(written)?;
+        Ok(size + end.len() as u64)
+    }
+}
+
+/// Appends a file to a tar and says how many bytes that took.
+pub(crate) fn append(
+    output: &mut impl io::Write,
+    name: &str,
+    size: u64,
+    input: &mut impl io::Read,
+) -> io::Result<u64> {
+    let header = layout::tar_header(name, size)
+        .ok_or_else(|| io::Error::other(format!("{name} does not fit into a tar")))?;
+    output.write_all(&header)?;
+    let mut buffer = vec![0; CHUNK];
+    let mut left = size;
+    while left > 0 {
+        let most = usize::try_from(left).unwrap_or(CHUNK).min(CHUNK);
+        let read = match buffer.get_mut(..most) {
+            Some(part) => input.read(part)?,
+            None => 0,
+        };
+        let Some(bytes) = buffer.get(..read).filter(|bytes| !bytes.is_empty()) else {
+            let error = format!("{name} became shorter while it was read");
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, error));
+        };
+        output.write_all(bytes)?;
+        left -= read as u64;
+    }
+    let padding = layout::padding(size);
+    io::copy(&mut io::repeat(0).take(padding), output)?;
+    Ok(layout::BLOCK + size + padding)
+}
+
+/// Looks for a bundle that is on the host already, and verifies all of it again. The newest that
+/// fits wins. Needs no server.
+pub async fn find(
+    folder: &Path,
+    keys: &PublicKeys,
+    wanted: &Wanted,
+) -> Result<Option<Staged>, Error> {
+    let store = Store::open(folder).await?;
+    look(&store, keys, wanted).await
+}
+
+pub(crate) async fn look(
+    store: &Store,
+    keys: &PublicKeys,
+    wanted: &Wanted,
+) -> Result<Option<Staged>, Error> {
+    let (store, keys, wanted) = (store.clone(), keys.clone(), wanted.clone());
+    store::blocking(move || look_now(&store, &keys, &wanted)).await
+}
+
+fn look_now(store: &Store, keys: &PublicKeys, wanted: &Wanted) -> Result<Option<Staged>, Error> {
+    for place in newest_first(&store.bundles())? {
+        // One that is of no use says nothing about the others.
+        if let Ok(staged) = reopen(store, &place, keys, wanted) {
+            return Ok(Some(staged));
+        }
+    }
+    Ok(None)
+}
+
+fn newest_first(bundles: &Path) -> Result<Vec<PathBuf>, Error> {
+    let read = |error| Error::read(bundles, error);
+    let mut found = Vec::new();
+    for entry in fs::read_dir(bundles).map_err(read)? {
+        let entry = entry.map_err(read)?;
+        let is_bundle = entry
+            .file_name()
+            .to_str()
+            .is_some_and(|name| name.parse::<Digest>().is_ok());
+        if is_bundle {
+            let made = entry
+                .metadata()
+                .and_then(|found| found.modified())
+                .map_err(read)?;
+            found.push((made, entry.path()));
+        }
+    }
+    found.sort();
+    Ok(found.into_iter().rev().map(|(_, path)| path).collect())
+}
+
+fn reopen(
+    store: &Store,
+    place: &Path,
+    keys: &PublicKeys,
+    wanted: &Wanted,
+) -> Result<Staged, Error> {
+    let manifest = read_small(&place.join(layout::MANIFEST), MAX_MANIFEST_BYTES)?;
+    let signature = read_small(&place.join(layout::SIGNATURE), layout::MAX_SIGNATURE_BYTES)?;
+    let signature = String::from_utf8_lossy(&signature).into_owned();
+    let head = check_head(&Location::path(place), keys, wanted, manifest, signature)?;
+    let staged = Staged::new(store, head);
+    if staged.folder != place {
+        return Err(Error::Missing {
+            what: staged.folder.display().to_string(),
+        });
+    }
+    for file in &staged.manifest.files {
+        verify_file(&staged.path_of(file), &file.path, &file.sha256)?;
+    }
+    for digest in view::image_blobs(&staged.manifest) {
+        let path = place.join(IMAGES).join(layout::blob_path(&digest));
+        verify_file(&path, &staged.manifest.name_of(&digest), &digest)?;
+    }
+    Ok(staged)
+}
+
+fn verify_file(path: &Path, name: &str, expected: &Digest) -> Result<(), Error> {
+    let mut options = fs::OpenOptions::new();
+    let read = |error| Error::read(path, error);
+    let mut file = store::no_follow(options.read(true), 0)
+        .open(path)
+        .map_err(read)?;
+    let mut hasher = Hasher::default();
+    store::hash_into(&mut file, &mut hasher).map_err(read)?;
+    let found = hasher.finish();
+    if found == *expected {
+        return Ok(());
+    }
+    Err(Error::Content {
+        file: name.to_owned(),
+        expected: expected.clone(),
+        found,
+    })
+}
+
+fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+    let mut options = fs::OpenOptions::new();
+    let read = |error| Error::read(path, error);
+    let file = store::no_follow(options.read(true), 0)
+        .open(path)
+        .map_err(read)?;
+    let mut bytes = Vec::new();
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(read)?;
+    if bytes.len() as u64 > limit {
+        let file = path.display().to_string();
+        return Err(Error::Large { file, limit });
+    }
+    Ok(bytes)
+}
+
+/// Removes all but the newest bundles, contents that none of those uses, and what came of
+/// downloads. Says how many bytes of contents that freed.
+///
+/// Keep two: a failed update goes back to the packages of the one before.
+pub async fn prune(folder: &Path, keep: usize) -> Result<u64, Error> {
+    let store = Store::open(folder).await?;
+    store::blocking(move || prune_now(&store, keep)).await
+}
+
+fn prune_now(store: &Store, keep: usize) -> Result<u64, Error> {
+    use std::os::unix::fs::MetadataExt as _;
+    let bundles = store.bundles();
+    let kept: BTreeSet<PathBuf> = newest_first(&bundles)?.into_iter().take(keep).collect();
+    for entry in fs::read_dir(&bundles).map_err(|error| Error::read(&bundles, error))? {
+        let path = entry.map_err(|error| Error::read(&bundles, error))?.path();
+        if !kept.contains(&path) {
+            view::remove_folder(&path)?;
+        }
+    }
+    let mut freed = 0;
+    for contents in store.content_folders() {
+        for entry in fs::read_dir(&contents).map_err(|error| Error::read(&contents, error))? {
+            let entry = entry.map_err(|error| Error::read(&contents, error))?;
+            let found = entry
+                .metadata()
+                .map_err(|error| Error::read(entry.path(), error))?;
+            // A bundle that is kept holds a second link.
+            if found.nlink() == 1 {
+                store::remove(&entry.path())?;
+                freed += found.len();
+            }
+        }
+    }
+    Ok(freed)
+}

@@ -1,0 +1,349 @@
+//! The staging folder: verified contents, and what came of downloads.
+
+use std::{
+    fs,
+    io::{self, Read as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rustix::fs::OFlags;
+use tokio::io::{AsyncSeekExt as _, AsyncWriteExt as _};
+
+use super::{local::CHUNK, session::Session};
+use crate::{
+    digest::{Digest, Hasher},
+    error::Error,
+    manifest::{Blob, Manifest},
+};
+
+/// Folder of verified contents.
+const BLOBS: &str = "blobs";
+/// Folder of what came of downloads.
+const PARTIAL: &str = "partial";
+/// Folder of whole bundles.
+const BUNDLES: &str = "bundles";
+/// File that is locked while something is staged.
+const LOCK: &str = "lock";
+/// Folders and small files that a bundle needs beside its contents.
+const EXTRA_FILES: u64 = 64;
+
+/// A staging folder, locked for this process.
+#[derive(Clone)]
+pub(crate) struct Store {
+    folder: PathBuf,
+    /// Held, not used: the lock goes with it.
+    _lock: Arc<fs::File>,
+}
+
+impl Store {
+    /// Makes the folder where it is not there, and takes its lock.
+    pub(crate) async fn open(folder: &Path) -> Result<Self, Error> {
+        let folder = folder.to_owned();
+        blocking(move || Self::open_now(folder)).await
+    }
+
+    fn open_now(folder: PathBuf) -> Result<Self, Error> {
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700);
+        let parts = [BLOBS, PARTIAL, BUNDLES].map(|part| folder.join(part));
+        for path in std::iter::once(folder.clone()).chain(parts) {
+            builder
+                .create(&path)
+                .map_err(|error| Error::written(&path, error))?;
+            check_folder(&path)?;
+        }
+        let path = folder.join(LOCK);
+        let mut options = fs::OpenOptions::new();
+        options.create(true).truncate(false).write(true);
+        let lock = no_follow(&mut options, 0o600)
+            .open(&path)
+            .map_err(|error| Error::written(&path, error))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self {
+                folder,
+                _lock: Arc::new(lock),
+            }),
+            Err(fs::TryLockError::WouldBlock) => Err(Error::Busy { folder }),
+            Err(fs::TryLockError::Error(error)) => Err(Error::written(&path, error)),
+        }
+    }
+
+    /// Where a content is when it is verified.
+    pub(crate) fn blob(&self, digest: &Digest) -> PathBuf {
+        self.folder.join(BLOBS).join(digest.as_str())
+    }
+
+    /// Where a content is while it comes.
+    fn partial(&self, digest: &Digest) -> PathBuf {
+        self.folder.join(PARTIAL).join(digest.as_str())
+    }
+
+    /// Where whole bundles are.
+    pub(crate) fn bundles(&self) -> PathBuf {
+        self.folder.join(BUNDLES)
+    }
+
+    /// Every folder that holds contents by digest.
+    pub(crate) fn content_folders(&self) -> [PathBuf; 2] {
+        [self.folder.join(BLOBS), self.folder.join(PARTIAL)]
+    }
+
+    /// Whether what is missing fits, with so much left over.
+    pub(crate) async fn make_room(&self, manifest: &Manifest, keep_free: u64) -> Result<(), Error> {
+        let (store, blobs) = (self.clone(), manifest.blobs());
+        // Images stand there twice while they are imported: runtimes take an archive.
+        let archive = manifest.image_size();
+        let spare = keep_free.saturating_add(archive);
+        blocking(move || store.check_room(&blobs, spare)).await
+    }
+
+    fn check_room(&self, blobs: &[Blob], spare: u64) -> Result<(), Error> {
+        let length = |path: PathBuf| fs::symlink_metadata(path).map_or(0, |found| found.len());
+        let missing = |blob: &Blob| {
+            let there = length(self.blob(&blob.sha256)).max(length(self.partial(&blob.sha256)));
+            blob.size.saturating_sub(there)
+        };
+        let bytes = blobs.iter().map(missing).fold(0, u64::saturating_add);
+        let free = rustix::fs::statvfs(&self.folder)
+            .map_err(|error| Error::read(&self.folder, error.into()))?;
+        let space = |needed, free, unit| Error::Space {
+            folder: self.folder.clone(),
+            needed,
+            free,
+            unit,
+        };
+        let free_bytes = free.f_bavail.saturating_mul(free.f_frsize);
+        let needed = bytes.saturating_add(spare);
+        if bytes > 0 && needed > free_bytes {
+            return Err(space(needed, free_bytes, "bytes"));
+        }
+        // Some file systems make inodes as they go and count none.
+        let files = 2 * blobs.len() as u64 + EXTRA_FILES;
+        if free.f_files > 0 && files > free.f_favail {
+            return Err(space(files, free.f_favail, "files"));
+        }
+        Ok(())
+    }
+
+    /// Makes a content be there, verified.
+    pub(crate) async fn fetch(
+        &self,
+        session: &mut Session,
+        blob: &Blob,
+        file: &str,
+    ) -> Result<(), Error> {
+        let path = self.blob(&blob.sha256);
+        if is_whole(path.clone(), blob.clone()).await? {
+            return Ok(());
+        }
+        match self.download(session, blob, file).await? {
+            Outcome::Whole => {}
+            // What an earlier try left may have been bad, not what comes now.
+            Outcome::Different { resumed: true, .. } => {
+                if let Outcome::Different { found, .. } = self.download(session, blob, file).await?
+                {
+                    return Err(different(file, blob, found));
+                }
+            }
+            Outcome::Different { found, .. } => return Err(different(file, blob, found)),
+        }
+        let partial = self.partial(&blob.sha256);
+        blocking(move || publish_file(&partial, &path)).await
+    }
+
+    async fn download(
+        &self,
+        session: &mut Session,
+        blob: &Blob,
+        file: &str,
+    ) -> Result<Outcome, Error> {
+        let path = self.partial(&blob.sha256);
+        let written = |error| Error::written(&path, error);
+        let (mut hasher, there, opened) = open_partial(path.clone(), blob.size).await?;
+        let mut output = tokio::fs::File::from_std(opened);
+        output.set_max_buf_size(CHUNK);
+        let mut download = session.blob(blob, there, file).await?;
+        if download.at() != there {
+            // The server sends all of it, whatever it was asked for.
+            hasher = Hasher::default();
+            output.set_len(0).await.map_err(written)?;
+            output.rewind().await.map_err(written)?;
+        }
+        let resumed = download.at() > 0;
+        let ended = loop {
+            match download.chunk(session.bucket()).await {
+                Ok(Some(chunk)) => {
+                    hasher.update(&chunk);
+                    output.write_all(&chunk).await.map_err(written)?;
+                }
+                Ok(None) => break download.check_whole(),
+                Err(error) => break Err(error),
+            }
+        };
+        output.flush().await.map_err(written)?;
+        if let Err(error) = ended {
+            if !error.is_retriable() {
+                // What a bad source gave is of no use to the next try.
+                drop(output);
+                remove(&path)?;
+            }
+            return Err(error);
+        }
+        output.sync_all().await.map_err(written)?;
+        let found = hasher.finish();
+        if found == blob.sha256 {
+            return Ok(Outcome::Whole);
+        }
+        drop(output);
+        remove(&path)?;
+        Ok(Outcome::Different { found, resumed })
+    }
+}
+
+/// How a download ended.
+enum Outcome {
+    Whole,
+    Different { found: Digest, resumed: bool },
+}
+
+fn different(file: &str, blob: &Blob, found: Digest) -> Error {
+    Error::Content {
+        file: file.to_owned(),
+        expected: blob.sha256.clone(),
+        found,
+    }
+}
+
+/// Refuses a folder in which somebody else could change what was verified.
+fn check_folder(path: &Path) -> Result<(), Error> {
+    let unsafe_folder = |problem: String| Error::Folder {
+        folder: path.to_owned(),
+        problem,
+    };
+    let found = fs::symlink_metadata(path).map_err(|error| Error::read(path, error))?;
+    if !found.is_dir() {
+        return Err(unsafe_folder(
+            "it is a link or a file; name the folder itself".to_owned(),
+        ));
+    }
+    let us = rustix::process::geteuid().as_raw();
+    if found.uid() != us {
+        let problem = format!(
+            "it belongs to user {}, and this process is {us}",
+            found.uid()
+        );
+        return Err(unsafe_folder(problem));
+    }
+    let mode = found.mode() & 0o777;
+    if mode & 0o022 != 0 {
+        let problem = format!("others may write to it (mode {mode:03o}): chmod go-w");
+        return Err(unsafe_folder(problem));
+    }
+    Ok(())
+}
+
+/// A file that is opened itself, never what a link points to.
+pub(crate) fn no_follow(options: &mut fs::OpenOptions, mode: u32) -> &mut fs::OpenOptions {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let flags = OFlags::NOFOLLOW.bits().cast_signed();
+    options.custom_flags(flags).mode(mode)
+}
+
+/// Opens what came of a download and hashes it; what cannot be a beginning is dropped.
+async fn open_partial(path: PathBuf, size: u64) -> Result<(Hasher, u64, fs::File), Error> {
+    blocking(move || {
+        let written = |error| Error::written(&path, error);
+        let mut options = fs::OpenOptions::new();
+        options.create(true).truncate(false).read(true).write(true);
+        let mut file = no_follow(&mut options, 0o600)
+            .open(&path)
+            .map_err(written)?;
+        let found = file.metadata().map_err(written)?;
+        if !found.is_file() || found.nlink() != 1 {
+            let error = io::Error::other("it is no plain file of its own");
+            return Err(Error::written(&path, error));
+        }
+        if found.len() > size {
+            file.set_len(0).map_err(written)?;
+        }
+        let mut hasher = Hasher::default();
+        let length = hash_into(&mut file, &mut hasher).map_err(written)?;
+        Ok((hasher, length, file))
+    })
+    .await
+}
+
+/// Whether a content is there and is what it should be; what is not is removed.
+async fn is_whole(path: PathBuf, blob: Blob) -> Result<bool, Error> {
+    blocking(move || {
+        let read = |error| Error::read(&path, error);
+        let mut options = fs::OpenOptions::new();
+        let mut file = match no_follow(options.read(true), 0).open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(read(error)),
+        };
+        let mut hasher = Hasher::default();
+        let length = hash_into(&mut file, &mut hasher).map_err(read)?;
+        let good = length == blob.size && hasher.finish() == blob.sha256;
+        if !good {
+            remove(&path)?;
+        }
+        Ok(good)
+    })
+    .await
+}
+
+/// Hashes the rest of a file.
+pub(crate) fn hash_into(file: &mut fs::File, hasher: &mut Hasher) -> io::Result<u64> {
+    let mut buffer = vec![0; CHUNK];
+    let mut length = 0;
+    loop {
+        let read = file.read(&mut buffer)?;
+        let Some(bytes) = buffer.get(..read).filter(|bytes| !bytes.is_empty()) else {
+            return Ok(length);
+        };
+        hasher.update(bytes);
+        length += read as u64;
+    }
+}
+
+/// Moves a verified, synced file to where it is found. That its new name lasts is seen to once for
+/// all, before the bundle appears.
+fn publish_file(from: &Path, to: &Path) -> Result<(), Error> {
+    let written = |error| Error::written(to, error);
+    // Package managers read as their own users.
+    fs::set_permissions(from, fs::Permissions::from_mode(0o644)).map_err(written)?;
+    fs::rename(from, to).map_err(written)
+}
+
+/// Makes names in the folder of this path last.
+pub(crate) fn sync_parent(path: &Path) -> Result<(), Error> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let synced = fs::File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(|error| Error::written(folder, error))
+}
+
+/// Removes a file that may be gone already.
+pub(crate) fn remove(path: &Path) -> Result<(), Error> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::written(path, error)),
+        _ => Ok(()),
+    }
+}
+
+/// Runs what blocks beside the runtime.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // Only a runtime that ends cancels it, and then nobody waits.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}

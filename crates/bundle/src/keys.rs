@@ -1,0 +1,317 @@
+//! Public keys, and checking a manifest's signature with them.
+//!
+//! Keys and signatures are minisign's, so that `minisign -Vm refit-bundle.json` says the same.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use minisign_verify::{PublicKey, Signature};
+
+/// Ending of the file names of public keys.
+const ENDING: &str = "pub";
+/// Largest file that is read as a key.
+const MAX_KEY_BYTES: u64 = 4096;
+
+/// The keys that are trusted, each with where it came from.
+#[derive(Clone, Debug, Default)]
+pub struct PublicKeys(Vec<(String, PublicKey)>);
+
+/// Why a key cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// A file cannot be read.
+    #[error("{} cannot be read: {source}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is no public key.
+    #[error(
+        "{name} holds no minisign public key ({problem}): it takes the .pub file that `refit bundle keygen` or `minisign -G` wrote, or its second line"
+    )]
+    Form {
+        /// Which.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The host does not trust the key that somebody else names.
+    #[error(
+        "the host does not trust the public key {key}: put its .pub file beside the others ({trusted})"
+    )]
+    Untrusted {
+        /// The key.
+        key: String,
+        /// The keys that are trusted.
+        trusted: String,
+    },
+}
+
+/// Why a signature is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum SignatureError {
+    /// No key is trusted.
+    #[error("no public key is trusted")]
+    NoKeys,
+    /// It is no signature.
+    #[error("it is no minisign signature: {0}")]
+    Form(String),
+    /// None of the keys made it.
+    #[error("none of the trusted keys made it for these bytes (tried: {tried})")]
+    NoMatch {
+        /// Where the tried keys came from.
+        tried: String,
+    },
+}
+
+/// A signature that holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signed {
+    /// Where the key came from.
+    pub key: String,
+    /// What the signer said, protected by the signature.
+    pub comment: String,
+}
+
+impl PublicKeys {
+    /// Reads a key: the text of a .pub file, or its second line alone.
+    pub fn parse(name: &str, text: &str) -> Result<Self, KeyError> {
+        let failed = |problem: String| KeyError::Form {
+            name: name.to_owned(),
+            problem,
+        };
+        let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let base64 = match (lines.next(), lines.next(), lines.next()) {
+            (Some(key), None, None) => key,
+            (Some(comment), Some(key), None) if comment.starts_with("untrusted comment:") => key,
+            _ => {
+                return Err(failed(
+                    "it takes a line with a comment and a line with the key".into(),
+                ));
+            }
+        };
+        // Without its comment, so that a key equals itself from another file.
+        let key = PublicKey::from_base64(base64).map_err(|error| failed(error.to_string()))?;
+        Ok(Self(vec![(name.to_owned(), key)]))
+    }
+
+    /// Reads a .pub file, or all of them in a folder. A folder that is not there holds none.
+    pub fn load(path: &Path) -> Result<Self, KeyError> {
+        let failed = |source| KeyError::Read {
+            path: path.to_owned(),
+            source,
+        };
+        let entries = match fs::read_dir(path) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => return load_file(path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return match path.extension() {
+                    Some(ending) if ending == ENDING => Err(failed(error)),
+                    _ => Ok(Self::default()),
+                };
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        let paths: Result<Vec<_>, _> = entries
+            .map(|entry| entry.map(|entry| entry.path()))
+            .collect();
+        let mut paths = paths.map_err(failed)?;
+        paths.retain(|path| path.extension().is_some_and(|ending| ending == ENDING));
+        paths.sort();
+        let mut keys = Self::default();
+        for path in paths {
+            keys.extend(load_file(&path)?);
+        }
+        Ok(keys)
+    }
+
+    /// Adds other keys.
+    pub fn extend(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
+    /// Whether no key is trusted.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many keys are trusted.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The keys to use where somebody else, such as a plan, names one. It only narrows: where the
+    /// host trusts keys of its own, the named one must be among them.
+    pub fn narrowed_to(&self, named: &Self) -> Result<Self, KeyError> {
+        if self.is_empty() || named.is_empty() {
+            return Ok(if named.is_empty() {
+                self.clone()
+            } else {
+                named.clone()
+            });
+        }
+        for (name, key) in &named.0 {
+            if !self.0.iter().any(|(_, own)| own == key) {
+                return Err(KeyError::Untrusted {
+                    key: name.clone(),
+                    trusted: self.names(),
+                });
+            }
+        }
+        Ok(named.clone())
+    }
+
+    /// Checks a signature over some bytes with every key.
+    pub fn verify(&self, bytes: &[u8], signature: &str) -> Result<Signed, SignatureError> {
+        if self.is_empty() {
+            return Err(SignatureError::NoKeys);
+        }
+        let signature = Signature::decode(signature)
+            .map_err(|error| SignatureError::Form(error.to_string()))?;
+        for (name, key) in &self.0 {
+            // Not the legacy form: it has no hash before the signature, and nothing makes it now.
+            if key.verify(bytes, &signature, false).is_ok() {
+                return Ok(Signed {
+                    key: name.clone(),
+                    comment: signature.trusted_comment().to_owned(),
+                });
+            }
+        }
+        Err(SignatureError::NoMatch {
+            tried: self.names(),
+        })
+    }
+
+    fn names(&self) -> String {
+        let names: Vec<&str> = self.0.iter().map(|(name, _)| name.as_str()).collect();
+        names.join(", ")
+    }
+}
+
+fn load_file(path: &Path) -> Result<PublicKeys, KeyError> {
+    let failed = |source| KeyError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let size = fs::metadata(path).map_err(failed)?.len();
+    let name = path.display().to_string();
+    if size > MAX_KEY_BYTES {
+        let problem = format!("it has {size} bytes");
+        return Err(KeyError::Form { name, problem });
+    }
+    let text = fs::read_to_string(path).map_err(failed)?;
+    PublicKeys::parse(&name, &text)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    // The vectors of minisign's own implementations, over the bytes `test`.
+    const KEY: &str = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
+    const PREHASHED: &str = "untrusted comment: signature from minisign secret key
+RUQf6LRCGA9i559r3g7V1qNyJDApGip8MfqcadIgT9CuhV3EMhHoN1mGTkUidF/z7SrlQgXdy8ofjb7bNJJylDOocrCo8KLzZwo=
+trusted comment: timestamp:1556193335\tfile:test
+y/rUw2y8/hOUYjZU71eHp/Wo1KZ40fGy2VJEDl34XMJM+TX48Ss/17u3IvIfbVR1FkZZSNCisQbuQY+bHwhEBg==";
+    const LEGACY: &str = "untrusted comment: signature from minisign secret key
+RWQf6LRCGA9i59SLOFxz6NxvASXDJeRtuZykwQepbDEGt87ig1BNpWaVWuNrm73YiIiJbq71Wi+dP9eKL8OC351vwIasSSbXxwA=
+trusted comment: timestamp:1555779966\tfile:test
+QtKMXWyYcwdpZAlPF7tE2ENJkRd1ujvKjlj1m9RtHTBnZPa5WKU5uWRs5GoP5M/VqE81QFuMKI5k/SfNQUaOAA==";
+
+    fn key() -> PublicKeys {
+        PublicKeys::parse("own", KEY).unwrap()
+    }
+
+    #[test]
+    fn minisign_s_own_signature_holds() {
+        let signed = key().verify(b"test", PREHASHED).unwrap();
+        assert_eq!(signed.comment, "timestamp:1556193335\tfile:test");
+        assert_eq!(signed.key, "own");
+        let with_comment =
+            format!("untrusted comment: minisign public key E7620F1842B4E81F\n{KEY}\n");
+        let keys = PublicKeys::parse("file", &with_comment).unwrap();
+        assert!(keys.verify(b"test", PREHASHED).is_ok());
+    }
+
+    #[test]
+    fn other_bytes_another_comment_or_the_legacy_form_do_not_hold() {
+        assert!(key().verify(b"Test", PREHASHED).is_err());
+        let comment = PREHASHED.replace("file:test", "file:best");
+        assert!(key().verify(b"test", &comment).is_err());
+        let error = key().verify(b"test", LEGACY).unwrap_err();
+        assert!(matches!(error, SignatureError::NoMatch { .. }), "{error}");
+        assert!(matches!(
+            PublicKeys::default().verify(b"test", PREHASHED),
+            Err(SignatureError::NoKeys)
+        ));
+    }
+
+    #[test]
+    fn a_named_key_narrows_and_never_widens() {
+        let other = KEY.replace("GFO3", "GFO4");
+        let named = PublicKeys::parse("plan", &other).unwrap();
+        let own = key();
+        assert!(matches!(
+            own.narrowed_to(&named),
+            Err(KeyError::Untrusted { .. })
+        ));
+        let same = PublicKeys::parse("plan", KEY).unwrap();
+        assert_eq!(own.narrowed_to(&same).unwrap().names(), "plan");
+        assert_eq!(PublicKeys::default().narrowed_to(&same).unwrap().len(), 1);
+        assert_eq!(
+            own.narrowed_to(&PublicKeys::default()).unwrap().names(),
+            "own"
+        );
+    }
+
+    #[test]
+    fn a_folder_gives_all_its_keys_and_names_the_one_that_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(
+            PublicKeys::load(&folder.path().join("absent"))
+                .unwrap()
+                .is_empty()
+        );
+        assert!(PublicKeys::load(&folder.path().join("absent.pub")).is_err());
+        fs::write(folder.path().join("a.pub"), KEY).unwrap();
+        fs::write(folder.path().join("README"), "no key").unwrap();
+        assert_eq!(PublicKeys::load(folder.path()).unwrap().len(), 1);
+        assert_eq!(
+            PublicKeys::load(&folder.path().join("a.pub"))
+                .unwrap()
+                .len(),
+            1
+        );
+        fs::write(folder.path().join("b.pub"), "rubbish").unwrap();
+        let error = PublicKeys::load(folder.path()).unwrap_err().to_string();
+        assert!(
+            error.contains("b.pub holds no minisign public key"),
+            "{error}"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn rubbish_is_no_signature_and_no_key(text in ".{0,300}", at in 0usize..300, byte in any::<u8>()) {
+            prop_assert!(key().verify(b"test", &text).is_err());
+            prop_assert!(PublicKeys::parse("x", &text).is_err());
+            let mut bytes = PREHASHED.as_bytes().to_vec();
+            let at = at % bytes.len();
+            bytes[at] = byte;
+            if let Ok(text) = String::from_utf8(bytes) {
+                // Only the untrusted comment may change.
+                let first_line = at < PREHASHED.find('\n').unwrap();
+                let same = text == PREHASHED;
+                if key().verify(b"test", &text).is_ok() {
+                    prop_assert!(first_line || same || text.lines().eq(PREHASHED.lines()), "{}", text);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Where things stand in a bundle, as a folder and as a tar.
+//!
+//! The tar is always written the same way: manifest, signature, contents by digest, then what only
+//! OCI tools read. So its manifest says at which byte each content starts, and a host can fetch one
+//! of them, or the rest of one, without reading what is before.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    digest::Digest,
+    manifest::{MAX_FILE_BYTES, Manifest},
+};
+
+/// File name of the manifest.
+pub const MANIFEST: &str = "refit-bundle.json";
+/// File name of its signature.
+pub const SIGNATURE: &str = "refit-bundle.json.minisig";
+/// Largest signature that is read.
+pub const MAX_SIGNATURE_BYTES: u64 = 4096;
+/// Folder of the contents.
+pub const BLOBS: &str = "blobs/sha256";
+/// The file that makes a folder an OCI layout.
+pub const OCI_LAYOUT: &str = "oci-layout";
+/// The list of what is in an OCI layout.
+pub const OCI_INDEX: &str = "index.json";
+
+/// A tar counts in blocks of this many bytes.
+pub const BLOCK: u64 = 512;
+/// [`BLOCK`], as a length.
+const BLOCK_LEN: usize = 512;
+
+/// Path of a content inside a bundle.
+pub fn blob_path(digest: &Digest) -> String {
+    format!("{BLOBS}/{digest}")
+}
+
+/// The header of a file in our tars: the same for the same name and size, whoever writes it when.
+///
+/// `None` where a plain header cannot say it.
+pub fn tar_header(name: &str, size: u64) -> Option<[u8; BLOCK_LEN]> {
+    if name.is_empty() || name.len() > 100 || size > MAX_FILE_BYTES {
+        return None;
+    }
+    let mut header = [0u8; BLOCK_LEN];
+    let mut put = |at: usize, text: &[u8]| {
+        header
+            .get_mut(at..at + text.len())
+            .expect("the fields of a header are inside it")
+            .copy_from_slice(text);
+    };
+    put(0, name.as_bytes());
+    put(100, b"0000644\0");
+    put(108, b"0000000\0");
+    put(116, b"0000000\0");
+    put(124, format!("{size:011o}\0").as_bytes());
+    put(136, b"00000000000\0");
+    // The checksum counts itself as blanks.
+    put(148, b"        ");
+    put(156, b"0");
+    put(257, b"ustar\x0000");
+    let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();
+    let text = format!("{sum:06o}\0 ");
+    header
+        .get_mut(148..156)
+        .expect("the checksum is inside the header")
+        .copy_from_slice(text.as_bytes());
+    Some(header)
+}
+
+/// The size that a header of ours says, if it is one for that name.
+pub fn size_in_header(header: &[u8], name: &str) -> Option<u64> {
+    let digits = std::str::from_utf8(header.get(124..135)?).ok()?;
+    let size = u64::from_str_radix(digits, 8).ok()?;
+    (tar_header(name, size)?.as_slice() == header).then_some(size)
+}
+
+/// How many bytes fill up the last block of a file of that size.
+pub fn padding(size: u64) -> u64 {
+    (BLOCK - size % BLOCK) % BLOCK
+}
+
+/// At which byte of the tar the contents start; headers stand one block before.
+pub fn offsets(
+    manifest: &Manifest,
+    manifest_size: u64,
+    signature_size: u64,
+) -> BTreeMap<Digest, u64> {
+    let whole = |size: u64| BLOCK + size + padding(size);
+    let mut at = whole(manifest_size) + whole(signature_size);
+    let mut offsets = BTreeMap::new();
+    for blob in manifest.blobs() {
+        offsets.insert(blob.sha256, at + BLOCK);
+        at = at.saturating_add(whole(blob.size));
+    }
+    offsets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_says_name_and_size_and_nothing_else_of_its_maker() {
+        let header = tar_header("blobs/sha256/x", 1234).unwrap();
+        assert_eq!(size_in_header(&header, "blobs/sha256/x"), Some(1234));
+        assert_eq!(size_in_header(&header, "blobs/sha256/y"), None);
+        let mut other = header;
+        other[108] = b'1';
+        assert_eq!(size_in_header(&other, "blobs/sha256/x"), None);
+        assert_eq!(size_in_header(&header[..100], "blobs/sha256/x"), None);
+        assert!(tar_header("x", MAX_FILE_BYTES).is_some());
+        assert!(tar_header("x", MAX_FILE_BYTES + 1).is_none());
+        assert!(tar_header(&"x".repeat(101), 1).is_none());
+    }
+
+    #[test]
+    fn padding_fills_the_last_block() {
+        assert_eq!([0, 1, 511, 512, 513].map(padding), [0, 511, 1, 0, 511]);
+    }
+}

@@ -1,0 +1,396 @@
+//! Web servers that cut, err and lie.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "what fails here fails the test"
+)]
+
+mod support;
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use refit_bundle::{
+    Error,
+    fetch::{Limits, Wanted, find},
+};
+use support::{Asked, Reply, Server, World, from_folder, leftovers, limits, noise, text, tree};
+
+#[tokio::test]
+async fn a_download_that_is_cut_anywhere_goes_on_where_it_stopped() {
+    let world = World::new();
+    let (folder, built) = world.build("b");
+    let expected = tree(&world.stage(&text(&folder), "whole").await.unwrap().folder);
+    for cut in [1_500, 4_096, 16_383, 16_384, 65_535, 65_536, 65_537] {
+        let root = folder.clone();
+        let server = Server::new(move |asked| {
+            let reply = from_folder(&root, asked);
+            let cut = asked.path.contains("blobs").then_some(cut);
+            Reply { cut, ..reply }
+        })
+        .await;
+        let (staging, mut tries) = (format!("s{cut}"), 0);
+        let staged = loop {
+            tries += 1;
+            match world.stage(&server.url(""), &staging).await {
+                Ok(staged) => break staged,
+                Err(error) => assert!(error.is_retriable() && tries < 200, "{error}"),
+            }
+        };
+        assert_eq!(tree(&staged.folder), expected, "cut after {cut}");
+        let bytes = |asked: &Asked| asked.range.map_or(0, |(from, to)| (to + 1 - from).min(cut));
+        let fetched: usize = server.asked().iter().map(bytes).sum();
+        let total = usize::try_from(built.manifest.total_size()).unwrap();
+        assert_eq!(fetched, total, "no byte is fetched twice, cut after {cut}");
+    }
+}
+
+#[tokio::test]
+async fn a_head_or_a_tar_that_is_cut_is_torn_and_nothing_stays() {
+    let world = World::new();
+    let (folder, _) = world.build("b");
+    let (tar, _) = world.build("b.tar");
+    let (bytes, root) = (fs::read(&tar).unwrap(), folder.clone());
+    for cut in [0, 1, 100, 511] {
+        let (bytes, root) = (bytes.clone(), root.clone());
+        let server = Server::new(move |asked| {
+            let reply = match asked.path.as_str() {
+                "/b.tar" => Reply::ranged(asked, &bytes),
+                _ => from_folder(&root, asked),
+            };
+            Reply {
+                cut: Some(cut),
+                ..reply
+            }
+        })
+        .await;
+        for path in ["b.tar", ""] {
+            let error = world.stage(&server.url(path), "s").await.unwrap_err();
+            assert!(error.is_retriable(), "{cut} {path:?}: {error}");
+            assert_eq!(leftovers(&world, "s"), [""; 0]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_tar_on_a_server_goes_on_where_it_stopped_too() {
+    let world = World::new();
+    let (tar, _) = world.build("b.tar");
+    let bytes = fs::read(&tar).unwrap();
+    let server = Server::new(move |asked| {
+        let reply = Reply::ranged(asked, &bytes);
+        let cut = (reply.body.len() > 30_000).then_some(30_000);
+        Reply { cut, ..reply }
+    })
+    .await;
+    let mut tries = 0;
+    while let Err(error) = world.stage(&server.url("b.tar"), "s").await {
+        tries += 1;
+        assert!(error.is_retriable() && tries < 10, "{error}");
+    }
+    assert_eq!(tries, 2, "70 kB in pieces of 30");
+}
+
+/// Whatever a server does, in whatever order: what is staged is what was signed, or nothing is.
+#[tokio::test]
+async fn a_server_that_errs_at_random_never_gets_a_wrong_byte_through() {
+    let world = World::new();
+    let (folder, _) = world.build("b");
+    // All but the line of a signature that nobody vouches for.
+    let vouched = |folder: &Path| {
+        let mut tree = tree(folder);
+        tree.remove("refit-bundle.json.minisig");
+        tree
+    };
+    let whole = world.stage(&text(&folder), "whole").await.unwrap();
+    let expected = vouched(&whole.folder);
+    for seed in 1..=12u64 {
+        let root = folder.clone();
+        let count = AtomicUsize::new(0);
+        let server = Server::new(move |asked| {
+            let turn = count.fetch_add(1, Ordering::SeqCst) as u64;
+            let [fault, at] = <[u8; 2]>::try_from(noise(seed * 1_000 + turn, 2)).unwrap();
+            let whole = Asked {
+                range: None,
+                ..asked.clone()
+            };
+            let mut reply = from_folder(&root, asked);
+            let at = usize::from(at) * reply.body.len() / 256;
+            match fault {
+                0..40 => Reply {
+                    cut: Some(at),
+                    ..reply
+                },
+                40..55 => from_folder(&root, &whole),
+                55..65 => Reply::status(503),
+                65..75 if at < reply.body.len() => {
+                    reply.body[at] ^= 0x10;
+                    reply
+                }
+                75..80 => {
+                    reply.body.push(0);
+                    reply
+                }
+                80..85 => Reply::status(404),
+                _ => reply,
+            }
+        })
+        .await;
+        let staging = format!("s{seed}");
+        let (mut tries, mut published) = (0, false);
+        while !published {
+            tries += 1;
+            assert!(tries < 300, "seed {seed}");
+            published = world.stage(&server.url(""), &staging).await.is_ok();
+            let bundles = fs::read_dir(world.path(&staging).join("bundles"))
+                .unwrap()
+                .count();
+            assert_eq!(bundles, usize::from(published), "seed {seed}");
+        }
+        let wanted = Wanted::default();
+        let found = find(&world.path(&staging), &world.keys, &wanted)
+            .await
+            .unwrap()
+            .unwrap();
+        assert!(vouched(&found.folder) == expected, "seed {seed}");
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_byte_names_its_file_and_leaves_nothing_of_it() {
+    let world = World::new();
+    let (folder, built) = world.build("b");
+    for blob in built.manifest.blobs() {
+        let root = folder.clone();
+        let bad = format!("/blobs/sha256/{}", blob.sha256);
+        let server = Server::new(move |asked| {
+            let mut reply = from_folder(&root, asked);
+            if asked.path == bad {
+                reply.body[0] ^= 1;
+            }
+            reply
+        })
+        .await;
+        let staging = format!("s-{}", blob.sha256);
+        let error = world.stage(&server.url(""), &staging).await.unwrap_err();
+        let Error::Content {
+            file,
+            expected,
+            found,
+        } = &error
+        else {
+            panic!("{error}")
+        };
+        assert_eq!(
+            (file, expected),
+            (&built.manifest.name_of(&blob.sha256), &blob.sha256)
+        );
+        assert_ne!(expected, found);
+        assert!(!error.is_retriable());
+        let left = leftovers(&world, &staging);
+        assert!(
+            !left
+                .iter()
+                .any(|name| name.starts_with("partial") || name.starts_with("bundles")),
+            "{left:?}"
+        );
+        assert!(
+            !left.iter().any(|name| name.contains(blob.sha256.as_str())),
+            "{left:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_bad_beginning_that_an_earlier_try_left_is_fetched_anew() {
+    let world = World::new();
+    let (folder, built) = world.build("b");
+    let server = Server::folder(folder).await;
+    let partial = world.path("s/partial");
+    fs::create_dir_all(&partial).unwrap();
+    for path in ["s", "s/partial"] {
+        fs::set_permissions(world.path(path), fs::Permissions::from_mode(0o700)).unwrap();
+    }
+    for (number, blob) in built.manifest.blobs().into_iter().enumerate() {
+        let length = match number % 3 {
+            0 => 10,
+            1 => blob.size,
+            _ => blob.size + 10,
+        };
+        let rubbish = vec![0xee; usize::try_from(length).unwrap()];
+        fs::write(partial.join(blob.sha256.as_str()), rubbish).unwrap();
+    }
+    world.stage(&server.url(""), "s").await.unwrap();
+    assert_eq!(fs::read_dir(partial).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn servers_that_do_not_keep_to_the_rules_are_told_apart() {
+    type Change = fn(Reply) -> Reply;
+    let world = World::new();
+    let (folder, _) = world.build("b");
+    let cases: [(&str, bool, Change); 8] = [
+        ("BundleCorrupt", false, |mut reply| {
+            reply.body.push(0);
+            reply.endless = true;
+            reply
+        }),
+        ("BundleCorrupt", false, |reply| Reply {
+            body: vec![0; 10],
+            ..reply
+        }),
+        ("BundleServerAnswer", false, |reply| {
+            reply.with("Content-Encoding", "gzip")
+        }),
+        ("BundleServerAnswer", false, |mut reply| {
+            reply.headers.clear();
+            reply.with("Content-Range", "bytes 5-9/10")
+        }),
+        ("BundleServerAnswer", false, |_| {
+            Reply::status(302).with("Location", "ftp://x/y")
+        }),
+        ("BundleRefused", true, |_| Reply::status(503)),
+        ("BundleRefused", false, |_| Reply::status(403)),
+        ("BundleDownloadTorn", true, |reply| Reply {
+            cut: Some(0),
+            ..reply
+        }),
+    ];
+    for (reason, retriable, change) in cases {
+        let root = folder.clone();
+        let server = Server::new(move |asked| {
+            let reply = from_folder(&root, asked);
+            if asked.path.contains("blobs") {
+                change(reply)
+            } else {
+                reply
+            }
+        })
+        .await;
+        let error = world.stage(&server.url(""), "s").await.unwrap_err();
+        assert_eq!(
+            (error.reason(), error.is_retriable()),
+            (reason, retriable),
+            "{error}"
+        );
+        let left = leftovers(&world, "s");
+        assert!(
+            !left.iter().any(|name| name.starts_with("bundles")),
+            "{left:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_server_without_ranges_serves_a_folder_and_not_a_tar() {
+    let world = World::new();
+    let (_, built) = world.build("b");
+    world.build("b.tar");
+    let root = world.folder.path().to_owned();
+    let tries = Arc::new(AtomicUsize::new(0));
+    let count = tries.clone();
+    let server = Server::new(move |asked| {
+        let reply = from_folder(
+            &root,
+            &Asked {
+                range: None,
+                ..asked.clone()
+            },
+        );
+        let first = asked.path.contains("blobs") && count.fetch_add(1, Ordering::SeqCst) == 0;
+        Reply {
+            cut: first.then_some(1000),
+            ..reply
+        }
+    })
+    .await;
+    assert!(
+        world
+            .stage(&server.url("b"), "s")
+            .await
+            .unwrap_err()
+            .is_retriable()
+    );
+    let staged = world.stage(&server.url("b"), "s").await.unwrap();
+    assert_eq!(staged.manifest_sha256, built.manifest_sha256);
+    let error = world
+        .stage(&server.url("b.tar"), "t")
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("serve the folder instead"), "{error}");
+}
+
+#[tokio::test]
+async fn redirects_are_followed_so_far_and_silence_is_not_waited_for() {
+    let world = World::new();
+    let (folder, _) = world.build("b");
+    let storage = Server::folder(folder.clone()).await;
+    let elsewhere = storage.url("");
+    let front = Server::new(move |asked| {
+        let path = asked.path.trim_start_matches('/');
+        Reply::status(307).with("Location", format!("{elsewhere}{path}"))
+    })
+    .await;
+    world.stage(&front.url(""), "s").await.unwrap();
+    let endless = Server::new(|_| Reply::status(307).with("Location", "/again")).await;
+    let error = world.stage(&endless.url(""), "t").await.unwrap_err();
+    assert!(
+        error.to_string().contains("redirects more than 5 times"),
+        "{error}"
+    );
+    let silent = Server::new(move |asked| {
+        let reply = from_folder(&folder, asked);
+        let stall = asked.path.contains("blobs");
+        let end = if stall { 10 } else { reply.body.len() };
+        Reply {
+            cut: Some(end),
+            stall,
+            ..reply
+        }
+    })
+    .await;
+    let error = world.stage(&silent.url(""), "u").await.unwrap_err();
+    assert!(matches!(error, Error::Torn { found: 10, .. }), "{error}");
+    let nobody = "http://127.0.0.1:1/b";
+    let error = world.stage(nobody, "v").await.unwrap_err();
+    assert!(
+        matches!(error, Error::Unreachable { .. }) && error.is_retriable(),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_stage_that_is_dropped_halfway_goes_on_the_next_time() {
+    let world = World::new();
+    let (folder, built) = world.build("b");
+    let server = Server::folder(folder).await;
+    let slow = Limits {
+        bytes_per_second: std::num::NonZeroU64::new(100_000),
+        ..limits()
+    };
+    let url = server.url("");
+    let wanted = Wanted::default();
+    let first = world.stage_wanted(&url, "s", &wanted, &slow);
+    let first = tokio::time::timeout(Duration::from_millis(400), first).await;
+    assert!(first.is_err(), "130 kB at 100 kB/s take longer");
+    // What it had in hand may still be written.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    server.forget();
+    world.stage(&url, "s").await.unwrap();
+    let ranges = server.asked().into_iter().filter_map(|asked| asked.range);
+    let fetched: usize = ranges.map(|(from, to)| to + 1 - from).sum();
+    assert!(
+        fetched + 10_000 < usize::try_from(built.manifest.total_size()).unwrap(),
+        "{fetched}"
+    );
+}

@@ -1,0 +1,122 @@
+//! `refit bundle verify`.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use refit_bundle::{
+    Digest, Error, PublicKeys,
+    fetch::{self, Wanted},
+};
+use serde_json::json;
+
+use super::{ArchitectureName, OsFamilyName, SourceArgs};
+use crate::{
+    exit,
+    global::GlobalArgs,
+    printer::{Format, Printer},
+};
+
+/// Exit code where nobody trusted signed it.
+const EXIT_UNTRUSTED: u8 = 3;
+/// Exit code where it is not what was signed.
+const EXIT_DAMAGED: u8 = 4;
+/// Exit code where it is good, and another one.
+const EXIT_OTHER: u8 = 5;
+
+/// Verify the signature of a bundle and every byte in it.
+///
+/// Reads all of it, wherever it is, and keeps nothing: what hosts do before they use any of it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  refit bundle verify --public-key release.pub v1.35.0.tar
+  refit bundle verify --public-key keys/ --kubernetes-version v1.35.0 https://mirror.example/v1.35.0/
+  refit bundle verify --public-key release.pub -o json oci://registry.example/refit/bundle:v1.35.0
+
+Exit codes:
+  0  whoever has the public key signed it, and every byte is as it was
+  1  it cannot be read
+  2  the command line is wrong
+  3  none of the keys signed it
+  4  something in it is missing or changed, or its manifest is refused; the text names it
+  5  it is good, but not the version, architecture, system or manifest that is wanted
+  130, 143  interrupted by Ctrl-C or SIGTERM")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// A public key, or a folder with such; may be given again.
+    #[arg(long, value_name = "PATH", required = true)]
+    public_key: Vec<PathBuf>,
+    /// It must bring this Kubernetes version.
+    #[arg(long, value_name = "VERSION")]
+    kubernetes_version: Option<String>,
+    /// It must be for this processor architecture.
+    #[arg(long, value_enum, value_name = "ARCH")]
+    architecture: Option<ArchitectureName>,
+    /// It must be for this operating system, or for any.
+    #[arg(long, value_enum, value_name = "FAMILY")]
+    os_family: Option<OsFamilyName>,
+    /// Its manifest must have this sha256.
+    #[arg(long, value_name = "DIGEST")]
+    manifest_sha256: Option<Digest>,
+    /// Output format.
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    let printer = Printer::new(args.output, global);
+    let mut keys = PublicKeys::default();
+    for path in &args.public_key {
+        let loaded = PublicKeys::load(path)?;
+        if loaded.is_empty() {
+            anyhow::bail!("{} has no public key: it takes .pub files", path.display());
+        }
+        keys.extend(loaded);
+    }
+    let wanted = Wanted {
+        manifest_sha256: args.manifest_sha256.clone(),
+        kubernetes_version: args.kubernetes_version.clone(),
+        architecture: args.architecture.map(Into::into),
+        os_family: args.os_family.map(Into::into),
+    };
+    let (location, limits) = (args.source.location()?, args.source.limits());
+    exit::run(async {
+        let verified = fetch::verify(&location, &keys, &limits, &wanted).await;
+        let head = verified.map_err(coded)?;
+        let manifest = &head.manifest;
+        if printer.is_json() {
+            let result = json!({
+                "bytes": manifest.total_size(),
+                "comment": head.signed.comment,
+                "files": manifest.files.len(),
+                "images": manifest.images.len(),
+                "key": head.signed.key,
+                "manifestSha256": head.manifest_sha256,
+                "verified": true,
+            });
+            printer.result(&serde_json::to_string_pretty(&result)?)?;
+        } else {
+            let good = printer.good("good");
+            printer.result(&format!("{good}: {}", super::summary(manifest)))?;
+            printer.note(&format!("signed with      {}", head.signed.key))?;
+            printer.note(&format!("the signer says  {}", head.signed.comment))?;
+            printer.note(&format!("manifest sha256  {}", head.manifest_sha256))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+fn coded(error: Error) -> anyhow::Error {
+    let code = match &error {
+        Error::Signature { .. } => EXIT_UNTRUSTED,
+        Error::Content { .. }
+        | Error::Size { .. }
+        | Error::Large { .. }
+        | Error::Missing { .. }
+        | Error::Manifest { .. } => EXIT_DAMAGED,
+        Error::Other { .. } => EXIT_OTHER,
+        _ => return error.into(),
+    };
+    exit::error(code, error.to_string())
+}

@@ -1,0 +1,242 @@
+//! Reading what a drain decides by: pods, MachineDrainRules, namespaces, volumes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use k8s_openapi::api::{
+    core::v1::{Namespace, PersistentVolumeClaim, Pod},
+    storage::v1::VolumeAttachment,
+};
+use kube::{Api, Client, ResourceExt as _, api::ListParams};
+use refit_api::capi::{Machine, MachineDrainRule};
+use refit_core::{
+    node::{
+        Attachment, DrainPolicy, DrainView, PodRef, PodView, asks_for_namespaces, claims_that_stay,
+        is_emptied, rules_of,
+    },
+    report::Refusal,
+};
+
+use crate::{context::Context, groups::controller_of, host_plan::cluster_key};
+
+/// The kubelet runs the pod from a file.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// Why a look came to nothing.
+#[derive(Debug)]
+pub(crate) enum Blind {
+    /// The management cluster does not say which rules there are.
+    Rules(Refusal),
+    /// The management cluster did not answer, or refused.
+    Management(kube::Error),
+    /// The workload cluster did not answer, or refused.
+    Workload(kube::Error),
+}
+
+/// Whose node is looked at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Whose<'a> {
+    pub(crate) machine: &'a Machine,
+    pub(crate) node: &'a str,
+    pub(crate) node_ready: bool,
+    pub(crate) policy: &'a DrainPolicy,
+}
+
+/// Reads everything on a node that a drain looks at.
+pub(crate) async fn look(
+    ctx: &Context,
+    client: &Client,
+    whose: Whose<'_>,
+) -> Result<DrainView, Blind> {
+    let mut view = DrainView {
+        rules: rules(ctx, whose.machine).await?,
+        pods: pods_on(client, whose.node).await.map_err(Blind::Workload)?,
+        ..DrainView::default()
+    };
+    if asks_for_namespaces(&view.rules) {
+        view.namespaces = namespaces(client).await.map_err(Blind::Workload)?;
+    }
+    let now = ctx.clock.now();
+    if is_emptied(&view, whose.policy, whose.node_ready, now) {
+        let volumes = attachments(client, whose, &view, now).await;
+        view.attachments = Some(volumes.map_err(Blind::Workload)?);
+    }
+    Ok(view)
+}
+
+/// The MachineDrainRules of a Machine.
+async fn rules(ctx: &Context, machine: &Machine) -> Result<Vec<MachineDrainRule>, Blind> {
+    let namespace = machine.namespace().unwrap_or_default();
+    let store = &ctx.stores.drain_rules;
+    let unreadable = store.unreadable();
+    if let Some((key, why)) = unreadable
+        .iter()
+        .find(|(key, _)| key.namespace == namespace)
+    {
+        return Err(Blind::Rules(Refusal::ApiRefused {
+            what: format!("MachineDrainRule {key}"),
+            message: format!("it cannot be read: {why}"),
+        }));
+    }
+    let all = if store.is_ready() {
+        let known = store.list_in(&namespace);
+        known.iter().map(|rule| rule.as_ref().clone()).collect()
+    } else {
+        let api: Api<MachineDrainRule> = Api::namespaced(ctx.client.clone(), &namespace);
+        match api.list(&ListParams::default()).await {
+            Ok(list) => list.items,
+            // A list is there or its kind is not: a Cluster API that knows no rules.
+            Err(kube::Error::Api(status)) if status.code == 404 => Vec::new(),
+            Err(error) => return Err(Blind::Management(error)),
+        }
+    };
+    let cluster = ctx.stores.clusters.get(&cluster_key(machine));
+    let none = BTreeMap::new();
+    let of_cluster = cluster.as_deref().map_or(&none, |cluster| cluster.labels());
+    Ok(rules_of(all, machine.labels(), of_cluster))
+}
+
+/// The pods of a node, in order of namespace and name.
+async fn pods_on(client: &Client, node: &str) -> kube::Result<Vec<PodView>> {
+    let api: Api<Pod> = Api::all(client.clone());
+    let list = api
+        .list(&ListParams::default().fields(&format!("spec.nodeName={node}")))
+        .await?;
+    let mut pods: Vec<PodView> = list.items.iter().map(view).collect();
+    pods.sort_by(|a, b| a.pod.cmp(&b.pod));
+    Ok(pods)
+}
+
+fn view(pod: &Pod) -> PodView {
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    let owner = controller_of(pod.owner_references());
+    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref());
+    let volumes = volumes.unwrap_or_default();
+    let meta = &pod.metadata;
+    PodView {
+        pod: PodRef {
+            namespace: pod.namespace().unwrap_or_default(),
+            name: pod.name_any(),
+            uid: pod.uid().unwrap_or_default(),
+        },
+        daemon_set: owner.is_some_and(|owner| owner.kind == "DaemonSet"),
+        mirror: pod.annotations().contains_key(MIRROR),
+        finished: matches!(phase, Some("Succeeded" | "Failed")),
+        terminating: meta.deletion_timestamp.is_some(),
+        unreplicated: owner.is_none(),
+        local_storage: volumes.iter().any(|volume| volume.empty_dir.is_some()),
+        labels: pod.labels().clone(),
+        claims: volumes
+            .iter()
+            .filter_map(|volume| Some(volume.persistent_volume_claim.as_ref()?.claim_name.clone()))
+            .collect(),
+        created_at: meta.creation_timestamp.as_ref().map(|time| time.0),
+        deletion_at: meta.deletion_timestamp.as_ref().map(|time| time.0),
+        deletion_grace_seconds: meta.deletion_grace_period_seconds,
+    }
+}
+
+async fn namespaces(client: &Client) -> kube::Result<BTreeMap<String, BTreeMap<String, String>>> {
+    let api: Api<Namespace> = Api::all(client.clone());
+    let list = api.list_metadata(&ListParams::default()).await?;
+    let of = |namespace: &kube::core::PartialObjectMeta<Namespace>| {
+        (namespace.name_any(), namespace.labels().clone())
+    };
+    Ok(list.items.iter().map(of).collect())
+}
+
+/// Volumes that are attached to the node, but for those of pods that stay there.
+async fn attachments(
+    client: &Client,
+    whose: Whose<'_>,
+    view: &DrainView,
+    now: Timestamp,
+) -> kube::Result<Vec<Attachment>> {
+    let api: Api<VolumeAttachment> = Api::all(client.clone());
+    let list = api.list(&ListParams::default()).await?;
+    let mut here: Vec<Attachment> = list
+        .items
+        .into_iter()
+        .filter(|one| one.spec.node_name == whose.node)
+        .map(|one| Attachment {
+            name: one.name_any(),
+            volume: one.spec.source.persistent_volume_name.unwrap_or_default(),
+        })
+        .collect();
+    if here.is_empty() {
+        return Ok(here);
+    }
+    let mut in_use = BTreeSet::new();
+    for (namespace, claim) in claims_that_stay(view, whose.policy, whose.node_ready, now) {
+        let api: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), &namespace);
+        let claim = api.get_opt(&claim).await?;
+        in_use.extend(claim.and_then(|claim| claim.spec?.volume_name));
+    }
+    here.retain(|one| !in_use.contains(&one.volume));
+    here.sort();
+    Ok(here)
+}
+
+impl Blind {
+    /// The refusal, where somebody has to change something first.
+    pub(crate) fn refusal(
+        &self,
+        of: impl Fn(&str, &kube::Error) -> Option<Refusal>,
+    ) -> Option<Refusal> {
+        match self {
+            Self::Rules(refusal) => Some(refusal.clone()),
+            Self::Management(error) => of("the list of MachineDrainRules", error),
+            Self::Workload(error) => of("the list of pods", error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(value: serde_json::Value) -> PodView {
+        view(&serde_json::from_value(value).unwrap())
+    }
+
+    fn owner(kind: &str) -> serde_json::Value {
+        json!([{
+            "apiVersion": "apps/v1", "kind": kind, "name": "d", "uid": "1", "controller": true,
+        }])
+    }
+
+    #[test]
+    fn daemon_sets_mirrors_and_ended_pods_are_told_apart() {
+        let daemon = pod(json!({"metadata": {"name": "a", "ownerReferences": owner("DaemonSet")}}));
+        assert!(daemon.daemon_set && !daemon.unreplicated);
+        let mirror = json!({"name": "b", "annotations": {MIRROR: "x"}});
+        assert!(pod(json!({"metadata": mirror})).mirror);
+        assert!(pod(json!({"metadata": {"name": "c"}, "status": {"phase": "Failed"}})).finished);
+    }
+
+    #[test]
+    fn what_would_be_lost_with_a_pod_is_seen() {
+        assert!(pod(json!({"metadata": {"name": "a"}})).unreplicated);
+        let full = pod(json!({
+            "metadata": {
+                "name": "a", "labels": {"app": "db"}, "ownerReferences": owner("StatefulSet"),
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+                "deletionTimestamp": "2026-01-01T00:01:00Z", "deletionGracePeriodSeconds": 30,
+            },
+            "spec": {"containers": [], "volumes": [
+                {"name": "tmp", "emptyDir": {}},
+                {"name": "data", "persistentVolumeClaim": {"claimName": "data-0"}},
+            ]},
+        }));
+        assert!(full.local_storage && full.terminating && !full.unreplicated);
+        assert_eq!(full.claims, ["data-0"]);
+        assert_eq!(full.labels["app"], "db");
+        assert_eq!(full.deletion_grace_seconds, Some(30));
+        assert!(full.created_at < full.deletion_at);
+    }
+}

@@ -1,0 +1,194 @@
+//! Asking pods to go: by the eviction API, which keeps budgets, or by deletion, which does not.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, Client,
+    api::{DeleteParams, EvictParams, PostParams, Preconditions},
+    core::Status,
+};
+use refit_core::{
+    node::{DrainRefusal, EvictionRefusal, How, PodRef, Removal},
+    report::Refusal,
+};
+
+/// Asks pods to go, one after the other, and says what was refused. An error is one of the way to
+/// the API server.
+pub(crate) async fn remove(
+    client: &Client,
+    removals: &[Removal],
+) -> kube::Result<Vec<EvictionRefusal>> {
+    let mut refused = Vec::new();
+    for removal in removals {
+        if let Some(refusal) = remove_one(client, removal).await? {
+            refused.push(EvictionRefusal {
+                pod: removal.pod.clone(),
+                refusal,
+            });
+        }
+    }
+    Ok(refused)
+}
+
+async fn remove_one(client: &Client, removal: &Removal) -> kube::Result<Option<Refusal>> {
+    let pod = &removal.pod;
+    let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
+    let of_this_pod = |grace_period_seconds| DeleteParams {
+        grace_period_seconds,
+        preconditions: Some(Preconditions {
+            uid: Some(pod.uid.clone()),
+            ..Preconditions::default()
+        }),
+        ..DeleteParams::default()
+    };
+    let outcome = match removal.how {
+        How::Evict { grace_seconds } => {
+            let params = EvictParams {
+                delete_options: Some(of_this_pod(grace_seconds)),
+                post_options: PostParams::default(),
+            };
+            api.evict(&pod.name, &params).await.map(|_| ())
+        }
+        How::Delete { grace_seconds } => api
+            .delete(&pod.name, &of_this_pod(grace_seconds))
+            .await
+            .map(|_| ()),
+        How::Force => api
+            .delete(&pod.name, &of_this_pod(Some(0)))
+            .await
+            .map(|_| ()),
+    };
+    match outcome {
+        Ok(()) => Ok(None),
+        Err(kube::Error::Api(status)) => Ok(refusal(pod, &status)),
+        Err(error) => Err(error),
+    }
+}
+
+/// What a refusal means; `None` where the pod is gone, or is another one by now.
+fn refusal(pod: &PodRef, status: &Status) -> Option<Refusal> {
+    match status.code {
+        404 if is_about(status, pod) => return None,
+        // Not the pod is missing, but the way to evict it. To take that for "gone" would empty no
+        // node and say that it is empty.
+        404 => {
+            return Some(Refusal::Drain(DrainRefusal::EvictionUnavailable {
+                pod: pod.to_string(),
+            }));
+        }
+        409 => return None,
+        _ => {}
+    }
+    let causes = status
+        .details
+        .as_ref()
+        .map_or(&[][..], |details| &details.causes);
+    let budget = causes
+        .iter()
+        .find(|cause| cause.reason == "DisruptionBudget");
+    if let Some(cause) = budget.filter(|_| status.code == 429) {
+        let name = budget_name(&cause.message);
+        return Some(Refusal::PodDisruptionBudget {
+            budget: name
+                .map(|name| format!("{}/{name}", pod.namespace))
+                .unwrap_or_default(),
+            pod: pod.to_string(),
+        });
+    }
+    Some(Refusal::EvictionRefused {
+        pod: pod.to_string(),
+        message: status.message.clone(),
+    })
+}
+
+/// Whether a refusal speaks of this pod by name: an API server that knows no such route names
+/// nothing, and a proxy answers with a page.
+fn is_about(status: &Status, pod: &PodRef) -> bool {
+    let details = status.details.as_ref();
+    details.is_some_and(|details| details.name == pod.name)
+}
+
+/// The name in "The disruption budget NAME needs ..." or "... NAME is still being processed ...".
+fn budget_name(message: &str) -> Option<&str> {
+    message
+        .strip_prefix("The disruption budget ")?
+        .split(' ')
+        .next()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod() -> PodRef {
+        PodRef {
+            namespace: "default".into(),
+            name: "web-1".into(),
+            uid: "u".into(),
+        }
+    }
+
+    fn status(value: serde_json::Value) -> Status {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn a_refusal_names_the_budget() {
+        let refused = status(json!({
+            "code": 429,
+            "reason": "TooManyRequests",
+            "message": "Cannot evict pod as it would violate the pod's disruption budget.",
+            "details": { "causes": [{
+                "reason": "DisruptionBudget",
+                "message": "The disruption budget web needs 2 healthy pods and has 2 currently",
+            }]},
+        }));
+        assert_eq!(
+            refusal(&pod(), &refused),
+            Some(Refusal::PodDisruptionBudget {
+                budget: "default/web".into(),
+                pod: "default/web-1".into(),
+            })
+        );
+    }
+
+    #[test]
+    fn a_throttled_eviction_is_no_budget() {
+        let refused = status(json!({"code": 429, "message": "too many requests"}));
+        assert_eq!(
+            refusal(&pod(), &refused).unwrap().reason(),
+            "EvictionRefused"
+        );
+    }
+
+    #[test]
+    fn two_budgets_on_one_pod_are_told_in_the_servers_own_words() {
+        let refused = status(json!({"code": 500, "message": "more than one PodDisruptionBudget"}));
+        let refusal = refusal(&pod(), &refused).unwrap();
+        assert!(refusal.sentence().contains("more than one"));
+    }
+
+    #[test]
+    fn a_pod_that_is_gone_is_evicted() {
+        let gone = json!({"code": 404, "reason": "NotFound",
+            "details": {"kind": "pods", "name": "web-1"}});
+        assert_eq!(refusal(&pod(), &status(gone)), None);
+        assert_eq!(refusal(&pod(), &status(json!({"code": 409}))), None);
+    }
+
+    #[test]
+    fn a_route_that_is_missing_is_not_a_pod_that_is_gone() {
+        let answers = [
+            json!({"code": 404, "reason": "NotFound", "details": {},
+                "message": "the server could not find the requested resource"}),
+            json!({"code": 404, "message": "404 page not found"}),
+            json!({"code": 404, "details": {"kind": "namespaces", "name": "default"}}),
+        ];
+        for answer in answers {
+            let refusal = refusal(&pod(), &status(answer)).unwrap();
+            assert_eq!(refusal.reason(), "EvictionUnavailable");
+            assert!(refusal.sentence().contains("drain-delete-after"));
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What keeps a node from being drained, beside budgets.
+
+/// Why a pod or a volume is still there.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DrainRefusal {
+    /// The API server knows no evictions.
+    EvictionUnavailable {
+        /// `namespace/name` of the pod that was to be evicted.
+        pod: String,
+    },
+    /// No controller would make the pod anew, and policy says to wait.
+    Unreplicated {
+        /// `namespace/name`.
+        pod: String,
+    },
+    /// The pod has an `emptyDir`, and policy says to wait.
+    LocalStorage {
+        /// `namespace/name`.
+        pod: String,
+    },
+    /// The pod is to complete by itself.
+    WaitCompleted {
+        /// `namespace/name`.
+        pod: String,
+        /// Who says so: a MachineDrainRule, or the pod's label.
+        says: String,
+    },
+    /// A MachineDrainRule or the pod's label asks for something that is not known.
+    NotUnderstood {
+        /// `namespace/name`.
+        pod: String,
+        /// What is asked for, and where.
+        says: String,
+    },
+    /// The pod is ending, for longer than usual.
+    Terminating {
+        /// `namespace/name`.
+        pod: String,
+    },
+    /// The pod came to the node after its drain had begun.
+    CameBack {
+        /// `namespace/name`.
+        pod: String,
+    },
+    /// A volume is still attached to the node.
+    VolumeAttached {
+        /// Name of the VolumeAttachment.
+        attachment: String,
+        /// Name of the PersistentVolume; empty for an inline one.
+        volume: String,
+        /// The node.
+        node: String,
+    },
+}
+
+impl DrainRefusal {
+    /// CamelCase reason.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::EvictionUnavailable { .. } => "EvictionUnavailable",
+            Self::Unreplicated { .. } => "PodUnreplicated",
+            Self::LocalStorage { .. } => "PodLocalStorage",
+            Self::WaitCompleted { .. } => "PodWaitCompleted",
+            Self::NotUnderstood { .. } => "DrainRuleNotUnderstood",
+            Self::Terminating { .. } => "PodTerminating",
+            Self::CameBack { .. } => "PodCameBack",
+            Self::VolumeAttached { .. } => "VolumeAttached",
+        }
+    }
+
+    /// The object that blocks.
+    pub fn object(&self) -> &str {
+        match self {
+            Self::VolumeAttached { attachment, .. } => attachment,
+            _ => self.pod(),
+        }
+    }
+
+    /// The pod that cannot leave; empty where it is a volume.
+    pub fn pod(&self) -> &str {
+        match self {
+            Self::EvictionUnavailable { pod }
+            | Self::Unreplicated { pod }
+            | Self::LocalStorage { pod }
+            | Self::WaitCompleted { pod, .. }
+            | Self::NotUnderstood { pod, .. }
+            | Self::Terminating { pod }
+            | Self::CameBack { pod } => pod,
+            Self::VolumeAttached { .. } => "",
+        }
+    }
+
+    /// What blocks and what ends it.
+    pub fn sentence(&self) -> String {
+        match self {
+            Self::EvictionUnavailable { pod } => format!(
+                "waiting to evict pod {pod}: the API server has no eviction subresource; delete the \
+                 pod, or let Refit delete pods with refit.dev/drain-delete-after"
+            ),
+            Self::Unreplicated { pod } => format!(
+                "waiting until pod {pod} is gone: no controller would make it anew; delete it, or set \
+                 refit.dev/drain-unreplicated to Evict or Leave"
+            ),
+            Self::LocalStorage { pod } => format!(
+                "waiting until pod {pod} is gone: what is in its emptyDir would be lost; delete it, or \
+                 set refit.dev/drain-local-storage to Evict or Leave"
+            ),
+            Self::WaitCompleted { pod, says } => {
+                format!("waiting until pod {pod} has completed, as {says} says")
+            }
+            Self::NotUnderstood { pod, says } => format!(
+                "waiting until pod {pod} is gone: {says} is not understood, so the pod is not evicted"
+            ),
+            Self::Terminating { pod } => format!(
+                "waiting until pod {pod} has ended: it is being deleted, and takes longer than usual"
+            ),
+            Self::CameBack { pod } => format!(
+                "pod {pod} came to the node after its drain had begun: it is evicted again; make its \
+                 controller respect the cordon, or give it the label cluster.x-k8s.io/drain: skip"
+            ),
+            Self::VolumeAttached {
+                attachment,
+                volume,
+                node,
+            } => {
+                let what = if volume.is_empty() {
+                    "a volume".to_owned()
+                } else {
+                    format!("volume {volume}")
+                };
+                format!(
+                    "waiting until {what} is detached from node {node}: VolumeAttachment {attachment} \
+                     is still there; look at its attacher, or set nodeVolumeDetachTimeoutSeconds"
+                )
+            }
+        }
+    }
+}

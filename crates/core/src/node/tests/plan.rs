@@ -1,0 +1,347 @@
+//! Which steps are planned for what, and how they are taken back.
+
+use std::collections::BTreeSet;
+
+use refit_api::refit::{
+    FileArgs, Gate, HostFacts, HostSettings, ImageArgs, NtpArgs, OsImageArgs, PackageArgs,
+    PackageVersion, Phase, PlannedStep, Role, StepLimits, StepType, StepUndo,
+};
+
+use super::world::*;
+use crate::{
+    node::{HostWork, STEP_NODE_READY, plan_steps},
+    report::Refusal,
+};
+
+const ROLES: [Role; 3] = [Role::FirstControlPlane, Role::ControlPlane, Role::Worker];
+
+fn ids(steps: &[PlannedStep]) -> Vec<&str> {
+    steps.iter().map(|step| step.id.as_str()).collect()
+}
+
+/// Settings that ask for everything.
+fn everything() -> HostSettings {
+    HostSettings {
+        packages: Some(PackageArgs {
+            repository: "https://packages.example/v1.35/deb/".into(),
+            ..PackageArgs::default()
+        }),
+        container_runtime: vec![PackageVersion {
+            name: "containerd.io".into(),
+            version: "2.1.4-1".into(),
+        }],
+        os_image: Some(OsImageArgs {
+            name: "os-2".into(),
+            url: "file:///images/os-2.cosi".into(),
+            sha384: "ab".into(),
+            ..OsImageArgs::default()
+        }),
+        images: Some(ImageArgs::default()),
+        files: Some(FileArgs::default()),
+        ntp: Some(NtpArgs::default()),
+        ..HostSettings::default()
+    }
+}
+
+fn work<'a>(role: Role, settings: &'a HostSettings, facts: Option<&'a HostFacts>) -> HostWork<'a> {
+    HostWork {
+        role,
+        version: GOAL,
+        os_image: "",
+        settings,
+        facts,
+    }
+}
+
+#[test]
+fn what_nobody_asks_for_is_not_planned() {
+    assert_eq!(
+        ids(&plan_steps(Role::Worker, GOAL)),
+        [
+            "preflight",
+            "stage",
+            "kubeadm-install",
+            "kubeadm-upgrade",
+            "kubelet-install",
+            "kubelet-restart",
+            "verify",
+        ]
+    );
+    for step in plan_steps(Role::FirstControlPlane, GOAL) {
+        let action = &step.action;
+        let more = action.packages.is_some() || action.os_image.is_some() || action.ntp.is_some();
+        assert!(
+            !more && action.files.is_none() && action.ntp.is_none(),
+            "{}",
+            step.id
+        );
+        assert_eq!((step.timeout_seconds, step.max_attempts), (None, None));
+    }
+}
+
+#[test]
+fn everything_has_its_place_and_the_reboot_comes_last() {
+    let settings = everything();
+    let steps = work(Role::ControlPlane, &settings, None).steps();
+    assert_eq!(
+        ids(&steps),
+        [
+            "preflight",
+            "stage",
+            "image-preload",
+            "os-image-stage",
+            "snapshot",
+            "kubeadm-install",
+            "kubeadm-upgrade",
+            "files",
+            "ntp",
+            "container-runtime-install",
+            "os-image-finalize",
+            "kubelet-install",
+            "reboot",
+            "os-image-commit",
+            "verify",
+        ]
+    );
+    assert!(steps.is_sorted_by_key(|step| step.gate));
+    assert!(steps.is_sorted_by_key(|step| step.action.type_));
+    let unique: BTreeSet<_> = ids(&steps).into_iter().collect();
+    assert_eq!(unique.len(), steps.len());
+}
+
+#[test]
+fn nothing_disturbs_before_the_node_is_empty_and_one_restart_is_planned() {
+    let settings = everything();
+    let none = HostSettings::default();
+    for role in ROLES {
+        for settings in [&settings, &none] {
+            let steps = work(role, settings, None).steps();
+            let early = steps.iter().filter(|step| step.gate < Gate::Disrupt);
+            assert!(early.clone().all(|step| !step.disruptive));
+            let restarts = |step: &&PlannedStep| {
+                matches!(
+                    step.action.type_,
+                    StepType::KubeletRestart | StepType::Reboot
+                )
+            };
+            assert_eq!(steps.iter().filter(restarts).count(), 1, "{role:?}");
+        }
+    }
+}
+
+#[test]
+fn an_image_that_runs_already_is_not_written_again() {
+    let settings = everything();
+    let facts = HostFacts {
+        os_image: "os-2".into(),
+        ..HostFacts::default()
+    };
+    let steps = work(Role::Worker, &settings, Some(&facts)).steps();
+    let ids = ids(&steps);
+    assert!(
+        !ids.iter()
+            .any(|id| id.starts_with("os-image") || *id == "reboot"),
+        "{ids:?}"
+    );
+    assert!(ids.contains(&"kubelet-restart"));
+}
+
+#[test]
+fn an_image_that_brings_the_kubelet_needs_no_package_of_it() {
+    let mut settings = everything();
+    settings.os_image.as_mut().unwrap().brings_kubelet = true;
+    let steps = work(Role::Worker, &settings, None).steps();
+    assert!(!ids(&steps).contains(&"kubelet-install"));
+}
+
+/// The contract with the agent: before the point whatever changes the host says how it is taken
+/// back, and from it on nothing does.
+#[test]
+fn before_the_point_of_no_return_every_step_has_a_way_back_and_none_after_it() {
+    let settings = everything();
+    let none = HostSettings::default();
+    let changes_nothing = [
+        StepType::Preflight,
+        StepType::Stage,
+        StepType::ImagePreload,
+        StepType::OsImageStage,
+        StepType::Snapshot,
+        StepType::Verify,
+    ];
+    for role in ROLES {
+        for settings in [&settings, &none] {
+            let work = work(role, settings, None);
+            let (steps, point) = (work.steps(), work.point_of_no_return());
+            let at = steps.iter().position(|step| step.id == point);
+            let (before, after) = steps.split_at(at.unwrap_or(steps.len()));
+            for step in before {
+                let still = changes_nothing.contains(&step.action.type_);
+                assert_eq!(step.undo.is_none(), still, "{role:?} {}", step.id);
+            }
+            assert!(after.iter().all(|step| step.undo.is_none()), "{role:?}");
+        }
+    }
+}
+
+#[test]
+fn the_point_of_no_return_is_where_the_way_back_ends() {
+    let (all, none) = (everything(), HostSettings::default());
+    for (role, settings, point) in [
+        (Role::FirstControlPlane, &none, "kubeadm-upgrade"),
+        (Role::ControlPlane, &all, "kubeadm-upgrade"),
+        (Role::Worker, &all, "reboot"),
+        (Role::Worker, &none, STEP_NODE_READY),
+    ] {
+        assert_eq!(work(role, settings, None).point_of_no_return(), point);
+    }
+    let undo = |id: &str| {
+        let steps = plan_steps(Role::Worker, GOAL);
+        steps.into_iter().find(|step| step.id == id).unwrap().undo
+    };
+    assert_eq!(undo("kubeadm-upgrade"), Some(StepUndo::Configuration));
+    assert_eq!(undo("kubelet-install"), Some(StepUndo::Packages));
+    assert_eq!(undo("kubelet-restart"), Some(StepUndo::KubeletRestart));
+}
+
+#[test]
+fn limits_of_single_steps_reach_the_plan() {
+    let mut settings = HostSettings::default();
+    let limits = StepLimits {
+        timeout_seconds: Some(7200),
+        max_attempts: Some(9),
+    };
+    settings.limits.insert("stage".into(), limits);
+    for step in work(Role::Worker, &settings, None).steps() {
+        let expected = if step.id == "stage" {
+            limits
+        } else {
+            StepLimits::default()
+        };
+        let found = StepLimits {
+            timeout_seconds: step.timeout_seconds,
+            max_attempts: step.max_attempts,
+        };
+        assert_eq!(found, expected, "{}", step.id);
+    }
+}
+
+#[test]
+fn a_plan_on_a_host_says_where_its_way_back_ends() {
+    let mut one = One::worker();
+    one.settle();
+    let spec = &one.plan.as_ref().unwrap().spec;
+    assert_eq!(spec.point_of_no_return, STEP_NODE_READY);
+    let mut first = One::control_plane();
+    first.settle();
+    let spec = &first.plan.as_ref().unwrap().spec;
+    assert_eq!(spec.point_of_no_return, "kubeadm-upgrade");
+}
+
+#[test]
+fn settings_that_cannot_be_read_hold_what_has_not_begun() {
+    let mut one = One::worker();
+    one.settings_refused = Some(Refusal::HostSettingsUnreadable {
+        object: "Machine m-0".into(),
+        why: "unknown field `ntpp`".into(),
+    });
+    one.settle();
+    assert_eq!(one.blocked_by(), ["HostSettingsUnreadable"]);
+    assert_eq!(one.gate(), Gate::Closed);
+    one.settings_refused = None;
+    one.settings = everything();
+    one.settle();
+    assert_eq!(one.phase(), Phase::Pending, "{:?}", one.blocked_by());
+    assert_eq!(
+        one.blocked_by(),
+        ["AgentTooOld"],
+        "this agent knows no OS images"
+    );
+}
+
+#[test]
+fn another_image_than_planned_is_seen_on_the_host() {
+    let mut one = One::worker();
+    one.settings = everything();
+    let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
+    status.capabilities.extend([
+        StepType::ImagePreload,
+        StepType::Files,
+        StepType::Ntp,
+        StepType::ContainerRuntimeInstall,
+        StepType::OsImageStage,
+        StepType::OsImageFinalize,
+        StepType::OsImageCommit,
+    ]);
+    one = one.disrupted();
+    let facts = |one: &mut One, image: &str| {
+        let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
+        status.facts.os_image = image.into();
+    };
+    facts(&mut one, "os-1");
+    one.settle();
+    assert_eq!(one.blocked_by(), ["NodeNotVerified"]);
+    facts(&mut one, "os-2");
+    one.settle();
+    assert_eq!(one.phase(), Phase::Succeeded);
+}
+
+#[test]
+fn a_failure_says_what_became_of_the_host_and_whose_turn_it_is() {
+    use refit_api::refit::{FailureKind, StepState};
+    for (left, failure, undone, ending) in [
+        (
+            vec![],
+            FailureKind::Retriable,
+            true,
+            "; the host has taken back what it did",
+        ),
+        (
+            vec!["Step kubeadm-install is done, and stays so.".to_owned()],
+            FailureKind::NeedsPerson,
+            true,
+            "; Step kubeadm-install is done, and stays so; it needs a person",
+        ),
+        (
+            vec![],
+            FailureKind::Final,
+            false,
+            "; no further try can help",
+        ),
+    ] {
+        let mut one = One::worker().upgraded();
+        one.host_fails("kubelet-install");
+        let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
+        status.left_behind = left;
+        for step in &mut status.steps {
+            match step.id.as_str() {
+                "kubelet-install" => step.failure = Some(failure),
+                "kubeadm-install" if undone => step.state = StepState::Undone,
+                _ => {}
+            }
+        }
+        one.settle();
+        let status = one.update.status.as_ref().unwrap();
+        assert_eq!(status.phase, Phase::Failed);
+        assert!(
+            status.failure_message.ends_with(ending),
+            "{}",
+            status.failure_message
+        );
+    }
+}
+
+#[test]
+fn the_images_of_a_control_plane_are_there_before_kubeadm_needs_them() {
+    let staged = |role, settings: &HostSettings| {
+        let steps = work(role, settings, None).steps();
+        let stage = steps.into_iter().find(|step| step.id == "stage").unwrap();
+        stage
+            .action
+            .images
+            .map(|images| (images.kubeadm, images.optional))
+    };
+    let none = HostSettings::default();
+    assert_eq!(staged(Role::FirstControlPlane, &none), Some((true, true)));
+    assert_eq!(staged(Role::Worker, &none), None);
+    assert_eq!(staged(Role::Worker, &everything()), Some((true, false)));
+}

@@ -1,0 +1,119 @@
+//! The Debian root that all hosts share, made once.
+//!
+//! It is kept outside of the checkout, by release and list of packages. The mirror is the one that
+//! the machine's own apt uses.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, bail};
+use sha2::{Digest as _, Sha256};
+
+use crate::say;
+
+/// What every host has.
+const PACKAGES: [&str; 10] = [
+    "apt-utils",
+    "ca-certificates",
+    "curl",
+    "dbus",
+    "gzip",
+    "iproute2",
+    "procps",
+    "systemd-sysv",
+    "udev",
+    "util-linux",
+];
+/// Releases to try, the newest first.
+const RELEASES: [&str; 2] = ["trixie", "bookworm"];
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// The folder of the root, made where it is missing: about a minute.
+pub fn ensure() -> anyhow::Result<PathBuf> {
+    let packages = PACKAGES.join(",");
+    let digest = Sha256::digest(packages.as_bytes());
+    let key = digest[..6]
+        .iter()
+        .fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
+    let cache = cache()?.join("hosts");
+    fs::create_dir_all(&cache).with_context(|| format!("{} cannot be made", cache.display()))?;
+    let folder = |release: &str| cache.join(format!("{release}-{key}"));
+    if let Some(found) = RELEASES.map(folder).into_iter().find(|path| path.is_dir()) {
+        return Ok(found);
+    }
+    let mirror = mirror()?;
+    let mut problems = Vec::new();
+    for release in RELEASES {
+        match build(release, &packages, &mirror, &folder(release)) {
+            Ok(()) => return Ok(folder(release)),
+            Err(error) => problems.push(format!("{release}: {error:#}")),
+        }
+    }
+    bail!("no Debian root can be made; {}", problems.join("; "))
+}
+
+/// `REFIT_CACHE`, by default `~/.cache/refit`.
+fn cache() -> anyhow::Result<PathBuf> {
+    if let Some(path) = env::var_os("REFIT_CACHE") {
+        return Ok(PathBuf::from(path));
+    }
+    let home = env::var_os("HOME").context("neither REFIT_CACHE nor HOME is set")?;
+    Ok(PathBuf::from(home).join(".cache/refit"))
+}
+
+/// The mirror of Debian's own packages that apt uses on this machine.
+fn mirror() -> anyhow::Result<String> {
+    let folder = Path::new("/etc/apt/sources.list.d");
+    let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        files.push(entry.path());
+    }
+    files.sort();
+    let texts = files
+        .iter()
+        .filter_map(|path| fs::read_to_string(path).ok());
+    let text: Vec<String> = texts.collect();
+    find_mirror(&text.join("\n")).context(
+        "no source of apt on this machine ends in /debian: the tests take the mirror from there",
+    )
+}
+
+/// The first address that ends in `/debian`, from either format of apt's sources.
+fn find_mirror(text: &str) -> Option<String> {
+    let lines = text.lines().map(str::trim);
+    let used = lines.filter(|line| line.starts_with("deb ") || line.starts_with("URIs:"));
+    used.flat_map(str::split_whitespace)
+        .map(|word| word.trim_end_matches('/'))
+        .find(|word| word.contains("://") && word.ends_with("/debian"))
+        .map(str::to_owned)
+}
+
+fn build(release: &str, packages: &str, mirror: &str, folder: &Path) -> anyhow::Result<()> {
+    let partial = folder.with_extension(format!("partial-{}", std::process::id()));
+    say(&format!(
+        "making a root of Debian {release}: about a minute, once"
+    ));
+    let status = Command::new("mmdebstrap")
+        .args(["--quiet", "--variant=apt", "--format=directory"])
+        .arg(format!("--include={packages}"))
+        .args([release])
+        .arg(&partial)
+        .arg(format!("deb [signed-by={KEYRING}] {mirror} {release} main"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status()
+        .context("mmdebstrap cannot be run: `apt-get install mmdebstrap`")?;
+    if !status.success() {
+        // It is all ours: nothing else was ever in it.
+        let _ = fs::remove_dir_all(&partial);
+        bail!("mmdebstrap ended with {status}");
+    }
+    match fs::rename(&partial, folder) {
+        // Somebody else was faster.
+        Err(_) if folder.is_dir() => Ok(fs::remove_dir_all(&partial)?),
+        outcome => outcome.with_context(|| format!("{} cannot be written", folder.display())),
+    }
+}

@@ -1,0 +1,415 @@
+//! Stands in for kubeadm, kubelet, kubectl, containerd and etcdctl in the tests' own packages.
+//!
+//! Which of them it is, and which version, the last line of its own file says. At named
+//! points it runs `/var/lib/stub/NAME.POINT` once, where a test has put one there: that makes it
+//! slow, ends it with another code, kills it or holds it up.
+
+use std::{
+    env, fs,
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+    thread,
+    time::{Duration, SystemTime},
+};
+
+const MANIFESTS: &str = "/etc/kubernetes/manifests";
+const COMPONENTS: [&str; 4] = [
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+];
+const KUBELET_CONFIG: &str = "/var/lib/kubelet/config.yaml";
+const CREDENTIALS: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
+
+type Outcome = Result<ExitCode, Box<dyn std::error::Error>>;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().collect();
+    let (name, _) = identity();
+    let arguments: Vec<&str> = arguments.iter().skip(1).map(String::as_str).collect();
+    let outcome = match name.as_str() {
+        "kubeadm" => kubeadm(&arguments),
+        "kubelet" => kubelet(&arguments),
+        "containerd" => containerd(&arguments),
+        "etcdctl" => etcdctl(&arguments),
+        _ => answer(&format!("Client Version: {}", version())),
+    };
+    outcome.unwrap_or_else(|error| {
+        let _ = writeln!(io::stderr(), "{name}: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn answer(line: &str) -> Outcome {
+    writeln!(io::stdout(), "{line}")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn version() -> String {
+    identity().1
+}
+
+/// The last line of this program's file, `NAME VERSION`. Its path says nothing: a program that has
+/// been replaced while it runs is started by its entry in `/proc`.
+fn identity() -> (String, String) {
+    let bytes = fs::read("/proc/self/exe").unwrap_or_default();
+    let end = bytes.len().saturating_sub(64);
+    let tail = String::from_utf8_lossy(bytes.get(end..).unwrap_or_default()).into_owned();
+    let last = tail.trim_end().rsplit('\n').next().unwrap_or_default();
+    let (name, version) = last.split_once(' ').unwrap_or_default();
+    (name.to_owned(), version.to_owned())
+}
+
+/// Runs what a test has left for this point, once; its code ends the program.
+#[expect(
+    clippy::exit,
+    reason = "a program that is made to fail does so at once"
+)]
+fn point(name: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let ordered = PathBuf::from(format!("/var/lib/stub/{name}"));
+    if !ordered.exists() {
+        return Ok(());
+    }
+    let taken = ordered.with_extension("taken");
+    fs::rename(&ordered, &taken)?;
+    let status = Command::new("/bin/sh")
+        .arg(&taken)
+        .env("STUB_PID", std::process::id().to_string())
+        .status()?;
+    match status.code() {
+        Some(0) => Ok(()),
+        Some(code) => std::process::exit(code),
+        None => std::process::exit(137),
+    }
+}
+
+fn now() -> u64 {
+    let since = SystemTime::UNIX_EPOCH.elapsed();
+    since.map(|since| since.as_secs()).unwrap_or_default()
+}
+
+fn containerd(arguments: &[&str]) -> Outcome {
+    if arguments.contains(&"--version") {
+        return answer(&format!("containerd containerd.io {} 0", version()));
+    }
+    loop {
+        thread::sleep(Duration::from_hours(1));
+    }
+}
+
+fn etcdctl(arguments: &[&str]) -> Outcome {
+    point("etcdctl.start")?;
+    if let Some(at) = arguments.iter().position(|word| *word == "save") {
+        let path = arguments.get(at + 1).ok_or("save where?")?;
+        save(path)?;
+        return answer(&format!("Snapshot saved at {path}"));
+    }
+    answer("127.0.0.1:2379 is healthy: successfully committed proposal: took = 2ms")
+}
+
+/// As the real one: the data with the mark of its store, then its sum.
+fn save(path: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let mut data = fs::read("/var/lib/etcd/member/snap/db")?;
+    let mark = data.get_mut(16..20).ok_or("etcd has no data")?;
+    mark.copy_from_slice(&0xED0C_DAED_u32.to_le_bytes());
+    fs::write(path, &data)?;
+    let sum = Command::new("/usr/bin/sha256sum").arg(path).output()?;
+    let hex = String::from_utf8_lossy(&sum.stdout).into_owned();
+    let byte = |at: usize| {
+        let pair = hex.get(at..at + 2)?;
+        u8::from_str_radix(pair, 16).ok()
+    };
+    let sum: Option<Vec<u8>> = (0..64).step_by(2).map(byte).collect();
+    data.extend(sum.ok_or("the data has no sum")?);
+    Ok(fs::write(path, data)?)
+}
+
+fn kubeadm(arguments: &[&str]) -> Outcome {
+    match arguments {
+        ["version", rest @ ..] if rest.contains(&"short") || rest.contains(&"-oshort") => {
+            answer(&version())
+        }
+        ["version", ..] => answer(&format!("kubeadm version: {}", version())),
+        ["upgrade", "plan", ..] => answer("You can now apply the upgrade"),
+        ["upgrade", "apply", rest @ ..] => {
+            let target = rest.iter().find(|word| word.starts_with("v1."));
+            let target = target.ok_or("missing one or more required arguments: version")?;
+            if *target != version() {
+                return Err(
+                    format!("the target {target} is not this kubeadm's {}", version()).into(),
+                );
+            }
+            upgrade()
+        }
+        ["upgrade", "node", ..] => upgrade(),
+        ["config" | "certs" | "init", ..] => answer("done"),
+        _ => Err(format!("unknown command {arguments:?}").into()),
+    }
+}
+
+/// What `kubeadm upgrade` does on a disk, in its order.
+fn upgrade() -> Outcome {
+    let version = version();
+    writeln!(io::stdout(), "[preflight] Running pre-flight checks.")?;
+    point("kubeadm.start")?;
+    let control_plane = Path::new(MANIFESTS).join("kube-apiserver.yaml").exists();
+    if control_plane {
+        for component in COMPONENTS {
+            if !Path::new(MANIFESTS)
+                .join(format!("{component}.yaml"))
+                .exists()
+            {
+                let why = format!("[ERROR StaticPodManifest]: {component} has no manifest");
+                return Err(format!("[preflight] Some fatal errors occurred:\n\t{why}").into());
+            }
+        }
+        static_pods(&version)?;
+    }
+    point("kubeadm.kubelet-config")?;
+    let config = fs::read_to_string(KUBELET_CONFIG)?;
+    let backup = format!("/etc/kubernetes/tmp/kubeadm-kubelet-config{}", now());
+    fs::create_dir_all(&backup)?;
+    fs::write(format!("{backup}/config.yaml"), &config)?;
+    let kept = config
+        .lines()
+        .filter(|line| !line.starts_with("# written by"));
+    let kept: Vec<&str> = kept.collect();
+    fs::write(
+        KUBELET_CONFIG,
+        format!("{}\n# written by kubeadm {version}\n", kept.join("\n")),
+    )?;
+    point("kubeadm.end")?;
+    let what = if control_plane {
+        "control plane node"
+    } else {
+        "node"
+    };
+    answer(&format!(
+        "[upgrade] SUCCESS! A {what} of your cluster was upgraded to \"{version}\"."
+    ))
+}
+
+fn static_pods(version: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let tmp = Path::new("/etc/kubernetes/tmp");
+    let backup = tmp.join(format!("kubeadm-backup-manifests-{}", now()));
+    let next = tmp.join(format!("kubeadm-upgraded-manifests{}", now()));
+    for folder in [&backup, &next] {
+        fs::create_dir_all(folder)?;
+    }
+    let etcd = tmp.join(format!("kubeadm-backup-etcd-{}", now()));
+    fs::create_dir_all(&etcd)?;
+    fs::copy("/var/lib/etcd/member/snap/db", etcd.join("db"))?;
+    for component in COMPONENTS {
+        point(&format!("kubeadm.{component}"))?;
+        let file = format!("{component}.yaml");
+        let manifest = Path::new(MANIFESTS).join(&file);
+        let old = fs::read_to_string(&manifest)?;
+        let new = with_version(&old, component, version);
+        if new == old {
+            continue;
+        }
+        fs::write(next.join(&file), &new)?;
+        // As the real one: for a moment there is no manifest at all.
+        fs::rename(&manifest, backup.join(&file))?;
+        point(&format!("kubeadm.{component}.gap"))?;
+        fs::rename(next.join(&file), &manifest)?;
+        writeln!(
+            io::stdout(),
+            "[upgrade/staticpods] Moved new manifest to {}",
+            manifest.display()
+        )?;
+        thread::sleep(Duration::from_millis(200));
+    }
+    Ok(())
+}
+
+fn with_version(manifest: &str, component: &str, version: &str) -> String {
+    if component == "etcd" {
+        return manifest.to_owned();
+    }
+    let lines = manifest
+        .lines()
+        .map(|line| match line.split_once("image: ") {
+            Some((before, image)) => {
+                let name = image.rsplit_once(':').map_or(image, |(name, _)| name);
+                format!("{before}image: {name}:{version}")
+            }
+            None => line.to_owned(),
+        });
+    lines.collect::<Vec<_>>().join("\n") + "\n"
+}
+
+fn kubelet(arguments: &[&str]) -> Outcome {
+    if arguments.contains(&"--version") {
+        return answer(&format!("Kubernetes {}", version()));
+    }
+    if arguments.contains(&"--help") {
+        return answer("--config --kubeconfig --node-ip");
+    }
+    point("kubelet.start")?;
+    if !Path::new(KUBELET_CONFIG).exists() {
+        return Err(format!("failed to load kubelet config file {KUBELET_CONFIG}").into());
+    }
+    let node = Node::read()?;
+    let mut said = String::new();
+    let mut beat = 0;
+    loop {
+        let pods = Node::pods();
+        let state = format!("{}{pods:?}", node.status(0));
+        if (state != said || now() >= beat + 5) && node.report(&pods) {
+            said = state;
+            beat = now();
+        }
+        thread::sleep(Duration::from_millis(500));
+    }
+}
+
+/// A host as its kubelet sees it.
+struct Node {
+    name: String,
+    server: String,
+    version: String,
+    boot_id: String,
+    os_image: String,
+}
+
+impl Node {
+    fn read() -> Result<Self, Box<dyn std::error::Error>> {
+        let config = fs::read_to_string("/etc/kubernetes/kubelet.conf")?;
+        let server = config
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("server: "))
+            .ok_or("kubelet.conf names no server")?;
+        let release = fs::read_to_string("/etc/os-release")?;
+        let os_image = release
+            .lines()
+            .find_map(|line| line.strip_prefix("PRETTY_NAME="));
+        Ok(Self {
+            name: fs::read_to_string("/etc/hostname")?.trim().to_owned(),
+            server: server.to_owned(),
+            version: version(),
+            boot_id: fs::read_to_string("/proc/sys/kernel/random/boot_id")?
+                .trim()
+                .to_owned(),
+            os_image: os_image.unwrap_or_default().trim_matches('"').to_owned(),
+        })
+    }
+
+    /// Static pods: name and image.
+    fn pods() -> Vec<(String, String)> {
+        let read = |component: &&str| {
+            let path = Path::new(MANIFESTS).join(format!("{component}.yaml"));
+            let text = fs::read_to_string(path).ok()?;
+            let image = text
+                .lines()
+                .find_map(|line| line.trim().strip_prefix("image: "))?;
+            Some(((*component).to_owned(), image.to_owned()))
+        };
+        COMPONENTS.iter().filter_map(read).collect()
+    }
+
+    fn status(&self, time: u64) -> String {
+        let stamp = stamp(time);
+        format!(
+            r#"{{"status":{{"conditions":[{{"type":"Ready","status":"True","reason":"KubeletReady","message":"kubelet is posting ready status","lastHeartbeatTime":"{stamp}"}}],"nodeInfo":{{"architecture":"amd64","bootID":"{}","containerRuntimeVersion":"containerd://2.1.4","kernelVersion":"6","kubeProxyVersion":"","kubeletVersion":"{}","machineID":"{}","operatingSystem":"linux","osImage":"{}","systemUUID":"{}"}}}}}}"#,
+            self.boot_id, self.version, self.name, self.os_image, self.name
+        )
+    }
+
+    fn report(&self, pods: &[(String, String)]) -> bool {
+        let path = format!("/api/v1/nodes/{}/status", self.name);
+        let mut well = self.call("PATCH", &path, &self.status(now())).is_some();
+        for (component, image) in pods {
+            well &= self.mirror(component, image);
+        }
+        well
+    }
+
+    /// Keeps the pod that stands for a manifest.
+    fn mirror(&self, component: &str, image: &str) -> bool {
+        let name = format!("{component}-{}", self.name);
+        let pods = "/api/v1/namespaces/kube-system/pods";
+        let path = format!("{pods}/{name}");
+        if let Some(there) = self.call("GET", &path, "") {
+            if there.contains(&format!("\"image\":\"{image}\"")) {
+                return true;
+            }
+            self.call("DELETE", &format!("{path}?gracePeriodSeconds=0"), "");
+        }
+        let mark = format!("{image}-{}", self.boot_id);
+        let body = format!(
+            r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{name}","namespace":"kube-system","labels":{{"component":"{component}","tier":"control-plane"}},"annotations":{{"kubernetes.io/config.mirror":"{mark}","kubernetes.io/config.hash":"{mark}","kubernetes.io/config.source":"file"}}}},"spec":{{"nodeName":"{}","hostNetwork":true,"containers":[{{"name":"{component}","image":"{image}"}}]}}}}"#,
+            self.name
+        );
+        self.call("POST", pods, &body).is_some()
+            && self
+                .call(
+                    "PATCH",
+                    &format!("{path}/status"),
+                    &running(component, image),
+                )
+                .is_some()
+    }
+
+    /// Asks the API server; `None` where it refuses or is not there.
+    fn call(&self, method: &str, path: &str, body: &str) -> Option<String> {
+        let kind = if method == "PATCH" {
+            "Content-Type: application/strategic-merge-patch+json"
+        } else {
+            "Content-Type: application/json"
+        };
+        let mut curl = Command::new("/usr/bin/curl");
+        curl.args([
+            "--silent",
+            "--show-error",
+            "--fail-with-body",
+            "--max-time",
+            "5",
+        ])
+        .args([
+            "--cacert",
+            "/etc/kubernetes/pki/ca.crt",
+            "--cert",
+            CREDENTIALS,
+        ])
+        .args(["--request", method, "--header", kind]);
+        if !body.is_empty() {
+            curl.args(["--data-binary", body]);
+        }
+        let output = curl.arg(format!("{}{path}", self.server)).output().ok()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        if output.status.success() {
+            return Some(text);
+        }
+        if method != "GET" {
+            let _ = writeln!(io::stderr(), "{method} {path}: {text}");
+        }
+        None
+    }
+}
+
+fn running(component: &str, image: &str) -> String {
+    let stamp = stamp(now());
+    format!(
+        r#"{{"status":{{"phase":"Running","startTime":"{stamp}","conditions":[{{"type":"ContainersReady","status":"True","lastTransitionTime":"{stamp}"}},{{"type":"Ready","status":"True","lastTransitionTime":"{stamp}"}}],"containerStatuses":[{{"name":"{component}","image":"{image}","imageID":"","ready":true,"restartCount":0,"state":{{"running":{{"startedAt":"{stamp}"}}}}}}]}}}}"#
+    )
+}
+
+/// Seconds since 1970 as Kubernetes writes times.
+fn stamp(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // Days to a date, after Howard Hinnant's civil_from_days.
+    let z = days + 719_468;
+    let era = z / 146_097;
+    let doe = z % 146_097;
+    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
+    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
+    let mp = (5 * doy + 2) / 153;
+    let day = doy - (153 * mp + 2) / 5 + 1;
+    let month = if mp < 10 { mp + 3 } else { mp - 9 };
+    let year = yoe + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (rest / 3600, rest % 3600 / 60, rest % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}

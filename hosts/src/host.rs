@@ -1,0 +1,386 @@
+//! One host: boot, reboot, power cut, commands in it.
+
+use std::{
+    fs::{self, OpenOptions},
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use anyhow::{Context as _, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::{process::Command, sync::Mutex, task::JoinHandle};
+
+use crate::{cage::Cage, disk::Disk, eventually, net, run};
+
+/// What systemd-nspawn ends with where the host asked for a reboot and nobody manages it.
+const REBOOT: i32 = 133;
+/// How long a boot may take on a busy machine, in seconds.
+const BOOT_SECONDS: u64 = 60;
+/// Room on a host's disk, in MiB; what is not written takes none.
+const DISK_MEBIBYTES: u64 = 6 * 1024;
+/// System calls beyond those that systemd-nspawn allows; container runtimes want them.
+const CALLS: &str = "--system-call-filter=add_key keyctl bpf perf_event_open @keyring";
+
+/// A host. It ends with the test.
+#[derive(Debug)]
+pub struct Host {
+    /// Its name, also that of its Node.
+    pub name: String,
+    /// Its address.
+    pub address: String,
+    disk: Disk,
+    /// Its network namespace and interface: short, whatever the name.
+    short: String,
+    console: PathBuf,
+    groups: Vec<PathBuf>,
+    /// Process id of systemd-nspawn; 0 while nothing runs.
+    keeper: Arc<AtomicU32>,
+    boots: Arc<AtomicU32>,
+    running: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Host {
+    /// Makes the host with this number, from 1, of a test; it does not run yet.
+    pub async fn new(
+        cage: &Cage,
+        number: u8,
+        name: &str,
+        layers: &[PathBuf],
+    ) -> anyhow::Result<Self> {
+        let (short, address) = (format!("h{number}"), net::address(number));
+        let folder = cage.folder.join(&short);
+        // First: the disk's mount namespace has a copy of what is mounted by then.
+        net::attach(&short, &address).await?;
+        let disk = Disk::new(&folder, layers, DISK_MEBIBYTES).await?;
+        let host = Self {
+            name: name.to_owned(),
+            disk,
+            console: folder.join("console.log"),
+            groups: make_groups(&cage.name, &short)?,
+            short,
+            keeper: Arc::default(),
+            boots: Arc::default(),
+            running: Mutex::default(),
+            address,
+        };
+        host.write("etc/hostname", &format!("{name}\n"))?;
+        let hosts = format!("127.0.0.1 localhost\n{} {name}\n", host.address);
+        host.write("etc/hosts", &hosts)?;
+        // Empty: the first boot gives the host an identity of its own.
+        host.write("etc/machine-id", "")?;
+        Ok(host)
+    }
+
+    /// The host's root folder, whether it runs or not.
+    pub fn root(&self) -> PathBuf {
+        self.disk.path()
+    }
+
+    /// Writes a file of the host, with its folders; no power cut takes it away.
+    pub fn write(&self, path: &str, text: &str) -> anyhow::Result<()> {
+        let path = self.root().join(path);
+        let folder = path.parent().context("a file is in a folder")?;
+        let written = || {
+            fs::create_dir_all(folder)?;
+            fs::write(&path, text)?;
+            fs::File::open(&path)?.sync_all()?;
+            fs::File::open(folder)?.sync_all()
+        };
+        written().with_context(|| format!("{} cannot be written", path.display()))
+    }
+
+    /// Reads a file of the host; empty where there is none.
+    pub fn read(&self, path: &str) -> String {
+        let bytes = fs::read(self.root().join(path)).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// How often it has booted, reboots included.
+    pub fn boots(&self) -> u32 {
+        self.boots.load(Ordering::SeqCst)
+    }
+
+    /// Boots it and waits until it is up.
+    pub async fn boot(&self) -> anyhow::Result<()> {
+        self.start().await?;
+        self.wait_up().await
+    }
+
+    /// Boots it without waiting.
+    pub async fn start(&self) -> anyhow::Result<()> {
+        let mut running = self.running.lock().await;
+        if running.as_ref().is_some_and(|task| !task.is_finished()) {
+            bail!("{} runs already", self.name);
+        }
+        let container = Container {
+            holder: self.disk.holder()?,
+            root: self.disk.root().to_path_buf(),
+            short: self.short.clone(),
+            console: self.console.clone(),
+            groups: self.groups.clone(),
+        };
+        let (keeper, boots) = (self.keeper.clone(), self.boots.clone());
+        *running = Some(tokio::spawn(async move {
+            loop {
+                let outcome = container.boot_once(&keeper, &boots).await;
+                keeper.store(0, Ordering::SeqCst);
+                match outcome {
+                    Ok(Some(REBOOT)) => {}
+                    Ok(code) => {
+                        tracing::debug!(host = container.short, ?code, "ended");
+                        return;
+                    }
+                    Err(error) => {
+                        tracing::warn!(host = container.short, "cannot run: {error:#}");
+                        return;
+                    }
+                }
+            }
+        }));
+        Ok(())
+    }
+
+    /// Waits until systemd has started everything.
+    pub async fn wait_up(&self) -> anyhow::Result<()> {
+        let ask = async || {
+            let state = self.exec(["systemctl", "is-system-running"]).await;
+            match state {
+                Ok(_) => Ok(()),
+                // It is up, but a unit has failed: the test says whether that matters.
+                Err(error) if error.to_string().contains("degraded") => Ok(()),
+                Err(error) => Err(format!("{error:#}")),
+            }
+        };
+        let up = eventually(&format!("{} boots", self.name), BOOT_SECONDS, ask).await;
+        up.with_context(|| {
+            let console = fs::read_to_string(&self.console).unwrap_or_default();
+            format!("its console ends: {}", end_of(&console, 1500))
+        })
+    }
+
+    /// The host's first process, seen from here; `None` while none runs.
+    pub fn leader(&self) -> Option<u32> {
+        let keeper = self.keeper.load(Ordering::SeqCst);
+        if keeper == 0 {
+            return None;
+        }
+        let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
+        children
+            .split_whitespace()
+            .filter_map(|pid| pid.parse().ok())
+            .find(|pid| is_first(*pid))
+    }
+
+    /// Runs a command in the host and returns its output.
+    pub async fn exec<const N: usize>(&self, command: [&str; N]) -> anyhow::Result<String> {
+        let leader = self.leader();
+        let leader = leader.with_context(|| format!("{} does not run", self.name))?;
+        let target = leader.to_string();
+        let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+        let enter = [
+            "--target", &target, "--all", "--", "env", "-i", path, "LC_ALL=C",
+        ];
+        run("nsenter", enter.into_iter().chain(command)).await
+    }
+
+    /// Whether a file is there while it runs, `/run` included.
+    pub fn has(&self, path: &str) -> bool {
+        self.leader()
+            .is_some_and(|leader| Path::new(&format!("/proc/{leader}/root/{path}")).exists())
+    }
+
+    /// Takes its power away: every process is gone at once, and of the disk what was not synced.
+    /// It does not boot again by itself.
+    pub async fn cut(&self) -> anyhow::Result<()> {
+        self.kill().await;
+        self.disk.cut().await
+    }
+
+    /// Ends every process of the host at once. The disk keeps what was written.
+    pub async fn kill(&self) {
+        let mut running = self.running.lock().await;
+        let Some(task) = running.take() else {
+            return;
+        };
+        // Between two boots of a reboot there is nobody to kill.
+        while !task.is_finished() {
+            let keeper = self.keeper.load(Ordering::SeqCst);
+            for pid in self
+                .leader()
+                .into_iter()
+                .chain((keeper != 0).then_some(keeper))
+            {
+                kill(pid);
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    }
+
+    /// What is worth reading after a failure.
+    pub async fn report(&self) -> String {
+        let mut text = format!("--- {} ---\n", self.name);
+        let journal = [
+            "journalctl",
+            "--no-pager",
+            "--output=short-precise",
+            "--lines=60",
+            "--unit=refit-*",
+            "--unit=kubelet",
+        ];
+        match self.exec(journal).await {
+            Ok(lines) => text.push_str(end_of(&lines, 6000)),
+            Err(error) => text += &error.to_string(),
+        }
+        let agent = self.read("var/lib/refit-agent/journal.jsonl");
+        text + "\n" + end_of(&agent, 4000)
+    }
+}
+
+fn end_of(text: &str, bytes: usize) -> &str {
+    let start = text.len().saturating_sub(bytes);
+    let start = (start..text.len()).find(|at| text.is_char_boundary(*at));
+    start.and_then(|start| text.get(start..)).unwrap_or(text)
+}
+
+fn kill(pid: u32) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    if let Some(pid) = pid {
+        // Gone already is as good.
+        let _ = kill_process(pid, Signal::KILL);
+    }
+}
+
+/// Whether a process is the first of a process namespace below ours.
+fn is_first(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    let ids: Vec<&str> = ids.unwrap_or_default().split_whitespace().collect();
+    ids.len() > 1 && ids.last() == Some(&"1")
+}
+
+/// What a boot needs.
+struct Container {
+    /// The process whose mount namespace has the root.
+    holder: u32,
+    root: PathBuf,
+    short: String,
+    console: PathBuf,
+    groups: Vec<PathBuf>,
+}
+
+impl Container {
+    /// One boot, to its end; the code that systemd-nspawn ended with.
+    async fn boot_once(
+        &self,
+        keeper: &AtomicU32,
+        boots: &AtomicU32,
+    ) -> anyhow::Result<Option<i32>> {
+        let console = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.console)?;
+        // The shell moves itself into the host's control groups, so that hosts share none.
+        let script = "for g in $GROUPS_OF_HOST; do echo $$ > $g/cgroup.procs || exit 1; done; \
+                      exec systemd-nspawn \"$@\"";
+        let groups: Vec<String> = self
+            .groups
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
+        let mut child = Command::new("nsenter")
+            .args(["--target", &self.holder.to_string(), "--mount", "--", "sh"])
+            .args([
+                "-c",
+                script,
+                "sh",
+                "--quiet",
+                "--boot",
+                "--register=no",
+                "--keep-unit",
+            ])
+            .args([
+                "--console=pipe",
+                "--link-journal=no",
+                "--resolv-conf=off",
+                "--timezone=off",
+            ])
+            .args(["--capability=all", CALLS, "--bind=/dev/kmsg"])
+            .arg(format!("--machine={}", self.short))
+            .arg(format!(
+                "--network-namespace-path=/run/netns/{}",
+                self.short
+            ))
+            .arg(format!("--directory={}", self.root.display()))
+            .env("GROUPS_OF_HOST", groups.join(" "))
+            .env("SYSTEMD_NSPAWN_API_VFS_WRITABLE", "network")
+            .stdin(Stdio::null())
+            .stdout(console.try_clone()?)
+            .stderr(console)
+            .kill_on_drop(true)
+            .spawn()?;
+        boots.fetch_add(1, Ordering::SeqCst);
+        keeper.store(child.id().unwrap_or_default(), Ordering::SeqCst);
+        Ok(child.wait().await?.code())
+    }
+}
+
+/// In each hierarchy of control groups, the group that this process is in.
+pub(crate) fn group_parents() -> Vec<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mut parents: Vec<PathBuf> = own
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let (controllers, path) = (fields.next()?, fields.next()?);
+            let mounted = mounted_at(&mounts, controllers)?;
+            Some(Path::new(mounted).join(path.trim_start_matches('/')))
+        })
+        .collect();
+    parents.sort();
+    parents
+}
+
+/// Where the hierarchy of these controllers is mounted; none names that of version 2.
+fn mounted_at<'a>(mounts: &'a str, controllers: &str) -> Option<&'a str> {
+    mounts.lines().find_map(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        let (place, kind, options) = (fields.next()?, fields.next()?, fields.next()?);
+        let found = match kind {
+            "cgroup2" => controllers.is_empty(),
+            "cgroup" => {
+                !controllers.is_empty()
+                    && options.split(',').any(|option| {
+                        option == controllers || controllers.split(',').next() == Some(option)
+                    })
+            }
+            _ => false,
+        };
+        found.then_some(place)
+    })
+}
+
+/// Makes a host's own group in each hierarchy.
+fn make_groups(run: &str, host: &str) -> anyhow::Result<Vec<PathBuf>> {
+    let mut groups = Vec::new();
+    for parent in group_parents() {
+        for group in [parent.join(run), parent.join(run).join(host)] {
+            fs::create_dir_all(&group)
+                .with_context(|| format!("the control group {} cannot be made", group.display()))?;
+            for file in ["cpuset.cpus", "cpuset.mems"] {
+                // A group without processors and memory takes no process.
+                let above = group.parent().map(|above| above.join(file));
+                let above = above.and_then(|path| fs::read_to_string(path).ok());
+                if let Some(above) = above.filter(|_| group.join(file).exists()) {
+                    fs::write(group.join(file), above)?;
+                }
+            }
+        }
+        groups.push(parent.join(run).join(host));
+    }
+    Ok(groups)
+}

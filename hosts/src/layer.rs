@@ -1,0 +1,156 @@
+//! What all hosts of a test have on top of Debian: packages installed, the agent, its unit.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+
+use crate::{cage::Cage, net, run};
+
+/// Port of the repository.
+pub const REPOSITORY_PORT: u16 = 8080;
+
+/// What hosts of a test do not start: it costs each boot some tenths of a second.
+const MASKED: [&str; 11] = [
+    "apt-daily-upgrade.timer",
+    "apt-daily.timer",
+    "console-getty.service",
+    "cron.service",
+    "dpkg-db-backup.timer",
+    "e2scrub_reap.service",
+    "etcd.service",
+    "getty@.service",
+    "systemd-timesyncd.service",
+    "systemd-udev-trigger.service",
+    "systemd-udevd.service",
+];
+
+/// A folder that is made by changing a root and is a layer of hosts from then on.
+#[derive(Debug)]
+pub struct Layer {
+    base: PathBuf,
+    upper: PathBuf,
+    root: PathBuf,
+}
+
+impl Layer {
+    /// Begins one on top of the cage's root.
+    pub async fn begin(cage: &Cage) -> anyhow::Result<Self> {
+        let folder = cage.folder.join("layer");
+        let layer = Self {
+            base: cage.base.clone(),
+            upper: folder.join("upper"),
+            root: folder.join("root"),
+        };
+        let work = folder.join("work");
+        for path in [&layer.upper, &layer.root, &work] {
+            fs::create_dir_all(path)?;
+        }
+        let options = format!(
+            "lowerdir={},upperdir={},workdir={}",
+            layer.base.display(),
+            layer.upper.display(),
+            work.display()
+        );
+        let root = layer.root.display().to_string();
+        run("mount", ["-t", "overlay", "overlay", "-o", &options, &root]).await?;
+        layer.take_sources()?;
+        Ok(layer)
+    }
+
+    /// The root as it is so far.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The only source of packages is the test's own.
+    fn take_sources(&self) -> anyhow::Result<()> {
+        let apt = self.root.join("etc/apt");
+        // Debian's own are not reached from here.
+        let _ = fs::remove_file(apt.join("sources.list"));
+        for entry in fs::read_dir(apt.join("sources.list.d"))
+            .into_iter()
+            .flatten()
+        {
+            fs::remove_file(entry?.path())?;
+        }
+        let line = format!(
+            "deb [trusted=yes] http://{}:{REPOSITORY_PORT}/ ./\n",
+            net::SWITCH
+        );
+        fs::create_dir_all(apt.join("sources.list.d"))?;
+        fs::write(apt.join("sources.list.d/kubernetes.list"), line)?;
+        Ok(())
+    }
+
+    /// Runs a command in the root.
+    pub async fn chroot<const N: usize>(&self, command: [&str; N]) -> anyhow::Result<String> {
+        let root = self.root.display().to_string();
+        run("chroot", std::iter::once(root.as_str()).chain(command)).await
+    }
+
+    /// Puts a program in, without what a debugger wants of it.
+    pub async fn program(&self, from: &Path, to: &str) -> anyhow::Result<()> {
+        let to = self.root.join(to);
+        if let Some(folder) = to.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        let (from, to) = (from.display().to_string(), to.display().to_string());
+        run("strip", ["-o", &to, &from]).await.map(drop)
+    }
+
+    /// Installs the agent as deploy/agent says, enabled.
+    pub async fn agent(&self, program: &Path, unit: &str) -> anyhow::Result<()> {
+        let started = unit
+            .lines()
+            .find_map(|line| line.strip_prefix("ExecStart=/"));
+        let path = started.and_then(|line| line.split_whitespace().next());
+        self.program(program, path.context("the unit starts a program")?)
+            .await?;
+        self.write("etc/systemd/system/refit-agent.service", unit)?;
+        self.enable("refit-agent.service")
+    }
+
+    /// Writes a file.
+    pub fn write(&self, path: &str, text: &str) -> anyhow::Result<()> {
+        let path = self.root.join(path);
+        let folder = path.parent().context("a file is in a folder")?;
+        fs::create_dir_all(folder)?;
+        fs::write(&path, text).with_context(|| format!("{} cannot be written", path.display()))
+    }
+
+    /// Writes a program.
+    pub fn script(&self, path: &str, bytes: &[u8]) -> anyhow::Result<()> {
+        let path = self.root.join(path);
+        fs::write(&path, bytes)?;
+        Ok(fs::set_permissions(
+            path,
+            fs::Permissions::from_mode(0o755),
+        )?)
+    }
+
+    /// Starts a unit at boot.
+    pub fn enable(&self, unit: &str) -> anyhow::Result<()> {
+        let wants = self.root.join("etc/systemd/system/multi-user.target.wants");
+        fs::create_dir_all(&wants)?;
+        Ok(symlink(
+            Path::new("/etc/systemd/system").join(unit),
+            wants.join(unit),
+        )?)
+    }
+
+    /// Ends it: the folders that a host's root is made of, the upper first.
+    pub async fn finish(self) -> anyhow::Result<Vec<PathBuf>> {
+        for unit in MASKED {
+            let path = self.root.join("etc/systemd/system").join(unit);
+            if !path.exists() {
+                symlink("/dev/null", path)?;
+            }
+        }
+        run("umount", [&self.root]).await?;
+        Ok(vec![self.upper, self.base])
+    }
+}

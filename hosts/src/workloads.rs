@@ -1,0 +1,197 @@
+//! What runs pods of a workload cluster, and watches its budget: ReplicaSet and DaemonSet
+//! controllers, the scheduler, and the part of kubelets that ends and starts ordinary pods.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use kube::Client;
+use serde_json::{Value, json};
+
+use crate::cluster::send;
+
+/// How often everything is looked at.
+const PERIOD: Duration = Duration::from_millis(300);
+const PODS: &str = "/api/v1/namespaces";
+
+/// What was seen of the application.
+#[derive(Clone, Debug, Default)]
+pub struct Watched {
+    fewest: Arc<AtomicUsize>,
+}
+
+impl Watched {
+    /// The fewest ready pods that it had at any time since it had all.
+    pub fn fewest_ready(&self) -> usize {
+        self.fewest.load(Ordering::SeqCst)
+    }
+}
+
+/// Keeps the workloads of a cluster running until the runtime ends.
+pub fn keep(client: Client) -> Watched {
+    let watched = Watched {
+        fewest: Arc::new(AtomicUsize::new(usize::MAX)),
+    };
+    let sink = watched.fewest.clone();
+    tokio::spawn(async move {
+        loop {
+            if let Err(error) = pass(&client, &sink).await {
+                tracing::debug!("the workloads are looked at again: {error:#}");
+            }
+            tokio::time::sleep(PERIOD).await;
+        }
+    });
+    watched
+}
+
+struct Seen {
+    pods: Vec<Value>,
+    nodes: Vec<Value>,
+}
+
+async fn list(client: &Client, path: &str) -> anyhow::Result<Vec<Value>> {
+    let answer = send(client, "GET", path, &Value::Null).await?;
+    Ok(answer["items"].as_array().cloned().unwrap_or_default())
+}
+
+async fn pass(client: &Client, fewest: &AtomicUsize) -> anyhow::Result<()> {
+    let seen = Seen {
+        pods: list(client, "/api/v1/pods").await?,
+        nodes: list(client, "/api/v1/nodes").await?,
+    };
+    for pod in &seen.pods {
+        kubelet(client, pod).await?;
+    }
+    for set in list(client, "/apis/apps/v1/daemonsets").await? {
+        daemons(client, &seen, &set).await?;
+    }
+    for set in list(client, "/apis/apps/v1/replicasets").await? {
+        let (ready, wanted) = replicas(client, &seen, &set).await?;
+        if ready >= wanted || fewest.load(Ordering::SeqCst) != usize::MAX {
+            fewest.fetch_min(ready, Ordering::SeqCst);
+        }
+    }
+    Ok(())
+}
+
+fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
+    value
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+fn path_of(pod: &Value) -> String {
+    let (namespace, name) = (
+        text(pod, "/metadata/namespace"),
+        text(pod, "/metadata/name"),
+    );
+    format!("{PODS}/{namespace}/pods/{name}")
+}
+
+fn is_ready(object: &Value) -> bool {
+    let conditions = object["status"]["conditions"].as_array();
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|c| c["type"] == "Ready" && c["status"] == "True")
+}
+
+fn is_ending(pod: &Value) -> bool {
+    !pod["metadata"]["deletionTimestamp"].is_null()
+}
+
+/// Ends a pod that is to go and starts one that has come. Mirror pods are the stand-in kubelet's.
+async fn kubelet(client: &Client, pod: &Value) -> anyhow::Result<()> {
+    let mirror = &pod["metadata"]["annotations"]["kubernetes.io/config.mirror"];
+    if text(pod, "/spec/nodeName").is_empty() || !mirror.is_null() {
+        return Ok(());
+    }
+    if is_ending(pod) {
+        let body = json!({"gracePeriodSeconds": 0});
+        send(client, "DELETE", &path_of(pod), &body).await?;
+    } else if !is_ready(pod) {
+        let condition = |kind: &str| json!({"type": kind, "status": "True"});
+        let body = json!({"status": {
+            "phase": "Running",
+            "conditions": [condition("ContainersReady"), condition("Ready")],
+        }});
+        send(client, "PATCH", &format!("{}/status", path_of(pod)), &body).await?;
+    }
+    Ok(())
+}
+
+fn is_owned(pod: &Value, set: &Value) -> bool {
+    let owners = pod["metadata"]["ownerReferences"].as_array();
+    let mut owners = owners.into_iter().flatten();
+    owners.any(|owner| owner["uid"] == set["metadata"]["uid"])
+}
+
+fn pod_of(set: &Value, kind: &str, node: &str) -> Value {
+    let template = &set["spec"]["template"];
+    let mut spec = template["spec"].clone();
+    spec["nodeName"] = json!(node);
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": format!("{}-", text(set, "/metadata/name")),
+            "labels": template["metadata"]["labels"],
+            "ownerReferences": [{
+                "apiVersion": "apps/v1", "kind": kind, "controller": true,
+                "name": set["metadata"]["name"], "uid": set["metadata"]["uid"],
+            }],
+        },
+        "spec": spec,
+    })
+}
+
+async fn create(client: &Client, set: &Value, pod: &Value) -> anyhow::Result<()> {
+    let path = format!("{PODS}/{}/pods", text(set, "/metadata/namespace"));
+    send(client, "POST", &path, pod).await.map(drop)
+}
+
+async fn daemons(client: &Client, seen: &Seen, set: &Value) -> anyhow::Result<()> {
+    let own = seen.pods.iter().filter(|pod| is_owned(pod, set));
+    let there: BTreeSet<&str> = own.map(|pod| text(pod, "/spec/nodeName")).collect();
+    for node in &seen.nodes {
+        let node = text(node, "/metadata/name");
+        if !there.contains(node) {
+            create(client, set, &pod_of(set, "DaemonSet", node)).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Keeps as many pods as are asked for, on nodes that take them; says how many are ready, and how
+/// many should be.
+async fn replicas(client: &Client, seen: &Seen, set: &Value) -> anyhow::Result<(usize, usize)> {
+    let open = seen.nodes.iter().filter(|node| {
+        let tainted = node["spec"]["taints"]
+            .as_array()
+            .is_some_and(|taints| !taints.is_empty());
+        is_ready(node) && !tainted && node["spec"]["unschedulable"] != true
+    });
+    let mut load: BTreeMap<&str, usize> =
+        open.map(|node| (text(node, "/metadata/name"), 0)).collect();
+    let own = seen.pods.iter().filter(|pod| is_owned(pod, set));
+    let live: Vec<&Value> = own.filter(|pod| !is_ending(pod)).collect();
+    for pod in &live {
+        if let Some(count) = load.get_mut(text(pod, "/spec/nodeName")) {
+            *count += 1;
+        }
+    }
+    let wanted = set["spec"]["replicas"].as_u64().unwrap_or_default();
+    let wanted = usize::try_from(wanted).unwrap_or_default();
+    for _ in live.len()..wanted {
+        let Some((node, count)) = load.iter_mut().min_by_key(|(_, count)| **count) else {
+            break;
+        };
+        *count += 1;
+        create(client, set, &pod_of(set, "ReplicaSet", node)).await?;
+    }
+    Ok((live.iter().filter(|pod| is_ready(pod)).count(), wanted))
+}

@@ -1,0 +1,23 @@
+//! Our command line against a bed.
+
+use anyhow::Context as _;
+use serde_json::Value;
+use tokio::process::Command;
+
+use crate::{bed::Bed, controller::program};
+
+/// Runs `refit` with these arguments and `-o json`, and returns what it says.
+pub async fn json(bed: &Bed, namespace: &str, args: &[&str]) -> anyhow::Result<Value> {
+    let program = program("refit", "refit").await?;
+    let said = Command::new(program)
+        .args(args)
+        .args(["-o", "json", "--namespace", namespace, "--kubeconfig"])
+        .arg(bed.folder.join("admin.kubeconfig"))
+        .output()
+        .await
+        .context("refit cannot be started")?;
+    serde_json::from_slice(&said.stdout).with_context(|| {
+        let errors = String::from_utf8_lossy(&said.stderr);
+        format!("`refit {}` says: {errors}", args.join(" "))
+    })
+}

@@ -1,0 +1,252 @@
+//! Cluster API: its definitions, its webhooks, its managers.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use http_body_util::{BodyExt as _, Collected, Empty};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use kube::Client;
+use serde_json::{Value, json};
+
+use crate::{
+    certs::Certs,
+    folder::free_port,
+    objects::{self, text},
+    parts::Parts,
+    process::{Part, Program},
+    wait::eventually,
+};
+
+/// How long a manager may take to be ready.
+const READY: Duration = Duration::from_mins(3);
+/// How many objects are applied at once.
+const AT_ONCE: usize = 8;
+
+/// One of Cluster API's managers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Manager {
+    /// Clusters, Machines, MachineDeployments, extensions.
+    Core,
+    /// KubeadmConfigs.
+    Bootstrap,
+    /// KubeadmControlPlanes.
+    ControlPlane,
+    /// The provider of infrastructure, in memory. It forgets everything when it ends.
+    Infrastructure,
+}
+
+impl Manager {
+    /// All of them.
+    pub const ALL: [Self; 4] = [
+        Self::Core,
+        Self::Bootstrap,
+        Self::ControlPlane,
+        Self::Infrastructure,
+    ];
+
+    /// Its program, and what belongs to it in the cache.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Core => "core",
+            Self::Bootstrap => "bootstrap",
+            Self::ControlPlane => "control-plane",
+            Self::Infrastructure => "infrastructure",
+        }
+    }
+
+    /// Feature gates that Refit asks for, where the manager has them.
+    const fn gates(self) -> Option<&'static str> {
+        match self {
+            Self::Core => Some("RuntimeSDK=true,InPlaceUpdates=true,ClusterTopology=true"),
+            Self::ControlPlane => Some("InPlaceUpdates=true,ClusterTopology=true"),
+            Self::Infrastructure => Some("ClusterTopology=true"),
+            Self::Bootstrap => None,
+        }
+    }
+}
+
+/// The running managers.
+#[derive(Debug)]
+pub struct Managers {
+    parts: BTreeMap<Manager, (Part, u16)>,
+}
+
+impl Managers {
+    /// Installs the definitions, starts the managers, and installs their webhooks.
+    pub async fn start(
+        client: &Client,
+        parts: &Parts,
+        certs: &Certs,
+        folder: &Path,
+    ) -> anyhow::Result<Self> {
+        install_definitions(client, &parts.cluster_api).await?;
+        let mut started = Self {
+            parts: BTreeMap::new(),
+        };
+        let mut webhooks = BTreeMap::new();
+        for manager in Manager::ALL {
+            let certificates = folder.join(format!("{}-webhooks", manager.name()));
+            certs.write_server(&certificates)?;
+            let (port, health) = (free_port()?, free_port()?);
+            let program = program(manager, &parts.cluster_api, folder, (port, health))?;
+            started
+                .parts
+                .insert(manager, (Part::start(program, folder)?, health));
+            webhooks.insert(manager, port);
+        }
+        for manager in Manager::ALL {
+            started.ready(manager).await?;
+            let port = webhooks[&manager];
+            install_webhooks(client, parts, certs, manager, port).await?;
+        }
+        Ok(started)
+    }
+
+    /// The process of a manager.
+    pub fn part(&self, manager: Manager) -> &Part {
+        &self.parts[&manager].0
+    }
+
+    /// Waits until a manager is ready.
+    pub async fn ready(&self, manager: Manager) -> anyhow::Result<()> {
+        let (part, health) = &self.parts[&manager];
+        let what = format!("manager {} becomes ready", manager.name());
+        let ready = eventually(&what, READY, async || probe(*health).await).await;
+        ready.with_context(|| part.tail())
+    }
+}
+
+fn program(
+    manager: Manager,
+    cluster_api: &Path,
+    folder: &Path,
+    (port, health): (u16, u16),
+) -> anyhow::Result<Program> {
+    let mut args = vec![
+        format!("--kubeconfig={}", folder.join("admin.kubeconfig").display()),
+        format!("--webhook-port={port}"),
+        format!(
+            "--webhook-cert-dir={}",
+            folder
+                .join(format!("{}-webhooks", manager.name()))
+                .display()
+        ),
+        format!("--health-addr=127.0.0.1:{health}"),
+        format!("--diagnostics-address=127.0.0.1:{}", free_port()?),
+        "--insecure-diagnostics=true".to_owned(),
+        "--skip-crd-migration-phases=StorageVersionMigration,CleanupManagedFields".to_owned(),
+        "--v=2".to_owned(),
+    ];
+    args.extend(
+        manager
+            .gates()
+            .map(|gates| format!("--feature-gates={gates}")),
+    );
+    Ok(Program {
+        name: manager.name().to_owned(),
+        path: cluster_api.join(manager.name()),
+        args,
+        env: BTreeMap::from([("POD_IP".to_owned(), "127.0.0.1".to_owned())]),
+        restart: true,
+    })
+}
+
+/// Asks a probe over plain HTTP.
+pub(crate) async fn probe(port: u16) -> Result<(), String> {
+    let answer = ask(port).await.map_err(|error| format!("{error:#}"))?;
+    let status = answer.status();
+    let body = answer.into_body().collect().await;
+    if status.is_success() {
+        return Ok(());
+    }
+    let body = body.map(Collected::to_bytes).unwrap_or_default();
+    Err(format!("{status}: {}", String::from_utf8_lossy(&body)))
+}
+
+async fn ask(port: u16) -> anyhow::Result<http::Response<Incoming>> {
+    let stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    // It ends with the answer: nobody asks twice on one connection.
+    tokio::spawn(connection);
+    let request = http::Request::get("/readyz")
+        .header(http::header::HOST, "127.0.0.1")
+        .body(Empty::<bytes::Bytes>::new())?;
+    Ok(sender.send_request(request).await?)
+}
+
+/// Applies the definitions, with the labels by which Cluster API finds versions of its contract
+/// (`spec/capi.md 6.3`).
+async fn install_definitions(client: &Client, cluster_api: &Path) -> anyhow::Result<()> {
+    let mut definitions = Vec::new();
+    for manager in Manager::ALL {
+        let folder: PathBuf = cluster_api.join("crds").join(manager.name());
+        for mut definition in objects::folder(&folder)? {
+            let labels = &mut definition["metadata"]["labels"];
+            labels["cluster.x-k8s.io/v1beta1"] = json!("v1beta1");
+            labels["cluster.x-k8s.io/v1beta2"] = json!("v1beta2");
+            definitions.push(definition);
+        }
+    }
+    anyhow::ensure!(
+        !definitions.is_empty(),
+        "{} has no definitions",
+        cluster_api.display()
+    );
+    apply_all(client, &definitions).await?;
+    let names: Vec<&str> = definitions.iter().map(objects::name).collect();
+    eventually("the definitions are served", READY, async || {
+        let found = objects::Objects::of_cluster(client.clone())
+            .list(objects::DEFINITION)
+            .await
+            .map_err(|error| format!("{error:#}"))?;
+        let missing = names.iter().find(|name| {
+            !found.iter().any(|definition| {
+                objects::name(definition) == **name && objects::is_true(definition, "Established")
+            })
+        });
+        missing.map_or(Ok(()), |name| Err(format!("{name} is not")))
+    })
+    .await
+}
+
+async fn apply_all(client: &Client, all: &[Value]) -> anyhow::Result<()> {
+    stream::iter(all)
+        .map(|object| objects::apply(client, object))
+        .buffer_unordered(AT_ONCE)
+        .try_for_each(|_| futures::future::ok(()))
+        .await
+}
+
+/// Applies the webhooks of a manager, by URL.
+async fn install_webhooks(
+    client: &Client,
+    parts: &Parts,
+    certs: &Certs,
+    manager: Manager,
+    port: u16,
+) -> anyhow::Result<()> {
+    let file = parts
+        .cluster_api
+        .join(format!("webhooks/{}.yaml", manager.name()));
+    let mut configurations = objects::file_documents(&file)?;
+    for configuration in &mut configurations {
+        let name = format!("{}-{}", manager.name(), objects::name(configuration));
+        configuration["metadata"]["name"] = json!(name);
+        let webhooks = configuration["webhooks"].as_array_mut();
+        for webhook in webhooks.into_iter().flatten() {
+            let path = text(webhook, "/clientConfig/service/path").to_owned();
+            webhook["clientConfig"] = json!({
+                "url": format!("https://127.0.0.1:{port}{path}"),
+                "caBundle": certs.ca_bundle(),
+            });
+        }
+    }
+    apply_all(client, &configurations).await
+}

@@ -1,0 +1,83 @@
+//! What several flows look at.
+
+use std::collections::BTreeMap;
+
+use anyhow::ensure;
+use refit_testbed::{
+    Cluster,
+    cluster::identity,
+    objects::{
+        self, DEV_MACHINE, KUBEADM_CONFIG, NODE, NODE_UPDATE, Objects, annotation, name, text, uid,
+    },
+};
+use serde_json::Value;
+
+/// What must outlive an update in place, by the name of the Machine: uids and providerID.
+pub(super) async fn identities(cluster: &Cluster) -> anyhow::Result<BTreeMap<String, Vec<String>>> {
+    let mut found = BTreeMap::new();
+    for machine in cluster.machines().await? {
+        let mut all = identity(&machine).to_vec();
+        let infrastructure = text(&machine, "/spec/infrastructureRef/name");
+        let infrastructure = cluster.objects.get(DEV_MACHINE, infrastructure).await?;
+        all.push(uid(&infrastructure).to_owned());
+        let bootstrap = text(&machine, "/spec/bootstrap/configRef/name");
+        let bootstrap = cluster.objects.get(KUBEADM_CONFIG, bootstrap).await?;
+        all.push(uid(&bootstrap).to_owned());
+        found.insert(name(&machine).to_owned(), all);
+    }
+    Ok(found)
+}
+
+/// How many Machines are being updated by what they say of themselves.
+pub(super) fn updating(machines: &[Value]) -> Vec<String> {
+    let updating = machines
+        .iter()
+        .filter(|machine| objects::is_true(machine, "Updating"));
+    updating.map(|machine| name(machine).to_owned()).collect()
+}
+
+/// Nothing of an update is left: no mark of Cluster API's or ours on a Machine and on what it
+/// refers to, no cordon, and every NodeUpdate ended well.
+pub(super) async fn nothing_is_left(cluster: &Cluster) -> anyhow::Result<()> {
+    let marks = [
+        "in-place-updates.internal.cluster.x-k8s.io/update-in-progress",
+        "in-place-updates.internal.cluster.x-k8s.io/pending-acknowledge-move",
+        "runtime.cluster.x-k8s.io/pending-hooks",
+        "cluster.x-k8s.io/skip-remediation",
+        "refit.dev/guarded",
+    ];
+    for machine in cluster.machines().await? {
+        let infrastructure = text(&machine, "/spec/infrastructureRef/name");
+        let infrastructure = cluster.objects.get(DEV_MACHINE, infrastructure).await?;
+        let bootstrap = text(&machine, "/spec/bootstrap/configRef/name");
+        let bootstrap = cluster.objects.get(KUBEADM_CONFIG, bootstrap).await?;
+        for object in [&machine, &infrastructure, &bootstrap] {
+            for mark in marks {
+                ensure!(
+                    annotation(object, mark).is_none(),
+                    "{} {} still has {mark}",
+                    text(object, "/kind"),
+                    name(object)
+                );
+            }
+        }
+    }
+    for update in cluster.objects.list(NODE_UPDATE).await? {
+        let phase = text(&update, "/status/phase");
+        ensure!(
+            phase == "Succeeded",
+            "NodeUpdate {} is {phase}",
+            name(&update)
+        );
+    }
+    let workload = Objects::of_cluster(cluster.workload().await?);
+    for node in workload.list(NODE).await? {
+        let cordoned = node["spec"]["unschedulable"].as_bool().unwrap_or_default();
+        ensure!(!cordoned, "Node {} is still cordoned", name(&node));
+        ensure!(
+            annotation(&node, "refit.dev/cordoned-by").is_none(),
+            "{node}"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! Tests on real hosts: `cargo xtask hosts test [1|2]`.
+
+use std::{
+    env,
+    io::{BufRead as _, BufReader, Write as _},
+    path::Path,
+    process::{Command, ExitCode, Stdio},
+};
+
+use anyhow::{Context as _, bail};
+
+/// The test programs, by number.
+const TESTS: [&str; 2] = ["transaction", "power_cut"];
+
+/// Which tests.
+#[derive(clap::Args)]
+pub(crate) struct HostsTestArgs {
+    /// 1, the whole transaction on five hosts; or 2, power cuts [default: both]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=2))]
+    which: Option<u8>,
+}
+
+/// Runs them; the last line on stdout is `P passed, F failed`.
+pub(crate) fn run(root: &Path, args: &HostsTestArgs) -> anyhow::Result<ExitCode> {
+    // The agent of these hosts, and the tests, of one build.
+    cargo(root, &["build", "--package", "refit-agent"])?;
+    let (mut passed, mut failed) = (0, 0);
+    for (number, name) in (1..).zip(TESTS) {
+        if args.which.is_some_and(|which| which != number) {
+            continue;
+        }
+        let counts = test(root, name)?;
+        passed += counts.0;
+        failed += counts.1;
+    }
+    #[expect(clippy::print_stdout, reason = "the result of the task")]
+    {
+        println!("{passed} passed, {failed} failed");
+    }
+    Ok(if failed == 0 && passed > 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn cargo(root: &Path, arguments: &[&str]) -> anyhow::Result<()> {
+    let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .current_dir(root)
+        .args(arguments)
+        .stdout(Stdio::null())
+        .status()
+        .context("cargo cannot be run")?;
+    if !status.success() {
+        bail!("cargo {} ended with {status}", arguments.join(" "));
+    }
+    Ok(())
+}
+
+/// Runs one test program and passes on what it says; how many passed and failed.
+fn test(root: &Path, name: &str) -> anyhow::Result<(u32, u32)> {
+    let mut child = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .current_dir(root)
+        .args(["test", "--package", "refit-hosts", "--features", "real"])
+        .args(["--test", name, "--", "--nocapture"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cargo cannot be run")?;
+    let mut counts = None;
+    let output = child.stdout.take().context("the output is piped")?;
+    for line in BufReader::new(output).lines() {
+        let line = line.context("the output of the test cannot be read")?;
+        counts = counts.or_else(|| read_counts(&line));
+        writeln!(std::io::stderr(), "{line}").context("stderr is closed")?;
+    }
+    let status = child.wait().context("the test cannot be waited for")?;
+    // Without a summary it never came to its tests; what it left behind is a failure, too.
+    Ok(match counts {
+        Some((passed, failed)) if status.success() || failed > 0 => (passed, failed),
+        Some((passed, _)) => (passed, 1),
+        None => (0, 1),
+    })
+}
+
+/// Reads `test result: ok. 3 passed; 0 failed; ...`.
+fn read_counts(line: &str) -> Option<(u32, u32)> {
+    let (_, rest) = line.strip_prefix("test result: ")?.split_once(". ")?;
+    let number = |part: &str, word: &str| part.trim().strip_suffix(word)?.trim().parse().ok();
+    let mut parts = rest.split(';');
+    Some((
+        number(parts.next()?, "passed")?,
+        number(parts.next()?, "failed")?,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_of_a_test_program_is_read() {
+        let line =
+            "test result: FAILED. 3 passed; 12 failed; 0 ignored; 0 measured; 0 filtered out";
+        assert_eq!(read_counts(line), Some((3, 12)));
+        assert_eq!(read_counts("test a ... ok"), None);
+    }
+}

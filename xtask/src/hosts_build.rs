@@ -1,0 +1,144 @@
+//! Builds real kubeadm, kubelet and the rest of Kubernetes from its Go module, for the tests that
+//! upgrade real hosts: one folder per version, as `REFIT_K8S_BIN` expects them.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+
+use crate::go::{self, Module};
+
+/// The module that the programs are made of.
+const MODULE: &str = "k8s.io/kubernetes";
+/// What a host, or an image of a control plane, holds.
+const PROGRAMS: [&str; 6] = [
+    "kubeadm",
+    "kubectl",
+    "kubelet",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+];
+/// Packages that tell the programs their version.
+const STAMPED: [&str; 2] = [
+    "k8s.io/component-base/version",
+    "k8s.io/client-go/pkg/version",
+];
+
+/// Which versions are built.
+#[derive(Args)]
+pub(crate) struct HostsBuildArgs {
+    /// Versions such as v1.34 or v1.34.10; by default every one of hosts/go.
+    #[arg(value_name = "VERSION")]
+    versions: Vec<String>,
+}
+
+/// Builds what is missing and prints the folder that holds one folder per version.
+pub(crate) fn run(root: &Path, args: &HostsBuildArgs) -> anyhow::Result<ExitCode> {
+    let home = build(root, &args.versions)?;
+    #[expect(clippy::print_stdout, reason = "the result of the task")]
+    {
+        println!("{}", home.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Builds what is missing of these versions, or of all; the folder that holds them.
+fn build(root: &Path, wanted: &[String]) -> anyhow::Result<PathBuf> {
+    let modules = modules(&root.join("hosts/go"))?;
+    let mut versions = Vec::new();
+    for module in &modules {
+        versions.push((module.version_of(MODULE)?, module));
+    }
+    if let Some(unknown) = wanted
+        .iter()
+        .find(|wanted| !versions.iter().any(|(version, _)| is(version, wanted)))
+    {
+        let known: Vec<&str> = versions.iter().map(|(version, _)| *version).collect();
+        bail!(
+            "there is no Kubernetes {unknown} in hosts/go: there are {}",
+            known.join(" and ")
+        );
+    }
+    // One folder holds them all, whatever newer toolchain a module asks for: what is installed and
+    // go.mod decide that alone.
+    let home = go::cache()?.join(format!("hosts/{}", go::toolchain(root)?));
+    for (version, module) in versions {
+        if wanted.is_empty() || wanted.iter().any(|wanted| is(version, wanted)) {
+            programs(module, version, &home.join(version))?;
+        }
+    }
+    Ok(home)
+}
+
+/// Whether a version is the one that is asked for: `v1.34.10` is `v1.34` too.
+fn is(version: &str, wanted: &str) -> bool {
+    version
+        .strip_prefix(wanted)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// The modules of the tree, one per line of Kubernetes, in the order of their folders.
+fn modules(go: &Path) -> anyhow::Result<Vec<Module>> {
+    let entries = fs::read_dir(go).with_context(|| format!("{} cannot be read", go.display()))?;
+    let mut folders = Vec::new();
+    for entry in entries {
+        let entry = entry.with_context(|| format!("{} cannot be read", go.display()))?;
+        folders.push(entry.path());
+    }
+    folders.sort();
+    folders.into_iter().map(Module::read).collect()
+}
+
+fn programs(module: &Module, version: &str, home: &Path) -> anyhow::Result<()> {
+    go::folder_once(home, |partial| {
+        let flags = go::stamps(&STAMPED, version);
+        for program in PROGRAMS {
+            go::tell(&format!(
+                "building {program} {version}: this takes some minutes, once"
+            ))?;
+            module.build(
+                &format!("{MODULE}/cmd/{program}"),
+                &flags,
+                &partial.join(program),
+            )?;
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_and_a_full_version_name_the_same() {
+        assert!(is("v1.34.10", "v1.34"));
+        assert!(is("v1.34.10", "v1.34.10"));
+        assert!(!is("v1.34.10", "v1.34.1"));
+        assert!(!is("v1.34.10", "v1.3"));
+    }
+
+    #[test]
+    fn two_lines_of_kubernetes_can_be_built_in_full() {
+        let modules = modules(&crate::root().join("hosts/go")).expect("they are in the tree");
+        let versions: Vec<&str> = modules
+            .iter()
+            .map(|module| module.version_of(MODULE).expect("it is required"))
+            .collect();
+        assert!(is(versions[0], "v1.34") && is(versions[1], "v1.35"));
+        for (module, program) in modules
+            .iter()
+            .flat_map(|module| PROGRAMS.map(|program| (module, program)))
+        {
+            assert!(
+                module.has_tool(&format!("{MODULE}/cmd/{program}")),
+                "{program}"
+            );
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! The agent as .deb and .rpm. The same program and time make the same bytes.
+//!
+//! What goes into them stands in deploy/agent: the unit, its settings, the scripts that enable and
+//! restart it. The program is stripped; which C library it needs is read from it.
+
+use std::{
+    env, fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use rpm::{BuildConfig, CompressionWithLevel, Dependency, FileOptions, PackageBuilder};
+
+const NAME: &str = "refit-agent";
+const SUMMARY: &str = "Upgrades this Kubernetes machine where it stands";
+const DESCRIPTION: &str = "The host side of Refit: takes the steps of this node's HostPlan \
+    (packages, kubeadm, kubelet, OS image, reboot) as far as the controller lets it go, and reports.";
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// What can be chosen.
+#[derive(clap::Args)]
+pub(crate) struct PackageArgs {
+    /// Folder for the packages [default: target/packages].
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+    /// A program that is there already [default: this checkout, built small by profile `dist`].
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+}
+
+/// One file of a package.
+struct Item {
+    path: &'static str,
+    content: Vec<u8>,
+    mode: u16,
+    config: bool,
+}
+
+/// What both packages are made of.
+struct Agent {
+    items: Vec<Item>,
+    machine: Machine,
+    /// The newest version of the C library that it asks for.
+    glibc: String,
+    /// Seconds since 1970.
+    time: u32,
+}
+
+/// A processor, as packages call it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Machine {
+    deb: &'static str,
+    rpm: &'static str,
+}
+
+/// Builds both packages.
+pub(crate) fn run(root: &Path, args: &PackageArgs) -> anyhow::Result<ExitCode> {
+    let out = args.out.clone();
+    let out = out.unwrap_or_else(|| target(root).join("packages"));
+    fs::create_dir_all(&out).with_context(|| format!("{} cannot be made", out.display()))?;
+    let program = match &args.program {
+        Some(program) => program.clone(),
+        None => build(root)?,
+    };
+    let agent = agent(root, &stripped(&program, &out)?)?;
+    let packages = [deb(root, &agent, &out)?, rpm(root, &agent, &out)?];
+    #[expect(clippy::print_stdout, reason = "the result of the task")]
+    {
+        println!(
+            "{}",
+            packages.map(|path| path.display().to_string()).join(" ")
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn target(root: &Path) -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
+}
+
+fn build(root: &Path) -> anyhow::Result<PathBuf> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    build.args(["build", "--profile", "dist", "--locked", "--package", NAME]);
+    called(build.current_dir(root).stdout(std::io::stderr()))?;
+    Ok(target(root).join("dist").join(NAME))
+}
+
+/// The program without symbols, which nobody needs on a host.
+fn stripped(program: &Path, out: &Path) -> anyhow::Result<Vec<u8>> {
+    let copy = out.join(format!(".{NAME}"));
+    let mut strip = Command::new("strip");
+    called(strip.arg("-o").arg(&copy).arg(program)).context("`strip` comes with binutils")?;
+    let content = fs::read(&copy).context("the stripped program cannot be read")?;
+    fs::remove_file(&copy).context("the stripped program cannot be removed")?;
+    Ok(content)
+}
+
+fn called(command: &mut Command) -> anyhow::Result<()> {
+    let name = command.get_program().to_owned();
+    let status = command
+        .status()
+        .with_context(|| format!("{} cannot be started", Path::new(&name).display()))?;
+    ensure!(
+        status.success(),
+        "{} ended with {status}",
+        Path::new(&name).display()
+    );
+    Ok(())
+}
+
+fn agent(root: &Path, program: &[u8]) -> anyhow::Result<Agent> {
+    let read =
+        |path: &str| fs::read(root.join(path)).with_context(|| format!("{path} cannot be read"));
+    let item = |path, content, mode, config| Item {
+        path,
+        content,
+        mode,
+        config,
+    };
+    let unit = "/usr/lib/systemd/system/refit-agent.service";
+    let items = vec![
+        item("/usr/bin/refit-agent", program.to_vec(), 0o755, false),
+        item(
+            unit,
+            read("deploy/agent/refit-agent.service")?,
+            0o644,
+            false,
+        ),
+        item(
+            "/etc/refit-agent/agent.env",
+            read("deploy/agent/package/agent.env")?,
+            0o600,
+            true,
+        ),
+        item(
+            "/usr/share/doc/refit-agent/copyright",
+            read("LICENSE")?,
+            0o644,
+            false,
+        ),
+        item(
+            "/usr/share/doc/refit-agent/NOTICE",
+            read("NOTICE")?,
+            0o644,
+            false,
+        ),
+    ];
+    Ok(Agent {
+        items,
+        machine: machine(program)?,
+        glibc: glibc(program),
+        time: time(root)?,
+    })
+}
+
+/// The time that files and packages carry.
+fn time(root: &Path) -> anyhow::Result<u32> {
+    let text = if let Ok(text) = env::var("SOURCE_DATE_EPOCH") {
+        text
+    } else {
+        let git = Command::new("git")
+            .args(["log", "-1", "--format=%ct"])
+            .current_dir(root)
+            .output()
+            .context("git cannot be started; set SOURCE_DATE_EPOCH")?;
+        String::from_utf8_lossy(&git.stdout).into_owned()
+    };
+    text.trim().parse().with_context(|| {
+        format!("{text:?} is no time; set SOURCE_DATE_EPOCH to seconds since 1970")
+    })
+}
+
+/// The processor that an ELF file is for.
+fn machine(program: &[u8]) -> anyhow::Result<Machine> {
+    let header = program
+        .get(..20)
+        .filter(|head| head.starts_with(b"\x7fELF"));
+    match header.and_then(|head| head.get(18..20)) {
+        Some([0x3e, 0]) => Ok(Machine {
+            deb: "amd64",
+            rpm: "x86_64",
+        }),
+        Some([0xb7, 0]) => Ok(Machine {
+            deb: "arm64",
+            rpm: "aarch64",
+        }),
+        Some(other) => {
+            bail!("the program is for processor {other:02x?}: amd64 and arm64 are known")
+        }
+        None => bail!("the program is no ELF file"),
+    }
+}
+
+/// The newest version of glibc that a program names; empty where it needs none.
+fn glibc(program: &[u8]) -> String {
+    const MARK: &[u8] = b"GLIBC_2.";
+    let found = program
+        .windows(MARK.len())
+        .enumerate()
+        .filter_map(|(at, window)| {
+            let rest = (window == MARK).then(|| program.get(at + MARK.len()..))??;
+            let digits = rest.iter().take_while(|byte| byte.is_ascii_digit());
+            let text: String = digits.map(|&byte| char::from(byte)).collect();
+            text.parse::<u32>().ok()
+        });
+    found
+        .max()
+        .map_or_else(String::new, |minor| format!("2.{minor}"))
+}
+
+/// A package of Debian, by dpkg-deb.
+fn deb(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
+    let tree = out.join(".deb");
+    if tree.exists() {
+        fs::remove_dir_all(&tree).with_context(|| format!("{} cannot go", tree.display()))?;
+    }
+    let put = |path: &str, content: &[u8], mode: u32| -> anyhow::Result<()> {
+        let path = tree.join(path.trim_start_matches('/'));
+        let folder = path.parent().unwrap_or(&tree);
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&path, content))
+            .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(mode)))
+            .with_context(|| format!("{} cannot be written", path.display()))
+    };
+    for item in &agent.items {
+        put(item.path, &item.content, item.mode.into())?;
+    }
+    put("DEBIAN/control", control(agent).as_bytes(), 0o644)?;
+    let configs = agent.items.iter().filter(|item| item.config);
+    let mut configs: Vec<&str> = configs.map(|item| item.path).collect();
+    // The file ends with a line feed, or dpkg refuses it.
+    configs.push("");
+    put("DEBIAN/conffiles", configs.join("\n").as_bytes(), 0o644)?;
+    for script in ["postinst", "prerm", "postrm"] {
+        let content = fs::read(root.join("deploy/agent/package").join(script))
+            .with_context(|| format!("deploy/agent/package/{script} cannot be read"))?;
+        put(&format!("DEBIAN/{script}"), &content, 0o755)?;
+    }
+    // Folders take the umask of whoever builds: that must not show.
+    for folder in folders(&tree)? {
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755))
+            .with_context(|| format!("{} cannot be opened", folder.display()))?;
+    }
+    let path = out.join(format!("{NAME}_{VERSION}-1_{}.deb", agent.machine.deb));
+    let mut pack = Command::new("dpkg-deb");
+    pack.args(["--root-owner-group", "-Zxz", "--build"])
+        .args([tree.as_os_str(), path.as_os_str()])
+        .env("SOURCE_DATE_EPOCH", agent.time.to_string())
+        .stdout(std::io::stderr());
+    called(&mut pack).context("`dpkg-deb` comes with dpkg")?;
+    fs::remove_dir_all(&tree).with_context(|| format!("{} cannot go", tree.display()))?;
+    Ok(path)
+}
+
+fn folders(tree: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut found = vec![tree.to_owned()];
+    let entries =
+        fs::read_dir(tree).with_context(|| format!("{} is unreadable", tree.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(folders(&path)?);
+        }
+    }
+    Ok(found)
+}
+
+fn control(agent: &Agent) -> String {
+    let bytes: usize = agent.items.iter().map(|item| item.content.len()).sum();
+    let libc = match agent.glibc.as_str() {
+        "" => String::new(),
+        version => format!("libc6 (>= {version}), libgcc-s1, "),
+    };
+    format!(
+        "Package: {NAME}\nVersion: {VERSION}-1\nArchitecture: {}\nMaintainer: Refit\n\
+         Installed-Size: {}\nDepends: {libc}systemd (>= 249)\nSection: admin\nPriority: optional\n\
+         Description: {SUMMARY}\n {DESCRIPTION}\n",
+        agent.machine.deb,
+        bytes.div_ceil(1024)
+    )
+}
+
+/// A package of rpm.
+fn rpm(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
+    let script = |name: &str| {
+        fs::read_to_string(root.join("deploy/agent/package").join(name))
+            .with_context(|| format!("deploy/agent/package/{name} cannot be read"))
+    };
+    let config = BuildConfig::v4()
+        .compression(CompressionWithLevel::Gzip(9))
+        .source_date(agent.time);
+    let mut builder = PackageBuilder::new(NAME, VERSION, "Apache-2.0", agent.machine.rpm, SUMMARY);
+    builder
+        .using_config(config)
+        .release("1")
+        .description(DESCRIPTION)
+        .build_host("refit")
+        .post_install_script(script("post")?)
+        .pre_uninstall_script(script("preun")?)
+        .requires(Dependency::greater_eq("systemd", "249"));
+    if !agent.glibc.is_empty() {
+        builder.requires(Dependency::any(format!(
+            "libc.so.6(GLIBC_{})(64bit)",
+            agent.glibc
+        )));
+    }
+    for item in &agent.items {
+        let options = FileOptions::new(item.path).permissions(item.mode);
+        let options = if item.config {
+            options.config().noreplace()
+        } else {
+            options
+        };
+        builder.with_file_contents(item.content.clone(), options)?;
+    }
+    let path = out.join(format!("{NAME}-{VERSION}-1.{}.rpm", agent.machine.rpm));
+    let package = builder.build().context("the .rpm cannot be built")?;
+    package
+        .write_file(&path)
+        .with_context(|| format!("{} cannot be written", path.display()))?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(glibc: &str) -> Vec<u8> {
+        let mut program = b"\x7fELF".to_vec();
+        program.resize(18, 0);
+        program.extend([0x3e, 0]);
+        program.extend(format!("GLIBC_2.4\0{glibc}\0GLIBC_2.17\0").as_bytes());
+        program
+    }
+
+    #[test]
+    fn processor_and_c_library_are_read_from_the_program() {
+        let made = program("GLIBC_2.34");
+        assert_eq!(machine(&made).unwrap().deb, "amd64");
+        assert_eq!(glibc(&made), "2.34");
+        assert_eq!(glibc(b"static"), "");
+        assert!(machine(b"#!/bin/sh").is_err());
+    }
+
+    #[test]
+    fn the_same_program_makes_the_same_packages() {
+        let root = crate::root();
+        let agent = Agent {
+            time: 1_700_000_000,
+            ..agent(&root, &program("GLIBC_2.34")).unwrap()
+        };
+        let made: Vec<[Vec<u8>; 2]> = (0..2)
+            .map(|_| {
+                let out = tempfile::tempdir().unwrap();
+                let rpm = fs::read(rpm(&root, &agent, out.path()).unwrap()).unwrap();
+                let found = Command::new("dpkg-deb").arg("--version").output().is_ok();
+                let deb = if found {
+                    fs::read(deb(&root, &agent, out.path()).unwrap()).unwrap()
+                } else {
+                    Vec::new()
+                };
+                [rpm, deb]
+            })
+            .collect();
+        assert!(made[0] == made[1]);
+    }
+
+    #[test]
+    fn a_package_of_rpm_holds_what_it_should() {
+        let root = crate::root();
+        let agent = agent(&root, &program("GLIBC_2.34")).unwrap();
+        let out = tempfile::tempdir().unwrap();
+        let path = rpm(&root, &agent, out.path()).unwrap();
+        let package = rpm::Package::open(path).unwrap();
+        let metadata = &package.metadata;
+        let paths = metadata.get_file_paths().unwrap();
+        assert!(
+            paths.contains(&PathBuf::from("/usr/bin/refit-agent")),
+            "{paths:?}"
+        );
+        let requires = metadata.get_requires().unwrap();
+        let libc = "libc.so.6(GLIBC_2.34)(64bit)";
+        assert!(
+            requires.iter().any(|needs| needs.name == libc),
+            "{requires:?}"
+        );
+    }
+
+    #[test]
+    fn the_packaged_unit_starts_the_packaged_program() {
+        let agent = agent(&crate::root(), &program("GLIBC_2.34")).unwrap();
+        let unit = agent
+            .items
+            .iter()
+            .find(|item| item.path.ends_with(".service"));
+        let unit = String::from_utf8(unit.unwrap().content.clone()).unwrap();
+        let start = unit
+            .lines()
+            .find_map(|line| line.strip_prefix("ExecStart="));
+        assert!(agent.items.iter().any(|item| Some(item.path) == start));
+    }
+}

@@ -1,0 +1,340 @@
+//! The test bed of real parts: builds them into the cache, starts and ends a bed by
+//! `refit-testbed`, runs its whole matrix. `testbed/README.md` says where things lie.
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use anyhow::{Context as _, bail};
+use clap::Subcommand;
+use serde::Serialize;
+
+use crate::{
+    go::{self, Module},
+    kubectl,
+};
+
+/// The module of the managers.
+const CLUSTER_API: &str = "sigs.k8s.io/cluster-api";
+/// The module of the infrastructure provider with the in-memory backend.
+const CLUSTER_API_TEST: &str = "sigs.k8s.io/cluster-api/test";
+/// The module of the API server.
+const KUBERNETES: &str = "k8s.io/kubernetes";
+/// Where lines of Cluster API differ: the core manager has a package of its own since v1.14.
+const CORE: &str = "sigs.k8s.io/cluster-api/core";
+/// Packages that tell the API server its version; Cluster API's managers ask for it.
+const API_SERVER_STAMPED: [&str; 2] = [
+    "k8s.io/component-base/version",
+    "k8s.io/client-go/pkg/version",
+];
+/// The package that tells the managers theirs.
+const MANAGER_STAMPED: [&str; 1] = ["sigs.k8s.io/cluster-api/version"];
+
+/// What can be done with the test bed.
+#[derive(Subcommand)]
+pub(crate) enum TestbedTask {
+    /// Builds the parts that are not in the cache yet and prints where they are, as JSON.
+    Build {
+        /// Only these lines of Cluster API, such as v1.14; by default every line of testbed/go.
+        #[arg(long, value_name = "LINE")]
+        capi: Vec<String>,
+    },
+    /// Builds what is missing and starts a bed that stays until Ctrl-C or `down`.
+    Up {
+        /// The line of Cluster API.
+        #[arg(long, value_name = "LINE", default_value = "v1.14")]
+        capi: String,
+    },
+    /// Ends the beds that `up` started.
+    Down,
+    /// Builds everything and runs the whole test matrix.
+    All,
+}
+
+/// Where the parts are: the line of JSON that `build` prints.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Parts {
+    kube_apiserver: Versioned,
+    etcd: Part,
+    kubectl: Part,
+    cluster_api: BTreeMap<String, ClusterApi>,
+}
+
+#[derive(Serialize)]
+struct Part {
+    path: PathBuf,
+}
+
+#[derive(Serialize)]
+struct Versioned {
+    version: String,
+    path: PathBuf,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ClusterApi {
+    version: String,
+    infrastructure_version: String,
+    folder: PathBuf,
+}
+
+/// Does one of the tasks.
+pub(crate) fn run(root: &Path, task: &TestbedTask) -> anyhow::Result<ExitCode> {
+    match task {
+        TestbedTask::Build { capi } => {
+            let line = build(root, capi)?;
+            #[expect(clippy::print_stdout, reason = "the result of the task")]
+            {
+                println!("{line}");
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        TestbedTask::Up { capi } => {
+            build(root, std::slice::from_ref(capi))?;
+            bed(root, &["up", "--capi", capi])
+        }
+        TestbedTask::Down => bed(root, &["down"]),
+        TestbedTask::All => {
+            build(root, &[])?;
+            cargo(root, &["test", "-p", "refit-testbed", "--features", "all"])
+        }
+    }
+}
+
+/// Runs the program of the test bed's own crate.
+fn bed(root: &Path, args: &[&str]) -> anyhow::Result<ExitCode> {
+    let run = ["run", "-p", "refit-testbed", "--features", "real", "--"];
+    cargo(root, &[&run, args].concat())
+}
+
+/// Becomes cargo, so that Ctrl-C reaches what it runs and nobody in between dies first.
+fn cargo(root: &Path, args: &[&str]) -> anyhow::Result<ExitCode> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let error = Command::new(cargo).current_dir(root).args(args).exec();
+    Err(error).context("cargo cannot be run")
+}
+
+/// Builds what is missing; the line that says where everything is.
+fn build(root: &Path, wanted: &[String]) -> anyhow::Result<String> {
+    let lines = lines(&root.join("testbed/go"))?;
+    if let Some(unknown) = wanted.iter().find(|line| !lines.contains_key(*line)) {
+        let known: Vec<&str> = lines.keys().map(String::as_str).collect();
+        bail!(
+            "there is no line {unknown} of Cluster API in testbed/go: there are {}",
+            known.join(" and ")
+        );
+    }
+    // Before the long builds: whoever must install it wants to know now.
+    let etcd = etcd()?;
+    let cache = go::cache()?.join("testbed");
+    let kubectl = kubectl::build(root)?;
+    let kube_apiserver = api_server(root, &cache)?;
+    let mut cluster_api = BTreeMap::new();
+    for (line, folder) in lines {
+        let asked = wanted.is_empty() || wanted.contains(&line);
+        if let Some(parts) = managers(&line, folder, &cache, asked)? {
+            cluster_api.insert(line, parts);
+        }
+    }
+    let parts = Parts {
+        kube_apiserver,
+        etcd: Part { path: etcd },
+        kubectl: Part { path: kubectl },
+        cluster_api,
+    };
+    let text = serde_json::to_string(&parts).context("the parts cannot be written as JSON")?;
+    let path = cache.join("parts.json");
+    let partial = cache.join(format!("parts.json.partial-{}", std::process::id()));
+    fs::write(&partial, format!("{text}\n"))
+        .and_then(|()| fs::rename(&partial, &path))
+        .with_context(|| format!("{} cannot be written", path.display()))?;
+    Ok(text)
+}
+
+/// The lines of Cluster API that have a module: `v1.14` and its folder.
+fn lines(go: &Path) -> anyhow::Result<BTreeMap<String, PathBuf>> {
+    let entries = fs::read_dir(go).with_context(|| format!("{} cannot be read", go.display()))?;
+    let mut lines = BTreeMap::new();
+    for entry in entries {
+        let path = entry
+            .with_context(|| format!("{} cannot be read", go.display()))?
+            .path();
+        if let Some(line) = path
+            .file_name()
+            .and_then(|name| name.to_str()?.strip_prefix("capi-"))
+        {
+            lines.insert(line.to_owned(), path.clone());
+        }
+    }
+    Ok(lines)
+}
+
+/// etcd is the distribution's: nothing that we depend on changes between its versions.
+fn etcd() -> anyhow::Result<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .map(|folder| folder.join("etcd"))
+        .find(|file| file.is_file())
+        .context(
+            "etcd is not on the PATH: install it (on Debian and Ubuntu `apt-get install \
+             etcd-server`, then `systemctl disable --now etcd` where systemd runs: the bed starts \
+             its own)",
+        )
+}
+
+fn api_server(root: &Path, cache: &Path) -> anyhow::Result<Versioned> {
+    let module = Module::read(root.join("testbed/go/apiserver"))?;
+    let version = module.version_of(KUBERNETES)?;
+    let toolchain = module.toolchain()?;
+    let home = cache.join(format!("apiserver-{version}-{toolchain}"));
+    go::folder_once(&home, |partial| {
+        go::tell(&format!(
+            "building kube-apiserver {version} with {toolchain}: this takes many minutes, once"
+        ))?;
+        let flags = go::stamps(&API_SERVER_STAMPED, version);
+        module.build(".", &flags, &partial.join("kube-apiserver"))
+    })?;
+    Ok(Versioned {
+        version: version.to_owned(),
+        path: home.join("kube-apiserver"),
+    })
+}
+
+/// The managers of one line; `None` where they are neither there nor asked for.
+fn managers(
+    line: &str,
+    folder: PathBuf,
+    cache: &Path,
+    asked: bool,
+) -> anyhow::Result<Option<ClusterApi>> {
+    let module = Module::read(folder)?;
+    let version = module.version_of(CLUSTER_API)?;
+    let toolchain = module.toolchain()?;
+    let infrastructure = module.version_of(CLUSTER_API_TEST)?;
+    let home = cache.join(format!("capi-{line}-{version}-{toolchain}"));
+    if !asked && !home.is_dir() {
+        return Ok(None);
+    }
+    go::folder_once(&home, |partial| {
+        let core = if module.has_tool(CORE) {
+            CORE
+        } else {
+            CLUSTER_API
+        };
+        for (name, package) in [
+            ("core", core.to_owned()),
+            ("bootstrap", format!("{CLUSTER_API}/bootstrap/kubeadm")),
+            (
+                "control-plane",
+                format!("{CLUSTER_API}/controlplane/kubeadm"),
+            ),
+            (
+                "infrastructure",
+                format!("{CLUSTER_API_TEST}/infrastructure/docker"),
+            ),
+        ] {
+            go::tell(&format!(
+                "building Cluster API's {name} manager {version} with {toolchain}: once"
+            ))?;
+            let flags = go::stamps(&MANAGER_STAMPED, version);
+            module.build(&package, &flags, &partial.join(name))?;
+            copy_config(&module.source_of(&package)?.join("config"), partial, name)?;
+        }
+        Ok(())
+    })?;
+    Ok(Some(ClusterApi {
+        version: version.to_owned(),
+        infrastructure_version: infrastructure.to_owned(),
+        folder: home,
+    }))
+}
+
+/// Puts a manager's CRDs and webhook configurations beside it, so that no later run needs the
+/// sources.
+fn copy_config(config: &Path, home: &Path, name: &str) -> anyhow::Result<()> {
+    let crds = home.join("crds").join(name);
+    let webhooks = home.join("webhooks");
+    fs::create_dir_all(&crds).with_context(|| format!("{} cannot be made", crds.display()))?;
+    fs::create_dir_all(&webhooks)
+        .with_context(|| format!("{} cannot be made", webhooks.display()))?;
+    let bases = config.join("crd/bases");
+    let entries =
+        fs::read_dir(&bases).with_context(|| format!("{} cannot be read", bases.display()))?;
+    for entry in entries {
+        let path = entry
+            .with_context(|| format!("{} cannot be read", bases.display()))?
+            .path();
+        if let Some(file) = path.file_name()
+            && path.extension().is_some_and(|kind| kind == "yaml")
+        {
+            copy(&path, &crds.join(file))?;
+        }
+    }
+    copy(
+        &config.join("webhook/manifests.yaml"),
+        &webhooks.join(format!("{name}.yaml")),
+    )
+}
+
+/// Copies what a file holds, not that the module cache makes it read-only.
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let bytes = fs::read(from).with_context(|| format!("{} cannot be read", from.display()))?;
+    fs::write(to, bytes).with_context(|| format!("{} cannot be written", to.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_has_managers_and_an_infrastructure_provider() {
+        let go = crate::root().join("testbed/go");
+        let lines = lines(&go).expect("the folder is in the tree");
+        assert_eq!(lines.keys().collect::<Vec<_>>(), ["v1.12", "v1.14"]);
+        for (line, folder) in lines {
+            let module = Module::read(folder).expect("go.mod is in the tree");
+            for name in [CLUSTER_API, CLUSTER_API_TEST] {
+                let version = module.version_of(name).expect("it is required");
+                assert!(
+                    version.starts_with(&format!("{line}.")),
+                    "{name} {version} is not of {line}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_core_manager_has_its_own_package_since_v1_14() {
+        for (line, own) in [("v1.12", false), ("v1.14", true)] {
+            let folder = crate::root().join(format!("testbed/go/capi-{line}"));
+            let module = Module::read(folder).expect("go.mod is in the tree");
+            assert_eq!(module.has_tool(CORE), own, "{line}");
+            assert_eq!(module.has_tool(CLUSTER_API), !own, "{line}");
+        }
+    }
+
+    #[test]
+    fn crds_and_webhooks_are_put_beside_the_managers() {
+        let source = tempfile::tempdir().expect("a temporary folder");
+        let home = tempfile::tempdir().expect("a temporary folder");
+        for (path, text) in [
+            ("crd/bases/a.yaml", "a"),
+            ("crd/bases/notes.md", "b"),
+            ("webhook/manifests.yaml", "c"),
+        ] {
+            let path = source.path().join(path);
+            fs::create_dir_all(path.parent().expect("it has one")).expect("made");
+            fs::write(path, text).expect("written");
+        }
+        copy_config(source.path(), home.path(), "core").expect("copied");
+        assert!(home.path().join("crds/core/a.yaml").is_file());
+        assert!(!home.path().join("crds/core/notes.md").exists());
+        assert!(home.path().join("webhooks/core.yaml").is_file());
+    }
+}
