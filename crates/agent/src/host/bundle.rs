@@ -152,10 +152,11 @@ async fn import(site: &Site, staged: &Staged) -> Result<(), WorkError> {
         ));
     }
     let archive = site.state().join("bundle").join("images.tar");
-    let written = staged.write_image_archive(&archive).await;
-    written.map_err(|error| WorkError::needs_person(error.to_string()))?;
-    let outcome = images::import(site, &archive).await;
-    // As large as all images together.
+    let outcome = match staged.write_image_archive(&archive).await {
+        Ok(_) => images::import(site, &archive).await,
+        Err(error) => Err(WorkError::needs_person(error.to_string())),
+    };
+    // As large as all images together, also where the disk was full before its end.
     let _ = fs::remove_file(&archive);
     outcome
 }

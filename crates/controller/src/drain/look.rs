@@ -131,7 +131,14 @@ fn view(pod: &Pod) -> PodView {
         labels: pod.labels().clone(),
         claims: volumes
             .iter()
-            .filter_map(|volume| Some(volume.persistent_volume_claim.as_ref()?.claim_name.clone()))
+            .filter_map(
+                |volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
+                    (Some(claim), _) => Some(claim.claim_name.clone()),
+                    // Kubernetes makes it and names it so.
+                    (None, Some(_)) => Some(format!("{}-{}", pod.name_any(), volume.name)),
+                    (None, None) => None,
+                },
+            )
             .collect(),
         created_at: meta.creation_timestamp.as_ref().map(|time| time.0),
         deletion_at: meta.deletion_timestamp.as_ref().map(|time| time.0),

@@ -3,13 +3,14 @@
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client,
-    api::{DeleteParams, EvictParams, PostParams, Preconditions},
+    api::{DeleteParams, PostParams, Preconditions},
     core::Status,
 };
 use refit_core::{
     node::{DrainRefusal, EvictionRefusal, How, PodRef, Removal},
     report::Refusal,
 };
+use serde_json::{Value, json};
 
 /// Asks pods to go, one after the other, and says what was refused. An error is one of the way to
 /// the API server.
@@ -42,11 +43,10 @@ async fn remove_one(client: &Client, removal: &Removal) -> kube::Result<Option<R
     };
     let outcome = match removal.how {
         How::Evict { grace_seconds } => {
-            let params = EvictParams {
-                delete_options: Some(of_this_pod(grace_seconds)),
-                post_options: PostParams::default(),
-            };
-            api.evict(&pod.name, &params).await.map(|_| ())
+            let body = eviction(pod, &of_this_pod(grace_seconds));
+            api.create_subresource::<_, Value>("eviction", &pod.name, &PostParams::default(), &body)
+                .await
+                .map(|_| ())
         }
         How::Delete { grace_seconds } => api
             .delete(&pod.name, &of_this_pod(grace_seconds))
@@ -62,6 +62,17 @@ async fn remove_one(client: &Client, removal: &Removal) -> kube::Result<Option<R
         Err(kube::Error::Api(status)) => Ok(refusal(pod, &status)),
         Err(error) => Err(error),
     }
+}
+
+/// The body of an eviction. `Api::evict` of kube 5.0 names the options `delete_options`, which API
+/// servers drop without a word: precondition and grace would be lost.
+fn eviction(pod: &PodRef, options: &DeleteParams) -> Value {
+    json!({
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"namespace": pod.namespace, "name": pod.name},
+        "deleteOptions": options,
+    })
 }
 
 /// What a refusal means; `None` where the pod is gone, or is another one by now.
@@ -117,8 +128,6 @@ fn budget_name(message: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn pod() -> PodRef {
@@ -151,6 +160,23 @@ mod tests {
                 pod: "default/web-1".into(),
             })
         );
+    }
+
+    #[test]
+    fn an_eviction_carries_the_pods_uid_and_its_grace_where_api_servers_read_them() {
+        let options = DeleteParams {
+            grace_period_seconds: Some(30),
+            preconditions: Some(Preconditions {
+                uid: Some("u".into()),
+                ..Preconditions::default()
+            }),
+            ..DeleteParams::default()
+        };
+        let body = eviction(&pod(), &options);
+        let read: k8s_openapi::api::policy::v1::Eviction = serde_json::from_value(body).unwrap();
+        let options = read.delete_options.unwrap();
+        assert_eq!(options.grace_period_seconds, Some(30));
+        assert_eq!(options.preconditions.unwrap().uid.as_deref(), Some("u"));
     }
 
     #[test]

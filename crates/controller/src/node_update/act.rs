@@ -22,7 +22,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::facts::{ClusterFacts, Facts, GroupFacts};
-use crate::{PlanLocation, context::Context, drain, groups};
+use crate::{PlanLocation, context::Context, drain};
 
 /// How soon a NodeUpdate is looked at again after a write: the write's own event wakes it as well.
 const AFTER_WRITE: Duration = Duration::from_millis(100);
@@ -304,7 +304,10 @@ async fn host_plan(
 /// The signature that a plan with this spec lacks.
 fn signature(ctx: &Context, facts: &Facts, plan: &HostPlan, spec: &HostPlanSpec) -> Option<String> {
     let signer = ctx.settings.plan_signer.as_deref()?;
-    if spec.plan_id.is_empty() || (*spec == plan.spec && signer.has_signed(plan)) {
+    // A spec is made afresh by the start of a plan alone; any other is what stands there, moved on.
+    // What we have not signed ourselves may be somebody else's, and gets no signature of ours.
+    let moved_on = spec.plan_id == plan.spec.plan_id;
+    if spec.plan_id.is_empty() || *spec == plan.spec || (moved_on && !signer.has_signed(plan)) {
         return None;
     }
     let update = &facts.update;
@@ -319,16 +322,6 @@ fn signature(ctx: &Context, facts: &Facts, plan: &HostPlan, spec: &HostPlanSpec)
     let foreign = update.uid().as_deref() != Some(spec.plan_id.as_str());
     let claims = claims_of(plan).filter(|_| foreign).unwrap_or_else(own);
     Some(signer.sign(plan, spec, &claims))
-}
-
-/// The write that gives the plan of this NodeUpdate the signature that it lacks: it was made before
-/// plans were signed, or with another key.
-pub(super) fn resign(ctx: &Context, facts: &Facts) -> Option<Write> {
-    let plan = facts.cluster.as_ref()?.host_plan.as_deref()?;
-    let ours = facts.update.uid().as_deref() == Some(plan.spec.plan_id.as_str());
-    let finished = groups::phase_of(&facts.update).is_final();
-    (ours && !finished && signature(ctx, facts, plan, &plan.spec).is_some())
-        .then(|| Write::HostPlan(plan.spec.clone()))
 }
 
 async fn node(client: &Client, cluster: &ClusterFacts, mut body: Value) -> kube::Result<()> {

@@ -78,8 +78,7 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
         }
     }
     let decision = decide(&facts.snapshot(), ctx.clock.now());
-    let write = decision.write.clone();
-    let Some(write) = write.or_else(|| act::resign(ctx, &facts)) else {
+    let Some(write) = decision.write.clone() else {
         return Ok(wait(&decision));
     };
     match perform(ctx, &facts, &decision, &write).await? {

@@ -132,6 +132,14 @@ fn keys(site: &Site, plan: &str, step: &str, user: &PlannedUser) -> Result<(), W
         )));
     };
     let path = format!("{home}/.ssh/authorized_keys");
+    // Whose home it is can make links there: root must not follow them.
+    for place in [format!("{home}/.ssh"), path.clone()] {
+        if std::fs::symlink_metadata(site.path(&place)).is_ok_and(|meta| meta.is_symlink()) {
+            return Err(WorkError::needs_person(format!(
+                "{place} is a symbolic link, and keys are not written through one: remove it"
+            )));
+        }
+    }
     let mut text = site.read(&path);
     for key in &user.ssh_authorized_keys {
         if !text.lines().any(|line| line == key) {

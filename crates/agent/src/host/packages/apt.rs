@@ -121,7 +121,7 @@ impl<'a> Apt<'a> {
             ["--force-confold", "--configure", "--pending"],
         );
         let configured = self.patiently(&configure).await;
-        let mend = self.apt_get(["--fix-broken", "install"]);
+        let mend = self.apt_get(["--fix-broken", "--no-remove", "install"]);
         let mended = self.patiently(&mend).await;
         self.unpack_again().await?;
         if self.is_broken().await? {
