@@ -6,7 +6,7 @@
 //!
 //! | on a real host | is for |
 //! |---|---|
-//! | [`real`], [`unit`] | starting units, asking how far they are, looking at the host |
+//! | [`real`], [`mod@unit`] | starting units, asking how far they are, looking at the host |
 //! | [`carry_out`] | what runs inside a unit |
 //! | [`packages`] | apt, dnf, tarballs |
 //! | [`kubeadm`], [`kubelet`], [`snapshot`] | Kubernetes itself |

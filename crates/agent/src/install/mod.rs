@@ -3,7 +3,7 @@
 //! | module | is for |
 //! |---|---|
 //! | [`layout`] | where the program and its versions are |
-//! | [`unit`] | the files of the service |
+//! | [`mod@unit`] | the files of the service |
 //! | [`service`] | installing and removing the service |
 //! | [`exchange`] | one version for another, between two steps, and back where the new one fails |
 //!
