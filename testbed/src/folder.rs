@@ -3,6 +3,11 @@
 use std::{
     env,
     fs::{self, File},
+    io::ErrorKind,
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::net::{SocketAddr, UnixListener},
+    },
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -12,6 +17,8 @@ use refit_kube::Clock;
 
 /// How many beds may be up at once on one machine.
 const BEDS: usize = 2;
+/// Bound by the one bed with Cluster API of a network namespace.
+const INFRASTRUCTURE: &str = "refit-testbed-infrastructure";
 /// How long a bed waits for its turn.
 const TURN: Duration = Duration::from_mins(30);
 /// How many folders of ended runs are kept.
@@ -30,38 +37,52 @@ pub fn cache() -> anyhow::Result<PathBuf> {
 /// The right to have a bed up, until it is dropped or the process ends.
 #[derive(Debug)]
 pub struct Turn {
+    _infrastructure: UnixListener,
     _bed: File,
-    _infrastructure: File,
 }
 
 /// Waits until this process may have a bed up.
 ///
 /// The in-memory provider listens on a port that it does not let one choose, so only one bed with
-/// Cluster API is up at a time.
+/// Cluster API is up in a network namespace. A name without a file is bound there once too.
 pub async fn turn(clock: Clock) -> anyhow::Result<Turn> {
     let folder = cache()?;
     fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
-    let beds: Vec<PathBuf> = (0..BEDS)
-        .map(|bed| folder.join(format!("bed-{bed}.lock")))
-        .collect();
-    let infrastructure = held(clock, &[folder.join("infrastructure.lock")]).await?;
+    let name = SocketAddr::from_abstract_name(INFRASTRUCTURE)?;
+    let infrastructure = held(clock, || match UnixListener::bind_addr(&name) {
+        Ok(bound) => Ok(Some(bound)),
+        Err(error) if error.kind() == ErrorKind::AddrInUse => Ok(None),
+        Err(error) => Err(error).context("the name of the bed cannot be bound"),
+    });
     Ok(Turn {
-        _bed: held(clock, &beds).await?,
-        _infrastructure: infrastructure,
+        _infrastructure: infrastructure.await?,
+        _bed: held(clock, || one_of(&folder)).await?,
     })
 }
 
-/// Locks one of these files.
-async fn held(clock: Clock, files: &[PathBuf]) -> anyhow::Result<File> {
+/// Locks the file of one of the beds, if one is free.
+fn one_of(folder: &Path) -> anyhow::Result<Option<File>> {
+    for bed in 0..BEDS {
+        let path = folder.join(format!("bed-{bed}.lock"));
+        let file =
+            File::create(&path).with_context(|| format!("{} cannot be written", path.display()))?;
+        if file.try_lock().is_ok() {
+            return Ok(Some(file));
+        }
+    }
+    Ok(None)
+}
+
+/// Tries until something can be had.
+async fn held<T>(
+    clock: Clock,
+    mut one: impl FnMut() -> anyhow::Result<Option<T>>,
+) -> anyhow::Result<T> {
     let since = clock.now();
     let mut told = false;
     loop {
-        for path in files {
-            let file = File::create(path)
-                .with_context(|| format!("{} cannot be written", path.display()))?;
-            if file.try_lock().is_ok() {
-                return Ok(file);
-            }
+        if let Some(held) = one()? {
+            return Ok(held);
         }
         anyhow::ensure!(
             clock.elapsed(since) < TURN,

@@ -15,6 +15,7 @@
 //! | [`extension`] | an extension that says what ours must not |
 //! | [`process`] | a program that ends when the bed does |
 //! | [`parts`], [`folder`] | what was built, where logs are, how many beds there may be |
+//! | [`network`] | loopback of a test program's own |
 //! | [`objects`], [`wait`] | reading and changing objects, waiting for what they say |
 //!
 //! Everything is on loopback, on free ports, under certificates of the bed's own.
@@ -30,6 +31,7 @@ pub mod folder;
 pub mod hosts;
 pub mod kubelet;
 pub mod managers;
+pub mod network;
 pub mod objects;
 pub mod parts;
 pub mod process;

@@ -17,7 +17,7 @@ use refit_kube::{
     process::{LogFormat, init_logs},
     tls,
 };
-use refit_testbed::{Bed, Line};
+use refit_testbed::{Bed, Line, network};
 use tokio::runtime::Runtime;
 
 /// Flows at once: as many as two processors bear.
@@ -42,6 +42,7 @@ pub(crate) fn run(line: Line, flows: &[Flow]) -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = arguments.test_threads.or(Some(AT_ONCE));
     init_logs("refit_testbed=info,warn", LogFormat::Text).expect("nobody else writes logs");
+    network::of_our_own();
     tls::install_provider();
     let runtime = Arc::new(Runtime::new().expect("threads can be started"));
     let started = Started::default();
