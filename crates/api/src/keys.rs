@@ -91,7 +91,11 @@ pub const EXCLUDE_FROM_LOAD_BALANCERS: &str =
     "node.kubernetes.io/exclude-from-external-load-balancers";
 /// On a Machine: its node is not drained.
 pub const EXCLUDE_NODE_DRAINING: &str = "machine.cluster.x-k8s.io/exclude-node-draining";
-/// Label on a pod: `skip` leaves it where it is, `wait-completed` waits until it has completed.
+/// On a Machine: nobody waits for the volumes of its node.
+pub const EXCLUDE_WAIT_FOR_NODE_VOLUME_DETACH: &str =
+    "machine.cluster.x-k8s.io/exclude-wait-for-node-volume-detach";
+/// Label on a pod: `skip` leaves it where it is, `wait-completed` (Cluster API writes `WaitCompleted`)
+/// waits until it has completed.
 pub const POD_DRAIN: &str = "cluster.x-k8s.io/drain";
 /// What the hosts of a Machine, an owner's Machines or a Cluster need beside a Kubernetes version:
 /// [`crate::refit::HostSettings`] as JSON.

@@ -51,6 +51,7 @@ pub struct HostPlanSpec {
     pub abort: bool,
     /// The claim of a slot that was given back unused: the gate is opened for a later one only.
     #[serde(default)]
+    #[schemars(range(min = 0))]
     pub returned_claim: i64,
     /// Id of the first step that cannot be taken back: before it a failure or an abort undoes what
     /// was done. Empty in plans of before this field, where the agent judges by the steps' types.

@@ -133,6 +133,7 @@ pub struct Slot {
     /// Which claim of the group this is, from 1. A plan of the host is opened for a claim that is
     /// newer than the one that was given back last (`HostPlan.spec.returnedClaim`).
     #[serde(default)]
+    #[schemars(range(min = 0))]
     pub claim: i64,
 }
 

@@ -138,7 +138,7 @@ fn bad_for_long(
         if status != check.status {
             continue;
         }
-        let end = since + SignedDuration::from_secs(i64::from(check.timeout_seconds));
+        let end = later(since, check.timeout_seconds);
         if end <= now {
             return Bad::Unhealthy(format!(
                 "Condition {} on {whose} is reporting status {status} for more than {}",
@@ -175,12 +175,18 @@ fn startup(
         since_true(seen.conditions, "InfrastructureReady"),
     ];
     let since = since.into_iter().flatten().max().unwrap_or(now);
-    let end = since + SignedDuration::from_secs(i64::from(timeout));
+    let end = later(since, timeout);
     if end <= now {
         let what = format!("Node failed to report startup in {}", duration(timeout));
         return unhealthy("NodeStartupTimeout", &what);
     }
     Verdict::Waiting(other.into_iter().chain([end]).min())
+}
+
+/// The end of a timeout; the last of all times where the start is one that nobody can reach.
+fn later(since: Timestamp, seconds: i32) -> Timestamp {
+    let end = since.checked_add(SignedDuration::from_secs(i64::from(seconds)));
+    end.unwrap_or(Timestamp::MAX)
 }
 
 /// Seconds as Cluster API shows them: `5m0s`.
@@ -199,6 +205,12 @@ mod tests {
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn a_condition_that_changed_at_the_end_of_time_is_waited_for() {
+        assert_eq!(later(Timestamp::MAX, 300), Timestamp::MAX);
+        assert_eq!(later(at(5), 300), at(305));
     }
 
     fn check(type_: &str, status: &str, timeout_seconds: i32) -> UnhealthyCondition {

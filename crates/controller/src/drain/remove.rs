@@ -13,21 +13,44 @@ use refit_core::{
 use serde_json::{Value, json};
 
 /// Asks pods to go, one after the other, and says what was refused. An error is one of the way to
-/// the API server.
+/// the API server. One request without an answer among others that have one does not keep the rest
+/// of the pods; a second one ends the round.
 pub(crate) async fn remove(
     client: &Client,
     removals: &[Removal],
 ) -> kube::Result<Vec<EvictionRefusal>> {
     let mut refused = Vec::new();
+    let mut silent = None;
+    let mut answers = 0_usize;
     for removal in removals {
-        if let Some(refusal) = remove_one(client, removal).await? {
-            refused.push(EvictionRefusal {
-                pod: removal.pod.clone(),
-                refusal,
-            });
+        match (remove_one(client, removal).await, &silent) {
+            (Ok(refusal), _) => {
+                answers += 1;
+                refused.extend(refusal.map(|refusal| of(removal, refusal)));
+            }
+            (Err(error), None) => silent = Some((removal, error)),
+            (Err(error), Some(_)) => return Err(error),
         }
     }
+    match silent {
+        Some((_, error)) if answers == 0 => return Err(error),
+        Some((removal, error)) => {
+            let refusal = Refusal::EvictionRefused {
+                pod: removal.pod.to_string(),
+                message: format!("the API server gave no answer: {error}"),
+            };
+            refused.push(of(removal, refusal));
+        }
+        None => {}
+    }
     Ok(refused)
+}
+
+fn of(removal: &Removal, refusal: Refusal) -> EvictionRefusal {
+    EvictionRefusal {
+        pod: removal.pod.clone(),
+        refusal,
+    }
 }
 
 async fn remove_one(client: &Client, removal: &Removal) -> kube::Result<Option<Refusal>> {

@@ -42,13 +42,31 @@ const MOST_BLOCKERS: usize = 20;
 /// The most pods that an event names.
 const MOST_NAMES: usize = 3;
 
-/// Whether some other node could take the pods of this one: Ready, open, and with no taint that
-/// this node does not have too (`spec/node.md 2.8`).
+/// Whether some other node is one that takes the pods of this one: it has no lasting taint that this
+/// node does not have too (`spec/node.md 2.8`).
+///
+/// Only what lasts counts. A node that is cordoned or restarts for an update of its own takes pods
+/// again in a moment: to skip the drain for it would end pods without asking their budgets, and to
+/// ask costs nothing where nobody takes them, for then the budgets refuse.
 pub fn another_could_take(node: &NodeView, nodes: &[NodeView]) -> bool {
     nodes
         .iter()
-        .filter(|other| other.name != node.name && other.ready && !other.unschedulable)
-        .any(|other| other.taints.iter().all(|taint| node.taints.contains(taint)))
+        .filter(|other| other.name != node.name)
+        .any(|other| {
+            let mut lasting = other.taints.iter().filter(|taint| lasts(taint));
+            lasting.all(|taint| node.taints.contains(taint))
+        })
+}
+
+/// Whether a taint is of the node's purpose: those that Kubernetes, cloud providers and Cluster API
+/// set and lift by themselves tell of its state.
+fn lasts(taint: &str) -> bool {
+    const OF_A_STATE: [&str; 3] = [
+        "node.kubernetes.io/",
+        "node.cloudprovider.kubernetes.io/",
+        "node.cluster.x-k8s.io/",
+    ];
+    !OF_A_STATE.iter().any(|domain| taint.starts_with(domain))
 }
 
 impl Work<'_, '_> {
@@ -83,7 +101,7 @@ impl Work<'_, '_> {
             "it was cordoned before"
         };
         self.advance(STEP_CORDON, StepState::Done, whose);
-        if self.is_excluded() {
+        if self.has(keys::EXCLUDE_NODE_DRAINING) {
             let why = format!("the Machine has annotation {}", keys::EXCLUDE_NODE_DRAINING);
             self.advance(STEP_DRAIN, StepState::Skipped, &why);
             return None;
@@ -93,10 +111,10 @@ impl Work<'_, '_> {
         self.leave_load_balancers(node).or_else(|| self.empty(node))
     }
 
-    /// Whether the user wants this node left as it is.
-    fn is_excluded(&self) -> bool {
+    /// Whether the Machine has an annotation, whatever its value.
+    fn has(&self, annotation: &str) -> bool {
         let annotations = self.s.machine.and_then(|m| m.metadata.annotations.as_ref());
-        annotations.is_some_and(|all| all.contains_key(keys::EXCLUDE_NODE_DRAINING))
+        annotations.is_some_and(|all| all.contains_key(annotation))
     }
 
     /// Says in the NodeUpdate what of the drain's policy is not understood.
@@ -222,7 +240,7 @@ impl Work<'_, '_> {
         let Some(attached) = &view.attachments else {
             return Some(Outcome::new(Phase::Draining, DRAIN_LINE).again_after(1));
         };
-        if attached.is_empty() {
+        if attached.is_empty() || self.has(keys::EXCLUDE_WAIT_FOR_NODE_VOLUME_DETACH) {
             return None;
         }
         let since = self.noted(|drain| &mut drain.empty_since);

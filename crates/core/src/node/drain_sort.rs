@@ -183,7 +183,10 @@ fn fate(
     let name = || pod.pod.to_string();
     match pod.labels.get(keys::POD_DRAIN).map(String::as_str) {
         Some(word) if word.eq_ignore_ascii_case("skip") => return Fate::Stays,
-        Some(word) if word.eq_ignore_ascii_case("wait-completed") => {
+        Some(word)
+            if word.eq_ignore_ascii_case("wait-completed")
+                || word.eq_ignore_ascii_case(capi::WAIT_COMPLETED) =>
+        {
             return Fate::Waited(DrainRefusal::WaitCompleted {
                 pod: name(),
                 says: format!("its label {}", keys::POD_DRAIN),

@@ -273,6 +273,16 @@ fn volumes_are_waited_for_as_long_as_the_machine_says() {
     patient.around.attachments = one.around.attachments;
     pass(&mut patient, 600);
     assert_eq!(patient.gate(), Gate::Upgrade);
+    let machine = patient.machine.as_mut().unwrap();
+    let annotations = machine.metadata.annotations.as_mut().unwrap();
+    let word = keys::EXCLUDE_WAIT_FOR_NODE_VOLUME_DETACH;
+    annotations.insert(word.into(), "false".into());
+    pass(&mut patient, 1);
+    assert_eq!(
+        patient.gate(),
+        Gate::Disrupt,
+        "whatever the annotation's value"
+    );
 }
 
 #[test]

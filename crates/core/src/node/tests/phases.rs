@@ -219,6 +219,22 @@ fn tainted_nodes_take_no_pods_of_a_worker_but_those_of_their_like() {
 }
 
 #[test]
+fn a_node_is_drained_though_the_others_are_being_updated_too() {
+    let mut one = One::worker();
+    for node in &mut one.nodes[1..] {
+        node.unschedulable = true;
+        node.ready = false;
+        node.taints = vec![
+            "node.kubernetes.io/not-ready".into(),
+            "node.cluster.x-k8s.io/uninitialized".into(),
+        ];
+    }
+    let drained = one.disrupted();
+    assert!(drained.log.contains(&"cordon".to_owned()));
+    assert!(drained.log.contains(&"evict".to_owned()));
+}
+
+#[test]
 fn daemon_sets_mirror_pods_and_ended_pods_stay() {
     let mut one = One::worker();
     let keep = |name: &str| pod(name);
