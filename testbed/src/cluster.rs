@@ -24,6 +24,12 @@ pub const FROM: &str = "v1.34.2";
 /// The version that they are brought to.
 pub const TO: &str = "v1.35.1";
 
+/// Without it Cluster API makes no worker that is older than its control plane.
+const SKIP_CHECKS: (&str, &str) = (
+    "machineset.cluster.x-k8s.io/skip-preflight-checks",
+    "KubeadmVersionSkew",
+);
+
 /// What a cluster is made of.
 #[derive(Clone, Debug)]
 pub struct ClusterSpec {
@@ -33,8 +39,10 @@ pub struct ClusterSpec {
     pub surge: u32,
     /// MachineDeployments: name, replicas, `maxSurge`, `maxUnavailable`.
     pub workers: Vec<(&'static str, u32, u32, u32)>,
-    /// The version.
+    /// The version of the control plane.
     pub version: &'static str,
+    /// The version of the workers: no newer.
+    pub workers_version: &'static str,
     /// Annotations of the Cluster.
     pub annotations: BTreeMap<&'static str, &'static str>,
 }
@@ -47,6 +55,7 @@ impl Default for ClusterSpec {
             surge: 0,
             workers: Vec::new(),
             version: FROM,
+            workers_version: FROM,
             annotations: BTreeMap::new(),
         }
     }
@@ -124,7 +133,7 @@ impl Cluster {
             _proxy: proxy,
         };
         for workers in &spec.workers {
-            cluster.add_workers(spec.version, *workers).await?;
+            cluster.add_workers(spec.workers_version, *workers).await?;
         }
         Ok(cluster)
     }
@@ -147,7 +156,10 @@ impl Cluster {
             ("VERSION", version),
         ];
         let yaml = include_str!("../manifests/workers.yaml");
-        for object in objects::documents(yaml, &values)? {
+        for mut object in objects::documents(yaml, &values)? {
+            if object["kind"] == "MachineDeployment" {
+                object["metadata"]["annotations"] = json!({SKIP_CHECKS.0: SKIP_CHECKS.1});
+            }
             objects::apply(&self.management, &object).await?;
         }
         Ok(())

@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use jiff::{SignedDuration, Timestamp};
 use kube::{Api, Client, ResourceExt as _};
 use refit_agent::{AgentOptions, DiskState, HostState, SimDisk, SimHost, run_for};
 use refit_api::capi::Machine;
@@ -27,6 +28,11 @@ use crate::{
 
 /// How many times faster than a real host they work.
 const HURRY: u32 = 12;
+/// How many times its usual time a step takes that is held. Its agent sleeps until then, so that
+/// time is short, and is put off again and again.
+const HELD: u32 = 5;
+/// How far it is put off.
+const HELD_ON: SignedDuration = SignedDuration::from_secs(1);
 /// How often hosts and Machines are looked at.
 const LOOK: Duration = Duration::from_millis(200);
 /// Wait before an agent that ended begins again.
@@ -38,7 +44,7 @@ const CONTROL_PLANE: &str = "cluster.x-k8s.io/control-plane";
 #[derive(Debug)]
 pub struct Hosts {
     shared: Arc<Shared>,
-    tasks: [JoinHandle<()>; 2],
+    tasks: [JoinHandle<()>; 3],
 }
 
 struct Shared {
@@ -98,7 +104,11 @@ impl Hosts {
         let api: Api<Machine> = Api::all(client);
         let seen = shared.machines.clone();
         let watch = store::reflect(api, store::everything(), seen, |_| {});
-        let tasks = [tokio::spawn(watch), tokio::spawn(shared.clone().keep())];
+        let tasks = [
+            tokio::spawn(watch),
+            tokio::spawn(shared.clone().keep()),
+            tokio::spawn(shared.clone().put_off()),
+        ];
         Self { shared, tasks }
     }
 
@@ -117,6 +127,18 @@ impl Hosts {
         Ok(act(&mut state))
     }
 
+    /// Holds a host in the middle of a step as soon as it comes there, until [`Hosts::go_on`].
+    pub fn hold(&self, namespace: &str, machine: &str, step: &str) -> anyhow::Result<()> {
+        self.with(namespace, machine, |host| {
+            host.troubles.slow.insert(step.to_owned(), HELD);
+        })
+    }
+
+    /// Lets a host go on that is held.
+    pub fn go_on(&self, namespace: &str, machine: &str) -> anyhow::Result<()> {
+        self.with(namespace, machine, |host| host.troubles.slow.clear())
+    }
+
     /// Names of the Machines of a namespace that have a host.
     pub fn machines(&self, namespace: &str) -> Vec<String> {
         let hosts = lock(&self.shared.hosts);
@@ -126,6 +148,17 @@ impl Hosts {
 }
 
 impl Shared {
+    /// Puts off the ends of what is held.
+    async fn put_off(self: Arc<Self>) {
+        loop {
+            let now = self.clock.now();
+            for host in lock(&self.hosts).values() {
+                put_off(&mut lock(&host.state), now);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
     async fn keep(self: Arc<Self>) {
         self.machines.ready().await;
         loop {
@@ -201,6 +234,15 @@ impl Shared {
     }
 }
 
+fn put_off(host: &mut HostState, now: Timestamp) {
+    for unit in host.units.values_mut() {
+        let held = host.troubles.slow.get(&unit.step) == Some(&HELD);
+        if held && unit.exit.is_none() && unit.ends > now {
+            unit.ends = unit.ends.max(now + HELD_ON);
+        }
+    }
+}
+
 fn rights(key: &ObjectKey, user: &str) -> [Value; 2] {
     let name = format!("refit-agent-{}", key.name);
     let metadata = json!({"name": name, "namespace": key.namespace});
@@ -266,5 +308,31 @@ async fn kubelet(mut kubelet: Kubelet, state: Arc<Mutex<HostState>>, clock: Cloc
             tracing::debug!("a kubelet is not heard: {error:#}");
         }
         tokio::time::sleep(LOOK).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use refit_agent::host::{Command, Job, UnitState};
+
+    #[test]
+    fn a_step_that_is_held_ends_when_its_host_goes_on() {
+        let now: Timestamp = "2026-03-02T08:00:00Z".parse().unwrap();
+        let mut host = HostState::new("n", false, "v1.34.2", now).hurried(HURRY);
+        host.troubles.slow.insert("snapshot".to_owned(), HELD);
+        host.start(&Job::new("p", "u", "snapshot", Command::Snapshot), now);
+        let mut at = now;
+        while at < now + SignedDuration::from_mins(1) {
+            at += SignedDuration::from_millis(500);
+            put_off(&mut host, at);
+            host.tick(at);
+        }
+        assert_eq!(host.poll("u"), UnitState::Running);
+        host.troubles.slow.clear();
+        at += HELD_ON;
+        put_off(&mut host, at);
+        host.tick(at);
+        assert!(matches!(host.poll("u"), UnitState::Exited { code: 0, .. }));
     }
 }

@@ -24,8 +24,10 @@ use crate::{
 pub const MAX_ATTEMPTS: i32 = 3;
 /// How often a download is tried: nothing is disturbed meanwhile, and a line that was down is often
 /// back after two minutes.
-const DOWNLOAD_ATTEMPTS: i32 = 5;
-/// Wait after the first failed try; it doubles with each.
+const DOWNLOAD_ATTEMPTS: i32 = 7;
+/// The longest wait between two tries: so soon after its cause has gone a failure is over.
+const BACKOFF_CEILING: SignedDuration = SignedDuration::from_secs(30);
+/// Wait after the first failed try; it doubles with each, up to the ceiling.
 const BACKOFF: SignedDuration = SignedDuration::from_secs(10);
 
 /// What the agent is to do next.
@@ -264,7 +266,7 @@ fn retry_at(run: &StepRun) -> Option<Timestamp> {
 
 fn backoff(attempt: i32) -> SignedDuration {
     let doublings = u32::try_from(attempt - 1).unwrap_or_default().min(4);
-    BACKOFF * 2_i32.pow(doublings)
+    (BACKOFF * 2_i32.pow(doublings)).min(BACKOFF_CEILING)
 }
 
 /// Name of the unit of an attempt. Only characters that systemd and file names take as they are.

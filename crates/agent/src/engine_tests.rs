@@ -386,9 +386,14 @@ fn the_plan_says_how_long_and_how_often_a_step_is_tried() {
 fn a_download_is_tried_more_often_than_other_steps() {
     let mut state = journal(Gate::Stage, &[]);
     state.plan.as_mut().unwrap().steps[0].action.type_ = StepType::Stage;
-    fail(&mut state, "preflight", MAX_ATTEMPTS);
-    assert!(matches!(next(&state, None, at(11)), Next::Backoff { .. }));
-    fail(&mut state, "preflight", 5);
+    for (attempts, waits) in [(1, 10), (2, 20), (MAX_ATTEMPTS, 30), (6, 30)] {
+        fail(&mut state, "preflight", attempts);
+        match next(&state, None, at(11)) {
+            Next::Backoff { until, .. } => assert_eq!(until, at(10 + waits), "{attempts}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    fail(&mut state, "preflight", 7);
     assert_eq!(ended(&next(&state, None, at(11))), PlanState::Failed);
 }
 

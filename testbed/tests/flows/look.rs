@@ -28,6 +28,20 @@ pub(super) async fn identities(cluster: &Cluster) -> anyhow::Result<BTreeMap<Str
     Ok(found)
 }
 
+/// The NodeUpdates of a goal.
+pub(super) async fn of_goal(cluster: &Cluster, version: &str) -> anyhow::Result<Vec<Value>> {
+    let mut updates = cluster.objects.list(NODE_UPDATE).await?;
+    updates.retain(|update| text(update, "/spec/goal/kubernetesVersion") == version);
+    Ok(updates)
+}
+
+/// How a step of a NodeUpdate stands.
+pub(super) fn step<'a>(update: &'a Value, step: &str) -> &'a str {
+    let steps = update["status"]["steps"].as_array();
+    let found = steps.into_iter().flatten().find(|one| one["name"] == step);
+    found.map_or("", |found| text(found, "/state"))
+}
+
 /// How many Machines are being updated by what they say of themselves.
 pub(super) fn updating(machines: &[Value]) -> Vec<String> {
     let updating = machines
@@ -37,7 +51,8 @@ pub(super) fn updating(machines: &[Value]) -> Vec<String> {
 }
 
 /// Nothing of an update is left: no mark of Cluster API's or ours on a Machine and on what it
-/// refers to, no cordon, and every NodeUpdate ended well.
+/// refers to, no cordon, and every NodeUpdate of a Machine that is there ended well. Nobody collects
+/// garbage in a bed.
 pub(super) async fn nothing_is_left(cluster: &Cluster) -> anyhow::Result<()> {
     let marks = [
         "in-place-updates.internal.cluster.x-k8s.io/update-in-progress",
@@ -46,12 +61,13 @@ pub(super) async fn nothing_is_left(cluster: &Cluster) -> anyhow::Result<()> {
         "cluster.x-k8s.io/skip-remediation",
         "refit.dev/guarded",
     ];
-    for machine in cluster.machines().await? {
-        let infrastructure = text(&machine, "/spec/infrastructureRef/name");
+    let machines = cluster.machines().await?;
+    for machine in &machines {
+        let infrastructure = text(machine, "/spec/infrastructureRef/name");
         let infrastructure = cluster.objects.get(DEV_MACHINE, infrastructure).await?;
-        let bootstrap = text(&machine, "/spec/bootstrap/configRef/name");
+        let bootstrap = text(machine, "/spec/bootstrap/configRef/name");
         let bootstrap = cluster.objects.get(KUBEADM_CONFIG, bootstrap).await?;
-        for object in [&machine, &infrastructure, &bootstrap] {
+        for object in [machine, &infrastructure, &bootstrap] {
             for mark in marks {
                 ensure!(
                     annotation(object, mark).is_none(),
@@ -62,12 +78,17 @@ pub(super) async fn nothing_is_left(cluster: &Cluster) -> anyhow::Result<()> {
             }
         }
     }
-    for update in cluster.objects.list(NODE_UPDATE).await? {
-        let phase = text(&update, "/status/phase");
+    let updates = cluster.objects.list(NODE_UPDATE).await?;
+    let of_one = |update: &&Value| {
+        let of = text(update, "/spec/machineRef/uid");
+        machines.iter().any(|machine| uid(machine) == of)
+    };
+    for update in updates.iter().filter(of_one) {
+        let phase = text(update, "/status/phase");
         ensure!(
             phase == "Succeeded",
             "NodeUpdate {} is {phase}",
-            name(&update)
+            name(update)
         );
     }
     let workload = Objects::of_cluster(cluster.workload().await?);

@@ -1,21 +1,39 @@
-//! What is changed while a host works: another goal, no Machine any more.
+//! What is changed while a host works: no update any more, another goal, no Machine any more.
+//!
+//! Hosts are held in the middle of their work, for as long as the flow wants to look.
 
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use refit_testbed::{
     Bed, Cluster, ClusterSpec,
     cluster::said,
     eventually,
-    objects::{MACHINE, NODE_UPDATE, name, text},
+    objects::{
+        self, HOST_PLAN, MACHINE, NODE_UPDATE, UPDATE_GROUP, annotation, name, text, told, uid,
+    },
+    wait,
 };
 use serde_json::{Value, json};
 
-const WITHIN: Duration = Duration::from_mins(6);
+use super::look;
+
+const WITHIN: Duration = Duration::from_mins(4);
+/// How long is looked whether something happens that must not: Cluster API asks again meanwhile.
+const QUIET: Duration = Duration::from_secs(12);
 /// Where the control plane is from the beginning: no kubelet may be newer.
 const NEWEST: &str = "v1.35.4";
-/// A host has passed its point of no return, or is about to.
-const BUSY: [&str; 4] = ["Upgrading", "Draining", "Disrupting", "Verifying"];
+/// Where hosts are held: the node is empty, the kubelet still the old one.
+const STEP: &str = "kubelet-install";
+/// A host is disturbed.
+const DISTURBED: [&str; 5] = [
+    "Upgrading",
+    "Draining",
+    "Disrupting",
+    "Verifying",
+    "Uncordoning",
+];
+const IN_PROGRESS: &str = "in-place-updates.internal.cluster.x-k8s.io/update-in-progress";
 
 pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let _calm = bed.calm().await;
@@ -23,98 +41,230 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         control_planes: 1,
         surge: 1,
         workers: vec![("md", 2, 0, 1)],
+        version: NEWEST,
         ..ClusterSpec::default()
     };
     let cluster = bed.cluster("midway", &spec).await?;
-    cluster
-        .change_control_plane(&json!({"version": NEWEST}))
+    let before = look::identities(&cluster).await?;
+    let midway = Midway { bed, cluster };
+    midway.given_up().await?;
+    midway.another_goal().await?;
+    let after = look::identities(&midway.cluster).await?;
+    ensure!(before == after, "{before:#?} became {after:#?}");
+    midway.deleted().await?;
+    look::nothing_is_left(&midway.cluster).await
+}
+
+struct Midway<'b> {
+    bed: &'b Bed,
+    cluster: Cluster,
+}
+
+impl Midway<'_> {
+    /// Cluster API is told that there is no update, while the host is half done.
+    async fn given_up(&self) -> anyhow::Result<()> {
+        let goal = "v1.35.1";
+        let held = self.held(goal).await?;
+        let machine = text(&held, "/spec/machineRef/name");
+        let nothing = [(IN_PROGRESS, None)];
+        self.cluster
+            .objects
+            .annotate(MACHINE, machine, &nothing)
+            .await?;
+        let second = eventually("Cluster API takes the next machine", WITHIN, async || {
+            let updates = look::of_goal(&self.cluster, goal).await.map_err(said)?;
+            let other = updates.into_iter().find(|one| uid(one) != uid(&held));
+            other.ok_or_else(|| "it does not".to_owned())
+        })
         .await?;
-    cluster.control_plane_is_at(NEWEST, WITHIN).await?;
-    for machine in cluster.worker_machines("md").await? {
-        bed.hosts()
-            .with(&cluster.namespace, name(&machine), |host| host.hurry = 4)?;
+        wait::never("a second machine is disturbed", QUIET, async || {
+            self.half_done(&held, &second).await
+        })
+        .await?;
+        self.go_on()?;
+        self.cluster.workers_are_at("md", goal, WITHIN).await?;
+        for update in look::of_goal(&self.cluster, goal).await? {
+            let phase = text(&update, "/status/phase");
+            ensure!(phase == "Succeeded", "{} is {phase}", name(&update));
+        }
+        Ok(())
     }
-    another_goal(&cluster).await?;
-    deleted(&cluster).await
-}
 
-/// The goal that is on its way ends first; the new one is done for itself.
-async fn another_goal(cluster: &Cluster) -> anyhow::Result<()> {
-    ask(cluster, "v1.35.1").await?;
-    busy(cluster, "v1.35.1").await?;
-    ask(cluster, "v1.35.2").await?;
-    cluster.workers_are_at("md", "v1.35.2", WITHIN).await?;
-    for update in of_goal(cluster, "v1.35.1").await? {
-        let phase = text(&update, "/status/phase");
-        ensure!(
-            ["Succeeded", "Stopped"].contains(&phase),
-            "{} is {phase} when the next goal is reached",
-            name(&update)
+    /// The first host is half done and says so, the second waits for it.
+    async fn half_done(&self, held: &Value, second: &Value) -> Result<(), String> {
+        let cluster = &self.cluster;
+        let get = async |kind, name| cluster.objects.get(kind, name).await.map_err(said);
+        let machine = get(MACHINE, text(held, "/spec/machineRef/name")).await?;
+        if annotation(&machine, IN_PROGRESS).is_some() {
+            return Err(format!("{} is being updated again", name(&machine)));
+        }
+        let ours = told(&machine, "MachineUpToDate");
+        if !ours.starts_with("Unknown/Updating") {
+            return Err(format!("{}: {ours}", name(&machine)));
+        }
+        let theirs = told(&machine, "UpToDate");
+        if theirs.starts_with("True") && self.bed.line != refit_testbed::Line::V1_12 {
+            return Err(format!("{}: {theirs}", name(&machine)));
+        }
+        let held = get(NODE_UPDATE, name(held)).await?;
+        if text(&held, "/status/phase") != "Disrupting" {
+            return Err(format!("the first is {}", text(&held, "/status/phase")));
+        }
+        let second = get(NODE_UPDATE, name(second)).await?;
+        if DISTURBED.contains(&text(&second, "/status/phase")) {
+            return Err(format!("the second is {}", text(&second, "/status/phase")));
+        }
+        let groups = cluster.objects.list(UPDATE_GROUP).await.map_err(said)?;
+        let slots: Vec<&str> = groups
+            .iter()
+            .flat_map(|group| group["status"]["slots"].as_array().into_iter().flatten())
+            .map(|slot| text(slot, "/machine"))
+            .collect();
+        if slots != [name(&machine)] {
+            return Err(format!("the slots are held by {slots:?}"));
+        }
+        Ok(())
+    }
+
+    /// The goal that is on its way ends first; the new one is done for itself.
+    async fn another_goal(&self) -> anyhow::Result<()> {
+        let (old, new) = ("v1.35.2", "v1.35.3");
+        let held = self.held(old).await?;
+        self.ask(new).await?;
+        let asked = "the new goal is asked of a host that is not done with the old one";
+        wait::never(asked, QUIET, async || {
+            self.nothing_is_done_that_is_not(new).await?;
+            let updates = look::of_goal(&self.cluster, new).await.map_err(said)?;
+            let machine = text(&held, "/spec/machineRef/uid");
+            let early = updates
+                .iter()
+                .find(|one| text(one, "/spec/machineRef/uid") == machine);
+            early.map_or(Ok(()), |early| Err(name(early).to_owned()))
+        })
+        .await?;
+        self.go_on()?;
+        eventually("the new goal is reached", WITHIN, async || {
+            self.nothing_is_done_that_is_not(new).await?;
+            let shortly = Duration::from_millis(1);
+            let reached = self.cluster.workers_are_at("md", new, shortly).await;
+            reached.map_err(said)
+        })
+        .await?;
+        let held = self.cluster.objects.get(NODE_UPDATE, name(&held)).await?;
+        let (phase, ended) = (
+            text(&held, "/status/phase"),
+            text(&held, "/status/finishedAt"),
         );
+        ensure!(phase == "Succeeded", "the goal on its way is {phase}");
+        let done = look::of_goal(&self.cluster, new).await?;
+        ensure!(
+            done.len() == 2,
+            "{} NodeUpdates brought two Machines to the new goal",
+            done.len()
+        );
+        for update in &done {
+            let begun = text(update, "/status/startedAt");
+            ensure!(
+                begun >= ended,
+                "{} began {begun}, before {ended}",
+                name(update)
+            );
+        }
+        Ok(())
     }
-    let done = of_goal(cluster, "v1.35.2").await?;
-    ensure!(
-        done.len() == 2,
-        "{} NodeUpdates brought two Machines to the new goal",
-        done.len()
-    );
-    Ok(())
-}
 
-/// The work on a host ends before its Machine is drained and gone.
-async fn deleted(cluster: &Cluster) -> anyhow::Result<()> {
-    ask(cluster, "v1.35.3").await?;
-    let update = busy(cluster, "v1.35.3").await?;
-    let machine = text(&update, "/spec/machineRef/name").to_owned();
-    cluster.objects.delete(MACHINE, &machine).await?;
-    eventually(
-        "the deleted Machine goes when its host has stopped",
-        WITHIN,
-        async || {
-            let update = cluster
-                .objects
-                .get(NODE_UPDATE, name(&update))
-                .await
-                .map_err(said)?;
-            let found = cluster
-                .objects
-                .find(MACHINE, &machine)
-                .await
-                .map_err(said)?;
-            let phase = text(&update, "/status/phase").to_owned();
-            match found {
-                None if BUSY.contains(&phase.as_str()) => {
-                    Ok(Err(format!("{machine} is gone while its host is {phase}")))
-                }
-                None => Ok(Ok(())),
-                Some(_) => Err(format!("{machine} is there, its host is {phase}")),
+    /// Whoever is said to have reached the goal runs it, by its host's own word.
+    async fn nothing_is_done_that_is_not(&self, goal: &str) -> Result<(), String> {
+        let updates = look::of_goal(&self.cluster, goal).await.map_err(said)?;
+        for machine in self.cluster.worker_machines("md").await.map_err(said)? {
+            let done = updates.iter().any(|update| {
+                text(update, "/spec/machineRef/name") == name(&machine)
+                    && text(update, "/status/phase") == "Succeeded"
+            });
+            let theirs =
+                text(&machine, "/spec/version") == goal && objects::is_true(&machine, "UpToDate");
+            let runs = self
+                .bed
+                .hosts()
+                .with(&self.cluster.namespace, name(&machine), |host| {
+                    host.kubelet_version.clone()
+                });
+            let runs = runs.map_err(said)?;
+            if (done || theirs) && runs != goal {
+                return Err(format!("{} is done, and runs {runs}", name(&machine)));
             }
-        },
-    )
-    .await?
-    .map_err(anyhow::Error::msg)?;
-    cluster.workers_are_at("md", "v1.35.3", WITHIN).await
-}
+        }
+        Ok(())
+    }
 
-async fn ask(cluster: &Cluster, version: &str) -> anyhow::Result<()> {
-    let change = json!({"template": {"spec": {"version": version}}});
-    cluster.change_workers("md", &change).await
-}
+    /// The work on a host ends before its Machine is drained and gone.
+    async fn deleted(&self) -> anyhow::Result<()> {
+        let held = self.held(NEWEST).await?;
+        let machine = text(&held, "/spec/machineRef/name");
+        self.cluster.objects.delete(MACHINE, machine).await?;
+        eventually("the host is told to stop", WITHIN, async || {
+            let plan = self.cluster.objects.get(HOST_PLAN, machine).await;
+            let plan = plan.map_err(said)?;
+            let aborts = plan["spec"]["abort"] == true;
+            aborts.then_some(()).ok_or_else(|| "not yet".to_owned())
+        })
+        .await?;
+        let waits = "the Machine waits for its host";
+        wait::never("the Machine is drained", QUIET, async || {
+            let found = self.cluster.objects.find(MACHINE, machine).await;
+            let found = found.map_err(said)?.ok_or("it is gone")?;
+            let deleting = told(&found, "Deleting");
+            let held = deleting.contains("WaitingForPreDrainHook") || !deleting.starts_with("True");
+            held.then_some(())
+                .ok_or_else(|| format!("{waits}: {deleting}"))
+        })
+        .await?;
+        self.go_on()?;
+        eventually("the Machine goes", WITHIN, async || {
+            let update = self.cluster.objects.get(NODE_UPDATE, name(&held)).await;
+            let update = update.map_err(said)?;
+            let found = self.cluster.objects.find(MACHINE, machine).await;
+            let stopped = text(&update, "/status/phase") == "Stopped";
+            match found.map_err(said)? {
+                None if stopped => Ok(Ok(())),
+                None => Ok(Err(format!("{machine} is gone while its host works"))),
+                Some(found) => Err(told(&found, "Deleting")),
+            }
+        })
+        .await?
+        .map_err(anyhow::Error::msg)?;
+        self.cluster.workers_are_at("md", NEWEST, WITHIN).await
+    }
 
-async fn of_goal(cluster: &Cluster, version: &str) -> anyhow::Result<Vec<Value>> {
-    let mut updates = cluster.objects.list(NODE_UPDATE).await?;
-    updates.retain(|update| text(update, "/spec/goal/kubernetesVersion") == version);
-    Ok(updates)
-}
+    async fn ask(&self, version: &str) -> anyhow::Result<()> {
+        let change = json!({"template": {"spec": {"version": version}}});
+        self.cluster.change_workers("md", &change).await
+    }
 
-/// Waits until a host works on a goal.
-async fn busy(cluster: &Cluster, version: &str) -> anyhow::Result<Value> {
-    eventually("a host is busy", WITHIN, async || {
-        let updates = of_goal(cluster, version).await.map_err(said)?;
-        let found = updates
-            .into_iter()
-            .find(|update| BUSY.contains(&text(update, "/status/phase")));
-        found.ok_or_else(|| "none is".to_owned())
-    })
-    .await
+    /// Asks for a goal and waits until one host is held in the middle of it: its NodeUpdate.
+    async fn held(&self, goal: &str) -> anyhow::Result<Value> {
+        // Who is first is Cluster API's choice.
+        for machine in self.cluster.worker_machines("md").await? {
+            let hosts = self.bed.hosts();
+            hosts.hold(&self.cluster.namespace, name(&machine), STEP)?;
+        }
+        self.ask(goal).await?;
+        let held = eventually("a host is in the middle of it", WITHIN, async || {
+            let updates = look::of_goal(&self.cluster, goal).await.map_err(said)?;
+            let at = |update: &Value| look::step(update, STEP) == "Running";
+            let found = updates.iter().position(at);
+            let phases: Vec<&str> = updates.iter().map(|u| text(u, "/status/phase")).collect();
+            found
+                .and_then(|at| updates.get(at).cloned())
+                .ok_or_else(|| format!("{phases:?}"))
+        });
+        held.await.with_context(|| format!("goal {goal}"))
+    }
+
+    fn go_on(&self) -> anyhow::Result<()> {
+        for machine in self.bed.hosts().machines(&self.cluster.namespace) {
+            self.bed.hosts().go_on(&self.cluster.namespace, &machine)?;
+        }
+        Ok(())
+    }
 }

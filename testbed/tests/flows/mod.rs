@@ -2,6 +2,7 @@
 
 mod control_plane_in_place;
 mod discovery;
+mod failing;
 mod health_check;
 mod killed;
 mod look;
@@ -36,6 +37,11 @@ pub(crate) const ALL: &[Flow] = &[
         name: "a_change_that_nobody_covers_is_held_or_replaced_as_policy_says",
         on: BOTH,
         run: |bed| Box::pin(uncovered::run(bed)),
+    },
+    Flow {
+        name: "a_failing_host_is_seen_and_recovers_and_one_that_failed_for_good_is_replaced",
+        on: &[Line::V1_14],
+        run: |bed| Box::pin(failing::run(bed)),
     },
     Flow {
         name: "a_health_check_leaves_a_machine_alone_that_is_being_restarted",

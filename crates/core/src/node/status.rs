@@ -219,12 +219,10 @@ fn api_refused(
     (next.target() == known.object).then(|| known.clone())
 }
 
-/// What the host tries again by itself.
-fn retrying(status: &NodeUpdateStatus) -> Option<Failure> {
+/// What the host tries again by itself: a step that has not ended, and says why a try failed.
+pub(super) fn retrying(status: &NodeUpdateStatus) -> Option<Failure> {
     let step = status.steps.iter().find(|step| {
-        step.attempt > 1
-            && !step.message.is_empty()
-            && matches!(step.state, StepState::Running | StepState::Pending)
+        !step.message.is_empty() && matches!(step.state, StepState::Running | StepState::Pending)
     })?;
     Some(Failure {
         reason: "StepRetried".to_owned(),

@@ -17,6 +17,7 @@ use super::{
     plan::HostWork,
     role::decide_role,
     snapshot::{GroupView, NodeView, Seen, Snapshot},
+    status::retrying,
     steps,
 };
 use crate::group;
@@ -96,10 +97,11 @@ impl<'a> Work<'_, 'a> {
             let step = report.steps.iter().find(|step| !ended(step.state))?;
             (step.state != StepState::Pending).then_some(step)
         });
+        // Whoever looks at the Machine alone has to see why it takes longer.
+        if let Some(failed) = retrying(&self.status) {
+            return failed.message;
+        }
         match next {
-            Some(step) if step.attempt > 1 => {
-                format!("step {} on the host, try {}", step.id, step.attempt)
-            }
             Some(step) => format!("step {} on the host", step.id),
             None => "the host takes up its plan".to_owned(),
         }

@@ -477,16 +477,16 @@ fn a_retry_of_the_host_is_shown_and_no_failure_yet() {
     status.passed = Gate::Closed;
     let step = &mut status.steps[0];
     step.state = refit_api::refit::StepState::Running;
-    step.attempt = 2;
+    // From the first try on that failed, while the host waits for the second.
+    step.attempt = 1;
     step.reason = "DiskFull".into();
     step.message = "free 2 GiB".into();
     one.settle();
     let status = one.status();
     assert_eq!((status.phase, status.retriable), (Phase::Staging, true));
-    assert_eq!(
-        status.failure_message,
-        "step preflight, try 2: DiskFull: free 2 GiB"
-    );
+    let shown = "step preflight, try 1: DiskFull: free 2 GiB";
+    assert_eq!(status.failure_message, shown);
+    assert_eq!(status.message, shown, "the Machine shows it too");
     one.host_works();
     one.settle();
     assert!(!one.status().retriable && one.status().failure_message.is_empty());
