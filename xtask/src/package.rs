@@ -402,4 +402,49 @@ mod tests {
             .find_map(|line| line.strip_prefix("ExecStart="));
         assert!(agent.items.iter().any(|item| Some(item.path) == start));
     }
+
+    /// Runs a maintainer script on a host of its own, and says what it told systemd.
+    fn told(root: &Path, script: &str, arguments: &[&str]) -> Vec<String> {
+        use std::os::unix::fs::PermissionsExt as _;
+        let (bin, log) = (root.join("bin"), root.join("log"));
+        fs::create_dir_all(&bin).unwrap();
+        fs::create_dir_all(root.join("var/lib")).unwrap();
+        let fake = "#!/bin/sh\necho \"$1\" >> \"$LOG\"\n\
+            case $1 in enable) : > \"$LOG.on\" ;; disable) rm -f \"$LOG.on\" ;;\n\
+            is-enabled) [ -e \"$LOG.on\" ] ;; esac\n";
+        let systemctl = bin.join("systemctl");
+        fs::write(&systemctl, fake).unwrap();
+        fs::set_permissions(&systemctl, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(&log, "").unwrap();
+        let script = crate::root().join("deploy/agent/package").join(script);
+        let status = Command::new("/bin/sh")
+            .arg(script)
+            .args(arguments)
+            .env("PATH", format!("{}:/usr/bin:/bin", bin.display()))
+            .env("LOG", &log)
+            .env("DPKG_ROOT", root)
+            .status();
+        assert!(status.unwrap().success());
+        let text = fs::read_to_string(log).unwrap();
+        let enabling = |word: &&str| ["enable", "disable"].contains(word);
+        text.lines().filter(enabling).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_package_that_was_removed_runs_again_once_it_is_installed_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        assert_eq!(told(root, "postinst", &["configure", ""]), ["enable"]);
+        assert!(told(root, "prerm", &["upgrade", "2"]).is_empty());
+        assert!(
+            told(root, "postinst", &["configure", "1"]).is_empty(),
+            "an upgrade"
+        );
+        assert_eq!(told(root, "prerm", &["remove"]), ["disable"]);
+        assert_eq!(told(root, "postinst", &["configure", "1"]), ["enable"]);
+        // Whoever has switched it off finds it off again.
+        fs::remove_file(root.join("log.on")).unwrap();
+        assert_eq!(told(root, "prerm", &["remove"]), ["disable"]);
+        assert!(told(root, "postinst", &["configure", "1"]).is_empty());
+    }
 }

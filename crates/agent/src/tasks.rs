@@ -22,6 +22,7 @@ use refit_agent::{
         unit::setting,
     },
 };
+use refit_bundle::PublicKeys;
 use refit_kube::Clock;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -39,9 +40,14 @@ pub(crate) enum Task {
     /// Where another version runs, that one exchanges itself for this one as soon as it has no step
     /// under way, and takes its place again if this one does not report within ten minutes.
     Install {
-        /// A setting of the agent, such as REFIT_AGENT_HOST_PLAN=fleet/edge-1; may be repeated
+        /// A setting of the agent, such as REFIT_AGENT_HOST_PLAN=fleet/edge-1; may be repeated. Others
+        /// that are set already stay; one without a value is taken away
         #[arg(long = "set", value_name = "NAME=VALUE", value_parser = setting)]
         settings: Vec<(String, String)>,
+        /// Public key (.pub) of whoever signs bundles for this host; may be repeated. It goes to
+        /// /etc/refit/keys: a host trusts no bundle without one
+        #[arg(long = "bundle-key", value_name = "FILE")]
+        bundle_keys: Vec<PathBuf>,
         /// Stay, and look every five minutes whether the host is still as it should be
         #[arg(long)]
         stay: bool,
@@ -85,6 +91,10 @@ pub(crate) async fn run(
         }
         Task::Uninstall { .. } | Task::CarryOut { .. } | Task::Guard | Task::EndTrial => Vec::new(),
     };
+    let keys = match task {
+        Task::Install { bundle_keys, .. } => read_keys(bundle_keys)?,
+        _ => BTreeMap::new(),
+    };
     enter()?;
     let units = SystemdUnits;
     let host = Installation {
@@ -93,7 +103,8 @@ pub(crate) async fn run(
         units: &units,
     };
     match task {
-        Task::Install { settings, stay } => {
+        Task::Install { settings, stay, .. } => {
+            host.trust(&keys)?;
             install(&host, &program, settings, *stay, stop).await?;
         }
         Task::Installed => {
@@ -111,12 +122,25 @@ pub(crate) async fn run(
         Task::CarryOut { job } => return Ok(carry_out(job).await),
         Task::Guard => exchange::guard(&host.layout, &units).await?,
         Task::EndTrial => {
-            if exchange::end_trial(&host.layout, &units, Clock::real().now()).await? {
+            if exchange::end_trial(&host.layout, &host.root, &units, Clock::real().now()).await? {
                 tracing::warn!("the new version did not report: the one before runs again");
             }
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Keys by the names of their files; what is none is named before anything is installed.
+fn read_keys(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, String>> {
+    let mut keys = BTreeMap::new();
+    for path in paths {
+        let shown = path.display().to_string();
+        let text = fs::read_to_string(path).with_context(|| format!("{shown} cannot be read"))?;
+        PublicKeys::parse(&shown, &text)?;
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        keys.insert(format!("{stem}.pub"), text);
+    }
+    Ok(keys)
 }
 
 /// Does the job of a unit; its exit code says what may end a failure.
@@ -162,9 +186,12 @@ async fn install(
         if known.as_ref() != Some(&outcome) {
             match &outcome {
                 Outcome::Installed => tracing::info!("the agent runs on this host"),
+                Outcome::Reconfigured => {
+                    tracing::info!("the agent was started anew with other settings");
+                }
                 Outcome::Unchanged => tracing::info!("the host runs this version"),
                 Outcome::Replaced => {
-                    tracing::info!("this version runs in place of one that was down");
+                    tracing::info!("this version runs in place of another");
                 }
                 Outcome::Wanted { running } => {
                     tracing::info!(running, "that version gives way when no step is under way");

@@ -41,12 +41,12 @@ pub enum KeyError {
     },
     /// The host does not trust the key that somebody else names.
     #[error(
-        "the host does not trust the public key {key}: put its .pub file beside the others ({trusted})"
+        "the host does not trust the public key {key}, and whoever names a key cannot make it trusted ({trusted}): put its .pub file among the host's own keys"
     )]
     Untrusted {
         /// The key.
         key: String,
-        /// The keys that are trusted.
+        /// The keys that are trusted, or that none is.
         trusted: String,
     },
 }
@@ -144,21 +144,20 @@ impl PublicKeys {
         self.0.len()
     }
 
-    /// The keys to use where somebody else, such as a plan, names one. It only narrows: where the
-    /// host trusts keys of its own, the named one must be among them.
+    /// The keys to use where somebody else, such as a plan, names one. It only narrows: the named
+    /// one must be among those that the host trusts by itself, so a host without a key trusts none.
     pub fn narrowed_to(&self, named: &Self) -> Result<Self, KeyError> {
-        if self.is_empty() || named.is_empty() {
-            return Ok(if named.is_empty() {
-                self.clone()
-            } else {
-                named.clone()
-            });
+        if named.is_empty() {
+            return Ok(self.clone());
         }
         for (name, key) in &named.0 {
             if !self.0.iter().any(|(_, own)| own == key) {
                 return Err(KeyError::Untrusted {
                     key: name.clone(),
-                    trusted: self.names(),
+                    trusted: match self.names() {
+                        names if names.is_empty() => "it trusts none".to_owned(),
+                        names => format!("it trusts {names}"),
+                    },
                 });
             }
         }
@@ -263,7 +262,8 @@ QtKMXWyYcwdpZAlPF7tE2ENJkRd1ujvKjlj1m9RtHTBnZPa5WKU5uWRs5GoP5M/VqE81QFuMKI5k/SfN
         ));
         let same = PublicKeys::parse("plan", KEY).unwrap();
         assert_eq!(own.narrowed_to(&same).unwrap().names(), "plan");
-        assert_eq!(PublicKeys::default().narrowed_to(&same).unwrap().len(), 1);
+        let nobody = PublicKeys::default().narrowed_to(&same).unwrap_err();
+        assert!(nobody.to_string().contains("it trusts none"), "{nobody}");
         assert_eq!(
             own.narrowed_to(&PublicKeys::default()).unwrap().names(),
             "own"

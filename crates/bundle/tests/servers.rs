@@ -14,14 +14,14 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use refit_bundle::{
-    Error,
-    fetch::{Limits, Wanted, find},
+    Digest, Error,
+    fetch::{self, Limits, Wanted, find},
 };
 use support::{Asked, Reply, Server, World, from_folder, leftovers, limits, noise, text, tree};
 
@@ -393,4 +393,40 @@ async fn a_stage_that_is_dropped_halfway_goes_on_the_next_time() {
         fetched + 10_000 < usize::try_from(built.manifest.total_size()).unwrap(),
         "{fetched}"
     );
+}
+
+#[tokio::test]
+async fn a_single_file_goes_on_where_it_stopped_and_is_never_another() {
+    let world = World::new();
+    let bytes = noise(3, 90_000);
+    let (served, cut) = (bytes.clone(), AtomicBool::new(true));
+    let server = Server::new(move |asked| {
+        let first = cut.swap(false, Ordering::Relaxed);
+        Reply {
+            cut: first.then_some(30_000),
+            ..Reply::ranged(asked, &served)
+        }
+    })
+    .await;
+    let (url, to) = (server.url("node.tar.gz?x=1"), world.path("d/node.tar.gz"));
+    let sum = Digest::of(&bytes);
+    let error = fetch::file(&url, &sum, &to, &limits()).await.unwrap_err();
+    assert!(error.is_retriable(), "{error}");
+    assert!(!to.exists());
+    fetch::file(&url, &sum, &to, &limits()).await.unwrap();
+    assert_eq!(fs::read(&to).unwrap(), bytes);
+    assert_eq!(fs::read_dir(world.path("d")).unwrap().count(), 1);
+    let other = Digest::of(b"another");
+    let error = fetch::file(&url, &other, &to, &limits()).await.unwrap_err();
+    assert!(matches!(error, Error::Content { .. }), "{error}");
+    let small = Limits {
+        max_bytes: 1000,
+        ..limits()
+    };
+    let large = fetch::file(&url, &sum, &world.path("d/x"), &small).await;
+    assert_eq!(large.unwrap_err().reason(), "BundleTooLarge");
+    for bad in ["ftp://h/x", "http://bob:secret@h/x", "x"] {
+        let error = fetch::file(bad, &sum, &to, &limits()).await.unwrap_err();
+        assert!(!error.to_string().contains("secret"), "{error}");
+    }
 }

@@ -76,7 +76,7 @@ async fn what_is_staged_is_ready_for_the_steps() {
     assert_eq!(mode & 0o777, 0o644);
     // The archive is an image input again, so it is one that image tools read.
     let archive = world.path("images.tar");
-    let size = staged.write_image_archive(&archive).await.unwrap();
+    let size = staged.write_image_archive(&archive, 0).await.unwrap();
     assert_eq!(size, fs::metadata(&archive).unwrap().len());
     let spec = Spec {
         images: vec![build::ImageSpec {
@@ -251,7 +251,7 @@ async fn the_next_bundle_fetches_only_what_is_new_and_pruning_leaves_what_is_use
         .filter(|asked| asked.path.contains("blobs"))
         .count();
     assert_eq!(blobs, 1);
-    let freed = prune(&world.path("s"), 1).await.unwrap();
+    let freed = prune(&world.path("s"), 1, None).await.unwrap();
     let old = first
         .manifest
         .files
@@ -267,8 +267,60 @@ async fn the_next_bundle_fetches_only_what_is_new_and_pruning_leaves_what_is_use
             .is_some()
     );
     let before = tree(&newer.folder);
-    prune(&world.path("s"), 1).await.unwrap();
+    prune(&world.path("s"), 1, None).await.unwrap();
     assert_eq!(tree(&newer.folder), before);
+}
+
+/// A bundle that is in use counts as the newest, also where staging found it whole and asked no
+/// server, and where the clock was set back.
+#[tokio::test]
+async fn pruning_never_takes_the_bundle_that_was_staged_last() {
+    let world = World::new();
+    let (folder, first) = world.build("b");
+    let older = world.stage(&text(&folder), "s").await.unwrap();
+    let wanted = Wanted {
+        manifest_sha256: Some(first.manifest_sha256.clone()),
+        ..Wanted::default()
+    };
+    fs::write(world.path("inputs/kubeadm.deb"), deb("kubeadm", 5)).unwrap();
+    let (folder, _) = world.build("c");
+    let newer = world.stage(&text(&folder), "s").await.unwrap();
+    let again = world
+        .stage_wanted("http://127.0.0.1:1/b", "s", &wanted, &limits())
+        .await
+        .unwrap();
+    assert_eq!(again.folder, older.folder);
+    prune(&world.path("s"), 1, None).await.unwrap();
+    assert!(older.folder.exists() && !newer.folder.exists());
+    let newer = world.stage(&text(&folder), "s").await.unwrap();
+    let in_use = Some(&older.manifest_sha256);
+    prune(&world.path("s"), 1, in_use).await.unwrap();
+    assert!(older.folder.exists() && !newer.folder.exists());
+}
+
+/// A disk without room for the archive of images says so before it is filled, also where nothing
+/// is downloaded; and where nothing is to be written, no room is asked for.
+#[tokio::test]
+async fn room_is_asked_for_what_is_written_and_for_nothing_else() {
+    let world = World::new();
+    let (folder, _) = world.build("b");
+    let staged = world.stage(&text(&folder), "s").await.unwrap();
+    let full = Limits {
+        keep_free: u64::MAX,
+        ..limits()
+    };
+    let again = world
+        .stage_wanted(&text(&folder), "s", &Wanted::default(), &full)
+        .await
+        .unwrap();
+    assert_eq!(again.folder, staged.folder);
+    let archive = world.path("images.tar");
+    let error = staged
+        .write_image_archive(&archive, u64::MAX)
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason(), "DiskSpace", "{error}");
+    assert!(!archive.exists());
 }
 
 #[tokio::test]

@@ -1,24 +1,21 @@
 //! A signed bundle on a host: verified before anything of it is used, and remembered for the steps
 //! after the one that staged it.
 
-use std::{
-    fs,
-    num::NonZeroU64,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, fs, num::NonZeroU64, path::PathBuf};
 
-use refit_api::refit::{BundleRef, PackageArgs};
+use refit_api::refit::{BundleRef, OsImageArgs, PackageArgs, PackageDriver};
 use refit_bundle::{
     digest::Digest,
     fetch::{self, Limits, Location, Request, Staged, Wanted},
     keys::PublicKeys,
-    manifest::{Architecture, OsFamily},
+    manifest::{Architecture, FileKind, OsFamily, PackageFormat},
 };
+use serde::{Deserialize, Serialize};
 
 use super::{
     KubernetesVersion, Program, Site,
     files::atomic::{self, Access},
-    images,
+    images, packages,
     work::WorkError,
 };
 
@@ -30,7 +27,80 @@ const CREDENTIALS: &str = "/var/lib/kubelet/config.json";
 /// Bundles that stay on a host: the plan's, and the one before it, to whose packages it may go back.
 const KEPT: usize = 2;
 
-/// Fetches and verifies a bundle for this host, and remembers its packages for the plan.
+/// What the URL of an OS image starts with that the plan's bundle has: its path in it follows.
+const IN_BUNDLE: &str = "bundle:///";
+
+/// What later steps of a plan have to know of its bundle. All of it was verified.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Remembered {
+    /// Where the bundle is.
+    folder: PathBuf,
+    /// Whether it has packages for a package manager.
+    has_packages: bool,
+    /// Tarballs of binaries, by their path in the bundle, each with its sha256.
+    #[serde(default)]
+    tarballs: BTreeMap<String, String>,
+    /// Images of an operating system, by their path in the bundle.
+    #[serde(default)]
+    os_images: Vec<String>,
+}
+
+impl Remembered {
+    fn of(staged: &Staged) -> Self {
+        let files = &staged.manifest.files;
+        let is_tarball = |file: &&refit_bundle::manifest::File| {
+            let package = file.package.as_ref();
+            package.is_some_and(|package| package.format == PackageFormat::Tarball)
+        };
+        let tarballs: BTreeMap<_, _> = files
+            .iter()
+            .filter(is_tarball)
+            .map(|file| (file.path.clone(), file.sha256.as_str().to_owned()))
+            .collect();
+        let of_kind = |kind| files.iter().filter(move |file| file.kind == kind);
+        Self {
+            folder: staged.folder.clone(),
+            has_packages: of_kind(FileKind::Package).count() > tarballs.len(),
+            tarballs,
+            os_images: of_kind(FileKind::OsImage)
+                .map(|file| file.path.clone())
+                .collect(),
+        }
+    }
+
+    /// The plan's, once its bundle was staged.
+    fn load(site: &Site, plan: &str) -> Option<Self> {
+        let text = fs::read(remembered(site, plan)).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    fn save(&self, site: &Site, plan: &str) -> Result<(), WorkError> {
+        let text = serde_json::to_vec(self).expect("plain data can be written as JSON");
+        atomic::replace(&remembered(site, plan), &text, Access::of_mode(0o600)).map(|_| ())
+    }
+
+    /// The tarball with the programs of Kubernetes, and its sha256.
+    fn tarball(&self) -> Result<Option<(String, String)>, WorkError> {
+        let named = |path: &&String| path.starts_with("packages/kubernetes");
+        let all: Vec<&String> = self.tarballs.keys().collect();
+        let ours: Vec<&String> = all.iter().copied().filter(named).collect();
+        match (ours.as_slice(), all.as_slice()) {
+            (_, []) => Ok(None),
+            ([path], _) | ([], [path]) => {
+                let sum = self.tarballs.get(*path).cloned().unwrap_or_default();
+                Ok(Some((self.folder.join(path).display().to_string(), sum)))
+            }
+            _ => Err(WorkError::last(format!(
+                "the bundle has more than one tarball that may hold kubeadm, kubelet and kubectl \
+                 ({}): build it with one",
+                self.tarballs.keys().cloned().collect::<Vec<_>>().join(", ")
+            ))),
+        }
+    }
+}
+
+/// Fetches and verifies a bundle for this host, and remembers what it has for the plan.
 pub async fn stage(
     site: &Site,
     plan: &str,
@@ -38,20 +108,20 @@ pub async fn stage(
     version: Option<&KubernetesVersion>,
 ) -> Result<Staged, WorkError> {
     let staged = fetch(site, bundle, version).await?;
-    let folder = staged.package_folder();
-    let text = folder.display().to_string();
-    atomic::replace(
-        &remembered(site, plan),
-        text.as_bytes(),
-        Access::of_mode(0o600),
-    )?;
+    Remembered::of(&staged).save(site, plan)?;
     site.say(&format!(
         "bundle {} is verified, signed by {}",
         staged.manifest_sha256.as_str(),
         staged.signed.key
     ));
     import(site, &staged).await?;
-    if let Err(error) = fetch::prune(&site.state().join("bundle"), KEPT).await {
+    if let Err(error) = fetch::prune(
+        &site.state().join("bundle"),
+        KEPT,
+        Some(&staged.manifest_sha256),
+    )
+    .await
+    {
         // Old bundles take room and nothing else.
         site.say(&format!("older bundles could not be removed: {error}"));
     }
@@ -112,7 +182,8 @@ async fn fetch(
     })
 }
 
-/// The keys that the host trusts; of them, the one that a plan names.
+/// The keys that the host trusts; of them, the one that a plan names. A plan makes no key trusted:
+/// whoever could write it could sign what it brings.
 fn keys(site: &Site, named: &str) -> Result<PublicKeys, WorkError> {
     let of_host = |error: &dyn std::fmt::Display| {
         WorkError::needs_person(format!("the host's keys in {KEYS} are of no use: {error}"))
@@ -123,12 +194,14 @@ fn keys(site: &Site, named: &str) -> Result<PublicKeys, WorkError> {
     } else {
         PublicKeys::default()
     };
+    if keys.is_empty() {
+        return Err(of_host(
+            &"there is none, so no bundle is trusted, whichever key a plan names; put the .pub file \
+              of whoever signs bundles there, by whatever sets hosts up or by `refit-agent install \
+              --bundle-key FILE`",
+        ));
+    }
     if named.is_empty() {
-        if keys.is_empty() {
-            return Err(of_host(
-                &"there is none, so no bundle is trusted: put a .pub file there",
-            ));
-        }
         return Ok(keys);
     }
     let named = PublicKeys::parse("bundle.publicKey", named)
@@ -152,7 +225,8 @@ async fn import(site: &Site, staged: &Staged) -> Result<(), WorkError> {
         ));
     }
     let archive = site.state().join("bundle").join("images.tar");
-    let outcome = match staged.write_image_archive(&archive).await {
+    let keep_free = Limits::default().keep_free;
+    let outcome = match staged.write_image_archive(&archive, keep_free).await {
         Ok(_) => images::import(site, &archive).await,
         Err(error) => Err(WorkError::needs_person(error.to_string())),
     };
@@ -162,133 +236,72 @@ async fn import(site: &Site, staged: &Staged) -> Result<(), WorkError> {
 }
 
 fn remembered(site: &Site, plan: &str) -> PathBuf {
-    site.snapshot(plan).join("bundle-packages")
+    site.snapshot(plan).join("bundle.json")
 }
 
 /// Where the packages of a plan's steps come from: from its bundle, once that is staged, unless the
 /// step says otherwise.
-pub fn packages(site: &Site, plan: &str, from: &PackageArgs) -> PackageArgs {
+pub fn packages(site: &Site, plan: &str, from: &PackageArgs) -> Result<PackageArgs, WorkError> {
     let mut from = from.clone();
-    if from.path.is_empty() && from.url.is_empty() && from.repository.is_empty() {
-        let folder = fs::read_to_string(remembered(site, plan)).unwrap_or_default();
-        if has_packages(Path::new(&folder)) {
-            from.path = folder;
-        }
+    if !(from.path.is_empty() && from.url.is_empty() && from.repository.is_empty()) {
+        return Ok(from);
     }
-    from
+    let Some(bundle) = Remembered::load(site, plan) else {
+        return Ok(from);
+    };
+    let driver = match from.driver {
+        PackageDriver::Auto => packages::detect(site),
+        named => Some(named),
+    };
+    if driver == Some(PackageDriver::Tarball) {
+        if let Some((path, sha256)) = bundle.tarball()? {
+            (from.path, from.sha256) = (path, sha256);
+        }
+    } else if bundle.has_packages {
+        let folder = bundle.folder.join(FileKind::Package.folder());
+        from.path = folder.display().to_string();
+    }
+    Ok(from)
 }
 
-fn has_packages(folder: &Path) -> bool {
-    folder.is_absolute() && fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some())
+/// Whether an OS image is one of the plan's bundle.
+pub fn has_os_image(image: &OsImageArgs) -> bool {
+    image.url.starts_with(IN_BUNDLE)
+}
+
+/// An OS image as Trident takes it: one of the plan's bundle by the URL of its verified file.
+pub fn os_image(site: &Site, plan: &str, image: &OsImageArgs) -> Result<OsImageArgs, WorkError> {
+    let Some(path) = image.url.strip_prefix(IN_BUNDLE) else {
+        return Ok(image.clone());
+    };
+    let refused = |problem: String| {
+        WorkError::last(format!(
+            "osImage.url {:?} is of no use: {problem}",
+            image.url
+        ))
+    };
+    let bundle = Remembered::load(site, plan).ok_or_else(|| {
+        refused("the plan's steps name no bundle; set bundle.location".to_owned())
+    })?;
+    if !bundle.os_images.iter().any(|known| known == path) {
+        return Err(refused(match bundle.os_images.join(", ") {
+            names if names.is_empty() => "the bundle has no OS image".to_owned(),
+            names => format!("the bundle's OS images are {names}"),
+        }));
+    }
+    let file = bundle.folder.join(path).display().to_string();
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+~".contains(&byte);
+    if !file.bytes().all(plain) {
+        return Err(refused(format!(
+            "{file} would be another in a URL; name the file by letters, digits and ._-+~"
+        )));
+    }
+    Ok(OsImageArgs {
+        url: format!("file://{file}"),
+        ..image.clone()
+    })
 }
 
 #[cfg(test)]
-mod tests {
-    use refit_api::refit::FailureKind;
-    use refit_bundle::build::{PackageSpec, SecretKey, Spec, build, key};
-
-    use super::*;
-
-    fn site() -> (tempfile::TempDir, Site) {
-        let folder = tempfile::tempdir().unwrap();
-        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
-        fs::create_dir_all(site.state()).unwrap();
-        (folder, site)
-    }
-
-    #[tokio::test]
-    async fn a_host_that_trusts_no_key_takes_no_bundle() {
-        let (_folder, site) = site();
-        let bundle = BundleRef {
-            location: "/srv/bundle".to_owned(),
-            ..BundleRef::default()
-        };
-        let error = stage(&site, "p", &bundle, None).await.unwrap_err();
-        assert_eq!(error.kind, FailureKind::NeedsPerson);
-        assert!(error.message.contains("no bundle is trusted"), "{error}");
-        let odd = BundleRef {
-            location: "srv/bundle".to_owned(),
-            ..BundleRef::default()
-        };
-        let error = stage(&site, "p", &odd, None).await.unwrap_err();
-        assert_eq!(error.kind, FailureKind::Final);
-    }
-
-    /// A signed bundle with a tarball, for this kind of host.
-    fn make_bundle(folder: &Path, version: &str) -> (PathBuf, String) {
-        let architecture = Architecture::of_this_host().unwrap_or(Architecture::Amd64);
-        let tarball = folder.join("kubernetes-node.tar.gz");
-        fs::write(&tarball, version).unwrap();
-        let files = key::generate(&folder.join(version), None).unwrap();
-        let mut spec = Spec::new(version.to_owned(), architecture);
-        spec.packages.push(PackageSpec {
-            path: tarball,
-            ..PackageSpec::default()
-        });
-        let output = folder.join(format!("{version}.tar"));
-        build(
-            &spec,
-            &SecretKey::load(&files.secret, None).unwrap(),
-            &output,
-        )
-        .unwrap();
-        (output, fs::read_to_string(files.public).unwrap())
-    }
-
-    #[tokio::test]
-    async fn a_signed_bundle_of_the_version_is_staged_and_another_is_not() {
-        let (folder, site) = site();
-        let (path, public_key) = make_bundle(folder.path(), "v1.35.0");
-        let bundle = BundleRef {
-            location: path.display().to_string(),
-            public_key: public_key.clone(),
-            ..BundleRef::default()
-        };
-        let version = KubernetesVersion::parse("v1.35.0").unwrap();
-        let staged = stage(&site, "p", &bundle, Some(&version)).await.unwrap();
-        let from = packages(&site, "p", &PackageArgs::default());
-        assert_eq!(Path::new(&from.path), staged.package_folder());
-        let tarball = staged.package_folder().join("kubernetes-node.tar.gz");
-        assert_eq!(fs::read_to_string(tarball).unwrap(), "v1.35.0");
-        let newer = KubernetesVersion::parse("v1.36.0").unwrap();
-        let error = stage(&site, "q", &bundle, Some(&newer)).await.unwrap_err();
-        assert_eq!(error.kind, FailureKind::NeedsPerson);
-        assert!(
-            error
-                .message
-                .contains("Kubernetes version is v1.35.0, not v1.36.0"),
-            "{error}"
-        );
-        assert_eq!(packages(&site, "q", &PackageArgs::default()).path, "");
-        // A plan cannot bring a key that the host's administrator did not choose.
-        let (_, other) = make_bundle(folder.path(), "v1.34.0");
-        fs::create_dir_all(site.path(KEYS)).unwrap();
-        fs::write(site.path(KEYS).join("release.pub"), other).unwrap();
-        let error = stage(&site, "p", &bundle, Some(&version))
-            .await
-            .unwrap_err();
-        assert_eq!(error.kind, FailureKind::NeedsPerson);
-        assert!(error.message.contains("does not trust"), "{error}");
-    }
-
-    #[test]
-    fn later_steps_take_the_packages_of_the_plans_bundle() {
-        let (folder, site) = site();
-        let none = PackageArgs::default();
-        assert_eq!(packages(&site, "p", &none).path, "");
-        let text = folder.path().display().to_string();
-        atomic::replace(
-            &remembered(&site, "p"),
-            text.as_bytes(),
-            Access::of_mode(0o600),
-        )
-        .unwrap();
-        assert_eq!(packages(&site, "p", &none).path, text);
-        assert_eq!(packages(&site, "another", &none).path, "");
-        let said = PackageArgs {
-            repository: "https://repo.example/".to_owned(),
-            ..none
-        };
-        assert_eq!(packages(&site, "p", &said), said);
-    }
-}
+#[path = "bundle_tests.rs"]
+mod tests;

@@ -113,7 +113,7 @@ async fn perform(site: &Site, job: &JobFile, secrets: &dyn SecretSource) -> Resu
             if let Some(bundle) = bundle {
                 bundle::stage(site, plan, bundle, Some(version)).await?;
             }
-            let from = bundle::packages(site, plan, packages);
+            let from = bundle::packages(site, plan, packages)?;
             let wants = kubernetes(&KUBERNETES, version, &from)?;
             manager(site, &from)?
                 .fetch(&order(plan, &from, wants))
@@ -154,13 +154,18 @@ async fn perform(site: &Site, job: &JobFile, secrets: &dyn SecretSource) -> Resu
         }
         Command::WriteFiles { files } => files::apply(site, plan, &job.step, files, secrets).await,
         Command::SetTimeServers { ntp } => ntp::apply(site, plan, &job.step, ntp).await,
-        Command::StageOsImage { image } => {
-            OsImage::new(site, &TridentCli::new(site), plan, image)
+        Command::StageOsImage { image, bundle } => {
+            if let Some(bundle) = bundle.as_ref().filter(|_| bundle::has_os_image(image)) {
+                bundle::stage(site, plan, bundle, None).await?;
+            }
+            let image = bundle::os_image(site, plan, image)?;
+            OsImage::new(site, &TridentCli::new(site), plan, &image)
                 .stage()
                 .await
         }
         Command::FinalizeOsImage { image } => {
-            OsImage::new(site, &TridentCli::new(site), plan, image)
+            let image = bundle::os_image(site, plan, image)?;
+            OsImage::new(site, &TridentCli::new(site), plan, &image)
                 .finalize()
                 .await
         }
@@ -213,7 +218,7 @@ async fn perform(site: &Site, job: &JobFile, secrets: &dyn SecretSource) -> Resu
 async fn install(site: &Site, job: &JobFile) -> Result<(), WorkError> {
     let plan = &job.plan;
     let (from, wants) = wanted(&job.command)?;
-    let from = bundle::packages(site, plan, from);
+    let from = bundle::packages(site, plan, from)?;
     let manager = manager(site, &from)?;
     manager.install(&order(plan, &from, wants.clone())).await?;
     demand(&packages::compare(&manager.installed().await?, &wants))?;
@@ -318,7 +323,7 @@ pub async fn look(site: &Site, job: &Job) -> Result<Option<Evidence>, HostError>
                 format!("{path} is not as it was before")
             })
         }),
-        Command::StageOsImage { image } => os(image).is_staged().await,
+        Command::StageOsImage { image, .. } => os(image).is_staged().await,
         Command::FinalizeOsImage { image } => os(image).is_finalized().await,
         Command::CommitOsImage { image } => os(image).is_committed().await,
         Command::RestoreOsImage { image } => os(image).is_undone().await,

@@ -159,6 +159,9 @@ pub enum Command {
     StageOsImage {
         /// Which.
         image: OsImageArgs,
+        /// The bundle that it comes from, where its URL says so.
+        #[serde(default)]
+        bundle: Option<BundleRef>,
     },
     /// Makes the staged OS image the one of the next boot.
     FinalizeOsImage {
@@ -273,7 +276,10 @@ impl Command {
                     .clone()
                     .ok_or_else(|| missing("which time servers"))?,
             },
-            StepType::OsImageStage => Self::StageOsImage { image: image()? },
+            StepType::OsImageStage => Self::StageOsImage {
+                image: image()?,
+                bundle: action.bundle.clone(),
+            },
             StepType::OsImageFinalize => Self::FinalizeOsImage { image: image()? },
             StepType::OsImageCommit => Self::CommitOsImage { image: image()? },
             StepType::KubeletRestart => Self::RestartKubelet,

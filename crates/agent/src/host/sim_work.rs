@@ -76,7 +76,7 @@ impl HostState {
                 self.root.get(TIME_SERVERS) == Some(&ntp.servers.join(" ")),
                 || format!("{TIME_SERVERS} does not name the planned servers"),
             ),
-            Command::StageOsImage { image } => Evidence::from_check(
+            Command::StageOsImage { image, .. } => Evidence::from_check(
                 [OS_STAGED, OS_NEXT, OS_RUNNING]
                     .iter()
                     .any(|at| self.is_at(at, image)),
@@ -201,7 +201,7 @@ impl HostState {
                     .insert(TIME_SERVERS.to_owned(), ntp.servers.join(" "));
                 Ok("time servers are set".to_owned())
             }
-            Command::StageOsImage { image } => {
+            Command::StageOsImage { image, .. } => {
                 if !self.is_at(OS_RUNNING, image) && !self.is_at(OS_NEXT, image) {
                     self.root.insert(OS_STAGED.to_owned(), image.sha384.clone());
                 }

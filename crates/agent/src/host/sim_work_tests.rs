@@ -37,6 +37,13 @@ fn image() -> OsImageArgs {
     }
 }
 
+fn stage_image() -> Command {
+    Command::StageOsImage {
+        image: image(),
+        bundle: None,
+    }
+}
+
 #[test]
 fn what_a_command_does_shows_and_did_not_before() {
     let package = PackageVersion {
@@ -67,7 +74,7 @@ fn what_a_command_does_shows_and_did_not_before() {
         },
         Command::SetTimeServers { ntp },
         Command::InstallKubectl { version, packages },
-        Command::StageOsImage { image: image() },
+        stage_image(),
     ] {
         let mut host = host();
         let before = host.look(&command, &since(&host));
@@ -108,7 +115,7 @@ fn an_os_image_runs_after_the_boot_and_can_go_back() {
     let finalize = Command::FinalizeOsImage { image: image() };
     let commit = Command::CommitOsImage { image: image() };
     assert!(host.carry_out("f", &finalize).is_err(), "nothing is staged");
-    done(&mut host, "s", &Command::StageOsImage { image: image() });
+    done(&mut host, "s", &stage_image());
     done(&mut host, "f", &finalize);
     assert!(host.carry_out("c", &commit).is_err(), "nothing has booted");
     host.boot_os();
@@ -123,7 +130,7 @@ fn an_os_image_runs_after_the_boot_and_can_go_back() {
 #[test]
 fn an_image_that_is_taken_back_before_the_boot_does_not_boot() {
     let mut host = host();
-    done(&mut host, "s", &Command::StageOsImage { image: image() });
+    done(&mut host, "s", &stage_image());
     done(&mut host, "f", &Command::FinalizeOsImage { image: image() });
     done(&mut host, "u", &Command::RestoreOsImage { image: image() });
     host.boot_os();

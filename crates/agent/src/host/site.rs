@@ -65,9 +65,12 @@ impl Site {
         self
     }
 
-    /// Where an absolute path of the host is.
+    /// Where an absolute path of the host is. What is in the agent's own folder is there already.
     pub fn path(&self, absolute: impl AsRef<Path>) -> PathBuf {
         let path = absolute.as_ref();
+        if path.starts_with(&self.state) {
+            return path.to_owned();
+        }
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
@@ -184,6 +187,7 @@ mod tests {
     fn a_path_of_the_host_is_below_its_root() {
         let site = Site::at("/host", "/state");
         assert_eq!(site.path("/etc/x"), Path::new("/host/etc/x"));
+        assert_eq!(site.path("/state/x"), Path::new("/state/x"));
         assert_eq!(Site::new("/state").path("/etc/x"), Path::new("/etc/x"));
         assert_eq!(site.snapshot("../x"), Path::new("/state/snapshots/_x"));
     }

@@ -11,14 +11,15 @@
 //! The timer is set before every start, so a trial outlives a reboot; and all of it is on disk, so
 //! it does not matter when the power goes.
 
-use std::{path::Path, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use jiff::Timestamp;
 use tokio::sync::watch;
 
 use super::{
-    layout::{FileError, Layout, Link, write_atomic},
+    layout::{FileError, Layout, Link, at, remove, write_atomic},
     service::{InstallError, Units},
+    unit::UNIT_FILE,
 };
 
 /// How long a new version may take to report. The agent reports at once and every five minutes.
@@ -78,6 +79,7 @@ pub async fn confirmed(
     holds(&mut reported).await;
     if layout.trial().as_deref() == Some(own) {
         layout.end_trial()?;
+        remove(&layout.previous_unit())?;
         units.forget_trial().await;
         layout.prune();
         tracing::info!(version = own, "this version has reported and stays");
@@ -108,9 +110,11 @@ pub async fn guard(layout: &Layout, units: &dyn Units) -> Result<(), InstallErro
     Ok(units.watch_trial(&program, TRIAL_SECONDS).await?)
 }
 
-/// Goes back to the version of before where the new one has not reported; whether it did.
+/// Goes back to the version of before where the new one has not reported; whether it did. `root` is
+/// the host's, for the unit.
 pub async fn end_trial(
     layout: &Layout,
+    root: &Path,
     units: &dyn Units,
     now: Timestamp,
 ) -> Result<bool, InstallError> {
@@ -131,9 +135,29 @@ pub async fn end_trial(
     if layout.get(Link::Wanted).as_deref() == Some(trial.as_str()) {
         layout.clear(Link::Wanted)?;
     }
+    put_unit_back(layout, root, units).await?;
     layout.end_trial()?;
     units.restart().await?;
     Ok(true)
+}
+
+/// The unit that the version of before was started by: the new one's may start it otherwise, or
+/// forbid it what it needs.
+async fn put_unit_back(
+    layout: &Layout,
+    root: &Path,
+    units: &dyn Units,
+) -> Result<(), InstallError> {
+    let kept = layout.previous_unit();
+    let text = match fs::read(&kept) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(at(&kept)(error).into()),
+    };
+    let unit = root.join(UNIT_FILE.trim_start_matches('/'));
+    write_atomic(&unit, &text, 0o644)?;
+    units.reload().await?;
+    Ok(remove(&kept)?)
 }
 
 fn reject(file: &Path, now: Timestamp, why: &str) -> Result<(), FileError> {

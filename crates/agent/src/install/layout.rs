@@ -6,6 +6,8 @@
 //! /opt/refit/agent/previous -> bin/<id>   what it goes back to
 //! /opt/refit/agent/wanted   -> bin/<id>   what the running agent is to exchange itself for
 //! /opt/refit/agent/trial                  the id of a new version that has not reported yet
+//! /opt/refit/agent/previous.service       the unit of the version of before, until then
+//! /opt/refit/agent/lock                   held while versions are put in place or removed
 //! ```
 //!
 //! Every change is one rename, so a host that loses power has the old state or the new one.
@@ -100,6 +102,26 @@ impl Layout {
         self.base.join(link.name())
     }
 
+    /// Where the unit of the version of before is kept.
+    pub fn previous_unit(&self) -> PathBuf {
+        self.base.join("previous.service")
+    }
+
+    /// Keeps others from changing which versions there are, for as long as the file is open; `None`
+    /// where somebody else does.
+    pub fn lock(&self) -> Result<Option<File>, FileError> {
+        fs::create_dir_all(&self.base).map_err(at(&self.base))?;
+        let path = self.base.join("lock");
+        let mut options = fs::OpenOptions::new();
+        options.create(true).truncate(false).write(true);
+        let file = options.open(&path).map_err(at(&path))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(file)),
+            Err(fs::TryLockError::WouldBlock) => Ok(None),
+            Err(fs::TryLockError::Error(error)) => Err(at(&path)(error)),
+        }
+    }
+
     fn trial_path(&self) -> PathBuf {
         self.base.join("trial")
     }
@@ -163,8 +185,12 @@ impl Layout {
         Ok(id)
     }
 
-    /// Removes every version that no link names. Best effort: one that stays takes room only.
+    /// Removes every version that no link names. Best effort: one that stays takes room only. While
+    /// one is put in place, none is removed: no link names that yet.
     pub fn prune(&self) {
+        let Ok(Some(_locked)) = self.lock() else {
+            return;
+        };
         let kept = [Link::Current, Link::Previous, Link::Wanted].map(|link| self.get(link));
         let Ok(entries) = fs::read_dir(self.base.join("bin")) else {
             return;
@@ -271,6 +297,10 @@ mod tests {
         layout.set(Link::Current, &ids[0]).unwrap();
         layout.set(Link::Previous, &ids[1]).unwrap();
         fs::write(layout.rejection(&ids[3]), "why").unwrap();
+        let putting = layout.lock().unwrap();
+        layout.prune();
+        assert!(ids.iter().all(|id| layout.program(id).exists()));
+        drop(putting);
         layout.prune();
         let there = |id: &String| layout.program(id).exists();
         assert_eq!(

@@ -15,10 +15,12 @@ use super::{
     layout::{FileError, Layout, Link, id_of, remove, write_atomic},
     unit::{INSTALLED_SETTINGS, SERVICE, UNIT_FILE, settings_file, unit},
 };
-use crate::host::{Invocation, Program, ProgramError};
+use crate::host::{Invocation, Program, ProgramError, bundle::KEYS};
 
 /// For how long a version that was rejected on this host is not tried again there.
 pub const REJECTED_FOR: Duration = Duration::from_hours(1);
+/// For how many seconds another installation is waited for.
+const LOCK_TRIES: u32 = 30;
 /// Labels files, where the host has SELinux.
 const RESTORECON: &str = "/usr/sbin/restorecon";
 
@@ -42,6 +44,9 @@ pub enum InstallError {
         /// What it said.
         reason: String,
     },
+    /// Another installation is under way.
+    #[error("another installation is under way on this host; try again when it has ended")]
+    Busy,
     /// It was tried here and did not report.
     #[error(
         "version {id} was rejected on this host {minutes} min ago: {why}; it is tried again after an \
@@ -200,12 +205,14 @@ pub enum Outcome {
     Installed,
     /// The service ran this version already.
     Unchanged,
+    /// It ran this version already, and was started anew with other settings or another unit.
+    Reconfigured,
     /// Another version runs, and exchanges itself once no step is under way.
     Wanted {
         /// That version.
         running: String,
     },
-    /// Another version was there and did not run: this one does now.
+    /// Another version was there and did not run, or one of a package ran: this one does now.
     Replaced,
 }
 
@@ -237,43 +244,68 @@ impl Installation<'_> {
     ) -> Result<Outcome, InstallError> {
         let id = id_of(program);
         self.check_rejection(&id, now)?;
+        let _locked = self.lock().await?;
         self.layout.put(program)?;
         self.label().await;
         self.check_runs(&id).await?;
-        let files_changed = self.files(settings)?;
+        let current = self.layout.get(Link::Current);
+        let files_changed = self.files(settings, current.as_deref().filter(|now| *now != id))?;
         if files_changed {
             self.units.reload().await?;
         }
-        let current = self.layout.get(Link::Current);
+        let ran = self.units.is_active().await?;
         if current.as_deref() == Some(id.as_str()) {
-            self.layout.clear(Link::Wanted)?;
-            let ran = self.units.is_active().await?;
-            self.units.enable().await?;
-            return Ok(if ran {
-                Outcome::Unchanged
-            } else {
-                Outcome::Installed
-            });
+            return self.keep(ran, files_changed).await;
         }
-        if let Some(running) = current
-            && self.units.is_active().await?
-        {
+        if let Some(running) = current.clone().filter(|_| ran) {
             self.layout.set(Link::Wanted, &id)?;
             return Ok(Outcome::Wanted { running });
         }
-        // Nothing runs that could be disturbed.
-        let first = self.layout.get(Link::Current).is_none();
         exchange::switch(&self.layout, &id)?;
         self.units.enable().await?;
-        if !first {
-            // One that fails again and again is not active, and would not be started by that.
-            self.units.restart().await?;
+        if current.is_none() && !ran {
+            return Ok(Outcome::Installed);
         }
-        Ok(if first {
-            Outcome::Installed
-        } else {
-            Outcome::Replaced
-        })
+        // One that fails again and again is not active, and would not be started by that; one of a
+        // package runs, and would go on. What it has under way goes on without it.
+        self.units.restart().await?;
+        Ok(Outcome::Replaced)
+    }
+
+    /// The version stays that is there; its service gets what has changed.
+    async fn keep(&self, ran: bool, files_changed: bool) -> Result<Outcome, InstallError> {
+        self.layout.clear(Link::Wanted)?;
+        if self.layout.trial().is_none() {
+            remove(&self.layout.previous_unit())?;
+        }
+        self.units.enable().await?;
+        if !ran {
+            return Ok(Outcome::Installed);
+        }
+        if !files_changed {
+            return Ok(Outcome::Unchanged);
+        }
+        // Steps run in units of their own, and are found again.
+        self.units.restart().await?;
+        Ok(Outcome::Reconfigured)
+    }
+
+    /// Has keys trusted to sign bundles for this host, each by the name of its file.
+    pub fn trust(&self, keys: &BTreeMap<String, String>) -> Result<(), FileError> {
+        for (name, key) in keys {
+            self.file(&format!("{KEYS}/{name}"), key, 0o644)?;
+        }
+        Ok(())
+    }
+
+    async fn lock(&self) -> Result<fs::File, InstallError> {
+        for _ in 0..LOCK_TRIES {
+            if let Some(locked) = self.layout.lock()? {
+                return Ok(locked);
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        Err(InstallError::Busy)
     }
 
     /// Whether the host runs this program, and it has reported.
@@ -316,7 +348,8 @@ impl Installation<'_> {
         };
         let age = now.duration_since(at);
         let minutes = age.as_mins();
-        if !age.is_negative() && age.unsigned_abs() >= REJECTED_FOR {
+        // One of the future was written before the clock was set back: nobody knows how old it is.
+        if age.is_negative() || age.unsigned_abs() >= REJECTED_FOR {
             remove(&file)?;
             return Ok(());
         }
@@ -343,12 +376,25 @@ impl Installation<'_> {
         }
     }
 
-    /// Whether a file was written.
-    fn files(&self, settings: &BTreeMap<String, String>) -> Result<bool, FileError> {
+    /// Whether a file was written. The unit of another version that runs is kept until the new one
+    /// has reported.
+    fn files(
+        &self,
+        settings: &BTreeMap<String, String>,
+        other: Option<&str>,
+    ) -> Result<bool, FileError> {
+        let kept = self.layout.previous_unit();
+        let there = fs::read_to_string(self.path(UNIT_FILE)).ok();
+        if let Some(old) = there.filter(|old| other.is_some() && *old != unit())
+            && !kept.exists()
+        {
+            write_atomic(&kept, old.as_bytes(), 0o644)?;
+        }
         let unit_changed = self.file(UNIT_FILE, &unit(), 0o644)?;
+        let old = fs::read_to_string(self.path(INSTALLED_SETTINGS)).unwrap_or_default();
         // Without settings those of an earlier installation stay.
         let settings_changed = !settings.is_empty()
-            && self.file(INSTALLED_SETTINGS, &settings_file(settings), 0o600)?;
+            && self.file(INSTALLED_SETTINGS, &settings_file(&old, settings), 0o600)?;
         Ok(unit_changed || settings_changed)
     }
 

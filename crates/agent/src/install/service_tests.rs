@@ -111,6 +111,14 @@ impl Lab {
         self.installation().install(program, &settings, now).await
     }
 
+    fn unit(&self) -> PathBuf {
+        self.folder.path().join(&UNIT_FILE[1..])
+    }
+
+    fn settings(&self) -> PathBuf {
+        self.folder.path().join(&INSTALLED_SETTINGS[1..])
+    }
+
     fn current(&self) -> Option<String> {
         self.layout().get(Link::Current)
     }
@@ -178,9 +186,14 @@ async fn a_new_version_waits_until_no_step_is_under_way_and_stays_once_it_has_re
         .unwrap();
     assert!(lab.installation().is_settled(b"two").await);
     assert!(
-        !end_trial(&layout, &lab.units, Timestamp::UNIX_EPOCH)
-            .await
-            .unwrap()
+        !end_trial(
+            &layout,
+            lab.folder.path(),
+            &lab.units,
+            Timestamp::UNIX_EPOCH
+        )
+        .await
+        .unwrap()
     );
     assert_eq!(lab.current(), Some(new));
 }
@@ -195,7 +208,11 @@ async fn a_version_that_does_not_report_gives_way_to_the_one_before_and_rests_fo
     let layout = lab.layout();
     let at = Timestamp::from_second(600).unwrap();
     lab.units.taken();
-    assert!(end_trial(&layout, &lab.units, at).await.unwrap());
+    assert!(
+        end_trial(&layout, lab.folder.path(), &lab.units, at)
+            .await
+            .unwrap()
+    );
     assert_eq!(lab.units.taken(), ["restart"]);
     assert_eq!((lab.current(), layout.trial()), (Some(old.clone()), None));
     guard(&layout, &lab.units).await.unwrap();
@@ -282,4 +299,101 @@ async fn removing_leaves_the_journal_unless_it_is_asked_for() {
     let purged = Some(Path::new("/var/lib/refit-agent"));
     lab.installation().uninstall(purged).await.unwrap();
     assert!(!state.exists());
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_settings_or_another_unit_reach_the_service_that_runs() {
+    let lab = Lab::new();
+    lab.install(b"one").await.unwrap();
+    lab.units.taken();
+    fs::write(lab.unit(), "[Service]\n").unwrap();
+    assert_eq!(lab.install(b"one").await.unwrap(), Outcome::Reconfigured);
+    assert_eq!(lab.units.taken(), ["reload", "enable", "restart"]);
+    let other = BTreeMap::from([("REFIT_LOG".to_owned(), "debug".to_owned())]);
+    let install = || async {
+        let at = Timestamp::UNIX_EPOCH;
+        lab.installation()
+            .install(b"one", &other, at)
+            .await
+            .unwrap()
+    };
+    assert_eq!(install().await, Outcome::Reconfigured);
+    lab.units.taken();
+    assert_eq!(install().await, Outcome::Unchanged);
+    assert_eq!(lab.units.taken(), ["enable"]);
+    let text = fs::read_to_string(lab.settings()).unwrap();
+    assert!(
+        text.ends_with("NODE_NAME=\"n1\"\nREFIT_LOG=\"debug\"\n"),
+        "what was set before stays: {text}"
+    );
+}
+
+/// A package's service has the same name and no links of ours: it runs, and ours takes its place.
+#[tokio::test(start_paused = true)]
+async fn a_packaged_agent_that_runs_gives_way() {
+    let lab = Lab::new();
+    lab.units.set_active(true);
+    assert_eq!(lab.install(b"one").await.unwrap(), Outcome::Replaced);
+    assert_eq!(lab.units.taken(), ["reload", "enable", "restart"]);
+    assert_eq!(lab.current(), Some(id_of(b"one")));
+    assert_eq!(lab.layout().trial(), None, "there is none to go back to");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_version_that_is_put_back_has_the_unit_that_it_ran_by() {
+    let lab = Lab::new();
+    lab.install(b"one").await.unwrap();
+    // As an older version had it.
+    let old = "[Service]\nExecStart=/opt/refit/agent/current/refit-agent --old\n";
+    fs::write(lab.unit(), old).unwrap();
+    lab.install(b"two").await.unwrap();
+    assert_ne!(fs::read_to_string(lab.unit()).unwrap(), old);
+    exchange(&lab, &id_of(b"one")).await;
+    let (layout, at) = (lab.layout(), Timestamp::UNIX_EPOCH);
+    lab.units.taken();
+    let root = lab.folder.path();
+    assert!(end_trial(&layout, root, &lab.units, at).await.unwrap());
+    assert_eq!(lab.units.taken(), ["reload", "restart"]);
+    assert_eq!(fs::read_to_string(lab.unit()).unwrap(), old);
+    assert!(!layout.previous_unit().exists());
+    // One that has reported needs the old unit no more.
+    lab.install(b"three").await.unwrap();
+    assert!(layout.previous_unit().exists());
+    let new = exchange(&lab, &id_of(b"one")).await;
+    let (_told, reported) = told(true);
+    confirmed(&layout, &new, reported, &lab.units)
+        .await
+        .unwrap();
+    assert!(!layout.previous_unit().exists());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rejection_of_the_future_holds_nothing_up() {
+    let lab = Lab::new();
+    lab.install(b"one").await.unwrap();
+    let new = lab.layout().put(b"two").unwrap();
+    fs::write(lab.layout().rejection(&new), "2031-01-01T00:00:00Z\nwhy\n").unwrap();
+    let outcome = lab.install(b"two").await.unwrap();
+    assert!(matches!(outcome, Outcome::Wanted { .. }), "{outcome:?}");
+    assert!(!lab.layout().rejection(&new).exists());
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_installation_waits_for_another_and_says_so_in_the_end() {
+    let lab = Lab::new();
+    let held = lab.layout().lock().unwrap();
+    let error = lab.install(b"one").await.unwrap_err();
+    assert!(matches!(error, InstallError::Busy), "{error}");
+    assert_eq!(lab.current(), None);
+    drop(held);
+    assert_eq!(lab.install(b"one").await.unwrap(), Outcome::Installed);
+}
+
+#[test]
+fn keys_of_bundles_are_where_bundles_are_checked() {
+    let lab = Lab::new();
+    let keys = BTreeMap::from([("release.pub".to_owned(), "a key\n".to_owned())]);
+    lab.installation().trust(&keys).unwrap();
+    let file = lab.folder.path().join("etc/refit/keys/release.pub");
+    assert_eq!(fs::read_to_string(file).unwrap(), "a key\n");
 }

@@ -53,15 +53,37 @@ pub fn setting(text: &str) -> Result<(String, String), BadSetting> {
         .ok_or_else(bad)
 }
 
-/// The file of settings.
-pub fn settings_file(settings: &BTreeMap<String, String>) -> String {
-    let mut text =
-        "# Written by refit-agent install. Your own settings go to agent.env beside it.\n"
-            .to_owned();
-    for (name, value) in settings {
-        writeln!(text, "{name}=\"{value}\"").expect("writing to a String cannot fail");
+/// The file of settings: what is there with what is given. Lines of others stay as they are; a
+/// setting without a value is taken away.
+pub fn settings_file(there: &str, settings: &BTreeMap<String, String>) -> String {
+    let mut text = String::new();
+    if there.is_empty() {
+        text += "# Written by refit-agent install. Your own settings go to agent.env beside it.\n";
+    }
+    let mut left = settings.clone();
+    for line in there.lines() {
+        let name = line.split_once('=').map_or("", |(name, _)| name.trim());
+        let given = settings.get(name);
+        // Of a name that stands twice systemd takes the last; one of ours is enough.
+        match given {
+            None => writeln!(text, "{line}").expect("writing to a String cannot fail"),
+            Some(_) => {
+                if let Some(value) = left.remove(name) {
+                    add(&mut text, name, &value);
+                }
+            }
+        }
+    }
+    for (name, value) in &left {
+        add(&mut text, name, value);
     }
     text
+}
+
+fn add(text: &mut String, name: &str, value: &str) {
+    if !value.is_empty() {
+        writeln!(text, "{name}=\"{value}\"").expect("writing to a String cannot fail");
+    }
 }
 
 #[cfg(test)]
@@ -81,10 +103,21 @@ mod tests {
     fn only_what_systemd_reads_as_it_stands_is_a_setting() {
         let read = setting("NODE_NAME=n1.example").unwrap();
         assert_eq!(read, ("NODE_NAME".to_owned(), "n1.example".to_owned()));
-        let text = settings_file(&BTreeMap::from([read]));
+        let text = settings_file("", &BTreeMap::from([read]));
         assert!(text.ends_with("\nNODE_NAME=\"n1.example\"\n"), "{text}");
         for bad in ["x", "a=b", "=x", "A=\"", "A=x\ny", "A=\\", "1A=x"] {
             assert!(setting(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn settings_of_others_stay_and_given_ones_take_the_place_of_their_own() {
+        let there = "# mine\nHTTPS_PROXY=http://p:3128\nNODE_NAME=\"old\"\nREFIT_LOG=debug\n";
+        let given = [("NODE_NAME", "n1"), ("REFIT_LOG", ""), ("REFIT_X", "y")];
+        let given = given.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let text = settings_file(there, &given.into());
+        let expected = "# mine\nHTTPS_PROXY=http://p:3128\nNODE_NAME=\"n1\"\nREFIT_X=\"y\"\n";
+        assert_eq!(text, expected);
+        assert_eq!(settings_file(&text, &BTreeMap::new()), text);
     }
 }

@@ -11,6 +11,7 @@
 )]
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
+mod from_bundle;
 mod stand_in;
 mod suite;
 

@@ -343,10 +343,15 @@ pub(crate) fn play(arguments: &[String]) -> i32 {
             ["commit"] => host.commit().map(|()| String::new()),
             ["rollback", "--check"] => host.rollback(true).map(|()| String::new()),
             ["rollback", "--ab", ..] => host.rollback(false).map(|()| String::new()),
-            ["efibootmgr", "--delete-bootnext"] => {
-                host.next = None;
-                Ok(String::new())
-            }
+            ["efibootmgr"] => Ok(match &host.next {
+                Some(next) => format!("BootCurrent: 0001\nBootNext: {next}\nBootOrder: 0001"),
+                None => "BootCurrent: 0001\nBootOrder: 0001".to_owned(),
+            }),
+            ["efibootmgr", "--delete-bootnext"] => match host.next.take() {
+                Some(_) => Ok(String::new()),
+                None => failed("Could not delete BootNext: No such file or directory")
+                    .map(|()| String::new()),
+            },
             other => failed(&format!("unrecognized {other:?}")).map(|()| String::new()),
         }
     };

@@ -10,7 +10,10 @@ use refit_agent::host::{
 use refit_api::refit::{FailureKind, HealthCheck, OsImageArgs};
 use serde_json::{Value, json};
 
-use crate::stand_in::{FOLDER, Host};
+use crate::{
+    from_bundle::an_image_of_a_bundle_is_staged_and_finalized_without_a_server,
+    stand_in::{FOLDER, Host},
+};
 
 const OLD: &str = "https://images.example/old.cosi";
 const NEW: &str = "https://images.example/new.cosi";
@@ -47,6 +50,8 @@ pub(crate) fn cases() -> Vec<Case> {
         false another_staged_image_gives_way,
         false a_staged_image_is_taken_back,
         false a_finalized_image_is_taken_back_before_it_boots,
+        false taking_back_a_boot_that_was_taken_back_already_is_no_error,
+        false an_image_of_a_bundle_is_staged_and_finalized_without_a_server,
         false a_kept_image_is_rolled_back,
         false a_host_without_trident_is_for_a_person,
         false a_rollback_is_told_from_a_host_that_never_began,
@@ -59,10 +64,10 @@ pub(crate) fn run(case: &Case, real: Option<&str>) {
 }
 
 /// A host, its Trident, and the image that it is to get.
-struct Bench {
-    folder: tempfile::TempDir,
-    site: Site,
-    image: OsImageArgs,
+pub(crate) struct Bench {
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) site: Site,
+    pub(crate) image: OsImageArgs,
     /// How a real host is rebooted.
     reboot: Option<String>,
 }
@@ -127,7 +132,7 @@ impl Bench {
         self.folder.path().join("host.json")
     }
 
-    fn host(&self) -> Host {
+    pub(crate) fn host(&self) -> Host {
         Host::load_from(&self.file())
     }
 
@@ -138,14 +143,14 @@ impl Bench {
         host.save_to(&self.file());
     }
 
-    fn change(&self, change: impl FnOnce(&mut Host)) {
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Host)) {
         let mut host = self.host();
         change(&mut host);
         self.set(&host);
     }
 
     /// Reboots the host; Trident's service does not run yet.
-    fn boot(&self) {
+    pub(crate) fn boot(&self) {
         match &self.reboot {
             None => self.change(Host::boot),
             Some(command) => {
@@ -421,6 +426,16 @@ fn a_finalized_image_is_taken_back_before_it_boots(bench: &Bench) {
     bench.undo().unwrap();
     let undone = bench.with(async |image| image.is_undone().await).unwrap();
     assert_eq!(undone, Evidence::Done);
+    bench.boot();
+    assert_eq!(bench.host().booted, "volume-a");
+}
+
+/// The power went after the firmware was told and before Trident was.
+fn taking_back_a_boot_that_was_taken_back_already_is_no_error(bench: &Bench) {
+    bench.stage().unwrap();
+    bench.finalize().unwrap();
+    bench.change(|host| host.next = None);
+    bench.undo().unwrap();
     bench.boot();
     assert_eq!(bench.host().booted, "volume-a");
 }

@@ -15,15 +15,18 @@ pub struct PackageArgs {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     pub repository: String,
-    /// Folder on the host with package files, or a tarball with binaries; empty: from a repository.
+    /// Folder on the host with package files, or a tarball with binaries; empty: from the plan's
+    /// bundle where its steps have one, else from a repository.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     pub path: String,
-    /// Where a tarball with binaries is downloaded from.
+    /// Where a tarball with binaries is fetched from, where `path` is empty: `http://`, `https://` or
+    /// `file://`. Its `sha256` says which one it is, so plain HTTP will do.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     pub url: String,
-    /// sha256 of that tarball, in hex.
+    /// sha256 of the tarball of `path` or `url`, in hex; without it none is unpacked. Of one in a
+    /// bundle the bundle says it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub sha256: String,
@@ -127,8 +130,9 @@ pub struct OsImageArgs {
     /// with what it has.
     #[schemars(length(min = 1, max = 256))]
     pub name: String,
-    /// Where it is, as an URL (`file:///...` too): a bare path is none (`spec/node.md 1.9`). It must
-    /// still be there when the image is finalized.
+    /// Where it is, as an URL (`file:///...` too): a bare path is none (`spec/node.md 1.9`).
+    /// `bundle:///os/NAME` is the image of that name in the step's bundle. It must still be there when
+    /// the image is finalized.
     #[schemars(length(min = 1, max = 1024))]
     pub url: String,
     /// sha384 of the image's metadata, in hex.
@@ -319,7 +323,8 @@ pub struct BundleRef {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub manifest_sha256: String,
-    /// Public key that signed it; empty: one of those that the host trusts by its own configuration.
+    /// Public key that must have signed it, one of those that the host trusts by its own
+    /// configuration (`/etc/refit/keys`): naming it here makes no key trusted. Empty: any of them.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     pub public_key: String,

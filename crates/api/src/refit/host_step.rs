@@ -82,7 +82,8 @@ pub struct StepAction {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<Role>,
     /// Where packages come from, and which beside those of the Kubernetes version: `Stage`,
-    /// `KubeadmInstall`, `KubeletInstall`, `KubectlInstall`, `ContainerRuntimeInstall`.
+    /// `KubeadmInstall`, `KubeletInstall`, `KubectlInstall`, `ContainerRuntimeInstall`. What says
+    /// neither path, url nor repository takes those of the bundle that `Stage` named.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packages: Option<PackageArgs>,
     /// How kubeadm is run: `Preflight`, `KubeadmUpgrade`.
@@ -103,7 +104,9 @@ pub struct StepAction {
     /// Time synchronisation: `Ntp`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ntp: Option<NtpArgs>,
-    /// The bundle that packages and images come from: `Stage`, `ImagePreload`, `OsImageStage`.
+    /// A bundle to fetch and verify. `Stage` takes packages and container images from it, also for
+    /// the steps that install; `ImagePreload` container images; `OsImageStage` the OS image, where
+    /// `osImage.url` is `bundle:///os/NAME`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bundle: Option<BundleRef>,
     /// What is taken back: `Undo`.

@@ -48,13 +48,14 @@ pub(crate) struct Http {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Range {
     from: u64,
-    to: u64,
+    /// `None`: up to its end, wherever that is.
+    to: Option<u64>,
 }
 
 impl Range {
     /// From one byte up to before another.
     pub(crate) fn new(from: u64, to: u64) -> Self {
-        Self { from, to }
+        Self { from, to: Some(to) }
     }
 }
 
@@ -74,6 +75,14 @@ impl Ask {
     pub(crate) fn range(from: u64, to: u64) -> Self {
         Self {
             range: Some(Range::new(from, to)),
+            ..Self::default()
+        }
+    }
+
+    /// Asks for what comes after so many bytes.
+    pub(crate) fn from(from: u64) -> Self {
+        Self {
+            range: Some(Range { from, to: None }),
             ..Self::default()
         }
     }
@@ -221,7 +230,8 @@ impl Http {
             .header(ACCEPT_ENCODING, "identity")
             .header(ACCEPT, ask.accept.unwrap_or("*/*"));
         if let Some(Range { from, to }) = ask.range {
-            request = request.header(RANGE, format!("bytes={from}-{}", to.saturating_sub(1)));
+            let last = to.map_or_else(String::new, |to| to.saturating_sub(1).to_string());
+            request = request.header(RANGE, format!("bytes={from}-{last}"));
         }
         if let Some(authorization) = authorization {
             request = request.header(AUTHORIZATION, authorization);
@@ -343,12 +353,14 @@ fn redirected(from: &Uri, headers: &HeaderMap) -> Result<Uri, Error> {
         .authority()
         .map(ToString::to_string)
         .unwrap_or_default();
-    let text = if location.contains("://") {
+    let text = if is_absolute(location) {
         location.to_owned()
     } else if location.starts_with("//") {
         format!("{scheme}:{location}")
     } else if location.starts_with('/') {
         format!("{scheme}://{authority}{location}")
+    } else if location.starts_with('?') {
+        format!("{scheme}://{authority}{}{location}", from.path())
     } else {
         let folder = from
             .path()
@@ -365,6 +377,16 @@ fn redirected(from: &Uri, headers: &HeaderMap) -> Result<Uri, Error> {
         Some("http") => Err(odd("it redirects from HTTPS to plain HTTP")),
         _ => Err(odd("it redirects to another protocol")),
     }
+}
+
+/// Whether a reference begins with a scheme of its own; one further on is part of a query.
+fn is_absolute(location: &str) -> bool {
+    location.split_once("://").is_some_and(|(scheme, _)| {
+        scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+            && scheme
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+    })
 }
 
 fn number(headers: &HeaderMap, name: &http::HeaderName) -> Option<u64> {
@@ -407,6 +429,20 @@ mod tests {
         assert_eq!(to("https://a/b/c", "d").unwrap(), "https://a/b/d");
         assert_eq!(to("http://a/b", "//c/d").unwrap(), "http://c/d");
         assert_eq!(to("http://a/b", "https://c/d").unwrap(), "https://c/d");
+        // A URL in a query leads nowhere by itself.
+        let signed = "/get?from=https://c/d";
+        assert_eq!(
+            to("https://a/b", signed).unwrap(),
+            format!("https://a{signed}")
+        );
+        assert_eq!(
+            to("https://a/b/c", "get?from=http://c/d").unwrap(),
+            "https://a/b/get?from=http://c/d"
+        );
+        assert_eq!(
+            to("https://a/b?x", "?y=ftp://c").unwrap(),
+            "https://a/b?y=ftp://c"
+        );
         for bad in ["http://c/d", "ftp://c/d", "https://"] {
             assert!(to("https://a/b", bad).is_err(), "{bad}");
         }

@@ -151,7 +151,7 @@ fn is_tag(tag: &str) -> bool {
 }
 
 /// The text without what may be a password.
-fn without_password(text: &str) -> String {
+pub(crate) fn without_password(text: &str) -> String {
     match (text.split_once("://"), text.rfind('@')) {
         (Some((scheme, rest)), Some(_)) if scheme.starts_with("http") => {
             let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));

@@ -17,6 +17,7 @@ mod local;
 mod location;
 mod registry;
 mod session;
+mod single;
 mod staged;
 mod store;
 mod view;
@@ -25,6 +26,7 @@ use std::path::Path;
 
 pub use limits::Limits;
 pub use location::{Location, Reference, Version};
+pub use single::file;
 pub use staged::{Staged, find, prune};
 
 use crate::{
@@ -99,6 +101,8 @@ pub async fn stage(request: &Request<'_>) -> Result<Staged, Error> {
     if request.wanted.manifest_sha256.is_some()
         && let Ok(Some(staged)) = staged::look(&store, request.keys, request.wanted).await
     {
+        // It is in use again: the older of the others goes before it.
+        view::make_newest(&staged.folder).await?;
         return Ok(staged);
     }
     let mut session = Session::open(request.location, request.limits)?;

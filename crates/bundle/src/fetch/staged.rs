@@ -92,14 +92,17 @@ impl Staged {
     }
 
     /// Writes the container images as one OCI archive, as `ctr --namespace k8s.io images import`
-    /// takes it, and says how many bytes it has. It replaces what is there.
-    pub async fn write_image_archive(&self, path: &Path) -> Result<u64, Error> {
+    /// takes it, and says how many bytes it has. It replaces what is there, and is not begun where
+    /// less than `keep_free` bytes would be left.
+    pub async fn write_image_archive(&self, path: &Path, keep_free: u64) -> Result<u64, Error> {
         let (staged, path) = (self.clone(), path.to_owned());
-        store::blocking(move || staged.write_archive(&path)).await
+        store::blocking(move || staged.write_archive(&path, keep_free)).await
     }
 
-    fn write_archive(&self, path: &Path) -> Result<u64, Error> {
+    fn write_archive(&self, path: &Path, keep_free: u64) -> Result<u64, Error> {
         store::remove(path)?;
+        let needed = self.manifest.image_size().saturating_add(keep_free);
+        store::check_free(path.parent().unwrap_or(Path::new("/")), needed, 1)?;
         let written = |error| Error::written(path, error);
         let mut options = fs::OpenOptions::new();
         let options = store::no_follow(options.create_new(true).write(true), 0o600);
@@ -271,18 +274,24 @@ fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
 }
 
 /// Removes all but the newest bundles, contents that none of those uses, and what came of
-/// downloads. Says how many bytes of contents that freed.
+/// downloads. Says how many bytes of contents that freed. The bundle `in_use` is among those that
+/// stay, whatever the clock says of its age.
 ///
 /// Keep two: a failed update goes back to the packages of the one before.
-pub async fn prune(folder: &Path, keep: usize) -> Result<u64, Error> {
-    let store = Store::open(folder).await?;
-    store::blocking(move || prune_now(&store, keep)).await
+pub async fn prune(folder: &Path, keep: usize, in_use: Option<&Digest>) -> Result<u64, Error> {
+    let (store, in_use) = (Store::open(folder).await?, in_use.cloned());
+    store::blocking(move || prune_now(&store, keep, in_use.as_ref())).await
 }
 
-fn prune_now(store: &Store, keep: usize) -> Result<u64, Error> {
+fn prune_now(store: &Store, keep: usize, in_use: Option<&Digest>) -> Result<u64, Error> {
     use std::os::unix::fs::MetadataExt as _;
     let bundles = store.bundles();
-    let kept: BTreeSet<PathBuf> = newest_first(&bundles)?.into_iter().take(keep).collect();
+    let mut found = newest_first(&bundles)?;
+    // A clock that was set back makes the one that was just staged the oldest. Stable: the others
+    // keep their order.
+    let place = in_use.map(|digest| bundles.join(digest.as_str()));
+    found.sort_by_key(|path| place.as_ref() != Some(path));
+    let kept: BTreeSet<PathBuf> = found.into_iter().take(keep).collect();
     for entry in fs::read_dir(&bundles).map_err(|error| Error::read(&bundles, error))? {
         let path = entry.map_err(|error| Error::read(&bundles, error))?.path();
         if !kept.contains(&path) {

@@ -106,25 +106,12 @@ impl Store {
             blob.size.saturating_sub(there)
         };
         let bytes = blobs.iter().map(missing).fold(0, u64::saturating_add);
-        let free = rustix::fs::statvfs(&self.folder)
-            .map_err(|error| Error::read(&self.folder, error.into()))?;
-        let space = |needed, free, unit| Error::Space {
-            folder: self.folder.clone(),
-            needed,
-            free,
-            unit,
-        };
-        let free_bytes = free.f_bavail.saturating_mul(free.f_frsize);
-        let needed = bytes.saturating_add(spare);
-        if bytes > 0 && needed > free_bytes {
-            return Err(space(needed, free_bytes, "bytes"));
+        if bytes == 0 {
+            // Nothing is downloaded; whoever writes the archive of the images asks for its room.
+            return Ok(());
         }
-        // Some file systems make inodes as they go and count none.
         let files = 2 * blobs.len() as u64 + EXTRA_FILES;
-        if free.f_files > 0 && files > free.f_favail {
-            return Err(space(files, free.f_favail, "files"));
-        }
-        Ok(())
+        check_free(&self.folder, bytes.saturating_add(spare), files)
     }
 
     /// Makes a content be there, verified.
@@ -200,6 +187,26 @@ impl Store {
         remove(&path)?;
         Ok(Outcome::Different { found, resumed })
     }
+}
+
+/// Whether so many more bytes and files have room where a folder is.
+pub(crate) fn check_free(folder: &Path, bytes: u64, files: u64) -> Result<(), Error> {
+    let free = rustix::fs::statvfs(folder).map_err(|error| Error::read(folder, error.into()))?;
+    let space = |needed, free, unit| Error::Space {
+        folder: folder.to_owned(),
+        needed,
+        free,
+        unit,
+    };
+    let free_bytes = free.f_bavail.saturating_mul(free.f_frsize);
+    if bytes > free_bytes {
+        return Err(space(bytes, free_bytes, "bytes"));
+    }
+    // Some file systems make inodes as they go and count none.
+    if free.f_files > 0 && files > free.f_favail {
+        return Err(space(files, free.f_favail, "files"));
+    }
+    Ok(())
 }
 
 /// How a download ended.

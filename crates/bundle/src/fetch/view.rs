@@ -47,7 +47,12 @@ fn publish_now(store: &Store, head: &Head) -> Result<(), Error> {
     store::sync_parent(&place)
 }
 
-/// Makes a folder the newest.
+/// Makes a bundle's folder the newest of all.
+pub(crate) async fn make_newest(folder: &Path) -> Result<(), Error> {
+    let folder = folder.to_owned();
+    store::blocking(move || touch(&folder)).await
+}
+
 fn touch(folder: &Path) -> Result<(), Error> {
     let now = Timespec {
         tv_sec: 0,

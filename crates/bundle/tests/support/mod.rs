@@ -402,7 +402,12 @@ fn parse(head: &str) -> Asked {
     };
     let range = header("range").and_then(|range| {
         let (from, to) = range.strip_prefix("bytes=")?.split_once('-')?;
-        Some((from.parse().ok()?, to.parse().ok()?))
+        let last = if to.is_empty() {
+            usize::MAX - 1
+        } else {
+            to.parse().ok()?
+        };
+        Some((from.parse().ok()?, last))
     });
     Asked {
         path: head.split(' ').nth(1).unwrap_or_default().to_owned(),

@@ -4,11 +4,16 @@
 //! each call says that it means them (`spec/node.md 2.6`). The fifth version of dnf and tdnf say it
 //! in their own words.
 
-use std::{collections::BTreeMap, fs, path::Path, sync::LazyLock};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
 
 use regex::Regex;
 
-use super::{KUBERNETES, Order, Want, Wanted};
+use super::{KUBERNETES, Order, Want, Wanted, dnf_offline};
 use crate::host::{
     Invocation, KubernetesVersion, Program, ProgramError, Site,
     files::{
@@ -89,10 +94,11 @@ impl<'a> Dnf<'a> {
     pub async fn fetch(&self, order: &Order<'_>) -> Result<(), WorkError> {
         self.prepare(order)?;
         let wants = self.missing(order).await?;
+        let offline = self.offline(order).await?;
         self.unlock(&wants).await?;
         let outcome = match wants.as_slice() {
             [] => Ok(()),
-            wants => self.transact(order, wants, true).await,
+            wants => self.transact(offline.as_deref(), wants, true).await,
         };
         // Nothing but a download happens without the lock.
         self.lock(&order.wants).await?;
@@ -105,10 +111,20 @@ impl<'a> Dnf<'a> {
         self.prepare(order)?;
         let wants = self.missing(order).await?;
         if !wants.is_empty() {
+            let offline = self.offline(order).await?;
             self.unlock(&wants).await?;
-            self.transact(order, &wants, false).await?;
+            self.transact(offline.as_deref(), &wants, false).await?;
         }
         self.lock(&order.wants).await
+    }
+
+    /// The repository of a plan's folder of packages, where it has one.
+    async fn offline(&self, order: &Order<'_>) -> Result<Option<PathBuf>, WorkError> {
+        if order.from.path.is_empty() {
+            return Ok(None);
+        }
+        let folder = self.site.path(&order.from.path);
+        dnf_offline::repository(self.site, &folder).await.map(Some)
     }
 
     /// Goes back to exactly these versions.
@@ -119,7 +135,6 @@ impl<'a> Dnf<'a> {
     ) -> Result<(), WorkError> {
         keep::put_back(self.site, plan, keep::PACKAGES)?;
         let installed = self.installed().await?;
-        let from = refit_api::refit::PackageArgs::default();
         let mut wants = Vec::new();
         for (name, version) in packages {
             let now = installed.get(name).map(String::as_str).unwrap_or_default();
@@ -136,17 +151,13 @@ impl<'a> Dnf<'a> {
                 });
             }
         }
-        let order = Order {
-            plan,
-            from: &from,
-            wants,
-        };
-        if order.wants.is_empty() {
+        if wants.is_empty() {
             return Ok(());
         }
-        self.unlock(&order.wants).await?;
-        self.transact(&order, &order.wants, false).await?;
-        self.lock(&order.wants).await
+        let offline = dnf_offline::of_bundles(self.site, &wants).await?;
+        self.unlock(&wants).await?;
+        self.transact(offline.as_deref(), &wants, false).await?;
+        self.lock(&wants).await
     }
 
     async fn missing(&self, order: &Order<'_>) -> Result<Vec<Want>, WorkError> {
@@ -165,7 +176,7 @@ impl<'a> Dnf<'a> {
 
     async fn transact(
         &self,
-        order: &Order<'_>,
+        offline: Option<&Path>,
         wants: &[Want],
         download: bool,
     ) -> Result<(), WorkError> {
@@ -179,17 +190,18 @@ impl<'a> Dnf<'a> {
             if wants.is_empty() {
                 continue;
             }
-            let call = self.transaction(verb, order, &wants, download);
+            let call = self.transaction(verb, offline, &wants, download);
             self.site.run(&call).await.map_err(explain)?;
         }
         Ok(())
     }
 
-    /// The call that installs, downgrades or downloads.
+    /// The call that installs, downgrades or downloads; from a repository on the host alone, where
+    /// one is given.
     pub fn transaction(
         &self,
         verb: &str,
-        order: &Order<'_>,
+        offline: Option<&Path>,
         wants: &[Want],
         download: bool,
     ) -> Invocation {
@@ -197,6 +209,10 @@ impl<'a> Dnf<'a> {
         let mut add = |argument: &str| call.arguments.push(argument.to_owned());
         if download {
             add("--downloadonly");
+        }
+        if download || offline.is_some() {
+            // dnf remembers for two days what a repository had. Installing goes by what was fetched.
+            add("--refresh");
         }
         match self.flavour {
             Flavour::Dnf4 => add("--disableexcludes=kubernetes"),
@@ -207,8 +223,7 @@ impl<'a> Dnf<'a> {
             // Nothing is removed to make room for it, and nothing weak comes with it.
             add("--setopt=install_weak_deps=False");
         }
-        if !order.from.path.is_empty() {
-            let folder = self.site.path(&order.from.path);
+        if let Some(folder) = offline {
             add("--nogpgcheck");
             add(&format!(
                 "--repofrompath=refit-offline,file://{}",
@@ -272,28 +287,21 @@ impl<'a> Dnf<'a> {
     }
 
     /// A transaction that a power cut ended leaves a package in rpm's database twice: the older
-    /// entry goes, files that the newer one owns stay.
+    /// entry goes, files that the newer one owns stay. Of two architectures each is a package.
     async fn forget_cut_transactions(&self, order: &Order<'_>) -> Result<(), WorkError> {
         for want in &order.wants {
             let query = [
                 "--query",
                 "--queryformat",
-                "%{NAME}-%{VERSION}-%{RELEASE}.%{ARCH}\\n",
+                "%{ARCH} %{NAME}-%{VERSION}-%{RELEASE}.%{ARCH}\\n",
                 &want.name,
             ];
             // The query fails for a package that is not there.
             let answer = self.site.ask(Program::Rpm, query).await.unwrap_or_default();
-            let entries: Vec<&str> = answer.lines().collect();
-            let Some((_, older)) = entries.split_last().filter(|(_, older)| !older.is_empty())
-            else {
-                continue;
-            };
-            self.site.say(&format!(
-                "{} is installed twice: {}",
-                want.name,
-                entries.join(", ")
-            ));
-            for entry in older {
+            for entry in cut_off(&answer) {
+                self.site.say(&format!(
+                    "{entry} is left of a transaction that was cut off"
+                ));
                 let call = self.site.call(Program::Rpm, ["--erase", "--nodeps", entry]);
                 self.site.run(&call).await?;
             }
@@ -392,6 +400,16 @@ fn is_older(wanted: &Wanted, now: &str) -> bool {
         },
     };
     KubernetesVersion::of_package(now).is_ok_and(|now| wanted.numbers() < now.numbers())
+}
+
+/// The entries that a newer one of the same architecture follows.
+fn cut_off(answer: &str) -> Vec<&str> {
+    let mut newest = BTreeMap::new();
+    let mut older = Vec::new();
+    for (arch, entry) in answer.lines().filter_map(|line| line.split_once(' ')) {
+        older.extend(newest.insert(arch, entry));
+    }
+    older
 }
 
 /// Packages in rpm's own order: of one that is there twice, the newest.

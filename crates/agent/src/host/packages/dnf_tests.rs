@@ -1,5 +1,3 @@
-use refit_api::refit::PackageArgs;
-
 use super::*;
 
 const NEW: &str = "https://pkgs.k8s.io/core:/stable:/v1.35/rpm/";
@@ -11,48 +9,39 @@ fn version() -> KubernetesVersion {
     KubernetesVersion::parse("v1.35.0").unwrap()
 }
 
-fn call(flavour: Flavour, verb: &str, from: &PackageArgs, download: bool) -> String {
+fn call(flavour: Flavour, verb: &str, offline: Option<&str>, download: bool) -> String {
     let site = Site::new("/state");
     let dnf = Dnf {
         site: &site,
         flavour,
         version_lock: false,
     };
-    let order = Order {
-        plan: "p",
-        from,
-        wants: vec![Want::kubernetes("kubeadm", &version())],
-    };
-    dnf.transaction(verb, &order, &order.wants, download)
+    let wants = [Want::kubernetes("kubeadm", &version())];
+    dnf.transaction(verb, offline.map(Path::new), &wants, download)
         .to_string()
 }
 
 #[test]
 fn each_dnf_is_told_in_its_own_words_that_excluded_packages_are_meant() {
-    let from = PackageArgs::default();
     assert_eq!(
-        call(Flavour::Dnf4, "install", &from, false),
+        call(Flavour::Dnf4, "install", None, false),
         "/usr/bin/dnf install --assumeyes --disableexcludes=kubernetes \
          --setopt=install_weak_deps=False kubeadm-1.35.0-*"
     );
     assert_eq!(
-        call(Flavour::Dnf5, "install", &from, true),
-        "/usr/bin/dnf5 install --assumeyes --downloadonly --setopt=disable_excludes=kubernetes \
+        call(Flavour::Dnf5, "install", None, true),
+        "/usr/bin/dnf5 install --assumeyes --downloadonly --refresh --setopt=disable_excludes=kubernetes \
          --setopt=install_weak_deps=False kubeadm-1.35.0-*"
     );
     assert_eq!(
-        call(Flavour::Tdnf, "install", &from, false),
+        call(Flavour::Tdnf, "install", None, false),
         "/usr/bin/tdnf install --assumeyes --disableexcludes kubeadm-1.35.0-*"
     );
 }
 
 #[test]
 fn a_folder_of_packages_is_the_only_repository() {
-    let from = PackageArgs {
-        path: "/srv/rpms".to_owned(),
-        ..PackageArgs::default()
-    };
-    let call = call(Flavour::Dnf4, "install", &from, false);
+    let call = call(Flavour::Dnf4, "install", Some("/srv/rpms"), false);
     let wanted = "--repofrompath=refit-offline,file:///srv/rpms --repo=refit-offline kubeadm";
     assert!(call.contains(wanted), "{call}");
 }
@@ -91,4 +80,13 @@ fn the_repository_of_the_next_minor_takes_the_place_of_the_old_one() {
 fn of_a_package_that_is_there_twice_the_newer_counts() {
     let packages = parse_installed("kubeadm 1.34.2-1\nkubeadm 1.35.0-1\nrpm 4.18.0-1\n");
     assert_eq!(packages["kubeadm"], "1.35.0-1");
+}
+
+#[test]
+fn only_an_older_entry_of_the_same_architecture_was_cut_off() {
+    let both = "x86_64 glibc-2.39-1.x86_64\ni686 glibc-2.39-1.i686\n";
+    assert!(cut_off(both).is_empty());
+    let cut = format!("x86_64 glibc-2.38-1.x86_64\n{both}");
+    assert_eq!(cut_off(&cut), ["glibc-2.38-1.x86_64"]);
+    assert!(cut_off("").is_empty());
 }

@@ -3,13 +3,14 @@
 //! | manager | pins by | offline | back to the versions of before |
 //! |---|---|---|---|
 //! | [`apt`] | `apt-mark hold` | a folder of `.deb`s, or a local repository | kept `.deb`s, or the repository |
-//! | [`dnf`] | `exclude=`, versionlock | a folder of `.rpm`s, or a local repository | the repository |
-//! | [`tarball`] | the symbolic link | the tarball itself | the link is switched back |
+//! | [`dnf`] | `exclude=`, versionlock | a folder of `.rpm`s, or a local repository | the bundles on the host, or the repository |
+//! | [`tarball`] | the symbolic link | the tarball itself, from a bundle, a path or a server | the link is switched back |
 
 pub mod apt;
 mod apt_offline;
 mod apt_sources;
 pub mod dnf;
+mod dnf_offline;
 pub mod tarball;
 
 use std::collections::BTreeMap;

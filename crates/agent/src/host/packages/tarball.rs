@@ -11,6 +11,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use refit_bundle::{
+    digest::Digest,
+    fetch::{self, Limits},
+};
+
 use super::{KUBERNETES, Order, Want, Wanted, apt_offline::digest};
 use crate::host::{
     Invocation, KubernetesVersion, Program, Site,
@@ -81,9 +86,13 @@ impl<'a> Tarball<'a> {
         if order.wants.iter().all(has) {
             return Ok(());
         }
-        let archive = self.archive(order)?;
+        let archive = self.archive(order).await?;
         check_sha256(&archive, &order.from.sha256)?;
         self.unpack(&archive, version).await?;
+        if archive.starts_with(self.downloads()) {
+            // What it held is unpacked.
+            let _ = fs::remove_file(&archive);
+        }
         for want in &order.wants {
             if !has(want) {
                 return Err(WorkError::last(format!(
@@ -140,18 +149,60 @@ impl<'a> Tarball<'a> {
         atomic::link(&place, &target)
     }
 
-    fn archive(&self, order: &Order<'_>) -> Result<PathBuf, WorkError> {
-        let by_url = order.from.url.strip_prefix("file://");
-        let path = match (order.from.path.as_str(), by_url) {
-            ("", None) => {
+    /// Where tarballs of servers are until they are unpacked.
+    fn downloads(&self) -> PathBuf {
+        self.site.state().join("tarballs")
+    }
+
+    async fn archive(&self, order: &Order<'_>) -> Result<PathBuf, WorkError> {
+        let from = order.from;
+        let path = match (from.path.as_str(), from.url.as_str()) {
+            ("", "") => {
                 return Err(WorkError::last(
-                    "the plan names no tarball on the host: set packages.path, or packages.url to a \
-                     file:// URL",
+                    "the plan names no tarball: set packages.path, packages.url, or a bundle with one",
                 ));
             }
-            ("", Some(path)) | (path, _) => path,
+            ("", url) => match url.strip_prefix("file://") {
+                Some(path) => path,
+                None => return self.download(url, &from.sha256).await,
+            },
+            (path, _) => path,
         };
-        Ok(self.site.path(path))
+        let path = self.site.path(path);
+        if path.is_dir() {
+            return Err(WorkError::last(format!(
+                "packages.path {} is a folder: name the tarball in it",
+                path.display()
+            )));
+        }
+        Ok(path)
+    }
+
+    /// Fetches a tarball; one that was cut off goes on where it stopped.
+    async fn download(&self, url: &str, sha256: &str) -> Result<PathBuf, WorkError> {
+        let sum = Digest::try_from(sha256.to_lowercase()).map_err(|error| {
+            WorkError::last(format!(
+                "packages.sha256 of {url} is of no use, and nothing is fetched unchecked: {error}"
+            ))
+        })?;
+        let to = self.downloads().join(sum.as_str());
+        if to.is_file() {
+            return Ok(to);
+        }
+        self.site.say(&format!("fetching {url}"));
+        let limits = Limits::default();
+        let fetched = Box::pin(fetch::file(url, &sum, &to, &limits)).await;
+        fetched.map_err(|error| {
+            let message = format!("the tarball cannot be used: {error}");
+            if error.is_retriable() {
+                WorkError::retriable(message)
+            } else if matches!(error, refit_bundle::Error::Location { .. }) {
+                WorkError::last(message)
+            } else {
+                WorkError::needs_person(message)
+            }
+        })?;
+        Ok(to)
     }
 
     async fn unpack(&self, archive: &Path, version: &KubernetesVersion) -> Result<(), WorkError> {

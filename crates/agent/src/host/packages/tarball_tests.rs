@@ -156,3 +156,68 @@ async fn of_the_older_versions_one_stays() {
     left.sort();
     assert_eq!(left, ["v1.34.2", "v1.35.0"]);
 }
+
+/// A server that answers every request with these bytes, so often.
+fn serve(bytes: Vec<u8>, times: usize) -> String {
+    use std::io::{Read as _, Write as _};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().take(times) {
+            let mut stream = stream.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                head.push(byte[0]);
+            }
+            let length = bytes.len();
+            write!(
+                stream,
+                "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n"
+            )
+            .unwrap();
+            stream.write_all(&bytes).unwrap();
+        }
+    });
+    format!("http://{address}/node.tar.gz")
+}
+
+#[tokio::test]
+async fn a_tarball_comes_from_a_server_and_only_the_one_that_was_meant() {
+    let world = World::new();
+    let made = world.tarball("v1.35.0");
+    let bytes = fs::read(world.site.path(&made.path)).unwrap();
+    let url = serve(bytes, 2);
+    let mut from = PackageArgs {
+        url,
+        sha256: "00".repeat(32),
+        ..PackageArgs::default()
+    };
+    let error = world.install(&from, &["kubeadm"], "v1.35.0").await;
+    let error = error.unwrap_err();
+    assert!(error.message.contains("expected sha256 0000"), "{error}");
+    assert!(Tarball::new(&world.site).installed().is_empty());
+    from.sha256.clear();
+    let error = world.install(&from, &["kubeadm"], "v1.35.0").await;
+    assert_eq!(error.unwrap_err().kind, FailureKind::Final);
+    from.sha256 = made.sha256;
+    world.install(&from, &["kubeadm"], "v1.35.0").await.unwrap();
+    assert_eq!(Tarball::new(&world.site).installed()["kubeadm"], "1.35.0");
+    let left = fs::read_dir(world.site.state().join("tarballs")).unwrap();
+    assert_eq!(left.count(), 0, "what is unpacked takes no room twice");
+}
+
+#[tokio::test]
+async fn a_folder_is_no_tarball_and_says_so() {
+    let world = World::new();
+    let from = PackageArgs {
+        path: "/srv".to_owned(),
+        sha256: "00".repeat(32),
+        ..PackageArgs::default()
+    };
+    let error = world.install(&from, &["kubeadm"], "v1.35.0").await;
+    let error = error.unwrap_err();
+    assert_eq!(error.kind, FailureKind::Final);
+    assert!(error.message.contains("name the tarball in it"), "{error}");
+}

@@ -11,6 +11,8 @@ use crate::host::{Program, ProgramError, Site, work::WorkError};
 
 /// Exit code of Trident: a reboot was asked for and did not come.
 const EXIT_REBOOT: i32 = 3;
+/// Of `efibootmgr`: it lists what the firmware has.
+const NO_ARGUMENTS: [&str; 0] = [];
 
 /// One part of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,8 +152,12 @@ impl Trident for TridentCli<'_> {
 
     fn forget_next_boot(&self) -> BoxFuture<'_, Result<(), WorkError>> {
         Box::pin(async move {
-            let call = self.site.call(Program::Efibootmgr, ["--delete-bootnext"]);
-            self.site.run(&call).await?;
+            // To delete what is not set is an error, and a second try finds it gone.
+            let set = self.site.ask(Program::Efibootmgr, NO_ARGUMENTS).await?;
+            if set.lines().any(|line| line.starts_with("BootNext:")) {
+                let call = self.site.call(Program::Efibootmgr, ["--delete-bootnext"]);
+                self.site.run(&call).await?;
+            }
             Ok(())
         })
     }

@@ -1,0 +1,333 @@
+//! The dnf driver with the real dnf and rpm, in a root folder of its own with stub packages.
+//!
+//! Needs `dnf`, `rpm` and `createrepo_c` (Debian: `apt-get install dnf rpm createrepo-c`); without
+//! them each test says that it was left out, unless `REFIT_NEED_DNF` is set. Nothing of the machine's
+//! own packages is read or changed: dnf installs into a root of its own, with its own database.
+
+#![allow(clippy::print_stderr, reason = "a test that is left out says so")]
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use refit_agent::host::{
+    KubernetesVersion, Program, Site, WorkError, bundle,
+    packages::{Order, Packages, Want},
+    site::Tool,
+};
+use refit_api::refit::{BundleRef, FailureKind, PackageArgs, PackageDriver};
+use refit_bundle::{
+    build::{self, PackageSpec, SecretKey, Spec},
+    manifest::{Architecture, OsFamily},
+};
+use rpm::{BuildConfig, CompressionWithLevel, Dependency, FileOptions, PackageBuilder};
+
+const NAMES: [&str; 3] = ["kubeadm", "kubelet", "kubectl"];
+const ARCH: &str = std::env::consts::ARCH;
+
+struct World {
+    folder: tempfile::TempDir,
+    site: Site,
+}
+
+fn order<'a>(version: &str, names: &[&str], from: &'a PackageArgs) -> Order<'a> {
+    let version = KubernetesVersion::parse(version).unwrap();
+    Order {
+        plan: "p",
+        from,
+        wants: names
+            .iter()
+            .map(|name| Want::kubernetes(name, &version))
+            .collect(),
+    }
+}
+
+impl World {
+    /// An empty host, or `None` where there is no dnf.
+    fn new() -> Option<Self> {
+        let tools = ["/usr/bin/dnf", "/usr/bin/rpm", "/usr/bin/createrepo_c"];
+        if let Some(missing) = tools.iter().find(|tool| !Path::new(tool).exists()) {
+            assert!(
+                std::env::var_os("REFIT_NEED_DNF").is_none(),
+                "{missing} is not here: apt-get install dnf rpm createrepo-c"
+            );
+            eprintln!("left out: {missing} is not here; apt-get install dnf rpm createrepo-c");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("root");
+        let state = folder.path().join("state");
+        for path in [&state, &root.join("etc/yum.repos.d"), &root.join("etc/dnf")] {
+            fs::create_dir_all(path).unwrap();
+        }
+        fs::write(root.join("etc/dnf/dnf.conf"), "[main]\ngpgcheck=0\n").unwrap();
+        let shown = root.display();
+        let tool = |arguments: &[String]| Tool {
+            arguments: arguments.to_vec(),
+            // Debian's rpm keeps its database in the home folder.
+            environment: vec![("HOME".to_owned(), "/root".to_owned())],
+            ..Tool::default()
+        };
+        let dnf = [
+            format!("--installroot={shown}"),
+            "--releasever=1".to_owned(),
+            "--setopt=cachedir=/var/cache/dnf".to_owned(),
+            "--setopt=logdir=/var/log".to_owned(),
+            "--setopt=persistdir=/var/lib/dnf".to_owned(),
+        ];
+        let site = Site::at(&root, state)
+            .with_tool(Program::Dnf, tool(&dnf))
+            .with_tool(Program::Rpm, tool(&[format!("--root={shown}")]));
+        let world = Self { folder, site };
+        // What everything else needs, so that dependencies on files count too.
+        world.package("base", "shell", "5.2-1", &[], Some("/bin/sh"));
+        world.index("base");
+        let repo = format!(
+            "[base]\nname=Base\nbaseurl=file://{}/\nenabled=1\n",
+            world.path("base").display()
+        );
+        fs::write(world.site.path("/etc/yum.repos.d/base.repo"), repo).unwrap();
+        Some(world)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Makes a package in a folder.
+    fn package(
+        &self,
+        folder: &str,
+        name: &str,
+        version: &str,
+        requires: &[Dependency],
+        file: Option<&str>,
+    ) {
+        let (bare, release) = version.split_once('-').unwrap();
+        let config = BuildConfig::default().compression(CompressionWithLevel::Gzip(1));
+        let mut builder = PackageBuilder::new(name, bare, "Apache-2.0", ARCH, "A stub");
+        builder.using_config(config).release(release);
+        for dependency in requires {
+            builder.requires(dependency.clone());
+        }
+        let path = file.map_or_else(|| format!("/usr/bin/{name}"), str::to_owned);
+        let options = FileOptions::new(path).permissions(0o755);
+        builder.with_file_contents(version, options).unwrap();
+        let folder = self.path(folder);
+        fs::create_dir_all(&folder).unwrap();
+        let file = folder.join(format!("{name}-{version}.{ARCH}.rpm"));
+        builder.build().unwrap().write_file(file).unwrap();
+    }
+
+    /// kubeadm, kubelet and kubectl at a version, and the tools that kubeadm wants.
+    fn kubernetes(&self, folder: &str, version: &str) {
+        let shell = || Dependency::any("/bin/sh");
+        let tools = Dependency::greater_eq("cri-tools", version.split_once('-').unwrap().0);
+        self.package(
+            folder,
+            "cri-tools",
+            version,
+            &[shell()],
+            Some("/usr/bin/crictl"),
+        );
+        self.package(folder, "kubeadm", version, &[shell(), tools], None);
+        for name in ["kubelet", "kubectl"] {
+            self.package(folder, name, version, &[shell()], None);
+        }
+    }
+
+    /// Makes a folder a repository.
+    fn index(&self, folder: &str) {
+        let made = Command::new("createrepo_c")
+            .arg("--quiet")
+            .arg(self.path(folder))
+            .status();
+        assert!(made.unwrap().success());
+    }
+
+    /// A host that runs v1.34.2 from its repository, in which nothing else is.
+    async fn at_134() -> Option<Self> {
+        let world = Self::new()?;
+        world.kubernetes("repo", "1.34.2-1.1");
+        world.index("repo");
+        let repo = format!(
+            "[kubernetes]\nname=Kubernetes\nbaseurl=file://{}/\nenabled=1\n\
+             exclude=kubelet kubeadm kubectl cri-tools\n",
+            world.path("repo").display()
+        );
+        fs::write(world.site.path("/etc/yum.repos.d/kubernetes.repo"), repo).unwrap();
+        let from = PackageArgs::default();
+        world
+            .install(&order("v1.34.2", &NAMES, &from))
+            .await
+            .unwrap();
+        assert_eq!(world.versions().await, at("1.34.2-1.1"));
+        Some(world)
+    }
+
+    fn dnf(&self) -> Packages<'_> {
+        Packages::of(&self.site, PackageDriver::Dnf).unwrap()
+    }
+
+    async fn install(&self, order: &Order<'_>) -> Result<(), WorkError> {
+        let outcome = self.dnf().install(order).await;
+        if outcome.is_err() {
+            eprintln!("{}", self.log());
+        }
+        outcome
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.site.state().join("host.log")).unwrap_or_default()
+    }
+
+    /// The packages of Kubernetes that are installed.
+    async fn versions(&self) -> BTreeMap<String, String> {
+        let mut all = self.dnf().installed().await.unwrap();
+        all.retain(|name, _| NAMES.contains(&name.as_str()) || name == "cri-tools");
+        all
+    }
+
+    /// What the host has of a file.
+    fn holds(&self, name: &str) -> String {
+        self.site.read(&format!("/usr/bin/{name}"))
+    }
+
+    /// A signed bundle of a version for this host, whose key the host trusts.
+    fn bundle(&self, version: &str, folder: &str) -> BundleRef {
+        let architecture = Architecture::of_this_host().unwrap();
+        let mut spec = Spec::new(version.to_owned(), architecture);
+        spec.os_family = Some(OsFamily::Rhel);
+        spec.packages.push(PackageSpec {
+            path: self.path(folder),
+            ..PackageSpec::default()
+        });
+        let key = build::key::generate(&self.path(version), None).unwrap();
+        let output = self.path(&format!("{version}.tar"));
+        build::build(&spec, &SecretKey::load(&key.secret, None).unwrap(), &output).unwrap();
+        let trusted = self.site.path("/etc/refit/keys");
+        fs::create_dir_all(&trusted).unwrap();
+        fs::copy(key.public, trusted.join(format!("{version}.pub"))).unwrap();
+        BundleRef {
+            location: output.display().to_string(),
+            ..BundleRef::default()
+        }
+    }
+}
+
+fn at(version: &str) -> BTreeMap<String, String> {
+    NAMES
+        .into_iter()
+        .chain(["cri-tools"])
+        .map(|name| (name.to_owned(), version.to_owned()))
+        .collect()
+}
+
+#[tokio::test]
+async fn a_repository_of_the_host_brings_the_next_version_and_the_old_one_back() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    let before = world.versions().await;
+    world.kubernetes("repo", "1.35.0-1.1");
+    world.index("repo");
+    let from = PackageArgs::default();
+    world
+        .dnf()
+        .fetch(&order("v1.35.0", &NAMES, &from))
+        .await
+        .unwrap();
+    assert_eq!(world.versions().await, before, "fetching installs nothing");
+    world
+        .install(&order("v1.35.0", &["kubeadm"], &from))
+        .await
+        .unwrap();
+    let now = world.versions().await;
+    assert_eq!(now["kubeadm"], "1.35.0-1.1");
+    assert_eq!(now["kubelet"], "1.34.2-1.1", "one package at a time");
+    assert_eq!(world.holds("kubeadm"), "1.35.0-1.1");
+    let back = BTreeMap::from([("kubeadm".to_owned(), "1.34.2-1.1".to_owned())]);
+    world.dnf().restore("p", &back).await.unwrap();
+    assert_eq!(world.versions().await["kubeadm"], "1.34.2-1.1");
+    let other = order("v1.36.0", &["kubeadm"], &from);
+    assert!(world.dnf().install(&other).await.is_err(), "nobody has it");
+}
+
+#[tokio::test]
+async fn a_bundle_without_repository_data_is_installed_step_by_step_and_undone() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    world.kubernetes("old", "1.34.2-1.1");
+    world.kubernetes("new", "1.35.0-1.1");
+    let old = world.bundle("v1.34.2", "old");
+    let new = world.bundle("v1.35.0", "new");
+    bundle::stage(&world.site, "before", &old, None)
+        .await
+        .unwrap();
+    bundle::stage(&world.site, "p", &new, None).await.unwrap();
+    // The host's own repositories are gone: it is cut off.
+    fs::rename(world.path("repo"), world.path("repo.gone")).unwrap();
+    let _ = fs::remove_dir_all(world.site.path("/var/cache/dnf"));
+    let plain = PackageArgs {
+        driver: PackageDriver::Dnf,
+        ..PackageArgs::default()
+    };
+    let from = bundle::packages(&world.site, "p", &plain).unwrap();
+    world
+        .dnf()
+        .fetch(&order("v1.35.0", &NAMES, &from))
+        .await
+        .unwrap();
+    world
+        .install(&order("v1.35.0", &["kubeadm"], &from))
+        .await
+        .unwrap();
+    let mut expected = at("1.34.2-1.1");
+    for name in ["kubeadm", "cri-tools"] {
+        expected.insert(name.to_owned(), "1.35.0-1.1".to_owned());
+    }
+    assert_eq!(
+        world.versions().await,
+        expected,
+        "what it needs comes with it"
+    );
+    let rest = order("v1.35.0", &["kubelet", "kubectl"], &from);
+    world.install(&rest).await.unwrap();
+    assert_eq!(world.versions().await, at("1.35.0-1.1"));
+    world.install(&rest).await.unwrap();
+    // A bundle of before is on the host: the way back needs no repository.
+    world.dnf().restore("p", &at("1.34.2-1.1")).await.unwrap();
+    assert_eq!(world.versions().await, at("1.34.2-1.1"));
+    assert_eq!(world.holds("kubelet"), "1.34.2-1.1");
+}
+
+/// dnf remembers what a repository has; another folder at the same place is another repository.
+#[tokio::test]
+async fn a_folder_whose_packages_were_exchanged_is_read_anew() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    let from = |folder: &str| PackageArgs {
+        path: format!("/{folder}"),
+        ..PackageArgs::default()
+    };
+    for version in ["1.35.0", "1.35.1"] {
+        let _ = fs::remove_dir_all(world.path("root/srv"));
+        world.kubernetes("root/srv", &format!("{version}-1.1"));
+        let from = from("srv");
+        world
+            .install(&order(&format!("v{version}"), &NAMES, &from))
+            .await
+            .unwrap();
+        assert_eq!(world.versions().await, at(&format!("{version}-1.1")));
+    }
+    fs::create_dir_all(world.path("root/empty")).unwrap();
+    let empty = from("empty");
+    let error = world.dnf().install(&order("v1.36.0", &NAMES, &empty)).await;
+    assert_eq!(error.unwrap_err().kind, FailureKind::Final);
+}

@@ -1,0 +1,160 @@
+//! One file of an HTTP server, outside of any bundle: whoever wants it knows its sha256.
+
+use std::{
+    fs,
+    io::{self, Seek as _, Write as _},
+    path::{Path, PathBuf},
+};
+
+use ::http::{StatusCode, Uri};
+
+use super::{
+    Limits,
+    http::{Ask, Http, Stream},
+    limits::Bucket,
+    store,
+};
+use crate::{
+    digest::{Digest, Hasher},
+    error::Error,
+};
+
+/// Fetches a file to `to`, or says why not. What comes is kept beside it until all of it is there
+/// and is what was wanted, so that another try goes on where this one stopped; at `to` there is
+/// never anything else.
+pub async fn file(url: &str, sha256: &Digest, to: &Path, limits: &Limits) -> Result<(), Error> {
+    let uri = parse(url)?;
+    let partial = beside(to);
+    let (mut hasher, mut output, there) = open(&partial)?;
+    if there > 0 && hasher.clone().finish() == *sha256 {
+        return publish(&partial, to);
+    }
+    let http = Http::new(limits)?;
+    let first = http.open(&uri, &ask(there)).await;
+    let mut stream = match first {
+        // Shorter than what an earlier try got: it is another file now.
+        Err(Error::Refused { status, .. })
+            if there > 0 && status == StatusCode::RANGE_NOT_SATISFIABLE.as_u16() =>
+        {
+            http.open(&uri, &ask(0)).await?
+        }
+        answer => answer?,
+    };
+    if stream.start != there {
+        hasher = Hasher::default();
+        let emptied = output.set_len(0).and_then(|()| output.rewind());
+        emptied.map_err(|error| Error::written(&partial, error))?;
+    }
+    check_size(url, to, &stream, limits)?;
+    let mut bucket = Bucket::new(limits.bytes_per_second);
+    let (start, length) = (stream.start, stream.length);
+    let mut at = start;
+    let torn = |found, reason| Error::Torn {
+        file: url.to_owned(),
+        found,
+        expected: length.map_or(0, |length| start.saturating_add(length)),
+        reason,
+    };
+    loop {
+        let chunk = stream.chunk().await.map_err(|reason| torn(at, reason))?;
+        let Some(chunk) = chunk else { break };
+        at = at.saturating_add(chunk.len() as u64);
+        if at > limits.max_bytes {
+            return Err(too_large(url, limits.max_bytes, at));
+        }
+        bucket.take(chunk.len()).await;
+        hasher.update(&chunk);
+        output
+            .write_all(&chunk)
+            .map_err(|error| Error::written(&partial, error))?;
+    }
+    if length.is_some_and(|length| at != start.saturating_add(length)) {
+        return Err(torn(at, "the connection ended".to_owned()));
+    }
+    output
+        .sync_all()
+        .map_err(|error| Error::written(&partial, error))?;
+    let found = hasher.finish();
+    if found != *sha256 {
+        store::remove(&partial)?;
+        return Err(Error::Content {
+            file: url.to_owned(),
+            expected: sha256.clone(),
+            found,
+        });
+    }
+    publish(&partial, to)
+}
+
+fn parse(url: &str) -> Result<Uri, Error> {
+    let refused = |problem: &str| Error::Location {
+        location: super::location::without_password(url),
+        problem: problem.to_owned(),
+    };
+    let uri: Uri = url.parse().map_err(|_| refused("it is no URL"))?;
+    match (uri.scheme_str(), uri.authority()) {
+        (Some("http" | "https"), Some(authority)) if !authority.as_str().contains('@') => Ok(uri),
+        (Some("http" | "https"), Some(_)) => {
+            Err(refused("credentials stand in a file, not in the URL"))
+        }
+        _ => Err(refused("it is no http:// or https:// URL of a file")),
+    }
+}
+
+fn ask(from: u64) -> Ask {
+    if from == 0 {
+        Ask::default()
+    } else {
+        Ask::from(from)
+    }
+}
+
+fn beside(to: &Path) -> PathBuf {
+    let name = to.file_name().unwrap_or_default().to_string_lossy();
+    to.with_file_name(format!(".{name}.partial"))
+}
+
+/// What came before, and where it goes on.
+fn open(partial: &Path) -> Result<(Hasher, fs::File, u64), Error> {
+    let written = |error| Error::written(partial, error);
+    if let Some(folder) = partial.parent() {
+        fs::create_dir_all(folder).map_err(|error| Error::written(folder, error))?;
+    }
+    let mut options = fs::OpenOptions::new();
+    options.create(true).truncate(false).read(true).write(true);
+    let mut file = store::no_follow(&mut options, 0o600)
+        .open(partial)
+        .map_err(written)?;
+    if !file.metadata().map_err(written)?.is_file() {
+        return Err(written(io::Error::other("it is no plain file")));
+    }
+    let mut hasher = Hasher::default();
+    let there = store::hash_into(&mut file, &mut hasher).map_err(written)?;
+    Ok((hasher, file, there))
+}
+
+/// Before the first byte is written: what the server says that is still to come has room.
+fn check_size(url: &str, to: &Path, stream: &Stream, limits: &Limits) -> Result<(), Error> {
+    let Some(length) = stream.length else {
+        return Ok(());
+    };
+    let whole = stream.start.saturating_add(length);
+    if whole > limits.max_bytes {
+        return Err(too_large(url, limits.max_bytes, whole));
+    }
+    let folder = to.parent().unwrap_or(Path::new("/"));
+    store::check_free(folder, length.saturating_add(limits.keep_free), 1)
+}
+
+fn too_large(url: &str, limit: u64, found: u64) -> Error {
+    Error::Limit {
+        location: url.to_owned(),
+        limit,
+        found,
+    }
+}
+
+fn publish(partial: &Path, to: &Path) -> Result<(), Error> {
+    fs::rename(partial, to).map_err(|error| Error::written(to, error))?;
+    store::sync_parent(to)
+}
