@@ -6,6 +6,8 @@ use super::{Evidence, KubernetesVersion, Program, Site, work::WorkError};
 
 /// containerd's namespace of what the kubelet runs.
 const NAMESPACE: &str = "k8s.io";
+/// Where containerd is told which mirrors stand in for a registry.
+const MIRRORS: &str = "/etc/containerd/certs.d";
 
 /// Fetches images into the container runtime; those that are there are left alone.
 pub async fn preload(
@@ -28,8 +30,15 @@ async fn fetch(
     args: &ImageArgs,
 ) -> Result<(), WorkError> {
     for image in wanted(site, version, args).await? {
-        if !is_there(site, &image).await? {
-            pull(site, &image).await?;
+        if is_there(site, &image).await? {
+            continue;
+        }
+        match pull(site, &image).await {
+            // The others are worth having all the same.
+            Err(error) if args.optional => {
+                site.say(&format!("{image} is left to kubeadm: {error}"));
+            }
+            outcome => outcome?,
         }
     }
     Ok(())
@@ -136,7 +145,12 @@ async fn pull(site: &Site, image: &str) -> Result<(), WorkError> {
     let call = if site.has(Program::Crictl) {
         site.call(Program::Crictl, ["pull", image])
     } else {
-        let arguments = ["--namespace", NAMESPACE, "images", "pull", image];
+        let mut arguments = vec!["--namespace", NAMESPACE, "images", "pull"];
+        // Alone of all callers, ctr does not look there by itself.
+        if site.path(MIRRORS).is_dir() {
+            arguments.extend(["--hosts-dir", MIRRORS]);
+        }
+        arguments.push(image);
         site.call(Program::Ctr, arguments)
     };
     site.run(&call).await?;
@@ -199,6 +213,44 @@ mod tests {
             check(&site, Some(&version), &args).await.unwrap(),
             Evidence::Done
         );
+    }
+
+    #[tokio::test]
+    async fn without_crictl_the_mirrors_of_containerd_are_asked_and_one_missing_image_stops_no_other()
+     {
+        let (folder, site) = site();
+        let said = folder.path().join("said");
+        let shown = said.display();
+        let ctr = folder.path().join("ctr");
+        let text = format!(
+            "#!/bin/sh\ncase \"$*\" in *pull*) echo \"$*\" >> {shown}; case \"$*\" in *none*) exit 1;; esac;; esac\n"
+        );
+        fs::write(&ctr, text).unwrap();
+        fs::set_permissions(&ctr, fs::Permissions::from_mode(0o755)).unwrap();
+        let tool = |path: &str| Tool {
+            path: path.to_owned(),
+            ..Tool::default()
+        };
+        let site = site
+            .with_tool(Program::Crictl, tool("/no/such/program"))
+            .with_tool(Program::Ctr, tool(&ctr.display().to_string()));
+        fs::create_dir_all(site.path(MIRRORS)).unwrap();
+        let args = ImageArgs {
+            names: vec!["a.example/none:1".to_owned(), "a.example/web:1".to_owned()],
+            optional: true,
+            ..ImageArgs::default()
+        };
+        preload(&site, None, &args).await.unwrap();
+        let pull = format!("--namespace k8s.io images pull --hosts-dir {MIRRORS}");
+        assert_eq!(
+            fs::read_to_string(&said).unwrap(),
+            format!("{pull} a.example/none:1\n{pull} a.example/web:1\n")
+        );
+        let strict = ImageArgs {
+            optional: false,
+            ..args
+        };
+        preload(&site, None, &strict).await.unwrap_err();
     }
 
     #[test]
