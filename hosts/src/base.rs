@@ -31,9 +31,27 @@ const PACKAGES: [&str; 10] = [
 const RELEASES: [&str; 2] = ["trixie", "bookworm"];
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// The folder of the root, made where it is missing: about a minute.
-pub fn ensure() -> anyhow::Result<PathBuf> {
-    let packages = PACKAGES.join(",");
+/// What hosts of a real Kubernetes have beside that.
+pub const KUBERNETES: [&str; 11] = [
+    "busybox-static",
+    "conntrack",
+    "containerd",
+    "containernetworking-plugins",
+    "etcd-client",
+    "etcd-server",
+    "ethtool",
+    "iptables",
+    "kmod",
+    "runc",
+    "socat",
+];
+
+/// The folder of the root with `more` packages than every host has, made where it is missing: about
+/// a minute.
+pub fn ensure(more: &[&str]) -> anyhow::Result<PathBuf> {
+    let mut packages = [PACKAGES.as_slice(), more].concat();
+    packages.sort_unstable();
+    let packages = packages.join(",");
     let digest = Sha256::digest(packages.as_bytes());
     let key = digest[..6]
         .iter()

@@ -51,6 +51,11 @@ pub type Test = (&'static str, fn(&Cage) -> anyhow::Result<()>);
 
 /// The whole program of a test: run it outside, and it runs its tests inside, one after another.
 pub fn main(tests: &[Test]) -> ExitCode {
+    main_with(&[], tests)
+}
+
+/// The same on hosts that have more of Debian's packages.
+pub fn main_with(packages: &[&str], tests: &[Test]) -> ExitCode {
     let mut arguments = Arguments::from_args();
     // They share the machine's two cores, and each starts several hosts.
     arguments.test_threads = Some(1);
@@ -60,7 +65,7 @@ pub fn main(tests: &[Test]) -> ExitCode {
     let outcome = match env::var(INSIDE) {
         Ok(name) => inside(name)
             .map(|cage| libtest_mimic::run(&arguments, trials(tests, Some(&cage))).exit_code()),
-        Err(_) => outside(),
+        Err(_) => outside(packages),
     };
     outcome.unwrap_or_else(|error| {
         say(&format!("error: {error:#}"));
@@ -79,7 +84,7 @@ fn trials(tests: &[Test], cage: Option<&Cage>) -> Vec<Trial> {
     tests.iter().map(one).collect()
 }
 
-fn outside() -> anyhow::Result<ExitCode> {
+fn outside(packages: &[&str]) -> anyhow::Result<ExitCode> {
     if !rustix::process::geteuid().is_root() {
         bail!("hosts need root: systemd-nspawn, mounts and network namespaces");
     }
@@ -91,7 +96,7 @@ fn outside() -> anyhow::Result<ExitCode> {
         );
     }
     sweep();
-    let base = base::ensure()?;
+    let base = base::ensure(packages)?;
     let name = format!("{PREFIX}{}", own_mark());
     // One thread: the child is killed when the thread that started it ends.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -144,7 +149,7 @@ async fn enclosed(name: &str, base: &Path) -> anyhow::Result<ExitCode> {
 fn inside(name: String) -> anyhow::Result<Cage> {
     let base = env::var_os(BASE).map(PathBuf::from);
     let base = base.with_context(|| format!("{BASE} is not set"))?;
-    let filter = env::var("REFIT_LOG").unwrap_or_else(|_| "warn".to_owned());
+    let filter = env::var("REFIT_LOG").unwrap_or_else(|_| "warn,kube_client=error".to_owned());
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

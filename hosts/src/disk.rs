@@ -80,6 +80,14 @@ impl Disk {
             .context("nobody keeps the mount namespace any more")
     }
 
+    /// A folder on the disk itself, beside the root, in that namespace; it is made here.
+    pub fn beside(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let folder = self.mounted.join(name);
+        let seen = self.seen(&folder);
+        fs::create_dir_all(&seen).with_context(|| format!("{} cannot be made", seen.display()))?;
+        Ok(folder)
+    }
+
     /// The host's root folder in that namespace.
     pub fn root(&self) -> &Path {
         &self.root
@@ -87,8 +95,12 @@ impl Disk {
 
     /// The same, seen from here.
     pub fn path(&self) -> PathBuf {
+        self.seen(&self.root)
+    }
+
+    fn seen(&self, path: &Path) -> PathBuf {
         let holder = self.holder.id().unwrap_or_default();
-        let inside = self.root.strip_prefix("/").unwrap_or(&self.root);
+        let inside = path.strip_prefix("/").unwrap_or(path);
         Path::new("/proc")
             .join(holder.to_string())
             .join("root")
@@ -115,6 +127,14 @@ impl Disk {
         );
         let mount = ["mount", "-t", "overlay", "overlay", "-o", &options, &root];
         self.inside(&mount).await.map(drop)
+    }
+
+    /// Gives its room back. Nobody may run on it any more.
+    pub async fn end(mut self) -> anyhow::Result<()> {
+        self.detach().await?;
+        self.holder.kill().await?;
+        fs::remove_file(&self.image)
+            .with_context(|| format!("{} cannot be removed", self.image.display()))
     }
 
     /// What a power cut leaves: nothing that was not synced. Nobody may run on it any more.

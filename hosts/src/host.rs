@@ -33,6 +33,8 @@ pub struct Host {
     /// Its address.
     pub address: String,
     disk: Disk,
+    /// Folders of it that are on the disk itself, not on the layers above it.
+    own: Vec<String>,
     /// Its network namespace and interface: short, whatever the name.
     short: String,
     console: PathBuf,
@@ -59,6 +61,7 @@ impl Host {
         let host = Self {
             name: name.to_owned(),
             disk,
+            own: Vec::new(),
             console: folder.join("console.log"),
             groups: make_groups(&cage.name, &short)?,
             short,
@@ -73,6 +76,14 @@ impl Host {
         // Empty: the first boot gives the host an identity of its own.
         host.write("etc/machine-id", "")?;
         Ok(host)
+    }
+
+    /// The same, with a folder that is on the disk itself: container runtimes lay file systems over
+    /// one another there, which is not possible above layers.
+    #[must_use]
+    pub fn with_own_disk(mut self, folder: &str) -> Self {
+        self.own.push(folder.to_owned());
+        self
     }
 
     /// The host's root folder, whether it runs or not.
@@ -116,7 +127,14 @@ impl Host {
         if running.as_ref().is_some_and(|task| !task.is_finished()) {
             bail!("{} runs already", self.name);
         }
+        let mut binds = Vec::new();
+        for folder in &self.own {
+            let name = folder.trim_matches('/').replace('/', "-");
+            let beside = self.disk.beside(&name)?;
+            binds.push(format!("--bind={}:{folder}", beside.display()));
+        }
         let container = Container {
+            binds,
             holder: self.disk.holder()?,
             root: self.disk.root().to_path_buf(),
             short: self.short.clone(),
@@ -220,6 +238,12 @@ impl Host {
         }
     }
 
+    /// Ends it, and gives the room back that it took.
+    pub async fn end(self) -> anyhow::Result<()> {
+        self.kill().await;
+        self.disk.end().await
+    }
+
     /// What is worth reading after a failure.
     pub async fn report(&self) -> String {
         let mut text = format!("--- {} ---\n", self.name);
@@ -230,14 +254,33 @@ impl Host {
             "--lines=60",
             "--unit=refit-*",
             "--unit=kubelet",
+            "--unit=containerd",
         ];
         match self.exec(journal).await {
             Ok(lines) => text.push_str(end_of(&lines, 6000)),
             Err(error) => text += &error.to_string(),
         }
+        let pods = "tail -n 15 /var/log/pods/*/*/*.log 2>/dev/null || true";
+        if let Ok(lines) = self.exec(["sh", "-c", pods]).await {
+            text.push_str(end_of(&lines, 6000));
+        }
         let agent = self.read("var/lib/refit-agent/journal.jsonl");
         text + "\n" + end_of(&agent, 4000)
     }
+}
+
+/// Adds to an error what the hosts have to say.
+pub async fn with_reports<T>(outcome: anyhow::Result<T>, hosts: &[Host]) -> anyhow::Result<T> {
+    let Err(error) = outcome else {
+        return outcome;
+    };
+    let mut text = String::from("what the hosts say:\n");
+    for host in hosts {
+        text.push_str(&host.report().await);
+        text.push('\n');
+    }
+    // The reason at the end, where it is looked for.
+    Err(anyhow::anyhow!("{text}\nthe reason: {error:#}"))
 }
 
 fn end_of(text: &str, bytes: usize) -> &str {
@@ -264,6 +307,8 @@ fn is_first(pid: u32) -> bool {
 
 /// What a boot needs.
 struct Container {
+    /// Further folders, as arguments of systemd-nspawn.
+    binds: Vec<String>,
     /// The process whose mount namespace has the root.
     holder: u32,
     root: PathBuf,
@@ -309,6 +354,7 @@ impl Container {
                 "--timezone=off",
             ])
             .args(["--capability=all", CALLS, "--bind=/dev/kmsg"])
+            .args(&self.binds)
             .arg(format!("--machine={}", self.short))
             .arg(format!(
                 "--network-namespace-path=/run/netns/{}",

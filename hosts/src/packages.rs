@@ -166,7 +166,7 @@ impl Repository {
         let (from, to) = (build.display().to_string(), path.display().to_string());
         run(
             "dpkg-deb",
-            ["--root-owner-group", "-Zgzip", "-z1", "--build", &from, &to],
+            ["--root-owner-group", "-Znone", "--build", &from, &to],
         )
         .await?;
         fs::remove_dir_all(&build)?;
@@ -202,7 +202,7 @@ fn named(program: &[u8], name: &str, version: &str) -> Vec<u8> {
     [program, format!("\n{name} v{version}\n").as_bytes()].concat()
 }
 
-fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     let mut text = String::new();
     for byte in Sha256::digest(bytes) {
         let _ = write!(text, "{byte:02x}");

@@ -11,11 +11,7 @@ use refit_api::{
 use refit_core::node::HostWork;
 use serde_json::{Value, json};
 
-use crate::{
-    cluster::{Cluster, send},
-    eventually,
-    host::Host,
-};
+use crate::{cluster::Cluster, eventually, host::Host, management::send};
 
 /// A plan for a host.
 #[derive(Clone, Copy, Debug)]

@@ -13,7 +13,7 @@ use std::{
 use kube::Client;
 use serde_json::{Value, json};
 
-use crate::cluster::send;
+use crate::management::send;
 
 /// How often everything is looked at.
 const PERIOD: Duration = Duration::from_millis(300);

@@ -11,7 +11,7 @@ use refit_hosts::{
     cage::{self, Cage, runtime},
     cluster::Cluster,
     eventually,
-    host::Host,
+    host::{Host, with_reports},
     nodes::{forget_orders, order},
     plans::{self, Order},
     say,
@@ -50,7 +50,7 @@ fn everything(cage: &Cage) -> anyhow::Result<()> {
             at_every_boundary(&cluster, reboots, Role::Worker, true),
             while_undoing(&cluster, undone),
         );
-        common::with_reports(outcome.map(drop), &hosts).await
+        with_reports(outcome.map(drop), &hosts).await
     })
 }
 

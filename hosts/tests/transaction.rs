@@ -5,20 +5,24 @@ mod common;
 
 use std::{collections::BTreeMap, process::ExitCode};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
+use refit_api::{keys, refit::Goal};
 use refit_hosts::{
     cage::{self, Cage, runtime},
     cluster::Cluster,
     eventually,
-    host::Host,
+    host::{Host, with_reports},
+    management::{owner, send},
     nodes::order,
     say,
     workloads::{self, Watched},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const MACHINES: &str = "/apis/cluster.x-k8s.io/v1beta2/machines";
 const NODE_UPDATES: &str = "/apis/refit.dev/v1alpha1/nodeupdates";
+const GOAL: &str = "v1.35.0";
+const RUNTIME: &str = "2.1.4";
 /// How many pods the application has, less those that its budget lets miss.
 const FEWEST: usize = 6;
 
@@ -43,7 +47,7 @@ fn five_hosts(cage: &Cage) -> anyhow::Result<()> {
         ensure!(names.len() == 5, "five nodes: {names:?}");
         let hosts = common::hosts(cage, &cluster, &layers, &names).await?;
         let outcome = roll_out(&cluster, &hosts).await;
-        common::with_reports(outcome, &hosts).await
+        with_reports(outcome, &hosts).await
     })
 }
 
@@ -55,19 +59,17 @@ async fn roll_out(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
         .iter()
         .map(|host| host.read("etc/machine-id"))
         .collect();
+    ask_for_a_runtime(cluster).await?;
     cluster.drive().await?;
     trouble(hosts)?;
-    cluster.upgrade("v1.35.0").await?;
-    all_updated(cluster, hosts, "v1.35.0", 300).await?;
+    fill_disk(worker_of(hosts)?).await?;
+    cluster.management.upgrade(GOAL, 240).await?;
+    no_room_then_room(cluster, worker_of(hosts)?).await?;
+    // The one that failed for want of room stays in the list.
+    all_updated(cluster, hosts.len(), 300).await?;
+    nodes_are(cluster, hosts, GOAL, 30).await?;
+    are_at_goal(cluster, hosts, 1).await?;
     for host in hosts {
-        let control_plane = cluster.control_planes.contains(&host.name);
-        common::is_at(host, "v1.35.0", control_plane).await?;
-        ensure!(
-            host.boots() == 1,
-            "{} booted {} times",
-            host.name,
-            host.boots()
-        );
         let taken = ["sh", "-c", "ls /var/lib/stub"];
         let left = host.exec(taken).await?;
         ensure!(
@@ -76,6 +78,10 @@ async fn roll_out(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
             host.name
         );
     }
+    reboot_all(cluster).await?;
+    all_updated(cluster, 2 * hosts.len(), 300).await?;
+    nodes_are(cluster, hosts, GOAL, 30).await?;
+    are_at_goal(cluster, hosts, 2).await?;
     let after: Vec<String> = hosts
         .iter()
         .map(|host| host.read("etc/machine-id"))
@@ -104,6 +110,113 @@ fn trouble(hosts: &[Host]) -> anyhow::Result<()> {
     order(worker, "kubeadm.start", "kill -9 $STUB_PID\n")?;
     // dpkg itself dies between unpacking and configuring.
     order(last, "dpkg-kubelet.postinst", "kill -9 $PPID\n")
+}
+
+fn worker_of(hosts: &[Host]) -> anyhow::Result<&Host> {
+    hosts.get(3).context("the fourth host is a worker")
+}
+
+/// Every host is to have another container runtime, too.
+async fn ask_for_a_runtime(cluster: &Cluster) -> anyhow::Result<()> {
+    let packages = json!([{"name": "containerd", "version": format!("{RUNTIME}-1")}]);
+    let settings = json!({"containerRuntime": packages}).to_string();
+    let body = json!({"metadata": {"annotations": {keys::HOST_SETTINGS: settings}}});
+    for name in ["edge-1", "edge-1-md-0"] {
+        send(&cluster.management.client, "PATCH", &owner(name), &body).await?;
+    }
+    Ok(())
+}
+
+/// Leaves less room than an update needs, and enough for the agent's own journal.
+async fn fill_disk(host: &Host) -> anyhow::Result<()> {
+    let script = "free=$(df --output=avail --block-size=1M / | tail -n 1); \
+                  fallocate --length $((free - 200))M /var/filler";
+    host.exec(["sh", "-c", script]).await.map(drop)
+}
+
+/// The host refuses, its machine says why and stays as it is; with room again, one word of a person
+/// is enough.
+async fn no_room_then_room(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
+    let (machine, _) = machine_of(cluster, &host.name).await?;
+    let failed = eventually("the host without room refuses", 240, async || {
+        let updates = cluster.list(NODE_UPDATES).await;
+        let updates = updates.map_err(|error| format!("{error:#}"))?;
+        let mut own = updates
+            .iter()
+            .filter(|update| text(update, "/spec/machineRef/name") == machine);
+        let found = own.find(|update| text(update, "/status/phase") == "Failed");
+        let lines = || updates.iter().map(line).collect::<Vec<_>>().join("\n");
+        found.cloned().ok_or_else(lines)
+    })
+    .await?;
+    let message = text(&failed, "/status/failureMessage");
+    ensure!(
+        message.contains("MiB left and needs"),
+        "it says what is missing: {message}"
+    );
+    ensure!(host.boots() == 1, "nothing was done");
+    host.exec(["rm", "/var/filler"]).await?;
+    let name = text(&failed, "/metadata/name");
+    let body = json!({"metadata": {"annotations": {keys::RETRY: name}}});
+    let path = format!("/apis/cluster.x-k8s.io/v1beta2/namespaces/default/machines/{machine}");
+    send(&cluster.management.client, "PATCH", &path, &body).await?;
+    Ok(())
+}
+
+/// Name and uid of a node's Machine.
+async fn machine_of(cluster: &Cluster, node: &str) -> anyhow::Result<(String, String)> {
+    let machines = cluster.list(MACHINES).await?;
+    let found = machines
+        .iter()
+        .find(|machine| text(machine, "/status/nodeRef/name") == node);
+    let found = found.with_context(|| format!("no Machine has the node {node}"))?;
+    Ok((text(found, "/metadata/name"), text(found, "/metadata/uid")))
+}
+
+/// Asks for an OS image that no host runs, machine by machine: that takes a reboot.
+async fn reboot_all(cluster: &Cluster) -> anyhow::Result<()> {
+    let goal = Goal {
+        kubernetes_version: GOAL.to_owned(),
+        os_image: "another".to_owned(),
+        ..Goal::default()
+    };
+    for (name, uid) in machines(cluster).await? {
+        let body = json!({
+            "apiVersion": "refit.dev/v1alpha1",
+            "kind": "NodeUpdate",
+            // None has had so many.
+            "metadata": {"name": format!("{name}-9")},
+            "spec": {
+                "machineRef": {"name": name, "uid": uid},
+                "origin": "Task",
+                "goal": goal,
+                "goalHash": goal.hash(),
+                "updaters": ["kubeadm"],
+            },
+        });
+        let path = "/apis/refit.dev/v1alpha1/namespaces/default/nodeupdates";
+        send(&cluster.management.client, "POST", path, &body).await?;
+    }
+    Ok(())
+}
+
+/// Every host is what was asked for, and booted so often.
+async fn are_at_goal(cluster: &Cluster, hosts: &[Host], boots: u32) -> anyhow::Result<()> {
+    for host in hosts {
+        let control_plane = cluster.control_planes.contains(&host.name);
+        common::is_at(host, GOAL, control_plane).await?;
+        let runtime = host.exec(["containerd", "--version"]).await?;
+        ensure!(runtime.contains(RUNTIME), "{}: {runtime}", host.name);
+        let active = host.exec(["systemctl", "is-active", "containerd"]).await;
+        ensure!(active.is_ok(), "{}: containerd: {active:?}", host.name);
+        ensure!(
+            host.boots() == boots,
+            "{} booted {} times",
+            host.name,
+            host.boots()
+        );
+    }
+    Ok(())
 }
 
 /// uid of each Machine, by name.
@@ -172,38 +285,39 @@ async fn nodes_are(
     eventually(&format!("nodes are at {version}"), seconds, ask).await
 }
 
-/// Waits until every Machine is done, and says how long each took.
-async fn all_updated(
-    cluster: &Cluster,
-    hosts: &[Host],
-    version: &str,
-    seconds: u64,
-) -> anyhow::Result<()> {
+fn line(update: &Value) -> String {
+    format!(
+        "{} {} {} {} {}",
+        text(update, "/metadata/name"),
+        text(update, "/status/phase"),
+        text(update, "/status/message"),
+        update["status"]["blockedBy"],
+        update["status"]["failureMessage"]
+    )
+}
+
+/// Waits until so many updates are done, and says how long each took. One may have failed for want
+/// of room.
+async fn all_updated(cluster: &Cluster, count: usize, seconds: u64) -> anyhow::Result<()> {
     let ask = async || {
         let updates = cluster.list(NODE_UPDATES).await;
         let updates = updates.map_err(|error| format!("{error:#}"))?;
-        let mut done = 0;
-        let mut lines = Vec::new();
-        for update in &updates {
-            let (name, phase) = (
-                text(update, "/metadata/name"),
-                text(update, "/status/phase"),
-            );
-            done += usize::from(phase == "Succeeded");
-            let line = format!("{name} {phase} {}", update["status"]["failureMessage"]);
-            if phase == "Failed" {
-                return Ok(Err(line));
-            }
-            lines.push(line);
+        let of = |phase: &'static str| {
+            let all = updates.iter();
+            all.filter(move |update| text(update, "/status/phase") == phase)
+        };
+        let no_room =
+            |update: &&Value| text(update, "/status/failureMessage").contains("MiB left and needs");
+        if let Some(failed) = of("Failed").find(|update| !no_room(update)) {
+            return Ok(Err(line(failed)));
         }
-        if done == hosts.len() {
+        if of("Succeeded").count() == count {
             return Ok(Ok(()));
         }
-        Err(lines.join("\n"))
+        Err(updates.iter().map(line).collect::<Vec<_>>().join("\n"))
     };
     let outcome = eventually("every machine is updated", seconds, ask).await?;
     outcome.map_err(anyhow::Error::msg)?;
-    nodes_are(cluster, hosts, version, 30).await?;
     timeline(cluster).await
 }
 

@@ -1,35 +1,41 @@
-//! Tests on real hosts: `cargo xtask hosts test [1|2]`.
+//! Tests on real hosts: `cargo xtask hosts test [1|2|3]`.
 
 use std::{
     env,
     io::{BufRead as _, BufReader, Write as _},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
 };
 
 use anyhow::{Context as _, bail};
 
 /// The test programs, by number.
-const TESTS: [&str; 2] = ["transaction", "power_cut"];
+const TESTS: [&str; 3] = ["transaction", "power_cut", "kubernetes"];
+/// The one that needs programs of Kubernetes, and where they are.
+const KUBERNETES: u8 = 3;
+const PROGRAMS_FOLDER: &str = "REFIT_K8S_BIN";
 
 /// Which tests.
 #[derive(clap::Args)]
 pub(crate) struct HostsTestArgs {
-    /// 1, the whole transaction on five hosts; or 2, power cuts [default: both]
-    #[arg(value_parser = clap::value_parser!(u8).range(1..=2))]
+    /// 1, the whole transaction on five hosts; 2, power cuts; or 3, clusters of real Kubernetes made of
+    /// the programs in REFIT_K8S_BIN [default: 1 and 2, and 3 where REFIT_K8S_BIN is set]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=3))]
     which: Option<u8>,
 }
 
 /// Runs them; the last line on stdout is `P passed, F failed`.
 pub(crate) fn run(root: &Path, args: &HostsTestArgs) -> anyhow::Result<ExitCode> {
+    let programs = programs_folder()?;
+    let numbers = numbers(args.which, programs.is_some())?;
     // The agent of these hosts, and the tests, of one build.
     cargo(root, &["build", "--package", "refit-agent"])?;
     let (mut passed, mut failed) = (0, 0);
     for (number, name) in (1..).zip(TESTS) {
-        if args.which.is_some_and(|which| which != number) {
+        if !numbers.contains(&number) {
             continue;
         }
-        let counts = test(root, name)?;
+        let counts = test(root, name, programs.as_deref())?;
         passed += counts.0;
         failed += counts.1;
     }
@@ -42,6 +48,31 @@ pub(crate) fn run(root: &Path, args: &HostsTestArgs) -> anyhow::Result<ExitCode>
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// The folder with programs of Kubernetes, as tests find it from their own folder.
+fn programs_folder() -> anyhow::Result<Option<PathBuf>> {
+    let Some(folder) = env::var_os(PROGRAMS_FOLDER).filter(|folder| !folder.is_empty()) else {
+        return Ok(None);
+    };
+    let folder = std::path::absolute(&folder);
+    let folder = folder.with_context(|| format!("{PROGRAMS_FOLDER} is no path"))?;
+    Ok(Some(folder))
+}
+
+/// Which tests run.
+fn numbers(which: Option<u8>, programs: bool) -> anyhow::Result<Vec<u8>> {
+    match which {
+        Some(KUBERNETES) if !programs => bail!(
+            "test 3 needs {PROGRAMS_FOLDER}: a folder with two folders called by version, such as \
+             v1.34.10 and v1.35.8, each with kubeadm, kubelet, kubectl, kube-apiserver, \
+             kube-controller-manager and kube-scheduler; `{PROGRAMS_FOLDER}=$(cargo xtask hosts \
+             build)` makes them, once, in half an hour"
+        ),
+        Some(number) => Ok(vec![number]),
+        None if programs => Ok(vec![1, 2, KUBERNETES]),
+        None => Ok(vec![1, 2]),
+    }
 }
 
 fn cargo(root: &Path, arguments: &[&str]) -> anyhow::Result<()> {
@@ -58,9 +89,10 @@ fn cargo(root: &Path, arguments: &[&str]) -> anyhow::Result<()> {
 }
 
 /// Runs one test program and passes on what it says; how many passed and failed.
-fn test(root: &Path, name: &str) -> anyhow::Result<(u32, u32)> {
+fn test(root: &Path, name: &str, programs: Option<&Path>) -> anyhow::Result<(u32, u32)> {
     let mut child = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .current_dir(root)
+        .envs(programs.map(|folder| (PROGRAMS_FOLDER, folder)))
         .args(["test", "--package", "refit-hosts", "--features", "real"])
         .args(["--test", name, "--", "--nocapture"])
         .stdout(Stdio::piped())
@@ -96,6 +128,15 @@ fn read_counts(line: &str) -> Option<(u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn real_kubernetes_is_tested_where_its_programs_are_and_asked_for_by_name() {
+        assert_eq!(numbers(None, false).unwrap(), [1, 2]);
+        assert_eq!(numbers(None, true).unwrap(), [1, 2, 3]);
+        assert_eq!(numbers(Some(2), true).unwrap(), [2]);
+        let error = numbers(Some(3), false).unwrap_err().to_string();
+        assert!(error.contains("needs REFIT_K8S_BIN"), "{error}");
+    }
 
     #[test]
     fn the_summary_of_a_test_program_is_read() {

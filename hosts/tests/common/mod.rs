@@ -105,20 +105,3 @@ pub(crate) async fn is_at(host: &Host, version: &str, control_plane: bool) -> an
     }
     Ok(())
 }
-
-/// Adds to an error what the hosts have to say.
-pub(crate) async fn with_reports<T>(
-    outcome: anyhow::Result<T>,
-    hosts: &[Host],
-) -> anyhow::Result<T> {
-    let Err(error) = outcome else {
-        return outcome;
-    };
-    let mut text = String::from("what the hosts say:\n");
-    for host in hosts {
-        text.push_str(&host.report().await);
-        text.push('\n');
-    }
-    // The reason at the end, where it is looked for.
-    Err(anyhow::anyhow!("{text}\nthe reason: {error:#}"))
-}

@@ -1,0 +1,153 @@
+//! What runs in a real cluster under a disruption budget, and whether that was kept.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client, api::ListParams};
+use serde_json::{Value, json};
+
+use crate::{eventually, management::send};
+
+/// How often its pods are looked at.
+const PERIOD: Duration = Duration::from_millis(200);
+const LABEL: &str = "app=web";
+
+/// What was seen of its pods since all of them were ready.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// The fewest that were ready at any time.
+    pub fewest: usize,
+    /// uid of each pod that there ever was.
+    pub pods: BTreeSet<String>,
+}
+
+/// The application of a cluster.
+#[derive(Clone)]
+pub struct Application {
+    client: Client,
+    replicas: usize,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl std::fmt::Debug for Application {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Application")
+    }
+}
+
+impl Application {
+    /// Starts it with this many pods, of which one may miss, and waits until all are ready; from then
+    /// on they are watched until the runtime ends.
+    pub async fn start(client: &Client, replicas: usize) -> anyhow::Result<Self> {
+        let [deployment, budget] = objects(replicas);
+        let path = "/apis/apps/v1/namespaces/default/deployments";
+        send(client, "POST", path, &deployment).await?;
+        let path = "/apis/policy/v1/namespaces/default/poddisruptionbudgets";
+        send(client, "POST", path, &budget).await?;
+        let application = Self {
+            client: client.clone(),
+            replicas,
+            seen: Arc::default(),
+        };
+        eventually("the application is ready", 120, async || {
+            let pods = application.pods().await;
+            let pods = pods.map_err(|error| format!("{error:#}"))?;
+            let ready = pods.iter().filter(|pod| is_ready(pod)).count();
+            (ready == replicas)
+                .then_some(())
+                .ok_or_else(|| format!("{ready} pods are ready"))
+        })
+        .await?;
+        application.lock().fewest = replicas;
+        tokio::spawn(application.clone().watch());
+        Ok(application)
+    }
+
+    /// What was seen so far.
+    pub fn seen(&self) -> Seen {
+        self.lock().clone()
+    }
+
+    /// How many of its pods must be ready at any time.
+    pub fn budget(&self) -> usize {
+        self.replicas - 1
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn pods(&self) -> anyhow::Result<Vec<Pod>> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), "default");
+        let list = pods.list(&ListParams::default().labels(LABEL)).await?;
+        Ok(list.items)
+    }
+
+    async fn watch(self) {
+        loop {
+            // An API server that is away says nothing of the pods.
+            if let Ok(pods) = self.pods().await {
+                let mut seen = self.lock();
+                seen.fewest = seen
+                    .fewest
+                    .min(pods.iter().filter(|pod| is_ready(pod)).count());
+                let uids = pods.iter().filter_map(|pod| pod.metadata.uid.clone());
+                seen.pods.extend(uids);
+            }
+            tokio::time::sleep(PERIOD).await;
+        }
+    }
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|c| c.type_ == "Ready" && c.status == "True")
+}
+
+/// A Deployment that runs everywhere, one pod beside another only where it must be, and its budget.
+fn objects(replicas: usize) -> [Value; 2] {
+    let labels = json!({"app": "web"});
+    let apart = json!({"preferredDuringSchedulingIgnoredDuringExecution": [{
+        "weight": 100,
+        "podAffinityTerm": {
+            "topologyKey": "kubernetes.io/hostname",
+            "labelSelector": {"matchLabels": labels},
+        },
+    }]});
+    let deployment = json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "web"},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {
+                    "affinity": {"podAntiAffinity": apart},
+                    "automountServiceAccountToken": false,
+                    "containers": [{"name": "web", "image": "registry.k8s.io/pause:3.10"}],
+                    "tolerations": [{
+                        "key": "node-role.kubernetes.io/control-plane",
+                        "operator": "Exists",
+                    }],
+                },
+            },
+        },
+    });
+    let budget = json!({
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "web"},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels}},
+    });
+    [deployment, budget]
+}

@@ -1,0 +1,101 @@
+//! The upgrade as a person does it: the same commands, one host after the other, by a plain script.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use crate::{
+    host::Host,
+    kit::package_version,
+    kubernetes::{Cluster, IGNORED, Node},
+};
+
+/// How long one host may take.
+const HOST_SECONDS: u64 = 1200;
+
+/// What is done on a host that has not been touched yet.
+const STAGE: &str = "\
+apt-get update -q
+apt-get install -q -y --download-only --allow-change-held-packages kubeadm=$P kubelet=$P kubectl=$P
+";
+/// What is done before that on a control plane.
+const SAVE: &str = "\
+for c in apiserver controller-manager scheduler; do
+  ctr -n k8s.io images pull --hosts-dir /etc/containerd/certs.d registry.k8s.io/kube-$c:$V > /dev/null
+done
+mkdir -p /var/backups/kubernetes
+ETCDCTL_API=3 etcdctl --endpoints https://127.0.0.1:2379 --cacert /etc/kubernetes/pki/etcd/ca.crt \
+--cert /etc/kubernetes/pki/etcd/server.crt --key /etc/kubernetes/pki/etcd/server.key \
+snapshot save /var/backups/kubernetes/etcd.db
+cp -a /etc/kubernetes/manifests /var/lib/kubelet/config.yaml /var/backups/kubernetes/
+";
+const KUBEADM: &str = "\
+apt-mark unhold kubeadm
+apt-get install -q -y kubeadm=$P
+apt-mark hold kubeadm
+";
+const DRAIN: &str = "\
+kubectl --kubeconfig /root/admin.conf drain $N --ignore-daemonsets --delete-emptydir-data
+";
+const KUBELET: &str = "\
+apt-mark unhold kubelet kubectl
+apt-get install -q -y kubelet=$P kubectl=$P
+apt-mark hold kubelet kubectl
+systemctl daemon-reload
+systemctl restart kubelet
+until kubectl --kubeconfig /root/admin.conf get node $N \
+-o jsonpath='{.status.nodeInfo.kubeletVersion} {.status.conditions[?(@.type==\"Ready\")].status}' \
+| grep -q \"^$V True\"; do sleep 0.5; done
+";
+/// What has to be well again on a control plane before another may be touched.
+const WELL: &str = "\
+kubectl --kubeconfig /root/admin.conf -n kube-system wait --for=condition=Ready pod \
+-l tier=control-plane --field-selector spec.nodeName=$N --timeout=300s
+";
+const UNCORDON: &str = "\
+kubectl --kubeconfig /root/admin.conf uncordon $N
+";
+
+/// Upgrades a cluster, control planes first.
+pub async fn upgrade(cluster: &Cluster, version: &str) -> anyhow::Result<()> {
+    let drained = cluster.nodes.len() > 1;
+    for (at, (host, node)) in cluster.hosts.iter().zip(&cluster.nodes).enumerate() {
+        host.write("root/admin.conf", &cluster.kubeconfig)?;
+        let text = script(at, node, version, drained);
+        one(host, &text).await?;
+    }
+    cluster.ready(version, 60).await
+}
+
+async fn one(host: &Host, text: &str) -> anyhow::Result<()> {
+    let run = host.exec(["bash", "-c", text]);
+    let outcome = tokio::time::timeout(Duration::from_secs(HOST_SECONDS), run).await;
+    outcome
+        .with_context(|| format!("the script takes too long on {}", host.name))?
+        .map(drop)
+}
+
+/// The script of one host.
+fn script(at: usize, node: &Node, version: &str, drained: bool) -> String {
+    let ignored = IGNORED.join(",");
+    let upgrade = match at {
+        0 => format!("kubeadm upgrade apply {version} -y"),
+        _ => "kubeadm upgrade node".to_owned(),
+    };
+    let parts = [
+        format!(
+            "set -e\nexport DEBIAN_FRONTEND=noninteractive\nN={} V={version} P={}\n",
+            node.name,
+            package_version(version)
+        ),
+        STAGE.to_owned(),
+        SAVE.repeat(usize::from(node.control_plane)),
+        KUBEADM.to_owned(),
+        format!("{upgrade} --skip-phases=addon --ignore-preflight-errors={ignored}\n"),
+        DRAIN.repeat(usize::from(drained)),
+        KUBELET.to_owned(),
+        WELL.repeat(usize::from(node.control_plane)),
+        UNCORDON.repeat(usize::from(drained)),
+    ];
+    parts.concat()
+}

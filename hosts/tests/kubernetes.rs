@@ -1,0 +1,313 @@
+//! Real kubeadm, kubelet and control plane: a cluster goes from one version to the next through
+//! Refit, beside one of the same shape that goes there by a plain script.
+
+use std::{
+    collections::BTreeMap,
+    process::ExitCode,
+    sync::atomic::{AtomicU8, Ordering},
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use refit_api::{keys, refit::Goal};
+use refit_hosts::{
+    application::Application,
+    balancer::Availability,
+    base,
+    cage::{self, Cage, runtime},
+    eventually,
+    host::with_reports,
+    kit::{self, Kit},
+    kubernetes::{self, Cluster, IGNORED},
+    management::{Management, Objects, Shape, owner, send},
+    nodes::Programs,
+    say, script,
+};
+use refit_kube::clock::instant;
+use serde_json::{Value, json};
+
+const MACHINES: &str = "/apis/cluster.x-k8s.io/v1beta2/machines";
+const NODE_UPDATES: &str = "/apis/refit.dev/v1alpha1/nodeupdates";
+
+/// How long an upgrade of a cluster may take.
+const UPGRADE_SECONDS: u64 = 2400;
+
+static NUMBERS: AtomicU8 = AtomicU8::new(1);
+
+fn main() -> ExitCode {
+    if let Err(error) = kit::programs() {
+        say(&format!("error: {error:#}"));
+        return ExitCode::FAILURE;
+    }
+    let tests: [cage::Test; 2] = [
+        ("a_cluster_of_one_is_upgraded_by_real_kubeadm", one),
+        (
+            "three_control_planes_and_a_worker_are_upgraded_while_their_api_answers",
+            three_and_one,
+        ),
+    ];
+    cage::main_with(&base::KUBERNETES, &tests)
+}
+
+fn one(cage: &Cage) -> anyhow::Result<()> {
+    both_ways(cage, 1, 0)
+}
+
+fn three_and_one(cage: &Cage) -> anyhow::Result<()> {
+    both_ways(cage, 3, 1)
+}
+
+/// Through Refit, then by script.
+fn both_ways(cage: &Cage, control_planes: u32, workers: u32) -> anyhow::Result<()> {
+    let test = std::env::current_exe()?;
+    let agent = Programs::agent_beside(&test)?;
+    let kit = runtime()?.block_on(Kit::new(cage, agent.as_ref()))?;
+    let way = |first, through_refit| {
+        let shape = Shape {
+            control_planes,
+            workers,
+            version: &kit.versions[0].version,
+        };
+        runtime()?.block_on(upgrade(cage, &kit, shape, first, through_refit))
+    };
+    // Numbers of hosts are taken once in a run.
+    let numbers = NUMBERS.fetch_add(20, Ordering::SeqCst);
+    let by_refit = way(numbers, true)?;
+    let by_script = way(numbers + 10, false)?;
+    let overhead = by_refit.as_secs_f64() / by_script.as_secs_f64() * 100.0 - 100.0;
+    say(&format!(
+        "{control_planes}+{workers}: {:.1} s by script, {:.1} s through Refit: {overhead:+.1} %",
+        by_script.as_secs_f64(),
+        by_refit.as_secs_f64()
+    ));
+    Ok(())
+}
+
+/// Makes a cluster and upgrades it; how long that took.
+async fn upgrade(
+    cage: &Cage,
+    kit: &Kit,
+    shape: Shape<'_>,
+    first: u8,
+    through_refit: bool,
+) -> anyhow::Result<Duration> {
+    kit.serve().await?;
+    let begun = instant();
+    let objects = Objects::of(shape).await?;
+    let management = Management::serve(objects.into_management()).await?;
+    let nodes = kubernetes::nodes(&management).await?;
+    let wanted = usize::try_from(shape.control_planes + shape.workers)?;
+    ensure!(nodes.len() == wanted, "{wanted} nodes: {nodes:?}");
+    let cluster = Cluster::create(cage, kit, first, nodes).await?;
+    let application = Application::start(&cluster.client, wanted.max(2)).await?;
+    say(&format!(
+        "a cluster of {wanted} in {:.1} s",
+        begun.elapsed().as_secs_f64()
+    ));
+    let outcome = go(&cluster, &management, &application, kit, through_refit).await;
+    let took = with_reports(outcome, &cluster.hosts).await?;
+    cluster.end().await?;
+    Ok(took)
+}
+
+async fn go(
+    cluster: &Cluster,
+    management: &Management,
+    application: &Application,
+    kit: &Kit,
+    through_refit: bool,
+) -> anyhow::Result<Duration> {
+    let version = kit.versions[1].version.as_str();
+    let availability = Availability::watch(cluster.client.clone());
+    let identities: Vec<String> = cluster
+        .hosts
+        .iter()
+        .map(|host| host.read("etc/machine-id"))
+        .collect();
+    let machines = uids(management).await?;
+    if through_refit {
+        prepare(cluster, management).await?;
+    }
+    let begun = instant();
+    if through_refit {
+        // The workers are asked for when the control plane is done: meanwhile it is said how it goes.
+        tokio::try_join!(
+            order(cluster, management, version),
+            updated(management, cluster.nodes.len()),
+        )?;
+        cluster.ready(version, 60).await?;
+    } else {
+        script::upgrade(cluster, version).await?;
+    }
+    let took = begun.elapsed();
+    let (api, pods) = (availability.seen(), application.seen());
+    say(&format!(
+        "{} in {:.1} s; API: {} answers, {} failures, longest gap {:.1} s; application: at least {} \
+         ready, {} pods in all",
+        if through_refit { "Refit" } else { "script" },
+        took.as_secs_f64(),
+        api.answered,
+        api.failed,
+        api.longest_gap.as_secs_f64(),
+        pods.fewest,
+        pods.pods.len()
+    ));
+    let after: Vec<String> = cluster
+        .hosts
+        .iter()
+        .map(|host| host.read("etc/machine-id"))
+        .collect();
+    ensure!(after == identities, "machine ids stay");
+    ensure!(
+        uids(management).await? == machines,
+        "the machines are the same, by uid"
+    );
+    ensure!(
+        pods.fewest >= application.budget(),
+        "only {} pods of the application were ready at some time",
+        pods.fewest
+    );
+    Ok(took)
+}
+
+/// uid of each Machine, by name.
+async fn uids(management: &Management) -> anyhow::Result<BTreeMap<String, String>> {
+    let machines = management.list(MACHINES).await?;
+    let word = |machine: &Value, key: &str| {
+        machine["metadata"][key]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    Ok(machines
+        .iter()
+        .map(|m| (word(m, "name"), word(m, "uid")))
+        .collect())
+}
+
+/// Starts the controller, says what is particular to these hosts, and waits until their agents have
+/// reported.
+async fn prepare(cluster: &Cluster, management: &Management) -> anyhow::Result<()> {
+    let settings = json!({"kubeadm": {
+        "skipPhases": ["addon"],
+        "ignorePreflightErrors": IGNORED,
+    }});
+    let body = json!({"metadata": {"annotations": {keys::HOST_SETTINGS: settings.to_string()}}});
+    for name in ["edge-1", "edge-1-md-0"] {
+        send(&management.client, "PATCH", &owner(name), &body).await?;
+    }
+    management
+        .drive(&cluster.kubeconfig, cluster.nodes.len() > 1)
+        .await?;
+    let plans = format!(
+        "/apis/refit.dev/v1alpha1/namespaces/{}/hostplans",
+        keys::HOST_PLAN_NAMESPACE
+    );
+    eventually("all agents have reported", 120, async || {
+        let answer = send(&cluster.client, "GET", &plans, &Value::Null).await;
+        let answer = answer.map_err(|error| format!("{error:#}"))?;
+        let plans = answer["items"].as_array().cloned().unwrap_or_default();
+        let reported = plans
+            .iter()
+            .filter(|plan| !plan["status"]["reportedAt"].is_null())
+            .count();
+        (reported == cluster.nodes.len())
+            .then_some(())
+            .ok_or_else(|| format!("{reported} have"))
+    })
+    .await
+}
+
+/// Asks for the version: of the owners, or, where there is one machine that no Cluster API would update
+/// in place, of that machine.
+async fn order(cluster: &Cluster, management: &Management, version: &str) -> anyhow::Result<()> {
+    if cluster.nodes.len() > 1 {
+        return management.upgrade(version, UPGRADE_SECONDS).await;
+    }
+    let machines = uids(management).await?;
+    let (name, uid) = machines.first_key_value().context("there is a machine")?;
+    let goal = Goal {
+        kubernetes_version: version.to_owned(),
+        ..Goal::default()
+    };
+    let body = json!({
+        "apiVersion": "refit.dev/v1alpha1",
+        "kind": "NodeUpdate",
+        "metadata": {"name": format!("{name}-1")},
+        "spec": {
+            "machineRef": {"name": name, "uid": uid},
+            "origin": "Task",
+            "goal": goal,
+            "goalHash": goal.hash(),
+            "updaters": ["kubeadm"],
+        },
+    });
+    let path = "/apis/refit.dev/v1alpha1/namespaces/default/nodeupdates";
+    send(&management.client, "POST", path, &body)
+        .await
+        .map(drop)
+}
+
+/// Waits until every machine is done.
+async fn updated(management: &Management, count: usize) -> anyhow::Result<()> {
+    let begun = instant();
+    let mut told = BTreeMap::new();
+    let ask = async || {
+        let updates = management.list(NODE_UPDATES).await;
+        let updates = updates.map_err(|error| format!("{error:#}"))?;
+        let mut done = 0;
+        let mut lines = Vec::new();
+        for update in &updates {
+            let status = &update["status"];
+            let phase = status["phase"].as_str().unwrap_or_default();
+            done += usize::from(phase == "Succeeded");
+            let name = update["metadata"]["name"].to_string();
+            let why: Vec<String> = (status["blockedBy"].as_array().into_iter().flatten())
+                .map(|one| format!("{} {}", one["reason"], one["message"]))
+                .collect();
+            let line = format!(
+                "{name} {phase} {} {} {}",
+                status["message"],
+                why.join(", "),
+                status["failureMessage"]
+            );
+            if told.get(&name) != Some(&line) {
+                say(&format!("{:6.1} {line}", begun.elapsed().as_secs_f64()));
+                told.insert(name, line.clone());
+            }
+            if phase == "Failed" {
+                return Ok(Err(line));
+            }
+            lines.push(line);
+        }
+        if done == count {
+            return Ok(Ok(()));
+        }
+        Err(lines.join("\n"))
+    };
+    let outcome = eventually("every machine is updated", UPGRADE_SECONDS, ask).await?;
+    outcome.map_err(anyhow::Error::msg)?;
+    for update in management.list(NODE_UPDATES).await? {
+        say(&timeline(&update));
+    }
+    Ok(())
+}
+
+/// When each step of an update ran.
+fn timeline(update: &Value) -> String {
+    let steps = update["status"]["steps"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    let spans = steps.iter().map(|step| {
+        let word = |key: &str| step[key].as_str().unwrap_or_default().to_owned();
+        let (from, to) = (word("startedAt"), word("finishedAt"));
+        format!(" {} {}..{}", word("name"), clock(&from), clock(&to))
+    });
+    let spans: String = spans.collect();
+    format!("{}:{spans}", update["metadata"]["name"])
+}
+
+fn clock(time: &str) -> String {
+    time.get(11..19).unwrap_or("-").to_owned()
+}
