@@ -19,6 +19,9 @@ use crate::{
 
 /// How long a cluster may take until all of its Machines are up.
 const READY: Duration = Duration::from_mins(4);
+/// After how many looks at a cluster that is not up its control plane's controller is made to look
+/// too: by itself it waits for 15 s.
+const LOOKS: u32 = 8;
 /// The version that clusters begin with.
 pub const FROM: &str = "v1.34.2";
 /// The version that they are brought to.
@@ -170,9 +173,17 @@ impl Cluster {
         let workers: u32 = spec.workers.iter().map(|(_, replicas, ..)| replicas).sum();
         let wanted = usize::try_from(spec.control_planes + workers)?;
         let what = format!("cluster {} is up", self.name);
+        let mut looks = 0_u32;
         eventually(&what, READY, async || {
             let machines = self.machines().await.map_err(said)?;
             if machines.len() != wanted {
+                looks += 1;
+                if looks.is_multiple_of(LOOKS) {
+                    let looks = looks.to_string();
+                    let note = [("refit-testbed/look", Some(looks.as_str()))];
+                    let noted = self.objects.annotate(CONTROL_PLANE, &self.name, &note);
+                    noted.await.map_err(said)?;
+                }
                 let cluster = self.objects.get(CLUSTER, &self.name).await.map_err(said)?;
                 let why = told(&cluster, "Available");
                 return Err(format!("{} of {wanted} Machines: {why}", machines.len()));

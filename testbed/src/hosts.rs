@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// How many times faster than a real host they work.
-const HURRY: u32 = 12;
+const HURRY: u32 = 24;
 /// How many times its usual time a step takes that is held. Its agent sleeps until then, so that
 /// time is short, and is put off again and again.
 const HELD: u32 = 5;

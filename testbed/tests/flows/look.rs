@@ -1,16 +1,20 @@
 //! What several flows look at.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::ensure;
 use refit_testbed::{
     Cluster,
-    cluster::identity,
+    cluster::{identity, said},
+    eventually,
     objects::{
         self, DEV_MACHINE, KUBEADM_CONFIG, NODE, NODE_UPDATE, Objects, annotation, name, text, uid,
     },
 };
 use serde_json::Value;
+
+/// How long after the end of an update something of it may still be there.
+const CLEAN: Duration = Duration::from_secs(20);
 
 /// What must outlive an update in place, by the name of the Machine: uids and providerID.
 pub(super) async fn identities(cluster: &Cluster) -> anyhow::Result<BTreeMap<String, Vec<String>>> {
@@ -53,7 +57,16 @@ pub(super) fn updating(machines: &[Value]) -> Vec<String> {
 /// Nothing of an update is left: no mark of Cluster API's or ours on a Machine and on what it
 /// refers to, no cordon, and every NodeUpdate of a Machine that is there ended well. Nobody collects
 /// garbage in a bed.
+///
+/// Our controller cleans up after an update has ended, so this is waited for.
 pub(super) async fn nothing_is_left(cluster: &Cluster) -> anyhow::Result<()> {
+    eventually("nothing of an update is left", CLEAN, async || {
+        look(cluster).await.map_err(said)
+    })
+    .await
+}
+
+async fn look(cluster: &Cluster) -> anyhow::Result<()> {
     let marks = [
         "in-place-updates.internal.cluster.x-k8s.io/update-in-progress",
         "in-place-updates.internal.cluster.x-k8s.io/pending-acknowledge-move",
