@@ -1,14 +1,22 @@
 //! Our command line against a bed.
 
+use std::{env, path::PathBuf};
+
 use anyhow::Context as _;
 use serde_json::Value;
 use tokio::process::Command;
 
 use crate::{bed::Bed, controller::program};
 
+/// Names a `refit` that was built already; by default cargo builds one.
+const BUILT: &str = "REFIT_BIN";
+
 /// Runs `refit` with these arguments and `-o json`, and returns what it says.
 pub async fn json(bed: &Bed, namespace: &str, args: &[&str]) -> anyhow::Result<Value> {
-    let program = program("refit", "refit").await?;
+    let program = match env::var_os(BUILT) {
+        Some(built) => PathBuf::from(built),
+        None => program("refit", "refit").await?,
+    };
     let said = Command::new(program)
         .args(args)
         .args(["-o", "json", "--namespace", namespace, "--kubeconfig"])

@@ -21,7 +21,7 @@ use crate::{
 const READY: Duration = Duration::from_mins(4);
 /// After how many looks at a cluster that is not up its control plane's controller is made to look
 /// too: by itself it waits for 15 s.
-const LOOKS: u32 = 8;
+const LOOKS: u32 = 4;
 /// The version that clusters begin with.
 pub const FROM: &str = "v1.34.2";
 /// The version that they are brought to.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use refit_kube::Clock;
 
 /// How often is looked.
-const LOOK: Duration = Duration::from_millis(300);
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Looks again and again until `look` finds what it wants, and fails with what it said last when
 /// `within` is over.
