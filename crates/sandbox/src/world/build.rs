@@ -336,6 +336,7 @@ impl Parts {
             enforced: options.enforced.clone(),
             apis: tokio::sync::watch::Sender::default(),
             settings: options.settings.clone(),
+            plan_keys: options.plan_keys.clone(),
             network: MemoryNetwork::default(),
             management_mirror: Mirror::follow(
                 &self.management,

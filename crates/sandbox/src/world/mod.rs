@@ -32,6 +32,7 @@ use refit_kube::{
     client::{ClientError, ClientStack},
     gate::Open,
     net::{Dialer, MemoryNetwork},
+    plan_signing::PlanKeys,
     tls::TlsError,
 };
 use serde_json::{Value, json};
@@ -79,6 +80,8 @@ pub struct WorldOptions {
     pub journal: bool,
     /// What an operator chooses for the controller.
     pub settings: refit_controller::Settings,
+    /// Who must have signed the plans that agents take up; `None`: they take up all.
+    pub plan_keys: Option<PlanKeys>,
     /// Whether there are two replicas of the controller, of which one leads.
     pub two_controllers: bool,
     /// How many times faster than real ones the hosts work.
@@ -101,6 +104,7 @@ impl WorldOptions {
             safeguards: Safeguards::default(),
             journal: true,
             settings: refit_controller::Settings::default(),
+            plan_keys: None,
             two_controllers: false,
             hurry: 1,
             real_time: false,
@@ -173,6 +177,7 @@ pub(crate) struct Inner {
     pub(crate) safeguards: Safeguards,
     pub(crate) journal: bool,
     pub(crate) settings: refit_controller::Settings,
+    pub(crate) plan_keys: Option<PlanKeys>,
     pub(crate) two_controllers: bool,
     pub(crate) leaders: Leaders,
     pub(crate) hurry: u32,

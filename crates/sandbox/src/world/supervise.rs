@@ -4,10 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 use jiff::SignedDuration;
-use refit_agent::{AgentOptions, SimDisk, SimHost};
+use refit_agent::{AgentOptions, Disk, Extras, PlanTrust, SimDisk, SimHost};
+use refit_api::keys;
 use refit_apiserver::StaleView;
 use refit_controller::{ControllerOptions, HookServer, Process};
 use refit_kube::{
+    ObjectKey,
     client::ClientStack,
     gate::Gate,
     lease::LeaseSettings,
@@ -145,14 +147,24 @@ impl Inner {
                     .cloned()
                     .ok_or_else(|| anyhow::anyhow!("there is no host {key}"))?;
                 let disk = SimDisk::new(host.disk, gate.clone()).forgetful(!self.journal);
-                Box::pin(refit_agent::run(AgentOptions {
+                let disk: Arc<dyn Disk> = Arc::new(disk);
+                let extras = Extras {
+                    trust: self
+                        .plan_keys
+                        .clone()
+                        .map(|keys| PlanTrust::new(keys, disk.clone())),
+                    ..Extras::default()
+                };
+                let options = AgentOptions {
                     stack,
                     config,
                     clock,
                     node_name: node.to_owned(),
                     host: Arc::new(SimHost::new(host.state, clock, gate)),
-                    disk: Arc::new(disk),
-                }))
+                    disk,
+                };
+                let plan = ObjectKey::new(keys::HOST_PLAN_NAMESPACE, node);
+                refit_agent::run_with(options, plan, extras)
             }
         })
     }
