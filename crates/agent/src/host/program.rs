@@ -2,10 +2,12 @@
 
 use std::{fmt, path::Path, path::PathBuf, process::Stdio, sync::LazyLock, time::Duration};
 
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 
 /// How much of a program's output an error keeps.
 pub const TAIL_BYTES: usize = 4096;
+/// Most memory of one of the rules that find secrets.
+const RULE_BYTES: usize = 32 << 10;
 /// How much of a log is read.
 const LOG_BYTES: u64 = 256 << 10;
 /// How long a program that only answers a question may take.
@@ -367,7 +369,15 @@ pub fn tail(output: &str) -> String {
 /// Replaces what looks like a secret.
 pub fn mask(text: &str) -> String {
     static RULES: LazyLock<[(Regex, &str); 6]> = LazyLock::new(|| {
-        let rule = |pattern| Regex::new(pattern).expect("the pattern is a constant");
+        // Secrets are ASCII: with Unicode's classes the rules would take more memory than all else
+        // of an agent, from the first failure on.
+        let rule = |pattern| {
+            RegexBuilder::new(pattern)
+                .size_limit(RULE_BYTES)
+                .dfa_size_limit(RULE_BYTES)
+                .build()
+                .expect("the pattern is a constant, and smaller than that")
+        };
         [
             (
                 rule(
@@ -375,13 +385,19 @@ pub fn mask(text: &str) -> String {
                 ),
                 "<private key>",
             ),
-            (rule(r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b"), "<bootstrap token>"),
-            (rule(r"\beyJ[\w-]+\.[\w-]+\.[\w-]*"), "<token>"),
-            (rule(r"(?i)\b(bearer|basic) +[\w.~+/=-]{8,}"), "$1 <masked>"),
+            (
+                rule(r"(?-u:\b)[a-z0-9]{6}\.[a-z0-9]{16}(?-u:\b)"),
+                "<bootstrap token>",
+            ),
+            (rule(r"(?-u:\beyJ[\w-]+\.[\w-]+\.[\w-]*)"), "<token>"),
+            (
+                rule(r"(?i-u:\b(bearer|basic) +[\w.~+/=-]{8,})"),
+                "$1 <masked>",
+            ),
             (rule(r"://[^/\s:@]+:[^/\s@]+@"), "://<masked>@"),
             (
                 rule(
-                    r#"(?i)((?:token|password|passwd|secret|certificate-key|client-key-data|api-?key)["']?\s*[=: ]\s*["']?)[^\s"',]{6,}"#,
+                    r#"((?i-u:token|password|passwd|secret|certificate-key|client-key-data|api-?key)["']?(?-u:\s)*[=: ](?-u:\s)*["']?)[^\s"',]{6,}"#,
                 ),
                 "$1<masked>",
             ),
