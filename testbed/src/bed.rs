@@ -16,6 +16,7 @@ use crate::{
     managers::Managers,
     objects::Objects,
     parts::{self, Line, Parts},
+    tap::Tap,
 };
 
 /// A management cluster with Cluster API, our controller and hosts.
@@ -102,6 +103,11 @@ impl Bed {
     /// Our controller.
     pub fn controller(&self) -> &Controller {
         &self.controller
+    }
+
+    /// What listens to the calls of our hooks, while fixtures are recorded.
+    pub fn tap(&self) -> Option<&Tap> {
+        self.controller.tap()
     }
 
     /// Cluster API's managers.

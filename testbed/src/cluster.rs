@@ -95,6 +95,27 @@ impl Cluster {
         name: &str,
         spec: &ClusterSpec,
     ) -> anyhow::Result<Self> {
+        Self::made_of(management, name, |port| manifests(name, spec, port)).await
+    }
+
+    /// A cluster of a ClusterClass, without waiting for its Machines: three of the control plane,
+    /// and MachineDeployments `a` of two and `b` of one.
+    pub async fn of_class(management: &Client, name: &str, version: &str) -> anyhow::Result<Self> {
+        let yaml = include_str!("../manifests/topology.yaml");
+        Self::made_of(management, name, |port| {
+            let of = [("CLUSTER", name), ("NAMESPACE", name), ("VERSION", version)];
+            let port = port.to_string();
+            objects::documents(yaml, &[&of[..], &[("PROXY", &port)]].concat())
+        })
+        .await
+    }
+
+    /// Applies the objects that a cluster is made of, given the port of its proxy.
+    async fn made_of(
+        management: &Client,
+        name: &str,
+        manifests: impl FnOnce(u16) -> anyhow::Result<Vec<Value>>,
+    ) -> anyhow::Result<Self> {
         let proxy = Proxy::start(management.clone(), name, name).await?;
         let namespace = json!({
             "apiVersion": "v1",
@@ -102,76 +123,27 @@ impl Cluster {
             "metadata": {"name": name, "labels": {OPT_IN.0: OPT_IN.1}},
         });
         objects::apply(management, &namespace).await?;
-        let proxy_port = proxy.port.to_string();
-        let values = [
-            ("CLUSTER", name),
-            ("NAMESPACE", name),
-            ("PROXY", &proxy_port),
-        ];
-        let yaml = include_str!("../manifests/cluster.yaml");
-        for mut object in objects::documents(yaml, &values)? {
-            if object["kind"] == "Cluster" {
-                object["metadata"]["annotations"] = json!(spec.annotations);
-            }
+        for object in manifests(proxy.port)? {
             objects::apply(management, &object).await?;
         }
-        let replicas = spec.control_planes.to_string();
-        let surge = spec.surge.to_string();
-        let values = [
-            ("CLUSTER", name),
-            ("NAMESPACE", name),
-            ("REPLICAS", &replicas),
-            ("SURGE", &surge),
-            ("VERSION", spec.version),
-        ];
-        let yaml = include_str!("../manifests/control_plane.yaml");
-        for object in objects::documents(yaml, &values)? {
-            objects::apply(management, &object).await?;
-        }
-        let cluster = Self {
+        Ok(Self {
             name: name.to_owned(),
             namespace: name.to_owned(),
             objects: Objects::in_namespace(management.clone(), name),
             management: management.clone(),
             _proxy: proxy,
-        };
-        for workers in &spec.workers {
-            cluster.add_workers(spec.workers_version, *workers).await?;
-        }
-        Ok(cluster)
-    }
-
-    /// Adds a MachineDeployment: name, replicas, `maxSurge`, `maxUnavailable`.
-    pub async fn add_workers(
-        &self,
-        version: &str,
-        (name, replicas, surge, unavailable): (&str, u32, u32, u32),
-    ) -> anyhow::Result<()> {
-        let (replicas, surge) = (replicas.to_string(), surge.to_string());
-        let unavailable = unavailable.to_string();
-        let values = [
-            ("CLUSTER", self.name.as_str()),
-            ("NAMESPACE", &self.namespace),
-            ("NAME", name),
-            ("REPLICAS", &replicas),
-            ("SURGE", &surge),
-            ("UNAVAILABLE", &unavailable),
-            ("VERSION", version),
-        ];
-        let yaml = include_str!("../manifests/workers.yaml");
-        for mut object in objects::documents(yaml, &values)? {
-            if object["kind"] == "MachineDeployment" {
-                object["metadata"]["annotations"] = json!({SKIP_CHECKS.0: SKIP_CHECKS.1});
-            }
-            objects::apply(&self.management, &object).await?;
-        }
-        Ok(())
+        })
     }
 
     /// Waits until every Machine is up, and every agent has reported.
     pub async fn ready(&self, spec: &ClusterSpec) -> anyhow::Result<()> {
         let workers: u32 = spec.workers.iter().map(|(_, replicas, ..)| replicas).sum();
-        let wanted = usize::try_from(spec.control_planes + workers)?;
+        self.up(usize::try_from(spec.control_planes + workers)?)
+            .await
+    }
+
+    /// The same for so many Machines.
+    pub async fn up(&self, wanted: usize) -> anyhow::Result<()> {
         let what = format!("cluster {} is up", self.name);
         let mut looks = 0_u32;
         eventually(&what, READY, async || {
@@ -329,6 +301,43 @@ impl Cluster {
         })
         .await
     }
+}
+
+/// The objects of a cluster whose workload API server is behind `port`.
+pub fn manifests(name: &str, spec: &ClusterSpec, port: u16) -> anyhow::Result<Vec<Value>> {
+    let of = |version| [("CLUSTER", name), ("NAMESPACE", name), ("VERSION", version)];
+    let port = port.to_string();
+    let yaml = include_str!("../manifests/cluster.yaml");
+    let mut all = objects::documents(yaml, &[&of(spec.version)[..], &[("PROXY", &port)]].concat())?;
+    for object in all.iter_mut().filter(|object| object["kind"] == "Cluster") {
+        object["metadata"]["annotations"] = json!(spec.annotations);
+    }
+    let (replicas, surge) = (spec.control_planes.to_string(), spec.surge.to_string());
+    let values = [("REPLICAS", replicas.as_str()), ("SURGE", &surge)];
+    let yaml = include_str!("../manifests/control_plane.yaml");
+    all.extend(objects::documents(
+        yaml,
+        &[&of(spec.version)[..], &values].concat(),
+    )?);
+    for (workers, replicas, surge, unavailable) in &spec.workers {
+        let numbers = [replicas, surge, unavailable].map(u32::to_string);
+        let values = [
+            ("NAME", *workers),
+            ("REPLICAS", &numbers[0]),
+            ("SURGE", &numbers[1]),
+            ("UNAVAILABLE", &numbers[2]),
+        ];
+        let yaml = include_str!("../manifests/workers.yaml");
+        for mut object in
+            objects::documents(yaml, &[&of(spec.workers_version)[..], &values].concat())?
+        {
+            if object["kind"] == "MachineDeployment" {
+                object["metadata"]["annotations"] = json!({SKIP_CHECKS.0: SKIP_CHECKS.1});
+            }
+            all.push(object);
+        }
+    }
+    Ok(all)
 }
 
 /// Whether an owner of Machines has settled: it saw its spec, and these conditions are True.

@@ -208,7 +208,12 @@ impl Shared {
         let Some(object) = found else {
             return Ok(None);
         };
-        let version = objects::text(&object, "/status/nodeInfo/kubeletVersion");
+        // v1.12's provider makes Nodes that do not say what they run.
+        let asked = machine.spec.version.as_deref().unwrap_or_default();
+        let version = match objects::text(&object, "/status/nodeInfo/kubeletVersion") {
+            "" => asked,
+            version => version,
+        };
         let control_plane = machine.labels().contains_key(CONTROL_PLANE);
         let now = self.clock.now();
         let state = HostState::new(node, control_plane, version, now).hurried(HURRY);

@@ -13,6 +13,9 @@
 //! | [`managers`] | Cluster API's managers: definitions, webhooks, processes |
 //! | [`apiserver`] | etcd and kube-apiserver |
 //! | [`extension`] | an extension that says what ours must not |
+//! | [`recorder`], [`history`] | what a flow did to the objects of a rollout, and whether that is as ever |
+//! | [`tap`] | what Cluster API says to our hooks, and what they say |
+//! | [`fixtures`] | where what was recorded is kept |
 //! | [`process`] | a program that ends when the bed does |
 //! | [`parts`], [`folder`] | what was built, where logs are, how many beds there may be |
 //! | [`network`] | loopback of a test program's own |
@@ -27,7 +30,9 @@ pub mod cli;
 pub mod cluster;
 pub mod controller;
 pub mod extension;
+pub mod fixtures;
 pub mod folder;
+pub mod history;
 pub mod hosts;
 pub mod kubelet;
 pub mod managers;
@@ -36,6 +41,8 @@ pub mod objects;
 pub mod parts;
 pub mod process;
 pub mod proxy;
+pub mod recorder;
+pub mod tap;
 pub mod wait;
 
 pub use bed::Bed;

@@ -1,6 +1,11 @@
 //! `refit-testbed up`: a bed for a person.
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
@@ -9,8 +14,13 @@ use refit_kube::{
     tls,
 };
 use refit_testbed::{Bed, ClusterSpec, Line, folder};
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio_util::sync::CancellationToken;
+
+/// How long a bed may take to end.
+const END: Duration = Duration::from_mins(1);
+/// How often is looked whether it has.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// Real kube-apiserver, real Cluster API and Refit on loopback, without containers.
 #[derive(Debug, Parser)]
@@ -64,21 +74,35 @@ fn start(args: &Args) -> anyhow::Result<ExitCode> {
 
 async fn up(line: Line, workers: u32, stop: &CancellationToken) -> anyhow::Result<()> {
     let file = pid_file()?;
+    if let Some(pid) = running(&file) {
+        anyhow::bail!(
+            "a bed is up or coming up already (process {}): `cargo xtask testbed down` ends it",
+            pid.as_raw_nonzero()
+        );
+    }
+    if let Some(folder) = file.parent() {
+        fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    }
+    fs::write(&file, std::process::id().to_string())
+        .with_context(|| format!("{} cannot be written", file.display()))?;
     let serving = async {
+        tell("starting kube-apiserver, Cluster API and Refit: about a minute");
         let bed = Bed::start(line).await?;
-        fs::write(&file, std::process::id().to_string())
-            .with_context(|| format!("{} cannot be written", file.display()))?;
+        tell("making cluster edge-1: about a minute");
         let spec = ClusterSpec {
             workers: vec![("md-0", workers, 0, 1)],
             ..ClusterSpec::default()
         };
         let _cluster = bed.cluster("edge-1", &spec).await?;
-        say(&bed);
+        tell(&usage(&bed));
         std::future::pending::<anyhow::Result<()>>().await
     };
     let outcome = tokio::select! {
         biased;
-        () = stop.cancelled() => Ok(()),
+        () = stop.cancelled() => {
+            tell("the bed is ended");
+            Ok(())
+        }
         outcome = serving => outcome,
     };
     // What is not there need not go.
@@ -87,40 +111,64 @@ async fn up(line: Line, workers: u32, stop: &CancellationToken) -> anyhow::Resul
 }
 
 #[expect(clippy::print_stdout, reason = "it is for the person who started it")]
-fn say(bed: &Bed) {
+fn tell(text: &str) {
+    println!("{text}");
+}
+
+/// What to type next.
+fn usage(bed: &Bed) -> String {
     let kubectl = bed.parts.kubectl.as_ref();
     let kubectl = kubectl.map_or_else(|| "kubectl".to_owned(), |path| path.display().to_string());
-    println!(
-        "Kubernetes {} with Cluster API {} and Refit is up; logs are in {}\n\n  \
+    let to = refit_testbed::cluster::TO;
+    format!(
+        "\nKubernetes {} with Cluster API {} and Refit is up; logs are in {}\n\n\
+         In another terminal:\n  \
          export KUBECONFIG={}\n  \
-         {kubectl} -n edge-1 get machines,nodeupdates,hostplans\n\n\
-         To see an upgrade in place, one machine after the other:\n  \
-         {kubectl} -n edge-1 patch kubeadmcontrolplane edge-1 --type merge -p '{{\"spec\":{{\"version\":\"{}\"}}}}'\n  \
-         {kubectl} -n edge-1 get nodeupdates -w\n\n\
-         Ctrl-C ends it; nothing is left.",
+         alias k='{kubectl} -n edge-1'\n  \
+         k get machines,nodeupdates,hostplans\n\n\
+         An upgrade in place, one machine after the other, planned and done:\n  \
+         cargo run -p refit -- plan cluster/edge-1 -n edge-1 --to {to}\n  \
+         k patch kubeadmcontrolplane edge-1 --type merge -p '{{\"spec\":{{\"version\":\"{to}\"}}}}'\n  \
+         k get nodeupdates -w\n\
+         and, when the control plane is there, the workers:\n  \
+         k patch machinedeployment edge-1-md-0 --type merge -p '{{\"spec\":{{\"template\":{{\"spec\":{{\"version\":\"{to}\"}}}}}}}}'\n\n\
+         Ctrl-C or `cargo xtask testbed down` ends it.",
         bed.parts.api_server.1,
         bed.parts.cluster_api_version,
         bed.folder.display(),
         bed.folder.join("admin.kubeconfig").display(),
-        refit_testbed::cluster::TO,
-    );
+    )
 }
 
 fn pid_file() -> anyhow::Result<PathBuf> {
     Ok(folder::cache()?.join("up.pid"))
 }
 
+/// The process that the file names, if that is a bed.
+fn running(file: &Path) -> Option<Pid> {
+    let pid = Pid::from_raw(fs::read_to_string(file).ok()?.trim().parse().ok()?)?;
+    let said = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
+    let said = String::from_utf8_lossy(&said);
+    said.contains("refit-testbed").then_some(pid)
+}
+
 fn down() -> anyhow::Result<()> {
     let file = pid_file()?;
-    let Ok(text) = fs::read_to_string(&file) else {
-        tracing::info!("no bed is up");
+    let Some(pid) = running(&file) else {
+        tell("no bed is up");
         return Ok(());
     };
-    let pid = text.trim().parse().ok().and_then(Pid::from_raw);
-    let pid = pid.with_context(|| format!("{} holds no process", file.display()))?;
-    if test_kill_process(pid).is_ok() {
-        kill_process(pid, Signal::TERM).context("the bed cannot be ended")?;
+    kill_process(pid, Signal::TERM).context("the bed cannot be ended")?;
+    for _ in 0..END.as_millis() / LOOK.as_millis() {
+        if running(&file) != Some(pid) {
+            tell("the bed is ended");
+            return Ok(());
+        }
+        std::thread::sleep(LOOK);
     }
-    fs::remove_file(&file).with_context(|| format!("{} cannot be removed", file.display()))?;
-    Ok(())
+    anyhow::bail!(
+        "process {} does not end within {} s: `kill -9 {0}` ends it and all that it started",
+        pid.as_raw_nonzero(),
+        END.as_secs()
+    )
 }

@@ -22,6 +22,13 @@ pub struct Kind {
     kind: &'static str,
 }
 
+impl Kind {
+    /// What it is called.
+    pub const fn name(self) -> &'static str {
+        self.kind
+    }
+}
+
 const fn kind(group: &'static str, version: &'static str, kind: &'static str) -> Kind {
     Kind {
         group,
@@ -107,7 +114,8 @@ impl Objects {
         }
     }
 
-    fn api(&self, kind: Kind) -> Api<DynamicObject> {
+    /// The API of a kind.
+    pub fn api(&self, kind: Kind) -> Api<DynamicObject> {
         let gvk = GroupVersionKind::gvk(kind.group, kind.version, kind.kind);
         let resource = ApiResource::from_gvk(&gvk);
         match &self.namespace {
@@ -147,6 +155,20 @@ impl Objects {
     /// Applies an object as the bed; it says itself in which namespace it is.
     pub async fn apply(&self, object: &Value) -> anyhow::Result<Value> {
         apply(&self.client, object).await
+    }
+
+    /// All of a kind, and the resourceVersion of the list.
+    pub async fn list_at(&self, kind: Kind) -> anyhow::Result<(Vec<Value>, String)> {
+        let list = self.api(kind).list(&ListParams::default()).await;
+        let list = list.with_context(|| format!("{}s cannot be listed", kind.kind))?;
+        let revision = list.metadata.resource_version.unwrap_or_default();
+        // Items of a list do not say what they are.
+        let all = list.items.iter().map(|item| {
+            let mut object = value(item);
+            object["kind"] = json!(kind.kind);
+            object
+        });
+        Ok((all.collect(), revision))
     }
 
     /// A merge patch.

@@ -85,7 +85,15 @@ impl Proxy {
 
 /// The authority of a cluster and the port of its API server, once both are there.
 async fn known(objects: &Objects, cluster: &str) -> anyhow::Result<Option<(KeyAndCert, u16)>> {
-    let Some(infrastructure) = objects.find(objects::DEV_CLUSTER, cluster).await? else {
+    let Some(object) = objects.find(objects::CLUSTER, cluster).await? else {
+        return Ok(None);
+    };
+    // A ClusterClass gives it a name of its own, and not at once.
+    let name = objects::text(&object, "/spec/infrastructureRef/name");
+    if name.is_empty() {
+        return Ok(None);
+    }
+    let Some(infrastructure) = objects.find(objects::DEV_CLUSTER, name).await? else {
         return Ok(None);
     };
     let port = objects::number(&infrastructure, "/spec/controlPlaneEndpoint/port");

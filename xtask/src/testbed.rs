@@ -4,9 +4,10 @@
 use std::{
     collections::BTreeMap,
     env, fs,
+    io::{BufRead as _, BufReader},
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
-    process::{Command, ExitCode},
+    process::{Command, ExitCode, Stdio},
 };
 
 use anyhow::{Context as _, bail};
@@ -102,7 +103,7 @@ pub(crate) fn run(root: &Path, task: &TestbedTask) -> anyhow::Result<ExitCode> {
         TestbedTask::Down => bed(root, &["down"]),
         TestbedTask::All => {
             build(root, &[])?;
-            cargo(root, &["test", "-p", "refit-testbed", "--features", "all"])
+            all(root)
         }
     }
 }
@@ -115,9 +116,97 @@ fn bed(root: &Path, args: &[&str]) -> anyhow::Result<ExitCode> {
 
 /// Becomes cargo, so that Ctrl-C reaches what it runs and nobody in between dies first.
 fn cargo(root: &Path, args: &[&str]) -> anyhow::Result<ExitCode> {
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let error = Command::new(cargo).current_dir(root).args(args).exec();
+    let error = command(root).args(args).exec();
     Err(error).context("cargo cannot be run")
+}
+
+/// Cargo, for another package than this one.
+fn command(root: &Path) -> Command {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    // What cargo told this task of its own package is not for what it starts: build scripts that
+    // watch such variables would have half of all crates built anew.
+    for (key, _) in env::vars_os() {
+        let key = key.to_string_lossy();
+        if key.starts_with("CARGO_PKG_") || key.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&*key);
+        }
+    }
+    command.current_dir(root);
+    command
+}
+
+/// Runs every flow on every line; the last line on stdout is the result.
+#[expect(
+    clippy::print_stdout,
+    reason = "the output of the tests, and the result of the task"
+)]
+fn all(root: &Path) -> anyhow::Result<ExitCode> {
+    let tests = ["test", "-p", "refit-testbed", "--features", "all"];
+    let child = command(root)
+        .args(tests)
+        .arg("--no-fail-fast")
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut child = child.context("cargo cannot be run")?;
+    let mut outcome = Outcome::default();
+    for line in child
+        .stdout
+        .take()
+        .into_iter()
+        .flat_map(|out| BufReader::new(out).lines())
+    {
+        let line = line.context("the output of the tests cannot be read")?;
+        println!("{line}");
+        outcome.hear(&line);
+    }
+    let status = child.wait().context("cargo cannot be waited for")?;
+    println!("{}", outcome.tell(status.success()));
+    Ok(if status.success() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// What the tests of all lines came to.
+#[derive(Default)]
+struct Outcome {
+    /// Flows that ended well, by line.
+    passed: BTreeMap<String, usize>,
+    failed: Vec<String>,
+}
+
+impl Outcome {
+    /// Takes in a line of a test's output.
+    fn hear(&mut self, line: &str) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let ["test", name, "...", how] = words[..] else {
+            return;
+        };
+        if how == "ok" {
+            let of = name.split_once("::").filter(|(of, _)| of.starts_with('v'));
+            let of = of.map_or("beside the flows", |(of, _)| of);
+            *self.passed.entry(of.to_owned()).or_default() += 1;
+        } else {
+            self.failed.push(name.to_owned());
+        }
+    }
+
+    /// All of it in one line.
+    fn tell(&self, good: bool) -> String {
+        let passed: Vec<String> = self
+            .passed
+            .iter()
+            .map(|(of, count)| format!("{of} {count}"))
+            .collect();
+        let passed = format!("passed: {}", passed.join(", "));
+        match (good, &self.failed[..]) {
+            (true, _) => format!("testbed all: ok; {passed}"),
+            (false, []) => format!("testbed all: FAILED without a failed test; {passed}"),
+            (false, failed) => format!("testbed all: FAILED: {}; {passed}", failed.join(", ")),
+        }
+    }
 }
 
 /// Builds what is missing; the line that says where everything is.
@@ -317,6 +406,31 @@ mod tests {
             assert_eq!(module.has_tool(CORE), own, "{line}");
             assert_eq!(module.has_tool(CLUSTER_API), !own, "{line}");
         }
+    }
+
+    #[test]
+    fn the_last_line_says_how_many_passed_on_which_line_and_what_failed() {
+        let mut outcome = Outcome::default();
+        for line in [
+            "running 2 tests",
+            "test v1.12::a_flow    ... ok",
+            "test v1.14::a_flow    ... ok",
+            "test v1.14::another   ... ok",
+            "test tests::a_unit ... ok",
+        ] {
+            outcome.hear(line);
+        }
+        let told = outcome.tell(true);
+        assert_eq!(
+            told,
+            "testbed all: ok; passed: beside the flows 1, v1.12 1, v1.14 2"
+        );
+        outcome.hear("test v1.12::a_third ... FAILED");
+        assert!(
+            outcome
+                .tell(false)
+                .starts_with("testbed all: FAILED: v1.12::a_third; passed:")
+        );
     }
 
     #[test]

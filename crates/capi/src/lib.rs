@@ -28,6 +28,7 @@
     )
 )]
 
+mod aggregate;
 mod beside;
 mod cache;
 mod conditions;

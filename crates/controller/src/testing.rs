@@ -290,7 +290,8 @@ fn named<K: kube::ResourceExt>(mut object: K, uid: &str) -> K {
     object
 }
 
-fn owner(api_version: &str, kind: &str, name: &str, uid: &str) -> OwnerReference {
+/// A reference to the controller of an object.
+pub(crate) fn owner(api_version: &str, kind: &str, name: &str, uid: &str) -> OwnerReference {
     OwnerReference {
         api_version: api_version.into(),
         kind: kind.into(),

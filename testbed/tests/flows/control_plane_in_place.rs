@@ -8,6 +8,7 @@ use refit_testbed::{
     cluster::{TO, said, settled},
     eventually,
     objects::{self, text, told},
+    recorder::Recorder,
 };
 use serde_json::json;
 
@@ -19,6 +20,7 @@ const WITHIN: Duration = Duration::from_mins(5);
 pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let _calm = bed.calm().await;
     let cluster = bed.cluster("in-place", &ClusterSpec::default()).await?;
+    let recorder = Recorder::start(&cluster).await?;
     let before = look::identities(&cluster).await?;
     cluster
         .change_control_plane(&json!({"version": TO}))
@@ -82,5 +84,6 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         let told = told(&control_plane, kind);
         ensure!(told.starts_with(wanted), "{kind}: {told}");
     }
-    look::nothing_is_left(&cluster).await
+    look::nothing_is_left(&cluster).await?;
+    recorder.compare(bed, "control_plane_in_place").await
 }

@@ -35,6 +35,9 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         hooks == ["CanUpdateMachine", "CanUpdateMachineSet", "UpdateMachine"],
         "our hooks are {hooks:?}"
     );
+    if let Some(tap) = bed.tap() {
+        tap.write(bed.line, "discovery", None)?;
+    }
     let server = Extension::start(&bed.certs().server()?, |_, _| discovery()).await?;
     let other = json!({
         "apiVersion": "runtime.cluster.x-k8s.io/v1beta2",

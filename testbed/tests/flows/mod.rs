@@ -8,6 +8,7 @@ mod killed;
 mod look;
 mod midway;
 mod surge;
+mod topology;
 mod uncovered;
 
 use refit_testbed::Line;
@@ -27,6 +28,11 @@ pub(crate) const ALL: &[Flow] = &[
         name: "what_is_changed_midway_ends_well",
         on: &[Line::V1_14],
         run: |bed| Box::pin(midway::run(bed)),
+    },
+    Flow {
+        name: "one_change_of_a_topology_updates_the_control_plane_and_then_the_workers",
+        on: &[Line::V1_14],
+        run: |bed| Box::pin(topology::run(bed)),
     },
     Flow {
         name: "a_failing_host_is_seen_and_recovers_and_one_that_failed_for_good_is_replaced",

@@ -10,6 +10,7 @@ use refit_testbed::{
     Bed, Cluster, ClusterSpec, cli,
     cluster::TO,
     objects::{DEV_MACHINE_TEMPLATE, text, uid},
+    recorder::Recorder,
 };
 use serde_json::{Value, json};
 
@@ -41,6 +42,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
             "{group} of {planned:?} is not {counts:?}"
         );
     }
+    let recorder = Recorder::start(&cluster).await?;
     let before = uids(&cluster).await?;
     cluster
         .change_control_plane(&json!({"version": TO}))
@@ -60,7 +62,8 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         let found = counted(&before[group], &after[group])?;
         ensure!(found == counts, "{group}: {found:?} instead of {counts:?}");
     }
-    look::nothing_is_left(&cluster).await
+    look::nothing_is_left(&cluster).await?;
+    recorder.compare(bed, "surge").await
 }
 
 /// What `refit plan` says of each group.

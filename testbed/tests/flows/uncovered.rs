@@ -9,6 +9,7 @@ use refit_testbed::{
     cluster::{TO, said, settled},
     eventually,
     objects::{self, DEV_MACHINE_TEMPLATE, EVENT, MACHINE_DEPLOYMENT, UPDATE_GROUP, text, uid},
+    recorder::Recorder,
     wait,
 };
 use serde_json::json;
@@ -34,6 +35,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         .annotate(MACHINE_DEPLOYMENT, free, &replace)
         .await?;
     let (held_before, free_before) = (uids(&cluster, "held").await?, uids(&cluster, "free").await?);
+    let recorder = Recorder::start(&cluster).await?;
     for workers in ["held", "free"] {
         slower(&cluster, workers).await?;
     }
@@ -70,7 +72,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         uids(&cluster, "held").await? == held_before,
         "a machine was replaced at the end"
     );
-    Ok(())
+    recorder.compare(bed, "uncovered").await
 }
 
 async fn cluster_version(cluster: &Cluster) -> anyhow::Result<String> {

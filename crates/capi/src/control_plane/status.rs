@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::{Plane, desired};
 use crate::{
+    aggregate::machines_up_to_date,
     conditions::{Says, merged},
     context::Context,
     error::Error,
@@ -78,6 +79,7 @@ fn says(machines: &[&Live<Machine>], components: &[Component], initialized: bool
     vec![
         initialization,
         available(machines, components, initialized),
+        machines_up_to_date(machines.iter().map(|machine| &***machine)),
         rolling,
     ]
 }

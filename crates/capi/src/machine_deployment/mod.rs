@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use kube::ResourceExt as _;
 use refit_api::{
-    capi::{MachineDeployment, MachineSet},
+    capi::{Machine, MachineDeployment, MachineSet},
     keys::MANAGER_MACHINE_DEPLOYMENT,
 };
 use refit_core::rollout::{self, Decisions, Note, PlanInput, RolloutPlan};
@@ -32,6 +32,7 @@ pub(crate) struct Group {
     pub(crate) sets: Vec<Arc<Live<MachineSet>>>,
     snapshot: rollout::MachineDeployment,
     set_snapshots: Vec<rollout::MachineSet>,
+    machines: Vec<Arc<Live<Machine>>>,
     machine_snapshots: Vec<rollout::Machine>,
     /// The name of the MachineSet to create, should one be needed.
     pub(crate) new_name: String,
@@ -70,17 +71,19 @@ impl Group {
         let taken: BTreeSet<String> = sets.iter().map(|set| set.name_any()).collect();
         sets.retain(|set| is_ours(set) && !set.is_deleting());
         let owners: BTreeSet<&str> = sets.iter().map(|set| set.uid_text()).collect();
-        let machines = context.machines.list_in(&namespace).into_iter();
+        let mut machines = context.machines.list_in(&namespace);
+        machines.retain(|machine| {
+            controller_uid(machine.as_ref()).is_some_and(|uid| owners.contains(uid))
+        });
         let machine_snapshots = machines
-            .filter(|machine| {
-                controller_uid(machine.as_ref()).is_some_and(|uid| owners.contains(uid))
-            })
-            .map(|machine| snapshot::machine(&machine))
+            .iter()
+            .map(|machine| snapshot::machine(machine))
             .collect();
         let (new_name, new_suffix) = new_name(&deployment.name_any(), &uid, &json, &taken);
         Ok(Self {
             snapshot: snapshot::deployment(&deployment, &json)?,
             set_snapshots: sets.iter().map(|set| snapshot::machine_set(set)).collect(),
+            machines,
             machine_snapshots,
             deployment,
             json,

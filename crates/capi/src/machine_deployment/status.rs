@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::Group;
 use crate::{
+    aggregate::{machines_up_to_date, outdated},
     conditions::{Says, merged},
     context::Context,
     error::Error,
@@ -19,7 +20,9 @@ pub(super) async fn write(context: &Context, group: &Group) -> Result<(), Error>
     let counts = count(group);
     let existing: MachineDeploymentStatus = deployment.status.clone().unwrap_or_default();
     let generation = deployment.metadata.generation;
-    let says = conditions(&group.snapshot, counts);
+    let machines = || group.machines.iter().map(|machine| &***machine);
+    let mut says = conditions(&group.snapshot, counts, outdated(machines()));
+    says.push(machines_up_to_date(machines()));
     let status = json!({
         "replicas": counts.replicas,
         "readyReplicas": counts.ready,
@@ -73,7 +76,9 @@ fn phase(deployment: &MachineDeployment, counts: Counts) -> &'static str {
     }
 }
 
-fn conditions(deployment: &MachineDeployment, counts: Counts) -> Vec<Says> {
+/// What it says, where so many Machines are `outdated` by what they say themselves: the counts of
+/// its MachineSets are behind while a Machine goes from one to another.
+fn conditions(deployment: &MachineDeployment, counts: Counts, outdated: usize) -> Vec<Says> {
     let posts = deployment.fenceposts();
     let least = (deployment.replicas - posts.unavailable).max(0);
     let enough = counts.available >= least;
@@ -87,7 +92,6 @@ fn conditions(deployment: &MachineDeployment, counts: Counts) -> Vec<Says> {
         );
         Says::new("Available", false, "NotAvailable", message)
     };
-    let outdated = counts.replicas - counts.up_to_date;
     let rolling = if outdated > 0 {
         let message = format!("Rolling out {outdated} not up-to-date replicas");
         Says::new("RollingOut", true, "RollingOut", message)
@@ -125,9 +129,9 @@ mod tests {
 
     #[test]
     fn one_machine_may_be_missing_where_the_strategy_says_so() {
-        let says = conditions(&deployment(5), counts(5, 4, 5));
+        let says = conditions(&deployment(5), counts(5, 4, 5), 0);
         assert_eq!(says[0].status, Status::True);
-        let says = conditions(&deployment(5), counts(5, 3, 5));
+        let says = conditions(&deployment(5), counts(5, 3, 5), 0);
         assert_eq!(
             says[0].message,
             "3 available replicas, at least 4 required (maxUnavailable is 1, spec.replicas is 5)"
@@ -136,9 +140,19 @@ mod tests {
 
     #[test]
     fn a_rollout_goes_on_while_machines_are_outdated() {
-        let says = conditions(&deployment(5), counts(5, 5, 2));
+        let says = conditions(&deployment(5), counts(5, 5, 2), 3);
         assert_eq!(says[1].message, "Rolling out 3 not up-to-date replicas");
-        let says = conditions(&deployment(5), counts(5, 5, 5));
+        let says = conditions(&deployment(5), counts(5, 5, 5), 0);
+        assert_eq!(says[1].status, Status::False);
+    }
+
+    #[test]
+    fn a_machine_on_its_way_between_two_sets_ends_no_rollout() {
+        // The old set has let go of it, and the new one has not counted it yet.
+        let says = conditions(&deployment(5), counts(4, 4, 4), 1);
+        assert_eq!(says[1].status, Status::True);
+        // And the other way round.
+        let says = conditions(&deployment(5), counts(5, 5, 4), 0);
         assert_eq!(says[1].status, Status::False);
     }
 

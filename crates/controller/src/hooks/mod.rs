@@ -17,6 +17,8 @@ mod update_machine;
 mod wire;
 
 #[cfg(test)]
+mod recorded_tests;
+#[cfg(test)]
 mod server_tests;
 #[cfg(test)]
 mod store_tests;
