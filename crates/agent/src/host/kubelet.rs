@@ -57,7 +57,9 @@ pub fn set_flags(site: &Site, plan: &str, args: &KubeletArgs) -> Result<(), Work
         }
         keep::keep(site, plan, keep::KUBELET, file)?;
         site.say(&format!("{file} has other flags now"));
-        atomic::replace(&site.path(file), changed.as_bytes(), Access::of_mode(0o644))?;
+        let path = site.path(file);
+        let access = Access::like(&path, 0o644);
+        atomic::replace(&path, changed.as_bytes(), access)?;
     }
     Ok(())
 }
@@ -266,11 +268,9 @@ pub fn use_local_endpoint(
     site.say(&format!(
         "{KUBELET_CONF} names the API server of this host now"
     ));
-    atomic::replace(
-        &site.path(KUBELET_CONF),
-        changed.as_bytes(),
-        Access::of_mode(0o600),
-    )?;
+    let path = site.path(KUBELET_CONF);
+    let access = Access::like(&path, 0o600);
+    atomic::replace(&path, changed.as_bytes(), access)?;
     Ok(())
 }
 

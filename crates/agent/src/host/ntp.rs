@@ -118,11 +118,9 @@ fn include(site: &Site, plan: &str, step: &str, daemon: &Daemon) -> Result<(), W
     }
     keep::keep(site, plan, step, daemon.sign)?;
     let changed = format!("{}\n{LINE}\n", main.trim_end());
-    atomic::replace(
-        &site.path(daemon.sign),
-        changed.as_bytes(),
-        Access::of_mode(0o644),
-    )?;
+    let path = site.path(daemon.sign);
+    let access = Access::like(&path, 0o644);
+    atomic::replace(&path, changed.as_bytes(), access)?;
     Ok(())
 }
 

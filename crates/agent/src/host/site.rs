@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Invocation, Program, ProgramError, program::open_log};
+use super::{Invocation, Program, ProgramError, files::atomic, program::open_log};
 
 /// What maintainer scripts and programs find their programs by.
 const SEARCH_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -72,6 +72,19 @@ impl Site {
             return path.to_owned();
         }
         self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// The absolute path on the host that a write to `absolute` changes: another where that is a
+    /// link. None where it leads out of the root.
+    pub fn resolved(&self, absolute: &str) -> Option<String> {
+        let path = self.path(absolute);
+        let real = atomic::resolved(&path);
+        if real == path {
+            return Some(absolute.to_owned());
+        }
+        let root = fs::canonicalize(&self.root).ok()?;
+        let inside = real.strip_prefix(root).ok()?.to_str()?;
+        Some(format!("/{inside}"))
     }
 
     /// The agent's own folder.

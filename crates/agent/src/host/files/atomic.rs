@@ -1,12 +1,13 @@
 //! A file that is replaced whole: after a crash it is the old one or the new one.
 
 use std::{
-    fs::{self, File, OpenOptions, Permissions},
-    io::{self, Write as _},
-    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, chown, symlink},
+    fs::{self, File, Metadata},
+    io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
+use super::place::{Folder, Place};
 use crate::host::work::WorkError;
 
 /// Who may do what with a file.
@@ -30,7 +31,21 @@ impl Access {
         }
     }
 
-    fn holds(&self, file: &fs::Metadata) -> bool {
+    /// As the file at `path` has it, whoever wrote it; `mode` for one that is not there.
+    pub fn like(path: &Path, mode: u32) -> Self {
+        fs::metadata(path).map_or_else(|_| Self::of_mode(mode), |file| Self::of(&file))
+    }
+
+    /// As a file has it.
+    pub fn of(file: &Metadata) -> Self {
+        Self {
+            mode: file.mode() & 0o7777,
+            uid: Some(file.uid()),
+            gid: Some(file.gid()),
+        }
+    }
+
+    fn holds(&self, file: &Metadata) -> bool {
         file.mode() & 0o7777 == self.mode
             && self.uid.is_none_or(|uid| file.uid() == uid)
             && self.gid.is_none_or(|gid| file.gid() == gid)
@@ -39,81 +54,67 @@ impl Access {
 
 /// Whether a file is there with this content and access.
 pub fn is(path: &Path, content: &[u8], access: Access) -> bool {
-    fs::metadata(path).is_ok_and(|file| {
-        file.is_file() && file.len() == content.len() as u64 && access.holds(&file)
-    }) && fs::read(path).is_ok_and(|found| found == content)
+    let same = |place: &Place| {
+        let (_, file) = place.open().ok()??;
+        let so_far = file.len() == content.len() as u64 && access.holds(&file);
+        so_far.then(|| place.read().ok()?).flatten()
+    };
+    let found = Place::of(path, false).ok();
+    found
+        .and_then(|place| same(&place))
+        .is_some_and(|(found, _)| found == content)
+}
+
+/// The content of a plain file and what else is known of it; none where there is no file.
+pub fn read(path: &Path) -> Result<Option<(Vec<u8>, Metadata)>, WorkError> {
+    match Place::of(path, false).and_then(|place| place.read()) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        other => other.map_err(|error| WorkError::file(path, &error)),
+    }
 }
 
 /// Replaces a file, durably, unless it is that already; folders above it are made. Says whether it
 /// wrote.
 ///
-/// The content is never readable by more than may read the end result.
+/// The content is never readable by more than may read the end result. A symbolic link stays, and
+/// its file changes; but none is followed in a folder that others may write to.
 pub fn replace(path: &Path, content: &[u8], access: Access) -> Result<bool, WorkError> {
-    // Through a symbolic link, as an editor would: the link stays.
-    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     if is(path, content, access) {
         return Ok(false);
     }
-    write(path, content, access)
+    Place::of(path, true)
+        .and_then(|place| place.write(content, access))
         .map(|()| true)
         .map_err(|error| WorkError::file(path, &error))
 }
 
-fn write(path: &Path, content: &[u8], access: Access) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(folder)?;
-    let temporary = beside(path);
-    let _ = fs::remove_file(&temporary);
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&temporary)?;
-    let outcome = file
-        .write_all(content)
-        .and_then(|()| own(&temporary, access))
-        .and_then(|()| file.set_permissions(Permissions::from_mode(access.mode)))
-        .and_then(|()| file.sync_all())
-        .and_then(|()| fs::rename(&temporary, path));
-    if let Err(error) = outcome {
-        let _ = fs::remove_file(&temporary);
-        return Err(error);
-    }
-    sync_folder(folder)
-}
-
-/// Asks for an owner only where one is wanted: the agent's own service may not make that call.
-fn own(path: &Path, access: Access) -> io::Result<()> {
-    if access.uid.is_none() && access.gid.is_none() {
-        return Ok(());
-    }
-    chown(path, access.uid, access.gid)
+/// The file that [`replace`] would write: another than `path` where that is a link.
+pub fn resolved(path: &Path) -> PathBuf {
+    let place = Place::itself(path, false).ok();
+    let target = place.and_then(|place| place.target(path));
+    target.unwrap_or_else(|| path.to_owned())
 }
 
 /// Points a symbolic link to `target`, durably and without a moment in which there is none.
 pub fn link(path: &Path, target: &Path) -> Result<(), WorkError> {
-    let point = || -> io::Result<()> {
-        let folder = path.parent().unwrap_or(Path::new("/"));
-        fs::create_dir_all(folder)?;
-        let temporary = beside(path);
-        let _ = fs::remove_file(&temporary);
-        symlink(target, &temporary)?;
-        fs::rename(&temporary, path)?;
-        sync_folder(folder)
-    };
-    point().map_err(|error| WorkError::file(path, &error))
+    Place::itself(path, true)
+        .and_then(|place| place.link(target))
+        .map_err(|error| WorkError::file(path, &error))
 }
 
-/// Removes a file, durably, if it is there.
+/// Removes a file or a link, durably, if it is there.
 pub fn remove(path: &Path) -> Result<(), WorkError> {
-    match fs::remove_file(path) {
-        Ok(()) => path
-            .parent()
-            .map_or(Ok(()), sync_folder)
-            .map_err(|error| WorkError::file(path, &error)),
+    match Place::itself(path, false).and_then(|place| place.remove()) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(WorkError::file(path, &error)),
+        other => other.map_err(|error| WorkError::file(path, &error)),
     }
+}
+
+/// Gives a folder its owner and its permissions.
+pub fn own_folder(path: &Path, access: Access) -> Result<(), WorkError> {
+    Folder::open(path, false)
+        .and_then(|folder| folder.own(access))
+        .map_err(|error| WorkError::file(path, &error))
 }
 
 /// Makes what is in a folder durable.
@@ -121,13 +122,10 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-fn beside(path: &Path) -> PathBuf {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    path.with_file_name(format!(".{name}.refit-new"))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     #[test]

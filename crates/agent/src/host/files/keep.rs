@@ -5,7 +5,6 @@
 
 use std::{
     fs,
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -61,8 +60,19 @@ fn index(folder: &Path) -> Result<Vec<Kept>, WorkError> {
     }
 }
 
-/// Keeps what is at an absolute path of the host, unless this group of the plan has kept it before.
+/// Keeps what a write to an absolute path of the host would change, unless this group of the plan
+/// has kept it before: the file that is there, and of a link the file that it leads to, too.
 pub fn keep(site: &Site, plan: &str, group: &str, absolute: &str) -> Result<(), WorkError> {
+    keep_itself(site, plan, group, absolute)?;
+    match site.resolved(absolute) {
+        Some(file) if file != absolute => keep_itself(site, plan, group, &file),
+        _ => Ok(()),
+    }
+}
+
+/// Keeps what is at an absolute path, and of a link nothing but where it leads: for whoever replaces
+/// the link itself.
+pub fn keep_itself(site: &Site, plan: &str, group: &str, absolute: &str) -> Result<(), WorkError> {
     let folder = folder(site, plan, group);
     let mut kept = index(&folder)?;
     if kept.iter().any(|kept| kept.path == absolute) {
@@ -70,23 +80,23 @@ pub fn keep(site: &Site, plan: &str, group: &str, absolute: &str) -> Result<(), 
     }
     let path = site.path(absolute);
     let error = |error| WorkError::file(&path, &error);
-    let was = match fs::symlink_metadata(&path) {
-        Err(missing) if missing.kind() == std::io::ErrorKind::NotFound => Was::Absent,
-        Err(other) => return Err(error(other)),
-        Ok(link) if link.is_symlink() => Was::Link {
+    let link = fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink());
+    let was = if link {
+        Was::Link {
             target: fs::read_link(&path).map_err(error)?,
-        },
-        Ok(file) => {
-            let copy = format!("{}.saved", kept.len());
-            let content = fs::read(&path).map_err(error)?;
-            atomic::replace(&folder.join(&copy), &content, Access::of_mode(0o600))?;
-            Was::File {
-                copy,
-                mode: file.mode() & 0o7777,
-                uid: file.uid(),
-                gid: file.gid(),
-            }
         }
+    } else if let Some((content, file)) = atomic::read(&path)? {
+        let copy = format!("{}.saved", kept.len());
+        atomic::replace(&folder.join(&copy), &content, Access::of_mode(0o600))?;
+        let access = Access::of(&file);
+        Was::File {
+            copy,
+            mode: access.mode,
+            uid: access.uid.unwrap_or_default(),
+            gid: access.gid.unwrap_or_default(),
+        }
+    } else {
+        Was::Absent
     };
     kept.push(Kept {
         path: absolute.to_owned(),
@@ -216,6 +226,28 @@ mod tests {
         put_back(&site, "p", "g").unwrap();
         assert_eq!(site.read("/etc/a"), "binary");
         assert_eq!(site.read("/etc/other"), "other");
+    }
+
+    #[test]
+    fn a_file_that_is_written_through_a_link_comes_back_and_the_link_stays() {
+        let (_folder, site) = site();
+        let (real, by) = (site.path("/etc/real.conf"), site.path("/etc/by.conf"));
+        fs::write(&real, "old").unwrap();
+        std::os::unix::fs::symlink("real.conf", &by).unwrap();
+        keep(&site, "p", "g", "/etc/by.conf").unwrap();
+        atomic::replace(&by, b"new", Access::of_mode(0o600)).unwrap();
+        assert_eq!(site.read("/etc/real.conf"), "new");
+        let other = is_back(&site, "p", "g").unwrap();
+        assert_eq!(other, Some("/etc/real.conf".to_owned()));
+        put_back(&site, "p", "g").unwrap();
+        assert_eq!(site.read("/etc/real.conf"), "old");
+        assert_eq!(fs::read_link(&by).unwrap(), Path::new("real.conf"));
+        // Whoever puts a file in place of the link is undone as well.
+        fs::remove_file(&by).unwrap();
+        fs::write(&by, "new").unwrap();
+        put_back(&site, "p", "g").unwrap();
+        assert_eq!(fs::read_link(&by).unwrap(), Path::new("real.conf"));
+        assert_eq!(is_back(&site, "p", "g").unwrap(), None);
     }
 
     #[test]

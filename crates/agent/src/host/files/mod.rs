@@ -5,6 +5,7 @@
 
 pub mod atomic;
 pub mod keep;
+mod place;
 pub mod secret;
 pub mod users;
 
@@ -95,7 +96,7 @@ async fn write(
     let access = access(site, file)?;
     let path = site.path(&file.path);
     let content = if file.append {
-        let found = std::fs::read(&path).unwrap_or_default();
+        let found = atomic::read(&path)?.map_or_else(Vec::new, |(found, _)| found);
         // Once, however often the step runs.
         if contains(&found, &content) {
             found

@@ -140,7 +140,11 @@ fn keys(site: &Site, plan: &str, step: &str, user: &PlannedUser) -> Result<(), W
             )));
         }
     }
-    let mut text = site.read(&path);
+    let file = site.path(&path);
+    let found = atomic::read(&file)?.map_or_else(Vec::new, |(found, _)| found);
+    let mut text = String::from_utf8(found).map_err(|_| {
+        WorkError::needs_person(format!("{path} is no text, so no keys are added to it"))
+    })?;
     for key in &user.ssh_authorized_keys {
         if !text.lines().any(|line| line == key) {
             if !text.is_empty() && !text.ends_with('\n') {
@@ -156,14 +160,11 @@ fn keys(site: &Site, plan: &str, step: &str, user: &PlannedUser) -> Result<(), W
         uid: Some(uid),
         gid: Some(gid),
     };
-    let file = site.path(&path);
     atomic::replace(&file, text.as_bytes(), access)?;
-    let Some(folder) = file.parent() else {
-        return Ok(());
+    let folder = Access {
+        mode: 0o700,
+        ..access
     };
-    let owned = || {
-        std::os::unix::fs::chown(folder, Some(uid), Some(gid))?;
-        std::fs::set_permissions(folder, std::os::unix::fs::PermissionsExt::from_mode(0o700))
-    };
-    owned().map_err(|error| WorkError::file(folder, &error))
+    file.parent()
+        .map_or(Ok(()), |parent| atomic::own_folder(parent, folder))
 }

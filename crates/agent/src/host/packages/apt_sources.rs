@@ -82,11 +82,10 @@ fn use_repository(site: &Site, plan: &str, url: &str) -> Result<(), WorkError> {
             known = true;
         } else if let Some(changed) = at_minor(&text, &url) {
             keep::keep(site, plan, keep::PACKAGES, &list)?;
-            atomic::replace(
-                &site.path(&list),
-                changed.as_bytes(),
-                Access::of_mode(0o644),
-            )?;
+            // It may hold credentials: whoever could not read it cannot read it now.
+            let path = site.path(&list);
+            let access = Access::like(&path, 0o644);
+            atomic::replace(&path, changed.as_bytes(), access)?;
             known = true;
         }
     }
@@ -165,6 +164,8 @@ fn at_minor(text: &str, url: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     const NEW: &str = "https://pkgs.k8s.io/core:/stable:/v1.35/deb/";
@@ -184,7 +185,11 @@ mod tests {
         let (_folder, site) = site();
         let list = format!("{FOLDER}/kubernetes.list");
         fs::write(site.path(&list), OLD).unwrap();
+        let closed = fs::Permissions::from_mode(0o640);
+        fs::set_permissions(site.path(&list), closed).unwrap();
         use_repository(&site, "p", NEW).unwrap();
+        let mode = fs::metadata(site.path(&list)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o640, "it may hold credentials");
         let text = site.read(&list);
         assert_eq!(text.matches("v1.35/deb/ /").count(), 1, "{text}");
         assert!(

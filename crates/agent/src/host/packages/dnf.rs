@@ -350,11 +350,10 @@ fn use_repository(site: &Site, plan: &str, url: &str) -> Result<(), WorkError> {
         }
         if let Some(changed) = at_minor(&text, url) {
             keep::keep(site, plan, keep::PACKAGES, &file)?;
-            atomic::replace(
-                &site.path(&file),
-                changed.as_bytes(),
-                Access::of_mode(0o644),
-            )?;
+            // It may hold credentials: whoever could not read it cannot read it now.
+            let path = site.path(&file);
+            let access = Access::like(&path, 0o644);
+            atomic::replace(&path, changed.as_bytes(), access)?;
             return Ok(());
         }
     }

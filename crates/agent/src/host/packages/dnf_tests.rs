@@ -66,7 +66,11 @@ fn the_repository_of_the_next_minor_takes_the_place_of_the_old_one() {
     let file = format!("{REPOSITORIES}/kubernetes.repo");
     fs::create_dir_all(site.path(REPOSITORIES)).unwrap();
     fs::write(site.path(&file), OLD).unwrap();
+    let closed = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    fs::set_permissions(site.path(&file), closed).unwrap();
     use_repository(&site, "p", NEW).unwrap();
+    let kept = Access::like(&site.path(&file), 0o644);
+    assert_eq!(kept.mode, 0o600, "it may hold credentials");
     let text = site.read(&file);
     assert_eq!(text.matches("/v1.35/rpm/").count(), 2, "{text}");
     keep::put_back(&site, "p", keep::PACKAGES).unwrap();

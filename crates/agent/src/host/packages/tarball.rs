@@ -113,7 +113,7 @@ impl<'a> Tarball<'a> {
         self.fetch(order).await?;
         for want in &order.wants {
             let place = self.place(&want.name);
-            keep::keep(self.site, order.plan, &group(&want.name), &place)?;
+            keep::keep_itself(self.site, order.plan, &group(&want.name), &place)?;
             self.switch(&want.name, version)?;
         }
         self.prune(version);
