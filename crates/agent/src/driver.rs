@@ -18,6 +18,7 @@ use crate::{
     reporter::OwnPlan,
     state::{Outcome, Record},
     trust::{Extras, Refused},
+    undo,
 };
 
 /// Wait before a host or a disk that did not answer is tried again.
@@ -128,12 +129,14 @@ impl Driver {
                 point_of_no_return,
             } => {
                 let facts = self.host.facts().await?;
+                let mut packages = facts.packages;
+                packages.extend(self.host.versions(&undo::named_packages(&steps)).await?);
                 let record = Record::PlanAccepted {
                     plan,
                     node_update,
                     steps,
                     point_of_no_return,
-                    packages: facts.packages,
+                    packages,
                     static_pods: facts.static_pods,
                     at: now,
                 };

@@ -49,7 +49,7 @@ const FINAL: FailureKind = FailureKind::Final;
 const PERSON: FailureKind = FailureKind::NeedsPerson;
 
 /// From the plainest words to those that also stand in the output of other failures.
-const RULES: [Rule; 14] = [
+const RULES: [Rule; 15] = [
     rule(
         "DiskFull",
         PERSON,
@@ -109,12 +109,15 @@ const RULES: [Rule; 14] = [
         &[
             "Unable to locate package",
             "has no installation candidate",
-            "was not found",
+            "' was not found",
             "No match for argument",
-            "404  Not Found",
+            "Unable to find a match",
         ],
         "put the packages of this version where the host looks for them",
     ),
+    // A mirror that is changed at this moment, lists that are older than it, or one source of several:
+    // the next try knows more. One that lasts is told by its output.
+    rule("PackageMissing", RETRIABLE, &["404  Not Found"], ""),
     rule(
         "PackageConflict",
         PERSON,
@@ -333,7 +336,14 @@ mod tests {
     #[test]
     fn a_package_that_the_mirror_does_not_have_is_not_an_unreachable_mirror() {
         let tail = "E: Failed to fetch http://m/kubeadm.deb  404  Not Found [IP: 10.0.0.1 80]";
-        assert_eq!(failed(tail, 1).reason, "PackageMissing");
+        let failure = failed(tail, 1);
+        assert_eq!(
+            (failure.reason, failure.kind),
+            ("PackageMissing", RETRIABLE)
+        );
+        // Words of others about what they do not find are no missing package.
+        let other = "error: configmap \"kubeadm-config\" was not found";
+        assert_eq!(failed(other, 1).reason, "CommandFailed");
     }
 
     #[test]

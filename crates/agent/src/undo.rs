@@ -5,9 +5,11 @@
 //! whoever makes them. Past the point of no return nothing is taken back: an older kubeadm could not
 //! repair what the newer one has begun (`spec/node.md 2.9`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use refit_api::refit::{PlanState, PlannedStep, StepAction, StepType, StepUndo, UndoArgs};
+use refit_api::refit::{
+    KubeletArgs, PlanState, PlannedStep, StepAction, StepType, StepUndo, UndoArgs,
+};
 
 use crate::{
     engine::is_given_up,
@@ -86,8 +88,30 @@ fn how(plan: &Progress, step: &PlannedStep) -> Option<StepUndo> {
     step.undo.or(older.then_some(StepUndo::Packages))
 }
 
-/// The packages of a step at their versions of before, if the step was to change any. One that was
-/// not there before is left: nothing that ran before misses it.
+/// The packages that steps name beside those of Kubernetes: what an undo has to know of.
+pub fn named_packages(steps: &[PlannedStep]) -> BTreeSet<String> {
+    let args = steps
+        .iter()
+        .filter_map(|step| step.action.packages.as_ref());
+    args.flat_map(|args| &args.install)
+        .map(|package| package.name.clone())
+        .collect()
+}
+
+/// Packages that a step was to install and that were not there before. They are left: nothing that
+/// ran before misses them.
+fn new_packages(plan: &Progress, step: &PlannedStep) -> Vec<String> {
+    if how(plan, step) != Some(StepUndo::Packages) {
+        return Vec::new();
+    }
+    let named = named_packages(std::slice::from_ref(step)).into_iter();
+    named
+        .filter(|name| !plan.packages_before.contains_key(name))
+        .collect()
+}
+
+/// The packages of a step at their versions of before, if the step was to change any, or the files
+/// that go back with them.
 fn packages_before(plan: &Progress, step: &PlannedStep) -> BTreeMap<String, String> {
     let named: &[&str] = match step.action.type_ {
         StepType::KubeadmInstall => &["kubeadm"],
@@ -110,9 +134,13 @@ fn packages_before(plan: &Progress, step: &PlannedStep) -> BTreeMap<String, Stri
         (package.name.as_str(), before, same)
     });
     let all: Vec<_> = kubernetes.chain(others).collect();
-    if all
-        .iter()
-        .all(|(_, before, same)| before.is_none() || *same)
+    let kubelet = step.action.kubelet.as_ref();
+    let flags = step.action.type_ == StepType::KubeletInstall
+        && kubelet.is_some_and(|args| *args != KubeletArgs::default());
+    if !flags
+        && all
+            .iter()
+            .all(|(_, before, same)| before.is_none() || *same)
     {
         return BTreeMap::new();
     }
@@ -130,11 +158,14 @@ pub fn left_behind(plan: &Progress) -> Vec<(String, String)> {
     let undos = undo_steps(plan);
     plan.steps
         .iter()
-        .filter(|step| changes_the_host(step.action.type_))
+        .filter(|step| changes_the_host(step))
         .filter_map(|step| {
             let run = plan.runs.get(&step.id).filter(|run| run.left_its_mark())?;
-            if plan.is_done(&undo_id(&step.id)) {
-                return None;
+            let undo = undo_id(&step.id);
+            let planned = undos.iter().any(|step| step.id == undo);
+            let nothing = !planned && how(plan, step).is_some();
+            if !past && (nothing || plan.is_done(&undo)) {
+                return Some((step.id.clone(), new_ones(&new_packages(plan, step))?));
             }
             let what = if run.is_done() {
                 "is done"
@@ -144,10 +175,8 @@ pub fn left_behind(plan: &Progress) -> Vec<(String, String)> {
             let why = if past {
                 let point = plan.irreversible().first().map_or("", |step| &step.id);
                 format!("nothing is taken back past the point of no return ({point})")
-            } else if undos.iter().any(|undo| undo.id == undo_id(&step.id)) {
-                not_undone(plan, &undo_id(&step.id))
-            } else if how(plan, step).is_some() {
-                return None;
+            } else if planned {
+                not_undone(plan, &undo)
             } else {
                 "it has no way back".to_owned()
             };
@@ -155,6 +184,19 @@ pub fn left_behind(plan: &Progress) -> Vec<(String, String)> {
             Some((step.id.clone(), sentence))
         })
         .collect()
+}
+
+fn new_ones(packages: &[String]) -> Option<String> {
+    let list = packages.join(", ");
+    match packages.len() {
+        0 => None,
+        1 => Some(format!(
+            "Package {list} was not there before the plan, and is left on the host."
+        )),
+        _ => Some(format!(
+            "Packages {list} were not there before the plan, and are left on the host."
+        )),
+    }
 }
 
 fn not_undone(plan: &Progress, undo: &str) -> String {
@@ -170,14 +212,14 @@ fn not_undone(plan: &Progress, undo: &str) -> String {
 
 /// Whether a step of this type leaves anything behind that is worth a word: not one that only
 /// looks, fetches or saves.
-fn changes_the_host(type_: StepType) -> bool {
+fn changes_the_host(step: &PlannedStep) -> bool {
+    // One that only fetches has nothing to take back; another has moved the sources of packages.
+    if step.action.type_ == StepType::Stage {
+        return step.undo.is_some();
+    }
     !matches!(
-        type_,
-        StepType::Preflight
-            | StepType::Stage
-            | StepType::ImagePreload
-            | StepType::Snapshot
-            | StepType::Verify
+        step.action.type_,
+        StepType::Preflight | StepType::ImagePreload | StepType::Snapshot | StepType::Verify
     )
 }
 

@@ -247,6 +247,72 @@ fn the_runtime_goes_back_and_a_package_that_was_not_there_stays() {
 }
 
 #[test]
+fn a_package_that_was_not_there_before_is_told() {
+    let mut steps = worker();
+    let package = |name: &str| PackageVersion {
+        name: name.to_owned(),
+        version: "1.35.1-1".to_owned(),
+    };
+    steps[1].action.packages = Some(PackageArgs {
+        install: vec![package("cri-o"), package("runc")],
+        ..PackageArgs::default()
+    });
+    assert_eq!(
+        named_packages(&steps).into_iter().collect::<Vec<_>>(),
+        ["cri-o", "runc"]
+    );
+    let mut state = failed_at(steps, "node-ready", "kubeadm-upgrade", false);
+    let before = ("cri-o".to_owned(), "1.34.0-1".to_owned());
+    state
+        .plan
+        .as_mut()
+        .unwrap()
+        .packages_before
+        .extend([before]);
+    let (taken, _) = take_back(&mut state, &[]);
+    assert_eq!(taken, ["undo-kubeadm-upgrade", "undo-kubeadm-install"]);
+    let left = left_behind(state.plan.as_ref().unwrap());
+    let expected = "Package runc was not there before the plan, and is left on the host.";
+    assert_eq!(left, [("kubeadm-install".to_owned(), expected.to_owned())]);
+}
+
+#[test]
+fn other_flags_of_a_kubelet_that_stays_go_back() {
+    let mut steps = worker();
+    let flags = KubeletArgs {
+        remove_args: vec!["v".to_owned()],
+        ..KubeletArgs::default()
+    };
+    for args in [None, Some(KubeletArgs::default()), Some(flags.clone())] {
+        steps[3].action.kubelet = args.clone();
+        let mut state = failed_at(steps.clone(), "node-ready", "kubelet-install", false);
+        state.plan.as_mut().unwrap().packages_before = packages("1.35.0-1.1");
+        let undone = ids(&state).contains(&"undo-kubelet-install".to_owned());
+        assert_eq!(undone, args == Some(flags.clone()), "{args:?}");
+    }
+}
+
+#[test]
+fn sources_of_packages_that_have_moved_go_back_last() {
+    let mut steps = worker();
+    steps.insert(
+        1,
+        step("stage", Gate::Stage, StepType::Stage, Some(StepUndo::Files)),
+    );
+    let mut state = failed_at(steps, "node-ready", "kubeadm-upgrade", false);
+    let plan = state.plan.as_ref().unwrap();
+    let undo = undo_steps(plan).pop().unwrap();
+    let expected = Command::RestoreFiles {
+        step: "stage".to_owned(),
+    };
+    assert_eq!(Command::of(&undo), Ok::<_, InvalidStep>(expected));
+    let (taken, _) = take_back(&mut state, &["undo-stage"]);
+    assert_eq!(taken.last().map(String::as_str), Some("undo-stage"));
+    let left = left_behind(state.plan.as_ref().unwrap());
+    assert!(left[0].1.contains("undo-stage failed"), "{left:?}");
+}
+
+#[test]
 fn past_the_point_of_no_return_nothing_is_taken_back_and_the_rest_is_told() {
     let mut state = failed_at(worker(), "kubeadm-upgrade", "kubelet-install", false);
     assert_eq!(take_back(&mut state, &[]), (Vec::new(), PlanState::Failed));

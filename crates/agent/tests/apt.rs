@@ -274,6 +274,29 @@ async fn exactly_the_asked_version_is_installed_and_held() {
 }
 
 #[tokio::test]
+async fn holds_are_back_after_an_installation_that_failed() {
+    let Some(world) = World::at_134().await else {
+        return;
+    };
+    let from = PackageArgs::default();
+    let broken = Stub {
+        postinst: "exit 1",
+        ..stub("kubeadm", "1.36.0-1.1")
+    };
+    world.repository("repo", &[broken]);
+    world
+        .install("v1.36.0", &["kubeadm"], &from)
+        .await
+        .unwrap_err();
+    assert!(world.log().contains("unhold kubeadm"), "{}", world.log());
+    assert_eq!(world.held().await, ["kubeadm", "kubectl", "kubelet"]);
+    // Nor does an undo that cannot be done lift them for good.
+    let gone = BTreeMap::from([("kubelet".to_owned(), "1.0.0-1.1".to_owned())]);
+    world.apt().restore("plan", &gone).await.unwrap_err();
+    assert_eq!(world.held().await, ["kubeadm", "kubectl", "kubelet"]);
+}
+
+#[tokio::test]
 async fn fetching_installs_nothing() {
     let Some(world) = World::at_134().await else {
         return;

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use refit_api::refit::PackageArgs;
+use refit_api::refit::{KubeletArgs, PackageArgs};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -80,6 +80,8 @@ pub async fn carry_out(
     // Boxed: whoever awaits it holds every step's work otherwise.
     Box::pin(perform(site, job, secrets)).await?;
     settle(site);
+    // Whatever the plan, each keeps something: workers without a snapshot step, too.
+    keep::prune(site, &job.plan, snapshot::KEPT);
     atomic::replace(
         &mark_path(site, &job.unit),
         b"done\n",
@@ -154,6 +156,11 @@ async fn perform(site: &Site, job: &JobFile, secrets: &dyn SecretSource) -> Resu
         }
         Command::WriteFiles { files } => files::apply(site, plan, &job.step, files, secrets).await,
         Command::SetTimeServers { ntp } => ntp::apply(site, plan, &job.step, ntp).await,
+        Command::SetKubeletFlags { kubelet } => kubelet::set_flags(site, plan, &job.step, kubelet),
+        Command::RenewCertificates { certificates } => {
+            let now = refit_kube::Clock::real().now();
+            kubeadm::certificates::renew(site, plan, certificates, now).await
+        }
         Command::StageOsImage { image, bundle } => {
             if let Some(bundle) = bundle.as_ref().filter(|_| bundle::has_os_image(image)) {
                 bundle::stage(site, plan, bundle, None).await?;
@@ -208,9 +215,10 @@ async fn perform(site: &Site, job: &JobFile, secrets: &dyn SecretSource) -> Resu
         }
         Command::RestoreConfiguration => snapshot::put_back(site, plan),
         Command::RestoreFiles { step } => {
-            let back = keep::put_back(site, plan, step)?;
+            let mut back = keep::put_back(site, plan, step)?;
+            back.extend(keep::put_back(site, plan, keep::PACKAGES)?);
             site.say(&format!("put back: {}", back.join(", ")));
-            Ok(())
+            ntp::put_back(site, plan, step).await
         }
     }
 }
@@ -226,8 +234,10 @@ async fn install(site: &Site, job: &JobFile) -> Result<(), WorkError> {
         Command::InstallKubelet {
             version, kubelet, ..
         } => {
-            kubelet::set_flags(site, plan, kubelet)?;
-            kubelet::use_local_endpoint(site, plan, version)
+            kubelet::set_flags(site, plan, keep::KUBELET, kubelet)?;
+            kubelet::use_local_endpoint(site, plan, version)?;
+            // Here, and not only before a restart: after a reboot it would be too late.
+            kubelet::check_flags(site).await
         }
         Command::InstallContainerRuntime { .. } => runtime::restart_if_replaced(site).await,
         _ => Ok(()),
@@ -307,6 +317,10 @@ async fn restart_kubelet(site: &Site) -> Result<(), WorkError> {
 /// Looks at the host itself whether the work of a command is done. Commands whose work shows only
 /// in their mark are not asked here.
 pub async fn look(site: &Site, job: &Job) -> Result<Option<Evidence>, HostError> {
+    if job.command.shows_in_part() && !mark_path(site, &job.unit).exists() {
+        let what = format!("{} has not run to its end", job.command.name());
+        return Ok(Some(Evidence::Missing { what }));
+    }
     let trident = TridentCli::new(site);
     let os = |image| OsImage::new(site, &trident, &job.plan, image);
     let found = match &job.command {
@@ -317,6 +331,7 @@ pub async fn look(site: &Site, job: &Job) -> Result<Option<Evidence>, HostError>
         Command::RestorePackages { packages } => restored(site, packages).await,
         Command::WriteFiles { files } => files::check(site, files),
         Command::SetTimeServers { ntp } => Ok(ntp::check(site, ntp)),
+        Command::SetKubeletFlags { kubelet } => Ok(flags_set(site, kubelet)),
         Command::RestoreFiles { step } => keep::is_back(site, &job.plan, step).map(|other| {
             let path = other.clone().unwrap_or_default();
             Evidence::from_check(other.is_none(), || {
@@ -338,15 +353,17 @@ async fn installed(site: &Site, command: &Command) -> Result<Evidence, WorkError
     let (from, wants) = wanted(command)?;
     let found = manager(site, from)?.check(&wants).await?;
     match command {
-        Command::InstallKubelet { kubelet, .. }
-            if found == Evidence::Done && !kubelet::has_flags(site, kubelet) =>
-        {
-            Ok(Evidence::Missing {
-                what: "the kubelet's flags are not as planned".to_owned(),
-            })
+        Command::InstallKubelet { kubelet, .. } if found == Evidence::Done => {
+            Ok(flags_set(site, kubelet))
         }
         _ => Ok(found),
     }
+}
+
+fn flags_set(site: &Site, kubelet: &KubeletArgs) -> Evidence {
+    Evidence::from_check(kubelet::has_flags(site, kubelet), || {
+        "the kubelet's flags are not as planned".to_owned()
+    })
 }
 
 async fn restored(site: &Site, packages: &BTreeMap<String, String>) -> Result<Evidence, WorkError> {
@@ -356,3 +373,7 @@ async fn restored(site: &Site, packages: &BTreeMap<String, String>) -> Result<Ev
         packages,
     ))
 }
+
+#[cfg(test)]
+#[path = "carry_out_tests.rs"]
+mod tests;

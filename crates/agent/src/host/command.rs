@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 
 use refit_api::refit::{
-    BundleRef, FileArgs, ImageArgs, KubeadmArgs, KubeletArgs, NtpArgs, OsImageArgs, PackageArgs,
-    PlannedStep, Role, StepType, StepUndo, UndoArgs,
+    BundleRef, CertificateArgs, FileArgs, ImageArgs, KubeadmArgs, KubeletArgs, NtpArgs,
+    OsImageArgs, PackageArgs, PlannedStep, Role, StepType, StepUndo, UndoArgs,
 };
 use serde::{Deserialize, Serialize};
 
 pub use super::version::KubernetesVersion;
 
 /// Step types that this agent knows.
-pub const CAPABILITIES: [StepType; 17] = [
+pub const CAPABILITIES: [StepType; 19] = [
     StepType::Preflight,
     StepType::Stage,
     StepType::Snapshot,
@@ -29,6 +29,8 @@ pub const CAPABILITIES: [StepType; 17] = [
     StepType::OsImageFinalize,
     StepType::OsImageCommit,
     StepType::KubectlInstall,
+    StepType::CertificatesRenew,
+    StepType::KubeletFlags,
 ];
 
 /// Why a planned step cannot be turned into a command.
@@ -121,6 +123,16 @@ pub enum Command {
         #[serde(default)]
         kubelet: KubeletArgs,
     },
+    /// Sets the flags of a kubelet that no package brings.
+    SetKubeletFlags {
+        /// Flags of the kubelet.
+        kubelet: KubeletArgs,
+    },
+    /// Renews kubeadm's certificates that end soon, and restarts the static pods that use them.
+    RenewCertificates {
+        /// Which.
+        certificates: CertificateArgs,
+    },
     /// Installs the kubectl package.
     InstallKubectl {
         /// Version of the package.
@@ -189,7 +201,7 @@ pub enum Command {
     },
     /// Puts static pod manifests and the kubelet's configuration back from the plan's snapshot.
     RestoreConfiguration,
-    /// Puts the files of a step back as they were.
+    /// Puts the files of a step back as they were, and with them the host's sources of packages.
     RestoreFiles {
         /// Id of the step that wrote them.
         step: String,
@@ -247,6 +259,19 @@ impl Command {
                 version: version()?,
                 packages: packages(),
                 kubelet: action.kubelet.clone().unwrap_or_default(),
+            },
+            StepType::KubeletFlags => Self::SetKubeletFlags {
+                kubelet: action
+                    .kubelet
+                    .clone()
+                    .ok_or_else(|| missing("which flags"))?,
+            },
+            StepType::CertificatesRenew => Self::RenewCertificates {
+                certificates: action
+                    .certificates
+                    .clone()
+                    .filter(|args| args.renew_within_days > 0)
+                    .ok_or_else(|| missing("within how many days certificates are renewed"))?,
             },
             StepType::KubectlInstall => Self::InstallKubectl {
                 version: version()?,
@@ -312,6 +337,23 @@ impl Command {
         })
     }
 
+    /// Whether a look at the host sees only part of what it does: holds beside packages, secrets that
+    /// are not fetched again, services. Then what ended well is known by its mark alone.
+    pub fn shows_in_part(&self) -> bool {
+        matches!(
+            self,
+            Self::InstallKubeadm { .. }
+                | Self::InstallKubectl { .. }
+                | Self::InstallKubelet { .. }
+                | Self::InstallContainerRuntime { .. }
+                | Self::RestorePackages { .. }
+                | Self::WriteFiles { .. }
+                | Self::SetTimeServers { .. }
+                | Self::SetKubeletFlags { .. }
+                | Self::RestoreFiles { .. }
+        )
+    }
+
     /// Whether a second run does no harm. One that is not idempotent is never run again after a
     /// restart without looking at the host first.
     pub fn idempotent(&self) -> bool {
@@ -330,6 +372,8 @@ impl Command {
             Self::InstallKubeadm { .. } => "kubeadm-install",
             Self::KubeadmUpgrade { .. } => "kubeadm-upgrade",
             Self::InstallKubelet { .. } => "kubelet-install",
+            Self::SetKubeletFlags { .. } => "kubelet-flags",
+            Self::RenewCertificates { .. } => "certificates-renew",
             Self::InstallKubectl { .. } => "kubectl-install",
             Self::InstallContainerRuntime { .. } => "container-runtime-install",
             Self::PreloadImages { .. } => "image-preload",
@@ -355,6 +399,7 @@ impl Command {
             | Self::RestartKubelet
             | Self::VerifyVersions { .. }
             | Self::WriteFiles { .. }
+            | Self::SetKubeletFlags { .. }
             | Self::SetTimeServers { .. }
             | Self::RestoreFiles { .. }
             | Self::RestoreConfiguration => 300,
@@ -364,6 +409,8 @@ impl Command {
             | Self::InstallKubelet { .. }
             | Self::InstallKubectl { .. }
             | Self::InstallContainerRuntime { .. }
+            // Each of four static pods may take its time to come back.
+            | Self::RenewCertificates { .. }
             // The health checks of the new OS are run by it, and no script of theirs has a timeout.
             | Self::CommitOsImage { .. }
             | Self::RestorePackages { .. } => 1200,

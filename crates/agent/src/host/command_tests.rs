@@ -18,6 +18,10 @@ fn step(type_: StepType, version: &str, role: Option<Role>) -> PlannedStep {
             images: Some(ImageArgs::default()),
             files: Some(FileArgs::default()),
             ntp: Some(NtpArgs::default()),
+            kubelet: Some(KubeletArgs::default()),
+            certificates: Some(CertificateArgs {
+                renew_within_days: 60,
+            }),
             ..StepAction::default()
         },
         ..PlannedStep::default()
@@ -87,6 +91,8 @@ fn a_step_without_its_arguments_is_refused() {
         StepType::ImagePreload,
         StepType::Files,
         StepType::Ntp,
+        StepType::KubeletFlags,
+        StepType::CertificatesRenew,
         StepType::ContainerRuntimeInstall,
         StepType::OsImageStage,
         StepType::OsImageFinalize,

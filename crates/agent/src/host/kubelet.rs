@@ -45,8 +45,13 @@ pub fn flags(site: &Site) -> Vec<(String, &'static str)> {
         .collect()
 }
 
-/// Sets and takes away flags. What was there is kept once per plan.
-pub fn set_flags(site: &Site, plan: &str, args: &KubeletArgs) -> Result<(), WorkError> {
+/// Sets and takes away flags. What was there is kept in a group of the plan, once.
+pub fn set_flags(
+    site: &Site,
+    plan: &str,
+    group: &str,
+    args: &KubeletArgs,
+) -> Result<(), WorkError> {
     check(args)?;
     for (file, variable) in FILES {
         let text = site.read(file);
@@ -55,7 +60,7 @@ pub fn set_flags(site: &Site, plan: &str, args: &KubeletArgs) -> Result<(), Work
         if changed == text {
             continue;
         }
-        keep::keep(site, plan, keep::KUBELET, file)?;
+        keep::keep(site, plan, group, file)?;
         site.say(&format!("{file} has other flags now"));
         let path = site.path(file);
         let access = Access::like(&path, 0o644);

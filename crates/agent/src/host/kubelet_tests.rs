@@ -58,7 +58,7 @@ fn flags_are_set_taken_away_and_put_back() {
         &["pod-infra-container-image"],
     );
     assert!(!has_flags(&world.site, &args));
-    set_flags(&world.site, "p", &args).unwrap();
+    set_flags(&world.site, "p", keep::KUBELET, &args).unwrap();
     assert!(has_flags(&world.site, &args));
     assert_eq!(
         world.site.read(FILES[0].0),
@@ -70,7 +70,7 @@ fn flags_are_set_taken_away_and_put_back() {
         "# mine\nKUBELET_EXTRA_ARGS=\"--v=2\"\n"
     );
     assert!(!world.site.path(FILES[2].0).exists());
-    set_flags(&world.site, "p", &args).unwrap();
+    set_flags(&world.site, "p", keep::KUBELET, &args).unwrap();
     keep::put_back(&world.site, "p", keep::KUBELET).unwrap();
     assert_eq!(world.site.read(FILES[0].0), FLAGS);
 }
@@ -80,11 +80,11 @@ fn a_value_that_systemd_would_read_otherwise_is_refused() {
     let world = World::new();
     for bad in ["a b", "a\"", "$HOME", "a\n"] {
         assert!(
-            set_flags(&world.site, "p", &args(&[("v", bad)], &[])).is_err(),
+            set_flags(&world.site, "p", keep::KUBELET, &args(&[("v", bad)], &[])).is_err(),
             "{bad:?}"
         );
     }
-    assert!(set_flags(&world.site, "p", &args(&[], &["--v"])).is_err());
+    assert!(set_flags(&world.site, "p", keep::KUBELET, &args(&[], &["--v"])).is_err());
 }
 
 /// A kubelet that reads its flags as the real one does.

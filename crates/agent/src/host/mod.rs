@@ -38,6 +38,8 @@ pub mod unit;
 mod version;
 pub mod work;
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 use refit_api::refit::{FailureKind, HostFacts};
@@ -170,6 +172,11 @@ pub enum HostError {
 pub trait Host: Send + Sync + 'static {
     /// What it looks like now.
     fn facts(&self) -> BoxFuture<'_, Result<HostFacts, HostError>>;
+    /// The versions of these packages; one that is not there is left out.
+    fn versions<'a>(
+        &'a self,
+        names: &'a BTreeSet<String>,
+    ) -> BoxFuture<'a, Result<BTreeMap<String, String>, HostError>>;
     /// Starts a unit. One of that name that is there already, running or ended, is left alone.
     fn start<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), HostError>>;
     /// How far a unit is.

@@ -1,6 +1,9 @@
 //! The servers of the host's clock: chrony or systemd-timesyncd, whichever it has.
 
+use std::path::PathBuf;
+
 use refit_api::refit::NtpArgs;
+use serde::{Deserialize, Serialize};
 
 use super::{
     Evidence, Program, Site,
@@ -81,6 +84,7 @@ pub async fn apply(site: &Site, plan: &str, step: &str, args: &NtpArgs) -> Resul
             "the host has neither chrony nor systemd-timesyncd: install one of them",
         ));
     };
+    remember(site, plan, step, daemon).await?;
     if !args.enabled {
         for service in daemon.services {
             let call = site.call(Program::Systemctl, ["disable", "--now", service]);
@@ -103,6 +107,75 @@ pub async fn apply(site: &Site, plan: &str, step: &str, args: &NtpArgs) -> Resul
         site.run(&call).await?;
         if changed {
             let call = site.call(Program::Systemctl, ["restart", service]);
+            site.run(&call).await?;
+        }
+    }
+    Ok(())
+}
+
+/// What a service was like before a step.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Before {
+    service: String,
+    /// `enabled`, `disabled`, or another word of systemd.
+    at_boot: String,
+    active: bool,
+}
+
+fn remembered(site: &Site, plan: &str, step: &str) -> PathBuf {
+    keep::folder(site, plan, step).join("services.json")
+}
+
+/// Writes down how the daemon's services are, once.
+async fn remember(site: &Site, plan: &str, step: &str, daemon: &Daemon) -> Result<(), WorkError> {
+    let path = remembered(site, plan, step);
+    if path.exists() {
+        return Ok(());
+    }
+    let mut all = Vec::new();
+    for service in daemon.services {
+        let show = ["show", service, "--property=UnitFileState,ActiveState"];
+        let answer = site.ask(Program::Systemctl, show).await?;
+        let field = |name: &str| {
+            let line = answer.lines().find_map(|line| line.strip_prefix(name));
+            line.unwrap_or_default().to_owned()
+        };
+        all.push(Before {
+            service: (*service).to_owned(),
+            at_boot: field("UnitFileState="),
+            active: field("ActiveState=") == "active",
+        });
+    }
+    let text = serde_json::to_vec(&all).expect("plain data can be written as JSON");
+    atomic::replace(&path, &text, Access::of_mode(0o600))?;
+    Ok(())
+}
+
+/// Makes the services of a step run as they did before it, with the servers that they had; nothing
+/// where the step was about something else.
+pub async fn put_back(site: &Site, plan: &str, step: &str) -> Result<(), WorkError> {
+    let path = remembered(site, plan, step);
+    let Some((text, _)) = atomic::read(&path)? else {
+        return Ok(());
+    };
+    let all: Vec<Before> = serde_json::from_slice(&text).map_err(|error| {
+        WorkError::needs_person(format!(
+            "{} cannot be read, so it is not known what ran before: {error}",
+            path.display()
+        ))
+    })?;
+    for before in all {
+        let at_boot = match before.at_boot.as_str() {
+            "enabled" => Some("enable"),
+            "disabled" => Some("disable"),
+            // It is none of ours: static, masked, linked.
+            _ => None,
+        };
+        // Restarted, so that it forgets the servers that are gone.
+        let now = if before.active { "restart" } else { "stop" };
+        for verb in at_boot.into_iter().chain([now]) {
+            let call = site.call(Program::Systemctl, [verb, &before.service]);
             site.run(&call).await?;
         }
     }
@@ -192,6 +265,62 @@ mod tests {
             assert!(!site.path(daemon.file).exists());
             assert_eq!(site.read(sign), "# mine\n");
         }
+    }
+
+    #[tokio::test]
+    async fn a_daemon_runs_again_as_it_did_before() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let (folder, site) = site(DAEMONS[0].sign);
+        let program = folder.path().join("systemctl");
+        let say = |state: &str, active: &str| {
+            let script = format!(
+                "#!/bin/sh\ntest \"$1\" = show && printf 'UnitFileState={state}\\nActiveState={active}\\n'\n\
+                 exit 0\n"
+            );
+            fs::write(&program, script).unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        let tool = Tool {
+            path: program.display().to_string(),
+            ..Tool::default()
+        };
+        let site = site.with_tool(Program::Systemctl, tool);
+        let calls = |site: &Site| {
+            let log = fs::read_to_string(site.state().join("host.log")).unwrap_or_default();
+            let calls = log
+                .lines()
+                .filter_map(|line| line.split("systemctl ").nth(1));
+            calls.map(str::to_owned).collect::<Vec<_>>()
+        };
+        for (plan, args, state, active, back) in [
+            (
+                "off",
+                NtpArgs::default(),
+                "enabled",
+                "active",
+                ["enable", "restart"],
+            ),
+            ("on", servers(), "enabled", "active", ["enable", "restart"]),
+            (
+                "new",
+                servers(),
+                "disabled",
+                "inactive",
+                ["disable", "stop"],
+            ),
+        ] {
+            say(state, active);
+            apply(&site, plan, "ntp", &args).await.unwrap();
+            // The second try does not take the work of the first for what was there before.
+            say("disabled", "inactive");
+            apply(&site, plan, "ntp", &args).await.unwrap();
+            let before = calls(&site).len();
+            put_back(&site, plan, "ntp").await.unwrap();
+            keep::put_back(&site, plan, "ntp").unwrap();
+            let expected = back.map(|verb| format!("{verb} chrony.service"));
+            assert_eq!(calls(&site)[before..], expected, "{plan}");
+        }
+        put_back(&site, "p", "files").await.unwrap();
     }
 
     #[tokio::test]

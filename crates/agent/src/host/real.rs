@@ -1,7 +1,7 @@
 //! A real host: each command is a unit of systemd, and the drivers do what is in it.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
@@ -116,12 +116,16 @@ impl RealHost {
     async fn kubelet_version(&self) -> Result<String, HostError> {
         let show = ["show", "kubelet.service", "--property=MainPID", "--value"];
         let answer = self.site.ask(Program::Systemctl, show).await?;
-        let pid: u32 = answer.trim().parse().unwrap_or_default();
-        if pid == 0 {
+        let main: u32 = answer.trim().parse().unwrap_or_default();
+        let Some(pid) = kubelet_process(&self.site, main) else {
+            if main != 0 {
+                tracing::warn!(main, "the kubelet's service runs no program called kubelet");
+            }
             return Ok(String::new());
-        }
+        };
         // The binary that runs, also after the package has replaced the file.
-        let running = Invocation::at(format!("/proc/{pid}/exe"), ["--version"]);
+        let program = self.site.path(format!("/proc/{pid}/exe"));
+        let running = Invocation::at(program.display().to_string(), ["--version"]);
         parse_kubelet_version(&running.output().await?)
     }
 
@@ -232,6 +236,20 @@ impl Host for RealHost {
         })
     }
 
+    fn versions<'a>(
+        &'a self,
+        names: &'a BTreeSet<String>,
+    ) -> BoxFuture<'a, Result<BTreeMap<String, String>, HostError>> {
+        Box::pin(async move {
+            let Ok(manager) = Packages::of(&self.site, PackageDriver::Auto) else {
+                return Ok(BTreeMap::new());
+            };
+            let mut installed = manager.installed().await.map_err(of_work)?;
+            installed.retain(|name, _| names.contains(name));
+            Ok(installed)
+        })
+    }
+
     fn start<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), HostError>> {
         Box::pin(self.start_unit(job))
     }
@@ -269,6 +287,32 @@ impl Host for RealHost {
             }
         })
     }
+}
+
+/// The process of the kubelet: the main one of its service, or one below it, where that is a script
+/// or another wrapper whose answer would tell nothing.
+fn kubelet_process(site: &Site, main: u32) -> Option<u32> {
+    const MOST: usize = 64;
+    let mut ahead = vec![main];
+    for at in 0..MOST {
+        let pid = *ahead.get(at)?;
+        if pid == 0 {
+            continue;
+        }
+        let program = fs::read_link(site.path(format!("/proc/{pid}/exe"))).unwrap_or_default();
+        let name = program.file_name().unwrap_or_default().to_string_lossy();
+        // A replaced file is called `kubelet (deleted)`.
+        if name.starts_with("kubelet") || name.starts_with("hyperkube") {
+            return Some(pid);
+        }
+        let children = site.read(&format!("/proc/{pid}/task/{pid}/children"));
+        ahead.extend(
+            children
+                .split_whitespace()
+                .filter_map(|pid| pid.parse::<u32>().ok()),
+        );
+    }
+    None
 }
 
 fn of_work(error: WorkError) -> HostError {

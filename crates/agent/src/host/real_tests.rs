@@ -88,3 +88,26 @@ fn answers_of_the_host_are_read() {
         "Debian 13"
     );
 }
+
+#[test]
+fn a_kubelet_that_a_script_has_started_is_found_below_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+    let process = |pid: u32, program: &str, children: &str| {
+        let tasks = site.path(format!("/proc/{pid}/task/{pid}"));
+        fs::create_dir_all(&tasks).unwrap();
+        fs::write(tasks.join("children"), children).unwrap();
+        std::os::unix::fs::symlink(program, site.path(format!("/proc/{pid}/exe"))).unwrap();
+    };
+    process(7, "/usr/bin/bash", "8 9 ");
+    process(8, "/usr/bin/sleep", "");
+    process(9, "/usr/bin/kubelet (deleted)", "");
+    assert_eq!(kubelet_process(&site, 7), Some(9));
+    assert_eq!(kubelet_process(&site, 9), Some(9));
+    assert_eq!(
+        kubelet_process(&site, 8),
+        None,
+        "no answer of another program"
+    );
+    assert_eq!(kubelet_process(&site, 0), None);
+}

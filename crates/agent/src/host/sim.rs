@@ -1,6 +1,9 @@
 //! A simulated host as one incarnation of an agent sees it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use futures::future::BoxFuture;
 use refit_api::refit::HostFacts;
@@ -55,6 +58,18 @@ impl SimHost {
 impl Host for SimHost {
     fn facts(&self) -> BoxFuture<'_, Result<HostFacts, HostError>> {
         Box::pin(async move { Ok(self.enter().await.facts()) })
+    }
+
+    fn versions<'a>(
+        &'a self,
+        names: &'a BTreeSet<String>,
+    ) -> BoxFuture<'a, Result<BTreeMap<String, String>, HostError>> {
+        Box::pin(async move {
+            let state = self.enter().await;
+            let found = names.iter().map(|name| (name, state.package(name)));
+            let there = found.filter(|(_, version)| !version.is_empty());
+            Ok(there.map(|(n, v)| (n.clone(), v.to_owned())).collect())
+        })
     }
 
     fn start<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), HostError>> {

@@ -430,11 +430,13 @@ pub fn duration(node: &str, command: &Command) -> SignedDuration {
         | Command::InstallKubectl { .. }
         | Command::InstallContainerRuntime { .. }
         | Command::RestorePackages { .. } => (9, 3),
+        Command::RenewCertificates { .. } => (40, 10),
         Command::RestartKubelet => (5, 3),
         Command::Reboot => (55, 11),
         Command::VerifyVersions { .. }
         | Command::WriteFiles { .. }
         | Command::SetTimeServers { .. }
+        | Command::SetKubeletFlags { .. }
         | Command::RestoreFiles { .. }
         | Command::RestoreConfiguration => (3, 1),
     };

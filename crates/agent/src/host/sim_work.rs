@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use refit_api::refit::{OsImageArgs, PlannedFile, Role};
+use refit_api::refit::{KubeletArgs, OsImageArgs, PlannedFile, Role};
 
 use super::{
     CONTROL_PLANE, Command, Evidence, KubernetesVersion, Since,
@@ -19,6 +19,10 @@ const OS_RUNNING: &str = "/os/running";
 const OS_BEFORE: &str = "/os/before";
 /// What stands for the image that nobody has put there.
 const OS_FIRST: &str = "first";
+/// The kubelet's flags.
+const KUBELET_FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
+/// Until when kubeadm's certificates are good, as far as anybody asks.
+const CERTIFICATES: &str = "/etc/kubernetes/pki";
 const TIME_SERVERS: &str = "/etc/time-servers";
 /// Files as they were before a step.
 const KEPT: &str = "/var/lib/refit/kept";
@@ -76,6 +80,13 @@ impl HostState {
                 self.root.get(TIME_SERVERS) == Some(&ntp.servers.join(" ")),
                 || format!("{TIME_SERVERS} does not name the planned servers"),
             ),
+            Command::SetKubeletFlags { kubelet } => Evidence::from_check(
+                self.root.get(KUBELET_FLAGS) == Some(&flags(kubelet)),
+                || format!("{KUBELET_FLAGS} has other flags"),
+            ),
+            Command::RenewCertificates { .. } => {
+                Evidence::from_check(self.has(CERTIFICATES), || "they end soon".to_owned())
+            }
             Command::StageOsImage { image, .. } => Evidence::from_check(
                 [OS_STAGED, OS_NEXT, OS_RUNNING]
                     .iter()
@@ -200,6 +211,16 @@ impl HostState {
                 self.root
                     .insert(TIME_SERVERS.to_owned(), ntp.servers.join(" "));
                 Ok("time servers are set".to_owned())
+            }
+            Command::SetKubeletFlags { kubelet } => {
+                self.keep(step, KUBELET_FLAGS);
+                self.root.insert(KUBELET_FLAGS.to_owned(), flags(kubelet));
+                Ok("the kubelet's flags are set".to_owned())
+            }
+            Command::RenewCertificates { .. } => {
+                self.root
+                    .insert(CERTIFICATES.to_owned(), "renewed".to_owned());
+                Ok("certificates are renewed".to_owned())
             }
             Command::StageOsImage { image, .. } => {
                 if !self.is_at(OS_RUNNING, image) && !self.is_at(OS_NEXT, image) {
@@ -376,6 +397,14 @@ impl HostState {
 
 fn image_path(name: &str) -> String {
     format!("/images/{name}")
+}
+
+fn flags(args: &KubeletArgs) -> String {
+    let set = args
+        .extra_args
+        .iter()
+        .map(|arg| format!("--{}={}", arg.name, arg.value));
+    set.collect::<Vec<_>>().join(" ")
 }
 
 /// What a file holds; of a secret, its name.

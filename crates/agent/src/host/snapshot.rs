@@ -24,12 +24,12 @@ use refit_api::refit::PackageDriver;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    Program, Site,
+    Invocation, Program, Site,
     files::{
         atomic::{self, Access},
         keep,
     },
-    kubeadm::{Etcd, KUBELET_CONFIG, MANIFESTS},
+    kubeadm::{Etcd, INSTANCE_CONFIG, KUBELET_CONFIG, MANIFESTS},
     packages::Packages,
     work::WorkError,
 };
@@ -42,7 +42,7 @@ pub const CONFIGURATION: &str = "configuration";
 const CONFIGURATION_FILES: [&str; 3] = [
     KUBELET_CONFIG,
     "/var/lib/kubelet/kubeadm-flags.env",
-    "/var/lib/kubelet/instance-config.yaml",
+    INSTANCE_CONFIG,
 ];
 /// Manifests that kubeadm writes: one that is not there yet is kept as missing.
 const MANIFEST_NAMES: [&str; 4] = [
@@ -113,7 +113,6 @@ async fn save(
     if Etcd::of(site) != Etcd::Elsewhere {
         save_etcd(site, &folder).await?;
     }
-    keep::prune(site, plan, KEPT);
     Ok(())
 }
 
@@ -189,8 +188,7 @@ async fn save_etcd(site: &Site, folder: &Path) -> Result<(), WorkError> {
             let mut arguments = vec!["exec".to_owned(), crictl_container(site).await?];
             arguments.push("etcdctl".to_owned());
             arguments.extend(etcdctl(&format!("{DATA}/{IN_CONTAINER}")));
-            site.run(&site.call(Program::Crictl, arguments)).await?;
-            fetch(site, &new)?;
+            from_container(site, &site.call(Program::Crictl, arguments), &new).await?;
         }
         Way::Ctr => {
             let id = ctr_container(site).await?;
@@ -203,8 +201,7 @@ async fn save_etcd(site: &Site, folder: &Path) -> Result<(), WorkError> {
             let mut arguments: Vec<String> = exec.map(str::to_owned).to_vec();
             arguments.extend([id, "etcdctl".to_owned()]);
             arguments.extend(etcdctl(&format!("{DATA}/{IN_CONTAINER}")));
-            site.run(&site.call(Program::Ctr, arguments)).await?;
-            fetch(site, &new)?;
+            from_container(site, &site.call(Program::Ctr, arguments), &new).await?;
         }
     }
     let sound = is_snapshot(&new).map_err(|error| WorkError::file(&new, &error))?;
@@ -263,12 +260,21 @@ fn first_id(answer: &str) -> Result<String, WorkError> {
     })
 }
 
-/// Takes what the container wrote out of etcd's folder.
-fn fetch(site: &Site, target: &Path) -> Result<(), WorkError> {
+/// Has the container write into etcd's folder, and takes out what it wrote. Nothing stays there,
+/// whatever becomes of it: it is as large as etcd, and on etcd's own disk.
+async fn from_container(site: &Site, call: &Invocation, target: &Path) -> Result<(), WorkError> {
     let written = site.path(DATA).join(IN_CONTAINER);
+    let said = site.run(call).await.map_err(WorkError::from);
     // Often another file system, so it is copied.
-    fs::copy(&written, target).map_err(|error| WorkError::file(target, &error))?;
-    fs::remove_file(&written).map_err(|error| WorkError::file(&written, &error))
+    let copied = said.and_then(|_| {
+        fs::copy(&written, target)
+            .map(drop)
+            .map_err(|error| WorkError::file(target, &error))
+    });
+    // Under the second name as long as it is not whole.
+    let part = written.with_file_name(format!("{IN_CONTAINER}.part"));
+    let gone = atomic::remove(&written).and(atomic::remove(&part));
+    copied.and(gone)
 }
 
 /// Whether a file is a whole snapshot of etcd, by the magic of its database and its checksum.

@@ -195,13 +195,25 @@ fn a_container_that_does_not_run_is_waited_for() {
 }
 
 #[tokio::test]
-async fn older_snapshots_go() {
-    let (_folder, site) = site();
-    for plan in ["a", "b", "c", "d"] {
-        save(&site, plan, &packages()).await.unwrap();
+async fn nothing_stays_in_etcds_folder_where_saving_fails() {
+    for script in [
+        "touch {written}.part; exit 1",
+        "cp {from} {written}; exit 1",
+        "mkdir {new}; cp {from} {written}",
+    ] {
+        let (_folder, site) = site();
+        control_plane(&site);
+        let from = source(&site, &database());
+        let written = site.path(DATA).join(IN_CONTAINER);
+        let new = site.snapshot("p").join("etcd.db.new");
+        let script = script
+            .replace("{from}", &from)
+            .replace("{written}", &written.display().to_string())
+            .replace("{new}", &new.display().to_string());
+        let script = format!("case \"$1\" in ps) echo abc123;; *) {script};; esac");
+        let site = stub(site, Program::Crictl, &script);
+        save(&site, "p", &packages()).await.unwrap_err();
+        let left = fs::read_dir(site.path(DATA)).unwrap().count();
+        assert_eq!(left, 0, "{script}");
     }
-    let count = fs::read_dir(site.snapshot("d").parent().unwrap())
-        .unwrap()
-        .count();
-    assert_eq!(count, KEPT + 1);
 }

@@ -122,6 +122,15 @@ pub struct KubeletArg {
     pub value: String,
 }
 
+/// Which certificates of kubeadm are renewed apart from an upgrade, which renews them by itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CertificateArgs {
+    /// Once one of them ends within so many days, all that kubeadm can renew are renewed.
+    #[schemars(range(min = 1, max = 3650))]
+    pub renew_within_days: i32,
+}
+
 /// An OS image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    BundleRef, FileArgs, Gate, ImageArgs, KubeadmArgs, KubeletArgs, NtpArgs, OsImageArgs,
-    PackageArgs, PackageVersion, Role,
+    BundleRef, CertificateArgs, FileArgs, Gate, ImageArgs, KubeadmArgs, KubeletArgs, NtpArgs,
+    OsImageArgs, PackageArgs, PackageVersion, Role,
 };
 
 /// One step that a host is to take.
@@ -69,6 +69,8 @@ pub enum StepUndo {
 #[x_kube(validation = ("self.type != 'ImagePreload' || has(self.images)", "ImagePreload says what in images"))]
 #[x_kube(validation = ("self.type != 'Files' || has(self.files)", "Files says which in files"))]
 #[x_kube(validation = ("self.type != 'Ntp' || has(self.ntp)", "Ntp says what in ntp"))]
+#[x_kube(validation = ("self.type != 'CertificatesRenew' || has(self.certificates)", "CertificatesRenew says when in certificates"))]
+#[x_kube(validation = ("self.type != 'KubeletFlags' || has(self.kubelet)", "KubeletFlags says which in kubelet"))]
 #[x_kube(validation = ("(self.type == 'Undo') == has(self.undo)", "undo belongs to the type Undo and to no other"))]
 pub struct StepAction {
     /// Which action.
@@ -89,9 +91,12 @@ pub struct StepAction {
     /// How kubeadm is run: `Preflight`, `KubeadmUpgrade`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubeadm: Option<KubeadmArgs>,
-    /// Arguments of the kubelet: `KubeletInstall`.
+    /// Arguments of the kubelet: `KubeletInstall`, `KubeletFlags`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubelet: Option<KubeletArgs>,
+    /// Which certificates are renewed: `CertificatesRenew`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificates: Option<CertificateArgs>,
     /// The OS image: `OsImageStage`, `OsImageFinalize`, `OsImageCommit`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub os_image: Option<OsImageArgs>,
@@ -144,6 +149,8 @@ pub enum StepType {
     KubeadmInstall,
     /// Runs `kubeadm upgrade apply` or `kubeadm upgrade node`.
     KubeadmUpgrade,
+    /// Renews kubeadm's certificates that end soon, and restarts the static pods that use them.
+    CertificatesRenew,
     /// Writes files and makes users; never a file that the snapshot did not save first.
     Files,
     /// Sets the servers of the host's clock.
@@ -152,6 +159,8 @@ pub enum StepType {
     ContainerRuntimeInstall,
     /// Makes the staged OS image the one of the next boot. Never reboots by itself.
     OsImageFinalize,
+    /// Sets the flags of a kubelet that no package brings.
+    KubeletFlags,
     /// Installs the kubelet and kubectl packages.
     KubeletInstall,
     /// Installs the kubectl package alone.
@@ -197,6 +206,9 @@ pub struct HostSettings {
     /// Arguments of the kubelet.
     #[serde(default)]
     pub kubelet: Option<KubeletArgs>,
+    /// When certificates of a control plane are renewed apart from an upgrade; without it never.
+    #[serde(default)]
+    pub certificates: Option<CertificateArgs>,
     /// Packages of the container runtime, such as `containerd.io`; empty: it stays as it is.
     #[serde(default)]
     pub container_runtime: Vec<PackageVersion>,

@@ -2,9 +2,9 @@
 //!
 //! | gate | steps | taken back by |
 //! |---|---|---|
-//! | Stage | preflight, stage, image-preload, os-image-stage, snapshot | nothing: they change nothing that runs |
-//! | Upgrade | kubeadm-install, kubeadm-upgrade | packages, configuration |
-//! | Disrupt | files, ntp, container-runtime-install, os-image-finalize, kubelet-install, kubelet-restart or reboot, os-image-commit, verify | files, packages, the A/B slot, a restart |
+//! | Stage | preflight, stage, image-preload, os-image-stage, snapshot | nothing: they change nothing that runs; sources of packages go back |
+//! | Upgrade | kubeadm-install, kubeadm-upgrade, certificates-renew | packages, configuration |
+//! | Disrupt | files, ntp, container-runtime-install, os-image-finalize, kubelet-flags or kubelet-install, kubelet-restart or reboot, os-image-commit, verify | files, packages, the A/B slot, a restart |
 //!
 //! Between Upgrade and Disrupt the controller empties the node. What the goal and the settings do not
 //! ask for is not planned.
@@ -17,8 +17,8 @@
 //!   packages and configuration go back and the kubelet is restarted.
 
 use refit_api::refit::{
-    Gate, HostFacts, HostSettings, ImageArgs, PackageArgs, PlannedStep, Role, StepAction, StepType,
-    StepUndo,
+    Gate, HostFacts, HostSettings, ImageArgs, KubeletArgs, PackageArgs, PlannedStep, Role,
+    StepAction, StepType, StepUndo,
 };
 
 use super::steps::STEP_NODE_READY;
@@ -33,10 +33,12 @@ pub(super) fn step_id(step: StepType) -> &'static str {
         StepType::Snapshot => "snapshot",
         StepType::KubeadmInstall => "kubeadm-install",
         StepType::KubeadmUpgrade => "kubeadm-upgrade",
+        StepType::CertificatesRenew => "certificates-renew",
         StepType::Files => "files",
         StepType::Ntp => "ntp",
         StepType::ContainerRuntimeInstall => "container-runtime-install",
         StepType::OsImageFinalize => "os-image-finalize",
+        StepType::KubeletFlags => "kubelet-flags",
         StepType::KubeletInstall => "kubelet-install",
         StepType::KubectlInstall => "kubectl-install",
         StepType::KubeletRestart => "kubelet-restart",
@@ -98,6 +100,8 @@ impl HostWork<'_> {
         let image = self.changes_os_image();
         let own_kubelet = image && settings.os_image.as_ref().is_some_and(|i| i.brings_kubelet);
         let files = settings.files.is_some();
+        let control_plane = self.role != Role::Worker;
+        let flags = |args: &KubeletArgs| *args != KubeletArgs::default();
         let candidates = [
             (StepType::Preflight, true),
             (StepType::Stage, true),
@@ -105,10 +109,14 @@ impl HostWork<'_> {
             (StepType::OsImageStage, image),
             (
                 StepType::Snapshot,
-                self.role != Role::Worker || files || settings.ntp.is_some(),
+                control_plane || files || settings.ntp.is_some(),
             ),
             (StepType::KubeadmInstall, true),
             (StepType::KubeadmUpgrade, true),
+            (
+                StepType::CertificatesRenew,
+                control_plane && settings.certificates.is_some(),
+            ),
             (StepType::Files, files),
             (StepType::Ntp, settings.ntp.is_some()),
             (
@@ -116,6 +124,11 @@ impl HostWork<'_> {
                 !settings.container_runtime.is_empty(),
             ),
             (StepType::OsImageFinalize, image),
+            // No package sets them then, and its kubelet reads them at its first start.
+            (
+                StepType::KubeletFlags,
+                own_kubelet && settings.kubelet.as_ref().is_some_and(flags),
+            ),
             (StepType::KubeletInstall, !own_kubelet),
             (StepType::KubeletRestart, !self.reboots()),
             (StepType::Reboot, self.reboots()),
@@ -147,7 +160,28 @@ impl HostWork<'_> {
             disruptive: is_disruptive(type_),
             timeout_seconds: limits.timeout_seconds,
             max_attempts: limits.max_attempts,
-            undo: undo(type_),
+            undo: self.undo(type_),
+        }
+    }
+
+    /// How a step is taken back; `None` for one that changes nothing that runs or will run.
+    fn undo(&self, type_: StepType) -> Option<StepUndo> {
+        match type_ {
+            StepType::KubeadmInstall
+            | StepType::KubeletInstall
+            | StepType::KubectlInstall
+            | StepType::ContainerRuntimeInstall => Some(StepUndo::Packages),
+            StepType::KubeadmUpgrade => Some(StepUndo::Configuration),
+            StepType::Files | StepType::Ntp | StepType::KubeletFlags => Some(StepUndo::Files),
+            // The host's sources of packages are those of another minor version then.
+            StepType::Stage => {
+                let packages = self.settings.packages.as_ref();
+                let moves = packages.is_some_and(|packages| !packages.repository.is_empty());
+                moves.then_some(StepUndo::Files)
+            }
+            StepType::OsImageFinalize => Some(StepUndo::OsImage),
+            StepType::KubeletRestart => Some(StepUndo::KubeletRestart),
+            _ => None,
         }
     }
 
@@ -179,6 +213,8 @@ impl HostWork<'_> {
                 action.packages.clone_from(&settings.packages);
                 action.kubelet.clone_from(&settings.kubelet);
             }
+            StepType::KubeletFlags => action.kubelet.clone_from(&settings.kubelet),
+            StepType::CertificatesRenew => action.certificates.clone_from(&settings.certificates),
             StepType::ContainerRuntimeInstall => action.packages = self.all_packages(),
             StepType::OsImageStage | StepType::OsImageFinalize | StepType::OsImageCommit => {
                 action.os_image.clone_from(&settings.os_image);
@@ -241,11 +277,14 @@ fn gate(type_: StepType) -> Gate {
         | StepType::ImagePreload
         | StepType::OsImageStage
         | StepType::Snapshot => Gate::Stage,
-        StepType::KubeadmInstall | StepType::KubeadmUpgrade => Gate::Upgrade,
+        StepType::KubeadmInstall | StepType::KubeadmUpgrade | StepType::CertificatesRenew => {
+            Gate::Upgrade
+        }
         StepType::Files
         | StepType::Ntp
         | StepType::ContainerRuntimeInstall
         | StepType::OsImageFinalize
+        | StepType::KubeletFlags
         | StepType::KubeletInstall
         | StepType::KubectlInstall
         | StepType::KubeletRestart
@@ -279,19 +318,4 @@ fn wants_version(type_: StepType) -> bool {
             | StepType::KubectlInstall
             | StepType::Verify
     )
-}
-
-/// How a step is taken back; `None` for one that changes nothing that runs or will run.
-fn undo(type_: StepType) -> Option<StepUndo> {
-    match type_ {
-        StepType::KubeadmInstall
-        | StepType::KubeletInstall
-        | StepType::KubectlInstall
-        | StepType::ContainerRuntimeInstall => Some(StepUndo::Packages),
-        StepType::KubeadmUpgrade => Some(StepUndo::Configuration),
-        StepType::Files | StepType::Ntp => Some(StepUndo::Files),
-        StepType::OsImageFinalize => Some(StepUndo::OsImage),
-        StepType::KubeletRestart => Some(StepUndo::KubeletRestart),
-        _ => None,
-    }
 }

@@ -42,7 +42,8 @@ enum Was {
     Link { target: PathBuf },
 }
 
-fn folder(site: &Site, plan: &str, group: &str) -> PathBuf {
+/// Where a group of a plan is kept.
+pub fn folder(site: &Site, plan: &str, group: &str) -> PathBuf {
     site.snapshot(plan).join("files").join(plain(group))
 }
 

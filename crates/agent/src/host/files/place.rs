@@ -100,9 +100,7 @@ impl Folder {
 }
 
 /// How folders on the way are opened: search permission is enough.
-const FLAGS: OFlags = OFlags::PATH
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::CLOEXEC);
+const FLAGS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 fn own(file: &File, access: Access) -> io::Result<()> {
     // Only where an owner is wanted: the agent's own service may not make that call.
@@ -178,11 +176,8 @@ impl Place {
     /// Puts a file here, durably and whole.
     pub(super) fn write(&self, content: &[u8], access: Access) -> io::Result<()> {
         let new = self.beside();
-        let flags = OFlags::WRONLY
-            | OFlags::CREATE
-            | OFlags::EXCL
-            | OFlags::NOFOLLOW
-            | OFlags::CLOEXEC;
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let _ = unlinkat(&self.folder.fd, &new, AtFlags::empty());
         let closed = Mode::from_raw_mode(0o600);
         let mut file: File = openat(&self.folder.fd, &new, flags, closed)?.into();
@@ -249,12 +244,18 @@ mod tests {
 
     #[test]
     fn in_a_folder_of_somebody_else_no_link_leads_anywhere() {
-        let Some((folder, home)) = strange() else { return };
+        let Some((folder, home)) = strange() else {
+            return;
+        };
         let secret = folder.path().join("shadow");
         fs::write(&secret, "root's").unwrap();
         symlink(&secret, home.join("keys")).unwrap();
         assert!(atomic::read(&home.join("keys")).is_err());
-        assert!(!atomic::is(&home.join("keys"), b"root's", Access::of_mode(0o644)));
+        assert!(!atomic::is(
+            &home.join("keys"),
+            b"root's",
+            Access::of_mode(0o644)
+        ));
         atomic::replace(&home.join("keys"), b"mine", Access::of_mode(0o600)).unwrap();
         assert_eq!(fs::read_to_string(&secret).unwrap(), "root's");
         assert_eq!(fs::read_to_string(home.join("keys")).unwrap(), "mine");

@@ -1,6 +1,7 @@
 //! Running kubeadm: with which arguments, what its failures mean, what it leaves behind.
 
 pub mod backups;
+pub mod certificates;
 pub mod preflight;
 
 use std::path::Path;
@@ -18,6 +19,8 @@ use super::{
 pub const MANIFESTS: &str = "/etc/kubernetes/manifests";
 /// The kubelet's configuration.
 pub const KUBELET_CONFIG: &str = "/var/lib/kubelet/config.yaml";
+/// Where newer versions of kubeadm keep what of it is this host's own.
+pub const INSTANCE_CONFIG: &str = "/var/lib/kubelet/instance-config.yaml";
 /// How long kubeadm waits for each static pod where etcd has one member: the wait goes through the
 /// API server, which is down meanwhile (kubernetes/kubeadm#3297).
 const SINGLE_ETCD_TIMEOUT_SECONDS: i32 = 900;

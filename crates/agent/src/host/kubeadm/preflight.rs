@@ -4,14 +4,16 @@ use std::path::Path;
 
 use crate::host::{
     KubernetesVersion, Program, Site,
-    kubeadm::{KUBELET_CONFIG, backups},
+    kubeadm::{INSTANCE_CONFIG, KUBELET_CONFIG, backups},
     kubelet, snapshot,
     work::WorkError,
 };
 
-/// How much room binaries, images and packages need on the root file system, beside kubeadm's copy
-/// of etcd's data (`spec/node.md 2.4`).
+/// How much room binaries, images and packages need on the root file system, beside copies of etcd.
 const ROOM_BYTES: u64 = 2 << 30;
+/// How often etcd's data is there in addition, for a while: kubeadm's copy (`spec/node.md 2.4`), our
+/// snapshot, and what etcd's container writes of it before it is fetched.
+const COPIES_OF_ETCD: u64 = 3;
 /// The first kubelet that needs version 1 of the CRI: containerd 1.6.
 const CRI_V1_MINOR: u32 = 26;
 /// The first kubelet that does not start on cgroup v1 unless told to.
@@ -41,11 +43,11 @@ async fn room(site: &Site) -> Result<(), WorkError> {
             "df answered {answer:?}, where the room left was expected"
         ))
     })?;
-    let needed = ROOM_BYTES + backups::etcd_bytes(site);
+    let needed = ROOM_BYTES + COPIES_OF_ETCD * backups::etcd_bytes(site);
     if free < needed {
         return Err(WorkError::needs_person(format!(
-            "the root file system has {} MiB left and needs {} MiB, with kubeadm's copy of etcd's \
-             data: No space left on device is how it would end",
+            "the root file system has {} MiB left and needs {} MiB, with the snapshot and kubeadm's \
+             copy of etcd's data: No space left on device is how it would end",
             free >> 20,
             needed >> 20
         )));
@@ -104,10 +106,14 @@ fn endpoint(site: &Site) -> Result<(), WorkError> {
         flag.strip_prefix("--container-runtime-endpoint=")
             .map(str::to_owned)
     });
-    let config = site.read(KUBELET_CONFIG).lines().find_map(|line| {
-        let value = line.strip_prefix("containerRuntimeEndpoint:")?;
-        Some(value.trim().trim_matches('"').to_owned())
-    });
+    let config = [KUBELET_CONFIG, INSTANCE_CONFIG]
+        .into_iter()
+        .filter_map(|file| {
+            site.read(file).lines().find_map(|line| {
+                let value = line.strip_prefix("containerRuntimeEndpoint:")?;
+                Some(value.trim().trim_matches('"').to_owned())
+            })
+        });
     for found in flag.into_iter().chain(config) {
         if Path::new(&found).is_absolute() {
             return Err(WorkError::needs_person(format!(
@@ -185,6 +191,12 @@ mod tests {
         assert!(error.message.contains("unix:///run/containerd"), "{error}");
         fs::write(&flags, line("unix:///run/containerd/containerd.sock")).unwrap();
         endpoint(&site).unwrap();
+        let own = "containerRuntimeEndpoint: /run/containerd/containerd.sock\n";
+        for file in [KUBELET_CONFIG, INSTANCE_CONFIG] {
+            fs::write(site.path(file), own).unwrap();
+            endpoint(&site).unwrap_err();
+            fs::remove_file(site.path(file)).unwrap();
+        }
     }
 
     #[tokio::test]
@@ -204,5 +216,11 @@ mod tests {
             error.message.contains("has 1 MiB left and needs 2048 MiB"),
             "{error}"
         );
+        // Of etcd there are three more for a while.
+        fs::create_dir_all(site.path("/var/lib/etcd/member")).unwrap();
+        let data = fs::File::create(site.path("/var/lib/etcd/member/db")).unwrap();
+        data.set_len(1 << 30).unwrap();
+        let error = room(&site).await.unwrap_err();
+        assert!(error.message.contains("needs 5120 MiB"), "{error}");
     }
 }

@@ -12,19 +12,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::PathBuf,
     time::Duration,
 };
 
-use super::{KUBERNETES, Order, Want, Wanted, apt_offline, apt_sources};
-use crate::host::{
-    Invocation, Program, ProgramError, Site,
-    files::{
-        atomic::{self, Access},
-        keep,
-    },
-    work::WorkError,
-};
+use super::{KUBERNETES, Order, Want, Wanted, apt_offline, apt_sources, pins};
+use crate::host::{Invocation, Program, ProgramError, Site, files::keep, work::WorkError};
 
 /// How long somebody else may hold a lock of apt or dpkg: a whole run of unattended-upgrades.
 const LOCK_SECONDS: u32 = 300;
@@ -37,6 +29,9 @@ const LOCKED: [&str; 4] = [
     "database lock was locked by another process",
     "dpkg status database is locked",
 ];
+
+/// What apt says of a file that the mirror has no longer.
+const GONE: &str = "404  Not Found";
 
 /// Name, version and status of each package.
 const STATUSES: &str = "--showformat=${binary:Package} ${Version} ${db:Status-Status}\\n";
@@ -218,33 +213,45 @@ impl<'a> Apt<'a> {
     pub async fn install(&self, order: &Order<'_>) -> Result<(), WorkError> {
         self.repair().await?;
         let wants = Self::missing(order, &self.installed().await?);
-        self.keep_holds(order.plan).await?;
-        if !wants.is_empty() {
-            let from = apt_sources::prepare(self, order).await?;
-            let names = if let Ok(names) = self.resolve(&wants, &from).await {
-                names
-            } else {
-                // Fetched long ago, or never: the lists are old.
-                self.update(&from).await?;
-                self.resolve(&wants, &from).await?
-            };
-            let own: Vec<&str> = wants.iter().map(|want| want.name.as_str()).collect();
-            self.lift_holds(&own).await?;
-            let mut call = self.apt_get(["install", "--no-remove", "--no-install-recommends"]);
-            call.arguments.push("--allow-downgrades".to_owned());
-            call.arguments.extend(from);
-            call.arguments.extend(names);
-            self.patiently(&call).await.map_err(explain)?;
+        if !pins::are_kept(self.site, order.plan) {
+            pins::keep(self.site, order.plan, &self.held().await?)?;
         }
-        let held = self.held().await?;
-        let hold: Vec<&str> = order
-            .wants
-            .iter()
-            .map(|want| want.name.as_str())
-            .filter(|name| KUBERNETES.contains(name) || self.was_held(order.plan, name))
-            .filter(|name| !held.contains(*name))
-            .collect();
-        self.mark("hold", &hold).await
+        let outcome = if wants.is_empty() {
+            Ok(())
+        } else {
+            self.install_missing(order, &wants).await
+        };
+        // Whatever became of it: nobody else would set again what was lifted.
+        let own = outcome.is_ok();
+        let names = order.wants.iter().map(|want| want.name.as_str());
+        let hold = names.filter(|name| own && KUBERNETES.contains(name));
+        let held = self.hold(order.plan, &order.wants, hold.collect()).await;
+        outcome.and(held)
+    }
+
+    async fn install_missing(&self, order: &Order<'_>, wants: &[Want]) -> Result<(), WorkError> {
+        let from = apt_sources::prepare(self, order).await?;
+        let names = if let Ok(names) = self.resolve(wants, &from).await {
+            names
+        } else {
+            // Fetched long ago, or never: the lists are old.
+            self.update(&from).await?;
+            self.resolve(wants, &from).await?
+        };
+        let own: Vec<&str> = wants.iter().map(|want| want.name.as_str()).collect();
+        self.lift_holds(&own).await?;
+        let mut call = self.apt_get(["install", "--no-remove", "--no-install-recommends"]);
+        call.arguments.push("--allow-downgrades".to_owned());
+        call.arguments.extend(from.iter().cloned());
+        call.arguments.extend(names);
+        match self.patiently(&call).await {
+            Err(error) if error.said().contains(GONE) => {
+                // The mirror has moved on since the lists were fetched: the next try sees its own.
+                self.update(&from).await?;
+                Err(error.into())
+            }
+            other => other.map(drop).map_err(explain),
+        }
     }
 
     /// Goes back to exactly these versions.
@@ -255,6 +262,19 @@ impl<'a> Apt<'a> {
     ) -> Result<(), WorkError> {
         self.repair().await?;
         keep::put_back(self.site, plan, keep::PACKAGES)?;
+        let outcome = self.go_back(packages).await;
+        let wants: Vec<Want> = packages
+            .iter()
+            .map(|(name, version)| Want {
+                name: name.clone(),
+                version: Wanted::Text(version.clone()),
+            })
+            .collect();
+        let held = self.hold(plan, &wants, BTreeSet::new()).await;
+        outcome.and(held)
+    }
+
+    async fn go_back(&self, packages: &BTreeMap<String, String>) -> Result<(), WorkError> {
         let installed = self.installed().await?;
         let names: Vec<&str> = packages.keys().map(String::as_str).collect();
         let (gone, older): (Vec<_>, Vec<_>) = packages
@@ -281,10 +301,22 @@ impl<'a> Apt<'a> {
         for (name, _) in gone {
             self.remove(name).await?;
         }
+        Ok(())
+    }
+
+    /// Holds what was held before the plan, and `more`.
+    async fn hold(
+        &self,
+        plan: &str,
+        wants: &[Want],
+        more: BTreeSet<&str>,
+    ) -> Result<(), WorkError> {
         let held = self.held().await?;
-        let hold: Vec<&str> = names
-            .into_iter()
-            .filter(|name| self.was_held(plan, name) && !held.contains(*name))
+        let hold: Vec<&str> = wants
+            .iter()
+            .map(|want| want.name.as_str())
+            .filter(|name| more.contains(name) || pins::was_pinned(self.site, plan, name))
+            .filter(|name| !held.contains(*name))
             .collect();
         self.mark("hold", &hold).await
     }
@@ -381,28 +413,6 @@ impl<'a> Apt<'a> {
             .filter(|n| held.contains(*n))
             .collect();
         self.mark("unhold", &lift).await
-    }
-
-    fn holds_path(&self, plan: &str) -> PathBuf {
-        self.site.snapshot(plan).join("holds.json")
-    }
-
-    /// Writes down which packages were held before the plan, once.
-    async fn keep_holds(&self, plan: &str) -> Result<(), WorkError> {
-        let path = self.holds_path(plan);
-        if path.exists() {
-            return Ok(());
-        }
-        let held = self.held().await?;
-        let text = serde_json::to_vec(&held).expect("names can be written as JSON");
-        atomic::replace(&path, &text, Access::of_mode(0o600))?;
-        Ok(())
-    }
-
-    fn was_held(&self, plan: &str, name: &str) -> bool {
-        let text = fs::read(self.holds_path(plan)).unwrap_or_default();
-        let held: BTreeSet<String> = serde_json::from_slice(&text).unwrap_or_default();
-        held.contains(name)
     }
 }
 

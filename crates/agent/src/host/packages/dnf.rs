@@ -5,15 +5,16 @@
 //! in their own words.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     sync::LazyLock,
 };
 
+use refit_api::refit::PackageArgs;
 use regex::Regex;
 
-use super::{KUBERNETES, Order, Want, Wanted, dnf_offline};
+use super::{KUBERNETES, Order, Want, Wanted, dnf_offline, pins};
 use crate::host::{
     Invocation, KubernetesVersion, Program, ProgramError, Site,
     files::{
@@ -40,6 +41,14 @@ pub enum Flavour {
     Dnf5,
     /// The small one of Azure Linux and Photon, which knows fewer options.
     Tdnf,
+}
+
+/// What packages are unlocked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Fetch,
+    Install,
+    Restore,
 }
 
 /// dnf and rpm of a host.
@@ -95,27 +104,41 @@ impl<'a> Dnf<'a> {
         self.prepare(order)?;
         let wants = self.missing(order).await?;
         let offline = self.offline(order).await?;
-        self.unlock(&wants).await?;
-        let outcome = match wants.as_slice() {
-            [] => Ok(()),
-            wants => self.transact(offline.as_deref(), wants, true).await,
-        };
-        // Nothing but a download happens without the lock.
-        self.lock(&order.wants).await?;
-        outcome
+        self.unlocked(order, &wants, offline.as_deref(), Change::Fetch)
+            .await
     }
 
-    /// Installs what an order wants and is not there.
+    /// Installs what an order wants and is not there, and locks the packages of Kubernetes.
     pub async fn install(&self, order: &Order<'_>) -> Result<(), WorkError> {
         self.forget_cut_transactions(order).await?;
         self.prepare(order)?;
         let wants = self.missing(order).await?;
-        if !wants.is_empty() {
-            let offline = self.offline(order).await?;
-            self.unlock(&wants).await?;
-            self.transact(offline.as_deref(), &wants, false).await?;
-        }
-        self.lock(&order.wants).await
+        let offline = if wants.is_empty() {
+            None
+        } else {
+            self.offline(order).await?
+        };
+        self.unlocked(order, &wants, offline.as_deref(), Change::Install)
+            .await
+    }
+
+    /// Changes packages whose versions are not locked meanwhile. Whatever becomes of it, what was
+    /// locked before the plan is locked again, and what is installed of Kubernetes, too.
+    async fn unlocked(
+        &self,
+        order: &Order<'_>,
+        wants: &[Want],
+        offline: Option<&Path>,
+        change: Change,
+    ) -> Result<(), WorkError> {
+        let download = change == Change::Fetch;
+        let outcome = match self.unlock(order.plan, wants, change).await {
+            Ok(()) if !wants.is_empty() => self.transact(offline, wants, download).await,
+            other => other,
+        };
+        let own = outcome.is_ok() && change == Change::Install;
+        let locked = self.lock(order, own).await;
+        outcome.and(locked)
     }
 
     /// The repository of a plan's folder of packages, where it has one.
@@ -151,13 +174,24 @@ impl<'a> Dnf<'a> {
                 });
             }
         }
-        if wants.is_empty() {
-            return Ok(());
-        }
-        let offline = dnf_offline::of_bundles(self.site, &wants).await?;
-        self.unlock(&wants).await?;
-        self.transact(offline.as_deref(), &wants, false).await?;
-        self.lock(&wants).await
+        let offline = if wants.is_empty() {
+            None
+        } else {
+            dnf_offline::of_bundles(self.site, &wants).await?
+        };
+        let from = PackageArgs::default();
+        let all = packages.iter().map(|(name, version)| Want {
+            name: name.clone(),
+            version: Wanted::Text(version.clone()),
+        });
+        // All of them: a try before this one may have left some unlocked.
+        let order = Order {
+            plan,
+            from: &from,
+            wants: all.collect(),
+        };
+        self.unlocked(&order, &wants, offline.as_deref(), Change::Restore)
+            .await
     }
 
     async fn missing(&self, order: &Order<'_>) -> Result<Vec<Want>, WorkError> {
@@ -251,36 +285,44 @@ impl<'a> Dnf<'a> {
         self.site.call(program, arguments)
     }
 
-    async fn unlock(&self, wants: &[Want]) -> Result<(), WorkError> {
+    /// Packages whose versions are locked, of these.
+    async fn locked(&self, wants: &[Want]) -> BTreeSet<String> {
+        let list = self.dnf(["versionlock", "list"]).output().await;
+        let list = list.unwrap_or_default();
+        let names = wants.iter().map(|want| &want.name);
+        names
+            .filter(|name| is_locked(&list, name))
+            .cloned()
+            .collect()
+    }
+
+    async fn unlock(&self, plan: &str, wants: &[Want], change: Change) -> Result<(), WorkError> {
         if !self.version_lock || wants.is_empty() {
             return Ok(());
         }
-        let list = self
-            .dnf(["versionlock", "list"])
-            .output()
-            .await
-            .unwrap_or_default();
-        for want in wants.iter().filter(|want| list.contains(&want.name)) {
-            let call = self.dnf(["versionlock", "delete", &want.name]);
+        let locked = self.locked(wants).await;
+        // Each step notes the locks of its own packages. What is locked at an undo may be our doing.
+        if change != Change::Restore {
+            pins::add(self.site, plan, &locked)?;
+        }
+        for name in &locked {
+            let call = self.dnf(["versionlock", "delete", name]);
             self.site.run(&call).await?;
         }
         Ok(())
     }
 
-    async fn lock(&self, wants: &[Want]) -> Result<(), WorkError> {
+    async fn lock(&self, order: &Order<'_>, own: bool) -> Result<(), WorkError> {
         if !self.version_lock {
             return Ok(());
         }
-        let list = self
-            .dnf(["versionlock", "list"])
-            .output()
-            .await
-            .unwrap_or_default();
-        let own = wants
-            .iter()
-            .filter(|want| KUBERNETES.contains(&want.name.as_str()));
-        for want in own.filter(|want| !list.contains(&want.name)) {
-            let call = self.dnf(["versionlock", "add", &want.name]);
+        let locked = self.locked(&order.wants).await;
+        let wanted = |name: &str| {
+            (own && KUBERNETES.contains(&name)) || pins::was_pinned(self.site, order.plan, name)
+        };
+        let names = order.wants.iter().map(|want| &want.name);
+        for name in names.filter(|name| wanted(name) && !locked.contains(*name)) {
+            let call = self.dnf(["versionlock", "add", name]);
             self.site.run(&call).await?;
         }
         Ok(())
@@ -379,6 +421,19 @@ fn at_minor(text: &str, url: &str) -> Option<String> {
     let new = format!("{before}{}", minor.as_str());
     let changed = other.replace_all(text, regex::NoExpand(&new));
     (changed != text).then(|| changed.into_owned())
+}
+
+/// Whether a list of locked versions has a package: `kubeadm-0:1.34.2-1.*`, and in the fifth version
+/// `Package name: kubeadm`.
+fn is_locked(list: &str, name: &str) -> bool {
+    list.lines().map(str::trim).any(|line| {
+        let word = line.strip_prefix("Package name:").map(str::trim);
+        let epoch = line
+            .strip_prefix(name)
+            .and_then(|rest| rest.strip_prefix('-'));
+        word == Some(name)
+            || epoch.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    })
 }
 
 /// What a version is in the name of a package for dnf.

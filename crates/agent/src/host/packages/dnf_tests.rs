@@ -94,3 +94,114 @@ fn only_an_older_entry_of_the_same_architecture_was_cut_off() {
     assert_eq!(cut_off(&cut), ["glibc-2.38-1.x86_64"]);
     assert!(cut_off("").is_empty());
 }
+
+/// A host whose dnf is a script that keeps locks in a file; `work` is what it does to install.
+fn with_locks(locked: &str, work: &str) -> (tempfile::TempDir, Site) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let mut site = Site::at(folder.path().join("root"), folder.path().join("state"));
+    fs::create_dir_all(site.state()).unwrap();
+    let locks = folder.path().join("locks");
+    fs::write(&locks, locked).unwrap();
+    let locks = locks.display();
+    for (program, script) in [
+        (
+            Program::Dnf,
+            format!(
+                "case \"$*\" in\n'versionlock list') cat {locks};;\n\
+                 'versionlock delete '*) sed -i \"/^$3-0:/d\" {locks};;\n\
+                 'versionlock add '*) echo \"$3-0:1.35.0-1.*\" >> {locks};;\n\
+                 *) {work};;\nesac"
+            ),
+        ),
+        (
+            Program::Rpm,
+            "echo kubeadm 1.34.2-1; echo containerd.io 1.7.0-1".to_owned(),
+        ),
+    ] {
+        let path = folder.path().join(format!("{program:?}"));
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let path = path.display().to_string();
+        let tool = crate::host::site::Tool {
+            path,
+            ..Default::default()
+        };
+        site = site.with_tool(program, tool);
+    }
+    (folder, site)
+}
+
+fn locks(folder: &tempfile::TempDir) -> Vec<String> {
+    let text = fs::read_to_string(folder.path().join("locks")).unwrap();
+    let mut names: Vec<String> = text
+        .lines()
+        .filter_map(|line| Some(line.split_once("-0:")?.0.to_owned()))
+        .collect();
+    names.sort();
+    names
+}
+
+#[tokio::test]
+async fn locks_are_back_whatever_becomes_of_the_installation() {
+    let locked = "kubeadm-0:1.34.2-1.*\ncontainerd.io-0:1.7.0-1.*\n";
+    let from = PackageArgs::default();
+    let text = |name: &str, version: &str| Want {
+        name: name.to_owned(),
+        version: Wanted::Text(version.to_owned()),
+    };
+    let order = Order {
+        plan: "p",
+        from: &from,
+        wants: vec![
+            text("kubeadm", "1.35.0-1"),
+            text("containerd.io", "2.1.4-1"),
+        ],
+    };
+    for work in ["true", "exit 1"] {
+        let (folder, site) = with_locks(locked, work);
+        let dnf = Dnf {
+            site: &site,
+            flavour: Flavour::Dnf4,
+            version_lock: true,
+        };
+        let fetched = dnf.fetch(&order).await;
+        assert_eq!(fetched.is_ok(), work == "true");
+        assert_eq!(locks(&folder), ["containerd.io", "kubeadm"], "{work}");
+        let installed = dnf.install(&order).await;
+        assert_eq!(installed.is_ok(), work == "true");
+        assert_eq!(locks(&folder), ["containerd.io", "kubeadm"], "{work}");
+    }
+}
+
+#[tokio::test]
+async fn an_undo_leaves_no_lock_that_was_not_there_before() {
+    let (folder, site) = with_locks("", "true");
+    let dnf = Dnf {
+        site: &site,
+        flavour: Flavour::Dnf4,
+        version_lock: true,
+    };
+    let from = PackageArgs::default();
+    let order = Order {
+        plan: "p",
+        from: &from,
+        wants: vec![Want::kubernetes("kubeadm", &version())],
+    };
+    dnf.install(&order).await.unwrap();
+    assert_eq!(locks(&folder), ["kubeadm"]);
+    let before = BTreeMap::from([("kubeadm".to_owned(), "1.34.1-1".to_owned())]);
+    dnf.restore("p", &before).await.unwrap();
+    assert_eq!(locks(&folder), Vec::<String>::new());
+}
+
+#[test]
+fn locks_are_read_as_each_dnf_lists_them() {
+    let fourth = "Last metadata expiration check: 0:01\nkubeadm-0:1.34.2-1.*\n";
+    let fifth = "# Added by 'versionlock add' command\nPackage name: kubeadm\nevr = 1.34.2-1\n";
+    for list in [fourth, fifth] {
+        assert!(is_locked(list, "kubeadm") && !is_locked(list, "kube"));
+    }
+    assert!(!is_locked("containerd.io-0:1.7.0-1.*\n", "containerd"));
+    assert!(!is_locked("kubernetes-cni-0:1.4.0-1.*\n", "kubernetes"));
+}

@@ -11,6 +11,7 @@ mod apt_offline;
 mod apt_sources;
 pub mod dnf;
 mod dnf_offline;
+mod pins;
 pub mod tarball;
 
 use std::collections::BTreeMap;

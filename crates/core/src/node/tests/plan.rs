@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use refit_api::refit::{
-    FileArgs, Gate, HostFacts, HostSettings, ImageArgs, NtpArgs, OsImageArgs, PackageArgs,
-    PackageVersion, Phase, PlannedStep, Role, StepLimits, StepType, StepUndo,
+    CertificateArgs, FileArgs, Gate, HostFacts, HostSettings, ImageArgs, KubeletArgs, NtpArgs,
+    OsImageArgs, PackageArgs, PackageVersion, Phase, PlannedStep, Role, StepLimits, StepType,
+    StepUndo,
 };
 
 use super::world::*;
@@ -147,11 +148,72 @@ fn an_image_that_runs_already_is_not_written_again() {
 }
 
 #[test]
-fn an_image_that_brings_the_kubelet_needs_no_package_of_it() {
+fn an_image_that_brings_the_kubelet_needs_no_package_of_it_and_loses_no_flag() {
     let mut settings = everything();
     settings.os_image.as_mut().unwrap().brings_kubelet = true;
     let steps = work(Role::Worker, &settings, None).steps();
     assert!(!ids(&steps).contains(&"kubelet-install"));
+    assert!(!ids(&steps).contains(&"kubelet-flags"), "none is asked for");
+    let flags = KubeletArgs {
+        remove_args: vec!["pod-infra-container-image".into()],
+        ..KubeletArgs::default()
+    };
+    settings.kubelet = Some(flags.clone());
+    let steps = work(Role::Worker, &settings, None).steps();
+    let at = |id: &str| steps.iter().position(|step| step.id == id).unwrap();
+    let step = &steps[at("kubelet-flags")];
+    assert!(at("kubelet-flags") < at("reboot"));
+    assert_eq!(step.action.kubelet.as_ref(), Some(&flags));
+    assert_eq!(step.undo, Some(StepUndo::Files));
+    // Where a package brings the kubelet, its own step sets them.
+    settings.os_image = None;
+    let steps = work(Role::Worker, &settings, None).steps();
+    assert!(!ids(&steps).contains(&"kubelet-flags"));
+}
+
+#[test]
+fn certificates_are_renewed_on_control_planes_once_somebody_asks_for_it() {
+    let certificates = CertificateArgs {
+        renew_within_days: 60,
+    };
+    let settings = HostSettings {
+        certificates: Some(certificates.clone()),
+        ..HostSettings::default()
+    };
+    for role in ROLES {
+        let steps = work(role, &settings, None).steps();
+        let step = steps.iter().find(|step| step.id == "certificates-renew");
+        assert_eq!(step.is_some(), role != Role::Worker, "{role:?}");
+        assert!(step.is_none_or(|step| step.gate == Gate::Upgrade
+            && step.action.certificates.as_ref() == Some(&certificates)));
+        assert!(steps.is_sorted_by_key(|step| step.action.type_));
+    }
+    let none = HostSettings::default();
+    let steps = work(Role::ControlPlane, &none, None).steps();
+    assert!(!ids(&steps).contains(&"certificates-renew"));
+}
+
+/// How certificates are renewed without an upgrade: a NodeUpdate to the version that runs.
+#[test]
+fn a_machine_that_is_at_its_version_can_be_asked_to_renew_certificates() {
+    let mut one = One::control_plane();
+    for node in &mut one.nodes {
+        node.kubelet_version = GOAL.into();
+    }
+    for pod in one.static_pods.iter_mut().filter(|p| p.component != "etcd") {
+        pod.version = Some(GOAL.into());
+    }
+    one.settings.certificates = Some(CertificateArgs {
+        renew_within_days: 60,
+    });
+    let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
+    status.capabilities.push(StepType::CertificatesRenew);
+    let mut one = one.disrupted();
+    one.settle();
+    assert_eq!(one.phase(), Phase::Succeeded, "{:?}", one.blocked_by());
+    let status = one.status();
+    let names: Vec<_> = status.steps.iter().map(|step| step.name.as_str()).collect();
+    assert!(names.contains(&"certificates-renew"), "{names:?}");
 }
 
 /// The contract with the agent: before the point whatever changes the host says how it is taken
@@ -162,7 +224,6 @@ fn before_the_point_of_no_return_every_step_has_a_way_back_and_none_after_it() {
     let none = HostSettings::default();
     let changes_nothing = [
         StepType::Preflight,
-        StepType::Stage,
         StepType::ImagePreload,
         StepType::OsImageStage,
         StepType::Snapshot,
@@ -175,7 +236,9 @@ fn before_the_point_of_no_return_every_step_has_a_way_back_and_none_after_it() {
             let at = steps.iter().position(|step| step.id == point);
             let (before, after) = steps.split_at(at.unwrap_or(steps.len()));
             for step in before {
-                let still = changes_nothing.contains(&step.action.type_);
+                let moves_sources = settings.packages.is_some();
+                let still = changes_nothing.contains(&step.action.type_)
+                    || (step.action.type_ == StepType::Stage && !moves_sources);
                 assert_eq!(step.undo.is_none(), still, "{role:?} {}", step.id);
             }
             assert!(after.iter().all(|step| step.undo.is_none()), "{role:?}");

@@ -1,0 +1,259 @@
+use refit_api::refit::{FileArgs, KubeletArg, NtpArgs, PackageVersion, PlannedFile, SecretKey};
+
+use super::*;
+use crate::host::{files::secret::Secret, site::Tool};
+
+struct Vault;
+
+impl SecretSource for Vault {
+    fn fetch<'a>(
+        &'a self,
+        _: &'a SecretKey,
+    ) -> futures::future::BoxFuture<'a, Result<Secret, WorkError>> {
+        Box::pin(async { Ok(Secret::new("hunter2")) })
+    }
+}
+
+/// A host with packages at v1.35.0 whose programs are scripts.
+struct World {
+    folder: tempfile::TempDir,
+    site: Site,
+}
+
+impl World {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+        for path in [
+            "/etc",
+            "/var/lib/dpkg/updates",
+            "/var/lib/kubelet",
+            "/etc/apt",
+        ] {
+            fs::create_dir_all(site.path(path)).unwrap();
+        }
+        fs::create_dir_all(site.units()).unwrap();
+        fs::write(site.path("/var/lib/dpkg/status"), "").unwrap();
+        // Whoever runs the tests is who files belong to.
+        let own = fs::metadata(folder.path()).unwrap();
+        let ids = std::os::unix::fs::MetadataExt::uid(&own);
+        let user = format!("root:x:{ids}:{ids}::/root:/bin/sh\n");
+        fs::write(site.path("/etc/passwd"), user).unwrap();
+        fs::write(site.path("/etc/group"), format!("root:x:{ids}:\n")).unwrap();
+        let mut world = Self { folder, site };
+        let versions = "for name in kubeadm kubectl kubelet; do echo $name 1.35.0-1.1 installed; \
+                        done; echo containerd.io 2.1.4-1 installed";
+        for (program, script) in [
+            (Program::AptGet, "exit 1"),
+            (Program::AptMark, "exit 0"),
+            (Program::DpkgQuery, versions),
+            (Program::Systemctl, "exit 0"),
+            (Program::Kubelet, "exit 0"),
+        ] {
+            world.script(program, script);
+        }
+        world
+    }
+
+    fn script(&mut self, program: Program, script: &str) {
+        let path = self.folder.path().join(format!("{program:?}"));
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(&path, mode).unwrap();
+        let path = path.display().to_string();
+        let tool = Tool {
+            path,
+            ..Tool::default()
+        };
+        self.site = self.site.clone().with_tool(program, tool);
+    }
+
+    async fn carry_out(&self, plan: &str, command: Command) -> Result<(), WorkError> {
+        let job = JobFile {
+            plan: plan.to_owned(),
+            unit: unit(plan, &command),
+            step: command.name().to_owned(),
+            command,
+            state: self.site.state().to_owned(),
+            kubeconfig: PathBuf::new(),
+            namespace: String::new(),
+        };
+        carry_out(&self.site, &job, &Vault).await
+    }
+
+    async fn look(&self, plan: &str, command: &Command) -> Evidence {
+        let job = Job::new(plan, &unit(plan, command), command.name(), command.clone());
+        look(&self.site, &job).await.unwrap().unwrap()
+    }
+}
+
+fn unit(plan: &str, command: &Command) -> String {
+    format!("refit-{plan}-{}-1", command.name())
+}
+
+fn version() -> KubernetesVersion {
+    KubernetesVersion::parse("v1.35.0").unwrap()
+}
+
+fn file() -> FileArgs {
+    let secret = PlannedFile {
+        path: "/etc/key".to_owned(),
+        content_from: Some(SecretKey::default()),
+        ..PlannedFile::default()
+    };
+    FileArgs {
+        files: vec![secret],
+        ..FileArgs::default()
+    }
+}
+
+fn kubelet(name: &str) -> Command {
+    let flag = KubeletArg {
+        name: name.to_owned(),
+        value: "1".to_owned(),
+    };
+    Command::InstallKubelet {
+        version: version(),
+        packages: PackageArgs::default(),
+        kubelet: KubeletArgs {
+            extra_args: vec![flag],
+            ..KubeletArgs::default()
+        },
+    }
+}
+
+/// Everything whose check sees only part of it.
+fn seen_in_part() -> Vec<Command> {
+    let packages = PackageArgs::default;
+    let runtime = PackageArgs {
+        install: vec![PackageVersion {
+            name: "containerd.io".to_owned(),
+            version: "2.1.4-1".to_owned(),
+        }],
+        ..packages()
+    };
+    let before = [("kubelet".to_owned(), "1.35.0-1.1".to_owned())];
+    vec![
+        Command::InstallKubeadm {
+            version: version(),
+            packages: packages(),
+        },
+        Command::InstallKubectl {
+            version: version(),
+            packages: packages(),
+        },
+        Command::InstallKubelet {
+            version: version(),
+            packages: packages(),
+            kubelet: KubeletArgs::default(),
+        },
+        Command::InstallContainerRuntime { packages: runtime },
+        Command::RestorePackages {
+            packages: before.into(),
+        },
+        Command::WriteFiles { files: file() },
+        Command::SetTimeServers {
+            ntp: NtpArgs::default(),
+        },
+        Command::SetKubeletFlags {
+            kubelet: KubeletArgs::default(),
+        },
+        Command::RestoreFiles {
+            step: "files".to_owned(),
+        },
+    ]
+}
+
+/// Before: what a power cut has left half done counted as done, because its packages were there, or
+/// a file that nobody may look into.
+#[tokio::test]
+async fn what_shows_in_part_is_done_once_it_has_left_its_mark() {
+    let world = World::new();
+    fs::write(world.site.path("/etc/key"), "of before").unwrap();
+    for command in seen_in_part() {
+        assert!(command.shows_in_part(), "{}", command.name());
+        let found = world.look("p", &command).await;
+        let half = matches!(&found, Evidence::Missing { what } if what.ends_with("to its end"));
+        assert!(half, "{} {found:?}", command.name());
+        world.carry_out("p", command.clone()).await.unwrap();
+        let found = world.look("p", &command).await;
+        assert_eq!(found, Evidence::Done, "{}", command.name());
+    }
+    // And what shows that it is not done is not done, whatever it left.
+    fs::remove_file(world.site.path("/etc/key")).unwrap();
+    let files = Command::WriteFiles { files: file() };
+    assert!(matches!(
+        world.look("p", &files).await,
+        Evidence::Missing { .. }
+    ));
+}
+
+#[tokio::test]
+async fn a_flag_that_the_new_kubelet_does_not_know_is_found_at_its_installation() {
+    let mut world = World::new();
+    world.script(
+        Program::Kubelet,
+        "echo 'E1121 failed to parse kubelet flag: unknown flag: --odd' >&2; exit 1",
+    );
+    let error = world.carry_out("p", kubelet("odd")).await.unwrap_err();
+    assert!(error.message.contains("no flag --odd,"), "{error}");
+}
+
+#[tokio::test]
+async fn flags_of_a_kubelet_that_no_package_brings_are_set_and_go_back() {
+    let world = World::new();
+    let Command::InstallKubelet { kubelet, .. } = kubelet("v") else {
+        unreachable!("it installs a kubelet")
+    };
+    let command = Command::SetKubeletFlags { kubelet };
+    world.carry_out("p", command.clone()).await.unwrap();
+    let path = "/var/lib/kubelet/kubeadm-flags.env";
+    assert!(world.site.read(path).contains("--v=1"));
+    assert_eq!(world.look("p", &command).await, Evidence::Done);
+    let back = Command::RestoreFiles {
+        step: command.name().to_owned(),
+    };
+    world.carry_out("p", back).await.unwrap();
+    assert!(!world.site.path(path).exists());
+}
+
+#[tokio::test]
+async fn a_kubelet_of_the_same_version_gets_its_flags_of_before_back() {
+    let world = World::new();
+    world.carry_out("p", kubelet("v")).await.unwrap();
+    let path = "/var/lib/kubelet/kubeadm-flags.env";
+    assert!(world.site.read(path).contains("--v=1"));
+    let before = [("kubelet".to_owned(), "1.35.0-1.1".to_owned())];
+    let back = Command::RestorePackages {
+        packages: before.into(),
+    };
+    world.carry_out("p", back).await.unwrap();
+    assert!(!world.site.path(path).exists());
+}
+
+#[tokio::test]
+async fn sources_of_packages_go_back_with_the_step_that_moved_them() {
+    let world = World::new();
+    let list = "/etc/apt/sources.list";
+    fs::write(world.site.path(list), "of before").unwrap();
+    keep::keep(&world.site, "p", keep::PACKAGES, list).unwrap();
+    fs::write(world.site.path(list), "moved").unwrap();
+    let back = Command::RestoreFiles {
+        step: "stage".to_owned(),
+    };
+    world.carry_out("p", back).await.unwrap();
+    assert_eq!(world.site.read(list), "of before");
+}
+
+#[tokio::test]
+async fn what_older_plans_have_kept_goes_whatever_their_steps() {
+    let world = World::new();
+    for plan in ["a", "b", "c", "d"] {
+        let files = Command::WriteFiles { files: file() };
+        fs::remove_file(world.site.path("/etc/key")).unwrap_or_default();
+        world.carry_out(plan, files).await.unwrap();
+    }
+    let folder = world.site.snapshot("d");
+    let left = fs::read_dir(folder.parent().unwrap()).unwrap().count();
+    assert_eq!(left, snapshot::KEPT + 1);
+}

@@ -1,0 +1,257 @@
+//! Renewing kubeadm's certificates apart from an upgrade.
+//!
+//! `kubeadm upgrade` renews them by itself. Whoever upgrades less than once a year has to renew them
+//! otherwise, and `kubeadm certs renew` leaves the static pods with the old ones until each is
+//! restarted (`spec/node.md 2.4`). An annotation in a static pod's manifest does that: the kubelet
+//! takes the pod for another one. The manifest is replaced whole, so no power cut leaves a host
+//! without its API server.
+//!
+//! Certificates of an authority whose key is elsewhere are their owner's.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use jiff::{SignedDuration, Timestamp};
+use refit_api::refit::CertificateArgs;
+use sha2::{Digest as _, Sha256};
+use x509_parser::pem::Pem;
+
+use super::MANIFESTS;
+use crate::host::{
+    Program, Site,
+    files::atomic::{self, Access},
+    work::WorkError,
+};
+
+const KUBERNETES: &str = "/etc/kubernetes";
+/// Certificates and kubeconfigs that kubeadm renews, and the key of the authority that signs them.
+const RENEWED: [(&str, &str); 11] = [
+    ("pki/apiserver.crt", "pki/ca.key"),
+    ("pki/apiserver-kubelet-client.crt", "pki/ca.key"),
+    ("pki/apiserver-etcd-client.crt", "pki/etcd/ca.key"),
+    ("pki/front-proxy-client.crt", "pki/front-proxy-ca.key"),
+    ("pki/etcd/server.crt", "pki/etcd/ca.key"),
+    ("pki/etcd/peer.crt", "pki/etcd/ca.key"),
+    ("pki/etcd/healthcheck-client.crt", "pki/etcd/ca.key"),
+    ("admin.conf", "pki/ca.key"),
+    ("super-admin.conf", "pki/ca.key"),
+    ("controller-manager.conf", "pki/ca.key"),
+    ("scheduler.conf", "pki/ca.key"),
+];
+/// Static pods that read them, in the order in which they start anew.
+const READERS: [&str; 4] = [
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+];
+/// What makes a static pod another one.
+const ANNOTATION: &str = "refit.dev/certificates";
+/// How long a static pod may take to start anew: as long as kubeadm gives it.
+const RESTART: Duration = Duration::from_mins(5);
+const POLL: Duration = Duration::from_secs(1);
+
+/// Renews the certificates of a control plane, if one of them ends soon, and has the static pods
+/// read them.
+pub async fn renew(
+    site: &Site,
+    plan: &str,
+    args: &CertificateArgs,
+    now: Timestamp,
+) -> Result<(), WorkError> {
+    let before = found(site)?;
+    let soon = within(&before, args, now);
+    // A try that was interrupted may have renewed them, and restarted none or some of the pods.
+    let begun = site.snapshot(plan).join("certificates");
+    match soon.first() {
+        Some((name, ends)) => site.say(&format!("{name} ends {ends}: certificates are renewed")),
+        None if begun.exists() => site.say("certificates are renewed: going on with it"),
+        None => {
+            site.say("no certificate ends soon");
+            return Ok(());
+        }
+    }
+    atomic::replace(&begun, b"begun\n", Access::of_mode(0o600))?;
+    let call = site.call(Program::Kubeadm, ["certs", "renew", "all"]);
+    site.run(&call).await?;
+    let after = found(site)?;
+    let same = |name: &str, ends: &Timestamp| after.get(name).is_none_or(|now| now <= ends);
+    if let Some((name, _)) = soon.iter().find(|(name, ends)| same(name, ends)) {
+        return Err(WorkError::retriable(format!(
+            "kubeadm has renewed its certificates, but {name} ends no later than before"
+        )));
+    }
+    let sum = fingerprint(site);
+    for reader in READERS {
+        restart(site, reader, &sum, RESTART).await?;
+    }
+    Ok(())
+}
+
+/// The certificates that end within the days that a plan asks for, the first to end first.
+fn within(
+    found: &BTreeMap<&'static str, Timestamp>,
+    args: &CertificateArgs,
+    now: Timestamp,
+) -> Vec<(&'static str, Timestamp)> {
+    let days = i64::from(args.renew_within_days.max(0));
+    let limit = now.saturating_add(SignedDuration::from_hours(days * 24));
+    let limit = limit.unwrap_or(Timestamp::MAX);
+    let all = found.iter().map(|(name, ends)| (*name, *ends));
+    let mut soon: Vec<_> = all.filter(|(_, ends)| *ends <= limit).collect();
+    soon.sort_by_key(|(_, ends)| *ends);
+    soon
+}
+
+/// When each certificate ends that kubeadm can renew on this host.
+fn found(site: &Site) -> Result<BTreeMap<&'static str, Timestamp>, WorkError> {
+    let mut all = BTreeMap::new();
+    for (name, key) in RENEWED {
+        if !path(site, key).exists() {
+            continue;
+        }
+        let Some(pem) = certificate(site, name)? else {
+            continue;
+        };
+        all.insert(name, end_of(name, &pem)?);
+    }
+    Ok(all)
+}
+
+fn path(site: &Site, name: &str) -> PathBuf {
+    site.path(format!("{KUBERNETES}/{name}"))
+}
+
+/// The certificate of a file: of a kubeconfig the one of its user.
+fn certificate(site: &Site, name: &str) -> Result<Option<Vec<u8>>, WorkError> {
+    let Some((text, _)) = atomic::read(&path(site, name))? else {
+        return Ok(None);
+    };
+    if name.starts_with("pki/") {
+        return Ok(Some(text));
+    }
+    let text = String::from_utf8_lossy(&text);
+    let data = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("client-certificate-data:"));
+    let Some(data) = data else { return Ok(None) };
+    let decoded = STANDARD.decode(data.trim().trim_matches('"'));
+    decoded.map(Some).map_err(|_| unreadable(name))
+}
+
+fn end_of(name: &str, pem: &[u8]) -> Result<Timestamp, WorkError> {
+    // The first is the host's own; others are of authorities.
+    let pem = Pem::iter_from_buffer(pem).next();
+    let pem = pem.and_then(Result::ok).ok_or_else(|| unreadable(name))?;
+    let certificate = pem.parse_x509().map_err(|_| unreadable(name))?;
+    let ends = certificate.validity().not_after.timestamp();
+    Timestamp::from_second(ends).map_err(|_| unreadable(name))
+}
+
+fn unreadable(name: &str) -> WorkError {
+    WorkError::needs_person(format!(
+        "{KUBERNETES}/{name} holds no certificate that can be read: mend it, or have kubeadm make it \
+         anew"
+    ))
+}
+
+/// What tells these certificates from others. They are public.
+fn fingerprint(site: &Site) -> String {
+    use std::fmt::Write as _;
+    let mut hash = Sha256::new();
+    for (name, _) in RENEWED {
+        hash.update(certificate(site, name).ok().flatten().unwrap_or_default());
+    }
+    let mut hex = String::new();
+    for byte in hash.finalize().iter().take(8) {
+        let _ = write!(hex, "{byte:02x}");
+    }
+    hex
+}
+
+/// Has the kubelet start a static pod anew, and waits for it where the runtime can be asked.
+async fn restart(site: &Site, name: &str, sum: &str, patience: Duration) -> Result<(), WorkError> {
+    let path = site.path(format!("{MANIFESTS}/{name}.yaml"));
+    let Some((text, file)) = atomic::read(&path)? else {
+        return Ok(());
+    };
+    let text = String::from_utf8_lossy(&text);
+    let changed = annotated(&text, sum).ok_or_else(|| {
+        WorkError::needs_person(format!(
+            "{} is no manifest as kubeadm writes it, so {name} still has its old certificates: \
+             restart it",
+            path.display()
+        ))
+    })?;
+    let before = running(site, name).await;
+    if !atomic::replace(&path, changed.as_bytes(), Access::of(&file))? {
+        return Ok(());
+    }
+    site.say(&format!("{name} starts anew"));
+    if !site.has(Program::Crictl) || before.is_empty() {
+        return Ok(());
+    }
+    let started = async {
+        loop {
+            tokio::time::sleep(POLL).await;
+            let now = running(site, name).await;
+            if !now.is_empty() && now != before {
+                return;
+            }
+        }
+    };
+    let outcome = tokio::time::timeout(patience, started).await;
+    outcome.map_err(|_| {
+        WorkError::retriable(format!(
+            "{name} has not started anew with its new certificates within {} s",
+            patience.as_secs()
+        ))
+    })
+}
+
+/// The container that runs; none where nobody can say.
+async fn running(site: &Site, name: &str) -> String {
+    let filter = format!("--name=^{name}$");
+    let question = ["ps", "--quiet", "--state=Running", &filter];
+    let answer = site.ask(Program::Crictl, question).await;
+    answer.unwrap_or_default().trim().to_owned()
+}
+
+/// A manifest with our annotation at this value; none for what is not as kubeadm writes it.
+fn annotated(text: &str, value: &str) -> Option<String> {
+    const LIST: &str = "  annotations:";
+    let ours = format!("    {ANNOTATION}: \"{value}\"");
+    let known = format!("{ANNOTATION}:");
+    let mut lines = text
+        .lines()
+        .filter(|line| !line.trim_start().starts_with(&known));
+    let mut out: Vec<&str> = Vec::new();
+    loop {
+        let line = lines.next()?;
+        out.push(line);
+        if line == "metadata:" {
+            break;
+        }
+    }
+    let rest: Vec<&str> = lines.collect();
+    let inside = rest.iter().take_while(|line| line.starts_with(' '));
+    // One that is empty may say so: `annotations: {}`.
+    let there = inside.into_iter().any(|line| line.starts_with(LIST));
+    if !there {
+        out.extend([LIST, &ours]);
+    }
+    let mut looking = there;
+    for line in rest {
+        if looking && line.starts_with(LIST) {
+            out.extend([LIST, &ours]);
+            looking = false;
+        } else {
+            out.push(line);
+        }
+    }
+    Some(out.join("\n") + "\n")
+}
+
+#[cfg(test)]
+#[path = "certificates_tests.rs"]
+mod tests;

@@ -1,0 +1,200 @@
+use std::{fs, os::unix::fs::PermissionsExt as _};
+
+use super::*;
+use crate::host::site::Tool;
+
+const API_SERVER: &str = "apiVersion: v1\nkind: Pod\nmetadata:\n  annotations:\n    \
+    kubeadm.kubernetes.io/kube-apiserver.advertise-address.endpoint: 10.0.0.7:6443\n  labels:\n    \
+    component: kube-apiserver\n  name: kube-apiserver\nspec:\n  containers: []\n";
+const SCHEDULER: &str = "apiVersion: v1\nkind: Pod\nmetadata:\n  labels:\n    component: x\n  name: \
+    kube-scheduler\nspec:\n  containers: []\n";
+
+fn now() -> Timestamp {
+    "2026-06-01T00:00:00Z".parse().unwrap()
+}
+
+/// A certificate that ends so many days from now.
+fn pem(days: i64) -> String {
+    let mut params = rcgen::CertificateParams::new(vec!["kubernetes".to_owned()]).unwrap();
+    let ends = now() + SignedDuration::from_hours(days * 24);
+    let date = ends.to_zoned(jiff::tz::TimeZone::UTC).date();
+    let (year, month, day) = (
+        i32::from(date.year()),
+        u8::try_from(date.month()).unwrap(),
+        u8::try_from(date.day()).unwrap(),
+    );
+    params.not_after = rcgen::date_time_ymd(year, month, day);
+    let key = rcgen::KeyPair::generate().unwrap();
+    params.self_signed(&key).unwrap().pem()
+}
+
+fn kubeconfig(days: i64) -> String {
+    let data = STANDARD.encode(pem(days));
+    format!("users:\n- name: admin\n  user:\n    client-certificate-data: {data}\n")
+}
+
+struct World {
+    folder: tempfile::TempDir,
+    site: Site,
+}
+
+impl World {
+    /// A control plane whose certificates end in `days`; `kubeadm` makes those that end in a year.
+    fn new(days: i64, kubeadm: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+        for path in [MANIFESTS, "/etc/kubernetes/pki/etcd"] {
+            fs::create_dir_all(site.path(path)).unwrap();
+        }
+        fs::create_dir_all(site.state()).unwrap();
+        for (name, text) in [
+            ("kube-apiserver", API_SERVER),
+            ("kube-scheduler", SCHEDULER),
+        ] {
+            let manifest = site.path(format!("{MANIFESTS}/{name}.yaml"));
+            fs::write(&manifest, text).unwrap();
+            fs::set_permissions(&manifest, fs::Permissions::from_mode(0o600)).unwrap();
+        }
+        fs::write(path(&site, "pki/ca.key"), "key").unwrap();
+        fs::write(path(&site, "pki/apiserver.crt"), pem(365)).unwrap();
+        fs::write(path(&site, "admin.conf"), kubeconfig(days)).unwrap();
+        // Of an authority elsewhere: kubeadm leaves it.
+        fs::write(path(&site, "pki/front-proxy-client.crt"), pem(1)).unwrap();
+        let new = folder.path().join("new.conf");
+        fs::write(&new, kubeconfig(366)).unwrap();
+        let program = folder.path().join("kubeadm");
+        let (new, conf) = (new.display(), path(&site, "admin.conf"));
+        let renew = format!("cp {new} {}", conf.display());
+        let script = format!("#!/bin/sh\n{}\n", kubeadm.replace("RENEW", &renew));
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let tool = |path: String| Tool {
+            path,
+            ..Tool::default()
+        };
+        let site = site
+            .with_tool(Program::Kubeadm, tool(program.display().to_string()))
+            .with_tool(Program::Crictl, tool("/no/such/program".to_owned()));
+        Self { folder, site }
+    }
+
+    async fn renew(&self, plan: &str) -> Result<(), WorkError> {
+        let args = CertificateArgs {
+            renew_within_days: 30,
+        };
+        renew(&self.site, plan, &args, now()).await
+    }
+
+    fn manifest(&self, name: &str) -> String {
+        self.site.read(&format!("{MANIFESTS}/{name}.yaml"))
+    }
+
+    fn calls(&self) -> usize {
+        let log = fs::read_to_string(self.site.state().join("host.log")).unwrap_or_default();
+        log.matches("kubeadm certs renew all").count()
+    }
+}
+
+#[tokio::test]
+async fn certificates_that_end_soon_are_renewed_and_read_by_the_static_pods() {
+    let world = World::new(10, "RENEW");
+    world.renew("p").await.unwrap();
+    assert_eq!(world.calls(), 1);
+    for name in ["kube-apiserver", "kube-scheduler"] {
+        let text = world.manifest(name);
+        assert_eq!(text.matches(ANNOTATION).count(), 1, "{text}");
+        let file = world.site.path(format!("{MANIFESTS}/{name}.yaml"));
+        assert_eq!(
+            fs::metadata(file).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+    }
+    // Another plan finds that none of them ends soon.
+    let before = world.manifest("kube-apiserver");
+    world.renew("q").await.unwrap();
+    assert_eq!(
+        (world.calls(), world.manifest("kube-apiserver")),
+        (1, before)
+    );
+}
+
+#[tokio::test]
+async fn certificates_that_are_good_for_long_are_left() {
+    let world = World::new(31, "exit 1");
+    world.renew("p").await.unwrap();
+    assert_eq!(world.calls(), 0);
+    assert_eq!(world.manifest("kube-apiserver"), API_SERVER);
+}
+
+#[tokio::test]
+async fn a_try_that_was_interrupted_after_the_renewal_restarts_the_pods() {
+    let world = World::new(10, "RENEW; exit 1");
+    world.renew("p").await.unwrap_err();
+    assert_eq!(world.manifest("kube-apiserver"), API_SERVER);
+    // Renewed they are; the pods still have the old ones.
+    fs::write(world.folder.path().join("kubeadm"), "#!/bin/sh\n").unwrap();
+    world.renew("p").await.unwrap();
+    assert!(world.manifest("kube-apiserver").contains(ANNOTATION));
+}
+
+#[tokio::test]
+async fn a_renewal_that_renews_nothing_is_found_out() {
+    let world = World::new(10, "true");
+    let error = world.renew("p").await.unwrap_err();
+    assert!(
+        error.message.contains("admin.conf ends no later"),
+        "{error}"
+    );
+    assert_eq!(world.manifest("kube-apiserver"), API_SERVER);
+}
+
+#[tokio::test]
+async fn a_worker_has_none_to_renew() {
+    let folder = tempfile::tempdir().unwrap();
+    let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+    fs::create_dir_all(site.state()).unwrap();
+    let args = CertificateArgs {
+        renew_within_days: 30,
+    };
+    renew(&site, "p", &args, now()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_static_pod_that_does_not_come_back_is_told() {
+    let world = World::new(10, "RENEW");
+    let crictl = world.folder.path().join("crictl");
+    fs::write(&crictl, "#!/bin/sh\necho abc123\n").unwrap();
+    fs::set_permissions(&crictl, fs::Permissions::from_mode(0o755)).unwrap();
+    let tool = Tool {
+        path: crictl.display().to_string(),
+        ..Tool::default()
+    };
+    let site = world.site.clone().with_tool(Program::Crictl, tool);
+    let wait = async |sum, seconds| {
+        let patience = Duration::from_secs(seconds);
+        restart(&site, "kube-apiserver", sum, patience).await
+    };
+    let error = wait("s", 2).await.unwrap_err();
+    assert!(error.message.contains("has not started anew"), "{error}");
+    // Another container each time.
+    fs::write(&crictl, "#!/bin/sh\necho $$\n").unwrap();
+    wait("t", 60).await.unwrap();
+}
+
+#[test]
+fn a_manifest_gets_our_annotation_and_keeps_everything_else() {
+    for text in [API_SERVER, SCHEDULER] {
+        let first = annotated(text, "a").unwrap();
+        let second = annotated(&first, "b").unwrap();
+        assert_eq!(first.matches("  annotations:\n").count(), 1, "{first}");
+        assert!(
+            second.contains("\n    refit.dev/certificates: \"b\"\n"),
+            "{second}"
+        );
+        assert_eq!(first.replace("\"a\"", "\"b\""), second);
+        for line in text.lines() {
+            assert!(second.lines().any(|found| found == line), "{line} is lost");
+        }
+    }
+    assert_eq!(annotated("kind: Pod\n", "a"), None);
+}
