@@ -11,7 +11,7 @@ use crate::{
     certs::{Certs, NAMES},
     folder::free_port,
     parts::Parts,
-    process::{Part, Program},
+    process::{Part, Program, go_env},
     wait::eventually,
 };
 
@@ -110,7 +110,7 @@ fn api_server(parts: &Parts, store: &str, port: u16, folder: &Path) -> Program {
             "--allow-privileged=true".to_owned(),
             "--profiling=false".to_owned(),
         ],
-        env: BTreeMap::new(),
+        env: go_env("1GiB"),
         restart: false,
     }
 }

@@ -19,7 +19,7 @@ use crate::{
     folder::free_port,
     objects::{self, text},
     parts::Parts,
-    process::{Part, Program},
+    process::{Part, Program, go_env},
     wait::eventually,
 };
 
@@ -148,11 +148,13 @@ fn program(
             .gates()
             .map(|gates| format!("--feature-gates={gates}")),
     );
+    let mut env = go_env("512MiB");
+    env.insert("POD_IP".to_owned(), "127.0.0.1".to_owned());
     Ok(Program {
         name: manager.name().to_owned(),
         path: cluster_api.join(manager.name()),
         args,
-        env: BTreeMap::from([("POD_IP".to_owned(), "127.0.0.1".to_owned())]),
+        env,
         restart: true,
     })
 }

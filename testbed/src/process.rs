@@ -37,6 +37,13 @@ const GRACE: Duration = Duration::from_secs(15);
 /// How long a program that is started again stays down: a kubelet backs off longer.
 const BACK_OFF: Duration = Duration::from_secs(1);
 
+/// What a Go program is told so that it collects garbage less often: a third of its time otherwise.
+pub(crate) fn go_env(limit: &str) -> BTreeMap<String, String> {
+    let env = [("GOGC", "400"), ("GOMEMLIMIT", limit)];
+    env.map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into()
+}
+
 /// What is run.
 #[derive(Clone, Debug, Default)]
 pub struct Program {

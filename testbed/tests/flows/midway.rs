@@ -20,7 +20,7 @@ use super::look;
 
 const WITHIN: Duration = Duration::from_mins(4);
 /// How long is looked whether something happens that must not: Cluster API asks again meanwhile.
-const QUIET: Duration = Duration::from_secs(12);
+const QUIET: Duration = Duration::from_secs(8);
 /// Where the control plane is from the beginning: no kubelet may be newer.
 const NEWEST: &str = "v1.35.4";
 /// Where hosts are held: the node is empty, the kubelet still the old one.

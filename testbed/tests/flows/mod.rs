@@ -20,14 +20,14 @@ const BOTH: &[Line] = &[Line::V1_12, Line::V1_14];
 /// All of them: the longest first, because they run side by side, and the one that is alone at the end.
 pub(crate) const ALL: &[Flow] = &[
     Flow {
-        name: "what_surge_creates_and_deletes_is_what_the_plan_said",
-        on: &[Line::V1_14],
-        run: |bed| Box::pin(surge::run(bed)),
-    },
-    Flow {
         name: "what_is_changed_midway_ends_well",
         on: &[Line::V1_14],
         run: |bed| Box::pin(midway::run(bed)),
+    },
+    Flow {
+        name: "what_surge_creates_and_deletes_is_what_the_plan_said",
+        on: &[Line::V1_14],
+        run: |bed| Box::pin(surge::run(bed)),
     },
     Flow {
         name: "one_change_of_a_topology_updates_the_control_plane_and_then_the_workers",
@@ -40,6 +40,11 @@ pub(crate) const ALL: &[Flow] = &[
         run: |bed| Box::pin(failing::run(bed)),
     },
     Flow {
+        name: "a_health_check_leaves_a_machine_alone_that_is_being_restarted",
+        on: &[Line::V1_14],
+        run: |bed| Box::pin(health_check::run(bed)),
+    },
+    Flow {
         name: "a_control_plane_without_surge_is_updated_in_place_one_at_a_time",
         on: BOTH,
         run: |bed| Box::pin(control_plane_in_place::run(bed)),
@@ -48,11 +53,6 @@ pub(crate) const ALL: &[Flow] = &[
         name: "a_change_that_nobody_covers_is_held_or_replaced_as_policy_says",
         on: BOTH,
         run: |bed| Box::pin(uncovered::run(bed)),
-    },
-    Flow {
-        name: "a_health_check_leaves_a_machine_alone_that_is_being_restarted",
-        on: &[Line::V1_14],
-        run: |bed| Box::pin(health_check::run(bed)),
     },
     Flow {
         name: "a_discovery_with_an_unknown_hook_is_refused_and_ours_has_none",
