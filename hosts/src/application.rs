@@ -135,10 +135,6 @@ fn objects(replicas: usize) -> [Value; 2] {
                     "affinity": {"podAntiAffinity": apart},
                     "automountServiceAccountToken": false,
                     "containers": [{"name": "web", "image": "registry.k8s.io/pause:3.10"}],
-                    "tolerations": [{
-                        "key": "node-role.kubernetes.io/control-plane",
-                        "operator": "Exists",
-                    }],
                 },
             },
         },

@@ -139,13 +139,12 @@ impl Cluster {
     }
 
     async fn join_all(&self, authority: &Authority, version: &str) -> anyhow::Result<()> {
-        let alone = self.nodes.len() == 1;
         for (at, (host, node)) in self.hosts.iter().zip(&self.nodes).enumerate() {
             if at == 0 {
                 let material = authority.material();
                 host.write("etc/kubernetes/pki/ca.crt", &material.cert_pem)?;
                 host.write("etc/kubernetes/pki/ca.key", &material.key_pem)?;
-                let config = init(host, node, version, alone);
+                let config = init(host, node, version);
                 host.write("etc/kubeadm.yaml", &config)?;
                 let init = "kubeadm init --config=/etc/kubeadm.yaml --upload-certs";
                 kubeadm(host, init).await?;
@@ -217,22 +216,19 @@ fn pod_network(number: u8) -> String {
 const TOKEN: &str = "abcdef.0123456789abcdef";
 const CERTIFICATE_KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 
-fn registration(node: &Node, alone: bool) -> Value {
-    let mut registration = serde_json::json!({
+fn registration(node: &Node) -> Value {
+    serde_json::json!({
         "name": node.name,
         "criSocket": "unix:///run/containerd/containerd.sock",
         "kubeletExtraArgs": [{"name": "provider-id", "value": node.provider_id}],
         "ignorePreflightErrors": ["all"],
-    });
-    if alone {
-        // Whatever runs in a cluster of one runs there.
-        registration["taints"] = serde_json::json!([]);
-    }
-    registration
+        // Small clusters run everything everywhere, and pods of the one worker need another place.
+        "taints": [],
+    })
 }
 
 /// Configuration of `kubeadm init`; JSON is YAML.
-fn init(host: &Host, node: &Node, version: &str, alone: bool) -> String {
+fn init(host: &Host, node: &Node, version: &str) -> String {
     let api = "kubeadm.k8s.io/v1beta4";
     let documents = [
         serde_json::json!({
@@ -241,7 +237,7 @@ fn init(host: &Host, node: &Node, version: &str, alone: bool) -> String {
             "bootstrapTokens": [{"token": TOKEN, "ttl": "0s"}],
             "certificateKey": CERTIFICATE_KEY,
             "localAPIEndpoint": {"advertiseAddress": host.address},
-            "nodeRegistration": registration(node, alone),
+            "nodeRegistration": registration(node),
             "skipPhases": ["addon"],
         }),
         serde_json::json!({
@@ -274,7 +270,7 @@ fn join(host: &Host, node: &Node) -> String {
             "apiServerEndpoint": format!("{}:{}", net::SWITCH, balancer::PORT),
             "unsafeSkipCAVerification": true,
         }},
-        "nodeRegistration": registration(node, false),
+        "nodeRegistration": registration(node),
     });
     if node.control_plane {
         join["controlPlane"] = serde_json::json!({

@@ -32,6 +32,10 @@ const NODE_UPDATES: &str = "/apis/refit.dev/v1alpha1/nodeupdates";
 /// How long an upgrade of a cluster may take.
 const UPGRADE_SECONDS: u64 = 2400;
 
+/// How long nothing may be answered where there are several API servers: a request that is under way
+/// when one ends is lost, and is made again.
+const LONGEST_GAP: Duration = Duration::from_secs(5);
+
 static NUMBERS: AtomicU8 = AtomicU8::new(1);
 
 fn main() -> ExitCode {
@@ -162,6 +166,12 @@ async fn go(
         uids(management).await? == machines,
         "the machines are the same, by uid"
     );
+    // One API server is away while it is replaced; behind a balancer others answer.
+    ensure!(
+        cluster.nodes.len() == 1 || api.longest_gap <= LONGEST_GAP,
+        "the API did not answer for {:.1} s",
+        api.longest_gap.as_secs_f64()
+    );
     ensure!(
         pods.fewest >= application.budget(),
         "only {} pods of the application were ready at some time",
@@ -287,10 +297,31 @@ async fn updated(management: &Management, count: usize) -> anyhow::Result<()> {
     };
     let outcome = eventually("every machine is updated", UPGRADE_SECONDS, ask).await?;
     outcome.map_err(anyhow::Error::msg)?;
+    let mut in_steps = 0.0;
     for update in management.list(NODE_UPDATES).await? {
         say(&timeline(&update));
+        in_steps += seconds_in_steps(&update);
     }
+    let between = begun.elapsed().as_secs_f64() - in_steps;
+    say(&format!(
+        "{in_steps:.0} s in steps, {between:.0} s between them"
+    ));
     Ok(())
+}
+
+/// How long the steps of an update took, from the first moment of each to its last, in seconds.
+fn seconds_in_steps(update: &Value) -> f64 {
+    let steps = update["status"]["steps"].as_array().into_iter().flatten();
+    steps
+        .filter_map(|step| {
+            let time = |key: &str| step[key].as_str()?.parse::<jiff::Timestamp>().ok();
+            Some(
+                time("finishedAt")?
+                    .duration_since(time("startedAt")?)
+                    .as_secs_f64(),
+            )
+        })
+        .sum()
 }
 
 /// When each step of an update ran.
