@@ -44,7 +44,7 @@ pub async fn reflect<K>(
         while let Some(event) = stream.next().await {
             match event {
                 Err(error) => {
-                    let wait = backoff.failed();
+                    let wait = backoff.failed(lost_its_place(&error));
                     if wait >= BACKOFF_CEILING {
                         tracing::warn!(kind = kind::<K>(), %error, "a watch keeps breaking off");
                     } else {
@@ -107,10 +107,22 @@ fn never_resumes(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::WatchStartFailed(kube::Error::Api(status)) if status.code == 410)
 }
 
+/// Whether an API server answers, but no longer knows the place in its history: it has started anew,
+/// or has forgotten it.
+fn lost_its_place(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => status.code == 410,
+        _ => false,
+    }
+}
+
 /// Waits that grow while nothing works. Without jitter, so that a simulation repeats itself.
 struct Backoff {
     next: Duration,
     since: Instant,
+    /// Whether the last failure was a place that was lost.
+    lost: bool,
 }
 
 impl Backoff {
@@ -118,17 +130,23 @@ impl Backoff {
         Self {
             next: BACKOFF_FLOOR,
             since: instant(),
+            lost: false,
         }
     }
 
     fn worked(&mut self) {
         self.next = BACKOFF_FLOOR;
+        self.lost = false;
     }
 
-    /// How long to wait after a failure. One after a long quiet time is a first one.
-    fn failed(&mut self) -> Duration {
+    /// How long to wait after a failure. One after a long quiet time is a first one, and so is a lost
+    /// place after failures of another kind: an API server that was away and is back says that, and
+    /// waiting on would only make everybody late.
+    fn failed(&mut self, lost: bool) -> Duration {
         let now = instant();
-        if now.saturating_duration_since(self.since) > BACKOFF_RESET {
+        let before = std::mem::replace(&mut self.lost, lost);
+        let back = lost && !before;
+        if back || now.saturating_duration_since(self.since) > BACKOFF_RESET {
             self.next = BACKOFF_FLOOR;
         }
         let wait = self.next;
@@ -152,12 +170,38 @@ mod tests {
         let mut backoff = Backoff::new();
         let mut waits = Vec::new();
         for _ in 0..8 {
-            let wait = backoff.failed();
+            let wait = backoff.failed(false);
             tokio::time::sleep(wait).await;
             waits.push(wait.as_millis());
         }
         assert_eq!(waits, [500, 1000, 2000, 4000, 8000, 16000, 20000, 20000]);
         tokio::time::sleep(BACKOFF_RESET + Duration::from_secs(1)).await;
-        assert_eq!(backoff.failed(), BACKOFF_FLOOR);
+        assert_eq!(backoff.failed(false), BACKOFF_FLOOR);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_api_server_that_is_back_is_asked_at_once_but_not_again_and_again() {
+        let mut backoff = Backoff::new();
+        let mut waits = Vec::new();
+        for lost in [false, false, false, true, true, true, false, true] {
+            let wait = backoff.failed(lost);
+            tokio::time::sleep(wait).await;
+            waits.push(wait.as_millis());
+        }
+        assert_eq!(waits, [500, 1000, 2000, 500, 1000, 2000, 4000, 500]);
+    }
+
+    #[test]
+    fn a_lost_place_is_told_apart_in_each_way_that_it_is_said() {
+        let status = |code| {
+            Box::new(kube::core::Status {
+                code,
+                ..kube::core::Status::default()
+            })
+        };
+        assert!(lost_its_place(&watcher::Error::WatchError(status(410))));
+        let refused = kube::Error::Api(status(410));
+        assert!(lost_its_place(&watcher::Error::WatchStartFailed(refused)));
+        assert!(!lost_its_place(&watcher::Error::WatchError(status(429))));
     }
 }
