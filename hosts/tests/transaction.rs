@@ -78,6 +78,7 @@ async fn roll_out(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
             host.name
         );
     }
+    handed_over(cluster).await?;
     reboot_all(cluster).await?;
     all_updated(cluster, 2 * hosts.len(), 300).await?;
     nodes_are(cluster, hosts, GOAL, 30).await?;
@@ -171,6 +172,24 @@ async fn machine_of(cluster: &Cluster, node: &str) -> anyhow::Result<(String, St
         .find(|machine| text(machine, "/status/nodeRef/name") == node);
     let found = found.with_context(|| format!("no Machine has the node {node}"))?;
     Ok((text(found, "/metadata/name"), text(found, "/metadata/uid")))
+}
+
+/// Waits until Cluster API has taken note of every update. Until then it asks for its own goal, and
+/// another goal of the machine gives way.
+async fn handed_over(cluster: &Cluster) -> anyhow::Result<()> {
+    let ask = async || {
+        let machines = cluster.list(MACHINES).await;
+        let machines = machines.map_err(|error| format!("{error:#}"))?;
+        let of = |machine: &&Value| {
+            let annotations = machine.pointer("/metadata/annotations");
+            annotations.is_some_and(|all| all.get(keys::UPDATE_IN_PROGRESS).is_some())
+        };
+        match machines.iter().find(of) {
+            Some(machine) => Err(text(machine, "/metadata/name")),
+            None => Ok(()),
+        }
+    };
+    eventually("Cluster API takes note", 120, ask).await
 }
 
 /// Asks for an OS image that no host runs, machine by machine: that takes a reboot.

@@ -7,8 +7,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// Set for the program that was begun again.
-const MARK: &str = "REFIT_TESTBED_NETWORK";
+/// Set for the program that was begun again. Empty is as good as absent.
+pub const MARK: &str = "REFIT_TESTBED_NETWORK";
 /// Loopback is down in a new network namespace.
 const INSIDE: &str = r#"ip link set lo up && exec "$@""#;
 /// How a namespace is asked for: as root, and as anybody else.
@@ -19,7 +19,7 @@ const WAYS: [&[&str]; 2] = [&["--net"], &["--map-root-user", "--net"]];
 ///
 /// Nothing may have been started before.
 pub fn of_our_own() {
-    if env::var_os(MARK).is_some() {
+    if is_our_own() {
         return;
     }
     let Ok(program) = env::current_exe() else {
@@ -42,6 +42,11 @@ pub fn of_our_own() {
         .env(MARK, "own")
         .exec();
     tracing::warn!("the program cannot be begun again in a network namespace: {failed}");
+}
+
+/// Whether this program was begun again in a network namespace of its own.
+pub fn is_our_own() -> bool {
+    env::var_os(MARK).is_some_and(|mark| !mark.is_empty())
 }
 
 /// A command in a new network namespace.

@@ -83,8 +83,24 @@ struct Shared {
     wish: watch::Sender<Wish>,
     /// Process group of the running incarnation.
     running: watch::Sender<Option<u32>>,
-    /// How often it ended by itself, and what was said last.
-    ends: watch::Sender<(usize, String)>,
+    /// How often it ended by itself, and how last.
+    ends: watch::Sender<(usize, End)>,
+}
+
+/// How a program ended.
+#[derive(Clone, Debug, Default)]
+struct End {
+    success: bool,
+    said: String,
+}
+
+impl End {
+    fn without_success(said: impl Into<String>) -> Self {
+        Self {
+            success: false,
+            said: said.into(),
+        }
+    }
 }
 
 impl Part {
@@ -118,7 +134,8 @@ impl Part {
 
     /// How often it ended by itself, and how last.
     pub fn ends(&self) -> (usize, String) {
-        self.shared.ends.borrow().clone()
+        let (ends, last) = &*self.shared.ends.borrow();
+        (*ends, last.said.clone())
     }
 
     /// Kills it as a crash would. It comes back if it is one that is restarted.
@@ -150,12 +167,18 @@ impl Part {
 
     /// Waits until it has ended by itself and is not started again; says how, with its last words.
     pub async fn over(&self) -> String {
-        let mut ends = self.shared.ends.subscribe();
-        let once = |(ends, _): &(usize, String)| *ends > 0 && !self.shared.program.restart;
-        // The sender lives in `self`, so the channel stays open.
-        let _ = ends.wait_for(once).await;
+        self.success().await;
         let (_, last) = self.ends();
         format!("{} {last}; {}", self.shared.program.name, self.tail())
+    }
+
+    /// Waits until it has ended by itself and is not started again; whether its exit code was 0.
+    pub async fn success(&self) -> bool {
+        let mut ends = self.shared.ends.subscribe();
+        let once = |(ends, _): &(usize, End)| *ends > 0 && !self.shared.program.restart;
+        // The sender lives in `self`, so the channel stays open.
+        let ended = ends.wait_for(once).await;
+        ended.is_ok_and(|ended| ended.1.success)
     }
 
     /// The last lines of its log.
@@ -194,7 +217,7 @@ impl Shared {
             let _ = wish.wait_for(|wish| *wish == Wish::Run).await;
             let said = match self.once(&mut wish).await {
                 Ok(said) => said,
-                Err(error) => format!("cannot be run: {error:#}"),
+                Err(error) => End::without_success(format!("cannot be run: {error:#}")),
             };
             self.running.send_replace(None);
             if *wish.borrow() != Wish::Run {
@@ -213,7 +236,7 @@ impl Shared {
     }
 
     /// One incarnation; returns how it ended.
-    async fn once(&self, wish: &mut watch::Receiver<Wish>) -> anyhow::Result<String> {
+    async fn once(&self, wish: &mut watch::Receiver<Wish>) -> anyhow::Result<End> {
         let mut log = self.open_log()?;
         writeln!(
             log,
@@ -239,18 +262,24 @@ impl Shared {
         let _held = child.stdin.take();
         let wished = tokio::select! {
             biased;
-            status = child.wait() => return Ok(format!("ended by itself: {}", status?)),
+            status = child.wait() => {
+                let status = status?;
+                return Ok(End {
+                    success: status.success(),
+                    said: format!("ended by itself: {status}"),
+                });
+            }
             wished = wish.wait_for(|wish| *wish != Wish::Run) => *wished?,
         };
         if wished == Wish::End {
             self.signal(Signal::TERM);
             if tokio::time::timeout(GRACE, child.wait()).await.is_ok() {
-                return Ok("ended".to_owned());
+                return Ok(End::without_success("ended"));
             }
         }
         self.signal(Signal::KILL);
         child.wait().await?;
-        Ok("was killed".to_owned())
+        Ok(End::without_success("was killed"))
     }
 
     fn open_log(&self) -> anyhow::Result<File> {

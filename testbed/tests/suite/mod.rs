@@ -1,10 +1,13 @@
-//! Runs flows on one bed: started by the first of them, ended after the last.
+//! Runs flows on one bed: started by the first of them, ended after the last. A flow that stops the
+//! processes of its bed has one of its own meanwhile.
 #![expect(
     clippy::print_stderr,
     reason = "a test tells where its logs are, and how long it took"
 )]
 
 use std::{
+    env,
+    path::Path,
     process::ExitCode,
     sync::{Arc, OnceLock},
 };
@@ -17,11 +20,25 @@ use refit_kube::{
     process::{LogFormat, init_logs},
     tls,
 };
-use refit_testbed::{Bed, Line, network};
+use refit_testbed::{
+    Bed, Line, network,
+    process::{Part, Program},
+};
 use tokio::runtime::Runtime;
 
 /// Flows at once: most of their time they wait for Cluster API's next look, which costs nothing.
-const AT_ONCE: usize = 4;
+const AT_ONCE: usize = 5;
+/// Set for the program that runs a flow on a bed of its own.
+const OWN: &str = "REFIT_TESTBED_OWN";
+
+/// Which bed a flow runs on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum On {
+    /// That of all the flows of a line.
+    Shared,
+    /// One that no other flow is on: this one stops its processes.
+    Own,
+}
 
 /// One flow.
 #[derive(Clone, Copy)]
@@ -29,7 +46,9 @@ pub(crate) struct Flow {
     /// What it shows, as a name of a test.
     pub(crate) name: &'static str,
     /// Whether it is run on a line where nobody asked for all of them.
-    pub(crate) on: &'static [Line],
+    pub(crate) lines: &'static [Line],
+    /// Which bed it needs.
+    pub(crate) on: On,
     /// Runs it.
     pub(crate) run: for<'a> fn(&'a Bed) -> LocalBoxFuture<'a, anyhow::Result<()>>,
 }
@@ -49,8 +68,16 @@ pub(crate) fn run(line: Line, flows: &[Flow]) -> ExitCode {
     let all = cfg!(feature = "all");
     let trials = flows
         .iter()
-        .filter(|flow| all || flow.on.contains(&line))
-        .map(|flow| trial(*flow, line, runtime.clone(), started.clone()))
+        .filter(|flow| all || flow.lines.contains(&line))
+        .map(|flow| {
+            // Without network namespaces there is one bed, and such a flow is alone on it.
+            let second = network::is_our_own() && env::var_os(OWN).is_none();
+            if flow.on == On::Own && second {
+                trial_elsewhere(*flow, line, runtime.clone())
+            } else {
+                trial(*flow, line, runtime.clone(), started.clone())
+            }
+        })
         .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     let bed = Arc::into_inner(started).and_then(OnceLock::into_inner);
@@ -85,6 +112,30 @@ fn trial(flow: Flow, line: Line, runtime: Arc<Runtime>, started: Started) -> Tri
         eprintln!("{line} {}: {} s", flow.name, clock.elapsed(since).as_secs());
         outcome.map_err(|error| {
             Failed::from(format!("{error:#}\nlogs are in {}", bed.folder.display()))
+        })
+    })
+}
+
+/// Runs a flow in a program, a network namespace and on a bed of its own.
+fn trial_elsewhere(flow: Flow, line: Line, runtime: Arc<Runtime>) -> Trial {
+    let name = format!("{line}::{}", flow.name);
+    Trial::test(name.clone(), move || {
+        let program = Program {
+            name: format!("{line}-{}", flow.name),
+            path: env::current_exe()?,
+            args: ["--exact", &name, "--nocapture"].map(str::to_owned).into(),
+            env: [(OWN, "1"), (network::MARK, "")]
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into(),
+            restart: false,
+        };
+        runtime.block_on(async {
+            let part = Part::start(program, Path::new(env!("CARGO_TARGET_TMPDIR")))?;
+            if part.success().await {
+                eprintln!("{}", part.tail());
+                return Ok(());
+            }
+            Err(Failed::from(part.over().await))
         })
     })
 }
