@@ -6,7 +6,7 @@
 )]
 
 use std::{
-    env,
+    env, fs,
     path::Path,
     process::ExitCode,
     sync::{Arc, OnceLock},
@@ -135,7 +135,12 @@ fn trial_elsewhere(flow: Flow, line: Line, runtime: Arc<Runtime>) -> Trial {
                 eprintln!("{}", part.tail());
                 return Ok(());
             }
-            Err(Failed::from(part.over().await))
+            // What its own summary says, else its last words.
+            let text = fs::read_to_string(part.log()).unwrap_or_default();
+            Err(Failed::from(match text.rsplit_once("\n---- ") {
+                Some((_, why)) => why.to_owned(),
+                None => part.over().await,
+            }))
         })
     })
 }
