@@ -48,6 +48,11 @@ pub struct NodeFiles {
 }
 
 impl Cluster {
+    /// Names of all nodes: the control planes', then the workers', in order.
+    pub fn names(&self) -> Vec<String> {
+        [&self.control_planes[..], &self.workers].concat()
+    }
+
     /// Serves a cluster of three control plane machines and this many workers, whose machines are at
     /// the first version of the packages. Nobody drives it yet.
     pub async fn start(workers: u32) -> anyhow::Result<Self> {

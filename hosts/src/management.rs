@@ -19,6 +19,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use jiff::SignedDuration;
 use kube::{Client, config::Kubeconfig};
+use refit_api::refit::Goal;
 use refit_apiserver::{
     AnswerBody, ApiServer, Options, StoreSnapshot,
     auth::{Authentication, MASTERS, PeerCertificate, Required},
@@ -97,6 +98,30 @@ impl std::fmt::Debug for Management {
 }
 
 impl Management {
+    /// Makes a NodeUpdate by hand, as a task of somebody's who does without Cluster API.
+    pub async fn ask(
+        &self,
+        machine: &str,
+        uid: &str,
+        ordinal: u32,
+        goal: &Goal,
+    ) -> anyhow::Result<()> {
+        let body = json!({
+            "apiVersion": "refit.dev/v1alpha1",
+            "kind": "NodeUpdate",
+            "metadata": {"name": format!("{machine}-{ordinal}")},
+            "spec": {
+                "machineRef": {"name": machine, "uid": uid},
+                "origin": "Task",
+                "goal": goal,
+                "goalHash": goal.hash(),
+                "updaters": ["kubeadm"],
+            },
+        });
+        let path = "/apis/refit.dev/v1alpha1/namespaces/default/nodeupdates";
+        send(&self.client, "POST", path, &body).await.map(drop)
+    }
+
     /// Serves these objects. Nobody drives them yet.
     pub async fn serve(objects: StoreSnapshot) -> anyhow::Result<Self> {
         let authority = Authority::new("management", validity())?;

@@ -240,22 +240,7 @@ async fn order(cluster: &Cluster, management: &Management, version: &str) -> any
         kubernetes_version: version.to_owned(),
         ..Goal::default()
     };
-    let body = json!({
-        "apiVersion": "refit.dev/v1alpha1",
-        "kind": "NodeUpdate",
-        "metadata": {"name": format!("{name}-1")},
-        "spec": {
-            "machineRef": {"name": name, "uid": uid},
-            "origin": "Task",
-            "goal": goal,
-            "goalHash": goal.hash(),
-            "updaters": ["kubeadm"],
-        },
-    });
-    let path = "/apis/refit.dev/v1alpha1/namespaces/default/nodeupdates";
-    send(&management.client, "POST", path, &body)
-        .await
-        .map(drop)
+    management.ask(name, uid, 1, &goal).await
 }
 
 /// Waits until every machine is done.

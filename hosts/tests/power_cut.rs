@@ -33,12 +33,7 @@ fn everything(cage: &Cage) -> anyhow::Result<()> {
     runtime()?.block_on(async {
         let layers = common::layers(cage).await?;
         let cluster = Cluster::start(2).await?;
-        let names: Vec<String> = cluster
-            .control_planes
-            .iter()
-            .chain(&cluster.workers)
-            .cloned()
-            .collect();
+        let names = cluster.names();
         let hosts = common::hosts(cage, &cluster, &layers, &names).await?;
         let [boundaries, within, torn, reboots, undone] = hosts.as_slice() else {
             anyhow::bail!("there are five hosts");

@@ -38,12 +38,7 @@ fn five_hosts(cage: &Cage) -> anyhow::Result<()> {
     runtime()?.block_on(async {
         let layers = common::layers(cage).await?;
         let cluster = Cluster::start(2).await?;
-        let names: Vec<String> = cluster
-            .control_planes
-            .iter()
-            .chain(&cluster.workers)
-            .cloned()
-            .collect();
+        let names = cluster.names();
         ensure!(names.len() == 5, "five nodes: {names:?}");
         let hosts = common::hosts(cage, &cluster, &layers, &names).await?;
         let outcome = roll_out(&cluster, &hosts).await;
@@ -200,21 +195,8 @@ async fn reboot_all(cluster: &Cluster) -> anyhow::Result<()> {
         ..Goal::default()
     };
     for (name, uid) in machines(cluster).await? {
-        let body = json!({
-            "apiVersion": "refit.dev/v1alpha1",
-            "kind": "NodeUpdate",
-            // None has had so many.
-            "metadata": {"name": format!("{name}-9")},
-            "spec": {
-                "machineRef": {"name": name, "uid": uid},
-                "origin": "Task",
-                "goal": goal,
-                "goalHash": goal.hash(),
-                "updaters": ["kubeadm"],
-            },
-        });
-        let path = "/apis/refit.dev/v1alpha1/namespaces/default/nodeupdates";
-        send(&cluster.management.client, "POST", path, &body).await?;
+        // None has had so many.
+        cluster.management.ask(&name, &uid, 9, &goal).await?;
     }
     Ok(())
 }
