@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::ListParams};
 use serde_json::{Value, json};
 
-use crate::{eventually, management::send};
+use crate::{eventually, management::send, say};
 
 /// How often its pods are looked at.
 const PERIOD: Duration = Duration::from_millis(200);
@@ -21,6 +21,8 @@ const LABEL: &str = "app=web";
 pub struct Seen {
     /// The fewest that were ready at any time.
     pub fewest: usize,
+    /// All pods at that time, for a person.
+    pub then: String,
     /// uid of each pod that there ever was.
     pub pods: BTreeSet<String>,
 }
@@ -92,9 +94,15 @@ impl Application {
             // An API server that is away says nothing of the pods.
             if let Ok(pods) = self.pods().await {
                 let mut seen = self.lock();
-                seen.fewest = seen
-                    .fewest
-                    .min(pods.iter().filter(|pod| is_ready(pod)).count());
+                let ready = pods.iter().filter(|pod| is_ready(pod)).count();
+                if ready < seen.fewest {
+                    seen.fewest = ready;
+                    seen.then = shown(&pods);
+                    say(&format!(
+                        "{ready} pods of the application are ready: {}",
+                        seen.then
+                    ));
+                }
                 let uids = pods.iter().filter_map(|pod| pod.metadata.uid.clone());
                 seen.pods.extend(uids);
             }
@@ -110,6 +118,21 @@ fn is_ready(pod: &Pod) -> bool {
         .and_then(|status| status.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
     conditions.any(|c| c.type_ == "Ready" && c.status == "True")
+}
+
+/// Pods, their nodes and how they are.
+fn shown(pods: &[Pod]) -> String {
+    let one = |pod: &Pod| {
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        let state = match (is_ready(pod), &pod.metadata.deletion_timestamp) {
+            (_, Some(_)) => "leaves",
+            (true, None) => "is ready",
+            (false, None) => "is not ready",
+        };
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        format!("{name} on {} {state}", node.unwrap_or("no node"))
+    };
+    pods.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 /// A Deployment that runs everywhere, one pod beside another only where it must be, and its budget.

@@ -8,10 +8,14 @@ use crate::{
     host::Host,
     kit::package_version,
     kubernetes::{Cluster, IGNORED, Node},
+    say,
 };
 
 /// How long one host may take.
 const HOST_SECONDS: u64 = 1200;
+
+/// Begins a line that says when a part ended.
+const END_OF_PART: &str = "ended: ";
 
 /// What is done on a host that has not been touched yet.
 const STAGE: &str = "\
@@ -67,12 +71,18 @@ pub async fn upgrade(cluster: &Cluster, version: &str) -> anyhow::Result<()> {
     cluster.ready(version, 60).await
 }
 
+/// Runs the script of one host, and says when each of its parts ended.
 async fn one(host: &Host, text: &str) -> anyhow::Result<()> {
     let run = host.exec(["bash", "-c", text]);
     let outcome = tokio::time::timeout(Duration::from_secs(HOST_SECONDS), run).await;
-    outcome
-        .with_context(|| format!("the script takes too long on {}", host.name))?
-        .map(drop)
+    let output =
+        outcome.with_context(|| format!("the script takes too long on {}", host.name))??;
+    let ends: Vec<&str> = output
+        .lines()
+        .filter_map(|line| line.strip_prefix(END_OF_PART))
+        .collect();
+    say(&format!("{}: {}", host.name, ends.join(" ")));
+    Ok(())
 }
 
 /// The script of one host.
@@ -82,20 +92,26 @@ fn script(at: usize, node: &Node, version: &str, drained: bool) -> String {
         0 => format!("kubeadm upgrade apply {version} -y"),
         _ => "kubeadm upgrade node".to_owned(),
     };
+    let head = format!(
+        "set -e\nexport DEBIAN_FRONTEND=noninteractive\nN={} V={version} P={}\n",
+        node.name,
+        package_version(version)
+    );
+    let upgrade = format!("{upgrade} --skip-phases=addon --ignore-preflight-errors={ignored}\n");
     let parts = [
-        format!(
-            "set -e\nexport DEBIAN_FRONTEND=noninteractive\nN={} V={version} P={}\n",
-            node.name,
-            package_version(version)
-        ),
-        STAGE.to_owned(),
-        SAVE.repeat(usize::from(node.control_plane)),
-        KUBEADM.to_owned(),
-        format!("{upgrade} --skip-phases=addon --ignore-preflight-errors={ignored}\n"),
-        DRAIN.repeat(usize::from(drained)),
-        KUBELET.to_owned(),
-        WELL.repeat(usize::from(node.control_plane)),
-        UNCORDON.repeat(usize::from(drained)),
+        ("begin", head.as_str(), true),
+        ("stage", STAGE, true),
+        ("snapshot", SAVE, node.control_plane),
+        ("kubeadm-install", KUBEADM, true),
+        ("kubeadm-upgrade", &upgrade, true),
+        ("drain", DRAIN, drained),
+        ("kubelet", KUBELET, true),
+        ("node-ready", WELL, node.control_plane),
+        ("uncordon", UNCORDON, drained),
     ];
+    let done = parts.into_iter().filter(|(.., wanted)| *wanted);
+    let parts: Vec<String> = done
+        .map(|(name, text, _)| format!("{text}echo \"{END_OF_PART}{name} $(date +%T.%1N)\"\n"))
+        .collect();
     parts.concat()
 }

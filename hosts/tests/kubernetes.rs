@@ -4,7 +4,10 @@
 use std::{
     collections::BTreeMap,
     process::ExitCode,
-    sync::atomic::{AtomicU8, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU8, Ordering},
+    },
     time::Duration,
 };
 
@@ -37,6 +40,7 @@ const UPGRADE_SECONDS: u64 = 2400;
 const LONGEST_GAP: Duration = Duration::from_secs(5);
 
 static NUMBERS: AtomicU8 = AtomicU8::new(1);
+static KIT: OnceLock<Kit> = OnceLock::new();
 
 fn main() -> ExitCode {
     if let Err(error) = kit::programs() {
@@ -61,18 +65,26 @@ fn three_and_one(cage: &Cage) -> anyhow::Result<()> {
     both_ways(cage, 3, 1)
 }
 
+/// What all hosts are made of: made once.
+fn kit(cage: &Cage) -> anyhow::Result<&'static Kit> {
+    if let Some(kit) = KIT.get() {
+        return Ok(kit);
+    }
+    let agent = Programs::agent_beside(&std::env::current_exe()?)?;
+    let kit = runtime()?.block_on(Kit::new(cage, agent.as_ref()))?;
+    Ok(KIT.get_or_init(|| kit))
+}
+
 /// Through Refit, then by script.
 fn both_ways(cage: &Cage, control_planes: u32, workers: u32) -> anyhow::Result<()> {
-    let test = std::env::current_exe()?;
-    let agent = Programs::agent_beside(&test)?;
-    let kit = runtime()?.block_on(Kit::new(cage, agent.as_ref()))?;
+    let kit = kit(cage)?;
     let way = |first, through_refit| {
         let shape = Shape {
             control_planes,
             workers,
             version: &kit.versions[0].version,
         };
-        runtime()?.block_on(upgrade(cage, &kit, shape, first, through_refit))
+        runtime()?.block_on(upgrade(cage, kit, shape, first, through_refit))
     };
     // Numbers of hosts are taken once in a run.
     let numbers = NUMBERS.fetch_add(20, Ordering::SeqCst);
@@ -174,8 +186,9 @@ async fn go(
     );
     ensure!(
         pods.fewest >= application.budget(),
-        "only {} pods of the application were ready at some time",
-        pods.fewest
+        "only {} pods of the application were ready at some time: {}",
+        pods.fewest,
+        pods.then
     );
     Ok(took)
 }

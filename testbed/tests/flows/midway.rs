@@ -172,8 +172,9 @@ impl Midway<'_> {
             let reached = self.cluster.workers_are_at("md", new, shortly).await;
             reached.map_err(said)
         });
+        let mut forgotten = Vec::new();
         if let Err(error) = reached.await {
-            let forgotten = self.forgotten(new).await?;
+            forgotten = self.forgotten(new).await?;
             ensure!(!forgotten.is_empty(), error);
             tracing::warn!(?forgotten, "Cluster API forgot to have these updated");
         }
@@ -185,8 +186,8 @@ impl Midway<'_> {
         ensure!(phase == "Succeeded", "the goal on its way is {phase}");
         let done = look::of_goal(&self.cluster, new).await?;
         ensure!(
-            done.len() == 2,
-            "{} NodeUpdates brought two Machines to the new goal",
+            done.len() + forgotten.len() == 2,
+            "{} NodeUpdates brought two Machines to the new goal, but for {forgotten:?}",
             done.len()
         );
         for update in &done {

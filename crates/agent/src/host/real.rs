@@ -3,13 +3,18 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    os::unix::fs::MetadataExt as _,
+    io::{self, ErrorKind},
+    os::{fd::OwnedFd, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use futures::future::BoxFuture;
 use refit_api::refit::{HostFacts, PackageDriver};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, pidfd_open},
+};
 
 use super::{
     CONTROL_PLANE, Command, Evidence, Host, HostError, Invocation, Job, KubernetesVersion, Program,
@@ -26,6 +31,12 @@ use super::{
 /// What the agent's program is asked to do in a unit.
 pub const CARRY_OUT: &str = "carry-out";
 const SELF: &str = "/proc/self/exe";
+/// Longest wait for the end of a unit's process before systemd is asked about the unit: where the
+/// agent sees other processes than systemd does, it waits for a stranger. A stop of the agent takes
+/// as long at most.
+const UNWATCHED: Duration = Duration::from_secs(1);
+/// What systemd needs to start a process, and to take note of its end.
+const MOMENT: Duration = Duration::from_millis(100);
 
 /// The host that the agent runs on, as root.
 #[derive(Clone, Debug)]
@@ -207,6 +218,16 @@ impl RealHost {
         Ok(())
     }
 
+    /// The process of a unit that works.
+    async fn main_process(&self, unit: &str) -> Option<OwnedFd> {
+        let name = format!("{unit}.service");
+        let show = ["show", &name, "--property=MainPID", "--value"];
+        let answer = self.site.ask(Program::Systemctl, show).await.ok()?;
+        let pid: u32 = answer.trim().parse().ok()?;
+        let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+        pidfd_open(pid, PidfdFlags::empty()).ok()
+    }
+
     async fn poll_unit(&self, unit: &str) -> Result<UnitState, HostError> {
         let name = format!("{unit}.service");
         let show = [
@@ -266,8 +287,17 @@ impl Host for RealHost {
         Box::pin(self.look_at(job, since))
     }
 
-    fn wait<'a>(&'a self, _: &'a str) -> BoxFuture<'a, ()> {
-        Box::pin(tokio::time::sleep(Duration::from_secs(1)))
+    fn wait<'a>(&'a self, unit: &'a str) -> BoxFuture<'a, ()> {
+        Box::pin(async move {
+            let watched = match self.main_process(unit).await {
+                Some(process) => end_of(process, UNWATCHED).await,
+                None => Err(ErrorKind::NotFound.into()),
+            };
+            if watched.is_err() {
+                // It begins or has just ended, or its process cannot be seen from here.
+                tokio::time::sleep(MOMENT).await;
+            }
+        })
     }
 
     fn release<'a>(&'a self, unit: &'a str) -> BoxFuture<'a, ()> {
@@ -287,6 +317,16 @@ impl Host for RealHost {
             }
         })
     }
+}
+
+/// Waits until a process ends, for so long at most; whether it has.
+async fn end_of(process: OwnedFd, at_most: Duration) -> io::Result<bool> {
+    let waiting = tokio::task::spawn_blocking(move || {
+        let at_most = Timespec::try_from(at_most).map_err(io::Error::other)?;
+        let mut ended = [PollFd::new(&process, PollFlags::IN)];
+        Ok(poll(&mut ended, Some(&at_most))? > 0)
+    });
+    waiting.await.map_err(io::Error::other)?
 }
 
 /// The process of the kubelet: the main one of its service, or one below it, where that is a script

@@ -111,3 +111,19 @@ fn a_kubelet_that_a_script_has_started_is_found_below_it() {
     );
     assert_eq!(kubelet_process(&site, 0), None);
 }
+
+#[tokio::test]
+async fn the_end_of_a_process_is_seen_when_it_comes() {
+    let child = std::process::Command::new("cat")
+        .stdin(std::process::Stdio::piped())
+        .spawn();
+    let mut child = child.unwrap();
+    let process = || pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+    let (early, late) = (process(), process());
+    let ended = end_of(early, Duration::from_millis(20)).await.unwrap();
+    assert!(!ended, "it has not ended yet");
+    drop(child.stdin.take());
+    let hour = Duration::from_hours(1);
+    assert!(end_of(late, hour).await.unwrap());
+    assert!(child.try_wait().unwrap().is_some());
+}

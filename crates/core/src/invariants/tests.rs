@@ -497,6 +497,28 @@ fn a_machine_marked_for_nobody_is_forgotten() {
 }
 
 #[test]
+fn a_machine_behind_its_machine_set_must_be_marked() {
+    let mut world = world();
+    let set = json!({
+        "metadata": with(meta("md-def"), json!({"ownerReferences": owner("MachineDeployment", "md")})),
+        "spec": {"replicas": 1, "template": {"spec": {"version": "v1.35.1"}}},
+    });
+    put(&mut world, CAPI, "MachineSet", &set);
+    let behind = with(
+        machine("w-0", "MachineSet", "md-def"),
+        json!({"spec": {"version": "v1.35.0"}}),
+    );
+    put(&mut world, CAPI, "Machine", &behind);
+    assert_eq!(rest(&world), [5]);
+    let current = with(behind.clone(), json!({"spec": {"version": "v1.35.1"}}));
+    put(&mut world, CAPI, "Machine", &current);
+    assert_eq!(rest(&world), OK);
+    let leaving = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:59:00Z"}});
+    put(&mut world, CAPI, "Machine", &with(behind, leaving));
+    assert_eq!(rest(&world), OK);
+}
+
+#[test]
 fn a_cordon_that_is_left_must_be_spoken_of() {
     let mut world = world();
     kubelet(&mut world, &cordoned("w-0"));
