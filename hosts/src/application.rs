@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::ListParams};
 use serde_json::{Value, json};
 
-use crate::{eventually, management::send, say};
+use crate::{eventually, management::send};
 
 /// How often its pods are looked at.
 const PERIOD: Duration = Duration::from_millis(200);
@@ -19,10 +19,13 @@ const LABEL: &str = "app=web";
 /// What was seen of its pods since all of them were ready.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// The fewest that were ready at any time.
+    /// The fewest that ran and were to stay at any time.
     pub fewest: usize,
     /// All pods at that time, for a person.
     pub then: String,
+    /// The most of these that were not Ready: their node's kubelet was not heard of for a while, as
+    /// where its API server is made anew.
+    pub unheard: usize,
     /// uid of each pod that there ever was.
     pub pods: BTreeSet<String>,
 }
@@ -58,7 +61,7 @@ impl Application {
         eventually("the application is ready", 120, async || {
             let pods = application.pods().await;
             let pods = pods.map_err(|error| format!("{error:#}"))?;
-            let ready = pods.iter().filter(|pod| is_ready(pod)).count();
+            let ready = pods.iter().filter(|pod| is(pod, "Ready")).count();
             (ready == replicas)
                 .then_some(())
                 .ok_or_else(|| format!("{ready} pods are ready"))
@@ -94,15 +97,13 @@ impl Application {
             // An API server that is away says nothing of the pods.
             if let Ok(pods) = self.pods().await {
                 let mut seen = self.lock();
-                let ready = pods.iter().filter(|pod| is_ready(pod)).count();
-                if ready < seen.fewest {
-                    seen.fewest = ready;
+                let running = pods.iter().filter(|pod| runs(pod)).count();
+                if running < seen.fewest {
+                    seen.fewest = running;
                     seen.then = shown(&pods);
-                    say(&format!(
-                        "{ready} pods of the application are ready: {}",
-                        seen.then
-                    ));
                 }
+                let unheard = pods.iter().filter(|pod| runs(pod) && !is(pod, "Ready"));
+                seen.unheard = seen.unheard.max(unheard.count());
                 let uids = pods.iter().filter_map(|pod| pod.metadata.uid.clone());
                 seen.pods.extend(uids);
             }
@@ -111,23 +112,29 @@ impl Application {
     }
 }
 
-fn is_ready(pod: &Pod) -> bool {
+fn is(pod: &Pod, condition: &str) -> bool {
     let conditions = pod
         .status
         .as_ref()
         .and_then(|status| status.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
-    conditions.any(|c| c.type_ == "Ready" && c.status == "True")
+    conditions.any(|c| c.type_ == condition && c.status == "True")
+}
+
+/// By its kubelet's word, and nobody has asked it to go. That it is Ready is a word which others take
+/// away where they have not heard of the kubelet.
+fn runs(pod: &Pod) -> bool {
+    is(pod, "ContainersReady") && pod.metadata.deletion_timestamp.is_none()
 }
 
 /// Pods, their nodes and how they are.
 fn shown(pods: &[Pod]) -> String {
     let one = |pod: &Pod| {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-        let state = match (is_ready(pod), &pod.metadata.deletion_timestamp) {
-            (_, Some(_)) => "leaves",
-            (true, None) => "is ready",
-            (false, None) => "is not ready",
+        let state = match &pod.metadata.deletion_timestamp {
+            Some(_) => "leaves",
+            None if runs(pod) => "runs",
+            None => "does not run yet",
         };
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         format!("{name} on {} {state}", node.unwrap_or("no node"))

@@ -23,6 +23,8 @@ const BACKEND_PORT: u16 = 6443;
 /// How often an API server is asked whether it is ready, and how long it may think.
 const CHECK: Duration = Duration::from_millis(200);
 const DEADLINE: Duration = Duration::from_secs(1);
+/// So many looks have to find it unready before its callers are sent away.
+const UNREADY_LOOKS: u32 = 5;
 /// How often a request is made by the way of everybody.
 const PROBE: Duration = Duration::from_millis(200);
 
@@ -34,6 +36,18 @@ pub struct Balancer(Arc<Vec<Backend>>);
 struct Backend {
     address: String,
     ready: AtomicBool,
+}
+
+impl Backend {
+    /// Waits until it is not ready by several looks, as balancers commonly wait.
+    async fn until_unready(&self) {
+        let mut looks = 0;
+        while looks < UNREADY_LOOKS {
+            tokio::time::sleep(CHECK).await;
+            let ready = self.ready.load(Ordering::SeqCst);
+            looks = if ready { 0 } else { looks + 1 };
+        }
+    }
 }
 
 impl Balancer {
@@ -81,7 +95,9 @@ impl Balancer {
         }
     }
 
-    /// Connects a caller with one that is ready. One that is not is left out.
+    /// Connects a caller with one that is ready. One that is not is left out, and who is connected
+    /// with one that no longer is has to come again: an API server that ends, or whose etcd is away,
+    /// would keep its callers waiting for most of a minute.
     async fn pass(self, mut caller: TcpStream, turn: usize) {
         for at in 0..self.0.len() {
             let Some(backend) = self.0.get((turn + at) % self.0.len()) else {
@@ -94,7 +110,10 @@ impl Balancer {
             let dialled = tokio::time::timeout(DEADLINE, TcpStream::connect(address)).await;
             if let Ok(Ok(mut server)) = dialled {
                 // Either end may close; there is nobody to tell.
-                let _ = tokio::io::copy_bidirectional(&mut caller, &mut server).await;
+                tokio::select! {
+                    _ = tokio::io::copy_bidirectional(&mut caller, &mut server) => {}
+                    () = backend.until_unready() => {}
+                }
                 return;
             }
         }

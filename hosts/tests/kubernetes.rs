@@ -159,13 +159,14 @@ async fn go(
     let (api, pods) = (availability.seen(), application.seen());
     say(&format!(
         "{} in {:.1} s; API: {} answers, {} failures, longest gap {:.1} s; application: at least {} \
-         ready, {} pods in all",
+         ran, {} of them not heard of, {} pods in all",
         if through_refit { "Refit" } else { "script" },
         took.as_secs_f64(),
         api.answered,
         api.failed,
         api.longest_gap.as_secs_f64(),
         pods.fewest,
+        pods.unheard,
         pods.pods.len()
     ));
     let after: Vec<String> = cluster
@@ -186,7 +187,7 @@ async fn go(
     );
     ensure!(
         pods.fewest >= application.budget(),
-        "only {} pods of the application were ready at some time: {}",
+        "only {} pods of the application ran at some time: {}",
         pods.fewest,
         pods.then
     );
