@@ -26,6 +26,8 @@ pub struct Seen {
     /// The most of these that were not Ready: their node's kubelet was not heard of for a while, as
     /// where its API server is made anew.
     pub unheard: usize,
+    /// How often a container was started again where it stood, at most.
+    pub restarts: i32,
     /// uid of each pod that there ever was.
     pub pods: BTreeSet<String>,
 }
@@ -104,6 +106,7 @@ impl Application {
                 }
                 let unheard = pods.iter().filter(|pod| runs(pod) && !is(pod, "Ready"));
                 seen.unheard = seen.unheard.max(unheard.count());
+                seen.restarts = pods.iter().map(restarts).fold(seen.restarts, i32::max);
                 let uids = pods.iter().filter_map(|pod| pod.metadata.uid.clone());
                 seen.pods.extend(uids);
             }
@@ -125,6 +128,13 @@ fn is(pod: &Pod, condition: &str) -> bool {
 /// away where they have not heard of the kubelet.
 fn runs(pod: &Pod) -> bool {
     is(pod, "ContainersReady") && pod.metadata.deletion_timestamp.is_none()
+}
+
+fn restarts(pod: &Pod) -> i32 {
+    let status = pod.status.as_ref();
+    let containers = status.and_then(|status| status.container_statuses.as_ref());
+    let mut containers = containers.into_iter().flatten();
+    containers.next().map_or(0, |one| one.restart_count)
 }
 
 /// Pods, their nodes and how they are.

@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicU32, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -23,8 +23,8 @@ const BACKEND_PORT: u16 = 6443;
 /// How often an API server is asked whether it is ready, and how long it may think.
 const CHECK: Duration = Duration::from_millis(200);
 const DEADLINE: Duration = Duration::from_secs(1);
-/// So many looks have to find it unready before its callers are sent away.
-const UNREADY_LOOKS: u32 = 5;
+/// So many looks on end have to find it unready before its callers are sent away.
+const UNREADY_LOOKS: u32 = 3;
 /// How often a request is made by the way of everybody.
 const PROBE: Duration = Duration::from_millis(200);
 
@@ -35,17 +35,19 @@ pub struct Balancer(Arc<Vec<Backend>>);
 #[derive(Debug)]
 struct Backend {
     address: String,
-    ready: AtomicBool,
+    /// How many looks on end have found it unready.
+    unready: AtomicU32,
 }
 
 impl Backend {
-    /// Waits until it is not ready by several looks, as balancers commonly wait.
+    fn is_ready(&self) -> bool {
+        self.unready.load(Ordering::SeqCst) == 0
+    }
+
+    /// Waits until it is not ready by several looks on end, as balancers commonly do.
     async fn until_unready(&self) {
-        let mut looks = 0;
-        while looks < UNREADY_LOOKS {
+        while self.unready.load(Ordering::SeqCst) < UNREADY_LOOKS {
             tokio::time::sleep(CHECK).await;
-            let ready = self.ready.load(Ordering::SeqCst);
-            looks = if ready { 0 } else { looks + 1 };
         }
     }
 }
@@ -55,7 +57,7 @@ impl Balancer {
     pub async fn start(addresses: Vec<String>, authority: &Authority) -> anyhow::Result<Self> {
         let backends = addresses.into_iter().map(|address| Backend {
             address,
-            ready: AtomicBool::new(false),
+            unready: AtomicU32::new(1),
         });
         let balancer = Self(Arc::new(backends.collect()));
         let stack = ClientStack::production("refit-hosts-balancer").with_deadline(DEADLINE);
@@ -79,7 +81,9 @@ impl Balancer {
                 Ok(client) => is_ready(&client).await,
                 Err(_) => false,
             };
-            backend.ready.store(ready, Ordering::SeqCst);
+            let looks = backend.unready.load(Ordering::SeqCst);
+            let looks = if ready { 0 } else { looks.saturating_add(1) };
+            backend.unready.store(looks, Ordering::SeqCst);
             tokio::time::sleep(CHECK).await;
         }
     }
@@ -103,7 +107,7 @@ impl Balancer {
             let Some(backend) = self.0.get((turn + at) % self.0.len()) else {
                 continue;
             };
-            if !backend.ready.load(Ordering::SeqCst) {
+            if !backend.is_ready() {
                 continue;
             }
             let address = format!("{}:{BACKEND_PORT}", backend.address);

@@ -24,8 +24,9 @@ apt-get install -q -y --download-only --allow-change-held-packages kubeadm=$P ku
 ";
 /// What is done before that on a control plane.
 const SAVE: &str = "\
-for c in apiserver controller-manager scheduler; do
-  ctr -n k8s.io images pull --hosts-dir /etc/containerd/certs.d registry.k8s.io/kube-$c:$V > /dev/null
+images=$(kubeadm config images list --kubernetes-version $V)
+for image in $images; do
+  ctr -n k8s.io images pull --hosts-dir /etc/containerd/certs.d $image > /dev/null || echo $image: not pulled
 done
 mkdir -p /var/backups/kubernetes
 ETCDCTL_API=3 etcdctl --endpoints https://127.0.0.1:2379 --cacert /etc/kubernetes/pki/etcd/ca.crt \

@@ -35,6 +35,14 @@ const NODE_UPDATES: &str = "/apis/refit.dev/v1alpha1/nodeupdates";
 /// How long an upgrade of a cluster may take.
 const UPGRADE_SECONDS: u64 = 2400;
 
+/// Static pods that read kubeadm's certificates.
+const COMPONENTS: [&str; 4] = [
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+];
+
 /// How long nothing may be answered where there are several API servers: a request that is under way
 /// when one ends is lost, and is made again.
 const LONGEST_GAP: Duration = Duration::from_secs(5);
@@ -149,7 +157,7 @@ async fn go(
         // The workers are asked for when the control plane is done: meanwhile it is said how it goes.
         tokio::try_join!(
             order(cluster, management, version),
-            updated(management, cluster.nodes.len()),
+            updated(management, 1, cluster.nodes.len()),
         )?;
         cluster.ready(version, 60).await?;
     } else {
@@ -159,7 +167,7 @@ async fn go(
     let (api, pods) = (availability.seen(), application.seen());
     say(&format!(
         "{} in {:.1} s; API: {} answers, {} failures, longest gap {:.1} s; application: at least {} \
-         ran, {} of them not heard of, {} pods in all",
+         ran, at most {} of those not heard of, {} pods in all",
         if through_refit { "Refit" } else { "script" },
         took.as_secs_f64(),
         api.answered,
@@ -191,6 +199,15 @@ async fn go(
         pods.fewest,
         pods.then
     );
+    // A node that is not drained makes its pods anew where its new kubelet wants that.
+    ensure!(
+        cluster.nodes.len() == 1 || pods.restarts == 0,
+        "a container of the application was started {} times",
+        pods.restarts + 1
+    );
+    if through_refit && cluster.nodes.len() == 1 {
+        renew(cluster, management, version).await?;
+    }
     Ok(took)
 }
 
@@ -212,14 +229,7 @@ async fn uids(management: &Management) -> anyhow::Result<BTreeMap<String, String
 /// Starts the controller, says what is particular to these hosts, and waits until their agents have
 /// reported.
 async fn prepare(cluster: &Cluster, management: &Management) -> anyhow::Result<()> {
-    let settings = json!({"kubeadm": {
-        "skipPhases": ["addon"],
-        "ignorePreflightErrors": IGNORED,
-    }});
-    let body = json!({"metadata": {"annotations": {keys::HOST_SETTINGS: settings.to_string()}}});
-    for name in ["edge-1", "edge-1-md-0"] {
-        send(&management.client, "PATCH", &owner(name), &body).await?;
-    }
+    settle(management, &json!({})).await?;
     management
         .drive(&cluster.kubeconfig, cluster.nodes.len() > 1)
         .await?;
@@ -242,27 +252,91 @@ async fn prepare(cluster: &Cluster, management: &Management) -> anyhow::Result<(
     .await
 }
 
+/// Says what is particular to these hosts, and more.
+async fn settle(management: &Management, more: &Value) -> anyhow::Result<()> {
+    let mut settings = json!({"kubeadm": {
+        "skipPhases": ["addon"],
+        "ignorePreflightErrors": IGNORED,
+    }});
+    for (key, value) in more.as_object().into_iter().flatten() {
+        settings[key] = value.clone();
+    }
+    let body = json!({"metadata": {"annotations": {keys::HOST_SETTINGS: settings.to_string()}}});
+    for name in ["edge-1", "edge-1-md-0"] {
+        send(&management.client, "PATCH", &owner(name), &body).await?;
+    }
+    Ok(())
+}
+
+/// Certificates of a single node that is at its version are renewed by an update of their own, and
+/// its static pods are made anew to read them.
+async fn renew(cluster: &Cluster, management: &Management, version: &str) -> anyhow::Result<()> {
+    let (host, node) = (cluster.hosts.first())
+        .zip(cluster.nodes.first())
+        .context("a host")?;
+    let certificates = || {
+        let names = ["pki/apiserver.crt", "pki/etcd/server.crt", "scheduler.conf"];
+        names.map(|name| host.read(&format!("etc/kubernetes/{name}")))
+    };
+    let before = certificates();
+    // kubeadm's live for a year.
+    settle(
+        management,
+        &json!({"certificates": {"renewWithinDays": 400}}),
+    )
+    .await?;
+    ask(management, 2, version).await?;
+    updated(management, 2, 1).await?;
+    let same = before
+        .iter()
+        .zip(&certificates())
+        .any(|(a, b)| a == b || b.is_empty());
+    ensure!(!same, "certificates of {} stay", node.name);
+    eventually("static pods are made anew", 120, async || {
+        for component in COMPONENTS {
+            let path = format!(
+                "/api/v1/namespaces/kube-system/pods/{component}-{}",
+                node.name
+            );
+            let pod = send(&cluster.client, "GET", &path, &Value::Null).await;
+            let pod = pod.map_err(|error| format!("{error:#}"))?;
+            let marks = &pod["metadata"]["annotations"];
+            if !marks["refit.dev/certificates"].is_string() {
+                return Err(format!("{component} is the old one: {marks}"));
+            }
+        }
+        Ok(())
+    })
+    .await?;
+    cluster.ready(version, 60).await
+}
+
 /// Asks for the version: of the owners, or, where there is one machine that no Cluster API would update
 /// in place, of that machine.
 async fn order(cluster: &Cluster, management: &Management, version: &str) -> anyhow::Result<()> {
     if cluster.nodes.len() > 1 {
         return management.upgrade(version, UPGRADE_SECONDS).await;
     }
+    ask(management, 1, version).await
+}
+
+/// Asks for an update of the only machine.
+async fn ask(management: &Management, ordinal: u32, version: &str) -> anyhow::Result<()> {
     let machines = uids(management).await?;
     let (name, uid) = machines.first_key_value().context("there is a machine")?;
     let goal = Goal {
         kubernetes_version: version.to_owned(),
         ..Goal::default()
     };
-    management.ask(name, uid, 1, &goal).await
+    management.ask(name, uid, ordinal, &goal).await
 }
 
-/// Waits until every machine is done.
-async fn updated(management: &Management, count: usize) -> anyhow::Result<()> {
+/// Waits until so many machines are done with their updates of an ordinal.
+async fn updated(management: &Management, ordinal: u32, count: usize) -> anyhow::Result<()> {
     let begun = instant();
     let mut told = BTreeMap::new();
     let ask = async || {
-        let updates = management.list(NODE_UPDATES).await;
+        let updates = of_ordinal(management, ordinal).await;
         let updates = updates.map_err(|error| format!("{error:#}"))?;
         let mut done = 0;
         let mut lines = Vec::new();
@@ -297,7 +371,7 @@ async fn updated(management: &Management, count: usize) -> anyhow::Result<()> {
     let outcome = eventually("every machine is updated", UPGRADE_SECONDS, ask).await?;
     outcome.map_err(anyhow::Error::msg)?;
     let mut in_steps = 0.0;
-    for update in management.list(NODE_UPDATES).await? {
+    for update in of_ordinal(management, ordinal).await? {
         say(&timeline(&update));
         in_steps += seconds_in_steps(&update);
     }
@@ -306,6 +380,17 @@ async fn updated(management: &Management, count: usize) -> anyhow::Result<()> {
         "{in_steps:.0} s in steps, {between:.0} s between them"
     ));
     Ok(())
+}
+
+/// Each machine's update of this ordinal, as far as there is one.
+async fn of_ordinal(management: &Management, ordinal: u32) -> anyhow::Result<Vec<Value>> {
+    let end = format!("-{ordinal}");
+    let mut updates = management.list(NODE_UPDATES).await?;
+    updates.retain(|update| {
+        let name = update["metadata"]["name"].as_str();
+        name.is_some_and(|name| name.ends_with(&end))
+    });
+    Ok(updates)
 }
 
 /// How long the steps of an update took, from the first moment of each to its last, in seconds.

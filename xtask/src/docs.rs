@@ -1,11 +1,10 @@
 //! Writes docs/cli.md anew, or says whether it is stale.
 
-use std::{
-    path::Path,
-    process::{Command, ExitCode},
-};
+use std::{path::Path, process::ExitCode};
 
 use anyhow::Context as _;
+
+use crate::cargo;
 
 /// The test of the command line that compares docs/cli.md with its own definition, and writes it
 /// where it is told to.
@@ -13,11 +12,9 @@ const TEST: &str = "reference::tests::the_reference_in_docs_matches_the_command_
 
 /// Runs that test; without `check` it writes the file first.
 pub(crate) fn run(root: &Path, check: bool) -> anyhow::Result<ExitCode> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut test = Command::new(cargo);
+    let mut test = cargo::command(root);
     test.args(["test", "--quiet", "--package", "refit", "--bin", "refit"])
         .args(["--", "--exact", TEST])
-        .current_dir(root)
         .env_remove("UPDATE_DOCS")
         .stdout(std::io::stderr());
     if !check {

@@ -4,10 +4,12 @@ use std::{
     env,
     io::{BufRead as _, BufReader, Write as _},
     path::{Path, PathBuf},
-    process::{Command, ExitCode, Stdio},
+    process::{ExitCode, Stdio},
 };
 
 use anyhow::{Context as _, bail};
+
+use crate::cargo;
 
 /// The test programs, by number.
 const TESTS: [&str; 3] = ["transaction", "power_cut", "kubernetes"];
@@ -29,7 +31,7 @@ pub(crate) fn run(root: &Path, args: &HostsTestArgs) -> anyhow::Result<ExitCode>
     let programs = programs_folder()?;
     let numbers = numbers(args.which, programs.is_some())?;
     // The agent of these hosts, and the tests, of one build.
-    cargo(root, &["build", "--package", "refit-agent"])?;
+    call_cargo(root, &["build", "--package", "refit-agent"])?;
     let (mut passed, mut failed) = (0, 0);
     for (number, name) in (1..).zip(TESTS) {
         if !numbers.contains(&number) {
@@ -75,9 +77,8 @@ fn numbers(which: Option<u8>, programs: bool) -> anyhow::Result<Vec<u8>> {
     }
 }
 
-fn cargo(root: &Path, arguments: &[&str]) -> anyhow::Result<()> {
-    let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .current_dir(root)
+fn call_cargo(root: &Path, arguments: &[&str]) -> anyhow::Result<()> {
+    let status = cargo::command(root)
         .args(arguments)
         .stdout(Stdio::null())
         .status()
@@ -90,8 +91,7 @@ fn cargo(root: &Path, arguments: &[&str]) -> anyhow::Result<()> {
 
 /// Runs one test program and passes on what it says; how many passed and failed.
 fn test(root: &Path, name: &str, programs: Option<&Path>) -> anyhow::Result<(u32, u32)> {
-    let mut child = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .current_dir(root)
+    let mut child = cargo::command(root)
         .envs(programs.map(|folder| (PROGRAMS_FOLDER, folder)))
         .args(["test", "--package", "refit-hosts", "--features", "real"])
         .args(["--test", name, "--", "--nocapture"])

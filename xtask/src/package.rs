@@ -13,6 +13,8 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use rpm::{BuildConfig, CompressionWithLevel, Dependency, FileOptions, PackageBuilder};
 
+use crate::cargo;
+
 const NAME: &str = "refit-agent";
 const SUMMARY: &str = "Upgrades this Kubernetes machine where it stands";
 const DESCRIPTION: &str = "The host side of Refit: takes the steps of this node's HostPlan \
@@ -81,10 +83,9 @@ fn target(root: &Path) -> PathBuf {
 }
 
 fn build(root: &Path) -> anyhow::Result<PathBuf> {
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut build = Command::new(cargo);
+    let mut build = cargo::command(root);
     build.args(["build", "--profile", "dist", "--locked", "--package", NAME]);
-    called(build.current_dir(root).stdout(std::io::stderr()))?;
+    called(build.stdout(std::io::stderr()))?;
     Ok(target(root).join("dist").join(NAME))
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    process::{Command, ExitCode},
+    process::ExitCode,
 };
 
 use anyhow::Context as _;
@@ -11,6 +11,8 @@ use refit_sandbox::{
     manifests,
     sweep::{Event, Failure, Sabotage, Scenario, SweepOptions, continue_from, sweep},
 };
+
+use crate::cargo;
 
 /// How a sweep is asked for.
 #[derive(Args, Clone, Debug)]
@@ -70,8 +72,7 @@ pub(crate) fn run(root: &Path, args: &SweepArgs) -> anyhow::Result<ExitCode> {
 
 /// A sweep does the work of some hundred upgrades: it runs optimised, whatever built this.
 fn optimised() -> anyhow::Result<ExitCode> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
+    let status = cargo::command(Path::new("."))
         .args(["run", "--quiet", "--release", "--package", "xtask", "--"])
         .args(std::env::args_os().skip(1))
         .status()

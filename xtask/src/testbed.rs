@@ -7,7 +7,7 @@ use std::{
     io::{BufRead as _, BufReader},
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
-    process::{Command, ExitCode, Stdio},
+    process::{ExitCode, Stdio},
 };
 
 use anyhow::{Context as _, bail};
@@ -15,6 +15,7 @@ use clap::Subcommand;
 use serde::Serialize;
 
 use crate::{
+    cargo,
     go::{self, Module},
     kubectl,
 };
@@ -108,32 +109,12 @@ pub(crate) fn run(root: &Path, task: &TestbedTask) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Runs the program of the test bed's own crate.
+/// Becomes the program of the test bed's own crate, by way of cargo, so that Ctrl-C reaches it and
+/// nobody in between dies first.
 fn bed(root: &Path, args: &[&str]) -> anyhow::Result<ExitCode> {
     let run = ["run", "-p", "refit-testbed", "--features", "real", "--"];
-    cargo(root, &[&run, args].concat())
-}
-
-/// Becomes cargo, so that Ctrl-C reaches what it runs and nobody in between dies first.
-fn cargo(root: &Path, args: &[&str]) -> anyhow::Result<ExitCode> {
-    let error = command(root).args(args).exec();
+    let error = cargo::command(root).args(run).args(args).exec();
     Err(error).context("cargo cannot be run")
-}
-
-/// Cargo, for another package than this one.
-fn command(root: &Path) -> Command {
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    // What cargo told this task of its own package is not for what it starts: build scripts that
-    // watch such variables would have half of all crates built anew.
-    for (key, _) in env::vars_os() {
-        let key = key.to_string_lossy();
-        if key.starts_with("CARGO_PKG_") || key.starts_with("CARGO_MANIFEST_") {
-            command.env_remove(&*key);
-        }
-    }
-    command.current_dir(root);
-    command
 }
 
 /// Runs every flow on every line; the last line on stdout is the result.
@@ -143,7 +124,7 @@ fn command(root: &Path) -> Command {
 )]
 fn all(root: &Path) -> anyhow::Result<ExitCode> {
     let tests = ["test", "-p", "refit-testbed", "--features", "all"];
-    let child = command(root)
+    let child = cargo::command(root)
         .args(tests)
         .arg("--no-fail-fast")
         .stdout(Stdio::piped())

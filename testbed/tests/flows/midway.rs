@@ -191,6 +191,8 @@ impl Midway<'_> {
             done.len()
         );
         for update in &done {
+            let phase = text(update, "/status/phase");
+            ensure!(phase == "Succeeded", "{} is {phase}", name(update));
             let begun = text(update, "/status/startedAt");
             ensure!(
                 begun >= ended,

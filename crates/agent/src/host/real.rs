@@ -2,10 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
-    io::{self, ErrorKind},
+    fs, io,
     os::{fd::OwnedFd, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -13,6 +13,7 @@ use futures::future::BoxFuture;
 use refit_api::refit::{HostFacts, PackageDriver};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
     process::{Pid, PidfdFlags, pidfd_open},
 };
 
@@ -32,9 +33,8 @@ use super::{
 pub const CARRY_OUT: &str = "carry-out";
 const SELF: &str = "/proc/self/exe";
 /// Longest wait for the end of a unit's process before systemd is asked about the unit: where the
-/// agent sees other processes than systemd does, it waits for a stranger. A stop of the agent takes
-/// as long at most.
-const UNWATCHED: Duration = Duration::from_secs(1);
+/// agent sees other processes than systemd does, it waits for a stranger.
+const LONGEST_WATCH: Duration = Duration::from_secs(1);
 /// What systemd needs to start a process, and to take note of its end.
 const MOMENT: Duration = Duration::from_millis(100);
 
@@ -46,7 +46,13 @@ pub struct RealHost {
     kubeconfig: PathBuf,
     /// The namespace of its secrets.
     namespace: String,
+    /// What the kubelet's program said of its version.
+    asked: Arc<Mutex<Option<(File, String)>>>,
 }
+
+/// What tells one program's file from another's, whatever its name: device, inode, and when it was
+/// last changed, in seconds and nanoseconds.
+type File = (u64, u64, i64, i64);
 
 impl RealHost {
     /// A host that keeps its marks, outputs and snapshots in `folder`.
@@ -55,6 +61,7 @@ impl RealHost {
             site: Site::new(folder),
             kubeconfig: PathBuf::new(),
             namespace: String::new(),
+            asked: Arc::default(),
         }
     }
 
@@ -136,8 +143,19 @@ impl RealHost {
         };
         // The binary that runs, also after the package has replaced the file.
         let program = self.site.path(format!("/proc/{pid}/exe"));
+        // A process is not started for an answer that is known: an idle agent has nothing to do.
+        let file = fs::metadata(&program).ok();
+        let file = file.map(|file| (file.dev(), file.ino(), file.ctime(), file.ctime_nsec()));
+        let known = || self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((of, version)) = &*known()
+            && Some(of) == file.as_ref()
+        {
+            return Ok(version.clone());
+        }
         let running = Invocation::at(program.display().to_string(), ["--version"]);
-        parse_kubelet_version(&running.output().await?)
+        let version = parse_kubelet_version(&running.output().await?)?;
+        *known() = file.map(|file| (file, version.clone()));
+        Ok(version)
     }
 
     async fn packages(&self) -> Result<BTreeMap<String, String>, HostError> {
@@ -219,13 +237,12 @@ impl RealHost {
     }
 
     /// The process of a unit that works.
-    async fn main_process(&self, unit: &str) -> Option<OwnedFd> {
+    async fn main_process(&self, unit: &str) -> Option<Pid> {
         let name = format!("{unit}.service");
         let show = ["show", &name, "--property=MainPID", "--value"];
         let answer = self.site.ask(Program::Systemctl, show).await.ok()?;
         let pid: u32 = answer.trim().parse().ok()?;
-        let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
-        pidfd_open(pid, PidfdFlags::empty()).ok()
+        Pid::from_raw(i32::try_from(pid).ok()?)
     }
 
     async fn poll_unit(&self, unit: &str) -> Result<UnitState, HostError> {
@@ -289,14 +306,18 @@ impl Host for RealHost {
 
     fn wait<'a>(&'a self, unit: &'a str) -> BoxFuture<'a, ()> {
         Box::pin(async move {
-            let watched = match self.main_process(unit).await {
-                Some(process) => end_of(process, UNWATCHED).await,
-                None => Err(ErrorKind::NotFound.into()),
+            let process = self.main_process(unit).await;
+            let pause = match process.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+                Some(Ok(process)) => match end_of(process, LONGEST_WATCH).await {
+                    Ok(_) => return,
+                    Err(_) => LONGEST_WATCH,
+                },
+                // It begins, or has just ended.
+                None | Some(Err(Errno::SRCH)) => MOMENT,
+                // A kernel before 5.3, or one that is told not to do this.
+                Some(Err(_)) => LONGEST_WATCH,
             };
-            if watched.is_err() {
-                // It begins or has just ended, or its process cannot be seen from here.
-                tokio::time::sleep(MOMENT).await;
-            }
+            tokio::time::sleep(pause).await;
         })
     }
 

@@ -37,6 +37,8 @@ impl UnitSpec {
             // Not --collect: how it ended is asked for after the agent has come back.
             "--property=RemainAfterExit=yes".to_owned(),
             format!("--property=TimeoutStartSec={}", self.timeout_seconds),
+            // Its memory holds secrets that nobody else may find on the disk.
+            "--property=LimitCORE=0".to_owned(),
             format!("--property=StandardOutput=append:{output}"),
             format!("--property=StandardError=append:{output}"),
             "--setenv=LC_ALL=C".to_owned(),

@@ -17,6 +17,7 @@
 //! | 5 | every machine is updated, untouched, or failed or stopped with a reason |
 //! | 6 | no cordon of ours is left after a good end; after a bad one the status says so |
 //! | 7 | nothing of ours is left on a Machine that is whole |
+//! | 8 | no Machine is behind the version of its MachineDeployment's MachineSet unasked |
 //!
 //! A machine is *disturbed* while its HostPlan's gate is `Upgrade` or wider or its Node has a cordon
 //! of ours, until its NodeUpdate has ended and its Node is Ready and open. It is *available* while
@@ -38,7 +39,7 @@ pub use state::World;
 /// Something that must not be.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Violation {
-    /// Number of the invariant, 1 to 7.
+    /// Number of the invariant, 1 to 8.
     pub invariant: u8,
     /// Kind and name of the object that shows it.
     pub object: String,

@@ -58,30 +58,33 @@ impl World {
         found
     }
 
-    /// Invariant 5: a Machine that is behind its MachineSet, and whose update nobody asks for. Cluster
-    /// API counts it as up to date, by its MachineSet; its v1.14.2 can lose the mark where a template
-    /// changes while the update before ends.
+    /// Invariant 8: a Machine that is behind its MachineSet, and whose update nobody asks for. Its
+    /// MachineDeployment counts it as up to date; Cluster API v1.14.2 can lose the mark where a template
+    /// changes while the update before ends. A MachineSet of nobody's keeps its Machines as they are.
     fn unmarked(&self) -> Vec<Violation> {
         let mut found = Vec::new();
         for ((namespace, name), machine) in &self.machines {
             let Some((kind, set)) = &machine.owner else {
                 continue;
             };
-            if kind != "MachineSet" || machine.updating || machine.deleted_at.is_some() {
-                continue;
-            }
             let key = (namespace.clone(), kind.clone(), set.clone());
-            let wanted = self.owners.get(&key).map_or("", |set| &set.version);
-            if [wanted, &machine.version].contains(&"") || wanted == machine.version {
+            let of_deployment = self.owners.get(&key).filter(|owner| {
+                let parent = owner.parent.as_ref();
+                parent.is_some_and(|(kind, _)| kind == "MachineDeployment")
+            });
+            let wanted = of_deployment.map_or("", |owner| &owner.version);
+            let spoken_for = machine.updating || machine.deleted_at.is_some();
+            let unknown = wanted.is_empty() || machine.version.is_empty();
+            if spoken_for || unknown || wanted == machine.version {
                 continue;
             }
             let message = format!(
                 "it is at {} in MachineSet {set} of {wanted}, and no annotation {} asks for its \
-                 update: it stays behind until the template of its owner changes again",
+                 update",
                 machine.version,
                 keys::UPDATE_IN_PROGRESS,
             );
-            found.push(violation(5, "Machine", name, message));
+            found.push(violation(8, "Machine", name, message));
         }
         found
     }

@@ -509,13 +509,17 @@ fn a_machine_behind_its_machine_set_must_be_marked() {
         json!({"spec": {"version": "v1.35.0"}}),
     );
     put(&mut world, CAPI, "Machine", &behind);
-    assert_eq!(rest(&world), [5]);
+    assert_eq!(rest(&world), [8]);
     let current = with(behind.clone(), json!({"spec": {"version": "v1.35.1"}}));
     put(&mut world, CAPI, "Machine", &current);
     assert_eq!(rest(&world), OK);
     let leaving = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:59:00Z"}});
-    put(&mut world, CAPI, "Machine", &with(behind, leaving));
+    put(&mut world, CAPI, "Machine", &with(behind.clone(), leaving));
     assert_eq!(rest(&world), OK);
+    put(&mut world, CAPI, "Machine", &behind);
+    let of_nobody = with(set, json!({"metadata": {"ownerReferences": []}}));
+    put(&mut world, CAPI, "MachineSet", &of_nobody);
+    assert_eq!(rest(&world), OK, "its template is for new Machines only");
 }
 
 #[test]

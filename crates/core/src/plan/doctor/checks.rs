@@ -438,6 +438,11 @@ pub(super) fn invariants(facts: &Facts, found: &mut Findings) {
         let remedy = match violation.invariant {
             5 => "kubectl describe it; refit retry machine/NAME asks for another attempt",
             6 => "kubectl uncordon the node once it is healthy",
+            8 => {
+                "Cluster API counts it as up to date and leaves it: the next change of its \
+                 MachineDeployment's template takes it along, annotation \
+                 cluster.x-k8s.io/remediate-machine replaces it"
+            }
             _ => "restart the controller: it clears what it finds; if it stays, report it",
         };
         found.fail(&violation.object, message, remedy);
