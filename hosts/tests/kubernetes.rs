@@ -14,8 +14,8 @@ use std::{
 use anyhow::{Context as _, ensure};
 use refit_api::{keys, refit::Goal};
 use refit_hosts::{
-    application::Application,
-    balancer::Availability,
+    application::{self, Application},
+    balancer::{self, Availability},
     base,
     cage::{self, Cage, runtime},
     eventually,
@@ -187,6 +187,20 @@ async fn go(
         uids(management).await? == machines,
         "the machines are the same, by uid"
     );
+    unharmed(cluster, &api, &pods, application.budget())?;
+    if through_refit && cluster.nodes.len() == 1 {
+        renew(cluster, management, version).await?;
+    }
+    Ok(took)
+}
+
+/// Whether the API went on answering and the application went on running, as far as that is promised.
+fn unharmed(
+    cluster: &Cluster,
+    api: &balancer::Seen,
+    pods: &application::Seen,
+    budget: usize,
+) -> anyhow::Result<()> {
     // One API server is away while it is replaced; behind a balancer others answer.
     ensure!(
         cluster.nodes.len() == 1 || api.longest_gap <= LONGEST_GAP,
@@ -194,7 +208,7 @@ async fn go(
         api.longest_gap.as_secs_f64()
     );
     ensure!(
-        pods.fewest >= application.budget(),
+        pods.fewest >= budget,
         "only {} pods of the application ran at some time: {}",
         pods.fewest,
         pods.then
@@ -205,10 +219,7 @@ async fn go(
         "a container of the application was started {} times",
         pods.restarts + 1
     );
-    if through_refit && cluster.nodes.len() == 1 {
-        renew(cluster, management, version).await?;
-    }
-    Ok(took)
+    Ok(())
 }
 
 /// uid of each Machine, by name.
