@@ -9,7 +9,7 @@ use std::{
     process::Stdio,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use tokio::process::{Child, Command};
 
 use crate::{eventually, run};
@@ -149,6 +149,9 @@ impl Disk {
 
     async fn detach(&self) -> anyhow::Result<()> {
         let device = self.device().context("the disk is not mounted")?;
+        if !self.backs(&device) {
+            bail!("{device} is not backed by {}", self.image.display());
+        }
         for path in [&self.root, &self.mounted] {
             let path = path.display().to_string();
             eventually("unmounting", LET_GO_SECONDS, async || {
@@ -157,14 +160,22 @@ impl Disk {
             })
             .await?;
         }
-        let alive = Path::new("/sys/fs/ext4").join(device);
+        // The file system holds the device, and the device the file. By its name alone a device
+        // says nothing: once it is free, another host's disk takes it.
         eventually("the file system ends", LET_GO_SECONDS, async || {
-            let there = alive.exists();
-            (!there)
+            (!self.backs(&device))
                 .then_some(())
-                .ok_or_else(|| format!("{} is there", alive.display()))
+                .ok_or_else(|| format!("{device} still has {}", self.image.display()))
         })
         .await
+    }
+
+    /// Whether this loop device's file is this disk's.
+    fn backs(&self, device: &str) -> bool {
+        let file = Path::new("/sys/block")
+            .join(device)
+            .join("loop/backing_file");
+        fs::read_to_string(file).is_ok_and(|path| Path::new(path.trim_end()) == self.image)
     }
 
     /// Name of the loop device, `loop3`.
