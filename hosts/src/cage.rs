@@ -13,6 +13,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use libtest_mimic::{Arguments, Failed, Trial};
+use refit_kube::process::{LogFormat, init_logs};
 use tokio::{process::Command, signal::unix::SignalKind};
 
 use crate::{base, host, net, run, say};
@@ -150,10 +151,7 @@ fn inside(name: String) -> anyhow::Result<Cage> {
     let base = env::var_os(BASE).map(PathBuf::from);
     let base = base.with_context(|| format!("{BASE} is not set"))?;
     let filter = env::var("REFIT_LOG").unwrap_or_else(|_| "warn,kube_client=error".to_owned());
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .try_init();
+    init_logs(&filter, LogFormat::Text)?;
     refit_kube::tls::install_provider();
     let folder = PathBuf::from("/run").join(&name);
     runtime()?.block_on(async {

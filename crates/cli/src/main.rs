@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use refit_kube::process::{StartError, log_filter};
 use refit_sandbox::manifests::LoadError;
+use tracing_subscriber::{layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 mod abort;
 mod bundle;
@@ -71,7 +73,10 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) => error.exit(),
     };
-    init_logs(args.global.verbose);
+    if let Err(error) = init_logs(args.global.verbose) {
+        complain(&error.into());
+        return ExitCode::FAILURE;
+    }
     refit_kube::tls::install_provider();
     let global = &args.global;
     let outcome = match &args.command {
@@ -138,18 +143,21 @@ fn complain(error: &anyhow::Error) {
 }
 
 /// Logs go to stderr, and only where somebody asked for them: progress is shown otherwise.
-fn init_logs(verbose: u8) {
+fn init_logs(verbose: u8) -> Result<(), StartError> {
     let level = match verbose {
         0 => "off",
         1 => "info",
         _ => "debug,hyper=info,hyper_util=info,rustls=info,tower=info,h2=info",
     };
     let filter = std::env::var("REFIT_LOG").unwrap_or_else(|_| level.to_owned());
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
-        .without_time()
+        .without_time();
+    tracing_subscriber::registry()
+        .with(log_filter(&filter)?)
+        .with(lines)
         .init();
+    Ok(())
 }
 
 #[cfg(test)]

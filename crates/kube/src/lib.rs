@@ -30,6 +30,7 @@ pub mod net;
 pub mod plan_signing;
 pub mod process;
 pub mod queue;
+#[cfg(feature = "serve")]
 pub mod serve;
 pub mod store;
 pub mod tls;

@@ -8,7 +8,12 @@ use kube::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{
+    Layer as _,
+    filter::{ParseError, Targets},
+    layer::SubscriberExt as _,
+    util::SubscriberInitExt as _,
+};
 
 use crate::workload::without_content;
 
@@ -56,18 +61,28 @@ pub enum StartError {
 
 /// Sends logs to stderr. Filters are those of `tracing`: `info`, `refit_controller=debug,info`.
 pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), StartError> {
-    let filter = EnvFilter::try_new(filter).map_err(|error| StartError::Filter {
-        filter: filter.to_owned(),
-        reason: error.to_string(),
-    })?;
-    let logs = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr);
-    match format {
-        LogFormat::Text => logs.with_ansi(false).init(),
-        LogFormat::Json => logs.json().flatten_event(true).init(),
-    }
+    let filter = log_filter(filter)?;
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    let lines = match format {
+        LogFormat::Text => lines.with_ansi(false).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    tracing_subscriber::registry()
+        .with(filter)
+        .with(lines)
+        .init();
     Ok(())
+}
+
+/// A filter of logs by level and module: `info`, `refit_controller=debug,info`. Without the fields
+/// and spans that `tracing`'s other filter takes, for that one brings regular expressions along.
+pub fn log_filter(filter: &str) -> Result<Targets, StartError> {
+    filter
+        .parse()
+        .map_err(|error: ParseError| StartError::Filter {
+            filter: filter.to_owned(),
+            reason: error.to_string(),
+        })
 }
 
 /// The cluster of a kubeconfig file, or, without one, that of `KUBECONFIG`, `~/.kube/config` or the

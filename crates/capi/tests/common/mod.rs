@@ -37,11 +37,13 @@ use refit_kube::{
     client::ClientStack,
     gate::{Effect, Fate, Gate, Open},
     net::{Dialer, MemoryNetwork},
+    process::log_filter,
     tls::{self, Authority, KeyAndCert, ReloadableCert, Validity},
 };
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tower::ServiceExt as _;
+use tracing_subscriber::{layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 pub const MANAGEMENT: &str = "management.refit.sandbox";
 pub const WORKLOAD: &str = "edge-1.refit.sandbox";
@@ -178,10 +180,13 @@ impl World {
     /// A world with the CRDs, the cluster's objects and an extension; nothing has happened yet.
     pub async fn new(manifests: &[Value]) -> Self {
         tls::install_provider();
-        let filter = tracing_subscriber::EnvFilter::from_default_env();
-        let log = tracing_subscriber::fmt().with_env_filter(filter);
+        let filter = std::env::var("RUST_LOG").unwrap_or_default();
+        let lines = tracing_subscriber::fmt::layer()
+            .with_test_writer()
+            .without_time();
+        let logs = tracing_subscriber::registry().with(log_filter(&filter).unwrap());
         // Every test tries; one of them is the first.
-        let _ = log.with_test_writer().without_time().try_init();
+        let _ = logs.with(lines).try_init();
         let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
         let options = |seed: u64| {
             let mut options = Options::new(Arc::new(move || clock.now()));

@@ -12,12 +12,14 @@ use std::{
     time::Duration,
 };
 
+use refit_kube::process::log_filter;
 use refit_sandbox::{
     manifests,
     snapshot::Snapshot,
     world::{MachineFacts, World, WorldOptions, facts, runtime},
 };
 use serde_json::Value;
+use tracing_subscriber::{layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 /// User agent of the tests.
 pub const TEST: &str = "test";
@@ -51,10 +53,13 @@ pub fn load(file: &std::path::Path) -> Vec<Value> {
 /// Runs a test in a paused runtime.
 pub fn in_world<F: Future<Output = ()>>(test: F) {
     // Silent unless RUST_LOG asks for something.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+    let filter = std::env::var("RUST_LOG").unwrap_or_default();
+    let lines = tracing_subscriber::fmt::layer()
         .with_test_writer()
-        .without_time()
+        .without_time();
+    let _ = tracing_subscriber::registry()
+        .with(log_filter(&filter).unwrap())
+        .with(lines)
         .try_init();
     runtime().unwrap().block_on(test);
 }
