@@ -13,7 +13,7 @@ use super::{
     status::{Outcome, conclude, is_about},
     steps::{self, STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON},
     stop::{abort_write, deletion_overdue, gone, host_gave_up, stopped_by_deletion},
-    verify::verify,
+    verify::{seconds_to_settle, static_pods_unsettled, verify},
     work::{Work, report},
 };
 use crate::report::Refusal;
@@ -251,6 +251,13 @@ impl Work<'_, '_> {
         let node_name = self.status.node_name.clone();
         if let Err(refusal) = verify(self.seen, &node_name, goal, self.control_plane(), plan) {
             return Outcome::blocked(Phase::Verifying, refusal).again_after(10);
+        }
+        let since = steps::started(&self.status, STEP_NODE_READY);
+        if self.control_plane()
+            && let Some(seconds) = since.and_then(|since| seconds_to_settle(since, now))
+        {
+            let refusal = static_pods_unsettled(node_name);
+            return Outcome::blocked(Phase::Verifying, refusal).again_after(seconds);
         }
         steps::advance(&mut self.status, STEP_NODE_READY, StepState::Done, now, "");
         let back = |node: &NodeView| node.excluded_by.is_some();

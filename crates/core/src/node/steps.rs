@@ -71,6 +71,12 @@ pub(super) fn state_of(status: &NodeUpdateStatus, name: &str) -> StepState {
     step.map(|step| step.state).unwrap_or_default()
 }
 
+/// When a step was first tried.
+pub(super) fn started(status: &NodeUpdateStatus, name: &str) -> Option<Timestamp> {
+    let step = status.steps.iter().find(|step| step.name == name)?;
+    step.started_at.as_ref().map(|time| time.0)
+}
+
 /// Moves one of our own steps on. A step that has ended stays as it is.
 pub(super) fn advance(
     status: &mut NodeUpdateStatus,

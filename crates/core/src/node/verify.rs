@@ -1,5 +1,6 @@
 //! Whether a node came back as asked for.
 
+use jiff::Timestamp;
 use refit_api::refit::{HostPlan, PlannedStep, StepType};
 
 use super::snapshot::{NodeView, Seen};
@@ -58,6 +59,29 @@ pub(super) fn verify(
         static_pods(seen, node_name, goal).map_err(not_yet)?;
     }
     Ok(())
+}
+
+/// How long a kubelet that was restarted may take until it looks at its static pods, in seconds.
+/// Until then they are shown as they were; a kubelet of another minor version makes them anew.
+const SETTLE_SECONDS: i64 = 10;
+
+/// For how many seconds yet what is shown of static pods may be of before the restart, where the
+/// host's work was seen to be done at `since`. It goes by our clock alone, not by the host's.
+pub(super) fn seconds_to_settle(since: Timestamp, now: Timestamp) -> Option<u64> {
+    let left = SETTLE_SECONDS - now.duration_since(since).as_secs();
+    u64::try_from(left.min(SETTLE_SECONDS))
+        .ok()
+        .filter(|left| *left > 0)
+}
+
+/// Why a control plane whose static pods look well is not taken at their word yet.
+pub(super) fn static_pods_unsettled(node: String) -> Refusal {
+    Refusal::NodeNotVerified {
+        node,
+        why: format!(
+            "its static pods may be shown as they were before its kubelet's restart, for {SETTLE_SECONDS} s"
+        ),
+    }
 }
 
 /// Times in statuses are whole seconds, so a heartbeat of the same second counts: that the kubelet
@@ -127,4 +151,24 @@ fn static_pods(seen: &Seen<'_>, node: &str, goal: &str) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn static_pods_settle_within_ten_seconds_whatever_the_clock_does() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let cases = [
+            (100, Some(10)),
+            (109, Some(1)),
+            (110, None),
+            (90_000, None),
+            (0, Some(10)),
+        ];
+        for (now, left) in cases {
+            assert_eq!(seconds_to_settle(at(100), at(now)), left, "at {now}");
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! The way of one machine, phase by phase.
 
+use std::time::Duration;
+
 use refit_api::{
     keys,
     refit::{Gate, Phase, Role, StepState},
@@ -49,7 +51,7 @@ fn a_worker_goes_all_the_way_in_one_order() {
 #[test]
 fn a_control_plane_member_claims_before_its_plan_and_is_the_first() {
     let mut one = One::control_plane().disrupted();
-    one.settle();
+    one.settle_with_static_pods();
     assert_eq!(one.phase(), Phase::Succeeded, "{:?}", one.status());
     let words = without_status(&one.log);
     let place = |word| words.iter().position(|w| *w == word).unwrap();
@@ -60,7 +62,7 @@ fn a_control_plane_member_claims_before_its_plan_and_is_the_first() {
 #[test]
 fn every_step_is_named_in_order_and_ends() {
     let mut one = One::control_plane().disrupted();
-    one.settle();
+    one.settle_with_static_pods();
     let status = one.status();
     let names: Vec<_> = status.steps.iter().map(|step| step.name.as_str()).collect();
     assert_eq!(
@@ -366,8 +368,24 @@ fn the_static_pods_of_a_control_plane_must_run_the_goal() {
             ..pod.clone()
         };
     }
-    blind.settle();
+    blind.settle_with_static_pods();
     assert_eq!(blind.phase(), Phase::Succeeded);
+}
+
+#[test]
+fn static_pods_are_not_taken_at_their_word_right_after_a_kubelet_s_restart() {
+    let mut one = One::control_plane().disrupted();
+    one.settle();
+    assert_eq!(one.blocked_by(), ["NodeNotVerified"]);
+    let requeue = one.decide().requeue.unwrap();
+    assert!(requeue <= Duration::from_secs(10), "{requeue:?}");
+    // The kubelet looks at them and makes them anew.
+    one.static_pods.iter_mut().for_each(|pod| pod.ready = false);
+    one.settle_with_static_pods();
+    assert_eq!(one.phase(), Phase::Verifying);
+    one.static_pods.iter_mut().for_each(|pod| pod.ready = true);
+    one.settle();
+    assert_eq!(one.phase(), Phase::Succeeded);
 }
 
 #[test]

@@ -209,7 +209,7 @@ fn a_machine_that_is_at_its_version_can_be_asked_to_renew_certificates() {
     let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
     status.capabilities.push(StepType::CertificatesRenew);
     let mut one = one.disrupted();
-    one.settle();
+    one.settle_with_static_pods();
     assert_eq!(one.phase(), Phase::Succeeded, "{:?}", one.blocked_by());
     let status = one.status();
     let names: Vec<_> = status.steps.iter().map(|step| step.name.as_str()).collect();

@@ -360,6 +360,13 @@ impl One {
         );
     }
 
+    /// The same for a control plane, and again once its static pods are taken at their word.
+    pub(super) fn settle_with_static_pods(&mut self) {
+        self.settle();
+        self.now += 10;
+        self.settle();
+    }
+
     pub(super) fn apply(&mut self, decision: &Decision, write: Write) {
         self.log.push(word(&write));
         self.events.extend(decision.announce.iter().cloned());
