@@ -145,3 +145,45 @@ pub async fn until_stopped<E: From<StartError>>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    #[test]
+    fn a_filter_goes_by_level_and_module() {
+        let cases = [
+            (
+                "refit_kube=debug,info",
+                "refit_kube::store",
+                Level::DEBUG,
+                true,
+            ),
+            ("refit_kube=debug,info", "hyper", Level::DEBUG, false),
+            ("refit_kube=debug,info", "hyper", Level::INFO, true),
+            ("off", "refit_kube", Level::ERROR, false),
+            ("", "refit_kube", Level::ERROR, true),
+            ("", "refit_kube", Level::WARN, false),
+        ];
+        for (filter, module, level, told) in cases {
+            let parsed = log_filter(filter).unwrap();
+            assert_eq!(
+                parsed.would_enable(module, &level),
+                told,
+                "{filter:?} of {module} at {level}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_filter_is_named_with_what_would_be_one() {
+        let error = log_filter("refit=loud").unwrap_err().to_string();
+        assert!(
+            error.starts_with("\"refit=loud\" is no log filter: ")
+                && error.ends_with("; try info or refit=debug,info"),
+            "{error}"
+        );
+    }
+}

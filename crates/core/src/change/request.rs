@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use refit_api::{
     keys,
-    refit::{Goal, NodeUpdate, Phase, Stage, ordinal_of},
+    refit::{Goal, NodeUpdate, NodeUpdateStatus, Phase, Stage, StepStatus, ordinal_of},
 };
 
 use super::goal::same_goal;
@@ -115,7 +115,7 @@ pub fn decide(
             Phase::Failed | Phase::Stopped if retry_asked => create(),
             Phase::Failed => Decision::Answer(failed(newest)),
             Phase::Stopped => Decision::Answer(stopped(newest)),
-            _ => Decision::Answer(running(newest)),
+            _ => Decision::Answer(running(newest, now)),
         };
     }
     if !phase.is_final() {
@@ -189,7 +189,7 @@ fn succeeded(
     Some(Decision::Answer(Answer::retry(text, RETRY_UNKNOWN_SECONDS)))
 }
 
-fn running(update: &NodeUpdate) -> Answer {
+fn running(update: &NodeUpdate, now: Timestamp) -> Answer {
     let View { phase, message, .. } = View::of(update);
     if update.spec.stage == Stage::Abort && !is_past_return(phase) {
         return Answer::retry("stopping at the next safe step", RETRY_UNKNOWN_SECONDS);
@@ -203,8 +203,21 @@ fn running(update: &NodeUpdate) -> Answer {
         ("", None) => format!("{phase:?}").to_lowercase(),
         (message, _) => message.to_owned(),
     };
-    let rest = status.and_then(|s| s.progress.as_ref()?.remaining_seconds);
-    Answer::retry(text, rest.unwrap_or(RETRY_UNKNOWN_SECONDS))
+    let seconds = status.and_then(|status| seconds_to_end(status, now));
+    Answer::retry(text, seconds.unwrap_or(RETRY_UNKNOWN_SECONDS))
+}
+
+/// When to ask again for an update that should be over then: Cluster API asks no earlier than it
+/// was told, so an end that comes meanwhile is not seen (`spec/capi.md 4.1`, step 8). For one that
+/// is late, after as long again as it is late. `None` where nothing can be predicted.
+fn seconds_to_end(status: &NodeUpdateStatus, now: Timestamp) -> Option<i32> {
+    let rest = status.progress.as_ref()?.remaining_seconds?.max(0);
+    // What is predicted stands still from one step to the next.
+    let moved = |step: &StepStatus| Some(step.finished_at.as_ref().or(step.started_at.as_ref())?.0);
+    let since = status.steps.iter().filter_map(moved).max();
+    let gone = since.map_or(0, |since| now.duration_since(since).as_secs().max(0));
+    let left = i64::from(rest) - gone;
+    Some(i32::try_from(left.abs()).unwrap_or(i32::MAX))
 }
 
 fn failed(update: &NodeUpdate) -> Answer {

@@ -2,7 +2,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_api::refit::{
     Blocker, Goal, MachineRef, NodeUpdate, NodeUpdateSpec, NodeUpdateStatus, Origin, Phase,
-    Progress, Stage,
+    Progress, Stage, StepStatus,
 };
 
 use super::request::{Answer, Decision, MachineFacts, decide};
@@ -330,6 +330,49 @@ fn the_next_call_comes_when_the_rest_should_be_over() {
         });
         let got = answer(of(&facts("v1.34.2"), "v1.35.0", &[update]));
         assert_eq!(got.retry_after_seconds, seconds, "{rest:?}");
+    }
+}
+
+#[test]
+fn what_has_gone_by_of_the_rest_counts_and_a_late_end_is_asked_for_less_and_less() {
+    let second = |second: i64| Some(Time(now() - SignedDuration::from_secs(second)));
+    let running = |ago| StepStatus {
+        started_at: second(ago),
+        ..StepStatus::default()
+    };
+    let done = |ago| StepStatus {
+        finished_at: second(ago),
+        ..running(ago + 60)
+    };
+    let cases = [
+        ("just begun", vec![running(0)], 15),
+        ("a part has gone by", vec![running(11)], 9),
+        ("nearly over", vec![running(19)], 1),
+        ("over now", vec![running(20)], 1),
+        ("late", vec![running(24)], 4),
+        ("very late", vec![running(4000)], 15),
+        (
+            "between two steps",
+            vec![done(8), StepStatus::default()],
+            12,
+        ),
+        (
+            "a host whose clock is ahead",
+            vec![done(300), running(-3600)],
+            15,
+        ),
+        ("no step has begun", vec![], 15),
+    ];
+    for (case, steps, seconds) in cases {
+        let mut update = update(1, "v1.35.0", Phase::Verifying);
+        let status = update.status.as_mut().unwrap();
+        status.steps = steps;
+        status.progress = Some(Progress {
+            percent: 90,
+            remaining_seconds: Some(20),
+        });
+        let got = answer(of(&facts("v1.34.2"), "v1.35.0", &[update]));
+        assert_eq!(got.retry_after_seconds, seconds, "{case}");
     }
 }
 
