@@ -4,9 +4,11 @@ WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked -p refit-controller -p refit-agent \
+    cargo build --release --locked -p refit-controller \
+    # Alone: what the controller needs of shared libraries would be in the agent, too.
+    && cargo build --profile dist --locked -p refit-agent \
     && mkdir /out \
-    && cp target/release/refit-controller target/release/refit-agent /out/
+    && cp target/release/refit-controller target/dist/refit-agent /out/
 
 FROM gcr.io/distroless/cc-debian12:nonroot
 LABEL org.opencontainers.image.title="refit" \

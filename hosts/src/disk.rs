@@ -4,7 +4,7 @@
 //! mount that it sees, and a file system ends only with its last mount.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     process::Stdio,
 };
@@ -149,7 +149,7 @@ impl Disk {
 
     async fn detach(&self) -> anyhow::Result<()> {
         let device = self.device().context("the disk is not mounted")?;
-        if !self.backs(&device) {
+        if !self.backs(&device)? {
             bail!("{device} is not backed by {}", self.image.display());
         }
         for path in [&self.root, &self.mounted] {
@@ -162,20 +162,29 @@ impl Disk {
         }
         // The file system holds the device, and the device the file. By its name alone a device
         // says nothing: once it is free, another host's disk takes it.
-        eventually("the file system ends", LET_GO_SECONDS, async || {
-            (!self.backs(&device))
-                .then_some(())
-                .ok_or_else(|| format!("{device} still has {}", self.image.display()))
-        })
+        eventually(
+            "the file system ends",
+            LET_GO_SECONDS,
+            async || match self.backs(&device) {
+                Ok(false) => Ok(()),
+                Ok(true) => Err(format!("{device} still has {}", self.image.display())),
+                Err(error) => Err(error.to_string()),
+            },
+        )
         .await
     }
 
     /// Whether this loop device's file is this disk's.
-    fn backs(&self, device: &str) -> bool {
+    fn backs(&self, device: &str) -> io::Result<bool> {
         let file = Path::new("/sys/block")
             .join(device)
             .join("loop/backing_file");
-        fs::read_to_string(file).is_ok_and(|path| Path::new(path.trim_end()) == self.image)
+        match fs::read_to_string(file) {
+            Ok(path) => Ok(Path::new(path.trim_end()) == self.image),
+            // A device that has no file, or one that is gone.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Name of the loop device, `loop3`.

@@ -30,14 +30,12 @@ pub(crate) struct HostsTestArgs {
 pub(crate) fn run(root: &Path, args: &HostsTestArgs) -> anyhow::Result<ExitCode> {
     let programs = programs_folder()?;
     let numbers = numbers(args.which, programs.is_some())?;
-    // The agent of these hosts, and the tests, of one build.
-    call_cargo(root, &["build", "--package", "refit-agent"])?;
     let (mut passed, mut failed) = (0, 0);
     for (number, name) in (1..).zip(TESTS) {
         if !numbers.contains(&number) {
             continue;
         }
-        let counts = test(root, name, programs.as_deref())?;
+        let counts = test(root, name, profile(number), programs.as_deref())?;
         passed += counts.0;
         failed += counts.1;
     }
@@ -77,6 +75,16 @@ fn numbers(which: Option<u8>, programs: bool) -> anyhow::Result<Vec<u8>> {
     }
 }
 
+/// How a test and its agent are built. The third measures time on a machine that it shares with
+/// controllers and the model of Cluster API: all of them as they are shipped.
+fn profile(number: u8) -> &'static str {
+    if number == KUBERNETES {
+        "release"
+    } else {
+        "dev"
+    }
+}
+
 fn call_cargo(root: &Path, arguments: &[&str]) -> anyhow::Result<()> {
     let status = cargo::command(root)
         .args(arguments)
@@ -90,11 +98,21 @@ fn call_cargo(root: &Path, arguments: &[&str]) -> anyhow::Result<()> {
 }
 
 /// Runs one test program and passes on what it says; how many passed and failed.
-fn test(root: &Path, name: &str, programs: Option<&Path>) -> anyhow::Result<(u32, u32)> {
+fn test(
+    root: &Path,
+    name: &str,
+    profile: &str,
+    programs: Option<&Path>,
+) -> anyhow::Result<(u32, u32)> {
+    // The agent of these hosts, beside the test that looks for it there.
+    call_cargo(
+        root,
+        &["build", "--package", "refit-agent", "--profile", profile],
+    )?;
     let mut child = cargo::command(root)
         .envs(programs.map(|folder| (PROGRAMS_FOLDER, folder)))
         .args(["test", "--package", "refit-hosts", "--features", "real"])
-        .args(["--test", name, "--", "--nocapture"])
+        .args(["--profile", profile, "--test", name, "--", "--nocapture"])
         .stdout(Stdio::piped())
         .spawn()
         .context("cargo cannot be run")?;

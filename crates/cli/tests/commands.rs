@@ -54,6 +54,21 @@ fn abort_asks_every_unfinished_update_and_says_what_it_does() {
 }
 
 #[test]
+fn a_log_filter_that_is_none_is_named_before_anything_is_done() {
+    let ended = run(refit(&["man", "--help"]).env("REFIT_LOG", "refit=loud"));
+    assert_eq!(ended.code, Some(0), "help needs no logs: {ended:?}");
+    let ended = run(refit(&["completions", "bash"]).env("REFIT_LOG", "refit=loud"));
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(
+        ended
+            .stderr
+            .starts_with("error: \"refit=loud\" is no log filter: "),
+        "{ended:?}"
+    );
+    assert_eq!(ended.stdout, "");
+}
+
+#[test]
 fn retry_annotates_the_machines_whose_update_ended_badly() {
     let stage = Stage::new().with_cluster();
     stage.update(

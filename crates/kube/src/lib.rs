@@ -15,7 +15,7 @@
 //! | [`process`] | logs, credentials and signals of long-running programs |
 //! | [`plan_signing`] | signatures of HostPlans |
 //! | [`tls`] | certificates and server configuration with reload |
-//! | [`serve`] | HTTP over TLS over any stream |
+//! | `serve` | HTTP over TLS over any stream; a feature |
 //!
 //! No decision is made here.
 

@@ -74,15 +74,23 @@ pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), StartError> {
     Ok(())
 }
 
-/// A filter of logs by level and module: `info`, `refit_controller=debug,info`. Without the fields
-/// and spans that `tracing`'s other filter takes, for that one brings regular expressions along.
+/// A filter of logs by level and module: `info`, `refit_controller=debug,info`; an empty one leaves
+/// errors. `tracing`'s other filter, which takes fields and spans too, brings regular expressions
+/// along, and the agent is to be small.
 pub fn log_filter(filter: &str) -> Result<Targets, StartError> {
-    filter
+    let refused = |reason: String| StartError::Filter {
+        filter: filter.to_owned(),
+        reason,
+    };
+    if filter.contains('[') {
+        return Err(refused("fields and spans are not filtered by".to_owned()));
+    }
+    let parts = filter.split(',').map(str::trim);
+    let parts: Vec<&str> = parts.filter(|part| !part.is_empty()).collect();
+    parts
+        .join(",")
         .parse()
-        .map_err(|error: ParseError| StartError::Filter {
-            filter: filter.to_owned(),
-            reason: error.to_string(),
-        })
+        .map_err(|error: ParseError| refused(error.to_string()))
 }
 
 /// The cluster of a kubeconfig file, or, without one, that of `KUBECONFIG`, `~/.kube/config` or the
@@ -163,6 +171,8 @@ mod tests {
             ),
             ("refit_kube=debug,info", "hyper", Level::DEBUG, false),
             ("refit_kube=debug,info", "hyper", Level::INFO, true),
+            ("info,", "hyper", Level::INFO, true),
+            (" hyper=debug , info", "hyper", Level::DEBUG, true),
             ("off", "refit_kube", Level::ERROR, false),
             ("", "refit_kube", Level::ERROR, true),
             ("", "refit_kube", Level::WARN, false),
@@ -179,11 +189,18 @@ mod tests {
 
     #[test]
     fn what_is_no_filter_is_named_with_what_would_be_one() {
-        let error = log_filter("refit=loud").unwrap_err().to_string();
-        assert!(
-            error.starts_with("\"refit=loud\" is no log filter: ")
-                && error.ends_with("; try info or refit=debug,info"),
-            "{error}"
-        );
+        for filter in [
+            "refit=loud",
+            "a=b=info",
+            "refit[span]=debug",
+            "[{name=m}]=info",
+        ] {
+            let error = log_filter(filter).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("{filter:?} is no log filter: "))
+                    && error.ends_with("; try info or refit=debug,info"),
+                "{error}"
+            );
+        }
     }
 }

@@ -285,7 +285,7 @@ pub fn server_config(
 }
 
 /// The same for an API server: a client may show a certificate of this CA, or say who it is in
-/// another way. [`crate::serve::PeerCertificate`] tells the service what was shown.
+/// another way. `serve::PeerCertificate` tells the service what was shown.
 pub fn api_server_config(
     cert: Arc<ReloadableCert>,
     client_ca_pem: &[u8],

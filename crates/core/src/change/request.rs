@@ -203,21 +203,29 @@ fn running(update: &NodeUpdate, now: Timestamp) -> Answer {
         ("", None) => format!("{phase:?}").to_lowercase(),
         (message, _) => message.to_owned(),
     };
-    let seconds = status.and_then(|status| seconds_to_end(status, now));
+    let seconds = status.and_then(|status| seconds_to_next_call(status, now));
     Answer::retry(text, seconds.unwrap_or(RETRY_UNKNOWN_SECONDS))
 }
 
-/// When to ask again for an update that should be over then: Cluster API asks no earlier than it
-/// was told, so an end that comes meanwhile is not seen (`spec/capi.md 4.1`, step 8). For one that
-/// is late, after as long again as it is late. `None` where nothing can be predicted.
-fn seconds_to_end(status: &NodeUpdateStatus, now: Timestamp) -> Option<i32> {
+/// When to ask again, by the predicted rest. Cluster API asks no earlier than it was told, so an end
+/// that comes meanwhile is not seen (`spec/capi.md 4.1`, step 8): half of what is left is waited for,
+/// or, where the end is late, half of that. `None` where nothing can be predicted.
+///
+/// What is predicted stands still from one step to the next, so what has gone by since the last
+/// one counts, by whichever clock told: a wrong one costs no more than the longest wait.
+fn seconds_to_next_call(status: &NodeUpdateStatus, now: Timestamp) -> Option<i32> {
     let rest = status.progress.as_ref()?.remaining_seconds?.max(0);
-    // What is predicted stands still from one step to the next.
+    // Where a slot or pods are waited for, the end comes no closer.
+    let on_its_way = matches!(
+        status.phase,
+        Phase::Upgrading | Phase::Disrupting | Phase::Verifying | Phase::Uncordoning
+    );
     let moved = |step: &StepStatus| Some(step.finished_at.as_ref().or(step.started_at.as_ref())?.0);
-    let since = status.steps.iter().filter_map(moved).max();
-    let gone = since.map_or(0, |since| now.duration_since(since).as_secs().max(0));
+    let times = status.steps.iter().filter_map(moved);
+    let since = times.filter(|time| on_its_way && *time <= now).max();
+    let gone = since.map_or(0, |since| now.duration_since(since).as_secs());
     let left = i64::from(rest) - gone;
-    Some(i32::try_from(left.abs()).unwrap_or(i32::MAX))
+    Some(i32::try_from(left.unsigned_abs().div_ceil(2)).unwrap_or(i32::MAX))
 }
 
 fn failed(update: &NodeUpdate) -> Answer {

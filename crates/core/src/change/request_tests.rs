@@ -315,11 +315,11 @@ fn the_message_is_the_controllers_or_the_blocker() {
 }
 
 #[test]
-fn the_next_call_comes_when_the_rest_should_be_over() {
+fn the_next_call_comes_after_half_of_the_rest() {
     for (rest, seconds) in [
         (Some(-4), 1),
         (Some(0), 1),
-        (Some(7), 7),
+        (Some(7), 4),
         (Some(900), 15),
         (None, 5),
     ] {
@@ -345,23 +345,19 @@ fn what_has_gone_by_of_the_rest_counts_and_a_late_end_is_asked_for_less_and_less
         ..running(ago + 60)
     };
     let cases = [
-        ("just begun", vec![running(0)], 15),
-        ("a part has gone by", vec![running(11)], 9),
+        ("just begun", vec![running(0)], 10),
+        ("a part has gone by", vec![running(11)], 5),
         ("nearly over", vec![running(19)], 1),
         ("over now", vec![running(20)], 1),
-        ("late", vec![running(24)], 4),
+        ("late", vec![running(24)], 2),
         ("very late", vec![running(4000)], 15),
+        ("between two steps", vec![done(8), StepStatus::default()], 6),
         (
-            "between two steps",
-            vec![done(8), StepStatus::default()],
-            12,
+            "a clock of a host that is ahead",
+            vec![done(13), running(-3600)],
+            4,
         ),
-        (
-            "a host whose clock is ahead",
-            vec![done(300), running(-3600)],
-            15,
-        ),
-        ("no step has begun", vec![], 15),
+        ("no step has begun", vec![], 10),
     ];
     for (case, steps, seconds) in cases {
         let mut update = update(1, "v1.35.0", Phase::Verifying);
@@ -373,6 +369,24 @@ fn what_has_gone_by_of_the_rest_counts_and_a_late_end_is_asked_for_less_and_less
         });
         let got = answer(of(&facts("v1.34.2"), "v1.35.0", &[update]));
         assert_eq!(got.retry_after_seconds, seconds, "{case}");
+    }
+}
+
+#[test]
+fn waiting_for_a_slot_or_for_pods_brings_the_end_no_closer() {
+    for phase in [Phase::Waiting, Phase::Staging, Phase::Draining] {
+        let mut update = update(1, "v1.35.0", phase);
+        let status = update.status.as_mut().unwrap();
+        status.steps = vec![StepStatus {
+            finished_at: Some(Time(now() - SignedDuration::from_secs(298))),
+            ..StepStatus::default()
+        }];
+        status.progress = Some(Progress {
+            percent: 40,
+            remaining_seconds: Some(300),
+        });
+        let got = answer(of(&facts("v1.34.2"), "v1.35.0", &[update]));
+        assert_eq!(got.retry_after_seconds, 15, "{phase:?}");
     }
 }
 

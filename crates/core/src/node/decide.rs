@@ -254,6 +254,7 @@ impl Work<'_, '_> {
         }
         let since = steps::started(&self.status, STEP_NODE_READY);
         if self.control_plane()
+            && steps::state_of(&self.status, STEP_NODE_READY) == StepState::Running
             && let Some(seconds) = since.and_then(|since| seconds_to_settle(since, now))
         {
             let refusal = static_pods_unsettled(node_name);

@@ -310,13 +310,7 @@ impl Work<'_, '_> {
 
     /// When the drain began.
     fn began(&self) -> Timestamp {
-        let step = self
-            .status
-            .steps
-            .iter()
-            .find(|step| step.name == STEP_DRAIN);
-        step.and_then(|step| step.started_at.as_ref())
-            .map_or(self.now, |time| time.0)
+        steps::started(&self.status, STEP_DRAIN).unwrap_or(self.now)
     }
 
     /// A time of the drain's status, now if there is none yet.

@@ -376,9 +376,12 @@ fn the_static_pods_of_a_control_plane_must_run_the_goal() {
 fn static_pods_are_not_taken_at_their_word_right_after_a_kubelet_s_restart() {
     let mut one = One::control_plane().disrupted();
     one.settle();
-    assert_eq!(one.blocked_by(), ["NodeNotVerified"]);
-    let requeue = one.decide().requeue.unwrap();
-    assert!(requeue <= Duration::from_secs(10), "{requeue:?}");
+    let why = &one.status().blocked_by[0].message;
+    assert!(why.contains("count 10 s after"), "{why}");
+    let before = one.decide().requeue.unwrap();
+    one.now += 2;
+    let later = one.decide().requeue.unwrap();
+    assert_eq!(before - later, Duration::from_secs(2));
     // The kubelet looks at them and makes them anew.
     one.static_pods.iter_mut().for_each(|pod| pod.ready = false);
     one.settle_with_static_pods();
@@ -386,6 +389,17 @@ fn static_pods_are_not_taken_at_their_word_right_after_a_kubelet_s_restart() {
     one.static_pods.iter_mut().for_each(|pod| pod.ready = true);
     one.settle();
     assert_eq!(one.phase(), Phase::Succeeded);
+}
+
+#[test]
+fn a_clock_that_is_set_back_holds_no_control_plane_up() {
+    let mut one = One::control_plane().disrupted();
+    one.now += 3600;
+    one.settle();
+    assert_eq!(one.phase(), Phase::Verifying);
+    one.now -= 3600;
+    one.settle_with_static_pods();
+    assert_eq!(one.phase(), Phase::Succeeded, "{:?}", one.blocked_by());
 }
 
 #[test]
