@@ -36,16 +36,19 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
             update.map(|update| text(update, "/status/phase"))
         };
         let machines = cluster.machines().await.map_err(said)?;
+        // Cluster API goes by the versions that kubelets report, and those are there before Refit
+        // calls a control plane updated.
+        let at_the_version = |phase| matches!(phase, "Verifying" | "Uncordoning" | "Succeeded");
         let behind = control_plane
             .iter()
-            .find(|machine| phase_of(machine) != Some("Succeeded"));
+            .find(|machine| !phase_of(machine).is_some_and(at_the_version));
         let worker = machines.iter().find(|machine| {
             let others = control_plane.iter().map(uid);
             phase_of(machine).is_some() && !others.into_iter().any(|other| other == uid(machine))
         });
         if let (Some(behind), Some(worker)) = (behind, worker) {
             return Ok(Err(format!(
-                "worker {} has begun, and {} of the control plane is not updated",
+                "worker {} has begun, and {} of the control plane is not at the version",
                 name(worker),
                 name(behind)
             )));
