@@ -62,8 +62,8 @@ pub(super) fn verify(
 }
 
 /// How long static pods may be shown as they were before their kubelet's restart, in seconds, once
-/// the host's work is seen to be done. kubelet 1.35, which makes those of 1.34 anew, was seen to
-/// take 4 to 5 s on two processors; this is twice that.
+/// the host's work is seen to be done. With kubelet 1.35, which makes those of 1.34 anew, it was
+/// seen to last up to 6 s on two busy processors.
 const SETTLE_SECONDS: i64 = 10;
 
 /// How long to wait yet until static pods are taken at their word, where the host's work was seen
