@@ -55,18 +55,12 @@ impl Application {
         send(client, "POST", path, &deployment).await?;
         let path = "/apis/policy/v1/namespaces/default/poddisruptionbudgets";
         send(client, "POST", path, &budget).await?;
-        let application = Self {
-            client: client.clone(),
-            replicas,
-            seen: Arc::default(),
-        };
+        let application = Self { client: client.clone(), replicas, seen: Arc::default() };
         eventually("the application is ready", 120, async || {
             let pods = application.pods().await;
             let pods = pods.map_err(|error| format!("{error:#}"))?;
             let ready = pods.iter().filter(|pod| is(pod, "Ready")).count();
-            (ready == replicas)
-                .then_some(())
-                .ok_or_else(|| format!("{ready} pods are ready"))
+            (ready == replicas).then_some(()).ok_or_else(|| format!("{ready} pods are ready"))
         })
         .await?;
         application.lock().fewest = replicas;
@@ -116,10 +110,7 @@ impl Application {
 }
 
 fn is(pod: &Pod, condition: &str) -> bool {
-    let conditions = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.conditions.as_ref());
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
     conditions.any(|c| c.type_ == condition && c.status == "True")
 }

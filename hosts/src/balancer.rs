@@ -55,10 +55,8 @@ impl Backend {
 impl Balancer {
     /// Balances among the API servers at these addresses.
     pub async fn start(addresses: Vec<String>, authority: &Authority) -> anyhow::Result<Self> {
-        let backends = addresses.into_iter().map(|address| Backend {
-            address,
-            unready: AtomicU32::new(1),
-        });
+        let backends =
+            addresses.into_iter().map(|address| Backend { address, unready: AtomicU32::new(1) });
         let balancer = Self(Arc::new(backends.collect()));
         let stack = ClientStack::production("refit-hosts-balancer").with_deadline(DEADLINE);
         for (at, backend) in balancer.0.iter().enumerate() {

@@ -53,9 +53,7 @@ pub fn ensure(more: &[&str]) -> anyhow::Result<PathBuf> {
     packages.sort_unstable();
     let packages = packages.join(",");
     let digest = Sha256::digest(packages.as_bytes());
-    let key = digest[..6]
-        .iter()
-        .fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
+    let key = digest[..6].iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
     let cache = cache()?.join("hosts");
     fs::create_dir_all(&cache).with_context(|| format!("{} cannot be made", cache.display()))?;
     let folder = |release: &str| cache.join(format!("{release}-{key}"));
@@ -90,9 +88,7 @@ fn mirror() -> anyhow::Result<String> {
         files.push(entry.path());
     }
     files.sort();
-    let texts = files
-        .iter()
-        .filter_map(|path| fs::read_to_string(path).ok());
+    let texts = files.iter().filter_map(|path| fs::read_to_string(path).ok());
     let text: Vec<String> = texts.collect();
     find_mirror(&text.join("\n")).context(
         "no source of apt on this machine ends in /debian: the tests take the mirror from there",
@@ -111,9 +107,7 @@ fn find_mirror(text: &str) -> Option<String> {
 
 fn build(release: &str, packages: &str, mirror: &str, folder: &Path) -> anyhow::Result<()> {
     let partial = folder.with_extension(format!("partial-{}", std::process::id()));
-    say(&format!(
-        "making a root of Debian {release}: about a minute, once"
-    ));
+    say(&format!("making a root of Debian {release}: about a minute, once"));
     let status = Command::new("mmdebstrap")
         .args(["--quiet", "--variant=apt", "--format=directory"])
         .arg(format!("--include={packages}"))

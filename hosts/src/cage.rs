@@ -91,18 +91,13 @@ fn outside(packages: &[&str]) -> anyhow::Result<ExitCode> {
     }
     let missing = missing();
     if !missing.is_empty() {
-        bail!(
-            "these packages are missing: apt-get install {}",
-            missing.join(" ")
-        );
+        bail!("these packages are missing: apt-get install {}", missing.join(" "));
     }
     sweep();
     let base = base::ensure(packages)?;
     let name = format!("{PREFIX}{}", own_mark());
     // One thread: the child is killed when the thread that started it ends.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(enclosed(&name, &base));
     let left = remove_groups(&name).into_iter().chain(loops(&name));
     let left: Vec<String> = left.collect();
@@ -115,15 +110,7 @@ fn outside(packages: &[&str]) -> anyhow::Result<ExitCode> {
 async fn enclosed(name: &str, base: &Path) -> anyhow::Result<ExitCode> {
     let program = env::current_exe().context("this program does not know its own path")?;
     let mut child = Command::new("setpriv")
-        .args([
-            "--pdeathsig",
-            "KILL",
-            "--",
-            "unshare",
-            "--mount",
-            "--net",
-            "--pid",
-        ])
+        .args(["--pdeathsig", "KILL", "--", "unshare", "--mount", "--net", "--pid"])
         .args(["--fork", "--kill-child", "--mount-proc", "--"])
         .arg(program)
         .args(env::args_os().skip(1))

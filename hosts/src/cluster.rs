@@ -57,25 +57,14 @@ impl Cluster {
     /// the first version of the packages. Nobody drives it yet.
     pub async fn start(workers: u32) -> anyhow::Result<Self> {
         let version = format!("v{}", VERSIONS[0].0);
-        let objects = Objects::of(Shape {
-            control_planes: 3,
-            workers,
-            version: &version,
-        })
-        .await?;
+        let objects = Objects::of(Shape { control_planes: 3, workers, version: &version }).await?;
         let workload_authority = Authority::new("edge-1", validity())?;
         let management = Management::serve(objects.management).await?;
         serve_api(objects.workload, &workload_authority, WORKLOAD_PORT).await?;
         let workload_config = admin_config(&workload_authority, WORKLOAD_PORT).await?;
         let workload = ClientStack::production("refit-hosts").client(&workload_config)?;
         let (control_planes, workers) = nodes(&workload).await?;
-        let cluster = Self {
-            management,
-            workload,
-            workload_authority,
-            control_planes,
-            workers,
-        };
+        let cluster = Self { management, workload, workload_authority, control_planes, workers };
         cluster.give_nodes_their_rights().await?;
         Ok(cluster)
     }
@@ -120,20 +109,8 @@ impl Cluster {
             "subjects": [{"apiGroup": rbac, "kind": "Group", "name": "system:nodes"}],
         });
         let path = format!("/apis/{rbac}/v1");
-        send(
-            &self.workload,
-            "POST",
-            &format!("{path}/clusterroles"),
-            &role,
-        )
-        .await?;
-        send(
-            &self.workload,
-            "POST",
-            &format!("{path}/clusterrolebindings"),
-            &binding,
-        )
-        .await?;
+        send(&self.workload, "POST", &format!("{path}/clusterroles"), &role).await?;
+        send(&self.workload, "POST", &format!("{path}/clusterrolebindings"), &binding).await?;
         Ok(())
     }
 
@@ -157,13 +134,11 @@ impl Cluster {
 }
 
 async fn nodes(client: &Client) -> anyhow::Result<(Vec<String>, Vec<String>)> {
-    let nodes = Api::<Node>::all(client.clone())
-        .list(&ListParams::default())
-        .await?;
-    let (planes, workers): (Vec<_>, Vec<_>) = nodes.items.iter().partition(|node| {
-        node.labels()
-            .contains_key("node-role.kubernetes.io/control-plane")
-    });
+    let nodes = Api::<Node>::all(client.clone()).list(&ListParams::default()).await?;
+    let (planes, workers): (Vec<_>, Vec<_>) = nodes
+        .items
+        .iter()
+        .partition(|node| node.labels().contains_key("node-role.kubernetes.io/control-plane"));
     let names = |nodes: Vec<&Node>| nodes.into_iter().map(kube::ResourceExt::name_any).collect();
     Ok((names(planes), names(workers)))
 }

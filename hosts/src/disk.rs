@@ -44,25 +44,12 @@ impl Disk {
             "-q -F -m 0 -J size=16 -O ^resize_inode -E lazy_itable_init=1,lazy_journal_init=1";
         run("mkfs.ext4", format.split(' ').chain([file.as_str()])).await?;
         let holder = Command::new("unshare")
-            .args([
-                "--mount",
-                "--propagation",
-                "private",
-                "--",
-                "sleep",
-                "infinity",
-            ])
+            .args(["--mount", "--propagation", "private", "--", "sleep", "infinity"])
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .spawn()
             .context("unshare cannot be run")?;
-        let disk = Self {
-            image,
-            mounted,
-            root,
-            layers: layers.to_vec(),
-            holder,
-        };
+        let disk = Self { image, mounted, root, layers: layers.to_vec(), holder };
         let name = format!("/proc/{}/comm", disk.holder()?);
         eventually("a mount namespace", LET_GO_SECONDS, async || {
             let now = fs::read_to_string(&name).unwrap_or_default();
@@ -75,9 +62,7 @@ impl Disk {
 
     /// The process in whose mount namespace the disk is.
     pub fn holder(&self) -> anyhow::Result<u32> {
-        self.holder
-            .id()
-            .context("nobody keeps the mount namespace any more")
+        self.holder.id().context("nobody keeps the mount namespace any more")
     }
 
     /// A folder on the disk itself, beside the root, in that namespace; it is made here.
@@ -101,10 +86,7 @@ impl Disk {
     fn seen(&self, path: &Path) -> PathBuf {
         let holder = self.holder.id().unwrap_or_default();
         let inside = path.strip_prefix("/").unwrap_or(path);
-        Path::new("/proc")
-            .join(holder.to_string())
-            .join("root")
-            .join(inside)
+        Path::new("/proc").join(holder.to_string()).join("root").join(inside)
     }
 
     async fn inside(&self, command: &[&str]) -> anyhow::Result<String> {
@@ -116,15 +98,11 @@ impl Disk {
     async fn attach(&self) -> anyhow::Result<()> {
         let shown = |path: &Path| path.display().to_string();
         let (image, mounted, root) = (shown(&self.image), shown(&self.mounted), shown(&self.root));
-        self.inside(&["mount", "-o", "loop", &image, &mounted])
-            .await?;
+        self.inside(&["mount", "-o", "loop", &image, &mounted]).await?;
         let (upper, work) = (format!("{mounted}/upper"), format!("{mounted}/work"));
         self.inside(&["mkdir", "-p", &upper, &work]).await?;
         let lower: Vec<String> = self.layers.iter().map(|path| shown(path)).collect();
-        let options = format!(
-            "lowerdir={},upperdir={upper},workdir={work}",
-            lower.join(":")
-        );
+        let options = format!("lowerdir={},upperdir={upper},workdir={work}", lower.join(":"));
         let mount = ["mount", "-t", "overlay", "overlay", "-o", &options, &root];
         self.inside(&mount).await.map(drop)
     }
@@ -141,8 +119,7 @@ impl Disk {
     pub async fn cut(&self) -> anyhow::Result<()> {
         let disk = self.mounted.display().to_string();
         // The file system stops without writing anything more; the next mount replays its journal.
-        self.inside(&["xfs_io", "-x", "-c", "shutdown", &disk])
-            .await?;
+        self.inside(&["xfs_io", "-x", "-c", "shutdown", &disk]).await?;
         self.detach().await?;
         self.attach().await
     }
@@ -162,23 +139,17 @@ impl Disk {
         }
         // The file system holds the device, and the device the file. By its name alone a device
         // says nothing: once it is free, another host's disk takes it.
-        eventually(
-            "the file system ends",
-            LET_GO_SECONDS,
-            async || match self.backs(&device) {
-                Ok(false) => Ok(()),
-                Ok(true) => Err(format!("{device} still has {}", self.image.display())),
-                Err(error) => Err(error.to_string()),
-            },
-        )
+        eventually("the file system ends", LET_GO_SECONDS, async || match self.backs(&device) {
+            Ok(false) => Ok(()),
+            Ok(true) => Err(format!("{device} still has {}", self.image.display())),
+            Err(error) => Err(error.to_string()),
+        })
         .await
     }
 
     /// Whether this loop device's file is this disk's.
     fn backs(&self, device: &str) -> io::Result<bool> {
-        let file = Path::new("/sys/block")
-            .join(device)
-            .join("loop/backing_file");
+        let file = Path::new("/sys/block").join(device).join("loop/backing_file");
         match fs::read_to_string(file) {
             Ok(path) => Ok(Path::new(path.trim_end()) == self.image),
             // A device that has no file, or one that is gone.
@@ -191,14 +162,7 @@ impl Disk {
     fn device(&self) -> Option<String> {
         let mounts = fs::read_to_string(format!("/proc/{}/mounts", self.holder.id()?)).ok()?;
         let mounted = self.mounted.to_str()?;
-        let line = mounts
-            .lines()
-            .find(|line| line.split(' ').nth(1) == Some(mounted))?;
-        Some(
-            line.split(' ')
-                .next()?
-                .trim_start_matches("/dev/")
-                .to_owned(),
-        )
+        let line = mounts.lines().find(|line| line.split(' ').nth(1) == Some(mounted))?;
+        Some(line.split(' ').next()?.trim_start_matches("/dev/").to_owned())
     }
 }

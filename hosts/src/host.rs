@@ -187,10 +187,7 @@ impl Host {
             return None;
         }
         let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
-        children
-            .split_whitespace()
-            .filter_map(|pid| pid.parse().ok())
-            .find(|pid| is_first(*pid))
+        children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(|pid| is_first(*pid))
     }
 
     /// Runs a command in the host and returns its output.
@@ -199,9 +196,7 @@ impl Host {
         let leader = leader.with_context(|| format!("{} does not run", self.name))?;
         let target = leader.to_string();
         let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-        let enter = [
-            "--target", &target, "--all", "--", "env", "-i", path, "LC_ALL=C",
-        ];
+        let enter = ["--target", &target, "--all", "--", "env", "-i", path, "LC_ALL=C"];
         run("nsenter", enter.into_iter().chain(command)).await
     }
 
@@ -227,11 +222,7 @@ impl Host {
         // Between two boots of a reboot there is nobody to kill.
         while !task.is_finished() {
             let keeper = self.keeper.load(Ordering::SeqCst);
-            for pid in self
-                .leader()
-                .into_iter()
-                .chain((keeper != 0).then_some(keeper))
-            {
+            for pid in self.leader().into_iter().chain((keeper != 0).then_some(keeper)) {
                 kill(pid);
             }
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
@@ -324,42 +315,20 @@ impl Container {
         keeper: &AtomicU32,
         boots: &AtomicU32,
     ) -> anyhow::Result<Option<i32>> {
-        let console = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&self.console)?;
+        let console = OpenOptions::new().create(true).append(true).open(&self.console)?;
         // The shell moves itself into the host's control groups, so that hosts share none.
         let script = "for g in $GROUPS_OF_HOST; do echo $$ > $g/cgroup.procs || exit 1; done; \
                       exec systemd-nspawn \"$@\"";
-        let groups: Vec<String> = self
-            .groups
-            .iter()
-            .map(|path| path.display().to_string())
-            .collect();
+        let groups: Vec<String> =
+            self.groups.iter().map(|path| path.display().to_string()).collect();
         let mut child = Command::new("nsenter")
             .args(["--target", &self.holder.to_string(), "--mount", "--", "sh"])
-            .args([
-                "-c",
-                script,
-                "sh",
-                "--quiet",
-                "--boot",
-                "--register=no",
-                "--keep-unit",
-            ])
-            .args([
-                "--console=pipe",
-                "--link-journal=no",
-                "--resolv-conf=off",
-                "--timezone=off",
-            ])
+            .args(["-c", script, "sh", "--quiet", "--boot", "--register=no", "--keep-unit"])
+            .args(["--console=pipe", "--link-journal=no", "--resolv-conf=off", "--timezone=off"])
             .args(["--capability=all", CALLS, "--bind=/dev/kmsg"])
             .args(&self.binds)
             .arg(format!("--machine={}", self.short))
-            .arg(format!(
-                "--network-namespace-path=/run/netns/{}",
-                self.short
-            ))
+            .arg(format!("--network-namespace-path=/run/netns/{}", self.short))
             .arg(format!("--directory={}", self.root.display()))
             .env("GROUPS_OF_HOST", groups.join(" "))
             .env("SYSTEMD_NSPAWN_API_VFS_WRITABLE", "network")

@@ -111,10 +111,7 @@ pub fn programs() -> anyhow::Result<[Programs; 2]> {
     }
     let all: Vec<Programs> = found
         .into_iter()
-        .map(|(version, folder)| Programs {
-            version: version.to_string(),
-            folder,
-        })
+        .map(|(version, folder)| Programs { version: version.to_string(), folder })
         .collect();
     let [from, to] = <[Programs; 2]>::try_from(all).map_err(|all| {
         let names: Vec<&str> = all.iter().map(|one| one.version.as_str()).collect();
@@ -125,16 +122,9 @@ pub fn programs() -> anyhow::Result<[Programs; 2]> {
         )
     })?;
     for one in [&from, &to] {
-        let missing: Vec<&str> = PROGRAMS
-            .into_iter()
-            .filter(|program| !one.folder.join(program).is_file())
-            .collect();
-        ensure!(
-            missing.is_empty(),
-            "{} lacks {}; {how}",
-            one.folder.display(),
-            missing.join(", ")
-        );
+        let missing: Vec<&str> =
+            PROGRAMS.into_iter().filter(|program| !one.folder.join(program).is_file()).collect();
+        ensure!(missing.is_empty(), "{} lacks {}; {how}", one.folder.display(), missing.join(", "));
     }
     Ok([from, to])
 }
@@ -159,23 +149,14 @@ impl Kit {
                 let bytes = std::fs::read(one.folder.join(name))?;
                 let files = BTreeMap::from([(format!("usr/bin/{name}"), bytes)]);
                 let unit = (name == "kubelet").then_some(KUBELET_UNIT);
-                repository
-                    .add(name, &package_version(&one.version), files, unit)
-                    .await?;
+                repository.add(name, &package_version(&one.version), files, unit).await?;
             }
         }
-        let images: Vec<(String, PathBuf)> = versions
-            .iter()
-            .map(|one| (one.version.clone(), one.folder.clone()))
-            .collect();
+        let images: Vec<(String, PathBuf)> =
+            versions.iter().map(|one| (one.version.clone(), one.folder.clone())).collect();
         let registry = Registry::of(&images, &cage.base, ETCD_TAG).await?;
         let layers = layers(cage, &repository, &versions[0].version, agent).await?;
-        Ok(Self {
-            versions,
-            layers,
-            repository,
-            registry: Arc::new(registry),
-        })
+        Ok(Self { versions, layers, repository, registry: Arc::new(registry) })
     }
 
     /// Serves packages and images until the runtime ends.
@@ -201,14 +182,10 @@ async fn layers(
         let file = format!("{name}_{}_amd64.deb", package_version(version));
         let inside = layer.root().join(&file);
         std::fs::copy(repository.folder().join(&file), &inside)?;
-        layer
-            .chroot(["dpkg", "--install", &format!("/{file}")])
-            .await?;
+        layer.chroot(["dpkg", "--install", &format!("/{file}")]).await?;
         std::fs::remove_file(&inside)?;
     }
-    layer
-        .chroot(["apt-mark", "hold", "kubeadm", "kubectl", "kubelet"])
-        .await?;
+    layer.chroot(["apt-mark", "hold", "kubeadm", "kubectl", "kubelet"]).await?;
     layer.write("etc/containerd/config.toml", &containerd_config())?;
     let mirror = format!(
         "server = \"http://{at}\"\n[host.\"http://{at}\"]\ncapabilities = [\"pull\", \"resolve\"]\n",
@@ -217,10 +194,7 @@ async fn layers(
     layer.write("etc/containerd/certs.d/registry.k8s.io/hosts.toml", &mirror)?;
     layer.write("etc/resolv.conf", "nameserver 127.0.0.1\n")?;
     layer.script("usr/local/sbin/kernel-settings", KERNEL_SETTINGS.as_bytes())?;
-    layer.write(
-        "etc/systemd/system/kernel-settings.service",
-        KERNEL_SETTINGS_UNIT,
-    )?;
+    layer.write("etc/systemd/system/kernel-settings.service", KERNEL_SETTINGS_UNIT)?;
     layer.enable("kernel-settings.service")?;
     let unit = include_str!("../../deploy/agent/refit-agent.service");
     layer.agent(agent, unit).await?;

@@ -22,11 +22,8 @@ use crate::{
 /// How long one command of kubeadm may take, in seconds.
 const KUBEADM_SECONDS: u64 = 600;
 /// What holds everywhere here: no CoreDNS to migrate, control groups of version 1.
-pub const IGNORED: [&str; 3] = [
-    "CoreDNSUnsupportedPlugins",
-    "CoreDNSMigration",
-    "SystemVerification",
-];
+pub const IGNORED: [&str; 3] =
+    ["CoreDNSUnsupportedPlugins", "CoreDNSMigration", "SystemVerification"];
 
 /// A node that is to be made of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,18 +38,12 @@ pub struct Node {
 
 /// The nodes that the Machines of a management cluster have, control planes first.
 pub async fn nodes(management: &Management) -> anyhow::Result<Vec<Node>> {
-    let machines = management
-        .list("/apis/cluster.x-k8s.io/v1beta2/machines")
-        .await?;
+    let machines = management.list("/apis/cluster.x-k8s.io/v1beta2/machines").await?;
     let mut nodes: Vec<Node> = machines
         .iter()
         .map(|machine| {
             let text = |pointer| {
-                machine
-                    .pointer(pointer)
-                    .and_then(Value::as_str)
-                    .unwrap_or_default()
-                    .to_owned()
+                machine.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
             };
             let labels = &machine["metadata"]["labels"];
             Node {
@@ -108,10 +99,7 @@ impl Cluster {
         for host in &hosts {
             host.wait_up().await?;
         }
-        let planes = hosts
-            .iter()
-            .zip(&nodes)
-            .filter(|(_, node)| node.control_plane);
+        let planes = hosts.iter().zip(&nodes).filter(|(_, node)| node.control_plane);
         let addresses = planes.map(|(host, _)| host.address.clone()).collect();
         let balancer = Balancer::start(addresses, &authority).await?;
         let config = admin_config(&authority, balancer::PORT).await?;
@@ -169,19 +157,13 @@ impl Cluster {
                 let name = node.metadata.name.unwrap_or_default();
                 let status = node.status.unwrap_or_default();
                 let conditions = status.conditions.unwrap_or_default();
-                let ready = conditions
-                    .iter()
-                    .any(|c| c.type_ == "Ready" && c.status == "True");
-                let closed = node
-                    .spec
-                    .is_some_and(|spec| spec.unschedulable == Some(true));
+                let ready = conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True");
+                let closed = node.spec.is_some_and(|spec| spec.unschedulable == Some(true));
                 let found = status.node_info.unwrap_or_default().kubelet_version;
                 good += usize::from(ready && !closed && found == version);
                 lines.push(format!("{name} {found} ready={ready} cordoned={closed}"));
             }
-            (good == self.nodes.len())
-                .then_some(())
-                .ok_or_else(|| lines.join("; "))
+            (good == self.nodes.len()).then_some(()).ok_or_else(|| lines.join("; "))
         };
         eventually(&format!("all nodes are at {version}"), seconds, ask).await
     }
@@ -255,9 +237,7 @@ fn init(host: &Host, node: &Node, version: &str) -> String {
             "failCgroupV1": false,
         }),
     ];
-    documents
-        .map(|document| document.to_string())
-        .join("\n---\n")
+    documents.map(|document| document.to_string()).join("\n---\n")
 }
 
 /// Configuration of `kubeadm join`.

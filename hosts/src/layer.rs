@@ -71,16 +71,10 @@ impl Layer {
         let apt = self.root.join("etc/apt");
         // Debian's own are not reached from here.
         let _ = fs::remove_file(apt.join("sources.list"));
-        for entry in fs::read_dir(apt.join("sources.list.d"))
-            .into_iter()
-            .flatten()
-        {
+        for entry in fs::read_dir(apt.join("sources.list.d")).into_iter().flatten() {
             fs::remove_file(entry?.path())?;
         }
-        let line = format!(
-            "deb [trusted=yes] http://{}:{REPOSITORY_PORT}/ ./\n",
-            net::SWITCH
-        );
+        let line = format!("deb [trusted=yes] http://{}:{REPOSITORY_PORT}/ ./\n", net::SWITCH);
         fs::create_dir_all(apt.join("sources.list.d"))?;
         fs::write(apt.join("sources.list.d/kubernetes.list"), line)?;
         Ok(())
@@ -104,12 +98,9 @@ impl Layer {
 
     /// Installs the agent as deploy/agent says, enabled.
     pub async fn agent(&self, program: &Path, unit: &str) -> anyhow::Result<()> {
-        let started = unit
-            .lines()
-            .find_map(|line| line.strip_prefix("ExecStart=/"));
+        let started = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/"));
         let path = started.and_then(|line| line.split_whitespace().next());
-        self.program(program, path.context("the unit starts a program")?)
-            .await?;
+        self.program(program, path.context("the unit starts a program")?).await?;
         self.write("etc/systemd/system/refit-agent.service", unit)?;
         self.enable("refit-agent.service")
     }
@@ -126,20 +117,14 @@ impl Layer {
     pub fn script(&self, path: &str, bytes: &[u8]) -> anyhow::Result<()> {
         let path = self.root.join(path);
         fs::write(&path, bytes)?;
-        Ok(fs::set_permissions(
-            path,
-            fs::Permissions::from_mode(0o755),
-        )?)
+        Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
     }
 
     /// Starts a unit at boot.
     pub fn enable(&self, unit: &str) -> anyhow::Result<()> {
         let wants = self.root.join("etc/systemd/system/multi-user.target.wants");
         fs::create_dir_all(&wants)?;
-        Ok(symlink(
-            Path::new("/etc/systemd/system").join(unit),
-            wants.join(unit),
-        )?)
+        Ok(symlink(Path::new("/etc/systemd/system").join(unit), wants.join(unit))?)
     }
 
     /// Ends it: the folders that a host's root is made of, the upper first.

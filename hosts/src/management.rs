@@ -155,11 +155,7 @@ impl Management {
             stack: ClientStack::production("refit-controller/test"),
             config: config.clone(),
             clock,
-            hooks: HookServer {
-                listener,
-                cert,
-                client_ca_pem: None,
-            },
+            hooks: HookServer { listener, cert, client_ca_pem: None },
             safeguards: Safeguards::default(),
             settings: Settings::default(),
             process: Process::default(),
@@ -192,16 +188,12 @@ impl Management {
         })
         .await?;
         let body = json!({"spec": {"template": {"spec": {"version": version}}}});
-        send(&self.client, "PATCH", &owner("edge-1-md-0"), &body)
-            .await
-            .map(drop)
+        send(&self.client, "PATCH", &owner("edge-1-md-0"), &body).await.map(drop)
     }
 
     async fn succeeded(&self) -> anyhow::Result<usize> {
         let updates = self.list("/apis/refit.dev/v1alpha1/nodeupdates").await?;
-        let done = updates
-            .iter()
-            .filter(|update| update["status"]["phase"] == "Succeeded");
+        let done = updates.iter().filter(|update| update["status"]["phase"] == "Succeeded");
         Ok(done.count())
     }
 
@@ -249,10 +241,7 @@ fn bring_up(manifests: Vec<Value>) -> anyhow::Result<Objects> {
         anyhow::ensure!(world.is_ready(), "the sandbox does not get ready");
         Ok(Objects {
             management: world.management().snapshot(),
-            workload: world
-                .workload(CLUSTER)
-                .context("no workload API")?
-                .snapshot(),
+            workload: world.workload(CLUSTER).context("no workload API")?.snapshot(),
         })
     });
     runtime.shutdown_background();
@@ -263,10 +252,7 @@ fn bring_up(manifests: Vec<Value>) -> anyhow::Result<Objects> {
 fn manifests(shape: Shape<'_>) -> anyhow::Result<Vec<Value>> {
     let text = include_str!("../../examples/cluster.yaml")
         .replace("replicas: 5", &format!("replicas: {}", shape.workers))
-        .replace(
-            "replicas: 3",
-            &format!("replicas: {}", shape.control_planes),
-        )
+        .replace("replicas: 3", &format!("replicas: {}", shape.control_planes))
         .replace(EXAMPLE_VERSION, shape.version);
     text.split("\n---\n")
         .map(|part| serde_saphyr::from_str(part).context("the example cannot be read"))
@@ -289,20 +275,9 @@ pub async fn send(
     path: &str,
     body: &Value,
 ) -> anyhow::Result<Value> {
-    let kind = if method == "PATCH" {
-        "application/merge-patch+json"
-    } else {
-        "application/json"
-    };
-    let bytes = if body.is_null() {
-        Vec::new()
-    } else {
-        serde_json::to_vec(body)?
-    };
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header("Content-Type", kind);
+    let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
+    let bytes = if body.is_null() { Vec::new() } else { serde_json::to_vec(body)? };
+    let request = Request::builder().method(method).uri(path).header("Content-Type", kind);
     let answer = client.request(request.body(bytes)?).await;
     answer.with_context(|| format!("{method} {path}"))
 }

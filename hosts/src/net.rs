@@ -21,10 +21,7 @@ pub async fn bridge() -> anyhow::Result<()> {
 /// Makes the namespace of a host. It stays through reboots.
 pub async fn attach(name: &str, address: &str) -> anyhow::Result<()> {
     ip(&format!("netns add {name}")).await?;
-    ip(&format!(
-        "link add v{name} type veth peer name eth0 netns {name}"
-    ))
-    .await?;
+    ip(&format!("link add v{name} type veth peer name eth0 netns {name}")).await?;
     ip(&format!("link set v{name} master br0 up")).await?;
     ip(&format!("-n {name} link set lo up")).await?;
     ip(&format!("-n {name} addr add {address}/24 dev eth0")).await?;

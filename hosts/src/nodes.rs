@@ -34,10 +34,7 @@ impl Programs<'_> {
         if let Ok(path) = std::env::var("REFIT_AGENT_BIN") {
             return Ok(path);
         }
-        let built = test
-            .ancestors()
-            .nth(2)
-            .map(|folder| folder.join("refit-agent"));
+        let built = test.ancestors().nth(2).map(|folder| folder.join("refit-agent"));
         let built = built.filter(|path| path.is_file());
         let built = built.context("no refit-agent is built: `cargo build -p refit-agent`")?;
         Ok(built.display().to_string())
@@ -71,14 +68,9 @@ pub async fn prepare(
         anyhow::bail!("four packages are installed");
     };
     layer.chroot(["dpkg", "--install", a, b, c, d]).await?;
-    layer
-        .chroot(["apt-mark", "hold", "kubeadm", "kubectl", "kubelet"])
-        .await?;
+    layer.chroot(["apt-mark", "hold", "kubeadm", "kubectl", "kubelet"]).await?;
     std::fs::remove_dir_all(&debs)?;
-    layer.script(
-        "usr/bin/etcdctl",
-        &std::fs::read(repository.folder().join("etcdctl"))?,
-    )?;
+    layer.script("usr/bin/etcdctl", &std::fs::read(repository.folder().join("etcdctl"))?)?;
     let unit = include_str!("../../deploy/agent/refit-agent.service");
     layer.agent(programs.agent.as_ref(), unit).await?;
     layer.finish().await
@@ -89,25 +81,15 @@ pub fn join(host: &Host, cluster: &Cluster, control_plane: bool) -> anyhow::Resu
     let files = cluster.node_files(&host.name)?;
     host.write("etc/kubernetes/pki/ca.crt", &files.ca)?;
     host.write("etc/kubernetes/kubelet.conf", &files.kubelet_conf)?;
-    host.write(
-        "var/lib/kubelet/pki/kubelet-client-current.pem",
-        &files.credentials,
-    )?;
+    host.write("var/lib/kubelet/pki/kubelet-client-current.pem", &files.credentials)?;
     host.write("var/lib/kubelet/config.yaml", KUBELET_CONFIG)?;
-    host.write(
-        "var/lib/kubelet/kubeadm-flags.env",
-        "KUBELET_KUBEADM_ARGS=\"\"\n",
-    )?;
+    host.write("var/lib/kubelet/kubeadm-flags.env", "KUBELET_KUBEADM_ARGS=\"\"\n")?;
     std::fs::create_dir_all(host.root().join("etc/kubernetes/manifests"))?;
     if control_plane {
         host.write("etc/kubernetes/admin.conf", &files.admin_conf)?;
         host.write("var/lib/etcd/member/snap/db", &"etcd ".repeat(200_000))?;
         let (version, _) = VERSIONS[0];
-        for name in [
-            "kube-apiserver",
-            "kube-controller-manager",
-            "kube-scheduler",
-        ] {
+        for name in ["kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
             manifest(host, name, &format!("v{version}"))?;
         }
         manifest(host, "etcd", "3.6.5-0")?;

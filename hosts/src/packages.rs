@@ -22,11 +22,8 @@ use sha2::{Digest as _, Sha256};
 use crate::{layer::REPOSITORY_PORT, net, run};
 
 /// The Kubernetes versions that the repository holds, each with its container runtime.
-pub const VERSIONS: [(&str, &str); 3] = [
-    ("1.34.2", "1.7.24"),
-    ("1.35.0", "2.1.4"),
-    ("1.35.1", "2.1.5"),
-];
+pub const VERSIONS: [(&str, &str); 3] =
+    [("1.34.2", "1.7.24"), ("1.35.0", "2.1.4"), ("1.35.1", "2.1.5")];
 
 const KUBELET_UNIT: &str = "\
 [Unit]
@@ -77,10 +74,7 @@ impl Repository {
     pub fn new(folder: &Path) -> anyhow::Result<Self> {
         let folder = folder.join("repository");
         fs::create_dir_all(&folder)?;
-        Ok(Self {
-            folder,
-            stanzas: Vec::new(),
-        })
+        Ok(Self { folder, stanzas: Vec::new() })
     }
 
     /// Where it is.
@@ -95,28 +89,19 @@ impl Repository {
         run("strip", arguments).await?;
         let program = fs::read(&stripped)?;
         // Debian's own name for it; hosts get it without a package.
-        fs::write(
-            self.folder.join("etcdctl"),
-            named(&program, "etcdctl", "3.6.5"),
-        )?;
+        fs::write(self.folder.join("etcdctl"), named(&program, "etcdctl", "3.6.5"))?;
         for (kubernetes, runtime) in VERSIONS {
             let of = |name: &str, version: &str| named(&program, name, version);
             for name in ["kubeadm", "kubectl", "kubelet"] {
                 let version = format!("{kubernetes}-1.1");
                 let files = BTreeMap::from([(format!("usr/bin/{name}"), of(name, kubernetes))]);
-                self.add(
-                    name,
-                    &version,
-                    files,
-                    (name == "kubelet").then_some(KUBELET_UNIT),
-                )
-                .await?;
+                self.add(name, &version, files, (name == "kubelet").then_some(KUBELET_UNIT))
+                    .await?;
             }
             let files =
                 BTreeMap::from([("usr/bin/containerd".to_owned(), of("containerd", runtime))]);
             let version = format!("{runtime}-1");
-            self.add("containerd", &version, files, Some(CONTAINERD_UNIT))
-                .await?;
+            self.add("containerd", &version, files, Some(CONTAINERD_UNIT)).await?;
         }
         Ok(())
     }
@@ -134,20 +119,13 @@ impl Repository {
             let path = build.join(path);
             fs::create_dir_all(path.parent().context("a file is in a folder")?)?;
             fs::write(&path, bytes)?;
-            Ok(fs::set_permissions(
-                &path,
-                fs::Permissions::from_mode(mode),
-            )?)
+            Ok(fs::set_permissions(&path, fs::Permissions::from_mode(mode))?)
         };
         for (path, bytes) in &programs {
             write(path, bytes, 0o755)?;
         }
         if let Some(unit) = unit {
-            write(
-                &format!("usr/lib/systemd/system/{name}.service"),
-                unit.as_bytes(),
-                0o644,
-            )?;
+            write(&format!("usr/lib/systemd/system/{name}.service"), unit.as_bytes(), 0o644)?;
         }
         let control = format!(
             "Package: {name}\nVersion: {version}\nArchitecture: amd64\nMaintainer: tests\n\
@@ -164,11 +142,7 @@ impl Repository {
         let file = format!("{name}_{version}_amd64.deb");
         let path = self.folder.join(&file);
         let (from, to) = (build.display().to_string(), path.display().to_string());
-        run(
-            "dpkg-deb",
-            ["--root-owner-group", "-Znone", "--build", &from, &to],
-        )
-        .await?;
+        run("dpkg-deb", ["--root-owner-group", "-Znone", "--build", &from, &to]).await?;
         fs::remove_dir_all(&build)?;
         let bytes = fs::read(&path)?;
         self.stanzas.push(format!(
@@ -225,11 +199,7 @@ impl tower::Service<Request<Incoming>> for Files {
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
         let path = request.uri().path();
-        let name = path
-            .rsplit('/')
-            .next()
-            .unwrap_or_default()
-            .replace("%2b", "+");
+        let name = path.rsplit('/').next().unwrap_or_default().replace("%2b", "+");
         let mut answer = Response::new(Full::default());
         match fs::read(self.0.join(name)) {
             Ok(bytes) => *answer.body_mut() = Full::new(bytes.into()),

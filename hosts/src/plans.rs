@@ -44,10 +44,7 @@ impl Order<'_> {
 }
 
 fn path(node: &str) -> String {
-    format!(
-        "/apis/refit.dev/v1alpha1/namespaces/{}/hostplans/{node}",
-        keys::HOST_PLAN_NAMESPACE
-    )
+    format!("/apis/refit.dev/v1alpha1/namespaces/{}/hostplans/{node}", keys::HOST_PLAN_NAMESPACE)
 }
 
 /// Gives the host a plan, as the controller does, with the gate open.
@@ -61,25 +58,20 @@ pub async fn order(cluster: &Cluster, host: &Host, order: Order<'_>) -> anyhow::
         "pointOfNoReturn": point_of_no_return,
         "steps": steps,
     }});
-    send(&cluster.workload, "PATCH", &path(&host.name), &body)
-        .await
-        .map(drop)
+    send(&cluster.workload, "PATCH", &path(&host.name), &body).await.map(drop)
 }
 
 /// Tells the agent to stop.
 pub async fn abort(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
     let body = json!({"spec": {"abort": true}});
-    send(&cluster.workload, "PATCH", &path(&host.name), &body)
-        .await
-        .map(drop)
+    send(&cluster.workload, "PATCH", &path(&host.name), &body).await.map(drop)
 }
 
 /// What the agent says.
 pub async fn status(cluster: &Cluster, host: &Host) -> anyhow::Result<HostPlanStatus> {
     let plans: Api<HostPlan> = Api::namespaced(cluster.workload.clone(), keys::HOST_PLAN_NAMESPACE);
     let plan = plans.get(&host.name).await?;
-    plan.status
-        .with_context(|| format!("the agent of {} has said nothing", host.name))
+    plan.status.with_context(|| format!("the agent of {} has said nothing", host.name))
 }
 
 /// Waits until the agent says that this plan is over; says how.
@@ -90,32 +82,18 @@ pub async fn ended(
     seconds: u64,
 ) -> anyhow::Result<HostPlanStatus> {
     let ask = async || {
-        let status = status(cluster, host)
-            .await
-            .map_err(|error| format!("{error:#}"))?;
-        let over = matches!(
-            status.state,
-            PlanState::Succeeded | PlanState::Failed | PlanState::Stopped
-        );
+        let status = status(cluster, host).await.map_err(|error| format!("{error:#}"))?;
+        let over =
+            matches!(status.state, PlanState::Succeeded | PlanState::Failed | PlanState::Stopped);
         if over && status.plan_id == id {
             return Ok(status);
         }
         let steps: Vec<String> = status
             .steps
             .iter()
-            .map(|step| {
-                format!(
-                    "{} {:?} {} {}",
-                    step.id, step.state, step.reason, step.message
-                )
-            })
+            .map(|step| format!("{} {:?} {} {}", step.id, step.state, step.reason, step.message))
             .collect();
-        Err(format!(
-            "{} {:?}: {}",
-            status.plan_id,
-            status.state,
-            steps.join("; ")
-        ))
+        Err(format!("{} {:?}: {}", status.plan_id, status.state, steps.join("; ")))
     };
     eventually(&format!("plan {id} of {} ends", host.name), seconds, ask).await
 }
@@ -124,9 +102,7 @@ pub async fn ended(
 /// out.
 pub fn records(host: &Host) -> Vec<String> {
     let text = host.read("var/lib/refit-agent/journal.jsonl");
-    let whole = text
-        .split_inclusive('\n')
-        .filter(|line| line.ends_with('\n'));
+    let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     whole
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
         .map(|line| {

@@ -25,11 +25,7 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 /// What kubeadm calls a control plane's programs, each an image of its own.
-const CONTROL_PLANE: [&str; 3] = [
-    "kube-apiserver",
-    "kube-controller-manager",
-    "kube-scheduler",
-];
+const CONTROL_PLANE: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 /// Does nothing until it is asked to end. With `-v` it ends at once: kubeadm's health check runs it so.
 const PAUSE: &str = "\
 #!/bin/busybox sh
@@ -76,10 +72,7 @@ impl Registry {
         registry.add("etcd", &[etcd_tag], etcd, "etcd")?;
         let pause = vec![
             File::read(&base.join("bin/busybox"), "bin/busybox")?,
-            File {
-                path: "pause".to_owned(),
-                bytes: PAUSE.into(),
-            },
+            File { path: "pause".to_owned(), bytes: PAUSE.into() },
         ];
         registry.add("pause", &PAUSE_TAGS, pause, "/pause")?;
         Ok(registry)
@@ -150,10 +143,7 @@ impl File {
     fn read(from: &Path, path: &str) -> anyhow::Result<Self> {
         let bytes =
             std::fs::read(from).with_context(|| format!("{} cannot be read", from.display()))?;
-        Ok(Self {
-            path: path.to_owned(),
-            bytes,
-        })
+        Ok(Self { path: path.to_owned(), bytes })
     }
 }
 

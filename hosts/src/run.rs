@@ -11,15 +11,9 @@ pub async fn run<S: AsRef<OsStr>>(
     arguments: impl IntoIterator<Item = S>,
 ) -> anyhow::Result<String> {
     let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .stdin(Stdio::null())
-        .kill_on_drop(true);
+    command.args(arguments).stdin(Stdio::null()).kill_on_drop(true);
     let shown = format!("{:?}", command.as_std());
-    let output = command
-        .output()
-        .await
-        .with_context(|| format!("{shown} did not run"))?;
+    let output = command.output().await.with_context(|| format!("{shown} did not run"))?;
     let out = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
         let errors = String::from_utf8_lossy(&output.stderr);

@@ -78,10 +78,8 @@ async fn one(host: &Host, text: &str) -> anyhow::Result<()> {
     let outcome = tokio::time::timeout(Duration::from_secs(HOST_SECONDS), run).await;
     let output =
         outcome.with_context(|| format!("the script takes too long on {}", host.name))??;
-    let ends: Vec<&str> = output
-        .lines()
-        .filter_map(|line| line.strip_prefix(END_OF_PART))
-        .collect();
+    let ends: Vec<&str> =
+        output.lines().filter_map(|line| line.strip_prefix(END_OF_PART)).collect();
     say(&format!("{}: {}", host.name, ends.join(" ")));
     Ok(())
 }

@@ -34,9 +34,7 @@ impl Watched {
 
 /// Keeps the workloads of a cluster running until the runtime ends.
 pub fn keep(client: Client) -> Watched {
-    let watched = Watched {
-        fewest: Arc::new(AtomicUsize::new(usize::MAX)),
-    };
+    let watched = Watched { fewest: Arc::new(AtomicUsize::new(usize::MAX)) };
     let sink = watched.fewest.clone();
     tokio::spawn(async move {
         loop {
@@ -80,17 +78,11 @@ async fn pass(client: &Client, fewest: &AtomicUsize) -> anyhow::Result<()> {
 }
 
 fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
-    value
-        .pointer(pointer)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
+    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
 fn path_of(pod: &Value) -> String {
-    let (namespace, name) = (
-        text(pod, "/metadata/namespace"),
-        text(pod, "/metadata/name"),
-    );
+    let (namespace, name) = (text(pod, "/metadata/namespace"), text(pod, "/metadata/name"));
     format!("{PODS}/{namespace}/pods/{name}")
 }
 
@@ -170,9 +162,7 @@ async fn daemons(client: &Client, seen: &Seen, set: &Value) -> anyhow::Result<()
 /// many should be.
 async fn replicas(client: &Client, seen: &Seen, set: &Value) -> anyhow::Result<(usize, usize)> {
     let open = seen.nodes.iter().filter(|node| {
-        let tainted = node["spec"]["taints"]
-            .as_array()
-            .is_some_and(|taints| !taints.is_empty());
+        let tainted = node["spec"]["taints"].as_array().is_some_and(|taints| !taints.is_empty());
         is_ready(node) && !tainted && node["spec"]["unschedulable"] != true
     });
     let mut load: BTreeMap<&str, usize> =

@@ -36,12 +36,8 @@ const NODE_UPDATES: &str = "/apis/refit.dev/v1alpha1/nodeupdates";
 const UPGRADE_SECONDS: u64 = 2400;
 
 /// Static pods that read kubeadm's certificates.
-const COMPONENTS: [&str; 4] = [
-    "etcd",
-    "kube-apiserver",
-    "kube-controller-manager",
-    "kube-scheduler",
-];
+const COMPONENTS: [&str; 4] =
+    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 
 /// How long nothing may be answered where there are several API servers: a request that is under way
 /// when one ends is lost, and is made again.
@@ -57,10 +53,7 @@ fn main() -> ExitCode {
     }
     let tests: [cage::Test; 2] = [
         ("a_cluster_of_one_is_upgraded_by_real_kubeadm", one),
-        (
-            "three_control_planes_and_a_worker_are_upgraded_while_their_api_answers",
-            three_and_one,
-        ),
+        ("three_control_planes_and_a_worker_are_upgraded_while_their_api_answers", three_and_one),
     ];
     cage::main_with(&base::KUBERNETES, &tests)
 }
@@ -87,11 +80,7 @@ fn kit(cage: &Cage) -> anyhow::Result<&'static Kit> {
 fn both_ways(cage: &Cage, control_planes: u32, workers: u32) -> anyhow::Result<()> {
     let kit = kit(cage)?;
     let way = |first, through_refit| {
-        let shape = Shape {
-            control_planes,
-            workers,
-            version: &kit.versions[0].version,
-        };
+        let shape = Shape { control_planes, workers, version: &kit.versions[0].version };
         runtime()?.block_on(upgrade(cage, kit, shape, first, through_refit))
     };
     // Numbers of hosts are taken once in a run.
@@ -124,10 +113,7 @@ async fn upgrade(
     ensure!(nodes.len() == wanted, "{wanted} nodes: {nodes:?}");
     let cluster = Cluster::create(cage, kit, first, nodes).await?;
     let application = Application::start(&cluster.client, wanted.max(2)).await?;
-    say(&format!(
-        "a cluster of {wanted} in {:.1} s",
-        begun.elapsed().as_secs_f64()
-    ));
+    say(&format!("a cluster of {wanted} in {:.1} s", begun.elapsed().as_secs_f64()));
     let outcome = go(&cluster, &management, &application, kit, through_refit).await;
     let took = with_reports(outcome, &cluster.hosts).await?;
     cluster.end().await?;
@@ -143,11 +129,8 @@ async fn go(
 ) -> anyhow::Result<Duration> {
     let version = kit.versions[1].version.as_str();
     let availability = Availability::watch(cluster.client.clone());
-    let identities: Vec<String> = cluster
-        .hosts
-        .iter()
-        .map(|host| host.read("etc/machine-id"))
-        .collect();
+    let identities: Vec<String> =
+        cluster.hosts.iter().map(|host| host.read("etc/machine-id")).collect();
     let machines = uids(management).await?;
     if through_refit {
         prepare(cluster, management).await?;
@@ -177,16 +160,9 @@ async fn go(
         pods.unheard,
         pods.pods.len()
     ));
-    let after: Vec<String> = cluster
-        .hosts
-        .iter()
-        .map(|host| host.read("etc/machine-id"))
-        .collect();
+    let after: Vec<String> = cluster.hosts.iter().map(|host| host.read("etc/machine-id")).collect();
     ensure!(after == identities, "machine ids stay");
-    ensure!(
-        uids(management).await? == machines,
-        "the machines are the same, by uid"
-    );
+    ensure!(uids(management).await? == machines, "the machines are the same, by uid");
     unharmed(cluster, &api, &pods, application.budget())?;
     if through_refit && cluster.nodes.len() == 1 {
         renew(cluster, management, version).await?;
@@ -226,39 +202,24 @@ fn unharmed(
 async fn uids(management: &Management) -> anyhow::Result<BTreeMap<String, String>> {
     let machines = management.list(MACHINES).await?;
     let word = |machine: &Value, key: &str| {
-        machine["metadata"][key]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned()
+        machine["metadata"][key].as_str().unwrap_or_default().to_owned()
     };
-    Ok(machines
-        .iter()
-        .map(|m| (word(m, "name"), word(m, "uid")))
-        .collect())
+    Ok(machines.iter().map(|m| (word(m, "name"), word(m, "uid"))).collect())
 }
 
 /// Starts the controller, says what is particular to these hosts, and waits until their agents have
 /// reported.
 async fn prepare(cluster: &Cluster, management: &Management) -> anyhow::Result<()> {
     settle(management, &json!({})).await?;
-    management
-        .drive(&cluster.kubeconfig, cluster.nodes.len() > 1)
-        .await?;
-    let plans = format!(
-        "/apis/refit.dev/v1alpha1/namespaces/{}/hostplans",
-        keys::HOST_PLAN_NAMESPACE
-    );
+    management.drive(&cluster.kubeconfig, cluster.nodes.len() > 1).await?;
+    let plans =
+        format!("/apis/refit.dev/v1alpha1/namespaces/{}/hostplans", keys::HOST_PLAN_NAMESPACE);
     eventually("all agents have reported", 120, async || {
         let answer = send(&cluster.client, "GET", &plans, &Value::Null).await;
         let answer = answer.map_err(|error| format!("{error:#}"))?;
         let plans = answer["items"].as_array().cloned().unwrap_or_default();
-        let reported = plans
-            .iter()
-            .filter(|plan| !plan["status"]["reportedAt"].is_null())
-            .count();
-        (reported == cluster.nodes.len())
-            .then_some(())
-            .ok_or_else(|| format!("{reported} have"))
+        let reported = plans.iter().filter(|plan| !plan["status"]["reportedAt"].is_null()).count();
+        (reported == cluster.nodes.len()).then_some(()).ok_or_else(|| format!("{reported} have"))
     })
     .await
 }
@@ -282,33 +243,21 @@ async fn settle(management: &Management, more: &Value) -> anyhow::Result<()> {
 /// Certificates of a single node that is at its version are renewed by an update of their own, and
 /// its static pods are made anew to read them.
 async fn renew(cluster: &Cluster, management: &Management, version: &str) -> anyhow::Result<()> {
-    let (host, node) = (cluster.hosts.first())
-        .zip(cluster.nodes.first())
-        .context("a host")?;
+    let (host, node) = (cluster.hosts.first()).zip(cluster.nodes.first()).context("a host")?;
     let certificates = || {
         let names = ["pki/apiserver.crt", "pki/etcd/server.crt", "scheduler.conf"];
         names.map(|name| host.read(&format!("etc/kubernetes/{name}")))
     };
     let before = certificates();
     // kubeadm's live for a year.
-    settle(
-        management,
-        &json!({"certificates": {"renewWithinDays": 400}}),
-    )
-    .await?;
+    settle(management, &json!({"certificates": {"renewWithinDays": 400}})).await?;
     ask(management, 2, version).await?;
     updated(management, 2, 1).await?;
-    let same = before
-        .iter()
-        .zip(&certificates())
-        .any(|(a, b)| a == b || b.is_empty());
+    let same = before.iter().zip(&certificates()).any(|(a, b)| a == b || b.is_empty());
     ensure!(!same, "certificates of {} stay", node.name);
     eventually("static pods are made anew", 120, async || {
         for component in COMPONENTS {
-            let path = format!(
-                "/api/v1/namespaces/kube-system/pods/{component}-{}",
-                node.name
-            );
+            let path = format!("/api/v1/namespaces/kube-system/pods/{component}-{}", node.name);
             let pod = send(&cluster.client, "GET", &path, &Value::Null).await;
             let pod = pod.map_err(|error| format!("{error:#}"))?;
             let marks = &pod["metadata"]["annotations"];
@@ -335,10 +284,7 @@ async fn order(cluster: &Cluster, management: &Management, version: &str) -> any
 async fn ask(management: &Management, ordinal: u32, version: &str) -> anyhow::Result<()> {
     let machines = uids(management).await?;
     let (name, uid) = machines.first_key_value().context("there is a machine")?;
-    let goal = Goal {
-        kubernetes_version: version.to_owned(),
-        ..Goal::default()
-    };
+    let goal = Goal { kubernetes_version: version.to_owned(), ..Goal::default() };
     management.ask(name, uid, ordinal, &goal).await
 }
 
@@ -387,9 +333,7 @@ async fn updated(management: &Management, ordinal: u32, count: usize) -> anyhow:
         in_steps += seconds_in_steps(&update);
     }
     let between = begun.elapsed().as_secs_f64() - in_steps;
-    say(&format!(
-        "{in_steps:.0} s in steps, {between:.0} s between them"
-    ));
+    say(&format!("{in_steps:.0} s in steps, {between:.0} s between them"));
     Ok(())
 }
 
@@ -410,21 +354,14 @@ fn seconds_in_steps(update: &Value) -> f64 {
     steps
         .filter_map(|step| {
             let time = |key: &str| step[key].as_str()?.parse::<jiff::Timestamp>().ok();
-            Some(
-                time("finishedAt")?
-                    .duration_since(time("startedAt")?)
-                    .as_secs_f64(),
-            )
+            Some(time("finishedAt")?.duration_since(time("startedAt")?).as_secs_f64())
         })
         .sum()
 }
 
 /// When each step of an update ran.
 fn timeline(update: &Value) -> String {
-    let steps = update["status"]["steps"]
-        .as_array()
-        .cloned()
-        .unwrap_or_default();
+    let steps = update["status"]["steps"].as_array().cloned().unwrap_or_default();
     let spans = steps.iter().map(|step| {
         let word = |key: &str| step[key].as_str().unwrap_or_default().to_owned();
         let (from, to) = (word("startedAt"), word("finishedAt"));

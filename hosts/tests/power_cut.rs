@@ -21,10 +21,8 @@ const GOAL: &str = "v1.35.0";
 const JOURNAL: &str = "var/lib/refit-agent/journal.jsonl";
 
 fn main() -> ExitCode {
-    let tests: [cage::Test; 1] = [(
-        "a_power_cut_at_any_boundary_or_within_any_step_is_survived",
-        everything,
-    )];
+    let tests: [cage::Test; 1] =
+        [("a_power_cut_at_any_boundary_or_within_any_step_is_survived", everything)];
     cage::main(&tests)
 }
 
@@ -51,13 +49,7 @@ fn everything(cage: &Cage) -> anyhow::Result<()> {
 
 /// Everything that a control plane's host does.
 fn whole(id: &str) -> Order<'_> {
-    Order {
-        id,
-        role: Role::FirstControlPlane,
-        goal: GOAL,
-        reboot: false,
-        gate: Gate::Disrupt,
-    }
+    Order { id, role: Role::FirstControlPlane, goal: GOAL, reboot: false, gate: Gate::Disrupt }
 }
 
 /// The power goes as soon as a new record shows in the journal, for half of them before it can be
@@ -68,11 +60,7 @@ async fn at_every_boundary(
     role: Role,
     reboot: bool,
 ) -> anyhow::Result<()> {
-    let plan = Order {
-        role,
-        reboot,
-        ..whole("boundaries")
-    };
+    let plan = Order { role, reboot, ..whole("boundaries") };
     plans::order(cluster, host, plan).await?;
     let mut seen = BTreeSet::new();
     let mut cuts = 0;
@@ -91,15 +79,8 @@ async fn at_every_boundary(
     }
     finished(cluster, host, plan, 90).await?;
     let steps = plan.steps().0.len();
-    ensure!(
-        cuts > 2 * steps,
-        "the power went only {cuts} times in a plan of {steps} steps"
-    );
-    say(&format!(
-        "{}: {cuts} cuts at boundaries: {}",
-        host.name,
-        shown(&seen)
-    ));
+    ensure!(cuts > 2 * steps, "the power went only {cuts} times in a plan of {steps} steps");
+    say(&format!("{}: {cuts} cuts at boundaries: {}", host.name, shown(&seen)));
     Ok(())
 }
 
@@ -115,10 +96,7 @@ async fn next_record(
             if let Some(new) = records.iter().find(|record| !seen.contains(*record)) {
                 return Some(new.clone());
             }
-            if records
-                .last()
-                .is_some_and(|record| record.starts_with("PlanEnded"))
-            {
+            if records.last().is_some_and(|record| record.starts_with("PlanEnded")) {
                 return None;
             }
             tokio::time::sleep(Duration::from_millis(3)).await;
@@ -143,12 +121,8 @@ const WITHIN: [&str; 5] = [
     "dpkg-kubelet.preinst",
 ];
 /// The same, with half of a record at the end of the journal each time.
-const WITHIN_AND_TORN: [&str; 4] = [
-    "dpkg-kubeadm.postinst",
-    "kubeadm.start",
-    "kubeadm.kube-apiserver",
-    "dpkg-kubelet.postinst",
-];
+const WITHIN_AND_TORN: [&str; 4] =
+    ["dpkg-kubeadm.postinst", "kubeadm.start", "kubeadm.kube-apiserver", "dpkg-kubelet.postinst"];
 /// The same, on a worker.
 const WITHIN_OF_WORKER: [&str; 2] = ["kubeadm.kubelet-config", "kubeadm.end"];
 
@@ -187,9 +161,7 @@ fn stop_at(host: &Host, point: &str) -> anyhow::Result<()> {
 async fn stopped_at(host: &Host, point: &str, seconds: u64) -> anyhow::Result<()> {
     let ask = async || {
         let there = host.has(&format!("run/at-{point}"));
-        there
-            .then_some(())
-            .ok_or_else(|| plans::records(host).join(", "))
+        there.then_some(()).ok_or_else(|| plans::records(host).join(", "))
     };
     eventually(&format!("{} comes to {point}", host.name), seconds, ask).await
 }
@@ -202,24 +174,15 @@ fn tear(host: &Host, count: usize) -> anyhow::Result<()> {
         return Ok(());
     };
     let half = last.get(..last.len() / 2).unwrap_or(last);
-    let zeros = if count.is_multiple_of(2) {
-        ""
-    } else {
-        "\0\0\0\0\0\0\0\0"
-    };
+    let zeros = if count.is_multiple_of(2) { "" } else { "\0\0\0\0\0\0\0\0" };
     host.write(JOURNAL, &format!("{text}{half}{zeros}"))
 }
 
 /// An abort before the point of no return, with a cut within the step and within its undo. Then the
 /// same again, to the end.
 async fn while_undoing(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
-    let plan = Order {
-        id: "undone",
-        role: Role::Worker,
-        goal: GOAL,
-        reboot: false,
-        gate: Gate::Upgrade,
-    };
+    let plan =
+        Order { id: "undone", role: Role::Worker, goal: GOAL, reboot: false, gate: Gate::Upgrade };
     stop_at(host, "dpkg-kubeadm.postinst")?;
     plans::order(cluster, host, plan).await?;
     stopped_at(host, "dpkg-kubeadm.postinst", 90).await?;
@@ -235,19 +198,10 @@ async fn while_undoing(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
     forget_orders(host)?;
     host.start().await?;
     let status = plans::ended(cluster, host, plan.id, 120).await?;
-    ensure!(
-        status.state == PlanState::Stopped,
-        "{}: {:?}",
-        host.name,
-        status
-    );
+    ensure!(status.state == PlanState::Stopped, "{}: {:?}", host.name, status);
     host.wait_up().await?;
     common::is_at(host, "v1.34.2", false).await?;
-    let again = Order {
-        id: "again",
-        gate: Gate::Disrupt,
-        ..plan
-    };
+    let again = Order { id: "again", gate: Gate::Disrupt, ..plan };
     within_steps(cluster, host, again, &WITHIN_OF_WORKER, false).await
 }
 
@@ -267,11 +221,7 @@ async fn finished(
     seconds: u64,
 ) -> anyhow::Result<()> {
     let status = plans::ended(cluster, host, plan.id, seconds).await?;
-    ensure!(
-        status.state == PlanState::Succeeded,
-        "{}: {status:?}",
-        host.name
-    );
+    ensure!(status.state == PlanState::Succeeded, "{}: {status:?}", host.name);
     host.wait_up().await?;
     common::is_at(host, GOAL, plan.role != Role::Worker).await
 }

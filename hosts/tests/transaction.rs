@@ -50,10 +50,7 @@ async fn roll_out(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
     let watched = workloads::keep(cluster.workload.clone());
     nodes_are(cluster, hosts, "v1.34.2", 30).await?;
     let before = machines(cluster).await?;
-    let identities: Vec<String> = hosts
-        .iter()
-        .map(|host| host.read("etc/machine-id"))
-        .collect();
+    let identities: Vec<String> = hosts.iter().map(|host| host.read("etc/machine-id")).collect();
     ask_for_a_runtime(cluster).await?;
     cluster.drive().await?;
     trouble(hosts)?;
@@ -67,26 +64,16 @@ async fn roll_out(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
     for host in hosts {
         let taken = ["sh", "-c", "ls /var/lib/stub"];
         let left = host.exec(taken).await?;
-        ensure!(
-            left.lines().all(|file| file.contains(".taken")),
-            "{}: {left}",
-            host.name
-        );
+        ensure!(left.lines().all(|file| file.contains(".taken")), "{}: {left}", host.name);
     }
     handed_over(cluster).await?;
     reboot_all(cluster).await?;
     all_updated(cluster, 2 * hosts.len(), 300).await?;
     nodes_are(cluster, hosts, GOAL, 30).await?;
     are_at_goal(cluster, hosts, 2).await?;
-    let after: Vec<String> = hosts
-        .iter()
-        .map(|host| host.read("etc/machine-id"))
-        .collect();
+    let after: Vec<String> = hosts.iter().map(|host| host.read("etc/machine-id")).collect();
     ensure!(after == identities, "machine ids stay");
-    ensure!(
-        machines(cluster).await? == before,
-        "the machines are the same, by uid"
-    );
+    ensure!(machines(cluster).await? == before, "the machines are the same, by uid");
     budget_was_kept(&watched)
 }
 
@@ -96,11 +83,7 @@ fn trouble(hosts: &[Host]) -> anyhow::Result<()> {
         anyhow::bail!("there are five hosts");
     };
     order(first, "kubeadm.start", "sleep 4\n")?;
-    order(
-        second,
-        "kubeadm.kube-apiserver",
-        "echo no route to host; exit 1\n",
-    )?;
+    order(second, "kubeadm.kube-apiserver", "echo no route to host; exit 1\n")?;
     // dpkg dies while it unpacks: the package is neither the old one nor the new one.
     order(third, "dpkg-kubelet.preinst", "kill -9 $PPID\n")?;
     order(worker, "kubeadm.start", "kill -9 $STUB_PID\n")?;
@@ -137,19 +120,15 @@ async fn no_room_then_room(cluster: &Cluster, host: &Host) -> anyhow::Result<()>
     let failed = eventually("the host without room refuses", 240, async || {
         let updates = cluster.list(NODE_UPDATES).await;
         let updates = updates.map_err(|error| format!("{error:#}"))?;
-        let mut own = updates
-            .iter()
-            .filter(|update| text(update, "/spec/machineRef/name") == machine);
+        let mut own =
+            updates.iter().filter(|update| text(update, "/spec/machineRef/name") == machine);
         let found = own.find(|update| text(update, "/status/phase") == "Failed");
         let lines = || updates.iter().map(line).collect::<Vec<_>>().join("\n");
         found.cloned().ok_or_else(lines)
     })
     .await?;
     let message = text(&failed, "/status/failureMessage");
-    ensure!(
-        message.contains("MiB left and needs"),
-        "it says what is missing: {message}"
-    );
+    ensure!(message.contains("MiB left and needs"), "it says what is missing: {message}");
     ensure!(host.boots() == 1, "nothing was done");
     host.exec(["rm", "/var/filler"]).await?;
     let name = text(&failed, "/metadata/name");
@@ -162,9 +141,7 @@ async fn no_room_then_room(cluster: &Cluster, host: &Host) -> anyhow::Result<()>
 /// Name and uid of a node's Machine.
 async fn machine_of(cluster: &Cluster, node: &str) -> anyhow::Result<(String, String)> {
     let machines = cluster.list(MACHINES).await?;
-    let found = machines
-        .iter()
-        .find(|machine| text(machine, "/status/nodeRef/name") == node);
+    let found = machines.iter().find(|machine| text(machine, "/status/nodeRef/name") == node);
     let found = found.with_context(|| format!("no Machine has the node {node}"))?;
     Ok((text(found, "/metadata/name"), text(found, "/metadata/uid")))
 }
@@ -210,12 +187,7 @@ async fn are_at_goal(cluster: &Cluster, hosts: &[Host], boots: u32) -> anyhow::R
         ensure!(runtime.contains(RUNTIME), "{}: {runtime}", host.name);
         let active = host.exec(["systemctl", "is-active", "containerd"]).await;
         ensure!(active.is_ok(), "{}: containerd: {active:?}", host.name);
-        ensure!(
-            host.boots() == boots,
-            "{} booted {} times",
-            host.name,
-            host.boots()
-        );
+        ensure!(host.boots() == boots, "{} booted {} times", host.name, host.boots());
     }
     Ok(())
 }
@@ -225,21 +197,12 @@ async fn machines(cluster: &Cluster) -> anyhow::Result<BTreeMap<String, String>>
     let machines = cluster.list(MACHINES).await?;
     Ok(machines
         .iter()
-        .map(|machine| {
-            (
-                text(machine, "/metadata/name"),
-                text(machine, "/metadata/uid"),
-            )
-        })
+        .map(|machine| (text(machine, "/metadata/name"), text(machine, "/metadata/uid")))
         .collect())
 }
 
 fn text(value: &Value, pointer: &str) -> String {
-    value
-        .pointer(pointer)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
-        .to_owned()
+    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
 /// Waits until every Node is Ready, takes pods, and shows version and boot of its host.
@@ -251,25 +214,15 @@ async fn nodes_are(
 ) -> anyhow::Result<()> {
     let mut boots = BTreeMap::new();
     for host in hosts {
-        let id = host
-            .exec(["cat", "/proc/sys/kernel/random/boot_id"])
-            .await?;
+        let id = host.exec(["cat", "/proc/sys/kernel/random/boot_id"]).await?;
         boots.insert(host.name.clone(), id.trim().to_owned());
     }
     let ask = async || {
-        let nodes = cluster
-            .nodes()
-            .await
-            .map_err(|error| format!("{error:#}"))?;
+        let nodes = cluster.nodes().await.map_err(|error| format!("{error:#}"))?;
         for node in nodes {
             let name = node.metadata.name.unwrap_or_default();
-            let cordoned = node
-                .spec
-                .is_some_and(|spec| spec.unschedulable == Some(true));
-            let info = node
-                .status
-                .and_then(|status| status.node_info)
-                .unwrap_or_default();
+            let cordoned = node.spec.is_some_and(|spec| spec.unschedulable == Some(true));
+            let info = node.status.and_then(|status| status.node_info).unwrap_or_default();
             let Some(boot) = boots.get(&name) else {
                 continue;
             };
@@ -326,38 +279,22 @@ async fn all_updated(cluster: &Cluster, count: usize, seconds: u64) -> anyhow::R
 async fn timeline(cluster: &Cluster) -> anyhow::Result<()> {
     let updates = cluster.list(NODE_UPDATES).await?;
     for update in &updates {
-        let steps = update["status"]["steps"]
-            .as_array()
-            .cloned()
-            .unwrap_or_default();
-        let begin = steps
-            .first()
-            .map(|step| text(step, "/startedAt"))
-            .unwrap_or_default();
-        let end = steps
-            .last()
-            .map(|step| text(step, "/finishedAt"))
-            .unwrap_or_default();
+        let steps = update["status"]["steps"].as_array().cloned().unwrap_or_default();
+        let begin = steps.first().map(|step| text(step, "/startedAt")).unwrap_or_default();
+        let end = steps.last().map(|step| text(step, "/finishedAt")).unwrap_or_default();
         let tries: Vec<String> = steps
             .iter()
             .filter(|step| step["attempt"].as_i64() > Some(1))
             .map(|step| format!("{} tried {} times", text(step, "/name"), step["attempt"]))
             .collect();
-        say(&format!(
-            "{} {begin} {end} {}",
-            text(update, "/metadata/name"),
-            tries.join(", ")
-        ));
+        say(&format!("{} {begin} {end} {}", text(update, "/metadata/name"), tries.join(", ")));
     }
     Ok(())
 }
 
 fn budget_was_kept(watched: &Watched) -> anyhow::Result<()> {
     let fewest = watched.fewest_ready();
-    ensure!(
-        fewest >= FEWEST,
-        "only {fewest} pods of the application were ready at some time"
-    );
+    ensure!(fewest >= FEWEST, "only {fewest} pods of the application were ready at some time");
     ensure!(fewest < usize::MAX, "the application was never seen ready");
     Ok(())
 }

@@ -57,13 +57,7 @@ impl ApiServer {
             why = api_server.over() => anyhow::bail!(why),
             ready = ready => ready.with_context(|| api_server.tail())?,
         }
-        Ok(Self {
-            url,
-            client,
-            config,
-            _etcd: etcd,
-            _api_server: api_server,
-        })
+        Ok(Self { url, client, config, _etcd: etcd, _api_server: api_server })
     }
 }
 

@@ -52,10 +52,8 @@ impl Bed {
                 tracing::info!(%line, logs = %folder.display(), seconds, "the bed is up");
                 Ok(bed)
             }
-            Err(error) => Err(error.context(format!(
-                "the bed does not come up; logs are in {}",
-                folder.display()
-            ))),
+            Err(error) => Err(error
+                .context(format!("the bed does not come up; logs are in {}", folder.display()))),
         }
     }
 

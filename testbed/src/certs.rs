@@ -28,10 +28,7 @@ impl Certs {
     pub fn new(clock: Clock) -> anyhow::Result<Self> {
         let validity = validity(clock);
         let authority = Authority::new("refit-testbed", validity)?;
-        Ok(Self {
-            authority,
-            validity,
-        })
+        Ok(Self { authority, validity })
     }
 
     /// The authority's certificate.

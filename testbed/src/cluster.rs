@@ -28,10 +28,8 @@ pub const FROM: &str = "v1.34.2";
 pub const TO: &str = "v1.35.1";
 
 /// Without it Cluster API makes no worker that is older than its control plane.
-const SKIP_CHECKS: (&str, &str) = (
-    "machineset.cluster.x-k8s.io/skip-preflight-checks",
-    "KubeadmVersionSkew",
-);
+const SKIP_CHECKS: (&str, &str) =
+    ("machineset.cluster.x-k8s.io/skip-preflight-checks", "KubeadmVersionSkew");
 
 /// What a cluster is made of.
 #[derive(Clone, Debug)]
@@ -138,8 +136,7 @@ impl Cluster {
     /// Waits until every Machine is up, and every agent has reported.
     pub async fn ready(&self, spec: &ClusterSpec) -> anyhow::Result<()> {
         let workers: u32 = spec.workers.iter().map(|(_, replicas, ..)| replicas).sum();
-        self.up(usize::try_from(spec.control_planes + workers)?)
-            .await
+        self.up(usize::try_from(spec.control_planes + workers)?).await
     }
 
     /// The same for so many Machines.
@@ -167,9 +164,7 @@ impl Cluster {
                 }
             }
             let plans = self.objects.list(HOST_PLAN).await.map_err(said)?;
-            let reported = plans
-                .iter()
-                .filter(|p| !text(p, "/status/reportedAt").is_empty());
+            let reported = plans.iter().filter(|p| !text(p, "/status/reportedAt").is_empty());
             let reported = reported.count();
             (reported == wanted)
                 .then_some(())
@@ -185,9 +180,7 @@ impl Cluster {
 
     /// The Machines of its control plane.
     pub async fn control_plane_machines(&self) -> anyhow::Result<Vec<Value>> {
-        self.objects
-            .select(MACHINE, "cluster.x-k8s.io/control-plane")
-            .await
+        self.objects.select(MACHINE, "cluster.x-k8s.io/control-plane").await
     }
 
     /// The Machines of a MachineDeployment.
@@ -210,18 +203,14 @@ impl Cluster {
     /// Changes its control plane.
     pub async fn change_control_plane(&self, spec: &Value) -> anyhow::Result<()> {
         let patch = json!({"spec": spec});
-        self.objects
-            .merge(CONTROL_PLANE, &self.name, &patch)
-            .await?;
+        self.objects.merge(CONTROL_PLANE, &self.name, &patch).await?;
         Ok(())
     }
 
     /// Changes one of its MachineDeployments.
     pub async fn change_workers(&self, workers: &str, spec: &Value) -> anyhow::Result<()> {
         let name = format!("{}-{workers}", self.name);
-        self.objects
-            .merge(MACHINE_DEPLOYMENT, &name, &json!({"spec": spec}))
-            .await?;
+        self.objects.merge(MACHINE_DEPLOYMENT, &name, &json!({"spec": spec})).await?;
         Ok(())
     }
 
@@ -231,8 +220,7 @@ impl Cluster {
         eventually(&what, within, async || {
             let found = self.control_plane().await.map_err(said)?;
             settled(&found, &["Available", "MachinesReady", "MachinesUpToDate"])?;
-            self.machines_are_at(&self.control_plane_machines().await.map_err(said)?, version)
-                .await
+            self.machines_are_at(&self.control_plane_machines().await.map_err(said)?, version).await
         })
         .await
     }
@@ -248,8 +236,7 @@ impl Cluster {
         eventually(&what, within, async || {
             let found = self.deployment(workers).await.map_err(said)?;
             settled(&found, &["Available", "MachinesReady", "MachinesUpToDate"])?;
-            self.machines_are_at(&self.worker_machines(workers).await.map_err(said)?, version)
-                .await
+            self.machines_are_at(&self.worker_machines(workers).await.map_err(said)?, version).await
         })
         .await
     }
@@ -261,9 +248,8 @@ impl Cluster {
             let found = text(machine, "/spec/version");
             let kubelet = text(machine, "/status/nodeInfo/kubeletVersion");
             if found != version || kubelet != version {
-                let of_machine = updates
-                    .iter()
-                    .filter(|u| text(u, "/spec/machineRef/name") == name);
+                let of_machine =
+                    updates.iter().filter(|u| text(u, "/spec/machineRef/name") == name);
                 let phases: Vec<String> = of_machine
                     .map(|u| format!("{} {}", objects::name(u), text(u, "/status/phase")))
                     .collect();
@@ -315,10 +301,7 @@ pub fn manifests(name: &str, spec: &ClusterSpec, port: u16) -> anyhow::Result<Ve
     let (replicas, surge) = (spec.control_planes.to_string(), spec.surge.to_string());
     let values = [("REPLICAS", replicas.as_str()), ("SURGE", &surge)];
     let yaml = include_str!("../manifests/control_plane.yaml");
-    all.extend(objects::documents(
-        yaml,
-        &[&of(spec.version)[..], &values].concat(),
-    )?);
+    all.extend(objects::documents(yaml, &[&of(spec.version)[..], &values].concat())?);
     for (workers, replicas, surge, unavailable) in &spec.workers {
         let numbers = [replicas, surge, unavailable].map(u32::to_string);
         let values = [
@@ -348,20 +331,13 @@ pub fn settled(owner: &Value, conditions: &[&str]) -> Result<(), String> {
         return Err(format!("generation {observed} of {generation} is seen"));
     }
     let replicas = number(owner, "/spec/replicas");
-    for key in [
-        "replicas",
-        "readyReplicas",
-        "availableReplicas",
-        "upToDateReplicas",
-    ] {
+    for key in ["replicas", "readyReplicas", "availableReplicas", "upToDateReplicas"] {
         let found = number(owner, &format!("/status/{key}"));
         if found != replicas {
             return Err(format!("status.{key} is {found} of {replicas}"));
         }
     }
-    let wrong = conditions
-        .iter()
-        .find(|kind| !objects::is_true(owner, kind));
+    let wrong = conditions.iter().find(|kind| !objects::is_true(owner, kind));
     wrong.map_or(Ok(()), |kind| Err(format!("{kind}: {}", told(owner, kind))))
 }
 

@@ -62,10 +62,7 @@ impl Controller {
         let certificates = folder.join("refit-controller-hooks");
         certs.write_server(&certificates)?;
         let kubeconfig = folder.join("refit-controller.kubeconfig");
-        let groups = [
-            "system:serviceaccounts",
-            "system:serviceaccounts:refit-system",
-        ];
+        let groups = ["system:serviceaccounts", "system:serviceaccounts:refit-system"];
         certs.write_kubeconfig(&kubeconfig, url, SERVICE_ACCOUNT, &groups)?;
         let (hooks, health) = (free_port()?, free_port()?);
         let program = Program {
@@ -87,11 +84,7 @@ impl Controller {
             env: BTreeMap::new(),
             restart: true,
         };
-        let tap = if fixtures::recording() {
-            Some(Tap::start(certs, hooks).await?)
-        } else {
-            None
-        };
+        let tap = if fixtures::recording() { Some(Tap::start(certs, hooks).await?) } else { None };
         let controller = Self {
             part: Part::start(program, folder)?,
             health,
@@ -117,9 +110,8 @@ impl Controller {
 
     /// Waits until it is ready.
     pub async fn ready(&self) -> anyhow::Result<()> {
-        let ready = eventually("our controller becomes ready", READY, async || {
-            probe(self.health).await
-        });
+        let ready =
+            eventually("our controller becomes ready", READY, async || probe(self.health).await);
         ready.await.with_context(|| self.part.tail())
     }
 
@@ -183,15 +175,7 @@ pub async fn program(package: &str, name: &str) -> anyhow::Result<PathBuf> {
         }
     }
     let built = build
-        .args([
-            "build",
-            "--quiet",
-            "--message-format=json",
-            "--package",
-            package,
-            "--bin",
-            name,
-        ])
+        .args(["build", "--quiet", "--message-format=json", "--package", package, "--bin", name])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
@@ -200,9 +184,7 @@ pub async fn program(package: &str, name: &str) -> anyhow::Result<PathBuf> {
         .context("cargo cannot be started")?;
     anyhow::ensure!(built.status.success(), "{name} cannot be built");
     let text = String::from_utf8_lossy(&built.stdout);
-    let messages = text
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let found = messages
         .filter(|message| message["target"]["name"] == name)
         .find_map(|message| Some(PathBuf::from(message["executable"].as_str()?)));

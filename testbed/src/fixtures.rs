@@ -23,18 +23,13 @@ pub fn folder() -> PathBuf {
 /// Reads one.
 pub fn read(path: &Path) -> anyhow::Result<String> {
     fs::read_to_string(path).with_context(|| {
-        format!(
-            "{} cannot be read; run the flow with {RECORD}=1 to write it",
-            path.display()
-        )
+        format!("{} cannot be read; run the flow with {RECORD}=1 to write it", path.display())
     })
 }
 
 /// Writes one.
 pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    let written = path
-        .parent()
-        .map_or(Ok(()), fs::create_dir_all)
-        .and_then(|()| fs::write(path, text));
+    let written =
+        path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(path, text));
     written.with_context(|| format!("{} cannot be written", path.display()))
 }

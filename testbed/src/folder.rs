@@ -122,15 +122,9 @@ pub fn run(clock: Clock, name: &str) -> anyhow::Result<PathBuf> {
 pub fn write_secret(path: &Path, text: &str) -> anyhow::Result<()> {
     use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
     let mut options = fs::OpenOptions::new();
-    let file = options
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(path);
+    let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
     let mut file = file.with_context(|| format!("{} cannot be written", path.display()))?;
-    file.write_all(text.as_bytes())
-        .with_context(|| format!("{} cannot be written", path.display()))
+    file.write_all(text.as_bytes()).with_context(|| format!("{} cannot be written", path.display()))
 }
 
 /// A port on loopback that nobody listens on now.

@@ -67,9 +67,7 @@ impl Sighting {
     /// An object that is there.
     pub fn of(object: Value) -> Self {
         Self {
-            revision: text(&object, "/metadata/resourceVersion")
-                .parse()
-                .unwrap_or_default(),
+            revision: text(&object, "/metadata/resourceVersion").parse().unwrap_or_default(),
             object,
             gone: false,
         }
@@ -205,16 +203,10 @@ fn facets(object: &Value, names: &Names) -> Facets {
         }
     }
     let owners = object["metadata"]["ownerReferences"].as_array();
-    let owner = owners
-        .into_iter()
-        .flatten()
-        .find(|o| o["controller"] == true);
+    let owner = owners.into_iter().flatten().find(|o| o["controller"] == true);
     if let Some(owner) = owner {
         let name = names.replaced(text(owner, "/name"));
-        found.insert(
-            "owner".to_owned(),
-            format!("{} {name}", text(owner, "/kind")),
-        );
+        found.insert("owner".to_owned(), format!("{} {name}", text(owner, "/kind")));
     }
     for (_, pointer) in VERSIONS.iter().filter(|(of, _)| *of == kind) {
         found.insert("version".to_owned(), text(object, pointer).to_owned());
@@ -226,18 +218,10 @@ fn facets(object: &Value, names: &Names) -> Facets {
         found.insert("deleted".to_owned(), "yes".to_owned());
     }
     let kept = CONDITIONS.iter().find(|(of, _)| *of == kind);
-    for condition in object["status"]["conditions"]
-        .as_array()
-        .into_iter()
-        .flatten()
-    {
+    for condition in object["status"]["conditions"].as_array().into_iter().flatten() {
         let of = text(condition, "/type");
         if kept.is_some_and(|(_, types)| types.contains(&of)) {
-            let value = format!(
-                "{}/{}",
-                text(condition, "/status"),
-                text(condition, "/reason")
-            );
+            let value = format!("{}/{}", text(condition, "/status"), text(condition, "/reason"));
             found.insert(format!("condition {of}:"), value);
         }
     }
@@ -251,9 +235,9 @@ fn group_of(object: &Value) -> Option<String> {
     match text(object, "/kind") {
         "KubeadmControlPlane" | "MachineDeployment" => Some(name(object).to_owned()),
         "MachineSet" => deployment.map(str::to_owned),
-        "Machine" => deployment
-            .or_else(|| Some(text(object, "/spec/clusterName")))
-            .map(str::to_owned),
+        "Machine" => {
+            deployment.or_else(|| Some(text(object, "/spec/clusterName"))).map(str::to_owned)
+        }
         _ => None,
     }
 }
@@ -269,18 +253,10 @@ struct Names {
 impl Names {
     /// MachineSets by when they were made, Machines by when something happened to them first.
     fn of(seen: &[Sighting], since: u64) -> Self {
-        let mut names = Self {
-            labels: BTreeMap::new(),
-            by_name: BTreeMap::new(),
-        };
+        let mut names = Self { labels: BTreeMap::new(), by_name: BTreeMap::new() };
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();
         let mut calm: Vec<&Value> = Vec::new();
-        for Sighting {
-            revision,
-            object,
-            gone,
-        } in seen
-        {
+        for Sighting { revision, object, gone } in seen {
             let kind = text(object, "/kind");
             let marked = crate::objects::annotation(object, UPDATING).is_some();
             let going = *gone || !text(object, "/metadata/deletionTimestamp").is_empty();
@@ -324,9 +300,7 @@ impl Names {
 
     /// A list of names, separated by commas, by how they go here.
     fn replaced(&self, list: &str) -> String {
-        let each = list
-            .split(',')
-            .map(|name| self.by_name.get(name).map_or(name, String::as_str));
+        let each = list.split(',').map(|name| self.by_name.get(name).map_or(name, String::as_str));
         each.collect::<Vec<_>>().join(",")
     }
 }
@@ -334,9 +308,7 @@ impl Names {
 /// The turns of the Machines of a group, as a history tells them.
 pub fn order<'a>(history: &'a str, group: &str) -> Vec<&'a str> {
     let label = format!("order of {group}");
-    by_object(history)
-        .remove(label.as_str())
-        .unwrap_or_default()
+    by_object(history).remove(label.as_str()).unwrap_or_default()
 }
 
 /// What two histories differ in, line by line; nothing where they are the same.
@@ -346,10 +318,7 @@ pub fn differences(wanted: &str, found: &str) -> Vec<String> {
     let mut out = Vec::new();
     for label in labels {
         let none = Vec::new();
-        let (old, new) = (
-            wanted.get(*label).unwrap_or(&none),
-            found.get(*label).unwrap_or(&none),
-        );
+        let (old, new) = (wanted.get(*label).unwrap_or(&none), found.get(*label).unwrap_or(&none));
         if old != new {
             out.push(format!("{label}:"));
             out.extend(aligned(old, new));

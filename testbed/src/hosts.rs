@@ -190,21 +190,15 @@ impl Shared {
     /// A host that kubeadm has just made a Node.
     async fn boot(&self, machine: &Machine, node: &str) -> anyhow::Result<Option<Host>> {
         let key = ObjectKey::of(machine);
-        let workload = self
-            .workloads
-            .client(&key.namespace, &machine.spec.cluster_name)
-            .await;
+        let workload = self.workloads.client(&key.namespace, &machine.spec.cluster_name).await;
         let workload = match workload {
             Ok(workload) => workload,
             Err(error) => {
-                self.workloads
-                    .forget(&key.namespace, &machine.spec.cluster_name);
+                self.workloads.forget(&key.namespace, &machine.spec.cluster_name);
                 return Err(error.into());
             }
         };
-        let found = Objects::of_cluster(workload.clone())
-            .find(NODE, node)
-            .await?;
+        let found = Objects::of_cluster(workload.clone()).find(NODE, node).await?;
         let Some(object) = found else {
             return Ok(None);
         };

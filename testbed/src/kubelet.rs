@@ -73,9 +73,7 @@ impl Kubelet {
         let Some(node) = self.workload.find(NODE, &self.node).await? else {
             return Ok(());
         };
-        self.workload
-            .merge(NODE, &self.node, &patch(&node, &view, now))
-            .await?;
+        self.workload.merge(NODE, &self.node, &patch(&node, &view, now)).await?;
         if view.up {
             self.mirror_pods(&view).await?;
         }
@@ -133,9 +131,7 @@ fn patch(node: &Value, view: &View, now: Timestamp) -> Value {
     } else {
         ("False", "KubeletNotReady", "the kubelet is starting")
     };
-    let known = conditions
-        .iter()
-        .position(|condition| condition["type"] == "Ready");
+    let known = conditions.iter().position(|condition| condition["type"] == "Ready");
     let known = known.map(|at| conditions.remove(at));
     let since = known
         .filter(|condition| condition["status"] == status)
@@ -185,10 +181,7 @@ mod tests {
         assert_eq!(ready["lastHeartbeatTime"], "2026-03-02T08:00:00Z");
         assert_eq!(up["status"]["nodeInfo"]["kubeletVersion"], "v1.34.2");
         let down = patch(&node, &View::default(), now);
-        assert_eq!(
-            objects::condition(&down, "Ready").unwrap()["status"],
-            "False"
-        );
+        assert_eq!(objects::condition(&down, "Ready").unwrap()["status"], "False");
         assert!(objects::condition(&down, "DiskPressure").is_some());
         assert!(down["status"].get("nodeInfo").is_none());
     }

@@ -89,10 +89,7 @@ async fn up(line: Line, workers: u32, stop: &CancellationToken) -> anyhow::Resul
         tell("starting kube-apiserver, Cluster API and Refit: about a minute");
         let bed = Bed::start(line).await?;
         tell("making cluster edge-1: about a minute");
-        let spec = ClusterSpec {
-            workers: vec![("md-0", workers, 0, 1)],
-            ..ClusterSpec::default()
-        };
+        let spec = ClusterSpec { workers: vec![("md-0", workers, 0, 1)], ..ClusterSpec::default() };
         let _cluster = bed.cluster("edge-1", &spec).await?;
         tell(&usage(&bed));
         std::future::pending::<anyhow::Result<()>>().await

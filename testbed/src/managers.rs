@@ -43,12 +43,8 @@ pub enum Manager {
 
 impl Manager {
     /// All of them.
-    pub const ALL: [Self; 4] = [
-        Self::Core,
-        Self::Bootstrap,
-        Self::ControlPlane,
-        Self::Infrastructure,
-    ];
+    pub const ALL: [Self; 4] =
+        [Self::Core, Self::Bootstrap, Self::ControlPlane, Self::Infrastructure];
 
     /// Its program, and what belongs to it in the cache.
     pub const fn name(self) -> &'static str {
@@ -86,18 +82,14 @@ impl Managers {
         folder: &Path,
     ) -> anyhow::Result<Self> {
         install_definitions(client, &parts.cluster_api).await?;
-        let mut started = Self {
-            parts: BTreeMap::new(),
-        };
+        let mut started = Self { parts: BTreeMap::new() };
         let mut webhooks = BTreeMap::new();
         for manager in Manager::ALL {
             let certificates = folder.join(format!("{}-webhooks", manager.name()));
             certs.write_server(&certificates)?;
             let (port, health) = (free_port()?, free_port()?);
             let program = program(manager, &parts.cluster_api, folder, (port, health))?;
-            started
-                .parts
-                .insert(manager, (Part::start(program, folder)?, health));
+            started.parts.insert(manager, (Part::start(program, folder)?, health));
             webhooks.insert(manager, port);
         }
         for manager in Manager::ALL {
@@ -133,9 +125,7 @@ fn program(
         format!("--webhook-port={port}"),
         format!(
             "--webhook-cert-dir={}",
-            folder
-                .join(format!("{}-webhooks", manager.name()))
-                .display()
+            folder.join(format!("{}-webhooks", manager.name())).display()
         ),
         format!("--health-addr=127.0.0.1:{health}"),
         format!("--diagnostics-address=127.0.0.1:{}", free_port()?),
@@ -143,11 +133,7 @@ fn program(
         "--skip-crd-migration-phases=StorageVersionMigration,CleanupManagedFields".to_owned(),
         "--v=2".to_owned(),
     ];
-    args.extend(
-        manager
-            .gates()
-            .map(|gates| format!("--feature-gates={gates}")),
-    );
+    args.extend(manager.gates().map(|gates| format!("--feature-gates={gates}")));
     let mut env = go_env("512MiB");
     env.insert("POD_IP".to_owned(), "127.0.0.1".to_owned());
     Ok(Program {
@@ -196,11 +182,7 @@ async fn install_definitions(client: &Client, cluster_api: &Path) -> anyhow::Res
             definitions.push(definition);
         }
     }
-    anyhow::ensure!(
-        !definitions.is_empty(),
-        "{} has no definitions",
-        cluster_api.display()
-    );
+    anyhow::ensure!(!definitions.is_empty(), "{} has no definitions", cluster_api.display());
     apply_all(client, &definitions).await?;
     let names: Vec<&str> = definitions.iter().map(objects::name).collect();
     eventually("the definitions are served", READY, async || {
@@ -234,9 +216,7 @@ async fn install_webhooks(
     manager: Manager,
     port: u16,
 ) -> anyhow::Result<()> {
-    let file = parts
-        .cluster_api
-        .join(format!("webhooks/{}.yaml", manager.name()));
+    let file = parts.cluster_api.join(format!("webhooks/{}.yaml", manager.name()));
     let mut configurations = objects::file_documents(&file)?;
     for configuration in &mut configurations {
         let name = format!("{}-{}", manager.name(), objects::name(configuration));

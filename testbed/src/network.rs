@@ -26,10 +26,8 @@ pub fn of_our_own() {
         return;
     };
     let possible = WAYS.into_iter().find(|way| {
-        let tried = within(way, OsStr::new("true"))
-            .stdin(Stdio::null())
-            .stderr(Stdio::null())
-            .status();
+        let tried =
+            within(way, OsStr::new("true")).stdin(Stdio::null()).stderr(Stdio::null()).status();
         tried.is_ok_and(|status| status.success())
     });
     let Some(way) = possible else {
@@ -37,10 +35,7 @@ pub fn of_our_own() {
         return;
     };
     let arguments: Vec<OsString> = env::args_os().skip(1).collect();
-    let failed = within(way, program.as_os_str())
-        .args(arguments)
-        .env(MARK, "own")
-        .exec();
+    let failed = within(way, program.as_os_str()).args(arguments).env(MARK, "own").exec();
     tracing::warn!("the program cannot be begun again in a network namespace: {failed}");
 }
 
@@ -52,10 +47,7 @@ pub fn is_our_own() -> bool {
 /// A command in a new network namespace.
 fn within(way: &[&str], program: &OsStr) -> Command {
     let mut command = Command::new("unshare");
-    command
-        .args(way)
-        .args(["--", "/bin/sh", "-c", INSIDE, "sh"])
-        .arg(program);
+    command.args(way).args(["--", "/bin/sh", "-c", INSIDE, "sh"]).arg(program);
     command
 }
 
@@ -75,14 +67,9 @@ mod tests {
             return;
         };
         let text = String::from_utf8(list.stdout).unwrap();
-        let devices: Vec<&str> = text
-            .lines()
-            .filter_map(|line| Some(line.split_once(':')?.0.trim()))
-            .collect();
+        let devices: Vec<&str> =
+            text.lines().filter_map(|line| Some(line.split_once(':')?.0.trim())).collect();
         assert!(devices.contains(&"lo"), "{text}");
-        assert!(
-            devices.iter().all(|name| !name.starts_with("eth")),
-            "{text}"
-        );
+        assert!(devices.iter().all(|name| !name.starts_with("eth")), "{text}");
     }
 }

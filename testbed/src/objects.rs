@@ -30,11 +30,7 @@ impl Kind {
 }
 
 const fn kind(group: &'static str, version: &'static str, kind: &'static str) -> Kind {
-    Kind {
-        group,
-        version,
-        kind,
-    }
+    Kind { group, version, kind }
 }
 
 const CORE: &str = "cluster.x-k8s.io";
@@ -50,11 +46,8 @@ pub const MACHINE_DEPLOYMENT: Kind = kind(CORE, "v1beta2", "MachineDeployment");
 /// MachineHealthCheck.
 pub const MACHINE_HEALTH_CHECK: Kind = kind(CORE, "v1beta2", "MachineHealthCheck");
 /// KubeadmControlPlane.
-pub const CONTROL_PLANE: Kind = kind(
-    "controlplane.cluster.x-k8s.io",
-    "v1beta2",
-    "KubeadmControlPlane",
-);
+pub const CONTROL_PLANE: Kind =
+    kind("controlplane.cluster.x-k8s.io", "v1beta2", "KubeadmControlPlane");
 /// KubeadmConfig.
 pub const KUBEADM_CONFIG: Kind = kind("bootstrap.cluster.x-k8s.io", "v1beta2", "KubeadmConfig");
 /// DevCluster.
@@ -91,27 +84,19 @@ pub struct Objects {
 
 impl std::fmt::Debug for Objects {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Objects")
-            .field("namespace", &self.namespace)
-            .finish_non_exhaustive()
+        f.debug_struct("Objects").field("namespace", &self.namespace).finish_non_exhaustive()
     }
 }
 
 impl Objects {
     /// Those of a namespace.
     pub fn in_namespace(client: Client, namespace: &str) -> Self {
-        Self {
-            client,
-            namespace: Some(namespace.to_owned()),
-        }
+        Self { client, namespace: Some(namespace.to_owned()) }
     }
 
     /// Those of the cluster.
     pub fn of_cluster(client: Client) -> Self {
-        Self {
-            client,
-            namespace: None,
-        }
+        Self { client, namespace: None }
     }
 
     /// The API of a kind.
@@ -182,10 +167,7 @@ impl Objects {
     /// A merge patch of the status.
     pub async fn merge_status(&self, kind: Kind, name: &str, patch: &Value) -> anyhow::Result<()> {
         let params = PatchParams::default();
-        let patched = self
-            .api(kind)
-            .patch_status(name, &params, &Patch::Merge(patch))
-            .await;
+        let patched = self.api(kind).patch_status(name, &params, &Patch::Merge(patch)).await;
         patched.with_context(|| format!("the status of {} {name} cannot be patched", kind.kind))?;
         Ok(())
     }
@@ -197,16 +179,9 @@ impl Objects {
         name: &str,
         annotations: &[(&str, Option<&str>)],
     ) -> anyhow::Result<()> {
-        let annotations: serde_json::Map<String, Value> = annotations
-            .iter()
-            .map(|(key, value)| ((*key).to_owned(), json!(value)))
-            .collect();
-        self.merge(
-            kind,
-            name,
-            &json!({"metadata": {"annotations": annotations}}),
-        )
-        .await?;
+        let annotations: serde_json::Map<String, Value> =
+            annotations.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
+        self.merge(kind, name, &json!({"metadata": {"annotations": annotations}})).await?;
         Ok(())
     }
 
@@ -232,16 +207,9 @@ pub async fn apply(client: &Client, object: &Value) -> anyhow::Result<Value> {
         namespace => Api::namespaced_with(client.clone(), namespace, &resource),
     };
     let params = PatchParams::apply(MANAGER).force();
-    let applied = api
-        .patch(name(object), &params, &Patch::Apply(object))
-        .await;
-    let applied = applied.with_context(|| {
-        format!(
-            "{} {} cannot be applied",
-            text(object, "/kind"),
-            name(object)
-        )
-    })?;
+    let applied = api.patch(name(object), &params, &Patch::Apply(object)).await;
+    let applied = applied
+        .with_context(|| format!("{} {} cannot be applied", text(object, "/kind"), name(object)))?;
     Ok(value(&applied))
 }
 
@@ -255,16 +223,11 @@ pub fn documents(yaml: &str, values: &[(&str, &str)]) -> anyhow::Result<Vec<Valu
         let rest: String = text.chars().skip(at).take(40).collect();
         anyhow::bail!("nobody says what {rest:?} is");
     }
-    let documents = text
-        .split("\n---")
-        .map(|part| part.trim_start_matches("---"));
+    let documents = text.split("\n---").map(|part| part.trim_start_matches("---"));
     let documents = documents.filter(|part| {
-        part.lines()
-            .any(|line| !line.trim().is_empty() && !line.trim_start().starts_with('#'))
+        part.lines().any(|line| !line.trim().is_empty() && !line.trim_start().starts_with('#'))
     });
-    documents
-        .map(|part| serde_saphyr::from_str(part).context("it is no YAML"))
-        .collect()
+    documents.map(|part| serde_saphyr::from_str(part).context("it is no YAML")).collect()
 }
 
 /// The documents of every YAML file of a folder, in order of the files' names.
@@ -273,10 +236,7 @@ pub fn folder(path: &Path) -> anyhow::Result<Vec<Value>> {
         std::fs::read_dir(path).with_context(|| format!("{} cannot be read", path.display()))?;
     let mut files: Vec<_> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|file| {
-            file.extension()
-                .is_some_and(|extension| extension == "yaml")
-        })
+        .filter(|file| file.extension().is_some_and(|extension| extension == "yaml"))
         .collect();
     files.sort();
     let mut found = Vec::new();
@@ -329,9 +289,7 @@ pub fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
 /// A condition of an object.
 pub fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
     let conditions = object["status"]["conditions"].as_array()?;
-    conditions
-        .iter()
-        .find(|condition| condition["type"] == kind)
+    conditions.iter().find(|condition| condition["type"] == kind)
 }
 
 /// A condition in one line: `True/Reason message`.

@@ -40,8 +40,7 @@ const BACK_OFF: Duration = Duration::from_secs(1);
 /// What a Go program is told so that it collects garbage less often: a third of its time otherwise.
 pub(crate) fn go_env(limit: &str) -> BTreeMap<String, String> {
     let env = [("GOGC", "400"), ("GOMEMLIMIT", limit)];
-    env.map(|(key, value)| (key.to_owned(), value.to_owned()))
-        .into()
+    env.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
 
 /// What is run.
@@ -96,10 +95,7 @@ struct End {
 
 impl End {
     fn without_success(said: impl Into<String>) -> Self {
-        Self {
-            success: false,
-            said: said.into(),
-        }
+        Self { success: false, said: said.into() }
     }
 }
 
@@ -201,9 +197,7 @@ impl Drop for Part {
 impl Shared {
     fn signal(&self, signal: Signal) {
         let group = *self.running.borrow();
-        let group = group
-            .and_then(|id| i32::try_from(id).ok())
-            .and_then(Pid::from_raw);
+        let group = group.and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         if let Some(group) = group {
             // Gone already is as good.
             let _ = kill_process_group(group, signal);
@@ -238,12 +232,7 @@ impl Shared {
     /// One incarnation; returns how it ended.
     async fn once(&self, wish: &mut watch::Receiver<Wish>) -> anyhow::Result<End> {
         let mut log = self.open_log()?;
-        writeln!(
-            log,
-            "--- {} {}",
-            self.program.path.display(),
-            self.program.args.join(" ")
-        )?;
+        writeln!(log, "--- {} {}", self.program.path.display(), self.program.args.join(" "))?;
         let mut child = Command::new("/bin/sh")
             .arg("-c")
             .arg(KEEPER)
@@ -323,12 +312,8 @@ mod tests {
     async fn a_part_that_crashes_comes_back_and_one_that_is_killed_does_not() {
         let folder = folder("crash");
         let part = Part::start(shell("echo up; exec sleep 60", true), &folder).unwrap();
-        let ups = || {
-            std::fs::read_to_string(part.log())
-                .unwrap_or_default()
-                .matches("\nup")
-                .count()
-        };
+        let ups =
+            || std::fs::read_to_string(part.log()).unwrap_or_default().matches("\nup").count();
         until(|| ups() == 1).await;
         part.crash();
         until(|| ups() == 2).await;
@@ -344,10 +329,7 @@ mod tests {
         let folder = folder("end");
         let part = Part::start(shell("echo cannot >&2; exit 3", false), &folder).unwrap();
         let told = part.over().await;
-        assert!(
-            told.contains("exit status: 3") && told.contains("cannot"),
-            "{told}"
-        );
+        assert!(told.contains("exit status: 3") && told.contains("cannot"), "{told}");
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

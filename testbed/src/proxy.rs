@@ -112,10 +112,7 @@ async fn authority(secrets: &Objects, name: &str) -> anyhow::Result<Option<KeyAn
         let decoded = decoded.with_context(|| format!("Secret {name}: {key} is not base64"))?;
         String::from_utf8(decoded).with_context(|| format!("Secret {name}: {key} is no text"))
     };
-    Ok(Some(KeyAndCert {
-        cert_pem: part("tls.crt")?,
-        key_pem: as_pkcs8(&part("tls.key")?)?,
-    }))
+    Ok(Some(KeyAndCert { cert_pem: part("tls.crt")?, key_pem: as_pkcs8(&part("tls.key")?)? }))
 }
 
 /// An RSA key in PKCS #1 as one in PKCS #8, which is how libraries here read it.
@@ -131,15 +128,11 @@ fn as_pkcs8(pem: &str) -> anyhow::Result<String> {
     }
     let lines = pem.lines().filter(|line| !line.starts_with("-----"));
     let text: String = lines.map(str::trim).collect();
-    let key = BASE64_STANDARD
-        .decode(text)
-        .context("the key of the cluster is no PEM")?;
+    let key = BASE64_STANDARD.decode(text).context("the key of the cluster is no PEM")?;
     let mut inner = HEAD.to_vec();
     inner.extend(der(0x04, &key));
     let whole = BASE64_STANDARD.encode(der(0x30, &inner));
-    Ok(format!(
-        "-----BEGIN PRIVATE KEY-----\n{whole}\n-----END PRIVATE KEY-----\n"
-    ))
+    Ok(format!("-----BEGIN PRIVATE KEY-----\n{whole}\n-----END PRIVATE KEY-----\n"))
 }
 
 /// A value in DER.
@@ -149,11 +142,7 @@ fn der(tag: u8, content: &[u8]) -> Vec<u8> {
     if length < 0x80 {
         out.extend(u8::try_from(length));
     } else {
-        let bytes: Vec<u8> = length
-            .to_be_bytes()
-            .into_iter()
-            .skip_while(|b| *b == 0)
-            .collect();
+        let bytes: Vec<u8> = length.to_be_bytes().into_iter().skip_while(|b| *b == 0).collect();
         out.extend(u8::try_from(bytes.len()).map(|count| 0x80 | count));
         out.extend(bytes);
     }
@@ -254,10 +243,7 @@ impl Backend {
             .body(Full::<Bytes>::default())?;
         let (parts, body) = self.send(request).await?.into_parts();
         let body = body.collect().await?.to_bytes();
-        Ok((
-            parts.status,
-            serde_json::from_slice(&body).unwrap_or_default(),
-        ))
+        Ok((parts.status, serde_json::from_slice(&body).unwrap_or_default()))
     }
 }
 
@@ -278,10 +264,7 @@ async fn answer(
 
 async fn pass(backend: &Backend, mut request: Request<Incoming>) -> anyhow::Result<Response<Body>> {
     let path = request.uri().path().to_owned();
-    let watches = request
-        .uri()
-        .query()
-        .is_some_and(|query| query.contains("watch=true"));
+    let watches = request.uri().query().is_some_and(|query| query.contains("watch=true"));
     let upgrade = request.headers().contains_key(header::UPGRADE);
     let ours = upgrade.then(|| hyper::upgrade::on(&mut request));
     let mut answer = backend.send(request).await?;
@@ -388,10 +371,6 @@ mod tests {
         let pem = "-----BEGIN PRIVATE KEY-----\nAA==\n-----END PRIVATE KEY-----\n";
         assert_eq!(as_pkcs8(pem).unwrap(), pem);
         let old = "-----BEGIN RSA PRIVATE KEY-----\nAA==\n-----END RSA PRIVATE KEY-----\n";
-        assert!(
-            as_pkcs8(old)
-                .unwrap()
-                .starts_with("-----BEGIN PRIVATE KEY-----\nMBU")
-        );
+        assert!(as_pkcs8(old).unwrap().starts_with("-----BEGIN PRIVATE KEY-----\nMBU"));
     }
 }

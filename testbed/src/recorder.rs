@@ -58,19 +58,9 @@ impl Recorder {
             let (list, revision) = objects.list_at(kind).await?;
             lock(&seen).extend(list.into_iter().map(Sighting::of));
             since = since.max(revision.parse().unwrap_or_default());
-            tasks.push(tokio::spawn(watch(
-                objects.clone(),
-                kind,
-                revision,
-                seen.clone(),
-            )));
+            tasks.push(tokio::spawn(watch(objects.clone(), kind, revision, seen.clone())));
         }
-        Ok(Self {
-            namespace: cluster.namespace.clone(),
-            seen,
-            since,
-            tasks,
-        })
+        Ok(Self { namespace: cluster.namespace.clone(), seen, since, tasks })
     }
 
     /// Waits until nothing happens any more, and tells what has.

@@ -99,11 +99,7 @@ impl Tap {
                 });
             }
         });
-        Ok(Self {
-            port: own,
-            heard,
-            task,
-        })
+        Ok(Self { port: own, heard, task })
     }
 
     /// Writes what was said about a namespace, one call of each sort, and Discovery for none.
@@ -133,9 +129,7 @@ impl Exchange {
             "/current/machineSet/metadata/namespace",
             "/desired/machine/metadata/namespace",
         ];
-        places
-            .iter()
-            .find_map(|place| self.request.pointer(place)?.as_str())
+        places.iter().find_map(|place| self.request.pointer(place)?.as_str())
     }
 
     /// What makes it worth keeping beside the others.
@@ -144,15 +138,10 @@ impl Exchange {
         let status = text(&self.response, "/status");
         let message = match status {
             "Failure" => message.chars().take(MESSAGE).collect(),
-            _ => self.response["retryAfterSeconds"]
-                .as_i64()
-                .is_none_or(|s| s == 0)
-                .to_string(),
+            _ => self.response["retryAfterSeconds"].as_i64().is_none_or(|s| s == 0).to_string(),
         };
         let members = self.response.as_object().into_iter().flatten();
-        let patches = members
-            .map(|(key, _)| key.clone())
-            .filter(|key| key.ends_with("Patch"));
+        let patches = members.map(|(key, _)| key.clone()).filter(|key| key.ends_with("Patch"));
         let hook = text(&self.request, "/kind");
         (format!("{hook} {status}"), message, patches.collect())
     }
@@ -188,10 +177,7 @@ async fn pass(
     let (parts, body) = request.into_parts();
     let body = body.collect().await?.to_bytes();
     let stream = TcpStream::connect((NAMES[1], hooks.port)).await?;
-    let stream = hooks
-        .connector
-        .connect(ServerName::try_from(NAMES[0])?, stream)
-        .await?;
+    let stream = hooks.connector.connect(ServerName::try_from(NAMES[0])?, stream).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     // It ends with the answer: nobody asks twice on one connection.

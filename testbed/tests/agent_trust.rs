@@ -48,9 +48,7 @@ impl Lab {
         let choices = Choices::default();
         let all = objects(&manifests(&[Part::Crds, Part::Agent], &choices));
         // The namespace comes after the definitions here: an installation of agents alone.
-        refit_install::apply(self.admin(), &all, |_| {})
-            .await
-            .unwrap();
+        refit_install::apply(self.admin(), &all, |_| {}).await.unwrap();
         let nodes: Api<Node> = Api::all(self.admin().clone());
         let roles: Api<Role> = Api::namespaced(self.admin().clone(), keys::HOST_PLAN_NAMESPACE);
         let bindings: Api<RoleBinding> =
@@ -61,21 +59,15 @@ impl Lab {
             let node = nodes.create(&PostParams::default(), &node).await.unwrap();
             let [role, binding] = refit_controller::agent_rights(&node);
             let name = role["metadata"]["name"].as_str().unwrap();
-            apply::apply(&roles, keys::MANAGER, name, &role)
-                .await
-                .unwrap();
-            apply::apply(&bindings, keys::MANAGER, name, &binding)
-                .await
-                .unwrap();
+            apply::apply(&roles, keys::MANAGER, name, &role).await.unwrap();
+            apply::apply(&bindings, keys::MANAGER, name, &binding).await.unwrap();
         }
     }
 
     /// Plans as the agent of a node sees them.
     async fn as_node(&self, node: &str) -> Plans {
         let user = format!("system:node:{node}");
-        let config = self
-            .certs
-            .config(&self.server.url, &user, &["system:nodes"]);
+        let config = self.certs.config(&self.server.url, &user, &["system:nodes"]);
         Plans::new(&config.await.unwrap(), keys::HOST_PLAN_NAMESPACE)
     }
 
@@ -84,21 +76,13 @@ impl Lab {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.admin().clone(), FLEET);
         let body = json!({"metadata": {"name": account}});
         let body: ServiceAccount = serde_json::from_value(body).unwrap();
-        accounts
-            .create(&PostParams::default(), &body)
-            .await
-            .unwrap();
+        accounts.create(&PostParams::default(), &body).await.unwrap();
         let request = TokenRequest {
-            spec: TokenRequestSpec {
-                expiration_seconds: Some(600),
-                ..TokenRequestSpec::default()
-            },
+            spec: TokenRequestSpec { expiration_seconds: Some(600), ..TokenRequestSpec::default() },
             ..TokenRequest::default()
         };
         let params = PostParams::default();
-        let token = accounts
-            .create_token_request(account, &params, &request)
-            .await;
+        let token = accounts.create_token_request(account, &params, &request).await;
         let token = token.unwrap().status.unwrap().token;
         let mut config = self.server.config.clone();
         config.auth_info = kube::config::AuthInfo {
@@ -132,12 +116,8 @@ impl Lab {
                 "name": "system:authenticated",
             }],
         });
-        apply::apply(&roles, "test", "too-much", &role)
-            .await
-            .unwrap();
-        apply::apply(&bindings, "test", "too-much", &binding)
-            .await
-            .unwrap();
+        apply::apply(&roles, "test", "too-much", &role).await.unwrap();
+        apply::apply(&bindings, "test", "too-much", &binding).await.unwrap();
     }
 }
 
@@ -146,9 +126,7 @@ struct Plans(Api<HostPlan>);
 
 impl Plans {
     fn new(config: &kube::Config, namespace: &str) -> Self {
-        let client = ClientStack::production("agent-trust")
-            .client(config)
-            .unwrap();
+        let client = ClientStack::production("agent-trust").client(config).unwrap();
         Self(Api::namespaced(client, namespace))
     }
 
@@ -215,10 +193,7 @@ async fn an_agent_reads_and_reports_its_own_plan_and_nothing_else() {
     })
     .await
     .unwrap();
-    let all = Plans(Api::namespaced(
-        lab.admin().clone(),
-        keys::HOST_PLAN_NAMESPACE,
-    ));
+    let all = Plans(Api::namespaced(lab.admin().clone(), keys::HOST_PLAN_NAMESPACE));
     all.delete("n1").await.unwrap();
 
     // Plans come from the controller.
@@ -232,10 +207,7 @@ async fn an_agent_reads_and_reports_its_own_plan_and_nothing_else() {
     two.make("n2", json!({})).await.unwrap();
 
     // Its own plan is the controller's.
-    refused_by(
-        &one.change("n1", json!({"spec": planned})).await,
-        "not its spec",
-    );
+    refused_by(&one.change("n1", json!({"spec": planned})).await, "not its spec");
     let note = json!({"metadata": {"annotations": {keys::PLAN_SIGNATURE: "{}"}}});
     refused_by(&one.change("n1", note).await, "not its metadata");
     refused_by(&one.delete("n1").await, BY_RBAC);
@@ -254,9 +226,7 @@ async fn an_agent_reads_and_reports_its_own_plan_and_nothing_else() {
     }
 
     // The controller's writes pass.
-    all.change("n1", json!({"spec": {"nodeUpdate": "m1-1", "planId": "u"}}))
-        .await
-        .unwrap();
+    all.change("n1", json!({"spec": {"nodeUpdate": "m1-1", "planId": "u"}})).await.unwrap();
     one.report("n1").await.unwrap();
 
     the_policy_holds_by_itself(&lab, &one, &two).await;
@@ -267,23 +237,13 @@ async fn an_agent_reads_and_reports_its_own_plan_and_nothing_else() {
 /// With rights that are far too wide the policy still holds each to its own.
 async fn the_policy_holds_by_itself(lab: &Lab, one: &Plans, two: &Plans) {
     lab.open_rbac().await;
-    eventually("the wide rights are in force", SOON, async || {
-        two.list("n1").await
-    })
-    .await
-    .unwrap();
+    eventually("the wide rights are in force", SOON, async || two.list("n1").await).await.unwrap();
     refused_by(&two.report("n1").await, ITS_OWN);
     refused_by(&two.make("n1", json!({})).await, ITS_OWN);
-    refused_by(
-        &two.change("n1", json!({"spec": {"abort": true}})).await,
-        ITS_OWN,
-    );
+    refused_by(&two.change("n1", json!({"spec": {"abort": true}})).await, ITS_OWN);
     refused_by(&two.delete("n1").await, ITS_OWN);
     refused_by(&one.delete("n1").await, "deletes no HostPlan");
-    refused_by(
-        &one.change("n1", json!({"spec": {"gate": "Disrupt"}})).await,
-        "not its spec",
-    );
+    refused_by(&one.change("n1", json!({"spec": {"gate": "Disrupt"}})).await, "not its spec");
     let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "n2", "uid": "u"}]);
     let owned = json!({"metadata": {"ownerReferences": owner}});
     refused_by(&one.change("n1", owned).await, "not its metadata");
@@ -294,28 +254,18 @@ async fn the_policy_holds_by_itself(lab: &Lab, one: &Plans, two: &Plans) {
 async fn tokens_of_the_management_cluster(lab: &Lab) {
     let namespaces: Api<Namespace> = Api::all(lab.admin().clone());
     let body: Namespace = serde_json::from_value(json!({"metadata": {"name": FLEET}})).unwrap();
-    namespaces
-        .create(&PostParams::default(), &body)
-        .await
-        .unwrap();
-    let (one, two) = (
-        lab.with_token("refit-agent-m1").await,
-        lab.with_token("refit-agent-m2").await,
-    );
+    namespaces.create(&PostParams::default(), &body).await.unwrap();
+    let (one, two) =
+        (lab.with_token("refit-agent-m1").await, lab.with_token("refit-agent-m2").await);
     one.make("m1", json!({})).await.unwrap();
     one.report("m1").await.unwrap();
     refused_by(&two.report("m1").await, ITS_OWN);
     refused_by(&two.make("m1", json!({})).await, ITS_OWN);
-    refused_by(
-        &one.change("m1", json!({"spec": {"planId": "x"}})).await,
-        "not its spec",
-    );
+    refused_by(&one.change("m1", json!({"spec": {"planId": "x"}})).await, "not its spec");
     // A node of that cluster has no plan there, whatever its name.
     let node = lab.as_node("m1").await;
     let fleet = Plans(Api::namespaced(node.0.into_client(), FLEET));
     refused_by(&fleet.report("m1").await, ITS_OWN);
-    let made = Api::<HostPlan>::namespaced(lab.admin().clone(), FLEET)
-        .get("m1")
-        .await;
+    let made = Api::<HostPlan>::namespaced(lab.admin().clone(), FLEET).get("m1").await;
     assert_eq!(made.unwrap().name_any(), "m1");
 }

@@ -21,12 +21,7 @@ use refit_testbed::{
 };
 use serde_json::{Value, json};
 
-const KINDS: [&str; 4] = [
-    "KubeadmControlPlane",
-    "MachineDeployment",
-    "MachineSet",
-    "Machine",
-];
+const KINDS: [&str; 4] = ["KubeadmControlPlane", "MachineDeployment", "MachineSet", "Machine"];
 const CONDITIONS: [&str; 2] = ["Available", "MachinesUpToDate"];
 /// In a world's own time.
 const WITHIN: Duration = Duration::from_hours(2);
@@ -64,13 +59,7 @@ impl Model {
         world.pass(QUIET).await;
         let since = world.management().revision();
         let client = world.client("test").unwrap();
-        Self {
-            objects: Objects::in_namespace(client, name),
-            world,
-            name,
-            seen,
-            since,
-        }
+        Self { objects: Objects::in_namespace(client, name), world, name, seen, since }
     }
 
     async fn change(&self, kind: Kind, name: &str, spec: Value) {
@@ -148,9 +137,7 @@ fn surge_goes_as_in_real_cluster_api() {
         model.upgraded(CONTROL_PLANE, "surge").await;
         let version = json!({"template": {"spec": {"version": TO}}});
         for workers in ["surge-a", "surge-b"] {
-            model
-                .change(MACHINE_DEPLOYMENT, workers, version.clone())
-                .await;
+            model.change(MACHINE_DEPLOYMENT, workers, version.clone()).await;
         }
         rotate(&model, "surge-c", "surge-c-rotated", |_| {}).await;
         let rotated = json!({"template": {"spec": {
@@ -201,15 +188,10 @@ fn what_nobody_covers_goes_as_in_real_cluster_api() {
         let back = json!({"template": {"spec": {
             "infrastructureRef": {"name": "uncovered-held"},
         }}});
-        model
-            .change(MACHINE_DEPLOYMENT, "uncovered-held", back)
-            .await;
+        model.change(MACHINE_DEPLOYMENT, "uncovered-held", back).await;
         model
             .until("the held ones are not held".to_owned(), async || {
-                let owner = model
-                    .objects
-                    .get(MACHINE_DEPLOYMENT, "uncovered-held")
-                    .await;
+                let owner = model.objects.get(MACHINE_DEPLOYMENT, "uncovered-held").await;
                 settled(&owner.unwrap(), &CONDITIONS).is_ok()
             })
             .await;
@@ -228,14 +210,9 @@ async fn rotate(model: &Model, from: &str, to: &str, change: impl Fn(&mut Value)
         "metadata": {"name": to, "namespace": model.name},
         "spec": spec,
     });
-    objects::apply(&model.world.client("test").unwrap(), &object)
-        .await
-        .unwrap();
+    objects::apply(&model.world.client("test").unwrap(), &object).await.unwrap();
 }
 
 fn uids(machines: &[Value]) -> Vec<String> {
-    machines
-        .iter()
-        .map(|m| objects::uid(m).to_owned())
-        .collect()
+    machines.iter().map(|m| objects::uid(m).to_owned()).collect()
 }

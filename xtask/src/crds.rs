@@ -28,11 +28,7 @@ pub(crate) fn run(folder: &Path, check: bool) -> anyhow::Result<ExitCode> {
     {
         println!("{line}");
     }
-    Ok(if check && !stale.is_empty() {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
+    Ok(if check && !stale.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// File name and content of each CRD.

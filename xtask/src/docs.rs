@@ -30,9 +30,5 @@ pub(crate) fn run(root: &Path, check: bool) -> anyhow::Result<ExitCode> {
     {
         println!("{line}");
     }
-    Ok(if status.success() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

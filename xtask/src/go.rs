@@ -49,9 +49,7 @@ impl Module {
 
     /// Whether go.mod lists a package as a tool.
     pub(crate) fn has_tool(&self, package: &str) -> bool {
-        self.go_mod
-            .lines()
-            .any(|line| line.trim().trim_start_matches("tool ") == package)
+        self.go_mod.lines().any(|line| line.trim().trim_start_matches("tool ") == package)
     }
 
     /// `go1.26.8-linux-amd64`: what go takes for this module, which may ask for a newer one than
@@ -75,14 +73,7 @@ impl Module {
         let partial = path.with_extension(format!("partial-{}", std::process::id()));
         let status = self
             .go()
-            .args([
-                "build",
-                "-p",
-                "2",
-                "-trimpath",
-                "-buildvcs=false",
-                "-ldflags",
-            ])
+            .args(["build", "-p", "2", "-trimpath", "-buildvcs=false", "-ldflags"])
             .arg(format!("-s -w {linker}"))
             .arg("-o")
             .arg(&partial)
@@ -99,10 +90,7 @@ impl Module {
             } else {
                 "somebody ended it, or memory ran out: the next run goes on from what is compiled"
             };
-            bail!(
-                "{} could not be built ({status}): {way_out}",
-                path.display()
-            );
+            bail!("{} could not be built ({status}): {way_out}", path.display());
         }
         fs::rename(&partial, path).with_context(|| format!("{} cannot be written", path.display()))
     }
@@ -138,13 +126,8 @@ fn ask(folder: &Path, args: &[&str]) -> anyhow::Result<String> {
 /// The version of the module that a go.mod requires.
 fn required_version<'a>(go_mod: &'a str, module: &str) -> Option<&'a str> {
     go_mod.lines().find_map(|line| {
-        let mut words = line
-            .trim()
-            .trim_start_matches("require ")
-            .split_whitespace();
-        let version = (words.next() == Some(module))
-            .then(|| words.next())
-            .flatten()?;
+        let mut words = line.trim().trim_start_matches("require ").split_whitespace();
+        let version = (words.next() == Some(module)).then(|| words.next()).flatten()?;
         version.starts_with('v').then_some(version)
     })
 }
@@ -222,22 +205,13 @@ mod tests {
         let text = "module x\n\ntool (\n\tx.io/a\n)\n\nrequire (\n\tx.io/b v0.35.1\n\tx.io/a \
                     v0.35.2\n)\n";
         assert_eq!(required_version(text, "x.io/a"), Some("v0.35.2"));
-        assert_eq!(
-            required_version("require x.io/a v0.36.0", "x.io/a"),
-            Some("v0.36.0")
-        );
-        assert_eq!(
-            required_version("replace (\n\tx.io/a => x.io/a v0.36.0\n)", "x.io/a"),
-            None
-        );
+        assert_eq!(required_version("require x.io/a v0.36.0", "x.io/a"), Some("v0.36.0"));
+        assert_eq!(required_version("replace (\n\tx.io/a => x.io/a v0.36.0\n)", "x.io/a"), None);
     }
 
     #[test]
     fn a_tool_is_found_in_a_block_and_alone() {
-        let module = |go_mod: &str| Module {
-            folder: PathBuf::new(),
-            go_mod: go_mod.to_owned(),
-        };
+        let module = |go_mod: &str| Module { folder: PathBuf::new(), go_mod: go_mod.to_owned() };
         assert!(module("tool (\n\tx.io/a/core\n)").has_tool("x.io/a/core"));
         assert!(module("tool x.io/a/core").has_tool("x.io/a/core"));
         assert!(!module("tool (\n\tx.io/a/core\n)").has_tool("x.io/a"));

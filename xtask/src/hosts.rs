@@ -43,11 +43,7 @@ pub(crate) fn run(root: &Path, args: &HostsTestArgs) -> anyhow::Result<ExitCode>
     {
         println!("{passed} passed, {failed} failed");
     }
-    Ok(if failed == 0 && passed > 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The folder with programs of Kubernetes, as tests find it from their own folder.
@@ -78,11 +74,7 @@ fn numbers(which: Option<u8>, programs: bool) -> anyhow::Result<Vec<u8>> {
 /// How a test and its agent are built. The third measures time on a machine that it shares with
 /// controllers and the model of Cluster API: all of them as they are shipped.
 fn profile(number: u8) -> &'static str {
-    if number == KUBERNETES {
-        "release"
-    } else {
-        "dev"
-    }
+    if number == KUBERNETES { "release" } else { "dev" }
 }
 
 fn call_cargo(root: &Path, arguments: &[&str]) -> anyhow::Result<()> {
@@ -105,10 +97,7 @@ fn test(
     programs: Option<&Path>,
 ) -> anyhow::Result<(u32, u32)> {
     // The agent of these hosts, beside the test that looks for it there.
-    call_cargo(
-        root,
-        &["build", "--package", "refit-agent", "--profile", profile],
-    )?;
+    call_cargo(root, &["build", "--package", "refit-agent", "--profile", profile])?;
     let mut child = cargo::command(root)
         .envs(programs.map(|folder| (PROGRAMS_FOLDER, folder)))
         .args(["test", "--package", "refit-hosts", "--features", "real"])
@@ -137,10 +126,7 @@ fn read_counts(line: &str) -> Option<(u32, u32)> {
     let (_, rest) = line.strip_prefix("test result: ")?.split_once(". ")?;
     let number = |part: &str, word: &str| part.trim().strip_suffix(word)?.trim().parse().ok();
     let mut parts = rest.split(';');
-    Some((
-        number(parts.next()?, "passed")?,
-        number(parts.next()?, "failed")?,
-    ))
+    Some((number(parts.next()?, "passed")?, number(parts.next()?, "failed")?))
 }
 
 #[cfg(test)]

@@ -24,10 +24,7 @@ const PROGRAMS: [&str; 6] = [
     "kube-scheduler",
 ];
 /// Packages that tell the programs their version.
-const STAMPED: [&str; 2] = [
-    "k8s.io/component-base/version",
-    "k8s.io/client-go/pkg/version",
-];
+const STAMPED: [&str; 2] = ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"];
 
 /// Which versions are built.
 #[derive(Args)]
@@ -54,15 +51,11 @@ fn build(root: &Path, wanted: &[String]) -> anyhow::Result<PathBuf> {
     for module in &modules {
         versions.push((module.version_of(MODULE)?, module));
     }
-    if let Some(unknown) = wanted
-        .iter()
-        .find(|wanted| !versions.iter().any(|(version, _)| is(version, wanted)))
+    if let Some(unknown) =
+        wanted.iter().find(|wanted| !versions.iter().any(|(version, _)| is(version, wanted)))
     {
         let known: Vec<&str> = versions.iter().map(|(version, _)| *version).collect();
-        bail!(
-            "there is no Kubernetes {unknown} in hosts/go: there are {}",
-            known.join(" and ")
-        );
+        bail!("there is no Kubernetes {unknown} in hosts/go: there are {}", known.join(" and "));
     }
     // One folder holds them all, whatever newer toolchain a module asks for: what is installed and
     // go.mod decide that alone.
@@ -77,9 +70,7 @@ fn build(root: &Path, wanted: &[String]) -> anyhow::Result<PathBuf> {
 
 /// Whether a version is the one that is asked for: `v1.34.10` is `v1.34` too.
 fn is(version: &str, wanted: &str) -> bool {
-    version
-        .strip_prefix(wanted)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    version.strip_prefix(wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// The modules of the tree, one per line of Kubernetes, in the order of their folders.
@@ -98,14 +89,8 @@ fn programs(module: &Module, version: &str, home: &Path) -> anyhow::Result<()> {
     go::folder_once(home, |partial| {
         let flags = go::stamps(&STAMPED, version);
         for program in PROGRAMS {
-            go::tell(&format!(
-                "building {program} {version}: this takes some minutes, once"
-            ))?;
-            module.build(
-                &format!("{MODULE}/cmd/{program}"),
-                &flags,
-                &partial.join(program),
-            )?;
+            go::tell(&format!("building {program} {version}: this takes some minutes, once"))?;
+            module.build(&format!("{MODULE}/cmd/{program}"), &flags, &partial.join(program))?;
         }
         Ok(())
     })
@@ -131,14 +116,10 @@ mod tests {
             .map(|module| module.version_of(MODULE).expect("it is required"))
             .collect();
         assert!(is(versions[0], "v1.34") && is(versions[1], "v1.35"));
-        for (module, program) in modules
-            .iter()
-            .flat_map(|module| PROGRAMS.map(|program| (module, program)))
+        for (module, program) in
+            modules.iter().flat_map(|module| PROGRAMS.map(|program| (module, program)))
         {
-            assert!(
-                module.has_tool(&format!("{MODULE}/cmd/{program}")),
-                "{program}"
-            );
+            assert!(module.has_tool(&format!("{MODULE}/cmd/{program}")), "{program}");
         }
     }
 }

@@ -13,10 +13,7 @@ use crate::go::{self, Module};
 /// The module that kubectl is made of.
 const MODULE: &str = "k8s.io/kubectl";
 /// Packages that tell kubectl its version.
-const STAMPED: [&str; 2] = [
-    "k8s.io/component-base/version",
-    "k8s.io/client-go/pkg/version",
-];
+const STAMPED: [&str; 2] = ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"];
 
 /// Prints the path of kubectl, after building it where it is not there yet.
 pub(crate) fn run(root: &Path) -> anyhow::Result<ExitCode> {

@@ -23,10 +23,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// What can be done.
 #[derive(Parser)]
-#[command(
-    name = "cargo xtask",
-    about = "Generates what is generated and runs what takes long"
-)]
+#[command(name = "cargo xtask", about = "Generates what is generated and runs what takes long")]
 struct Args {
     #[command(subcommand)]
     task: Task,

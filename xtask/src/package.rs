@@ -70,10 +70,7 @@ pub(crate) fn run(root: &Path, args: &PackageArgs) -> anyhow::Result<ExitCode> {
     let packages = [deb(root, &agent, &out)?, rpm(root, &agent, &out)?];
     #[expect(clippy::print_stdout, reason = "the result of the task")]
     {
-        println!(
-            "{}",
-            packages.map(|path| path.display().to_string()).join(" ")
-        );
+        println!("{}", packages.map(|path| path.display().to_string()).join(" "));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -104,57 +101,23 @@ fn called(command: &mut Command) -> anyhow::Result<()> {
     let status = command
         .status()
         .with_context(|| format!("{} cannot be started", Path::new(&name).display()))?;
-    ensure!(
-        status.success(),
-        "{} ended with {status}",
-        Path::new(&name).display()
-    );
+    ensure!(status.success(), "{} ended with {status}", Path::new(&name).display());
     Ok(())
 }
 
 fn agent(root: &Path, program: &[u8]) -> anyhow::Result<Agent> {
     let read =
         |path: &str| fs::read(root.join(path)).with_context(|| format!("{path} cannot be read"));
-    let item = |path, content, mode, config| Item {
-        path,
-        content,
-        mode,
-        config,
-    };
+    let item = |path, content, mode, config| Item { path, content, mode, config };
     let unit = "/usr/lib/systemd/system/refit-agent.service";
     let items = vec![
         item("/usr/bin/refit-agent", program.to_vec(), 0o755, false),
-        item(
-            unit,
-            read("deploy/agent/refit-agent.service")?,
-            0o644,
-            false,
-        ),
-        item(
-            "/etc/refit-agent/agent.env",
-            read("deploy/agent/package/agent.env")?,
-            0o600,
-            true,
-        ),
-        item(
-            "/usr/share/doc/refit-agent/copyright",
-            read("LICENSE")?,
-            0o644,
-            false,
-        ),
-        item(
-            "/usr/share/doc/refit-agent/NOTICE",
-            read("NOTICE")?,
-            0o644,
-            false,
-        ),
+        item(unit, read("deploy/agent/refit-agent.service")?, 0o644, false),
+        item("/etc/refit-agent/agent.env", read("deploy/agent/package/agent.env")?, 0o600, true),
+        item("/usr/share/doc/refit-agent/copyright", read("LICENSE")?, 0o644, false),
+        item("/usr/share/doc/refit-agent/NOTICE", read("NOTICE")?, 0o644, false),
     ];
-    Ok(Agent {
-        items,
-        machine: machine(program)?,
-        glibc: glibc(program),
-        time: time(root)?,
-    })
+    Ok(Agent { items, machine: machine(program)?, glibc: glibc(program), time: time(root)? })
 }
 
 /// The time that files and packages carry.
@@ -176,18 +139,10 @@ fn time(root: &Path) -> anyhow::Result<u32> {
 
 /// The processor that an ELF file is for.
 fn machine(program: &[u8]) -> anyhow::Result<Machine> {
-    let header = program
-        .get(..20)
-        .filter(|head| head.starts_with(b"\x7fELF"));
+    let header = program.get(..20).filter(|head| head.starts_with(b"\x7fELF"));
     match header.and_then(|head| head.get(18..20)) {
-        Some([0x3e, 0]) => Ok(Machine {
-            deb: "amd64",
-            rpm: "x86_64",
-        }),
-        Some([0xb7, 0]) => Ok(Machine {
-            deb: "arm64",
-            rpm: "aarch64",
-        }),
+        Some([0x3e, 0]) => Ok(Machine { deb: "amd64", rpm: "x86_64" }),
+        Some([0xb7, 0]) => Ok(Machine { deb: "arm64", rpm: "aarch64" }),
         Some(other) => {
             bail!("the program is for processor {other:02x?}: amd64 and arm64 are known")
         }
@@ -198,18 +153,13 @@ fn machine(program: &[u8]) -> anyhow::Result<Machine> {
 /// The newest version of glibc that a program names; empty where it needs none.
 fn glibc(program: &[u8]) -> String {
     const MARK: &[u8] = b"GLIBC_2.";
-    let found = program
-        .windows(MARK.len())
-        .enumerate()
-        .filter_map(|(at, window)| {
-            let rest = (window == MARK).then(|| program.get(at + MARK.len()..))??;
-            let digits = rest.iter().take_while(|byte| byte.is_ascii_digit());
-            let text: String = digits.map(|&byte| char::from(byte)).collect();
-            text.parse::<u32>().ok()
-        });
-    found
-        .max()
-        .map_or_else(String::new, |minor| format!("2.{minor}"))
+    let found = program.windows(MARK.len()).enumerate().filter_map(|(at, window)| {
+        let rest = (window == MARK).then(|| program.get(at + MARK.len()..))??;
+        let digits = rest.iter().take_while(|byte| byte.is_ascii_digit());
+        let text: String = digits.map(|&byte| char::from(byte)).collect();
+        text.parse::<u32>().ok()
+    });
+    found.max().map_or_else(String::new, |minor| format!("2.{minor}"))
 }
 
 /// A package of Debian, by dpkg-deb.
@@ -290,9 +240,8 @@ fn rpm(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
         fs::read_to_string(root.join("deploy/agent/package").join(name))
             .with_context(|| format!("deploy/agent/package/{name} cannot be read"))
     };
-    let config = BuildConfig::v4()
-        .compression(CompressionWithLevel::Gzip(9))
-        .source_date(agent.time);
+    let config =
+        BuildConfig::v4().compression(CompressionWithLevel::Gzip(9)).source_date(agent.time);
     let mut builder = PackageBuilder::new(NAME, VERSION, "Apache-2.0", agent.machine.rpm, SUMMARY);
     builder
         .using_config(config)
@@ -303,25 +252,16 @@ fn rpm(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
         .pre_uninstall_script(script("preun")?)
         .requires(Dependency::greater_eq("systemd", "249"));
     if !agent.glibc.is_empty() {
-        builder.requires(Dependency::any(format!(
-            "libc.so.6(GLIBC_{})(64bit)",
-            agent.glibc
-        )));
+        builder.requires(Dependency::any(format!("libc.so.6(GLIBC_{})(64bit)", agent.glibc)));
     }
     for item in &agent.items {
         let options = FileOptions::new(item.path).permissions(item.mode);
-        let options = if item.config {
-            options.config().noreplace()
-        } else {
-            options
-        };
+        let options = if item.config { options.config().noreplace() } else { options };
         builder.with_file_contents(item.content.clone(), options)?;
     }
     let path = out.join(format!("{NAME}-{VERSION}-1.{}.rpm", agent.machine.rpm));
     let package = builder.build().context("the .rpm cannot be built")?;
-    package
-        .write_file(&path)
-        .with_context(|| format!("{} cannot be written", path.display()))?;
+    package.write_file(&path).with_context(|| format!("{} cannot be written", path.display()))?;
     Ok(path)
 }
 
@@ -349,10 +289,7 @@ mod tests {
     #[test]
     fn the_same_program_makes_the_same_packages() {
         let root = crate::root();
-        let agent = Agent {
-            time: 1_700_000_000,
-            ..agent(&root, &program("GLIBC_2.34")).unwrap()
-        };
+        let agent = Agent { time: 1_700_000_000, ..agent(&root, &program("GLIBC_2.34")).unwrap() };
         let made: Vec<[Vec<u8>; 2]> = (0..2)
             .map(|_| {
                 let out = tempfile::tempdir().unwrap();
@@ -378,29 +315,18 @@ mod tests {
         let package = rpm::Package::open(path).unwrap();
         let metadata = &package.metadata;
         let paths = metadata.get_file_paths().unwrap();
-        assert!(
-            paths.contains(&PathBuf::from("/usr/bin/refit-agent")),
-            "{paths:?}"
-        );
+        assert!(paths.contains(&PathBuf::from("/usr/bin/refit-agent")), "{paths:?}");
         let requires = metadata.get_requires().unwrap();
         let libc = "libc.so.6(GLIBC_2.34)(64bit)";
-        assert!(
-            requires.iter().any(|needs| needs.name == libc),
-            "{requires:?}"
-        );
+        assert!(requires.iter().any(|needs| needs.name == libc), "{requires:?}");
     }
 
     #[test]
     fn the_packaged_unit_starts_the_packaged_program() {
         let agent = agent(&crate::root(), &program("GLIBC_2.34")).unwrap();
-        let unit = agent
-            .items
-            .iter()
-            .find(|item| item.path.ends_with(".service"));
+        let unit = agent.items.iter().find(|item| item.path.ends_with(".service"));
         let unit = String::from_utf8(unit.unwrap().content.clone()).unwrap();
-        let start = unit
-            .lines()
-            .find_map(|line| line.strip_prefix("ExecStart="));
+        let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart="));
         assert!(agent.items.iter().any(|item| Some(item.path) == start));
     }
 
@@ -437,10 +363,7 @@ mod tests {
         let root = folder.path();
         assert_eq!(told(root, "postinst", &["configure", ""]), ["enable"]);
         assert!(told(root, "prerm", &["upgrade", "2"]).is_empty());
-        assert!(
-            told(root, "postinst", &["configure", "1"]).is_empty(),
-            "an upgrade"
-        );
+        assert!(told(root, "postinst", &["configure", "1"]).is_empty(), "an upgrade");
         assert_eq!(told(root, "prerm", &["remove"]), ["disable"]);
         assert_eq!(told(root, "postinst", &["configure", "1"]), ["enable"]);
         // Whoever has switched it off finds it off again.

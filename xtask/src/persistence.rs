@@ -12,11 +12,7 @@ pub(crate) fn run(root: &Path, points: Option<usize>, threads: usize) -> anyhow:
     let objects: Vec<_> = manifests.into_iter().map(|m| m.object).collect();
     let run = PersistenceRun::record(&objects)?;
     let prefixes = run.prefixes(points);
-    note(&format!(
-        "{} records; {} prefixes to go on from",
-        run.records(),
-        prefixes.len()
-    ));
+    note(&format!("{} records; {} prefixes to go on from", run.records(), prefixes.len()));
     let report = run.sweep(&prefixes, threads, |done, prefix, problems| {
         for problem in problems {
             note(&format!("FAILED {prefix}: {problem}"));
@@ -27,9 +23,5 @@ pub(crate) fn run(root: &Path, points: Option<usize>, threads: usize) -> anyhow:
     });
     let failures = report.failures.len();
     say(&format!("{} points, {failures} failures", report.points));
-    Ok(if failures == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

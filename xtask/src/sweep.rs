@@ -63,11 +63,7 @@ pub(crate) fn run(root: &Path, args: &SweepArgs) -> anyhow::Result<ExitCode> {
     say(&report.counts.to_string());
     let failures = report.failures.len();
     say(&format!("{} points, {failures} failures", report.points));
-    Ok(if failures == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// A sweep does the work of some hundred upgrades: it runs optimised, whatever built this.
@@ -87,11 +83,7 @@ fn again(file: &Path) -> anyhow::Result<ExitCode> {
         say(&format!("{point}: nothing is wrong any more"));
         return Ok(ExitCode::SUCCESS);
     }
-    let failure = Failure {
-        point,
-        problems,
-        file: None,
-    };
+    let failure = Failure { point, problems, file: None };
     say(&failure.to_string());
     Ok(ExitCode::FAILURE)
 }
@@ -99,11 +91,7 @@ fn again(file: &Path) -> anyhow::Result<ExitCode> {
 fn tell(event: &Event<'_>) {
     match event {
         Event::Recorded { counts, points } => note(&format!("{counts}; {points} points to run")),
-        Event::Point {
-            done,
-            points,
-            failure,
-        } => {
+        Event::Point { done, points, failure } => {
             if let Some(failure) = failure {
                 note(&format!("FAILED {failure}"));
             }

@@ -29,10 +29,8 @@ const KUBERNETES: &str = "k8s.io/kubernetes";
 /// Where lines of Cluster API differ: the core manager has a package of its own since v1.14.
 const CORE: &str = "sigs.k8s.io/cluster-api/core";
 /// Packages that tell the API server its version; Cluster API's managers ask for it.
-const API_SERVER_STAMPED: [&str; 2] = [
-    "k8s.io/component-base/version",
-    "k8s.io/client-go/pkg/version",
-];
+const API_SERVER_STAMPED: [&str; 2] =
+    ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"];
 /// The package that tells the managers theirs.
 const MANAGER_STAMPED: [&str; 1] = ["sigs.k8s.io/cluster-api/version"];
 
@@ -118,36 +116,21 @@ fn bed(root: &Path, args: &[&str]) -> anyhow::Result<ExitCode> {
 }
 
 /// Runs every flow on every line; the last line on stdout is the result.
-#[expect(
-    clippy::print_stdout,
-    reason = "the output of the tests, and the result of the task"
-)]
+#[expect(clippy::print_stdout, reason = "the output of the tests, and the result of the task")]
 fn all(root: &Path) -> anyhow::Result<ExitCode> {
     let tests = ["test", "-p", "refit-testbed", "--features", "all"];
-    let child = cargo::command(root)
-        .args(tests)
-        .arg("--no-fail-fast")
-        .stdout(Stdio::piped())
-        .spawn();
+    let child =
+        cargo::command(root).args(tests).arg("--no-fail-fast").stdout(Stdio::piped()).spawn();
     let mut child = child.context("cargo cannot be run")?;
     let mut outcome = Outcome::default();
-    for line in child
-        .stdout
-        .take()
-        .into_iter()
-        .flat_map(|out| BufReader::new(out).lines())
-    {
+    for line in child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines()) {
         let line = line.context("the output of the tests cannot be read")?;
         println!("{line}");
         outcome.hear(&line);
     }
     let status = child.wait().context("cargo cannot be waited for")?;
     println!("{}", outcome.tell(status.success()));
-    Ok(if status.success() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// What the tests of all lines came to.
@@ -176,11 +159,8 @@ impl Outcome {
 
     /// All of it in one line.
     fn tell(&self, good: bool) -> String {
-        let passed: Vec<String> = self
-            .passed
-            .iter()
-            .map(|(of, count)| format!("{of} {count}"))
-            .collect();
+        let passed: Vec<String> =
+            self.passed.iter().map(|(of, count)| format!("{of} {count}")).collect();
         let passed = format!("passed: {}", passed.join(", "));
         match (good, &self.failed[..]) {
             (true, _) => format!("testbed all: ok; {passed}"),
@@ -232,13 +212,8 @@ fn lines(go: &Path) -> anyhow::Result<BTreeMap<String, PathBuf>> {
     let entries = fs::read_dir(go).with_context(|| format!("{} cannot be read", go.display()))?;
     let mut lines = BTreeMap::new();
     for entry in entries {
-        let path = entry
-            .with_context(|| format!("{} cannot be read", go.display()))?
-            .path();
-        if let Some(line) = path
-            .file_name()
-            .and_then(|name| name.to_str()?.strip_prefix("capi-"))
-        {
+        let path = entry.with_context(|| format!("{} cannot be read", go.display()))?.path();
+        if let Some(line) = path.file_name().and_then(|name| name.to_str()?.strip_prefix("capi-")) {
             lines.insert(line.to_owned(), path.clone());
         }
     }
@@ -248,14 +223,11 @@ fn lines(go: &Path) -> anyhow::Result<BTreeMap<String, PathBuf>> {
 /// etcd is the distribution's: nothing that we depend on changes between its versions.
 fn etcd() -> anyhow::Result<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    env::split_paths(&path)
-        .map(|folder| folder.join("etcd"))
-        .find(|file| file.is_file())
-        .context(
-            "etcd is not on the PATH: install it (on Debian and Ubuntu `apt-get install \
+    env::split_paths(&path).map(|folder| folder.join("etcd")).find(|file| file.is_file()).context(
+        "etcd is not on the PATH: install it (on Debian and Ubuntu `apt-get install \
              etcd-server`, then `systemctl disable --now etcd` where systemd runs: the bed starts \
              its own)",
-        )
+    )
 }
 
 fn api_server(root: &Path, cache: &Path) -> anyhow::Result<Versioned> {
@@ -270,10 +242,7 @@ fn api_server(root: &Path, cache: &Path) -> anyhow::Result<Versioned> {
         let flags = go::stamps(&API_SERVER_STAMPED, version);
         module.build(".", &flags, &partial.join("kube-apiserver"))
     })?;
-    Ok(Versioned {
-        version: version.to_owned(),
-        path: home.join("kube-apiserver"),
-    })
+    Ok(Versioned { version: version.to_owned(), path: home.join("kube-apiserver") })
 }
 
 /// The managers of one line; `None` where they are neither there nor asked for.
@@ -292,22 +261,12 @@ fn managers(
         return Ok(None);
     }
     go::folder_once(&home, |partial| {
-        let core = if module.has_tool(CORE) {
-            CORE
-        } else {
-            CLUSTER_API
-        };
+        let core = if module.has_tool(CORE) { CORE } else { CLUSTER_API };
         for (name, package) in [
             ("core", core.to_owned()),
             ("bootstrap", format!("{CLUSTER_API}/bootstrap/kubeadm")),
-            (
-                "control-plane",
-                format!("{CLUSTER_API}/controlplane/kubeadm"),
-            ),
-            (
-                "infrastructure",
-                format!("{CLUSTER_API_TEST}/infrastructure/docker"),
-            ),
+            ("control-plane", format!("{CLUSTER_API}/controlplane/kubeadm")),
+            ("infrastructure", format!("{CLUSTER_API_TEST}/infrastructure/docker")),
         ] {
             go::tell(&format!(
                 "building Cluster API's {name} manager {version} with {toolchain}: once"
@@ -337,19 +296,14 @@ fn copy_config(config: &Path, home: &Path, name: &str) -> anyhow::Result<()> {
     let entries =
         fs::read_dir(&bases).with_context(|| format!("{} cannot be read", bases.display()))?;
     for entry in entries {
-        let path = entry
-            .with_context(|| format!("{} cannot be read", bases.display()))?
-            .path();
+        let path = entry.with_context(|| format!("{} cannot be read", bases.display()))?.path();
         if let Some(file) = path.file_name()
             && path.extension().is_some_and(|kind| kind == "yaml")
         {
             copy(&path, &crds.join(file))?;
         }
     }
-    copy(
-        &config.join("webhook/manifests.yaml"),
-        &webhooks.join(format!("{name}.yaml")),
-    )
+    copy(&config.join("webhook/manifests.yaml"), &webhooks.join(format!("{name}.yaml")))
 }
 
 /// Copies what a file holds, not that the module cache makes it read-only.
@@ -402,16 +356,9 @@ mod tests {
             outcome.hear(line);
         }
         let told = outcome.tell(true);
-        assert_eq!(
-            told,
-            "testbed all: ok; passed: beside the flows 1, v1.12 1, v1.14 2"
-        );
+        assert_eq!(told, "testbed all: ok; passed: beside the flows 1, v1.12 1, v1.14 2");
         outcome.hear("test v1.12::a_third ... FAILED");
-        assert!(
-            outcome
-                .tell(false)
-                .starts_with("testbed all: FAILED: v1.12::a_third; passed:")
-        );
+        assert!(outcome.tell(false).starts_with("testbed all: FAILED: v1.12::a_third; passed:"));
     }
 
     #[test]

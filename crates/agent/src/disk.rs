@@ -128,12 +128,7 @@ impl Disk for RealDisk {
     }
 
     fn append<'a>(&'a self, path: &'a str, bytes: &'a [u8]) -> BoxFuture<'a, io::Result<()>> {
-        Box::pin(async move {
-            private()
-                .append(true)
-                .open(self.root.join(path))?
-                .write_all(bytes)
-        })
+        Box::pin(async move { private().append(true).open(self.root.join(path))?.write_all(bytes) })
     }
 
     fn sync<'a>(&'a self, path: &'a str, _: &'a str) -> BoxFuture<'a, io::Result<()>> {
@@ -184,21 +179,14 @@ pub struct SimDisk {
 
 impl std::fmt::Debug for SimDisk {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SimDisk")
-            .field("forgetful", &self.forgetful)
-            .finish_non_exhaustive()
+        f.debug_struct("SimDisk").field("forgetful", &self.forgetful).finish_non_exhaustive()
     }
 }
 
 impl SimDisk {
     /// A disk over `state`. Each durable append passes `gate` as [`Effect::Journal`].
     pub fn new(state: Arc<Mutex<DiskState>>, gate: Arc<dyn Gate>) -> Self {
-        Self {
-            state,
-            unsynced: Mutex::default(),
-            gate,
-            forgetful: false,
-        }
+        Self { state, unsynced: Mutex::default(), gate, forgetful: false }
     }
 
     /// With `true` it accepts everything and keeps nothing: a journal left out, for sabotage.
@@ -218,9 +206,7 @@ impl SimDisk {
         what: &str,
         write: impl FnOnce(&mut DiskState) + Send,
     ) -> io::Result<()> {
-        let effect = Effect::Journal {
-            record: what.to_owned(),
-        };
+        let effect = Effect::Journal { record: what.to_owned() };
         if self.gate.before(&effect) == Fate::Dead {
             return never().await;
         }
@@ -266,10 +252,7 @@ impl Disk for SimDisk {
                 return never().await;
             }
             let text = text(bytes)?;
-            lock(&self.unsynced)
-                .entry(path.to_owned())
-                .or_default()
-                .push_str(&text);
+            lock(&self.unsynced).entry(path.to_owned()).or_default().push_str(&text);
             Ok(())
         })
     }
@@ -280,11 +263,7 @@ impl Disk for SimDisk {
                 return Ok(());
             };
             self.durable(what, |state| {
-                state
-                    .files
-                    .entry(path.to_owned())
-                    .or_default()
-                    .push_str(&bytes);
+                state.files.entry(path.to_owned()).or_default().push_str(&bytes);
             })
             .await
         })
@@ -347,10 +326,8 @@ mod tests {
         let disk = RealDisk::open(folder.path()).unwrap();
         disk.write_atomic("f", b"1", "").await.unwrap();
         disk.write_atomic("f", b"2", "").await.unwrap();
-        let names: Vec<_> = fs::read_dir(disk.root())
-            .unwrap()
-            .map(|e| e.unwrap().file_name())
-            .collect();
+        let names: Vec<_> =
+            fs::read_dir(disk.root()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(names, ["f"]);
     }
 
@@ -381,10 +358,7 @@ mod tests {
         let open = fs::Permissions::from_mode(0o777);
         fs::set_permissions(folder.path(), open).unwrap();
         let error = RealDisk::open(folder.path()).unwrap_err().to_string();
-        assert!(
-            error.contains("mode 0777") && error.contains("chmod go-w"),
-            "{error}"
-        );
+        assert!(error.contains("mode 0777") && error.contains("chmod go-w"), "{error}");
     }
 
     #[tokio::test]

@@ -102,12 +102,7 @@ impl Driver {
         let trouble = Trouble::of_journal(error);
         let state = journal.map(Journal::state).cloned().unwrap_or_default();
         let spec = self.plan.spec();
-        self.send(report::report(
-            &state,
-            spec.as_ref(),
-            &self.facts,
-            Some(&trouble),
-        ));
+        self.send(report::report(&state, spec.as_ref(), &self.facts, Some(&trouble)));
         tokio::time::sleep(LOCAL_RETRY).await;
     }
 
@@ -116,18 +111,9 @@ impl Driver {
         self.plan.mark_seen();
         let spec = self.believed().await;
         let now = self.clock.now();
-        let plan = journal
-            .state()
-            .plan
-            .as_ref()
-            .map_or_else(String::new, |plan| plan.id.clone());
+        let plan = journal.state().plan.as_ref().map_or_else(String::new, |plan| plan.id.clone());
         match engine::next(journal.state(), spec.as_ref(), now) {
-            Next::Accept {
-                plan,
-                node_update,
-                steps,
-                point_of_no_return,
-            } => {
+            Next::Accept { plan, node_update, steps, point_of_no_return } => {
                 let facts = self.host.facts().await?;
                 let mut packages = facts.packages;
                 packages.extend(self.host.versions(&undo::named_packages(&steps)).await?);
@@ -147,24 +133,20 @@ impl Driver {
                 self.write(journal, Record::AbortSeen { plan, cause }).await
             }
             Next::Start { job, attempt } => self.start(journal, plan, job, attempt).await,
-            Next::Attend {
-                job,
-                attempt,
-                since,
-            } => self.attend(journal, plan, job, attempt, since).await,
+            Next::Attend { job, attempt, since } => {
+                self.attend(journal, plan, job, attempt, since).await
+            }
             Next::Refuse { step, attempt, why } => {
                 let record = refusal(plan, step, attempt, &Failure::invalid(&why), now);
                 self.write(journal, record).await
             }
             Next::End { state } => {
                 let at = now;
-                self.write(journal, Record::PlanEnded { plan, state, at })
-                    .await
+                self.write(journal, Record::PlanEnded { plan, state, at }).await
             }
             Next::Idle | Next::AtGate { .. } => {
                 self.refresh(journal).await?;
-                self.pause(Duration::try_from(report::HEARTBEAT).unwrap_or(LOCAL_RETRY))
-                    .await;
+                self.pause(Duration::try_from(report::HEARTBEAT).unwrap_or(LOCAL_RETRY)).await;
                 Ok(())
             }
             Next::Backoff { until, .. } => {

@@ -114,9 +114,7 @@ pub fn next(state: &JournalState, spec: Option<&HostPlanSpec>, now: Timestamp) -
         return attend(plan, id, run);
     }
     let Some(step) = plan.next_step() else {
-        return Next::End {
-            state: PlanState::Succeeded,
-        };
+        return Next::End { state: PlanState::Succeeded };
     };
     if is_given_up(plan, &step.id) {
         return undo(plan, now, PlanState::Failed);
@@ -126,10 +124,7 @@ pub fn next(state: &JournalState, spec: Option<&HostPlanSpec>, now: Timestamp) -
         return undo(plan, now, PlanState::Stopped);
     }
     if closed {
-        return Next::AtGate {
-            step: step.id.clone(),
-            gate: gate_of(step),
-        };
+        return Next::AtGate { step: step.id.clone(), gate: gate_of(step) };
     }
     try_step(plan, step, now)
 }
@@ -167,16 +162,9 @@ fn attend(plan: &Progress, id: &str, run: &StepRun) -> Next {
         Ok(job) => Next::Attend {
             job,
             attempt: run.attempt,
-            since: Since {
-                at: run.started_at,
-                boot_id: run.boot_id.clone(),
-            },
+            since: Since { at: run.started_at, boot_id: run.boot_id.clone() },
         },
-        Err(why) => Next::Refuse {
-            step: id.to_owned(),
-            attempt: run.attempt,
-            why,
-        },
+        Err(why) => Next::Refuse { step: id.to_owned(), attempt: run.attempt, why },
     }
 }
 
@@ -187,10 +175,7 @@ fn started_job(plan: &Progress, id: &str, unit: &str) -> Result<Job, InvalidStep
     }
     let undos = undo_steps(plan);
     let step = undos.iter().find(|step| step.id == id);
-    let missing = || InvalidStep::Arguments {
-        step: id.to_owned(),
-        what: "what it takes back",
-    };
+    let missing = || InvalidStep::Arguments { step: id.to_owned(), what: "what it takes back" };
     job(plan, step.ok_or_else(missing)?, unit)
 }
 
@@ -210,18 +195,11 @@ fn try_step(plan: &Progress, step: &PlannedStep, now: Timestamp) -> Next {
         // A clock that was set back does not make anybody wait longer than the backoff.
         && until.duration_since(now) <= backoff(attempt - 1)
     {
-        return Next::Backoff {
-            step: step.id.clone(),
-            until,
-        };
+        return Next::Backoff { step: step.id.clone(), until };
     }
     match job(plan, step, &unit_name(&plan.id, &step.id, attempt)) {
         Ok(job) => Next::Start { job, attempt },
-        Err(why) => Next::Refuse {
-            step: step.id.clone(),
-            attempt,
-            why,
-        },
+        Err(why) => Next::Refuse { step: step.id.clone(), attempt, why },
     }
 }
 
@@ -274,13 +252,7 @@ pub fn unit_name(plan: &str, step: &str, attempt: i32) -> String {
     let clean = |text: &str| -> String {
         text.chars()
             .take(80)
-            .map(|c| {
-                if c.is_ascii_alphanumeric() || c == '-' {
-                    c
-                } else {
-                    '_'
-                }
-            })
+            .map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' })
             .collect()
     };
     format!("refit-{}-{}-{attempt}", clean(plan), clean(step))

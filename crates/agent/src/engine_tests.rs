@@ -54,10 +54,7 @@ fn journal(gate: Gate, done: &[&str]) -> JournalState {
         static_pods: BTreeMap::new(),
         at: at(0),
     });
-    state.apply(&Record::GateSeen {
-        plan: "p".to_owned(),
-        gate,
-    });
+    state.apply(&Record::GateSeen { plan: "p".to_owned(), gate });
     for step in done {
         start(&mut state, step, 1);
         finish(&mut state, step, 1, Outcome::Done, 10);
@@ -98,10 +95,7 @@ fn fail(state: &mut JournalState, step: &str, attempts: i32) {
 }
 
 fn abort(state: &mut JournalState) {
-    state.apply(&Record::AbortSeen {
-        plan: "p".to_owned(),
-        cause: AbortCause::Requested,
-    });
+    state.apply(&Record::AbortSeen { plan: "p".to_owned(), cause: AbortCause::Requested });
 }
 
 fn started(next: &Next) -> (&str, i32) {
@@ -132,16 +126,9 @@ fn a_new_plan_is_taken_up_once() {
     let accept = next(&JournalState::default(), Some(&spec), at(0));
     assert!(matches!(accept, Next::Accept { plan, .. } if plan == "p"));
     let mut state = journal(Gate::Closed, &[]);
-    state.apply(&Record::PlanEnded {
-        plan: "p".to_owned(),
-        state: PlanState::Failed,
-        at: at(1),
-    });
+    state.apply(&Record::PlanEnded { plan: "p".to_owned(), state: PlanState::Failed, at: at(1) });
     assert_eq!(next(&state, Some(&spec), at(2)), Next::Idle);
-    let other = HostPlanSpec {
-        plan_id: "q".to_owned(),
-        ..spec
-    };
+    let other = HostPlanSpec { plan_id: "q".to_owned(), ..spec };
     assert!(matches!(next(&state, Some(&other), at(2)), Next::Accept { plan, .. } if plan == "q"));
 }
 
@@ -149,16 +136,8 @@ fn a_new_plan_is_taken_up_once() {
 fn nothing_runs_past_the_gate() {
     for (gate, done, waits) in [
         (Gate::Closed, &[][..], "preflight"),
-        (
-            Gate::Stage,
-            &["preflight", "kubeadm-install"],
-            "kubeadm-upgrade",
-        ),
-        (
-            Gate::Upgrade,
-            &["preflight", "kubeadm-install", "kubeadm-upgrade"],
-            "kubelet-restart",
-        ),
+        (Gate::Stage, &["preflight", "kubeadm-install"], "kubeadm-upgrade"),
+        (Gate::Upgrade, &["preflight", "kubeadm-install", "kubeadm-upgrade"], "kubelet-restart"),
     ] {
         let state = journal(gate, done);
         match next(&state, Some(&spec(gate)), at(20)) {
@@ -182,12 +161,7 @@ fn a_gate_that_opens_is_written_down_even_while_a_step_runs() {
     let mut state = journal(Gate::Stage, &[]);
     start(&mut state, "preflight", 1);
     let seen = next(&state, Some(&spec(Gate::Disrupt)), at(6));
-    assert_eq!(
-        seen,
-        Next::SeeGate {
-            gate: Gate::Disrupt
-        }
-    );
+    assert_eq!(seen, Next::SeeGate { gate: Gate::Disrupt });
 }
 
 #[test]
@@ -202,11 +176,7 @@ fn a_started_step_is_attended_to_before_anything_else_starts() {
     let mut state = journal(Gate::Disrupt, &["preflight"]);
     start(&mut state, "kubeadm-install", 2);
     match next(&state, None, at(6)) {
-        Next::Attend {
-            job,
-            attempt,
-            since,
-        } => {
+        Next::Attend { job, attempt, since } => {
             assert_eq!((job.step.as_str(), attempt), ("kubeadm-install", 2));
             assert_eq!(job.unit, "refit-p-kubeadm-install-2");
             assert_eq!(since.boot_id, "b1");
@@ -222,10 +192,7 @@ fn a_failed_step_waits_longer_each_time_then_the_plan_fails() {
         fail(&mut state, "preflight", attempts);
         let backoff = next(&state, None, at(11));
         let until = at(10 + waits);
-        assert!(
-            matches!(backoff, Next::Backoff { until: u, .. } if u == until),
-            "{backoff:?}"
-        );
+        assert!(matches!(backoff, Next::Backoff { until: u, .. } if u == until), "{backoff:?}");
         let again = next(&state, None, until);
         assert_eq!(started(&again), ("preflight", attempts + 1));
     }
@@ -278,15 +245,9 @@ fn an_upgrade_that_fails_for_good_is_not_undone() {
 #[test]
 fn an_abort_is_written_down_then_undoes_and_stops() {
     let mut state = journal(Gate::Disrupt, &["preflight", "kubeadm-install"]);
-    let aborted = HostPlanSpec {
-        abort: true,
-        ..spec(Gate::Disrupt)
-    };
+    let aborted = HostPlanSpec { abort: true, ..spec(Gate::Disrupt) };
     let cause = AbortCause::Requested;
-    assert_eq!(
-        next(&state, Some(&aborted), at(11)),
-        Next::SeeAbort { cause }
-    );
+    assert_eq!(next(&state, Some(&aborted), at(11)), Next::SeeAbort { cause });
     abort(&mut state);
     let undo = next(&state, Some(&aborted), at(11));
     assert_eq!(started(&undo), ("undo-kubeadm-install", 1));
@@ -313,20 +274,11 @@ fn an_abort_past_the_point_of_no_return_goes_on_up_to_the_gate() {
 #[test]
 fn another_plan_stops_the_one_under_way_before_it_is_taken_up() {
     let mut state = journal(Gate::Stage, &["preflight"]);
-    let other = HostPlanSpec {
-        plan_id: "q".to_owned(),
-        ..spec(Gate::Disrupt)
-    };
+    let other = HostPlanSpec { plan_id: "q".to_owned(), ..spec(Gate::Disrupt) };
     let cause = AbortCause::Superseded;
     assert_eq!(next(&state, Some(&other), at(20)), Next::SeeAbort { cause });
-    state.apply(&Record::AbortSeen {
-        plan: "p".to_owned(),
-        cause,
-    });
-    assert_eq!(
-        ended(&next(&state, Some(&other), at(20))),
-        PlanState::Stopped
-    );
+    state.apply(&Record::AbortSeen { plan: "p".to_owned(), cause });
+    assert_eq!(ended(&next(&state, Some(&other), at(20))), PlanState::Stopped);
 }
 
 #[test]
@@ -340,32 +292,21 @@ fn a_host_plan_that_was_made_again_empty_stops_nothing() {
 fn a_step_that_names_no_version_is_refused_and_fails_the_plan() {
     let mut state = journal(Gate::Stage, &["preflight"]);
     state.plan.as_mut().unwrap().steps[1].action.version = "v1.35".to_owned();
-    assert!(matches!(
-        next(&state, None, at(20)),
-        Next::Refuse { attempt: 1, .. }
-    ));
+    assert!(matches!(next(&state, None, at(20)), Next::Refuse { attempt: 1, .. }));
     finish(&mut state, "kubeadm-install", 1, Outcome::FailedForGood, 21);
     assert_eq!(ended(&next(&state, None, at(22))), PlanState::Failed);
 }
 
 #[test]
 fn a_plan_whose_steps_are_done_has_succeeded() {
-    let done = [
-        "preflight",
-        "kubeadm-install",
-        "kubeadm-upgrade",
-        "kubelet-restart",
-    ];
+    let done = ["preflight", "kubeadm-install", "kubeadm-upgrade", "kubelet-restart"];
     let state = journal(Gate::Disrupt, &done);
     assert_eq!(ended(&next(&state, None, at(20))), PlanState::Succeeded);
 }
 
 #[test]
 fn unit_names_hold_nothing_that_systemd_or_a_path_would_read() {
-    assert_eq!(
-        unit_name("a/b", "x y;$(z)%n\"", 3),
-        "refit-a_b-x_y___z__n_-3"
-    );
+    assert_eq!(unit_name("a/b", "x y;$(z)%n\"", 3), "refit-a_b-x_y___z__n_-3");
 }
 
 #[test]
@@ -409,8 +350,5 @@ fn what_no_try_can_end_is_not_tried_again() {
 fn a_step_that_this_agent_does_not_know_is_refused() {
     let mut state = journal(Gate::Stage, &["preflight"]);
     state.plan.as_mut().unwrap().steps[1].action = StepAction::new(StepType::Undo);
-    assert!(matches!(
-        next(&state, None, at(20)),
-        Next::Refuse { attempt: 1, .. }
-    ));
+    assert!(matches!(next(&state, None, at(20)), Next::Refuse { attempt: 1, .. }));
 }

@@ -122,10 +122,7 @@ pub fn recover(bytes: &[u8]) -> Result<Recovered, JournalError> {
             }
             Err(_) if rest == 0 && (!line.ends_with(b"\n") || line.contains(&0)) => {}
             Err(reason) => {
-                return Err(JournalError::Corrupt {
-                    line: index + 1,
-                    reason,
-                });
+                return Err(JournalError::Corrupt { line: index + 1, reason });
             }
         }
     }
@@ -165,13 +162,8 @@ impl std::fmt::Debug for Journal {
 impl Journal {
     /// Opens the journal and cuts off a torn last record.
     pub async fn open(disk: Arc<dyn Disk>) -> Result<Self, JournalError> {
-        let mut journal = Self {
-            disk,
-            state: JournalState::default(),
-            seq: 0,
-            bytes: 0,
-            doubt: Doubt::None,
-        };
+        let mut journal =
+            Self { disk, state: JournalState::default(), seq: 0, bytes: 0, doubt: Doubt::None };
         journal.reload().await?;
         Ok(journal)
     }
@@ -198,10 +190,7 @@ impl Journal {
                 .map_err(failed("written anew"))?;
         } else if !bytes.is_empty() {
             // Who wrote the last record may have died before its sync: now it is acted on.
-            self.disk
-                .settle(PATH, "records found")
-                .await
-                .map_err(failed("synced"))?;
+            self.disk.settle(PATH, "records found").await.map_err(failed("synced"))?;
         }
         self.state = JournalState::replay(&recovered.records);
         self.seq = recovered.seq;
@@ -236,15 +225,9 @@ impl Journal {
             self.bytes = line.len();
         } else {
             self.doubt = Doubt::Torn;
-            self.disk
-                .append(PATH, line.as_bytes())
-                .await
-                .map_err(failed("written"))?;
+            self.disk.append(PATH, line.as_bytes()).await.map_err(failed("written"))?;
             self.doubt = Doubt::Unsynced;
-            self.disk
-                .sync(PATH, &what)
-                .await
-                .map_err(failed("synced"))?;
+            self.disk.sync(PATH, &what).await.map_err(failed("synced"))?;
             self.doubt = Doubt::None;
             self.bytes += line.len();
         }
@@ -258,19 +241,13 @@ impl Journal {
         let Some(progress) = self.state.plan.clone() else {
             return Ok(());
         };
-        let record = Record::Checkpoint {
-            plan: progress.id.clone(),
-            progress: Box::new(progress),
-        };
+        let record = Record::Checkpoint { plan: progress.id.clone(), progress: Box::new(progress) };
         let seq = self.seq + 1;
         let line = encode(seq, &record);
         self.disk
             .write_atomic(PATH, line.as_bytes(), &record.what())
             .await
-            .map_err(|source| JournalError::Disk {
-                attempt: "shortened",
-                source,
-            })?;
+            .map_err(|source| JournalError::Disk { attempt: "shortened", source })?;
         self.seq = seq;
         self.bytes = line.len();
         Ok(())

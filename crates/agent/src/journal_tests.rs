@@ -72,32 +72,18 @@ fn finished(plan: &str, step: &str, attempt: i32, outcome: Outcome) -> Record {
 fn history() -> Vec<Record> {
     vec![
         accepted("p"),
-        Record::GateSeen {
-            plan: "p".to_owned(),
-            gate: Gate::Stage,
-        },
+        Record::GateSeen { plan: "p".to_owned(), gate: Gate::Stage },
         started("p", "preflight", 1),
         finished("p", "preflight", 1, Outcome::Failed),
         started("p", "preflight", 2),
         finished("p", "preflight", 2, Outcome::Done),
-        Record::AbortSeen {
-            plan: "p".to_owned(),
-            cause: AbortCause::Requested,
-        },
-        Record::PlanEnded {
-            plan: "p".to_owned(),
-            state: PlanState::Stopped,
-            at: at(9),
-        },
+        Record::AbortSeen { plan: "p".to_owned(), cause: AbortCause::Requested },
+        Record::PlanEnded { plan: "p".to_owned(), state: PlanState::Stopped, at: at(9) },
     ]
 }
 
 fn bytes_of(records: &[Record]) -> Vec<u8> {
-    (1..)
-        .zip(records)
-        .map(|(seq, record)| encode(seq, record))
-        .collect::<String>()
-        .into_bytes()
+    (1..).zip(records).map(|(seq, record)| encode(seq, record)).collect::<String>().into_bytes()
 }
 
 fn disk(state: &Arc<Mutex<DiskState>>) -> Arc<dyn Disk> {
@@ -111,19 +97,9 @@ fn records_strategy() -> impl Strategy<Value = Vec<Record>> {
             0 => accepted("p"),
             1 => started("p", step, n),
             2 => finished("p", step, n, Outcome::Failed),
-            3 => Record::GateSeen {
-                plan: text,
-                gate: Gate::Upgrade,
-            },
-            4 => Record::AbortSeen {
-                plan: "p".to_owned(),
-                cause: AbortCause::Superseded,
-            },
-            _ => Record::PlanEnded {
-                plan: "p".to_owned(),
-                state: PlanState::Failed,
-                at: at(0),
-            },
+            3 => Record::GateSeen { plan: text, gate: Gate::Upgrade },
+            4 => Record::AbortSeen { plan: "p".to_owned(), cause: AbortCause::Superseded },
+            _ => Record::PlanEnded { plan: "p".to_owned(), state: PlanState::Failed, at: at(0) },
         });
     prop::collection::vec(record, 0..12)
 }
@@ -202,10 +178,7 @@ fn a_damaged_record_in_the_middle_is_reported_with_its_line() {
     let second = bytes.iter().position(|b| *b == b'\n').unwrap() + 40;
     bytes[second] ^= 1;
     let error = recover(&bytes).unwrap_err();
-    assert!(
-        matches!(error, JournalError::Corrupt { line: 2, .. }),
-        "{error}"
-    );
+    assert!(matches!(error, JournalError::Corrupt { line: 2, .. }), "{error}");
 }
 
 #[test]
@@ -216,10 +189,7 @@ fn a_missing_record_in_the_middle_is_reported() {
         .map(|seq| encode(seq, &records[usize::try_from(seq).unwrap() - 1]))
         .collect();
     let error = recover(text.as_bytes()).unwrap_err();
-    assert!(
-        error.to_string().contains("record 4 where 3 should be"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("record 4 where 3 should be"), "{error}");
 }
 
 #[test]
@@ -406,15 +376,9 @@ async fn after_a_failed_sync_the_file_is_written_anew_and_no_second_sync_is_beli
     assert!(error.to_string().contains("could not be synced"), "{error}");
     assert_eq!(journal.state(), &before, "nothing is assumed");
     journal.append(records[3].clone()).await.unwrap();
-    assert!(
-        !*broken.lied.lock().unwrap(),
-        "a sync that cannot be believed was asked"
-    );
+    assert!(!*broken.lied.lock().unwrap(), "a sync that cannot be believed was asked");
     let after_power_loss = Journal::open(disk(&state)).await.unwrap();
-    assert_eq!(
-        after_power_loss.state(),
-        &JournalState::replay(&records[..4])
-    );
+    assert_eq!(after_power_loss.state(), &JournalState::replay(&records[..4]));
 }
 
 fn long(step: &str, attempt: i32) -> Record {
@@ -450,14 +414,7 @@ async fn a_journal_that_has_grown_long_becomes_a_checkpoint_that_says_the_same()
 fn a_journal_of_an_older_agent_is_still_read() {
     let old = r#"{"type":"StepFinished","plan":"p","step":"s","attempt":1,"outcome":"Done","at":"2026-01-01T00:00:00Z"}"#;
     let record: Record = serde_json::from_str(old).unwrap();
-    assert!(matches!(
-        record,
-        Record::StepFinished {
-            failure: None,
-            unchanged: false,
-            ..
-        }
-    ));
+    assert!(matches!(record, Record::StepFinished { failure: None, unchanged: false, .. }));
     let old = r#"{"type":"PlanAccepted","plan":"p","nodeUpdate":"m-1","steps":[{"id":"s","gate":"Stage","action":{"type":"Preflight"},"disruptive":false}],"packages":{},"at":"2026-01-01T00:00:00Z"}"#;
     let state = JournalState::replay([&serde_json::from_str(old).unwrap()]);
     assert_eq!(state.plan.unwrap().point_of_no_return, "");

@@ -16,14 +16,7 @@ struct Case {
 
 impl Case {
     fn new(command: Command, unit: UnitState) -> Self {
-        Self {
-            command,
-            unit,
-            evidence: None,
-            boot_id: "b1",
-            waited: 0,
-            now: 1,
-        }
+        Self { command, unit, evidence: None, boot_id: "b1", waited: 0, now: 1 }
     }
 
     fn shows(mut self, evidence: Evidence) -> Self {
@@ -42,10 +35,7 @@ impl Case {
     }
 
     fn judged(&self) -> Verdict {
-        let since = Since {
-            at: at(0),
-            boot_id: "b1".to_owned(),
-        };
+        let since = Since { at: at(0), boot_id: "b1".to_owned() };
         let job = Job::new("p", "u", "s", self.command.clone());
         judge(Known {
             job: &job,
@@ -67,16 +57,11 @@ impl Case {
 }
 
 fn exited(code: i32) -> UnitState {
-    UnitState::Exited {
-        code,
-        output_tail: "tail".to_owned(),
-    }
+    UnitState::Exited { code, output_tail: "tail".to_owned() }
 }
 
 fn missing() -> Evidence {
-    Evidence::Missing {
-        what: "it is not there".to_owned(),
-    }
+    Evidence::Missing { what: "it is not there".to_owned() }
 }
 
 fn refused() -> Evidence {
@@ -164,10 +149,7 @@ fn a_reboot_that_the_shutdown_itself_ended_is_judged_by_the_boot() {
     assert_eq!(killed().judged(), Verdict::Look);
     assert_eq!(killed().shows(Evidence::Done).judged(), Verdict::Done);
     assert_eq!(killed().shows(missing()).after(59).judged(), Verdict::Wait);
-    assert_eq!(
-        killed().shows(missing()).after(60).reason(),
-        "CommandFailed"
-    );
+    assert_eq!(killed().shows(missing()).after(60).reason(), "CommandFailed");
 }
 
 #[test]

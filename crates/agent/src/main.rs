@@ -144,13 +144,7 @@ fn start(args: &Args) -> anyhow::Result<ExitCode> {
             Ok(())
         };
         let ended = until_stopped(kept, &stop).await;
-        ended.map(|ended| {
-            if ended == ExitCode::SUCCESS {
-                code
-            } else {
-                ended
-            }
-        })
+        ended.map(|ended| if ended == ExitCode::SUCCESS { code } else { ended })
     });
     runtime.shutdown_background();
     outcome
@@ -339,12 +333,10 @@ mod tests {
         let pod = include_str!("../../../deploy/agent/daemon_set.yaml");
         let args = pod.lines().filter_map(|line| {
             let line = line.trim();
-            line.strip_prefix("args: [")
-                .or_else(|| line.strip_prefix("command: [/refit-agent, "))
+            line.strip_prefix("args: [").or_else(|| line.strip_prefix("command: [/refit-agent, "))
         });
-        let args: Vec<Vec<&str>> = args
-            .map(|list| list.trim_end_matches(']').split(", ").collect())
-            .collect();
+        let args: Vec<Vec<&str>> =
+            args.map(|list| list.trim_end_matches(']').split(", ").collect()).collect();
         assert_eq!(args.len(), 2, "the container and its probe");
         for flags in args {
             let args = Args::try_parse_from(["refit-agent"].into_iter().chain(flags)).unwrap();
@@ -354,8 +346,7 @@ mod tests {
         let unit = refit_agent::install::unit::unit();
         let starts = unit.lines().filter_map(|line| {
             let call = line.strip_prefix("ExecStart")?.trim_start_matches("Pre");
-            call.trim_start_matches(['=', '-'])
-                .split_once("/refit-agent")
+            call.trim_start_matches(['=', '-']).split_once("/refit-agent")
         });
         let calls: Vec<Option<Task>> = starts
             .map(|(_, flags)| {
@@ -386,11 +377,7 @@ mod tests {
         fs::write(&config, text).unwrap();
         fs::write(&cert, "old").unwrap();
         let keys = folder.path().join("keys.pem");
-        let flags = [
-            "refit-agent".as_ref(),
-            "--kubeconfig".as_ref(),
-            config.as_os_str(),
-        ];
+        let flags = ["refit-agent".as_ref(), "--kubeconfig".as_ref(), config.as_os_str()];
         let keyed = ["--plan-keys".as_ref(), keys.as_os_str()];
         let args = Args::parse_from(flags.into_iter().chain(keyed));
         let before = fingerprint(&args);

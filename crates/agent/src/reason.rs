@@ -36,12 +36,7 @@ const fn rule(
     words: &'static [&'static str],
     way_out: &'static str,
 ) -> Rule {
-    Rule {
-        words,
-        kind,
-        reason,
-        way_out,
-    }
+    Rule { words, kind, reason, way_out }
 }
 
 const RETRIABLE: FailureKind = FailureKind::Retriable;
@@ -53,54 +48,31 @@ const RULES: [Rule; 15] = [
     rule(
         "DiskFull",
         PERSON,
-        &[
-            "No space left on device",
-            "Disk quota exceeded",
-            "You don't have enough free space",
-        ],
+        &["No space left on device", "Disk quota exceeded", "You don't have enough free space"],
         "free some room on the host",
     ),
     rule(
         "DiskBroken",
         PERSON,
-        &[
-            "Read-only file system",
-            "Input/output error",
-            "Structure needs cleaning",
-        ],
+        &["Read-only file system", "Input/output error", "Structure needs cleaning"],
         "look at the host's disk",
     ),
     rule(
         "PackagesLocked",
         RETRIABLE,
-        &[
-            "Could not get lock",
-            "is another process using it",
-            "lock-frontend",
-            "transaction lock",
-        ],
+        &["Could not get lock", "is another process using it", "lock-frontend", "transaction lock"],
         "",
     ),
     rule(
         "PackagesInterrupted",
         RETRIABLE,
-        &[
-            "dpkg was interrupted",
-            "rpmdb: damaged header",
-            "There are unfinished transactions",
-        ],
+        &["dpkg was interrupted", "rpmdb: damaged header", "There are unfinished transactions"],
         "",
     ),
     rule(
         "SignatureInvalid",
         PERSON,
-        &[
-            "NO_PUBKEY",
-            "couldn't be verified",
-            "is not signed",
-            "GPG check FAILED",
-            "BADSIG",
-        ],
+        &["NO_PUBKEY", "couldn't be verified", "is not signed", "GPG check FAILED", "BADSIG"],
         "give the host the key that signs its packages, or take the wrong ones away",
     ),
     rule(
@@ -121,12 +93,7 @@ const RULES: [Rule; 15] = [
     rule(
         "PackageConflict",
         PERSON,
-        &[
-            "unmet dependencies",
-            "held broken packages",
-            "nothing provides",
-            "conflicting requests",
-        ],
+        &["unmet dependencies", "held broken packages", "nothing provides", "conflicting requests"],
         "make the packages fit each other on the host",
     ),
     rule(
@@ -157,12 +124,7 @@ const RULES: [Rule; 15] = [
         &["did not change after", "static Pod hash for component"],
         "",
     ),
-    rule(
-        "PreflightRefused",
-        RETRIABLE,
-        &["[preflight] Some fatal errors occurred", "[ERROR "],
-        "",
-    ),
+    rule("PreflightRefused", RETRIABLE, &["[preflight] Some fatal errors occurred", "[ERROR "], ""),
     rule(
         "Unreachable",
         RETRIABLE,
@@ -180,22 +142,13 @@ const RULES: [Rule; 15] = [
         ],
         "",
     ),
-    rule(
-        "OutOfMemory",
-        RETRIABLE,
-        &["Out of memory", "oom-kill", "Cannot allocate memory"],
-        "",
-    ),
+    rule("OutOfMemory", RETRIABLE, &["Out of memory", "oom-kill", "Cannot allocate memory"], ""),
 ];
 
 impl Failure {
     /// A failure with its reason.
     pub fn new(kind: FailureKind, reason: &'static str, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            reason,
-            message: message.into(),
-        }
+        Self { kind, reason, message: message.into() }
     }
 
     /// A command that said it went well, and the host shows that it did not.
@@ -268,11 +221,7 @@ mod tests {
     #[test]
     fn programs_say_why_in_words() {
         for (tail, reason, kind) in [
-            (
-                "cp: write error: No space left on device",
-                "DiskFull",
-                PERSON,
-            ),
+            ("cp: write error: No space left on device", "DiskFull", PERSON),
             ("touch: /var: Read-only file system", "DiskBroken", PERSON),
             (
                 "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 812",
@@ -284,46 +233,18 @@ mod tests {
                 "PackagesInterrupted",
                 RETRIABLE,
             ),
-            (
-                "E: Version '1.35.0-*' for 'kubeadm' was not found",
-                "PackageMissing",
-                PERSON,
-            ),
-            (
-                "The following signatures couldn't be verified",
-                "SignatureInvalid",
-                PERSON,
-            ),
-            (
-                " kubeadm : Depends: cri-tools; unmet dependencies.",
-                "PackageConflict",
-                PERSON,
-            ),
-            (
-                "Specified version to upgrade to \"v1.36.0\" is too high",
-                "VersionRefused",
-                FINAL,
-            ),
-            (
-                "[ERROR CoreDNSUnsupportedPlugins]: x",
-                "CoreDnsRefused",
-                PERSON,
-            ),
-            (
-                "x509: certificate has expired or is not yet valid",
-                "CertificateExpired",
-                PERSON,
-            ),
+            ("E: Version '1.35.0-*' for 'kubeadm' was not found", "PackageMissing", PERSON),
+            ("The following signatures couldn't be verified", "SignatureInvalid", PERSON),
+            (" kubeadm : Depends: cri-tools; unmet dependencies.", "PackageConflict", PERSON),
+            ("Specified version to upgrade to \"v1.36.0\" is too high", "VersionRefused", FINAL),
+            ("[ERROR CoreDNSUnsupportedPlugins]: x", "CoreDnsRefused", PERSON),
+            ("x509: certificate has expired or is not yet valid", "CertificateExpired", PERSON),
             (
                 "static Pod hash for component etcd on Node n did not change after 5m0s",
                 "StaticPodNotReplaced",
                 RETRIABLE,
             ),
-            (
-                "[ERROR CreateJob]: Job did not complete",
-                "PreflightRefused",
-                RETRIABLE,
-            ),
+            ("[ERROR CreateJob]: Job did not complete", "PreflightRefused", RETRIABLE),
             ("Could not resolve 'pkgs.k8s.io'", "Unreachable", RETRIABLE),
             ("segmentation fault", "CommandFailed", RETRIABLE),
         ] {
@@ -337,10 +258,7 @@ mod tests {
     fn a_package_that_the_mirror_does_not_have_is_not_an_unreachable_mirror() {
         let tail = "E: Failed to fetch http://m/kubeadm.deb  404  Not Found [IP: 10.0.0.1 80]";
         let failure = failed(tail, 1);
-        assert_eq!(
-            (failure.reason, failure.kind),
-            ("PackageMissing", RETRIABLE)
-        );
+        assert_eq!((failure.reason, failure.kind), ("PackageMissing", RETRIABLE));
         // Words of others about what they do not find are no missing package.
         let other = "error: configmap \"kubeadm-config\" was not found";
         assert_eq!(failed(other, 1).reason, "CommandFailed");
@@ -356,10 +274,7 @@ mod tests {
     #[test]
     fn only_what_another_try_may_end_is_tried_again() {
         assert_eq!(failed("", 1).outcome(), Outcome::Failed);
-        assert_eq!(
-            failed("No space left on device", 1).outcome(),
-            Outcome::FailedForGood
-        );
+        assert_eq!(failed("No space left on device", 1).outcome(), Outcome::FailedForGood);
         let refused = Failure::new(FINAL, "VersionRefused", "");
         assert_eq!(refused.outcome(), Outcome::FailedForGood);
     }
@@ -367,12 +282,7 @@ mod tests {
     #[test]
     fn whoever_needs_a_person_says_what_the_person_does() {
         for rule in &RULES {
-            assert_eq!(
-                rule.kind == RETRIABLE,
-                rule.way_out.is_empty(),
-                "{}",
-                rule.reason
-            );
+            assert_eq!(rule.kind == RETRIABLE, rule.way_out.is_empty(), "{}", rule.reason);
         }
     }
 }

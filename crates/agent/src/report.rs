@@ -35,11 +35,7 @@ impl Trouble {
     pub fn of_journal(error: &JournalError) -> Self {
         let needs_person = matches!(error, JournalError::Corrupt { .. });
         Self {
-            reason: if needs_person {
-                "JournalCorrupt"
-            } else {
-                "JournalNotWritable"
-            },
+            reason: if needs_person { "JournalCorrupt" } else { "JournalNotWritable" },
             message: error.to_string(),
             needs_person,
         }
@@ -71,10 +67,7 @@ pub fn report(
         status.passed = plan.passed();
         status.steps = steps(plan);
         status.past_no_return = plan.past_no_return();
-        status.left_behind = left_behind(plan)
-            .into_iter()
-            .map(|(_, said)| said)
-            .collect();
+        status.left_behind = left_behind(plan).into_iter().map(|(_, said)| said).collect();
     }
     if let Some(trouble) = trouble {
         add_trouble(&mut status, spec, trouble);
@@ -130,11 +123,7 @@ fn plan_state(plan: &Progress) -> PlanState {
         return PlanState::Undoing;
     }
     if let Some((_, run)) = plan.open() {
-        return if run.attempt > 1 {
-            PlanState::Retrying
-        } else {
-            PlanState::Running
-        };
+        return if run.attempt > 1 { PlanState::Retrying } else { PlanState::Running };
     }
     match plan.next_step() {
         Some(step) if plan.runs.contains_key(&step.id) => PlanState::Retrying,
@@ -168,10 +157,7 @@ fn steps(plan: &Progress) -> Vec<HostStepStatus> {
 }
 
 fn pending(step: &PlannedStep) -> HostStepStatus {
-    HostStepStatus {
-        id: step.id.clone(),
-        ..HostStepStatus::default()
-    }
+    HostStepStatus { id: step.id.clone(), ..HostStepStatus::default() }
 }
 
 fn tried(plan: &Progress, id: &str, run: &StepRun) -> HostStepStatus {
@@ -182,10 +168,7 @@ fn tried(plan: &Progress, id: &str, run: &StepRun) -> HostStepStatus {
         _ if plan.ended.is_some() || is_given_up(plan, id) => StepState::Failed,
         _ => StepState::Running,
     };
-    let over = matches!(
-        state,
-        StepState::Done | StepState::Failed | StepState::Undone
-    );
+    let over = matches!(state, StepState::Done | StepState::Failed | StepState::Undone);
     HostStepStatus {
         id: id.to_owned(),
         state,
@@ -215,10 +198,7 @@ pub fn due_at(
     let Some(reported_at) = &known.reported_at else {
         return now;
     };
-    let same = HostPlanStatus {
-        reported_at: None,
-        ..known.clone()
-    } == *wanted;
+    let same = HostPlanStatus { reported_at: None, ..known.clone() } == *wanted;
     // A report from the future is that of a clock that was set back since.
     if !same || reported_at.0 > now {
         return now;
@@ -228,10 +208,7 @@ pub fn due_at(
 
 /// The report as it is written now.
 pub fn stamped(wanted: &HostPlanStatus, now: Timestamp) -> HostPlanStatus {
-    HostPlanStatus {
-        reported_at: Some(time(now)),
-        ..wanted.clone()
-    }
+    HostPlanStatus { reported_at: Some(time(now)), ..wanted.clone() }
 }
 
 #[cfg(test)]

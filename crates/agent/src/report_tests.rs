@@ -13,11 +13,7 @@ fn planned(id: &str, gate: Gate, type_: StepType) -> PlannedStep {
     PlannedStep {
         id: id.to_owned(),
         gate,
-        action: StepAction {
-            type_,
-            version: "v1.35.0".to_owned(),
-            ..StepAction::default()
-        },
+        action: StepAction { type_, version: "v1.35.0".to_owned(), ..StepAction::default() },
         ..PlannedStep::default()
     }
 }
@@ -57,30 +53,18 @@ fn finish(state: &mut JournalState, step: &str, attempt: i32, outcome: Outcome) 
         outcome,
         failure: None,
         unchanged: false,
-        reason: if outcome == Outcome::Done {
-            ""
-        } else {
-            "CommandFailed"
-        }
-        .to_owned(),
+        reason: if outcome == Outcome::Done { "" } else { "CommandFailed" }.to_owned(),
         message: String::new(),
         at: at(i64::from(attempt) * 10 + 5),
     });
 }
 
 fn gate(state: &mut JournalState, gate: Gate) {
-    state.apply(&Record::GateSeen {
-        plan: "p".to_owned(),
-        gate,
-    });
+    state.apply(&Record::GateSeen { plan: "p".to_owned(), gate });
 }
 
 fn end(state: &mut JournalState, ended: PlanState) {
-    state.apply(&Record::PlanEnded {
-        plan: "p".to_owned(),
-        state: ended,
-        at: at(90),
-    });
+    state.apply(&Record::PlanEnded { plan: "p".to_owned(), state: ended, at: at(90) });
 }
 
 fn told(state: &JournalState) -> HostPlanStatus {
@@ -109,14 +93,8 @@ fn a_plan_behind_a_closed_gate_is_at_the_gate() {
     assert_eq!(told(&state).state, PlanState::Running);
     finish(&mut state, "preflight", 1, Outcome::Done);
     let status = told(&state);
-    assert_eq!(
-        (status.state, status.passed),
-        (PlanState::AtGate, Gate::Stage)
-    );
-    assert_eq!(
-        states(&status),
-        [StepState::Done, StepState::Pending, StepState::Pending]
-    );
+    assert_eq!((status.state, status.passed), (PlanState::AtGate, Gate::Stage));
+    assert_eq!(states(&status), [StepState::Done, StepState::Pending, StepState::Pending]);
 }
 
 #[test]
@@ -132,15 +110,8 @@ fn a_step_that_is_tried_again_runs_and_says_what_failed() {
     assert_eq!(status.steps[0].finished_at, None);
     start(&mut state, "preflight", 2);
     let status = told(&state);
-    assert_eq!(
-        (status.state, status.steps[0].attempt),
-        (PlanState::Retrying, 2)
-    );
-    assert_eq!(
-        status.steps[0].started_at,
-        Some(time(at(10))),
-        "of the first try"
-    );
+    assert_eq!((status.state, status.steps[0].attempt), (PlanState::Retrying, 2));
+    assert_eq!(status.steps[0].started_at, Some(time(at(10))), "of the first try");
 }
 
 #[test]
@@ -156,17 +127,11 @@ fn what_was_not_reached_says_so_and_names_what_stays() {
     assert_eq!(status.state, PlanState::Stopped);
     assert_eq!(status.passed, Gate::Upgrade);
     let last = &status.steps[2];
-    assert_eq!(
-        (last.state, last.reason.as_str()),
-        (StepState::Skipped, "NotReached")
-    );
+    assert_eq!((last.state, last.reason.as_str()), (StepState::Skipped, "NotReached"));
     assert!(last.message.contains("kubeadm-install"), "{}", last.message);
     assert_eq!(status.left_behind.len(), 1);
     let left = &status.left_behind[0];
-    assert!(
-        left.contains("undo-kubeadm-install was not taken"),
-        "{left}"
-    );
+    assert!(left.contains("undo-kubeadm-install was not taken"), "{left}");
 }
 
 #[test]
@@ -182,12 +147,7 @@ fn an_undo_is_a_step_of_the_report_and_leaves_nothing() {
     assert_eq!(status.steps[3].id, "undo-kubeadm-install");
     assert_eq!(
         states(&status),
-        [
-            StepState::Done,
-            StepState::Undone,
-            StepState::Skipped,
-            StepState::Done
-        ]
+        [StepState::Done, StepState::Undone, StepState::Skipped, StepState::Done]
     );
     assert_eq!(status.left_behind, Vec::<String>::new());
     let message = &status.steps[2].message;
@@ -201,20 +161,10 @@ fn a_damaged_journal_fails_the_plan_of_the_spec_and_says_why() {
         steps: journal().plan.unwrap().steps,
         ..HostPlanSpec::default()
     };
-    let trouble = Trouble::of_journal(&JournalError::Corrupt {
-        line: 3,
-        reason: "x".to_owned(),
-    });
-    let status = report(
-        &JournalState::default(),
-        Some(&spec),
-        &HostFacts::default(),
-        Some(&trouble),
-    );
-    assert_eq!(
-        (status.state, status.plan_id.as_str()),
-        (PlanState::Failed, "p")
-    );
+    let trouble = Trouble::of_journal(&JournalError::Corrupt { line: 3, reason: "x".to_owned() });
+    let status =
+        report(&JournalState::default(), Some(&spec), &HostFacts::default(), Some(&trouble));
+    assert_eq!((status.state, status.plan_id.as_str()), (PlanState::Failed, "p"));
     assert_eq!(status.steps[0].reason, "JournalCorrupt");
     assert!(status.steps[0].message.contains("line 3"));
 }
@@ -242,11 +192,7 @@ fn a_report_is_due_on_change_and_each_five_minutes() {
     let mut news = wanted.clone();
     news.facts.boot_id = "other".to_owned();
     assert_eq!(due_at(&news, Some(&known), at(10)), at(10));
-    assert_eq!(
-        due_at(&wanted, Some(&known), at(-10)),
-        at(-10),
-        "a report from the future"
-    );
+    assert_eq!(due_at(&wanted, Some(&known), at(-10)), at(-10), "a report from the future");
 }
 
 #[test]

@@ -30,11 +30,7 @@ impl OwnPlan {
         store: Store<HostPlan>,
         changes: watch::Receiver<()>,
     ) -> Self {
-        Self {
-            key,
-            store,
-            changes,
-        }
+        Self { key, store, changes }
     }
 
     /// What is there now counts as seen: only a later change ends a wait.
@@ -71,13 +67,7 @@ pub(crate) struct Reporter {
 
 impl Reporter {
     pub(crate) fn new(plan: OwnPlan, api: Api<HostPlan>, clock: Clock, extras: Extras) -> Self {
-        Self {
-            plan,
-            api,
-            clock,
-            extras,
-            written: None,
-        }
+        Self { plan, api, clock, extras, written: None }
     }
 
     /// Reports for ever what `reports` holds.

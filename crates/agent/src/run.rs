@@ -40,9 +40,7 @@ pub struct AgentOptions {
 
 impl std::fmt::Debug for AgentOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AgentOptions")
-            .field("node_name", &self.node_name)
-            .finish_non_exhaustive()
+        f.debug_struct("AgentOptions").field("node_name", &self.node_name).finish_non_exhaustive()
     }
 }
 

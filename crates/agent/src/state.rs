@@ -141,12 +141,9 @@ impl Record {
         match self {
             Self::PlanAccepted { .. } => "plan accepted".to_owned(),
             Self::StepStarted { step, attempt, .. } => format!("{step} started ({attempt})"),
-            Self::StepFinished {
-                step,
-                attempt,
-                outcome,
-                ..
-            } => format!("{step} finished ({attempt}): {outcome:?}"),
+            Self::StepFinished { step, attempt, outcome, .. } => {
+                format!("{step} finished ({attempt}): {outcome:?}")
+            }
             Self::GateSeen { gate, .. } => format!("gate {gate:?}"),
             Self::AbortSeen { cause, .. } => format!("abort: {cause:?}"),
             Self::PlanEnded { state, .. } => format!("plan ended: {state:?}"),
@@ -294,14 +291,7 @@ impl Progress {
     fn apply(&mut self, record: &Record) {
         match record {
             Record::PlanAccepted { .. } | Record::Checkpoint { .. } => {}
-            Record::StepStarted {
-                step,
-                attempt,
-                unit,
-                boot_id,
-                at,
-                ..
-            } => {
+            Record::StepStarted { step, attempt, unit, boot_id, at, .. } => {
                 // What the last failure was stays known until the next one.
                 let run = self.run(step, *attempt, *at);
                 run.attempt = *attempt;
@@ -365,10 +355,7 @@ impl Progress {
 
     /// The step whose last try has no end yet: its id and run.
     pub fn open(&self) -> Option<(&str, &StepRun)> {
-        self.runs
-            .iter()
-            .find(|(_, run)| run.is_open())
-            .map(|(id, run)| (id.as_str(), run))
+        self.runs.iter().find(|(_, run)| run.is_open()).map(|(id, run)| (id.as_str(), run))
     }
 
     /// The first step that is not done.
@@ -412,9 +399,7 @@ impl Progress {
         [Gate::Stage, Gate::Upgrade, Gate::Disrupt]
             .into_iter()
             .take_while(|gate| {
-                self.steps
-                    .iter()
-                    .all(|step| gate_of(step) > *gate || self.is_done(&step.id))
+                self.steps.iter().all(|step| gate_of(step) > *gate || self.is_done(&step.id))
             })
             .last()
             .unwrap_or_default()

@@ -97,11 +97,7 @@ pub(crate) async fn run(
     };
     enter()?;
     let units = SystemdUnits;
-    let host = Installation {
-        layout: Layout::new(BASE),
-        root: "/".into(),
-        units: &units,
-    };
+    let host = Installation { layout: Layout::new(BASE), root: "/".into(), units: &units };
     match task {
         Task::Install { settings, stay, .. } => {
             host.trust(&keys)?;
@@ -180,9 +176,7 @@ async fn install(
     }
     let mut known = None;
     loop {
-        let outcome = host
-            .install(program, &settings, Clock::real().now())
-            .await?;
+        let outcome = host.install(program, &settings, Clock::real().now()).await?;
         if known.as_ref() != Some(&outcome) {
             match &outcome {
                 Outcome::Installed => tracing::info!("the agent runs on this host"),

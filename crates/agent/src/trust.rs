@@ -48,9 +48,7 @@ pub struct PlanTrust {
 
 impl std::fmt::Debug for PlanTrust {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PlanTrust")
-            .field("keys", &self.keys)
-            .finish_non_exhaustive()
+        f.debug_struct("PlanTrust").field("keys", &self.keys).finish_non_exhaustive()
     }
 }
 
@@ -64,10 +62,7 @@ impl PlanTrust {
     /// remembered, before anything is done for it.
     pub async fn believe(&self, plan: &HostPlan) -> Result<(), TrustError> {
         let claims = self.keys.verify(plan)?;
-        let mark = Mark {
-            plan_id: plan.spec.plan_id.clone(),
-            issued_at: claims.issued_at,
-        };
+        let mark = Mark { plan_id: plan.spec.plan_id.clone(), issued_at: claims.issued_at };
         let known = match self.disk.read(MARK).await? {
             // A file of ours is replaced whole: what cannot be read was not written by us.
             Some(bytes) => Some(serde_json::from_slice::<Mark>(&bytes).map_err(io::Error::from)?),
@@ -75,11 +70,9 @@ impl PlanTrust {
         };
         match known {
             Some(known) if known == mark => Ok(()),
-            Some(known) if mark.issued_at < known.issued_at => Err(Distrust::Older {
-                issued_at: mark.issued_at,
-                accepted: known.issued_at,
+            Some(known) if mark.issued_at < known.issued_at => {
+                Err(Distrust::Older { issued_at: mark.issued_at, accepted: known.issued_at }.into())
             }
-            .into()),
             _ => {
                 let bytes = serde_json::to_vec(&mark).map_err(io::Error::from)?;
                 let written = self.disk.write_atomic(MARK, &bytes, "a plan is believed");

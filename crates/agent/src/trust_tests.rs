@@ -32,19 +32,14 @@ fn plan(id: &str, made: i64) -> HostPlan {
     let spec = HostPlanSpec {
         plan_id: id.to_owned(),
         gate: Gate::Stage,
-        steps: vec![PlannedStep {
-            id: "stage".to_owned(),
-            ..PlannedStep::default()
-        }],
+        steps: vec![PlannedStep { id: "stage".to_owned(), ..PlannedStep::default() }],
         ..HostPlanSpec::default()
     };
     let mut plan = HostPlan::new("n1", spec);
     plan.metadata.uid = Some("u".to_owned());
     let signer = PlanSigner::from_pem(&pem("PRIVATE KEY", PRIVATE)).unwrap();
-    let claims = Claims {
-        goal_hash: "g".to_owned(),
-        issued_at: Timestamp::from_second(made).unwrap(),
-    };
+    let claims =
+        Claims { goal_hash: "g".to_owned(), issued_at: Timestamp::from_second(made).unwrap() };
     let value = signer.sign(&plan, &plan.spec, &claims);
     plan.metadata.annotations = Some([(keys::PLAN_SIGNATURE.to_owned(), value)].into());
     plan
@@ -98,10 +93,7 @@ fn a_report_says_why_a_plan_waits_and_leaves_what_is_over_alone() {
     let refused = Refused::new(plan("a", 0).spec, &error);
 
     let waits = refused.report(&JournalState::default(), &facts);
-    assert_eq!(
-        (waits.plan_id.as_str(), waits.state),
-        ("a", PlanState::Retrying)
-    );
+    assert_eq!((waits.plan_id.as_str(), waits.state), ("a", PlanState::Retrying));
     assert_eq!(waits.steps[0].reason, "PlanNotTrusted");
     assert!(waits.steps[0].message.contains("--plan-keys"));
 
@@ -114,15 +106,9 @@ fn a_report_says_why_a_plan_waits_and_leaves_what_is_over_alone() {
         JournalState::replay([&accepted(id), &ended])
     };
     let same = refused.report(&over("a"), &facts);
-    assert_eq!(
-        (same.plan_id.as_str(), same.state),
-        ("a", PlanState::Succeeded)
-    );
+    assert_eq!((same.plan_id.as_str(), same.state), ("a", PlanState::Succeeded));
     let next = refused.report(&over("z"), &facts);
-    assert_eq!(
-        (next.plan_id.as_str(), next.state),
-        ("a", PlanState::Retrying)
-    );
+    assert_eq!((next.plan_id.as_str(), next.state), ("a", PlanState::Retrying));
 
     let live = JournalState::replay([&accepted("z")]);
     let live = refused.report(&live, &facts);

@@ -63,11 +63,7 @@ fn undo_step(plan: &Progress, step: &PlannedStep) -> Option<PlannedStep> {
     } else {
         BTreeMap::new()
     };
-    let undo = UndoArgs {
-        what,
-        step: step.id.clone(),
-        packages,
-    };
+    let undo = UndoArgs { what, step: step.id.clone(), packages };
     Some(PlannedStep {
         id: undo_id(&step.id),
         gate: step.gate,
@@ -90,12 +86,8 @@ fn how(plan: &Progress, step: &PlannedStep) -> Option<StepUndo> {
 
 /// The packages that steps name beside those of Kubernetes: what an undo has to know of.
 pub fn named_packages(steps: &[PlannedStep]) -> BTreeSet<String> {
-    let args = steps
-        .iter()
-        .filter_map(|step| step.action.packages.as_ref());
-    args.flat_map(|args| &args.install)
-        .map(|package| package.name.clone())
-        .collect()
+    let args = steps.iter().filter_map(|step| step.action.packages.as_ref());
+    args.flat_map(|args| &args.install).map(|package| package.name.clone()).collect()
 }
 
 /// Packages that a step was to install and that were not there before. They are left: nothing that
@@ -105,9 +97,7 @@ fn new_packages(plan: &Progress, step: &PlannedStep) -> Vec<String> {
         return Vec::new();
     }
     let named = named_packages(std::slice::from_ref(step)).into_iter();
-    named
-        .filter(|name| !plan.packages_before.contains_key(name))
-        .collect()
+    named.filter(|name| !plan.packages_before.contains_key(name)).collect()
 }
 
 /// The packages of a step at their versions of before, if the step was to change any, or the files
@@ -137,11 +127,7 @@ fn packages_before(plan: &Progress, step: &PlannedStep) -> BTreeMap<String, Stri
     let kubelet = step.action.kubelet.as_ref();
     let flags = step.action.type_ == StepType::KubeletInstall
         && kubelet.is_some_and(|args| *args != KubeletArgs::default());
-    if !flags
-        && all
-            .iter()
-            .all(|(_, before, same)| before.is_none() || *same)
-    {
+    if !flags && all.iter().all(|(_, before, same)| before.is_none() || *same) {
         return BTreeMap::new();
     }
     all.into_iter()
@@ -167,11 +153,7 @@ pub fn left_behind(plan: &Progress) -> Vec<(String, String)> {
             if !past && (nothing || plan.is_done(&undo)) {
                 return Some((step.id.clone(), new_ones(&new_packages(plan, step))?));
             }
-            let what = if run.is_done() {
-                "is done"
-            } else {
-                "was begun and has failed"
-            };
+            let what = if run.is_done() { "is done" } else { "was begun and has failed" };
             let why = if past {
                 let point = plan.irreversible().first().map_or("", |step| &step.id);
                 format!("nothing is taken back past the point of no return ({point})")
@@ -190,9 +172,9 @@ fn new_ones(packages: &[String]) -> Option<String> {
     let list = packages.join(", ");
     match packages.len() {
         0 => None,
-        1 => Some(format!(
-            "Package {list} was not there before the plan, and is left on the host."
-        )),
+        1 => {
+            Some(format!("Package {list} was not there before the plan, and is left on the host."))
+        }
         _ => Some(format!(
             "Packages {list} were not there before the plan, and are left on the host."
         )),

@@ -30,24 +30,14 @@ fn step(id: &str, gate: Gate, type_: StepType, undo: Option<StepUndo>) -> Planne
 fn worker() -> Vec<PlannedStep> {
     vec![
         step("preflight", Gate::Stage, StepType::Preflight, None),
-        step(
-            "kubeadm-install",
-            Gate::Upgrade,
-            StepType::KubeadmInstall,
-            Some(StepUndo::Packages),
-        ),
+        step("kubeadm-install", Gate::Upgrade, StepType::KubeadmInstall, Some(StepUndo::Packages)),
         step(
             "kubeadm-upgrade",
             Gate::Upgrade,
             StepType::KubeadmUpgrade,
             Some(StepUndo::Configuration),
         ),
-        step(
-            "kubelet-install",
-            Gate::Disrupt,
-            StepType::KubeletInstall,
-            Some(StepUndo::Packages),
-        ),
+        step("kubelet-install", Gate::Disrupt, StepType::KubeletInstall, Some(StepUndo::Packages)),
         step(
             "kubelet-restart",
             Gate::Disrupt,
@@ -59,9 +49,7 @@ fn worker() -> Vec<PlannedStep> {
 }
 
 fn packages(version: &str) -> BTreeMap<String, String> {
-    ["kubeadm", "kubectl", "kubelet"]
-        .map(|name| (name.to_owned(), version.to_owned()))
-        .into()
+    ["kubeadm", "kubectl", "kubelet"].map(|name| (name.to_owned(), version.to_owned())).into()
 }
 
 fn plan_of(steps: Vec<PlannedStep>, point: &str) -> JournalState {
@@ -75,10 +63,7 @@ fn plan_of(steps: Vec<PlannedStep>, point: &str) -> JournalState {
         static_pods: BTreeMap::from([("etcd".to_owned(), "e:1".to_owned())]),
         at: at(0),
     });
-    state.apply(&Record::GateSeen {
-        plan: "p".to_owned(),
-        gate: Gate::Disrupt,
-    });
+    state.apply(&Record::GateSeen { plan: "p".to_owned(), gate: Gate::Disrupt });
     state
 }
 
@@ -143,11 +128,7 @@ fn take_back(state: &mut JournalState, broken: &[&str]) -> (Vec<String>, PlanSta
                 taken.push(job.step);
             }
             Next::End { state: ended } => {
-                state.apply(&Record::PlanEnded {
-                    plan: "p".to_owned(),
-                    state: ended,
-                    at: at(11),
-                });
+                state.apply(&Record::PlanEnded { plan: "p".to_owned(), state: ended, at: at(11) });
                 return (taken, ended);
             }
             other => panic!("{other:?}"),
@@ -183,17 +164,10 @@ fn only_what_was_begun_is_taken_back() {
         ("kubeadm-install", &["undo-kubeadm-install"]),
         (
             "kubelet-install",
-            &[
-                "undo-kubelet-install",
-                "undo-kubeadm-upgrade",
-                "undo-kubeadm-install",
-            ],
+            &["undo-kubelet-install", "undo-kubeadm-upgrade", "undo-kubeadm-install"],
         ),
     ] {
-        assert_eq!(
-            ids(&failed_at(worker(), "node-ready", step, false)),
-            expected
-        );
+        assert_eq!(ids(&failed_at(worker(), "node-ready", step, false)), expected);
     }
 }
 
@@ -206,10 +180,7 @@ fn packages_go_back_to_exactly_what_they_were() {
         ("kubectl".to_owned(), "1.34.2-1.1".to_owned()),
         ("kubelet".to_owned(), "1.34.2-1.1".to_owned()),
     ]);
-    assert_eq!(
-        Command::of(undo),
-        Ok::<_, InvalidStep>(Command::RestorePackages { packages })
-    );
+    assert_eq!(Command::of(undo), Ok::<_, InvalidStep>(Command::RestorePackages { packages }));
 }
 
 #[test]
@@ -228,10 +199,8 @@ fn the_runtime_goes_back_and_a_package_that_was_not_there_stays() {
         StepType::ContainerRuntimeInstall,
         Some(StepUndo::Packages),
     );
-    let package = |name: &str| PackageVersion {
-        name: name.to_owned(),
-        version: "2.1.4-1".to_owned(),
-    };
+    let package =
+        |name: &str| PackageVersion { name: name.to_owned(), version: "2.1.4-1".to_owned() };
     runtime.action.packages = Some(PackageArgs {
         install: vec![package("containerd.io"), package("new-one")],
         ..PackageArgs::default()
@@ -249,26 +218,16 @@ fn the_runtime_goes_back_and_a_package_that_was_not_there_stays() {
 #[test]
 fn a_package_that_was_not_there_before_is_told() {
     let mut steps = worker();
-    let package = |name: &str| PackageVersion {
-        name: name.to_owned(),
-        version: "1.35.1-1".to_owned(),
-    };
+    let package =
+        |name: &str| PackageVersion { name: name.to_owned(), version: "1.35.1-1".to_owned() };
     steps[1].action.packages = Some(PackageArgs {
         install: vec![package("cri-o"), package("runc")],
         ..PackageArgs::default()
     });
-    assert_eq!(
-        named_packages(&steps).into_iter().collect::<Vec<_>>(),
-        ["cri-o", "runc"]
-    );
+    assert_eq!(named_packages(&steps).into_iter().collect::<Vec<_>>(), ["cri-o", "runc"]);
     let mut state = failed_at(steps, "node-ready", "kubeadm-upgrade", false);
     let before = ("cri-o".to_owned(), "1.34.0-1".to_owned());
-    state
-        .plan
-        .as_mut()
-        .unwrap()
-        .packages_before
-        .extend([before]);
+    state.plan.as_mut().unwrap().packages_before.extend([before]);
     let (taken, _) = take_back(&mut state, &[]);
     assert_eq!(taken, ["undo-kubeadm-upgrade", "undo-kubeadm-install"]);
     let left = left_behind(state.plan.as_ref().unwrap());
@@ -279,10 +238,7 @@ fn a_package_that_was_not_there_before_is_told() {
 #[test]
 fn other_flags_of_a_kubelet_that_stays_go_back() {
     let mut steps = worker();
-    let flags = KubeletArgs {
-        remove_args: vec!["v".to_owned()],
-        ..KubeletArgs::default()
-    };
+    let flags = KubeletArgs { remove_args: vec!["v".to_owned()], ..KubeletArgs::default() };
     for args in [None, Some(KubeletArgs::default()), Some(flags.clone())] {
         steps[3].action.kubelet = args.clone();
         let mut state = failed_at(steps.clone(), "node-ready", "kubelet-install", false);
@@ -295,16 +251,11 @@ fn other_flags_of_a_kubelet_that_stays_go_back() {
 #[test]
 fn sources_of_packages_that_have_moved_go_back_last() {
     let mut steps = worker();
-    steps.insert(
-        1,
-        step("stage", Gate::Stage, StepType::Stage, Some(StepUndo::Files)),
-    );
+    steps.insert(1, step("stage", Gate::Stage, StepType::Stage, Some(StepUndo::Files)));
     let mut state = failed_at(steps, "node-ready", "kubeadm-upgrade", false);
     let plan = state.plan.as_ref().unwrap();
     let undo = undo_steps(plan).pop().unwrap();
-    let expected = Command::RestoreFiles {
-        step: "stage".to_owned(),
-    };
+    let expected = Command::RestoreFiles { step: "stage".to_owned() };
     assert_eq!(Command::of(&undo), Ok::<_, InvalidStep>(expected));
     let (taken, _) = take_back(&mut state, &["undo-stage"]);
     assert_eq!(taken.last().map(String::as_str), Some("undo-stage"));
@@ -320,21 +271,11 @@ fn past_the_point_of_no_return_nothing_is_taken_back_and_the_rest_is_told() {
     assert!(plan.past_no_return());
     let left = left_behind(plan);
     let steps: Vec<&str> = left.iter().map(|(id, _)| id.as_str()).collect();
-    assert_eq!(
-        steps,
-        ["kubeadm-install", "kubeadm-upgrade", "kubelet-install"]
-    );
+    assert_eq!(steps, ["kubeadm-install", "kubeadm-upgrade", "kubelet-install"]);
     for (_, sentence) in &left {
-        assert!(
-            sentence.contains("point of no return (kubeadm-upgrade)"),
-            "{sentence}"
-        );
+        assert!(sentence.contains("point of no return (kubeadm-upgrade)"), "{sentence}");
     }
-    assert!(
-        left[2].1.contains("was begun and has failed"),
-        "{}",
-        left[2].1
-    );
+    assert!(left[2].1.contains("was begun and has failed"), "{}", left[2].1);
 }
 
 #[test]
@@ -367,13 +308,7 @@ fn an_undo_is_tried_again_like_any_step() {
     let mut state = failed_at(worker(), "node-ready", "kubeadm-install", false);
     for attempt in 1..=MAX_ATTEMPTS {
         start(&mut state, "undo-kubeadm-install", attempt);
-        finish(
-            &mut state,
-            "undo-kubeadm-install",
-            attempt,
-            Outcome::Failed,
-            false,
-        );
+        finish(&mut state, "undo-kubeadm-install", attempt, Outcome::Failed, false);
         let next = engine::next(&state, None, at(1000));
         if attempt < MAX_ATTEMPTS {
             assert!(matches!(next, Next::Start { attempt: a, .. } if a == attempt + 1));

@@ -35,9 +35,7 @@ async fn a_cluster_that_learns_of_host_plans_later_gets_one_then() {
 #[tokio::test(start_paused = true)]
 async fn a_whole_plan_succeeds_and_reports_each_step() {
     let world = World::new().await;
-    world
-        .order_plan("p1", Gate::Disrupt, &worker_steps(NEW, true))
-        .await;
+    world.order_plan("p1", Gate::Disrupt, &worker_steps(NEW, true)).await;
     let status = world.run_to(PlanState::Succeeded).await;
     assert_eq!(status.plan_id, "p1");
     assert_eq!(status.passed, Gate::Disrupt);
@@ -77,9 +75,7 @@ async fn the_agent_stops_at_each_gate_and_goes_on_when_it_opens() {
 async fn a_step_that_fails_twice_recovers() {
     let world = World::new().await;
     world.break_step("kubelet-install", 2);
-    world
-        .order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false))
-        .await;
+    world.order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false)).await;
     let status = world.run_to(PlanState::Succeeded).await;
     let step = status.steps.iter().find(|s| s.id == "kubelet-install");
     assert_eq!(step.unwrap().attempt, 3);
@@ -89,19 +85,13 @@ async fn a_step_that_fails_twice_recovers() {
 async fn a_step_that_keeps_failing_fails_the_plan_with_a_reason() {
     let world = World::new().await;
     world.break_step("kubeadm-upgrade", 99);
-    world
-        .order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false))
-        .await;
+    world.order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false)).await;
     let status = world.run_to(PlanState::Failed).await;
     let find = |id: &str| status.steps.iter().find(|s| s.id == id).unwrap();
     let failed = find("kubeadm-upgrade");
     assert_eq!((failed.state, failed.attempt), (StepState::Failed, 3));
     assert_eq!(failed.reason, "CommandFailed");
-    assert!(
-        failed.message.contains("simulated failure"),
-        "{}",
-        failed.message
-    );
+    assert!(failed.message.contains("simulated failure"), "{}", failed.message);
     let rest = find("kubelet-restart");
     assert_eq!(rest.state, StepState::Skipped);
     assert!(rest.message.contains("kubeadm-install"), "{}", rest.message);
@@ -125,17 +115,12 @@ async fn an_abort_before_the_point_of_no_return_puts_kubeadm_back() {
     let status = world.run_to(PlanState::Stopped).await;
     assert_eq!(version_of(&world, "kubeadm"), OLD);
     let last = status.steps.last().unwrap();
-    assert_eq!(
-        (last.id.as_str(), last.state),
-        ("undo-kubeadm-install", StepState::Done)
-    );
+    assert_eq!((last.id.as_str(), last.state), ("undo-kubeadm-install", StepState::Done));
 }
 
 fn version_of(world: &World, package: &str) -> String {
-    let version: KubernetesVersion = world
-        .host_state()
-        .installed(package)
-        .expect("it is installed");
+    let version: KubernetesVersion =
+        world.host_state().installed(package).expect("it is installed");
     version.to_string()
 }
 
@@ -157,13 +142,9 @@ async fn an_abort_past_the_point_of_no_return_finishes_what_is_open() {
 #[tokio::test(start_paused = true)]
 async fn another_plan_stops_the_first_and_then_runs() {
     let world = World::new().await;
-    world
-        .order_plan("p1", Gate::Stage, &worker_steps(NEW, false))
-        .await;
+    world.order_plan("p1", Gate::Stage, &worker_steps(NEW, false)).await;
     world.run_for(10).await;
-    world
-        .order_plan("p2", Gate::Disrupt, &worker_steps("v1.34.9", false))
-        .await;
+    world.order_plan("p2", Gate::Disrupt, &worker_steps("v1.34.9", false)).await;
     let status = world.run_to(PlanState::Succeeded).await;
     assert_eq!(status.plan_id, "p2");
     assert_eq!(status.facts.kubelet_version, "v1.34.9");
@@ -173,9 +154,7 @@ async fn another_plan_stops_the_first_and_then_runs() {
 async fn a_to_b_to_a_does_the_work_again_each_time() {
     let world = World::new().await;
     for (id, version) in [("p1", NEW), ("p2", OLD), ("p3", NEW)] {
-        world
-            .order_plan(id, Gate::Disrupt, &worker_steps(version, false))
-            .await;
+        world.order_plan(id, Gate::Disrupt, &worker_steps(version, false)).await;
         let switch = Switch::new(Kill::Never);
         let done = async |world: &World| {
             let status = world.status().await;
@@ -190,9 +169,7 @@ async fn a_to_b_to_a_does_the_work_again_each_time() {
 #[tokio::test(start_paused = true)]
 async fn the_agent_goes_on_up_to_the_gate_while_the_api_is_down_and_reports_later() {
     let world = World::new().await;
-    world
-        .order_plan("p1", Gate::Upgrade, &worker_steps(NEW, false))
-        .await;
+    world.order_plan("p1", Gate::Upgrade, &worker_steps(NEW, false)).await;
     world.run_for(10).await;
     world.api_down(true);
     world.run_for(400).await;
@@ -218,9 +195,7 @@ async fn an_idle_agent_writes_only_its_heartbeat() {
 #[tokio::test(start_paused = true)]
 async fn a_restart_writes_nothing_when_there_is_nothing_new() {
     let world = World::new().await;
-    world
-        .order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false))
-        .await;
+    world.order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false)).await;
     world.run_to(PlanState::Succeeded).await;
     let switch = Switch::new(Kill::Never);
     world.run_until(&switch, 60, async |_| false).await;
@@ -230,9 +205,7 @@ async fn a_restart_writes_nothing_when_there_is_nothing_new() {
 #[tokio::test(start_paused = true)]
 async fn a_host_plan_that_was_deleted_comes_back_with_its_report() {
     let world = World::new().await;
-    world
-        .order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false))
-        .await;
+    world.order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false)).await;
     world.run_to(PlanState::Succeeded).await;
     let switch = Switch::new(Kill::Never);
     let deleted = async {
@@ -242,27 +215,20 @@ async fn a_host_plan_that_was_deleted_comes_back_with_its_report() {
     };
     tokio::join!(deleted, world.run_until(&switch, 30, async |_| false));
     let status = world.status().await;
-    assert_eq!(
-        (status.plan_id.as_str(), status.state),
-        ("p1", PlanState::Succeeded)
-    );
+    assert_eq!((status.plan_id.as_str(), status.state), ("p1", PlanState::Succeeded));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_damaged_journal_stops_the_agent_with_a_reason() {
     let world = World::new().await;
-    world
-        .order_plan("p1", Gate::Stage, &worker_steps(NEW, false))
-        .await;
+    world.order_plan("p1", Gate::Stage, &worker_steps(NEW, false)).await;
     world.run_to(PlanState::AtGate).await;
     {
         let mut disk = world.disk.lock().unwrap();
         let text = disk.files.values_mut().next().unwrap();
         *text = text.replacen("preflight", "preflihgt", 1);
     }
-    world
-        .order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false))
-        .await;
+    world.order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false)).await;
     let status = world.run_to(PlanState::Failed).await;
     assert_eq!(status.steps[0].reason, "JournalCorrupt");
     assert_eq!(world.host_state().runs, BTreeMap::new());
@@ -282,11 +248,7 @@ async fn end_of(world: &World) -> End {
     let status = world.status().await;
     assert_eq!(status.state, PlanState::Succeeded);
     let host = world.host_state();
-    let steps = status
-        .steps
-        .into_iter()
-        .map(|step| (step.id, step.state, step.attempt))
-        .collect();
+    let steps = status.steps.into_iter().map(|step| (step.id, step.state, step.attempt)).collect();
     End {
         runs: host.runs,
         boots: host.boots,
@@ -300,9 +262,7 @@ async fn end_of(world: &World) -> End {
 async fn killed(kill: Kill, away: Duration, forgetful: bool) -> (End, Vec<String>) {
     let mut world = World::new().await;
     world.forgetful = forgetful;
-    world
-        .order_plan("p1", Gate::Disrupt, &worker_steps(NEW, true))
-        .await;
+    world.order_plan("p1", Gate::Disrupt, &worker_steps(NEW, true)).await;
     let done = async |world: &World| world.status().await.state == PlanState::Succeeded;
     let switch = Switch::new(kill);
     let finished = world.run_until(&switch, 2000, done).await;

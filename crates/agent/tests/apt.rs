@@ -40,11 +40,7 @@ struct Stub<'a> {
 }
 
 fn stub<'a>(name: &'a str, version: &'a str) -> Stub<'a> {
-    Stub {
-        name,
-        version,
-        ..Stub::default()
-    }
+    Stub { name, version, ..Stub::default() }
 }
 
 impl World {
@@ -89,10 +85,7 @@ impl World {
             environment: vec![("APT_CONFIG".to_owned(), config.display().to_string())],
             ..Tool::default()
         };
-        let dpkg = |arguments: &[String]| Tool {
-            arguments: arguments.to_vec(),
-            ..Tool::default()
-        };
+        let dpkg = |arguments: &[String]| Tool { arguments: arguments.to_vec(), ..Tool::default() };
         let database = format!("--admindir={shown}/var/lib/dpkg");
         let state = folder.path().join("state");
         fs::create_dir_all(&state).unwrap();
@@ -115,10 +108,7 @@ impl World {
         world.repository("repo", &stubs);
         world.source("main", "repo");
         let from = PackageArgs::default();
-        let order = Order {
-            plan: "the plan of before",
-            ..Self::order("v1.34.2", &NAMES, &from)
-        };
+        let order = Order { plan: "the plan of before", ..Self::order("v1.34.2", &NAMES, &from) };
         world.apt().install(&order).await.unwrap();
         Some(world)
     }
@@ -166,10 +156,7 @@ impl World {
             if path.extension().is_none_or(|extension| extension != "deb") {
                 continue;
             }
-            let control = Command::new("/usr/bin/dpkg-deb")
-                .arg("--field")
-                .arg(&path)
-                .output();
+            let control = Command::new("/usr/bin/dpkg-deb").arg("--field").arg(&path).output();
             let control = String::from_utf8(control.unwrap().stdout).unwrap();
             let size = fs::metadata(&path).unwrap().len();
             let name = path.file_name().unwrap().to_string_lossy();
@@ -177,20 +164,14 @@ impl World {
             let sums = String::from_utf8(sums.stdout).unwrap();
             let sum = sums.split(' ').next().unwrap();
             let control = control.trim_end();
-            write!(
-                index,
-                "{control}\nFilename: ./{name}\nSize: {size}\nSHA256: {sum}\n\n"
-            )
-            .unwrap();
+            write!(index, "{control}\nFilename: ./{name}\nSize: {size}\nSHA256: {sum}\n\n")
+                .unwrap();
         }
         fs::write(self.path(folder).join("Packages"), index).unwrap();
     }
 
     fn source(&self, name: &str, folder: &str) {
-        let line = format!(
-            "deb [trusted=yes] file:{} ./\n",
-            self.path(folder).display()
-        );
+        let line = format!("deb [trusted=yes] file:{} ./\n", self.path(folder).display());
         let list = format!("/etc/apt/sources.list.d/{name}.list");
         fs::write(self.site.path(list), line).unwrap();
     }
@@ -204,10 +185,7 @@ impl World {
         Order {
             plan: "plan",
             from,
-            wants: names
-                .iter()
-                .map(|name| Want::kubernetes(name, &version))
-                .collect(),
+            wants: names.iter().map(|name| Want::kubernetes(name, &version)).collect(),
         }
     }
 
@@ -279,15 +257,9 @@ async fn holds_are_back_after_an_installation_that_failed() {
         return;
     };
     let from = PackageArgs::default();
-    let broken = Stub {
-        postinst: "exit 1",
-        ..stub("kubeadm", "1.36.0-1.1")
-    };
+    let broken = Stub { postinst: "exit 1", ..stub("kubeadm", "1.36.0-1.1") };
     world.repository("repo", &[broken]);
-    world
-        .install("v1.36.0", &["kubeadm"], &from)
-        .await
-        .unwrap_err();
+    world.install("v1.36.0", &["kubeadm"], &from).await.unwrap_err();
     assert!(world.log().contains("unhold kubeadm"), "{}", world.log());
     assert_eq!(world.held().await, ["kubeadm", "kubectl", "kubelet"]);
     // Nor does an undo that cannot be done lift them for good.
@@ -302,16 +274,9 @@ async fn fetching_installs_nothing() {
         return;
     };
     let from = PackageArgs::default();
-    world
-        .apt()
-        .fetch(&World::order("v1.35.0", &NAMES, &from))
-        .await
-        .unwrap();
+    world.apt().fetch(&World::order("v1.35.0", &NAMES, &from)).await.unwrap();
     let now = world.installed().await;
-    assert!(
-        now.starts_with("kubeadm 1.34.2-1.1,") && !now.contains("1.35"),
-        "{now}"
-    );
+    assert!(now.starts_with("kubeadm 1.34.2-1.1,") && !now.contains("1.35"), "{now}");
     assert_eq!(world.held().await.len(), 3);
 }
 
@@ -329,12 +294,7 @@ async fn an_undo_goes_back_to_the_versions_of_before_even_without_their_reposito
     // The repository of the next minor has not the old packages.
     fs::remove_dir_all(world.path("repo")).unwrap();
     world.apt().restore("plan", &before).await.unwrap();
-    assert_eq!(
-        world.apt().installed().await.unwrap(),
-        before,
-        "{}",
-        world.log()
-    );
+    assert_eq!(world.apt().installed().await.unwrap(), before, "{}", world.log());
     assert_eq!(world.held().await, ["kubeadm", "kubectl", "kubelet"]);
     world.apt().restore("plan", &before).await.unwrap();
 }
@@ -346,10 +306,7 @@ async fn a_package_that_was_not_there_before_goes() {
     };
     world.repository("repo", &[stub("cri-tools", "1.35.0-1.1")]);
     let from = PackageArgs::default();
-    world
-        .install("v1.35.0", &["cri-tools"], &from)
-        .await
-        .unwrap();
+    world.install("v1.35.0", &["cri-tools"], &from).await.unwrap();
     let gone = BTreeMap::from([("cri-tools".to_owned(), String::new())]);
     world.apt().restore("plan", &gone).await.unwrap();
     assert!(!world.installed().await.contains("cri-tools"));
@@ -363,34 +320,14 @@ async fn an_interrupted_dpkg_is_repaired() {
     // The first time, the power goes in the middle of the package's own script.
     let postinst =
         "if [ ! -e \"$DPKG_ROOT/cut\" ]; then touch \"$DPKG_ROOT/cut\"; kill -9 $PPID; fi";
-    world.repository(
-        "repo",
-        &[Stub {
-            postinst,
-            ..stub("kubeadm", "1.35.0-1.2")
-        }],
-    );
+    world.repository("repo", &[Stub { postinst, ..stub("kubeadm", "1.35.0-1.2") }]);
     let from = PackageArgs::default();
-    let error = world
-        .install("v1.35.0", &["kubeadm"], &from)
-        .await
-        .unwrap_err();
+    let error = world.install("v1.35.0", &["kubeadm"], &from).await.unwrap_err();
     assert_eq!(error.kind, FailureKind::Retriable, "{error}");
-    assert!(
-        !world.installed().await.contains("kubeadm"),
-        "half configured"
-    );
+    assert!(!world.installed().await.contains("kubeadm"), "half configured");
     world.install("v1.35.0", &["kubeadm"], &from).await.unwrap();
-    assert!(
-        world.installed().await.starts_with("kubeadm 1.35.0-1.2"),
-        "{}",
-        world.log()
-    );
-    assert!(
-        world.log().contains("dpkg was interrupted"),
-        "{}",
-        world.log()
-    );
+    assert!(world.installed().await.starts_with("kubeadm 1.35.0-1.2"), "{}", world.log());
+    assert!(world.log().contains("dpkg was interrupted"), "{}", world.log());
 }
 
 #[tokio::test]
@@ -398,10 +335,7 @@ async fn somebody_elses_lock_is_waited_for() {
     let Some(world) = World::at_134().await else {
         return;
     };
-    let slow = Stub {
-        postinst: "touch \"$DPKG_ROOT/slow\"; sleep 1",
-        ..stub("slow", "1.0")
-    };
+    let slow = Stub { postinst: "touch \"$DPKG_ROOT/slow\"; sleep 1", ..stub("slow", "1.0") };
     world.packages("other", &[slow]);
     let mut other = Command::new("/usr/bin/dpkg")
         .args(dpkg_options(&world.site.path("/")))
@@ -417,10 +351,7 @@ async fn somebody_elses_lock_is_waited_for() {
     world.install("v1.35.0", &["kubeadm"], &from).await.unwrap();
     assert!(other.wait().unwrap().success());
     let now = world.installed().await;
-    assert!(
-        now.contains("kubeadm 1.35.0-1.1") && now.contains("slow 1.0"),
-        "{now}"
-    );
+    assert!(now.contains("kubeadm 1.35.0-1.1") && now.contains("slow 1.0"), "{now}");
 }
 
 #[tokio::test]
@@ -430,17 +361,11 @@ async fn a_package_that_somebody_else_holds_is_not_changed() {
     };
     world.repository(
         "repo",
-        &[Stub {
-            fields: "Depends: kubelet (>= 1.35)\n",
-            ..stub("kubeadm", "1.36.0-1.1")
-        }],
+        &[Stub { fields: "Depends: kubelet (>= 1.35)\n", ..stub("kubeadm", "1.36.0-1.1") }],
     );
     let before = world.installed().await;
     let from = PackageArgs::default();
-    let error = world
-        .install("v1.36.0", &["kubeadm"], &from)
-        .await
-        .unwrap_err();
+    let error = world.install("v1.36.0", &["kubeadm"], &from).await.unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson, "{error}");
     assert_eq!(world.installed().await, before);
 }
@@ -450,17 +375,11 @@ async fn nothing_is_removed_to_make_room() {
     let Some(world) = World::at_134().await else {
         return;
     };
-    let conflicting = Stub {
-        fields: "Conflicts: kubectl\n",
-        ..stub("kubeadm", "1.36.0-1.1")
-    };
+    let conflicting = Stub { fields: "Conflicts: kubectl\n", ..stub("kubeadm", "1.36.0-1.1") };
     world.repository("repo", &[conflicting]);
     let before = world.installed().await;
     let from = PackageArgs::default();
-    let error = world
-        .install("v1.36.0", &["kubeadm"], &from)
-        .await
-        .unwrap_err();
+    let error = world.install("v1.36.0", &["kubeadm"], &from).await.unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson, "{error}");
     assert_eq!(world.installed().await, before);
 }
@@ -470,25 +389,17 @@ async fn a_folder_of_packages_is_enough_with_their_dependencies() {
     let Some(world) = World::at_134().await else {
         return;
     };
-    let depends = Stub {
-        fields: "Depends: cri-tools (>= 1.35)\n",
-        ..stub("kubeadm", "1.35.2-1.1")
-    };
+    let depends =
+        Stub { fields: "Depends: cri-tools (>= 1.35)\n", ..stub("kubeadm", "1.35.2-1.1") };
     world.packages("root/srv/debs", &[depends, stub("cri-tools", "1.35.0-1.1")]);
     // No repository answers in an air-gapped place.
     fs::remove_dir_all(world.path("repo")).unwrap();
-    let from = PackageArgs {
-        path: "/srv/debs".to_owned(),
-        ..PackageArgs::default()
-    };
+    let from = PackageArgs { path: "/srv/debs".to_owned(), ..PackageArgs::default() };
     let order = World::order("v1.35.2", &["kubeadm"], &from);
     world.apt().fetch(&order).await.unwrap();
     world.apt().install(&order).await.unwrap();
     let now = world.installed().await;
-    assert!(
-        now.contains("cri-tools 1.35.0-1.1, kubeadm 1.35.2-1.1"),
-        "{now}"
-    );
+    assert!(now.contains("cri-tools 1.35.0-1.1, kubeadm 1.35.2-1.1"), "{now}");
 }
 
 #[tokio::test]
@@ -499,41 +410,22 @@ async fn the_repository_of_the_next_minor_is_used_and_left_again() {
     let list = world.site.path("/etc/apt/sources.list.d/kubernetes.list");
     let line = |minor: &str| {
         let folder = world.path("").display().to_string();
-        format!(
-            "deb [trusted=yes] file:{}/{minor}/deb/ /\n",
-            folder.trim_end_matches('/')
-        )
+        format!("deb [trusted=yes] file:{}/{minor}/deb/ /\n", folder.trim_end_matches('/'))
     };
     fs::write(&list, line("v1.34")).unwrap();
     let none = PackageArgs::default();
     world.install("v1.34.2", &["kubeadm"], &none).await.unwrap();
-    let error = world
-        .install("v1.35.0", &["kubeadm"], &none)
-        .await
-        .unwrap_err();
+    let error = world.install("v1.35.0", &["kubeadm"], &none).await.unwrap_err();
     assert!(error.message.contains("one per minor version"), "{error}");
     let before = world.apt().installed().await.unwrap();
     let folder = world.path("v1.35/deb").display().to_string();
-    let from = PackageArgs {
-        repository: format!("file:{folder}/"),
-        ..PackageArgs::default()
-    };
+    let from = PackageArgs { repository: format!("file:{folder}/"), ..PackageArgs::default() };
     let order = World::order("v1.35.0", &["kubeadm"], &from);
     world.apt().fetch(&order).await.unwrap();
     world.apt().install(&order).await.unwrap();
-    assert_eq!(
-        world.installed().await,
-        "kubeadm 1.35.0-1.1",
-        "{}",
-        world.log()
-    );
+    assert_eq!(world.installed().await, "kubeadm 1.35.0-1.1", "{}", world.log());
     assert_eq!(fs::read_to_string(&list).unwrap(), line("v1.35"));
     world.apt().restore("plan", &before).await.unwrap();
-    assert_eq!(
-        world.installed().await,
-        "kubeadm 1.34.2-1.1",
-        "{}",
-        world.log()
-    );
+    assert_eq!(world.installed().await, "kubeadm 1.34.2-1.1", "{}", world.log());
     assert_eq!(fs::read_to_string(&list).unwrap(), line("v1.34"));
 }

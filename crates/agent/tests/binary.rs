@@ -16,12 +16,7 @@ fn it_waits_for_its_credentials_and_ends_well_when_asked() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state");
     let mut agent = Command::new(AGENT)
-        .args([
-            "--node-name",
-            "n1",
-            "--kubeconfig",
-            "/nonexistent/kubelet.conf",
-        ])
+        .args(["--node-name", "n1", "--kubeconfig", "/nonexistent/kubelet.conf"])
         .arg("--state-dir")
         .arg(&state)
         .args(["--log-format", "json"])
@@ -37,13 +32,7 @@ fn it_waits_for_its_credentials_and_ends_well_when_asked() {
     let mode = fs::metadata(&state).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700, "snapshots in it are secrets");
     let pid = agent.id().to_string();
-    assert!(
-        Command::new("kill")
-            .args(["-TERM", &pid])
-            .status()
-            .unwrap()
-            .success()
-    );
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     assert!(agent.wait().unwrap().success());
 }
 
@@ -51,8 +40,5 @@ fn it_waits_for_its_credentials_and_ends_well_when_asked() {
 fn help_has_examples() {
     let out = Command::new(AGENT).arg("--help").output().unwrap();
     let text = String::from_utf8(out.stdout).unwrap();
-    assert!(
-        text.contains("Examples:") && text.contains("NODE_NAME"),
-        "{text}"
-    );
+    assert!(text.contains("Examples:") && text.contains("NODE_NAME"), "{text}");
 }

@@ -39,10 +39,7 @@ fn order<'a>(version: &str, names: &[&str], from: &'a PackageArgs) -> Order<'a> 
     Order {
         plan: "p",
         from,
-        wants: names
-            .iter()
-            .map(|name| Want::kubernetes(name, &version))
-            .collect(),
+        wants: names.iter().map(|name| Want::kubernetes(name, &version)).collect(),
     }
 }
 
@@ -127,13 +124,7 @@ impl World {
     fn kubernetes(&self, folder: &str, version: &str) {
         let shell = || Dependency::any("/bin/sh");
         let tools = Dependency::greater_eq("cri-tools", version.split_once('-').unwrap().0);
-        self.package(
-            folder,
-            "cri-tools",
-            version,
-            &[shell()],
-            Some("/usr/bin/crictl"),
-        );
+        self.package(folder, "cri-tools", version, &[shell()], Some("/usr/bin/crictl"));
         self.package(folder, "kubeadm", version, &[shell(), tools], None);
         for name in ["kubelet", "kubectl"] {
             self.package(folder, name, version, &[shell()], None);
@@ -142,10 +133,7 @@ impl World {
 
     /// Makes a folder a repository.
     fn index(&self, folder: &str) {
-        let made = Command::new("createrepo_c")
-            .arg("--quiet")
-            .arg(self.path(folder))
-            .status();
+        let made = Command::new("createrepo_c").arg("--quiet").arg(self.path(folder)).status();
         assert!(made.unwrap().success());
     }
 
@@ -161,10 +149,7 @@ impl World {
         );
         fs::write(world.site.path("/etc/yum.repos.d/kubernetes.repo"), repo).unwrap();
         let from = PackageArgs::default();
-        world
-            .install(&order("v1.34.2", &NAMES, &from))
-            .await
-            .unwrap();
+        world.install(&order("v1.34.2", &NAMES, &from)).await.unwrap();
         assert_eq!(world.versions().await, at("1.34.2-1.1"));
         Some(world)
     }
@@ -202,20 +187,14 @@ impl World {
         let architecture = Architecture::of_this_host().unwrap();
         let mut spec = Spec::new(version.to_owned(), architecture);
         spec.os_family = Some(OsFamily::Rhel);
-        spec.packages.push(PackageSpec {
-            path: self.path(folder),
-            ..PackageSpec::default()
-        });
+        spec.packages.push(PackageSpec { path: self.path(folder), ..PackageSpec::default() });
         let key = build::key::generate(&self.path(version), None).unwrap();
         let output = self.path(&format!("{version}.tar"));
         build::build(&spec, &SecretKey::load(&key.secret, None).unwrap(), &output).unwrap();
         let trusted = self.site.path("/etc/refit/keys");
         fs::create_dir_all(&trusted).unwrap();
         fs::copy(key.public, trusted.join(format!("{version}.pub"))).unwrap();
-        BundleRef {
-            location: output.display().to_string(),
-            ..BundleRef::default()
-        }
+        BundleRef { location: output.display().to_string(), ..BundleRef::default() }
     }
 }
 
@@ -236,16 +215,9 @@ async fn a_repository_of_the_host_brings_the_next_version_and_the_old_one_back()
     world.kubernetes("repo", "1.35.0-1.1");
     world.index("repo");
     let from = PackageArgs::default();
-    world
-        .dnf()
-        .fetch(&order("v1.35.0", &NAMES, &from))
-        .await
-        .unwrap();
+    world.dnf().fetch(&order("v1.35.0", &NAMES, &from)).await.unwrap();
     assert_eq!(world.versions().await, before, "fetching installs nothing");
-    world
-        .install(&order("v1.35.0", &["kubeadm"], &from))
-        .await
-        .unwrap();
+    world.install(&order("v1.35.0", &["kubeadm"], &from)).await.unwrap();
     let now = world.versions().await;
     assert_eq!(now["kubeadm"], "1.35.0-1.1");
     assert_eq!(now["kubelet"], "1.34.2-1.1", "one package at a time");
@@ -266,36 +238,20 @@ async fn a_bundle_without_repository_data_is_installed_step_by_step_and_undone()
     world.kubernetes("new", "1.35.0-1.1");
     let old = world.bundle("v1.34.2", "old");
     let new = world.bundle("v1.35.0", "new");
-    bundle::stage(&world.site, "before", &old, None)
-        .await
-        .unwrap();
+    bundle::stage(&world.site, "before", &old, None).await.unwrap();
     bundle::stage(&world.site, "p", &new, None).await.unwrap();
     // The host's own repositories are gone: it is cut off.
     fs::rename(world.path("repo"), world.path("repo.gone")).unwrap();
     let _ = fs::remove_dir_all(world.site.path("/var/cache/dnf"));
-    let plain = PackageArgs {
-        driver: PackageDriver::Dnf,
-        ..PackageArgs::default()
-    };
+    let plain = PackageArgs { driver: PackageDriver::Dnf, ..PackageArgs::default() };
     let from = bundle::packages(&world.site, "p", &plain).unwrap();
-    world
-        .dnf()
-        .fetch(&order("v1.35.0", &NAMES, &from))
-        .await
-        .unwrap();
-    world
-        .install(&order("v1.35.0", &["kubeadm"], &from))
-        .await
-        .unwrap();
+    world.dnf().fetch(&order("v1.35.0", &NAMES, &from)).await.unwrap();
+    world.install(&order("v1.35.0", &["kubeadm"], &from)).await.unwrap();
     let mut expected = at("1.34.2-1.1");
     for name in ["kubeadm", "cri-tools"] {
         expected.insert(name.to_owned(), "1.35.0-1.1".to_owned());
     }
-    assert_eq!(
-        world.versions().await,
-        expected,
-        "what it needs comes with it"
-    );
+    assert_eq!(world.versions().await, expected, "what it needs comes with it");
     let rest = order("v1.35.0", &["kubelet", "kubectl"], &from);
     world.install(&rest).await.unwrap();
     assert_eq!(world.versions().await, at("1.35.0-1.1"));
@@ -312,18 +268,12 @@ async fn a_folder_whose_packages_were_exchanged_is_read_anew() {
     let Some(world) = World::at_134().await else {
         return;
     };
-    let from = |folder: &str| PackageArgs {
-        path: format!("/{folder}"),
-        ..PackageArgs::default()
-    };
+    let from = |folder: &str| PackageArgs { path: format!("/{folder}"), ..PackageArgs::default() };
     for version in ["1.35.0", "1.35.1"] {
         let _ = fs::remove_dir_all(world.path("root/srv"));
         world.kubernetes("root/srv", &format!("{version}-1.1"));
         let from = from("srv");
-        world
-            .install(&order(&format!("v{version}"), &NAMES, &from))
-            .await
-            .unwrap();
+        world.install(&order(&format!("v{version}"), &NAMES, &from)).await.unwrap();
         assert_eq!(world.versions().await, at(&format!("{version}-1.1")));
     }
     fs::create_dir_all(world.path("root/empty")).unwrap();

@@ -6,9 +6,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 const TRAPS: &str = include_str!("../../../docs/agent-traps.md");
 /// Lettered facts about Trident.
-const LETTERS: [char; 14] = [
-    'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i', 'j', 'k', 'l', 'm', 'n',
-];
+const LETTERS: [char; 14] = ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i', 'j', 'k', 'l', 'm', 'n'];
 /// How many failures of kubeadm are known (`spec/node.md 2.5`), some of them in several lines.
 const KUBEADM: usize = 8;
 
@@ -16,8 +14,7 @@ const KUBEADM: usize = 8;
 fn traps() -> Vec<Vec<&'static str>> {
     let rows = TRAPS.lines().filter(|line| line.starts_with('|'));
     let rows = rows.filter(|line| !line.starts_with("|---") && !line.starts_with("| fact"));
-    rows.map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
-        .collect()
+    rows.map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect()
 }
 
 /// Names of all functions in the sources of a crate and its tests.

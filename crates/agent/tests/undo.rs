@@ -27,9 +27,7 @@ async fn a_worker_whose_new_kubelet_does_not_run_goes_back_whole() {
     let world = World::new().await;
     let before = packages_and_config(&world);
     world.break_step("verify", 99);
-    world
-        .order(&reversible("p1", Gate::Disrupt, Role::Worker))
-        .await;
+    world.order(&reversible("p1", Gate::Disrupt, Role::Worker)).await;
     let status = world.run_to(PlanState::Failed).await;
     assert_eq!(packages_and_config(&world), before);
     assert_eq!(status.facts.kubelet_version, OLD);
@@ -58,37 +56,24 @@ async fn a_control_plane_whose_kubeadm_changed_nothing_gets_its_package_back() {
     let world = World::new().await.control_plane();
     let before = packages_and_config(&world);
     world.break_step("kubeadm-upgrade", 99);
-    world
-        .order(&reversible("p1", Gate::Disrupt, Role::FirstControlPlane))
-        .await;
+    world.order(&reversible("p1", Gate::Disrupt, Role::FirstControlPlane)).await;
     let status = world.run_to(PlanState::Failed).await;
     assert_eq!(packages_and_config(&world), before);
-    assert_eq!(
-        (status.past_no_return, status.left_behind),
-        (false, Vec::new())
-    );
+    assert_eq!((status.past_no_return, status.left_behind), (false, Vec::new()));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_control_plane_past_its_point_of_no_return_keeps_what_it_has_and_says_so() {
     let world = World::new().await.control_plane();
     world.break_step("kubelet-install", 99);
-    world
-        .order(&reversible("p1", Gate::Disrupt, Role::FirstControlPlane))
-        .await;
+    world.order(&reversible("p1", Gate::Disrupt, Role::FirstControlPlane)).await;
     let status = world.run_to(PlanState::Failed).await;
     assert!(status.past_no_return);
     assert!(!status.steps.iter().any(|step| step.id.starts_with("undo-")));
     let left = status.left_behind.join(" ");
-    assert!(
-        left.contains("kubeadm-install") && left.contains("kubeadm-upgrade"),
-        "{left}"
-    );
+    assert!(left.contains("kubeadm-install") && left.contains("kubeadm-upgrade"), "{left}");
     let host = world.host_state();
-    assert_eq!(
-        host.static_pod_version("kube-apiserver").as_deref(),
-        Some(NEW)
-    );
+    assert_eq!(host.static_pod_version("kube-apiserver").as_deref(), Some(NEW));
 }
 
 #[tokio::test(start_paused = true)]
@@ -96,9 +81,7 @@ async fn what_could_not_be_taken_back_is_told_and_the_rest_is() {
     let world = World::new().await;
     world.break_step("kubelet-restart", 99);
     world.break_step("undo-kubeadm-upgrade", 99);
-    world
-        .order(&reversible("p1", Gate::Disrupt, Role::Worker))
-        .await;
+    world.order(&reversible("p1", Gate::Disrupt, Role::Worker)).await;
     let status = world.run_to(PlanState::Failed).await;
     assert_eq!(status.left_behind.len(), 1, "{:?}", status.left_behind);
     assert!(status.left_behind[0].contains("undo-kubeadm-upgrade failed (CommandFailed)"));
@@ -109,9 +92,7 @@ async fn what_could_not_be_taken_back_is_told_and_the_rest_is() {
 async fn an_abort_before_the_point_of_no_return_takes_everything_back() {
     let world = World::new().await;
     let before = packages_and_config(&world);
-    world
-        .order(&reversible("p1", Gate::Upgrade, Role::Worker))
-        .await;
+    world.order(&reversible("p1", Gate::Upgrade, Role::Worker)).await;
     let switch = Switch::new(Kill::Never);
     let upgraded = async |world: &World| world.status().await.passed == Gate::Upgrade;
     assert!(world.run_until(&switch, 500, upgraded).await);
@@ -127,9 +108,7 @@ async fn an_abort_before_the_point_of_no_return_takes_everything_back() {
 async fn a_full_disk_of_the_host_is_for_a_person_and_not_tried_again() {
     let world = World::new().await;
     world.host.lock().unwrap().troubles.disk_full = true;
-    world
-        .order(&reversible("p1", Gate::Disrupt, Role::Worker))
-        .await;
+    world.order(&reversible("p1", Gate::Disrupt, Role::Worker)).await;
     let status = world.run_to(PlanState::Failed).await;
     let stage = &status.steps[1];
     assert_eq!((stage.state, stage.attempt), (StepState::Failed, 1));
@@ -140,27 +119,16 @@ async fn a_full_disk_of_the_host_is_for_a_person_and_not_tried_again() {
 #[tokio::test(start_paused = true)]
 async fn a_full_disk_of_the_agent_stops_everything_with_a_reason_until_there_is_room() {
     let world = World::new().await;
-    world
-        .order(&reversible("p1", Gate::Disrupt, Role::Worker))
-        .await;
+    world.order(&reversible("p1", Gate::Disrupt, Role::Worker)).await;
     let switch = Switch::new(Kill::Never);
     let upgrading = async |world: &World| world.host_state().runs.contains_key("kubeadm-upgrade");
     assert!(world.run_until(&switch, 500, upgrading).await);
     world.disk_full.store(true, Ordering::Relaxed);
     world.run_for(600).await;
     let status = world.status().await;
-    assert!(
-        status
-            .steps
-            .iter()
-            .any(|step| step.reason == "JournalNotWritable"),
-        "{status:#?}"
-    );
+    assert!(status.steps.iter().any(|step| step.reason == "JournalNotWritable"), "{status:#?}");
     let host = world.host_state();
-    assert_eq!(
-        host.installed("kubelet").map(String::from).as_deref(),
-        Some(OLD)
-    );
+    assert_eq!(host.installed("kubelet").map(String::from).as_deref(), Some(OLD));
     world.disk_full.store(false, Ordering::Relaxed);
     let status = world.run_to(PlanState::Succeeded).await;
     assert_eq!(status.facts.kubelet_version, NEW);
@@ -170,9 +138,7 @@ async fn a_full_disk_of_the_agent_stops_everything_with_a_reason_until_there_is_
 #[tokio::test(start_paused = true)]
 async fn an_api_that_is_gone_for_an_hour_is_not_missed_up_to_the_gate() {
     let world = World::new().await;
-    world
-        .order(&reversible("p1", Gate::Upgrade, Role::Worker))
-        .await;
+    world.order(&reversible("p1", Gate::Upgrade, Role::Worker)).await;
     world.run_for(5).await;
     world.api_down(true);
     let switch = Switch::new(Kill::Never);
@@ -181,41 +147,28 @@ async fn an_api_that_is_gone_for_an_hour_is_not_missed_up_to_the_gate() {
     world.api_down(false);
     let status = world.run_to(PlanState::AtGate).await;
     assert_eq!(status.passed, Gate::Upgrade);
-    world
-        .order(&reversible("p1", Gate::Disrupt, Role::Worker))
-        .await;
+    world.order(&reversible("p1", Gate::Disrupt, Role::Worker)).await;
     world.run_to(PlanState::Succeeded).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_host_that_goes_down_in_the_middle_of_a_step_looks_and_tries_again() {
     let world = World::new().await;
-    world
-        .order(&reversible("p1", Gate::Disrupt, Role::Worker))
-        .await;
+    world.order(&reversible("p1", Gate::Disrupt, Role::Worker)).await;
     let switch = Switch::new(Kill::Never);
     let upgrading = async |world: &World| world.host_state().runs.contains_key("kubeadm-upgrade");
     assert!(world.run_until(&switch, 500, upgrading).await);
     power_cut(&world);
     let status = world.run_to(PlanState::Succeeded).await;
-    let step = status
-        .steps
-        .iter()
-        .find(|step| step.id == "kubeadm-upgrade")
-        .unwrap();
-    assert_eq!(
-        (step.attempt, world.host_state().runs["kubeadm-upgrade"]),
-        (2, 2)
-    );
+    let step = status.steps.iter().find(|step| step.id == "kubeadm-upgrade").unwrap();
+    assert_eq!((step.attempt, world.host_state().runs["kubeadm-upgrade"]), (2, 2));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_step_that_brings_its_host_down_each_time_is_given_up_and_taken_back() {
     let world = World::new().await;
     let before = packages_and_config(&world);
-    world
-        .order(&reversible("p1", Gate::Disrupt, Role::Worker))
-        .await;
+    world.order(&reversible("p1", Gate::Disrupt, Role::Worker)).await;
     for run in 1..=3 {
         let switch = Switch::new(Kill::Never);
         let again =
@@ -224,11 +177,7 @@ async fn a_step_that_brings_its_host_down_each_time_is_given_up_and_taken_back()
         power_cut(&world);
     }
     let status = world.run_to(PlanState::Failed).await;
-    let step = status
-        .steps
-        .iter()
-        .find(|step| step.id == "kubeadm-upgrade")
-        .unwrap();
+    let step = status.steps.iter().find(|step| step.id == "kubeadm-upgrade").unwrap();
     assert_eq!((step.attempt, step.reason.as_str()), (3, "Interrupted"));
     assert_eq!(packages_and_config(&world), before);
 }
@@ -252,9 +201,7 @@ struct End {
 async fn killed(kill: Kill, away: Duration) -> (End, Vec<String>) {
     let world = World::new().await;
     world.break_step("verify", 99);
-    world
-        .order(&reversible("p1", Gate::Disrupt, Role::Worker))
-        .await;
+    world.order(&reversible("p1", Gate::Disrupt, Role::Worker)).await;
     let failed = async |world: &World| world.status().await.state == PlanState::Failed;
     let switch = Switch::new(kill);
     if !world.run_until(&switch, 2000, failed).await {
@@ -268,9 +215,7 @@ async fn killed(kill: Kill, away: Duration) -> (End, Vec<String>) {
     let end = End {
         runs: host.runs,
         root: host.root,
-        steps: steps
-            .map(|step| (step.id, step.state, step.attempt))
-            .collect(),
+        steps: steps.map(|step| (step.id, step.state, step.attempt)).collect(),
         left: status.left_behind,
     };
     (end, switch.effects())
@@ -281,27 +226,13 @@ async fn killed(kill: Kill, away: Duration) -> (End, Vec<String>) {
 async fn killed_at_any_effect_of_an_undo_the_end_is_the_same_and_nothing_is_done_twice() {
     let (expected, effects) = killed(Kill::Never, Duration::ZERO).await;
     assert_eq!(expected.runs["kubeadm-upgrade"], 1);
-    assert_eq!(
-        expected.runs["kubelet-restart"], 2,
-        "once forth and once back"
-    );
-    let first = effects
-        .iter()
-        .position(|effect| effect.contains("undo-"))
-        .unwrap();
-    let undo: Vec<_> = effects
-        .iter()
-        .enumerate()
-        .skip(first.saturating_sub(2))
-        .collect();
+    assert_eq!(expected.runs["kubelet-restart"], 2, "once forth and once back");
+    let first = effects.iter().position(|effect| effect.contains("undo-")).unwrap();
+    let undo: Vec<_> = effects.iter().enumerate().skip(first.saturating_sub(2)).collect();
     assert!(undo.len() > 12, "{effects:#?}");
     for (number, effect) in undo {
         for kill in [Kill::Before(number), Kill::After(number)] {
-            let away = if number % 2 == 0 {
-                Duration::ZERO
-            } else {
-                Duration::from_mins(2)
-            };
+            let away = if number % 2 == 0 { Duration::ZERO } else { Duration::from_mins(2) };
             let (end, seen) = killed(kill, away).await;
             assert_eq!(end, expected, "{kill:?} at {effect}, away {away:?}");
             assert_eq!(seen.len(), number + 1, "the kill at {effect} fires");
@@ -313,9 +244,7 @@ async fn killed_at_any_effect_of_an_undo_the_end_is_the_same_and_nothing_is_done
 async fn a_plan_of_an_older_controller_is_taken_back_as_it_was_then() {
     let world = World::new().await;
     world.break_step("kubeadm-install", 99);
-    world
-        .order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false))
-        .await;
+    world.order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false)).await;
     let status = world.run_to(PlanState::Failed).await;
     assert_eq!(status.steps.last().unwrap().id, "undo-kubeadm-install");
     assert_eq!(status.left_behind, Vec::<String>::new());

@@ -45,11 +45,7 @@ pub fn set(
         last_transition_time: since,
     };
     if let Some(old) = conditions.iter_mut().find(|c| c.type_ == type_) {
-        let since = if old.status == status {
-            old.last_transition_time.clone()
-        } else {
-            Time(now)
-        };
+        let since = if old.status == status { old.last_transition_time.clone() } else { Time(now) };
         let new = next(since);
         let changed = *old != new;
         *old = new;
@@ -81,25 +77,10 @@ mod tests {
     #[test]
     fn the_transition_time_moves_only_with_the_status() {
         let mut list = Vec::new();
-        assert!(set(
-            &mut list,
-            at(1),
-            Some(1),
-            ("A", "Unknown", "Waiting", "slot")
-        ));
-        assert!(set(
-            &mut list,
-            at(2),
-            Some(1),
-            ("A", "Unknown", "Updating", "drain")
-        ));
+        assert!(set(&mut list, at(1), Some(1), ("A", "Unknown", "Waiting", "slot")));
+        assert!(set(&mut list, at(2), Some(1), ("A", "Unknown", "Updating", "drain")));
         assert_eq!(list[0].last_transition_time, Time(at(1)));
-        assert!(set(
-            &mut list,
-            at(3),
-            Some(1),
-            ("A", "True", "UpToDate", "")
-        ));
+        assert!(set(&mut list, at(3), Some(1), ("A", "True", "UpToDate", "")));
         assert_eq!(list[0].last_transition_time, Time(at(3)));
     }
 

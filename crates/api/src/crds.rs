@@ -7,11 +7,7 @@ use crate::{capi, keys, refit};
 
 /// CRDs of our own kinds; these are what an installation applies.
 pub fn refit_crds() -> Vec<CustomResourceDefinition> {
-    vec![
-        refit::HostPlan::crd(),
-        refit::NodeUpdate::crd(),
-        refit::UpdateGroup::crd(),
-    ]
+    vec![refit::HostPlan::crd(), refit::NodeUpdate::crd(), refit::UpdateGroup::crd()]
 }
 
 /// CRDs that stand in for Cluster API's where no Cluster API runs, with its contract labels.
@@ -29,10 +25,10 @@ pub fn capi_crds() -> Vec<CustomResourceDefinition> {
         capi::MachineSet::crd(),
     ];
     for crd in &mut crds {
-        crd.metadata.labels.get_or_insert_default().insert(
-            keys::CONTRACT_V1BETA2.to_owned(),
-            capi::CONTRACT_VERSION.to_owned(),
-        );
+        crd.metadata
+            .labels
+            .get_or_insert_default()
+            .insert(keys::CONTRACT_V1BETA2.to_owned(), capi::CONTRACT_VERSION.to_owned());
     }
     crds
 }
@@ -80,9 +76,8 @@ mod tests {
                 continue;
             }
             let value = serde_json::to_value(&crd).unwrap();
-            let spec = value
-                .pointer("/spec/versions/0/schema/openAPIV3Schema/properties/spec")
-                .unwrap();
+            let spec =
+                value.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/spec").unwrap();
             assert_eq!(spec["x-kubernetes-preserve-unknown-fields"], true, "{name}");
         }
     }

@@ -85,11 +85,7 @@ fn machine(index: usize) -> Vec<u8> {
 /// Resident memory of this process in bytes.
 fn resident_bytes() -> f64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages: f64 = statm
-        .split(' ')
-        .nth(1)
-        .and_then(|pages| pages.parse().ok())
-        .unwrap_or(0.0);
+    let pages: f64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0.0);
     pages * 4096.0
 }
 
@@ -101,16 +97,8 @@ async fn send(server: &ApiServer, method: &str, path: &str, body: Vec<u8>) -> us
         .header("user-agent", "bench/1")
         .body(Full::new(Bytes::from(body)))
         .expect("the parts are well-formed");
-    let answer = server
-        .clone()
-        .oneshot(request)
-        .await
-        .expect("no fault is set");
-    assert!(
-        answer.status().is_success(),
-        "{method} {path}: {}",
-        answer.status()
-    );
+    let answer = server.clone().oneshot(request).await.expect("no fault is set");
+    assert!(answer.status().is_success(), "{method} {path}: {}", answer.status());
     let mut body = answer.into_body();
     let mut bytes = 0;
     while let Some(frame) = body.frame().await {
@@ -148,13 +136,7 @@ async fn run() -> bool {
     let list_time = clock.elapsed();
     let clock = Instant::now();
     let selector = "?labelSelector=cluster.x-k8s.io%2Fcluster-name%3Dfleet-007";
-    let selected = send(
-        &server,
-        "GET",
-        &format!("{MACHINES_PATH}{selector}"),
-        Vec::new(),
-    )
-    .await;
+    let selected = send(&server, "GET", &format!("{MACHINES_PATH}{selector}"), Vec::new()).await;
     let select_time = clock.elapsed();
     let grown = (resident_bytes() - before) / (1024.0 * 1024.0);
     let clock = Instant::now();
@@ -162,11 +144,7 @@ async fn run() -> bool {
     let snapshot_time = clock.elapsed();
 
     let kept = server.stored_bytes();
-    let good = [
-        post_time < POST_LIMIT,
-        list_time < LIST_LIMIT,
-        grown < MEMORY_LIMIT_MIB,
-    ];
+    let good = [post_time < POST_LIMIT, list_time < LIST_LIMIT, grown < MEMORY_LIMIT_MIB];
     println!("{MACHINES} Machines of {MACHINE_BYTES} bytes, ring of 10000");
     println!(
         "post:   {:6.2} s  (limit {:3} s)    {}",
@@ -181,10 +159,7 @@ async fn run() -> bool {
         verdict(good[1]),
         mib(listed)
     );
-    println!(
-        "memory: {grown:6.0} MiB (limit {MEMORY_LIMIT_MIB:.0} MiB) {}",
-        verdict(good[2])
-    );
+    println!("memory: {grown:6.0} MiB (limit {MEMORY_LIMIT_MIB:.0} MiB) {}", verdict(good[2]));
     println!(
         "select: {:6.1} ms for {:.1} MiB of one cluster; snapshot of {} objects: {:.2} ms",
         select_time.as_secs_f64() * 1e3,
@@ -203,9 +178,7 @@ async fn run() -> bool {
 }
 
 fn main() -> std::process::ExitCode {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.expect("a runtime without threads needs nothing");
     if runtime.block_on(run()) {
         std::process::ExitCode::SUCCESS

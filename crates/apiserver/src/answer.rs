@@ -23,9 +23,7 @@ pub(crate) fn refusal(error: &ApiError) -> Response<AnswerBody> {
 }
 
 fn whole(bytes: Bytes) -> AnswerBody {
-    Full::new(bytes)
-        .map_err(|never: Infallible| match never {})
-        .boxed_unsync()
+    Full::new(bytes).map_err(|never: Infallible| match never {}).boxed_unsync()
 }
 
 /// An answer as HTTP.
@@ -42,19 +40,13 @@ pub(crate) fn respond(reply: Reply) -> Response<AnswerBody> {
         Reply::Pieces(pieces) => (200, "application/json", pieces_body(pieces)),
         Reply::Watch(watch) => {
             let frames = futures::StreamExt::map(watch.into_stream(), |item| item.map(Frame::data));
-            (
-                200,
-                "application/json",
-                StreamBody::new(frames).boxed_unsync(),
-            )
+            (200, "application/json", StreamBody::new(frames).boxed_unsync())
         }
     };
     let mut response = Response::new(body);
     *response.status_mut() =
         StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
     for warning in heard.iter().take(MOST_WARNINGS) {
         let text = warning.replace('\\', "\\\\").replace('"', "\\\"");
         if let Ok(value) = header::HeaderValue::from_str(&format!("299 - \"{text}\"")) {

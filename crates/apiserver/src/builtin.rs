@@ -65,27 +65,19 @@ fn prepare(resource: &Resource, value: &mut Value) {
     match &*resource.id {
         "pods" => {
             let spec = spec_mut(value);
-            spec.entry("restartPolicy")
-                .or_insert_with(|| json!("Always"));
-            spec.entry("terminationGracePeriodSeconds")
-                .or_insert_with(|| json!(30));
-            spec.entry("dnsPolicy")
-                .or_insert_with(|| json!("ClusterFirst"));
-            spec.entry("schedulerName")
-                .or_insert_with(|| json!("default-scheduler"));
+            spec.entry("restartPolicy").or_insert_with(|| json!("Always"));
+            spec.entry("terminationGracePeriodSeconds").or_insert_with(|| json!(30));
+            spec.entry("dnsPolicy").or_insert_with(|| json!("ClusterFirst"));
+            spec.entry("schedulerName").or_insert_with(|| json!("default-scheduler"));
         }
         "deployments.apps"
         | "replicasets.apps"
         | "statefulsets.apps"
         | "replicationcontrollers" => {
-            spec_mut(value)
-                .entry("replicas")
-                .or_insert_with(|| json!(1));
+            spec_mut(value).entry("replicas").or_insert_with(|| json!(1));
         }
         "namespaces" => {
-            spec_mut(value)
-                .entry("finalizers")
-                .or_insert_with(|| json!(["kubernetes"]));
+            spec_mut(value).entry("finalizers").or_insert_with(|| json!(["kubernetes"]));
             let name = meta_text(value, "name").to_owned();
             let labels = meta_mut(value).entry("labels").or_insert_with(|| json!({}));
             if let Some(labels) = labels.as_object_mut() {
@@ -123,9 +115,7 @@ pub(crate) fn validate(resource: &Resource, value: &Value, old: Option<&Value>) 
         "secrets" => {
             let mut causes = validate_base64(value, "data");
             causes.extend(validate_immutable(value, old, &["data"]));
-            let before = old
-                .map(|old| text(old, &["type"]))
-                .filter(|before| !before.is_empty());
+            let before = old.map(|old| text(old, &["type"])).filter(|before| !before.is_empty());
             let kind = text(value, &["type"]);
             if before.is_some_and(|before| before != kind) {
                 causes.push(invalid_value("type", kind, "field is immutable"));
@@ -167,19 +157,12 @@ pub(crate) fn validate(resource: &Resource, value: &Value, old: Option<&Value>) 
 fn validate_event(value: &Value) -> Vec<Cause> {
     let home = meta_text(value, "namespace");
     let about = text(value, &["involvedObject", "namespace"]);
-    let fits = if about.is_empty() {
-        matches!(home, "default" | "kube-system")
-    } else {
-        about == home
-    };
+    let fits =
+        if about.is_empty() { matches!(home, "default" | "kube-system") } else { about == home };
     if fits {
         return Vec::new();
     }
-    vec![invalid_value(
-        "involvedObject.namespace",
-        about,
-        "does not match event.namespace",
-    )]
+    vec![invalid_value("involvedObject.namespace", about, "does not match event.namespace")]
 }
 
 fn validate_base64(value: &Value, field: &str) -> Vec<Cause> {
@@ -187,10 +170,7 @@ fn validate_base64(value: &Value, field: &str) -> Vec<Cause> {
     map.into_iter()
         .flatten()
         .filter(|(_, item)| {
-            !item.is_null()
-                && item
-                    .as_str()
-                    .is_none_or(|item| STANDARD.decode(item).is_err())
+            !item.is_null() && item.as_str().is_none_or(|item| STANDARD.decode(item).is_err())
         })
         .map(|(key, _)| {
             let message = "Invalid value: illegal base64 data";
@@ -204,13 +184,7 @@ fn validate_immutable(value: &Value, old: Option<&Value>, fields: &[&str]) -> Ve
         return Vec::new();
     };
     let why = "Forbidden: field is immutable when `immutable` is set";
-    let changed = fields
-        .iter()
-        .copied()
-        .filter(|field| old.get(*field) != value.get(*field));
+    let changed = fields.iter().copied().filter(|field| old.get(*field) != value.get(*field));
     let unlocked = (value["immutable"] != true).then_some("immutable");
-    changed
-        .chain(unlocked)
-        .map(|field| cause("FieldValueForbidden", field, why))
-        .collect()
+    changed.chain(unlocked).map(|field| cause("FieldValueForbidden", field, why)).collect()
 }

@@ -17,9 +17,7 @@ pub(crate) const CRDS: &str = "customresourcedefinitions.apiextensions.k8s.io";
 pub(crate) const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
 
 fn versions(crd: &Value) -> &[Value] {
-    member(crd, &["spec", "versions"])
-        .and_then(Value::as_array)
-        .map_or(&[], Vec::as_slice)
+    member(crd, &["spec", "versions"]).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
 /// Fills in what Kubernetes defaults in a CRD.
@@ -27,20 +25,11 @@ pub(crate) fn default(crd: &mut Value) {
     let Some(spec) = crd.get_mut("spec").and_then(Value::as_object_mut) else {
         return;
     };
-    spec.entry("conversion")
-        .or_insert_with(|| json!({"strategy": "None"}));
+    spec.entry("conversion").or_insert_with(|| json!({"strategy": "None"}));
     if let Some(names) = spec.get_mut("names").and_then(Value::as_object_mut) {
-        let kind = names
-            .get("kind")
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-            .to_owned();
-        names
-            .entry("singular")
-            .or_insert_with(|| json!(kind.to_ascii_lowercase()));
-        names
-            .entry("listKind")
-            .or_insert_with(|| json!(format!("{kind}List")));
+        let kind = names.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
+        names.entry("singular").or_insert_with(|| json!(kind.to_ascii_lowercase()));
+        names.entry("listKind").or_insert_with(|| json!(format!("{kind}List")));
     }
     if meta_text(crd, "deletionTimestamp").is_empty() {
         add_finalizer(crd, CLEANUP);
@@ -52,11 +41,9 @@ pub(crate) fn validate(crd: &Value, old: Option<&Value>) -> Vec<Cause> {
     let mut causes = Vec::new();
     let group = text(crd, &["spec", "group"]);
     let plural = text(crd, &["spec", "names", "plural"]);
-    for path in [
-        ["spec", "group"].as_slice(),
-        &["spec", "names", "plural"],
-        &["spec", "names", "kind"],
-    ] {
+    for path in
+        [["spec", "group"].as_slice(), &["spec", "names", "plural"], &["spec", "names", "kind"]]
+    {
         if text(crd, path).is_empty() {
             causes.push(required(path.join("."), ""));
         }
@@ -91,10 +78,7 @@ pub(crate) fn validate(crd: &Value, old: Option<&Value>) -> Vec<Cause> {
              in the schema",
         ));
     }
-    let stored = versions(crd)
-        .iter()
-        .filter(|version| version["storage"] == true)
-        .count();
+    let stored = versions(crd).iter().filter(|version| version["storage"] == true).count();
     if stored != 1 {
         causes.push(cause(
             "FieldValueInvalid",
@@ -103,10 +87,7 @@ pub(crate) fn validate(crd: &Value, old: Option<&Value>) -> Vec<Cause> {
         ));
     }
     for (index, version) in versions(crd).iter().enumerate() {
-        causes.extend(validate_version(
-            version,
-            &format!("spec.versions[{index}]"),
-        ));
+        causes.extend(validate_version(version, &format!("spec.versions[{index}]")));
         let field = format!("spec.versions[{index}].schema.openAPIV3Schema");
         match member(version, &["schema", "openAPIV3Schema"]) {
             None => causes.push(required(field, "schemas are required")),
@@ -153,10 +134,8 @@ fn columns(version: &Value) -> &[Value] {
 
 /// The columns that tables of a version show; without any, the age.
 fn table_columns(version: &Value) -> Arc<[Column]> {
-    let own: Vec<Column> = columns(version)
-        .iter()
-        .filter_map(|column| Column::read(column).ok())
-        .collect();
+    let own: Vec<Column> =
+        columns(version).iter().filter_map(|column| Column::read(column).ok()).collect();
     if own.is_empty() {
         return Arc::from([Column::age()]);
     }
@@ -175,10 +154,7 @@ pub(crate) fn establish(crd: &mut Value, now: jiff::Timestamp) {
         *status = json!({});
     }
     status["acceptedNames"] = names;
-    let mut stored = status["storedVersions"]
-        .as_array()
-        .cloned()
-        .unwrap_or_default();
+    let mut stored = status["storedVersions"].as_array().cloned().unwrap_or_default();
     if let Some(storage) = storage.filter(|storage| !stored.contains(storage)) {
         stored.push(storage);
     }
@@ -207,12 +183,7 @@ pub(crate) fn establish(crd: &mut Value, now: jiff::Timestamp) {
 fn strings(value: Option<&Value>) -> Vec<String> {
     value
         .and_then(Value::as_array)
-        .map(|list| {
-            list.iter()
-                .filter_map(Value::as_str)
-                .map(str::to_owned)
-                .collect()
-        })
+        .map(|list| list.iter().filter_map(Value::as_str).map(str::to_owned).collect())
         .unwrap_or_default()
 }
 
@@ -254,12 +225,8 @@ fn resource_of(crd: &Value, version: &Value, storage_version: &str) -> Option<Re
 pub(crate) fn add_to(registry: &mut Registry, crd: &Value) {
     let id = meta_text(crd, "name");
     registry.remove(id);
-    let storage = versions(crd)
-        .iter()
-        .find(|version| version["storage"] == true);
-    let storage = storage
-        .and_then(|version| version["name"].as_str())
-        .unwrap_or_default();
+    let storage = versions(crd).iter().find(|version| version["storage"] == true);
+    let storage = storage.and_then(|version| version["name"].as_str()).unwrap_or_default();
     for version in versions(crd) {
         let Some(resource) = resource_of(crd, version, storage) else {
             continue;

@@ -50,20 +50,11 @@ impl DeleteOptions {
             self.propagation = Some(Propagation::Orphan);
         }
         if let Some(conditions) = body.get("preconditions") {
-            let read = |key: &str| {
-                conditions
-                    .get(key)
-                    .and_then(Value::as_str)
-                    .map(str::to_owned)
-            };
+            let read = |key: &str| conditions.get(key).and_then(Value::as_str).map(str::to_owned);
             self.uid = read("uid").or(self.uid);
             self.resource_version = read("resourceVersion").or(self.resource_version);
         }
-        if body
-            .get("dryRun")
-            .and_then(Value::as_array)
-            .is_some_and(|list| !list.is_empty())
-        {
+        if body.get("dryRun").and_then(Value::as_array).is_some_and(|list| !list.is_empty()) {
             self.dry_run = true;
         }
         Ok(self)
@@ -101,9 +92,8 @@ impl Store {
         options: &DeleteOptions,
     ) -> Result<Deletion, ApiError> {
         let name = name_of(key);
-        let entry = self
-            .get(&resource.id, key)
-            .ok_or_else(|| ApiError::not_found(resource, name))?;
+        let entry =
+            self.get(&resource.id, key).ok_or_else(|| ApiError::not_found(resource, name))?;
         check_preconditions(resource, name, &entry, options)?;
         let old = entry.value();
         let mut new = old.clone();
@@ -154,10 +144,7 @@ impl Store {
             }
             return;
         }
-        let end = self
-            .now
-            .checked_add(SignedDuration::from_secs(grace))
-            .unwrap_or(self.now);
+        let end = self.now.checked_add(SignedDuration::from_secs(grace)).unwrap_or(self.now);
         mark_deleting(new, &time_text(end), grace);
         let generation = member(old, &["metadata", "generation"]).and_then(Value::as_i64);
         if let Some(generation) = generation.filter(|generation| *generation > 0) {
@@ -182,11 +169,7 @@ fn check_preconditions(
         return Err(ApiError::conflict(resource, name, &why));
     }
     let found = entry.revision.to_string();
-    if let Some(wanted) = options
-        .resource_version
-        .as_deref()
-        .filter(|wanted| *wanted != found)
-    {
+    if let Some(wanted) = options.resource_version.as_deref().filter(|wanted| *wanted != found) {
         let why = format!(
             "Precondition failed: ResourceVersion in precondition: {wanted}, ResourceVersion in \
              object meta: {found}"
@@ -211,15 +194,8 @@ fn grace_of(resource: &Resource, value: &Value, options: &DeleteOptions) -> i64 
     let own = member(value, &["spec", "terminationGracePeriodSeconds"]).and_then(Value::as_i64);
     let current =
         member(value, &["metadata", "deletionGracePeriodSeconds"]).and_then(Value::as_i64);
-    let wanted = options
-        .grace
-        .filter(|grace| *grace >= 0)
-        .or(current)
-        .or(own)
-        .unwrap_or(30);
-    current
-        .map_or(wanted, |current| wanted.min(current))
-        .clamp(0, LONGEST_GRACE_SECONDS)
+    let wanted = options.grace.filter(|grace| *grace >= 0).or(current).or(own).unwrap_or(30);
+    current.map_or(wanted, |current| wanted.min(current)).clamp(0, LONGEST_GRACE_SECONDS)
 }
 
 /// The `Status` that answers a deletion which is complete.

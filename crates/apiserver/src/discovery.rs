@@ -13,16 +13,8 @@ pub(crate) const AGGREGATED: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
 /// What can be done with a stored resource.
-const VERBS: [&str; 8] = [
-    "create",
-    "delete",
-    "deletecollection",
-    "get",
-    "list",
-    "patch",
-    "update",
-    "watch",
-];
+const VERBS: [&str; 8] =
+    ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 
 /// One resource or subresource of a group version.
 struct ApiResource<'a> {
@@ -149,9 +141,7 @@ fn aggregated_resources(registry: &Registry, group: &str, version: &str) -> Vec<
 /// How Kubernetes ranks versions: GA before beta before alpha, newer first.
 fn rank(version: &str) -> (u8, u32, u32) {
     let rest = version.strip_prefix('v').unwrap_or(version);
-    let digits = rest
-        .find(|letter: char| !letter.is_ascii_digit())
-        .unwrap_or(rest.len());
+    let digits = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
     let major = rest[..digits].parse().unwrap_or(0);
     let (stage, minor) = match &rest[digits..] {
         "" => (2, ""),
@@ -166,9 +156,7 @@ fn rank(version: &str) -> (u8, u32, u32) {
 
 fn groups(registry: &Registry) -> BTreeMap<String, Vec<String>> {
     let mut groups: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    let stored = registry
-        .all()
-        .map(|resource| (&*resource.group, &*resource.version));
+    let stored = registry.all().map(|resource| (&*resource.group, &*resource.version));
     let virtual_ones = VIRTUAL_RESOURCES.iter().map(|one| (one.group, "v1"));
     for (group, version) in stored.chain(virtual_ones) {
         if group.is_empty() {
@@ -256,13 +244,7 @@ fn add_subresources<'a>(resource: &'a Resource, list: &mut Vec<ApiResource<'a>>)
         add("scale", "autoscaling", "v1", "Scale", write);
     }
     if resource.has_status {
-        add(
-            "status",
-            &resource.group,
-            &resource.version,
-            &resource.kind,
-            write,
-        );
+        add("status", &resource.group, &resource.version, &resource.kind, write);
     }
 }
 

@@ -24,13 +24,7 @@ pub struct ApiError {
 impl ApiError {
     /// An error from its parts, without details.
     pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
-        Self {
-            code,
-            reason,
-            message: message.into(),
-            details: Value::Null,
-            metadata: Value::Null,
-        }
+        Self { code, reason, message: message.into(), details: Value::Null, metadata: Value::Null }
     }
 
     fn about(
@@ -44,13 +38,7 @@ impl ApiError {
         if !resource.group.is_empty() {
             details["group"] = json!(&*resource.group);
         }
-        Self {
-            code,
-            reason,
-            message,
-            details,
-            metadata: Value::Null,
-        }
+        Self { code, reason, message, details, metadata: Value::Null }
     }
 
     /// 404 for an object.
@@ -61,11 +49,8 @@ impl ApiError {
 
     /// 404 for a path that leads nowhere inside the API groups.
     pub fn no_such_resource() -> Self {
-        let mut error = Self::new(
-            404,
-            "NotFound",
-            "the server could not find the requested resource",
-        );
+        let mut error =
+            Self::new(404, "NotFound", "the server could not find the requested resource");
         error.details = json!({});
         error
     }
@@ -78,10 +63,7 @@ impl ApiError {
 
     /// 409 for a precondition that does not hold.
     pub fn conflict(resource: &Resource, name: &str, why: &str) -> Self {
-        let message = format!(
-            "Operation cannot be fulfilled on {} \"{name}\": {why}",
-            resource.id
-        );
+        let message = format!("Operation cannot be fulfilled on {} \"{name}\": {why}", resource.id);
         Self::about(resource, name, 409, "Conflict", message)
     }
 
@@ -119,16 +101,9 @@ impl ApiError {
                 lines.push(line);
             }
         }
-        let qualified = if group.is_empty() {
-            kind.to_owned()
-        } else {
-            format!("{kind}.{group}")
-        };
-        let text = if lines.len() == 1 {
-            lines.remove(0)
-        } else {
-            format!("[{}]", lines.join(", "))
-        };
+        let qualified = if group.is_empty() { kind.to_owned() } else { format!("{kind}.{group}") };
+        let text =
+            if lines.len() == 1 { lines.remove(0) } else { format!("[{}]", lines.join(", ")) };
         let mut details = json!({
             "name": name,
             "kind": kind,
@@ -142,13 +117,7 @@ impl ApiError {
             details["group"] = json!(group);
         }
         let message = format!("{qualified} \"{name}\" is invalid: {text}");
-        Self {
-            code: 422,
-            reason: "Invalid",
-            message,
-            details,
-            metadata: Value::Null,
-        }
+        Self { code: 422, reason: "Invalid", message, details, metadata: Value::Null }
     }
 
     /// 400.
@@ -210,40 +179,22 @@ impl ApiError {
     /// An error with nothing but a code, as the fault layer makes them.
     pub fn of_code(code: u16) -> Self {
         let (reason, message) = match code {
-            400 => (
-                "BadRequest",
-                "the server rejected our request for an unknown reason",
-            ),
+            400 => ("BadRequest", "the server rejected our request for an unknown reason"),
             401 => ("Unauthorized", "Unauthorized"),
-            403 => (
-                "Forbidden",
-                "forbidden: the fault layer refuses this request",
-            ),
-            404 => (
-                "NotFound",
-                "the server could not find the requested resource",
-            ),
+            403 => ("Forbidden", "forbidden: the fault layer refuses this request"),
+            404 => ("NotFound", "the server could not find the requested resource"),
             409 => (
                 "Conflict",
                 "Operation cannot be fulfilled: the object has been modified; please apply your \
                  changes to the latest version and try again",
             ),
-            410 => (
-                "Expired",
-                "The resourceVersion for the provided list is too old.",
-            ),
+            410 => ("Expired", "The resourceVersion for the provided list is too old."),
             429 => (
                 "TooManyRequests",
                 "the server has received too many requests and has asked us to try again later",
             ),
-            503 => (
-                "ServiceUnavailable",
-                "the server is currently unable to handle the request",
-            ),
-            504 => (
-                "Timeout",
-                "Timeout: request did not complete within requested timeout",
-            ),
+            503 => ("ServiceUnavailable", "the server is currently unable to handle the request"),
+            504 => ("Timeout", "Timeout: request did not complete within requested timeout"),
             _ => ("InternalError", "Internal error occurred: injected fault"),
         };
         Self::new(code, reason, message)
@@ -278,28 +229,17 @@ pub(crate) fn cause(
     field: impl Into<String>,
     message: impl Into<String>,
 ) -> Cause {
-    Cause {
-        reason,
-        field: field.into(),
-        message: message.into(),
-    }
+    Cause { reason, field: field.into(), message: message.into() }
 }
 
 /// `FieldValueInvalid` with the value quoted as Kubernetes does.
 pub(crate) fn invalid_value(field: impl Into<String>, value: &str, why: &str) -> Cause {
-    cause(
-        "FieldValueInvalid",
-        field,
-        format!("Invalid value: {}: {why}", json!(value)),
-    )
+    cause("FieldValueInvalid", field, format!("Invalid value: {}: {why}", json!(value)))
 }
 
 /// `FieldValueRequired`.
 pub(crate) fn required(field: impl Into<String>, why: &str) -> Cause {
-    let message = if why.is_empty() {
-        "Required value".to_owned()
-    } else {
-        format!("Required value: {why}")
-    };
+    let message =
+        if why.is_empty() { "Required value".to_owned() } else { format!("Required value: {why}") };
     cause("FieldValueRequired", field, message)
 }

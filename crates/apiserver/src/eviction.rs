@@ -18,9 +18,7 @@ const BUDGETS: &str = "poddisruptionbudgets.policy";
 
 fn condition<'a>(value: &'a Value, kind: &str) -> Option<&'a Value> {
     let conditions = member(value, &["status", "conditions"])?.as_array()?;
-    conditions
-        .iter()
-        .find(|condition| condition["type"] == kind)
+    conditions.iter().find(|condition| condition["type"] == kind)
 }
 
 fn is_ready(pod: &Value) -> bool {
@@ -51,11 +49,7 @@ struct Count {
 
 impl Count {
     fn allowed(&self) -> i64 {
-        if self.expected == 0 {
-            0
-        } else {
-            (self.healthy - self.desired).max(0)
-        }
+        if self.expected == 0 { 0 } else { (self.healthy - self.desired).max(0) }
     }
 }
 
@@ -99,11 +93,8 @@ impl Store {
     }
 
     fn count(&self, namespace: &str, budget: &Value) -> Count {
-        let pods: Vec<Value> = self
-            .matching_pods(namespace, budget)
-            .iter()
-            .map(|entry| entry.value())
-            .collect();
+        let pods: Vec<Value> =
+            self.matching_pods(namespace, budget).iter().map(|entry| entry.value()).collect();
         let present = i64::try_from(pods.len()).unwrap_or(i64::MAX);
         let spec = &budget["spec"];
         let (expected, desired) = match (spec.get("maxUnavailable"), spec.get("minAvailable")) {
@@ -122,11 +113,7 @@ impl Store {
             .iter()
             .filter(|pod| meta_text(pod, "deletionTimestamp").is_empty() && is_ready(pod))
             .count();
-        Count {
-            expected,
-            healthy: i64::try_from(healthy).unwrap_or(i64::MAX),
-            desired,
-        }
+        Count { expected, healthy: i64::try_from(healthy).unwrap_or(i64::MAX), desired }
     }
 
     /// Recounts the budgets of a namespace, as Kubernetes' disruption controller does.
@@ -141,11 +128,7 @@ impl Store {
             let old = entry.value();
             let count = self.count(namespace, &old);
             let allowed = count.allowed();
-            let reason = if allowed > 0 {
-                "SufficientPods"
-            } else {
-                "InsufficientPods"
-            };
+            let reason = if allowed > 0 { "SufficientPods" } else { "InsufficientPods" };
             let state = if allowed > 0 { "True" } else { "False" };
             let before = condition(&old, "DisruptionAllowed");
             let since = before
@@ -191,22 +174,14 @@ impl Store {
             ));
         }
         let key: Arc<str> = key_of(namespace, name).into();
-        let entry = self
-            .get(PODS, &key)
-            .ok_or_else(|| ApiError::not_found(resource, name))?;
+        let entry = self.get(PODS, &key).ok_or_else(|| ApiError::not_found(resource, name))?;
         let pod = entry.value();
-        let options = DeleteOptions {
-            dry_run,
-            ..DeleteOptions::default()
-        };
+        let options = DeleteOptions { dry_run, ..DeleteOptions::default() };
         let options = match body.get("deleteOptions") {
             Some(sent) => options.merge(sent)?,
             None => options,
         };
-        let ends = matches!(
-            text(&pod, &["status", "phase"]),
-            "Succeeded" | "Failed" | "Pending"
-        );
+        let ends = matches!(text(&pod, &["status", "phase"]), "Succeeded" | "Failed" | "Pending");
         if !ends && !entry.deleting {
             self.check_budget(namespace, &entry, &pod)?;
         }

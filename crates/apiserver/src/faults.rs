@@ -181,10 +181,7 @@ impl FaultState {
     }
 
     pub(crate) fn judge(&mut self, request: &RequestInfo<'_>) -> Verdict {
-        let mut verdict = Verdict {
-            delay: self.latency,
-            action: None,
-        };
+        let mut verdict = Verdict { delay: self.latency, action: None };
         match self.down {
             Some(Down::Refuse) => {
                 verdict.action = Some(FaultAction::Refuse);
@@ -294,10 +291,7 @@ impl Faults<'_> {
         {
             let mut faults = self.0.faults();
             let epoch = faults.epoch;
-            *faults = FaultState {
-                epoch,
-                ..FaultState::default()
-            };
+            *faults = FaultState { epoch, ..FaultState::default() };
         }
         self.0.lock().wake_all();
     }

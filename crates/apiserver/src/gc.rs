@@ -53,15 +53,13 @@ impl Store {
         let namespace = namespace_of(&id.key).to_owned();
         if change.kind == ChangeKind::Deleted {
             if let Some(dependents) = self.dependents.get(&*change.new.uid) {
-                self.pending
-                    .extend(dependents.iter().cloned().map(Work::Owners));
+                self.pending.extend(dependents.iter().cloned().map(Work::Owners));
             }
             if resource.namespaced && self.is_terminating(NAMESPACES, &key_of("", &namespace)) {
                 self.pending.push_back(Work::Namespace(namespace.clone()));
             }
             if resource.custom && self.is_terminating(CRDS, &key_of("", &resource.id)) {
-                self.pending
-                    .push_back(Work::Definition(resource.id.to_string()));
+                self.pending.push_back(Work::Definition(resource.id.to_string()));
             }
         } else {
             if !change.new.owners.is_empty() && !change.new.deleting {
@@ -94,12 +92,10 @@ impl Store {
             self.pending.push_back(Work::Orphan(id.clone()));
         }
         if &*id.resource == NAMESPACES {
-            self.pending
-                .push_back(Work::Namespace(name_of(&id.key).to_owned()));
+            self.pending.push_back(Work::Namespace(name_of(&id.key).to_owned()));
         }
         if &*id.resource == CRDS && has_finalizer(entry, CLEANUP) {
-            self.pending
-                .push_back(Work::Definition(name_of(&id.key).to_owned()));
+            self.pending.push_back(Work::Definition(name_of(&id.key).to_owned()));
         }
     }
 
@@ -144,11 +140,8 @@ impl Store {
             return;
         }
         let namespace = namespace_of(&id.key);
-        let states: Vec<OwnerState> = entry
-            .owners
-            .iter()
-            .map(|owner| self.owner_state(&owner.uid, namespace))
-            .collect();
+        let states: Vec<OwnerState> =
+            entry.owners.iter().map(|owner| self.owner_state(&owner.uid, namespace)).collect();
         if states.iter().all(|state| *state == OwnerState::Solid) {
             return;
         }
@@ -180,10 +173,7 @@ impl Store {
         };
         let mut value = entry.value();
         let meta = meta_mut(&mut value);
-        if let Some(owners) = meta
-            .get_mut("ownerReferences")
-            .and_then(Value::as_array_mut)
-        {
+        if let Some(owners) = meta.get_mut("ownerReferences").and_then(Value::as_array_mut) {
             owners.retain(|owner| !gone.contains(owner["uid"].as_str().unwrap_or_default()));
             if owners.is_empty() {
                 meta.remove("ownerReferences");
@@ -196,10 +186,7 @@ impl Store {
         let Some(resource) = self.registry.stored(&id.resource).cloned() else {
             return;
         };
-        let options = DeleteOptions {
-            propagation: Some(propagation),
-            ..DeleteOptions::default()
-        };
+        let options = DeleteOptions { propagation: Some(propagation), ..DeleteOptions::default() };
         // An object that is gone already needs no collecting.
         let _ = self.delete_entry(&resource, &id.key, &options);
     }
@@ -209,19 +196,12 @@ impl Store {
         if !entry.deleting || !has_finalizer(&entry, FOREGROUND) {
             return;
         }
-        let dependents = self
-            .dependents
-            .get(&*entry.uid)
-            .cloned()
-            .unwrap_or_default();
+        let dependents = self.dependents.get(&*entry.uid).cloned().unwrap_or_default();
         let blocking: Vec<ObjectId> = dependents
             .into_iter()
             .filter(|dependent| {
                 self.get_id(dependent).is_some_and(|found| {
-                    found
-                        .owners
-                        .iter()
-                        .any(|owner| *owner.uid == *entry.uid && owner.blocks)
+                    found.owners.iter().any(|owner| *owner.uid == *entry.uid && owner.blocks)
                 })
             })
             .collect();
@@ -242,12 +222,7 @@ impl Store {
             return;
         }
         let gone = BTreeSet::from([&*entry.uid]);
-        for dependent in self
-            .dependents
-            .get(&*entry.uid)
-            .cloned()
-            .unwrap_or_default()
-        {
+        for dependent in self.dependents.get(&*entry.uid).cloned().unwrap_or_default() {
             if let Some(found) = self.get_id(&dependent) {
                 self.drop_owners(&dependent, &found, &gone);
             }
@@ -275,18 +250,11 @@ impl Store {
     ) -> Arc<Entry> {
         let meta = &value["metadata"];
         let deleting = meta.get("deletionTimestamp").is_some_and(Value::is_string);
-        let grace = meta
-            .get("deletionGracePeriodSeconds")
-            .and_then(Value::as_i64)
-            .unwrap_or(0);
+        let grace = meta.get("deletionGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(0);
         let held = !finalizers(&value).is_empty()
             || (&*resource.id == NAMESPACES && !namespace_finalizers(&value).is_empty());
         let goes = deleting && grace == 0 && !held;
-        let kind = if goes {
-            ChangeKind::Deleted
-        } else {
-            ChangeKind::Modified
-        };
+        let kind = if goes { ChangeKind::Deleted } else { ChangeKind::Modified };
         self.commit(resource, key, kind, value)
     }
 
@@ -299,17 +267,10 @@ impl Store {
             return;
         }
         let mut left = Vec::new();
-        for resource in self
-            .registry
-            .all_stored()
-            .filter(|resource| resource.namespaced)
-        {
+        for resource in self.registry.all_stored().filter(|resource| resource.namespaced) {
             if let Some(table) = self.table(&resource.id) {
                 left.extend(range(table, Some(name)).map(|(key, entry)| {
-                    let id = ObjectId {
-                        resource: resource.id.clone(),
-                        key: key.clone(),
-                    };
+                    let id = ObjectId { resource: resource.id.clone(), key: key.clone() };
                     (id, entry.deleting)
                 }));
             }
@@ -344,21 +305,12 @@ impl Store {
             table
                 .iter()
                 .map(|(key, entry)| {
-                    (
-                        ObjectId {
-                            resource: name.into(),
-                            key: key.clone(),
-                        },
-                        entry.deleting,
-                    )
+                    (ObjectId { resource: name.into(), key: key.clone() }, entry.deleting)
                 })
                 .collect()
         });
         if left.is_empty() {
-            let id = ObjectId {
-                resource: CRDS.into(),
-                key,
-            };
+            let id = ObjectId { resource: CRDS.into(), key };
             self.release(&id, &entry, CLEANUP);
             return;
         }

@@ -42,11 +42,7 @@ pub(crate) struct History {
 
 impl History {
     pub(crate) fn new(limit: usize) -> Self {
-        Self {
-            changes: VecDeque::new(),
-            limit: limit.max(1),
-            forgotten: BTreeMap::new(),
-        }
+        Self { changes: VecDeque::new(), limit: limit.max(1), forgotten: BTreeMap::new() }
     }
 
     pub(crate) fn push(&mut self, change: Arc<Change>) {
@@ -62,8 +58,7 @@ impl History {
     fn forget_beyond(&mut self, count: usize) {
         while self.changes.len() > count {
             if let Some(oldest) = self.changes.pop_front() {
-                self.forgotten
-                    .insert(oldest.resource.clone(), oldest.revision);
+                self.forgotten.insert(oldest.resource.clone(), oldest.revision);
             }
         }
     }
@@ -98,10 +93,7 @@ impl History {
         if revision < self.oldest_resumable(resource) {
             return None;
         }
-        let before_first = self
-            .changes
-            .front()
-            .map_or(revision, |change| change.revision - 1);
+        let before_first = self.changes.front().map_or(revision, |change| change.revision - 1);
         let skip = usize::try_from(revision.saturating_sub(before_first)).unwrap_or(usize::MAX);
         Some(self.changes.range(skip.min(self.changes.len())..))
     }
@@ -112,11 +104,7 @@ impl History {
             return None;
         }
         let mut table = table.clone();
-        let newer = self
-            .changes
-            .iter()
-            .rev()
-            .take_while(|change| change.revision > revision);
+        let newer = self.changes.iter().rev().take_while(|change| change.revision > revision);
         for change in newer.filter(|change| &*change.resource == resource) {
             match &change.old {
                 Some(old) => table.insert(change.key.clone(), old.clone()),

@@ -47,10 +47,7 @@ impl JsonPath {
     /// Reads a path such as `.status.conditions[?(@.type=="Ready")].status`.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
-        let inner = text
-            .strip_prefix('{')
-            .and_then(|rest| rest.strip_suffix('}'))
-            .unwrap_or(text);
+        let inner = text.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')).unwrap_or(text);
         if inner.len() > MOST_BYTES {
             return Err(format!("is longer than {MOST_BYTES} bytes"));
         }
@@ -268,16 +265,11 @@ fn subscript(inside: &str) -> Result<Step, String> {
     if let Some(name) = quoted(inside) {
         return Ok(Step::Field(name.to_owned()));
     }
-    if let Some(filter) = inside
-        .strip_prefix("?(")
-        .and_then(|rest| rest.strip_suffix(')'))
-    {
+    if let Some(filter) = inside.strip_prefix("?(").and_then(|rest| rest.strip_suffix(')')) {
         return Ok(Step::Filter(filter_of(filter)?));
     }
     let number = |text: &str| {
-        text.trim()
-            .parse::<i64>()
-            .map_err(|_| format!("has an invalid array index {inside:?}"))
+        text.trim().parse::<i64>().map_err(|_| format!("has an invalid array index {inside:?}"))
     };
     if let Some((from, to)) = inside.split_once(':') {
         let end = |text: &str| match text.trim() {
@@ -290,9 +282,7 @@ fn subscript(inside: &str) -> Result<Step, String> {
 }
 
 fn quoted(text: &str) -> Option<&str> {
-    ['\'', '"']
-        .into_iter()
-        .find_map(|mark| text.strip_prefix(mark)?.strip_suffix(mark))
+    ['\'', '"'].into_iter().find_map(|mark| text.strip_prefix(mark)?.strip_suffix(mark))
 }
 
 fn filter_of(text: &str) -> Result<Filter, String> {
@@ -324,10 +314,7 @@ fn filter_of(text: &str) -> Result<Filter, String> {
         JsonPath::parse(text)
     };
     let Some(at) = split else {
-        return Ok(Filter {
-            path: path(text)?,
-            test: None,
-        });
+        return Ok(Filter { path: path(text)?, test: None });
     };
     let (left, right) = text.split_at(at);
     let (operator, compare) = OPERATORS
@@ -340,10 +327,7 @@ fn filter_of(text: &str) -> Result<Filter, String> {
         None => serde_json::from_str(right)
             .map_err(|_| format!("compares with something that is no literal: {right:?}"))?,
     };
-    Ok(Filter {
-        path: path(left)?,
-        test: Some((compare, wanted)),
-    })
+    Ok(Filter { path: path(left)?, test: Some((compare, wanted)) })
 }
 
 #[cfg(test)]
@@ -375,10 +359,7 @@ mod tests {
             (".spec.list[1:]", json!([2, 3])),
             (".spec.list[:2]", json!([1, 2])),
             (".spec.list[*]", json!([1, 2, 3])),
-            (
-                ".status.conditions[?(@.type==\"Ready\")].status",
-                json!(["True"]),
-            ),
+            (".status.conditions[?(@.type==\"Ready\")].status", json!(["True"])),
             (".status.conditions[?(@.type == 'Synced')].n", json!([2])),
             (".status.conditions[?(@.n>1)].type", json!(["Synced"])),
             (".status.conditions[?(@.missing)].type", json!([])),
@@ -394,15 +375,8 @@ mod tests {
 
     #[test]
     fn broken_paths_say_what_is_wrong() {
-        for path in [
-            ".a[",
-            ".a[x]",
-            ".a[?(type==1)]",
-            ".a[?(@.b==c)]",
-            ".a\\",
-            "....a",
-            ".a]b[0]c",
-        ] {
+        for path in [".a[", ".a[x]", ".a[?(type==1)]", ".a[?(@.b==c)]", ".a\\", "....a", ".a]b[0]c"]
+        {
             let parsed = JsonPath::parse(path);
             if path == ".a]b[0]c" {
                 assert!(parsed.unwrap_err().contains("unexpected"));
@@ -414,12 +388,7 @@ mod tests {
 
     #[test]
     fn only_plain_paths_have_names() {
-        let names = |path| {
-            JsonPath::parse(path)
-                .unwrap()
-                .names()
-                .map(|names| names.join("/"))
-        };
+        let names = |path| JsonPath::parse(path).unwrap().names().map(|names| names.join("/"));
         assert_eq!(names(".spec.replicas").as_deref(), Some("spec/replicas"));
         assert_eq!(names(".spec.list[0]"), None);
     }

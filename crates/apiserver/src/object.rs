@@ -7,9 +7,7 @@ use crate::schema::Cause;
 
 /// The string at a path of members, or `""`.
 pub(crate) fn text<'a>(value: &'a Value, path: &[&str]) -> &'a str {
-    member(value, path)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
+    member(value, path).and_then(Value::as_str).unwrap_or_default()
 }
 
 /// The value at a path of members.
@@ -28,9 +26,7 @@ pub(crate) fn meta_mut(value: &mut Value) -> &mut Map<String, Value> {
         *value = Value::Object(Map::new());
     }
     let map = value.as_object_mut().expect("made an object above");
-    let meta = map
-        .entry("metadata")
-        .or_insert_with(|| Value::Object(Map::new()));
+    let meta = map.entry("metadata").or_insert_with(|| Value::Object(Map::new()));
     if !meta.is_object() {
         *meta = Value::Object(Map::new());
     }
@@ -69,9 +65,7 @@ pub(crate) fn add_finalizer(value: &mut Value, name: &str) {
         return;
     }
     let meta = meta_mut(value);
-    let list = meta
-        .entry("finalizers")
-        .or_insert_with(|| Value::Array(Vec::new()));
+    let list = meta.entry("finalizers").or_insert_with(|| Value::Array(Vec::new()));
     if let Some(list) = list.as_array_mut() {
         list.push(Value::from(name));
     }
@@ -120,10 +114,7 @@ pub(crate) fn check_shape(value: &Value) -> Result<(), String> {
         return Err("the request body is not a JSON object".to_owned());
     };
     for key in ["apiVersion", "kind"] {
-        if map
-            .get(key)
-            .is_some_and(|item| !item.is_string() && !item.is_null())
-        {
+        if map.get(key).is_some_and(|item| !item.is_string() && !item.is_null()) {
             return Err(format!("cannot decode {key}: it is not a string"));
         }
     }
@@ -158,9 +149,7 @@ pub(crate) fn check_shape(value: &Value) -> Result<(), String> {
             _ => true,
         };
         if !fits {
-            return Err(format!(
-                "cannot decode metadata.{key}: it has the wrong type"
-            ));
+            return Err(format!("cannot decode metadata.{key}: it has the wrong type"));
         }
     }
     Ok(())
@@ -221,10 +210,7 @@ pub(crate) fn check_name(rule: NameRule, name: &str) -> Option<Cause> {
         NameRule::Subdomain => (is_subdomain(name), 253, SUBDOMAIN_TEXT),
         NameRule::Label => (is_label(name), 63, LABEL_TEXT),
         NameRule::Service => {
-            let letter = name
-                .bytes()
-                .next()
-                .is_some_and(|byte| byte.is_ascii_lowercase());
+            let letter = name.bytes().next().is_some_and(|byte| byte.is_ascii_lowercase());
             (is_label(name) && letter, 63, SERVICE_TEXT)
         }
         NameRule::PathSegment => {
@@ -234,11 +220,7 @@ pub(crate) fn check_name(rule: NameRule, name: &str) -> Option<Cause> {
         }
     };
     if name.len() > limit {
-        return Some(invalid_value(
-            field,
-            name,
-            &format!("must be no more than {limit} bytes"),
-        ));
+        return Some(invalid_value(field, name, &format!("must be no more than {limit} bytes")));
     }
     (!fits).then(|| invalid_value(field, name, why))
 }
@@ -260,9 +242,7 @@ fn is_label_word(text: &str) -> bool {
     let edge = |byte: Option<u8>| byte.is_none_or(|byte| byte.is_ascii_alphanumeric());
     edge(text.bytes().next())
         && edge(text.bytes().last())
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
 }
 
 const QUALIFIED_TEXT: &str = "name part must consist of alphanumeric characters, '-', '_' or \
@@ -280,35 +260,20 @@ const ANNOTATION_LIMIT: usize = 256 * 1024;
 pub(crate) fn check_meta(value: &Value) -> Vec<Cause> {
     let mut causes = Vec::new();
     let empty = Map::new();
-    let meta = value
-        .get("metadata")
-        .and_then(Value::as_object)
-        .unwrap_or(&empty);
-    for (key, item) in meta
-        .get("labels")
-        .and_then(Value::as_object)
-        .unwrap_or(&empty)
-    {
+    let meta = value.get("metadata").and_then(Value::as_object).unwrap_or(&empty);
+    for (key, item) in meta.get("labels").and_then(Value::as_object).unwrap_or(&empty) {
         if !is_qualified(key) {
             causes.push(invalid_value("metadata.labels", key, QUALIFIED_TEXT));
         }
         let item = item.as_str().unwrap_or_default();
         if item.len() > 63 {
-            causes.push(invalid_value(
-                "metadata.labels",
-                item,
-                "must be no more than 63 bytes",
-            ));
+            causes.push(invalid_value("metadata.labels", item, "must be no more than 63 bytes"));
         } else if !is_label_word(item) {
             causes.push(invalid_value("metadata.labels", item, VALUE_TEXT));
         }
     }
     let mut bytes = 0;
-    for (key, item) in meta
-        .get("annotations")
-        .and_then(Value::as_object)
-        .unwrap_or(&empty)
-    {
+    for (key, item) in meta.get("annotations").and_then(Value::as_object).unwrap_or(&empty) {
         if !is_qualified(&key.to_ascii_lowercase()) {
             causes.push(invalid_value("metadata.annotations", key, QUALIFIED_TEXT));
         }
@@ -377,11 +342,8 @@ fn same_members(
     same: impl Fn(&str, &Value, &Value) -> bool,
 ) -> bool {
     let null = Value::Null;
-    old.iter()
-        .all(|(key, item)| same(key, item, new.get(key).unwrap_or(&null)))
-        && new
-            .iter()
-            .all(|(key, item)| old.contains_key(key) || same(key, &null, item))
+    old.iter().all(|(key, item)| same(key, item, new.get(key).unwrap_or(&null)))
+        && new.iter().all(|(key, item)| old.contains_key(key) || same(key, &null, item))
 }
 
 fn same_managers(old: &Value, new: &Value) -> bool {
@@ -389,15 +351,12 @@ fn same_managers(old: &Value, new: &Value) -> bool {
         return old == new;
     };
     old.len() == new.len()
-        && old
-            .iter()
-            .zip(new)
-            .all(|(old, new)| match (old.as_object(), new.as_object()) {
-                (Some(old), Some(new)) => {
-                    same_members(old, new, |key, old, new| key == "time" || old == new)
-                }
-                _ => old == new,
-            })
+        && old.iter().zip(new).all(|(old, new)| match (old.as_object(), new.as_object()) {
+            (Some(old), Some(new)) => {
+                same_members(old, new, |key, old, new| key == "time" || old == new)
+            }
+            _ => old == new,
+        })
 }
 
 /// Whether anything but `apiVersion`, `kind`, `metadata` and the named members differs.

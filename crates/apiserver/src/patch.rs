@@ -22,9 +22,7 @@ const MOST_COPIED_BYTES: usize = 3 * 1024 * 1024;
 /// The content types of patches that a resource takes.
 pub(crate) fn media_types(resource: &Resource) -> impl Iterator<Item = &'static str> {
     let strategic = (!resource.custom).then_some(STRATEGIC_PATCH);
-    [JSON_PATCH, MERGE_PATCH, APPLY_PATCH]
-        .into_iter()
-        .chain(strategic)
+    [JSON_PATCH, MERGE_PATCH, APPLY_PATCH].into_iter().chain(strategic)
 }
 
 /// A patch, read but not applied.
@@ -132,14 +130,10 @@ fn apply_operations(object: &mut Value, patch: &json_patch::Patch) -> Result<(),
             PatchOperation::Remove(_) | PatchOperation::Test(_) => 0,
         };
         if place + brought > MOST_DEPTH {
-            return Err(format!(
-                "the object would nest more than {MOST_DEPTH} levels deep"
-            ));
+            return Err(format!("the object would nest more than {MOST_DEPTH} levels deep"));
         }
         if copied > MOST_COPIED_BYTES {
-            return Err(format!(
-                "the copies of the patch exceed {MOST_COPIED_BYTES} bytes"
-            ));
+            return Err(format!("the copies of the patch exceed {MOST_COPIED_BYTES} bytes"));
         }
         json_patch::patch(object, std::slice::from_ref(operation))
             .map_err(|error| error.to_string())?;

@@ -137,9 +137,7 @@ impl Query {
     }
 
     pub(crate) fn flag(&self, key: &str) -> bool {
-        self.0
-            .get(key)
-            .is_some_and(|value| matches!(value.as_str(), "" | "true" | "1" | "True"))
+        self.0.get(key).is_some_and(|value| matches!(value.as_str(), "" | "true" | "1" | "True"))
     }
 
     pub(crate) fn number(&self, key: &str) -> Result<Option<u64>, ApiError> {
@@ -160,34 +158,20 @@ impl Query {
                 "meta.k8s.io",
                 "PatchOptions",
                 "",
-                &[invalid_value(
-                    "dryRun",
-                    other,
-                    "Unsupported value: supported values: \"All\"",
-                )],
+                &[invalid_value("dryRun", other, "Unsupported value: supported values: \"All\"")],
             )),
         }
     }
 
     pub(crate) fn write_options(&self, user_agent: &str) -> Result<WriteOptions, ApiError> {
         let manager = match self.get("fieldManager") {
-            "" => user_agent
-                .split('/')
-                .next()
-                .unwrap_or_default()
-                .chars()
-                .take(128)
-                .collect(),
+            "" => user_agent.split('/').next().unwrap_or_default().chars().take(128).collect(),
             manager if manager.len() > 128 => {
                 return Err(ApiError::invalid_kind(
                     "meta.k8s.io",
                     "PatchOptions",
                     "",
-                    &[invalid_value(
-                        "fieldManager",
-                        manager,
-                        "may not be more than 128 bytes",
-                    )],
+                    &[invalid_value("fieldManager", manager, "may not be more than 128 bytes")],
                 ));
             }
             manager => manager.to_owned(),
@@ -210,12 +194,7 @@ impl Query {
             other => {
                 let why = "Unsupported value: supported values: \"Ignore\", \"Strict\", \"Warn\"";
                 let fault = invalid_value("fieldValidation", other, why);
-                return Err(ApiError::invalid_kind(
-                    "meta.k8s.io",
-                    "PatchOptions",
-                    "",
-                    &[fault],
-                ));
+                return Err(ApiError::invalid_kind("meta.k8s.io", "PatchOptions", "", &[fault]));
             }
         })
     }
@@ -331,11 +310,7 @@ impl Head {
 }
 
 fn header_text(headers: &HeaderMap, name: header::HeaderName) -> String {
-    headers
-        .get(name)
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or_default()
-        .to_owned()
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
 }
 
 /// Whether an option of an `Accept` header is the aggregated form of discovery.
@@ -352,10 +327,7 @@ fn accepted(accept: &str) -> Option<View> {
     for option in accept.split(',') {
         let mut parts = option.split(';').map(str::trim);
         let media = parts.next().unwrap_or_default();
-        if !matches!(
-            media,
-            "application/json" | "application/*" | "*/*" | "application/yaml"
-        ) {
+        if !matches!(media, "application/json" | "application/*" | "*/*" | "application/yaml") {
             continue;
         }
         let (mut shape, mut version) = (None, None);

@@ -162,9 +162,7 @@ impl Store {
                 if exact || limited {
                     return Ok(asked);
                 }
-                Ok(stale
-                    .map_or(self.revision, |stale| stale.max(asked))
-                    .min(self.revision))
+                Ok(stale.map_or(self.revision, |stale| stale.max(asked)).min(self.revision))
             }
         }
     }
@@ -185,12 +183,7 @@ impl Store {
                 "resourceVersionMatch",
                 "Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided",
             );
-            return Err(ApiError::invalid_kind(
-                "meta.k8s.io",
-                "ListOptions",
-                "",
-                &[fault],
-            ));
+            return Err(ApiError::invalid_kind("meta.k8s.io", "ListOptions", "", &[fault]));
         }
         let proceed = match options.proceed.as_str() {
             "" => None,
@@ -213,10 +206,7 @@ impl Store {
         };
         let mut meta = json!({"resourceVersion": revision.to_string()});
         if let (false, Some((last, _))) = (rest.is_empty(), shown.last()) {
-            let next = Continue {
-                revision,
-                after: (**last).to_string(),
-            };
+            let next = Continue { revision, after: (**last).to_string() };
             meta["continue"] = json!(next.text());
             if options.labels.is_empty() && options.fields.is_empty() {
                 meta["remainingItemCount"] = json!(rest.len());
@@ -262,10 +252,7 @@ fn page_expired(after: &str) -> ApiError {
          results in an inconsistent list - objects that were created, modified, or deleted between \
          the time the first chunk was returned and now may show up in the list.",
     );
-    let next = Continue {
-        revision: 0,
-        after: after.to_owned(),
-    };
+    let next = Continue { revision: 0, after: after.to_owned() };
     error.metadata = json!({"continue": next.text()});
     error
 }

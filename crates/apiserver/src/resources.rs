@@ -9,10 +9,7 @@ use crate::schema::Schema;
 use crate::table::Column;
 
 /// One version of one resource.
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "independent facts about a kind"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about a kind")]
 pub struct Resource {
     /// `plural.group`, or `plural` alone for the core group: the name of its storage.
     pub id: Arc<str>,
@@ -71,11 +68,7 @@ impl std::fmt::Debug for Resource {
 }
 
 pub(crate) fn join_version(group: &str, version: &str) -> String {
-    if group.is_empty() {
-        version.to_owned()
-    } else {
-        format!("{group}/{version}")
-    }
+    if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
 }
 
 /// Everything that is served at one time.
@@ -101,10 +94,7 @@ impl Registry {
     }
 
     pub(crate) fn insert(&mut self, resource: Arc<Resource>) {
-        let path = format!(
-            "{}/{}/{}",
-            resource.group, resource.version, resource.plural
-        );
+        let path = format!("{}/{}/{}", resource.group, resource.version, resource.plural);
         if resource.version == resource.storage_version || !self.by_id.contains_key(&resource.id) {
             self.by_id.insert(resource.id.clone(), resource.clone());
         }
@@ -144,11 +134,7 @@ impl Registry {
 
 /// Name of the storage of a group's resource.
 pub(crate) fn resource_id(group: &str, plural: &str) -> Arc<str> {
-    if group.is_empty() {
-        plural.into()
-    } else {
-        format!("{plural}.{group}").into()
-    }
+    if group.is_empty() { plural.into() } else { format!("{plural}.{group}").into() }
 }
 
 /// How a built-in kind differs from a plain stored one.
@@ -234,10 +220,7 @@ impl Builtin {
         let all = matches!(
             (self.group, self.kind),
             ("", "Pod" | "ReplicationController" | "Service")
-                | (
-                    "apps",
-                    "DaemonSet" | "Deployment" | "ReplicaSet" | "StatefulSet"
-                )
+                | ("apps", "DaemonSet" | "Deployment" | "ReplicaSet" | "StatefulSet")
                 | ("autoscaling", "HorizontalPodAutoscaler")
                 | ("batch", "CronJob" | "Job")
         );
@@ -261,14 +244,7 @@ const fn row(
     short: &'static str,
     flags: &'static str,
 ) -> Builtin {
-    Builtin {
-        group,
-        version,
-        kind,
-        plural,
-        short,
-        flags,
-    }
+    Builtin { group, version, kind, plural, short, flags }
 }
 
 const ADMISSION: &str = "admissionregistration.k8s.io";
@@ -283,44 +259,16 @@ const BUILTINS: &[Builtin] = &[
     row("", "v1", "Namespace", "namespaces", "ns", "s"),
     row("", "v1", "Node", "nodes", "no", "s"),
     row("", "v1", "PersistentVolume", "persistentvolumes", "pv", "s"),
-    row(
-        "",
-        "v1",
-        "PersistentVolumeClaim",
-        "persistentvolumeclaims",
-        "pvc",
-        "ns",
-    ),
+    row("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", "pvc", "ns"),
     row("", "v1", "Pod", "pods", "po", "nsg"),
     row("", "v1", "PodTemplate", "podtemplates", "", "ng"),
-    row(
-        "",
-        "v1",
-        "ReplicationController",
-        "replicationcontrollers",
-        "rc",
-        "nsg",
-    ),
+    row("", "v1", "ReplicationController", "replicationcontrollers", "rc", "nsg"),
     row("", "v1", "ResourceQuota", "resourcequotas", "quota", "ns"),
     row("", "v1", "Secret", "secrets", "", "n"),
     row("", "v1", "Service", "services", "svc", "ns"),
     row("", "v1", "ServiceAccount", "serviceaccounts", "sa", "n"),
-    row(
-        ADMISSION,
-        "v1",
-        "MutatingWebhookConfiguration",
-        "mutatingwebhookconfigurations",
-        "",
-        "gc",
-    ),
-    row(
-        ADMISSION,
-        "v1",
-        "ValidatingAdmissionPolicy",
-        "validatingadmissionpolicies",
-        "",
-        "sgc",
-    ),
+    row(ADMISSION, "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", "", "gc"),
+    row(ADMISSION, "v1", "ValidatingAdmissionPolicy", "validatingadmissionpolicies", "", "sgc"),
     row(
         ADMISSION,
         "v1",
@@ -345,34 +293,13 @@ const BUILTINS: &[Builtin] = &[
         "crd crds",
         "sgc",
     ),
-    row(
-        "apiregistration.k8s.io",
-        "v1",
-        "APIService",
-        "apiservices",
-        "",
-        "sgc",
-    ),
-    row(
-        "apps",
-        "v1",
-        "ControllerRevision",
-        "controllerrevisions",
-        "",
-        "n",
-    ),
+    row("apiregistration.k8s.io", "v1", "APIService", "apiservices", "", "sgc"),
+    row("apps", "v1", "ControllerRevision", "controllerrevisions", "", "n"),
     row("apps", "v1", "DaemonSet", "daemonsets", "ds", "nsg"),
     row("apps", "v1", "Deployment", "deployments", "deploy", "nsg"),
     row("apps", "v1", "ReplicaSet", "replicasets", "rs", "nsg"),
     row("apps", "v1", "StatefulSet", "statefulsets", "sts", "nsg"),
-    row(
-        "autoscaling",
-        "v2",
-        "HorizontalPodAutoscaler",
-        "horizontalpodautoscalers",
-        "hpa",
-        "ns",
-    ),
+    row("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", "hpa", "ns"),
     row("batch", "v1", "CronJob", "cronjobs", "cj", "nsg"),
     row("batch", "v1", "Job", "jobs", "", "nsg"),
     row(
@@ -384,91 +311,21 @@ const BUILTINS: &[Builtin] = &[
         "s",
     ),
     row("coordination.k8s.io", "v1", "Lease", "leases", "", "nc"),
-    row(
-        "discovery.k8s.io",
-        "v1",
-        "EndpointSlice",
-        "endpointslices",
-        "",
-        "ng",
-    ),
+    row("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", "", "ng"),
     row("events.k8s.io", "v1", "Event", "events", "ev", "n"),
-    row(
-        "networking.k8s.io",
-        "v1",
-        "Ingress",
-        "ingresses",
-        "ing",
-        "nsg",
-    ),
-    row(
-        "networking.k8s.io",
-        "v1",
-        "IngressClass",
-        "ingressclasses",
-        "",
-        "g",
-    ),
-    row(
-        "networking.k8s.io",
-        "v1",
-        "NetworkPolicy",
-        "networkpolicies",
-        "netpol",
-        "ng",
-    ),
-    row(
-        "node.k8s.io",
-        "v1",
-        "RuntimeClass",
-        "runtimeclasses",
-        "",
-        "",
-    ),
-    row(
-        "policy",
-        "v1",
-        "PodDisruptionBudget",
-        "poddisruptionbudgets",
-        "pdb",
-        "nsgc",
-    ),
+    row("networking.k8s.io", "v1", "Ingress", "ingresses", "ing", "nsg"),
+    row("networking.k8s.io", "v1", "IngressClass", "ingressclasses", "", "g"),
+    row("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", "netpol", "ng"),
+    row("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses", "", ""),
+    row("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", "pdb", "nsgc"),
     row(AUTHZ, "v1", "ClusterRole", "clusterroles", "", ""),
-    row(
-        AUTHZ,
-        "v1",
-        "ClusterRoleBinding",
-        "clusterrolebindings",
-        "",
-        "",
-    ),
+    row(AUTHZ, "v1", "ClusterRoleBinding", "clusterrolebindings", "", ""),
     row(AUTHZ, "v1", "Role", "roles", "", "n"),
     row(AUTHZ, "v1", "RoleBinding", "rolebindings", "", "n"),
-    row(
-        "scheduling.k8s.io",
-        "v1",
-        "PriorityClass",
-        "priorityclasses",
-        "pc",
-        "g",
-    ),
+    row("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", "pc", "g"),
     row(STORAGE, "v1", "CSIDriver", "csidrivers", "", "c"),
     row(STORAGE, "v1", "CSINode", "csinodes", "", "c"),
-    row(
-        STORAGE,
-        "v1",
-        "CSIStorageCapacity",
-        "csistoragecapacities",
-        "",
-        "n",
-    ),
+    row(STORAGE, "v1", "CSIStorageCapacity", "csistoragecapacities", "", "n"),
     row(STORAGE, "v1", "StorageClass", "storageclasses", "sc", ""),
-    row(
-        STORAGE,
-        "v1",
-        "VolumeAttachment",
-        "volumeattachments",
-        "",
-        "sc",
-    ),
+    row(STORAGE, "v1", "VolumeAttachment", "volumeattachments", "", "sc"),
 ];

@@ -13,13 +13,8 @@ use crate::schema::Cause;
 use crate::store::Entry;
 
 /// Metadata that only the server writes.
-pub(crate) const SYSTEM: [&str; 5] = [
-    "uid",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "deletionGracePeriodSeconds",
-    "generation",
-];
+pub(crate) const SYSTEM: [&str; 5] =
+    ["uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"];
 
 /// Checks apiVersion and kind of a body, and fills in what a built-in kind may leave out.
 pub(crate) fn check_type(resource: &Resource, body: &mut Value) -> Result<(), ApiError> {
@@ -114,10 +109,7 @@ pub(crate) fn reset_fields(resource: &Resource, config: &mut Value, subresource:
             && let Some(meta) = map.get_mut("metadata").and_then(Value::as_object_mut)
         {
             meta.retain(|key, _| {
-                matches!(
-                    key.as_str(),
-                    "name" | "namespace" | "uid" | "resourceVersion"
-                )
+                matches!(key.as_str(), "name" | "namespace" | "uid" | "resourceVersion")
             });
         }
     } else if resource.has_status {
@@ -146,11 +138,7 @@ pub(crate) fn apply_error(resource: &Resource, name: &str, error: ApplyError) ->
         ApplyError::Invalid(why) => ApiError::invalid(
             resource,
             name,
-            &[cause(
-                "FieldValueInvalid",
-                "",
-                format!("failed to apply: {why}"),
-            )],
+            &[cause("FieldValueInvalid", "", format!("failed to apply: {why}"))],
         ),
     }
 }
@@ -256,15 +244,9 @@ pub(crate) fn new_finalizers(old: &Value, new: &Value) -> Option<Cause> {
         return None;
     }
     let before = finalizers(old);
-    let added: Vec<&str> = finalizers(new)
-        .into_iter()
-        .filter(|item| !before.contains(item))
-        .collect();
-    let list = added
-        .iter()
-        .map(|item| format!("{item:?}"))
-        .collect::<Vec<_>>()
-        .join(", ");
+    let added: Vec<&str> =
+        finalizers(new).into_iter().filter(|item| !before.contains(item)).collect();
+    let list = added.iter().map(|item| format!("{item:?}")).collect::<Vec<_>>().join(", ");
     (!added.is_empty()).then(|| {
         cause(
             "FieldValueForbidden",
@@ -281,11 +263,7 @@ pub(crate) fn bump_generation(resource: &Resource, old: &Value, new: &mut Value)
     if !resource.has_generation {
         return;
     }
-    let except: &[&str] = if resource.has_status {
-        &["status"]
-    } else {
-        &[]
-    };
+    let except: &[&str] = if resource.has_status { &["status"] } else { &[] };
     if content_differs(old, new, except) {
         let before = member(old, &["metadata", "generation"]).and_then(Value::as_i64);
         set_meta(new, "generation", before.unwrap_or(0) + 1);

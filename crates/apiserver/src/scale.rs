@@ -56,13 +56,7 @@ impl ScalePaths {
     fn scale(&self, object: &Value) -> Value {
         let number = |path: &[String]| at(object, path).and_then(Value::as_i64).unwrap_or(0);
         let mut meta = json!({});
-        for key in [
-            "name",
-            "namespace",
-            "uid",
-            "resourceVersion",
-            "creationTimestamp",
-        ] {
+        for key in ["name", "namespace", "uid", "resourceVersion", "creationTimestamp"] {
             if let Some(value) = member(object, &["metadata", key]) {
                 meta[key] = value.clone();
             }
@@ -107,16 +101,8 @@ fn selector_text(selector: &Value) -> Option<String> {
     }
     // A ReplicationController's is a plain map.
     let plain = selector.get("matchLabels").is_none() && selector.get("matchExpressions").is_none();
-    let labels = if plain {
-        selector
-    } else {
-        &selector["matchLabels"]
-    };
-    let whole = if plain {
-        json!({"matchLabels": selector})
-    } else {
-        selector.clone()
-    };
+    let labels = if plain { selector } else { &selector["matchLabels"] };
+    let whole = if plain { json!({"matchLabels": selector}) } else { selector.clone() };
     LabelSelector::from_object(&whole)?;
     let mut parts: Vec<String> = labels
         .as_object()
@@ -126,12 +112,8 @@ fn selector_text(selector: &Value) -> Option<String> {
         .collect();
     for rule in whole["matchExpressions"].as_array().into_iter().flatten() {
         let key = rule["key"].as_str().unwrap_or_default();
-        let values: Vec<&str> = rule["values"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_str)
-            .collect();
+        let values: Vec<&str> =
+            rule["values"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         let values = values.join(",");
         parts.push(match rule["operator"].as_str().unwrap_or_default() {
             "In" => format!("{key} in ({values})"),
@@ -174,9 +156,8 @@ impl Store {
     ) -> Result<Written, ApiError> {
         let name = name_of(key);
         let paths = paths(resource)?.clone();
-        let entry = self
-            .get(&resource.id, key)
-            .ok_or_else(|| ApiError::not_found(resource, name))?;
+        let entry =
+            self.get(&resource.id, key).ok_or_else(|| ApiError::not_found(resource, name))?;
         let old = value_as(&entry, resource);
         let before = paths.scale(&old);
         let wanted = match change {
@@ -210,12 +191,7 @@ impl Store {
         if replicas < 0 || replicas > i64::from(i32::MAX) {
             let why = "must be greater than or equal to 0 and fit into 32 bits";
             let fault = invalid_value("spec.replicas", &replicas.to_string(), why);
-            return Err(ApiError::invalid_kind(
-                "autoscaling",
-                "Scale",
-                name,
-                &[fault],
-            ));
+            return Err(ApiError::invalid_kind("autoscaling", "Scale", name, &[fault]));
         }
         let mut new = old;
         set(&mut new, &paths.spec, replicas);
@@ -228,8 +204,5 @@ impl Store {
 }
 
 fn paths(resource: &Resource) -> Result<&ScalePaths, ApiError> {
-    resource
-        .scale
-        .as_ref()
-        .ok_or_else(ApiError::no_such_resource)
+    resource.scale.as_ref().ok_or_else(ApiError::no_such_resource)
 }

@@ -42,15 +42,9 @@ impl LabelSelector {
         let expressions = selector.get("matchExpressions").and_then(Value::as_array);
         for expression in expressions.into_iter().flatten() {
             let key = expression["key"].as_str()?.to_owned();
-            let values = expression["values"]
-                .as_array()
-                .map_or_else(Vec::new, |values| {
-                    values
-                        .iter()
-                        .filter_map(Value::as_str)
-                        .map(str::to_owned)
-                        .collect()
-                });
+            let values = expression["values"].as_array().map_or_else(Vec::new, |values| {
+                values.iter().filter_map(Value::as_str).map(str::to_owned).collect()
+            });
             requirements.push(match expression["operator"].as_str()? {
                 "In" => Requirement::In(key, values),
                 "NotIn" => Requirement::NotIn(key, values),
@@ -78,12 +72,12 @@ impl LabelSelector {
             }
             Requirement::Exists(key) => label(key).is_some(),
             Requirement::Missing(key) => label(key).is_none(),
-            Requirement::Greater(key, bound) => label(key)
-                .and_then(|value| value.parse::<i64>().ok())
-                .is_some_and(|v| v > *bound),
-            Requirement::Less(key, bound) => label(key)
-                .and_then(|value| value.parse::<i64>().ok())
-                .is_some_and(|v| v < *bound),
+            Requirement::Greater(key, bound) => {
+                label(key).and_then(|value| value.parse::<i64>().ok()).is_some_and(|v| v > *bound)
+            }
+            Requirement::Less(key, bound) => {
+                label(key).and_then(|value| value.parse::<i64>().ok()).is_some_and(|v| v < *bound)
+            }
         })
     }
 }
@@ -110,18 +104,13 @@ fn parse_requirement(part: &str) -> Result<Requirement, String> {
     let bad = || format!("unable to parse requirement: {part:?}");
     let key_of = |key: &str| {
         let key = key.trim();
-        let fits = !key.is_empty()
-            && key
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
+        let fits =
+            !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
         if fits { Ok(key.to_owned()) } else { Err(bad()) }
     };
     if let Some(open) = part.find('(') {
         let values = part[open + 1..].strip_suffix(')').ok_or_else(bad)?;
-        let values = values
-            .split(',')
-            .map(|value| value.trim().to_owned())
-            .collect();
+        let values = values.split(',').map(|value| value.trim().to_owned()).collect();
         let mut words = part[..open].split_whitespace();
         let key = key_of(words.next().ok_or_else(bad)?)?;
         return match (words.next(), words.next()) {
@@ -131,25 +120,16 @@ fn parse_requirement(part: &str) -> Result<Requirement, String> {
         };
     }
     if let Some((key, value)) = part.split_once("!=") {
-        return Ok(Requirement::NotIn(
-            key_of(key)?,
-            vec![value.trim().to_owned()],
-        ));
+        return Ok(Requirement::NotIn(key_of(key)?, vec![value.trim().to_owned()]));
     }
     if let Some((key, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
         return Ok(Requirement::In(key_of(key)?, vec![value.trim().to_owned()]));
     }
     if let Some((key, value)) = part.split_once('>') {
-        return Ok(Requirement::Greater(
-            key_of(key)?,
-            value.trim().parse().map_err(|_| bad())?,
-        ));
+        return Ok(Requirement::Greater(key_of(key)?, value.trim().parse().map_err(|_| bad())?));
     }
     if let Some((key, value)) = part.split_once('<') {
-        return Ok(Requirement::Less(
-            key_of(key)?,
-            value.trim().parse().map_err(|_| bad())?,
-        ));
+        return Ok(Requirement::Less(key_of(key)?, value.trim().parse().map_err(|_| bad())?));
     }
     match part.strip_prefix('!') {
         Some(key) => Ok(Requirement::Missing(key_of(key)?)),
@@ -165,11 +145,7 @@ impl FieldSelector {
     /// Parses the text form of `?fieldSelector=`.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut terms = Vec::new();
-        for part in text
-            .split(',')
-            .map(str::trim)
-            .filter(|part| !part.is_empty())
-        {
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (field, equal, value) = if let Some((field, value)) = part.split_once("!=") {
                 (field, false, value)
             } else if let Some((field, value)) =
@@ -177,9 +153,7 @@ impl FieldSelector {
             {
                 (field, true, value)
             } else {
-                return Err(format!(
-                    "invalid selector: '{part}'; can't understand '{part}'"
-                ));
+                return Err(format!("invalid selector: '{part}'; can't understand '{part}'"));
             };
             terms.push((field.trim().to_owned(), equal, value.trim().to_owned()));
         }
@@ -206,9 +180,7 @@ impl FieldSelector {
 
     /// Whether an object with these field values is selected; a missing field is `""`.
     pub fn matches<'a>(&self, value: impl Fn(&str) -> &'a str) -> bool {
-        self.0
-            .iter()
-            .all(|(field, equal, wanted)| (value(field) == wanted) == *equal)
+        self.0.iter().all(|(field, equal, wanted)| (value(field) == wanted) == *equal)
     }
 }
 
@@ -217,15 +189,10 @@ mod tests {
     use super::*;
 
     fn selects(selector: &str, labels: &[(&str, &str)]) -> bool {
-        let labels: Vec<(String, String)> = labels
-            .iter()
-            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
-            .collect();
+        let labels: Vec<(String, String)> =
+            labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         LabelSelector::parse(selector).unwrap().matches(|key| {
-            labels
-                .iter()
-                .find(|(name, _)| name == key)
-                .map(|(_, value)| value.as_str())
+            labels.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
         })
     }
 
@@ -248,15 +215,7 @@ mod tests {
         ] {
             assert!(selects(yes, &labels), "{yes} must match");
         }
-        for no in [
-            "app=db",
-            "app in (db)",
-            "app notin (web)",
-            "!app",
-            "missing",
-            "n>5",
-            "app=",
-        ] {
+        for no in ["app=db", "app in (db)", "app notin (web)", "!app", "missing", "n>5", "app="] {
             assert!(!selects(no, &labels), "{no} must not match");
         }
     }
@@ -272,15 +231,7 @@ mod tests {
     #[test]
     fn field_selectors_compare_text() {
         let selector = FieldSelector::parse("spec.nodeName=a,status.phase!=Failed").unwrap();
-        assert!(selector.matches(|field| if field == "spec.nodeName" {
-            "a"
-        } else {
-            "Running"
-        }));
-        assert!(!selector.matches(|field| if field == "spec.nodeName" {
-            "a"
-        } else {
-            "Failed"
-        }));
+        assert!(selector.matches(|field| if field == "spec.nodeName" { "a" } else { "Running" }));
+        assert!(!selector.matches(|field| if field == "spec.nodeName" { "a" } else { "Failed" }));
     }
 }

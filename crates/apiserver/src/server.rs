@@ -128,14 +128,7 @@ impl Shared {
     pub(crate) fn review(&self, call: &Call) -> Option<Result<Value, ApiError>> {
         let request = (call.verb, &call.target);
         let (access, store) = (&self.access, &self.store);
-        auth::serve_review(
-            access,
-            store,
-            self.now(),
-            &call.identity,
-            request,
-            &call.body,
-        )
+        auth::serve_review(access, store, self.now(), &call.identity, request, &call.body)
     }
 
     /// What follows a write in other parts of a control plane.
@@ -162,9 +155,7 @@ impl Shared {
         resource: &str,
         now: Timestamp,
     ) -> Option<u64> {
-        self.faults()
-            .stale(user_agent, resource, now)
-            .map(|view| view.revision)
+        self.faults().stale(user_agent, resource, now).map(|view| view.revision)
     }
 }
 
@@ -188,10 +179,8 @@ impl ApiServer {
         let resource = store.registry.stored(crate::gc::NAMESPACES).cloned();
         let resource = resource.expect("namespaces are built in");
         "refit-apiserver".clone_into(&mut store.actor);
-        let write = WriteOptions {
-            manager: "kube-apiserver".to_owned(),
-            ..WriteOptions::default()
-        };
+        let write =
+            WriteOptions { manager: "kube-apiserver".to_owned(), ..WriteOptions::default() };
         for name in &options.namespaces {
             let body = json!({"metadata": {"name": name}});
             if let Err(error) = store.create(&resource, "", body, &write) {
@@ -266,9 +255,7 @@ impl ApiServer {
     pub fn list_values(&self, group: &str, plural: &str, namespace: Option<&str>) -> Vec<Value> {
         let id = crate::resources::resource_id(group, plural);
         let table = self.shared.lock().table(&id).cloned().unwrap_or_default();
-        range(&table, namespace)
-            .map(|(_, entry)| entry.value())
-            .collect()
+        range(&table, namespace).map(|(_, entry)| entry.value()).collect()
     }
 
     /// Every object, by resource, namespace and name.
@@ -280,11 +267,7 @@ impl ApiServer {
         let mut all = Vec::new();
         for (id, table) in &tables {
             if let Some(resource) = registry.stored(id) {
-                all.extend(
-                    table
-                        .values()
-                        .map(|entry| (resource.clone(), entry.value())),
-                );
+                all.extend(table.values().map(|entry| (resource.clone(), entry.value())));
             }
         }
         all
@@ -293,11 +276,7 @@ impl ApiServer {
     /// Bytes of all stored objects: what they weigh without their index.
     pub fn stored_bytes(&self) -> usize {
         let tables = self.shared.lock().tables.clone();
-        tables
-            .values()
-            .flat_map(|table| table.values())
-            .map(|entry| entry.bytes.len())
-            .sum()
+        tables.values().flat_map(|table| table.values()).map(|entry| entry.bytes.len()).sum()
     }
 }
 
@@ -335,10 +314,9 @@ where
         Err(error) => return Ok(refusal(&error)),
     };
     let (target, verb) = match &path {
-        Route::Resource(target) => (
-            target.clone(),
-            verb(&parts.method, target, query.flag("watch")).unwrap_or(""),
-        ),
+        Route::Resource(target) => {
+            (target.clone(), verb(&parts.method, target, query.flag("watch")).unwrap_or(""))
+        }
         _ => (Target::default(), "get"),
     };
     let verdict = shared.faults().judge(&RequestInfo {
@@ -384,14 +362,7 @@ where
     };
     let answer = match path {
         Route::Resource(target) => {
-            let call = Call {
-                verb,
-                target,
-                query,
-                head,
-                body,
-                identity,
-            };
+            let call = Call { verb, target, query, head, body, identity };
             shared
                 .permit(&call)
                 .and_then(|()| dispatch(&shared, &call))
@@ -399,10 +370,9 @@ where
         }
         Route::Unknown => Reply::Text(404, "404 page not found\n"),
         Route::Health => Reply::Text(200, "ok"),
-        Route::Version => Reply::Json(
-            200,
-            to_bytes(&crate::discovery::version(&shared.lock().git_version)),
-        ),
+        Route::Version => {
+            Reply::Json(200, to_bytes(&crate::discovery::version(&shared.lock().git_version)))
+        }
         Route::OpenApiV2 => {
             let version = shared.lock().git_version.clone();
             let (kind, document) = crate::openapi::document_v2(&version, head.protobuf);

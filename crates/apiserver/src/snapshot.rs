@@ -49,12 +49,7 @@ impl StoreSnapshot {
 
 impl std::fmt::Debug for StoreSnapshot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "StoreSnapshot(revision {}, {} objects)",
-            self.revision,
-            self.len()
-        )
+        write!(f, "StoreSnapshot(revision {}, {} objects)", self.revision, self.len())
     }
 }
 
@@ -88,10 +83,7 @@ impl Store {
         let tables = store.tables.clone();
         for (resource, table) in &tables {
             for (key, entry) in table.iter() {
-                let id = ObjectId {
-                    resource: resource.clone(),
-                    key: key.clone(),
-                };
+                let id = ObjectId { resource: resource.clone(), key: key.clone() };
                 store.index(&id, entry);
             }
         }
@@ -146,10 +138,8 @@ impl Serialize for StoreSnapshot {
         let mut objects = Objects::default();
         let mut tables = BTreeMap::new();
         for (resource, table) in &self.tables {
-            let rows: BTreeMap<String, usize> = table
-                .iter()
-                .map(|(key, entry)| (key.to_string(), objects.place(entry)))
-                .collect();
+            let rows: BTreeMap<String, usize> =
+                table.iter().map(|(key, entry)| (key.to_string(), objects.place(entry))).collect();
             tables.insert(resource.to_string(), rows);
         }
         let history = self
@@ -196,9 +186,7 @@ impl StoreSnapshot {
     fn from_wire(wire: Wire) -> Result<Self, String> {
         let mut registry = Registry::builtin();
         let object = |index: usize| {
-            wire.objects
-                .get(index)
-                .ok_or_else(|| format!("there is no object {index}"))
+            wire.objects.get(index).ok_or_else(|| format!("there is no object {index}"))
         };
         for index in wire.tables.get(CRDS).into_iter().flat_map(BTreeMap::values) {
             crd::add_to(&mut registry, object(*index)?);
@@ -236,20 +224,14 @@ impl StoreSnapshot {
         for (position, change) in wire.history.iter().enumerate() {
             let newer = (wire.history.len() - 1 - position) as u64;
             if change.revision == 0 || wire.revision.checked_sub(newer) != Some(change.revision) {
-                return Err(format!(
-                    "the history has a gap at revision {}",
-                    change.revision
-                ));
+                return Err(format!("the history has a gap at revision {}", change.revision));
             }
             history.push(Arc::new(Change {
                 revision: change.revision,
                 resource: change.resource.as_str().into(),
                 key: change.key.as_str().into(),
                 kind: change.kind,
-                old: change
-                    .old
-                    .map(|old| entry(&change.resource, old))
-                    .transpose()?,
+                old: change.old.map(|old| entry(&change.resource, old)).transpose()?,
                 new: entry(&change.resource, change.new)?,
             }));
         }

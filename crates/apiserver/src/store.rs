@@ -64,12 +64,7 @@ impl Entry {
             labels: labels
                 .into_iter()
                 .flatten()
-                .map(|(key, item)| {
-                    (
-                        key.as_str().into(),
-                        item.as_str().unwrap_or_default().into(),
-                    )
-                })
+                .map(|(key, item)| (key.as_str().into(), item.as_str().unwrap_or_default().into()))
                 .collect(),
             owners: owners
                 .into_iter()
@@ -91,10 +86,7 @@ impl Entry {
     }
 
     pub(crate) fn label(&self, key: &str) -> Option<&str> {
-        self.labels
-            .iter()
-            .find(|(name, _)| &**name == key)
-            .map(|(_, value)| &**value)
+        self.labels.iter().find(|(name, _)| &**name == key).map(|(_, value)| &**value)
     }
 
     pub(crate) fn matches(
@@ -284,10 +276,7 @@ impl Store {
         } else {
             table.insert(key.clone(), entry.clone())
         };
-        let id = ObjectId {
-            resource: resource.id.clone(),
-            key: key.clone(),
-        };
+        let id = ObjectId { resource: resource.id.clone(), key: key.clone() };
         if let Some(old) = &old {
             self.unindex(&id, old);
         }
@@ -333,10 +322,7 @@ impl Store {
     pub(crate) fn index(&mut self, id: &ObjectId, entry: &Entry) {
         self.uids.insert(entry.uid.clone(), id.clone());
         for owner in &entry.owners {
-            self.dependents
-                .entry(owner.uid.clone())
-                .or_default()
-                .insert(id.clone());
+            self.dependents.entry(owner.uid.clone()).or_default().insert(id.clone());
         }
     }
 
@@ -355,11 +341,7 @@ impl Store {
     /// A uid of UUID version 4's shape: the same for the same seed, resource, name and number of
     /// earlier objects of that name, whatever else was written before.
     pub(crate) fn new_uid(&self, resource: &str, key: &str) -> String {
-        let used = self
-            .incarnations
-            .get(&format!("{resource}/{key}"))
-            .copied()
-            .unwrap_or(0);
+        let used = self.incarnations.get(&format!("{resource}/{key}")).copied().unwrap_or(0);
         let high = mix(hash(self.seed, &[resource, key]) ^ used.wrapping_mul(0x9E37_79B9));
         let low = mix(high ^ 0xD1B5_4A32_D192_ED03);
         format!(

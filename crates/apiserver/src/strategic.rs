@@ -65,9 +65,7 @@ fn merge_map(
         None => {}
     }
     if let Some(keep) = patch.get(RETAIN) {
-        let keep = keep
-            .as_array()
-            .ok_or_else(|| format!("{RETAIN} is a list of names"))?;
+        let keep = keep.as_array().ok_or_else(|| format!("{RETAIN} is a list of names"))?;
         let kept = |key: &str| keep.iter().any(|item| item.as_str() == Some(key));
         if let Some(other) = patch
             .iter()
@@ -107,9 +105,7 @@ fn merge_map(
 }
 
 fn delete_values(map: &mut Map<String, Value>, name: &str, gone: &Value) -> Result<(), String> {
-    let gone = gone
-        .as_array()
-        .ok_or_else(|| format!("{DELETE_FROM}{name} is a list of values"))?;
+    let gone = gone.as_array().ok_or_else(|| format!("{DELETE_FROM}{name} is a list of values"))?;
     if let Some(Value::Array(list)) = map.get_mut(name) {
         list.retain(|item| !gone.contains(item));
     }
@@ -128,9 +124,8 @@ fn same(rule: Rule, one: &Value, other: &Value) -> bool {
 fn ordered(rule: Rule, list: Vec<Value>, order: &[Value], before: &[Value]) -> Vec<Value> {
     let place =
         |places: &[Value], item: &Value| places.iter().position(|other| same(rule, other, item));
-    let (mut named, mut rest): (Vec<Value>, Vec<Value>) = list
-        .into_iter()
-        .partition(|item| place(order, item).is_some());
+    let (mut named, mut rest): (Vec<Value>, Vec<Value>) =
+        list.into_iter().partition(|item| place(order, item).is_some());
     named.sort_by_key(|item| place(order, item));
     rest.sort_by_key(|item| place(before, item).unwrap_or(usize::MAX));
     let mut rest = rest.into_iter().peekable();
@@ -166,9 +161,7 @@ fn merge_field(
             merge_map(child, false, as_map(value), change)?;
         }
         Value::Array(change) => {
-            let value = map
-                .entry(key.to_owned())
-                .or_insert_with(|| Value::Array(Vec::new()));
+            let value = map.entry(key.to_owned()).or_insert_with(|| Value::Array(Vec::new()));
             if !value.is_array() {
                 *value = Value::Array(Vec::new());
             }
@@ -197,15 +190,8 @@ fn merge_list(
     name: &str,
     change: &[Value],
 ) -> Result<(), String> {
-    let word = |item: &Value| {
-        item.get(DIRECTIVE)
-            .and_then(Value::as_str)
-            .map(str::to_owned)
-    };
-    if change
-        .iter()
-        .any(|item| word(item).as_deref() == Some("replace"))
-    {
+    let word = |item: &Value| item.get(DIRECTIVE).and_then(Value::as_str).map(str::to_owned);
+    if change.iter().any(|item| word(item).as_deref() == Some("replace")) {
         let kept = change.iter().filter(|item| word(item).is_none());
         *list = kept.cloned().collect();
         return Ok(());
@@ -326,10 +312,7 @@ mod tests {
         );
         let object = json!({"spec": {"containers": [{"name": "a"}]}});
         let patch = json!({"spec": {"containers": [{"$patch": "replace"}, {"name": "z"}]}});
-        assert_eq!(
-            merged("Pod", object, &patch),
-            json!({"spec": {"containers": [{"name": "z"}]}})
-        );
+        assert_eq!(merged("Pod", object, &patch), json!({"spec": {"containers": [{"name": "z"}]}}));
     }
 
     #[test]
@@ -363,10 +346,7 @@ mod tests {
 
     #[test]
     fn null_removes_and_broken_patches_are_refused() {
-        assert_eq!(
-            merged("Node", json!({"a": 1, "b": 2}), &json!({"a": null})),
-            json!({"b": 2})
-        );
+        assert_eq!(merged("Node", json!({"a": 1, "b": 2}), &json!({"a": null})), json!({"b": 2}));
         for patch in [
             json!([]),
             json!({"spec": {"containers": [{"image": "x"}]}}),

@@ -60,10 +60,7 @@ pub(crate) fn dispatch(shared: &Arc<Shared>, call: &Call) -> Result<Reply, ApiEr
     let mut store = shared.lock();
     store.now = now;
     store.actor.clone_from(&call.head.user_agent);
-    let found = store
-        .registry
-        .find(&target.group, &target.version, &target.plural)
-        .cloned();
+    let found = store.registry.find(&target.group, &target.version, &target.plural).cloned();
     let Some(resource) = found else {
         return Ok(NO_PAGE);
     };
@@ -82,12 +79,7 @@ pub(crate) fn dispatch(shared: &Arc<Shared>, call: &Call) -> Result<Reply, ApiEr
     if !served || !placed {
         return Ok(NO_PAGE);
     }
-    let handler = Handler {
-        shared,
-        resource: &resource,
-        call,
-        view,
-    };
+    let handler = Handler { shared, resource: &resource, call, view };
     let reply = handler.handle(&mut store)?;
     if !matches!(call.verb, "get" | "list" | "watch") {
         shared.written(&mut store, target);
@@ -191,15 +183,12 @@ impl Handler<'_> {
 
     /// What a lagging cache shows to this caller.
     fn stale(&self, store: &Store) -> Option<u64> {
-        self.shared
-            .stale_revision(&self.call.head.user_agent, &self.resource.id, store.now)
+        self.shared.stale_revision(&self.call.head.user_agent, &self.resource.id, store.now)
     }
 
     fn get(&self, store: &Store) -> Result<Reply, ApiError> {
         let (resource, name) = (self.resource, self.name());
-        let stale = self
-            .stale(store)
-            .filter(|_| self.call.query.get("resourceVersion") == "0");
+        let stale = self.stale(store).filter(|_| self.call.query.get("resourceVersion") == "0");
         let entry = match stale {
             Some(revision) => store
                 .table_at(resource, revision)?
@@ -208,10 +197,7 @@ impl Handler<'_> {
                 .ok_or_else(|| ApiError::not_found(resource, name))?,
             None => store.read(resource, self.namespace(), name)?,
         };
-        Ok(Reply::Json(
-            200,
-            render(&entry, resource, self.view, store.now),
-        ))
+        Ok(Reply::Json(200, render(&entry, resource, self.view, store.now)))
     }
 
     fn list_options(&self) -> Result<ListOptions, ApiError> {
@@ -234,13 +220,7 @@ impl Handler<'_> {
             let watch = Watch::start(self.shared.clone(), store, request)?;
             return Ok(Reply::Watch(Box::new(watch)));
         }
-        let answer = store.list(
-            self.resource,
-            namespace.as_deref(),
-            &options,
-            stale,
-            self.view,
-        )?;
+        let answer = store.list(self.resource, namespace.as_deref(), &options, stale, self.view)?;
         Ok(Reply::Pieces(answer.pieces))
     }
 
@@ -281,9 +261,7 @@ impl Handler<'_> {
         let patch = Patch::read(&call.head.content_type, &call.body, self.resource)?;
         if matches!(patch, Patch::Apply(_)) {
             // An apply must say who it is; a user agent is no manager of intents.
-            call.query
-                .get("fieldManager")
-                .clone_into(&mut options.manager);
+            call.query.get("fieldManager").clone_into(&mut options.manager);
         } else if options.force {
             return Err(ApiError::invalid_kind(
                 "meta.k8s.io",
@@ -308,9 +286,7 @@ impl Handler<'_> {
             policy => Some(parse_propagation(policy)?),
         };
         let options = DeleteOptions {
-            grace: query
-                .number("gracePeriodSeconds")?
-                .and_then(|grace| i64::try_from(grace).ok()),
+            grace: query.number("gracePeriodSeconds")?.and_then(|grace| i64::try_from(grace).ok()),
             propagation,
             dry_run: query.dry_run()?,
             ..DeleteOptions::default()

@@ -86,14 +86,7 @@ impl Watch {
         store: &mut Store,
         request: WatchRequest,
     ) -> Result<Self, ApiError> {
-        let WatchRequest {
-            resource,
-            namespace,
-            options,
-            view,
-            user_agent,
-            stale,
-        } = request;
+        let WatchRequest { resource, namespace, options, view, user_agent, stale } = request;
         check_fields(&resource, &options)?;
         if options.initial_events == Some(true)
             && (options.version_match != "NotOlderThan" || !options.bookmarks)
@@ -103,12 +96,7 @@ impl Watch {
                 "sendInitialEvents needs resourceVersionMatch=NotOlderThan and \
                  allowWatchBookmarks=true",
             );
-            return Err(ApiError::invalid_kind(
-                "meta.k8s.io",
-                "ListOptions",
-                "",
-                &[fault],
-            ));
+            return Err(ApiError::invalid_kind("meta.k8s.io", "ListOptions", "", &[fault]));
         }
         let notify = store.notify(&resource.id);
         let epoch = shared.watch_epoch();
@@ -127,11 +115,7 @@ impl Watch {
             failed: false,
         };
         let text = watch.options.resource_version.clone();
-        let asked = if text.is_empty() {
-            0
-        } else {
-            parse_version(&text)?
-        };
+        let asked = if text.is_empty() { 0 } else { parse_version(&text)? };
         match watch.options.initial_events {
             Some(true) => watch.initial = true,
             None if asked == 0 => {
@@ -200,11 +184,7 @@ impl Watch {
         if !self.ready.is_empty() {
             let next = self.ready.remove(0);
             // An error frame at the start is the watch's only one.
-            return if self.failed {
-                Step::Last(next)
-            } else {
-                Step::Send(next)
-            };
+            return if self.failed { Step::Last(next) } else { Step::Send(next) };
         }
         if self.epoch != shared.watch_epoch() {
             return Step::Close;
@@ -247,31 +227,18 @@ impl Watch {
             }
         }
         self.position = position;
-        if bytes.is_empty() {
-            Step::Wait(None)
-        } else {
-            Step::Send(Bytes::from(bytes))
-        }
+        if bytes.is_empty() { Step::Wait(None) } else { Step::Send(Bytes::from(bytes)) }
     }
 
     /// Writes a change as this watch sees it: objects that come into its selection are ADDED,
     /// those that leave it DELETED.
     fn write_event(&self, change: &Change, now: Timestamp, into: &mut Vec<u8>) {
         let key = &change.key;
-        if self
-            .namespace
-            .as_deref()
-            .is_some_and(|namespace| namespace != namespace_of(key))
-        {
+        if self.namespace.as_deref().is_some_and(|namespace| namespace != namespace_of(key)) {
             return;
         }
         let selects = |entry: &crate::store::Entry| {
-            entry.matches(
-                &self.resource,
-                key,
-                &self.options.labels,
-                &self.options.fields,
-            )
+            entry.matches(&self.resource, key, &self.options.labels, &self.options.fields)
         };
         let before = change.old.as_deref().is_some_and(selects);
         let after = change.kind != ChangeKind::Deleted && selects(&change.new);
@@ -303,10 +270,7 @@ impl Watch {
 
     /// The frames of the watch until its time is over.
     pub(crate) fn into_stream(self) -> impl Stream<Item = Result<Bytes, std::io::Error>> + Send {
-        let seconds = self
-            .options
-            .timeout_seconds
-            .unwrap_or(DEFAULT_TIMEOUT_SECONDS);
+        let seconds = self.options.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS);
         let end = Box::pin(tokio::time::sleep(Duration::from_secs(seconds)));
         let bookmark = Box::pin(tokio::time::sleep(BOOKMARK_PERIOD));
         futures::stream::unfold(Some((self, end, bookmark)), |state| async move {
@@ -358,15 +322,11 @@ impl Watch {
         }
         let shared = self.shared.clone();
         let store = shared.lock();
-        let lags = shared
-            .watch_lag(&self.user_agent, &self.resource.id, shared.now())
-            .is_some();
+        let lags = shared.watch_lag(&self.user_agent, &self.resource.id, shared.now()).is_some();
         if !lags && self.ready.is_empty() {
             // The step before found nothing up to this revision, under the same lock or an older.
-            let pending = store
-                .history
-                .after(&self.resource.id, self.position)
-                .is_none_or(|mut changes| {
+            let pending =
+                store.history.after(&self.resource.id, self.position).is_none_or(|mut changes| {
                     changes.any(|change| *change.resource == *self.resource.id)
                 });
             if !pending {

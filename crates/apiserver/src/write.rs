@@ -101,18 +101,11 @@ fn drop_unknown(
         }
         unknown.extend(findings.unknown);
     }
-    let list: Vec<String> = unknown
-        .iter()
-        .map(|path| format!("unknown field {path:?}"))
-        .collect();
+    let list: Vec<String> = unknown.iter().map(|path| format!("unknown field {path:?}")).collect();
     match options.validation {
         Strict if !list.is_empty() => {
             let why = format!("strict decoding error: {}", list.join(", "));
-            Err(if resource.custom {
-                ApiError::bad_request(why)
-            } else {
-                refused(why)
-            })
+            Err(if resource.custom { ApiError::bad_request(why) } else { refused(why) })
         }
         Unset | Warn => Ok(list),
         Ignore | Strict => Ok(Vec::new()),
@@ -155,10 +148,7 @@ impl Store {
         if !resource.namespaced {
             return Ok(());
         }
-        let home = self
-            .registry
-            .stored(NAMESPACES)
-            .expect("namespaces are built in");
+        let home = self.registry.stored(NAMESPACES).expect("namespaces are built in");
         match self.get(NAMESPACES, &key_of("", namespace)) {
             None => Err(ApiError::not_found(home, namespace)),
             Some(entry) if entry.deleting => {
@@ -231,20 +221,12 @@ impl Store {
         }
         normalise_meta(&mut new);
         if options.dry_run {
-            return Ok(Written {
-                bytes: to_bytes(&new),
-                created: true,
-                warnings,
-            });
+            return Ok(Written { bytes: to_bytes(&new), created: true, warnings });
         }
         new["apiVersion"] = json!(resource.storage_api_version());
         let entry = self.commit(resource, &key, ChangeKind::Added, new);
         self.settle();
-        Ok(Written {
-            bytes: bytes_as(&entry, &resource.api_version()),
-            created: true,
-            warnings,
-        })
+        Ok(Written { bytes: bytes_as(&entry, &resource.api_version()), created: true, warnings })
     }
 
     /// Prunes, defaults and validates; faults and warnings come back, a strict request's unknown
@@ -314,14 +296,7 @@ impl Store {
     ) -> Result<Written, ApiError> {
         let entry = self.get(&resource.id, key);
         if let Patch::Apply(config) = patch {
-            return self.apply(
-                resource,
-                key,
-                entry.as_deref(),
-                config,
-                subresource,
-                options,
-            );
+            return self.apply(resource, key, entry.as_deref(), config, subresource, options);
         }
         let entry = entry.ok_or_else(|| ApiError::not_found(resource, name_of(key)))?;
         let old = value_as(&entry, resource);
@@ -345,12 +320,7 @@ impl Store {
         check_namespace(resource, namespace_of(key), &mut config)?;
         if options.manager.is_empty() {
             let fault = required("fieldManager", "is required for apply patch");
-            return Err(ApiError::invalid_kind(
-                "meta.k8s.io",
-                "PatchOptions",
-                "",
-                &[fault],
-            ));
+            return Err(ApiError::invalid_kind("meta.k8s.io", "PatchOptions", "", &[fault]));
         }
         if member(&config, &["metadata", "managedFields"]).is_some_and(|m| !m.is_null()) {
             return Err(ApiError::bad_request("metadata.managedFields must be nil"));
@@ -362,9 +332,7 @@ impl Store {
         check_identity(resource, name, &config, entry)?;
         reset_fields(resource, &mut config, subresource);
         if depth(&config) > MOST_DEPTH {
-            return Err(ApiError::bad_request(
-                "the applied configuration is nested too deep",
-            ));
+            return Err(ApiError::bad_request("the applied configuration is nested too deep"));
         }
         let mut warnings = drop_unknown(resource, &mut config, options)?;
         if entry.is_none() {
@@ -400,10 +368,7 @@ impl Store {
         Ok(written)
     }
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one write, every part of which matters"
-    )]
+    #[expect(clippy::too_many_arguments, reason = "one write, every part of which matters")]
     fn finish_update(
         &mut self,
         resource: &Arc<Resource>,
@@ -433,36 +398,16 @@ impl Store {
             let version = resource.api_version();
             let (manager, now) = (options.manager.as_str(), self.now);
             let schema = &resource.schema;
-            track_update(
-                Some(old),
-                &mut new,
-                manager,
-                &version,
-                subresource,
-                now,
-                schema,
-            );
+            track_update(Some(old), &mut new, manager, &version, subresource, now, schema);
         }
         normalise_meta(&mut new);
         let version = resource.api_version();
         if unchanged(old, &new) {
-            return Ok(Written {
-                bytes: to_bytes(old),
-                created: false,
-                warnings,
-            });
+            return Ok(Written { bytes: to_bytes(old), created: false, warnings });
         }
         if options.dry_run {
-            set_meta(
-                &mut new,
-                "resourceVersion",
-                meta_text(old, "resourceVersion"),
-            );
-            return Ok(Written {
-                bytes: to_bytes(&new),
-                created: false,
-                warnings,
-            });
+            set_meta(&mut new, "resourceVersion", meta_text(old, "resourceVersion"));
+            return Ok(Written { bytes: to_bytes(&new), created: false, warnings });
         }
         new["apiVersion"] = json!(resource.storage_api_version());
         let was_deleting = !meta_text(old, "deletionTimestamp").is_empty();
@@ -472,10 +417,6 @@ impl Store {
             self.commit(resource, key, ChangeKind::Modified, new)
         };
         self.settle();
-        Ok(Written {
-            bytes: bytes_as(&entry, &version),
-            created: false,
-            warnings,
-        })
+        Ok(Written { bytes: bytes_as(&entry, &version), created: false, warnings })
     }
 }

@@ -34,33 +34,21 @@ async fn a_finalizer_holds_an_object_until_it_goes() {
     let (code, marked) = world.delete(&path, &Value::Null).await;
     assert_eq!(code, 200);
     assert_eq!(marked["kind"], "Widget");
-    assert_eq!(
-        marked["metadata"]["deletionTimestamp"],
-        "2026-01-01T00:00:00Z"
-    );
+    assert_eq!(marked["metadata"]["deletionTimestamp"], "2026-01-01T00:00:00Z");
     assert_eq!(marked["metadata"]["generation"], 2);
     let revision = world.server.revision();
     world.pass(5);
-    assert_eq!(
-        world.delete(&path, &Value::Null).await.1,
-        marked,
-        "a second delete is no write"
-    );
+    assert_eq!(world.delete(&path, &Value::Null).await.1, marked, "a second delete is no write");
     assert_eq!(world.server.revision(), revision);
     let (code, status) = world
-        .merge(
-            &path,
-            &json!({"metadata": {"finalizers": ["example.dev/hold", "x.y/z"]}}),
-        )
+        .merge(&path, &json!({"metadata": {"finalizers": ["example.dev/hold", "x.y/z"]}}))
         .await;
     assert_eq!(code, 422);
     assert!(status["message"].as_str().unwrap().contains(
         "no new finalizers can be added if the object is being deleted, found new finalizers \
          []string{\"x.y/z\"}"
     ));
-    let (code, last) = world
-        .merge(&path, &json!({"metadata": {"finalizers": null}}))
-        .await;
+    let (code, last) = world.merge(&path, &json!({"metadata": {"finalizers": null}})).await;
     assert_eq!(code, 200);
     assert_eq!(last["metadata"]["name"], "w");
     world.gone(&path).await;
@@ -71,13 +59,9 @@ async fn preconditions_guard_a_delete() {
     let world = World::new();
     let made = world.create(CONFIGS, &config("a", &json!({}))).await;
     let path = format!("{CONFIGS}/a");
-    let (code, status) = world
-        .delete(&path, &json!({"preconditions": {"uid": "other"}}))
-        .await;
+    let (code, status) = world.delete(&path, &json!({"preconditions": {"uid": "other"}})).await;
     assert_eq!((code, &status["reason"]), (409, &json!("Conflict")));
-    let (code, _) = world
-        .delete(&path, &json!({"preconditions": {"resourceVersion": "1"}}))
-        .await;
+    let (code, _) = world.delete(&path, &json!({"preconditions": {"resourceVersion": "1"}})).await;
     assert_eq!(code, 409);
     let right = json!({"preconditions": {
         "uid": made["metadata"]["uid"], "resourceVersion": rv(&made)}});
@@ -103,11 +87,7 @@ async fn dependents_go_with_their_last_owner() {
     world.gone(&format!("{CONFIGS}/deep")).await;
     let left = world.object(&format!("{CONFIGS}/of-both")).await;
     let owners = left["metadata"]["ownerReferences"].as_array().unwrap();
-    assert_eq!(
-        owners.len(),
-        1,
-        "the reference to the owner that is gone is taken out"
-    );
+    assert_eq!(owners.len(), 1, "the reference to the owner that is gone is taken out");
     assert_eq!(owners[0]["name"], "b");
     world.delete(&format!("{CONFIGS}/b"), &Value::Null).await;
     world.gone(&format!("{CONFIGS}/of-both")).await;
@@ -141,22 +121,12 @@ async fn a_foreground_deletion_waits_for_blocking_dependents() {
     world.create(CONFIGS, &child).await;
     world.create(CONFIGS, &owned("loose", &a, false)).await;
     let path = format!("{CONFIGS}/a");
-    let (_, marked) = world
-        .delete(&path, &json!({"propagationPolicy": "Foreground"}))
-        .await;
-    assert_eq!(
-        marked["metadata"]["finalizers"],
-        json!(["foregroundDeletion"])
-    );
+    let (_, marked) = world.delete(&path, &json!({"propagationPolicy": "Foreground"})).await;
+    assert_eq!(marked["metadata"]["finalizers"], json!(["foregroundDeletion"]));
     world.object(&path).await;
     let child = world.object(&format!("{CONFIGS}/child")).await;
     assert!(child["metadata"]["deletionTimestamp"].is_string());
-    world
-        .merge(
-            &format!("{CONFIGS}/child"),
-            &json!({"metadata": {"finalizers": null}}),
-        )
-        .await;
+    world.merge(&format!("{CONFIGS}/child"), &json!({"metadata": {"finalizers": null}})).await;
     world.gone(&format!("{CONFIGS}/child")).await;
     world.gone(&path).await;
     world.gone(&format!("{CONFIGS}/loose")).await;
@@ -167,12 +137,7 @@ async fn an_orphaning_deletion_leaves_dependents_without_owner() {
     let world = World::new();
     let a = world.create(CONFIGS, &config("a", &json!({}))).await;
     world.create(CONFIGS, &owned("child", &a, true)).await;
-    world
-        .delete(
-            &format!("{CONFIGS}/a?propagationPolicy=Orphan"),
-            &Value::Null,
-        )
-        .await;
+    world.delete(&format!("{CONFIGS}/a?propagationPolicy=Orphan"), &Value::Null).await;
     world.gone(&format!("{CONFIGS}/a")).await;
     let child = world.object(&format!("{CONFIGS}/child")).await;
     assert_eq!(child["metadata"].get("ownerReferences"), None);
@@ -186,9 +151,8 @@ async fn a_collection_is_deleted_by_selector() {
         object["metadata"]["labels"] = json!({"app": app});
         world.create(CONFIGS, &object).await;
     }
-    let (code, list) = world
-        .delete(&format!("{CONFIGS}?labelSelector=app%3Dweb"), &Value::Null)
-        .await;
+    let (code, list) =
+        world.delete(&format!("{CONFIGS}?labelSelector=app%3Dweb"), &Value::Null).await;
     assert_eq!(code, 200);
     assert_eq!(list["items"].as_array().unwrap().len(), 1);
     world.gone(&format!("{CONFIGS}/a")).await;
@@ -198,9 +162,7 @@ async fn a_collection_is_deleted_by_selector() {
 #[tokio::test(start_paused = true)]
 async fn a_namespace_takes_its_objects_with_it() {
     let world = World::new();
-    world
-        .create("/api/v1/namespaces", &json!({"metadata": {"name": "x"}}))
-        .await;
+    world.create("/api/v1/namespaces", &json!({"metadata": {"name": "x"}})).await;
     let inside = "/api/v1/namespaces/x/configmaps";
     world.create(inside, &config("a", &json!({}))).await;
     let mut held = config("held", &json!({}));
@@ -212,16 +174,8 @@ async fn a_namespace_takes_its_objects_with_it() {
     assert_eq!(namespace["status"]["phase"], "Terminating");
     let (code, status) = world.post(inside, &config("late", &json!({}))).await;
     assert_eq!(code, 403);
-    assert_eq!(
-        status["details"]["causes"][0]["reason"],
-        "NamespaceTerminating"
-    );
-    world
-        .merge(
-            &format!("{inside}/held"),
-            &json!({"metadata": {"finalizers": null}}),
-        )
-        .await;
+    assert_eq!(status["details"]["causes"][0]["reason"], "NamespaceTerminating");
+    world.merge(&format!("{inside}/held"), &json!({"metadata": {"finalizers": null}})).await;
     world.gone("/api/v1/namespaces/x").await;
 }
 
@@ -230,14 +184,9 @@ async fn a_crd_takes_its_objects_and_its_paths_with_it() {
     let world = World::new();
     world.widgets().await;
     world.widget("w", &json!({"size": 1})).await;
-    world
-        .delete(&format!("{CRDS}/widgets.example.dev"), &Value::Null)
-        .await;
+    world.delete(&format!("{CRDS}/widgets.example.dev"), &Value::Null).await;
     world.gone(&format!("{CRDS}/widgets.example.dev")).await;
-    assert_eq!(
-        world.get(WIDGETS).await,
-        (404, json!("404 page not found\n"))
-    );
+    assert_eq!(world.get(WIDGETS).await, (404, json!("404 page not found\n")));
     world.widgets().await;
     let (_, list) = world.get(WIDGETS).await;
     assert_eq!(list["items"], json!([]));
@@ -260,9 +209,7 @@ async fn ready_pods(world: &World, names: &[&str]) {
 async fn set_ready(world: &World, name: &str, ready: bool) {
     let state = if ready { "True" } else { "False" };
     let status = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": state}]});
-    world
-        .merge(&format!("{PODS}/{name}/status"), &json!({"status": status}))
-        .await;
+    world.merge(&format!("{PODS}/{name}/status"), &json!({"status": status})).await;
 }
 
 const BUDGETS: &str = "/apis/policy/v1/namespaces/default/poddisruptionbudgets";
@@ -270,9 +217,7 @@ const BUDGETS: &str = "/apis/policy/v1/namespaces/default/poddisruptionbudgets";
 async fn budget(world: &World, name: &str, spec: Value) {
     let mut spec = spec;
     spec["selector"] = json!({"matchLabels": {"app": "web"}});
-    world
-        .create(BUDGETS, &json!({"metadata": {"name": name}, "spec": spec}))
-        .await;
+    world.create(BUDGETS, &json!({"metadata": {"name": name}, "spec": spec})).await;
 }
 
 async fn evict(world: &World, name: &str) -> (u16, Value) {
@@ -288,17 +233,9 @@ async fn a_pod_on_a_node_ends_when_its_kubelet_says_so() {
     let path = format!("{PODS}/p");
     let (_, marked) = world.delete(&path, &Value::Null).await;
     assert_eq!(marked["metadata"]["deletionGracePeriodSeconds"], 30);
-    assert_eq!(
-        marked["metadata"]["deletionTimestamp"],
-        "2026-01-01T00:00:30Z"
-    );
-    let (_, sooner) = world
-        .delete(&path, &json!({"gracePeriodSeconds": 10}))
-        .await;
-    assert_eq!(
-        sooner["metadata"]["deletionTimestamp"],
-        "2026-01-01T00:00:10Z"
-    );
+    assert_eq!(marked["metadata"]["deletionTimestamp"], "2026-01-01T00:00:30Z");
+    let (_, sooner) = world.delete(&path, &json!({"gracePeriodSeconds": 10})).await;
+    assert_eq!(sooner["metadata"]["deletionTimestamp"], "2026-01-01T00:00:10Z");
     world.object(&path).await;
     world.delete(&path, &json!({"gracePeriodSeconds": 0})).await;
     world.gone(&path).await;
@@ -347,11 +284,7 @@ async fn an_eviction_that_breaks_the_budget_is_too_many_requests() {
             "message": "The disruption budget web needs 1 healthy pods and has 1 currently",
         }])
     );
-    assert_eq!(
-        evict(&world, "a").await.0,
-        201,
-        "a pod that goes already may be evicted again"
-    );
+    assert_eq!(evict(&world, "a").await.0, 201, "a pod that goes already may be evicted again");
     assert_eq!(evict(&world, "missing").await.0, 404);
 }
 
@@ -380,10 +313,7 @@ async fn max_unavailable_counts_from_the_controllers_replicas() {
     }
     budget(&world, "web", json!({"maxUnavailable": 1})).await;
     let status = world.object(&format!("{BUDGETS}/web")).await["status"].clone();
-    assert_eq!(
-        (&status["expectedPods"], &status["disruptionsAllowed"]),
-        (&json!(3), &json!(0))
-    );
+    assert_eq!((&status["expectedPods"], &status["disruptionsAllowed"]), (&json!(3), &json!(0)));
 }
 
 #[tokio::test(start_paused = true)]

@@ -17,20 +17,11 @@ async fn an_object_is_created_read_changed_and_deleted_by_kube() {
     assert!(made.metadata.uid.is_some());
     assert!(made.metadata.creation_timestamp.is_some());
     let patch = Patch::Merge(json!({"data": {"y": "2"}}));
-    let patched = api
-        .patch("a", &PatchParams::default(), &patch)
-        .await
-        .unwrap();
+    let patched = api.patch("a", &PatchParams::default(), &patch).await.unwrap();
     assert_eq!(patched.data.unwrap().len(), 2);
-    assert_eq!(
-        api.list(&ListParams::default()).await.unwrap().items.len(),
-        1
-    );
+    assert_eq!(api.list(&ListParams::default()).await.unwrap().items.len(), 1);
     let deleted = api.delete("a", &DeleteParams::default()).await.unwrap();
-    assert!(
-        deleted.is_right(),
-        "an object without finalizers goes at once"
-    );
+    assert!(deleted.is_right(), "an object without finalizers goes at once");
     assert!(api.get_opt("a").await.unwrap().is_none());
 }
 
@@ -45,10 +36,7 @@ async fn the_first_namespaces_are_there() {
         .into_iter()
         .filter_map(|namespace| namespace.metadata.name)
         .collect();
-    assert_eq!(
-        names,
-        ["default", "kube-node-lease", "kube-public", "kube-system"]
-    );
+    assert_eq!(names, ["default", "kube-node-lease", "kube-public", "kube-system"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -59,10 +47,7 @@ async fn a_second_create_of_a_name_already_exists() {
     assert_eq!(code, 409);
     assert_eq!(status["reason"], "AlreadyExists");
     assert_eq!(status["message"], "configmaps \"a\" already exists");
-    assert_eq!(
-        status["details"],
-        json!({"name": "a", "kind": "configmaps"})
-    );
+    assert_eq!(status["details"], json!({"name": "a", "kind": "configmaps"}));
 }
 
 #[tokio::test(start_paused = true)]
@@ -78,12 +63,8 @@ async fn a_missing_object_is_a_status_not_found() {
 #[tokio::test(start_paused = true)]
 async fn a_create_in_a_missing_namespace_is_not_found() {
     let world = World::new();
-    let (code, status) = world
-        .post(
-            "/api/v1/namespaces/nowhere/configmaps",
-            &config("a", &json!({})),
-        )
-        .await;
+    let (code, status) =
+        world.post("/api/v1/namespaces/nowhere/configmaps", &config("a", &json!({}))).await;
     assert_eq!(code, 404);
     assert_eq!(status["message"], "namespaces \"nowhere\" not found");
 }
@@ -95,10 +76,7 @@ async fn a_create_with_a_resource_version_is_refused() {
     object["metadata"]["resourceVersion"] = json!("1");
     let (code, status) = world.post(CONFIGS, &object).await;
     assert_eq!(code, 500);
-    assert_eq!(
-        status["message"],
-        "resourceVersion should not be set on objects to be created"
-    );
+    assert_eq!(status["message"], "resourceVersion should not be set on objects to be created");
 }
 
 #[tokio::test(start_paused = true)]
@@ -107,10 +85,7 @@ async fn a_create_without_a_name_is_invalid() {
     let (code, status) = world.post(CONFIGS, &json!({"metadata": {}})).await;
     assert_eq!(code, 422);
     assert_eq!(status["details"]["causes"][0]["field"], "metadata.name");
-    assert_eq!(
-        status["details"]["causes"][0]["reason"],
-        "FieldValueRequired"
-    );
+    assert_eq!(status["details"]["causes"][0]["reason"], "FieldValueRequired");
 }
 
 #[tokio::test(start_paused = true)]
@@ -125,11 +100,7 @@ async fn names_must_be_rfc_1123_subdomains() {
         )));
     }
     for name in ["a.b-c.d", "0", "x"] {
-        assert_eq!(
-            world.post(CONFIGS, &config(name, &json!({}))).await.0,
-            201,
-            "{name}"
-        );
+        assert_eq!(world.post(CONFIGS, &config(name, &json!({}))).await.0, 201, "{name}");
     }
 }
 
@@ -137,12 +108,7 @@ async fn names_must_be_rfc_1123_subdomains() {
 async fn rbac_names_may_hold_colons() {
     let world = World::new();
     let path = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
-    world
-        .create(
-            path,
-            &json!({"metadata": {"name": "system:node"}, "rules": []}),
-        )
-        .await;
+    world.create(path, &json!({"metadata": {"name": "system:node"}, "rules": []})).await;
     world.object(&format!("{path}/system%3Anode")).await;
 }
 
@@ -174,9 +140,7 @@ async fn labels_and_owner_references_are_validated() {
 #[tokio::test(start_paused = true)]
 async fn a_stale_update_conflicts() {
     let world = World::new();
-    let made = world
-        .create(CONFIGS, &config("a", &json!({"x": "1"})))
-        .await;
+    let made = world.create(CONFIGS, &config("a", &json!({"x": "1"}))).await;
     let path = format!("{CONFIGS}/a");
     let mut first = made.clone();
     first["data"] = json!({"x": "2"});
@@ -210,49 +174,28 @@ async fn built_in_kinds_take_unconditional_updates_and_custom_ones_do_not() {
     world.widgets().await;
     world.create(CONFIGS, &config("a", &json!({}))).await;
     world.widget("w", &json!({"size": 1})).await;
-    let (code, _) = world
-        .put(&format!("{CONFIGS}/a"), &config("a", &json!({"x": "1"})))
-        .await;
+    let (code, _) = world.put(&format!("{CONFIGS}/a"), &config("a", &json!({"x": "1"}))).await;
     assert_eq!(code, 200);
-    let (code, status) = world
-        .put(&format!("{WIDGETS}/w"), &widget("w", &json!({"size": 2})))
-        .await;
+    let (code, status) =
+        world.put(&format!("{WIDGETS}/w"), &widget("w", &json!({"size": 2}))).await;
     assert_eq!(code, 422);
-    assert_eq!(
-        status["details"]["causes"][0]["field"],
-        "metadata.resourceVersion"
-    );
+    assert_eq!(status["details"]["causes"][0]["field"], "metadata.resourceVersion");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_write_that_changes_nothing_keeps_the_resource_version_and_the_times() {
     let world = World::new();
     world.widgets().await;
-    world
-        .widget("w", &json!({"size": 1, "parts": [{"name": "a"}]}))
-        .await;
+    world.widget("w", &json!({"size": 1, "parts": [{"name": "a"}]})).await;
     let path = format!("{WIDGETS}/w");
-    world
-        .merge(
-            &format!("{path}/status"),
-            &json!({"status": {"phase": "Up"}}),
-        )
-        .await;
+    world.merge(&format!("{path}/status"), &json!({"status": {"phase": "Up"}})).await;
     let before = world.object(&path).await;
     let revision = world.server.revision();
     world.pass(60);
     assert_eq!(world.put(&path, &before).await, (200, before.clone()));
+    assert_eq!(world.merge(&path, &json!({"spec": {"size": 1}})).await, (200, before.clone()));
     assert_eq!(
-        world.merge(&path, &json!({"spec": {"size": 1}})).await,
-        (200, before.clone())
-    );
-    assert_eq!(
-        world
-            .merge(
-                &format!("{path}/status"),
-                &json!({"status": {"phase": "Up"}})
-            )
-            .await,
+        world.merge(&format!("{path}/status"), &json!({"status": {"phase": "Up"}})).await,
         (200, before.clone())
     );
     assert_eq!(world.json_patch(&path, &json!([])).await, (200, before));
@@ -267,13 +210,8 @@ async fn system_metadata_cannot_be_changed() {
     let patch = json!({"metadata": {"creationTimestamp": "2001-01-01T00:00:00Z"}});
     let (code, status) = world.merge(&path, &patch).await;
     assert_eq!(code, 422);
-    assert_eq!(
-        status["details"]["causes"][0]["field"],
-        "metadata.creationTimestamp"
-    );
-    let (code, _) = world
-        .merge(&path, &json!({"metadata": {"uid": "other"}}))
-        .await;
+    assert_eq!(status["details"]["causes"][0]["field"], "metadata.creationTimestamp");
+    let (code, _) = world.merge(&path, &json!({"metadata": {"uid": "other"}})).await;
     assert_eq!(code, 409);
     let patch = json!({"metadata": {"generation": 77, "uid": null, "creationTimestamp": null}});
     let (code, same) = world.merge(&path, &patch).await;
@@ -284,9 +222,7 @@ async fn system_metadata_cannot_be_changed() {
 async fn the_name_in_the_body_must_be_the_name_in_the_path() {
     let world = World::new();
     world.create(CONFIGS, &config("a", &json!({}))).await;
-    let (code, status) = world
-        .put(&format!("{CONFIGS}/a"), &config("b", &json!({})))
-        .await;
+    let (code, status) = world.put(&format!("{CONFIGS}/a"), &config("b", &json!({}))).await;
     assert_eq!(code, 400);
     assert_eq!(
         status["message"],
@@ -311,11 +247,7 @@ async fn generated_names_use_kubernetes_letters_and_repeat_with_the_seed() {
     for name in &all[0] {
         let suffix = name.strip_prefix("edge-").unwrap();
         assert_eq!(suffix.len(), 5);
-        assert!(
-            suffix
-                .chars()
-                .all(|letter| "bcdfghjklmnpqrstvwxz2456789".contains(letter))
-        );
+        assert!(suffix.chars().all(|letter| "bcdfghjklmnpqrstvwxz2456789".contains(letter)));
     }
     let distinct: std::collections::BTreeSet<&String> = all[0].iter().collect();
     assert_eq!(distinct.len(), 20);
@@ -328,10 +260,7 @@ async fn uids_depend_on_the_name_and_its_incarnation_only() {
         let mut uids = std::collections::BTreeMap::new();
         for name in order {
             let made = world.create(CONFIGS, &config(name, &json!({}))).await;
-            uids.insert(
-                (*name).to_owned(),
-                made["metadata"]["uid"].as_str().unwrap().to_owned(),
-            );
+            uids.insert((*name).to_owned(), made["metadata"]["uid"].as_str().unwrap().to_owned());
         }
         (world, uids)
     };
@@ -362,9 +291,7 @@ async fn status_and_spec_have_separate_endpoints() {
     assert_eq!(after["spec"]["size"], 1);
     assert_eq!(after["status"]["phase"], "Up");
     assert_eq!(after["metadata"].get("labels"), None);
-    let (_, after) = world
-        .merge(&path, &json!({"spec": {"size": 3}, "status": null}))
-        .await;
+    let (_, after) = world.merge(&path, &json!({"spec": {"size": 3}, "status": null})).await;
     assert_eq!(after["spec"]["size"], 3);
     assert_eq!(after["status"]["phase"], "Up");
 }
@@ -377,19 +304,11 @@ async fn generation_counts_changes_of_the_spec_only() {
     assert_eq!(made["metadata"]["generation"], 1);
     let path = format!("{WIDGETS}/w");
     let generation = async |patch: Value, path: &str| {
-        world.merge(path, &patch).await.1["metadata"]["generation"]
-            .as_i64()
-            .unwrap()
+        world.merge(path, &patch).await.1["metadata"]["generation"].as_i64().unwrap()
     };
-    assert_eq!(
-        generation(json!({"metadata": {"labels": {"a": "b"}}}), &path).await,
-        1
-    );
+    assert_eq!(generation(json!({"metadata": {"labels": {"a": "b"}}}), &path).await, 1);
     let status = format!("{path}/status");
-    assert_eq!(
-        generation(json!({"status": {"phase": "Up"}}), &status).await,
-        1
-    );
+    assert_eq!(generation(json!({"status": {"phase": "Up"}}), &status).await, 1);
     assert_eq!(generation(json!({"spec": {"size": 2}}), &path).await, 2);
     let configmap = world.create(CONFIGS, &config("a", &json!({}))).await;
     assert_eq!(configmap["metadata"].get("generation"), None);
@@ -398,9 +317,7 @@ async fn generation_counts_changes_of_the_spec_only() {
 #[tokio::test(start_paused = true)]
 async fn a_json_patch_test_that_fails_is_invalid_and_changes_nothing() {
     let world = World::new();
-    let made = world
-        .create(CONFIGS, &config("a", &json!({"x": "1"})))
-        .await;
+    let made = world.create(CONFIGS, &config("a", &json!({"x": "1"}))).await;
     let path = format!("{CONFIGS}/a");
     let patch = json!([
         {"op": "replace", "path": "/data/x", "value": "2"},
@@ -437,9 +354,7 @@ async fn an_object_of_another_kind_or_version_is_a_bad_request() {
         status["message"],
         "the API version in the data (example.dev/v1) does not match the expected API version (v1)"
     );
-    let (code, _) = world
-        .post(WIDGETS, &json!({"metadata": {"name": "x"}}))
-        .await;
+    let (code, _) = world.post(WIDGETS, &json!({"metadata": {"name": "x"}})).await;
     assert_eq!(code, 400);
 }
 
@@ -469,32 +384,19 @@ async fn metadata_of_wrong_types_is_a_bad_request_not_a_panic() {
 async fn a_dry_run_computes_and_keeps_nothing() {
     let world = World::new();
     let revision = world.server.revision();
-    let (code, made) = world
-        .post(
-            &format!("{CONFIGS}?dryRun=All"),
-            &config("a", &json!({"x": "1"})),
-        )
-        .await;
+    let (code, made) =
+        world.post(&format!("{CONFIGS}?dryRun=All"), &config("a", &json!({"x": "1"}))).await;
     assert_eq!(code, 201);
     assert!(made["metadata"]["uid"].is_string());
     world.gone(&format!("{CONFIGS}/a")).await;
     assert_eq!(world.server.revision(), revision);
-    world
-        .create(CONFIGS, &config("a", &json!({"x": "1"})))
-        .await;
+    world.create(CONFIGS, &config("a", &json!({"x": "1"}))).await;
     let path = format!("{CONFIGS}/a");
-    let (_, patched) = world
-        .merge(&format!("{path}?dryRun=All"), &json!({"data": {"x": "2"}}))
-        .await;
+    let (_, patched) =
+        world.merge(&format!("{path}?dryRun=All"), &json!({"data": {"x": "2"}})).await;
     assert_eq!(patched["data"]["x"], "2");
     assert_eq!(world.object(&path).await["data"]["x"], "1");
-    assert_eq!(
-        world
-            .delete(&format!("{path}?dryRun=All"), &Value::Null)
-            .await
-            .0,
-        200
-    );
+    assert_eq!(world.delete(&format!("{path}?dryRun=All"), &Value::Null).await.0, 200);
     world.object(&path).await;
 }
 
@@ -514,16 +416,11 @@ async fn only_json_is_answered_and_bodies_are_json_or_protocol_buffers() {
     let accept = [("accept", "application/vnd.kubernetes.protobuf")];
     let answer = world.raw("GET", path, &accept, Vec::new()).await.unwrap();
     assert_eq!(answer.status().as_u16(), 406);
-    let accept = [(
-        "accept",
-        "application/vnd.kubernetes.protobuf,application/json",
-    )];
+    let accept = [("accept", "application/vnd.kubernetes.protobuf,application/json")];
     let answer = world.raw("GET", path, &accept, Vec::new()).await.unwrap();
     assert_eq!(answer.status().as_u16(), 200);
-    for (kind, wanted) in [
-        ("application/vnd.kubernetes.protobuf", 400),
-        ("application/cbor", 415),
-    ] {
+    for (kind, wanted) in [("application/vnd.kubernetes.protobuf", 400), ("application/cbor", 415)]
+    {
         let (code, _) = world.send("POST", CONFIGS, kind, &json!({})).await;
         assert_eq!(code, wanted, "{kind}");
     }
@@ -532,12 +429,9 @@ async fn only_json_is_answered_and_bodies_are_json_or_protocol_buffers() {
 #[tokio::test(start_paused = true)]
 async fn unknown_paths_are_a_plain_404_and_wrong_methods_a_405() {
     let world = World::new();
-    for path in [
-        "/nothing",
-        "/apis/example.dev/v1/widgets",
-        "/api/v1/unknowns",
-        "/api/v1/pods/a/b/c/d",
-    ] {
+    for path in
+        ["/nothing", "/apis/example.dev/v1/widgets", "/api/v1/unknowns", "/api/v1/pods/a/b/c/d"]
+    {
         let (code, text) = world.get(path).await;
         assert_eq!((code, text), (404, json!("404 page not found\n")), "{path}");
     }
@@ -548,17 +442,12 @@ async fn unknown_paths_are_a_plain_404_and_wrong_methods_a_405() {
 #[tokio::test(start_paused = true)]
 async fn metadata_only_reads_leave_the_rest_out() {
     let world = World::new();
-    world
-        .create(CONFIGS, &config("a", &json!({"x": "1"})))
-        .await;
+    world.create(CONFIGS, &config("a", &json!({"x": "1"}))).await;
     let accept = [(
         "accept",
         "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
     )];
-    let answer = world
-        .raw("GET", CONFIGS, &accept, Vec::new())
-        .await
-        .unwrap();
+    let answer = world.raw("GET", CONFIGS, &accept, Vec::new()).await.unwrap();
     let bytes = answer.into_body().collect().await.unwrap().to_bytes();
     let list: Value = serde_json::from_slice(&bytes).unwrap();
     assert_eq!(list["kind"], "PartialObjectMetadataList");
@@ -597,11 +486,8 @@ async fn an_event_lives_in_the_namespace_of_its_object() {
     let path = "/api/v1/namespaces/default/events";
     assert_eq!(world.post(path, &event("elsewhere")).await.0, 422);
     world.create(path, &event("")).await;
-    let (_, list) = world
-        .get(&format!(
-            "{path}?fieldSelector=involvedObject.name=n,reason=X"
-        ))
-        .await;
+    let (_, list) =
+        world.get(&format!("{path}?fieldSelector=involvedObject.name=n,reason=X")).await;
     assert_eq!(list["items"].as_array().unwrap().len(), 1);
 }
 
@@ -622,10 +508,7 @@ async fn nodes_register_with_their_status() {
     let made = world.create("/api/v1/nodes", &node).await;
     assert_eq!(made["status"]["nodeInfo"]["kubeletVersion"], "v1");
     let (_, after) = world
-        .merge(
-            "/api/v1/nodes/n",
-            &json!({"spec": {"unschedulable": true}, "status": {"a": 1}}),
-        )
+        .merge("/api/v1/nodes/n", &json!({"spec": {"unschedulable": true}, "status": {"a": 1}}))
         .await;
     assert_eq!(after["spec"]["unschedulable"], true);
     assert_eq!(after["status"].get("a"), None);
@@ -661,9 +544,7 @@ async fn hostile_bodies_are_refused_and_leave_the_server_whole() {
     };
     let deep = widget("deep", &json!({"size": 1, "free": nested(110)}));
     assert_eq!(world.post(WIDGETS, &deep).await.0, 400);
-    world
-        .widget("w", &json!({"size": 1, "free": nested(90)}))
-        .await;
+    world.widget("w", &json!({"size": 1, "free": nested(90)})).await;
     let path = format!("{WIDGETS}/w");
     let copy = |step: usize| json!({"op": "copy", "from": "/spec/free", "path": format!("/spec/free/{step}")});
     let copies: Vec<Value> = (0..60).map(copy).collect();
@@ -671,9 +552,7 @@ async fn hostile_bodies_are_refused_and_leave_the_server_whole() {
     let place = format!("/spec/free{}", "/a".repeat(90));
     let add = json!([{"op": "add", "path": place, "value": nested(90)}]);
     assert_eq!(world.json_patch(&path, &add).await.0, 422);
-    let (code, _) = world
-        .apply(&path, "one", &widget("w", &json!({"free": nested(115)})))
-        .await;
+    let (code, _) = world.apply(&path, "one", &widget("w", &json!({"free": nested(115)}))).await;
     assert_eq!(code, 400);
     let text = format!("{}{}", "[".repeat(5000), "]".repeat(5000)).into_bytes();
     let answer = world.raw("POST", CONFIGS, &[], text.clone()).await.unwrap();
@@ -684,21 +563,13 @@ async fn hostile_bodies_are_refused_and_leave_the_server_whole() {
     assert_eq!(answer.status().as_u16(), 400);
     let budget = json!({"metadata": {"name": "b"},
         "spec": {"selector": {}, "maxUnavailable": i64::MIN}});
-    world
-        .post(
-            "/apis/policy/v1/namespaces/default/poddisruptionbudgets",
-            &budget,
-        )
-        .await;
+    world.post("/apis/policy/v1/namespaces/default/poddisruptionbudgets", &budget).await;
     let pod = json!({"metadata": {"name": "p"}, "spec": {"nodeName": "n",
         "terminationGracePeriodSeconds": i64::MAX, "containers": [{"name": "c"}]}});
     world.create(PODS, &pod).await;
     let path = format!("{PODS}/p");
     world.delete(&path, &Value::Null).await;
     world.delete(&path, &json!({"gracePeriodSeconds": 1})).await;
-    assert_eq!(
-        world.object(&path).await["metadata"]["deletionGracePeriodSeconds"],
-        1
-    );
+    assert_eq!(world.object(&path).await["metadata"]["deletionGracePeriodSeconds"], 1);
     assert_eq!(world.get(WIDGETS).await.0, 200);
 }

@@ -46,40 +46,25 @@ async fn perform(world: &World, write: &Write) {
             world.post(CONFIGS, &object).await;
         }
         Write::Merge(name, value) => {
-            world
-                .merge(&path(name), &json!({"data": {"x": value.to_string()}}))
-                .await;
+            world.merge(&path(name), &json!({"data": {"x": value.to_string()}})).await;
         }
         Write::Label(name, on) => {
             let value = if *on { json!("web") } else { Value::Null };
-            world
-                .merge(
-                    &path(name),
-                    &json!({"metadata": {"labels": {"app": value}}}),
-                )
-                .await;
+            world.merge(&path(name), &json!({"metadata": {"labels": {"app": value}}})).await;
         }
         Write::Delete(name) => {
             world.delete(&path(name), &Value::Null).await;
         }
         Write::Hold(name, on) => {
-            let list = if *on {
-                json!(["example.dev/hold"])
-            } else {
-                Value::Null
-            };
-            world
-                .merge(&path(name), &json!({"metadata": {"finalizers": list}}))
-                .await;
+            let list = if *on { json!(["example.dev/hold"]) } else { Value::Null };
+            world.merge(&path(name), &json!({"metadata": {"finalizers": list}})).await;
         }
         Write::Owner(name, owner) => {
             let (code, owner) = world.get(&path(owner)).await;
             if code == 200 {
                 let list = json!([{"apiVersion": "v1", "kind": "ConfigMap",
                     "name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}]);
-                world
-                    .merge(&path(name), &json!({"metadata": {"ownerReferences": list}}))
-                    .await;
+                world.merge(&path(name), &json!({"metadata": {"ownerReferences": list}})).await;
             }
         }
         Write::Apply(name, value, other) => {
@@ -121,12 +106,7 @@ async fn follow(mut watch: WatchReader, mut state: State) -> State {
 
 async fn listed(world: &World, query: &str) -> State {
     let (_, list) = world.get(&format!("{CONFIGS}?{query}")).await;
-    list["items"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|item| (name_of(item), item.clone()))
-        .collect()
+    list["items"].as_array().unwrap().iter().map(|item| (name_of(item), item.clone())).collect()
 }
 
 async fn check(writes: Vec<Write>, split: usize) {
@@ -145,11 +125,7 @@ async fn check(writes: Vec<Write>, split: usize) {
         let selector = query.trim_start_matches('&');
         let path = format!("{CONFIGS}?watch=1&resourceVersion={start}{query}");
         let seen = follow(world.watch(&path).await, State::new()).await;
-        assert_eq!(
-            seen,
-            listed(&world, selector).await,
-            "from the start, {query:?}"
-        );
+        assert_eq!(seen, listed(&world, selector).await, "from the start, {query:?}");
     }
     let path = format!("{CONFIGS}?watch=1&resourceVersion={}", rv(&list));
     let seen = follow(world.watch(&path).await, at_middle.clone()).await;

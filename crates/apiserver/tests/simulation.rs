@@ -13,10 +13,7 @@ use serde_json::{Value, json};
 
 fn restored(world: &World, snapshot: StoreSnapshot) -> World {
     let options = options(&world.seconds, 10_000);
-    World {
-        server: ApiServer::restore(snapshot, options),
-        ..world.clone()
-    }
+    World { server: ApiServer::restore(snapshot, options), ..world.clone() }
 }
 
 #[tokio::test(start_paused = true)]
@@ -24,42 +21,20 @@ async fn a_restored_server_goes_on_as_if_nothing_had_happened() {
     let world = World::new();
     world.widgets().await;
     world.widget("w", &json!({"size": 1})).await;
-    world
-        .create(CONFIGS, &json!({"metadata": {"generateName": "c-"}}))
-        .await;
+    world.create(CONFIGS, &json!({"metadata": {"generateName": "c-"}})).await;
     world.create(CONFIGS, &config("old", &json!({}))).await;
     world.delete(&format!("{CONFIGS}/old"), &Value::Null).await;
     let snapshot = world.server.snapshot();
     let text = serde_json::to_string(&snapshot).unwrap();
     let read: StoreSnapshot = serde_json::from_str(&text).unwrap();
-    assert_eq!(
-        serde_json::to_string(&read).unwrap(),
-        text,
-        "the file form is stable"
-    );
+    assert_eq!(serde_json::to_string(&read).unwrap(), text, "the file form is stable");
     let mut dumps = Vec::new();
-    for world in [
-        world.clone(),
-        restored(&world, snapshot),
-        restored(&world, read),
-    ] {
+    for world in [world.clone(), restored(&world, snapshot), restored(&world, read)] {
         world.widget("v", &json!({"size": 2, "bogus": 1})).await;
-        world
-            .create(CONFIGS, &json!({"metadata": {"generateName": "c-"}}))
-            .await;
+        world.create(CONFIGS, &json!({"metadata": {"generateName": "c-"}})).await;
         world.create(CONFIGS, &config("old", &json!({}))).await;
-        world
-            .merge(
-                &format!("{WIDGETS}/w/status"),
-                &json!({"status": {"phase": "Up"}}),
-            )
-            .await;
-        let dump: Vec<Value> = world
-            .server
-            .dump()
-            .into_iter()
-            .map(|(_, value)| value)
-            .collect();
+        world.merge(&format!("{WIDGETS}/w/status"), &json!({"status": {"phase": "Up"}})).await;
+        let dump: Vec<Value> = world.server.dump().into_iter().map(|(_, value)| value).collect();
         dumps.push((world.server.revision(), dump));
     }
     assert_eq!(dumps[0], dumps[1]);
@@ -110,10 +85,7 @@ fn a_broken_snapshot_is_refused_with_a_reason() {
         r#"{"revision":1,"seed":1,"git_version":"v1","ring":5,"objects":[],
         "tables":{"configmaps":{"a":0}},"history":[],"forgotten":{},"incarnations":{},"generated":{}}"#,
     ] {
-        assert!(
-            serde_json::from_str::<StoreSnapshot>(text).is_err(),
-            "{text}"
-        );
+        assert!(serde_json::from_str::<StoreSnapshot>(text).is_err(), "{text}");
     }
 }
 
@@ -124,10 +96,7 @@ async fn observers_see_every_write_and_what_follows_from_it() {
     let into = seen.clone();
     world.server.observe(Box::new(move |event| {
         let object: Value = serde_json::from_slice(event.new).unwrap();
-        assert_eq!(
-            object["metadata"]["resourceVersion"],
-            event.revision.to_string()
-        );
+        assert_eq!(object["metadata"]["resourceVersion"], event.revision.to_string());
         into.lock().unwrap().push((
             event.kind,
             event.resource.plural.to_string(),
@@ -141,21 +110,11 @@ async fn observers_see_every_write_and_what_follows_from_it() {
     child["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "ConfigMap",
         "name": "a", "uid": owner["metadata"]["uid"]}]);
     world.create(CONFIGS, &child).await;
-    world
-        .merge(&format!("{CONFIGS}/a"), &json!({"data": {"x": "1"}}))
-        .await;
-    world
-        .merge(&format!("{CONFIGS}/a"), &json!({"data": {"x": "1"}}))
-        .await;
+    world.merge(&format!("{CONFIGS}/a"), &json!({"data": {"x": "1"}})).await;
+    world.merge(&format!("{CONFIGS}/a"), &json!({"data": {"x": "1"}})).await;
     world.delete(&format!("{CONFIGS}/a"), &Value::Null).await;
     let row = |kind, name: &str, old| {
-        (
-            kind,
-            "configmaps".to_owned(),
-            name.to_owned(),
-            old,
-            "refit-controller/2".to_owned(),
-        )
+        (kind, "configmaps".to_owned(), name.to_owned(), old, "refit-controller/2".to_owned())
     };
     assert_eq!(
         *seen.lock().unwrap(),
@@ -210,17 +169,11 @@ async fn a_fault_hits_as_often_and_where_it_says() {
 #[tokio::test(start_paused = true)]
 async fn an_answer_may_be_lost_after_the_commit() {
     let world = World::new();
-    world
-        .server
-        .faults()
-        .add(FaultRule::next(FaultAction::StatusAfterCommit(504)).verb("create"));
+    world.server.faults().add(FaultRule::next(FaultAction::StatusAfterCommit(504)).verb("create"));
     let (code, status) = world.post(CONFIGS, &config("a", &json!({}))).await;
     assert_eq!((code, &status["reason"]), (504, &json!("Timeout")));
     world.object(&format!("{CONFIGS}/a")).await;
-    world
-        .server
-        .faults()
-        .add(FaultRule::next(FaultAction::RefuseAfterCommit).verb("create"));
+    world.server.faults().add(FaultRule::next(FaultAction::RefuseAfterCommit).verb("create"));
     let body = config("b", &json!({})).to_string().into_bytes();
     assert!(world.raw("POST", CONFIGS, &[], body).await.is_err());
     world.object(&format!("{CONFIGS}/b")).await;
@@ -249,10 +202,7 @@ async fn a_client_that_is_cut_off_has_no_effect_any_more() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         world.server.faults().set_cut("refit-controller/2", true);
     };
-    assert!(
-        futures::join!(late, cut).0,
-        "a request under way is refused"
-    );
+    assert!(futures::join!(late, cut).0, "a request under way is refused");
     assert_eq!(watch.next().await, None);
     world.server.faults().set_latency(Duration::ZERO);
     assert!(ours.raw("GET", CONFIGS, &[], Vec::new()).await.is_err());
@@ -286,30 +236,18 @@ async fn a_lagging_cache_shows_one_client_the_past() {
         until,
     });
     world.widget("b", &json!({"size": 1})).await;
-    world
-        .merge(&format!("{WIDGETS}/a"), &json!({"spec": {"size": 2}}))
-        .await;
+    world.merge(&format!("{WIDGETS}/a"), &json!({"spec": {"size": 2}})).await;
     world.delete(&format!("{WIDGETS}/b"), &Value::Null).await;
-    world
-        .create(WIDGETS, &widget("c", &json!({"size": 1})))
-        .await;
+    world.create(WIDGETS, &widget("c", &json!({"size": 1}))).await;
     let ours = world.as_agent("refit-controller/2");
     let (_, stale) = ours.get(&format!("{WIDGETS}?resourceVersion=0")).await;
     assert_eq!(rv(&stale), revision.to_string());
     assert_eq!(stale["items"].as_array().unwrap().len(), 1);
     assert_eq!(stale["items"][0]["spec"]["size"], 1);
     let (_, fresh) = ours.get(WIDGETS).await;
-    assert_eq!(
-        fresh["items"].as_array().unwrap().len(),
-        2,
-        "a consistent list is not stale"
-    );
+    assert_eq!(fresh["items"].as_array().unwrap().len(), 2, "a consistent list is not stale");
     let (_, other) = world.get(&format!("{WIDGETS}?resourceVersion=0")).await;
-    assert_eq!(
-        other["items"].as_array().unwrap().len(),
-        2,
-        "other clients are not hit"
-    );
+    assert_eq!(other["items"].as_array().unwrap().len(), 2, "other clients are not hit");
 
     let path = format!("{WIDGETS}?watch=1&resourceVersion={revision}");
     let mut watch = ours.watch(&path).await;
@@ -326,28 +264,12 @@ async fn a_lagging_cache_shows_one_client_the_past() {
 #[tokio::test(start_paused = true)]
 async fn values_can_be_read_past_http() {
     let world = World::new();
-    world
-        .create(CONFIGS, &config("a", &json!({"x": "1"})))
-        .await;
+    world.create(CONFIGS, &config("a", &json!({"x": "1"}))).await;
     world.server.faults().set_down(Some(Down::Refuse));
-    let value = world
-        .server
-        .get_value("", "configmaps", "default", "a")
-        .unwrap();
+    let value = world.server.get_value("", "configmaps", "default", "a").unwrap();
     assert_eq!(value["data"]["x"], "1");
-    assert_eq!(
-        world
-            .server
-            .list_values("", "configmaps", Some("default"))
-            .len(),
-        1
-    );
+    assert_eq!(world.server.list_values("", "configmaps", Some("default")).len(), 1);
     assert_eq!(world.server.list_values("", "namespaces", None).len(), 4);
-    assert!(
-        world
-            .server
-            .get_value("", "configmaps", "default", "b")
-            .is_none()
-    );
+    assert!(world.server.get_value("", "configmaps", "default", "b").is_none());
     assert_eq!(world.server.dump().len(), 5);
 }

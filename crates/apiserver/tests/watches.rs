@@ -36,44 +36,22 @@ async fn lists_select_by_label_and_field() {
     for (name, app) in [("a", "web"), ("b", "db"), ("c", "web")] {
         world.create(CONFIGS, &labelled(name, app)).await;
     }
+    assert_eq!(list_names(&world, &format!("{CONFIGS}?labelSelector=app%3Dweb")).await, ["a", "c"]);
     assert_eq!(
-        list_names(&world, &format!("{CONFIGS}?labelSelector=app%3Dweb")).await,
-        ["a", "c"]
-    );
-    assert_eq!(
-        list_names(
-            &world,
-            &format!("{CONFIGS}?labelSelector=app+in+(db,web)&limit=0")
-        )
-        .await,
+        list_names(&world, &format!("{CONFIGS}?labelSelector=app+in+(db,web)&limit=0")).await,
         ["a", "b", "c"]
     );
     assert_eq!(
-        list_names(
-            &world,
-            &format!("{CONFIGS}?fieldSelector=metadata.name%3Db")
-        )
-        .await,
+        list_names(&world, &format!("{CONFIGS}?fieldSelector=metadata.name%3Db")).await,
         ["b"]
     );
     assert_eq!(
-        list_names(
-            &world,
-            "/api/v1/configmaps?fieldSelector=metadata.namespace%3Ddefault"
-        )
-        .await,
+        list_names(&world, "/api/v1/configmaps?fieldSelector=metadata.namespace%3Ddefault").await,
         ["a", "b", "c"]
     );
-    let (code, status) = world
-        .get(&format!("{CONFIGS}?fieldSelector=data.x%3D1"))
-        .await;
+    let (code, status) = world.get(&format!("{CONFIGS}?fieldSelector=data.x%3D1")).await;
     assert_eq!(code, 400);
-    assert!(
-        status["message"]
-            .as_str()
-            .unwrap()
-            .contains("field label not supported: data.x")
-    );
+    assert!(status["message"].as_str().unwrap().contains("field label not supported: data.x"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -84,16 +62,8 @@ async fn pods_select_by_node_and_phase() {
             "spec": {"nodeName": node, "containers": [{"name": "c"}]}});
         world.create(PODS, &pod).await;
     }
-    world
-        .merge(
-            &format!("{PODS}/a/status"),
-            &json!({"status": {"phase": "Running"}}),
-        )
-        .await;
-    assert_eq!(
-        list_names(&world, "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1").await,
-        ["a"]
-    );
+    world.merge(&format!("{PODS}/a/status"), &json!({"status": {"phase": "Running"}})).await;
+    assert_eq!(list_names(&world, "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1").await, ["a"]);
     assert_eq!(
         list_names(&world, "/api/v1/pods?fieldSelector=status.phase!%3DRunning").await,
         ["b"]
@@ -104,16 +74,10 @@ async fn pods_select_by_node_and_phase() {
 async fn crds_name_further_fields_for_selectors() {
     let world = World::new();
     world.widgets().await;
-    world
-        .widget("a", &json!({"size": 1, "colour": "red"}))
-        .await;
+    world.widget("a", &json!({"size": 1, "colour": "red"})).await;
     world.widget("b", &json!({"size": 1})).await;
     assert_eq!(
-        list_names(
-            &world,
-            &format!("{WIDGETS}?fieldSelector=spec.colour%3Dred")
-        )
-        .await,
+        list_names(&world, &format!("{WIDGETS}?fieldSelector=spec.colour%3Dred")).await,
         ["a"]
     );
 }
@@ -122,9 +86,7 @@ async fn crds_name_further_fields_for_selectors() {
 async fn a_paged_list_shows_one_revision() {
     let world = World::new();
     for index in 0..5 {
-        world
-            .create(CONFIGS, &config(&format!("c{index}"), &json!({})))
-            .await;
+        world.create(CONFIGS, &config(&format!("c{index}"), &json!({}))).await;
     }
     let (_, first) = world.get(&format!("{CONFIGS}?limit=2")).await;
     assert_eq!(first["metadata"]["remainingItemCount"], 3);
@@ -133,9 +95,7 @@ async fn a_paged_list_shows_one_revision() {
     let mut names = Vec::new();
     let mut next = first["metadata"]["continue"].as_str().map(str::to_owned);
     while let Some(token) = next {
-        let (code, page) = world
-            .get(&format!("{CONFIGS}?limit=2&continue={token}"))
-            .await;
+        let (code, page) = world.get(&format!("{CONFIGS}?limit=2&continue={token}")).await;
         assert_eq!(code, 200);
         assert_eq!(rv(&page), rv(&first));
         for item in page["items"].as_array().unwrap() {
@@ -144,31 +104,19 @@ async fn a_paged_list_shows_one_revision() {
         next = page["metadata"]["continue"].as_str().map(str::to_owned);
     }
     assert_eq!(names, ["c2", "c3", "c4"]);
-    assert_eq!(
-        world.get(&format!("{CONFIGS}?continue=nonsense")).await.0,
-        400
-    );
+    assert_eq!(world.get(&format!("{CONFIGS}?continue=nonsense")).await.0, 400);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_exact_list_looks_back_until_history_ends() {
     let world = World::with_ring(3);
-    let first = world
-        .create(CONFIGS, &config("a", &json!({"x": "1"})))
-        .await;
-    world
-        .merge(&format!("{CONFIGS}/a"), &json!({"data": {"x": "2"}}))
-        .await;
-    let path = format!(
-        "{CONFIGS}?resourceVersionMatch=Exact&resourceVersion={}",
-        rv(&first)
-    );
+    let first = world.create(CONFIGS, &config("a", &json!({"x": "1"}))).await;
+    world.merge(&format!("{CONFIGS}/a"), &json!({"data": {"x": "2"}})).await;
+    let path = format!("{CONFIGS}?resourceVersionMatch=Exact&resourceVersion={}", rv(&first));
     let (_, list) = world.get(&path).await;
     assert_eq!(list["items"][0]["data"]["x"], "1");
     for index in 0..5 {
-        world
-            .create(CONFIGS, &config(&format!("c{index}"), &json!({})))
-            .await;
+        world.create(CONFIGS, &config(&format!("c{index}"), &json!({}))).await;
     }
     let (code, status) = world.get(&path).await;
     assert_eq!(code, 410);
@@ -180,14 +128,8 @@ async fn a_list_in_the_future_is_too_large_a_version() {
     let world = World::new();
     let (code, status) = world.get(&format!("{CONFIGS}?resourceVersion=999")).await;
     assert_eq!(code, 504);
-    assert_eq!(
-        status["details"]["causes"][0]["reason"],
-        "ResourceVersionTooLarge"
-    );
-    assert_eq!(
-        world.get(&format!("{CONFIGS}?resourceVersion=x")).await.0,
-        400
-    );
+    assert_eq!(status["details"]["causes"][0]["reason"], "ResourceVersionTooLarge");
+    assert_eq!(world.get(&format!("{CONFIGS}?resourceVersion=x")).await.0, 400);
 }
 
 #[tokio::test(start_paused = true)]
@@ -196,9 +138,7 @@ async fn a_watch_tells_what_is_written() {
     let mut watch = world.watch(&format!("{CONFIGS}?watch=true")).await;
     world.create(CONFIGS, &config("a", &json!({}))).await;
     watch.expect("ADDED", "a").await;
-    world
-        .merge(&format!("{CONFIGS}/a"), &json!({"data": {"x": "1"}}))
-        .await;
+    world.merge(&format!("{CONFIGS}/a"), &json!({"data": {"x": "1"}})).await;
     watch.expect("MODIFIED", "a").await;
     world.delete(&format!("{CONFIGS}/a"), &Value::Null).await;
     let event = watch.next().await.unwrap();
@@ -229,9 +169,7 @@ async fn a_watch_past_the_ring_is_gone() {
     world.create(CONFIGS, &config("a", &json!({}))).await;
     let (_, list) = world.get(CONFIGS).await;
     for index in 0..3 {
-        world
-            .create(CONFIGS, &config(&format!("c{index}"), &json!({})))
-            .await;
+        world.create(CONFIGS, &config(&format!("c{index}"), &json!({}))).await;
     }
     let path = format!("{CONFIGS}?watch=1&resourceVersion={}", rv(&list));
     let mut watch = world.watch(&path).await;
@@ -247,9 +185,7 @@ async fn a_watcher_that_falls_out_of_the_ring_is_told_so() {
     let world = World::with_ring(3);
     let mut watch = world.watch(&format!("{CONFIGS}?watch=1")).await;
     for index in 0..9 {
-        world
-            .create(CONFIGS, &config(&format!("c{index}"), &json!({})))
-            .await;
+        world.create(CONFIGS, &config(&format!("c{index}"), &json!({}))).await;
     }
     let event = watch.next().await.unwrap();
     assert_eq!(event["object"]["code"], 410);
@@ -261,17 +197,11 @@ async fn a_quiet_watch_outlives_a_busy_ring() {
     let world = World::with_ring(3);
     let mut watch = world.watch("/api/v1/nodes?watch=1").await;
     let start = world.server.revision();
-    let mut late = world
-        .watch(&format!("/api/v1/nodes?watch=1&resourceVersion={start}"))
-        .await;
+    let mut late = world.watch(&format!("/api/v1/nodes?watch=1&resourceVersion={start}")).await;
     for index in 0..9 {
-        world
-            .create(CONFIGS, &config(&format!("c{index}"), &json!({})))
-            .await;
+        world.create(CONFIGS, &config(&format!("c{index}"), &json!({}))).await;
     }
-    world
-        .create("/api/v1/nodes", &json!({"metadata": {"name": "n"}}))
-        .await;
+    world.create("/api/v1/nodes", &json!({"metadata": {"name": "n"}})).await;
     watch.expect("ADDED", "n").await;
     late.expect("ADDED", "n").await;
 }
@@ -280,10 +210,7 @@ async fn a_quiet_watch_outlives_a_busy_ring() {
 async fn a_watch_from_version_zero_starts_with_what_is_there() {
     let world = World::new();
     world.create(CONFIGS, &config("a", &json!({}))).await;
-    for path in [
-        format!("{CONFIGS}?watch=1&resourceVersion=0"),
-        format!("{CONFIGS}?watch=1"),
-    ] {
+    for path in [format!("{CONFIGS}?watch=1&resourceVersion=0"), format!("{CONFIGS}?watch=1")] {
         let mut watch = world.watch(&path).await;
         watch.expect("ADDED", "a").await;
         watch.quiet().await;
@@ -293,21 +220,15 @@ async fn a_watch_from_version_zero_starts_with_what_is_there() {
 #[tokio::test(start_paused = true)]
 async fn a_selective_watch_turns_changes_into_arrivals_and_departures() {
     let world = World::new();
-    let mut watch = world
-        .watch(&format!("{CONFIGS}?watch=1&labelSelector=app%3Dweb"))
-        .await;
+    let mut watch = world.watch(&format!("{CONFIGS}?watch=1&labelSelector=app%3Dweb")).await;
     world.create(CONFIGS, &labelled("a", "db")).await;
     watch.quiet().await;
     let path = format!("{CONFIGS}/a");
-    world
-        .merge(&path, &json!({"metadata": {"labels": {"app": "web"}}}))
-        .await;
+    world.merge(&path, &json!({"metadata": {"labels": {"app": "web"}}})).await;
     watch.expect("ADDED", "a").await;
     world.merge(&path, &json!({"data": {"x": "1"}})).await;
     watch.expect("MODIFIED", "a").await;
-    world
-        .merge(&path, &json!({"metadata": {"labels": {"app": "db"}}}))
-        .await;
+    world.merge(&path, &json!({"metadata": {"labels": {"app": "db"}}})).await;
     let event = watch.next().await.unwrap();
     assert_eq!(event["type"], "DELETED");
     assert_eq!(event["object"]["metadata"]["labels"]["app"], "web");
@@ -320,12 +241,7 @@ async fn a_selective_watch_turns_changes_into_arrivals_and_departures() {
 async fn a_watch_stays_in_its_namespace() {
     let world = World::new();
     let mut watch = world.watch(&format!("{CONFIGS}?watch=1")).await;
-    world
-        .create(
-            "/api/v1/namespaces/kube-system/configmaps",
-            &config("a", &json!({})),
-        )
-        .await;
+    world.create("/api/v1/namespaces/kube-system/configmaps", &config("a", &json!({}))).await;
     watch.quiet().await;
 }
 
@@ -334,9 +250,7 @@ async fn bookmarks_come_every_minute_and_before_the_end() {
     let world = World::new();
     let path = format!("{CONFIGS}?watch=1&allowWatchBookmarks=true&timeoutSeconds=90");
     let mut watch = world.watch(&path).await;
-    world
-        .create("/api/v1/namespaces", &json!({"metadata": {"name": "x"}}))
-        .await;
+    world.create("/api/v1/namespaces", &json!({"metadata": {"name": "x"}})).await;
     for _ in 0..2 {
         let event = watch.next().await.unwrap();
         assert_eq!(event["type"], "BOOKMARK");
@@ -358,25 +272,18 @@ async fn initial_events_end_with_an_annotated_bookmark() {
     watch.expect("ADDED", "a").await;
     let event = watch.next().await.unwrap();
     assert_eq!(event["type"], "BOOKMARK");
-    assert_eq!(
-        event["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"],
-        "true"
-    );
+    assert_eq!(event["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
     assert_eq!(rv(&event["object"]), world.server.revision().to_string());
     world.create(CONFIGS, &config("b", &json!({}))).await;
     watch.expect("ADDED", "b").await;
-    let (code, _) = world
-        .get(&format!("{CONFIGS}?watch=1&sendInitialEvents=true"))
-        .await;
+    let (code, _) = world.get(&format!("{CONFIGS}?watch=1&sendInitialEvents=true")).await;
     assert_eq!(code, 422);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_ends_cleanly_at_its_timeout() {
     let world = World::new();
-    let mut watch = world
-        .watch(&format!("{CONFIGS}?watch=1&timeoutSeconds=5"))
-        .await;
+    let mut watch = world.watch(&format!("{CONFIGS}?watch=1&timeoutSeconds=5")).await;
     assert_eq!(watch.next().await, None);
 }
 
@@ -386,20 +293,12 @@ async fn other_served_versions_see_the_same_objects() {
     world.widgets().await;
     world.widget("w", &json!({"size": 1})).await;
     let other = "/apis/example.dev/v1alpha1/namespaces/default/widgets";
-    assert_eq!(
-        world.object(&format!("{other}/w")).await["apiVersion"],
-        "example.dev/v1alpha1"
-    );
+    assert_eq!(world.object(&format!("{other}/w")).await["apiVersion"], "example.dev/v1alpha1");
     let mut watch = world.watch(&format!("{other}?watch=1")).await;
     let event = watch.next().await.unwrap();
     assert_eq!(event["object"]["apiVersion"], "example.dev/v1alpha1");
-    let (code, patched) = world
-        .merge(&format!("{other}/w"), &json!({"spec": {"size": 2}}))
-        .await;
-    assert_eq!(
-        (code, &patched["apiVersion"]),
-        (200, &json!("example.dev/v1alpha1"))
-    );
+    let (code, patched) = world.merge(&format!("{other}/w"), &json!({"spec": {"size": 2}})).await;
+    assert_eq!((code, &patched["apiVersion"]), (200, &json!("example.dev/v1alpha1")));
     let stored = world.object(&format!("{WIDGETS}/w")).await;
     assert_eq!(
         (&stored["apiVersion"], &stored["spec"]["size"]),
@@ -409,16 +308,12 @@ async fn other_served_versions_see_the_same_objects() {
 
 async fn follow(config: watcher::Config) {
     let world = World::new();
-    world
-        .create(CONFIGS, &common::config("a", &json!({})))
-        .await;
+    world.create(CONFIGS, &common::config("a", &json!({}))).await;
     let api: Api<ConfigMap> = Api::namespaced(world.client(), "default");
     let mut events = Box::pin(watcher(api.clone(), config).default_backoff());
     let mut seen = Vec::new();
     while seen.last().map(String::as_str) != Some("deleted b") {
-        let event = tokio::time::timeout(Duration::from_mins(15), events.next())
-            .await
-            .unwrap();
+        let event = tokio::time::timeout(Duration::from_mins(15), events.next()).await.unwrap();
         match event.unwrap().unwrap() {
             watcher::Event::InitDone => {
                 seen.push("done".to_owned());
@@ -453,9 +348,7 @@ async fn kube_watchers_follow_by_streaming_lists() {
 async fn kube_pages_through_a_large_list() {
     let world = World::new();
     for index in 0..25 {
-        world
-            .create(CONFIGS, &config(&format!("c{index:02}"), &json!({})))
-            .await;
+        world.create(CONFIGS, &config(&format!("c{index:02}"), &json!({}))).await;
     }
     let api: Api<ConfigMap> = Api::namespaced(world.client(), "default");
     let mut params = ListParams::default().limit(10);

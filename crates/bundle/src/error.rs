@@ -223,10 +223,6 @@ impl Error {
     }
 
     fn file(path: impl Into<PathBuf>, action: &'static str, source: io::Error) -> Self {
-        Self::File {
-            path: path.into(),
-            action,
-            source,
-        }
+        Self::File { path: path.into(), action, source }
     }
 }

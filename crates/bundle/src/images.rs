@@ -132,19 +132,13 @@ pub fn named_descriptor(image: &Image) -> Descriptor {
         media_type: image.media_type.clone(),
         digest: image.manifest.to_oci(),
         size: size_of(&image.manifest),
-        annotations: names
-            .map(|(key, name)| (key.to_owned(), name.clone()))
-            .into(),
+        annotations: names.map(|(key, name)| (key.to_owned(), name.clone())).into(),
         ..Descriptor::default()
     }
 }
 
 /// The `index.json` of these entries.
 pub fn index_json(manifests: Vec<Descriptor>) -> Vec<u8> {
-    let index = Index {
-        schema_version: 2,
-        media_type: Some(OCI_INDEX.to_owned()),
-        manifests,
-    };
+    let index = Index { schema_version: 2, media_type: Some(OCI_INDEX.to_owned()), manifests };
     serde_json::to_vec(&index).expect("no map with other keys, no failing type")
 }

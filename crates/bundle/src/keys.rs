@@ -80,10 +80,7 @@ pub struct Signed {
 impl PublicKeys {
     /// Reads a key: the text of a .pub file, or its second line alone.
     pub fn parse(name: &str, text: &str) -> Result<Self, KeyError> {
-        let failed = |problem: String| KeyError::Form {
-            name: name.to_owned(),
-            problem,
-        };
+        let failed = |problem: String| KeyError::Form { name: name.to_owned(), problem };
         let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
         let base64 = match (lines.next(), lines.next(), lines.next()) {
             (Some(key), None, None) => key,
@@ -101,10 +98,7 @@ impl PublicKeys {
 
     /// Reads a .pub file, or all of them in a folder. A folder that is not there holds none.
     pub fn load(path: &Path) -> Result<Self, KeyError> {
-        let failed = |source| KeyError::Read {
-            path: path.to_owned(),
-            source,
-        };
+        let failed = |source| KeyError::Read { path: path.to_owned(), source };
         let entries = match fs::read_dir(path) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => return load_file(path),
@@ -116,9 +110,8 @@ impl PublicKeys {
             }
             Err(error) => return Err(failed(error)),
         };
-        let paths: Result<Vec<_>, _> = entries
-            .map(|entry| entry.map(|entry| entry.path()))
-            .collect();
+        let paths: Result<Vec<_>, _> =
+            entries.map(|entry| entry.map(|entry| entry.path())).collect();
         let mut paths = paths.map_err(failed)?;
         paths.retain(|path| path.extension().is_some_and(|ending| ending == ENDING));
         paths.sort();
@@ -180,9 +173,7 @@ impl PublicKeys {
                 });
             }
         }
-        Err(SignatureError::NoMatch {
-            tried: self.names(),
-        })
+        Err(SignatureError::NoMatch { tried: self.names() })
     }
 
     fn names(&self) -> String {
@@ -192,10 +183,7 @@ impl PublicKeys {
 }
 
 fn load_file(path: &Path) -> Result<PublicKeys, KeyError> {
-    let failed = |source| KeyError::Read {
-        path: path.to_owned(),
-        source,
-    };
+    let failed = |source| KeyError::Read { path: path.to_owned(), source };
     let size = fs::metadata(path).map_err(failed)?.len();
     let name = path.display().to_string();
     if size > MAX_KEY_BYTES {
@@ -256,44 +244,26 @@ QtKMXWyYcwdpZAlPF7tE2ENJkRd1ujvKjlj1m9RtHTBnZPa5WKU5uWRs5GoP5M/VqE81QFuMKI5k/SfN
         let other = KEY.replace("GFO3", "GFO4");
         let named = PublicKeys::parse("plan", &other).unwrap();
         let own = key();
-        assert!(matches!(
-            own.narrowed_to(&named),
-            Err(KeyError::Untrusted { .. })
-        ));
+        assert!(matches!(own.narrowed_to(&named), Err(KeyError::Untrusted { .. })));
         let same = PublicKeys::parse("plan", KEY).unwrap();
         assert_eq!(own.narrowed_to(&same).unwrap().names(), "plan");
         let nobody = PublicKeys::default().narrowed_to(&same).unwrap_err();
         assert!(nobody.to_string().contains("it trusts none"), "{nobody}");
-        assert_eq!(
-            own.narrowed_to(&PublicKeys::default()).unwrap().names(),
-            "own"
-        );
+        assert_eq!(own.narrowed_to(&PublicKeys::default()).unwrap().names(), "own");
     }
 
     #[test]
     fn a_folder_gives_all_its_keys_and_names_the_one_that_is_none() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(
-            PublicKeys::load(&folder.path().join("absent"))
-                .unwrap()
-                .is_empty()
-        );
+        assert!(PublicKeys::load(&folder.path().join("absent")).unwrap().is_empty());
         assert!(PublicKeys::load(&folder.path().join("absent.pub")).is_err());
         fs::write(folder.path().join("a.pub"), KEY).unwrap();
         fs::write(folder.path().join("README"), "no key").unwrap();
         assert_eq!(PublicKeys::load(folder.path()).unwrap().len(), 1);
-        assert_eq!(
-            PublicKeys::load(&folder.path().join("a.pub"))
-                .unwrap()
-                .len(),
-            1
-        );
+        assert_eq!(PublicKeys::load(&folder.path().join("a.pub")).unwrap().len(), 1);
         fs::write(folder.path().join("b.pub"), "rubbish").unwrap();
         let error = PublicKeys::load(folder.path()).unwrap_err().to_string();
-        assert!(
-            error.contains("b.pub holds no minisign public key"),
-            "{error}"
-        );
+        assert!(error.contains("b.pub holds no minisign public key"), "{error}");
     }
 
     proptest! {

@@ -218,10 +218,7 @@ impl Manifest {
     /// Every content once, sorted by digest.
     pub fn blobs(&self) -> Vec<Blob> {
         let sizes: BTreeMap<&Digest, u64> = self.contents().collect();
-        let blob = |(sha256, size): (&Digest, u64)| Blob {
-            sha256: sha256.clone(),
-            size,
-        };
+        let blob = |(sha256, size): (&Digest, u64)| Blob { sha256: sha256.clone(), size };
         sizes.into_iter().map(blob).collect()
     }
 
@@ -267,15 +264,10 @@ impl Manifest {
             return Err(field("files", "the bundle is empty".to_owned()));
         }
         if count > MAX_FILES {
-            return Err(field(
-                "files",
-                format!("{count} files are more than {MAX_FILES}"),
-            ));
+            return Err(field("files", format!("{count} files are more than {MAX_FILES}")));
         }
         self.validate_sizes()?;
-        self.files
-            .iter()
-            .try_for_each(|file| self.validate_file(file))?;
+        self.files.iter().try_for_each(|file| self.validate_file(file))?;
         let paths = self.files.iter().map(|file| file.path.as_str());
         names::check_together(paths)
             .map_err(|(path, problem)| ManifestError::Path { path, problem })?;
@@ -298,14 +290,8 @@ impl Manifest {
                 let problem = format!("{size} bytes are more than {MAX_FILE_BYTES}");
                 return Err(field(at(), problem));
             }
-            if sizes
-                .insert(digest, size)
-                .is_some_and(|other| other != size)
-            {
-                return Err(field(
-                    at(),
-                    "the same digest stands with two sizes".to_owned(),
-                ));
+            if sizes.insert(digest, size).is_some_and(|other| other != size) {
+                return Err(field(at(), "the same digest stands with two sizes".to_owned()));
             }
         }
         Ok(())
@@ -313,19 +299,12 @@ impl Manifest {
 
     fn validate_file(&self, file: &File) -> Result<(), ManifestError> {
         let path = &file.path;
-        names::check_path(path).map_err(|problem| ManifestError::Path {
-            path: path.clone(),
-            problem,
-        })?;
+        names::check_path(path)
+            .map_err(|problem| ManifestError::Path { path: path.clone(), problem })?;
         let folder = file.kind.folder();
-        let inside = path
-            .strip_prefix(folder)
-            .is_some_and(|rest| rest.starts_with('/'));
+        let inside = path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'));
         if !inside {
-            return Err(field(
-                path,
-                format!("a {:?} stands in {folder}/", file.kind),
-            ));
+            return Err(field(path, format!("a {:?} stands in {folder}/", file.kind)));
         }
         match (file.kind, &file.package) {
             (FileKind::Package, Some(package)) => self.validate_package(path, package),
@@ -369,28 +348,19 @@ fn validate_image(image: &Image) -> Result<(), ManifestError> {
         return Err(field("images", problem));
     }
     if !crate::images::is_image_manifest(&image.media_type) {
-        return Err(field(
-            name,
-            format!("{:?} is no media type of an image", image.media_type),
-        ));
+        return Err(field(name, format!("{:?} is no media type of an image", image.media_type)));
     }
     if !image.blobs.is_sorted_by(|a, b| a.sha256 < b.sha256) {
         return Err(field(name, "its blobs are not sorted by digest".to_owned()));
     }
     if !image.blobs.iter().any(|blob| blob.sha256 == image.manifest) {
-        return Err(field(
-            name,
-            "its manifest is not among its blobs".to_owned(),
-        ));
+        return Err(field(name, "its manifest is not among its blobs".to_owned()));
     }
     Ok(())
 }
 
 fn field(field: impl Into<String>, problem: String) -> ManifestError {
-    ManifestError::Field {
-        field: field.into(),
-        problem,
-    }
+    ManifestError::Field { field: field.into(), problem }
 }
 
 #[cfg(test)]

@@ -22,16 +22,8 @@ fn deb(name: &str) -> File {
 }
 
 fn image(name: &str) -> Image {
-    let mut blobs = vec![
-        Blob {
-            sha256: digest("layer"),
-            size: 7,
-        },
-        Blob {
-            sha256: digest(name),
-            size: 3,
-        },
-    ];
+    let mut blobs =
+        vec![Blob { sha256: digest("layer"), size: 7 }, Blob { sha256: digest(name), size: 3 }];
     blobs.sort();
     Image {
         blobs,
@@ -55,9 +47,7 @@ fn good() -> Manifest {
 fn problem(change: impl FnOnce(&mut Manifest)) -> String {
     let mut manifest = good();
     change(&mut manifest);
-    Manifest::parse(&manifest.to_canonical())
-        .unwrap_err()
-        .to_string()
+    Manifest::parse(&manifest.to_canonical()).unwrap_err().to_string()
 }
 
 #[test]
@@ -67,15 +57,8 @@ fn a_manifest_is_read_as_it_was_written() {
     assert_eq!(manifest.blobs().len(), 5, "the shared layer counts once");
     assert_eq!(manifest.total_size(), 10 + 10 + 7 + 3 + 3);
     assert_eq!(manifest.image_size(), 7 + 3 + 3);
-    assert_eq!(
-        manifest.name_of(&digest("kubelet")),
-        "packages/kubelet_1.35.0-1.1_amd64.deb"
-    );
-    assert!(
-        manifest
-            .name_of(&digest("layer"))
-            .ends_with("of image a/b:1")
-    );
+    assert_eq!(manifest.name_of(&digest("kubelet")), "packages/kubelet_1.35.0-1.1_amd64.deb");
+    assert!(manifest.name_of(&digest("layer")).ends_with("of image a/b:1"));
 }
 
 #[test]
@@ -83,10 +66,7 @@ fn every_list_sorts_itself_into_the_one_order() {
     let mut shuffled = good();
     shuffled.files.reverse();
     shuffled.images.reverse();
-    shuffled
-        .images
-        .iter_mut()
-        .for_each(|image| image.blobs.reverse());
+    shuffled.images.iter_mut().for_each(|image| image.blobs.reverse());
     shuffled.sort();
     assert_eq!(shuffled, good());
 }
@@ -95,16 +75,10 @@ fn every_list_sorts_itself_into_the_one_order() {
 fn the_same_content_in_other_bytes_is_refused() {
     let canonical = good().to_canonical();
     let pretty = serde_json::to_vec_pretty(&good()).unwrap();
-    assert!(matches!(
-        Manifest::parse(&pretty),
-        Err(ManifestError::NotCanonical)
-    ));
+    assert!(matches!(Manifest::parse(&pretty), Err(ManifestError::NotCanonical)));
     let mut longer = canonical.clone();
     longer.push(b'\n');
-    assert!(matches!(
-        Manifest::parse(&longer),
-        Err(ManifestError::NotCanonical)
-    ));
+    assert!(matches!(Manifest::parse(&longer), Err(ManifestError::NotCanonical)));
     let text = String::from_utf8(canonical).unwrap();
     let twice = text.replacen("\"images\"", "\"files\":[],\"images\"", 1);
     assert!(Manifest::parse(twice.as_bytes()).is_err());
@@ -116,9 +90,7 @@ fn the_same_content_in_other_bytes_is_refused() {
 #[test]
 fn a_newer_format_is_told_from_rubbish() {
     let text = String::from_utf8(good().to_canonical()).unwrap();
-    let newer = text
-        .replace("/v1\"", "/v2\"")
-        .replace("\"images\"", "\"pictures\"");
+    let newer = text.replace("/v1\"", "/v2\"").replace("\"images\"", "\"pictures\"");
     let error = Manifest::parse(newer.as_bytes()).unwrap_err();
     assert!(matches!(error, ManifestError::Version { found } if found == "bundle.refit.dev/v2"));
 }
@@ -168,27 +140,15 @@ fn a_version_that_reads_as_an_option_is_refused() {
             package.version = "-oDPkg::Pre-Invoke=x".into();
         }
     });
-    assert!(
-        found.contains("is no name, version or architecture"),
-        "{found}"
-    );
+    assert!(found.contains("is no name, version or architecture"), "{found}");
 }
 
 #[test]
 fn a_host_says_its_family_in_os_release() {
     let of = OsFamily::of_os_release;
-    assert_eq!(
-        of("NAME=x\nID=ubuntu\nID_LIKE=debian\n"),
-        Some(OsFamily::Debian)
-    );
-    assert_eq!(
-        of("ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n"),
-        Some(OsFamily::Rhel)
-    );
-    assert_eq!(
-        of("ID=azurelinux\nID_LIKE=fedora\n"),
-        Some(OsFamily::AzureLinux)
-    );
+    assert_eq!(of("NAME=x\nID=ubuntu\nID_LIKE=debian\n"), Some(OsFamily::Debian));
+    assert_eq!(of("ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n"), Some(OsFamily::Rhel));
+    assert_eq!(of("ID=azurelinux\nID_LIKE=fedora\n"), Some(OsFamily::AzureLinux));
     assert_eq!(of("ID=nixos\n"), None);
     assert_eq!(of(""), None);
 }

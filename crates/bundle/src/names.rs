@@ -97,10 +97,7 @@ pub fn is_image_name(text: &str) -> bool {
         && text.starts_with(|c: char| c.is_ascii_alphanumeric())
         && text.chars().all(allowed)
         && text.contains('/')
-        && text
-            .rsplit('/')
-            .next()
-            .is_some_and(|last| last.contains(':'))
+        && text.rsplit('/').next().is_some_and(|last| last.contains(':'))
         && !text.contains("//")
 }
 
@@ -109,9 +106,7 @@ pub fn is_kubernetes_version(text: &str) -> bool {
     let Some(rest) = text.strip_prefix('v') else {
         return false;
     };
-    let (numbers, pre) = rest
-        .split_once('-')
-        .map_or((rest, None), |(n, p)| (n, Some(p)));
+    let (numbers, pre) = rest.split_once('-').map_or((rest, None), |(n, p)| (n, Some(p)));
     let number = |part: &str| {
         (1..=5).contains(&part.len())
             && part.bytes().all(|b| b.is_ascii_digit())
@@ -119,9 +114,7 @@ pub fn is_kubernetes_version(text: &str) -> bool {
     };
     let plain = |pre: &str| {
         (1..=64).contains(&pre.len())
-            && pre
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || c == '.' || c == '-')
+            && pre.chars().all(|c| c.is_ascii_alphanumeric() || c == '.' || c == '-')
     };
     numbers.split('.').count() == 3 && numbers.split('.').all(number) && pre.is_none_or(plain)
 }
@@ -157,11 +150,7 @@ mod tests {
             assert_eq!(check_path(bad).is_err(), !odd, "{bad:?}");
         }
         assert_eq!(check_path(&"a".repeat(161)), Err(PathProblem::Long));
-        for good in [
-            "packages/kubelet_1.35.0-1.1_amd64.deb",
-            "files/a/b%3a1",
-            "x",
-        ] {
+        for good in ["packages/kubelet_1.35.0-1.1_amd64.deb", "files/a/b%3a1", "x"] {
             assert_eq!(check_path(good), Ok(()), "{good}");
         }
     }
@@ -170,15 +159,9 @@ mod tests {
     fn two_files_that_some_file_system_takes_for_one_are_refused() {
         assert!(check_together(["a/b", "a/c", "b"]).is_ok());
         let (path, problem) = check_together(["files/A", "files/a"]).unwrap_err();
-        assert_eq!(
-            (path.as_str(), problem),
-            ("files/a", PathProblem::Twice("files/A".into()))
-        );
+        assert_eq!((path.as_str(), problem), ("files/a", PathProblem::Twice("files/A".into())));
         let (path, problem) = check_together(["files/a/b", "files/a", "files/a-b"]).unwrap_err();
-        assert_eq!(
-            (path.as_str(), problem),
-            ("files/a", PathProblem::Folder("files/a/b".into()))
-        );
+        assert_eq!((path.as_str(), problem), ("files/a", PathProblem::Folder("files/a/b".into())));
     }
 
     #[test]
@@ -186,27 +169,13 @@ mod tests {
         for good in ["v1.35.0", "v1.36.0-beta.1", "v0.0.1"] {
             assert!(is_kubernetes_version(good), "{good}");
         }
-        for bad in [
-            "1.35.0",
-            "v1.35",
-            "v1.35.0.1",
-            "v01.35.0",
-            "v1.35.0-",
-            "v1.35.x",
-            "v1.35.0 ",
-        ] {
+        for bad in ["1.35.0", "v1.35", "v1.35.0.1", "v01.35.0", "v1.35.0-", "v1.35.x", "v1.35.0 "] {
             assert!(!is_kubernetes_version(bad), "{bad}");
         }
-        for good in [
-            "registry.k8s.io/pause:3.10",
-            "localhost:5000/a/b:c",
-            "a/b:c",
-        ] {
+        for good in ["registry.k8s.io/pause:3.10", "localhost:5000/a/b:c", "a/b:c"] {
             assert!(is_image_name(good), "{good}");
         }
-        for bad in [
-            "pause", "pause:3", "a//b:c", "a/b", "-a/b:c", "a/b:c d", "a:1/b",
-        ] {
+        for bad in ["pause", "pause:3", "a//b:c", "a/b", "-a/b:c", "a/b:c d", "a:1/b"] {
             assert!(!is_image_name(bad), "{bad}");
         }
     }

@@ -22,13 +22,8 @@ pub enum Architecture {
 
 impl Architecture {
     /// All that there are.
-    pub const ALL: [Self; 5] = [
-        Self::Amd64,
-        Self::Arm64,
-        Self::Ppc64le,
-        Self::Riscv64,
-        Self::S390x,
-    ];
+    pub const ALL: [Self; 5] =
+        [Self::Amd64, Self::Arm64, Self::Ppc64le, Self::Riscv64, Self::S390x];
 
     /// As Kubernetes writes it.
     pub fn as_str(self) -> &'static str {
@@ -101,21 +96,17 @@ impl OsFamily {
     pub fn of_os_release(text: &str) -> Option<Self> {
         let value = |key: &str| {
             let mut lines = text.lines().filter_map(|line| line.split_once('='));
-            let value = lines
-                .find(|(found, _)| *found == key)
-                .map(|(_, value)| value);
+            let value = lines.find(|(found, _)| *found == key).map(|(_, value)| value);
             value.map(|value| value.trim().trim_matches(['"', '\'']))
         };
         let names = [value("ID"), value("ID_LIKE")].into_iter().flatten();
         // The first name that is known: what a system is comes before what it is like.
-        names
-            .flat_map(str::split_whitespace)
-            .find_map(|name| match name {
-                "azurelinux" | "mariner" => Some(Self::AzureLinux),
-                "debian" | "ubuntu" => Some(Self::Debian),
-                "rhel" | "fedora" | "centos" | "amzn" => Some(Self::Rhel),
-                _ => None,
-            })
+        names.flat_map(str::split_whitespace).find_map(|name| match name {
+            "azurelinux" | "mariner" => Some(Self::AzureLinux),
+            "debian" | "ubuntu" => Some(Self::Debian),
+            "rhel" | "fedora" | "centos" | "amzn" => Some(Self::Rhel),
+            _ => None,
+        })
     }
 
     /// Whether hosts of this family can install packages of that format.

@@ -1,10 +1,6 @@
 //! What `build` makes, and what it refuses.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "what fails here fails the test"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 mod support;
 
@@ -23,19 +19,13 @@ fn the_same_inputs_make_the_same_bytes_in_whatever_order_they_are_named() {
     let world = World::new();
     let (folder, built) = world.build("one");
     let (tar, _) = world.build("one.tar");
-    let mut spec = Spec {
-        packages: world.packages(),
-        ..world.spec()
-    };
+    let mut spec = Spec { packages: world.packages(), ..world.spec() };
     spec.packages.reverse();
     spec.images.reverse();
     let again = build::build(&spec, &world.key, &world.path("two")).unwrap();
     build::build(&spec, &world.key, &world.path("two.tar")).unwrap();
     assert_eq!(tree(&folder), tree(&world.path("two")));
-    assert_eq!(
-        fs::read(tar).unwrap(),
-        fs::read(world.path("two.tar")).unwrap()
-    );
+    assert_eq!(fs::read(tar).unwrap(), fs::read(world.path("two.tar")).unwrap());
     assert_eq!(built.manifest_sha256, again.manifest_sha256);
     assert_eq!(built.artifact, again.artifact);
 }
@@ -47,30 +37,13 @@ fn the_manifest_says_what_is_in_it() {
     let bytes = fs::read(folder.join("refit-bundle.json")).unwrap();
     assert_eq!(Manifest::parse(&bytes).unwrap(), built.manifest);
     assert_eq!(Digest::of(&bytes), built.manifest_sha256);
-    let paths: Vec<_> = built
-        .manifest
-        .files
-        .iter()
-        .map(|file| file.path.as_str())
-        .collect();
-    assert_eq!(
-        paths,
-        ["os/os.cosi", "packages/kubeadm.deb", "packages/kubelet.deb"]
-    );
+    let paths: Vec<_> = built.manifest.files.iter().map(|file| file.path.as_str()).collect();
+    assert_eq!(paths, ["os/os.cosi", "packages/kubeadm.deb", "packages/kubelet.deb"]);
     let package = built.manifest.files[2].package.as_ref().unwrap();
-    assert_eq!(
-        (package.name.as_str(), package.version.as_str()),
-        ("kubelet", "1.35.0-1.1")
-    );
-    let [app, other] = built.manifest.images.as_slice() else {
-        panic!()
-    };
+    assert_eq!((package.name.as_str(), package.version.as_str()), ("kubelet", "1.35.0-1.1"));
+    let [app, other] = built.manifest.images.as_slice() else { panic!() };
     assert_eq!(app.name, "registry.example/app:1");
-    let shared = app
-        .blobs
-        .iter()
-        .filter(|blob| other.blobs.contains(blob))
-        .count();
+    let shared = app.blobs.iter().filter(|blob| other.blobs.contains(blob)).count();
     assert_eq!(shared, 1, "the layer that both have is there once");
     for (name, bytes) in tree(&folder.join("blobs/sha256")) {
         assert_eq!(Digest::of(&bytes).as_str(), name);
@@ -83,9 +56,7 @@ fn the_tar_holds_what_the_folder_holds_and_any_tar_program_reads_it() {
     let (folder, _) = world.build("b");
     let (tar, _) = world.build("b.tar");
     let unpacked = world.path("unpacked");
-    tar::Archive::new(fs::File::open(tar).unwrap())
-        .unpack(&unpacked)
-        .unwrap();
+    tar::Archive::new(fs::File::open(tar).unwrap()).unpack(&unpacked).unwrap();
     assert_eq!(tree(&unpacked), tree(&folder));
 }
 
@@ -100,20 +71,12 @@ fn a_bundle_can_be_built_from_the_oci_layout_of_another() {
     fs::write(&packed, gz.finish().unwrap()).unwrap();
     for (number, input) in [folder, tar, packed].into_iter().enumerate() {
         let spec = Spec {
-            images: vec![ImageSpec {
-                path: input.clone(),
-                name: None,
-            }],
+            images: vec![ImageSpec { path: input.clone(), name: None }],
             ..Spec::new("v1.35.0".into(), Architecture::Amd64)
         };
         let output = world.path(&format!("from-{number}"));
         let copied = build::build(&spec, &world.key, &output).unwrap();
-        assert_eq!(
-            copied.manifest.images,
-            built.manifest.images,
-            "{}",
-            input.display()
-        );
+        assert_eq!(copied.manifest.images, built.manifest.images, "{}", input.display());
     }
 }
 
@@ -141,40 +104,23 @@ osImages:
         ("osFamily: debian", "osFamily: windows", "osFamily"),
         ("images:", "pictures:", "pictures"),
         ("kubernetesVersion: v1.35.0\n", "", "kubernetesVersion"),
-        (
-            "kubernetesVersion: v1.35.0\n",
-            "kubernetesVersion: v1\napiVersion: x/v9\n",
-            "x/v9",
-        ),
+        ("kubernetesVersion: v1.35.0\n", "kubernetesVersion: v1\napiVersion: x/v9\n", "x/v9"),
     ] {
         fs::write(world.path("bad.yaml"), text.replace(from, to)).unwrap();
         let error = Spec::load(&world.path("bad.yaml")).unwrap_err().to_string();
-        assert!(
-            error.contains(expected) && error.contains("bad.yaml"),
-            "{error}"
-        );
+        assert!(error.contains(expected) && error.contains("bad.yaml"), "{error}");
     }
 }
 
 fn refused(world: &World, change: impl FnOnce(&mut Spec, &Path)) -> BuildError {
-    let mut spec = Spec {
-        packages: world.packages(),
-        ..world.spec()
-    };
+    let mut spec = Spec { packages: world.packages(), ..world.spec() };
     change(&mut spec, &world.path("inputs"));
     let output = world.path("refused");
     let error = build::build(&spec, &world.key, &output).unwrap_err();
     assert!(!output.exists(), "nothing half done stays");
-    let rest: Vec<_> = fs::read_dir(world.folder.path())
-        .unwrap()
-        .map(|e| e.unwrap().file_name())
-        .collect();
-    assert!(
-        !rest
-            .iter()
-            .any(|name| name.to_str().unwrap().starts_with(".refit")),
-        "{rest:?}"
-    );
+    let rest: Vec<_> =
+        fs::read_dir(world.folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(!rest.iter().any(|name| name.to_str().unwrap().starts_with(".refit")), "{rest:?}");
     error
 }
 
@@ -198,37 +144,23 @@ fn what_does_not_belong_is_refused_with_its_name_and_nothing_is_left() {
         ("cannot install it", |spec, _| spec.os_family = None),
         ("differs from", |spec, inputs| {
             spec.files = ["X", "x"]
-                .map(|name| FileSpec {
-                    path: inputs.join("os.cosi"),
-                    name: Some(name.into()),
-                })
+                .map(|name| FileSpec { path: inputs.join("os.cosi"), name: Some(name.into()) })
                 .into();
         }),
         ("starts with '.'", |spec, inputs| {
-            spec.files = vec![FileSpec {
-                path: inputs.join("os.cosi"),
-                name: Some("../x".into()),
-            }];
+            spec.files = vec![FileSpec { path: inputs.join("os.cosi"), name: Some("../x".into()) }];
         }),
         ("no plain file", |spec, inputs| {
             std::os::unix::fs::symlink("/etc/passwd", inputs.join("link")).unwrap();
-            spec.files = vec![FileSpec {
-                path: inputs.join("link"),
-                name: None,
-            }];
+            spec.files = vec![FileSpec { path: inputs.join("link"), name: None }];
         }),
         ("name is given, and it has 2 images", |spec, inputs| {
             let path = inputs.parent().unwrap().join("two-images");
-            spec.images = vec![ImageSpec {
-                path,
-                name: Some("a.example/b:c".into()),
-            }];
+            spec.images = vec![ImageSpec { path, name: Some("a.example/b:c".into()) }];
         }),
         ("none of .deb", |spec, inputs| {
-            spec.packages = vec![PackageSpec {
-                path: inputs.join("os.cosi"),
-                ..PackageSpec::default()
-            }];
+            spec.packages =
+                vec![PackageSpec { path: inputs.join("os.cosi"), ..PackageSpec::default() }];
         }),
     ];
     world.build("two-images");
@@ -256,16 +188,10 @@ fn one_name_for_two_images_is_refused_and_one_image_twice_is_one() {
     let twin = world.path("inputs/twin.tar");
     fs::write(&twin, docker_archive("registry.example/app:1", b"else")).unwrap();
     let error = refused(&world, |spec, _| {
-        spec.images.push(ImageSpec {
-            path: twin,
-            name: None,
-        });
+        spec.images.push(ImageSpec { path: twin, name: None });
     });
     assert!(error.to_string().contains("a name stands twice"), "{error}");
-    let mut spec = Spec {
-        packages: world.packages(),
-        ..world.spec()
-    };
+    let mut spec = Spec { packages: world.packages(), ..world.spec() };
     spec.images.push(spec.images[0].clone());
     let built = build::build(&spec, &world.key, &world.path("b")).unwrap();
     assert_eq!(built.manifest.images.len(), 2);
@@ -275,10 +201,7 @@ fn one_name_for_two_images_is_refused_and_one_image_twice_is_one() {
 fn what_is_there_is_not_overwritten() {
     let world = World::new();
     fs::create_dir(world.path("b")).unwrap();
-    let spec = Spec {
-        packages: world.packages(),
-        ..world.spec()
-    };
+    let spec = Spec { packages: world.packages(), ..world.spec() };
     let error = build::build(&spec, &world.key, &world.path("b")).unwrap_err();
     assert!(matches!(error, BuildError::Exists { .. }));
 }
@@ -289,20 +212,12 @@ async fn a_bundle_verifies_and_a_changed_byte_anywhere_does_not() {
     let (folder, built) = world.build("b");
     let (tar, _) = world.build("b.tar");
     let check = async |path: &Path| {
-        verify(
-            &Location::path(path),
-            &world.keys,
-            &limits(),
-            &Wanted::default(),
-        )
-        .await
+        verify(&Location::path(path), &world.keys, &limits(), &Wanted::default()).await
     };
     assert_eq!(check(&folder).await.unwrap().manifest, built.manifest);
     let signed = check(&tar).await.unwrap().signed;
     assert!(
-        signed
-            .comment
-            .contains("Kubernetes v1.35.0 for debian on amd64"),
+        signed.comment.contains("Kubernetes v1.35.0 for debian on amd64"),
         "{}",
         signed.comment
     );
@@ -314,26 +229,16 @@ async fn a_bundle_verifies_and_a_changed_byte_anywhere_does_not() {
         bad[at] ^= 0x80;
         fs::write(&path, &bad).unwrap();
         match check(&folder).await.unwrap_err() {
-            Error::Content {
-                file,
-                expected,
-                found,
-            } => {
+            Error::Content { file, expected, found } => {
                 assert_eq!(file, built.manifest.name_of(&blob.sha256));
                 assert_eq!((expected, found), (blob.sha256.clone(), Digest::of(&bad)));
             }
             other => panic!("{other}"),
         }
         fs::write(&path, &good[..at]).unwrap();
-        assert!(matches!(
-            check(&folder).await.unwrap_err(),
-            Error::Size { .. }
-        ));
+        assert!(matches!(check(&folder).await.unwrap_err(), Error::Size { .. }));
         fs::remove_file(&path).unwrap();
-        assert!(matches!(
-            check(&folder).await.unwrap_err(),
-            Error::Missing { .. }
-        ));
+        assert!(matches!(check(&folder).await.unwrap_err(), Error::Missing { .. }));
         fs::write(&path, good).unwrap();
     }
     assert!(check(&folder).await.is_ok());
@@ -346,33 +251,20 @@ async fn every_bit_of_the_tar_that_hosts_read_is_checked() {
     let good = fs::read(&tar).unwrap();
     let head = 512 + built.manifest.to_canonical().len();
     let bad_tar = world.path("bad.tar");
-    for at in (0..head)
-        .step_by(97)
-        .chain((head..good.len() - 20_000).step_by(9973))
-    {
+    for at in (0..head).step_by(97).chain((head..good.len() - 20_000).step_by(9973)) {
         let mut bad = good.clone();
         bad[at] ^= 1;
         fs::write(&bad_tar, bad).unwrap();
-        let found = verify(
-            &Location::path(&bad_tar),
-            &world.keys,
-            &limits(),
-            &Wanted::default(),
-        )
-        .await;
+        let found =
+            verify(&Location::path(&bad_tar), &world.keys, &limits(), &Wanted::default()).await;
         // Padding between files is nobody's.
         let padding = good[at] == 0;
         assert!(found.is_err() || padding, "byte {at}");
     }
     for length in [0, 100, 512, 700, head, head + 600, good.len() / 2] {
         fs::write(&bad_tar, &good[..length]).unwrap();
-        let found = verify(
-            &Location::path(&bad_tar),
-            &world.keys,
-            &limits(),
-            &Wanted::default(),
-        )
-        .await;
+        let found =
+            verify(&Location::path(&bad_tar), &world.keys, &limits(), &Wanted::default()).await;
         assert!(found.is_err(), "{length} bytes");
     }
 }
@@ -385,31 +277,17 @@ async fn a_tar_that_was_packed_anew_is_told_from_a_damaged_one() {
     let mut builder = tar::Builder::new(fs::File::create(&again).unwrap());
     builder.append_dir_all("", &folder).unwrap();
     builder.finish().unwrap();
-    let error = peek(&Location::path(&again), &limits())
-        .await
-        .unwrap_err()
-        .to_string();
+    let error = peek(&Location::path(&again), &limits()).await.unwrap_err().to_string();
     assert!(error.contains("has to be unpacked first"), "{error}");
 }
 
 #[test]
 fn files_keep_their_kind() {
     let world = World::new();
-    let mut spec = Spec {
-        packages: world.packages(),
-        ..world.spec()
-    };
+    let mut spec = Spec { packages: world.packages(), ..world.spec() };
     fs::write(world.path("inputs/x.deb"), deb("x", 3)).unwrap();
-    spec.files = vec![FileSpec {
-        path: world.path("inputs/x.deb"),
-        name: Some("a/b.deb".into()),
-    }];
+    spec.files = vec![FileSpec { path: world.path("inputs/x.deb"), name: Some("a/b.deb".into()) }];
     let built = build::build(&spec, &world.key, &world.path("b")).unwrap();
-    let file = built
-        .manifest
-        .files
-        .iter()
-        .find(|file| file.path == "files/a/b.deb")
-        .unwrap();
+    let file = built.manifest.files.iter().find(|file| file.path == "files/a/b.deb").unwrap();
     assert_eq!((file.kind, &file.package), (FileKind::File, &None));
 }

@@ -1,10 +1,6 @@
 //! Web servers that cut, err and lie.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "what fails here fails the test"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 mod support;
 
@@ -67,10 +63,7 @@ async fn a_head_or_a_tar_that_is_cut_is_torn_and_nothing_stays() {
                 "/b.tar" => Reply::ranged(asked, &bytes),
                 _ => from_folder(&root, asked),
             };
-            Reply {
-                cut: Some(cut),
-                ..reply
-            }
+            Reply { cut: Some(cut), ..reply }
         })
         .await;
         for path in ["b.tar", ""] {
@@ -119,17 +112,11 @@ async fn a_server_that_errs_at_random_never_gets_a_wrong_byte_through() {
         let server = Server::new(move |asked| {
             let turn = count.fetch_add(1, Ordering::SeqCst) as u64;
             let [fault, at] = <[u8; 2]>::try_from(noise(seed * 1_000 + turn, 2)).unwrap();
-            let whole = Asked {
-                range: None,
-                ..asked.clone()
-            };
+            let whole = Asked { range: None, ..asked.clone() };
             let mut reply = from_folder(&root, asked);
             let at = usize::from(at) * reply.body.len() / 256;
             match fault {
-                0..40 => Reply {
-                    cut: Some(at),
-                    ..reply
-                },
+                0..40 => Reply { cut: Some(at), ..reply },
                 40..55 => from_folder(&root, &whole),
                 55..65 => Reply::status(503),
                 65..75 if at < reply.body.len() => {
@@ -151,16 +138,11 @@ async fn a_server_that_errs_at_random_never_gets_a_wrong_byte_through() {
             tries += 1;
             assert!(tries < 300, "seed {seed}");
             published = world.stage(&server.url(""), &staging).await.is_ok();
-            let bundles = fs::read_dir(world.path(&staging).join("bundles"))
-                .unwrap()
-                .count();
+            let bundles = fs::read_dir(world.path(&staging).join("bundles")).unwrap().count();
             assert_eq!(bundles, usize::from(published), "seed {seed}");
         }
         let wanted = Wanted::default();
-        let found = find(&world.path(&staging), &world.keys, &wanted)
-            .await
-            .unwrap()
-            .unwrap();
+        let found = find(&world.path(&staging), &world.keys, &wanted).await.unwrap().unwrap();
         assert!(vouched(&found.folder) == expected, "seed {seed}");
     }
 }
@@ -182,31 +164,16 @@ async fn a_wrong_byte_names_its_file_and_leaves_nothing_of_it() {
         .await;
         let staging = format!("s-{}", blob.sha256);
         let error = world.stage(&server.url(""), &staging).await.unwrap_err();
-        let Error::Content {
-            file,
-            expected,
-            found,
-        } = &error
-        else {
-            panic!("{error}")
-        };
-        assert_eq!(
-            (file, expected),
-            (&built.manifest.name_of(&blob.sha256), &blob.sha256)
-        );
+        let Error::Content { file, expected, found } = &error else { panic!("{error}") };
+        assert_eq!((file, expected), (&built.manifest.name_of(&blob.sha256), &blob.sha256));
         assert_ne!(expected, found);
         assert!(!error.is_retriable());
         let left = leftovers(&world, &staging);
         assert!(
-            !left
-                .iter()
-                .any(|name| name.starts_with("partial") || name.starts_with("bundles")),
+            !left.iter().any(|name| name.starts_with("partial") || name.starts_with("bundles")),
             "{left:?}"
         );
-        assert!(
-            !left.iter().any(|name| name.contains(blob.sha256.as_str())),
-            "{left:?}"
-        );
+        assert!(!left.iter().any(|name| name.contains(blob.sha256.as_str())), "{left:?}");
     }
 }
 
@@ -244,49 +211,28 @@ async fn servers_that_do_not_keep_to_the_rules_are_told_apart() {
             reply.endless = true;
             reply
         }),
-        ("BundleCorrupt", false, |reply| Reply {
-            body: vec![0; 10],
-            ..reply
-        }),
-        ("BundleServerAnswer", false, |reply| {
-            reply.with("Content-Encoding", "gzip")
-        }),
+        ("BundleCorrupt", false, |reply| Reply { body: vec![0; 10], ..reply }),
+        ("BundleServerAnswer", false, |reply| reply.with("Content-Encoding", "gzip")),
         ("BundleServerAnswer", false, |mut reply| {
             reply.headers.clear();
             reply.with("Content-Range", "bytes 5-9/10")
         }),
-        ("BundleServerAnswer", false, |_| {
-            Reply::status(302).with("Location", "ftp://x/y")
-        }),
+        ("BundleServerAnswer", false, |_| Reply::status(302).with("Location", "ftp://x/y")),
         ("BundleRefused", true, |_| Reply::status(503)),
         ("BundleRefused", false, |_| Reply::status(403)),
-        ("BundleDownloadTorn", true, |reply| Reply {
-            cut: Some(0),
-            ..reply
-        }),
+        ("BundleDownloadTorn", true, |reply| Reply { cut: Some(0), ..reply }),
     ];
     for (reason, retriable, change) in cases {
         let root = folder.clone();
         let server = Server::new(move |asked| {
             let reply = from_folder(&root, asked);
-            if asked.path.contains("blobs") {
-                change(reply)
-            } else {
-                reply
-            }
+            if asked.path.contains("blobs") { change(reply) } else { reply }
         })
         .await;
         let error = world.stage(&server.url(""), "s").await.unwrap_err();
-        assert_eq!(
-            (error.reason(), error.is_retriable()),
-            (reason, retriable),
-            "{error}"
-        );
+        assert_eq!((error.reason(), error.is_retriable()), (reason, retriable), "{error}");
         let left = leftovers(&world, "s");
-        assert!(
-            !left.iter().any(|name| name.starts_with("bundles")),
-            "{left:?}"
-        );
+        assert!(!left.iter().any(|name| name.starts_with("bundles")), "{left:?}");
     }
 }
 
@@ -299,34 +245,15 @@ async fn a_server_without_ranges_serves_a_folder_and_not_a_tar() {
     let tries = Arc::new(AtomicUsize::new(0));
     let count = tries.clone();
     let server = Server::new(move |asked| {
-        let reply = from_folder(
-            &root,
-            &Asked {
-                range: None,
-                ..asked.clone()
-            },
-        );
+        let reply = from_folder(&root, &Asked { range: None, ..asked.clone() });
         let first = asked.path.contains("blobs") && count.fetch_add(1, Ordering::SeqCst) == 0;
-        Reply {
-            cut: first.then_some(1000),
-            ..reply
-        }
+        Reply { cut: first.then_some(1000), ..reply }
     })
     .await;
-    assert!(
-        world
-            .stage(&server.url("b"), "s")
-            .await
-            .unwrap_err()
-            .is_retriable()
-    );
+    assert!(world.stage(&server.url("b"), "s").await.unwrap_err().is_retriable());
     let staged = world.stage(&server.url("b"), "s").await.unwrap();
     assert_eq!(staged.manifest_sha256, built.manifest_sha256);
-    let error = world
-        .stage(&server.url("b.tar"), "t")
-        .await
-        .unwrap_err()
-        .to_string();
+    let error = world.stage(&server.url("b.tar"), "t").await.unwrap_err().to_string();
     assert!(error.contains("serve the folder instead"), "{error}");
 }
 
@@ -344,29 +271,19 @@ async fn redirects_are_followed_so_far_and_silence_is_not_waited_for() {
     world.stage(&front.url(""), "s").await.unwrap();
     let endless = Server::new(|_| Reply::status(307).with("Location", "/again")).await;
     let error = world.stage(&endless.url(""), "t").await.unwrap_err();
-    assert!(
-        error.to_string().contains("redirects more than 5 times"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("redirects more than 5 times"), "{error}");
     let silent = Server::new(move |asked| {
         let reply = from_folder(&folder, asked);
         let stall = asked.path.contains("blobs");
         let end = if stall { 10 } else { reply.body.len() };
-        Reply {
-            cut: Some(end),
-            stall,
-            ..reply
-        }
+        Reply { cut: Some(end), stall, ..reply }
     })
     .await;
     let error = world.stage(&silent.url(""), "u").await.unwrap_err();
     assert!(matches!(error, Error::Torn { found: 10, .. }), "{error}");
     let nobody = "http://127.0.0.1:1/b";
     let error = world.stage(nobody, "v").await.unwrap_err();
-    assert!(
-        matches!(error, Error::Unreachable { .. }) && error.is_retriable(),
-        "{error}"
-    );
+    assert!(matches!(error, Error::Unreachable { .. }) && error.is_retriable(), "{error}");
 }
 
 #[tokio::test]
@@ -374,10 +291,7 @@ async fn a_stage_that_is_dropped_halfway_goes_on_the_next_time() {
     let world = World::new();
     let (folder, built) = world.build("b");
     let server = Server::folder(folder).await;
-    let slow = Limits {
-        bytes_per_second: std::num::NonZeroU64::new(100_000),
-        ..limits()
-    };
+    let slow = Limits { bytes_per_second: std::num::NonZeroU64::new(100_000), ..limits() };
     let url = server.url("");
     let wanted = Wanted::default();
     let first = world.stage_wanted(&url, "s", &wanted, &slow);
@@ -389,10 +303,7 @@ async fn a_stage_that_is_dropped_halfway_goes_on_the_next_time() {
     world.stage(&url, "s").await.unwrap();
     let ranges = server.asked().into_iter().filter_map(|asked| asked.range);
     let fetched: usize = ranges.map(|(from, to)| to + 1 - from).sum();
-    assert!(
-        fetched + 10_000 < usize::try_from(built.manifest.total_size()).unwrap(),
-        "{fetched}"
-    );
+    assert!(fetched + 10_000 < usize::try_from(built.manifest.total_size()).unwrap(), "{fetched}");
 }
 
 #[tokio::test]
@@ -402,10 +313,7 @@ async fn a_single_file_goes_on_where_it_stopped_and_is_never_another() {
     let (served, cut) = (bytes.clone(), AtomicBool::new(true));
     let server = Server::new(move |asked| {
         let first = cut.swap(false, Ordering::Relaxed);
-        Reply {
-            cut: first.then_some(30_000),
-            ..Reply::ranged(asked, &served)
-        }
+        Reply { cut: first.then_some(30_000), ..Reply::ranged(asked, &served) }
     })
     .await;
     let (url, to) = (server.url("node.tar.gz?x=1"), world.path("d/node.tar.gz"));
@@ -419,10 +327,7 @@ async fn a_single_file_goes_on_where_it_stopped_and_is_never_another() {
     let other = Digest::of(b"another");
     let error = fetch::file(&url, &other, &to, &limits()).await.unwrap_err();
     assert!(matches!(error, Error::Content { .. }), "{error}");
-    let small = Limits {
-        max_bytes: 1000,
-        ..limits()
-    };
+    let small = Limits { max_bytes: 1000, ..limits() };
     let large = fetch::file(&url, &sum, &world.path("d/x"), &small).await;
     assert_eq!(large.unwrap_err().reason(), "BundleTooLarge");
     for bad in ["ftp://h/x", "http://bob:secret@h/x", "x"] {

@@ -1,10 +1,6 @@
 //! Staging from everywhere, and what is refused on the way.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "what fails here fails the test"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 mod support;
 
@@ -33,10 +29,7 @@ async fn every_way_gives_the_same_files() {
         server.url("b"),
         server.url("b.tar"),
         format!("oci+http://{}/mirror/bundle@{artifact}", registry.address),
-        format!(
-            "oci+http://{}/mirror/bundle:v1.35.0-debian-amd64",
-            registry.address
-        ),
+        format!("oci+http://{}/mirror/bundle:v1.35.0-debian-amd64", registry.address),
     ];
     let expected = world.stage(&ways[0], "s0").await.unwrap();
     let expected_tree = tree(&expected.folder);
@@ -58,31 +51,21 @@ async fn what_is_staged_is_ready_for_the_steps() {
     let (folder, _) = world.build("b");
     let staged = world.stage(&text(&folder), "s").await.unwrap();
     let packages = staged.packages(PackageFormat::Deb);
-    let names: Vec<_> = packages
-        .iter()
-        .map(|(package, path)| (package.name.as_str(), path.is_file()))
-        .collect();
+    let names: Vec<_> =
+        packages.iter().map(|(package, path)| (package.name.as_str(), path.is_file())).collect();
     assert_eq!(names, [("kubeadm", true), ("kubelet", true)]);
     assert_eq!(staged.packages(PackageFormat::Rpm), []);
-    assert_eq!(
-        staged.image_names(),
-        ["registry.example/app:1", "registry.example/other:1"]
-    );
+    assert_eq!(staged.image_names(), ["registry.example/app:1", "registry.example/other:1"]);
     assert_eq!(staged.os_images(), [staged.folder.join("os/os.cosi")]);
-    let mode = fs::metadata(staged.package_folder().join("kubelet.deb"))
-        .unwrap()
-        .permissions()
-        .mode();
+    let mode =
+        fs::metadata(staged.package_folder().join("kubelet.deb")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o644);
     // The archive is an image input again, so it is one that image tools read.
     let archive = world.path("images.tar");
     let size = staged.write_image_archive(&archive, 0).await.unwrap();
     assert_eq!(size, fs::metadata(&archive).unwrap().len());
     let spec = Spec {
-        images: vec![build::ImageSpec {
-            path: archive,
-            name: None,
-        }],
+        images: vec![build::ImageSpec { path: archive, name: None }],
         ..Spec::new("v1.35.0".into(), Architecture::Amd64)
     };
     let built = build::build(&spec, &world.key, &world.path("c")).unwrap();
@@ -95,47 +78,22 @@ async fn nothing_is_fetched_of_a_bundle_that_is_not_trusted_or_not_wanted() {
     let (folder, built) = world.build("b");
     let server = Server::folder(folder.clone()).await;
     let wanted = [
-        Wanted {
-            kubernetes_version: Some("v1.36.0".into()),
-            ..Wanted::default()
-        },
-        Wanted {
-            architecture: Some(Architecture::Arm64),
-            ..Wanted::default()
-        },
-        Wanted {
-            os_family: Some(OsFamily::Rhel),
-            ..Wanted::default()
-        },
-        Wanted {
-            manifest_sha256: Some(Digest::of(b"")),
-            ..Wanted::default()
-        },
+        Wanted { kubernetes_version: Some("v1.36.0".into()), ..Wanted::default() },
+        Wanted { architecture: Some(Architecture::Arm64), ..Wanted::default() },
+        Wanted { os_family: Some(OsFamily::Rhel), ..Wanted::default() },
+        Wanted { manifest_sha256: Some(Digest::of(b"")), ..Wanted::default() },
     ];
     for wanted in wanted {
-        let error = world
-            .stage_wanted(&server.url(""), "s", &wanted, &limits())
-            .await
-            .unwrap_err();
+        let error = world.stage_wanted(&server.url(""), "s", &wanted, &limits()).await.unwrap_err();
         assert_eq!(error.reason(), "BundleUnexpected", "{error}");
     }
-    let small = Limits {
-        max_bytes: 1000,
-        ..limits()
-    };
-    let error = world
-        .stage_wanted(&server.url(""), "s", &Wanted::default(), &small)
-        .await
-        .unwrap_err();
+    let small = Limits { max_bytes: 1000, ..limits() };
+    let error =
+        world.stage_wanted(&server.url(""), "s", &Wanted::default(), &small).await.unwrap_err();
     assert_eq!(error.reason(), "BundleTooLarge", "{error}");
-    let full = Limits {
-        keep_free: u64::MAX,
-        ..limits()
-    };
-    let error = world
-        .stage_wanted(&server.url(""), "s", &Wanted::default(), &full)
-        .await
-        .unwrap_err();
+    let full = Limits { keep_free: u64::MAX, ..limits() };
+    let error =
+        world.stage_wanted(&server.url(""), "s", &Wanted::default(), &full).await.unwrap_err();
     assert_eq!(error.reason(), "DiskSpace", "{error}");
     let other = build::key::generate(&world.path("other"), None).unwrap();
     let own = std::mem::replace(&mut world.keys, PublicKeys::load(&other.public).unwrap());
@@ -143,26 +101,15 @@ async fn nothing_is_fetched_of_a_bundle_that_is_not_trusted_or_not_wanted() {
     assert_eq!(error.reason(), "BundleUntrusted", "{error}");
     world.keys = PublicKeys::default();
     let error = world.stage(&server.url(""), "s").await.unwrap_err();
-    assert!(
-        error.to_string().contains("no public key is trusted"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("no public key is trusted"), "{error}");
     // Signed by another key after it was changed.
     world.keys = own;
     let forger = SecretKey::load(&other.secret, None).unwrap();
     let manifest = fs::read(folder.join("refit-bundle.json")).unwrap();
-    fs::write(
-        folder.join("refit-bundle.json.minisig"),
-        forger.sign(&manifest, "forged"),
-    )
-    .unwrap();
+    fs::write(folder.join("refit-bundle.json.minisig"), forger.sign(&manifest, "forged")).unwrap();
     let error = world.stage(&server.url(""), "s").await.unwrap_err();
     assert_eq!(error.reason(), "BundleUntrusted", "{error}");
-    let blobs = server
-        .asked()
-        .iter()
-        .filter(|asked| asked.path.contains("blobs"))
-        .count();
+    let blobs = server.asked().iter().filter(|asked| asked.path.contains("blobs")).count();
     assert_eq!(blobs, 0);
     assert_eq!(leftovers(&world, "s"), [""; 0]);
     assert_eq!(built.manifest.kubernetes_version, "v1.35.0");
@@ -215,10 +162,7 @@ async fn two_at_once_do_not_mix() {
     let root = folder.clone();
     let server = Server::new(move |asked| {
         let stall = asked.path.contains("blobs");
-        Reply {
-            stall,
-            ..from_folder(&root, asked)
-        }
+        Reply { stall, ..from_folder(&root, asked) }
     })
     .await;
     let (slow_url, quick_path) = (server.url(""), text(&folder));
@@ -229,10 +173,7 @@ async fn two_at_once_do_not_mix() {
     };
     let (_, second) = tokio::join!(slow, quick);
     let error = second.unwrap_err();
-    assert!(
-        matches!(error, Error::Busy { .. }) && error.is_retriable(),
-        "{error}"
-    );
+    assert!(matches!(error, Error::Busy { .. }) && error.is_retriable(), "{error}");
 }
 
 #[tokio::test]
@@ -245,27 +186,13 @@ async fn the_next_bundle_fetches_only_what_is_new_and_pruning_leaves_what_is_use
     assert_ne!(first.manifest_sha256, second.manifest_sha256);
     let server = Server::folder(folder).await;
     let newer = world.stage(&server.url(""), "s").await.unwrap();
-    let blobs = server
-        .asked()
-        .iter()
-        .filter(|asked| asked.path.contains("blobs"))
-        .count();
+    let blobs = server.asked().iter().filter(|asked| asked.path.contains("blobs")).count();
     assert_eq!(blobs, 1);
     let freed = prune(&world.path("s"), 1, None).await.unwrap();
-    let old = first
-        .manifest
-        .files
-        .iter()
-        .find(|file| file.path.contains("kubeadm"))
-        .unwrap();
+    let old = first.manifest.files.iter().find(|file| file.path.contains("kubeadm")).unwrap();
     assert_eq!(freed, old.size);
     assert!(!staged.folder.exists());
-    assert!(
-        find(&world.path("s"), &world.keys, &Wanted::default())
-            .await
-            .unwrap()
-            .is_some()
-    );
+    assert!(find(&world.path("s"), &world.keys, &Wanted::default()).await.unwrap().is_some());
     let before = tree(&newer.folder);
     prune(&world.path("s"), 1, None).await.unwrap();
     assert_eq!(tree(&newer.folder), before);
@@ -278,17 +205,12 @@ async fn pruning_never_takes_the_bundle_that_was_staged_last() {
     let world = World::new();
     let (folder, first) = world.build("b");
     let older = world.stage(&text(&folder), "s").await.unwrap();
-    let wanted = Wanted {
-        manifest_sha256: Some(first.manifest_sha256.clone()),
-        ..Wanted::default()
-    };
+    let wanted =
+        Wanted { manifest_sha256: Some(first.manifest_sha256.clone()), ..Wanted::default() };
     fs::write(world.path("inputs/kubeadm.deb"), deb("kubeadm", 5)).unwrap();
     let (folder, _) = world.build("c");
     let newer = world.stage(&text(&folder), "s").await.unwrap();
-    let again = world
-        .stage_wanted("http://127.0.0.1:1/b", "s", &wanted, &limits())
-        .await
-        .unwrap();
+    let again = world.stage_wanted("http://127.0.0.1:1/b", "s", &wanted, &limits()).await.unwrap();
     assert_eq!(again.folder, older.folder);
     prune(&world.path("s"), 1, None).await.unwrap();
     assert!(older.folder.exists() && !newer.folder.exists());
@@ -305,20 +227,11 @@ async fn room_is_asked_for_what_is_written_and_for_nothing_else() {
     let world = World::new();
     let (folder, _) = world.build("b");
     let staged = world.stage(&text(&folder), "s").await.unwrap();
-    let full = Limits {
-        keep_free: u64::MAX,
-        ..limits()
-    };
-    let again = world
-        .stage_wanted(&text(&folder), "s", &Wanted::default(), &full)
-        .await
-        .unwrap();
+    let full = Limits { keep_free: u64::MAX, ..limits() };
+    let again = world.stage_wanted(&text(&folder), "s", &Wanted::default(), &full).await.unwrap();
     assert_eq!(again.folder, staged.folder);
     let archive = world.path("images.tar");
-    let error = staged
-        .write_image_archive(&archive, u64::MAX)
-        .await
-        .unwrap_err();
+    let error = staged.write_image_archive(&archive, u64::MAX).await.unwrap_err();
     assert_eq!(error.reason(), "DiskSpace", "{error}");
     assert!(!archive.exists());
 }
@@ -328,47 +241,19 @@ async fn what_is_there_whole_needs_no_server() {
     let world = World::new();
     let (folder, built) = world.build("b");
     world.stage(&text(&folder), "s").await.unwrap();
-    let wanted = Wanted {
-        manifest_sha256: Some(built.manifest_sha256),
-        ..Wanted::default()
-    };
+    let wanted = Wanted { manifest_sha256: Some(built.manifest_sha256), ..Wanted::default() };
     let gone = "http://127.0.0.1:1/b";
-    let staged = world
-        .stage_wanted(gone, "s", &wanted, &limits())
-        .await
-        .unwrap();
+    let staged = world.stage_wanted(gone, "s", &wanted, &limits()).await.unwrap();
     // A byte that changed on the disk is found, and mended from the bundle.
     let victim = staged.folder.join("packages/kubelet.deb");
     fs::write(&victim, "x").unwrap();
-    assert!(
-        find(&world.path("s"), &world.keys, &wanted)
-            .await
-            .unwrap()
-            .is_none()
-    );
-    assert!(
-        world
-            .stage_wanted(gone, "s", &wanted, &limits())
-            .await
-            .is_err()
-    );
-    world
-        .stage_wanted(&text(&folder), "s", &wanted, &limits())
-        .await
-        .unwrap();
-    assert_eq!(
-        fs::read(&victim).unwrap(),
-        fs::read(world.path("inputs/kubelet.deb")).unwrap()
-    );
+    assert!(find(&world.path("s"), &world.keys, &wanted).await.unwrap().is_none());
+    assert!(world.stage_wanted(gone, "s", &wanted, &limits()).await.is_err());
+    world.stage_wanted(&text(&folder), "s", &wanted, &limits()).await.unwrap();
+    assert_eq!(fs::read(&victim).unwrap(), fs::read(world.path("inputs/kubelet.deb")).unwrap());
     // So is a file that was removed or replaced in the folder alone.
     fs::remove_file(&victim).unwrap();
     fs::write(&victim, "y").unwrap();
-    world
-        .stage_wanted(&text(&folder), "s", &wanted, &limits())
-        .await
-        .unwrap();
-    assert_eq!(
-        fs::read(&victim).unwrap(),
-        fs::read(world.path("inputs/kubelet.deb")).unwrap()
-    );
+    world.stage_wanted(&text(&folder), "s", &wanted, &limits()).await.unwrap();
+    assert_eq!(fs::read(&victim).unwrap(), fs::read(world.path("inputs/kubelet.deb")).unwrap());
 }

@@ -78,18 +78,8 @@ mod tests {
             (vec![], Status::True, "NoReplicas", ""),
             (vec![&good], Status::True, "UpToDate", ""),
             (vec![&new, &good], Status::True, "UpToDate", ""),
-            (
-                vec![&good, &unknown, &behind],
-                Status::False,
-                "NotUpToDate",
-                "* Machine b: Updating",
-            ),
-            (
-                vec![&good, &unknown],
-                Status::Unknown,
-                "UpToDateUnknown",
-                "* Machine c: U",
-            ),
+            (vec![&good, &unknown, &behind], Status::False, "NotUpToDate", "* Machine b: Updating"),
+            (vec![&good, &unknown], Status::Unknown, "UpToDateUnknown", "* Machine c: U"),
         ];
         for (machines, status, reason, message) in cases {
             let says = machines_up_to_date(machines);

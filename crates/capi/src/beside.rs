@@ -11,10 +11,8 @@ use serde::de::DeserializeOwned;
 /// Beginning of the names of the Leases that Cluster API's managers elect their leader with.
 const LEASE_PREFIX: &str = "controller-leader-election-capi";
 /// Deployments of Cluster API's managers.
-const DEPLOYMENTS: [&str; 2] = [
-    "capi-controller-manager",
-    "capi-kubeadm-control-plane-controller-manager",
-];
+const DEPLOYMENTS: [&str; 2] =
+    ["capi-controller-manager", "capi-kubeadm-control-plane-controller-manager"];
 
 /// The real Cluster API runs in this management cluster.
 #[derive(Debug, thiserror::Error)]

@@ -59,10 +59,7 @@ impl<K: Typed> Cache<K> {
     pub(crate) fn new(resource: ApiResource) -> Self {
         Self(Arc::new(Shared {
             resource,
-            state: RwLock::new(State {
-                objects: BTreeMap::new(),
-                gone: BTreeMap::new(),
-            }),
+            state: RwLock::new(State { objects: BTreeMap::new(), gone: BTreeMap::new() }),
             ready: watch::channel(false).0,
         }))
     }
@@ -143,10 +140,7 @@ impl<K: Typed> Cache<K> {
         let mut old = std::mem::take(&mut state.objects);
         for (key, object) in listed {
             let known = old.remove(key);
-            let gone = state
-                .gone
-                .get(key)
-                .is_some_and(|gone| *gone >= object.revision());
+            let gone = state.gone.get(key).is_some_and(|gone| *gone >= object.revision());
             if gone && known.is_none() {
                 continue;
             }
@@ -273,18 +267,13 @@ fn differences<K: Typed>(mut before: View<K>, after: &View<K>) -> Vec<Change<K>>
     let mut changes = Vec::new();
     for (key, object) in after {
         let before = before.remove(key);
-        let same = before
-            .as_ref()
-            .is_some_and(|before| before.revision() == object.revision());
+        let same = before.as_ref().is_some_and(|before| before.revision() == object.revision());
         if !same {
             let now = Some(object.clone());
             changes.push(Change { before, now });
         }
     }
-    changes.extend(before.into_values().map(|object| Change {
-        before: Some(object),
-        now: None,
-    }));
+    changes.extend(before.into_values().map(|object| Change { before: Some(object), now: None }));
     changes
 }
 
@@ -325,9 +314,7 @@ mod tests {
     }
 
     fn revision(cache: &Cache<Machine>, name: &str) -> Option<u64> {
-        cache
-            .get(&ObjectKey::new("d", name))
-            .map(|object| object.revision())
+        cache.get(&ObjectKey::new("d", name)).map(|object| object.revision())
     }
 
     #[test]
@@ -371,11 +358,7 @@ mod tests {
                 (name, change.before.is_some(), change.now.is_some())
             })
             .collect();
-        let want = [
-            ("changed", true, true),
-            ("new", false, true),
-            ("gone", true, false),
-        ];
+        let want = [("changed", true, true), ("new", false, true), ("gone", true, false)];
         let want = want.map(|(name, before, now)| (name.to_owned(), before, now));
         assert_eq!(seen, want);
     }

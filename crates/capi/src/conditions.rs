@@ -73,12 +73,7 @@ pub(crate) fn merged(
     let mut list = existing.to_vec();
     for one in says {
         let status = one.status.as_str();
-        let text = (
-            one.type_.as_str(),
-            status,
-            one.reason.as_str(),
-            one.message.as_str(),
-        );
+        let text = (one.type_.as_str(), status, one.reason.as_str(), one.message.as_str());
         conditions::set(&mut list, now, generation, text);
     }
     serde_json::to_value(&list).expect("conditions are plain texts and numbers")
@@ -92,10 +87,8 @@ pub(crate) fn without(existing: &[Condition], type_: &str) -> Value {
 
 /// Text of several findings, one line each, as Cluster API writes them.
 pub(crate) fn lines<T: AsRef<str>>(findings: impl IntoIterator<Item = T>) -> String {
-    let lines: Vec<String> = findings
-        .into_iter()
-        .map(|finding| format!("* {}", finding.as_ref()))
-        .collect();
+    let lines: Vec<String> =
+        findings.into_iter().map(|finding| format!("* {}", finding.as_ref())).collect();
     lines.join("\n")
 }
 

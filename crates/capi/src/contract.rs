@@ -30,11 +30,7 @@ pub(crate) async fn resolve(
 async fn look_up(context: &Context, reference: &ContractRef) -> Result<ApiResource, Error> {
     let api: Api<CustomResourceDefinition> = Api::all(context.client.clone());
     let gvk = GroupVersionKind::gvk(&reference.api_group, "", &reference.kind);
-    let guess = format!(
-        "{}.{}",
-        ApiResource::from_gvk(&gvk).plural,
-        reference.api_group
-    );
+    let guess = format!("{}.{}", ApiResource::from_gvk(&gvk).plural, reference.api_group);
     let attempt = format!("read CustomResourceDefinition {guess}");
     let guessed = optional(api.get(&guess).await).map_err(Error::api(attempt))?;
     if let Some(resource) = guessed.as_ref().and_then(|crd| resource_of(crd, reference)) {
@@ -61,10 +57,7 @@ fn resource_of(crd: &CustomResourceDefinition, reference: &ContractRef) -> Optio
     let label = crd.labels().get(keys::CONTRACT_V1BETA2)?;
     let version = newest(label.split('_').filter(|version| served(version)))?;
     let gvk = GroupVersionKind::gvk(&crd.spec.group, version, &crd.spec.names.kind);
-    Some(ApiResource::from_gvk_with_plural(
-        &gvk,
-        &crd.spec.names.plural,
-    ))
+    Some(ApiResource::from_gvk_with_plural(&gvk, &crd.spec.names.plural))
 }
 
 /// The newest of some API versions: stable before beta before alpha, then by number.
@@ -83,9 +76,7 @@ fn newest<'a>(versions: impl Iterator<Item = &'a str>) -> Option<&'a str> {
 }
 
 fn split_number(text: &str) -> (u32, &str) {
-    let end = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     (text[..end].parse().unwrap_or(0), &text[end..])
 }
 
@@ -126,15 +117,9 @@ mod tests {
 
     #[test]
     fn the_newest_served_version_of_the_label_is_used() {
-        let resource = resource_of(
-            &crd(Some("v1beta1_v1beta2_v1")),
-            &reference("VSphereMachine"),
-        );
+        let resource = resource_of(&crd(Some("v1beta1_v1beta2_v1")), &reference("VSphereMachine"));
         let resource = resource.unwrap();
-        assert_eq!(
-            resource.api_version,
-            "infrastructure.cluster.x-k8s.io/v1beta2"
-        );
+        assert_eq!(resource.api_version, "infrastructure.cluster.x-k8s.io/v1beta2");
         assert_eq!(resource.plural, "vspheremachines");
         let resource = resource_of(&crd(Some("v1alpha4_v1beta1")), &reference("VSphereMachine"));
         assert_eq!(resource.unwrap().version, "v1beta1");
@@ -148,14 +133,8 @@ mod tests {
 
     #[test]
     fn stable_is_newer_than_beta_and_beta_than_alpha() {
-        assert_eq!(
-            newest(["v1beta2", "v1", "v1alpha9"].into_iter()),
-            Some("v1")
-        );
-        assert_eq!(
-            newest(["v1beta2", "v1beta10"].into_iter()),
-            Some("v1beta10")
-        );
+        assert_eq!(newest(["v1beta2", "v1", "v1alpha9"].into_iter()), Some("v1"));
+        assert_eq!(newest(["v1beta2", "v1beta10"].into_iter()), Some("v1beta10"));
         assert_eq!(newest(["v2alpha1", "v1beta1"].into_iter()), Some("v1beta1"));
     }
 }

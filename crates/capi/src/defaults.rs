@@ -90,16 +90,10 @@ fn machine_deployment(object: &mut Value) {
         set(object, &rolling, "maxSurge", json!(1));
         set(object, &rolling, "maxUnavailable", json!(0));
     }
-    set(
-        object,
-        &["metadata", "labels"],
-        keys::CLUSTER_NAME,
-        json!(cluster),
-    );
-    for path in [
-        &["spec", "selector", "matchLabels"][..],
-        &["spec", "template", "metadata", "labels"][..],
-    ] {
+    set(object, &["metadata", "labels"], keys::CLUSTER_NAME, json!(cluster));
+    for path in
+        [&["spec", "selector", "matchLabels"][..], &["spec", "template", "metadata", "labels"][..]]
+    {
         set(object, path, keys::DEPLOYMENT_NAME, json!(name));
         set(object, path, keys::CLUSTER_NAME, json!(cluster));
     }
@@ -109,12 +103,7 @@ fn machine_deployment(object: &mut Value) {
 fn machine_set(object: &mut Value) {
     let (name, cluster) = name_and_cluster(object);
     set(object, &["spec"], "replicas", json!(1));
-    set(
-        object,
-        &["metadata", "labels"],
-        keys::CLUSTER_NAME,
-        json!(cluster),
-    );
+    set(object, &["metadata", "labels"], keys::CLUSTER_NAME, json!(cluster));
     let selector = ["spec", "selector", "matchLabels"];
     if at(object, &selector).is_some_and(|map| map.is_empty()) {
         set(object, &selector, keys::SET_NAME, json!(name));
@@ -141,12 +130,7 @@ fn machine_template(object: &mut Value) {
 
 fn machine(object: &mut Value) {
     let (_, cluster) = name_and_cluster(object);
-    set(
-        object,
-        &["metadata", "labels"],
-        keys::CLUSTER_NAME,
-        json!(cluster),
-    );
+    set(object, &["metadata", "labels"], keys::CLUSTER_NAME, json!(cluster));
     set(
         object,
         &["spec", "deletion"],
@@ -158,12 +142,7 @@ fn machine(object: &mut Value) {
 
 fn machine_health_check(object: &mut Value) {
     let (_, cluster) = name_and_cluster(object);
-    set(
-        object,
-        &["metadata", "labels"],
-        keys::CLUSTER_NAME,
-        json!(cluster),
-    );
+    set(object, &["metadata", "labels"], keys::CLUSTER_NAME, json!(cluster));
     set(
         object,
         &["spec", "checks"],
@@ -174,18 +153,8 @@ fn machine_health_check(object: &mut Value) {
 
 fn control_plane(object: &mut Value) {
     set(object, &["spec"], "replicas", json!(1));
-    set(
-        object,
-        &["spec", "rollout", "strategy"],
-        "type",
-        json!("RollingUpdate"),
-    );
-    set(
-        object,
-        &["spec", "rollout", "strategy", "rollingUpdate"],
-        "maxSurge",
-        json!(1),
-    );
+    set(object, &["spec", "rollout", "strategy"], "type", json!("RollingUpdate"));
+    set(object, &["spec", "rollout", "strategy", "rollingUpdate"], "maxSurge", json!(1));
     set(
         object,
         &["spec", "machineTemplate", "spec", "deletion"],
@@ -199,12 +168,7 @@ fn extension_config(object: &mut Value) {
     set(object, &["spec"], "namespaceSelector", json!({}));
     let client = at(object, &["spec", "clientConfig"]);
     if client.is_some_and(|map| map.get("service").is_some_and(Value::is_object)) {
-        set(
-            object,
-            &["spec", "clientConfig", "service"],
-            "port",
-            json!(443),
-        );
+        set(object, &["spec", "clientConfig", "service"], "port", json!(443));
     }
 }
 

@@ -53,10 +53,7 @@ impl Error {
     /// The API error that stopped an attempt.
     pub(crate) fn api(attempt: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
         let attempt = attempt.into();
-        move |source| Self::Api {
-            attempt,
-            source: Box::new(source),
-        }
+        move |source| Self::Api { attempt, source: Box::new(source) }
     }
 
     /// Whether somebody else wrote first, so that the next look will do.

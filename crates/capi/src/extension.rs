@@ -51,10 +51,7 @@ async fn inject_ca(
     let Some(reference) = extension.annotations().get(keys::INJECT_CA_FROM_SECRET) else {
         return Ok(extension.clone());
     };
-    let wrong = |reason: String| HookError::Config {
-        name: extension.name_any(),
-        reason,
-    };
+    let wrong = |reason: String| HookError::Config { name: extension.name_any(), reason };
     let Some((namespace, name)) = reference.split_once('/') else {
         let key = keys::INJECT_CA_FROM_SECRET;
         let reason = format!("annotation {key}: got {reference:?}, want NAMESPACE/NAME");
@@ -98,10 +95,7 @@ async fn write_status(
 ) -> Result<(), Error> {
     let existing: ExtensionConfigStatus = extension.status.clone().unwrap_or_default();
     let (says, handlers) = match outcome {
-        Ok(handlers) => (
-            Says::new("Discovered", true, "Discovered", ""),
-            handlers.clone(),
-        ),
+        Ok(handlers) => (Says::new("Discovered", true, "Discovered", ""), handlers.clone()),
         Err(reason) => {
             let message = format!("Error in discovery: {reason}");
             let says = Says::new("Discovered", false, "NotDiscovered", message);
@@ -111,8 +105,6 @@ async fn write_status(
     let generation = extension.metadata.generation;
     let conditions = merged(&existing.conditions, context.now(), generation, &[says]);
     let status = json!({"conditions": conditions, "handlers": handlers});
-    context
-        .merge_status(&context.extensions, extension, &status)
-        .await?;
+    context.merge_status(&context.extensions, extension, &status).await?;
     Ok(())
 }

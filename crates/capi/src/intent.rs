@@ -32,13 +32,12 @@ fn owned_fields<'a>(live: &'a Value, manager: &str) -> Option<&'a Value> {
 
 fn contains(live: &Value, intent: &Value, key: &str) -> bool {
     match (live, intent) {
-        (Value::Object(live), Value::Object(intent)) => intent.iter().all(|(key, wanted)| {
-            live.get(key)
-                .is_some_and(|live| contains(live, wanted, key))
-        }),
-        (Value::Array(live), Value::Array(intent)) if SET_LISTS.contains(&key) => intent
+        (Value::Object(live), Value::Object(intent)) => intent
             .iter()
-            .all(|wanted| live.iter().any(|item| contains(item, wanted, ""))),
+            .all(|(key, wanted)| live.get(key).is_some_and(|live| contains(live, wanted, key))),
+        (Value::Array(live), Value::Array(intent)) if SET_LISTS.contains(&key) => {
+            intent.iter().all(|wanted| live.iter().any(|item| contains(item, wanted, "")))
+        }
         (live, intent) => live == intent,
     }
 }

@@ -84,10 +84,7 @@ impl<K: Typed> Live<K> {
         } else {
             K::deserialize(&json)?
         };
-        Ok(Self {
-            typed: Arc::new(typed),
-            json: Arc::new(json),
-        })
+        Ok(Self { typed: Arc::new(typed), json: Arc::new(json) })
     }
 
     /// The whole object.
@@ -103,9 +100,7 @@ impl<K: Typed> Live<K> {
     /// The resourceVersion as a number; 0 for one that is none.
     pub(crate) fn revision(&self) -> u64 {
         let version = self.typed.metadata().resource_version.as_deref();
-        version
-            .and_then(|version| version.parse().ok())
-            .unwrap_or_default()
+        version.and_then(|version| version.parse().ok()).unwrap_or_default()
     }
 
     /// The object's uid, empty before it has one.

@@ -100,10 +100,7 @@ mod tests {
 
     #[test]
     fn another_owner_has_other_names() {
-        assert_ne!(
-            next("ms", "uid-1", &taken(&[])),
-            next("ms", "uid-2", &taken(&[]))
-        );
+        assert_ne!(next("ms", "uid-1", &taken(&[])), next("ms", "uid-2", &taken(&[])));
     }
 
     #[test]

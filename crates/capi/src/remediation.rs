@@ -66,13 +66,11 @@ mod tests {
                     })
                 })
             };
-            let list: Vec<_> = [
-                condition(HEALTH_CHECK_SUCCEEDED, check),
-                condition(OWNER_REMEDIATED, owner),
-            ]
-            .into_iter()
-            .flatten()
-            .collect();
+            let list: Vec<_> =
+                [condition(HEALTH_CHECK_SUCCEEDED, check), condition(OWNER_REMEDIATED, owner)]
+                    .into_iter()
+                    .flatten()
+                    .collect();
             let mut object = json!({
                 "metadata": {"name": "m"}, "spec": {"clusterName": "c"},
                 "status": {"conditions": list},

@@ -50,11 +50,7 @@ pub fn run(options: CapiOptions) -> BoxFuture<'static, anyhow::Result<()>> {
 }
 
 async fn process(options: CapiOptions) -> anyhow::Result<()> {
-    let CapiOptions {
-        stack,
-        config,
-        clock,
-    } = options;
+    let CapiOptions { stack, config, clock } = options;
     let client = stack
         .client(&config)
         .context("the management cluster's client configuration cannot be used")?;
@@ -86,44 +82,24 @@ async fn controllers(context: Arc<Context>) {
     context.namespaces.ready().await;
     let queues = &context.queues;
     let works: Vec<Task> = vec![
-        work(
-            &context,
-            "extensionconfig",
-            &queues.extensions,
-            1,
-            |c, k| Box::pin(async move { extension::reconcile(&c, &k).await }),
-        ),
-        work(
-            &context,
-            "machinehealthcheck",
-            &queues.health_checks,
-            1,
-            |c, k| Box::pin(async move { health_check::reconcile(&c, &k).await }),
-        ),
-        work(
-            &context,
-            "machinedeployment",
-            &queues.deployments,
-            1,
-            |c, k| Box::pin(async move { machine_deployment::reconcile(&c, &k).await }),
-        ),
+        work(&context, "extensionconfig", &queues.extensions, 1, |c, k| {
+            Box::pin(async move { extension::reconcile(&c, &k).await })
+        }),
+        work(&context, "machinehealthcheck", &queues.health_checks, 1, |c, k| {
+            Box::pin(async move { health_check::reconcile(&c, &k).await })
+        }),
+        work(&context, "machinedeployment", &queues.deployments, 1, |c, k| {
+            Box::pin(async move { machine_deployment::reconcile(&c, &k).await })
+        }),
         work(&context, "machineset", &queues.sets, 1, |c, k| {
             Box::pin(async move { machine_set::reconcile(&c, &k).await })
         }),
-        work(
-            &context,
-            "kubeadmcontrolplane",
-            &queues.control_planes,
-            1,
-            |c, k| Box::pin(async move { control_plane::reconcile(&c, &k).await }),
-        ),
-        work(
-            &context,
-            "machine",
-            &queues.machines,
-            MACHINES_AT_ONCE,
-            |c, k| Box::pin(async move { machine::reconcile(&c, &k).await }),
-        ),
+        work(&context, "kubeadmcontrolplane", &queues.control_planes, 1, |c, k| {
+            Box::pin(async move { control_plane::reconcile(&c, &k).await })
+        }),
+        work(&context, "machine", &queues.machines, MACHINES_AT_ONCE, |c, k| {
+            Box::pin(async move { machine::reconcile(&c, &k).await })
+        }),
     ];
     join_all(works).await;
 }

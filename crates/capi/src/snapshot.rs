@@ -54,10 +54,7 @@ pub(crate) fn deployment(
         None => Ok(rollout::IntOrPercent::Int(default)),
         Some(IntOrPercent::Int(count)) => Ok(rollout::IntOrPercent::Int(i64::from(*count))),
         Some(IntOrPercent::Percent(text)) => text.parse().map_err(|error| {
-            Error::Invalid(format!(
-                "MachineDeployment {}: {error}",
-                deployment.name_any()
-            ))
+            Error::Invalid(format!("MachineDeployment {}: {error}", deployment.name_any()))
         }),
     };
     let strategy = if on_delete {
@@ -65,10 +62,7 @@ pub(crate) fn deployment(
     } else {
         rollout::Strategy::rolling_update(
             limit(rolling.and_then(|rolling| rolling.max_surge.as_ref()), 1)?,
-            limit(
-                rolling.and_then(|rolling| rolling.max_unavailable.as_ref()),
-                0,
-            )?,
+            limit(rolling.and_then(|rolling| rolling.max_unavailable.as_ref()), 0)?,
         )
     };
     let after = rollout.and_then(|rollout| rollout.after.as_deref());
@@ -146,16 +140,8 @@ mod tests {
             md(json!({"strategy": {"type": "RollingUpdate", "rollingUpdate": value}}))
         };
         assert_eq!(posts(&md(json!({}))), (1, 0));
-        assert_eq!(
-            posts(&rolling(json!({"maxSurge": 0, "maxUnavailable": 1}))),
-            (0, 1)
-        );
-        assert_eq!(
-            posts(&rolling(
-                json!({"maxSurge": "50%", "maxUnavailable": "25%"})
-            )),
-            (2, 1)
-        );
+        assert_eq!(posts(&rolling(json!({"maxSurge": 0, "maxUnavailable": 1}))), (0, 1));
+        assert_eq!(posts(&rolling(json!({"maxSurge": "50%", "maxUnavailable": "25%"}))), (2, 1));
         let wrong = rolling(json!({"maxSurge": "many"}));
         assert!(deployment(&wrong, &defaulted(&wrong)).is_err());
         let on_delete = md(json!({"strategy": {"type": "OnDelete"}}));

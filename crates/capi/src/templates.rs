@@ -33,10 +33,7 @@ pub(crate) async fn fetch(
     let object = api.get(&reference.name).await.map_err(|error| {
         let name = format!("{namespace}/{}", reference.name);
         if is_not_found(&error) {
-            Error::Missing {
-                kind: reference.kind.clone(),
-                name,
-            }
+            Error::Missing { kind: reference.kind.clone(), name }
         } else {
             Error::api(format!("read {} {name}", reference.kind))(error)
         }
@@ -45,10 +42,7 @@ pub(crate) async fn fetch(
     let mut json = data.map_err(|error| Error::Invalid(error.to_string()))?;
     json["apiVersion"] = json!(resource.api_version);
     json["kind"] = json!(resource.kind);
-    Ok(Template {
-        reference: reference.clone(),
-        json,
-    })
+    Ok(Template { reference: reference.clone(), json })
 }
 
 /// The kind of what is made of a template: `XMachine` of `XMachineTemplate`.
@@ -102,10 +96,7 @@ impl Template {
     }
 
     fn pairs(&self, what: &str) -> Pairs {
-        pairs(
-            self.json
-                .pointer(&format!("/spec/template/metadata/{what}")),
-        )
+        pairs(self.json.pointer(&format!("/spec/template/metadata/{what}")))
     }
 }
 
@@ -157,10 +148,7 @@ mod tests {
         let labels = Pairs::from([("tier".to_owned(), "worker".to_owned())]);
         let object = template().instance("default", "m-1", &labels, &Pairs::new());
         assert_eq!(object["spec"], json!({"customImage": "x"}));
-        assert_eq!(
-            object["metadata"]["labels"],
-            json!({"zone": "a", "tier": "worker"})
-        );
+        assert_eq!(object["metadata"]["labels"], json!({"zone": "a", "tier": "worker"}));
         assert_eq!(
             object["metadata"]["annotations"],
             json!({
@@ -174,10 +162,7 @@ mod tests {
     #[test]
     fn the_kind_of_an_instance_is_the_templates_without_its_ending() {
         let made = made_of(&template().reference, "m-1");
-        assert_eq!(
-            (made.kind.as_str(), made.name.as_str()),
-            ("DockerMachine", "m-1")
-        );
+        assert_eq!((made.kind.as_str(), made.name.as_str()), ("DockerMachine", "m-1"));
     }
 
     #[test]

@@ -18,11 +18,7 @@ impl Version {
         let core = text.split(['+', '-']).next()?;
         let mut numbers = core.split('.').map(|part| part.parse().ok());
         let (major, minor, patch) = (numbers.next()??, numbers.next()??, numbers.next()??);
-        numbers.next().is_none().then_some(Self {
-            major,
-            minor,
-            patch,
-        })
+        numbers.next().is_none().then_some(Self { major, minor, patch })
     }
 }
 

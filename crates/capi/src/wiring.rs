@@ -47,9 +47,8 @@ pub(crate) fn watch_ca_secret(context: &Arc<Context>, secret: &ObjectKey) {
     }
     let cache: Cache<Secret> = Cache::new(ApiResource::erase::<Secret>(&()));
     watched.insert(secret.clone(), cache.clone());
-    let config = watcher::Config::default()
-        .any_semantic()
-        .fields(&format!("metadata.name={}", secret.name));
+    let config =
+        watcher::Config::default().any_semantic().fields(&format!("metadata.name={}", secret.name));
     let api = cache.api(&context.client, &secret.namespace);
     let context_of_watch = context.clone();
     context.spawn(async move {

@@ -52,9 +52,7 @@ impl Reached {
             spec.and_then(|spec| spec.provider_id.clone())
         };
         let nodes = self.nodes.list();
-        nodes
-            .into_iter()
-            .find(|node| id(node).as_deref() == Some(provider_id))
+        nodes.into_iter().find(|node| id(node).as_deref() == Some(provider_id))
     }
 }
 
@@ -112,9 +110,7 @@ async fn watch_all(context: Arc<Context>, cluster: ObjectKey, reached: Arc<Reach
     );
     let pods = watch(
         reached.pods.api(&reached.client.0, SYSTEM_NAMESPACE),
-        watcher::Config::default()
-            .any_semantic()
-            .labels("tier=control-plane"),
+        watcher::Config::default().any_semantic().labels("tier=control-plane"),
         reached.pods.clone(),
         wanted,
         |change| {
@@ -138,9 +134,8 @@ async fn watch_all(context: Arc<Context>, cluster: ObjectKey, reached: Arc<Reach
 
 fn control_plane_changed(context: &Context, cluster: &ObjectKey) {
     let cluster = context.clusters.get(cluster);
-    if let Some(reference) = cluster
-        .as_ref()
-        .and_then(|cluster| cluster.spec.control_plane_ref.as_ref())
+    if let Some(reference) =
+        cluster.as_ref().and_then(|cluster| cluster.spec.control_plane_ref.as_ref())
     {
         let namespace = cluster.as_ref().map(|cluster| namespace_of(cluster));
         let key = ObjectKey::new(namespace.unwrap_or_default(), &reference.name);
@@ -185,8 +180,7 @@ fn statuses(node: &Node) -> Vec<(String, String)> {
     let status = node.status.as_ref();
     let list = status.and_then(|status| status.conditions.as_ref());
     let list = list.into_iter().flatten();
-    list.map(|one| (one.type_.clone(), one.status.clone()))
-        .collect()
+    list.map(|one| (one.type_.clone(), one.status.clone())).collect()
 }
 
 /// Status, reason and message of a Node's Ready condition.
@@ -235,10 +229,7 @@ mod tests {
     }
 
     fn change(before: Value, now: Value) -> Change<Node> {
-        Change {
-            before: Some(node(before)),
-            now: Some(node(now)),
-        }
+        Change { before: Some(node(before)), now: Some(node(now)) }
     }
 
     fn ready(status: &str, heartbeat: &str) -> Value {
@@ -250,14 +241,8 @@ mod tests {
     #[test]
     fn a_heartbeat_does_not_matter_and_readiness_does() {
         let (one, two) = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:10Z");
-        assert!(!node_matters(&change(
-            ready("True", one),
-            ready("True", two)
-        )));
-        assert!(node_matters(&change(
-            ready("True", one),
-            ready("False", two)
-        )));
+        assert!(!node_matters(&change(ready("True", one), ready("True", two))));
+        assert!(node_matters(&change(ready("True", one), ready("False", two))));
     }
 
     #[test]

@@ -72,9 +72,7 @@ impl Context {
         let api = cache.api(&self.client, &key.namespace);
         let mut params = PatchParams::apply(manager).force();
         params.dry_run = true;
-        let object = api
-            .patch(&key.name, &params, &Patch::Apply(&intent))
-            .await?;
+        let object = api.patch(&key.name, &params, &Patch::Apply(&intent)).await?;
         Ok(object.json().clone())
     }
 
@@ -87,10 +85,8 @@ impl Context {
     ) -> Result<Arc<Live<K>>, Error> {
         let key = ObjectKey::of(live);
         let api = cache.api(&self.client, &key.namespace);
-        let params = PatchParams {
-            field_manager: Some(MANAGER.to_owned()),
-            ..PatchParams::default()
-        };
+        let params =
+            PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
         let outcome = api.patch(&key.name, &params, &Patch::Merge(body)).await;
         let attempt = format!("patch {} {key}", cache.resource().kind);
         Ok(keep(cache, outcome.map_err(Error::api(attempt))?))
@@ -116,13 +112,9 @@ impl Context {
             body["metadata"] = json!({"resourceVersion": live.resource_version()});
         }
         let api = cache.api(&self.client, &key.namespace);
-        let params = PatchParams {
-            field_manager: Some(MANAGER.to_owned()),
-            ..PatchParams::default()
-        };
-        let outcome = api
-            .patch_status(&key.name, &params, &Patch::Merge(&body))
-            .await;
+        let params =
+            PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+        let outcome = api.patch_status(&key.name, &params, &Patch::Merge(&body)).await;
         let attempt = format!("patch the status of {} {key}", cache.resource().kind);
         Ok(keep(cache, outcome.map_err(Error::api(attempt))?))
     }
@@ -253,10 +245,7 @@ mod tests {
         let wanted = json!({
             "replicas": 3, "ready": 2, "initialization": {"a": true, "b": true}, "gone": null,
         });
-        assert_eq!(
-            difference(&live, &wanted),
-            json!({"ready": 2, "initialization": {"b": true}})
-        );
+        assert_eq!(difference(&live, &wanted), json!({"ready": 2, "initialization": {"b": true}}));
     }
 
     #[test]
@@ -271,10 +260,7 @@ mod tests {
         let mut intent =
             json!({"metadata": {"name": "m", "labels": {"a": "b"}, "annotations": {}}});
         drop_empty(&mut intent);
-        assert_eq!(
-            intent,
-            json!({"metadata": {"name": "m", "labels": {"a": "b"}}})
-        );
+        assert_eq!(intent, json!({"metadata": {"name": "m", "labels": {"a": "b"}}}));
     }
 
     #[test]

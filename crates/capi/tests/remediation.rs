@@ -43,10 +43,7 @@ fn check(selector: Value, trigger: Value) -> Value {
 }
 
 fn of_workers(trigger: Value) -> Value {
-    check(
-        json!({"cluster.x-k8s.io/deployment-name": "edge-1-md-0"}),
-        trigger,
-    )
+    check(json!({"cluster.x-k8s.io/deployment-name": "edge-1-md-0"}), trigger)
 }
 
 fn of_control_plane() -> Value {
@@ -83,9 +80,7 @@ fn names(world: &World, control_plane: bool) -> Vec<String> {
         let label = &machine["metadata"]["labels"]["cluster.x-k8s.io/control-plane"];
         label.is_null() != control_plane
     });
-    of_role
-        .map(|machine| machine["metadata"]["name"].as_str().unwrap().to_owned())
-        .collect()
+    of_role.map(|machine| machine["metadata"]["name"].as_str().unwrap().to_owned()).collect()
 }
 
 fn condition(world: &World, machine: &str, type_: &str) -> (String, String) {
@@ -108,10 +103,7 @@ async fn node_says(world: &World, node: &str, status: &str) {
         "type": "Ready", "status": status, "reason": "R", "message": "",
         "lastTransitionTime": now,
     }]}});
-    nodes
-        .patch_status(node, &PatchParams::default(), &Patch::Merge(&body))
-        .await
-        .unwrap();
+    nodes.patch_status(node, &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
 }
 
 async fn annotate(world: &World, machine: &str, key: &str, value: Value) {
@@ -147,9 +139,7 @@ async fn a_worker_whose_kubelet_fell_silent_is_replaced() {
     let uids_before = uids(&world, false);
     let started = world.clock.now();
     node_says(&world, &before[0], "Unknown").await;
-    world
-        .run_open(30, |world| is_replaced(world, &uids_before[0]))
-        .await;
+    world.run_open(30, |world| is_replaced(world, &uids_before[0])).await;
     assert!(world.clock.now().duration_since(started).as_secs() >= 300);
     let after = uids(&world, false);
     let kept = after.iter().filter(|uid| uids_before.contains(uid)).count();
@@ -157,10 +147,8 @@ async fn a_worker_whose_kubelet_fell_silent_is_replaced() {
     let status = world.one("cluster.x-k8s.io", "machinehealthchecks", "edge-1")["status"].clone();
     assert_eq!(status["expectedMachines"], 3);
     let events = world.list("", "events");
-    let marked: Vec<_> = events
-        .iter()
-        .filter(|event| event["reason"] == "MachineMarkedUnhealthy")
-        .collect();
+    let marked: Vec<_> =
+        events.iter().filter(|event| event["reason"] == "MachineMarkedUnhealthy").collect();
     assert_eq!(marked.len(), 1);
 }
 
@@ -188,14 +176,8 @@ async fn more_unhealthy_workers_than_allowed_are_left_alone() {
     world.run_for(Arc::new(Open), 1800).await;
     assert_eq!(names(&world, false), before);
     let check = world.one("cluster.x-k8s.io", "machinehealthchecks", "edge-1");
-    assert_eq!(
-        check["status"]["conditions"][0]["reason"],
-        "TooManyUnhealthy"
-    );
-    assert_eq!(
-        condition(&world, &before[0], "HealthCheckSucceeded").0,
-        "False"
-    );
+    assert_eq!(check["status"]["conditions"][0]["reason"], "TooManyUnhealthy");
+    assert_eq!(condition(&world, &before[0], "HealthCheckSucceeded").0, "False");
     assert_eq!(condition(&world, &before[0], "OwnerRemediated").0, "");
     // One is back: the other one alone is no trouble of the whole site.
     node_says(&world, &before[1], "True").await;
@@ -211,10 +193,7 @@ async fn a_machine_that_failed_for_good_is_replaced_and_one_that_waits_is_not() 
     let before = names(&world, false);
     let say = async |machine: &str, status: &str, reason: &str| {
         let machine_now = world.one("cluster.x-k8s.io", "machines", machine);
-        let mut conditions = machine_now["status"]["conditions"]
-            .as_array()
-            .unwrap()
-            .clone();
+        let mut conditions = machine_now["status"]["conditions"].as_array().unwrap().clone();
         conditions.retain(|one| one["type"] != "MachineUpToDate");
         conditions.push(json!({
             "type": "MachineUpToDate", "status": status, "reason": reason, "message": "m",
@@ -262,10 +241,7 @@ async fn a_machine_that_is_well_again_in_time_is_kept() {
     node_says(&world, &before[0], "True").await;
     world.run_for(Arc::new(Open), 900).await;
     assert_eq!(names(&world, false), before);
-    assert_eq!(
-        condition(&world, &before[0], "HealthCheckSucceeded").0,
-        "True"
-    );
+    assert_eq!(condition(&world, &before[0], "HealthCheckSucceeded").0, "True");
 }
 
 #[tokio::test(start_paused = true)]
@@ -273,17 +249,9 @@ async fn one_of_three_control_plane_machines_is_replaced_and_a_second_one_is_not
     let world = world(3, 1, of_control_plane()).await;
     world.run_open(20, is_up).await;
     let before = names(&world, true);
-    annotate(
-        &world,
-        &before[1],
-        "cluster.x-k8s.io/remediate-machine",
-        json!(""),
-    )
-    .await;
+    annotate(&world, &before[1], "cluster.x-k8s.io/remediate-machine", json!("")).await;
     let uids_before = uids(&world, true);
-    world
-        .run_open(30, |world| is_replaced(world, &uids_before[1]))
-        .await;
+    world.run_open(30, |world| is_replaced(world, &uids_before[1])).await;
     world.run_for(Arc::new(Open), 120).await;
     let machines = world.machines();
     let new: Vec<_> = machines
@@ -300,9 +268,7 @@ async fn one_of_three_control_plane_machines_is_replaced_and_a_second_one_is_not
     let body = json!({"spec": {"checks": {"unhealthyNodeConditions": [
         {"type": "Ready", "status": "True", "timeoutSeconds": 0},
     ]}}});
-    api.patch("edge-1", &PatchParams::default(), &Patch::Merge(&body))
-        .await
-        .unwrap();
+    api.patch("edge-1", &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
     world.run_for(Arc::new(Open), 20).await;
     let deleting = world
         .machines()
@@ -317,13 +283,7 @@ async fn the_only_control_plane_machine_is_never_remediated() {
     let world = world(1, 1, of_control_plane()).await;
     world.run_open(10, is_up).await;
     let before = names(&world, true);
-    annotate(
-        &world,
-        &before[0],
-        "cluster.x-k8s.io/remediate-machine",
-        json!(""),
-    )
-    .await;
+    annotate(&world, &before[0], "cluster.x-k8s.io/remediate-machine", json!("")).await;
     world.run_for(Arc::new(Open), 1800).await;
     assert_eq!(names(&world, true), before);
     assert_eq!(
@@ -344,39 +304,22 @@ async fn a_machine_without_a_controller_is_adopted() {
         .unwrap();
     world.run_for(Arc::new(Open), 120).await;
     let machine = world.one("cluster.x-k8s.io", "machines", &before[0]);
-    assert_eq!(
-        machine["metadata"]["ownerReferences"][0]["kind"],
-        "MachineSet"
-    );
+    assert_eq!(machine["metadata"]["ownerReferences"][0]["kind"], "MachineSet");
     // Nobody made another one meanwhile.
     assert_eq!(names(&world, false), before);
 }
 
 /// Remediates one machine of a role while the process is killed at an effect; tells how it ended.
 async fn killed(control_plane: bool, at: usize, after: bool) -> (Vec<String>, bool) {
-    let check = if control_plane {
-        of_control_plane()
-    } else {
-        of_workers(json!({}))
-    };
+    let check = if control_plane { of_control_plane() } else { of_workers(json!({})) };
     let world = world(if control_plane { 3 } else { 1 }, 2, check).await;
     world.run_open(20, is_up).await;
     world.run_for(Arc::new(Open), 60).await;
     let sick = names(&world, control_plane).remove(0);
-    annotate(
-        &world,
-        &sick,
-        "cluster.x-k8s.io/remediate-machine",
-        json!(""),
-    )
-    .await;
+    annotate(&world, &sick, "cluster.x-k8s.io/remediate-machine", json!("")).await;
     let uid = uid_of(&world, &sick);
     let switch = Arc::new(Switch::killing(at, after));
-    world
-        .run(switch.clone(), 30, |world| {
-            is_replaced(world, &uid) || switch.is_dead()
-        })
-        .await;
+    world.run(switch.clone(), 30, |world| is_replaced(world, &uid) || switch.is_dead()).await;
     world.run_open(30, |world| is_replaced(world, &uid)).await;
     world.run_for(Arc::new(Open), 120).await;
     let noted = &world.control_plane()["metadata"]["annotations"][IN_PROGRESS];

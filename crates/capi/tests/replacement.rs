@@ -32,15 +32,11 @@ fn uids(world: &World, role: &str) -> Vec<Value> {
         let label = &machine["metadata"]["labels"]["cluster.x-k8s.io/control-plane"];
         label.is_null() == (role == "worker")
     });
-    of_role
-        .map(|machine| machine["metadata"]["uid"].clone())
-        .collect()
+    of_role.map(|machine| machine["metadata"]["uid"].clone()).collect()
 }
 
 async fn change_workers(world: &World, version: &str) {
-    world
-        .set_version("MachineDeployment", "edge-1-md-0", version)
-        .await;
+    world.set_version("MachineDeployment", "edge-1-md-0", version).await;
 }
 
 fn condition(object: &Value, type_: &str) -> Value {
@@ -59,14 +55,10 @@ fn sets(world: &World) -> Vec<String> {
 async fn change_deployment(world: &World, spec: Value) {
     use kube::api::{Patch, PatchParams};
     let body = serde_json::json!({ "spec": spec });
-    common::api(
-        &world.admin,
-        "cluster.x-k8s.io/v1beta2",
-        "MachineDeployment",
-    )
-    .patch("edge-1-md-0", &PatchParams::default(), &Patch::Merge(&body))
-    .await
-    .unwrap();
+    common::api(&world.admin, "cluster.x-k8s.io/v1beta2", "MachineDeployment")
+        .patch("edge-1-md-0", &PatchParams::default(), &Patch::Merge(&body))
+        .await
+        .unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -76,10 +68,7 @@ async fn an_old_machine_set_goes_once_its_rollout_is_complete() {
     let first = sets(&world);
     change_workers(&world, NEW).await;
     let busy = |world: &World| {
-        world
-            .machines()
-            .iter()
-            .any(|machine| condition(machine, "Updating")["status"] == "True")
+        world.machines().iter().any(|machine| condition(machine, "Updating")["status"] == "True")
     };
     world.run_open(10, busy).await;
     assert_eq!(sets(&world).len(), 2);
@@ -104,18 +93,12 @@ async fn on_delete_replaces_only_what_a_user_deletes() {
     let before = uids(&world, "worker");
     let strategy = serde_json::json!({"strategy": {"type": "OnDelete", "rollingUpdate": null}});
     let template = serde_json::json!({"spec": {"version": "v1.34.9"}});
-    change_deployment(
-        &world,
-        serde_json::json!({"rollout": strategy, "template": template}),
-    )
-    .await;
+    change_deployment(&world, serde_json::json!({"rollout": strategy, "template": template})).await;
     world.run_for(Arc::new(Open), 600).await;
     assert_eq!(uids(&world, "worker"), before);
     assert!(world.extension.calls("canupdatemachineset").is_empty());
-    let victim = world
-        .machines()
-        .into_iter()
-        .find(|machine| machine["metadata"]["uid"] == before[0]);
+    let victim =
+        world.machines().into_iter().find(|machine| machine["metadata"]["uid"] == before[0]);
     let victim = victim.unwrap()["metadata"]["name"].clone();
     common::api(&world.admin, "cluster.x-k8s.io/v1beta2", "Machine")
         .delete(victim.as_str().unwrap(), &DeleteParams::default())
@@ -125,10 +108,8 @@ async fn on_delete_replaces_only_what_a_user_deletes() {
     let after = uids(&world, "worker");
     assert_eq!(after.len(), 2);
     assert_eq!(after.iter().filter(|uid| before.contains(uid)).count(), 1);
-    let new = world
-        .machines()
-        .into_iter()
-        .filter(|machine| machine["spec"]["version"] == "v1.34.9");
+    let new =
+        world.machines().into_iter().filter(|machine| machine["spec"]["version"] == "v1.34.9");
     assert_eq!(new.count(), 1);
 }
 
@@ -153,9 +134,7 @@ async fn the_only_control_plane_machine_is_replaced_through_a_second_one() {
     let world = workers(1, 0, 1).await;
     world.run_open(10, is_up).await;
     let before = uids(&world, "control plane");
-    world
-        .set_version("KubeadmControlPlane", "edge-1", NEW)
-        .await;
+    world.set_version("KubeadmControlPlane", "edge-1", NEW).await;
     let done = |world: &World| is_up(world) && uids(world, "control plane") != before;
     world.run_open(60, done).await;
     let after = uids(&world, "control plane");

@@ -32,19 +32,13 @@ fn uids(world: &World, role: &str) -> Vec<Value> {
         let label = &machine["metadata"]["labels"]["cluster.x-k8s.io/control-plane"];
         label.is_null() == (role == "worker")
     };
-    machines
-        .iter()
-        .filter(is_worker)
-        .map(|machine| machine["metadata"]["uid"].clone())
-        .collect()
+    machines.iter().filter(is_worker).map(|machine| machine["metadata"]["uid"].clone()).collect()
 }
 
 /// The workers' version changes alone: their minor may not be newer than the control plane's for
 /// new machines, so that surge tests stay within one minor.
 async fn change_workers(world: &World, version: &str) {
-    world
-        .set_version("MachineDeployment", "edge-1-md-0", version)
-        .await;
+    world.set_version("MachineDeployment", "edge-1-md-0", version).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -96,10 +90,7 @@ async fn workers_are_updated_in_place_one_at_a_time() {
         assert_eq!(machine["spec"]["version"], version);
         assert_eq!(machine["status"]["nodeInfo"]["kubeletVersion"], version);
         let annotations = machine["metadata"]["annotations"].as_object();
-        assert!(
-            annotations.is_none_or(serde_json::Map::is_empty),
-            "{machine}"
-        );
+        assert!(annotations.is_none_or(serde_json::Map::is_empty), "{machine}");
     }
     let extension = &world.extension;
     // The answer about a pair of MachineSets is remembered.
@@ -129,9 +120,7 @@ async fn an_update_shows_in_the_machines_conditions() {
             && find("Ready")["message"] == format!("* Updating: {message}")
             && machine["status"]["phase"] == "Updating"
     };
-    world
-        .run_open(10, |world| world.machines().iter().any(updating))
-        .await;
+    world.run_open(10, |world| world.machines().iter().any(updating)).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -175,12 +164,7 @@ async fn a_failure_stops_the_rollout_and_replaces_nothing() {
     change_workers(&world, NEW).await;
     world.run_for(Arc::new(Open), 1200).await;
     assert_eq!(uids(&world, "worker"), before);
-    assert!(
-        world
-            .machines()
-            .iter()
-            .all(|one| one["spec"]["version"] == OLD)
-    );
+    assert!(world.machines().iter().all(|one| one["spec"]["version"] == OLD));
     // The answer was not remembered: once it changes, the rollout goes on.
     world.extension.fails.store(false, Ordering::SeqCst);
     world.run_open(30, is_up).await;
@@ -198,9 +182,7 @@ async fn control_planes_are_updated_in_place_one_at_a_time() {
     world.run_open(20, is_up).await;
     let before = uids(&world, "control plane");
     assert_eq!(before.len(), 3);
-    world
-        .set_version("KubeadmControlPlane", "edge-1", NEW)
-        .await;
+    world.set_version("KubeadmControlPlane", "edge-1", NEW).await;
     world.run_open(60, is_up).await;
     assert_eq!(uids(&world, "control plane"), before);
     assert_eq!(world.control_plane()["status"]["version"], NEW);
@@ -230,9 +212,7 @@ async fn a_control_plane_with_surge_replaces_one_machine() {
     .await;
     world.run_open(20, is_up).await;
     let before = uids(&world, "control plane");
-    world
-        .set_version("KubeadmControlPlane", "edge-1", NEW)
-        .await;
+    world.set_version("KubeadmControlPlane", "edge-1", NEW).await;
     world.run_open(60, is_up).await;
     let after = uids(&world, "control plane");
     assert_eq!(after.len(), 3);
@@ -252,14 +232,10 @@ async fn it_does_not_start_beside_the_real_cluster_api() {
         }),
     )
     .await;
-    let error = refit_capi::run(world.options(Arc::new(Open)))
-        .await
-        .unwrap_err();
+    let error = refit_capi::run(world.options(Arc::new(Open))).await.unwrap_err();
     assert!(error.downcast_ref::<refit_capi::RealClusterApi>().is_some());
     assert!(
-        error
-            .to_string()
-            .starts_with("Lease default/controller-leader-election-capi belongs to")
+        error.to_string().starts_with("Lease default/controller-leader-election-capi belongs to")
     );
 }
 
@@ -279,17 +255,13 @@ async fn a_machine_waits_for_its_pre_drain_hooks() {
     let hook = "pre-drain.delete.hook.machine.cluster.x-k8s.io/test";
     let body = |value: Value| json!({"metadata": {"annotations": {hook: value}}});
     let params = PatchParams::default();
-    api.patch(name, &params, &Patch::Merge(&body(json!(""))))
-        .await
-        .unwrap();
+    api.patch(name, &params, &Patch::Merge(&body(json!("")))).await.unwrap();
     api.delete(name, &DeleteParams::default()).await.unwrap();
     world.run_for(Arc::new(Open), 600).await;
     let machine = world.one("cluster.x-k8s.io", "machines", name);
     assert_eq!(machine["status"]["phase"], "Deleting");
     assert_eq!(world.nodes().len(), 3);
-    api.patch(name, &params, &Patch::Merge(&body(Value::Null)))
-        .await
-        .unwrap();
+    api.patch(name, &params, &Patch::Merge(&body(Value::Null))).await.unwrap();
     let gone =
         |world: &World| world.one("cluster.x-k8s.io", "machines", name).is_null() && is_up(world);
     world.run_open(20, gone).await;
@@ -459,12 +431,7 @@ struct Scenario {
 /// Kills the process before or after an effect, starts it again, and tells how it ended and whether
 /// the kill took place.
 async fn killed(scenario: Scenario, at: usize, after: bool) -> (Vec<String>, bool) {
-    let Scenario {
-        control_planes,
-        workers,
-        max_surge,
-        ..
-    } = scenario;
+    let Scenario { control_planes, workers, max_surge, .. } = scenario;
     let world = World::new(&[
         manifests::extension_config(),
         manifests::control_plane(control_planes, max_surge),
@@ -473,24 +440,14 @@ async fn killed(scenario: Scenario, at: usize, after: bool) -> (Vec<String>, boo
     .await;
     let switch = Arc::new(Switch::killing(at, after));
     let phase = |world: &World, switch: &Switch| is_up(world) || switch.is_dead();
-    world
-        .run(switch.clone(), 20, |world| phase(world, &switch))
-        .await;
+    world.run(switch.clone(), 20, |world| phase(world, &switch)).await;
     if switch.is_dead() {
         world.run_open(20, is_up).await;
     }
-    let name = if scenario.kind == "MachineDeployment" {
-        "edge-1-md-0"
-    } else {
-        "edge-1"
-    };
-    world
-        .set_version(scenario.kind, name, scenario.version)
-        .await;
+    let name = if scenario.kind == "MachineDeployment" { "edge-1-md-0" } else { "edge-1" };
+    world.set_version(scenario.kind, name, scenario.version).await;
     if !switch.is_dead() {
-        world
-            .run(switch.clone(), 60, |world| phase(world, &switch))
-            .await;
+        world.run(switch.clone(), 60, |world| phase(world, &switch)).await;
     }
     world.run_open(60, is_up).await;
     world.run_for(Arc::new(Open), 60).await;

@@ -130,11 +130,7 @@ fn decide(update: &NodeUpdate) -> Option<Row> {
         node_update: update.name_any(),
         machine: update.spec.machine_ref.name.clone(),
         phase: format!("{phase:?}"),
-        action: if update.spec.stage == Stage::Abort {
-            Action::Already
-        } else {
-            action
-        },
+        action: if update.spec.stage == Stage::Abort { Action::Already } else { action },
         message,
         past_return,
     })
@@ -156,10 +152,8 @@ async fn stop(cluster: &Cluster, update: &NodeUpdate) -> anyhow::Result<Option<R
             "metadata": {"resourceVersion": update.resource_version()},
             "spec": {"stage": Stage::Abort},
         });
-        let params = PatchParams {
-            field_manager: Some(keys::MANAGER.to_owned()),
-            ..PatchParams::default()
-        };
+        let params =
+            PatchParams { field_manager: Some(keys::MANAGER.to_owned()), ..PatchParams::default() };
         match api.patch(&name, &params, &Patch::Merge(patch)).await {
             Ok(_) => return Ok(Some(row)),
             Err(error) if is_conflict(&error) => match cluster.get::<NodeUpdate>(&name).await? {
@@ -191,10 +185,7 @@ fn show(printer: Printer, args: &Args, rows: &[Row]) -> anyhow::Result<()> {
             (Action::Abort, false) => "is asked to stop",
             (Action::TooLate, _) => "too late to stop",
         };
-        let line = format!(
-            "{} ({}): {what}; {}",
-            row.node_update, row.phase, row.message
-        );
+        let line = format!("{} ({}): {what}; {}", row.node_update, row.phase, row.message);
         printer.result(&line)?;
     }
     if args.dry_run {
@@ -240,23 +231,11 @@ mod tests {
     #[test]
     fn updates_stop_until_kubeadm_begins() {
         for phase in [Phase::Pending, Phase::Waiting, Phase::Staging] {
-            assert_eq!(
-                action(phase, Stage::Ongoing),
-                Some(Action::Abort),
-                "{phase:?}"
-            );
-            assert_eq!(
-                action(phase, Stage::Abort),
-                Some(Action::Already),
-                "{phase:?}"
-            );
+            assert_eq!(action(phase, Stage::Ongoing), Some(Action::Abort), "{phase:?}");
+            assert_eq!(action(phase, Stage::Abort), Some(Action::Already), "{phase:?}");
         }
         for phase in [Phase::Upgrading, Phase::Draining, Phase::Uncordoning] {
-            assert_eq!(
-                action(phase, Stage::Ongoing),
-                Some(Action::TooLate),
-                "{phase:?}"
-            );
+            assert_eq!(action(phase, Stage::Ongoing), Some(Action::TooLate), "{phase:?}");
         }
         for phase in [Phase::Succeeded, Phase::Failed, Phase::Stopped] {
             assert_eq!(action(phase, Stage::Ongoing), None, "{phase:?}");

@@ -53,10 +53,7 @@ pub(crate) async fn connect(global: &GlobalArgs) -> anyhow::Result<Cluster> {
     let client = stack.client(&config).with_context(|| {
         format!("the credentials for {url} cannot be used; look at the user of this context")
     })?;
-    let namespace = global
-        .namespace
-        .clone()
-        .unwrap_or_else(|| config.default_namespace.clone());
+    let namespace = global.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
     Ok(Cluster {
         client,
         namespace,
@@ -93,10 +90,8 @@ async fn config(global: &GlobalArgs) -> anyhow::Result<Config> {
     if !contexts.contains(&wanted) {
         bail!("the kubeconfig has no context {wanted:?}: {list}");
     }
-    let options = KubeConfigOptions {
-        context: Some(wanted.clone()),
-        ..KubeConfigOptions::default()
-    };
+    let options =
+        KubeConfigOptions { context: Some(wanted.clone()), ..KubeConfigOptions::default() };
     Config::from_custom_kubeconfig(kubeconfig, &options)
         .await
         .with_context(|| format!("context {wanted:?} of the kubeconfig cannot be used"))
@@ -109,13 +104,10 @@ fn kubeconfig(global: &GlobalArgs) -> anyhow::Result<Option<Kubeconfig>> {
     }
     let named = std::env::var_os("KUBECONFIG").filter(|value| !value.is_empty());
     let paths: Vec<PathBuf> = match &named {
-        Some(value) => std::env::split_paths(value)
-            .filter(|path| !path.as_os_str().is_empty())
-            .collect(),
-        None => std::env::home_dir()
-            .map(|home| home.join(".kube/config"))
-            .into_iter()
-            .collect(),
+        Some(value) => {
+            std::env::split_paths(value).filter(|path| !path.as_os_str().is_empty()).collect()
+        }
+        None => std::env::home_dir().map(|home| home.join(".kube/config")).into_iter().collect(),
     };
     // As kubectl does: a list may name files that are not there.
     let there: Vec<&PathBuf> = paths.iter().filter(|path| path.exists()).collect();
@@ -295,11 +287,7 @@ impl Attempt {
 impl std::fmt::Display for Attempt {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}", self.verb, self.resource())?;
-        if self.name.is_empty() {
-            Ok(())
-        } else {
-            write!(f, " {}", self.name)
-        }
+        if self.name.is_empty() { Ok(()) } else { write!(f, " {}", self.name) }
     }
 }
 
@@ -321,11 +309,7 @@ pub(crate) fn attempt_on<K: Resource<DynamicType = ()>>(verb: &'static str, name
 
 /// Whether a 404 is about the object; else it is about its kind.
 fn is_no_such_name(status: &kube::core::Status) -> bool {
-    status.code == 404
-        && status
-            .details
-            .as_ref()
-            .is_some_and(|details| !details.name.is_empty())
+    status.code == 404 && status.details.as_ref().is_some_and(|details| !details.name.is_empty())
 }
 
 #[cfg(test)]
@@ -390,9 +374,6 @@ mod tests {
         cluster.client = ClientStack::production("test").client(&config).unwrap();
         cluster.url = url.clone();
         let error = cluster.get::<Machine>("m").await.unwrap_err().to_string();
-        assert!(
-            error.starts_with(&format!("{url} refuses connections")),
-            "{error}"
-        );
+        assert!(error.starts_with(&format!("{url} refuses connections")), "{error}");
     }
 }

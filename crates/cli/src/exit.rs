@@ -29,17 +29,12 @@ impl std::error::Error for Coded {}
 
 /// An error with an exit code of its own; the command's `--help` documents the code.
 pub(crate) fn error(code: u8, message: impl Into<String>) -> anyhow::Error {
-    anyhow::Error::new(Coded {
-        code,
-        message: message.into(),
-    })
+    anyhow::Error::new(Coded { code, message: message.into() })
 }
 
 /// The exit code that an error asks for: 1 unless it has its own.
 pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
-    error
-        .downcast_ref::<Coded>()
-        .map_or(ExitCode::FAILURE, |coded| ExitCode::from(coded.code))
+    error.downcast_ref::<Coded>().map_or(ExitCode::FAILURE, |coded| ExitCode::from(coded.code))
 }
 
 /// Whether whoever read our output went away, as `head` does.

@@ -117,9 +117,7 @@ fn command(program: &str) -> clap::Command {
 fn renamed(command: clap::Command, program: &str) -> clap::Command {
     let command = match command.get_after_help() {
         Some(text) => {
-            let text = text
-                .to_string()
-                .replace("\n  refit ", &format!("\n  {program} "));
+            let text = text.to_string().replace("\n  refit ", &format!("\n  {program} "));
             command.after_help(text)
         }
         None => command,
@@ -150,13 +148,8 @@ fn init_logs(verbose: u8) -> Result<(), StartError> {
         _ => "debug,hyper=info,hyper_util=info,rustls=info,tower=info,h2=info",
     };
     let filter = std::env::var("REFIT_LOG").unwrap_or_else(|_| level.to_owned());
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .without_time();
-    tracing_subscriber::registry()
-        .with(log_filter(&filter)?)
-        .with(lines)
-        .init();
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).without_time();
+    tracing_subscriber::registry().with(log_filter(&filter)?).with(lines).init();
     Ok(())
 }
 

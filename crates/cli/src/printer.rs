@@ -63,11 +63,7 @@ impl Printer {
 
     /// Where bars are drawn.
     pub(crate) fn draw_target(self) -> ProgressDrawTarget {
-        if self.shows_bars() {
-            ProgressDrawTarget::stderr()
-        } else {
-            ProgressDrawTarget::hidden()
-        }
+        if self.shows_bars() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() }
     }
 
     /// Writes a line that is part of the result.
@@ -109,11 +105,7 @@ impl Printer {
     }
 
     fn paint(self, code: &str, text: &str) -> String {
-        if self.colour {
-            format!("\x1b[{code}m{text}\x1b[0m")
-        } else {
-            text.to_owned()
-        }
+        if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 }
 
@@ -131,11 +123,7 @@ pub(crate) fn duration(seconds: i64) -> String {
 pub(crate) fn columns(rows: &[Vec<String>]) -> Vec<String> {
     let count = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| {
-        rows.iter()
-            .filter_map(|row| row.get(column))
-            .map(|cell| visible(cell))
-            .max()
-            .unwrap_or(0)
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| visible(cell)).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..count).map(width).collect();
     let line = |row: &Vec<String>| {

@@ -65,22 +65,12 @@ impl Surroundings {
         cluster: Option<&ClusterObject>,
     ) -> Reach {
         let rolling = object.spec.rollout.as_ref().and_then(|rollout| {
-            rollout
-                .strategy
-                .as_ref()?
-                .rolling_update
-                .as_ref()?
-                .max_surge
-                .clone()
+            rollout.strategy.as_ref()?.rolling_update.as_ref()?.max_surge.clone()
         });
         let replicas = object.spec.replicas.unwrap_or(1);
-        let max_surge = rolling
-            .and_then(|surge| surge.of(replicas, true))
-            .unwrap_or(1);
-        let shape = Shape::ControlPlane {
-            replicas: i64::from(replicas),
-            max_surge: i64::from(max_surge),
-        };
+        let max_surge = rolling.and_then(|surge| surge.of(replicas, true)).unwrap_or(1);
+        let shape =
+            Shape::ControlPlane { replicas: i64::from(replicas), max_surge: i64::from(max_surge) };
         self.facts("KubeadmControlPlane", object, cluster, shape, None)
     }
 
@@ -90,11 +80,7 @@ impl Surroundings {
         object: &MachineDeployment,
         cluster: Option<&ClusterObject>,
     ) -> Reach {
-        let strategy = object
-            .spec
-            .rollout
-            .as_ref()
-            .and_then(|r| r.strategy.clone());
+        let strategy = object.spec.rollout.as_ref().and_then(|r| r.strategy.clone());
         let strategy = strategy.unwrap_or_default();
         let rolling = strategy.rolling_update.unwrap_or_default();
         let strategy = if strategy.type_.as_deref() == Some("OnDelete") {
@@ -105,10 +91,8 @@ impl Surroundings {
                 limit(rolling.max_unavailable.as_ref(), 0),
             )
         };
-        let shape = Shape::Deployment {
-            replicas: i64::from(object.spec.replicas.unwrap_or(1)),
-            strategy,
-        };
+        let shape =
+            Shape::Deployment { replicas: i64::from(object.spec.replicas.unwrap_or(1)), strategy };
         let bootstrap = object.spec.template.spec.bootstrap.config_ref.as_ref();
         let kind = bootstrap.map(|reference| reference.kind.clone());
         let mut facts = self.facts("MachineDeployment", object, cluster, shape, kind);
@@ -145,17 +129,9 @@ impl Surroundings {
             None
         };
         Reach {
-            group: GroupRef {
-                kind: kind.to_owned(),
-                namespace: self.namespace.clone(),
-                name,
-            },
+            group: GroupRef { kind: kind.to_owned(), namespace: self.namespace.clone(), name },
             shape,
-            paused: if stopped {
-                above
-            } else {
-                is_paused(object.annotations()).then_some(this)
-            },
+            paused: if stopped { above } else { is_paused(object.annotations()).then_some(this) },
             disabled,
             bootstrap_kind,
             extensions: self.extensions.clone(),
@@ -194,11 +170,9 @@ where
     match api.list(&params).await {
         Ok(list) => Ok(Read::Known(list.items)),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(Read::Known(Vec::new())),
-        Err(kube::Error::Api(status)) if status.code == 403 => Ok(Read::Unknown(format!(
-            "you may not list {} ({})",
-            K::plural(&()),
-            status.message
-        ))),
+        Err(kube::Error::Api(status)) if status.code == 403 => {
+            Ok(Read::Unknown(format!("you may not list {} ({})", K::plural(&()), status.message)))
+        }
         Err(error) => Err(cluster.explain(error, &attempt::<K>("list"))),
     }
 }

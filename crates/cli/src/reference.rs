@@ -55,10 +55,7 @@ pub(crate) fn man(args: &Man, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
     fs::create_dir_all(dir)
         .with_context(|| format!("the folder {} cannot be made", dir.display()))?;
     let mut pages = vec![(global::PROGRAM.to_owned(), command.clone())];
-    for sub in command
-        .get_subcommands()
-        .filter(|sub| sub.get_name() != "help")
-    {
+    for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
         let name = format!("{}-{}", global::PROGRAM, sub.get_name());
         pages.push((name.clone(), sub.clone().display_name(name.clone())));
         for nested in sub.get_subcommands().filter(|sub| sub.get_name() != "help") {
@@ -95,23 +92,14 @@ mod tests {
             fs::write(path(), &text).unwrap();
         }
         let there = fs::read_to_string(path()).unwrap_or_default();
-        assert!(
-            there == text,
-            "docs/cli.md is stale: run `cargo xtask docs`"
-        );
+        assert!(there == text, "docs/cli.md is stale: run `cargo xtask docs`");
     }
 
     #[test]
     fn every_command_has_examples_or_needs_none() {
         let command = crate::command(global::PROGRAM);
-        for sub in command
-            .get_subcommands()
-            .filter(|sub| sub.get_name() != "help")
-        {
-            let help = sub
-                .get_after_help()
-                .map(ToString::to_string)
-                .unwrap_or_default();
+        for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
+            let help = sub.get_after_help().map(ToString::to_string).unwrap_or_default();
             assert!(help.contains("Examples:\n  refit "), "{}", sub.get_name());
         }
     }

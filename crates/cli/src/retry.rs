@@ -98,11 +98,7 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
         }
         show(printer, args, &rows)?;
         let asked = rows.iter().any(|row| row.action != Action::None);
-        Ok(if asked {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::from(EXIT_NOTHING)
-        })
+        Ok(if asked { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NOTHING) })
     })
 }
 
@@ -138,10 +134,7 @@ fn decide(machine: &Machine, updates: &[NodeUpdate]) -> Row {
         return none("Cluster API does not ask for an update of it any more");
     }
     if machine.annotations().get(keys::RETRY) == Some(&name) {
-        return row(
-            Action::Already,
-            format!("{name} is to be tried again already"),
-        );
+        return row(Action::Already, format!("{name} is to be tried again already"));
     }
     let how = format!("{:?}", status.phase).to_lowercase();
     let why = match status.failure_reason.as_str() {
@@ -165,10 +158,8 @@ async fn ask(cluster: &Cluster, machine: &Machine, updates: &[NodeUpdate]) -> an
             "resourceVersion": machine.resource_version(),
             "annotations": {keys::RETRY: row.node_update},
         }});
-        let params = PatchParams {
-            field_manager: Some(keys::MANAGER.to_owned()),
-            ..PatchParams::default()
-        };
+        let params =
+            PatchParams { field_manager: Some(keys::MANAGER.to_owned()), ..PatchParams::default() };
         match api.patch(&name, &params, &Patch::Merge(patch)).await {
             Ok(_) => return Ok(row),
             Err(error) if is_conflict(&error) => {
@@ -220,14 +211,10 @@ mod tests {
         .unwrap();
         if pending {
             let hooks = "UpdateMachine".to_owned();
-            machine
-                .annotations_mut()
-                .insert(keys::PENDING_HOOKS.into(), hooks);
+            machine.annotations_mut().insert(keys::PENDING_HOOKS.into(), hooks);
         }
         if let Some(name) = retry {
-            machine
-                .annotations_mut()
-                .insert(keys::RETRY.into(), name.into());
+            machine.annotations_mut().insert(keys::RETRY.into(), name.into());
         }
         machine
     }
@@ -248,10 +235,7 @@ mod tests {
     fn what_failed_or_was_stopped_is_tried_again_once() {
         for phase in [Phase::Failed, Phase::Stopped] {
             let row = decide(&machine(true, None), &update(phase, "Hook"));
-            assert_eq!(
-                (row.action, row.node_update.as_str()),
-                (Action::Retry, "m-1")
-            );
+            assert_eq!((row.action, row.node_update.as_str()), (Action::Retry, "m-1"));
             assert!(row.message.contains("(HostStepFailed)"));
             let again = decide(&machine(true, Some("m-1")), &update(phase, "Hook"));
             assert_eq!(again.action, Action::Already);
@@ -270,22 +254,10 @@ mod tests {
             ));
         let table = [
             (machine(true, None), Vec::new(), "never updated"),
-            (
-                machine(true, None),
-                update(Phase::Succeeded, "Hook"),
-                "succeeded",
-            ),
-            (
-                machine(true, None),
-                update(Phase::Draining, "Hook"),
-                "under way",
-            ),
+            (machine(true, None), update(Phase::Succeeded, "Hook"), "succeeded"),
+            (machine(true, None), update(Phase::Draining, "Hook"), "under way"),
             (machine(false, None), failed.clone(), "does not ask"),
-            (
-                machine(true, None),
-                update(Phase::Failed, "Task"),
-                "make a new NodeUpdate",
-            ),
+            (machine(true, None), update(Phase::Failed, "Task"), "make a new NodeUpdate"),
             (deleting, failed, "being deleted"),
         ];
         for (machine, updates, words) in table {

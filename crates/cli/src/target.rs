@@ -87,11 +87,7 @@ impl TargetKind {
 }
 
 fn names<K: Resource<DynamicType = ()>>(short: &str) -> [String; 3] {
-    [
-        K::kind(&()).to_ascii_lowercase(),
-        short.to_owned(),
-        K::plural(&()).into_owned(),
-    ]
+    [K::kind(&()).to_ascii_lowercase(), short.to_owned(), K::plural(&()).into_owned()]
 }
 
 /// What a command is about.
@@ -127,10 +123,7 @@ impl FromStr for Target {
         if name.is_empty() || !name.chars().all(legal) {
             return Err(format!("{name:?} is no name of an object: {WANT}"));
         }
-        Ok(Self {
-            kind,
-            name: name.to_owned(),
-        })
+        Ok(Self { kind, name: name.to_owned() })
     }
 }
 
@@ -309,10 +302,7 @@ mod tests {
                 TargetKind::ControlPlane,
             ),
             ("md", TargetKind::MachineDeployment),
-            (
-                "machinedeployment.cluster.x-k8s.io",
-                TargetKind::MachineDeployment,
-            ),
+            ("machinedeployment.cluster.x-k8s.io", TargetKind::MachineDeployment),
             ("ms", TargetKind::MachineSet),
             ("machinesets", TargetKind::MachineSet),
             ("ma", TargetKind::Machine),

@@ -39,14 +39,7 @@ impl Folder {
     }
 
     fn build(&self, output: &str) -> Output {
-        self.refit(&[
-            "build",
-            "--from",
-            "bundle.yaml",
-            "--key",
-            "release.key",
-            output,
-        ])
+        self.refit(&["build", "--from", "bundle.yaml", "--key", "release.key", output])
     }
 
     fn verify(&self, more: &[&str]) -> (Option<i32>, String) {
@@ -61,10 +54,7 @@ impl Folder {
 #[test]
 fn a_bundle_is_built_looked_at_and_verified() {
     let folder = Folder::new();
-    let mode = fs::metadata(folder.path().join("release.key"))
-        .unwrap()
-        .permissions()
-        .mode();
+    let mode = fs::metadata(folder.path().join("release.key")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     let built = folder.build("b.tar");
     assert!(built.status.success(), "{built:?}");
@@ -83,33 +73,20 @@ fn a_bundle_is_built_looked_at_and_verified() {
     assert_eq!(json["manifest"]["kubernetesVersion"], "v1.35.0");
     let (code, text) = folder.verify(&["b.tar"]);
     assert_eq!(code, Some(0), "{text}");
-    assert!(
-        text.contains("good: ") && text.contains("signed with      release.pub"),
-        "{text}"
-    );
+    assert!(text.contains("good: ") && text.contains("signed with      release.pub"), "{text}");
     let digest = json["manifestSha256"].as_str().unwrap();
     let (code, text) = folder.verify(&["-o", "json", "--manifest-sha256", digest, "b.tar"]);
     assert_eq!(code, Some(0), "{text}");
-    assert_eq!(
-        serde_json::from_str::<Value>(&text).unwrap()["verified"],
-        true
-    );
+    assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["verified"], true);
 }
 
 #[test]
 fn verify_says_by_its_exit_code_what_is_wrong() {
     let folder = Folder::new();
     assert!(folder.build("b").status.success());
-    assert_eq!(
-        folder.verify(&["--kubernetes-version", "v1.36.0", "b"]).0,
-        Some(5)
-    );
+    assert_eq!(folder.verify(&["--kubernetes-version", "v1.36.0", "b"]).0, Some(5));
     assert_eq!(folder.verify(&["--architecture", "arm64", "b"]).0, Some(5));
-    assert_eq!(
-        folder.verify(&["--os-family", "debian", "b"]).0,
-        Some(0),
-        "for any is for debian"
-    );
+    assert_eq!(folder.verify(&["--os-family", "debian", "b"]).0, Some(0), "for any is for debian");
     assert_eq!(folder.verify(&["absent"]).0, Some(4));
     assert_eq!(folder.verify(&["http://127.0.0.1:1/b"]).0, Some(1));
     assert_eq!(folder.verify(&[]).0, Some(2));
@@ -152,11 +129,7 @@ fn flags_do_what_the_file_does_and_an_encrypted_key_wants_its_password() {
     ];
     let without = folder.refit(&[&flags[..], &["b"]].concat());
     assert_eq!(without.status.code(), Some(1), "{without:?}");
-    assert!(
-        String::from_utf8(without.stderr)
-            .unwrap()
-            .contains("--password-file")
-    );
+    assert!(String::from_utf8(without.stderr).unwrap().contains("--password-file"));
     assert!(!folder.path().join("b").exists());
     let with = folder.refit(&[&flags[..], &["--password-file", "pass", "b"]].concat());
     assert!(with.status.success(), "{with:?}");
@@ -173,10 +146,5 @@ fn flags_do_what_the_file_does_and_an_encrypted_key_wants_its_password() {
     ]);
     let by_file: Value = serde_json::from_slice(&by_file.stdout).unwrap();
     assert_eq!(by_flags["manifestSha256"], by_file["manifestSha256"]);
-    assert!(
-        folder
-            .refit(&["verify", "--public-key", "locked.pub", "b"])
-            .status
-            .success()
-    );
+    assert!(folder.refit(&["verify", "--public-key", "locked.pub", "b"]).status.success());
 }

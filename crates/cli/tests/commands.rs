@@ -20,9 +20,7 @@ fn abort_asks_every_unfinished_update_and_says_what_it_does() {
     let before = stage.server().revision();
     let rehearsed = stage.run(&["abort", "cluster/edge-1", "--dry-run"]);
     assert!(
-        rehearsed
-            .stdout
-            .contains("edge-1-a-1 (Staging): would be asked to stop"),
+        rehearsed.stdout.contains("edge-1-a-1 (Staging): would be asked to stop"),
         "{rehearsed:?}"
     );
     assert_eq!(stage.server().revision(), before);
@@ -46,11 +44,7 @@ fn abort_asks_every_unfinished_update_and_says_what_it_does() {
     let again = stage.run(&["abort", "machine/edge-1-a", "-o", "json"]);
     let rows: serde_json::Value = serde_json::from_str(&again.stdout).unwrap();
     assert_eq!(rows[0]["action"], "already", "{again:?}");
-    assert_eq!(
-        stage.server().revision(),
-        before,
-        "nothing is written twice"
-    );
+    assert_eq!(stage.server().revision(), before, "nothing is written twice");
 }
 
 #[test]
@@ -59,37 +53,22 @@ fn a_log_filter_that_is_none_is_named_before_anything_is_done() {
     assert_eq!(ended.code, Some(0), "help needs no logs: {ended:?}");
     let ended = run(refit(&["completions", "bash"]).env("REFIT_LOG", "refit=loud"));
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(
-        ended
-            .stderr
-            .starts_with("error: \"refit=loud\" is no log filter: "),
-        "{ended:?}"
-    );
+    assert!(ended.stderr.starts_with("error: \"refit=loud\" is no log filter: "), "{ended:?}");
     assert_eq!(ended.stdout, "");
 }
 
 #[test]
 fn retry_annotates_the_machines_whose_update_ended_badly() {
     let stage = Stage::new().with_cluster();
-    stage.update(
-        "edge-1-a",
-        json!({"phase": "Failed", "failureReason": "HostStepFailed"}),
-    );
-    stage.update(
-        "edge-1-b",
-        json!({"phase": "Stopped", "failureReason": "Aborted"}),
-    );
+    stage.update("edge-1-a", json!({"phase": "Failed", "failureReason": "HostStepFailed"}));
+    stage.update("edge-1-b", json!({"phase": "Stopped", "failureReason": "Aborted"}));
     let ended = stage.run(&["retry", "kcp/edge-1"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(
-        ended
-            .stdout
-            .contains("edge-1-a: is tried once more: edge-1-a-1 failed (HostStepFailed)")
+        ended.stdout.contains("edge-1-a: is tried once more: edge-1-a-1 failed (HostStepFailed)")
     );
     assert!(
-        ended
-            .stdout
-            .contains("edge-1-c: nothing to try again: it was never updated"),
+        ended.stdout.contains("edge-1-c: nothing to try again: it was never updated"),
         "{ended:?}"
     );
     for name in ["edge-1-a", "edge-1-b"] {
@@ -98,11 +77,7 @@ fn retry_annotates_the_machines_whose_update_ended_badly() {
     }
     let before = stage.server().revision();
     assert_eq!(stage.run(&["retry", "kcp/edge-1"]).code, Some(0));
-    assert_eq!(
-        stage.server().revision(),
-        before,
-        "nothing is written twice"
-    );
+    assert_eq!(stage.server().revision(), before, "nothing is written twice");
     let ended = stage.run(&["retry", "machine/edge-1-c"]);
     assert_eq!(ended.code, Some(3), "{ended:?}");
 }
@@ -119,10 +94,7 @@ fn without_a_cluster_the_error_says_what_to_do() {
     let missing = run(refit(&["watch"]).env("KUBECONFIG", folder.path().join("none")));
     assert!(missing.stderr.contains("which is not there"), "{missing:?}");
     let named = run(&mut refit(&["watch", "--kubeconfig", "/none"]));
-    assert!(
-        named.stderr.contains("there is no kubeconfig /none"),
-        "{named:?}"
-    );
+    assert!(named.stderr.contains("there is no kubeconfig /none"), "{named:?}");
 }
 
 #[test]
@@ -130,10 +102,7 @@ fn an_unknown_context_is_answered_with_those_that_there_are() {
     let stage = Stage::new();
     let ended = stage.run(&["watch", "--context", "other"]);
     assert_eq!(ended.code, Some(1));
-    assert!(
-        ended.stderr.contains("no context \"other\": it has stage"),
-        "{ended:?}"
-    );
+    assert!(ended.stderr.contains("no context \"other\": it has stage"), "{ended:?}");
 }
 
 #[test]
@@ -152,22 +121,14 @@ fn a_cluster_without_refit_or_cluster_api_is_named_as_such() {
     let bare = Stage::bare();
     let ended = bare.run(&["watch"]);
     assert_eq!(ended.code, Some(1));
-    assert!(
-        ended
-            .stderr
-            .contains("does not know machines.cluster.x-k8s.io"),
-        "{ended:?}"
-    );
+    assert!(ended.stderr.contains("does not know machines.cluster.x-k8s.io"), "{ended:?}");
     let crds = refit_api::crds::capi_crds();
     for crd in crds {
         let crd = serde_json::to_value(crd).unwrap();
         bare.create("apiextensions.k8s.io/v1/CustomResourceDefinition", crd);
     }
     let ended = bare.run(&["watch"]);
-    assert!(
-        ended.stderr.contains("`refit install` does that"),
-        "{ended:?}"
-    );
+    assert!(ended.stderr.contains("`refit install` does that"), "{ended:?}");
 }
 
 #[test]
@@ -200,9 +161,7 @@ fn interrupting_a_watch_ends_it_as_shells_expect() {
     stage.update("edge-1-a", json!({"phase": "Draining"}));
     let mut watch = stage.start(&["watch"]);
     watch.until("Draining");
-    let kill = Command::new("kill")
-        .args(["-INT", &watch.id().to_string()])
-        .status();
+    let kill = Command::new("kill").args(["-INT", &watch.id().to_string()]).status();
     assert!(kill.unwrap().success());
     assert_eq!(watch.end().code, Some(130));
 }
@@ -213,15 +172,8 @@ fn as_a_plugin_of_kubectl_the_usage_says_so() {
     let plugin = folder.path().join("kubectl-refit");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_refit"), &plugin).unwrap();
     let help = run(Command::new(&plugin).args(["watch", "--help"]));
-    assert!(
-        help.stdout.contains("Usage: kubectl refit watch"),
-        "{help:?}"
-    );
-    assert!(
-        help.stdout
-            .contains("\n  kubectl refit watch cluster/edge-1"),
-        "{help:?}"
-    );
+    assert!(help.stdout.contains("Usage: kubectl refit watch"), "{help:?}");
+    assert!(help.stdout.contains("\n  kubectl refit watch cluster/edge-1"), "{help:?}");
     let wrong = run(Command::new(&plugin).args(["watch", "nothing"]));
     assert_eq!(wrong.code, Some(2));
     assert!(wrong.stderr.contains("want cluster/NAME"), "{wrong:?}");

@@ -65,10 +65,7 @@ fn piped_each_machine_has_one_line_with_both_versions() {
         assert!(stdout.find(line).unwrap() > heading, "{line}");
     }
     assert!(stdout.contains("8 of 8 machines were updated in place."));
-    assert!(
-        !stdout.contains(ALARM) && !stdout.contains('\x1b'),
-        "{stdout}"
-    );
+    assert!(!stdout.contains(ALARM) && !stdout.contains('\x1b'), "{stdout}");
 }
 
 #[test]
@@ -91,21 +88,14 @@ fn json_stands_alone_on_stdout_and_names_what_max_surge_replaced() {
         }
     }
     let stderr = text(&output.stderr);
-    assert!(
-        stderr.contains("Gone: a new machine stands in its place"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("Gone: a new machine stands in its place"), "{stderr}");
     assert!(!stderr.contains(ALARM));
 }
 
 #[test]
 fn broken_manifests_are_refused_all_at_once_before_anything_runs() {
     let broken = EXAMPLE
-        .replacen(
-            "replicas: 3\n  version: v1.34.2",
-            "replicas: three\n  version: 1.34.2",
-            1,
-        )
+        .replacen("replicas: 3\n  version: v1.34.2", "replicas: three\n  version: 1.34.2", 1)
         .replacen(
             "    kind: SandboxCluster\n    name: edge-1",
             "    kind: SandboxCluster\n    name: x",
@@ -132,10 +122,7 @@ fn broken_manifests_are_refused_all_at_once_before_anything_runs() {
     }
     assert!(stderr.ends_with("error: 5 problems in the manifests; nothing was written\n"));
     let prefix = format!("{name}:");
-    assert!(
-        stderr.lines().take(5).all(|line| line.starts_with(&prefix)),
-        "{stderr}"
-    );
+    assert!(stderr.lines().take(5).all(|line| line.starts_with(&prefix)), "{stderr}");
 }
 
 #[test]
@@ -181,15 +168,10 @@ fn the_help_does_not_cry_wolf() {
 #[test]
 fn an_interrupt_ends_it_at_once() {
     for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
-        let mut child = demo(&["--speed", "1"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = demo(&["--speed", "1"]).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().starts_with("Setting version")));
-        let sent = Command::new("kill")
-            .args([signal, &child.id().to_string()])
-            .status();
+        let sent = Command::new("kill").args([signal, &child.id().to_string()]).status();
         assert!(sent.unwrap().success());
         assert_eq!(child.wait().unwrap().code(), Some(code));
         let rest: Vec<String> = lines.map(Result::unwrap).collect();
@@ -199,11 +181,7 @@ fn an_interrupt_ends_it_at_once() {
 
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
-    let mut child = demo(&[])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = demo(&[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));

@@ -20,9 +20,7 @@ fn printed(args: &[&str]) -> String {
 
 /// Kind of each document, in order.
 fn kinds(text: &str) -> Vec<&str> {
-    text.lines()
-        .filter_map(|line| line.strip_prefix("kind: "))
-        .collect()
+    text.lines().filter_map(|line| line.strip_prefix("kind: ")).collect()
 }
 
 #[test]
@@ -59,10 +57,7 @@ fn without_apply_every_manifest_of_a_management_cluster_is_printed() {
 fn parts_image_and_replicas_are_chosen() {
     let image = "registry.example/refit:1";
     let text = printed(&["install", "--only", "agent", "--image", image]);
-    let policy = [
-        "ValidatingAdmissionPolicy",
-        "ValidatingAdmissionPolicyBinding",
-    ];
+    let policy = ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"];
     let wanted = ["Namespace", policy[0], policy[1], "DaemonSet"];
     assert_eq!(kinds(&text), wanted);
     assert!(text.contains("image: registry.example/refit:1\n"), "{text}");

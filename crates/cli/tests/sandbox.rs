@@ -59,23 +59,12 @@ impl Sandbox {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let Some(first) = lines.next() else {
             let mut text = String::new();
-            child
-                .stderr
-                .take()
-                .unwrap()
-                .read_to_string(&mut text)
-                .unwrap();
+            child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
             panic!("no path was printed: {text}");
         };
-        let hints = lines
-            .map(Result::unwrap)
-            .take_while(|line| !line.starts_with("Hosts work"))
-            .collect();
-        Self {
-            child,
-            kubeconfig: PathBuf::from(first.unwrap()),
-            hints,
-        }
+        let hints =
+            lines.map(Result::unwrap).take_while(|line| !line.starts_with("Hosts work")).collect();
+        Self { child, kubeconfig: PathBuf::from(first.unwrap()), hints }
     }
 
     fn signal(&self, signal: &str) {
@@ -95,21 +84,14 @@ impl Sandbox {
 
     fn contexts(&self) -> Vec<String> {
         let read = Kubeconfig::read_from(&self.kubeconfig).unwrap();
-        read.contexts
-            .into_iter()
-            .map(|context| context.name)
-            .collect()
+        read.contexts.into_iter().map(|context| context.name).collect()
     }
 
     async fn config(&self, context: &str) -> Config {
-        let options = KubeConfigOptions {
-            context: Some(context.to_owned()),
-            ..KubeConfigOptions::default()
-        };
+        let options =
+            KubeConfigOptions { context: Some(context.to_owned()), ..KubeConfigOptions::default() };
         let read = Kubeconfig::read_from(&self.kubeconfig).unwrap();
-        Config::from_custom_kubeconfig(read, &options)
-            .await
-            .unwrap()
+        Config::from_custom_kubeconfig(read, &options).await.unwrap()
     }
 
     async fn client(&self, context: &str) -> Client {
@@ -124,9 +106,7 @@ impl Sandbox {
 
 fn in_real_time<T>(test: impl Future<Output = T>) -> T {
     refit_kube::tls::install_provider();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.unwrap().block_on(test)
 }
 
@@ -141,11 +121,7 @@ fn small(folder: &Path) -> String {
         .replace("replicas: 5", "replicas: 1")
         .replace("version: v1.34.2", "version: v1.34.1");
     let path = folder.join("small.yaml");
-    fs::write(
-        &path,
-        format!("{control_plane}kind: MachineDeployment{workers}"),
-    )
-    .unwrap();
+    fs::write(&path, format!("{control_plane}kind: MachineDeployment{workers}")).unwrap();
     path.display().to_string()
 }
 
@@ -165,22 +141,14 @@ async fn upgrade_worker(client: Client) {
     let at_work = async {
         loop {
             let list = updates.list(&ListParams::default()).await.unwrap();
-            let phases = list
-                .items
-                .iter()
-                .filter_map(|update| update.status.as_ref());
-            if phases
-                .map(|status| status.phase)
-                .any(|phase| phase == Phase::Upgrading)
-            {
+            let phases = list.items.iter().filter_map(|update| update.status.as_ref());
+            if phases.map(|status| status.phase).any(|phase| phase == Phase::Upgrading) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    tokio::time::timeout(Duration::from_mins(1), at_work)
-        .await
-        .expect("the upgrade begins");
+    tokio::time::timeout(Duration::from_mins(1), at_work).await.expect("the upgrade begins");
 }
 
 #[test]
@@ -199,21 +167,10 @@ fn a_client_finds_ready_machines_and_ctrl_c_leaves_nothing_behind() {
         let machines = sandbox.machines().await;
         assert_eq!(machines.len(), 8);
         let nodes: Api<Node> = Api::all(sandbox.client("edge-1").await);
-        assert_eq!(
-            nodes
-                .list(&ListParams::default())
-                .await
-                .unwrap()
-                .items
-                .len(),
-            8
-        );
+        assert_eq!(nodes.list(&ListParams::default()).await.unwrap().items.len(), 8);
         let mut stranger = sandbox.config("refit").await;
         let me: Api<SelfSubjectReview> = Api::all(sandbox.client("refit").await);
-        let me = me
-            .create(&PostParams::default(), &SelfSubjectReview::default())
-            .await
-            .unwrap();
+        let me = me.create(&PostParams::default(), &SelfSubjectReview::default()).await.unwrap();
         let user = me.status.unwrap().user_info.unwrap();
         assert_eq!(user.username.as_deref(), Some("refit-admin"));
         // Who shows no certificate is nobody.
@@ -222,10 +179,7 @@ fn a_client_finds_ready_machines_and_ctrl_c_leaves_nothing_behind() {
             .list(&ListParams::default())
             .await
             .unwrap_err();
-        assert!(
-            matches!(&refused, kube::Error::Api(status) if status.code == 403),
-            "{refused}"
-        );
+        assert!(matches!(&refused, kube::Error::Api(status) if status.code == 403), "{refused}");
     });
     let (status, text) = sandbox.end("-INT");
     assert_eq!(status.code(), Some(0), "{text}");
@@ -255,9 +209,7 @@ fn an_upgrade_survives_kill_9_and_keeps_every_machine() {
     let sandbox = Sandbox::start(&keep);
     assert_eq!(sandbox.contexts(), known);
     let servers = |text: &str| -> Vec<String> {
-        let lines = text
-            .lines()
-            .filter(|line| line.contains("https://127.0.0.1:"));
+        let lines = text.lines().filter(|line| line.contains("https://127.0.0.1:"));
         lines.map(str::to_owned).collect()
     };
     let again = fs::read_to_string(&sandbox.kubeconfig).unwrap();
@@ -277,17 +229,12 @@ fn an_upgrade_survives_kill_9_and_keeps_every_machine() {
                 tokio::time::sleep(Duration::from_millis(500)).await;
             }
         };
-        tokio::time::timeout(Duration::from_mins(3), upgraded)
-            .await
-            .expect("the upgrade goes on");
+        tokio::time::timeout(Duration::from_mins(3), upgraded).await.expect("the upgrade goes on");
     });
     let second = command(&keep).output().unwrap();
     let text = String::from_utf8(second.stderr).unwrap();
     assert_eq!(second.status.code(), Some(1));
-    assert!(
-        text.contains("is in use by another `refit sandbox`"),
-        "{text}"
-    );
+    assert!(text.contains("is in use by another `refit sandbox`"), "{text}");
     let (status, text) = sandbox.end("-TERM");
     assert_eq!(status.code(), Some(0), "{text}");
     assert!(text.contains("carries on."), "{text}");
@@ -300,10 +247,7 @@ fn a_port_that_is_taken_is_named_before_anything_takes_time() {
     let output = command(&["--port", &port]).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(
-        text.contains(&format!("port {port} of 127.0.0.1 is in use")),
-        "{text}"
-    );
+    assert!(text.contains(&format!("port {port} of 127.0.0.1 is in use")), "{text}");
     assert!(text.contains("--port"), "{text}");
     assert!(output.stdout.is_empty());
 }
@@ -315,9 +259,7 @@ fn a_kept_sandbox_takes_no_other_manifests() {
     let data = place.path().join("data").display().to_string();
     let sandbox = Sandbox::start(&["--data-dir", &data, "--manifests", &manifests]);
     sandbox.end("-INT");
-    let output = command(&["--data-dir", &data, "--manifests", &manifests])
-        .output()
-        .unwrap();
+    let output = command(&["--data-dir", &data, "--manifests", &manifests]).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(text.contains("holds a sandbox already"), "{text}");
@@ -340,14 +282,7 @@ fn a_cluster_that_is_applied_later_gets_a_context() {
                 tokio::time::sleep(Duration::from_millis(200)).await;
             }
             let nodes: Api<Node> = Api::all(sandbox.client("edge-2").await);
-            while nodes
-                .list(&ListParams::default())
-                .await
-                .unwrap()
-                .items
-                .len()
-                < 2
-            {
+            while nodes.list(&ListParams::default()).await.unwrap().items.len() < 2 {
                 tokio::time::sleep(Duration::from_millis(200)).await;
             }
         };
@@ -376,9 +311,7 @@ fn a_script_opens_no_port_and_prints_its_output() {
     let place = temporary();
     let path = place.path().join("script.txt");
     fs::write(&path, "help\n").unwrap();
-    let output = command(&["--script", &path.display().to_string()])
-        .output()
-        .unwrap();
+    let output = command(&["--script", &path.display().to_string()]).output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert!(String::from_utf8(output.stdout).unwrap().contains("wait"));
     let both = command(&["--script", "x", "--port", "1"]).output().unwrap();

@@ -21,16 +21,10 @@ fn of_a_cluster_the_control_plane_is_asked_first_and_the_workers_when_it_is_done
     let stage = Stage::new().with_cluster();
     let mut upgrade = stage.start(&["upgrade", "cluster/edge-1", "--to", NEW]);
     let line = upgrade.until("spec.version");
-    assert_eq!(
-        line,
-        format!("KubeadmControlPlane/edge-1: spec.version {OLD} -> {NEW}")
-    );
+    assert_eq!(line, format!("KubeadmControlPlane/edge-1: spec.version {OLD} -> {NEW}"));
     upgrade.until("same command goes on");
     for name in &MACHINES[..3] {
-        stage.update(
-            name,
-            json!({"phase": "Upgrading", "progress": {"percent": 40}}),
-        );
+        stage.update(name, json!({"phase": "Upgrading", "progress": {"percent": 40}}));
         upgrade.until(&format!("{name}   40%  Upgrading"));
         assert_eq!(version(&stage, DEPLOYMENT, "edge-1-md"), OLD);
         stage.updated(name);
@@ -44,9 +38,7 @@ fn of_a_cluster_the_control_plane_is_asked_first_and_the_workers_when_it_is_done
     let ended = upgrade.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(
-        ended
-            .stdout
-            .ends_with("`refit watch Cluster/edge-1` shows how far it is"),
+        ended.stdout.ends_with("`refit watch Cluster/edge-1` shows how far it is"),
         "{ended:?}"
     );
     assert_eq!(version(&stage, DEPLOYMENT, "edge-1-md"), NEW);
@@ -82,11 +74,7 @@ fn what_must_not_be_written_is_refused_and_nothing_is() {
     }
     let ended = stage.run(&["upgrade", "kcp/none", "--to", NEW]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(
-        ended
-            .stderr
-            .contains("there is no KubeadmControlPlane/none in namespace default")
-    );
+    assert!(ended.stderr.contains("there is no KubeadmControlPlane/none in namespace default"));
     let ended = stage.run(&["upgrade", "kcp/edge-1", "--to", "1.35"]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert_eq!(stage.server().revision(), before);
@@ -100,12 +88,7 @@ fn where_cluster_api_does_not_ask_refit_nothing_is_written() {
         let ended = stage.run(&["upgrade", "cluster/edge-1", "--to", NEW]);
         assert_eq!(ended.code, Some(4), "{ended:?}");
         assert!(ended.stderr.contains(words), "{ended:?}");
-        assert!(
-            ended
-                .stderr
-                .contains("Cluster API would replace the machines"),
-            "{ended:?}"
-        );
+        assert!(ended.stderr.contains("Cluster API would replace the machines"), "{ended:?}");
         assert_eq!(stage.server().revision(), before);
     };
     stage.patch(
@@ -141,15 +124,7 @@ fn where_cluster_api_does_not_ask_refit_nothing_is_written() {
 fn a_dry_run_is_checked_by_the_api_server_and_writes_nothing() {
     let stage = Stage::new().with_cluster();
     let before = stage.server().revision();
-    let ended = stage.run(&[
-        "upgrade",
-        "cluster/edge-1",
-        "--to",
-        NEW,
-        "--dry-run",
-        "-o",
-        "json",
-    ]);
+    let ended = stage.run(&["upgrade", "cluster/edge-1", "--to", NEW, "--dry-run", "-o", "json"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let lines = ended.json_lines();
     assert_eq!(
@@ -175,18 +150,11 @@ fn a_topology_is_changed_at_its_cluster() {
     stage.patch(DEPLOYMENT, "edge-1-md", owned);
     let ended = stage.run(&["upgrade", "kcp/edge-1", "--to", NEW]);
     assert_eq!(ended.code, Some(4), "{ended:?}");
-    assert!(
-        ended.stderr.contains("upgrade cluster/NAME instead"),
-        "{ended:?}"
-    );
+    assert!(ended.stderr.contains("upgrade cluster/NAME instead"), "{ended:?}");
     let ended = stage.run(&["upgrade", "cl/edge-1", "--to", NEW]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert_eq!(version(&stage, CLUSTER, "edge-1"), NEW);
-    assert_eq!(
-        version(&stage, CONTROL_PLANE, "edge-1"),
-        OLD,
-        "that is the topology's business"
-    );
+    assert_eq!(version(&stage, CONTROL_PLANE, "edge-1"), OLD, "that is the topology's business");
 }
 
 #[test]
@@ -202,18 +170,11 @@ fn an_upgrade_that_is_under_way_is_named() {
 #[test]
 fn whoever_applied_the_version_before_is_named() {
     let stage = Stage::new().with_cluster();
-    stage.apply(
-        CONTROL_PLANE,
-        "edge-1",
-        "gitops",
-        json!({"spec": {"version": OLD}}),
-    );
+    stage.apply(CONTROL_PLANE, "edge-1", "gitops", json!({"spec": {"version": OLD}}));
     let ended = stage.run(&["upgrade", "kcp/edge-1", "--to", NEW]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(
-        ended
-            .stdout
-            .contains("KubeadmControlPlane/edge-1 spec.version was applied by gitops"),
+        ended.stdout.contains("KubeadmControlPlane/edge-1 spec.version was applied by gitops"),
         "{ended:?}"
     );
 }

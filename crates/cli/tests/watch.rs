@@ -54,10 +54,7 @@ fn piped_each_change_has_a_line_and_what_blocks_is_said() {
     watch.until("KubeadmControlPlane/edge-1: 3 machines run v1.35.0");
     let ended = watch.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(
-        !ended.stdout.contains('\x1b') && ended.stderr.is_empty(),
-        "{ended:?}"
-    );
+    assert!(!ended.stdout.contains('\x1b') && ended.stderr.is_empty(), "{ended:?}");
 }
 
 #[test]
@@ -67,18 +64,11 @@ fn json_lines_carry_each_change_and_the_end() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let lines = ended.json_lines();
     let of = |kind: &str| lines.iter().filter(|line| line["type"] == kind).count();
-    assert_eq!(
-        (of("group"), of("machine"), of("end")),
-        (2, 4, 1),
-        "{ended:?}"
-    );
+    assert_eq!((of("group"), of("machine"), of("end")), (2, 4, 1), "{ended:?}");
     let end = lines.last().unwrap();
     assert_eq!(end["outcome"], "done");
     assert_eq!((&end["machines"], &end["done"]), (&json!(4), &json!(4)));
-    let machine = lines
-        .iter()
-        .find(|line| line["name"] == "edge-1-a")
-        .unwrap();
+    let machine = lines.iter().find(|line| line["name"] == "edge-1-a").unwrap();
     assert_eq!(machine["owner"], "KubeadmControlPlane/edge-1");
     assert_eq!(machine["done"], true);
 }
@@ -103,10 +93,7 @@ fn a_timeout_ends_the_watch_with_its_own_code() {
     stage.patch(CONTROL_PLANE, "edge-1", json!({"spec": {"version": NEW}}));
     let ended = stage.run(&["watch", "cluster/edge-1", "--timeout", "1s"]);
     assert_eq!(ended.code, Some(5), "{ended:?}");
-    assert!(
-        ended.stderr.contains("1 of 4 machines are done after 1s"),
-        "{ended:?}"
-    );
+    assert!(ended.stderr.contains("1 of 4 machines are done after 1s"), "{ended:?}");
 }
 
 #[test]
@@ -123,23 +110,14 @@ fn an_update_that_failed_for_good_ends_the_watch_and_says_how_to_go_on() {
         "failureMessage": "step kubeadm-upgrade: no space left"}),
     );
     watch.until("Failed: step kubeadm-upgrade: no space left");
-    block(
-        &stage,
-        "Failed",
-        "the update of edge-1-a failed, and it is not available",
-    );
+    block(&stage, "Failed", "the update of edge-1-a failed, and it is not available");
     let ended = watch.end();
     assert_eq!(ended.code, Some(3), "{ended:?}");
     assert!(
-        ended
-            .stderr
-            .contains("edge-1-a: failed (HostStepFailed): step kubeadm-upgrade"),
+        ended.stderr.contains("edge-1-a: failed (HostStepFailed): step kubeadm-upgrade"),
         "{ended:?}"
     );
-    assert!(
-        ended.stderr.contains("`refit retry machine/edge-1-a`"),
-        "{ended:?}"
-    );
+    assert!(ended.stderr.contains("`refit retry machine/edge-1-a`"), "{ended:?}");
 }
 
 #[test]

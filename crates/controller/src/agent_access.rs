@@ -153,10 +153,7 @@ pub(crate) fn holds(there: &Value, wanted: &Value) -> bool {
         }),
         (Value::Array(there), Value::Array(wanted)) => {
             there.len() == wanted.len()
-                && there
-                    .iter()
-                    .zip(wanted)
-                    .all(|(there, wanted)| holds(there, wanted))
+                && there.iter().zip(wanted).all(|(there, wanted)| holds(there, wanted))
         }
         _ => there == wanted,
     }

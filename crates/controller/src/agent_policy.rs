@@ -80,10 +80,7 @@ mod tests {
     fn the_policy_covers_status_and_spec_of_host_plans_and_denies() {
         let policy: Value = serde_saphyr::from_str(POLICY).unwrap();
         let rule = &policy["spec"]["matchConstraints"]["resourceRules"][0];
-        assert_eq!(
-            rule["resources"],
-            serde_json::json!(["hostplans", "hostplans/status"])
-        );
+        assert_eq!(rule["resources"], serde_json::json!(["hostplans", "hostplans/status"]));
         assert_eq!(policy["spec"]["failurePolicy"], "Fail");
         let binding: Value = serde_saphyr::from_str(BINDING).unwrap();
         assert_eq!(binding["spec"]["policyName"], policy["metadata"]["name"]);

@@ -51,9 +51,7 @@ pub(crate) struct Context {
 
 impl std::fmt::Debug for Context {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Context")
-            .field("stores", &self.stores)
-            .finish_non_exhaustive()
+        f.debug_struct("Context").field("stores", &self.stores).finish_non_exhaustive()
     }
 }
 

@@ -22,30 +22,15 @@ pub(crate) struct DrainFlags {
     drain_grace_period: Option<SignedDuration>,
     /// When somebody hears of a drain that takes long, or Never; annotation
     /// refit.dev/drain-notify-after
-    #[arg(
-        long,
-        value_name = "TIME",
-        env = "REFIT_DRAIN_NOTIFY_AFTER",
-        default_value = "15m"
-    )]
+    #[arg(long, value_name = "TIME", env = "REFIT_DRAIN_NOTIFY_AFTER", default_value = "15m")]
     drain_notify_after: Limit,
     /// When a pod that withstands eviction is deleted, budget or not; annotation
     /// refit.dev/drain-delete-after
-    #[arg(
-        long,
-        value_name = "TIME",
-        env = "REFIT_DRAIN_DELETE_AFTER",
-        default_value = "Never"
-    )]
+    #[arg(long, value_name = "TIME", env = "REFIT_DRAIN_DELETE_AFTER", default_value = "Never")]
     drain_delete_after: Limit,
     /// When a pod that is still there is removed without grace; annotation
     /// refit.dev/drain-force-after
-    #[arg(
-        long,
-        value_name = "TIME",
-        env = "REFIT_DRAIN_FORCE_AFTER",
-        default_value = "Never"
-    )]
+    #[arg(long, value_name = "TIME", env = "REFIT_DRAIN_FORCE_AFTER", default_value = "Never")]
     drain_force_after: Limit,
     /// How long load balancers get to forget a node before its pods are evicted; annotation
     /// refit.dev/drain-load-balancer-wait

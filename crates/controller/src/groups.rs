@@ -28,11 +28,7 @@ impl Group {
     fn of(namespace: &str, cluster: &str, owner: GroupOwner, control_plane: bool) -> Self {
         Self {
             key: ObjectKey::new(namespace, update_group_name(&owner.kind, &owner.name)),
-            spec: UpdateGroupSpec {
-                cluster_name: cluster.to_owned(),
-                owner,
-                control_plane,
-            },
+            spec: UpdateGroupSpec { cluster_name: cluster.to_owned(), owner, control_plane },
         }
     }
 
@@ -46,16 +42,10 @@ impl Group {
 pub(crate) fn group_of(stores: &Stores, machine: &Machine) -> Option<Group> {
     let namespace = machine.namespace().unwrap_or_default();
     let owner = controller_of(machine.owner_references())?;
-    match (
-        group_of_api_version(&owner.api_version),
-        owner.kind.as_str(),
-    ) {
-        (CONTROL_PLANE_GROUP, _) => Some(Group::of(
-            &namespace,
-            &machine.spec.cluster_name,
-            group_owner(owner),
-            true,
-        )),
+    match (group_of_api_version(&owner.api_version), owner.kind.as_str()) {
+        (CONTROL_PLANE_GROUP, _) => {
+            Some(Group::of(&namespace, &machine.spec.cluster_name, group_owner(owner), true))
+        }
         (CORE_GROUP, "MachineSet") => {
             let key = ObjectKey::new(&namespace, &owner.name);
             // Without the set its deployment is not known, and a guess would split the group.
@@ -87,10 +77,8 @@ pub(crate) async fn ensure_group(ctx: &Context, group: &Group) -> kube::Result<U
     }
     let mut object = UpdateGroup::new(&group.key.name, group.spec.clone());
     object.metadata.namespace = Some(group.key.namespace.clone());
-    object.metadata.labels = Some(BTreeMap::from([(
-        keys::CLUSTER_NAME.to_owned(),
-        group.spec.cluster_name.clone(),
-    )]));
+    object.metadata.labels =
+        Some(BTreeMap::from([(keys::CLUSTER_NAME.to_owned(), group.spec.cluster_name.clone())]));
     object.metadata.owner_references = owner_reference(&ctx.stores, group).map(|owner| vec![owner]);
     let api: Api<UpdateGroup> = Api::namespaced(ctx.client.clone(), &group.key.namespace);
     let (found, _) = apply::create_or_get(&api, &object).await?;
@@ -198,11 +186,7 @@ pub(crate) fn group_of_update(stores: &Stores, update: &NodeUpdate) -> Option<Gr
 
 /// Phase of a NodeUpdate; `Pending` before its controller saw it.
 pub(crate) fn phase_of(update: &NodeUpdate) -> refit_api::refit::Phase {
-    update
-        .status
-        .as_ref()
-        .map(|status| status.phase)
-        .unwrap_or_default()
+    update.status.as_ref().map(|status| status.phase).unwrap_or_default()
 }
 
 /// The owner that controls an object.

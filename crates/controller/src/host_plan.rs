@@ -49,9 +49,8 @@ pub(crate) fn machines_by_node(
     cluster: &ObjectKey,
 ) -> BTreeMap<String, Arc<Machine>> {
     let machines = ctx.stores.machines.list_in(&cluster.namespace);
-    let of_cluster = machines
-        .into_iter()
-        .filter(|machine| machine.spec.cluster_name == cluster.name);
+    let of_cluster =
+        machines.into_iter().filter(|machine| machine.spec.cluster_name == cluster.name);
     of_cluster
         .filter_map(|machine| Some((node_name(&machine)?.to_owned(), machine.clone())))
         .collect()
@@ -107,10 +106,7 @@ pub(crate) fn node_name(machine: &Machine) -> Option<&str> {
 
 /// Key of a Machine's Cluster.
 pub(crate) fn cluster_key(machine: &Machine) -> ObjectKey {
-    ObjectKey::new(
-        machine.namespace().unwrap_or_default(),
-        &machine.spec.cluster_name,
-    )
+    ObjectKey::new(machine.namespace().unwrap_or_default(), &machine.spec.cluster_name)
 }
 
 #[cfg(test)]
@@ -140,10 +136,7 @@ mod tests {
         assert_eq!(judge("n", Some(&plan), limit, at(1900)), HostReport::Fresh);
         assert_eq!(
             judge("n", Some(&plan), limit, at(1901)),
-            HostReport::Stale {
-                node: "n".into(),
-                reported_at: at(1000)
-            }
+            HostReport::Stale { node: "n".into(), reported_at: at(1000) }
         );
     }
 

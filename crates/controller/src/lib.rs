@@ -88,24 +88,10 @@ pub fn run(options: ControllerOptions) -> BoxFuture<'static, anyhow::Result<()>>
 }
 
 async fn run_to_end(options: ControllerOptions) -> anyhow::Result<()> {
-    let ControllerOptions {
-        stack,
-        config,
-        clock,
-        hooks: server,
-        safeguards,
-        settings,
-        process,
-    } = options;
-    let Process {
-        lease,
-        probes,
-        stop,
-        drain_delay,
-    } = process;
-    let candidate = lease
-        .map(|lease| Candidate::new(lease, &stack, &config, clock))
-        .transpose()?;
+    let ControllerOptions { stack, config, clock, hooks: server, safeguards, settings, process } =
+        options;
+    let Process { lease, probes, stop, drain_delay } = process;
+    let candidate = lease.map(|lease| Candidate::new(lease, &stack, &config, clock)).transpose()?;
     let leadership = match &candidate {
         Some(_) => Leadership::candidate(clock),
         None => Leadership::alone(clock),

@@ -66,12 +66,7 @@ struct Args {
     )]
     webhook_bind: SocketAddr,
     /// Where /healthz, /readyz and /metrics are served, over plain HTTP
-    #[arg(
-        long,
-        value_name = "ADDRESS",
-        env = "REFIT_HEALTH_BIND",
-        default_value = "0.0.0.0:8081"
-    )]
+    #[arg(long, value_name = "ADDRESS", env = "REFIT_HEALTH_BIND", default_value = "0.0.0.0:8081")]
     health_bind: SocketAddr,
     /// Folder with tls.crt and tls.key, read again when they change; without it the certificate is
     /// kept in the Secret <SERVICE>-tls
@@ -81,12 +76,7 @@ struct Args {
     #[arg(long, value_name = "FILE", env = "REFIT_CLIENT_CA")]
     client_ca: Option<PathBuf>,
     /// Service by which Cluster API calls the hooks
-    #[arg(
-        long,
-        value_name = "NAME",
-        env = "REFIT_SERVICE",
-        default_value = "refit-webhook"
-    )]
+    #[arg(long, value_name = "NAME", env = "REFIT_SERVICE", default_value = "refit-webhook")]
     service: String,
     /// Namespace of the Lease, the Service and its Secret
     #[arg(long, value_name = "NAME", env = "POD_NAMESPACE", default_value = NAMESPACE)]
@@ -98,12 +88,7 @@ struct Args {
     )]
     leader_elect: bool,
     /// Name of the Lease
-    #[arg(
-        long,
-        value_name = "NAME",
-        env = "REFIT_LEASE_NAME",
-        default_value = "refit-controller"
-    )]
+    #[arg(long, value_name = "NAME", env = "REFIT_LEASE_NAME", default_value = "refit-controller")]
     lease_name: String,
     /// How long the Lease holds without a renewal
     #[arg(
@@ -135,12 +120,7 @@ struct Args {
     #[command(flatten)]
     drain: drain_flags::DrainFlags,
     /// How many NodeUpdates are worked on at once
-    #[arg(
-        long,
-        value_name = "NUMBER",
-        env = "REFIT_WORKERS",
-        default_value_t = 16
-    )]
+    #[arg(long, value_name = "NUMBER", env = "REFIT_WORKERS", default_value_t = 16)]
     workers: usize,
     /// How old an agent's report may be; the agent reports every 300 s
     #[arg(
@@ -158,12 +138,7 @@ struct Args {
     #[arg(long, value_name = "FILE", env = "REFIT_PLAN_SIGNING_KEY")]
     plan_signing_key: Option<PathBuf>,
     /// How long hooks are still taken after a first signal: until callers have heard of it
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        env = "REFIT_SHUTDOWN_DELAY_SECONDS",
-        default_value_t = 5
-    )]
+    #[arg(long, value_name = "SECONDS", env = "REFIT_SHUTDOWN_DELAY_SECONDS", default_value_t = 5)]
     shutdown_delay_seconds: u32,
     /// Which log lines are written, such as info or refit_controller=debug,info
     #[arg(long, value_name = "FILTER", env = "REFIT_LOG", default_value = "info")]
@@ -268,11 +243,7 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
         stack,
         config,
         clock,
-        hooks: HookServer {
-            listener,
-            cert: cert.clone(),
-            client_ca_pem,
-        },
+        hooks: HookServer { listener, cert: cert.clone(), client_ca_pem },
         safeguards: Safeguards::default(),
         settings: Settings {
             on_uncovered: match args.default_on_uncovered {
@@ -311,11 +282,7 @@ async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<Listener> {
 fn lease(args: &Args, clock: Clock) -> LeaseSettings {
     let name = args.identity.clone().unwrap_or_else(host_name);
     // A container that starts again has the same name, and must not take its own Lease for held.
-    let unique = format!(
-        "{name}_{:x}-{:x}",
-        clock.now().as_microsecond(),
-        std::process::id()
-    );
+    let unique = format!("{name}_{:x}-{:x}", clock.now().as_microsecond(), std::process::id());
     LeaseSettings {
         duration: seconds(args.lease_duration_seconds),
         renew_deadline: seconds(args.lease_renew_deadline_seconds),
@@ -357,9 +324,8 @@ impl Certificate {
             return Ok(Self::Files(folder.clone()));
         }
         let settings = CertificateSettings::of_service(&args.namespace, &args.service);
-        let client = stack
-            .client(config)
-            .context("the management cluster's client cannot be built")?;
+        let client =
+            stack.client(config).context("the management cluster's client cannot be built")?;
         Ok(Self::Secret(Certificates::new(client, clock, settings)))
     }
 
@@ -397,10 +363,7 @@ fn files(folder: &Path) -> anyhow::Result<KeyAndCert> {
         let path = folder.join(name);
         fs::read_to_string(&path).with_context(|| format!("{} cannot be read", path.display()))
     };
-    Ok(KeyAndCert {
-        cert_pem: text("tls.crt")?,
-        key_pem: text("tls.key")?,
-    })
+    Ok(KeyAndCert { cert_pem: text("tls.crt")?, key_pem: text("tls.key")? })
 }
 
 #[cfg(test)]
@@ -416,10 +379,7 @@ mod tests {
         assert!(args.leader_elect);
         let lease = lease(&args, Clock::real());
         assert_eq!(lease.problem(), None);
-        assert_eq!(
-            (lease.namespace.as_str(), lease.duration.as_secs()),
-            (NAMESPACE, 15)
-        );
+        assert_eq!((lease.namespace.as_str(), lease.duration.as_secs()), (NAMESPACE, 15));
         let alone = Args::parse_from(["refit-controller", "--leader-elect=false"]);
         assert!(!alone.leader_elect);
     }
@@ -458,9 +418,6 @@ mod tests {
         let args = Args::parse_from(["refit-controller"]);
         assert_eq!(args.default_on_uncovered, Uncovered::Preserve);
         let other = ["refit-controller", "--default-on-uncovered", "Replace"];
-        assert_eq!(
-            Args::parse_from(other).default_on_uncovered,
-            Uncovered::Replace
-        );
+        assert_eq!(Args::parse_from(other).default_on_uncovered, Uncovered::Replace);
     }
 }

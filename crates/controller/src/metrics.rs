@@ -97,32 +97,20 @@ impl Metrics {
             errors.clone(),
         );
         let gauges = Gauges::register(&mut registry);
-        Self {
-            registry,
-            hooks,
-            reconciles,
-            errors,
-            gauges,
-            scrape: Mutex::default(),
-        }
+        Self { registry, hooks, reconciles, errors, gauges, scrape: Mutex::default() }
     }
 
     /// Counts one answered hook.
     pub(crate) fn hook(&self, hook: &str, verdict: &str, took: Duration) {
         self.hooks
-            .get_or_create(&HookLabels {
-                hook: hook.to_owned(),
-                verdict: verdict.to_owned(),
-            })
+            .get_or_create(&HookLabels { hook: hook.to_owned(), verdict: verdict.to_owned() })
             .observe(took.as_secs_f64());
     }
 
     /// Counts one reconcile.
     pub(crate) fn reconcile(&self, controller: &str, took: Duration) {
         self.reconciles
-            .get_or_create(&ControllerLabels {
-                controller: controller.to_owned(),
-            })
+            .get_or_create(&ControllerLabels { controller: controller.to_owned() })
             .observe(took.as_secs_f64());
     }
 
@@ -153,10 +141,7 @@ impl Metrics {
 
 /// The word for an error.
 fn reason_of(error: &anyhow::Error) -> &'static str {
-    let Some(error) = error
-        .chain()
-        .find_map(|error| error.downcast_ref::<kube::Error>())
-    else {
+    let Some(error) = error.chain().find_map(|error| error.downcast_ref::<kube::Error>()) else {
         return "Other";
     };
     match error {

@@ -21,16 +21,11 @@ use crate::{
 pub(crate) fn live_policy(ctx: &Context, group: &Group) -> Result<Policy, NotReady> {
     let owner = owner_annotations(ctx, group)?;
     let key = ObjectKey::new(&group.key.namespace, &group.spec.cluster_name);
-    let cluster = ctx
-        .stores
-        .clusters
-        .get(&key)
-        .ok_or_else(|| unknown("Cluster", &key))?;
+    let cluster = ctx.stores.clusters.get(&key).ok_or_else(|| unknown("Cluster", &key))?;
     let mut policy = policy(&owner, cluster.annotations(), ctx.settings.on_uncovered);
     let drain = drain_policy(&[&owner, cluster.annotations()], &ctx.settings.drain);
-    policy.not_understood = policy
-        .not_understood
-        .or_else(|| drain.not_understood.into_iter().next());
+    policy.not_understood =
+        policy.not_understood.or_else(|| drain.not_understood.into_iter().next());
     Ok(policy)
 }
 
@@ -56,9 +51,7 @@ pub(crate) fn live_host_settings(
     machine: &Machine,
 ) -> Result<HostSettings, Refusal> {
     let group = group_of(&ctx.stores, machine);
-    let owner = group
-        .as_ref()
-        .and_then(|group| owner_annotations(ctx, group).ok());
+    let owner = group.as_ref().and_then(|group| owner_annotations(ctx, group).ok());
     let key = cluster_key(machine);
     let cluster = ctx.stores.clusters.get(&key);
     let named = |kind: &str, name: &str| format!("{kind} {name}");
@@ -69,15 +62,10 @@ pub(crate) fn live_host_settings(
     let none = BTreeMap::new();
     let sources = [
         (named("Machine", &machine.name_any()), machine.annotations()),
-        (
-            owner_name.unwrap_or_default(),
-            owner.as_ref().unwrap_or(&none),
-        ),
+        (owner_name.unwrap_or_default(), owner.as_ref().unwrap_or(&none)),
         (
             named("Cluster", &key.name),
-            cluster
-                .as_deref()
-                .map_or(&none, |cluster| cluster.annotations()),
+            cluster.as_deref().map_or(&none, |cluster| cluster.annotations()),
         ),
     ];
     for (object, annotations) in sources {
@@ -93,18 +81,11 @@ fn owner_annotations(ctx: &Context, group: &Group) -> Result<BTreeMap<String, St
     let (stores, key) = (&ctx.stores, group.owner_key());
     let kind = group.spec.owner.kind.as_str();
     let found = match kind {
-        "KubeadmControlPlane" => stores
-            .control_planes
-            .get(&key)
-            .map(|o| o.annotations().clone()),
-        "MachineDeployment" => stores
-            .machine_deployments
-            .get(&key)
-            .map(|o| o.annotations().clone()),
-        "MachineSet" => stores
-            .machine_sets
-            .get(&key)
-            .map(|o| o.annotations().clone()),
+        "KubeadmControlPlane" => stores.control_planes.get(&key).map(|o| o.annotations().clone()),
+        "MachineDeployment" => {
+            stores.machine_deployments.get(&key).map(|o| o.annotations().clone())
+        }
+        "MachineSet" => stores.machine_sets.get(&key).map(|o| o.annotations().clone()),
         _ => None,
     };
     found.ok_or_else(|| unknown(kind, &key))
@@ -112,8 +93,5 @@ fn owner_annotations(ctx: &Context, group: &Group) -> Result<BTreeMap<String, St
 
 /// An object that the caches do not have.
 pub(crate) fn unknown(kind: &str, key: &ObjectKey) -> NotReady {
-    NotReady::ObjectUnknown {
-        kind: kind.to_owned(),
-        name: key.to_string(),
-    }
+    NotReady::ObjectUnknown { kind: kind.to_owned(), name: key.to_string() }
 }

@@ -60,11 +60,7 @@ impl Candidate {
             .with_deadline(deadline)
             .client(config)
             .context("the Lease's client cannot be built")?;
-        Ok(Self {
-            settings,
-            client,
-            clock,
-        })
+        Ok(Self { settings, client, clock })
     }
 
     /// Stands for election until it is dropped.
@@ -101,10 +97,7 @@ pub(crate) async fn end(
     closing.cancel();
     served.cancelled().await;
     ctx.leadership.resign();
-    if tokio::time::timeout(LAST_WRITES, ctx.leadership.idle())
-        .await
-        .is_err()
-    {
+    if tokio::time::timeout(LAST_WRITES, ctx.leadership.idle()).await.is_err() {
         tracing::warn!("a write is still on its way at the end");
     }
 }

@@ -89,21 +89,13 @@ impl FakeApi {
     /// Reasons of the events that there are.
     pub(crate) fn event_reasons(&self) -> Vec<String> {
         let events: Vec<Value> = self.list("/events/");
-        events
-            .iter()
-            .map(|e| e["reason"].as_str().unwrap().to_owned())
-            .collect()
+        events.iter().map(|e| e["reason"].as_str().unwrap().to_owned()).collect()
     }
 
     fn list<T: serde::de::DeserializeOwned>(&self, infix: &str) -> Vec<T> {
         let state = self.lock();
-        let found = state
-            .objects
-            .iter()
-            .filter(|(path, _)| path.contains(infix));
-        found
-            .map(|(_, value)| serde_json::from_value(value.clone()).unwrap())
-            .collect()
+        let found = state.objects.iter().filter(|(path, _)| path.contains(infix));
+        found.map(|(_, value)| serde_json::from_value(value.clone()).unwrap()).collect()
     }
 
     fn answer(&self, method: &Method, path: &str, mut body: Value) -> (StatusCode, Value) {
@@ -139,12 +131,7 @@ impl FakeApi {
                 (StatusCode::CREATED, body)
             }
             _ => {
-                let State {
-                    objects,
-                    writes,
-                    version,
-                    ..
-                } = &mut *state;
+                let State { objects, writes, version, .. } = &mut *state;
                 let Some(object) = objects.get_mut(&path) else {
                     return refuse(StatusCode::NOT_FOUND, "NotFound");
                 };
@@ -201,42 +188,27 @@ pub(crate) fn fleet(api: &FakeApi) -> Arc<Context> {
 /// Fills the stores with the cluster that [`fleet`] speaks of.
 pub(crate) fn fill(ctx: &Context) {
     let stores = &ctx.stores;
+    stores.clusters.insert(named(Cluster::new("edge-1", <_>::default()), "uid-cluster"));
     stores
-        .clusters
-        .insert(named(Cluster::new("edge-1", <_>::default()), "uid-cluster"));
-    stores.control_planes.insert(named(
-        KubeadmControlPlane::new("edge-1", <_>::default()),
-        "uid-kcp",
-    ));
-    stores.machine_deployments.insert(named(
-        MachineDeployment::new("edge-1-md-0", <_>::default()),
-        "uid-md",
-    ));
+        .control_planes
+        .insert(named(KubeadmControlPlane::new("edge-1", <_>::default()), "uid-kcp"));
+    stores
+        .machine_deployments
+        .insert(named(MachineDeployment::new("edge-1-md-0", <_>::default()), "uid-md"));
     let mut set = named(MachineSet::new("edge-1-md-0-a", <_>::default()), "uid-ms");
     set.spec.cluster_name = "edge-1".into();
-    set.metadata.owner_references = Some(vec![owner(
-        "cluster.x-k8s.io/v1beta2",
-        "MachineDeployment",
-        "edge-1-md-0",
-        "uid-md",
-    )]);
+    set.metadata.owner_references =
+        Some(vec![owner("cluster.x-k8s.io/v1beta2", "MachineDeployment", "edge-1-md-0", "uid-md")]);
     stores.machine_sets.insert(set);
     let view = ClusterView::default();
-    for name in [
-        "edge-1-cp-0",
-        "edge-1-cp-1",
-        "edge-1-cp-2",
-        "edge-1-w-0",
-        "edge-1-w-1",
-    ] {
+    for name in ["edge-1-cp-0", "edge-1-cp-1", "edge-1-cp-2", "edge-1-w-0", "edge-1-w-1"] {
         stores.machines.insert(machine(name, "v1.34.2"));
         view.host_plans.insert(reported(name, ctx.clock.now()));
     }
     view.host_plans.mark_ready();
     view.nodes.mark_ready();
     view.static_pods.mark_ready();
-    ctx.workload_index
-        .insert(ObjectKey::new("default", "edge-1"), view);
+    ctx.workload_index.insert(ObjectKey::new("default", "edge-1"), view);
     stores.mark_ready();
 }
 
@@ -262,10 +234,7 @@ pub(crate) fn machine(name: &str, kubelet: &str) -> Machine {
     let mut machine = named(Machine::new(name, spec), &format!("uid-{name}"));
     machine.status = Some(MachineStatus {
         node_ref: Some(NodeRef { name: name.into() }),
-        node_info: Some(NodeInfo {
-            kubelet_version: kubelet.into(),
-            boot_id: "b".into(),
-        }),
+        node_info: Some(NodeInfo { kubelet_version: kubelet.into(), boot_id: "b".into() }),
         ..MachineStatus::default()
     });
     let by = if name.contains("-cp-") {
@@ -273,12 +242,7 @@ pub(crate) fn machine(name: &str, kubelet: &str) -> Machine {
         let version = "controlplane.cluster.x-k8s.io/v1beta2";
         owner(version, "KubeadmControlPlane", "edge-1", "uid-kcp")
     } else {
-        owner(
-            "cluster.x-k8s.io/v1beta2",
-            "MachineSet",
-            "edge-1-md-0-a",
-            "uid-ms",
-        )
+        owner("cluster.x-k8s.io/v1beta2", "MachineSet", "edge-1-md-0-a", "uid-ms")
     };
     machine.metadata.owner_references = Some(vec![by]);
     machine

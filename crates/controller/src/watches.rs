@@ -14,12 +14,7 @@ use crate::{
 
 /// Watches every kind for ever. Dropping the future ends the watches.
 pub(crate) async fn run(ctx: &Context) {
-    let Context {
-        client,
-        stores,
-        queues,
-        ..
-    } = ctx;
+    let Context { client, stores, queues, .. } = ctx;
     futures::join!(
         watch(client, &stores.machine_sets, |set| {
             queues.groups.add(group_of_set(set).key);
@@ -33,18 +28,12 @@ pub(crate) async fn run(ctx: &Context) {
             }
         }),
         watch(client, &stores.machine_deployments, |deployment| {
-            queues
-                .groups
-                .add(owned_group("MachineDeployment", deployment));
+            queues.groups.add(owned_group("MachineDeployment", deployment));
         }),
         watch(client, &stores.control_planes, |control_plane| {
-            queues
-                .groups
-                .add(owned_group("KubeadmControlPlane", control_plane));
+            queues.groups.add(owned_group("KubeadmControlPlane", control_plane));
         }),
-        watch(client, &stores.clusters, |cluster| wake_cluster(
-            ctx, cluster
-        )),
+        watch(client, &stores.clusters, |cluster| wake_cluster(ctx, cluster)),
         watch(client, &stores.node_updates, |update| {
             queues.node_updates.add(ObjectKey::of(update));
             if let Some(group) = group_of_update(stores, update) {

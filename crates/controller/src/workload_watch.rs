@@ -108,9 +108,7 @@ impl WorkloadIndex {
     pub(crate) fn views(&self) -> Vec<(ObjectKey, Arc<ClusterView>)> {
         let known = self.lock();
         let views = known.iter();
-        views
-            .map(|(key, view)| (key.clone(), view.clone()))
-            .collect()
+        views.map(|(key, view)| (key.clone(), view.clone())).collect()
     }
 
     /// Puts a view in place of the watches.
@@ -302,11 +300,7 @@ fn set_reachable(ctx: &Context, key: &ObjectKey, view: &ClusterView) {
 /// Installs what agents need: their namespace and the HostPlan CRD.
 async fn ensure_installed(client: &Client) -> anyhow::Result<()> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    if namespaces
-        .get_opt(keys::HOST_PLAN_NAMESPACE)
-        .await?
-        .is_none()
-    {
+    if namespaces.get_opt(keys::HOST_PLAN_NAMESPACE).await?.is_none() {
         let namespace = Namespace {
             metadata: ObjectMeta {
                 name: Some(keys::HOST_PLAN_NAMESPACE.to_owned()),
@@ -319,8 +313,7 @@ async fn ensure_installed(client: &Client) -> anyhow::Result<()> {
     let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
     let mut crd = HostPlan::crd();
     let hash = refit_api::refit::hash_json(&serde_json::to_value(&crd.spec)?);
-    crd.annotations_mut()
-        .insert(CRD_HASH.to_owned(), hash.clone());
+    crd.annotations_mut().insert(CRD_HASH.to_owned(), hash.clone());
     let name = crd.name_any();
     match crds.get_opt(&name).await? {
         None => {

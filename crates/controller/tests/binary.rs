@@ -67,26 +67,18 @@ impl Setup {
         let client = Client::new(server.clone(), "default");
         let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
         for crd in crds::refit_crds().into_iter().chain(crds::capi_crds()) {
-            definitions
-                .create(&PostParams::default(), &crd)
-                .await
-                .unwrap();
+            definitions.create(&PostParams::default(), &crd).await.unwrap();
         }
         let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(client.clone());
         let system = json!({"metadata": {"name": "refit-system"}});
         let system = serde_json::from_value(system).unwrap();
-        namespaces
-            .create(&PostParams::default(), &system)
-            .await
-            .unwrap();
+        namespaces.create(&PostParams::default(), &system).await.unwrap();
         let validity = Validity {
             from: "2020-01-01T00:00:00Z".parse().unwrap(),
             until: "2120-01-01T00:00:00Z".parse().unwrap(),
         };
         let authority = Authority::new("test", validity).unwrap();
-        let cert = authority
-            .server(&["127.0.0.1", "localhost"], validity)
-            .unwrap();
+        let cert = authority.server(&["127.0.0.1", "localhost"], validity).unwrap();
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("tls.crt"), &cert.cert_pem).unwrap();
         fs::write(folder.path().join("tls.key"), &cert.key_pem).unwrap();
@@ -97,12 +89,7 @@ impl Setup {
             let answer = server.clone().oneshot(request);
             async { Ok::<_, Infallible>(answer.await.expect("no connection is cut here")) }
         });
-        tokio::spawn(serve::serve(
-            listener,
-            Some(config),
-            service,
-            std::future::pending(),
-        ));
+        tokio::spawn(serve::serve(listener, Some(config), service, std::future::pending()));
         let ca = STANDARD.encode(authority.material().cert_pem.as_bytes());
         let kubeconfig = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
@@ -113,11 +100,7 @@ impl Setup {
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
         });
         fs::write(folder.path().join("kubeconfig"), kubeconfig.to_string()).unwrap();
-        Self {
-            folder,
-            authority,
-            client,
-        }
+        Self { folder, authority, client }
     }
 
     fn start(&self, name: &str) -> Replica {
@@ -135,16 +118,10 @@ impl Setup {
             .args(["--lease-renew-deadline-seconds", "3"])
             .args(["--lease-retry-period-seconds", "1"])
             .args(["--shutdown-delay-seconds", "0", "--log-format", "json"])
-            .stderr(Stdio::from(
-                fs::File::create(path(&format!("{name}.log"))).unwrap(),
-            ))
+            .stderr(Stdio::from(fs::File::create(path(&format!("{name}.log"))).unwrap()))
             .spawn()
             .unwrap();
-        Replica {
-            child,
-            hooks,
-            probes,
-        }
+        Replica { child, hooks, probes }
     }
 
     fn log(&self, name: &str) -> String {
@@ -160,10 +137,7 @@ impl Setup {
 
     async fn held_by(&self, name: &str) {
         let prefix = format!("{name}_");
-        until(&format!("{name} leads"), async || {
-            self.holder().await.starts_with(&prefix)
-        })
-        .await;
+        until(&format!("{name} leads"), async || self.holder().await.starts_with(&prefix)).await;
     }
 
     async fn discovery(&self, replica: &Replica) -> Value {
@@ -172,9 +146,7 @@ impl Setup {
         let poster = HttpsPoster::new(&stack, pem).unwrap();
         let path = hooks::path("Discovery", None);
         let url = format!("https://{}{path}?timeout=10s", replica.hooks);
-        let answer = poster
-            .post(&url, b"{}".to_vec(), Duration::from_secs(10))
-            .await;
+        let answer = poster.post(&url, b"{}".to_vec(), Duration::from_secs(10)).await;
         let (status, body) = answer.unwrap();
         assert_eq!(status, 200);
         serde_json::from_slice(&body).unwrap()
@@ -205,9 +177,7 @@ async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
 
 async fn ready(replica: &Replica) {
     until("ready", async || {
-        probe(replica, "/readyz")
-            .await
-            .is_some_and(|(status, _)| status == 200)
+        probe(replica, "/readyz").await.is_some_and(|(status, _)| status == 200)
     })
     .await;
 }
@@ -245,15 +215,8 @@ async fn of_two_replicas_one_leads_and_the_other_takes_over() {
         let answer = setup.discovery(replica).await;
         assert_eq!(answer["status"], "Success", "{answer}");
         assert_eq!(probe(replica, "/healthz").await.unwrap().0, 200);
-        let hook = format!(
-            "/{}",
-            hooks::path("Discovery", None).trim_start_matches('/')
-        );
-        assert_eq!(
-            probe(replica, &hook).await.unwrap().0,
-            404,
-            "no hooks without TLS"
-        );
+        let hook = format!("/{}", hooks::path("Discovery", None).trim_start_matches('/'));
+        assert_eq!(probe(replica, &hook).await.unwrap().0, 404, "no hooks without TLS");
     }
     assert!(leads(&a).await && !leads(&b).await);
 
@@ -269,11 +232,7 @@ async fn of_two_replicas_one_leads_and_the_other_takes_over() {
     assert!(ended(&mut b).await.success(), "{}", setup.log("b"));
     setup.held_by("c").await;
     let took = Clock::real().elapsed(asked);
-    assert!(
-        setup.log("b").contains("the Lease is given back"),
-        "{}",
-        setup.log("b")
-    );
+    assert!(setup.log("b").contains("the Lease is given back"), "{}", setup.log("b"));
     assert!(took < PATIENCE, "{took:?}");
     for line in setup.log("b").lines() {
         serde_json::from_str::<Value>(line).unwrap();
@@ -284,18 +243,10 @@ async fn of_two_replicas_one_leads_and_the_other_takes_over() {
 fn a_mistake_on_the_command_line_is_told_with_the_way_out() {
     let out = Command::new(env!("CARGO_BIN_EXE_refit-controller"))
         .args(["--kubeconfig", "/nonexistent/kubeconfig", "--log", "off"])
-        .args([
-            "--webhook-bind",
-            "127.0.0.1:0",
-            "--health-bind",
-            "127.0.0.1:0",
-        ])
+        .args(["--webhook-bind", "127.0.0.1:0", "--health-bind", "127.0.0.1:0"])
         .output()
         .unwrap();
     let text = String::from_utf8(out.stderr).unwrap();
     assert!(!out.status.success());
-    assert!(
-        text.contains("/nonexistent/kubeconfig cannot be used"),
-        "{text}"
-    );
+    assert!(text.contains("/nonexistent/kubeconfig cannot be used"), "{text}");
 }

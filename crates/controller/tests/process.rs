@@ -101,21 +101,9 @@ impl World {
                 Ok::<_, Infallible>(answer)
             }
         });
-        let api = tokio::spawn(serve::serve(
-            listener,
-            Some(config),
-            service,
-            std::future::pending(),
-        ));
-        Self {
-            network,
-            authority,
-            clock,
-            client,
-            api,
-            calls,
-            patches,
-        }
+        let api =
+            tokio::spawn(serve::serve(listener, Some(config), service, std::future::pending()));
+        Self { network, authority, clock, client, api, calls, patches }
     }
 
     fn stack(&self) -> ClientStack {
@@ -151,10 +139,7 @@ impl World {
     async fn add_machine(&self) -> Machine {
         let clusters: Api<Cluster> = Api::namespaced(self.client.clone(), "default");
         let cluster = Cluster::new("edge-1", <_>::default());
-        clusters
-            .create(&PostParams::default(), &cluster)
-            .await
-            .unwrap();
+        clusters.create(&PostParams::default(), &cluster).await.unwrap();
         let machines: Api<Machine> = Api::namespaced(self.client.clone(), "default");
         let spec = MachineSpec {
             cluster_name: "edge-1".into(),
@@ -162,10 +147,7 @@ impl World {
             ..MachineSpec::default()
         };
         let machine = Machine::new("edge-1-w-0", spec);
-        machines
-            .create(&PostParams::default(), &machine)
-            .await
-            .unwrap()
+        machines.create(&PostParams::default(), &machine).await.unwrap()
     }
 
     async fn update_machine(&self, version: &str) -> Value {
@@ -181,10 +163,8 @@ impl World {
         let pem = self.authority.material().cert_pem.as_bytes();
         let poster = HttpsPoster::new(&self.stack(), pem).unwrap();
         let deadline = Duration::from_secs(10);
-        let (status, answer) = poster
-            .post(&url, body.to_string().into_bytes(), deadline)
-            .await
-            .unwrap();
+        let (status, answer) =
+            poster.post(&url, body.to_string().into_bytes(), deadline).await.unwrap();
         assert_eq!(status, 200);
         serde_json::from_slice(&answer).unwrap()
     }
@@ -206,10 +186,7 @@ async fn a_process_that_dies_at_any_time_asks_for_each_update_once() {
         tokio::time::sleep(Duration::from_secs(3)).await;
         let answer = world.update_machine("v1.35.0").await;
         assert_eq!(answer["status"], "Success", "{answer}");
-        assert!(
-            answer["retryAfterSeconds"].as_i64().unwrap() > 0,
-            "{answer}"
-        );
+        assert!(answer["retryAfterSeconds"].as_i64().unwrap() > 0, "{answer}");
         assert!(!process.is_finished());
         process.abort();
         assert!(process.await.unwrap_err().is_cancelled());
@@ -219,15 +196,9 @@ async fn a_process_that_dies_at_any_time_asks_for_each_update_once() {
     assert_eq!(updates[0].name_any(), "edge-1-w-0-1");
     assert_eq!(Some(updates[0].spec.machine_ref.uid.clone()), machine.uid());
 
-    machines
-        .delete("edge-1-w-0", &<_>::default())
-        .await
-        .unwrap();
+    machines.delete("edge-1-w-0", &<_>::default()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert!(
-        world.node_updates().await.is_empty(),
-        "it goes with its Machine"
-    );
+    assert!(world.node_updates().await.is_empty(), "it goes with its Machine");
 }
 
 #[tokio::test(start_paused = true)]
@@ -237,18 +208,11 @@ async fn a_write_that_is_on_its_way_at_the_end_is_waited_for() {
     // A cluster that nobody can reach: that is what there is to write.
     let clusters: Api<Cluster> = Api::namespaced(world.client.clone(), "default");
     let ready = json!({"status": {"initialization": {"controlPlaneInitialized": true}}});
-    clusters
-        .patch_status("edge-1", &<_>::default(), &Patch::Merge(&ready))
-        .await
-        .unwrap();
+    clusters.patch_status("edge-1", &<_>::default(), &Patch::Merge(&ready)).await.unwrap();
     let lease = LeaseSettings::new("default", "refit-controller", "a");
     for (lease, version) in [(None, "v1.35.0"), (Some(lease), "v1.35.1")] {
         let stop = CancellationToken::new();
-        let process = world.start_as(Process {
-            lease,
-            stop: stop.clone(),
-            ..Process::default()
-        });
+        let process = world.start_as(Process { lease, stop: stop.clone(), ..Process::default() });
         tokio::time::sleep(Duration::from_secs(5)).await;
         *world.patches.lock().unwrap() = (Duration::from_secs(1), 0);
         world.calls.lock().unwrap().clear();
@@ -256,10 +220,7 @@ async fn a_write_that_is_on_its_way_at_the_end_is_waited_for() {
         let (begun, ended) = (
             || {
                 let calls = world.calls.lock().unwrap();
-                calls
-                    .iter()
-                    .filter(|call| call.contains("/status?"))
-                    .count()
+                calls.iter().filter(|call| call.contains("/status?")).count()
             },
             || world.patches.lock().unwrap().1,
         );
@@ -282,13 +243,7 @@ async fn a_write_that_is_on_its_way_at_the_end_is_waited_for() {
 async fn a_workload_cluster_is_watched_once() {
     let world = World::new().await;
     let clusters: Api<Cluster> = Api::namespaced(world.client.clone(), "default");
-    clusters
-        .create(
-            &PostParams::default(),
-            &Cluster::new("edge-1", <_>::default()),
-        )
-        .await
-        .unwrap();
+    clusters.create(&PostParams::default(), &Cluster::new("edge-1", <_>::default())).await.unwrap();
     let ca = world.authority.material().cert_pem.as_bytes();
     let kubeconfig = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "c",
@@ -304,10 +259,7 @@ async fn a_workload_cluster_is_watched_once() {
         "stringData": {"value": kubeconfig.to_string()},
     }));
     let secrets: Api<Secret> = Api::namespaced(world.client.clone(), "default");
-    secrets
-        .create(&PostParams::default(), &secret.unwrap())
-        .await
-        .unwrap();
+    secrets.create(&PostParams::default(), &secret.unwrap()).await.unwrap();
     let process = world.start();
     tokio::time::sleep(Duration::from_secs(3)).await;
     let lists = || {
@@ -315,22 +267,11 @@ async fn a_workload_cluster_is_watched_once() {
         let nodes = |call: &&String| call.contains("/api/v1/nodes?");
         let continues =
             |call: &&String| call.contains("resourceVersion=") && call.contains("watch");
-        calls
-            .iter()
-            .filter(nodes)
-            .filter(|call| !continues(call))
-            .count()
+        calls.iter().filter(nodes).filter(|call| !continues(call)).count()
     };
-    assert_eq!(
-        lists(),
-        0,
-        "nothing is watched before the control plane is there"
-    );
+    assert_eq!(lists(), 0, "nothing is watched before the control plane is there");
     let ready = json!({"status": {"initialization": {"controlPlaneInitialized": true}}});
-    clusters
-        .patch_status("edge-1", &<_>::default(), &Patch::Merge(&ready))
-        .await
-        .unwrap();
+    clusters.patch_status("edge-1", &<_>::default(), &Patch::Merge(&ready)).await.unwrap();
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(lists(), 1, "it is found by its event");
     assert!(!process.is_finished());

@@ -108,26 +108,16 @@ pub enum Decision {
 pub fn decide(found: &Found, names: &[String], now: Timestamp) -> Decision {
     match found {
         Found::Foreign => Decision::Leave,
-        Found::Absent => Decision::Create {
-            reason: "there is none yet".to_owned(),
-        },
-        Found::Broken { reason } => Decision::Create {
-            reason: reason.clone(),
-        },
+        Found::Absent => Decision::Create { reason: "there is none yet".to_owned() },
+        Found::Broken { reason } => Decision::Create { reason: reason.clone() },
         Found::Ours(held) => decide_held(held, names, now),
     }
 }
 
 fn decide_held(held: &Held, names: &[String], now: Timestamp) -> Decision {
-    let Held {
-        authority,
-        older,
-        leaf,
-    } = held;
+    let Held { authority, older, leaf } = held;
     if authority.until <= now {
-        return Decision::Create {
-            reason: format!("the authority ended at {}", authority.until),
-        };
+        return Decision::Create { reason: format!("the authority ended at {}", authority.until) };
     }
     let renew = |reason: String| Decision::RenewLeaf { reason };
     let Some(leaf) = leaf else {
@@ -135,9 +125,7 @@ fn decide_held(held: &Held, names: &[String], now: Timestamp) -> Decision {
     };
     let trusted = |issuer: &str| {
         authority.subject == issuer
-            || older
-                .iter()
-                .any(|other| other.subject == issuer && other.until > now)
+            || older.iter().any(|other| other.subject == issuer && other.until > now)
     };
     if leaf.until <= now {
         return renew(format!("the certificate ended at {}", leaf.until));
@@ -157,9 +145,7 @@ fn decide_held(held: &Held, names: &[String], now: Timestamp) -> Decision {
         if now >= switch_at {
             return renew(format!("the authority is now {}", authority.subject));
         }
-        return Decision::Keep {
-            until: switch_at.min(rotate_at).min(leaf.until),
-        };
+        return Decision::Keep { until: switch_at.min(rotate_at).min(leaf.until) };
     }
     let renew_at = leaf.until - LEAF_RENEW_BEFORE;
     if now >= renew_at {
@@ -212,11 +198,7 @@ mod tests {
     }
 
     fn ours(signs: CertificateFacts, older: &[CertificateFacts], leaf: CertificateFacts) -> Found {
-        Found::Ours(Box::new(Held {
-            authority: signs,
-            older: older.to_vec(),
-            leaf: Some(leaf),
-        }))
+        Found::Ours(Box::new(Held { authority: signs, older: older.to_vec(), leaf: Some(leaf) }))
     }
 
     fn kind(found: &Found) -> &'static str {
@@ -242,73 +224,31 @@ mod tests {
         let cases = [
             ("nothing", Found::Absent, "create"),
             ("somebody else's", Found::Foreign, "leave"),
-            (
-                "rubbish",
-                Found::Broken {
-                    reason: "no PEM".to_owned(),
-                },
-                "create",
-            ),
+            ("rubbish", Found::Broken { reason: "no PEM".to_owned() }, "create"),
             ("fresh", ours(new(), &[], leaf("a", young)), "keep"),
-            (
-                "two thirds of its life",
-                ours(new(), &[], leaf("a", hours(24 * 60))),
-                "renew",
-            ),
-            (
-                "ended",
-                ours(new(), &[], leaf("a", hours(24 * 90))),
-                "renew",
-            ),
-            (
-                "of an unknown authority",
-                ours(new(), &[], leaf("x", young)),
-                "renew",
-            ),
-            (
-                "an old authority",
-                ours(authority("a", old), &[], leaf("a", young)),
-                "rotate",
-            ),
-            (
-                "an authority that ended",
-                ours(authority("a", end), &[], leaf("a", young)),
-                "create",
-            ),
+            ("two thirds of its life", ours(new(), &[], leaf("a", hours(24 * 60))), "renew"),
+            ("ended", ours(new(), &[], leaf("a", hours(24 * 90))), "renew"),
+            ("of an unknown authority", ours(new(), &[], leaf("x", young)), "renew"),
+            ("an old authority", ours(authority("a", old), &[], leaf("a", young)), "rotate"),
+            ("an authority that ended", ours(authority("a", end), &[], leaf("a", young)), "create"),
             (
                 "a new authority that not all trust yet",
-                ours(
-                    authority("b", hours(0)),
-                    &[authority("a", old)],
-                    leaf("a", young),
-                ),
+                ours(authority("b", hours(0)), &[authority("a", old)], leaf("a", young)),
                 "keep",
             ),
             (
                 "a new authority that all trust",
-                ours(
-                    authority("b", hours(1)),
-                    &[authority("a", old)],
-                    leaf("a", young),
-                ),
+                ours(authority("b", hours(1)), &[authority("a", old)], leaf("a", young)),
                 "renew",
             ),
             (
                 "a new certificate that not all replicas show yet",
-                ours(
-                    authority("b", hours(2)),
-                    &[authority("a", old)],
-                    leaf("b", hours(0)),
-                ),
+                ours(authority("b", hours(2)), &[authority("a", old)], leaf("b", hours(0))),
                 "keep",
             ),
             (
                 "an authority that nobody needs",
-                ours(
-                    authority("b", hours(2)),
-                    &[authority("a", old)],
-                    leaf("b", hours(1)),
-                ),
+                ours(authority("b", hours(2)), &[authority("a", old)], leaf("b", hours(1))),
                 "drop",
             ),
         ];

@@ -12,10 +12,7 @@ use crate::node::speaker;
 /// How far one machine is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is a fact of its own about the Machine"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about the Machine")]
 pub struct MachineProgress {
     /// Namespace of the Machine.
     pub namespace: String,
@@ -76,19 +73,13 @@ impl MachineProgress {
             outdated: conditions::get(&status.conditions, conditions::UP_TO_DATE)
                 .is_some_and(|condition| condition.status == "False"),
             wanted_version: machine.spec.version.clone().unwrap_or_default(),
-            kubelet_version: status
-                .node_info
-                .map(|info| info.kubelet_version)
-                .unwrap_or_default(),
+            kubelet_version: status.node_info.map(|info| info.kubelet_version).unwrap_or_default(),
             ..Self::default()
         };
         let uid = meta.uid.as_deref().unwrap_or_default();
         if let Some(update) = speaker(updates, uid) {
             row.take_in(update);
-            let asked = meta
-                .annotations
-                .as_ref()
-                .and_then(|all| all.get(keys::RETRY));
+            let asked = meta.annotations.as_ref().and_then(|all| all.get(keys::RETRY));
             row.retry_asked = asked == Some(&row.node_update);
         }
         row
@@ -96,8 +87,7 @@ impl MachineProgress {
 
     fn take_in(&mut self, update: &NodeUpdate) {
         self.node_update = update.metadata.name.clone().unwrap_or_default();
-        self.goal_version
-            .clone_from(&update.spec.goal.kubernetes_version);
+        self.goal_version.clone_from(&update.spec.goal.kubernetes_version);
         let status = update.status.clone().unwrap_or_default();
         self.phase = Some(status.phase);
         self.step = status
@@ -115,11 +105,8 @@ impl MachineProgress {
         }
         self.blocked_by = status.blocked_by;
         self.failure_reason = status.failure_reason;
-        self.message = if status.failure_message.is_empty() {
-            status.message
-        } else {
-            status.failure_message
-        };
+        self.message =
+            if status.failure_message.is_empty() { status.message } else { status.failure_message };
     }
 
     /// Whether its newest NodeUpdate has begun and not ended.
@@ -147,10 +134,8 @@ pub fn owner_of(machine: &Machine) -> String {
     let owners = machine.metadata.owner_references.as_deref();
     if let Some(name) = label(keys::CONTROL_PLANE_NAME) {
         // The label of a long name is a hash of it.
-        let owner = owners
-            .unwrap_or_default()
-            .iter()
-            .find(|owner| owner.kind == "KubeadmControlPlane");
+        let owner =
+            owners.unwrap_or_default().iter().find(|owner| owner.kind == "KubeadmControlPlane");
         let name = owner.map_or(name, |owner| owner.name.clone());
         return format!("KubeadmControlPlane/{name}");
     }
@@ -173,16 +158,10 @@ mod tests {
     }
 
     fn update(ordinal: u32, phase: Phase) -> NodeUpdate {
-        let goal = Goal {
-            kubernetes_version: "v1.35.0".into(),
-            ..Goal::default()
-        };
+        let goal = Goal { kubernetes_version: "v1.35.0".into(), ..Goal::default() };
         let spec = NodeUpdateSpec {
             stage: Stage::Ongoing,
-            machine_ref: MachineRef {
-                name: "m".into(),
-                uid: "u".into(),
-            },
+            machine_ref: MachineRef { name: "m".into(), uid: "u".into() },
             origin: Origin::Hook,
             goal_hash: goal.hash(),
             goal,

@@ -244,11 +244,7 @@ impl Refusal {
             }
             Self::OlderPlanRunning { node, node_update } => format!(
                 "waiting until node {node} has ended the plan of {}",
-                if node_update.is_empty() {
-                    "another NodeUpdate"
-                } else {
-                    node_update
-                }
+                if node_update.is_empty() { "another NodeUpdate" } else { node_update }
             ),
             Self::MachineDeleting { machine } => {
                 format!("Machine {machine} is being deleted: waiting until its host has stopped")
@@ -327,61 +323,25 @@ mod tests {
         let s = String::from;
         vec![
             Refusal::SlotBusy { machine: s("m") },
-            Refusal::GroupUnavailable {
-                available: 3,
-                needed: 4,
-            },
-            Refusal::ControlPlaneUnhealthy {
-                member: s("cp-1"),
-                why: s("etcd is not Ready"),
-            },
-            Refusal::ControlPlaneBehind {
-                version: s("v1.34.2"),
-                goal: s("v1.35.0"),
-            },
+            Refusal::GroupUnavailable { available: 3, needed: 4 },
+            Refusal::ControlPlaneUnhealthy { member: s("cp-1"), why: s("etcd is not Ready") },
+            Refusal::ControlPlaneBehind { version: s("v1.34.2"), goal: s("v1.35.0") },
             Refusal::NoFreshReport { node: s("n") },
-            Refusal::AgentTooOld {
-                node: s("n"),
-                step: StepType::Reboot,
-            },
-            Refusal::HostSettingsUnreadable {
-                object: s("Machine m"),
-                why: s("unknown field"),
-            },
-            Refusal::PodDisruptionBudget {
-                budget: s("default/web"),
-                pod: s("default/web-1"),
-            },
-            Refusal::EvictionRefused {
-                pod: s("default/web-1"),
-                message: s("no"),
-            },
-            Refusal::ApiUnreachable {
-                cluster: s("edge-1"),
-            },
+            Refusal::AgentTooOld { node: s("n"), step: StepType::Reboot },
+            Refusal::HostSettingsUnreadable { object: s("Machine m"), why: s("unknown field") },
+            Refusal::PodDisruptionBudget { budget: s("default/web"), pod: s("default/web-1") },
+            Refusal::EvictionRefused { pod: s("default/web-1"), message: s("no") },
+            Refusal::ApiUnreachable { cluster: s("edge-1") },
             Refusal::NodeNotReady { node: s("n") },
-            Refusal::NodeNotVerified {
-                node: s("n"),
-                why: s("it runs v1.34.2"),
-            },
+            Refusal::NodeNotVerified { node: s("n"), why: s("it runs v1.34.2") },
             Refusal::NoNode { machine: s("m") },
-            Refusal::OlderUpdateUnfinished {
-                node_update: s("m-1"),
-            },
-            Refusal::OlderPlanRunning {
-                node: s("n"),
-                node_update: s("m-1"),
-            },
+            Refusal::OlderUpdateUnfinished { node_update: s("m-1") },
+            Refusal::OlderPlanRunning { node: s("n"), node_update: s("m-1") },
             Refusal::MachineDeleting { machine: s("m") },
-            Refusal::Paused {
-                object: s("Cluster edge-1"),
-            },
+            Refusal::Paused { object: s("Cluster edge-1") },
             Refusal::NoGroup { machine: s("m") },
             Refusal::GroupNotReady,
-            Refusal::ApiRefused {
-                what: s("a write to the Node"),
-                message: s("it is forbidden."),
-            },
+            Refusal::ApiRefused { what: s("a write to the Node"), message: s("it is forbidden.") },
         ]
         .into_iter()
         .chain(drains().map(Refusal::Drain))
@@ -395,14 +355,8 @@ mod tests {
             DrainRefusal::EvictionUnavailable { pod: pod() },
             DrainRefusal::Unreplicated { pod: pod() },
             DrainRefusal::LocalStorage { pod: pod() },
-            DrainRefusal::WaitCompleted {
-                pod: pod(),
-                says: says("its label"),
-            },
-            DrainRefusal::NotUnderstood {
-                pod: pod(),
-                says: says("its label"),
-            },
+            DrainRefusal::WaitCompleted { pod: pod(), says: says("its label") },
+            DrainRefusal::NotUnderstood { pod: pod(), says: says("its label") },
             DrainRefusal::Terminating { pod: pod() },
             DrainRefusal::CameBack { pod: pod() },
             DrainRefusal::VolumeAttached {
@@ -427,24 +381,18 @@ mod tests {
     #[test]
     fn a_blocker_keeps_its_beginning_while_reason_and_object_stay() {
         let at = |second| Timestamp::from_second(second).unwrap();
-        let refusal = Refusal::SlotBusy {
-            machine: "m".into(),
-        };
+        let refusal = Refusal::SlotBusy { machine: "m".into() };
         let first = refusal.blocker(&[], at(1));
         let second = refusal.blocker(std::slice::from_ref(&first), at(9));
         assert_eq!(first, second);
-        let other = Refusal::SlotBusy {
-            machine: "k".into(),
-        };
+        let other = Refusal::SlotBusy { machine: "k".into() };
         assert_eq!(other.blocker(&[first], at(9)).since, Time(at(9)));
     }
 
     #[test]
     fn a_budget_that_is_not_named_still_names_the_pod() {
-        let refusal = Refusal::PodDisruptionBudget {
-            budget: String::new(),
-            pod: "default/web-1".into(),
-        };
+        let refusal =
+            Refusal::PodDisruptionBudget { budget: String::new(), pod: "default/web-1".into() };
         assert_eq!(refusal.object(), "default/web-1");
         assert!(refusal.sentence().contains("default/web-1"));
     }

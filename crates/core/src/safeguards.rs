@@ -15,11 +15,7 @@ pub struct Safeguards {
 
 impl Default for Safeguards {
     fn default() -> Self {
-        Self {
-            slot: true,
-            ordinal: true,
-            lease: true,
-        }
+        Self { slot: true, ordinal: true, lease: true }
     }
 }
 
@@ -29,11 +25,7 @@ mod tests {
 
     #[test]
     fn nothing_is_left_out_by_default() {
-        let Safeguards {
-            slot,
-            ordinal,
-            lease,
-        } = Safeguards::default();
+        let Safeguards { slot, ordinal, lease } = Safeguards::default();
         assert!(slot && ordinal && lease);
     }
 }

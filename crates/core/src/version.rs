@@ -161,17 +161,11 @@ impl KubernetesVersion {
     /// count, as in Kubernetes' skew policy.
     pub fn check_kubelet_of(&self, server: &Self) -> Result<(), SkewError> {
         if server.minor_below(self) {
-            return Err(SkewError::KubeletNewer {
-                kubelet: self.clone(),
-                server: server.clone(),
-            });
+            return Err(SkewError::KubeletNewer { kubelet: self.clone(), server: server.clone() });
         }
         let same_major = self.major() == server.major();
         if !same_major || server.minor() - self.minor() > KUBELET_MAX_MINORS_BEHIND {
-            return Err(SkewError::KubeletTooOld {
-                kubelet: self.clone(),
-                server: server.clone(),
-            });
+            return Err(SkewError::KubeletTooOld { kubelet: self.clone(), server: server.clone() });
         }
         Ok(())
     }
@@ -194,16 +188,10 @@ impl FromStr for KubernetesVersion {
     type Err = VersionError;
 
     fn from_str(text: &str) -> Result<Self, VersionError> {
-        let wrong = |reason: String| VersionError {
-            text: text.to_owned(),
-            reason,
-        };
-        let rest = text
-            .strip_prefix('v')
-            .ok_or_else(|| wrong("it does not start with v".to_owned()))?;
-        Version::parse(rest)
-            .map(Self)
-            .map_err(|e| wrong(e.to_string()))
+        let wrong = |reason: String| VersionError { text: text.to_owned(), reason };
+        let rest =
+            text.strip_prefix('v').ok_or_else(|| wrong("it does not start with v".to_owned()))?;
+        Version::parse(rest).map(Self).map_err(|e| wrong(e.to_string()))
     }
 }
 
@@ -245,13 +233,7 @@ mod tests {
 
     #[test]
     fn only_full_versions_with_a_v_are_taken() {
-        for good in [
-            "v1.34.2",
-            "v0.0.1",
-            "v1.35.0-rc.1",
-            "v1.34.2+k3s1",
-            "v1.34.2-a.1+b.2",
-        ] {
+        for good in ["v1.34.2", "v0.0.1", "v1.35.0-rc.1", "v1.34.2+k3s1", "v1.34.2-a.1+b.2"] {
             assert_eq!(v(good).to_string(), good);
         }
         let bad = [
@@ -338,17 +320,11 @@ mod tests {
     }
 
     fn any_version() -> impl Strategy<Value = KubernetesVersion> {
-        (
-            0_u64..3,
-            0_u64..50,
-            0_u64..30,
-            "(-(alpha|beta|rc)\\.[1-9])?(\\+[a-z]{1,3})?",
+        (0_u64..3, 0_u64..50, 0_u64..30, "(-(alpha|beta|rc)\\.[1-9])?(\\+[a-z]{1,3})?").prop_map(
+            |(major, minor, patch, rest)| {
+                format!("v{major}.{minor}.{patch}{rest}").parse().expect("built as a version")
+            },
         )
-            .prop_map(|(major, minor, patch, rest)| {
-                format!("v{major}.{minor}.{patch}{rest}")
-                    .parse()
-                    .expect("built as a version")
-            })
     }
 
     proptest! {

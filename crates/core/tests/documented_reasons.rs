@@ -26,22 +26,12 @@ fn not_ready() -> Vec<NotReady> {
     let all = vec![
         NotReady::NotSynced,
         NotReady::BadRequest { reason: s() },
-        NotReady::ObjectUnknown {
-            kind: s(),
-            name: s(),
-        },
+        NotReady::ObjectUnknown { kind: s(), name: s() },
         NotReady::OwnerUnknown { machine: s() },
         NotReady::Deleting { machine: s() },
-        NotReady::AnotherMachine {
-            machine: s(),
-            what: Unfinished::Marked,
-        },
+        NotReady::AnotherMachine { machine: s(), what: Unfinished::Marked },
         NotReady::NoFreshReport { nodes: Vec::new() },
-        NotReady::ControlPlaneBehind {
-            machine: s(),
-            version: s(),
-            target: s(),
-        },
+        NotReady::ControlPlaneBehind { machine: s(), version: s(), target: s() },
         NotReady::Deadline,
     ];
     for why in &all {
@@ -62,10 +52,7 @@ fn not_ready() -> Vec<NotReady> {
 
 #[test]
 fn every_reason_to_wait_has_its_line() {
-    assert_eq!(
-        missing(TROUBLESHOOTING, Refusal::REASONS),
-        Vec::<&str>::new()
-    );
+    assert_eq!(missing(TROUBLESHOOTING, Refusal::REASONS), Vec::<&str>::new());
     let not_ready = not_ready();
     let reasons = not_ready.iter().map(NotReady::reason);
     assert_eq!(missing(TROUBLESHOOTING, reasons), Vec::<&str>::new());
@@ -74,35 +61,21 @@ fn every_reason_to_wait_has_its_line() {
 #[test]
 fn every_verdict_has_its_line() {
     let covered = verdict(&Policy::default(), Coverage::default(), None, None);
-    let disabled = Policy {
-        disabled: true,
-        on_uncovered: OnUncovered::Replace,
-        ..Policy::default()
-    };
+    let disabled =
+        Policy { disabled: true, on_uncovered: OnUncovered::Replace, ..Policy::default() };
     let disabled = verdict(&disabled, Coverage::default(), None, None);
-    let words = [
-        covered.reason(),
-        disabled.reason(),
-        "UncoveredPreserve",
-        "UncoveredReplace",
-    ];
+    let words = [covered.reason(), disabled.reason(), "UncoveredPreserve", "UncoveredReplace"];
     assert_eq!(missing(TROUBLESHOOTING, words), Vec::<&str>::new());
 }
 
 #[test]
 fn every_reason_not_to_be_asked_has_its_line() {
-    assert_eq!(
-        missing(TROUBLESHOOTING, Unreached::REASONS),
-        Vec::<&str>::new()
-    );
+    assert_eq!(missing(TROUBLESHOOTING, Unreached::REASONS), Vec::<&str>::new());
 }
 
 #[test]
 fn everything_that_a_plan_says_has_its_line() {
-    assert_eq!(
-        missing(TROUBLESHOOTING, BLOCKED_REASONS),
-        Vec::<&str>::new()
-    );
+    assert_eq!(missing(TROUBLESHOOTING, BLOCKED_REASONS), Vec::<&str>::new());
     for cause in CauseReason::ALL {
         assert!(has(PLAN, &format!("{cause:?}")), "{cause:?}");
     }

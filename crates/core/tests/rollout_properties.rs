@@ -1,10 +1,6 @@
 //! Rollouts with random parameters in random order keep within their limits and end.
 
-#![allow(
-    clippy::cast_possible_wrap,
-    clippy::cast_possible_truncation,
-    reason = "small numbers"
-)]
+#![allow(clippy::cast_possible_wrap, clippy::cast_possible_truncation, reason = "small numbers")]
 
 #[path = "rollout_goldens/gorand.rs"]
 mod gorand;
@@ -44,10 +40,7 @@ fn setup(strategy: Rollout, sets: &[&[i64]], in_place: bool) -> Setup {
 }
 
 fn names(numbers: impl IntoIterator<Item = i64>) -> Vec<String> {
-    numbers
-        .into_iter()
-        .map(|number| format!("m{number}"))
-        .collect()
+    numbers.into_iter().map(|number| format!("m{number}")).collect()
 }
 
 /// Runs a scenario in upstream's random order for some seeds; it has to end with these machines.
@@ -61,11 +54,7 @@ fn ends_with(setup: &Setup, expected: &[String]) {
                 simulator.log_so_far()
             );
         }
-        assert_eq!(
-            simulator.machine_names(),
-            expected,
-            "seed {seed}: {setup:?}"
-        );
+        assert_eq!(simulator.machine_names(), expected, "seed {seed}: {setup:?}");
     }
 }
 
@@ -73,36 +62,21 @@ fn ends_with(setup: &Setup, expected: &[String]) {
 fn regular_rollouts_replace_every_machine_in_any_order() {
     let six: [i64; 6] = [1, 2, 3, 4, 5, 6];
     for (surge, unavailable) in [(1, 0), (0, 1)] {
-        ends_with(
-            &setup(rolling(surge, unavailable), &[&[1, 2, 3]], false),
-            &names(4..=6),
-        );
+        ends_with(&setup(rolling(surge, unavailable), &[&[1, 2, 3]], false), &names(4..=6));
     }
     for (surge, unavailable) in [(3, 1), (1, 3), (10, 0), (0, 10)] {
-        ends_with(
-            &setup(rolling(surge, unavailable), &[&six], false),
-            &names(7..=12),
-        );
+        ends_with(&setup(rolling(surge, unavailable), &[&six], false), &names(7..=12));
     }
 }
 
 #[test]
 fn in_place_rollouts_keep_the_machines_that_they_may_in_any_order() {
     let six: [i64; 6] = [1, 2, 3, 4, 5, 6];
-    ends_with(
-        &setup(rolling(1, 0), &[&[1, 2, 3]], true),
-        &names([1, 2, 4]),
-    );
+    ends_with(&setup(rolling(1, 0), &[&[1, 2, 3]], true), &names([1, 2, 4]));
     ends_with(&setup(rolling(0, 1), &[&[1, 2, 3]], true), &names(1..=3));
-    ends_with(
-        &setup(rolling(10, 0), &[&six], true),
-        &names([1, 2, 3, 4, 5, 7]),
-    );
+    ends_with(&setup(rolling(10, 0), &[&six], true), &names([1, 2, 3, 4, 5, 7]));
     for (surge, unavailable) in [(3, 1), (1, 3), (0, 10)] {
-        ends_with(
-            &setup(rolling(surge, unavailable), &[&six], true),
-            &names(1..=6),
-        );
+        ends_with(&setup(rolling(surge, unavailable), &[&six], true), &names(1..=6));
     }
 }
 
@@ -128,10 +102,8 @@ fn scaling_in_the_middle_of_a_rollout_ends_well_in_any_order() {
 
 #[test]
 fn a_change_in_the_middle_of_a_rollout_ends_well_in_any_order() {
-    let change = |sets: &[&[i64]], in_place| Setup {
-        version: 3,
-        ..setup(rolling(3, 1), sets, in_place)
-    };
+    let change =
+        |sets: &[&[i64]], in_place| Setup { version: 3, ..setup(rolling(3, 1), sets, in_place) };
     ends_with(&change(&[&[4, 5, 6], &[7, 8, 9]], false), &names(10..=15));
     ends_with(&change(&[&[4, 5, 6], &[1, 2, 3]], true), &names(1..=6));
 }
@@ -141,34 +113,13 @@ fn machines_that_a_user_deletes_are_renewed_in_any_order() {
     let on_delete = |sets: &[&[i64]]| setup(Rollout::OnDelete, sets, false);
     let nine: [i64; 9] = [4, 5, 6, 7, 8, 9, 10, 11, 12];
     ends_with(&on_delete(&[&[1, 2, 3]]), &names(4..=6));
-    let two = Setup {
-        max_user_unavailable: 2,
-        ..on_delete(&[&[1, 2, 3, 4, 5, 6]])
-    };
+    let two = Setup { max_user_unavailable: 2, ..on_delete(&[&[1, 2, 3, 4, 5, 6]]) };
     ends_with(&two, &names(7..=12));
     let started: [&[i64]; 2] = [&[4, 5, 6], &[7, 8, 9]];
-    ends_with(
-        &Setup {
-            replicas: 9,
-            ..on_delete(&started)
-        },
-        &names(7..=15),
-    );
-    ends_with(
-        &Setup {
-            replicas: 6,
-            ..on_delete(&[&nine, &[13, 14, 15]])
-        },
-        &names(13..=18),
-    );
+    ends_with(&Setup { replicas: 9, ..on_delete(&started) }, &names(7..=15));
+    ends_with(&Setup { replicas: 6, ..on_delete(&[&nine, &[13, 14, 15]]) }, &names(13..=18));
     let change = on_delete(&[&[4, 5, 6], &[7, 8, 9], &[]]);
-    ends_with(
-        &Setup {
-            version: 3,
-            ..change
-        },
-        &names(10..=15),
-    );
+    ends_with(&Setup { version: 3, ..change }, &names(10..=15));
 }
 
 proptest! {

@@ -164,10 +164,7 @@ async fn apply_one(client: &Client, object: &Value) -> Result<Applied, InstallEr
         Some(before) if before.resource_version() == after.resource_version() => Outcome::Unchanged,
         Some(_) => Outcome::Updated,
     };
-    Ok(Applied {
-        object: shown,
-        outcome,
-    })
+    Ok(Applied { object: shown, outcome })
 }
 
 fn refusal(shown: &str, object: &Value, source: kube::Error) -> InstallError {
@@ -178,15 +175,10 @@ fn refusal(shown: &str, object: &Value, source: kube::Error) -> InstallError {
             return InstallError::NoClusterApi;
         }
         if status.message.contains("RuntimeSDK") {
-            return InstallError::Gate {
-                message: status.message.clone(),
-            };
+            return InstallError::Gate { message: status.message.clone() };
         }
     }
-    InstallError::Refused {
-        object: shown.to_owned(),
-        source: Box::new(source),
-    }
+    InstallError::Refused { object: shown.to_owned(), source: Box::new(source) }
 }
 
 async fn wait_established(client: &Client, object: &Value) -> Result<(), InstallError> {
@@ -201,10 +193,7 @@ async fn wait_established(client: &Client, object: &Value) -> Result<(), Install
                 conditions.cloned()
             });
             let conditions = conditions.unwrap_or_default();
-            if conditions
-                .iter()
-                .any(|c| c["type"] == "Established" && c["status"] == "True")
-            {
+            if conditions.iter().any(|c| c["type"] == "Established" && c["status"] == "True") {
                 return Ok(());
             }
             let not_true = conditions.iter().filter(|c| c["status"] != "True");
@@ -215,10 +204,7 @@ async fn wait_established(client: &Client, object: &Value) -> Result<(), Install
     };
     match tokio::time::timeout(ESTABLISHED_WITHIN, waiting).await {
         Ok(outcome) => outcome.map_err(|source| refusal(&shown, object, source)),
-        Err(_) => Err(InstallError::NotEstablished {
-            object: shown,
-            reason,
-        }),
+        Err(_) => Err(InstallError::NotEstablished { object: shown, reason }),
     }
 }
 
@@ -252,16 +238,11 @@ mod tests {
     async fn without_cluster_api_all_but_the_extension_is_applied() {
         let (server, client) = cluster();
         let (told, error) = run(&client, &all()).await;
-        assert!(
-            matches!(error, Some(InstallError::NoClusterApi)),
-            "{error:?}"
-        );
+        assert!(matches!(error, Some(InstallError::NoClusterApi)), "{error:?}");
         assert_eq!(told.len(), all().len() - 1);
         assert!(told.iter().all(|told| told.outcome == Outcome::Created));
         assert!(
-            server
-                .get_value("apps", "deployments", "refit-system", "refit-controller")
-                .is_some()
+            server.get_value("apps", "deployments", "refit-system", "refit-controller").is_some()
         );
     }
 
@@ -280,10 +261,7 @@ mod tests {
         let (told, _) = run(&client, &all()).await;
         assert!(told.iter().all(|told| told.outcome == Outcome::Unchanged));
         assert_eq!(server.revision(), revision);
-        let choices = Choices {
-            replicas: 3,
-            ..Choices::default()
-        };
+        let choices = Choices { replicas: 3, ..Choices::default() };
         let more = objects(&manifests(&Part::MANAGEMENT, &choices));
         let (told, _) = run(&client, &more).await;
         let changed: Vec<String> = told

@@ -29,13 +29,8 @@ pub enum Part {
 
 impl Part {
     /// What a management cluster needs, in the order in which it is applied.
-    pub const MANAGEMENT: [Self; 5] = [
-        Self::Namespace,
-        Self::Crds,
-        Self::Rbac,
-        Self::Controller,
-        Self::Extension,
-    ];
+    pub const MANAGEMENT: [Self; 5] =
+        [Self::Namespace, Self::Crds, Self::Rbac, Self::Controller, Self::Extension];
 }
 
 impl fmt::Display for Part {
@@ -62,10 +57,7 @@ pub struct Choices {
 
 impl Default for Choices {
     fn default() -> Self {
-        Self {
-            image: IMAGE.to_owned(),
-            replicas: REPLICAS,
-        }
+        Self { image: IMAGE.to_owned(), replicas: REPLICAS }
     }
 }
 
@@ -154,11 +146,7 @@ pub fn manifests(parts: &[Part], choices: &Choices) -> Vec<Manifest> {
     FILES
         .iter()
         .filter(|(part, ..)| parts.contains(part))
-        .map(|(part, path, text)| Manifest {
-            path,
-            part: *part,
-            text: chosen(text, choices),
-        })
+        .map(|(part, path, text)| Manifest { path, part: *part, text: chosen(text, choices) })
         .collect()
 }
 
@@ -304,10 +292,7 @@ mod tests {
 
     #[test]
     fn image_and_replicas_are_the_operators() {
-        let choices = Choices {
-            image: "registry.example/refit@sha256:0".to_owned(),
-            replicas: 3,
-        };
+        let choices = Choices { image: "registry.example/refit@sha256:0".to_owned(), replicas: 3 };
         for part in [Part::Controller, Part::Agent] {
             let texts: String = manifests(&[part], &choices)
                 .iter()
@@ -331,12 +316,7 @@ mod tests {
         let path = config["files"][0]["path"].as_str().unwrap();
         let command = config["preKubeadmCommands"][0].as_str().unwrap();
         assert!(command.starts_with(path), "{command}");
-        for bad in [
-            "refit-agent",
-            "https://a'; reboot '",
-            "https://a b",
-            "file:///x",
-        ] {
+        for bad in ["refit-agent", "https://a'; reboot '", "https://a b", "file:///x"] {
             assert!(kubeadm_config(bad, &sha).is_err(), "{bad}");
         }
         assert!(kubeadm_config(EXAMPLE_URL, "abc").is_err());
@@ -362,10 +342,7 @@ mod tests {
             .map(|object| object["spec"]["template"]["spec"].clone())
             .unwrap();
         assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
-        assert_eq!(
-            pod["securityContext"]["seccompProfile"]["type"],
-            "RuntimeDefault"
-        );
+        assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
         let container = &pod["containers"][0]["securityContext"];
         assert_eq!(container["allowPrivilegeEscalation"], false);
         assert_eq!(container["readOnlyRootFilesystem"], true);

@@ -23,12 +23,7 @@ pub async fn apply<K>(api: &Api<K>, manager: &str, name: &str, body: &Value) -> 
 where
     K: Clone + DeserializeOwned + Debug,
 {
-    api.patch(
-        name,
-        &PatchParams::apply(manager).force(),
-        &Patch::Apply(body),
-    )
-    .await
+    api.patch(name, &PatchParams::apply(manager).force(), &Patch::Apply(body)).await
 }
 
 /// Applies `status` to an object's status with our field manager.
@@ -47,12 +42,7 @@ where
         "metadata": { "name": name },
         "status": status,
     });
-    api.patch_status(
-        name,
-        &PatchParams::apply(manager).force(),
-        &Patch::Apply(&body),
-    )
-    .await
+    api.patch_status(name, &PatchParams::apply(manager).force(), &Patch::Apply(&body)).await
 }
 
 /// Merges `status` into an object's status only if it still is what was read: a compare-and-swap by
@@ -70,8 +60,7 @@ where
     K: Clone + DeserializeOwned + Debug,
 {
     let body = json!({ "metadata": { "resourceVersion": resource_version }, "status": status });
-    api.patch_status(name, &PatchParams::default(), &Patch::Merge(&body))
-        .await
+    api.patch_status(name, &PatchParams::default(), &Patch::Merge(&body)).await
 }
 
 /// Replaces an object's whole status only if it still is what was read: a compare-and-swap. A
@@ -92,8 +81,7 @@ where
         { "op": "add", "path": "/status", "value": status },
     ]);
     let patch = serde_json::from_value(patch).map_err(kube::Error::SerdeError)?;
-    api.patch_status(name, &PatchParams::default(), &Patch::Json::<()>(patch))
-        .await
+    api.patch_status(name, &PatchParams::default(), &Patch::Json::<()>(patch)).await
 }
 
 /// Merges `body` into an object.
@@ -101,8 +89,7 @@ pub async fn merge<K>(api: &Api<K>, name: &str, body: &Value) -> kube::Result<K>
 where
     K: Clone + DeserializeOwned + Debug,
 {
-    api.patch(name, &PatchParams::default(), &Patch::Merge(body))
-        .await
+    api.patch(name, &PatchParams::default(), &Patch::Merge(body)).await
 }
 
 /// Sets (`Some`) or removes (`None`) annotations of an object.
@@ -196,19 +183,13 @@ mod tests {
     fn a_merge_diff_names_only_what_changed_and_what_went() {
         let old = json!({"a": 1, "b": {"c": 1, "d": [1]}, "e": "x"});
         let new = json!({"a": 1, "b": {"c": 2, "d": [1]}});
-        assert_eq!(
-            merge_diff(&old, &new),
-            Some(json!({"b": {"c": 2}, "e": null}))
-        );
+        assert_eq!(merge_diff(&old, &new), Some(json!({"b": {"c": 2}, "e": null})));
         assert_eq!(merge_diff(&old, &old), None);
     }
 
     #[test]
     fn an_annotation_without_value_is_removed() {
         let patch = annotations_patch(&[("a", Some("1")), ("b", None)]);
-        assert_eq!(
-            patch,
-            json!({"metadata": {"annotations": {"a": "1", "b": null}}})
-        );
+        assert_eq!(patch, json!({"metadata": {"annotations": {"a": "1", "b": null}}}));
     }
 }

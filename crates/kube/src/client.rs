@@ -54,22 +54,14 @@ pub struct ClientStack {
 
 impl std::fmt::Debug for ClientStack {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ClientStack")
-            .field("user_agent", &self.user_agent)
-            .finish_non_exhaustive()
+        f.debug_struct("ClientStack").field("user_agent", &self.user_agent).finish_non_exhaustive()
     }
 }
 
 impl ClientStack {
     /// A stack for a process of this name (`refit-controller/0.1.0`).
     pub fn new(dialer: Dialer, gate: Arc<dyn Gate>, user_agent: impl Into<String>) -> Self {
-        Self {
-            dialer,
-            gate,
-            user_agent: user_agent.into(),
-            deadline: CALL_DEADLINE,
-            fence: None,
-        }
+        Self { dialer, gate, user_agent: user_agent.into(), deadline: CALL_DEADLINE, fence: None }
     }
 
     /// A stack over TCP with nothing in its way.

@@ -29,12 +29,7 @@ impl Clock {
     /// A clock that says `epoch` now and advances with tokio's clock.
     #[expect(clippy::disallowed_methods, reason = "this is the one place")]
     pub fn simulated(epoch: Timestamp) -> Self {
-        Self {
-            simulated: Some(Simulated {
-                epoch,
-                started: Instant::now(),
-            }),
-        }
+        Self { simulated: Some(Simulated { epoch, started: Instant::now() }) }
     }
 
     /// The time, in whole microseconds.
@@ -104,9 +99,7 @@ mod tests {
     async fn sleeping_until_a_past_time_returns_at_once() {
         let epoch: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let clock = Clock::simulated(epoch);
-        clock
-            .sleep_until("2025-01-01T00:00:00Z".parse().unwrap())
-            .await;
+        clock.sleep_until("2025-01-01T00:00:00Z".parse().unwrap()).await;
         assert_eq!(clock.now_seconds(), epoch);
     }
 

@@ -50,20 +50,14 @@ pub struct Recorder {
 
 impl std::fmt::Debug for Recorder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Recorder")
-            .field("component", &self.component)
-            .finish_non_exhaustive()
+        f.debug_struct("Recorder").field("component", &self.component).finish_non_exhaustive()
     }
 }
 
 impl Recorder {
     /// A recorder for events of this component, such as `refit-controller`.
     pub fn new(client: Client, clock: Clock, component: impl Into<String>) -> Self {
-        Self {
-            client,
-            clock,
-            component: component.into(),
-        }
+        Self { client, clock, component: component.into() }
     }
 
     /// Writes the event unless it is there already. A failure is logged: no work stops for want of
@@ -82,13 +76,7 @@ impl Recorder {
     }
 
     fn event(&self, announcement: &Announcement) -> Event {
-        let Announcement {
-            about,
-            type_,
-            reason,
-            message,
-            occurrence,
-        } = announcement;
+        let Announcement { about, type_, reason, message, occurrence } = announcement;
         let now = Time(self.clock.now_seconds());
         Event {
             metadata: ObjectMeta {
@@ -101,10 +89,7 @@ impl Recorder {
             type_: Some(format!("{type_:?}")),
             reason: Some(reason.clone()),
             message: Some(shortened(message)),
-            source: Some(EventSource {
-                component: Some(self.component.clone()),
-                host: None,
-            }),
+            source: Some(EventSource { component: Some(self.component.clone()), host: None }),
             reporting_component: Some(self.component.clone()),
             first_timestamp: Some(now.clone()),
             last_timestamp: Some(now),
@@ -182,18 +167,12 @@ mod tests {
 
     #[test]
     fn the_same_occurrence_has_the_same_name() {
-        assert_eq!(
-            event_name(&announcement("m-1-1")),
-            event_name(&announcement("m-1-1"))
-        );
+        assert_eq!(event_name(&announcement("m-1-1")), event_name(&announcement("m-1-1")));
     }
 
     #[test]
     fn the_next_occurrence_has_another_name() {
-        assert_ne!(
-            event_name(&announcement("m-1-1")),
-            event_name(&announcement("m-1-2"))
-        );
+        assert_ne!(event_name(&announcement("m-1-1")), event_name(&announcement("m-1-2")));
     }
 
     #[test]

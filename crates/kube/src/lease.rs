@@ -65,12 +65,7 @@ impl LeaseSettings {
 
     /// What is wrong with the times; `None` if they keep two replicas apart.
     pub fn problem(&self) -> Option<String> {
-        let Self {
-            duration,
-            renew_deadline,
-            retry_period,
-            ..
-        } = self;
+        let Self { duration, renew_deadline, retry_period, .. } = self;
         let seconds = Duration::as_secs_f64;
         if self.identity.is_empty() {
             return Some("the identity of this replica is empty".to_owned());
@@ -159,11 +154,7 @@ impl Leadership {
     fn of(clock: Clock, held: Held) -> Self {
         Self(Arc::new(Shared {
             clock,
-            state: Mutex::new(State {
-                held,
-                resigned: false,
-                passes: 0,
-            }),
+            state: Mutex::new(State { held, resigned: false, passes: 0 }),
             changed: watch::channel(0).0,
         }))
     }
@@ -219,10 +210,7 @@ impl Leadership {
         };
         state.passes += 1;
         drop(state);
-        Ok(Pass {
-            leadership: self.clone(),
-            within,
-        })
+        Ok(Pass { leadership: self.clone(), within })
     }
 
     /// Waits until this replica leads.
@@ -320,11 +308,7 @@ mod tests {
         renew(&leadership);
         tokio::time::sleep(Duration::from_secs(9)).await;
         let pass = leadership.pass().unwrap();
-        assert_eq!(
-            pass.within,
-            Duration::from_secs(5),
-            "15 s less 9 s less grace"
-        );
+        assert_eq!(pass.within, Duration::from_secs(5), "15 s less 9 s less grace");
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(leadership.pass().is_err(), "no write begins after 10 s");
     }

@@ -40,20 +40,12 @@ enum Inner {
 
 impl Stream {
     fn memory(inner: DuplexStream, gate: Option<Arc<dyn Gate>>) -> Self {
-        Self {
-            inner: Inner::Memory(inner),
-            gate,
-            acceptor: None,
-        }
+        Self { inner: Inner::Memory(inner), gate, acceptor: None }
     }
 
     fn tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        Ok(Self {
-            inner: Inner::Tcp(stream),
-            gate: None,
-            acceptor: None,
-        })
+        Ok(Self { inner: Inner::Tcp(stream), gate: None, acceptor: None })
     }
 
     fn dead(&self) -> bool {
@@ -71,10 +63,7 @@ impl std::fmt::Debug for Stream {
 }
 
 fn gone() -> io::Error {
-    io::Error::new(
-        io::ErrorKind::ConnectionReset,
-        "the process at the other end is gone",
-    )
+    io::Error::new(io::ErrorKind::ConnectionReset, "the process at the other end is gone")
 }
 
 impl AsyncRead for Stream {
@@ -161,10 +150,7 @@ impl MemoryNetwork {
     pub fn listen(&self, host: &str, port: u16) -> Listener {
         let (sender, receiver) = mpsc::channel(BACKLOG);
         self.lock().insert(format!("{host}:{port}"), sender);
-        Listener {
-            inner: ListenerInner::Memory(receiver),
-            gate: None,
-        }
+        Listener { inner: ListenerInner::Memory(receiver), gate: None }
     }
 
     /// Listens at `host:port` as one of several, as the endpoints of a Service do. Who dials comes to
@@ -172,10 +158,7 @@ impl MemoryNetwork {
     pub fn join(&self, host: &str, port: u16, name: &str) -> Listener {
         let (sender, receiver) = mpsc::channel(BACKLOG);
         self.lock().insert(endpoint(host, port, name), sender);
-        Listener {
-            inner: ListenerInner::Memory(receiver),
-            gate: None,
-        }
+        Listener { inner: ListenerInner::Memory(receiver), gate: None }
     }
 
     /// Takes one of several out again.
@@ -197,10 +180,7 @@ impl MemoryNetwork {
         };
         let sender = self.listener(host, port).ok_or_else(refused)?;
         let (near, far) = tokio::io::duplex(STREAM_BYTES);
-        sender
-            .send(Stream::memory(far, Some(gate.clone())))
-            .await
-            .map_err(|_| refused())?;
+        sender.send(Stream::memory(far, Some(gate.clone()))).await.map_err(|_| refused())?;
         Ok(Stream::memory(near, Some(gate.clone())))
     }
 
@@ -250,19 +230,13 @@ enum ListenerInner {
 impl Listener {
     /// Listens on TCP.
     pub async fn tcp(address: std::net::SocketAddr) -> io::Result<Self> {
-        Ok(Self {
-            inner: ListenerInner::Tcp(TcpListener::bind(address).await?),
-            gate: None,
-        })
+        Ok(Self { inner: ListenerInner::Tcp(TcpListener::bind(address).await?), gate: None })
     }
 
     /// Takes up a listener that listens already.
     pub fn listening(listener: std::net::TcpListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Ok(Self {
-            inner: ListenerInner::Tcp(TcpListener::from_std(listener)?),
-            gate: None,
-        })
+        Ok(Self { inner: ListenerInner::Tcp(TcpListener::from_std(listener)?), gate: None })
     }
 
     /// The same listener for one incarnation of a process: when its gate says it is dead, it
@@ -284,10 +258,9 @@ impl Listener {
     /// Waits for the next stream; `None` once nobody can dial any more.
     pub async fn accept(&mut self) -> Option<io::Result<Stream>> {
         let mut accepted = match &mut self.inner {
-            ListenerInner::Tcp(listener) => listener
-                .accept()
-                .await
-                .and_then(|(stream, _)| Stream::tcp(stream)),
+            ListenerInner::Tcp(listener) => {
+                listener.accept().await.and_then(|(stream, _)| Stream::tcp(stream))
+            }
             ListenerInner::Memory(receiver) => Ok(receiver.recv().await?),
         };
         if let Ok(stream) = &mut accepted {
@@ -316,11 +289,7 @@ mod tests {
             self.fate()
         }
         fn fate(&self) -> Fate {
-            if self.0.load(Ordering::SeqCst) {
-                Fate::Dead
-            } else {
-                Fate::Alive
-            }
+            if self.0.load(Ordering::SeqCst) { Fate::Dead } else { Fate::Alive }
         }
     }
 
@@ -328,10 +297,7 @@ mod tests {
     async fn bytes_pass_between_both_ends() {
         let network = MemoryNetwork::default();
         let mut listener = network.listen("api", 6443);
-        let mut near = Dialer::Memory(network, Arc::new(Open))
-            .dial("api", 6443)
-            .await
-            .unwrap();
+        let mut near = Dialer::Memory(network, Arc::new(Open)).dial("api", 6443).await.unwrap();
         near.write_all(b"hello").await.unwrap();
         let mut far = listener.accept().await.unwrap().unwrap();
         let mut text = [0; 5];
@@ -369,18 +335,12 @@ mod tests {
         let network = MemoryNetwork::default();
         let mut listener = network.listen("api", 6443);
         let switch = Arc::new(Switch(AtomicBool::new(false)));
-        let mut near = Dialer::Memory(network, switch.clone())
-            .dial("api", 6443)
-            .await
-            .unwrap();
+        let mut near = Dialer::Memory(network, switch.clone()).dial("api", 6443).await.unwrap();
         near.write_all(b"DELETE everything").await.unwrap();
         switch.0.store(true, Ordering::SeqCst);
         let mut far = listener.accept().await.unwrap().unwrap();
         let mut text = [0; 5];
-        assert_eq!(
-            far.read(&mut text).await.unwrap_err().kind(),
-            io::ErrorKind::ConnectionReset
-        );
+        assert_eq!(far.read(&mut text).await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
     }
 
     #[tokio::test]
@@ -388,10 +348,7 @@ mod tests {
         let network = MemoryNetwork::default();
         let switch = Arc::new(Switch(AtomicBool::new(false)));
         let mut listener = network.listen("hooks", 443).behind(switch.clone());
-        let mut near = Dialer::Memory(network, Arc::new(Open))
-            .dial("hooks", 443)
-            .await
-            .unwrap();
+        let mut near = Dialer::Memory(network, Arc::new(Open)).dial("hooks", 443).await.unwrap();
         let mut far = listener.accept().await.unwrap().unwrap();
         switch.0.store(true, Ordering::SeqCst);
         let error = far.write_all(b"Success").await.unwrap_err();

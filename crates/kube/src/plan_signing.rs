@@ -24,9 +24,8 @@ use serde_json::json;
 /// What is signed starts with it: a signature of this kind is good for nothing else.
 const CONTEXT: &str = "refit.dev/host-plan/v1 ";
 /// What every ed25519 public key starts with in DER (RFC 8410): algorithm and length never differ.
-const SPKI_PREFIX: [u8; 12] = [
-    0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00,
-];
+const SPKI_PREFIX: [u8; 12] =
+    [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
 const PUBLIC_KEY_BYTES: usize = 32;
 
 /// Why a key cannot be used.
@@ -116,26 +115,18 @@ pub struct PlanSigner {
 
 impl std::fmt::Debug for PlanSigner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PlanSigner")
-            .field("key", &self.key)
-            .finish_non_exhaustive()
+        f.debug_struct("PlanSigner").field("key", &self.key).finish_non_exhaustive()
     }
 }
 
 impl PlanSigner {
     /// A signer with the private key of a PEM text.
     pub fn from_pem(text: &str) -> Result<Self, PlanKeyError> {
-        let der = PrivatePkcs8KeyDer::from_pem_slice(text.as_bytes()).map_err(|error| {
-            PlanKeyError::Private {
-                reason: error.to_string(),
-            }
-        })?;
+        let der = PrivatePkcs8KeyDer::from_pem_slice(text.as_bytes())
+            .map_err(|error| PlanKeyError::Private { reason: error.to_string() })?;
         // OpenSSL's files hold no public half: there is nothing that it could be compared with.
-        let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(der.secret_pkcs8_der()).map_err(
-            |error| PlanKeyError::Private {
-                reason: error.to_string(),
-            },
-        )?;
+        let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(der.secret_pkcs8_der())
+            .map_err(|error| PlanKeyError::Private { reason: error.to_string() })?;
         let key = key_id(pair.public_key().as_ref());
         Ok(Self { pair, key })
     }
@@ -172,10 +163,7 @@ impl PlanKeys {
     pub fn from_pem(text: &str) -> Result<Self, PlanKeyError> {
         let mut keys = BTreeMap::new();
         for (index, found) in SubjectPublicKeyInfoDer::pem_slice_iter(text.as_bytes()).enumerate() {
-            let bad = |reason: String| PlanKeyError::Public {
-                number: index + 1,
-                reason,
-            };
+            let bad = |reason: String| PlanKeyError::Public { number: index + 1, reason };
             let der = found.map_err(|error| bad(error.to_string()))?;
             let public = der
                 .strip_prefix(&SPKI_PREFIX)
@@ -184,10 +172,7 @@ impl PlanKeys {
             keys.insert(key_id(public), public.to_vec());
         }
         if keys.is_empty() {
-            return Err(PlanKeyError::Public {
-                number: 1,
-                reason: "there is none".to_owned(),
-            });
+            return Err(PlanKeyError::Public { number: 1, reason: "there is none".to_owned() });
         }
         Ok(Self(keys))
     }
@@ -218,9 +203,7 @@ fn verified<'a>(
     };
     let value = BASE64_STANDARD
         .decode(&signature.value)
-        .map_err(|error| Distrust::Unreadable {
-            reason: error.to_string(),
-        })?;
+        .map_err(|error| Distrust::Unreadable { reason: error.to_string() })?;
     UnparsedPublicKey::new(&ED25519, public)
         .verify(&message(plan, &plan.spec, &signature.claims), &value)
         .map_err(|_| Distrust::Wrong)?;
@@ -232,9 +215,7 @@ fn read(plan: &HostPlan) -> Result<Signature, Distrust> {
     let text = annotations
         .and_then(|annotations| annotations.get(refit_api::keys::PLAN_SIGNATURE))
         .ok_or(Distrust::Unsigned)?;
-    serde_json::from_str(text).map_err(|error| Distrust::Unreadable {
-        reason: error.to_string(),
-    })
+    serde_json::from_str(text).map_err(|error| Distrust::Unreadable { reason: error.to_string() })
 }
 
 fn message(plan: &HostPlan, spec: &HostPlanSpec, claims: &Claims) -> Vec<u8> {
@@ -293,10 +274,7 @@ mod tests {
     }
 
     fn claims() -> Claims {
-        Claims {
-            goal_hash: "9c1d".to_owned(),
-            issued_at: Timestamp::from_second(1000).unwrap(),
-        }
+        Claims { goal_hash: "9c1d".to_owned(), issued_at: Timestamp::from_second(1000).unwrap() }
     }
 
     fn signed() -> HostPlan {

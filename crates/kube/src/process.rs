@@ -67,10 +67,7 @@ pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), StartError> {
         LogFormat::Text => lines.with_ansi(false).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
-    tracing_subscriber::registry()
-        .with(filter)
-        .with(lines)
-        .init();
+    tracing_subscriber::registry().with(filter).with(lines).init();
     Ok(())
 }
 
@@ -78,19 +75,13 @@ pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), StartError> {
 /// errors. `tracing`'s other filter, which takes fields and spans too, brings regular expressions
 /// along, and the agent is to be small.
 pub fn log_filter(filter: &str) -> Result<Targets, StartError> {
-    let refused = |reason: String| StartError::Filter {
-        filter: filter.to_owned(),
-        reason,
-    };
+    let refused = |reason: String| StartError::Filter { filter: filter.to_owned(), reason };
     if filter.contains('[') {
         return Err(refused("fields and spans are not filtered by".to_owned()));
     }
     let parts = filter.split(',').map(str::trim);
     let parts: Vec<&str> = parts.filter(|part| !part.is_empty()).collect();
-    parts
-        .join(",")
-        .parse()
-        .map_err(|error: ParseError| refused(error.to_string()))
+    parts.join(",").parse().map_err(|error: ParseError| refused(error.to_string()))
 }
 
 /// The cluster of a kubeconfig file, or, without one, that of `KUBECONFIG`, `~/.kube/config` or the
@@ -99,28 +90,20 @@ pub async fn cluster(
     kubeconfig: Option<&Path>,
     context: Option<&str>,
 ) -> Result<Config, StartError> {
-    let options = KubeConfigOptions {
-        context: context.map(str::to_owned),
-        ..KubeConfigOptions::default()
-    };
+    let options =
+        KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
     let Some(path) = kubeconfig else {
         if context.is_some() {
             return Config::from_kubeconfig(&options)
                 .await
                 .map_err(|error| StartError::NoCluster(error.to_string()));
         }
-        return Config::infer()
-            .await
-            .map_err(|error| StartError::NoCluster(error.to_string()));
+        return Config::infer().await.map_err(|error| StartError::NoCluster(error.to_string()));
     };
-    let wrong = |reason: String| StartError::Kubeconfig {
-        path: path.display().to_string(),
-        reason,
-    };
+    let wrong =
+        |reason: String| StartError::Kubeconfig { path: path.display().to_string(), reason };
     let file = Kubeconfig::read_from(path).map_err(|error| wrong(without_content(&error)))?;
-    Config::from_custom_kubeconfig(file, &options)
-        .await
-        .map_err(|error| wrong(error.to_string()))
+    Config::from_custom_kubeconfig(file, &options).await.map_err(|error| wrong(error.to_string()))
 }
 
 /// Runs a program until it ends by itself, or is asked to by SIGTERM or SIGINT: the first one
@@ -163,12 +146,7 @@ mod tests {
     #[test]
     fn a_filter_goes_by_level_and_module() {
         let cases = [
-            (
-                "refit_kube=debug,info",
-                "refit_kube::store",
-                Level::DEBUG,
-                true,
-            ),
+            ("refit_kube=debug,info", "refit_kube::store", Level::DEBUG, true),
             ("refit_kube=debug,info", "hyper", Level::DEBUG, false),
             ("refit_kube=debug,info", "hyper", Level::INFO, true),
             ("info,", "hyper", Level::INFO, true),
@@ -189,12 +167,7 @@ mod tests {
 
     #[test]
     fn what_is_no_filter_is_named_with_what_would_be_one() {
-        for filter in [
-            "refit=loud",
-            "a=b=info",
-            "refit[span]=debug",
-            "[{name=m}]=info",
-        ] {
+        for filter in ["refit=loud", "a=b=info", "refit[span]=debug", "[{name=m}]=info"] {
             let error = log_filter(filter).unwrap_err().to_string();
             assert!(
                 error.starts_with(&format!("{filter:?} is no log filter: "))

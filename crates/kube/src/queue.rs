@@ -190,10 +190,7 @@ impl<K: Ord + Clone> Queue<K> {
     {
         let concurrency = concurrency.max(1);
         // Before the futures, so that it is dropped after them.
-        let mut taken = Taken {
-            queue: self,
-            keys: BTreeSet::new(),
-        };
+        let mut taken = Taken { queue: self, keys: BTreeSet::new() };
         let mut running = FuturesUnordered::new();
         loop {
             tokio::select! {
@@ -251,9 +248,7 @@ mod tests {
             async move { outcome }
         });
         let _ = tokio::time::timeout(Duration::from_secs(seconds), work).await;
-        Rc::try_unwrap(seen)
-            .map(RefCell::into_inner)
-            .unwrap_or_default()
+        Rc::try_unwrap(seen).map(RefCell::into_inner).unwrap_or_default()
     }
 
     #[tokio::test(start_paused = true)]
@@ -288,10 +283,7 @@ mod tests {
     async fn a_requeue_comes_back_on_time() {
         let queue = Queue::default();
         queue.add("a");
-        let seen = run_for(31, &queue, |_| {
-            Ok(Action::RequeueAfter(Duration::from_secs(10)))
-        })
-        .await;
+        let seen = run_for(31, &queue, |_| Ok(Action::RequeueAfter(Duration::from_secs(10)))).await;
         assert_eq!(seen.len(), 4);
     }
 
@@ -410,14 +402,8 @@ mod tests {
     async fn what_was_under_way_when_the_work_was_dropped_is_due_again() {
         let queue = Queue::default();
         queue.add("a");
-        let work = queue.work("test", 1, |_| {
-            std::future::pending::<Result<Action, String>>()
-        });
-        assert!(
-            tokio::time::timeout(Duration::from_secs(1), work)
-                .await
-                .is_err()
-        );
+        let work = queue.work("test", 1, |_| std::future::pending::<Result<Action, String>>());
+        assert!(tokio::time::timeout(Duration::from_secs(1), work).await.is_err());
         assert_eq!(queue.depth(), 1);
         assert_eq!(trace(3, &queue, 1).await, [(0, "a")]);
     }

@@ -150,20 +150,9 @@ where
     let ended = CancellationToken::new();
     let _guard = ended.clone().drop_guard();
     let mut builder = Builder::new(Owned(ended));
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_DEADLINE);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .keep_alive_interval(PING.0)
-        .keep_alive_timeout(PING.1);
-    let builder = if h2 {
-        builder.http2_only()
-    } else {
-        builder.http1_only()
-    };
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_DEADLINE);
+    builder.http2().timer(TokioTimer::new()).keep_alive_interval(PING.0).keep_alive_timeout(PING.1);
+    let builder = if h2 { builder.http2_only() } else { builder.http1_only() };
     let connection = builder.serve_connection(io, TowerToHyperService::new(service));
     tokio::pin!(connection);
     tokio::select! {

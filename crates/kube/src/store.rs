@@ -28,10 +28,7 @@ pub struct ObjectKey {
 impl ObjectKey {
     /// The key of these two.
     pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
-        Self {
-            namespace: namespace.into(),
-            name: name.into(),
-        }
+        Self { namespace: namespace.into(), name: name.into() }
     }
 
     /// The key of an object.
@@ -76,9 +73,7 @@ impl<K> Clone for Store<K> {
 
 impl<K> Debug for Store<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store")
-            .field("len", &self.read().objects.len())
-            .finish_non_exhaustive()
+        f.debug_struct("Store").field("len", &self.read().objects.len()).finish_non_exhaustive()
     }
 }
 
@@ -197,11 +192,7 @@ impl<K: Resource> Store<K> {
             }
             Ok(mut object) => {
                 state.unreadable.remove(&key);
-                if state
-                    .objects
-                    .get(&key)
-                    .is_some_and(|known| newer(known.as_ref(), &object))
-                {
+                if state.objects.get(&key).is_some_and(|known| newer(known.as_ref(), &object)) {
                     return None;
                 }
                 object.meta_mut().managed_fields = None;
@@ -274,10 +265,7 @@ fn key_of(object: &impl Resource) -> ObjectKey {
 }
 
 fn kind<K: Resource>() -> &'static str {
-    std::any::type_name::<K>()
-        .rsplit("::")
-        .next()
-        .unwrap_or_default()
+    std::any::type_name::<K>().rsplit("::").next().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -395,12 +383,6 @@ mod tests {
         store.insert(object.clone());
         assert!(store.list()[0].managed_fields().is_empty());
         object.metadata.resource_version = Some("6".into());
-        assert!(
-            store
-                .applied(read(object))
-                .unwrap()
-                .managed_fields()
-                .is_empty()
-        );
+        assert!(store.applied(read(object)).unwrap().managed_fields().is_empty());
     }
 }

@@ -96,36 +96,21 @@ impl std::fmt::Debug for Authority {
 impl Authority {
     /// Makes a new authority.
     pub fn new(name: &str, validity: Validity) -> Result<Self, TlsError> {
-        let issue = |source| TlsError::Issue {
-            name: name.to_owned(),
-            source,
-        };
+        let issue = |source| TlsError::Issue { name: name.to_owned(), source };
         let key = KeyPair::generate().map_err(issue)?;
         let mut params = CertificateParams::default();
         params.distinguished_name = common_name(name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![
-            KeyUsagePurpose::KeyCertSign,
-            KeyUsagePurpose::DigitalSignature,
-        ];
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         validity.set(&mut params);
         let cert = params.self_signed(&key).map_err(issue)?;
-        let material = KeyAndCert {
-            cert_pem: cert.pem(),
-            key_pem: key.serialize_pem(),
-        };
-        Ok(Self {
-            issuer: Issuer::new(params, key),
-            material,
-        })
+        let material = KeyAndCert { cert_pem: cert.pem(), key_pem: key.serialize_pem() };
+        Ok(Self { issuer: Issuer::new(params, key), material })
     }
 
     /// Takes up an authority that was made before.
     pub fn from_pem(material: KeyAndCert) -> Result<Self, TlsError> {
-        let issue = |source| TlsError::Issue {
-            name: "a stored authority".to_owned(),
-            source,
-        };
+        let issue = |source| TlsError::Issue { name: "a stored authority".to_owned(), source };
         let key = KeyPair::from_pem(&material.key_pem).map_err(issue)?;
         let issuer = Issuer::from_ca_cert_pem(&material.cert_pem, key).map_err(issue)?;
         Ok(Self { issuer, material })
@@ -181,10 +166,7 @@ impl Authority {
         usage: ExtendedKeyUsagePurpose,
         validity: Validity,
     ) -> Result<KeyAndCert, TlsError> {
-        let issue = |source| TlsError::Issue {
-            name: name.to_owned(),
-            source,
-        };
+        let issue = |source| TlsError::Issue { name: name.to_owned(), source };
         let key = KeyPair::generate().map_err(issue)?;
         let mut params = CertificateParams::default();
         params.distinguished_name = subject;
@@ -199,10 +181,7 @@ impl Authority {
         }
         validity.set(&mut params);
         let cert = params.signed_by(&key, &self.issuer).map_err(issue)?;
-        Ok(KeyAndCert {
-            cert_pem: cert.pem(),
-            key_pem: key.serialize_pem(),
-        })
+        Ok(KeyAndCert { cert_pem: cert.pem(), key_pem: key.serialize_pem() })
     }
 }
 
@@ -237,29 +216,18 @@ impl ResolvesServerCert for ReloadableCert {
 
 fn certified(material: &KeyAndCert) -> Result<CertifiedKey, TlsError> {
     let chain = certificates(material.cert_pem.as_bytes(), "the server certificate")?;
-    let key =
-        PrivateKeyDer::from_pem_slice(material.key_pem.as_bytes()).map_err(|e| TlsError::Pem {
-            what: "the server key",
-            reason: e.to_string(),
-        })?;
-    CertifiedKey::from_der(chain, key, &ring::default_provider()).map_err(|e| TlsError::Rustls {
-        what: "server certificate",
-        reason: e.to_string(),
-    })
+    let key = PrivateKeyDer::from_pem_slice(material.key_pem.as_bytes())
+        .map_err(|e| TlsError::Pem { what: "the server key", reason: e.to_string() })?;
+    CertifiedKey::from_der(chain, key, &ring::default_provider())
+        .map_err(|e| TlsError::Rustls { what: "server certificate", reason: e.to_string() })
 }
 
 fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let chain = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<Vec<_>, _>>()
-        .map_err(|e| TlsError::Pem {
-            what,
-            reason: e.to_string(),
-        })?;
+        .map_err(|e| TlsError::Pem { what, reason: e.to_string() })?;
     if chain.is_empty() {
-        return Err(TlsError::Pem {
-            what,
-            reason: "no certificate in it".to_owned(),
-        });
+        return Err(TlsError::Pem { what, reason: "no certificate in it".to_owned() });
     }
     Ok(chain)
 }
@@ -267,10 +235,7 @@ fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'st
 fn roots(pem: &[u8], what: &'static str) -> Result<RootCertStore, TlsError> {
     let mut store = RootCertStore::empty();
     for cert in certificates(pem, what)? {
-        store.add(cert).map_err(|e| TlsError::Rustls {
-            what,
-            reason: e.to_string(),
-        })?;
+        store.add(cert).map_err(|e| TlsError::Rustls { what, reason: e.to_string() })?;
     }
     Ok(store)
 }
@@ -328,10 +293,7 @@ pub fn client_config(ca_pem: &[u8]) -> Result<rustls::ClientConfig, TlsError> {
     let roots = roots(ca_pem, "the CA bundle")?;
     rustls::ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(|e| TlsError::Rustls {
-            what: "client configuration",
-            reason: e.to_string(),
-        })
+        .map_err(|e| TlsError::Rustls { what: "client configuration", reason: e.to_string() })
         .map(|builder| builder.with_root_certificates(roots).with_no_client_auth())
 }
 
@@ -356,9 +318,7 @@ mod tests {
     fn an_authority_read_back_issues_what_its_certificate_vouches_for() {
         let made = Authority::new("test", validity()).unwrap();
         let again = Authority::from_pem(made.material().clone()).unwrap();
-        let server = again
-            .server(&["localhost", "127.0.0.1"], validity())
-            .unwrap();
+        let server = again.server(&["localhost", "127.0.0.1"], validity()).unwrap();
         assert!(ReloadableCert::new(&server).is_ok());
         assert!(client_config(made.material().cert_pem.as_bytes()).is_ok());
     }
@@ -368,10 +328,7 @@ mod tests {
         let authority = Authority::new("test", validity()).unwrap();
         let good = authority.server(&["localhost"], validity()).unwrap();
         let cert = ReloadableCert::new(&good).unwrap();
-        let bad = KeyAndCert {
-            cert_pem: "nothing".into(),
-            key_pem: "nothing".into(),
-        };
+        let bad = KeyAndCert { cert_pem: "nothing".into(), key_pem: "nothing".into() };
         assert!(cert.reload(&bad).is_err());
         assert_eq!(cert.0.load().cert.len(), 1);
     }

@@ -73,12 +73,7 @@ impl std::fmt::Debug for Workloads {
 impl Workloads {
     /// Reads Secrets with `management` and builds clients with `stack`.
     pub fn new(management: Client, stack: ClientStack, clock: Clock) -> Self {
-        Self {
-            management,
-            stack,
-            clock,
-            clients: Arc::default(),
-        }
+        Self { management, stack, clock, clients: Arc::default() }
     }
 
     /// The client of a Cluster's workload API. Its Secret is read again every ten minutes, or after
@@ -110,11 +105,7 @@ impl Workloads {
             Some(known) if known.secret_version == secret_version => known.client,
             _ => self.stack.client(&config_of(&key, &secret).await?)?,
         };
-        let known = Known {
-            secret_version,
-            checked: Some(now),
-            client: client.clone(),
-        };
+        let known = Known { secret_version, checked: Some(now), client: client.clone() };
         self.lock().insert(key, known);
         Ok(client)
     }
@@ -139,10 +130,7 @@ pub fn kubeconfig_secret_name(cluster: &str) -> String {
 }
 
 async fn config_of(key: &ObjectKey, secret: &Secret) -> Result<Config, WorkloadError> {
-    let wrong = |reason: String| WorkloadError::Content {
-        secret: key.clone(),
-        reason,
-    };
+    let wrong = |reason: String| WorkloadError::Content { secret: key.clone(), reason };
     let data = secret
         .data
         .as_ref()
@@ -164,38 +152,25 @@ pub(crate) fn without_content(error: &KubeconfigError) -> String {
     let KubeconfigError::Parse(error) = error else {
         return error.to_string();
     };
-    let place = error
-        .location()
-        .map_or_else(String::new, |at| format!(", from line {} on", at.line()));
+    let place =
+        error.location().map_or_else(String::new, |at| format!(", from line {} on", at.line()));
     format!("it is no YAML of a kubeconfig{place}")
 }
 
 /// What in a kubeconfig would make us run a program or read a file of our own host. Whoever may
 /// write a Secret in some namespace must not have that power over this process.
 fn reaches_out(kubeconfig: &Kubeconfig) -> Option<&'static str> {
-    let clusters = kubeconfig
-        .clusters
-        .iter()
-        .filter_map(|c| c.cluster.as_ref());
-    if clusters
-        .into_iter()
-        .any(|c| c.certificate_authority.is_some())
-    {
+    let clusters = kubeconfig.clusters.iter().filter_map(|c| c.cluster.as_ref());
+    if clusters.into_iter().any(|c| c.certificate_authority.is_some()) {
         return Some("a file (certificate-authority)");
     }
-    let users = kubeconfig
-        .auth_infos
-        .iter()
-        .filter_map(|u| u.auth_info.as_ref());
+    let users = kubeconfig.auth_infos.iter().filter_map(|u| u.auth_info.as_ref());
     users.into_iter().find_map(|user| {
         [
             (user.exec.is_some(), "a program (exec)"),
             (user.auth_provider.is_some(), "a program (auth-provider)"),
             (user.token_file.is_some(), "a file (tokenFile)"),
-            (
-                user.client_certificate.is_some(),
-                "a file (client-certificate)",
-            ),
+            (user.client_certificate.is_some(), "a file (client-certificate)"),
             (user.client_key.is_some(), "a file (client-key)"),
         ]
         .into_iter()
@@ -219,18 +194,11 @@ mod tests {
 
     #[test]
     fn a_kubeconfig_that_cannot_be_read_shows_nothing_of_it() {
-        let cases = [
-            "s3cret-token",
-            "users:\n- name: u\n  user: s3cret\n",
-            "{s3cret",
-        ];
+        let cases = ["s3cret-token", "users:\n- name: u\n  user: s3cret\n", "{s3cret"];
         for text in cases {
             let error = Kubeconfig::from_yaml(text).unwrap_err();
             let told = without_content(&error);
-            assert!(
-                told.contains("no YAML") && !told.contains("s3cret"),
-                "{told}"
-            );
+            assert!(told.contains("no YAML") && !told.contains("s3cret"), "{told}");
         }
     }
 

@@ -52,15 +52,10 @@ async fn a_client_from_a_kubeconfig_creates_reads_changes_and_deletes() {
     let api = world.configs().await;
     api.create(&post(), &config_map("a", "1")).await.unwrap();
     let patch = Patch::Merge(json!({"data": {"value": "2"}}));
-    api.patch("a", &PatchParams::default(), &patch)
-        .await
-        .unwrap();
+    api.patch("a", &PatchParams::default(), &patch).await.unwrap();
     let read = api.get("a").await.unwrap();
     assert_eq!(read.data.unwrap()["value"], "2");
-    assert_eq!(
-        api.list(&ListParams::default()).await.unwrap().items.len(),
-        1
-    );
+    assert_eq!(api.list(&ListParams::default()).await.unwrap().items.len(), 1);
     api.delete("a", &DeleteParams::default()).await.unwrap();
     assert!(api.get_opt("a").await.unwrap().is_none());
 }
@@ -99,10 +94,7 @@ async fn a_process_that_dies_before_a_write_writes_nothing() {
     assert!(hangs(api.create(&post(), &config_map("b", "1"))).await);
     assert!(world.stored("a").is_some());
     assert!(world.stored("b").is_none());
-    assert_eq!(
-        switch.effects(),
-        ["api POST /api/v1/namespaces/default/configmaps"; 2]
-    );
+    assert_eq!(switch.effects(), ["api POST /api/v1/namespaces/default/configmaps"; 2]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -118,11 +110,7 @@ async fn a_process_that_dies_after_a_write_wrote_and_never_hears_of_it() {
 #[tokio::test(start_paused = true)]
 async fn reads_are_no_effects_and_are_held_back_after_the_kill() {
     let world = World::new();
-    world
-        .direct()
-        .create(&post(), &config_map("a", "1"))
-        .await
-        .unwrap();
+    world.direct().create(&post(), &config_map("a", "1")).await.unwrap();
     let switch = Arc::new(Switch::default());
     let api: Api<ConfigMap> = Api::namespaced(world.client_of(switch.clone()).await, "default");
     api.get("a").await.unwrap();
@@ -137,11 +125,7 @@ async fn what_was_under_way_at_the_kill_gets_no_answer() {
     let world = World::new();
     let switch = Arc::new(Switch::default());
     let api: Api<ConfigMap> = Api::namespaced(world.client_of(switch.clone()).await, "default");
-    world
-        .direct()
-        .create(&post(), &config_map("a", "1"))
-        .await
-        .unwrap();
+    world.direct().create(&post(), &config_map("a", "1")).await.unwrap();
     api.get("a").await.unwrap();
     world.server.faults().set_latency(Duration::from_secs(5));
     let kill = async {
@@ -180,17 +164,9 @@ async fn a_killed_process_sees_no_more_of_its_watches() {
     let switch = Arc::new(Switch::default());
     let api: Api<ConfigMap> = Api::namespaced(world.client_of(switch.clone()).await, "default");
     let mut events = watch(&api).await;
-    world
-        .direct()
-        .create(&post(), &config_map("a", "1"))
-        .await
-        .unwrap();
+    world.direct().create(&post(), &config_map("a", "1")).await.unwrap();
     assert!(events.next().await.unwrap().is_ok());
-    world
-        .direct()
-        .create(&post(), &config_map("b", "1"))
-        .await
-        .unwrap();
+    world.direct().create(&post(), &config_map("b", "1")).await.unwrap();
     // The event is in the stream already, unread.
     tokio::time::sleep(Duration::from_secs(1)).await;
     switch.kill();
@@ -215,9 +191,7 @@ async fn a_call_that_hangs_ends_at_its_deadline() {
     let error = world.configs().await.get("a").await.unwrap_err();
     assert_eq!(begin.elapsed().as_secs(), 30);
     assert!(error.to_string().contains("within 30 s"), "{error}");
-    let stack = world
-        .stack(Arc::new(Open))
-        .with_deadline(Duration::from_secs(7));
+    let stack = world.stack(Arc::new(Open)).with_deadline(Duration::from_secs(7));
     let client = stack.client(&world.config().await).unwrap();
     let api: Api<ConfigMap> = Api::namespaced(client, "default");
     api.get("a").await.unwrap_err();
@@ -242,15 +216,8 @@ async fn a_watch_that_has_begun_may_be_silent_for_long() {
     let world = World::new();
     let mut events = watch(&world.configs().await).await;
     tokio::time::sleep(Duration::from_secs(250)).await;
-    world
-        .direct()
-        .create(&post(), &config_map("a", "1"))
-        .await
-        .unwrap();
-    assert!(matches!(
-        events.try_next().await.unwrap(),
-        Some(WatchEvent::Added(_))
-    ));
+    world.direct().create(&post(), &config_map("a", "1")).await.unwrap();
+    assert!(matches!(events.try_next().await.unwrap(), Some(WatchEvent::Added(_))));
 }
 
 #[tokio::test(start_paused = true)]
@@ -291,10 +258,7 @@ async fn a_server_of_another_authority_is_refused() {
     let config = config(&kubeconfig(&World::url(), other.ca())).await;
     let client = world.stack(Arc::new(Open)).client(&config).unwrap();
     let error = client.apiserver_version().await.unwrap_err();
-    assert!(
-        format!("{error:?}").contains("InvalidCertificate"),
-        "{error:?}"
-    );
+    assert!(format!("{error:?}").contains("InvalidCertificate"), "{error:?}");
     assert!(world.log().is_empty());
 }
 
@@ -340,25 +304,21 @@ async fn a_request_carries_token_and_user_agent_and_nothing_is_retried() {
     world.stop();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let into = seen.clone();
-    serve_with(
-        world.network.listen(HOST, PORT),
-        &world.pki,
-        move |request| {
-            let headers: BTreeMap<String, String> = request
-                .headers()
-                .iter()
-                .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()))
-                .collect();
-            into.lock().unwrap().push(headers);
-            async {
-                let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
+    serve_with(world.network.listen(HOST, PORT), &world.pki, move |request| {
+        let headers: BTreeMap<String, String> = request
+            .headers()
+            .iter()
+            .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()))
+            .collect();
+        into.lock().unwrap().push(headers);
+        async {
+            let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
                 "message": "later", "reason": "TooManyRequests", "code": 429});
-                let mut response = Response::new(Full::new(Bytes::from(status.to_string())));
-                *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
-                response
-            }
-        },
-    );
+            let mut response = Response::new(Full::new(Bytes::from(status.to_string())));
+            *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
+            response
+        }
+    });
     let begin = instant();
     let error = world.configs().await.get("a").await.unwrap_err();
     assert!(matches!(error, kube::Error::Api(status) if status.code == 429));
@@ -375,31 +335,17 @@ async fn a_url_with_a_path_is_a_prefix_that_no_effect_shows() {
     world.stop();
     let paths = Arc::new(Mutex::new(Vec::new()));
     let into = paths.clone();
-    serve_with(
-        world.network.listen(HOST, PORT),
-        &world.pki,
-        move |request| {
-            into.lock().unwrap().push(request.uri().path().to_owned());
-            async { Response::new(Full::new(Bytes::from("{}"))) }
-        },
-    );
-    let config = config(&kubeconfig(
-        &format!("{}/clusters/x", World::url()),
-        world.pki.ca(),
-    ))
-    .await;
+    serve_with(world.network.listen(HOST, PORT), &world.pki, move |request| {
+        into.lock().unwrap().push(request.uri().path().to_owned());
+        async { Response::new(Full::new(Bytes::from("{}"))) }
+    });
+    let config = config(&kubeconfig(&format!("{}/clusters/x", World::url()), world.pki.ca())).await;
     let switch = Arc::new(Switch::default());
     let client = world.stack(switch.clone()).client(&config).unwrap();
     let api: Api<ConfigMap> = Api::namespaced(client, "default");
     let _ = api.delete("a", &DeleteParams::default()).await;
-    assert_eq!(
-        *paths.lock().unwrap(),
-        ["/clusters/x/api/v1/namespaces/default/configmaps/a"]
-    );
-    assert_eq!(
-        switch.effects(),
-        ["api DELETE /api/v1/namespaces/default/configmaps/a"]
-    );
+    assert_eq!(*paths.lock().unwrap(), ["/clusters/x/api/v1/namespaces/default/configmaps/a"]);
+    assert_eq!(switch.effects(), ["api DELETE /api/v1/namespaces/default/configmaps/a"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -425,29 +371,12 @@ async fn a_body_of_many_megabytes_passes_both_ways() {
     let api = world.configs().await;
     let value = "x".repeat(900_000);
     for name in ["a", "b", "c", "d"] {
-        api.create(&post(), &config_map(name, &value))
-            .await
-            .unwrap();
+        api.create(&post(), &config_map(name, &value)).await.unwrap();
     }
     let list = api.list(&ListParams::default()).await.unwrap();
-    assert!(
-        list.items
-            .iter()
-            .all(|c| c.data.as_ref().unwrap()["value"].len() == 900_000)
-    );
+    assert!(list.items.iter().all(|c| c.data.as_ref().unwrap()["value"].len() == 900_000));
     let body = world.client().await;
     let request = http::Request::get("/version").body(Vec::new()).unwrap();
-    let response = body
-        .send(request.map(kube::client::Body::from))
-        .await
-        .unwrap();
-    assert!(
-        !response
-            .into_body()
-            .collect()
-            .await
-            .unwrap()
-            .to_bytes()
-            .is_empty()
-    );
+    let response = body.send(request.map(kube::client::Body::from)).await.unwrap();
+    assert!(!response.into_body().collect().await.unwrap().to_bytes().is_empty());
 }

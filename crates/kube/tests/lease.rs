@@ -44,12 +44,7 @@ impl Replica {
         let client = world.client_of(switch.clone()).await;
         let (theirs, own, clock) = (settings.clone(), leadership.clone(), world.clock);
         let task = tokio::spawn(async move { match elect(client, clock, &theirs, &own).await {} });
-        Self {
-            settings,
-            leadership,
-            switch,
-            task,
-        }
+        Self { settings, leadership, switch, task }
     }
 
     /// Cuts it off without its noticing.
@@ -106,10 +101,7 @@ async fn there_is_never_more_than_one_and_the_gap_is_short() {
     }
     let (lost, taken) = (lost.unwrap(), taken.unwrap());
     assert!(lost <= Duration::from_secs(10), "{lost:?}");
-    assert!(
-        taken >= lost + Duration::from_secs(4),
-        "a's last write has time: {lost:?} {taken:?}"
-    );
+    assert!(taken >= lost + Duration::from_secs(4), "a's last write has time: {lost:?} {taken:?}");
     assert!(taken <= Duration::from_secs(18), "{taken:?}");
     assert_eq!(lease(&world).await.spec.unwrap().lease_transitions, Some(1));
 }
@@ -142,10 +134,7 @@ async fn only_the_leaders_client_writes_and_everybody_reads() {
     let stack = world.stack(Arc::new(Open)).fenced(leadership);
     let client = stack.client(&world.config().await).unwrap();
     let api: Api<ConfigMap> = Api::namespaced(client, "default");
-    let error = api
-        .create(&PostParams::default(), &config_map("a", "1"))
-        .await
-        .unwrap_err();
+    let error = api.create(&PostParams::default(), &config_map("a", "1")).await.unwrap_err();
     assert!(is_fenced(&error), "{error:?}");
     assert!(api.list(&<_>::default()).await.unwrap().items.is_empty());
 
@@ -153,8 +142,6 @@ async fn only_the_leaders_client_writes_and_everybody_reads() {
     let stack = world.stack(Arc::new(Open)).fenced(alone);
     let client = stack.client(&world.config().await).unwrap();
     let api: Api<ConfigMap> = Api::namespaced(client, "default");
-    let made = api
-        .create(&PostParams::default(), &config_map("a", "1"))
-        .await;
+    let made = api.create(&PostParams::default(), &config_map("a", "1")).await;
     assert_eq!(made.unwrap().name_any(), "a");
 }

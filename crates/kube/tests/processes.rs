@@ -59,15 +59,12 @@ impl Fleet {
             "metadata": {"name": kubeconfig_secret_name("edge")},
             "data": {"value": base64::Engine::encode(&base64::engine::general_purpose::STANDARD, text)},
         });
-        apply(&api, "test", &kubeconfig_secret_name("edge"), &body)
-            .await
-            .unwrap();
+        apply(&api, "test", &kubeconfig_secret_name("edge"), &body).await.unwrap();
         self.world.log();
     }
 
     async fn write_good(&self) {
-        self.write(&kubeconfig(&World::url(), self.world.pki.ca()))
-            .await;
+        self.write(&kubeconfig(&World::url(), self.world.pki.ca())).await;
     }
 
     async fn refused(&self) -> WorkloadError {
@@ -79,9 +76,7 @@ impl Fleet {
 
     fn secret_reads(&self) -> usize {
         let log = self.world.log();
-        log.iter()
-            .filter(|line| line.contains("/secrets/edge-kubeconfig"))
-            .count()
+        log.iter().filter(|line| line.contains("/secrets/edge-kubeconfig")).count()
     }
 }
 
@@ -130,9 +125,7 @@ async fn an_unchanged_secret_keeps_the_connections() {
 #[tokio::test(start_paused = true)]
 async fn a_rotated_authority_is_taken_up() {
     let fleet = Fleet::new().await;
-    fleet
-        .write(&kubeconfig(&World::url(), Pki::new(&[HOST]).ca()))
-        .await;
+    fleet.write(&kubeconfig(&World::url(), Pki::new(&[HOST]).ca())).await;
     let client = fleet.workloads.client("default", "edge").await.unwrap();
     assert!(client.apiserver_version().await.is_err());
     fleet.write_good().await;
@@ -146,11 +139,7 @@ async fn a_missing_or_unusable_secret_is_told_by_name() {
     let fleet = Fleet::new().await;
     let error = fleet.refused().await;
     assert!(matches!(&error, WorkloadError::Secret { source, .. } if is_not_found(source)));
-    assert!(
-        error
-            .to_string()
-            .contains("default/edge-kubeconfig of cluster edge")
-    );
+    assert!(error.to_string().contains("default/edge-kubeconfig of cluster edge"));
     fleet.write("users: 7").await;
     let error = fleet.refused().await;
     assert!(matches!(error, WorkloadError::Content { .. }), "{error}");
@@ -169,9 +158,7 @@ async fn a_cluster_whose_secret_went_is_not_reached_any_more() {
     fleet.write_good().await;
     fleet.workloads.client("default", "edge").await.unwrap();
     let api: Api<Secret> = Api::namespaced(fleet.world.client().await, "default");
-    api.delete("edge-kubeconfig", &DeleteParams::default())
-        .await
-        .unwrap();
+    api.delete("edge-kubeconfig", &DeleteParams::default()).await.unwrap();
     fleet.workloads.forget("default", "edge");
     for _ in 0..2 {
         assert!(fleet.workloads.client("default", "edge").await.is_err());
@@ -215,16 +202,10 @@ async fn the_same_occurrence_is_announced_once_by_whoever() {
     recorder.announce(&announcement("a-2")).await;
     let events = events(&world).await;
     assert_eq!(events.len(), 2);
-    let first = events
-        .iter()
-        .min_by_key(|event| event.first_timestamp.clone())
-        .unwrap();
+    let first = events.iter().min_by_key(|event| event.first_timestamp.clone()).unwrap();
     assert_eq!(first.type_.as_deref(), Some("Warning"));
     assert_eq!(first.involved_object.name.as_deref(), Some("a"));
-    assert_eq!(
-        first.reporting_component.as_deref(),
-        Some("refit-controller")
-    );
+    assert_eq!(first.reporting_component.as_deref(), Some("refit-controller"));
     assert_eq!(first.first_timestamp.as_ref().unwrap().0, common::epoch());
     assert!(first.name_any().starts_with("a."));
 }
@@ -317,9 +298,7 @@ async fn a_swap_touches_nothing_but_the_status() {
     annotate(&api, "n", &[("a", Some("1"))]).await.unwrap();
     let read = optional(api.get(&read.name_any()).await).unwrap().unwrap();
     let version = read.resource_version().unwrap();
-    let written = swap_status(&api, "n", &version, &json!({"phase": "Running"}))
-        .await
-        .unwrap();
+    let written = swap_status(&api, "n", &version, &json!({"phase": "Running"})).await.unwrap();
     assert_eq!(written.annotations()["a"], "1");
     assert_eq!(written.uid(), read.uid());
 }
@@ -360,9 +339,7 @@ async fn a_create_of_what_is_there_reads_it() {
 async fn an_annotation_is_set_and_removed_and_a_missing_object_is_none() {
     let world = World::new();
     let api = world.configs().await;
-    api.create(&PostParams::default(), &config_map("a", "1"))
-        .await
-        .unwrap();
+    api.create(&PostParams::default(), &config_map("a", "1")).await.unwrap();
     let set = [("x/y", Some("1")), ("x/z", Some("2"))];
     annotate(&api, "a", &set).await.unwrap();
     let changed = annotate(&api, "a", &[("x/y", None)]).await.unwrap();
@@ -381,9 +358,7 @@ fn poster(world: &World, pki: &Pki) -> HttpsPoster {
 
 async fn post(poster: &HttpsPoster, path: &str, body: &str) -> Result<(u16, Bytes), PostError> {
     let url = format!("https://{HOOKS}{path}");
-    poster
-        .post(&url, body.into(), Duration::from_secs(10))
-        .await
+    poster.post(&url, body.into(), Duration::from_secs(10)).await
 }
 
 /// Echoes; `/big/N` answers with N bytes, `/slow` after a minute, `/moved` elsewhere.
@@ -427,20 +402,14 @@ async fn a_hook_server_of_an_unknown_authority_is_refused() {
     hooks(&world);
     let poster = poster(&world, &Pki::new(&[HOOKS]));
     let error = post(&poster, "/ok", "{}").await.unwrap_err();
-    assert!(
-        error.to_string().contains("invalid peer certificate"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("invalid peer certificate"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_ca_bundle_without_certificates_is_refused() {
     let stack = World::new().stack(Arc::new(Open));
-    for bundle in [
-        "",
-        "rubbish",
-        "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
-    ] {
+    for bundle in ["", "rubbish", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
+    {
         let error = HttpsPoster::new(&stack, bundle.as_bytes()).unwrap_err();
         assert!(matches!(error, PostError::CaBundle { .. }), "{error}");
     }
@@ -454,13 +423,8 @@ async fn an_answer_of_more_than_twenty_mebibytes_is_refused() {
     assert_eq!(limit, 20 * 1024 * 1024);
     let (_, body) = post(&poster, &format!("/big/{limit}"), "").await.unwrap();
     assert_eq!(body.len(), limit);
-    let error = post(&poster, &format!("/big/{}", limit + 1), "")
-        .await
-        .unwrap_err();
-    assert!(
-        error.to_string().contains("length limit exceeded"),
-        "{error}"
-    );
+    let error = post(&poster, &format!("/big/{}", limit + 1), "").await.unwrap_err();
+    assert!(error.to_string().contains("length limit exceeded"), "{error}");
     post(&poster, "/ok", "{}").await.unwrap();
 }
 
@@ -469,10 +433,7 @@ async fn a_hook_that_takes_too_long_is_given_up() {
     let world = World::new();
     let poster = poster(&world, &hooks(&world));
     let error = post(&poster, "/slow", "{}").await.unwrap_err();
-    assert!(
-        matches!(error, PostError::Timeout { seconds: 10, .. }),
-        "{error}"
-    );
+    assert!(matches!(error, PostError::Timeout { seconds: 10, .. }), "{error}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -61,15 +61,9 @@ where
         let watching = reflect(api, config, store.clone(), move |object: &K| {
             let there = seen.get(&ObjectKey::of(object)).is_some();
             let sign = if there { '+' } else { '-' };
-            into.lock()
-                .unwrap()
-                .push(format!("{sign}{}", object.name_any()));
+            into.lock().unwrap().push(format!("{sign}{}", object.name_any()));
         });
-        Self {
-            store,
-            changes,
-            task: tokio::spawn(watching).abort_handle(),
-        }
+        Self { store, changes, task: tokio::spawn(watching).abort_handle() }
     }
 
     fn names(&self) -> Vec<String> {
@@ -81,10 +75,7 @@ where
     }
 
     async fn holds(&self, seconds: u64, names: &[&str]) {
-        within(seconds, &format!("{names:?} in the store"), || {
-            self.names() == names
-        })
-        .await;
+        within(seconds, &format!("{names:?} in the store"), || self.names() == names).await;
     }
 }
 
@@ -94,11 +85,7 @@ async fn follow(world: &World) -> Follower<ConfigMap> {
 
 async fn create(world: &World, name: &str) {
     let object = config_map(name, "1");
-    world
-        .direct()
-        .create(&PostParams::default(), &object)
-        .await
-        .unwrap();
+    world.direct().create(&PostParams::default(), &object).await.unwrap();
 }
 
 async fn change(world: &World, name: &str, value: &str) {
@@ -164,11 +151,7 @@ async fn a_store_notices_what_went_while_its_place_in_the_history_was_lost() {
     world.start();
     follower.holds(25, &["b", "c"]).await;
     assert_eq!(follower.changes(), ["+a", "+b", "-a", "+b", "+c"]);
-    let lists = world
-        .log()
-        .iter()
-        .filter(|line| !line.contains("watch=true"))
-        .count();
+    let lists = world.log().iter().filter(|line| !line.contains("watch=true")).count();
     assert_eq!(lists, 1, "it listed again");
 }
 
@@ -187,11 +170,7 @@ async fn a_watch_that_is_dropped_goes_on_where_it_was() {
         change(&world, "a", &format!("x{number}")).await;
         tokio::time::sleep(Duration::from_secs(30)).await;
     }
-    assert_eq!(
-        follower.changes().len(),
-        1 + 5 * 3,
-        "nothing lost, nothing doubled"
-    );
+    assert_eq!(follower.changes().len(), 1 + 5 * 3, "nothing lost, nothing doubled");
     assert!(world.log().iter().all(|line| line.contains("watch=true")));
 }
 
@@ -237,23 +216,11 @@ async fn what_leaves_the_selection_leaves_the_store() {
     }
     let label = |value: &str| Patch::Merge(json!({"metadata": {"labels": {"role": value}}}));
     let params = PatchParams::default();
-    world
-        .direct()
-        .patch("a", &params, &label("x"))
-        .await
-        .unwrap();
+    world.direct().patch("a", &params, &label("x")).await.unwrap();
     let follower = Follower::new(world.configs().await, everything().labels("role=x"));
     follower.holds(1, &["a"]).await;
-    world
-        .direct()
-        .patch("b", &params, &label("x"))
-        .await
-        .unwrap();
-    world
-        .direct()
-        .patch("a", &params, &label("y"))
-        .await
-        .unwrap();
+    world.direct().patch("b", &params, &label("x")).await.unwrap();
+    world.direct().patch("a", &params, &label("y")).await.unwrap();
     follower.holds(1, &["b"]).await;
     assert_eq!(follower.changes(), ["+a", "+b", "-a"]);
 }
@@ -268,11 +235,7 @@ async fn a_long_list_comes_in_pages() {
     let follower = Follower::new(world.configs().await, config);
     follower.store.ready().await;
     assert_eq!(follower.names().len(), 30);
-    let lists = world
-        .log()
-        .iter()
-        .filter(|line| line.contains("limit=7"))
-        .count();
+    let lists = world.log().iter().filter(|line| line.contains("limit=7")).count();
     assert_eq!(lists, 5);
 }
 
@@ -342,11 +305,7 @@ async fn one_malformed_object_does_not_hold_up_the_others() {
     create(&world, "c").await;
     follower.holds(1, &["a", "c"]).await;
     let before = [("a".to_owned(), 1), ("c".to_owned(), 1)];
-    assert_eq!(
-        numbers(&follower),
-        before,
-        "the last version that could be read"
-    );
+    assert_eq!(numbers(&follower), before, "the last version that could be read");
     assert_eq!(follower.store.unreadable().len(), 2);
 
     // Also through a list.
@@ -359,10 +318,7 @@ async fn one_malformed_object_does_not_hold_up_the_others() {
     change(&world, "a", "7").await;
     delete(&world, "bad").await;
     within(1, "all readable", || follower.store.unreadable().is_empty()).await;
-    assert_eq!(
-        numbers(&follower),
-        [("a".to_owned(), 7), ("c".to_owned(), 1)]
-    );
+    assert_eq!(numbers(&follower), [("a".to_owned(), 7), ("c".to_owned(), 1)]);
     assert_eq!(follower.changes(), ["+a", "+c", "+a"]);
 }
 
@@ -378,10 +334,7 @@ async fn a_malformed_object_that_was_known_is_kept_through_a_new_list() {
         change(&world, "a", value).await;
     }
     world.start();
-    within(25, "the new version is noticed", || {
-        follower.store.unreadable().len() == 1
-    })
-    .await;
+    within(25, "the new version is noticed", || follower.store.unreadable().len() == 1).await;
     assert_eq!(numbers(&follower), [("a".to_owned(), 1)]);
     delete(&world, "a").await;
     follower.holds(1, &[]).await;
@@ -398,12 +351,7 @@ async fn our_own_write_is_in_the_store_at_once_and_stays() {
         let value = format!("v{number}");
         let patch = Patch::Merge(json!({"data": {"value": value}}));
         let params = PatchParams::default();
-        let written = world
-            .configs()
-            .await
-            .patch("a", &params, &patch)
-            .await
-            .unwrap();
+        let written = world.configs().await.patch("a", &params, &patch).await.unwrap();
         follower.store.insert(written);
         for _ in 0..3 {
             let known = follower.store.get(&ObjectKey::new("default", "a")).unwrap();

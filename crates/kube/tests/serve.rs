@@ -67,20 +67,9 @@ impl Server {
                 Ok::<_, Infallible>(Response::new(Full::new(Bytes::from("done"))))
             }
         });
-        let serving = serve(
-            network.listen(NAME, 443),
-            Some(tls),
-            service,
-            stop.clone().cancelled_owned(),
-        );
-        Self {
-            network,
-            pki,
-            cert,
-            stop,
-            task: tokio::spawn(serving),
-            finished,
-        }
+        let serving =
+            serve(network.listen(NAME, 443), Some(tls), service, stop.clone().cancelled_owned());
+        Self { network, pki, cert, stop, task: tokio::spawn(serving), finished }
     }
 
     async fn dial(&self) -> std::io::Result<Stream> {
@@ -153,11 +142,7 @@ async fn rubbish_instead_of_tls_holds_up_nobody() {
     stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     let mut rest = Vec::new();
     let _ = stream.read_to_end(&mut rest).await;
-    assert!(
-        get(&mut server.connect().await.unwrap(), 0)
-            .await
-            .ends_with("done")
-    );
+    assert!(get(&mut server.connect().await.unwrap(), 0).await.ends_with("done"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -193,17 +178,14 @@ async fn h2(server: &Server) -> hyper::client::conn::http2::SendRequest<Empty<By
     let mut config = client_config(server.pki.ca().as_bytes()).unwrap();
     config.alpn_protocols = vec![b"h2".to_vec()];
     let stream = TokioIo::new(server.connect_with(config).await.unwrap());
-    let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream)
-        .await
-        .unwrap();
+    let (sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
     tokio::spawn(connection);
     sender
 }
 
 fn h2_request(seconds: u64) -> Request<Empty<Bytes>> {
-    Request::get(format!("https://{NAME}/{seconds}"))
-        .body(Empty::new())
-        .unwrap()
+    Request::get(format!("https://{NAME}/{seconds}")).body(Empty::new()).unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -216,10 +198,7 @@ async fn http_2_is_spoken_where_tls_agrees_on_it() {
     );
     for response in [first.unwrap(), second.unwrap()] {
         assert_eq!(response.version(), http::Version::HTTP_2);
-        assert_eq!(
-            &response.into_body().collect().await.unwrap().to_bytes()[..],
-            b"done"
-        );
+        assert_eq!(&response.into_body().collect().await.unwrap().to_bytes()[..], b"done");
     }
 }
 
@@ -256,10 +235,7 @@ async fn with_a_client_authority_only_its_clients_are_served() {
     let mut known = server.connect_with(config(&clients)).await.unwrap();
     assert!(get(&mut known, 0).await.ends_with("done"));
     // With TLS 1.3 a client hears of the refusal at its first read.
-    for refused in [
-        server.connect_with(config(&strangers)).await,
-        server.connect().await,
-    ] {
+    for refused in [server.connect_with(config(&strangers)).await, server.connect().await] {
         let answer = match refused {
             Ok(mut stream) => get(&mut stream, 0).await,
             Err(_) => String::new(),
@@ -296,11 +272,7 @@ async fn an_api_server_hears_what_a_client_shows_and_serves_who_shows_nothing() 
     });
     let listener = network.listen(NAME, 443);
     let task = tokio::spawn(serve(listener, Some(tls), service, std::future::pending()));
-    let of = |pki: &Pki| {
-        pki.authority
-            .client_in("jane", &["dev"], validity())
-            .unwrap()
-    };
+    let of = |pki: &Pki| pki.authority.client_in("jane", &["dev"], validity()).unwrap();
     let cases = [
         (client_config(pki.ca().as_bytes()).unwrap(), "shown: false"),
         (showing(pki.ca(), &of(&pki)), "shown: true"),
@@ -327,10 +299,7 @@ async fn a_reloaded_certificate_is_shown_to_the_next_client() {
     let mut before = server.connect().await.unwrap();
     let next = Pki::new(&[NAME]);
     server.cert.reload(&next.server).unwrap();
-    assert!(
-        get(&mut before, 0).await.ends_with("done"),
-        "who is connected stays so"
-    );
+    assert!(get(&mut before, 0).await.ends_with("done"), "who is connected stays so");
     assert!(server.connect().await.is_err());
     let config = client_config(next.ca().as_bytes()).unwrap();
     let mut after = server.connect_with(config).await.unwrap();
@@ -340,10 +309,7 @@ async fn a_reloaded_certificate_is_shown_to_the_next_client() {
 #[tokio::test(start_paused = true)]
 async fn a_key_of_another_certificate_is_refused() {
     let (one, two) = (Pki::new(&[NAME]), Pki::new(&[NAME]));
-    let mixed = KeyAndCert {
-        cert_pem: one.server.cert_pem.clone(),
-        key_pem: two.server.key_pem,
-    };
+    let mixed = KeyAndCert { cert_pem: one.server.cert_pem.clone(), key_pem: two.server.key_pem };
     assert!(ReloadableCert::new(&mixed).is_err());
 }
 

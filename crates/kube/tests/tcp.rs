@@ -36,10 +36,7 @@ async fn over_tcp_a_client_writes_and_a_store_follows() {
     let tls = server_config(cert, None).unwrap();
     let listener = Listener::tcp("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let address = listener.local_addr().unwrap();
-    let served = Served {
-        server,
-        log: Arc::default(),
-    };
+    let served = Served { server, log: Arc::default() };
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let serving = tokio::spawn(serve(listener, Some(tls), served, async {
         let _ = stopped.await;
@@ -53,21 +50,13 @@ async fn over_tcp_a_client_writes_and_a_store_follows() {
     let following = tokio::spawn(reflect(api.clone(), everything(), store.clone(), |_| {}));
     store.ready().await;
 
-    let created = api
-        .create(&PostParams::default(), &config_map("a", "1"))
-        .await
-        .unwrap();
+    let created = api.create(&PostParams::default(), &config_map("a", "1")).await.unwrap();
     assert!(created.creation_timestamp().is_some());
     within(10, "the new object", || store.list().len() == 1).await;
     let patch = Patch::Merge(json!({"data": {"value": "2"}}));
-    api.patch("a", &PatchParams::default(), &patch)
-        .await
-        .unwrap();
+    api.patch("a", &PatchParams::default(), &patch).await.unwrap();
     within(10, "the change", || {
-        store
-            .list()
-            .iter()
-            .all(|c| c.data.as_ref().unwrap()["value"] == "2")
+        store.list().iter().all(|c| c.data.as_ref().unwrap()["value"] == "2")
     })
     .await;
     api.delete("a", &DeleteParams::default()).await.unwrap();
@@ -76,17 +65,11 @@ async fn over_tcp_a_client_writes_and_a_store_follows() {
     let poster = HttpsPoster::new(&stack, pki.ca().as_bytes()).unwrap();
     let url = format!("https://localhost:{}/nowhere", address.port());
     let deadline = Duration::from_secs(10);
-    assert_eq!(
-        poster.post(&url, Vec::new(), deadline).await.unwrap().0,
-        404
-    );
+    assert_eq!(poster.post(&url, Vec::new(), deadline).await.unwrap().0, 404);
 
     following.abort();
     drop(api);
     stop.send(()).unwrap();
-    tokio::time::timeout(Duration::from_secs(10), serving)
-        .await
-        .unwrap()
-        .unwrap();
+    tokio::time::timeout(Duration::from_secs(10), serving).await.unwrap().unwrap();
     assert!(tokio::net::TcpStream::connect(address).await.is_err());
 }

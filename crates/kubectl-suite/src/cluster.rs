@@ -107,31 +107,25 @@ fn config(port: u16, ca: &str) -> Value {
 
 /// Serves on a thread of its own and returns the port.
 fn run(server: ApiServer, tls: Arc<rustls::ServerConfig>) -> io::Result<u16> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (sender, receiver) = mpsc::channel();
-    thread::Builder::new()
-        .name("cluster".to_owned())
-        .spawn(move || {
-            runtime.block_on(async move {
-                let address = ([127, 0, 0, 1], 0).into();
-                let listener = match Listener::tcp(address).await {
-                    Ok(listener) => listener,
-                    Err(error) => {
-                        let _ = sender.send(Err(error));
-                        return;
-                    }
-                };
-                let port = listener.local_addr().map_or(0, |address| address.port());
-                let _ = sender.send(Ok(port));
-                tokio::spawn(end_pods(server.clone()));
-                serve(listener, Some(tls), Served(server), std::future::pending()).await;
-            });
-        })?;
-    receiver
-        .recv()
-        .unwrap_or_else(|_| Err(io::Error::other("the cluster's thread ended")))
+    thread::Builder::new().name("cluster".to_owned()).spawn(move || {
+        runtime.block_on(async move {
+            let address = ([127, 0, 0, 1], 0).into();
+            let listener = match Listener::tcp(address).await {
+                Ok(listener) => listener,
+                Err(error) => {
+                    let _ = sender.send(Err(error));
+                    return;
+                }
+            };
+            let port = listener.local_addr().map_or(0, |address| address.port());
+            let _ = sender.send(Ok(port));
+            tokio::spawn(end_pods(server.clone()));
+            serve(listener, Some(tls), Served(server), std::future::pending()).await;
+        });
+    })?;
+    receiver.recv().unwrap_or_else(|_| Err(io::Error::other("the cluster's thread ended")))
 }
 
 /// Deletes for good what waits for its kubelet.

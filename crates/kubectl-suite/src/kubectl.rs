@@ -68,9 +68,7 @@ impl Output {
 /// The version of kubectl that the project builds.
 fn version() -> String {
     let text = include_str!("../../../tools/kubectl/go.mod");
-    let line = text
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("k8s.io/kubectl "));
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("k8s.io/kubectl "));
     line.unwrap_or("unknown").to_owned()
 }
 

@@ -33,11 +33,7 @@ fn program() -> PathBuf {
     }
     let tests = env::current_exe().unwrap();
     let path = tests.ancestors().nth(2).unwrap().join("refit");
-    assert!(
-        path.is_file(),
-        "there is no {}: run `cargo build -p refit`",
-        path.display()
-    );
+    assert!(path.is_file(), "there is no {}: run `cargo build -p refit`", path.display());
     path
 }
 
@@ -57,11 +53,7 @@ fn start() -> Sandbox {
             break;
         }
     }
-    Sandbox {
-        process,
-        lines,
-        kubeconfig,
-    }
+    Sandbox { process, lines, kubeconfig }
 }
 
 #[track_caller]
@@ -83,41 +75,24 @@ fn kubectl_works_with_both_clusters_of_a_sandbox() {
     };
     assert_eq!(kubectl.run("config current-context").ok(), "refit\n");
     let machines = kubectl.run("get machines").ok();
-    has(
-        &machines,
-        &["NAME", "CLUSTER", "PHASE", "VERSION", "Running"],
-    );
+    has(&machines, &["NAME", "CLUSTER", "PHASE", "VERSION", "Running"]);
     assert_eq!(machines.lines().count(), 9, "{machines}");
     has(
         &kubectl.run("get kcp,md").ok(),
         &["kubeadmcontrolplane.controlplane.cluster.x-k8s.io/edge-1"],
     );
-    kubectl
-        .run("wait machines --all --for=condition=Ready --timeout=60s")
-        .ok();
+    kubectl.run("wait machines --all --for=condition=Ready --timeout=60s").ok();
     has(
         &kubectl.run("describe md edge-1-md-0").ok(),
         &["Kind:         MachineDeployment", "Replicas:"],
     );
-    has(
-        &kubectl.run("explain machinedeployments.spec").ok(),
-        &["replicas"],
-    );
+    has(&kubectl.run("explain machinedeployments.spec").ok(), &["replicas"]);
     has(&kubectl.run("get all -A").ok(), &["NAMESPACE"]);
 
     let workload = kubectl.with("--context=edge-1");
-    workload
-        .run("wait nodes --all --for=condition=Ready --timeout=60s")
-        .ok();
-    let nodes = workload
-        .run("get nodes -o name -l !node-role.kubernetes.io/control-plane")
-        .ok();
-    let node = nodes
-        .lines()
-        .next()
-        .unwrap()
-        .trim_start_matches("node/")
-        .to_owned();
+    workload.run("wait nodes --all --for=condition=Ready --timeout=60s").ok();
+    let nodes = workload.run("get nodes -o name -l !node-role.kubernetes.io/control-plane").ok();
+    let node = nodes.lines().next().unwrap().trim_start_matches("node/").to_owned();
     has(
         &workload.run(&format!("describe node {node}")).ok(),
         &["Kubelet Version:", "Non-terminated Pods"],
@@ -128,24 +103,12 @@ fn kubectl_works_with_both_clusters_of_a_sandbox() {
     has(&drained.ok(), &["drained"]);
     let selector = format!("get pods -n default --field-selector spec.nodeName={node} -o name");
     assert_eq!(workload.run(&selector).ok(), "");
-    has(
-        &workload.run(&format!("get node {node}")).ok(),
-        &["Ready,SchedulingDisabled"],
-    );
+    has(&workload.run(&format!("get node {node}")).ok(), &["Ready,SchedulingDisabled"]);
     workload.run(&format!("uncordon {node}")).ok();
-    has(
-        &workload.run("get pods -A -o wide").ok(),
-        &["etcd-edge-1-", "kube-system"],
-    );
+    has(&workload.run("get pods -A -o wide").ok(), &["etcd-edge-1-", "kube-system"]);
 
     let id = sandbox.process.id().to_string();
-    assert!(
-        Command::new("kill")
-            .args(["-INT", &id])
-            .status()
-            .unwrap()
-            .success()
-    );
+    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
     assert_eq!(sandbox.process.wait().unwrap().code(), Some(0));
     assert!(sandbox.lines.all(|line| line.is_ok()));
 }

@@ -32,20 +32,12 @@ pub(crate) struct Call {
 impl Call {
     /// Creates an object in a collection.
     pub(crate) fn create(collection: impl Into<String>, body: Value) -> Self {
-        Self {
-            method: Method::POST,
-            path: collection.into(),
-            body,
-        }
+        Self { method: Method::POST, path: collection.into(), body }
     }
 
     /// Merges a patch into an object.
     pub(crate) fn merge(path: impl Into<String>, body: Value) -> Self {
-        Self {
-            method: Method::PATCH,
-            path: path.into(),
-            body,
-        }
+        Self { method: Method::PATCH, path: path.into(), body }
     }
 
     /// Deletes an object at once.
@@ -133,34 +125,19 @@ impl Direct {
         let mut request = request;
         // Whoever is in this process may do everything.
         request.extensions_mut().insert(Identity::admin());
-        let transport = |source| DirectError::Transport {
-            method: method.clone(),
-            path: path.clone(),
-            source,
-        };
+        let transport =
+            |source| DirectError::Transport { method: method.clone(), path: path.clone(), source };
         let answer = self.server.clone().call(request).await.map_err(transport)?;
         let code = answer.status().as_u16();
-        let bytes = answer
-            .into_body()
-            .collect()
-            .await
-            .map_err(transport)?
-            .to_bytes();
+        let bytes = answer.into_body().collect().await.map_err(transport)?.to_bytes();
         let value: Value = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
         if code < 300 {
             return Ok(value);
         }
-        let message = value["message"].as_str().map_or_else(
-            || String::from_utf8_lossy(&bytes).into_owned(),
-            str::to_owned,
-        );
-        Err(DirectError::Status {
-            method,
-            path,
-            code,
-            message,
-            causes: causes(&value),
-        })
+        let message = value["message"]
+            .as_str()
+            .map_or_else(|| String::from_utf8_lossy(&bytes).into_owned(), str::to_owned);
+        Err(DirectError::Status { method, path, code, message, causes: causes(&value) })
     }
 }
 
@@ -178,8 +155,5 @@ fn causes(status: &Value) -> Vec<(String, String)> {
 /// The server's options in a sandbox: simulated time, seeded names.
 pub(crate) fn server_options(clock: refit_kube::Clock, seed: u64) -> refit_apiserver::Options {
     let now = Arc::new(move || -> Timestamp { clock.now() });
-    refit_apiserver::Options {
-        seed,
-        ..refit_apiserver::Options::new(now)
-    }
+    refit_apiserver::Options { seed, ..refit_apiserver::Options::new(now) }
 }

@@ -40,26 +40,17 @@ enum Callers {
 impl Served {
     /// For callers in this process: whoever reaches it may do everything.
     pub(crate) fn inside(server: ApiServer) -> Self {
-        Self {
-            server,
-            callers: Callers::Inside,
-        }
+        Self { server, callers: Callers::Inside }
     }
 
     /// For callers in this process that are held to their rights.
     pub(crate) fn enforced(server: ApiServer, management: bool) -> Self {
-        Self {
-            server,
-            callers: Callers::Enforced { management },
-        }
+        Self { server, callers: Callers::Enforced { management } }
     }
 
     /// For callers from outside, who have to say who they are.
     pub(crate) fn outside(server: ApiServer) -> Self {
-        Self {
-            server,
-            callers: Callers::Outside,
-        }
+        Self { server, callers: Callers::Outside }
     }
 
     /// Tells the server who calls.

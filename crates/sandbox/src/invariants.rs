@@ -33,11 +33,7 @@ pub struct Violation {
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            at,
-            user_agent,
-            what,
-        } = self;
+        let Self { at, user_agent, what } = self;
         if user_agent.is_empty() {
             write!(f, "{at} at rest: {what}")
         } else {
@@ -86,11 +82,8 @@ impl Checker {
                 let text = value.pointer(pointer).and_then(Value::as_str);
                 text.unwrap_or_default().to_owned()
             };
-            let key = (
-                resource.id.to_string(),
-                text("/metadata/namespace"),
-                text("/metadata/name"),
-            );
+            let key =
+                (resource.id.to_string(), text("/metadata/namespace"), text("/metadata/name"));
             // What is there already was judged when it was written, or is nobody's doing.
             lock(&self.state).world.observe(
                 &resource.group,
@@ -142,11 +135,7 @@ fn judge(
     objects: &mut Objects,
     event: &StoreEvent<'_>,
 ) {
-    let key = (
-        event.resource.id.to_string(),
-        event.namespace.to_owned(),
-        event.name.to_owned(),
-    );
+    let key = (event.resource.id.to_string(), event.namespace.to_owned(), event.name.to_owned());
     let old = objects.remove(&key);
     let new = (event.kind != ChangeKind::Deleted)
         .then(|| serde_json::from_slice::<Value>(event.new).unwrap_or_default());
@@ -180,10 +169,7 @@ fn matters(resource: &Resource) -> bool {
     match &*resource.group {
         "" => matches!(kind, "Node" | "Pod"),
         capi::CORE_GROUP => {
-            matches!(
-                kind,
-                "Cluster" | "Machine" | "MachineSet" | "MachineDeployment"
-            )
+            matches!(kind, "Cluster" | "Machine" | "MachineSet" | "MachineDeployment")
         }
         capi::CONTROL_PLANE_GROUP | refit::GROUP => true,
         _ => false,

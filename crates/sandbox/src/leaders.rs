@@ -37,16 +37,8 @@ pub struct FenceBreak {
 
 impl fmt::Display for FenceBreak {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            at,
-            writer,
-            holder,
-            object,
-        } = self;
-        write!(
-            f,
-            "{at} {writer} wrote {object} while {holder:?} held the Lease"
-        )
+        let Self { at, writer, holder, object } = self;
+        write!(f, "{at} {writer} wrote {object} while {holder:?} held the Lease")
     }
 }
 
@@ -117,9 +109,8 @@ fn is_leaders(event: &StoreEvent<'_>) -> bool {
 }
 
 fn status(object: Option<&Bytes>) -> Value {
-    let object: Value = object
-        .and_then(|bytes| serde_json::from_slice(bytes).ok())
-        .unwrap_or_default();
+    let object: Value =
+        object.and_then(|bytes| serde_json::from_slice(bytes).ok()).unwrap_or_default();
     object.get("status").cloned().unwrap_or_default()
 }
 

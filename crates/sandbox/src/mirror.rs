@@ -82,9 +82,7 @@ impl Mirror {
         woken: Arc<Notify>,
     ) -> Self {
         let tables = Arc::new(Mutex::new(Tables::default()));
-        let mirror = Self {
-            tables: tables.clone(),
-        };
+        let mirror = Self { tables: tables.clone() };
         for (resource, value) in server.dump() {
             if interest(&resource) != Interest::None {
                 let text = |pointer| {
@@ -93,10 +91,7 @@ impl Mirror {
                 };
                 let key = (text("/metadata/namespace"), text("/metadata/name"));
                 let value = OnceLock::from(Arc::new(value));
-                let item = Item {
-                    bytes: Bytes::new(),
-                    value,
-                };
+                let item = Item { bytes: Bytes::new(), value };
                 mirror.lock().put(&resource, key, item);
             }
         }
@@ -110,10 +105,7 @@ impl Mirror {
             if event.kind == ChangeKind::Deleted {
                 tables.remove(event.resource, &key);
             } else {
-                let item = Item {
-                    bytes: event.new.clone(),
-                    value: OnceLock::new(),
-                };
+                let item = Item { bytes: event.new.clone(), value: OnceLock::new() };
                 tables.put(event.resource, key, item);
             }
             drop(tables);
@@ -168,9 +160,7 @@ impl Tables {
     fn put(&mut self, resource: &Resource, key: Key, item: Item) {
         let id = resource.id.to_string();
         let kind = (resource.group.to_string(), resource.kind.to_string());
-        self.places
-            .entry(kind)
-            .or_insert_with(|| place_of(resource));
+        self.places.entry(kind).or_insert_with(|| place_of(resource));
         self.objects.entry(id).or_default().insert(key, item);
     }
 
@@ -188,11 +178,7 @@ fn place_of(resource: &Resource) -> Place {
     } else {
         format!("/apis/{api_version}")
     };
-    Place {
-        id: resource.id.to_string(),
-        base,
-        plural: resource.plural.to_string(),
-    }
+    Place { id: resource.id.to_string(), base, plural: resource.plural.to_string() }
 }
 
 impl Place {

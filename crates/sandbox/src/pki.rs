@@ -34,10 +34,7 @@ impl std::fmt::Debug for Pem {
 
 impl From<&KeyAndCert> for Pem {
     fn from(material: &KeyAndCert) -> Self {
-        Self {
-            cert: material.cert_pem.clone(),
-            key: material.key_pem.clone(),
-        }
+        Self { cert: material.cert_pem.clone(), key: material.key_pem.clone() }
     }
 }
 
@@ -53,10 +50,7 @@ impl Pem {
     }
 
     pub(crate) fn reloadable(&self) -> Result<Arc<ReloadableCert>, TlsError> {
-        ReloadableCert::new(&KeyAndCert {
-            cert_pem: self.cert.clone(),
-            key_pem: self.key.clone(),
-        })
+        ReloadableCert::new(&KeyAndCert { cert_pem: self.cert.clone(), key_pem: self.key.clone() })
     }
 }
 
@@ -84,10 +78,7 @@ impl Identity {
         let validity = validity();
         let authority = Authority::new(name, validity)?;
         let server = authority.server(hosts, validity)?;
-        Ok(Self {
-            ca: Pem::from(authority.material()),
-            server: Pem::from(&server),
-        })
+        Ok(Self { ca: Pem::from(authority.material()), server: Pem::from(&server) })
     }
 }
 
@@ -95,11 +86,7 @@ impl Identity {
 pub(crate) fn kubeconfig(cluster: &str, host: &str, port: u16, ca: &Pem) -> String {
     use base64::Engine as _;
     let ca = base64::engine::general_purpose::STANDARD.encode(ca.cert());
-    let host = if host.contains(':') {
-        format!("[{host}]")
-    } else {
-        host.to_owned()
-    };
+    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     serde_json::json!({
         "apiVersion": "v1",
         "kind": "Config",
@@ -122,11 +109,7 @@ pub(crate) fn kubeconfig(cluster: &str, host: &str, port: u16, ca: &Pem) -> Stri
 
 /// Client configuration for an API server of the sandbox.
 pub(crate) fn client_config(host: &str, port: u16, ca: &Pem) -> kube::Config {
-    let bracketed = if host.contains(':') {
-        format!("[{host}]")
-    } else {
-        host.to_owned()
-    };
+    let bracketed = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     let url: http::Uri = format!("https://{bracketed}:{port}")
         .parse()
         .expect("hosts of a sandbox are checked names or addresses");
@@ -138,11 +121,6 @@ pub(crate) fn client_config(host: &str, port: u16, ca: &Pem) -> kube::Config {
 /// The bytes of a PEM text's only block.
 fn der(pem: &str) -> Option<Vec<u8>> {
     use base64::Engine as _;
-    let body: String = pem
-        .lines()
-        .filter(|line| !line.starts_with("-----"))
-        .collect();
-    base64::engine::general_purpose::STANDARD
-        .decode(body.trim())
-        .ok()
+    let body: String = pem.lines().filter(|line| !line.starts_with("-----")).collect();
+    base64::engine::general_purpose::STANDARD.decode(body.trim()).ok()
 }

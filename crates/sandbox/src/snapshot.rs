@@ -32,9 +32,7 @@ pub struct Snapshot {
 
 impl std::fmt::Debug for Snapshot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Snapshot")
-            .field("time", &self.time)
-            .finish_non_exhaustive()
+        f.debug_struct("Snapshot").field("time", &self.time).finish_non_exhaustive()
     }
 }
 
@@ -85,10 +83,8 @@ pub(crate) fn take(inner: &Inner) -> Snapshot {
             (key.clone(), part)
         })
         .collect();
-    let hosts = lock(&inner.hosts)
-        .iter()
-        .map(|(key, host)| (key.clone(), host.snapshot()))
-        .collect();
+    let hosts =
+        lock(&inner.hosts).iter().map(|(key, host)| (key.clone(), host.snapshot())).collect();
     Snapshot {
         time: inner.clock.now(),
         seed: inner.seed,
@@ -108,26 +104,19 @@ pub(crate) fn take(inner: &Inner) -> Snapshot {
 /// Writes anything that is JSON to a file.
 pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<(), SnapshotError> {
     let name = path.display().to_string();
-    let file_error = |source| SnapshotError::File {
-        path: name.clone(),
-        source,
-    };
+    let file_error = |source| SnapshotError::File { path: name.clone(), source };
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(file_error)?;
     }
-    let bytes = serde_json::to_vec(value).map_err(|source| SnapshotError::Content {
-        path: name.clone(),
-        source,
-    })?;
+    let bytes = serde_json::to_vec(value)
+        .map_err(|source| SnapshotError::Content { path: name.clone(), source })?;
     std::fs::write(path, bytes).map_err(file_error)
 }
 
 /// Reads what [`write`] wrote.
 pub(crate) fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, SnapshotError> {
     let name = path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|source| SnapshotError::File {
-        path: name.clone(),
-        source,
-    })?;
+    let bytes =
+        std::fs::read(path).map_err(|source| SnapshotError::File { path: name.clone(), source })?;
     serde_json::from_slice(&bytes).map_err(|source| SnapshotError::Content { path: name, source })
 }

@@ -55,18 +55,10 @@ async fn machine(client: &kube::Client, name: &str, control_plane: bool) {
     let infra = "infrastructure.cluster.x-k8s.io";
     let boot = "bootstrap.cluster.x-k8s.io";
     let core = "cluster.x-k8s.io";
-    let labels = if control_plane {
-        json!({"cluster.x-k8s.io/control-plane": ""})
-    } else {
-        json!({})
-    };
+    let labels =
+        if control_plane { json!({"cluster.x-k8s.io/control-plane": ""}) } else { json!({}) };
     let objects = [
-        (
-            infra,
-            "v1alpha3",
-            "MetalMachine",
-            json!({"spec": {"cpus": 4}}),
-        ),
+        (infra, "v1alpha3", "MetalMachine", json!({"spec": {"cpus": 4}})),
         (boot, "v1beta2", "KubeadmConfig", json!({"spec": {}})),
         (
             core,
@@ -85,21 +77,13 @@ async fn machine(client: &kube::Client, name: &str, control_plane: bool) {
         body["kind"] = json!(kind);
         body["metadata"] = json!({"name": name, "labels": labels});
         let object: DynamicObject = serde_json::from_value(body).unwrap();
-        api(client, group, version, kind)
-            .create(&PostParams::default(), &object)
-            .await
-            .unwrap();
+        api(client, group, version, kind).create(&PostParams::default(), &object).await.unwrap();
     }
 }
 
 /// What the Machine controller would copy from the bootstrap config.
 async fn hand_over_bootstrap(world: &World, client: &kube::Client, name: &str) {
-    let configs = api(
-        client,
-        "bootstrap.cluster.x-k8s.io",
-        "v1beta2",
-        "KubeadmConfig",
-    );
+    let configs = api(client, "bootstrap.cluster.x-k8s.io", "v1beta2", "KubeadmConfig");
     for _ in 0..60 {
         let config = configs.get(name).await.unwrap();
         if config.data["status"]["dataSecretName"].is_string() {
@@ -126,12 +110,7 @@ async fn three_nodes() -> World {
     for worker in ["edge-w-0", "edge-w-1"] {
         hand_over_bootstrap(&world, &client, worker).await;
     }
-    world
-        .until("three Nodes", Duration::from_mins(2), |w| {
-            w.nodes().len() == 3
-        })
-        .await
-        .unwrap();
+    world.until("three Nodes", Duration::from_mins(2), |w| w.nodes().len() == 3).await.unwrap();
     world.pass(Duration::from_secs(15)).await;
     world
 }
@@ -142,17 +121,12 @@ fn in_world<F: Future<Output = ()>>(test: F) {
 
 async fn pods(world: &World, selector: &str) -> Vec<Pod> {
     let client = world.workload_client("default/edge", TEST).unwrap();
-    let list = Api::<Pod>::all(client)
-        .list(&ListParams::default().labels(selector))
-        .await;
+    let list = Api::<Pod>::all(client).list(&ListParams::default().labels(selector)).await;
     list.unwrap().items
 }
 
 fn ready(pod: &Pod) -> bool {
-    let status = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.conditions.as_ref());
+    let status = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     status.is_some_and(|all| all.iter().any(|c| c.type_ == "Ready" && c.status == "True"))
 }
 
@@ -161,17 +135,11 @@ fn machines_become_nodes_with_identity_and_version() {
     in_world(async {
         let world = three_nodes().await;
         let client = world.workload_client("default/edge", TEST).unwrap();
-        let nodes = Api::<Node>::all(client)
-            .list(&ListParams::default())
-            .await
-            .unwrap();
+        let nodes = Api::<Node>::all(client).list(&ListParams::default()).await.unwrap();
         assert_eq!(nodes.items.len(), 3);
         for node in nodes {
             let id = node.spec.as_ref().unwrap().provider_id.clone().unwrap();
-            assert!(
-                id.starts_with(&format!("sandbox://{}-", node.name_any())),
-                "{id}"
-            );
+            assert!(id.starts_with(&format!("sandbox://{}-", node.name_any())), "{id}");
             let info = node.status.unwrap().node_info.unwrap();
             assert_eq!(info.kubelet_version, "v1.34.2");
             assert!(!info.boot_id.is_empty());
@@ -186,12 +154,7 @@ fn nobody_joins_before_the_first_control_plane_machine_is_up() {
         let client = world.client(TEST).unwrap();
         machine(&client, "edge-w-0", false).await;
         world.pass(Duration::from_mins(1)).await;
-        let configs = api(
-            &client,
-            "bootstrap.cluster.x-k8s.io",
-            "v1beta2",
-            "KubeadmConfig",
-        );
+        let configs = api(&client, "bootstrap.cluster.x-k8s.io", "v1beta2", "KubeadmConfig");
         let config = configs.get("edge-w-0").await.unwrap();
         assert!(config.data["status"]["dataSecretName"].is_null());
     });
@@ -204,22 +167,13 @@ fn control_planes_show_their_static_pods_with_their_images() {
         let found = pods(&world, "tier=control-plane").await;
         let mut images: Vec<String> = found
             .iter()
-            .map(|pod| {
-                pod.spec.as_ref().unwrap().containers[0]
-                    .image
-                    .clone()
-                    .unwrap()
-            })
+            .map(|pod| pod.spec.as_ref().unwrap().containers[0].image.clone().unwrap())
             .collect();
         images.sort();
         assert_eq!(images.len(), 4);
         assert!(images.contains(&"registry.k8s.io/kube-apiserver:v1.34.2".to_owned()));
         assert!(found.iter().all(ready));
-        assert!(
-            found
-                .iter()
-                .all(|p| p.annotations().contains_key("kubernetes.io/config.mirror"))
-        );
+        assert!(found.iter().all(|p| p.annotations().contains_key("kubernetes.io/config.mirror")));
     });
 }
 
@@ -242,11 +196,7 @@ fn the_application_runs_on_workers_and_moves_on_eviction() {
         let on_first: Vec<_> = web.iter().filter(|p| node(p) == "edge-w-0").collect();
         let mut refused = 0;
         for pod in &on_first {
-            while api
-                .evict(&pod.name_any(), &EvictParams::default())
-                .await
-                .is_err()
-            {
+            while api.evict(&pod.name_any(), &EvictParams::default()).await.is_err() {
                 refused += 1;
                 world.pass(Duration::from_secs(5)).await;
             }
@@ -284,10 +234,7 @@ fn an_idle_environment_writes_only_heartbeats() {
     in_world(async {
         let world = three_nodes().await;
         let writes: Arc<Mutex<Vec<String>>> = Arc::default();
-        for server in [
-            world.workload("default/edge").unwrap(),
-            world.management().clone(),
-        ] {
+        for server in [world.workload("default/edge").unwrap(), world.management().clone()] {
             let writes = writes.clone();
             server.observe(Box::new(move |event| {
                 if event.user_agent == "sandbox-env" {
@@ -313,9 +260,6 @@ fn a_restored_world_goes_on_by_itself() {
         let text = serde_json::to_string(&snapshot).unwrap();
         let snapshot = serde_json::from_str(&text).unwrap();
         let world = World::restore(&snapshot, &WorldOptions::new(Vec::new())).unwrap();
-        world
-            .until("a Node", Duration::from_mins(1), |w| w.nodes().len() == 1)
-            .await
-            .unwrap();
+        world.until("a Node", Duration::from_mins(1), |w| w.nodes().len() == 1).await.unwrap();
     });
 }

@@ -35,14 +35,10 @@ use serde_json::Value;
 
 /// A client as kubectl makes one.
 async fn client(live: &Live, context: &str) -> Client {
-    let options = KubeConfigOptions {
-        context: Some(context.to_owned()),
-        ..KubeConfigOptions::default()
-    };
+    let options =
+        KubeConfigOptions { context: Some(context.to_owned()), ..KubeConfigOptions::default() };
     let read = Kubeconfig::read_from(live.kubeconfig()).unwrap();
-    let config = Config::from_custom_kubeconfig(read, &options)
-        .await
-        .unwrap();
+    let config = Config::from_custom_kubeconfig(read, &options).await.unwrap();
     Client::try_from(config).unwrap()
 }
 
@@ -79,11 +75,7 @@ fn made() -> &'static BringUp {
 }
 
 async fn start(world: &Snapshot, folder: &Path) -> Live {
-    let options = LiveOptions {
-        folder: folder.to_owned(),
-        hurry: 20,
-        log: None,
-    };
+    let options = LiveOptions { folder: folder.to_owned(), hurry: 20, log: None };
     let ports = Ports::take(None, Some(world)).unwrap();
     Live::start(world, ports, options).await.unwrap()
 }
@@ -111,18 +103,10 @@ fn a_workload_api_below_quorum_refuses_connections_and_comes_back_at_its_port() 
         until("the outage", async || !answers(&nodes).await).await;
         // Who watches is cut off, and the management API goes on.
         until("the end of the watch", async || {
-            futures::StreamExt::next(&mut watch)
-                .await
-                .is_none_or(|event| event.is_err())
+            futures::StreamExt::next(&mut watch).await.is_none_or(|event| event.is_err())
         })
         .await;
-        assert!(
-            client(&live, "refit")
-                .await
-                .apiserver_version()
-                .await
-                .is_ok()
-        );
+        assert!(client(&live, "refit").await.apiserver_version().await.is_ok());
         until("the return", async || answers(&nodes).await).await;
         assert_eq!(std::fs::read_to_string(live.kubeconfig()).unwrap(), text);
         assert_eq!(live.world().clusters(), [CLUSTER]);
@@ -134,9 +118,7 @@ fn a_workload_api_below_quorum_refuses_connections_and_comes_back_at_its_port() 
 fn secret(live: &Live) -> Value {
     let name = kubeconfig_secret_name("edge-1");
     let management = live.world().management();
-    management
-        .get_value("", "secrets", "default", &name)
-        .unwrap()
+    management.get_value("", "secrets", "default", &name).unwrap()
 }
 
 /// Ports of the APIs in the kubeconfig: of the management cluster, and of the workload cluster.

@@ -29,9 +29,7 @@ async fn scrape(world: &World) -> String {
     config.root_cert = Some(vec![STANDARD.decode(body).unwrap()]);
     let gate = Arc::new(Open);
     let dialer = Dialer::Memory(world.network().clone(), gate.clone());
-    let client = ClientStack::new(dialer, gate, TEST)
-        .client(&config)
-        .unwrap();
+    let client = ClientStack::new(dialer, gate, TEST).client(&config).unwrap();
     let request = http::Request::get("/metrics").body(Vec::new()).unwrap();
     client.request_text(request).await.unwrap()
 }
@@ -48,14 +46,10 @@ fn sample(line: &str) -> Sample {
     let Some((name, labels)) = series.split_once('{') else {
         return (series.to_owned(), BTreeMap::new(), value);
     };
-    let labels = labels
-        .strip_suffix('}')
-        .unwrap_or_else(|| panic!("no end: {line}"));
+    let labels = labels.strip_suffix('}').unwrap_or_else(|| panic!("no end: {line}"));
     let labels = labels.split("\",").filter(|pair| !pair.is_empty());
     let labels = labels.map(|pair| {
-        let (key, text) = pair
-            .split_once("=\"")
-            .unwrap_or_else(|| panic!("no pair: {line}"));
+        let (key, text) = pair.split_once("=\"").unwrap_or_else(|| panic!("no pair: {line}"));
         (key.to_owned(), text.trim_end_matches('"').to_owned())
     });
     (name.to_owned(), labels.collect(), value)
@@ -89,10 +83,7 @@ fn parse(text: &str) -> Vec<Sample> {
             continue;
         }
         let sample = sample(line);
-        assert!(
-            seen.insert(line.rsplit_once(' ').unwrap().0.to_owned()),
-            "twice: {line}"
-        );
+        assert!(seen.insert(line.rsplit_once(' ').unwrap().0.to_owned()), "twice: {line}");
         assert!(is_name(&sample.0), "{line}");
         assert!(sample.1.keys().all(|key| is_name(key)), "{line}");
         let family = types.iter().find(|(name, kind)| {
@@ -102,10 +93,7 @@ fn parse(text: &str) -> Vec<Sample> {
                 "info" => &["_info"],
                 _ => &[""],
             };
-            sample
-                .0
-                .strip_prefix(**name)
-                .is_some_and(|rest| suffixes.contains(&rest))
+            sample.0.strip_prefix(**name).is_some_and(|rest| suffixes.contains(&rest))
         });
         let (name, _) = family.unwrap_or_else(|| panic!("of no family: {line}"));
         assert!(helped.contains(name), "no help: {line}");
@@ -135,16 +123,12 @@ fn check_histogram(samples: &[Sample], name: &str) {
 }
 
 fn value(samples: &[Sample], name: &str, labels: &BTreeMap<String, String>) -> Option<f64> {
-    let found = samples
-        .iter()
-        .find(|(series, own, _)| series == name && own == labels);
+    let found = samples.iter().find(|(series, own, _)| series == name && own == labels);
     found.map(|(_, _, value)| *value)
 }
 
 fn labels<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
-    pairs
-        .map(|(key, text)| (key.to_owned(), text.to_owned()))
-        .into()
+    pairs.map(|(key, text)| (key.to_owned(), text.to_owned())).into()
 }
 
 #[test]
@@ -157,15 +141,9 @@ fn an_upgrade_is_told_in_numbers_that_a_scraper_reads() {
         let samples = parse(&text);
         let of = |name: &str, pairs| value(&samples, name, &pairs);
         let cluster = [("namespace", "default"), ("cluster", "edge-1")];
-        let group = [
-            ("namespace", "default"),
-            ("group", "kubeadmcontrolplane-edge-1"),
-        ];
+        let group = [("namespace", "default"), ("group", "kubeadmcontrolplane-edge-1")];
         let agents = [cluster[0], cluster[1], ("state", "fresh")];
-        assert_eq!(
-            of("refit_machines", labels([("phase", "Succeeded")])),
-            Some(8.0)
-        );
+        assert_eq!(of("refit_machines", labels([("phase", "Succeeded")])), Some(8.0));
         assert_eq!(of("refit_leader", labels([])), Some(1.0));
         assert_eq!(of("refit_workload_api_up", labels(cluster)), Some(1.0));
         assert_eq!(of("refit_agents", labels(agents)), Some(8.0));
@@ -183,10 +161,7 @@ fn an_upgrade_is_told_in_numbers_that_a_scraper_reads() {
                 .iter()
                 .find_map(|suffix| name.strip_suffix(suffix))
                 .unwrap_or(name);
-            assert!(
-                documented.contains(&format!("`{family}`")),
-                "{family} is not documented"
-            );
+            assert!(documented.contains(&format!("`{family}`")), "{family} is not documented");
         }
     });
 }

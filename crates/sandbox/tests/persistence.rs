@@ -34,10 +34,7 @@ fn file(folder: &Path) -> PathBuf {
 
 /// Options of a world that is kept in a folder.
 fn kept_in(folder: &Folder) -> WorldOptions {
-    WorldOptions {
-        log: Some(folder.log()),
-        ..WorldOptions::new(Vec::new())
-    }
+    WorldOptions { log: Some(folder.log()), ..WorldOptions::new(Vec::new()) }
 }
 
 #[test]
@@ -93,10 +90,7 @@ fn a_folder_is_one_process_s_and_one_user_s() {
     let kept = Folder::open(&path).unwrap();
     let refused = Folder::open(&path).unwrap_err();
     assert!(matches!(refused, PersistError::InUse(_)), "{refused}");
-    assert_eq!(
-        fs::metadata(&path).unwrap().permissions().mode() & 0o777,
-        0o700
-    );
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
     drop(kept);
     assert!(Folder::open(&path).unwrap().load().unwrap().is_none());
 }
@@ -114,19 +108,14 @@ fn with_changes() -> tempfile::TempDir {
 }
 
 fn loaded(place: &Path) -> Result<(), PersistError> {
-    Folder::open(place)?
-        .load()
-        .map(|world| assert!(world.is_some()))
+    Folder::open(place)?.load().map(|world| assert!(world.is_some()))
 }
 
 #[test]
 fn a_torn_last_record_is_left_out_and_a_damaged_one_in_the_middle_is_named() {
     let place = with_changes();
     let path = file(place.path());
-    assert_eq!(
-        fs::metadata(&path).unwrap().permissions().mode() & 0o777,
-        0o600
-    );
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let whole = fs::read(&path).unwrap();
     let ends: Vec<usize> = (0..whole.len()).filter(|at| whole[*at] == b'\n').collect();
     let (first, last) = (ends[0], ends[ends.len() - 2]);
@@ -145,10 +134,7 @@ fn a_torn_last_record_is_left_out_and_a_damaged_one_in_the_middle_is_named() {
     let error = loaded(place.path()).unwrap_err().to_string();
     let offset = format!("world.log is damaged at byte {}", first + 1);
     assert!(error.contains(&offset), "{error}");
-    assert!(
-        error.contains(&format!("truncate -s {}", first + 1)),
-        "{error}"
-    );
+    assert!(error.contains(&format!("truncate -s {}", first + 1)), "{error}");
 
     fs::write(&path, "something else\n").unwrap();
     let error = loaded(place.path()).unwrap_err().to_string();

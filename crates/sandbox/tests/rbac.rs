@@ -56,11 +56,7 @@ impl Log {
             let key = (record.identity.user.clone(), record.attributes.clone());
             let mut seen = log.0.lock().unwrap();
             let (allowed, refused) = seen.entry(key).or_default();
-            *(if record.allowed_by.is_some() {
-                allowed
-            } else {
-                refused
-            }) += 1;
+            *(if record.allowed_by.is_some() { allowed } else { refused }) += 1;
         })
     }
 
@@ -113,23 +109,14 @@ impl Right {
 
 impl std::fmt::Display for Right {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            role,
-            verb,
-            group,
-            resource,
-            name,
-            ..
-        } = self;
+        let Self { role, verb, group, resource, name, .. } = self;
         write!(f, "{role}: {verb} {resource}.{group} {name}")
     }
 }
 
 fn strings(value: &Value) -> Vec<String> {
     let list = value.as_array().cloned().unwrap_or_default();
-    list.iter()
-        .map(|item| item.as_str().unwrap().to_owned())
-        .collect()
+    list.iter().map(|item| item.as_str().unwrap().to_owned()).collect()
 }
 
 fn rights_of(role: &Value) -> Vec<Right> {
@@ -177,9 +164,7 @@ fn unused(granted: &[Right], asked: &[(Attributes, u32, u32)]) -> BTreeSet<Strin
     granted
         .iter()
         .filter(|right| {
-            !asked
-                .iter()
-                .any(|(asked, allowed, _)| *allowed > 0 && right.allows(asked))
+            !asked.iter().any(|(asked, allowed, _)| *allowed > 0 && right.allows(asked))
         })
         .map(ToString::to_string)
         .collect()
@@ -210,43 +195,29 @@ async fn what_happens_rarely(world: &World) {
     let params = PatchParams::default();
     let secrets: Api<Secret> = Api::namespaced(client.clone(), "refit-system");
     let spoiled = json!({"data": {"tls.crt": "bm90aGluZw=="}});
-    secrets
-        .patch("refit-webhook-tls", &params, &Patch::Merge(&spoiled))
-        .await
-        .unwrap();
+    secrets.patch("refit-webhook-tls", &params, &Patch::Merge(&spoiled)).await.unwrap();
 
     let mut ghost = world.node_updates()[0].as_ref().clone();
     ghost["metadata"] = json!({"name": "ghost-1", "namespace": "default"});
     ghost["spec"]["machineRef"] = json!({"name": "ghost", "uid": "none"});
     let ghost: NodeUpdate = serde_json::from_value(ghost).unwrap();
     let updates: Api<NodeUpdate> = Api::namespaced(client.clone(), "default");
-    updates
-        .create(&PostParams::default(), &ghost)
-        .await
-        .unwrap();
+    updates.create(&PostParams::default(), &ghost).await.unwrap();
     let workload = world.workload_client(CLUSTER, TEST).unwrap();
     let crds: Api<CustomResourceDefinition> = Api::all(workload);
     let older = json!({"metadata": {"annotations": {"refit.dev/crd-hash": "of another version"}}});
-    crds.patch("hostplans.refit.dev", &params, &Patch::Merge(&older))
-        .await
-        .unwrap();
+    crds.patch("hostplans.refit.dev", &params, &Patch::Merge(&older)).await.unwrap();
     assert!(world.kill(&Actor::Controller) && world.kill(&Actor::Standby));
     world.pass(Duration::from_mins(2)).await;
 
     world.upgrade("v1.35.1").await.unwrap();
     until_phase(world, "Staging").await;
     let updates = world.node_updates();
-    let staging = updates
-        .iter()
-        .find(|update| text(update, "/status/phase") == "Staging")
-        .unwrap();
+    let staging = updates.iter().find(|update| text(update, "/status/phase") == "Staging").unwrap();
     let machines: Api<Machine> = Api::namespaced(client, "default");
     let further = json!({"spec": {"version": "v1.35.2"}});
     let machine = text(staging, "/spec/machineRef/name");
-    machines
-        .patch(machine, &params, &Patch::Merge(&further))
-        .await
-        .unwrap();
+    machines.patch(machine, &params, &Patch::Merge(&further)).await.unwrap();
     world
         .until("an abort", Duration::from_hours(1), |world| {
             let updates = world.node_updates();
@@ -274,10 +245,7 @@ async fn drains_of_every_kind(world: &World, worker: &str, deleted: &str) {
     made(&rules, rule).await;
     let machines: Api<Machine> = Api::namespaced(client, "default");
     let at_once = json!({"metadata": {"annotations": {"refit.dev/drain-delete-after": "0s"}}});
-    machines
-        .patch(deleted, &PatchParams::default(), &Patch::Merge(&at_once))
-        .await
-        .unwrap();
+    machines.patch(deleted, &PatchParams::default(), &Patch::Merge(&at_once)).await.unwrap();
     let workload = world.workload_client(CLUSTER, TEST).unwrap();
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(workload.clone(), "default");
     let claim = json!({
@@ -316,10 +284,7 @@ where
 fn check_workload(world: &World, log: &Log, machines: &[MachineFacts]) {
     let server = world.workload(CLUSTER).unwrap();
     let asked = log.of(WORKLOAD_USER);
-    let rights = granted(
-        &server,
-        &[("clusterroles", "", "refit-controller-workload")],
-    );
+    let rights = granted(&server, &[("clusterroles", "", "refit-controller-workload")]);
     assert_eq!(missing(&asked, false), Vec::<String>::new());
     assert_eq!(unused(&rights, &asked), BTreeSet::new());
 
@@ -355,9 +320,7 @@ fn the_controller_and_the_agents_use_every_right_that_they_have_and_need_no_othe
         let before = who(&world).await;
         let worker = workers(&world).remove(0);
         drains_of_every_kind(&world, &worker, &workers(&world)[1]).await;
-        world
-            .with_host(&worker, |host| host.break_step("kubelet-install", 1))
-            .unwrap();
+        world.with_host(&worker, |host| host.break_step("kubelet-install", 1)).unwrap();
         world.upgrade(NEW).await.unwrap();
         until_phase(&world, "Draining").await;
         assert!(world.kill(&Actor::Controller));

@@ -15,10 +15,7 @@ use refit_sandbox::{
 };
 
 fn two() -> WorldOptions {
-    WorldOptions {
-        two_controllers: true,
-        ..WorldOptions::new(example())
-    }
+    WorldOptions { two_controllers: true, ..WorldOptions::new(example()) }
 }
 
 #[test]
@@ -29,11 +26,7 @@ fn an_upgrade_goes_on_while_leader_after_leader_dies() {
         world.upgrade(NEW).await.unwrap();
         for turn in 0..20 {
             world.pass(Duration::from_secs(61)).await;
-            let victim = if turn % 2 == 0 {
-                Actor::Controller
-            } else {
-                Actor::Standby
-            };
+            let victim = if turn % 2 == 0 { Actor::Controller } else { Actor::Standby };
             assert!(world.kill(&victim));
         }
         upgraded(&world, NEW).await;

@@ -30,30 +30,18 @@ fn main() -> ExitCode {
         })
         .collect();
     trials.push(Trial::test("the_same_script_prints_the_same", same_twice));
-    trials.push(Trial::test(
-        "the_documentation_has_the_language",
-        documented,
-    ));
+    trials.push(Trial::test("the_documentation_has_the_language", documented));
     trials.push(Trial::test("every_output_has_its_script", no_orphans));
-    trials.push(Trial::test(
-        "a_script_says_everything_that_is_wrong_with_it",
-        wrong,
-    ));
-    trials.push(Trial::test(
-        "what_is_not_there_is_named_with_what_is",
-        missing,
-    ));
+    trials.push(Trial::test("a_script_says_everything_that_is_wrong_with_it", wrong));
+    trials.push(Trial::test("what_is_not_there_is_named_with_what_is", missing));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 /// All scripts, by name.
 fn scripts() -> Vec<PathBuf> {
-    let files = fs::read_dir(folder())
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    let mut scripts: Vec<PathBuf> = files
-        .filter(|path| path.extension().is_some_and(|e| e == "txt"))
-        .collect();
+    let files = fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
+    let mut scripts: Vec<PathBuf> =
+        files.filter(|path| path.extension().is_some_and(|e| e == "txt")).collect();
     scripts.sort();
     scripts
 }
@@ -87,11 +75,7 @@ fn compare(file: &Path) -> Result<(), Failed> {
     }
     let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(golden.file_name().unwrap());
     fs::write(&kept, &found).unwrap();
-    let same = wanted
-        .lines()
-        .zip(found.lines())
-        .take_while(|(a, b)| a == b)
-        .count();
+    let same = wanted.lines().zip(found.lines()).take_while(|(a, b)| a == b).count();
     let line = |text: &str| text.lines().nth(same).unwrap_or("(the end)").to_owned();
     Err(format!(
         "{}:{}:\n  wanted {}\n  got    {}\nall of it: diff {} {}\nUPDATE_GOLDENS=1 keeps it",
@@ -170,30 +154,12 @@ fn missing() -> Result<(), Failed> {
             "change md/nope spec.replicas 1",
             "x.txt:3: object: got md/nope, want a MachineDeployment that is there",
         ),
-        (
-            "change kcp/nope spec.replicas 1",
-            "want one that is there: edge-1",
-        ),
-        (
-            "change kcp/edge-1 spec.replicas many",
-            "a request that the API server takes",
-        ),
-        (
-            "kill agent nope",
-            "x.txt:3: host: got nope, want one that has booted: edge-1-1",
-        ),
-        (
-            "show nothing/x",
-            "x.txt:3: kind: got nothing, want a kind that the API server serves",
-        ),
-        (
-            "break api nope",
-            "x.txt:3: cluster: got nope, want one of the workload clusters: edge-1",
-        ),
-        (
-            "apply nope.yaml",
-            "x.txt:3: file: got nope.yaml, want a file beside the script",
-        ),
+        ("change kcp/nope spec.replicas 1", "want one that is there: edge-1"),
+        ("change kcp/edge-1 spec.replicas many", "a request that the API server takes"),
+        ("kill agent nope", "x.txt:3: host: got nope, want one that has booted: edge-1-1"),
+        ("show nothing/x", "x.txt:3: kind: got nothing, want a kind that the API server serves"),
+        ("break api nope", "x.txt:3: cluster: got nope, want one of the workload clusters: edge-1"),
+        ("apply nope.yaml", "x.txt:3: file: got nope.yaml, want a file beside the script"),
         ("at 5m kill capi", "x.txt:3: at: got a command for"),
     ] {
         let error = error_of(&format!("{load}{command}\n"));

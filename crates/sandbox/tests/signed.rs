@@ -38,10 +38,7 @@ fn believed(seed: u8) -> PlanKeys {
 /// A world whose controller signs with one key, and whose agents believe another, or the same.
 async fn world(signs: u8, believes: u8) -> World {
     let signer = PlanSigner::from_pem(&private_key(signs)).unwrap();
-    let settings = Settings {
-        plan_signer: Some(Arc::new(signer)),
-        ..Settings::default()
-    };
+    let settings = Settings { plan_signer: Some(Arc::new(signer)), ..Settings::default() };
     up_with(WorldOptions {
         settings,
         plan_keys: Some(believed(believes)),
@@ -70,10 +67,7 @@ async fn until_phase(world: &World, phase: &str) -> String {
 /// What an operator is told of a machine's update.
 fn told(world: &World, machine: &str) -> String {
     let updates = world.node_updates();
-    let update = updates
-        .iter()
-        .find(|u| text(u, "/spec/machineRef/name") == machine)
-        .unwrap();
+    let update = updates.iter().find(|u| text(u, "/spec/machineRef/name") == machine).unwrap();
     update["status"].to_string()
 }
 
@@ -93,14 +87,7 @@ fn a_plan_that_somebody_has_changed_is_refused_and_the_operator_is_told() {
         };
         // Somebody who may write into the workload cluster has the host install something else.
         let signed = plans.get(&machine).await.unwrap();
-        assert!(
-            signed
-                .metadata
-                .annotations
-                .as_ref()
-                .unwrap()
-                .contains_key(keys::PLAN_SIGNATURE)
-        );
+        assert!(signed.metadata.annotations.as_ref().unwrap().contains_key(keys::PLAN_SIGNATURE));
         let mut steps = serde_json::to_value(&signed.spec.steps).unwrap();
         for step in steps.as_array_mut().unwrap() {
             if !text(step, "/action/version").is_empty() {

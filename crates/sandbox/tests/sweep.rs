@@ -40,10 +40,7 @@ fn a_kill_at_some_points_changes_nothing() {
 fn each_kind_of_effect_gives_two_points() {
     let recording = recording();
     let counts = recording.counts;
-    assert!(
-        counts.api > 0 && counts.journal > 0 && counts.host > 0,
-        "{counts}"
-    );
+    assert!(counts.api > 0 && counts.journal > 0 && counts.host > 0, "{counts}");
     assert_eq!(recording.points().len(), 2 * counts.total());
 }
 

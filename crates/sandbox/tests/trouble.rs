@@ -26,9 +26,7 @@ async fn until_phase(world: &World, phase: &str) -> String {
         .until(&format!("a NodeUpdate that is {phase}"), UPGRADE, |world| {
             let updates = world.node_updates();
             let first = updates.iter().find(|u| text(u, "/status/phase") == phase);
-            found = first
-                .map(|u| text(u, "/spec/machineRef/name").to_owned())
-                .unwrap_or_default();
+            found = first.map(|u| text(u, "/spec/machineRef/name").to_owned()).unwrap_or_default();
             !found.is_empty()
         })
         .await
@@ -46,12 +44,7 @@ async fn disturbed(phase: &str, disturb: impl AsyncFnOnce(&World, &str)) {
     upgraded(&world, NEW).await;
     assert_same_machines(&before, &who(&world).await);
     for machine in world.machines() {
-        assert_eq!(
-            updates_of(&world, name(&machine)).len(),
-            1,
-            "{}",
-            picture(&world)
-        );
+        assert_eq!(updates_of(&world, name(&machine)).len(), 1, "{}", picture(&world));
     }
 }
 
@@ -107,10 +100,7 @@ fn a_workload_api_that_is_away_for_ten_minutes_only_costs_time() {
 #[test]
 fn a_management_api_that_is_away_for_ten_minutes_only_costs_time() {
     in_world(disturbed("Disrupting", async |world, _| {
-        world
-            .management()
-            .faults()
-            .set_down(Some(Down::Unavailable));
+        world.management().faults().set_down(Some(Down::Unavailable));
         world.pass(Duration::from_mins(10)).await;
         world.management().faults().set_down(None);
     }));
@@ -125,10 +115,7 @@ fn a_drain_waits_for_a_budget_and_says_so() {
         let allow = async |count: i32| {
             let body = json!({"spec": {"maxUnavailable": count}});
             let patch = Patch::Merge(&body);
-            budgets
-                .patch("web", &PatchParams::default(), &patch)
-                .await
-                .unwrap();
+            budgets.patch("web", &PatchParams::default(), &patch).await.unwrap();
         };
         allow(0).await;
         world.upgrade(NEW).await.unwrap();
@@ -157,18 +144,13 @@ fn a_cordon_set_by_an_admin_survives() {
         let client = world.workload_client(CLUSTER, TEST).unwrap();
         let body = json!({"spec": {"unschedulable": true}});
         let nodes = Api::<Node>::all(client);
-        nodes
-            .patch(&worker, &PatchParams::default(), &Patch::Merge(&body))
-            .await
-            .unwrap();
+        nodes.patch(&worker, &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
         world.upgrade(NEW).await.unwrap();
         upgraded(&world, NEW).await;
         let node = nodes.get(&worker).await.unwrap();
         assert_eq!(node.spec.unwrap().unschedulable, Some(true));
         let others = world.nodes();
-        let cordoned = others
-            .values()
-            .filter(|n| n["spec"]["unschedulable"] == true);
+        let cordoned = others.values().filter(|n| n["spec"]["unschedulable"] == true);
         assert_eq!(cordoned.count(), 1);
     });
 }
@@ -181,16 +163,10 @@ fn a_users_own_guard_against_remediation_survives() {
         let machines = Api::<Machine>::default_namespaced(world.client(TEST).unwrap());
         let key = refit_api::keys::SKIP_REMEDIATION;
         let body = json!({"metadata": {"annotations": {key: "mine"}}});
-        machines
-            .patch(&worker, &PatchParams::default(), &Patch::Merge(&body))
-            .await
-            .unwrap();
+        machines.patch(&worker, &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
         world.upgrade(NEW).await.unwrap();
         let done = |world: &World| {
-            world
-                .node_updates()
-                .iter()
-                .all(|u| text(u, "/status/phase") == "Succeeded")
+            world.node_updates().iter().all(|u| text(u, "/status/phase") == "Succeeded")
                 && world.node_updates().len() == 8
         };
         world.until("the upgrade", UPGRADE, done).await.unwrap();
@@ -206,17 +182,12 @@ fn a_step_that_fails_twice_is_tried_again() {
     in_world(async {
         let world = up().await;
         let worker = workers(&world).remove(1);
-        world
-            .with_host(&worker, |host| host.break_step("kubelet-install", 2))
-            .unwrap();
+        world.with_host(&worker, |host| host.break_step("kubelet-install", 2)).unwrap();
         world.upgrade(NEW).await.unwrap();
         upgraded(&world, NEW).await;
         let update = updates_of(&world, &worker).remove(0);
         let steps = update["status"]["steps"].as_array().unwrap().clone();
-        let step = steps
-            .iter()
-            .find(|s| s["name"] == "kubelet-install")
-            .unwrap();
+        let step = steps.iter().find(|s| s["name"] == "kubelet-install").unwrap();
         assert_eq!(step["attempt"], 3, "{}", picture(&world));
     });
 }
@@ -226,9 +197,7 @@ fn a_step_that_fails_for_good_stops_the_rollout_and_says_why() {
     in_world(async {
         let world = up().await;
         for worker in workers(&world) {
-            world
-                .with_host(&worker, |host| host.break_step("kubeadm-upgrade", 1000))
-                .unwrap();
+            world.with_host(&worker, |host| host.break_step("kubeadm-upgrade", 1000)).unwrap();
         }
         let before = who(&world).await;
         world.upgrade(NEW).await.unwrap();
@@ -240,9 +209,7 @@ fn a_step_that_fails_for_good_stops_the_rollout_and_says_why() {
         // Nobody was replaced, and nobody else was touched.
         assert_same_machines(&before, &who(&world).await);
         let broken = world.node_updates();
-        let broken = broken
-            .iter()
-            .filter(|u| text(u, "/status/phase") == "Failed");
+        let broken = broken.iter().filter(|u| text(u, "/status/phase") == "Failed");
         assert_eq!(broken.count(), 1, "{}", picture(&world));
         assert_clean(&world);
     });
@@ -258,8 +225,7 @@ fn a_kubelet_that_was_changed_by_hand_is_updated_again_when_somebody_asks() {
         world
             .with_host(&worker, |host| {
                 host.kubelet_version = OLD.to_owned();
-                host.root
-                    .insert("/packages/kubelet".to_owned(), "1.34.2-1.1".to_owned());
+                host.root.insert("/packages/kubelet".to_owned(), "1.34.2-1.1".to_owned());
             })
             .unwrap();
         world.pass(Duration::from_secs(400)).await;
@@ -274,9 +240,7 @@ fn a_kubelet_that_was_changed_by_hand_is_updated_again_when_somebody_asks() {
         };
         again.status = None;
         let api = Api::default_namespaced(world.client(TEST).unwrap());
-        api.create(&kube::api::PostParams::default(), &again)
-            .await
-            .unwrap();
+        api.create(&kube::api::PostParams::default(), &again).await.unwrap();
         world
             .until("the second update", UPGRADE, |world| world.is_updated(NEW))
             .await

@@ -89,32 +89,21 @@ fn only_the_first_control_plane_machine_applies_although_kubeadm_config_is_new_a
         world.upgrade(NEW).await.unwrap();
         world
             .until("a first step", Duration::from_mins(10), |world| {
-                world
-                    .node_updates()
-                    .iter()
-                    .any(|u| !text(u, "/status/role").is_empty())
+                world.node_updates().iter().any(|u| !text(u, "/status/role").is_empty())
             })
             .await
             .unwrap();
         // Cluster API rewrites kubeadm-config before it asks for anything (`spec/node.md 2.3`).
         let server = world.workload(CLUSTER).unwrap();
-        let config = server
-            .get_value("", "configmaps", "kube-system", "kubeadm-config")
-            .unwrap();
+        let config = server.get_value("", "configmaps", "kube-system", "kubeadm-config").unwrap();
         let text_of = text(&config, "/data/ClusterConfiguration").to_owned();
-        assert!(
-            text_of.contains(&format!("kubernetesVersion: {NEW}")),
-            "{text_of}"
-        );
+        assert!(text_of.contains(&format!("kubernetesVersion: {NEW}")), "{text_of}");
         upgraded(&world, NEW).await;
         let mut roles: Vec<(Timestamp, String)> = control_planes(&world)
             .iter()
             .map(|machine| {
                 let update = updates_of(&world, machine).remove(0);
-                (
-                    time(&update, "startedAt"),
-                    text(&update, "/status/role").to_owned(),
-                )
+                (time(&update, "startedAt"), text(&update, "/status/role").to_owned())
             })
             .collect();
         roles.sort();
@@ -144,12 +133,7 @@ fn nothing_is_left_on_machines_and_nodes() {
         upgraded(&world, NEW).await;
         world.pass(Duration::from_mins(1)).await;
         assert_eq!(annotations(&world), before);
-        assert!(
-            world
-                .nodes()
-                .values()
-                .all(|node| node["spec"]["unschedulable"] != true)
-        );
+        assert!(world.nodes().values().all(|node| node["spec"]["unschedulable"] != true));
     });
 }
 

@@ -14,12 +14,8 @@ use std::{
 };
 
 const MANIFESTS: &str = "/etc/kubernetes/manifests";
-const COMPONENTS: [&str; 4] = [
-    "etcd",
-    "kube-apiserver",
-    "kube-controller-manager",
-    "kube-scheduler",
-];
+const COMPONENTS: [&str; 4] =
+    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 const KUBELET_CONFIG: &str = "/var/lib/kubelet/config.yaml";
 const CREDENTIALS: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
 
@@ -63,10 +59,7 @@ fn identity() -> (String, String) {
 }
 
 /// Runs what a test has left for this point, once; its code ends the program.
-#[expect(
-    clippy::exit,
-    reason = "a program that is made to fail does so at once"
-)]
+#[expect(clippy::exit, reason = "a program that is made to fail does so at once")]
 fn point(name: &str) -> Result<(), Box<dyn std::error::Error>> {
     let ordered = PathBuf::from(format!("/var/lib/stub/{name}"));
     if !ordered.exists() {
@@ -138,7 +131,7 @@ fn kubeadm(arguments: &[&str]) -> Outcome {
             let target = target.ok_or("missing one or more required arguments: version")?;
             if *target != version() {
                 return Err(
-                    format!("the target {target} is not this kubeadm's {}", version()).into(),
+                    format!("the target {target} is not this kubeadm's {}", version()).into()
                 );
             }
             upgrade()
@@ -157,10 +150,7 @@ fn upgrade() -> Outcome {
     let control_plane = Path::new(MANIFESTS).join("kube-apiserver.yaml").exists();
     if control_plane {
         for component in COMPONENTS {
-            if !Path::new(MANIFESTS)
-                .join(format!("{component}.yaml"))
-                .exists()
-            {
+            if !Path::new(MANIFESTS).join(format!("{component}.yaml")).exists() {
                 let why = format!("[ERROR StaticPodManifest]: {component} has no manifest");
                 return Err(format!("[preflight] Some fatal errors occurred:\n\t{why}").into());
             }
@@ -172,23 +162,12 @@ fn upgrade() -> Outcome {
     let backup = format!("/etc/kubernetes/tmp/kubeadm-kubelet-config{}", now());
     fs::create_dir_all(&backup)?;
     fs::write(format!("{backup}/config.yaml"), &config)?;
-    let kept = config
-        .lines()
-        .filter(|line| !line.starts_with("# written by"));
+    let kept = config.lines().filter(|line| !line.starts_with("# written by"));
     let kept: Vec<&str> = kept.collect();
-    fs::write(
-        KUBELET_CONFIG,
-        format!("{}\n# written by kubeadm {version}\n", kept.join("\n")),
-    )?;
+    fs::write(KUBELET_CONFIG, format!("{}\n# written by kubeadm {version}\n", kept.join("\n")))?;
     point("kubeadm.end")?;
-    let what = if control_plane {
-        "control plane node"
-    } else {
-        "node"
-    };
-    answer(&format!(
-        "[upgrade] SUCCESS! A {what} of your cluster was upgraded to \"{version}\"."
-    ))
+    let what = if control_plane { "control plane node" } else { "node" };
+    answer(&format!("[upgrade] SUCCESS! A {what} of your cluster was upgraded to \"{version}\"."))
 }
 
 fn static_pods(version: &str) -> Result<(), Box<dyn std::error::Error>> {
@@ -229,15 +208,13 @@ fn with_version(manifest: &str, component: &str, version: &str) -> String {
     if component == "etcd" {
         return manifest.to_owned();
     }
-    let lines = manifest
-        .lines()
-        .map(|line| match line.split_once("image: ") {
-            Some((before, image)) => {
-                let name = image.rsplit_once(':').map_or(image, |(name, _)| name);
-                format!("{before}image: {name}:{version}")
-            }
-            None => line.to_owned(),
-        });
+    let lines = manifest.lines().map(|line| match line.split_once("image: ") {
+        Some((before, image)) => {
+            let name = image.rsplit_once(':').map_or(image, |(name, _)| name);
+            format!("{before}image: {name}:{version}")
+        }
+        None => line.to_owned(),
+    });
     lines.collect::<Vec<_>>().join("\n") + "\n"
 }
 
@@ -283,16 +260,12 @@ impl Node {
             .find_map(|line| line.trim().strip_prefix("server: "))
             .ok_or("kubelet.conf names no server")?;
         let release = fs::read_to_string("/etc/os-release")?;
-        let os_image = release
-            .lines()
-            .find_map(|line| line.strip_prefix("PRETTY_NAME="));
+        let os_image = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
         Ok(Self {
             name: fs::read_to_string("/etc/hostname")?.trim().to_owned(),
             server: server.to_owned(),
             version: version(),
-            boot_id: fs::read_to_string("/proc/sys/kernel/random/boot_id")?
-                .trim()
-                .to_owned(),
+            boot_id: fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned(),
             os_image: os_image.unwrap_or_default().trim_matches('"').to_owned(),
         })
     }
@@ -302,9 +275,7 @@ impl Node {
         let read = |component: &&str| {
             let path = Path::new(MANIFESTS).join(format!("{component}.yaml"));
             let text = fs::read_to_string(path).ok()?;
-            let image = text
-                .lines()
-                .find_map(|line| line.trim().strip_prefix("image: "))?;
+            let image = text.lines().find_map(|line| line.trim().strip_prefix("image: "))?;
             Some(((*component).to_owned(), image.to_owned()))
         };
         COMPONENTS.iter().filter_map(read).collect()
@@ -344,13 +315,7 @@ impl Node {
             self.name
         );
         self.call("POST", pods, &body).is_some()
-            && self
-                .call(
-                    "PATCH",
-                    &format!("{path}/status"),
-                    &running(component, image),
-                )
-                .is_some()
+            && self.call("PATCH", &format!("{path}/status"), &running(component, image)).is_some()
     }
 
     /// Asks the API server; `None` where it refuses or is not there.
@@ -361,20 +326,9 @@ impl Node {
             "Content-Type: application/json"
         };
         let mut curl = Command::new("/usr/bin/curl");
-        curl.args([
-            "--silent",
-            "--show-error",
-            "--fail-with-body",
-            "--max-time",
-            "5",
-        ])
-        .args([
-            "--cacert",
-            "/etc/kubernetes/pki/ca.crt",
-            "--cert",
-            CREDENTIALS,
-        ])
-        .args(["--request", method, "--header", kind]);
+        curl.args(["--silent", "--show-error", "--fail-with-body", "--max-time", "5"])
+            .args(["--cacert", "/etc/kubernetes/pki/ca.crt", "--cert", CREDENTIALS])
+            .args(["--request", method, "--header", kind]);
         if !body.is_empty() {
             curl.args(["--data-binary", body]);
         }

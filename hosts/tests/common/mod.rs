@@ -14,10 +14,7 @@ use refit_hosts::{
 pub(crate) async fn layers(cage: &Cage) -> anyhow::Result<Vec<PathBuf>> {
     let test = std::env::current_exe()?;
     let agent = Programs::agent_beside(&test)?;
-    let programs = Programs {
-        stub: env!("CARGO_BIN_EXE_refit-hosts-stub"),
-        agent: &agent,
-    };
+    let programs = Programs { stub: env!("CARGO_BIN_EXE_refit-hosts-stub"), agent: &agent };
     nodes::prepare(cage, programs).await
 }
 
@@ -45,63 +42,29 @@ pub(crate) async fn hosts(
 /// held; manifests of the version, all of them; the kubelet of the version runs.
 pub(crate) async fn is_at(host: &Host, version: &str, control_plane: bool) -> anyhow::Result<()> {
     let audit = host.exec(["dpkg", "--audit"]).await?;
-    ensure!(
-        audit.is_empty(),
-        "{}: packages are not whole: {audit}",
-        host.name
-    );
+    ensure!(audit.is_empty(), "{}: packages are not whole: {audit}", host.name);
     let format = "--showformat=${Package} ${Version} ${db:Status-Status}\\n";
     for name in ["kubeadm", "kubectl", "kubelet"] {
         let found = host.exec(["dpkg-query", "--show", format, name]).await?;
         let wanted = format!("{name} {}-1.1 installed", version.trim_start_matches('v'));
-        ensure!(
-            found.trim() == wanted,
-            "{}: {found} instead of {wanted}",
-            host.name
-        );
+        ensure!(found.trim() == wanted, "{}: {found} instead of {wanted}", host.name);
     }
     let held = host.exec(["apt-mark", "showhold"]).await?;
     let held: Vec<&str> = held.split_whitespace().collect();
-    ensure!(
-        held == ["kubeadm", "kubectl", "kubelet"],
-        "{}: {held:?} are held",
-        host.name
-    );
-    let pid = [
-        "systemctl",
-        "show",
-        "kubelet.service",
-        "--property=MainPID",
-        "--value",
-    ];
+    ensure!(held == ["kubeadm", "kubectl", "kubelet"], "{}: {held:?} are held", host.name);
+    let pid = ["systemctl", "show", "kubelet.service", "--property=MainPID", "--value"];
     let pid = host.exec(pid).await?;
     let program = format!("/proc/{}/exe", pid.trim());
     let running = host.exec([&program, "--version"]).await?;
-    ensure!(
-        running.trim() == format!("Kubernetes {version}"),
-        "{}: {running} runs",
-        host.name
-    );
+    ensure!(running.trim() == format!("Kubernetes {version}"), "{}: {running} runs", host.name);
     if control_plane {
-        for name in [
-            "kube-apiserver",
-            "kube-controller-manager",
-            "kube-scheduler",
-        ] {
+        for name in ["kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
             let manifest = host.read(&format!("etc/kubernetes/manifests/{name}.yaml"));
             let image = format!("image: registry.k8s.io/{name}:{version}\n");
-            ensure!(
-                manifest.contains(&image),
-                "{}: {name} has not {image}: {manifest}",
-                host.name
-            );
+            ensure!(manifest.contains(&image), "{}: {name} has not {image}: {manifest}", host.name);
         }
         let etcd = host.read("etc/kubernetes/manifests/etcd.yaml");
-        ensure!(
-            etcd.contains("image: registry.k8s.io/etcd:3.6.5-0\n"),
-            "{}: {etcd}",
-            host.name
-        );
+        ensure!(etcd.contains("image: registry.k8s.io/etcd:3.6.5-0\n"), "{}: {etcd}", host.name);
     }
     Ok(())
 }

@@ -24,18 +24,11 @@ impl Asked {
 pub(super) fn asked(method: &Method, path: &str) -> Option<Asked> {
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
     match parts.as_slice() {
-        [
-            "api",
-            "v1",
-            "namespaces",
-            namespace,
-            "pods",
-            name,
-            "eviction",
-        ] if method == Method::POST => Some(Asked {
-            namespace: (*namespace).to_owned(),
-            name: (*name).to_owned(),
-        }),
+        ["api", "v1", "namespaces", namespace, "pods", name, "eviction"]
+            if method == Method::POST =>
+        {
+            Some(Asked { namespace: (*namespace).to_owned(), name: (*name).to_owned() })
+        }
         _ => None,
     }
 }
@@ -60,12 +53,7 @@ pub(super) async fn answer(
             "the UID in the precondition ({wanted}) does not match the UID in record ({})",
             objects::uid(&pod)
         );
-        return Ok(status(
-            StatusCode::CONFLICT,
-            "Conflict",
-            &message,
-            json!({}),
-        ));
+        return Ok(status(StatusCode::CONFLICT, "Conflict", &message, json!({})));
     }
     if let Some(refusal) = refused(backend, asked, &pod).await? {
         return Ok(refusal);
@@ -85,9 +73,8 @@ async fn refused(
     pod: &Value,
 ) -> anyhow::Result<Option<Response<Body>>> {
     let policy = format!("/apis/policy/v1/namespaces/{}", asked.namespace);
-    let (code, budgets) = backend
-        .json(Method::GET, &format!("{policy}/poddisruptionbudgets"))
-        .await?;
+    let (code, budgets) =
+        backend.json(Method::GET, &format!("{policy}/poddisruptionbudgets")).await?;
     let budgets = budgets["items"].as_array().cloned().unwrap_or_default();
     if !code.is_success() || budgets.is_empty() {
         return Ok(None);
@@ -119,10 +106,7 @@ fn selects(budget: &Value, pod: &Value) -> bool {
     let labels = budget["spec"]["selector"]["matchLabels"].as_object();
     labels.is_some_and(|labels| {
         let of_pod = &pod["metadata"]["labels"];
-        !labels.is_empty()
-            && labels
-                .iter()
-                .all(|(key, value)| of_pod.get(key) == Some(value))
+        !labels.is_empty() && labels.iter().all(|(key, value)| of_pod.get(key) == Some(value))
     })
 }
 

@@ -21,10 +21,7 @@ pub(super) fn is_merge(request: &Request<Incoming>) -> bool {
     let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default();
     // The server takes one for the other too.
-    let merges = [
-        "application/merge-patch+json",
-        "application/strategic-merge-patch+json",
-    ];
+    let merges = ["application/merge-patch+json", "application/strategic-merge-patch+json"];
     request.method() == Method::PATCH && merges.contains(&kind)
 }
 
@@ -41,9 +38,7 @@ pub(super) async fn answer(
     let mut attempt = 0;
     loop {
         attempt += 1;
-        let found = backend
-            .send(plain(Method::GET, path, Bytes::new())?)
-            .await?;
+        let found = backend.send(plain(Method::GET, path, Bytes::new())?).await?;
         if !found.status().is_success() {
             return told(found, path).await;
         }

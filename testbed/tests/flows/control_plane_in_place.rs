@@ -22,54 +22,33 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let cluster = bed.cluster("in-place", &ClusterSpec::default()).await?;
     let recorder = Recorder::start(&cluster).await?;
     let before = look::identities(&cluster).await?;
-    cluster
-        .change_control_plane(&json!({"version": TO}))
-        .await?;
+    cluster.change_control_plane(&json!({"version": TO})).await?;
     let mut seen = std::collections::BTreeSet::new();
     let watched = eventually("every machine is updated", WITHIN, async || {
         let machines = cluster.machines().await.map_err(said)?;
         let updating = look::updating(&machines);
         if updating.len() > 1 || machines.len() != before.len() {
-            return Ok(Err(format!(
-                "{updating:?} are updated at once, of {}",
-                machines.len()
-            )));
+            return Ok(Err(format!("{updating:?} are updated at once, of {}", machines.len())));
         }
         seen.extend(updating);
         let found = cluster.control_plane().await.map_err(said)?;
         settled(&found, &["Available", "MachinesReady", "MachinesUpToDate"])?;
-        let behind = machines
-            .iter()
-            .find(|machine| text(machine, "/spec/version") != TO);
+        let behind = machines.iter().find(|machine| text(machine, "/spec/version") != TO);
         behind.map_or(Ok(Ok(())), |machine| {
-            Err(format!(
-                "{}: {}",
-                objects::name(machine),
-                told(machine, "UpToDate")
-            ))
+            Err(format!("{}: {}", objects::name(machine), told(machine, "UpToDate")))
         })
     });
     if let Err(why) = watched.await? {
         anyhow::bail!(why);
     }
     cluster.control_plane_is_at(TO, WITHIN).await?;
-    ensure!(
-        seen.len() == before.len(),
-        "only {seen:?} were seen to be updated"
-    );
+    ensure!(seen.len() == before.len(), "only {seen:?} were seen to be updated");
     let after = look::identities(&cluster).await?;
     ensure!(before == after, "{before:#?} became {after:#?}");
     for machine in cluster.machines().await? {
-        for (kind, wanted) in [
-            ("Updating", "False/NotUpdating"),
-            ("UpToDate", "True/UpToDate"),
-        ] {
+        for (kind, wanted) in [("Updating", "False/NotUpdating"), ("UpToDate", "True/UpToDate")] {
             let told = told(&machine, kind);
-            ensure!(
-                told.starts_with(wanted),
-                "{kind} of {}: {told}",
-                objects::name(&machine)
-            );
+            ensure!(told.starts_with(wanted), "{kind} of {}: {told}", objects::name(&machine));
         }
     }
     let control_plane = cluster.control_plane().await?;

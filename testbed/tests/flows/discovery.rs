@@ -19,11 +19,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let _calm = bed.calm().await;
     let objects = Objects::of_cluster(bed.client().clone());
     let ours = objects.get(EXTENSION_CONFIG, EXTENSION).await?;
-    ensure!(
-        objects::is_true(&ours, "Discovered"),
-        "{}",
-        objects::told(&ours, "Discovered")
-    );
+    ensure!(objects::is_true(&ours, "Discovered"), "{}", objects::told(&ours, "Discovered"));
     let handlers = ours["status"]["handlers"].as_array().cloned();
     let mut hooks: Vec<String> = handlers
         .unwrap_or_default()
@@ -64,19 +60,13 @@ async fn refused(objects: &Objects) -> anyhow::Result<()> {
         let found = objects.get(EXTENSION_CONFIG, OTHER).await;
         let found = found.map_err(|error| format!("{error:#}"))?;
         let told = objects::told(&found, "Discovered");
-        if told.starts_with("False") {
-            Ok((told, found))
-        } else {
-            Err(told)
-        }
+        if told.starts_with("False") { Ok((told, found)) } else { Err(told) }
     })
     .await?;
     let (told, found) = found;
     ensure!(told.contains("Discover"), "{told}");
     ensure!(
-        found["status"]["handlers"]
-            .as_array()
-            .is_none_or(Vec::is_empty),
+        found["status"]["handlers"].as_array().is_none_or(Vec::is_empty),
         "one hook that is not known takes none of the others with it: {found}"
     );
     Ok(())

@@ -52,20 +52,14 @@ async fn recovers(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
             return Err(format!("NodeUpdate {}: {why:?}", name(&update)));
         }
         let machine = machine_of(cluster, &update).await?;
-        let (ours, theirs) = (
-            told(&machine, "MachineUpToDate"),
-            told(&machine, "Updating"),
-        );
+        let (ours, theirs) = (told(&machine, "MachineUpToDate"), told(&machine, "Updating"));
         if ours.starts_with("Unknown/") && theirs.contains("step stage") {
             return Ok(update);
         }
         Err(format!("{ours}; {theirs}"))
     })
     .await?;
-    wait::never("another host begins", QUIET, async || {
-        only(cluster, goal).await.map(drop)
-    })
-    .await?;
+    wait::never("another host begins", QUIET, async || only(cluster, goal).await.map(drop)).await?;
     on_all(bed, cluster, HostState::mend).await?;
     eventually("the host goes on", SOON, async || {
         let updates = look::of_goal(cluster, goal).await.map_err(said)?;
@@ -92,10 +86,7 @@ async fn for_good(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
         let update = only(cluster, goal).await?;
         let phase = text(&update, "/status/phase");
         let machine = machine_of(cluster, &update).await?;
-        let (ours, theirs) = (
-            told(&machine, "MachineUpToDate"),
-            told(&machine, "Updating"),
-        );
+        let (ours, theirs) = (told(&machine, "MachineUpToDate"), told(&machine, "Updating"));
         if phase == "Failed" {
             if ours.starts_with("False/Failed") && theirs.contains("failed: DiskFull") {
                 return Ok(machine);
@@ -110,14 +101,10 @@ async fn for_good(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
     for machine in cluster.worker_machines("md").await? {
         if uid(&machine) != uid(&failed) {
             let host = name(&machine);
-            bed.hosts()
-                .with(&cluster.namespace, host, HostState::mend)?;
+            bed.hosts().with(&cluster.namespace, host, HostState::mend)?;
         }
     }
-    wait::never("another host begins", QUIET, async || {
-        only(cluster, goal).await.map(drop)
-    })
-    .await?;
+    wait::never("another host begins", QUIET, async || only(cluster, goal).await.map(drop)).await?;
     watch(cluster).await?;
     cluster.workers_are_at("md", goal, WITHIN).await?;
     let after = uids(cluster).await?;

@@ -36,16 +36,11 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let workers = cluster.worker_machines("md").await?;
     for machine in &workers {
         // Its kubelet is away for longer than the check waits, as that of a real host is.
-        bed.hosts()
-            .with(&cluster.namespace, name(machine), |host| {
-                host.troubles
-                    .slow
-                    .insert("kubelet-restart".to_owned(), AWAY);
-            })?;
+        bed.hosts().with(&cluster.namespace, name(machine), |host| {
+            host.troubles.slow.insert("kubelet-restart".to_owned(), AWAY);
+        })?;
     }
-    cluster
-        .change_workers("md", &json!({"template": {"spec": {"version": TO}}}))
-        .await?;
+    cluster.change_workers("md", &json!({"template": {"spec": {"version": TO}}})).await?;
     cluster.workers_are_at("md", TO, WITHIN).await?;
     let after = look::identities(&cluster).await?;
     ensure!(before == after, "{before:#?} became {after:#?}");

@@ -27,17 +27,13 @@ const MANAGERS: [Manager; 3] = [Manager::Core, Manager::Bootstrap, Manager::Cont
 
 pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let _alone = bed.alone().await;
-    let spec = ClusterSpec {
-        workers: vec![("a", 3, 0, 1), ("b", 3, 1, 0)],
-        ..ClusterSpec::default()
-    };
+    let spec =
+        ClusterSpec { workers: vec![("a", 3, 0, 1), ("b", 3, 1, 0)], ..ClusterSpec::default() };
     let cluster = bed.cluster("killed", &spec).await?;
     let before = look::identities(&cluster).await?;
     let surged = uids(&cluster, "b").await?;
     let recorder = Recorder::start(&cluster).await?;
-    cluster
-        .change_control_plane(&json!({"version": TO}))
-        .await?;
+    cluster.change_control_plane(&json!({"version": TO})).await?;
     kill(bed, &cluster, KILLS / 2).await?;
     for manager in MANAGERS {
         bed.managers().part(manager).crash();
@@ -56,9 +52,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     }
     as_undisturbed(&recorder, &cluster, &surged).await?;
     let mut after = look::identities(&cluster).await?;
-    let kept = before
-        .iter()
-        .filter(|(key, all)| after.remove(*key).as_ref() == Some(*all));
+    let kept = before.iter().filter(|(key, all)| after.remove(*key).as_ref() == Some(*all));
     ensure!(
         kept.count() == before.len() - 1 && after.len() == 1,
         "of {before:#?} one was to be replaced by one; new are {after:#?}"
@@ -82,9 +76,7 @@ async fn kill(bed: &Bed, cluster: &Cluster, times: usize) -> anyhow::Result<()> 
         controller.part().crash();
         eventually("our controller has ended", WITHIN, async || {
             let (now, _) = controller.part().ends();
-            (now > ends)
-                .then_some(())
-                .ok_or_else(|| "it runs".to_owned())
+            (now > ends).then_some(()).ok_or_else(|| "it runs".to_owned())
         })
         .await?;
         controller.ready().await?;
@@ -98,9 +90,7 @@ async fn unfinished(
     done: &BTreeMap<String, Vec<String>>,
 ) -> Result<(String, String), String> {
     let updates = cluster.objects.list(NODE_UPDATE).await.map_err(said)?;
-    let at = updates
-        .iter()
-        .map(|update| (name(update), text(update, "/status/phase")));
+    let at = updates.iter().map(|update| (name(update), text(update, "/status/phase")));
     let found = at.clone().find(|(update, phase)| {
         let kills = done.get(*update).map_or(&[][..], Vec::as_slice);
         !["", "Succeeded", "Failed", "Stopped"].contains(phase)
@@ -116,10 +106,8 @@ async fn unfinished(
 async fn away(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
     let started = [Manager::Core, Manager::ControlPlane];
     let nobody = BTreeMap::new();
-    eventually("an update goes on", WITHIN, async || {
-        unfinished(cluster, &nobody).await.map(drop)
-    })
-    .await?;
+    eventually("an update goes on", WITHIN, async || unfinished(cluster, &nobody).await.map(drop))
+        .await?;
     bed.controller().part().kill().await;
     let core = || bed.managers().part(Manager::Core).ends();
     let (before, _) = core();
@@ -164,18 +152,11 @@ async fn as_undisturbed(
     );
     let updates = cluster.objects.list(NODE_UPDATE).await?;
     let wanted = 3 + 3 + 2;
-    ensure!(
-        updates.len() == wanted,
-        "{} NodeUpdates instead of {wanted}",
-        updates.len()
-    );
+    ensure!(updates.len() == wanted, "{} NodeUpdates instead of {wanted}", updates.len());
     Ok(())
 }
 
 async fn uids(cluster: &Cluster, workers: &str) -> anyhow::Result<Vec<String>> {
     let machines = cluster.worker_machines(workers).await?;
-    Ok(machines
-        .iter()
-        .map(|machine| uid(machine).to_owned())
-        .collect())
+    Ok(machines.iter().map(|machine| uid(machine).to_owned()).collect())
 }

@@ -48,9 +48,7 @@ pub(super) fn step<'a>(update: &'a Value, step: &str) -> &'a str {
 
 /// How many Machines are being updated by what they say of themselves.
 pub(super) fn updating(machines: &[Value]) -> Vec<String> {
-    let updating = machines
-        .iter()
-        .filter(|machine| objects::is_true(machine, "Updating"));
+    let updating = machines.iter().filter(|machine| objects::is_true(machine, "Updating"));
     updating.map(|machine| name(machine).to_owned()).collect()
 }
 
@@ -60,10 +58,8 @@ pub(super) fn updating(machines: &[Value]) -> Vec<String> {
 ///
 /// Our controller cleans up after an update has ended, so this is waited for.
 pub(super) async fn nothing_is_left(cluster: &Cluster) -> anyhow::Result<()> {
-    eventually("nothing of an update is left", CLEAN, async || {
-        look(cluster).await.map_err(said)
-    })
-    .await
+    eventually("nothing of an update is left", CLEAN, async || look(cluster).await.map_err(said))
+        .await
 }
 
 async fn look(cluster: &Cluster) -> anyhow::Result<()> {
@@ -98,20 +94,13 @@ async fn look(cluster: &Cluster) -> anyhow::Result<()> {
     };
     for update in updates.iter().filter(of_one) {
         let phase = text(update, "/status/phase");
-        ensure!(
-            phase == "Succeeded",
-            "NodeUpdate {} is {phase}",
-            name(update)
-        );
+        ensure!(phase == "Succeeded", "NodeUpdate {} is {phase}", name(update));
     }
     let workload = Objects::of_cluster(cluster.workload().await?);
     for node in workload.list(NODE).await? {
         let cordoned = node["spec"]["unschedulable"].as_bool().unwrap_or_default();
         ensure!(!cordoned, "Node {} is still cordoned", name(&node));
-        ensure!(
-            annotation(&node, "refit.dev/cordoned-by").is_none(),
-            "{node}"
-        );
+        ensure!(annotation(&node, "refit.dev/cordoned-by").is_none(), "{node}");
     }
     Ok(())
 }

@@ -27,13 +27,7 @@ const NEWEST: &str = "v1.35.4";
 /// Where hosts are held: the node is empty, the kubelet still the old one.
 const STEP: &str = "kubelet-install";
 /// A host is disturbed.
-const DISTURBED: [&str; 5] = [
-    "Upgrading",
-    "Draining",
-    "Disrupting",
-    "Verifying",
-    "Uncordoning",
-];
+const DISTURBED: [&str; 5] = ["Upgrading", "Draining", "Disrupting", "Verifying", "Uncordoning"];
 const IN_PROGRESS: &str = "in-place-updates.internal.cluster.x-k8s.io/update-in-progress";
 
 pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
@@ -68,10 +62,7 @@ impl Midway<'_> {
         let held = self.held(goal).await?;
         let machine = text(&held, "/spec/machineRef/name");
         let nothing = [(IN_PROGRESS, None)];
-        self.cluster
-            .objects
-            .annotate(MACHINE, machine, &nothing)
-            .await?;
+        self.cluster.objects.annotate(MACHINE, machine, &nothing).await?;
         let second = eventually("Cluster API takes the next machine", WITHIN, async || {
             let updates = look::of_goal(&self.cluster, goal).await.map_err(said)?;
             let other = updates.into_iter().find(|one| uid(one) != uid(&held));
@@ -159,9 +150,7 @@ impl Midway<'_> {
             self.nothing_is_done_that_is_not(new).await?;
             let updates = look::of_goal(&self.cluster, new).await.map_err(said)?;
             let machine = text(&held, "/spec/machineRef/uid");
-            let early = updates
-                .iter()
-                .find(|one| text(one, "/spec/machineRef/uid") == machine);
+            let early = updates.iter().find(|one| text(one, "/spec/machineRef/uid") == machine);
             early.map_or(Ok(()), |early| Err(name(early).to_owned()))
         })
         .await?;
@@ -179,10 +168,7 @@ impl Midway<'_> {
             tracing::warn!(?forgotten, "Cluster API forgot to have these updated");
         }
         let held = self.cluster.objects.get(NODE_UPDATE, name(&held)).await?;
-        let (phase, ended) = (
-            text(&held, "/status/phase"),
-            text(&held, "/status/finishedAt"),
-        );
+        let (phase, ended) = (text(&held, "/status/phase"), text(&held, "/status/finishedAt"));
         ensure!(phase == "Succeeded", "the goal on its way is {phase}");
         let done = look::of_goal(&self.cluster, new).await?;
         ensure!(
@@ -194,11 +180,7 @@ impl Midway<'_> {
             let phase = text(update, "/status/phase");
             ensure!(phase == "Succeeded", "{} is {phase}", name(update));
             let begun = text(update, "/status/startedAt");
-            ensure!(
-                begun >= ended,
-                "{} began {begun}, before {ended}",
-                name(update)
-            );
+            ensure!(begun >= ended, "{} began {begun}, before {ended}", name(update));
         }
         Ok(())
     }
@@ -216,9 +198,7 @@ impl Midway<'_> {
             let runs = self
                 .bed
                 .hosts()
-                .with(&self.cluster.namespace, name(&machine), |host| {
-                    host.kubelet_version.clone()
-                });
+                .with(&self.cluster.namespace, name(&machine), |host| host.kubelet_version.clone());
             let runs = runs.map_err(said)?;
             if (done || theirs) && runs != goal {
                 return Err(format!("{} is done, and runs {runs}", name(&machine)));
@@ -245,8 +225,7 @@ impl Midway<'_> {
             let found = found.map_err(said)?.ok_or("it is gone")?;
             let deleting = told(&found, "Deleting");
             let held = deleting.contains("WaitingForPreDrainHook") || !deleting.starts_with("True");
-            held.then_some(())
-                .ok_or_else(|| format!("{waits}: {deleting}"))
+            held.then_some(()).ok_or_else(|| format!("{waits}: {deleting}"))
         })
         .await?;
         self.go_on()?;
@@ -284,9 +263,7 @@ impl Midway<'_> {
             let at = |update: &Value| look::step(update, STEP) == "Running";
             let found = updates.iter().position(at);
             let phases: Vec<&str> = updates.iter().map(|u| text(u, "/status/phase")).collect();
-            found
-                .and_then(|at| updates.get(at).cloned())
-                .ok_or_else(|| format!("{phases:?}"))
+            found.and_then(|at| updates.get(at).cloned()).ok_or_else(|| format!("{phases:?}"))
         });
         held.await.with_context(|| format!("goal {goal}"))
     }

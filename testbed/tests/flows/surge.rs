@@ -30,23 +30,14 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         ..ClusterSpec::default()
     };
     let cluster = bed.cluster("surge", &spec).await?;
-    let wanted = [
-        ("surge", (2, 1, 1)),
-        ("surge-a", (5, 0, 0)),
-        ("surge-b", (4, 1, 1)),
-    ];
+    let wanted = [("surge", (2, 1, 1)), ("surge-a", (5, 0, 0)), ("surge-b", (4, 1, 1))];
     let planned = planned(bed, &cluster).await?;
     for (group, counts) in wanted {
-        ensure!(
-            planned.get(group) == Some(&counts),
-            "{group} of {planned:?} is not {counts:?}"
-        );
+        ensure!(planned.get(group) == Some(&counts), "{group} of {planned:?} is not {counts:?}");
     }
     let recorder = Recorder::start(&cluster).await?;
     let before = uids(&cluster).await?;
-    cluster
-        .change_control_plane(&json!({"version": TO}))
-        .await?;
+    cluster.change_control_plane(&json!({"version": TO})).await?;
     cluster.control_plane_is_at(TO, WITHIN).await?;
     for workers in ["a", "b"] {
         let version = json!({"template": {"spec": {"version": TO}}});
@@ -70,9 +61,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
 async fn planned(bed: &Bed, cluster: &Cluster) -> anyhow::Result<BTreeMap<String, Counts>> {
     let target = format!("cluster/{}", cluster.name);
     let plan = cli::json(bed, &cluster.namespace, &["plan", &target, "--to", TO]).await?;
-    let groups = plan["groups"]
-        .as_array()
-        .context("the plan has no groups")?;
+    let groups = plan["groups"].as_array().context("the plan has no groups")?;
     let counts = groups.iter().map(|group| {
         let count = |key: &str| group["machines"][key].as_i64().unwrap_or(-1);
         let counts = (count("inPlace"), count("new"), count("deleted"));

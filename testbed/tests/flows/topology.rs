@@ -30,18 +30,16 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         let control_plane = cluster.control_plane_machines().await.map_err(said)?;
         let updates = cluster.objects.list(NODE_UPDATE).await.map_err(said)?;
         let phase_of = |machine: &Value| {
-            let update = updates
-                .iter()
-                .find(|update| text(update, "/spec/machineRef/uid") == uid(machine));
+            let update =
+                updates.iter().find(|update| text(update, "/spec/machineRef/uid") == uid(machine));
             update.map(|update| text(update, "/status/phase"))
         };
         let machines = cluster.machines().await.map_err(said)?;
         // Cluster API goes by the versions that kubelets report, and those are there before Refit
         // calls a control plane updated.
         let at_the_version = |phase| matches!(phase, "Verifying" | "Uncordoning" | "Succeeded");
-        let behind = control_plane
-            .iter()
-            .find(|machine| !phase_of(machine).is_some_and(at_the_version));
+        let behind =
+            control_plane.iter().find(|machine| !phase_of(machine).is_some_and(at_the_version));
         let worker = machines.iter().find(|machine| {
             let others = control_plane.iter().map(uid);
             phase_of(machine).is_some() && !others.into_iter().any(|other| other == uid(machine))
@@ -53,9 +51,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
                 name(behind)
             )));
         }
-        let behind = machines
-            .iter()
-            .find(|machine| phase_of(machine) != Some("Succeeded"));
+        let behind = machines.iter().find(|machine| phase_of(machine) != Some("Succeeded"));
         behind.map_or(Ok(Ok(())), |machine| {
             Err(format!("{}: {}", name(machine), told(machine, "UpToDate")))
         })
@@ -70,11 +66,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let after = look::identities(&cluster).await?;
     ensure!(before == after, "{before:#?} became {after:#?}");
     eventually("the Cluster follows its topology", WITHIN, async || {
-        let found = cluster
-            .objects
-            .get(CLUSTER, "topology")
-            .await
-            .map_err(said)?;
+        let found = cluster.objects.get(CLUSTER, "topology").await.map_err(said)?;
         let told = told(&found, "TopologyReconciled");
         told.starts_with("True").then_some(()).ok_or(told)
     })

@@ -30,10 +30,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let cluster = bed.cluster("uncovered", &spec).await?;
     let free = "uncovered-free";
     let replace = [("refit.dev/on-uncovered", Some("Replace"))];
-    cluster
-        .objects
-        .annotate(MACHINE_DEPLOYMENT, free, &replace)
-        .await?;
+    cluster.objects.annotate(MACHINE_DEPLOYMENT, free, &replace).await?;
     let (held_before, free_before) = (uids(&cluster, "held").await?, uids(&cluster, "free").await?);
     let recorder = Recorder::start(&cluster).await?;
     for workers in ["held", "free"] {
@@ -55,23 +52,14 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         let found = cluster.deployment("held").await.map_err(said)?;
         settled(&found, &["Available", "MachinesReady", "MachinesUpToDate"])?;
         let group = group(&cluster).await.map_err(said)?;
-        let uncovered = group["status"]["uncovered"]
-            .as_array()
-            .cloned()
-            .unwrap_or_default();
+        let uncovered = group["status"]["uncovered"].as_array().cloned().unwrap_or_default();
         if uncovered.is_empty() && !objects::is_true(&group, "Blocked") {
             return Ok(());
         }
-        Err(format!(
-            "{uncovered:?} {}",
-            objects::told(&group, "Blocked")
-        ))
+        Err(format!("{uncovered:?} {}", objects::told(&group, "Blocked")))
     })
     .await?;
-    ensure!(
-        uids(&cluster, "held").await? == held_before,
-        "a machine was replaced at the end"
-    );
+    ensure!(uids(&cluster, "held").await? == held_before, "a machine was replaced at the end");
     recorder.compare(bed, "uncovered").await
 }
 
@@ -103,9 +91,8 @@ async fn slower(cluster: &Cluster, workers: &str) -> anyhow::Result<()> {
 
 async fn group(cluster: &Cluster) -> anyhow::Result<serde_json::Value> {
     let groups = cluster.objects.list(UPDATE_GROUP).await?;
-    let found = groups
-        .into_iter()
-        .find(|group| text(group, "/spec/owner/name") == "uncovered-held");
+    let found =
+        groups.into_iter().find(|group| text(group, "/spec/owner/name") == "uncovered-held");
     found.ok_or_else(|| anyhow::anyhow!("there is no UpdateGroup of uncovered-held"))
 }
 
@@ -122,54 +109,33 @@ async fn held(cluster: &Cluster, before: &BTreeSet<String>) -> anyhow::Result<()
             text(event, "/involvedObject/name") == "uncovered-held"
                 && text(event, "/message").contains("startupDuration")
         });
-        if told {
-            Ok(())
-        } else {
-            Err("no event on the MachineDeployment".to_owned())
-        }
+        if told { Ok(()) } else { Err("no event on the MachineDeployment".to_owned()) }
     })
     .await?;
     wait::never("a machine is touched", QUIET, async || {
         let now = uids(cluster, "held").await.map_err(said)?;
-        if now == *before {
-            Ok(())
-        } else {
-            Err(format!("{before:?} became {now:?}"))
-        }
+        if now == *before { Ok(()) } else { Err(format!("{before:?} became {now:?}")) }
     })
     .await
 }
 
 async fn replaced(cluster: &Cluster, before: &BTreeSet<String>) -> anyhow::Result<()> {
-    eventually(
-        "every machine of the other group is replaced",
-        WITHIN,
-        async || {
-            let found = cluster.deployment("free").await.map_err(said)?;
-            settled(&found, &["Available", "MachinesReady", "MachinesUpToDate"])?;
-            let now = uids(cluster, "free").await.map_err(said)?;
-            if now.is_disjoint(before) {
-                Ok(())
-            } else {
-                Err(format!("{before:?} became {now:?}"))
-            }
-        },
-    )
+    eventually("every machine of the other group is replaced", WITHIN, async || {
+        let found = cluster.deployment("free").await.map_err(said)?;
+        settled(&found, &["Available", "MachinesReady", "MachinesUpToDate"])?;
+        let now = uids(cluster, "free").await.map_err(said)?;
+        if now.is_disjoint(before) { Ok(()) } else { Err(format!("{before:?} became {now:?}")) }
+    })
     .await
 }
 
 async fn uids(cluster: &Cluster, workers: &str) -> anyhow::Result<BTreeSet<String>> {
     let machines = cluster.worker_machines(workers).await?;
-    let going = machines
-        .iter()
-        .find(|m| !text(m, "/metadata/deletionTimestamp").is_empty());
+    let going = machines.iter().find(|m| !text(m, "/metadata/deletionTimestamp").is_empty());
     ensure!(
         going.is_none() || workers == "free",
         "Machine {} is being deleted",
         going.map(objects::name).unwrap_or_default()
     );
-    Ok(machines
-        .iter()
-        .map(|machine| uid(machine).to_owned())
-        .collect())
+    Ok(machines.iter().map(|machine| uid(machine).to_owned()).collect())
 }

@@ -1,9 +1,6 @@
 //! Runs flows on one bed: started by the first of them, ended after the last. A flow that stops the
 //! processes of its bed has one of its own meanwhile.
-#![expect(
-    clippy::print_stderr,
-    reason = "a test tells where its logs are, and how long it took"
-)]
+#![expect(clippy::print_stderr, reason = "a test tells where its logs are, and how long it took")]
 
 use std::{
     env, fs,

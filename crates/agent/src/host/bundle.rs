@@ -63,9 +63,7 @@ impl Remembered {
             folder: staged.folder.clone(),
             has_packages: of_kind(FileKind::Package).count() > tarballs.len(),
             tarballs,
-            os_images: of_kind(FileKind::OsImage)
-                .map(|file| file.path.clone())
-                .collect(),
+            os_images: of_kind(FileKind::OsImage).map(|file| file.path.clone()).collect(),
         }
     }
 
@@ -115,12 +113,8 @@ pub async fn stage(
         staged.signed.key
     ));
     import(site, &staged).await?;
-    if let Err(error) = fetch::prune(
-        &site.state().join("bundle"),
-        KEPT,
-        Some(&staged.manifest_sha256),
-    )
-    .await
+    if let Err(error) =
+        fetch::prune(&site.state().join("bundle"), KEPT, Some(&staged.manifest_sha256)).await
     {
         // Old bundles take room and nothing else.
         site.say(&format!("older bundles could not be removed: {error}"));
@@ -136,10 +130,8 @@ async fn fetch(
     let refused = |what: &str, error: &dyn std::fmt::Display| {
         WorkError::last(format!("bundle.{what} of the plan is of no use: {error}"))
     };
-    let location: Location = bundle
-        .location
-        .parse()
-        .map_err(|error| refused("location", &error))?;
+    let location: Location =
+        bundle.location.parse().map_err(|error| refused("location", &error))?;
     let manifest_sha256 = match bundle.manifest_sha256.as_str() {
         "" => None,
         text => Some(
@@ -149,9 +141,7 @@ async fn fetch(
     };
     let keys = keys(site, &bundle.public_key)?;
     let limits = Limits {
-        bytes_per_second: u64::try_from(bundle.bytes_per_second)
-            .ok()
-            .and_then(NonZeroU64::new),
+        bytes_per_second: u64::try_from(bundle.bytes_per_second).ok().and_then(NonZeroU64::new),
         credentials_file: Some(site.path(CREDENTIALS)),
         ..Limits::default()
     };
@@ -211,11 +201,7 @@ fn keys(site: &Site, named: &str) -> Result<PublicKeys, WorkError> {
 
 /// Imports the images of a bundle that the runtime does not have.
 async fn import(site: &Site, staged: &Staged) -> Result<(), WorkError> {
-    let names: Vec<String> = staged
-        .image_names()
-        .into_iter()
-        .map(str::to_owned)
-        .collect();
+    let names: Vec<String> = staged.image_names().into_iter().map(str::to_owned).collect();
     if names.is_empty() || images::are_there(site, &names).await? {
         return Ok(());
     }
@@ -275,10 +261,7 @@ pub fn os_image(site: &Site, plan: &str, image: &OsImageArgs) -> Result<OsImageA
         return Ok(image.clone());
     };
     let refused = |problem: String| {
-        WorkError::last(format!(
-            "osImage.url {:?} is of no use: {problem}",
-            image.url
-        ))
+        WorkError::last(format!("osImage.url {:?} is of no use: {problem}", image.url))
     };
     let bundle = Remembered::load(site, plan).ok_or_else(|| {
         refused("the plan's steps name no bundle; set bundle.location".to_owned())
@@ -296,10 +279,7 @@ pub fn os_image(site: &Site, plan: &str, image: &OsImageArgs) -> Result<OsImageA
             "{file} would be another in a URL; name the file by letters, digits and ._-+~"
         )));
     }
-    Ok(OsImageArgs {
-        url: format!("file://{file}"),
-        ..image.clone()
-    })
+    Ok(OsImageArgs { url: format!("file://{file}"), ..image.clone() })
 }
 
 #[cfg(test)]

@@ -15,17 +15,11 @@ fn site() -> (tempfile::TempDir, Site) {
 #[tokio::test]
 async fn a_host_that_trusts_no_key_takes_no_bundle() {
     let (_folder, site) = site();
-    let bundle = BundleRef {
-        location: "/srv/bundle".to_owned(),
-        ..BundleRef::default()
-    };
+    let bundle = BundleRef { location: "/srv/bundle".to_owned(), ..BundleRef::default() };
     let error = stage(&site, "p", &bundle, None).await.unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
     assert!(error.message.contains("no bundle is trusted"), "{error}");
-    let odd = BundleRef {
-        location: "srv/bundle".to_owned(),
-        ..BundleRef::default()
-    };
+    let odd = BundleRef { location: "srv/bundle".to_owned(), ..BundleRef::default() };
     let error = stage(&site, "p", &odd, None).await.unwrap_err();
     assert_eq!(error.kind, FailureKind::Final);
 }
@@ -41,10 +35,7 @@ fn make_bundle(folder: &Path, version: &str, files: &[&str]) -> (PathBuf, String
             let file = FileSpec { path, name: None };
             spec.os_images.push(file);
         } else {
-            spec.packages.push(PackageSpec {
-                path,
-                ..PackageSpec::default()
-            });
+            spec.packages.push(PackageSpec { path, ..PackageSpec::default() });
         }
     }
     let files = key::generate(&folder.join(version), None).unwrap();
@@ -62,10 +53,7 @@ fn trust(site: &Site, name: &str, key: &str) {
 const TARBALL: &str = "kubernetes-node.tar.gz";
 
 fn by_tarball() -> PackageArgs {
-    PackageArgs {
-        driver: PackageDriver::Tarball,
-        ..PackageArgs::default()
-    }
+    PackageArgs { driver: PackageDriver::Tarball, ..PackageArgs::default() }
 }
 
 #[tokio::test]
@@ -88,19 +76,12 @@ async fn a_signed_bundle_of_the_version_is_staged_and_another_is_not() {
     let newer = KubernetesVersion::parse("v1.36.0").unwrap();
     let error = stage(&site, "q", &bundle, Some(&newer)).await.unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
-    assert!(
-        error
-            .message
-            .contains("Kubernetes version is v1.35.0, not v1.36.0"),
-        "{error}"
-    );
+    assert!(error.message.contains("Kubernetes version is v1.35.0, not v1.36.0"), "{error}");
     assert_eq!(packages(&site, "q", &by_tarball()).unwrap().path, "");
     // A plan cannot bring a key that the host's administrator did not choose.
     let (_, other) = make_bundle(folder.path(), "v1.34.0", &[TARBALL]);
     trust(&site, "own.pub", &other);
-    let error = stage(&site, "p", &bundle, Some(&version))
-        .await
-        .unwrap_err();
+    let error = stage(&site, "p", &bundle, Some(&version)).await.unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
     assert!(error.message.contains("does not trust"), "{error}");
 }
@@ -109,19 +90,11 @@ async fn a_signed_bundle_of_the_version_is_staged_and_another_is_not() {
 async fn a_plan_makes_no_key_trusted_on_a_host_that_trusts_none() {
     let (folder, site) = site();
     let (path, public_key) = make_bundle(folder.path(), "v1.35.0", &[TARBALL]);
-    let bundle = BundleRef {
-        location: path.display().to_string(),
-        public_key,
-        ..BundleRef::default()
-    };
+    let bundle =
+        BundleRef { location: path.display().to_string(), public_key, ..BundleRef::default() };
     let error = stage(&site, "p", &bundle, None).await.unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
-    assert!(
-        error
-            .message
-            .contains("whichever key a plan names; put the .pub file"),
-        "{error}"
-    );
+    assert!(error.message.contains("whichever key a plan names; put the .pub file"), "{error}");
     assert!(!site.state().join("bundle").exists(), "nothing was fetched");
 }
 
@@ -130,10 +103,7 @@ async fn an_os_image_of_the_bundle_is_a_verified_file_of_the_host() {
     let (folder, site) = site();
     let (path, key) = make_bundle(folder.path(), "v1.35.0", &[TARBALL, "azl-3.cosi"]);
     trust(&site, "own.pub", &key);
-    let bundle = BundleRef {
-        location: path.display().to_string(),
-        ..BundleRef::default()
-    };
+    let bundle = BundleRef { location: path.display().to_string(), ..BundleRef::default() };
     let image = |url: &str| OsImageArgs {
         url: url.to_owned(),
         sha384: "ab".repeat(48),
@@ -161,10 +131,7 @@ async fn an_os_image_of_the_bundle_is_a_verified_file_of_the_host() {
 #[test]
 fn later_steps_take_the_packages_of_the_plans_bundle() {
     let (folder, site) = site();
-    let of = |driver| PackageArgs {
-        driver,
-        ..PackageArgs::default()
-    };
+    let of = |driver| PackageArgs { driver, ..PackageArgs::default() };
     let path = |plan: &str, driver| packages(&site, plan, &of(driver)).unwrap().path;
     assert_eq!(path("p", PackageDriver::Dnf), "");
     let mut bundle = Remembered {
@@ -178,19 +145,15 @@ fn later_steps_take_the_packages_of_the_plans_bundle() {
     assert_eq!(path("p", PackageDriver::Apt), inside);
     assert_eq!(path("p", PackageDriver::Tarball), "", "it has none");
     assert_eq!(path("another", PackageDriver::Dnf), "");
-    let said = PackageArgs {
-        repository: "https://repo.example/".to_owned(),
-        ..of(PackageDriver::Dnf)
-    };
+    let said =
+        PackageArgs { repository: "https://repo.example/".to_owned(), ..of(PackageDriver::Dnf) };
     assert_eq!(packages(&site, "p", &said).unwrap(), said);
     // Of several tarballs the one that is Kubernetes' own, if it is one.
     let tarball = |name: &str| (format!("packages/{name}"), "00".repeat(32));
     bundle.tarballs = [tarball("cni.tgz"), tarball(TARBALL)].into();
     bundle.save(&site, "p").unwrap();
     assert!(path("p", PackageDriver::Tarball).ends_with(TARBALL));
-    bundle
-        .tarballs
-        .extend([tarball("kubernetes-server.tar.gz")]);
+    bundle.tarballs.extend([tarball("kubernetes-server.tar.gz")]);
     bundle.save(&site, "p").unwrap();
     let error = packages(&site, "p", &of(PackageDriver::Tarball)).unwrap_err();
     assert!(error.message.contains("build it with one"), "{error}");

@@ -82,11 +82,7 @@ pub async fn carry_out(
     settle(site);
     // Whatever the plan, each keeps something: workers without a snapshot step, too.
     keep::prune(site, &job.plan, snapshot::KEPT);
-    atomic::replace(
-        &mark_path(site, &job.unit),
-        b"done\n",
-        Access::of_mode(0o600),
-    )?;
+    atomic::replace(&mark_path(site, &job.unit), b"done\n", Access::of_mode(0o600))?;
     Ok(())
 }
 
@@ -106,20 +102,13 @@ async fn perform(site: &Site, job: &JobFile, secrets: &dyn SecretSource) -> Resu
     let plan = &job.plan;
     match &job.command {
         Command::PreflightChecks { version } => preflight::check(site, version.as_ref()).await,
-        Command::FetchPackages {
-            version,
-            packages,
-            images,
-            bundle,
-        } => {
+        Command::FetchPackages { version, packages, images, bundle } => {
             if let Some(bundle) = bundle {
                 bundle::stage(site, plan, bundle, Some(version)).await?;
             }
             let from = bundle::packages(site, plan, packages)?;
             let wants = kubernetes(&KUBERNETES, version, &from)?;
-            manager(site, &from)?
-                .fetch(&order(plan, &from, wants))
-                .await?;
+            manager(site, &from)?.fetch(&order(plan, &from, wants)).await?;
             match images {
                 Some(images) => images::preload(site, Some(version), images).await,
                 None => Ok(()),
@@ -130,25 +119,13 @@ async fn perform(site: &Site, job: &JobFile, secrets: &dyn SecretSource) -> Resu
         | Command::InstallKubectl { .. }
         | Command::InstallKubelet { .. }
         | Command::InstallContainerRuntime { .. } => install(site, job).await,
-        Command::KubeadmUpgrade {
-            role,
-            version,
-            kubeadm,
-        } => {
-            let upgrade = kubeadm::Upgrade {
-                role: *role,
-                version,
-                args: kubeadm,
-            };
+        Command::KubeadmUpgrade { role, version, kubeadm } => {
+            let upgrade = kubeadm::Upgrade { role: *role, version, args: kubeadm };
             // The way back from a failed try is made here, too, for plans without a snapshot step.
             snapshot::keep_configuration(site, plan)?;
             kubeadm::upgrade(site, &upgrade).await
         }
-        Command::PreloadImages {
-            version,
-            images,
-            bundle,
-        } => {
+        Command::PreloadImages { version, images, bundle } => {
             if let Some(bundle) = bundle {
                 bundle::stage(site, plan, bundle, version.as_ref()).await?;
             }
@@ -166,25 +143,17 @@ async fn perform(site: &Site, job: &JobFile, secrets: &dyn SecretSource) -> Resu
                 bundle::stage(site, plan, bundle, None).await?;
             }
             let image = bundle::os_image(site, plan, image)?;
-            OsImage::new(site, &TridentCli::new(site), plan, &image)
-                .stage()
-                .await
+            OsImage::new(site, &TridentCli::new(site), plan, &image).stage().await
         }
         Command::FinalizeOsImage { image } => {
             let image = bundle::os_image(site, plan, image)?;
-            OsImage::new(site, &TridentCli::new(site), plan, &image)
-                .finalize()
-                .await
+            OsImage::new(site, &TridentCli::new(site), plan, &image).finalize().await
         }
         Command::CommitOsImage { image } => {
-            OsImage::new(site, &TridentCli::new(site), plan, image)
-                .commit()
-                .await
+            OsImage::new(site, &TridentCli::new(site), plan, image).commit().await
         }
         Command::RestoreOsImage { image } => {
-            OsImage::new(site, &TridentCli::new(site), plan, image)
-                .undo()
-                .await
+            OsImage::new(site, &TridentCli::new(site), plan, image).undo().await
         }
         Command::RestartKubelet => restart_kubelet(site).await,
         Command::Reboot => {
@@ -202,16 +171,10 @@ async fn perform(site: &Site, job: &JobFile, secrets: &dyn SecretSource) -> Resu
             if packages.contains_key("kubelet") {
                 keep::put_back(site, plan, keep::KUBELET)?;
             }
-            if packages
-                .keys()
-                .any(|name| !KUBERNETES.contains(&name.as_str()))
-            {
+            if packages.keys().any(|name| !KUBERNETES.contains(&name.as_str())) {
                 runtime::restart_if_replaced(site).await?;
             }
-            demand(&packages::compare_restored(
-                &manager.installed().await?,
-                packages,
-            ))
+            demand(&packages::compare_restored(&manager.installed().await?, packages))
         }
         Command::RestoreConfiguration => snapshot::put_back(site, plan),
         Command::RestoreFiles { step } => {
@@ -231,9 +194,7 @@ async fn install(site: &Site, job: &JobFile) -> Result<(), WorkError> {
     manager.install(&order(plan, &from, wants.clone())).await?;
     demand(&packages::compare(&manager.installed().await?, &wants))?;
     match &job.command {
-        Command::InstallKubelet {
-            version, kubelet, ..
-        } => {
+        Command::InstallKubelet { version, kubelet, .. } => {
             kubelet::set_flags(site, plan, keep::KUBELET, kubelet)?;
             kubelet::use_local_endpoint(site, plan, version)?;
             // Here, and not only before a restart: after a reboot it would be too late.
@@ -250,12 +211,9 @@ pub fn wanted(command: &Command) -> Result<(&PackageArgs, Vec<Want>), WorkError>
         Command::InstallKubeadm { version, packages } => {
             (packages, kubernetes(&["kubeadm"], version, packages)?)
         }
-        Command::InstallKubelet {
-            version, packages, ..
-        } => (
-            packages,
-            kubernetes(&["kubelet", "kubectl"], version, packages)?,
-        ),
+        Command::InstallKubelet { version, packages, .. } => {
+            (packages, kubernetes(&["kubelet", "kubectl"], version, packages)?)
+        }
         Command::InstallKubectl { version, packages } => {
             (packages, kubernetes(&["kubectl"], version, packages)?)
         }
@@ -272,10 +230,7 @@ fn kubernetes(
     version: &KubernetesVersion,
     from: &PackageArgs,
 ) -> Result<Vec<Want>, WorkError> {
-    let mut wants: Vec<Want> = names
-        .iter()
-        .map(|name| Want::kubernetes(name, version))
-        .collect();
+    let mut wants: Vec<Want> = names.iter().map(|name| Want::kubernetes(name, version)).collect();
     wants.extend(others(from)?);
     Ok(wants)
 }
@@ -308,8 +263,7 @@ async fn restart_kubelet(site: &Site) -> Result<(), WorkError> {
         &["restart", "kubelet.service"],
         &["is-active", "kubelet.service"],
     ] {
-        site.run(&site.call(Program::Systemctl, arguments.iter().copied()))
-            .await?;
+        site.run(&site.call(Program::Systemctl, arguments.iter().copied())).await?;
     }
     Ok(())
 }
@@ -334,9 +288,7 @@ pub async fn look(site: &Site, job: &Job) -> Result<Option<Evidence>, HostError>
         Command::SetKubeletFlags { kubelet } => Ok(flags_set(site, kubelet)),
         Command::RestoreFiles { step } => keep::is_back(site, &job.plan, step).map(|other| {
             let path = other.clone().unwrap_or_default();
-            Evidence::from_check(other.is_none(), || {
-                format!("{path} is not as it was before")
-            })
+            Evidence::from_check(other.is_none(), || format!("{path} is not as it was before"))
         }),
         Command::StageOsImage { image, .. } => os(image).is_staged().await,
         Command::FinalizeOsImage { image } => os(image).is_finalized().await,
@@ -344,9 +296,7 @@ pub async fn look(site: &Site, job: &Job) -> Result<Option<Evidence>, HostError>
         Command::RestoreOsImage { image } => os(image).is_undone().await,
         _ => return Ok(None),
     };
-    Ok(Some(found.unwrap_or_else(|error| Evidence::Missing {
-        what: error.message,
-    })))
+    Ok(Some(found.unwrap_or_else(|error| Evidence::Missing { what: error.message })))
 }
 
 async fn installed(site: &Site, command: &Command) -> Result<Evidence, WorkError> {
@@ -368,10 +318,7 @@ fn flags_set(site: &Site, kubelet: &KubeletArgs) -> Evidence {
 
 async fn restored(site: &Site, packages: &BTreeMap<String, String>) -> Result<Evidence, WorkError> {
     let manager = manager(site, &PackageArgs::default())?;
-    Ok(packages::compare_restored(
-        &manager.installed().await?,
-        packages,
-    ))
+    Ok(packages::compare_restored(&manager.installed().await?, packages))
 }
 
 #[cfg(test)]

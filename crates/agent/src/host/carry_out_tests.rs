@@ -24,12 +24,7 @@ impl World {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let site = Site::at(folder.path().join("root"), folder.path().join("state"));
-        for path in [
-            "/etc",
-            "/var/lib/dpkg/updates",
-            "/var/lib/kubelet",
-            "/etc/apt",
-        ] {
+        for path in ["/etc", "/var/lib/dpkg/updates", "/var/lib/kubelet", "/etc/apt"] {
             fs::create_dir_all(site.path(path)).unwrap();
         }
         fs::create_dir_all(site.units()).unwrap();
@@ -61,10 +56,7 @@ impl World {
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(&path, mode).unwrap();
         let path = path.display().to_string();
-        let tool = Tool {
-            path,
-            ..Tool::default()
-        };
+        let tool = Tool { path, ..Tool::default() };
         self.site = self.site.clone().with_tool(program, tool);
     }
 
@@ -101,24 +93,15 @@ fn file() -> FileArgs {
         content_from: Some(SecretKey::default()),
         ..PlannedFile::default()
     };
-    FileArgs {
-        files: vec![secret],
-        ..FileArgs::default()
-    }
+    FileArgs { files: vec![secret], ..FileArgs::default() }
 }
 
 fn kubelet(name: &str) -> Command {
-    let flag = KubeletArg {
-        name: name.to_owned(),
-        value: "1".to_owned(),
-    };
+    let flag = KubeletArg { name: name.to_owned(), value: "1".to_owned() };
     Command::InstallKubelet {
         version: version(),
         packages: PackageArgs::default(),
-        kubelet: KubeletArgs {
-            extra_args: vec![flag],
-            ..KubeletArgs::default()
-        },
+        kubelet: KubeletArgs { extra_args: vec![flag], ..KubeletArgs::default() },
     }
 }
 
@@ -134,33 +117,19 @@ fn seen_in_part() -> Vec<Command> {
     };
     let before = [("kubelet".to_owned(), "1.35.0-1.1".to_owned())];
     vec![
-        Command::InstallKubeadm {
-            version: version(),
-            packages: packages(),
-        },
-        Command::InstallKubectl {
-            version: version(),
-            packages: packages(),
-        },
+        Command::InstallKubeadm { version: version(), packages: packages() },
+        Command::InstallKubectl { version: version(), packages: packages() },
         Command::InstallKubelet {
             version: version(),
             packages: packages(),
             kubelet: KubeletArgs::default(),
         },
         Command::InstallContainerRuntime { packages: runtime },
-        Command::RestorePackages {
-            packages: before.into(),
-        },
+        Command::RestorePackages { packages: before.into() },
         Command::WriteFiles { files: file() },
-        Command::SetTimeServers {
-            ntp: NtpArgs::default(),
-        },
-        Command::SetKubeletFlags {
-            kubelet: KubeletArgs::default(),
-        },
-        Command::RestoreFiles {
-            step: "files".to_owned(),
-        },
+        Command::SetTimeServers { ntp: NtpArgs::default() },
+        Command::SetKubeletFlags { kubelet: KubeletArgs::default() },
+        Command::RestoreFiles { step: "files".to_owned() },
     ]
 }
 
@@ -182,10 +151,7 @@ async fn what_shows_in_part_is_done_once_it_has_left_its_mark() {
     // And what shows that it is not done is not done, whatever it left.
     fs::remove_file(world.site.path("/etc/key")).unwrap();
     let files = Command::WriteFiles { files: file() };
-    assert!(matches!(
-        world.look("p", &files).await,
-        Evidence::Missing { .. }
-    ));
+    assert!(matches!(world.look("p", &files).await, Evidence::Missing { .. }));
 }
 
 #[tokio::test]
@@ -210,9 +176,7 @@ async fn flags_of_a_kubelet_that_no_package_brings_are_set_and_go_back() {
     let path = "/var/lib/kubelet/kubeadm-flags.env";
     assert!(world.site.read(path).contains("--v=1"));
     assert_eq!(world.look("p", &command).await, Evidence::Done);
-    let back = Command::RestoreFiles {
-        step: command.name().to_owned(),
-    };
+    let back = Command::RestoreFiles { step: command.name().to_owned() };
     world.carry_out("p", back).await.unwrap();
     assert!(!world.site.path(path).exists());
 }
@@ -224,9 +188,7 @@ async fn a_kubelet_of_the_same_version_gets_its_flags_of_before_back() {
     let path = "/var/lib/kubelet/kubeadm-flags.env";
     assert!(world.site.read(path).contains("--v=1"));
     let before = [("kubelet".to_owned(), "1.35.0-1.1".to_owned())];
-    let back = Command::RestorePackages {
-        packages: before.into(),
-    };
+    let back = Command::RestorePackages { packages: before.into() };
     world.carry_out("p", back).await.unwrap();
     assert!(!world.site.path(path).exists());
 }
@@ -238,9 +200,7 @@ async fn sources_of_packages_go_back_with_the_step_that_moved_them() {
     fs::write(world.site.path(list), "of before").unwrap();
     keep::keep(&world.site, "p", keep::PACKAGES, list).unwrap();
     fs::write(world.site.path(list), "moved").unwrap();
-    let back = Command::RestoreFiles {
-        step: "stage".to_owned(),
-    };
+    let back = Command::RestoreFiles { step: "stage".to_owned() };
     world.carry_out("p", back).await.unwrap();
     assert_eq!(world.site.read(list), "of before");
 }

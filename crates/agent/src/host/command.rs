@@ -227,16 +227,9 @@ impl Command {
             let step = step.id.clone();
             InvalidStep::Arguments { step, what }
         };
-        let image = || {
-            action
-                .os_image
-                .clone()
-                .ok_or_else(|| missing("which OS image"))
-        };
+        let image = || action.os_image.clone().ok_or_else(|| missing("which OS image"));
         Ok(match action.type_ {
-            StepType::Preflight => Self::PreflightChecks {
-                version: optional()?,
-            },
+            StepType::Preflight => Self::PreflightChecks { version: optional()? },
             StepType::Stage => Self::FetchPackages {
                 version: version()?,
                 packages: packages(),
@@ -244,14 +237,11 @@ impl Command {
                 bundle: action.bundle.clone(),
             },
             StepType::Snapshot => Self::Snapshot,
-            StepType::KubeadmInstall => Self::InstallKubeadm {
-                version: version()?,
-                packages: packages(),
-            },
+            StepType::KubeadmInstall => {
+                Self::InstallKubeadm { version: version()?, packages: packages() }
+            }
             StepType::KubeadmUpgrade => Self::KubeadmUpgrade {
-                role: action.role.ok_or_else(|| InvalidStep::Role {
-                    step: step.id.clone(),
-                })?,
+                role: action.role.ok_or_else(|| InvalidStep::Role { step: step.id.clone() })?,
                 version: version()?,
                 kubeadm: action.kubeadm.clone().unwrap_or_default(),
             },
@@ -261,10 +251,7 @@ impl Command {
                 kubelet: action.kubelet.clone().unwrap_or_default(),
             },
             StepType::KubeletFlags => Self::SetKubeletFlags {
-                kubelet: action
-                    .kubelet
-                    .clone()
-                    .ok_or_else(|| missing("which flags"))?,
+                kubelet: action.kubelet.clone().ok_or_else(|| missing("which flags"))?,
             },
             StepType::CertificatesRenew => Self::RenewCertificates {
                 certificates: action
@@ -273,10 +260,9 @@ impl Command {
                     .filter(|args| args.renew_within_days > 0)
                     .ok_or_else(|| missing("within how many days certificates are renewed"))?,
             },
-            StepType::KubectlInstall => Self::InstallKubectl {
-                version: version()?,
-                packages: packages(),
-            },
+            StepType::KubectlInstall => {
+                Self::InstallKubectl { version: version()?, packages: packages() }
+            }
             StepType::ContainerRuntimeInstall => Self::InstallContainerRuntime {
                 packages: action
                     .packages
@@ -286,32 +272,23 @@ impl Command {
             },
             StepType::ImagePreload => Self::PreloadImages {
                 version: optional()?,
-                images: action
-                    .images
-                    .clone()
-                    .ok_or_else(|| missing("which images"))?,
+                images: action.images.clone().ok_or_else(|| missing("which images"))?,
                 bundle: action.bundle.clone(),
             },
             StepType::Files => Self::WriteFiles {
                 files: action.files.clone().ok_or_else(|| missing("which files"))?,
             },
             StepType::Ntp => Self::SetTimeServers {
-                ntp: action
-                    .ntp
-                    .clone()
-                    .ok_or_else(|| missing("which time servers"))?,
+                ntp: action.ntp.clone().ok_or_else(|| missing("which time servers"))?,
             },
-            StepType::OsImageStage => Self::StageOsImage {
-                image: image()?,
-                bundle: action.bundle.clone(),
-            },
+            StepType::OsImageStage => {
+                Self::StageOsImage { image: image()?, bundle: action.bundle.clone() }
+            }
             StepType::OsImageFinalize => Self::FinalizeOsImage { image: image()? },
             StepType::OsImageCommit => Self::CommitOsImage { image: image()? },
             StepType::KubeletRestart => Self::RestartKubelet,
             StepType::Reboot => Self::Reboot,
-            StepType::Verify => Self::VerifyVersions {
-                version: optional()?,
-            },
+            StepType::Verify => Self::VerifyVersions { version: optional()? },
             StepType::Undo => {
                 let undo = action.undo.as_ref();
                 Self::undo(undo.ok_or_else(|| missing("what it takes back"))?, image)?
@@ -325,14 +302,10 @@ impl Command {
         image: impl Fn() -> Result<OsImageArgs, InvalidStep>,
     ) -> Result<Self, InvalidStep> {
         Ok(match args.what {
-            StepUndo::Packages => Self::RestorePackages {
-                packages: args.packages.clone(),
-            },
+            StepUndo::Packages => Self::RestorePackages { packages: args.packages.clone() },
             StepUndo::Configuration => Self::RestoreConfiguration,
             StepUndo::KubeletRestart => Self::RestartKubelet,
-            StepUndo::Files => Self::RestoreFiles {
-                step: args.step.clone(),
-            },
+            StepUndo::Files => Self::RestoreFiles { step: args.step.clone() },
             StepUndo::OsImage => Self::RestoreOsImage { image: image()? },
         })
     }
@@ -357,10 +330,7 @@ impl Command {
     /// Whether a second run does no harm. One that is not idempotent is never run again after a
     /// restart without looking at the host first.
     pub fn idempotent(&self) -> bool {
-        !matches!(
-            self,
-            Self::KubeadmUpgrade { .. } | Self::RestartKubelet | Self::Reboot
-        )
+        !matches!(self, Self::KubeadmUpgrade { .. } | Self::RestartKubelet | Self::Reboot)
     }
 
     /// Short name, for logs and counters.

@@ -19,9 +19,7 @@ fn step(type_: StepType, version: &str, role: Option<Role>) -> PlannedStep {
             files: Some(FileArgs::default()),
             ntp: Some(NtpArgs::default()),
             kubelet: Some(KubeletArgs::default()),
-            certificates: Some(CertificateArgs {
-                renew_within_days: 60,
-            }),
+            certificates: Some(CertificateArgs { renew_within_days: 60 }),
             ..StepAction::default()
         },
         ..PlannedStep::default()
@@ -100,15 +98,9 @@ fn a_step_without_its_arguments_is_refused() {
         StepType::Undo,
     ] {
         let mut bare = step(type_, "v1.35.0", None);
-        bare.action = StepAction {
-            type_,
-            ..StepAction::default()
-        };
+        bare.action = StepAction { type_, ..StepAction::default() };
         let refused = Command::of(&bare);
-        assert!(
-            matches!(refused, Err(InvalidStep::Arguments { .. })),
-            "{type_:?}"
-        );
+        assert!(matches!(refused, Err(InvalidStep::Arguments { .. })), "{type_:?}");
     }
 }
 
@@ -122,11 +114,8 @@ fn every_undo_becomes_a_command() {
         StepUndo::KubeletRestart,
     ] {
         let mut undo = step(StepType::Undo, "", None);
-        undo.action.undo = Some(UndoArgs {
-            what,
-            step: "files".to_owned(),
-            packages: BTreeMap::new(),
-        });
+        undo.action.undo =
+            Some(UndoArgs { what, step: "files".to_owned(), packages: BTreeMap::new() });
         assert!(Command::of(&undo).is_ok(), "{what:?}");
     }
 }

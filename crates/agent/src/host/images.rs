@@ -87,25 +87,13 @@ async fn wanted(
         let mut call = site.call(
             Program::Kubeadm,
             // Always a version: without one kubeadm asks the Internet.
-            [
-                "config",
-                "images",
-                "list",
-                "--kubernetes-version",
-                version.as_str(),
-            ],
+            ["config", "images", "list", "--kubernetes-version", version.as_str()],
         );
         if !args.repository.is_empty() {
-            call.arguments
-                .push(format!("--image-repository={}", args.repository));
+            call.arguments.push(format!("--image-repository={}", args.repository));
         }
         let list = call.output().await?;
-        images.extend(
-            list.lines()
-                .map(str::trim)
-                .filter(|l| !l.is_empty())
-                .map(str::to_owned),
-        );
+        images.extend(list.lines().map(str::trim).filter(|l| !l.is_empty()).map(str::to_owned));
     }
     match images.iter().find(|image| !is_image(image)) {
         Some(bad) => Err(WorkError::last(format!("{bad:?} is no name of an image"))),
@@ -115,27 +103,15 @@ async fn wanted(
 
 fn is_image(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && name
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b"./:@_-".contains(&b))
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"./:@_-".contains(&b))
 }
 
 async fn is_there(site: &Site, image: &str) -> Result<bool, WorkError> {
     if site.has(Program::Crictl) {
-        return Ok(site
-            .ask(Program::Crictl, ["inspecti", "--quiet", image])
-            .await
-            .is_ok());
+        return Ok(site.ask(Program::Crictl, ["inspecti", "--quiet", image]).await.is_ok());
     }
     let filter = format!("name=={image}");
-    let arguments = [
-        "--namespace",
-        NAMESPACE,
-        "images",
-        "list",
-        "--quiet",
-        &filter,
-    ];
+    let arguments = ["--namespace", NAMESPACE, "images", "list", "--quiet", &filter];
     let found = site.ask(Program::Ctr, arguments).await?;
     Ok(found.lines().any(|line| line.trim() == image))
 }
@@ -176,17 +152,13 @@ mod tests {
         );
         let kubeadm = "#!/bin/sh\necho \"registry.k8s.io/kube-proxy:$5\"\n\
                        echo registry.k8s.io/pause:3.10\n";
-        for (program, name, text) in [
-            (Program::Crictl, "crictl", crictl.as_str()),
-            (Program::Kubeadm, "kubeadm", kubeadm),
-        ] {
+        for (program, name, text) in
+            [(Program::Crictl, "crictl", crictl.as_str()), (Program::Kubeadm, "kubeadm", kubeadm)]
+        {
             let path = folder.path().join(name);
             fs::write(&path, text).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-            let tool = Tool {
-                path: path.display().to_string(),
-                ..Tool::default()
-            };
+            let tool = Tool { path: path.display().to_string(), ..Tool::default() };
             site = site.with_tool(program, tool);
         }
         (folder, site)
@@ -209,10 +181,7 @@ mod tests {
             have,
             "registry.k8s.io/pause:3.10\napp.example/web:1\nregistry.k8s.io/kube-proxy:v1.35.0\n"
         );
-        assert_eq!(
-            check(&site, Some(&version), &args).await.unwrap(),
-            Evidence::Done
-        );
+        assert_eq!(check(&site, Some(&version), &args).await.unwrap(), Evidence::Done);
     }
 
     #[tokio::test]
@@ -227,10 +196,7 @@ mod tests {
         );
         fs::write(&ctr, text).unwrap();
         fs::set_permissions(&ctr, fs::Permissions::from_mode(0o755)).unwrap();
-        let tool = |path: &str| Tool {
-            path: path.to_owned(),
-            ..Tool::default()
-        };
+        let tool = |path: &str| Tool { path: path.to_owned(), ..Tool::default() };
         let site = site
             .with_tool(Program::Crictl, tool("/no/such/program"))
             .with_tool(Program::Ctr, tool(&ctr.display().to_string()));
@@ -246,10 +212,7 @@ mod tests {
             fs::read_to_string(&said).unwrap(),
             format!("{pull} a.example/none:1\n{pull} a.example/web:1\n")
         );
-        let strict = ImageArgs {
-            optional: false,
-            ..args
-        };
+        let strict = ImageArgs { optional: false, ..args };
         preload(&site, None, &strict).await.unwrap_err();
     }
 
@@ -268,13 +231,7 @@ mod tests {
         let site = [nothing(Program::Crictl), nothing(Program::Ctr)]
             .into_iter()
             .fold(site, |site, (program, path)| {
-                site.with_tool(
-                    program,
-                    Tool {
-                        path,
-                        ..Tool::default()
-                    },
-                )
+                site.with_tool(program, Tool { path, ..Tool::default() })
             });
         let mut args = ImageArgs {
             names: vec!["registry.k8s.io/pause:3.10".to_owned()],

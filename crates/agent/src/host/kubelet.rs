@@ -33,13 +33,8 @@ pub fn flags(site: &Site) -> Vec<(String, &'static str)> {
         .into_iter()
         .flat_map(|(file, variable)| {
             let text = site.read(file);
-            let value = text
-                .lines()
-                .filter_map(|line| value_of(line, variable))
-                .next_back();
-            words(&value.unwrap_or_default())
-                .into_iter()
-                .map(move |flag| (flag, file))
+            let value = text.lines().filter_map(|line| value_of(line, variable)).next_back();
+            words(&value.unwrap_or_default()).into_iter().map(move |flag| (flag, file))
         })
         .filter(|(flag, _)| flag.starts_with('-'))
         .collect()
@@ -80,21 +75,13 @@ pub fn has_flags(site: &Site, args: &KubeletArgs) -> bool {
 fn check(args: &KubeletArgs) -> Result<(), WorkError> {
     let name = |text: &str| {
         text.starts_with(|c: char| c.is_ascii_lowercase())
-            && text
-                .bytes()
-                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+            && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
     };
     // systemd splits the line at blanks and reads quotes, `$` and `\` in it.
     let value = |text: &str| {
-        !text
-            .chars()
-            .any(|c| c.is_whitespace() || c.is_control() || "\"'\\$%".contains(c))
+        !text.chars().any(|c| c.is_whitespace() || c.is_control() || "\"'\\$%".contains(c))
     };
-    let mut names = args
-        .extra_args
-        .iter()
-        .map(|arg| &arg.name)
-        .chain(&args.remove_args);
+    let mut names = args.extra_args.iter().map(|arg| &arg.name).chain(&args.remove_args);
     if let Some(bad) = names.find(|text| !name(text)) {
         return Err(WorkError::last(format!("{bad:?} is no flag of a kubelet")));
     }
@@ -117,10 +104,7 @@ fn with_flags(text: &str, variable: &str, args: &KubeletArgs, own: bool) -> Stri
     };
     let added = |flags: &mut Vec<String>| {
         if own {
-            let new = args
-                .extra_args
-                .iter()
-                .filter(|arg| !args.remove_args.contains(&arg.name));
+            let new = args.extra_args.iter().filter(|arg| !args.remove_args.contains(&arg.name));
             flags.extend(new.map(|arg| format!("--{}={}", arg.name, arg.value)));
         }
     };
@@ -181,14 +165,9 @@ fn name_of(flag: &str) -> &str {
 }
 
 fn value_of(line: &str, variable: &str) -> Option<String> {
-    let value = line
-        .trim()
-        .strip_prefix(variable)?
-        .strip_prefix('=')?
-        .trim();
-    let unquoted = ['"', '\'']
-        .into_iter()
-        .find_map(|quote| value.strip_prefix(quote)?.strip_suffix(quote));
+    let value = line.trim().strip_prefix(variable)?.strip_prefix('=')?.trim();
+    let unquoted =
+        ['"', '\''].into_iter().find_map(|quote| value.strip_prefix(quote)?.strip_suffix(quote));
     Some(unquoted.unwrap_or(value).to_owned())
 }
 
@@ -203,9 +182,8 @@ pub async fn check_flags(site: &Site) -> Result<(), WorkError> {
     }
     let flags = flags(site);
     // It reads every flag before it answers what version it is.
-    let asked = ["--version".to_owned()]
-        .into_iter()
-        .chain(flags.iter().map(|(flag, _)| flag.clone()));
+    let asked =
+        ["--version".to_owned()].into_iter().chain(flags.iter().map(|(flag, _)| flag.clone()));
     let call: Invocation = site.call(Program::Kubelet, asked);
     let Err(error) = call.output().await else {
         return Ok(());
@@ -219,10 +197,8 @@ pub async fn check_flags(site: &Site) -> Result<(), WorkError> {
         ));
         return Ok(());
     };
-    let file = flags
-        .iter()
-        .find(|(flag, _)| name_of(flag) == name)
-        .map_or("a file", |(_, file)| file);
+    let file =
+        flags.iter().find(|(flag, _)| name_of(flag) == name).map_or("a file", |(_, file)| file);
     Err(WorkError::needs_person(format!(
         "the installed kubelet knows no flag --{name}, which {file} has: it would not start. Name the \
          flag in kubelet.removeArgs of the plan, or take it out of the file; the old kubelet still runs"
@@ -250,11 +226,7 @@ pub fn use_local_endpoint(
         return Ok(());
     };
     let port = port.unwrap_or_else(|| "6443".to_owned());
-    let host = if address.contains(':') {
-        format!("[{address}]")
-    } else {
-        address
-    };
+    let host = if address.contains(':') { format!("[{address}]") } else { address };
     let text = site.read(KUBELET_CONF);
     let changed: Vec<String> = text
         .lines()
@@ -270,9 +242,7 @@ pub fn use_local_endpoint(
         return Ok(());
     }
     keep::keep(site, plan, keep::KUBELET, KUBELET_CONF)?;
-    site.say(&format!(
-        "{KUBELET_CONF} names the API server of this host now"
-    ));
+    site.say(&format!("{KUBELET_CONF} names the API server of this host now"));
     let path = site.path(KUBELET_CONF);
     let access = Access::like(&path, 0o600);
     atomic::replace(&path, changed.as_bytes(), access)?;

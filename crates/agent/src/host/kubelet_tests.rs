@@ -21,10 +21,7 @@ impl World {
             fs::create_dir_all(site.path(path)).unwrap();
         }
         fs::create_dir_all(site.state()).unwrap();
-        Self {
-            _folder: folder,
-            site,
-        }
+        Self { _folder: folder, site }
     }
 
     fn write(&self, path: &str, text: &str) {
@@ -49,14 +46,8 @@ fn args(extra: &[(&str, &str)], remove: &[&str]) -> KubeletArgs {
 fn flags_are_set_taken_away_and_put_back() {
     let world = World::new();
     world.write(FILES[0].0, FLAGS);
-    world.write(
-        FILES[1].0,
-        "# mine\nKUBELET_EXTRA_ARGS=--pod-infra-container-image=x --v=2\n",
-    );
-    let args = args(
-        &[("node-labels", "c=d"), ("max-pods", "200")],
-        &["pod-infra-container-image"],
-    );
+    world.write(FILES[1].0, "# mine\nKUBELET_EXTRA_ARGS=--pod-infra-container-image=x --v=2\n");
+    let args = args(&[("node-labels", "c=d"), ("max-pods", "200")], &["pod-infra-container-image"]);
     assert!(!has_flags(&world.site, &args));
     set_flags(&world.site, "p", keep::KUBELET, &args).unwrap();
     assert!(has_flags(&world.site, &args));
@@ -65,10 +56,7 @@ fn flags_are_set_taken_away_and_put_back() {
         "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint=unix:///run/containerd.sock \
          --node-labels=c=d --max-pods=200\"\n"
     );
-    assert_eq!(
-        world.site.read(FILES[1].0),
-        "# mine\nKUBELET_EXTRA_ARGS=\"--v=2\"\n"
-    );
+    assert_eq!(world.site.read(FILES[1].0), "# mine\nKUBELET_EXTRA_ARGS=\"--v=2\"\n");
     assert!(!world.site.path(FILES[2].0).exists());
     set_flags(&world.site, "p", keep::KUBELET, &args).unwrap();
     keep::put_back(&world.site, "p", keep::KUBELET).unwrap();
@@ -97,30 +85,19 @@ fn kubelet(world: &World, known: &str) -> Site {
     );
     fs::write(&path, script).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    let tool = Tool {
-        path: path.display().to_string(),
-        ..Tool::default()
-    };
+    let tool = Tool { path: path.display().to_string(), ..Tool::default() };
     world.site.clone().with_tool(Program::Kubelet, tool)
 }
 
 #[tokio::test]
 async fn a_flag_that_the_new_kubelet_does_not_know_stops_before_the_restart() {
     let world = World::new();
-    world.write(
-        FILES[0].0,
-        "KUBELET_KUBEADM_ARGS=\"--container-runtime=remote --v=2\"\n",
-    );
+    world.write(FILES[0].0, "KUBELET_KUBEADM_ARGS=\"--container-runtime=remote --v=2\"\n");
     let error = check_flags(&kubelet(&world, "--v=*")).await.unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
-    assert!(
-        error.message.contains("no flag --container-runtime,"),
-        "{error}"
-    );
+    assert!(error.message.contains("no flag --container-runtime,"), "{error}");
     assert!(error.message.contains("kubeadm-flags.env"), "{error}");
-    check_flags(&kubelet(&world, "--v=*|--container-runtime=*"))
-        .await
-        .unwrap();
+    check_flags(&kubelet(&world, "--v=*|--container-runtime=*")).await.unwrap();
 }
 
 #[test]
@@ -131,29 +108,13 @@ fn a_control_plane_that_goes_to_31_speaks_to_its_own_api_server() {
     world.write(KUBELET_CONF, conf);
     let version = |text| KubernetesVersion::parse(text).unwrap();
     use_local_endpoint(&world.site, "p", &version("v1.31.4")).unwrap();
-    assert_eq!(
-        world.site.read(KUBELET_CONF),
-        conf,
-        "a worker keeps its way"
-    );
+    assert_eq!(world.site.read(KUBELET_CONF), conf, "a worker keeps its way");
     let manifest = format!("{MANIFESTS}/kube-apiserver.yaml");
-    world.write(
-        &manifest,
-        "    - --advertise-address=10.0.0.7\n    - --secure-port=6443\n",
-    );
+    world.write(&manifest, "    - --advertise-address=10.0.0.7\n    - --secure-port=6443\n");
     use_local_endpoint(&world.site, "p", &version("v1.35.0")).unwrap();
-    assert_eq!(
-        world.site.read(KUBELET_CONF),
-        conf,
-        "kubeadm does it by itself"
-    );
+    assert_eq!(world.site.read(KUBELET_CONF), conf, "kubeadm does it by itself");
     use_local_endpoint(&world.site, "p", &version("v1.31.4")).unwrap();
-    assert!(
-        world
-            .site
-            .read(KUBELET_CONF)
-            .contains("    server: https://10.0.0.7:6443\n")
-    );
+    assert!(world.site.read(KUBELET_CONF).contains("    server: https://10.0.0.7:6443\n"));
     keep::put_back(&world.site, "p", keep::KUBELET).unwrap();
     assert_eq!(world.site.read(KUBELET_CONF), conf);
 }

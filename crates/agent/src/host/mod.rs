@@ -50,11 +50,8 @@ pub use site::Site;
 pub use work::WorkError;
 
 /// The static pods of a control plane that carry its version.
-pub const CONTROL_PLANE: [&str; 3] = [
-    "kube-apiserver",
-    "kube-controller-manager",
-    "kube-scheduler",
-];
+pub const CONTROL_PLANE: [&str; 3] =
+    ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 
 /// A command to run, and the name to run it under.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,11 +130,7 @@ pub enum Evidence {
 impl Evidence {
     /// `Done` where it holds, else what is missing.
     pub fn from_check(done: bool, what: impl FnOnce() -> String) -> Self {
-        if done {
-            Self::Done
-        } else {
-            Self::Missing { what: what() }
-        }
+        if done { Self::Done } else { Self::Missing { what: what() } }
     }
 }
 

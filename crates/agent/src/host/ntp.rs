@@ -41,17 +41,12 @@ const DAEMONS: [Daemon; 3] = [
 ];
 
 fn daemon(site: &Site) -> Option<&'static Daemon> {
-    DAEMONS
-        .iter()
-        .find(|daemon| site.path(daemon.sign).exists())
+    DAEMONS.iter().find(|daemon| site.path(daemon.sign).exists())
 }
 
 fn text(daemon: &Daemon, args: &NtpArgs) -> String {
     if daemon.sign.ends_with("timesyncd.conf") {
-        return format!(
-            "# Written by refit-agent.\n[Time]\nNTP={}\n",
-            args.servers.join(" ")
-        );
+        return format!("# Written by refit-agent.\n[Time]\nNTP={}\n", args.servers.join(" "));
     }
     let mut text = "# Written by refit-agent.\n".to_owned();
     for server in &args.servers {
@@ -63,10 +58,7 @@ fn text(daemon: &Daemon, args: &NtpArgs) -> String {
 }
 
 fn is_server(text: &str) -> bool {
-    !text.is_empty()
-        && text
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b".:-_".contains(&b))
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b".:-_".contains(&b))
 }
 
 /// Sets the servers, and starts or stops the daemon.
@@ -206,9 +198,7 @@ pub fn check(site: &Site, args: &NtpArgs) -> Evidence {
     };
     let set =
         !args.enabled || args.servers.is_empty() || site.read(daemon.file) == text(daemon, args);
-    Evidence::from_check(set, || {
-        format!("{} does not name the planned servers", daemon.file)
-    })
+    Evidence::from_check(set, || format!("{} does not name the planned servers", daemon.file))
 }
 
 #[cfg(test)]
@@ -220,10 +210,7 @@ mod tests {
 
     fn site(sign: &str) -> (tempfile::TempDir, Site) {
         let folder = tempfile::tempdir().unwrap();
-        let tool = Tool {
-            path: "/bin/echo".to_owned(),
-            ..Tool::default()
-        };
+        let tool = Tool { path: "/bin/echo".to_owned(), ..Tool::default() };
         let site = Site::at(folder.path().join("root"), folder.path().join("state"))
             .with_tool(Program::Systemctl, tool);
         let sign = site.path(sign);
@@ -234,19 +221,13 @@ mod tests {
     }
 
     fn servers() -> NtpArgs {
-        NtpArgs {
-            enabled: true,
-            servers: vec!["ntp.example".to_owned(), "10.0.0.1".to_owned()],
-        }
+        NtpArgs { enabled: true, servers: vec!["ntp.example".to_owned(), "10.0.0.1".to_owned()] }
     }
 
     #[tokio::test]
     async fn each_daemon_gets_its_servers_in_its_own_words_and_loses_them_again() {
         for (sign, words) in [
-            (
-                DAEMONS[0].sign,
-                "server ntp.example iburst\nserver 10.0.0.1 iburst\n",
-            ),
+            (DAEMONS[0].sign, "server ntp.example iburst\nserver 10.0.0.1 iburst\n"),
             (DAEMONS[1].sign, "server ntp.example iburst\n"),
             (DAEMONS[2].sign, "[Time]\nNTP=ntp.example 10.0.0.1\n"),
         ] {
@@ -257,10 +238,7 @@ mod tests {
             let daemon = daemon(&site).unwrap();
             assert!(site.read(daemon.file).contains(words), "{sign}");
             let log = fs::read_to_string(site.state().join("host.log")).unwrap();
-            assert!(
-                log.contains(&format!("restart {}", daemon.services[0])),
-                "{log}"
-            );
+            assert!(log.contains(&format!("restart {}", daemon.services[0])), "{log}");
             keep::put_back(&site, "p", "ntp").unwrap();
             assert!(!site.path(daemon.file).exists());
             assert_eq!(site.read(sign), "# mine\n");
@@ -280,34 +258,17 @@ mod tests {
             fs::write(&program, script).unwrap();
             fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         };
-        let tool = Tool {
-            path: program.display().to_string(),
-            ..Tool::default()
-        };
+        let tool = Tool { path: program.display().to_string(), ..Tool::default() };
         let site = site.with_tool(Program::Systemctl, tool);
         let calls = |site: &Site| {
             let log = fs::read_to_string(site.state().join("host.log")).unwrap_or_default();
-            let calls = log
-                .lines()
-                .filter_map(|line| line.split("systemctl ").nth(1));
+            let calls = log.lines().filter_map(|line| line.split("systemctl ").nth(1));
             calls.map(str::to_owned).collect::<Vec<_>>()
         };
         for (plan, args, state, active, back) in [
-            (
-                "off",
-                NtpArgs::default(),
-                "enabled",
-                "active",
-                ["enable", "restart"],
-            ),
+            ("off", NtpArgs::default(), "enabled", "active", ["enable", "restart"]),
             ("on", servers(), "enabled", "active", ["enable", "restart"]),
-            (
-                "new",
-                servers(),
-                "disabled",
-                "inactive",
-                ["disable", "stop"],
-            ),
+            ("new", servers(), "disabled", "inactive", ["disable", "stop"]),
         ] {
             say(state, active);
             apply(&site, plan, "ntp", &args).await.unwrap();

@@ -83,11 +83,7 @@ impl Program {
             Self::Chpasswd => &["/usr/sbin/chpasswd", "/sbin/chpasswd"],
             Self::Containerd => &["/usr/bin/containerd", "/usr/local/bin/containerd"],
             Self::Cp => &["/usr/bin/cp", "/bin/cp"],
-            Self::Crictl => &[
-                "/usr/bin/crictl",
-                "/usr/local/bin/crictl",
-                "/opt/bin/crictl",
-            ],
+            Self::Crictl => &["/usr/bin/crictl", "/usr/local/bin/crictl", "/opt/bin/crictl"],
             Self::Ctr => &["/usr/bin/ctr", "/usr/local/bin/ctr"],
             Self::Df => &["/usr/bin/df", "/bin/df"],
             Self::Dnf => &["/usr/bin/dnf"],
@@ -95,27 +91,13 @@ impl Program {
             Self::Dpkg => &["/usr/bin/dpkg"],
             Self::DpkgDeb => &["/usr/bin/dpkg-deb"],
             Self::DpkgQuery => &["/usr/bin/dpkg-query"],
-            Self::Efibootmgr => &[
-                "/usr/bin/efibootmgr",
-                "/usr/sbin/efibootmgr",
-                "/sbin/efibootmgr",
-            ],
-            Self::Etcdctl => &[
-                "/usr/bin/etcdctl",
-                "/usr/local/bin/etcdctl",
-                "/opt/bin/etcdctl",
-            ],
+            Self::Efibootmgr => {
+                &["/usr/bin/efibootmgr", "/usr/sbin/efibootmgr", "/sbin/efibootmgr"]
+            }
+            Self::Etcdctl => &["/usr/bin/etcdctl", "/usr/local/bin/etcdctl", "/opt/bin/etcdctl"],
             Self::Groupadd => &["/usr/sbin/groupadd", "/sbin/groupadd"],
-            Self::Kubeadm => &[
-                "/usr/bin/kubeadm",
-                "/usr/local/bin/kubeadm",
-                "/opt/bin/kubeadm",
-            ],
-            Self::Kubelet => &[
-                "/usr/bin/kubelet",
-                "/usr/local/bin/kubelet",
-                "/opt/bin/kubelet",
-            ],
+            Self::Kubeadm => &["/usr/bin/kubeadm", "/usr/local/bin/kubeadm", "/opt/bin/kubeadm"],
+            Self::Kubelet => &["/usr/bin/kubelet", "/usr/local/bin/kubelet", "/opt/bin/kubelet"],
             Self::Rpm => &["/usr/bin/rpm", "/bin/rpm"],
             Self::Systemctl => &["/usr/bin/systemctl", "/bin/systemctl"],
             Self::SystemdRun => &["/usr/bin/systemd-run", "/bin/systemd-run"],
@@ -213,10 +195,7 @@ impl Invocation {
     /// a minute.
     pub async fn output(&self) -> Result<String, ProgramError> {
         let mut process = self.process();
-        process
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        process.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let output = tokio::time::timeout(QUESTION_DEADLINE, process.output())
             .await
             .map_err(|_| self.not_run(std::io::ErrorKind::TimedOut.into()))?
@@ -260,18 +239,11 @@ impl Invocation {
     }
 
     fn not_run(&self, source: std::io::Error) -> ProgramError {
-        ProgramError::NotRun {
-            command: mask(&self.to_string()),
-            source,
-        }
+        ProgramError::NotRun { command: mask(&self.to_string()), source }
     }
 
     fn failed(&self, code: Option<i32>, output: &str) -> ProgramError {
-        ProgramError::Failed {
-            command: mask(&self.to_string()),
-            code,
-            tail: tail(output),
-        }
+        ProgramError::Failed { command: mask(&self.to_string()), code, tail: tail(output) }
     }
 }
 
@@ -385,15 +357,9 @@ pub fn mask(text: &str) -> String {
                 ),
                 "<private key>",
             ),
-            (
-                rule(r"(?-u:\b)[a-z0-9]{6}\.[a-z0-9]{16}(?-u:\b)"),
-                "<bootstrap token>",
-            ),
+            (rule(r"(?-u:\b)[a-z0-9]{6}\.[a-z0-9]{16}(?-u:\b)"), "<bootstrap token>"),
             (rule(r"(?-u:\beyJ[\w-]+\.[\w-]+\.[\w-]*)"), "<token>"),
-            (
-                rule(r"(?i-u:\b(bearer|basic) +[\w.~+/=-]{8,})"),
-                "$1 <masked>",
-            ),
+            (rule(r"(?i-u:\b(bearer|basic) +[\w.~+/=-]{8,})"), "$1 <masked>"),
             (rule(r"://[^/\s:@]+:[^/\s@]+@"), "://<masked>@"),
             (
                 rule(
@@ -419,26 +385,14 @@ mod tests {
     #[test]
     fn secrets_do_not_leave_the_host() {
         for (text, secret) in [
-            (
-                "kubeadm join --token abcdef.0123456789abcdef",
-                "0123456789abcdef",
-            ),
+            ("kubeadm join --token abcdef.0123456789abcdef", "0123456789abcdef"),
             ("using token: abcdef.0123456789abcdef.", "0123456789abcdef"),
             ("password=hunter2222 user=x", "hunter2222"),
-            (
-                "\"client-key-data\": \"TFMwdExTMUNSVWRK\"",
-                "TFMwdExTMUNSVWRK",
-            ),
+            ("\"client-key-data\": \"TFMwdExTMUNSVWRK\"", "TFMwdExTMUNSVWRK"),
             ("GET https://bob:s3cretpw@repo.example/deb", "s3cretpw"),
             ("Authorization: Bearer abc.def-ghi_jkl", "def-ghi"),
-            (
-                "--certificate-key 0123456789abcdef0123",
-                "0123456789abcdef0123",
-            ),
-            (
-                "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
-                "MIIE",
-            ),
+            ("--certificate-key 0123456789abcdef0123", "0123456789abcdef0123"),
+            ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "MIIE"),
             ("-----BEGIN PRIVATE KEY-----\nMIIEcut off", "MIIE"),
         ] {
             let masked = mask(text);

@@ -98,10 +98,8 @@ impl RealHost {
     }
 
     fn unit(&self, job: &Job, program: &Path) -> UnitSpec {
-        let arguments = [
-            CARRY_OUT.to_owned(),
-            format!("--job={}", self.job_path(&job.unit).display()),
-        ];
+        let arguments =
+            [CARRY_OUT.to_owned(), format!("--job={}", self.job_path(&job.unit).display())];
         UnitSpec {
             name: job.unit.clone(),
             description: format!("Refit:{}", job.command.name()),
@@ -114,10 +112,7 @@ impl RealHost {
     /// The agent's own program, at a path that the host's systemd can start: in a container that
     /// sees the host's root it is not in that root, and after an upgrade the old one is gone.
     fn program(&self) -> Result<PathBuf, HostError> {
-        let error = |source| HostError::File {
-            path: SELF.to_owned(),
-            source,
-        };
+        let error = |source| HostError::File { path: SELF.to_owned(), source };
         let own = fs::metadata(SELF).map_err(error)?;
         let named = std::env::current_exe().map_err(error)?;
         let same = fs::metadata(&named)
@@ -207,9 +202,7 @@ impl RealHost {
     async fn verify(&self, version: Option<&KubernetesVersion>) -> Result<Evidence, HostError> {
         let running = self.kubelet_version().await?;
         let Some(version) = version else {
-            return Ok(Evidence::from_check(!running.is_empty(), || {
-                "no kubelet runs".to_owned()
-            }));
+            return Ok(Evidence::from_check(!running.is_empty(), || "no kubelet runs".to_owned()));
         };
         if running != version.as_str() {
             return Ok(Evidence::Missing {
@@ -228,10 +221,8 @@ impl RealHost {
         self.job_file(job).save(&path).map_err(of_work)?;
         // Made here, so that nobody else may read what programs say.
         let output = self.output_path(&job.unit);
-        open_log(&output).map_err(|source| HostError::File {
-            path: output.display().to_string(),
-            source,
-        })?;
+        open_log(&output)
+            .map_err(|source| HostError::File { path: output.display().to_string(), source })?;
         self.unit(job, &program).invocation().output().await?;
         Ok(())
     }
@@ -247,11 +238,7 @@ impl RealHost {
 
     async fn poll_unit(&self, unit: &str) -> Result<UnitState, HostError> {
         let name = format!("{unit}.service");
-        let show = [
-            "show",
-            &name,
-            "--property=LoadState,ActiveState,Job,ExecMainStatus",
-        ];
+        let show = ["show", &name, "--property=LoadState,ActiveState,Job,ExecMainStatus"];
         let mut state = unit::parse(&self.site.ask(Program::Systemctl, show).await?);
         if let UnitState::Exited { output_tail, .. } = &mut state {
             *output_tail = tail(&read_from(&self.output_path(unit), 0).unwrap_or_default());
@@ -367,11 +354,7 @@ fn kubelet_process(site: &Site, main: u32) -> Option<u32> {
             return Some(pid);
         }
         let children = site.read(&format!("/proc/{pid}/task/{pid}/children"));
-        ahead.extend(
-            children
-                .split_whitespace()
-                .filter_map(|pid| pid.parse::<u32>().ok()),
-        );
+        ahead.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
     }
     None
 }
@@ -381,18 +364,13 @@ fn of_work(error: WorkError) -> HostError {
 }
 
 fn read(path: &str) -> Result<String, HostError> {
-    fs::read_to_string(path).map_err(|source| HostError::File {
-        path: path.to_owned(),
-        source,
-    })
+    fs::read_to_string(path).map_err(|source| HostError::File { path: path.to_owned(), source })
 }
 
 /// Whether systemd takes a path as it is.
 fn is_plain(path: &Path) -> bool {
     let bytes = path.as_os_str().as_encoded_bytes();
-    bytes
-        .iter()
-        .all(|b| b.is_ascii_alphanumeric() || b"/._-".contains(b))
+    bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"/._-".contains(b))
 }
 
 /// Reads `Kubernetes v1.35.0`.

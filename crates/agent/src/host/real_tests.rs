@@ -6,18 +6,14 @@ fn host() -> RealHost {
 
 fn job() -> Job {
     let version = KubernetesVersion::parse("v1.35.0").unwrap();
-    let command = Command::InstallKubeadm {
-        version,
-        packages: refit_api::refit::PackageArgs::default(),
-    };
+    let command =
+        Command::InstallKubeadm { version, packages: refit_api::refit::PackageArgs::default() };
     Job::new("p", "refit-p-kubeadm-install-1", "kubeadm-install", command)
 }
 
 #[test]
 fn a_unit_outlives_the_agent_and_runs_its_program() {
-    let call = host()
-        .unit(&job(), Path::new("/usr/local/bin/refit-agent"))
-        .invocation();
+    let call = host().unit(&job(), Path::new("/usr/local/bin/refit-agent")).invocation();
     assert!(call.program.ends_with("/systemd-run"), "{call}");
     for expected in [
         "--unit=refit-p-kubeadm-install-1.service",
@@ -25,10 +21,7 @@ fn a_unit_outlives_the_agent_and_runs_its_program() {
         "--property=TimeoutStartSec=1200",
         "--property=StandardOutput=append:/var/lib/refit/units/refit-p-kubeadm-install-1.log",
     ] {
-        assert!(
-            call.arguments.iter().any(|a| a == expected),
-            "{expected}: {call}"
-        );
+        assert!(call.arguments.iter().any(|a| a == expected), "{expected}: {call}");
     }
     let rest = call.arguments.iter().skip_while(|a| *a != "--").skip(1);
     let rest: Vec<&str> = rest.map(String::as_str).collect();
@@ -44,9 +37,7 @@ fn a_unit_outlives_the_agent_and_runs_its_program() {
 
 #[test]
 fn no_argument_holds_what_systemd_would_read() {
-    let call = host()
-        .unit(&job(), Path::new("/usr/local/bin/refit-agent"))
-        .invocation();
+    let call = host().unit(&job(), Path::new("/usr/local/bin/refit-agent")).invocation();
     for argument in &call.arguments {
         let harmless = !argument.contains([' ', '"', '\'', '$', '%', '\\', ';']);
         assert!(harmless, "{argument}");
@@ -59,10 +50,7 @@ fn a_job_is_the_same_when_it_is_read_again() {
     let path = folder.path().join("job.json");
     host().job_file(&job()).save(&path).unwrap();
     let read = JobFile::load(&path).unwrap();
-    assert_eq!(
-        (read.plan.as_str(), read.step.as_str()),
-        ("p", "kubeadm-install")
-    );
+    assert_eq!((read.plan.as_str(), read.step.as_str()), ("p", "kubeadm-install"));
     assert_eq!(read.command, job().command);
     let mode = fs::metadata(&path).unwrap().mode() & 0o777;
     assert_eq!(mode, 0o600);
@@ -78,15 +66,9 @@ fn the_program_of_a_unit_is_the_one_that_runs() {
 
 #[test]
 fn answers_of_the_host_are_read() {
-    assert_eq!(
-        parse_kubelet_version("Kubernetes v1.35.0\n").unwrap(),
-        "v1.35.0"
-    );
+    assert_eq!(parse_kubelet_version("Kubernetes v1.35.0\n").unwrap(), "v1.35.0");
     assert!(parse_kubelet_version("no kubelet").is_err());
-    assert_eq!(
-        parse_os_image("ID=x\nPRETTY_NAME=\"Debian 13\"\n"),
-        "Debian 13"
-    );
+    assert_eq!(parse_os_image("ID=x\nPRETTY_NAME=\"Debian 13\"\n"), "Debian 13");
 }
 
 #[test]
@@ -104,19 +86,13 @@ fn a_kubelet_that_a_script_has_started_is_found_below_it() {
     process(9, "/usr/bin/kubelet (deleted)", "");
     assert_eq!(kubelet_process(&site, 7), Some(9));
     assert_eq!(kubelet_process(&site, 9), Some(9));
-    assert_eq!(
-        kubelet_process(&site, 8),
-        None,
-        "no answer of another program"
-    );
+    assert_eq!(kubelet_process(&site, 8), None, "no answer of another program");
     assert_eq!(kubelet_process(&site, 0), None);
 }
 
 #[tokio::test]
 async fn the_end_of_a_process_is_seen_when_it_comes() {
-    let child = std::process::Command::new("cat")
-        .stdin(std::process::Stdio::piped())
-        .spawn();
+    let child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn();
     let mut child = child.unwrap();
     let process = || pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
     let (early, late) = (process(), process());

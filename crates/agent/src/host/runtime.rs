@@ -10,8 +10,7 @@ const SERVICES: [&str; 2] = ["containerd.service", "crio.service"];
 /// Restarts the container runtime if its program was replaced since it started. Containers go on:
 /// their shims are processes of their own.
 pub async fn restart_if_replaced(site: &Site) -> Result<(), WorkError> {
-    site.run(&site.call(Program::Systemctl, ["daemon-reload"]))
-        .await?;
+    site.run(&site.call(Program::Systemctl, ["daemon-reload"])).await?;
     for service in SERVICES {
         let show = ["show", service, "--property=MainPID", "--value"];
         let answer = site.ask(Program::Systemctl, show).await?;
@@ -20,8 +19,7 @@ pub async fn restart_if_replaced(site: &Site) -> Result<(), WorkError> {
             continue;
         }
         for verb in ["restart", "is-active"] {
-            site.run(&site.call(Program::Systemctl, [verb, service]))
-                .await?;
+            site.run(&site.call(Program::Systemctl, [verb, service])).await?;
         }
     }
     Ok(())
@@ -48,10 +46,7 @@ mod tests {
                       'show crio.service') echo 0;; *) echo \"$@\";; esac\n";
         fs::write(&systemctl, script).unwrap();
         fs::set_permissions(&systemctl, fs::Permissions::from_mode(0o755)).unwrap();
-        let tool = Tool {
-            path: systemctl.display().to_string(),
-            ..Tool::default()
-        };
+        let tool = Tool { path: systemctl.display().to_string(), ..Tool::default() };
         let site = Site::at(folder.path(), folder.path()).with_tool(Program::Systemctl, tool);
         fs::create_dir_all(site.path("/proc/7")).unwrap();
         let log = || fs::read_to_string(folder.path().join("host.log")).unwrap();
@@ -61,11 +56,7 @@ mod tests {
         fs::remove_file(site.path("/proc/7/exe")).unwrap();
         symlink("/usr/bin/containerd (deleted)", site.path("/proc/7/exe")).unwrap();
         restart_if_replaced(&site).await.unwrap();
-        assert!(
-            log().contains("\nrestart containerd.service\n"),
-            "{}",
-            log()
-        );
+        assert!(log().contains("\nrestart containerd.service\n"), "{}", log());
         assert!(!log().contains("crio"), "{}", log());
     }
 }

@@ -79,9 +79,7 @@ impl Host for SimHost {
                 if !state.would_start(job) {
                     return Ok(());
                 }
-                Effect::Host {
-                    command: format!("{} {}", state.node, job.step),
-                }
+                Effect::Host { command: format!("{} {}", state.node, job.step) }
             };
             // The gate may take a snapshot of the world, this host included: nothing is locked.
             let dead = if self.gate.before(&effect) == Fate::Dead {

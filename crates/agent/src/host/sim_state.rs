@@ -20,12 +20,8 @@ const KUBELET_AFTER_BOOT: SignedDuration = SignedDuration::from_secs(4);
 /// The packages that a host has.
 pub(super) const PACKAGES: [&str; 3] = ["kubeadm", "kubectl", "kubelet"];
 /// The static pods that a control plane's host has.
-const STATIC_PODS: [&str; 4] = [
-    "etcd",
-    "kube-apiserver",
-    "kube-controller-manager",
-    "kube-scheduler",
-];
+const STATIC_PODS: [&str; 4] =
+    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 const ETCD_IMAGE: &str = "registry.k8s.io/etcd:3.6.5-0";
 const PACKAGE_REVISION: &str = "-1.1";
 
@@ -159,17 +155,13 @@ impl HostState {
 
     /// Version of an installed package as the package manager has it; empty without it.
     pub(super) fn package(&self, name: &str) -> &str {
-        self.root
-            .get(&package_path(name))
-            .map_or("", String::as_str)
+        self.root.get(&package_path(name)).map_or("", String::as_str)
     }
 
     /// Image of a static pod, as its manifest has it.
     pub fn static_pod_image(&self, component: &str) -> Option<String> {
         let manifest = self.root.get(&manifest_path(component))?;
-        let line = manifest
-            .lines()
-            .find_map(|l| l.trim().strip_prefix("image: "))?;
+        let line = manifest.lines().find_map(|l| l.trim().strip_prefix("image: "))?;
         Some(line.to_owned())
     }
 
@@ -214,10 +206,7 @@ impl HostState {
         let hangs = self.troubles.take_hang(&job.step);
         let fails = self.take_fault(&job.step) || hangs;
         let usual = self.takes(duration(&self.node, &job.command));
-        let ends = now
-            + self
-                .troubles
-                .stretched(&job.step, job.timeout_seconds, usual, hangs);
+        let ends = now + self.troubles.stretched(&job.step, job.timeout_seconds, usual, hangs);
         match job.command {
             Command::KubeadmUpgrade { .. } => self.save_config(&job.plan),
             Command::RestartKubelet if !fails => self.kubelet_up_at = ends,
@@ -245,13 +234,9 @@ impl HostState {
         match self.units.get(unit) {
             None => UnitState::Unknown,
             Some(Unit { exit: None, .. }) => UnitState::Running,
-            Some(Unit {
-                exit: Some((code, output)),
-                ..
-            }) => UnitState::Exited {
-                code: *code,
-                output_tail: output.clone(),
-            },
+            Some(Unit { exit: Some((code, output)), .. }) => {
+                UnitState::Exited { code: *code, output_tail: output.clone() }
+            }
         }
     }
 
@@ -342,22 +327,17 @@ impl HostState {
     }
 
     pub(super) fn install(&mut self, package: &str, bare_version: &str) {
-        self.root.insert(
-            package_path(package),
-            format!("{bare_version}{PACKAGE_REVISION}"),
-        );
+        self.root.insert(package_path(package), format!("{bare_version}{PACKAGE_REVISION}"));
     }
 
     pub(super) fn configure(&mut self, version: &str) {
         if self.control_plane {
             for component in CONTROL_PLANE {
                 let image = format!("registry.k8s.io/{component}:{version}");
-                self.root
-                    .insert(manifest_path(component), manifest(component, &image));
+                self.root.insert(manifest_path(component), manifest(component, &image));
             }
         }
-        self.root
-            .insert(KUBELET_CONFIG.to_owned(), kubelet_config(version));
+        self.root.insert(KUBELET_CONFIG.to_owned(), kubelet_config(version));
     }
 }
 
@@ -421,10 +401,7 @@ pub fn duration(node: &str, command: &Command) -> SignedDuration {
         Command::FinalizeOsImage { .. }
         | Command::CommitOsImage { .. }
         | Command::RestoreOsImage { .. } => (6, 3),
-        Command::KubeadmUpgrade {
-            role: Role::FirstControlPlane,
-            ..
-        } => (48, 6),
+        Command::KubeadmUpgrade { role: Role::FirstControlPlane, .. } => (48, 6),
         Command::KubeadmUpgrade { .. } => (30, 16),
         Command::InstallKubelet { .. }
         | Command::InstallKubectl { .. }

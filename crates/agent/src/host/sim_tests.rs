@@ -40,18 +40,11 @@ fn run(host: &mut HostState, second: i64, command: Command) -> (i64, i32) {
 }
 
 fn upgrade(role: Role) -> Command {
-    Command::KubeadmUpgrade {
-        role,
-        version: new(),
-        kubeadm: KubeadmArgs::default(),
-    }
+    Command::KubeadmUpgrade { role, version: new(), kubeadm: KubeadmArgs::default() }
 }
 
 fn install_kubeadm() -> Command {
-    Command::InstallKubeadm {
-        version: new(),
-        packages: PackageArgs::default(),
-    }
+    Command::InstallKubeadm { version: new(), packages: PackageArgs::default() }
 }
 
 fn install_kubelet() -> Command {
@@ -72,10 +65,7 @@ fn fetch() -> Command {
 }
 
 fn since(second: i64, host: &HostState) -> Since {
-    Since {
-        at: at(second),
-        boot_id: host.boot_id.clone(),
-    }
+    Since { at: at(second), boot_id: host.boot_id.clone() }
 }
 
 #[test]
@@ -137,17 +127,11 @@ fn kubeadm_replaces_the_static_pods_of_a_control_plane() {
     run(&mut host, 1, install_kubeadm());
     let before = since(20, &host);
     let command = upgrade(Role::FirstControlPlane);
-    assert!(matches!(
-        host.look(&command, &before),
-        Evidence::Missing { .. }
-    ));
+    assert!(matches!(host.look(&command, &before), Evidence::Missing { .. }));
     let (_, code) = run(&mut host, 20, command.clone());
     assert_eq!(code, 0);
     for component in CONTROL_PLANE {
-        assert_eq!(
-            host.static_pod_version(component).as_deref(),
-            Some("v1.35.0")
-        );
+        assert_eq!(host.static_pod_version(component).as_deref(), Some("v1.35.0"));
     }
     assert_eq!(host.static_pod_image("etcd").as_deref(), Some(ETCD_IMAGE));
     assert_eq!(host.look(&command, &before), Evidence::Done);
@@ -197,10 +181,7 @@ fn an_ended_unit_is_forgotten_after_ten_seconds() {
     let mut host = worker();
     let (end, _) = run(&mut host, 1, Command::Snapshot);
     host.tick(at(end + 9));
-    assert!(matches!(
-        host.poll("u-snapshot"),
-        UnitState::Exited { code: 0, .. }
-    ));
+    assert!(matches!(host.poll("u-snapshot"), UnitState::Exited { code: 0, .. }));
     host.tick(at(end + 10));
     assert_eq!(host.poll("u-snapshot"), UnitState::Unknown);
 }
@@ -256,9 +237,7 @@ fn a_snapshot_of_a_host_goes_on_in_the_same_way() {
 fn verify_sees_a_kubelet_that_was_not_restarted() {
     let mut host = worker();
     run(&mut host, 1, install_kubelet());
-    let command = Command::VerifyVersions {
-        version: Some(new()),
-    };
+    let command = Command::VerifyVersions { version: Some(new()) };
     assert_eq!(run(&mut host, 40, command.clone()).1, 1);
     host.tick(at(70));
     run(&mut host, 70, Command::RestartKubelet);

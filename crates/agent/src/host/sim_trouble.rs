@@ -73,8 +73,7 @@ impl Troubles {
             | Command::RestorePackages { .. } => "/usr/bin",
             _ => return None,
         };
-        self.disk_full
-            .then(|| format!("{folder}: No space left on device"))
+        self.disk_full.then(|| format!("{folder}: No space left on device"))
     }
 }
 

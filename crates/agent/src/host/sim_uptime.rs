@@ -30,9 +30,7 @@ impl HostState {
     /// not while `kubeadm upgrade` restarts it.
     pub fn api_server_up(&self, now: Timestamp) -> bool {
         self.static_pods_up(now)
-            && !self
-                .api_restarts()
-                .any(|(from, until)| from <= now && now < until)
+            && !self.api_restarts().any(|(from, until)| from <= now && now < until)
     }
 
     /// Whether the etcd member of this host answers. Its image does not change in an upgrade, so

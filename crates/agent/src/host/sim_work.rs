@@ -38,20 +38,14 @@ impl HostState {
             Command::InstallKubelet { version, .. } => self.has_package("kubelet", version),
             Command::InstallKubectl { version, .. } => self.has_package("kubectl", version),
             Command::InstallContainerRuntime { packages } => {
-                let other = packages
-                    .install
-                    .iter()
-                    .find(|p| self.package(&p.name) != p.version);
+                let other = packages.install.iter().find(|p| self.package(&p.name) != p.version);
                 Evidence::from_check(other.is_none(), || {
                     let name = other.map_or("", |package| package.name.as_str());
                     format!("package {name} is not at its version")
                 })
             }
             Command::PreloadImages { images, .. } => {
-                let other = images
-                    .names
-                    .iter()
-                    .find(|name| !self.has(&image_path(name)));
+                let other = images.names.iter().find(|name| !self.has(&image_path(name)));
                 Evidence::from_check(other.is_none(), || {
                     format!("image {} is not there", other.map_or("", |name| name))
                 })
@@ -68,9 +62,7 @@ impl HostState {
             }
             Command::RestoreFiles { step } => {
                 let kept = self.kept(step);
-                let other = kept
-                    .iter()
-                    .find(|(path, was)| self.root.get(*path) != was.as_ref());
+                let other = kept.iter().find(|(path, was)| self.root.get(*path) != was.as_ref());
                 Evidence::from_check(other.is_none(), || {
                     let path = other.map_or("", |(path, _)| path.as_str());
                     format!("{path} is not as it was before")
@@ -80,17 +72,16 @@ impl HostState {
                 self.root.get(TIME_SERVERS) == Some(&ntp.servers.join(" ")),
                 || format!("{TIME_SERVERS} does not name the planned servers"),
             ),
-            Command::SetKubeletFlags { kubelet } => Evidence::from_check(
-                self.root.get(KUBELET_FLAGS) == Some(&flags(kubelet)),
-                || format!("{KUBELET_FLAGS} has other flags"),
-            ),
+            Command::SetKubeletFlags { kubelet } => {
+                Evidence::from_check(self.root.get(KUBELET_FLAGS) == Some(&flags(kubelet)), || {
+                    format!("{KUBELET_FLAGS} has other flags")
+                })
+            }
             Command::RenewCertificates { .. } => {
                 Evidence::from_check(self.has(CERTIFICATES), || "they end soon".to_owned())
             }
             Command::StageOsImage { image, .. } => Evidence::from_check(
-                [OS_STAGED, OS_NEXT, OS_RUNNING]
-                    .iter()
-                    .any(|at| self.is_at(at, image)),
+                [OS_STAGED, OS_NEXT, OS_RUNNING].iter().any(|at| self.is_at(at, image)),
                 || "the image is not staged".to_owned(),
             ),
             Command::FinalizeOsImage { image } => Evidence::from_check(
@@ -125,9 +116,8 @@ impl HostState {
                 Err(what) => Evidence::Missing { what },
             },
             Command::RestorePackages { packages } => {
-                let other = packages
-                    .iter()
-                    .find(|(name, version)| self.package(name) != version.as_str());
+                let other =
+                    packages.iter().find(|(name, version)| self.package(name) != version.as_str());
                 Evidence::from_check(other.is_none(), || {
                     let name = other.map_or("", |(name, _)| name.as_str());
                     format!("package {name} is not what it was before")
@@ -136,9 +126,7 @@ impl HostState {
             Command::RestoreConfiguration => {
                 let saved = self.saved_config();
                 let back = saved.is_none() || self.root.get(KUBELET_CONFIG) == saved.as_ref();
-                Evidence::from_check(back, || {
-                    format!("{KUBELET_CONFIG} is not what it was before")
-                })
+                Evidence::from_check(back, || format!("{KUBELET_CONFIG} is not what it was before"))
             }
         }
     }
@@ -150,17 +138,13 @@ impl HostState {
         match command {
             Command::PreflightChecks { .. } => Ok("the host can be updated".to_owned()),
             Command::FetchPackages { version, .. } => {
-                self.root
-                    .insert(format!("/var/cache/refit/{version}"), PACKAGES.join(" "));
+                self.root.insert(format!("/var/cache/refit/{version}"), PACKAGES.join(" "));
                 Ok(format!("{} fetched", PACKAGES.join(", ")))
             }
             Command::Snapshot => {
-                let manifests: Vec<String> = CONTROL_PLANE
-                    .into_iter()
-                    .filter_map(|c| self.static_pod_image(c))
-                    .collect();
-                self.root
-                    .insert("/var/lib/refit/snapshot".to_owned(), manifests.join("\n"));
+                let manifests: Vec<String> =
+                    CONTROL_PLANE.into_iter().filter_map(|c| self.static_pod_image(c)).collect();
+                self.root.insert("/var/lib/refit/snapshot".to_owned(), manifests.join("\n"));
                 Ok("snapshot saved".to_owned())
             }
             Command::InstallKubeadm { version, .. } => {
@@ -208,8 +192,7 @@ impl HostState {
             }
             Command::SetTimeServers { ntp } => {
                 self.keep(step, TIME_SERVERS);
-                self.root
-                    .insert(TIME_SERVERS.to_owned(), ntp.servers.join(" "));
+                self.root.insert(TIME_SERVERS.to_owned(), ntp.servers.join(" "));
                 Ok("time servers are set".to_owned())
             }
             Command::SetKubeletFlags { kubelet } => {
@@ -218,8 +201,7 @@ impl HostState {
                 Ok("the kubelet's flags are set".to_owned())
             }
             Command::RenewCertificates { .. } => {
-                self.root
-                    .insert(CERTIFICATES.to_owned(), "renewed".to_owned());
+                self.root.insert(CERTIFICATES.to_owned(), "renewed".to_owned());
                 Ok("certificates are renewed".to_owned())
             }
             Command::StageOsImage { image, .. } => {
@@ -321,10 +303,7 @@ impl HostState {
     /// What a boot makes of the OS image that was to be next.
     pub(super) fn boot_os(&mut self) {
         if let Some(next) = self.root.remove(OS_NEXT) {
-            let before = self
-                .root
-                .remove(OS_RUNNING)
-                .unwrap_or_else(|| OS_FIRST.to_owned());
+            let before = self.root.remove(OS_RUNNING).unwrap_or_else(|| OS_FIRST.to_owned());
             self.root.insert(OS_BEFORE.to_owned(), before);
             if next != OS_FIRST {
                 self.root.insert(OS_RUNNING.to_owned(), next);
@@ -374,10 +353,7 @@ impl HostState {
     fn keep(&mut self, step: &str, path: &str) {
         let kept = format!("{KEPT}/{step}{path}");
         if !self.has(&kept) {
-            let was = self
-                .root
-                .get(path)
-                .map_or_else(String::new, |was| format!("+{was}"));
+            let was = self.root.get(path).map_or_else(String::new, |was| format!("+{was}"));
             self.root.insert(kept, was);
         }
     }
@@ -400,10 +376,7 @@ fn image_path(name: &str) -> String {
 }
 
 fn flags(args: &KubeletArgs) -> String {
-    let set = args
-        .extra_args
-        .iter()
-        .map(|arg| format!("--{}={}", arg.name, arg.value));
+    let set = args.extra_args.iter().map(|arg| format!("--{}={}", arg.name, arg.value));
     set.collect::<Vec<_>>().join(" ")
 }
 

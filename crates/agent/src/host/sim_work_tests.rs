@@ -12,21 +12,13 @@ fn host() -> HostState {
 }
 
 fn since(host: &HostState) -> Since {
-    Since {
-        at: at(0),
-        boot_id: host.boot_id.clone(),
-    }
+    Since { at: at(0), boot_id: host.boot_id.clone() }
 }
 
 /// Carries a command out, and says that it shows.
 fn done(host: &mut HostState, step: &str, command: &Command) {
     host.carry_out(step, command).unwrap();
-    assert_eq!(
-        host.look(command, &since(host)),
-        Evidence::Done,
-        "{}",
-        command.name()
-    );
+    assert_eq!(host.look(command, &since(host)), Evidence::Done, "{}", command.name());
 }
 
 fn image() -> OsImageArgs {
@@ -38,51 +30,27 @@ fn image() -> OsImageArgs {
 }
 
 fn stage_image() -> Command {
-    Command::StageOsImage {
-        image: image(),
-        bundle: None,
-    }
+    Command::StageOsImage { image: image(), bundle: None }
 }
 
 #[test]
 fn what_a_command_does_shows_and_did_not_before() {
-    let package = PackageVersion {
-        name: "containerd.io".to_owned(),
-        version: "2.1.4-1".to_owned(),
-    };
-    let packages = PackageArgs {
-        install: vec![package],
-        ..PackageArgs::default()
-    };
-    let images = ImageArgs {
-        names: vec!["app.example/web:1".to_owned()],
-        ..ImageArgs::default()
-    };
-    let ntp = NtpArgs {
-        enabled: true,
-        servers: vec!["ntp.example".to_owned()],
-    };
+    let package =
+        PackageVersion { name: "containerd.io".to_owned(), version: "2.1.4-1".to_owned() };
+    let packages = PackageArgs { install: vec![package], ..PackageArgs::default() };
+    let images = ImageArgs { names: vec!["app.example/web:1".to_owned()], ..ImageArgs::default() };
+    let ntp = NtpArgs { enabled: true, servers: vec!["ntp.example".to_owned()] };
     let version = KubernetesVersion::parse("v1.35.0").unwrap();
     for command in [
-        Command::InstallContainerRuntime {
-            packages: packages.clone(),
-        },
-        Command::PreloadImages {
-            version: None,
-            images,
-            bundle: None,
-        },
+        Command::InstallContainerRuntime { packages: packages.clone() },
+        Command::PreloadImages { version: None, images, bundle: None },
         Command::SetTimeServers { ntp },
         Command::InstallKubectl { version, packages },
         stage_image(),
     ] {
         let mut host = host();
         let before = host.look(&command, &since(&host));
-        assert!(
-            matches!(before, Evidence::Missing { .. }),
-            "{}",
-            command.name()
-        );
+        assert!(matches!(before, Evidence::Missing { .. }), "{}", command.name());
         done(&mut host, "step", &command);
     }
 }
@@ -96,10 +64,7 @@ fn files_are_written_and_put_back() {
         content: "new".to_owned(),
         ..PlannedFile::default()
     };
-    let files = FileArgs {
-        files: vec![file("/etc/a"), file("/etc/b")],
-        users: Vec::new(),
-    };
+    let files = FileArgs { files: vec![file("/etc/a"), file("/etc/b")], users: Vec::new() };
     let write = Command::WriteFiles { files };
     done(&mut host, "files", &write);
     done(&mut host, "files", &write);

@@ -43,12 +43,7 @@ impl Site {
     /// A host whose root is at `root`.
     pub fn at(root: impl Into<PathBuf>, state: impl Into<PathBuf>) -> Self {
         let state = state.into();
-        Self {
-            root: root.into(),
-            log: state.join("host.log"),
-            state,
-            tools: BTreeMap::new(),
-        }
+        Self { root: root.into(), log: state.join("host.log"), state, tools: BTreeMap::new() }
     }
 
     /// The same, with another program in place of a known one.
@@ -120,11 +115,7 @@ impl Site {
         let mut call = match self.tools.get(&program) {
             None => Invocation::new(program, arguments),
             Some(tool) => {
-                let path = if tool.path.is_empty() {
-                    program.path()
-                } else {
-                    &tool.path
-                };
+                let path = if tool.path.is_empty() { program.path() } else { &tool.path };
                 let all = tool.arguments.iter().cloned().chain(arguments);
                 let mut call = Invocation::at(path, all);
                 call.environment.clone_from(&tool.environment);
@@ -178,13 +169,7 @@ pub fn plain(name: &str) -> String {
     let clean: String = name
         .chars()
         .take(120)
-        .map(|c| {
-            if c.is_ascii_alphanumeric() || "-_.".contains(c) {
-                c
-            } else {
-                '_'
-            }
-        })
+        .map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' })
         .collect();
     match clean.trim_start_matches('.') {
         "" => "none".to_owned(),

@@ -39,18 +39,11 @@ pub const KEPT: usize = 2;
 /// Group of the files that `kubeadm upgrade` changes.
 pub const CONFIGURATION: &str = "configuration";
 /// Those that are not manifests.
-const CONFIGURATION_FILES: [&str; 3] = [
-    KUBELET_CONFIG,
-    "/var/lib/kubelet/kubeadm-flags.env",
-    INSTANCE_CONFIG,
-];
+const CONFIGURATION_FILES: [&str; 3] =
+    [KUBELET_CONFIG, "/var/lib/kubelet/kubeadm-flags.env", INSTANCE_CONFIG];
 /// Manifests that kubeadm writes: one that is not there yet is kept as missing.
-const MANIFEST_NAMES: [&str; 4] = [
-    "etcd.yaml",
-    "kube-apiserver.yaml",
-    "kube-controller-manager.yaml",
-    "kube-scheduler.yaml",
-];
+const MANIFEST_NAMES: [&str; 4] =
+    ["etcd.yaml", "kube-apiserver.yaml", "kube-controller-manager.yaml", "kube-scheduler.yaml"];
 const PKI: &str = "/etc/kubernetes/pki/etcd";
 const DATA: &str = "/var/lib/etcd";
 /// Where the container of etcd writes it: the one folder that it shares with the host.
@@ -135,10 +128,7 @@ pub fn keep_configuration(site: &Site, plan: &str) -> Result<(), WorkError> {
         .into_iter()
         .filter(|_| control_plane)
         .map(|name| format!("{MANIFESTS}/{name}"));
-    let all = CONFIGURATION_FILES
-        .into_iter()
-        .map(str::to_owned)
-        .chain(manifests);
+    let all = CONFIGURATION_FILES.into_iter().map(str::to_owned).chain(manifests);
     for path in all {
         keep::keep(site, plan, CONFIGURATION, &path)?;
     }
@@ -162,10 +152,7 @@ pub fn is_back(site: &Site, plan: &str) -> Result<Option<String>, WorkError> {
 fn make_folder(site: &Site, plan: &str) -> Result<PathBuf, WorkError> {
     use std::os::unix::fs::DirBuilderExt as _;
     let folder = site.snapshot(plan);
-    let made = fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&folder);
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
     made.map_err(|error| WorkError::file(&folder, &error))?;
     Ok(folder)
 }
@@ -180,8 +167,7 @@ async fn save_etcd(site: &Site, folder: &Path) -> Result<(), WorkError> {
     match way(site)? {
         Way::Etcdctl => {
             let mut call = site.call(Program::Etcdctl, etcdctl(&new.display().to_string()));
-            call.environment
-                .push(("ETCDCTL_API".to_owned(), "3".to_owned()));
+            call.environment.push(("ETCDCTL_API".to_owned(), "3".to_owned()));
             site.run(&call).await?;
         }
         Way::Crictl => {
@@ -192,12 +178,7 @@ async fn save_etcd(site: &Site, folder: &Path) -> Result<(), WorkError> {
         }
         Way::Ctr => {
             let id = ctr_container(site).await?;
-            let exec = [
-                "--namespace=k8s.io",
-                "tasks",
-                "exec",
-                "--exec-id=refit-snapshot",
-            ];
+            let exec = ["--namespace=k8s.io", "tasks", "exec", "--exec-id=refit-snapshot"];
             let mut arguments: Vec<String> = exec.map(str::to_owned).to_vec();
             arguments.extend([id, "etcdctl".to_owned()]);
             arguments.extend(etcdctl(&format!("{DATA}/{IN_CONTAINER}")));
@@ -233,13 +214,7 @@ async fn crictl_container(site: &Site) -> Result<String, WorkError> {
 
 async fn ctr_container(site: &Site) -> Result<String, WorkError> {
     let filter = "labels.\"io.kubernetes.container.name\"==etcd";
-    let question = [
-        "--namespace=k8s.io",
-        "containers",
-        "list",
-        "--quiet",
-        filter,
-    ];
+    let question = ["--namespace=k8s.io", "containers", "list", "--quiet", filter];
     let known = site.ask(Program::Ctr, question).await?;
     let tasks = ["--namespace=k8s.io", "tasks", "list"];
     let tasks = site.ask(Program::Ctr, tasks).await?;
@@ -267,9 +242,7 @@ async fn from_container(site: &Site, call: &Invocation, target: &Path) -> Result
     let said = site.run(call).await.map_err(WorkError::from);
     // Often another file system, so it is copied.
     let copied = said.and_then(|_| {
-        fs::copy(&written, target)
-            .map(drop)
-            .map_err(|error| WorkError::file(target, &error))
+        fs::copy(&written, target).map(drop).map_err(|error| WorkError::file(target, &error))
     });
     // Under the second name as long as it is not whole.
     let part = written.with_file_name(format!("{IN_CONTAINER}.part"));

@@ -22,13 +22,7 @@ fn site() -> (tempfile::TempDir, Site) {
 
 fn with(site: Site, program: Program, path: &str) -> Site {
     let path = path.to_owned();
-    site.with_tool(
-        program,
-        Tool {
-            path,
-            ..Tool::default()
-        },
-    )
+    site.with_tool(program, Tool { path, ..Tool::default() })
 }
 
 fn control_plane(site: &Site) {
@@ -72,10 +66,7 @@ async fn a_worker_keeps_its_packages_and_its_kubelets_configuration() {
     assert!(is_taken(&site, "p").unwrap().contains("packages"));
     save(&site, "p", &packages()).await.unwrap();
     assert_eq!(is_taken(&site, "p"), None);
-    let mode = fs::metadata(site.snapshot("p"))
-        .unwrap()
-        .permissions()
-        .mode();
+    let mode = fs::metadata(site.snapshot("p")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
     fs::write(site.path(KUBELET_CONFIG), "new").unwrap();
     let added = site.path("/var/lib/kubelet/instance-config.yaml");
@@ -97,10 +88,7 @@ async fn manifests_of_a_control_plane_come_back() {
     let manifest = site.path(MANIFESTS).join("kube-apiserver.yaml");
     fs::write(&manifest, "image: new").unwrap();
     put_back(&site, "p").unwrap();
-    assert_eq!(
-        fs::read_to_string(manifest).unwrap(),
-        "image: kube-apiserver.yaml"
-    );
+    assert_eq!(fs::read_to_string(manifest).unwrap(), "image: kube-apiserver.yaml");
 }
 
 #[test]
@@ -109,10 +97,7 @@ fn a_host_that_cannot_save_etcd_is_told_beforehand() {
     control_plane(&site);
     let error = check(&site).unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
-    assert!(
-        error.message.contains("neither etcdctl nor crictl nor ctr"),
-        "{error}"
-    );
+    assert!(error.message.contains("neither etcdctl nor crictl nor ctr"), "{error}");
     let site = stub(site, Program::Ctr, "");
     check(&site).unwrap();
 }
@@ -122,18 +107,11 @@ async fn etcd_is_saved_by_the_hosts_own_etcdctl() {
     let (_folder, site) = site();
     control_plane(&site);
     let from = source(&site, &database());
-    let site = stub(
-        site,
-        Program::Etcdctl,
-        &format!("for last; do :; done\ncp {from} \"$last\""),
-    );
+    let site = stub(site, Program::Etcdctl, &format!("for last; do :; done\ncp {from} \"$last\""));
     save(&site, "p", &packages()).await.unwrap();
     let saved = site.snapshot("p").join("etcd.db");
     assert_eq!(fs::read(&saved).unwrap(), database());
-    assert_eq!(
-        fs::metadata(&saved).unwrap().permissions().mode() & 0o777,
-        0o600
-    );
+    assert_eq!(fs::metadata(&saved).unwrap().permissions().mode() & 0o777, 0o600);
     // Taken once: what runs later is not what was before.
     let site = stub(site, Program::Etcdctl, "exit 1");
     save(&site, "p", &packages()).await.unwrap();
@@ -153,19 +131,13 @@ async fn etcd_is_saved_by_its_container_where_the_host_has_no_etcdctl() {
              'ps '*|*'containers list'*) echo gone9; echo abc123;;\n\
              *) exit 3;;\nesac"
         );
-        let script = if program == Program::Crictl {
-            script.replace("echo gone9; ", "")
-        } else {
-            script
-        };
+        let script =
+            if program == Program::Crictl { script.replace("echo gone9; ", "") } else { script };
         let site = stub(site, program, &script);
         save(&site, "p", &packages()).await.unwrap();
         let saved = site.snapshot("p").join("etcd.db");
         assert_eq!(fs::read(&saved).unwrap(), database(), "{program:?}");
-        assert!(
-            !Path::new(&written).exists(),
-            "nothing stays in etcd's folder"
-        );
+        assert!(!Path::new(&written).exists(), "nothing stays in etcd's folder");
     }
 }
 
@@ -176,11 +148,7 @@ async fn half_a_snapshot_is_not_taken_for_one() {
     let mut bytes = database();
     bytes.truncate(2000);
     let from = source(&site, &bytes);
-    let site = stub(
-        site,
-        Program::Etcdctl,
-        &format!("for last; do :; done\ncp {from} \"$last\""),
-    );
+    let site = stub(site, Program::Etcdctl, &format!("for last; do :; done\ncp {from} \"$last\""));
     let error = save(&site, "p", &packages()).await.unwrap_err();
     assert_eq!(error.kind, FailureKind::Retriable);
     assert!(is_taken(&site, "p").unwrap().contains("etcd"));

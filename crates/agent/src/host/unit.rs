@@ -52,15 +52,10 @@ impl UnitSpec {
 
 /// Reads `systemctl show` of a unit; the output is added by the caller.
 pub fn parse(text: &str) -> UnitState {
-    let fields: BTreeMap<&str, &str> = text
-        .lines()
-        .filter_map(|line| line.split_once('='))
-        .collect();
+    let fields: BTreeMap<&str, &str> =
+        text.lines().filter_map(|line| line.split_once('=')).collect();
     let field = |name: &str| fields.get(name).copied().unwrap_or_default();
-    let exited = |code| UnitState::Exited {
-        code,
-        output_tail: String::new(),
-    };
+    let exited = |code| UnitState::Exited { code, output_tail: String::new() };
     // Just created, it is inactive with its start still queued.
     let queued = !matches!(field("Job"), "" | "0");
     match (field("LoadState"), field("ActiveState")) {
@@ -89,10 +84,7 @@ mod tests {
         };
         let queued = "LoadState=loaded\nActiveState=inactive\nJob=812\nExecMainStatus=0\n";
         assert_eq!(parse(queued), UnitState::Running);
-        let exited = |code| UnitState::Exited {
-            code,
-            output_tail: String::new(),
-        };
+        let exited = |code| UnitState::Exited { code, output_tail: String::new() };
         assert_eq!(show("not-found", "inactive", 0), UnitState::Unknown);
         assert_eq!(show("loaded", "inactive", 0), UnitState::Unknown);
         assert_eq!(show("loaded", "activating", 0), UnitState::Running);

@@ -12,9 +12,7 @@ pub struct KubernetesVersion(String);
 impl KubernetesVersion {
     /// Checks `text`.
     pub fn parse(text: &str) -> Result<Self, InvalidStep> {
-        let wrong = || InvalidStep::Version {
-            got: text.to_owned(),
-        };
+        let wrong = || InvalidStep::Version { got: text.to_owned() };
         let numbers = text.strip_prefix('v').ok_or_else(wrong)?;
         let (core, rest) = match numbers.find(['-', '+']) {
             Some(at) => numbers.split_at(at),
@@ -24,9 +22,7 @@ impl KubernetesVersion {
             !part.is_empty() && part.len() <= 9 && part.bytes().all(|b| b.is_ascii_digit())
         };
         let parts: Vec<&str> = core.split('.').collect();
-        let suffix = rest
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b"-+.".contains(&b));
+        let suffix = rest.bytes().all(|b| b.is_ascii_alphanumeric() || b"-+.".contains(&b));
         if parts.len() == 3 && parts.into_iter().all(number) && suffix && rest.len() <= 64 {
             Ok(Self(text.to_owned()))
         } else {
@@ -36,9 +32,7 @@ impl KubernetesVersion {
 
     /// The version of a package such as `1.35.0-1.1`: what comes before its revision.
     pub fn of_package(version: &str) -> Result<Self, InvalidStep> {
-        let upstream = version
-            .rsplit_once('-')
-            .map_or(version, |(upstream, _)| upstream);
+        let upstream = version.rsplit_once('-').map_or(version, |(upstream, _)| upstream);
         Self::parse(&format!("v{upstream}"))
     }
 

@@ -38,10 +38,7 @@ impl WorkError {
     }
 
     fn new(kind: FailureKind, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-        }
+        Self { kind, message: message.into() }
     }
 
     /// A file that could not be used.
@@ -102,11 +99,8 @@ mod tests {
 
     #[test]
     fn an_exit_code_tells_what_may_end_a_failure() {
-        for error in [
-            WorkError::retriable("x"),
-            WorkError::last("x"),
-            WorkError::needs_person("x"),
-        ] {
+        for error in [WorkError::retriable("x"), WorkError::last("x"), WorkError::needs_person("x")]
+        {
             assert_eq!(failure_of(error.exit_code()), error.kind);
         }
         assert_eq!(failure_of(100), FailureKind::Retriable);

@@ -61,10 +61,7 @@ pub struct FileError {
 
 /// Adds the path to an error.
 pub(super) fn at(path: &Path) -> impl Fn(io::Error) -> FileError + '_ {
-    |source| FileError {
-        path: path.to_owned(),
-        source,
-    }
+    |source| FileError { path: path.to_owned(), source }
 }
 
 /// The folder of the program.
@@ -197,10 +194,7 @@ impl Layout {
         };
         for entry in entries.flatten() {
             let name = entry.file_name();
-            let known = kept
-                .iter()
-                .flatten()
-                .any(|id| name.to_str() == Some(id.as_str()));
+            let known = kept.iter().flatten().any(|id| name.to_str() == Some(id.as_str()));
             // A rejected one is remembered, so that it is not tried again at once.
             if known || entry.path().join("rejected").exists() {
                 continue;
@@ -290,10 +284,8 @@ mod tests {
     fn only_versions_that_nobody_names_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let layout = Layout::new(folder.path());
-        let ids: Vec<String> = [b"a", b"b", b"c", b"d"]
-            .iter()
-            .map(|program| layout.put(*program).unwrap())
-            .collect();
+        let ids: Vec<String> =
+            [b"a", b"b", b"c", b"d"].iter().map(|program| layout.put(*program).unwrap()).collect();
         layout.set(Link::Current, &ids[0]).unwrap();
         layout.set(Link::Previous, &ids[1]).unwrap();
         fs::write(layout.rejection(&ids[3]), "why").unwrap();
@@ -303,9 +295,6 @@ mod tests {
         drop(putting);
         layout.prune();
         let there = |id: &String| layout.program(id).exists();
-        assert_eq!(
-            ids.iter().map(there).collect::<Vec<_>>(),
-            [true, true, false, true]
-        );
+        assert_eq!(ids.iter().map(there).collect::<Vec<_>>(), [true, true, false, true]);
     }
 }

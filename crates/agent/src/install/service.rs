@@ -228,9 +228,7 @@ pub struct Installation<'a> {
 
 impl std::fmt::Debug for Installation<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Installation")
-            .field("layout", &self.layout)
-            .finish_non_exhaustive()
+        f.debug_struct("Installation").field("layout", &self.layout).finish_non_exhaustive()
     }
 }
 
@@ -340,9 +338,8 @@ impl Installation<'_> {
 
     fn check_rejection(&self, id: &str, now: Timestamp) -> Result<(), InstallError> {
         let file = self.layout.rejection(id);
-        let Some((at, why)) = fs::read_to_string(&file)
-            .ok()
-            .and_then(|text| exchange::read_rejection(&text))
+        let Some((at, why)) =
+            fs::read_to_string(&file).ok().and_then(|text| exchange::read_rejection(&text))
         else {
             return Ok(());
         };
@@ -353,12 +350,7 @@ impl Installation<'_> {
             remove(&file)?;
             return Ok(());
         }
-        Err(InstallError::Rejected {
-            id: id.to_owned(),
-            minutes,
-            why,
-            file,
-        })
+        Err(InstallError::Rejected { id: id.to_owned(), minutes, why, file })
     }
 
     async fn check_runs(&self, id: &str) -> Result<(), InstallError> {

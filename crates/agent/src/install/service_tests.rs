@@ -63,11 +63,7 @@ impl Units for FakeUnits {
         _: &'a Path,
         _: &'a [&'a str],
     ) -> BoxFuture<'a, Result<String, ProgramError>> {
-        let said = if self.broken {
-            "no such library"
-        } else {
-            "refit-agent 0.1.0\n"
-        };
+        let said = if self.broken { "no such library" } else { "refit-agent 0.1.0\n" };
         Box::pin(async move { Ok(said.to_owned()) })
     }
 }
@@ -84,10 +80,7 @@ struct Lab {
 
 impl Lab {
     fn new() -> Self {
-        Self {
-            folder: tempfile::tempdir().unwrap(),
-            units: FakeUnits::default(),
-        }
+        Self { folder: tempfile::tempdir().unwrap(), units: FakeUnits::default() }
     }
 
     fn layout(&self) -> Layout {
@@ -131,9 +124,7 @@ fn told(value: bool) -> (watch::Sender<bool>, watch::Receiver<bool>) {
 /// Has the running agent exchange itself for the wanted version.
 async fn exchange(lab: &Lab, own: &str) -> String {
     let ((_a, reported), (_b, between)) = (told(true), told(true));
-    exchanged(&lab.layout(), own, reported, between)
-        .await
-        .unwrap()
+    exchanged(&lab.layout(), own, reported, between).await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -157,10 +148,7 @@ async fn a_new_version_waits_until_no_step_is_under_way_and_stays_once_it_has_re
     let (old, new) = (id_of(b"one"), id_of(b"two"));
     lab.install(b"one").await.unwrap();
     let running = old.clone();
-    assert_eq!(
-        lab.install(b"two").await.unwrap(),
-        Outcome::Wanted { running }
-    );
+    assert_eq!(lab.install(b"two").await.unwrap(), Outcome::Wanted { running });
     assert_eq!(lab.current(), Some(old.clone()));
     assert!(!lab.installation().is_settled(b"two").await);
 
@@ -181,19 +169,10 @@ async fn a_new_version_waits_until_no_step_is_under_way_and_stays_once_it_has_re
     guard(&layout, &lab.units).await.unwrap();
     assert_eq!(lab.units.taken(), [format!("watch {old} 600")]);
     let (_told, reported) = told(true);
-    confirmed(&layout, &new, reported, &lab.units)
-        .await
-        .unwrap();
+    confirmed(&layout, &new, reported, &lab.units).await.unwrap();
     assert!(lab.installation().is_settled(b"two").await);
     assert!(
-        !end_trial(
-            &layout,
-            lab.folder.path(),
-            &lab.units,
-            Timestamp::UNIX_EPOCH
-        )
-        .await
-        .unwrap()
+        !end_trial(&layout, lab.folder.path(), &lab.units, Timestamp::UNIX_EPOCH).await.unwrap()
     );
     assert_eq!(lab.current(), Some(new));
 }
@@ -208,11 +187,7 @@ async fn a_version_that_does_not_report_gives_way_to_the_one_before_and_rests_fo
     let layout = lab.layout();
     let at = Timestamp::from_second(600).unwrap();
     lab.units.taken();
-    assert!(
-        end_trial(&layout, lab.folder.path(), &lab.units, at)
-            .await
-            .unwrap()
-    );
+    assert!(end_trial(&layout, lab.folder.path(), &lab.units, at).await.unwrap());
     assert_eq!(lab.units.taken(), ["restart"]);
     assert_eq!((lab.current(), layout.trial()), (Some(old.clone()), None));
     guard(&layout, &lab.units).await.unwrap();
@@ -220,14 +195,8 @@ async fn a_version_that_does_not_report_gives_way_to_the_one_before_and_rests_fo
 
     let soon = Timestamp::from_second(1200).unwrap();
     let error = lab.install_at(b"two", soon).await.unwrap_err().to_string();
-    assert!(
-        error.contains("rejected on this host 10 min ago"),
-        "{error}"
-    );
-    assert_eq!(
-        lab.install_at(b"one", soon).await.unwrap(),
-        Outcome::Unchanged
-    );
+    assert!(error.contains("rejected on this host 10 min ago"), "{error}");
+    assert_eq!(lab.install_at(b"one", soon).await.unwrap(), Outcome::Unchanged);
     let later = Timestamp::from_second(600 + 3600).unwrap();
     let outcome = lab.install_at(b"two", later).await.unwrap();
     assert_eq!(outcome, Outcome::Wanted { running: old });
@@ -312,10 +281,7 @@ async fn other_settings_or_another_unit_reach_the_service_that_runs() {
     let other = BTreeMap::from([("REFIT_LOG".to_owned(), "debug".to_owned())]);
     let install = || async {
         let at = Timestamp::UNIX_EPOCH;
-        lab.installation()
-            .install(b"one", &other, at)
-            .await
-            .unwrap()
+        lab.installation().install(b"one", &other, at).await.unwrap()
     };
     assert_eq!(install().await, Outcome::Reconfigured);
     lab.units.taken();
@@ -361,9 +327,7 @@ async fn a_version_that_is_put_back_has_the_unit_that_it_ran_by() {
     assert!(layout.previous_unit().exists());
     let new = exchange(&lab, &id_of(b"one")).await;
     let (_told, reported) = told(true);
-    confirmed(&layout, &new, reported, &lab.units)
-        .await
-        .unwrap();
+    confirmed(&layout, &new, reported, &lab.units).await.unwrap();
     assert!(!layout.previous_unit().exists());
 }
 

@@ -39,18 +39,12 @@ pub struct BadSetting {
 
 /// Reads `NAME=VALUE`.
 pub fn setting(text: &str) -> Result<(String, String), BadSetting> {
-    let bad = || BadSetting {
-        setting: text.to_owned(),
-    };
+    let bad = || BadSetting { setting: text.to_owned() };
     let (name, value) = text.split_once('=').ok_or_else(bad)?;
     let plain_name = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
     let named = name.starts_with(|c: char| c.is_ascii_uppercase()) && name.chars().all(plain_name);
-    let plain = value
-        .chars()
-        .all(|c| !c.is_control() && !"\"'\\".contains(c));
-    (named && plain)
-        .then(|| (name.to_owned(), value.to_owned()))
-        .ok_or_else(bad)
+    let plain = value.chars().all(|c| !c.is_control() && !"\"'\\".contains(c));
+    (named && plain).then(|| (name.to_owned(), value.to_owned())).ok_or_else(bad)
 }
 
 /// The file of settings: what is there with what is given. Lines of others stay as they are; a

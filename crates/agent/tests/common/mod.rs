@@ -101,11 +101,7 @@ impl Gate for Switch {
     }
 
     fn fate(&self) -> Fate {
-        if *self.dead.borrow() {
-            Fate::Dead
-        } else {
-            Fate::Alive
-        }
+        if *self.dead.borrow() { Fate::Dead } else { Fate::Alive }
     }
 }
 
@@ -189,12 +185,8 @@ impl World {
             let answer = tower::ServiceExt::oneshot(api.clone(), request);
             async move { Ok::<_, Infallible>(answer.await.expect("no connection faults are used")) }
         });
-        let serving = tokio::spawn(refit_kube::serve::serve(
-            listener,
-            None,
-            service,
-            std::future::pending(),
-        ));
+        let serving =
+            tokio::spawn(refit_kube::serve::serve(listener, None, service, std::future::pending()));
         let host = HostState::new(NODE, false, OLD, clock.now());
         Self {
             clock,
@@ -217,16 +209,12 @@ impl World {
         let client = self.client();
         for crd in refit_api::crds::refit_crds() {
             let api: Api<CustomResourceDefinition> = Api::all(client.clone());
-            api.create(&kube::api::PostParams::default(), &crd)
-                .await
-                .unwrap();
+            api.create(&kube::api::PostParams::default(), &crd).await.unwrap();
         }
         let mut namespace = Namespace::default();
         namespace.metadata.name = Some(keys::HOST_PLAN_NAMESPACE.to_owned());
         let api: Api<Namespace> = Api::all(client);
-        api.create(&kube::api::PostParams::default(), &namespace)
-            .await
-            .unwrap();
+        api.create(&kube::api::PostParams::default(), &namespace).await.unwrap();
     }
 
     /// A client of somebody else, past gates and network.
@@ -295,11 +283,8 @@ impl World {
     /// Runs an undisturbed agent until the report says this state of the plan.
     pub(crate) async fn run_to(&self, state: PlanState) -> HostPlanStatus {
         let switch = Switch::new(Kill::Never);
-        let reached = self
-            .run_until(&switch, 2000, async |world| {
-                world.status().await.state == state
-            })
-            .await;
+        let reached =
+            self.run_until(&switch, 2000, async |world| world.status().await.state == state).await;
         let status = self.status().await;
         assert!(reached, "{state:?} is not reached: {status:#?}");
         status
@@ -322,9 +307,7 @@ impl World {
             "metadata": { "name": NODE },
             "spec": spec,
         });
-        apply::apply(&self.api(), keys::MANAGER, NODE, &body)
-            .await
-            .unwrap();
+        apply::apply(&self.api(), keys::MANAGER, NODE, &body).await.unwrap();
     }
 
     /// A plan of these steps, open up to a gate.

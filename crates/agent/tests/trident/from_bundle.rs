@@ -23,10 +23,7 @@ fn bundle_with_image(bench: &Bench) -> BundleRef {
     fs::write(&file, "an image").unwrap();
     let architecture = Architecture::of_this_host().unwrap();
     let mut spec = Spec::new("v1.35.0".to_owned(), architecture);
-    let image = FileSpec {
-        path: file,
-        name: None,
-    };
+    let image = FileSpec { path: file, name: None };
     spec.os_images.push(image);
     let files = build::key::generate(&folder.join("release"), None).unwrap();
     let output = folder.join("bundle.tar");
@@ -35,18 +32,12 @@ fn bundle_with_image(bench: &Bench) -> BundleRef {
     let keys = bench.site.path("/etc/refit/keys");
     fs::create_dir_all(&keys).unwrap();
     fs::copy(files.public, keys.join("release.pub")).unwrap();
-    BundleRef {
-        location: output.display().to_string(),
-        ..BundleRef::default()
-    }
+    BundleRef { location: output.display().to_string(), ..BundleRef::default() }
 }
 
 pub(crate) fn an_image_of_a_bundle_is_staged_and_finalized_without_a_server(bench: &Bench) {
     let bundle = bundle_with_image(bench);
-    let image = OsImageArgs {
-        url: "bundle:///os/azl-3.cosi".to_owned(),
-        ..bench.image.clone()
-    };
+    let image = OsImageArgs { url: "bundle:///os/azl-3.cosi".to_owned(), ..bench.image.clone() };
     fs::create_dir_all(bench.site.units()).unwrap();
     let job = |step: &str, command| JobFile {
         plan: "p".to_owned(),
@@ -58,26 +49,12 @@ pub(crate) fn an_image_of_a_bundle_is_staged_and_finalized_without_a_server(benc
         namespace: String::new(),
     };
     let run = |job: &JobFile| -> Result<(), WorkError> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(carry_out::carry_out(&bench.site, job, &NoSecrets))
     };
-    let stage = job(
-        "stage",
-        Command::StageOsImage {
-            image: image.clone(),
-            bundle: Some(bundle),
-        },
-    );
+    let stage = job("stage", Command::StageOsImage { image: image.clone(), bundle: Some(bundle) });
     // The image server of this host is its own disk: the URL is known once the bundle is there.
-    assert!(
-        run(&stage)
-            .unwrap_err()
-            .message
-            .contains("Failed to load COSI")
-    );
+    assert!(run(&stage).unwrap_err().message.contains("Failed to load COSI"));
     let file = fs::read_dir(bench.site.state().join("bundle/bundles"))
         .unwrap()
         .map(|entry| entry.unwrap().path().join("os/azl-3.cosi"))

@@ -8,15 +8,8 @@ use serde_json::{Value, json};
 
 /// Where the stand-in keeps its host.
 pub(crate) const FOLDER: &str = "REFIT_TRIDENT_STAND_IN";
-const KEYS: [&str; 7] = [
-    "image",
-    "storage",
-    "scripts",
-    "health",
-    "os",
-    "trident",
-    "internalParams",
-];
+const KEYS: [&str; 7] =
+    ["image", "storage", "scripts", "health", "os", "trident", "internalParams"];
 
 /// A host with two volumes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -98,12 +91,7 @@ impl Host {
     }
 
     fn other(&self) -> String {
-        if self.active == "volume-a" {
-            "volume-b"
-        } else {
-            "volume-a"
-        }
-        .to_owned()
+        if self.active == "volume-a" { "volume-b" } else { "volume-a" }.to_owned()
     }
 
     fn update(&mut self, config: &Value, operations: &str) -> Result<(), Failed> {
@@ -129,10 +117,7 @@ impl Host {
         if let Some(key) = config.keys().find(|key| !KEYS.contains(&key.as_str())) {
             return failed(&format!("unknown field `{key}`"));
         }
-        let url = config
-            .get("image")
-            .and_then(|image| image["url"].as_str())
-            .unwrap_or_default();
+        let url = config.get("image").and_then(|image| image["url"].as_str()).unwrap_or_default();
         if !url.contains("://") {
             return failed("invalid value: relative URL without a base");
         }
@@ -164,16 +149,9 @@ impl Host {
             }
             return Ok(());
         }
-        for script in config["scripts"]["preServicing"]
-            .as_array()
-            .into_iter()
-            .flatten()
-        {
+        for script in config["scripts"]["preServicing"].as_array().into_iter().flatten() {
             // The kind of servicing is not known yet when these run.
-            if script["runOn"]
-                .as_array()
-                .is_some_and(|on| on.contains(&json!("all")))
-            {
+            if script["runOn"].as_array().is_some_and(|on| on.contains(&json!("all"))) {
                 self.log.push(format!("script {}", script["name"]));
             }
         }
@@ -235,22 +213,16 @@ impl Host {
                 Ok(())
             }
             _ => {
-                self.log
-                    .push("No servicing in progress, skipping".to_owned());
+                self.log.push("No servicing in progress, skipping".to_owned());
                 Ok(())
             }
         }
     }
 
     fn commit_new(&mut self) -> Result<(), Failed> {
-        let checks = self.spec["health"]["checks"]
-            .as_array()
-            .cloned()
-            .unwrap_or_default();
+        let checks = self.spec["health"]["checks"].as_array().cloned().unwrap_or_default();
         let runs = |check: &&Value| {
-            check["runOn"]
-                .as_array()
-                .is_some_and(|on| on.contains(&json!("ab-update")))
+            check["runOn"].as_array().is_some_and(|on| on.contains(&json!("ab-update")))
         };
         for check in checks.iter().filter(runs) {
             let services = check["systemdServices"].as_array().into_iter().flatten();
@@ -315,9 +287,7 @@ impl Host {
 
 fn has_scripts(config: &Value) -> bool {
     let phases = config["scripts"].as_object().into_iter().flatten();
-    phases
-        .into_iter()
-        .any(|(_, scripts)| scripts.as_array().is_some_and(|list| !list.is_empty()))
+    phases.into_iter().any(|(_, scripts)| scripts.as_array().is_some_and(|list| !list.is_empty()))
 }
 
 /// Plays Trident, or the firmware's tool, and says with which exit code it ends.

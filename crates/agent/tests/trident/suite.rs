@@ -89,10 +89,7 @@ impl Bench {
         let state = folder.path().join("state");
         fs::create_dir_all(&state).unwrap();
         if let Some(path) = real {
-            let tool = Tool {
-                path: path.to_owned(),
-                ..Tool::default()
-            };
+            let tool = Tool { path: path.to_owned(), ..Tool::default() };
             let of = |name: &str| {
                 std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: see README.md"))
             };
@@ -118,12 +115,7 @@ impl Bench {
         let site = Site::at(folder.path().join("root"), state)
             .with_tool(Program::Trident, tool(&[]))
             .with_tool(Program::Efibootmgr, tool(&["efibootmgr"]));
-        let bench = Self {
-            folder,
-            site,
-            image,
-            reboot: None,
-        };
+        let bench = Self { folder, site, image, reboot: None };
         bench.set(&host);
         bench
     }
@@ -154,10 +146,7 @@ impl Bench {
         match &self.reboot {
             None => self.change(Host::boot),
             Some(command) => {
-                let status = Command::new("/bin/sh")
-                    .args(["-c", command])
-                    .status()
-                    .unwrap();
+                let status = Command::new("/bin/sh").args(["-c", command]).status().unwrap();
                 assert!(status.success(), "{command} did not reboot the host");
             }
         }
@@ -165,16 +154,8 @@ impl Bench {
 
     fn with<T>(&self, work: impl AsyncFnOnce(OsImage<'_>) -> T) -> T {
         let trident = TridentCli::new(&self.site);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(work(OsImage::new(
-            &self.site,
-            &trident,
-            "plan",
-            &self.image,
-        )))
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(work(OsImage::new(&self.site, &trident, "plan", &self.image)))
     }
 
     fn stage(&self) -> Result<(), WorkError> {
@@ -216,15 +197,10 @@ fn an_image_is_staged_finalized_booted_and_kept(bench: &Bench) {
     assert_eq!(bench.situation(), Situation::AwaitsBoot);
     bench.boot();
     // A real host's own service may have committed by now.
-    assert!(matches!(
-        bench.situation(),
-        Situation::AwaitsCommit | Situation::Done
-    ));
+    assert!(matches!(bench.situation(), Situation::AwaitsCommit | Situation::Done));
     bench.commit().unwrap();
     assert_eq!(bench.situation(), Situation::Done);
-    let committed = bench
-        .with(async |image| image.is_committed().await)
-        .unwrap();
+    let committed = bench.with(async |image| image.is_committed().await).unwrap();
     assert_eq!(committed, Evidence::Done);
 }
 
@@ -243,10 +219,7 @@ fn a_host_that_has_the_image_is_left_alone(bench: &Bench) {
 fn staging_again_does_nothing(bench: &Bench) {
     bench.stage().unwrap();
     bench.stage().unwrap();
-    assert!(matches!(
-        bench.situation(),
-        Situation::Staged | Situation::Done
-    ));
+    assert!(matches!(bench.situation(), Situation::Staged | Situation::Done));
     if bench.reboot.is_none() {
         assert_eq!(bench.times("staged"), 1);
     }
@@ -257,23 +230,14 @@ fn an_identical_configuration_with_scripts_is_not_submitted_again(bench: &Bench)
     let scripts = json!({ "postProvision": [{ "name": "carry-over", "runOn": ["ab-update"] }] });
     bench.change(|host| host.spec["scripts"] = scripts.clone());
     bench.updated();
-    assert_eq!(
-        bench.host().spec["scripts"],
-        scripts,
-        "the host's own scripts stay"
-    );
+    assert_eq!(bench.host().spec["scripts"], scripts, "the host's own scripts stay");
     let config = bench.folder.path().join("same.yaml");
     fs::write(&config, bench.host().spec.to_string()).unwrap();
     let same = config.display().to_string();
-    let call = bench.site.call(
-        Program::Trident,
-        ["update", &same, "--allowed-operations", "stage"],
-    );
-    let trap = Command::new(&call.program)
-        .args(&call.arguments)
-        .envs(call.environment)
-        .output()
-        .unwrap();
+    let call =
+        bench.site.call(Program::Trident, ["update", &same, "--allowed-operations", "stage"]);
+    let trap =
+        Command::new(&call.program).args(&call.arguments).envs(call.environment).output().unwrap();
     assert!(trap.status.success());
     assert_eq!(bench.host().servicing_state, "ab-update-staged");
     bench.change(|host| {
@@ -317,10 +281,7 @@ fn a_health_check_that_fails_ends_on_the_old_image(bench: &Bench) {
     });
     let error = bench.commit().unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
-    assert!(
-        error.message.contains("kubelet.service is not active"),
-        "{error}"
-    );
+    assert!(error.message.contains("kubelet.service is not active"), "{error}");
     assert_eq!(bench.host().booted, "volume-a");
 }
 
@@ -361,10 +322,7 @@ fn an_image_server_that_is_gone_at_the_finalizing_is_named(bench: &Bench) {
     });
     let error = bench.finalize().unwrap_err();
     assert_eq!(error.kind, FailureKind::Retriable);
-    assert!(
-        error.message.contains("must answer at the finalizing too"),
-        "{error}"
-    );
+    assert!(error.message.contains("must answer at the finalizing too"), "{error}");
     bench.change(|host| {
         host.images.insert(NEW.to_owned(), "bb".repeat(48));
     });
@@ -373,8 +331,7 @@ fn an_image_server_that_is_gone_at_the_finalizing_is_named(bench: &Bench) {
 
 fn an_image_of_another_distribution_is_final(bench: &Bench) {
     bench.change(|host| {
-        host.images
-            .insert(NEW.to_owned(), "another distro".to_owned());
+        host.images.insert(NEW.to_owned(), "another distro".to_owned());
     });
     let error = bench.stage().unwrap_err();
     assert_eq!(error.kind, FailureKind::Final, "{error}");

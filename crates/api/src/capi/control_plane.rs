@@ -29,11 +29,7 @@ use super::{ContractRef, IntOrPercent, MachineDeletion, Opaque, TemplateMeta};
     printcolumn(name = "Desired", type_ = "integer", json_path = ".spec.replicas"),
     printcolumn(name = "Current", type_ = "integer", json_path = ".status.replicas"),
     printcolumn(name = "Ready", type_ = "integer", json_path = ".status.readyReplicas"),
-    printcolumn(
-        name = "Up-to-date",
-        type_ = "integer",
-        json_path = ".status.upToDateReplicas"
-    ),
+    printcolumn(name = "Up-to-date", type_ = "integer", json_path = ".status.upToDateReplicas"),
     printcolumn(name = "Version", type_ = "string", json_path = ".spec.version")
 )]
 #[serde(rename_all = "camelCase")]

@@ -27,11 +27,7 @@ use crate::hooks::RequestHook;
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Discovered\")].status"
     ),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    )
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ExtensionConfigSpec {

@@ -20,11 +20,7 @@ use super::Opaque;
     status = "KubeadmConfigStatus",
     derive = "PartialEq",
     derive = "Default",
-    printcolumn(
-        name = "Data secret",
-        type_ = "string",
-        json_path = ".status.dataSecretName"
-    )
+    printcolumn(name = "Data secret", type_ = "string", json_path = ".status.dataSecretName")
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]

@@ -43,11 +43,7 @@ use crate::keys;
     ),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Version", type_ = "string", json_path = ".spec.version"),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    )
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -64,11 +60,7 @@ pub struct MachineSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// Identity of the machine at its provider.
-    #[serde(
-        default,
-        rename = "providerID",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, rename = "providerID", skip_serializing_if = "Option::is_none")]
     pub provider_id: Option<String>,
     /// Where the machine stands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -179,11 +171,7 @@ pub fn update_machine_pending(object: &impl kube::ResourceExt) -> bool {
     object
         .annotations()
         .get(keys::PENDING_HOOKS)
-        .is_some_and(|hooks| {
-            hooks
-                .split(',')
-                .any(|hook| hook == keys::UPDATE_MACHINE_HOOK)
-        })
+        .is_some_and(|hooks| hooks.split(',').any(|hook| hook == keys::UPDATE_MACHINE_HOOK))
 }
 
 /// Reads `/a/b/c` of a JSON value as text.

@@ -29,21 +29,9 @@ use super::{IntOrPercent, MachineSetDeletion, MachineTemplate};
     printcolumn(name = "Cluster", type_ = "string", json_path = ".spec.clusterName"),
     printcolumn(name = "Desired", type_ = "integer", json_path = ".spec.replicas"),
     printcolumn(name = "Current", type_ = "integer", json_path = ".status.replicas"),
-    printcolumn(
-        name = "Available",
-        type_ = "integer",
-        json_path = ".status.availableReplicas"
-    ),
-    printcolumn(
-        name = "Up-to-date",
-        type_ = "integer",
-        json_path = ".status.upToDateReplicas"
-    ),
-    printcolumn(
-        name = "Version",
-        type_ = "string",
-        json_path = ".spec.template.spec.version"
-    )
+    printcolumn(name = "Available", type_ = "integer", json_path = ".status.availableReplicas"),
+    printcolumn(name = "Up-to-date", type_ = "integer", json_path = ".status.upToDateReplicas"),
+    printcolumn(name = "Version", type_ = "string", json_path = ".spec.template.spec.version")
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]

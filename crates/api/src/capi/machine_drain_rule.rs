@@ -18,17 +18,9 @@ use serde::{Deserialize, Serialize};
     namespaced,
     derive = "PartialEq",
     derive = "Default",
-    printcolumn(
-        name = "Behavior",
-        type_ = "string",
-        json_path = ".spec.drain.behavior"
-    ),
+    printcolumn(name = "Behavior", type_ = "string", json_path = ".spec.drain.behavior"),
     printcolumn(name = "Order", type_ = "string", json_path = ".spec.drain.order"),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    )
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]

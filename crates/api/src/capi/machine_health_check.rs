@@ -23,26 +23,14 @@ use super::{IntOrPercent, Opaque};
     derive = "PartialEq",
     derive = "Default",
     printcolumn(name = "Cluster", type_ = "string", json_path = ".spec.clusterName"),
-    printcolumn(
-        name = "Replicas",
-        type_ = "integer",
-        json_path = ".status.expectedMachines"
-    ),
-    printcolumn(
-        name = "Healthy",
-        type_ = "integer",
-        json_path = ".status.currentHealthy"
-    ),
+    printcolumn(name = "Replicas", type_ = "integer", json_path = ".status.expectedMachines"),
+    printcolumn(name = "Healthy", type_ = "integer", json_path = ".status.currentHealthy"),
     printcolumn(
         name = "Allowed",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"RemediationAllowed\")].status"
     ),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    )
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]

@@ -29,16 +29,8 @@ use super::{MachineSpec, TemplateMeta};
     printcolumn(name = "Cluster", type_ = "string", json_path = ".spec.clusterName"),
     printcolumn(name = "Desired", type_ = "integer", json_path = ".spec.replicas"),
     printcolumn(name = "Current", type_ = "integer", json_path = ".status.replicas"),
-    printcolumn(
-        name = "Available",
-        type_ = "integer",
-        json_path = ".status.availableReplicas"
-    ),
-    printcolumn(
-        name = "Version",
-        type_ = "string",
-        json_path = ".spec.template.spec.version"
-    )
+    printcolumn(name = "Available", type_ = "integer", json_path = ".status.availableReplicas"),
+    printcolumn(name = "Version", type_ = "string", json_path = ".spec.template.spec.version")
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]

@@ -104,11 +104,8 @@ impl IntOrPercent {
             Self::Percent(text) => {
                 let percent: i64 = text.strip_suffix('%')?.parse().ok()?;
                 let scaled = percent.checked_mul(i64::from(replicas))?;
-                let whole = if round_up {
-                    (scaled + 99).div_euclid(100)
-                } else {
-                    scaled.div_euclid(100)
-                };
+                let whole =
+                    if round_up { (scaled + 99).div_euclid(100) } else { scaled.div_euclid(100) };
                 i32::try_from(whole).ok()
             }
         }

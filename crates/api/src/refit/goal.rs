@@ -102,14 +102,8 @@ mod tests {
 
     #[test]
     fn goals_that_differ_have_different_hashes() {
-        let a = Goal {
-            kubernetes_version: "v1.34.2".into(),
-            ..Goal::default()
-        };
-        let b = Goal {
-            kubernetes_version: "v1.35.0".into(),
-            ..Goal::default()
-        };
+        let a = Goal { kubernetes_version: "v1.34.2".into(), ..Goal::default() };
+        let b = Goal { kubernetes_version: "v1.35.0".into(), ..Goal::default() };
         assert_ne!(a.hash(), b.hash());
     }
 }

@@ -45,10 +45,7 @@ pub struct PackageVersion {
     pub name: String,
     /// Version as the package manager writes it, such as `2.1.4-1`; one that ends in `*` takes the
     /// newest that begins so.
-    #[schemars(
-        length(max = 128),
-        regex(pattern = r"^[a-zA-Z0-9][a-zA-Z0-9+.:~_-]*\*?$")
-    )]
+    #[schemars(length(max = 128), regex(pattern = r"^[a-zA-Z0-9][a-zA-Z0-9+.:~_-]*\*?$"))]
     pub version: String,
 }
 

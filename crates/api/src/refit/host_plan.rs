@@ -27,11 +27,7 @@ use super::{PackageDriver, PlannedStep, StepState, StepType};
     printcolumn(name = "Plan", type_ = "string", json_path = ".spec.nodeUpdate"),
     printcolumn(name = "Gate", type_ = "string", json_path = ".spec.gate"),
     printcolumn(name = "State", type_ = "string", json_path = ".status.state"),
-    printcolumn(
-        name = "Kubelet",
-        type_ = "string",
-        json_path = ".status.facts.kubeletVersion"
-    ),
+    printcolumn(name = "Kubelet", type_ = "string", json_path = ".status.facts.kubeletVersion"),
     printcolumn(name = "Agent", type_ = "string", json_path = ".status.agentVersion"),
     printcolumn(name = "Reported", type_ = "date", json_path = ".status.reportedAt")
 )]

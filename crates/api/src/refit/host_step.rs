@@ -122,10 +122,7 @@ pub struct StepAction {
 impl StepAction {
     /// An action that wants nothing but its type.
     pub fn new(type_: StepType) -> Self {
-        Self {
-            type_,
-            ..Self::default()
-        }
+        Self { type_, ..Self::default() }
     }
 }
 

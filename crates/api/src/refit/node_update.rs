@@ -21,38 +21,13 @@ use super::Goal;
     namespaced,
     status = "NodeUpdateStatus",
     derive = "PartialEq",
-    printcolumn(
-        name = "Machine",
-        type_ = "string",
-        json_path = ".spec.machineRef.name"
-    ),
-    printcolumn(
-        name = "Goal",
-        type_ = "string",
-        json_path = ".spec.goal.kubernetesVersion"
-    ),
+    printcolumn(name = "Machine", type_ = "string", json_path = ".spec.machineRef.name"),
+    printcolumn(name = "Goal", type_ = "string", json_path = ".spec.goal.kubernetesVersion"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
-    printcolumn(
-        name = "Percent",
-        type_ = "integer",
-        json_path = ".status.progress.percent"
-    ),
-    printcolumn(
-        name = "Blocked by",
-        type_ = "string",
-        json_path = ".status.blockedBy[0].reason"
-    ),
-    printcolumn(
-        name = "Message",
-        type_ = "string",
-        json_path = ".status.message",
-        priority = 1
-    ),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    )
+    printcolumn(name = "Percent", type_ = "integer", json_path = ".status.progress.percent"),
+    printcolumn(name = "Blocked by", type_ = "string", json_path = ".status.blockedBy[0].reason"),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.message", priority = 1),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = ("self.machineRef == oldSelf.machineRef && self.goal == oldSelf.goal && self.goalHash == oldSelf.goalHash && self.origin == oldSelf.origin && self.updaters == oldSelf.updaters", "spec is immutable but for stage"))]

@@ -21,11 +21,7 @@ use serde::{Deserialize, Serialize};
     derive = "PartialEq",
     printcolumn(name = "Owner", type_ = "string", json_path = ".spec.owner.kind"),
     printcolumn(name = "Limit", type_ = "integer", json_path = ".status.limit"),
-    printcolumn(
-        name = "Busy",
-        type_ = "string",
-        json_path = ".status.slots[*].machine"
-    ),
+    printcolumn(name = "Busy", type_ = "string", json_path = ".status.slots[*].machine"),
     printcolumn(
         name = "Progressing",
         type_ = "string",
@@ -54,11 +50,7 @@ use serde::{Deserialize, Serialize};
         json_path = ".status.uncovered[*]",
         priority = 1
     ),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    )
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = ("self == oldSelf", "spec is immutable: it names the owner of the group"))]

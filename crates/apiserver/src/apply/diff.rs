@@ -82,10 +82,7 @@ fn descend(
 /// A value of another type in the same place: the place changed, all below it went and came
 fn replaced(old: &Value, new: &Value, node: &Node, changes: &mut Changes) {
     changes.modified.own = true;
-    let below = |value| PathSet {
-        own: false,
-        ..all_fields(value, node)
-    };
+    let below = |value| PathSet { own: false, ..all_fields(value, node) };
     changes.removed.merge(below(old));
     changes.added.merge(below(new));
 }

@@ -31,17 +31,13 @@ pub(crate) fn decode(value: &Value) -> Option<PathSet> {
 
 fn decode_children(value: &Value) -> Option<PathSet> {
     let fields = value.as_object()?;
-    let mut set = PathSet {
-        own: fields.is_empty(),
-        children: BTreeMap::new(),
-    };
+    let mut set = PathSet { own: fields.is_empty(), children: BTreeMap::new() };
     for (element, value) in fields {
         if element == "." {
             set.own = true;
             continue;
         }
-        set.children
-            .insert(canonical(element)?, decode_children(value)?);
+        set.children.insert(canonical(element)?, decode_children(value)?);
     }
     Some(set)
 }

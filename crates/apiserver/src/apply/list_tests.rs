@@ -9,15 +9,8 @@ use crate::schema::Schema;
 #[test]
 fn an_item_of_a_list_map_is_merged_by_its_key() {
     let live = applied(None, "a", &json!({"items": [{"name": "x", "value": "1"}]}));
-    let live = applied(
-        Some(&live),
-        "b",
-        &json!({"items": [{"name": "x", "other": "2"}]}),
-    );
-    assert_eq!(
-        live["spec"]["items"],
-        json!([{"name": "x", "value": "1", "other": "2"}])
-    );
+    let live = applied(Some(&live), "b", &json!({"items": [{"name": "x", "other": "2"}]}));
+    assert_eq!(live["spec"]["items"], json!([{"name": "x", "value": "1", "other": "2"}]));
     let expected = json!({"f:spec": {"f:items": {
         "k:{\"name\":\"x\"}": {".": {}, "f:name": {}, "f:other": {}},
     }}});
@@ -41,11 +34,7 @@ fn an_abandoned_item_of_a_list_map_goes() {
 #[test]
 fn an_abandoned_item_that_another_manager_applies_keeps_its_part_and_its_key() {
     let live = applied(None, "a", &json!({"items": [{"name": "x", "value": "1"}]}));
-    let live = applied(
-        Some(&live),
-        "b",
-        &json!({"items": [{"name": "x", "other": "2"}]}),
-    );
+    let live = applied(Some(&live), "b", &json!({"items": [{"name": "x", "other": "2"}]}));
     let live = applied(Some(&live), "a", &json!({"replicas": 1}));
     assert_eq!(live["spec"]["items"], json!([{"name": "x", "other": "2"}]));
 }
@@ -56,28 +45,16 @@ fn items_keep_their_places_between_applies() {
     let live = applied(Some(&live), "b", &json!({"items": [{"name": "b"}]}));
     let config = json!({"items": [{"name": "c"}, {"name": "d"}, {"name": "a"}]});
     let live = applied(Some(&live), "a", &config);
-    let names: Vec<&Value> = live["spec"]["items"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|item| &item["name"])
-        .collect();
+    let names: Vec<&Value> =
+        live["spec"]["items"].as_array().unwrap().iter().map(|item| &item["name"]).collect();
     assert_eq!(names, ["c", "d", "a", "b"]);
     assert_eq!(applied(Some(&live), "a", &config), live);
 }
 
 #[test]
 fn a_key_with_a_default_may_be_left_out() {
-    let live = applied(
-        None,
-        "a",
-        &json!({"ports": [{"port": 80, "protocol": "TCP"}]}),
-    );
-    let live = applied(
-        Some(&live),
-        "b",
-        &json!({"ports": [{"port": 80, "name": "http"}]}),
-    );
+    let live = applied(None, "a", &json!({"ports": [{"port": 80, "protocol": "TCP"}]}));
+    let live = applied(Some(&live), "b", &json!({"ports": [{"port": 80, "name": "http"}]}));
     let expected = json!([{"port": 80, "protocol": "TCP", "name": "http"}]);
     assert_eq!(live["spec"]["ports"], expected);
 }
@@ -85,11 +62,7 @@ fn a_key_with_a_default_may_be_left_out() {
 #[test]
 fn an_item_without_its_key_is_refused() {
     let live = applied(None, "a", &json!({}));
-    let error = refused(
-        &live,
-        "a",
-        &json!({"items": [{"name": "x"}, {"value": "1"}]}),
-    );
+    let error = refused(&live, "a", &json!({"items": [{"name": "x"}, {"value": "1"}]}));
     assert_eq!(
         error.to_string(),
         ".spec.items: element 1: associative list with keys has an element that omits key field \
@@ -100,15 +73,8 @@ fn an_item_without_its_key_is_refused() {
 #[test]
 fn an_item_that_comes_twice_is_refused() {
     let live = applied(None, "a", &json!({}));
-    let error = refused(
-        &live,
-        "a",
-        &json!({"items": [{"name": "x"}, {"name": "x"}]}),
-    );
-    assert_eq!(
-        error.to_string(),
-        ".spec.items: duplicate entries for key [{\"name\":\"x\"}]"
-    );
+    let error = refused(&live, "a", &json!({"items": [{"name": "x"}, {"name": "x"}]}));
+    assert_eq!(error.to_string(), ".spec.items: duplicate entries for key [{\"name\":\"x\"}]");
 }
 
 #[test]
@@ -126,19 +92,13 @@ fn a_set_is_merged_item_by_item() {
 fn an_atomic_list_has_one_owner() {
     let live = applied(None, "a", &json!({"args": ["x"]}));
     assert_eq!(owned(&live, "a"), json!({"f:spec": {"f:args": {}}}));
-    assert_eq!(
-        conflicts(&live, "b", &json!({"args": ["x", "y"]}))[0].field,
-        ".spec.args"
-    );
+    assert_eq!(conflicts(&live, "b", &json!({"args": ["x", "y"]}))[0].field, ".spec.args");
 }
 
 #[test]
 fn an_atomic_map_has_one_owner() {
     let live = applied(None, "a", &json!({"selector": {"x": "1"}}));
-    assert_eq!(
-        conflicts(&live, "b", &json!({"selector": {"y": "1"}}))[0].field,
-        ".spec.selector"
-    );
+    assert_eq!(conflicts(&live, "b", &json!({"selector": {"y": "1"}}))[0].field, ".spec.selector");
     let live = applied(Some(&live), "a", &json!({"selector": {"z": "1"}}));
     assert_eq!(live["spec"]["selector"], json!({"z": "1"}));
 }
@@ -159,15 +119,10 @@ fn undeclared_fields_merge_by_key_and_their_lists_are_atomic() {
     let live = apply(request(None, &config, "a", &schema)).unwrap();
     let config = object(&json!({"a": {"y": 2}}));
     let live = apply(request(Some(&live), &config, "b", &schema)).unwrap();
-    assert_eq!(
-        live["spec"],
-        json!({"a": {"x": 1, "y": 2}, "list": [{"name": "n"}]})
-    );
+    assert_eq!(live["spec"], json!({"a": {"x": 1, "y": 2}, "list": [{"name": "n"}]}));
     let config = object(&json!({"list": [{"name": "n", "v": 1}]}));
     let error = apply(request(Some(&live), &config, "b", &schema)).unwrap_err();
-    let ApplyError::Conflicts(conflicts) = error else {
-        panic!("{error}")
-    };
+    let ApplyError::Conflicts(conflicts) = error else { panic!("{error}") };
     assert_eq!(conflicts[0].field, ".spec.list");
 }
 
@@ -190,17 +145,9 @@ fn conditions_of_built_in_kinds_merge_by_type() {
     assert_eq!(live["status"]["conditions"].as_array().unwrap().len(), 2);
     let not_ready = status(json!({"type": "Ready", "status": "False"}));
     let error = apply(status_request(Some(&live), &not_ready, "other")).unwrap_err();
-    let ApplyError::Conflicts(conflicts) = error else {
-        panic!("{error}")
-    };
-    assert_eq!(
-        conflicts[0].field,
-        ".status.conditions[type=\"Ready\"].status"
-    );
-    assert_eq!(
-        conflicts[0].message,
-        "conflict with \"kubelet\" with subresource \"status\""
-    );
+    let ApplyError::Conflicts(conflicts) = error else { panic!("{error}") };
+    assert_eq!(conflicts[0].field, ".status.conditions[type=\"Ready\"].status");
+    assert_eq!(conflicts[0].message, "conflict with \"kubelet\" with subresource \"status\"");
 }
 
 #[test]
@@ -223,18 +170,10 @@ fn containers_of_a_pod_template_merge_by_name_and_ports_by_number() {
 
 #[test]
 fn a_list_of_ten_thousand_items_merges_in_a_moment() {
-    let items: Vec<Value> = (0..10_000)
-        .map(|n| json!({"name": format!("n{n}"), "value": "x"}))
-        .collect();
+    let items: Vec<Value> =
+        (0..10_000).map(|n| json!({"name": format!("n{n}"), "value": "x"})).collect();
     let live = applied(None, "a", &json!({"items": items}));
-    let live = applied(
-        Some(&live),
-        "b",
-        &json!({"items": [{"name": "n9999", "other": "y"}]}),
-    );
+    let live = applied(Some(&live), "b", &json!({"items": [{"name": "n9999", "other": "y"}]}));
     let live = applied(Some(&live), "a", &json!({}));
-    assert_eq!(
-        live["spec"]["items"],
-        json!([{"name": "n9999", "other": "y"}])
-    );
+    assert_eq!(live["spec"]["items"], json!([{"name": "n9999", "other": "y"}]));
 }

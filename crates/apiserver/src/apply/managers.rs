@@ -96,15 +96,8 @@ impl Managers {
     /// Reads an object's entries; entries that cannot be read count as none, as in Kubernetes
     pub(crate) fn of_object(object: Option<&Value>) -> Self {
         let list = object.and_then(|object| object.pointer("/metadata/managedFields"));
-        let entries = list
-            .and_then(Value::as_array)
-            .map_or(&[][..], Vec::as_slice);
-        entries
-            .iter()
-            .map(decode)
-            .collect::<Option<BTreeMap<_, _>>>()
-            .map(Self)
-            .unwrap_or_default()
+        let entries = list.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        entries.iter().map(decode).collect::<Option<BTreeMap<_, _>>>().map(Self).unwrap_or_default()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -152,11 +145,7 @@ impl Managers {
         for (writer, entry) in self.0.iter().filter(|(writer, _)| *writer != me) {
             for field in entry.set.intersection(touched).paths() {
                 let (manager, message) = (writer.manager.clone(), writer.conflict());
-                conflicts.push(Conflict {
-                    manager,
-                    field,
-                    message,
-                });
+                conflicts.push(Conflict { manager, field, message });
             }
         }
         conflicts.sort();
@@ -205,16 +194,8 @@ impl Managers {
         // One more than the excess: the entry that they are folded into counts too.
         for (time, writer) in updates.into_iter().take(excess + 1) {
             if let Some(entry) = self.0.remove(&writer) {
-                let ancient = Writer {
-                    manager: ANCIENT_CHANGES.to_owned(),
-                    ..writer
-                };
-                self.add(
-                    ancient,
-                    &entry.api_version,
-                    entry.set,
-                    time.unwrap_or_default(),
-                );
+                let ancient = Writer { manager: ANCIENT_CHANGES.to_owned(), ..writer };
+                self.add(ancient, &entry.api_version, entry.set, time.unwrap_or_default());
             }
         }
     }
@@ -232,20 +213,10 @@ impl Managers {
         }
         let mut entries: Vec<(&Writer, &Entry)> = self.0.iter().collect();
         entries.sort_by_key(|(writer, entry)| {
-            (
-                writer.operation,
-                &entry.time,
-                &writer.manager,
-                &entry.api_version,
-            )
+            (writer.operation, &entry.time, &writer.manager, &entry.api_version)
         });
-        let list = entries
-            .into_iter()
-            .map(|(writer, entry)| encode(writer, entry))
-            .collect();
-        let metadata = object
-            .entry("metadata")
-            .or_insert_with(|| Value::Object(Map::new()));
+        let list = entries.into_iter().map(|(writer, entry)| encode(writer, entry)).collect();
+        let metadata = object.entry("metadata").or_insert_with(|| Value::Object(Map::new()));
         if let Value::Object(metadata) = metadata {
             metadata.insert("managedFields".to_owned(), Value::Array(list));
         }
@@ -259,10 +230,7 @@ pub(crate) fn time(now: jiff::Timestamp) -> String {
 
 /// Takes the entries out of an object
 pub(crate) fn take_managed_fields(object: &mut Value) -> Option<Value> {
-    object
-        .get_mut("metadata")?
-        .as_object_mut()?
-        .remove("managedFields")
+    object.get_mut("metadata")?.as_object_mut()?.remove("managedFields")
 }
 
 /// A copy of an object without its entries
@@ -285,14 +253,7 @@ fn decode(entry: &Value) -> Option<(Writer, Entry)> {
         None => PathSet::default(),
     };
     let time = entry.get("time").and_then(Value::as_str).map(str::to_owned);
-    Some((
-        writer,
-        Entry {
-            api_version: api_version.to_owned(),
-            time,
-            set,
-        },
-    ))
+    Some((writer, Entry { api_version: api_version.to_owned(), time, set }))
 }
 
 fn encode(writer: &Writer, entry: &Entry) -> Value {

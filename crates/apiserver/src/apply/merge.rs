@@ -45,10 +45,7 @@ pub(crate) fn all_fields(value: &Value, node: &Node) -> PathSet {
 }
 
 fn fields_of(value: &Value, node: &Node, all: bool) -> PathSet {
-    let mut set = PathSet {
-        own: all,
-        children: BTreeMap::new(),
-    };
+    let mut set = PathSet { own: all, children: BTreeMap::new() };
     match view(value, node) {
         View::Leaf => set.own = true,
         View::Map(fields) => {
@@ -64,10 +61,7 @@ fn fields_of(value: &Value, node: &Node, all: bool) -> PathSet {
         View::List(items) => {
             for item in items {
                 if let Some(element) = list_element(node, item) {
-                    let below = PathSet {
-                        own: true,
-                        ..fields_of(item, node.item(), all)
-                    };
+                    let below = PathSet { own: true, ..fields_of(item, node.item(), all) };
                     set.graft(element, below);
                 }
             }
@@ -133,17 +127,12 @@ fn merge_list(
         _ => Vec::new(),
     };
     let is_wanted: BTreeSet<&str> = wanted.iter().map(String::as_str).collect();
-    let live_elements: Vec<Option<String>> = live_items
-        .iter()
-        .map(|item| list_element(node, item))
-        .collect();
+    let live_elements: Vec<Option<String>> =
+        live_items.iter().map(|item| list_element(node, item)).collect();
     let mut known: BTreeMap<&str, Value> = BTreeMap::new();
     let mut rest = Vec::with_capacity(live_items.len());
     for (item, element) in live_items.into_iter().zip(&live_elements) {
-        match element
-            .as_deref()
-            .filter(|element| is_wanted.contains(element))
-        {
+        match element.as_deref().filter(|element| is_wanted.contains(element)) {
             Some(element) => {
                 known.entry(element).or_insert(item);
                 rest.push((Some(element), Value::Null));
@@ -174,10 +163,7 @@ fn merge_list(
         merged.push(value);
         placed.insert(element);
     }
-    merged.extend(
-        rest.filter(|(element, _)| element.is_none())
-            .map(|(_, item)| item),
-    );
+    merged.extend(rest.filter(|(element, _)| element.is_none()).map(|(_, item)| item));
     *live = Value::Array(merged);
     Ok(())
 }
@@ -203,11 +189,7 @@ fn elements(items: &[Value], node: &Node, path: &str) -> Result<Vec<String>, App
 fn missing_key(item: &Value, node: &Node, path: &str, index: usize) -> String {
     let key = match &node.list {
         ListType::Map(keys) => keys.iter().find(|key| {
-            let default = node
-                .item()
-                .properties
-                .get(*key)
-                .and_then(|key| key.default.as_ref());
+            let default = node.item().properties.get(*key).and_then(|key| key.default.as_ref());
             item.get(*key).is_none() && default.is_none()
         }),
         _ => None,

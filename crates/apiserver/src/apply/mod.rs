@@ -114,11 +114,7 @@ pub fn apply(r: ApplyRequest<'_>) -> Result<Value, ApplyError> {
     let last = managers.set_of(&me).cloned().unwrap_or_default();
     managers.insert(
         me.clone(),
-        Entry {
-            api_version: r.api_version.to_owned(),
-            time: managers.time_of(&me),
-            set: applied,
-        },
+        Entry { api_version: r.api_version.to_owned(), time: managers.time_of(&me), set: applied },
     );
 
     let mut merged = r.live.cloned().unwrap_or_else(|| Value::Object(Map::new()));
@@ -157,18 +153,11 @@ pub fn apply(r: ApplyRequest<'_>) -> Result<Value, ApplyError> {
 /// metadata of the server's, and what another endpoint owns
 fn prepare_config(r: &ApplyRequest<'_>) -> Result<Value, ApplyError> {
     let Value::Object(fields) = r.config else {
-        return Err(ApplyError::Invalid(
-            "the applied configuration must be an object".to_owned(),
-        ));
+        return Err(ApplyError::Invalid("the applied configuration must be an object".to_owned()));
     };
-    let managed = r
-        .config
-        .pointer("/metadata/managedFields")
-        .and_then(Value::as_array);
+    let managed = r.config.pointer("/metadata/managedFields").and_then(Value::as_array);
     if managed.is_some_and(|entries| !entries.is_empty()) {
-        return Err(ApplyError::Invalid(
-            "metadata.managedFields must be nil".to_owned(),
-        ));
+        return Err(ApplyError::Invalid("metadata.managedFields must be nil".to_owned()));
     }
     let of_status = |key: &str| matches!(key, "apiVersion" | "kind" | "status");
     let mut config: Map<String, Value> = fields
@@ -237,30 +226,21 @@ fn remember_before_first_apply(managers: &mut Managers, live: &Value, r: &ApplyR
         api_version: r.api_version.to_owned(),
         subresource: String::new(),
     };
-    let entry = Entry {
-        api_version: r.api_version.to_owned(),
-        time: Some(managers::time(r.now)),
-        set,
-    };
+    let entry =
+        Entry { api_version: r.api_version.to_owned(), time: Some(managers::time(r.now)), set };
     managers.insert(writer, entry);
 }
 
 fn conflict_message(conflicts: &[Conflict]) -> String {
     if let [conflict] = conflicts {
-        return format!(
-            "Apply failed with 1 conflict: {}: {}",
-            conflict.message, conflict.field
-        );
+        return format!("Apply failed with 1 conflict: {}: {}", conflict.message, conflict.field);
     }
     let mut text = format!("Apply failed with {} conflicts: ", conflicts.len());
     let mut last = "";
     for conflict in conflicts {
         if conflict.message != last {
             let separator = if last.is_empty() { "" } else { "\n" };
-            let rest = conflict
-                .message
-                .strip_prefix("conflict")
-                .unwrap_or(&conflict.message);
+            let rest = conflict.message.strip_prefix("conflict").unwrap_or(&conflict.message);
             write!(text, "{separator}conflicts{rest}:").expect("a String takes every text");
             last = &conflict.message;
         }

@@ -58,10 +58,7 @@ impl PathSet {
 
     /// The paths that are in both
     pub(crate) fn intersection(&self, other: &Self) -> Self {
-        let mut both = Self {
-            own: self.own && other.own,
-            children: BTreeMap::new(),
-        };
+        let mut both = Self { own: self.own && other.own, children: BTreeMap::new() };
         for (element, set) in &self.children {
             if let Some(other) = other.children.get(element) {
                 both.graft(element.as_str(), set.intersection(other));

@@ -42,22 +42,18 @@ fn spec(prefix: &'static str) -> impl Strategy<Value = Value> {
 
 fn applied(live: Option<&Value>, spec: &Value, manager: &str, force: bool) -> Value {
     let config = object(spec);
-    apply(ApplyRequest {
-        force,
-        ..request(live, &config, manager, &schema())
-    })
-    .unwrap()
+    apply(ApplyRequest { force, ..request(live, &config, manager, &schema()) }).unwrap()
 }
 
 /// Everything in `part` is in `whole`: fields, items of sets, and items with a name
 fn contains(whole: &Value, part: &Value) -> bool {
     match (whole, part) {
-        (Value::Object(whole), Value::Object(part)) => part
-            .iter()
-            .all(|(key, part)| whole.get(key).is_some_and(|whole| contains(whole, part))),
-        (Value::Array(whole), Value::Array(part)) => part
-            .iter()
-            .all(|part| whole.iter().any(|whole| contains(whole, part))),
+        (Value::Object(whole), Value::Object(part)) => {
+            part.iter().all(|(key, part)| whole.get(key).is_some_and(|whole| contains(whole, part)))
+        }
+        (Value::Array(whole), Value::Array(part)) => {
+            part.iter().all(|part| whole.iter().any(|whole| contains(whole, part)))
+        }
         _ => whole == part,
     }
 }

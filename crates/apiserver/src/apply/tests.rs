@@ -77,11 +77,7 @@ pub(super) fn applied(live: Option<&Value>, manager: &str, spec: &Value) -> Valu
 
 pub(super) fn forced(live: &Value, manager: &str, spec: &Value) -> Value {
     let config = object(spec);
-    apply(ApplyRequest {
-        force: true,
-        ..request(Some(live), &config, manager, &schema())
-    })
-    .unwrap()
+    apply(ApplyRequest { force: true, ..request(Some(live), &config, manager, &schema()) }).unwrap()
 }
 
 pub(super) fn refused(live: &Value, manager: &str, spec: &Value) -> ApplyError {
@@ -97,23 +93,13 @@ pub(super) fn conflicts(live: &Value, manager: &str, spec: &Value) -> Vec<Confli
 
 /// The object after a plain write by a manager
 pub(super) fn updated(old: Option<&Value>, mut new: Value, manager: &str) -> Value {
-    track_update(
-        old,
-        &mut new,
-        manager,
-        "example.com/v1",
-        "",
-        at(5),
-        &schema(),
-    );
+    track_update(old, &mut new, manager, "example.com/v1", "", at(5), &schema());
     new
 }
 
 pub(super) fn entry<'a>(object: &'a Value, manager: &str, operation: &str) -> Option<&'a Value> {
     let entries = object.pointer("/metadata/managedFields")?.as_array()?;
-    entries
-        .iter()
-        .find(|entry| entry["manager"] == manager && entry["operation"] == operation)
+    entries.iter().find(|entry| entry["manager"] == manager && entry["operation"] == operation)
 }
 
 pub(super) fn owned(object: &Value, manager: &str) -> Value {
@@ -142,10 +128,8 @@ fn the_first_apply_creates_the_object_and_owns_its_fields() {
 fn an_apply_that_changes_nothing_returns_the_live_object_with_its_times() {
     let live = applied(None, "a", &json!({"replicas": 3, "set": ["x"]}));
     let config = object(&json!({"replicas": 3, "set": ["x"]}));
-    let again = apply(ApplyRequest {
-        now: at(60),
-        ..request(Some(&live), &config, "a", &schema())
-    });
+    let again =
+        apply(ApplyRequest { now: at(60), ..request(Some(&live), &config, "a", &schema()) });
     assert_eq!(again.unwrap(), live);
 }
 
@@ -154,19 +138,10 @@ fn a_changing_apply_moves_the_time_of_its_own_entry_only() {
     let live = applied(None, "a", &json!({"replicas": 3}));
     let live = applied(Some(&live), "b", &json!({"paused": true}));
     let config = object(&json!({"replicas": 4}));
-    let live = apply(ApplyRequest {
-        now: at(60),
-        ..request(Some(&live), &config, "a", &schema())
-    });
+    let live = apply(ApplyRequest { now: at(60), ..request(Some(&live), &config, "a", &schema()) });
     let live = live.unwrap();
-    assert_eq!(
-        entry(&live, "a", "Apply").unwrap()["time"],
-        "2027-01-15T08:01:00Z"
-    );
-    assert_eq!(
-        entry(&live, "b", "Apply").unwrap()["time"],
-        "2027-01-15T08:00:00Z"
-    );
+    assert_eq!(entry(&live, "a", "Apply").unwrap()["time"], "2027-01-15T08:01:00Z");
+    assert_eq!(entry(&live, "b", "Apply").unwrap()["time"], "2027-01-15T08:00:00Z");
 }
 
 #[test]
@@ -213,11 +188,7 @@ fn another_managers_value_is_a_conflict_that_names_manager_and_field() {
     let live = applied(None, "a", &json!({"replicas": 3}));
     let conflicts = conflicts(&live, "b", &json!({"replicas": 4}));
     let message = "conflict with \"a\"".to_owned();
-    let expected = Conflict {
-        manager: "a".into(),
-        field: ".spec.replicas".into(),
-        message,
-    };
+    let expected = Conflict { manager: "a".into(), field: ".spec.replicas".into(), message };
     assert_eq!(conflicts, [expected]);
     let error = refused(&live, "b", &json!({"replicas": 4}));
     assert_eq!(
@@ -230,11 +201,7 @@ fn another_managers_value_is_a_conflict_that_names_manager_and_field() {
 fn several_conflicts_are_listed_by_manager() {
     let live = applied(None, "a", &json!({"replicas": 3, "paused": true}));
     let live = updated(Some(&live), with(&live, "/spec/args", json!(["x"])), "u");
-    let error = refused(
-        &live,
-        "b",
-        &json!({"replicas": 4, "paused": false, "args": []}),
-    );
+    let error = refused(&live, "b", &json!({"replicas": 4, "paused": false, "args": []}));
     assert_eq!(
         error.to_string(),
         "Apply failed with 3 conflicts: conflicts with \"a\":\n- .spec.paused\n- .spec.replicas\n\
@@ -262,10 +229,7 @@ fn a_manager_that_owns_nothing_any_more_is_forgotten() {
 fn the_fields_of_an_update_conflict_with_an_apply() {
     let live = updated(None, object(&json!({"replicas": 3})), "kubectl");
     let conflicts = conflicts(&live, "a", &json!({"replicas": 4}));
-    assert_eq!(
-        conflicts[0].message,
-        "conflict with \"kubectl\" using example.com/v1"
-    );
+    assert_eq!(conflicts[0].message, "conflict with \"kubectl\" using example.com/v1");
     assert_eq!(conflicts[0].field, ".spec.replicas");
 }
 
@@ -277,10 +241,7 @@ fn identity_and_what_the_server_writes_are_owned_by_nobody() {
             "generation": 1, "creationTimestamp": null, "labels": {"a": "b"}},
     });
     let live = apply(request(None, &config, "a", &schema())).unwrap();
-    assert_eq!(
-        owned(&live, "a"),
-        json!({"f:metadata": {"f:labels": {"f:a": {}}}})
-    );
+    assert_eq!(owned(&live, "a"), json!({"f:metadata": {"f:labels": {"f:a": {}}}}));
     let live = updated(None, config, "u");
     let expected = json!({"f:metadata": {"f:labels": {".": {}, "f:a": {}}}});
     assert_eq!(owned_by_update(&live, "u"), expected);
@@ -320,10 +281,8 @@ fn an_apply_to_status_touches_nothing_else() {
     config["metadata"]["labels"] = json!({"x": "y"});
     config["status"] = json!({"phase": "Ready"});
     let schema = schema();
-    let to_status = ApplyRequest {
-        subresource: "status",
-        ..request(Some(&live), &config, "a", &schema)
-    };
+    let to_status =
+        ApplyRequest { subresource: "status", ..request(Some(&live), &config, "a", &schema) };
     let live = apply(to_status).unwrap();
     assert_eq!(live["spec"], json!({"replicas": 3}));
     assert_eq!(live["status"], json!({"phase": "Ready"}));
@@ -369,14 +328,8 @@ fn an_applier_stays_the_same_through_versions() {
     };
     let live = apply(request).unwrap();
     assert_eq!(live["spec"], json!({"paused": true}));
-    assert_eq!(
-        live["metadata"]["managedFields"].as_array().unwrap().len(),
-        1
-    );
-    assert_eq!(
-        live["metadata"]["managedFields"][0]["apiVersion"],
-        "example.com/v2"
-    );
+    assert_eq!(live["metadata"]["managedFields"].as_array().unwrap().len(), 1);
+    assert_eq!(live["metadata"]["managedFields"][0]["apiVersion"], "example.com/v2");
 }
 
 /// A copy with one value set
@@ -396,15 +349,7 @@ fn kubectl_takes_over_what_it_applied_client_side_and_nobody_changed() {
         "metadata": {"name": "a", "annotations": {note: last}},
         "spec": {"replicas": 1, "paused": false}});
     let manager = "kubectl-client-side-apply";
-    track_update(
-        None,
-        &mut live,
-        manager,
-        "example.com/v1",
-        "",
-        at(0),
-        &schema,
-    );
+    track_update(None, &mut live, manager, "example.com/v1", "", at(0), &schema);
     let config = |spec: Value| {
         json!({"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "a"},
             "spec": spec})

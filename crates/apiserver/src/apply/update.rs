@@ -58,11 +58,7 @@ fn start(old: Option<&Value>, sent: Option<Value>) -> Managers {
     }
     let sent = serde_json::json!({"metadata": {"managedFields": sent}});
     let managers = Managers::of_object(Some(&sent));
-    if managers.is_empty() {
-        Managers::of_object(old)
-    } else {
-        managers
-    }
+    if managers.is_empty() { Managers::of_object(old) } else { managers }
 }
 
 fn put(object: &mut Value, entries: Option<Value>) {

@@ -35,9 +35,7 @@ pub(super) fn authenticate(
     };
     let bearer = header.to_str().ok().and_then(|text| {
         let (scheme, token) = text.trim().split_once(' ')?;
-        scheme
-            .eq_ignore_ascii_case("bearer")
-            .then(|| token.trim().to_owned())
+        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim().to_owned())
     });
     let Some(bearer) = bearer.filter(|bearer| !bearer.is_empty()) else {
         return Ok(Identity::anonymous());
@@ -52,10 +50,8 @@ pub(super) fn of_certificate(der: &[u8]) -> Option<Identity> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     let subject = certificate.subject();
     let user = subject.iter_common_name().next()?.as_str().ok()?;
-    let groups: Vec<&str> = subject
-        .iter_organization()
-        .filter_map(|name| name.as_str().ok())
-        .collect();
+    let groups: Vec<&str> =
+        subject.iter_organization().filter_map(|name| name.as_str().ok()).collect();
     (!user.is_empty()).then(|| Identity::new(user, &groups))
 }
 
@@ -72,21 +68,14 @@ pub(super) fn of_token(
         return Some((identity.clone(), Vec::new()));
     }
     let claims = token::read(&required.signing_key, bearer, now)?;
-    let wanted: Vec<String> = if audiences.is_empty() {
-        vec![token::AUDIENCE.to_owned()]
-    } else {
-        audiences.to_vec()
-    };
-    let fits: Vec<String> = wanted
-        .into_iter()
-        .filter(|audience| claims.audiences.contains(audience))
-        .collect();
+    let wanted: Vec<String> =
+        if audiences.is_empty() { vec![token::AUDIENCE.to_owned()] } else { audiences.to_vec() };
+    let fits: Vec<String> =
+        wanted.into_iter().filter(|audience| claims.audiences.contains(audience)).collect();
     if fits.is_empty() {
         return None;
     }
-    let store = store
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let store = store.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     claims.identity(&store).map(|identity| (identity, fits))
 }
 
@@ -132,11 +121,7 @@ pub(super) fn impersonate(
     {
         wanted.groups = Identity::service_account(&namespace, &name, "").groups;
     }
-    let general = if wanted.user == "system:anonymous" {
-        UNAUTHENTICATED
-    } else {
-        AUTHENTICATED
-    };
+    let general = if wanted.user == "system:anonymous" { UNAUTHENTICATED } else { AUTHENTICATED };
     if !wanted.is_in(general) {
         wanted.groups.push(general.to_owned());
     }
@@ -166,11 +151,7 @@ fn wanted(parts: &Parts) -> Result<Option<Identity>, ApiError> {
             GROUP => wanted.groups.push(text(value)),
             UID => wanted.uid = text(value),
             other => match other.strip_prefix(EXTRA) {
-                Some(key) => wanted
-                    .extra
-                    .entry(key.to_owned())
-                    .or_default()
-                    .push(text(value)),
+                Some(key) => wanted.extra.entry(key.to_owned()).or_default().push(text(value)),
                 None => continue,
             },
         }
@@ -178,9 +159,7 @@ fn wanted(parts: &Parts) -> Result<Option<Identity>, ApiError> {
     }
     if any && wanted.user.is_empty() {
         let why = "requested groups, a uid or extra without impersonating a user";
-        return Err(ApiError::internal(format!(
-            "Internal error occurred: {why}"
-        )));
+        return Err(ApiError::internal(format!("Internal error occurred: {why}")));
     }
     Ok(any.then_some(wanted))
 }

@@ -58,10 +58,7 @@ impl Entry {
 }
 
 fn options() -> WriteOptions {
-    WriteOptions {
-        manager: "kube-apiserver".to_owned(),
-        ..WriteOptions::default()
-    }
+    WriteOptions { manager: "kube-apiserver".to_owned(), ..WriteOptions::default() }
 }
 
 fn resource(store: &Store, id: &str) -> Arc<Resource> {
@@ -74,11 +71,8 @@ pub(super) fn bootstrap(store: &mut Store) {
     let all: Vec<Entry> = serde_saphyr::from_str(include_str!("defaults.yaml"))
         .expect("the file with the defaults is tested");
     for default in all {
-        let plural = if default.kind == "ClusterRole" {
-            "clusterroles"
-        } else {
-            "clusterrolebindings"
-        };
+        let plural =
+            if default.kind == "ClusterRole" { "clusterroles" } else { "clusterrolebindings" };
         let resource = resource(store, &resource_id(RBAC, plural));
         create(store, &resource, "", &default.name, default.object());
     }

@@ -83,17 +83,9 @@ pub(super) fn check(
 /// hold anything.
 fn holds_everything(held: &[&Rule]) -> bool {
     let all = || "*".to_owned();
-    let anything = Attributes {
-        verb: all(),
-        group: all(),
-        resource: all(),
-        ..Attributes::default()
-    };
-    let anywhere = Attributes {
-        verb: all(),
-        path: all(),
-        ..Attributes::default()
-    };
+    let anything =
+        Attributes { verb: all(), group: all(), resource: all(), ..Attributes::default() };
+    let anywhere = Attributes { verb: all(), path: all(), ..Attributes::default() };
     let allowed = |asked: &Attributes| held.iter().any(|rule| rule.allows(asked));
     allowed(&anything) && allowed(&anywhere)
 }
@@ -122,11 +114,7 @@ fn given_away(
         return (ask("escalate", &resource.plural, name), rules);
     }
     let role = RoleRef::deserialize(part("roleRef")).unwrap_or_default();
-    let plural = if role.kind == "Role" {
-        "roles"
-    } else {
-        "clusterroles"
-    };
+    let plural = if role.kind == "Role" { "roles" } else { "clusterroles" };
     let rules = policy.rules_of(namespace, &role).0.map(<[Rule]>::to_vec);
     let rules = rules.ok_or_else(|| {
         let why = format!("{plural}.{RBAC} {:?} not found", role.name);
@@ -138,11 +126,7 @@ fn given_away(
 /// A rule, cut into single rights.
 fn atoms(rule: &Rule, namespace: &str) -> Vec<Attributes> {
     let none = [String::new()];
-    let names = if rule.resource_names.is_empty() {
-        &none[..]
-    } else {
-        &rule.resource_names
-    };
+    let names = if rule.resource_names.is_empty() { &none[..] } else { &rule.resource_names };
     let mut all = Vec::new();
     for verb in &rule.verbs {
         for path in &rule.non_resource_urls {
@@ -174,10 +158,7 @@ fn atoms(rule: &Rule, namespace: &str) -> Vec<Attributes> {
 
 fn shown(atom: &Attributes) -> String {
     if atom.resource.is_empty() {
-        return format!(
-            "{{NonResourceURLs:[{:?}], Verbs:[{:?}]}}",
-            atom.path, atom.verb
-        );
+        return format!("{{NonResourceURLs:[{:?}], Verbs:[{:?}]}}", atom.path, atom.verb);
     }
     let names = if atom.name.is_empty() {
         String::new()

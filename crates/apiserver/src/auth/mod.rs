@@ -71,11 +71,7 @@ impl Identity {
         if !groups.iter().any(|group| group == AUTHENTICATED) {
             groups.push(AUTHENTICATED.to_owned());
         }
-        Self {
-            user: user.into(),
-            groups,
-            ..Self::default()
-        }
+        Self { user: user.into(), groups, ..Self::default() }
     }
 
     /// Somebody who may do everything.
@@ -94,10 +90,8 @@ impl Identity {
 
     /// A ServiceAccount.
     pub fn service_account(namespace: &str, name: &str, uid: &str) -> Self {
-        let groups = [
-            "system:serviceaccounts".to_owned(),
-            format!("system:serviceaccounts:{namespace}"),
-        ];
+        let groups =
+            ["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")];
         let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
         Self {
             uid: uid.to_owned(),
@@ -140,11 +134,7 @@ pub struct Required {
 impl Required {
     /// Certificates, ServiceAccount tokens signed with this key, and nothing else.
     pub fn new(signing_key: impl Into<Vec<u8>>) -> Self {
-        Self {
-            tokens: BTreeMap::new(),
-            signing_key: signing_key.into(),
-            recorder: None,
-        }
+        Self { tokens: BTreeMap::new(), signing_key: signing_key.into(), recorder: None }
     }
 }
 
@@ -227,11 +217,7 @@ impl Attributes {
 
     fn refused(&self, identity: &Identity, why: &str) -> ApiError {
         let user = &identity.user;
-        let tail = if why.is_empty() {
-            String::new()
-        } else {
-            format!(": {why}")
-        };
+        let tail = if why.is_empty() { String::new() } else { format!(": {why}") };
         if self.resource.is_empty() {
             let (verb, path) = (&self.verb, &self.path);
             let message = format!("forbidden: User {user:?} cannot {verb} path {path:?}{tail}");
@@ -245,11 +231,7 @@ impl Attributes {
             format!("in the namespace {:?}", self.namespace)
         };
         let qualified = crate::resources::resource_id(&self.group, &self.resource);
-        let name = if self.name.is_empty() {
-            String::new()
-        } else {
-            format!(" {:?}", self.name)
-        };
+        let name = if self.name.is_empty() { String::new() } else { format!(" {:?}", self.name) };
         let message = format!(
             "{qualified}{name} is forbidden: User {user:?} cannot {} resource {:?} in API group \
              {:?} {place}{tail}",
@@ -294,11 +276,7 @@ impl Access {
                 Some(required)
             }
         };
-        Self {
-            required,
-            stale,
-            policy: Mutex::default(),
-        }
+        Self { required, stale, policy: Mutex::default() }
     }
 
     pub(crate) fn required(&self) -> Option<&Required> {
@@ -309,11 +287,7 @@ impl Access {
     fn policy(&self, store: &Mutex<Store>) -> Arc<Policy> {
         let mut policy = self.policy.lock().unwrap_or_else(PoisonError::into_inner);
         if self.stale.swap(false, Ordering::AcqRel) {
-            let tables = store
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .tables
-                .clone();
+            let tables = store.lock().unwrap_or_else(PoisonError::into_inner).tables.clone();
             *policy = Arc::new(Policy::read(&tables));
         }
         policy.clone()
@@ -331,11 +305,7 @@ impl Access {
         };
         let outcome = self.decide(store, identity, attributes);
         if let Some(recorder) = &required.recorder {
-            recorder(&AccessRecord {
-                identity,
-                attributes,
-                allowed_by: outcome.as_ref().ok(),
-            });
+            recorder(&AccessRecord { identity, attributes, allowed_by: outcome.as_ref().ok() });
         }
         outcome.map(|_| ())
     }
@@ -348,11 +318,7 @@ impl Access {
         attributes: &Attributes,
     ) -> Result<Grant, String> {
         if self.required.is_none() || identity.is_in(MASTERS) {
-            return Ok(Grant {
-                binding: String::new(),
-                role: String::new(),
-                rule: 0,
-            });
+            return Ok(Grant { binding: String::new(), role: String::new(), rule: 0 });
         }
         self.policy(store).decide(identity, attributes)
     }
@@ -379,10 +345,7 @@ pub(crate) fn admit(
     let (route, target, verb, field_selector) = request;
     let mut attributes = match route {
         Route::Resource(_) => Attributes::of_target(verb, target),
-        _ => Attributes {
-            path: parts.uri.path().to_owned(),
-            ..Attributes::default()
-        },
+        _ => Attributes { path: parts.uri.path().to_owned(), ..Attributes::default() },
     };
     if attributes.verb.is_empty() {
         attributes.verb = parts.method.as_str().to_ascii_lowercase();
@@ -415,10 +378,7 @@ pub(crate) fn before_write(
     }
     let (resource, old) = {
         let store = store.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = store
-            .registry
-            .find(&target.group, &target.version, &target.plural)
-            .cloned();
+        let found = store.registry.find(&target.group, &target.version, &target.plural).cloned();
         let Some(resource) = found else {
             return Ok(());
         };
@@ -427,11 +387,8 @@ pub(crate) fn before_write(
         let old = store.get(&resource.id, &key_of(namespace, name));
         (resource, old)
     };
-    let patch = if verb == "patch" {
-        Some(Patch::read(content_type, body, &resource)?)
-    } else {
-        None
-    };
+    let patch =
+        if verb == "patch" { Some(Patch::read(content_type, body, &resource)?) } else { None };
     if old.is_none() && matches!(patch, Some(Patch::Apply(_))) {
         let attributes = Attributes::of_target("create", target);
         access
@@ -484,9 +441,7 @@ fn laid_over(old: &Value, config: &Value) -> Value {
             new[key] = value.clone();
         }
     }
-    let labels = config
-        .pointer("/metadata/labels")
-        .and_then(Value::as_object);
+    let labels = config.pointer("/metadata/labels").and_then(Value::as_object);
     for (key, value) in labels.into_iter().flatten() {
         new["metadata"]["labels"][key] = value.clone();
     }

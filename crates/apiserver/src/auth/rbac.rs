@@ -62,10 +62,7 @@ impl Rule {
 
     pub(super) fn covers_path(&self, path: &str) -> bool {
         self.non_resource_urls.iter().any(|rule| {
-            rule == path
-                || rule
-                    .strip_suffix('*')
-                    .is_some_and(|start| path.starts_with(start))
+            rule == path || rule.strip_suffix('*').is_some_and(|start| path.starts_with(start))
         })
     }
 }
@@ -85,11 +82,7 @@ impl Subject {
             "User" => identity.user == self.name,
             "Group" => identity.is_in(&self.name),
             "ServiceAccount" => {
-                let namespace = if self.namespace.is_empty() {
-                    home
-                } else {
-                    &self.namespace
-                };
+                let namespace = if self.namespace.is_empty() { home } else { &self.namespace };
                 identity
                     .user
                     .strip_prefix("system:serviceaccount:")
@@ -132,10 +125,7 @@ struct Binding {
 
 impl Binding {
     fn binds(&self, identity: &Identity) -> bool {
-        self.body
-            .subjects
-            .iter()
-            .any(|subject| subject.is(identity, &self.namespace))
+        self.body.subjects.iter().any(|subject| subject.is(identity, &self.namespace))
     }
 
     fn label(&self) -> String {
@@ -181,19 +171,11 @@ impl Policy {
             policy.roles.insert((namespace, name), body.rules);
         }
         for (namespace, name, body) in read::<BindingBody>(tables, "clusterrolebindings") {
-            policy.cluster_bindings.push(Binding {
-                namespace,
-                name,
-                body,
-            });
+            policy.cluster_bindings.push(Binding { namespace, name, body });
         }
         for (namespace, name, body) in read::<BindingBody>(tables, "rolebindings") {
             let home = policy.bindings.entry(namespace.clone()).or_default();
-            home.push(Binding {
-                namespace,
-                name,
-                body,
-            });
+            home.push(Binding { namespace, name, body });
         }
         policy
     }
@@ -216,10 +198,7 @@ impl Policy {
         namespace: &str,
     ) -> impl Iterator<Item = &'a Binding> + use<'a> {
         let local = self.bindings.get(namespace).map_or(&[][..], Vec::as_slice);
-        self.cluster_bindings
-            .iter()
-            .chain(local)
-            .filter(move |binding| binding.binds(identity))
+        self.cluster_bindings.iter().chain(local).filter(move |binding| binding.binds(identity))
     }
 
     /// Every rule that an identity holds in a namespace.
@@ -240,11 +219,7 @@ impl Policy {
                 continue;
             };
             if let Some(rule) = rules.iter().position(|rule| rule.allows(asked)) {
-                return Ok(Grant {
-                    binding: binding.label(),
-                    role,
-                    rule,
-                });
+                return Ok(Grant { binding: binding.label(), role, rule });
             }
         }
         Err(match broken.as_slice() {

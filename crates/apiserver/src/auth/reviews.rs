@@ -47,14 +47,7 @@ const fn of(
     kind: &'static str,
     namespaced: bool,
 ) -> VirtualResource {
-    VirtualResource {
-        group,
-        name,
-        singular,
-        kind,
-        kind_group: group,
-        namespaced,
-    }
+    VirtualResource { group, name, singular, kind, kind_group: group, namespaced }
 }
 
 /// What is served here, for discovery.
@@ -67,20 +60,8 @@ pub const VIRTUAL_RESOURCES: &[VirtualResource] = &[
         kind_group: AUTHENTICATION,
         namespaced: true,
     },
-    of(
-        AUTHENTICATION,
-        "selfsubjectreviews",
-        "selfsubjectreview",
-        "SelfSubjectReview",
-        false,
-    ),
-    of(
-        AUTHENTICATION,
-        "tokenreviews",
-        "tokenreview",
-        "TokenReview",
-        false,
-    ),
+    of(AUTHENTICATION, "selfsubjectreviews", "selfsubjectreview", "SelfSubjectReview", false),
+    of(AUTHENTICATION, "tokenreviews", "tokenreview", "TokenReview", false),
     of(
         AUTHORIZATION,
         "localsubjectaccessreviews",
@@ -102,13 +83,7 @@ pub const VIRTUAL_RESOURCES: &[VirtualResource] = &[
         "SelfSubjectRulesReview",
         false,
     ),
-    of(
-        AUTHORIZATION,
-        "subjectaccessreviews",
-        "subjectaccessreview",
-        "SubjectAccessReview",
-        false,
-    ),
+    of(AUTHORIZATION, "subjectaccessreviews", "subjectaccessreview", "SubjectAccessReview", false),
 ];
 
 fn is_ours(target: &Target) -> bool {
@@ -130,12 +105,7 @@ pub(crate) fn serve(
     if !is_ours(target) {
         return None;
     }
-    let desk = Desk {
-        access,
-        store,
-        now,
-        identity,
-    };
+    let desk = Desk { access, store, now, identity };
     Some(desk.answer(verb, target, body))
 }
 
@@ -254,12 +224,7 @@ impl Desk<'_> {
                 let why = "at least one of user or group must be specified";
                 return Err(wrong(required("spec.user", why)));
             }
-            Identity {
-                user: spec.user,
-                uid: spec.uid,
-                groups: spec.groups,
-                extra: spec.extra,
-            }
+            Identity { user: spec.user, uid: spec.uid, groups: spec.groups, extra: spec.extra }
         };
         let asked = match (spec.resource_attributes, spec.non_resource_attributes) {
             (Some(asked), None) => Attributes {
@@ -271,11 +236,9 @@ impl Desk<'_> {
                 name: asked.name,
                 path: String::new(),
             },
-            (None, Some(asked)) => Attributes {
-                verb: asked.verb,
-                path: asked.path,
-                ..Attributes::default()
-            },
+            (None, Some(asked)) => {
+                Attributes { verb: asked.verb, path: asked.path, ..Attributes::default() }
+            }
             _ => {
                 let why = "exactly one of nonResourceAttributes or resourceAttributes must be \
                            specified";
@@ -340,13 +303,8 @@ impl Desk<'_> {
 
     fn token_review(&self, review: &Value) -> Result<Value, ApiError> {
         let spec: TokenReviewSpec = spec(review)?;
-        let found = authn::of_token(
-            self.access,
-            self.store,
-            self.now,
-            &spec.token,
-            &spec.audiences,
-        );
+        let found =
+            authn::of_token(self.access, self.store, self.now, &spec.token, &spec.audiences);
         Ok(match found {
             Some((identity, audiences)) => json!({
                 "authenticated": true,
@@ -374,16 +332,10 @@ impl Desk<'_> {
             ApiError::invalid_kind(AUTHENTICATION, "TokenRequest", "", &[cause])
         };
         if seconds < SHORTEST_SECONDS {
-            return Err(wrong(
-                seconds,
-                "may not specify a duration less than 10 minutes",
-            ));
+            return Err(wrong(seconds, "may not specify a duration less than 10 minutes"));
         }
         if seconds > LONGEST_SECONDS {
-            return Err(wrong(
-                seconds,
-                "may not specify a duration larger than 2^32 seconds",
-            ));
+            return Err(wrong(seconds, "may not specify a duration larger than 2^32 seconds"));
         }
         let audiences = if wanted.audiences.is_empty() {
             vec![token::AUDIENCE.to_owned()]
@@ -415,13 +367,7 @@ impl Desk<'_> {
             let entry = store
                 .get(resource, &key_of(namespace, name))
                 .ok_or_else(|| ApiError::not_found(&kind, name))?;
-            Ok::<_, ApiError>((
-                kind,
-                Bound {
-                    name: name.to_owned(),
-                    uid: entry.uid.to_string(),
-                },
-            ))
+            Ok::<_, ApiError>((kind, Bound { name: name.to_owned(), uid: entry.uid.to_string() }))
         };
         let (_, serviceaccount) = find("serviceaccounts", &namespace, &name)?;
         let mut place = Place {

@@ -48,11 +48,7 @@ impl World {
             ));
         }));
         options.authentication = Authentication::Required(required);
-        Self {
-            server: ApiServer::new(options),
-            seconds,
-            seen,
-        }
+        Self { server: ApiServer::new(options), seconds, seen }
     }
 
     async fn send(&self, who: Option<Identity>, ask: Ask<'_>) -> (u16, Value) {
@@ -64,11 +60,7 @@ impl World {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let bytes = if body.is_null() {
-            Bytes::new()
-        } else {
-            Bytes::from(body.to_string())
-        };
+        let bytes = if body.is_null() { Bytes::new() } else { Bytes::from(body.to_string()) };
         let mut request = request.body(Full::new(bytes)).unwrap();
         if let Some(who) = who {
             request.extensions_mut().insert(who);
@@ -93,10 +85,7 @@ impl World {
 
     async fn jane_hears(&self, method: &str, path: &str, body: Value) -> (u16, String) {
         let (code, value) = self.jane(method, path, body).await;
-        (
-            code,
-            value["message"].as_str().unwrap_or_default().to_owned(),
-        )
+        (code, value["message"].as_str().unwrap_or_default().to_owned())
     }
 
     /// Gives jane a Role in namespace `default`.
@@ -153,11 +142,7 @@ async fn a_refusal_reads_as_kubernetes_words_it() {
             "nodes \"n1\" is forbidden: User \"jane\" cannot patch resource \"nodes/status\" in \
              API group \"\" at the cluster scope",
         ),
-        (
-            "GET",
-            "/metrics",
-            "forbidden: User \"jane\" cannot get path \"/metrics\"",
-        ),
+        ("GET", "/metrics", "forbidden: User \"jane\" cannot get path \"/metrics\""),
     ];
     for (method, path, expected) in cases {
         let (code, message) = world.jane_hears(method, path, Value::Null).await;
@@ -189,9 +174,7 @@ async fn who_says_nothing_is_anonymous_and_who_lies_is_nobody() {
     assert_eq!(code, 403);
     let message = status["message"].as_str().unwrap();
     assert!(message.contains("User \"system:anonymous\""), "{message}");
-    let (code, _) = world
-        .send(None, Ask("GET", "/version", Value::Null, &[]))
-        .await;
+    let (code, _) = world.send(None, Ask("GET", "/version", Value::Null, &[])).await;
     assert_eq!(code, 200);
     let bad = [("authorization", "Bearer made-up")];
     let (code, status) = world.send(None, Ask("GET", MAPS, Value::Null, &bad)).await;
@@ -203,10 +186,8 @@ async fn who_says_nothing_is_anonymous_and_who_lies_is_nobody() {
 async fn a_rule_may_name_objects_and_lists_of_one_name_count_as_one() {
     let world = World::new();
     world
-        .role(
-            json!([{"verbs": ["get", "list", "watch"], "apiGroups": [""],
-                      "resources": ["configmaps"], "resourceNames": ["mine"]}]),
-        )
+        .role(json!([{"verbs": ["get", "list", "watch"], "apiGroups": [""],
+                      "resources": ["configmaps"], "resourceNames": ["mine"]}]))
         .await;
     world.admin("POST", MAPS, map("mine")).await;
     world.admin("POST", MAPS, map("other")).await;
@@ -294,9 +275,7 @@ async fn default_roles_are_aggregated_and_take_in_roles_of_users() {
     let (code, _) = world.jane("GET", secrets, Value::Null).await;
     assert_eq!(code, 200);
     for name in ["view", "edit", "admin"] {
-        let role = world
-            .admin("GET", &format!("{roles}/{name}"), Value::Null)
-            .await;
+        let role = world.admin("GET", &format!("{roles}/{name}"), Value::Null).await;
         assert!(role["rules"].as_array().unwrap().len() > 3, "{role}");
     }
 }
@@ -389,11 +368,7 @@ async fn no_way_around_leads_to_rights_that_one_does_not_hold() {
         (
             "PATCH",
             format!("{cluster_roles}/strong{apply}"),
-            typed(
-                "ClusterRole",
-                "strong",
-                json!({"metadata": {"labels": labels}}),
-            ),
+            typed("ClusterRole", "strong", json!({"metadata": {"labels": labels}})),
             403,
         ),
         // A role that gathers others.
@@ -404,12 +379,7 @@ async fn no_way_around_leads_to_rights_that_one_does_not_hold() {
             403,
         ),
         // Rules that the store reads and the check does not.
-        (
-            "POST",
-            cluster_roles,
-            typed("ClusterRole", "nulls", json!({"rules": nulls})),
-            403,
-        ),
+        ("POST", cluster_roles, typed("ClusterRole", "nulls", json!({"rules": nulls})), 403),
     ];
     for (method, path, body, expected) in cases {
         let (code, answer) = world.jane(method, &path, body).await;
@@ -420,9 +390,7 @@ async fn no_way_around_leads_to_rights_that_one_does_not_hold() {
 #[tokio::test]
 async fn who_may_read_namespaces_inside_one_may_read_it() {
     let world = World::new();
-    world
-        .role(json!([{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]))
-        .await;
+    world.role(json!([{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}])).await;
     let reviews = "authorization.k8s.io/v1/namespaces/default/subjectaccessreviews";
     for (method, path, expected) in [
         ("GET", "/api/v1/namespaces/default".to_owned(), 200),
@@ -456,10 +424,7 @@ async fn a_service_account_token_is_good_until_it_expires_or_its_account_goes() 
     let ask = || Ask("POST", whoami, json!({}), &headers);
     let (code, review) = world.send(None, ask()).await;
     assert_eq!(code, 201, "{review}");
-    assert_eq!(
-        review["status"]["userInfo"]["username"],
-        "system:serviceaccount:default:default"
-    );
+    assert_eq!(review["status"]["userInfo"]["username"], "system:serviceaccount:default:default");
     world.seconds.fetch_add(599, Ordering::SeqCst);
     assert_eq!(world.send(None, ask()).await.0, 201);
     world.seconds.fetch_add(1, Ordering::SeqCst);
@@ -480,10 +445,7 @@ async fn a_token_that_somebody_else_signed_or_changed_is_refused() {
     let now = Timestamp::from_second(0).unwrap();
     let place = token::Place {
         namespace: "a".to_owned(),
-        serviceaccount: token::Bound {
-            name: "b".to_owned(),
-            uid: "c".to_owned(),
-        },
+        serviceaccount: token::Bound { name: "b".to_owned(), uid: "c".to_owned() },
         pod: None,
         secret: None,
         node: None,
@@ -494,10 +456,7 @@ async fn a_token_that_somebody_else_signed_or_changed_is_refused() {
     assert_eq!(token::read(b"other", &good, now), None);
     let (rest, tag) = good.rsplit_once('.').unwrap();
     let (header, body) = rest.split_once('.').unwrap();
-    assert_eq!(
-        token::read(b"key", &format!("{header}.{body}x.{tag}"), now),
-        None
-    );
+    assert_eq!(token::read(b"key", &format!("{header}.{body}x.{tag}"), now), None);
     assert_eq!(token::read(b"key", &format!("{header}.{body}."), now), None);
     assert_eq!(token::read(b"key", "", now), None);
 }
@@ -505,9 +464,7 @@ async fn a_token_that_somebody_else_signed_or_changed_is_refused() {
 #[tokio::test]
 async fn questions_about_access_are_answered_for_oneself_and_for_others() {
     let world = World::new();
-    world
-        .role(json!([{"verbs": ["get"], "apiGroups": [""], "resources": ["configmaps"]}]))
-        .await;
+    world.role(json!([{"verbs": ["get"], "apiGroups": [""], "resources": ["configmaps"]}])).await;
     let group = "/apis/authorization.k8s.io/v1";
     let own = format!("{group}/selfsubjectaccessreviews");
     let asked = |verb: &str| {
@@ -516,10 +473,7 @@ async fn questions_about_access_are_answered_for_oneself_and_for_others() {
     };
     for (verb, expected) in [("get", true), ("delete", false)] {
         let (code, answer) = world.jane("POST", &own, asked(verb)).await;
-        assert_eq!(
-            (code, &answer["status"]["allowed"]),
-            (201, &json!(expected))
-        );
+        assert_eq!((code, &answer["status"]["allowed"]), (201, &json!(expected)));
     }
     let others = format!("{group}/subjectaccessreviews");
     let mut body = asked("get");
@@ -541,16 +495,12 @@ async fn who_may_impersonate_is_somebody_else_for_a_request() {
     let whoami = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
     let mask = [("impersonate-user", "joe"), ("impersonate-group", "ops")];
     let admin = Some(Identity::admin());
-    let (_, review) = world
-        .send(admin, Ask("POST", whoami, json!({}), &mask))
-        .await;
+    let (_, review) = world.send(admin, Ask("POST", whoami, json!({}), &mask)).await;
     let info = &review["status"]["userInfo"];
     assert_eq!(info["username"], "joe");
     assert_eq!(info["groups"], json!(["ops", AUTHENTICATED]));
     let jane = Some(Identity::new("jane", &[]));
-    let (code, status) = world
-        .send(jane, Ask("POST", whoami, json!({}), &mask))
-        .await;
+    let (code, status) = world.send(jane, Ask("POST", whoami, json!({}), &mask)).await;
     assert_eq!(code, 403);
     assert_eq!(
         status["message"],
@@ -564,9 +514,7 @@ async fn a_namespace_gets_its_service_account_and_the_recorder_hears_everything(
     let world = World::new();
     let body = json!({"metadata": {"name": "new"}});
     world.admin("POST", "/api/v1/namespaces", body).await;
-    let account = world
-        .server
-        .get_value("", "serviceaccounts", "new", "default");
+    let account = world.server.get_value("", "serviceaccounts", "new", "default");
     assert!(account.is_some());
     world.cluster_role("view").await;
     world.jane("GET", MAPS, Value::Null).await;
@@ -575,10 +523,7 @@ async fn a_namespace_gets_its_service_account_and_the_recorder_hears_everything(
     let tail = &seen[seen.len() - 2..];
     assert_eq!(
         tail,
-        [
-            "jane list configmaps Some(\"ClusterRole/view\")",
-            "jane create configmaps None",
-        ]
+        ["jane list configmaps Some(\"ClusterRole/view\")", "jane create configmaps None",]
     );
 }
 
@@ -600,9 +545,7 @@ async fn a_restored_server_keeps_tokens_and_rights() {
 #[tokio::test]
 async fn whoever_calls_an_open_server_may_do_everything() {
     let world = World::new();
-    let server = ApiServer::new(Options::new(Arc::new(|| {
-        Timestamp::from_second(0).unwrap()
-    })));
+    let server = ApiServer::new(Options::new(Arc::new(|| Timestamp::from_second(0).unwrap())));
     assert!(server.list_values(RBAC, "clusterroles", None).is_empty());
     let open = World { server, ..world };
     let nobody = || Ask("GET", MAPS, Value::Null, &[]);

@@ -84,10 +84,7 @@ impl Claims {
             .into_iter()
             .filter_map(|(resource, bound)| Some((resource, bound?)))
             .all(|(resource, bound)| there(resource, namespace, bound));
-        let node = place
-            .node
-            .as_ref()
-            .is_none_or(|node| there("nodes", "", node));
+        let node = place.node.as_ref().is_none_or(|node| there("nodes", "", node));
         if !all || !node {
             return None;
         }
@@ -108,11 +105,7 @@ impl Claims {
 /// Signs claims.
 pub(super) fn sign(key: &[u8], claims: &Claims) -> String {
     let body = serde_json::to_vec(claims).expect("claims have string keys only");
-    let text = format!(
-        "{}.{}",
-        URL_SAFE_NO_PAD.encode(HEADER),
-        URL_SAFE_NO_PAD.encode(body)
-    );
+    let text = format!("{}.{}", URL_SAFE_NO_PAD.encode(HEADER), URL_SAFE_NO_PAD.encode(body));
     let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), text.as_bytes());
     format!("{text}.{}", URL_SAFE_NO_PAD.encode(tag))
 }

@@ -34,12 +34,8 @@ const REFERENCE: &str = "#/components/schemas/";
 /// Where the types of CRDs are.
 const EXTENSIONS: &str = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1";
 /// Types of CRDs that may be of any JSON type.
-const ANYTHING: [&str; 4] = [
-    "JSON",
-    "JSONSchemaPropsOrArray",
-    "JSONSchemaPropsOrBool",
-    "JSONSchemaPropsOrStringArray",
-];
+const ANYTHING: [&str; 4] =
+    ["JSON", "JSONSchemaPropsOrArray", "JSONSchemaPropsOrBool", "JSONSchemaPropsOrStringArray"];
 
 /// All schemas, by name.
 pub(crate) struct Schemas {
@@ -128,10 +124,7 @@ impl Schemas {
                 }
             }
         }
-        Self {
-            by_name,
-            names: maker.names,
-        }
+        Self { by_name, names: maker.names }
     }
 
     /// A schema by its name.
@@ -213,9 +206,7 @@ mod tests {
     fn every_built_in_kind_has_a_schema_that_says_which_it_is() {
         let schemas = Schemas::get();
         for resource in Registry::builtin().all() {
-            let schema = schemas
-                .of(resource)
-                .unwrap_or_else(|| panic!("{resource:?}"));
+            let schema = schemas.of(resource).unwrap_or_else(|| panic!("{resource:?}"));
             let kind = &schema["x-kubernetes-group-version-kind"][0]["kind"];
             assert_eq!(kind, &*resource.kind);
             assert!(schema["properties"]["metadata"].is_object(), "{resource:?}");
@@ -235,17 +226,10 @@ mod tests {
                 continue;
             }
             let field = &schema["properties"][*field];
-            let item = if field["type"] == "array" {
-                &field["items"]
-            } else {
-                field
-            };
+            let item = if field["type"] == "array" { &field["items"] } else { field };
             let mut names = Vec::new();
             references(item, &mut names);
-            assert!(
-                names[0].ends_with(&format!(".{child}")),
-                "{of} leads to {names:?}"
-            );
+            assert!(names[0].ends_with(&format!(".{child}")), "{of} leads to {names:?}");
         }
     }
 
@@ -253,10 +237,7 @@ mod tests {
     fn what_may_be_anything_has_no_type() {
         for name in ANYTHING {
             let schema = Schemas::get().named(&format!("{EXTENSIONS}.{name}"));
-            assert!(
-                schema.is_some_and(|schema| schema.get("type").is_none()),
-                "{name}"
-            );
+            assert!(schema.is_some_and(|schema| schema.get("type").is_none()), "{name}");
         }
     }
 
@@ -267,10 +248,7 @@ mod tests {
             let mut names = Vec::new();
             references(schema, &mut names);
             for target in names {
-                assert!(
-                    schemas.named(&target).is_some(),
-                    "{name} refers to {target}"
-                );
+                assert!(schemas.named(&target).is_some(), "{name} refers to {target}");
             }
         }
     }

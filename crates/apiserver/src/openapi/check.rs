@@ -19,11 +19,7 @@ pub(crate) fn check(resource: &Resource, object: &mut Value, remove: bool) -> Fi
     let schemas = Schemas::get();
     let mut findings = Findings::default();
     if let Some(schema) = schemas.of(resource) {
-        let mut walk = Walk {
-            schemas,
-            findings: &mut findings,
-            remove,
-        };
+        let mut walk = Walk { schemas, findings: &mut findings, remove };
         walk.value(schema, object, "");
     }
     findings
@@ -64,9 +60,7 @@ impl Walk<'_> {
                         self.value(rest, item, &path);
                     } else if properties.is_some() {
                         unknown.push(key.clone());
-                        self.findings
-                            .unknown
-                            .push(path.trim_start_matches('.').to_owned());
+                        self.findings.unknown.push(path.trim_start_matches('.').to_owned());
                     }
                 }
                 if self.remove {
@@ -145,11 +139,7 @@ mod tests {
         let (found, object) = findings("apps", "deployments", &object, true);
         assert_eq!(
             found.unknown,
-            [
-                "metadata.lables",
-                "spec.replica",
-                "spec.template.spec.containers[0].imagee"
-            ]
+            ["metadata.lables", "spec.replica", "spec.template.spec.containers[0].imagee"]
         );
         assert_eq!(found.mistyped, None);
         assert_eq!(object["metadata"]["lables"], Value::Null);
@@ -177,12 +167,7 @@ mod tests {
             "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields":
                 true, "properties": {"a": {"type": "string", "default": "x"},
                 "b": {"type": "integer", "default": 1, "enum": [1], "items": [{}]}}}}}]}});
-        let (found, _) = findings(
-            "apiextensions.k8s.io",
-            "customresourcedefinitions",
-            &crd,
-            false,
-        );
+        let (found, _) = findings("apiextensions.k8s.io", "customresourcedefinitions", &crd, false);
         assert_eq!(found, Findings::default());
         let role = json!({"metadata": {"managedFields": [{"fieldsV1": {"f:rules": {}}}]},
             "rules": [{"apiGroups": [""], "verbs": ["get"]}]});

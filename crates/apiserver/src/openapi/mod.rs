@@ -60,10 +60,9 @@ fn path_of(resource: &Resource) -> String {
 fn parts(store: &Store) -> BTreeMap<String, Part> {
     let mut parts: BTreeMap<String, Part> = BTreeMap::new();
     for resource in store.registry.all() {
-        let part = parts.entry(path_of(resource)).or_insert_with(|| Part {
-            resources: Vec::new(),
-            crds: BTreeMap::new(),
-        });
+        let part = parts
+            .entry(path_of(resource))
+            .or_insert_with(|| Part { resources: Vec::new(), crds: BTreeMap::new() });
         if resource.custom
             && let Some(crd) = store.get(CRDS, &key_of("", &resource.id))
         {
@@ -113,10 +112,7 @@ fn make(part: &Part, git_version: &str) -> Value {
             let name = custom_name(resource);
             let crd = part.crds.get(&resource.id).map(|entry| entry.value());
             let schema = crd.as_ref().and_then(|crd| custom_schema(resource, crd));
-            schemas.insert(
-                name.clone(),
-                schema.unwrap_or_else(|| json!({"type": "object"})),
-            );
+            schemas.insert(name.clone(), schema.unwrap_or_else(|| json!({"type": "object"})));
             name
         } else {
             let Some(name) = builtin.name_of(resource) else {
@@ -171,18 +167,13 @@ fn add_type_fields(properties: &mut Map<String, Value>) {
         "apiVersion".to_owned(),
         json!({"type": "string", "description": API_VERSION_HELP}),
     );
-    properties.insert(
-        "kind".to_owned(),
-        json!({"type": "string", "description": KIND_HELP}),
-    );
+    properties.insert("kind".to_owned(), json!({"type": "string", "description": KIND_HELP}));
 }
 
 /// The schema of a custom kind: the CRD's, with what every object has.
 fn custom_schema(resource: &Resource, crd: &Value) -> Option<Value> {
     let versions = member(crd, &["spec", "versions"])?.as_array()?;
-    let version = versions
-        .iter()
-        .find(|version| version["name"] == *resource.version)?;
+    let version = versions.iter().find(|version| version["name"] == *resource.version)?;
     let mut schema = member(version, &["schema", "openAPIV3Schema"])?.clone();
     schema["x-kubernetes-group-version-kind"] = own_kind(resource, &resource.kind);
     if !schema["properties"].is_object() {
@@ -190,10 +181,7 @@ fn custom_schema(resource: &Resource, crd: &Value) -> Option<Value> {
     }
     let properties = schema["properties"].as_object_mut()?;
     add_type_fields(properties);
-    properties.insert(
-        "metadata".to_owned(),
-        described(&reference(OBJECT_META), METADATA_HELP),
-    );
+    properties.insert("metadata".to_owned(), described(&reference(OBJECT_META), METADATA_HELP));
     Some(schema)
 }
 

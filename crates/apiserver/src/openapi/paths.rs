@@ -61,16 +61,8 @@ fn in_path(name: &str, help: &str) -> Value {
 
 fn writing() -> Vec<Value> {
     vec![
-        parameter(
-            "dryRun",
-            "string",
-            "All processes the request in full and stores nothing.",
-        ),
-        parameter(
-            "fieldManager",
-            "string",
-            "The name of the actor that writes.",
-        ),
+        parameter("dryRun", "string", "All processes the request in full and stores nothing."),
+        parameter("fieldManager", "string", "The name of the actor that writes."),
         parameter(
             "fieldValidation",
             "string",
@@ -81,31 +73,15 @@ fn writing() -> Vec<Value> {
 
 fn listing() -> Vec<Value> {
     [
-        (
-            "allowWatchBookmarks",
-            "boolean",
-            "Asks a watch for bookmarks.",
-        ),
+        ("allowWatchBookmarks", "boolean", "Asks a watch for bookmarks."),
         ("continue", "string", "The token of the page before."),
         ("fieldSelector", "string", "Restricts the list by fields."),
         ("labelSelector", "string", "Restricts the list by labels."),
         ("limit", "integer", "The most objects of one page."),
         ("resourceVersion", "string", "The version that is read."),
-        (
-            "resourceVersionMatch",
-            "string",
-            "How resourceVersion is meant.",
-        ),
-        (
-            "sendInitialEvents",
-            "boolean",
-            "Starts a watch with what is there.",
-        ),
-        (
-            "timeoutSeconds",
-            "integer",
-            "How long the request may take.",
-        ),
+        ("resourceVersionMatch", "string", "How resourceVersion is meant."),
+        ("sendInitialEvents", "boolean", "Starts a watch with what is there."),
+        ("timeoutSeconds", "integer", "How long the request may take."),
         ("watch", "boolean", "Follows changes instead of listing."),
     ]
     .map(|(name, kind, help)| parameter(name, kind, help))
@@ -114,11 +90,7 @@ fn listing() -> Vec<Value> {
 
 fn deleting() -> Vec<Value> {
     let mut all = vec![
-        parameter(
-            "gracePeriodSeconds",
-            "integer",
-            "How long an object may take to end.",
-        ),
+        parameter("gracePeriodSeconds", "integer", "How long an object may take to end."),
         parameter(
             "propagationPolicy",
             "string",
@@ -191,10 +163,7 @@ impl Maker<'_> {
     fn path_parameters(&self, named: bool) -> Vec<Value> {
         let mut all = Vec::new();
         if named {
-            all.push(in_path(
-                "name",
-                &format!("Name of the {}.", self.resource.kind),
-            ));
+            all.push(in_path("name", &format!("Name of the {}.", self.resource.kind)));
         }
         if self.resource.namespaced {
             all.push(in_path("namespace", "The object's namespace."));

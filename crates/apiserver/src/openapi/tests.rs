@@ -28,10 +28,7 @@ fn store() -> Mutex<Store> {
             }],
         },
     });
-    store
-        .create(&crds, "", crd, &WriteOptions::default())
-        .map(|_| ())
-        .unwrap();
+    store.create(&crds, "", crd, &WriteOptions::default()).map(|_| ()).unwrap();
     Mutex::new(store)
 }
 
@@ -44,10 +41,7 @@ fn the_index_names_each_group_version_with_a_hash() {
     let store = store();
     let index = read(&store, "");
     let url = |index: &Value, path: &str| {
-        index["paths"][path]["serverRelativeURL"]
-            .as_str()
-            .unwrap()
-            .to_owned()
+        index["paths"][path]["serverRelativeURL"].as_str().unwrap().to_owned()
     };
     let before = url(&index, "apis/example.com/v1alpha1");
     assert!(before.starts_with("/openapi/v3/apis/example.com/v1alpha1?hash="));
@@ -57,9 +51,7 @@ fn the_index_names_each_group_version_with_a_hash() {
     let key: Arc<str> = key_of("", "things.example.com").into();
     let mut crd = held.get(CRDS, &key).unwrap().value();
     crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"] = json!("Another.");
-    held.update(&crds, &key, crd, "", &WriteOptions::default())
-        .map(|_| ())
-        .unwrap();
+    held.update(&crds, &key, crd, "", &WriteOptions::default()).map(|_| ()).unwrap();
     drop(held);
     let index = read(&store, "");
     assert_ne!(url(&index, "apis/example.com/v1alpha1"), before);
@@ -76,15 +68,9 @@ fn a_custom_kind_is_described_with_what_every_object_has() {
         thing["x-kubernetes-group-version-kind"],
         json!([{"group": "example.com", "version": "v1alpha1", "kind": "Thing"}])
     );
-    assert_eq!(
-        thing["properties"]["spec"]["properties"]["replicas"]["type"],
-        "integer"
-    );
+    assert_eq!(thing["properties"]["spec"]["properties"]["replicas"]["type"], "integer");
     let meta = format!("#/components/schemas/{OBJECT_META}");
-    assert_eq!(
-        thing["properties"]["metadata"]["allOf"][0]["$ref"],
-        json!(meta)
-    );
+    assert_eq!(thing["properties"]["metadata"]["allOf"][0]["$ref"], json!(meta));
     assert!(schemas[OBJECT_META]["properties"]["labels"].is_object());
     let path = "/apis/example.com/v1alpha1/namespaces/{namespace}/things/{name}";
     let patch = &document["paths"][path]["patch"];
@@ -106,10 +92,7 @@ fn built_in_kinds_carry_the_rules_of_strategic_patches() {
     let containers = &schemas["io.k8s.api.core.v1.PodSpec"]["properties"]["containers"];
     assert_eq!(containers["x-kubernetes-patch-merge-key"], "name");
     assert_eq!(containers["x-kubernetes-patch-strategy"], "merge");
-    assert!(
-        schemas["io.k8s.api.core.v1.Node"].is_null(),
-        "another group's kinds stay out"
-    );
+    assert!(schemas["io.k8s.api.core.v1.Node"].is_null(), "another group's kinds stay out");
     let path = "/apis/apps/v1/namespaces/{namespace}/deployments/{name}";
     let bodies = &document["paths"][path]["patch"]["requestBody"]["content"];
     assert!(bodies["application/strategic-merge-patch+json"].is_object());

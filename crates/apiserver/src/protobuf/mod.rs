@@ -99,10 +99,7 @@ impl Tables {
     }
 
     fn read(text: &'static str) -> Self {
-        let mut tables = Self {
-            kinds: BTreeMap::new(),
-            types: BTreeMap::new(),
-        };
+        let mut tables = Self { kinds: BTreeMap::new(), types: BTreeMap::new() };
         let mut fields = &mut Fields::new();
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let words: Vec<&'static str> = line.split(' ').collect();
@@ -320,11 +317,7 @@ fn time(bytes: &[u8], micro: bool) -> Result<Value, String> {
     }
     let nanos = i32::try_from(nanos).map_err(|_| "a time has too many nanoseconds")?;
     let time = jiff::Timestamp::new(seconds, nanos).map_err(|error| error.to_string())?;
-    let format = if micro {
-        "%Y-%m-%dT%H:%M:%S.%6fZ"
-    } else {
-        "%Y-%m-%dT%H:%M:%SZ"
-    };
+    let format = if micro { "%Y-%m-%dT%H:%M:%S.%6fZ" } else { "%Y-%m-%dT%H:%M:%SZ" };
     Ok(json!(time.strftime(format).to_string()))
 }
 
@@ -351,11 +344,7 @@ fn int_or_string(bytes: &[u8]) -> Result<Value, String> {
             _ => {}
         }
     }
-    Ok(if is_text {
-        json!(text_value)
-    } else {
-        json!(number_value)
-    })
+    Ok(if is_text { json!(text_value) } else { json!(number_value) })
 }
 
 fn json_inside(bytes: &[u8]) -> Result<Value, String> {

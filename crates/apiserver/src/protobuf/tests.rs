@@ -29,11 +29,9 @@ fn every_served_kind_but_those_of_extensions_is_in_the_table() {
         let name = format!("{}/{}", resource.api_version(), resource.kind);
         assert!(tables.kinds.contains_key(name.as_str()), "{name}");
     }
-    for name in [
-        "policy/v1/Eviction",
-        "authorization.k8s.io/v1/SelfSubjectAccessReview",
-        "DeleteOptions",
-    ] {
+    for name in
+        ["policy/v1/Eviction", "authorization.k8s.io/v1/SelfSubjectAccessReview", "DeleteOptions"]
+    {
         assert!(tables.kinds.contains_key(name), "{name}");
     }
 }
@@ -59,13 +57,7 @@ fn every_type_that_a_field_has_is_in_the_table() {
 #[test]
 fn an_object_is_read_with_its_maps_lists_and_bytes() {
     let label = [field(1, b"a"), field(2, b"b")].concat();
-    let meta = [
-        field(1, b"m"),
-        field(8, b""),
-        field(11, &label),
-        field(14, b"x/y"),
-    ]
-    .concat();
+    let meta = [field(1, b"m"), field(8, b""), field(11, &label), field(14, b"x/y")].concat();
     let data = [field(1, b"key"), field(2, b"value")].concat();
     let raw = [field(1, &meta), field(2, &data), field(4, b"Opaque")].concat();
     let secret = decode(&body("v1", "Secret", &raw));
@@ -82,12 +74,9 @@ fn an_object_is_read_with_its_maps_lists_and_bytes() {
 
 #[test]
 fn unset_values_stay_out_and_set_pointers_stay_in() {
-    let port = [
-        field(1, b""),
-        number(3, 80),
-        field(4, &[number(1, 1), field(3, b"http")].concat()),
-    ]
-    .concat();
+    let port =
+        [field(1, b""), number(3, 80), field(4, &[number(1, 1), field(3, b"http")].concat())]
+            .concat();
     let spec = [field(1, &port), field(7, b"None")].concat();
     let service = decode(&body("v1", "Service", &field(2, &spec))).unwrap();
     assert_eq!(
@@ -103,10 +92,7 @@ fn unset_values_stay_out_and_set_pointers_stay_in() {
 fn fields_of_inline_messages_stand_beside_the_others() {
     let volume = [field(1, b"v"), field(2, &field(2, &field(1, b"Memory")))].concat();
     let pod = decode(&body("v1", "Pod", &field(2, &field(1, &volume)))).unwrap();
-    assert_eq!(
-        pod["spec"]["volumes"],
-        json!([{"name": "v", "emptyDir": {"medium": "Memory"}}])
-    );
+    assert_eq!(pod["spec"]["volumes"], json!([{"name": "v", "emptyDir": {"medium": "Memory"}}]));
 }
 
 #[test]
@@ -126,16 +112,8 @@ fn times_numbers_and_quantities_become_their_json() {
 #[test]
 fn what_is_no_object_is_refused() {
     assert!(decode(b"{}").is_err());
-    assert!(
-        decode(&body("v1", "Wombat", b""))
-            .unwrap_err()
-            .contains("Wombat")
-    );
-    assert!(
-        decode(&body("v1", "Pod", &[0x0a, 0x7f]))
-            .unwrap_err()
-            .contains("ends early")
-    );
+    assert!(decode(&body("v1", "Wombat", b"")).unwrap_err().contains("Wombat"));
+    assert!(decode(&body("v1", "Pod", &[0x0a, 0x7f])).unwrap_err().contains("ends early"));
     assert!(decode(&body("v1", "Pod", &[0x0b])).is_err());
 }
 

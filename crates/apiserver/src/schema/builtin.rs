@@ -59,18 +59,12 @@ const POD_SPEC: Table = &[
     ("overhead", Keys),
     ("resourceClaims", Items(&["name"])),
     ("schedulingGates", Items(&["name"])),
-    (
-        "topologySpreadConstraints",
-        Items(&["topologyKey", "whenUnsatisfiable"]),
-    ),
+    ("topologySpreadConstraints", Items(&["topologyKey", "whenUnsatisfiable"])),
     ("topologySpreadConstraints.labelSelector", Whole),
     ("volumes", Items(&["name"])),
 ];
 
-const POD_STATUS: Table = &[
-    ("status.hostIPs", Items(&["ip"])),
-    ("status.podIPs", Items(&["ip"])),
-];
+const POD_STATUS: Table = &[("status.hostIPs", Items(&["ip"])), ("status.podIPs", Items(&["ip"]))];
 
 const NODE: Table = &[
     ("spec.podCIDRs", Set),
@@ -79,10 +73,7 @@ const NODE: Table = &[
     ("status.capacity", Keys),
 ];
 
-const SERVICE: Table = &[
-    ("spec.ports", Items(&["port", "protocol"])),
-    ("spec.selector", Whole),
-];
+const SERVICE: Table = &[("spec.ports", Items(&["port", "protocol"])), ("spec.selector", Whole)];
 
 const SERVICE_ACCOUNT: Table = &[("secrets", Items(&["name"]))];
 
@@ -97,10 +88,7 @@ const VOLUME_CLAIM: Table = &[
     ("status.capacity", Keys),
 ];
 
-const VOLUME: Table = &[
-    ("spec.capacity", Keys),
-    ("spec.nodeAffinity.required", Whole),
-];
+const VOLUME: Table = &[("spec.capacity", Keys), ("spec.nodeAffinity.required", Whole)];
 
 const ROLE: Table = &[("roleRef", Whole)];
 
@@ -113,17 +101,12 @@ const WEBHOOKS: Table = &[
 
 const STORAGE_CLASS: Table = &[("parameters", Keys)];
 
-const QUOTA: Table = &[
-    ("spec.hard", Keys),
-    ("status.hard", Keys),
-    ("status.used", Keys),
-];
+const QUOTA: Table = &[("spec.hard", Keys), ("status.hard", Keys), ("status.used", Keys)];
 
 /// The node of a whole built-in object
 pub(super) fn root(group: &str, kind: &str) -> Node {
     let mut root = named();
-    root.properties
-        .insert("metadata".to_owned(), OBJECT_META.clone());
+    root.properties.insert("metadata".to_owned(), OBJECT_META.clone());
     add(&mut root, "", CONDITIONS);
     match (group, kind) {
         ("", "Pod") => {
@@ -190,23 +173,15 @@ fn add_pod_spec(root: &mut Node, path: &str) {
 fn default_protocol(root: &mut Node, ports: &str) {
     at(root, ports, |list| {
         let mut item = named();
-        let protocol = Node {
-            default: Some(json!("TCP")),
-            ..named()
-        };
-        item.properties
-            .insert("protocol".to_owned(), Arc::new(protocol));
+        let protocol = Node { default: Some(json!("TCP")), ..named() };
+        item.properties.insert("protocol".to_owned(), Arc::new(protocol));
         list.items = Some(Arc::new(item));
     });
 }
 
 fn add(root: &mut Node, prefix: &str, table: Table) {
     for (path, shape) in table {
-        let path = if prefix.is_empty() {
-            (*path).to_owned()
-        } else {
-            format!("{prefix}.{path}")
-        };
+        let path = if prefix.is_empty() { (*path).to_owned() } else { format!("{prefix}.{path}") };
         at(root, &path, |node| set_shape(node, *shape));
     }
 }
@@ -218,12 +193,7 @@ fn set_shape(node: &mut Node, shape: Shape) {
         }
         Set => node.list = ListType::Set,
         Whole => node.atomic = true,
-        Keys => {
-            *node = Node {
-                additional: Some(ANY.clone()),
-                ..named()
-            }
-        }
+        Keys => *node = Node { additional: Some(ANY.clone()), ..named() },
         Meta => *node = Node::clone(&OBJECT_META),
     }
 }
@@ -237,11 +207,7 @@ fn at(root: &mut Node, path: &str, change: impl FnOnce(&mut Node)) {
             node = Arc::make_mut(node.items.get_or_insert_with(|| NAMED.clone()));
         }
         let properties: &mut BTreeMap<_, _> = &mut node.properties;
-        node = Arc::make_mut(
-            properties
-                .entry(segment.to_owned())
-                .or_insert_with(|| NAMED.clone()),
-        );
+        node = Arc::make_mut(properties.entry(segment.to_owned()).or_insert_with(|| NAMED.clone()));
     }
     change(node);
 }

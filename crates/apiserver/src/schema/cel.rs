@@ -72,11 +72,7 @@ pub(super) fn rules(list: Option<&Value>, path: &str) -> Result<Vec<Arc<Rule>>, 
     let Some(list) = list else {
         return Ok(Vec::new());
     };
-    let place = if path.is_empty() {
-        String::new()
-    } else {
-        format!("{path}.")
-    };
+    let place = if path.is_empty() { String::new() } else { format!("{path}.") };
     let place = format!("{place}x-kubernetes-validations");
     let list = list
         .as_array()
@@ -96,14 +92,9 @@ fn compile_rule(rule: &Value, path: &str) -> Result<Rule, SchemaError> {
             Err(SchemaError::invalid(&format!("{path}.{name}"), message))
         }
     };
-    let rule_text = text("rule")?
-        .filter(|text| !text.trim().is_empty())
-        .ok_or_else(|| {
-            SchemaError::invalid(
-                &format!("{path}.rule"),
-                "Required value: rule is not specified",
-            )
-        })?;
+    let rule_text = text("rule")?.filter(|text| !text.trim().is_empty()).ok_or_else(|| {
+        SchemaError::invalid(&format!("{path}.rule"), "Required value: rule is not specified")
+    })?;
     let program = compile(&rule_text, &format!("{path}.rule"))?;
     let message_program = match text("messageExpression")? {
         None => None,
@@ -142,11 +133,7 @@ fn compile(text: &str, path: &str) -> Result<Program, SchemaError> {
 /// Runs every rule at and below a node
 pub(super) fn evaluate(root: &Node, value: &Value, old: Option<&Value>) -> Vec<Cause> {
     FUNCTIONS.with(|functions| {
-        let mut walk = Walk {
-            functions,
-            path: String::new(),
-            causes: Vec::new(),
-        };
+        let mut walk = Walk { functions, path: String::new(), causes: Vec::new() };
         walk.node(root, value, old);
         walk.causes
     })
@@ -205,18 +192,15 @@ impl Walk<'_> {
     fn rules(&mut self, node: &Node, value: &Value, old: Option<&Value>) {
         let mut scope = self.functions.new_inner_scope();
         scope.add_variable_from_value("self", to_cel(node, value));
-        let old_value = old
-            .filter(|old| !old.is_null())
-            .map(|old| to_cel(node, old));
+        let old_value = old.filter(|old| !old.is_null()).map(|old| to_cel(node, old));
         for rule in &node.rules {
             if rule.transition && old_value.is_none() && !rule.optional_old {
                 continue;
             }
             let mut scope = scope.new_inner_scope();
             if rule.optional_old {
-                let optional = old_value
-                    .clone()
-                    .map_or_else(OptionalValue::none, OptionalValue::of);
+                let optional =
+                    old_value.clone().map_or_else(OptionalValue::none, OptionalValue::of);
                 scope.add_variable_from_value("oldSelf", CelValue::Opaque(Arc::new(optional)));
             } else if let Some(old_value) = &old_value {
                 scope.add_variable_from_value("oldSelf", old_value.clone());
@@ -251,11 +235,7 @@ impl Walk<'_> {
             _ => format!("Invalid value: {:?}: {message}", node.type_name()),
         };
         let field = if field.is_empty() { "<nil>" } else { field };
-        self.causes.push(Cause {
-            reason,
-            field: field.to_owned(),
-            message,
-        });
+        self.causes.push(Cause { reason, field: field.to_owned(), message });
     }
 }
 
@@ -293,20 +273,14 @@ fn to_cel(node: &Node, value: &Value) -> CelValue {
         Value::String(text) => string_to_cel(node, text),
         Value::Array(items) => {
             let item = node.item();
-            CelValue::List(Arc::new(
-                items.iter().map(|value| to_cel(item, value)).collect(),
-            ))
+            CelValue::List(Arc::new(items.iter().map(|value| to_cel(item, value)).collect()))
         }
         Value::Object(fields) => {
             let map: HashMap<Key, CelValue> = fields
                 .iter()
                 .map(|(key, value)| {
                     let (child, _) = node.child(key);
-                    let key = if node.additional.is_some() {
-                        key.clone()
-                    } else {
-                        escape(key)
-                    };
+                    let key = if node.additional.is_some() { key.clone() } else { escape(key) };
                     (Key::String(Arc::new(key)), to_cel(child, value))
                 })
                 .collect();
@@ -325,9 +299,7 @@ fn string_to_cel(node: &Node, text: &str) -> CelValue {
     FUNCTIONS.with(|functions| {
         let mut scope = functions.new_inner_scope();
         scope.add_variable_from_value("value", plain.clone());
-        convert
-            .with(|program| program.execute(&scope))
-            .unwrap_or(plain)
+        convert.with(|program| program.execute(&scope)).unwrap_or(plain)
     })
 }
 

@@ -42,9 +42,7 @@ pub(super) fn pattern(fields: &Fields, path: &str) -> Parsed<Option<Regex>> {
 }
 
 pub(super) fn object<'a>(schema: &'a Value, path: &str) -> Parsed<&'a Fields> {
-    schema
-        .as_object()
-        .ok_or_else(|| SchemaError::invalid(path, "Invalid value: must be an object"))
+    schema.as_object().ok_or_else(|| SchemaError::invalid(path, "Invalid value: must be an object"))
 }
 
 /// Reads one keyword; a wrong type is an error that names the place
@@ -74,9 +72,7 @@ pub(super) fn only_true(fields: &Fields, name: &str, path: &str) -> Parsed<bool>
 }
 
 pub(super) fn string(fields: &Fields, name: &str, path: &str) -> Parsed<Option<String>> {
-    keyword(fields, name, path, "a string", |value| {
-        value.as_str().map(str::to_owned)
-    })
+    keyword(fields, name, path, "a string", |value| value.as_str().map(str::to_owned))
 }
 
 pub(super) fn number(fields: &Fields, name: &str, path: &str) -> Parsed<Option<f64>> {
@@ -97,19 +93,11 @@ pub(super) fn array<'a>(
 
 pub(super) fn strings(fields: &Fields, name: &str, path: &str) -> Parsed<Vec<String>> {
     let read = |value: &Value| {
-        value
-            .as_array()?
-            .iter()
-            .map(|item| item.as_str().map(str::to_owned))
-            .collect()
+        value.as_array()?.iter().map(|item| item.as_str().map(str::to_owned)).collect()
     };
     Ok(keyword(fields, name, path, "an array of strings", read)?.unwrap_or_default())
 }
 
 pub(super) fn join(path: &str, name: &str) -> String {
-    if path.is_empty() {
-        name.to_owned()
-    } else {
-        format!("{path}.{name}")
-    }
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }

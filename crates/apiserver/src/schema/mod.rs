@@ -49,15 +49,8 @@ pub enum SchemaError {
 
 impl SchemaError {
     fn invalid(path: &str, message: impl Into<String>) -> Self {
-        let path = if path.is_empty() {
-            "openAPIV3Schema"
-        } else {
-            path
-        };
-        Self::Invalid {
-            path: path.to_owned(),
-            message: message.into(),
-        }
+        let path = if path.is_empty() { "openAPIV3Schema" } else { path };
+        Self::Invalid { path: path.to_owned(), message: message.into() }
     }
 }
 
@@ -81,9 +74,7 @@ pub struct Schema {
 impl Schema {
     /// Reads `openAPIV3Schema`; refuses what is not structural, and rules that do not compile
     pub fn from_open_api(schema: &Value) -> Result<Self, SchemaError> {
-        Ok(Self {
-            root: Arc::new(parse::root(schema)?),
-        })
+        Ok(Self { root: Arc::new(parse::root(schema)?) })
     }
 
     /// The schema that keeps everything and knows only an object's metadata
@@ -93,16 +84,12 @@ impl Schema {
             properties: BTreeMap::from([("metadata".to_owned(), OBJECT_META.clone())]),
             ..Node::default()
         };
-        Self {
-            root: Arc::new(root),
-        }
+        Self { root: Arc::new(root) }
     }
 
     /// The list and map types of a built-in kind; unknown fields are kept
     pub fn builtin(group: &str, kind: &str) -> Self {
-        Self {
-            root: Arc::new(builtin::root(group, kind)),
-        }
+        Self { root: Arc::new(builtin::root(group, kind)) }
     }
 
     /// Removes the fields that the schema does not know and returns their paths
@@ -168,10 +155,7 @@ pub(crate) enum ListType {
 }
 
 /// What a schema says about one place in an object
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is a keyword of the schema language"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a keyword of the schema language")]
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Node {
     /// None accepts every type
@@ -224,21 +208,12 @@ pub(crate) struct Checks {
 }
 
 /// A place of which nothing is known: maps merge by key, lists are atomic
-static ANY: LazyLock<Arc<Node>> = LazyLock::new(|| {
-    Arc::new(Node {
-        preserve: true,
-        ..Node::default()
-    })
-});
+static ANY: LazyLock<Arc<Node>> =
+    LazyLock::new(|| Arc::new(Node { preserve: true, ..Node::default() }));
 
 /// A place inside a built-in kind that the tables do not mention
-static NAMED: LazyLock<Arc<Node>> = LazyLock::new(|| {
-    Arc::new(Node {
-        preserve: true,
-        named: true,
-        ..Node::default()
-    })
-});
+static NAMED: LazyLock<Arc<Node>> =
+    LazyLock::new(|| Arc::new(Node { preserve: true, named: true, ..Node::default() }));
 
 /// `ObjectMeta`, the same for every kind
 static OBJECT_META: LazyLock<Arc<Node>> = LazyLock::new(|| Arc::new(builtin::object_meta()));

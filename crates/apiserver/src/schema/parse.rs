@@ -57,14 +57,10 @@ const EXTENSIONS: [&str; 7] = [
 pub(super) fn root(schema: &Value) -> Parsed<Node> {
     let fields = object(schema, "")?;
     if fields.get("type").and_then(Value::as_str) != Some("object") {
-        return Err(SchemaError::invalid(
-            "type",
-            "Invalid value: must be object at the root",
-        ));
+        return Err(SchemaError::invalid("type", "Invalid value: must be object at the root"));
     }
     let mut node = node(schema, "", 0)?;
-    node.properties
-        .insert("metadata".to_owned(), root_metadata(&node, fields)?);
+    node.properties.insert("metadata".to_owned(), root_metadata(&node, fields)?);
     Ok(node)
 }
 
@@ -75,15 +71,9 @@ fn root_metadata(root: &Node, fields: &Fields) -> Parsed<Arc<Node>> {
         return Ok(OBJECT_META.clone());
     };
     let written = fields.get("properties").and_then(|all| all.get("metadata"));
-    let keywords = written
-        .and_then(Value::as_object)
-        .into_iter()
-        .flat_map(Fields::keys);
+    let keywords = written.and_then(Value::as_object).into_iter().flat_map(Fields::keys);
     for keyword in keywords {
-        if !matches!(
-            keyword.as_str(),
-            "type" | "description" | "properties" | "title"
-        ) {
+        if !matches!(keyword.as_str(), "type" | "description" | "properties" | "title") {
             let message = format!("Forbidden: {keyword} must not be specified for metadata");
             return Err(SchemaError::invalid(path, message));
         }
@@ -92,10 +82,7 @@ fn root_metadata(root: &Node, fields: &Fields) -> Parsed<Arc<Node>> {
     for (key, child) in &own.properties {
         if !matches!(key.as_str(), "name" | "generateName") {
             let message = "Forbidden: metadata may only restrict name and generateName";
-            return Err(SchemaError::invalid(
-                &format!("{path}.properties[{key}]"),
-                message,
-            ));
+            return Err(SchemaError::invalid(&format!("{path}.properties[{key}]"), message));
         }
         metadata.properties.insert(key.clone(), child.clone());
     }
@@ -104,10 +91,7 @@ fn root_metadata(root: &Node, fields: &Fields) -> Parsed<Arc<Node>> {
 
 fn node(schema: &Value, path: &str, depth: usize) -> Parsed<Node> {
     if depth > MAX_DEPTH {
-        return Err(SchemaError::invalid(
-            path,
-            format!("must not be deeper than {MAX_DEPTH}"),
-        ));
+        return Err(SchemaError::invalid(path, format!("must not be deeper than {MAX_DEPTH}")));
     }
     let fields = object(schema, path)?;
     check_keywords(fields, path)?;
@@ -118,10 +102,7 @@ fn node(schema: &Value, path: &str, depth: usize) -> Parsed<Node> {
         preserve: only_true(fields, "x-kubernetes-preserve-unknown-fields", path)?,
         embedded: only_true(fields, "x-kubernetes-embedded-resource", path)?,
         // Generators write `default: null` for "no default".
-        default: fields
-            .get("default")
-            .filter(|value| !value.is_null())
-            .cloned(),
+        default: fields.get("default").filter(|value| !value.is_null()).cloned(),
         ..Node::default()
     };
     check_type(&node, path)?;
@@ -133,10 +114,7 @@ fn node(schema: &Value, path: &str, depth: usize) -> Parsed<Node> {
     node.rules = cel::rules(fields.get("x-kubernetes-validations"), path)?;
     node.has_rules = !node.rules.is_empty()
         || node.properties.values().any(|child| child.has_rules)
-        || node
-            .additional
-            .as_ref()
-            .is_some_and(|child| child.has_rules)
+        || node.additional.as_ref().is_some_and(|child| child.has_rules)
         || node.items.as_ref().is_some_and(|child| child.has_rules);
     check_default(&node, path)?;
     Ok(node)
@@ -149,10 +127,7 @@ fn check_keywords(fields: &Fields, path: &str) -> Parsed<()> {
             return Err(SchemaError::invalid(&place, "Forbidden: must not be set"));
         }
         if keyword.starts_with("x-kubernetes-") && !EXTENSIONS.contains(&keyword.as_str()) {
-            return Err(SchemaError::invalid(
-                &place,
-                "Unsupported value: unknown extension",
-            ));
+            return Err(SchemaError::invalid(&place, "Unsupported value: unknown extension"));
         }
     }
     if boolean(fields, "uniqueItems", path)? {
@@ -196,10 +171,7 @@ fn children(node: &mut Node, fields: &Fields, path: &str, depth: usize) -> Parse
     let place = join(path, "items");
     match fields.get("items") {
         None if node.kind == Some(Kind::Array) => {
-            return Err(SchemaError::invalid(
-                &place,
-                "Required value: must be specified",
-            ));
+            return Err(SchemaError::invalid(&place, "Required value: must be specified"));
         }
         None => {}
         Some(Value::Array(_)) => {
@@ -241,12 +213,7 @@ fn checks(fields: &Fields, path: &str, structure: Option<&Node>, depth: usize) -
     };
     let not = match fields.get("not") {
         None => None,
-        Some(schema) => Some(Box::new(junctor(
-            schema,
-            &join(path, "not"),
-            structure,
-            depth + 1,
-        )?)),
+        Some(schema) => Some(Box::new(junctor(schema, &join(path, "not"), structure, depth + 1)?)),
     };
     Ok(Checks {
         allowed: array(fields, "enum", path)?.cloned(),
@@ -275,16 +242,11 @@ fn checks(fields: &Fields, path: &str, structure: Option<&Node>, depth: usize) -
 /// fields that the structure around it declares
 fn junctor(schema: &Value, path: &str, structure: Option<&Node>, depth: usize) -> Parsed<Node> {
     if depth > MAX_DEPTH {
-        return Err(SchemaError::invalid(
-            path,
-            format!("must not be deeper than {MAX_DEPTH}"),
-        ));
+        return Err(SchemaError::invalid(path, format!("must not be deeper than {MAX_DEPTH}")));
     }
     let fields = object(schema, path)?;
     check_keywords(fields, path)?;
-    let forbidden = FORBIDDEN_IN_LOGIC
-        .iter()
-        .find(|keyword| fields.contains_key(**keyword));
+    let forbidden = FORBIDDEN_IN_LOGIC.iter().find(|keyword| fields.contains_key(**keyword));
     if let Some(keyword) = forbidden {
         let message = "Forbidden: must be undefined to be structural";
         return Err(SchemaError::invalid(&join(path, keyword), message));
@@ -296,10 +258,7 @@ fn junctor(schema: &Value, path: &str, structure: Option<&Node>, depth: usize) -
     }
     let child = |key: &str| {
         let node = structure?;
-        node.properties
-            .get(key)
-            .or(node.additional.as_ref())
-            .map(AsRef::as_ref)
+        node.properties.get(key).or(node.additional.as_ref()).map(AsRef::as_ref)
     };
     let properties = properties(fields, path, |key, schema, place| {
         let inner = child(key);
@@ -313,24 +272,11 @@ fn junctor(schema: &Value, path: &str, structure: Option<&Node>, depth: usize) -
         None => None,
         Some(schema) => {
             let inner = structure.and_then(|node| node.items.as_deref());
-            Some(Arc::new(junctor(
-                schema,
-                &join(path, "items"),
-                inner,
-                depth + 1,
-            )?))
+            Some(Arc::new(junctor(schema, &join(path, "items"), inner, depth + 1)?))
         }
     };
     let checks = checks(fields, path, structure, depth)?;
-    Ok(Node {
-        kind,
-        nullable: true,
-        preserve: true,
-        properties,
-        items,
-        checks,
-        ..Node::default()
-    })
+    Ok(Node { kind, nullable: true, preserve: true, properties, items, checks, ..Node::default() })
 }
 
 fn list_type(node: &mut Node, fields: &Fields, path: &str) -> Parsed<()> {
@@ -419,10 +365,7 @@ fn map_type(node: &mut Node, fields: &Fields, path: &str) -> Parsed<()> {
         other => {
             let message =
                 format!("Unsupported value: {other:?}: supported values: \"atomic\", \"granular\"");
-            return Err(SchemaError::invalid(
-                &join(path, "x-kubernetes-map-type"),
-                message,
-            ));
+            return Err(SchemaError::invalid(&join(path, "x-kubernetes-map-type"), message));
         }
     };
     Ok(())
@@ -452,9 +395,6 @@ fn check_default(node: &Node, path: &str) -> Parsed<()> {
     default::fill(node, &mut value);
     match validate::structural(node, &value).first() {
         None => Ok(()),
-        Some(cause) => Err(SchemaError::invalid(
-            &join(path, "default"),
-            cause.message.clone(),
-        )),
+        Some(cause) => Err(SchemaError::invalid(&join(path, "default"), cause.message.clone())),
     }
 }

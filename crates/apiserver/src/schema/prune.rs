@@ -6,10 +6,7 @@ use super::Node;
 
 /// Prunes a whole object and returns the paths of what it removed
 pub(super) fn prune(root: &Node, object: &mut Value) -> Vec<String> {
-    let mut pruner = Pruner {
-        path: String::new(),
-        removed: Vec::new(),
-    };
+    let mut pruner = Pruner { path: String::new(), removed: Vec::new() };
     if let Value::Object(fields) = object {
         pruner.fields(root, fields, true);
     }

@@ -14,9 +14,7 @@ fn whole(properties: &Value) -> Value {
 }
 
 fn refused(properties: &Value) -> String {
-    Schema::from_open_api(&whole(properties))
-        .unwrap_err()
-        .to_string()
+    Schema::from_open_api(&whole(properties)).unwrap_err().to_string()
 }
 
 fn pruned(schema: &Schema, mut object: Value) -> (Value, Vec<String>) {
@@ -38,10 +36,7 @@ fn a_schema_can_be_shared_between_threads() {
 #[test]
 fn a_root_that_is_no_object_is_refused() {
     let error = Schema::from_open_api(&json!({"type": "string"})).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "type: Invalid value: must be object at the root"
-    );
+    assert_eq!(error.to_string(), "type: Invalid value: must be object at the root");
 }
 
 #[test]
@@ -100,11 +95,7 @@ fn metadata_may_only_restrict_the_name() {
     with(json!({"type": "object", "properties": name})).unwrap();
     let labels = json!({"labels": {"type": "object"}});
     let error = with(json!({"type": "object", "properties": labels})).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("may only restrict name and generateName")
-    );
+    assert!(error.to_string().contains("may only restrict name and generateName"));
 }
 
 #[test]
@@ -117,18 +108,10 @@ fn a_list_map_needs_keys_that_are_required_or_have_a_default() {
     };
     let name = json!({"name": {"type": "string"}});
     let message = refused(&list(json!({"type": "object", "properties": name})));
-    assert!(
-        message.contains("items.properties[name].default: Required value"),
-        "{message}"
-    );
+    assert!(message.contains("items.properties[name].default: Required value"), "{message}");
     let message = refused(&list(json!({"type": "object", "properties": {}})));
-    assert!(
-        message.contains("must name a property of the items"),
-        "{message}"
-    );
-    schema(&list(
-        json!({"type": "object", "properties": name, "required": ["name"]}),
-    ));
+    assert!(message.contains("must name a property of the items"), "{message}");
+    schema(&list(json!({"type": "object", "properties": name, "required": ["name"]})));
 }
 
 #[test]
@@ -150,13 +133,8 @@ fn a_rule_that_does_not_compile_is_refused_with_its_text() {
         "type": "integer", "x-kubernetes-validations": [{"rule": "self >"}],
     }});
     let error = Schema::from_open_api(&whole(&rule)).unwrap_err();
-    let SchemaError::Rule { path, rule, .. } = error else {
-        panic!("{error}")
-    };
-    assert_eq!(
-        path,
-        "properties[spec].properties[x].x-kubernetes-validations[0].rule"
-    );
+    let SchemaError::Rule { path, rule, .. } = error else { panic!("{error}") };
+    assert_eq!(path, "properties[spec].properties[x].x-kubernetes-validations[0].rule");
     assert_eq!(rule, "self >");
 }
 
@@ -173,10 +151,7 @@ fn an_unknown_field_is_pruned_unless_preserved() {
     }));
     let object = json!({"spec": {"known": "a", "unknown": 1, "open": {"free": {"deep": 1}}}});
     let (object, removed) = pruned(&schema, object);
-    assert_eq!(
-        object,
-        json!({"spec": {"known": "a", "open": {"free": {"deep": 1}}}})
-    );
+    assert_eq!(object, json!({"spec": {"known": "a", "open": {"free": {"deep": 1}}}}));
     assert_eq!(removed, ["spec.unknown"]);
 }
 
@@ -187,10 +162,7 @@ fn known_fields_below_a_preserving_object_are_pruned_by_their_own_schema() {
         "x-kubernetes-preserve-unknown-fields": true,
         "properties": {"closed": {"type": "object", "properties": {"a": {"type": "string"}}}},
     }}));
-    let (_, removed) = pruned(
-        &schema,
-        json!({"spec": {"open": {"x": 1, "closed": {"b": 1}}}}),
-    );
+    let (_, removed) = pruned(&schema, json!({"spec": {"open": {"x": 1, "closed": {"b": 1}}}}));
     assert_eq!(removed, ["spec.open.closed.b"]);
 }
 
@@ -229,10 +201,7 @@ fn pruning_reaches_into_lists_and_maps() {
     let object = json!({"spec": {"list": [{"a": "x"}, {"b": 1}], "map": {"k": {"c": 1}}}});
     let (object, removed) = pruned(&schema, object);
     assert_eq!(removed, ["spec.list[1].b", "spec.map.k.c"]);
-    assert_eq!(
-        object,
-        json!({"spec": {"list": [{"a": "x"}, {}], "map": {"k": {}}}})
-    );
+    assert_eq!(object, json!({"spec": {"list": [{"a": "x"}, {}], "map": {"k": {}}}}));
 }
 
 #[test]
@@ -257,10 +226,7 @@ fn a_default_is_filled_in_further_by_the_defaults_below_it() {
         "type": "object", "default": {},
         "properties": {"inner": {"type": "string", "default": "x"}},
     }}));
-    assert_eq!(
-        defaulted(&schema, json!({"spec": {}})),
-        json!({"spec": {"outer": {"inner": "x"}}})
-    );
+    assert_eq!(defaulted(&schema, json!({"spec": {}})), json!({"spec": {"outer": {"inner": "x"}}}));
 }
 
 #[test]

@@ -12,12 +12,8 @@ use super::{Cause, Kind, ListType, Node, cel, list_element};
 const MAX_SHOWN: usize = 2048;
 
 /// Reasons after which rules are not run: their answer would be about a broken object
-const BLOCKING: [&str; 4] = [
-    "FieldValueRequired",
-    "FieldValueTooLong",
-    "FieldValueTooMany",
-    "FieldValueTypeInvalid",
-];
+const BLOCKING: [&str; 4] =
+    ["FieldValueRequired", "FieldValueTooLong", "FieldValueTooMany", "FieldValueTypeInvalid"];
 
 /// Everything that is wrong with an object
 pub(super) fn validate(root: &Node, object: &Value, old: Option<&Value>) -> Vec<Cause> {
@@ -144,22 +140,11 @@ impl Walk {
                 self.invalid(&value(), &format!("should be at least {limit} chars long"));
             }
         }
-        if let Some(pattern) = checks
-            .pattern
-            .as_ref()
-            .filter(|pattern| !pattern.is_match(text))
-        {
+        if let Some(pattern) = checks.pattern.as_ref().filter(|pattern| !pattern.is_match(text)) {
             self.invalid(&value(), &format!("should match '{pattern}'"));
         }
-        if let Some(format) = checks
-            .format
-            .as_deref()
-            .filter(|format| !has_format(format, text))
-        {
-            self.invalid(
-                &value(),
-                &format!("must be of type {format}: {}", shown(&value())),
-            );
+        if let Some(format) = checks.format.as_deref().filter(|format| !has_format(format, text)) {
+            self.invalid(&value(), &format!("must be of type {format}: {}", shown(&value())));
         }
     }
 
@@ -171,10 +156,7 @@ impl Walk {
             if checks.exclusive_minimum && float <= limit {
                 self.invalid(&value, &format!("should be greater than {limit}"));
             } else if float < limit {
-                self.invalid(
-                    &value,
-                    &format!("should be greater than or equal to {limit}"),
-                );
+                self.invalid(&value, &format!("should be greater than or equal to {limit}"));
             }
         }
         if let Some(limit) = checks.maximum {
@@ -191,9 +173,7 @@ impl Walk {
             self.invalid(&value, &format!("should be a multiple of {divisor}"));
         }
         let outside = match checks.format.as_deref() {
-            Some("int32") => number
-                .as_i64()
-                .is_none_or(|number| i32::try_from(number).is_err()),
+            Some("int32") => number.as_i64().is_none_or(|number| i32::try_from(number).is_err()),
             Some("int64") => !is_integer(&value),
             _ => false,
         };
@@ -210,17 +190,13 @@ impl Walk {
             self.push("FieldValueTooMany", message);
         }
         if let Some(limit) = node.checks.min_items.filter(|limit| count < *limit) {
-            self.invalid(
-                &Value::from(count),
-                &format!("should have at least {limit} items"),
-            );
+            self.invalid(&Value::from(count), &format!("should have at least {limit} items"));
         }
         if let Some(child) = &node.items {
             let old_items = old_items(node, old);
             for (index, item) in items.iter().enumerate() {
-                let old_item = old_items
-                    .as_ref()
-                    .and_then(|old| old.get(&list_element(node, item)?).copied());
+                let old_item =
+                    old_items.as_ref().and_then(|old| old.get(&list_element(node, item)?).copied());
                 let length = push_index(&mut self.path, index);
                 self.node(child, item, old_item);
                 self.path.truncate(length);
@@ -240,10 +216,7 @@ impl Walk {
             };
             if let Some(element) = seen.replace(element) {
                 let length = push_index(&mut self.path, index);
-                self.push(
-                    "FieldValueDuplicate",
-                    format!("Duplicate value: {}", &element[2..]),
-                );
+                self.push("FieldValueDuplicate", format!("Duplicate value: {}", &element[2..]));
                 self.path.truncate(length);
             }
         }
@@ -256,10 +229,7 @@ impl Walk {
             self.push("FieldValueTooMany", message);
         }
         if let Some(limit) = node.checks.min_properties.filter(|limit| count < *limit) {
-            self.invalid(
-                &Value::from(count),
-                &format!("should have at least {limit} properties"),
-            );
+            self.invalid(&Value::from(count), &format!("should have at least {limit} properties"));
         }
         for key in &node.checks.required {
             if !fields.contains_key(key) {
@@ -320,37 +290,20 @@ impl Walk {
     }
 
     fn invalid(&mut self, value: &Value, detail: &str) {
-        let message = format!(
-            "Invalid value: {}: {} in body {detail}",
-            shown(value),
-            self.path
-        );
+        let message = format!("Invalid value: {}: {} in body {detail}", shown(value), self.path);
         self.push("FieldValueInvalid", message);
     }
 
     fn push(&mut self, reason: &'static str, message: String) {
-        let field = if self.path.is_empty() {
-            "<nil>"
-        } else {
-            &self.path
-        };
-        self.causes.push(Cause {
-            reason,
-            field: field.to_owned(),
-            message,
-        });
+        let field = if self.path.is_empty() { "<nil>" } else { &self.path };
+        self.causes.push(Cause { reason, field: field.to_owned(), message });
     }
 }
 
 /// The old items of a list by identity; None where there is no old list or no identity
 fn old_items<'a>(node: &Node, old: Option<&'a Value>) -> Option<BTreeMap<String, &'a Value>> {
     let items = old?.as_array()?;
-    Some(
-        items
-            .iter()
-            .filter_map(|item| Some((list_element(node, item)?, item)))
-            .collect(),
-    )
+    Some(items.iter().filter_map(|item| Some((list_element(node, item)?, item))).collect())
 }
 
 fn is_integer(value: &Value) -> bool {
@@ -373,10 +326,7 @@ fn type_of(value: &Value) -> &'static str {
 fn shown(value: &Value) -> String {
     let mut text = value.to_string();
     if text.len() > MAX_SHOWN {
-        let end = (0..=MAX_SHOWN)
-            .rev()
-            .find(|end| text.is_char_boundary(*end))
-            .unwrap_or(0);
+        let end = (0..=MAX_SHOWN).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
         text.truncate(end);
         text.push_str("...");
     }
@@ -387,9 +337,7 @@ fn shown(value: &Value) -> String {
 fn has_format(format: &str, text: &str) -> bool {
     match format {
         "date-time" | "datetime" => {
-            text.as_bytes()
-                .get(10)
-                .is_some_and(|byte| byte.eq_ignore_ascii_case(&b'T'))
+            text.as_bytes().get(10).is_some_and(|byte| byte.eq_ignore_ascii_case(&b'T'))
                 && !text.contains('[')
                 && text.parse::<jiff::Timestamp>().is_ok()
         }
@@ -432,10 +380,7 @@ fn is_duration_unit(unit: &str) -> bool {
         "ns", "us", "µs", "μs", "ms", "s", "m", "h", "d", "w", "second", "minute", "hour", "day",
         "week", "sec", "min", "hr",
     ];
-    UNITS.contains(&unit)
-        || unit
-            .strip_suffix('s')
-            .is_some_and(|unit| UNITS.contains(&unit))
+    UNITS.contains(&unit) || unit.strip_suffix('s').is_some_and(|unit| UNITS.contains(&unit))
 }
 
 fn is_cidr(text: &str) -> bool {
@@ -450,9 +395,7 @@ fn is_cidr(text: &str) -> bool {
 
 fn is_base64(text: &str) -> bool {
     use base64::Engine as _;
-    base64::engine::general_purpose::STANDARD
-        .decode(text)
-        .is_ok()
+    base64::engine::general_purpose::STANDARD.decode(text).is_ok()
 }
 
 fn is_uuid(text: &str) -> bool {

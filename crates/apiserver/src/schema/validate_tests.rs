@@ -19,9 +19,7 @@ fn causes(properties: &Value, spec: &Value) -> Vec<Cause> {
 /// The one thing that is wrong with `spec.x`
 fn wrong(x: &Value, value: &Value) -> String {
     let causes = causes(&json!({"x": x}), &json!({"x": value}));
-    let [cause] = causes.as_slice() else {
-        panic!("{causes:?}")
-    };
+    let [cause] = causes.as_slice() else { panic!("{causes:?}") };
     format!("{} {}: {}", cause.reason, cause.field, cause.message)
 }
 
@@ -44,10 +42,7 @@ fn ruled(schema: &Schema, ranged: &Value, old: Option<&Value>) -> Vec<(String, S
     let whole = |ranged: &Value| json!({"spec": {"ranged": ranged}});
     let old = old.map(whole);
     let causes = schema.validate(&whole(ranged), old.as_ref());
-    causes
-        .into_iter()
-        .map(|cause| (cause.field, cause.message))
-        .collect()
+    causes.into_iter().map(|cause| (cause.field, cause.message)).collect()
 }
 
 #[test]
@@ -75,10 +70,7 @@ fn null_is_accepted_only_where_nullable() {
 fn a_missing_required_field_is_named() {
     let inner = json!({"type": "object", "properties": {"y": {"type": "string"}},
         "required": ["y"]});
-    assert_eq!(
-        wrong(&inner, &json!({})),
-        "FieldValueRequired spec.x.y: Required value"
-    );
+    assert_eq!(wrong(&inner, &json!({})), "FieldValueRequired spec.x.y: Required value");
 }
 
 #[test]
@@ -173,10 +165,7 @@ fn formats_of_strings_are_checked() {
         let x = json!({"type": "string", "format": format});
         right(&x, &json!(good));
         let message = wrong(&x, &json!(bad));
-        assert!(
-            message.ends_with(&format!("must be of type {format}: \"{bad}\"")),
-            "{message}"
-        );
+        assert!(message.ends_with(&format!("must be of type {format}: \"{bad}\"")), "{message}");
     }
 }
 
@@ -216,11 +205,7 @@ fn logic_restricts_values() {
     right(&all, &json!({"a": "x"}));
     let causes = causes(&json!({"x": all}), &json!({"x": {"a": ""}}));
     assert_eq!(causes[0].field, "spec.x.a");
-    assert!(
-        causes[1]
-            .message
-            .ends_with("must validate all the schemas (allOf)")
-    );
+    assert!(causes[1].message.ends_with("must validate all the schemas (allOf)"));
 }
 
 #[test]
@@ -238,30 +223,17 @@ fn an_embedded_resource_needs_a_type() {
 fn what_was_wrong_before_and_is_untouched_is_accepted() {
     let schema = schema(&json!({"x": {"type": "integer", "maximum": 3}, "y": {"type": "string"}}));
     let old = json!({"spec": {"x": 5, "y": "a"}});
-    assert_eq!(
-        schema.validate(&json!({"spec": {"x": 5, "y": "b"}}), Some(&old)),
-        []
-    );
-    assert_eq!(
-        schema
-            .validate(&json!({"spec": {"x": 6, "y": "b"}}), Some(&old))
-            .len(),
-        1
-    );
+    assert_eq!(schema.validate(&json!({"spec": {"x": 5, "y": "b"}}), Some(&old)), []);
+    assert_eq!(schema.validate(&json!({"spec": {"x": 6, "y": "b"}}), Some(&old)).len(), 1);
 }
 
 #[test]
 fn a_rule_that_fails_says_its_message() {
     let schema = rule(&json!({"rule": "self.min <= self.max", "message": "min above max"}));
     assert_eq!(ruled(&schema, &json!({"min": 1, "max": 2}), None), []);
-    let expected = (
-        "spec.ranged".to_owned(),
-        "Invalid value: \"object\": min above max".to_owned(),
-    );
-    assert_eq!(
-        ruled(&schema, &json!({"min": 3, "max": 2}), None),
-        [expected]
-    );
+    let expected =
+        ("spec.ranged".to_owned(), "Invalid value: \"object\": min above max".to_owned());
+    assert_eq!(ruled(&schema, &json!({"min": 3, "max": 2}), None), [expected]);
 }
 
 #[test]
@@ -277,11 +249,7 @@ fn a_message_expression_is_computed() {
         "rule": "self.min <= self.max", "message": "static",
         "messageExpression": "'min is ' + string(self.min)",
     }));
-    assert!(
-        ruled(&schema, &json!({"min": 3, "max": 2}), None)[0]
-            .1
-            .ends_with("min is 3")
-    );
+    assert!(ruled(&schema, &json!({"min": 3, "max": 2}), None)[0].1.ends_with("min is 3"));
 }
 
 #[test]
@@ -291,10 +259,7 @@ fn reason_and_field_path_of_a_rule_reach_the_cause() {
         "message": "needed",
     }));
     let cause = &schema.validate(&json!({"spec": {"ranged": {}}}), None)[0];
-    assert_eq!(
-        (cause.reason, cause.field.as_str()),
-        ("FieldValueRequired", "spec.ranged.min")
-    );
+    assert_eq!((cause.reason, cause.field.as_str()), ("FieldValueRequired", "spec.ranged.min"));
     assert_eq!(cause.message, "Required value: needed");
 }
 
@@ -302,18 +267,8 @@ fn reason_and_field_path_of_a_rule_reach_the_cause() {
 fn a_transition_rule_is_skipped_on_create_and_holds_on_update() {
     let schema = rule(&json!({"rule": "self.min == oldSelf.min", "message": "immutable"}));
     assert_eq!(ruled(&schema, &json!({"min": 1}), None), []);
-    assert_eq!(
-        ruled(
-            &schema,
-            &json!({"min": 1, "max": 9}),
-            Some(&json!({"min": 1}))
-        ),
-        []
-    );
-    assert_eq!(
-        ruled(&schema, &json!({"min": 2}), Some(&json!({"min": 1}))).len(),
-        1
-    );
+    assert_eq!(ruled(&schema, &json!({"min": 1, "max": 9}), Some(&json!({"min": 1}))), []);
+    assert_eq!(ruled(&schema, &json!({"min": 2}), Some(&json!({"min": 1}))).len(), 1);
 }
 
 #[test]
@@ -323,10 +278,7 @@ fn an_optional_old_self_runs_on_create_too() {
         "optionalOldSelf": true,
     }));
     assert_eq!(ruled(&schema, &json!({"min": 1}), None), []);
-    assert_eq!(
-        ruled(&schema, &json!({"min": 2}), Some(&json!({"min": 1}))).len(),
-        1
-    );
+    assert_eq!(ruled(&schema, &json!({"min": 2}), Some(&json!({"min": 1}))).len(), 1);
 }
 
 #[test]
@@ -354,11 +306,7 @@ fn rules_are_not_run_on_an_object_of_wrong_types() {
     let schema = rule(&json!({"rule": "self.min <= self.max"}));
     let causes = ruled(&schema, &json!({"min": "x", "max": 2}), None);
     assert_eq!(causes.len(), 2);
-    assert!(
-        causes[1]
-            .1
-            .contains("some validation rules were not checked")
-    );
+    assert!(causes[1].1.contains("some validation rules were not checked"));
 }
 
 #[test]
@@ -394,10 +342,5 @@ fn rules_see_times_numbers_and_escaped_names() {
 fn a_rule_that_meets_a_missing_field_fails_closed() {
     let schema = rule(&json!({"rule": "self.min <= self.max"}));
     let causes = ruled(&schema, &json!({"min": 1}), None);
-    assert!(
-        causes[0]
-            .1
-            .contains("evaluating rule: self.min <= self.max"),
-        "{causes:?}"
-    );
+    assert!(causes[0].1.contains("evaluating rule: self.min <= self.max"), "{causes:?}");
 }

@@ -80,10 +80,7 @@ impl StoreSnapshot {
     /// Takes up the write that came next.
     pub fn replay(&mut self, write: &StoredWrite) -> Result<(), ReplayError> {
         if write.revision != self.revision + 1 {
-            return Err(ReplayError {
-                known: self.revision,
-                found: write.revision,
-            });
+            return Err(ReplayError { known: self.revision, found: write.revision });
         }
         self.revision = write.revision;
         let resource: Arc<str> = write.resource.as_str().into();

@@ -68,11 +68,7 @@ fn binding(binding: &Value, now: Timestamp) -> Vec<Value> {
     };
     let role = &binding["roleRef"];
     vec![
-        json!(format!(
-            "{}/{}",
-            text(role, &["kind"]),
-            text(role, &["name"])
-        )),
+        json!(format!("{}/{}", text(role, &["kind"]), text(role, &["name"]))),
         age_of(binding, now),
         subjects("User"),
         subjects("Group"),

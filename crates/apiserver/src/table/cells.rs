@@ -36,9 +36,7 @@ pub(super) fn number(object: &Value, path: &[&str]) -> i64 {
 
 /// The list at a path.
 pub(super) fn list<'a>(object: &'a Value, path: &[&str]) -> &'a [Value] {
-    member(object, path)
-        .and_then(Value::as_array)
-        .map_or(&[], Vec::as_slice)
+    member(object, path).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
 /// How many members a map or list at a path has.
@@ -52,9 +50,7 @@ pub(super) fn size(object: &Value, path: &[&str]) -> usize {
 
 /// The condition of a type.
 pub(super) fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
-    list(object, &["status", "conditions"])
-        .iter()
-        .find(|condition| condition["type"] == kind)
+    list(object, &["status", "conditions"]).iter().find(|condition| condition["type"] == kind)
 }
 
 /// A plain value as text: strings without quotes.
@@ -71,10 +67,8 @@ pub(super) fn labels(map: &Value) -> String {
     let Some(map) = map.as_object().filter(|map| !map.is_empty()) else {
         return NONE.to_owned();
     };
-    let pairs: Vec<String> = map
-        .iter()
-        .map(|(key, value)| format!("{key}={}", plain(value)))
-        .collect();
+    let pairs: Vec<String> =
+        map.iter().map(|(key, value)| format!("{key}={}", plain(value))).collect();
     pairs.join(",")
 }
 

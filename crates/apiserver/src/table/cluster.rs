@@ -10,10 +10,7 @@ use super::{AGE, Col, Printer, plain};
 use crate::object::text;
 
 static LEASE: Printer = plain(&[Col("Holder", "string", 0), AGE], |object, now| {
-    vec![
-        words(object, &["spec", "holderIdentity"]),
-        age_of(object, now),
-    ]
+    vec![words(object, &["spec", "holderIdentity"]), age_of(object, now)]
 });
 
 static CRD: Printer = plain(&[Col("Created At", "date", 0)], super::access::created_at);
@@ -22,14 +19,8 @@ static WEBHOOKS: Printer = plain(&[Col("Webhooks", "integer", 0), AGE], |object,
     vec![json!(size(object, &["webhooks"])), age_of(object, now)]
 });
 
-static API_SERVICE: Printer = plain(
-    &[
-        Col("Service", "string", 0),
-        Col("Available", "string", 0),
-        AGE,
-    ],
-    api_service,
-);
+static API_SERVICE: Printer =
+    plain(&[Col("Service", "string", 0), Col("Available", "string", 0), AGE], api_service);
 
 static PRIORITY: Printer = plain(
     &[
@@ -72,10 +63,7 @@ static RUNTIME_CLASS: Printer = plain(&[Col("Handler", "string", 0), AGE], |obje
 });
 
 static CSI_NODE: Printer = plain(&[Col("Drivers", "integer", 0), AGE], |object, now| {
-    vec![
-        json!(size(object, &["spec", "drivers"])),
-        age_of(object, now),
-    ]
+    vec![json!(size(object, &["spec", "drivers"])), age_of(object, now)]
 });
 
 static ATTACHMENT: Printer = plain(
@@ -97,14 +85,8 @@ static ATTACHMENT: Printer = plain(
     },
 );
 
-static INGRESS_CLASS: Printer = plain(
-    &[
-        Col("Controller", "string", 0),
-        Col("Parameters", "string", 0),
-        AGE,
-    ],
-    ingress_class,
-);
+static INGRESS_CLASS: Printer =
+    plain(&[Col("Controller", "string", 0), Col("Parameters", "string", 0), AGE], ingress_class);
 
 static INGRESS: Printer = plain(
     &[
@@ -118,10 +100,7 @@ static INGRESS: Printer = plain(
 );
 
 static NETWORK_POLICY: Printer = plain(&[Col("Pod-Selector", "string", 0), AGE], |object, now| {
-    vec![
-        json!(selector(&object["spec"]["podSelector"])),
-        age_of(object, now),
-    ]
+    vec![json!(selector(&object["spec"]["podSelector"])), age_of(object, now)]
 });
 
 static ENDPOINT_SLICE: Printer = plain(
@@ -178,11 +157,7 @@ fn ingress_class(object: &Value, now: Timestamp) -> Vec<Value> {
             format!("{kind}{dot}{group}/{}", text(parameters, &["name"]))
         }
     };
-    vec![
-        words(object, &["spec", "controller"]),
-        json!(shown),
-        age_of(object, now),
-    ]
+    vec![words(object, &["spec", "controller"]), json!(shown), age_of(object, now)]
 }
 
 fn ingress(object: &Value, now: Timestamp) -> Vec<Value> {
@@ -202,11 +177,7 @@ fn ingress(object: &Value, now: Timestamp) -> Vec<Value> {
         "" => NONE,
         class => class,
     };
-    let ports = if list(object, &["spec", "tls"]).is_empty() {
-        "80"
-    } else {
-        "80, 443"
-    };
+    let ports = if list(object, &["spec", "tls"]).is_empty() { "80" } else { "80, 443" };
     vec![
         json!(class),
         json!(few(&hosts, "*")),

@@ -14,22 +14,13 @@ static NAMESPACE: Printer = plain(&[Col("Status", "string", 0), AGE], |object, n
     vec![words(object, &["status", "phase"]), age_of(object, now)]
 });
 
-static SECRET: Printer = plain(
-    &[Col("Type", "string", 0), Col("Data", "integer", 0), AGE],
-    |object, now| {
-        vec![
-            words(object, &["type"]),
-            json!(size(object, &["data"])),
-            age_of(object, now),
-        ]
-    },
-);
+static SECRET: Printer =
+    plain(&[Col("Type", "string", 0), Col("Data", "integer", 0), AGE], |object, now| {
+        vec![words(object, &["type"]), json!(size(object, &["data"])), age_of(object, now)]
+    });
 
 static CONFIG_MAP: Printer = plain(&[Col("Data", "integer", 0), AGE], |object, now| {
-    vec![
-        json!(size(object, &["data"]) + size(object, &["binaryData"])),
-        age_of(object, now),
-    ]
+    vec![json!(size(object, &["data"]) + size(object, &["binaryData"])), age_of(object, now)]
 });
 
 static SERVICE_ACCOUNT: Printer = plain(&[Col("Secrets", "integer", 0), AGE], |object, now| {
@@ -99,18 +90,11 @@ static VOLUME: Printer = plain(
     volume,
 );
 
-static QUOTA: Printer = plain(
-    &[Col("Request", "string", 0), Col("Limit", "string", 0), AGE],
-    quota,
-);
+static QUOTA: Printer =
+    plain(&[Col("Request", "string", 0), Col("Limit", "string", 0), AGE], quota);
 
 static CONTROLLER: Printer = plain(
-    &[
-        Col("Desired", "integer", 0),
-        Col("Current", "integer", 0),
-        Col("Ready", "integer", 0),
-        AGE,
-    ],
+    &[Col("Desired", "integer", 0), Col("Current", "integer", 0), Col("Ready", "integer", 0), AGE],
     |object, now| {
         vec![
             json!(number(object, &["spec", "replicas"])),
@@ -157,10 +141,7 @@ fn service(service: &Value, now: Timestamp) -> Vec<Value> {
                 ip => ip.to_owned(),
             })
             .collect(),
-        _ => list(service, &["spec", "externalIPs"])
-            .iter()
-            .map(text_of)
-            .collect(),
+        _ => list(service, &["spec", "externalIPs"]).iter().map(text_of).collect(),
     };
     let external = match (kind, external.is_empty()) {
         (_, false) => external.join(","),
@@ -180,11 +161,7 @@ fn service(service: &Value, now: Timestamp) -> Vec<Value> {
             }
         })
         .collect();
-    let ports = if ports.is_empty() {
-        NONE.to_owned()
-    } else {
-        ports.join(",")
-    };
+    let ports = if ports.is_empty() { NONE.to_owned() } else { ports.join(",") };
     vec![
         json!(kind),
         text_or_none(service, &["spec", "clusterIP"]),
@@ -204,11 +181,7 @@ fn endpoints(object: &Value) -> String {
             if ports.is_empty() {
                 all.push(ip.to_owned());
             }
-            all.extend(
-                ports
-                    .iter()
-                    .map(|port| format!("{ip}:{}", number(port, &["port"]))),
-            );
+            all.extend(ports.iter().map(|port| format!("{ip}:{}", number(port, &["port"]))));
         }
     }
     few(&all, NONE)
@@ -257,14 +230,10 @@ fn event(event: &Value, now: Timestamp) -> Vec<Value> {
         "" => component.to_owned(),
         host => format!("{component}, {host}"),
     };
-    let count = [
-        &["series", "count"] as &[&str],
-        &["count"],
-        &["deprecatedCount"],
-    ]
-    .into_iter()
-    .find_map(|path| member(event, path)?.as_i64())
-    .unwrap_or(1);
+    let count = [&["series", "count"] as &[&str], &["count"], &["deprecatedCount"]]
+        .into_iter()
+        .find_map(|path| member(event, path)?.as_i64())
+        .unwrap_or(1);
     let message = match text(event, &["message"]) {
         "" => text(event, &["note"]),
         message => message,
@@ -314,16 +283,9 @@ fn phase(object: &Value) -> &str {
 
 fn claim(claim: &Value, now: Timestamp) -> Vec<Value> {
     let bound = !text(claim, &["spec", "volumeName"]).is_empty();
-    let capacity = if bound {
-        text_of(&claim["status"]["capacity"]["storage"])
-    } else {
-        String::new()
-    };
-    let access = if bound {
-        modes(claim, &["status", "accessModes"])
-    } else {
-        String::new()
-    };
+    let capacity =
+        if bound { text_of(&claim["status"]["capacity"]["storage"]) } else { String::new() };
+    let access = if bound { modes(claim, &["status", "accessModes"]) } else { String::new() };
     vec![
         json!(phase(claim)),
         words(claim, &["spec", "volumeName"]),
@@ -339,10 +301,7 @@ fn claim(claim: &Value, now: Timestamp) -> Vec<Value> {
 fn volume(volume: &Value, now: Timestamp) -> Vec<Value> {
     let claim = match text(volume, &["spec", "claimRef", "name"]) {
         "" => String::new(),
-        name => format!(
-            "{}/{name}",
-            text(volume, &["spec", "claimRef", "namespace"])
-        ),
+        name => format!("{}/{name}", text(volume, &["spec", "claimRef", "namespace"])),
     };
     vec![
         json!(text_of(&volume["spec"]["capacity"]["storage"])),
@@ -370,9 +329,5 @@ fn quota(quota: &Value, now: Timestamp) -> Vec<Value> {
             requests.push(line);
         }
     }
-    vec![
-        json!(requests.join(", ")),
-        json!(limits.join(", ")),
-        age_of(quota, now),
-    ]
+    vec![json!(requests.join(", ")), json!(limits.join(", ")), age_of(quota, now)]
 }

@@ -75,9 +75,7 @@ impl Column {
         match (self.kind.as_str(), found) {
             ("integer", Value::Number(number)) => {
                 #[expect(clippy::cast_possible_truncation, reason = "as Kubernetes prints it")]
-                let whole = number
-                    .as_i64()
-                    .or(number.as_f64().map(|number| number as i64));
+                let whole = number.as_i64().or(number.as_f64().map(|number| number as i64));
                 json!(whole)
             }
             ("number", Value::Number(_))
@@ -92,13 +90,7 @@ impl Column {
     }
 
     fn definition(&self) -> Value {
-        definition(
-            &self.name,
-            &self.kind,
-            &self.format,
-            &self.description,
-            self.priority,
-        )
+        definition(&self.name, &self.kind, &self.format, &self.description, self.priority)
     }
 }
 
@@ -119,11 +111,7 @@ struct Printer {
 const AGE: Col = Col("Age", "string", 0);
 
 const fn plain(columns: &'static [Col], cells: fn(&Value, Timestamp) -> Vec<Value>) -> Printer {
-    Printer {
-        columns,
-        cells,
-        named: true,
-    }
+    Printer { columns, cells, named: true }
 }
 
 fn definition(name: &str, kind: &str, format: &str, help: &str, priority: i64) -> Value {
@@ -162,24 +150,14 @@ fn columns(resource: &Resource) -> Vec<Value> {
         let format = if *label == "Name" { "name" } else { "" };
         definition(label, kind, format, "", i64::from(*priority))
     });
-    printer
-        .named
-        .then_some(name)
-        .into_iter()
-        .chain(own)
-        .collect()
+    printer.named.then_some(name).into_iter().chain(own).collect()
 }
 
 /// One row.
 fn row(resource: &Resource, object: &Value, include: Include, now: Timestamp) -> Value {
     let mut cells = vec![Value::from(meta_text(object, "name"))];
     if resource.custom {
-        cells.extend(
-            resource
-                .columns
-                .iter()
-                .map(|column| column.cell(object, now)),
-        );
+        cells.extend(resource.columns.iter().map(|column| column.cell(object, now)));
     } else {
         let printer = printer(resource);
         if !printer.named {

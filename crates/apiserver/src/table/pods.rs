@@ -72,10 +72,7 @@ fn ended(state: &Value) -> Option<String> {
 /// The state of the first init container that is not done, unless initialisation is over.
 fn initialising(pod: &Value) -> Option<String> {
     let all = list(pod, &["spec", "initContainers"]).len();
-    for (index, status) in list(pod, &["status", "initContainerStatuses"])
-        .iter()
-        .enumerate()
-    {
+    for (index, status) in list(pod, &["status", "initContainerStatuses"]).iter().enumerate() {
         let state = &status["state"];
         let done =
             state["terminated"].is_object() && number(state, &["terminated", "exitCode"]) == 0;
@@ -152,15 +149,9 @@ fn pod(pod: &Value, now: Timestamp) -> Vec<Value> {
         _ => sum.restarts.to_string(),
     };
     let gates = list(pod, &["spec", "readinessGates"]);
-    let open = gates
-        .iter()
-        .filter(|gate| is_true(pod, text(gate, &["conditionType"])))
-        .count();
-    let gates = if gates.is_empty() {
-        "<none>".to_owned()
-    } else {
-        format!("{open}/{}", gates.len())
-    };
+    let open = gates.iter().filter(|gate| is_true(pod, text(gate, &["conditionType"]))).count();
+    let gates =
+        if gates.is_empty() { "<none>".to_owned() } else { format!("{open}/{}", gates.len()) };
     let total = list(pod, &["spec", "containers"]).len();
     vec![
         json!(format!("{}/{total}", sum.ready)),
@@ -187,22 +178,16 @@ fn node(node: &Value, now: Timestamp) -> Vec<Value> {
     let mut roles: Vec<&str> = labels
         .into_iter()
         .flatten()
-        .filter_map(
-            |(key, value)| match key.strip_prefix("node-role.kubernetes.io/") {
-                Some(role) => Some(role),
-                None if key == "kubernetes.io/role" => value.as_str(),
-                None => None,
-            },
-        )
+        .filter_map(|(key, value)| match key.strip_prefix("node-role.kubernetes.io/") {
+            Some(role) => Some(role),
+            None if key == "kubernetes.io/role" => value.as_str(),
+            None => None,
+        })
         .filter(|role| !role.is_empty())
         .collect();
     roles.sort_unstable();
     roles.dedup();
-    let roles = if roles.is_empty() {
-        "<none>".to_owned()
-    } else {
-        roles.join(",")
-    };
+    let roles = if roles.is_empty() { "<none>".to_owned() } else { roles.join(",") };
     let address = |kind: &str| {
         let addresses = list(node, &["status", "addresses"]);
         let found = addresses.iter().find(|address| address["type"] == kind);

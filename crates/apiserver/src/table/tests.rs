@@ -154,11 +154,7 @@ fn columns_of_custom_kinds_follow_their_types() {
         ("date", ".spec.s", json!("<invalid>")),
     ];
     for (kind, path, wanted) in cases {
-        assert_eq!(
-            column(kind, path).cell(&object, now()),
-            wanted,
-            "{kind} {path}"
-        );
+        assert_eq!(column(kind, path).cell(&object, now()), wanted, "{kind} {path}");
     }
     assert_eq!(column("string", ".x").definition()["priority"], 1);
 }

@@ -54,19 +54,11 @@ static DAEMON_SET: Printer = plain(
     daemon_set,
 );
 
-static STATEFUL_SET: Printer = plain(
-    &[Col("Ready", "string", 0), AGE, CONTAINERS, IMAGES],
-    stateful_set,
-);
+static STATEFUL_SET: Printer =
+    plain(&[Col("Ready", "string", 0), AGE, CONTAINERS, IMAGES], stateful_set);
 
-static REVISION: Printer = plain(
-    &[
-        Col("Controller", "string", 0),
-        Col("Revision", "string", 0),
-        AGE,
-    ],
-    revision,
-);
+static REVISION: Printer =
+    plain(&[Col("Controller", "string", 0), Col("Revision", "string", 0), AGE], revision);
 
 static JOB: Printer = plain(
     &[
@@ -165,10 +157,7 @@ fn stateful_set(object: &Value, now: Timestamp) -> Vec<Value> {
 
 fn revision(object: &Value, now: Timestamp) -> Vec<Value> {
     let owners = object["metadata"]["ownerReferences"].as_array();
-    let owner = owners
-        .into_iter()
-        .flatten()
-        .find(|owner| owner["controller"] == true);
+    let owner = owners.into_iter().flatten().find(|owner| owner["controller"] == true);
     let owner = owner.map_or_else(
         || NONE.to_owned(),
         |owner| {
@@ -179,23 +168,15 @@ fn revision(object: &Value, now: Timestamp) -> Vec<Value> {
             format!("{kind}{dot}{group}/{}", text(owner, &["name"]))
         },
     );
-    vec![
-        json!(owner),
-        json!(number(object, &["revision"]).to_string()),
-        age_of(object, now),
-    ]
+    vec![json!(owner), json!(number(object, &["revision"]).to_string()), age_of(object, now)]
 }
 
 fn job(object: &Value, now: Timestamp) -> Vec<Value> {
     let [names, images] = containers(&object["spec"]["template"]);
     let is = |kind| super::cells::condition(object, kind).is_some_and(|c| c["status"] == "True");
-    let status = match [
-        ("Complete", "Complete"),
-        ("Failed", "Failed"),
-        ("Suspended", "Suspended"),
-    ]
-    .into_iter()
-    .find(|(kind, _)| is(kind))
+    let status = match [("Complete", "Complete"), ("Failed", "Failed"), ("Suspended", "Suspended")]
+        .into_iter()
+        .find(|(kind, _)| is(kind))
     {
         Some((_, status)) => status,
         None if !meta_text(object, "deletionTimestamp").is_empty() => "Terminating",

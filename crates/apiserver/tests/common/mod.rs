@@ -1,12 +1,7 @@
 //! What the tests of the API share: a server with a clock of its own, raw requests, watches.
 
 #![allow(clippy::unwrap_used, reason = "a test helper may fail as a test does")]
-#![allow(
-    dead_code,
-    unreachable_pub,
-    missing_docs,
-    reason = "each test file uses its part"
-)]
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses its part")]
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -47,18 +42,11 @@ impl World {
     pub fn with_ring(ring: usize) -> Self {
         let seconds = Arc::new(AtomicI64::new(START));
         let server = ApiServer::new(options(&seconds, ring));
-        Self {
-            server,
-            seconds,
-            agent: "test/1".to_owned(),
-        }
+        Self { server, seconds, agent: "test/1".to_owned() }
     }
 
     pub fn as_agent(&self, agent: &str) -> Self {
-        Self {
-            agent: agent.to_owned(),
-            ..self.clone()
-        }
+        Self { agent: agent.to_owned(), ..self.clone() }
     }
 
     pub fn pass(&self, seconds: i64) {
@@ -76,10 +64,8 @@ impl World {
         headers: &[(&str, &str)],
         body: Vec<u8>,
     ) -> std::io::Result<http::Response<AnswerBody>> {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header("user-agent", &self.agent);
+        let mut request =
+            Request::builder().method(method).uri(path).header("user-agent", &self.agent);
         for (key, value) in headers {
             request = request.header(*key, *value);
         }
@@ -94,22 +80,12 @@ impl World {
         content_type: &str,
         body: &Value,
     ) -> (u16, Value) {
-        let body = if body.is_null() {
-            Vec::new()
-        } else {
-            body.to_string().into_bytes()
-        };
-        let answer = self
-            .raw(method, path, &[("content-type", content_type)], body)
-            .await
-            .unwrap();
+        let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+        let answer = self.raw(method, path, &[("content-type", content_type)], body).await.unwrap();
         let code = answer.status().as_u16();
         let bytes = answer.into_body().collect().await.unwrap().to_bytes();
         let text = || Value::String(String::from_utf8_lossy(&bytes).into_owned());
-        (
-            code,
-            serde_json::from_slice(&bytes).unwrap_or_else(|_| text()),
-        )
+        (code, serde_json::from_slice(&bytes).unwrap_or_else(|_| text()))
     }
 
     pub async fn get(&self, path: &str) -> (u16, Value) {
@@ -138,19 +114,16 @@ impl World {
     }
 
     pub async fn merge(&self, path: &str, body: &Value) -> (u16, Value) {
-        self.send("PATCH", path, "application/merge-patch+json", body)
-            .await
+        self.send("PATCH", path, "application/merge-patch+json", body).await
     }
 
     pub async fn json_patch(&self, path: &str, body: &Value) -> (u16, Value) {
-        self.send("PATCH", path, "application/json-patch+json", body)
-            .await
+        self.send("PATCH", path, "application/json-patch+json", body).await
     }
 
     pub async fn apply(&self, path: &str, manager: &str, body: &Value) -> (u16, Value) {
         let path = format!("{path}?fieldManager={manager}");
-        self.send("PATCH", &path, "application/apply-patch+yaml", body)
-            .await
+        self.send("PATCH", &path, "application/apply-patch+yaml", body).await
     }
 
     pub async fn delete(&self, path: &str, body: &Value) -> (u16, Value) {
@@ -165,11 +138,7 @@ impl World {
     pub async fn watch(&self, path: &str) -> WatchReader {
         let answer = self.raw("GET", path, &[], Vec::new()).await.unwrap();
         assert_eq!(answer.status().as_u16(), 200);
-        WatchReader {
-            body: answer.into_body(),
-            buffer: Vec::new(),
-            ready: VecDeque::new(),
-        }
+        WatchReader { body: answer.into_body(), buffer: Vec::new(), ready: VecDeque::new() }
     }
 
     /// A CRD of Widgets with a status, a list-map and a default.
@@ -308,10 +277,7 @@ impl WatchReader {
         let event = self.next().await.expect("the watch ended");
         (
             event["type"].as_str().unwrap().to_owned(),
-            event["object"]["metadata"]["name"]
-                .as_str()
-                .unwrap_or_default()
-                .to_owned(),
+            event["object"]["metadata"]["name"].as_str().unwrap_or_default().to_owned(),
         )
     }
 

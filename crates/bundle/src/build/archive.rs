@@ -29,20 +29,13 @@ pub(crate) struct Archive {
 
 enum Files {
     Folder,
-    Tar {
-        found: BTreeMap<String, Content>,
-        links: BTreeMap<String, String>,
-    },
+    Tar { found: BTreeMap<String, Content>, links: BTreeMap<String, String> },
 }
 
 impl Archive {
     /// Opens a layout, a tar, or a compressed tar, which is unpacked into `scratch` first.
     pub(crate) fn open(path: &Path, scratch: &Path) -> Result<Self, BuildError> {
-        let mut archive = Self {
-            path: path.to_owned(),
-            files: Files::Folder,
-            unpacked: None,
-        };
+        let mut archive = Self { path: path.to_owned(), files: Files::Folder, unpacked: None };
         if path.is_dir() {
             return Ok(archive);
         }
@@ -63,11 +56,9 @@ impl Archive {
             Files::Folder => {
                 let path = self.path.join(name);
                 match fs::metadata(&path) {
-                    Ok(found) if found.is_file() => Ok(Some(Content::Piece {
-                        path,
-                        offset: 0,
-                        size: found.len(),
-                    })),
+                    Ok(found) if found.is_file() => {
+                        Ok(Some(Content::Piece { path, offset: 0, size: found.len() }))
+                    }
                     Ok(_) => Ok(None),
                     Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
                     Err(error) => Err(BuildError::read(path)(error)),
@@ -89,8 +80,7 @@ impl Archive {
 
     /// The file of that name, which has to be there.
     pub(crate) fn need(&self, name: &str) -> Result<Content, BuildError> {
-        self.find(name)?
-            .ok_or_else(|| self.odd(format!("it has no {name}")))
+        self.find(name)?.ok_or_else(|| self.odd(format!("it has no {name}")))
     }
 
     /// JSON of that name.
@@ -118,11 +108,7 @@ impl Archive {
 
 /// Unpacks gzip or zstd; `None` where it is neither.
 fn decompress(path: &Path, scratch: &Path) -> Result<Option<TempPath>, BuildError> {
-    let open = || {
-        fs::File::open(path)
-            .map(BufReader::new)
-            .map_err(BuildError::read(path))
-    };
+    let open = || fs::File::open(path).map(BufReader::new).map_err(BuildError::read(path));
     let mut magic = [0; 4];
     let mut file = open()?;
     let read = file.read(&mut magic).map_err(BuildError::read(path))?;
@@ -154,10 +140,7 @@ fn list(path: &Path, tar: &Path) -> Result<Files, BuildError> {
     for (count, entry) in archive.entries_with_seek().map_err(broken)?.enumerate() {
         let entry = entry.map_err(broken)?;
         if count > MAX_ENTRIES {
-            return Err(BuildError::input(
-                path,
-                format!("it has more than {MAX_ENTRIES} entries"),
-            ));
+            return Err(BuildError::input(path, format!("it has more than {MAX_ENTRIES} entries")));
         }
         let name = entry.path().map_err(broken)?.into_owned();
         let Some(name) = plain(&name) else {
@@ -211,10 +194,7 @@ mod tests {
     #[test]
     fn names_are_followed_inside_the_archive_and_never_out_of_it() {
         assert_eq!(plain(Path::new("./a/./b")).as_deref(), Some("a/b"));
-        assert_eq!(
-            plain(Path::new("x/../a/layer.tar")).as_deref(),
-            Some("a/layer.tar")
-        );
+        assert_eq!(plain(Path::new("x/../a/layer.tar")).as_deref(), Some("a/layer.tar"));
         assert_eq!(plain(Path::new("../etc/passwd")), None);
         assert_eq!(plain(Path::new("a/../../b")), None);
     }

@@ -33,16 +33,9 @@ impl Content {
     pub(crate) fn of_file(path: &Path) -> Result<(Digest, Self), BuildError> {
         let found = fs::symlink_metadata(path).map_err(BuildError::read(path))?;
         if !found.is_file() {
-            return Err(BuildError::input(
-                path,
-                "it is no plain file: name the file itself",
-            ));
+            return Err(BuildError::input(path, "it is no plain file: name the file itself"));
         }
-        let content = Self::Piece {
-            path: path.to_owned(),
-            offset: 0,
-            size: found.len(),
-        };
+        let content = Self::Piece { path: path.to_owned(), offset: 0, size: found.len() };
         Ok((content.digest()?, content))
     }
 
@@ -68,8 +61,7 @@ impl Content {
             Self::Bytes(bytes) => Ok(Box::new(bytes.as_slice())),
             Self::Piece { path, offset, size } => {
                 let mut file = fs::File::open(path).map_err(BuildError::read(path))?;
-                file.seek(SeekFrom::Start(*offset))
-                    .map_err(BuildError::read(path))?;
+                file.seek(SeekFrom::Start(*offset)).map_err(BuildError::read(path))?;
                 Ok(Box::new(file.take(*size)))
             }
         }
@@ -87,9 +79,7 @@ impl Content {
         let mut buffer = vec![0; CHUNK];
         let mut left = self.size();
         loop {
-            let read = input
-                .read(&mut buffer)
-                .map_err(BuildError::read(self.path()))?;
+            let read = input.read(&mut buffer).map_err(BuildError::read(self.path()))?;
             let Some(bytes) = buffer.get(..read).filter(|bytes| !bytes.is_empty()) else {
                 break;
             };
@@ -98,10 +88,7 @@ impl Content {
             left = left.saturating_sub(read as u64);
         }
         if left > 0 {
-            return Err(BuildError::input(
-                self.path(),
-                "it became shorter while it was read",
-            ));
+            return Err(BuildError::input(self.path(), "it became shorter while it was read"));
         }
         Ok(hasher.finish())
     }
@@ -113,9 +100,7 @@ impl Content {
             return Err(BuildError::input(self.path(), problem));
         }
         let mut bytes = Vec::new();
-        self.open()?
-            .read_to_end(&mut bytes)
-            .map_err(BuildError::read(self.path()))?;
+        self.open()?.read_to_end(&mut bytes).map_err(BuildError::read(self.path()))?;
         Ok(bytes)
     }
 }

@@ -53,9 +53,7 @@ impl Config {
         }
         let (os, found) = (&self.os, &self.architecture);
         let wanted = wanted.as_str();
-        Err(archive.odd(format!(
-            "it is for {os}/{found}, and the bundle for linux/{wanted}"
-        )))
+        Err(archive.odd(format!("it is for {os}/{found}, and the bundle for linux/{wanted}")))
     }
 }
 
@@ -65,10 +63,7 @@ pub(crate) fn read(
     architecture: Architecture,
 ) -> Result<Vec<Unnamed>, BuildError> {
     let entries: Vec<Entry> = archive.json(MANIFEST)?;
-    entries
-        .into_iter()
-        .map(|entry| read_image(archive, architecture, entry))
-        .collect()
+    entries.into_iter().map(|entry| read_image(archive, architecture, entry)).collect()
 }
 
 fn read_image(
@@ -83,9 +78,7 @@ fn read_image(
     let diff_ids = &parsed.rootfs.diff_ids;
     if diff_ids.len() != entry.layers.len() {
         let (layers, ids) = (entry.layers.len(), diff_ids.len());
-        return Err(archive.odd(format!(
-            "it has {layers} layers, and its configuration {ids}"
-        )));
+        return Err(archive.odd(format!("it has {layers} layers, and its configuration {ids}")));
     }
     let mut contents = BTreeMap::new();
     let config_descriptor = descriptor(OCI_CONFIG, &Digest::of(&text), &config);
@@ -99,10 +92,8 @@ fn read_image(
         } else if is_gzip(&layer)? {
             OCI_LAYER_GZIP
         } else {
-            let problem = format!(
-                "{name} is damaged: expected {diff_id}, found {}",
-                digest.to_oci()
-            );
+            let problem =
+                format!("{name} is damaged: expected {diff_id}, found {}", digest.to_oci());
             return Err(archive.odd(problem));
         };
         layers.push(descriptor(media_type, &digest, &layer));
@@ -137,9 +128,6 @@ fn descriptor(media_type: &str, digest: &Digest, content: &Content) -> Descripto
 
 fn is_gzip(content: &Content) -> Result<bool, BuildError> {
     let mut magic = [0; 2];
-    let read = content
-        .open()?
-        .read(&mut magic)
-        .map_err(BuildError::read(content.path()))?;
+    let read = content.open()?.read(&mut magic).map_err(BuildError::read(content.path()))?;
     Ok(read == 2 && magic == [0x1f, 0x8b])
 }

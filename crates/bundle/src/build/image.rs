@@ -55,10 +55,7 @@ fn name_all(
 ) -> Result<Vec<Found>, BuildError> {
     if let Some(name) = &spec.name {
         let [image] = unnamed.as_mut_slice() else {
-            let problem = format!(
-                "name is given, and it has {} images, not one",
-                unnamed.len()
-            );
+            let problem = format!("name is given, and it has {} images, not one", unnamed.len());
             return Err(archive.odd(problem));
         };
         image.names = vec![name.clone()];
@@ -69,16 +66,13 @@ fn name_all(
     let mut found = Vec::new();
     for image in unnamed {
         if image.names.is_empty() {
-            let problem = format!(
-                "image {} has no name in it: give one with name",
-                image.manifest
-            );
+            let problem = format!("image {} has no name in it: give one with name", image.manifest);
             return Err(archive.odd(problem));
         }
-        let blobs = image.contents.iter().map(|(sha256, content)| Blob {
-            sha256: sha256.clone(),
-            size: content.size(),
-        });
+        let blobs = image
+            .contents
+            .iter()
+            .map(|(sha256, content)| Blob { sha256: sha256.clone(), size: content.size() });
         let blobs: Vec<_> = blobs.collect();
         for name in &image.names {
             let named = Image {
@@ -117,10 +111,7 @@ mod tests {
     fn docker_s_short_names_become_whole() {
         assert_eq!(full_name("busybox:1"), "docker.io/library/busybox:1");
         assert_eq!(full_name("calico/node:v3"), "docker.io/calico/node:v3");
-        assert_eq!(
-            full_name("registry.k8s.io/pause:3.10"),
-            "registry.k8s.io/pause:3.10"
-        );
+        assert_eq!(full_name("registry.k8s.io/pause:3.10"), "registry.k8s.io/pause:3.10");
         assert_eq!(full_name("localhost/a:b"), "localhost/a:b");
         assert!(is_name("registry.k8s.io/pause:3.10") && !is_name("3.10") && !is_name("latest"));
     }

@@ -41,10 +41,7 @@ impl std::fmt::Debug for SecretKey {
 impl SecretKey {
     /// Reads a secret key, `password` for one that is encrypted.
     pub fn load(path: &Path, password: Option<String>) -> Result<Self, BuildError> {
-        let refused = |problem: String| BuildError::Key {
-            path: path.to_owned(),
-            problem,
-        };
+        let refused = |problem: String| BuildError::Key { path: path.to_owned(), problem };
         let found = fs::metadata(path).map_err(BuildError::read(path))?;
         let mode = found.mode() & 0o777;
         if mode & 0o077 != 0 {
@@ -81,9 +78,7 @@ impl SecretKey {
     pub fn sign(&self, bytes: &[u8], comment: &str) -> String {
         let signature = self.pair.sign(&Blake2b512::digest(bytes));
         let first = [PREHASHED, &self.number, signature.as_ref()].concat();
-        let global = self
-            .pair
-            .sign(&[signature.as_ref(), comment.as_bytes()].concat());
+        let global = self.pair.sign(&[signature.as_ref(), comment.as_bytes()].concat());
         format!(
             "untrusted comment: signature from a refit bundle key\n{}\ntrusted comment: {comment}\n{}\n",
             STANDARD.encode(first),
@@ -108,10 +103,7 @@ pub fn generate(name: &Path, password: Option<String>) -> Result<KeyFiles, Build
         file.push(ending);
         PathBuf::from(file)
     };
-    let files = KeyFiles {
-        secret: with(".key"),
-        public: with(".pub"),
-    };
+    let files = KeyFiles { secret: with(".key"), public: with(".pub") };
     for path in [&files.secret, &files.public] {
         if fs::symlink_metadata(path).is_ok() {
             return Err(BuildError::Exists { path: path.clone() });
@@ -126,10 +118,7 @@ pub fn generate(name: &Path, password: Option<String>) -> Result<KeyFiles, Build
         None => KeyPair::generate_unencrypted_keypair(),
     };
     let pair = pair.map_err(failed)?;
-    let secret = pair
-        .sk
-        .to_box(Some("refit bundle secret key"))
-        .map_err(failed)?;
+    let secret = pair.sk.to_box(Some("refit bundle secret key")).map_err(failed)?;
     let public = pair.pk.to_box().map_err(failed)?;
     write_new(&files.secret, 0o600, &secret.into_string())?;
     write_new(&files.public, 0o644, &public.into_string())?;
@@ -160,10 +149,8 @@ mod tests {
         let key = SecretKey::load(&files.secret, None).unwrap();
         let signature = key.sign(b"manifest", "what it is");
         assert_eq!(signature, key.sign(b"manifest", "what it is"));
-        let signed = PublicKeys::load(&files.public)
-            .unwrap()
-            .verify(b"manifest", &signature)
-            .unwrap();
+        let signed =
+            PublicKeys::load(&files.public).unwrap().verify(b"manifest", &signature).unwrap();
         assert_eq!(signed.comment, "what it is");
         let public = minisign::PublicKey::from_file(&files.public).unwrap();
         let own = minisign::SignatureBox::from_string(&signature).unwrap();
@@ -190,18 +177,11 @@ mod tests {
     fn a_key_that_others_can_read_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let files = generate(&folder.path().join("k"), None).unwrap();
-        fs::set_permissions(
-            &files.secret,
-            std::os::unix::fs::PermissionsExt::from_mode(0o640),
-        )
-        .unwrap();
-        let error = SecretKey::load(&files.secret, None)
-            .unwrap_err()
-            .to_string();
+        fs::set_permissions(&files.secret, std::os::unix::fs::PermissionsExt::from_mode(0o640))
+            .unwrap();
+        let error = SecretKey::load(&files.secret, None).unwrap_err().to_string();
         assert!(error.contains("chmod 600"), "{error}");
-        let error = SecretKey::load(&files.public, None)
-            .unwrap_err()
-            .to_string();
+        let error = SecretKey::load(&files.public, None).unwrap_err().to_string();
         assert!(error.contains("k.pub cannot be used"), "{error}");
     }
 }

@@ -79,28 +79,17 @@ pub enum BuildError {
 
 impl BuildError {
     pub(crate) fn input(path: impl Into<PathBuf>, problem: impl Into<String>) -> Self {
-        Self::Input {
-            path: path.into(),
-            problem: problem.into(),
-        }
+        Self::Input { path: path.into(), problem: problem.into() }
     }
 
     pub(crate) fn read(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
-        move |source| Self::Io {
-            path,
-            action: "read",
-            source,
-        }
+        move |source| Self::Io { path, action: "read", source }
     }
 
     pub(crate) fn written(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
-        move |source| Self::Io {
-            path,
-            action: "written",
-            source,
-        }
+        move |source| Self::Io { path, action: "written", source }
     }
 }
 
@@ -133,10 +122,7 @@ pub fn build(spec: &Spec, key: &SecretKey, output: &Path) -> Result<Built, Build
     }
     let gathered = gather(spec, parent(output))?;
     let manifest = gathered.manifest.to_canonical();
-    let signature = key.sign(
-        &manifest,
-        &comment(&gathered.manifest, &Digest::of(&manifest)),
-    );
+    let signature = key.sign(&manifest, &comment(&gathered.manifest, &Digest::of(&manifest)));
     let parts = write::Parts::new(&gathered, manifest, signature);
     let artifact = parts.artifact.clone();
     if output.extension().is_some_and(|ending| ending == "tar") {
@@ -187,10 +173,7 @@ fn gather(spec: &Spec, scratch: &Path) -> Result<Gathered, BuildError> {
             gathered.add_file(FileKind::Package, &path, None, Some(read))?;
         }
     }
-    let kinds = [
-        (FileKind::OsImage, &spec.os_images),
-        (FileKind::File, &spec.files),
-    ];
+    let kinds = [(FileKind::OsImage, &spec.os_images), (FileKind::File, &spec.files)];
     for (kind, files) in kinds {
         for file in files {
             gathered.add_file(kind, &file.path, file.name.as_deref(), None)?;
@@ -221,9 +204,7 @@ impl Gathered {
         package: Option<crate::manifest::Package>,
     ) -> Result<(), BuildError> {
         let own = path.file_name().and_then(|name| name.to_str());
-        let name = name
-            .or(own)
-            .ok_or_else(|| BuildError::input(path, "its name is no text"))?;
+        let name = name.or(own).ok_or_else(|| BuildError::input(path, "its name is no text"))?;
         let (digest, content) = Content::of_file(path)?;
         self.manifest.files.push(File {
             kind,
@@ -253,9 +234,7 @@ fn package_files(path: &Path) -> Result<Vec<PathBuf>, BuildError> {
         return Ok(vec![path.to_owned()]);
     }
     let entries = fs::read_dir(path).map_err(BuildError::read(path))?;
-    let paths: Result<Vec<_>, _> = entries
-        .map(|entry| entry.map(|entry| entry.path()))
-        .collect();
+    let paths: Result<Vec<_>, _> = entries.map(|entry| entry.map(|entry| entry.path())).collect();
     let mut paths = paths.map_err(BuildError::read(path))?;
     paths.retain(|path| package::format_of(path).is_some());
     paths.sort();

@@ -35,22 +35,16 @@ pub(crate) fn read(
             continue;
         };
         let digest = digest_of(archive, &image)?;
-        let (_, names) = by_manifest
-            .entry(digest)
-            .or_insert_with(|| (image, BTreeSet::new()));
+        let (_, names) = by_manifest.entry(digest).or_insert_with(|| (image, BTreeSet::new()));
         names.extend(name);
     }
     let images = by_manifest.into_values();
-    images
-        .map(|(image, names)| read_image(archive, architecture, &image, names))
-        .collect()
+    images.map(|(image, names)| read_image(archive, architecture, &image, names)).collect()
 }
 
 fn name_of(entry: &Descriptor) -> Option<String> {
     let annotation = |key: &str| entry.annotations.get(key).filter(|name| is_name(name));
-    annotation(CONTAINERD_NAME)
-        .or_else(|| annotation(REF_NAME))
-        .cloned()
+    annotation(CONTAINERD_NAME).or_else(|| annotation(REF_NAME)).cloned()
 }
 
 /// The manifest that an entry means for these hosts; `None` where it means none.
@@ -94,9 +88,7 @@ fn read_image(
     let digest = digest_of(archive, image)?;
     let mut contents = BTreeMap::from([(digest.clone(), content)]);
     let (config, content) = blob(archive, &manifest.config)?;
-    archive
-        .parse::<Config>(&manifest.config.digest, &config)?
-        .check(archive, architecture)?;
+    archive.parse::<Config>(&manifest.config.digest, &config)?.check(archive, architecture)?;
     contents.insert(digest_of(archive, &manifest.config)?, content);
     for layer in &manifest.layers {
         let content = find(archive, layer)?;
@@ -116,11 +108,7 @@ fn read_image(
 fn blob(archive: &Archive, descriptor: &Descriptor) -> Result<(Vec<u8>, Content), BuildError> {
     let content = find(archive, descriptor)?;
     let bytes = content.read_small(MAX_JSON_BYTES)?;
-    check(
-        archive,
-        &digest_of(archive, descriptor)?,
-        &Digest::of(&bytes),
-    )?;
+    check(archive, &digest_of(archive, descriptor)?, &Digest::of(&bytes))?;
     Ok((bytes, content))
 }
 
@@ -128,9 +116,7 @@ fn find(archive: &Archive, descriptor: &Descriptor) -> Result<Content, BuildErro
     let digest = digest_of(archive, descriptor)?;
     let content = archive.find(&layout::blob_path(&digest))?;
     content.ok_or_else(|| {
-        archive.odd(format!(
-            "it has no blob {digest}: it was saved without all of its layers"
-        ))
+        archive.odd(format!("it has no blob {digest}: it was saved without all of its layers"))
     })
 }
 
@@ -142,7 +128,5 @@ fn check(archive: &Archive, expected: &Digest, found: &Digest) -> Result<(), Bui
     if expected == found {
         return Ok(());
     }
-    Err(archive.odd(format!(
-        "a blob is damaged: expected sha256 {expected}, found {found}"
-    )))
+    Err(archive.odd(format!("a blob is damaged: expected sha256 {expected}, found {found}")))
 }

@@ -44,19 +44,13 @@ pub(crate) fn read(path: &Path, given: &PackageSpec, spec: &Spec) -> Result<Pack
     let broken = |error: io::Error| BuildError::input(path, format!("it cannot be read: {error}"));
     let open = || fs::File::open(path).map_err(BuildError::read(path));
     if format != PackageFormat::Tarball && (given.name.is_some() || given.version.is_some()) {
-        return Err(BuildError::input(
-            path,
-            "it says its name and version itself",
-        ));
+        return Err(BuildError::input(path, "it says its name and version itself"));
     }
     match format {
         PackageFormat::Deb => deb(open()?).map_err(broken),
         PackageFormat::Rpm => rpm(BufReader::new(open()?)).map_err(broken),
         PackageFormat::Tarball => {
-            let file = path
-                .file_name()
-                .and_then(|name| name.to_str())
-                .unwrap_or_default();
+            let file = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             let stem = file.split(".t").next().unwrap_or(file);
             let version = spec.kubernetes_version.trim_start_matches('v');
             Ok(Package {
@@ -82,12 +76,9 @@ fn deb(mut file: fs::File) -> io::Result<Package> {
     }
     loop {
         let mut header = [0; 60];
-        file.read_exact(&mut header)
-            .map_err(|_| odd("it has no control file"))?;
+        file.read_exact(&mut header).map_err(|_| odd("it has no control file"))?;
         let text = |from: usize, to: usize| {
-            let field = header
-                .get(from..to)
-                .and_then(|field| std::str::from_utf8(field).ok());
+            let field = header.get(from..to).and_then(|field| std::str::from_utf8(field).ok());
             field.map(|field| field.trim().trim_end_matches('/').to_owned())
         };
         let name = text(0, 16).ok_or_else(|| odd("a member has no name"))?;
@@ -170,11 +161,7 @@ fn rpm(mut file: impl Read) -> io::Result<Package> {
     let padding = (8 - signatures.store.len() % 8) % 8;
     io::copy(&mut file.by_ref().take(padding as u64), &mut io::sink())?;
     let header = RpmHeader::read(&mut file)?;
-    let text = |tag: u32| {
-        header
-            .text(tag)
-            .ok_or_else(|| odd(format!("it has no tag {tag}")))
-    };
+    let text = |tag: u32| header.text(tag).ok_or_else(|| odd(format!("it has no tag {tag}")));
     let version = format!("{}-{}", text(tag::VERSION)?, text(tag::RELEASE)?);
     Ok(Package {
         architecture: text(tag::ARCH)?,
@@ -202,18 +189,12 @@ impl RpmHeader {
         if index + store > MAX_RPM_HEADER_BYTES {
             return Err(odd("a header is too large"));
         }
-        Ok(Self {
-            index: exactly(file, index)?,
-            store: exactly(file, store)?,
-        })
+        Ok(Self { index: exactly(file, index)?, store: exactly(file, store)? })
     }
 
     /// Where the value of a tag starts.
     fn value(&self, tag: u32) -> Option<&[u8]> {
-        let entry = self
-            .index
-            .chunks_exact(16)
-            .find(|entry| number_at(entry, 0) == Some(tag))?;
+        let entry = self.index.chunks_exact(16).find(|entry| number_at(entry, 0) == Some(tag))?;
         let offset = usize::try_from(number_at(entry, 8)?).ok()?;
         self.store.get(offset..)
     }

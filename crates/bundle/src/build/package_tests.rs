@@ -14,25 +14,15 @@ fn tar_of(name: &str, text: &str) -> Vec<u8> {
     header.set_size(text.len() as u64);
     header.set_mode(0o644);
     header.set_cksum();
-    builder
-        .append_data(&mut header, name, text.as_bytes())
-        .unwrap();
+    builder.append_data(&mut header, name, text.as_bytes()).unwrap();
     builder.into_inner().unwrap()
 }
 
 fn ar(members: &[(&str, &[u8])]) -> Vec<u8> {
     let mut bytes = b"!<arch>\n".to_vec();
     for (name, content) in members {
-        writeln!(
-            bytes,
-            "{name:<16}{:<12}{:<6}{:<6}{:<8}{:<10}`",
-            0,
-            0,
-            0,
-            100_644,
-            content.len()
-        )
-        .unwrap();
+        writeln!(bytes, "{name:<16}{:<12}{:<6}{:<6}{:<8}{:<10}`", 0, 0, 0, 100_644, content.len())
+            .unwrap();
         bytes.extend_from_slice(content);
         if content.len() % 2 == 1 {
             bytes.push(b'\n');
@@ -90,20 +80,10 @@ fn a_deb_says_itself_what_it_is_however_its_control_is_packed() {
     gz.write_all(&tar).unwrap();
     let gz = gz.finish().unwrap();
     for (name, member) in [("control.tar", &tar), ("control.tar.gz", &gz)] {
-        let deb = ar(&[
-            ("debian-binary", b"2.0\n"),
-            (name, member),
-            ("data.tar.xz", b"..."),
-        ]);
+        let deb = ar(&[("debian-binary", b"2.0\n"), (name, member), ("data.tar.xz", b"...")]);
         let package = read_bytes("renamed.deb", &deb).unwrap();
-        assert_eq!(
-            (package.name.as_str(), package.version.as_str()),
-            ("kubelet", "1.35.0-1.1")
-        );
-        assert_eq!(
-            (package.architecture.as_str(), package.format),
-            ("amd64", PackageFormat::Deb)
-        );
+        assert_eq!((package.name.as_str(), package.version.as_str()), ("kubelet", "1.35.0-1.1"));
+        assert_eq!((package.architecture.as_str(), package.format), ("amd64", PackageFormat::Deb));
     }
 }
 
@@ -127,11 +107,7 @@ fn a_deb_that_dpkg_made_is_read() {
             .output();
         // Where there is no dpkg, the test above is what there is.
         let Ok(built) = built else { return };
-        assert!(
-            built.status.success(),
-            "{}",
-            String::from_utf8_lossy(&built.stderr)
-        );
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         let spec = Spec::new("v1.35.0".into(), Architecture::Amd64);
         let package = read(&path, &PackageSpec::default(), &spec).unwrap();
         assert_eq!(
@@ -144,18 +120,10 @@ fn a_deb_that_dpkg_made_is_read() {
 
 #[test]
 fn an_rpm_says_itself_what_it_is() {
-    let tags = [
-        (1000, "kubelet"),
-        (1001, "1.35.0"),
-        (1002, "150500.1.1"),
-        (1022, "x86_64"),
-    ];
+    let tags = [(1000, "kubelet"), (1001, "1.35.0"), (1002, "150500.1.1"), (1022, "x86_64")];
     let package = read_bytes("k.rpm", &rpm_bytes(&tags, None)).unwrap();
     assert_eq!(package.version, "1.35.0-150500.1.1");
-    assert_eq!(
-        (package.name.as_str(), package.architecture.as_str()),
-        ("kubelet", "x86_64")
-    );
+    assert_eq!((package.name.as_str(), package.architecture.as_str()), ("kubelet", "x86_64"));
     let package = read_bytes("k.rpm", &rpm_bytes(&tags, Some(2))).unwrap();
     assert_eq!(package.version, "2:1.35.0-150500.1.1");
     assert!(read_bytes("k.rpm", &rpm_bytes(&tags[..3], None)).is_err());

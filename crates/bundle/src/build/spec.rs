@@ -96,17 +96,12 @@ impl Spec {
     /// Reads a file.
     pub fn load(path: &Path) -> Result<Self, BuildError> {
         let text = fs::read_to_string(path).map_err(BuildError::read(path))?;
-        let refused = |problem: String| BuildError::Spec {
-            path: path.to_owned(),
-            problem,
-        };
+        let refused = |problem: String| BuildError::Spec { path: path.to_owned(), problem };
         let mut spec: Self =
             serde_saphyr::from_str(&text).map_err(|error| refused(error.to_string()))?;
         if spec.api_version != API_VERSION {
             let found = &spec.api_version;
-            return Err(refused(format!(
-                "apiVersion is {found:?}, and it takes {API_VERSION:?}"
-            )));
+            return Err(refused(format!("apiVersion is {found:?}, and it takes {API_VERSION:?}")));
         }
         spec.relative_to(super::parent(path));
         Ok(spec)
@@ -116,10 +111,7 @@ impl Spec {
         let packages = self.packages.iter_mut().map(|package| &mut package.path);
         let images = self.images.iter_mut().map(|image| &mut image.path);
         let files = self.os_images.iter_mut().chain(&mut self.files);
-        for path in packages
-            .chain(images)
-            .chain(files.map(|file| &mut file.path))
-        {
+        for path in packages.chain(images).chain(files.map(|file| &mut file.path)) {
             *path = folder.join(&*path);
         }
     }

@@ -48,12 +48,7 @@ impl Parts {
         };
         let index = std::iter::once(entry).chain(read.images.iter().map(images::named_descriptor));
         let index = index_json(index.collect());
-        let small = [
-            EMPTY.to_vec(),
-            manifest.clone(),
-            signature.clone(),
-            artifact,
-        ];
+        let small = [EMPTY.to_vec(), manifest.clone(), signature.clone(), artifact];
         let oci = small.map(|bytes| (Digest::of(&bytes), Content::Bytes(bytes)));
         Self {
             manifest,
@@ -67,10 +62,7 @@ impl Parts {
 
     /// Blobs in the order in which they are written: first those that hosts look for.
     fn blobs(&self) -> impl Iterator<Item = (&Digest, &Content)> {
-        let rest = self
-            .oci
-            .iter()
-            .filter(|(digest, _)| !self.contents.contains_key(digest));
+        let rest = self.oci.iter().filter(|(digest, _)| !self.contents.contains_key(digest));
         self.contents.iter().chain(rest)
     }
 }
@@ -122,9 +114,7 @@ fn descriptor(media_type: &str, bytes: &[u8]) -> Descriptor {
 /// Writes a folder.
 pub(crate) fn folder(parts: &Parts, output: &Path) -> Result<(), BuildError> {
     let near = parent(output);
-    let made = tempfile::Builder::new()
-        .prefix(".refit-bundle-")
-        .tempdir_in(near);
+    let made = tempfile::Builder::new().prefix(".refit-bundle-").tempdir_in(near);
     let made = made.map_err(BuildError::written(near))?;
     let inside = |name: &str| made.path().join(name);
     fs::create_dir_all(inside(layout::BLOBS)).map_err(BuildError::written(output))?;
@@ -158,57 +148,28 @@ pub(crate) fn folder(parts: &Parts, output: &Path) -> Result<(), BuildError> {
 /// Writes a tar.
 pub(crate) fn tar(parts: &Parts, output: &Path) -> Result<(), BuildError> {
     let near = parent(output);
-    let made = tempfile::Builder::new()
-        .prefix(".refit-bundle-")
-        .tempfile_in(near);
+    let made = tempfile::Builder::new().prefix(".refit-bundle-").tempfile_in(near);
     let made = made.map_err(BuildError::written(near))?;
     let mut writer = BufWriter::with_capacity(256 << 10, made);
     let manifest = Content::Bytes(parts.manifest.clone());
     let signature = Content::Bytes(parts.signature.clone());
-    entry(
-        &mut writer,
-        layout::MANIFEST,
-        &Digest::of(&parts.manifest),
-        &manifest,
-        output,
-    )?;
-    entry(
-        &mut writer,
-        layout::SIGNATURE,
-        &Digest::of(&parts.signature),
-        &signature,
-        output,
-    )?;
+    entry(&mut writer, layout::MANIFEST, &Digest::of(&parts.manifest), &manifest, output)?;
+    entry(&mut writer, layout::SIGNATURE, &Digest::of(&parts.signature), &signature, output)?;
     for (digest, content) in parts.blobs() {
         entry(&mut writer, &place(digest), digest, content, output)?;
     }
     let index = Content::Bytes(parts.index.clone());
-    entry(
-        &mut writer,
-        layout::OCI_INDEX,
-        &Digest::of(&parts.index),
-        &index,
-        output,
-    )?;
+    entry(&mut writer, layout::OCI_INDEX, &Digest::of(&parts.index), &index, output)?;
     let version = images::LAYOUT_VERSION.as_bytes();
     let content = Content::Bytes(version.to_vec());
-    entry(
-        &mut writer,
-        layout::OCI_LAYOUT,
-        &Digest::of(version),
-        &content,
-        output,
-    )?;
+    entry(&mut writer, layout::OCI_LAYOUT, &Digest::of(version), &content, output)?;
     let written = |error: io::Error| BuildError::written(output)(error);
     zeros(&mut writer, 2 * layout::BLOCK).map_err(written)?;
-    let made = writer
-        .into_inner()
-        .map_err(|error| written(error.into_error()))?;
+    let made = writer.into_inner().map_err(|error| written(error.into_error()))?;
     made.as_file().sync_all().map_err(written)?;
     let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     made.as_file().set_permissions(readable).map_err(written)?;
-    made.persist_noclobber(output)
-        .map_err(|error| written(error.error))?;
+    made.persist_noclobber(output).map_err(|error| written(error.error))?;
     Ok(())
 }
 
@@ -221,9 +182,7 @@ fn entry(
 ) -> Result<(), BuildError> {
     let header = layout::tar_header(name, content.size())
         .ok_or_else(|| BuildError::input(content.path(), "it is too large for a bundle"))?;
-    writer
-        .write_all(&header)
-        .map_err(BuildError::written(output))?;
+    writer.write_all(&header).map_err(BuildError::written(output))?;
     copy_checked(digest, content, writer, output)?;
     zeros(writer, layout::padding(content.size())).map_err(BuildError::written(output))
 }
@@ -238,10 +197,7 @@ fn copy_checked(
     if content.copy(output, path)? == *digest {
         return Ok(());
     }
-    Err(BuildError::input(
-        content.path(),
-        "it changed while the bundle was made",
-    ))
+    Err(BuildError::input(content.path(), "it changed while the bundle was made"))
 }
 
 fn zeros(output: &mut (impl io::Write + ?Sized), count: u64) -> io::Result<()> {

@@ -66,9 +66,7 @@ impl Credentials {
             Some(value)
         };
         let by_host = config.auths.into_iter().filter_map(|(server, entry)| {
-            let without_scheme = server
-                .split_once("://")
-                .map_or(server.as_str(), |(_, rest)| rest);
+            let without_scheme = server.split_once("://").map_or(server.as_str(), |(_, rest)| rest);
             let host = without_scheme.split('/').next()?.to_owned();
             Some((host, header(entry)?))
         });
@@ -170,19 +168,9 @@ mod tests {
             "q.example":{"username":"me","password":"hunter2"},"empty.example":{}}}"#;
         let credentials = Credentials::from_config(serde_json::from_str(text).unwrap());
         let basic = |uri: &str| credentials.basic_for(&uri.parse().unwrap());
-        assert_eq!(
-            basic("https://r.example:5000/x").unwrap(),
-            "Basic bWU6aHVudGVyMg=="
-        );
-        assert_eq!(
-            basic("https://q.example/x"),
-            basic("https://r.example:5000/x")
-        );
-        for none in [
-            "http://q.example/x",
-            "https://q.example:1/x",
-            "https://empty.example/",
-        ] {
+        assert_eq!(basic("https://r.example:5000/x").unwrap(), "Basic bWU6aHVudGVyMg==");
+        assert_eq!(basic("https://q.example/x"), basic("https://r.example:5000/x"));
+        for none in ["http://q.example/x", "https://q.example:1/x", "https://empty.example/"] {
             assert_eq!(basic(none), None, "{none}");
         }
         let shown = format!("{credentials:?} {:?}", basic("https://q.example/"));

@@ -73,18 +73,12 @@ pub(crate) struct Ask {
 impl Ask {
     /// Asks for some bytes.
     pub(crate) fn range(from: u64, to: u64) -> Self {
-        Self {
-            range: Some(Range::new(from, to)),
-            ..Self::default()
-        }
+        Self { range: Some(Range::new(from, to)), ..Self::default() }
     }
 
     /// Asks for what comes after so many bytes.
     pub(crate) fn from(from: u64) -> Self {
-        Self {
-            range: Some(Range { from, to: None }),
-            ..Self::default()
-        }
+        Self { range: Some(Range { from, to: None }), ..Self::default() }
     }
 }
 
@@ -139,10 +133,7 @@ impl Http {
             None => self.credentials.basic_for(uri),
             given => given.clone(),
         };
-        let ask = Ask {
-            authorization: basic,
-            ..*ask
-        };
+        let ask = Ask { authorization: basic, ..*ask };
         let response = self.get(uri, &ask).await?;
         if response.status() == StatusCode::UNAUTHORIZED {
             return Err(refused(uri, StatusCode::UNAUTHORIZED));
@@ -157,10 +148,7 @@ impl Http {
         ask: &Ask,
         response: Response<Incoming>,
     ) -> Result<Stream, Error> {
-        let odd = |problem: String| Error::Answer {
-            url: shown(uri),
-            problem,
-        };
+        let odd = |problem: String| Error::Answer { url: shown(uri), problem };
         let headers = response.headers();
         if let Some(encoding) = headers.get(CONTENT_ENCODING)
             && encoding != "identity"
@@ -236,23 +224,18 @@ impl Http {
         if let Some(authorization) = authorization {
             request = request.header(AUTHORIZATION, authorization);
         }
-        let request = request
-            .body(Empty::new())
-            .expect("method, URL and headers are of their types already");
+        let request =
+            request.body(Empty::new()).expect("method, URL and headers are of their types already");
         let answer = match uri.scheme_str() {
             Some("https") => self.secure()?.request(request),
             _ => self.plain.request(request),
         };
         match tokio::time::timeout(self.answer_timeout, answer).await {
             Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) => Err(Error::Unreachable {
-                url: shown(uri),
-                reason: chain(&error),
-            }),
-            Err(_) => Err(Error::Silent {
-                url: shown(uri),
-                seconds: self.answer_timeout.as_secs(),
-            }),
+            Ok(Err(error)) => Err(Error::Unreachable { url: shown(uri), reason: chain(&error) }),
+            Err(_) => {
+                Err(Error::Silent { url: shown(uri), seconds: self.answer_timeout.as_secs() })
+            }
         }
     }
 }
@@ -289,9 +272,7 @@ fn tcp(limits: &Limits) -> HttpConnector {
 
 fn builder() -> hyper_util::client::legacy::Builder {
     let mut builder = Client::builder(TokioExecutor::new());
-    builder
-        .pool_max_idle_per_host(1)
-        .http1_max_buf_size(READ_AHEAD);
+    builder.pool_max_idle_per_host(1).http1_max_buf_size(READ_AHEAD);
     builder
 }
 
@@ -307,9 +288,7 @@ fn tls(limits: &Limits) -> Result<ClientConfig, Error> {
             CertificateDer::pem_file_iter(path).map_err(|e| failed(e.to_string()))?;
         for certificate in certificates {
             let certificate = certificate.map_err(|error| failed(error.to_string()))?;
-            roots
-                .add(certificate)
-                .map_err(|error| failed(error.to_string()))?;
+            roots.add(certificate).map_err(|error| failed(error.to_string()))?;
         }
         if roots.is_empty() {
             return Err(failed("it holds no certificate".to_owned()));
@@ -342,17 +321,11 @@ pub(crate) fn refused(uri: &Uri, status: StatusCode) -> Error {
 
 /// Where a redirect leads.
 fn redirected(from: &Uri, headers: &HeaderMap) -> Result<Uri, Error> {
-    let odd = |problem: &str| Error::Answer {
-        url: shown(from),
-        problem: problem.to_owned(),
-    };
+    let odd = |problem: &str| Error::Answer { url: shown(from), problem: problem.to_owned() };
     let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
     let location = location.ok_or_else(|| odd("it redirects to nowhere"))?;
     let scheme = from.scheme_str().unwrap_or("http");
-    let authority = from
-        .authority()
-        .map(ToString::to_string)
-        .unwrap_or_default();
+    let authority = from.authority().map(ToString::to_string).unwrap_or_default();
     let text = if is_absolute(location) {
         location.to_owned()
     } else if location.starts_with("//") {
@@ -362,15 +335,10 @@ fn redirected(from: &Uri, headers: &HeaderMap) -> Result<Uri, Error> {
     } else if location.starts_with('?') {
         format!("{scheme}://{authority}{}{location}", from.path())
     } else {
-        let folder = from
-            .path()
-            .rsplit_once('/')
-            .map_or("", |(folder, _)| folder);
+        let folder = from.path().rsplit_once('/').map_or("", |(folder, _)| folder);
         format!("{scheme}://{authority}{folder}/{location}")
     };
-    let uri: Uri = text
-        .parse()
-        .map_err(|_| odd("it redirects to what is no URL"))?;
+    let uri: Uri = text.parse().map_err(|_| odd("it redirects to what is no URL"))?;
     match uri.scheme_str() {
         Some("https") => Ok(uri),
         Some("http") if scheme == "http" => Ok(uri),
@@ -383,9 +351,7 @@ fn redirected(from: &Uri, headers: &HeaderMap) -> Result<Uri, Error> {
 fn is_absolute(location: &str) -> bool {
     location.split_once("://").is_some_and(|(scheme, _)| {
         scheme.starts_with(|c: char| c.is_ascii_alphabetic())
-            && scheme
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+            && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
     })
 }
 
@@ -431,18 +397,12 @@ mod tests {
         assert_eq!(to("http://a/b", "https://c/d").unwrap(), "https://c/d");
         // A URL in a query leads nowhere by itself.
         let signed = "/get?from=https://c/d";
-        assert_eq!(
-            to("https://a/b", signed).unwrap(),
-            format!("https://a{signed}")
-        );
+        assert_eq!(to("https://a/b", signed).unwrap(), format!("https://a{signed}"));
         assert_eq!(
             to("https://a/b/c", "get?from=http://c/d").unwrap(),
             "https://a/b/get?from=http://c/d"
         );
-        assert_eq!(
-            to("https://a/b?x", "?y=ftp://c").unwrap(),
-            "https://a/b?y=ftp://c"
-        );
+        assert_eq!(to("https://a/b?x", "?y=ftp://c").unwrap(), "https://a/b?y=ftp://c");
         for bad in ["http://c/d", "ftp://c/d", "https://"] {
             assert!(to("https://a/b", bad).is_err(), "{bad}");
         }

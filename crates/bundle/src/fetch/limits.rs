@@ -54,11 +54,7 @@ pub(crate) struct Bucket {
 impl Bucket {
     /// A bucket for this rate.
     pub(crate) fn new(bytes_per_second: Option<NonZeroU64>) -> Self {
-        Self {
-            rate: bytes_per_second.map_or(0, NonZeroU64::get),
-            tokens: 0,
-            ticks: None,
-        }
+        Self { rate: bytes_per_second.map_or(0, NonZeroU64::get), tokens: 0, ticks: None }
     }
 
     /// Largest chunk to ask for, so that a slow rate flows instead of jumping.
@@ -120,12 +116,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn bytes_pass_at_the_rate_whatever_the_chunks() {
-        for chunks in [
-            vec![1000; 100],
-            vec![100_000],
-            vec![1; 1000],
-            vec![65_536, 1, 34_463],
-        ] {
+        for chunks in [vec![1000; 100], vec![100_000], vec![1; 1000], vec![65_536, 1, 34_463]] {
             let bytes: usize = chunks.iter().sum();
             let expected = f64::from(u32::try_from(bytes).unwrap()) / 10_000.0;
             let took = seconds_for(10_000, &chunks).await;

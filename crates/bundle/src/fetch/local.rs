@@ -27,9 +27,9 @@ pub(crate) struct Piece {
 pub(crate) fn is_folder(path: &Path) -> Result<bool, Error> {
     match fs::metadata(path) {
         Ok(metadata) => Ok(metadata.is_dir()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Error::Missing {
-            what: path.display().to_string(),
-        }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(Error::Missing { what: path.display().to_string() })
+        }
         Err(error) => Err(Error::read(path, error)),
     }
 }
@@ -38,11 +38,7 @@ pub(crate) fn is_folder(path: &Path) -> Result<bool, Error> {
 pub(crate) async fn open(path: &Path, file: &str, size: u64, from: u64) -> Result<Piece, Error> {
     let (opened, found) = open_regular(path, file).await?;
     if found != size {
-        return Err(Error::Size {
-            file: file.to_owned(),
-            expected: size,
-            found,
-        });
+        return Err(Error::Size { file: file.to_owned(), expected: size, found });
     }
     piece(opened, path, from, size - from).await
 }
@@ -73,21 +69,13 @@ pub(crate) async fn open_at(path: &Path, file: &str, at: u64, length: u64) -> Re
 /// Opens a plain file: a link could lead anywhere, and a pipe would never end.
 async fn open_regular(path: &Path, file: &str) -> Result<(tokio::fs::File, u64), Error> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
-    let opened = tokio::fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(flags.cast_signed())
-        .open(path)
-        .await;
+    let opened =
+        tokio::fs::OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path).await;
     let opened = opened.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Error::Missing {
-            what: format!("{file} ({})", path.display()),
-        },
+        io::ErrorKind::NotFound => Error::Missing { what: format!("{file} ({})", path.display()) },
         _ => Error::read(path, error),
     })?;
-    let metadata = opened
-        .metadata()
-        .await
-        .map_err(|error| Error::read(path, error))?;
+    let metadata = opened.metadata().await.map_err(|error| Error::read(path, error))?;
     if !metadata.is_file() {
         let error = io::Error::new(io::ErrorKind::InvalidInput, "it is no plain file");
         return Err(Error::read(path, error));
@@ -101,19 +89,13 @@ async fn piece(mut file: tokio::fs::File, path: &Path, at: u64, left: u64) -> Re
         let moved = file.seek(SeekFrom::Start(at)).await;
         moved.map_err(|error| Error::read(path, error))?;
     }
-    Ok(Piece {
-        file,
-        path: path.to_owned(),
-        left,
-    })
+    Ok(Piece { file, path: path.to_owned(), left })
 }
 
 impl Piece {
     /// The next bytes; `None` at the end of the piece or of the file.
     pub(crate) async fn chunk(&mut self, bucket: &Bucket) -> Result<Option<Bytes>, Error> {
-        let most = usize::try_from(self.left)
-            .unwrap_or(CHUNK)
-            .min(bucket.chunk(CHUNK));
+        let most = usize::try_from(self.left).unwrap_or(CHUNK).min(bucket.chunk(CHUNK));
         let mut buffer = vec![0; most];
         let read = self.file.read(&mut buffer).await;
         let read = read.map_err(|error| Error::read(&self.path, error))?;

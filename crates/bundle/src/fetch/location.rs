@@ -93,9 +93,7 @@ fn parse_http(text: &str) -> Result<Location, &'static str> {
     if authority.as_str().contains('@') {
         return Err("credentials stand in a file, not in the URL");
     }
-    let is_tar = Path::new(uri.path())
-        .extension()
-        .is_some_and(|ending| ending == "tar");
+    let is_tar = Path::new(uri.path()).extension().is_some_and(|ending| ending == "tar");
     if is_tar {
         return Ok(Location::HttpTar(uri));
     }
@@ -119,9 +117,7 @@ fn parse_registry(rest: &str, plain: bool) -> Result<Location, &'static str> {
         Some((repository, digest)) => {
             let digest = Digest::from_oci(digest).map_err(|_| "its digest is no sha256")?;
             // A tag before a digest says nothing that the digest does not.
-            let repository = repository
-                .split_once(':')
-                .map_or(repository, |(name, _)| name);
+            let repository = repository.split_once(':').map_or(repository, |(name, _)| name);
             (repository, Version::Digest(digest))
         }
         None => match path.split_once(':') {
@@ -213,11 +209,7 @@ mod tests {
             ("oci+http://r/b:t", "oci+http://r/b:t"),
         ];
         for (text, shown) in cases {
-            assert_eq!(
-                text.parse::<Location>().unwrap().to_string(),
-                shown,
-                "{text}"
-            );
+            assert_eq!(text.parse::<Location>().unwrap().to_string(), shown, "{text}");
         }
         let text = format!("oci://r/b:tag@{digest}");
         let location: Location = text.parse().unwrap();
@@ -243,13 +235,7 @@ mod tests {
         ] {
             assert!(bad.parse::<Location>().is_err(), "{bad}");
         }
-        let error = "https://me:hunter2@h/b"
-            .parse::<Location>()
-            .unwrap_err()
-            .to_string();
-        assert!(
-            !error.contains("hunter2") && error.contains("credentials"),
-            "{error}"
-        );
+        let error = "https://me:hunter2@h/b".parse::<Location>().unwrap_err().to_string();
+        assert!(!error.contains("hunter2") && error.contains("credentials"), "{error}");
     }
 }

@@ -129,18 +129,9 @@ pub async fn stage(request: &Request<'_>) -> Result<Staged, Error> {
 }
 
 fn tell(request: &Request<'_>, file: &str, done_bytes: u64, total_bytes: u64) {
-    tracing::debug!(
-        file,
-        done_bytes,
-        total_bytes,
-        "a part of the bundle is verified"
-    );
+    tracing::debug!(file, done_bytes, total_bytes, "a part of the bundle is verified");
     if let Some(progress) = request.progress {
-        progress(&Progress {
-            file,
-            done_bytes,
-            total_bytes,
-        });
+        progress(&Progress { file, done_bytes, total_bytes });
     }
 }
 
@@ -171,11 +162,7 @@ async fn verify_blob(session: &mut Session, blob: &Blob, file: &str) -> Result<(
     if found == blob.sha256 {
         return Ok(());
     }
-    Err(Error::Content {
-        file: file.to_owned(),
-        expected: blob.sha256.clone(),
-        found,
-    })
+    Err(Error::Content { file: file.to_owned(), expected: blob.sha256.clone(), found })
 }
 
 /// Reads the manifest alone, whoever signed it: to look, not to trust.
@@ -208,10 +195,7 @@ pub(crate) fn check_head(
     // The signature first: what nobody signed is not even parsed.
     let signed = keys
         .verify(&manifest_bytes, &signature)
-        .map_err(|problem| Error::Signature {
-            location: location.to_string(),
-            problem,
-        })?;
+        .map_err(|problem| Error::Signature { location: location.to_string(), problem })?;
     let manifest = parse(location, &manifest_bytes)?;
     let head = Head {
         manifest_sha256: Digest::of(&manifest_bytes),
@@ -245,11 +229,7 @@ impl Wanted {
         if let Some(wanted) = &self.manifest_sha256
             && *wanted != head.manifest_sha256
         {
-            return other(
-                "manifest sha256",
-                wanted.as_str(),
-                head.manifest_sha256.as_str(),
-            );
+            return other("manifest sha256", wanted.as_str(), head.manifest_sha256.as_str());
         }
         if let Some(wanted) = &self.kubernetes_version
             && *wanted != manifest.kubernetes_version
@@ -259,11 +239,7 @@ impl Wanted {
         if let Some(wanted) = self.architecture
             && wanted != manifest.architecture
         {
-            return other(
-                "architecture",
-                wanted.as_str(),
-                manifest.architecture.as_str(),
-            );
+            return other("architecture", wanted.as_str(), manifest.architecture.as_str());
         }
         if let Some(wanted) = self.os_family
             && ![wanted, OsFamily::Any].contains(&manifest.os_family)

@@ -41,13 +41,7 @@ impl Registry {
         let scheme = if reference.plain { "http" } else { "https" };
         let base = format!("{scheme}://{}/v2/{}", reference.host, reference.repository);
         let http = Http::new(limits)?;
-        Ok(Self {
-            http,
-            reference: reference.clone(),
-            base,
-            authorization: None,
-            artifact: None,
-        })
+        Ok(Self { http, reference: reference.clone(), base, authorization: None, artifact: None })
     }
 
     /// Manifest or signature of the bundle.
@@ -57,28 +51,20 @@ impl Registry {
             _ => images::BUNDLE_SIGNATURE,
         };
         let layers = self.layers().await?;
-        let layer = layers
-            .into_iter()
-            .find(|layer| layer.media_type == media_type);
+        let layer = layers.into_iter().find(|layer| layer.media_type == media_type);
         let digest = layer.map(|layer| Digest::from_oci(&layer.digest));
         match digest {
             Some(Ok(digest)) => {
-                self.get(&format!("/blobs/{}", digest.to_oci()), Ask::default())
-                    .await
+                self.get(&format!("/blobs/{}", digest.to_oci()), Ask::default()).await
             }
             Some(Err(error)) => Err(self.odd(error.to_string())),
-            None => Err(Error::Missing {
-                what: format!("{name} of {}", self.reference),
-            }),
+            None => Err(Error::Missing { what: format!("{name} of {}", self.reference) }),
         }
     }
 
     /// A content, or some of it.
     pub(crate) async fn blob(&mut self, digest: &Digest, range: Range) -> Result<Stream, Error> {
-        let ask = Ask {
-            range: Some(range),
-            ..Ask::default()
-        };
+        let ask = Ask { range: Some(range), ..Ask::default() };
         self.get(&format!("/blobs/{}", digest.to_oci()), ask).await
     }
 
@@ -86,10 +72,7 @@ impl Registry {
         if let Some(artifact) = &self.artifact {
             return Ok(artifact.layers.clone());
         }
-        let ask = Ask {
-            accept: Some(images::OCI_MANIFEST),
-            ..Ask::default()
-        };
+        let ask = Ask { accept: Some(images::OCI_MANIFEST), ..Ask::default() };
         let path = format!("/manifests/{}", self.reference.version.to_path());
         let stream = self.get(&path, ask).await?;
         let bytes = self.all(stream).await?;
@@ -107,10 +90,7 @@ impl Registry {
             self.odd(format!("the artifact's manifest cannot be read: {error}"))
         })?;
         if artifact.artifact_type.as_deref() != Some(images::ARTIFACT) {
-            return Err(self.odd(format!(
-                "it is no bundle, which has type {}",
-                images::ARTIFACT
-            )));
+            return Err(self.odd(format!("it is no bundle, which has type {}", images::ARTIFACT)));
         }
         Ok(self.artifact.insert(artifact).layers.clone())
     }
@@ -122,9 +102,7 @@ impl Registry {
         let mut response = self.http.get(&uri, &ask).await?;
         if response.status() == StatusCode::UNAUTHORIZED {
             let header = response.headers().get(WWW_AUTHENTICATE);
-            let challenge = header
-                .and_then(|value| value.to_str().ok())
-                .and_then(Challenge::parse);
+            let challenge = header.and_then(|value| value.to_str().ok()).and_then(Challenge::parse);
             self.authorization = Some(self.log_in(&uri, challenge).await?);
             ask.authorization.clone_from(&self.authorization);
             response = self.http.get(&uri, &ask).await?;
@@ -149,11 +127,8 @@ impl Registry {
         }
         let scope = format!("repository:{}:pull", self.reference.repository);
         let separator = if realm.contains('?') { '&' } else { '?' };
-        let query = format!(
-            "service={}&scope={}",
-            percent_encoded(&service),
-            percent_encoded(&scope)
-        );
+        let query =
+            format!("service={}&scope={}", percent_encoded(&service), percent_encoded(&scope));
         let realm = url(&format!("{realm}{separator}{query}"))?;
         let ask = Ask {
             // The registry says where its tokens are, so its credentials go there.
@@ -168,11 +143,7 @@ impl Registry {
         // serde_json's message would quote the token.
         let token: Token = serde_json::from_slice(&bytes)
             .map_err(|_| self.odd("its token cannot be read".to_owned()))?;
-        let token = if token.token.is_empty() {
-            token.access_token
-        } else {
-            token.token
-        };
+        let token = if token.token.is_empty() { token.access_token } else { token.token };
         let mut header = HeaderValue::try_from(format!("Bearer {token}"))
             .map_err(|_| self.odd("its token is no header".to_owned()))?;
         header.set_sensitive(true);
@@ -185,12 +156,7 @@ impl Registry {
         let mut bytes = Vec::new();
         loop {
             let found = bytes.len() as u64;
-            let torn = |reason| Error::Torn {
-                file: file.clone(),
-                found,
-                expected,
-                reason,
-            };
+            let torn = |reason| Error::Torn { file: file.clone(), found, expected, reason };
             let Some(chunk) = stream.chunk().await.map_err(torn)? else {
                 return Ok(bytes);
             };
@@ -203,10 +169,7 @@ impl Registry {
     }
 
     fn odd(&self, problem: String) -> Error {
-        Error::Answer {
-            url: self.reference.to_string(),
-            problem,
-        }
+        Error::Answer { url: self.reference.to_string(), problem }
     }
 }
 

@@ -31,19 +31,9 @@ pub(crate) struct Session {
 
 enum Kind {
     Folder(PathBuf),
-    Tar {
-        path: PathBuf,
-        offsets: Offsets,
-    },
-    Http {
-        http: Http,
-        base: Uri,
-    },
-    HttpTar {
-        http: Http,
-        uri: Uri,
-        offsets: Offsets,
-    },
+    Tar { path: PathBuf, offsets: Offsets },
+    Http { http: Http, base: Uri },
+    HttpTar { http: Http, uri: Uri, offsets: Offsets },
     Registry(Box<Registry>),
 }
 
@@ -59,10 +49,7 @@ impl Session {
                 let kind = if local::is_folder(path)? {
                     Kind::Folder(path.clone())
                 } else {
-                    Kind::Tar {
-                        path: path.clone(),
-                        offsets,
-                    }
+                    Kind::Tar { path: path.clone(), offsets }
                 };
                 // A path is no download.
                 (kind, None)
@@ -73,21 +60,14 @@ impl Session {
             }
             Location::HttpTar(uri) => {
                 let (http, uri) = (Http::new(limits)?, uri.clone());
-                (
-                    Kind::HttpTar { http, uri, offsets },
-                    limits.bytes_per_second,
-                )
+                (Kind::HttpTar { http, uri, offsets }, limits.bytes_per_second)
             }
             Location::Registry(reference) => {
                 let registry = Box::new(Registry::new(reference, limits)?);
                 (Kind::Registry(registry), limits.bytes_per_second)
             }
         };
-        Ok(Self {
-            location: location.clone(),
-            bucket: Bucket::new(rate),
-            kind,
-        })
+        Ok(Self { location: location.clone(), bucket: Bucket::new(rate), kind })
     }
 
     /// Where the bundle is.
@@ -104,16 +84,11 @@ impl Session {
     pub(crate) async fn head(&mut self) -> Result<(Vec<u8>, String), Error> {
         let (manifest, signature) = if matches!(self.kind, Kind::Tar { .. } | Kind::HttpTar { .. })
         {
-            let manifest = self
-                .tar_entry(0, layout::MANIFEST, MAX_MANIFEST_BYTES)
-                .await?;
+            let manifest = self.tar_entry(0, layout::MANIFEST, MAX_MANIFEST_BYTES).await?;
             let size = manifest.len() as u64;
             let at = BLOCK + size + layout::padding(size);
             let limit = layout::MAX_SIGNATURE_BYTES;
-            (
-                manifest,
-                self.tar_entry(at, layout::SIGNATURE, limit).await?,
-            )
+            (manifest, self.tar_entry(at, layout::SIGNATURE, limit).await?)
         } else {
             let manifest = self.named(layout::MANIFEST, MAX_MANIFEST_BYTES).await?;
             let limit = layout::MAX_SIGNATURE_BYTES;
@@ -125,10 +100,7 @@ impl Session {
 
     /// Takes from the head where contents stand.
     pub(crate) fn lay_out(&mut self, head: &Head) {
-        let sizes = (
-            head.manifest_bytes.len() as u64,
-            head.signature.len() as u64,
-        );
+        let sizes = (head.manifest_bytes.len() as u64, head.signature.len() as u64);
         match &mut self.kind {
             Kind::Tar { offsets, .. } | Kind::HttpTar { offsets, .. } => {
                 *offsets = layout::offsets(&head.manifest, sizes.0, sizes.1);
@@ -166,17 +138,13 @@ impl Session {
                 download.answered(http.open(&join(base, &path)?, &ask).await?)?;
             }
             Kind::Registry(registry) => {
-                let stream = registry
-                    .blob(&blob.sha256, Range::new(from, blob.size))
-                    .await?;
+                let stream = registry.blob(&blob.sha256, Range::new(from, blob.size)).await?;
                 download.answered(stream)?;
             }
             Kind::Tar { .. } | Kind::HttpTar { .. } => {
                 let start = self.offset(&blob.sha256)?;
                 if from == 0 {
-                    download.body = self
-                        .tar_body(start - BLOCK, BLOCK + blob.size, file)
-                        .await?;
+                    download.body = self.tar_body(start - BLOCK, BLOCK + blob.size, file).await?;
                     download.size += BLOCK;
                     let header = download.take(BLOCK_LEN).await?;
                     self.check_header(&header, &path, blob.size)?;
@@ -199,9 +167,7 @@ impl Session {
     }
 
     fn missing(&self, what: &str) -> Error {
-        Error::Missing {
-            what: format!("{what} of {}", self.location),
-        }
+        Error::Missing { what: format!("{what} of {}", self.location) }
     }
 
     /// A file at the top of a folder or of an artifact.
@@ -284,10 +250,7 @@ impl Session {
 /// A URL below another.
 fn join(base: &Uri, path: &str) -> Result<Uri, Error> {
     let text = format!("{base}{path}");
-    text.parse().map_err(|_| Error::Location {
-        location: text,
-        problem: "it is no URL".to_owned(),
-    })
+    text.parse().map_err(|_| Error::Location { location: text, problem: "it is no URL".to_owned() })
 }
 
 /// A file while it is read.
@@ -308,13 +271,7 @@ enum Body {
 
 impl Download {
     fn unknown(file: String, size: u64) -> Self {
-        Self {
-            file,
-            at: 0,
-            size,
-            pending: Bytes::new(),
-            body: Body::Nothing,
-        }
+        Self { file, at: 0, size, pending: Bytes::new(), body: Body::Nothing }
     }
 
     /// The byte that the next chunk starts with.
@@ -389,21 +346,14 @@ impl Download {
         }
         Err(match &self.body {
             Body::Stream(_) => self.torn("the connection ended".to_owned()),
-            Body::Piece(_) | Body::Nothing => Error::Size {
-                file: self.file.clone(),
-                expected: self.size,
-                found: self.at,
-            },
+            Body::Piece(_) | Body::Nothing => {
+                Error::Size { file: self.file.clone(), expected: self.size, found: self.at }
+            }
         })
     }
 
     fn torn(&self, reason: String) -> Error {
-        Error::Torn {
-            file: self.file.clone(),
-            found: self.at,
-            expected: self.size,
-            reason,
-        }
+        Error::Torn { file: self.file.clone(), found: self.at, expected: self.size, reason }
     }
 
     /// Exactly so many bytes; what came with them waits.

@@ -64,24 +64,16 @@ pub async fn file(url: &str, sha256: &Digest, to: &Path, limits: &Limits) -> Res
         }
         bucket.take(chunk.len()).await;
         hasher.update(&chunk);
-        output
-            .write_all(&chunk)
-            .map_err(|error| Error::written(&partial, error))?;
+        output.write_all(&chunk).map_err(|error| Error::written(&partial, error))?;
     }
     if length.is_some_and(|length| at != start.saturating_add(length)) {
         return Err(torn(at, "the connection ended".to_owned()));
     }
-    output
-        .sync_all()
-        .map_err(|error| Error::written(&partial, error))?;
+    output.sync_all().map_err(|error| Error::written(&partial, error))?;
     let found = hasher.finish();
     if found != *sha256 {
         store::remove(&partial)?;
-        return Err(Error::Content {
-            file: url.to_owned(),
-            expected: sha256.clone(),
-            found,
-        });
+        return Err(Error::Content { file: url.to_owned(), expected: sha256.clone(), found });
     }
     publish(&partial, to)
 }
@@ -102,11 +94,7 @@ fn parse(url: &str) -> Result<Uri, Error> {
 }
 
 fn ask(from: u64) -> Ask {
-    if from == 0 {
-        Ask::default()
-    } else {
-        Ask::from(from)
-    }
+    if from == 0 { Ask::default() } else { Ask::from(from) }
 }
 
 fn beside(to: &Path) -> PathBuf {
@@ -122,9 +110,7 @@ fn open(partial: &Path) -> Result<(Hasher, fs::File, u64), Error> {
     }
     let mut options = fs::OpenOptions::new();
     options.create(true).truncate(false).read(true).write(true);
-    let mut file = store::no_follow(&mut options, 0o600)
-        .open(partial)
-        .map_err(written)?;
+    let mut file = store::no_follow(&mut options, 0o600).open(partial).map_err(written)?;
     if !file.metadata().map_err(written)?.is_file() {
         return Err(written(io::Error::other("it is no plain file")));
     }
@@ -147,11 +133,7 @@ fn check_size(url: &str, to: &Path, stream: &Stream, limits: &Limits) -> Result<
 }
 
 fn too_large(url: &str, limit: u64, found: u64) -> Error {
-    Error::Limit {
-        location: url.to_owned(),
-        limit,
-        found,
-    }
+    Error::Limit { location: url.to_owned(), limit, found }
 }
 
 fn publish(partial: &Path, to: &Path) -> Result<(), Error> {

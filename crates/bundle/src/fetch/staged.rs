@@ -56,10 +56,7 @@ impl Staged {
     /// The packages of a format, each with its path.
     pub fn packages(&self, format: PackageFormat) -> Vec<(Package, PathBuf)> {
         let packages = self.manifest.files.iter().filter_map(|file| {
-            let package = file
-                .package
-                .clone()
-                .filter(|package| package.format == format)?;
+            let package = file.package.clone().filter(|package| package.format == format)?;
             Some((package, self.path_of(file)))
         });
         packages.collect()
@@ -79,11 +76,7 @@ impl Staged {
 
     /// Names of the container images.
     pub fn image_names(&self) -> Vec<&str> {
-        self.manifest
-            .images
-            .iter()
-            .map(|image| image.name.as_str())
-            .collect()
+        self.manifest.images.iter().map(|image| image.name.as_str()).collect()
     }
 
     /// The OCI layout with the container images; `None` where the bundle has none.
@@ -197,15 +190,10 @@ fn newest_first(bundles: &Path) -> Result<Vec<PathBuf>, Error> {
     let mut found = Vec::new();
     for entry in fs::read_dir(bundles).map_err(read)? {
         let entry = entry.map_err(read)?;
-        let is_bundle = entry
-            .file_name()
-            .to_str()
-            .is_some_and(|name| name.parse::<Digest>().is_ok());
+        let is_bundle =
+            entry.file_name().to_str().is_some_and(|name| name.parse::<Digest>().is_ok());
         if is_bundle {
-            let made = entry
-                .metadata()
-                .and_then(|found| found.modified())
-                .map_err(read)?;
+            let made = entry.metadata().and_then(|found| found.modified()).map_err(read)?;
             found.push((made, entry.path()));
         }
     }
@@ -225,9 +213,7 @@ fn reopen(
     let head = check_head(&Location::path(place), keys, wanted, manifest, signature)?;
     let staged = Staged::new(store, head);
     if staged.folder != place {
-        return Err(Error::Missing {
-            what: staged.folder.display().to_string(),
-        });
+        return Err(Error::Missing { what: staged.folder.display().to_string() });
     }
     for file in &staged.manifest.files {
         verify_file(&staged.path_of(file), &file.path, &file.sha256)?;
@@ -242,28 +228,20 @@ fn reopen(
 fn verify_file(path: &Path, name: &str, expected: &Digest) -> Result<(), Error> {
     let mut options = fs::OpenOptions::new();
     let read = |error| Error::read(path, error);
-    let mut file = store::no_follow(options.read(true), 0)
-        .open(path)
-        .map_err(read)?;
+    let mut file = store::no_follow(options.read(true), 0).open(path).map_err(read)?;
     let mut hasher = Hasher::default();
     store::hash_into(&mut file, &mut hasher).map_err(read)?;
     let found = hasher.finish();
     if found == *expected {
         return Ok(());
     }
-    Err(Error::Content {
-        file: name.to_owned(),
-        expected: expected.clone(),
-        found,
-    })
+    Err(Error::Content { file: name.to_owned(), expected: expected.clone(), found })
 }
 
 fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let mut options = fs::OpenOptions::new();
     let read = |error| Error::read(path, error);
-    let file = store::no_follow(options.read(true), 0)
-        .open(path)
-        .map_err(read)?;
+    let file = store::no_follow(options.read(true), 0).open(path).map_err(read)?;
     let mut bytes = Vec::new();
     file.take(limit + 1).read_to_end(&mut bytes).map_err(read)?;
     if bytes.len() as u64 > limit {
@@ -302,9 +280,7 @@ fn prune_now(store: &Store, keep: usize, in_use: Option<&Digest>) -> Result<u64,
     for contents in store.content_folders() {
         for entry in fs::read_dir(&contents).map_err(|error| Error::read(&contents, error))? {
             let entry = entry.map_err(|error| Error::read(&contents, error))?;
-            let found = entry
-                .metadata()
-                .map_err(|error| Error::read(entry.path(), error))?;
+            let found = entry.metadata().map_err(|error| Error::read(entry.path(), error))?;
             // A bundle that is kept holds a second link.
             if found.nlink() == 1 {
                 store::remove(&entry.path())?;

@@ -49,9 +49,7 @@ impl Store {
         builder.recursive(true).mode(0o700);
         let parts = [BLOBS, PARTIAL, BUNDLES].map(|part| folder.join(part));
         for path in std::iter::once(folder.clone()).chain(parts) {
-            builder
-                .create(&path)
-                .map_err(|error| Error::written(&path, error))?;
+            builder.create(&path).map_err(|error| Error::written(&path, error))?;
             check_folder(&path)?;
         }
         let path = folder.join(LOCK);
@@ -61,10 +59,7 @@ impl Store {
             .open(&path)
             .map_err(|error| Error::written(&path, error))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self {
-                folder,
-                _lock: Arc::new(lock),
-            }),
+            Ok(()) => Ok(Self { folder, _lock: Arc::new(lock) }),
             Err(fs::TryLockError::WouldBlock) => Err(Error::Busy { folder }),
             Err(fs::TryLockError::Error(error)) => Err(Error::written(&path, error)),
         }
@@ -192,12 +187,7 @@ impl Store {
 /// Whether so many more bytes and files have room where a folder is.
 pub(crate) fn check_free(folder: &Path, bytes: u64, files: u64) -> Result<(), Error> {
     let free = rustix::fs::statvfs(folder).map_err(|error| Error::read(folder, error.into()))?;
-    let space = |needed, free, unit| Error::Space {
-        folder: folder.to_owned(),
-        needed,
-        free,
-        unit,
-    };
+    let space = |needed, free, unit| Error::Space { folder: folder.to_owned(), needed, free, unit };
     let free_bytes = free.f_bavail.saturating_mul(free.f_frsize);
     if bytes > free_bytes {
         return Err(space(bytes, free_bytes, "bytes"));
@@ -216,31 +206,19 @@ enum Outcome {
 }
 
 fn different(file: &str, blob: &Blob, found: Digest) -> Error {
-    Error::Content {
-        file: file.to_owned(),
-        expected: blob.sha256.clone(),
-        found,
-    }
+    Error::Content { file: file.to_owned(), expected: blob.sha256.clone(), found }
 }
 
 /// Refuses a folder in which somebody else could change what was verified.
 fn check_folder(path: &Path) -> Result<(), Error> {
-    let unsafe_folder = |problem: String| Error::Folder {
-        folder: path.to_owned(),
-        problem,
-    };
+    let unsafe_folder = |problem: String| Error::Folder { folder: path.to_owned(), problem };
     let found = fs::symlink_metadata(path).map_err(|error| Error::read(path, error))?;
     if !found.is_dir() {
-        return Err(unsafe_folder(
-            "it is a link or a file; name the folder itself".to_owned(),
-        ));
+        return Err(unsafe_folder("it is a link or a file; name the folder itself".to_owned()));
     }
     let us = rustix::process::geteuid().as_raw();
     if found.uid() != us {
-        let problem = format!(
-            "it belongs to user {}, and this process is {us}",
-            found.uid()
-        );
+        let problem = format!("it belongs to user {}, and this process is {us}", found.uid());
         return Err(unsafe_folder(problem));
     }
     let mode = found.mode() & 0o777;
@@ -264,9 +242,7 @@ async fn open_partial(path: PathBuf, size: u64) -> Result<(Hasher, u64, fs::File
         let written = |error| Error::written(&path, error);
         let mut options = fs::OpenOptions::new();
         options.create(true).truncate(false).read(true).write(true);
-        let mut file = no_follow(&mut options, 0o600)
-            .open(&path)
-            .map_err(written)?;
+        let mut file = no_follow(&mut options, 0o600).open(&path).map_err(written)?;
         let found = file.metadata().map_err(written)?;
         if !found.is_file() || found.nlink() != 1 {
             let error = io::Error::other("it is no plain file of its own");

@@ -54,14 +54,8 @@ pub(crate) async fn make_newest(folder: &Path) -> Result<(), Error> {
 }
 
 fn touch(folder: &Path) -> Result<(), Error> {
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: UTIME_NOW,
-    };
-    let times = Timestamps {
-        last_access: now,
-        last_modification: now,
-    };
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    let times = Timestamps { last_access: now, last_modification: now };
     let opened = fs::File::open(folder);
     let touched = opened.and_then(|opened| Ok(futimens(&opened, &times)?));
     touched.map_err(|error| Error::written(folder, error))
@@ -78,15 +72,11 @@ impl Plan {
         let Head { manifest, .. } = head;
         let mut texts = vec![
             (layout::MANIFEST.into(), head.manifest_bytes.clone()),
-            (
-                layout::SIGNATURE.into(),
-                head.signature.clone().into_bytes(),
-            ),
+            (layout::SIGNATURE.into(), head.signature.clone().into_bytes()),
         ];
         let files = manifest.files.iter();
-        let mut links: Vec<_> = files
-            .map(|file| (file.path.clone().into(), file.sha256.clone()))
-            .collect();
+        let mut links: Vec<_> =
+            files.map(|file| (file.path.clone().into(), file.sha256.clone())).collect();
         if !manifest.images.is_empty() {
             let images = Path::new(IMAGES);
             let layout_text = images::LAYOUT_VERSION.as_bytes().to_vec();
@@ -147,13 +137,7 @@ pub(crate) fn image_blobs(manifest: &Manifest) -> Vec<Digest> {
 
 /// The `index.json` of a bundle's images alone.
 pub(crate) fn image_index(manifest: &Manifest) -> Vec<u8> {
-    index_json(
-        manifest
-            .images
-            .iter()
-            .map(images::named_descriptor)
-            .collect(),
-    )
+    index_json(manifest.images.iter().map(images::named_descriptor).collect())
 }
 
 fn make_parent(path: &Path, made: &mut Vec<PathBuf>) -> Result<(), Error> {
@@ -163,9 +147,7 @@ fn make_parent(path: &Path, made: &mut Vec<PathBuf>) -> Result<(), Error> {
     if !made.iter().any(|known| known == folder) || !folder.exists() {
         let mut builder = fs::DirBuilder::new();
         let builder = builder.recursive(true).mode(0o755);
-        builder
-            .create(folder)
-            .map_err(|error| Error::written(folder, error))?;
+        builder.create(folder).map_err(|error| Error::written(folder, error))?;
         made.push(folder.to_owned());
     }
     Ok(())

@@ -38,16 +38,10 @@ impl World {
         for (name, filler) in [("kubeadm", 20_000), ("kubelet", 70_000)] {
             fs::write(inputs.join(format!("{name}.deb")), deb(name, filler)).unwrap();
         }
-        fs::write(
-            inputs.join("image.tar"),
-            docker_archive("registry.example/app:1", b"shared"),
-        )
-        .unwrap();
-        fs::write(
-            inputs.join("other.tar"),
-            docker_archive("registry.example/other:1", b"shared"),
-        )
-        .unwrap();
+        fs::write(inputs.join("image.tar"), docker_archive("registry.example/app:1", b"shared"))
+            .unwrap();
+        fs::write(inputs.join("other.tar"), docker_archive("registry.example/other:1", b"shared"))
+            .unwrap();
         fs::write(inputs.join("os.cosi"), noise(7, 3_000)).unwrap();
         let files = build::key::generate(&folder.path().join("release"), None).unwrap();
         Self {
@@ -65,20 +59,11 @@ impl World {
         let input = |name: &str| self.path("inputs").join(name);
         Spec {
             os_family: Some(OsFamily::Debian),
-            packages: vec![PackageSpec {
-                path: self.path("inputs"),
-                ..PackageSpec::default()
-            }],
+            packages: vec![PackageSpec { path: self.path("inputs"), ..PackageSpec::default() }],
             images: ["image.tar", "other.tar"]
-                .map(|name| ImageSpec {
-                    path: input(name),
-                    name: None,
-                })
+                .map(|name| ImageSpec { path: input(name), name: None })
                 .into(),
-            os_images: vec![FileSpec {
-                path: input("os.cosi"),
-                name: None,
-            }],
+            os_images: vec![FileSpec { path: input("os.cosi"), name: None }],
             ..Spec::new("v1.35.0".into(), Architecture::Amd64)
         }
     }
@@ -93,10 +78,7 @@ impl World {
     }
 
     pub(crate) fn build(&self, name: &str) -> (PathBuf, Built) {
-        let spec = Spec {
-            packages: self.packages(),
-            ..self.spec()
-        };
+        let spec = Spec { packages: self.packages(), ..self.spec() };
         let output = self.path(name);
         let built = build::build(&spec, &self.key, &output).unwrap();
         (output, built)
@@ -107,8 +89,7 @@ impl World {
         location: &str,
         folder: &str,
     ) -> Result<Staged, refit_bundle::Error> {
-        self.stage_wanted(location, folder, &Wanted::default(), &limits())
-            .await
+        self.stage_wanted(location, folder, &Wanted::default(), &limits()).await
     }
 
     pub(crate) async fn stage_wanted(
@@ -187,11 +168,9 @@ pub(crate) fn deb(name: &str, filler: usize) -> Vec<u8> {
     let control = tar_of(&[("./control", control.as_bytes())]);
     let data = noise(name.len() as u64 + 3, filler);
     let mut bytes = b"!<arch>\n".to_vec();
-    for (member, content) in [
-        ("debian-binary", &b"2.0\n"[..]),
-        ("control.tar", &control),
-        ("data.tar", &data),
-    ] {
+    for (member, content) in
+        [("debian-binary", &b"2.0\n"[..]), ("control.tar", &control), ("data.tar", &data)]
+    {
         writeln!(
             bytes,
             "{member:<16}{:<12}{:<6}{:<6}{:<8}{:<10}`",
@@ -250,18 +229,11 @@ pub(crate) struct Reply {
 
 impl Reply {
     pub(crate) fn status(status: u16) -> Self {
-        Self {
-            status,
-            ..Self::default()
-        }
+        Self { status, ..Self::default() }
     }
 
     pub(crate) fn ok(body: Vec<u8>) -> Self {
-        Self {
-            status: 200,
-            body,
-            ..Self::default()
-        }
+        Self { status: 200, body, ..Self::default() }
     }
 
     pub(crate) fn with(mut self, name: &str, value: impl Into<String>) -> Self {
@@ -277,12 +249,8 @@ impl Reply {
             Some((from, to)) => {
                 let to = (to + 1).min(body.len());
                 let range = format!("bytes {from}-{}/{}", to - 1, body.len());
-                Self {
-                    status: 206,
-                    body: body[from..to].to_vec(),
-                    ..Self::default()
-                }
-                .with("Content-Range", range)
+                Self { status: 206, body: body[from..to].to_vec(), ..Self::default() }
+                    .with("Content-Range", range)
             }
         }
     }
@@ -312,11 +280,7 @@ impl Server {
                 });
             }
         });
-        Self {
-            address,
-            asked,
-            task,
-        }
+        Self { address, asked, task }
     }
 
     /// Serves a folder as it is.
@@ -366,10 +330,7 @@ async fn converse(
         log.lock().unwrap().push(asked.clone());
         let reply = handler(&asked);
         let mut text = format!("HTTP/1.1 {} X\r\n", reply.status);
-        let has_length = reply
-            .headers
-            .iter()
-            .any(|(name, _)| name == "Content-Length");
+        let has_length = reply.headers.iter().any(|(name, _)| name == "Content-Length");
         if !reply.endless && !has_length {
             let length = reply.body.len();
             text = format!("{text}Content-Length: {length}\r\n");
@@ -402,11 +363,7 @@ fn parse(head: &str) -> Asked {
     };
     let range = header("range").and_then(|range| {
         let (from, to) = range.strip_prefix("bytes=")?.split_once('-')?;
-        let last = if to.is_empty() {
-            usize::MAX - 1
-        } else {
-            to.parse().ok()?
-        };
+        let last = if to.is_empty() { usize::MAX - 1 } else { to.parse().ok()? };
         Some((from.parse().ok()?, last))
     });
     Asked {
@@ -433,17 +390,11 @@ pub(crate) async fn registry(folder: &Path, login: Option<&'static str>) -> Serv
         serde_json::from_slice(&fs::read(root.join("index.json")).unwrap()).unwrap();
     let entry = index["manifests"][0].clone();
     let name = |key: &str| entry["annotations"][key].as_str().unwrap().to_owned();
-    let (tag, digest) = (
-        name("org.opencontainers.image.ref.name"),
-        entry["digest"].as_str().unwrap().to_owned(),
-    );
+    let (tag, digest) =
+        (name("org.opencontainers.image.ref.name"), entry["digest"].as_str().unwrap().to_owned());
     Server::new(move |asked| {
         if asked.path.starts_with("/token") {
-            assert!(
-                asked.path.contains("scope=repository:mirror/bundle:pull"),
-                "{}",
-                asked.path
-            );
+            assert!(asked.path.contains("scope=repository:mirror/bundle:pull"), "{}", asked.path);
             return Reply::ok(br#"{"token":"good"}"#.to_vec());
         }
         if let Some(challenge) = login
@@ -451,23 +402,14 @@ pub(crate) async fn registry(folder: &Path, login: Option<&'static str>) -> Serv
         {
             return Reply::status(401).with("WWW-Authenticate", challenge);
         }
-        let rest = asked
-            .path
-            .strip_prefix("/v2/mirror/bundle/")
-            .unwrap_or_default();
+        let rest = asked.path.strip_prefix("/v2/mirror/bundle/").unwrap_or_default();
         let digest = match rest.split_once('/') {
             Some(("manifests", version)) if version == tag || version == digest => &digest,
             Some(("blobs", digest)) => digest,
             _ => return Reply::status(404),
         };
         let path = format!("/blobs/sha256/{}", digest.trim_start_matches("sha256:"));
-        from_folder(
-            &root,
-            &Asked {
-                path,
-                ..asked.clone()
-            },
-        )
+        from_folder(&root, &Asked { path, ..asked.clone() })
     })
     .await
 }

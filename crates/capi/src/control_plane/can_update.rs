@@ -63,10 +63,7 @@ async fn request(
     else {
         return Ok(None);
     };
-    if !infrastructure
-        .annotations()
-        .contains_key(keys::CLONED_FROM_NAME)
-    {
+    if !infrastructure.annotations().contains_key(keys::CLONED_FROM_NAME) {
         return Ok(None);
     }
     let manager = MANAGER_KUBEADM_CONTROL_PLANE;
@@ -113,10 +110,7 @@ async fn try_infrastructure(
     intent: Value,
     which: &str,
 ) -> Result<Option<Value>, Error> {
-    match context
-        .dry_run(cache, MANAGER_KUBEADM_CONTROL_PLANE, intent)
-        .await
-    {
+    match context.dry_run(cache, MANAGER_KUBEADM_CONTROL_PLANE, intent).await {
         Ok(object) => Ok(Some(object)),
         Err(kube::Error::Api(status)) if status.is_invalid() || status.is_forbidden() => {
             tracing::info!(
@@ -143,10 +137,7 @@ fn configs(plane: &Plane, cache: &Cache<Bare>, live: &Live<Bare>) -> (Value, Val
         current["metadata"][key] = wanted["metadata"][key].clone();
     }
     current["spec"] = current_spec;
-    (
-        strip(&typed(&current, cache.resource())),
-        strip(&typed(&wanted, cache.resource())),
-    )
+    (strip(&typed(&current, cache.resource())), strip(&typed(&wanted, cache.resource())))
 }
 
 fn with_uid(mut intent: Value, uid: &str) -> Value {
@@ -156,11 +147,7 @@ fn with_uid(mut intent: Value, uid: &str) -> Value {
 
 fn with_spec(intent: &Value, spec: &Value) -> Value {
     let mut object = intent.clone();
-    object["spec"] = if spec.is_null() {
-        json!({})
-    } else {
-        spec.clone()
-    };
+    object["spec"] = if spec.is_null() { json!({}) } else { spec.clone() };
     object
 }
 

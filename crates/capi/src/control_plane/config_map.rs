@@ -36,21 +36,15 @@ pub(super) async fn exists(client: &Client) -> bool {
 /// Brings the ConfigMap to what the control plane wants.
 pub(super) async fn update(client: &Client, control_plane: &Value) -> Result<(), Error> {
     let map = api(client).get(NAME).await;
-    let map = map.map_err(Error::api(format!(
-        "read ConfigMap {SYSTEM_NAMESPACE}/{NAME}"
-    )))?;
+    let map = map.map_err(Error::api(format!("read ConfigMap {SYSTEM_NAMESPACE}/{NAME}")))?;
     let text = map.data.as_ref().and_then(|data| data.get(KEY));
     let text = text.map_or("", String::as_str);
     let Some(updated) = updated(text, control_plane)? else {
         return Ok(());
     };
     let body = json!({"data": {KEY: updated}});
-    let outcome = api(client)
-        .patch(NAME, &PatchParams::default(), &Patch::Merge(&body))
-        .await;
-    outcome.map_err(Error::api(format!(
-        "patch ConfigMap {SYSTEM_NAMESPACE}/{NAME}"
-    )))?;
+    let outcome = api(client).patch(NAME, &PatchParams::default(), &Patch::Merge(&body)).await;
+    outcome.map_err(Error::api(format!("patch ConfigMap {SYSTEM_NAMESPACE}/{NAME}")))?;
     Ok(())
 }
 
@@ -128,11 +122,7 @@ mod tests {
         assert_eq!(after["kubernetesVersion"], "v1.35.0");
         assert_eq!(after["etcd"]["local"]["dataDir"], "/var/lib/etcd");
         assert_eq!(after["controlPlaneEndpoint"], "edge-1.refit.sandbox:6443");
-        assert!(
-            text.lines()
-                .any(|line| line == "kubernetesVersion: v1.35.0"),
-            "{text}"
-        );
+        assert!(text.lines().any(|line| line == "kubernetesVersion: v1.35.0"), "{text}");
     }
 
     #[test]
@@ -149,9 +139,7 @@ mod tests {
             "certificateValidityPeriodDays": 365,
             "etcd": {"local": {"imageTag": "3.6.5-0"}},
         });
-        let text = updated(TEXT, &control_plane(configuration))
-            .unwrap()
-            .unwrap();
+        let text = updated(TEXT, &control_plane(configuration)).unwrap().unwrap();
         let after = read(&text);
         assert_eq!(after["imageRepository"], "registry.example.com/k8s");
         assert_eq!(after["featureGates"]["ControlPlaneKubeletLocalMode"], true);

@@ -20,11 +20,7 @@ const LOCAL_MODE_GATE: &str = "ControlPlaneKubeletLocalMode";
 
 /// Conditions that have to be true before a control plane Machine is Ready.
 pub(super) fn components(plane: &Plane) -> Vec<Component> {
-    let mut all = vec![
-        Component::ApiServer,
-        Component::ControllerManager,
-        Component::Scheduler,
-    ];
+    let mut all = vec![Component::ApiServer, Component::ControllerManager, Component::Scheduler];
     if plane.has_managed_etcd() {
         all.extend([Component::EtcdPod, Component::EtcdMember]);
     }
@@ -41,11 +37,7 @@ pub(super) fn labels(plane: &Plane) -> Pairs {
 }
 
 fn annotations(plane: &Plane) -> Pairs {
-    pairs(
-        plane
-            .json
-            .pointer("/spec/machineTemplate/metadata/annotations"),
-    )
+    pairs(plane.json.pointer("/spec/machineTemplate/metadata/annotations"))
 }
 
 /// Reference to the template of infrastructure machines.
@@ -77,12 +69,7 @@ fn machine(plane: &Plane, own: &Own<'_>) -> Value {
         .into_iter()
         .map(|component| json!({"conditionType": component.condition()}))
         .collect();
-    gates.extend(
-        template["readinessGates"]
-            .as_array()
-            .cloned()
-            .unwrap_or_default(),
-    );
+    gates.extend(template["readinessGates"].as_array().cloned().unwrap_or_default());
     let resource = ApiResource::erase::<KubeadmControlPlane>(&());
     let object = &plane.object;
     let controller = owner(&resource, &object.name_any(), object.uid_text(), true);
@@ -203,11 +190,7 @@ pub(super) fn config_spec(control_plane: &Value, join: bool) -> Value {
         spec = json!({});
     }
     if let Some(map) = spec.as_object_mut() {
-        map.remove(if join {
-            "initConfiguration"
-        } else {
-            "joinConfiguration"
-        });
+        map.remove(if join { "initConfiguration" } else { "joinConfiguration" });
     }
     let version = control_plane["spec"]["version"].as_str();
     default_feature_gates(&mut spec, version.unwrap_or_default());
@@ -224,11 +207,8 @@ fn default_feature_gates(spec: &mut Value, version: &str) {
         return;
     }
     for path in ["clusterConfiguration", "featureGates"] {
-        let parent = if path == "featureGates" {
-            &mut spec["clusterConfiguration"]
-        } else {
-            &mut *spec
-        };
+        let parent =
+            if path == "featureGates" { &mut spec["clusterConfiguration"] } else { &mut *spec };
         if parent[path].is_null() {
             parent[path] = json!({});
         }
@@ -280,10 +260,7 @@ mod tests {
         own["spec"]["kubeadmConfigSpec"]["clusterConfiguration"]["featureGates"] =
             json!({LOCAL_MODE_GATE: false});
         let spec = config_spec(&own, true);
-        assert_eq!(
-            spec["clusterConfiguration"]["featureGates"][LOCAL_MODE_GATE],
-            false
-        );
+        assert_eq!(spec["clusterConfiguration"]["featureGates"][LOCAL_MODE_GATE], false);
     }
 
     #[test]
@@ -297,10 +274,7 @@ mod tests {
         for configuration in [json!("none"), json!({"featureGates": [1]})] {
             let mut own = control_plane("v1.35.0");
             own["spec"]["kubeadmConfigSpec"]["clusterConfiguration"] = configuration.clone();
-            assert_eq!(
-                config_spec(&own, true)["clusterConfiguration"],
-                configuration
-            );
+            assert_eq!(config_spec(&own, true)["clusterConfiguration"], configuration);
         }
     }
 }

@@ -199,45 +199,26 @@ mod tests {
         let current =
             json!({"clusterConfiguration": {"dns": {"imageTag": "b"}, "apiServer": {"x": 1}}});
         assert!(same(desired.clone(), current));
-        assert!(!same(
-            desired,
-            json!({"clusterConfiguration": {"apiServer": {"x": 2}}})
-        ));
+        assert!(!same(desired, json!({"clusterConfiguration": {"apiServer": {"x": 2}}})));
     }
 
     #[test]
     fn empty_is_absent_but_for_taints() {
         let cases = [
             (json!({"files": []}), json!({}), true),
-            (
-                json!({"clusterConfiguration": {"apiServer": {"extraArgs": []}}}),
-                json!({}),
-                true,
-            ),
+            (json!({"clusterConfiguration": {"apiServer": {"extraArgs": []}}}), json!({}), true),
             (
                 json!({"files": [{"path": "/a", "owner": ""}]}),
                 json!({"files": [{"path": "/a"}]}),
                 true,
             ),
             (join(json!({"taints": []})), join(json!({})), false),
-            (
-                join(json!({"taints": []})),
-                join(json!({"taints": []})),
-                true,
-            ),
+            (join(json!({"taints": []})), join(json!({"taints": []})), true),
             (json!({"files": [{"path": "/a"}]}), json!({}), false),
-            (
-                json!({"preKubeadmCommands": ["a"]}),
-                json!({"preKubeadmCommands": ["b"]}),
-                false,
-            ),
+            (json!({"preKubeadmCommands": ["a"]}), json!({"preKubeadmCommands": ["b"]}), false),
         ];
         for (desired, current, want) in cases {
-            assert_eq!(
-                same(desired.clone(), current.clone()),
-                want,
-                "{desired} {current}"
-            );
+            assert_eq!(same(desired.clone(), current.clone()), want, "{desired} {current}");
         }
     }
 

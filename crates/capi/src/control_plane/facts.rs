@@ -67,9 +67,8 @@ fn compare(
 ) -> Fact {
     let mut messages = Vec::new();
     let rollout = plane.object.spec.rollout.as_ref();
-    let after: Option<Timestamp> = rollout
-        .and_then(|rollout| rollout.after.as_deref())
-        .and_then(|after| after.parse().ok());
+    let after: Option<Timestamp> =
+        rollout.and_then(|rollout| rollout.after.as_deref()).and_then(|after| after.parse().ok());
     let expired = after.is_some_and(|after| after <= now && snapshot::created_at(machine) < after);
     if expired {
         messages.push("KubeadmControlPlane spec.rolloutAfter expired".to_owned());
@@ -96,19 +95,13 @@ fn compare(
         let kind = &machine.spec.infrastructure_ref.kind;
         messages.push(format!("{kind} is not up-to-date"));
     }
-    Fact {
-        messages,
-        by_date: usize::from(expired) + usize::from(certificates),
-    }
+    Fact { messages, by_date: usize::from(expired) + usize::from(certificates) }
 }
 
 /// Whether a machine's certificates end within `spec.rollout.before.certificatesExpiryDays`. When
 /// they end is reported on the Machine; where nobody reports it, nothing is known.
 fn certificates_expire(plane: &Plane, machine: &Live<Machine>, now: Timestamp) -> bool {
-    let days = plane
-        .object
-        .at("/spec/rollout/before/certificatesExpiryDays")
-        .as_i64();
+    let days = plane.object.at("/spec/rollout/before/certificatesExpiryDays").as_i64();
     let end = machine.at("/status/certificatesExpiryDate").as_str();
     let end = end.and_then(|end| end.parse::<Timestamp>().ok());
     match (days, end) {
@@ -123,10 +116,8 @@ fn certificates_expire(plane: &Plane, machine: &Live<Machine>, now: Timestamp) -
 /// nothing counts as a match.
 fn is_clone(plane: &Plane, infrastructure: &Live<Bare>) -> bool {
     let annotations = infrastructure.annotations();
-    let names = (
-        annotations.get(keys::CLONED_FROM_NAME),
-        annotations.get(keys::CLONED_FROM_GROUPKIND),
-    );
+    let names =
+        (annotations.get(keys::CLONED_FROM_NAME), annotations.get(keys::CLONED_FROM_GROUPKIND));
     let (Some(name), Some(kind)) = names else {
         return true;
     };
@@ -198,12 +189,7 @@ pub(super) fn failure_domains(plane: &Plane) -> BTreeSet<String> {
     let domains = plane.cluster.at("/status/failureDomains").as_array();
     let usable = |domain: &&Value| domain["controlPlane"] == true;
     let name = |domain: &Value| Some(domain["name"].as_str()?.to_owned());
-    domains
-        .into_iter()
-        .flatten()
-        .filter(usable)
-        .filter_map(name)
-        .collect()
+    domains.into_iter().flatten().filter(usable).filter_map(name).collect()
 }
 
 #[cfg(test)]
@@ -336,10 +322,7 @@ mod tests {
 
     #[test]
     fn only_failure_domains_for_control_planes_are_offered() {
-        assert_eq!(
-            failure_domains(&plane(json!({}))),
-            BTreeSet::from(["b".to_owned()])
-        );
+        assert_eq!(failure_domains(&plane(json!({}))), BTreeSet::from(["b".to_owned()]));
     }
 
     #[test]

@@ -44,9 +44,7 @@ pub(super) async fn write(
         let generation = machine.metadata.generation;
         let list = merged(&existing.conditions, context.now(), generation, &says);
         let status = json!({ "conditions": list });
-        context
-            .merge_status(&context.machines, &machine, &status)
-            .await?;
+        context.merge_status(&context.machines, &machine, &status).await?;
     }
     Ok(())
 }
@@ -89,12 +87,9 @@ fn says(component: Component, pod: &str, state: Option<(String, bool)>) -> Says 
         Some((phase, _)) if phase == "Pending" => {
             Says::new(type_, false, "PodProvisioning", "Pod is pending")
         }
-        Some((phase, _)) if phase == "Failed" || phase == "Succeeded" => Says::new(
-            type_,
-            false,
-            "PodFailed",
-            "All the containers have been terminated",
-        ),
+        Some((phase, _)) if phase == "Failed" || phase == "Succeeded" => {
+            Says::new(type_, false, "PodFailed", "All the containers have been terminated")
+        }
         Some(_) => Says::new(type_, false, "PodProvisioning", "Pod is not ready"),
     }
 }
@@ -108,42 +103,12 @@ mod tests {
         let state = |phase: &str, ready| Some((phase.to_owned(), ready));
         let cases = [
             (Component::ApiServer, None, Status::False, "PodDoesNotExist"),
-            (
-                Component::ApiServer,
-                state("Running", true),
-                Status::True,
-                "PodRunning",
-            ),
-            (
-                Component::Scheduler,
-                state("Pending", false),
-                Status::False,
-                "PodProvisioning",
-            ),
-            (
-                Component::Scheduler,
-                state("Running", false),
-                Status::False,
-                "PodProvisioning",
-            ),
-            (
-                Component::EtcdPod,
-                state("Failed", false),
-                Status::False,
-                "PodFailed",
-            ),
-            (
-                Component::EtcdMember,
-                state("Running", true),
-                Status::True,
-                "Healthy",
-            ),
-            (
-                Component::EtcdMember,
-                state("Running", false),
-                Status::Unknown,
-                "InspectionFailed",
-            ),
+            (Component::ApiServer, state("Running", true), Status::True, "PodRunning"),
+            (Component::Scheduler, state("Pending", false), Status::False, "PodProvisioning"),
+            (Component::Scheduler, state("Running", false), Status::False, "PodProvisioning"),
+            (Component::EtcdPod, state("Failed", false), Status::False, "PodFailed"),
+            (Component::EtcdMember, state("Running", true), Status::True, "Healthy"),
+            (Component::EtcdMember, state("Running", false), Status::Unknown, "InspectionFailed"),
         ];
         for (component, state, status, reason) in cases {
             let said = says(component, "p", state);

@@ -68,9 +68,7 @@ impl Plane {
     }
 
     fn is_initialized(&self) -> bool {
-        self.object
-            .at("/status/initialization/controlPlaneInitialized")
-            == true
+        self.object.at("/status/initialization/controlPlaneInitialized") == true
     }
 }
 
@@ -162,10 +160,7 @@ async fn step(context: &Arc<Context>, plane: &Plane) -> Result<Action, Error> {
         return Ok(action);
     }
     let is_rollout = facts.values().any(|fact| !fact.is_up_to_date());
-    let is_updating = matches!(
-        decision,
-        Decision::CompleteTrigger(_) | Decision::WaitForUpdate(_)
-    );
+    let is_updating = matches!(decision, Decision::CompleteTrigger(_) | Decision::WaitForUpdate(_));
     if is_rollout && !is_updating {
         // 12: before any machine is touched.
         let Some(reached) = &plane.reached else {
@@ -190,9 +185,7 @@ async fn sync_machines(context: &Arc<Context>, plane: &Plane) -> Result<(), Erro
         let intent = desired::existing(plane, &machine);
         let labels = intent["metadata"]["labels"].clone();
         let manager = MANAGER_KUBEADM_CONTROL_PLANE;
-        context
-            .apply(&context.machines, manager, Some(&machine), intent)
-            .await?;
+        context.apply(&context.machines, manager, Some(&machine), intent).await?;
         if !update_in_progress(machine.as_ref()) {
             sync_metadata(context, &machine, &labels, MANAGER_METADATA).await?;
         }
@@ -219,11 +212,7 @@ async fn act(context: &Arc<Context>, plane: &Plane, decision: Decision) -> Resul
             );
             let deleting =
                 |one: &PreflightFailure| matches!(one, PreflightFailure::MachineDeleting(_));
-            let wait = if failures.iter().any(deleting) {
-                DELETE_WAIT
-            } else {
-                PREFLIGHT_WAIT
-            };
+            let wait = if failures.iter().any(deleting) { DELETE_WAIT } else { PREFLIGHT_WAIT };
             return Ok(Action::RequeueAfter(wait));
         }
         Decision::ScaleUp(_) => scale::up(context, plane).await?,

@@ -34,9 +34,7 @@ pub(super) async fn run(context: &Arc<Context>, plane: &Plane) -> Result<Option<
             if let Some(machine) = find(context, plane, &name) {
                 let list = without(conditions_of(&machine), OWNER_REMEDIATED);
                 let status = json!({ "conditions": list });
-                context
-                    .merge_status(&context.machines, &machine, &status)
-                    .await?;
+                context.merge_status(&context.machines, &machine, &status).await?;
             }
             Ok(None)
         }
@@ -72,10 +70,7 @@ async fn delete(
     let message = "Machine is being deleted";
     say(context, plane, name, "MachineDeleting", message).await?;
     if let Some(machine) = find(context, plane, name) {
-        tracing::info!(
-            machine = name,
-            "an unhealthy control plane Machine is deleted"
-        );
+        tracing::info!(machine = name, "an unhealthy control plane Machine is deleted");
         context.delete(&context.machines, &machine).await?;
     }
     Ok(Action::RequeueAfter(PREFLIGHT_WAIT))
@@ -95,16 +90,12 @@ async fn note(
         serde_json::to_string(remediation).expect("names, times and numbers are JSON")
     });
     let body = json!({"metadata": {"annotations": {IN_PROGRESS: text}}});
-    context
-        .merge(&context.control_planes, &plane.object, &body)
-        .await?;
+    context.merge(&context.control_planes, &plane.object, &body).await?;
     Ok(())
 }
 
 fn find(context: &Context, plane: &Plane, name: &str) -> Option<Arc<Live<Machine>>> {
-    context
-        .machines
-        .get(&ObjectKey::new(&plane.namespace, name))
+    context.machines.get(&ObjectKey::new(&plane.namespace, name))
 }
 
 fn conditions_of(
@@ -129,9 +120,7 @@ async fn say(
     let generation = machine.metadata.generation;
     let list = merged(&existing.conditions, context.now(), generation, &[says]);
     let status = json!({ "conditions": list });
-    context
-        .merge_status(&context.machines, &machine, &status)
-        .await?;
+    context.merge_status(&context.machines, &machine, &status).await?;
     Ok(())
 }
 
@@ -144,10 +133,7 @@ fn input(context: &Context, plane: &Plane) -> Input {
         replicas: usize::try_from(replicas).unwrap_or(0),
         initialized: plane.is_initialized(),
         managed_etcd: plane.has_managed_etcd(),
-        members: machines
-            .iter()
-            .map(|machine| member(machine, &components))
-            .collect(),
+        members: machines.iter().map(|machine| member(machine, &components)).collect(),
         in_progress: noted(plane).and_then(|text| serde_json::from_str(text).ok()),
         limits: Limits::deserialize(limits).unwrap_or_default(),
         now: context.now(),

@@ -26,10 +26,7 @@ pub(super) struct Remediation {
 }
 
 /// A control plane machine.
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "independent facts, not a state"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not a state")]
 #[derive(Clone, Debug)]
 pub(super) struct Member {
     pub(super) name: String,
@@ -102,11 +99,9 @@ pub(super) fn decide(input: &Input) -> Step {
             );
         }
         None => match retry_count(input, member) {
-            Ok(retry_count) => Remediation {
-                machine: member.name.clone(),
-                timestamp: input.now,
-                retry_count,
-            },
+            Ok(retry_count) => {
+                Remediation { machine: member.name.clone(), timestamp: input.now, retry_count }
+            }
             Err(step) => return step,
         },
     };
@@ -135,18 +130,10 @@ fn is_over(input: &Input) -> bool {
 /// The machine to remediate next: the one that was begun, then the oldest that never came up, then
 /// the oldest.
 fn candidate(input: &Input) -> Option<&Member> {
-    let begun = input
-        .in_progress
-        .as_ref()
-        .map(|known| known.machine.as_str());
+    let begun = input.in_progress.as_ref().map(|known| known.machine.as_str());
     let waiting = input.members.iter().filter(|one| one.need == Need::Owner);
     waiting.min_by_key(|one| {
-        (
-            begun != Some(one.name.as_str()),
-            one.has_node,
-            one.created_at,
-            one.name.clone(),
-        )
+        (begun != Some(one.name.as_str()), one.has_node, one.created_at, one.name.clone())
     })
 }
 
@@ -155,11 +142,7 @@ fn retry_count(input: &Input, member: &Member) -> Result<i32, Step> {
     let Some(last) = &member.made_for else {
         return Ok(0);
     };
-    let Limits {
-        max_retry,
-        retry_period_seconds,
-        min_healthy_period_seconds,
-    } = input.limits;
+    let Limits { max_retry, retry_period_seconds, min_healthy_period_seconds } = input.limits;
     let period = SignedDuration::from_secs(retry_period_seconds.unwrap_or(0));
     let healthy = min_healthy_period_seconds.unwrap_or(MIN_HEALTHY_PERIOD_SECONDS);
     let since = input.now.duration_since(last.timestamp);
@@ -200,11 +183,7 @@ fn unsafe_to_remove(input: &Input, member: &Member) -> Option<Step> {
             "KubeadmControlPlane can't remediate if current replicas are less or equal to 1",
         );
     }
-    if find(input, |one| {
-        !one.has_node && !one.deleting && one.need == Need::None
-    })
-    .is_some()
-    {
+    if find(input, |one| !one.has_node && !one.deleting && one.need == Need::None).is_some() {
         return defer(
             "KubeadmControlPlane waiting for control plane Machine provisioning to complete before \
              triggering remediation",
@@ -255,12 +234,7 @@ mod tests {
     }
 
     fn sick(name: &str) -> Member {
-        Member {
-            need: Need::Owner,
-            etcd_healthy: false,
-            components_healthy: false,
-            ..member(name)
-        }
+        Member { need: Need::Owner, etcd_healthy: false, components_healthy: false, ..member(name) }
     }
 
     fn input(members: Vec<Member>) -> Input {
@@ -276,11 +250,7 @@ mod tests {
     }
 
     fn remediation(machine: &str, retry_count: i32) -> Remediation {
-        Remediation {
-            machine: machine.to_owned(),
-            timestamp: at(9_000),
-            retry_count,
-        }
+        Remediation { machine: machine.to_owned(), timestamp: at(9_000), retry_count }
     }
 
     fn word(step: &Step) -> String {
@@ -298,22 +268,10 @@ mod tests {
 
     #[test]
     fn the_table_of_safe_and_unsafe_remediations() {
-        let deleting = Member {
-            deleting: true,
-            ..member("d")
-        };
-        let new = Member {
-            has_node: false,
-            ..member("n")
-        };
-        let without_etcd = |name: &str| Member {
-            etcd_healthy: false,
-            ..member(name)
-        };
-        let without_components = |name: &str| Member {
-            components_healthy: false,
-            ..member(name)
-        };
+        let deleting = Member { deleting: true, ..member("d") };
+        let new = Member { has_node: false, ..member("n") };
+        let without_etcd = |name: &str| Member { etcd_healthy: false, ..member(name) };
+        let without_components = |name: &str| Member { components_healthy: false, ..member(name) };
         let table = [
             (vec![member("a"), member("b"), member("c")], "nothing"),
             (vec![sick("a"), member("b"), member("c")], "delete a 0"),
@@ -324,19 +282,10 @@ mod tests {
             (vec![sick("a"), member("b"), without_etcd("c")], "cannot a"),
             (vec![sick("a"), sick("b"), member("c")], "cannot a"),
             (
-                vec![
-                    sick("a"),
-                    without_etcd("b"),
-                    member("c"),
-                    member("d"),
-                    member("e"),
-                ],
+                vec![sick("a"), without_etcd("b"), member("c"), member("d"), member("e")],
                 "delete a 0",
             ),
-            (
-                vec![sick("a"), without_components("b"), without_components("c")],
-                "cannot a",
-            ),
+            (vec![sick("a"), without_components("b"), without_components("c")], "cannot a"),
         ];
         for (members, want) in table {
             assert_eq!(word(&decide(&input(members.clone()))), want, "{members:?}");
@@ -345,11 +294,7 @@ mod tests {
 
     #[test]
     fn a_machine_that_never_came_up_goes_before_an_older_one() {
-        let never = Member {
-            created_at: at(5),
-            has_node: false,
-            ..sick("b")
-        };
+        let never = Member { created_at: at(5), has_node: false, ..sick("b") };
         let members = vec![sick("a"), never, member("c"), member("d"), member("e")];
         let mut all = input(members);
         all.replicas = 5;
@@ -360,19 +305,9 @@ mod tests {
     #[test]
     fn what_was_begun_is_ended_and_then_closed() {
         let known = remediation("a", 0);
-        let with = |members| Input {
-            in_progress: Some(known.clone()),
-            ..input(members)
-        };
-        let leaving = Member {
-            deleting: true,
-            need: Need::Leaving,
-            ..sick("a")
-        };
-        let successor = Member {
-            made_for: Some(known.clone()),
-            ..member("n")
-        };
+        let with = |members| Input { in_progress: Some(known.clone()), ..input(members) };
+        let leaving = Member { deleting: true, need: Need::Leaving, ..sick("a") };
+        let successor = Member { made_for: Some(known.clone()), ..member("n") };
         let table = [
             (vec![sick("a"), member("b"), member("c")], "delete a 0"),
             (vec![leaving, member("b"), member("c")], "nothing"),
@@ -389,10 +324,8 @@ mod tests {
 
     #[test]
     fn a_successor_that_fails_too_counts_until_one_was_healthy_for_long_enough() {
-        let again = |retry_count| Member {
-            made_for: Some(remediation("x", retry_count)),
-            ..sick("a")
-        };
+        let again =
+            |retry_count| Member { made_for: Some(remediation("x", retry_count)), ..sick("a") };
         let limits = |max_retry, retry_period_seconds, min_healthy_period_seconds| Limits {
             max_retry,
             retry_period_seconds,
@@ -406,20 +339,14 @@ mod tests {
             (limits(None, Some(2000), None), 0, "defer a"),
         ];
         for (limits, retries, want) in table {
-            let all = Input {
-                limits,
-                ..input(vec![again(retries), member("b"), member("c")])
-            };
+            let all = Input { limits, ..input(vec![again(retries), member("b"), member("c")]) };
             assert_eq!(word(&decide(&all)), want, "{limits:?} {retries}");
         }
     }
 
     #[test]
     fn a_machine_that_is_well_again_is_left_alone() {
-        let well = Member {
-            need: Need::Recovered,
-            ..member("a")
-        };
+        let well = Member { need: Need::Recovered, ..member("a") };
         assert_eq!(word(&decide(&input(vec![well, member("b")]))), "forget a");
     }
 }

@@ -38,17 +38,13 @@ pub(super) async fn up(context: &Arc<Context>, plane: &Plane) -> Result<(), Erro
     let template = templates::fetch(context, &plane.namespace, template).await?;
     let mut intent = desired::infrastructure(plane, &template, &name, false);
     intent["metadata"]["ownerReferences"] = json!([owner]);
-    context
-        .apply(&cache, manager, live.as_deref(), intent)
-        .await?;
+    context.apply(&cache, manager, live.as_deref(), intent).await?;
 
     let bootstrap = desired::bootstrap_reference(&name);
     let (cache, live) = context.provided(&plane.namespace, &bootstrap).await?;
     let mut intent = desired::bootstrap(plane, &name, join, false);
     intent["metadata"]["ownerReferences"] = json!([owner]);
-    context
-        .apply(&cache, manager, live.as_deref(), intent)
-        .await?;
+    context.apply(&cache, manager, live.as_deref(), intent).await?;
 
     let domain = emptiest_failure_domain(context, plane);
     let mut intent = desired::new(plane, &name, &infrastructure, domain.as_deref());
@@ -61,9 +57,7 @@ pub(super) async fn up(context: &Arc<Context>, plane: &Plane) -> Result<(), Erro
         intent["metadata"]["annotations"][REMEDIATION_FOR] = json!(noted);
     }
     tracing::info!(machine = name, join, "a control plane Machine is created");
-    context
-        .apply(&context.machines, manager, None, intent)
-        .await?;
+    context.apply(&context.machines, manager, None, intent).await?;
     Ok(())
 }
 
@@ -77,9 +71,7 @@ fn emptiest_failure_domain(context: &Context, plane: &Plane) -> Option<String> {
             *count += 1;
         }
     }
-    used.into_iter()
-        .min_by_key(|(_, count)| *count)
-        .map(|(name, _)| name)
+    used.into_iter().min_by_key(|(_, count)| *count).map(|(name, _)| name)
 }
 
 /// Deletes a machine.
@@ -93,10 +85,6 @@ pub(super) async fn down(
     let Some(machine) = context.machines.get(&key) else {
         return Ok(());
     };
-    tracing::info!(
-        machine = name,
-        ?reason,
-        "a control plane Machine is deleted"
-    );
+    tracing::info!(machine = name, ?reason, "a control plane Machine is deleted");
     context.delete(&context.machines, &machine).await
 }

@@ -44,9 +44,7 @@ pub(super) async fn write(
     if initialized {
         status["initialization"] = json!({"controlPlaneInitialized": true});
     }
-    context
-        .merge_status(&context.control_planes, object, &status)
-        .await?;
+    context.merge_status(&context.control_planes, object, &status).await?;
     Ok(())
 }
 
@@ -61,10 +59,7 @@ fn lowest_version(machines: &[&Live<Machine>]) -> Option<String> {
 }
 
 fn says(machines: &[&Live<Machine>], components: &[Component], initialized: bool) -> Vec<Says> {
-    let outdated = machines
-        .iter()
-        .filter(|machine| !is(machine, conditions::UP_TO_DATE))
-        .count();
+    let outdated = machines.iter().filter(|machine| !is(machine, conditions::UP_TO_DATE)).count();
     let rolling = if initialized && outdated > 0 {
         let message = format!("Rolling out {outdated} not up-to-date replicas");
         Says::new("RollingOut", true, "RollingOut", message)

@@ -40,16 +40,12 @@ pub(super) async fn start(context: &Arc<Context>, plane: &Plane, name: &str) -> 
     let object_name = infrastructure.name_any();
     let intent = desired::infrastructure(plane, &template, &object_name, true);
     let cache = &parts.infrastructure.cache;
-    context
-        .apply(cache, manager, Some(infrastructure), intent)
-        .await?;
+    context.apply(cache, manager, Some(infrastructure), intent).await?;
     // 3
     if let Some(part) = &parts.bootstrap {
         let config = existing(part)?;
         let intent = desired::bootstrap(plane, &config.name_any(), true, true);
-        let config = context
-            .apply(&part.cache, manager, Some(config), intent)
-            .await?;
+        let config = context.apply(&part.cache, manager, Some(config), intent).await?;
         if !config.at("/spec/initConfiguration").is_null() {
             // Another field manager owns it: an apply alone does not remove it.
             let body = json!({"spec": {"initConfiguration": null}});
@@ -58,9 +54,7 @@ pub(super) async fn start(context: &Arc<Context>, plane: &Plane, name: &str) -> 
     }
     // 4
     let intent = desired::updated(plane, &machine);
-    let machine = context
-        .apply(&context.machines, manager, Some(&machine), intent)
-        .await?;
+    let machine = context.apply(&context.machines, manager, Some(&machine), intent).await?;
     // 5
     mark_pending(context, &machine, false).await
 }

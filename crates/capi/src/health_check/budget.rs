@@ -32,10 +32,7 @@ pub(super) fn allowed(trigger: &RemediationTrigger, expected: i32, healthy: i32)
         };
     }
     let all = IntOrPercent::Percent("100%".to_owned());
-    let most = trigger
-        .unhealthy_less_than_or_equal_to
-        .as_ref()
-        .unwrap_or(&all);
+    let most = trigger.unhealthy_less_than_or_equal_to.as_ref().unwrap_or(&all);
     match most.of(expected, false) {
         Some(limit) if unhealthy <= limit => Allowed::Yes(limit - unhealthy),
         _ => Allowed::No(format!(

@@ -55,19 +55,13 @@ pub(super) enum Verdict {
 }
 
 fn unhealthy(reason: &'static str, what: &str) -> Verdict {
-    Verdict::Unhealthy {
-        reason,
-        message: format!("Health check failed: {what}"),
-    }
+    Verdict::Unhealthy { reason, message: format!("Health check failed: {what}") }
 }
 
 /// Judges a Machine as Cluster API's MachineHealthCheck controller does.
 pub(super) fn judge(checks: &HealthChecks, seen: &Seen<'_>, now: Timestamp) -> Verdict {
     if seen.marked {
-        let what = format!(
-            "marked for remediation via {} annotation",
-            keys::REMEDIATE_MACHINE
-        );
+        let what = format!("marked for remediation via {} annotation", keys::REMEDIATE_MACHINE);
         return unhealthy("HasRemediateAnnotation", &what);
     }
     let own = |check: &UnhealthyCondition| {
@@ -158,9 +152,7 @@ fn startup(
     now: Timestamp,
     other: Option<Timestamp>,
 ) -> Verdict {
-    let timeout = checks
-        .node_startup_timeout_seconds
-        .unwrap_or(NODE_STARTUP_TIMEOUT_SECONDS);
+    let timeout = checks.node_startup_timeout_seconds.unwrap_or(NODE_STARTUP_TIMEOUT_SECONDS);
     if timeout == 0 {
         return Verdict::Waiting(other);
     }
@@ -214,11 +206,7 @@ mod tests {
     }
 
     fn check(type_: &str, status: &str, timeout_seconds: i32) -> UnhealthyCondition {
-        UnhealthyCondition {
-            type_: type_.to_owned(),
-            status: status.to_owned(),
-            timeout_seconds,
-        }
+        UnhealthyCondition { type_: type_.to_owned(), status: status.to_owned(), timeout_seconds }
     }
 
     fn checks() -> HealthChecks {
@@ -281,10 +269,7 @@ mod tests {
             let got = judged(&[], node.clone(), now);
             assert_eq!(reason(&got), want, "{node:?} {now}");
         }
-        assert_eq!(
-            judged(&[], node("Unknown", 700), 800),
-            Verdict::Waiting(Some(at(1000)))
-        );
+        assert_eq!(judged(&[], node("Unknown", 700), 800), Verdict::Waiting(Some(at(1000))));
         let Verdict::Unhealthy { message, .. } = judged(&[], node("Unknown", 700), 1000) else {
             panic!("it is unhealthy");
         };
@@ -316,11 +301,7 @@ mod tests {
             (&[][..], 649, "Waiting"),
             (&[][..], 650, "NodeStartupTimeout"),
             (&[("InfrastructureReady", "True", 200)][..], 799, "Waiting"),
-            (
-                &[("InfrastructureReady", "True", 200)][..],
-                800,
-                "NodeStartupTimeout",
-            ),
+            (&[("InfrastructureReady", "True", 200)][..], 800, "NodeStartupTimeout"),
         ];
         for (machine, now, want) in table {
             let got = judged(machine, NodeSeen::Awaited, now);

@@ -75,16 +75,9 @@ pub(crate) async fn reconcile(context: &Arc<Context>, key: &ObjectKey) -> Result
         })
         .collect();
     let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
-    let healthy = verdicts
-        .iter()
-        .filter(|verdict| **verdict == Verdict::Healthy)
-        .count();
+    let healthy = verdicts.iter().filter(|verdict| **verdict == Verdict::Healthy).count();
     let trigger = check.spec.remediation.trigger_if.clone();
-    let permission = allowed(
-        &trigger.unwrap_or_default(),
-        count(machines.len()),
-        count(healthy),
-    );
+    let permission = allowed(&trigger.unwrap_or_default(), count(machines.len()), count(healthy));
     write_status(context, &check, &machines, count(healthy), &permission).await?;
     let hand_over =
         matches!(permission, Allowed::Yes(_)) && check.spec.remediation.template_ref.is_none();
@@ -196,9 +189,7 @@ async fn write_status(
         "observedGeneration": generation,
         "conditions": merged(&existing.conditions, context.now(), generation, &[says]),
     });
-    context
-        .merge_status(&context.health_checks, check, &status)
-        .await?;
+    context.merge_status(&context.health_checks, check, &status).await?;
     Ok(())
 }
 
@@ -216,24 +207,16 @@ async fn mark(
     let mut says = Vec::new();
     match verdict {
         Verdict::Waiting(_) => return Ok(()),
-        Verdict::Healthy => says.push(Says::new(
-            HEALTH_CHECK_SUCCEEDED,
-            true,
-            "HealthCheckSucceeded",
-            "",
-        )),
+        Verdict::Healthy => {
+            says.push(Says::new(HEALTH_CHECK_SUCCEEDED, true, "HealthCheckSucceeded", ""))
+        }
         Verdict::Unhealthy { reason, message } => {
             says.push(Says::new(HEALTH_CHECK_SUCCEEDED, false, reason, message));
             let theirs = conditions::get(existing, OWNER_REMEDIATED)
                 .is_some_and(|condition| condition.status != "True");
             if hand_over && !theirs && !machine.is_deleting() {
                 let text = "Waiting for remediation";
-                says.push(Says::new(
-                    OWNER_REMEDIATED,
-                    false,
-                    "WaitingForRemediation",
-                    text,
-                ));
+                says.push(Says::new(OWNER_REMEDIATED, false, "WaitingForRemediation", text));
                 announce(context, check, machine, message).await;
             }
         }
@@ -241,9 +224,7 @@ async fn mark(
     let generation = machine.metadata.generation;
     let list = merged(existing, context.now(), generation, &says);
     let status = json!({ "conditions": list });
-    context
-        .merge_status(&context.machines, machine, &status)
-        .await?;
+    context.merge_status(&context.machines, machine, &status).await?;
     Ok(())
 }
 
@@ -265,11 +246,6 @@ async fn announce(
         check.name_any()
     );
     context
-        .announce(
-            &context.machines,
-            machine,
-            ("MachineMarkedUnhealthy", text),
-            occurrence,
-        )
+        .announce(&context.machines, machine, ("MachineMarkedUnhealthy", text), occurrence)
         .await;
 }

@@ -22,8 +22,7 @@ impl DecisionCache {
 
     /// Remembers an answer.
     pub(crate) fn put(&mut self, old: ObjectKey, new: ObjectKey, answer: bool, now: Timestamp) {
-        self.0
-            .retain(|_, (_, since)| now.duration_since(*since) < TTL);
+        self.0.retain(|_, (_, since)| now.duration_since(*since) < TTL);
         self.0.insert((old, new), (answer, now));
     }
 
@@ -67,14 +66,7 @@ impl CallCache {
     ) {
         self.0.retain(|_, call| now.duration_since(call.at) < TTL);
         let due = now + SignedDuration::from_secs(i64::from(retry_after_seconds));
-        self.0.insert(
-            machine,
-            Call {
-                at: now,
-                due,
-                message,
-            },
-        );
+        self.0.insert(machine, Call { at: now, due, message });
     }
 
     /// Forgets a Machine whose update is over.
@@ -101,14 +93,8 @@ mod tests {
         cache.put(key("old"), key("new"), false, at(0));
         cache.put(key("older"), key("new"), true, at(0));
         let day = 24 * 3600;
-        assert_eq!(
-            cache.get(&key("old"), &key("new"), at(day - 1)),
-            Some(false)
-        );
-        assert_eq!(
-            cache.get(&key("older"), &key("new"), at(day - 1)),
-            Some(true)
-        );
+        assert_eq!(cache.get(&key("old"), &key("new"), at(day - 1)), Some(false));
+        assert_eq!(cache.get(&key("older"), &key("new"), at(day - 1)), Some(true));
         assert_eq!(cache.get(&key("old"), &key("new"), at(day)), None);
         assert_eq!(cache.get(&key("new"), &key("old"), at(0)), None);
         cache.forget(&key("old"));

@@ -87,10 +87,7 @@ pub(crate) struct HookClient {
 impl HookClient {
     /// A client whose connections are made by `stack`.
     pub(crate) fn new(stack: ClientStack) -> Self {
-        Self {
-            stack,
-            posters: Mutex::default(),
-        }
+        Self { stack, posters: Mutex::default() }
     }
 
     /// Calls one hook and returns its answer, which says `Success`.
@@ -152,9 +149,7 @@ fn read_answer(status: u16, body: &[u8]) -> Result<Value, Refusal> {
             "http call failed: got response with status code {status} != 200: response : {shown:?}"
         )));
     }
-    let first = serde_json::Deserializer::from_slice(body)
-        .into_iter::<Value>()
-        .next();
+    let first = serde_json::Deserializer::from_slice(body).into_iter::<Value>().next();
     let answer = match first {
         Some(Ok(answer @ Value::Object(_))) => answer,
         Some(Ok(_)) | None => {
@@ -169,9 +164,7 @@ fn read_answer(status: u16, body: &[u8]) -> Result<Value, Refusal> {
     let message = answer["message"].as_str().unwrap_or_default();
     match answer["status"].as_str().unwrap_or_default() {
         "Success" => Ok(answer),
-        "Failure" => Err(Refusal::Answer(format!(
-            "got failure response with message: {message}"
-        ))),
+        "Failure" => Err(Refusal::Answer(format!("got failure response with message: {message}"))),
         status => Err(Refusal::Answer(format!(
             "got unknown response status {status:?} with message: {message}"
         ))),
@@ -201,11 +194,7 @@ mod tests {
     fn urls_are_built_as_cluster_api_builds_them() {
         let cases = [
             (None, None, "https://refit-webhook.refit-system.svc:443"),
-            (
-                Some("/v1.12/"),
-                Some(9443),
-                "https://refit-webhook.refit-system.svc:9443/v1.12",
-            ),
+            (Some("/v1.12/"), Some(9443), "https://refit-webhook.refit-system.svc:9443/v1.12"),
         ];
         for (path, port, base) in cases {
             let target = Target::of(&service(path, port)).unwrap();

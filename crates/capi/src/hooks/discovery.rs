@@ -89,9 +89,7 @@ fn check(
     let text = |key: &str| handler["requestHook"][key].as_str().unwrap_or_default();
     let (api_version, hook) = (text("apiVersion"), text("hook"));
     if api_version.split('/').count() > 2 {
-        errors.push(format!(
-            "handler {name} requestHook apiVersion {api_version} is not valid"
-        ));
+        errors.push(format!("handler {name} requestHook apiVersion {api_version} is not valid"));
     } else if api_version != API_VERSION || !CATALOG.contains(&hook) {
         errors.push(format!(
             "handler {name} requestHook {api_version}/{hook} is not in the Runtime SDK catalog"
@@ -99,10 +97,7 @@ fn check(
     }
     DiscoveredHandler {
         name: format!("{name}.{extension}"),
-        request_hook: RequestHook {
-            api_version: api_version.to_owned(),
-            hook: hook.to_owned(),
-        },
+        request_hook: RequestHook { api_version: api_version.to_owned(), hook: hook.to_owned() },
         timeout_seconds: i32::try_from(timeout).ok(),
         failure_policy: Some(policy.to_owned()),
     }
@@ -149,10 +144,7 @@ mod tests {
             handler
         };
         let cases: [(Value, &str); 7] = [
-            (
-                handler("a.b", "UpdateMachine"),
-                "handler name a.b is not valid",
-            ),
+            (handler("a.b", "UpdateMachine"), "handler name a.b is not valid"),
             (handler("", "UpdateMachine"), "handler name  is not valid"),
             (
                 with("timeoutSeconds", json!(31)),
@@ -172,10 +164,7 @@ mod tests {
                  in the Runtime SDK catalog",
             ),
             (
-                with(
-                    "requestHook",
-                    json!({"apiVersion": "a/b/c", "hook": "UpdateMachine"}),
-                ),
+                with("requestHook", json!({"apiVersion": "a/b/c", "hook": "UpdateMachine"})),
                 "handler h requestHook apiVersion a/b/c is not valid",
             ),
         ];

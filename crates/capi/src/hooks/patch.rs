@@ -50,9 +50,7 @@ fn apply(object: &Value, answer: &Value, key: &str, path: &str) -> Result<Value,
     if patch_type.is_empty() && encoded.is_empty() {
         return Ok(object.clone());
     }
-    let bytes = STANDARD
-        .decode(encoded)
-        .map_err(|error| refuse(error.to_string()))?;
+    let bytes = STANDARD.decode(encoded).map_err(|error| refuse(error.to_string()))?;
     let patched = match patch_type {
         "" => return Err(HookError::Patch("patchType is not set".to_owned())),
         "JSONPatch" => json_patch(object, &bytes).map_err(refuse)?,
@@ -106,10 +104,7 @@ fn merge_patch(object: &Value, bytes: &[u8]) -> Result<Value, String> {
 fn machine_diff_fields(spec: &Value) -> Result<(String, String), HookError> {
     let spec = MachineSpec::deserialize(spec)
         .map_err(|error| HookError::Patch(format!("not a Machine any more: {error}")))?;
-    Ok((
-        spec.version.unwrap_or_default(),
-        spec.failure_domain.unwrap_or_default(),
-    ))
+    Ok((spec.version.unwrap_or_default(), spec.failure_domain.unwrap_or_default()))
 }
 
 /// Compares what an extension made of `current` with `desired`, and names what is not covered.
@@ -159,13 +154,8 @@ impl MachineVerdict {
         desired: &Value,
         answer: &Value,
     ) -> Result<Vec<String>, HookError> {
-        let mut comparison = Comparison {
-            current,
-            desired,
-            answer,
-            path: SPEC,
-            uncovered: Vec::new(),
-        };
+        let mut comparison =
+            Comparison { current, desired, answer, path: SPEC, uncovered: Vec::new() };
         comparison.machine("machine", "machinePatch")?;
         comparison.exact("infrastructureMachine", "infrastructureMachinePatch")?;
         comparison.exact("bootstrapConfig", "bootstrapConfigPatch")?;
@@ -183,18 +173,10 @@ impl MachineSetVerdict {
         desired: &Value,
         answer: &Value,
     ) -> Result<Vec<String>, HookError> {
-        let mut comparison = Comparison {
-            current,
-            desired,
-            answer,
-            path: TEMPLATE_SPEC,
-            uncovered: Vec::new(),
-        };
+        let mut comparison =
+            Comparison { current, desired, answer, path: TEMPLATE_SPEC, uncovered: Vec::new() };
         comparison.machine("machineSet", "machineSetPatch")?;
-        comparison.exact(
-            "infrastructureMachineTemplate",
-            "infrastructureMachineTemplatePatch",
-        )?;
+        comparison.exact("infrastructureMachineTemplate", "infrastructureMachineTemplatePatch")?;
         comparison.exact("bootstrapConfigTemplate", "bootstrapConfigTemplatePatch")?;
         Ok(comparison.uncovered)
     }

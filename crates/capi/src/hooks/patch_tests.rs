@@ -26,21 +26,10 @@ fn uncovered(current: &Value, desired: &Value, answer: &Value) -> Vec<String> {
 fn a_version_patch_covers_a_version_change_in_both_patch_types() {
     let current = objects("v1.34.2", json!({"a": 1}), json!({}));
     let desired = objects("v1.35.0", json!({"a": 1}), json!({}));
-    let merge = answer(
-        "machinePatch",
-        "JSONMergePatch",
-        &json!({"spec": {"version": "v1.35.0"}}),
-    );
+    let merge = answer("machinePatch", "JSONMergePatch", &json!({"spec": {"version": "v1.35.0"}}));
     assert!(uncovered(&current, &desired, &merge).is_empty());
     let patch = json!([{"op": "replace", "path": "/spec/version", "value": "v1.35.0"}]);
-    assert!(
-        uncovered(
-            &current,
-            &desired,
-            &answer("machinePatch", "JSONPatch", &patch)
-        )
-        .is_empty()
-    );
+    assert!(uncovered(&current, &desired, &answer("machinePatch", "JSONPatch", &patch)).is_empty());
 }
 
 #[test]
@@ -99,10 +88,7 @@ fn a_merge_patch_removes_with_null_and_a_json_patch_with_remove() {
         ("JSONPatch", json!([{"op": "remove", "path": "/spec/a"}])),
     ] {
         let answer = answer("infrastructureMachinePatch", patch_type, &patch);
-        assert!(
-            uncovered(&current, &desired, &answer).is_empty(),
-            "{patch_type}"
-        );
+        assert!(uncovered(&current, &desired, &answer).is_empty(), "{patch_type}");
     }
 }
 
@@ -134,11 +120,7 @@ fn empty_patches_do_nothing() {
         answer("p", "JSONMergePatch", &json!({})),
         answer("p", "JSONPatch", &json!([])),
     ] {
-        assert_eq!(
-            apply(&object, &patch, "p", SPEC).unwrap(),
-            object,
-            "{patch}"
-        );
+        assert_eq!(apply(&object, &patch, "p", SPEC).unwrap(), object, "{patch}");
     }
 }
 
@@ -146,40 +128,23 @@ fn empty_patches_do_nothing() {
 fn patches_that_cannot_be_read_are_errors() {
     let object = json!({"spec": {"a": 1}});
     let cases = [
-        (
-            json!({"p": {"patch": "e30="}}),
-            "failed to apply patch: patchType is not set",
-        ),
+        (json!({"p": {"patch": "e30="}}), "failed to apply patch: patchType is not set"),
         (
             json!({"p": {"patchType": "XMLPatch", "patch": "e30="}}),
             "failed to apply patch: unknown patchType XMLPatch",
         ),
-        (
-            json!({"p": {"patchType": "JSONPatch", "patch": "%%"}}),
-            "failed to apply patch: p: ",
-        ),
-        (
-            json!({"p": {"patchType": "JSONPatch", "patch": ""}}),
-            "failed to apply patch: p: ",
-        ),
+        (json!({"p": {"patchType": "JSONPatch", "patch": "%%"}}), "failed to apply patch: p: "),
+        (json!({"p": {"patchType": "JSONPatch", "patch": ""}}), "failed to apply patch: p: "),
         (
             json!({"p": {"patchType": "JSONMergePatch", "patch": {"spec": {}}}}),
             "failed to apply patch: p: patch is not a base64 text",
         ),
         (
-            answer(
-                "p",
-                "JSONPatch",
-                &json!([{"op": "remove", "path": "/spec/b"}]),
-            ),
+            answer("p", "JSONPatch", &json!([{"op": "remove", "path": "/spec/b"}])),
             "failed to apply patch: p: ",
         ),
         (
-            answer(
-                "p",
-                "JSONPatch",
-                &json!([{"op": "test", "path": "/spec/a", "value": 2}]),
-            ),
+            answer("p", "JSONPatch", &json!([{"op": "test", "path": "/spec/a", "value": 2}])),
             "failed to apply patch: p: ",
         ),
     ];
@@ -192,11 +157,7 @@ fn patches_that_cannot_be_read_are_errors() {
 #[test]
 fn a_machine_patch_of_the_wrong_type_is_an_error() {
     let current = objects("v1", json!({}), json!({}));
-    let answer = answer(
-        "machinePatch",
-        "JSONMergePatch",
-        &json!({"spec": {"version": 7}}),
-    );
+    let answer = answer("machinePatch", "JSONMergePatch", &json!({"spec": {"version": 7}}));
     assert!(MachineVerdict::uncovered(&current, &current, &answer).is_err());
 }
 
@@ -223,11 +184,7 @@ fn only_the_inner_spec_of_templates_counts() {
     );
     both["infrastructureMachineTemplatePatch"] =
         json!({"patchType": "JSONMergePatch", "patch": encoded(&image)});
-    assert!(
-        MachineSetVerdict::uncovered(&current, &desired, &both)
-            .unwrap()
-            .is_empty()
-    );
+    assert!(MachineSetVerdict::uncovered(&current, &desired, &both).unwrap().is_empty());
 }
 
 #[test]

@@ -63,10 +63,7 @@ pub(crate) fn only_one(
     let mut found = registrations(context, hook, namespace)?;
     if found.len() > 1 {
         let names: Vec<_> = found.iter().map(|found| found.name.as_str()).collect();
-        return Err(HookError::Multiple {
-            hook,
-            handlers: names.join(","),
-        });
+        return Err(HookError::Multiple { hook, handlers: names.join(",") });
     }
     Ok(found.pop())
 }
@@ -78,10 +75,7 @@ fn is_for(
     namespace: &str,
     labels: Option<&BTreeMap<String, String>>,
 ) -> Result<bool, HookError> {
-    let wrong = |reason: String| HookError::Config {
-        name: extension.name_any(),
-        reason,
-    };
+    let wrong = |reason: String| HookError::Config { name: extension.name_any(), reason };
     let Some(selector) = &extension.spec.namespace_selector else {
         return Ok(false);
     };
@@ -105,16 +99,11 @@ fn handlers_of(
 ) -> Result<Vec<Registration>, HookError> {
     let status = extension.status.as_ref();
     let handlers = status.map(|status| status.handlers.as_slice());
-    let matching = handlers
-        .unwrap_or_default()
-        .iter()
-        .filter(|handler| handler.request_hook.hook == hook);
+    let matching =
+        handlers.unwrap_or_default().iter().filter(|handler| handler.request_hook.hook == hook);
     matching
         .map(|handler| {
-            let config = |reason| HookError::Config {
-                name: extension.name_any(),
-                reason,
-            };
+            let config = |reason| HookError::Config { name: extension.name_any(), reason };
             Ok(Registration {
                 name: handler.name.clone(),
                 timeout_seconds: handler.timeout_seconds.unwrap_or(10),
@@ -151,20 +140,16 @@ impl Registration {
         }
         let handler = self.name.split('.').next().unwrap_or_default();
         let call = (hook, Some(handler));
-        let outcome = context
-            .hooks
-            .call(&self.target, call, &request, self.timeout_seconds)
-            .await;
+        let outcome = context.hooks.call(&self.target, call, &request, self.timeout_seconds).await;
         match outcome {
             Ok(answer) => Ok(answer),
             Err(Refusal::Call(reason)) if self.ignore_failures => {
                 tracing::info!(handler = self.name, reason, "a failed hook call is ignored");
                 Ok(json!({"status": "Success"}))
             }
-            Err(refusal) => Err(HookError::Call {
-                handler: self.name.clone(),
-                reason: refusal.into_reason(),
-            }),
+            Err(refusal) => {
+                Err(HookError::Call { handler: self.name.clone(), reason: refusal.into_reason() })
+            }
         }
     }
 }
@@ -174,10 +159,7 @@ mod tests {
     use super::*;
 
     fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-        pairs
-            .iter()
-            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
-            .collect()
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
     }
 
     fn selector(value: Value) -> LabelSelector {

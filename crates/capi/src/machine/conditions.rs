@@ -123,19 +123,15 @@ fn node(seen: &NodeState, existing: &[Condition]) -> Vec<Says> {
     };
     match seen {
         NodeState::NotConnected if conditions::get(existing, "NodeHealthy").is_some() => Vec::new(),
-        NodeState::NotConnected => both(
-            Status::Unknown,
-            ["ConnectionDown"; 2],
-            "Remote connection not established yet",
-        ),
+        NodeState::NotConnected => {
+            both(Status::Unknown, ["ConnectionDown"; 2], "Remote connection not established yet")
+        }
         NodeState::Awaited { provider_id: None } => both(
             Status::Unknown,
             ["InspectionFailed"; 2],
             "Waiting for the infrastructure machine to report spec.providerID",
         ),
-        NodeState::Awaited {
-            provider_id: Some(provider_id),
-        } => both(
+        NodeState::Awaited { provider_id: Some(provider_id) } => both(
             Status::Unknown,
             ["InspectionFailed"; 2],
             &format!("Waiting for a Node with spec.providerID {provider_id} to exist"),
@@ -147,10 +143,7 @@ fn node(seen: &NodeState, existing: &[Condition]) -> Vec<Says> {
         ),
         NodeState::Known(ready) => {
             let (status, message) = match ready {
-                None => (
-                    Status::Unknown,
-                    "* Node.Ready: Condition not yet reported".to_owned(),
-                ),
+                None => (Status::Unknown, "* Node.Ready: Condition not yet reported".to_owned()),
                 Some((status, _, message)) => match status.as_str() {
                     "True" => (Status::True, String::new()),
                     "False" => (Status::False, format!("* Node.Ready: {message}")),
@@ -177,12 +170,7 @@ fn ready(list: &[Says], gates: &[String], existing: &[Condition]) -> Says {
             "False" => Status::False,
             _ => Status::Unknown,
         };
-        Some(Says::new(
-            type_,
-            status,
-            &condition.reason,
-            &condition.message,
-        ))
+        Some(Says::new(type_, status, &condition.reason, &condition.message))
     };
     let find = |type_: &str| {
         let said = list.iter().find(|one| one.type_ == type_).cloned();

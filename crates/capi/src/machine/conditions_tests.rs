@@ -5,18 +5,11 @@ fn at(second: i64) -> Timestamp {
 }
 
 fn good() -> Seen {
-    let part = |kind: &str, field| PartSeen {
-        kind: kind.to_owned(),
-        exists: true,
-        ready: true,
-        field,
-    };
+    let part =
+        |kind: &str, field| PartSeen { kind: kind.to_owned(), exists: true, ready: true, field };
     Seen {
         infrastructure: part("DockerMachine", "status.initialization.provisioned"),
-        bootstrap: Some(part(
-            "KubeadmConfig",
-            "status.initialization.dataSecretCreated",
-        )),
+        bootstrap: Some(part("KubeadmConfig", "status.initialization.dataSecretCreated")),
         node: NodeState::Known(Some(("True".into(), "KubeletReady".into(), "fine".into()))),
         registered: true,
         updating: None,
@@ -64,46 +57,27 @@ fn each_bad_part_is_named() {
     let mut seen = good();
     seen.node = NodeState::Known(Some(("False".into(), "R".into(), "kubelet stopped".into())));
     assert_eq!(say(&seen, "NodeHealthy").reason, "NodeNotHealthy");
-    assert_eq!(
-        say(&seen, "Ready").message,
-        "* NodeHealthy:\n  * Node.Ready: kubelet stopped"
-    );
+    assert_eq!(say(&seen, "Ready").message, "* NodeHealthy:\n  * Node.Ready: kubelet stopped");
 }
 
 #[test]
 fn an_update_makes_a_machine_unready_and_unavailable() {
     let mut seen = good();
-    seen.updating = Some((
-        "InPlaceUpdating".to_owned(),
-        "In-place update in progress: draining".to_owned(),
-    ));
+    seen.updating =
+        Some(("InPlaceUpdating".to_owned(), "In-place update in progress: draining".to_owned()));
     let ready = say(&seen, "Ready");
-    assert_eq!(
-        (ready.status, ready.reason.as_str()),
-        (Status::False, "NotReady")
-    );
-    assert_eq!(
-        ready.message,
-        "* Updating: In-place update in progress: draining"
-    );
+    assert_eq!((ready.status, ready.reason.as_str()), (Status::False, "NotReady"));
+    assert_eq!(ready.message, "* Updating: In-place update in progress: draining");
     let available = say(&seen, "Available");
-    assert_eq!(
-        (available.status, available.reason.as_str()),
-        (Status::False, "NotReady")
-    );
+    assert_eq!((available.status, available.reason.as_str()), (Status::False, "NotReady"));
 }
 
 #[test]
 fn a_node_that_has_not_registered_makes_readiness_unknown() {
     let mut seen = good();
-    seen.node = NodeState::Awaited {
-        provider_id: Some("sandbox://m".to_owned()),
-    };
+    seen.node = NodeState::Awaited { provider_id: Some("sandbox://m".to_owned()) };
     let ready = say(&seen, "Ready");
-    assert_eq!(
-        (ready.status, ready.reason.as_str()),
-        (Status::Unknown, "ReadyUnknown")
-    );
+    assert_eq!((ready.status, ready.reason.as_str()), (Status::Unknown, "ReadyUnknown"));
     assert_eq!(
         ready.message,
         "* NodeHealthy: Waiting for a Node with spec.providerID sandbox://m to exist"
@@ -128,17 +102,10 @@ fn an_unreachable_workload_cluster_changes_nothing_that_was_said() {
 fn gates_and_health_checks_count() {
     let mut seen = good();
     seen.gates = vec!["EtcdPodHealthy".to_owned()];
-    assert_eq!(
-        say(&seen, "Ready").message,
-        "* EtcdPodHealthy: Condition not yet reported"
-    );
+    assert_eq!(say(&seen, "Ready").message, "* EtcdPodHealthy: Condition not yet reported");
     let list = all(&seen, &stored(&[("EtcdPodHealthy", "True", 1)]), at(100));
     assert_eq!(find(&list, "Ready").status, Status::True);
-    let list = all(
-        &good(),
-        &stored(&[("HealthCheckSucceeded", "False", 1)]),
-        at(100),
-    );
+    let list = all(&good(), &stored(&[("HealthCheckSucceeded", "False", 1)]), at(100));
     assert_eq!(find(&list, "Ready").message, "* HealthCheckSucceeded: R");
 }
 
@@ -160,23 +127,14 @@ fn a_machine_is_available_after_its_minimum_of_ready_seconds() {
 #[test]
 fn a_deletion_makes_a_machine_unready() {
     let mut seen = good();
-    seen.deleting = Some((
-        "DrainingNode".to_owned(),
-        "Drain not completed yet".to_owned(),
-    ));
-    assert_eq!(
-        say(&seen, "Ready").message,
-        "* Deleting: Drain not completed yet"
-    );
+    seen.deleting = Some(("DrainingNode".to_owned(), "Drain not completed yet".to_owned()));
+    assert_eq!(say(&seen, "Ready").message, "* Deleting: Drain not completed yet");
 }
 
 #[test]
 fn a_machine_without_bootstrap_config_brings_its_secret() {
     let mut seen = good();
     seen.bootstrap = None;
-    assert_eq!(
-        say(&seen, "BootstrapConfigReady").reason,
-        "DataSecretProvided"
-    );
+    assert_eq!(say(&seen, "BootstrapConfigReady").reason, "DataSecretProvided");
     assert_eq!(say(&seen, "Ready").status, Status::True);
 }

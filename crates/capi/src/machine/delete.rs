@@ -32,12 +32,7 @@ pub(super) async fn reconcile(
     machine: &Live<Machine>,
     parts: &Parts,
 ) -> Result<Action, Error> {
-    let says = |reason, message: String| Wait {
-        reason,
-        message,
-        requeue: None,
-        extra: Map::new(),
-    };
+    let says = |reason, message: String| Wait { reason, message, requeue: None, extra: Map::new() };
     let hooks = hooks_of(machine, keys::PRE_DRAIN_HOOK_PREFIX);
     let wait = if hooks.is_empty() {
         None
@@ -59,10 +54,7 @@ pub(super) async fn reconcile(
         return hold(context, machine, parts, wait).await;
     }
     let in_order = [
-        (
-            Some(&parts.infrastructure),
-            "WaitingForInfrastructureDeletion",
-        ),
+        (Some(&parts.infrastructure), "WaitingForInfrastructureDeletion"),
         (parts.bootstrap.as_ref(), "WaitingForBootstrapDeletion"),
     ];
     for (part, reason) in in_order {
@@ -74,13 +66,11 @@ pub(super) async fn reconcile(
             context.delete(&part.cache, object).await?;
             // Its end makes us look again, once it is ours: a Machine that was deleted before it
             // adopted its parts hears nothing of them.
-            return Ok(
-                if controller_uid(object.as_ref()) == Some(machine.uid_text()) {
-                    Action::Done
-                } else {
-                    Action::RequeueAfter(REACH_WAIT)
-                },
-            );
+            return Ok(if controller_uid(object.as_ref()) == Some(machine.uid_text()) {
+                Action::Done
+            } else {
+                Action::RequeueAfter(REACH_WAIT)
+            });
         }
     }
     delete_node(context, cluster, machine).await?;
@@ -121,10 +111,7 @@ fn hooks_of(machine: &Live<Machine>, prefix: &str) -> String {
 }
 
 fn still_there(part: &Part) -> String {
-    format!(
-        "{} {} is being deleted",
-        part.reference.kind, part.reference.name
-    )
+    format!("{} {} is being deleted", part.reference.kind, part.reference.name)
 }
 
 /// Whether the Node is emptied; `None` means it is, or need not be.
@@ -159,16 +146,10 @@ async fn drained(
     }
     let since = started.unwrap_or(now);
     let mut extra = Map::new();
-    extra.insert(
-        "deletion".to_owned(),
-        json!({"nodeDrainStartTime": since.to_string()}),
-    );
+    extra.insert("deletion".to_owned(), json!({"nodeDrainStartTime": since.to_string()}));
     Ok(Some(Wait {
         reason: "DrainingNode",
-        message: format!(
-            "Drain not completed yet: waiting for pods {}",
-            left.join(", ")
-        ),
+        message: format!("Drain not completed yet: waiting for pods {}", left.join(", ")),
         requeue: Some(DRAIN_WAIT),
         extra,
     }))
@@ -180,10 +161,7 @@ fn past_draining(machine: &Live<Machine>) -> bool {
     let deleting = status
         .and_then(|status| refit_api::conditions::get(&status.conditions, "Deleting"))
         .map(|condition| condition.reason.as_str());
-    matches!(
-        deleting,
-        Some("WaitingForInfrastructureDeletion" | "WaitingForBootstrapDeletion")
-    )
+    matches!(deleting, Some("WaitingForInfrastructureDeletion" | "WaitingForBootstrapDeletion"))
 }
 
 fn drain_started(machine: &Live<Machine>) -> Option<Timestamp> {
@@ -262,9 +240,8 @@ async fn delete_node_now(
 
 async fn remove_finalizer(context: &Arc<Context>, machine: &Live<Machine>) -> Result<(), Error> {
     let finalizers = machine.finalizers().iter();
-    let left: Vec<&String> = finalizers
-        .filter(|finalizer| *finalizer != keys::MACHINE_FINALIZER)
-        .collect();
+    let left: Vec<&String> =
+        finalizers.filter(|finalizer| *finalizer != keys::MACHINE_FINALIZER).collect();
     if left.len() == machine.finalizers().len() {
         return Ok(());
     }

@@ -65,9 +65,7 @@ async fn cordon(client: &Client, node: &str) -> Result<Option<bool>, Error> {
     let spec = found.spec.unwrap_or_default();
     if spec.unschedulable != Some(true) {
         let body = json!({"spec": {"unschedulable": true}});
-        let outcome = api
-            .patch(node, &PatchParams::default(), &Patch::Merge(&body))
-            .await;
+        let outcome = api.patch(node, &PatchParams::default(), &Patch::Merge(&body)).await;
         outcome.map_err(Error::api(format!("cordon Node {node}")))?;
     }
     Ok(Some(unreachable))
@@ -89,10 +87,7 @@ fn is_given_up(pod: &Pod, now: Timestamp) -> bool {
 fn has_to_go(pod: &Pod) -> bool {
     let owners = pod.owner_references().iter();
     let mut controllers = owners.filter(|owner| owner.controller == Some(true));
-    let phase = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref());
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     !pod.annotations().contains_key(MIRROR)
         && !controllers.any(|owner| owner.kind == "DaemonSet" || owner.kind == "Node")
         && !matches!(phase, Some("Succeeded" | "Failed"))
@@ -111,16 +106,11 @@ mod tests {
     #[test]
     fn pods_of_a_silent_kubelet_are_given_up_after_a_while() {
         let at = |second| Timestamp::from_second(second).unwrap();
-        let leaving = pod(
-            json!({"name": "p", "deletionTimestamp": "1970-01-01T00:00:30Z"}),
-            "Running",
-        );
+        let leaving =
+            pod(json!({"name": "p", "deletionTimestamp": "1970-01-01T00:00:30Z"}), "Running");
         assert!(!is_given_up(&leaving, at(330)));
         assert!(is_given_up(&leaving, at(331)));
-        assert!(!is_given_up(
-            &pod(json!({"name": "p"}), "Running"),
-            at(9999)
-        ));
+        assert!(!is_given_up(&pod(json!({"name": "p"}), "Running"), at(9999)));
         let node = |status: &str| -> Node {
             serde_json::from_value(json!({"metadata": {"name": "n"}, "status": {"conditions": [
                 {"type": "Ready", "status": status},

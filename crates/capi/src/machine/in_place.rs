@@ -45,25 +45,15 @@ impl Update {
     }
 
     fn running(message: &str, wait: Duration) -> Self {
-        let text = if message.is_empty() {
-            UPDATING.to_owned()
-        } else {
-            format!("{UPDATING}: {message}")
-        };
-        Self {
-            says: Some(("InPlaceUpdating", text)),
-            requeue: Some(wait),
-            error: None,
-        }
+        let text =
+            if message.is_empty() { UPDATING.to_owned() } else { format!("{UPDATING}: {message}") };
+        Self { says: Some(("InPlaceUpdating", text)), requeue: Some(wait), error: None }
     }
 }
 
 impl From<Result<(), Error>> for Update {
     fn from(outcome: Result<(), Error>) -> Self {
-        Self {
-            error: outcome.err(),
-            ..Self::default()
-        }
+        Self { error: outcome.err(), ..Self::default() }
     }
 }
 

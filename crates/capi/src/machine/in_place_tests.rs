@@ -29,19 +29,14 @@ fn part(annotations: Option<Value>) -> Part {
         Arc::new(Live::read(json).unwrap())
     });
     Part {
-        cache: Cache::new(ApiResource::from_gvk(&GroupVersionKind::gvk(
-            "i", "v1", "X",
-        ))),
+        cache: Cache::new(ApiResource::from_gvk(&GroupVersionKind::gvk("i", "v1", "X"))),
         reference: ContractRef::default(),
         object,
     }
 }
 
 fn parts(infrastructure: Option<Value>, bootstrap: Option<Value>) -> Parts {
-    Parts {
-        infrastructure: part(infrastructure),
-        bootstrap: Some(part(bootstrap)),
-    }
+    Parts { infrastructure: part(infrastructure), bootstrap: Some(part(bootstrap)) }
 }
 
 fn marked() -> Option<Value> {
@@ -84,15 +79,10 @@ fn a_machine_that_is_not_up_waits() {
 #[test]
 fn both_parts_have_to_be_marked() {
     let machine = machine(both());
-    assert_eq!(
-        stage(&machine, &parts(None, marked())),
-        Stage::NoInfrastructure
-    );
-    for parts in [
-        parts(Some(json!({})), marked()),
-        parts(marked(), Some(json!({}))),
-        parts(marked(), None),
-    ] {
+    assert_eq!(stage(&machine, &parts(None, marked())), Stage::NoInfrastructure);
+    for parts in
+        [parts(Some(json!({})), marked()), parts(marked(), Some(json!({}))), parts(marked(), None)]
+    {
         let stage = stage(&machine, &parts);
         assert!(matches!(stage, Stage::Waiting(reason) if reason.contains("InfraMachine")));
     }
@@ -105,10 +95,7 @@ fn a_machine_without_bootstrap_config_needs_no_bootstrap() {
     json["spec"]["bootstrap"] = json!({"dataSecretName": "mine"});
     json["status"]["initialization"] = json!({"infrastructureProvisioned": true});
     let machine = Live::read(json).unwrap();
-    let parts = Parts {
-        infrastructure: part(marked()),
-        bootstrap: None,
-    };
+    let parts = Parts { infrastructure: part(marked()), bootstrap: None };
     assert_eq!(stage(&machine, &parts), Stage::Call);
 }
 
@@ -117,16 +104,10 @@ fn messages_are_those_of_cluster_api() {
     let running = Update::running("draining", Duration::from_secs(5));
     assert_eq!(
         running.says,
-        Some((
-            "InPlaceUpdating",
-            "In-place update in progress: draining".to_owned()
-        ))
+        Some(("InPlaceUpdating", "In-place update in progress: draining".to_owned()))
     );
     let running = Update::running("", Duration::from_secs(5));
-    assert_eq!(
-        running.says,
-        Some(("InPlaceUpdating", "In-place update in progress".to_owned()))
-    );
+    assert_eq!(running.says, Some(("InPlaceUpdating", "In-place update in progress".to_owned())));
     let failed = Update::failed(FAILED, HookError::NoExtension(HOOK));
     assert_eq!(
         failed.says,

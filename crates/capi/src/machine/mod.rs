@@ -50,18 +50,12 @@ impl Part {
         reference: &ContractRef,
     ) -> Result<Self, Error> {
         let (cache, object) = context.provided(namespace, reference).await?;
-        Ok(Self {
-            cache,
-            reference: reference.clone(),
-            object,
-        })
+        Ok(Self { cache, reference: reference.clone(), object })
     }
 
     /// One field of the object, `Null` where there is none.
     pub(crate) fn at(&self, pointer: &str) -> &Value {
-        self.object
-            .as_ref()
-            .map_or(&Value::Null, |object| object.at(pointer))
+        self.object.as_ref().map_or(&Value::Null, |object| object.at(pointer))
     }
 }
 
@@ -77,10 +71,7 @@ impl Parts {
             None => None,
         };
         let reference = &machine.spec.infrastructure_ref;
-        Ok(Self {
-            infrastructure: Part::load(context, &namespace, reference).await?,
-            bootstrap,
-        })
+        Ok(Self { infrastructure: Part::load(context, &namespace, reference).await?, bootstrap })
     }
 
     /// Both, the infrastructure machine first.
@@ -190,10 +181,7 @@ async fn mirror(
 fn mirrored(machine: &Live<Machine>, parts: &Parts) -> Map<String, Value> {
     let mut spec = Map::new();
     let provider_id = parts.infrastructure.at("/spec/providerID");
-    let provisioned = parts
-        .infrastructure
-        .at("/status/initialization/provisioned")
-        == true;
+    let provisioned = parts.infrastructure.at("/status/initialization/provisioned") == true;
     if provisioned && provider_id.is_string() && machine.at("/spec/providerID") != provider_id {
         spec.insert("providerID".to_owned(), provider_id.clone());
     }
@@ -284,18 +272,12 @@ mod tests {
             "metadata": {"name": "m"},
             "status": {"dataSecretName": "s", "initialization": {"dataSecretCreated": true}},
         }));
-        let parts = Parts {
-            infrastructure: infrastructure(true),
-            bootstrap: Some(bootstrap),
-        };
+        let parts = Parts { infrastructure: infrastructure(true), bootstrap: Some(bootstrap) };
         assert_eq!(
             Value::Object(mirrored(&machine(), &parts)),
             json!({"providerID": "x://1", "bootstrap": {"dataSecretName": "s"}})
         );
-        let parts = Parts {
-            infrastructure: infrastructure(false),
-            bootstrap: None,
-        };
+        let parts = Parts { infrastructure: infrastructure(false), bootstrap: None };
         assert!(mirrored(&machine(), &parts).is_empty());
     }
 }

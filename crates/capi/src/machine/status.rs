@@ -37,10 +37,7 @@ pub(super) async fn write(
     let is_updating = update_in_progress(machine.as_ref());
     let updating = is_updating.then(|| match &update.says {
         Some((reason, message)) => ((*reason).to_owned(), message.clone()),
-        None => (
-            "InPlaceUpdating".to_owned(),
-            up_to_date::UPDATING.to_owned(),
-        ),
+        None => ("InPlaceUpdating".to_owned(), up_to_date::UPDATING.to_owned()),
     });
     let mut status = facts(&machine, parts, node);
     let with_facts = with_status(&machine, &status)?;
@@ -88,9 +85,7 @@ async fn finish(
     status.insert("phase".to_owned(), json!(phase(seen)));
     status.insert("observedGeneration".to_owned(), json!(generation));
     let status = Value::Object(std::mem::take(status));
-    context
-        .merge_status(&context.machines, machine, &status)
-        .await?;
+    context.merge_status(&context.machines, machine, &status).await?;
     Ok(wait.and_then(|wait| Duration::try_from(wait).ok()))
 }
 
@@ -161,19 +156,16 @@ fn seen(machine: &Live<Machine>, parts: &Parts, node: &NodeSeen) -> Seen {
     let node = match (node, node_ref) {
         (NodeSeen::NotConnected, _) => NodeState::NotConnected,
         (NodeSeen::None, Some(node)) => NodeState::Gone(node.name.clone()),
-        (NodeSeen::None, None) => NodeState::Awaited {
-            provider_id: machine.spec.provider_id.clone(),
-        },
+        (NodeSeen::None, None) => {
+            NodeState::Awaited { provider_id: machine.spec.provider_id.clone() }
+        }
         (NodeSeen::Node(node), _) => NodeState::Known(ready_condition(node)),
     };
     let gates = machine.at("/spec/readinessGates").as_array();
     let gate = |gate: &Value| Some(gate["conditionType"].as_str()?.to_owned());
     Seen {
         infrastructure: part_seen(&parts.infrastructure, INFRASTRUCTURE),
-        bootstrap: parts
-            .bootstrap
-            .as_ref()
-            .map(|part| part_seen(part, BOOTSTRAP)),
+        bootstrap: parts.bootstrap.as_ref().map(|part| part_seen(part, BOOTSTRAP)),
         node,
         registered,
         updating: None,
@@ -207,9 +199,7 @@ fn worker_up_to_date(
     let json = snapshot::defaulted(&deployment);
     let wanted = snapshot::deployment(&deployment, &json)?;
     let mut wanted_now = wanted;
-    wanted_now.rollout_after = wanted_now
-        .rollout_after
-        .filter(|after| *after <= context.now());
+    wanted_now.rollout_after = wanted_now.rollout_after.filter(|after| *after <= context.now());
     let differences = up_to_date::worker_differences(&snapshot::machine_set(&set), &wanted_now);
     Ok(Some(up_to_date::verdict(machine, &differences, updating)))
 }
@@ -231,12 +221,8 @@ mod tests {
     use super::*;
 
     fn seen(infrastructure: bool, bootstrap: bool, registered: bool) -> Seen {
-        let part = |ready| PartSeen {
-            kind: "X".to_owned(),
-            exists: true,
-            ready,
-            field: INFRASTRUCTURE,
-        };
+        let part =
+            |ready| PartSeen { kind: "X".to_owned(), exists: true, ready, field: INFRASTRUCTURE };
         Seen {
             infrastructure: part(infrastructure),
             bootstrap: Some(part(bootstrap)),

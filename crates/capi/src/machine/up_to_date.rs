@@ -56,10 +56,7 @@ pub(crate) fn updating_message(machine: &Machine) -> Option<&str> {
 /// own spec.
 pub(crate) fn worker_differences(set: &MachineSet, deployment: &MachineDeployment) -> Vec<String> {
     let mut found = template_up_to_date(&set.template, &deployment.template).condition_messages;
-    if deployment
-        .rollout_after
-        .is_some_and(|after| set.created_at < after)
-    {
+    if deployment.rollout_after.is_some_and(|after| set.created_at < after) {
         found.push("MachineDeployment spec.rolloutAfter expired".to_owned());
     }
     found
@@ -84,10 +81,7 @@ mod tests {
     #[test]
     fn the_first_reason_that_applies_is_given() {
         let updating = json!({"in-place-updates.internal.cluster.x-k8s.io/update-in-progress": ""});
-        let differences = [
-            "Version v1, v2 required".to_owned(),
-            "X is not up-to-date".to_owned(),
-        ];
+        let differences = ["Version v1, v2 required".to_owned(), "X is not up-to-date".to_owned()];
         let cases: [(Live<Machine>, &[String], Option<&str>, Status, &str, &str); 6] = [
             (
                 machine(updating.clone(), "v1.34.2"),
@@ -129,14 +123,7 @@ mod tests {
                 "Updating",
                 "* Node.status.nodeInfo.kubeletVersion v1.35.0+k3s1, v1.35.0 required",
             ),
-            (
-                machine(json!({}), "v1.35.0"),
-                &[],
-                None,
-                Status::True,
-                "UpToDate",
-                "",
-            ),
+            (machine(json!({}), "v1.35.0"), &[], None, Status::True, "UpToDate", ""),
         ];
         for (machine, differences, updating, status, reason, message) in cases {
             let says = verdict(&machine, differences, updating);

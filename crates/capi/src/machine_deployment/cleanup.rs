@@ -27,13 +27,7 @@ pub(super) async fn run(context: &Arc<Context>, group: &Group, current: &str) ->
         }
         tracing::info!(set = name, "an old MachineSet is deleted");
         let message = format!("Deleted MachineSet {name}");
-        announce(
-            context,
-            group,
-            ("SuccessfulDelete", message),
-            set.uid_text(),
-        )
-        .await;
+        announce(context, group, ("SuccessfulDelete", message), set.uid_text()).await;
         context.delete(&context.sets, set).await?;
         // Its name may be given again.
         lock(&context.decisions).forget(&refit_kube::ObjectKey::of(set.as_ref()));
@@ -64,22 +58,10 @@ mod tests {
             }))
             .unwrap()
         };
-        assert!(is_empty(&set(
-            0,
-            json!({"replicas": 0, "observedGeneration": 3})
-        )));
-        assert!(!is_empty(&set(
-            0,
-            json!({"replicas": 0, "observedGeneration": 2})
-        )));
-        assert!(!is_empty(&set(
-            0,
-            json!({"replicas": 1, "observedGeneration": 3})
-        )));
-        assert!(!is_empty(&set(
-            1,
-            json!({"replicas": 0, "observedGeneration": 3})
-        )));
+        assert!(is_empty(&set(0, json!({"replicas": 0, "observedGeneration": 3}))));
+        assert!(!is_empty(&set(0, json!({"replicas": 0, "observedGeneration": 2}))));
+        assert!(!is_empty(&set(0, json!({"replicas": 1, "observedGeneration": 3}))));
+        assert!(!is_empty(&set(1, json!({"replicas": 0, "observedGeneration": 3}))));
         assert!(!is_empty(&set(0, json!({}))));
     }
 }

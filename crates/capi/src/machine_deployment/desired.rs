@@ -25,13 +25,8 @@ const NOT_PASSED_ON: [&str; 9] = [
     keys::DISABLE_MACHINE_CREATE,
 ];
 /// Fields of a machine template that only a rollout changes.
-const ROLLOUT_FIELDS: [&str; 5] = [
-    "clusterName",
-    "version",
-    "bootstrap",
-    "infrastructureRef",
-    "failureDomain",
-];
+const ROLLOUT_FIELDS: [&str; 5] =
+    ["clusterName", "version", "bootstrap", "infrastructureRef", "failureDomain"];
 
 /// The full intent for a MachineSet of the plan, existing or to be created.
 pub(super) fn machine_set(group: &Group, plan: &RolloutPlan, name: &str) -> Value {
@@ -52,12 +47,7 @@ pub(super) fn machine_set(group: &Group, plan: &RolloutPlan, name: &str) -> Valu
     all_annotations.extend(annotations);
     let resource = kube::discovery::ApiResource::erase::<refit_api::capi::MachineDeployment>(&());
     let deployment = &group.deployment;
-    let controller = owner(
-        &resource,
-        &deployment.name_any(),
-        deployment.uid_text(),
-        true,
-    );
+    let controller = owner(&resource, &deployment.name_any(), deployment.uid_text(), true);
     json!({
         "metadata": {
             "namespace": group.namespace,
@@ -90,11 +80,7 @@ fn spec(group: &Group, existing: Option<&Live<MachineSet>>, replicas: i64, hash:
     }
     let mut template_spec = from["template"]["spec"].clone();
     if let Some(set) = existing {
-        keep(
-            &mut template_spec,
-            set.at("/spec/template/spec"),
-            &ROLLOUT_FIELDS,
-        );
+        keep(&mut template_spec, set.at("/spec/template/spec"), &ROLLOUT_FIELDS);
     }
     let selector = existing.map_or_else(
         || {
@@ -141,11 +127,7 @@ mod tests {
     #[test]
     fn fields_of_a_rollout_are_kept_and_others_follow_the_deployment() {
         let mut into = json!({"version": "v2", "deletion": {"a": 1}, "failureDomain": "x"});
-        keep(
-            &mut into,
-            &json!({"version": "v1", "deletion": {"a": 0}}),
-            &ROLLOUT_FIELDS,
-        );
+        keep(&mut into, &json!({"version": "v1", "deletion": {"a": 0}}), &ROLLOUT_FIELDS);
         assert_eq!(into, json!({"version": "v1", "deletion": {"a": 1}}));
     }
 }

@@ -75,10 +75,7 @@ impl Group {
         machines.retain(|machine| {
             controller_uid(machine.as_ref()).is_some_and(|uid| owners.contains(uid))
         });
-        let machine_snapshots = machines
-            .iter()
-            .map(|machine| snapshot::machine(machine))
-            .collect();
+        let machine_snapshots = machines.iter().map(|machine| snapshot::machine(machine)).collect();
         let (new_name, new_suffix) = new_name(&deployment.name_any(), &uid, &json, &taken);
         Ok(Self {
             snapshot: snapshot::deployment(&deployment, &json)?,
@@ -111,12 +108,7 @@ fn new_name(
     let spec = &json["spec"];
     let mut attempt = 0;
     loop {
-        let seed = json!([
-            uid,
-            spec["template"]["spec"],
-            spec["rollout"]["after"],
-            attempt
-        ]);
+        let seed = json!([uid, spec["template"]["spec"], spec["rollout"]["after"], attempt]);
         let suffix = names::suffix(&seed);
         let name = names::with_suffix(deployment, &suffix);
         if !taken.contains(&name) {
@@ -190,11 +182,7 @@ async fn write_set(
         return Ok(());
     };
     if step.replicas != step.replicas_before {
-        let direction = if step.replicas < step.replicas_before {
-            "down"
-        } else {
-            "up"
-        };
+        let direction = if step.replicas < step.replicas_before { "down" } else { "up" };
         let message = format!(
             "Scaled {direction} MachineSet {name}: {} -> {}",
             step.replicas_before, step.replicas
@@ -208,15 +196,11 @@ async fn write_set(
     }
     let intent = desired::machine_set(group, plan, &name);
     let manager = MANAGER_MACHINE_DEPLOYMENT;
-    context
-        .apply(&context.sets, manager, Some(set), intent)
-        .await?;
+    context.apply(&context.sets, manager, Some(set), intent).await?;
     Ok(())
 }
 
 async fn announce(context: &Context, group: &Group, what: (&str, String), occurrence: &str) {
     let deployments = &context.deployments;
-    context
-        .announce(deployments, &group.deployment, what, occurrence)
-        .await;
+    context.announce(deployments, &group.deployment, what, occurrence).await;
 }

@@ -32,9 +32,7 @@ pub(super) async fn write(context: &Context, group: &Group) -> Result<(), Error>
         "observedGeneration": generation,
         "conditions": merged(&existing.conditions, context.now(), generation, &says),
     });
-    context
-        .merge_status(&context.deployments, deployment, &status)
-        .await?;
+    context.merge_status(&context.deployments, deployment, &status).await?;
     Ok(())
 }
 
@@ -42,9 +40,7 @@ pub(super) async fn write(context: &Context, group: &Group) -> Result<(), Error>
 pub(super) fn is_complete(group: &Group) -> bool {
     let counts = count(group);
     let wanted = group.snapshot.replicas;
-    [counts.replicas, counts.up_to_date, counts.available]
-        .iter()
-        .all(|count| *count == wanted)
+    [counts.replicas, counts.up_to_date, counts.available].iter().all(|count| *count == wanted)
 }
 
 /// What all MachineSets say together.
@@ -119,12 +115,7 @@ mod tests {
     }
 
     fn counts(replicas: i64, available: i64, up_to_date: i64) -> Counts {
-        Counts {
-            replicas,
-            ready: available,
-            available,
-            up_to_date,
-        }
+        Counts { replicas, ready: available, available, up_to_date }
     }
 
     #[test]

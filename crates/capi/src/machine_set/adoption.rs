@@ -20,16 +20,9 @@ pub(super) async fn adopt(context: &Arc<Context>, set: &Live<MachineSet>) -> Res
         if !is_orphan_of(set, &machine) {
             continue;
         }
-        tracing::info!(
-            machine = machine.name_any(),
-            set = set.name_any(),
-            "a Machine is adopted"
-        );
-        let mut owners: Vec<Value> = machine
-            .at("/metadata/ownerReferences")
-            .as_array()
-            .cloned()
-            .unwrap_or_default();
+        tracing::info!(machine = machine.name_any(), set = set.name_any(), "a Machine is adopted");
+        let mut owners: Vec<Value> =
+            machine.at("/metadata/ownerReferences").as_array().cloned().unwrap_or_default();
         let resource = context.sets.resource();
         owners.push(owner(resource, &set.name_any(), set.uid_text(), true));
         // Another MachineSet may take it at the same time.
@@ -79,19 +72,10 @@ mod tests {
             "apiVersion": "v1", "kind": "MachineSet", "name": "x", "uid": "x", "controller": true,
         }]);
         let free = json!([]);
-        assert!(is_orphan_of(
-            &pool,
-            &machine(json!({"pool": "a", "b": "c"}), free.clone())
-        ));
-        assert!(!is_orphan_of(
-            &pool,
-            &machine(json!({"pool": "b"}), free.clone())
-        ));
+        assert!(is_orphan_of(&pool, &machine(json!({"pool": "a", "b": "c"}), free.clone())));
+        assert!(!is_orphan_of(&pool, &machine(json!({"pool": "b"}), free.clone())));
         assert!(!is_orphan_of(&pool, &machine(json!({"pool": "a"}), owned)));
         let everything = set(json!({}));
-        assert!(!is_orphan_of(
-            &everything,
-            &machine(json!({"pool": "a"}), free)
-        ));
+        assert!(!is_orphan_of(&everything, &machine(json!({"pool": "a"}), free)));
     }
 }

@@ -32,9 +32,7 @@ pub(super) async fn machine(context: &Arc<Context>, set: &Live<MachineSet>) -> R
     };
     let infrastructure = clone(context, set, &spec.infrastructure_ref, &name).await?;
     let intent = desired::new(set, &name, &infrastructure, bootstrap.as_ref());
-    context
-        .apply(&context.machines, MANAGER_MACHINE_SET, None, intent)
-        .await?;
+    context.apply(&context.machines, MANAGER_MACHINE_SET, None, intent).await?;
     tracing::info!(machine = name, set = set.name_any(), "a Machine is created");
     Ok(())
 }
@@ -54,8 +52,6 @@ async fn clone(
     let resource = ApiResource::erase::<MachineSet>(&());
     let owner = owner(&resource, &set.name_any(), set.uid_text(), false);
     intent["metadata"]["ownerReferences"] = json!([owner]);
-    context
-        .apply(&cache, MANAGER_MACHINE_SET, existing.as_deref(), intent)
-        .await?;
+    context.apply(&cache, MANAGER_MACHINE_SET, existing.as_deref(), intent).await?;
     Ok(reference)
 }

@@ -73,11 +73,7 @@ pub(super) fn moved(set: &Live<MachineSet>, machine: &Live<Machine>) -> Value {
 
 fn with_own_references(set: &Live<MachineSet>, machine: &Live<Machine>) -> Value {
     let mut intent = base(set, &machine.name_any());
-    put(
-        &mut intent,
-        "infrastructureRef",
-        machine.at("/spec").get("infrastructureRef"),
-    );
+    put(&mut intent, "infrastructureRef", machine.at("/spec").get("infrastructureRef"));
     if let Some(reference) = machine.at("/spec/bootstrap").get("configRef") {
         intent["spec"]["bootstrap"] = json!({ "configRef": reference });
     }

@@ -79,9 +79,7 @@ async fn sync_machines(context: &Arc<Context>, set: &Live<MachineSet>) -> Result
         let intent = desired::existing(set, &machine);
         let labels = intent["metadata"]["labels"].clone();
         let cache = &context.machines;
-        context
-            .apply(cache, MANAGER_MACHINE_SET, Some(&machine), intent)
-            .await?;
+        context.apply(cache, MANAGER_MACHINE_SET, Some(&machine), intent).await?;
         if !refit_api::capi::update_in_progress(machine.as_ref()) {
             sync_metadata(context, &machine, &labels, MANAGER_METADATA).await?;
         }
@@ -109,9 +107,7 @@ pub(crate) async fn sync_metadata(
             "namespace": namespace, "name": reference.name, "labels": labels,
         }});
         if lacks(object.json(), &intent) {
-            context
-                .apply(&cache, manager, Some(&object), intent)
-                .await?;
+            context.apply(&cache, manager, Some(&object), intent).await?;
         }
     }
     Ok(())
@@ -120,20 +116,13 @@ pub(crate) async fn sync_metadata(
 /// Creates, moves or deletes Machines.
 async fn sync_number(context: &Arc<Context>, set: &Live<MachineSet>) -> Result<Action, Error> {
     let machines = machines(context, set);
-    let snapshots: Vec<_> = machines
-        .iter()
-        .map(|machine| snapshot::machine(machine))
-        .collect();
+    let snapshots: Vec<_> = machines.iter().map(|machine| snapshot::machine(machine)).collect();
     let target = set
         .annotations()
         .get(keys::MOVE_MACHINES)
         .and_then(|name| context.sets.get(&ObjectKey::new(namespace_of(set), name)));
     let target_snapshot = target.as_ref().map(|target| snapshot::machine_set(target));
-    let order = set
-        .spec
-        .deletion
-        .as_ref()
-        .and_then(|deletion| deletion.order.as_deref());
+    let order = set.spec.deletion.as_ref().and_then(|deletion| deletion.order.as_deref());
     let action = sync_replicas(
         &snapshot::machine_set(set),
         &snapshots,
@@ -190,10 +179,8 @@ async fn create_some(
 
 async fn write_status(context: &Context, set: &Live<MachineSet>) -> Result<(), Error> {
     let machines = machines(context, set);
-    let snapshots: Vec<_> = machines
-        .iter()
-        .map(|machine| (snapshot::machine(machine), facts(machine)))
-        .collect();
+    let snapshots: Vec<_> =
+        machines.iter().map(|machine| (snapshot::machine(machine), facts(machine))).collect();
     let counted = counts(snapshots.iter().map(|(machine, facts)| (machine, *facts)));
     let status = json!({
         "replicas": counted.replicas,

@@ -46,10 +46,8 @@ fn hand_over_patch(
 ) -> Value {
     let owners = machine.at("/metadata/ownerReferences").as_array();
     let others = owners.into_iter().flatten();
-    let mut owners: Vec<Value> = others
-        .filter(|owner| owner["uid"] != set.uid_text())
-        .cloned()
-        .collect();
+    let mut owners: Vec<Value> =
+        others.filter(|owner| owner["uid"] != set.uid_text()).cloned().collect();
     owners.push(owner(resource, &target.name_any(), target.uid_text(), true));
     json!({"metadata": {
         "ownerReferences": owners,
@@ -63,26 +61,14 @@ fn hand_over_patch(
 /// The new MachineSet's side: starts the update of every Machine that arrived and is counted.
 pub(super) async fn trigger(context: &Arc<Context>, set: &Live<MachineSet>) -> Result<(), Error> {
     let machines = machines(context, set);
-    let alive: Vec<_> = machines
-        .iter()
-        .filter(|machine| !machine.is_deleting())
-        .collect();
-    let snapshots: Vec<_> = alive
-        .iter()
-        .map(|machine| snapshot::machine(machine))
-        .collect();
+    let alive: Vec<_> = machines.iter().filter(|machine| !machine.is_deleting()).collect();
+    let snapshots: Vec<_> = alive.iter().map(|machine| snapshot::machine(machine)).collect();
     for step in trigger_in_place(&snapshot::machine_set(set), &snapshots) {
         match step {
             Trigger::WaitForAcknowledge { machine } => {
-                tracing::debug!(
-                    machine,
-                    "waiting for the MachineDeployment to count the Machine"
-                );
+                tracing::debug!(machine, "waiting for the MachineDeployment to count the Machine");
             }
-            Trigger::CompleteMove {
-                machine,
-                drop_pending_acknowledge,
-            } => {
+            Trigger::CompleteMove { machine, drop_pending_acknowledge } => {
                 let found = alive.iter().find(|one| one.name_any() == machine);
                 if let Some(machine) = found {
                     complete_move(context, set, machine, drop_pending_acknowledge).await?;
@@ -104,18 +90,13 @@ async fn complete_move(
     let template = &set.spec.template.spec;
     let infrastructure = &machine.spec.infrastructure_ref;
     rewrite(context, set, &template.infrastructure_ref, infrastructure).await?;
-    let references = (
-        &template.bootstrap.config_ref,
-        &machine.spec.bootstrap.config_ref,
-    );
+    let references = (&template.bootstrap.config_ref, &machine.spec.bootstrap.config_ref);
     if let (Some(template), Some(bootstrap)) = references {
         rewrite(context, set, template, bootstrap).await?;
     }
     let intent = desired::moved(set, machine);
     let cache = &context.machines;
-    let machine = context
-        .apply(cache, MANAGER_MACHINE_SET, Some(machine), intent)
-        .await?;
+    let machine = context.apply(cache, MANAGER_MACHINE_SET, Some(machine), intent).await?;
     mark_pending(context, &machine, drop_pending_acknowledge).await
 }
 
@@ -134,9 +115,7 @@ async fn rewrite(
     let template = templates::fetch(context, &namespace, template).await?;
     let marked = Pairs::from([(keys::UPDATE_IN_PROGRESS.to_owned(), String::new())]);
     let intent = template.instance(&namespace, &object.name, &desired::labels(set), &marked);
-    context
-        .apply(&cache, MANAGER_MACHINE_SET, Some(&live), intent)
-        .await?;
+    context.apply(&cache, MANAGER_MACHINE_SET, Some(&live), intent).await?;
     Ok(())
 }
 
@@ -146,16 +125,11 @@ pub(crate) async fn mark_pending(
     machine: &Live<Machine>,
     drop_pending_acknowledge: bool,
 ) -> Result<(), Error> {
-    let what = (
-        "SuccessfulStartInPlaceUpdate",
-        "Machine starting in-place update".to_owned(),
-    );
+    let what = ("SuccessfulStartInPlaceUpdate", "Machine starting in-place update".to_owned());
     // The spec is written and does not change any more: its generation names this update.
     let generation = machine.metadata.generation.unwrap_or_default();
     let cache = &context.machines;
-    context
-        .announce(cache, machine, what, generation.to_string())
-        .await;
+    context.announce(cache, machine, what, generation.to_string()).await;
     let known = machine.annotations().get(keys::PENDING_HOOKS);
     let mut hooks: BTreeSet<&str> = known
         .map(|hooks| hooks.split(',').filter(|hook| !hook.is_empty()).collect())

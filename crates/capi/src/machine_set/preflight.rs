@@ -16,9 +16,7 @@ const MAX_MINOR_SKEW: u32 = 3;
 /// Why Machines should not be created now; none of it is an error.
 pub(super) fn failures(context: &Context, set: &Live<MachineSet>) -> Vec<String> {
     let cluster = context.cluster(&namespace_of(set), &set.spec.cluster_name);
-    let reference = cluster
-        .as_ref()
-        .and_then(|cluster| cluster.spec.control_plane_ref.as_ref());
+    let reference = cluster.as_ref().and_then(|cluster| cluster.spec.control_plane_ref.as_ref());
     let Some(reference) = reference.filter(|reference| reference.kind == "KubeadmControlPlane")
     else {
         return Vec::new();
@@ -46,13 +44,7 @@ fn check(control_plane: &Live<KubeadmControlPlane>, set: &Live<MachineSet>) -> V
             "KubeadmControlPlane {name} is upgrading (\"ControlPlaneIsStable\" preflight check failed)"
         ));
     }
-    let own = set
-        .spec
-        .template
-        .spec
-        .version
-        .as_deref()
-        .unwrap_or_default();
+    let own = set.spec.template.spec.version.as_deref().unwrap_or_default();
     let (Some(own), Some(wanted)) = (Version::parse(own), wanted) else {
         return failures;
     };
@@ -111,24 +103,9 @@ mod tests {
             ("v1.34.2", Some("v1.34.2"), "v1.34.2", vec![]),
             ("v1.34.2", None, "v1.34.2", vec!["provisioning"]),
             ("v1.35.0", Some("v1.34.2"), "v1.35.0", vec!["upgrading"]),
-            (
-                "v1.35.0",
-                Some("v1.35.0"),
-                "v1.34.2",
-                vec!["kubeadm version"],
-            ),
-            (
-                "v1.34.2",
-                Some("v1.34.2"),
-                "v1.35.0",
-                vec!["Kubernetes version", "kubeadm version"],
-            ),
-            (
-                "v1.35.0",
-                Some("v1.35.0"),
-                "v1.31.0",
-                vec!["Kubernetes version", "kubeadm version"],
-            ),
+            ("v1.35.0", Some("v1.35.0"), "v1.34.2", vec!["kubeadm version"]),
+            ("v1.34.2", Some("v1.34.2"), "v1.35.0", vec!["Kubernetes version", "kubeadm version"]),
+            ("v1.35.0", Some("v1.35.0"), "v1.31.0", vec!["Kubernetes version", "kubeadm version"]),
         ];
         for (wanted, reported, own, want) in cases {
             let failures = check(&control_plane(wanted, reported), &set(own));

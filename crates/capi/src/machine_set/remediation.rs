@@ -62,11 +62,7 @@ pub(super) async fn run(
     if candidates.iter().all(|one| one.need == Need::None) {
         return Ok(None);
     }
-    let mut steps = plan(
-        &candidates,
-        is_current(context, set),
-        limit(context, set).as_ref(),
-    );
+    let mut steps = plan(&candidates, is_current(context, set), limit(context, set).as_ref());
     let mut action = None;
     if steps.iter().any(|(_, step)| *step == Step::Delete) {
         let failures = preflight::failures(context, set);
@@ -98,15 +94,10 @@ fn plan(candidates: &[Candidate], current: bool, limit: Option<&Limit>) -> Vec<(
         .filter(|one| one.need == Need::Recovered)
         .map(|one| (one.name.clone(), Step::Forget))
         .collect();
-    let mut waiting: Vec<&Candidate> = candidates
-        .iter()
-        .filter(|one| one.need == Need::Owner)
-        .collect();
+    let mut waiting: Vec<&Candidate> =
+        candidates.iter().filter(|one| one.need == Need::Owner).collect();
     waiting.sort_by(|a, b| (b.created_at, &a.name).cmp(&(a.created_at, &b.name)));
-    let in_flight = candidates
-        .iter()
-        .filter(|one| one.need == Need::Leaving)
-        .count();
+    let in_flight = candidates.iter().filter(|one| one.need == Need::Leaving).count();
     let room = limit.map_or(usize::MAX, |limit| limit.count.saturating_sub(in_flight));
     for (at, one) in waiting.into_iter().enumerate() {
         let step = match limit {
@@ -141,9 +132,7 @@ fn limit(context: &Context, set: &Live<MachineSet>) -> Option<Limit> {
     let count = amount.of(deployment.spec.replicas.unwrap_or(1), true)?;
     Some(Limit {
         count: usize::try_from(count).unwrap_or(0),
-        text: value
-            .as_str()
-            .map_or_else(|| value.to_string(), str::to_owned),
+        text: value.as_str().map_or_else(|| value.to_string(), str::to_owned),
     })
 }
 
@@ -172,9 +161,7 @@ async fn take(context: &Context, machine: &Live<Machine>, step: Step) -> Result<
         Step::Forget => {
             let list = without(conditions_of(machine), OWNER_REMEDIATED);
             let status = json!({ "conditions": list });
-            context
-                .merge_status(&context.machines, machine, &status)
-                .await?;
+            context.merge_status(&context.machines, machine, &status).await?;
             return Ok(());
         }
         Step::Leave => {
@@ -188,10 +175,7 @@ async fn take(context: &Context, machine: &Live<Machine>, step: Step) -> Result<
     // First the word, then the deed: a Machine that is being deleted is not looked at again.
     let machine = say(context, machine, says).await?;
     if delete {
-        tracing::info!(
-            machine = machine.name_any(),
-            "an unhealthy Machine is deleted"
-        );
+        tracing::info!(machine = machine.name_any(), "an unhealthy Machine is deleted");
         context.delete(&context.machines, &machine).await?;
     }
     Ok(())
@@ -213,9 +197,7 @@ async fn say(
     let generation = machine.metadata.generation;
     let list: Value = merged(&existing.conditions, context.now(), generation, &[says]);
     let status = json!({ "conditions": list });
-    context
-        .merge_status(&context.machines, machine, &status)
-        .await
+    context.merge_status(&context.machines, machine, &status).await
 }
 
 #[cfg(test)]
@@ -231,10 +213,7 @@ mod tests {
     }
 
     fn words(candidates: &[Candidate], current: bool, limit: Option<usize>) -> Vec<String> {
-        let limit = limit.map(|count| Limit {
-            count,
-            text: count.to_string(),
-        });
+        let limit = limit.map(|count| Limit { count, text: count.to_string() });
         let steps = plan(candidates, current, limit.as_ref());
         steps
             .into_iter()
@@ -258,10 +237,7 @@ mod tests {
             machine("c", 2, Need::None),
             machine("d", 3, Need::Owner),
         ];
-        assert_eq!(
-            words(&all, true, None),
-            ["b delete", "d delete", "a delete"]
-        );
+        assert_eq!(words(&all, true, None), ["b delete", "d delete", "a delete"]);
     }
 
     #[test]

@@ -48,15 +48,9 @@ impl Environment {
                     "dataSecretName": name(&config),
                     "initialization": {"dataSecretCreated": true},
                 }});
-                let api = api(
-                    &self.admin,
-                    &format!("{BOOTSTRAP}/v1beta2"),
-                    "KubeadmConfig",
-                );
+                let api = api(&self.admin, &format!("{BOOTSTRAP}/v1beta2"), "KubeadmConfig");
                 let params = PatchParams::default();
-                api.patch_status(name(&config), &params, &Patch::Merge(&status))
-                    .await
-                    .unwrap();
+                api.patch_status(name(&config), &params, &Patch::Merge(&status)).await.unwrap();
             }
         }
     }
@@ -65,20 +59,12 @@ impl Environment {
         for machine in self.list(INFRASTRUCTURE, "dockermachines") {
             let owned = machine["metadata"]["ownerReferences"][0]["kind"] == "Machine";
             if owned && machine["status"].is_null() {
-                let api = api(
-                    &self.admin,
-                    &format!("{INFRASTRUCTURE}/v1beta2"),
-                    "DockerMachine",
-                );
+                let api = api(&self.admin, &format!("{INFRASTRUCTURE}/v1beta2"), "DockerMachine");
                 let spec = json!({"spec": {"providerID": format!("sandbox://{}", name(&machine))}});
                 let params = PatchParams::default();
-                api.patch(name(&machine), &params, &Patch::Merge(&spec))
-                    .await
-                    .unwrap();
+                api.patch(name(&machine), &params, &Patch::Merge(&spec)).await.unwrap();
                 let status = json!({"status": {"initialization": {"provisioned": true}}});
-                api.patch_status(name(&machine), &params, &Patch::Merge(&status))
-                    .await
-                    .unwrap();
+                api.patch_status(name(&machine), &params, &Patch::Merge(&status)).await.unwrap();
             }
         }
     }
@@ -124,12 +110,7 @@ impl Environment {
         if machine["metadata"]["labels"]["cluster.x-k8s.io/control-plane"].is_null() {
             return;
         }
-        for component in [
-            "kube-apiserver",
-            "kube-controller-manager",
-            "kube-scheduler",
-            "etcd",
-        ] {
+        for component in ["kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd"] {
             create(
                 &self.workload_admin,
                 &json!({

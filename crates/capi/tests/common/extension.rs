@@ -57,10 +57,7 @@ impl Extension {
     pub fn calls(&self, hook: &str) -> Vec<String> {
         let seen = self.seen.lock().unwrap();
         let calls = seen.calls.iter();
-        calls
-            .filter(|call| call.starts_with(&format!("{hook} ")))
-            .cloned()
-            .collect()
+        calls.filter(|call| call.starts_with(&format!("{hook} "))).cloned().collect()
     }
 
     pub async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
@@ -68,10 +65,7 @@ impl Extension {
         if request.headers().contains_key("content-type") {
             self.seen.lock().unwrap().content_types += 1;
         }
-        let has_timeout = request
-            .uri()
-            .query()
-            .is_some_and(|query| query == "timeout=10s");
+        let has_timeout = request.uri().query().is_some_and(|query| query == "timeout=10s");
         assert!(has_timeout, "{}", request.uri());
         let body = request.into_body().collect().await.unwrap().to_bytes();
         let body: Value = serde_json::from_slice(&body).unwrap();
@@ -97,11 +91,7 @@ impl Extension {
             .unwrap();
         assert!(object["metadata"].get("uid").is_none());
         let name = object["metadata"]["name"].as_str().unwrap();
-        self.seen
-            .lock()
-            .unwrap()
-            .calls
-            .push(format!("{hook} {name}"));
+        self.seen.lock().unwrap().calls.push(format!("{hook} {name}"));
     }
 
     fn can_update(&self, hook: &str, body: &Value) -> Value {
@@ -141,10 +131,7 @@ impl Extension {
         let nodes: Api<DynamicObject> =
             Api::all_with(self.workload.clone(), &resource("v1", "Node"));
         let status = json!({"status": {"nodeInfo": node_info(&version)}});
-        nodes
-            .patch_status(&name, &PatchParams::default(), &Patch::Merge(&status))
-            .await
-            .unwrap();
+        nodes.patch_status(&name, &PatchParams::default(), &Patch::Merge(&status)).await.unwrap();
         json!({"status": "Success", "message": "", "retryAfterSeconds": 0})
     }
 }

@@ -17,10 +17,9 @@ pub fn crds() -> Vec<Value> {
             crd
         })
         .collect();
-    for (kind, plural) in [
-        ("DockerMachine", "dockermachines"),
-        ("DockerMachineTemplate", "dockermachinetemplates"),
-    ] {
+    for (kind, plural) in
+        [("DockerMachine", "dockermachines"), ("DockerMachineTemplate", "dockermachinetemplates")]
+    {
         crds.push(json!({
             "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
             "metadata": {

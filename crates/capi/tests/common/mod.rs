@@ -2,12 +2,7 @@
 //! Cluster API's stand-in between them, all over in-memory streams with real TLS.
 
 #![allow(clippy::unwrap_used, reason = "a test helper may fail as a test does")]
-#![allow(
-    dead_code,
-    unreachable_pub,
-    missing_docs,
-    reason = "each test file uses its part"
-)]
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses its part")]
 
 pub mod environment;
 pub mod extension;
@@ -62,10 +57,7 @@ pub struct Switch {
 impl Switch {
     /// A switch that ends the process before or after its n-th effect.
     pub fn killing(at: usize, after: bool) -> Self {
-        Self {
-            kill_at: Some((at, after)),
-            ..Self::default()
-        }
+        Self { kill_at: Some((at, after)), ..Self::default() }
     }
 
     pub fn count(&self) -> usize {
@@ -102,11 +94,7 @@ impl Gate for Switch {
     }
 
     fn fate(&self) -> Fate {
-        if self.is_dead() {
-            Fate::Dead
-        } else {
-            Fate::Alive
-        }
+        if self.is_dead() { Fate::Dead } else { Fate::Alive }
     }
 }
 
@@ -137,13 +125,8 @@ fn certificates() -> &'static Certificates {
             until: "2120-01-01T00:00:00Z".parse().unwrap(),
         };
         let authority = Authority::new("test", validity).unwrap();
-        let server = authority
-            .server(&[MANAGEMENT, WORKLOAD, EXTENSION], validity)
-            .unwrap();
-        Certificates {
-            ca: authority.material().clone(),
-            server,
-        }
+        let server = authority.server(&[MANAGEMENT, WORKLOAD, EXTENSION], validity).unwrap();
+        Certificates { ca: authority.material().clone(), server }
     })
 }
 
@@ -170,9 +153,7 @@ pub async fn create(client: &Client, object: &Value) {
     if let Some(status) = status {
         let name = object.metadata.name.unwrap();
         let body = json!({ "status": status });
-        api.patch_status(&name, &PatchParams::default(), &Patch::Merge(&body))
-            .await
-            .unwrap();
+        api.patch_status(&name, &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
     }
 }
 
@@ -181,9 +162,7 @@ impl World {
     pub async fn new(manifests: &[Value]) -> Self {
         tls::install_provider();
         let filter = std::env::var("RUST_LOG").unwrap_or_default();
-        let lines = tracing_subscriber::fmt::layer()
-            .with_test_writer()
-            .without_time();
+        let lines = tracing_subscriber::fmt::layer().with_test_writer().without_time();
         let logs = tracing_subscriber::registry().with(log_filter(&filter).unwrap());
         // Every test tries; one of them is the first.
         let _ = logs.with(lines).try_init();
@@ -236,10 +215,9 @@ impl World {
     fn listen(&mut self) {
         let cert = ReloadableCert::new(&certificates().server).unwrap();
         let config = tls::server_config(cert, None).unwrap();
-        for (host, port, server) in [
-            (MANAGEMENT, 6443, self.management.clone()),
-            (WORKLOAD, 6443, self.workload.clone()),
-        ] {
+        for (host, port, server) in
+            [(MANAGEMENT, 6443, self.management.clone()), (WORKLOAD, 6443, self.workload.clone())]
+        {
             let service = tower::service_fn(move |request| {
                 let server = server.clone();
                 async move {
@@ -265,12 +243,7 @@ impl World {
             async move { Ok::<_, Infallible>(extension.answer(request).await) }
         });
         let stop = std::future::pending();
-        self.tasks.spawn(refit_kube::serve::serve(
-            listener,
-            Some(config),
-            service,
-            stop,
-        ));
+        self.tasks.spawn(refit_kube::serve::serve(listener, Some(config), service, stop));
     }
 
     fn kubeconfig(&self) -> String {
@@ -295,11 +268,7 @@ impl World {
         let pem = self.ca.cert_pem.clone();
         let der: String = pem.lines().filter(|line| !line.starts_with('-')).collect();
         config.root_cert = Some(vec![STANDARD.decode(der).unwrap()]);
-        CapiOptions {
-            stack,
-            config,
-            clock: self.clock,
-        }
+        CapiOptions { stack, config, clock: self.clock }
     }
 
     /// Runs Cluster API's stand-in until `until` holds, for at most some simulated minutes.
@@ -316,11 +285,7 @@ impl World {
             ended = process => panic!("the process ended: {ended:?}"),
             ended = tokio::time::timeout(limit, watcher) => ended,
         };
-        assert!(
-            ended.is_ok(),
-            "not within {minutes} minutes:\n{}",
-            self.summary()
-        );
+        assert!(ended.is_ok(), "not within {minutes} minutes:\n{}", self.summary());
     }
 
     /// The same with nothing in the way.
@@ -331,8 +296,7 @@ impl World {
     /// Runs for a time.
     pub async fn run_for(&self, gate: Arc<dyn Gate>, seconds: u64) {
         let end = self.clock.now() + jiff::SignedDuration::from_secs(seconds.cast_signed());
-        self.run(gate, seconds / 60 + 2, |world| world.clock.now() >= end)
-            .await;
+        self.run(gate, seconds / 60 + 2, |world| world.clock.now() >= end).await;
     }
 
     pub fn list(&self, group: &str, plural: &str) -> Vec<Value> {
@@ -345,9 +309,7 @@ impl World {
 
     pub fn one(&self, group: &str, plural: &str, name: &str) -> Value {
         let all = self.list(group, plural);
-        let found = all
-            .into_iter()
-            .find(|object| object["metadata"]["name"] == name);
+        let found = all.into_iter().find(|object| object["metadata"]["name"] == name);
         found.unwrap_or(Value::Null)
     }
 
@@ -356,11 +318,7 @@ impl World {
     }
 
     pub fn control_plane(&self) -> Value {
-        self.one(
-            "controlplane.cluster.x-k8s.io",
-            "kubeadmcontrolplanes",
-            "edge-1",
-        )
+        self.one("controlplane.cluster.x-k8s.io", "kubeadmcontrolplanes", "edge-1")
     }
 
     pub fn nodes(&self) -> Vec<Value> {
@@ -371,14 +329,9 @@ impl World {
     pub fn is_done(object: &Value) -> bool {
         let replicas = &object["spec"]["replicas"];
         let status = &object["status"];
-        [
-            "replicas",
-            "readyReplicas",
-            "availableReplicas",
-            "upToDateReplicas",
-        ]
-        .iter()
-        .all(|field| status[*field] == *replicas)
+        ["replicas", "readyReplicas", "availableReplicas", "upToDateReplicas"]
+            .iter()
+            .all(|field| status[*field] == *replicas)
             && status["observedGeneration"] == object["metadata"]["generation"]
     }
 
@@ -387,9 +340,7 @@ impl World {
         let nodes = self.nodes();
         let kubelet = |name: &Value| {
             let node = nodes.iter().find(|node| node["metadata"]["name"] == *name);
-            node.map_or(Value::Null, |node| {
-                node["status"]["nodeInfo"]["kubeletVersion"].clone()
-            })
+            node.map_or(Value::Null, |node| node["status"]["nodeInfo"]["kubeletVersion"].clone())
         };
         self.machines()
             .iter()
@@ -417,10 +368,7 @@ impl World {
         ] {
             for object in self.list(group, plural) {
                 let mut object = object;
-                object["metadata"]
-                    .as_object_mut()
-                    .unwrap()
-                    .remove("managedFields");
+                object["metadata"].as_object_mut().unwrap().remove("managedFields");
                 text.extend([plural, ": ", &object.to_string(), "\n"]);
             }
         }

@@ -52,12 +52,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "VERSION", required_unless_present = "from")]
     kubernetes_version: Option<String>,
     /// Processor architecture of the hosts.
-    #[arg(
-        long,
-        value_enum,
-        value_name = "ARCH",
-        required_unless_present = "from"
-    )]
+    #[arg(long, value_enum, value_name = "ARCH", required_unless_present = "from")]
     architecture: Option<ArchitectureName>,
     /// Operating system of the hosts [default: any, without .deb and .rpm].
     #[arg(long, value_enum, value_name = "FAMILY")]
@@ -105,15 +100,9 @@ pub(super) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
         printer.result(&serde_json::to_string_pretty(&result)?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    printer.result(&format!(
-        "{}: {}",
-        args.path.display(),
-        super::summary(manifest)
-    ))?;
+    printer.result(&format!("{}: {}", args.path.display(), super::summary(manifest)))?;
     printer.note(&format!("manifest sha256  {}", built.manifest_sha256))?;
-    printer.note(&format!(
-        "in a registry    oci://REGISTRY/REPOSITORY@{artifact}"
-    ))?;
+    printer.note(&format!("in a registry    oci://REGISTRY/REPOSITORY@{artifact}"))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -135,18 +124,9 @@ fn spec(args: &Args) -> anyhow::Result<Spec> {
     if let Some(family) = args.os_family {
         spec.os_family = Some(family.into());
     }
-    let package = |path: &PathBuf| PackageSpec {
-        path: path.clone(),
-        ..PackageSpec::default()
-    };
-    let image = |path: &PathBuf| ImageSpec {
-        path: path.clone(),
-        ..ImageSpec::default()
-    };
-    let file = |path: &PathBuf| FileSpec {
-        path: path.clone(),
-        ..FileSpec::default()
-    };
+    let package = |path: &PathBuf| PackageSpec { path: path.clone(), ..PackageSpec::default() };
+    let image = |path: &PathBuf| ImageSpec { path: path.clone(), ..ImageSpec::default() };
+    let file = |path: &PathBuf| FileSpec { path: path.clone(), ..FileSpec::default() };
     spec.packages.extend(args.package.iter().map(package));
     spec.images.extend(args.image.iter().map(image));
     spec.os_images.extend(args.os_image.iter().map(file));

@@ -56,10 +56,8 @@ pub(super) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
 
 fn table(manifest: &Manifest, digest: &Digest) -> Vec<String> {
     let short = |digest: &Digest| digest.as_str().chars().take(SHORT).collect::<String>();
-    let mut lines = vec![
-        super::summary(manifest),
-        format!("manifest sha256 {digest}, not verified"),
-    ];
+    let mut lines =
+        vec![super::summary(manifest), format!("manifest sha256 {digest}, not verified")];
     if !manifest.files.is_empty() {
         let heading = ["FILE", "PACKAGE", "VERSION", "SIZE", "SHA256"];
         let mut rows = vec![heading.map(str::to_owned).to_vec()];
@@ -75,11 +73,7 @@ fn table(manifest: &Manifest, digest: &Digest) -> Vec<String> {
         lines.extend(columns(&rows));
     }
     if !manifest.images.is_empty() {
-        let mut rows = vec![
-            ["IMAGE", "BLOBS", "SIZE", "DIGEST"]
-                .map(str::to_owned)
-                .to_vec(),
-        ];
+        let mut rows = vec![["IMAGE", "BLOBS", "SIZE", "DIGEST"].map(str::to_owned).to_vec()];
         for image in &manifest.images {
             let size: u64 = image.blobs.iter().map(|blob| blob.size).sum();
             let (count, digest) = (image.blobs.len().to_string(), short(&image.manifest));

@@ -32,13 +32,8 @@ pub(super) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
     let printer = Printer::new(Format::Text, global);
     let password = super::password(args.password_file.as_deref())?;
     let files = key::generate(&args.name, password)?;
-    printer.result(&format!(
-        "{}  secret: signs bundles",
-        files.secret.display()
-    ))?;
-    printer.result(&format!(
-        "{}  public: for /etc/refit/keys on the hosts",
-        files.public.display()
-    ))?;
+    printer.result(&format!("{}  secret: signs bundles", files.secret.display()))?;
+    printer
+        .result(&format!("{}  public: for /etc/refit/keys on the hosts", files.public.display()))?;
     Ok(ExitCode::SUCCESS)
 }

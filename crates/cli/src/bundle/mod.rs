@@ -180,12 +180,7 @@ mod tests {
 
     #[test]
     fn sizes_read_as_people_say_them() {
-        let cases = [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1536, "1.5 KiB"),
-            (1 << 30, "1.0 GiB"),
-        ];
+        let cases = [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 30, "1.0 GiB")];
         for (count, text) in cases {
             assert_eq!(bytes(count), text);
         }
@@ -196,21 +191,12 @@ mod tests {
         let names =
             |value: Option<clap::builder::PossibleValue>| value.unwrap().get_name().to_owned();
         for value in ArchitectureName::value_variants() {
-            assert_eq!(
-                names(value.to_possible_value()),
-                Architecture::from(*value).as_str()
-            );
+            assert_eq!(names(value.to_possible_value()), Architecture::from(*value).as_str());
         }
         for value in OsFamilyName::value_variants() {
-            assert_eq!(
-                names(value.to_possible_value()),
-                OsFamily::from(*value).as_str()
-            );
+            assert_eq!(names(value.to_possible_value()), OsFamily::from(*value).as_str());
         }
-        assert_eq!(
-            ArchitectureName::value_variants().len(),
-            Architecture::ALL.len()
-        );
+        assert_eq!(ArchitectureName::value_variants().len(), Architecture::ALL.len());
         assert_eq!(OsFamilyName::value_variants().len(), OsFamily::ALL.len());
     }
 }

@@ -66,11 +66,7 @@ impl Outcome<'_> {
 
     fn all_at_target(&self) -> bool {
         let target = self.plan.target.to_string();
-        self.rows.iter().all(|row| {
-            row.after
-                .as_ref()
-                .is_some_and(|after| after.version == target)
-        })
+        self.rows.iter().all(|row| row.after.as_ref().is_some_and(|after| after.version == target))
     }
 
     fn host_seconds(&self) -> i64 {
@@ -114,14 +110,7 @@ impl Outcome<'_> {
     }
 
     fn table(&self, printer: Printer) -> Vec<Vec<String>> {
-        let heading = [
-            "MACHINE",
-            "NODE",
-            "VERSION",
-            "STEPS",
-            "TIME",
-            "SAME MACHINE",
-        ];
+        let heading = ["MACHINE", "NODE", "VERSION", "STEPS", "TIME", "SAME MACHINE"];
         let mut table = vec![heading.map(str::to_owned).to_vec()];
         for row in &self.rows {
             let after = row.after.clone().unwrap_or_default();
@@ -160,10 +149,7 @@ impl Outcome<'_> {
 
     fn summary(&self, printer: Printer) -> anyhow::Result<()> {
         let kept = self.count(|v| *v == Verdict::Same);
-        let line = format!(
-            "{kept} of {} machines were updated in place.",
-            self.rows.len()
-        );
+        let line = format!("{kept} of {} machines were updated in place.", self.rows.len());
         printer.result(&printer.bold(&line))?;
         let host = self.host_seconds();
         printer.result(&format!(
@@ -203,32 +189,20 @@ fn same_or_none(was: &Identity, is: &Identity) -> bool {
 }
 
 fn next_steps(printer: Printer, plan: &Plan, no_surge: bool) -> anyhow::Result<()> {
-    let built_in = plan
-        .objects
-        .iter()
-        .any(|object| object["kind"] == "SandboxCluster");
+    let built_in = plan.objects.iter().any(|object| object["kind"] == "SandboxCluster");
     let demo = command();
     let mut rows = Vec::new();
     let mut row = |command: String, what: &str| rows.push(vec![command, what.to_owned()]);
     if built_in {
-        row(
-            format!("  {demo} --manifests examples/bare-metal.yaml"),
-            "another cluster",
-        );
+        row(format!("  {demo} --manifests examples/bare-metal.yaml"), "another cluster");
         row(
             format!("  {demo} --manifests YOUR.yaml"),
             "yours, as `clusterctl generate cluster` prints it",
         );
     } else if !no_surge {
-        row(
-            format!("  {demo} --no-surge --manifests ..."),
-            "the same without machines on top",
-        );
+        row(format!("  {demo} --no-surge --manifests ..."), "the same without machines on top");
     }
-    row(
-        format!("  {demo} -o json"),
-        "uids, providerIDs and boot ids, before and after",
-    );
+    row(format!("  {demo} -o json"), "uids, providerIDs and boot ids, before and after");
     row("  docs/demo.md".to_owned(), "what you saw, word by word");
     printer.result("")?;
     printer.result("What to try next")?;

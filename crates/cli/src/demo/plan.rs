@@ -11,10 +11,8 @@ use serde_json::{Value, json};
 use super::report::GroupRule;
 
 /// The manifests that the demo runs without `--manifests`.
-const EXAMPLE: (&str, &str) = (
-    "examples/cluster.yaml",
-    include_str!("../../../../examples/cluster.yaml"),
-);
+const EXAMPLE: (&str, &str) =
+    ("examples/cluster.yaml", include_str!("../../../../examples/cluster.yaml"));
 
 /// Control plane machines from which on Cluster API takes maxSurge 0 (`spec/capi.md 2.2`).
 const LEAST_WITHOUT_SURGE: i64 = 3;
@@ -43,10 +41,7 @@ impl Group {
         }
         if self.replicas < LEAST_WITHOUT_SURGE {
             let replicas = format!("{group}: spec.replicas: {LEAST_WITHOUT_SURGE}");
-            return vec![
-                format!("{replicas} (with fewer, Cluster API refuses maxSurge 0)"),
-                surge,
-            ];
+            return vec![format!("{replicas} (with fewer, Cluster API refuses maxSurge 0)"), surge];
         }
         vec![surge]
     }
@@ -96,11 +91,7 @@ pub(crate) fn make(
     if !no_surge {
         refuse_on_delete(&loaded)?;
     }
-    let kept = loaded
-        .iter()
-        .filter(|m| !m.acted_on())
-        .map(Manifest::title)
-        .collect();
+    let kept = loaded.iter().filter(|m| !m.acted_on()).map(Manifest::title).collect();
     let mut objects: Vec<Value> = loaded.into_iter().map(|m| m.object).collect();
     if no_surge {
         manifests::forbid_surge(&mut objects);
@@ -114,12 +105,7 @@ pub(crate) fn make(
     for group in groups.iter_mut().filter(|g| g.version == target) {
         group.rule.replaces = 0;
     }
-    Ok(Plan {
-        objects,
-        kept,
-        groups,
-        target,
-    })
+    Ok(Plan { objects, kept, groups, target })
 }
 
 /// With `OnDelete` Cluster API waits for somebody to delete machines and never updates in place.
@@ -151,10 +137,7 @@ fn group(object: &Value) -> anyhow::Result<Option<Group>> {
         text(object, "/metadata/namespace"),
         &format!("{kind}/{}", text(object, "/metadata/name")),
     );
-    let replicas = object
-        .pointer("/spec/replicas")
-        .and_then(Value::as_i64)
-        .unwrap_or(1);
+    let replicas = object.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1);
     let rolling = |field: &str, default: Value| {
         let pointer = format!("/spec/rollout/strategy/rollingUpdate/{field}");
         object.pointer(&pointer).cloned().unwrap_or(default)
@@ -172,15 +155,9 @@ fn group(object: &Value) -> anyhow::Result<Option<Group>> {
         let unavailable = IntOrPercent::try_from(&rolling("maxUnavailable", json!(0)))?;
         predict::machine_deployment(replicas, &Strategy::rolling_update(max_surge, unavailable))
     };
-    let max_surge = surge
-        .as_str()
-        .map_or_else(|| surge.to_string(), str::to_owned);
+    let max_surge = surge.as_str().map_or_else(|| surge.to_string(), str::to_owned);
     Ok(Some(Group {
-        rule: GroupRule {
-            group: name.clone(),
-            replaces: prediction.replaced,
-            max_surge,
-        },
+        rule: GroupRule { group: name.clone(), replaces: prediction.replaced, max_surge },
         replicas,
         version: text(object, version).parse().with_context(|| name)?,
         control_plane,
@@ -208,11 +185,7 @@ fn target(groups: &[Group], to: Option<&str>) -> anyhow::Result<KubernetesVersio
         Some(text) => text.parse().context("--to")?,
         None => lowest.default_target(),
     };
-    let what = if to.is_some() {
-        "--to"
-    } else {
-        "the default target"
-    };
+    let what = if to.is_some() { "--to" } else { "the default target" };
     let mut work = false;
     for group in groups {
         let version = &group.version;
@@ -223,17 +196,13 @@ fn target(groups: &[Group], to: Option<&str>) -> anyhow::Result<KubernetesVersio
             }
             // A group that is there already, as after half an upgrade, is left alone.
             Hop::Same => continue,
-            Hop::TooFar { .. } => format!(
-                "kubeadm does not skip minors: go to {} first",
-                version.next_minor_zero()
-            ),
+            Hop::TooFar { .. } => {
+                format!("kubeadm does not skip minors: go to {} first", version.next_minor_zero())
+            }
             Hop::Downgrade => "kubeadm does not go back to an older version".to_owned(),
             Hop::OtherMajor => "that is another major version".to_owned(),
         };
-        bail!(
-            "{what} {target}: {} runs {version}: {fault}",
-            group.rule.group
-        );
+        bail!("{what} {target}: {} runs {version}: {fault}", group.rule.group);
     }
     if !work {
         bail!("{what} {target}: that is what every group runs already");
@@ -242,10 +211,7 @@ fn target(groups: &[Group], to: Option<&str>) -> anyhow::Result<KubernetesVersio
 }
 
 fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -273,10 +239,7 @@ mod tests {
             "spec": { "replicas": 5, "template": { "spec": { "version": "v1.34.2" } } } });
         for object in [kcp, md] {
             let group = group(&object).unwrap().unwrap();
-            assert_eq!(
-                (group.rule.replaces, group.rule.max_surge.as_str()),
-                (1, "1")
-            );
+            assert_eq!((group.rule.replaces, group.rule.max_surge.as_str()), (1, "1"));
         }
     }
 
@@ -291,9 +254,7 @@ mod tests {
 
     #[test]
     fn a_group_that_is_there_already_is_left_alone() {
-        let text = EXAMPLE
-            .1
-            .replacen("version: v1.34.2", "version: v1.35.0", 1);
+        let text = EXAMPLE.1.replacen("version: v1.34.2", "version: v1.35.0", 1);
         let loaded = manifests::parse([("half.yaml", text.as_bytes())]).unwrap();
         let plan = make(loaded, false, None).unwrap();
         assert_eq!(plan.target.to_string(), "v1.35.0");
@@ -313,11 +274,7 @@ mod tests {
         };
         let line = head.lines().count();
         let where_it_stands = format!("waits.yaml:{line}: MachineDeployment/");
-        assert!(
-            problems[0].to_string().starts_with(&where_it_stands),
-            "{}",
-            problems[0]
-        );
+        assert!(problems[0].to_string().starts_with(&where_it_stands), "{}", problems[0]);
         assert!(make(load(), true, None).is_ok());
     }
 }

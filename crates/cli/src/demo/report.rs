@@ -96,17 +96,11 @@ pub(crate) fn rows(
 ) -> Vec<Row> {
     let old: BTreeSet<&str> = before.iter().map(|m| m.machine.as_str()).collect();
     let mut newcomers: BTreeMap<&str, Vec<&Identity>> = BTreeMap::new();
-    for machine in after
-        .iter()
-        .rev()
-        .filter(|m| !old.contains(m.machine.as_str()))
-    {
+    for machine in after.iter().rev().filter(|m| !old.contains(m.machine.as_str())) {
         newcomers.entry(&machine.group).or_default().push(machine);
     }
-    let mut budget: BTreeMap<&str, i64> = rules
-        .iter()
-        .map(|rule| (rule.group.as_str(), rule.replaces))
-        .collect();
+    let mut budget: BTreeMap<&str, i64> =
+        rules.iter().map(|rule| (rule.group.as_str(), rule.replaces)).collect();
     before
         .iter()
         .map(|was| {
@@ -121,12 +115,7 @@ pub(crate) fn rows(
             };
             let name = is.map_or(&was.machine, |is| &is.machine);
             let work = work.get(name).copied().unwrap_or_default();
-            Row {
-                before: was.clone(),
-                after: is.cloned(),
-                verdict,
-                work,
-            }
+            Row { before: was.clone(), after: is.cloned(), verdict, work }
         })
         .collect()
 }
@@ -186,10 +175,7 @@ impl From<&Row> for MachineJson {
             provider_id: row.before.provider_id.clone(),
             node_name: row.before.node_name.clone(),
             boot_ids,
-            versions: Versions {
-                before: row.before.version.clone(),
-                after: is.version,
-            },
+            versions: Versions { before: row.before.version.clone(), after: is.version },
             steps: row.work.steps,
             seconds: row.work.seconds,
             same_machine: row.verdict == Verdict::Same,
@@ -217,11 +203,7 @@ mod tests {
     }
 
     fn rule(replaces: i64) -> GroupRule {
-        GroupRule {
-            group: "MachineDeployment/md".into(),
-            replaces,
-            max_surge: "1".into(),
-        }
+        GroupRule { group: "MachineDeployment/md".into(), replaces, max_surge: "1".into() }
     }
 
     fn verdicts(before: &[Identity], after: &[Identity], replaces: i64) -> Vec<String> {
@@ -266,10 +248,7 @@ mod tests {
     fn the_strategy_accounts_for_as_many_replacements_as_it_asks_for() {
         let before = [machine("m1", "a"), machine("m2", "b")];
         let after = [machine("m3", "c"), machine("m4", "d")];
-        assert_eq!(
-            verdicts(&before, &after, 1),
-            ["replaced (maxSurge 1)", "REPLACED"]
-        );
+        assert_eq!(verdicts(&before, &after, 1), ["replaced (maxSurge 1)", "REPLACED"]);
         assert_eq!(verdicts(&before, &after, 0), ["REPLACED", "REPLACED"]);
     }
 

@@ -62,10 +62,7 @@ pub(super) async fn run(
     let outcome = Outcome {
         plan,
         rows: rows(&before, &after, &rules, &work),
-        timing: Timing {
-            fleet_seconds,
-            speed,
-        },
+        timing: Timing { fleet_seconds, speed },
         violations: world.violations().iter().map(|v| format!("{v}")).collect(),
     };
     outcome.print(printer, no_surge)?;
@@ -102,11 +99,7 @@ fn introduce(printer: Printer, plan: &Plan, speed: f64, no_surge: bool) -> anyho
     }
     printer.note("")?;
     for group in &plan.groups {
-        let machines = if group.replicas == 1 {
-            "machine"
-        } else {
-            "machines"
-        };
+        let machines = if group.replicas == 1 { "machine" } else { "machines" };
         let fate = match group.rule.replaces {
             _ if group.version == plan.target => "left alone: that is the target".to_owned(),
             0 => "all updated in place".to_owned(),
@@ -131,19 +124,10 @@ async fn bring_up(
 ) -> anyhow::Result<()> {
     let start = world.now();
     let wanted = usize::try_from(plan.machines()).context("the number of machines")?;
-    let up = world
-        .until("the machines are ready", BRING_UP, World::is_ready)
-        .await;
+    let up = world.until("the machines are ready", BRING_UP, World::is_ready).await;
     if let Err(error) = up {
-        let running = feed
-            .current()
-            .iter()
-            .filter(|row| row.machine_phase == "Running")
-            .count();
-        bail!(
-            "{error}: {running} of {wanted} machines run\n{}",
-            blockers(world).await?
-        );
+        let running = feed.current().iter().filter(|row| row.machine_phase == "Running").count();
+        bail!("{error}: {running} of {wanted} machines run\n{}", blockers(world).await?);
     }
     let seconds = world.now().duration_since(start).as_secs();
     printer.note(&format!(
@@ -184,16 +168,9 @@ async fn watch(
             let untouched = done_before.contains(&row.machine);
             board.show(&row.machine, &step(row, &target, untouched), elapsed)?;
         }
-        board.gone(
-            |machine| !rows.iter().any(|row| row.machine == machine),
-            elapsed,
-        )?;
+        board.gone(|machine| !rows.iter().any(|row| row.machine == machine), elapsed)?;
         let done = rows.iter().filter(|row| is_done(row, &target)).count();
-        board.sum_up(
-            done,
-            rows.len(),
-            format!("{} of simulated time", duration(elapsed)),
-        );
+        board.sum_up(done, rows.len(), format!("{} of simulated time", duration(elapsed)));
         if world.is_updated(&target) && rows.iter().all(|row| is_done(row, &target)) {
             board.finish()?;
             return Ok(());
@@ -223,11 +200,7 @@ async fn watch(
 fn step(row: &MachineProgress, target: &str, untouched: bool) -> Step {
     let mut step = crate::progress::step(row, target);
     if is_done(row, target) && row.phase.is_none() {
-        let detail = if untouched {
-            "runs the target already"
-        } else {
-            "a new machine"
-        };
+        let detail = if untouched { "runs the target already" } else { "a new machine" };
         detail.clone_into(&mut step.detail);
     }
     step
@@ -237,15 +210,10 @@ fn step(row: &MachineProgress, target: &str, untouched: bool) -> Step {
 async fn blockers(world: &World) -> anyhow::Result<String> {
     let client = world.client(READER)?;
     let mut lines = Vec::new();
-    for group in Api::<UpdateGroup>::all(client.clone())
-        .list(&ListParams::default())
-        .await?
-    {
+    for group in Api::<UpdateGroup>::all(client.clone()).list(&ListParams::default()).await? {
         let status = group.status.unwrap_or_default();
-        for condition in status
-            .conditions
-            .iter()
-            .filter(|c| c.type_ == "Blocked" && c.status == "True")
+        for condition in
+            status.conditions.iter().filter(|c| c.type_ == "Blocked" && c.status == "True")
         {
             lines.push(format!(
                 "  {}: {}",
@@ -254,10 +222,7 @@ async fn blockers(world: &World) -> anyhow::Result<String> {
             ));
         }
     }
-    for update in Api::<NodeUpdate>::all(client)
-        .list(&ListParams::default())
-        .await?
-    {
+    for update in Api::<NodeUpdate>::all(client).list(&ListParams::default()).await? {
         let name = update.name_any();
         for blocker in update.status.unwrap_or_default().blocked_by {
             lines.push(format!("  {name}: {}: {}", blocker.reason, blocker.message));
@@ -299,10 +264,7 @@ async fn work(world: &World) -> anyhow::Result<BTreeMap<String, Work>> {
     list.sort_by_key(|update| {
         refit_api::refit::ordinal_of(&update.name_any(), &update.spec.machine_ref.name)
     });
-    Ok(list
-        .iter()
-        .map(|update| (update.spec.machine_ref.name.clone(), work_of(update)))
-        .collect())
+    Ok(list.iter().map(|update| (update.spec.machine_ref.name.clone(), work_of(update))).collect())
 }
 
 fn work_of(update: &NodeUpdate) -> Work {
@@ -313,13 +275,8 @@ fn work_of(update: &NodeUpdate) -> Work {
         (Some(from), Some(to)) => seconds(from, to),
         _ => 0,
     };
-    let done = status
-        .steps
-        .iter()
-        .filter(|s| s.state == refit_api::refit::StepState::Done);
-    let host = done
-        .clone()
-        .filter(|s| !CLUSTER_STEPS.contains(&s.name.as_str()));
+    let done = status.steps.iter().filter(|s| s.state == refit_api::refit::StepState::Done);
+    let host = done.clone().filter(|s| !CLUSTER_STEPS.contains(&s.name.as_str()));
     Work {
         steps: done.count(),
         seconds: between(&status.started_at, &status.finished_at),

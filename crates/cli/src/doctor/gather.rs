@@ -57,9 +57,7 @@ pub(super) async fn gather(reader: &Reader) -> anyhow::Result<Facts> {
         tokio::time::sleep(SETTLE).await;
         let again = look(reader).await?;
         facts.unfinished = again.unfinished;
-        facts
-            .violations
-            .retain(|one| again.violations.contains(one));
+        facts.violations.retain(|one| again.violations.contains(one));
     }
     Ok(facts)
 }
@@ -72,14 +70,8 @@ async fn look(reader: &Reader) -> anyhow::Result<Facts> {
     let updates = reader.everywhere::<NodeUpdate>().await?;
     let mut world = World::new();
     let owners = [
-        (
-            "controlplane.cluster.x-k8s.io",
-            reader.everywhere::<KubeadmControlPlane>().await?,
-        ),
-        (
-            "cluster.x-k8s.io",
-            reader.everywhere::<MachineDeployment>().await?,
-        ),
+        ("controlplane.cluster.x-k8s.io", reader.everywhere::<KubeadmControlPlane>().await?),
+        ("cluster.x-k8s.io", reader.everywhere::<MachineDeployment>().await?),
         ("cluster.x-k8s.io", reader.everywhere::<MachineSet>().await?),
         ("cluster.x-k8s.io", clusters.clone()),
         ("cluster.x-k8s.io", machines.clone()),
@@ -99,10 +91,9 @@ async fn look(reader: &Reader) -> anyhow::Result<Facts> {
     }
     let extensions = read::<ExtensionConfig>(client, "").await;
     let of_ours = match &extensions {
-        Read::Known(all) => all
-            .iter()
-            .find(|e| e.metadata.name.as_deref() == Some("refit"))
-            .cloned(),
+        Read::Known(all) => {
+            all.iter().find(|e| e.metadata.name.as_deref() == Some("refit")).cloned()
+        }
         Read::Unknown(_) => None,
     };
     let final_phases = ["Succeeded", "Failed", "Stopped"];
@@ -162,10 +153,7 @@ where
         + std::fmt::Debug
         + serde::de::DeserializeOwned,
 {
-    match Api::<K>::namespaced(client.clone(), SYSTEM)
-        .get_opt(name)
-        .await
-    {
+    match Api::<K>::namespaced(client.clone(), SYSTEM).get_opt(name).await {
         Ok(found) => Read::Known(found),
         Err(error) => Read::Unknown(reason_of(&error)),
     }
@@ -225,16 +213,10 @@ async fn certificate(
         Read::Unknown(why) => return Read::Unknown(why),
     };
     let data = secret.data.unwrap_or_default();
-    let bytes = |key: &str| {
-        data.get(key)
-            .map(|value| value.0.clone())
-            .unwrap_or_default()
-    };
+    let bytes = |key: &str| data.get(key).map(|value| value.0.clone()).unwrap_or_default();
     let config = extension.map(|extension| &extension.spec.client_config);
     let service = config.and_then(|config| config.service.as_ref());
-    let encoded = data
-        .get("ca.crt")
-        .and_then(|bundle| serde_json::to_value(bundle).ok());
+    let encoded = data.get("ca.crt").and_then(|bundle| serde_json::to_value(bundle).ok());
     let bundle = config.and_then(|config| config.ca_bundle.as_deref());
     Read::Known(Some(Certificate {
         leaf: leaf(&bytes("tls.crt")),
@@ -249,9 +231,7 @@ async fn certificate(
 /// The first certificate of a PEM file.
 fn leaf(pem: &[u8]) -> Result<CertificateFacts, String> {
     let (_, pem) = parse_x509_pem(pem).map_err(|error| format!("key tls.crt: {error}"))?;
-    let certificate = pem
-        .parse_x509()
-        .map_err(|error| format!("key tls.crt: {error}"))?;
+    let certificate = pem.parse_x509().map_err(|error| format!("key tls.crt: {error}"))?;
     let time =
         |seconds: i64| jiff::Timestamp::from_second(seconds).map_err(|error| error.to_string());
     let names = certificate
@@ -263,12 +243,7 @@ fn leaf(pem: &[u8]) -> Result<CertificateFacts, String> {
                 GeneralName::DNSName(name) => Some((*name).to_owned()),
                 _ => None,
             };
-            alternatives
-                .value
-                .general_names
-                .iter()
-                .filter_map(dns)
-                .collect()
+            alternatives.value.general_names.iter().filter_map(dns).collect()
         })
         .unwrap_or_default();
     Ok(CertificateFacts {
@@ -284,23 +259,11 @@ async fn controller(client: &Client) -> Read<Option<doctor::Workload>> {
     map(system::<Deployment>(client, CONTROLLER).await, |found| {
         found.map(|deployment| {
             let spec = deployment.spec.unwrap_or_default();
-            let containers = spec
-                .template
-                .spec
-                .map(|pod| pod.containers)
-                .unwrap_or_default();
+            let containers = spec.template.spec.map(|pod| pod.containers).unwrap_or_default();
             doctor::Workload {
                 replicas: i64::from(spec.replicas.unwrap_or(1)),
-                ready: i64::from(
-                    deployment
-                        .status
-                        .and_then(|s| s.ready_replicas)
-                        .unwrap_or(0),
-                ),
-                image: containers
-                    .into_iter()
-                    .find_map(|c| c.image)
-                    .unwrap_or_default(),
+                ready: i64::from(deployment.status.and_then(|s| s.ready_replicas).unwrap_or(0)),
+                image: containers.into_iter().find_map(|c| c.image).unwrap_or_default(),
             }
         })
     })
@@ -308,13 +271,11 @@ async fn controller(client: &Client) -> Read<Option<doctor::Workload>> {
 
 async fn lease(client: &Client) -> Read<Option<doctor::Lease>> {
     map(system::<Lease>(client, CONTROLLER).await, |found| {
-        found
-            .and_then(|lease| lease.spec)
-            .map(|spec| doctor::Lease {
-                holder: spec.holder_identity.unwrap_or_default(),
-                renewed_at: spec.renew_time.map(|at| at.0),
-                duration_seconds: i64::from(spec.lease_duration_seconds.unwrap_or(15)),
-            })
+        found.and_then(|lease| lease.spec).map(|spec| doctor::Lease {
+            holder: spec.holder_identity.unwrap_or_default(),
+            renewed_at: spec.renew_time.map(|at| at.0),
+            duration_seconds: i64::from(spec.lease_duration_seconds.unwrap_or(15)),
+        })
     })
 }
 

@@ -62,11 +62,7 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
         } else {
             show(printer, &found)?;
         }
-        Ok(if sound {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::from(EXIT_UNSOUND)
-        })
+        Ok(if sound { ExitCode::SUCCESS } else { ExitCode::from(EXIT_UNSOUND) })
     })
 }
 
@@ -87,12 +83,7 @@ fn show(printer: Printer, found: &[Finding]) -> io::Result<()> {
             printer.result(&format!("        {}", finding.remedy))?;
         }
     }
-    let count = |level: Level| {
-        found
-            .iter()
-            .filter(|finding| finding.level == level)
-            .count()
-    };
+    let count = |level: Level| found.iter().filter(|finding| finding.level == level).count();
     let (failed, warned) = (count(Level::Fail), count(Level::Warn));
     printer.result(&match (failed, warned) {
         (0, 0) => printer.good("Sound."),

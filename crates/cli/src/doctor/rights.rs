@@ -70,11 +70,7 @@ fn shown(attributes: &ResourceAttributes, space: &str) -> String {
     if !name.is_empty() {
         text = format!("{text} {name}");
     }
-    if space.is_empty() {
-        text
-    } else {
-        format!("{text} in {space}")
-    }
+    if space.is_empty() { text } else { format!("{text} in {space}") }
 }
 
 /// The rights of the roles that an installation brings.
@@ -89,9 +85,7 @@ fn needed() -> Vec<(String, ResourceAttributes)> {
         for rule in rules {
             let list = |key: &str| -> Vec<String> {
                 let values = rule[key].as_array().into_iter().flatten();
-                values
-                    .filter_map(|v| Some(v.as_str()?.to_owned()))
-                    .collect()
+                values.filter_map(|v| Some(v.as_str()?.to_owned())).collect()
             };
             let name = list("resourceNames").into_iter().next();
             for group in list("apiGroups") {

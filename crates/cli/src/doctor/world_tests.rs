@@ -48,11 +48,7 @@ fn workload() -> Vec<Value> {
 
 async fn installed() -> World {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/cluster.yaml");
-    let manifest_objects = load(&[file])
-        .unwrap()
-        .into_iter()
-        .map(|m| m.object)
-        .collect();
+    let manifest_objects = load(&[file]).unwrap().into_iter().map(|m| m.object).collect();
     let world = World::new(WorldOptions {
         // Certificates are made by the world's time and checked by the machine's.
         epoch: Clock::real().now_seconds() - jiff::SignedDuration::from_hours(48),
@@ -68,11 +64,7 @@ async fn installed() -> World {
     .await
     .unwrap();
     world
-        .until(
-            "that every machine is available",
-            Duration::from_mins(30),
-            World::is_ready,
-        )
+        .until("that every machine is available", Duration::from_mins(30), World::is_ready)
         .await
         .unwrap();
     world.pass(Duration::from_secs(40)).await;
@@ -81,9 +73,7 @@ async fn installed() -> World {
         Api::namespaced(world.client("doctor-test").unwrap(), "refit-system");
     let body = json!({"status": {"replicas": 2, "readyReplicas": 2}});
     let patch = Patch::Merge(&body);
-    api.patch_status("refit-controller", &PatchParams::default(), &patch)
-        .await
-        .unwrap();
+    api.patch_status("refit-controller", &PatchParams::default(), &patch).await.unwrap();
     world
 }
 
@@ -94,9 +84,7 @@ async fn findings(world: &World) -> Vec<Finding> {
         url: "https://sandbox".into(),
         clock: world.clock(),
     };
-    let workload = world
-        .workload_client("default/edge-1", "doctor-test")
-        .unwrap();
+    let workload = world.workload_client("default/edge-1", "doctor-test").unwrap();
     let access = Access::Given([("edge-1".to_owned(), workload)].into());
     examine(&gather(&Reader::with(cluster, access)).await.unwrap())
 }
@@ -114,24 +102,15 @@ fn an_installation_is_sound_until_something_is_taken_from_it() {
         assert_eq!(bad(&found), [], "{found:#?}");
         let client = world.client("doctor-test").unwrap();
         let roles: Api<k8s_openapi::api::rbac::v1::ClusterRoleBinding> = Api::all(client.clone());
-        roles
-            .delete("refit-kubeconfigs", &DeleteParams::default())
-            .await
-            .unwrap();
+        roles.delete("refit-kubeconfigs", &DeleteParams::default()).await.unwrap();
         let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(client);
         let off = json!({"metadata": {"labels": {"refit.dev/in-place": null}}});
         let patch = Patch::Merge(&off);
-        namespaces
-            .patch("default", &PatchParams::default(), &patch)
-            .await
-            .unwrap();
+        namespaces.patch("default", &PatchParams::default(), &patch).await.unwrap();
         let found = findings(&world).await;
         let want = [(Check::Rbac, Level::Fail), (Check::Namespaces, Level::Warn)];
         assert_eq!(bad(&found), want, "{found:#?}");
-        let rights = found
-            .iter()
-            .find(|finding| finding.check == Check::Rbac)
-            .unwrap();
+        let rights = found.iter().find(|finding| finding.check == Check::Rbac).unwrap();
         assert!(rights.message.contains("get secrets"), "{rights:#?}");
     });
 }

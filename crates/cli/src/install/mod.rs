@@ -108,10 +108,7 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
     }
     let parts = parts(args);
     check_image(&args.image)?;
-    let choices = Choices {
-        image: args.image.clone(),
-        replicas: args.replicas,
-    };
+    let choices = Choices { image: args.image.clone(), replicas: args.replicas };
     let manifests = manifests(&parts, &choices);
     if !args.apply {
         for manifest in &manifests {
@@ -123,9 +120,7 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let cluster = client::connect(global).await?;
         let mut broken = None;

@@ -140,10 +140,8 @@ fn set_version(
                 desired.insert(cluster);
                 through_topology = true;
             }
-            let plane = (
-                text(own, "/spec/controlPlaneRef/kind"),
-                text(own, "/spec/controlPlaneRef/name"),
-            );
+            let plane =
+                (text(own, "/spec/controlPlaneRef/kind"), text(own, "/spec/controlPlaneRef/name"));
             groups.extend(current.get(plane.0, space, plane.1).map(GroupRef::of));
             let workers = current
                 .of_kind("MachineDeployment")
@@ -173,10 +171,7 @@ async fn fetch_same(
     objects: &[Value],
 ) -> anyhow::Result<()> {
     for object in objects {
-        if current
-            .get(kind(object), namespace(object), name(object))
-            .is_some()
-        {
+        if current.get(kind(object), namespace(object), name(object)).is_some() {
             continue;
         }
         let version = text(object, "/apiVersion");
@@ -276,10 +271,7 @@ fn clusters_of(desired: &Objects, targets: &[GroupRef]) -> BTreeSet<String> {
                 })
                 .map(name)
         };
-        let of = Some(by_field)
-            .filter(|name| !name.is_empty())
-            .or(by_label)
-            .or_else(refers);
+        let of = Some(by_field).filter(|name| !name.is_empty()).or(by_label).or_else(refers);
         found.extend(of.map(str::to_owned));
     }
     found
@@ -314,10 +306,7 @@ async fn members(
         let objects = reader.list_kind(&group, &kind, &selector).await?;
         current.extend(objects);
     }
-    for found in [
-        reader.list::<NodeUpdate>("").await?,
-        reader.list::<UpdateGroup>("").await?,
-    ] {
+    for found in [reader.list::<NodeUpdate>("").await?, reader.list::<UpdateGroup>("").await?] {
         match found {
             Found::Read(objects) => current.extend(objects),
             Found::Absent | Found::Forbidden => {}
@@ -351,10 +340,9 @@ async fn follow_templates(
             continue;
         };
         let text = |key: &str| annotations.get(key).and_then(Value::as_str);
-        let (Some(of), Some(kind)) = (
-            text(keys::CLONED_FROM_NAME),
-            text(keys::CLONED_FROM_GROUPKIND),
-        ) else {
+        let (Some(of), Some(kind)) =
+            (text(keys::CLONED_FROM_NAME), text(keys::CLONED_FROM_GROUPKIND))
+        else {
             continue;
         };
         if let Some((kind, group)) = kind.split_once('.')
@@ -364,10 +352,7 @@ async fn follow_templates(
         }
     }
     for (group, kind, name) in wanted {
-        if current
-            .get(&kind, &reader.cluster.namespace, &name)
-            .is_some()
-        {
+        if current.get(&kind, &reader.cluster.namespace, &name).is_some() {
             continue;
         }
         let found = reader.follow(&group, &kind, &name).await?;
@@ -407,10 +392,8 @@ async fn default_policy(reader: &Reader) -> OnUncovered {
         .and_then(|spec| spec.template.spec)
         .map(|pod| pod.containers)
         .unwrap_or_default();
-    let args: Vec<String> = containers
-        .into_iter()
-        .flat_map(|container| container.args.unwrap_or_default())
-        .collect();
+    let args: Vec<String> =
+        containers.into_iter().flat_map(|container| container.args.unwrap_or_default()).collect();
     let said = args.iter().zip(args.iter().skip(1).map(Some).chain([None]));
     let replace = said
         .filter_map(|(arg, next)| {
@@ -418,9 +401,5 @@ async fn default_policy(reader: &Reader) -> OnUncovered {
             rest.strip_prefix('=').or(next.map(String::as_str))
         })
         .any(|value| value == "Replace");
-    if replace {
-        OnUncovered::Replace
-    } else {
-        OnUncovered::Preserve
-    }
+    if replace { OnUncovered::Replace } else { OnUncovered::Preserve }
 }

@@ -63,11 +63,7 @@ Exit codes:
   130, 143  interrupted by Ctrl-C or SIGTERM")]
 pub(crate) struct Args {
     /// cluster/NAME, kcp/NAME, md/NAME or ms/NAME.
-    #[arg(
-        value_name = "KIND/NAME",
-        requires = "to",
-        required_unless_present = "filename"
-    )]
+    #[arg(value_name = "KIND/NAME", requires = "to", required_unless_present = "filename")]
     target: Option<Target>,
     /// Version to go to.
     #[arg(long, value_name = "VERSION", requires = "target")]
@@ -126,12 +122,7 @@ fn offline(wanted: &[PathBuf], current: &[PathBuf]) -> anyhow::Result<Input> {
     let current: Objects = objects(current)?.into_iter().collect();
     let with_last: Objects = current.iter().cloned().map(as_applied).collect();
     let (desired, targets) = applied(&with_last, &wanted);
-    Ok(Input::offline(
-        Clock::real().now(),
-        current,
-        desired,
-        targets,
-    ))
+    Ok(Input::offline(Clock::real().now(), current, desired, targets))
 }
 
 /// An object as kubectl keeps it: what a file says was applied last, so that what the next file
@@ -147,13 +138,8 @@ fn as_applied(object: Value) -> Value {
 /// The plan with what the files hold and Cluster API does not look at.
 fn noted(plan: Plan, input: &Input, objects: &[Value]) -> Plan {
     use refit_core::plan::objects::{kind, name, namespace};
-    let Plan {
-        groups, mut notes, ..
-    } = plan;
-    for object in objects
-        .iter()
-        .filter(|object| kind(object).ends_with("Template"))
-    {
+    let Plan { groups, mut notes, .. } = plan;
+    for object in objects.iter().filter(|object| kind(object).ends_with("Template")) {
         let of = |objects: &Objects| {
             let found = objects.get(kind(object), namespace(object), name(object));
             found.and_then(|found| found.get("spec").cloned())
@@ -209,9 +195,6 @@ mod tests {
     fn a_file_that_is_wrong_is_named_with_its_line() {
         let wrong = file("kind: MachineDeployment\nmetadata: {}\n");
         let error = objects(&[wrong.path().to_owned()]).unwrap_err().to_string();
-        assert!(
-            error.contains(&format!("{}:1:", wrong.path().display())),
-            "{error}"
-        );
+        assert!(error.contains(&format!("{}:1:", wrong.path().display())), "{error}");
     }
 }

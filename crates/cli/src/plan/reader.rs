@@ -58,12 +58,7 @@ impl Reader {
 
     /// A reader with its own way to workload clusters.
     pub(crate) fn with(cluster: Cluster, access: Access) -> Self {
-        Self {
-            cluster,
-            access,
-            known: BTreeMap::new(),
-            unread: BTreeSet::new(),
-        }
+        Self { cluster, access, known: BTreeMap::new(), unread: BTreeSet::new() }
     }
 
     /// A client of a workload cluster, or why there is none.
@@ -74,10 +69,9 @@ impl Reader {
                 .await
                 .map_err(|error| error.to_string()),
             #[cfg(test)]
-            Access::Given(clients) => clients
-                .get(name)
-                .cloned()
-                .ok_or_else(|| format!("there is no client for {name}")),
+            Access::Given(clients) => {
+                clients.get(name).cloned().ok_or_else(|| format!("there is no client for {name}"))
+            }
         }
     }
 
@@ -87,11 +81,8 @@ impl Reader {
         K: Resource<DynamicType = ()>,
     {
         let resource = ApiResource::erase::<K>(&());
-        let api = Api::namespaced_with(
-            self.cluster.client.clone(),
-            &self.cluster.namespace,
-            &resource,
-        );
+        let api =
+            Api::namespaced_with(self.cluster.client.clone(), &self.cluster.namespace, &resource);
         match pages(&api, &resource, selector).await {
             Err(error) if is_gone(&error) => Ok(Found::Absent),
             Err(kube::Error::Api(status)) if status.code == 403 => Ok(Found::Forbidden),
@@ -123,11 +114,8 @@ impl Reader {
         K: Resource<DynamicType = ()>,
     {
         let resource = ApiResource::erase::<K>(&());
-        let api = Api::namespaced_with(
-            self.cluster.client.clone(),
-            &self.cluster.namespace,
-            &resource,
-        );
+        let api =
+            Api::namespaced_with(self.cluster.client.clone(), &self.cluster.namespace, &resource);
         pages(&api, &resource, selector)
             .await
             .map_err(|error| self.cluster.explain(error, &attempt::<K>("list")))
@@ -143,11 +131,8 @@ impl Reader {
         let Some(resource) = self.resource(group, kind).await? else {
             return Ok(None);
         };
-        let api: Api<DynamicObject> = Api::namespaced_with(
-            self.cluster.client.clone(),
-            &self.cluster.namespace,
-            &resource,
-        );
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(self.cluster.client.clone(), &self.cluster.namespace, &resource);
         match api.get(name).await {
             Ok(object) => Ok(Some(json_of(&object, &resource)?)),
             Err(error) if is_gone(&error) => Ok(None),
@@ -155,11 +140,7 @@ impl Reader {
                 self.unread.insert(kind.to_owned());
                 Ok(None)
             }
-            Err(error) => Err(error_of(
-                &self.cluster,
-                &error,
-                &format!("get {kind} {name}"),
-            )),
+            Err(error) => Err(error_of(&self.cluster, &error, &format!("get {kind} {name}"))),
         }
     }
 
@@ -173,11 +154,8 @@ impl Reader {
         let Some(resource) = self.resource(group, kind).await? else {
             return Ok(Vec::new());
         };
-        let api = Api::namespaced_with(
-            self.cluster.client.clone(),
-            &self.cluster.namespace,
-            &resource,
-        );
+        let api =
+            Api::namespaced_with(self.cluster.client.clone(), &self.cluster.namespace, &resource);
         match pages(&api, &resource, selector).await {
             Ok(objects) => Ok(objects),
             Err(kube::Error::Api(status)) if status.code == 403 => {
@@ -299,11 +277,7 @@ pub(crate) async fn workload(client: &Client) -> Result<Workload, String> {
         plans: of::<HostPlan>(client).await?,
         nodes: of::<Node>(client).await?,
         // Most are read for nothing where every budget has room.
-        pods: if tight {
-            of::<Pod>(client).await?
-        } else {
-            Vec::new()
-        },
+        pods: if tight { of::<Pod>(client).await? } else { Vec::new() },
         budgets,
     })
 }

@@ -31,9 +31,8 @@ pub(crate) fn show(printer: Printer, plan: &Plan) -> io::Result<()> {
 }
 
 fn table(printer: Printer, plan: &Plan) -> Vec<String> {
-    let heading = [
-        "GROUP", "TURN", "VERSION", "MACHINES", "IN PLACE", "NEW", "DELETED", "TIME", "OUTCOME",
-    ];
+    let heading =
+        ["GROUP", "TURN", "VERSION", "MACHINES", "IN PLACE", "NEW", "DELETED", "TIME", "OUTCOME"];
     let mut rows = vec![heading.map(|word| printer.bold(word)).to_vec()];
     for group in &plan.groups {
         let counts = group.machines;
@@ -105,10 +104,7 @@ fn details(printer: Printer, group: &GroupPlan) -> Vec<String> {
 fn last_word(printer: Printer, plan: &Plan) -> String {
     let sum = |count: fn(&GroupPlan) -> i64| plan.groups.iter().map(count).sum::<i64>();
     let in_place = sum(|group| group.machines.in_place);
-    let (new, deleted) = (
-        sum(|group| group.machines.new),
-        sum(|group| group.machines.deleted),
-    );
+    let (new, deleted) = (sum(|group| group.machines.new), sum(|group| group.machines.deleted));
     let counts = format!("{in_place} in place, {new} created, {deleted} deleted");
     match plan.outcome {
         Outcome::Unchanged => "Nothing changes.".to_owned(),

@@ -48,11 +48,7 @@ fn objects(control_planes: i64, workers: i64) -> Vec<Value> {
 async fn come_up(objects: Vec<Value>) -> World {
     let world = World::new(WorldOptions::new(objects)).await.unwrap();
     world
-        .until(
-            "that every machine is available",
-            Duration::from_mins(30),
-            World::is_ready,
-        )
+        .until("that every machine is available", Duration::from_mins(30), World::is_ready)
         .await
         .unwrap();
     world.pass(Duration::from_secs(40)).await;
@@ -64,9 +60,7 @@ fn up() -> World {
     static UP: OnceLock<Snapshot> = OnceLock::new();
     let bring_up = || {
         let thread = std::thread::spawn(|| {
-            runtime()
-                .unwrap()
-                .block_on(async { come_up(objects(3, 3)).await.snapshot() })
+            runtime().unwrap().block_on(async { come_up(objects(3, 3)).await.snapshot() })
         });
         thread.join().unwrap()
     };
@@ -85,13 +79,8 @@ fn reader(world: &World) -> Reader {
         url: "https://sandbox".into(),
         clock: world.clock(),
     };
-    let workload = world
-        .workload_client("default/edge-1", "plan-test")
-        .unwrap();
-    Reader::with(
-        cluster,
-        Access::Given([("edge-1".to_owned(), workload)].into()),
-    )
+    let workload = world.workload_client("default/edge-1", "plan-test").unwrap();
+    Reader::with(cluster, Access::Given([("edge-1".to_owned(), workload)].into()))
 }
 
 /// Merges a patch into an object, or makes the object.
@@ -103,9 +92,7 @@ async fn write(world: &World, api_version: &str, kind: &str, name: &str, body: &
     let api: Api<DynamicObject> = Api::namespaced_with(client, "default", &resource);
     if api.get_opt(name).await.unwrap().is_some() {
         let patch = Patch::Merge(body);
-        api.patch(name, &PatchParams::default(), &patch)
-            .await
-            .unwrap();
+        api.patch(name, &PatchParams::default(), &patch).await.unwrap();
     } else {
         let object = serde_json::from_value(body.clone()).unwrap();
         api.create(&PostParams::default(), &object).await.unwrap();
@@ -114,14 +101,7 @@ async fn write(world: &World, api_version: &str, kind: &str, name: &str, body: &
 
 async fn apply(world: &World, object: &Value) {
     let text = |pointer: &str| object.pointer(pointer).unwrap().as_str().unwrap();
-    write(
-        world,
-        text("/apiVersion"),
-        text("/kind"),
-        text("/metadata/name"),
-        object,
-    )
-    .await;
+    write(world, text("/apiVersion"), text("/kind"), text("/metadata/name"), object).await;
 }
 
 fn plane(spec: &Value) -> Value {
@@ -153,22 +133,14 @@ fn machine_template(name: &str, cpus: i64, memory: i64) -> Value {
 async fn changed(world: &World) -> BTreeSet<(String, String)> {
     let machines = world.machines();
     let infrastructure =
-        world
-            .management()
-            .list_values("infrastructure.cluster.x-k8s.io", "sandboxmachines", None);
+        world.management().list_values("infrastructure.cluster.x-k8s.io", "sandboxmachines", None);
     let mut state = BTreeSet::new();
     for fact in facts(world).await.unwrap() {
-        let machine = machines
-            .iter()
-            .find(|machine| machine["metadata"]["uid"] == fact.uid)
-            .unwrap();
-        let of = machine["spec"]["infrastructureRef"]["name"]
-            .as_str()
-            .unwrap();
-        let made_of = infrastructure
-            .iter()
-            .find(|object| object["metadata"]["name"] == of)
-            .map(|object| {
+        let machine =
+            machines.iter().find(|machine| machine["metadata"]["uid"] == fact.uid).unwrap();
+        let of = machine["spec"]["infrastructureRef"]["name"].as_str().unwrap();
+        let made_of =
+            infrastructure.iter().find(|object| object["metadata"]["name"] == of).map(|object| {
                 object["metadata"]["annotations"]["cluster.x-k8s.io/cloned-from-name"].to_string()
             });
         let what = format!("{} {}", fact.kubelet_version, made_of.unwrap_or_default());
@@ -185,9 +157,7 @@ fn of_group<'a>(facts: &'a [MachineFacts], owner: &str) -> BTreeSet<&'a str> {
 /// Plans a change, makes it, waits, and compares. Returns what was foretold.
 async fn comes_true(world: &World, objects: &[Value]) -> Vec<GroupPlan> {
     let mut reader = reader(world);
-    let input = gather(&mut reader, &Change::Objects(objects))
-        .await
-        .unwrap();
+    let input = gather(&mut reader, &Change::Objects(objects)).await.unwrap();
     let foretold = plan(&input);
     let (before, marks) = (facts(world).await.unwrap(), changed(world).await);
     for object in objects {
@@ -213,11 +183,7 @@ async fn comes_true(world: &World, objects: &[Value]) -> Vec<GroupPlan> {
         };
         assert_eq!(group.machines, happened, "{owner}: {group:#?}");
     }
-    assert!(
-        world.violations_at_rest().is_empty(),
-        "{:#?}",
-        world.violations_at_rest()
-    );
+    assert!(world.violations_at_rest().is_empty(), "{:#?}", world.violations_at_rest());
     foretold.groups
 }
 
@@ -248,10 +214,7 @@ fn without_surge_every_machine_stays() {
         let to = "v1.35.1".parse().unwrap();
         let input = gather(&mut reader(&world), &Change::Version(&target, &to)).await;
         let next = plan(&input.unwrap());
-        assert!(
-            next.groups.iter().all(|group| group.seconds.is_some()),
-            "{next:#?}"
-        );
+        assert!(next.groups.iter().all(|group| group.seconds.is_some()), "{next:#?}");
     });
 }
 
@@ -334,10 +297,7 @@ fn what_nobody_covers_stops_under_preserve() {
         assert_eq!(group.paths[0].line, line);
         // The hook said the very same.
         let groups = world.update_groups();
-        let said = groups
-            .iter()
-            .find(|g| g["spec"]["owner"]["name"] == "edge-1-md-0")
-            .unwrap();
+        let said = groups.iter().find(|g| g["spec"]["owner"]["name"] == "edge-1-md-0").unwrap();
         assert_eq!(said["status"]["uncovered"], json!([line]));
     });
 }

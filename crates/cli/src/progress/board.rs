@@ -82,8 +82,7 @@ impl Board {
                 let bar = ProgressBar::new(100).with_style(style(self.bar));
                 let bar = self.bars.insert_before(&self.sum, bar);
                 bar.set_prefix(format!("{machine:<width$}", width = self.width));
-                self.machines
-                    .insert(machine.to_owned(), (bar.clone(), step.clone()));
+                self.machines.insert(machine.to_owned(), (bar.clone(), step.clone()));
                 bar
             }
         };
@@ -98,11 +97,7 @@ impl Board {
         }
         self.line(
             seconds,
-            &format!(
-                "{machine:<width$}  {:>3}%  {words}",
-                step.percent,
-                width = self.width
-            ),
+            &format!("{machine:<width$}  {:>3}%  {words}", step.percent, width = self.width),
         )
     }
 
@@ -153,15 +148,8 @@ impl Board {
             percent: 100,
             remaining_seconds: None,
         };
-        let names: Vec<String> = self
-            .machines
-            .keys()
-            .filter(|name| gone(name))
-            .cloned()
-            .collect();
-        names
-            .iter()
-            .try_for_each(|name| self.show(name, &step, seconds))
+        let names: Vec<String> = self.machines.keys().filter(|name| gone(name)).cloned().collect();
+        names.iter().try_for_each(|name| self.show(name, &step, seconds))
     }
 
     /// Shows how far all machines are together, below the others.
@@ -210,9 +198,7 @@ fn sum_style(bar: usize) -> ProgressStyle {
         0 => String::new(),
         columns => format!("{{bar:{columns}.green/blue}} "),
     };
-    template(&format!(
-        "  {{prefix:.bold}} {bar}{{pos:>2}}/{{len}}  {{wide_msg}}"
-    ))
+    template(&format!("  {{prefix:.bold}} {bar}{{pos:>2}}/{{len}}  {{wide_msg}}"))
 }
 
 fn note_style() -> ProgressStyle {

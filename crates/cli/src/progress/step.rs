@@ -54,11 +54,7 @@ pub(crate) fn step(row: &MachineProgress, target: &str) -> Step {
     };
     if is_done(row, target) {
         let updated = row.phase == Some(Phase::Succeeded) && row.goal_version == target;
-        return if updated {
-            at("Updated", "same machine", 100)
-        } else {
-            at("Ready", "", 100)
-        };
+        return if updated { at("Updated", "same machine", 100) } else { at("Ready", "", 100) };
     }
     if row.machine_phase == "Deleting" {
         return at("Deleting", "Cluster API replaces it", percent);
@@ -92,10 +88,7 @@ pub(crate) fn step(row: &MachineProgress, target: &str) -> Step {
 
 /// What blocks counts more than the step that is under way; how it ended, more than either.
 fn detail(row: &MachineProgress, phase: Phase) -> &str {
-    let blocker = row
-        .blocked_by
-        .first()
-        .map(|blocker| blocker.message.as_str());
+    let blocker = row.blocked_by.first().map(|blocker| blocker.message.as_str());
     match blocker.filter(|message| !message.is_empty()) {
         Some(message) if !phase.is_final() => message,
         _ if phase.is_final() || row.step.is_empty() => &row.message,

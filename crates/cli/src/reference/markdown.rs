@@ -20,20 +20,15 @@ pub(super) fn markdown() -> String {
         "`refit` works on the cluster that the kubeconfig names, as kubectl does. As `kubectl-refit` on the PATH it is \
          `kubectl refit`.\n\n| command | does |\n|---|---|\n",
     );
-    let subs: Vec<&Command> = command
-        .get_subcommands()
-        .filter(|sub| sub.get_name() != "help")
-        .collect();
+    let subs: Vec<&Command> =
+        command.get_subcommands().filter(|sub| sub.get_name() != "help").collect();
     for sub in &subs {
         let name = sub.get_name();
         let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
         let _ = writeln!(text, "| [`refit {name}`](#refit-{name}) | {about} |");
     }
     text.push_str("\n## Options of every command\n\n");
-    options(
-        &mut text,
-        command.get_arguments().filter(|arg| arg.is_global_set()),
-    );
+    options(&mut text, command.get_arguments().filter(|arg| arg.is_global_set()));
     for sub in subs {
         describe(&mut text, sub, &format!("refit {}", sub.get_name()), 2);
     }
@@ -46,26 +41,17 @@ fn describe(text: &mut String, command: &Command, name: &str, depth: usize) {
         let _ = writeln!(text, "{about}\n");
     }
     let usage = command.clone().render_usage().to_string();
-    let _ = writeln!(
-        text,
-        "```\n{}\n```\n",
-        usage.trim_start_matches("Usage: ").trim()
-    );
+    let _ = writeln!(text, "```\n{}\n```\n", usage.trim_start_matches("Usage: ").trim());
     let own = |arg: &&Arg| !arg.is_global_set() && !arg.is_hide_set() && arg.get_id() != "help";
-    let own: Vec<&Arg> = command
-        .get_arguments()
-        .filter(|arg| own(arg) && arg.get_id() != "version")
-        .collect();
+    let own: Vec<&Arg> =
+        command.get_arguments().filter(|arg| own(arg) && arg.get_id() != "version").collect();
     if !own.is_empty() {
         options(text, own.into_iter());
     }
     if let Some(after) = command.get_after_help() {
         let _ = writeln!(text, "\n```\n{}\n```", after.to_string().trim_end());
     }
-    for sub in command
-        .get_subcommands()
-        .filter(|sub| sub.get_name() != "help")
-    {
+    for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
         let name = format!("{name} {}", sub.get_name());
         describe(text, sub, &name, depth + 1);
     }
@@ -81,18 +67,10 @@ fn options<'a>(text: &mut String, args: impl Iterator<Item = &'a Arg>) {
 
 /// How an option is written.
 fn spelling(arg: &Arg) -> String {
-    let values: Vec<String> = arg
-        .get_value_names()
-        .unwrap_or_default()
-        .iter()
-        .map(|name| format!("<{name}>"))
-        .collect();
+    let values: Vec<String> =
+        arg.get_value_names().unwrap_or_default().iter().map(|name| format!("<{name}>")).collect();
     let takes = arg.get_action().takes_values();
-    let value = if takes {
-        values.join(" ")
-    } else {
-        String::new()
-    };
+    let value = if takes { values.join(" ") } else { String::new() };
     let mut forms = Vec::new();
     if let Some(short) = arg.get_short() {
         forms.push(format!("-{short}"));
@@ -123,11 +101,8 @@ fn meaning(arg: &Arg) -> String {
     if arg.get_action().takes_values() && !values.is_empty() {
         let _ = write!(text, " One of {}.", values.join(", "));
     }
-    let defaults: Vec<String> = arg
-        .get_default_values()
-        .iter()
-        .map(|value| value.to_string_lossy().into_owned())
-        .collect();
+    let defaults: Vec<String> =
+        arg.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect();
     if arg.get_action().takes_values() && !defaults.is_empty() {
         let _ = write!(text, " Default: `{}`.", defaults.join(" "));
     }
@@ -136,9 +111,5 @@ fn meaning(arg: &Arg) -> String {
 
 /// Text that may stand in a cell of a table.
 fn cell(text: &str) -> String {
-    text.split_whitespace()
-        .collect::<Vec<_>>()
-        .join(" ")
-        .replace('|', "\\|")
-        .replace('<', "&lt;")
+    text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|").replace('<', "&lt;")
 }

@@ -21,14 +21,9 @@ pub(super) fn lines(world: &World, kubeconfig: &Path, speed: u32) -> Vec<String>
         let (namespace, cluster) = key.split_once('/').unwrap_or(("default", &key));
         lines.push(format!("  kubectl --context {cluster} get nodes"));
         if let Some(target) = target(machines.iter().map(|machine| &**machine), cluster) {
-            let place = if namespace == "default" {
-                String::new()
-            } else {
-                format!(" -n {namespace}")
-            };
-            lines.push(format!(
-                "  refit upgrade cluster/{cluster}{place} --to {target} --watch"
-            ));
+            let place =
+                if namespace == "default" { String::new() } else { format!(" -n {namespace}") };
+            lines.push(format!("  refit upgrade cluster/{cluster}{place} --to {target} --watch"));
         }
     }
     lines.push("  kubectl get machines -w".to_owned());
@@ -42,12 +37,12 @@ pub(super) fn lines(world: &World, kubeconfig: &Path, speed: u32) -> Vec<String>
 
 /// The version that a cluster may go to.
 fn target<'a>(machines: impl Iterator<Item = &'a Value>, cluster: &str) -> Option<String> {
-    let versions = machines
-        .filter(|machine| machine["spec"]["clusterName"] == cluster)
-        .filter_map(|machine| {
+    let versions = machines.filter(|machine| machine["spec"]["clusterName"] == cluster).filter_map(
+        |machine| {
             let version: KubernetesVersion = machine["spec"]["version"].as_str()?.parse().ok()?;
             Some(version)
-        });
+        },
+    );
     Some(versions.min()?.default_target().to_string())
 }
 
@@ -60,11 +55,7 @@ mod tests {
     #[test]
     fn the_oldest_machine_says_where_a_cluster_may_go() {
         let machine = |cluster: &str, version: &str| json!({"spec": {"clusterName": cluster, "version": version}});
-        let machines = [
-            machine("a", "v1.35.0"),
-            machine("a", "v1.34.2"),
-            machine("b", "v1.30.1"),
-        ];
+        let machines = [machine("a", "v1.35.0"), machine("a", "v1.34.2"), machine("b", "v1.30.1")];
         assert_eq!(target(machines.iter(), "a").as_deref(), Some("v1.35.0"));
         assert_eq!(target(machines.iter(), "b").as_deref(), Some("v1.31.0"));
         assert_eq!(target(machines.iter(), "c"), None);

@@ -91,10 +91,9 @@ impl Home {
     /// What is left when the sandbox has ended.
     pub(super) fn last_words(&self) -> String {
         match self {
-            Self::Kept(folder) => format!(
-                "Ended. `refit sandbox --data-dir {}` carries on.",
-                quoted(folder.path())
-            ),
+            Self::Kept(folder) => {
+                format!("Ended. `refit sandbox --data-dir {}` carries on.", quoted(folder.path()))
+            }
             Self::Passing => "Ended; nothing is left behind.".to_owned(),
         }
     }

@@ -81,10 +81,7 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
     let ports = Ports::take(args.port, kept.as_ref())?;
     let world = match kept {
         Some(world) => {
-            tell(
-                global,
-                &format!("Carrying on with the sandbox in {}.", home.name()),
-            );
+            tell(global, &format!("Carrying on with the sandbox in {}.", home.name()));
             world
         }
         None => make(args, global)?,
@@ -106,10 +103,7 @@ fn make(args: &Args, global: &GlobalArgs) -> anyhow::Result<Snapshot> {
     tell(global, "Bringing the machines up in simulated time ...");
     let made = live::bring_up(&objects, args.speed)?;
     let (available, machines) = (made.available, made.machines);
-    tell(
-        global,
-        &format!("{available} of {machines} machines are available."),
-    );
+    tell(global, &format!("{available} of {machines} machines are available."));
     Ok(made.world)
 }
 
@@ -130,11 +124,8 @@ async fn stay_up(
     }
     let folder = home.folder()?;
     let log = home.log();
-    let options = LiveOptions {
-        folder: folder.path().to_owned(),
-        hurry: args.speed,
-        log: log.clone(),
-    };
+    let options =
+        LiveOptions { folder: folder.path().to_owned(), hurry: args.speed, log: log.clone() };
     let live = Live::start(world, ports, options).await?;
     announce(printer, args, &live)?;
     let failed = async {
@@ -176,11 +167,7 @@ fn tell(global: &GlobalArgs, line: &str) {
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%,=".contains(c);
-    if text.chars().all(plain) {
-        text
-    } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
-    }
+    if text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
 
 #[cfg(test)]

@@ -126,30 +126,17 @@ pub(crate) enum Refusal {
     /// The object has no version that could be compared.
     NoVersion { object: String, version: String },
     /// kubeadm does not go that way.
-    Hop {
-        object: String,
-        from: KubernetesVersion,
-        to: KubernetesVersion,
-        hop: Hop,
-    },
+    Hop { object: String, from: KubernetesVersion, to: KubernetesVersion, hop: Hop },
     /// Cluster API would not ask Refit.
     Unreached(Unreached),
     /// A topology's controller would set it back.
     Managed { object: String },
     /// Another upgrade is under way.
-    UnderWay {
-        object: String,
-        version: String,
-        machines: Vec<(String, String)>,
-    },
+    UnderWay { object: String, version: String, machines: Vec<(String, String)> },
     /// An earlier change waits that nobody covers.
     Uncovered { object: String, paths: String },
     /// Kubelets would be newer than their API servers.
-    ControlPlaneFirst {
-        object: String,
-        control_plane: String,
-        version: String,
-    },
+    ControlPlaneFirst { object: String, control_plane: String, version: String },
     /// Kubelets would be too old for their API servers.
     WorkersFirst { object: String, why: String },
     /// The target has nothing that Refit upgrades.
@@ -202,11 +189,7 @@ pub(crate) fn next(facts: &Facts, to: &KubernetesVersion) -> Result<Next, Refusa
         && let Err(refusal) = control_plane_is_there(group, &workers, to)
     {
         // It was asked for the version, by us or before: it only takes its time.
-        return if facts.with_control_plane {
-            Ok(Next::AwaitControlPlane)
-        } else {
-            Err(refusal)
-        };
+        return if facts.with_control_plane { Ok(Next::AwaitControlPlane) } else { Err(refusal) };
     }
     Ok(Next::Write(workers))
 }
@@ -231,9 +214,7 @@ fn asks_for(version: &str, to: &KubernetesVersion) -> bool {
 
 fn unmanaged(group: &Group) -> Result<(), Refusal> {
     if group.managed {
-        return Err(Refusal::Managed {
-            object: group.object.clone(),
-        });
+        return Err(Refusal::Managed { object: group.object.clone() });
     }
     Ok(())
 }
@@ -250,10 +231,7 @@ fn may_change(group: &Group, to: &KubernetesVersion) -> Result<(), Refusal> {
         });
     }
     if let Some(paths) = &group.uncovered {
-        return Err(Refusal::Uncovered {
-            object: group.object.clone(),
-            paths: paths.clone(),
-        });
+        return Err(Refusal::Uncovered { object: group.object.clone(), paths: paths.clone() });
     }
     Ok(())
 }
@@ -267,12 +245,7 @@ fn hop(object: &str, version: &str, to: &KubernetesVersion) -> Result<(), Refusa
     if hop.is_upgrade() {
         return Ok(());
     }
-    Err(Refusal::Hop {
-        object: object.to_owned(),
-        from,
-        to: to.clone(),
-        hop,
-    })
+    Err(Refusal::Hop { object: object.to_owned(), from, to: to.clone(), hop })
 }
 
 /// Whether every worker may run beside an API server of `to`.
@@ -286,12 +259,10 @@ fn workers_fit(deployments: &[Group], to: &KubernetesVersion) -> Result<(), Refu
             if kubelet > *to {
                 continue;
             }
-            kubelet
-                .check_kubelet_of(to)
-                .map_err(|error| Refusal::WorkersFirst {
-                    object: group.object.clone(),
-                    why: error.to_string(),
-                })?;
+            kubelet.check_kubelet_of(to).map_err(|error| Refusal::WorkersFirst {
+                object: group.object.clone(),
+                why: error.to_string(),
+            })?;
         }
     }
     Ok(())
@@ -306,17 +277,11 @@ fn control_plane_is_there(
     let version = |text: &String| text.parse::<KubernetesVersion>().ok();
     let lowest = group.kubelets.iter().filter_map(version).min();
     let spec = group.version.parse::<KubernetesVersion>().ok();
-    let behind = [&lowest, &spec]
-        .into_iter()
-        .flatten()
-        .any(|version| version.minor_below(to));
+    let behind = [&lowest, &spec].into_iter().flatten().any(|version| version.minor_below(to));
     let busy = asks_for(&group.version, to) && !group.settled;
     if behind || busy {
         return Err(Refusal::ControlPlaneFirst {
-            object: workers
-                .first()
-                .map(|w| w.object.clone())
-                .unwrap_or_default(),
+            object: workers.first().map(|w| w.object.clone()).unwrap_or_default(),
             control_plane: group.object.clone(),
             version: lowest.or(spec).map(|v| v.to_string()).unwrap_or_default(),
         });

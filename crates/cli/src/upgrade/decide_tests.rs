@@ -65,11 +65,7 @@ fn a_group_that_cluster_api_does_not_ask_about_keeps_the_whole_cluster_as_it_is(
     facts.deployments[0].reach = Err(Unreached::NotInstalled);
     let refusal = next(&facts, &v(NEW)).unwrap_err();
     assert_eq!(refusal, Refusal::Unreached(Unreached::NotInstalled));
-    assert!(
-        refusal
-            .to_string()
-            .ends_with("Cluster API would replace the machines")
-    );
+    assert!(refusal.to_string().ends_with("Cluster API would replace the machines"));
     // One that is there already does not matter any more.
     facts.deployments[0].version = NEW.into();
     assert_eq!(written(next(&facts, &v(NEW))), ["KubeadmControlPlane/cp"]);
@@ -87,10 +83,7 @@ fn what_does_not_replace_is_not_said_to_replace() {
         object: "Cluster c".into(),
     });
     let text = next(&facts, &v(NEW)).unwrap_err().to_string();
-    assert!(
-        text.contains("Cluster c is paused") && !text.contains("replace"),
-        "{text}"
-    );
+    assert!(text.contains("Cluster c is paused") && !text.contains("replace"), "{text}");
 }
 
 #[test]
@@ -113,17 +106,11 @@ fn workers_do_not_overtake_their_control_plane() {
     let mut facts = cluster(OLD, OLD);
     facts.with_control_plane = false;
     let refusal = next(&facts, &v(NEW)).unwrap_err();
-    assert!(
-        refusal.to_string().contains("the control plane goes first"),
-        "{refusal}"
-    );
+    assert!(refusal.to_string().contains("the control plane goes first"), "{refusal}");
     facts.control_plane = Some(group("KubeadmControlPlane/cp", NEW));
     assert_eq!(written(next(&facts, &v(NEW))), ["MachineDeployment/md"]);
     // A newer patch than the control plane's is within the skew.
-    assert_eq!(
-        written(next(&facts, &v("v1.35.1"))),
-        ["MachineDeployment/md"]
-    );
+    assert_eq!(written(next(&facts, &v("v1.35.1"))), ["MachineDeployment/md"]);
 }
 
 #[test]
@@ -155,10 +142,7 @@ fn a_change_that_nobody_covers_is_not_taken_along() {
     facts.deployments[0].uncovered =
         Some("T/x spec.template.spec.cpus: 8 -> 16 (no updater)".into());
     let text = next(&facts, &v(NEW)).unwrap_err().to_string();
-    assert!(
-        text.contains("cpus: 8 -> 16") && text.contains("Take it back"),
-        "{text}"
-    );
+    assert!(text.contains("cpus: 8 -> 16") && text.contains("Take it back"), "{text}");
 }
 
 #[test]
@@ -182,11 +166,7 @@ fn a_topology_is_upgraded_at_its_cluster_alone() {
 
 #[test]
 fn a_target_without_groups_is_refused() {
-    let facts = Facts {
-        with_control_plane: true,
-        with_deployments: true,
-        ..Facts::default()
-    };
+    let facts = Facts { with_control_plane: true, with_deployments: true, ..Facts::default() };
     assert_eq!(next(&facts, &v(NEW)), Err(Refusal::Nothing));
 }
 
@@ -201,9 +181,6 @@ fn the_patch_holds_only_while_the_object_is_what_was_read() {
         let patch = field.patch("7", &v(NEW));
         assert_eq!(patch["metadata"]["resourceVersion"], "7");
         assert_eq!(patch.pointer(pointer), Some(&Value::from(NEW)));
-        assert_eq!(
-            field.path(),
-            pointer.trim_start_matches('/').replace('/', ".")
-        );
+        assert_eq!(field.path(), pointer.trim_start_matches('/').replace('/', "."));
     }
 }

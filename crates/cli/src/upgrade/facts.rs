@@ -34,16 +34,10 @@ pub(super) struct Read {
 
 /// Reads everything that decides about an upgrade of the target.
 pub(super) async fn read(cluster: &Cluster, target: &Target) -> anyhow::Result<Read> {
-    let whole = Target {
-        kind: TargetKind::Cluster,
-        name: cluster_name(cluster, target).await?,
-    };
+    let whole = Target { kind: TargetKind::Cluster, name: cluster_name(cluster, target).await? };
     let found = whole.gather(cluster).await?;
     let surroundings = Surroundings::read(cluster).await?;
-    let scope = Scope {
-        target: Some(whole),
-        ..Scope::default()
-    };
+    let scope = Scope { target: Some(whole), ..Scope::default() };
     let view = View::of(&objects(&found), &scope);
     let is_target = |kind, name: &str| {
         target.kind == TargetKind::Cluster || target.kind == kind && target.name == name
@@ -171,11 +165,8 @@ fn group<K: Resource<DynamicType = ()>>(object: &K, view: &View, facts: &Reach) 
     let name = format!("{}/{}", K::kind(&()), object.name_any());
     let row = view.groups.iter().find(|group| group.owner == name);
     let row: GroupRow = row.cloned().unwrap_or_default();
-    let machines: Vec<_> = view
-        .machines
-        .iter()
-        .filter(|machine| machine.progress.owner == name)
-        .collect();
+    let machines: Vec<_> =
+        view.machines.iter().filter(|machine| machine.progress.owner == name).collect();
     let under_way = machines
         .iter()
         .filter(|machine| {
@@ -184,10 +175,7 @@ fn group<K: Resource<DynamicType = ()>>(object: &K, view: &View, facts: &Reach) 
         })
         .map(|machine| {
             let progress = &machine.progress;
-            (
-                progress.machine.clone(),
-                step(progress, &machine.target).phase,
-            )
+            (progress.machine.clone(), step(progress, &machine.target).phase)
         })
         .collect();
     Group {

@@ -91,12 +91,7 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
     exit::run(async {
         upgradable(&args.target)?;
         let cluster = client::connect(global).await?;
-        let upgrade = Upgrade {
-            args,
-            start: cluster.clock.now(),
-            cluster,
-            printer,
-        };
+        let upgrade = Upgrade { args, start: cluster.clock.now(), cluster, printer };
         upgrade.run().await
     })
 }
@@ -126,9 +121,7 @@ enum Asked {
 }
 
 fn refused(refusal: &decide::Refusal, asked: Asked) -> anyhow::Error {
-    let text = refusal
-        .to_string()
-        .replace("`refit ", &format!("`{} ", program()));
+    let text = refusal.to_string().replace("`refit ", &format!("`{} ", program()));
     let what = match asked {
         Asked::Now => "the workers were not asked",
         Asked::Before | Asked::Rehearsed => "nothing was written",
@@ -157,10 +150,7 @@ impl Upgrade<'_> {
         if self.args.watch {
             self.follow(target).await?;
         } else {
-            self.note(&format!(
-                "`{} watch {target}` shows how far it is",
-                program()
-            ))?;
+            self.note(&format!("`{} watch {target}` shows how far it is", program()))?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -212,9 +202,7 @@ impl Upgrade<'_> {
 
     fn rehearsed(&self, writes: &[Write]) -> anyhow::Result<Asked> {
         let more = self.args.target.kind == TargetKind::Cluster
-            && writes
-                .iter()
-                .all(|write| write.field == Field::ControlPlane);
+            && writes.iter().all(|write| write.field == Field::ControlPlane);
         if more {
             self.note(WORKERS_FOLLOW)?;
         }
@@ -245,13 +233,9 @@ impl Upgrade<'_> {
         for write in writes {
             let written = match write.field {
                 Field::ControlPlane => {
-                    self.set::<KubeadmControlPlane>(&cluster.here(), write)
-                        .await?
+                    self.set::<KubeadmControlPlane>(&cluster.here(), write).await?
                 }
-                Field::Deployment => {
-                    self.set::<MachineDeployment>(&cluster.here(), write)
-                        .await?
-                }
+                Field::Deployment => self.set::<MachineDeployment>(&cluster.here(), write).await?,
                 Field::Topology => self.set::<ClusterObject>(&cluster.here(), write).await?,
             };
             if !written {
@@ -293,11 +277,7 @@ impl Upgrade<'_> {
             };
             write_line(self.printer, &line)?;
         } else {
-            let rest = if dry_run {
-                " (dry run: nothing was written)"
-            } else {
-                ""
-            };
+            let rest = if dry_run { " (dry run: nothing was written)" } else { "" };
             self.printer.result(&format!(
                 "{}: {} {} -> {to}{rest}",
                 write.object,

@@ -128,21 +128,18 @@ impl<'a> Screen<'a> {
         }
         let seconds = self.seconds();
         let names: Vec<String> = view.machines.iter().map(|row| self.name(row)).collect();
-        self.board
-            .widen(names.iter().map(String::len).max().unwrap_or_default());
+        self.board.widen(names.iter().map(String::len).max().unwrap_or_default());
         let few = view.machines.len() <= SHOWN;
         for (row, name) in view.machines.iter().zip(&names) {
             let progress = &row.progress;
             let happens = progress.is_under_way() || progress.has_failed() || progress.in_progress;
             if few || happens || (self.board.has(name) && !self.printer.shows_bars()) {
-                self.board
-                    .show(name, &step(progress, &row.target), seconds)?;
+                self.board.show(name, &step(progress, &row.target), seconds)?;
             } else {
                 self.board.hide(name);
             }
         }
-        self.board
-            .gone(|name| !names.iter().any(|there| there == name), seconds)?;
+        self.board.gone(|name| !names.iter().any(|there| there == name), seconds)?;
         for group in &view.groups {
             let about = match &self.scope.namespace {
                 Some(_) => group.owner.clone(),
@@ -190,11 +187,7 @@ impl<'a> Screen<'a> {
             Some(target) => target.to_string(),
             None => "all groups".to_owned(),
         };
-        let mut versions: Vec<&str> = view
-            .machines
-            .iter()
-            .map(|row| row.target.as_str())
-            .collect();
+        let mut versions: Vec<&str> = view.machines.iter().map(|row| row.target.as_str()).collect();
         versions.sort_unstable();
         versions.dedup();
         let message = match view.machines.len() {
@@ -215,10 +208,7 @@ impl<'a> Screen<'a> {
             .iter()
             .map(|row| {
                 let progress = &row.progress;
-                let how = progress
-                    .phase
-                    .map(|phase| format!("{phase:?}"))
-                    .unwrap_or_default();
+                let how = progress.phase.map(|phase| format!("{phase:?}")).unwrap_or_default();
                 format!(
                     "{}: {} ({}): {}",
                     self.name(row),

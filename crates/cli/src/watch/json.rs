@@ -10,11 +10,7 @@ use crate::{printer::Printer, progress::step};
 
 /// One line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(
-    tag = "type",
-    rename_all = "camelCase",
-    rename_all_fields = "camelCase"
-)]
+#[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub(crate) enum Line {
     /// A machine has changed.
     Machine {
@@ -48,13 +44,7 @@ pub(crate) enum Line {
         done: bool,
     },
     /// A version was written (`refit upgrade`).
-    Written {
-        object: String,
-        field: &'static str,
-        from: String,
-        to: String,
-        dry_run: bool,
-    },
+    Written { object: String, field: &'static str, from: String, to: String, dry_run: bool },
     /// The last line.
     End {
         target: Option<String>,
@@ -75,10 +65,7 @@ pub(crate) struct Lines {
 impl Lines {
     /// Nothing has been shown yet.
     pub(crate) fn new(printer: Printer) -> Self {
-        Self {
-            printer,
-            shown: BTreeMap::new(),
-        }
+        Self { printer, shown: BTreeMap::new() }
     }
 
     /// Shows what is new.
@@ -93,19 +80,14 @@ impl Lines {
             let key = (1, row.namespace.clone(), row.machine.clone());
             now.insert(key, Line::of_machine(machine));
         }
-        let news = now
-            .iter()
-            .filter(|(key, line)| self.shown.get(key) != Some(line));
+        let news = now.iter().filter(|(key, line)| self.shown.get(key) != Some(line));
         for (_, line) in news {
             self.write(line)?;
         }
         let gone = self.shown.keys().filter(|key| !now.contains_key(key));
         for (kind, namespace, name) in gone {
             if *kind == 1 {
-                self.write(&Line::Gone {
-                    namespace: namespace.clone(),
-                    name: name.clone(),
-                })?;
+                self.write(&Line::Gone { namespace: namespace.clone(), name: name.clone() })?;
             }
         }
         self.shown = now;

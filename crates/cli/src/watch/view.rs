@@ -108,10 +108,7 @@ impl View {
         // A control plane says only by label which Cluster's it is, and not every one has it.
         for machine in &objects.machines {
             let key = (machine.namespace().unwrap_or_default(), owner_of(machine));
-            if let Some(group) = owners
-                .get_mut(&key)
-                .filter(|group| group.cluster.is_empty())
-            {
+            if let Some(group) = owners.get_mut(&key).filter(|group| group.cluster.is_empty()) {
                 group.cluster.clone_from(&machine.spec.cluster_name);
             }
         }
@@ -141,10 +138,8 @@ impl View {
         owners.retain(|_, group| concerns(scope.target.as_ref(), group));
         for group in &objects.groups {
             let owner = &group.spec.owner;
-            let key = (
-                group.namespace().unwrap_or_default(),
-                format!("{}/{}", owner.kind, owner.name),
-            );
+            let key =
+                (group.namespace().unwrap_or_default(), format!("{}/{}", owner.kind, owner.name));
             if let Some(row) = owners.get_mut(&key) {
                 row.take_in(group, &machines);
             }
@@ -161,16 +156,8 @@ impl View {
 
     /// How things stand for this scope.
     pub(crate) fn standing(&self, scope: &Scope) -> Standing {
-        let whole = scope
-            .target
-            .as_ref()
-            .is_none_or(|target| target.kind != TargetKind::Machine);
-        let asked = |version: &str| {
-            scope
-                .wanted
-                .as_deref()
-                .is_none_or(|wanted| wanted == version)
-        };
+        let whole = scope.target.as_ref().is_none_or(|target| target.kind != TargetKind::Machine);
+        let asked = |version: &str| scope.wanted.as_deref().is_none_or(|wanted| wanted == version);
         let settled = !whole || self.groups.iter().all(|g| g.settled && asked(&g.version));
         if settled && self.machines.iter().all(MachineRow::is_done) {
             return Standing::Done;
@@ -202,9 +189,7 @@ impl View {
         let mut clusters: BTreeMap<(&str, &str), (i64, i64)> = BTreeMap::new();
         for group in &self.groups {
             let rest = group.rest_seconds?;
-            let sums = clusters
-                .entry((&group.namespace, &group.cluster))
-                .or_default();
+            let sums = clusters.entry((&group.namespace, &group.cluster)).or_default();
             if group.control_plane {
                 sums.0 = sums.0.saturating_add(rest);
             } else {
@@ -260,13 +245,7 @@ fn owners(objects: &Objects) -> BTreeMap<(String, String), GroupRow> {
             owner: format!("MachineDeployment/{}", object.name_any()),
             cluster: object.spec.cluster_name.clone(),
             control_plane: false,
-            version: object
-                .spec
-                .template
-                .spec
-                .version
-                .clone()
-                .unwrap_or_default(),
+            version: object.spec.template.spec.version.clone().unwrap_or_default(),
             settled: seen(object.metadata.generation, status.observed_generation)
                 && counts.map(Option::unwrap_or_default) == [wanted; 2],
             ..GroupRow::default()

@@ -37,12 +37,7 @@ fn update(machine: &str, phase: Phase) -> Arc<NodeUpdate> {
 }
 
 fn objects(machines: Vec<Arc<Machine>>, updates: Vec<Arc<NodeUpdate>>) -> Objects {
-    Objects {
-        machines,
-        updates,
-        deployments: vec![deployment(2, 2)],
-        ..Objects::default()
-    }
+    Objects { machines, updates, deployments: vec![deployment(2, 2)], ..Objects::default() }
 }
 
 fn standing(objects: &Objects, scope: &Scope) -> Standing {
@@ -50,10 +45,7 @@ fn standing(objects: &Objects, scope: &Scope) -> Standing {
 }
 
 fn on(target: &str) -> Scope {
-    Scope {
-        target: Some(target.parse().unwrap()),
-        ..Scope::default()
-    }
+    Scope { target: Some(target.parse().unwrap()), ..Scope::default() }
 }
 
 fn group() -> UpdateGroup {
@@ -70,12 +62,7 @@ fn blocked_group(reason: &str) -> Arc<UpdateGroup> {
     let mut group = group();
     let said = ("Blocked", "True", reason, "words");
     let status = group.status.as_mut().unwrap();
-    conditions::set(
-        &mut status.conditions,
-        "2026-03-02T08:00:00Z".parse().unwrap(),
-        None,
-        said,
-    );
+    conditions::set(&mut status.conditions, "2026-03-02T08:00:00Z".parse().unwrap(), None, said);
     Arc::new(group)
 }
 
@@ -87,11 +74,7 @@ fn done_is_when_owner_and_machines_say_so() {
         assert_eq!(standing(&objects, &on(target)), Standing::Done, "{target}");
     }
     objects.deployments = vec![deployment(3, 2)];
-    assert_eq!(
-        standing(&objects, &on("md/md")),
-        Standing::Going,
-        "spec not seen yet"
-    );
+    assert_eq!(standing(&objects, &on("md/md")), Standing::Going, "spec not seen yet");
     objects.deployments = vec![deployment(2, 1)];
     assert_eq!(standing(&objects, &on("md/md")), Standing::Going);
 }
@@ -119,23 +102,14 @@ fn a_version_that_is_yet_to_be_written_is_waited_for() {
 fn a_failure_is_the_end_only_when_nothing_else_is_under_way() {
     let machines = vec![machine("a", NEW, OLD), machine("b", NEW, OLD)];
     let failed = update("a", Phase::Failed);
-    let going = objects(
-        machines.clone(),
-        vec![failed.clone(), update("b", Phase::Draining)],
-    );
+    let going = objects(machines.clone(), vec![failed.clone(), update("b", Phase::Draining)]);
     assert_eq!(standing(&going, &on("md/md")), Standing::Going);
     let over = objects(machines, vec![failed]);
     let loose = Standing::Failed { held_up: false };
     assert_eq!(standing(&over, &on("md/md")), loose);
     assert_eq!(standing(&over, &on("machine/b")), Standing::Going);
-    let held = Objects {
-        groups: vec![blocked_group("Failed")],
-        ..over
-    };
-    assert_eq!(
-        standing(&held, &on("md/md")),
-        Standing::Failed { held_up: true }
-    );
+    let held = Objects { groups: vec![blocked_group("Failed")], ..over };
+    assert_eq!(standing(&held, &on("md/md")), Standing::Failed { held_up: true });
 }
 
 #[test]
@@ -148,22 +122,14 @@ fn other_targets_are_left_out() {
 #[test]
 fn the_rest_is_predicted_from_what_past_updates_took() {
     let mut objects = objects(
-        vec![
-            machine("a", NEW, OLD),
-            machine("b", OLD, OLD),
-            machine("c", OLD, OLD),
-        ],
+        vec![machine("a", NEW, OLD), machine("b", OLD, OLD), machine("c", OLD, OLD)],
         vec![update("a", Phase::Draining)],
     );
     assert_eq!(View::of(&objects, &on("md/md")).rest_seconds(), None);
     let durations = [("drain", vec![10, 20, 30]), ("kubeadm-upgrade", vec![40])];
     let mut group = group();
-    group.status.as_mut().unwrap().durations = durations
-        .map(|(step, seconds)| StepDurations {
-            step: step.into(),
-            seconds,
-        })
-        .to_vec();
+    group.status.as_mut().unwrap().durations =
+        durations.map(|(step, seconds)| StepDurations { step: step.into(), seconds }).to_vec();
     objects.groups = vec![Arc::new(group)];
     // 30 s of the one that runs, then two rounds of 20 + 40 s.
     assert_eq!(View::of(&objects, &on("md/md")).rest_seconds(), Some(150));

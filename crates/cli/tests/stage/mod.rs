@@ -1,10 +1,6 @@
 //! A management cluster that stands still: a real API over TCP, without controllers. Tests play them.
 
-#![allow(
-    dead_code,
-    unused_imports,
-    reason = "each test file uses its part of this"
-)]
+#![allow(dead_code, unused_imports, reason = "each test file uses its part of this")]
 #![allow(
     clippy::unwrap_used,
     clippy::needless_pass_by_value,
@@ -47,9 +43,7 @@ impl Stage {
     /// An empty one: Refit and Cluster API are installed, the default namespace is opted in.
     pub(crate) fn new() -> Self {
         let stage = Self::bare();
-        let crds = refit_api::crds::refit_crds()
-            .into_iter()
-            .chain(refit_api::crds::capi_crds());
+        let crds = refit_api::crds::refit_crds().into_iter().chain(refit_api::crds::capi_crds());
         for crd in crds {
             stage.create(
                 "apiextensions.k8s.io/v1/CustomResourceDefinition",
@@ -111,14 +105,7 @@ impl Stage {
             "contexts": [{"name": "stage", "context": {"cluster": "stage", "user": "me", "namespace": "default"}}],
         });
         std::fs::write(folder.path().join("kubeconfig"), kubeconfig.to_string()).unwrap();
-        Self {
-            runtime,
-            server,
-            client,
-            folder,
-            address,
-            serving,
-        }
+        Self { runtime, server, client, folder, address, serving }
     }
 
     /// Ends the API server's listener and everybody's connections, then listens again.
@@ -163,12 +150,7 @@ impl Stage {
         }
         let gvk = GroupVersionKind::gvk(parts[0], parts[1], parts[2]);
         let resource = ApiResource::from_gvk(&gvk);
-        let global = [
-            "CustomResourceDefinition",
-            "Namespace",
-            "ExtensionConfig",
-            "Deployment",
-        ];
+        let global = ["CustomResourceDefinition", "Namespace", "ExtensionConfig", "Deployment"];
         match parts[2] {
             "Deployment" => Api::namespaced_with(self.client.clone(), "capi-system", &resource),
             kind if global.contains(&kind) => Api::all_with(self.client.clone(), &resource),
@@ -182,10 +164,7 @@ impl Stage {
         let (api_version, name) = kind.rsplit_once('/').unwrap();
         object["apiVersion"] = json!(api_version);
         object["kind"] = json!(name);
-        let status = object
-            .get("status")
-            .cloned()
-            .filter(|status| !status.is_null());
+        let status = object.get("status").cloned().filter(|status| !status.is_null());
         let typed: DynamicObject = serde_json::from_value(object.clone()).unwrap();
         self.runtime.block_on(async {
             api.create(&PostParams::default(), &typed)
@@ -238,18 +217,14 @@ impl Stage {
     pub(crate) fn delete(&self, kind: &str, name: &str) {
         let api = self.api(kind);
         self.runtime.block_on(async {
-            api.delete(name, &kube::api::DeleteParams::default())
-                .await
-                .unwrap();
+            api.delete(name, &kube::api::DeleteParams::default()).await.unwrap();
         });
     }
 
     /// Reads an object.
     pub(crate) fn get(&self, kind: &str, name: &str) -> Value {
         let api = self.api(kind);
-        let object = self
-            .runtime
-            .block_on(async { api.get(name).await.unwrap() });
+        let object = self.runtime.block_on(async { api.get(name).await.unwrap() });
         serde_json::to_value(object).unwrap()
     }
 
@@ -378,9 +353,7 @@ fn listen(
     server: &ApiServer,
     port: u16,
 ) -> (std::net::SocketAddr, tokio::task::JoinHandle<()>) {
-    let listener = runtime
-        .block_on(Listener::tcp(([127, 0, 0, 1], port).into()))
-        .unwrap();
+    let listener = runtime.block_on(Listener::tcp(([127, 0, 0, 1], port).into())).unwrap();
     let address = listener.local_addr().unwrap();
     let server = server.clone();
     let service = tower::service_fn(move |request| {

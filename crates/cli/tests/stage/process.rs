@@ -15,14 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) fn refit(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_refit"));
     command.args(args);
-    for name in [
-        "CARGO",
-        "REFIT_LOG",
-        "KUBECONFIG",
-        "KUBERNETES_SERVICE_HOST",
-        "HOME",
-        "NO_COLOR",
-    ] {
+    for name in ["CARGO", "REFIT_LOG", "KUBECONFIG", "KUBERNETES_SERVICE_HOST", "HOME", "NO_COLOR"]
+    {
         command.env_remove(name);
     }
     command
@@ -48,9 +42,7 @@ impl Ended {
     /// The lines of stdout as JSON.
     pub(crate) fn json_lines(&self) -> Vec<Value> {
         let lines = self.stdout.lines();
-        lines
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect()
+        lines.map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 }
 
@@ -73,11 +65,8 @@ impl Drop for Running {
 impl Running {
     /// Starts a command whose lines are read while it runs.
     pub(crate) fn start(mut command: Command) -> Self {
-        let mut child = command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the binary runs");
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
         let stdout = child.stdout.take().expect("it is piped");
         let (sender, lines) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
@@ -87,11 +76,7 @@ impl Running {
                 }
             }
         });
-        Self {
-            child: Some(child),
-            lines,
-            seen: Vec::new(),
-        }
+        Self { child: Some(child), lines, seen: Vec::new() }
     }
 
     /// Waits for a line with these words and returns it.
@@ -104,10 +89,9 @@ impl Running {
                         return line;
                     }
                 }
-                Err(error) => panic!(
-                    "no line with {words:?} ({error}) in:\n{}",
-                    self.seen.join("\n")
-                ),
+                Err(error) => {
+                    panic!("no line with {words:?} ({error}) in:\n{}", self.seen.join("\n"))
+                }
             }
         }
     }

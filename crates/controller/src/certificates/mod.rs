@@ -107,20 +107,14 @@ pub struct Certificates {
 
 impl std::fmt::Debug for Certificates {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Certificates")
-            .field("settings", &self.settings)
-            .finish_non_exhaustive()
+        f.debug_struct("Certificates").field("settings", &self.settings).finish_non_exhaustive()
     }
 }
 
 impl Certificates {
     /// Keeps the certificate in a Secret of this cluster.
     pub fn new(client: Client, clock: Clock, settings: CertificateSettings) -> Self {
-        Self {
-            client,
-            clock,
-            settings,
-        }
+        Self { client, clock, settings }
     }
 
     fn api(&self) -> Api<Secret> {
@@ -155,9 +149,7 @@ impl Certificates {
         let Some(material) = secret.as_ref().and_then(secret::shown) else {
             return Ok(None);
         };
-        ReloadableCert::new(&material)
-            .map(Some)
-            .map_err(|source| self.tls_error(source))
+        ReloadableCert::new(&material).map(Some).map_err(|source| self.tls_error(source))
     }
 
     /// Shows what the Secret holds and keeps it good, for ever. Dropping the future ends it.
@@ -165,12 +157,10 @@ impl Certificates {
         let store: Store<Secret> = Store::default();
         let changed = Notify::new();
         let field = format!("metadata.name={}", self.settings.secret);
-        let watching = store::reflect(
-            self.api(),
-            store::everything().fields(&field),
-            store.clone(),
-            |_| changed.notify_one(),
-        );
+        let watching =
+            store::reflect(self.api(), store::everything().fields(&field), store.clone(), |_| {
+                changed.notify_one()
+            });
         futures::join!(watching, self.keep(&store, &changed, &cert));
     }
 
@@ -241,9 +231,7 @@ impl Certificates {
             let body = secret::patch(&version, &data);
             let name = &self.settings.secret;
             let patch = Patch::Merge(&body);
-            self.api()
-                .patch(name, &PatchParams::default(), &patch)
-                .await
+            self.api().patch(name, &PatchParams::default(), &patch).await
         } else {
             let object = secret::object(&self.settings, &data);
             self.api().create(&PostParams::default(), &object).await
@@ -276,17 +264,11 @@ impl Certificates {
     }
 
     fn api_error(&self, source: kube::Error) -> CertificateError {
-        CertificateError::Api {
-            secret: self.key(),
-            source: Box::new(source),
-        }
+        CertificateError::Api { secret: self.key(), source: Box::new(source) }
     }
 
     fn tls_error(&self, source: TlsError) -> CertificateError {
-        CertificateError::Tls {
-            secret: self.key(),
-            source,
-        }
+        CertificateError::Tls { secret: self.key(), source }
     }
 }
 

@@ -36,10 +36,8 @@ fn part<'a>(secret: &'a Secret, key: &str) -> &'a str {
 /// What the hook server shows: the certificate and its key, if both are there.
 pub(super) fn shown(secret: &Secret) -> Option<KeyAndCert> {
     let (cert, key) = (part(secret, CERT), part(secret, KEY));
-    (!cert.is_empty() && !key.is_empty()).then(|| KeyAndCert {
-        cert_pem: cert.to_owned(),
-        key_pem: key.to_owned(),
-    })
+    (!cert.is_empty() && !key.is_empty())
+        .then(|| KeyAndCert { cert_pem: cert.to_owned(), key_pem: key.to_owned() })
 }
 
 /// When the certificate that is shown ends, if it can be read.
@@ -71,18 +69,11 @@ fn held(secret: &Secret) -> Result<Held, String> {
         .and_then(|shown| facts(&shown.cert_pem).ok());
     let authorities = split(part(secret, CA));
     let first = authorities.first().ok_or("it holds no authority")?;
-    let material = KeyAndCert {
-        cert_pem: first.clone(),
-        key_pem: part(secret, CA_KEY).to_owned(),
-    };
+    let material = KeyAndCert { cert_pem: first.clone(), key_pem: part(secret, CA_KEY).to_owned() };
     // The same check as for a server's certificate: whether the key is this certificate's.
     ReloadableCert::new(&material).map_err(|error| format!("ca.key: {error}"))?;
     let older = authorities.iter().skip(1).map(|pem| facts(pem));
-    Ok(Held {
-        authority: facts(first)?,
-        older: older.collect::<Result<_, _>>()?,
-        leaf,
-    })
+    Ok(Held { authority: facts(first)?, older: older.collect::<Result<_, _>>()?, leaf })
 }
 
 /// The certificates of a bundle, each with its frame.
@@ -122,10 +113,7 @@ fn facts(pem: &str) -> Result<CertificateFacts, String> {
 pub(super) type Data = BTreeMap<&'static str, String>;
 
 fn validity(now: Timestamp, length: SignedDuration) -> Validity {
-    Validity {
-        from: now - BACKDATE,
-        until: now + length,
-    }
+    Validity { from: now - BACKDATE, until: now + length }
 }
 
 /// What the Secret will hold. What does not change is not named.
@@ -191,13 +179,7 @@ pub(super) fn object(settings: &CertificateSettings, data: &Data) -> Secret {
         metadata: ObjectMeta {
             name: Some(settings.secret.clone()),
             namespace: Some(settings.namespace.clone()),
-            labels: Some(
-                [
-                    label("name", "refit"),
-                    label("managed-by", "refit-controller"),
-                ]
-                .into(),
-            ),
+            labels: Some([label("name", "refit"), label("managed-by", "refit-controller")].into()),
             ..ObjectMeta::default()
         },
         type_: Some("kubernetes.io/tls".to_owned()),

@@ -25,10 +25,7 @@ impl World {
         let world = Self { server, clock };
         let body = serde_json::from_value(json!({"metadata": {"name": "refit-system"}})).unwrap();
         let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(world.client());
-        namespaces
-            .create(&PostParams::default(), &body)
-            .await
-            .unwrap();
+        namespaces.create(&PostParams::default(), &body).await.unwrap();
         world
     }
 
@@ -78,10 +75,7 @@ async fn the_first_replica_makes_what_all_replicas_show() {
     let made = world.secret().await;
     assert_eq!(made.type_.as_deref(), Some("kubernetes.io/tls"));
     world.keeper().ensure().await;
-    assert_eq!(
-        world.secret().await.resource_version(),
-        made.resource_version()
-    );
+    assert_eq!(world.secret().await.resource_version(), made.resource_version());
     let held = match secret::read(Some(&made)) {
         refit_core::certificates::Found::Ours(held) => held,
         other => panic!("{other:?}"),
@@ -165,13 +159,9 @@ async fn what_cannot_be_used_is_made_anew_and_the_rest_stays() {
         assert_eq!(world.data("ca.crt").await, ca);
         let patch = json!({"data": {key: "bm90aGluZw=="}});
         let api = world.keeper().api();
-        api.patch(
-            "refit-webhook-tls",
-            &PatchParams::default(),
-            &Patch::Merge(&patch),
-        )
-        .await
-        .unwrap();
+        api.patch("refit-webhook-tls", &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+            .unwrap();
         assert_eq!(world.settle().await, 1, "{key}");
     }
 }
@@ -188,16 +178,11 @@ async fn a_running_replica_shows_what_another_one_renewed() {
     });
     tokio::time::sleep(Duration::from_secs(1)).await;
     let api = keeper.api();
-    assert_eq!(
-        api.list(&ListParams::default()).await.unwrap().items.len(),
-        1
-    );
+    assert_eq!(api.list(&ListParams::default()).await.unwrap().items.len(), 1);
     tokio::time::sleep(Duration::from_secs(61 * DAY)).await;
     tokio::time::sleep(Duration::from_mins(1)).await;
     assert_ne!(format!("{cert:?}"), before);
-    api.delete("refit-webhook-tls", &<_>::default())
-        .await
-        .unwrap();
+    api.delete("refit-webhook-tls", &<_>::default()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(api.get_opt("refit-webhook-tls").await.unwrap().is_some());
     runs.abort();

@@ -69,10 +69,7 @@ async fn rules(ctx: &Context, machine: &Machine) -> Result<Vec<MachineDrainRule>
     let namespace = machine.namespace().unwrap_or_default();
     let store = &ctx.stores.drain_rules;
     let unreadable = store.unreadable();
-    if let Some((key, why)) = unreadable
-        .iter()
-        .find(|(key, _)| key.namespace == namespace)
-    {
+    if let Some((key, why)) = unreadable.iter().find(|(key, _)| key.namespace == namespace) {
         return Err(Blind::Rules(Refusal::ApiRefused {
             what: format!("MachineDrainRule {key}"),
             message: format!("it cannot be read: {why}"),
@@ -99,19 +96,14 @@ async fn rules(ctx: &Context, machine: &Machine) -> Result<Vec<MachineDrainRule>
 /// The pods of a node, in order of namespace and name.
 async fn pods_on(client: &Client, node: &str) -> kube::Result<Vec<PodView>> {
     let api: Api<Pod> = Api::all(client.clone());
-    let list = api
-        .list(&ListParams::default().fields(&format!("spec.nodeName={node}")))
-        .await?;
+    let list = api.list(&ListParams::default().fields(&format!("spec.nodeName={node}"))).await?;
     let mut pods: Vec<PodView> = list.items.iter().map(view).collect();
     pods.sort_by(|a, b| a.pod.cmp(&b.pod));
     Ok(pods)
 }
 
 fn view(pod: &Pod) -> PodView {
-    let phase = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref());
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     let owner = controller_of(pod.owner_references());
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref());
     let volumes = volumes.unwrap_or_default();
@@ -131,14 +123,12 @@ fn view(pod: &Pod) -> PodView {
         labels: pod.labels().clone(),
         claims: volumes
             .iter()
-            .filter_map(
-                |volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
-                    (Some(claim), _) => Some(claim.claim_name.clone()),
-                    // Kubernetes makes it and names it so.
-                    (None, Some(_)) => Some(format!("{}-{}", pod.name_any(), volume.name)),
-                    (None, None) => None,
-                },
-            )
+            .filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
+                (Some(claim), _) => Some(claim.claim_name.clone()),
+                // Kubernetes makes it and names it so.
+                (None, Some(_)) => Some(format!("{}-{}", pod.name_any(), volume.name)),
+                (None, None) => None,
+            })
             .collect(),
         created_at: meta.creation_timestamp.as_ref().map(|time| time.0),
         deletion_at: meta.deletion_timestamp.as_ref().map(|time| time.0),

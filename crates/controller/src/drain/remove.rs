@@ -47,10 +47,7 @@ pub(crate) async fn remove(
 }
 
 fn of(removal: &Removal, refusal: Refusal) -> EvictionRefusal {
-    EvictionRefusal {
-        pod: removal.pod.clone(),
-        refusal,
-    }
+    EvictionRefusal { pod: removal.pod.clone(), refusal }
 }
 
 async fn remove_one(client: &Client, removal: &Removal) -> kube::Result<Option<Refusal>> {
@@ -71,14 +68,10 @@ async fn remove_one(client: &Client, removal: &Removal) -> kube::Result<Option<R
                 .await
                 .map(|_| ())
         }
-        How::Delete { grace_seconds } => api
-            .delete(&pod.name, &of_this_pod(grace_seconds))
-            .await
-            .map(|_| ()),
-        How::Force => api
-            .delete(&pod.name, &of_this_pod(Some(0)))
-            .await
-            .map(|_| ()),
+        How::Delete { grace_seconds } => {
+            api.delete(&pod.name, &of_this_pod(grace_seconds)).await.map(|_| ())
+        }
+        How::Force => api.delete(&pod.name, &of_this_pod(Some(0))).await.map(|_| ()),
     };
     match outcome {
         Ok(()) => Ok(None),
@@ -112,26 +105,16 @@ fn refusal(pod: &PodRef, status: &Status) -> Option<Refusal> {
         409 => return None,
         _ => {}
     }
-    let causes = status
-        .details
-        .as_ref()
-        .map_or(&[][..], |details| &details.causes);
-    let budget = causes
-        .iter()
-        .find(|cause| cause.reason == "DisruptionBudget");
+    let causes = status.details.as_ref().map_or(&[][..], |details| &details.causes);
+    let budget = causes.iter().find(|cause| cause.reason == "DisruptionBudget");
     if let Some(cause) = budget.filter(|_| status.code == 429) {
         let name = budget_name(&cause.message);
         return Some(Refusal::PodDisruptionBudget {
-            budget: name
-                .map(|name| format!("{}/{name}", pod.namespace))
-                .unwrap_or_default(),
+            budget: name.map(|name| format!("{}/{name}", pod.namespace)).unwrap_or_default(),
             pod: pod.to_string(),
         });
     }
-    Some(Refusal::EvictionRefused {
-        pod: pod.to_string(),
-        message: status.message.clone(),
-    })
+    Some(Refusal::EvictionRefused { pod: pod.to_string(), message: status.message.clone() })
 }
 
 /// Whether a refusal speaks of this pod by name: an API server that knows no such route names
@@ -143,10 +126,7 @@ fn is_about(status: &Status, pod: &PodRef) -> bool {
 
 /// The name in "The disruption budget NAME needs ..." or "... NAME is still being processed ...".
 fn budget_name(message: &str) -> Option<&str> {
-    message
-        .strip_prefix("The disruption budget ")?
-        .split(' ')
-        .next()
+    message.strip_prefix("The disruption budget ")?.split(' ').next()
 }
 
 #[cfg(test)]
@@ -154,11 +134,7 @@ mod tests {
     use super::*;
 
     fn pod() -> PodRef {
-        PodRef {
-            namespace: "default".into(),
-            name: "web-1".into(),
-            uid: "u".into(),
-        }
+        PodRef { namespace: "default".into(), name: "web-1".into(), uid: "u".into() }
     }
 
     fn status(value: serde_json::Value) -> Status {
@@ -205,10 +181,7 @@ mod tests {
     #[test]
     fn a_throttled_eviction_is_no_budget() {
         let refused = status(json!({"code": 429, "message": "too many requests"}));
-        assert_eq!(
-            refusal(&pod(), &refused).unwrap().reason(),
-            "EvictionRefused"
-        );
+        assert_eq!(refusal(&pod(), &refused).unwrap().reason(), "EvictionRefused");
     }
 
     #[test]

@@ -52,11 +52,7 @@ struct Judged {
 async fn conclude(ctx: &Context, judged: Result<Judged, NotReady>) -> Verdict {
     match judged {
         Err(why) => Verdict::NotReady(why),
-        Ok(Judged {
-            group,
-            policy,
-            verdict,
-        }) => {
+        Ok(Judged { group, policy, verdict }) => {
             decision::record(ctx, &group, &policy, &verdict).await;
             verdict
         }
@@ -70,18 +66,12 @@ fn both_sides(body: &[u8], members: wire::Members) -> Result<(Objects, Objects),
         let desired = wire::side(&mut request, "desired", members)?;
         Ok((current, desired))
     };
-    read().map_err(|e: wire::BadRequest| NotReady::BadRequest {
-        reason: e.to_string(),
-    })
+    read().map_err(|e: wire::BadRequest| NotReady::BadRequest { reason: e.to_string() })
 }
 
 fn judge_machine(ctx: &Context, current: &Objects, desired: &Objects) -> Result<Judged, NotReady> {
     let key = synced_key(ctx, current)?;
-    let machine = ctx
-        .stores
-        .machines
-        .get(&key)
-        .ok_or_else(|| unknown("Machine", &key))?;
+    let machine = ctx.stores.machines.get(&key).ok_or_else(|| unknown("Machine", &key))?;
     if machine.metadata.deletion_timestamp.is_some() {
         return Err(NotReady::Deleting { machine: key.name });
     }
@@ -89,18 +79,10 @@ fn judge_machine(ctx: &Context, current: &Objects, desired: &Objects) -> Result<
         group_of(&ctx.stores, &machine).ok_or(NotReady::OwnerUnknown { machine: key.name })?;
     let policy = live_policy(ctx, &group)?;
     let coverage = cover(Level::Machine, current, desired, built_in());
-    let busy = group
-        .spec
-        .control_plane
-        .then(|| another_machine(ctx, &group, &machine))
-        .flatten();
+    let busy = group.spec.control_plane.then(|| another_machine(ctx, &group, &machine)).flatten();
     let unready = no_fresh_report(ctx, [machine.as_ref()]);
     let verdict = verdict(&policy, coverage, busy, unready);
-    Ok(Judged {
-        group,
-        policy,
-        verdict,
-    })
+    Ok(Judged { group, policy, verdict })
 }
 
 fn judge_machine_set(
@@ -109,11 +91,7 @@ fn judge_machine_set(
     desired: &Objects,
 ) -> Result<Judged, NotReady> {
     let key = synced_key(ctx, current)?;
-    let set = ctx
-        .stores
-        .machine_sets
-        .get(&key)
-        .ok_or_else(|| unknown("MachineSet", &key))?;
+    let set = ctx.stores.machine_sets.get(&key).ok_or_else(|| unknown("MachineSet", &key))?;
     let group = group_of_set(&set);
     let policy = live_policy(ctx, &group)?;
     let coverage = cover(Level::MachineSet, current, desired, built_in());
@@ -121,20 +99,15 @@ fn judge_machine_set(
     let behind = control_plane_of(ctx, &key.namespace, &group, desired);
     let unready = behind.or_else(|| no_fresh_report(ctx, machines.iter().map(AsRef::as_ref)));
     let verdict = verdict(&policy, coverage, None, unready);
-    Ok(Judged {
-        group,
-        policy,
-        verdict,
-    })
+    Ok(Judged { group, policy, verdict })
 }
 
 fn synced_key(ctx: &Context, current: &Objects) -> Result<ObjectKey, NotReady> {
     if !ctx.stores.synced() {
         return Err(NotReady::NotSynced);
     }
-    wire::key_of(&current.owner).ok_or_else(|| NotReady::BadRequest {
-        reason: "the current object has no name".to_owned(),
-    })
+    wire::key_of(&current.owner)
+        .ok_or_else(|| NotReady::BadRequest { reason: "the current object has no name".to_owned() })
 }
 
 /// Another machine of the control plane that is not finished (`architecture 4`: one at a time).
@@ -144,26 +117,19 @@ fn another_machine(ctx: &Context, group: &Group, this: &Machine) -> Option<NotRe
         .iter()
         .filter(|machine| machine.name_any() != this.name_any())
         .find_map(|machine| {
-            let unfinished = updates
-                .iter()
-                .find(|update| is_unfinished_on(update, machine));
+            let unfinished = updates.iter().find(|update| is_unfinished_on(update, machine));
             let what = match unfinished {
                 Some(update) => Unfinished::NodeUpdate(update.name_any()),
                 None if update_in_progress(machine.as_ref()) => Unfinished::Marked,
                 None => return None,
             };
-            Some(NotReady::AnotherMachine {
-                machine: machine.name_any(),
-                what,
-            })
+            Some(NotReady::AnotherMachine { machine: machine.name_any(), what })
         })
 }
 
 fn is_unfinished_on(update: &NodeUpdate, machine: &Machine) -> bool {
     !phase_of(update).is_final()
-        && machine
-            .uid()
-            .is_some_and(|uid| uid == update.spec.machine_ref.uid)
+        && machine.uid().is_some_and(|uid| uid == update.spec.machine_ref.uid)
 }
 
 /// Hosts of these Machines without a recent report of their agent.

@@ -64,10 +64,8 @@ fn unnamed(new: &NewNodeUpdate) -> NodeUpdate {
     let mut update = NodeUpdate::new("", spec);
     let metadata = &mut update.metadata;
     metadata.namespace = Some(new.namespace.clone());
-    metadata.labels = Some(BTreeMap::from([(
-        keys::MACHINE_NAME.to_owned(),
-        new.machine.name.clone(),
-    )]));
+    metadata.labels =
+        Some(BTreeMap::from([(keys::MACHINE_NAME.to_owned(), new.machine.name.clone())]));
     metadata.owner_references = Some(vec![OwnerReference {
         api_version: format!("{CORE_GROUP}/{CONTRACT_VERSION}"),
         kind: "Machine".to_owned(),

@@ -95,18 +95,8 @@ fn next_status(
     let said = (COVERED, word, verdict.reason(), verdict.message());
     // Only what blocks has to be known as outdated later.
     let generation = owner_generation.filter(|_| answer_blocks(verdict));
-    conditions::set(
-        &mut next.conditions,
-        now,
-        generation,
-        (said.0, said.1, said.2, &said.3),
-    );
-    next.uncovered = verdict
-        .uncovered()
-        .iter()
-        .take(MAX_LINES)
-        .cloned()
-        .collect();
+    conditions::set(&mut next.conditions, now, generation, (said.0, said.1, said.2, &said.3));
+    next.uncovered = verdict.uncovered().iter().take(MAX_LINES).cloned().collect();
     (next != *status).then_some(next)
 }
 
@@ -144,10 +134,7 @@ fn announcement(
 }
 
 fn occurrence(before: &Condition) -> String {
-    format!(
-        "after {} of {}",
-        before.reason, before.last_transition_time.0
-    )
+    format!("after {} of {}", before.reason, before.last_transition_time.0)
 }
 
 #[cfg(test)]
@@ -174,14 +161,8 @@ mod tests {
     #[test]
     fn the_same_decision_again_is_no_write() {
         let (policy, verdict) = (Policy::default(), preserve());
-        let first = next_status(
-            &UpdateGroupStatus::default(),
-            now(),
-            &policy,
-            &verdict,
-            Some(2),
-        )
-        .unwrap();
+        let first =
+            next_status(&UpdateGroupStatus::default(), now(), &policy, &verdict, Some(2)).unwrap();
         assert_eq!(first.uncovered.len(), MAX_LINES);
         let covered = conditions::get(&first.conditions, COVERED).unwrap();
         assert_eq!(covered.observed_generation, Some(2));
@@ -192,14 +173,9 @@ mod tests {
     #[test]
     fn a_covered_change_clears_the_lines() {
         let policy = Policy::default();
-        let blocked = next_status(
-            &UpdateGroupStatus::default(),
-            now(),
-            &policy,
-            &preserve(),
-            Some(2),
-        )
-        .unwrap();
+        let blocked =
+            next_status(&UpdateGroupStatus::default(), now(), &policy, &preserve(), Some(2))
+                .unwrap();
         let cover = Verdict::Cover(Patches::default());
         let free = next_status(&blocked, now(), &policy, &cover, Some(2)).unwrap();
         assert!(free.uncovered.is_empty());
@@ -214,14 +190,8 @@ mod tests {
             ..Policy::default()
         };
         let cover = Verdict::Cover(Patches::default());
-        let status = next_status(
-            &UpdateGroupStatus::default(),
-            now(),
-            &confused,
-            &cover,
-            Some(2),
-        )
-        .unwrap();
+        let status =
+            next_status(&UpdateGroupStatus::default(), now(), &confused, &cover, Some(2)).unwrap();
         let condition = conditions::get(&status.conditions, POLICY_UNDERSTOOD).unwrap();
         assert_eq!(
             (condition.status.as_str(), condition.reason.as_str()),
@@ -234,16 +204,8 @@ mod tests {
     #[test]
     fn a_group_without_trouble_has_no_condition_on_its_policy() {
         let cover = Verdict::Cover(Patches::default());
-        let status = next_status(
-            &UpdateGroupStatus::default(),
-            now(),
-            &Policy::default(),
-            &cover,
-            Some(2),
-        );
-        assert_eq!(
-            conditions::get(&status.unwrap().conditions, POLICY_UNDERSTOOD),
-            None
-        );
+        let status =
+            next_status(&UpdateGroupStatus::default(), now(), &Policy::default(), &cover, Some(2));
+        assert_eq!(conditions::get(&status.unwrap().conditions, POLICY_UNDERSTOOD), None);
     }
 }

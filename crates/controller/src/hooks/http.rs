@@ -117,10 +117,7 @@ fn route(path: &str) -> Route {
 impl HookService {
     /// The same without hooks: for plain HTTP, where nobody shows a certificate.
     pub(crate) fn probes(&self) -> Self {
-        Self {
-            shared: self.shared.clone(),
-            hooks: false,
-        }
+        Self { shared: self.shared.clone(), hooks: false }
     }
 
     /// Answers one request, whatever carries its body.
@@ -161,14 +158,9 @@ impl HookService {
     /// Ready once the caches have been complete: a broken watch later does not take us out of
     /// service, because discovery and every Failure are answers too (`spec/capi.md 1.7`).
     fn ready(&self) -> Response<Full<Bytes>> {
-        let Shared {
-            ctx, synced_once, ..
-        } = self.shared.as_ref();
+        let Shared { ctx, synced_once, .. } = self.shared.as_ref();
         if ctx.is_ending() {
-            return text(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "the process is about to end",
-            );
+            return text(StatusCode::SERVICE_UNAVAILABLE, "the process is about to end");
         }
         if ctx.stores.synced() {
             synced_once.store(true, Ordering::Relaxed);
@@ -176,10 +168,7 @@ impl HookService {
         if synced_once.load(Ordering::Relaxed) {
             text(StatusCode::OK, "ok")
         } else {
-            text(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "the caches are not complete yet",
-            )
+            text(StatusCode::SERVICE_UNAVAILABLE, "the caches are not complete yet")
         }
     }
 
@@ -198,12 +187,7 @@ impl HookService {
             };
         let took = Duration::try_from(ctx.clock.now().duration_since(started)).unwrap_or_default();
         ctx.metrics.hook(hook.name(), verdict, took);
-        tracing::debug!(
-            hook = hook.name(),
-            verdict,
-            millis = took.as_millis(),
-            "hook answered"
-        );
+        tracing::debug!(hook = hook.name(), verdict, millis = took.as_millis(), "hook answered");
         response
     }
 
@@ -217,12 +201,7 @@ impl HookService {
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
     {
-        let Shared {
-            ctx,
-            memory,
-            large_bodies,
-            ..
-        } = self.shared.as_ref();
+        let Shared { ctx, memory, large_bodies, .. } = self.shared.as_ref();
         // The turn of a large body lasts until it is answered.
         let (body, _turn) = match body_of(request, large_bodies).await {
             Ok(read) => read,
@@ -236,20 +215,14 @@ impl HookService {
             }
             Hook::CanUpdateMachineSet => {
                 let verdict = can_update::machine_set(ctx, &body).await;
-                (
-                    json(&wire::can_update_machine_set(&verdict)),
-                    verdict.reason(),
-                )
+                (json(&wire::can_update_machine_set(&verdict)), verdict.reason())
             }
             Hook::UpdateMachine => match update_machine(ctx, memory, &body).await {
                 Ok(answer) => {
                     let word = if answer.is_done() { "Done" } else { "Retry" };
                     (json(&wire::update_machine(&answer)), word)
                 }
-                Err(why) => (
-                    json(&wire::update_machine_failure(why.to_string())),
-                    why.reason(),
-                ),
+                Err(why) => (json(&wire::update_machine_failure(why.to_string())), why.reason()),
             },
         }
     }
@@ -330,11 +303,7 @@ fn json(value: &impl Serialize) -> Response<Full<Bytes>> {
 }
 
 fn text(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
-    with_type(
-        status,
-        "text/plain; charset=utf-8",
-        Bytes::from_static(text.as_bytes()),
-    )
+    with_type(status, "text/plain; charset=utf-8", Bytes::from_static(text.as_bytes()))
 }
 
 fn refuse(code: StatusCode, reason: &str, message: &str) -> Response<Full<Bytes>> {
@@ -352,9 +321,7 @@ fn refuse(code: StatusCode, reason: &str, message: &str) -> Response<Full<Bytes>
 fn with_type(status: StatusCode, type_: &'static str, body: Bytes) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(body));
     *response.status_mut() = status;
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, HeaderValue::from_static(type_));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(type_));
     response
 }
 
@@ -376,10 +343,7 @@ mod tests {
                 format!("{base}/canupdatemachineset/can-update-machineset"),
                 Route::Hook(Hook::CanUpdateMachineSet),
             ),
-            (
-                format!("{base}/updatemachine/UPDATE-MACHINE"),
-                Route::Hook(Hook::UpdateMachine),
-            ),
+            (format!("{base}/updatemachine/UPDATE-MACHINE"), Route::Hook(Hook::UpdateMachine)),
             ("/healthz".into(), Route::Healthz),
             ("/readyz".into(), Route::Readyz),
             ("/metrics".into(), Route::Metrics),

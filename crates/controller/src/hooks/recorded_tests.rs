@@ -66,10 +66,7 @@ fn calls_of(hook: Hook) -> Vec<Call> {
 }
 
 fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
-    value
-        .pointer(pointer)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
+    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
 /// The management cluster that a request speaks of, at rest: its owner, its Machines with fresh
@@ -77,15 +74,10 @@ fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
 fn around(api: &FakeApi, side: &Value) -> Arc<Context> {
     let ctx = context(api, Safeguards::default());
     let stores = &ctx.stores;
-    let object = if side["machineSet"].is_object() {
-        &side["machineSet"]
-    } else {
-        &side["machine"]
-    };
+    let object =
+        if side["machineSet"].is_object() { &side["machineSet"] } else { &side["machine"] };
     let namespace = text(object, "/metadata/namespace").to_owned();
-    let spec = object
-        .pointer("/spec/template/spec")
-        .unwrap_or(&object["spec"]);
+    let spec = object.pointer("/spec/template/spec").unwrap_or(&object["spec"]);
     let cluster = text(spec, "/clusterName").to_owned();
     let version = text(spec, "/version").to_owned();
     let labels: BTreeMap<String, String> =
@@ -100,17 +92,12 @@ fn around(api: &FakeApi, side: &Value) -> Arc<Context> {
     let mut found = KubeadmControlPlane::new(&cluster, <_>::default());
     put(&mut found.metadata, "uid-kcp");
     stores.control_planes.insert(found);
-    let deployment = labels
-        .get(keys::DEPLOYMENT_NAME)
-        .cloned()
-        .unwrap_or_default();
+    let deployment = labels.get(keys::DEPLOYMENT_NAME).cloned().unwrap_or_default();
     let mut found = MachineDeployment::new(&deployment, <_>::default());
     put(&mut found.metadata, "uid-md");
     if deployment.ends_with("-free") {
         // As the flow said it of its owner.
-        found
-            .annotations_mut()
-            .insert(keys::ON_UNCOVERED.into(), "Replace".into());
+        found.annotations_mut().insert(keys::ON_UNCOVERED.into(), "Replace".into());
     }
     stores.machine_deployments.insert(found);
     let group = "cluster.x-k8s.io/v1beta2";
@@ -118,12 +105,8 @@ fn around(api: &FakeApi, side: &Value) -> Arc<Context> {
         let mut found = MachineSet::new(text(object, "/metadata/name"), <_>::default());
         put(&mut found.metadata, "uid-ms");
         found.spec.cluster_name.clone_from(&cluster);
-        found.metadata.owner_references = Some(vec![owner(
-            group,
-            "MachineDeployment",
-            &deployment,
-            "uid-md",
-        )]);
+        found.metadata.owner_references =
+            Some(vec![owner(group, "MachineDeployment", &deployment, "uid-md")]);
         stores.machine_sets.insert(found);
     }
     let view = ClusterView::default();
@@ -140,10 +123,7 @@ fn around(api: &FakeApi, side: &Value) -> Arc<Context> {
         found.metadata.owner_references = Some(vec![by]);
         found.status = Some(MachineStatus {
             node_ref: Some(NodeRef { name: name.clone() }),
-            node_info: Some(NodeInfo {
-                kubelet_version: version,
-                boot_id: "b".into(),
-            }),
+            node_info: Some(NodeInfo { kubelet_version: version, boot_id: "b".into() }),
             ..MachineStatus::default()
         });
         view.host_plans.insert(reported(&name, ctx.clock.now()));
@@ -152,8 +132,7 @@ fn around(api: &FakeApi, side: &Value) -> Arc<Context> {
     view.host_plans.mark_ready();
     view.nodes.mark_ready();
     view.static_pods.mark_ready();
-    ctx.workload_index
-        .insert(ObjectKey::new(&namespace, &cluster), view);
+    ctx.workload_index.insert(ObjectKey::new(&namespace, &cluster), view);
     stores.mark_ready();
     ctx
 }
@@ -216,22 +195,16 @@ async fn a_recorded_update_makes_one_node_update_with_its_goal_and_ends_when_tha
         let ctx = around(&api, &call.request["desired"]);
         let body = call.request.to_string();
         let memory = Memory::default();
-        let answer = update_machine(&ctx, &memory, body.as_bytes())
-            .await
-            .unwrap();
+        let answer = update_machine(&ctx, &memory, body.as_bytes()).await.unwrap();
         assert!(!answer.is_done(), "{} {}", call.file, answer.message);
         let mut update = api.node_updates().remove(0);
         let wanted = text(&call.request, "/desired/machine/spec/version");
         let goal = update.spec.goal.kubernetes_version.as_str();
         assert_eq!(goal, wanted, "{}", call.file);
-        update.status = Some(NodeUpdateStatus {
-            phase: Phase::Succeeded,
-            ..NodeUpdateStatus::default()
-        });
+        update.status =
+            Some(NodeUpdateStatus { phase: Phase::Succeeded, ..NodeUpdateStatus::default() });
         ctx.stores.node_updates.insert(update);
-        let answer = update_machine(&ctx, &memory, body.as_bytes())
-            .await
-            .unwrap();
+        let answer = update_machine(&ctx, &memory, body.as_bytes()).await.unwrap();
         assert!(answer.is_done(), "{} {}", call.file, answer.message);
         assert_eq!(api.node_updates().len(), 1, "{}", call.file);
         if call.response["retryAfterSeconds"] == 0 {
@@ -250,13 +223,7 @@ fn no_recorded_call_holds_a_secret() {
             return;
         };
         for (key, member) in members {
-            let secret = [
-                "token",
-                "content",
-                "passwd",
-                "certificateKey",
-                "caCertHashes",
-            ];
+            let secret = ["token", "content", "passwd", "certificateKey", "caCertHashes"];
             if secret.contains(&key.as_str()) {
                 assert_eq!(member, "(stripped)", "{file}: {key}");
             }

@@ -30,10 +30,7 @@ const HOST: &str = "refit-webhook.refit-system.svc";
 
 fn validity() -> Validity {
     let at = |text: &str| text.parse::<Timestamp>().unwrap();
-    Validity {
-        from: at("2020-01-01T00:00:00Z"),
-        until: at("2120-01-01T00:00:00Z"),
-    }
+    Validity { from: at("2020-01-01T00:00:00Z"), until: at("2120-01-01T00:00:00Z") }
 }
 
 struct Server {
@@ -57,17 +54,9 @@ impl Server {
         let client_ca = client_ca.map(|ca| ca.material().cert_pem.clone().into_bytes());
         let config = tls::server_config(cert.clone(), client_ca.as_deref()).unwrap();
         let api = FakeApi::default();
-        let ctx = if synced {
-            fleet(&api)
-        } else {
-            context(&api, Safeguards::default())
-        };
+        let ctx = if synced { fleet(&api) } else { context(&api, Safeguards::default()) };
         let serve = serve::serve(listener, Some(config), service(ctx), std::future::pending());
-        Self {
-            ca,
-            cert,
-            task: tokio::spawn(serve),
-        }
+        Self { ca, cert, task: tokio::spawn(serve) }
     }
 
     fn trust(&self) -> rustls::ClientConfig {
@@ -77,9 +66,7 @@ impl Server {
     fn trust_with_identity(&self, identity: &KeyAndCert) -> rustls::ClientConfig {
         let mut roots = rustls::RootCertStore::empty();
         let pem = self.ca.material().cert_pem.as_bytes();
-        roots
-            .add(CertificateDer::from_pem_slice(pem).unwrap())
-            .unwrap();
+        roots.add(CertificateDer::from_pem_slice(pem).unwrap()).unwrap();
         let chain = vec![CertificateDer::from_pem_slice(identity.cert_pem.as_bytes()).unwrap()];
         let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes()).unwrap();
         rustls::ClientConfig::builder()
@@ -99,9 +86,7 @@ async fn call(
 ) -> Answer {
     let stream = dialer.dial(host, port).await?;
     let name = ServerName::try_from(host.to_owned())?;
-    let stream = tokio_rustls::TlsConnector::from(Arc::new(tls))
-        .connect(name, stream)
-        .await?;
+    let stream = tokio_rustls::TlsConnector::from(Arc::new(tls)).connect(name, stream).await?;
     let (mut sender, connection) = http1::handshake(hyper_util::rt::TokioIo::new(stream)).await?;
     let exchange = async {
         let response = sender.send_request(request).await?;
@@ -139,10 +124,7 @@ impl InMemory {
     fn start(synced: bool) -> Self {
         let network = MemoryNetwork::default();
         let server = Server::start(network.listen(HOST, 443), synced, None);
-        Self {
-            server,
-            dialer: Dialer::Memory(network, Arc::new(Open)),
-        }
+        Self { server, dialer: Dialer::Memory(network, Arc::new(Open)) }
     }
 
     async fn send(&self, method: Method, path: &str, body: &[u8]) -> (u16, Value) {
@@ -154,8 +136,7 @@ impl InMemory {
     }
 
     async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
-        self.send(Method::POST, path, body.to_string().as_bytes())
-            .await
+        self.send(Method::POST, path, body.to_string().as_bytes()).await
     }
 }
 
@@ -173,14 +154,9 @@ async fn discovery_answers_before_anything_is_known() {
     let server = InMemory::start(false);
     let (status, body) = server.post(&path("Discovery", None), &json!({})).await;
     assert_eq!(status, 200);
-    assert_eq!(
-        (&body["kind"], &body["status"]),
-        (&json!("DiscoveryResponse"), &json!("Success"))
-    );
+    assert_eq!((&body["kind"], &body["status"]), (&json!("DiscoveryResponse"), &json!("Success")));
     assert_eq!(body["handlers"].as_array().unwrap().len(), 3);
-    let (_, empty) = server
-        .send(Method::POST, &path("Discovery", None), b"")
-        .await;
+    let (_, empty) = server.send(Method::POST, &path("Discovery", None), b"").await;
     assert_eq!(empty, body);
 }
 
@@ -192,15 +168,9 @@ async fn can_update_machine_answers_base64_patches() {
     let (status, answer) = server.post(&format!("{hook}?timeout=10s"), &body).await;
     assert_eq!((status, &answer["status"]), (200, &json!("Success")));
     assert_eq!(answer["kind"], "CanUpdateMachineResponse");
-    assert_eq!(
-        answer["apiVersion"],
-        "hooks.runtime.cluster.x-k8s.io/v1alpha1"
-    );
+    assert_eq!(answer["apiVersion"], "hooks.runtime.cluster.x-k8s.io/v1alpha1");
     assert_eq!(answer["machinePatch"]["patchType"], "JSONMergePatch");
-    assert_eq!(
-        answer["machinePatch"]["patch"],
-        "eyJzcGVjIjp7InZlcnNpb24iOiJ2MS4zNS4wIn19"
-    );
+    assert_eq!(answer["machinePatch"]["patch"], "eyJzcGVjIjp7InZlcnNpb24iOiJ2MS4zNS4wIn19");
     assert!(answer.get("bootstrapConfigPatch").is_none());
 }
 
@@ -208,21 +178,14 @@ async fn can_update_machine_answers_base64_patches() {
 async fn paths_are_served_in_mixed_case_and_others_are_not_found() {
     let server = InMemory::start(true);
     let mixed = "/Hooks.Runtime.Cluster.x-k8s.io/v1Alpha1/UpdateMachine/Update-Machine";
-    let (status, answer) = server
-        .post(mixed, &json!({"desired": side("v1.35.0")}))
-        .await;
+    let (status, answer) = server.post(mixed, &json!({"desired": side("v1.35.0")})).await;
     assert_eq!((status, &answer["status"]), (200, &json!("Success")));
     assert!(answer["retryAfterSeconds"].as_i64().unwrap() > 0);
-    for unknown in [
-        "/nothing",
-        "/hooks.runtime.cluster.x-k8s.io/v1beta1/discovery",
-    ] {
+    for unknown in ["/nothing", "/hooks.runtime.cluster.x-k8s.io/v1beta1/discovery"] {
         let (status, answer) = server.post(unknown, &json!({})).await;
         assert_eq!((status, &answer["kind"]), (404, &json!("Status")));
     }
-    let (status, _) = server
-        .send(Method::GET, &path("Discovery", None), b"")
-        .await;
+    let (status, _) = server.send(Method::GET, &path("Discovery", None), b"").await;
     assert_eq!(status, 405);
 }
 
@@ -230,35 +193,17 @@ async fn paths_are_served_in_mixed_case_and_others_are_not_found() {
 async fn a_malformed_request_is_a_failure_that_names_what_is_wrong() {
     let server = InMemory::start(true);
     let hooks = [
-        (
-            "CanUpdateMachine",
-            "can-update-machine",
-            "CanUpdateMachineResponse",
-        ),
-        (
-            "CanUpdateMachineSet",
-            "can-update-machineset",
-            "CanUpdateMachineSetResponse",
-        ),
+        ("CanUpdateMachine", "can-update-machine", "CanUpdateMachineResponse"),
+        ("CanUpdateMachineSet", "can-update-machineset", "CanUpdateMachineSetResponse"),
         ("UpdateMachine", "update-machine", "UpdateMachineResponse"),
     ];
     for (hook, handler, kind) in hooks {
         let hook = path(hook, Some(handler));
         for body in ["", "{", "[]", "{}", "null", "\"text\""] {
             let (status, answer) = server.send(Method::POST, &hook, body.as_bytes()).await;
-            assert_eq!(
-                (status, &answer["status"]),
-                (200, &json!("Failure")),
-                "{hook} {body}"
-            );
+            assert_eq!((status, &answer["status"]), (200, &json!("Failure")), "{hook} {body}");
             assert_eq!(answer["kind"], kind);
-            assert!(
-                answer["message"]
-                    .as_str()
-                    .unwrap()
-                    .contains("cannot be served"),
-                "{answer}"
-            );
+            assert!(answer["message"].as_str().unwrap().contains("cannot be served"), "{answer}");
         }
     }
 }
@@ -355,11 +300,7 @@ async fn only_so_many_large_bodies_are_held_at_once_and_small_ones_pass() {
     let clock = refit_kube::Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
     let ((), (_, answer)) = futures::join!(freed, server.send(Method::POST, &hook, &large));
     assert_eq!(answer["status"], "Success", "{answer}");
-    assert_eq!(
-        clock.now_seconds().to_string(),
-        "2026-01-01T00:00:01Z",
-        "it waits for its turn"
-    );
+    assert_eq!(clock.now_seconds().to_string(), "2026-01-01T00:00:01Z", "it waits for its turn");
 }
 
 async fn over_tcp(client_ca: Option<&Authority>) -> (Server, u16) {
@@ -381,10 +322,7 @@ async fn https_over_tcp_is_served_with_a_certificate_that_can_be_exchanged() {
     assert_eq!(status, 200);
     assert!(body.contains("can-update-machineset"));
     let next = Authority::new("next", validity()).unwrap();
-    server
-        .cert
-        .reload(&next.server(&["localhost"], validity()).unwrap())
-        .unwrap();
+    server.cert.reload(&next.server(&["localhost"], validity()).unwrap()).unwrap();
     assert!(discover(port, server.trust()).await.is_err());
     let trust = tls::client_config(next.material().cert_pem.as_bytes()).unwrap();
     assert_eq!(discover(port, trust).await.unwrap().0, 200);
@@ -397,17 +335,7 @@ async fn a_client_ca_refuses_everybody_else() {
     let (server, port) = over_tcp(Some(&clients)).await;
     assert!(discover(port, server.trust()).await.is_err());
     let stranger = strangers.client("capi", validity()).unwrap();
-    assert!(
-        discover(port, server.trust_with_identity(&stranger))
-            .await
-            .is_err()
-    );
+    assert!(discover(port, server.trust_with_identity(&stranger)).await.is_err());
     let known = clients.client("capi", validity()).unwrap();
-    assert_eq!(
-        discover(port, server.trust_with_identity(&known))
-            .await
-            .unwrap()
-            .0,
-        200
-    );
+    assert_eq!(discover(port, server.trust_with_identity(&known)).await.unwrap().0, 200);
 }

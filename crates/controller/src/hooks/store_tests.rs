@@ -69,9 +69,7 @@ async fn can_update_set(ctx: &Context, set: &str) -> Verdict {
 
 async fn update(ctx: &Context, memory: &Memory, name: &str, version: &str) -> Answer {
     let request = json!({"desired": machine_side(name, version, &json!({"cpus": 2}))});
-    update_machine(ctx, memory, request.to_string().as_bytes())
-        .await
-        .unwrap()
+    update_machine(ctx, memory, request.to_string().as_bytes()).await.unwrap()
 }
 
 /// What the watch would bring.
@@ -95,9 +93,7 @@ fn phase(phase: Phase) -> impl Fn(&mut NodeUpdate) {
     move |update| {
         update.status = Some(NodeUpdateStatus {
             phase,
-            finished_at: phase
-                .is_final()
-                .then(|| Time(epoch() - SignedDuration::from_hours(1))),
+            finished_at: phase.is_final().then(|| Time(epoch() - SignedDuration::from_hours(1))),
             ..NodeUpdateStatus::default()
         });
     }
@@ -120,10 +116,7 @@ async fn a_version_bump_of_a_control_plane_machine_is_covered() {
     assert_eq!(group.name_any(), "kubeadmcontrolplane-edge-1");
     assert_eq!(group.owner_references()[0].uid, "uid-kcp");
     let status = group.status.as_ref().unwrap();
-    assert!(conditions::is_true(
-        &status.conditions,
-        refit_core::group::COVERED
-    ));
+    assert!(conditions::is_true(&status.conditions, refit_core::group::COVERED));
     assert_eq!(api.event_reasons(), ["Covered"]);
 }
 
@@ -147,11 +140,7 @@ async fn another_unfinished_machine_of_the_control_plane_is_named() {
     sync(&ctx, &api);
     let verdict = can_bump(&ctx, "edge-1-cp-0").await;
     assert_eq!(verdict.reason(), "AnotherMachineUpdating");
-    assert!(
-        verdict.message().contains("edge-1-cp-1 "),
-        "{}",
-        verdict.message()
-    );
+    assert!(verdict.message().contains("edge-1-cp-1 "), "{}", verdict.message());
     assert_eq!(can_bump(&ctx, "edge-1-cp-1").await.reason(), "Covered");
     put(&ctx, &api, phase(Phase::Succeeded));
     assert_eq!(can_bump(&ctx, "edge-1-cp-0").await.reason(), "Covered");
@@ -162,14 +151,9 @@ async fn a_machine_that_cluster_api_still_marks_holds_the_others_back() {
     let api = FakeApi::default();
     let ctx = fleet(&api);
     annotated(&ctx, "edge-1-cp-2", |machine| {
-        machine
-            .annotations_mut()
-            .insert(keys::UPDATE_IN_PROGRESS.into(), String::new());
+        machine.annotations_mut().insert(keys::UPDATE_IN_PROGRESS.into(), String::new());
     });
-    assert_eq!(
-        can_bump(&ctx, "edge-1-cp-0").await.reason(),
-        "AnotherMachineUpdating"
-    );
+    assert_eq!(can_bump(&ctx, "edge-1-cp-0").await.reason(), "AnotherMachineUpdating");
     assert_eq!(can_bump(&ctx, "edge-1-cp-2").await.reason(), "Covered");
 }
 
@@ -177,21 +161,11 @@ async fn a_machine_that_cluster_api_still_marks_holds_the_others_back() {
 async fn a_host_without_a_fresh_report_is_named() {
     let api = FakeApi::default();
     let ctx = fleet(&api);
-    let view = ctx
-        .workload_index
-        .view(&ObjectKey::new("default", "edge-1"))
-        .unwrap();
-    view.host_plans.insert(reported(
-        "edge-1-cp-0",
-        epoch() - SignedDuration::from_secs(901),
-    ));
+    let view = ctx.workload_index.view(&ObjectKey::new("default", "edge-1")).unwrap();
+    view.host_plans.insert(reported("edge-1-cp-0", epoch() - SignedDuration::from_secs(901)));
     let verdict = can_bump(&ctx, "edge-1-cp-0").await;
     assert_eq!(verdict.reason(), "NoFreshReport");
-    assert!(
-        verdict.message().contains("Node edge-1-cp-0"),
-        "{}",
-        verdict.message()
-    );
+    assert!(verdict.message().contains("Node edge-1-cp-0"), "{}", verdict.message());
     assert_eq!(can_bump(&ctx, "edge-1-cp-1").await.reason(), "Covered");
 }
 
@@ -203,21 +177,11 @@ async fn an_uncovered_change_is_preserved_and_its_paths_are_in_the_group() {
     let verdict = can_update(&ctx, "edge-1-cp-0", "v1.35.0", infra).await;
     assert_eq!(verdict.reason(), "UncoveredPreserve");
     let status = api.update_groups()[0].status.clone().unwrap();
-    assert_eq!(
-        status.uncovered,
-        ["DockerMachine/edge-1-cp-0 spec.cpus: 2 -> 4 (no updater)"]
-    );
+    assert_eq!(status.uncovered, ["DockerMachine/edge-1-cp-0 spec.cpus: 2 -> 4 (no updater)"]);
     assert_eq!(api.event_reasons(), ["UncoveredPreserve"]);
     sync(&ctx, &api);
     assert_eq!(can_bump(&ctx, "edge-1-cp-0").await.reason(), "Covered");
-    assert!(
-        api.update_groups()[0]
-            .status
-            .clone()
-            .unwrap()
-            .uncovered
-            .is_empty()
-    );
+    assert!(api.update_groups()[0].status.clone().unwrap().uncovered.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -227,22 +191,12 @@ async fn policy_is_read_from_the_live_owner_and_cluster() {
     let infra = (&json!({"cpus": 2}), &json!({"cpus": 4}));
     let key = ObjectKey::new("default", "edge-1");
     let mut cluster = ctx.stores.clusters.get(&key).unwrap().as_ref().clone();
-    cluster
-        .annotations_mut()
-        .insert(keys::ON_UNCOVERED.into(), "Replace".into());
+    cluster.annotations_mut().insert(keys::ON_UNCOVERED.into(), "Replace".into());
     ctx.stores.clusters.insert(cluster);
     let verdict = can_update(&ctx, "edge-1-cp-0", "v1.35.0", infra).await;
     assert_eq!(verdict.reason(), "UncoveredReplace");
-    let mut owner = ctx
-        .stores
-        .control_planes
-        .get(&key)
-        .unwrap()
-        .as_ref()
-        .clone();
-    owner
-        .annotations_mut()
-        .insert(keys::IN_PLACE.into(), "Disabled".into());
+    let mut owner = ctx.stores.control_planes.get(&key).unwrap().as_ref().clone();
+    owner.annotations_mut().insert(keys::IN_PLACE.into(), "Disabled".into());
     ctx.stores.control_planes.insert(owner);
     assert_eq!(can_bump(&ctx, "edge-1-cp-0").await, Verdict::Disabled);
 }
@@ -253,24 +207,15 @@ async fn what_is_not_known_is_never_an_empty_success() {
     let ctx = context(&api, Safeguards::default());
     assert_eq!(can_bump(&ctx, "edge-1-cp-0").await.reason(), "NotSynced");
     fill(&ctx);
-    assert_eq!(
-        can_bump(&ctx, "edge-1-cp-9").await.reason(),
-        "ObjectUnknown"
-    );
-    assert_eq!(
-        can_update_set(&ctx, "other").await.reason(),
-        "ObjectUnknown"
-    );
+    assert_eq!(can_bump(&ctx, "edge-1-cp-9").await.reason(), "ObjectUnknown");
+    assert_eq!(can_update_set(&ctx, "other").await.reason(), "ObjectUnknown");
     annotated(&ctx, "edge-1-cp-0", |m| m.metadata.owner_references = None);
     assert_eq!(can_bump(&ctx, "edge-1-cp-0").await.reason(), "OwnerUnknown");
     annotated(&ctx, "edge-1-cp-1", |m| {
         m.metadata.deletion_timestamp = Some(Time(epoch()));
     });
     assert_eq!(can_bump(&ctx, "edge-1-cp-1").await.reason(), "Deleting");
-    assert_eq!(
-        can_update::machine(&ctx, b"{}").await.reason(),
-        "BadRequest"
-    );
+    assert_eq!(can_update::machine(&ctx, b"{}").await.reason(), "BadRequest");
     assert!(api.writes().is_empty());
 }
 
@@ -288,23 +233,12 @@ async fn workers_wait_for_the_control_plane() {
     let ctx = fleet(&api);
     let verdict = can_update_set(&ctx, "edge-1-md-0-a").await;
     assert_eq!(verdict.reason(), "ControlPlaneBehind");
-    assert!(
-        verdict.message().contains("edge-1-cp-0 runs v1.34.2"),
-        "{}",
-        verdict.message()
-    );
+    assert!(verdict.message().contains("edge-1-cp-0 runs v1.34.2"), "{}", verdict.message());
     for name in ["edge-1-cp-0", "edge-1-cp-1", "edge-1-cp-2"] {
         ctx.stores.machines.insert(machine(name, "v1.35.0"));
     }
-    assert_eq!(
-        can_update_set(&ctx, "edge-1-md-0-a").await.reason(),
-        "Covered"
-    );
-    let names: Vec<_> = api
-        .update_groups()
-        .iter()
-        .map(ResourceExt::name_any)
-        .collect();
+    assert_eq!(can_update_set(&ctx, "edge-1-md-0-a").await.reason(), "Covered");
+    let names: Vec<_> = api.update_groups().iter().map(ResourceExt::name_any).collect();
     assert_eq!(names, ["machinedeployment-edge-1-md-0"]);
 }
 
@@ -320,11 +254,7 @@ async fn a_worker_without_a_report_holds_its_set_back() {
     });
     let verdict = can_update_set(&ctx, "edge-1-md-0-a").await;
     assert_eq!(verdict.reason(), "NoFreshReport");
-    assert!(
-        verdict.message().contains("Machine edge-1-w-1"),
-        "{}",
-        verdict.message()
-    );
+    assert!(verdict.message().contains("Machine edge-1-w-1"), "{}", verdict.message());
 }
 
 #[tokio::test(start_paused = true)]
@@ -332,10 +262,7 @@ async fn the_first_update_machine_makes_ordinal_one_owned_by_its_machine() {
     let api = FakeApi::default();
     let ctx = fleet(&api);
     let answer = update(&ctx, &Memory::default(), "edge-1-w-0", "v1.35.0").await;
-    assert_eq!(
-        (answer.message.as_str(), answer.retry_after_seconds),
-        ("pending", 2)
-    );
+    assert_eq!((answer.message.as_str(), answer.retry_after_seconds), ("pending", 2));
     let made = &api.node_updates()[0];
     assert_eq!(made.name_any(), "edge-1-w-0-1");
     assert_eq!(made.owner_references()[0].uid, "uid-edge-1-w-0");
@@ -358,10 +285,7 @@ async fn a_cache_that_is_behind_never_makes_a_second_one() {
 #[tokio::test(start_paused = true)]
 async fn without_the_ordinal_a_restart_makes_a_second_one() {
     let api = FakeApi::default();
-    let safeguards = Safeguards {
-        ordinal: false,
-        ..Safeguards::default()
-    };
+    let safeguards = Safeguards { ordinal: false, ..Safeguards::default() };
     let ctx = context(&api, safeguards);
     fill(&ctx);
     let memory = Memory::default();
@@ -382,17 +306,10 @@ async fn done_comes_with_success_and_the_live_version() {
     update(&ctx, &memory, "edge-1-w-0", "v1.35.0").await;
     put(&ctx, &api, phase(Phase::Succeeded));
     ctx.stores.machines.insert(machine("edge-1-w-0", "v1.35.0"));
-    assert!(
-        update(&ctx, &memory, "edge-1-w-0", "v1.35.0")
-            .await
-            .is_done()
-    );
+    assert!(update(&ctx, &memory, "edge-1-w-0", "v1.35.0").await.is_done());
     // Somebody put the old version back since: the work is done again.
     ctx.stores.machines.insert(machine("edge-1-w-0", "v1.34.2"));
-    assert_eq!(
-        update(&ctx, &memory, "edge-1-w-0", "v1.35.0").await.message,
-        "pending"
-    );
+    assert_eq!(update(&ctx, &memory, "edge-1-w-0", "v1.35.0").await.message, "pending");
     assert_eq!(api.node_updates().len(), 2);
 }
 
@@ -414,13 +331,7 @@ async fn a_newer_one_that_the_cache_lacks_keeps_it_from_being_done() {
     assert_eq!(api.node_updates().len(), 2);
     let answer = update(&ctx, &memory, "edge-1-w-0", "v1.35.0").await;
     assert!(!answer.is_done());
-    assert!(
-        answer
-            .message
-            .starts_with("stopping NodeUpdate edge-1-w-0-2"),
-        "{}",
-        answer.message
-    );
+    assert!(answer.message.starts_with("stopping NodeUpdate edge-1-w-0-2"), "{}", answer.message);
 }
 
 #[tokio::test(start_paused = true)]
@@ -450,9 +361,7 @@ async fn a_failure_waits_for_the_retry_annotation() {
     assert!(answer.message.starts_with("failed: "), "{}", answer.message);
     assert_eq!(api.node_updates().len(), 1);
     annotated(&ctx, "edge-1-w-0", |machine| {
-        machine
-            .annotations_mut()
-            .insert(keys::RETRY.into(), "edge-1-w-0-1".into());
+        machine.annotations_mut().insert(keys::RETRY.into(), "edge-1-w-0-1".into());
     });
     for _ in 0..2 {
         update(&ctx, &memory, "edge-1-w-0", "v1.35.0").await;
@@ -484,9 +393,7 @@ async fn what_cannot_be_served_is_a_failure_without_values() {
         ("{\"desired\": \"hunter2\"}", "BadRequest"),
     ];
     for (body, reason) in table {
-        let error = update_machine(&ctx, &memory, body.as_bytes())
-            .await
-            .unwrap_err();
+        let error = update_machine(&ctx, &memory, body.as_bytes()).await.unwrap_err();
         assert_eq!(error.reason(), reason);
         assert!(!error.to_string().contains("hunter2"));
     }

@@ -41,17 +41,11 @@ pub(super) struct Memory(Mutex<BTreeSet<String>>);
 
 impl Memory {
     fn add(&self, name: String) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(name);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
     }
 
     fn has(&self, name: &str) -> bool {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .contains(name)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
     }
 }
 
@@ -91,16 +85,9 @@ pub(super) async fn update_machine(
         return Ok(Answer::retry(text, SOON_SECONDS));
     }
     let key = wire::key_of(&desired.owner).unwrap_or_default();
-    let machine = ctx
-        .stores
-        .machines
-        .get(&key)
-        .ok_or_else(|| Unservable::MachineUnknown(key.clone()))?;
-    let goal = goal(
-        &desired.owner,
-        desired.bootstrap.as_ref(),
-        &desired.infrastructure,
-    )?;
+    let machine =
+        ctx.stores.machines.get(&key).ok_or_else(|| Unservable::MachineUnknown(key.clone()))?;
+    let goal = goal(&desired.owner, desired.bootstrap.as_ref(), &desired.infrastructure)?;
     let request = Request {
         ctx,
         memory,
@@ -111,10 +98,7 @@ pub(super) async fn update_machine(
     };
     Ok(request.answer().await.unwrap_or_else(|error| {
         tracing::warn!(machine = %request.key, %error, "an UpdateMachine could not be carried out");
-        Answer::retry(
-            "the management cluster's API server did not answer",
-            SOON_SECONDS,
-        )
+        Answer::retry("the management cluster's API server did not answer", SOON_SECONDS)
     }))
 }
 
@@ -175,14 +159,9 @@ impl Request<'_> {
     /// The NodeUpdates of the Machine's name: cached, and those that were read live.
     fn known(&self, live: &BTreeMap<String, Arc<NodeUpdate>>) -> Vec<Arc<NodeUpdate>> {
         let cached = node_updates_of_machine(&self.ctx.stores, &self.key);
-        let mut known: BTreeMap<String, Arc<NodeUpdate>> = cached
-            .into_iter()
-            .map(|update| (update.name_any(), update))
-            .collect();
-        known.extend(
-            live.iter()
-                .map(|(name, update)| (name.clone(), update.clone())),
-        );
+        let mut known: BTreeMap<String, Arc<NodeUpdate>> =
+            cached.into_iter().map(|update| (update.name_any(), update)).collect();
+        known.extend(live.iter().map(|(name, update)| (name.clone(), update.clone())));
         known
             .into_values()
             .filter(|update| {
@@ -209,10 +188,7 @@ impl Request<'_> {
     async fn create(&self, ordinal: u32) -> kube::Result<(NodeUpdate, Outcome)> {
         let new = NewNodeUpdate {
             namespace: self.key.namespace.clone(),
-            machine: MachineRef {
-                name: self.facts.name.clone(),
-                uid: self.facts.uid.clone(),
-            },
+            machine: MachineRef { name: self.facts.name.clone(), uid: self.facts.uid.clone() },
             origin: Origin::Hook,
             goal: self.goal.clone(),
         };

@@ -25,12 +25,8 @@ pub(crate) enum Hook {
 
 impl Hook {
     /// Every hook.
-    pub(crate) const ALL: [Self; 4] = [
-        Self::Discovery,
-        Self::CanUpdateMachine,
-        Self::CanUpdateMachineSet,
-        Self::UpdateMachine,
-    ];
+    pub(crate) const ALL: [Self; 4] =
+        [Self::Discovery, Self::CanUpdateMachine, Self::CanUpdateMachineSet, Self::UpdateMachine];
 
     /// Its name in the catalog.
     pub(crate) fn name(self) -> &'static str {
@@ -66,22 +62,13 @@ pub(crate) enum BadRequest {
 
 /// Parses a body, which must be one JSON object.
 pub(crate) fn parse(body: &[u8]) -> Result<Value, BadRequest> {
-    let value: Value = serde_json::from_slice(body).map_err(|e| BadRequest::NotJson {
-        line: e.line(),
-        column: e.column(),
-    })?;
-    if value.is_object() {
-        Ok(value)
-    } else {
-        Err(missing("the request", "an object"))
-    }
+    let value: Value = serde_json::from_slice(body)
+        .map_err(|e| BadRequest::NotJson { line: e.line(), column: e.column() })?;
+    if value.is_object() { Ok(value) } else { Err(missing("the request", "an object")) }
 }
 
 fn missing(path: &str, want: &'static str) -> BadRequest {
-    BadRequest::Member {
-        path: path.to_owned(),
-        want,
-    }
+    BadRequest::Member { path: path.to_owned(), want }
 }
 
 /// Names of the three members that make up one side of a request.
@@ -131,10 +118,7 @@ pub(crate) fn side(
         bootstrap,
     };
     key_of(&objects.owner).ok_or_else(|| {
-        missing(
-            &format!("{side}.{}.metadata.name and namespace", members.owner),
-            "text",
-        )
+        missing(&format!("{side}.{}.metadata.name and namespace", members.owner), "text")
     })?;
     Ok(objects)
 }
@@ -142,10 +126,7 @@ pub(crate) fn side(
 /// Namespace and name of an object in a request.
 pub(crate) fn key_of(object: &Value) -> Option<ObjectKey> {
     let text = |pointer: &str| object.pointer(pointer)?.as_str().filter(|t| !t.is_empty());
-    Some(ObjectKey::new(
-        text("/metadata/namespace")?,
-        text("/metadata/name")?,
-    ))
+    Some(ObjectKey::new(text("/metadata/namespace")?, text("/metadata/name")?))
 }
 
 /// The answer to Discovery: fixed, and independent of any cluster (`spec/capi.md 1.4, 1.7`).
@@ -246,40 +227,26 @@ fn encode(patch: &Patch) -> HookPatch {
 
 /// Reads `timeout` of a query: a Go duration such as `10s`, `1m0s` or `1.5s`.
 pub(crate) fn timeout_of(query: Option<&str>) -> Option<Duration> {
-    let value = query?
-        .split('&')
-        .find_map(|pair| pair.strip_prefix("timeout="))?;
+    let value = query?.split('&').find_map(|pair| pair.strip_prefix("timeout="))?;
     go_duration(value)
 }
 
 fn go_duration(text: &str) -> Option<Duration> {
-    const UNITS: [(&str, f64); 6] = [
-        ("ns", 1e-9),
-        ("us", 1e-6),
-        ("ms", 1e-3),
-        ("s", 1.0),
-        ("m", 60.0),
-        ("h", 3600.0),
-    ];
+    const UNITS: [(&str, f64); 6] =
+        [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
     let mut rest = text;
     let mut seconds = 0.0;
     while !rest.is_empty() {
-        let digits = rest
-            .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .filter(|at| *at > 0)?;
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').filter(|at| *at > 0)?;
         let number: f64 = rest.get(..digits)?.parse().ok()?;
         rest = rest.get(digits..)?;
-        let letters = rest
-            .find(|c: char| c.is_ascii_digit() || c == '.')
-            .unwrap_or(rest.len());
+        let letters = rest.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(rest.len());
         let unit = rest.get(..letters)?;
         let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit)?;
         seconds += number * factor;
         rest = rest.get(letters..)?;
     }
-    (seconds > 0.0)
-        .then(|| Duration::try_from_secs_f64(seconds).ok())
-        .flatten()
+    (seconds > 0.0).then(|| Duration::try_from_secs_f64(seconds).ok()).flatten()
 }
 
 #[cfg(test)]
@@ -295,12 +262,7 @@ mod tests {
         for handler in &response.handlers {
             assert_eq!(handler.failure_policy, "Fail");
             assert_eq!(handler.timeout_seconds, 10);
-            assert!(
-                handler
-                    .name
-                    .chars()
-                    .all(|c| c.is_ascii_lowercase() || c == '-')
-            );
+            assert!(handler.name.chars().all(|c| c.is_ascii_lowercase() || c == '-'));
             assert_eq!(handler.request_hook.api_version, API_VERSION);
         }
     }
@@ -323,11 +285,7 @@ mod tests {
             ("", None),
         ];
         for (query, millis) in table {
-            assert_eq!(
-                timeout_of(Some(query)),
-                millis.map(Duration::from_millis),
-                "{query}"
-            );
+            assert_eq!(timeout_of(Some(query)), millis.map(Duration::from_millis), "{query}");
         }
         assert_eq!(timeout_of(None), None);
     }
@@ -336,13 +294,8 @@ mod tests {
     fn what_is_wrong_is_named_without_its_values() {
         let mut request = json!({"desired": {"machine": "hunter2", "infrastructureMachine": {}}});
         let error = side(&mut request, "desired", MACHINE).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "desired.machine is missing or not an object"
-        );
-        let error = parse(br#"{"desired": "hunter2" x"#)
-            .unwrap_err()
-            .to_string();
+        assert_eq!(error.to_string(), "desired.machine is missing or not an object");
+        let error = parse(br#"{"desired": "hunter2" x"#).unwrap_err().to_string();
         assert!(!error.contains("hunter2"), "{error}");
         assert!(parse(b"[]").is_err() && parse(b"").is_err());
     }
@@ -352,20 +305,14 @@ mod tests {
         let mut request = json!({"desired": {
             "machine": {"metadata": {"name": "m"}}, "infrastructureMachine": {}}});
         let error = side(&mut request, "desired", MACHINE).unwrap_err();
-        assert!(
-            error.to_string().contains("desired.machine.metadata"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("desired.machine.metadata"), "{error}");
     }
 
     #[test]
     fn a_bootstrap_config_may_be_absent() {
         let mut request = json!({"current": {"machine": {"metadata":
             {"name": "m", "namespace": "n"}}, "infrastructureMachine": {}}});
-        assert_eq!(
-            side(&mut request, "current", MACHINE).unwrap().bootstrap,
-            None
-        );
+        assert_eq!(side(&mut request, "current", MACHINE).unwrap().bootstrap, None);
     }
 
     #[test]

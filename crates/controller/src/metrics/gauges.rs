@@ -132,11 +132,7 @@ impl Gauges {
             all.omitted.clone(),
         );
         registry.register("leader", "1 while this replica leads", all.leader.clone());
-        registry.register(
-            "synced",
-            "1 once the caches are complete",
-            all.synced.clone(),
-        );
+        registry.register("synced", "1 once the caches are complete", all.synced.clone());
         all
     }
 
@@ -171,10 +167,8 @@ impl Gauges {
             let uid = machine.metadata.uid.clone().unwrap_or_default();
             let known = of_machine.get(&ObjectKey::of(machine.as_ref()));
             let newest = known.and_then(|known| speaker(known.iter().copied(), &uid));
-            let phase = newest.map_or_else(
-                || NO_UPDATE.to_owned(),
-                |update| format!("{:?}", phase_of(update)),
-            );
+            let phase = newest
+                .map_or_else(|| NO_UPDATE.to_owned(), |update| format!("{:?}", phase_of(update)));
             *phases.entry(phase).or_default() += 1;
         }
         self.machines.clear();
@@ -205,10 +199,7 @@ impl Gauges {
         self.drain_blocked.clear();
         self.omit("UpdateGroup", known.len());
         for (_, key, slots, limit) in known.into_iter().take(MAX_SERIES) {
-            let labels = GroupLabels {
-                namespace: key.namespace.clone(),
-                group: key.name.clone(),
-            };
+            let labels = GroupLabels { namespace: key.namespace.clone(), group: key.name.clone() };
             self.slots_claimed.get_or_create(&labels).set(count(slots));
             self.slots_limit.get_or_create(&labels).set(limit.into());
             let seconds = blocked.get(&key).map_or(0.0, |since| seconds(now, *since));
@@ -223,10 +214,8 @@ impl Gauges {
         self.api_up.clear();
         self.omit("Cluster", views.len());
         for (key, view) in views.iter().take(MAX_SERIES) {
-            let labels = ClusterLabels {
-                namespace: key.namespace.clone(),
-                cluster: key.name.clone(),
-            };
+            let labels =
+                ClusterLabels { namespace: key.namespace.clone(), cluster: key.name.clone() };
             let up = view.synced() && !view.is_unreachable();
             self.api_up.get_or_create(&labels).set(i64::from(up));
             self.reports(ctx, &labels, view, now);
@@ -276,9 +265,7 @@ impl Gauges {
     }
 
     fn omit(&self, kind: &str, known: usize) {
-        let labels = KindLabels {
-            kind: kind.to_owned(),
-        };
+        let labels = KindLabels { kind: kind.to_owned() };
         let omitted = count(known.saturating_sub(MAX_SERIES));
         self.omitted.get_or_create(&labels).set(omitted);
     }

@@ -104,10 +104,7 @@ fn settled(outcome: kube::Result<()>, write: &Write) -> anyhow::Result<Done> {
 pub(super) fn refusal(what: &str, error: &kube::Error) -> Option<Refusal> {
     match error {
         kube::Error::Api(status) if matches!(status.code, 400 | 403 | 422) => {
-            Some(Refusal::ApiRefused {
-                what: what.to_owned(),
-                message: status.message.clone(),
-            })
+            Some(Refusal::ApiRefused { what: what.to_owned(), message: status.message.clone() })
         }
         _ => None,
     }
@@ -141,10 +138,7 @@ pub(crate) async fn swap_group(
     next: &UpdateGroupStatus,
 ) -> kube::Result<()> {
     let api: Api<UpdateGroup> = api_of(&ctx.client, object);
-    let old = object
-        .status
-        .as_ref()
-        .map_or(Value::Null, |_| value_of(status));
+    let old = object.status.as_ref().map_or(Value::Null, |_| value_of(status));
     let Some(patch) = apply::merge_diff(&old, &value_of(next)) else {
         return Ok(());
     };
@@ -186,11 +180,7 @@ async fn in_workload(ctx: &Context, facts: &Facts, write: &Write) -> anyhow::Res
     let Some(cluster) = &facts.cluster else {
         return Ok(Done::Again(AFTER_SILENCE));
     };
-    let client = match ctx
-        .workloads
-        .client(&cluster.key.namespace, &cluster.key.name)
-        .await
-    {
+    let client = match ctx.workloads.client(&cluster.key.namespace, &cluster.key.name).await {
         Ok(client) => client,
         Err(error) => {
             tracing::debug!(cluster = %cluster.key, %error, "no client of a workload cluster");

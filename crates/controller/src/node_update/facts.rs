@@ -87,9 +87,7 @@ impl Facts {
             .into_iter()
             .filter(|other| other.name_any() != name)
             .collect();
-        let cluster = machine
-            .as_deref()
-            .and_then(|machine| cluster(ctx, &update, machine));
+        let cluster = machine.as_deref().and_then(|machine| cluster(ctx, &update, machine));
         let nodes = cluster.as_ref().map_or(&[][..], |cluster| &cluster.nodes);
         let group = match machine.as_deref() {
             Some(machine) => group(stores, &update, machine, nodes),
@@ -98,18 +96,14 @@ impl Facts {
         let owner_version = machine
             .as_deref()
             .and_then(|machine| owner_version(stores, &group_of(stores, machine)?));
-        let (settings, settings_refused) = match machine
-            .as_deref()
-            .map(|machine| live_host_settings(ctx, machine))
-        {
-            Some(Ok(settings)) => (settings, None),
-            Some(Err(refusal)) => (HostSettings::default(), Some(refusal)),
-            None => (HostSettings::default(), None),
-        };
+        let (settings, settings_refused) =
+            match machine.as_deref().map(|machine| live_host_settings(ctx, machine)) {
+                Some(Ok(settings)) => (settings, None),
+                Some(Err(refusal)) => (HostSettings::default(), Some(refusal)),
+                None => (HostSettings::default(), None),
+            };
         Self {
-            paused: machine
-                .as_deref()
-                .and_then(|machine| paused(stores, machine)),
+            paused: machine.as_deref().and_then(|machine| paused(stores, machine)),
             unguarded: machine
                 .as_deref()
                 .and_then(|machine| live_policy(ctx, &group_of(stores, machine)?).ok())
@@ -166,28 +160,21 @@ impl Facts {
     /// The Node of the Machine.
     pub(super) fn node(&self) -> Option<&NodeView> {
         let cluster = self.cluster.as_ref()?;
-        cluster
-            .nodes
-            .iter()
-            .find(|node| node.name == cluster.node_name)
+        cluster.nodes.iter().find(|node| node.name == cluster.node_name)
     }
 
     fn group_view(&self) -> GroupView<'_> {
         match &self.group {
             GroupFacts::None => GroupView::None,
             GroupFacts::Missing => GroupView::Missing,
-            GroupFacts::Present {
-                status,
-                limits,
-                others,
-                last_first_passed,
-                ..
-            } => GroupView::Present(Group {
-                status,
-                limits: *limits,
-                others: others.clone(),
-                last_first_passed: *last_first_passed,
-            }),
+            GroupFacts::Present { status, limits, others, last_first_passed, .. } => {
+                GroupView::Present(Group {
+                    status,
+                    limits: *limits,
+                    others: others.clone(),
+                    last_first_passed: *last_first_passed,
+                })
+            }
         }
     }
 
@@ -195,16 +182,12 @@ impl Facts {
         let Some(cluster) = &self.cluster else {
             return match &self.machine {
                 // Without a Machine there is no cluster to ask, and nothing to wait for.
-                None => Workload::Unreachable {
-                    cluster: String::new(),
-                },
+                None => Workload::Unreachable { cluster: String::new() },
                 Some(_) => Workload::NotSynced,
             };
         };
         if cluster.view.is_unreachable() || cluster.overdue {
-            return Workload::Unreachable {
-                cluster: cluster.key.name.clone(),
-            };
+            return Workload::Unreachable { cluster: cluster.key.name.clone() };
         }
         if !cluster.view.synced() {
             return Workload::NotSynced;
@@ -224,15 +207,8 @@ impl Facts {
 fn cluster(ctx: &Context, update: &NodeUpdate, machine: &Machine) -> Option<ClusterFacts> {
     let key = cluster_key(machine);
     let view = ctx.workload_index.view(&key)?;
-    let known = update
-        .status
-        .as_ref()
-        .map_or("", |status| &status.node_name);
-    let node_name = if known.is_empty() {
-        node_name(machine).unwrap_or_default()
-    } else {
-        known
-    };
+    let known = update.status.as_ref().map_or("", |status| &status.node_name);
+    let node_name = if known.is_empty() { node_name(machine).unwrap_or_default() } else { known };
     let plan_key = plan_key(ctx, machine, node_name);
     let control_plane = ctx
         .stores
@@ -243,29 +219,15 @@ fn cluster(ctx: &Context, update: &NodeUpdate, machine: &Machine) -> Option<Clus
         .filter(|other| other.labels().contains_key(keys::CONTROL_PLANE))
         .map(|other| {
             let node = self::node_name(other).map(str::to_owned);
-            (
-                other.name_any(),
-                node,
-                other.metadata.deletion_timestamp.is_some(),
-            )
+            (other.name_any(), node, other.metadata.deletion_timestamp.is_some())
         })
         .collect();
     Some(ClusterFacts {
         host_plan: view.host_plans.get(&plan_key),
         node_name: node_name.to_owned(),
         overdue: view.is_overdue(&ctx.clock),
-        nodes: view
-            .nodes
-            .list()
-            .iter()
-            .map(|node| node_view(node))
-            .collect(),
-        static_pods: view
-            .static_pods
-            .list()
-            .iter()
-            .filter_map(|pod| static_pod(pod))
-            .collect(),
+        nodes: view.nodes.list().iter().map(|node| node_view(node)).collect(),
+        static_pods: view.static_pods.list().iter().filter_map(|pod| static_pod(pod)).collect(),
         control_plane,
         view,
         key,
@@ -352,22 +314,11 @@ fn last_first_passed(
             role == Some(Role::FirstControlPlane)
         })
         .max_by_key(|other| {
-            let created = other
-                .metadata
-                .creation_timestamp
-                .as_ref()
-                .map(|time| time.0);
+            let created = other.metadata.creation_timestamp.as_ref().map(|time| time.0);
             (created, other.name_any())
         })?;
-    let steps = first
-        .status
-        .as_ref()
-        .map_or(&[][..], |status| &status.steps);
-    Some(
-        steps
-            .iter()
-            .any(|step| step.name == "kubeadm-upgrade" && step.state == StepState::Done),
-    )
+    let steps = first.status.as_ref().map_or(&[][..], |status| &status.steps);
+    Some(steps.iter().any(|step| step.name == "kubeadm-upgrade" && step.state == StepState::Done))
 }
 
 fn paused(stores: &Stores, machine: &Machine) -> Option<String> {
@@ -391,18 +342,12 @@ pub(crate) fn node_view(node: &Node) -> NodeView {
     NodeView {
         name: node.name_any(),
         ready: ready.is_some_and(|c| c.status == "True"),
-        heartbeat: ready
-            .and_then(|c| c.last_heartbeat_time.as_ref())
-            .map(|time| time.0),
-        kubelet_version: info
-            .map(|info| info.kubelet_version.clone())
-            .unwrap_or_default(),
+        heartbeat: ready.and_then(|c| c.last_heartbeat_time.as_ref()).map(|time| time.0),
+        kubelet_version: info.map(|info| info.kubelet_version.clone()).unwrap_or_default(),
         boot_id: info.map(|info| info.boot_id.clone()).unwrap_or_default(),
         unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or_default(),
         cordoned_by: node.annotations().get(keys::CORDONED_BY).cloned(),
-        excluded: node
-            .labels()
-            .contains_key(keys::EXCLUDE_FROM_LOAD_BALANCERS),
+        excluded: node.labels().contains_key(keys::EXCLUDE_FROM_LOAD_BALANCERS),
         excluded_by: node.annotations().get(keys::EXCLUDED_BY).cloned(),
         taints: taints
             .into_iter()
@@ -418,14 +363,8 @@ pub(crate) fn node_view(node: &Node) -> NodeView {
 fn static_pod(pod: &Pod) -> Option<StaticPod> {
     let component = pod.labels().get("component")?.clone();
     let spec = pod.spec.as_ref()?;
-    let conditions = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.conditions.as_ref());
-    let ready = conditions
-        .into_iter()
-        .flatten()
-        .any(|c| c.type_ == "Ready" && c.status == "True");
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let ready = conditions.into_iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
     let image = spec
         .containers
         .iter()
@@ -443,9 +382,7 @@ fn static_pod(pod: &Pod) -> Option<StaticPod> {
 /// The tag of an image; a registry's port and a digest are not one.
 fn image_tag(image: &str) -> Option<String> {
     let name = image.split('@').next()?;
-    let (_, tag) = name
-        .rsplit_once(':')
-        .filter(|(_, tag)| !tag.contains('/'))?;
+    let (_, tag) = name.rsplit_once(':').filter(|(_, tag)| !tag.contains('/'))?;
     Some(tag.to_owned())
 }
 
@@ -460,10 +397,7 @@ mod tests {
         let table = [
             ("registry.k8s.io/kube-apiserver:v1.35.0", Some("v1.35.0")),
             ("host:5000/kube-apiserver", None),
-            (
-                "host:5000/kube-apiserver:v1.35.0@sha256:abc",
-                Some("v1.35.0"),
-            ),
+            ("host:5000/kube-apiserver:v1.35.0@sha256:abc", Some("v1.35.0")),
             ("kube-apiserver@sha256:abc", None),
         ];
         for (image, tag) in table {
@@ -497,14 +431,8 @@ mod tests {
         let view = node_view(&node);
         assert!(view.ready && view.cordoned_by_us());
         assert_eq!(view.taints, ["node-role.kubernetes.io/control-plane"]);
-        assert_eq!(
-            view.heartbeat,
-            Some("2026-01-01T00:00:05Z".parse().unwrap())
-        );
-        assert_eq!(
-            (view.kubelet_version.as_str(), view.boot_id.as_str()),
-            ("v1.34.2", "b")
-        );
+        assert_eq!(view.heartbeat, Some("2026-01-01T00:00:05Z".parse().unwrap()));
+        assert_eq!((view.kubelet_version.as_str(), view.boot_id.as_str()), ("v1.34.2", "b"));
     }
 
     #[test]

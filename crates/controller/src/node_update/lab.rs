@@ -92,10 +92,7 @@ impl Lab {
                     new.as_ref(),
                     actor,
                 );
-                violations
-                    .lock()
-                    .unwrap()
-                    .extend(found.iter().map(ToString::to_string));
+                violations.lock().unwrap().extend(found.iter().map(ToString::to_string));
             }));
         }
     }
@@ -172,11 +169,8 @@ impl Lab {
     pub(super) async fn set_up_workload(&self) {
         let client = Self::client(&self.workload);
         for name in WORKERS {
-            let node: Node = made_in(
-                &Api::all(client.clone()),
-                json!({"metadata": {"name": name}}),
-            )
-            .await;
+            let node: Node =
+                made_in(&Api::all(client.clone()), json!({"metadata": {"name": name}})).await;
             self.kubelet_reports(&node.name_any(), FROM).await;
             let _: Pod = made(
                 &client,
@@ -205,9 +199,7 @@ impl Lab {
                 "operatingSystem": "", "osImage": "", "systemUUID": "",
             },
         }});
-        api.patch_status(node, &PatchParams::default(), &Patch::Merge(&body))
-            .await
-            .unwrap();
+        api.patch_status(node, &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
     }
 
     /// Asks for every worker at once.
@@ -229,10 +221,7 @@ impl Lab {
                     ..Default::default()
                 },
             };
-            updates
-                .create(&PostParams::default(), &crate::node_update(&new, 1))
-                .await
-                .unwrap();
+            updates.create(&PostParams::default(), &crate::node_update(&new, 1)).await.unwrap();
         }
     }
 
@@ -324,10 +313,7 @@ impl Lab {
                 tokio::time::sleep(Duration::from_secs(2)).await;
                 self.hosts_work().await;
                 let updates = self.updates().await;
-                if updates
-                    .iter()
-                    .all(|update| phase(update) == Phase::Succeeded)
-                {
+                if updates.iter().all(|update| phase(update) == Phase::Succeeded) {
                     // What is left to clean up takes no host.
                     tokio::time::sleep(Duration::from_mins(2)).await;
                     return;
@@ -354,11 +340,7 @@ impl Lab {
         let client = Self::client(&self.management);
         let machines: Api<Machine> = Api::default_namespaced(client.clone());
         for machine in machines.list(&ListParams::default()).await.unwrap() {
-            assert!(
-                machine.annotations().is_empty(),
-                "{:?}",
-                machine.annotations()
-            );
+            assert!(machine.annotations().is_empty(), "{:?}", machine.annotations());
             let list = &machine.status.as_ref().unwrap().conditions;
             assert!(conditions::is_true(list, conditions::MACHINE_UP_TO_DATE));
             assert!(conditions::is_true(list, conditions::AVAILABLE));
@@ -367,10 +349,7 @@ impl Lab {
         let groups = groups.list(&ListParams::default()).await.unwrap().items;
         assert_eq!(groups.len(), 1);
         let status = groups[0].status.as_ref().unwrap();
-        assert!(
-            status.slots.is_empty() && status.waiting.is_empty(),
-            "{status:?}"
-        );
+        assert!(status.slots.is_empty() && status.waiting.is_empty(), "{status:?}");
         assert_eq!(status.durations[0].seconds.len(), WORKERS.len());
         let nodes: Api<Node> = Api::all(Self::client(&self.workload));
         for node in nodes.list(&ListParams::default()).await.unwrap() {
@@ -395,11 +374,7 @@ fn agent_status(plan: &HostPlan, now: Timestamp) -> HostPlanStatus {
         let done = step.gate <= gate;
         HostStepStatus {
             id: step.id.clone(),
-            state: if done {
-                StepState::Done
-            } else {
-                StepState::Pending
-            },
+            state: if done { StepState::Done } else { StepState::Pending },
             attempt: i32::from(done),
             started_at: done.then_some(Time(now)),
             finished_at: done.then_some(Time(now)),
@@ -464,11 +439,7 @@ where
 {
     let api: Api<K> = Api::default_namespaced(client.clone());
     let body = json!({ "status": status });
-    api.patch_status(
-        &object.name_any(),
-        &PatchParams::default(),
-        &Patch::Merge(&body),
-    )
-    .await
-    .unwrap();
+    api.patch_status(&object.name_any(), &PatchParams::default(), &Patch::Merge(&body))
+        .await
+        .unwrap();
 }

@@ -39,17 +39,14 @@ pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
     ctx.stores.wait_synced().await;
     let workers = ctx.settings.node_update_workers;
     let queue = &ctx.queues.node_updates;
-    queue
-        .work("node-update", workers, |key| measured(ctx.clone(), key))
-        .await;
+    queue.work("node-update", workers, |key| measured(ctx.clone(), key)).await;
     Ok(())
 }
 
 async fn measured(ctx: Arc<Context>, key: ObjectKey) -> anyhow::Result<Action> {
     let started = ctx.clock.now();
     let outcome = reconcile(&ctx, &key).await;
-    ctx.metrics
-        .reconcile("node-update", ctx.clock.elapsed(started));
+    ctx.metrics.reconcile("node-update", ctx.clock.elapsed(started));
     if let Err(error) = &outcome {
         ctx.metrics.reconcile_failed("node-update", error);
     }
@@ -129,11 +126,8 @@ fn wait(decision: &Decision) -> Action {
 /// Looks at the pods of a node that is being drained, and at what they leave behind; nobody else
 /// needs them.
 async fn look_at_pods(ctx: &Context, facts: &mut Facts) -> Result<(), Blind> {
-    let draining = facts
-        .update
-        .status
-        .as_ref()
-        .is_some_and(|status| status.phase == Phase::Draining);
+    let draining =
+        facts.update.status.as_ref().is_some_and(|status| status.phase == Phase::Draining);
     let node = facts.node().filter(|node| draining && node.unschedulable);
     let (Some(node), Some(cluster), Some(machine)) = (node, &facts.cluster, &facts.machine) else {
         return Ok(());
@@ -141,10 +135,7 @@ async fn look_at_pods(ctx: &Context, facts: &mut Facts) -> Result<(), Blind> {
     if cluster.view.is_unreachable() {
         return Ok(());
     }
-    let client = ctx
-        .workloads
-        .client(&cluster.key.namespace, &cluster.key.name)
-        .await;
+    let client = ctx.workloads.client(&cluster.key.namespace, &cluster.key.name).await;
     let Ok(client) = client else {
         cluster.view.mark_unreachable();
         return Ok(());

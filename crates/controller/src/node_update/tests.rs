@@ -62,9 +62,7 @@ async fn a_budget_that_allows_nothing_is_named_until_it_is_gone() {
             "conditions": [{"type": "Ready", "status": "True"}],
         }});
         let name = format!("web-{name}");
-        pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(&running))
-            .await
-            .unwrap();
+        pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(&running)).await.unwrap();
     }
     lab.ask().await;
     let seen = async {
@@ -72,24 +70,15 @@ async fn a_budget_that_allows_nothing_is_named_until_it_is_gone() {
         loop {
             tokio::time::sleep(Duration::from_secs(20)).await;
             let updates = lab.updates().await;
-            let blocked = updates
-                .iter()
-                .filter_map(|update| update.status.as_ref())
-                .any(|status| {
-                    status
-                        .blocked_by
-                        .iter()
-                        .any(|blocker| blocker.object == "default/web")
+            let blocked =
+                updates.iter().filter_map(|update| update.status.as_ref()).any(|status| {
+                    status.blocked_by.iter().any(|blocker| blocker.object == "default/web")
                 });
             if blocked && !named {
                 named = true;
                 budgets.delete("web", &<_>::default()).await.unwrap();
             }
-            if named
-                && updates
-                    .iter()
-                    .all(|update| phase(update) == Phase::Succeeded)
-            {
+            if named && updates.iter().all(|update| phase(update) == Phase::Succeeded) {
                 break;
             }
         }
@@ -110,13 +99,7 @@ async fn what_agents_need_is_installed_once() {
         tokio::time::sleep(Duration::from_secs(30)).await;
         let revision = lab.workload.revision();
         let namespaces: Api<Namespace> = Api::all(Lab::client(&lab.workload));
-        assert!(
-            namespaces
-                .get_opt(keys::HOST_PLAN_NAMESPACE)
-                .await
-                .unwrap()
-                .is_some()
-        );
+        assert!(namespaces.get_opt(keys::HOST_PLAN_NAMESPACE).await.unwrap().is_some());
         tokio::time::sleep(Duration::from_mins(30)).await;
         assert_eq!(lab.workload.revision(), revision);
     };
@@ -140,26 +123,15 @@ async fn without_slots_the_invariants_notice() {
     lab.ask().await;
     Box::pin(lab.run(Duration::from_hours(100))).await;
     let violations = lab.violations.lock().unwrap().clone();
-    assert!(
-        violations
-            .iter()
-            .any(|line| line.starts_with("invariant 1: ")),
-        "{violations:?}"
-    );
+    assert!(violations.iter().any(|line| line.starts_with("invariant 1: ")), "{violations:?}");
 }
 
 fn asked(machine: &str, uid: &str) -> NewNodeUpdate {
     NewNodeUpdate {
         namespace: "default".into(),
-        machine: MachineRef {
-            name: machine.into(),
-            uid: uid.into(),
-        },
+        machine: MachineRef { name: machine.into(), uid: uid.into() },
         origin: Origin::Task,
-        goal: Goal {
-            kubernetes_version: "v1.35.0".into(),
-            ..Goal::default()
-        },
+        goal: Goal { kubernetes_version: "v1.35.0".into(), ..Goal::default() },
     }
 }
 
@@ -186,12 +158,7 @@ async fn a_write_that_is_forbidden_is_shown_in_the_status() {
     for _ in 0..3 {
         super::reconcile(&ctx, &key).await.unwrap();
     }
-    assert_eq!(
-        api.writes().len(),
-        writes + 1,
-        "it is said once: {:?}",
-        api.writes()
-    );
+    assert_eq!(api.writes().len(), writes + 1, "it is said once: {:?}", api.writes());
 }
 
 #[tokio::test(start_paused = true)]
@@ -203,10 +170,7 @@ async fn a_machine_that_the_cache_lacks_is_asked_for_before_its_update_is_ended(
     let mut machine = testing::machine("w-9", "v1.34.2");
     machine.metadata.uid = None;
     let machines: Api<Machine> = Api::default_namespaced(client.clone());
-    let machine = machines
-        .create(&PostParams::default(), &machine)
-        .await
-        .unwrap();
+    let machine = machines.create(&PostParams::default(), &machine).await.unwrap();
     let updates: Api<NodeUpdate> = Api::default_namespaced(client);
     let new = crate::node_update(&asked("w-9", &machine.uid().unwrap()), 1);
     let update = updates.create(&PostParams::default(), &new).await.unwrap();
@@ -220,9 +184,7 @@ async fn a_machine_that_the_cache_lacks_is_asked_for_before_its_update_is_ended(
     let update = updates.create(&PostParams::default(), &new).await.unwrap();
     ctx.stores.node_updates.insert(update.clone());
     for _ in 0..2 {
-        super::reconcile(&ctx, &ObjectKey::of(&update))
-            .await
-            .unwrap();
+        super::reconcile(&ctx, &ObjectKey::of(&update)).await.unwrap();
     }
     let ended = updates.get("w-8-1").await.unwrap();
     assert_eq!(phase(&ended), Phase::Stopped);

@@ -15,37 +15,18 @@ pub(crate) fn limits_of(stores: &Stores, group: &Group, present: usize) -> Limit
             let spec = owner.as_ref().map(|owner| &owner.spec);
             let replicas = spec.and_then(|spec| spec.replicas).unwrap_or(present);
             let max_unavailable = spec
-                .and_then(|spec| {
-                    spec.rollout
-                        .as_ref()?
-                        .strategy
-                        .as_ref()?
-                        .rolling_update
-                        .as_ref()
-                })
+                .and_then(|spec| spec.rollout.as_ref()?.strategy.as_ref()?.rolling_update.as_ref())
                 .and_then(|rolling| rolling.max_unavailable.as_ref())
                 .and_then(|max| max.of(replicas, false))
                 .unwrap_or(0);
-            Limits {
-                replicas,
-                max_unavailable,
-            }
+            Limits { replicas, max_unavailable }
         }
         "MachineSet" => {
-            let replicas = stores
-                .machine_sets
-                .get(&key)
-                .and_then(|owner| owner.spec.replicas);
-            Limits {
-                replicas: replicas.unwrap_or(present),
-                max_unavailable: 1,
-            }
+            let replicas = stores.machine_sets.get(&key).and_then(|owner| owner.spec.replicas);
+            Limits { replicas: replicas.unwrap_or(present), max_unavailable: 1 }
         }
         _ => {
-            let replicas = stores
-                .control_planes
-                .get(&key)
-                .and_then(|owner| owner.spec.replicas);
+            let replicas = stores.control_planes.get(&key).and_then(|owner| owner.spec.replicas);
             Limits::control_plane(replicas.unwrap_or(present))
         }
     }
@@ -63,11 +44,7 @@ pub(crate) fn owner_is_up_to_date(stores: &Stores, group: &Group) -> bool {
             (
                 status.observed_generation,
                 owner.metadata.generation,
-                [
-                    owner.spec.replicas,
-                    status.replicas,
-                    status.up_to_date_replicas,
-                ],
+                [owner.spec.replicas, status.replicas, status.up_to_date_replicas],
             )
         }),
         "KubeadmControlPlane" => stores.control_planes.get(&key).map(|owner| {
@@ -75,11 +52,7 @@ pub(crate) fn owner_is_up_to_date(stores: &Stores, group: &Group) -> bool {
             (
                 status.observed_generation,
                 owner.metadata.generation,
-                [
-                    owner.spec.replicas,
-                    status.replicas,
-                    status.up_to_date_replicas,
-                ],
+                [owner.spec.replicas, status.replicas, status.up_to_date_replicas],
             )
         }),
         _ => None,
@@ -93,26 +66,11 @@ pub(crate) fn owner_is_up_to_date(stores: &Stores, group: &Group) -> bool {
 pub(crate) fn owner_version(stores: &Stores, group: &Group) -> Option<String> {
     let key = group.owner_key();
     match group.spec.owner.kind.as_str() {
-        "MachineDeployment" => stores
-            .machine_deployments
-            .get(&key)?
-            .spec
-            .template
-            .spec
-            .version
-            .clone(),
-        "MachineSet" => stores
-            .machine_sets
-            .get(&key)?
-            .spec
-            .template
-            .spec
-            .version
-            .clone(),
-        _ => stores
-            .control_planes
-            .get(&key)
-            .map(|owner| owner.spec.version.clone()),
+        "MachineDeployment" => {
+            stores.machine_deployments.get(&key)?.spec.template.spec.version.clone()
+        }
+        "MachineSet" => stores.machine_sets.get(&key)?.spec.template.spec.version.clone(),
+        _ => stores.control_planes.get(&key).map(|owner| owner.spec.version.clone()),
     }
 }
 
@@ -129,11 +87,7 @@ mod tests {
             key: ObjectKey::new("default", format!("{}-g", kind.to_lowercase())),
             spec: UpdateGroupSpec {
                 cluster_name: "edge-1".into(),
-                owner: GroupOwner {
-                    api_version: "v1".into(),
-                    kind: kind.into(),
-                    name: "g".into(),
-                },
+                owner: GroupOwner { api_version: "v1".into(), kind: kind.into(), name: "g".into() },
                 control_plane: kind == "KubeadmControlPlane",
             },
         }
@@ -153,9 +107,7 @@ mod tests {
                 "rollout": {"strategy": {"rollingUpdate": {"maxUnavailable": max}}},
             },
         });
-        stores
-            .machine_deployments
-            .insert(serde_json::from_value(object).unwrap());
+        stores.machine_deployments.insert(serde_json::from_value(object).unwrap());
         stores
     }
 
@@ -174,12 +126,7 @@ mod tests {
         let says = |observed: i64, there: i32, up_to_date: i32| {
             let stores = deployment(3, &json!(1));
             let key = ObjectKey::new("default", "g");
-            let mut owner = stores
-                .machine_deployments
-                .get(&key)
-                .unwrap()
-                .as_ref()
-                .clone();
+            let mut owner = stores.machine_deployments.get(&key).unwrap().as_ref().clone();
             owner.metadata.generation = Some(2);
             owner.status = Some(
                 serde_json::from_value(json!({

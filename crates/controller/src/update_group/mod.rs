@@ -50,17 +50,14 @@ pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
     ctx.stores.wait_synced().await;
     let workers = ctx.settings.update_group_workers;
     let queue = &ctx.queues.groups;
-    queue
-        .work("update-group", workers, |key| measured(ctx.clone(), key))
-        .await;
+    queue.work("update-group", workers, |key| measured(ctx.clone(), key)).await;
     Ok(())
 }
 
 async fn measured(ctx: Arc<Context>, key: ObjectKey) -> anyhow::Result<Action> {
     let started = ctx.clock.now();
     let outcome = reconcile(&ctx, &key).await;
-    ctx.metrics
-        .reconcile("update-group", ctx.clock.elapsed(started));
+    ctx.metrics.reconcile("update-group", ctx.clock.elapsed(started));
     if let Err(error) = &outcome {
         ctx.metrics.reconcile_failed("update-group", error);
     }
@@ -73,9 +70,7 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
     let updates = by_machine(stores, &key.namespace);
     let Some(object) = stores.update_groups.get(key) else {
         let asked_for = machines.iter().any(|m| !of_machine(&updates, m).is_empty());
-        let group = machines
-            .first()
-            .and_then(|machine| group_of(stores, machine));
+        let group = machines.first().and_then(|machine| group_of(stores, machine));
         if let Some(group) = group.filter(|_| asked_for) {
             let made = ensure_group(ctx, &group).await?;
             stores.update_groups.insert_newer(made);
@@ -87,17 +82,11 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
         .iter()
         .map(|machine| {
             let uid = machine.uid().unwrap_or_default();
-            speaker(
-                of_machine(&updates, machine).iter().map(AsRef::as_ref),
-                &uid,
-            )
+            speaker(of_machine(&updates, machine).iter().map(AsRef::as_ref), &uid)
         })
         .collect();
     let status = object.status.clone().unwrap_or_default();
-    let group = Group {
-        key: key.clone(),
-        spec: object.spec.clone(),
-    };
+    let group = Group { key: key.clone(), spec: object.spec.clone() };
     let free = live::free_slots(ctx, &group, &status).await?;
     let next = next_status(ctx, &object, &status, &machines, &speakers, &free);
     if next != status {
@@ -110,11 +99,7 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
         }
     }
     let idle = next.slots.is_empty();
-    Ok(if idle {
-        Action::Done
-    } else {
-        Action::RequeueAfter(SLOT_RECHECK)
-    })
+    Ok(if idle { Action::Done } else { Action::RequeueAfter(SLOT_RECHECK) })
 }
 
 fn next_status(
@@ -126,25 +111,15 @@ fn next_status(
     free: &[String],
 ) -> UpdateGroupStatus {
     let stores = &ctx.stores;
-    let group = Group {
-        key: ObjectKey::of(object),
-        spec: object.spec.clone(),
-    };
+    let group = Group { key: ObjectKey::of(object), spec: object.spec.clone() };
     let names: Vec<String> = machines.iter().map(|machine| machine.name_any()).collect();
     let members: Vec<Member<'_>> = names
         .iter()
         .zip(speakers)
         .filter_map(|(name, update)| {
             let update = (*update)?;
-            let blocked_by = update
-                .status
-                .as_ref()
-                .map_or(&[][..], |status| &status.blocked_by);
-            Some(Member {
-                machine: name,
-                phase: phase_of(update),
-                blocked_by,
-            })
+            let blocked_by = update.status.as_ref().map_or(&[][..], |status| &status.blocked_by);
+            Some(Member { machine: name, phase: phase_of(update), blocked_by })
         })
         .collect();
     let mut next = status.clone();
@@ -175,24 +150,13 @@ async fn complain(
     let Some(after) = after.filter(|after| after.status == "False") else {
         return;
     };
-    if before
-        .as_ref()
-        .is_some_and(|before| before.message == after.message)
-    {
+    if before.as_ref().is_some_and(|before| before.message == after.message) {
         return;
     }
-    let group = Group {
-        key: ObjectKey::of(object),
-        spec: object.spec.clone(),
-    };
+    let group = Group { key: ObjectKey::of(object), spec: object.spec.clone() };
     let occurrence = before.map_or_else(
         || "first".to_owned(),
-        |before| {
-            format!(
-                "after {} of {}",
-                before.status, before.last_transition_time.0
-            )
-        },
+        |before| format!("after {} of {}", before.status, before.last_transition_time.0),
     );
     let announcement = Announcement {
         about: owner_object(&ctx.stores, &group),
@@ -209,18 +173,13 @@ async fn complain(
 fn is_free(ctx: &Context, group: &Group, slot: &Slot) -> bool {
     let stores: &Stores = &ctx.stores;
     let namespace = &group.key.namespace;
-    let machine = stores
-        .machines
-        .get(&ObjectKey::new(namespace, &slot.machine));
+    let machine = stores.machines.get(&ObjectKey::new(namespace, &slot.machine));
     let Some(machine) = machine.filter(|machine| machine.uid().as_ref() == Some(&slot.machine_uid))
     else {
         return true;
     };
     let updates = node_updates_of_machine(stores, &ObjectKey::of(machine.as_ref()));
-    if updates
-        .iter()
-        .any(|update| update.spec.machine_ref.uid == slot.machine_uid)
-    {
+    if updates.iter().any(|update| update.spec.machine_ref.uid == slot.machine_uid) {
         return false;
     }
     let Some(node) = node_name(&machine) else {
@@ -229,9 +188,6 @@ fn is_free(ctx: &Context, group: &Group, slot: &Slot) -> bool {
     let Some(view) = ctx.workload_index.view(&cluster_key(&machine)) else {
         return false;
     };
-    let node = view
-        .nodes
-        .get(&ObjectKey::new("", node))
-        .map(|node| node_view(&node));
+    let node = view.nodes.get(&ObjectKey::new("", node)).map(|node| node_view(&node));
     view.synced() && node.is_some_and(|node| node.ready && !node.cordoned_by_us())
 }

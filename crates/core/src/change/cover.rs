@@ -150,24 +150,21 @@ pub fn cover(level: Level, current: &Objects, desired: &Objects, updaters: &[Upd
         .iter()
         .flat_map(|part| {
             let named = current.part(*part).or(desired.part(*part));
-            part_changes(level, *part, &patched, desired)
-                .into_iter()
-                .map(move |change| Difference {
+            part_changes(level, *part, &patched, desired).into_iter().map(move |change| {
+                Difference {
                     part: *part,
                     kind: word(named, "/kind"),
                     name: word(named, "/metadata/name"),
                     change,
-                })
+                }
+            })
         })
         .collect();
     coverage
 }
 
 fn word(object: Option<&Value>, pointer: &str) -> String {
-    object
-        .and_then(|o| o.pointer(pointer)?.as_str())
-        .unwrap_or("?")
-        .to_owned()
+    object.and_then(|o| o.pointer(pointer)?.as_str()).unwrap_or("?").to_owned()
 }
 
 /// Longest text of one value in a path line, in characters.
@@ -181,11 +178,7 @@ impl Difference {
 
     /// What differs, without object and updater; secrets are hidden.
     pub fn shown(&self) -> String {
-        let Self {
-            part,
-            change: Change { path, from, to },
-            ..
-        } = self;
+        let Self { part, change: Change { path, from, to }, .. } = self;
         if path.segments().is_empty() {
             let there = |side: &Option<Value>| if side.is_some() { "present" } else { "absent" };
             return format!("{} -> {}", there(from), there(to));
@@ -229,9 +222,9 @@ fn is_secret(part: Part, path: &Path, value: &Value) -> bool {
 /// whole is shown as a whole.
 fn holds_secret(value: &Value) -> bool {
     match value {
-        Value::Object(members) => members
-            .iter()
-            .any(|(key, member)| is_secret_name(key) || holds_secret(member)),
+        Value::Object(members) => {
+            members.iter().any(|(key, member)| is_secret_name(key) || holds_secret(member))
+        }
         Value::Array(items) => items.iter().any(holds_secret),
         _ => false,
     }

@@ -17,14 +17,8 @@ fn cpus(part: Part, change: &Change, _: &Case<'_>) -> bool {
     part == Part::Infrastructure && change.path.to_string().ends_with("cpus")
 }
 
-const ALL: Updater = Updater {
-    name: "all",
-    claims: everything,
-};
-const CPUS: Updater = Updater {
-    name: "cpus",
-    claims: cpus,
-};
+const ALL: Updater = Updater { name: "all", claims: everything };
+const CPUS: Updater = Updater { name: "cpus", claims: cpus };
 
 fn machine(version: &str, infrastructure: &Value, bootstrap: &Value) -> Objects {
     Objects {
@@ -32,10 +26,8 @@ fn machine(version: &str, infrastructure: &Value, bootstrap: &Value) -> Objects 
             "spec": {"version": version, "clusterName": "edge-1"}}),
         infrastructure: json!({"kind": "DockerMachine", "metadata": {"name": "edge-1-a"},
             "spec": infrastructure}),
-        bootstrap: Some(
-            json!({"kind": "KubeadmConfig", "metadata": {"name": "edge-1-a"},
-            "spec": bootstrap}),
-        ),
+        bootstrap: Some(json!({"kind": "KubeadmConfig", "metadata": {"name": "edge-1-a"},
+            "spec": bootstrap})),
     }
 }
 
@@ -68,17 +60,11 @@ fn patched(value: &Value, patch: Option<&Patch>) -> Value {
 #[test]
 fn a_version_bump_of_a_machine_is_covered_by_kubeadm() {
     let none = json!({});
-    let (current, desired) = (
-        machine("v1.34.2", &none, &none),
-        machine("v1.35.0", &none, &none),
-    );
+    let (current, desired) = (machine("v1.34.2", &none, &none), machine("v1.35.0", &none, &none));
     let coverage = cover(Level::Machine, &current, &desired, built_in());
     assert!(coverage.is_complete());
     assert_eq!(coverage.updaters, ["kubeadm"]);
-    assert_eq!(
-        coverage.patches.owner,
-        Some(Patch::Merge(json!({"spec": {"version": "v1.35.0"}})))
-    );
+    assert_eq!(coverage.patches.owner, Some(Patch::Merge(json!({"spec": {"version": "v1.35.0"}}))));
     assert_eq!(coverage.patches.infrastructure, None);
     assert_eq!(coverage.patches.bootstrap, None);
 }
@@ -96,11 +82,7 @@ fn versions_that_kubeadm_cannot_reach_in_one_step_are_not_covered() {
         ("v1.35.0", "latest", false),
     ];
     for (from, to, covered) in table {
-        let got = lines(
-            Level::Machine,
-            &machine(from, &none, &none),
-            &machine(to, &none, &none),
-        );
+        let got = lines(Level::Machine, &machine(from, &none, &none), &machine(to, &none, &none));
         assert_eq!(got.is_empty(), covered, "{from} -> {to}");
         if !covered {
             let line =
@@ -114,12 +96,7 @@ fn versions_that_kubeadm_cannot_reach_in_one_step_are_not_covered() {
 fn an_infrastructure_change_is_named_as_in_the_design() {
     let none = json!({});
     let current = set("v1.34.2", "edge-1-worker", &json!({"template": "A"}), &none);
-    let desired = set(
-        "v1.35.0",
-        "edge-1-worker-2",
-        &json!({"template": "B"}),
-        &none,
-    );
+    let desired = set("v1.35.0", "edge-1-worker-2", &json!({"template": "B"}), &none);
     assert_eq!(
         lines(Level::MachineSet, &current, &desired),
         [
@@ -138,9 +115,7 @@ fn a_template_that_was_only_renamed_needs_no_patch() {
     assert_eq!(coverage.patches.infrastructure, None);
     assert_eq!(
         coverage.patches.owner,
-        Some(Patch::Merge(
-            json!({"spec": {"template": {"spec": {"version": "v1.35.0"}}}})
-        ))
+        Some(Patch::Merge(json!({"spec": {"template": {"spec": {"version": "v1.35.0"}}}})))
     );
 }
 
@@ -155,10 +130,7 @@ fn only_version_and_failure_domain_of_a_machine_count() {
     desired.owner["metadata"]["labels"] = json!({"a": "b"});
     let coverage = cover(Level::Machine, &current, &desired, built_in());
     assert!(coverage.is_complete(), "{:?}", coverage.lines());
-    assert_eq!(
-        coverage.patches.owner,
-        Some(Patch::Merge(json!({"spec": {"version": "v1.35.0"}})))
-    );
+    assert_eq!(coverage.patches.owner, Some(Patch::Merge(json!({"spec": {"version": "v1.35.0"}}))));
     desired.owner["spec"]["failureDomain"] = json!("b");
     assert_eq!(
         lines(Level::Machine, &current, &desired),
@@ -182,12 +154,7 @@ fn the_feature_gate_that_follows_the_version_is_dragged_along() {
     for (from, before, to, after, covered) in table {
         let (current, desired) = (machine(from, &none, before), machine(to, &none, after));
         let coverage = cover(Level::Machine, &current, &desired, built_in());
-        assert_eq!(
-            coverage.is_complete(),
-            covered,
-            "{from} -> {to}: {:?}",
-            coverage.lines()
-        );
+        assert_eq!(coverage.is_complete(), covered, "{from} -> {to}: {:?}", coverage.lines());
         if covered {
             let bootstrap = current.bootstrap.as_ref().unwrap();
             let got = patched(bootstrap, coverage.patches.bootstrap.as_ref());
@@ -202,10 +169,8 @@ fn a_gate_beside_the_dragged_one_is_not_covered() {
         {"ControlPlaneKubeletLocalMode": true, "Other": false}}});
     let after = json!({"clusterConfiguration": {"featureGates": {"Other": true}}});
     let none = json!({});
-    let (current, desired) = (
-        machine("v1.35.0", &none, &before),
-        machine("v1.36.0", &none, &after),
-    );
+    let (current, desired) =
+        (machine("v1.35.0", &none, &before), machine("v1.36.0", &none, &after));
     assert_eq!(
         lines(Level::Machine, &current, &desired),
         [
@@ -227,10 +192,7 @@ fn an_init_configuration_may_become_the_same_join_configuration() {
     let desired = machine("v1.35.0", &none, &join);
     let coverage = cover(Level::Machine, &current, &desired, built_in());
     assert!(coverage.is_complete(), "{:?}", coverage.lines());
-    let got = patched(
-        current.bootstrap.as_ref().unwrap(),
-        coverage.patches.bootstrap.as_ref(),
-    );
+    let got = patched(current.bootstrap.as_ref().unwrap(), coverage.patches.bootstrap.as_ref());
     assert_eq!(got["spec"], join);
 
     join["joinConfiguration"]["nodeRegistration"]["name"] = json!("other");
@@ -242,34 +204,20 @@ fn an_init_configuration_may_become_the_same_join_configuration() {
 fn empty_taints_differ_from_none() {
     let none = json!({});
     let with = |taints: &Value| {
-        machine(
-            "v1.34.2",
-            &none,
-            &json!({"joinConfiguration": {"nodeRegistration": taints}}),
-        )
+        machine("v1.34.2", &none, &json!({"joinConfiguration": {"nodeRegistration": taints}}))
     };
-    let (empty, absent) = (
-        with(&json!({"taints": [], "name": "n"})),
-        with(&json!({"name": "n"})),
-    );
+    let (empty, absent) = (with(&json!({"taints": [], "name": "n"})), with(&json!({"name": "n"})));
     assert_eq!(lines(Level::Machine, &empty, &absent).len(), 1);
 }
 
 #[test]
 fn empty_members_of_a_bootstrap_config_come_and_go() {
     let none = json!({});
-    let current = machine(
-        "v1.34.2",
-        &none,
-        &json!({"files": [], "users": null, "ntp": {}}),
-    );
+    let current = machine("v1.34.2", &none, &json!({"files": [], "users": null, "ntp": {}}));
     let desired = machine("v1.35.0", &none, &json!({"mounts": []}));
     let coverage = cover(Level::Machine, &current, &desired, built_in());
     assert!(coverage.is_complete(), "{:?}", coverage.lines());
-    let got = patched(
-        current.bootstrap.as_ref().unwrap(),
-        coverage.patches.bootstrap.as_ref(),
-    );
+    let got = patched(current.bootstrap.as_ref().unwrap(), coverage.patches.bootstrap.as_ref());
     assert_eq!(got["spec"], json!({"mounts": []}));
 }
 
@@ -287,10 +235,8 @@ fn an_empty_member_of_an_infrastructure_machine_is_a_difference() {
 #[test]
 fn what_kubeadm_did_not_bootstrap_it_does_not_update() {
     let none = json!({});
-    let (mut current, mut desired) = (
-        machine("v1.34.2", &none, &none),
-        machine("v1.35.0", &none, &none),
-    );
+    let (mut current, mut desired) =
+        (machine("v1.34.2", &none, &none), machine("v1.35.0", &none, &none));
     for objects in [&mut current, &mut desired] {
         objects.bootstrap.as_mut().unwrap()["kind"] = json!("RKE2Config");
     }
@@ -326,10 +272,7 @@ fn secrets_of_a_bootstrap_config_never_show() {
     assert_eq!(lines.len(), 4);
     for line in &lines {
         assert!(!line.contains("hunter"), "{line}");
-        assert!(
-            line.ends_with(": (hidden) -> (hidden) (no updater)"),
-            "{line}"
-        );
+        assert!(line.ends_with(": (hidden) -> (hidden) (no updater)"), "{line}");
     }
 }
 
@@ -346,16 +289,8 @@ fn secrets_of_an_infrastructure_machine_never_show() {
     let desired = machine("v1.34.2", &secret, &none);
     let lines = lines(Level::Machine, &current, &desired);
     assert_eq!(lines.len(), 4);
-    assert!(
-        lines.iter().all(|line| !line.contains("hunter")),
-        "{lines:?}"
-    );
-    assert!(
-        lines
-            .iter()
-            .any(|line| line.contains("spec.cpus: (absent) -> 4")),
-        "{lines:?}"
-    );
+    assert!(lines.iter().all(|line| !line.contains("hunter")), "{lines:?}");
+    assert!(lines.iter().any(|line| line.contains("spec.cpus: (absent) -> 4")), "{lines:?}");
 }
 
 #[test]
@@ -374,10 +309,7 @@ fn updaters_claim_in_their_order_and_the_rest_goes_on() {
     let desired = machine("v1.35.0", &json!({"cpus": 4, "memory": 8}), &none);
     let both = cover(Level::Machine, &current, &desired, &[built_in()[0], CPUS]);
     assert_eq!(both.updaters, ["kubeadm", "cpus"]);
-    assert_eq!(
-        both.lines(),
-        ["DockerMachine/edge-1-a spec.memory: 4 -> 8 (no updater)"]
-    );
+    assert_eq!(both.lines(), ["DockerMachine/edge-1-a spec.memory: 4 -> 8 (no updater)"]);
     let late = cover(Level::Machine, &current, &desired, &[ALL, CPUS]);
     assert_eq!(late.updaters, ["all"]);
     assert!(late.is_complete());

@@ -41,11 +41,7 @@ fn walk(at: &Path, from: Option<&Value>, to: Option<&Value>, found: &mut Vec<Cha
             }
         }
         _ if from == to => {}
-        _ => found.push(Change {
-            path: at.clone(),
-            from: from.cloned(),
-            to: to.cloned(),
-        }),
+        _ => found.push(Change { path: at.clone(), from: from.cloned(), to: to.cloned() }),
     }
 }
 
@@ -65,10 +61,7 @@ mod tests {
     use crate::change::testing::any_json;
 
     fn paths(from: &Value, to: &Value) -> Vec<String> {
-        changes(&Path::default(), Some(from), Some(to))
-            .iter()
-            .map(|c| c.path.to_string())
-            .collect()
+        changes(&Path::default(), Some(from), Some(to)).iter().map(|c| c.path.to_string()).collect()
     }
 
     #[test]
@@ -79,12 +72,7 @@ mod tests {
 
     #[test]
     fn absent_null_empty_object_and_empty_array_differ() {
-        let forms = [
-            json!({}),
-            json!({"a": null}),
-            json!({"a": {}}),
-            json!({"a": []}),
-        ];
+        let forms = [json!({}), json!({"a": null}), json!({"a": {}}), json!({"a": []})];
         for (i, a) in forms.iter().enumerate() {
             for (j, b) in forms.iter().enumerate() {
                 assert_eq!(paths(a, b).len(), usize::from(i != j), "{a} {b}");

@@ -27,10 +27,8 @@ pub fn goal(
     bootstrap: Option<&Value>,
     infrastructure: &Value,
 ) -> Result<Goal, GoalError> {
-    let text = machine
-        .pointer("/spec/version")
-        .and_then(Value::as_str)
-        .ok_or(GoalError::NoVersion)?;
+    let text =
+        machine.pointer("/spec/version").and_then(Value::as_str).ok_or(GoalError::NoVersion)?;
     let version: KubernetesVersion = text.parse()?;
     let empty = Value::Object(serde_json::Map::new());
     let bootstrap_hash = bootstrap.map_or_else(String::new, |config| {
@@ -52,12 +50,7 @@ pub fn goal(
 /// Whether reaching `known` is reaching `wanted`. An empty field of `known` says that it does not
 /// care, as in a NodeUpdate that a person wrote.
 pub fn same_goal(known: &Goal, wanted: &Goal) -> bool {
-    let Goal {
-        kubernetes_version,
-        os_image,
-        bootstrap_hash,
-        infrastructure_hash,
-    } = known;
+    let Goal { kubernetes_version, os_image, bootstrap_hash, infrastructure_hash } = known;
     let same = |known: &str, wanted: &str| known.is_empty() || known == wanted;
     *kubernetes_version == wanted.kubernetes_version
         && same(os_image, &wanted.os_image)
@@ -116,20 +109,11 @@ mod tests {
 
     #[test]
     fn what_an_update_would_bring_about_changes_the_goal() {
-        let (bootstrap, infra) = (
-            json!({"spec": {"verbosity": 1}}),
-            json!({"spec": {"cpus": 4}}),
-        );
+        let (bootstrap, infra) = (json!({"spec": {"verbosity": 1}}), json!({"spec": {"cpus": 4}}));
         let goal = of("v1.35.0", &bootstrap, &infra);
         assert_ne!(goal, of("v1.35.1", &bootstrap, &infra));
-        assert_ne!(
-            goal,
-            of("v1.35.0", &json!({"spec": {"verbosity": 2}}), &infra)
-        );
-        assert_ne!(
-            goal,
-            of("v1.35.0", &bootstrap, &json!({"spec": {"cpus": 8}}))
-        );
+        assert_ne!(goal, of("v1.35.0", &json!({"spec": {"verbosity": 2}}), &infra));
+        assert_ne!(goal, of("v1.35.0", &bootstrap, &json!({"spec": {"cpus": 8}})));
     }
 
     #[test]
@@ -142,21 +126,11 @@ mod tests {
 
     #[test]
     fn a_goal_that_does_not_care_is_reached_by_any() {
-        let wanted = of(
-            "v1.35.0",
-            &json!({"spec": {"verbosity": 1}}),
-            &json!({"spec": {}}),
-        );
-        let by_hand = Goal {
-            kubernetes_version: "v1.35.0".into(),
-            ..Goal::default()
-        };
+        let wanted = of("v1.35.0", &json!({"spec": {"verbosity": 1}}), &json!({"spec": {}}));
+        let by_hand = Goal { kubernetes_version: "v1.35.0".into(), ..Goal::default() };
         assert!(same_goal(&by_hand, &wanted));
         assert!(!same_goal(&wanted, &by_hand));
-        let other = Goal {
-            kubernetes_version: "v1.35.1".into(),
-            ..Goal::default()
-        };
+        let other = Goal { kubernetes_version: "v1.35.1".into(), ..Goal::default() };
         assert!(!same_goal(&other, &wanted));
     }
 }

@@ -11,10 +11,7 @@ use super::{
 use crate::version::KubernetesVersion;
 
 /// Goes to a newer version of Kubernetes with kubeadm and packages.
-pub const UPDATER: Updater = Updater {
-    name: "kubeadm",
-    claims,
-};
+pub const UPDATER: Updater = Updater { name: "kubeadm", claims };
 
 /// The feature gate that Cluster API sets by itself for some minors (`spec/capi.md 2.3`).
 const LOCAL_MODE: &str = "ControlPlaneKubeletLocalMode";
@@ -42,19 +39,16 @@ fn claims(part: Part, change: &Change, case: &Case<'_>) -> bool {
 /// rewrites for a version bump or ignores when it compares.
 fn matters(change: &Change, case: &Case<'_>) -> bool {
     let level = case.level;
-    let (Some(from), Some(to)) = (
-        case.current.bootstrap_spec(level),
-        case.desired.bootstrap_spec(level),
-    ) else {
+    let (Some(from), Some(to)) =
+        (case.current.bootstrap_spec(level), case.desired.bootstrap_spec(level))
+    else {
         return true;
     };
     let mut from = from.clone();
     init_to_join(&mut from, to);
     let from = normalised(&from, case.from_version);
     let to = normalised(to, case.to_version);
-    changes(&root(level), Some(&from), Some(&to))
-        .iter()
-        .any(|real| real.path.touches(&change.path))
+    changes(&root(level), Some(&from), Some(&to)).iter().any(|real| real.path.touches(&change.path))
 }
 
 /// A KubeadmConfig spec without what Cluster API changes by itself (`spec/capi.md 2.3`): the
@@ -67,14 +61,7 @@ pub(crate) fn normalised(spec: &Value, version: Option<&KubernetesVersion>) -> V
     strip(&mut spec, &["clusterConfiguration", "controlPlaneEndpoint"]);
     strip(&mut spec, &["clusterConfiguration", "dns"]);
     strip(&mut spec, &["joinConfiguration", "discovery"]);
-    strip(
-        &mut spec,
-        &[
-            "joinConfiguration",
-            "timeouts",
-            "controlPlaneComponentHealthCheckSeconds",
-        ],
-    );
+    strip(&mut spec, &["joinConfiguration", "timeouts", "controlPlaneComponentHealthCheckSeconds"]);
     let gate = Path::of(&["clusterConfiguration", "featureGates", LOCAL_MODE]);
     if version.is_some_and(sets_local_mode) && gate.get(&spec) == Some(&Value::Bool(true)) {
         gate.put(&mut spec, None);

@@ -119,7 +119,5 @@ pub fn part_changes(level: Level, part: Part, current: &Objects, desired: &Objec
 
 /// Cluster API compares these as typed text: empty and null are absent.
 fn text(value: Option<&Value>) -> Option<Value> {
-    value
-        .filter(|v| !v.is_null() && v.as_str() != Some(""))
-        .cloned()
+    value.filter(|v| !v.is_null() && v.as_str() != Some("")).cloned()
 }

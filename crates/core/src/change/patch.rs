@@ -118,10 +118,7 @@ mod tests {
 
     #[test]
     fn equal_objects_need_no_patch() {
-        assert_eq!(
-            Patch::between(&json!({"a": null}), &json!({"a": null})),
-            None
-        );
+        assert_eq!(Patch::between(&json!({"a": null}), &json!({"a": null})), None);
     }
 
     #[test]
@@ -132,11 +129,7 @@ mod tests {
 
     #[test]
     fn a_null_to_set_makes_it_a_json_patch() {
-        for target in [
-            json!({"a": null}),
-            json!({"a": [null]}),
-            json!({"a": [{"b": null}]}),
-        ] {
+        for target in [json!({"a": null}), json!({"a": [null]}), json!({"a": [{"b": null}]})] {
             let patch = Patch::between(&json!({"a": 1}), &target).unwrap();
             assert!(matches!(patch, Patch::Json(_)), "{target}");
             assert_eq!(apply(Some(&patch), &json!({"a": 1})), target);
@@ -159,13 +152,8 @@ mod tests {
 
     #[test]
     fn empties_of_different_kinds_replace_each_other() {
-        let forms = [
-            json!({}),
-            json!({"a": {}}),
-            json!({"a": []}),
-            json!({"a": ""}),
-            json!({"a": null}),
-        ];
+        let forms =
+            [json!({}), json!({"a": {}}), json!({"a": []}), json!({"a": ""}), json!({"a": null})];
         for a in &forms {
             for b in &forms {
                 assert_eq!(apply(Patch::between(a, b).as_ref(), a), *b, "{a} -> {b}");

@@ -27,11 +27,7 @@ pub struct Path(Vec<Segment>);
 impl Path {
     /// The path through these members.
     pub fn of(keys: &[&str]) -> Self {
-        Self(
-            keys.iter()
-                .map(|key| Segment::Key((*key).to_owned()))
-                .collect(),
-        )
+        Self(keys.iter().map(|key| Segment::Key((*key).to_owned())).collect())
     }
 
     /// The path one member further.
@@ -116,14 +112,12 @@ impl Path {
 
     /// The path as an RFC 6901 pointer.
     pub fn pointer(&self) -> String {
-        self.0
-            .iter()
-            .fold(String::new(), |text, segment| match segment {
-                Segment::Key(key) => {
-                    format!("{text}/{}", key.replace('~', "~0").replace('/', "~1"))
-                }
-                Segment::Index(index) => format!("{text}/{index}"),
-            })
+        self.0.iter().fold(String::new(), |text, segment| match segment {
+            Segment::Key(key) => {
+                format!("{text}/{}", key.replace('~', "~0").replace('/', "~1"))
+            }
+            Segment::Index(index) => format!("{text}/{index}"),
+        })
     }
 }
 
@@ -150,10 +144,7 @@ impl fmt::Display for Path {
 }
 
 fn is_plain(key: &str) -> bool {
-    !key.is_empty()
-        && key
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
+    !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
 }
 
 #[cfg(test)]
@@ -164,10 +155,7 @@ mod tests {
 
     #[test]
     fn keys_that_would_be_misread_are_quoted() {
-        assert_eq!(
-            Path::of(&["a", "b-c", "d.e", ""]).to_string(),
-            r#"a.b-c["d.e"][""]"#
-        );
+        assert_eq!(Path::of(&["a", "b-c", "d.e", ""]).to_string(), r#"a.b-c["d.e"][""]"#);
         assert_eq!(Path::of(&["x/y"]).key("z").to_string(), r#"["x/y"].z"#);
     }
 

@@ -48,16 +48,8 @@ pub fn policy(
     cluster: &BTreeMap<String, String>,
     default: OnUncovered,
 ) -> Policy {
-    let said = |key: &str| {
-        owner
-            .get(key)
-            .or_else(|| cluster.get(key))
-            .map(String::as_str)
-    };
-    let mut policy = Policy {
-        on_uncovered: default,
-        ..Policy::default()
-    };
+    let said = |key: &str| owner.get(key).or_else(|| cluster.get(key)).map(String::as_str);
+    let mut policy = Policy { on_uncovered: default, ..Policy::default() };
     let mut confused = |key: &str, value: &str| {
         policy.not_understood = Some((key.to_owned(), value.to_owned()));
     };
@@ -81,12 +73,7 @@ pub fn policy(
             OnUncovered::Preserve
         }
     };
-    Policy {
-        on_uncovered,
-        disabled,
-        unguarded,
-        ..policy
-    }
+    Policy { on_uncovered, disabled, unguarded, ..policy }
 }
 
 #[cfg(test)]
@@ -106,48 +93,29 @@ mod tests {
 
     #[test]
     fn the_owner_goes_before_the_cluster_and_that_before_the_default() {
-        let (preserve, replace) = (
-            says(keys::ON_UNCOVERED, "Preserve"),
-            says(keys::ON_UNCOVERED, "Replace"),
-        );
+        let (preserve, replace) =
+            (says(keys::ON_UNCOVERED, "Preserve"), says(keys::ON_UNCOVERED, "Replace"));
         let of = |owner, cluster, default| policy(owner, cluster, default).on_uncovered;
         let none = BTreeMap::new();
-        assert_eq!(
-            of(&preserve, &replace, OnUncovered::Replace),
-            OnUncovered::Preserve
-        );
-        assert_eq!(
-            of(&none, &replace, OnUncovered::Preserve),
-            OnUncovered::Replace
-        );
+        assert_eq!(of(&preserve, &replace, OnUncovered::Replace), OnUncovered::Preserve);
+        assert_eq!(of(&none, &replace, OnUncovered::Preserve), OnUncovered::Replace);
         assert_eq!(of(&none, &none, OnUncovered::Replace), OnUncovered::Replace);
     }
 
     #[test]
     fn a_value_that_is_not_understood_preserves_and_is_named() {
         for wrong in ["replace", "Replace ", "", "yes"] {
-            let policy = policy(
-                &says(keys::ON_UNCOVERED, wrong),
-                &BTreeMap::new(),
-                OnUncovered::Replace,
-            );
+            let policy =
+                policy(&says(keys::ON_UNCOVERED, wrong), &BTreeMap::new(), OnUncovered::Replace);
             assert_eq!(policy.on_uncovered, OnUncovered::Preserve, "{wrong:?}");
-            assert_eq!(
-                policy.not_understood,
-                Some((keys::ON_UNCOVERED.into(), wrong.into()))
-            );
+            assert_eq!(policy.not_understood, Some((keys::ON_UNCOVERED.into(), wrong.into())));
         }
     }
 
     #[test]
     fn only_the_exact_word_disables() {
-        let of = |value| {
-            policy(
-                &says(keys::IN_PLACE, value),
-                &BTreeMap::new(),
-                OnUncovered::Preserve,
-            )
-        };
+        let of =
+            |value| policy(&says(keys::IN_PLACE, value), &BTreeMap::new(), OnUncovered::Preserve);
         assert!(of("Disabled").disabled);
         assert!(!of("disabled").disabled);
         assert!(of("disabled").not_understood.is_some());
@@ -166,19 +134,13 @@ mod tests {
         assert!(of("Disabled").unguarded);
         assert!(!of("Enabled").unguarded && of("Enabled").not_understood.is_none());
         assert!(!of("off").unguarded);
-        assert_eq!(
-            of("off").not_understood,
-            Some((keys::REMEDIATION_GUARD.into(), "off".into()))
-        );
+        assert_eq!(of("off").not_understood, Some((keys::REMEDIATION_GUARD.into(), "off".into())));
     }
 
     #[test]
     fn a_cluster_can_disable_for_all_its_owners() {
-        let policy = policy(
-            &BTreeMap::new(),
-            &says(keys::IN_PLACE, "Disabled"),
-            OnUncovered::Preserve,
-        );
+        let policy =
+            policy(&BTreeMap::new(), &says(keys::IN_PLACE, "Disabled"), OnUncovered::Preserve);
         assert!(policy.disabled);
     }
 }

@@ -47,10 +47,7 @@ pub struct Answer {
 impl Answer {
     /// The goal is reached.
     pub fn done() -> Self {
-        Self {
-            message: String::new(),
-            retry_after_seconds: 0,
-        }
+        Self { message: String::new(), retry_after_seconds: 0 }
     }
 
     /// Not yet: come back after `seconds`, at least 1 and at most 15.
@@ -101,9 +98,7 @@ pub fn decide(
         let text = format!("stopped: Machine {} is being deleted", machine.name);
         return Decision::Answer(Answer::retry(text, RETRY_MAX_SECONDS));
     }
-    let create = || Decision::Create {
-        ordinal: next_ordinal(machine, updates),
-    };
+    let create = || Decision::Create { ordinal: next_ordinal(machine, updates) };
     let Some(newest) = newest(machine, updates) else {
         return create();
     };
@@ -182,10 +177,8 @@ fn succeeded(
     if machine.kubelet_version.is_some() && !may_lag {
         return None;
     }
-    let text = format!(
-        "waiting for Machine {} to show kubelet {}",
-        machine.name, goal.kubernetes_version
-    );
+    let text =
+        format!("waiting for Machine {} to show kubelet {}", machine.name, goal.kubernetes_version);
     Some(Decision::Answer(Answer::retry(text, RETRY_UNKNOWN_SECONDS)))
 }
 
@@ -253,21 +246,15 @@ fn stopped(update: &NodeUpdate) -> Answer {
     } else {
         message.trim_end_matches('.').to_owned()
     };
-    let text = format!(
-        "stopped: {told}. To go on, annotate the Machine with {}={name}",
-        keys::RETRY
-    );
+    let text =
+        format!("stopped: {told}. To go on, annotate the Machine with {}={name}", keys::RETRY);
     Answer::retry(text, RETRY_MAX_SECONDS)
 }
 
 /// Another goal is wanted while this NodeUpdate is unfinished: it is stopped where kubeadm has not
 /// begun, else it has to finish.
 fn supersede(update: &NodeUpdate) -> Decision {
-    let View {
-        name,
-        phase,
-        message,
-    } = View::of(update);
+    let View { name, phase, message } = View::of(update);
     let version = &update.spec.goal.kubernetes_version;
     if update.spec.stage == Stage::Abort && !is_past_return(phase) {
         let text = format!("waiting for NodeUpdate {name} to {version} to stop");

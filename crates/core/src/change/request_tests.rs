@@ -47,10 +47,7 @@ fn update(ordinal: u32, version: &str, phase: Phase) -> NodeUpdate {
         &format!("m-{ordinal}"),
         NodeUpdateSpec {
             stage: Stage::Ongoing,
-            machine_ref: MachineRef {
-                name: "m".into(),
-                uid: "u".into(),
-            },
+            machine_ref: MachineRef { name: "m".into(), uid: "u".into() },
             origin: Origin::Hook,
             goal_hash: goal.hash(),
             goal,
@@ -59,21 +56,14 @@ fn update(ordinal: u32, version: &str, phase: Phase) -> NodeUpdate {
     );
     update.status = Some(NodeUpdateStatus {
         phase,
-        finished_at: phase
-            .is_final()
-            .then(|| Time(now() - SignedDuration::from_hours(1))),
+        finished_at: phase.is_final().then(|| Time(now() - SignedDuration::from_hours(1))),
         ..NodeUpdateStatus::default()
     });
     update
 }
 
 fn of(machine: &MachineFacts, version: &str, updates: &[NodeUpdate]) -> Decision {
-    decide(
-        machine,
-        &goal(version),
-        &updates.iter().collect::<Vec<_>>(),
-        now(),
-    )
+    decide(machine, &goal(version), &updates.iter().collect::<Vec<_>>(), now())
 }
 
 fn answer(decision: Decision) -> Answer {
@@ -85,20 +75,13 @@ fn answer(decision: Decision) -> Answer {
 
 #[test]
 fn the_first_request_makes_ordinal_one() {
-    assert_eq!(
-        of(&facts("v1.34.2"), "v1.35.0", &[]),
-        Decision::Create { ordinal: 1 }
-    );
+    assert_eq!(of(&facts("v1.34.2"), "v1.35.0", &[]), Decision::Create { ordinal: 1 });
 }
 
 #[test]
 fn the_same_goal_unfinished_shows_its_progress_and_makes_nothing() {
     for phase in UNFINISHED {
-        let got = answer(of(
-            &facts("v1.34.2"),
-            "v1.35.0",
-            &[update(1, "v1.35.0", phase)],
-        ));
+        let got = answer(of(&facts("v1.34.2"), "v1.35.0", &[update(1, "v1.35.0", phase)]));
         assert!(!got.is_done() && !got.message.is_empty(), "{phase:?}");
     }
 }
@@ -107,27 +90,14 @@ fn the_same_goal_unfinished_shows_its_progress_and_makes_nothing() {
 fn a_node_update_that_its_controller_has_not_seen_is_unfinished() {
     let mut fresh = update(1, "v1.35.0", Phase::Pending);
     fresh.status = None;
-    assert_eq!(
-        answer(of(&facts("v1.34.2"), "v1.35.0", &[fresh])).message,
-        "pending"
-    );
+    assert_eq!(answer(of(&facts("v1.34.2"), "v1.35.0", &[fresh])).message, "pending");
 }
 
 #[test]
 fn done_only_when_the_live_version_is_the_goals() {
     let done = update(1, "v1.35.0", Phase::Succeeded);
-    assert!(
-        answer(of(
-            &facts("v1.35.0"),
-            "v1.35.0",
-            std::slice::from_ref(&done)
-        ))
-        .is_done()
-    );
-    assert_eq!(
-        of(&facts("v1.34.2"), "v1.35.0", &[done]),
-        Decision::Create { ordinal: 2 }
-    );
+    assert!(answer(of(&facts("v1.35.0"), "v1.35.0", std::slice::from_ref(&done))).is_done());
+    assert_eq!(of(&facts("v1.34.2"), "v1.35.0", &[done]), Decision::Create { ordinal: 2 });
 }
 
 #[test]
@@ -164,15 +134,9 @@ fn a_failure_is_told_and_nothing_is_made_until_somebody_asks() {
     );
     assert_eq!(got.retry_after_seconds, 15);
     machine.retry = Some("m-0".into());
-    assert!(matches!(
-        of(&machine, "v1.35.0", std::slice::from_ref(&failed)),
-        Decision::Answer(_)
-    ));
+    assert!(matches!(of(&machine, "v1.35.0", std::slice::from_ref(&failed)), Decision::Answer(_)));
     machine.retry = Some("m-1".into());
-    assert_eq!(
-        of(&machine, "v1.35.0", &[failed]),
-        Decision::Create { ordinal: 2 }
-    );
+    assert_eq!(of(&machine, "v1.35.0", &[failed]), Decision::Create { ordinal: 2 });
 }
 
 #[test]
@@ -182,12 +146,7 @@ fn one_retry_makes_exactly_one_ordinal() {
     let first = update(1, "v1.35.0", Phase::Failed);
     let second = update(2, "v1.35.0", Phase::Failed);
     let got = answer(of(&machine, "v1.35.0", &[first, second]));
-    assert!(
-        got.message
-            .starts_with("failed: Unknown; see NodeUpdate m-2."),
-        "{}",
-        got.message
-    );
+    assert!(got.message.starts_with("failed: Unknown; see NodeUpdate m-2."), "{}", got.message);
 }
 
 #[test]
@@ -195,18 +154,10 @@ fn an_aborted_one_is_told_and_can_be_retried() {
     let mut machine = facts("v1.34.2");
     let aborted = update(1, "v1.35.0", Phase::Stopped);
     let got = answer(of(&machine, "v1.35.0", std::slice::from_ref(&aborted)));
-    assert!(
-        got.message
-            .starts_with("stopped: NodeUpdate m-1 was aborted."),
-        "{}",
-        got.message
-    );
+    assert!(got.message.starts_with("stopped: NodeUpdate m-1 was aborted."), "{}", got.message);
     assert_eq!(got.retry_after_seconds, 15);
     machine.retry = Some("m-1".into());
-    assert_eq!(
-        of(&machine, "v1.35.0", &[aborted]),
-        Decision::Create { ordinal: 2 }
-    );
+    assert_eq!(of(&machine, "v1.35.0", &[aborted]), Decision::Create { ordinal: 2 });
 }
 
 #[test]
@@ -231,10 +182,7 @@ fn an_abort_that_came_too_late_is_waited_for_to_its_end() {
     let mut late = update(1, "v1.35.0", Phase::Disrupting);
     late.spec.stage = Stage::Abort;
     let got = answer(of(&facts("v1.34.2"), "v1.35.1", &[late]));
-    assert_eq!(
-        got.message,
-        "waiting for NodeUpdate m-1 to v1.35.0 to finish first"
-    );
+    assert_eq!(got.message, "waiting for NodeUpdate m-1 to v1.35.0 to finish first");
 }
 
 #[test]
@@ -243,10 +191,7 @@ fn another_goal_stops_what_has_not_begun_and_waits_for_the_rest() {
         let got = of(&facts("v1.34.2"), "v1.35.1", &[update(1, "v1.35.0", phase)]);
         match phase {
             Phase::Pending | Phase::Waiting | Phase::Staging => {
-                assert!(
-                    matches!(&got, Decision::Abort { name, .. } if name == "m-1"),
-                    "{phase:?}"
-                );
+                assert!(matches!(&got, Decision::Abort { name, .. } if name == "m-1"), "{phase:?}");
             }
             _ => assert_eq!(
                 answer(got).message,
@@ -277,18 +222,12 @@ fn another_goal_goes_on_once_the_older_one_is_over() {
 fn a_machine_of_the_same_name_but_another_uid_starts_anew_under_a_free_ordinal() {
     let mut old = update(3, "v1.35.0", Phase::Succeeded);
     old.spec.machine_ref.uid = "gone".into();
-    assert_eq!(
-        of(&facts("v1.35.0"), "v1.35.0", &[old]),
-        Decision::Create { ordinal: 4 }
-    );
+    assert_eq!(of(&facts("v1.35.0"), "v1.35.0", &[old]), Decision::Create { ordinal: 4 });
 }
 
 #[test]
 fn ordinals_are_numbers_and_not_text() {
-    let updates = [
-        update(9, "v1.34.2", Phase::Succeeded),
-        update(10, "v1.35.0", Phase::Succeeded),
-    ];
+    let updates = [update(9, "v1.34.2", Phase::Succeeded), update(10, "v1.35.0", Phase::Succeeded)];
     assert!(answer(of(&facts("v1.35.0"), "v1.35.0", &updates)).is_done());
 }
 
@@ -303,11 +242,7 @@ fn the_message_is_the_controllers_or_the_blocker() {
         message: String::new(),
         since: Time(now()),
     }];
-    let got = answer(of(
-        &facts("v1.34.2"),
-        "v1.35.0",
-        std::slice::from_ref(&waiting),
-    ));
+    let got = answer(of(&facts("v1.34.2"), "v1.35.0", std::slice::from_ref(&waiting)));
     assert_eq!(got.message, "waiting for default/web: PodDisruptionBudget");
     waiting.status.as_mut().unwrap().message = "evicting default/web-1".into();
     let got = answer(of(&facts("v1.34.2"), "v1.35.0", &[waiting]));
@@ -316,18 +251,10 @@ fn the_message_is_the_controllers_or_the_blocker() {
 
 #[test]
 fn the_next_call_comes_after_half_of_the_rest() {
-    for (rest, seconds) in [
-        (Some(-4), 1),
-        (Some(0), 1),
-        (Some(7), 4),
-        (Some(900), 15),
-        (None, 5),
-    ] {
+    for (rest, seconds) in [(Some(-4), 1), (Some(0), 1), (Some(7), 4), (Some(900), 15), (None, 5)] {
         let mut update = update(1, "v1.35.0", Phase::Staging);
-        update.status.as_mut().unwrap().progress = Some(Progress {
-            percent: 10,
-            remaining_seconds: rest,
-        });
+        update.status.as_mut().unwrap().progress =
+            Some(Progress { percent: 10, remaining_seconds: rest });
         let got = answer(of(&facts("v1.34.2"), "v1.35.0", &[update]));
         assert_eq!(got.retry_after_seconds, seconds, "{rest:?}");
     }
@@ -336,14 +263,8 @@ fn the_next_call_comes_after_half_of_the_rest() {
 #[test]
 fn what_has_gone_by_of_the_rest_counts_and_a_late_end_is_asked_for_less_and_less() {
     let second = |second: i64| Some(Time(now() - SignedDuration::from_secs(second)));
-    let running = |ago| StepStatus {
-        started_at: second(ago),
-        ..StepStatus::default()
-    };
-    let done = |ago| StepStatus {
-        finished_at: second(ago),
-        ..running(ago + 60)
-    };
+    let running = |ago| StepStatus { started_at: second(ago), ..StepStatus::default() };
+    let done = |ago| StepStatus { finished_at: second(ago), ..running(ago + 60) };
     let cases = [
         ("just begun", vec![running(0)], 10),
         ("a part has gone by", vec![running(11)], 5),
@@ -352,21 +273,14 @@ fn what_has_gone_by_of_the_rest_counts_and_a_late_end_is_asked_for_less_and_less
         ("late", vec![running(24)], 2),
         ("very late", vec![running(4000)], 15),
         ("between two steps", vec![done(8), StepStatus::default()], 6),
-        (
-            "a clock of a host that is ahead",
-            vec![done(13), running(-3600)],
-            4,
-        ),
+        ("a clock of a host that is ahead", vec![done(13), running(-3600)], 4),
         ("no step has begun", vec![], 10),
     ];
     for (case, steps, seconds) in cases {
         let mut update = update(1, "v1.35.0", Phase::Verifying);
         let status = update.status.as_mut().unwrap();
         status.steps = steps;
-        status.progress = Some(Progress {
-            percent: 90,
-            remaining_seconds: Some(20),
-        });
+        status.progress = Some(Progress { percent: 90, remaining_seconds: Some(20) });
         let got = answer(of(&facts("v1.34.2"), "v1.35.0", &[update]));
         assert_eq!(got.retry_after_seconds, seconds, "{case}");
     }
@@ -381,10 +295,7 @@ fn waiting_for_a_slot_or_for_pods_brings_the_end_no_closer() {
             finished_at: Some(Time(now() - SignedDuration::from_secs(298))),
             ..StepStatus::default()
         }];
-        status.progress = Some(Progress {
-            percent: 40,
-            remaining_seconds: Some(300),
-        });
+        status.progress = Some(Progress { percent: 40, remaining_seconds: Some(300) });
         let got = answer(of(&facts("v1.34.2"), "v1.35.0", &[update]));
         assert_eq!(got.retry_after_seconds, 15, "{phase:?}");
     }
@@ -403,10 +314,7 @@ fn a_change_that_no_updater_brings_about_is_never_called_done() {
         got.message
     );
     machine.retry = Some("m-1".into());
-    assert_eq!(
-        of(&machine, "v1.35.0", &[reached]),
-        Decision::Create { ordinal: 2 }
-    );
+    assert_eq!(of(&machine, "v1.35.0", &[reached]), Decision::Create { ordinal: 2 });
 }
 
 #[test]

@@ -29,12 +29,8 @@ pub(crate) fn any_object() -> impl Strategy<Value = Value> {
 }
 
 fn any_map(inner: impl Strategy<Value = Value>) -> impl Strategy<Value = Value> {
-    let key = prop_oneof![
-        "[abc]",
-        Just("a/b".to_owned()),
-        Just("~".to_owned()),
-        Just(String::new())
-    ];
+    let key =
+        prop_oneof!["[abc]", Just("a/b".to_owned()), Just("~".to_owned()), Just(String::new())];
     prop::collection::btree_map(key, inner, 0..5)
         .prop_map(|map| Value::Object(map.into_iter().collect::<Map<_, _>>()))
 }

@@ -143,11 +143,7 @@ impl fmt::Display for NotReady {
                 "no recent report of refit-agent from {}: check that it runs there",
                 nodes.join(", ")
             ),
-            Self::ControlPlaneBehind {
-                machine,
-                version,
-                target,
-            } => write!(
+            Self::ControlPlaneBehind { machine, version, target } => write!(
                 f,
                 "kubelets must not be newer than the API server: control plane Machine {machine} runs {version}, {target} is wanted"
             ),
@@ -212,10 +208,9 @@ pub fn verdict(
     if !coverage.is_complete() {
         let uncovered = coverage.lines();
         return match (policy.on_uncovered, busy) {
-            (OnUncovered::Preserve, _) => Verdict::Preserve {
-                message: preserved(policy, &uncovered),
-                uncovered,
-            },
+            (OnUncovered::Preserve, _) => {
+                Verdict::Preserve { message: preserved(policy, &uncovered), uncovered }
+            }
             (OnUncovered::Replace, Some(busy)) => Verdict::NotReady(busy),
             (OnUncovered::Replace, None) => Verdict::Replace { uncovered },
         };
@@ -240,12 +235,7 @@ fn preserved(policy: &Policy, uncovered: &[String]) -> String {
 }
 
 fn listed(lines: &[String]) -> String {
-    let shown = lines
-        .iter()
-        .take(LINES_IN_MESSAGE)
-        .cloned()
-        .collect::<Vec<_>>()
-        .join("; ");
+    let shown = lines.iter().take(LINES_IN_MESSAGE).cloned().collect::<Vec<_>>().join("; ");
     match lines.len().saturating_sub(LINES_IN_MESSAGE) {
         0 => shown,
         more => format!("{shown}; and {more} more"),
@@ -298,23 +288,15 @@ mod tests {
     }
 
     fn says(on_uncovered: OnUncovered) -> Policy {
-        Policy {
-            on_uncovered,
-            ..Policy::default()
-        }
+        Policy { on_uncovered, ..Policy::default() }
     }
 
     fn busy() -> NotReady {
-        NotReady::AnotherMachine {
-            machine: "m".into(),
-            what: Unfinished::NodeUpdate("m-1".into()),
-        }
+        NotReady::AnotherMachine { machine: "m".into(), what: Unfinished::NodeUpdate("m-1".into()) }
     }
 
     fn stale() -> NotReady {
-        NotReady::NoFreshReport {
-            nodes: vec!["n".into()],
-        }
+        NotReady::NoFreshReport { nodes: vec!["n".into()] }
     }
 
     #[test]
@@ -322,43 +304,16 @@ mod tests {
         use OnUncovered::{Preserve, Replace};
         let table = [
             (says(Preserve), 0, None, None, "Covered"),
-            (
-                says(Preserve),
-                0,
-                Some(busy()),
-                None,
-                "AnotherMachineUpdating",
-            ),
-            (
-                says(Preserve),
-                0,
-                Some(busy()),
-                Some(stale()),
-                "AnotherMachineUpdating",
-            ),
+            (says(Preserve), 0, Some(busy()), None, "AnotherMachineUpdating"),
+            (says(Preserve), 0, Some(busy()), Some(stale()), "AnotherMachineUpdating"),
             (says(Preserve), 0, None, Some(stale()), "NoFreshReport"),
             (says(Replace), 0, None, Some(stale()), "NoFreshReport"),
             (says(Preserve), 1, None, None, "UncoveredPreserve"),
-            (
-                says(Preserve),
-                1,
-                Some(busy()),
-                Some(stale()),
-                "UncoveredPreserve",
-            ),
+            (says(Preserve), 1, Some(busy()), Some(stale()), "UncoveredPreserve"),
             (says(Replace), 1, None, Some(stale()), "UncoveredReplace"),
+            (says(Replace), 1, Some(busy()), None, "AnotherMachineUpdating"),
             (
-                says(Replace),
-                1,
-                Some(busy()),
-                None,
-                "AnotherMachineUpdating",
-            ),
-            (
-                Policy {
-                    disabled: true,
-                    ..says(Preserve)
-                },
+                Policy { disabled: true, ..says(Preserve) },
                 1,
                 Some(busy()),
                 Some(stale()),
@@ -400,11 +355,7 @@ mod tests {
             ..Policy::default()
         };
         let got = verdict(&policy, uncovered(1), None, None);
-        assert!(
-            got.message().contains("\"replace\" is not understood"),
-            "{}",
-            got.message()
-        );
+        assert!(got.message().contains("\"replace\" is not understood"), "{}", got.message());
     }
 
     #[test]
@@ -431,9 +382,7 @@ mod tests {
             NotReady::NotSynced,
             NotReady::Deadline,
             NotReady::BadRequest { reason: "x".into() },
-            NotReady::Deleting {
-                machine: "m".into(),
-            },
+            NotReady::Deleting { machine: "m".into() },
             busy(),
             stale(),
         ];

@@ -14,21 +14,11 @@ pub fn record_durations(status: &mut UpdateGroupStatus, steps: &[StepStatus]) {
         else {
             continue;
         };
-        let seconds = finished
-            .0
-            .as_second()
-            .saturating_sub(started.0.as_second())
-            .max(0);
+        let seconds = finished.0.as_second().saturating_sub(started.0.as_second()).max(0);
         let seconds = i32::try_from(seconds).unwrap_or(i32::MAX);
-        let place = status
-            .durations
-            .iter()
-            .position(|known| known.step == step.name);
+        let place = status.durations.iter().position(|known| known.step == step.name);
         let place = place.unwrap_or_else(|| {
-            status.durations.push(StepDurations {
-                step: step.name.clone(),
-                seconds: Vec::new(),
-            });
+            status.durations.push(StepDurations { step: step.name.clone(), seconds: Vec::new() });
             status.durations.len() - 1
         });
         let known = &mut status.durations[place];
@@ -40,11 +30,7 @@ pub fn record_durations(status: &mut UpdateGroupStatus, steps: &[StepStatus]) {
 
 /// The median of past durations of a step; `None` without any.
 pub fn median_seconds(durations: &[StepDurations], step: &str) -> Option<i32> {
-    let mut seconds = durations
-        .iter()
-        .find(|known| known.step == step)?
-        .seconds
-        .clone();
+    let mut seconds = durations.iter().find(|known| known.step == step)?.seconds.clone();
     seconds.sort_unstable();
     seconds.get(seconds.len() / 2).copied()
 }

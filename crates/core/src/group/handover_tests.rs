@@ -57,19 +57,13 @@ impl World {
     /// resourceVersion. Whether it goes on or gives the slot back depends on things that change.
     fn writes(&self, group: usize, plan: usize, marks: bool) -> Vec<Self> {
         let (status, host) = (&self.groups[group], self.plans[plan]);
-        let limits = Limits {
-            replicas: 2,
-            max_unavailable: 1,
-        };
+        let limits = Limits { replicas: 2, max_unavailable: 1 };
         let all_well: Vec<Other> = Vec::new();
         let wanted = |uid: &str, returned: i64| Slot {
             claim: returned,
             ..slot(uid, uid, "update", Timestamp::UNIX_EPOCH)
         };
-        let limits = Limits {
-            replicas: limits.slots(),
-            ..limits
-        };
+        let limits = Limits { replicas: limits.slots(), ..limits };
         let mut next = Vec::new();
         if status.claims < MOST_CLAIMS {
             // Another machine wants the slot, too.
@@ -104,17 +98,12 @@ impl World {
 /// Goes through every world that can be reached; returns the first in which our machine is worked on
 /// while the slot is not ours, and how many there were.
 fn explore(marks: bool) -> (Option<Key>, usize) {
-    let first = World {
-        groups: vec![UpdateGroupStatus::default()],
-        plans: vec![Plan::default()],
-    };
+    let first = World { groups: vec![UpdateGroupStatus::default()], plans: vec![Plan::default()] };
     let mut known = BTreeSet::from([first.key()]);
     let mut open = vec![first];
     while let Some(world) = open.pop() {
-        let (group, plan) = (
-            &world.groups[world.groups.len() - 1],
-            world.plans[world.plans.len() - 1],
-        );
+        let (group, plan) =
+            (&world.groups[world.groups.len() - 1], world.plans[world.plans.len() - 1]);
         if plan.open && !holds(group, "ours") {
             return (Some(world.key()), known.len());
         }

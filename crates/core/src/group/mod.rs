@@ -36,10 +36,7 @@ pub struct Limits {
 impl Limits {
     /// The limits of a control plane: one member at a time, whatever its size.
     pub fn control_plane(replicas: i32) -> Self {
-        Self {
-            replicas,
-            max_unavailable: 1,
-        }
+        Self { replicas, max_unavailable: 1 }
     }
 
     /// How many machines may be disturbed at once.
@@ -86,10 +83,7 @@ pub enum Claim {
 
 /// Whether this Machine holds a slot.
 pub fn holds(status: &UpdateGroupStatus, machine_uid: &str) -> bool {
-    status
-        .slots
-        .iter()
-        .any(|slot| slot.machine_uid == machine_uid)
+    status.slots.iter().any(|slot| slot.machine_uid == machine_uid)
 }
 
 /// Claims a slot for one Machine.
@@ -105,11 +99,7 @@ pub fn claim(
     limits: Limits,
     others: &[Other],
 ) -> Result<Claim, Refusal> {
-    if let Some(held) = status
-        .slots
-        .iter()
-        .find(|s| s.machine_uid == wanted.machine_uid)
-    {
+    if let Some(held) = status.slots.iter().find(|s| s.machine_uid == wanted.machine_uid) {
         let good = held.claim > wanted.claim || wanted.claim == 0;
         return Ok(if good && held.node_update == wanted.node_update {
             Claim::Held
@@ -121,9 +111,7 @@ pub fn claim(
     if let Some(holder) = status.slots.first()
         && taken >= limits.slots()
     {
-        return Err(Refusal::SlotBusy {
-            machine: holder.machine.clone(),
-        });
+        return Err(Refusal::SlotBusy { machine: holder.machine.clone() });
     }
     enough_others(status, limits, others)?;
     Ok(Claim::Take(with_slot(status, wanted)))
@@ -135,10 +123,8 @@ pub fn enough_others(
     limits: Limits,
     others: &[Other],
 ) -> Result<(), Refusal> {
-    let available = others
-        .iter()
-        .filter(|other| other.available && !holds(status, &other.machine_uid))
-        .count();
+    let available =
+        others.iter().filter(|other| other.available && !holds(status, &other.machine_uid)).count();
     let available = i32::try_from(available).unwrap_or(i32::MAX);
     let needed = limits.others_needed();
     if available < needed {
@@ -152,14 +138,9 @@ pub fn with_slot(status: &UpdateGroupStatus, slot: &Slot) -> UpdateGroupStatus {
     let mut next = status.clone();
     next.slots.retain(|s| s.machine_uid != slot.machine_uid);
     next.claims = next.claims.max(slot.claim).saturating_add(1);
-    next.slots.push(Slot {
-        claim: next.claims,
-        ..slot.clone()
-    });
-    next.slots
-        .sort_by(|a, b| (&a.machine, &a.machine_uid).cmp(&(&b.machine, &b.machine_uid)));
-    next.waiting
-        .retain(|waiting| waiting.machine != slot.machine);
+    next.slots.push(Slot { claim: next.claims, ..slot.clone() });
+    next.slots.sort_by(|a, b| (&a.machine, &a.machine_uid).cmp(&(&b.machine, &b.machine_uid)));
+    next.waiting.retain(|waiting| waiting.machine != slot.machine);
     next
 }
 
@@ -183,10 +164,7 @@ pub fn give_back(
     machine_uid: &str,
     returned_claim: i64,
 ) -> Option<GiveBack> {
-    let held = status
-        .slots
-        .iter()
-        .find(|slot| slot.machine_uid == machine_uid)?;
+    let held = status.slots.iter().find(|slot| slot.machine_uid == machine_uid)?;
     if held.claim > returned_claim {
         return Some(GiveBack::Mark(held.claim));
     }

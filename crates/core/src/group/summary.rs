@@ -56,11 +56,7 @@ pub fn summarise(
     let progressing = match running {
         0 => ("False", "Idle", "no machine is being updated".to_owned()),
         1 => ("True", "Updating", "1 machine is being updated".to_owned()),
-        n => (
-            "True",
-            "Updating",
-            format!("{n} machines are being updated"),
-        ),
+        n => ("True", "Updating", format!("{n} machines are being updated")),
     };
     conditions::set(
         &mut next.conditions,
@@ -69,12 +65,7 @@ pub fn summarise(
         (PROGRESSING, progressing.0, progressing.1, &progressing.2),
     );
     let (state, reason, message) = blocked(&next, members, running);
-    conditions::set(
-        &mut next.conditions,
-        now,
-        generation,
-        (BLOCKED, state, &reason, &message),
-    );
+    conditions::set(&mut next.conditions, now, generation, (BLOCKED, state, &reason, &message));
     next
 }
 
@@ -142,10 +133,7 @@ fn was_replaced(status: &UpdateGroupStatus) -> bool {
 }
 
 fn waiting(member: &Member<'_>) -> Option<Waiting> {
-    let blocker = member
-        .blocked_by
-        .first()
-        .filter(|_| member.phase <= Phase::Staging)?;
+    let blocker = member.blocked_by.first().filter(|_| member.phase <= Phase::Staging)?;
     Some(Waiting {
         machine: member.machine.to_owned(),
         reason: blocker.reason.clone(),
@@ -188,12 +176,7 @@ fn blocked(
     }
     let stuck = members
         .iter()
-        .flat_map(|member| {
-            member
-                .blocked_by
-                .iter()
-                .map(move |blocker| (member, blocker))
-        })
+        .flat_map(|member| member.blocked_by.iter().map(move |blocker| (member, blocker)))
         .filter(|(member, blocker)| {
             // What holds a host at work passes by itself, but for these.
             let held = member.phase <= Phase::Staging || member.phase == Phase::Draining;

@@ -12,28 +12,17 @@ fn at(second: i64) -> Timestamp {
 }
 
 fn wanted(n: u8) -> Slot {
-    slot(
-        &format!("m-{n}"),
-        &format!("uid-{n}"),
-        &format!("m-{n}-1"),
-        at(0),
-    )
+    slot(&format!("m-{n}"), &format!("uid-{n}"), &format!("m-{n}-1"), at(0))
 }
 
 fn others(except: u8, total: u8, available: impl Fn(u8) -> bool) -> Vec<Other> {
     (0..total)
         .filter(|n| *n != except)
-        .map(|n| Other {
-            machine_uid: format!("uid-{n}"),
-            available: available(n),
-        })
+        .map(|n| Other { machine_uid: format!("uid-{n}"), available: available(n) })
         .collect()
 }
 
-const FIVE: Limits = Limits {
-    replicas: 5,
-    max_unavailable: 1,
-};
+const FIVE: Limits = Limits { replicas: 5, max_unavailable: 1 };
 
 fn taken(status: &UpdateGroupStatus, n: u8, limits: Limits, total: u8) -> UpdateGroupStatus {
     match claim(status, &wanted(n), limits, &others(n, total, |_| true)) {
@@ -46,12 +35,7 @@ fn taken(status: &UpdateGroupStatus, n: u8, limits: Limits, total: u8) -> Update
 fn the_second_machine_waits_for_the_first() {
     let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
     let refused = claim(&status, &wanted(2), FIVE, &others(2, 5, |_| true));
-    assert_eq!(
-        refused,
-        Err(Refusal::SlotBusy {
-            machine: "m-1".into()
-        })
-    );
+    assert_eq!(refused, Err(Refusal::SlotBusy { machine: "m-1".into() }));
 }
 
 #[test]
@@ -64,10 +48,7 @@ fn a_claim_that_is_repeated_changes_nothing() {
 #[test]
 fn the_next_update_of_a_machine_takes_its_slot_over() {
     let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
-    let retry = Slot {
-        node_update: "m-1-2".into(),
-        ..wanted(1)
-    };
+    let retry = Slot { node_update: "m-1-2".into(), ..wanted(1) };
     let Ok(Claim::Take(next)) = claim(&status, &retry, FIVE, &others(1, 5, |_| false)) else {
         panic!("the slot is the machine's own");
     };
@@ -76,65 +57,37 @@ fn the_next_update_of_a_machine_takes_its_slot_over() {
 
 #[test]
 fn one_missing_machine_is_enough_to_wait() {
-    let refused = claim(
-        &UpdateGroupStatus::default(),
-        &wanted(1),
-        FIVE,
-        &others(1, 5, |n| n != 3),
-    );
-    assert_eq!(
-        refused,
-        Err(Refusal::GroupUnavailable {
-            available: 3,
-            needed: 4
-        })
-    );
+    let refused = claim(&UpdateGroupStatus::default(), &wanted(1), FIVE, &others(1, 5, |n| n != 3));
+    assert_eq!(refused, Err(Refusal::GroupUnavailable { available: 3, needed: 4 }));
 }
 
 #[test]
 fn the_missing_machine_itself_may_be_repaired() {
-    let claimed = claim(
-        &UpdateGroupStatus::default(),
-        &wanted(3),
-        FIVE,
-        &others(3, 5, |_| true),
-    );
+    let claimed = claim(&UpdateGroupStatus::default(), &wanted(3), FIVE, &others(3, 5, |_| true));
     assert!(matches!(claimed, Ok(Claim::Take(_))));
 }
 
 #[test]
 fn a_machine_with_a_slot_does_not_stand_in_whatever_its_conditions_say() {
-    let two = Limits {
-        replicas: 5,
-        max_unavailable: 2,
-    };
+    let two = Limits { replicas: 5, max_unavailable: 2 };
     let status = taken(&UpdateGroupStatus::default(), 1, two, 5);
     assert_eq!(enough_others(&status, two, &others(2, 5, |_| true)), Ok(()));
     let one_ill = others(2, 5, |n| n != 4);
-    let refused = Refusal::GroupUnavailable {
-        available: 2,
-        needed: 3,
-    };
+    let refused = Refusal::GroupUnavailable { available: 2, needed: 3 };
     assert_eq!(enough_others(&status, two, &one_ill), Err(refused));
 }
 
 #[test]
 fn a_group_of_one_machine_may_be_updated() {
     for max_unavailable in [0, 1] {
-        let alone = Limits {
-            replicas: 1,
-            max_unavailable,
-        };
+        let alone = Limits { replicas: 1, max_unavailable };
         assert!(claim(&UpdateGroupStatus::default(), &wanted(0), alone, &[]).is_ok());
     }
 }
 
 #[test]
 fn no_unavailable_machine_allowed_still_means_one_slot() {
-    let none = Limits {
-        replicas: 5,
-        max_unavailable: 0,
-    };
+    let none = Limits { replicas: 5, max_unavailable: 0 };
     assert_eq!((none.slots(), none.others_needed()), (1, 4));
 }
 
@@ -153,10 +106,7 @@ fn a_claim_ends_the_wait() {
 fn only_a_held_slot_is_released() {
     let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
     assert_eq!(release(&status, "uid-2"), None);
-    let free = UpdateGroupStatus {
-        claims: 1,
-        ..UpdateGroupStatus::default()
-    };
+    let free = UpdateGroupStatus { claims: 1, ..UpdateGroupStatus::default() };
     assert_eq!(release(&status, "uid-1"), Some(free));
 }
 
@@ -176,10 +126,7 @@ fn only_finished_steps_are_recorded_and_only_the_newest_are_kept() {
     for n in 0..20 {
         record_durations(
             &mut status,
-            &[
-                step("drain", StepState::Done, 0, n),
-                step("reboot", StepState::Skipped, 0, 9),
-            ],
+            &[step("drain", StepState::Done, 0, n), step("reboot", StepState::Skipped, 0, 9)],
         );
     }
     assert_eq!(status.durations.len(), 1);
@@ -200,18 +147,8 @@ fn blocker(reason: &str) -> Blocker {
 
 fn shown(phase: Phase, reason: &str) -> UpdateGroupStatus {
     let blocked_by = [blocker(reason)];
-    let members = [Member {
-        machine: "m-1",
-        phase,
-        blocked_by: &blocked_by,
-    }];
-    summarise(
-        &UpdateGroupStatus::default(),
-        FIVE,
-        &members,
-        Some(1),
-        at(0),
-    )
+    let members = [Member { machine: "m-1", phase, blocked_by: &blocked_by }];
+    summarise(&UpdateGroupStatus::default(), FIVE, &members, Some(1), at(0))
 }
 
 #[test]
@@ -235,24 +172,15 @@ fn a_group_says_who_waits_and_whether_that_ends_by_itself() {
 
 #[test]
 fn a_group_with_a_change_that_nobody_covers_is_blocked() {
-    let status = UpdateGroupStatus {
-        uncovered: vec!["line".into()],
-        ..Default::default()
-    };
+    let status = UpdateGroupStatus { uncovered: vec!["line".into()], ..Default::default() };
     let next = summarise(&status, FIVE, &[], None, at(0));
     let condition = conditions::get(&next.conditions, BLOCKED).unwrap();
-    assert_eq!(
-        (condition.status.as_str(), condition.reason.as_str()),
-        ("True", "Uncovered")
-    );
+    assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("True", "Uncovered"));
 }
 
 #[test]
 fn an_uncovered_change_that_was_taken_back_blocks_no_more() {
-    let mut status = UpdateGroupStatus {
-        uncovered: vec!["line".into()],
-        ..Default::default()
-    };
+    let mut status = UpdateGroupStatus { uncovered: vec!["line".into()], ..Default::default() };
     let said = (COVERED, "False", "UncoveredPreserve", "line");
     conditions::set(&mut status.conditions, at(0), Some(2), said);
     for same in [None, Some(2)] {
@@ -261,10 +189,7 @@ fn an_uncovered_change_that_was_taken_back_blocks_no_more() {
     let next = forget_old_answer(&status, Some(3), at(1));
     assert!(next.uncovered.is_empty());
     let covered = conditions::get(&next.conditions, COVERED).unwrap();
-    assert_eq!(
-        (&*covered.status, &*covered.reason),
-        ("Unknown", "OwnerChanged")
-    );
+    assert_eq!((&*covered.status, &*covered.reason), ("Unknown", "OwnerChanged"));
     assert_eq!(forget_old_answer(&next, Some(4), at(9)), next);
     let next = summarise(&next, FIVE, &[], None, at(1));
     assert!(!conditions::is_true(&next.conditions, BLOCKED));
@@ -298,10 +223,7 @@ fn silent_agents_block_a_group_until_its_owner_changes() {
 fn what_was_replaced_is_shown_until_it_is_done() {
     let mut status = answered("UncoveredReplace", "False", 2);
     status.uncovered = vec!["line".into()];
-    assert!(!conditions::is_true(
-        &summarise(&status, FIVE, &[], None, at(1)).conditions,
-        BLOCKED
-    ));
+    assert!(!conditions::is_true(&summarise(&status, FIVE, &[], None, at(1)).conditions, BLOCKED));
     assert_eq!(forget_replaced(&status, false), status);
     assert!(forget_replaced(&status, true).uncovered.is_empty());
     let mut preserved = answered("UncoveredPreserve", "False", 2);
@@ -319,10 +241,7 @@ fn a_policy_that_is_not_understood_gets_a_condition_until_it_is() {
     assert_eq!(show_policy(&fine, &Policy::default(), at(0)), fine);
     let status = show_policy(&fine, &confused, at(0));
     let condition = conditions::get(&status.conditions, POLICY_UNDERSTOOD).unwrap();
-    assert_eq!(
-        (&*condition.status, &*condition.reason),
-        ("False", "UnknownValue")
-    );
+    assert_eq!((&*condition.status, &*condition.reason), ("False", "UnknownValue"));
     assert!(condition.message.contains("\"replace\" is not understood"));
     assert_eq!(show_policy(&status, &confused, at(9)), status);
     let status = show_policy(&status, &Policy::default(), at(9));
@@ -332,11 +251,7 @@ fn a_policy_that_is_not_understood_gets_a_condition_until_it_is() {
 #[test]
 fn a_failed_machine_that_is_down_blocks_its_group() {
     let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
-    let members = [Member {
-        machine: "m-1",
-        phase: Phase::Failed,
-        blocked_by: &[],
-    }];
+    let members = [Member { machine: "m-1", phase: Phase::Failed, blocked_by: &[] }];
     let next = summarise(&status, FIVE, &members, None, at(0));
     assert!(conditions::is_true(&next.conditions, BLOCKED));
 }
@@ -344,20 +259,12 @@ fn a_failed_machine_that_is_down_blocks_its_group() {
 #[test]
 fn a_failed_machine_that_is_available_blocks_its_group_once_no_other_is_under_way() {
     let none = UpdateGroupStatus::default();
-    let member = |machine, phase| Member {
-        machine,
-        phase,
-        blocked_by: &[],
-    };
+    let member = |machine, phase| Member { machine, phase, blocked_by: &[] };
     let failed = member("m-1", Phase::Failed);
     let alone = summarise(&none, FIVE, std::slice::from_ref(&failed), None, at(0));
     let blocked = conditions::get(&alone.conditions, BLOCKED).unwrap();
     assert_eq!((&*blocked.status, &*blocked.reason), ("True", "Failed"));
-    assert!(
-        blocked.message.contains("another try"),
-        "{}",
-        blocked.message
-    );
+    assert!(blocked.message.contains("another try"), "{}", blocked.message);
     let both = [failed, member("m-2", Phase::Upgrading)];
     let going_on = summarise(&none, FIVE, &both, None, at(0));
     assert!(!conditions::is_true(&going_on.conditions, BLOCKED));
@@ -367,24 +274,10 @@ fn a_failed_machine_that_is_available_blocks_its_group_once_no_other_is_under_wa
 fn a_summary_that_is_repeated_changes_nothing() {
     let blocked_by = [blocker("SlotBusy")];
     let members = [
-        Member {
-            machine: "m-1",
-            phase: Phase::Upgrading,
-            blocked_by: &[],
-        },
-        Member {
-            machine: "m-2",
-            phase: Phase::Waiting,
-            blocked_by: &blocked_by,
-        },
+        Member { machine: "m-1", phase: Phase::Upgrading, blocked_by: &[] },
+        Member { machine: "m-2", phase: Phase::Waiting, blocked_by: &blocked_by },
     ];
-    let first = summarise(
-        &UpdateGroupStatus::default(),
-        FIVE,
-        &members,
-        Some(1),
-        at(0),
-    );
+    let first = summarise(&UpdateGroupStatus::default(), FIVE, &members, Some(1), at(0));
     assert_eq!(summarise(&first, FIVE, &members, Some(1), at(99)), first);
 }
 

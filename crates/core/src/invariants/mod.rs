@@ -49,10 +49,6 @@ pub struct Violation {
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "invariant {}: {}: {}",
-            self.invariant, self.object, self.message
-        )
+        write!(f, "invariant {}: {}: {}", self.invariant, self.object, self.message)
     }
 }

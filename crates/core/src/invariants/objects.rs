@@ -11,10 +11,7 @@ use refit_api::{
 use serde_json::Value;
 
 pub(super) fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
-    value
-        .pointer(pointer)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
+    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
 fn annotation<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
@@ -27,26 +24,19 @@ fn label<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
 
 fn parsed<T: serde::de::DeserializeOwned + Default>(value: &Value, pointer: &str) -> T {
     let value = value.pointer(pointer).cloned();
-    value
-        .and_then(|value| serde_json::from_value(value).ok())
-        .unwrap_or_default()
+    value.and_then(|value| serde_json::from_value(value).ok()).unwrap_or_default()
 }
 
 fn condition<'a>(value: &'a Value, type_: &str) -> Option<&'a Value> {
     let conditions = value.pointer("/status/conditions")?.as_array()?;
-    conditions
-        .iter()
-        .find(|condition| condition["type"] == type_)
+    conditions.iter().find(|condition| condition["type"] == type_)
 }
 
 /// Kind and name of the controlling owner.
 fn controller(value: &Value) -> Option<(String, String)> {
     let owners = value.pointer("/metadata/ownerReferences")?.as_array()?;
     let owner = owners.iter().find(|owner| owner["controller"] == true)?;
-    Some((
-        owner["kind"].as_str()?.to_owned(),
-        owner["name"].as_str()?.to_owned(),
-    ))
+    Some((owner["kind"].as_str()?.to_owned(), owner["name"].as_str()?.to_owned()))
 }
 
 pub(super) fn deleted_at(value: &Value) -> Option<Timestamp> {
@@ -265,11 +255,6 @@ pub(super) fn slots(value: &Value) -> Vec<(String, String)> {
     slots
         .into_iter()
         .flatten()
-        .map(|slot| {
-            (
-                text(slot, "/machine").to_owned(),
-                text(slot, "/machineUid").to_owned(),
-            )
-        })
+        .map(|slot| (text(slot, "/machine").to_owned(), text(slot, "/machineUid").to_owned()))
         .collect()
 }

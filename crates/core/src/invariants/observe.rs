@@ -85,12 +85,8 @@ impl World {
     fn machine(&mut self, key: &Key, new: Option<&Value>, actor: &str) -> Vec<Violation> {
         let before = self.machines.get(key).cloned();
         let after = new.map(Machine::of);
-        let deleted = before
-            .as_ref()
-            .is_some_and(|machine| machine.deleted_at.is_none())
-            && after
-                .as_ref()
-                .is_none_or(|machine| machine.deleted_at.is_some());
+        let deleted = before.as_ref().is_some_and(|machine| machine.deleted_at.is_none())
+            && after.as_ref().is_none_or(|machine| machine.deleted_at.is_some());
         let mut found = Vec::new();
         if let Some(before) = before.filter(|_| deleted) {
             let wrong = match actor {
@@ -111,20 +107,13 @@ impl World {
     fn unasked_deletion(&self, key: &Key, machine: &Machine) -> Option<String> {
         let cluster = (key.0.clone(), machine.cluster.clone());
         let policy = self.clusters.get(&cluster);
-        let leaving = self
-            .clusters_deleting
-            .get(&cluster)
-            .copied()
-            .unwrap_or_default();
+        let leaving = self.clusters_deleting.get(&cluster).copied().unwrap_or_default();
         if machine.to_be_remediated || leaving || policy.is_some_and(Policy::allows_replacement) {
             return None;
         }
         let group = self.group_of(&key.0, machine)?;
         let owner = self.owners.get(&group)?;
-        let live = self
-            .members(&group)
-            .filter(|(_, m)| m.deleted_at.is_none())
-            .count();
+        let live = self.members(&group).filter(|(_, m)| m.deleted_at.is_none()).count();
         let too_many = owner
             .replicas
             .is_some_and(|replicas| i32::try_from(live).unwrap_or(i32::MAX) > replicas);
@@ -163,10 +152,7 @@ impl World {
             None => {}
             Some(before) => {
                 if before.phase.is_final() && before.phase != after.phase {
-                    wrong(format!(
-                        "it goes from {:?} to {:?}",
-                        before.phase, after.phase
-                    ));
+                    wrong(format!("it goes from {:?} to {:?}", before.phase, after.phase));
                 }
                 if !before.started_at.is_empty() && before.started_at != after.started_at {
                     wrong("it starts a second time".to_owned());
@@ -202,14 +188,8 @@ impl World {
         let new: KubernetesVersion = after.parse().ok()?;
         let (machine_key, machine) = self.machine_of(&key.0, &key.1)?;
         let owner = self.owners.get(&self.group_of(&machine_key.0, machine)?)?;
-        (new < old && owner.version != after).then(|| {
-            violation(
-                4,
-                "Node",
-                &key.1,
-                format!("it goes down from {before} to {after}"),
-            )
-        })
+        (new < old && owner.version != after)
+            .then(|| violation(4, "Node", &key.1, format!("it goes down from {before} to {after}")))
     }
 
     fn pod(
@@ -243,10 +223,7 @@ impl World {
         let mut found = Vec::new();
         let same = before.plan_id == after.plan_id;
         if same && after.gate < before.gate {
-            let message = format!(
-                "its gate goes back from {:?} to {:?}",
-                before.gate, after.gate
-            );
+            let message = format!("its gate goes back from {:?} to {:?}", before.gate, after.gate);
             found.push(violation(4, "HostPlan", &key.1, message));
         }
         let raised = after.gate >= Gate::Upgrade && (!same || before.gate < after.gate);
@@ -269,10 +246,8 @@ impl World {
             && self.is_available(machine)
         {
             let members: Vec<_> = self.members(&group).collect();
-            let available = members
-                .iter()
-                .filter(|(k, m)| *k != key && self.is_available(m))
-                .count();
+            let available =
+                members.iter().filter(|(k, m)| *k != key && self.is_available(m)).count();
             let present = i32::try_from(members.len()).unwrap_or(i32::MAX);
             let needed = owner.replicas.unwrap_or(present) - owner.slots;
             if i32::try_from(available).unwrap_or(i32::MAX) < needed {
@@ -309,12 +284,7 @@ impl World {
             } else {
                 continue;
             };
-            found.push(violation(
-                2,
-                "Machine",
-                &key.1,
-                format!("{how} while {} {why}", peer.1),
-            ));
+            found.push(violation(2, "Machine", &key.1, format!("{how} while {} {why}", peer.1)));
         }
         found
     }
@@ -353,9 +323,5 @@ fn overruled(name: &str, before: &Node, after: &Node) -> Vec<Violation> {
 }
 
 pub(super) fn violation(invariant: u8, kind: &str, name: &str, message: String) -> Violation {
-    Violation {
-        invariant,
-        object: format!("{kind} {name}"),
-        message,
-    }
+    Violation { invariant, object: format!("{kind} {name}"), message }
 }

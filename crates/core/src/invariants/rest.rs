@@ -49,10 +49,7 @@ impl World {
             };
             let version = self.node_of(machine).map_or("", |node| &node.version);
             if version != done.goal {
-                wrong(format!(
-                    "its update to {} ended well, and it runs {version:?}",
-                    done.goal
-                ));
+                wrong(format!("its update to {} ended well, and it runs {version:?}", done.goal));
             }
         }
         found
@@ -99,9 +96,7 @@ impl World {
                 (None, None) => continue,
             };
             let machine = self.machine_of(cluster, name).map(|(_, machine)| machine);
-            let update = machine
-                .and_then(|m| self.speaker(&m.uid))
-                .map(|(_, update)| update);
+            let update = machine.and_then(|m| self.speaker(&m.uid)).map(|(_, update)| update);
             let known = update.is_some_and(|update| match update.phase {
                 Phase::Succeeded | Phase::Stopped => false,
                 Phase::Failed => update.cordoned_by_us,
@@ -119,16 +114,13 @@ impl World {
     fn left_guards(&self, now: Timestamp) -> Vec<Violation> {
         let mut found = Vec::new();
         for ((_, name), machine) in self.machines.iter().filter(|(_, machine)| machine.guarded) {
-            let ended = self
-                .speaker(&machine.uid)
-                .is_none_or(|(_, update)| update.phase.is_final());
+            let ended =
+                self.speaker(&machine.uid).is_none_or(|(_, update)| update.phase.is_final());
             if ended {
                 let message = "our guard is left on it".to_owned();
                 found.push(violation(7, "Machine", name, message));
             }
-            let held = machine
-                .deleted_at
-                .is_some_and(|at| now.duration_since(at) > LONGEST_HOLD);
+            let held = machine.deleted_at.is_some_and(|at| now.duration_since(at) > LONGEST_HOLD);
             if held {
                 let message = "our hook holds its deletion".to_owned();
                 found.push(violation(7, "Machine", name, message));
@@ -146,9 +138,7 @@ impl World {
                     .machines
                     .get(&(namespace.clone(), machine.clone()))
                     .filter(|holder| holder.uid == *uid);
-                let over = self
-                    .speaker(uid)
-                    .is_none_or(|(_, update)| update.phase.is_final());
+                let over = self.speaker(uid).is_none_or(|(_, update)| update.phase.is_final());
                 let why = match holder {
                     None => "is gone",
                     Some(holder) if over && self.is_available(holder) => "is available",

@@ -62,14 +62,11 @@ impl World {
 
     /// The Machine that has this Node.
     pub(super) fn machine_of(&self, cluster: &str, node: &str) -> Option<(&Key, &Machine)> {
-        self.machines
-            .iter()
-            .find(|(_, m)| m.cluster == cluster && m.node == node)
+        self.machines.iter().find(|(_, m)| m.cluster == cluster && m.node == node)
     }
 
     pub(super) fn node_of(&self, machine: &Machine) -> Option<&Node> {
-        self.nodes
-            .get(&(machine.cluster.clone(), machine.node.clone()))
+        self.nodes.get(&(machine.cluster.clone(), machine.node.clone()))
     }
 
     /// The NodeUpdate that speaks for a Machine: the newest unfinished, or the newest.
@@ -88,17 +85,10 @@ impl World {
         if node.cordoned_by_us() {
             return true;
         }
-        let Some(plan) = self
-            .plans
-            .get(&key)
-            .filter(|plan| plan.gate >= Gate::Upgrade)
-        else {
+        let Some(plan) = self.plans.get(&key).filter(|plan| plan.gate >= Gate::Upgrade) else {
             return false;
         };
-        let update = self
-            .updates
-            .values()
-            .find(|update| update.uid == plan.plan_id);
+        let update = self.updates.values().find(|update| update.uid == plan.plan_id);
         let over = update.map_or(plan.ended, |update| update.phase.is_final());
         !(over && node.ready)
     }

@@ -15,12 +15,7 @@ fn now() -> Timestamp {
 /// A MachineDeployment of five and a control plane of three, all well.
 fn world() -> World {
     let mut world = World::new();
-    put(
-        &mut world,
-        CAPI,
-        "Cluster",
-        &json!({"metadata": meta("edge-1")}),
-    );
+    put(&mut world, CAPI, "Cluster", &json!({"metadata": meta("edge-1")}));
     put(&mut world, CAPI, "MachineDeployment", &deployment(0, 1));
     let set = json!({
         "metadata": with(meta("md-abc"), json!({"ownerReferences": owner("MachineDeployment", "md")})),
@@ -34,52 +29,18 @@ fn world() -> World {
             "rollout": {"strategy": {"rollingUpdate": {"maxSurge": 0}}},
         },
     });
-    put(
-        &mut world,
-        "controlplane.cluster.x-k8s.io",
-        "KubeadmControlPlane",
-        &kcp,
-    );
+    put(&mut world, "controlplane.cluster.x-k8s.io", "KubeadmControlPlane", &kcp);
     for n in 0..5 {
-        put(
-            &mut world,
-            CAPI,
-            "Machine",
-            &machine(&format!("w-{n}"), "MachineSet", "md-abc"),
-        );
-        world.observe(
-            "",
-            "Node",
-            Some("edge-1"),
-            None,
-            Some(&node(&format!("w-{n}"))),
-            "kubelet",
-        );
+        put(&mut world, CAPI, "Machine", &machine(&format!("w-{n}"), "MachineSet", "md-abc"));
+        world.observe("", "Node", Some("edge-1"), None, Some(&node(&format!("w-{n}"))), "kubelet");
     }
     for n in 0..3 {
         let name = format!("c-{n}");
         let member = machine(&name, "KubeadmControlPlane", "cp");
-        let member = with(
-            member,
-            json!({"metadata": {"labels": {keys::CONTROL_PLANE: ""}}}),
-        );
+        let member = with(member, json!({"metadata": {"labels": {keys::CONTROL_PLANE: ""}}}));
         put(&mut world, CAPI, "Machine", &member);
-        world.observe(
-            "",
-            "Node",
-            Some("edge-1"),
-            None,
-            Some(&node(&name)),
-            "kubelet",
-        );
-        world.observe(
-            "",
-            "Pod",
-            Some("edge-1"),
-            None,
-            Some(&etcd(&name, true)),
-            "kubelet",
-        );
+        world.observe("", "Node", Some("edge-1"), None, Some(&node(&name)), "kubelet");
+        world.observe("", "Pod", Some("edge-1"), None, Some(&etcd(&name, true)), "kubelet");
     }
     world
 }
@@ -144,18 +105,12 @@ fn node(name: &str) -> Value {
 }
 
 fn not_ready(name: &str) -> Value {
-    with(
-        node(name),
-        json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}}),
-    )
+    with(node(name), json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}}))
 }
 
 fn cordoned(name: &str) -> Value {
     let ours = json!({"annotations": {keys::CORDONED_BY: format!("{name}-1")}});
-    with(
-        node(name),
-        json!({"metadata": ours, "spec": {"unschedulable": true}}),
-    )
+    with(node(name), json!({"metadata": ours, "spec": {"unschedulable": true}}))
 }
 
 fn etcd(node: &str, ready: bool) -> Value {
@@ -201,14 +156,7 @@ fn raise(world: &mut World, node: &str, gate: &str) -> Vec<u8> {
 }
 
 fn cordon(world: &mut World, name: &str) -> Vec<u8> {
-    numbers(&world.observe(
-        "",
-        "Node",
-        Some("edge-1"),
-        None,
-        Some(&cordoned(name)),
-        "controller",
-    ))
+    numbers(&world.observe("", "Node", Some("edge-1"), None, Some(&cordoned(name)), "controller"))
 }
 
 fn kubelet(world: &mut World, object: &Value) -> Vec<u8> {
@@ -216,14 +164,7 @@ fn kubelet(world: &mut World, object: &Value) -> Vec<u8> {
 }
 
 fn told(world: &mut World, object: &Value) -> Vec<u8> {
-    numbers(&world.observe(
-        "refit.dev",
-        "NodeUpdate",
-        None,
-        None,
-        Some(object),
-        "controller",
-    ))
+    numbers(&world.observe("refit.dev", "NodeUpdate", None, None, Some(object), "controller"))
 }
 
 fn numbers(found: &[Violation]) -> Vec<u8> {
@@ -305,10 +246,7 @@ fn a_control_plane_whose_etcd_is_ill_is_left_alone() {
 
 fn delete(world: &mut World, name: &str, actor: &str) -> Vec<u8> {
     let set = machine(name, "MachineSet", "md-abc");
-    let gone = with(
-        set,
-        json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
-    );
+    let gone = with(set, json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
     numbers(&world.observe(CAPI, "Machine", None, None, Some(&gone), actor))
 }
 
@@ -330,21 +268,11 @@ fn surge_scale_down_policy_and_remediation_may_delete() {
         },
         |world| {
             let policy = json!({"metadata": {"annotations": {keys::ON_UNCOVERED: "Replace"}}});
-            put(
-                world,
-                CAPI,
-                "MachineDeployment",
-                &with(deployment(0, 1), policy),
-            );
+            put(world, CAPI, "MachineDeployment", &with(deployment(0, 1), policy));
         },
         |world| {
             let mark = json!({"metadata": {"annotations": {keys::REMEDIATE_MACHINE: ""}}});
-            put(
-                world,
-                CAPI,
-                "Machine",
-                &with(machine("w-0", "MachineSet", "md-abc"), mark),
-            );
+            put(world, CAPI, "Machine", &with(machine("w-0", "MachineSet", "md-abc"), mark));
         },
     ];
     for (n, allow) in allow.into_iter().enumerate() {
@@ -374,12 +302,8 @@ fn an_end_that_is_taken_back_is_found() {
 #[test]
 fn a_second_start_is_found() {
     let mut world = world();
-    let started = |at: &str| {
-        with(
-            update("w-0", 1, "Staging"),
-            json!({"status": {"startedAt": at}}),
-        )
-    };
+    let started =
+        |at: &str| with(update("w-0", 1, "Staging"), json!({"status": {"startedAt": at}}));
     assert_eq!(told(&mut world, &started("2026-01-01T00:00:00Z")), OK);
     assert_eq!(told(&mut world, &started("2026-01-01T00:00:00Z")), OK);
     assert_eq!(told(&mut world, &started("2026-01-01T00:00:09Z")), [4]);
@@ -396,20 +320,12 @@ fn a_gate_that_goes_back_is_found() {
 fn a_node_goes_down_only_where_its_owner_asks() {
     let mut world = world();
     let runs = |version: &str| {
-        with(
-            node("w-0"),
-            json!({"status": {"nodeInfo": {"kubeletVersion": version}}}),
-        )
+        with(node("w-0"), json!({"status": {"nodeInfo": {"kubeletVersion": version}}}))
     };
     assert_eq!(kubelet(&mut world, &runs("v1.35.0")), OK);
     assert_eq!(kubelet(&mut world.clone(), &runs("v1.34.2")), [4]);
     let back = json!({"spec": {"template": {"spec": {"version": "v1.34.2"}}}});
-    put(
-        &mut world,
-        CAPI,
-        "MachineDeployment",
-        &with(deployment(0, 1), back),
-    );
+    put(&mut world, CAPI, "MachineDeployment", &with(deployment(0, 1), back));
     assert_eq!(kubelet(&mut world, &runs("v1.34.2")), OK);
 }
 
@@ -487,12 +403,7 @@ fn a_bad_end_must_have_a_reason_and_a_good_one_the_version() {
 fn a_machine_marked_for_nobody_is_forgotten() {
     let mut world = world();
     let marked = json!({"metadata": {"annotations": {keys::UPDATE_IN_PROGRESS: ""}}});
-    put(
-        &mut world,
-        CAPI,
-        "Machine",
-        &with(machine("w-0", "MachineSet", "md-abc"), marked),
-    );
+    put(&mut world, CAPI, "Machine", &with(machine("w-0", "MachineSet", "md-abc"), marked));
     assert_eq!(rest(&world), [5]);
 }
 
@@ -504,10 +415,8 @@ fn a_machine_behind_its_machine_set_must_be_marked() {
         "spec": {"replicas": 1, "template": {"spec": {"version": "v1.35.1"}}},
     });
     put(&mut world, CAPI, "MachineSet", &set);
-    let behind = with(
-        machine("w-0", "MachineSet", "md-def"),
-        json!({"spec": {"version": "v1.35.0"}}),
-    );
+    let behind =
+        with(machine("w-0", "MachineSet", "md-def"), json!({"spec": {"version": "v1.35.0"}}));
     put(&mut world, CAPI, "Machine", &behind);
     assert_eq!(rest(&world), [8]);
     let current = with(behind.clone(), json!({"spec": {"version": "v1.35.1"}}));
@@ -536,12 +445,7 @@ fn a_cordon_that_is_left_must_be_spoken_of() {
 fn a_guard_or_a_slot_that_is_left_is_found() {
     let mut world = world();
     let guarded = json!({"metadata": {"annotations": {keys::GUARDED_BY_US: keys::PRE_DRAIN_HOOK}}});
-    put(
-        &mut world,
-        CAPI,
-        "Machine",
-        &with(machine("w-0", "MachineSet", "md-abc"), guarded),
-    );
+    put(&mut world, CAPI, "Machine", &with(machine("w-0", "MachineSet", "md-abc"), guarded));
     let slots = json!({
         "metadata": meta("machinedeployment-md"),
         "status": {"slots": [

@@ -26,11 +26,7 @@ pub struct MachineView<'a> {
 /// wait for one another for ever. After its update the condition alone counts, because it also
 /// waits for `minReadySeconds`.
 pub fn is_available(view: &MachineView<'_>) -> bool {
-    let MachineView {
-        machine,
-        node,
-        newest_phase,
-    } = view;
+    let MachineView { machine, node, newest_phase } = view;
     if machine.metadata.deletion_timestamp.is_some() {
         return false;
     }
@@ -39,10 +35,7 @@ pub fn is_available(view: &MachineView<'_>) -> bool {
     {
         return false;
     }
-    let conditions = machine
-        .status
-        .as_ref()
-        .map_or(&[][..], |status| &status.conditions);
+    let conditions = machine.status.as_ref().map_or(&[][..], |status| &status.conditions);
     if conditions::is_true(conditions, conditions::AVAILABLE) {
         return true;
     }

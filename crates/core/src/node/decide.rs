@@ -43,12 +43,7 @@ pub fn decide(s: &Snapshot<'_>, now: Timestamp) -> Decision {
         }
     };
     note_beginning(s, seen, &mut status);
-    let mut work = Work {
-        s,
-        seen,
-        status,
-        now,
-    };
+    let mut work = Work { s, seen, status, now };
     let outcome = work.outcome();
     work.show_cordon();
     conclude(s, work.status, outcome, now)
@@ -80,9 +75,7 @@ fn unreachable(
         None => gone(s),
         Some(machine) if deletion_overdue(machine, s, now) => stopped_by_deletion(machine),
         Some(_) => {
-            let refusal = Refusal::ApiUnreachable {
-                cluster: cluster.to_owned(),
-            };
+            let refusal = Refusal::ApiUnreachable { cluster: cluster.to_owned() };
             Outcome::blocked(status.phase, refusal).again_after(10)
         }
     }
@@ -174,10 +167,7 @@ impl Work<'_, '_> {
             plan_id: self.s.update.metadata.uid.clone().unwrap_or_default(),
             gate: Gate::Stage,
             abort: false,
-            returned_claim: self
-                .seen
-                .host_plan
-                .map_or(0, |plan| plan.spec.returned_claim),
+            returned_claim: self.seen.host_plan.map_or(0, |plan| plan.spec.returned_claim),
             point_of_no_return: work.point_of_no_return().to_owned(),
             steps: work.steps(),
         };
@@ -240,13 +230,7 @@ impl Work<'_, '_> {
         if report(plan).is_none_or(|report| report.state != PlanState::Succeeded) {
             return self.host_at_work(Phase::Disrupting);
         }
-        steps::advance(
-            &mut self.status,
-            STEP_NODE_READY,
-            StepState::Running,
-            now,
-            "",
-        );
+        steps::advance(&mut self.status, STEP_NODE_READY, StepState::Running, now, "");
         let goal = &self.s.update.spec.goal.kubernetes_version;
         let node_name = self.status.node_name.clone();
         if let Err(refusal) = verify(self.seen, &node_name, goal, self.control_plane(), plan) {
@@ -267,11 +251,7 @@ impl Work<'_, '_> {
             return Outcome::new(Phase::Uncordoning, line).write(Some(Write::Include));
         }
         // The note counts, not the cordon: an admin may have opened the node meanwhile.
-        if self
-            .seen
-            .node
-            .is_some_and(|node| node.cordoned_by.is_some())
-        {
+        if self.seen.node.is_some_and(|node| node.cordoned_by.is_some()) {
             steps::advance(&mut self.status, STEP_UNCORDON, StepState::Running, now, "");
             return Outcome::new(Phase::Uncordoning, "the node is opened for pods again")
                 .write(Some(Write::Uncordon));

@@ -49,23 +49,17 @@ const MOST_NAMES: usize = 3;
 /// again in a moment: to skip the drain for it would end pods without asking their budgets, and to
 /// ask costs nothing where nobody takes them, for then the budgets refuse.
 pub fn another_could_take(node: &NodeView, nodes: &[NodeView]) -> bool {
-    nodes
-        .iter()
-        .filter(|other| other.name != node.name)
-        .any(|other| {
-            let mut lasting = other.taints.iter().filter(|taint| lasts(taint));
-            lasting.all(|taint| node.taints.contains(taint))
-        })
+    nodes.iter().filter(|other| other.name != node.name).any(|other| {
+        let mut lasting = other.taints.iter().filter(|taint| lasts(taint));
+        lasting.all(|taint| node.taints.contains(taint))
+    })
 }
 
 /// Whether a taint is of the node's purpose: those that Kubernetes, cloud providers and Cluster API
 /// set and lift by themselves tell of its state.
 fn lasts(taint: &str) -> bool {
-    const OF_A_STATE: [&str; 3] = [
-        "node.kubernetes.io/",
-        "node.cloudprovider.kubernetes.io/",
-        "node.cluster.x-k8s.io/",
-    ];
+    const OF_A_STATE: [&str; 3] =
+        ["node.kubernetes.io/", "node.cloudprovider.kubernetes.io/", "node.cluster.x-k8s.io/"];
     !OF_A_STATE.iter().any(|domain| taint.starts_with(domain))
 }
 
@@ -78,10 +72,7 @@ impl Work<'_, '_> {
     pub(super) fn drain(&mut self) -> Option<Outcome> {
         let name = self.status.node_name.clone();
         let Some(node) = self.seen.node else {
-            return Some(Outcome::blocked(
-                Phase::Draining,
-                Refusal::NodeNotReady { node: name },
-            ));
+            return Some(Outcome::blocked(Phase::Draining, Refusal::NodeNotReady { node: name }));
         };
         let skipped = steps::state_of(&self.status, STEP_DRAIN) == StepState::Skipped;
         if skipped || (!node.unschedulable && !another_could_take(node, self.seen.nodes)) {
@@ -95,11 +86,7 @@ impl Work<'_, '_> {
             self.advance(STEP_CORDON, StepState::Running, "");
             return Some(Outcome::new(Phase::Draining, DRAIN_LINE).write(Some(Write::Cordon)));
         }
-        let whose = if node.cordoned_by_us() {
-            ""
-        } else {
-            "it was cordoned before"
-        };
+        let whose = if node.cordoned_by_us() { "" } else { "it was cordoned before" };
         self.advance(STEP_CORDON, StepState::Done, whose);
         if self.has(keys::EXCLUDE_NODE_DRAINING) {
             let why = format!("the Machine has annotation {}", keys::EXCLUDE_NODE_DRAINING);
@@ -148,9 +135,7 @@ impl Work<'_, '_> {
         let now = self.now;
         let since = self.noted(|drain| &mut drain.excluded_since);
         let rest = wait.saturating_sub(now.duration_since(since));
-        let seconds = u64::try_from(rest.as_secs())
-            .ok()
-            .filter(|rest| *rest > 0)?;
+        let seconds = u64::try_from(rest.as_secs()).ok().filter(|rest| *rest > 0)?;
         Some(Outcome::new(Phase::Draining, line).again_after(seconds.min(30)))
     }
 
@@ -199,9 +184,8 @@ impl Work<'_, '_> {
             let mine = sorted.leaving.iter().filter(|(_, order)| *order == turn);
             mine.map(|(pod, _)| *pod)
         };
-        let removals: Vec<_> = moving()
-            .filter_map(|pod| drain_ladder::removal(pod, &policy, &since))
-            .collect();
+        let removals: Vec<_> =
+            moving().filter_map(|pod| drain_ladder::removal(pod, &policy, &since)).collect();
         let rung = drain_ladder::rung_of(&removals);
         if rung > DrainRung::Notified {
             let names = drain_ladder::on_rung(&removals, rung);
@@ -227,11 +211,7 @@ impl Work<'_, '_> {
         let others = waited.chain(slow).map(Refusal::Drain);
         outcome.blockers.extend(others);
         outcome.blockers.truncate(MOST_BLOCKERS);
-        let again = if outcome.blockers.is_empty() {
-            LOOK_AGAIN
-        } else {
-            LOOK_AGAIN_REFUSED
-        };
+        let again = if outcome.blockers.is_empty() { LOOK_AGAIN } else { LOOK_AGAIN_REFUSED };
         outcome.again_after(again)
     }
 
@@ -282,10 +262,7 @@ impl Work<'_, '_> {
         let why = match rung {
             DrainRung::Evict | DrainRung::GivenUp => return,
             DrainRung::Notified => {
-                format!(
-                    "{names}: still there after {:#}",
-                    after(policy.notify_after)
-                )
+                format!("{names}: still there after {:#}", after(policy.notify_after))
             }
             DrainRung::Delete => format!(
                 "{names}: not evicted within {:#}, deleted with their grace",

@@ -64,8 +64,7 @@ impl Since {
     /// From when the deadlines of a pod count: the pods before it must not use up its time, nor an
     /// older pod that it stands in for.
     fn of(&self, pod: &PodView) -> Timestamp {
-        pod.created_at
-            .map_or(self.turn, |created| created.max(self.turn))
+        pod.created_at.map_or(self.turn, |created| created.max(self.turn))
     }
 
     fn passed(&self, from: Timestamp, limit: Option<SignedDuration>) -> bool {
@@ -81,9 +80,8 @@ impl Since {
 /// What is done to a pod whose turn it is; `None`: it is waited for.
 pub(super) fn removal(pod: &PodView, policy: &DrainPolicy, since: &Since) -> Option<Removal> {
     let from = since.of(pod);
-    let grace_seconds = policy
-        .grace
-        .map(|grace| u32::try_from(grace.as_secs()).unwrap_or(u32::MAX));
+    let grace_seconds =
+        policy.grace.map(|grace| u32::try_from(grace.as_secs()).unwrap_or(u32::MAX));
     let late = since.passed(from, policy.force_after);
     let how = match (pod.terminating, late) {
         (true, true) if may_be_cut(pod, policy, since) => How::Force,
@@ -92,10 +90,7 @@ pub(super) fn removal(pod: &PodView, policy: &DrainPolicy, since: &Since) -> Opt
         (false, false) if since.passed(from, policy.delete_after) => How::Delete { grace_seconds },
         (false, false) => How::Evict { grace_seconds },
     };
-    Some(Removal {
-        pod: pod.pod.clone(),
-        how,
-    })
+    Some(Removal { pod: pod.pod.clone(), how })
 }
 
 /// Whether a pod that is ending has had its time: its grace, or as long as force waits, from when it
@@ -117,9 +112,7 @@ pub(super) fn rung_of(removals: &[Removal]) -> DrainRung {
 /// The pods that stand on a rung.
 pub(super) fn on_rung(removals: &[Removal], rung: DrainRung) -> impl Iterator<Item = &PodRef> {
     let there = removals.iter();
-    there
-        .filter(move |removal| removal.how.rung() == rung)
-        .map(|removal| &removal.pod)
+    there.filter(move |removal| removal.how.rung() == rung).map(|removal| &removal.pod)
 }
 
 /// What is to be said of a pod that leaves and is still there, if anything.
@@ -147,11 +140,7 @@ mod tests {
     }
 
     fn since(now_minutes: i64) -> Since {
-        Since {
-            drain: at(0),
-            turn: at(0),
-            now: at(now_minutes * 60),
-        }
+        Since { drain: at(0), turn: at(0), now: at(now_minutes * 60) }
     }
 
     fn ladder() -> DrainPolicy {
@@ -175,23 +164,13 @@ mod tests {
         removal(pod, policy, &since(now_minutes)).map(|removal| removal.how)
     }
 
-    const EVICT: How = How::Evict {
-        grace_seconds: None,
-    };
-    const DELETE: How = How::Delete {
-        grace_seconds: None,
-    };
+    const EVICT: How = How::Evict { grace_seconds: None };
+    const DELETE: How = How::Delete { grace_seconds: None };
 
     #[test]
     fn each_rung_has_its_time() {
         let pod = PodView::default();
-        let table = [
-            (0, EVICT),
-            (29, EVICT),
-            (30, DELETE),
-            (59, DELETE),
-            (60, How::Force),
-        ];
+        let table = [(0, EVICT), (29, EVICT), (30, DELETE), (59, DELETE), (60, How::Force)];
         for (now, expected) in table {
             assert_eq!(how(&pod, &ladder(), now), Some(expected), "{now}");
         }
@@ -201,16 +180,10 @@ mod tests {
 
     #[test]
     fn a_pod_that_came_later_has_its_own_time() {
-        let late = PodView {
-            created_at: Some(at(50 * 60)),
-            ..PodView::default()
-        };
+        let late = PodView { created_at: Some(at(50 * 60)), ..PodView::default() };
         assert_eq!(how(&late, &ladder(), 60), Some(EVICT));
         assert_eq!(how(&late, &ladder(), 80), Some(DELETE));
-        let early = PodView {
-            created_at: Some(at(-50 * 60)),
-            ..PodView::default()
-        };
+        let early = PodView { created_at: Some(at(-50 * 60)), ..PodView::default() };
         assert_eq!(how(&early, &ladder(), 29), Some(EVICT));
     }
 
@@ -243,10 +216,7 @@ mod tests {
 
     #[test]
     fn grace_by_policy_goes_with_the_call() {
-        let policy = DrainPolicy {
-            grace: Some(SignedDuration::from_secs(7)),
-            ..ladder()
-        };
+        let policy = DrainPolicy { grace: Some(SignedDuration::from_secs(7)), ..ladder() };
         let grace_seconds = Some(7);
         let pod = PodView::default();
         assert_eq!(how(&pod, &policy, 0), Some(How::Evict { grace_seconds }));
@@ -259,10 +229,7 @@ mod tests {
         let of = |pod: &PodView, now| slow(pod, &policy, &since(now)).map(|s| s.reason());
         assert_eq!(of(&ending(5, 30), 5), None);
         assert_eq!(of(&ending(5, 30), 6), Some("PodTerminating"));
-        let back = PodView {
-            created_at: Some(at(60)),
-            ..PodView::default()
-        };
+        let back = PodView { created_at: Some(at(60)), ..PodView::default() };
         assert_eq!(of(&back, 14), None);
         assert_eq!(of(&back, 15), Some("PodCameBack"));
         assert_eq!(of(&PodView::default(), 15), None);

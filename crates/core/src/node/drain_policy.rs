@@ -75,19 +75,13 @@ pub struct DrainChoice {
 impl DrainChoice {
     /// What is not understood, as a sentence; empty if everything is.
     pub fn complaint(&self) -> String {
-        let all: Vec<String> = self
-            .not_understood
-            .iter()
-            .map(|(key, value)| format!("{key}: {value:?}"))
-            .collect();
+        let all: Vec<String> =
+            self.not_understood.iter().map(|(key, value)| format!("{key}: {value:?}")).collect();
         if all.is_empty() {
             return String::new();
         }
         let are = if all.len() == 1 { "is" } else { "are" };
-        format!(
-            "{} {are} not understood; the careful choice is taken",
-            all.join(", ")
-        )
+        format!("{} {are} not understood; the careful choice is taken", all.join(", "))
     }
 }
 
@@ -118,14 +112,8 @@ pub fn parse_limit(text: &str) -> Result<Option<SignedDuration>, NotATime> {
 /// What is not understood counts as the safest: pods are waited for, nothing is deleted or forced,
 /// pods have the grace that they ask for.
 pub fn drain_policy(sources: &[&BTreeMap<String, String>], default: &DrainPolicy) -> DrainChoice {
-    let mut choice = DrainChoice {
-        policy: *default,
-        not_understood: Vec::new(),
-    };
-    let DrainChoice {
-        policy,
-        not_understood,
-    } = &mut choice;
+    let mut choice = DrainChoice { policy: *default, not_understood: Vec::new() };
+    let DrainChoice { policy, not_understood } = &mut choice;
     let mut said = |key: &str, understood: &mut dyn FnMut(&str) -> bool| {
         let value = sources.iter().find_map(|source| source.get(key));
         if let Some(value) = value
@@ -145,12 +133,8 @@ pub fn drain_policy(sources: &[&BTreeMap<String, String>], default: &DrainPolicy
         *slot = parsed.unwrap_or(safest);
         understood
     };
-    said(keys::DRAIN_UNREPLICATED, &mut |value| {
-        pods(&mut policy.unreplicated, value)
-    });
-    said(keys::DRAIN_LOCAL_STORAGE, &mut |value| {
-        pods(&mut policy.local_storage, value)
-    });
+    said(keys::DRAIN_UNREPLICATED, &mut |value| pods(&mut policy.unreplicated, value));
+    said(keys::DRAIN_LOCAL_STORAGE, &mut |value| pods(&mut policy.local_storage, value));
     said(keys::DRAIN_GRACE_PERIOD, &mut |value| {
         policy.grace = parse_span(value).ok();
         policy.grace.is_some()
@@ -158,12 +142,8 @@ pub fn drain_policy(sources: &[&BTreeMap<String, String>], default: &DrainPolicy
     said(keys::DRAIN_NOTIFY_AFTER, &mut |value| {
         limit(&mut policy.notify_after, default.notify_after, value)
     });
-    said(keys::DRAIN_DELETE_AFTER, &mut |value| {
-        limit(&mut policy.delete_after, None, value)
-    });
-    said(keys::DRAIN_FORCE_AFTER, &mut |value| {
-        limit(&mut policy.force_after, None, value)
-    });
+    said(keys::DRAIN_DELETE_AFTER, &mut |value| limit(&mut policy.delete_after, None, value));
+    said(keys::DRAIN_FORCE_AFTER, &mut |value| limit(&mut policy.force_after, None, value));
     said(keys::DRAIN_LOAD_BALANCER_WAIT, &mut |value| {
         let parsed = parse_span(value);
         let understood = parsed.is_ok();
@@ -218,11 +198,8 @@ mod tests {
 
     #[test]
     fn never_is_a_time_and_zero_is_at_once() {
-        let policy = of(&[
-            (keys::DRAIN_NOTIFY_AFTER, "Never"),
-            (keys::DRAIN_DELETE_AFTER, "0s"),
-        ])
-        .policy;
+        let policy =
+            of(&[(keys::DRAIN_NOTIFY_AFTER, "Never"), (keys::DRAIN_DELETE_AFTER, "0s")]).policy;
         assert_eq!(policy.notify_after, None);
         assert_eq!(policy.delete_after, Some(SignedDuration::ZERO));
     }
@@ -253,11 +230,7 @@ mod tests {
     #[test]
     fn times_are_read_as_people_write_them() {
         for (text, seconds) in [("90s", 90), ("15m", 900), ("1h30m", 5400), ("1h 30m", 5400)] {
-            assert_eq!(
-                parse_span(text),
-                Ok(SignedDuration::from_secs(seconds)),
-                "{text}"
-            );
+            assert_eq!(parse_span(text), Ok(SignedDuration::from_secs(seconds)), "{text}");
         }
     }
 }

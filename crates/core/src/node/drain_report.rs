@@ -118,11 +118,7 @@ impl DrainRefusal {
                 "pod {pod} came to the node after its drain had begun: it is evicted again; make its \
                  controller respect the cordon, or give it the label cluster.x-k8s.io/drain: skip"
             ),
-            Self::VolumeAttached {
-                attachment,
-                volume,
-                node,
-            } => {
+            Self::VolumeAttached { attachment, volume, node } => {
                 let what = if volume.is_empty() {
                     "a volume".to_owned()
                 } else {

@@ -126,10 +126,7 @@ pub fn rules_of(
 
 /// Whether any rule asks for the labels of namespaces.
 pub fn asks_for_namespaces(rules: &[MachineDrainRule]) -> bool {
-    rules
-        .iter()
-        .flat_map(|rule| &rule.spec.pods)
-        .any(|pods| pods.namespace_selector.is_some())
+    rules.iter().flat_map(|rule| &rule.spec.pods).any(|pods| pods.namespace_selector.is_some())
 }
 
 /// A selector that is not there matches, unlike elsewhere.
@@ -201,10 +198,7 @@ fn fate(
         None => {}
     }
     let mut order = 0;
-    let rule = view
-        .rules
-        .iter()
-        .find(|rule| applies(rule, pod, &view.namespaces));
+    let rule = view.rules.iter().find(|rule| applies(rule, pod, &view.namespaces));
     if let Some(rule) = rule {
         let title = rule.metadata.name.clone().unwrap_or_default();
         match rule.spec.drain.behavior.as_str() {
@@ -228,10 +222,8 @@ fn fate(
     if pod.terminating {
         return Fate::Leaves(order);
     }
-    let kinds = [
-        (pod.unreplicated, policy.unreplicated),
-        (pod.local_storage, policy.local_storage),
-    ];
+    let kinds =
+        [(pod.unreplicated, policy.unreplicated), (pod.local_storage, policy.local_storage)];
     let of = |wanted| kinds.map(|(is, says)| is && says == wanted);
     match (of(PodPolicy::Leave), of(PodPolicy::Wait)) {
         ([true, _] | [_, true], _) => Fate::Stays,

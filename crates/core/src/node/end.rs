@@ -58,13 +58,7 @@ pub(super) fn after_end(s: &Snapshot<'_>, status: NodeUpdateStatus, now: Timesta
             requeue = Some(KEPT_SLOT_RECHECK);
         }
     }
-    Decision {
-        status,
-        write,
-        announce: Vec::new(),
-        blockers: Vec::new(),
-        requeue,
-    }
+    Decision { status, write, announce: Vec::new(), blockers: Vec::new(), requeue }
 }
 
 /// Takes away the request for another try once a try after the named one ended well. A request that
@@ -105,8 +99,7 @@ fn available_again(s: &Snapshot<'_>, status: &NodeUpdateStatus) -> bool {
         Phase::Succeeded => node.kubelet_version == *goal,
         _ => node.kubelet_version == *goal || node.kubelet_version == status.from_version,
     };
-    seen.node
-        .is_some_and(|node| node.ready && !node.cordoned_by_us() && right_version(node))
+    seen.node.is_some_and(|node| node.ready && !node.cordoned_by_us() && right_version(node))
 }
 
 /// A node that somebody opened after a bad end goes back to its load balancers.

@@ -25,10 +25,7 @@ pub(super) fn is_ours(plan: &HostPlan, update: &NodeUpdate) -> bool {
 pub(super) fn host_ended(plan: &HostPlan) -> bool {
     plan.status.as_ref().is_some_and(|status| {
         status.plan_id == plan.spec.plan_id
-            && matches!(
-                status.state,
-                PlanState::Succeeded | PlanState::Failed | PlanState::Stopped
-            )
+            && matches!(status.state, PlanState::Succeeded | PlanState::Failed | PlanState::Stopped)
     })
 }
 
@@ -71,15 +68,11 @@ impl Work<'_, '_> {
             return Some(Refusal::OlderUpdateUnfinished { node_update });
         }
         if let Some(object) = &self.s.paused {
-            return Some(Refusal::Paused {
-                object: object.clone(),
-            });
+            return Some(Refusal::Paused { object: object.clone() });
         }
         match &self.s.group {
             GroupView::None if self.s.slot_required => {
-                return Some(Refusal::NoGroup {
-                    machine: self.machine_name().to_owned(),
-                });
+                return Some(Refusal::NoGroup { machine: self.machine_name().to_owned() });
             }
             GroupView::Missing if self.s.slot_required => return Some(Refusal::GroupNotReady),
             _ => {}
@@ -93,8 +86,7 @@ impl Work<'_, '_> {
     }
 
     fn older_unfinished(&self) -> Option<&NodeUpdate> {
-        self.same_machine()
-            .find(|other| is_unfinished(other) && is_newer(self.s.update, other))
+        self.same_machine().find(|other| is_unfinished(other) && is_newer(self.s.update, other))
     }
 
     /// A kubelet is never newer than an API server that it may talk to (`spec/node.md 2.1`).
@@ -108,36 +100,27 @@ impl Work<'_, '_> {
         let target: KubernetesVersion = goal.parse().ok()?;
         lowest
             .minor_below(&target)
-            .then(|| Refusal::ControlPlaneBehind {
-                version,
-                goal: goal.clone(),
-            })
+            .then(|| Refusal::ControlPlaneBehind { version, goal: goal.clone() })
     }
 
     /// The host whose agent did not report lately.
     pub(super) fn silent_agent(&self) -> Option<Refusal> {
-        self.fresh_plan().is_none().then(|| Refusal::NoFreshReport {
-            node: self.status.node_name.clone(),
-        })
+        self.fresh_plan()
+            .is_none()
+            .then(|| Refusal::NoFreshReport { node: self.status.node_name.clone() })
     }
 
     fn report_refusal(&self) -> Option<Refusal> {
         let Some(plan) = self.fresh_plan() else {
             return self.silent_agent();
         };
-        let capabilities = plan
-            .status
-            .as_ref()
-            .map_or(&[][..], |status| &status.capabilities);
+        let capabilities = plan.status.as_ref().map_or(&[][..], |status| &status.capabilities);
         let unknown = self
             .steps_of(plan)
             .into_iter()
             .map(|step| step.action.type_)
             .find(|type_| !capabilities.contains(type_))?;
-        Some(Refusal::AgentTooOld {
-            node: self.status.node_name.clone(),
-            step: unknown,
-        })
+        Some(Refusal::AgentTooOld { node: self.status.node_name.clone(), step: unknown })
     }
 
     /// The plan of another NodeUpdate that the host has not ended.
@@ -153,11 +136,8 @@ impl Work<'_, '_> {
     /// What tells a plan of another NodeUpdate to stop, if nobody else will.
     pub(super) fn abort_orphan(&self) -> Option<Write> {
         let plan = self.seen.host_plan?;
-        let owner_unfinished = self
-            .s
-            .siblings
-            .iter()
-            .any(|other| is_ours(plan, other) && is_unfinished(other));
+        let owner_unfinished =
+            self.s.siblings.iter().any(|other| is_ours(plan, other) && is_unfinished(other));
         let mut spec = plan.spec.clone();
         spec.abort = true;
         (!owner_unfinished && !plan.spec.abort).then_some(Write::HostPlan(spec))
@@ -174,9 +154,7 @@ impl Work<'_, '_> {
         let ready = self.seen.node.is_some_and(|node| node.ready);
         // One that holds a slot from before is down already, and only this can repair it.
         if !held && !ready {
-            return Some(Refusal::NodeNotReady {
-                node: self.status.node_name.clone(),
-            });
+            return Some(Refusal::NodeNotReady { node: self.status.node_name.clone() });
         }
         match &self.s.group {
             GroupView::Present(group) if self.s.slot_required && held => {
@@ -203,19 +181,12 @@ impl Work<'_, '_> {
         }
         let group = match &self.s.group {
             GroupView::None => {
-                return Err(Refusal::NoGroup {
-                    machine: self.machine_name().to_owned(),
-                });
+                return Err(Refusal::NoGroup { machine: self.machine_name().to_owned() });
             }
             GroupView::Missing => return Err(Refusal::GroupNotReady),
             GroupView::Present(group) => group,
         };
-        match group::claim(
-            group.status,
-            &self.wanted_slot(),
-            group.limits,
-            &group.others,
-        )? {
+        match group::claim(group.status, &self.wanted_slot(), group.limits, &group.others)? {
             Claim::Held => Ok(None),
             Claim::Take(next) => Ok(Some(Write::ClaimSlot(next))),
         }
@@ -225,9 +196,9 @@ impl Work<'_, '_> {
     /// say how many are down.
     pub(super) fn reclaim(&self) -> Option<Write> {
         match &self.s.group {
-            GroupView::Present(group) if !self.holds_slot() => Some(Write::ClaimSlot(
-                group::with_slot(group.status, &self.wanted_slot()),
-            )),
+            GroupView::Present(group) if !self.holds_slot() => {
+                Some(Write::ClaimSlot(group::with_slot(group.status, &self.wanted_slot())))
+            }
             _ => None,
         }
     }
@@ -235,18 +206,13 @@ impl Work<'_, '_> {
     /// Waits for what was refused. A slot that is not used yet goes back: whoever is refused here
     /// must not keep another machine from being repaired.
     pub(super) fn wait(&self, phase: Phase, refusal: Refusal) -> Outcome {
-        let intact = self
-            .seen
-            .node
-            .is_some_and(|node| node.ready && !node.cordoned_by_us());
+        let intact = self.seen.node.is_some_and(|node| node.ready && !node.cordoned_by_us());
         let unused = intact && self.s.slot_required;
         let give_back = match (&self.s.group, self.seen.host_plan) {
             (GroupView::Present(group), Some(plan)) if unused => self.give_back(group.status, plan),
             _ => None,
         };
-        Outcome::blocked(phase, refusal)
-            .write(give_back)
-            .again_after(10)
+        Outcome::blocked(phase, refusal).write(give_back).again_after(10)
     }
 
     /// The next step of giving the slot back, if the host was not let do anything for it. Without

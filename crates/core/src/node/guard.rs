@@ -16,11 +16,7 @@ pub(super) type Changes = BTreeMap<String, Option<String>>;
 
 fn annotations(machine: &Machine) -> BTreeMap<&str, &str> {
     let annotations = machine.metadata.annotations.as_ref();
-    annotations
-        .into_iter()
-        .flatten()
-        .map(|(key, value)| (key.as_str(), value.as_str()))
-        .collect()
+    annotations.into_iter().flatten().map(|(key, value)| (key.as_str(), value.as_str())).collect()
 }
 
 fn ours<'a>(annotations: &BTreeMap<&str, &'a str>) -> Vec<&'a str> {
@@ -84,12 +80,8 @@ mod tests {
 
     fn machine(annotations: &[(&str, &str)]) -> Machine {
         let mut machine = Machine::new("m", MachineSpec::default());
-        machine.metadata.annotations = Some(
-            annotations
-                .iter()
-                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
-                .collect(),
-        );
+        machine.metadata.annotations =
+            Some(annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect());
         machine
     }
 
@@ -110,14 +102,7 @@ mod tests {
         let bare = machine(&[("mine", "1")]);
         let guarded = after(&bare, &set(&bare, false));
         assert!(set(&guarded, false).is_empty());
-        assert!(
-            guarded
-                .metadata
-                .annotations
-                .as_ref()
-                .unwrap()
-                .contains_key(PRE_DRAIN_HOOK)
-        );
+        assert!(guarded.metadata.annotations.as_ref().unwrap().contains_key(PRE_DRAIN_HOOK));
         assert_eq!(after(&guarded, &remove(&guarded)), bare);
     }
 
@@ -125,10 +110,7 @@ mod tests {
     fn a_users_own_skip_remediation_stays() {
         let own = machine(&[(SKIP_REMEDIATION, "mine")]);
         let guarded = after(&own, &set(&own, false));
-        assert_eq!(
-            guarded.metadata.annotations.as_ref().unwrap()[SKIP_REMEDIATION],
-            "mine"
-        );
+        assert_eq!(guarded.metadata.annotations.as_ref().unwrap()[SKIP_REMEDIATION], "mine");
         assert_eq!(after(&guarded, &remove(&guarded)), own);
     }
 
@@ -165,10 +147,7 @@ mod tests {
     #[test]
     fn a_half_lost_guard_is_completed() {
         let half = machine(&[
-            (
-                GUARDED_BY_US,
-                &format!("{SKIP_REMEDIATION},{PRE_DRAIN_HOOK}"),
-            ),
+            (GUARDED_BY_US, &format!("{SKIP_REMEDIATION},{PRE_DRAIN_HOOK}")),
             (SKIP_REMEDIATION, "refit"),
         ]);
         let changes = set(&half, false);

@@ -33,18 +33,11 @@ fn ill(seen: &Seen<'_>, member: &str) -> Option<String> {
     if !node.ready {
         return Some("its Node is not Ready".to_owned());
     }
-    let pods: Vec<&StaticPod> = seen
-        .static_pods
-        .iter()
-        .filter(|pod| pod.node == member)
-        .collect();
+    let pods: Vec<&StaticPod> = seen.static_pods.iter().filter(|pod| pod.node == member).collect();
     if let Some(pod) = pods.iter().find(|pod| !pod.ready) {
         return Some(format!("{} is not Ready", pod.component));
     }
-    let shown = seen
-        .static_pods
-        .iter()
-        .any(|pod| pod.component == "kube-apiserver");
+    let shown = seen.static_pods.iter().any(|pod| pod.component == "kube-apiserver");
     let has_api_server = pods.iter().any(|pod| pod.component == "kube-apiserver");
     (shown && !has_api_server).then(|| "its kube-apiserver is not there".to_owned())
 }

@@ -11,10 +11,7 @@ type Order = (Option<u32>, Option<Timestamp>, String);
 /// The other NodeUpdates of the same Machine, uid and all.
 pub(super) fn same_machine<'a>(s: &Snapshot<'a>) -> impl Iterator<Item = &'a NodeUpdate> {
     let uid = &s.update.spec.machine_ref.uid;
-    s.siblings
-        .iter()
-        .copied()
-        .filter(move |other| other.spec.machine_ref.uid == *uid)
+    s.siblings.iter().copied().filter(move |other| other.spec.machine_ref.uid == *uid)
 }
 
 /// Whether `a` came after `b`: by ordinal, then by creation and name, so that one that was not
@@ -26,22 +23,13 @@ pub(super) fn is_newer(a: &NodeUpdate, b: &NodeUpdate) -> bool {
 fn order(update: &NodeUpdate) -> Order {
     let name = update.metadata.name.clone().unwrap_or_default();
     let ordinal = refit_api::refit::ordinal_of(&name, &update.spec.machine_ref.name);
-    let created = update
-        .metadata
-        .creation_timestamp
-        .as_ref()
-        .map(|time| time.0);
+    let created = update.metadata.creation_timestamp.as_ref().map(|time| time.0);
     (ordinal, created, name)
 }
 
 /// Whether the NodeUpdate has not come to its end.
 pub(super) fn is_unfinished(update: &NodeUpdate) -> bool {
-    !update
-        .status
-        .as_ref()
-        .map(|status| status.phase)
-        .unwrap_or_default()
-        .is_final()
+    !update.status.as_ref().map(|status| status.phase).unwrap_or_default().is_final()
 }
 
 fn rank(update: &NodeUpdate) -> (bool, Order) {

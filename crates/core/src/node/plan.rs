@@ -72,11 +72,8 @@ impl HostWork<'_> {
     /// Every step is safe to repeat, so the plan does not depend on how far an earlier one came.
     pub fn steps(&self) -> Vec<PlannedStep> {
         let point = self.point_of_no_return();
-        let mut steps: Vec<PlannedStep> = self
-            .types()
-            .into_iter()
-            .map(|step| self.planned(step))
-            .collect();
+        let mut steps: Vec<PlannedStep> =
+            self.types().into_iter().map(|step| self.planned(step)).collect();
         // What cannot be taken back has no undo, however its kind is taken back elsewhere.
         let first = steps.iter().position(|step| step.id == point);
         for step in steps.iter_mut().skip(first.unwrap_or(usize::MAX)) {
@@ -107,28 +104,16 @@ impl HostWork<'_> {
             (StepType::Stage, true),
             (StepType::ImagePreload, settings.images.is_some()),
             (StepType::OsImageStage, image),
-            (
-                StepType::Snapshot,
-                control_plane || files || settings.ntp.is_some(),
-            ),
+            (StepType::Snapshot, control_plane || files || settings.ntp.is_some()),
             (StepType::KubeadmInstall, true),
             (StepType::KubeadmUpgrade, true),
-            (
-                StepType::CertificatesRenew,
-                control_plane && settings.certificates.is_some(),
-            ),
+            (StepType::CertificatesRenew, control_plane && settings.certificates.is_some()),
             (StepType::Files, files),
             (StepType::Ntp, settings.ntp.is_some()),
-            (
-                StepType::ContainerRuntimeInstall,
-                !settings.container_runtime.is_empty(),
-            ),
+            (StepType::ContainerRuntimeInstall, !settings.container_runtime.is_empty()),
             (StepType::OsImageFinalize, image),
             // No package sets them then, and its kubelet reads them at its first start.
-            (
-                StepType::KubeletFlags,
-                own_kubelet && settings.kubelet.as_ref().is_some_and(flags),
-            ),
+            (StepType::KubeletFlags, own_kubelet && settings.kubelet.as_ref().is_some_and(flags)),
             (StepType::KubeletInstall, !own_kubelet),
             (StepType::KubeletRestart, !self.reboots()),
             (StepType::Reboot, self.reboots()),
@@ -236,9 +221,7 @@ impl HostWork<'_> {
             return None;
         }
         let mut packages = settings.packages.clone().unwrap_or_default();
-        packages
-            .install
-            .extend_from_slice(&settings.container_runtime);
+        packages.install.extend_from_slice(&settings.container_runtime);
         Some(packages)
     }
 

@@ -34,9 +34,5 @@ pub fn decide_role(
         Some(_) => versions.any(|version| version == goal) && last_first_passed != Some(false),
         None => last_first_passed == Some(true),
     };
-    if done {
-        Role::ControlPlane
-    } else {
-        Role::FirstControlPlane
-    }
+    if done { Role::ControlPlane } else { Role::FirstControlPlane }
 }

@@ -18,11 +18,7 @@ use super::{
 use crate::report::Refusal;
 
 /// Reasons of blockers that only an attempt to evict can lift.
-const FROM_EVICTIONS: [&str; 3] = [
-    "PodDisruptionBudget",
-    "EvictionRefused",
-    "EvictionUnavailable",
-];
+const FROM_EVICTIONS: [&str; 3] = ["PodDisruptionBudget", "EvictionRefused", "EvictionUnavailable"];
 
 /// Reason of a blocker that only the next attempt at the same write can lift.
 const API_REFUSED: &str = "ApiRefused";
@@ -70,10 +66,7 @@ impl Outcome {
     }
 
     pub(super) fn blocked(phase: Phase, refusal: Refusal) -> Self {
-        Self {
-            blockers: vec![refusal],
-            ..Self::new(phase, "")
-        }
+        Self { blockers: vec![refusal], ..Self::new(phase, "") }
     }
 
     pub(super) fn write(mut self, write: Option<Write>) -> Self {
@@ -87,27 +80,15 @@ impl Outcome {
     }
 
     pub(super) fn failed(reason: impl Into<String>, message: impl Into<String>) -> Self {
-        let failure = Failure {
-            reason: reason.into(),
-            message: message.into(),
-        };
+        let failure = Failure { reason: reason.into(), message: message.into() };
         let line = format!("failed: {}; {}", failure.reason, failure.message);
-        Self {
-            failure: Some(failure),
-            ..Self::new(Phase::Failed, line)
-        }
+        Self { failure: Some(failure), ..Self::new(Phase::Failed, line) }
     }
 
     pub(super) fn stopped(reason: &str, message: impl Into<String>) -> Self {
-        let failure = Failure {
-            reason: reason.to_owned(),
-            message: message.into(),
-        };
+        let failure = Failure { reason: reason.to_owned(), message: message.into() };
         let line = format!("stopped: {}", failure.message);
-        Self {
-            failure: Some(failure),
-            ..Self::new(Phase::Stopped, line)
-        }
+        Self { failure: Some(failure), ..Self::new(Phase::Stopped, line) }
     }
 }
 
@@ -136,10 +117,7 @@ pub(super) fn conclude(
     let retrying = retrying(&status);
     let failure = outcome.failure.clone().or(retrying.clone());
     status.retriable = outcome.failure.is_none() && retrying.is_some();
-    status.failure_reason = failure
-        .as_ref()
-        .map(|f| f.reason.clone())
-        .unwrap_or_default();
+    status.failure_reason = failure.as_ref().map(|f| f.reason.clone()).unwrap_or_default();
     status.failure_message = failure.map(|f| f.message).unwrap_or_default();
     status.progress = match &s.group {
         GroupView::Present(group) => steps::progress(&status.steps, &group.status.durations),
@@ -155,31 +133,19 @@ pub(super) fn conclude(
         status.finished_at.get_or_insert(Time(now));
     }
     let changed = s.update.status.as_ref() != Some(&status);
-    let announce = if changed {
-        announcements(&old, &status, &outcome)
-    } else {
-        Vec::new()
-    };
+    let announce = if changed { announcements(&old, &status, &outcome) } else { Vec::new() };
     let write = if changed {
         Some(Write::Status)
     } else {
         machine_condition(s, &status, now).or(outcome.write)
     };
-    Decision {
-        status,
-        write,
-        announce,
-        blockers: outcome.blockers,
-        requeue: outcome.requeue,
-    }
+    Decision { status, write, announce, blockers: outcome.blockers, requeue: outcome.requeue }
 }
 
 fn blocked_by(old: &[Blocker], outcome: &Outcome, now: Timestamp) -> Vec<Blocker> {
     let mut list: Vec<Blocker> = Vec::new();
     if outcome.keep_eviction_blockers {
-        let kept = old
-            .iter()
-            .filter(|b| FROM_EVICTIONS.contains(&b.reason.as_str()));
+        let kept = old.iter().filter(|b| FROM_EVICTIONS.contains(&b.reason.as_str()));
         list.extend(kept.cloned());
     }
     for refusal in &outcome.blockers {
@@ -203,11 +169,7 @@ fn api_refused(
     outcome: &Outcome,
     now: Timestamp,
 ) -> Option<Blocker> {
-    let old = s
-        .update
-        .status
-        .as_ref()
-        .map_or(&[][..], |old| &old.blocked_by);
+    let old = s.update.status.as_ref().map_or(&[][..], |old| &old.blocked_by);
     if outcome.phase.is_final() {
         return None;
     }
@@ -237,11 +199,7 @@ fn announcements(
 ) -> Vec<Announcement> {
     let mut list = Vec::new();
     let mut say = |severity, reason, message: String| {
-        list.push(Announcement {
-            severity,
-            reason,
-            message,
-        });
+        list.push(Announcement { severity, reason, message });
     };
     if old.phase != new.phase
         && let Some((severity, reason, message)) = phase_announcement(new)
@@ -256,11 +214,7 @@ fn announcements(
             blocker.reason == refusal.reason() && blocker.object == refusal.object()
         });
         if fresh && FROM_EVICTIONS.contains(&refusal.reason()) {
-            say(
-                Severity::Warning,
-                "DrainBlocked",
-                format!("{}.", sentence(&refusal.sentence())),
-            );
+            say(Severity::Warning, "DrainBlocked", format!("{}.", sentence(&refusal.sentence())));
         }
     }
     list
@@ -270,11 +224,9 @@ fn announcements(
 fn phase_announcement(new: &NodeUpdateStatus) -> Option<(Severity, &'static str, String)> {
     let ended = || format!("{}.", sentence(&new.message));
     match new.phase {
-        Phase::Upgrading => Some((
-            Severity::Normal,
-            "UpdateStarted",
-            "The update of the host begins.".to_owned(),
-        )),
+        Phase::Upgrading => {
+            Some((Severity::Normal, "UpdateStarted", "The update of the host begins.".to_owned()))
+        }
         Phase::Draining => Some((
             Severity::Normal,
             "Draining",
@@ -303,19 +255,14 @@ fn rung_announcement(
         DrainRung::Force => "DrainForcesPods",
         DrainRung::GivenUp => "DrainGivenUp",
     };
-    Some((
-        reason,
-        format!("Node {}: {}.", new.node_name, drain.message),
-    ))
+    Some((reason, format!("Node {}: {}.", new.node_name, drain.message)))
 }
 
 /// The line with a capital letter and without a full stop.
 fn sentence(line: &str) -> String {
     let line = line.trim_end_matches('.');
     let mut letters = line.chars();
-    letters.next().map_or_else(String::new, |first| {
-        first.to_uppercase().chain(letters).collect()
-    })
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
 /// The write that brings the Machine's condition in line with the NodeUpdate, if it is not.
@@ -329,22 +276,14 @@ pub(super) fn machine_condition(
     if !speaks(s) || !is_about(s, machine) || machine.metadata.deletion_timestamp.is_some() {
         return None;
     }
-    let conditions = machine
-        .status
-        .as_ref()
-        .map_or(&[][..], |status| &status.conditions);
+    let conditions = machine.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let known = conditions::get(conditions, conditions::MACHINE_UP_TO_DATE);
     let wanted = wanted_condition(s, status);
     let Some((state, reason, message)) = wanted else {
         return known.map(|_| Write::MachineCondition(None));
     };
     let mut list: Vec<Condition> = known.cloned().into_iter().collect();
-    let what = (
-        conditions::MACHINE_UP_TO_DATE,
-        state,
-        reason,
-        message.as_str(),
-    );
+    let what = (conditions::MACHINE_UP_TO_DATE, state, reason, message.as_str());
     conditions::set(&mut list, now, None, what)
         .then(|| Write::MachineCondition(list.into_iter().next()))
 }
@@ -365,11 +304,9 @@ fn wanted_condition(
             );
             Some(("Unknown", conditions::REASON_WAITING, message))
         }
-        Phase::Succeeded => Some((
-            "True",
-            conditions::REASON_UP_TO_DATE,
-            format!("the machine runs {goal}"),
-        )),
+        Phase::Succeeded => {
+            Some(("True", conditions::REASON_UP_TO_DATE, format!("the machine runs {goal}")))
+        }
         Phase::Failed => Some(("False", conditions::REASON_FAILED, status.message.clone())),
         // Seed 1: an aborted update leaves no condition behind.
         Phase::Stopped => None,

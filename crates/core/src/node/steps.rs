@@ -57,10 +57,7 @@ pub(super) fn mirror(
                 };
             }
             let known = old.iter().find(|step| step.name == name).cloned();
-            known.unwrap_or_else(|| StepStatus {
-                name: name.to_owned(),
-                ..StepStatus::default()
-            })
+            known.unwrap_or_else(|| StepStatus { name: name.to_owned(), ..StepStatus::default() })
         })
         .collect();
 }
@@ -115,27 +112,17 @@ pub(super) fn progress(steps: &[StepStatus], durations: &[StepDurations]) -> Opt
     if steps.is_empty() {
         return None;
     }
-    let past: Vec<Option<i32>> = steps
-        .iter()
-        .map(|step| median_seconds(durations, &step.name))
-        .collect();
+    let past: Vec<Option<i32>> =
+        steps.iter().map(|step| median_seconds(durations, &step.name)).collect();
     let ended = |step: &StepStatus| matches!(step.state, StepState::Done | StepState::Skipped);
     // Without a past for every step, each counts the same; with one, each as long as it took.
     let weighted = past.iter().all(Option::is_some);
     let weight = |seconds: &Option<i32>| {
-        if weighted {
-            i64::from(seconds.unwrap_or_default().max(1))
-        } else {
-            1
-        }
+        if weighted { i64::from(seconds.unwrap_or_default().max(1)) } else { 1 }
     };
     let total: i64 = past.iter().map(weight).sum();
-    let done: i64 = steps
-        .iter()
-        .zip(&past)
-        .filter(|(step, _)| ended(step))
-        .map(|(_, s)| weight(s))
-        .sum();
+    let done: i64 =
+        steps.iter().zip(&past).filter(|(step, _)| ended(step)).map(|(_, s)| weight(s)).sum();
     let percent = i32::try_from(done * 100 / total.max(1)).unwrap_or_default();
     let known = past.iter().any(Option::is_some);
     let rest: i64 = steps

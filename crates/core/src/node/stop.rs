@@ -37,22 +37,16 @@ impl Work<'_, '_> {
         if self.s.update.spec.stage == Stage::Abort {
             return Some(Stop::Aborted);
         }
-        if let Some(newer) = self
-            .same_machine()
-            .find(|other| is_unfinished(other) && is_newer(other, self.s.update))
+        if let Some(newer) =
+            self.same_machine().find(|other| is_unfinished(other) && is_newer(other, self.s.update))
         {
-            return Some(Stop::Superseded(
-                newer.metadata.name.clone().unwrap_or_default(),
-            ));
+            return Some(Stop::Superseded(newer.metadata.name.clone().unwrap_or_default()));
         }
         (told || self.status.phase == Phase::Stopping).then_some(Stop::Aborted)
     }
 
     pub(super) fn stopping(&self, machine: &Machine, stop: &Stop) -> Outcome {
-        let left = self
-            .ours()
-            .and_then(report)
-            .map_or(&[][..], |report| &report.left_behind);
+        let left = self.ours().and_then(report).map_or(&[][..], |report| &report.left_behind);
         let and_left = |mut message: String| {
             for sentence in left {
                 message.push_str("; ");
@@ -82,9 +76,7 @@ impl Work<'_, '_> {
         let outcome = match stop {
             Stop::Deleting => Outcome::blocked(
                 Phase::Stopping,
-                Refusal::MachineDeleting {
-                    machine: self.machine_name().to_owned(),
-                },
+                Refusal::MachineDeleting { machine: self.machine_name().to_owned() },
             ),
             _ => match self.silent_agent() {
                 Some(silent) => Outcome::blocked(Phase::Stopping, silent),
@@ -126,15 +118,9 @@ pub(super) fn host_gave_up(plan: &HostPlan) -> Option<Outcome> {
 
 /// What a person has to know beside the failure itself: what became of the host, and whose turn it is.
 fn afterwards(report: &HostPlanStatus, failure: Option<FailureKind>) -> Vec<&str> {
-    let undone = report
-        .steps
-        .iter()
-        .any(|step| step.state == StepState::Undone);
-    let mut list: Vec<&str> = report
-        .left_behind
-        .iter()
-        .map(|sentence| sentence.trim_end_matches('.'))
-        .collect();
+    let undone = report.steps.iter().any(|step| step.state == StepState::Undone);
+    let mut list: Vec<&str> =
+        report.left_behind.iter().map(|sentence| sentence.trim_end_matches('.')).collect();
     if undone && list.is_empty() {
         list.push("the host has taken back what it did");
     }
@@ -159,10 +145,7 @@ pub(super) fn gone(s: &Snapshot<'_>) -> Outcome {
 
 pub(super) fn stopped_by_deletion(machine: &Machine) -> Outcome {
     let name = machine.metadata.name.as_deref().unwrap_or_default();
-    Outcome::stopped(
-        "MachineDeleting",
-        format!("Machine {name} is being deleted"),
-    )
+    Outcome::stopped("MachineDeleting", format!("Machine {name} is being deleted"))
 }
 
 /// Whether a deletion has waited for the host for as long as a report counts as fresh: our hook

@@ -7,11 +7,7 @@ use super::snapshot::{NodeView, Seen};
 use crate::report::Refusal;
 
 /// Components whose images carry the Kubernetes version. etcd has its own.
-const VERSIONED: [&str; 3] = [
-    "kube-apiserver",
-    "kube-controller-manager",
-    "kube-scheduler",
-];
+const VERSIONED: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 
 /// Whether the node is Ready by a heartbeat that is not older than the restart, runs exactly the
 /// goal, booted anew where a reboot was planned, and, on a control plane, runs its static pods in
@@ -23,37 +19,23 @@ pub(super) fn verify(
     control_plane: bool,
     plan: &HostPlan,
 ) -> Result<(), Refusal> {
-    let not_ready = || Refusal::NodeNotReady {
-        node: node_name.to_owned(),
-    };
-    let not_yet = |why: String| Refusal::NodeNotVerified {
-        node: node_name.to_owned(),
-        why,
-    };
+    let not_ready = || Refusal::NodeNotReady { node: node_name.to_owned() };
+    let not_yet = |why: String| Refusal::NodeNotVerified { node: node_name.to_owned(), why };
     let node = seen.node.ok_or_else(not_ready)?;
     if !node.ready {
         return Err(not_ready());
     }
     if node.kubelet_version != goal {
-        return Err(not_yet(format!(
-            "its kubelet still reports {}",
-            node.kubelet_version
-        )));
+        return Err(not_yet(format!("its kubelet still reports {}", node.kubelet_version)));
     }
     if !heard_since_restart(node, plan) {
-        return Err(not_yet(
-            "no heartbeat came since its kubelet was restarted".to_owned(),
-        ));
+        return Err(not_yet("no heartbeat came since its kubelet was restarted".to_owned()));
     }
     if !booted(node, plan) {
-        return Err(not_yet(
-            "its Node still shows the boot before the reboot".to_owned(),
-        ));
+        return Err(not_yet("its Node still shows the boot before the reboot".to_owned()));
     }
     if let Some((wanted, found)) = other_os_image(plan) {
-        return Err(not_yet(format!(
-            "its host runs OS image {found:?} and not {wanted:?}"
-        )));
+        return Err(not_yet(format!("its host runs OS image {found:?} and not {wanted:?}")));
     }
     if control_plane {
         static_pods(seen, node_name, goal).map_err(not_yet)?;
@@ -71,9 +53,7 @@ const SETTLE_SECONDS: i64 = 10;
 /// reason to wait for it.
 pub(super) fn seconds_to_settle(since: Timestamp, now: Timestamp) -> Option<u64> {
     let gone = now.duration_since(since).as_secs().abs();
-    u64::try_from(SETTLE_SECONDS - gone)
-        .ok()
-        .filter(|left| *left > 0)
+    u64::try_from(SETTLE_SECONDS - gone).ok().filter(|left| *left > 0)
 }
 
 /// Why a control plane whose static pods look well is not taken at their word yet.
@@ -90,32 +70,19 @@ fn heard_since_restart(node: &NodeView, plan: &HostPlan) -> bool {
     let restart = |type_| {
         let id = super::plan::step_id(type_);
         let steps = plan.status.as_ref().map_or(&[][..], |status| &status.steps);
-        steps
-            .iter()
-            .find(|step| step.id == id)?
-            .started_at
-            .as_ref()
-            .map(|time| time.0)
+        steps.iter().find(|step| step.id == id)?.started_at.as_ref().map(|time| time.0)
     };
     let last = restart(StepType::KubeletRestart).max(restart(StepType::Reboot));
     last.is_none_or(|last| {
-        node.heartbeat
-            .is_some_and(|heartbeat| heartbeat.as_second() >= last.as_second())
+        node.heartbeat.is_some_and(|heartbeat| heartbeat.as_second() >= last.as_second())
     })
 }
 
 /// The agent has seen the boot change before it calls the reboot done; the Node must show the same
 /// boot as the agent does.
 fn booted(node: &NodeView, plan: &HostPlan) -> bool {
-    let reboots = plan
-        .spec
-        .steps
-        .iter()
-        .any(|step| step.action.type_ == StepType::Reboot);
-    let reported = plan
-        .status
-        .as_ref()
-        .map_or("", |status| &status.facts.boot_id);
+    let reboots = plan.spec.steps.iter().any(|step| step.action.type_ == StepType::Reboot);
+    let reported = plan.status.as_ref().map_or("", |status| &status.facts.boot_id);
     !reboots || reported.is_empty() || node.boot_id == reported
 }
 
@@ -129,20 +96,14 @@ fn other_os_image(plan: &HostPlan) -> Option<(&str, &str)> {
 }
 
 fn static_pods(seen: &Seen<'_>, node: &str, goal: &str) -> Result<(), String> {
-    let shown = seen
-        .static_pods
-        .iter()
-        .any(|pod| pod.component == "kube-apiserver");
+    let shown = seen.static_pods.iter().any(|pod| pod.component == "kube-apiserver");
     let mine = || seen.static_pods.iter().filter(|pod| pod.node == node);
     if shown && !mine().any(|pod| pod.component == "kube-apiserver") {
         return Err("its kube-apiserver is not there".to_owned());
     }
     for pod in mine() {
         let old = VERSIONED.contains(&pod.component.as_str())
-            && pod
-                .version
-                .as_deref()
-                .is_some_and(|version| version != goal);
+            && pod.version.as_deref().is_some_and(|version| version != goal);
         if old {
             return Err(format!("its {} does not run {goal} yet", pod.component));
         }

@@ -63,9 +63,7 @@ impl<'a> Work<'_, 'a> {
             version: &goal.kubernetes_version,
             os_image: &goal.os_image,
             settings: self.s.settings,
-            facts: plan
-                .and_then(|plan| plan.status.as_ref())
-                .map(|status| &status.facts),
+            facts: plan.and_then(|plan| plan.status.as_ref()).map(|status| &status.facts),
         }
     }
 
@@ -84,11 +82,7 @@ impl<'a> Work<'_, 'a> {
 
     /// The line of a host at work: it changes with the step.
     pub(super) fn host_line(&self) -> String {
-        if self
-            .ours()
-            .and_then(report)
-            .is_some_and(|report| report.state == PlanState::Undoing)
-        {
+        if self.ours().and_then(report).is_some_and(|report| report.state == PlanState::Undoing) {
             return "the host takes back what it did".to_owned();
         }
         let ended = |state| matches!(state, StepState::Done | StepState::Skipped);
@@ -109,9 +103,7 @@ impl<'a> Work<'_, 'a> {
 
     /// The HostPlan, if it is of this NodeUpdate.
     pub(super) fn ours(&self) -> Option<&'a HostPlan> {
-        self.seen
-            .host_plan
-            .filter(|plan| gate::is_ours(plan, self.s.update))
+        self.seen.host_plan.filter(|plan| gate::is_ours(plan, self.s.update))
     }
 
     /// The HostPlan, if the agent reported lately.
@@ -127,10 +119,7 @@ impl<'a> Work<'_, 'a> {
     }
 
     pub(super) fn passed(&self) -> Gate {
-        self.ours()
-            .and_then(report)
-            .map(|report| report.passed)
-            .unwrap_or_default()
+        self.ours().and_then(report).map(|report| report.passed).unwrap_or_default()
     }
 
     pub(super) fn machine_name(&self) -> &str {
@@ -168,7 +157,5 @@ pub(super) fn is_control_plane(machine: &Machine) -> bool {
 
 /// The host's report, if it speaks of the plan that the spec names.
 pub(super) fn report(plan: &HostPlan) -> Option<&HostPlanStatus> {
-    plan.status
-        .as_ref()
-        .filter(|status| status.plan_id == plan.spec.plan_id)
+    plan.status.as_ref().filter(|status| status.plan_id == plan.spec.plan_id)
 }

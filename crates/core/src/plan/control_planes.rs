@@ -44,26 +44,14 @@ struct Member<'a> {
 /// Plans a control plane; `None` where there is none of that name.
 pub(super) fn plan(input: &Input, group: &GroupRef) -> Option<GroupPlan> {
     let mut view = View::of(input, group)?;
-    let Shape::ControlPlane {
-        replicas,
-        max_surge,
-    } = Shape::of(view.wanted)
-    else {
+    let Shape::ControlPlane { replicas, max_surge } = Shape::of(view.wanted) else {
         return None;
     };
-    let owner = (
-        group.namespace.as_str(),
-        "KubeadmControlPlane",
-        &*group.name,
-    );
+    let owner = (group.namespace.as_str(), "KubeadmControlPlane", &*group.name);
     let found = controlled(&input.current, "Machine", owner);
     let imagined = imagined(view.now, found.is_empty(), input);
     let real = !found.is_empty();
-    let machines: Vec<&Value> = if real {
-        found
-    } else {
-        imagined.iter().collect()
-    };
+    let machines: Vec<&Value> = if real { found } else { imagined.iter().collect() };
     let imagined_input = (!real).then(|| with_unread(input));
     let compared = imagined_input.as_ref().unwrap_or(input);
     let members: Vec<Member<'_>> = machines
@@ -161,10 +149,7 @@ fn remediated(view: &mut View<'_>, members: &[Member<'_>], replicas: i64) -> BTr
             CauseReason::Remediation,
             format!("Machine/{of}"),
             format!("a health check of Machine {of} failed: the control plane replaces it first"),
-            format!(
-                "heal the machine, or annotate Machine {of} with {}=",
-                keys::SKIP_REMEDIATION
-            ),
+            format!("heal the machine, or annotate Machine {of} with {}=", keys::SKIP_REMEDIATION),
         );
         found.insert(of);
     }
@@ -230,10 +215,7 @@ fn explain_one(view: &mut View<'_>, member: &Member<'_>, reason: ScaleDownReason
     match (reason, member.expired, marked) {
         (ScaleDownReason::NotEligible, Some(why), _) => {
             let (field, message) = if why == CauseReason::RolloutAfter {
-                (
-                    "spec.rollout.after",
-                    "it is older than spec.rollout.after, which has passed",
-                )
+                ("spec.rollout.after", "it is older than spec.rollout.after, which has passed")
             } else {
                 (
                     "spec.rollout.before",
@@ -371,10 +353,7 @@ fn imagined(control_plane: &Value, wanted: bool, input: &Input) -> Vec<Value> {
         Shape::ControlPlane { replicas, .. } => replicas,
         _ => 0,
     };
-    let kind = text(
-        control_plane,
-        "/spec/machineTemplate/spec/infrastructureRef/kind",
-    );
+    let kind = text(control_plane, "/spec/machineTemplate/spec/infrastructureRef/kind");
     (0..replicas.clamp(0, 9))
         .map(|index| {
             let machine = format!("{of}-{index}");

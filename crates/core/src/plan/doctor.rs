@@ -208,10 +208,7 @@ pub struct Facts {
 pub fn examine(facts: &Facts) -> Vec<Finding> {
     let mut all = Vec::new();
     for check in Check::ALL {
-        let mut found = Findings {
-            check,
-            list: Vec::new(),
-        };
+        let mut found = Findings { check, list: Vec::new() };
         match check {
             Check::Crds => checks::crds(facts, &mut found),
             Check::Rbac => checks::rights(facts, &mut found),

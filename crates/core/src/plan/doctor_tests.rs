@@ -119,11 +119,7 @@ fn with_crd(change: impl FnOnce(&mut Crd)) -> Facts {
 
 fn with_workload(replicas: i64, ready: i64, image: &str) -> Facts {
     with(|f| {
-        f.controller = Read::Known(Some(Workload {
-            replicas,
-            ready,
-            image: image.into(),
-        }));
+        f.controller = Read::Known(Some(Workload { replicas, ready, image: image.into() }));
     })
 }
 
@@ -142,10 +138,7 @@ fn a_sound_installation_has_one_good_word_for_each_check() {
     let found = examine(&sound());
     let checks: Vec<Check> = found.iter().map(|finding| finding.check).collect();
     assert_eq!(checks, Check::ALL, "{found:#?}");
-    assert!(
-        found.iter().all(|finding| finding.level == Level::Ok),
-        "{found:#?}"
-    );
+    assert!(found.iter().all(|finding| finding.level == Level::Ok), "{found:#?}");
 }
 
 #[test]
@@ -161,73 +154,36 @@ fn the_table_of_findings() {
         (with_crd(|c| c.established = false), C::Crds, Fail),
         (with_crd(|c| c.served.clear()), C::Crds, Fail),
         (with_crd(|c| c.schemas.clear()), C::Crds, Warn),
-        (
-            with_crd(|c| c.stored = ["v1alpha0".to_owned()].into()),
-            C::Crds,
-            Warn,
-        ),
+        (with_crd(|c| c.stored = ["v1alpha0".to_owned()].into()), C::Crds, Warn),
         (
             with(|f| {
-                f.rights = Read::Known(vec![Right {
-                    what: "patch machines".into(),
-                    allowed: false,
-                }]);
+                f.rights =
+                    Read::Known(vec![Right { what: "patch machines".into(), allowed: false }]);
             }),
             C::Rbac,
             Fail,
         ),
         (with(|f| f.rights = Read::Unknown(unknown())), C::Rbac, Warn),
-        (
-            with_extension(|e| e.name = "other".into()),
-            C::Extension,
-            Fail,
-        ),
+        (with_extension(|e| e.name = "other".into()), C::Extension, Fail),
         (with_extension(|e| e.discovered = None), C::Extension, Fail),
-        (
-            with_extension(|e| e.has_ca_bundle = false),
-            C::Extension,
-            Fail,
-        ),
+        (with_extension(|e| e.has_ca_bundle = false), C::Extension, Fail),
         (with_extension(|e| e.selector = None), C::Namespaces, Warn),
         (
             with(|f| {
-                let other = Extension {
-                    name: "other".into(),
-                    ..Extension::assumed()
-                };
+                let other = Extension { name: "other".into(), ..Extension::assumed() };
                 f.extensions = Read::Known(vec![Extension::assumed(), other]);
             }),
             C::Namespaces,
             Fail,
         ),
-        (
-            with(|f| f.certificate = Read::Known(None)),
-            C::Certificate,
-            Fail,
-        ),
+        (with(|f| f.certificate = Read::Known(None)), C::Certificate, Fail),
         (leaf(|leaf| leaf.until = ago(1)), C::Certificate, Fail),
-        (
-            leaf(|leaf| leaf.until = now() + SignedDuration::from_hours(24)),
-            C::Certificate,
-            Warn,
-        ),
+        (leaf(|leaf| leaf.until = now() + SignedDuration::from_hours(24)), C::Certificate, Warn),
         (leaf(|leaf| leaf.from = ago(-60)), C::Certificate, Fail),
         (leaf(|leaf| leaf.names.clear()), C::Certificate, Fail),
-        (
-            with_certificate(|c| c.bundle_matches = false),
-            C::Certificate,
-            Fail,
-        ),
-        (
-            with_certificate(|c| c.leaf = Err("no PEM".into())),
-            C::Certificate,
-            Fail,
-        ),
-        (
-            with(|f| f.managers = Read::Known(Manager::assumed().split_off(1))),
-            C::ClusterApi,
-            Warn,
-        ),
+        (with_certificate(|c| c.bundle_matches = false), C::Certificate, Fail),
+        (with_certificate(|c| c.leaf = Err("no PEM".into())), C::Certificate, Fail),
+        (with(|f| f.managers = Read::Known(Manager::assumed().split_off(1))), C::ClusterApi, Warn),
         (
             with(|f| {
                 let mut managers = Manager::assumed();
@@ -246,11 +202,7 @@ fn the_table_of_findings() {
             C::ClusterApi,
             Fail,
         ),
-        (
-            with(|f| f.controller = Read::Known(None)),
-            C::Controller,
-            Warn,
-        ),
+        (with(|f| f.controller = Read::Known(None)), C::Controller, Warn),
         (with_workload(2, 0, "refit:0.1.0"), C::Controller, Fail),
         (with_workload(2, 1, "refit:0.1.0"), C::Controller, Warn),
         (with_workload(1, 1, "refit:0.1.0"), C::Controller, Warn),
@@ -259,11 +211,7 @@ fn the_table_of_findings() {
         (with_lease("a", 60), C::Lease, Fail),
         (with(|f| f.lease = Read::Known(None)), C::Lease, Warn),
         (with_host(|h| h.reported_at = None), C::Agents, Fail),
-        (
-            with_host(|h| h.reported_at = Some(ago(901))),
-            C::Agents,
-            Fail,
-        ),
+        (with_host(|h| h.reported_at = Some(ago(901))), C::Agents, Fail),
         (with_host(|h| h.agent = "0.0.9".into()), C::Agents, Warn),
         (with_host(|h| h.kubelet = "v1.36.0".into()), C::Skew, Fail),
         (with_host(|h| h.kubelet = "v1.31.0".into()), C::Skew, Fail),
@@ -283,11 +231,7 @@ fn the_table_of_findings() {
         let found = examine(&facts);
         let worst: Vec<&Finding> = found.iter().filter(|f| f.level != Level::Ok).collect();
         assert_eq!(worst.len(), 1, "{check:?}: {worst:#?}");
-        assert_eq!(
-            (worst[0].check, worst[0].level),
-            (check, level),
-            "{worst:#?}"
-        );
+        assert_eq!((worst[0].check, worst[0].level), (check, level), "{worst:#?}");
         assert!(worst[0].message.len() > 10, "{worst:#?}");
     }
 }
@@ -295,8 +239,7 @@ fn the_table_of_findings() {
 #[test]
 fn what_is_left_behind_is_not_judged_without_the_nodes() {
     let facts = with(|f| {
-        f.hosts
-            .insert("default/edge-2".into(), Read::Unknown("no route".into()));
+        f.hosts.insert("default/edge-2".into(), Read::Unknown("no route".into()));
         f.violations = vec![Violation {
             invariant: 5,
             object: "Machine/m".into(),
@@ -319,9 +262,5 @@ fn nothing_left_behind_is_looked_for_while_updates_run() {
             message: "our guard is left".into(),
         }];
     });
-    assert!(
-        examine(&facts)
-            .iter()
-            .all(|finding| finding.level == Level::Ok)
-    );
+    assert!(examine(&facts).iter().all(|finding| finding.level == Level::Ok));
 }

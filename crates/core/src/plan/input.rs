@@ -124,9 +124,7 @@ impl Hosts {
 
     /// Whether the agent of a node reported lately.
     pub fn is_fresh(&self, node: &str, now: Timestamp) -> bool {
-        self.reported_at
-            .get(node)
-            .is_some_and(|at| now.duration_since(*at) <= REPORT_STALE_AFTER)
+        self.reported_at.get(node).is_some_and(|at| now.duration_since(*at) <= REPORT_STALE_AFTER)
     }
 }
 
@@ -239,12 +237,7 @@ mod tests {
     fn a_report_is_fresh_for_a_quarter_of_an_hour() {
         let plan =
             json!({"metadata": {"name": "n"}, "status": {"reportedAt": "2026-01-01T00:00:00Z"}});
-        let hosts = Hosts::of(
-            &[plan, json!({"metadata": {"name": "silent"}})],
-            &[],
-            &[],
-            &[],
-        );
+        let hosts = Hosts::of(&[plan, json!({"metadata": {"name": "silent"}})], &[], &[], &[]);
         let at = |text: &str| text.parse::<Timestamp>().unwrap();
         assert!(hosts.is_fresh("n", at("2026-01-01T00:15:00Z")));
         assert!(!hosts.is_fresh("n", at("2026-01-01T00:15:01Z")));

@@ -66,12 +66,8 @@ pub fn first_version() -> KubernetesVersion {
 impl Manager {
     /// Managers that have all that is needed: for plans without a cluster.
     pub fn assumed() -> Vec<Self> {
-        let gates = |provider: Provider| {
-            provider
-                .gates()
-                .iter()
-                .map(|gate| ((*gate).to_owned(), true))
-        };
+        let gates =
+            |provider: Provider| provider.gates().iter().map(|gate| ((*gate).to_owned(), true));
         Provider::ALL
             .into_iter()
             .map(|provider| Self {
@@ -129,9 +125,8 @@ fn gates<'a>(args: impl Iterator<Item = &'a str>) -> BTreeMap<String, bool> {
     let mut found = BTreeMap::new();
     let mut args = args.peekable();
     while let Some(arg) = args.next() {
-        let Some(rest) = arg
-            .strip_prefix("--feature-gates")
-            .or_else(|| arg.strip_prefix("-feature-gates"))
+        let Some(rest) =
+            arg.strip_prefix("--feature-gates").or_else(|| arg.strip_prefix("-feature-gates"))
         else {
             continue;
         };
@@ -170,10 +165,7 @@ mod tests {
         let manager = Manager::of(&deployment(
             "cluster-api",
             "registry.k8s.io:5000/cluster-api/cluster-api-controller:v1.12.3@sha256:00",
-            &[
-                "--leader-elect",
-                "--feature-gates=RuntimeSDK=true,InPlaceUpdates=false",
-            ],
+            &["--leader-elect", "--feature-gates=RuntimeSDK=true,InPlaceUpdates=false"],
         ))
         .unwrap();
         assert_eq!(manager.deployment, "n/m");
@@ -188,15 +180,9 @@ mod tests {
         let table: [(&[&str], bool); 6] = [
             (&["--feature-gates", "InPlaceUpdates=true"], true),
             (&["--feature-gates=AllAlpha=true"], true),
+            (&["--feature-gates=AllAlpha=true,InPlaceUpdates=false"], false),
             (
-                &["--feature-gates=AllAlpha=true,InPlaceUpdates=false"],
-                false,
-            ),
-            (
-                &[
-                    "--feature-gates=InPlaceUpdates=true",
-                    "--feature-gates=InPlaceUpdates=false",
-                ],
+                &["--feature-gates=InPlaceUpdates=true", "--feature-gates=InPlaceUpdates=false"],
                 false,
             ),
             (&["--feature-gates-of-others=InPlaceUpdates=true"], false),
@@ -211,10 +197,7 @@ mod tests {
 
     #[test]
     fn other_providers_are_left_aside() {
-        assert_eq!(
-            Manager::of(&deployment("bootstrap-kubeadm", "a:v1.12.0", &[])),
-            None
-        );
+        assert_eq!(Manager::of(&deployment("bootstrap-kubeadm", "a:v1.12.0", &[])), None);
         assert_eq!(Manager::of(&Deployment::default()), None);
     }
 }

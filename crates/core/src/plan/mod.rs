@@ -37,12 +37,8 @@ pub use unreached::Unreached;
 
 /// Reasons that a plan blocks for beside those of [`crate::report::Refusal`], [`Unreached`] and
 /// [`crate::change::NotReady`].
-pub const BLOCKED_REASONS: [&str; 4] = [
-    "KubeletTooOld",
-    "ManagedByTopology",
-    "TemplateMissing",
-    "TopologyVersionMismatch",
-];
+pub const BLOCKED_REASONS: [&str; 4] =
+    ["KubeletTooOld", "ManagedByTopology", "TemplateMissing", "TopologyVersionMismatch"];
 
 /// Says what will happen to every group that the input names: control planes first.
 pub fn plan(input: &Input) -> Plan {

@@ -23,11 +23,8 @@ impl Objects {
 
     /// Adds an object, or takes its place.
     pub fn insert(&mut self, object: Value) {
-        let key = (
-            kind(&object).to_owned(),
-            namespace(&object).to_owned(),
-            name(&object).to_owned(),
-        );
+        let key =
+            (kind(&object).to_owned(), namespace(&object).to_owned(), name(&object).to_owned());
         self.by_key.insert(key, object);
     }
 
@@ -96,10 +93,7 @@ pub fn apply(live: &Value, last: Option<&Value>, wanted: &Value) -> Value {
 
 /// Text at a JSON pointer, empty where there is none.
 pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
 /// Kind of an object.
@@ -193,13 +187,10 @@ mod tests {
     #[test]
     fn kinds_do_not_run_into_each_other() {
         let object = |kind: &str, name: &str| json!({"kind": kind, "metadata": {"name": name}});
-        let all: Objects = [
-            object("Machine", "b"),
-            object("Machine", "a"),
-            object("MachineSet", "c"),
-        ]
-        .into_iter()
-        .collect();
+        let all: Objects =
+            [object("Machine", "b"), object("Machine", "a"), object("MachineSet", "c")]
+                .into_iter()
+                .collect();
         let names: Vec<&str> = all.of_kind("Machine").map(name).collect();
         assert_eq!(names, ["a", "b"]);
         assert!(all.get("MachineSet", "default", "c").is_some());

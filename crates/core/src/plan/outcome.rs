@@ -188,23 +188,13 @@ impl Plan {
     pub fn of(mut groups: Vec<GroupPlan>, mut notes: Vec<String>) -> Self {
         groups.sort_by(|a, b| {
             let key = |g: &GroupPlan| {
-                (
-                    g.namespace.clone(),
-                    g.cluster.clone(),
-                    g.turn,
-                    g.kind.clone(),
-                    g.name.clone(),
-                )
+                (g.namespace.clone(), g.cluster.clone(), g.turn, g.kind.clone(), g.name.clone())
             };
             key(a).cmp(&key(b))
         });
         notes.sort();
         notes.dedup();
         let outcome = groups.iter().map(|group| group.outcome).max();
-        Self {
-            outcome: outcome.unwrap_or(Outcome::Unchanged),
-            groups,
-            notes,
-        }
+        Self { outcome: outcome.unwrap_or(Outcome::Unchanged), groups, notes }
     }
 }

@@ -67,10 +67,7 @@ fn upgrade(objects: &[Value]) -> Input {
     let mut targets = Vec::new();
     for object in objects {
         let target = GroupRef::of(object);
-        if !matches!(
-            objects::kind(object),
-            "KubeadmControlPlane" | "MachineDeployment"
-        ) {
+        if !matches!(objects::kind(object), "KubeadmControlPlane" | "MachineDeployment") {
             continue;
         }
         desired.insert(set(object, view::version_at(&target), json!(NEW)));
@@ -80,12 +77,7 @@ fn upgrade(objects: &[Value]) -> Input {
 }
 
 fn counts(plan: &GroupPlan) -> (i64, i64, i64, i64) {
-    let Counts {
-        now,
-        in_place,
-        new,
-        deleted,
-    } = plan.machines;
+    let Counts { now, in_place, new, deleted } = plan.machines;
     (now, in_place, new, deleted)
 }
 
@@ -138,11 +130,7 @@ fn surge_is_foretold_with_the_field_to_set() {
 
 #[test]
 fn on_delete_waits_for_somebody() {
-    let object = set(
-        &deployment(3, 0, 1),
-        "/spec/rollout/strategy",
-        json!({"type": "OnDelete"}),
-    );
+    let object = set(&deployment(3, 0, 1), "/spec/rollout/strategy", json!({"type": "OnDelete"}));
     let found = only(plan(&upgrade(&[object])));
     assert_eq!(counts(&found), (3, 0, 0, 0));
     assert_eq!(found.outcome, Outcome::Replaced);
@@ -162,9 +150,7 @@ fn rotated(object: &Value, pointer: &str, image: &str, policy: &str) -> Input {
         Input::offline(now(), Objects::new(), Objects::new(), input.targets.clone()).namespaces;
     input.desired = current.clone();
     input.desired.insert(wanted);
-    input
-        .desired
-        .insert(template("VSphereMachineTemplate", "next", image));
+    input.desired.insert(template("VSphereMachineTemplate", "next", image));
     input.current = current;
     input
 }
@@ -174,10 +160,7 @@ const WORKER_REF: &str = "/spec/template/spec/infrastructureRef/name";
 
 #[test]
 fn a_template_of_equal_spec_goes_in_place() {
-    for (object, pointer) in [
-        (control_plane(3, 0), PLANE_REF),
-        (deployment(3, 0, 1), WORKER_REF),
-    ] {
+    for (object, pointer) in [(control_plane(3, 0), PLANE_REF), (deployment(3, 0, 1), WORKER_REF)] {
         let found = only(plan(&rotated(&object, pointer, "A", "")));
         assert_eq!(found.outcome, Outcome::InPlace, "{found:#?}");
         assert_eq!(counts(&found), (3, 3, 0, 0));
@@ -187,25 +170,14 @@ fn a_template_of_equal_spec_goes_in_place() {
 #[test]
 fn what_nobody_covers_stops_or_replaces_as_policy_says() {
     for (object, pointer, kind) in [
-        (
-            control_plane(3, 0),
-            PLANE_REF,
-            "VSphereMachine/edge-1-0 spec.template",
-        ),
-        (
-            deployment(3, 0, 1),
-            WORKER_REF,
-            "VSphereMachineTemplate/w spec.template.spec.template",
-        ),
+        (control_plane(3, 0), PLANE_REF, "VSphereMachine/edge-1-0 spec.template"),
+        (deployment(3, 0, 1), WORKER_REF, "VSphereMachineTemplate/w spec.template.spec.template"),
     ] {
         let found = only(plan(&rotated(&object, pointer, "B", "")));
         assert_eq!(found.outcome, Outcome::Blocked, "{found:#?}");
         assert_eq!(counts(&found), (3, 0, 0, 0));
         assert_eq!(found.blocked_by[0].reason, "UncoveredPreserve");
-        assert_eq!(
-            found.paths[0].line,
-            format!("{kind}: \"A\" -> \"B\" (no updater)")
-        );
+        assert_eq!(found.paths[0].line, format!("{kind}: \"A\" -> \"B\" (no updater)"));
         let found = only(plan(&rotated(&object, pointer, "B", "Replace")));
         assert_eq!(found.outcome, Outcome::Replaced, "{found:#?}");
         assert_eq!(counts(&found), (3, 0, 3, 3));
@@ -223,10 +195,7 @@ fn the_controllers_default_counts_where_nobody_says() {
 #[test]
 fn a_missing_template_blocks_by_name() {
     let mut input = rotated(&deployment(3, 0, 1), WORKER_REF, "B", "");
-    let wanted = input
-        .desired
-        .get("MachineDeployment", "default", "md")
-        .unwrap();
+    let wanted = input.desired.get("MachineDeployment", "default", "md").unwrap();
     let wanted = set(wanted, WORKER_REF, json!("nowhere"));
     input.desired.insert(wanted);
     let found = only(plan(&input));
@@ -271,10 +240,7 @@ fn a_group_that_is_as_wanted_is_unchanged() {
 #[test]
 fn two_minors_at_once_are_not_covered() {
     let mut input = upgrade(&[deployment(3, 0, 1)]);
-    let wanted = input
-        .desired
-        .get("MachineDeployment", "default", "md")
-        .unwrap();
+    let wanted = input.desired.get("MachineDeployment", "default", "md").unwrap();
     let wanted = set(wanted, "/spec/template/spec/version", json!("v1.36.0"));
     input.desired.insert(wanted);
     let found = only(plan(&input));
@@ -364,13 +330,9 @@ fn what_blocks_is_named() {
     let mut silent = live();
     hosts(&mut silent).reported_at.remove("edge-1-0");
     let mut old = live();
-    hosts(&mut old)
-        .kubelets
-        .insert("w-0".into(), "v1.31.0".into());
+    hosts(&mut old).kubelets.insert("w-0".into(), "v1.31.0".into());
     let mut exhausted = live();
-    hosts(&mut exhausted)
-        .exhausted
-        .insert("default/web".into(), ["edge-1-1".to_owned()].into());
+    hosts(&mut exhausted).exhausted.insert("default/web".into(), ["edge-1-1".to_owned()].into());
     let mut busy = live();
     change_machine(&mut busy, 1, |machine| {
         machine["metadata"]["annotations"] =
@@ -383,11 +345,7 @@ fn what_blocks_is_named() {
         });
     }
     let mut owned = live();
-    let mut wanted = owned
-        .desired
-        .get("KubeadmControlPlane", "default", "edge-1")
-        .unwrap()
-        .clone();
+    let mut wanted = owned.desired.get("KubeadmControlPlane", "default", "edge-1").unwrap().clone();
     wanted["metadata"]["labels"] = json!({"topology.cluster.x-k8s.io/owned": ""});
     owned.desired.insert(wanted);
     let table = vec![
@@ -402,10 +360,7 @@ fn what_blocks_is_named() {
         let found = only(plan(&input));
         assert_eq!(found.outcome, Outcome::Blocked, "{reason}: {found:#?}");
         assert!(
-            found
-                .blocked_by
-                .iter()
-                .any(|blocked| blocked.reason == reason),
+            found.blocked_by.iter().any(|blocked| blocked.reason == reason),
             "{reason}: {found:#?}"
         );
     }
@@ -418,18 +373,9 @@ fn a_node_that_cannot_be_drained_is_said_beforehand_and_no_budget_holds_it() {
     facts.alone = ["edge-1-1".to_owned()].into();
     facts.exhausted = [("default/web".to_owned(), ["edge-1-1".to_owned()].into())].into();
     let found = only(plan(&alone));
-    assert!(
-        found
-            .blocked_by
-            .iter()
-            .all(|b| b.reason != "PodDisruptionBudget"),
-        "{found:#?}"
-    );
+    assert!(found.blocked_by.iter().all(|b| b.reason != "PodDisruptionBudget"), "{found:#?}");
     let said = "Node edge-1-1 is not drained: no other node could take its pods";
-    assert!(
-        found.notes.iter().any(|note| note.starts_with(said)),
-        "{found:#?}"
-    );
+    assert!(found.notes.iter().any(|note| note.starts_with(said)), "{found:#?}");
 }
 
 #[test]
@@ -450,11 +396,8 @@ fn replacements_that_nobody_asked_for_are_foretold() {
     change_machine(&mut expiring, 1, |m| {
         m["status"]["certificatesExpiryDate"] = json!("2026-03-10T00:00:00Z");
     });
-    let mut wanted = expiring
-        .desired
-        .get("KubeadmControlPlane", "default", "edge-1")
-        .unwrap()
-        .clone();
+    let mut wanted =
+        expiring.desired.get("KubeadmControlPlane", "default", "edge-1").unwrap().clone();
     wanted["spec"]["rollout"]["before"] = json!({"certificatesExpiryDays": 21});
     expiring.desired.insert(wanted);
     let mut adopted = live();
@@ -475,20 +418,12 @@ fn replacements_that_nobody_asked_for_are_foretold() {
         assert!(!found.causes[0].remedy.is_empty());
     }
     let mut old = live();
-    let mut wanted = old
-        .desired
-        .get("KubeadmControlPlane", "default", "edge-1")
-        .unwrap()
-        .clone();
+    let mut wanted = old.desired.get("KubeadmControlPlane", "default", "edge-1").unwrap().clone();
     wanted["spec"]["rollout"]["after"] = json!("2026-03-01T00:00:00Z");
     old.desired.insert(wanted);
     let found = only(plan(&old));
     assert_eq!(counts(&found), (3, 0, 3, 3));
-    assert!(
-        reasons(&found)
-            .iter()
-            .all(|r| *r == CauseReason::RolloutAfter)
-    );
+    assert!(reasons(&found).iter().all(|r| *r == CauseReason::RolloutAfter));
 }
 
 #[test]
@@ -503,26 +438,15 @@ fn workers_wait_for_the_control_plane_or_go_after_it() {
     set_object["spec"]["template"] = md["spec"]["template"].clone();
     input.current.insert(set_object);
     for index in 0..3 {
-        input
-            .current
-            .insert(machine(index, "md-a", "MachineSet", OLD));
-        hosts(&mut input)
-            .reported_at
-            .insert(format!("md-a-{index}"), now());
+        input.current.insert(machine(index, "md-a", "MachineSet", OLD));
+        hosts(&mut input).reported_at.insert(format!("md-a-{index}"), now());
     }
-    input
-        .desired
-        .insert(set(&md, "/spec/template/spec/version", json!(NEW)));
+    input.desired.insert(set(&md, "/spec/template/spec/version", json!(NEW)));
     input.targets.push(GroupRef::of(&md));
     let found = plan(&input);
     assert_eq!(found.outcome, Outcome::InPlace, "{found:#?}");
     assert_eq!(counts(&found.groups[1]), (3, 3, 0, 0));
-    assert!(
-        found.groups[1]
-            .notes
-            .iter()
-            .any(|n| n.contains("after the control plane"))
-    );
+    assert!(found.groups[1].notes.iter().any(|n| n.contains("after the control plane")));
     // Alone they would run ahead of their API server.
     input.targets.remove(0);
     let found = only(plan(&input));
@@ -555,9 +479,7 @@ fn a_lone_machine_set_and_foreign_kinds_say_what_happens() {
     for (object, outcome) in [(lone, Outcome::Blocked), (pool, Outcome::Replaced)] {
         let mut input = upgrade(&[]);
         input.current.insert(object.clone());
-        input
-            .desired
-            .insert(set(&object, "/spec/template/spec/version", json!(NEW)));
+        input.desired.insert(set(&object, "/spec/template/spec/version", json!(NEW)));
         input.targets = vec![GroupRef::of(&object)];
         input.namespaces =
             Input::offline(now(), Objects::new(), Objects::new(), input.targets.clone()).namespaces;

@@ -47,12 +47,8 @@ pub(super) fn run(
     answers: &BTreeMap<String, Answer>,
     now: Timestamp,
 ) -> Outcome {
-    let mut outcome = Outcome {
-        end: End::Done,
-        in_place: BTreeSet::new(),
-        deleted: BTreeMap::new(),
-        created: 0,
-    };
+    let mut outcome =
+        Outcome { end: End::Done, in_place: BTreeSet::new(), deleted: BTreeMap::new(), created: 0 };
     for _ in 0..STEPS_PER_MACHINE * (plane.machines.len() + 2) {
         match decide(&plane) {
             Decision::UpToDate => return outcome,
@@ -160,11 +156,7 @@ mod tests {
     }
 
     fn counts(outcome: &Outcome) -> (usize, i64, usize) {
-        (
-            outcome.in_place.len(),
-            outcome.created,
-            outcome.deleted.len(),
-        )
+        (outcome.in_place.len(), outcome.created, outcome.deleted.len())
     }
 
     #[test]
@@ -196,10 +188,7 @@ mod tests {
         let mut sick = plane(3, 0);
         sick.machines[1].unhealthy = BTreeSet::from([Component::Scheduler]);
         let outcome = run(sick, &answers(Answer::InPlace), now());
-        assert_eq!(
-            outcome.deleted,
-            [("m1".to_owned(), ScaleDownReason::FailsPreflight)].into()
-        );
+        assert_eq!(outcome.deleted, [("m1".to_owned(), ScaleDownReason::FailsPreflight)].into());
         assert_eq!(counts(&outcome), (2, 1, 1));
     }
 

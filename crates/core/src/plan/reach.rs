@@ -208,10 +208,7 @@ impl GroupRef {
 impl Shape {
     /// Reads how a group rolls out, with Cluster API's defaults.
     pub fn of(owner: &Value) -> Self {
-        let replicas = owner
-            .pointer("/spec/replicas")
-            .and_then(Value::as_i64)
-            .unwrap_or(1);
+        let replicas = owner.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1);
         let rolling = |field: &str, default: i64| {
             owner
                 .pointer(&format!("/spec/rollout/strategy/rollingUpdate/{field}"))
@@ -224,10 +221,7 @@ impl Shape {
                 max_surge: rolling("maxSurge", 1).rounded_up(replicas),
             },
             "MachineDeployment" if text(owner, "/spec/rollout/strategy/type") == "OnDelete" => {
-                Self::Deployment {
-                    replicas,
-                    strategy: Strategy::OnDelete,
-                }
+                Self::Deployment { replicas, strategy: Strategy::OnDelete }
             }
             "MachineDeployment" => Self::Deployment {
                 replicas,
@@ -247,10 +241,7 @@ impl Shape {
 pub fn reach(facts: &Reach) -> Result<(), Unreached> {
     served(facts)?;
     asked(facts)?;
-    let known = |why: &String| Unreached::NotKnown {
-        group: facts.group.clone(),
-        why: why.clone(),
-    };
+    let known = |why: &String| Unreached::NotKnown { group: facts.group.clone(), why: why.clone() };
     let extensions = match &facts.extensions {
         Read::Known(extensions) => extensions,
         Read::Unknown(why) => return Err(known(why)),
@@ -282,9 +273,9 @@ pub fn notes(facts: &Reach) -> Vec<String> {
     };
     match &facts.managers {
         Read::Unknown(why) => vec![unknown(why)],
-        Read::Known(managers) if managers.is_empty() => vec![unknown(
-            "no Deployment of Cluster API is labelled cluster.x-k8s.io/provider here",
-        )],
+        Read::Known(managers) if managers.is_empty() => {
+            vec![unknown("no Deployment of Cluster API is labelled cluster.x-k8s.io/provider here")]
+        }
         Read::Known(managers) => managers
             .iter()
             .filter(|manager| manager.version.is_none())
@@ -308,22 +299,13 @@ fn served(facts: &Reach) -> Result<(), Unreached> {
     }
     let kind = facts.bootstrap_kind.as_deref().unwrap_or("KubeadmConfig");
     if !matches!(kind, "KubeadmConfig" | "KubeadmConfigTemplate") {
-        return Err(Unreached::Bootstrap {
-            group: group(),
-            kind: kind.to_owned(),
-        });
+        return Err(Unreached::Bootstrap { group: group(), kind: kind.to_owned() });
     }
     if let Some(object) = &facts.disabled {
-        return Err(Unreached::Disabled {
-            group: group(),
-            object: object.clone(),
-        });
+        return Err(Unreached::Disabled { group: group(), object: object.clone() });
     }
     if let Some(object) = &facts.paused {
-        return Err(Unreached::Paused {
-            group: group(),
-            object: object.clone(),
-        });
+        return Err(Unreached::Paused { group: group(), object: object.clone() });
     }
     Ok(())
 }
@@ -338,25 +320,17 @@ fn asked(facts: &Reach) -> Result<(), Unreached> {
     };
     match &facts.shape {
         Shape::Unknown => Ok(()),
-        Shape::LoneSet => Err(Unreached::LoneSet {
-            group: facts.group.clone(),
-        }),
-        Shape::ControlPlane {
-            replicas,
-            max_surge,
-        } => {
+        Shape::LoneSet => Err(Unreached::LoneSet { group: facts.group.clone() }),
+        Shape::ControlPlane { replicas, max_surge } => {
             if *replicas < 1 || predict::control_plane(*replicas, *max_surge).kept > 0 {
                 return Ok(());
             }
             let remedy = "a control plane of one machine is never updated in place; three replicas with maxSurge 0 are";
             Err(only_surge(*replicas, max_surge.to_string(), remedy))
         }
-        Shape::Deployment {
-            strategy: Strategy::OnDelete,
-            ..
-        } => Err(Unreached::OnDelete {
-            group: facts.group.clone(),
-        }),
+        Shape::Deployment { strategy: Strategy::OnDelete, .. } => {
+            Err(Unreached::OnDelete { group: facts.group.clone() })
+        }
         Shape::Deployment {
             replicas,
             strategy: strategy @ Strategy::RollingUpdate { max_surge, .. },
@@ -387,10 +361,7 @@ fn managers_do(managers: &[Manager], group: &GroupRef) -> Result<(), Unreached> 
         }
         for gate in manager.provider.gates() {
             if !manager.gate(gate) {
-                return Err(Unreached::GateOff {
-                    deployment: manager.deployment.clone(),
-                    gate,
-                });
+                return Err(Unreached::GateOff { deployment: manager.deployment.clone(), gate });
             }
         }
     }
@@ -405,17 +376,12 @@ fn discovered(ours: &Extension) -> Result<(), Unreached> {
     match &ours.discovered {
         None => return Err(Unreached::NotDiscoveredYet),
         Some((status, message)) if status != "True" => {
-            return Err(Unreached::DiscoveryFailed {
-                message: message.clone(),
-            });
+            return Err(Unreached::DiscoveryFailed { message: message.clone() });
         }
         Some(_) if !ours.current => return Err(Unreached::NotDiscoveredYet),
         Some(_) => {}
     }
-    if let Some(hook) = HOOKS
-        .iter()
-        .find(|hook| !ours.hooks.iter().any(|known| known == *hook))
-    {
+    if let Some(hook) = HOOKS.iter().find(|hook| !ours.hooks.iter().any(|known| known == *hook)) {
         return Err(Unreached::HookMissing { hook });
     }
     if !ours.has_ca_bundle {
@@ -434,19 +400,13 @@ fn selected(
     }
     let only = |selector: &LabelSelector| {
         let labels = selector.match_labels.clone().unwrap_or_default();
-        let rest = selector
-            .match_expressions
-            .as_ref()
-            .is_none_or(Vec::is_empty);
+        let rest = selector.match_expressions.as_ref().is_none_or(Vec::is_empty);
         (rest && !labels.is_empty()).then_some(labels)
     };
     let remedy = match ours.selector.as_ref().and_then(only) {
         Some(wanted) => {
             let pairs: Vec<String> = wanted.iter().map(|(k, v)| format!("{k}={v}")).collect();
-            format!(
-                "opt it in with: kubectl label namespace {namespace} {}",
-                pairs.join(" ")
-            )
+            format!("opt it in with: kubectl label namespace {namespace} {}", pairs.join(" "))
         }
         None => "change the namespace's labels or the selector".to_owned(),
     };

@@ -4,10 +4,7 @@ use super::*;
 use crate::{plan::managers::Provider, rollout::IntOrPercent};
 
 fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-    pairs
-        .iter()
-        .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
-        .collect()
+    pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
 }
 
 fn selector(value: serde_json::Value) -> LabelSelector {
@@ -17,9 +14,7 @@ fn selector(value: serde_json::Value) -> LabelSelector {
 fn ours() -> Extension {
     Extension {
         name: EXTENSION.into(),
-        selector: Some(selector(
-            json!({"matchLabels": {"refit.dev/in-place": "enabled"}}),
-        )),
+        selector: Some(selector(json!({"matchLabels": {"refit.dev/in-place": "enabled"}}))),
         hooks: HOOKS.map(str::to_owned).to_vec(),
         discovered: Some(("True".into(), String::new())),
         current: true,
@@ -34,10 +29,7 @@ fn manager(provider: Provider, version: &str, gates: &[&str]) -> Manager {
         deployment: format!("{}/manager", provider.label()),
         version: version.parse().ok(),
         image: format!("controller:{version}"),
-        gates: gates
-            .iter()
-            .map(|gate| ((*gate).to_owned(), true))
-            .collect(),
+        gates: gates.iter().map(|gate| ((*gate).to_owned(), true)).collect(),
     }
 }
 
@@ -49,20 +41,14 @@ fn sound() -> Reach {
             namespace: "default".into(),
             name: "edge-1".into(),
         },
-        shape: Shape::ControlPlane {
-            replicas: 3,
-            max_surge: 0,
-        },
+        shape: Shape::ControlPlane { replicas: 3, max_surge: 0 },
         paused: None,
         disabled: None,
         bootstrap_kind: Some("KubeadmConfig".into()),
         extensions: Read::Known(vec![ours()]),
         namespace_labels: Read::Known(labels(&[("refit.dev/in-place", "enabled")])),
         managers: Read::Known(
-            Provider::ALL
-                .iter()
-                .map(|p| manager(*p, "v1.12.4", &gates))
-                .collect(),
+            Provider::ALL.iter().map(|p| manager(*p, "v1.12.4", &gates)).collect(),
         ),
     }
 }
@@ -102,38 +88,17 @@ fn a_sound_installation_is_reached() {
 
 #[test]
 fn every_way_not_to_be_asked_has_its_reason_and_says_what_to_do() {
-    let other = Extension {
-        name: "other".into(),
-        selector: Some(selector(json!({}))),
-        ..ours()
-    };
+    let other = Extension { name: "other".into(), selector: Some(selector(json!({}))), ..ours() };
     let table = vec![
         (with(|f| f.group.kind = "MachinePool".into()), "Kind"),
         (with(|f| f.group.kind = "RKE2ControlPlane".into()), "Kind"),
-        (
-            with(|f| f.bootstrap_kind = Some("RKE2Config".into())),
-            "Bootstrap",
-        ),
-        (
-            with(|f| f.group.kind = "MachineSet".into()),
-            "LoneMachineSet",
-        ),
-        (
-            with(|f| f.disabled = Some("Cluster edge-1".into())),
-            "Disabled",
-        ),
+        (with(|f| f.bootstrap_kind = Some("RKE2Config".into())), "Bootstrap"),
+        (with(|f| f.group.kind = "MachineSet".into()), "LoneMachineSet"),
+        (with(|f| f.disabled = Some("Cluster edge-1".into())), "Disabled"),
         (with(|f| f.paused = Some("Cluster edge-1".into())), "Paused"),
         (deployment(3, Strategy::OnDelete), "OnDelete"),
         (deployment(1, rolling(1, 0)), "OnlySurge"),
-        (
-            with(|f| {
-                f.shape = Shape::ControlPlane {
-                    replicas: 1,
-                    max_surge: 1,
-                }
-            }),
-            "OnlySurge",
-        ),
+        (with(|f| f.shape = Shape::ControlPlane { replicas: 1, max_surge: 1 }), "OnlySurge"),
         (with(|f| f.extensions = Read::Known(vec![])), "NotInstalled"),
         (with_extension(|e| e.paused = true), "ExtensionPaused"),
         (with_extension(|e| e.discovered = None), "NotDiscoveredYet"),
@@ -144,15 +109,9 @@ fn every_way_not_to_be_asked_has_its_reason_and_says_what_to_do() {
         ),
         (with_extension(|e| e.hooks.truncate(2)), "HookMissing"),
         (with_extension(|e| e.has_ca_bundle = false), "NoCaBundle"),
-        (
-            with(|f| f.namespace_labels = Read::Known(labels(&[]))),
-            "NotSelected",
-        ),
+        (with(|f| f.namespace_labels = Read::Known(labels(&[]))), "NotSelected"),
         (with_extension(|e| e.selector = None), "NotSelected"),
-        (
-            with(|f| f.extensions = Read::Known(vec![other.clone(), ours()])),
-            "Shared",
-        ),
+        (with(|f| f.extensions = Read::Known(vec![other.clone(), ours()])), "Shared"),
         (
             with(|f| f.managers = Read::Known(vec![manager(Provider::Core, "v1.11.9", &[])])),
             "TooOld",
@@ -164,14 +123,8 @@ fn every_way_not_to_be_asked_has_its_reason_and_says_what_to_do() {
             }),
             "GateOff",
         ),
-        (
-            with(|f| f.extensions = Read::Unknown("forbidden".into())),
-            "NotKnown",
-        ),
-        (
-            with(|f| f.namespace_labels = Read::Unknown("forbidden".into())),
-            "NotKnown",
-        ),
+        (with(|f| f.extensions = Read::Unknown("forbidden".into())), "NotKnown"),
+        (with(|f| f.namespace_labels = Read::Unknown("forbidden".into())), "NotKnown"),
     ];
     let mut seen = std::collections::BTreeSet::new();
     for (facts, reason) in table {
@@ -216,10 +169,7 @@ fn workers_do_not_need_the_gate_of_the_control_planes_manager() {
 #[test]
 fn an_extension_for_all_namespaces_needs_no_labels() {
     let all = with_extension(|e| e.selector = Some(selector(json!({}))));
-    let facts = Reach {
-        namespace_labels: Read::Unknown("forbidden".into()),
-        ..all
-    };
+    let facts = Reach { namespace_labels: Read::Unknown("forbidden".into()), ..all };
     assert_eq!(reach(&facts), Ok(()));
 }
 
@@ -244,10 +194,7 @@ fn an_extension_elsewhere_or_for_other_hooks_does_not_disturb() {
 fn a_namespace_that_is_not_opted_in_gets_the_command_that_does_it() {
     let facts = with(|f| f.namespace_labels = Read::Known(labels(&[("a", "b")])));
     let text = reach(&facts).unwrap_err().to_string();
-    assert!(
-        text.ends_with("kubectl label namespace default refit.dev/in-place=enabled"),
-        "{text}"
-    );
+    assert!(text.ends_with("kubectl label namespace default refit.dev/in-place=enabled"), "{text}");
 }
 
 #[test]

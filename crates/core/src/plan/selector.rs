@@ -17,11 +17,8 @@ pub fn selects(selector: Option<&LabelSelector>, labels: &BTreeMap<String, Strin
     let Some(selector) = selector else {
         return false;
     };
-    let equal = selector
-        .match_labels
-        .iter()
-        .flatten()
-        .all(|(key, value)| labels.get(key) == Some(value));
+    let equal =
+        selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
     equal
         && selector.match_expressions.iter().flatten().all(|wanted| {
             let values = wanted.values.as_deref().unwrap_or_default();
@@ -41,11 +38,7 @@ pub fn shown(selector: Option<&LabelSelector>) -> String {
     let Some(selector) = selector else {
         return "none, which matches no namespace".to_owned();
     };
-    let equal = selector
-        .match_labels
-        .iter()
-        .flatten()
-        .map(|(key, value)| format!("{key}={value}"));
+    let equal = selector.match_labels.iter().flatten().map(|(key, value)| format!("{key}={value}"));
     let rest = selector.match_expressions.iter().flatten().map(|wanted| {
         let values = wanted.values.as_deref().unwrap_or_default().join(",");
         match wanted.operator.as_str() {

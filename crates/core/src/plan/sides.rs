@@ -40,30 +40,19 @@ pub(super) fn of_machine(
     wanted: &Value,
     machine: &Value,
 ) -> MachineSides {
-    let (from, to) = (
-        text(machine, "/spec/version"),
-        text(wanted, "/spec/version"),
-    );
+    let (from, to) = (text(machine, "/spec/version"), text(wanted, "/spec/version"));
     let template = infrastructure_ref(wanted, "/spec/machineTemplate/spec");
     let infrastructure = infrastructure(input, now, machine);
     let config = config(input, now, machine);
-    let bootstrap = config
-        .as_ref()
-        .map(|config| (prepared(config, wanted, from), prepared_wanted(wanted, to)));
+    let bootstrap =
+        config.as_ref().map(|config| (prepared(config, wanted, from), prepared_wanted(wanted, to)));
     let same_template = infrastructure.as_ref().is_none_or(|found| {
         let made_of = annotations(found);
-        match (
-            made_of.get(keys::CLONED_FROM_NAME),
-            made_of.get(keys::CLONED_FROM_GROUPKIND),
-        ) {
+        match (made_of.get(keys::CLONED_FROM_NAME), made_of.get(keys::CLONED_FROM_GROUPKIND)) {
             (Some(name), Some(kind)) => {
                 *name == text(template, "/name")
                     && *kind
-                        == format!(
-                            "{}.{}",
-                            text(template, "/kind"),
-                            text(template, "/apiGroup")
-                        )
+                        == format!("{}.{}", text(template, "/kind"), text(template, "/apiGroup"))
             }
             _ => true,
         }
@@ -77,13 +66,7 @@ pub(super) fn of_machine(
             let mut desired = machine.clone();
             desired["spec"]["version"] = text(wanted, "/spec/version").into();
             let bootstrap = (with_spec(&config, from), with_spec(&config, to));
-            both(
-                input,
-                &found,
-                template,
-                (machine.clone(), desired),
-                bootstrap,
-            )
+            both(input, &found, template, (machine.clone(), desired), bootstrap)
         }
         _ => Sides::NotCloned,
     };
@@ -100,9 +83,7 @@ fn both(
     let space = namespace(found);
     let template = || {
         let title = format!("{}/{}", text(template, "/kind"), text(template, "/name"));
-        let known = input
-            .desired
-            .get(text(template, "/kind"), space, text(template, "/name"));
+        let known = input.desired.get(text(template, "/kind"), space, text(template, "/name"));
         known.ok_or(title)
     };
     let template = match template() {
@@ -120,11 +101,7 @@ fn both(
     let live = found.get("spec").unwrap_or(&empty);
     let next = apply(live, last.and_then(spec).as_ref(), &wanted);
     Sides::Known(Box::new((
-        Side {
-            owner: owner.0,
-            infrastructure: found.clone(),
-            bootstrap: Some(bootstrap.0),
-        },
+        Side { owner: owner.0, infrastructure: found.clone(), bootstrap: Some(bootstrap.0) },
         Side {
             owner: owner.1,
             infrastructure: with_spec(found, next),
@@ -177,10 +154,8 @@ fn config(input: &Input, now: &Value, machine: &Value) -> Option<Value> {
 
 /// The spec of a KubeadmConfig that joins, as a control plane has it.
 fn joining(control_plane: &Value) -> Value {
-    let mut spec = control_plane
-        .pointer("/spec/kubeadmConfigSpec")
-        .cloned()
-        .unwrap_or_else(|| json!({}));
+    let mut spec =
+        control_plane.pointer("/spec/kubeadmConfigSpec").cloned().unwrap_or_else(|| json!({}));
     if let Some(map) = spec.as_object_mut() {
         map.remove("initConfiguration");
     }
@@ -217,9 +192,8 @@ fn defaulted(spec: &mut Value) {
     if let Some(Value::Object(join)) = map.get_mut("joinConfiguration")
         && !join.is_empty()
     {
-        let registration = join
-            .entry("nodeRegistration")
-            .or_insert_with(|| Value::Object(Map::new()));
+        let registration =
+            join.entry("nodeRegistration").or_insert_with(|| Value::Object(Map::new()));
         if let Some(registration) = registration.as_object_mut()
             && unset(registration.get("imagePullPolicy"))
         {
@@ -257,9 +231,7 @@ pub(super) fn of_set(input: &Input, set: &Value, wanted: &Value) -> Sides {
 }
 
 fn infrastructure_ref<'a>(owner: &'a Value, at: &str) -> &'a Value {
-    owner
-        .pointer(&format!("{at}/infrastructureRef"))
-        .unwrap_or(&Value::Null)
+    owner.pointer(&format!("{at}/infrastructureRef")).unwrap_or(&Value::Null)
 }
 
 fn with_spec(object: &Value, spec: Value) -> Value {

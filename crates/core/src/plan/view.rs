@@ -74,20 +74,13 @@ impl<'a> View<'a> {
         } else {
             cluster_name.to_owned()
         };
-        let cluster = input
-            .desired
-            .get("Cluster", &group.namespace, &cluster_name);
+        let cluster = input.desired.get("Cluster", &group.namespace, &cluster_name);
         let labels = input.namespaces.get(&group.namespace).cloned();
         let labels = labels.unwrap_or_else(|| {
             Read::Unknown(format!("Namespace {} cannot be read", group.namespace))
         });
-        let facts = Reach::of(
-            wanted,
-            cluster,
-            input.extensions.clone(),
-            labels,
-            input.managers.clone(),
-        );
+        let facts =
+            Reach::of(wanted, cluster, input.extensions.clone(), labels, input.managers.clone());
         let of_cluster = cluster.map(annotations).unwrap_or_default();
         let version = version_at(group);
         Some(Self {
@@ -103,11 +96,7 @@ impl<'a> View<'a> {
                 kind: group.kind.clone(),
                 name: group.name.clone(),
                 cluster: cluster_name,
-                turn: if group.kind == "KubeadmControlPlane" {
-                    1
-                } else {
-                    2
-                },
+                turn: if group.kind == "KubeadmControlPlane" { 1 } else { 2 },
                 from: text(now, version).to_owned(),
                 to: text(wanted, version).to_owned(),
                 outcome: Outcome::Unchanged,
@@ -154,11 +143,7 @@ impl<'a> View<'a> {
     }
 
     pub(super) fn block(&mut self, reason: &str, object: String, message: String) {
-        self.plan.blocked_by.push(Blocked {
-            reason: reason.to_owned(),
-            object,
-            message,
-        });
+        self.plan.blocked_by.push(Blocked { reason: reason.to_owned(), object, message });
     }
 
     pub(super) fn cause(
@@ -210,10 +195,7 @@ impl<'a> View<'a> {
     }
 
     fn add_lines(&mut self, coverage: &Coverage) {
-        let claimed = coverage
-            .claimed
-            .iter()
-            .map(|(d, updater)| (d, Some(*updater)));
+        let claimed = coverage.claimed.iter().map(|(d, updater)| (d, Some(*updater)));
         let uncovered = coverage.uncovered.iter().map(|d| (d, None));
         for (difference, updater) in uncovered.chain(claimed) {
             let updater = updater.map(str::to_owned);
@@ -284,10 +266,7 @@ impl<'a> View<'a> {
             let of = |update: &&Value| {
                 namespace(update) == self.group.namespace
                     && text(update, "/spec/machineRef/uid") == text(machine, "/metadata/uid")
-                    && !matches!(
-                        text(update, "/status/phase"),
-                        "Succeeded" | "Failed" | "Stopped"
-                    )
+                    && !matches!(text(update, "/status/phase"), "Succeeded" | "Failed" | "Stopped")
             };
             let running = self.input.current.of_kind("NodeUpdate").find(of);
             let what = match running {
@@ -391,11 +370,7 @@ impl<'a> View<'a> {
     /// How long updates of `count` machines take, `at_once` of them together, by past ones.
     pub(super) fn predict_seconds(&mut self, count: i64, at_once: i64) {
         let control_plane = self.group.kind == "KubeadmControlPlane";
-        let role = if control_plane {
-            Role::ControlPlane
-        } else {
-            Role::Worker
-        };
+        let role = if control_plane { Role::ControlPlane } else { Role::Worker };
         let group = update_group_name(&self.group.kind, &self.group.name);
         let known: Vec<StepDurations> = self
             .input
@@ -411,9 +386,7 @@ impl<'a> View<'a> {
             .map(|step| median_seconds(&known, step).map(i64::from))
             .sum();
         let waves = (count + at_once.max(1) - 1) / at_once.max(1);
-        self.plan.seconds = one
-            .filter(|_| count > 0)
-            .map(|one| one.saturating_mul(waves));
+        self.plan.seconds = one.filter(|_| count > 0).map(|one| one.saturating_mul(waves));
     }
 
     /// The plan, with everything that follows from what was found.
@@ -458,9 +431,7 @@ pub(super) fn is_marked(machine: &Value) -> bool {
     let annotations = annotations(machine);
     annotations.contains_key(keys::UPDATE_IN_PROGRESS)
         || annotations.get(keys::PENDING_HOOKS).is_some_and(|hooks| {
-            hooks
-                .split(',')
-                .any(|hook| hook.trim() == keys::UPDATE_MACHINE_HOOK)
+            hooks.split(',').any(|hook| hook.trim() == keys::UPDATE_MACHINE_HOOK)
         })
 }
 

@@ -82,10 +82,7 @@ pub(super) fn plan(
     let outcome = Workers {
         deployment,
         sets: rollout_sets,
-        machines: machines
-            .iter()
-            .map(|machine| machine_state(machine))
-            .collect(),
+        machines: machines.iter().map(|machine| machine_state(machine)).collect(),
         unavailable: machines
             .iter()
             .filter(|machine| !is_available(machine))
@@ -99,22 +96,13 @@ pub(super) fn plan(
     .run();
     if !outcome.asked {
         let title = view.title();
-        view.plan
-            .blocked_by
-            .retain(|blocked| blocked.object != title);
+        view.plan.blocked_by.retain(|blocked| blocked.object != title);
     }
     view.plan.machines.in_place = count(outcome.in_place.len());
     view.plan.machines.new = outcome.created;
     view.plan.machines.deleted = count(outcome.deleted.len());
     let waits_for_a_user = strategy == Strategy::OnDelete && !old.is_empty();
-    explain(
-        &mut view,
-        &machines,
-        &outcome,
-        &strategy,
-        in_place_updates,
-        waits_for_a_user,
-    );
+    explain(&mut view, &machines, &outcome, &strategy, in_place_updates, waits_for_a_user);
     stuck(&mut view, &outcome, &machines, waits_for_a_user);
     if view.plan.machines.in_place > 0 {
         let machines: Vec<&Value> = machines.iter().map(AsRef::as_ref).collect();
@@ -129,10 +117,7 @@ pub(super) fn plan(
 /// MachineSets and Machines of a MachineDeployment; imagined ones where manifests are all there is.
 fn members<'a>(
     view: &View<'a>,
-) -> (
-    Vec<std::borrow::Cow<'a, Value>>,
-    Vec<std::borrow::Cow<'a, Value>>,
-) {
+) -> (Vec<std::borrow::Cow<'a, Value>>, Vec<std::borrow::Cow<'a, Value>>) {
     use std::borrow::Cow;
     let current = &view.input.current;
     let group = view.group;
@@ -140,10 +125,7 @@ fn members<'a>(
     let sets = controlled(current, "MachineSet", owner);
     if sets.is_empty() && current.of_kind("Machine").next().is_none() {
         let (set, machines) = imagined(view.now);
-        return (
-            vec![Cow::Owned(set)],
-            machines.into_iter().map(Cow::Owned).collect(),
-        );
+        return (vec![Cow::Owned(set)], machines.into_iter().map(Cow::Owned).collect());
     }
     let names: BTreeSet<&str> = sets.iter().map(|set| name(set)).collect();
     let machines = current
@@ -176,9 +158,7 @@ fn answers(
             .collect();
         let sides = of_set(view.input, set, view.wanted);
         let behind = behind(view, control_plane);
-        let unready = behind
-            .or_else(|| view.no_fresh_report(&own))
-            .filter(|_| asked);
+        let unready = behind.or_else(|| view.no_fresh_report(&own)).filter(|_| asked);
         let before = view.plan.blocked_by.len();
         let answer = view.answer(Level::MachineSet, &sides, None, unready);
         if !asked {
@@ -345,10 +325,7 @@ fn set_state(set: &Value, machines: &[std::borrow::Cow<'_, Value>]) -> MachineSe
     MachineSet {
         name: name(set).to_owned(),
         created_at: created_at(set),
-        spec_replicas: set
-            .pointer("/spec/replicas")
-            .and_then(Value::as_i64)
-            .unwrap_or(1),
+        spec_replicas: set.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1),
         status_replicas: there,
         available_replicas: up,
         up_to_date_replicas: up,
@@ -383,11 +360,8 @@ fn is_available(machine: &Value) -> bool {
 fn imagined(deployment: &Value) -> (Value, Vec<Value>) {
     let of = name(deployment);
     let space = namespace(deployment);
-    let replicas = deployment
-        .pointer("/spec/replicas")
-        .and_then(Value::as_i64)
-        .unwrap_or(1)
-        .clamp(0, 1000);
+    let replicas =
+        deployment.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1).clamp(0, 1000);
     let owner = |kind: &str| json!([{"kind": kind, "name": of, "controller": true}]);
     let set = json!({
         "kind": "MachineSet",

@@ -30,10 +30,7 @@ pub struct ControlPlane {
 }
 
 /// A control plane machine.
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "independent facts, not a state"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not a state")]
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ControlPlaneMachine {
     /// Its name.
@@ -105,10 +102,7 @@ impl fmt::Display for PreflightFailure {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TopologyVersionMismatch => {
-                write!(
-                    out,
-                    "the Cluster's topology has another version than the control plane"
-                )
+                write!(out, "the Cluster's topology has another version than the control plane")
             }
             Self::MachineDeleting(name) => write!(out, "Machine {name} is being deleted"),
             Self::NoNode(name) => write!(out, "Machine {name} does not have a node yet"),
@@ -175,11 +169,7 @@ pub fn decide(control_plane: &ControlPlane) -> Decision {
         return Decision::WaitForUpdate(machine.name.clone());
     }
     let count = i64::try_from(control_plane.machines.len()).unwrap_or(i64::MAX);
-    if control_plane
-        .machines
-        .iter()
-        .any(|machine| !machine.up_to_date || machine.expired)
-    {
+    if control_plane.machines.iter().any(|machine| !machine.up_to_date || machine.expired) {
         return rolling_update(control_plane, count);
     }
     if count < control_plane.replicas {
@@ -194,11 +184,7 @@ pub fn decide(control_plane: &ControlPlane) -> Decision {
 }
 
 fn rolling_update(control_plane: &ControlPlane, count: i64) -> Decision {
-    if count
-        < control_plane
-            .replicas
-            .saturating_add(control_plane.max_surge)
-    {
+    if count < control_plane.replicas.saturating_add(control_plane.max_surge) {
         return scale_up(control_plane, ScaleUpReason::Surge);
     }
     let Some(machine) = select(control_plane) else {
@@ -231,11 +217,7 @@ fn rolling_update(control_plane: &ControlPlane, count: i64) -> Decision {
 
 fn scale_up(control_plane: &ControlPlane, reason: ScaleUpReason) -> Decision {
     let failures = preflight(control_plane, None);
-    if failures.is_empty() {
-        Decision::ScaleUp(reason)
-    } else {
-        Decision::Wait(failures)
-    }
+    if failures.is_empty() { Decision::ScaleUp(reason) } else { Decision::Wait(failures) }
 }
 
 fn scale_down(
@@ -287,10 +269,7 @@ pub fn select(control_plane: &ControlPlane) -> Option<&ControlPlaneMachine> {
     let marked =
         |machine: &&ControlPlaneMachine| machine.annotations.contains_key(keys::DELETE_MACHINE);
     let broken = |machine: &&ControlPlaneMachine| {
-        machine
-            .unhealthy
-            .iter()
-            .any(|component| control_plane.managed_etcd || !component.is_etcd())
+        machine.unhealthy.iter().any(|component| control_plane.managed_etcd || !component.is_etcd())
     };
     let groups: [Vec<&ControlPlaneMachine>; 5] = [
         machines.iter().filter(outdated).filter(marked).collect(),
@@ -301,9 +280,7 @@ pub fn select(control_plane: &ControlPlane) -> Option<&ControlPlaneMachine> {
     ];
     let eligible = groups.into_iter().find(|group| !group.is_empty())?;
     let domain = fullest_failure_domain(control_plane, &eligible);
-    let there = eligible
-        .iter()
-        .filter(|machine| machine.failure_domain == domain);
+    let there = eligible.iter().filter(|machine| machine.failure_domain == domain);
     oldest(there.copied(), ControlPlaneMachine::age)
 }
 
@@ -324,23 +301,12 @@ fn fullest_failure_domain(
         return machine.failure_domain.clone();
     }
     let count = |domain: &Option<String>| {
-        control_plane
-            .machines
-            .iter()
-            .filter(|machine| machine.failure_domain == *domain)
-            .count()
+        control_plane.machines.iter().filter(|machine| machine.failure_domain == *domain).count()
     };
-    let domains: BTreeSet<&Option<String>> = eligible
-        .iter()
-        .map(|machine| &machine.failure_domain)
-        .collect();
+    let domains: BTreeSet<&Option<String>> =
+        eligible.iter().map(|machine| &machine.failure_domain).collect();
     // The last of equals would win: go backwards, so that the first name does.
-    domains
-        .into_iter()
-        .rev()
-        .max_by_key(|domain| count(domain))
-        .cloned()
-        .flatten()
+    domains.into_iter().rev().max_by_key(|domain| count(domain)).cloned().flatten()
 }
 
 fn first(
@@ -348,10 +314,7 @@ fn first(
     wanted: impl Fn(&ControlPlaneMachine) -> bool,
 ) -> Option<&ControlPlaneMachine> {
     oldest(
-        control_plane
-            .machines
-            .iter()
-            .filter(|machine| wanted(machine)),
+        control_plane.machines.iter().filter(|machine| wanted(machine)),
         ControlPlaneMachine::age,
     )
 }
@@ -362,11 +325,9 @@ impl ControlPlaneMachine {
     }
 
     fn hook_pending(&self) -> bool {
-        self.annotations
-            .get(keys::PENDING_HOOKS)
-            .is_some_and(|hooks| {
-                keys::split_list(hooks).any(|hook| hook.trim() == keys::UPDATE_MACHINE_HOOK)
-            })
+        self.annotations.get(keys::PENDING_HOOKS).is_some_and(|hooks| {
+            keys::split_list(hooks).any(|hook| hook.trim() == keys::UPDATE_MACHINE_HOOK)
+        })
     }
 
     /// Whether an in-place update of it has started and not ended.

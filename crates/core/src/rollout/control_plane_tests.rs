@@ -44,11 +44,7 @@ fn control_plane(max_surge: i64, machines: Vec<ControlPlaneMachine>) -> ControlP
 }
 
 fn three(up_to_date: usize) -> Vec<ControlPlaneMachine> {
-    ["a", "b", "c"]
-        .iter()
-        .enumerate()
-        .map(|(at, name)| machine(name, at < up_to_date))
-        .collect()
+    ["a", "b", "c"].iter().enumerate().map(|(at, name)| machine(name, at < up_to_date)).collect()
 }
 
 fn asks(name: &str) -> Decision {
@@ -73,10 +69,7 @@ fn without_surge_the_oldest_outdated_machine_is_updated_in_place() {
 
 #[test]
 fn surge_comes_first_and_the_surplus_goes_last() {
-    assert_eq!(
-        decide(&control_plane(1, three(0))),
-        Decision::ScaleUp(ScaleUpReason::Surge)
-    );
+    assert_eq!(decide(&control_plane(1, three(0))), Decision::ScaleUp(ScaleUpReason::Surge));
     let surged = |up_to_date: usize| {
         let mut machines = three(up_to_date);
         machines.push(machine("d", true));
@@ -85,10 +78,7 @@ fn surge_comes_first_and_the_surplus_goes_last() {
     assert_eq!(decide(&surged(0)), asks("a"));
     assert_eq!(decide(&surged(1)), asks("b"));
     // Three are up to date: the last old one is not worth an update.
-    assert_eq!(
-        decide(&surged(2)),
-        deletes("c", ScaleDownReason::NotEligible)
-    );
+    assert_eq!(decide(&surged(2)), deletes("c", ScaleDownReason::NotEligible));
 }
 
 #[test]
@@ -111,33 +101,21 @@ fn with_the_gate_off_machines_are_replaced() {
 fn scaling_without_a_rollout() {
     let mut state = control_plane(1, three(3));
     state.replicas = 5;
-    assert_eq!(
-        decide(&state),
-        Decision::ScaleUp(ScaleUpReason::TooFewMachines)
-    );
+    assert_eq!(decide(&state), Decision::ScaleUp(ScaleUpReason::TooFewMachines));
     state.replicas = 1;
-    assert_eq!(
-        decide(&state),
-        deletes("a", ScaleDownReason::TooManyMachines)
-    );
+    assert_eq!(decide(&state), deletes("a", ScaleDownReason::TooManyMachines));
 }
 
 #[test]
 fn what_was_begun_is_finished_before_anything_else_even_with_the_gate_off() {
     let mut state = control_plane(0, three(1));
     state.in_place_updates = false;
-    state.machines[0]
-        .annotations
-        .insert(keys::UPDATE_IN_PROGRESS.into(), String::new());
+    state.machines[0].annotations.insert(keys::UPDATE_IN_PROGRESS.into(), String::new());
     assert_eq!(decide(&state), Decision::CompleteTrigger("a".into()));
-    state.machines[0]
-        .annotations
-        .insert(keys::PENDING_HOOKS.into(), "UpdateMachine".into());
+    state.machines[0].annotations.insert(keys::PENDING_HOOKS.into(), "UpdateMachine".into());
     assert_eq!(decide(&state), Decision::WaitForUpdate("a".into()));
     // The annotation went first; the hook is still pending.
-    state.machines[0]
-        .annotations
-        .remove(keys::UPDATE_IN_PROGRESS);
+    state.machines[0].annotations.remove(keys::UPDATE_IN_PROGRESS);
     assert_eq!(decide(&state), Decision::WaitForUpdate("a".into()));
 }
 
@@ -146,46 +124,15 @@ fn the_order_of_selection() {
     let delete = |machine| with(machine, keys::DELETE_MACHINE, "");
     let etcd = |machine| broken(machine, Component::EtcdMember);
     let table = [
-        (
-            vec![
-                machine("a", false),
-                delete(machine("b", false)),
-                delete(machine("c", true)),
-            ],
-            "b",
-        ),
-        (
-            vec![
-                etcd(machine("a", false)),
-                machine("b", false),
-                delete(machine("c", true)),
-            ],
-            "c",
-        ),
-        (
-            vec![
-                machine("a", false),
-                etcd(machine("b", false)),
-                machine("c", true),
-            ],
-            "b",
-        ),
-        (
-            vec![
-                etcd(machine("a", true)),
-                machine("b", false),
-                machine("c", false),
-            ],
-            "b",
-        ),
+        (vec![machine("a", false), delete(machine("b", false)), delete(machine("c", true))], "b"),
+        (vec![etcd(machine("a", false)), machine("b", false), delete(machine("c", true))], "c"),
+        (vec![machine("a", false), etcd(machine("b", false)), machine("c", true)], "b"),
+        (vec![etcd(machine("a", true)), machine("b", false), machine("c", false)], "b"),
         (vec![machine("b", true), machine("a", true)], "a"),
     ];
     for (machines, expected) in table {
         let state = control_plane(0, machines);
-        assert_eq!(
-            select(&state).map(|machine| machine.name.as_str()),
-            Some(expected)
-        );
+        assert_eq!(select(&state).map(|machine| machine.name.as_str()), Some(expected));
     }
     assert_eq!(select(&control_plane(0, Vec::new())), None);
 }
@@ -266,19 +213,13 @@ fn a_machine_that_alone_fails_preflight_is_replaced_and_others_are_waited_for() 
     let mut machines = three(0);
     machines[0] = broken(machines[0].clone(), Component::Scheduler);
     let alone = control_plane(0, machines.clone());
-    assert_eq!(
-        decide(&alone),
-        deletes("a", ScaleDownReason::FailsPreflight)
-    );
+    assert_eq!(decide(&alone), deletes("a", ScaleDownReason::FailsPreflight));
     // The one that was updated before is not healthy yet: nothing moves.
     let mut machines = three(1);
     machines[0] = broken(machines[0].clone(), Component::EtcdMember);
     assert_eq!(
         decide(&control_plane(0, machines)),
-        Decision::Wait(vec![PreflightFailure::Unhealthy(
-            "a".into(),
-            Component::EtcdMember
-        )])
+        Decision::Wait(vec![PreflightFailure::Unhealthy("a".into(), Component::EtcdMember)])
     );
 }
 

@@ -39,24 +39,15 @@ pub fn template_up_to_date(current: &Template, desired: &Template) -> UpToDate {
         );
     }
     if current.bootstrap != desired.bootstrap {
-        let (from, to) = (
-            &current.bootstrap["configRef"],
-            &desired.bootstrap["configRef"],
-        );
+        let (from, to) = (&current.bootstrap["configRef"], &desired.bootstrap["configRef"]);
         if to.is_object() {
             differs(
-                format!(
-                    "spec.bootstrap.configRef {}, {} required",
-                    reference(from),
-                    reference(to)
-                ),
+                format!("spec.bootstrap.configRef {}, {} required", reference(from), reference(to)),
                 format!("{} is not up-to-date", kind_without_template(from)),
             );
         } else {
-            let (from, to) = (
-                &current.bootstrap["dataSecretName"],
-                &desired.bootstrap["dataSecretName"],
-            );
+            let (from, to) =
+                (&current.bootstrap["dataSecretName"], &desired.bootstrap["dataSecretName"]);
             let message = format!(
                 "spec.bootstrap.dataSecretName {}, {} required",
                 from.as_str().unwrap_or_default(),
@@ -68,11 +59,7 @@ pub fn template_up_to_date(current: &Template, desired: &Template) -> UpToDate {
     if current.infrastructure_ref != desired.infrastructure_ref {
         let (from, to) = (&current.infrastructure_ref, &desired.infrastructure_ref);
         differs(
-            format!(
-                "spec.infrastructureRef {}, {} required",
-                reference(from),
-                reference(to)
-            ),
+            format!("spec.infrastructureRef {}, {} required", reference(from), reference(to)),
             format!("{} is not up-to-date", kind_without_template(from)),
         );
     }
@@ -133,11 +120,7 @@ pub fn find_new_and_old(
     });
     let expired = deployment.rollout_after.filter(|after| *after <= now);
 
-    let mut result = NewAndOld {
-        new: None,
-        old: Vec::new(),
-        create_reason: String::new(),
-    };
+    let mut result = NewAndOld { new: None, old: Vec::new(), create_reason: String::new() };
     let mut diffs = Vec::new();
     let mut held_back_by_age = false;
     for machine_set in sorted {
@@ -158,11 +141,7 @@ pub fn find_new_and_old(
             ));
         }
         let eligible_for_in_place = !matches && !too_old;
-        result.old.push(OldMachineSet {
-            machine_set,
-            up_to_date,
-            eligible_for_in_place,
-        });
+        result.old.push(OldMachineSet { machine_set, up_to_date, eligible_for_in_place });
     }
     if result.new.is_none() {
         result.create_reason = match expired {
@@ -194,10 +173,7 @@ mod tests {
     }
 
     fn template(version: &str) -> Template {
-        Template {
-            version: version.into(),
-            ..Template::default()
-        }
+        Template { version: version.into(), ..Template::default() }
     }
 
     fn set(name: &str, version: &str, replicas: i64, created: i64) -> MachineSet {
@@ -270,11 +246,7 @@ mod tests {
 
     #[test]
     fn the_matching_set_with_most_replicas_is_current() {
-        let sets = [
-            set("a", "v2", 1, 1),
-            set("b", "v2", 3, 9),
-            set("c", "v1", 5, 0),
-        ];
+        let sets = [set("a", "v2", 1, 1), set("b", "v2", 3, 9), set("c", "v1", 5, 0)];
         let found = find_new_and_old(&deployment("v2"), &sets, at(100));
         assert_eq!(found.new.unwrap().name, "b");
         let old: Vec<_> = found
@@ -288,11 +260,7 @@ mod tests {
 
     #[test]
     fn ties_go_to_the_older_set_then_to_the_name() {
-        let sets = [
-            set("b", "v2", 1, 1),
-            set("a", "v2", 1, 1),
-            set("z", "v2", 1, 0),
-        ];
+        let sets = [set("b", "v2", 1, 1), set("a", "v2", 1, 1), set("z", "v2", 1, 0)];
         let found = find_new_and_old(&deployment("v2"), &sets, at(100));
         assert_eq!(found.new.unwrap().name, "z");
         assert_eq!(found.old[0].machine_set.name, "a");
@@ -301,10 +269,7 @@ mod tests {
     #[test]
     fn the_create_reason_names_what_is_missing() {
         let none = find_new_and_old(&deployment("v2"), &[], at(100));
-        assert_eq!(
-            none.create_reason,
-            "no MachineSets exist for the MachineDeployment"
-        );
+        assert_eq!(none.create_reason, "no MachineSets exist for the MachineDeployment");
         let sets = [set("ms1", "v1", 3, 1)];
         let old = find_new_and_old(&deployment("v2"), &sets, at(100));
         assert_eq!(
@@ -322,11 +287,7 @@ mod tests {
         let found = find_new_and_old(&md, &sets, at(100));
         assert_eq!(found.new, None);
         assert!(found.old.iter().all(|old| !old.eligible_for_in_place));
-        assert!(
-            found
-                .create_reason
-                .starts_with("spec.rollout.after on MachineDeployment set to")
-        );
+        assert!(found.create_reason.starts_with("spec.rollout.after on MachineDeployment set to"));
         // In the future it changes nothing.
         let found = find_new_and_old(&md, &sets, at(40));
         assert_eq!(found.new.unwrap().name, "before");

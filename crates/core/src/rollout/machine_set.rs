@@ -81,11 +81,7 @@ pub fn in_deletion_order(machines: &[Machine], order: DeletionOrder) -> Vec<&Mac
     };
     let mut sorted: Vec<&Machine> = machines.iter().collect();
     sorted.sort_by_key(|machine| {
-        (
-            Reverse(delete_priority(machine)),
-            age(machine),
-            machine.name.clone(),
-        )
+        (Reverse(delete_priority(machine)), age(machine), machine.name.clone())
     });
     sorted
 }
@@ -164,9 +160,7 @@ pub fn not_acknowledged<'a>(set: &MachineSet, machines: &'a [Machine]) -> Vec<&'
 /// Not positive: there is nothing to give away.
 pub fn surplus(set: &MachineSet, machines: &[Machine]) -> i64 {
     let pending = not_acknowledged(set, machines).len();
-    i64::try_from(machines.len() - pending)
-        .unwrap_or(i64::MAX)
-        .saturating_sub(set.spec_replicas)
+    i64::try_from(machines.len() - pending).unwrap_or(i64::MAX).saturating_sub(set.spec_replicas)
 }
 
 /// Decides what a MachineSet does about its number of machines.
@@ -189,9 +183,7 @@ pub fn sync_replicas(
             MachineSetAction::Create(missing)
         });
     }
-    let Some(surplus) = usize::try_from(surplus(set, machines))
-        .ok()
-        .filter(|count| *count > 0)
+    let Some(surplus) = usize::try_from(surplus(set, machines)).ok().filter(|count| *count > 0)
     else {
         return Ok(MachineSetAction::None);
     };
@@ -201,11 +193,7 @@ pub fn sync_replicas(
     }
     let delete = in_deletion_order(machines, order);
     Ok(MachineSetAction::Delete(
-        delete
-            .into_iter()
-            .take(surplus)
-            .map(|machine| machine.name.clone())
-            .collect(),
+        delete.into_iter().take(surplus).map(|machine| machine.name.clone()).collect(),
     ))
 }
 
@@ -221,9 +209,7 @@ pub fn check_target(
             target: target_name.to_owned(),
         });
     };
-    let accepted = target
-        .annotation(keys::RECEIVE_MACHINES)
-        .unwrap_or_default();
+    let accepted = target.annotation(keys::RECEIVE_MACHINES).unwrap_or_default();
     if keys::split_list(accepted).any(|name| name == set.name) {
         return Ok(());
     }
@@ -243,10 +229,7 @@ fn start_move(
     order: DeletionOrder,
 ) -> Result<Move, SyncError> {
     check_target(set, target_name, target)?;
-    let mut result = Move {
-        target: target_name.to_owned(),
-        ..Move::default()
-    };
+    let mut result = Move { target: target_name.to_owned(), ..Move::default() };
     let mut left = count;
     for machine in in_deletion_order(machines, order) {
         if left == 0 {
@@ -300,10 +283,7 @@ pub fn trigger_in_place(set: &MachineSet, machines: &[Machine]) -> Vec<Trigger> 
             if pending && set.receives_machines() && !acknowledged.contains(name.as_str()) {
                 Trigger::WaitForAcknowledge { machine: name }
             } else {
-                Trigger::CompleteMove {
-                    machine: name,
-                    drop_pending_acknowledge: pending,
-                }
+                Trigger::CompleteMove { machine: name, drop_pending_acknowledge: pending }
             }
         })
         .collect()

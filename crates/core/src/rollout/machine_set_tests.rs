@@ -15,11 +15,7 @@ fn set(replicas: i64, annotations: &[(&str, &str)]) -> MachineSet {
 }
 
 fn machine(name: &str) -> Machine {
-    Machine {
-        name: name.into(),
-        has_node: true,
-        ..Machine::default()
-    }
+    Machine { name: name.into(), has_node: true, ..Machine::default() }
 }
 
 fn with(mut machine: Machine, key: &str) -> Machine {
@@ -47,15 +43,9 @@ fn moved(set: &MachineSet, machines: &[Machine]) -> Move {
 
 #[test]
 fn missing_machines_are_created_unless_that_is_disabled() {
-    assert_eq!(
-        sync(&set(3, &[]), &[machine("a")]),
-        MachineSetAction::Create(2)
-    );
+    assert_eq!(sync(&set(3, &[]), &[machine("a")]), MachineSetAction::Create(2));
     let disabled = set(3, &[(keys::DISABLE_MACHINE_CREATE, "true")]);
-    assert_eq!(
-        sync(&disabled, &[machine("a")]),
-        MachineSetAction::CreateDisabled { missing: 2 }
-    );
+    assert_eq!(sync(&disabled, &[machine("a")]), MachineSetAction::CreateDisabled { missing: 2 });
     let enabled = set(1, &[(keys::DISABLE_MACHINE_CREATE, "false")]);
     assert_eq!(sync(&enabled, &[]), MachineSetAction::Create(1));
 }
@@ -79,10 +69,7 @@ fn updating_machines_are_deleted_before_unhealthy_and_ordinary_ones() {
         deleting,
     ];
     let names = ["e", "d", "c", "b", "a"].map(str::to_owned).to_vec();
-    assert_eq!(
-        sync(&set(0, &[]), &machines),
-        MachineSetAction::Delete(names)
-    );
+    assert_eq!(sync(&set(0, &[]), &machines), MachineSetAction::Delete(names));
 }
 
 #[test]
@@ -95,10 +82,7 @@ fn the_order_of_a_spec_decides_among_ordinary_machines() {
     let names = |order: &str| {
         let order = DeletionOrder::from_spec(order);
         let sorted = in_deletion_order(&machines, order);
-        sorted
-            .iter()
-            .map(|machine| machine.name.clone())
-            .collect::<String>()
+        sorted.iter().map(|machine| machine.name.clone()).collect::<String>()
     };
     assert_eq!(names("Oldest"), "bca");
     assert_eq!(names("Newest"), "acb");
@@ -109,16 +93,10 @@ fn the_order_of_a_spec_decides_among_ordinary_machines() {
 #[test]
 fn machines_that_nobody_counts_yet_are_not_surplus() {
     let receiving = set(1, &[(keys::RECEIVE_MACHINES, "other")]);
-    let machines = [
-        machine("a"),
-        with(machine("b"), keys::PENDING_ACKNOWLEDGE_MOVE),
-    ];
+    let machines = [machine("a"), with(machine("b"), keys::PENDING_ACKNOWLEDGE_MOVE)];
     assert_eq!(sync(&receiving, &machines), MachineSetAction::None);
     // A set that receives nothing treats them like any other.
-    assert_eq!(
-        sync(&set(1, &[]), &machines),
-        MachineSetAction::Delete(vec!["a".into()])
-    );
+    assert_eq!(sync(&set(1, &[]), &machines), MachineSetAction::Delete(vec!["a".into()]));
     // More pending machines than surplus: still nothing to give away.
     let behind = set(2, &[(keys::RECEIVE_MACHINES, "other")]);
     let machines = [
@@ -142,12 +120,7 @@ fn surplus_machines_are_moved_where_the_annotation_says() {
 fn a_move_needs_the_consent_of_the_target() {
     let moving = set(0, &[(keys::MOVE_MACHINES, "new")]);
     let refused = target("x,y");
-    let error = sync_replicas(
-        &moving,
-        &[machine("a")],
-        Some(&refused),
-        DeletionOrder::Random,
-    );
+    let error = sync_replicas(&moving, &[machine("a")], Some(&refused), DeletionOrder::Random);
     assert_eq!(
         error.unwrap_err().to_string(),
         "MachineSet old is set to move replicas to new, but new only accepts Machines from x,y"
@@ -160,10 +133,8 @@ fn a_move_needs_the_consent_of_the_target() {
 fn a_deleting_machine_counts_as_gone_and_is_not_moved() {
     let mut deleting = machine("z");
     deleting.deleting = true;
-    let result = moved(
-        &set(1, &[(keys::MOVE_MACHINES, "new")]),
-        &[machine("a"), machine("b"), deleting],
-    );
+    let result =
+        moved(&set(1, &[(keys::MOVE_MACHINES, "new")]), &[machine("a"), machine("b"), deleting]);
     assert_eq!(result.machines, ["a"]);
 }
 
@@ -173,11 +144,7 @@ fn machines_in_an_update_or_without_a_node_are_not_moved() {
     homeless.has_node = false;
     let result = moved(
         &set(0, &[(keys::MOVE_MACHINES, "new")]),
-        &[
-            with(machine("a"), keys::UPDATE_IN_PROGRESS),
-            homeless,
-            machine("c"),
-        ],
+        &[with(machine("a"), keys::UPDATE_IN_PROGRESS), homeless, machine("c")],
     );
     assert_eq!(result.machines, ["c"]);
     assert_eq!(result.held_back, 2);
@@ -188,81 +155,44 @@ fn a_machine_that_waits_for_remediation_is_deleted_instead_of_moved() {
     let mut broken = machine("b");
     broken.needs_remediation = true;
     broken.unhealthy = true;
-    let result = moved(
-        &set(1, &[(keys::MOVE_MACHINES, "new")]),
-        &[machine("a"), broken, machine("c")],
-    );
+    let result =
+        moved(&set(1, &[(keys::MOVE_MACHINES, "new")]), &[machine("a"), broken, machine("c")]);
     assert_eq!(result.delete, ["b"]);
     assert_eq!(result.machines, ["a"]);
 }
 
 #[test]
 fn an_update_is_triggered_once_the_move_is_acknowledged() {
-    let moved = with(
-        with(machine("a"), keys::UPDATE_IN_PROGRESS),
-        keys::PENDING_ACKNOWLEDGE_MOVE,
-    );
+    let moved = with(with(machine("a"), keys::UPDATE_IN_PROGRESS), keys::PENDING_ACKNOWLEDGE_MOVE);
     let waiting = set(0, &[(keys::RECEIVE_MACHINES, "other")]);
     assert_eq!(
         trigger_in_place(&waiting, std::slice::from_ref(&moved)),
-        [Trigger::WaitForAcknowledge {
-            machine: "a".into()
-        }]
+        [Trigger::WaitForAcknowledge { machine: "a".into() }]
     );
-    let complete = [Trigger::CompleteMove {
-        machine: "a".into(),
-        drop_pending_acknowledge: true,
-    }];
-    let acknowledged = set(
-        1,
-        &[
-            (keys::RECEIVE_MACHINES, "other"),
-            (keys::ACKNOWLEDGED_MOVE, "a,b"),
-        ],
-    );
-    assert_eq!(
-        trigger_in_place(&acknowledged, std::slice::from_ref(&moved)),
-        complete
-    );
+    let complete = [Trigger::CompleteMove { machine: "a".into(), drop_pending_acknowledge: true }];
+    let acknowledged =
+        set(1, &[(keys::RECEIVE_MACHINES, "other"), (keys::ACKNOWLEDGED_MOVE, "a,b")]);
+    assert_eq!(trigger_in_place(&acknowledged, std::slice::from_ref(&moved)), complete);
     // The spec changed meanwhile: this set receives nothing any more.
-    assert_eq!(
-        trigger_in_place(&set(1, &[]), std::slice::from_ref(&moved)),
-        complete
-    );
+    assert_eq!(trigger_in_place(&set(1, &[]), std::slice::from_ref(&moved)), complete);
 }
 
 #[test]
 fn a_half_done_trigger_is_completed_and_a_done_one_left_alone() {
     let half = with(machine("a"), keys::UPDATE_IN_PROGRESS);
     let mut done = half.clone();
-    done.annotations
-        .insert(keys::PENDING_HOOKS.into(), keys::UPDATE_MACHINE_HOOK.into());
+    done.annotations.insert(keys::PENDING_HOOKS.into(), keys::UPDATE_MACHINE_HOOK.into());
     let triggers = trigger_in_place(&set(2, &[]), &[half, done, machine("c")]);
     assert_eq!(
         triggers,
-        [Trigger::CompleteMove {
-            machine: "a".into(),
-            drop_pending_acknowledge: false
-        }]
+        [Trigger::CompleteMove { machine: "a".into(), drop_pending_acknowledge: false }]
     );
 }
 
 #[test]
 fn a_machine_in_an_update_counts_as_nothing_but_existing() {
-    let good = MachineFacts {
-        ready: true,
-        available: true,
-        up_to_date: true,
-    };
+    let good = MachineFacts { ready: true, available: true, up_to_date: true };
     let updating = with(machine("b"), keys::UPDATE_IN_PROGRESS);
     let counted = counts([(&machine("a"), good), (&updating, good)]);
-    assert_eq!(
-        counted,
-        Counts {
-            replicas: 2,
-            ready: 1,
-            available: 1,
-            up_to_date: 1
-        }
-    );
+    assert_eq!(counted, Counts { replicas: 2, ready: 1, available: 1, up_to_date: 1 });
 }

@@ -59,31 +59,16 @@ impl fmt::Display for Role {
 #[expect(missing_docs, reason = "the text of each variant is its description")]
 pub enum Note {
     NowCurrent,
-    Acknowledge {
-        machines: String,
-    },
+    Acknowledge { machines: String },
     AlignToDeployment,
-    BelowMax {
-        current: i64,
-        replicas: i64,
-        max_surge: Option<i64>,
-    },
-    AvailableAboveMinimum {
-        available: i64,
-        minimum: i64,
-    },
+    BelowMax { current: i64, replicas: i64, max_surge: Option<i64> },
+    AvailableAboveMinimum { available: i64, minimum: i64 },
     AlignOrRemoveUnavailable,
     AlignToExisting,
-    MoveTo {
-        machine_set: String,
-    },
+    MoveTo { machine_set: String },
     SurgeAllowed,
-    SurgeDropped {
-        surge: i64,
-    },
-    UnblockStuck {
-        machine_set: String,
-    },
+    SurgeDropped { surge: i64 },
+    UnblockStuck { machine_set: String },
 }
 
 impl fmt::Display for Note {
@@ -91,20 +76,13 @@ impl fmt::Display for Note {
         match self {
             Self::NowCurrent => write!(out, "this is now the current MachineSet"),
             Self::Acknowledge { machines } => {
-                write!(
-                    out,
-                    "acknowledge Machines {machines} moved from an old MachineSet"
-                )
+                write!(out, "acknowledge Machines {machines} moved from an old MachineSet")
             }
             Self::AlignToDeployment => write!(
                 out,
                 "scale down to align MachineSet spec.replicas to MachineDeployment spec.replicas"
             ),
-            Self::BelowMax {
-                current,
-                replicas,
-                max_surge,
-            } => {
+            Self::BelowMax { current, replicas, max_surge } => {
                 write!(
                     out,
                     "{current} current Machines < {replicas} MachineDeployment spec.replicas"
@@ -112,10 +90,7 @@ impl fmt::Display for Note {
                 max_surge.map_or(Ok(()), |surge| write!(out, " + {surge} maxSurge"))
             }
             Self::AvailableAboveMinimum { available, minimum } => {
-                write!(
-                    out,
-                    "{available} available replicas > {minimum} minimum available replicas"
-                )
+                write!(out, "{available} available replicas > {minimum} minimum available replicas")
             }
             Self::AlignOrRemoveUnavailable => write!(
                 out,
@@ -124,16 +99,10 @@ impl fmt::Display for Note {
             ),
             Self::AlignToExisting => write!(out, "scale down to align to existing Machines"),
             Self::MoveTo { machine_set } => {
-                write!(
-                    out,
-                    "should scale down by moving Machines to MachineSet {machine_set}"
-                )
+                write!(out, "should scale down by moving Machines to MachineSet {machine_set}")
             }
             Self::SurgeAllowed => {
-                write!(
-                    out,
-                    "surge 1 allowed to create availability for in-place updates"
-                )
+                write!(out, "surge 1 allowed to create availability for in-place updates")
             }
             Self::SurgeDropped { surge } => {
                 write!(out, "surge {surge} dropped to prioritize in-place updates")
@@ -206,11 +175,7 @@ impl RolloutPlan {
 
 /// Joins notes to the reason that events and logs give.
 pub fn reason(notes: &[Note]) -> String {
-    notes
-        .iter()
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(", ")
+    notes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// Plans the next step of a MachineDeployment's rollout.
@@ -313,10 +278,7 @@ impl<'a> Planner<'a> {
         let fenceposts = deployment.fenceposts();
         let max = deployment.replicas.saturating_add(fenceposts.surge);
         let shared = BTreeMap::from([
-            (
-                keys::DESIRED_REPLICAS.to_owned(),
-                deployment.replicas.to_string(),
-            ),
+            (keys::DESIRED_REPLICAS.to_owned(), deployment.replicas.to_string()),
             (keys::MAX_REPLICAS.to_owned(), max.to_string()),
         ]);
         let found = find_new_and_old(deployment, input.machine_sets, input.now);
@@ -328,36 +290,21 @@ impl<'a> Planner<'a> {
             .collect();
         for draft in &mut old {
             let disabled = (!old_may_create).to_string();
-            draft
-                .annotations
-                .insert(keys::DISABLE_MACHINE_CREATE.to_owned(), disabled);
+            draft.annotations.insert(keys::DISABLE_MACHINE_CREATE.to_owned(), disabled);
         }
 
         let (mut new, create_reason) = match &found.new {
             Some(set) => (Draft::existing(set, false, &shared), None),
-            None => (
-                Draft::created(input.new_name, input.now, &shared),
-                Some(found.create_reason),
-            ),
+            None => (Draft::created(input.new_name, input.now, &shared), Some(found.create_reason)),
         };
         let before = new.annotations.get(keys::REVISION).cloned();
         let revision = next_revision(before.as_deref(), &old);
         if create_reason.is_none() && before.as_deref() != Some(&revision) {
             new.note(Note::NowCurrent);
         }
-        new.annotations
-            .insert(keys::REVISION.to_owned(), revision.clone());
-        new.annotations
-            .insert(keys::DISABLE_MACHINE_CREATE.to_owned(), false.to_string());
-        Self {
-            input,
-            fenceposts,
-            new,
-            old,
-            pairs_to_ask: BTreeSet::new(),
-            create_reason,
-            revision,
-        }
+        new.annotations.insert(keys::REVISION.to_owned(), revision.clone());
+        new.annotations.insert(keys::DISABLE_MACHINE_CREATE.to_owned(), false.to_string());
+        Self { input, fenceposts, new, old, pairs_to_ask: BTreeSet::new(), create_reason, revision }
     }
 
     pub(super) fn replicas(&self) -> i64 {
@@ -370,8 +317,7 @@ impl<'a> Planner<'a> {
 
     /// Old MachineSets shrink oldest first; names break ties.
     pub(super) fn sort_old_by_age(&mut self) {
-        self.old
-            .sort_by(|a, b| (a.created_at, &a.name).cmp(&(b.created_at, &b.name)));
+        self.old.sort_by(|a, b| (a.created_at, &a.name).cmp(&(b.created_at, &b.name)));
     }
 
     /// Sets the current MachineSet's replicas: down to the MachineDeployment's, or up as far as
@@ -397,11 +343,7 @@ impl<'a> Planner<'a> {
             Strategy::OnDelete => None,
         };
         self.new.intent = Some(self.new.spec + up);
-        self.new.note(Note::BelowMax {
-            current,
-            replicas,
-            max_surge,
-        });
+        self.new.note(Note::BelowMax { current, replicas, max_surge });
     }
 
     fn finish(mut self) -> RolloutPlan {
@@ -450,10 +392,8 @@ impl<'a> Planner<'a> {
 /// in which they became current.
 fn next_revision(before: Option<&str>, old: &[Draft]) -> String {
     let number = |text: &String| text.parse::<i64>().ok();
-    let highest = old
-        .iter()
-        .filter_map(|draft| draft.annotations.get(keys::REVISION))
-        .filter_map(number);
+    let highest =
+        old.iter().filter_map(|draft| draft.annotations.get(keys::REVISION)).filter_map(number);
     let next = highest.max().unwrap_or(0).saturating_add(1);
     match before.and_then(|text| text.parse::<i64>().ok()) {
         Some(own) if own >= next => own.to_string(),

@@ -11,10 +11,7 @@ use super::super::types::{
 use super::*;
 
 fn template(version: &str) -> Template {
-    Template {
-        version: version.into(),
-        ..Template::default()
-    }
+    Template { version: version.into(), ..Template::default() }
 }
 
 /// A MachineSet with `spec`, `status` and available replicas.
@@ -36,20 +33,13 @@ fn machine(name: &str, owner: &str, annotations: &[&str]) -> Machine {
         name: name.into(),
         owner: owner.into(),
         has_node: true,
-        annotations: annotations
-            .iter()
-            .map(|key| ((*key).into(), String::new()))
-            .collect(),
+        annotations: annotations.iter().map(|key| ((*key).into(), String::new())).collect(),
         ..Machine::default()
     }
 }
 
 fn moved(name: &str) -> Machine {
-    machine(
-        name,
-        "new",
-        &[keys::UPDATE_IN_PROGRESS, keys::PENDING_ACKNOWLEDGE_MOVE],
-    )
+    machine(name, "new", &[keys::UPDATE_IN_PROGRESS, keys::PENDING_ACKNOWLEDGE_MOVE])
 }
 
 /// A MachineDeployment at v2 with a snapshot around it.
@@ -123,10 +113,7 @@ impl Case {
             .filter(|(_, set)| set.replicas != set.replicas_before)
             .map(|(name, set)| {
                 let reason = reason(&set.notes);
-                format!(
-                    "{name} {}->{} ({reason})",
-                    set.replicas_before, set.replicas
-                )
+                format!("{name} {}->{} ({reason})", set.replicas_before, set.replicas)
             })
             .collect()
     }
@@ -140,29 +127,17 @@ impl Case {
 
 #[test]
 fn a_moved_machine_is_counted_once_and_listed_while_it_is_pending() {
-    let case = case(
-        3,
-        0,
-        1,
-        vec![set("old", "v1", 2, 2, 2), set("new", "v2", 0, 1, 0)],
-    )
-    .machines([moved("m1")])
-    .answer("old", true);
-    assert_eq!(
-        case.scaled(),
-        ["new 0->1 (acknowledge Machines m1 moved from an old MachineSet)"]
-    );
-    assert_eq!(
-        case.annotation("new", keys::ACKNOWLEDGED_MOVE).as_deref(),
-        Some("m1")
-    );
+    let case = case(3, 0, 1, vec![set("old", "v1", 2, 2, 2), set("new", "v2", 0, 1, 0)])
+        .machines([moved("m1")])
+        .answer("old", true);
+    assert_eq!(case.scaled(), ["new 0->1 (acknowledge Machines m1 moved from an old MachineSet)"]);
+    assert_eq!(case.annotation("new", keys::ACKNOWLEDGED_MOVE).as_deref(), Some("m1"));
 }
 
 #[test]
 fn a_machine_that_was_counted_before_is_listed_but_not_counted_again() {
     let mut new = set("new", "v2", 1, 2, 0);
-    new.annotations
-        .insert(keys::ACKNOWLEDGED_MOVE.into(), "m1".into());
+    new.annotations.insert(keys::ACKNOWLEDGED_MOVE.into(), "m1".into());
     let case = case(3, 0, 2, vec![set("old", "v1", 1, 1, 1), new])
         .machines([moved("m1"), moved("m2")])
         .answer("old", true);
@@ -170,17 +145,13 @@ fn a_machine_that_was_counted_before_is_listed_but_not_counted_again() {
         case.scaled(),
         ["new 1->2 (acknowledge Machines m1,m2 moved from an old MachineSet)"]
     );
-    assert_eq!(
-        case.annotation("new", keys::ACKNOWLEDGED_MOVE).as_deref(),
-        Some("m1,m2")
-    );
+    assert_eq!(case.annotation("new", keys::ACKNOWLEDGED_MOVE).as_deref(), Some("m1,m2"));
 }
 
 #[test]
 fn the_list_of_acknowledged_machines_goes_when_none_is_pending() {
     let mut new = set("new", "v2", 1, 1, 0);
-    new.annotations
-        .insert(keys::ACKNOWLEDGED_MOVE.into(), "m1".into());
+    new.annotations.insert(keys::ACKNOWLEDGED_MOVE.into(), "m1".into());
     let case = case(3, 0, 1, vec![set("old", "v1", 2, 2, 2), new])
         .machines([machine("m1", "new", &[keys::UPDATE_IN_PROGRESS])])
         .answer("old", true);
@@ -189,36 +160,19 @@ fn the_list_of_acknowledged_machines_goes_when_none_is_pending() {
 
 #[test]
 fn nothing_is_acknowledged_with_the_gate_off() {
-    let case = case(
-        3,
-        0,
-        1,
-        vec![set("old", "v1", 2, 2, 2), set("new", "v2", 0, 1, 0)],
-    )
-    .machines([moved("m1")])
-    .gate_off();
+    let case = case(3, 0, 1, vec![set("old", "v1", 2, 2, 2), set("new", "v2", 0, 1, 0)])
+        .machines([moved("m1")])
+        .gate_off();
     assert_eq!(case.annotation("new", keys::ACKNOWLEDGED_MOVE), None);
-    assert!(
-        case.scaled()
-            .iter()
-            .all(|line| !line.contains("acknowledge"))
-    );
+    assert!(case.scaled().iter().all(|line| !line.contains("acknowledge")));
 }
 
 #[test]
 fn machines_of_other_sets_are_not_acknowledged() {
-    let other = Machine {
-        owner: "old".into(),
-        ..moved("m1")
-    };
-    let case = case(
-        3,
-        0,
-        1,
-        vec![set("old", "v1", 3, 3, 2), set("new", "v2", 0, 0, 0)],
-    )
-    .machines([other])
-    .answer("old", true);
+    let other = Machine { owner: "old".into(), ..moved("m1") };
+    let case = case(3, 0, 1, vec![set("old", "v1", 3, 3, 2), set("new", "v2", 0, 0, 0)])
+        .machines([other])
+        .answer("old", true);
     assert_eq!(case.annotation("new", keys::ACKNOWLEDGED_MOVE), None);
 }
 
@@ -227,40 +181,21 @@ fn machines_of_other_sets_are_not_acknowledged() {
 #[test]
 fn the_new_set_grows_as_far_as_surge_leaves_room() {
     let old = || set("old", "v1", 3, 3, 3);
-    for (surge, new_spec, expected) in [
-        (1, 0, Some(1)),
-        (2, 0, Some(2)),
-        (10, 0, Some(3)),
-        (1, 1, None),
-        (0, 0, None),
-    ] {
-        let case = case(
-            3,
-            surge,
-            0,
-            vec![old(), set("new", "v2", new_spec, new_spec, new_spec)],
-        )
-        .gate_off();
+    for (surge, new_spec, expected) in
+        [(1, 0, Some(1)), (2, 0, Some(2)), (10, 0, Some(3)), (1, 1, None), (0, 0, None)]
+    {
+        let case = case(3, surge, 0, vec![old(), set("new", "v2", new_spec, new_spec, new_spec)])
+            .gate_off();
         let plan = case.plan();
         let replicas = plan.machine_sets["new"].replicas;
-        assert_eq!(
-            replicas,
-            expected.unwrap_or(new_spec),
-            "surge {surge}, new at {new_spec}"
-        );
+        assert_eq!(replicas, expected.unwrap_or(new_spec), "surge {surge}, new at {new_spec}");
     }
 }
 
 #[test]
 fn machines_that_still_exist_take_room_even_if_they_are_not_wanted_any_more() {
     // The old set was scaled to 1, but two of its machines are not gone yet.
-    let case = case(
-        3,
-        1,
-        1,
-        vec![set("old", "v1", 1, 3, 1), set("new", "v2", 1, 1, 1)],
-    )
-    .gate_off();
+    let case = case(3, 1, 1, vec![set("old", "v1", 1, 3, 1), set("new", "v2", 1, 1, 1)]).gate_off();
     assert_eq!(case.plan().machine_sets["new"].replicas, 1);
 }
 
@@ -294,10 +229,8 @@ fn old_sets_shrink_down_to_the_minimum_of_available_machines() {
         ((10, 0, 2), (2, 2, 0), (8, 8, 8), 0),
     ];
     for ((replicas, surge, unavailable), old, new, expected) in table {
-        let sets = vec![
-            set("old", "v1", old.0, old.1, old.2),
-            set("new", "v2", new.0, new.1, new.2),
-        ];
+        let sets =
+            vec![set("old", "v1", old.0, old.1, old.2), set("new", "v2", new.0, new.1, new.2)];
         let case = case(replicas, surge, unavailable, sets).gate_off();
         assert_eq!(
             case.plan().machine_sets["old"].replicas,
@@ -322,30 +255,18 @@ fn the_oldest_set_shrinks_first_and_names_break_ties() {
 
 #[test]
 fn unavailable_replicas_of_any_old_set_go_before_available_ones() {
-    let sets = vec![
-        set("a", "v0", 3, 3, 3),
-        set("b", "v1", 1, 1, 0),
-        set("new", "v2", 1, 1, 1),
-    ];
+    let sets = vec![set("a", "v0", 3, 3, 3), set("b", "v1", 1, 1, 0), set("new", "v2", 1, 1, 1)];
     let case = case(4, 1, 0, sets).gate_off();
     assert_eq!(
         case.scaled(),
-        [
-            "b 1->0 (scale down to align to existing Machines or scale down by removing unavailable \
-         replicas (and no available replicas exist on the MachineSet))"
-        ]
+        ["b 1->0 (scale down to align to existing Machines or scale down by removing unavailable \
+         replicas (and no available replicas exist on the MachineSet))"]
     );
 }
 
 #[test]
 fn unavailable_machines_of_the_new_set_stop_the_old_ones_from_shrinking() {
-    let case = case(
-        6,
-        0,
-        1,
-        vec![set("old", "v1", 5, 5, 5), set("new", "v2", 1, 1, 0)],
-    )
-    .gate_off();
+    let case = case(6, 0, 1, vec![set("old", "v1", 5, 5, 5), set("new", "v2", 1, 1, 0)]).gate_off();
     assert_eq!(case.plan().machine_sets["old"].replicas, 5);
 }
 
@@ -359,96 +280,49 @@ fn both_sides_of_a_move_are_annotated() {
         set("empty", "v0", 0, 0, 0),
         set("new", "v2", 0, 0, 0),
     ];
-    let case = case(3, 0, 1, sets)
-        .answer("a", true)
-        .answer("b", true)
-        .answer("empty", true);
-    assert_eq!(
-        case.annotation("a", keys::MOVE_MACHINES).as_deref(),
-        Some("new")
-    );
-    assert_eq!(
-        case.annotation("b", keys::MOVE_MACHINES).as_deref(),
-        Some("new")
-    );
+    let case = case(3, 0, 1, sets).answer("a", true).answer("b", true).answer("empty", true);
+    assert_eq!(case.annotation("a", keys::MOVE_MACHINES).as_deref(), Some("new"));
+    assert_eq!(case.annotation("b", keys::MOVE_MACHINES).as_deref(), Some("new"));
     assert_eq!(case.annotation("empty", keys::MOVE_MACHINES), None);
-    assert_eq!(
-        case.annotation("new", keys::RECEIVE_MACHINES).as_deref(),
-        Some("a,b")
-    );
+    assert_eq!(case.annotation("new", keys::RECEIVE_MACHINES).as_deref(), Some("a,b"));
 }
 
 #[test]
 fn each_old_set_has_its_own_answer() {
-    let sets = vec![
-        set("a", "v0", 2, 2, 2),
-        set("b", "v1", 1, 1, 1),
-        set("new", "v2", 0, 0, 0),
-    ];
+    let sets = vec![set("a", "v0", 2, 2, 2), set("b", "v1", 1, 1, 1), set("new", "v2", 0, 0, 0)];
     let case = case(3, 0, 1, sets).answer("a", false).answer("b", true);
     assert_eq!(case.annotation("a", keys::MOVE_MACHINES), None);
-    assert_eq!(
-        case.annotation("new", keys::RECEIVE_MACHINES).as_deref(),
-        Some("b")
-    );
+    assert_eq!(case.annotation("new", keys::RECEIVE_MACHINES).as_deref(), Some("b"));
     // The one that cannot be updated shrinks by deletion.
-    assert_eq!(
-        case.scaled(),
-        ["a 2->1 (3 available replicas > 2 minimum available replicas)"]
-    );
+    assert_eq!(case.scaled(), ["a 2->1 (3 available replicas > 2 minimum available replicas)"]);
 }
 
 #[test]
 fn a_plan_says_what_it_wants_to_know() {
-    let sets = vec![
-        set("a", "v0", 2, 2, 2),
-        set("b", "v1", 1, 1, 1),
-        set("new", "v2", 0, 0, 0),
-    ];
+    let sets = vec![set("a", "v0", 2, 2, 2), set("b", "v1", 1, 1, 1), set("new", "v2", 0, 0, 0)];
     let case = case(3, 0, 1, sets).answer("a", true);
     let plan = case.plan();
     assert!(!plan.is_complete());
-    assert_eq!(
-        plan.pairs_to_ask,
-        BTreeSet::from([("b".to_owned(), "new".to_owned())])
-    );
+    assert_eq!(plan.pairs_to_ask, BTreeSet::from([("b".to_owned(), "new".to_owned())]));
 }
 
 #[test]
 fn nobody_is_asked_when_no_machine_is_missing_or_the_gate_is_off() {
-    let full = case(
-        3,
-        1,
-        0,
-        vec![set("old", "v1", 1, 1, 1), set("new", "v2", 3, 3, 3)],
-    );
+    let full = case(3, 1, 0, vec![set("old", "v1", 1, 1, 1), set("new", "v2", 3, 3, 3)]);
     assert!(full.plan().is_complete());
-    let off = case(
-        3,
-        1,
-        0,
-        vec![set("old", "v1", 3, 3, 3), set("new", "v2", 0, 0, 0)],
-    )
-    .gate_off();
+    let off = case(3, 1, 0, vec![set("old", "v1", 3, 3, 3), set("new", "v2", 0, 0, 0)]).gate_off();
     assert!(off.plan().is_complete());
     assert_eq!(off.annotation("old", keys::MOVE_MACHINES), None);
 }
 
 #[test]
 fn surge_is_kept_to_the_one_machine_that_gets_a_rollout_going() {
-    let case = case(
-        3,
-        3,
-        0,
-        vec![set("old", "v1", 3, 3, 3), set("new", "v2", 0, 0, 0)],
-    )
-    .answer("old", true);
+    let case = case(3, 3, 0, vec![set("old", "v1", 3, 3, 3), set("new", "v2", 0, 0, 0)])
+        .answer("old", true);
     assert_eq!(
         case.scaled(),
-        [
-            "new 0->1 (3 current Machines < 3 MachineDeployment spec.replicas + 3 maxSurge, surge 1 \
-         allowed to create availability for in-place updates)"
-        ]
+        ["new 0->1 (3 current Machines < 3 MachineDeployment spec.replicas + 3 maxSurge, surge 1 \
+         allowed to create availability for in-place updates)"]
     );
 }
 
@@ -462,10 +336,7 @@ fn surge_is_dropped_while_the_rollout_moves_by_itself() {
     };
     // Old machines may go down by one: no surge machine is needed.
     let old = set("old", "v1", 6, 6, 6);
-    assert_eq!(
-        up(vec![old.clone(), set("new", "v2", 0, 0, 0)], Vec::new()),
-        (0, false)
-    );
+    assert_eq!(up(vec![old.clone(), set("new", "v2", 0, 0, 0)], Vec::new()), (0, false));
     // Nothing may go down, one machine is updating.
     let updating = machine("m1", "new", &[keys::UPDATE_IN_PROGRESS]);
     let sets = vec![set("old", "v1", 5, 5, 5), set("new", "v2", 1, 1, 0)];
@@ -475,13 +346,8 @@ fn surge_is_dropped_while_the_rollout_moves_by_itself() {
 #[test]
 fn what_scaling_up_needs_without_surge_is_not_dropped() {
     // Scaled from 6 to 12 in the middle: 6 of 9 new machines are wanted for themselves.
-    let case = case(
-        12,
-        3,
-        1,
-        vec![set("old", "v1", 3, 3, 3), set("new", "v2", 3, 3, 3)],
-    )
-    .answer("old", true);
+    let case = case(12, 3, 1, vec![set("old", "v1", 3, 3, 3), set("new", "v2", 3, 3, 3)])
+        .answer("old", true);
     assert_eq!(
         case.scaled(),
         [
@@ -493,21 +359,11 @@ fn what_scaling_up_needs_without_surge_is_not_dropped() {
 
 #[test]
 fn a_single_replica_with_surge_is_never_moved() {
-    let start = case(
-        1,
-        1,
-        0,
-        vec![set("old", "v1", 1, 1, 1), set("new", "v2", 0, 0, 0)],
-    )
-    .answer("old", true);
+    let start = case(1, 1, 0, vec![set("old", "v1", 1, 1, 1), set("new", "v2", 0, 0, 0)])
+        .answer("old", true);
     assert_eq!(start.plan().machine_sets["new"].replicas, 1);
-    let then = case(
-        1,
-        1,
-        0,
-        vec![set("old", "v1", 1, 1, 1), set("new", "v2", 1, 1, 1)],
-    )
-    .answer("old", true);
+    let then = case(1, 1, 0, vec![set("old", "v1", 1, 1, 1), set("new", "v2", 1, 1, 1)])
+        .answer("old", true);
     assert_eq!(then.annotation("old", keys::MOVE_MACHINES), None);
     assert_eq!(then.plan().machine_sets["old"].replicas, 0);
 }
@@ -546,45 +402,17 @@ fn no_machine_is_given_up_while_anything_still_moves() {
 
 #[test]
 fn on_delete_only_follows_the_user() {
-    let untouched = case(
-        3,
-        0,
-        0,
-        vec![set("old", "v1", 3, 3, 3), set("new", "v2", 0, 0, 0)],
-    )
-    .on_delete();
+    let untouched =
+        case(3, 0, 0, vec![set("old", "v1", 3, 3, 3), set("new", "v2", 0, 0, 0)]).on_delete();
     assert_eq!(untouched.scaled(), Vec::<String>::new());
     assert!(untouched.plan().is_complete());
-    assert_eq!(
-        untouched
-            .annotation("old", keys::DISABLE_MACHINE_CREATE)
-            .as_deref(),
-        Some("true")
-    );
-    assert_eq!(
-        untouched
-            .annotation("new", keys::DISABLE_MACHINE_CREATE)
-            .as_deref(),
-        Some("false")
-    );
-    let deleted = case(
-        3,
-        0,
-        0,
-        vec![set("old", "v1", 3, 2, 2), set("new", "v2", 0, 0, 0)],
-    )
-    .on_delete();
-    assert_eq!(
-        deleted.scaled(),
-        ["old 3->2 (scale down to align to existing Machines)"]
-    );
-    let replaced = case(
-        3,
-        0,
-        0,
-        vec![set("old", "v1", 2, 2, 2), set("new", "v2", 0, 0, 0)],
-    )
-    .on_delete();
+    assert_eq!(untouched.annotation("old", keys::DISABLE_MACHINE_CREATE).as_deref(), Some("true"));
+    assert_eq!(untouched.annotation("new", keys::DISABLE_MACHINE_CREATE).as_deref(), Some("false"));
+    let deleted =
+        case(3, 0, 0, vec![set("old", "v1", 3, 2, 2), set("new", "v2", 0, 0, 0)]).on_delete();
+    assert_eq!(deleted.scaled(), ["old 3->2 (scale down to align to existing Machines)"]);
+    let replaced =
+        case(3, 0, 0, vec![set("old", "v1", 2, 2, 2), set("new", "v2", 0, 0, 0)]).on_delete();
     assert_eq!(
         replaced.scaled(),
         ["new 0->1 (2 current Machines < 3 MachineDeployment spec.replicas)"]
@@ -593,19 +421,12 @@ fn on_delete_only_follows_the_user() {
 
 #[test]
 fn on_delete_scales_down_with_the_deployment_and_counts_what_the_user_deleted() {
-    let case = case(
-        3,
-        0,
-        0,
-        vec![set("old", "v1", 5, 4, 4), set("new", "v2", 1, 1, 1)],
-    )
-    .on_delete();
+    let case =
+        case(3, 0, 0, vec![set("old", "v1", 5, 4, 4), set("new", "v2", 1, 1, 1)]).on_delete();
     assert_eq!(
         case.scaled(),
-        [
-            "old 5->2 (scale down to align to existing Machines, scale down to align MachineSet \
-         spec.replicas to MachineDeployment spec.replicas)"
-        ]
+        ["old 5->2 (scale down to align to existing Machines, scale down to align MachineSet \
+         spec.replicas to MachineDeployment spec.replicas)"]
     );
 }
 
@@ -614,10 +435,8 @@ fn on_delete_scales_down_with_the_deployment_and_counts_what_the_user_deleted() 
 #[test]
 fn a_plan_is_the_full_intent() {
     let mut new = set("new", "v2", 1, 1, 1);
-    new.annotations
-        .insert(keys::RECEIVE_MACHINES.into(), "gone".into());
-    new.annotations
-        .insert(keys::MOVE_MACHINES.into(), "elsewhere".into());
+    new.annotations.insert(keys::RECEIVE_MACHINES.into(), "gone".into());
+    new.annotations.insert(keys::MOVE_MACHINES.into(), "elsewhere".into());
     let case = case(3, 1, 0, vec![set("old", "v1", 2, 2, 2), new]).answer("old", false);
     let plan = case.plan();
     let annotations = &plan.machine_sets["new"].annotations;
@@ -642,11 +461,7 @@ fn a_missing_set_is_created_with_the_next_revision() {
     let created = plan.create.unwrap();
     assert_eq!((created.name.as_str(), created.replicas), ("new", 1));
     assert_eq!(created.annotations[keys::REVISION], "2");
-    assert!(
-        created
-            .create_reason
-            .contains("MachineSet old needs rollout")
-    );
+    assert!(created.create_reason.contains("MachineSet old needs rollout"));
     assert!(!created.notes.contains(&Note::NowCurrent));
 }
 
@@ -667,8 +482,7 @@ fn an_old_set_that_becomes_current_again_gets_the_highest_revision() {
 #[test]
 fn a_paused_deployment_scales_nothing_creates_nothing_and_drops_moves() {
     let mut old = set("old", "v1", 3, 3, 3);
-    old.annotations
-        .insert(keys::MOVE_MACHINES.into(), "new".into());
+    old.annotations.insert(keys::MOVE_MACHINES.into(), "new".into());
     let case = case(3, 0, 1, vec![old]).answer("old", true);
     let plan = plan_paused(&case.input());
     assert_eq!(plan.create, None);
@@ -679,27 +493,15 @@ fn a_paused_deployment_scales_nothing_creates_nothing_and_drops_moves() {
 
 #[test]
 fn a_plan_that_is_written_changes_nothing_the_second_time() {
-    let case = case(
-        3,
-        0,
-        1,
-        vec![set("old", "v1", 3, 3, 3), set("new", "v2", 0, 0, 0)],
-    )
-    .answer("old", true);
+    let case = case(3, 0, 1, vec![set("old", "v1", 3, 3, 3), set("new", "v2", 0, 0, 0)])
+        .answer("old", true);
     let first = case.plan();
     let sets = case.sets.iter().map(|set| {
         let planned = &first.machine_sets[&set.name];
         let annotations = planned.annotations.clone();
-        MachineSet {
-            spec_replicas: planned.replicas,
-            annotations,
-            ..set.clone()
-        }
+        MachineSet { spec_replicas: planned.replicas, annotations, ..set.clone() }
     });
-    let again = Case {
-        sets: sets.collect(),
-        ..case
-    };
+    let again = Case { sets: sets.collect(), ..case };
     let second = again.plan();
     for (name, set) in &second.machine_sets {
         assert_eq!(set.replicas, first.machine_sets[name].replicas);

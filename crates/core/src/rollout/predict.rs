@@ -28,10 +28,7 @@ pub struct Prediction {
 
 /// Predicts the rollout of a MachineDeployment whose machines can all be updated in place.
 pub fn machine_deployment(replicas: i64, strategy: &Strategy) -> Prediction {
-    let template = |version: &str| Template {
-        version: version.to_owned(),
-        ..Template::default()
-    };
+    let template = |version: &str| Template { version: version.to_owned(), ..Template::default() };
     let machine = |index: i64| Machine {
         name: format!("m{index}"),
         owner: "old".to_owned(),
@@ -64,16 +61,8 @@ pub fn machine_deployment(replicas: i64, strategy: &Strategy) -> Prediction {
     }
     .run();
     let ends = outcome.end == End::Done;
-    let kept = if ends {
-        i64::try_from(outcome.in_place.len()).unwrap_or(replicas)
-    } else {
-        0
-    };
-    Prediction {
-        kept,
-        replaced: replicas - kept,
-        ends,
-    }
+    let kept = if ends { i64::try_from(outcome.in_place.len()).unwrap_or(replicas) } else { 0 };
+    Prediction { kept, replaced: replicas - kept, ends }
 }
 
 /// Predicts the rollout of a control plane whose machines can all be updated in place.
@@ -85,9 +74,7 @@ pub fn control_plane(replicas: i64, max_surge: i64) -> Prediction {
         managed_etcd: true,
         ..ControlPlane::default()
     };
-    state.machines = (0..replicas)
-        .map(|index| control_plane_machine(index, false))
-        .collect();
+    state.machines = (0..replicas).map(|index| control_plane_machine(index, false)).collect();
     let mut created = replicas;
     let mut ends = false;
     for _ in 0..STEPS_PER_MACHINE.saturating_mul(replicas + 1) {
@@ -106,11 +93,7 @@ pub fn control_plane(replicas: i64, max_surge: i64) -> Prediction {
             Decision::TriggerInPlace(name)
             | Decision::CompleteTrigger(name)
             | Decision::WaitForUpdate(name) => {
-                for machine in state
-                    .machines
-                    .iter_mut()
-                    .filter(|machine| machine.name == name)
-                {
+                for machine in state.machines.iter_mut().filter(|machine| machine.name == name) {
                     machine.up_to_date = true;
                 }
             }
@@ -119,17 +102,9 @@ pub fn control_plane(replicas: i64, max_surge: i64) -> Prediction {
         }
     }
     let original = |machine: &&ControlPlaneMachine| machine.created_at.as_second() < replicas;
-    let kept = if ends {
-        state.machines.iter().filter(original).count()
-    } else {
-        0
-    };
+    let kept = if ends { state.machines.iter().filter(original).count() } else { 0 };
     let kept = i64::try_from(kept).unwrap_or(replicas);
-    Prediction {
-        kept,
-        replaced: replicas - kept,
-        ends,
-    }
+    Prediction { kept, replaced: replicas - kept, ends }
 }
 
 fn control_plane_machine(index: i64, up_to_date: bool) -> ControlPlaneMachine {
@@ -184,62 +159,20 @@ mod tests {
     #[test]
     fn on_delete_waits_for_the_user_and_keeps_nothing() {
         let prediction = machine_deployment(3, &Strategy::OnDelete);
-        assert_eq!(
-            prediction,
-            Prediction {
-                kept: 0,
-                replaced: 3,
-                ends: false
-            }
-        );
+        assert_eq!(prediction, Prediction { kept: 0, replaced: 3, ends: false });
     }
 
     #[test]
     fn an_empty_group_has_nothing_to_keep() {
         assert_eq!(rolling(0, "1", "0"), (0, 0));
-        assert_eq!(
-            control_plane(0, 0),
-            Prediction {
-                kept: 0,
-                replaced: 0,
-                ends: true
-            }
-        );
+        assert_eq!(control_plane(0, 0), Prediction { kept: 0, replaced: 0, ends: true });
     }
 
     #[test]
     fn a_control_plane_with_surge_replaces_one_and_without_none() {
-        assert_eq!(
-            control_plane(3, 1),
-            Prediction {
-                kept: 2,
-                replaced: 1,
-                ends: true
-            }
-        );
-        assert_eq!(
-            control_plane(5, 1),
-            Prediction {
-                kept: 4,
-                replaced: 1,
-                ends: true
-            }
-        );
-        assert_eq!(
-            control_plane(3, 0),
-            Prediction {
-                kept: 3,
-                replaced: 0,
-                ends: true
-            }
-        );
-        assert_eq!(
-            control_plane(1, 1),
-            Prediction {
-                kept: 0,
-                replaced: 1,
-                ends: true
-            }
-        );
+        assert_eq!(control_plane(3, 1), Prediction { kept: 2, replaced: 1, ends: true });
+        assert_eq!(control_plane(5, 1), Prediction { kept: 4, replaced: 1, ends: true });
+        assert_eq!(control_plane(3, 0), Prediction { kept: 3, replaced: 0, ends: true });
+        assert_eq!(control_plane(1, 1), Prediction { kept: 0, replaced: 1, ends: true });
     }
 }

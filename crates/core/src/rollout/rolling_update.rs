@@ -41,12 +41,9 @@ fn acknowledge_moved_machines(planner: &mut Planner<'_>) {
     let arrived = pending.difference(&counted_before).count();
     if arrived > 0 {
         new.spec += i64::try_from(arrived).unwrap_or(i64::MAX);
-        new.note(Note::Acknowledge {
-            machines: machines.clone(),
-        });
+        new.note(Note::Acknowledge { machines: machines.clone() });
     }
-    new.annotations
-        .insert(keys::ACKNOWLEDGED_MOVE.to_owned(), machines);
+    new.annotations.insert(keys::ACKNOWLEDGED_MOVE.to_owned(), machines);
 }
 
 /// C: how far the old MachineSets may shrink without going below the minimum of available
@@ -59,21 +56,15 @@ fn reconcile_old_machine_sets(planner: &mut Planner<'_>) {
     let minimum = (planner.replicas() - planner.fenceposts.unavailable).max(0);
     let total: i64 = planner.all().map(|set| set.spec).sum();
     let available: i64 = planner.all().map(|set| set.available).sum();
-    let pending_down: i64 = planner
-        .all()
-        .map(|set| (set.status - set.spec.min(set.intended())).max(0))
-        .sum();
+    let pending_down: i64 =
+        planner.all().map(|set| (set.status - set.spec.min(set.intended())).max(0)).sum();
     let new_unavailable = (planner.new.spec - planner.new.available).max(0);
     let down = (total - pending_down - minimum - new_unavailable).max(0);
     if down == 0 {
         return;
     }
     planner.sort_old_by_age();
-    let mut room = Room {
-        down,
-        available,
-        minimum,
-    };
+    let mut room = Room { down, available, minimum };
     room.scale_down(planner, true);
     room.scale_down(planner, false);
 }
@@ -95,11 +86,7 @@ impl Room {
             if replicas <= 0 {
                 continue;
             }
-            let most = if only_unavailable {
-                (replicas - old.available).max(0)
-            } else {
-                replicas
-            };
+            let most = if only_unavailable { (replicas - old.available).max(0) } else { replicas };
             let mut down = most.min(self.down);
             if down == 0 {
                 continue;
@@ -154,35 +141,22 @@ fn prefer_in_place(planner: &mut Planner<'_>) {
                 continue;
             }
         }
-        old.note(Note::MoveTo {
-            machine_set: new_name.clone(),
-        });
-        old.annotations
-            .insert(keys::MOVE_MACHINES.to_owned(), new_name.clone());
+        old.note(Note::MoveTo { machine_set: new_name.clone() });
+        old.annotations.insert(keys::MOVE_MACHINES.to_owned(), new_name.clone());
         sources.insert(old.name.as_str());
     }
     if sources.is_empty() {
         return;
     }
-    planner.new.annotations.insert(
-        keys::RECEIVE_MACHINES.to_owned(),
-        keys::join_sorted(sources),
-    );
+    planner.new.annotations.insert(keys::RECEIVE_MACHINES.to_owned(), keys::join_sorted(sources));
     limit_surge(planner);
 }
 
 fn limit_surge(planner: &mut Planner<'_>) {
-    let Some(intent) = planner
-        .new
-        .intent
-        .filter(|intent| *intent > planner.new.spec)
-    else {
+    let Some(intent) = planner.new.intent.filter(|intent| *intent > planner.new.spec) else {
         return;
     };
-    let total: i64 = planner
-        .all()
-        .map(|set| set.intended().max(set.status))
-        .sum();
+    let total: i64 = planner.all().map(|set| set.intended().max(set.status)).sum();
     let exceeding = (total - planner.replicas()).max(0);
     let up = intent - planner.new.spec;
     let surge = up.min(exceeding);
@@ -206,10 +180,7 @@ fn is_scaling_or_updating(planner: &Planner<'_>) -> bool {
     new.spec != new.status
         || new.spec != new.up_to_date
         || new.spec != new.available
-        || planner
-            .old
-            .iter()
-            .any(|old| old.spec < old.status || old.intended() < old.spec)
+        || planner.old.iter().any(|old| old.spec < old.status || old.intended() < old.spec)
         || planner.input.machines.iter().any(Machine::is_updating)
 }
 
@@ -221,23 +192,15 @@ fn break_deadlock(planner: &mut Planner<'_>) {
     if old_status == 0 || old_status == old_available {
         return;
     }
-    if planner
-        .all()
-        .any(|set| set.spec != set.status || set.intent.is_some())
-    {
+    if planner.all().any(|set| set.spec != set.status || set.intent.is_some()) {
         return;
     }
     if planner.new.available != planner.new.status {
         return;
     }
-    let stuck = planner
-        .old
-        .iter_mut()
-        .find(|old| old.available != old.status && old.spec != 0);
+    let stuck = planner.old.iter_mut().find(|old| old.available != old.status && old.spec != 0);
     if let Some(old) = stuck {
         old.intent = Some(old.spec - 1);
-        planner.new.note(Note::UnblockStuck {
-            machine_set: old.name.clone(),
-        });
+        planner.new.note(Note::UnblockStuck { machine_set: old.name.clone() });
     }
 }

@@ -150,11 +150,7 @@ impl Run {
                 .filter(|m| started_old.contains(&m.name) && !old_sets.contains(&m.owner))
                 .map(|m| m.name.clone())
                 .collect(),
-            deleted: before
-                .iter()
-                .filter(|name| !left.contains(name))
-                .cloned()
-                .collect(),
+            deleted: before.iter().filter(|name| !left.contains(name)).cloned().collect(),
             created: self.created,
             asked: self.asked,
             total: i64::try_from(machines.len()).unwrap_or(i64::MAX),
@@ -258,9 +254,8 @@ impl Run {
             }
             Ok(MachineSetAction::Move(moved)) => {
                 machines.retain(|machine| !moved.delete.contains(&machine.name));
-                for machine in machines
-                    .iter_mut()
-                    .filter(|machine| moved.machines.contains(&machine.name))
+                for machine in
+                    machines.iter_mut().filter(|machine| moved.machines.contains(&machine.name))
                 {
                     machine.owner.clone_from(&moved.target);
                     for key in [keys::UPDATE_IN_PROGRESS, keys::PENDING_ACKNOWLEDGE_MOVE] {
@@ -278,11 +273,7 @@ impl Run {
         self.workers.machines.push(Machine {
             name: format!("{CREATED}{number:06}"),
             owner: set.name.clone(),
-            created_at: self
-                .workers
-                .now
-                .saturating_add(since)
-                .unwrap_or(self.workers.now),
+            created_at: self.workers.now.saturating_add(since).unwrap_or(self.workers.now),
             has_node: true,
             ..Machine::default()
         });
@@ -309,11 +300,7 @@ impl Run {
 }
 
 fn own(machines: &[Machine], set: &MachineSet) -> Vec<Machine> {
-    machines
-        .iter()
-        .filter(|machine| machine.owner == set.name)
-        .cloned()
-        .collect()
+    machines.iter().filter(|machine| machine.owner == set.name).cloned().collect()
 }
 
 #[cfg(test)]
@@ -323,10 +310,7 @@ mod tests {
     use super::*;
 
     fn template(version: &str) -> Template {
-        Template {
-            version: version.into(),
-            ..Template::default()
-        }
+        Template { version: version.into(), ..Template::default() }
     }
 
     fn workers(replicas: i64, surge: i64, unavailable: i64) -> Workers {
@@ -367,12 +351,7 @@ mod tests {
     }
 
     fn counts(outcome: &Outcome) -> (usize, i64, usize, End) {
-        (
-            outcome.in_place.len(),
-            outcome.created,
-            outcome.deleted.len(),
-            outcome.end,
-        )
+        (outcome.in_place.len(), outcome.created, outcome.deleted.len(), outcome.end)
     }
 
     #[test]

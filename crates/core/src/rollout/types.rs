@@ -67,15 +67,9 @@ impl FromStr for IntOrPercent {
         if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(ParseIntOrPercentError(text.to_owned()));
         }
-        let number: u32 = digits
-            .parse()
-            .map_err(|_| ParseIntOrPercentError(text.to_owned()))?;
+        let number: u32 = digits.parse().map_err(|_| ParseIntOrPercentError(text.to_owned()))?;
         let number = i64::from(number);
-        Ok(if percent {
-            Self::Percent(number)
-        } else {
-            Self::Int(number)
-        })
+        Ok(if percent { Self::Percent(number) } else { Self::Int(number) })
     }
 }
 
@@ -114,20 +108,13 @@ pub struct Fenceposts {
 impl Strategy {
     /// The rolling update with these two limits.
     pub fn rolling_update(max_surge: IntOrPercent, max_unavailable: IntOrPercent) -> Self {
-        Self::RollingUpdate {
-            max_surge,
-            max_unavailable,
-        }
+        Self::RollingUpdate { max_surge, max_unavailable }
     }
 
     /// The limits in machines: surge rounded up, unavailable rounded down; if both are 0 one
     /// machine may be unavailable, otherwise nothing could ever move (`spec/capi.md` 3.3).
     pub fn fenceposts(&self, replicas: i64) -> Fenceposts {
-        let Self::RollingUpdate {
-            max_surge,
-            max_unavailable,
-        } = self
-        else {
+        let Self::RollingUpdate { max_surge, max_unavailable } = self else {
             return Fenceposts::default();
         };
         let surge = max_surge.rounded_up(replicas);
@@ -135,10 +122,7 @@ impl Strategy {
             0 if surge == 0 => 1,
             unavailable => unavailable,
         };
-        Fenceposts {
-            surge,
-            unavailable: unavailable.min(replicas).max(0),
-        }
+        Fenceposts { surge, unavailable: unavailable.min(replicas).max(0) }
     }
 }
 
@@ -201,10 +185,7 @@ pub struct MachineSet {
 impl MachineSet {
     /// The value of an annotation that is set and not empty.
     pub fn annotation(&self, key: &str) -> Option<&str> {
-        self.annotations
-            .get(key)
-            .map(String::as_str)
-            .filter(|value| !value.is_empty())
+        self.annotations.get(key).map(String::as_str).filter(|value| !value.is_empty())
     }
 
     /// Whether it takes machines from any other MachineSet.
@@ -219,10 +200,7 @@ impl MachineSet {
 }
 
 /// A Machine of a MachineDeployment.
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "independent facts, not a state"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not a state")]
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Machine {
     /// Its name.
@@ -246,11 +224,9 @@ pub struct Machine {
 impl Machine {
     /// Whether a hook is listed as pending.
     pub fn has_pending_update_hook(&self) -> bool {
-        self.annotations
-            .get(keys::PENDING_HOOKS)
-            .is_some_and(|hooks| {
-                keys::split_list(hooks).any(|hook| hook.trim() == keys::UPDATE_MACHINE_HOOK)
-            })
+        self.annotations.get(keys::PENDING_HOOKS).is_some_and(|hooks| {
+            keys::split_list(hooks).any(|hook| hook.trim() == keys::UPDATE_MACHINE_HOOK)
+        })
     }
 
     /// Whether an in-place update of it has started and not ended.
@@ -260,8 +236,7 @@ impl Machine {
 
     /// Whether it was moved and is not counted by the MachineDeployment yet.
     pub fn is_pending_acknowledge(&self) -> bool {
-        self.annotations
-            .contains_key(keys::PENDING_ACKNOWLEDGE_MOVE)
+        self.annotations.contains_key(keys::PENDING_ACKNOWLEDGE_MOVE)
     }
 }
 
@@ -311,10 +286,7 @@ mod tests {
         }
         assert!(IntOrPercent::try_from(&serde_json::json!({})).is_err());
         for text in ["", "%", "-1", "1.5", "x", "99999999999"] {
-            assert!(
-                text.parse::<IntOrPercent>().is_err(),
-                "{text:?} was accepted"
-            );
+            assert!(text.parse::<IntOrPercent>().is_err(), "{text:?} was accepted");
         }
     }
 
@@ -322,17 +294,11 @@ mod tests {
     fn a_machine_is_updating_by_annotation_or_by_pending_hook() {
         let mut machine = Machine::default();
         assert!(!machine.is_updating());
-        machine
-            .annotations
-            .insert(keys::PENDING_HOOKS.into(), "A,UpdateMachine".into());
+        machine.annotations.insert(keys::PENDING_HOOKS.into(), "A,UpdateMachine".into());
         assert!(machine.is_updating());
-        machine
-            .annotations
-            .insert(keys::PENDING_HOOKS.into(), "A".into());
+        machine.annotations.insert(keys::PENDING_HOOKS.into(), "A".into());
         assert!(!machine.is_updating());
-        machine
-            .annotations
-            .insert(keys::UPDATE_IN_PROGRESS.into(), String::new());
+        machine.annotations.insert(keys::UPDATE_IN_PROGRESS.into(), String::new());
         assert!(machine.is_updating());
     }
 }

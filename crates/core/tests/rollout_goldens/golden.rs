@@ -31,10 +31,8 @@ impl Title {
         let lower = text.to_lowercase();
         let mut parts = lower.split(',').map(str::trim).peekable();
         let missing = |what: &str| format!("the title {text:?} does not say {what}");
-        let number = |text: &str| {
-            text.parse::<i64>()
-                .map_err(|_| missing("a number where it must"))
-        };
+        let number =
+            |text: &str| text.parse::<i64>().map_err(|_| missing("a number where it must"));
         let rollout = match parts.peek() {
             Some(&"regular rollout") => Some(false),
             Some(&"in-place rollout") => Some(true),
@@ -51,21 +49,12 @@ impl Title {
                 .ok_or_else(|| missing(&format!("{prefix}...{suffix}")))
         };
         let machines = number(&field("", " replicas")?)?;
-        let limit = |text: &str| {
-            text.parse::<IntOrPercent>()
-                .map_err(|error| error.to_string())
-        };
+        let limit = |text: &str| text.parse::<IntOrPercent>().map_err(|error| error.to_string());
         let (strategy, max_user_unavailable) = if rollout.is_some() {
             let surge = limit(&field("maxsurge ", "")?)?;
-            (
-                Strategy::rolling_update(surge, limit(&field("maxunavailable ", "")?)?),
-                0,
-            )
+            (Strategy::rolling_update(surge, limit(&field("maxunavailable ", "")?)?), 0)
         } else {
-            (
-                Strategy::OnDelete,
-                number(&field("maxuserunavailable ", "")?)?,
-            )
+            (Strategy::OnDelete, number(&field("maxuserunavailable ", "")?)?)
         };
         let mut title = Self {
             machines,
@@ -78,9 +67,7 @@ impl Title {
             seed: None,
         };
         for part in parts {
-            title
-                .read_event(part)
-                .ok_or_else(|| format!("the title has {part:?}, not known"))?;
+            title.read_event(part).ok_or_else(|| format!("the title has {part:?}, not known"))?;
         }
         Ok(title)
     }
@@ -103,21 +90,12 @@ impl Title {
     }
 
     fn rollout_line(&self) -> String {
-        let seed = self
-            .seed
-            .map(|seed| format!(", random({seed})"))
-            .unwrap_or_default();
+        let seed = self.seed.map(|seed| format!(", random({seed})")).unwrap_or_default();
         match &self.strategy {
             Strategy::OnDelete => {
-                format!(
-                    "[Test] Rollout {} replicas, onDeleteStrategy{seed}",
-                    self.machines
-                )
+                format!("[Test] Rollout {} replicas, onDeleteStrategy{seed}", self.machines)
             }
-            Strategy::RollingUpdate {
-                max_surge,
-                max_unavailable,
-            } => format!(
+            Strategy::RollingUpdate { max_surge, max_unavailable } => format!(
                 "[Test] Rollout {} replicas, MaxSurge={max_surge}, \
                  MaxUnavailable={max_unavailable}{seed}",
                 self.machines
@@ -171,9 +149,8 @@ impl Golden {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let mut lines = text.lines();
         let heading = lines.next().unwrap_or_default().to_owned();
-        let title = heading
-            .strip_prefix("## ")
-            .ok_or("the first line is not a title: \"## ...\"")?;
+        let title =
+            heading.strip_prefix("## ").ok_or("the first line is not a title: \"## ...\"")?;
         let title = Title::parse(title)?;
         if lines.next() != Some("") || lines.next() != Some("[Test] Initial state") {
             return Err("the initial state does not follow the title".to_owned());
@@ -192,10 +169,7 @@ impl Golden {
             let machines: Vec<i64> = machines
                 .split(',')
                 .filter(|name| !name.is_empty())
-                .map(|name| {
-                    name.strip_prefix('m')
-                        .and_then(|number| number.parse().ok())
-                })
+                .map(|name| name.strip_prefix('m').and_then(|number| number.parse().ok()))
                 .collect::<Option<_>>()
                 .ok_or_else(|| format!("the initial state has a machine without number: {line}"))?;
             sets.push(machines);
@@ -207,11 +181,7 @@ impl Golden {
             return Err("the initial state has a machine twice".to_owned());
         }
         let setup = title.setup(sets)?;
-        Ok(Self {
-            heading,
-            title,
-            setup,
-        })
+        Ok(Self { heading, title, setup })
     }
 
     /// The log of this rollout in its own order: the listed one, or that of its seed.
@@ -221,9 +191,7 @@ impl Golden {
     }
 
     fn own_order(&self) -> Order {
-        self.title
-            .seed
-            .map_or(Order::Listed, |seed| Order::Seeded(GoRand::new(seed)))
+        self.title.seed.map_or(Order::Listed, |seed| Order::Seeded(GoRand::new(seed)))
     }
 
     fn run(&self, setup: &Setup, order: Order) -> (Result<String, String>, Vec<(u32, Task)>) {
@@ -235,10 +203,7 @@ impl Golden {
             Err(error) => {
                 let log = heading + simulator.log_so_far();
                 let last = log.lines().rev().find(|line| line.starts_with('['));
-                Err(format!(
-                    "{error}\n    last line computed: {}",
-                    last.unwrap_or_default()
-                ))
+                Err(format!("{error}\n    last line computed: {}", last.unwrap_or_default()))
             }
         };
         (result, simulator.trace)
@@ -261,11 +226,7 @@ impl Golden {
         if is_nearly(&own_trace, &recorded) {
             return Err(format!(
                 "the order is that of its seed but for the tasks from {:?} on",
-                recorded
-                    .iter()
-                    .zip(&own_trace)
-                    .find(|(a, b)| a != b)
-                    .map(|(a, _)| a)
+                recorded.iter().zip(&own_trace).find(|(a, b)| a != b).map(|(a, _)| a)
             ));
         }
         if self.title.strategy == Strategy::OnDelete {
@@ -277,15 +238,8 @@ impl Golden {
     /// A user limit that another log's order belongs to was changed in the title.
     fn check_other_limits(&self, text: &str) -> Result<(), String> {
         for max_user_unavailable in 0..=self.setup.replicas {
-            let setup = Setup {
-                max_user_unavailable,
-                ..self.setup.clone()
-            };
-            if self
-                .run(&setup, self.own_order())
-                .0
-                .is_ok_and(|log| log == text)
-            {
+            let setup = Setup { max_user_unavailable, ..self.setup.clone() };
+            if self.run(&setup, self.own_order()).0.is_ok_and(|log| log == text) {
                 return Err(format!(
                     "this is the order for maxUserUnavailable {max_user_unavailable}"
                 ));
@@ -318,13 +272,7 @@ fn recorded_task(line: &str) -> Option<(u32, Task)> {
 fn is_nearly(own: &[(u32, Task)], recorded: &[(u32, Task)]) -> bool {
     let same = |pairs: &mut dyn Iterator<Item = bool>| pairs.take_while(|same| *same).count();
     let from_start = same(&mut own.iter().zip(recorded).map(|(a, b)| a == b));
-    let from_end = same(
-        &mut own
-            .iter()
-            .rev()
-            .zip(recorded.iter().rev())
-            .map(|(a, b)| a == b),
-    );
+    let from_end = same(&mut own.iter().rev().zip(recorded.iter().rev()).map(|(a, b)| a == b));
     let longer = own.len().max(recorded.len());
     longer > 4 && (from_start + from_end) * 4 >= longer * 3
 }
@@ -337,9 +285,7 @@ pub(crate) fn compare(computed: &str, golden: &str) -> Result<(), String> {
     let (ours, theirs): (Vec<&str>, Vec<&str>) =
         (computed.split('\n').collect(), golden.split('\n').collect());
     let at = ours.iter().zip(&theirs).take_while(|(a, b)| a == b).count();
-    let before = ours[at.saturating_sub(3)..at]
-        .iter()
-        .map(|line| format!("      {line}\n"));
+    let before = ours[at.saturating_sub(3)..at].iter().map(|line| format!("      {line}\n"));
     let show = |lines: &[&str]| match lines.get(at) {
         None | Some(&"") if at + 1 >= lines.len() => "(end of log)".to_owned(),
         Some(line) => (*line).to_owned(),

@@ -25,11 +25,7 @@ impl GoRand {
         for (word, warm) in state.iter_mut().zip(warmed_up) {
             *word ^= warm;
         }
-        Self {
-            tap: 0,
-            feed: LEN - TAP,
-            state,
-        }
+        Self { tap: 0, feed: LEN - TAP, state }
     }
 
     fn next(&mut self) -> u64 {
@@ -70,9 +66,7 @@ fn raw_state(seed: u32, first_shift: u32, second_shift: u32) -> Vec<u64> {
     for _ in 0..20 {
         draw();
     }
-    (0..LEN)
-        .map(|_| (draw() << first_shift) ^ (draw() << second_shift) ^ draw())
-        .collect()
+    (0..LEN).map(|_| (draw() << first_shift) ^ (draw() << second_shift) ^ draw()).collect()
 }
 
 /// The state that a generator seeded with 1 has after its warm-up, by position in the ring.
@@ -89,9 +83,7 @@ fn warmed_up_state() -> &'static [u64] {
             let word = power
                 .iter()
                 .zip(&oldest_first)
-                .fold(0_u64, |sum, (factor, word)| {
-                    sum.wrapping_add(factor.wrapping_mul(*word))
-                });
+                .fold(0_u64, |sum, (factor, word)| sum.wrapping_add(factor.wrapping_mul(*word)));
             state[position(WARM_UP_STEPS + k)] = word;
             power = times_x(power);
         }

@@ -7,11 +7,7 @@
     clippy::print_stdout,
     reason = "this program is a test harness: its output is the result"
 )]
-#![allow(
-    clippy::cast_possible_wrap,
-    clippy::cast_possible_truncation,
-    reason = "small numbers"
-)]
+#![allow(clippy::cast_possible_wrap, clippy::cast_possible_truncation, reason = "small numbers")]
 
 mod golden;
 mod gorand;
@@ -62,11 +58,7 @@ impl Arguments {
 
     fn wants(&self, name: &str) -> bool {
         let matches = |filter: &String| {
-            if self.exact {
-                name == filter
-            } else {
-                name.contains(filter.as_str())
-            }
+            if self.exact { name == filter } else { name.contains(filter.as_str()) }
         };
         !self.ignored
             && (self.filters.is_empty() || self.filters.iter().any(matches))
@@ -119,10 +111,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
 
-    println!(
-        "\nrunning {} tests",
-        upstream.len() + own.len() + of_harness.len()
-    );
+    println!("\nrunning {} tests", upstream.len() + own.len() + of_harness.len());
     let mut failures = Vec::new();
     let upstream_tally = run(&arguments, &upstream, &mut failures);
     let own_tally = run(&arguments, &own, &mut failures);
@@ -136,19 +125,13 @@ fn main() -> ExitCode {
     if given.is_none() && upstream_files.is_empty() {
         println!("not run: no data at {}", folder.display());
     } else {
-        println!(
-            "{} goldens, {} failed",
-            upstream_tally.run, upstream_tally.failed
-        );
+        println!("{} goldens, {} failed", upstream_tally.run, upstream_tally.failed);
         if upstream_files.is_empty() {
             println!("no file named *{SUFFIX} in {}", folder.display());
             ok = false;
         }
     }
-    println!(
-        "own goldens: {}, {} failed",
-        own_tally.run, own_tally.failed
-    );
+    println!("own goldens: {}, {} failed", own_tally.run, own_tally.failed);
     let tallies = [upstream_tally, own_tally, harness_tally];
     let sum = |count: fn(&Tally) -> usize| tallies.iter().map(count).sum::<usize>();
     let failed = sum(|tally| tally.failed);
@@ -158,11 +141,7 @@ fn main() -> ExitCode {
         sum(|tally| tally.run) - failed,
         sum(|tally| tally.filtered),
     );
-    if ok {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::from(101)
-    }
+    if ok { ExitCode::SUCCESS } else { ExitCode::from(101) }
 }
 
 fn run(arguments: &Arguments, tests: &[Test], failures: &mut Vec<String>) -> Tally {
@@ -174,11 +153,7 @@ fn run(arguments: &Arguments, tests: &[Test], failures: &mut Vec<String>) -> Tal
         }
         tally.run += 1;
         let result = (test.run)();
-        println!(
-            "test {} ... {}",
-            test.name,
-            if result.is_ok() { "ok" } else { "FAILED" }
-        );
+        println!("test {} ... {}", test.name, if result.is_ok() { "ok" } else { "FAILED" });
         if let Err(error) = result {
             tally.failed += 1;
             failures.push(format!("---- {} ----\n{error}\n", test.name));
@@ -206,11 +181,7 @@ fn golden_files(folder: &Path) -> Vec<PathBuf> {
 
 fn tests_of(group: &str, folder: &Path, files: &[PathBuf]) -> Vec<Test> {
     let test = |path: &PathBuf| {
-        let relative = path
-            .strip_prefix(folder)
-            .unwrap_or(path)
-            .to_string_lossy()
-            .into_owned();
+        let relative = path.strip_prefix(folder).unwrap_or(path).to_string_lossy().into_owned();
         let path = path.clone();
         Test {
             name: format!("{group}::{relative}"),
@@ -231,23 +202,15 @@ fn check(text: &str) -> Result<(), String> {
 
 /// A file that is named like a title has that title.
 fn check_name(path: &Path, text: &str) -> Result<(), String> {
-    let name = path
-        .file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned();
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let Some(name) = name.strip_suffix(".test.log.golden") else {
         return Ok(());
     };
-    let title = text
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .trim_start_matches("## ");
+    let title = text.lines().next().unwrap_or_default().trim_start_matches("## ");
     match (Title::parse(name), Title::parse(title)) {
-        (Ok(of_name), Ok(of_title)) if of_name != of_title => Err(format!(
-            "the file is named {name:?}, its title is {title:?}"
-        )),
+        (Ok(of_name), Ok(of_title)) if of_name != of_title => {
+            Err(format!("the file is named {name:?}, its title is {title:?}"))
+        }
         _ => Ok(()),
     }
 }
@@ -255,9 +218,7 @@ fn check_name(path: &Path, text: &str) -> Result<(), String> {
 fn update(path: &Path) -> Result<(), String> {
     let show = |error: String| format!("{}: {error}", path.display());
     let text = fs::read_to_string(path).map_err(|error| show(error.to_string()))?;
-    let log = Golden::parse(&text)
-        .and_then(|golden| golden.render())
-        .map_err(show)?;
+    let log = Golden::parse(&text).and_then(|golden| golden.render()).map_err(show)?;
     fs::write(path, log).map_err(|error| show(error.to_string()))
 }
 
@@ -284,10 +245,7 @@ fn harness_tests(own_files: &[PathBuf]) -> Vec<Test> {
             run: Box::new(random_numbers_are_those_of_go),
         },
         of_texts("a_changed_digit_is_found", a_changed_digit_is_found),
-        of_texts(
-            "a_changed_or_missing_line_is_found",
-            a_changed_or_missing_line_is_found,
-        ),
+        of_texts("a_changed_or_missing_line_is_found", a_changed_or_missing_line_is_found),
         of_texts("a_cut_log_is_found", a_cut_log_is_found),
         of_texts(
             "an_order_that_no_seed_gives_is_replayed",
@@ -308,10 +266,7 @@ fn random_numbers_are_those_of_go() -> Result<(), String> {
 
 /// Changes digits one at a time, here and there, always at the same places.
 fn a_changed_digit_is_found(text: &str) -> Result<(), String> {
-    let digits = text
-        .bytes()
-        .enumerate()
-        .filter(|(_, byte)| byte.is_ascii_digit());
+    let digits = text.bytes().enumerate().filter(|(_, byte)| byte.is_ascii_digit());
     for (nth, (at, digit)) in digits.enumerate() {
         if nth % 11 != 0 && at > 400 {
             continue;
@@ -354,20 +309,13 @@ fn an_order_that_no_seed_gives_is_replayed(text: &str) -> Result<(), String> {
     let Some(at) = text.find("random(") else {
         return Ok(());
     };
-    let seed: String = text[at + 7..]
-        .chars()
-        .take_while(char::is_ascii_digit)
-        .collect();
+    let seed: String = text[at + 7..].chars().take_while(char::is_ascii_digit).collect();
     let renamed = text.replace(&format!("random({seed})"), &format!("random(1{seed})"));
     check(&renamed)?;
     let (line, _) = text.match_indices('\n').nth(20).ok_or("the log is short")?;
     let digit = renamed[line..].find(" available").ok_or("no counts")? + line - 1;
     let mut changed = renamed.clone().into_bytes();
-    changed[digit] = if changed[digit] == b'9' {
-        b'8'
-    } else {
-        changed[digit] + 1
-    };
+    changed[digit] = if changed[digit] == b'9' { b'8' } else { changed[digit] + 1 };
     must_fail(&changed, &renamed, digit)
 }
 

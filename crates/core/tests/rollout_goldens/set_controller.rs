@@ -15,9 +15,7 @@ impl Simulator {
         let name = self.sets[index].set.name.clone();
         self.trace(Task::Set(name.clone()));
         let iteration = self.iteration;
-        self.line(&format!(
-            "[MS controller] Iteration {iteration}, Reconcile {name}: {summary}"
-        ));
+        self.line(&format!("[MS controller] Iteration {iteration}, Reconcile {name}: {summary}"));
         self.complete_updates(index);
         self.drop_pending_acknowledge(index);
         self.sync_replicas(index)?;
@@ -29,35 +27,22 @@ impl Simulator {
         let mut completed = Vec::new();
         for machine in &mut self.sets[index].machines {
             if !machine.has(keys::PENDING_ACKNOWLEDGE_MOVE)
-                && machine
-                    .annotations
-                    .remove(keys::UPDATE_IN_PROGRESS)
-                    .is_some()
+                && machine.annotations.remove(keys::UPDATE_IN_PROGRESS).is_some()
             {
                 completed.push(machine.name());
             }
         }
         if !completed.is_empty() {
             let names = sorted_names(completed);
-            self.line(&format!(
-                "[MS controller] - Replicas {names} completed in-place update"
-            ));
+            self.line(&format!("[MS controller] - Replicas {names} completed in-place update"));
         }
     }
 
     fn drop_pending_acknowledge(&mut self, index: usize) {
         let set = &mut self.sets[index];
         for trigger in trigger_in_place(&set.set, &set.snapshots()) {
-            if let Trigger::CompleteMove {
-                machine,
-                drop_pending_acknowledge: true,
-            } = trigger
-            {
-                for found in set
-                    .machines
-                    .iter_mut()
-                    .filter(|found| found.name() == machine)
-                {
+            if let Trigger::CompleteMove { machine, drop_pending_acknowledge: true } = trigger {
+                for found in set.machines.iter_mut().filter(|found| found.name() == machine) {
                     found.annotations.remove(keys::PENDING_ACKNOWLEDGE_MOVE);
                 }
             }
@@ -142,14 +127,8 @@ impl Simulator {
         self.sets[index].machines = kept;
         let names: Vec<String> = moved.iter().map(SimMachine::name).collect();
         self.sets[target].machines.extend(moved);
-        self.sets[target]
-            .machines
-            .sort_by_key(|machine| machine.index);
-        let MachineSet {
-            name,
-            spec_replicas,
-            ..
-        } = &self.sets[index].set;
+        self.sets[target].machines.sort_by_key(|machine| machine.index);
+        let MachineSet { name, spec_replicas, .. } = &self.sets[index].set;
         let line = format!(
             "[MS controller] - {name} scale down to {left}/{spec_replicas} replicas ({} moved to \
              {to})",
@@ -172,28 +151,17 @@ impl Simulator {
             })
             .collect();
         order.sort_unstable();
-        let gone: Vec<i64> = order
-            .into_iter()
-            .take(count)
-            .map(|(_, index)| index.abs())
-            .collect();
-        set.machines
-            .retain(|machine| !gone.contains(&machine.index));
-        gone.iter()
-            .map(|index| format!("m{index}"))
-            .collect::<Vec<_>>()
-            .join(",")
+        let gone: Vec<i64> = order.into_iter().take(count).map(|(_, index)| index.abs()).collect();
+        set.machines.retain(|machine| !gone.contains(&machine.index));
+        gone.iter().map(|index| format!("m{index}")).collect::<Vec<_>>().join(",")
     }
 
     fn update_status(&mut self, index: usize) {
         let current = self.sets[index].version == self.setup.version;
         let SimSet { set, machines, .. } = &mut self.sets[index];
         let in_use = |machine: &&SimMachine| !machine.has(keys::UPDATE_IN_PROGRESS);
-        let available = machines
-            .iter()
-            .filter(in_use)
-            .filter(|machine| !machine.unhealthy)
-            .count() as i64;
+        let available =
+            machines.iter().filter(in_use).filter(|machine| !machine.unhealthy).count() as i64;
         set.status_replicas = machines.len() as i64;
         set.available_replicas = available;
         set.up_to_date_replicas = if current { available } else { 0 };

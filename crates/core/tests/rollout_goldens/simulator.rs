@@ -80,10 +80,8 @@ impl Simulator {
             })
             .collect();
         let exists = sets.iter().any(|set| set.version == setup.version);
-        let unhealthy: i64 = sets
-            .iter()
-            .map(|set| set.set.status_replicas - set.set.available_replicas)
-            .sum();
+        let unhealthy: i64 =
+            sets.iter().map(|set| set.set.status_replicas - set.set.available_replicas).sum();
         Self {
             deployment: MachineDeployment {
                 name: "md".to_owned(),
@@ -157,9 +155,7 @@ impl Simulator {
                 return Err("the log ends before the rollout does".to_owned());
             }
         }
-        Err(format!(
-            "the rollout is not finished after {MAX_ITERATIONS} iterations"
-        ))
+        Err(format!("the rollout is not finished after {MAX_ITERATIONS} iterations"))
     }
 
     fn task_list(&self) -> Vec<Task> {
@@ -193,21 +189,15 @@ impl Simulator {
 
     fn reconcile_deployment(&mut self) -> Result<(), String> {
         self.trace(Task::Deployment);
-        self.line(&format!(
-            "[MD controller] Iteration {}, Reconcile md",
-            self.iteration
-        ));
+        self.line(&format!("[MD controller] Iteration {}, Reconcile md", self.iteration));
         let plan = self.plan();
         let results = self.apply(&plan);
         self.current_exists = true;
         self.status_replicas = self.sets.iter().map(|set| set.set.status_replicas).sum();
         self.available_replicas = self.sets.iter().map(|set| set.set.available_replicas).sum();
         if self.setup.strategy != Strategy::OnDelete {
-            self.up_to_date_replicas = self
-                .sets
-                .iter()
-                .map(|set| set.set.up_to_date_replicas)
-                .sum();
+            self.up_to_date_replicas =
+                self.sets.iter().map(|set| set.set.up_to_date_replicas).sum();
         }
         self.line("[MD controller] - Result of rollout planner");
         self.line(&format!("    md: {}", self.deployment_summary()));
@@ -234,10 +224,7 @@ impl Simulator {
             if plan.is_complete() {
                 return plan;
             }
-            let answers = plan
-                .pairs_to_ask
-                .into_iter()
-                .map(|pair| (pair, self.setup.in_place));
+            let answers = plan.pairs_to_ask.into_iter().map(|pair| (pair, self.setup.in_place));
             decisions.extend(answers);
         }
     }
@@ -253,17 +240,8 @@ impl Simulator {
             set.set.spec_replicas = planned.replicas;
             set.set.annotations.extend(planned.annotations.clone());
             let name = &set.set.name;
-            let _ = writeln!(
-                results,
-                "    {name}: {}",
-                set.summary_from(planned.replicas_before)
-            );
-            results.push_str(&change_lines(
-                &before,
-                &set.set,
-                planned.role,
-                &planned.notes,
-            ));
+            let _ = writeln!(results, "    {name}: {}", set.summary_from(planned.replicas_before));
+            results.push_str(&change_lines(&before, &set.set, planned.role, &planned.notes));
         }
         if let Some(created) = &plan.create {
             let mut set = SimSet::new(self.sets.len() + 1, Vec::new(), 0);
@@ -305,9 +283,7 @@ impl Simulator {
         }
         let maximum = self.setup.replicas + posts.surge;
         let sets = self.sets.iter();
-        let total: i64 = sets
-            .map(|set| set.set.spec_replicas.max(set.set.status_replicas))
-            .sum();
+        let total: i64 = sets.map(|set| set.set.spec_replicas.max(set.set.status_replicas)).sum();
         if total > maximum {
             if !self.setup.tolerate_surge {
                 return Err(format!("{total} machines are more than {maximum}"));
@@ -338,10 +314,7 @@ impl Simulator {
             .collect();
         if !may || outdated.is_empty() {
             return choice.map_or(Ok(()), |name| {
-                Err(format!(
-                    "the user may not delete {name} in iteration {}",
-                    self.iteration
-                ))
+                Err(format!("the user may not delete {name} in iteration {}", self.iteration))
             });
         }
         let name = match (choice, random) {
@@ -354,18 +327,13 @@ impl Simulator {
         }
         .clone();
         let mut machines = self.sets.iter_mut().flat_map(|set| &mut set.machines);
-        let machine = machines
-            .find(|machine| machine.name() == name)
-            .ok_or("just found")?;
+        let machine = machines.find(|machine| machine.name() == name).ok_or("just found")?;
         if machine.deleting {
             return choice.map_or(Ok(()), |name| Err(format!("{name} is deleted already")));
         }
         machine.deleting = true;
         self.trace(Task::User(Some(name.clone())));
-        self.line(&format!(
-            "[User] Iteration {}, Deleting machine {name}",
-            self.iteration
-        ));
+        self.line(&format!("[User] Iteration {}, Deleting machine {name}", self.iteration));
         Ok(())
     }
 
@@ -380,9 +348,7 @@ impl Simulator {
         });
         let Some((set, at)) = found else { return };
         self.trace(Task::Machine(name.to_owned()));
-        self.line(&format!(
-            "[M controller] Iteration {iteration}, Reconcile {name}"
-        ));
+        self.line(&format!("[M controller] Iteration {iteration}, Reconcile {name}"));
         if self.sets[set].machines[at].deleting {
             self.line(&format!("[M controller] - {name} finalizer removed"));
             self.sets[set].machines.remove(at);
@@ -399,21 +365,9 @@ impl Simulator {
             return false;
         }
         self.sets.iter().all(|set| {
-            let wanted = if set.version == self.setup.version {
-                replicas
-            } else {
-                0
-            };
-            let MachineSet {
-                spec_replicas,
-                status_replicas,
-                available_replicas,
-                ..
-            } = set.set;
-            let updating = set
-                .machines
-                .iter()
-                .any(|machine| machine.has(keys::UPDATE_IN_PROGRESS));
+            let wanted = if set.version == self.setup.version { replicas } else { 0 };
+            let MachineSet { spec_replicas, status_replicas, available_replicas, .. } = set.set;
+            let updating = set.machines.iter().any(|machine| machine.has(keys::UPDATE_IN_PROGRESS));
             let rolling = self.setup.strategy != Strategy::OnDelete;
             (spec_replicas, status_replicas, available_replicas) == (wanted, wanted, wanted)
                 && set.machines.len() as i64 == wanted
@@ -424,11 +378,7 @@ impl Simulator {
     /// The names of the machines of the current MachineSet.
     #[allow(dead_code, reason = "the property tests ask, the golden tests do not")]
     pub(crate) fn machine_names(&self) -> Vec<String> {
-        self.sets
-            .iter()
-            .flat_map(|set| &set.machines)
-            .map(SimMachine::name)
-            .collect()
+        self.sets.iter().flat_map(|set| &set.machines).map(SimMachine::name).collect()
     }
 
     fn deployment_summary(&self) -> String {
@@ -464,11 +414,7 @@ fn check_listed(listed: &[Task], task: &Task) -> Result<(), String> {
         Task::User(_) => listed.contains(&Task::User(None)),
         other => listed.contains(other),
     };
-    if fits {
-        Ok(())
-    } else {
-        Err(format!("{task:?} is not among the tasks of its iteration"))
-    }
+    if fits { Ok(()) } else { Err(format!("{task:?} is not among the tasks of its iteration")) }
 }
 
 /// Draws the tasks of one iteration: each comes up, three in ten are skipped, three in ten of the

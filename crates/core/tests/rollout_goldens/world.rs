@@ -38,13 +38,7 @@ pub(crate) struct SimMachine {
 
 impl SimMachine {
     pub(crate) fn new(index: i64, version: usize) -> Self {
-        Self {
-            index,
-            version,
-            annotations: BTreeMap::new(),
-            deleting: false,
-            unhealthy: false,
-        }
+        Self { index, version, annotations: BTreeMap::new(), deleting: false, unhealthy: false }
     }
 
     pub(crate) fn name(&self) -> String {
@@ -86,18 +80,11 @@ impl SimSet {
             template: template(version),
             ..MachineSet::default()
         };
-        Self {
-            set,
-            version,
-            machines,
-        }
+        Self { set, version, machines }
     }
 
     pub(crate) fn snapshots(&self) -> Vec<Machine> {
-        self.machines
-            .iter()
-            .map(|machine| machine.snapshot(&self.set.name))
-            .collect()
+        self.machines.iter().map(|machine| machine.snapshot(&self.set.name)).collect()
     }
 
     pub(crate) fn machine_list(&self) -> String {
@@ -121,11 +108,7 @@ impl SimSet {
     }
 
     pub(crate) fn summary_from(&self, replicas_before: i64) -> String {
-        let MachineSet {
-            spec_replicas,
-            status_replicas,
-            ..
-        } = self.set;
+        let MachineSet { spec_replicas, status_replicas, .. } = self.set;
         let replicas = if replicas_before == spec_replicas {
             format!("{status_replicas}/{spec_replicas}")
         } else {
@@ -141,8 +124,5 @@ impl SimSet {
 }
 
 pub(crate) fn template(version: usize) -> Template {
-    Template {
-        failure_domain: format!("v{version}"),
-        ..Template::default()
-    }
+    Template { failure_domain: format!("v{version}"), ..Template::default() }
 }

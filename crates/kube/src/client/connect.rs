@@ -42,21 +42,12 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let Self {
-            dialer,
-            tls,
-            server_name,
-        } = self.clone();
+        let Self { dialer, tls, server_name } = self.clone();
         Box::pin(async move {
             let connect = connect(&dialer, tls, server_name.as_deref(), &uri);
-            tokio::time::timeout(CONNECT_DEADLINE, connect)
-                .await
-                .unwrap_or_else(|_| {
-                    Err(io::Error::new(
-                        io::ErrorKind::TimedOut,
-                        format!("no connection to {uri}"),
-                    ))
-                })
+            tokio::time::timeout(CONNECT_DEADLINE, connect).await.unwrap_or_else(|_| {
+                Err(io::Error::new(io::ErrorKind::TimedOut, format!("no connection to {uri}")))
+            })
         })
     }
 }
@@ -69,10 +60,7 @@ async fn connect(
 ) -> io::Result<ClientStream> {
     let invalid =
         |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{uri}: {what}"));
-    let host = uri
-        .host()
-        .ok_or_else(|| invalid("no host"))?
-        .trim_matches(['[', ']']);
+    let host = uri.host().ok_or_else(|| invalid("no host"))?.trim_matches(['[', ']']);
     if uri.scheme_str() == Some("http") {
         let stream = dialer.dial(host, uri.port_u16().unwrap_or(80)).await?;
         return Ok(ClientStream::Plain(TokioIo::new(stream)));
@@ -96,11 +84,7 @@ impl Connection for ClientStream {
             Self::Plain(_) => false,
             Self::Tls(stream) => stream.inner().get_ref().1.alpn_protocol() == Some(b"h2"),
         };
-        if h2 {
-            Connected::new().negotiated_h2()
-        } else {
-            Connected::new()
-        }
+        if h2 { Connected::new().negotiated_h2() } else { Connected::new() }
     }
 }
 

@@ -32,10 +32,7 @@ impl<S> Layer<S> for DisciplineLayer {
     type Service = Discipline<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        Discipline {
-            inner,
-            rules: self.clone(),
-        }
+        Discipline { inner, rules: self.clone() }
     }
 }
 
@@ -63,12 +60,7 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let inner = self.inner.clone();
-        let DisciplineLayer {
-            gate,
-            agent,
-            deadline,
-            fence,
-        } = self.rules.clone();
+        let DisciplineLayer { gate, agent, deadline, fence } = self.rules.clone();
         request.headers_mut().insert(header::USER_AGENT, agent);
         let effect = effect_of(&request);
         let watch = asks(&request, &["watch=true", "watch=1"]);
@@ -90,9 +82,7 @@ where
                 Some(leadership) if effect.is_some() => Some(leadership.pass()?),
                 _ => None,
             };
-            let deadline = pass
-                .as_ref()
-                .map_or(deadline, |pass| deadline.min(pass.within));
+            let deadline = pass.as_ref().map_or(deadline, |pass| deadline.min(pass.within));
             // A watch has no end, but it has a beginning.
             let outcome = match tokio::time::timeout(deadline, inner.oneshot(request)).await {
                 Ok(outcome) => outcome.map_err(Into::into),
@@ -107,14 +97,7 @@ where
                 return never().await;
             }
             let stall = (!watch).then_some(deadline);
-            outcome.map(|response| {
-                response.map(|inner| Answer {
-                    inner,
-                    gate,
-                    stall,
-                    timer: None,
-                })
-            })
+            outcome.map(|response| response.map(|inner| Answer { inner, gate, stall, timer: None }))
         })
     }
 }
@@ -131,10 +114,7 @@ fn asks(request: &Request<Body>, pairs: &[&str]) -> bool {
 
 /// What a request does to the cluster: nothing, if it only reads or is a dry run.
 fn effect_of(request: &Request<Body>) -> Option<Effect> {
-    let reads = matches!(
-        *request.method(),
-        Method::GET | Method::HEAD | Method::OPTIONS
-    );
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     (!reads && !asks(request, &["dryRun=All"])).then(|| Effect::Api {
         method: request.method().to_string(),
         path: request.uri().path().to_owned(),
@@ -176,9 +156,7 @@ where
         let Some(stall) = this.stall else {
             return Poll::Pending;
         };
-        let timer = this
-            .timer
-            .get_or_insert_with(|| Box::pin(tokio::time::sleep(stall)));
+        let timer = this.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(stall)));
         timer
             .as_mut()
             .poll(cx)
@@ -199,11 +177,7 @@ mod tests {
     use super::*;
 
     fn request(method: Method, uri: &str) -> Request<Body> {
-        Request::builder()
-            .method(method)
-            .uri(uri)
-            .body(Body::empty())
-            .unwrap()
+        Request::builder().method(method).uri(uri).body(Body::empty()).unwrap()
     }
 
     #[test]
@@ -223,10 +197,7 @@ mod tests {
     fn a_watch_is_known_by_its_query() {
         let pairs = ["watch=true", "watch=1"];
         assert!(asks(&request(Method::GET, "/x?a=b&watch=true"), &pairs));
-        assert!(!asks(
-            &request(Method::GET, "/x?labelSelector=watch"),
-            &pairs
-        ));
+        assert!(!asks(&request(Method::GET, "/x?labelSelector=watch"), &pairs));
         assert!(!asks(&request(Method::GET, "/watch"), &pairs));
     }
 }

@@ -69,19 +69,11 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 impl HttpsPoster {
     /// A poster that trusts the given PEM bundle, and nothing else.
     pub fn new(stack: &ClientStack, ca_bundle_pem: &[u8]) -> Result<Self, PostError> {
-        let tls = crate::tls::client_config(ca_bundle_pem).map_err(|e| PostError::CaBundle {
-            url: String::new(),
-            reason: e.to_string(),
-        })?;
-        let connector = Connector {
-            dialer: stack.dialer.clone(),
-            tls: Arc::new(tls),
-            server_name: None,
-        };
-        Ok(Self {
-            client: pooled(connector),
-            gate: stack.gate.clone(),
-        })
+        let tls = crate::tls::client_config(ca_bundle_pem)
+            .map_err(|e| PostError::CaBundle { url: String::new(), reason: e.to_string() })?;
+        let connector =
+            Connector { dialer: stack.dialer.clone(), tls: Arc::new(tls), server_name: None };
+        Ok(Self { client: pooled(connector), gate: stack.gate.clone() })
     }
 
     /// Posts `body` and returns the status and the whole answer, at most 20 MiB.
@@ -94,13 +86,8 @@ impl HttpsPoster {
         if self.gate.fate() == Fate::Dead {
             return never().await;
         }
-        let transport = |source: BoxError| PostError::Transport {
-            url: url.to_owned(),
-            source,
-        };
-        let target: Uri = url
-            .parse()
-            .map_err(|e: http::uri::InvalidUri| transport(e.into()))?;
+        let transport = |source: BoxError| PostError::Transport { url: url.to_owned(), source };
+        let target: Uri = url.parse().map_err(|e: http::uri::InvalidUri| transport(e.into()))?;
         if target.scheme() != Some(&Scheme::HTTPS) {
             return Err(transport("it is not an https URL".into()));
         }
@@ -108,28 +95,15 @@ impl HttpsPoster {
             .body(Full::new(Bytes::from(body)))
             .map_err(|e| transport(e.into()))?;
         let call = async {
-            let response = self
-                .client
-                .request(request)
-                .await
-                .map_err(|e| transport(e.into()))?;
+            let response = self.client.request(request).await.map_err(|e| transport(e.into()))?;
             let status = response.status().as_u16();
             let body = Limited::new(response.into_body(), refit_api::hooks::MAX_BODY_BYTES);
             let body = body.collect().await.map_err(transport)?.to_bytes();
             Ok((status, body))
         };
-        let outcome = tokio::time::timeout(deadline, call)
-            .await
-            .unwrap_or_else(|_| {
-                Err(PostError::Timeout {
-                    url: url.to_owned(),
-                    seconds: deadline.as_secs(),
-                })
-            });
-        if self.gate.fate() == Fate::Dead {
-            never().await
-        } else {
-            outcome
-        }
+        let outcome = tokio::time::timeout(deadline, call).await.unwrap_or_else(|_| {
+            Err(PostError::Timeout { url: url.to_owned(), seconds: deadline.as_secs() })
+        });
+        if self.gate.fate() == Fate::Dead { never().await } else { outcome }
     }
 }

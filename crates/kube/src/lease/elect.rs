@@ -99,10 +99,7 @@ async fn attempt(
     let written = match known {
         None => {
             let lease = Lease {
-                metadata: ObjectMeta {
-                    name: Some(settings.name.clone()),
-                    ..ObjectMeta::default()
-                },
+                metadata: ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() },
                 spec: Some(spec),
             };
             api.create(&PostParams::default(), &lease).await
@@ -152,12 +149,7 @@ fn next(
         .as_ref()
         .filter(|seen| seen.holder == holder && seen.renewed == renewed && seen.version == version);
     let Some(same) = same else {
-        *seen = Some(Seen {
-            holder,
-            renewed,
-            version,
-            since: now,
-        });
+        *seen = Some(Seen { holder, renewed, version, since: now });
         return Next::Wait;
     };
     // The holder's own duration counts, and never less than ours.
@@ -173,9 +165,7 @@ fn wanted(
     now: Timestamp,
     next: Next,
 ) -> LeaseSpec {
-    let before = known
-        .and_then(|lease| lease.spec.clone())
-        .unwrap_or_default();
+    let before = known.and_then(|lease| lease.spec.clone()).unwrap_or_default();
     let transitions = before.lease_transitions.unwrap_or_default();
     let (acquired, transitions) = match next {
         Next::Renew => (before.acquire_time, transitions),
@@ -215,10 +205,7 @@ pub async fn release(
     for attempt in 1..=RELEASE_ATTEMPTS {
         let lease = api.get_opt(&settings.name).await.map_err(failed)?;
         let ours = lease.filter(|lease| {
-            let holder = lease
-                .spec
-                .as_ref()
-                .and_then(|spec| spec.holder_identity.as_ref());
+            let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_ref());
             holder == Some(&settings.identity)
         });
         let Some(ours) = ours else {
@@ -252,10 +239,8 @@ mod tests {
     fn lease(holder: &str, version: u32) -> Lease {
         let settings = settings(holder);
         let at = Timestamp::from_second(0).unwrap();
-        let mut lease = Lease {
-            spec: Some(wanted(None, &settings, at, Next::Create)),
-            ..Lease::default()
-        };
+        let mut lease =
+            Lease { spec: Some(wanted(None, &settings, at, Next::Create)), ..Lease::default() };
         lease.metadata.resource_version = Some(version.to_string());
         lease
     }
@@ -293,10 +278,7 @@ mod tests {
         let free = lease("", 7);
         assert_eq!(next(Some(&free), &me, &mut seen, instant()), Next::Take);
         assert_eq!(next(None, &me, &mut seen, instant()), Next::Create);
-        assert_eq!(
-            next(Some(&lease("b", 8)), &me, &mut seen, instant()),
-            Next::Renew
-        );
+        assert_eq!(next(Some(&lease("b", 8)), &me, &mut seen, instant()), Next::Renew);
     }
 
     #[test]

@@ -127,11 +127,7 @@ struct Backoff {
 
 impl Backoff {
     fn new() -> Self {
-        Self {
-            next: BACKOFF_FLOOR,
-            since: instant(),
-            lost: false,
-        }
+        Self { next: BACKOFF_FLOOR, since: instant(), lost: false }
     }
 
     fn worked(&mut self) {
@@ -193,12 +189,7 @@ mod tests {
 
     #[test]
     fn a_lost_place_is_told_apart_in_each_way_that_it_is_said() {
-        let status = |code| {
-            Box::new(kube::core::Status {
-                code,
-                ..kube::core::Status::default()
-            })
-        };
+        let status = |code| Box::new(kube::core::Status { code, ..kube::core::Status::default() });
         assert!(lost_its_place(&watcher::Error::WatchError(status(410))));
         let refused = kube::Error::Api(status(410));
         assert!(lost_its_place(&watcher::Error::WatchStartFailed(refused)));

@@ -1,12 +1,7 @@
 //! What the tests share: an API server behind TLS on an in-memory network, and processes that talk
 //! to it.
 
-#![allow(
-    dead_code,
-    unreachable_pub,
-    missing_docs,
-    reason = "each test file uses its part"
-)]
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses its part")]
 
 use std::{
     convert::Infallible,
@@ -92,9 +87,7 @@ pub fn kubeconfig(url: &str, ca_pem: &str) -> String {
 
 pub async fn config(kubeconfig: &str) -> Config {
     let kubeconfig = Kubeconfig::from_yaml(kubeconfig).unwrap();
-    Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
-        .await
-        .unwrap()
+    Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap()
 }
 
 /// A switch that kills at the effect of that number, counted from 1, on that side.
@@ -146,11 +139,7 @@ impl Gate for Switch {
     }
 
     fn fate(&self) -> Fate {
-        if self.dead.load(Ordering::SeqCst) {
-            Fate::Dead
-        } else {
-            Fate::Alive
-        }
+        if self.dead.load(Ordering::SeqCst) { Fate::Dead } else { Fate::Alive }
     }
 }
 
@@ -237,17 +226,9 @@ impl World {
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(Counting(cert, self.handshakes.clone())));
         tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        let served = Served {
-            server: self.server.clone(),
-            log: self.log.clone(),
-        };
+        let served = Served { server: self.server.clone(), log: self.log.clone() };
         let listener = self.network.listen(HOST, PORT);
-        let serving = serve(
-            listener,
-            Some(Arc::new(tls)),
-            served,
-            std::future::pending(),
-        );
+        let serving = serve(listener, Some(Arc::new(tls)), served, std::future::pending());
         let task = tokio::spawn(serving).abort_handle();
         if let Some(old) = self.serving.lock().unwrap().replace(task) {
             old.abort();
@@ -316,9 +297,7 @@ pub fn config_map(name: &str, value: &str) -> ConfigMap {
 
 /// Whether the future is still waiting after an hour.
 pub async fn hangs<T>(future: impl Future<Output = T>) -> bool {
-    tokio::time::timeout(Duration::from_secs(3600), future)
-        .await
-        .is_err()
+    tokio::time::timeout(Duration::from_secs(3600), future).await.is_err()
 }
 
 /// Waits until something holds, for at most that many seconds.

@@ -17,14 +17,8 @@ fn client_side_apply_creates_changes_and_removes() {
     container["image"] = json!("i:2");
     assert_eq!(apply(&web), "deployment.apps/web configured\n");
     let path = "jsonpath={.spec.template.spec.containers[0].env[*].name} {.spec.template.spec.containers[0].image} {.metadata.labels.theirs}";
-    assert_eq!(
-        kubectl.args(["get", "deploy", "web", "-o", path]).ok(),
-        "B i:2 1"
-    );
-    has(
-        &kubectl.run("apply view-last-applied deployment/web").ok(),
-        &["image: i:2"],
-    );
+    assert_eq!(kubectl.args(["get", "deploy", "web", "-o", path]).ok(), "B i:2 1");
+    has(&kubectl.run("apply view-last-applied deployment/web").ok(), &["image: i:2"]);
 }
 
 #[test]
@@ -42,18 +36,12 @@ fn client_side_apply_of_custom_kinds_merges_three_ways() {
     spec.remove("replicas");
     md["metadata"] = json!({"name": "md"});
     md["spec"]["template"]["spec"]["version"] = json!("v1.35.0");
-    assert_eq!(
-        apply(&md).ok(),
-        "machinedeployment.cluster.x-k8s.io/md configured\n"
-    );
+    assert_eq!(apply(&md).ok(), "machinedeployment.cluster.x-k8s.io/md configured\n");
     let path = "jsonpath={.spec.replicas}/{.metadata.labels}/{.metadata.annotations.theirs}/{.spec.template.spec.version}";
     let text = kubectl.args(["get", "md", "md", "-o", path]).ok();
     assert!(text.ends_with("/1/v1.35.0"), "{text}");
     assert!(!text.contains("mine"), "{text}");
-    assert_eq!(
-        apply(&md).ok(),
-        "machinedeployment.cluster.x-k8s.io/md unchanged\n"
-    );
+    assert_eq!(apply(&md).ok(), "machinedeployment.cluster.x-k8s.io/md unchanged\n");
 }
 
 #[test]
@@ -91,9 +79,7 @@ fn a_crd_can_be_applied_twice() {
     has(&kubectl.run("explain gadgets").ok(), &["A gadget."]);
     kubectl.feed("apply -f -", &crd("Another gadget.")).ok();
     has(&kubectl.run("explain gadgets").ok(), &["Another gadget."]);
-    kubectl
-        .run("delete crd gadgets.suite.example.com --timeout=20s")
-        .ok();
+    kubectl.run("delete crd gadgets.suite.example.com --timeout=20s").ok();
     kubectl.run("get gadgets").err();
 }
 
@@ -107,36 +93,19 @@ fn server_side_apply_owns_its_fields() {
         )
     };
     let map = config_map("c", json!({"a": "1", "b": "1"}));
-    assert_eq!(
-        apply("one", &map, "").ok(),
-        "configmap/c serverside-applied\n"
-    );
+    assert_eq!(apply("one", &map, "").ok(), "configmap/c serverside-applied\n");
     let other = config_map("c", json!({"b": "2"}));
     let conflict = apply("two", &other, "").err();
-    has(
-        &conflict,
-        &["conflict with \"one\"", ".data.b", "--force-conflicts"],
-    );
+    has(&conflict, &["conflict with \"one\"", ".data.b", "--force-conflicts"]);
     apply("two", &other, "--force-conflicts").ok();
     let text = kubectl.run("get cm c -o yaml --show-managed-fields").ok();
     has(&text, &["manager: one", "manager: two", "operation: Apply"]);
-    assert!(
-        !kubectl
-            .run("get cm c -o yaml")
-            .ok()
-            .contains("managedFields")
-    );
+    assert!(!kubectl.run("get cm c -o yaml").ok().contains("managedFields"));
     apply("one", &config_map("c", json!({})), "").ok();
-    assert_eq!(
-        kubectl.run("get cm c -o jsonpath={.data}").ok(),
-        r#"{"b":"2"}"#
-    );
+    assert_eq!(kubectl.run("get cm c -o jsonpath={.data}").ok(), r#"{"b":"2"}"#);
     apply("one", &machine("m"), "").ok();
     let dry = apply("one", &machine("n"), "--dry-run=server").ok();
-    has(
-        &dry,
-        &["machine.cluster.x-k8s.io/n serverside-applied (server dry run)"],
-    );
+    has(&dry, &["machine.cluster.x-k8s.io/n serverside-applied (server dry run)"]);
 }
 
 #[test]
@@ -145,13 +114,8 @@ fn client_side_objects_move_to_server_side_apply() {
     let mut map = config_map("c", json!({"a": "1", "b": "1"}));
     kubectl.feed("apply -f -", &map.to_string()).ok();
     map["data"] = json!({"a": "2"});
-    kubectl
-        .feed("apply --server-side -f -", &map.to_string())
-        .ok();
-    assert_eq!(
-        kubectl.run("get cm c -o jsonpath={.data}").ok(),
-        r#"{"a":"2"}"#
-    );
+    kubectl.feed("apply --server-side -f -", &map.to_string()).ok();
+    assert_eq!(kubectl.run("get cm c -o jsonpath={.data}").ok(), r#"{"a":"2"}"#);
 }
 
 #[test]
@@ -177,12 +141,7 @@ fn pruning_deletes_what_is_no_longer_applied() {
         map["metadata"]["labels"] = json!({"set": "x"});
         map
     };
-    kubectl
-        .feed("apply -f -", &list(vec![map("a"), map("b")]))
-        .ok();
+    kubectl.feed("apply -f -", &list(vec![map("a"), map("b")])).ok();
     let line = "apply --prune -l set=x --prune-allowlist=core/v1/ConfigMap -f -";
-    has(
-        &kubectl.feed(line, &list(vec![map("a")])).ok(),
-        &["configmap/b pruned"],
-    );
+    has(&kubectl.feed(line, &list(vec![map("a")])).ok(), &["configmap/b pruned"]);
 }

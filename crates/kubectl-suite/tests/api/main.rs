@@ -1,10 +1,7 @@
 //! What a current kubectl can do with the API server: one cluster for all, a namespace for each.
 
 #![allow(clippy::unwrap_used, reason = "tests state facts")]
-#![allow(
-    clippy::needless_pass_by_value,
-    reason = "objects are made for one call"
-)]
+#![allow(clippy::needless_pass_by_value, reason = "objects are made for one call")]
 
 mod apply;
 mod discover;
@@ -40,9 +37,7 @@ pub(crate) fn suite() -> &'static Suite {
             .map(|crd| serde_json::to_value(crd).unwrap())
             .collect();
         kubectl.feed("create -f -", &list(crds)).ok();
-        kubectl
-            .run("wait crd --all --for=condition=Established --timeout=20s")
-            .ok();
+        kubectl.run("wait crd --all --for=condition=Established --timeout=20s").ok();
         Suite { kubectl }
     })
 }

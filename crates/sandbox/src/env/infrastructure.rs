@@ -27,11 +27,7 @@ pub(crate) fn clusters(view: &View<'_>, state: &mut EnvState, plan: &mut Plan) {
         let key = cluster_key(namespace, name);
         let known = state.clusters.entry(key).or_insert_with(|| {
             let (host, port) = endpoint_of(view, cluster);
-            ClusterState {
-                host,
-                port,
-                ..ClusterState::default()
-            }
+            ClusterState { host, port, ..ClusterState::default() }
         });
         let place = view.management.place(capi::CORE_GROUP, "Cluster");
         let (known, Some(place)) = (known.clone(), place) else {
@@ -67,8 +63,7 @@ fn own(view: &View<'_>, cluster: &Value, place: &Place, plan: &mut Plan) {
     let deployments = view.management.place(capi::CORE_GROUP, "MachineDeployment");
     let workers = deployments.into_iter().flat_map(|place| {
         let all = view.management.list(&place.id);
-        all.into_iter()
-            .map(move |object| ((place.clone(), object), false))
+        all.into_iter().map(move |object| ((place.clone(), object), false))
     });
     let workers = workers.filter(|((_, object), _)| {
         self::namespace(object) == namespace && text(object, "/spec/clusterName") == cluster_name
@@ -190,9 +185,7 @@ pub(crate) fn machines(view: &View<'_>, state: &mut EnvState, plan: &mut Plan) {
 }
 
 pub(crate) fn is_control_plane(machine: &Value) -> bool {
-    machine["metadata"]["labels"]
-        .get(keys::CONTROL_PLANE)
-        .is_some()
+    machine["metadata"]["labels"].get(keys::CONTROL_PLANE).is_some()
 }
 
 /// Makes the bootstrap data of a Machine: at once for the first control plane machine, for all
@@ -235,10 +228,7 @@ fn bootstrap(view: &View<'_>, machine: &Value, known: &mut ClusterState, plan: &
             "value": format!("#cloud-config\nruncmd: [kubeadm {verb}]\n"),
         },
     });
-    plan.management(Call::create(
-        format!("/api/v1/namespaces/{namespace}/secrets"),
-        body,
-    ));
+    plan.management(Call::create(format!("/api/v1/namespaces/{namespace}/secrets"), body));
     let path = place.path(namespace, name(&config));
     let body = json!({"status": {
         "dataSecretName": secret,
@@ -275,21 +265,18 @@ fn infrastructure_machine(
     };
     let uid = text(&object, "/metadata/uid");
     let node = name(machine);
-    let record = state
-        .hosts
-        .entry(host_key(cluster, node))
-        .or_insert_with(|| HostRecord {
-            cluster: cluster.to_owned(),
-            node: node.to_owned(),
-            namespace: namespace.to_owned(),
-            infrastructure_uid: uid.to_owned(),
-            infrastructure_resource: place.id.clone(),
-            provider_id: format!("sandbox://{node}-{}", short_hash(uid)),
-            control_plane: is_control_plane(machine),
-            version: text(machine, "/spec/version").to_owned(),
-            boot_at: view.now + (BOOT + jitter(node)) / view.hurry,
-            fail_step: String::new(),
-        });
+    let record = state.hosts.entry(host_key(cluster, node)).or_insert_with(|| HostRecord {
+        cluster: cluster.to_owned(),
+        node: node.to_owned(),
+        namespace: namespace.to_owned(),
+        infrastructure_uid: uid.to_owned(),
+        infrastructure_resource: place.id.clone(),
+        provider_id: format!("sandbox://{node}-{}", short_hash(uid)),
+        control_plane: is_control_plane(machine),
+        version: text(machine, "/spec/version").to_owned(),
+        boot_at: view.now + (BOOT + jitter(node)) / view.hurry,
+        fail_step: String::new(),
+    });
     let path = place.path(namespace, name(&object));
     if text(&object, "/spec/providerID").is_empty() {
         let body = json!({"spec": {"providerID": record.provider_id}});
@@ -340,10 +327,7 @@ pub(crate) fn forget_hosts(view: &View<'_>, state: &mut EnvState, plan: &mut Pla
     for (cluster, mirror) in view.workloads {
         for node in mirror.list("nodes") {
             if !state.hosts.contains_key(&host_key(cluster, name(&node))) {
-                plan.workload(
-                    cluster,
-                    Call::delete(format!("/api/v1/nodes/{}", name(&node))),
-                );
+                plan.workload(cluster, Call::delete(format!("/api/v1/nodes/{}", name(&node))));
             }
         }
     }

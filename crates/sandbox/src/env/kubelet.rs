@@ -50,10 +50,7 @@ impl<'a> Local<'a> {
             mirror,
             booting: records().count() > nodes.len(),
             hosts,
-            nodes: nodes
-                .into_iter()
-                .map(|node| (name(&node).to_owned(), node))
-                .collect(),
+            nodes: nodes.into_iter().map(|node| (name(&node).to_owned(), node)).collect(),
             pods: mirror.list("pods"),
         }
     }
@@ -235,10 +232,7 @@ pub(crate) fn static_pods(local: &Local<'_>, plan: &mut Plan) {
                 None => {}
             }
             let body = mirror_pod(object, component, &pod, image);
-            local.send(
-                plan,
-                Call::create("/api/v1/namespaces/kube-system/pods", body),
-            );
+            local.send(plan, Call::create("/api/v1/namespaces/kube-system/pods", body));
         }
     }
 }
@@ -307,10 +301,7 @@ pub(crate) fn pods(local: &Local<'_>, plan: &mut Plan) {
         let start = time(pod, "/metadata/creationTimestamp").unwrap_or(now);
         let due = later(start, delay);
         if now >= due {
-            local.send(
-                plan,
-                Call::merge(format!("{path}/status"), running(local, pod)),
-            );
+            local.send(plan, Call::merge(format!("{path}/status"), running(local, pod)));
         } else {
             plan.wake_at(due);
         }

@@ -14,12 +14,7 @@ const GATES: &str =
 
 /// Namespace, Deployment, provider label and image of each manager.
 const MANAGERS: [(&str, &str, &str, &str); 3] = [
-    (
-        "capi-system",
-        "capi-controller-manager",
-        "cluster-api",
-        "cluster-api-controller",
-    ),
+    ("capi-system", "capi-controller-manager", "cluster-api", "cluster-api-controller"),
     (
         "capi-kubeadm-bootstrap-system",
         "capi-kubeadm-bootstrap-controller-manager",
@@ -103,13 +98,7 @@ mod tests {
         assert_eq!(read.len(), 2);
         for manager in read {
             assert!(manager.version.as_ref() >= Some(&managers::first_version()));
-            assert!(
-                manager
-                    .provider
-                    .gates()
-                    .iter()
-                    .all(|gate| manager.gate(gate))
-            );
+            assert!(manager.provider.gates().iter().all(|gate| manager.gate(gate)));
         }
     }
 }

@@ -73,8 +73,7 @@ impl Plan {
     }
 
     pub(crate) fn workload(&mut self, cluster: &str, call: Call) {
-        self.calls
-            .push((Target::Workload(cluster.to_owned()), call));
+        self.calls.push((Target::Workload(cluster.to_owned()), call));
     }
 
     /// Asks for a pass at a time in the future.
@@ -104,11 +103,7 @@ pub(crate) fn plan(view: &View<'_>, state: &mut EnvState) -> Plan {
     infrastructure::machines(view, state, &mut plan);
     infrastructure::forget_hosts(view, state, &mut plan);
     for (cluster, mirror) in view.workloads {
-        if state
-            .clusters
-            .get(cluster)
-            .is_some_and(|known| known.initialized)
-        {
+        if state.clusters.get(cluster).is_some_and(|known| known.initialized) {
             let local = kubelet::Local::new(view, state, cluster, mirror);
             kubelet::nodes(&local, &mut plan);
             kubelet::static_pods(&local, &mut plan);
@@ -123,13 +118,11 @@ pub(crate) fn plan(view: &View<'_>, state: &mut EnvState) -> Plan {
 /// The value at a path such as `/spec/taints/0`. Unlike a JSON pointer it has no escapes, and
 /// following it allocates nothing: a pass follows some thousand of them.
 pub(crate) fn at<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
-    path.split('/')
-        .skip(1)
-        .try_fold(value, |value, key| match value {
-            Value::Object(map) => map.get(key),
-            Value::Array(list) => list.get(key.parse::<usize>().ok()?),
-            _ => None,
-        })
+    path.split('/').skip(1).try_fold(value, |value, key| match value {
+        Value::Object(map) => map.get(key),
+        Value::Array(list) => list.get(key.parse::<usize>().ok()?),
+        _ => None,
+    })
 }
 
 /// Text at a path, empty where there is none.

@@ -47,12 +47,7 @@ pub(crate) fn apply(inner: &Arc<Inner>) -> Result<(), WorldError> {
 }
 
 /// The clusters that are set up, and what their control planes can do now.
-fn look(
-    inner: &Inner,
-) -> (
-    BTreeMap<String, ClusterState>,
-    BTreeMap<String, ControlPlane>,
-) {
+fn look(inner: &Inner) -> (BTreeMap<String, ClusterState>, BTreeMap<String, ControlPlane>) {
     let now = inner.clock.now();
     let env = lock(&inner.env);
     let hosts = lock(&inner.hosts);
@@ -82,9 +77,7 @@ fn begin(inner: &Arc<Inner>, key: &str, cluster: &ClusterState) -> Result<(), Wo
 }
 
 fn end(inner: &Inner, key: &str, cluster: &ClusterState) {
-    let serving = lock(&inner.workloads)
-        .get_mut(key)
-        .and_then(|workload| workload.serving.take());
+    let serving = lock(&inner.workloads).get_mut(key).and_then(|workload| workload.serving.take());
     if let Some(serving) = serving {
         tracing::info!(cluster = key, "the API does not answer any more");
         // Whoever dials from now on is refused, and who is connected is cut off.
@@ -105,11 +98,7 @@ mod tests {
     use super::*;
 
     fn plane(members: usize, members_up: usize, servers_up: usize) -> ControlPlane {
-        ControlPlane {
-            members,
-            members_up,
-            servers_up,
-        }
+        ControlPlane { members, members_up, servers_up }
     }
 
     #[test]

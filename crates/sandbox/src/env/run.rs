@@ -103,20 +103,14 @@ async fn send(inner: &Inner, target: &Target, call: Call) -> Result<(), DirectEr
             server
         }
     };
-    Direct::new(server, ENVIRONMENT)
-        .send(call)
-        .await
-        .map(|_| ())
+    Direct::new(server, ENVIRONMENT).send(call).await.map(|_| ())
 }
 
 /// Makes the API server and the Secrets of each new cluster, and serves those that are up.
 async fn clusters(inner: &Arc<Inner>) -> Result<(), WorldError> {
     let known: Vec<(String, ClusterState)> = {
         let env = lock(&inner.env);
-        env.clusters
-            .iter()
-            .map(|(k, c)| (k.clone(), c.clone()))
-            .collect()
+        env.clusters.iter().map(|(k, c)| (k.clone(), c.clone())).collect()
     };
     for (key, cluster) in known {
         if !lock(&inner.workloads).contains_key(&key) {
@@ -145,16 +139,9 @@ async fn hosts(inner: &Arc<Inner>) -> Result<Option<Timestamp>, WorldError> {
             .filter(|record| record.boot_at <= now)
             .map(|record| (*record).clone())
             .collect();
-        let next = waiting
-            .iter()
-            .map(|record| record.boot_at)
-            .filter(|at| *at > now)
-            .min();
-        let gone: Vec<String> = hosts
-            .keys()
-            .filter(|key| !env.hosts.contains_key(*key))
-            .cloned()
-            .collect();
+        let next = waiting.iter().map(|record| record.boot_at).filter(|at| *at > now).min();
+        let gone: Vec<String> =
+            hosts.keys().filter(|key| !env.hosts.contains_key(*key)).cloned().collect();
         (due, next, gone)
     };
     for key in gone {
@@ -171,18 +158,13 @@ async fn boot(inner: &Arc<Inner>, record: &HostRecord) -> Result<(), WorldError>
     let key = record.key();
     let cluster = {
         let env = lock(&inner.env);
-        env.clusters
-            .get(&record.cluster)
-            .cloned()
-            .unwrap_or_default()
+        env.clusters.get(&record.cluster).cloned().unwrap_or_default()
     };
     if !cluster.initialized {
         if !record.control_plane {
             return Ok(());
         }
-        let Some(server) = lock(&inner.workloads)
-            .get(&record.cluster)
-            .map(|w| w.server.clone())
+        let Some(server) = lock(&inner.workloads).get(&record.cluster).map(|w| w.server.clone())
         else {
             return Ok(());
         };

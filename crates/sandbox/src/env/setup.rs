@@ -37,11 +37,7 @@ async fn ensure(api: &Direct, collection: &str, body: Value) -> Result<Value, Di
     let path = format!("{collection}/{}", text(&body, "/metadata/name"));
     match api.send(Call::create(collection, body)).await {
         Err(error) if error.code() == Some(409) => {
-            let get = Call {
-                method: http::Method::GET,
-                path,
-                body: Value::Null,
-            };
+            let get = Call { method: http::Method::GET, path, body: Value::Null };
             api.send(get).await
         }
         outcome => outcome,

@@ -40,9 +40,7 @@ fn annotation(inner: &Inner, record: &HostRecord) -> String {
         &record.namespace,
         &record.node,
     );
-    let annotations = object
-        .as_deref()
-        .and_then(|object| at(object, "/metadata/annotations"));
+    let annotations = object.as_deref().and_then(|object| at(object, "/metadata/annotations"));
     let order = annotations.and_then(|all| all.get(FAIL_STEP)?.as_str());
     order.unwrap_or_default().to_owned()
 }

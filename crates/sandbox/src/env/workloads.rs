@@ -54,11 +54,7 @@ pub(crate) fn replicas(local: &Local<'_>, plan: &mut Plan) {
         }
         let uid = text(&set, "/metadata/uid");
         let mut live = 0;
-        for pod in local
-            .pods
-            .iter()
-            .filter(|pod| is_owned(pod, uid) && !is_ending(pod))
-        {
+        for pod in local.pods.iter().filter(|pod| is_owned(pod, uid) && !is_ending(pod)) {
             live += 1;
             if text(pod, "/spec/nodeName").is_empty()
                 && let Some(node) = place(&mut load)
@@ -92,10 +88,7 @@ fn is_ending(pod: &Value) -> bool {
 
 fn is_owned(pod: &Value, uid: &str) -> bool {
     let owners = pod["metadata"]["ownerReferences"].as_array();
-    owners
-        .into_iter()
-        .flatten()
-        .any(|owner| owner["uid"] == uid)
+    owners.into_iter().flatten().any(|owner| owner["uid"] == uid)
 }
 
 fn pods_of(set: &Value) -> String {

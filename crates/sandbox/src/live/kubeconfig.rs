@@ -94,10 +94,7 @@ pub(super) fn text(entries: &[Entry<'_>]) -> String {
     let file = Kubeconfig {
         api_version: "v1",
         kind: "Config",
-        current_context: entries
-            .first()
-            .map(|entry| entry.name.clone())
-            .unwrap_or_default(),
+        current_context: entries.first().map(|entry| entry.name.clone()).unwrap_or_default(),
         clusters: entries
             .iter()
             .map(|entry| NamedCluster {
@@ -143,11 +140,7 @@ pub(super) fn write(path: &Path, text: &str) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = OpenOptions::new()
-        .create_new(true)
-        .write(true)
-        .mode(0o600)
-        .open(&temporary)?;
+    let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&temporary)?;
     file.write_all(text.as_bytes())?;
     fs::rename(&temporary, path)
 }
@@ -160,11 +153,7 @@ pub(super) fn contexts(keys: &[&str]) -> BTreeMap<String, String> {
         .map(|key| {
             let short = name(key);
             let twice = keys.iter().filter(|other| name(other) == short).count() > 1;
-            let context = if twice || short == MANAGEMENT {
-                key.replace('/', "-")
-            } else {
-                short
-            };
+            let context = if twice || short == MANAGEMENT { key.replace('/', "-") } else { short };
             ((*key).to_owned(), context)
         })
         .collect()
@@ -189,16 +178,8 @@ mod tests {
 
     #[test]
     fn kube_reads_what_is_written_and_nobody_else_may() {
-        let admin = KeyAndCert {
-            cert_pem: "cert".repeat(100),
-            key_pem: "key".to_owned(),
-        };
-        let entry = Entry {
-            name: MANAGEMENT.to_owned(),
-            port: 6443,
-            ca: "ca",
-            admin: &admin,
-        };
+        let admin = KeyAndCert { cert_pem: "cert".repeat(100), key_pem: "key".to_owned() };
+        let entry = Entry { name: MANAGEMENT.to_owned(), port: 6443, ca: "ca", admin: &admin };
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
         write(&path, &text(&[entry])).unwrap();

@@ -37,10 +37,7 @@ fn leads_to(secret: &Value, entry: &Entry<'_>) -> bool {
         return false;
     };
     let cluster = read.clusters.first().and_then(|one| one.cluster.as_ref());
-    let user = read
-        .auth_infos
-        .first()
-        .and_then(|one| one.auth_info.as_ref());
+    let user = read.auth_infos.first().and_then(|one| one.auth_info.as_ref());
     let authority = STANDARD.encode(entry.ca);
     cluster.is_some_and(|cluster| {
         cluster.server.as_ref() == Some(&kubeconfig::url(entry.port))

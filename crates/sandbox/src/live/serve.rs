@@ -43,9 +43,7 @@ const MANAGEMENT_KEY: &str = "";
 
 /// A runtime for a live world: one thread, as in simulations, but the machine's own time.
 pub fn runtime() -> io::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
 /// The port of the management API, taken before anything else is done.
@@ -121,15 +119,10 @@ impl Live {
         let mut front = Front::new(inner, ports, path.clone())?;
         let (up, mut all_up) = watch::channel(false);
         let clusters = lock(&world.inner.env).clusters.len();
-        world
-            .inner
-            .spawn(async move { front.run(apis, clusters, &up).await });
+        world.inner.spawn(async move { front.run(apis, clusters, &up).await });
         // A cluster without a control plane that runs has no API: nobody waits for that long.
         let _ = tokio::time::timeout(FIRST, all_up.wait_for(|up| *up)).await;
-        Ok(Self {
-            world,
-            kubeconfig: path,
-        })
+        Ok(Self { world, kubeconfig: path })
     }
 
     /// Ends the world and everything that it serves.
@@ -168,10 +161,7 @@ struct Api {
 
 impl Api {
     fn new(server: ApiServer, ca: &pki::Pem, port: u16) -> Result<Self, TlsError> {
-        let material = KeyAndCert {
-            cert_pem: ca.cert().to_owned(),
-            key_pem: ca.key().to_owned(),
-        };
+        let material = KeyAndCert { cert_pem: ca.cert().to_owned(), key_pem: ca.key().to_owned() };
         let authority = Authority::from_pem(material)?;
         let validity = pki::validity();
         let cert = tls::ReloadableCert::new(&authority.server(&NAMES, validity)?)?;
@@ -217,12 +207,7 @@ impl Api {
     }
 
     fn entry(&self, name: impl Into<String>) -> Entry<'_> {
-        Entry {
-            name: name.into(),
-            port: self.port,
-            ca: &self.ca,
-            admin: &self.admin,
-        }
+        Entry { name: name.into(), port: self.port, ca: &self.ca, admin: &self.admin }
     }
 }
 
@@ -241,12 +226,7 @@ impl Front {
         let ca = inner.management_identity.ca.clone();
         let mut management = Api::new(inner.management.clone(), &ca, port)?;
         management.serve(&inner, Listener::listening(ports.management)?);
-        let front = Self {
-            inner,
-            management,
-            workloads: BTreeMap::new(),
-            path,
-        };
+        let front = Self { inner, management, workloads: BTreeMap::new(), path };
         front.remember(MANAGEMENT_KEY, port);
         front.write()?;
         Ok(front)
@@ -343,10 +323,7 @@ impl Front {
             let entry = api.entry(cluster);
             let written = secret::publish(&self.inner.management, namespace, &entry).await;
             if let Err(error) = written {
-                tracing::warn!(
-                    cluster = key,
-                    "its kubeconfig is not published yet: {error}"
-                );
+                tracing::warn!(cluster = key, "its kubeconfig is not published yet: {error}");
                 complete = false;
             } else {
                 api.published = true;
@@ -360,8 +337,7 @@ impl Front {
             .get(key)
             .map(|workload| (workload.server.clone(), workload.identity.ca.clone()));
         if let Some((server, ca)) = found {
-            self.workloads
-                .insert(key.to_owned(), Api::new(server, &ca, port)?);
+            self.workloads.insert(key.to_owned(), Api::new(server, &ca, port)?);
             self.remember(key, port);
         }
         Ok(())
@@ -377,19 +353,11 @@ impl Front {
         let keys: Vec<&str> = self.workloads.keys().map(String::as_str).collect();
         let contexts = kubeconfig::contexts(&keys);
         let management = std::iter::once((MANAGEMENT.to_owned(), &self.management));
-        let workloads = self
-            .workloads
-            .iter()
-            .filter_map(|(key, api)| Some((contexts.get(key)?.clone(), api)));
-        let entries: Vec<Entry<'_>> = management
-            .chain(workloads)
-            .map(|(name, api)| api.entry(name))
-            .collect();
-        kubeconfig::write(&self.path, &kubeconfig::text(&entries)).map_err(|source| {
-            LiveError::Kubeconfig {
-                path: self.path.clone(),
-                source,
-            }
-        })
+        let workloads =
+            self.workloads.iter().filter_map(|(key, api)| Some((contexts.get(key)?.clone(), api)));
+        let entries: Vec<Entry<'_>> =
+            management.chain(workloads).map(|(name, api)| api.entry(name)).collect();
+        kubeconfig::write(&self.path, &kubeconfig::text(&entries))
+            .map_err(|source| LiveError::Kubeconfig { path: self.path.clone(), source })
     }
 }

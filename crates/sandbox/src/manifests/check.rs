@@ -16,12 +16,8 @@ use serde_json::Value;
 use super::{Manifest, Problem, fields, refs, shown, text};
 
 /// Kinds of Cluster API's groups that the sandbox keeps but does not act on.
-pub(super) const UNSUPPORTED_KINDS: [&str; 4] = [
-    "ClusterResourceSet",
-    "ClusterResourceSetBinding",
-    "MachineHealthCheck",
-    "MachinePool",
-];
+pub(super) const UNSUPPORTED_KINDS: [&str; 4] =
+    ["ClusterResourceSet", "ClusterResourceSetBinding", "MachineHealthCheck", "MachinePool"];
 
 /// The kinds that our own definitions bring. Making their schemas takes a while.
 static KNOWN: LazyLock<Vec<CustomResourceDefinition>> = LazyLock::new(|| {
@@ -73,15 +69,10 @@ fn identity_problems(manifest: &Manifest) -> Vec<Problem> {
         return vec![manifest.problem("", shown(Some(object)), "a Kubernetes object")];
     }
     let mut problems = Vec::new();
-    let version = (
-        "/apiVersion",
-        "an API version such as cluster.x-k8s.io/v1beta2",
-    );
+    let version = ("/apiVersion", "an API version such as cluster.x-k8s.io/v1beta2");
     let kind = ("/kind", "a kind such as Cluster");
-    for ((pointer, want), legal) in [
-        (version, is_api_version as fn(&str) -> bool),
-        (kind, is_kind),
-    ] {
+    for ((pointer, want), legal) in [(version, is_api_version as fn(&str) -> bool), (kind, is_kind)]
+    {
         if !legal(text(object, pointer)) {
             problems.push(manifest.problem(pointer, shown(object.pointer(pointer)), want));
         }
@@ -135,9 +126,7 @@ fn namespace_problem(manifest: &Manifest) -> Option<Problem> {
 
 /// The API group of an object, empty for the core group.
 fn group_of(object: &Value) -> &str {
-    text(object, "/apiVersion")
-        .split_once('/')
-        .map_or("", |(group, _)| group)
+    text(object, "/apiVersion").split_once('/').map_or("", |(group, _)| group)
 }
 
 fn name_problem(manifest: &Manifest) -> Option<Problem> {
@@ -150,11 +139,7 @@ fn name_problem(manifest: &Manifest) -> Option<Problem> {
         && !name.ends_with(['-', '.']);
     (!legal).then(|| {
         let want = "lower case letters, digits, '-' and '.', at most 253";
-        manifest.problem(
-            "/metadata/name",
-            shown(manifest.object.pointer("/metadata/name")),
-            want,
-        )
+        manifest.problem("/metadata/name", shown(manifest.object.pointer("/metadata/name")), want)
     })
 }
 
@@ -177,10 +162,7 @@ fn cluster_scoped(manifests: &[Manifest]) -> BTreeSet<(String, String)> {
 }
 
 fn fill_namespace(object: &mut Value, cluster_scoped: &BTreeSet<(String, String)>) {
-    let key = (
-        group_of(object).to_owned(),
-        text(object, "/kind").to_owned(),
-    );
+    let key = (group_of(object).to_owned(), text(object, "/kind").to_owned());
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
         return;
     };
@@ -224,9 +206,7 @@ pub(super) fn contents(manifests: &[Manifest], unread: &[String]) -> Vec<Problem
 /// Why an object of this kind or version cannot be run at all.
 fn unfit(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> Option<Problem> {
     let object = &manifest.object;
-    let has_topology = object
-        .pointer("/spec/topology")
-        .is_some_and(|t| !t.is_null());
+    let has_topology = object.pointer("/spec/topology").is_some_and(|t| !t.is_null());
     if group == capi::CORE_GROUP && (kind == "ClusterClass" || kind == "Cluster" && has_topology) {
         return Some(topology(manifest));
     }
@@ -239,29 +219,17 @@ fn unfit(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> Opti
     let of_group = || KNOWN.iter().filter(|crd| crd.spec.group == group);
     if let Some(crd) = of_group().find(|crd| crd.spec.names.kind == kind) {
         let version = text(object, "/apiVersion").rsplit('/').next();
-        if !crd
-            .spec
-            .versions
-            .iter()
-            .any(|v| Some(v.name.as_str()) == version)
-        {
+        if !crd.spec.versions.iter().any(|v| Some(v.name.as_str()) == version) {
             return Some(old_version(manifest, group, kind));
         }
-    } else if [
-        capi::CORE_GROUP,
-        capi::CONTROL_PLANE_GROUP,
-        refit_api::refit::GROUP,
-    ]
-    .contains(&group)
+    } else if [capi::CORE_GROUP, capi::CONTROL_PLANE_GROUP, refit_api::refit::GROUP]
+        .contains(&group)
     {
         if group != capi::CONTROL_PLANE_GROUP && UNSUPPORTED_KINDS.contains(&kind) {
             return None;
         }
         let kinds: Vec<_> = of_group().map(|crd| crd.spec.names.kind.as_str()).collect();
-        let want = format!(
-            "a kind of {group} that the sandbox runs: {}",
-            kinds.join(", ")
-        );
+        let want = format!("a kind of {group} that the sandbox runs: {}", kinds.join(", "));
         return Some(manifest.problem("/kind", got, want));
     }
     if group == capi::CORE_GROUP && ["MachineSet", "Machine"].contains(&kind) {
@@ -288,20 +256,13 @@ fn made_here(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> 
     (group.is_empty() && kind == "Secret" && all.iter().any(is_cluster)).then(|| {
         let want =
             "no such Secret: the sandbox makes the kubeconfig of its simulated cluster itself";
-        manifest.problem(
-            "/metadata/name",
-            shown(manifest.object.pointer("/metadata/name")),
-            want,
-        )
+        manifest.problem("/metadata/name", shown(manifest.object.pointer("/metadata/name")), want)
     })
 }
 
 fn topology(manifest: &Manifest) -> Problem {
-    let pointer = if text(&manifest.object, "/kind") == "Cluster" {
-        "/spec/topology"
-    } else {
-        "/kind"
-    };
+    let pointer =
+        if text(&manifest.object, "/kind") == "Cluster" { "/spec/topology" } else { "/kind" };
     manifest.problem(
         pointer,
         shown(manifest.object.pointer(pointer)),

@@ -18,21 +18,13 @@ pub fn schemaless_crds(objects: &[Value]) -> Vec<Value> {
         .chain(crds::refit_crds())
         .map(|crd| (crd.spec.group, crd.spec.names.kind))
         .collect();
-    for object in objects
-        .iter()
-        .filter(|o| text(o, "/kind") == "CustomResourceDefinition")
-    {
-        let names = (
-            text(object, "/spec/group"),
-            text(object, "/spec/names/kind"),
-        );
+    for object in objects.iter().filter(|o| text(o, "/kind") == "CustomResourceDefinition") {
+        let names = (text(object, "/spec/group"), text(object, "/spec/names/kind"));
         defined.insert((names.0.to_owned(), names.1.to_owned()));
     }
     let built_in = Registry::builtin();
     defined.extend(
-        built_in
-            .all()
-            .map(|resource| (resource.group.to_string(), resource.kind.to_string())),
+        built_in.all().map(|resource| (resource.group.to_string(), resource.kind.to_string())),
     );
     let mut wanted: BTreeMap<(String, String), BTreeSet<String>> = BTreeMap::new();
     let mut want = |group: &str, kind: &str, version: &str| {
@@ -50,17 +42,13 @@ pub fn schemaless_crds(objects: &[Value]) -> Vec<Value> {
             continue;
         }
         want(group, kind, version);
-        if let Some(machine) = kind
-            .strip_suffix("Template")
-            .filter(|kind| kind.ends_with("Machine"))
+        if let Some(machine) =
+            kind.strip_suffix("Template").filter(|kind| kind.ends_with("Machine"))
         {
             want(group, machine, version);
         }
     }
-    wanted
-        .iter()
-        .map(|((group, kind), versions)| crd(group, kind, versions))
-        .collect()
+    wanted.iter().map(|((group, kind), versions)| crd(group, kind, versions)).collect()
 }
 
 fn crd(group: &str, kind: &str, versions: &BTreeSet<String>) -> Value {
@@ -121,15 +109,9 @@ fn priority(version: &str) -> (u8, u32, u32) {
 fn plural(kind: &str) -> String {
     let lower = kind.to_lowercase();
     let vowel = |c: char| "aeiou".contains(c);
-    if let Some(stem) = lower
-        .strip_suffix('y')
-        .filter(|stem| !stem.ends_with(vowel))
-    {
+    if let Some(stem) = lower.strip_suffix('y').filter(|stem| !stem.ends_with(vowel)) {
         format!("{stem}ies")
-    } else if ["s", "x", "z", "ch", "sh"]
-        .iter()
-        .any(|end| lower.ends_with(end))
-    {
+    } else if ["s", "x", "z", "ch", "sh"].iter().any(|end| lower.ends_with(end)) {
         format!("{lower}es")
     } else {
         format!("{lower}s")
@@ -155,10 +137,7 @@ mod tests {
                 "metal3machinetemplates.infrastructure.cluster.x-k8s.io"
             ]
         );
-        assert_eq!(
-            crds[0]["metadata"]["labels"][keys::CONTRACT_V1BETA2],
-            "v1beta1"
-        );
+        assert_eq!(crds[0]["metadata"]["labels"][keys::CONTRACT_V1BETA2], "v1beta1");
     }
 
     #[test]

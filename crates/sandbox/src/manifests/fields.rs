@@ -53,18 +53,12 @@ pub(super) fn typed<K: DeserializeOwned>(manifest: &Manifest, base: &str) -> Vec
     let mut problems = Vec::new();
     let mut fault = fault_of::<K>(&copy);
     while let Some((pointer, message)) = fault.take() {
-        problems.push(type_problem(
-            manifest,
-            &format!("{base}{pointer}"),
-            &message,
-        ));
+        problems.push(type_problem(manifest, &format!("{base}{pointer}"), &message));
         if problems.len() == MOST_PROBLEMS {
             break;
         }
         let fixes = [None, Some(json!("")), Some(json!(0)), Some(json!(false))];
-        let fixes = fixes
-            .into_iter()
-            .chain([json!("v1.0.0"), json!([]), json!({})].map(Some));
+        let fixes = fixes.into_iter().chain([json!("v1.0.0"), json!([]), json!({})].map(Some));
         for fix in fixes {
             let mut attempt = copy.clone();
             set(&mut attempt, &pointer, fix);
@@ -94,9 +88,7 @@ fn fault_of<K: DeserializeOwned>(value: &Value) -> Option<(String, String)> {
         }
     }
     let message = error.inner().to_string();
-    let missing = message
-        .strip_prefix("missing field `")
-        .and_then(|rest| rest.split('`').next());
+    let missing = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
     if let Some(field) = missing {
         pointer.extend(["/", &escaped(field)]);
     }
@@ -203,10 +195,8 @@ pub(super) fn wrong_values(manifest: &Manifest, group: &str, kind: &str) -> Vec<
     }
     for field in ["maxSurge", "maxUnavailable"] {
         let pointer = format!("/spec/rollout/strategy/rollingUpdate/{field}");
-        if let Some(value) = manifest
-            .object
-            .pointer(&pointer)
-            .filter(|value| !is_int_or_percent(value))
+        if let Some(value) =
+            manifest.object.pointer(&pointer).filter(|value| !is_int_or_percent(value))
         {
             let want = "an integer of at least 0, or a percentage such as 25%";
             problems.push(manifest.problem(&pointer, shown(Some(value)), want));
@@ -238,16 +228,13 @@ fn control_plane_rules(manifest: &Manifest, replicas: Option<i64>) -> Vec<Proble
 
 /// Releases only: the hosts of the sandbox know no release candidates and no vendor's builds.
 fn is_version(text: &str) -> bool {
-    text.parse::<refit_core::version::KubernetesVersion>()
-        .is_ok_and(|version| version.is_release())
+    text.parse::<refit_core::version::KubernetesVersion>().is_ok_and(|version| version.is_release())
 }
 
 fn is_int_or_percent(value: &Value) -> bool {
     match value {
         Value::Number(n) => n.as_i64().is_some_and(|n| n >= 0),
-        Value::String(text) => text
-            .strip_suffix('%')
-            .is_some_and(|n| n.parse::<u16>().is_ok()),
+        Value::String(text) => text.strip_suffix('%').is_some_and(|n| n.parse::<u16>().is_ok()),
         _ => false,
     }
 }

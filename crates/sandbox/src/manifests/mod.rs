@@ -41,18 +41,8 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            file,
-            line,
-            object,
-            field,
-            got,
-            want,
-        } = self;
-        write!(
-            f,
-            "{file}:{line}: {object}: {field}: got {got}, want {want}"
-        )
+        let Self { file, line, object, field, got, want } = self;
+        write!(f, "{file}:{line}: {object}: {field}: got {got}, want {want}")
     }
 }
 
@@ -81,11 +71,7 @@ pub enum LoadError {
 }
 
 fn lines(problems: &[Problem]) -> String {
-    problems
-        .iter()
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join("\n")
+    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
 /// One object of a manifest and where it stands.
@@ -140,11 +126,7 @@ impl Manifest {
 /// [`LoadError::Invalid`] holds every problem of every file.
 pub fn load(files: &[impl AsRef<Path>]) -> Result<Vec<Manifest>, LoadError> {
     let texts = texts(files)?;
-    parse(
-        texts
-            .iter()
-            .map(|(name, text)| (name.as_str(), text.as_slice())),
-    )
+    parse(texts.iter().map(|(name, text)| (name.as_str(), text.as_slice())))
 }
 
 /// Reads manifest files that need not make up a whole cluster: every object must be one, and what
@@ -175,10 +157,7 @@ fn texts(files: &[impl AsRef<Path>]) -> Result<Vec<(String, Vec<u8>)>, LoadError
     let mut texts = Vec::new();
     for file in files {
         let name = file.as_ref().display().to_string();
-        let read = |source| LoadError::Read {
-            file: name.clone(),
-            source,
-        };
+        let read = |source| LoadError::Read { file: name.clone(), source };
         let bytes = std::fs::metadata(file).map_err(read)?.len();
         if bytes > MAX_FILE_BYTES {
             return Err(LoadError::TooLarge { file: name, bytes });
@@ -229,12 +208,8 @@ fn expand(
 ) {
     let kind = text(&object, "/kind");
     let is_list = kind.ends_with("List") && (kind == "List" || object.get("items").is_some());
-    let mut manifest = Manifest {
-        file: file.to_owned(),
-        object,
-        lines: lines.clone(),
-        usable: true,
-    };
+    let mut manifest =
+        Manifest { file: file.to_owned(), object, lines: lines.clone(), usable: true };
     if !is_list {
         out.push(manifest);
         return;
@@ -281,11 +256,7 @@ pub fn forbid_surge(objects: &mut [Value]) {
 
 fn title(object: &Value) -> String {
     let or = |value: &str, none: &str| {
-        if value.is_empty() {
-            none.to_owned()
-        } else {
-            value.to_owned()
-        }
+        if value.is_empty() { none.to_owned() } else { value.to_owned() }
     };
     format!(
         "{}/{}",
@@ -295,10 +266,7 @@ fn title(object: &Value) -> String {
 }
 
 fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
 /// `/spec/files/0/path` as `spec.files[0].path`.

@@ -17,10 +17,7 @@ pub(super) fn shared_endpoint(manifest: &Manifest, all: &[Manifest]) -> Option<P
     let has_host = !text(endpoint, "/host").is_empty();
     (has_host && kind.ends_with("Cluster") && place(first) != place(manifest)).then(|| {
         let (file, line) = place(first);
-        let want = format!(
-            "an endpoint of its own: {} at {file}:{line} has it",
-            first.title()
-        );
+        let want = format!("an endpoint of its own: {} at {file}:{line} has it", first.title());
         manifest.problem(pointer, shown(Some(endpoint)), want)
     })
 }
@@ -41,10 +38,9 @@ pub(super) fn dangling(
         (capi::CONTROL_PLANE_GROUP, "KubeadmControlPlane") => {
             &["/spec/machineTemplate/spec/infrastructureRef"]
         }
-        (capi::CORE_GROUP, "MachineDeployment" | "MachineSet") => &[
-            "/spec/template/spec/bootstrap/configRef",
-            "/spec/template/spec/infrastructureRef",
-        ],
+        (capi::CORE_GROUP, "MachineDeployment" | "MachineSet") => {
+            &["/spec/template/spec/bootstrap/configRef", "/spec/template/spec/infrastructureRef"]
+        }
         _ => return Vec::new(),
     };
     let namespace = text(&manifest.object, "/metadata/namespace");
@@ -63,18 +59,13 @@ pub(super) fn dangling(
                     .is_some_and(|(g, _)| g == group)
         };
         all.iter().any(|other| unusable(other) || is_it(other))
-            || unread
-                .iter()
-                .any(|text| text.contains(kind) && text.contains(name))
+            || unread.iter().any(|text| text.contains(kind) && text.contains(name))
     };
     let mut problems = Vec::new();
     for pointer in references {
         let reference = manifest.object.pointer(pointer);
         let part = |name: &str| {
-            reference
-                .and_then(|r| r.get(name))
-                .and_then(Value::as_str)
-                .unwrap_or_default()
+            reference.and_then(|r| r.get(name)).and_then(Value::as_str).unwrap_or_default()
         };
         if !exists(part("apiGroup"), part("kind"), part("name")) {
             let got = match reference {

@@ -48,17 +48,11 @@ pub async fn rehearse(manifests: &[Manifest]) -> Result<(), LoadError> {
             _ => {}
         }
     }
-    if problems.is_empty() {
-        Ok(())
-    } else {
-        Err(LoadError::Invalid(problems))
-    }
+    if problems.is_empty() { Ok(()) } else { Err(LoadError::Invalid(problems)) }
 }
 
 fn namespaces(objects: &[Value]) -> Vec<&str> {
-    let names = objects
-        .iter()
-        .map(|object| text(object, "/metadata/namespace"));
+    let names = objects.iter().map(|object| text(object, "/metadata/namespace"));
     let mut names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
     names.sort_unstable();
     names.dedup();
@@ -71,24 +65,16 @@ fn not_served(manifest: &Manifest) -> Problem {
     let group = version.split_once('/').map_or("", |(group, _)| group);
     let kind = text(&manifest.object, "/kind");
     let registry = Registry::builtin();
-    let same = registry
-        .all()
-        .find(|resource| *resource.group == *group && *resource.kind == *kind);
+    let same = registry.all().find(|resource| *resource.group == *group && *resource.kind == *kind);
     let (pointer, want) = match same {
         Some(resource) => ("/apiVersion", resource.api_version()),
-        None => (
-            "/kind",
-            format!("a kind of {version} that the embedded API server knows"),
-        ),
+        None => ("/kind", format!("a kind of {version} that the embedded API server knows")),
     };
     manifest.problem(pointer, shown(manifest.object.pointer(pointer)), want)
 }
 
 fn refused(manifest: &Manifest, error: &DirectError) -> Vec<Problem> {
-    let DirectError::Status {
-        message, causes, ..
-    } = error
-    else {
+    let DirectError::Status { message, causes, .. } = error else {
         return vec![manifest.problem("/kind", shown(None), error.to_string())];
     };
     let problem = |field: &str, message: &str| {
@@ -105,11 +91,7 @@ fn refused(manifest: &Manifest, error: &DirectError) -> Vec<Problem> {
         .filter(|(field, _)| !field.is_empty() && field != "<nil>")
         .map(|(field, message)| problem(field, message))
         .collect();
-    if problems.is_empty() {
-        vec![problem("kind", message)]
-    } else {
-        problems
-    }
+    if problems.is_empty() { vec![problem("kind", message)] } else { problems }
 }
 
 /// `spec.files[0].path` as `/spec/files/0/path`.

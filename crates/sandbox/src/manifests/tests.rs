@@ -14,10 +14,7 @@ fn problems(text: &str) -> Vec<String> {
 fn refused(from: &str, to: &str, want: &str) {
     assert!(GOOD.contains(from), "the example no longer has {from:?}");
     let found = problems(&GOOD.replacen(from, to, 1));
-    assert!(
-        found.iter().any(|p| p.contains(want)),
-        "no {want:?} in {found:#?}"
-    );
+    assert!(found.iter().any(|p| p.contains(want)), "no {want:?} in {found:#?}");
 }
 
 #[test]
@@ -30,31 +27,21 @@ fn text_that_is_not_yaml_is_refused_with_its_line() {
     let found = problems("apiVersion: v1\nkind: [Secret\nmetadata: {}\n");
     assert_eq!(found.len(), 1);
     assert!(found[0].starts_with("f.yaml:"), "{found:?}");
-    assert!(
-        found[0].contains("want a Kubernetes object in YAML or JSON"),
-        "{found:?}"
-    );
+    assert!(found[0].contains("want a Kubernetes object in YAML or JSON"), "{found:?}");
 }
 
 #[test]
 fn bytes_that_are_not_text_are_refused() {
     let error = parse([("f.yaml", b"a: b\n\xff\xfe".as_slice())]).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .starts_with("f.yaml:2: document: YAML: got bytes"),
-        "{error}"
-    );
+    assert!(error.to_string().starts_with("f.yaml:2: document: YAML: got bytes"), "{error}");
 }
 
 #[test]
 fn an_object_without_name_kind_or_version_is_refused() {
     assert_eq!(
         problems("kind: Secret\nmetadata: {name: a}\n"),
-        [
-            "f.yaml:1: Secret/a: apiVersion: got nothing, want an API version such as \
-          cluster.x-k8s.io/v1beta2"
-        ]
+        ["f.yaml:1: Secret/a: apiVersion: got nothing, want an API version such as \
+          cluster.x-k8s.io/v1beta2"]
     );
     assert!(problems("apiVersion: v1\nmetadata: {name: a}\n")[0].contains(": kind: got nothing"));
     assert!(problems("apiVersion: v1\nkind: Secret\n")[0].contains("metadata.name: got nothing"));
@@ -67,11 +54,7 @@ fn a_wrong_type_in_a_field_that_is_read_is_refused() {
         "  replicas: three\n",
         "spec.replicas: got \"three\", want an integer",
     );
-    refused(
-        "  replicas: 5\n",
-        "  replicas: [5]\n",
-        "spec.replicas: got [5], want an integer",
-    );
+    refused("  replicas: 5\n", "  replicas: [5]\n", "spec.replicas: got [5], want an integer");
 }
 
 #[test]
@@ -88,11 +71,7 @@ fn a_version_that_is_not_one_is_refused() {
         "version: 1.34.2",
         "spec.version: got \"1.34.2\", want a version vX.Y.Z",
     );
-    refused(
-        "version: v1.34.2",
-        "version: v1.34",
-        "got \"v1.34\", want a version vX.Y.Z",
-    );
+    refused("version: v1.34.2", "version: v1.34", "got \"v1.34\", want a version vX.Y.Z");
 }
 
 #[test]
@@ -107,10 +86,7 @@ fn a_reference_that_leads_nowhere_is_refused() {
 #[test]
 fn an_object_that_stands_twice_is_refused() {
     let found = problems(&format!("{GOOD}\n---\n{GOOD}"));
-    assert!(
-        found[0].contains("want each object once: it stands at f.yaml:"),
-        "{found:?}"
-    );
+    assert!(found[0].contains("want each object once: it stands at f.yaml:"), "{found:?}");
 }
 
 #[test]
@@ -138,18 +114,13 @@ fn a_surge_that_cluster_api_refuses_is_refused() {
         "        maxSurge: 2\n",
         "rollingUpdate.maxSurge: got 2, want 0 or 1",
     );
-    refused(
-        "  replicas: 3\n",
-        "  replicas: 1\n",
-        "with fewer than 3 replicas Cluster API refuses",
-    );
+    refused("  replicas: 3\n", "  replicas: 1\n", "with fewer than 3 replicas Cluster API refuses");
 }
 
 #[test]
 fn all_problems_are_told_at_once() {
     let text =
-        GOOD.replacen("replicas: 3", "replicas: x", 1)
-            .replacen("replicas: 5", "replicas: y", 1);
+        GOOD.replacen("replicas: 3", "replicas: x", 1).replacen("replicas: 5", "replicas: y", 1);
     assert_eq!(problems(&text).len(), 2);
 }
 
@@ -166,10 +137,7 @@ fn no_cluster_at_all_is_refused() {
 fn a_list_is_taken_apart() {
     let text = "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Secret\n  metadata:\n    name: A!\n";
     let found = problems(text);
-    assert!(
-        found[0].starts_with("f.yaml:7: Secret/A!: metadata.name"),
-        "{found:?}"
-    );
+    assert!(found[0].starts_with("f.yaml:7: Secret/A!: metadata.name"), "{found:?}");
 }
 
 #[test]
@@ -186,21 +154,14 @@ fn an_alias_bomb_is_refused_and_does_not_eat_the_memory() {
 fn add_on_objects_are_kept_and_not_acted_on() {
     let text = format!("{GOOD}\n---\napiVersion: v1\nkind: Secret\nmetadata: {{name: extra}}\n");
     let manifests = parse([("f.yaml", text.as_bytes())]).unwrap();
-    let kept: Vec<_> = manifests
-        .iter()
-        .filter(|m| !m.acted_on())
-        .map(Manifest::title)
-        .collect();
+    let kept: Vec<_> = manifests.iter().filter(|m| !m.acted_on()).map(Manifest::title).collect();
     assert_eq!(kept, ["Secret/extra"]);
 }
 
 #[test]
 fn forbidding_surge_sets_both_strategies() {
-    let manifests = parse([(
-        "f.yaml",
-        GOOD.replace("maxSurge: 0", "maxSurge: 1").as_bytes(),
-    )])
-    .unwrap();
+    let manifests =
+        parse([("f.yaml", GOOD.replace("maxSurge: 0", "maxSurge: 1").as_bytes())]).unwrap();
     let mut objects: Vec<Value> = manifests.into_iter().map(|m| m.object).collect();
     forbid_surge(&mut objects);
     for object in &objects {
@@ -208,10 +169,7 @@ fn forbidding_surge_sets_both_strategies() {
         match text(object, "/kind") {
             "KubeadmControlPlane" => assert_eq!(rolling, Some(&json!({ "maxSurge": 0 }))),
             "MachineDeployment" => {
-                assert_eq!(
-                    rolling,
-                    Some(&json!({ "maxSurge": 0, "maxUnavailable": 1 }))
-                );
+                assert_eq!(rolling, Some(&json!({ "maxSurge": 0, "maxUnavailable": 1 })));
             }
             _ => assert_eq!(rolling, None),
         }
@@ -221,17 +179,11 @@ fn forbidding_surge_sets_both_strategies() {
 #[test]
 fn every_fault_of_one_object_is_told_at_once() {
     let text = GOOD
-        .replacen(
-            "replicas: 3\n  version: v1.34.2",
-            "replicas: x\n  version: 7",
-            1,
-        )
+        .replacen("replicas: 3\n  version: v1.34.2", "replicas: x\n  version: 7", 1)
         .replacen("        maxSurge: 0\n", "        maxSurge: 7\n", 1)
         .replacen("name: edge-1-control-plane", "name: nowhere", 1);
-    let fields: Vec<_> = problems(&text)
-        .iter()
-        .map(|p| p.split(": ").nth(2).unwrap().to_owned())
-        .collect();
+    let fields: Vec<_> =
+        problems(&text).iter().map(|p| p.split(": ").nth(2).unwrap().to_owned()).collect();
     assert_eq!(
         fields,
         [
@@ -246,11 +198,7 @@ fn every_fault_of_one_object_is_told_at_once() {
 #[test]
 fn a_field_stands_where_its_name_stands() {
     let text = GOOD.replacen("    name: edge-1\n  infra", "    name: edge-9\n  infra", 1);
-    let line = text
-        .lines()
-        .position(|l| l == "  controlPlaneRef:")
-        .unwrap()
-        + 1;
+    let line = text.lines().position(|l| l == "  controlPlaneRef:").unwrap() + 1;
     assert!(problems(&text)[0].starts_with(&format!("f.yaml:{line}: Cluster/edge-1: ")));
 }
 
@@ -258,18 +206,9 @@ fn a_field_stands_where_its_name_stands() {
 fn documents_after_one_that_is_not_yaml_are_checked_too() {
     let text = "a: [\n---\nkind: Secret\n---\nb: [\n";
     let found = problems(text);
-    assert!(
-        found[0].starts_with("f.yaml:1: document: YAML: "),
-        "{found:?}"
-    );
-    assert!(
-        found[1].starts_with("f.yaml:3: Secret/(no name): apiVersion: "),
-        "{found:?}"
-    );
-    assert!(
-        found[3].starts_with("f.yaml:5: document: YAML: "),
-        "{found:?}"
-    );
+    assert!(found[0].starts_with("f.yaml:1: document: YAML: "), "{found:?}");
+    assert!(found[1].starts_with("f.yaml:3: Secret/(no name): apiVersion: "), "{found:?}");
+    assert!(found[3].starts_with("f.yaml:5: document: YAML: "), "{found:?}");
     assert_eq!(found.len(), 4);
 }
 
@@ -277,34 +216,18 @@ fn documents_after_one_that_is_not_yaml_are_checked_too() {
 fn metadata_of_every_kind_is_checked() {
     for (metadata, want) in [
         ("7", "metadata: got 7, want an object"),
-        (
-            "{name: a, labels: {x: 1}}",
-            "metadata.labels.x: got 1, want a string",
-        ),
-        (
-            "{name: a, namespace: A_B}",
-            "metadata.namespace: got \"A_B\", want a namespace",
-        ),
+        ("{name: a, labels: {x: 1}}", "metadata.labels.x: got 1, want a string"),
+        ("{name: a, namespace: A_B}", "metadata.namespace: got \"A_B\", want a namespace"),
     ] {
-        let found = problems(&format!(
-            "apiVersion: v1\nkind: Secret\nmetadata: {metadata}\n"
-        ));
+        let found = problems(&format!("apiVersion: v1\nkind: Secret\nmetadata: {metadata}\n"));
         assert!(found[0].contains(want), "no {want:?} in {found:?}");
     }
 }
 
 #[test]
 fn kinds_and_groups_that_cannot_be_are_refused() {
-    refused(
-        "kind: SandboxCluster\nmeta",
-        "kind: Sandbox Cluster\nmeta",
-        "kind: got \"Sandbox Cl",
-    );
-    refused(
-        "infrastructure.cluster.x-k8s.io/v1beta2",
-        "a/b/c",
-        "apiVersion: got \"a/b/c\"",
-    );
+    refused("kind: SandboxCluster\nmeta", "kind: Sandbox Cluster\nmeta", "kind: got \"Sandbox Cl");
+    refused("infrastructure.cluster.x-k8s.io/v1beta2", "a/b/c", "apiVersion: got \"a/b/c\"");
     refused(
         "kind: KubeadmControlPlane\nmeta",
         "kind: KubeadmControlPlan\nmeta",
@@ -324,45 +247,23 @@ fn kinds_and_groups_that_cannot_be_are_refused() {
 
 #[test]
 fn values_that_cluster_api_refuses_are_refused() {
-    refused(
-        "replicas: 5",
-        "replicas: 2000000000",
-        "want a number of machines from 0 to 1000",
-    );
+    refused("replicas: 5", "replicas: 2000000000", "want a number of machines from 0 to 1000");
     refused(
         "      clusterName: edge-1\n",
         "      clusterName: edge-5\n",
         "spec.template.spec.clusterName: got \"edge-5\", want what spec.clusterName says",
     );
-    refused(
-        "type: RollingUpdate",
-        "type: OnDelete",
-        "got \"OnDelete\", want RollingUpdate",
-    );
-    refused(
-        "  clusterNetwork:",
-        "  paused: true\n  clusterNetwork:",
-        "spec.paused: got true",
-    );
-    refused(
-        "port: 6443",
-        "port: x",
-        "spec.controlPlaneEndpoint.port: got \"x\", want an integer",
-    );
+    refused("type: RollingUpdate", "type: OnDelete", "got \"OnDelete\", want RollingUpdate");
+    refused("  clusterNetwork:", "  paused: true\n  clusterNetwork:", "spec.paused: got true");
+    refused("port: 6443", "port: x", "spec.controlPlaneEndpoint.port: got \"x\", want an integer");
 }
 
 #[test]
 fn a_list_of_one_kind_is_taken_apart() {
     let found = problems("apiVersion: v1\nkind: SecretList\nitems:\n- 3\n");
-    assert!(
-        found[0].contains("got 3, want a Kubernetes object"),
-        "{found:?}"
-    );
+    assert!(found[0].contains("got 3, want a Kubernetes object"), "{found:?}");
     let found = problems("apiVersion: v1\nkind: List\nitems: foo\n");
-    assert!(
-        found[0].contains("items: got \"foo\", want a list"),
-        "{found:?}"
-    );
+    assert!(found[0].contains("items: got \"foo\", want a list"), "{found:?}");
 }
 
 #[tokio::test]
@@ -375,10 +276,7 @@ async fn a_rehearsal_tells_what_the_api_server_will_refuse() {
     let Err(LoadError::Invalid(found)) = rehearse(&parsed(&format!("{GOOD}{extra}"))).await else {
         panic!("nothing is refused");
     };
-    let fields: Vec<_> = found
-        .iter()
-        .map(|p| (p.field.as_str(), p.want.as_str()))
-        .collect();
+    let fields: Vec<_> = found.iter().map(|p| (p.field.as_str(), p.want.as_str())).collect();
     assert!(fields[0].1.contains("illegal base64"), "{fields:?}");
     assert_eq!(fields[1].0, "kind");
     assert_eq!(fields[2], ("apiVersion", "apps/v1"));
@@ -391,22 +289,14 @@ async fn kinds_of_built_in_groups_that_the_server_does_not_know_are_stored() {
                  metadata: {name: x}\n\
                  ---\napiVersion: networking.k8s.io/v1\nkind: IngressClass\nmetadata: {name: x}\n";
     let text = format!("{GOOD}{extra}");
-    rehearse(&parse([("f.yaml", text.as_bytes())]).unwrap())
-        .await
-        .unwrap();
+    rehearse(&parse([("f.yaml", text.as_bytes())]).unwrap()).await.unwrap();
 }
 
 #[test]
 fn two_clusters_do_not_share_an_endpoint() {
-    let text = format!(
-        "{GOOD}\n---\n{}",
-        GOOD.replace("namespace: default", "namespace: other")
-    );
+    let text = format!("{GOOD}\n---\n{}", GOOD.replace("namespace: default", "namespace: other"));
     let found = problems(&text);
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].contains("want an endpoint of its own: SandboxCluster/edge-1 at f.yaml:25"));
-    assert_eq!(
-        problems(&text.replacen("edge-1.example", "x.example", 1)),
-        [""; 0]
-    );
+    assert_eq!(problems(&text.replacen("edge-1.example", "x.example", 1)), [""; 0]);
 }

@@ -74,12 +74,8 @@ pub(super) fn read(file: &str, bytes: &[u8]) -> File {
         Err(error) => {
             let before = &bytes[..error.valid_up_to()];
             let line = before.split(|byte| *byte == b'\n').count() as u64;
-            found
-                .problems
-                .push(wrong(line, "bytes that are not UTF-8".to_owned()));
-            found
-                .unread
-                .push(String::from_utf8_lossy(bytes).into_owned());
+            found.problems.push(wrong(line, "bytes that are not UTF-8".to_owned()));
+            found.unread.push(String::from_utf8_lossy(bytes).into_owned());
             return found;
         }
     };
@@ -151,15 +147,9 @@ fn line_of_tab(text: &str, line: u64, got: &str) -> Option<u64> {
 /// The parser's own message without the place, which stands before it, and without the picture of
 /// the place, which follows it.
 fn first_line(message: &str) -> String {
-    let line = message
-        .lines()
-        .find(|line| !line.trim().is_empty())
-        .unwrap_or("something else");
+    let line = message.lines().find(|line| !line.trim().is_empty()).unwrap_or("something else");
     let line = line.trim_start_matches("error: ");
-    let line = match line
-        .strip_prefix("line ")
-        .and_then(|rest| rest.split_once(": "))
-    {
+    let line = match line.strip_prefix("line ").and_then(|rest| rest.split_once(": ")) {
         Some((_, rest)) => rest,
         None => line,
     };
@@ -167,9 +157,7 @@ fn first_line(message: &str) -> String {
 }
 
 fn flatten(node: Spanned<Node>, pointer: &str, before: u64, lines: &mut Lines) -> Value {
-    lines
-        .by_pointer
-        .insert(pointer.to_owned(), node.referenced.line() + before);
+    lines.by_pointer.insert(pointer.to_owned(), node.referenced.line() + before);
     match node.value {
         Node::Scalar(value) => value,
         Node::List(items) => {

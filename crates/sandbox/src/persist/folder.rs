@@ -59,10 +59,7 @@ pub enum PersistError {
 
 impl PersistError {
     pub(super) fn file(path: &Path, source: io::Error) -> Self {
-        Self::File {
-            path: path.to_owned(),
-            source,
-        }
+        Self::File { path: path.to_owned(), source }
     }
 }
 
@@ -79,11 +76,7 @@ pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Snapshot, PersistError> 
             let offset = bytes.len() - rest.len();
             return Err(match found {
                 None => PersistError::NoWorld { path, reason },
-                Some(_) => PersistError::Damaged {
-                    path,
-                    offset,
-                    reason,
-                },
+                Some(_) => PersistError::Damaged { path, offset, reason },
             });
         }
         rest = &rest[end + 1..];
@@ -118,12 +111,8 @@ fn take_up(found: &mut Option<(u64, Snapshot)>, line: &[u8]) -> Result<(), Strin
 /// Writes a file anew: it is the old one or the new one at any time, also after a loss of power.
 pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<File> {
     let temporary = path.with_extension("new");
-    let mut file = OpenOptions::new()
-        .create(true)
-        .truncate(true)
-        .write(true)
-        .mode(0o600)
-        .open(&temporary)?;
+    let mut file =
+        OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&temporary)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(&temporary, path)?;
@@ -145,11 +134,7 @@ impl Folder {
     /// Takes a folder, and makes it where it is missing: for this user alone, it holds keys.
     pub fn open(path: &Path) -> Result<Self, PersistError> {
         let unusable = |source| PersistError::file(path, source);
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(path)
-            .map_err(unusable)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(unusable)?;
         let path = fs::canonicalize(path).map_err(unusable)?;
         let name = path.join(LOCK);
         let lock = OpenOptions::new()

@@ -28,10 +28,7 @@ const LONG_BYTES: u64 = 8 * 1024 * 1024;
 /// Where the lines go.
 enum Target {
     /// A file of a data folder, open from the first world on.
-    File {
-        file: Option<Arc<File>>,
-        path: PathBuf,
-    },
+    File { file: Option<Arc<File>>, path: PathBuf },
     /// Memory, for whoever wants to look at every prefix.
     Memory(Vec<u8>),
 }
@@ -117,9 +114,7 @@ impl Log {
         }
         let line = record::encode(state.seq + 1, at, record);
         let outcome = match &mut state.target {
-            Target::File {
-                file: Some(file), ..
-            } => (&**file).write_all(&line),
+            Target::File { file: Some(file), .. } => (&**file).write_all(&line),
             // Nothing is written before a world has begun.
             Target::File { file: None, .. } => Ok(()),
             Target::Memory(bytes) => {
@@ -190,10 +185,7 @@ impl Log {
     pub(super) fn rewrite(&self, world: Snapshot) {
         let mut state = lock(&self.0.state);
         let world = world.kept();
-        let record = Record::World {
-            format: FORMAT,
-            world: Box::new(world.clone()),
-        };
+        let record = Record::World { format: FORMAT, world: Box::new(world.clone()) };
         let line = record::encode(state.seq + 1, world.time, &record);
         let bytes = line.len() as u64;
         let outcome = match &mut state.target {
@@ -219,9 +211,7 @@ impl Log {
     /// Makes durable what was written.
     pub(crate) async fn sync(&self) {
         let file = match &lock(&self.0.state).target {
-            Target::File {
-                file: Some(file), ..
-            } => file.clone(),
+            Target::File { file: Some(file), .. } => file.clone(),
             _ => return,
         };
         let outcome = tokio::task::spawn_blocking(move || file.sync_data()).await;
@@ -259,10 +249,7 @@ mod tests {
     }
 
     fn with_log(log: &Log) -> WorldOptions {
-        WorldOptions {
-            log: Some(log.clone()),
-            ..WorldOptions::new(Vec::new())
-        }
+        WorldOptions { log: Some(log.clone()), ..WorldOptions::new(Vec::new()) }
     }
 
     async fn write_something(world: &World, name: &str) {
@@ -296,9 +283,7 @@ mod tests {
         runtime().unwrap().block_on(async {
             let world = World::restore(&kept, &WorldOptions::new(Vec::new())).unwrap();
             for name in ["before", "after"] {
-                let found = world
-                    .management()
-                    .get_value("", "configmaps", "default", name);
+                let found = world.management().get_value("", "configmaps", "default", name);
                 assert!(found.is_some(), "{name}");
             }
         });
@@ -311,10 +296,7 @@ mod tests {
         runtime().unwrap().block_on(async {
             let world = World::restore(&empty().await, &with_log(&log)).unwrap();
             let error = log.failed().await.to_string();
-            assert!(
-                error.contains("missing/world.log cannot be used"),
-                "{error}"
-            );
+            assert!(error.contains("missing/world.log cannot be used"), "{error}");
             write_something(&world, "more").await;
             assert_eq!(lock(&log.0.state).seq, 0);
         });

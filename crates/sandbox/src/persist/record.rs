@@ -116,12 +116,10 @@ pub(super) fn decode(line: &[u8]) -> Result<Line<Record>, String> {
 fn sum(json: &[u8]) -> String {
     use std::fmt::Write as _;
     let digest = Sha256::digest(json);
-    digest[..SUM / 2]
-        .iter()
-        .fold(String::new(), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
+    digest[..SUM / 2].iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 /// How a host differs from what is known of it; `None` where it does not.
@@ -148,12 +146,8 @@ pub(super) fn host_change(
             Some((path.clone(), change))
         })
         .collect();
-    let gone: Vec<String> = before
-        .files
-        .keys()
-        .filter(|path| !now.disk.files.contains_key(*path))
-        .cloned()
-        .collect();
+    let gone: Vec<String> =
+        before.files.keys().filter(|path| !now.disk.files.contains_key(*path)).cloned().collect();
     (state || !files.is_empty() || !gone.is_empty()).then(|| Record::Host {
         host: host.to_owned(),
         state: state.then(|| Box::new(now.state.clone())),
@@ -182,12 +176,9 @@ impl Snapshot {
                 let part = self.workload_part(&cluster)?;
                 part.store.set_git_version(&version);
             }
-            Record::Host {
-                host,
-                state,
-                files,
-                gone,
-            } => self.follow_host(host, state, files, &gone)?,
+            Record::Host { host, state, files, gone } => {
+                self.follow_host(host, state, files, &gone)?
+            }
             Record::Env(env) => self.env = *env,
             Record::Incarnation { actor, count } => {
                 self.incarnations.retain(|(known, _)| *known != actor);
@@ -212,14 +203,8 @@ impl Snapshot {
     ) -> Result<(), String> {
         let known = match (self.hosts.remove(&host), state) {
             (Some(known), None) => known,
-            (Some(known), Some(state)) => HostSnapshot {
-                state: *state,
-                ..known
-            },
-            (None, Some(state)) => HostSnapshot {
-                state: *state,
-                disk: DiskState::default(),
-            },
+            (Some(known), Some(state)) => HostSnapshot { state: *state, ..known },
+            (None, Some(state)) => HostSnapshot { state: *state, disk: DiskState::default() },
             (None, None) => return Err(format!("a change of host {host}, which is not there")),
         };
         let mut disk = known.disk;
@@ -260,18 +245,13 @@ mod tests {
     fn host(journal: &str) -> HostSnapshot {
         let mut disk = DiskState::default();
         disk.files.insert("journal".to_owned(), journal.to_owned());
-        HostSnapshot {
-            state: HostState::new("n1", false, "v1.34.2", now()),
-            disk,
-        }
+        HostSnapshot { state: HostState::new("n1", false, "v1.34.2", now()), disk }
     }
 
     #[test]
     fn a_line_that_lost_a_bit_is_refused() {
-        let record = Record::Version {
-            cluster: "default/edge-1".to_owned(),
-            version: "v1.35.0".to_owned(),
-        };
+        let record =
+            Record::Version { cluster: "default/edge-1".to_owned(), version: "v1.35.0".to_owned() };
         let line = encode(7, now(), &record);
         let read = decode(&line[..line.len() - 1]).unwrap();
         assert_eq!((read.seq, read.at), (7, now()));

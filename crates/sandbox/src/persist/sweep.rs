@@ -31,11 +31,7 @@ pub struct Prefix {
 
 impl fmt::Display for Prefix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let torn = if self.torn {
-            " and half of the next"
-        } else {
-            ""
-        };
+        let torn = if self.torn { " and half of the next" } else { "" };
         write!(f, "{} records{torn}", self.records)
     }
 }
@@ -70,10 +66,7 @@ impl PersistenceRun {
             let up = world.snapshot();
             drop(world);
             let log = Log::in_memory();
-            let options = WorldOptions {
-                log: Some(log.clone()),
-                ..options
-            };
+            let options = WorldOptions { log: Some(log.clone()), ..options };
             let world = World::restore(&up, &options)?;
             scenario.start(&world).await?;
             scenario.finish(&world).await?;
@@ -86,12 +79,7 @@ impl PersistenceRun {
             }
             let log = log.bytes();
             let ends = (1..=log.len()).filter(|end| log[end - 1] == b'\n');
-            Ok(Self {
-                ends: ends.collect(),
-                log,
-                scenario,
-                end,
-            })
+            Ok(Self { ends: ends.collect(), log, scenario, end })
         })
     }
 
@@ -103,18 +91,15 @@ impl PersistenceRun {
     /// What a kill at each record leaves, whole and torn; or a number of these, evenly spread.
     pub fn prefixes(&self, wanted: Option<usize>) -> Vec<Prefix> {
         let all = (1..=self.records()).flat_map(|records| {
-            [false, true].map(|torn| Prefix {
-                records,
-                torn: torn && records < self.records(),
-            })
+            [false, true].map(|torn| Prefix { records, torn: torn && records < self.records() })
         });
         let mut all: Vec<Prefix> = all.collect();
         all.dedup();
         match wanted {
             // An odd step meets both kinds.
-            Some(wanted) if wanted < all.len() => (0..wanted)
-                .map(|i| all[(i * all.len() / wanted.max(1)) | (i & 1)])
-                .collect(),
+            Some(wanted) if wanted < all.len() => {
+                (0..wanted).map(|i| all[(i * all.len() / wanted.max(1)) | (i & 1)]).collect()
+            }
             _ => all,
         }
     }
@@ -189,9 +174,6 @@ impl PersistenceRun {
             }
         });
         failures.sort_by_key(|(prefix, _)| (prefix.records, prefix.torn));
-        KillReport {
-            points: prefixes.len(),
-            failures,
-        }
+        KillReport { points: prefixes.len(), failures }
     }
 }

@@ -62,10 +62,7 @@ impl Field {
                 None => return Err(bad()),
             }
         }
-        Ok(Self {
-            text: text.to_owned(),
-            path,
-        })
+        Ok(Self { text: text.to_owned(), path })
     }
 
     /// Whether it is in the status of an object.
@@ -175,10 +172,7 @@ impl Setting {
             Some(Value::String(text)) => Some(Value::String(names.real(text))),
             other => other.clone(),
         };
-        Self {
-            field: self.field.clone(),
-            value,
-        }
+        Self { field: self.field.clone(), value }
     }
 
     /// Whether the object is like this.
@@ -244,54 +238,33 @@ mod tests {
 
     fn set(field: &str, value: &str, mut object: Value) -> Value {
         let before = object.clone();
-        assert!(
-            Setting::new(field, value).unwrap().apply(&mut object),
-            "{field}"
-        );
+        assert!(Setting::new(field, value).unwrap().apply(&mut object), "{field}");
         merge_patch(&before, &object).unwrap_or(Value::Null)
     }
 
     #[test]
     fn a_change_patches_what_it_names_and_nothing_else() {
         let object = json!({"spec": {"a": 1, "b": [{"c": 1}, 2], "version": "v1"}});
-        assert_eq!(
-            set("spec.a", "2", object.clone()),
-            json!({"spec": {"a": 2}})
-        );
+        assert_eq!(set("spec.a", "2", object.clone()), json!({"spec": {"a": 2}}));
         assert_eq!(
             set("spec.version", "v1.35.0", object.clone()),
             json!({"spec": {"version": "v1.35.0"}})
         );
-        assert_eq!(
-            set("spec.a", "-", object.clone()),
-            json!({"spec": {"a": null}})
-        );
+        assert_eq!(set("spec.a", "-", object.clone()), json!({"spec": {"a": null}}));
         assert_eq!(
             set("spec.b[0].c", "x", object.clone()),
             json!({"spec": {"b": [{"c": "x"}, 2]}})
         );
-        assert_eq!(
-            set("spec.b[1]", "-", object.clone()),
-            json!({"spec": {"b": [{"c": 1}]}})
-        );
+        assert_eq!(set("spec.b[1]", "-", object.clone()), json!({"spec": {"b": [{"c": 1}]}}));
         assert_eq!(set("spec.a", "1", object.clone()), Value::Null);
         assert_eq!(set("metadata.annotations.x", "-", object), Value::Null);
     }
 
     #[test]
     fn keys_with_dots_stand_in_quotes() {
-        let patch = set(
-            r#"metadata.annotations."refit.dev/retry""#,
-            "m-1",
-            json!({}),
-        );
-        assert_eq!(
-            patch,
-            json!({"metadata": {"annotations": {"refit.dev/retry": "m-1"}}})
-        );
-        for bad in [
-            "", ".", "a.", "a..b", "a[", "a[x]", "a[0]b", "\"a", "a[99999]",
-        ] {
+        let patch = set(r#"metadata.annotations."refit.dev/retry""#, "m-1", json!({}));
+        assert_eq!(patch, json!({"metadata": {"annotations": {"refit.dev/retry": "m-1"}}}));
+        for bad in ["", ".", "a.", "a..b", "a[", "a[x]", "a[0]b", "\"a", "a[99999]"] {
             assert!(Field::parse(bad).is_err(), "{bad}");
         }
     }
@@ -300,10 +273,7 @@ mod tests {
     fn a_field_that_is_absent_has_no_value() {
         let object = json!({"a": {"b": null, "n": 3, "t": ""}});
         for (field, value) in [("a.b", "-"), ("a.x.y", "-"), ("a.n", "3"), ("a.t", "\"\"")] {
-            assert!(
-                Setting::new(field, value).unwrap().holds(&object),
-                "{field}"
-            );
+            assert!(Setting::new(field, value).unwrap().holds(&object), "{field}");
         }
         assert!(!Setting::new("a.n", "-").unwrap().holds(&object));
         assert!(!Setting::new("a.x", "3").unwrap().holds(&object));
@@ -313,10 +283,6 @@ mod tests {
     fn what_cannot_be_set_is_told() {
         let setting = Setting::new("a.b", "1").unwrap();
         assert!(!setting.apply(&mut json!({"a": "text"})));
-        assert!(
-            !Setting::new("a[5]", "1")
-                .unwrap()
-                .apply(&mut json!({"a": []}))
-        );
+        assert!(!Setting::new("a[5]", "1").unwrap().apply(&mut json!({"a": []})));
     }
 }

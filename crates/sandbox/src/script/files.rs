@@ -20,10 +20,7 @@ pub(super) fn folders(beside: &Path) -> Vec<PathBuf> {
 
 /// The file that a script names.
 pub(super) fn find(folders: &[PathBuf], name: &str) -> Result<PathBuf, Wrong> {
-    let found = folders
-        .iter()
-        .map(|folder| folder.join(name))
-        .find(|path| path.is_file());
+    let found = folders.iter().map(|folder| folder.join(name)).find(|path| path.is_file());
     found.ok_or_else(|| {
         let want = "a file beside the script, in a folder above it, or in the current one";
         wrong("file", name, want)
@@ -33,11 +30,7 @@ pub(super) fn find(folders: &[PathBuf], name: &str) -> Result<PathBuf, Wrong> {
 /// Its text.
 pub(super) fn read(path: &Path, name: &str) -> Result<String, Wrong> {
     let unreadable = |error: std::io::Error| {
-        wrong(
-            "file",
-            format!("{name}: {error}"),
-            "a file that can be read",
-        )
+        wrong("file", format!("{name}: {error}"), "a file that can be read")
     };
     let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
     if bytes > MOST_BYTES {
@@ -54,31 +47,17 @@ pub(super) fn read(path: &Path, name: &str) -> Result<String, Wrong> {
 pub(super) fn objects(name: &str, text: &str) -> Result<Vec<Value>, Wrong> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text)
         .map_err(|error| wrong("YAML", format!("{name}: {error}"), "Kubernetes objects"))?;
-    let objects: Vec<Value> = documents
-        .into_iter()
-        .filter(|value| !value.is_null())
-        .collect();
+    let objects: Vec<Value> = documents.into_iter().filter(|value| !value.is_null()).collect();
     let bad = objects.iter().find(|object| {
-        ["/apiVersion", "/kind", "/metadata/name"]
-            .iter()
-            .any(|pointer| {
-                object
-                    .pointer(pointer)
-                    .and_then(Value::as_str)
-                    .is_none_or(str::is_empty)
-            })
+        ["/apiVersion", "/kind", "/metadata/name"].iter().any(|pointer| {
+            object.pointer(pointer).and_then(Value::as_str).is_none_or(str::is_empty)
+        })
     });
     match bad {
-        Some(bad) => Err(wrong(
-            "object",
-            bad.to_string(),
-            "apiVersion, kind and metadata.name",
-        )),
-        None if objects.is_empty() => Err(wrong(
-            "YAML",
-            format!("nothing in {name}"),
-            "Kubernetes objects",
-        )),
+        Some(bad) => Err(wrong("object", bad.to_string(), "apiVersion, kind and metadata.name")),
+        None if objects.is_empty() => {
+            Err(wrong("YAML", format!("nothing in {name}"), "Kubernetes objects"))
+        }
         None => Ok(objects),
     }
 }

@@ -73,12 +73,7 @@ impl Live {
 
     /// Puts something off.
     pub(super) fn later(&mut self, due: Timestamp, line: usize, what: Due, must: bool) {
-        self.later.push(Later {
-            due,
-            line,
-            what,
-            must,
-        });
+        self.later.push(Later { due, line, what, must });
         // Stable: what was asked for first happens first.
         self.later.sort_by_key(|later| later.due);
     }
@@ -105,9 +100,7 @@ impl Live {
     /// What is broken that never may be.
     pub(super) fn violated(&self) -> Stop {
         let found = self.world.violations();
-        let lines = found
-            .iter()
-            .map(|violation| self.names.shown(&violation.to_string()));
+        let lines = found.iter().map(|violation| self.names.shown(&violation.to_string()));
         Stop::Violated(lines.collect())
     }
 }

@@ -44,11 +44,7 @@ impl Group {
     }
 
     fn has(self, machine: &Value, wanted: &str) -> bool {
-        let label = |key: &str| {
-            machine["metadata"]["labels"]
-                .get(key)
-                .and_then(Value::as_str)
-        };
+        let label = |key: &str| machine["metadata"]["labels"].get(key).and_then(Value::as_str);
         match self {
             Self::Cluster => text(machine, "/spec/clusterName") == wanted,
             Self::ControlPlane => label(keys::CONTROL_PLANE_NAME) == Some(wanted),
@@ -70,10 +66,7 @@ pub(super) struct Look {
 
 impl From<bool> for Look {
     fn from(holds: bool) -> Self {
-        Self {
-            holds,
-            machine: None,
-        }
+        Self { holds, machine: None }
     }
 }
 
@@ -118,9 +111,9 @@ pub(super) fn look(world: &World, found: &Found, wanted: &Condition) -> Look {
     match wanted {
         Condition::Gone => false.into(),
         Condition::Field(setting) => setting.holds(&object).into(),
-        Condition::Status(kind, status) => condition_of(&object, kind)
-            .is_some_and(|c| c["status"] == status.as_str())
-            .into(),
+        Condition::Status(kind, status) => {
+            condition_of(&object, kind).is_some_and(|c| c["status"] == status.as_str()).into()
+        }
         Condition::Ready if group == Group::None => (condition(&object, conditions::READY)
             || condition(&object, conditions::AVAILABLE))
         .into(),
@@ -146,10 +139,7 @@ pub(super) fn look(world: &World, found: &Found, wanted: &Condition) -> Look {
 
 fn first(machines: &[Arc<Value>], holds: impl Fn(&Value) -> bool) -> Look {
     let machine = machines.iter().find(|machine| holds(machine));
-    Look {
-        holds: machine.is_some(),
-        machine: machine.map(|machine| name(machine).to_owned()),
-    }
+    Look { holds: machine.is_some(), machine: machine.map(|machine| name(machine).to_owned()) }
 }
 
 /// The step that an update takes now.
@@ -224,9 +214,7 @@ fn is_owner(group: &Value, kind: &str, name: &str) -> bool {
 /// A condition of an object.
 pub(super) fn condition_of<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
     let conditions = object["status"]["conditions"].as_array()?;
-    conditions
-        .iter()
-        .find(|condition| condition["type"] == kind)
+    conditions.iter().find(|condition| condition["type"] == kind)
 }
 
 /// Whether an owner has as many machines as it asks for, and all are available.
@@ -244,9 +232,7 @@ fn is_ready(world: &World, group: Group, object: &Value, machines: &[Arc<Value>]
 }
 
 fn replicas(object: &Value) -> u64 {
-    at(object, "/spec/replicas")
-        .and_then(Value::as_u64)
-        .unwrap_or(1)
+    at(object, "/spec/replicas").and_then(Value::as_u64).unwrap_or(1)
 }
 
 fn replicas_of_cluster(world: &World, cluster: &Value) -> u64 {
@@ -285,15 +271,10 @@ pub(super) fn behind(world: &World, owners: &[Value], machine: &Value) -> Option
                 cloned.unwrap_or_default()
             ));
         }
-        let (seen, generation) = (
-            at(owner, "/status/observedGeneration"),
-            at(owner, "/metadata/generation"),
-        );
+        let (seen, generation) =
+            (at(owner, "/status/observedGeneration"), at(owner, "/metadata/generation"));
         if seen.is_some() && seen != generation {
-            return Some(format!(
-                "{} was not looked at since it changed",
-                name(owner)
-            ));
+            return Some(format!("{} was not looked at since it changed", name(owner)));
         }
     }
     let kubelet = world
@@ -309,9 +290,8 @@ pub(super) fn behind(world: &World, owners: &[Value], machine: &Value) -> Option
     if condition_of(machine, conditions::UP_TO_DATE).is_some_and(|c| c["status"] == "False") {
         return Some("it is not up to date".to_owned());
     }
-    let passing = PASSING
-        .iter()
-        .find(|key| machine["metadata"]["annotations"].get(**key).is_some());
+    let passing =
+        PASSING.iter().find(|key| machine["metadata"]["annotations"].get(**key).is_some());
     passing.map(|key| format!("it carries {key}"))
 }
 
@@ -343,19 +323,14 @@ fn cloned_from(world: &World, machine: &Value) -> Option<String> {
     let mirror = &world.inner.management_mirror;
     let (_, object) = mirror.referred(reference, namespace(machine))?;
     let annotations = &object["metadata"]["annotations"];
-    annotations
-        .get(keys::CLONED_FROM_NAME)?
-        .as_str()
-        .map(str::to_owned)
+    annotations.get(keys::CLONED_FROM_NAME)?.as_str().map(str::to_owned)
 }
 
 fn is_updated(world: &World, name: &str, group: Group, machines: &[Arc<Value>]) -> bool {
     let owners = owners(world);
-    let free = groups_of(world, group, name).iter().all(|object| {
-        object["status"]["slots"]
-            .as_array()
-            .is_none_or(Vec::is_empty)
-    });
+    let free = groups_of(world, group, name)
+        .iter()
+        .all(|object| object["status"]["slots"].as_array().is_none_or(Vec::is_empty));
     free && machines.iter().all(|machine| {
         newest_update(world, machine).is_none_or(|update| phase(&update).is_final())
             && behind(world, &owners, machine).is_none()
@@ -390,11 +365,7 @@ pub(super) fn obstacles(
     for group in world.update_groups() {
         let blocked = condition_of(&group, "Blocked").filter(|c| c["status"] == "True");
         if let Some(blocked) = blocked {
-            lines.push(format!(
-                "{}: blocked, {}",
-                name(&group),
-                text(blocked, "/message")
-            ));
+            lines.push(format!("{}: blocked, {}", name(&group), text(blocked, "/message")));
         }
     }
     lines.into_iter().map(|line| names.shown(&line)).collect()

@@ -71,13 +71,7 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            file,
-            line,
-            what,
-            got,
-            want,
-        } = self;
+        let Self { file, line, what, got, want } = self;
         write!(f, "{file}:{line}: {what}: got {got}, want {want}")
     }
 }
@@ -144,12 +138,7 @@ pub fn run(text: &str, base: &Path, out: &mut dyn Write) -> Result<ScriptOutcome
     };
     let script = parse::script(&file, text).map_err(ScriptError::Wrong)?;
     let runtime = world::runtime()?;
-    let mut runner = run::Runner {
-        file,
-        folders: files::folders(folder),
-        out,
-        live: None,
-    };
+    let mut runner = run::Runner { file, folders: files::folders(folder), out, live: None };
     runtime.block_on(async {
         let outcome = runner.run(&script).await;
         // The world ends in its own runtime.

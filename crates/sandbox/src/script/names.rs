@@ -73,15 +73,12 @@ impl Names {
         owner: fn(&Value) -> &str,
         infix: &str,
     ) {
-        let mut new: Vec<&Value> = objects
-            .filter(|object| !self.given.contains_key(name(object)))
-            .collect();
+        let mut new: Vec<&Value> =
+            objects.filter(|object| !self.given.contains_key(name(object))).collect();
         new.sort_by_key(|object| (text(object, "/metadata/creationTimestamp"), name(object)));
         for object in new {
             let (real, owner) = (name(object), owner(object));
-            let generated = real
-                .strip_prefix(owner)
-                .is_some_and(|rest| rest.starts_with('-'));
+            let generated = real.strip_prefix(owner).is_some_and(|rest| rest.starts_with('-'));
             if owner.is_empty() || !generated {
                 continue;
             }

@@ -39,12 +39,7 @@ impl Kind {
     }
 
     fn path(&self, namespace: &str, name: &str) -> String {
-        let Self {
-            group,
-            version,
-            plural,
-            ..
-        } = self;
+        let Self { group, version, plural, .. } = self;
         let base = if group.is_empty() {
             format!("/api/{version}")
         } else {
@@ -71,17 +66,9 @@ pub(super) fn kind(server: &ApiServer, word: &str) -> Result<Kind, Wrong> {
     let definitions = server.list_values("apiextensions.k8s.io", "customresourcedefinitions", None);
     let defined = definitions.iter().find_map(|crd| {
         let names = &crd["spec"]["names"];
-        let mut all: Vec<&str> = ["kind", "plural", "singular"]
-            .iter()
-            .filter_map(|key| names[*key].as_str())
-            .collect();
-        all.extend(
-            names["shortNames"]
-                .as_array()
-                .into_iter()
-                .flatten()
-                .filter_map(Value::as_str),
-        );
+        let mut all: Vec<&str> =
+            ["kind", "plural", "singular"].iter().filter_map(|key| names[*key].as_str()).collect();
+        all.extend(names["shortNames"].as_array().into_iter().flatten().filter_map(Value::as_str));
         fits(&all, text(crd, "/spec/group")).then(|| of_definition(crd))?
     });
     let built_in = || {
@@ -132,19 +119,10 @@ pub(super) fn server(world: &World, cluster: Option<&str>) -> Result<ApiServer, 
         return Ok(world.management().clone());
     };
     let known = world.clusters();
-    let key = known
-        .iter()
-        .find(|key| *key == cluster || key.rsplit('/').next() == Some(cluster));
+    let key = known.iter().find(|key| *key == cluster || key.rsplit('/').next() == Some(cluster));
     key.and_then(|key| world.workload(key)).ok_or_else(|| {
-        let names: Vec<&str> = known
-            .iter()
-            .filter_map(|key| key.rsplit('/').next())
-            .collect();
-        wrong(
-            "cluster",
-            cluster,
-            format!("one of the workload clusters: {}", names.join(", ")),
-        )
+        let names: Vec<&str> = known.iter().filter_map(|key| key.rsplit('/').next()).collect();
+        wrong("cluster", cluster, format!("one of the workload clusters: {}", names.join(", ")))
     })
 }
 
@@ -161,23 +139,14 @@ impl Found {
     pub(super) fn new(world: &World, names: &Names, reference: &Reference) -> Result<Self, Wrong> {
         let server = server(world, reference.cluster.as_deref())?;
         let kind = kind(&server, &reference.kind)?;
-        let name = if kind.is_generated() {
-            names.real(&reference.name)
-        } else {
-            reference.name.clone()
-        };
+        let name =
+            if kind.is_generated() { names.real(&reference.name) } else { reference.name.clone() };
         let namespace = match (&reference.namespace, kind.namespaced) {
             (_, false) => String::new(),
             (Some(namespace), true) => namespace.clone(),
             (None, true) => DEFAULT_NAMESPACE.to_owned(),
         };
-        Ok(Self {
-            kind,
-            server,
-            namespace,
-            name,
-            title: reference.to_string(),
-        })
+        Ok(Self { kind, server, namespace, name, title: reference.to_string() })
     }
 
     /// Looks again which object the script means: a name may have come to stand for one.
@@ -190,17 +159,14 @@ impl Found {
     /// The object as it is stored.
     pub(super) fn get(&self) -> Option<Value> {
         let Kind { group, plural, .. } = &self.kind;
-        self.server
-            .get_value(group, plural, &self.namespace, &self.name)
+        self.server.get_value(group, plural, &self.namespace, &self.name)
     }
 
     /// The object, which must be there.
     pub(super) fn need(&self) -> Result<Value, Wrong> {
         self.get().ok_or_else(|| {
             let Kind { group, plural, .. } = &self.kind;
-            let all = self
-                .server
-                .list_values(group, plural, Some(&self.namespace));
+            let all = self.server.list_values(group, plural, Some(&self.namespace));
             let there: Vec<&str> = all.iter().take(12).map(crate::env::name).collect();
             let want = if there.is_empty() {
                 format!("a {} that is there; there is none", self.kind.kind)
@@ -222,12 +188,8 @@ impl Found {
                 let want = "a field below an object or a list that is there";
                 return Err(wrong("change", setting.field.text.as_str(), want));
             }
-            let line = format!(
-                "{}: {} {before} -> {}",
-                self.title,
-                setting.field.text,
-                setting.shown()
-            );
+            let line =
+                format!("{}: {} {before} -> {}", self.title, setting.field.text, setting.shown());
             lines.push(line);
         }
         let in_status =
@@ -235,13 +197,10 @@ impl Found {
         let path = self.kind.path(&self.namespace, &self.name);
         let api = Direct::new(self.server.clone(), USER);
         if let Some(mut patch) = field::merge_patch(&old, &new) {
-            let status = patch
-                .as_object_mut()
-                .and_then(|patch| patch.remove("status"));
+            let status = patch.as_object_mut().and_then(|patch| patch.remove("status"));
             if in_status && let Some(status) = status {
                 let body = serde_json::json!({ "status": status });
-                self.send(&api, Call::merge(format!("{path}/status"), body))
-                    .await?;
+                self.send(&api, Call::merge(format!("{path}/status"), body)).await?;
             }
             if patch.as_object().is_some_and(|patch| !patch.is_empty()) {
                 self.send(&api, Call::merge(path, patch)).await?;
@@ -259,10 +218,7 @@ impl Found {
     }
 
     async fn send(&self, api: &Direct, call: Call) -> Result<(), Wrong> {
-        api.send(call)
-            .await
-            .map(drop)
-            .map_err(|error| refused(&self.title, &error))
+        api.send(call).await.map(drop).map_err(|error| refused(&self.title, &error))
     }
 }
 
@@ -292,11 +248,7 @@ pub(super) async fn apply(
     let mut lines = Vec::new();
     for mut object in objects {
         refit_capi::defaults::default_object(&mut object);
-        let title = format!(
-            "{}/{}",
-            text(&object, "/kind"),
-            text(&object, "/metadata/name")
-        );
+        let title = format!("{}/{}", text(&object, "/kind"), text(&object, "/metadata/name"));
         if namespace(&object).is_empty() {
             object["metadata"]["namespace"] = Value::from(DEFAULT_NAMESPACE);
         }
@@ -313,9 +265,7 @@ pub(super) async fn apply(
             Ok(_) => lines.push(format!("{title} created")),
             Err(error) if error.code() == Some(409) => {
                 let call = Call::merge(format!("{path}/{name}"), object);
-                api.send(call)
-                    .await
-                    .map_err(|error| refused(&title, &error))?;
+                api.send(call).await.map_err(|error| refused(&title, &error))?;
                 lines.push(format!("{title} changed"));
             }
             Err(error) => return Err(refused(&title, &error)),

@@ -31,30 +31,17 @@ pub(super) fn script(file: &str, text: &str) -> Result<Vec<Statement>, Vec<Probl
     let (mut statements, mut problems) = (Vec::new(), Vec::new());
     let mut loaded = false;
     while let Some((index, text)) = lines.next() {
-        let mut statement = Statement {
-            line: index + 1,
-            text: text.trim_end().to_owned(),
-            command: None,
-        };
+        let mut statement =
+            Statement { line: index + 1, text: text.trim_end().to_owned(), command: None };
         let rest = lines.by_ref().map(|(_, line)| line);
         let found = read(&mut statement, rest);
         let found = found.and_then(|()| in_order(statement.command.as_ref(), &mut loaded));
         if let Err((what, got, want)) = found {
-            problems.push(Problem {
-                file: file.to_owned(),
-                line: statement.line,
-                what,
-                got,
-                want,
-            });
+            problems.push(Problem { file: file.to_owned(), line: statement.line, what, got, want });
         }
         statements.push(statement);
     }
-    if problems.is_empty() {
-        Ok(statements)
-    } else {
-        Err(problems)
-    }
+    if problems.is_empty() { Ok(statements) } else { Err(problems) }
 }
 
 /// Reads a statement, whose here-document is in the lines that follow.
@@ -90,11 +77,8 @@ fn read<'a>(
 /// Reads a statement again whose text has changed.
 pub(super) fn again(line: usize, text: &str) -> Result<Statement, Wrong> {
     let mut lines = text.lines();
-    let mut statement = Statement {
-        line,
-        text: lines.next().unwrap_or_default().to_owned(),
-        command: None,
-    };
+    let mut statement =
+        Statement { line, text: lines.next().unwrap_or_default().to_owned(), command: None };
     read(&mut statement, lines)?;
     Ok(statement)
 }
@@ -112,11 +96,9 @@ fn in_order(command: Option<&Command>, loaded: &mut bool) -> Result<(), Wrong> {
             Ok(())
         }
         None | Some(Command::Now(Action::Help)) => Ok(()),
-        Some(_) if !*loaded => Err(wrong(
-            "script",
-            "a command before any load",
-            "load FILE... first",
-        )),
+        Some(_) if !*loaded => {
+            Err(wrong("script", "a command before any load", "load FILE... first"))
+        }
         Some(_) => Ok(()),
     }
 }
@@ -139,11 +121,7 @@ fn command(words: &[Word], here: Option<String>, line: usize) -> Result<Option<C
                             or show";
                 return Err(wrong("at", words::join(inner), want));
             };
-            let statement = Statement {
-                line,
-                text: words::join(inner),
-                command: Some(now),
-            };
+            let statement = Statement { line, text: words::join(inner), command: Some(now) };
             Command::At(time, Box::new(statement))
         }
         "apply" => Command::Now(apply(&mut rest, here)?),
@@ -170,10 +148,7 @@ fn wait(rest: &mut Rest<'_>) -> Result<Command, Wrong> {
     }
     let object = reference(&first.text)?;
     let condition = condition(&rest.next("CONDITION")?.text)?;
-    Ok(Command::Wait(
-        Goal::Object(object, condition),
-        rest.time("TIME")?,
-    ))
+    Ok(Command::Wait(Goal::Object(object, condition), rest.time("TIME")?))
 }
 
 fn condition(word: &str) -> Result<Condition, Wrong> {
@@ -207,11 +182,7 @@ fn condition(word: &str) -> Result<Condition, Wrong> {
 }
 
 fn apply(rest: &mut Rest<'_>, here: Option<String>) -> Result<Action, Wrong> {
-    let cluster = if rest.skip("to") {
-        Some(rest.next("CLUSTER")?.text.clone())
-    } else {
-        None
-    };
+    let cluster = if rest.skip("to") { Some(rest.next("CLUSTER")?.text.clone()) } else { None };
     let source = match here {
         Some(body) => {
             rest.next("<<END")?;
@@ -309,11 +280,7 @@ fn show(rest: &mut Rest<'_>) -> Result<Show, Wrong> {
         kind => return kind_of(kind, rest),
     };
     // `show machines FIELD...` is about fields, not the table.
-    if rest.is_over() {
-        Ok(Show::Table(table))
-    } else {
-        kind_of(&first, rest)
-    }
+    if rest.is_over() { Ok(Show::Table(table)) } else { kind_of(&first, rest) }
 }
 
 fn kind_of(word: &str, rest: &mut Rest<'_>) -> Result<Show, Wrong> {
@@ -340,12 +307,7 @@ pub(super) fn reference(word: &str) -> Result<Reference, Wrong> {
     if kind.is_empty() || name.is_empty() || cluster.as_deref() == Some("") {
         return Err(wrong("object", word, want));
     }
-    Ok(Reference {
-        cluster,
-        kind: (*kind).to_owned(),
-        namespace,
-        name: (*name).to_owned(),
-    })
+    Ok(Reference { cluster, kind: (*kind).to_owned(), namespace, name: (*name).to_owned() })
 }
 
 /// The words of a line that are still to be read.
@@ -398,10 +360,7 @@ impl<'a> Rest<'a> {
     }
 
     fn fields(&mut self) -> Result<Vec<Field>, Wrong> {
-        self.rest()
-            .iter()
-            .map(|word| Field::parse(&word.text))
-            .collect()
+        self.rest().iter().map(|word| Field::parse(&word.text)).collect()
     }
 
     fn time(&mut self, want: &str) -> Result<SignedDuration, Wrong> {
@@ -409,11 +368,7 @@ impl<'a> Rest<'a> {
     }
 
     fn optional_time(&mut self, word: &str) -> Result<Option<SignedDuration>, Wrong> {
-        if self.skip(word) {
-            self.time("TIME").map(Some)
-        } else {
-            Ok(None)
-        }
+        if self.skip(word) { self.time("TIME").map(Some) } else { Ok(None) }
     }
 
     fn number(&mut self, want: &str) -> Result<u32, Wrong> {
@@ -423,22 +378,14 @@ impl<'a> Rest<'a> {
     }
 
     fn times(&mut self) -> Result<u32, Wrong> {
-        if self.skip("times") {
-            self.number("N")
-        } else {
-            Ok(u32::MAX)
-        }
+        if self.skip("times") { self.number("N") } else { Ok(u32::MAX) }
     }
 
     fn end(&self) -> Result<(), Wrong> {
         if self.is_over() {
             Ok(())
         } else {
-            Err(wrong(
-                &self.command,
-                words::join(self.words),
-                "the end of the line",
-            ))
+            Err(wrong(&self.command, words::join(self.words), "the end of the line"))
         }
     }
 }

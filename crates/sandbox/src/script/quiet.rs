@@ -15,9 +15,7 @@ pub(super) struct Quiet {
 impl Quiet {
     /// Follows a server from now on.
     pub(super) fn follow(server: &ApiServer, now: Timestamp) -> Arc<Self> {
-        let quiet = Arc::new(Self {
-            since: Mutex::new(now),
-        });
+        let quiet = Arc::new(Self { since: Mutex::new(now) });
         let written = quiet.clone();
         server.observe(Box::new(move |event| {
             if &*event.resource.id != "leases.coordination.k8s.io" {

@@ -114,17 +114,9 @@ impl Runner<'_> {
                 got: shown(got),
                 want: shown(want),
             }]),
-            Stop::Violated(violations) => ScriptError::Violated {
-                file,
-                line,
-                violations,
-            },
+            Stop::Violated(violations) => ScriptError::Violated { file, line, violations },
             Stop::Load(source) => ScriptError::Load { file, line, source },
-            Stop::World(source) => ScriptError::World {
-                file,
-                line,
-                source: Box::new(source),
-            },
+            Stop::World(source) => ScriptError::World { file, line, source: Box::new(source) },
             Stop::Output(source) => ScriptError::Output(source),
             Stop::RanOut(what) => ScriptError::Wrong(vec![Problem {
                 file,
@@ -141,10 +133,7 @@ impl Runner<'_> {
         if statement.command.is_none() || !statement.text.contains(MACHINE) {
             return Ok(statement.clone());
         }
-        let found = self
-            .live
-            .as_ref()
-            .and_then(|live| live.names.found.as_deref());
+        let found = self.live.as_ref().and_then(|live| live.names.found.as_deref());
         let Some(found) = found else {
             let want = "a wait with phase=, step= or blocked before it, which finds a machine";
             return Err(wrong("script", MACHINE, want));
@@ -172,11 +161,7 @@ impl Runner<'_> {
     fn live(&mut self) -> Result<&mut Live, Stop> {
         self.live.as_mut().ok_or_else(|| {
             let missing = ("script", "a command before any load", "load FILE... first");
-            Stop::Wrong((
-                missing.0.to_owned(),
-                missing.1.to_owned(),
-                missing.2.to_owned(),
-            ))
+            Stop::Wrong((missing.0.to_owned(), missing.1.to_owned(), missing.2.to_owned()))
         })
     }
 
@@ -208,9 +193,7 @@ impl Runner<'_> {
         manifests::rehearse(&loaded).await.map_err(Stop::Load)?;
         let objects: Vec<Value> = loaded.into_iter().map(|manifest| manifest.object).collect();
         let count = objects.len();
-        let world = World::new(WorldOptions::new(objects))
-            .await
-            .map_err(Stop::World)?;
+        let world = World::new(WorldOptions::new(objects)).await.map_err(Stop::World)?;
         self.live = Some(Live::new(world));
         self.say(&format!("{count} objects"))
     }
@@ -263,11 +246,7 @@ impl Runner<'_> {
             }
             Goal::Object(object, condition) => {
                 let found = machine.as_ref().map(|machine| format!(": {machine}"));
-                format!(
-                    "{object} {}{}",
-                    describe(condition),
-                    found.unwrap_or_default()
-                )
+                format!("{object} {}{}", describe(condition), found.unwrap_or_default())
             }
         };
         if machine.is_some() {
@@ -281,10 +260,9 @@ impl Runner<'_> {
         live.names.learn_all(&live.world);
         let (what, object) = match goal {
             Goal::Quiet => ("the world is not quiet".to_owned(), None),
-            Goal::Object(object, condition) => (
-                format!("not so: {object} {}", describe(condition)),
-                Some(object),
-            ),
+            Goal::Object(object, condition) => {
+                (format!("not so: {object} {}", describe(condition)), Some(object))
+            }
         };
         let why = look::obstacles(&live.world, &live.names, object);
         let what = format!("{what}, after {waited}");

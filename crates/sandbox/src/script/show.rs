@@ -31,10 +31,7 @@ pub(super) struct Identity {
 /// The identities of all machines, by name.
 pub(super) fn identities(world: &World) -> BTreeMap<String, Identity> {
     let machines = world.machines();
-    machines
-        .iter()
-        .map(|machine| (name(machine).to_owned(), identity(world, machine)))
-        .collect()
+    machines.iter().map(|machine| (name(machine).to_owned(), identity(world, machine))).collect()
 }
 
 fn identity(world: &World, machine: &Value) -> Identity {
@@ -42,9 +39,7 @@ fn identity(world: &World, machine: &Value) -> Identity {
     Identity {
         machine: text(machine, "/metadata/uid").to_owned(),
         provider: text(machine, "/spec/providerID").to_owned(),
-        node: node
-            .map(|node| text(&node, "/metadata/uid").to_owned())
-            .unwrap_or_default(),
+        node: node.map(|node| text(&node, "/metadata/uid").to_owned()).unwrap_or_default(),
     }
 }
 
@@ -101,22 +96,14 @@ fn natural(text: &str) -> Vec<(String, u64)> {
 
 fn node_state(node: &Value) -> String {
     let ready = condition_of(node, conditions::READY).is_some_and(|c| c["status"] == "True");
-    let cordoned = if flag(node, "/spec/unschedulable") {
-        ",cordoned"
-    } else {
-        ""
-    };
+    let cordoned = if flag(node, "/spec/unschedulable") { ",cordoned" } else { "" };
     format!("{}{cordoned}", if ready { "Ready" } else { "NotReady" })
 }
 
 fn machines(live: &Live) -> String {
     let world = &live.world;
     let first = live.first.as_ref();
-    let mut gone: Vec<&str> = first
-        .into_iter()
-        .flatten()
-        .map(|(name, _)| name.as_str())
-        .collect();
+    let mut gone: Vec<&str> = first.into_iter().flatten().map(|(name, _)| name.as_str()).collect();
     let rows = world
         .machines()
         .iter()
@@ -138,8 +125,7 @@ fn machines(live: &Live) -> String {
             vec![
                 name(machine).to_owned(),
                 text(machine, "/spec/version").to_owned(),
-                node.map_or("", |node| text(node, "/status/nodeInfo/kubeletVersion"))
-                    .to_owned(),
+                node.map_or("", |node| text(node, "/status/nodeInfo/kubeletVersion")).to_owned(),
                 node.map(node_state).unwrap_or_default(),
                 text(machine, "/status/phase").to_owned(),
                 yes(available.is_some_and(|c| c["status"] == "True")).to_owned(),
@@ -149,17 +135,8 @@ fn machines(live: &Live) -> String {
             ]
         })
         .collect();
-    let header = [
-        "MACHINE",
-        "VERSION",
-        "KUBELET",
-        "NODE",
-        "PHASE",
-        "AVAILABLE",
-        "UPDATE",
-        "SAME",
-        "BOOTS",
-    ];
+    let header =
+        ["MACHINE", "VERSION", "KUBELET", "NODE", "PHASE", "AVAILABLE", "UPDATE", "SAME", "BOOTS"];
     let mut out = table(&header, &sorted(live, rows));
     for name in gone {
         out.extend(["gone: ", name, "\n"]);
@@ -202,15 +179,10 @@ fn hosts(live: &Live) -> String {
         .filter_map(|node| {
             live.world.with_host(node, |host| {
                 let package = |name: &str| {
-                    host.installed(name)
-                        .map(|version| version.to_string())
-                        .unwrap_or_default()
+                    host.installed(name).map(|version| version.to_string()).unwrap_or_default()
                 };
-                let runs: Vec<String> = host
-                    .runs
-                    .iter()
-                    .map(|(name, n)| format!("{name}={n}"))
-                    .collect();
+                let runs: Vec<String> =
+                    host.runs.iter().map(|(name, n)| format!("{name}={n}")).collect();
                 vec![
                     node.clone(),
                     yes(host.is_up(now)).to_owned(),
@@ -223,15 +195,7 @@ fn hosts(live: &Live) -> String {
             })
         })
         .collect();
-    let header = [
-        "HOST",
-        "UP",
-        "BOOTS",
-        "RUNS-KUBELET",
-        "KUBEADM",
-        "KUBELET",
-        "COMMANDS",
-    ];
+    let header = ["HOST", "UP", "BOOTS", "RUNS-KUBELET", "KUBEADM", "KUBELET", "COMMANDS"];
     table(&header, &sorted(live, rows))
 }
 
@@ -299,10 +263,7 @@ fn updates(live: &Live) -> String {
             .collect()
         })
         .collect();
-    table(
-        &["UPDATE", "GOAL", "ROLE", "PHASE", "STARTED", "TOOK", "WHY"],
-        &rows,
-    )
+    table(&["UPDATE", "GOAL", "ROLE", "PHASE", "STARTED", "TOOK", "WHY"], &rows)
 }
 
 fn groups(live: &Live) -> String {
@@ -322,23 +283,14 @@ fn groups(live: &Live) -> String {
             names(&group["status"]["slots"]),
             names(&group["status"]["waiting"]),
             status("Progressing").to_owned(),
-            blocked
-                .map_or(status("Blocked"), |c| text(c, "/reason"))
-                .to_owned(),
+            blocked.map_or(status("Blocked"), |c| text(c, "/reason")).to_owned(),
         ]);
         let paths = group["status"]["uncovered"].as_array();
         for path in paths.into_iter().flatten().filter_map(Value::as_str) {
             lines.extend([name(&group), ": ", path, "\n"]);
         }
     }
-    let header = [
-        "GROUP",
-        "LIMIT",
-        "BUSY",
-        "WAITING",
-        "PROGRESSING",
-        "BLOCKED",
-    ];
+    let header = ["GROUP", "LIMIT", "BUSY", "WAITING", "PROGRESSING", "BLOCKED"];
     format!("{}{lines}", table(&header, &sorted(live, rows)))
 }
 
@@ -361,9 +313,7 @@ fn plans(live: &Live) -> String {
             ]);
         }
     }
-    let header = [
-        "NODE", "UPDATE", "GATE", "ABORT", "STATE", "PASSED", "KUBELET", "REPORTED",
-    ];
+    let header = ["NODE", "UPDATE", "GATE", "ABORT", "STATE", "PASSED", "KUBELET", "REPORTED"];
     table(&header, &sorted(live, rows))
 }
 
@@ -384,9 +334,7 @@ fn steps(live: &Live, node: &str) -> String {
         .iter()
         .find(|machine| name(machine) == real)
         .and_then(|machine| newest_update(&live.world, machine));
-    let steps = update
-        .as_ref()
-        .and_then(|update| update["status"]["steps"].as_array());
+    let steps = update.as_ref().and_then(|update| update["status"]["steps"].as_array());
     let rows: Vec<Vec<String>> = steps
         .into_iter()
         .flatten()
@@ -403,10 +351,7 @@ fn steps(live: &Live, node: &str) -> String {
             ]
         })
         .collect();
-    table(
-        &["STEP", "STATE", "TRIES", "STARTED", "TOOK", "MESSAGE"],
-        &rows,
-    )
+    table(&["STEP", "STATE", "TRIES", "STARTED", "TOOK", "MESSAGE"], &rows)
 }
 
 fn events(live: &Live, about: Option<&Reference>) -> Result<String, Wrong> {
@@ -446,10 +391,7 @@ fn events(live: &Live, about: Option<&Reference>) -> Result<String, Wrong> {
             .collect()
         })
         .collect();
-    Ok(table(
-        &["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"],
-        &rows,
-    ))
+    Ok(table(&["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"], &rows))
 }
 
 fn all_of(
@@ -465,14 +407,11 @@ fn all_of(
         .iter()
         .map(|object| {
             let cells = fields.iter().map(|field| field.shown(object));
-            std::iter::once(name(object).to_owned())
-                .chain(cells)
-                .collect()
+            std::iter::once(name(object).to_owned()).chain(cells).collect()
         })
         .collect();
-    let header: Vec<&str> = std::iter::once("NAME")
-        .chain(fields.iter().map(|field| field.text.as_str()))
-        .collect();
+    let header: Vec<&str> =
+        std::iter::once("NAME").chain(fields.iter().map(|field| field.text.as_str())).collect();
     Ok(table(&header, &sorted(live, rows)))
 }
 
@@ -484,8 +423,6 @@ fn one(live: &Live, object: &Reference, fields: &[Field]) -> Result<String, Wron
         }
         return Ok(format!("{found:#}\n"));
     }
-    let lines = fields
-        .iter()
-        .map(|field| format!("{}: {}\n", field.text, field.shown(&found)));
+    let lines = fields.iter().map(|field| format!("{}: {}\n", field.text, field.shown(&found)));
     Ok(lines.collect())
 }

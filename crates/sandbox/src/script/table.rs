@@ -22,9 +22,7 @@ pub(super) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
         format!("{}\n", line.trim_end())
     };
     let titles: Vec<String> = header.iter().map(|title| (*title).to_owned()).collect();
-    std::iter::once(line(&titles))
-        .chain(rows.iter().map(|row| line(row)))
-        .collect()
+    std::iter::once(line(&titles)).chain(rows.iter().map(|row| line(row))).collect()
 }
 
 #[cfg(test)]
@@ -33,14 +31,9 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
-        let rows = [
-            vec!["a".to_owned(), String::new()],
-            vec!["longer".to_owned(), "x y".to_owned()],
-        ];
-        assert_eq!(
-            table(&["N", "WHAT"], &rows),
-            "N       WHAT\na       -\nlonger  x y\n"
-        );
+        let rows =
+            [vec!["a".to_owned(), String::new()], vec!["longer".to_owned(), "x y".to_owned()]];
+        assert_eq!(table(&["N", "WHAT"], &rows), "N       WHAT\na       -\nlonger  x y\n");
         assert_eq!(table(&["N"], &[]), "none\n");
     }
 }

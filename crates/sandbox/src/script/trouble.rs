@@ -156,9 +156,7 @@ fn cut(live: &Live, key: &str, mute: bool) {
     };
     let cluster = key.rsplit_once('/').map_or("", |(cluster, _)| cluster);
     if let (Some(incarnation), Some(server)) = (incarnation, live.world.workload(cluster)) {
-        server
-            .faults()
-            .set_cut(&actor.user_agent(incarnation), mute);
+        server.faults().set_cut(&actor.user_agent(incarnation), mute);
     }
 }
 
@@ -176,10 +174,7 @@ pub(super) fn kill(
     if for_long {
         live.world.inner.dismiss(&actor);
         if actor == Actor::Controller {
-            live.world
-                .inner
-                .network
-                .close(pki::HOOK_HOST, pki::HOOK_PORT);
+            live.world.inner.network.close(pki::HOOK_HOST, pki::HOOK_PORT);
         }
     } else {
         live.world.kill(&actor);
@@ -209,9 +204,7 @@ fn with_host<T>(
     act: impl FnOnce(&mut HostState) -> T,
 ) -> Result<T, Wrong> {
     let real = live.names.real(node);
-    live.world
-        .with_host(&real, act)
-        .ok_or_else(|| no_host(live, node))
+    live.world.with_host(&real, act).ok_or_else(|| no_host(live, node))
 }
 
 fn no_host(live: &Live, node: &str) -> Wrong {

@@ -47,11 +47,7 @@ pub(super) fn split(line: &str) -> Result<Vec<Word>, Wrong> {
             && source.len() >= 2
             && source.ends_with(first)
             && !source[1..source.len() - 1].contains(first);
-        let text = if whole {
-            source[1..source.len() - 1].to_owned()
-        } else {
-            source.clone()
-        };
+        let text = if whole { source[1..source.len() - 1].to_owned() } else { source.clone() };
         words.push(Word { text, source });
     }
 }
@@ -118,12 +114,7 @@ mod tests {
         assert_eq!(texts("a 'b c' \"d e\" # f"), ["a", "b c", "d e"]);
         assert_eq!(
             texts(r#"change md/a metadata.annotations."refit.dev/x y" '{"a": 1}'"#),
-            [
-                "change",
-                "md/a",
-                r#"metadata.annotations."refit.dev/x y""#,
-                r#"{"a": 1}"#
-            ]
+            ["change", "md/a", r#"metadata.annotations."refit.dev/x y""#, r#"{"a": 1}"#]
         );
         assert!(split("a 'b").is_err());
         assert!(texts("  # only a comment").is_empty());
@@ -143,10 +134,7 @@ mod tests {
     #[test]
     fn a_mark_in_quotes_splits_nothing() {
         let word = r#"metadata."a=b"=c=d"#;
-        assert_eq!(
-            split_outside_quotes(word, '='),
-            Some((r#"metadata."a=b""#, "c=d"))
-        );
+        assert_eq!(split_outside_quotes(word, '='), Some((r#"metadata."a=b""#, "c=d")));
         assert_eq!(split_outside_quotes("abc", '='), None);
     }
 }

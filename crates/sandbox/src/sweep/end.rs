@@ -96,12 +96,7 @@ impl EndState {
             sets.push(wants);
             sets.sort();
         }
-        Self {
-            machines,
-            node_updates,
-            machine_sets,
-            slots,
-        }
+        Self { machines, node_updates, machine_sets, slots }
     }
 
     /// What shows that the run is not over or did not end well.
@@ -137,23 +132,10 @@ impl EndState {
     pub fn differences(&self, expected: &Self) -> Vec<String> {
         let mut problems = Vec::new();
         compare(&self.machines, &expected.machines, "Machine", &mut problems);
-        compare(
-            &self.node_updates,
-            &expected.node_updates,
-            "NodeUpdates of",
-            &mut problems,
-        );
-        compare(
-            &self.machine_sets,
-            &expected.machine_sets,
-            "MachineSets of",
-            &mut problems,
-        );
+        compare(&self.node_updates, &expected.node_updates, "NodeUpdates of", &mut problems);
+        compare(&self.machine_sets, &expected.machine_sets, "MachineSets of", &mut problems);
         if self.slots != expected.slots {
-            problems.push(format!(
-                "slots {:?}, expected {:?}",
-                self.slots, expected.slots
-            ));
+            problems.push(format!("slots {:?}, expected {:?}", self.slots, expected.slots));
         }
         problems
     }
@@ -211,13 +193,10 @@ fn machine_end(world: &World, machine: &serde_json::Value) -> MachineEnd {
         .collect();
     let of_node = |pointer: &str| {
         let node = node.as_deref();
-        node.map(|node| text(node, pointer).to_owned())
-            .unwrap_or_default()
+        node.map(|node| text(node, pointer).to_owned()).unwrap_or_default()
     };
     if let Some(node) = &node
-        && node["metadata"]["annotations"]
-            .get(keys::CORDONED_BY)
-            .is_some()
+        && node["metadata"]["annotations"].get(keys::CORDONED_BY).is_some()
     {
         left.push(keys::CORDONED_BY.to_owned());
     }
@@ -231,9 +210,7 @@ fn machine_end(world: &World, machine: &serde_json::Value) -> MachineEnd {
         boots,
         runs,
         available: condition(machine, refit_api::conditions::AVAILABLE),
-        cordoned: node
-            .as_deref()
-            .is_some_and(|node| flag(node, "/spec/unschedulable")),
+        cordoned: node.as_deref().is_some_and(|node| flag(node, "/spec/unschedulable")),
         left,
     }
 }

@@ -65,9 +65,9 @@ impl std::str::FromStr for Sabotage {
             "journal" => Ok(Self::Journal),
             "ordinal" => Ok(Self::Ordinal),
             "lease" => Ok(Self::Lease),
-            other => Err(format!(
-                "{other:?} is no safeguard: slot, journal, ordinal and lease are"
-            )),
+            other => {
+                Err(format!("{other:?} is no safeguard: slot, journal, ordinal and lease are"))
+            }
         }
     }
 }
@@ -167,11 +167,7 @@ impl fmt::Display for Failure {
             write!(f, "\n    {problem}")?;
         }
         if let Some(file) = &self.file {
-            write!(
-                f,
-                "\n    again: cargo xtask sweep demo --from {}",
-                file.display()
-            )?;
+            write!(f, "\n    again: cargo xtask sweep demo --from {}", file.display())?;
         }
         Ok(())
     }
@@ -224,10 +220,7 @@ pub fn sweep_recorded(
     mut watch: impl FnMut(&Event<'_>),
 ) -> SweepReport {
     let points = chosen(recording, options.points, options.sabotage);
-    watch(&Event::Recorded {
-        counts: recording.counts,
-        points: points.len(),
-    });
+    watch(&Event::Recorded { counts: recording.counts, points: points.len() });
     let next = AtomicUsize::new(0);
     let stop = AtomicBool::new(false);
     let mut failures = Vec::new();
@@ -266,11 +259,7 @@ pub fn sweep_recorded(
         }
     });
     failures.sort_by_key(|failure| (failure.point.index, failure.point.side));
-    SweepReport {
-        counts: recording.counts,
-        points: points.len(),
-        failures,
-    }
+    SweepReport { counts: recording.counts, points: points.len(), failures }
 }
 
 /// Every point, or a number of them evenly spread.
@@ -282,9 +271,9 @@ fn chosen(recording: &Recording, wanted: Option<usize>, sabotage: Option<Sabotag
         all.retain(|point| point.side == Side::Paused && is_status_of_update(&point.effect));
     }
     match wanted {
-        Some(wanted) if wanted < all.len() => (0..wanted)
-            .map(|i| all[i * all.len() / wanted.max(1)].clone())
-            .collect(),
+        Some(wanted) if wanted < all.len() => {
+            (0..wanted).map(|i| all[i * all.len() / wanted.max(1)].clone()).collect()
+        }
         _ => all,
     }
 }

@@ -29,12 +29,7 @@ pub struct Point {
 
 impl fmt::Display for Point {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            index,
-            actor,
-            effect,
-            side,
-        } = self;
+        let Self { index, actor, effect, side } = self;
         let what = if *side == Side::Paused { "" } else { "killed " };
         write!(f, "{actor} {what}{side} effect {index}: {effect}")
     }
@@ -56,9 +51,7 @@ pub struct PointFile {
 
 impl fmt::Debug for PointFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PointFile")
-            .field("index", &self.index)
-            .finish_non_exhaustive()
+        f.debug_struct("PointFile").field("index", &self.index).finish_non_exhaustive()
     }
 }
 
@@ -76,13 +69,7 @@ impl PointFile {
     /// Runs it and says what is wrong.
     pub fn run(&self) -> Vec<String> {
         let point = self.point();
-        continue_at(
-            &self.snapshot,
-            &point,
-            self.sabotage,
-            &self.scenario,
-            &self.expected,
-        )
+        continue_at(&self.snapshot, &point, self.sabotage, &self.scenario, &self.expected)
     }
 }
 
@@ -99,9 +86,7 @@ pub(crate) fn save(
     point: &Point,
     sabotage: Option<Sabotage>,
 ) -> Option<PathBuf> {
-    let with = sabotage
-        .map(|s| format!("-without-{s}"))
-        .unwrap_or_default();
+    let with = sabotage.map(|s| format!("-without-{s}")).unwrap_or_default();
     let path = folder.join(format!(
         "point-{}-{}{with}.json",
         point.index,

@@ -118,21 +118,14 @@ pub fn record_scenario(manifests: &[Value], scenario: Scenario) -> Result<Record
         world.hub().record(Some(Box::new(move |actor, effect| {
             if let Some(inner) = inner.upgrade().filter(|_| !is_election(effect)) {
                 let before = snapshot::take(&inner);
-                lock(&sink).push(Recorded {
-                    actor: actor.clone(),
-                    effect: effect.clone(),
-                    before,
-                });
+                lock(&sink).push(Recorded { actor: actor.clone(), effect: effect.clone(), before });
             }
         })));
         scenario.start(&world).await?;
         scenario.finish(&world).await?;
         world.hub().record(None);
-        let mut problems: Vec<String> = world
-            .violations_at_rest()
-            .iter()
-            .map(ToString::to_string)
-            .collect();
+        let mut problems: Vec<String> =
+            world.violations_at_rest().iter().map(ToString::to_string).collect();
         problems.extend(world.fence_breaks().iter().map(ToString::to_string));
         let end = EndState::of(&world);
         problems.extend(end.unrest());
@@ -144,11 +137,6 @@ pub fn record_scenario(manifests: &[Value], scenario: Scenario) -> Result<Record
         for recorded in &effects {
             counts.add(&recorded.effect);
         }
-        Ok(Recording {
-            effects,
-            counts,
-            end,
-            scenario,
-        })
+        Ok(Recording { effects, counts, end, scenario })
     })
 }

@@ -44,34 +44,22 @@ pub struct Scenario {
 impl Scenario {
     /// The demo.
     pub fn demo() -> Self {
-        Self {
-            version: "v1.35.0".to_owned(),
-            by_hand: true,
-            two_controllers: false,
-        }
+        Self { version: "v1.35.0".to_owned(), by_hand: true, two_controllers: false }
     }
 
     /// The demo with two replicas of the controller.
     pub fn replicas() -> Self {
-        Self {
-            two_controllers: true,
-            ..Self::demo()
-        }
+        Self { two_controllers: true, ..Self::demo() }
     }
 
     /// The usual world of this scenario.
     pub(crate) fn options(&self, manifests: Vec<Value>) -> WorldOptions {
-        WorldOptions {
-            two_controllers: self.two_controllers,
-            ..WorldOptions::new(manifests)
-        }
+        WorldOptions { two_controllers: self.two_controllers, ..WorldOptions::new(manifests) }
     }
 
     /// Waits until the cluster is up.
     pub async fn prepare(&self, world: &World) -> Result<(), SweepError> {
-        world
-            .until("that every machine is available", COMES_UP, World::is_ready)
-            .await?;
+        world.until("that every machine is available", COMES_UP, World::is_ready).await?;
         world.pass(SETTLE).await;
         Ok(())
     }
@@ -106,10 +94,7 @@ impl Scenario {
     /// Makes the NodeUpdate by hand when it is time; says whether it is there.
     async fn ask_by_hand(&self, world: &World) -> bool {
         let updates = world.node_updates();
-        if updates
-            .iter()
-            .any(|update| update["spec"]["origin"] == "Task")
-        {
+        if updates.iter().any(|update| update["spec"]["origin"] == "Task") {
             return true;
         }
         let machines = world.machines();
@@ -150,18 +135,13 @@ async fn create(world: &World, machine: &Value, version: &str) -> Result<(), Dir
     let mirror = &world.inner.management_mirror;
     let part = |pointer: &str| {
         let reference = machine.pointer(pointer).unwrap_or(&Value::Null);
-        mirror
-            .referred(reference, namespace(machine))
-            .map(|(_, object)| object)
+        mirror.referred(reference, namespace(machine)).map(|(_, object)| object)
     };
     let bootstrap = part("/spec/bootstrap/configRef");
     let infrastructure = part("/spec/infrastructureRef");
     let infrastructure = infrastructure.as_deref().unwrap_or(&Value::Null);
     let Ok(goal) = refit_core::change::goal(&wanted, bootstrap.as_deref(), infrastructure) else {
-        tracing::warn!(
-            machine = name(machine),
-            "no goal can be made of the Machine"
-        );
+        tracing::warn!(machine = name(machine), "no goal can be made of the Machine");
         return Ok(());
     };
     let new = NewNodeUpdate {
@@ -175,10 +155,7 @@ async fn create(world: &World, machine: &Value, version: &str) -> Result<(), Dir
     };
     let update = refit_controller::node_update(&new, 1);
     let body = serde_json::to_value(update).expect("a NodeUpdate is JSON");
-    let path = format!(
-        "/apis/refit.dev/v1alpha1/namespaces/{}/nodeupdates",
-        namespace(machine)
-    );
+    let path = format!("/apis/refit.dev/v1alpha1/namespaces/{}/nodeupdates", namespace(machine));
     let api = Direct::new(world.management().clone(), USER);
     api.send(Call::create(path, body)).await.map(|_| ())
 }

@@ -32,10 +32,7 @@ impl World {
     pub async fn new(options: WorldOptions) -> Result<Self, WorldError> {
         let clock = Clock::simulated(options.epoch);
         // A log begins with a whole world, so it starts with a restored one.
-        let options = WorldOptions {
-            log: None,
-            ..options
-        };
+        let options = WorldOptions { log: None, ..options };
         let management_identity = Identity::new("management", &[pki::MANAGEMENT_HOST])?;
         let authentication = match &options.enforced {
             Some(enforced) => enforced.management(&signing_key(&management_identity)),
@@ -54,9 +51,7 @@ impl World {
             incarnations: BTreeMap::new(),
             authentication,
         };
-        let world = Self {
-            inner: Arc::new(parts.assemble(&options)),
-        };
+        let world = Self { inner: Arc::new(parts.assemble(&options)) };
         world.load(&options.manifests).await?;
         world.start()?;
         Ok(world)
@@ -88,10 +83,7 @@ impl World {
             incarnations: snapshot.incarnations.iter().cloned().collect(),
             authentication,
         };
-        let options = WorldOptions {
-            seed: snapshot.seed,
-            ..options.clone()
-        };
+        let options = WorldOptions { seed: snapshot.seed, ..options.clone() };
         let inner = parts.assemble(&options);
         for (key, part) in &snapshot.workloads {
             let server = ApiServer::restore(part.store.clone(), inner.workload_options(key));
@@ -106,9 +98,7 @@ impl World {
             lock(&inner.hosts).insert(key.clone(), handle);
         }
         inner.checker.start(&inner);
-        let world = Self {
-            inner: Arc::new(inner),
-        };
+        let world = Self { inner: Arc::new(inner) };
         world.inner.keep_from_now_on();
         world.start()?;
         Ok(world)
@@ -150,10 +140,9 @@ impl World {
         }
         self.load_namespaces(&api, manifests).await?;
         match &self.inner.enforced {
-            Some(enforced) => enforced
-                .install(&self.inner.management)
-                .await
-                .map_err(WorldError::Install)?,
+            Some(enforced) => {
+                enforced.install(&self.inner.management).await.map_err(WorldError::Install)?
+            }
             None => self.install(&api).await?,
         }
         crate::env::managers::describe(&api).await?;
@@ -229,10 +218,8 @@ impl World {
             "spec": {"ports": [{"port": pki::HOOK_PORT}]},
         });
         let base = format!("/api/v1/namespaces/{}", pki::HOOK_NAMESPACE);
-        api.send(Call::create(format!("{base}/secrets"), secret))
-            .await?;
-        api.send(Call::create(format!("{base}/services"), service))
-            .await?;
+        api.send(Call::create(format!("{base}/secrets"), secret)).await?;
+        api.send(Call::create(format!("{base}/services"), service)).await?;
         let source = format!("{}/{}", pki::HOOK_NAMESPACE, pki::HOOK_SECRET);
         let extension = json!({
             "apiVersion": "runtime.cluster.x-k8s.io/v1beta2",
@@ -261,11 +248,8 @@ pub(crate) fn collection(server: &ApiServer, object: &Value) -> Option<String> {
     let api_version = text(object, "/apiVersion");
     let kind = text(object, "/kind");
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-    let base = if group.is_empty() {
-        format!("/api/{version}")
-    } else {
-        format!("/apis/{api_version}")
-    };
+    let base =
+        if group.is_empty() { format!("/api/{version}") } else { format!("/apis/{api_version}") };
     let (plural, namespaced) =
         defined(server, group, kind).or_else(|| built_in(group, version, kind))?;
     Some(if namespaced {
@@ -372,10 +356,7 @@ impl Inner {
             Some(enforced) => enforced.workload(&signing_key(&self.management_identity)),
             None => self.authentication.clone(),
         };
-        Options {
-            authentication,
-            ..server_options(self.clock, cluster_seed(self.seed, key))
-        }
+        Options { authentication, ..server_options(self.clock, cluster_seed(self.seed, key)) }
     }
 
     /// Serves an API on the in-memory network.
@@ -393,12 +374,7 @@ impl Inner {
         } else {
             crate::http::Served::inside(server.clone())
         };
-        Ok(self.spawn(serve::serve(
-            listener,
-            Some(tls),
-            service,
-            std::future::pending(),
-        )))
+        Ok(self.spawn(serve::serve(listener, Some(tls), service, std::future::pending())))
     }
 
     /// A workload cluster around its API server.
@@ -409,12 +385,7 @@ impl Inner {
             self.leaders.follow_workload(&server);
         }
         self.keep_workload(key, &server, &identity);
-        Workload {
-            server,
-            identity,
-            mirror,
-            serving: None,
-        }
+        Workload { server, identity, mirror, serving: None }
     }
 }
 
@@ -437,8 +408,5 @@ pub(crate) fn cluster_secrets(key: &str, host: &str, port: u16, identity: &Ident
     };
     let ca = json!({"tls.crt": identity.ca.cert(), "tls.key": identity.ca.key()});
     let kubeconfig = pki::kubeconfig(cluster, host, port, &identity.ca);
-    vec![
-        secret("ca", ca),
-        secret("kubeconfig", json!({"value": kubeconfig})),
-    ]
+    vec![secret("ca", ca), secret("kubeconfig", json!({"value": kubeconfig}))]
 }

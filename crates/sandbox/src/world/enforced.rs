@@ -118,10 +118,8 @@ pub(crate) fn caller(user_agent: &str, management: bool) -> Option<Identity> {
 impl Inner {
     /// A token of the controller's ServiceAccount.
     async fn token(&self) -> Result<String, WorldError> {
-        let path = format!(
-            "/api/v1/namespaces/{}/serviceaccounts/{ACCOUNT}/token",
-            pki::HOOK_NAMESPACE
-        );
+        let path =
+            format!("/api/v1/namespaces/{}/serviceaccounts/{ACCOUNT}/token", pki::HOOK_NAMESPACE);
         let body = json!({"spec": {"expirationSeconds": TOKEN_SECONDS}});
         let api = Direct::new(self.management.clone(), USER);
         let answer = api.send(Call::create(path, body)).await?;
@@ -141,10 +139,7 @@ impl Inner {
             let settings = CertificateSettings::default();
             let certificates = Certificates::new(client, options.clock, settings);
             let cert: Arc<ReloadableCert> = certificates.ensure().await;
-            options.hooks = HookServer {
-                cert: cert.clone(),
-                ..options.hooks
-            };
+            options.hooks = HookServer { cert: cert.clone(), ..options.hooks };
             tokio::select! {
                 biased;
                 outcome = refit_controller::run(options) => outcome,
@@ -162,10 +157,7 @@ mod tests {
     fn a_user_agent_tells_who_calls() {
         let user = |agent: &str, management| caller(agent, management).map(|who| who.user);
         assert_eq!(user("refit-controller/3", true), None);
-        assert_eq!(
-            user("refit-controller/3 (standby)", false).as_deref(),
-            Some(WORKLOAD_USER)
-        );
+        assert_eq!(user("refit-controller/3 (standby)", false).as_deref(), Some(WORKLOAD_USER));
         assert_eq!(
             user("refit-agent/1 (default/edge-1/edge-1-cp-0)", false).as_deref(),
             Some("system:node:edge-1-cp-0")

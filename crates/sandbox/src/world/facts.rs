@@ -63,10 +63,7 @@ pub enum FactsError {
 pub async fn facts(world: &World) -> Result<Vec<MachineFacts>, FactsError> {
     let read = |what: &str| {
         let what = what.to_owned();
-        move |source| FactsError::Read {
-            what,
-            source: Box::new(source),
-        }
+        move |source| FactsError::Read { what, source: Box::new(source) }
     };
     let mut nodes: BTreeMap<(String, String), Node> = BTreeMap::new();
     for cluster in world.clusters() {
@@ -74,23 +71,15 @@ pub async fn facts(world: &World) -> Result<Vec<MachineFacts>, FactsError> {
             continue;
         };
         let api: Api<Node> = Api::all(client);
-        let list = api
-            .list(&ListParams::default())
-            .await
-            .map_err(read("the Nodes"))?;
+        let list = api.list(&ListParams::default()).await.map_err(read("the Nodes"))?;
         for node in list {
             nodes.insert((cluster.clone(), node.name_any()), node);
         }
     }
     let api: Api<Machine> = Api::all(world.client(READER)?);
-    let machines = api
-        .list(&ListParams::default())
-        .await
-        .map_err(read("the Machines"))?;
-    let mut facts: Vec<MachineFacts> = machines
-        .into_iter()
-        .map(|machine| facts_of(&machine, &nodes))
-        .collect();
+    let machines = api.list(&ListParams::default()).await.map_err(read("the Machines"))?;
+    let mut facts: Vec<MachineFacts> =
+        machines.into_iter().map(|machine| facts_of(&machine, &nodes)).collect();
     facts.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
     Ok(facts)
 }
@@ -104,9 +93,8 @@ fn facts_of(machine: &Machine, nodes: &BTreeMap<(String, String), Node>) -> Mach
         .unwrap_or_default();
     let cluster = &machine.spec.cluster_name;
     let node = nodes.get(&(format!("{namespace}/{cluster}"), node_name.clone()));
-    let info = node
-        .and_then(|node| node.status.as_ref())
-        .and_then(|status| status.node_info.as_ref());
+    let info =
+        node.and_then(|node| node.status.as_ref()).and_then(|status| status.node_info.as_ref());
     MachineFacts {
         name: machine.name_any(),
         cluster: cluster.clone(),
@@ -116,9 +104,7 @@ fn facts_of(machine: &Machine, nodes: &BTreeMap<(String, String), Node>) -> Mach
         provider_id: machine.spec.provider_id.clone().unwrap_or_default(),
         node_uid: node.and_then(kube::ResourceExt::uid).unwrap_or_default(),
         boot_id: info.map(|info| info.boot_id.clone()).unwrap_or_default(),
-        kubelet_version: info
-            .map(|info| info.kubelet_version.clone())
-            .unwrap_or_default(),
+        kubelet_version: info.map(|info| info.kubelet_version.clone()).unwrap_or_default(),
         namespace,
         node_name,
     }

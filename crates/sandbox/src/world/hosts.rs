@@ -34,10 +34,7 @@ impl HostHandle {
     pub(crate) fn boot(record: &HostRecord, now: Timestamp, hurry: u32) -> Self {
         let state = HostState::new(&record.node, record.control_plane, &record.version, now);
         let state = state.hurried(hurry);
-        Self {
-            state: Arc::new(Mutex::new(state)),
-            disk: Arc::default(),
-        }
+        Self { state: Arc::new(Mutex::new(state)), disk: Arc::default() }
     }
 
     pub(crate) fn restore(snapshot: &HostSnapshot, hurry: u32) -> Self {
@@ -48,10 +45,7 @@ impl HostHandle {
     }
 
     pub(crate) fn snapshot(&self) -> HostSnapshot {
-        HostSnapshot {
-            state: lock(&self.state).clone(),
-            disk: lock(&self.disk).clone(),
-        }
+        HostSnapshot { state: lock(&self.state).clone(), disk: lock(&self.disk).clone() }
     }
 
     /// What the environment sees now, and when that changes by itself.
@@ -74,10 +68,7 @@ impl HostHandle {
             os_image: facts.os_image,
             static_pods: images,
         };
-        let due = state
-            .next_due(now)
-            .into_iter()
-            .chain(state.next_uptime_change(now));
+        let due = state.next_due(now).into_iter().chain(state.next_uptime_change(now));
         (view, due.min())
     }
 
@@ -94,9 +85,7 @@ impl World {
     pub fn with_host<T>(&self, node: &str, act: impl FnOnce(&mut HostState) -> T) -> Option<T> {
         let (key, host) = {
             let hosts = lock(&self.inner.hosts);
-            let found = hosts
-                .iter()
-                .find(|(key, _)| key.rsplit('/').next() == Some(node));
+            let found = hosts.iter().find(|(key, _)| key.rsplit('/').next() == Some(node));
             found.map(|(key, host)| (key.clone(), host.clone()))
         }?;
         let outcome = {
@@ -112,9 +101,7 @@ impl World {
     /// Names of the nodes whose hosts have booted.
     pub fn host_nodes(&self) -> Vec<String> {
         let hosts = lock(&self.inner.hosts);
-        let nodes = hosts
-            .keys()
-            .map(|key| key.rsplit('/').next().unwrap_or(key));
+        let nodes = hosts.keys().map(|key| key.rsplit('/').next().unwrap_or(key));
         nodes.map(str::to_owned).collect()
     }
 }

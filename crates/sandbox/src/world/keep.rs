@@ -38,10 +38,7 @@ impl Inner {
         server.observe(Box::new(move |event: &StoreEvent<'_>| {
             log.write(
                 event.now,
-                &Record::Write {
-                    cluster: cluster.clone(),
-                    write: StoredWrite::of(event),
-                },
+                &Record::Write { cluster: cluster.clone(), write: StoredWrite::of(event) },
             );
         }));
     }
@@ -54,11 +51,7 @@ impl Inner {
 
     /// A new workload cluster, and its writes.
     pub(crate) fn keep_workload(&self, key: &str, server: &ApiServer, identity: &Identity) {
-        if !self
-            .log
-            .as_ref()
-            .is_some_and(crate::persist::Log::has_begun)
-        {
+        if !self.log.as_ref().is_some_and(crate::persist::Log::has_begun) {
             return;
         }
         self.keep(|| Record::Workload {
@@ -73,10 +66,7 @@ impl Inner {
 
     /// The version that a workload cluster tells.
     pub(crate) fn keep_version(&self, cluster: &str, version: &str) {
-        self.keep(|| Record::Version {
-            cluster: cluster.to_owned(),
-            version: version.to_owned(),
-        });
+        self.keep(|| Record::Version { cluster: cluster.to_owned(), version: version.to_owned() });
     }
 
     /// A host and its disk, where they changed. What time alone does to a host follows from its
@@ -98,9 +88,6 @@ impl Inner {
 
     /// That a process was started.
     pub(crate) fn keep_incarnation(&self, actor: &Actor, count: u32) {
-        self.keep(|| Record::Incarnation {
-            actor: actor.clone(),
-            count,
-        });
+        self.keep(|| Record::Incarnation { actor: actor.clone(), count });
     }
 }

@@ -117,11 +117,7 @@ impl WorldOptions {
     /// the world's runs beside it: time in a world never goes back.
     fn clock_from(&self, time: Timestamp) -> Clock {
         let real = Clock::real();
-        if self.real_time && real.now() >= time {
-            real
-        } else {
-            Clock::simulated(time)
-        }
+        if self.real_time && real.now() >= time { real } else { Clock::simulated(time) }
     }
 }
 
@@ -147,10 +143,7 @@ pub enum WorldError {
 
 /// A runtime for one world: one thread, paused clock.
 pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .start_paused(true)
-        .build()
+    tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build()
 }
 
 /// One workload cluster.
@@ -212,11 +205,7 @@ impl Inner {
     /// A stack for clients that nobody kills.
     fn stack(&self, user_agent: &str) -> ClientStack {
         let gate = Arc::new(Open);
-        ClientStack::new(
-            Dialer::Memory(self.network.clone(), gate.clone()),
-            gate,
-            user_agent,
-        )
+        ClientStack::new(Dialer::Memory(self.network.clone(), gate.clone()), gate, user_agent)
     }
 
     pub(crate) fn management_config(&self) -> kube::Config {
@@ -249,9 +238,7 @@ pub struct World {
 
 impl fmt::Debug for World {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("World")
-            .field("now", &self.now())
-            .finish_non_exhaustive()
+        f.debug_struct("World").field("now", &self.now()).finish_non_exhaustive()
     }
 }
 
@@ -304,9 +291,7 @@ impl World {
     /// The API server of the workload cluster `namespace/name`.
     pub fn workload(&self, cluster: &str) -> Option<ApiServer> {
         let workloads = lock(&self.inner.workloads);
-        workloads
-            .get(cluster)
-            .map(|workload| workload.server.clone())
+        workloads.get(cluster).map(|workload| workload.server.clone())
     }
 
     /// Keys of the workload clusters, `namespace/name`.
@@ -352,16 +337,8 @@ impl World {
         let api = Direct::new(self.inner.management.clone(), USER);
         let mirror = &self.inner.management_mirror;
         for (group, kind, pointer) in [
-            (
-                refit_api::capi::CONTROL_PLANE_GROUP,
-                "KubeadmControlPlane",
-                "/spec/version",
-            ),
-            (
-                refit_api::capi::CORE_GROUP,
-                "MachineDeployment",
-                "/spec/template/spec/version",
-            ),
+            (refit_api::capi::CONTROL_PLANE_GROUP, "KubeadmControlPlane", "/spec/version"),
+            (refit_api::capi::CORE_GROUP, "MachineDeployment", "/spec/template/spec/version"),
         ] {
             let Some(place) = mirror.place(group, kind) else {
                 continue;

@@ -13,10 +13,7 @@ const MOST: Duration = Duration::from_secs(30);
 ///
 /// A blocking task is always under way meanwhile, which keeps the paused clock from jumping ahead
 /// by itself.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the pacer is what ties simulated time to real time"
-)]
+#[expect(clippy::disallowed_methods, reason = "the pacer is what ties simulated time to real time")]
 pub async fn pace(speed: f64) {
     let mut last = std::time::Instant::now();
     loop {

@@ -134,10 +134,7 @@ enum Judgement {
 impl HubState {
     /// The armed kill happens, to this process.
     fn fire(&mut self, actor: &Actor) {
-        self.fired = self.armed.take().map(|kill| Kill {
-            actor: actor.clone(),
-            ..kill
-        });
+        self.fired = self.armed.take().map(|kill| Kill { actor: actor.clone(), ..kill });
     }
 }
 
@@ -160,12 +157,7 @@ impl fmt::Debug for Hub {
 
 impl Hub {
     pub(crate) fn new(management: ApiServer, woken: Arc<Notify>) -> Self {
-        Self {
-            management,
-            woken,
-            keeper: Arc::default(),
-            state: Arc::default(),
-        }
+        Self { management, woken, keeper: Arc::default(), state: Arc::default() }
     }
 
     /// Calls this after each effect of each process; the first one stays.
@@ -198,10 +190,7 @@ impl Hub {
     /// once, to whoever starts that process again.
     pub(crate) fn take_lag(&self, actor: &Actor) -> Option<u64> {
         let mut state = self.lock();
-        let theirs = state
-            .fired
-            .as_ref()
-            .is_some_and(|kill| kill.actor == *actor);
+        let theirs = state.fired.as_ref().is_some_and(|kill| kill.actor == *actor);
         if !theirs || state.restarted {
             return None;
         }
@@ -350,11 +339,7 @@ impl Gate for Switch {
     }
 
     fn fate(&self) -> Fate {
-        if self.dead.load(Ordering::SeqCst) {
-            Fate::Dead
-        } else {
-            Fate::Alive
-        }
+        if self.dead.load(Ordering::SeqCst) { Fate::Dead } else { Fate::Alive }
     }
 
     fn stall(&self) -> Option<BoxFuture<'static, ()>> {
@@ -381,18 +366,11 @@ mod tests {
     }
 
     fn patch(path: &str) -> Effect {
-        Effect::Api {
-            method: "PATCH".to_owned(),
-            path: path.to_owned(),
-        }
+        Effect::Api { method: "PATCH".to_owned(), path: path.to_owned() }
     }
 
     fn kill(side: Side) -> Kill {
-        Kill {
-            actor: Actor::Controller,
-            effect: patch("/b"),
-            side,
-        }
+        Kill { actor: Actor::Controller, effect: patch("/b"), side }
     }
 
     #[tokio::test(start_paused = true)]

@@ -63,24 +63,13 @@ impl World {
         };
         let again = publish.clone();
         let task = async move {
-            let watch_machines = reflect(
-                Api::<Machine>::all(client.clone()),
-                everything(),
-                machines,
-                |_| publish(),
-            );
-            let watch_updates = reflect(
-                Api::<NodeUpdate>::all(client),
-                everything(),
-                updates,
-                |_| again(),
-            );
+            let watch_machines =
+                reflect(Api::<Machine>::all(client.clone()), everything(), machines, |_| publish());
+            let watch_updates =
+                reflect(Api::<NodeUpdate>::all(client), everything(), updates, |_| again());
             futures::join!(watch_machines, watch_updates);
         };
-        Ok(ProgressFeed {
-            receiver,
-            task: self.inner.spawn(task),
-        })
+        Ok(ProgressFeed { receiver, task: self.inner.spawn(task) })
     }
 }
 

@@ -29,10 +29,7 @@ pub(crate) const PASSING: [&str; 7] = [
 /// Whether the condition of an object is `True`.
 pub(crate) fn condition(object: &Value, kind: &str) -> bool {
     let conditions = object["status"]["conditions"].as_array();
-    conditions
-        .into_iter()
-        .flatten()
-        .any(|c| c["type"] == kind && c["status"] == "True")
+    conditions.into_iter().flatten().any(|c| c["type"] == kind && c["status"] == "True")
 }
 
 fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a Value> {
@@ -67,20 +64,14 @@ impl World {
             .iter()
             .flat_map(|(key, workload)| {
                 let nodes = workload.mirror.list("nodes");
-                nodes
-                    .into_iter()
-                    .map(|node| ((key.clone(), name(&node).to_owned()), node))
+                nodes.into_iter().map(|node| ((key.clone(), name(&node).to_owned()), node))
             })
             .collect()
     }
 
     /// The Node of a Machine.
     pub(crate) fn node_of(&self, machine: &Value) -> Option<Arc<Value>> {
-        let key = format!(
-            "{}/{}",
-            namespace(machine),
-            text(machine, "/spec/clusterName")
-        );
+        let key = format!("{}/{}", namespace(machine), text(machine, "/spec/clusterName"));
         let workloads = lock(&self.inner.workloads);
         let mirror = &workloads.get(&key)?.mirror;
         mirror.get("nodes", "", text(machine, "/status/nodeRef/name"))
@@ -90,10 +81,7 @@ impl World {
     pub fn wanted_machines(&self) -> usize {
         let mirror = &self.inner.management_mirror;
         let replicas = |object: &Arc<Value>| object["spec"]["replicas"].as_u64().unwrap_or(1);
-        let all = mirror
-            .list(CONTROL_PLANES)
-            .into_iter()
-            .chain(mirror.list(DEPLOYMENTS));
+        let all = mirror.list(CONTROL_PLANES).into_iter().chain(mirror.list(DEPLOYMENTS));
         usize::try_from(all.map(|object| replicas(&object)).sum::<u64>()).unwrap_or(usize::MAX)
     }
 
@@ -115,11 +103,10 @@ impl World {
                 .machines()
                 .iter()
                 .all(|machine| PASSING.iter().all(|key| annotation(machine, key).is_none()))
-            && self.update_groups().iter().all(|group| {
-                group["status"]["slots"]
-                    .as_array()
-                    .is_none_or(Vec::is_empty)
-            })
+            && self
+                .update_groups()
+                .iter()
+                .all(|group| group["status"]["slots"].as_array().is_none_or(Vec::is_empty))
     }
 
     /// Whether every machine runs this version, is available and has nothing under way.

@@ -34,11 +34,7 @@ impl Inner {
     pub(crate) fn supervise(self: &Arc<Self>, actor: &Actor) {
         let (incarnation, switch) = self.next(actor);
         let task = watch_over(self.clone(), actor.clone(), incarnation, switch.clone());
-        let running = Running {
-            incarnation,
-            switch,
-            task: tokio::spawn(task).abort_handle(),
-        };
+        let running = Running { incarnation, switch, task: tokio::spawn(task).abort_handle() };
         if let Some(old) = lock(&self.processes).insert(actor.clone(), running) {
             old.switch.kill();
             old.task.abort();
@@ -136,9 +132,8 @@ impl Inner {
                 clock,
             })),
             Actor::Agent(key) => {
-                let (cluster, node) = key
-                    .rsplit_once('/')
-                    .ok_or_else(|| anyhow::anyhow!("{key} is no host"))?;
+                let (cluster, node) =
+                    key.rsplit_once('/').ok_or_else(|| anyhow::anyhow!("{key} is no host"))?;
                 let config = self
                     .workload_config(cluster)
                     .ok_or_else(|| anyhow::anyhow!("there is no cluster {cluster}"))?;
@@ -149,10 +144,7 @@ impl Inner {
                 let disk = SimDisk::new(host.disk, gate.clone()).forgetful(!self.journal);
                 let disk: Arc<dyn Disk> = Arc::new(disk);
                 let extras = Extras {
-                    trust: self
-                        .plan_keys
-                        .clone()
-                        .map(|keys| PlanTrust::new(keys, disk.clone())),
+                    trust: self.plan_keys.clone().map(|keys| PlanTrust::new(keys, disk.clone())),
                     ..Extras::default()
                 };
                 let options = AgentOptions {

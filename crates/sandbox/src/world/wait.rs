@@ -31,10 +31,7 @@ impl World {
                 return Ok(());
             }
             if self.now() >= end {
-                return Err(TimedOut {
-                    what: what.to_owned(),
-                    within,
-                });
+                return Err(TimedOut { what: what.to_owned(), within });
             }
             tokio::time::sleep(LOOK).await;
         }

@@ -1,10 +1,6 @@
 //! What the tests of whole worlds share.
 
-#![allow(
-    dead_code,
-    unreachable_pub,
-    reason = "each test binary uses its own part"
-)]
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
 
 use std::{
     path::PathBuf,
@@ -44,23 +40,16 @@ pub fn example() -> Vec<Value> {
 /// The objects of a manifest file.
 pub fn load(file: &std::path::Path) -> Vec<Value> {
     let manifests = manifests::load(&[file]).unwrap();
-    manifests
-        .into_iter()
-        .map(|manifest| manifest.object)
-        .collect()
+    manifests.into_iter().map(|manifest| manifest.object).collect()
 }
 
 /// Runs a test in a paused runtime.
 pub fn in_world<F: Future<Output = ()>>(test: F) {
     // Silent unless RUST_LOG asks for something.
     let filter = std::env::var("RUST_LOG").unwrap_or_default();
-    let lines = tracing_subscriber::fmt::layer()
-        .with_test_writer()
-        .without_time();
-    let _ = tracing_subscriber::registry()
-        .with(log_filter(&filter).unwrap())
-        .with(lines)
-        .try_init();
+    let lines = tracing_subscriber::fmt::layer().with_test_writer().without_time();
+    let _ =
+        tracing_subscriber::registry().with(log_filter(&filter).unwrap()).with(lines).try_init();
     runtime().unwrap().block_on(test);
 }
 
@@ -105,11 +94,7 @@ pub async fn upgraded(world: &World, version: &str) {
 
 /// No invariant was broken.
 pub fn assert_clean(world: &World) {
-    let found: Vec<String> = world
-        .violations_at_rest()
-        .iter()
-        .map(ToString::to_string)
-        .collect();
+    let found: Vec<String> = world.violations_at_rest().iter().map(ToString::to_string).collect();
     assert!(found.is_empty(), "{found:#?}");
 }
 
@@ -139,10 +124,7 @@ pub fn assert_same_machines(before: &[MachineFacts], after: &[MachineFacts]) {
 
 /// Text at a JSON pointer.
 pub fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
-    value
-        .pointer(pointer)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
+    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
 /// Name of an object.
@@ -161,13 +143,9 @@ pub fn updates_of(world: &World, machine: &str) -> Vec<Arc<Value>> {
 pub fn workers(world: &World) -> Vec<String> {
     let machines = world.machines();
     let of_deployment = machines.iter().filter(|machine| {
-        machine["metadata"]["labels"]
-            .get("cluster.x-k8s.io/deployment-name")
-            .is_some()
+        machine["metadata"]["labels"].get("cluster.x-k8s.io/deployment-name").is_some()
     });
-    of_deployment
-        .map(|machine| name(machine).to_owned())
-        .collect()
+    of_deployment.map(|machine| name(machine).to_owned()).collect()
 }
 
 /// Names of the control plane's Machines, in order.
@@ -182,10 +160,7 @@ pub fn control_planes(world: &World) -> Vec<String> {
 pub fn picture(world: &World) -> String {
     let mut lines = vec![format!("at {}", world.now())];
     for machine in world.machines() {
-        let conditions = machine["status"]["conditions"]
-            .as_array()
-            .cloned()
-            .unwrap_or_default();
+        let conditions = machine["status"]["conditions"].as_array().cloned().unwrap_or_default();
         let conditions: Vec<String> = conditions
             .iter()
             .map(|c| {

@@ -24,11 +24,7 @@ pub struct Access {
 impl Access {
     /// These permission bits, owned by whoever the agent is: root.
     pub fn of_mode(mode: u32) -> Self {
-        Self {
-            mode,
-            uid: None,
-            gid: None,
-        }
+        Self { mode, uid: None, gid: None }
     }
 
     /// As the file at `path` has it, whoever wrote it; `mode` for one that is not there.
@@ -38,11 +34,7 @@ impl Access {
 
     /// As a file has it.
     pub fn of(file: &Metadata) -> Self {
-        Self {
-            mode: file.mode() & 0o7777,
-            uid: Some(file.uid()),
-            gid: Some(file.gid()),
-        }
+        Self { mode: file.mode() & 0o7777, uid: Some(file.uid()), gid: Some(file.gid()) }
     }
 
     fn holds(&self, file: &Metadata) -> bool {
@@ -60,9 +52,7 @@ pub fn is(path: &Path, content: &[u8], access: Access) -> bool {
         so_far.then(|| place.read().ok()?).flatten()
     };
     let found = Place::of(path, false).ok();
-    found
-        .and_then(|place| same(&place))
-        .is_some_and(|(found, _)| found == content)
+    found.and_then(|place| same(&place)).is_some_and(|(found, _)| found == content)
 }
 
 /// The content of a plain file and what else is known of it; none where there is no file.

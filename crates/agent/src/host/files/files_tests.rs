@@ -28,15 +28,11 @@ impl World {
         fs::create_dir_all(site.state()).unwrap();
         // Whoever runs the tests owns what they write.
         let own = fs::metadata(folder.path()).unwrap();
-        let users = USERS
-            .replace("UID", &own.uid().to_string())
-            .replace("GID", &own.gid().to_string());
+        let users =
+            USERS.replace("UID", &own.uid().to_string()).replace("GID", &own.gid().to_string());
         fs::write(site.path("/etc/passwd"), users).unwrap();
         fs::write(site.path("/etc/group"), "root:x:0:\n").unwrap();
-        Self {
-            _folder: folder,
-            site,
-        }
+        Self { _folder: folder, site }
     }
 
     async fn apply(
@@ -66,22 +62,13 @@ async fn files_have_their_content_permissions_and_owner_and_go_back() {
     fs::write(world.site.path("/etc/old"), "before").unwrap();
     let mut new = file("/etc/deep/new.conf", "hello\n");
     new.permissions = "0600".to_owned();
-    let args = world
-        .apply(vec![file("/etc/old", "after"), new], "")
-        .await
-        .unwrap();
+    let args = world.apply(vec![file("/etc/old", "after"), new], "").await.unwrap();
     assert_eq!(check(&world.site, &args).unwrap(), Evidence::Done);
     let written = fs::metadata(world.site.path("/etc/deep/new.conf")).unwrap();
     assert_eq!(written.mode() & 0o7777, 0o600);
-    assert_eq!(
-        fs::metadata(world.site.path("/etc/old")).unwrap().mode() & 0o7777,
-        0o644
-    );
+    assert_eq!(fs::metadata(world.site.path("/etc/old")).unwrap().mode() & 0o7777, 0o644);
     fs::write(world.site.path("/etc/old"), "somebody else").unwrap();
-    assert!(matches!(
-        check(&world.site, &args).unwrap(),
-        Evidence::Missing { .. }
-    ));
+    assert!(matches!(check(&world.site, &args).unwrap(), Evidence::Missing { .. }));
     keep::put_back(&world.site, "p", "files").unwrap();
     assert_eq!(world.site.read("/etc/old"), "before");
     assert!(!world.site.path("/etc/deep/new.conf").exists());
@@ -109,11 +96,7 @@ async fn every_encoding_ends_as_the_same_file() {
 #[tokio::test]
 async fn what_cannot_be_decoded_is_not_shown() {
     let world = World::new();
-    for encoding in [
-        FileEncoding::Base64,
-        FileEncoding::Gzip,
-        FileEncoding::GzipBase64,
-    ] {
+    for encoding in [FileEncoding::Base64, FileEncoding::Gzip, FileEncoding::GzipBase64] {
         let mut file = file("/etc/x", "");
         file.encoding = encoding;
         file.content_from = Some(SecretKey::default());
@@ -132,10 +115,7 @@ async fn a_secret_is_written_only_if_it_is_the_one_of_the_plan() {
     secret.permissions = "0600".to_owned();
     secret.content_from = Some(SecretKey::default());
     secret.sha256 = hex_sum(b"hunter2");
-    let error = world
-        .apply(vec![secret.clone()], "other")
-        .await
-        .unwrap_err();
+    let error = world.apply(vec![secret.clone()], "other").await.unwrap_err();
     assert_eq!(error.kind, FailureKind::Retriable);
     assert!(!world.site.path("/etc/key").exists());
     let args = world.apply(vec![secret], "hunter2").await.unwrap();
@@ -153,20 +133,14 @@ async fn an_addition_is_made_once() {
         let args = world.apply(vec![more.clone()], "").await.unwrap();
         assert_eq!(check(&world.site, &args).unwrap(), Evidence::Done);
     }
-    assert_eq!(
-        world.site.read("/etc/hosts"),
-        "127.0.0.1 localhost\n10.0.0.7 api\n"
-    );
+    assert_eq!(world.site.read("/etc/hosts"), "127.0.0.1 localhost\n10.0.0.7 api\n");
 }
 
 #[tokio::test]
 async fn wrong_paths_modes_and_owners_are_refused() {
     let world = World::new();
     for path in ["etc/x", "/etc/../x", "/etc/"] {
-        assert!(
-            world.apply(vec![file(path, "")], "").await.is_err(),
-            "{path}"
-        );
+        assert!(world.apply(vec![file(path, "")], "").await.is_err(), "{path}");
     }
     let mut odd = file("/etc/x", "");
     odd.permissions = "rw".to_owned();

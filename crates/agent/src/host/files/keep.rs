@@ -32,12 +32,7 @@ enum Was {
     /// Nothing.
     Absent,
     /// A file; the copy is beside the index.
-    File {
-        copy: String,
-        mode: u32,
-        uid: u32,
-        gid: u32,
-    },
+    File { copy: String, mode: u32, uid: u32, gid: u32 },
     /// A symbolic link.
     Link { target: PathBuf },
 }
@@ -83,9 +78,7 @@ pub fn keep_itself(site: &Site, plan: &str, group: &str, absolute: &str) -> Resu
     let error = |error| WorkError::file(&path, &error);
     let link = fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink());
     let was = if link {
-        Was::Link {
-            target: fs::read_link(&path).map_err(error)?,
-        }
+        Was::Link { target: fs::read_link(&path).map_err(error)? }
     } else if let Some((content, file)) = atomic::read(&path)? {
         let copy = format!("{}.saved", kept.len());
         atomic::replace(&folder.join(&copy), &content, Access::of_mode(0o600))?;
@@ -99,10 +92,7 @@ pub fn keep_itself(site: &Site, plan: &str, group: &str, absolute: &str) -> Resu
     } else {
         Was::Absent
     };
-    kept.push(Kept {
-        path: absolute.to_owned(),
-        was,
-    });
+    kept.push(Kept { path: absolute.to_owned(), was });
     let text = serde_json::to_vec_pretty(&kept).expect("plain data can be written as JSON");
     atomic::replace(&folder.join("index.json"), &text, Access::of_mode(0o600))?;
     Ok(())
@@ -118,22 +108,13 @@ pub fn put_back(site: &Site, plan: &str, group: &str) -> Result<Vec<String>, Wor
         match &one.was {
             Was::Absent => atomic::remove(&path)?,
             Was::Link { target } => atomic::link(&path, target)?,
-            Was::File {
-                copy,
-                mode,
-                uid,
-                gid,
-            } => {
+            Was::File { copy, mode, uid, gid } => {
                 let copy = folder.join(copy);
                 let content = fs::read(&copy).map_err(|error| WorkError::file(&copy, &error))?;
                 if fs::symlink_metadata(&path).is_ok_and(|now| now.is_symlink()) {
                     atomic::remove(&path)?;
                 }
-                let access = Access {
-                    mode: *mode,
-                    uid: Some(*uid),
-                    gid: Some(*gid),
-                };
+                let access = Access { mode: *mode, uid: Some(*uid), gid: Some(*gid) };
                 atomic::replace(&path, &content, access)?;
             }
         }

@@ -55,11 +55,7 @@ pub fn check(site: &Site, args: &FileArgs) -> Result<Evidence, WorkError> {
             (Some(_), "") => true,
             (Some(_), sum) => file.append || sum.eq_ignore_ascii_case(&hex_sum(&found)),
             (None, _) => decode(file, file.content.as_bytes()).is_ok_and(|wanted| {
-                if file.append {
-                    contains(&found, &wanted)
-                } else {
-                    found == wanted
-                }
+                if file.append { contains(&found, &wanted) } else { found == wanted }
             }),
         });
         if !same {
@@ -98,11 +94,7 @@ async fn write(
     let content = if file.append {
         let found = atomic::read(&path)?.map_or_else(Vec::new, |(found, _)| found);
         // Once, however often the step runs.
-        if contains(&found, &content) {
-            found
-        } else {
-            [found, content].concat()
-        }
+        if contains(&found, &content) { found } else { [found, content].concat() }
     } else {
         content
     };
@@ -123,24 +115,21 @@ fn check_path(path: &str) -> Result<(), WorkError> {
     if good {
         Ok(())
     } else {
-        Err(WorkError::last(format!(
-            "{path:?} is no absolute path of a file"
-        )))
+        Err(WorkError::last(format!("{path:?} is no absolute path of a file")))
     }
 }
 
 fn access(site: &Site, file: &PlannedFile) -> Result<Access, WorkError> {
     let mode = match file.permissions.as_str() {
         "" => DEFAULT_MODE,
-        text => u32::from_str_radix(text, 8)
-            .ok()
-            .filter(|mode| *mode <= 0o7777)
-            .ok_or_else(|| {
+        text => {
+            u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o7777).ok_or_else(|| {
                 WorkError::last(format!(
                     "{} has permissions {text:?}, which are not octal",
                     file.path
                 ))
-            })?,
+            })?
+        }
     };
     let (user, group) = match file.owner.as_str() {
         "" => ("root", "root"),
@@ -162,35 +151,22 @@ fn access(site: &Site, file: &PlannedFile) -> Result<Access, WorkError> {
             Some(found.ok_or_else(|| unknown("group", group))?)
         }
     };
-    Ok(Access {
-        mode,
-        uid: Some(uid),
-        gid,
-    })
+    Ok(Access { mode, uid: Some(uid), gid })
 }
 
 fn decode(file: &PlannedFile, raw: &[u8]) -> Result<Vec<u8>, WorkError> {
     // Nothing of the content: it may be a secret.
     let wrong = |what: &str| WorkError::last(format!("the content of {} is no {what}", file.path));
     let from_base64 = |raw: &[u8]| {
-        let text: Vec<u8> = raw
-            .iter()
-            .copied()
-            .filter(|b| !b.is_ascii_whitespace())
-            .collect();
+        let text: Vec<u8> = raw.iter().copied().filter(|b| !b.is_ascii_whitespace()).collect();
         STANDARD.decode(text).map_err(|_| wrong("base64"))
     };
     let unpacked = |raw: &[u8]| {
         let mut content = Vec::new();
-        let read = GzDecoder::new(raw)
-            .take(MOST_BYTES + 1)
-            .read_to_end(&mut content);
+        let read = GzDecoder::new(raw).take(MOST_BYTES + 1).read_to_end(&mut content);
         match read {
             Ok(size) if size as u64 <= MOST_BYTES => Ok(content),
-            Ok(_) => Err(WorkError::last(format!(
-                "{} unpacks to more than 16 MiB",
-                file.path
-            ))),
+            Ok(_) => Err(WorkError::last(format!("{} unpacks to more than 16 MiB", file.path))),
             Err(_) => Err(wrong("gzip")),
         }
     };

@@ -56,18 +56,11 @@ impl Folder {
     fn of(fd: OwnedFd) -> io::Result<Self> {
         let stat = fstat(&fd)?;
         let own = stat.st_uid == 0 || stat.st_uid == geteuid().as_raw();
-        Ok(Self {
-            fd,
-            trusted: own && stat.st_mode & OTHERS_WRITE == 0,
-        })
+        Ok(Self { fd, trusted: own && stat.st_mode & OTHERS_WRITE == 0 })
     }
 
     fn enter(&self, name: &OsStr, make: bool) -> io::Result<Self> {
-        let follow = if self.trusted {
-            OFlags::empty()
-        } else {
-            OFlags::NOFOLLOW
-        };
+        let follow = if self.trusted { OFlags::empty() } else { OFlags::NOFOLLOW };
         let open = || openat(&self.fd, name, FLAGS | follow, Mode::empty());
         let fd = match open() {
             Err(Errno::NOENT) if make => {
@@ -131,10 +124,7 @@ impl Place {
     pub(super) fn itself(path: &Path, make: bool) -> io::Result<Self> {
         let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
         let parent = path.parent().unwrap_or(Path::new("/"));
-        Ok(Self {
-            folder: Folder::open(parent, make)?,
-            name: name.to_owned(),
-        })
+        Ok(Self { folder: Folder::open(parent, make)?, name: name.to_owned() })
     }
 
     /// Where the link leads that is followed here; none for what is no link, or leads nowhere.
@@ -251,11 +241,7 @@ mod tests {
         fs::write(&secret, "root's").unwrap();
         symlink(&secret, home.join("keys")).unwrap();
         assert!(atomic::read(&home.join("keys")).is_err());
-        assert!(!atomic::is(
-            &home.join("keys"),
-            b"root's",
-            Access::of_mode(0o644)
-        ));
+        assert!(!atomic::is(&home.join("keys"), b"root's", Access::of_mode(0o644)));
         atomic::replace(&home.join("keys"), b"mine", Access::of_mode(0o600)).unwrap();
         assert_eq!(fs::read_to_string(&secret).unwrap(), "root's");
         assert_eq!(fs::read_to_string(home.join("keys")).unwrap(), "mine");
@@ -286,11 +272,7 @@ mod tests {
     #[test]
     fn a_file_gets_its_owner_by_its_descriptor() {
         let Some((folder, _)) = strange() else { return };
-        let access = Access {
-            mode: 0o4750,
-            uid: Some(STRANGER),
-            gid: Some(STRANGER),
-        };
+        let access = Access { mode: 0o4750, uid: Some(STRANGER), gid: Some(STRANGER) };
         let path = folder.path().join("deep/program");
         atomic::replace(&path, b"x", access).unwrap();
         let found = fs::metadata(&path).unwrap();

@@ -48,10 +48,7 @@ pub struct NoSecrets;
 impl SecretSource for NoSecrets {
     fn fetch<'a>(&'a self, key: &'a SecretKey) -> BoxFuture<'a, Result<Secret, WorkError>> {
         Box::pin(async move {
-            Err(WorkError::last(format!(
-                "secret {} is asked for where none is",
-                key.name
-            )))
+            Err(WorkError::last(format!("secret {} is asked for where none is", key.name)))
         })
     }
 }
@@ -67,10 +64,7 @@ pub struct NodeSecrets {
 impl NodeSecrets {
     /// Secrets of a namespace, for whom a kubeconfig says.
     pub fn of_host(kubeconfig: &Path, namespace: &str) -> Self {
-        Self {
-            kubeconfig: kubeconfig.to_owned(),
-            namespace: namespace.to_owned(),
-        }
+        Self { kubeconfig: kubeconfig.to_owned(), namespace: namespace.to_owned() }
     }
 
     async fn read(&self, key: &SecretKey) -> Result<Secret, WorkError> {

@@ -75,8 +75,7 @@ pub async fn make(
         site.run(&site.call(Program::Useradd, arguments)).await?;
     }
     if user.lock_password && there {
-        site.run(&site.call(Program::Usermod, ["--lock", &user.name]))
-            .await?;
+        site.run(&site.call(Program::Usermod, ["--lock", &user.name])).await?;
     }
     sudo(site, plan, step, user)?;
     keys(site, plan, step, user)
@@ -127,9 +126,7 @@ fn keys(site: &Site, plan: &str, step: &str, user: &PlannedUser) -> Result<(), W
     }
     let (Some((uid, gid)), Some(home)) = (find(site, &user.name), home(site, &user.name)) else {
         let name = &user.name;
-        return Err(WorkError::retriable(format!(
-            "user {name} was made but is not there"
-        )));
+        return Err(WorkError::retriable(format!("user {name} was made but is not there")));
     };
     let path = format!("{home}/.ssh/authorized_keys");
     // Whose home it is can make links there: root must not follow them.
@@ -155,16 +152,8 @@ fn keys(site: &Site, plan: &str, step: &str, user: &PlannedUser) -> Result<(), W
         }
     }
     keep::keep(site, plan, step, &path)?;
-    let access = Access {
-        mode: 0o600,
-        uid: Some(uid),
-        gid: Some(gid),
-    };
+    let access = Access { mode: 0o600, uid: Some(uid), gid: Some(gid) };
     atomic::replace(&file, text.as_bytes(), access)?;
-    let folder = Access {
-        mode: 0o700,
-        ..access
-    };
-    file.parent()
-        .map_or(Ok(()), |parent| atomic::own_folder(parent, folder))
+    let folder = Access { mode: 0o700, ..access };
+    file.parent().map_or(Ok(()), |parent| atomic::own_folder(parent, folder))
 }

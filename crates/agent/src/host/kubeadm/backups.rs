@@ -24,11 +24,7 @@ const KINDS: [&str; 4] = [
 /// What kubeadm has kept, by kind, oldest first.
 pub fn find(site: &Site) -> BTreeMap<&'static str, Vec<PathBuf>> {
     let mut found: BTreeMap<&'static str, Vec<(std::time::SystemTime, PathBuf)>> = BTreeMap::new();
-    for entry in fs::read_dir(site.path(FOLDER))
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
+    for entry in fs::read_dir(site.path(FOLDER)).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let Some(kind) = KINDS.into_iter().find(|kind| name.starts_with(kind)) else {
@@ -53,16 +49,10 @@ pub fn prune(site: &Site, keep: usize) {
     for paths in find(site).into_values() {
         let drop = paths.len().saturating_sub(keep);
         for path in paths.into_iter().take(drop) {
-            let outcome = if path.is_dir() {
-                fs::remove_dir_all(&path)
-            } else {
-                fs::remove_file(&path)
-            };
+            let outcome =
+                if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             match outcome {
-                Ok(()) => site.say(&format!(
-                    "{} of an older upgrade is removed",
-                    path.display()
-                )),
+                Ok(()) => site.say(&format!("{} of an older upgrade is removed", path.display())),
                 Err(error) => site.say(&format!("{} is not removed: {error}", path.display())),
             }
         }
@@ -104,10 +94,7 @@ mod tests {
         ] {
             fs::create_dir_all(tmp.join(name)).unwrap();
             fs::write(tmp.join(name).join("x"), "x").unwrap();
-            fs::File::open(tmp.join(name))
-                .unwrap()
-                .set_modified(old)
-                .unwrap();
+            fs::File::open(tmp.join(name)).unwrap().set_modified(old).unwrap();
         }
         for name in [
             "kubeadm-backup-etcd-2026-03-01-10-00-00",

@@ -39,12 +39,7 @@ const RENEWED: [(&str, &str); 11] = [
     ("scheduler.conf", "pki/ca.key"),
 ];
 /// Static pods that read them, in the order in which they start anew.
-const READERS: [&str; 4] = [
-    "etcd",
-    "kube-apiserver",
-    "kube-controller-manager",
-    "kube-scheduler",
-];
+const READERS: [&str; 4] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 /// What makes a static pod another one.
 const ANNOTATION: &str = "refit.dev/certificates";
 /// How long a static pod may take to start anew: as long as kubeadm gives it.
@@ -131,9 +126,7 @@ fn certificate(site: &Site, name: &str) -> Result<Option<Vec<u8>>, WorkError> {
         return Ok(Some(text));
     }
     let text = String::from_utf8_lossy(&text);
-    let data = text
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("client-certificate-data:"));
+    let data = text.lines().find_map(|line| line.trim().strip_prefix("client-certificate-data:"));
     let Some(data) = data else { return Ok(None) };
     let decoded = STANDARD.decode(data.trim().trim_matches('"'));
     decoded.map(Some).map_err(|_| unreadable(name))
@@ -222,9 +215,7 @@ fn annotated(text: &str, value: &str) -> Option<String> {
     const LIST: &str = "  annotations:";
     let ours = format!("    {ANNOTATION}: \"{value}\"");
     let known = format!("{ANNOTATION}:");
-    let mut lines = text
-        .lines()
-        .filter(|line| !line.trim_start().starts_with(&known));
+    let mut lines = text.lines().filter(|line| !line.trim_start().starts_with(&known));
     let mut out: Vec<&str> = Vec::new();
     loop {
         let line = lines.next()?;

@@ -47,10 +47,7 @@ impl World {
             fs::create_dir_all(site.path(path)).unwrap();
         }
         fs::create_dir_all(site.state()).unwrap();
-        for (name, text) in [
-            ("kube-apiserver", API_SERVER),
-            ("kube-scheduler", SCHEDULER),
-        ] {
+        for (name, text) in [("kube-apiserver", API_SERVER), ("kube-scheduler", SCHEDULER)] {
             let manifest = site.path(format!("{MANIFESTS}/{name}.yaml"));
             fs::write(&manifest, text).unwrap();
             fs::set_permissions(&manifest, fs::Permissions::from_mode(0o600)).unwrap();
@@ -68,10 +65,7 @@ impl World {
         let script = format!("#!/bin/sh\n{}\n", kubeadm.replace("RENEW", &renew));
         fs::write(&program, script).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        let tool = |path: String| Tool {
-            path,
-            ..Tool::default()
-        };
+        let tool = |path: String| Tool { path, ..Tool::default() };
         let site = site
             .with_tool(Program::Kubeadm, tool(program.display().to_string()))
             .with_tool(Program::Crictl, tool("/no/such/program".to_owned()));
@@ -79,9 +73,7 @@ impl World {
     }
 
     async fn renew(&self, plan: &str) -> Result<(), WorkError> {
-        let args = CertificateArgs {
-            renew_within_days: 30,
-        };
+        let args = CertificateArgs { renew_within_days: 30 };
         renew(&self.site, plan, &args, now()).await
     }
 
@@ -104,18 +96,12 @@ async fn certificates_that_end_soon_are_renewed_and_read_by_the_static_pods() {
         let text = world.manifest(name);
         assert_eq!(text.matches(ANNOTATION).count(), 1, "{text}");
         let file = world.site.path(format!("{MANIFESTS}/{name}.yaml"));
-        assert_eq!(
-            fs::metadata(file).unwrap().permissions().mode() & 0o777,
-            0o600
-        );
+        assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
     }
     // Another plan finds that none of them ends soon.
     let before = world.manifest("kube-apiserver");
     world.renew("q").await.unwrap();
-    assert_eq!(
-        (world.calls(), world.manifest("kube-apiserver")),
-        (1, before)
-    );
+    assert_eq!((world.calls(), world.manifest("kube-apiserver")), (1, before));
 }
 
 #[tokio::test]
@@ -141,10 +127,7 @@ async fn a_try_that_was_interrupted_after_the_renewal_restarts_the_pods() {
 async fn a_renewal_that_renews_nothing_is_found_out() {
     let world = World::new(10, "true");
     let error = world.renew("p").await.unwrap_err();
-    assert!(
-        error.message.contains("admin.conf ends no later"),
-        "{error}"
-    );
+    assert!(error.message.contains("admin.conf ends no later"), "{error}");
     assert_eq!(world.manifest("kube-apiserver"), API_SERVER);
 }
 
@@ -153,9 +136,7 @@ async fn a_worker_has_none_to_renew() {
     let folder = tempfile::tempdir().unwrap();
     let site = Site::at(folder.path().join("root"), folder.path().join("state"));
     fs::create_dir_all(site.state()).unwrap();
-    let args = CertificateArgs {
-        renew_within_days: 30,
-    };
+    let args = CertificateArgs { renew_within_days: 30 };
     renew(&site, "p", &args, now()).await.unwrap();
 }
 
@@ -165,10 +146,7 @@ async fn a_static_pod_that_does_not_come_back_is_told() {
     let crictl = world.folder.path().join("crictl");
     fs::write(&crictl, "#!/bin/sh\necho abc123\n").unwrap();
     fs::set_permissions(&crictl, fs::Permissions::from_mode(0o755)).unwrap();
-    let tool = Tool {
-        path: crictl.display().to_string(),
-        ..Tool::default()
-    };
+    let tool = Tool { path: crictl.display().to_string(), ..Tool::default() };
     let site = world.site.clone().with_tool(Program::Crictl, tool);
     let wait = async |sum, seconds| {
         let patience = Duration::from_secs(seconds);
@@ -187,10 +165,7 @@ fn a_manifest_gets_our_annotation_and_keeps_everything_else() {
         let first = annotated(text, "a").unwrap();
         let second = annotated(&first, "b").unwrap();
         assert_eq!(first.matches("  annotations:\n").count(), 1, "{first}");
-        assert!(
-            second.contains("\n    refit.dev/certificates: \"b\"\n"),
-            "{second}"
-        );
+        assert!(second.contains("\n    refit.dev/certificates: \"b\"\n"), "{second}");
         assert_eq!(first.replace("\"a\"", "\"b\""), second);
         for line in text.lines() {
             assert!(second.lines().any(|found| found == line), "{line} is lost");

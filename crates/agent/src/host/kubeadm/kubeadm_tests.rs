@@ -19,28 +19,17 @@ impl World {
         let site = Site::at(folder.path().join("root"), folder.path().join("state"));
         fs::create_dir_all(site.path(MANIFESTS)).unwrap();
         fs::create_dir_all(site.state()).unwrap();
-        Self {
-            _folder: folder,
-            site,
-        }
+        Self { _folder: folder, site }
     }
 
     fn etcd(&self, members: &str) {
         let path = self.site.path(format!("{MANIFESTS}/etcd.yaml"));
-        fs::write(
-            path,
-            format!("    - etcd\n    - --initial-cluster={members}\n"),
-        )
-        .unwrap();
+        fs::write(path, format!("    - etcd\n    - --initial-cluster={members}\n")).unwrap();
     }
 
     fn call(&self, role: Role, at: &str, args: &KubeadmArgs) -> Result<String, WorkError> {
         let version = version(at);
-        let upgrade = Upgrade {
-            role,
-            version: &version,
-            args,
-        };
+        let upgrade = Upgrade { role, version: &version, args };
         let call = prepare(&self.site, &upgrade)?.to_string();
         Ok(call.split_once("kubeadm ").unwrap().1.to_owned())
     }
@@ -77,20 +66,13 @@ fn a_single_etcd_member_gets_more_time() {
     let world = World::new();
     world.etcd("a=https://1:2380");
     let none = KubeadmArgs::default();
-    let call = world
-        .call(Role::FirstControlPlane, "v1.35.0", &none)
-        .unwrap();
-    assert!(
-        call.starts_with("upgrade apply v1.35.0 --yes --config="),
-        "{call}"
-    );
+    let call = world.call(Role::FirstControlPlane, "v1.35.0", &none).unwrap();
+    assert!(call.starts_with("upgrade apply v1.35.0 --yes --config="), "{call}");
     let found = world.configuration();
     assert_eq!(found["kind"], "UpgradeConfiguration");
     assert_eq!(found["timeouts"]["upgradeManifests"], "900s");
     // Before that the file would have been a ClusterConfiguration, which changes the cluster.
-    let old = world
-        .call(Role::FirstControlPlane, "v1.30.4", &none)
-        .unwrap();
+    let old = world.call(Role::FirstControlPlane, "v1.30.4", &none).unwrap();
     assert_eq!(old, "upgrade apply v1.30.4 --yes");
 }
 
@@ -108,24 +90,16 @@ fn what_is_configured_reaches_kubeadm_and_nothing_else_is_ignored() {
         manifest_timeout_seconds: None,
     };
     assert_eq!(
-        world
-            .call(Role::FirstControlPlane, "v1.35.0", &args)
-            .unwrap(),
+        world.call(Role::FirstControlPlane, "v1.35.0", &args).unwrap(),
         "upgrade apply v1.35.0 --yes --certificate-renewal=false \
          --ignore-preflight-errors=CoreDNSUnsupportedPlugins --patches=/etc/kubernetes/patches \
          --skip-phases=addon/coredns,addon/kube-proxy"
     );
-    let timed = KubeadmArgs {
-        manifest_timeout_seconds: Some(600),
-        ..args
-    };
+    let timed = KubeadmArgs { manifest_timeout_seconds: Some(600), ..args };
     world.call(Role::ControlPlane, "v1.35.0", &timed).unwrap();
     let found = world.configuration();
     assert_eq!(found["node"]["skipPhases"][1], "addon/kube-proxy");
-    assert_eq!(
-        found["node"]["patches"]["directory"],
-        "/etc/kubernetes/patches"
-    );
+    assert_eq!(found["node"]["patches"]["directory"], "/etc/kubernetes/patches");
     assert_eq!(found["node"]["certificateRenewal"], false);
     assert_eq!(found["timeouts"]["upgradeManifests"], "600s");
 }
@@ -133,27 +107,18 @@ fn what_is_configured_reaches_kubeadm_and_nothing_else_is_ignored() {
 #[test]
 fn phases_that_a_version_does_not_know_are_not_named_to_it() {
     let world = World::new();
-    let args = KubeadmArgs {
-        skip_phases: vec!["addon/coredns".to_owned()],
-        ..KubeadmArgs::default()
-    };
-    let error = world
-        .call(Role::FirstControlPlane, "v1.31.4", &args)
-        .unwrap_err();
+    let args =
+        KubeadmArgs { skip_phases: vec!["addon/coredns".to_owned()], ..KubeadmArgs::default() };
+    let error = world.call(Role::FirstControlPlane, "v1.31.4", &args).unwrap_err();
     assert!(error.message.contains("from v1.32 on"), "{error}");
-    assert_eq!(
-        world.call(Role::Worker, "v1.30.4", &args).unwrap(),
-        "upgrade node"
-    );
+    assert_eq!(world.call(Role::Worker, "v1.30.4", &args).unwrap(), "upgrade node");
 }
 
 #[test]
 fn patches_that_are_not_there_stop_the_upgrade() {
     let world = World::new();
-    let args = KubeadmArgs {
-        patches: "/etc/kubernetes/patches".to_owned(),
-        ..KubeadmArgs::default()
-    };
+    let args =
+        KubeadmArgs { patches: "/etc/kubernetes/patches".to_owned(), ..KubeadmArgs::default() };
     let error = world.call(Role::Worker, "v1.35.0", &args).unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
 }
@@ -162,14 +127,9 @@ fn patches_that_are_not_there_stop_the_upgrade() {
 fn only_names_reach_the_command_line() {
     let world = World::new();
     for bad in ["", "a b", "--force", "a,b", "$(x)"] {
-        let args = KubeadmArgs {
-            ignore_preflight_errors: vec![bad.to_owned()],
-            ..KubeadmArgs::default()
-        };
-        assert!(
-            world.call(Role::Worker, "v1.35.0", &args).is_err(),
-            "{bad:?}"
-        );
+        let args =
+            KubeadmArgs { ignore_preflight_errors: vec![bad.to_owned()], ..KubeadmArgs::default() };
+        assert!(world.call(Role::Worker, "v1.35.0", &args).is_err(), "{bad:?}");
     }
 }
 
@@ -187,11 +147,7 @@ fn failures_are_told_apart() {
          ControlPlaneNodesReady]: y",
     );
     assert_eq!(checks.kind, FailureKind::NeedsPerson);
-    assert!(
-        checks
-            .message
-            .contains("CoreDNSUnsupportedPlugins, ControlPlaneNodesReady")
-    );
+    assert!(checks.message.contains("CoreDNSUnsupportedPlugins, ControlPlaneNodesReady"));
     let passing = failed("\t[ERROR CreateJob]: Job \"upgrade-health-check\" did not complete");
     assert_eq!(passing.kind, FailureKind::Retriable);
     let policy = failed(
@@ -207,25 +163,11 @@ fn failures_are_told_apart() {
 fn static_pods_of_another_version_are_named() {
     let world = World::new();
     let manifests = world.site.path(MANIFESTS);
-    assert_eq!(
-        static_pods_at(&manifests, &version("v1.35.0")),
-        Evidence::Done
-    );
+    assert_eq!(static_pods_at(&manifests, &version("v1.35.0")), Evidence::Done);
     let manifest = manifests.join("kube-scheduler.yaml");
-    fs::write(
-        &manifest,
-        "    image: registry.k8s.io/kube-scheduler:v1.34.2\n",
-    )
-    .unwrap();
+    fs::write(&manifest, "    image: registry.k8s.io/kube-scheduler:v1.34.2\n").unwrap();
     let found = static_pods_at(&manifests, &version("v1.35.0"));
     assert!(matches!(found, Evidence::Missing { what } if what.contains("kube-scheduler")));
-    fs::write(
-        &manifest,
-        "  - image: registry.k8s.io/kube-scheduler:v1.35.0\n",
-    )
-    .unwrap();
-    assert_eq!(
-        static_pods_at(&manifests, &version("v1.35.0")),
-        Evidence::Done
-    );
+    fs::write(&manifest, "  - image: registry.k8s.io/kube-scheduler:v1.35.0\n").unwrap();
+    assert_eq!(static_pods_at(&manifests, &version("v1.35.0")), Evidence::Done);
 }

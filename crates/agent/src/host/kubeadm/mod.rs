@@ -63,11 +63,7 @@ impl Etcd {
             .lines()
             .find_map(|line| line.trim().strip_prefix("- --initial-cluster="))
             .map_or(1, |cluster| cluster.split(',').count());
-        if members > 1 {
-            Self::Stacked
-        } else {
-            Self::Alone
-        }
+        if members > 1 { Self::Stacked } else { Self::Alone }
     }
 }
 
@@ -119,9 +115,7 @@ fn timeout(upgrade: &Upgrade<'_>, etcd: Etcd) -> Option<i32> {
 fn check(site: &Site, args: &KubeadmArgs) -> Result<(), WorkError> {
     let word = |text: &String| {
         !text.is_empty()
-            && text
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b"-/_.".contains(&b))
+            && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-/_.".contains(&b))
             && !text.starts_with('-')
     };
     for (field, words) in [
@@ -155,13 +149,7 @@ fn skipped(upgrade: &Upgrade<'_>) -> Result<Vec<String>, WorkError> {
         )));
     }
     let known = |phase: &&String| apply || minor >= CONFIG_MINOR || !phase.starts_with("addon");
-    Ok(upgrade
-        .args
-        .skip_phases
-        .iter()
-        .filter(known)
-        .cloned()
-        .collect())
+    Ok(upgrade.args.skip_phases.iter().filter(known).cloned().collect())
 }
 
 fn etcd_upgrade(upgrade: &Upgrade<'_>, etcd: Etcd) -> Option<bool> {
@@ -258,9 +246,7 @@ pub fn static_pods_at(manifests: &Path, version: &KubernetesVersion) -> Evidence
         let Some(image) = image_of(&path) else {
             // A power cut leaves files empty that nobody made durable.
             if path.exists() {
-                return Evidence::Missing {
-                    what: format!("{} names no image", path.display()),
-                };
+                return Evidence::Missing { what: format!("{} names no image", path.display()) };
             }
             continue;
         };

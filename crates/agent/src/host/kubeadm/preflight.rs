@@ -34,14 +34,10 @@ pub async fn check(site: &Site, version: Option<&KubernetesVersion>) -> Result<(
 
 async fn room(site: &Site) -> Result<(), WorkError> {
     let root = site.path("/").display().to_string();
-    let answer = site
-        .ask(Program::Df, ["--output=avail", "--block-size=1", &root])
-        .await?;
+    let answer = site.ask(Program::Df, ["--output=avail", "--block-size=1", &root]).await?;
     let last = answer.lines().last().unwrap_or_default().trim();
     let free: u64 = last.parse().map_err(|_| {
-        WorkError::retriable(format!(
-            "df answered {answer:?}, where the room left was expected"
-        ))
+        WorkError::retriable(format!("df answered {answer:?}, where the room left was expected"))
     })?;
     let needed = ROOM_BYTES + COPIES_OF_ETCD * backups::etcd_bytes(site);
     if free < needed {
@@ -88,9 +84,7 @@ fn cgroup(site: &Site, version: &KubernetesVersion) -> Result<(), WorkError> {
         .read(KUBELET_CONFIG)
         .lines()
         .any(|line| line.split_whitespace().eq(["failCgroupV1:", "false"]));
-    let by_flag = kubelet::flags(site)
-        .iter()
-        .any(|(flag, _)| flag == "--fail-cgroupv1=false");
+    let by_flag = kubelet::flags(site).iter().any(|(flag, _)| flag == "--fail-cgroupv1=false");
     if allowed || by_flag {
         return Ok(());
     }
@@ -103,17 +97,14 @@ fn cgroup(site: &Site, version: &KubernetesVersion) -> Result<(), WorkError> {
 /// The way to the container runtime must say how: `unix://` (`spec/node.md 2.5`).
 fn endpoint(site: &Site) -> Result<(), WorkError> {
     let flag = kubelet::flags(site).into_iter().find_map(|(flag, _)| {
-        flag.strip_prefix("--container-runtime-endpoint=")
-            .map(str::to_owned)
+        flag.strip_prefix("--container-runtime-endpoint=").map(str::to_owned)
     });
-    let config = [KUBELET_CONFIG, INSTANCE_CONFIG]
-        .into_iter()
-        .filter_map(|file| {
-            site.read(file).lines().find_map(|line| {
-                let value = line.strip_prefix("containerRuntimeEndpoint:")?;
-                Some(value.trim().trim_matches('"').to_owned())
-            })
-        });
+    let config = [KUBELET_CONFIG, INSTANCE_CONFIG].into_iter().filter_map(|file| {
+        site.read(file).lines().find_map(|line| {
+            let value = line.strip_prefix("containerRuntimeEndpoint:")?;
+            Some(value.trim().trim_matches('"').to_owned())
+        })
+    });
     for found in flag.into_iter().chain(config) {
         if Path::new(&found).is_absolute() {
             return Err(WorkError::needs_person(format!(
@@ -151,15 +142,9 @@ mod tests {
     #[test]
     fn versions_of_containerd_are_read_as_each_build_writes_them() {
         for (answer, version) in [
-            (
-                "containerd github.com/containerd/containerd v1.7.22 7f7fdf",
-                Some((1, 7)),
-            ),
+            ("containerd github.com/containerd/containerd v1.7.22 7f7fdf", Some((1, 7))),
             ("containerd containerd.io 1.5.9 1407cab", Some((1, 5))),
-            (
-                "containerd github.com/containerd/containerd/v2 v2.1.4 75cb2b",
-                Some((2, 1)),
-            ),
+            ("containerd github.com/containerd/containerd/v2 v2.1.4 75cb2b", Some((2, 1))),
             ("nonsense", None),
         ] {
             assert_eq!(containerd_version(answer), version, "{answer}");
@@ -205,17 +190,11 @@ mod tests {
         let df = site.path("/df");
         fs::write(&df, "#!/bin/sh\necho Avail\necho 1048576\n").unwrap();
         fs::set_permissions(&df, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let tool = crate::host::site::Tool {
-            path: df.display().to_string(),
-            ..Default::default()
-        };
+        let tool = crate::host::site::Tool { path: df.display().to_string(), ..Default::default() };
         let site = site.with_tool(Program::Df, tool);
         let error = check(&site, None).await.unwrap_err();
         assert_eq!(error.kind, FailureKind::NeedsPerson);
-        assert!(
-            error.message.contains("has 1 MiB left and needs 2048 MiB"),
-            "{error}"
-        );
+        assert!(error.message.contains("has 1 MiB left and needs 2048 MiB"), "{error}");
         // Of etcd there are three more for a while.
         fs::create_dir_all(site.path("/var/lib/etcd/member")).unwrap();
         let data = fs::File::create(site.path("/var/lib/etcd/member/db")).unwrap();

@@ -36,13 +36,8 @@ const GONE: &str = "404  Not Found";
 /// Name, version and status of each package.
 const STATUSES: &str = "--showformat=${binary:Package} ${Version} ${db:Status-Status}\\n";
 /// What a package is in the middle of.
-const HALF: [&str; 5] = [
-    "half-configured",
-    "half-installed",
-    "triggers-awaited",
-    "triggers-pending",
-    "unpacked",
-];
+const HALF: [&str; 5] =
+    ["half-configured", "half-installed", "triggers-awaited", "triggers-pending", "unpacked"];
 
 /// apt and dpkg of a host.
 #[derive(Clone, Debug)]
@@ -67,10 +62,7 @@ impl<'a> Apt<'a> {
     /// Every package that is fully installed, and its version.
     pub async fn installed(&self) -> Result<BTreeMap<String, String>, WorkError> {
         // All of them: a name that matches nothing would make the query fail.
-        let answer = self
-            .site
-            .ask(Program::DpkgQuery, ["--show", STATUSES])
-            .await?;
+        let answer = self.site.ask(Program::DpkgQuery, ["--show", STATUSES]).await?;
         Ok(parse_installed(&answer))
     }
 
@@ -85,22 +77,11 @@ impl<'a> Apt<'a> {
         let journal = self.site.path("/var/lib/dpkg/updates");
         let pending = fs::read_dir(journal).is_ok_and(|mut entries| {
             entries.any(|entry| {
-                entry.is_ok_and(|e| {
-                    e.file_name()
-                        .to_string_lossy()
-                        .starts_with(char::is_numeric)
-                })
+                entry.is_ok_and(|e| e.file_name().to_string_lossy().starts_with(char::is_numeric))
             })
         });
-        let answer = self
-            .site
-            .ask(Program::DpkgQuery, ["--show", STATUSES])
-            .await?;
-        Ok(pending
-            || answer
-                .lines()
-                .filter_map(status_of)
-                .any(|status| HALF.contains(&status)))
+        let answer = self.site.ask(Program::DpkgQuery, ["--show", STATUSES]).await?;
+        Ok(pending || answer.lines().filter_map(status_of).any(|status| HALF.contains(&status)))
     }
 
     /// Ends what dpkg had begun when it was interrupted.
@@ -108,13 +89,10 @@ impl<'a> Apt<'a> {
         if !self.is_broken().await? {
             return Ok(());
         }
-        self.site
-            .say("dpkg was interrupted: ending what it had begun");
+        self.site.say("dpkg was interrupted: ending what it had begun");
         // First what apt-get would refuse to go on without.
-        let configure = self.site.call(
-            Program::Dpkg,
-            ["--force-confold", "--configure", "--pending"],
-        );
+        let configure =
+            self.site.call(Program::Dpkg, ["--force-confold", "--configure", "--pending"]);
         let configured = self.patiently(&configure).await;
         let mend = self.apt_get(["--fix-broken", "--no-remove", "install"]);
         let mended = self.patiently(&mend).await;
@@ -134,10 +112,7 @@ impl<'a> Apt<'a> {
     /// it take the version that dpkg notes for one that has to be installed. One that cannot be had
     /// again is left to the installation of another version.
     async fn unpack_again(&self) -> Result<(), WorkError> {
-        let answer = self
-            .site
-            .ask(Program::DpkgQuery, ["--show", STATUSES])
-            .await?;
+        let answer = self.site.ask(Program::DpkgQuery, ["--show", STATUSES]).await?;
         for line in answer.lines() {
             let mut words = line.split_whitespace();
             if let (Some(name), Some(version), Some("half-installed")) =
@@ -153,8 +128,7 @@ impl<'a> Apt<'a> {
                     &wanted,
                 ]);
                 if let Err(error) = self.patiently(&again).await {
-                    self.site
-                        .say(&format!("{wanted} is not unpacked again: {error}"));
+                    self.site.say(&format!("{wanted} is not unpacked again: {error}"));
                 }
             }
         }
@@ -216,11 +190,8 @@ impl<'a> Apt<'a> {
         if !pins::are_kept(self.site, order.plan) {
             pins::keep(self.site, order.plan, &self.held().await?)?;
         }
-        let outcome = if wants.is_empty() {
-            Ok(())
-        } else {
-            self.install_missing(order, &wants).await
-        };
+        let outcome =
+            if wants.is_empty() { Ok(()) } else { self.install_missing(order, &wants).await };
         // Whatever became of it: nobody else would set again what was lifted.
         let own = outcome.is_ok();
         let names = order.wants.iter().map(|want| want.name.as_str());
@@ -323,10 +294,7 @@ impl<'a> Apt<'a> {
 
     /// Removes a package that was not there before, and only that one.
     async fn remove(&self, name: &str) -> Result<(), WorkError> {
-        let simulated = self
-            .apt_get(["remove", "--simulate", name])
-            .output()
-            .await?;
+        let simulated = self.apt_get(["remove", "--simulate", name]).output().await?;
         let others: Vec<&str> = simulated
             .lines()
             .filter_map(|line| line.strip_prefix("Remv "))
@@ -348,12 +316,7 @@ impl<'a> Apt<'a> {
             let found = installed.get(&want.name);
             found.is_some_and(|found| want.version.is(found))
         };
-        order
-            .wants
-            .iter()
-            .filter(|want| !there(want))
-            .cloned()
-            .collect()
+        order.wants.iter().filter(|want| !there(want)).cloned().collect()
     }
 
     async fn update(&self, from: &[String]) -> Result<(), WorkError> {
@@ -407,11 +370,7 @@ impl<'a> Apt<'a> {
 
     async fn lift_holds(&self, names: &[&str]) -> Result<(), WorkError> {
         let held = self.held().await?;
-        let lift: Vec<&str> = names
-            .iter()
-            .copied()
-            .filter(|n| held.contains(*n))
-            .collect();
+        let lift: Vec<&str> = names.iter().copied().filter(|n| held.contains(*n)).collect();
         self.mark("unhold", &lift).await
     }
 }
@@ -441,27 +400,12 @@ fn is_locked(error: &ProgramError) -> bool {
 fn explain(error: ProgramError) -> WorkError {
     let said = error.said().to_lowercase();
     let known = [
-        (
-            "held packages were changed",
-            "a package that somebody holds would have to change",
-        ),
-        (
-            "packages need to be removed",
-            "something would have to be removed",
-        ),
+        ("held packages were changed", "a package that somebody holds would have to change"),
+        ("packages need to be removed", "something would have to be removed"),
         ("unmet dependencies", "dependencies are not met"),
-        (
-            "pkgproblemresolver::resolve generated breaks",
-            "dependencies are not met",
-        ),
-        (
-            "not authenticated",
-            "the repository is not signed by a key of the host",
-        ),
-        (
-            "is not signed",
-            "the repository is not signed by a key of the host",
-        ),
+        ("pkgproblemresolver::resolve generated breaks", "dependencies are not met"),
+        ("not authenticated", "the repository is not signed by a key of the host"),
+        ("is not signed", "the repository is not signed by a key of the host"),
     ];
     match known.iter().find(|(text, _)| said.contains(text)) {
         Some((_, what)) => WorkError::needs_person(format!(

@@ -33,20 +33,13 @@ pub(super) async fn repository(apt: &Apt<'_>, folder: &Path) -> Result<PathBuf, 
     fs::create_dir_all(&repository).map_err(|error| file(&error))?;
     let mut index = String::new();
     for path in package_files(folder)? {
-        let name = path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let shown = path.display().to_string();
         let control = site.ask(Program::DpkgDeb, ["--field", &shown]).await?;
         let (size, sha256) = digest(&path)?;
         symlink(&path, repository.join(&name)).map_err(|error| file(&error))?;
         let control = control.trim_end();
-        let _ = write!(
-            index,
-            "{control}\nFilename: ./{name}\nSize: {size}\nSHA256: {sha256}\n\n"
-        );
+        let _ = write!(index, "{control}\nFilename: ./{name}\nSize: {size}\nSHA256: {sha256}\n\n");
     }
     if index.is_empty() {
         return Err(WorkError::last(format!(
@@ -158,10 +151,8 @@ pub(super) async fn keep_old(apt: &Apt<'_>, wants: &[Want], installed: &BTreeMap
 
 /// Lets go of kept files of versions that are not installed any more.
 fn forget(site: &Site, folder: &Path, old: &[(&str, &str)]) {
-    let needed: Vec<PathBuf> = old
-        .iter()
-        .filter_map(|(name, version)| find(folder, name, version))
-        .collect();
+    let needed: Vec<PathBuf> =
+        old.iter().filter_map(|(name, version)| find(folder, name, version)).collect();
     if old.is_empty() {
         return;
     }

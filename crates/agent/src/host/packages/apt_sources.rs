@@ -113,12 +113,8 @@ fn use_repository(site: &Site, plan: &str, url: &str) -> Result<(), WorkError> {
 
 /// The URL with a slash at its end; what apt would read as more than one word is refused.
 fn checked(url: &str) -> Result<String, WorkError> {
-    let good = ["https://", "http://", "file:/"]
-        .iter()
-        .any(|start| url.starts_with(start))
-        && url
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b"-._~:/%+@".contains(&b));
+    let good = ["https://", "http://", "file:/"].iter().any(|start| url.starts_with(start))
+        && url.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~:/%+@".contains(&b));
     if !good {
         return Err(WorkError::last(format!(
             "packages.repository {url:?} is no http, https or file URL"
@@ -192,10 +188,7 @@ mod tests {
         assert_eq!(mode & 0o777, 0o640, "it may hold credentials");
         let text = site.read(&list);
         assert_eq!(text.matches("v1.35/deb/ /").count(), 1, "{text}");
-        assert!(
-            text.starts_with("# https://pkgs.k8s.io/core:/stable:/v1.34"),
-            "{text}"
-        );
+        assert!(text.starts_with("# https://pkgs.k8s.io/core:/stable:/v1.34"), "{text}");
         assert!(!site.path(OWN).exists());
         use_repository(&site, "p", NEW).unwrap();
         assert_eq!(site.read(&list), text);
@@ -212,14 +205,8 @@ mod tests {
 
     #[test]
     fn another_repository_is_left_alone() {
-        assert_eq!(
-            at_minor("deb https://other.example/v1.34/deb/ /\n", NEW),
-            None
-        );
-        assert_eq!(
-            at_minor("deb https://mirror.example/debian trixie main\n", NEW),
-            None
-        );
+        assert_eq!(at_minor("deb https://other.example/v1.34/deb/ /\n", NEW), None);
+        assert_eq!(at_minor("deb https://mirror.example/debian trixie main\n", NEW), None);
     }
 
     #[test]
@@ -240,14 +227,9 @@ mod tests {
 
     #[test]
     fn only_a_url_becomes_a_source() {
-        for bad in [
-            "",
-            "pkgs.k8s.io",
-            "https://x y/",
-            "https://x/\ndeb evil",
-            "ftp://x/",
-            "https://x/[a]",
-        ] {
+        for bad in
+            ["", "pkgs.k8s.io", "https://x y/", "https://x/\ndeb evil", "ftp://x/", "https://x/[a]"]
+        {
             assert!(checked(bad).is_err(), "{bad:?}");
         }
         assert_eq!(checked("file:/srv/repo").unwrap(), "file:/srv/repo/");

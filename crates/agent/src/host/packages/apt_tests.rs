@@ -36,16 +36,9 @@ fn what_only_a_person_can_mend_says_so() {
         "E: Packages need to be removed but remove is disabled.",
         "The following packages have unmet dependencies:",
     ] {
-        assert_eq!(
-            explain(failed(text)).kind,
-            FailureKind::NeedsPerson,
-            "{text}"
-        );
+        assert_eq!(explain(failed(text)).kind, FailureKind::NeedsPerson, "{text}");
     }
-    assert_eq!(
-        explain(failed("Temporary failure resolving")).kind,
-        FailureKind::Retriable
-    );
+    assert_eq!(explain(failed("Temporary failure resolving")).kind, FailureKind::Retriable);
 }
 
 #[test]

@@ -27,10 +27,8 @@ use crate::host::{
 const REPOSITORIES: &str = "/etc/yum.repos.d";
 const OWN: &str = "/etc/yum.repos.d/refit-kubernetes.repo";
 /// The plugin that pins versions, where it is installed.
-const VERSION_LOCK: [&str; 2] = [
-    "/etc/dnf/plugins/versionlock.conf",
-    "/usr/lib64/dnf5/plugins/versionlock.so",
-];
+const VERSION_LOCK: [&str; 2] =
+    ["/etc/dnf/plugins/versionlock.conf", "/usr/lib64/dnf5/plugins/versionlock.so"];
 
 /// Which of the programs that are called dnf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,12 +87,7 @@ impl<'a> Dnf<'a> {
 
     /// Every installed package and its version with release.
     pub async fn installed(&self) -> Result<BTreeMap<String, String>, WorkError> {
-        let query = [
-            "--query",
-            "--all",
-            "--queryformat",
-            "%{NAME} %{VERSION}-%{RELEASE}\\n",
-        ];
+        let query = ["--query", "--all", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE}\\n"];
         let answer = self.site.ask(Program::Rpm, query).await?;
         Ok(parse_installed(&answer))
     }
@@ -104,8 +97,7 @@ impl<'a> Dnf<'a> {
         self.prepare(order)?;
         let wants = self.missing(order).await?;
         let offline = self.offline(order).await?;
-        self.unlocked(order, &wants, offline.as_deref(), Change::Fetch)
-            .await
+        self.unlocked(order, &wants, offline.as_deref(), Change::Fetch).await
     }
 
     /// Installs what an order wants and is not there, and locks the packages of Kubernetes.
@@ -113,13 +105,8 @@ impl<'a> Dnf<'a> {
         self.forget_cut_transactions(order).await?;
         self.prepare(order)?;
         let wants = self.missing(order).await?;
-        let offline = if wants.is_empty() {
-            None
-        } else {
-            self.offline(order).await?
-        };
-        self.unlocked(order, &wants, offline.as_deref(), Change::Install)
-            .await
+        let offline = if wants.is_empty() { None } else { self.offline(order).await? };
+        self.unlocked(order, &wants, offline.as_deref(), Change::Install).await
     }
 
     /// Changes packages whose versions are not locked meanwhile. Whatever becomes of it, what was
@@ -168,10 +155,7 @@ impl<'a> Dnf<'a> {
                 let call = self.dnf(["remove", "--assumeyes", "--noautoremove", name]);
                 self.site.run(&call).await?;
             } else {
-                wants.push(Want {
-                    name: name.clone(),
-                    version: Wanted::Text(version.clone()),
-                });
+                wants.push(Want { name: name.clone(), version: Wanted::Text(version.clone()) });
             }
         }
         let offline = if wants.is_empty() {
@@ -185,13 +169,8 @@ impl<'a> Dnf<'a> {
             version: Wanted::Text(version.clone()),
         });
         // All of them: a try before this one may have left some unlocked.
-        let order = Order {
-            plan,
-            from: &from,
-            wants: all.collect(),
-        };
-        self.unlocked(&order, &wants, offline.as_deref(), Change::Restore)
-            .await
+        let order = Order { plan, from: &from, wants: all.collect() };
+        self.unlocked(&order, &wants, offline.as_deref(), Change::Restore).await
     }
 
     async fn missing(&self, order: &Order<'_>) -> Result<Vec<Want>, WorkError> {
@@ -200,12 +179,7 @@ impl<'a> Dnf<'a> {
             let found = installed.get(&want.name);
             found.is_some_and(|found| want.version.is(found))
         };
-        Ok(order
-            .wants
-            .iter()
-            .filter(|want| !there(want))
-            .cloned()
-            .collect())
+        Ok(order.wants.iter().filter(|want| !there(want)).cloned().collect())
     }
 
     async fn transact(
@@ -216,9 +190,7 @@ impl<'a> Dnf<'a> {
     ) -> Result<(), WorkError> {
         let installed = self.installed().await?;
         let (down, up): (Vec<_>, Vec<_>) = wants.iter().cloned().partition(|want| {
-            installed
-                .get(&want.name)
-                .is_some_and(|now| is_older(&want.version, now))
+            installed.get(&want.name).is_some_and(|now| is_older(&want.version, now))
         });
         for (verb, wants) in [("install", up), ("downgrade", down)] {
             if wants.is_empty() {
@@ -259,10 +231,7 @@ impl<'a> Dnf<'a> {
         }
         if let Some(folder) = offline {
             add("--nogpgcheck");
-            add(&format!(
-                "--repofrompath=refit-offline,file://{}",
-                folder.display()
-            ));
+            add(&format!("--repofrompath=refit-offline,file://{}", folder.display()));
             if self.flavour == Flavour::Tdnf {
                 add("--disablerepo=*");
                 add("--enablerepo=refit-offline");
@@ -290,10 +259,7 @@ impl<'a> Dnf<'a> {
         let list = self.dnf(["versionlock", "list"]).output().await;
         let list = list.unwrap_or_default();
         let names = wants.iter().map(|want| &want.name);
-        names
-            .filter(|name| is_locked(&list, name))
-            .cloned()
-            .collect()
+        names.filter(|name| is_locked(&list, name)).cloned().collect()
     }
 
     async fn unlock(&self, plan: &str, wants: &[Want], change: Change) -> Result<(), WorkError> {
@@ -341,9 +307,7 @@ impl<'a> Dnf<'a> {
             // The query fails for a package that is not there.
             let answer = self.site.ask(Program::Rpm, query).await.unwrap_or_default();
             for entry in cut_off(&answer) {
-                self.site.say(&format!(
-                    "{entry} is left of a transaction that was cut off"
-                ));
+                self.site.say(&format!("{entry} is left of a transaction that was cut off"));
                 let call = self.site.call(Program::Rpm, ["--erase", "--nodeps", entry]);
                 self.site.run(&call).await?;
             }
@@ -357,12 +321,8 @@ impl<'a> Dnf<'a> {
         if url.is_empty() || !order.from.path.is_empty() {
             return Ok(());
         }
-        let good = ["https://", "http://", "file:///"]
-            .iter()
-            .any(|start| url.starts_with(start))
-            && url
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b"-._~:/%+@".contains(&b));
+        let good = ["https://", "http://", "file:///"].iter().any(|start| url.starts_with(start))
+            && url.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~:/%+@".contains(&b));
         if !good {
             return Err(WorkError::last(format!(
                 "packages.repository {url:?} is no http, https or file URL"
@@ -378,11 +338,7 @@ fn use_repository(site: &Site, plan: &str, url: &str) -> Result<(), WorkError> {
         .flatten()
         .flatten()
         .map(|entry| format!("{REPOSITORIES}/{}", entry.file_name().to_string_lossy()))
-        .filter(|path| {
-            Path::new(path)
-                .extension()
-                .is_some_and(|kind| kind == "repo")
-        })
+        .filter(|path| Path::new(path).extension().is_some_and(|kind| kind == "repo"))
         .collect();
     files.sort();
     for file in files {
@@ -428,9 +384,7 @@ fn at_minor(text: &str, url: &str) -> Option<String> {
 fn is_locked(list: &str, name: &str) -> bool {
     list.lines().map(str::trim).any(|line| {
         let word = line.strip_prefix("Package name:").map(str::trim);
-        let epoch = line
-            .strip_prefix(name)
-            .and_then(|rest| rest.strip_prefix('-'));
+        let epoch = line.strip_prefix(name).and_then(|rest| rest.strip_prefix('-'));
         word == Some(name)
             || epoch.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
     })
@@ -476,12 +430,7 @@ fn parse_installed(text: &str) -> BTreeMap<String, String> {
 
 fn explain(error: ProgramError) -> WorkError {
     let said = error.said();
-    let known = [
-        "nothing provides",
-        "conflicting requests",
-        "GPG check FAILED",
-        "is not signed",
-    ];
+    let known = ["nothing provides", "conflicting requests", "GPG check FAILED", "is not signed"];
     if known.iter().any(|text| said.contains(text)) {
         return WorkError::needs_person(format!(
             "dnf cannot install it; mend it on the host, nothing was changed: {error}"

@@ -29,12 +29,8 @@ const QUERY: &str = "@\\t%{NAME}\\t%{EPOCHNUM}\\t%{VERSION}\\t%{RELEASE}\\t%{ARC
     [O\\t%{OBSOLETENAME}\\t%{OBSOLETEFLAGS:depflags}\\t%{OBSOLETEVERSION}\\n]\
     [F\\t%{FILENAMES}\\n]";
 /// Kinds of relations, in the order of the format.
-const RELATIONS: [(&str, &str); 4] = [
-    ("P", "provides"),
-    ("R", "requires"),
-    ("C", "conflicts"),
-    ("O", "obsoletes"),
-];
+const RELATIONS: [(&str, &str); 4] =
+    [("P", "provides"), ("R", "requires"), ("C", "conflicts"), ("O", "obsoletes")];
 
 /// A package file and what its header says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,17 +76,10 @@ pub(super) async fn of_bundles(site: &Site, wants: &[Want]) -> Result<Option<Pat
     let packages = read(site, files).await?;
     let has = |want: &Want| {
         packages.iter().any(|file| {
-            file.name == want.name
-                && want
-                    .version
-                    .is(&format!("{}-{}", file.version, file.release))
+            file.name == want.name && want.version.is(&format!("{}-{}", file.version, file.release))
         })
     };
-    if wants.iter().all(has) {
-        make(site, &packages).map(Some)
-    } else {
-        Ok(None)
-    }
+    if wants.iter().all(has) { make(site, &packages).map(Some) } else { Ok(None) }
 }
 
 fn package_files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
@@ -107,28 +96,17 @@ async fn read(site: &Site, paths: Vec<PathBuf>) -> Result<Vec<PackageFile>, Work
     let mut files = Vec::new();
     for path in paths {
         let shown = path.display().to_string();
-        let query = [
-            "--query",
-            "--package",
-            "--nosignature",
-            "--queryformat",
-            QUERY,
-            &shown,
-        ];
+        let query = ["--query", "--package", "--nosignature", "--queryformat", QUERY, &shown];
         let header = site.ask(Program::Rpm, query).await?;
         files.push(parse(&path, &header).ok_or_else(|| {
-            WorkError::last(format!(
-                "{shown} has no header that rpm can name: is it whole?"
-            ))
+            WorkError::last(format!("{shown} has no header that rpm can name: is it whole?"))
         })?);
     }
     Ok(files)
 }
 
 fn parse(path: &Path, header: &str) -> Option<PackageFile> {
-    let mut lines = header
-        .lines()
-        .map(|line| line.split('\t').collect::<Vec<_>>());
+    let mut lines = header.lines().map(|line| line.split('\t').collect::<Vec<_>>());
     let head = lines.by_ref().find(|line| line.first() == Some(&"@"))?;
     let [_, name, epoch, version, release, arch] = head.as_slice() else {
         return None;
@@ -150,9 +128,9 @@ fn parse(path: &Path, header: &str) -> Option<PackageFile> {
             // What rpm itself can do is no package's.
             ["R", name, ..] if name.starts_with("rpmlib(") => {}
             ["F", path] => file.files.push((*path).to_owned()),
-            [kind, name, compare, version] => file
-                .relations
-                .push([kind, name, compare.trim(), version].map(str::to_owned)),
+            [kind, name, compare, version] => {
+                file.relations.push([kind, name, compare.trim(), version].map(str::to_owned))
+            }
             _ => {}
         }
     }
@@ -216,10 +194,7 @@ fn entry(package: &PackageFile, location: &str) -> Result<String, WorkError> {
         escape(location),
     );
     for (kind, tag) in RELATIONS {
-        let of_kind = package
-            .relations
-            .iter()
-            .filter(|relation| relation[0] == kind);
+        let of_kind = package.relations.iter().filter(|relation| relation[0] == kind);
         let entries: String = of_kind.map(relation).collect();
         if !entries.is_empty() {
             let _ = write!(text, "<rpm:{tag}>{entries}</rpm:{tag}>");

@@ -11,14 +11,9 @@ fn version() -> KubernetesVersion {
 
 fn call(flavour: Flavour, verb: &str, offline: Option<&str>, download: bool) -> String {
     let site = Site::new("/state");
-    let dnf = Dnf {
-        site: &site,
-        flavour,
-        version_lock: false,
-    };
+    let dnf = Dnf { site: &site, flavour, version_lock: false };
     let wants = [Want::kubernetes("kubeadm", &version())];
-    dnf.transaction(verb, offline.map(Path::new), &wants, download)
-        .to_string()
+    dnf.transaction(verb, offline.map(Path::new), &wants, download).to_string()
 }
 
 #[test]
@@ -48,14 +43,8 @@ fn a_folder_of_packages_is_the_only_repository() {
 
 #[test]
 fn a_way_back_is_a_downgrade() {
-    assert!(is_older(
-        &Wanted::Text("1.34.2-150500.1.1".to_owned()),
-        "1.35.0-150500.1.1"
-    ));
-    assert!(!is_older(
-        &Wanted::Kubernetes(version()),
-        "1.34.9-150500.1.1"
-    ));
+    assert!(is_older(&Wanted::Text("1.34.2-150500.1.1".to_owned()), "1.35.0-150500.1.1"));
+    assert!(!is_older(&Wanted::Kubernetes(version()), "1.34.9-150500.1.1"));
     assert!(is_older(&Wanted::Kubernetes(version()), "1.100.0-1"));
 }
 
@@ -114,19 +103,13 @@ fn with_locks(locked: &str, work: &str) -> (tempfile::TempDir, Site) {
                  *) {work};;\nesac"
             ),
         ),
-        (
-            Program::Rpm,
-            "echo kubeadm 1.34.2-1; echo containerd.io 1.7.0-1".to_owned(),
-        ),
+        (Program::Rpm, "echo kubeadm 1.34.2-1; echo containerd.io 1.7.0-1".to_owned()),
     ] {
         let path = folder.path().join(format!("{program:?}"));
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         let path = path.display().to_string();
-        let tool = crate::host::site::Tool {
-            path,
-            ..Default::default()
-        };
+        let tool = crate::host::site::Tool { path, ..Default::default() };
         site = site.with_tool(program, tool);
     }
     (folder, site)
@@ -134,10 +117,8 @@ fn with_locks(locked: &str, work: &str) -> (tempfile::TempDir, Site) {
 
 fn locks(folder: &tempfile::TempDir) -> Vec<String> {
     let text = fs::read_to_string(folder.path().join("locks")).unwrap();
-    let mut names: Vec<String> = text
-        .lines()
-        .filter_map(|line| Some(line.split_once("-0:")?.0.to_owned()))
-        .collect();
+    let mut names: Vec<String> =
+        text.lines().filter_map(|line| Some(line.split_once("-0:")?.0.to_owned())).collect();
     names.sort();
     names
 }
@@ -153,18 +134,11 @@ async fn locks_are_back_whatever_becomes_of_the_installation() {
     let order = Order {
         plan: "p",
         from: &from,
-        wants: vec![
-            text("kubeadm", "1.35.0-1"),
-            text("containerd.io", "2.1.4-1"),
-        ],
+        wants: vec![text("kubeadm", "1.35.0-1"), text("containerd.io", "2.1.4-1")],
     };
     for work in ["true", "exit 1"] {
         let (folder, site) = with_locks(locked, work);
-        let dnf = Dnf {
-            site: &site,
-            flavour: Flavour::Dnf4,
-            version_lock: true,
-        };
+        let dnf = Dnf { site: &site, flavour: Flavour::Dnf4, version_lock: true };
         let fetched = dnf.fetch(&order).await;
         assert_eq!(fetched.is_ok(), work == "true");
         assert_eq!(locks(&folder), ["containerd.io", "kubeadm"], "{work}");
@@ -177,17 +151,10 @@ async fn locks_are_back_whatever_becomes_of_the_installation() {
 #[tokio::test]
 async fn an_undo_leaves_no_lock_that_was_not_there_before() {
     let (folder, site) = with_locks("", "true");
-    let dnf = Dnf {
-        site: &site,
-        flavour: Flavour::Dnf4,
-        version_lock: true,
-    };
+    let dnf = Dnf { site: &site, flavour: Flavour::Dnf4, version_lock: true };
     let from = PackageArgs::default();
-    let order = Order {
-        plan: "p",
-        from: &from,
-        wants: vec![Want::kubernetes("kubeadm", &version())],
-    };
+    let order =
+        Order { plan: "p", from: &from, wants: vec![Want::kubernetes("kubeadm", &version())] };
     dnf.install(&order).await.unwrap();
     assert_eq!(locks(&folder), ["kubeadm"]);
     let before = BTreeMap::from([("kubeadm".to_owned(), "1.34.1-1".to_owned())]);

@@ -23,15 +23,8 @@ use super::{Evidence, KubernetesVersion, Program, Site, work::WorkError};
 /// The packages whose versions are those of Kubernetes.
 pub const KUBERNETES: [&str; 3] = ["kubeadm", "kubectl", "kubelet"];
 /// Packages that a report names.
-pub const REPORTED: [&str; 7] = [
-    "containerd",
-    "containerd.io",
-    "cri-tools",
-    "kubeadm",
-    "kubectl",
-    "kubelet",
-    "kubernetes-cni",
-];
+pub const REPORTED: [&str; 7] =
+    ["containerd", "containerd.io", "cri-tools", "kubeadm", "kubectl", "kubelet", "kubernetes-cni"];
 
 /// A package, and the version that it should have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,10 +69,7 @@ impl std::fmt::Display for Wanted {
 impl Want {
     /// A package of Kubernetes.
     pub fn kubernetes(name: &str, version: &KubernetesVersion) -> Self {
-        Self {
-            name: name.to_owned(),
-            version: Wanted::Kubernetes(version.clone()),
-        }
+        Self { name: name.to_owned(), version: Wanted::Kubernetes(version.clone()) }
     }
 
     /// A package of a plan. What is neither a name nor a version is refused: both stand in argument
@@ -87,28 +77,18 @@ impl Want {
     pub fn of(package: &PackageVersion) -> Result<Self, WorkError> {
         let is_name = |text: &str| {
             text.starts_with(|c: char| c.is_ascii_alphanumeric())
-                && text
-                    .bytes()
-                    .all(|b| b.is_ascii_alphanumeric() || b"+._-".contains(&b))
+                && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"+._-".contains(&b))
         };
-        let version = package
-            .version
-            .strip_suffix('*')
-            .unwrap_or(&package.version);
+        let version = package.version.strip_suffix('*').unwrap_or(&package.version);
         let is_version = version.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && version
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b"+.:~_-^".contains(&b));
+            && version.bytes().all(|b| b.is_ascii_alphanumeric() || b"+.:~_-^".contains(&b));
         if !is_name(&package.name) || !is_version {
             return Err(WorkError::last(format!(
                 "package {:?} at version {:?} is none that a package manager could have",
                 package.name, package.version
             )));
         }
-        Ok(Self {
-            name: package.name.clone(),
-            version: Wanted::Text(package.version.clone()),
-        })
+        Ok(Self { name: package.name.clone(), version: Wanted::Text(package.version.clone()) })
     }
 }
 
@@ -217,10 +197,7 @@ pub fn compare(installed: &BTreeMap<String, String>, wants: &[Want]) -> Evidence
         if !found.is_some_and(|found| want.version.is(found)) {
             let found = found.unwrap_or("missing");
             return Evidence::Missing {
-                what: format!(
-                    "package {} is {found}, {} is needed",
-                    want.name, want.version
-                ),
+                what: format!("package {} is {found}, {} is needed", want.name, want.version),
             };
         }
     }
@@ -236,11 +213,7 @@ pub fn compare_restored(
         let found = installed.get(name).map(String::as_str).unwrap_or_default();
         if found != version {
             let shown = |text: &str| {
-                if text.is_empty() {
-                    "missing".to_owned()
-                } else {
-                    text.to_owned()
-                }
+                if text.is_empty() { "missing".to_owned() } else { text.to_owned() }
             };
             return Evidence::Missing {
                 what: format!(
@@ -303,19 +276,13 @@ mod tests {
         assert_eq!(compare_restored(&now, &now), Evidence::Done);
         assert_eq!(compare_restored(&now, &gone), Evidence::Done);
         let other = BTreeMap::from([("kubelet".to_owned(), "1.33.0-1.1".to_owned())]);
-        assert!(matches!(
-            compare_restored(&now, &other),
-            Evidence::Missing { .. }
-        ));
+        assert!(matches!(compare_restored(&now, &other), Evidence::Missing { .. }));
     }
 
     #[test]
     fn only_names_and_versions_reach_a_command_line() {
         let of = |name: &str, version: &str| {
-            Want::of(&PackageVersion {
-                name: name.to_owned(),
-                version: version.to_owned(),
-            })
+            Want::of(&PackageVersion { name: name.to_owned(), version: version.to_owned() })
         };
         assert!(of("containerd.io", "2.1.4-1~debian.12~bookworm").is_ok());
         assert!(of("containerd.io", "2.1.*").is_ok());

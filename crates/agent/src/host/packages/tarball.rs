@@ -144,8 +144,7 @@ impl<'a> Tarball<'a> {
         if fs::read_link(&place).is_ok_and(|now| now == target) {
             return Ok(());
         }
-        self.site
-            .say(&format!("{} -> {}", place.display(), target.display()));
+        self.site.say(&format!("{} -> {}", place.display(), target.display()));
         atomic::link(&place, &target)
     }
 
@@ -235,9 +234,7 @@ impl<'a> Tarball<'a> {
             let to = new.join(name);
             fs::rename(&path, &to).map_err(file(&path))?;
             fs::set_permissions(&to, Permissions::from_mode(0o755)).map_err(file(&to))?;
-            File::open(&to)
-                .and_then(|open| open.sync_all())
-                .map_err(file(&to))?;
+            File::open(&to).and_then(|open| open.sync_all()).map_err(file(&to))?;
             check_version(name, &to, version).await?;
         }
         let _ = fs::remove_dir_all(&raw);
@@ -263,8 +260,7 @@ impl<'a> Tarball<'a> {
         others.pop();
         for (_, path) in others {
             if let Err(error) = fs::remove_dir_all(&path) {
-                self.site
-                    .say(&format!("{} is not removed: {error}", path.display()));
+                self.site.say(&format!("{} is not removed: {error}", path.display()));
             }
         }
     }

@@ -15,17 +15,10 @@ impl World {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let site = Site::at(folder.path().join("root"), folder.path().join("state"));
-        for path in [
-            site.path("/usr/bin"),
-            site.path("/srv"),
-            site.state().to_owned(),
-        ] {
+        for path in [site.path("/usr/bin"), site.path("/srv"), site.state().to_owned()] {
             fs::create_dir_all(path).unwrap();
         }
-        Self {
-            _folder: folder,
-            site,
-        }
+        Self { _folder: folder, site }
     }
 
     /// Makes a tarball whose programs call themselves `says`.
@@ -57,10 +50,7 @@ impl World {
         let order = Order {
             plan: at,
             from,
-            wants: names
-                .iter()
-                .map(|name| Want::kubernetes(name, &version(at)))
-                .collect(),
+            wants: names.iter().map(|name| Want::kubernetes(name, &version(at))).collect(),
         };
         Tarball::new(&self.site).install(&order).await
     }
@@ -70,16 +60,10 @@ impl World {
 async fn links_are_switched_and_switched_back() {
     let world = World::new();
     let tarball = Tarball::new(&world.site);
-    world
-        .install(&world.tarball("v1.34.2"), &KUBERNETES, "v1.34.2")
-        .await
-        .unwrap();
+    world.install(&world.tarball("v1.34.2"), &KUBERNETES, "v1.34.2").await.unwrap();
     assert_eq!(tarball.installed()["kubelet"], "1.34.2");
     let before = tarball.installed();
-    world
-        .install(&world.tarball("v1.35.0"), &["kubeadm"], "v1.35.0")
-        .await
-        .unwrap();
+    world.install(&world.tarball("v1.35.0"), &["kubeadm"], "v1.35.0").await.unwrap();
     assert_eq!(tarball.installed()["kubeadm"], "1.35.0");
     assert_eq!(tarball.installed()["kubelet"], "1.34.2");
     let link = fs::read_link(world.site.path("/usr/local/bin/kubeadm")).unwrap();
@@ -92,14 +76,8 @@ async fn links_are_switched_and_switched_back() {
 async fn a_program_that_was_a_file_is_one_again() {
     let world = World::new();
     fs::write(world.site.path("/usr/bin/kubeadm"), "the old one").unwrap();
-    world
-        .install(&world.tarball("v1.35.0"), &["kubeadm"], "v1.35.0")
-        .await
-        .unwrap();
-    assert!(
-        world.site.path("/usr/bin/kubeadm").is_symlink(),
-        "where the host had it"
-    );
+    world.install(&world.tarball("v1.35.0"), &["kubeadm"], "v1.35.0").await.unwrap();
+    assert!(world.site.path("/usr/bin/kubeadm").is_symlink(), "where the host had it");
     let gone = BTreeMap::from([("kubeadm".to_owned(), String::new())]);
     Tarball::new(&world.site).restore("v1.35.0", &gone).unwrap();
     assert_eq!(world.site.read("/usr/bin/kubeadm"), "the old one");
@@ -111,17 +89,11 @@ async fn a_tarball_with_another_sum_is_not_unpacked() {
     let world = World::new();
     let mut from = world.tarball("v1.35.0");
     from.sha256 = "00".repeat(32);
-    let error = world
-        .install(&from, &["kubeadm"], "v1.35.0")
-        .await
-        .unwrap_err();
+    let error = world.install(&from, &["kubeadm"], "v1.35.0").await.unwrap_err();
     assert_eq!(error.kind, FailureKind::Final);
     assert!(!world.site.path(STORE).exists());
     from.sha256.clear();
-    let error = world
-        .install(&from, &["kubeadm"], "v1.35.0")
-        .await
-        .unwrap_err();
+    let error = world.install(&from, &["kubeadm"], "v1.35.0").await.unwrap_err();
     assert!(error.message.contains("unchecked"), "{error}");
 }
 
@@ -129,14 +101,8 @@ async fn a_tarball_with_another_sum_is_not_unpacked() {
 async fn a_tarball_of_another_version_is_refused() {
     let world = World::new();
     let from = world.tarball("v1.34.2");
-    let error = world
-        .install(&from, &["kubeadm"], "v1.35.0")
-        .await
-        .unwrap_err();
-    assert!(
-        error.message.contains("says \"Kubernetes v1.34.2\""),
-        "{error}"
-    );
+    let error = world.install(&from, &["kubeadm"], "v1.35.0").await.unwrap_err();
+    assert!(error.message.contains("says \"Kubernetes v1.34.2\""), "{error}");
     assert!(Tarball::new(&world.site).installed().is_empty());
 }
 
@@ -144,10 +110,7 @@ async fn a_tarball_of_another_version_is_refused() {
 async fn of_the_older_versions_one_stays() {
     let world = World::new();
     for at in ["v1.33.1", "v1.34.2", "v1.35.0"] {
-        world
-            .install(&world.tarball(at), &KUBERNETES, at)
-            .await
-            .unwrap();
+        world.install(&world.tarball(at), &KUBERNETES, at).await.unwrap();
     }
     let mut left: Vec<String> = fs::read_dir(world.site.path(STORE))
         .unwrap()
@@ -172,11 +135,7 @@ fn serve(bytes: Vec<u8>, times: usize) -> String {
                 head.push(byte[0]);
             }
             let length = bytes.len();
-            write!(
-                stream,
-                "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n"
-            )
-            .unwrap();
+            write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n").unwrap();
             stream.write_all(&bytes).unwrap();
         }
     });
@@ -189,11 +148,7 @@ async fn a_tarball_comes_from_a_server_and_only_the_one_that_was_meant() {
     let made = world.tarball("v1.35.0");
     let bytes = fs::read(world.site.path(&made.path)).unwrap();
     let url = serve(bytes, 2);
-    let mut from = PackageArgs {
-        url,
-        sha256: "00".repeat(32),
-        ..PackageArgs::default()
-    };
+    let mut from = PackageArgs { url, sha256: "00".repeat(32), ..PackageArgs::default() };
     let error = world.install(&from, &["kubeadm"], "v1.35.0").await;
     let error = error.unwrap_err();
     assert!(error.message.contains("expected sha256 0000"), "{error}");
@@ -211,11 +166,8 @@ async fn a_tarball_comes_from_a_server_and_only_the_one_that_was_meant() {
 #[tokio::test]
 async fn a_folder_is_no_tarball_and_says_so() {
     let world = World::new();
-    let from = PackageArgs {
-        path: "/srv".to_owned(),
-        sha256: "00".repeat(32),
-        ..PackageArgs::default()
-    };
+    let from =
+        PackageArgs { path: "/srv".to_owned(), sha256: "00".repeat(32), ..PackageArgs::default() };
     let error = world.install(&from, &["kubeadm"], "v1.35.0").await;
     let error = error.unwrap_err();
     assert_eq!(error.kind, FailureKind::Final);

@@ -68,10 +68,7 @@ impl<'a> TridentCli<'a> {
 
     async fn run(&self, arguments: &[&str]) -> Result<(), WorkError> {
         let call = self.site.call(Program::Trident, arguments.iter().copied());
-        self.site
-            .run(&call)
-            .await
-            .map_err(|error| explain(&error))?;
+        self.site.run(&call).await.map_err(|error| explain(&error))?;
         Ok(())
     }
 
@@ -97,10 +94,7 @@ impl Trident for TridentCli<'_> {
 
     fn configuration(&self) -> BoxFuture<'_, Result<Value, WorkError>> {
         Box::pin(async move {
-            let text = self
-                .ask("configuration")
-                .await
-                .map_err(|error| explain(&error))?;
+            let text = self.ask("configuration").await.map_err(|error| explain(&error))?;
             serde_saphyr::from_str(&text).map_err(|error| {
                 WorkError::needs_person(format!(
                     "`trident get configuration` answers what this agent cannot read: {error}"
@@ -131,8 +125,7 @@ impl Trident for TridentCli<'_> {
     ) -> BoxFuture<'a, Result<(), WorkError>> {
         Box::pin(async move {
             let file = file.display().to_string();
-            self.run(&["update", &file, "--allowed-operations", operation.word()])
-                .await
+            self.run(&["update", &file, "--allowed-operations", operation.word()]).await
         })
     }
 
@@ -145,8 +138,7 @@ impl Trident for TridentCli<'_> {
             self.run(&["rollback", "--check"]).await.map_err(|error| {
                 WorkError::needs_person(format!("Trident knows no way back from here: {error}"))
             })?;
-            self.run(&["rollback", "--ab", "--allowed-operations", "stage,finalize"])
-                .await
+            self.run(&["rollback", "--ab", "--allowed-operations", "stage,finalize"]).await
         })
     }
 
@@ -164,23 +156,15 @@ impl Trident for TridentCli<'_> {
 }
 
 fn has_no_datastore(said: &str) -> bool {
-    [
-        "datastore does not exist",
-        "No such file or directory",
-        "not provisioned",
-    ]
-    .iter()
-    .any(|words| said.contains(words))
+    ["datastore does not exist", "No such file or directory", "not provisioned"]
+        .iter()
+        .any(|words| said.contains(words))
 }
 
 fn is_busy(error: &ProgramError) -> bool {
-    [
-        "Trident is busy",
-        "Servicing is active",
-        "database is locked",
-    ]
-    .iter()
-    .any(|words| error.said().contains(words))
+    ["Trident is busy", "Servicing is active", "database is locked"]
+        .iter()
+        .any(|words| error.said().contains(words))
 }
 
 /// What a failure of Trident means.
@@ -231,13 +215,7 @@ mod tests {
         };
         assert_eq!(failed(3, "reboot did not happen"), FailureKind::NeedsPerson);
         assert_eq!(failed(2, "Servicing is active"), FailureKind::Retriable);
-        assert_eq!(
-            failed(2, "image distro 'ubuntu' does not match host"),
-            FailureKind::Final
-        );
-        assert_eq!(
-            failed(2, "Failed to load COSI metadata"),
-            FailureKind::Retriable
-        );
+        assert_eq!(failed(2, "image distro 'ubuntu' does not match host"), FailureKind::Final);
+        assert_eq!(failed(2, "Failed to load COSI metadata"), FailureKind::Retriable);
     }
 }

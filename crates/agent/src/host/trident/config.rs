@@ -25,10 +25,10 @@ pub fn configuration(current: &Value, wanted: &OsImageArgs) -> Result<Value, Wor
         .filter(|config| config.contains_key("storage"))
         .cloned()
         .ok_or_else(|| {
-            WorkError::needs_person(
-                "`trident get configuration` has no storage: the host was not installed by Trident",
-            )
-        })?;
+        WorkError::needs_person(
+            "`trident get configuration` has no storage: the host was not installed by Trident",
+        )
+    })?;
     config.insert(
         "image".to_owned(),
         json!({ "url": wanted.url, "sha384": wanted.sha384.to_lowercase() }),
@@ -58,10 +58,7 @@ fn object<'a>(config: &'a mut Map<String, Value>, name: &str) -> &'a mut Map<Str
 }
 
 fn is_ours(check: &Value) -> bool {
-    check
-        .get("name")
-        .and_then(Value::as_str)
-        .is_some_and(|name| name.starts_with(OURS))
+    check.get("name").and_then(Value::as_str).is_some_and(|name| name.starts_with(OURS))
 }
 
 /// `runOn` always: an empty list never matches. Services only, no script: a script has no timeout,
@@ -86,11 +83,7 @@ fn check(wanted: &OsImageArgs) -> Result<(), WorkError> {
         )));
     }
     let place = url.split_once("://").map_or("", |(_, rest)| rest);
-    if place
-        .split('/')
-        .next()
-        .is_some_and(|host| host.contains('@'))
-    {
+    if place.split('/').next().is_some_and(|host| host.contains('@')) {
         return Err(WorkError::last(
             "osImage.url carries a user: Trident gives registries and servers no credentials, and a \
              plan is no place for them",
@@ -123,9 +116,7 @@ pub fn warnings(config: &Value) -> Vec<String> {
             let name = name(script);
             let runs_on: Vec<&str> = words(script, "runOn");
             if runs_on.is_empty() {
-                found.push(format!(
-                    "script {name} of {phase} has no runOn: it never runs"
-                ));
+                found.push(format!("script {name} of {phase} has no runOn: it never runs"));
             } else if phase == "preServicing" && !runs_on.contains(&"all") {
                 found.push(format!(
                     "script {name} of preServicing runs on {}: at an update only `all` matches",
@@ -139,10 +130,7 @@ pub fn warnings(config: &Value) -> Vec<String> {
         if words(check, "runOn").is_empty() {
             found.push(format!("health check {name} has no runOn: it never runs"));
         }
-        let content = check
-            .get("content")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
+        let content = check.get("content").and_then(Value::as_str).unwrap_or_default();
         if (check.get("path").is_some() || !content.is_empty()) && !content.contains("timeout ") {
             found.push(format!(
                 "health check {name} is a script without `timeout`: if it hangs, the commit does"
@@ -151,21 +139,14 @@ pub fn warnings(config: &Value) -> Vec<String> {
     }
     for file in list(config, &["os", "additionalFiles"]) {
         if file.get("permissions").is_none() {
-            let path = file
-                .get("destination")
-                .and_then(Value::as_str)
-                .unwrap_or("?");
-            found.push(format!(
-                "additional file {path} has no permissions: it gets 0664, not 0644"
-            ));
+            let path = file.get("destination").and_then(Value::as_str).unwrap_or("?");
+            found
+                .push(format!("additional file {path} has no permissions: it gets 0664, not 0644"));
         }
     }
     let verity = list(config, &["storage", "verity"])
         .any(|device| device.get("name").and_then(Value::as_str) == Some("root"));
-    if verity
-        && config
-            .get("os")
-            .is_some_and(|os| os.as_object().is_some_and(|os| !os.is_empty()))
+    if verity && config.get("os").is_some_and(|os| os.as_object().is_some_and(|os| !os.is_empty()))
     {
         found.push(
             "the root is verified by dm-verity: what `os` sets may be left out without an error"
@@ -186,17 +167,12 @@ fn name(value: &Value) -> &str {
 
 fn words<'a>(value: &'a Value, name: &str) -> Vec<&'a str> {
     let list = value.get(name).and_then(Value::as_array);
-    list.into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-        .collect()
+    list.into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
 /// Whether a configuration has scripts: submitting it is a whole update, even if nothing differs.
 pub fn has_scripts(config: &Value) -> bool {
-    SCRIPTS
-        .iter()
-        .any(|phase| list(config, &["scripts", phase]).next().is_some())
+    SCRIPTS.iter().any(|phase| list(config, &["scripts", phase]).next().is_some())
 }
 
 #[cfg(test)]
@@ -250,14 +226,8 @@ mod tests {
     #[test]
     fn our_health_checks_always_run_and_never_hang() {
         let config = configuration(&current(), &wanted()).unwrap();
-        let ours = list(&config, &["health", "checks"])
-            .find(|check| is_ours(check))
-            .unwrap();
-        assert_eq!(
-            ours["runOn"],
-            json!(["ab-update"]),
-            "not at a runtime update either"
-        );
+        let ours = list(&config, &["health", "checks"]).find(|check| is_ours(check)).unwrap();
+        assert_eq!(ours["runOn"], json!(["ab-update"]), "not at a runtime update either");
         assert_eq!(ours["timeoutSeconds"], 120);
         assert!(ours.get("content").is_none());
     }
@@ -274,25 +244,15 @@ mod tests {
 
     #[test]
     fn a_bare_path_is_no_url() {
-        for bad in [
-            "/srv/new.cosi",
-            "file:/srv/new.cosi",
-            "images.example/x",
-            "https://a b",
-            "ftp://x",
-        ] {
-            let image = OsImageArgs {
-                url: bad.to_owned(),
-                ..wanted()
-            };
+        for bad in
+            ["/srv/new.cosi", "file:/srv/new.cosi", "images.example/x", "https://a b", "ftp://x"]
+        {
+            let image = OsImageArgs { url: bad.to_owned(), ..wanted() };
             let error = configuration(&current(), &image).unwrap_err();
             assert_eq!(error.kind, FailureKind::Final, "{bad}");
         }
         for good in ["file:///srv/new.cosi", "oci://registry.example/os:3"] {
-            let image = OsImageArgs {
-                url: good.to_owned(),
-                ..wanted()
-            };
+            let image = OsImageArgs { url: good.to_owned(), ..wanted() };
             assert!(configuration(&current(), &image).is_ok(), "{good}");
         }
     }
@@ -300,20 +260,15 @@ mod tests {
     #[test]
     fn an_image_without_its_sum_is_refused() {
         for bad in ["", "ignored", "abc", &"ab".repeat(32)] {
-            let image = OsImageArgs {
-                sha384: bad.to_owned(),
-                ..wanted()
-            };
+            let image = OsImageArgs { sha384: bad.to_owned(), ..wanted() };
             assert!(configuration(&current(), &image).is_err(), "{bad:?}");
         }
     }
 
     #[test]
     fn credentials_in_a_url_are_refused() {
-        let image = OsImageArgs {
-            url: "oci://bob:secret@registry.example/os:3".to_owned(),
-            ..wanted()
-        };
+        let image =
+            OsImageArgs { url: "oci://bob:secret@registry.example/os:3".to_owned(), ..wanted() };
         let error = configuration(&current(), &image).unwrap_err();
         assert!(error.message.contains("no credentials") && !error.message.contains("secret"));
     }

@@ -55,12 +55,7 @@ impl<'a> OsImage<'a> {
         plan: &'a str,
         wanted: &'a OsImageArgs,
     ) -> Self {
-        Self {
-            site,
-            trident,
-            plan,
-            wanted,
-        }
+        Self { site, trident, plan, wanted }
     }
 
     fn before_path(&self) -> PathBuf {
@@ -68,9 +63,7 @@ impl<'a> OsImage<'a> {
     }
 
     fn config_path(&self) -> PathBuf {
-        self.site
-            .snapshot(self.plan)
-            .join("host-configuration.yaml")
+        self.site.snapshot(self.plan).join("host-configuration.yaml")
     }
 
     fn before(&self) -> Option<Before> {
@@ -85,22 +78,16 @@ impl<'a> OsImage<'a> {
     }
 
     fn boot_id(&self) -> String {
-        self.site
-            .read("/proc/sys/kernel/random/boot_id")
-            .trim()
-            .to_owned()
+        self.site.read("/proc/sys/kernel/random/boot_id").trim().to_owned()
     }
 
     /// Where the host stands.
     pub async fn situation(&self) -> Result<Situation, WorkError> {
         Ok(match self.trident.status().await? {
             None => Situation::NotManaged,
-            Some(status) => situation(
-                &status,
-                self.wanted,
-                self.before().as_ref(),
-                &self.boot_id(),
-            ),
+            Some(status) => {
+                situation(&status, self.wanted, self.before().as_ref(), &self.boot_id())
+            }
         })
     }
 
@@ -163,13 +150,8 @@ impl<'a> OsImage<'a> {
         }
         // Before the fact: after a kill it tells which boot was the last without the new image.
         let before = self.before().unwrap_or_default();
-        self.keep(&Before {
-            finalized_in: self.boot_id(),
-            ..before
-        })?;
-        self.trident
-            .update(&self.config_path(), Operation::Finalize)
-            .await?;
+        self.keep(&Before { finalized_in: self.boot_id(), ..before })?;
+        self.trident.update(&self.config_path(), Operation::Finalize).await?;
         match self.situation().await? {
             Situation::AwaitsBoot => Ok(()),
             other => Err(WorkError::retriable(format!(
@@ -208,9 +190,7 @@ impl<'a> OsImage<'a> {
     pub async fn undo(&self) -> Result<(), WorkError> {
         match self.situation().await? {
             Situation::Done
-                if self
-                    .before()
-                    .is_some_and(|before| !before.finalized_in.is_empty()) =>
+                if self.before().is_some_and(|before| !before.finalized_in.is_empty()) =>
             {
                 self.trident.rollback().await
             }
@@ -227,8 +207,7 @@ impl<'a> OsImage<'a> {
                 self.trident.forget_next_boot().await?;
                 // It finds the old root running, as after a boot that failed, and says so.
                 if let Err(error) = self.trident.commit().await {
-                    self.site
-                        .say(&format!("the commit says, as it should: {error}"));
+                    self.site.say(&format!("the commit says, as it should: {error}"));
                 }
                 match self.situation().await? {
                     Situation::NeedsUpdate | Situation::RolledBack { .. } => Ok(()),
@@ -258,38 +237,28 @@ impl<'a> OsImage<'a> {
     /// Whether the image is staged, or further.
     pub async fn is_staged(&self) -> Result<Evidence, WorkError> {
         let found = self.situation().await?;
-        let done = matches!(
-            found,
-            Situation::Staged | Situation::AwaitsBoot | Situation::Done
-        );
+        let done = matches!(found, Situation::Staged | Situation::AwaitsBoot | Situation::Done);
         Ok(Evidence::from_check(done, || what(&found)))
     }
 
     /// Whether the image is the next to boot, or has booted.
     pub async fn is_finalized(&self) -> Result<Evidence, WorkError> {
         let found = self.situation().await?;
-        let done = matches!(
-            found,
-            Situation::AwaitsBoot | Situation::AwaitsCommit | Situation::Done
-        );
+        let done =
+            matches!(found, Situation::AwaitsBoot | Situation::AwaitsCommit | Situation::Done);
         Ok(Evidence::from_check(done, || what(&found)))
     }
 
     /// Whether the image runs and stays.
     pub async fn is_committed(&self) -> Result<Evidence, WorkError> {
         let found = self.situation().await?;
-        Ok(Evidence::from_check(found == Situation::Done, || {
-            what(&found)
-        }))
+        Ok(Evidence::from_check(found == Situation::Done, || what(&found)))
     }
 
     /// Whether nothing of the image boots next.
     pub async fn is_undone(&self) -> Result<Evidence, WorkError> {
         let status = self.trident.status().await?.unwrap_or_default();
-        let back = [
-            Servicing::ManualRollbackAbFinalized,
-            Servicing::ManualRollbackAbStaged,
-        ];
+        let back = [Servicing::ManualRollbackAbFinalized, Servicing::ManualRollbackAbStaged];
         if back.contains(&status.servicing_state) {
             return Ok(Evidence::Done);
         }
@@ -299,9 +268,7 @@ impl<'a> OsImage<'a> {
             Situation::AwaitsBoot | Situation::AwaitsCommit | Situation::RollingBack
         );
         let kept = found == Situation::Done
-            && self
-                .before()
-                .is_some_and(|before| !before.finalized_in.is_empty());
+            && self.before().is_some_and(|before| !before.finalized_in.is_empty());
         Ok(Evidence::from_check(!ours && !kept, || what(&found)))
     }
 }

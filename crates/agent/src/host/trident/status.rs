@@ -79,15 +79,9 @@ impl HostStatus {
     pub fn error(&self) -> Option<String> {
         let error = self.last_error.as_ref().filter(|error| !error.is_null())?;
         let word = |name: &str| error.get(name).and_then(Value::as_str);
-        let parts: Vec<&str> = ["category", "error", "message"]
-            .into_iter()
-            .filter_map(word)
-            .collect();
-        Some(if parts.is_empty() {
-            error.to_string()
-        } else {
-            parts.join(": ")
-        })
+        let parts: Vec<&str> =
+            ["category", "error", "message"].into_iter().filter_map(word).collect();
+        Some(if parts.is_empty() { error.to_string() } else { parts.join(": ") })
     }
 }
 
@@ -146,25 +140,17 @@ pub fn situation(
     before: Option<&Before>,
     boot_id: &str,
 ) -> Situation {
-    let ours = status
-        .image()
-        .is_some_and(|image| image.eq_ignore_ascii_case(&wanted.sha384));
+    let ours = status.image().is_some_and(|image| image.eq_ignore_ascii_case(&wanted.sha384));
     match status.servicing_state {
         Servicing::NotProvisioned => Situation::NotManaged,
         Servicing::AbUpdateStaged if ours => Situation::Staged,
         Servicing::AbUpdateStaged => Situation::OtherStaged,
-        Servicing::AbUpdateFinalized if !ours => Situation::Busy {
-            what: status.servicing_state,
-        },
+        Servicing::AbUpdateFinalized if !ours => Situation::Busy { what: status.servicing_state },
         Servicing::AbUpdateFinalized => {
             let booted = before.is_some_and(|before| {
                 !before.finalized_in.is_empty() && before.finalized_in != boot_id
             });
-            if booted {
-                Situation::AwaitsCommit
-            } else {
-                Situation::AwaitsBoot
-            }
+            if booted { Situation::AwaitsCommit } else { Situation::AwaitsBoot }
         }
         Servicing::AbUpdateHealthCheckFailed => Situation::RollingBack,
         Servicing::Provisioned => provisioned(status, ours, before),
@@ -228,61 +214,17 @@ mod tests {
 
     #[test]
     fn every_state_means_one_thing() {
-        let rolled_back = |error: &str| Situation::RolledBack {
-            error: error.to_owned(),
-        };
+        let rolled_back = |error: &str| Situation::RolledBack { error: error.to_owned() };
         let busy = |what| Situation::Busy { what };
         let error = "{category: servicing, error: AbUpdateRebootCheck, message: booted old root}";
         for (state, image, volume, error, finalized_in, expected) in [
-            (
-                "provisioned",
-                "aa",
-                "volume-a",
-                "null",
-                "",
-                Situation::NeedsUpdate,
-            ),
+            ("provisioned", "aa", "volume-a", "null", "", Situation::NeedsUpdate),
             // An error of an older operation is no rollback of this one.
-            (
-                "provisioned",
-                "aa",
-                "volume-a",
-                error,
-                "",
-                Situation::NeedsUpdate,
-            ),
-            (
-                "ab-update-staged",
-                "bb",
-                "volume-a",
-                "null",
-                "",
-                Situation::Staged,
-            ),
-            (
-                "ab-update-staged",
-                "cc",
-                "volume-a",
-                "null",
-                "",
-                Situation::OtherStaged,
-            ),
-            (
-                "ab-update-finalized",
-                "bb",
-                "volume-a",
-                "null",
-                "boot-2",
-                Situation::AwaitsBoot,
-            ),
-            (
-                "ab-update-finalized",
-                "bb",
-                "volume-a",
-                "null",
-                "boot-1",
-                Situation::AwaitsCommit,
-            ),
+            ("provisioned", "aa", "volume-a", error, "", Situation::NeedsUpdate),
+            ("ab-update-staged", "bb", "volume-a", "null", "", Situation::Staged),
+            ("ab-update-staged", "cc", "volume-a", "null", "", Situation::OtherStaged),
+            ("ab-update-finalized", "bb", "volume-a", "null", "boot-2", Situation::AwaitsBoot),
+            ("ab-update-finalized", "bb", "volume-a", "null", "boot-1", Situation::AwaitsCommit),
             (
                 "ab-update-finalized",
                 "cc",
@@ -299,14 +241,7 @@ mod tests {
                 "boot-1",
                 Situation::RollingBack,
             ),
-            (
-                "provisioned",
-                "bb",
-                "volume-b",
-                "null",
-                "boot-1",
-                Situation::Done,
-            ),
+            ("provisioned", "bb", "volume-b", "null", "boot-1", Situation::Done),
             (
                 "provisioned",
                 "aa",
@@ -323,14 +258,7 @@ mod tests {
                 "boot-1",
                 rolled_back("the host booted the image of before"),
             ),
-            (
-                "not-provisioned",
-                "aa",
-                "volume-a",
-                "null",
-                "",
-                Situation::NotManaged,
-            ),
+            ("not-provisioned", "aa", "volume-a", "null", "", Situation::NotManaged),
             (
                 "manual-rollback-ab-staged",
                 "aa",
@@ -349,10 +277,7 @@ mod tests {
     #[test]
     fn a_host_that_has_the_image_already_is_done_without_a_plan_of_before() {
         let status = status("provisioned", "BB", "volume-a", "null");
-        assert_eq!(
-            situation(&status, &wanted(), None, "boot-1"),
-            Situation::Done
-        );
+        assert_eq!(situation(&status, &wanted(), None, "boot-1"), Situation::Done);
     }
 
     #[test]

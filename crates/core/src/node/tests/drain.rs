@@ -52,8 +52,7 @@ fn rung(one: &One) -> DrainRung {
 
 fn reasons(one: &One) -> Vec<&'static str> {
     let all = one.events.iter().map(|event| event.reason);
-    all.filter(|reason| reason.starts_with("Drain") && *reason != "Draining")
-        .collect()
+    all.filter(|reason| reason.starts_with("Drain") && *reason != "Draining").collect()
 }
 
 fn step(one: &One, name: &str) -> (StepState, String) {
@@ -74,22 +73,13 @@ fn every_pod_that_a_budget_holds_is_named_with_its_age() {
     pass(&mut one, 1);
     let blocked = one.status().blocked_by;
     let named: Vec<_> = blocked.iter().map(|b| (&*b.object, &*b.pod)).collect();
-    assert_eq!(
-        named,
-        [
-            ("default/web", "default/web-1"),
-            ("default/web", "default/web-2")
-        ]
-    );
+    assert_eq!(named, [("default/web", "default/web-1"), ("default/web", "default/web-2")]);
     let since = blocked[1].since.clone();
     one.refusals.remove(0);
     pass(&mut one, 1);
     let blocked = one.status().blocked_by;
     assert_eq!(blocked.len(), 1);
-    assert_eq!(
-        (&*blocked[0].pod, &blocked[0].since),
-        ("default/web-2", &since)
-    );
+    assert_eq!((&*blocked[0].pod, &blocked[0].since), ("default/web-2", &since));
 }
 
 #[test]
@@ -97,10 +87,7 @@ fn a_budget_is_waited_for_and_somebody_hears_of_it_once() {
     let mut one = One::worker().upgraded();
     tight(&mut one);
     pass(&mut one, 14);
-    assert_eq!(
-        (rung(&one), reasons(&one)),
-        (DrainRung::Evict, vec!["DrainBlocked"])
-    );
+    assert_eq!((rung(&one), reasons(&one)), (DrainRung::Evict, vec!["DrainBlocked"]));
     pass(&mut one, 600);
     assert_eq!(rung(&one), DrainRung::Notified);
     assert_eq!(reasons(&one), ["DrainBlocked", "DrainTakesLong"]);
@@ -117,20 +104,9 @@ fn the_ladder_is_climbed_by_its_deadlines() {
     pass(&mut one, 2);
     assert!(one.log.contains(&"delete".to_owned()));
     assert_eq!(one.gate(), Gate::Disrupt);
-    assert_eq!(
-        reasons(&one),
-        ["DrainBlocked", "DrainTakesLong", "DrainDeletesPods"]
-    );
-    let said = &one
-        .events
-        .iter()
-        .rfind(|e| e.reason == "DrainDeletesPods")
-        .unwrap()
-        .message;
-    assert_eq!(
-        said,
-        "Node m-0: default/web-1: not evicted within 30m, deleted with their grace."
-    );
+    assert_eq!(reasons(&one), ["DrainBlocked", "DrainTakesLong", "DrainDeletesPods"]);
+    let said = &one.events.iter().rfind(|e| e.reason == "DrainDeletesPods").unwrap().message;
+    assert_eq!(said, "Node m-0: default/web-1: not evicted within 30m, deleted with their grace.");
 }
 
 #[test]
@@ -154,27 +130,17 @@ fn deadlines_count_from_what_is_stored_and_not_from_a_look() {
     one.now += 3600;
     one.step();
     pass(&mut one, 1);
-    assert!(
-        one.pods.is_empty(),
-        "the first look after it finds the deadline over"
-    );
+    assert!(one.pods.is_empty(), "the first look after it finds the deadline over");
 }
 
 #[test]
 fn an_unreplicated_pod_is_waited_for_until_somebody_decides() {
     let mut one = One::worker().upgraded();
-    one.pods = vec![PodView {
-        unreplicated: true,
-        ..pod("once")
-    }];
+    one.pods = vec![PodView { unreplicated: true, ..pod("once") }];
     one.drain = policy(|policy| policy.delete_after = Some(minutes(1)));
     pass(&mut one, 60);
     assert_eq!(one.blocked_by(), ["PodUnreplicated"]);
-    assert_eq!(
-        one.pods.len(),
-        1,
-        "no rung of the ladder takes what policy keeps"
-    );
+    assert_eq!(one.pods.len(), 1, "no rung of the ladder takes what policy keeps");
     one.drain.policy.unreplicated = PodPolicy::Evict;
     pass(&mut one, 1);
     assert_eq!((one.pods.len(), one.gate()), (0, Gate::Disrupt));
@@ -208,11 +174,7 @@ fn groups_leave_in_order_and_each_has_its_own_time() {
     let names: Vec<_> = one.pods.iter().map(|pod| pod.pod.name.clone()).collect();
     assert_eq!(names, ["db-1", "other-1"]);
     pass(&mut one, 28);
-    assert_eq!(
-        one.pods.len(),
-        2,
-        "the turn of the next began after the first"
-    );
+    assert_eq!(one.pods.len(), 2, "the turn of the next began after the first");
     pass(&mut one, 3);
     assert_eq!(one.pods.len(), 1);
     one.refusals.clear();
@@ -223,33 +185,21 @@ fn groups_leave_in_order_and_each_has_its_own_time() {
 #[test]
 fn a_pod_that_comes_back_is_evicted_again_before_the_disruption() {
     let mut one = One::worker().upgraded();
-    one.around.attachments = Some(vec![Attachment {
-        name: "csi-1".into(),
-        volume: "pv-1".into(),
-    }]);
+    one.around.attachments = Some(vec![Attachment { name: "csi-1".into(), volume: "pv-1".into() }]);
     pass(&mut one, 1);
     assert_eq!(one.blocked_by(), ["VolumeAttached"]);
     one.around.attachments = Some(Vec::new());
-    one.pods = vec![PodView {
-        created_at: Some(at(one.now)),
-        ..pod("web-9")
-    }];
+    one.pods = vec![PodView { created_at: Some(at(one.now)), ..pod("web-9") }];
     let before = one.log.len();
     one.settle();
-    let writes: Vec<_> = one.log[before..]
-        .iter()
-        .filter(|w| *w != "status")
-        .collect();
+    let writes: Vec<_> = one.log[before..].iter().filter(|w| *w != "status").collect();
     assert_eq!(writes, ["evict", "gate Disrupt"]);
 }
 
 #[test]
 fn volumes_are_waited_for_as_long_as_the_machine_says() {
     let mut one = One::worker().upgraded();
-    one.around.attachments = Some(vec![Attachment {
-        name: "csi-1".into(),
-        volume: "pv-1".into(),
-    }]);
+    one.around.attachments = Some(vec![Attachment { name: "csi-1".into(), volume: "pv-1".into() }]);
     deletion(
         &mut one,
         MachineDeletion {
@@ -258,16 +208,10 @@ fn volumes_are_waited_for_as_long_as_the_machine_says() {
         },
     );
     pass(&mut one, 9);
-    assert_eq!(
-        (one.gate(), one.blocked_by()),
-        (Gate::Upgrade, vec!["VolumeAttached".into()])
-    );
+    assert_eq!((one.gate(), one.blocked_by()), (Gate::Upgrade, vec!["VolumeAttached".into()]));
     assert_eq!(one.status().blocked_by[0].object, "csi-1");
     pass(&mut one, 2);
-    assert_eq!(
-        (one.gate(), rung(&one)),
-        (Gate::Disrupt, DrainRung::GivenUp)
-    );
+    assert_eq!((one.gate(), rung(&one)), (Gate::Disrupt, DrainRung::GivenUp));
     assert_eq!(reasons(&one), ["DrainGivenUp"]);
     let mut patient = One::worker().upgraded();
     patient.around.attachments = one.around.attachments;
@@ -278,11 +222,7 @@ fn volumes_are_waited_for_as_long_as_the_machine_says() {
     let word = keys::EXCLUDE_WAIT_FOR_NODE_VOLUME_DETACH;
     annotations.insert(word.into(), "false".into());
     pass(&mut patient, 1);
-    assert_eq!(
-        patient.gate(),
-        Gate::Disrupt,
-        "whatever the annotation's value"
-    );
+    assert_eq!(patient.gate(), Gate::Disrupt, "whatever the annotation's value");
 }
 
 #[test]
@@ -291,10 +231,7 @@ fn the_machines_own_timeout_ends_a_drain_and_says_what_stays() {
     tight(&mut one);
     deletion(
         &mut one,
-        MachineDeletion {
-            node_drain_timeout_seconds: Some(300),
-            ..MachineDeletion::default()
-        },
+        MachineDeletion { node_drain_timeout_seconds: Some(300), ..MachineDeletion::default() },
     );
     pass(&mut one, 4);
     assert_eq!(one.gate(), Gate::Upgrade);
@@ -307,26 +244,17 @@ fn the_machines_own_timeout_ends_a_drain_and_says_what_stays() {
     tight(&mut endless);
     deletion(
         &mut endless,
-        MachineDeletion {
-            node_drain_timeout_seconds: Some(0),
-            ..MachineDeletion::default()
-        },
+        MachineDeletion { node_drain_timeout_seconds: Some(0), ..MachineDeletion::default() },
     );
     pass(&mut endless, 60);
-    assert_eq!(
-        endless.gate(),
-        Gate::Upgrade,
-        "0 is no limit, as in Cluster API"
-    );
+    assert_eq!(endless.gate(), Gate::Upgrade, "0 is no limit, as in Cluster API");
 }
 
 #[test]
 fn a_machine_that_is_excluded_from_drains_keeps_its_pods_and_takes_no_new_ones() {
     let mut one = One::worker().upgraded();
     let annotations = one.machine.as_mut().unwrap().metadata.annotations.as_mut();
-    annotations
-        .unwrap()
-        .insert(keys::EXCLUDE_NODE_DRAINING.into(), String::new());
+    annotations.unwrap().insert(keys::EXCLUDE_NODE_DRAINING.into(), String::new());
     one.settle();
     assert_eq!((one.gate(), one.pods.len()), (Gate::Disrupt, 1));
     assert!(one.node().unwrap().cordoned_by_us());
@@ -366,11 +294,7 @@ fn a_users_own_exclusion_stays_and_is_not_waited_for() {
     one.settle();
     assert_eq!(one.phase(), Phase::Succeeded);
     assert!(one.node().unwrap().excluded);
-    assert!(
-        !one.log
-            .iter()
-            .any(|word| word == "exclude" || word == "include")
-    );
+    assert!(!one.log.iter().any(|word| word == "exclude" || word == "include"));
 }
 
 #[test]
@@ -382,11 +306,7 @@ fn a_value_that_is_not_understood_is_shown_in_the_update() {
     let conditions = one.status().conditions;
     assert_eq!(conditions[0].type_, "PolicyUnderstood");
     assert_eq!(conditions[0].status, "False");
-    assert!(
-        conditions[0]
-            .message
-            .contains("refit.dev/drain-delete-after: \"soon\"")
-    );
+    assert!(conditions[0].message.contains("refit.dev/drain-delete-after: \"soon\""));
     one.drain.not_understood.clear();
     pass(&mut one, 1);
     assert_eq!(one.status().conditions[0].status, "True");

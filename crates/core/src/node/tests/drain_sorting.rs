@@ -29,17 +29,10 @@ fn labels(pairs: &[(&str, &str)]) -> Labels {
 /// What becomes of one pod, in a word.
 fn fate(view: &DrainView, policy: &DrainPolicy, node_ready: bool) -> String {
     let sorted = sort(view, policy, node_ready, at(1000));
-    let leaving = sorted
-        .leaving
-        .iter()
-        .map(|(_, order)| format!("leaves {order}"));
+    let leaving = sorted.leaving.iter().map(|(_, order)| format!("leaves {order}"));
     let waited = sorted.waited.iter().map(|(_, why)| why.reason().to_owned());
     let staying = sorted.staying.iter().map(|_| "stays".to_owned());
-    leaving
-        .chain(waited)
-        .chain(staying)
-        .collect::<Vec<_>>()
-        .join(" ")
+    leaving.chain(waited).chain(staying).collect::<Vec<_>>().join(" ")
 }
 
 fn of(pod: PodView, rules: Vec<MachineDrainRule>, policy: &DrainPolicy) -> String {
@@ -53,30 +46,15 @@ fn of(pod: PodView, rules: Vec<MachineDrainRule>, policy: &DrainPolicy) -> Strin
 }
 
 fn labelled(value: &str) -> PodView {
-    PodView {
-        labels: labels(&[(keys::POD_DRAIN, value), ("app", "web")]),
-        ..pod("web-1")
-    }
+    PodView { labels: labels(&[(keys::POD_DRAIN, value), ("app", "web")]), ..pod("web-1") }
 }
 
 #[test]
 fn the_table_of_policies() {
-    let naked = PodView {
-        unreplicated: true,
-        ..pod("a")
-    };
-    let local = PodView {
-        local_storage: true,
-        ..pod("a")
-    };
-    let both = PodView {
-        unreplicated: true,
-        ..local.clone()
-    };
-    let going = PodView {
-        terminating: true,
-        ..both.clone()
-    };
+    let naked = PodView { unreplicated: true, ..pod("a") };
+    let local = PodView { local_storage: true, ..pod("a") };
+    let both = PodView { unreplicated: true, ..local.clone() };
+    let going = PodView { terminating: true, ..both.clone() };
     let table = [
         (&naked, Wait, Evict, "PodUnreplicated"),
         (&naked, Evict, Wait, "leaves 0"),
@@ -90,11 +68,7 @@ fn the_table_of_policies() {
         (&going, Wait, Wait, "leaves 0"),
     ];
     for (pod, unreplicated, local_storage, expected) in table {
-        let policy = DrainPolicy {
-            unreplicated,
-            local_storage,
-            ..DrainPolicy::default()
-        };
+        let policy = DrainPolicy { unreplicated, local_storage, ..DrainPolicy::default() };
         assert_eq!(
             of(pod.clone(), Vec::new(), &policy),
             expected,
@@ -105,12 +79,7 @@ fn the_table_of_policies() {
 
 #[test]
 fn a_pods_own_label_goes_before_every_rule() {
-    let drain = || {
-        vec![rule(
-            "a",
-            json!({"drain": {"behavior": "Drain", "order": 7}}),
-        )]
-    };
+    let drain = || vec![rule("a", json!({"drain": {"behavior": "Drain", "order": 7}}))];
     let policy = DrainPolicy::default();
     let table = [
         ("skip", "stays"),
@@ -151,10 +120,7 @@ fn the_first_rule_by_name_that_applies_counts() {
             "leaves 5",
         ),
     ];
-    let web = PodView {
-        labels: labels(&[("app", "web")]),
-        ..pod("web-1")
-    };
+    let web = PodView { labels: labels(&[("app", "web")]), ..pod("web-1") };
     for (spec, expected) in table {
         let rules = vec![
             rule("z", json!({"drain": {"behavior": "Drain", "order": 5}})),
@@ -170,14 +136,8 @@ fn rules_are_of_machines_and_their_clusters() {
     let (machine, cluster) = (labels(&[("os", "linux")]), labels(&[("stage", "prod")]));
     let table = [
         (json!({}), true),
-        (
-            json!({"machines": [{"selector": {"matchLabels": {"os": "linux"}}}]}),
-            true,
-        ),
-        (
-            json!({"machines": [{"selector": {"matchLabels": {"os": "none"}}}]}),
-            false,
-        ),
+        (json!({"machines": [{"selector": {"matchLabels": {"os": "linux"}}}]}), true),
+        (json!({"machines": [{"selector": {"matchLabels": {"os": "none"}}}]}), false),
         (
             json!({"machines": [{"selector": {"matchLabels": {"os": "linux"}},
                 "clusterSelector": {"matchLabels": {"stage": "test"}}}]}),
@@ -200,20 +160,11 @@ fn rules_are_of_machines_and_their_clusters() {
 
 #[test]
 fn nobody_waits_for_a_kubelet_that_is_silent_once_a_grace_is_over() {
-    let ending = |end| PodView {
-        terminating: true,
-        deletion_at: Some(at(end)),
-        ..pod("a")
-    };
-    for (end, ready, expected) in [
-        (999, true, "leaves 0"),
-        (999, false, "stays"),
-        (1001, false, "leaves 0"),
-    ] {
-        let view = DrainView {
-            pods: vec![ending(end)],
-            ..DrainView::default()
-        };
+    let ending = |end| PodView { terminating: true, deletion_at: Some(at(end)), ..pod("a") };
+    for (end, ready, expected) in
+        [(999, true, "leaves 0"), (999, false, "stays"), (1001, false, "leaves 0")]
+    {
+        let view = DrainView { pods: vec![ending(end)], ..DrainView::default() };
         let policy = DrainPolicy::default();
         assert_eq!(fate(&view, &policy, ready), expected, "{end} {ready}");
     }
@@ -224,20 +175,9 @@ fn volumes_of_pods_that_stay_are_not_waited_for() {
     let claims = |name: &str| vec![name.to_owned()];
     let view = DrainView {
         pods: vec![
-            PodView {
-                daemon_set: true,
-                claims: claims("logs"),
-                ..pod("a")
-            },
-            PodView {
-                finished: true,
-                claims: claims("old"),
-                ..pod("b")
-            },
-            PodView {
-                claims: claims("data"),
-                ..pod("c")
-            },
+            PodView { daemon_set: true, claims: claims("logs"), ..pod("a") },
+            PodView { finished: true, claims: claims("old"), ..pod("b") },
+            PodView { claims: claims("data"), ..pod("c") },
         ],
         ..DrainView::default()
     };

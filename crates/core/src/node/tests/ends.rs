@@ -62,10 +62,7 @@ fn an_abort_after_the_point_of_no_return_lets_the_update_end() {
     one.update.spec.stage = Stage::Abort;
     one.settle();
     let line = one.status().message;
-    assert!(
-        line.ends_with("(too late to abort: the update ends first)"),
-        "{line}"
-    );
+    assert!(line.ends_with("(too late to abort: the update ends first)"), "{line}");
     one.host_works();
     one.settle();
     one.host_works();
@@ -83,10 +80,7 @@ fn a_newer_request_stops_an_older_one_that_has_not_begun() {
     assert_eq!(one.phase(), Phase::Stopping);
     one.host_works();
     one.settle();
-    assert_eq!(
-        (one.phase(), one.status().failure_reason.as_str()),
-        (Phase::Stopped, "Superseded")
-    );
+    assert_eq!((one.phase(), one.status().failure_reason.as_str()), (Phase::Stopped, "Superseded"));
 }
 
 #[test]
@@ -117,11 +111,7 @@ fn a_step_that_fails_for_good_ends_the_update_with_its_reason() {
         "failed: PackageMissing; step stage: put the package into the repository"
     );
     assert_eq!(one.condition(), Some(("False".into(), "Failed".into())));
-    assert!(
-        one.events
-            .iter()
-            .any(|event| event.reason == "UpdateFailed")
-    );
+    assert!(one.events.iter().any(|event| event.reason == "UpdateFailed"));
     assert!(one.annotations().is_empty());
     assert_eq!(one.slots(), 0);
 }
@@ -150,11 +140,7 @@ fn after_a_bad_end_the_status_says_whose_cordon_it_is() {
     assert!(one.status().cordoned_by_us);
     one.node_mut().ready = true;
     one.settle();
-    assert_eq!(
-        one.slots(),
-        1,
-        "our own cordon keeps the machine unavailable"
-    );
+    assert_eq!(one.slots(), 1, "our own cordon keeps the machine unavailable");
     one.node_mut().unschedulable = false;
     one.settle();
     assert!(!one.status().cordoned_by_us);
@@ -188,10 +174,7 @@ fn a_request_for_another_try_goes_once_that_try_ended_well() {
         let annotations = machine.metadata.annotations.get_or_insert_default();
         annotations.insert(keys::RETRY.to_owned(), name.to_owned());
         one.update = update("m-0", ordinal);
-        one.update.status = Some(NodeUpdateStatus {
-            phase,
-            ..Default::default()
-        });
+        one.update.status = Some(NodeUpdateStatus { phase, ..Default::default() });
         one.settle();
         one.annotations().contains_key(keys::RETRY)
     };
@@ -208,10 +191,7 @@ fn an_ended_update_leaves_the_machine_to_the_one_that_runs() {
     let mut old = one.clone();
     old.siblings.push(one.update.clone());
     old.update = update("m-0", 0);
-    old.update.status = Some(NodeUpdateStatus {
-        phase: Phase::Succeeded,
-        ..Default::default()
-    });
+    old.update.status = Some(NodeUpdateStatus { phase: Phase::Succeeded, ..Default::default() });
     assert_eq!(old.decide().write, None);
     one.siblings.push(old.update);
     one.settle();
@@ -222,10 +202,7 @@ fn an_ended_update_leaves_the_machine_to_the_one_that_runs() {
 fn an_end_is_final() {
     for phase in [Phase::Succeeded, Phase::Failed, Phase::Stopped] {
         let mut one = One::worker();
-        one.update.status = Some(NodeUpdateStatus {
-            phase,
-            ..Default::default()
-        });
+        one.update.status = Some(NodeUpdateStatus { phase, ..Default::default() });
         one.update.spec.stage = Stage::Abort;
         one.delete_machine();
         one.settle();
@@ -238,10 +215,7 @@ fn a_deletion_waits_for_the_host_and_no_longer() {
     let mut one = One::worker().upgraded();
     one.delete_machine();
     one.settle();
-    assert_eq!(
-        (one.phase(), one.blocked_by()),
-        (Phase::Stopping, vec!["MachineDeleting".into()])
-    );
+    assert_eq!((one.phase(), one.blocked_by()), (Phase::Stopping, vec!["MachineDeleting".into()]));
     assert!(one.annotations().contains_key(keys::PRE_DRAIN_HOOK));
     assert!(one.plan.as_ref().unwrap().spec.abort);
     one.host_works();
@@ -307,41 +281,21 @@ fn a_host_that_stops_by_itself_ends_the_update() {
 #[test]
 fn the_guard_that_was_switched_off_goes_while_the_update_runs() {
     let mut one = One::worker().upgraded();
-    let annotations = one
-        .machine
-        .as_mut()
-        .unwrap()
-        .metadata
-        .annotations
-        .as_mut()
-        .unwrap();
+    let annotations = one.machine.as_mut().unwrap().metadata.annotations.as_mut().unwrap();
     annotations.insert(keys::REMEDIATION_GUARD.to_owned(), "Disabled".to_owned());
     one.settle();
-    assert_eq!(
-        one.annotations().keys().collect::<Vec<_>>(),
-        [keys::REMEDIATION_GUARD]
-    );
+    assert_eq!(one.annotations().keys().collect::<Vec<_>>(), [keys::REMEDIATION_GUARD]);
 }
 
 #[test]
 fn a_users_own_guard_survives_every_end() {
     let mut one = One::worker();
-    let annotations = one
-        .machine
-        .as_mut()
-        .unwrap()
-        .metadata
-        .annotations
-        .as_mut()
-        .unwrap();
+    let annotations = one.machine.as_mut().unwrap().metadata.annotations.as_mut().unwrap();
     annotations.insert(keys::SKIP_REMEDIATION.to_owned(), "mine".to_owned());
     one = one.disrupted();
     one.settle();
     assert_eq!(one.phase(), Phase::Succeeded);
-    assert_eq!(
-        one.annotations().keys().collect::<Vec<_>>(),
-        [keys::SKIP_REMEDIATION]
-    );
+    assert_eq!(one.annotations().keys().collect::<Vec<_>>(), [keys::SKIP_REMEDIATION]);
 }
 
 #[test]

@@ -61,31 +61,20 @@ impl Five {
         };
         Self {
             now: 0,
-            limits: Limits {
-                replicas: 5,
-                max_unavailable,
-            },
+            limits: Limits { replicas: 5, max_unavailable },
             group: UpdateGroupStatus::default(),
             group_version: 0,
             updates: names.iter().map(|name| update(name, 1)).collect(),
             machines: names.iter().map(|name| machine(name)).collect(),
             plans: names.iter().map(plan).collect(),
             nodes: names.iter().map(|name| node(name)).collect(),
-            pods: names
-                .iter()
-                .map(|name| vec![pod(&format!("web-{name}"))])
-                .collect(),
+            pods: names.iter().map(|name| vec![pod(&format!("web-{name}"))]).collect(),
             versions: vec![Versions::default(); MACHINES],
         }
     }
 
     fn guards(&self, who: usize) -> [u64; 5] {
-        let Versions {
-            update,
-            machine,
-            plan,
-            node,
-        } = self.versions[who];
+        let Versions { update, machine, plan, node } = self.versions[who];
         [update, self.group_version, machine, plan, node]
     }
 
@@ -137,11 +126,7 @@ impl Five {
             refused: None,
         };
         let decision = decide(&snapshot, at(self.now));
-        Look {
-            who,
-            decision,
-            versions: self.guards(who),
-        }
+        Look { who, decision, versions: self.guards(who) }
     }
 
     /// Makes a write if what it is guarded by is still what was seen; whether it was made.
@@ -215,10 +200,7 @@ impl Five {
     }
 
     fn disturbed(&self, who: usize) -> bool {
-        let ended = self.updates[who]
-            .status
-            .as_ref()
-            .is_some_and(|s| s.phase.is_final());
+        let ended = self.updates[who].status.as_ref().is_some_and(|s| s.phase.is_final());
         let node = &self.nodes[who];
         node.cordoned_by_us()
             || (self.plans[who].spec.gate >= Gate::Upgrade && !(ended && node.ready))
@@ -230,20 +212,15 @@ impl Five {
         assert!(disturbed <= limit, "{disturbed} machines are down at once");
         assert!(self.group.slots.len() <= limit);
         for n in (0..MACHINES).filter(|n| self.disturbed(*n)) {
-            assert!(
-                holds(&self.group, &format!("uid-m-{n}")),
-                "m-{n} is down without a slot"
-            );
+            assert!(holds(&self.group, &format!("uid-m-{n}")), "m-{n} is down without a slot");
         }
     }
 
     fn over(&self) -> bool {
-        self.updates.iter().all(|update| {
-            update
-                .status
-                .as_ref()
-                .is_some_and(|s| s.phase == Phase::Succeeded)
-        }) && (0..MACHINES).all(|who| self.look(who).decision.write.is_none())
+        self.updates
+            .iter()
+            .all(|update| update.status.as_ref().is_some_and(|s| s.phase == Phase::Succeeded))
+            && (0..MACHINES).all(|who| self.look(who).decision.write.is_none())
     }
 
     /// Everybody goes on in turn until nothing is left to do.
@@ -261,11 +238,8 @@ impl Five {
                 self.check();
             }
         }
-        let phases: Vec<_> = self
-            .updates
-            .iter()
-            .map(|u| u.status.clone().unwrap().message)
-            .collect();
+        let phases: Vec<_> =
+            self.updates.iter().map(|u| u.status.clone().unwrap().message).collect();
         panic!("it never ends: {phases:?}");
     }
 
@@ -273,14 +247,7 @@ impl Five {
         assert!(self.group.slots.is_empty());
         for who in 0..MACHINES {
             assert!(!self.nodes[who].unschedulable);
-            assert!(
-                self.machines[who]
-                    .metadata
-                    .annotations
-                    .as_ref()
-                    .unwrap()
-                    .is_empty()
-            );
+            assert!(self.machines[who].metadata.annotations.as_ref().unwrap().is_empty());
             assert_eq!(self.nodes[who].kubelet_version, super::world::GOAL);
         }
     }

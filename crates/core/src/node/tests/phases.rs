@@ -14,10 +14,7 @@ use crate::{
 };
 
 fn without_status(log: &[String]) -> Vec<&str> {
-    log.iter()
-        .map(String::as_str)
-        .filter(|word| *word != "status")
-        .collect()
+    log.iter().map(String::as_str).filter(|word| *word != "status").collect()
 }
 
 #[test]
@@ -84,10 +81,7 @@ fn every_step_is_named_in_order_and_ends() {
     );
     for step in &status.steps {
         assert_eq!(step.state, StepState::Done, "{step:?}");
-        assert!(
-            step.started_at.is_some() && step.finished_at.is_some(),
-            "{step:?}"
-        );
+        assert!(step.started_at.is_some() && step.finished_at.is_some(), "{step:?}");
     }
     assert_eq!(status.progress.unwrap().percent, 100);
     assert_eq!(status.from_version, FROM);
@@ -98,11 +92,7 @@ fn durations_are_recorded_with_the_release_of_the_slot() {
     let mut one = One::worker().disrupted();
     one.settle();
     let durations = &one.group.as_ref().unwrap().durations;
-    assert!(
-        durations
-            .iter()
-            .any(|d| d.step == "kubelet-restart" && d.seconds == [5])
-    );
+    assert!(durations.iter().any(|d| d.step == "kubelet-restart" && d.seconds == [5]));
     assert!(durations.iter().all(|d| d.seconds.len() == 1));
     one.update = update("m-0", 2);
     one.settle();
@@ -185,10 +175,7 @@ fn a_node_that_an_admin_opens_while_it_drains_is_cordoned_again() {
 fn a_single_node_is_not_drained_and_says_so() {
     let mut one = One::worker();
     one.nodes.truncate(1);
-    one.limits = crate::group::Limits {
-        replicas: 1,
-        max_unavailable: 1,
-    };
+    one.limits = crate::group::Limits { replicas: 1, max_unavailable: 1 };
     one.others.clear();
     one = one.disrupted();
     one.settle();
@@ -196,12 +183,7 @@ fn a_single_node_is_not_drained_and_says_so() {
     assert!(!one.log.contains(&"cordon".to_owned()));
     assert!(!one.log.contains(&"evict".to_owned()));
     for name in ["cordon", "drain"] {
-        let step = one
-            .status()
-            .steps
-            .into_iter()
-            .find(|step| step.name == name)
-            .unwrap();
+        let step = one.status().steps.into_iter().find(|step| step.name == name).unwrap();
         assert_eq!(step.state, StepState::Skipped);
         assert_eq!(step.message, "no other node could take the pods");
     }
@@ -241,18 +223,9 @@ fn daemon_sets_mirror_pods_and_ended_pods_stay() {
     let mut one = One::worker();
     let keep = |name: &str| pod(name);
     one.pods = vec![
-        crate::node::PodView {
-            daemon_set: true,
-            ..keep("ds")
-        },
-        crate::node::PodView {
-            mirror: true,
-            ..keep("mirror")
-        },
-        crate::node::PodView {
-            finished: true,
-            ..keep("job")
-        },
+        crate::node::PodView { daemon_set: true, ..keep("ds") },
+        crate::node::PodView { mirror: true, ..keep("mirror") },
+        crate::node::PodView { finished: true, ..keep("job") },
     ];
     one = one.disrupted();
     assert!(!one.log.contains(&"evict".to_owned()));
@@ -263,10 +236,7 @@ fn daemon_sets_mirror_pods_and_ended_pods_stay() {
 #[test]
 fn a_terminating_pod_is_waited_for_and_not_evicted_again() {
     let mut one = One::worker().upgraded();
-    one.pods = vec![crate::node::PodView {
-        terminating: true,
-        ..pod("web-1")
-    }];
+    one.pods = vec![crate::node::PodView { terminating: true, ..pod("web-1") }];
     one.settle();
     assert!(!one.log.contains(&"evict".to_owned()));
     assert_eq!((one.gate(), one.phase()), (Gate::Upgrade, Phase::Draining));
@@ -293,22 +263,14 @@ fn a_budget_blocks_the_drain_by_name_until_it_allows() {
     }
     assert_eq!(one.blocked_by(), ["PodDisruptionBudget"]);
     assert_eq!(one.status().blocked_by[0].object, "default/web");
-    assert!(
-        one.events
-            .iter()
-            .any(|event| event.reason == "DrainBlocked")
-    );
+    assert!(one.events.iter().any(|event| event.reason == "DrainBlocked"));
     let since = one.status().blocked_by[0].since.clone();
     // Tried again and refused again: no status is written for that.
     let before = one.log.len();
     for _ in 0..3 {
         one.step();
     }
-    assert!(
-        one.log[before..].iter().all(|word| word == "evict"),
-        "{:?}",
-        &one.log[before..]
-    );
+    assert!(one.log[before..].iter().all(|word| word == "evict"), "{:?}", &one.log[before..]);
     assert_eq!(one.status().blocked_by[0].since, since);
     one.refusals.clear();
     one.settle();
@@ -347,26 +309,16 @@ fn the_node_must_come_back_as_asked_for() {
 fn the_static_pods_of_a_control_plane_must_run_the_goal() {
     let ready = One::control_plane().disrupted();
     let mut old = ready.clone();
-    old.static_pods
-        .iter_mut()
-        .find(|pod| pod.node == "m-0")
-        .unwrap()
-        .version = Some(FROM.into());
+    old.static_pods.iter_mut().find(|pod| pod.node == "m-0").unwrap().version = Some(FROM.into());
     old.settle();
     assert_eq!(old.phase(), Phase::Verifying);
     let mut ill = ready.clone();
-    ill.static_pods
-        .iter_mut()
-        .filter(|pod| pod.node == "m-0")
-        .for_each(|pod| pod.ready = false);
+    ill.static_pods.iter_mut().filter(|pod| pod.node == "m-0").for_each(|pod| pod.ready = false);
     ill.settle();
     assert_eq!(ill.blocked_by(), ["NodeNotVerified"]);
     let mut blind = ready;
     for pod in &mut blind.static_pods {
-        *pod = StaticPod {
-            version: None,
-            ..pod.clone()
-        };
+        *pod = StaticPod { version: None, ..pod.clone() };
     }
     blind.settle_with_static_pods();
     assert_eq!(blind.phase(), Phase::Succeeded);
@@ -408,12 +360,7 @@ fn a_reboot_is_planned_for_another_image_and_seen_on_the_node() {
     one.update.spec.goal.os_image = "os-2".into();
     one = one.disrupted();
     let plan = one.plan.as_mut().unwrap();
-    let ids: Vec<_> = plan
-        .spec
-        .steps
-        .iter()
-        .map(|step| step.id.as_str())
-        .collect();
+    let ids: Vec<_> = plan.spec.steps.iter().map(|step| step.id.as_str()).collect();
     assert_eq!(ids[ids.len() - 2..], ["reboot", "verify"]);
     plan.status.as_mut().unwrap().facts.boot_id = "boot-2".into();
     one.settle();
@@ -456,10 +403,7 @@ fn the_condition_follows_the_phase() {
             }
         }
     }
-    assert_eq!(
-        seen,
-        ["Unknown/Waiting", "Unknown/Updating", "True/UpToDate"]
-    );
+    assert_eq!(seen, ["Unknown/Waiting", "Unknown/Updating", "True/UpToDate"]);
 }
 
 #[test]

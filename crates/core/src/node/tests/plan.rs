@@ -45,13 +45,7 @@ fn everything() -> HostSettings {
 }
 
 fn work<'a>(role: Role, settings: &'a HostSettings, facts: Option<&'a HostFacts>) -> HostWork<'a> {
-    HostWork {
-        role,
-        version: GOAL,
-        os_image: "",
-        settings,
-        facts,
-    }
+    HostWork { role, version: GOAL, os_image: "", settings, facts }
 }
 
 #[test]
@@ -71,11 +65,7 @@ fn what_nobody_asks_for_is_not_planned() {
     for step in plan_steps(Role::FirstControlPlane, GOAL) {
         let action = &step.action;
         let more = action.packages.is_some() || action.os_image.is_some() || action.ntp.is_some();
-        assert!(
-            !more && action.files.is_none() && action.ntp.is_none(),
-            "{}",
-            step.id
-        );
+        assert!(!more && action.files.is_none() && action.ntp.is_none(), "{}", step.id);
         assert_eq!((step.timeout_seconds, step.max_attempts), (None, None));
     }
 }
@@ -120,10 +110,7 @@ fn nothing_disturbs_before_the_node_is_empty_and_one_restart_is_planned() {
             let early = steps.iter().filter(|step| step.gate < Gate::Disrupt);
             assert!(early.clone().all(|step| !step.disruptive));
             let restarts = |step: &&PlannedStep| {
-                matches!(
-                    step.action.type_,
-                    StepType::KubeletRestart | StepType::Reboot
-                )
+                matches!(step.action.type_, StepType::KubeletRestart | StepType::Reboot)
             };
             assert_eq!(steps.iter().filter(restarts).count(), 1, "{role:?}");
         }
@@ -133,17 +120,10 @@ fn nothing_disturbs_before_the_node_is_empty_and_one_restart_is_planned() {
 #[test]
 fn an_image_that_runs_already_is_not_written_again() {
     let settings = everything();
-    let facts = HostFacts {
-        os_image: "os-2".into(),
-        ..HostFacts::default()
-    };
+    let facts = HostFacts { os_image: "os-2".into(), ..HostFacts::default() };
     let steps = work(Role::Worker, &settings, Some(&facts)).steps();
     let ids = ids(&steps);
-    assert!(
-        !ids.iter()
-            .any(|id| id.starts_with("os-image") || *id == "reboot"),
-        "{ids:?}"
-    );
+    assert!(!ids.iter().any(|id| id.starts_with("os-image") || *id == "reboot"), "{ids:?}");
     assert!(ids.contains(&"kubelet-restart"));
 }
 
@@ -173,13 +153,9 @@ fn an_image_that_brings_the_kubelet_needs_no_package_of_it_and_loses_no_flag() {
 
 #[test]
 fn certificates_are_renewed_on_control_planes_once_somebody_asks_for_it() {
-    let certificates = CertificateArgs {
-        renew_within_days: 60,
-    };
-    let settings = HostSettings {
-        certificates: Some(certificates.clone()),
-        ..HostSettings::default()
-    };
+    let certificates = CertificateArgs { renew_within_days: 60 };
+    let settings =
+        HostSettings { certificates: Some(certificates.clone()), ..HostSettings::default() };
     for role in ROLES {
         let steps = work(role, &settings, None).steps();
         let step = steps.iter().find(|step| step.id == "certificates-renew");
@@ -203,9 +179,7 @@ fn a_machine_that_is_at_its_version_can_be_asked_to_renew_certificates() {
     for pod in one.static_pods.iter_mut().filter(|p| p.component != "etcd") {
         pod.version = Some(GOAL.into());
     }
-    one.settings.certificates = Some(CertificateArgs {
-        renew_within_days: 60,
-    });
+    one.settings.certificates = Some(CertificateArgs { renew_within_days: 60 });
     let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
     status.capabilities.push(StepType::CertificatesRenew);
     let mut one = one.disrupted();
@@ -269,21 +243,12 @@ fn the_point_of_no_return_is_where_the_way_back_ends() {
 #[test]
 fn limits_of_single_steps_reach_the_plan() {
     let mut settings = HostSettings::default();
-    let limits = StepLimits {
-        timeout_seconds: Some(7200),
-        max_attempts: Some(9),
-    };
+    let limits = StepLimits { timeout_seconds: Some(7200), max_attempts: Some(9) };
     settings.limits.insert("stage".into(), limits);
     for step in work(Role::Worker, &settings, None).steps() {
-        let expected = if step.id == "stage" {
-            limits
-        } else {
-            StepLimits::default()
-        };
-        let found = StepLimits {
-            timeout_seconds: step.timeout_seconds,
-            max_attempts: step.max_attempts,
-        };
+        let expected = if step.id == "stage" { limits } else { StepLimits::default() };
+        let found =
+            StepLimits { timeout_seconds: step.timeout_seconds, max_attempts: step.max_attempts };
         assert_eq!(found, expected, "{}", step.id);
     }
 }
@@ -314,11 +279,7 @@ fn settings_that_cannot_be_read_hold_what_has_not_begun() {
     one.settings = everything();
     one.settle();
     assert_eq!(one.phase(), Phase::Pending, "{:?}", one.blocked_by());
-    assert_eq!(
-        one.blocked_by(),
-        ["AgentTooOld"],
-        "this agent knows no OS images"
-    );
+    assert_eq!(one.blocked_by(), ["AgentTooOld"], "this agent knows no OS images");
 }
 
 #[test]
@@ -352,24 +313,14 @@ fn another_image_than_planned_is_seen_on_the_host() {
 fn a_failure_says_what_became_of_the_host_and_whose_turn_it_is() {
     use refit_api::refit::{FailureKind, StepState};
     for (left, failure, undone, ending) in [
-        (
-            vec![],
-            FailureKind::Retriable,
-            true,
-            "; the host has taken back what it did",
-        ),
+        (vec![], FailureKind::Retriable, true, "; the host has taken back what it did"),
         (
             vec!["Step kubeadm-install is done, and stays so.".to_owned()],
             FailureKind::NeedsPerson,
             true,
             "; Step kubeadm-install is done, and stays so; it needs a person",
         ),
-        (
-            vec![],
-            FailureKind::Final,
-            false,
-            "; no further try can help",
-        ),
+        (vec![], FailureKind::Final, false, "; no further try can help"),
     ] {
         let mut one = One::worker().upgraded();
         one.host_fails("kubelet-install");
@@ -385,11 +336,7 @@ fn a_failure_says_what_became_of_the_host_and_whose_turn_it_is() {
         one.settle();
         let status = one.update.status.as_ref().unwrap();
         assert_eq!(status.phase, Phase::Failed);
-        assert!(
-            status.failure_message.ends_with(ending),
-            "{}",
-            status.failure_message
-        );
+        assert!(status.failure_message.ends_with(ending), "{}", status.failure_message);
     }
 }
 
@@ -398,10 +345,7 @@ fn the_images_of_a_control_plane_are_there_before_kubeadm_needs_them() {
     let staged = |role, settings: &HostSettings| {
         let steps = work(role, settings, None).steps();
         let stage = steps.into_iter().find(|step| step.id == "stage").unwrap();
-        stage
-            .action
-            .images
-            .map(|images| (images.kubeadm, images.optional))
+        stage.action.images.map(|images| (images.kubeadm, images.optional))
     };
     let none = HostSettings::default();
     assert_eq!(staged(Role::FirstControlPlane, &none), Some((true, true)));

@@ -40,10 +40,7 @@ fn a_pause_holds_before_the_point_of_no_return_and_not_after_it() {
     let mut one = One::worker().staged();
     one.paused = Some("Machine m-0".into());
     one.settle();
-    assert_eq!(
-        (one.gate(), one.blocked_by()),
-        (Gate::Stage, vec!["Paused".to_owned()])
-    );
+    assert_eq!((one.gate(), one.blocked_by()), (Gate::Stage, vec!["Paused".to_owned()]));
     let mut late = One::worker().upgraded();
     late.paused = Some("Machine m-0".into());
     late.settle();
@@ -64,22 +61,14 @@ fn a_host_without_a_fresh_report_gets_no_plan() {
 fn an_agent_that_does_not_know_a_step_gets_no_plan() {
     let mut one = One::worker();
     let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
-    status
-        .capabilities
-        .retain(|step| *step != StepType::KubeadmUpgrade);
+    status.capabilities.retain(|step| *step != StepType::KubeadmUpgrade);
     refused(one, "AgentTooOld");
 }
 
 #[test]
 fn a_machine_without_a_node_waits() {
     let mut one = One::worker();
-    one.machine
-        .as_mut()
-        .unwrap()
-        .status
-        .as_mut()
-        .unwrap()
-        .node_ref = None;
+    one.machine.as_mut().unwrap().status.as_mut().unwrap().node_ref = None;
     refused(one, "NoNode");
 }
 
@@ -105,10 +94,8 @@ fn a_worker_waits_for_the_control_plane_of_its_cluster() {
 #[test]
 fn the_lowest_member_counts_and_kubelets_stand_in_for_pods_without_images() {
     let mut one = One::worker();
-    one.control_plane = vec![
-        ("m-1".into(), Some("m-1".into()), false),
-        ("m-2".into(), Some("m-2".into()), false),
-    ];
+    one.control_plane =
+        vec![("m-1".into(), Some("m-1".into()), false), ("m-2".into(), Some("m-2".into()), false)];
     one.static_pods = vec![api_server("m-1", GOAL)];
     refused(one.clone(), "ControlPlaneBehind");
     one.nodes[2].kubelet_version = "v1.35.3".into();
@@ -131,10 +118,7 @@ fn a_control_plane_member_waits_for_its_peers_to_be_well() {
     let ill: [fn(&mut One); 5] = [
         |one| one.nodes[1].ready = false,
         |one| {
-            one.static_pods
-                .iter_mut()
-                .filter(|p| p.node == "m-1")
-                .for_each(|p| p.ready = false);
+            one.static_pods.iter_mut().filter(|p| p.node == "m-1").for_each(|p| p.ready = false);
         },
         |one| one.static_pods.retain(|pod| pod.node != "m-1"),
         |one| one.control_plane[1].1 = None,
@@ -232,10 +216,7 @@ fn an_older_update_of_the_machine_ends_first() {
     one.siblings.push(one.update.clone());
     one.update = update("m-0", 2);
     let mut one = refused_second(one);
-    one.siblings[0].status = Some(NodeUpdateStatus {
-        phase: Phase::Stopped,
-        ..Default::default()
-    });
+    one.siblings[0].status = Some(NodeUpdateStatus { phase: Phase::Stopped, ..Default::default() });
     one.settle();
     assert_eq!(one.phase(), Phase::Staging);
 }
@@ -271,10 +252,7 @@ fn an_api_server_that_does_not_answer_is_named_and_waited_for() {
     let mut one = One::worker().upgraded();
     one.reachable = false;
     one.settle();
-    assert_eq!(
-        (one.phase(), one.blocked_by()),
-        (Phase::Upgrading, vec!["ApiUnreachable".into()])
-    );
+    assert_eq!((one.phase(), one.blocked_by()), (Phase::Upgrading, vec!["ApiUnreachable".into()]));
     let log = one.log.len();
     one.settle();
     assert_eq!(one.log.len(), log);
@@ -323,10 +301,7 @@ fn a_goal_that_is_no_version_fails() {
 fn the_first_control_plane_is_told_by_the_api_servers() {
     let old = [api_server("a", FROM), api_server("b", FROM)];
     let some = [api_server("a", GOAL), api_server("b", FROM)];
-    let blind = [StaticPod {
-        version: None,
-        ..api_server("a", "")
-    }];
+    let blind = [StaticPod { version: None, ..api_server("a", "") }];
     let (first, other) = (Role::FirstControlPlane, Role::ControlPlane);
     let table: [(&[StaticPod], Option<bool>, Role); 9] = [
         (&old, None, first),
@@ -341,11 +316,7 @@ fn the_first_control_plane_is_told_by_the_api_servers() {
         (&[], None, first),
     ];
     for (pods, last, role) in table {
-        assert_eq!(
-            decide_role(true, GOAL, last, pods),
-            role,
-            "{last:?} {pods:?}"
-        );
+        assert_eq!(decide_role(true, GOAL, last, pods), role, "{last:?} {pods:?}");
     }
     assert_eq!(decide_role(false, GOAL, None, &old), Role::Worker);
 }
@@ -360,11 +331,7 @@ fn the_role_is_sticky_while_the_api_server_changes() {
     one.settle();
     assert_eq!(one.status().role, Some(Role::FirstControlPlane));
     let plan = one.plan.unwrap().spec;
-    let upgrade = plan
-        .steps
-        .iter()
-        .find(|step| step.id == "kubeadm-upgrade")
-        .unwrap();
+    let upgrade = plan.steps.iter().find(|step| step.id == "kubeadm-upgrade").unwrap();
     assert_eq!(upgrade.action.role, Some(Role::FirstControlPlane));
 }
 
@@ -391,16 +358,8 @@ fn steps_are_cut_by_gates_in_the_documented_order() {
         ]
     );
     let worker = plan_steps(Role::Worker, GOAL);
-    assert!(
-        !worker
-            .iter()
-            .any(|step| step.id == "snapshot" || step.id == "reboot")
-    );
-    assert!(
-        worker
-            .iter()
-            .all(|step| step.disruptive <= (step.gate == Gate::Disrupt))
-    );
+    assert!(!worker.iter().any(|step| step.id == "snapshot" || step.id == "reboot"));
+    assert!(worker.iter().all(|step| step.disruptive <= (step.gate == Gate::Disrupt)));
 }
 
 fn machine_view(available: bool, updating: bool, phase: Option<Phase>, node: &NodeView) -> bool {
@@ -412,29 +371,15 @@ fn machine_view(available: bool, updating: bool, phase: Option<Phase>, node: &No
         let annotations = machine.metadata.annotations.get_or_insert_default();
         annotations.insert(keys::UPDATE_IN_PROGRESS.to_owned(), String::new());
     }
-    is_available(&MachineView {
-        machine: &machine,
-        node: Some(node),
-        newest_phase: phase,
-    })
+    is_available(&MachineView { machine: &machine, node: Some(node), newest_phase: phase })
 }
 
 #[test]
 fn a_marked_machine_that_nobody_touched_still_stands_in() {
     let well = node("m");
-    let ill = NodeView {
-        ready: false,
-        ..node("m")
-    };
-    let ours = NodeView {
-        unschedulable: true,
-        cordoned_by: Some("m-1".into()),
-        ..node("m")
-    };
-    let theirs = NodeView {
-        unschedulable: true,
-        ..node("m")
-    };
+    let ill = NodeView { ready: false, ..node("m") };
+    let ours = NodeView { unschedulable: true, cordoned_by: Some("m-1".into()), ..node("m") };
+    let theirs = NodeView { unschedulable: true, ..node("m") };
     let table = [
         (true, false, None, &well, true),
         (true, false, None, &ill, false),
@@ -459,11 +404,7 @@ fn a_machine_that_is_being_deleted_does_not_stand_in() {
     let list = &mut machine.status.as_mut().unwrap().conditions;
     conditions::set(list, at(0), None, (conditions::AVAILABLE, "True", "R", ""));
     machine.metadata.deletion_timestamp = Some(Time(at(1)));
-    let view = MachineView {
-        machine: &machine,
-        node: None,
-        newest_phase: None,
-    };
+    let view = MachineView { machine: &machine, node: None, newest_phase: None };
     assert!(!is_available(&view));
 }
 
@@ -494,19 +435,14 @@ fn a_retry_of_the_host_is_shown_and_no_failure_yet() {
 
 #[test]
 fn an_agent_that_falls_silent_at_work_is_named_until_it_reports() {
-    let rows: [(One, Phase); 2] = [
-        (One::worker(), Phase::Staging),
-        (One::worker().staged(), Phase::Upgrading),
-    ];
+    let rows: [(One, Phase); 2] =
+        [(One::worker(), Phase::Staging), (One::worker().staged(), Phase::Upgrading)];
     for (mut one, phase) in rows {
         one.settle();
         assert!(one.blocked_by().is_empty());
         one.now += 1000;
         one.settle();
-        assert_eq!(
-            (one.phase(), one.blocked_by()),
-            (phase, vec!["NoFreshReport".to_owned()])
-        );
+        assert_eq!((one.phase(), one.blocked_by()), (phase, vec!["NoFreshReport".to_owned()]));
         one.host_works();
         one.settle();
         assert!(one.blocked_by().is_empty(), "{:?}", one.blocked_by());
@@ -544,11 +480,7 @@ fn a_write_that_is_refused_is_named_until_it_is_made() {
     assert_eq!(one.blocked_by(), ["ApiRefused"]);
     assert!(one.status().message.contains("nodes is forbidden"));
     let again = one.decide();
-    assert_eq!(
-        again.write,
-        Some(Write::Cordon),
-        "the blocker stays meanwhile"
-    );
+    assert_eq!(again.write, Some(Write::Cordon), "the blocker stays meanwhile");
     one.apply(&again, Write::Cordon);
     one.settle();
     assert!(one.blocked_by().is_empty());
@@ -561,10 +493,8 @@ fn a_refused_condition_does_not_speak_of_itself() {
     one.apply(&status, Write::Status);
     let condition = one.decide().write.unwrap();
     assert!(matches!(condition, Write::MachineCondition(Some(_))));
-    one.refused = Some(Refusal::ApiRefused {
-        what: condition.target().into(),
-        message: "no".into(),
-    });
+    one.refused =
+        Some(Refusal::ApiRefused { what: condition.target().into(), message: "no".into() });
     let decision = one.decide();
     one.apply(&decision, Write::Status);
     one.refused = None;

@@ -29,17 +29,11 @@ pub(super) fn at(second: i64) -> Timestamp {
 }
 
 pub(super) fn update(machine: &str, ordinal: u32) -> NodeUpdate {
-    let goal = Goal {
-        kubernetes_version: GOAL.into(),
-        ..Goal::default()
-    };
+    let goal = Goal { kubernetes_version: GOAL.into(), ..Goal::default() };
     let name = refit_api::refit::node_update_name(machine, ordinal);
     let spec = NodeUpdateSpec {
         stage: Stage::Ongoing,
-        machine_ref: MachineRef {
-            name: machine.into(),
-            uid: format!("uid-{machine}"),
-        },
+        machine_ref: MachineRef { name: machine.into(), uid: format!("uid-{machine}") },
         origin: Origin::Hook,
         goal_hash: goal.hash(),
         goal,
@@ -116,11 +110,7 @@ pub(super) fn api_server(node: &str, version: &str) -> StaticPod {
 
 pub(super) fn pod(name: &str) -> PodView {
     PodView {
-        pod: PodRef {
-            namespace: "default".into(),
-            name: name.into(),
-            uid: format!("uid-{name}"),
-        },
+        pod: PodRef { namespace: "default".into(), name: name.into(), uid: format!("uid-{name}") },
         ..PodView::default()
     }
 }
@@ -164,12 +154,8 @@ pub(super) struct One {
 
 impl One {
     pub(super) fn worker() -> Self {
-        let others = (1..5)
-            .map(|n| Other {
-                machine_uid: format!("uid-m-{n}"),
-                available: true,
-            })
-            .collect();
+        let others =
+            (1..5).map(|n| Other { machine_uid: format!("uid-m-{n}"), available: true }).collect();
         let mut plan = HostPlan::new("m-0", HostPlanSpec::default());
         plan.status = Some(report(0));
         Self {
@@ -182,10 +168,7 @@ impl One {
             settings: HostSettings::default(),
             settings_refused: None,
             group: Some(UpdateGroupStatus::default()),
-            limits: Limits {
-                replicas: 5,
-                max_unavailable: 1,
-            },
+            limits: Limits { replicas: 5, max_unavailable: 1 },
             others,
             last_first_passed: None,
             slot_required: true,
@@ -195,10 +178,7 @@ impl One {
             static_pods: Vec::new(),
             control_plane: Vec::new(),
             pods: vec![pod("web-1")],
-            around: DrainView {
-                attachments: Some(Vec::new()),
-                ..DrainView::default()
-            },
+            around: DrainView { attachments: Some(Vec::new()), ..DrainView::default() },
             drain: DrainChoice::default(),
             refusals: Vec::new(),
             refused: None,
@@ -210,10 +190,8 @@ impl One {
     pub(super) fn control_plane() -> Self {
         let mut one = Self::worker();
         let machine = one.machine.as_mut().unwrap();
-        machine.metadata.labels = Some(BTreeMap::from([(
-            keys::CONTROL_PLANE.to_owned(),
-            String::new(),
-        )]));
+        machine.metadata.labels =
+            Some(BTreeMap::from([(keys::CONTROL_PLANE.to_owned(), String::new())]));
         one.limits = Limits::control_plane(3);
         one.others.truncate(2);
         for n in 0..3 {
@@ -258,10 +236,7 @@ impl One {
     }
 
     pub(super) fn decide_with(&self, evictions: Option<&[EvictionRefusal]>) -> Decision {
-        let view = DrainView {
-            pods: self.pods.clone(),
-            ..self.around.clone()
-        };
+        let view = DrainView { pods: self.pods.clone(), ..self.around.clone() };
         let seen = Seen {
             host_plan: self.plan.as_ref(),
             node: self.node(),
@@ -294,9 +269,7 @@ impl One {
             workload: if self.reachable {
                 Workload::Seen(seen)
             } else {
-                Workload::Unreachable {
-                    cluster: "edge-1".into(),
-                }
+                Workload::Unreachable { cluster: "edge-1".into() }
             },
             slot_required: self.slot_required,
             report_stale_after: SignedDuration::from_mins(15),
@@ -310,18 +283,11 @@ impl One {
     }
 
     pub(super) fn node_mut(&mut self) -> &mut NodeView {
-        self.nodes
-            .iter_mut()
-            .find(|node| node.name == "m-0")
-            .unwrap()
+        self.nodes.iter_mut().find(|node| node.name == "m-0").unwrap()
     }
 
     pub(super) fn phase(&self) -> refit_api::refit::Phase {
-        self.update
-            .status
-            .as_ref()
-            .map(|status| status.phase)
-            .unwrap_or_default()
+        self.update.status.as_ref().map(|status| status.phase).unwrap_or_default()
     }
 
     pub(super) fn status(&self) -> refit_api::refit::NodeUpdateStatus {
@@ -329,11 +295,7 @@ impl One {
     }
 
     pub(super) fn blocked_by(&self) -> Vec<String> {
-        self.status()
-            .blocked_by
-            .into_iter()
-            .map(|blocker| blocker.reason)
-            .collect()
+        self.status().blocked_by.into_iter().map(|blocker| blocker.reason).collect()
     }
 
     /// One look and its write; whether there was one.
@@ -354,10 +316,7 @@ impl One {
                 return;
             }
         }
-        panic!(
-            "it never comes to rest: {:#?}",
-            &self.log[self.log.len() - 10..]
-        );
+        panic!("it never comes to rest: {:#?}", &self.log[self.log.len() - 10..]);
     }
 
     /// The same for a control plane, and again once its static pods are taken at their word.
@@ -424,9 +383,7 @@ impl One {
             }
             Write::MachineCondition(condition) => {
                 let status = self.machine.as_mut().unwrap().status.as_mut().unwrap();
-                status
-                    .conditions
-                    .retain(|c| c.type_ != conditions::MACHINE_UP_TO_DATE);
+                status.conditions.retain(|c| c.type_ != conditions::MACHINE_UP_TO_DATE);
                 status.conditions.extend(condition);
             }
         }
@@ -436,8 +393,7 @@ impl One {
     pub(super) fn apply_alone(&mut self, decision: &Decision, write: Write) {
         match write {
             Write::Evict(pods) => {
-                self.pods
-                    .retain(|pod| !pods.iter().any(|p| p.pod == pod.pod));
+                self.pods.retain(|pod| !pods.iter().any(|p| p.pod == pod.pod));
             }
             write => self.apply(decision, write),
         }
@@ -462,11 +418,7 @@ impl One {
                 let done = step.gate <= spec.gate;
                 HostStepStatus {
                     id: step.id.clone(),
-                    state: if done {
-                        StepState::Done
-                    } else {
-                        StepState::Pending
-                    },
+                    state: if done { StepState::Done } else { StepState::Pending },
                     attempt: i32::from(done),
                     started_at: done.then(|| Time(at(now))),
                     finished_at: done.then(|| Time(at(now + 5))),
@@ -475,11 +427,8 @@ impl One {
             })
             .collect();
         status.passed = spec.gate;
-        status.state = if spec.gate == Gate::Disrupt {
-            PlanState::Succeeded
-        } else {
-            PlanState::AtGate
-        };
+        status.state =
+            if spec.gate == Gate::Disrupt { PlanState::Succeeded } else { PlanState::AtGate };
     }
 
     /// The agent gives up at a step.
@@ -518,13 +467,7 @@ impl One {
     }
 
     pub(super) fn annotations(&self) -> BTreeMap<String, String> {
-        self.machine
-            .as_ref()
-            .unwrap()
-            .metadata
-            .annotations
-            .clone()
-            .unwrap_or_default()
+        self.machine.as_ref().unwrap().metadata.annotations.clone().unwrap_or_default()
     }
 
     /// Reason and status of the Machine's condition.

@@ -34,11 +34,7 @@ pub(super) fn crds(facts: &Facts, found: &mut Findings) {
         };
         if !crd.established {
             let remedy = "look at its conditions: kubectl describe crd";
-            found.fail(
-                &object,
-                "the API server does not serve it".to_owned(),
-                remedy,
-            );
+            found.fail(&object, "the API server does not serve it".to_owned(), remedy);
         }
         for version in &wanted.served {
             if !crd.served.contains(version) {
@@ -48,11 +44,7 @@ pub(super) fn crds(facts: &Facts, found: &mut Findings) {
                     "its schema of {version} is another one than this program's ({})",
                     facts.version
                 );
-                found.warn(
-                    &object,
-                    message,
-                    "install the version that runs, or use its program",
-                );
+                found.warn(&object, message, "install the version that runs, or use its program");
             }
         }
         for version in crd.stored.difference(&wanted.served) {
@@ -63,10 +55,7 @@ pub(super) fn crds(facts: &Facts, found: &mut Findings) {
         }
     }
     let count = facts.wanted_crds.len();
-    found.or_ok(
-        "CustomResourceDefinitions",
-        format!("all {count} are there, as they should be"),
-    );
+    found.or_ok("CustomResourceDefinitions", format!("all {count} are there, as they should be"));
 }
 
 pub(super) fn rights(facts: &Facts, found: &mut Findings) {
@@ -75,30 +64,20 @@ pub(super) fn rights(facts: &Facts, found: &mut Findings) {
         Read::Known(rights) => rights,
         Read::Unknown(why) => return found.unknown(ACCOUNT, why),
     };
-    let missing: Vec<&str> = rights
-        .iter()
-        .filter(|right| !right.allowed)
-        .map(|right| right.what.as_str())
-        .collect();
+    let missing: Vec<&str> =
+        rights.iter().filter(|right| !right.allowed).map(|right| right.what.as_str()).collect();
     if !missing.is_empty() {
         let message = format!("it may not {}", missing.join("; nor "));
         found.fail(ACCOUNT, message, "refit install --apply (its RBAC objects)");
     }
-    found.or_ok(
-        ACCOUNT,
-        format!("it has all {} rights that it needs", rights.len()),
-    );
+    found.or_ok(ACCOUNT, format!("it has all {} rights that it needs", rights.len()));
 }
 
 /// The installation seen from a namespace that is opted in, whatever its labels are.
 fn from_anywhere(extensions: &[Extension]) -> Reach {
-    let ours = extensions
-        .iter()
-        .filter(|extension| extension.name == EXTENSION)
-        .map(|extension| Extension {
-            selector: Extension::assumed().selector,
-            ..extension.clone()
-        });
+    let ours = extensions.iter().filter(|extension| extension.name == EXTENSION).map(|extension| {
+        Extension { selector: Extension::assumed().selector, ..extension.clone() }
+    });
     Reach {
         group: GroupRef {
             kind: "KubeadmControlPlane".to_owned(),
@@ -140,18 +119,10 @@ pub(super) fn certificate(facts: &Facts, found: &mut Findings) {
         Read::Unknown(why) => return found.unknown(SECRET, why),
     };
     match &certificate.leaf {
-        Err(why) => found.fail(
-            SECRET,
-            format!("its certificate cannot be read: {why}"),
-            REMEDY,
-        ),
+        Err(why) => found.fail(SECRET, format!("its certificate cannot be read: {why}"), REMEDY),
         Ok(leaf) => {
             if leaf.until <= facts.now {
-                found.fail(
-                    SECRET,
-                    format!("its certificate ended at {}", leaf.until),
-                    REMEDY,
-                );
+                found.fail(SECRET, format!("its certificate ended at {}", leaf.until), REMEDY);
             } else if leaf.until.duration_since(facts.now) < LEAF_RENEW_BEFORE / 2 {
                 let message = format!("its certificate ends at {} and was not renewed", leaf.until);
                 found.warn(SECRET, message, REMEDY);
@@ -179,10 +150,7 @@ pub(super) fn certificate(facts: &Facts, found: &mut Findings) {
         found.fail(SECRET, message, remedy);
     }
     if let Ok(leaf) = &certificate.leaf {
-        found.or_ok(
-            SECRET,
-            format!("its certificate is good until {}", leaf.until),
-        );
+        found.or_ok(SECRET, format!("its certificate is good until {}", leaf.until));
     }
 }
 
@@ -195,11 +163,7 @@ pub(super) fn cluster_api(facts: &Facts, found: &mut Findings) {
         let object = format!("provider {}", provider.label());
         let Some(manager) = managers.iter().find(|m| m.provider == provider) else {
             let message = "no Deployment is labelled cluster.x-k8s.io/provider with it".to_owned();
-            found.warn(
-                &object,
-                message,
-                "is this the management cluster? --context names another",
-            );
+            found.warn(&object, message, "is this the management cluster? --context names another");
             continue;
         };
         let object = format!("Deployment/{}", manager.deployment);
@@ -225,10 +189,7 @@ pub(super) fn cluster_api(facts: &Facts, found: &mut Findings) {
     }
     let version = managers.iter().find_map(|manager| manager.version.clone());
     let version = version.map_or_else(String::new, |version| format!(" {version}"));
-    found.or_ok(
-        "Cluster API",
-        format!("Cluster API{version} has its gates on"),
-    );
+    found.or_ok("Cluster API", format!("Cluster API{version} has its gates on"));
 }
 
 pub(super) fn controller(facts: &Facts, found: &mut Findings) {
@@ -247,33 +208,19 @@ pub(super) fn controller(facts: &Facts, found: &mut Findings) {
         }
         Read::Unknown(why) => return found.unknown(OBJECT, why),
     };
-    let Workload {
-        replicas,
-        ready,
-        image,
-    } = workload;
+    let Workload { replicas, ready, image } = workload;
     let remedy = "kubectl -n refit-system describe pods; kubectl -n refit-system logs deploy/refit-controller";
     if *ready == 0 {
-        found.fail(
-            OBJECT,
-            format!("none of {replicas} replicas is ready"),
-            remedy,
-        );
+        found.fail(OBJECT, format!("none of {replicas} replicas is ready"), remedy);
     } else if ready < replicas {
-        found.warn(
-            OBJECT,
-            format!("{ready} of {replicas} replicas are ready"),
-            remedy,
-        );
+        found.warn(OBJECT, format!("{ready} of {replicas} replicas are ready"), remedy);
     }
     if *replicas < 2 {
         let message =
             format!("{replicas} replica(s): Cluster API does not start while none answers");
         found.warn(OBJECT, message, "set spec.replicas to 2");
     }
-    let tag = image
-        .rsplit_once(':')
-        .map(|(_, tag)| tag.trim_start_matches('v'));
+    let tag = image.rsplit_once(':').map(|(_, tag)| tag.trim_start_matches('v'));
     if tag.is_some_and(|tag| tag != facts.version && tag.parse::<semver::Version>().is_ok()) {
         let message = format!("it runs {image}, and this program is {}", facts.version);
         found.warn(OBJECT, message, "use programs of one version");
@@ -331,10 +278,7 @@ pub(super) fn namespaces(facts: &Facts, found: &mut Findings) {
         facts.group.namespace.clone_from(&namespace.name);
         facts.namespace_labels = Read::Known(labels.clone());
         let others = extensions.iter().filter(|e| e.name != EXTENSION).cloned();
-        let this = Extension {
-            selector: ours.selector.clone(),
-            ..Extension::assumed()
-        };
+        let this = Extension { selector: ours.selector.clone(), ..Extension::assumed() };
         facts.extensions = Read::Known(others.chain([this]).collect());
         match reach(&facts) {
             Ok(()) => reached += 1,
@@ -350,10 +294,7 @@ pub(super) fn namespaces(facts: &Facts, found: &mut Findings) {
             }
         }
     }
-    found.or_ok(
-        "Namespaces",
-        format!("{reached} with Clusters, all opted in"),
-    );
+    found.or_ok("Namespaces", format!("{reached} with Clusters, all opted in"));
 }
 
 pub(super) fn agents(facts: &Facts, found: &mut Findings) {
@@ -395,11 +336,7 @@ pub(super) fn skew(facts: &Facts, found: &mut Findings) {
     for (cluster, hosts) in &facts.hosts {
         let Read::Known(hosts) = hosts else { continue };
         let version = |host: &&Host| host.kubelet.parse::<KubernetesVersion>().ok();
-        let lowest = hosts
-            .iter()
-            .filter(|h| h.control_plane)
-            .filter_map(|h| version(&h))
-            .min();
+        let lowest = hosts.iter().filter(|h| h.control_plane).filter_map(|h| version(&h)).min();
         let Some(server) = lowest else { continue };
         for host in hosts {
             if let Some(kubelet) = version(&host)
@@ -411,10 +348,7 @@ pub(super) fn skew(facts: &Facts, found: &mut Findings) {
             }
         }
     }
-    found.or_ok(
-        "versions",
-        "kubelets and API servers fit together".to_owned(),
-    );
+    found.or_ok("versions", "kubelets and API servers fit together".to_owned());
 }
 
 pub(super) fn invariants(facts: &Facts, found: &mut Findings) {
@@ -425,11 +359,7 @@ pub(super) fn invariants(facts: &Facts, found: &mut Findings) {
         );
         return found.add(Level::Ok, "NodeUpdates", message, "");
     }
-    if facts
-        .hosts
-        .values()
-        .any(|hosts| matches!(hosts, Read::Unknown(_)))
-    {
+    if facts.hosts.values().any(|hosts| matches!(hosts, Read::Unknown(_))) {
         let why = "the Nodes of a Cluster are not known";
         return found.unknown("invariants", why);
     }
@@ -447,8 +377,5 @@ pub(super) fn invariants(facts: &Facts, found: &mut Findings) {
         };
         found.fail(&violation.object, message, remedy);
     }
-    found.or_ok(
-        "invariants",
-        "nothing of an ended update is left behind".to_owned(),
-    );
+    found.or_ok("invariants", "nothing of an ended update is left behind".to_owned());
 }
