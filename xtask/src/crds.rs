@@ -34,7 +34,7 @@ pub(crate) fn run(folder: &Path, check: bool) -> anyhow::Result<ExitCode> {
 /// File name and content of each CRD.
 fn files() -> anyhow::Result<BTreeMap<String, String>> {
     let mut files = BTreeMap::new();
-    for crd in refit_api::crds::refit_crds() {
+    for crd in refit_kinds::crds::refit_crds() {
         let name = format!("{}_{}.yaml", crd.spec.group, crd.spec.names.plural);
         let yaml = serde_saphyr::to_string(&crd).with_context(|| name.clone())?;
         let text = format!("# Written by `cargo xtask crds`. Do not edit.\n{yaml}");

@@ -100,7 +100,7 @@ fn test(
     call_cargo(root, &["build", "--package", "refit-agent", "--profile", profile])?;
     let mut child = cargo::command(root)
         .envs(programs.map(|folder| (PROGRAMS_FOLDER, folder)))
-        .args(["test", "--package", "refit-hosts", "--features", "real"])
+        .args(["test", "--package", "lab-hosts", "--features", "real"])
         .args(["--profile", profile, "--test", name, "--", "--nocapture"])
         .stdout(Stdio::piped())
         .spawn()

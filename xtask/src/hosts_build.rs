@@ -29,7 +29,7 @@ const STAMPED: [&str; 2] = ["k8s.io/component-base/version", "k8s.io/client-go/p
 /// Which versions are built.
 #[derive(Args)]
 pub(crate) struct HostsBuildArgs {
-    /// Versions such as v1.34 or v1.34.10; by default every one of hosts/go.
+    /// Versions such as v1.34 or v1.34.10; by default every one of lab/hosts/go.
     #[arg(value_name = "VERSION")]
     versions: Vec<String>,
 }
@@ -46,7 +46,7 @@ pub(crate) fn run(root: &Path, args: &HostsBuildArgs) -> anyhow::Result<ExitCode
 
 /// Builds what is missing of these versions, or of all; the folder that holds them.
 fn build(root: &Path, wanted: &[String]) -> anyhow::Result<PathBuf> {
-    let modules = modules(&root.join("hosts/go"))?;
+    let modules = modules(&root.join("lab/hosts/go"))?;
     let mut versions = Vec::new();
     for module in &modules {
         versions.push((module.version_of(MODULE)?, module));
@@ -55,7 +55,10 @@ fn build(root: &Path, wanted: &[String]) -> anyhow::Result<PathBuf> {
         wanted.iter().find(|wanted| !versions.iter().any(|(version, _)| is(version, wanted)))
     {
         let known: Vec<&str> = versions.iter().map(|(version, _)| *version).collect();
-        bail!("there is no Kubernetes {unknown} in hosts/go: there are {}", known.join(" and "));
+        bail!(
+            "there is no Kubernetes {unknown} in lab/hosts/go: there are {}",
+            known.join(" and ")
+        );
     }
     // One folder holds them all, whatever newer toolchain a module asks for: what is installed and
     // go.mod decide that alone.
@@ -110,7 +113,7 @@ mod tests {
 
     #[test]
     fn two_lines_of_kubernetes_can_be_built_in_full() {
-        let modules = modules(&crate::root().join("hosts/go")).expect("they are in the tree");
+        let modules = modules(&crate::root().join("lab/hosts/go")).expect("they are in the tree");
         let versions: Vec<&str> = modules
             .iter()
             .map(|module| module.version_of(MODULE).expect("it is required"))

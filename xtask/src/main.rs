@@ -48,7 +48,7 @@ enum Task {
     /// Hosts with real systemd and kubeadm, for tests.
     #[command(subcommand)]
     Hosts(HostsTask),
-    /// The test bed of a real kube-apiserver and real Cluster API: testbed/README.md.
+    /// The test bed of a real kube-apiserver and real Cluster API: lab/testbed/README.md.
     #[command(subcommand)]
     Testbed(testbed::TestbedTask),
     /// Builds the agent as .deb and .rpm and prints where they are.

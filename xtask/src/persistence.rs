@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::ExitCode};
 
-use refit_sandbox::{manifests, persist::PersistenceRun};
+use lab_world::{manifests, persist::PersistenceRun};
 
 use crate::sweep::{note, say};
 

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Context as _;
 use clap::Args;
-use refit_sandbox::{
+use lab_world::{
     manifests,
     sweep::{Event, Failure, Sabotage, Scenario, SweepOptions, continue_from, sweep},
 };

@@ -1,5 +1,5 @@
 //! The test bed of real parts: builds them into the cache, starts and ends a bed by
-//! `refit-testbed`, runs its whole matrix. `testbed/README.md` says where things lie.
+//! `refit-testbed`, runs its whole matrix. `lab/testbed/README.md` says where things lie.
 
 use std::{
     collections::BTreeMap,
@@ -39,7 +39,7 @@ const MANAGER_STAMPED: [&str; 1] = ["sigs.k8s.io/cluster-api/version"];
 pub(crate) enum TestbedTask {
     /// Builds the parts that are not in the cache yet and prints where they are, as JSON.
     Build {
-        /// Only these lines of Cluster API, such as v1.14; by default every line of testbed/go.
+        /// Only these lines of Cluster API, such as v1.14; by default every line of lab/testbed/go.
         #[arg(long, value_name = "LINE")]
         capi: Vec<String>,
     },
@@ -110,7 +110,7 @@ pub(crate) fn run(root: &Path, task: &TestbedTask) -> anyhow::Result<ExitCode> {
 /// Becomes the program of the test bed's own crate, by way of cargo, so that Ctrl-C reaches it and
 /// nobody in between dies first.
 fn bed(root: &Path, args: &[&str]) -> anyhow::Result<ExitCode> {
-    let run = ["run", "-p", "refit-testbed", "--features", "real", "--"];
+    let run = ["run", "-p", "lab-testbed", "--features", "real", "--"];
     let error = cargo::command(root).args(run).args(args).exec();
     Err(error).context("cargo cannot be run")
 }
@@ -118,7 +118,7 @@ fn bed(root: &Path, args: &[&str]) -> anyhow::Result<ExitCode> {
 /// Runs every flow on every line; the last line on stdout is the result.
 #[expect(clippy::print_stdout, reason = "the output of the tests, and the result of the task")]
 fn all(root: &Path) -> anyhow::Result<ExitCode> {
-    let tests = ["test", "-p", "refit-testbed", "--features", "all"];
+    let tests = ["test", "-p", "lab-testbed", "--features", "all"];
     let child =
         cargo::command(root).args(tests).arg("--no-fail-fast").stdout(Stdio::piped()).spawn();
     let mut child = child.context("cargo cannot be run")?;
@@ -172,11 +172,11 @@ impl Outcome {
 
 /// Builds what is missing; the line that says where everything is.
 fn build(root: &Path, wanted: &[String]) -> anyhow::Result<String> {
-    let lines = lines(&root.join("testbed/go"))?;
+    let lines = lines(&root.join("lab/testbed/go"))?;
     if let Some(unknown) = wanted.iter().find(|line| !lines.contains_key(*line)) {
         let known: Vec<&str> = lines.keys().map(String::as_str).collect();
         bail!(
-            "there is no line {unknown} of Cluster API in testbed/go: there are {}",
+            "there is no line {unknown} of Cluster API in lab/testbed/go: there are {}",
             known.join(" and ")
         );
     }
@@ -231,7 +231,7 @@ fn etcd() -> anyhow::Result<PathBuf> {
 }
 
 fn api_server(root: &Path, cache: &Path) -> anyhow::Result<Versioned> {
-    let module = Module::read(root.join("testbed/go/apiserver"))?;
+    let module = Module::read(root.join("lab/testbed/go/apiserver"))?;
     let version = module.version_of(KUBERNETES)?;
     let toolchain = module.toolchain()?;
     let home = cache.join(format!("apiserver-{version}-{toolchain}"));
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn every_line_has_managers_and_an_infrastructure_provider() {
-        let go = crate::root().join("testbed/go");
+        let go = crate::root().join("lab/testbed/go");
         let lines = lines(&go).expect("the folder is in the tree");
         assert_eq!(lines.keys().collect::<Vec<_>>(), ["v1.12", "v1.14"]);
         for (line, folder) in lines {
@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn the_core_manager_has_its_own_package_since_v1_14() {
         for (line, own) in [("v1.12", false), ("v1.14", true)] {
-            let folder = crate::root().join(format!("testbed/go/capi-{line}"));
+            let folder = crate::root().join(format!("lab/testbed/go/capi-{line}"));
             let module = Module::read(folder).expect("go.mod is in the tree");
             assert_eq!(module.has_tool(CORE), own, "{line}");
             assert_eq!(module.has_tool(CLUSTER_API), !own, "{line}");

@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use refit_kube::gate::{Effect, Fate, Gate, never};
+use refit_runtime::gate::{Effect, Fate, Gate, never};
 use serde::{Deserialize, Serialize};
 
 /// Files that survive the process once they are synced.
@@ -288,7 +288,7 @@ impl Disk for SimDisk {
 
 #[cfg(test)]
 mod tests {
-    use refit_kube::gate::Open;
+    use refit_runtime::gate::Open;
 
     use super::*;
 

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use refit_api::refit::{FailureKind, HostFacts, HostPlanSpec, HostPlanStatus, StepType};
-use refit_kube::{Clock, clock::instant};
+use refit_kinds::refit::{FailureKind, HostFacts, HostPlanSpec, HostPlanStatus, StepType};
+use refit_runtime::{Clock, clock::instant};
 use tokio::sync::watch;
 
 use crate::{

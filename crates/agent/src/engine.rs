@@ -12,7 +12,7 @@
 //! | otherwise | start the next step |
 
 use jiff::{SignedDuration, Timestamp};
-use refit_api::refit::{Gate, HostPlanSpec, PlanState, PlannedStep, StepType};
+use refit_kinds::refit::{Gate, HostPlanSpec, PlanState, PlannedStep, StepType};
 
 use crate::{
     host::{Command, InvalidStep, Job, Since},

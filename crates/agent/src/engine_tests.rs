@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use refit_api::refit::{Role, StepAction};
+use refit_kinds::refit::{Role, StepAction};
 
 use super::*;
 use crate::state::Record;

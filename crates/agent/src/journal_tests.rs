@@ -9,8 +9,8 @@ use std::{
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 use proptest::prelude::*;
-use refit_api::refit::{Gate, PlanState, PlannedStep, StepAction, StepType};
-use refit_kube::gate::Open;
+use refit_kinds::refit::{Gate, PlanState, PlannedStep, StepAction, StepType};
+use refit_runtime::gate::Open;
 
 use super::*;
 use crate::{

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use refit_api::refit::FailureKind;
+use refit_kinds::refit::FailureKind;
 
 use crate::{
     host::{Command, Evidence, Job, Since, UnitState},

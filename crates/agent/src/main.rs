@@ -13,8 +13,8 @@ use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
 use kube::config::Kubeconfig;
 use refit_agent::{AgentOptions, Extras, PlanTrust, RealDisk, RealHost, run_with};
-use refit_api::keys;
-use refit_kube::{
+use refit_kinds::keys;
+use refit_runtime::{
     Clock, ObjectKey,
     client::ClientStack,
     plan_signing::PlanKeys,

@@ -4,7 +4,7 @@
 //! the end of the output names the reason. What no rule knows is tried again.
 
 use jiff::SignedDuration;
-use refit_api::refit::FailureKind;
+use refit_kinds::refit::FailureKind;
 
 use crate::{
     host::{InvalidStep, Job, work::failure_of},

@@ -3,7 +3,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_api::refit::{
+use refit_kinds::refit::{
     FailureKind, Gate, HostFacts, HostPlanSpec, HostPlanStatus, HostStepStatus, PlanState,
     PlannedStep, StepState,
 };

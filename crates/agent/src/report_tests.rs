@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use refit_api::refit::{StepAction, StepType};
+use refit_kinds::refit::{StepAction, StepType};
 
 use super::*;
 use crate::state::Record;

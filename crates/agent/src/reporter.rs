@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use kube::{Api, Resource as _, ResourceExt as _};
-use refit_api::refit::{HostPlan, HostPlanSpec, HostPlanStatus};
-use refit_kube::{Clock, ObjectKey, Store, apply};
+use refit_kinds::refit::{HostPlan, HostPlanSpec, HostPlanStatus};
+use refit_runtime::{Clock, ObjectKey, Store, apply};
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -50,7 +50,7 @@ impl OwnPlan {
     /// Waits until it changes.
     pub(crate) async fn changed(&mut self) {
         if self.changes.changed().await.is_err() {
-            refit_kube::gate::never::<()>().await;
+            refit_runtime::gate::never::<()>().await;
         }
     }
 }
@@ -95,7 +95,7 @@ impl Reporter {
             tokio::select! {
                 biased;
                 changed = reports.changed() => if changed.is_err() {
-                    return refit_kube::gate::never().await;
+                    return refit_runtime::gate::never().await;
                 },
                 () = self.plan.changed() => {}
                 () = tokio::time::sleep(wait) => {}

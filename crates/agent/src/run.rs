@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use kube::{Api, runtime::watcher};
-use refit_api::{
+use refit_kinds::{
     keys,
     refit::{HostFacts, HostPlan},
 };
-use refit_kube::{Clock, ObjectKey, Store, client::ClientStack, store::reflect};
+use refit_runtime::{Clock, ObjectKey, Store, client::ClientStack, store::reflect};
 use tokio::sync::watch;
 
 use crate::{

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use refit_api::refit::{FailureKind, Gate, PlanState, PlannedStep, StepType};
+use refit_kinds::refit::{FailureKind, Gate, PlanState, PlannedStep, StepType};
 use serde::{Deserialize, Serialize};
 
 /// One fact in the journal.

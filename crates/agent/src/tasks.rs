@@ -23,7 +23,7 @@ use refit_agent::{
     },
 };
 use refit_bundle::PublicKeys;
-use refit_kube::Clock;
+use refit_runtime::Clock;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

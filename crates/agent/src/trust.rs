@@ -6,8 +6,8 @@
 use std::{io, sync::Arc};
 
 use jiff::Timestamp;
-use refit_api::refit::{HostPlan, HostPlanSpec, HostPlanStatus};
-use refit_kube::plan_signing::{Distrust, PlanKeys};
+use refit_kinds::refit::{HostPlan, HostPlanSpec, HostPlanStatus};
+use refit_runtime::plan_signing::{Distrust, PlanKeys};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -104,7 +104,7 @@ impl Refused {
     pub(crate) fn report(
         &self,
         state: &JournalState,
-        facts: &refit_api::refit::HostFacts,
+        facts: &refit_kinds::refit::HostFacts,
     ) -> HostPlanStatus {
         let known = state.plan.as_ref();
         if state.live().is_some() {

@@ -1,8 +1,8 @@
-use refit_api::{
+use refit_kinds::{
     keys,
     refit::{Gate, PlanState, PlannedStep},
 };
-use refit_kube::{
+use refit_runtime::{
     gate::Open,
     plan_signing::{Claims, PlanSigner},
 };
@@ -88,7 +88,7 @@ async fn a_plan_that_is_not_signed_or_was_changed_is_left_alone() {
 
 #[test]
 fn a_report_says_why_a_plan_waits_and_leaves_what_is_over_alone() {
-    let facts = refit_api::refit::HostFacts::default();
+    let facts = refit_kinds::refit::HostFacts::default();
     let error = TrustError::Distrust(Distrust::Unsigned);
     let refused = Refused::new(plan("a", 0).spec, &error);
 

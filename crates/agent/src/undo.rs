@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use refit_api::refit::{
+use refit_kinds::refit::{
     KubeletArgs, PlanState, PlannedStep, StepAction, StepType, StepUndo, UndoArgs,
 };
 

@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use refit_api::refit::{FailureKind, Gate, PackageArgs, PackageVersion};
+use refit_kinds::refit::{FailureKind, Gate, PackageArgs, PackageVersion};
 
 use super::*;
 use crate::{
@@ -18,7 +18,7 @@ fn step(id: &str, gate: Gate, type_: StepType, undo: Option<StepUndo>) -> Planne
         gate,
         action: StepAction {
             version: "v1.35.0".to_owned(),
-            role: Some(refit_api::refit::Role::Worker),
+            role: Some(refit_kinds::refit::Role::Worker),
             ..StepAction::new(type_)
         },
         undo,

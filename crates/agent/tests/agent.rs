@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use common::{Kill, NEW, NODE, OLD, Switch, World, spec, worker_steps};
 use refit_agent::host::KubernetesVersion;
-use refit_api::refit::{Gate, PlanState, StepState};
+use refit_kinds::refit::{Gate, PlanState, StepState};
 use serde_json::json;
 
 #[tokio::test(start_paused = true)]

@@ -21,7 +21,7 @@ use refit_agent::host::{
     packages::{Order, Packages, Want},
     site::Tool,
 };
-use refit_api::refit::{FailureKind, PackageArgs, PackageDriver};
+use refit_kinds::refit::{FailureKind, PackageArgs, PackageDriver};
 
 const NAMES: [&str; 3] = ["kubeadm", "kubelet", "kubectl"];
 

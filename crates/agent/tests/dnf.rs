@@ -19,11 +19,11 @@ use refit_agent::host::{
     packages::{Order, Packages, Want},
     site::Tool,
 };
-use refit_api::refit::{BundleRef, FailureKind, PackageArgs, PackageDriver};
 use refit_bundle::{
     build::{self, PackageSpec, SecretKey, Spec},
     manifest::{Architecture, OsFamily},
 };
+use refit_kinds::refit::{BundleRef, FailureKind, PackageArgs, PackageDriver};
 use rpm::{BuildConfig, CompressionWithLevel, Dependency, FileOptions, PackageBuilder};
 
 const NAMES: [&str; 3] = ["kubeadm", "kubelet", "kubectl"];

@@ -6,7 +6,7 @@ mod common;
 use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 
 use common::{Kill, NEW, OLD, Switch, World, reversible, worker_steps};
-use refit_api::refit::{FailureKind, Gate, HostPlanStatus, PlanState, Role, StepState};
+use refit_kinds::refit::{FailureKind, Gate, HostPlanStatus, PlanState, Role, StepState};
 use serde_json::json;
 
 fn states(status: &HostPlanStatus) -> Vec<(&str, StepState)> {

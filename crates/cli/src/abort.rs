@@ -6,11 +6,11 @@ use kube::{
     ResourceExt as _,
     api::{Patch, PatchParams},
 };
-use refit_api::{
+use refit_kinds::{
     keys,
     refit::{NodeUpdate, Phase, Stage},
 };
-use refit_kube::apply::is_conflict;
+use refit_runtime::apply::is_conflict;
 use serde::Serialize;
 use serde_json::json;
 

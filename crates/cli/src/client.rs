@@ -14,7 +14,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
     core::NamespaceResourceScope,
 };
-use refit_kube::{Clock, client::ClientStack};
+use refit_runtime::{Clock, client::ClientStack};
 use serde::de::DeserializeOwned;
 
 use crate::global::{GlobalArgs, program};
@@ -315,12 +315,12 @@ fn is_no_such_name(status: &kube::core::Status) -> bool {
 #[cfg(test)]
 mod tests {
     use kube::core::{Status, response::StatusDetails};
-    use refit_api::{capi::Machine, refit::NodeUpdate};
+    use refit_kinds::{capi::Machine, refit::NodeUpdate};
 
     use super::*;
 
     fn cluster() -> Cluster {
-        refit_kube::tls::install_provider();
+        refit_runtime::tls::install_provider();
         let url = "https://127.0.0.1:6443";
         let config = Config::new(url.parse().unwrap());
         let stack = ClientStack::production("test");

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
-use refit_kube::process::{StartError, log_filter};
-use refit_sandbox::manifests::LoadError;
+use lab_world::manifests::LoadError;
+use refit_runtime::process::{StartError, log_filter};
 use tracing_subscriber::{layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 mod abort;
@@ -77,7 +77,7 @@ fn main() -> ExitCode {
         complain(&error.into());
         return ExitCode::FAILURE;
     }
-    refit_kube::tls::install_provider();
+    refit_runtime::tls::install_provider();
     let global = &args.global;
     let outcome = match &args.command {
         Command::Plan(args) => plan::run(args, global),

@@ -5,17 +5,17 @@ use std::{collections::BTreeMap, fmt::Debug};
 
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Namespace};
 use kube::{Api, Resource, ResourceExt as _};
-use refit_api::{
+use refit_core::{
+    change,
+    plan::{Extension, GroupRef, Manager, Reach, Read, Shape, managers::PROVIDER_LABEL},
+    rollout::{self, Strategy},
+};
+use refit_kinds::{
     capi::{
         Cluster as ClusterObject, ExtensionConfig, IntOrPercent, KubeadmControlPlane,
         MachineDeployment,
     },
     keys,
-};
-use refit_core::{
-    change,
-    plan::{Extension, GroupRef, Manager, Reach, Read, Shape, managers::PROVIDER_LABEL},
-    rollout::{self, Strategy},
 };
 use serde::de::DeserializeOwned;
 

@@ -6,13 +6,13 @@ use kube::{
     ResourceExt as _,
     api::{Patch, PatchParams},
 };
-use refit_api::{
+use refit_core::node::speaker;
+use refit_kinds::{
     capi::{Machine, update_in_progress},
     keys,
     refit::{NodeUpdate, Origin, Phase},
 };
-use refit_core::node::speaker;
-use refit_kube::apply::is_conflict;
+use refit_runtime::apply::is_conflict;
 use serde::Serialize;
 use serde_json::json;
 

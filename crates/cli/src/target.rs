@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use anyhow::anyhow;
 use kube::{Resource, ResourceExt as _};
-use refit_api::{
+use refit_kinds::{
     capi::{Cluster as ClusterObject, KubeadmControlPlane, Machine, MachineDeployment, MachineSet},
     keys,
     refit::{NodeUpdate, UpdateGroup},
@@ -60,8 +60,8 @@ impl TargetKind {
 
     fn group(self) -> &'static str {
         match self {
-            Self::ControlPlane => refit_api::capi::CONTROL_PLANE_GROUP,
-            _ => refit_api::capi::CORE_GROUP,
+            Self::ControlPlane => refit_kinds::capi::CONTROL_PLANE_GROUP,
+            _ => refit_kinds::capi::CORE_GROUP,
         }
     }
 

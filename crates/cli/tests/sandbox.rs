@@ -19,7 +19,7 @@ use kube::{
     api::{ListParams, Patch, PatchParams, PostParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
-use refit_api::{
+use refit_kinds::{
     capi::{Machine, MachineDeployment},
     refit::{NodeUpdate, Phase},
 };
@@ -105,7 +105,7 @@ impl Sandbox {
 }
 
 fn in_real_time<T>(test: impl Future<Output = T>) -> T {
-    refit_kube::tls::install_provider();
+    refit_runtime::tls::install_provider();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.unwrap().block_on(test)
 }
@@ -273,8 +273,7 @@ fn a_cluster_that_is_applied_later_gets_a_context() {
     let second = text.replace("edge-1", "edge-2");
     in_real_time(async {
         let client = sandbox.client("refit").await;
-        for object in refit_sandbox::manifests::parse([("second.yaml", second.as_bytes())]).unwrap()
-        {
+        for object in lab_world::manifests::parse([("second.yaml", second.as_bytes())]).unwrap() {
             apply(&client, object.object).await;
         }
         let there = async {

@@ -20,8 +20,8 @@ use kube::{
     api::ListParams,
     core::{NamespaceResourceScope, Resource},
 };
-use refit_api::keys;
-use refit_kube::{Store, apply};
+use refit_kinds::keys;
+use refit_runtime::{Store, apply};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::Notify;

@@ -7,8 +7,8 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use kube::{Api, Client, Resource, core::ClusterResourceScope};
-use refit_api::keys;
-use refit_kube::apply;
+use refit_kinds::keys;
+use refit_runtime::apply;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
@@ -58,7 +58,7 @@ where
 mod tests {
     use std::sync::Arc;
 
-    use refit_apiserver::{ApiServer, Options};
+    use lab_apiserver::{ApiServer, Options};
 
     use super::*;
 

@@ -6,14 +6,14 @@ use std::sync::{
 };
 
 use kube::Client;
-use refit_api::{
+use refit_core::safeguards::Safeguards;
+use refit_kinds::{
     capi::{
         Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineDrainRule, MachineSet,
     },
     refit::{HostPlan, NodeUpdate, UpdateGroup},
 };
-use refit_core::safeguards::Safeguards;
-use refit_kube::{
+use refit_runtime::{
     Clock, ObjectKey, Store, client::ClientStack, events::Recorder, lease::Leadership,
     queue::Queue, workload::Workloads,
 };

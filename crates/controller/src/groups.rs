@@ -6,12 +6,12 @@ use k8s_openapi::{
     api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 use kube::{Api, ResourceExt as _};
-use refit_api::{
+use refit_kinds::{
     capi::{CONTROL_PLANE_GROUP, CORE_GROUP, Machine, MachineSet},
     keys,
     refit::{GroupOwner, NodeUpdate, UpdateGroup, UpdateGroupSpec, update_group_name},
 };
-use refit_kube::{ObjectKey, apply};
+use refit_runtime::{ObjectKey, apply};
 
 use crate::context::{Context, Stores};
 
@@ -185,7 +185,7 @@ pub(crate) fn group_of_update(stores: &Stores, update: &NodeUpdate) -> Option<Gr
 }
 
 /// Phase of a NodeUpdate; `Pending` before its controller saw it.
-pub(crate) fn phase_of(update: &NodeUpdate) -> refit_api::refit::Phase {
+pub(crate) fn phase_of(update: &NodeUpdate) -> refit_kinds::refit::Phase {
     update.status.as_ref().map(|status| status.phase).unwrap_or_default()
 }
 

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
-use refit_api::{capi::Machine, keys, refit::HostPlan};
-use refit_kube::ObjectKey;
+use refit_kinds::{capi::Machine, keys, refit::HostPlan};
+use refit_runtime::ObjectKey;
 
 use crate::{PlanLocation, context::Context};
 
@@ -112,7 +112,7 @@ pub(crate) fn cluster_key(machine: &Machine) -> ObjectKey {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-    use refit_api::refit::{HostPlanSpec, HostPlanStatus};
+    use refit_kinds::refit::{HostPlanSpec, HostPlanStatus};
 
     use super::*;
 

@@ -39,7 +39,7 @@ use std::{future::pending, sync::Arc};
 use anyhow::Context as _;
 use futures::future::BoxFuture;
 use refit_core::safeguards::Safeguards;
-use refit_kube::{Clock, client::ClientStack, lease::Leadership, net::Listener, serve, tls};
+use refit_runtime::{Clock, client::ClientStack, lease::Leadership, net::Listener, serve, tls};
 use tokio_util::sync::CancellationToken;
 
 pub use agent_access::rights as agent_rights;

@@ -19,7 +19,7 @@ use refit_controller::{
     run,
 };
 use refit_core::{change::OnUncovered, safeguards::Safeguards};
-use refit_kube::{
+use refit_runtime::{
     Clock,
     client::ClientStack,
     lease::LeaseSettings,

@@ -20,7 +20,7 @@ use prometheus_client::{
     },
     registry::{Registry, Unit},
 };
-use refit_kube::{apply, lease};
+use refit_runtime::{apply, lease};
 
 use self::gauges::Gauges;
 use crate::context::Context;
@@ -163,7 +163,7 @@ fn reason_of(error: &anyhow::Error) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use refit_kube::lease::NotLeader;
+    use refit_runtime::lease::NotLeader;
 
     use super::*;
 

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use kube::ResourceExt as _;
-use refit_api::{capi::Machine, keys, refit::HostSettings};
 use refit_core::{
     change::{NotReady, Policy, policy},
     node::{DrainChoice, drain_policy},
     report::Refusal,
 };
-use refit_kube::ObjectKey;
+use refit_kinds::{capi::Machine, keys, refit::HostSettings};
+use refit_runtime::ObjectKey;
 
 use crate::{
     context::Context,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use kube::Client;
-use refit_kube::{
+use refit_runtime::{
     Clock,
     client::ClientStack,
     lease::{self, Leadership, LeaseSettings},

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use refit_core::{change::OnUncovered, node::DrainPolicy};
-use refit_kube::plan_signing::PlanSigner;
+use refit_runtime::plan_signing::PlanSigner;
 
 /// Where HostPlans are: what the agents read, and report to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

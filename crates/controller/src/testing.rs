@@ -12,7 +12,8 @@ use http_body_util::BodyExt as _;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use kube::{Client, client::Body};
-use refit_api::{
+use refit_core::safeguards::Safeguards;
+use refit_kinds::{
     capi::{
         Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineSet, MachineSpec,
         MachineStatus, NodeInfo, NodeRef,
@@ -20,8 +21,7 @@ use refit_api::{
     keys,
     refit::{HostPlan, HostPlanStatus, NodeUpdate, UpdateGroup},
 };
-use refit_core::safeguards::Safeguards;
-use refit_kube::{Clock, ObjectKey, client::ClientStack};
+use refit_runtime::{Clock, ObjectKey, client::ClientStack};
 use serde_json::{Value, json};
 
 use crate::{Settings, context::Context, workload_watch::ClusterView};

@@ -1,8 +1,8 @@
 //! One watch per kind of the management cluster, and which keys a change wakes.
 
 use kube::{Api, Client, Resource, ResourceExt as _};
-use refit_api::{capi::Cluster, refit::update_group_name};
-use refit_kube::{ObjectKey, Store, store};
+use refit_kinds::{capi::Cluster, refit::update_group_name};
+use refit_runtime::{ObjectKey, Store, store};
 
 use crate::{
     PlanLocation,

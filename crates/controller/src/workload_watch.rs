@@ -21,8 +21,8 @@ use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{Api, Client, ResourceExt as _, api::ObjectMeta, core::crd::CustomResourceExt as _};
-use refit_api::{capi::Cluster, keys, refit::HostPlan};
-use refit_kube::{Clock, ObjectKey, Store, apply, store};
+use refit_kinds::{capi::Cluster, keys, refit::HostPlan};
+use refit_runtime::{Clock, ObjectKey, Store, apply, store};
 use tokio::sync::Notify;
 
 use crate::{
@@ -312,7 +312,7 @@ async fn ensure_installed(client: &Client) -> anyhow::Result<()> {
     }
     let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
     let mut crd = HostPlan::crd();
-    let hash = refit_api::refit::hash_json(&serde_json::to_value(&crd.spec)?);
+    let hash = refit_kinds::refit::hash_json(&serde_json::to_value(&crd.spec)?);
     crd.annotations_mut().insert(CRD_HASH.to_owned(), hash.clone());
     let name = crd.name_any();
     match crds.get_opt(&name).await? {

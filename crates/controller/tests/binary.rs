@@ -19,9 +19,9 @@ use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{Api, Client, api::PostParams};
-use refit_api::{crds, hooks};
-use refit_apiserver::{ApiServer, Options};
-use refit_kube::{
+use lab_apiserver::{ApiServer, Options};
+use refit_kinds::{crds, hooks};
+use refit_runtime::{
     Clock,
     client::{ClientStack, HttpsPoster},
     net::Listener,

@@ -17,15 +17,15 @@ use kube::{
     Api, Client, Config, ResourceExt,
     api::{Patch, PostParams},
 };
-use refit_api::{
+use lab_apiserver::{ApiServer, Options};
+use refit_controller::{ControllerOptions, HookServer, Process, Settings, run};
+use refit_core::safeguards::Safeguards;
+use refit_kinds::{
     capi::{Cluster, Machine, MachineSpec},
     crds, hooks,
     refit::NodeUpdate,
 };
-use refit_apiserver::{ApiServer, Options};
-use refit_controller::{ControllerOptions, HookServer, Process, Settings, run};
-use refit_core::safeguards::Safeguards;
-use refit_kube::{
+use refit_runtime::{
     Clock,
     client::{ClientStack, HttpsPoster},
     gate::Open,

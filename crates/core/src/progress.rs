@@ -1,6 +1,6 @@
 //! How far every machine is, for people who watch.
 
-use refit_api::{
+use refit_kinds::{
     capi::{Machine, update_in_progress},
     conditions, keys,
     refit::{Blocker, NodeUpdate, Phase, StepState},
@@ -148,7 +148,7 @@ pub fn owner_of(machine: &Machine) -> String {
 
 #[cfg(test)]
 mod tests {
-    use refit_api::refit::{Goal, MachineRef, NodeUpdateSpec, NodeUpdateStatus, Origin, Stage};
+    use refit_kinds::refit::{Goal, MachineRef, NodeUpdateSpec, NodeUpdateStatus, Origin, Stage};
     use serde_json::json;
 
     use super::*;

@@ -6,7 +6,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_api::refit::{Blocker, StepType};
+use refit_kinds::refit::{Blocker, StepType};
 
 use crate::node::DrainRefusal;
 

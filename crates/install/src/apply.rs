@@ -6,7 +6,7 @@ use kube::{
     Api, Client, ResourceExt as _,
     api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams},
 };
-use refit_api::keys;
+use refit_kinds::keys;
 use serde_json::Value;
 
 /// How long a CustomResourceDefinition may take to be served.
@@ -212,7 +212,7 @@ async fn wait_established(client: &Client, object: &Value) -> Result<(), Install
 mod tests {
     use std::sync::Arc;
 
-    use refit_apiserver::{ApiServer, Options};
+    use lab_apiserver::{ApiServer, Options};
 
     use super::*;
     use crate::manifests::{Choices, Part, manifests, objects};
@@ -249,7 +249,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn applying_again_changes_nothing_and_a_difference_is_told() {
         let (server, client) = cluster();
-        let crds: Vec<Value> = refit_api::crds::capi_crds()
+        let crds: Vec<Value> = refit_kinds::crds::capi_crds()
             .iter()
             .map(|crd| serde_json::to_value(crd).unwrap())
             .collect();

@@ -1,7 +1,7 @@
 // Command fields prints how the kinds that kubectl sends are laid out in protocol buffers: for each
 // type its fields with number, JSON name and type. The API server of the sandbox reads the table.
 //
-//	go run ./fields > ../../crates/apiserver/src/protobuf/fields.txt
+//	go run ./fields > ../../lab/apiserver/src/protobuf/fields.txt
 package main
 
 import (

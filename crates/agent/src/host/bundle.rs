@@ -3,13 +3,13 @@
 
 use std::{collections::BTreeMap, fs, num::NonZeroU64, path::PathBuf};
 
-use refit_api::refit::{BundleRef, OsImageArgs, PackageArgs, PackageDriver};
 use refit_bundle::{
     digest::Digest,
     fetch::{self, Limits, Location, Request, Staged, Wanted},
     keys::PublicKeys,
     manifest::{Architecture, FileKind, OsFamily, PackageFormat},
 };
+use refit_kinds::refit::{BundleRef, OsImageArgs, PackageArgs, PackageDriver};
 use serde::{Deserialize, Serialize};
 
 use super::{

@@ -1,7 +1,7 @@
 use std::path::Path;
 
-use refit_api::refit::FailureKind;
 use refit_bundle::build::{FileSpec, PackageSpec, SecretKey, Spec, build, key};
+use refit_kinds::refit::FailureKind;
 
 use super::*;
 

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use refit_api::refit::{KubeletArgs, PackageArgs};
+use refit_kinds::refit::{KubeletArgs, PackageArgs};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -135,7 +135,7 @@ async fn perform(site: &Site, job: &JobFile, secrets: &dyn SecretSource) -> Resu
         Command::SetTimeServers { ntp } => ntp::apply(site, plan, &job.step, ntp).await,
         Command::SetKubeletFlags { kubelet } => kubelet::set_flags(site, plan, &job.step, kubelet),
         Command::RenewCertificates { certificates } => {
-            let now = refit_kube::Clock::real().now();
+            let now = refit_runtime::Clock::real().now();
             kubeadm::certificates::renew(site, plan, certificates, now).await
         }
         Command::StageOsImage { image, bundle } => {

@@ -1,4 +1,4 @@
-use refit_api::refit::{FileArgs, KubeletArg, NtpArgs, PackageVersion, PlannedFile, SecretKey};
+use refit_kinds::refit::{FileArgs, KubeletArg, NtpArgs, PackageVersion, PlannedFile, SecretKey};
 
 use super::*;
 use crate::host::{files::secret::Secret, site::Tool};

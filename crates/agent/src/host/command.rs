@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use refit_api::refit::{
+use refit_kinds::refit::{
     BundleRef, CertificateArgs, FileArgs, ImageArgs, KubeadmArgs, KubeletArgs, NtpArgs,
     OsImageArgs, PackageArgs, PlannedStep, Role, StepType, StepUndo, UndoArgs,
 };

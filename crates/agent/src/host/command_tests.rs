@@ -1,4 +1,4 @@
-use refit_api::refit::{Gate, PackageVersion, StepAction};
+use refit_kinds::refit::{Gate, PackageVersion, StepAction};
 
 use super::*;
 

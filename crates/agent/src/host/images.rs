@@ -1,6 +1,6 @@
 //! Container images that are there before anything is disturbed.
 
-use refit_api::refit::ImageArgs;
+use refit_kinds::refit::ImageArgs;
 
 use super::{Evidence, KubernetesVersion, Program, Site, work::WorkError};
 

@@ -4,7 +4,7 @@
 //! flag that the next version no longer knows keeps the kubelet from starting, so the installed
 //! kubelet is asked before the running one is stopped (`spec/node.md 2.5`).
 
-use refit_api::refit::KubeletArgs;
+use refit_kinds::refit::KubeletArgs;
 
 use super::{
     Invocation, KubernetesVersion, Program, Site,

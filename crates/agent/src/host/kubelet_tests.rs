@@ -1,6 +1,6 @@
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
-use refit_api::refit::{FailureKind, KubeletArg};
+use refit_kinds::refit::{FailureKind, KubeletArg};
 
 use super::*;
 use crate::host::site::Tool;

@@ -42,7 +42,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures::future::BoxFuture;
 use jiff::Timestamp;
-use refit_api::refit::{FailureKind, HostFacts};
+use refit_kinds::refit::{FailureKind, HostFacts};
 
 pub use command::{CAPABILITIES, Command, InvalidStep, KubernetesVersion};
 pub use program::{Invocation, Program, ProgramError};

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use refit_api::refit::NtpArgs;
+use refit_kinds::refit::NtpArgs;
 use serde::{Deserialize, Serialize};
 
 use super::{

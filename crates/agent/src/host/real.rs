@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use refit_api::refit::{HostFacts, PackageDriver};
+use refit_kinds::refit::{HostFacts, PackageDriver};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,

@@ -7,7 +7,7 @@ fn host() -> RealHost {
 fn job() -> Job {
     let version = KubernetesVersion::parse("v1.35.0").unwrap();
     let command =
-        Command::InstallKubeadm { version, packages: refit_api::refit::PackageArgs::default() };
+        Command::InstallKubeadm { version, packages: refit_kinds::refit::PackageArgs::default() };
     Job::new("p", "refit-p-kubeadm-install-1", "kubeadm-install", command)
 }
 

@@ -6,8 +6,8 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use refit_api::refit::HostFacts;
-use refit_kube::{
+use refit_kinds::refit::HostFacts;
+use refit_runtime::{
     Clock,
     gate::{Effect, Fate, Gate, never},
 };

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
-use refit_api::refit::{HostFacts, PackageDriver, Role};
+use refit_kinds::refit::{HostFacts, PackageDriver, Role};
 use serde::{Deserialize, Serialize};
 
 use super::{

@@ -1,4 +1,4 @@
-use refit_api::refit::{KubeadmArgs, KubeletArgs, PackageArgs};
+use refit_kinds::refit::{KubeadmArgs, KubeletArgs, PackageArgs};
 
 use super::*;
 use crate::host::Since;

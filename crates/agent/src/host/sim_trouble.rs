@@ -131,8 +131,8 @@ mod tests {
         let version = KubernetesVersion::parse("v1.35.0").unwrap();
         let command = Command::InstallKubelet {
             version,
-            packages: refit_api::refit::PackageArgs::default(),
-            kubelet: refit_api::refit::KubeletArgs::default(),
+            packages: refit_kinds::refit::PackageArgs::default(),
+            kubelet: refit_kinds::refit::KubeletArgs::default(),
         };
         Job::new("p", "unit", "kubelet-install", command)
     }

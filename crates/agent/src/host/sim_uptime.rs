@@ -70,7 +70,7 @@ impl HostState {
 
 #[cfg(test)]
 mod tests {
-    use refit_api::refit::Role;
+    use refit_kinds::refit::Role;
 
     use super::*;
     use crate::host::{Job, KubernetesVersion};
@@ -87,7 +87,7 @@ mod tests {
         job(Command::KubeadmUpgrade {
             role: Role::FirstControlPlane,
             version: KubernetesVersion::parse("v1.35.0").unwrap(),
-            kubeadm: refit_api::refit::KubeadmArgs::default(),
+            kubeadm: refit_kinds::refit::KubeadmArgs::default(),
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use refit_api::refit::{KubeletArgs, OsImageArgs, PlannedFile, Role};
+use refit_kinds::refit::{KubeletArgs, OsImageArgs, PlannedFile, Role};
 
 use super::{
     CONTROL_PLANE, Command, Evidence, KubernetesVersion, Since,

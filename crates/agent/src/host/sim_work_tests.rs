@@ -1,5 +1,5 @@
 use jiff::Timestamp;
-use refit_api::refit::{FileArgs, ImageArgs, NtpArgs, PackageArgs, PackageVersion};
+use refit_kinds::refit::{FileArgs, ImageArgs, NtpArgs, PackageArgs, PackageVersion};
 
 use super::*;
 

@@ -20,7 +20,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use refit_api::refit::PackageDriver;
+use refit_kinds::refit::PackageDriver;
 use sha2::{Digest as _, Sha256};
 
 use super::{

@@ -1,6 +1,6 @@
 use std::os::unix::fs::PermissionsExt as _;
 
-use refit_api::refit::FailureKind;
+use refit_kinds::refit::FailureKind;
 
 use super::*;
 use crate::host::site::Tool;

@@ -1,6 +1,6 @@
 //! Why work on a host ended badly, and what may end that.
 
-use refit_api::refit::FailureKind;
+use refit_kinds::refit::FailureKind;
 
 use super::{HostError, ProgramError};
 

@@ -16,16 +16,16 @@ use futures::future::BoxFuture;
 
 use jiff::Timestamp;
 use kube::{Api, Client};
+use lab_apiserver::{ApiServer, Options};
 use refit_agent::{AgentOptions, Disk, DiskState, HostState, SimDisk, SimHost};
-use refit_api::{
+use refit_kinds::{
     keys,
     refit::{
         Gate as PlanGate, HostPlan, HostPlanStatus, PlanState, PlannedStep, Role, StepAction,
         StepType, StepUndo,
     },
 };
-use refit_apiserver::{ApiServer, Options};
-use refit_kube::{
+use refit_runtime::{
     Clock, apply,
     client::ClientStack,
     gate::{Effect, Fate, Gate},
@@ -185,8 +185,12 @@ impl World {
             let answer = tower::ServiceExt::oneshot(api.clone(), request);
             async move { Ok::<_, Infallible>(answer.await.expect("no connection faults are used")) }
         });
-        let serving =
-            tokio::spawn(refit_kube::serve::serve(listener, None, service, std::future::pending()));
+        let serving = tokio::spawn(refit_runtime::serve::serve(
+            listener,
+            None,
+            service,
+            std::future::pending(),
+        ));
         let host = HostState::new(NODE, false, OLD, clock.now());
         Self {
             clock,
@@ -207,7 +211,7 @@ impl World {
             apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
         };
         let client = self.client();
-        for crd in refit_api::crds::refit_crds() {
+        for crd in refit_kinds::crds::refit_crds() {
             let api: Api<CustomResourceDefinition> = Api::all(client.clone());
             api.create(&kube::api::PostParams::default(), &crd).await.unwrap();
         }
@@ -327,7 +331,7 @@ impl World {
     pub(crate) fn api_down(&self, down: bool) {
         let faults = self.server.faults();
         if down {
-            faults.set_down(Some(refit_apiserver::Down::Unavailable));
+            faults.set_down(Some(lab_apiserver::Down::Unavailable));
         } else {
             faults.set_down(None);
         }

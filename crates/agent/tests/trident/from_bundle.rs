@@ -7,11 +7,11 @@ use refit_agent::host::{
     carry_out::{self, JobFile},
     files::secret::NoSecrets,
 };
-use refit_api::refit::{BundleRef, FailureKind, OsImageArgs};
 use refit_bundle::{
     build::{self, FileSpec, SecretKey, Spec},
     manifest::Architecture,
 };
+use refit_kinds::refit::{BundleRef, FailureKind, OsImageArgs};
 use serde_json::json;
 
 use crate::suite::Bench;

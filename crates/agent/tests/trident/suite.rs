@@ -7,7 +7,7 @@ use refit_agent::host::{
     site::Tool,
     trident::{OsImage, Situation, TridentCli},
 };
-use refit_api::refit::{FailureKind, HealthCheck, OsImageArgs};
+use refit_kinds::refit::{FailureKind, HealthCheck, OsImageArgs};
 use serde_json::{Value, json};
 
 use crate::{

@@ -60,10 +60,10 @@ fn speed(text: &str) -> Result<f64, String> {
 pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
     let printer = Printer::new(args.output, global);
     let manifests = plan::read(&args.manifests)?;
-    let runtime = refit_sandbox::world::runtime()?;
+    let runtime = lab_world::world::runtime()?;
     let code = runtime.block_on(async {
         let demo = async {
-            refit_sandbox::manifests::rehearse(&manifests).await?;
+            lab_world::manifests::rehearse(&manifests).await?;
             let plan = plan::make(manifests, args.no_surge, args.to.as_deref())?;
             run::run(printer, &plan, args.speed, args.no_surge).await
         };

@@ -1,11 +1,11 @@
 //! What is to be shown: the objects, the target, and what each group's strategy will do.
 
 use anyhow::{Context as _, bail};
+use lab_world::manifests::{self, LoadError, Manifest};
 use refit_core::{
     rollout::{IntOrPercent, Strategy, predict},
     version::{Hop, KubernetesVersion},
 };
-use refit_sandbox::manifests::{self, LoadError, Manifest};
 use serde_json::{Value, json};
 
 use super::report::GroupRule;

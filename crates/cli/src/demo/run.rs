@@ -8,10 +8,10 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use kube::{Api, ResourceExt as _, api::ListParams};
-use refit_api::refit::{NodeUpdate, UpdateGroup};
-use refit_sandbox::world::{
+use lab_world::world::{
     MachineFacts, MachineProgress, ProgressFeed, World, WorldOptions, facts, pace,
 };
+use refit_kinds::refit::{NodeUpdate, UpdateGroup};
 
 use super::{
     outcome::{Outcome, Timing},
@@ -262,7 +262,7 @@ async fn work(world: &World) -> anyhow::Result<BTreeMap<String, Work>> {
     let updates: Api<NodeUpdate> = Api::all(world.client(READER)?);
     let mut list = updates.list(&ListParams::default()).await?.items;
     list.sort_by_key(|update| {
-        refit_api::refit::ordinal_of(&update.name_any(), &update.spec.machine_ref.name)
+        refit_kinds::refit::ordinal_of(&update.name_any(), &update.spec.machine_ref.name)
     });
     Ok(list.iter().map(|update| (update.spec.machine_ref.name.clone(), work_of(update))).collect())
 }
@@ -275,7 +275,7 @@ fn work_of(update: &NodeUpdate) -> Work {
         (Some(from), Some(to)) => seconds(from, to),
         _ => 0,
     };
-    let done = status.steps.iter().filter(|s| s.state == refit_api::refit::StepState::Done);
+    let done = status.steps.iter().filter(|s| s.state == refit_kinds::refit::StepState::Done);
     let host = done.clone().filter(|s| !CLUSTER_STEPS.contains(&s.name.as_str()));
     Work {
         steps: done.count(),

@@ -14,14 +14,6 @@ use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{Api, Client, api::ListParams, discovery::ApiResource};
-use refit_api::{
-    capi::{
-        Cluster as ClusterObject, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment,
-        MachineSet,
-    },
-    crds, keys,
-    refit::{HostPlan, NodeUpdate, UpdateGroup, hash_json},
-};
 use refit_core::{
     certificates::CertificateFacts,
     invariants::World,
@@ -31,6 +23,14 @@ use refit_core::{
         managers::PROVIDER_LABEL,
         objects::{name, namespace, text, time},
     },
+};
+use refit_kinds::{
+    capi::{
+        Cluster as ClusterObject, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment,
+        MachineSet,
+    },
+    crds, keys,
+    refit::{HostPlan, NodeUpdate, UpdateGroup, hash_json},
 };
 use serde_json::Value;
 use x509_parser::{extensions::GeneralName, pem::parse_x509_pem};

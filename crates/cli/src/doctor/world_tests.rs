@@ -7,14 +7,14 @@ use kube::{
     Api,
     api::{DeleteParams, Patch, PatchParams},
 };
-use refit_apiserver::auth::{AccessRecord, AccessRecorder};
-use refit_core::plan::doctor::{Check, Finding, Level, examine};
-use refit_install::{Choices, Part, manifests, manifests::WORKLOAD_ROLE, objects};
-use refit_kube::Clock;
-use refit_sandbox::{
+use lab_apiserver::auth::{AccessRecord, AccessRecorder};
+use lab_world::{
     manifests::load,
     world::{Enforced, WORKLOAD_USER, World, WorldOptions, runtime},
 };
+use refit_core::plan::doctor::{Check, Finding, Level, examine};
+use refit_install::{Choices, Part, manifests, manifests::WORKLOAD_ROLE, objects};
+use refit_runtime::Clock;
 use serde_json::{Value, json};
 
 use super::gather::gather;

@@ -5,11 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::bail;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
-use refit_api::{
-    capi::{Cluster as ClusterObject, KubeadmControlPlane, Machine, MachineDeployment, MachineSet},
-    keys,
-    refit::{NodeUpdate, UpdateGroup},
-};
 use refit_core::{
     change::OnUncovered,
     plan::{
@@ -17,6 +12,11 @@ use refit_core::{
         objects::{apply, kind, name, namespace, text},
     },
     version::KubernetesVersion,
+};
+use refit_kinds::{
+    capi::{Cluster as ClusterObject, KubeadmControlPlane, Machine, MachineDeployment, MachineSet},
+    keys,
+    refit::{NodeUpdate, UpdateGroup},
 };
 use serde_json::Value;
 

@@ -9,12 +9,12 @@ mod world_tests;
 
 use std::{path::PathBuf, process::ExitCode};
 
+use lab_world::manifests;
 use refit_core::{
     plan::{Input, Objects, Outcome, Plan, plan},
     version::KubernetesVersion,
 };
-use refit_kube::Clock;
-use refit_sandbox::manifests;
+use refit_runtime::Clock;
 use serde_json::Value;
 
 use self::{

@@ -8,7 +8,7 @@ use kube::{
     api::{DynamicObject, ListParams},
     discovery::{self, ApiResource},
 };
-use refit_kube::{client::ClientStack, workload::Workloads};
+use refit_runtime::{client::ClientStack, workload::Workloads};
 use serde_json::Value;
 
 use crate::client::{Cluster, attempt};
@@ -265,7 +265,7 @@ pub(crate) struct Workload {
 /// Reads a workload cluster, or says why it cannot be.
 pub(crate) async fn workload(client: &Client) -> Result<Workload, String> {
     use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-    use refit_api::refit::HostPlan;
+    use refit_kinds::refit::HostPlan;
     async fn of<K: Resource<DynamicType = ()>>(client: &Client) -> Result<Vec<Value>, String> {
         everything(client, &ApiResource::erase::<K>(&())).await
     }

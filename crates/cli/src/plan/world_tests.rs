@@ -7,12 +7,12 @@ use kube::{
     api::{DynamicObject, Patch, PatchParams, PostParams},
     discovery,
 };
-use refit_core::plan::{CauseReason, Counts, GroupPlan, Outcome, plan};
-use refit_sandbox::{
+use lab_world::{
     manifests,
     snapshot::Snapshot,
     world::{MachineFacts, World, WorldOptions, facts, runtime},
 };
+use refit_core::plan::{CauseReason, Counts, GroupPlan, Outcome, plan};
 use serde_json::{Value, json};
 
 use super::{

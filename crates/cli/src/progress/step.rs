@@ -1,7 +1,7 @@
 //! Where one machine is, in words.
 
-use refit_api::refit::Phase;
 use refit_core::progress::MachineProgress;
+use refit_kinds::refit::Phase;
 
 /// Where one machine is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -98,7 +98,7 @@ fn detail(row: &MachineProgress, phase: Phase) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use refit_api::refit::Blocker;
+    use refit_kinds::refit::Blocker;
 
     use super::*;
 

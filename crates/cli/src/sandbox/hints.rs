@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use lab_world::world::World;
 use refit_core::version::KubernetesVersion;
-use refit_sandbox::world::World;
 use serde_json::Value;
 
 use super::quoted;

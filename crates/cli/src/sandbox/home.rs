@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use refit_sandbox::{
+use lab_world::{
     persist::{Folder, Log},
     snapshot::Snapshot,
 };

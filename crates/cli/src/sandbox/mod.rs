@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::bail;
-use refit_sandbox::{
+use lab_world::{
     live::{self, Live, LiveOptions, Ports},
     manifests,
     snapshot::Snapshot,

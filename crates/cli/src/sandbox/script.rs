@@ -3,7 +3,7 @@
 use std::{fs, io, path::Path, process::ExitCode};
 
 use anyhow::Context as _;
-use refit_sandbox::script::{self, ScriptOutcome};
+use lab_world::script::{self, ScriptOutcome};
 
 /// Runs a script and prints its output; exit 1 where a wait ran out.
 pub(super) fn run(file: &Path) -> anyhow::Result<ExitCode> {

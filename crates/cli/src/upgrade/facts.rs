@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use kube::{Resource, ResourceExt as _};
-use refit_api::{
-    capi::{KubeadmControlPlane, MachineDeployment},
-    keys,
-};
 use refit_core::{
     group::REASON_UNCOVERED,
     plan::{Reach, notes, reach},
+};
+use refit_kinds::{
+    capi::{KubeadmControlPlane, MachineDeployment},
+    keys,
 };
 use serde_json::Value;
 
@@ -108,7 +108,7 @@ async fn cluster_name(cluster: &Cluster, target: &Target) -> anyhow::Result<Stri
 /// Name of the Cluster that names this control plane as its own, empty where none does.
 async fn cluster_with(cluster: &Cluster, control_plane: &str) -> anyhow::Result<String> {
     let kind = KubeadmControlPlane::kind(&());
-    let all: Vec<refit_api::capi::Cluster> = cluster.list(&cluster.here(), "").await?;
+    let all: Vec<refit_kinds::capi::Cluster> = cluster.list(&cluster.here(), "").await?;
     let owner = all.iter().find(|object| {
         let reference = object.spec.control_plane_ref.as_ref();
         reference.is_some_and(|r| r.kind == kind && r.name == control_plane)
@@ -150,7 +150,7 @@ fn objects(found: &Gathered) -> Objects {
     }
 }
 
-fn topology(object: &refit_api::capi::Cluster) -> Option<Topology> {
+fn topology(object: &refit_kinds::capi::Cluster) -> Option<Topology> {
     let topology = object.spec.topology.as_ref()?;
     let version = topology.0.get("version").and_then(Value::as_str);
     Some(Topology {

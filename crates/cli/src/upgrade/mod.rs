@@ -11,12 +11,12 @@ use kube::{
     api::{Patch, PatchParams},
     core::NamespaceResourceScope,
 };
-use refit_api::{
+use refit_core::version::KubernetesVersion;
+use refit_kinds::{
     capi::{Cluster as ClusterObject, KubeadmControlPlane, MachineDeployment},
     keys,
 };
-use refit_core::version::KubernetesVersion;
-use refit_kube::apply::is_conflict;
+use refit_runtime::apply::is_conflict;
 use serde::de::DeserializeOwned;
 
 use self::decide::{Field, Next, Write};

@@ -4,11 +4,11 @@ use std::{fmt::Debug, hash::Hash, sync::Arc};
 
 use futures::future::BoxFuture;
 use kube::{Api, Resource, api::ListParams, core::NamespaceResourceScope};
-use refit_api::{
+use refit_kinds::{
     capi::{KubeadmControlPlane, Machine, MachineDeployment},
     refit::{NodeUpdate, UpdateGroup},
 };
-use refit_kube::{
+use refit_runtime::{
     Store,
     store::{everything, reflect},
 };

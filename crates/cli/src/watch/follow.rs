@@ -2,7 +2,7 @@
 
 use std::{io, time::Duration};
 
-use refit_kube::Clock;
+use refit_runtime::Clock;
 
 use super::{
     feed::Feed,

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io};
 
-use refit_api::refit::Blocker;
+use refit_kinds::refit::Blocker;
 use serde::Serialize;
 
 use super::view::{GroupRow, MachineRow, View};

@@ -3,14 +3,14 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use kube::ResourceExt as _;
-use refit_api::{
-    capi::{KubeadmControlPlane, Machine, MachineDeployment},
-    conditions,
-    refit::{NodeUpdate, UpdateGroup},
-};
 use refit_core::{
     group,
     progress::{MachineProgress, owner_of},
+};
+use refit_kinds::{
+    capi::{KubeadmControlPlane, Machine, MachineDeployment},
+    conditions,
+    refit::{NodeUpdate, UpdateGroup},
 };
 
 use crate::{
@@ -280,7 +280,7 @@ impl GroupRow {
 }
 
 /// Predicted seconds until these machines are done, by past durations of their group.
-fn rest(members: &[&MachineRow], status: &refit_api::refit::UpdateGroupStatus) -> Option<i64> {
+fn rest(members: &[&MachineRow], status: &refit_kinds::refit::UpdateGroupStatus) -> Option<i64> {
     let under_way = members.iter().filter(|row| row.progress.is_under_way());
     let running = under_way
         .map(|row| row.progress.remaining_seconds.map(i64::from))

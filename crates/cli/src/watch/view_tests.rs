@@ -1,4 +1,4 @@
-use refit_api::refit::{Phase, StepDurations};
+use refit_kinds::refit::{Phase, StepDurations};
 use serde_json::json;
 
 use super::*;

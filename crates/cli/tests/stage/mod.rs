@@ -16,8 +16,8 @@ use kube::{
     api::{Api, DynamicObject, Patch, PatchParams, PostParams},
     core::{ApiResource, GroupVersionKind},
 };
-use refit_apiserver::{ApiServer, Options};
-use refit_kube::{Clock, client::ClientStack, net::Listener, serve::serve};
+use lab_apiserver::{ApiServer, Options};
+use refit_runtime::{Clock, client::ClientStack, net::Listener, serve::serve};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tower::Service as _;
@@ -43,7 +43,8 @@ impl Stage {
     /// An empty one: Refit and Cluster API are installed, the default namespace is opted in.
     pub(crate) fn new() -> Self {
         let stage = Self::bare();
-        let crds = refit_api::crds::refit_crds().into_iter().chain(refit_api::crds::capi_crds());
+        let crds =
+            refit_kinds::crds::refit_crds().into_iter().chain(refit_kinds::crds::capi_crds());
         for crd in crds {
             stage.create(
                 "apiextensions.k8s.io/v1/CustomResourceDefinition",
@@ -87,7 +88,7 @@ impl Stage {
             .enable_all()
             .build()
             .unwrap();
-        refit_kube::tls::install_provider();
+        refit_runtime::tls::install_provider();
         let clock = Clock::real();
         let server = ApiServer::new(Options::new(Arc::new(move || clock.now())));
         let (address, serving) = listen(&runtime, &server, 0);

@@ -8,7 +8,7 @@
 //! somebody else keeps, such as cert-manager, is used as it is and never written.
 //!
 //! ```no_run
-//! # async fn example(client: kube::Client, clock: refit_kube::Clock) {
+//! # async fn example(client: kube::Client, clock: refit_runtime::Clock) {
 //! use refit_controller::certificates::{CertificateSettings, Certificates};
 //!
 //! let certificates = Certificates::new(client, clock, CertificateSettings::default());
@@ -32,7 +32,7 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use refit_core::certificates::{Decision, decide};
-use refit_kube::{
+use refit_runtime::{
     Clock, ObjectKey, Store, apply, store,
     tls::{ReloadableCert, TlsError},
 };

@@ -8,7 +8,7 @@ use kube::{ResourceExt as _, api::ObjectMeta};
 use refit_core::certificates::{
     AUTHORITY_VALIDITY, BACKDATE, CertificateFacts, Decision, Found, Held, LEAF_VALIDITY,
 };
-use refit_kube::tls::{Authority, KeyAndCert, ReloadableCert, TlsError, Validity};
+use refit_runtime::tls::{Authority, KeyAndCert, ReloadableCert, TlsError, Validity};
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use serde_json::{Value, json};
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use kube::api::ListParams;
-use refit_apiserver::{ApiServer, Options};
-use refit_kube::tls::{Authority, Validity};
+use lab_apiserver::{ApiServer, Options};
+use refit_runtime::tls::{Authority, Validity};
 use serde_json::json;
 
 use super::*;

@@ -6,11 +6,6 @@
 use std::sync::Arc;
 
 use kube::ResourceExt as _;
-use refit_api::{
-    capi::{Machine, update_in_progress},
-    keys,
-    refit::NodeUpdate,
-};
 use refit_core::{
     change::{
         Level, NotReady, Objects, Policy, Verdict, built_in, cover, verdict,
@@ -18,7 +13,12 @@ use refit_core::{
     },
     version::KubernetesVersion,
 };
-use refit_kube::ObjectKey;
+use refit_kinds::{
+    capi::{Machine, update_in_progress},
+    keys,
+    refit::NodeUpdate,
+};
+use refit_runtime::ObjectKey;
 
 use super::{decision, wire};
 use crate::{

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use refit_api::{
+use refit_core::change::built_in;
+use refit_kinds::{
     capi::{CONTRACT_VERSION, CORE_GROUP},
     keys,
     refit::{Goal, MachineRef, NodeUpdate, NodeUpdateSpec, Origin, Stage, node_update_name},
 };
-use refit_core::change::built_in;
 
 /// What a new NodeUpdate is about.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub struct NewNodeUpdate {
 /// compare-and-swap by which only one of several requests wins.
 ///
 /// ```
-/// use refit_api::refit::{Goal, MachineRef, Origin};
+/// use refit_kinds::refit::{Goal, MachineRef, Origin};
 /// use refit_controller::{NewNodeUpdate, node_update};
 ///
 /// let new = NewNodeUpdate {

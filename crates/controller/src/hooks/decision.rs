@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{Api, ResourceExt as _};
-use refit_api::{
-    conditions,
-    refit::{UpdateGroup, UpdateGroupStatus},
-};
 use refit_core::{
     change::{NotReady, Policy, Verdict},
     group::{COVERED, answer_blocks, show_policy},
 };
-use refit_kube::{
+use refit_kinds::{
+    conditions,
+    refit::{UpdateGroup, UpdateGroupStatus},
+};
+use refit_runtime::{
     apply,
     events::{Announcement, EventType},
 };
@@ -139,11 +139,11 @@ fn occurrence(before: &Condition) -> String {
 
 #[cfg(test)]
 mod tests {
-    use refit_api::keys;
     use refit_core::{
         change::{OnUncovered, Patches},
         group::POLICY_UNDERSTOOD,
     };
+    use refit_kinds::keys;
 
     use super::*;
 

@@ -4,7 +4,8 @@
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use kube::{ResourceExt as _, api::ObjectMeta};
-use refit_api::{
+use refit_core::safeguards::Safeguards;
+use refit_kinds::{
     capi::{
         Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineSet, MachineStatus,
         NodeInfo, NodeRef,
@@ -13,8 +14,7 @@ use refit_api::{
     keys,
     refit::{NodeUpdateStatus, Phase},
 };
-use refit_core::safeguards::Safeguards;
-use refit_kube::ObjectKey;
+use refit_runtime::ObjectKey;
 use serde_json::Value;
 
 use super::{
@@ -38,7 +38,7 @@ struct Call {
 
 /// Every call of every recorded flow, on every line of Cluster API.
 fn calls() -> Vec<Call> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testbed/fixtures/hooks");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../lab/testbed/fixtures/hooks");
     let mut calls = Vec::new();
     for line in std::fs::read_dir(folder).unwrap() {
         for file in std::fs::read_dir(line.unwrap().path()).unwrap() {

@@ -6,9 +6,9 @@ use http::{Method, Request};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1;
 use jiff::Timestamp;
-use refit_api::hooks::{MAX_BODY_BYTES, path};
 use refit_core::safeguards::Safeguards;
-use refit_kube::{
+use refit_kinds::hooks::{MAX_BODY_BYTES, path};
+use refit_runtime::{
     gate::Open,
     net::{Dialer, Listener, MemoryNetwork},
     serve,
@@ -255,7 +255,7 @@ async fn a_body_that_never_comes_is_answered_before_the_callers_deadline() {
     let head =
         format!("POST {hook}?timeout=4s HTTP/1.1\r\nhost: {HOST}\r\ncontent-length: 10\r\n\r\n{{");
     stream.write_all(head.as_bytes()).await.unwrap();
-    let clock = refit_kube::Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
+    let clock = refit_runtime::Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
     let mut answer = vec![0; 4096];
     let read = stream.read(&mut answer).await.unwrap();
     let answer = String::from_utf8_lossy(&answer[..read]).into_owned();
@@ -297,7 +297,7 @@ async fn only_so_many_large_bodies_are_held_at_once_and_small_ones_pass() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         drop(held);
     };
-    let clock = refit_kube::Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
+    let clock = refit_runtime::Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
     let ((), (_, answer)) = futures::join!(freed, server.send(Method::POST, &hook, &large));
     assert_eq!(answer["status"], "Success", "{answer}");
     assert_eq!(clock.now_seconds().to_string(), "2026-01-01T00:00:01Z", "it waits for its turn");

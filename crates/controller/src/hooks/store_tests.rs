@@ -3,16 +3,16 @@
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
-use refit_api::{
-    capi::Machine,
-    conditions, keys,
-    refit::{NodeUpdate, NodeUpdateStatus, Phase, Stage},
-};
 use refit_core::{
     change::{Verdict, request::Answer},
     safeguards::Safeguards,
 };
-use refit_kube::ObjectKey;
+use refit_kinds::{
+    capi::Machine,
+    conditions, keys,
+    refit::{NodeUpdate, NodeUpdateStatus, Phase, Stage},
+};
+use refit_runtime::ObjectKey;
 use serde_json::{Value, json};
 
 use super::{

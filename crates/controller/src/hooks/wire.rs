@@ -6,12 +6,12 @@
 use std::time::Duration;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use refit_api::hooks::{
+use refit_core::change::{Objects, Patch, Patches, Verdict, request::Answer};
+use refit_kinds::hooks::{
     API_VERSION, CanUpdateMachineResponse, CanUpdateMachineSetResponse, DiscoveryResponse, Handler,
     HookPatch, PatchType, RequestHook, UpdateMachineResponse, Verdict as Status,
 };
-use refit_core::change::{Objects, Patch, Patches, Verdict, request::Answer};
-use refit_kube::ObjectKey;
+use refit_runtime::ObjectKey;
 use serde_json::Value;
 
 /// The hooks that are served.

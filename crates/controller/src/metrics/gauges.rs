@@ -11,9 +11,9 @@ use prometheus_client::{
     metrics::{family::Family, gauge::Gauge},
     registry::{Registry, Unit},
 };
-use refit_api::refit::{NodeUpdate, Phase};
 use refit_core::node::speaker;
-use refit_kube::ObjectKey;
+use refit_kinds::refit::{NodeUpdate, Phase};
+use refit_runtime::ObjectKey;
 
 use crate::{
     context::Context,

@@ -5,16 +5,16 @@ use std::{fmt::Debug, time::Duration};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use kube::{Api, Client, Resource, ResourceExt as _};
-use refit_api::{
-    capi::Machine,
-    keys,
-    refit::{HostPlan, HostPlanSpec, NodeUpdate, UpdateGroup, UpdateGroupStatus},
-};
 use refit_core::{
     node::{Announcement, Decision, EvictionRefusal, Severity, Write},
     report::Refusal,
 };
-use refit_kube::{
+use refit_kinds::{
+    capi::Machine,
+    keys,
+    refit::{HostPlan, HostPlanSpec, NodeUpdate, UpdateGroup, UpdateGroupStatus},
+};
+use refit_runtime::{
     apply, events, lease,
     plan_signing::{Claims, claims_of},
 };
@@ -315,7 +315,7 @@ fn signature(ctx: &Context, facts: &Facts, plan: &HostPlan, spec: &HostPlanSpec)
 }
 
 async fn node(client: &Client, cluster: &ClusterFacts, mut body: Value) -> kube::Result<()> {
-    let key = refit_kube::ObjectKey::new("", &cluster.node_name);
+    let key = refit_runtime::ObjectKey::new("", &cluster.node_name);
     let Some(known) = cluster.view.nodes.get(&key) else {
         return Ok(());
     };

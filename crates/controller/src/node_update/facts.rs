@@ -5,11 +5,6 @@ use std::{collections::BTreeMap, sync::Arc};
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
-use refit_api::{
-    capi::Machine,
-    keys,
-    refit::{HostPlan, HostSettings, NodeUpdate, Role, StepState, UpdateGroup, UpdateGroupStatus},
-};
 use refit_core::{
     group::{Limits, Other},
     node::{
@@ -18,7 +13,12 @@ use refit_core::{
     },
     report::Refusal,
 };
-use refit_kube::ObjectKey;
+use refit_kinds::{
+    capi::Machine,
+    keys,
+    refit::{HostPlan, HostSettings, NodeUpdate, Role, StepState, UpdateGroup, UpdateGroupStatus},
+};
+use refit_runtime::ObjectKey;
 
 use crate::{
     context::{Context, Stores},

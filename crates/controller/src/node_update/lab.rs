@@ -14,7 +14,9 @@ use kube::{
     Api, Client, Resource, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
-use refit_api::{
+use lab_apiserver::{ApiServer, ChangeKind, Options};
+use refit_core::{invariants::World, safeguards::Safeguards};
+use refit_kinds::{
     capi::{Cluster, Machine, MachineDeployment, MachineSet},
     conditions, crds, keys,
     refit::{
@@ -22,9 +24,7 @@ use refit_api::{
         StepState, StepType, UpdateGroup,
     },
 };
-use refit_apiserver::{ApiServer, ChangeKind, Options};
-use refit_core::{invariants::World, safeguards::Safeguards};
-use refit_kube::{
+use refit_runtime::{
     Clock,
     client::ClientStack,
     gate::Open,
@@ -211,12 +211,12 @@ impl Lab {
             let machine = machines.get(name).await.unwrap();
             let new = NewNodeUpdate {
                 namespace: "default".into(),
-                machine: refit_api::refit::MachineRef {
+                machine: refit_kinds::refit::MachineRef {
                     name: name.into(),
                     uid: machine.uid().unwrap(),
                 },
-                origin: refit_api::refit::Origin::Task,
-                goal: refit_api::refit::Goal {
+                origin: refit_kinds::refit::Origin::Task,
+                goal: refit_kinds::refit::Goal {
                     kubernetes_version: GOAL.into(),
                     ..Default::default()
                 },

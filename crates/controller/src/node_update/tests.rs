@@ -10,13 +10,13 @@ use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
 };
-use refit_api::{
+use refit_core::safeguards::Safeguards;
+use refit_kinds::{
     capi::Machine,
     keys,
     refit::{Goal, MachineRef, NodeUpdate, Origin, Phase, node_update_name},
 };
-use refit_core::safeguards::Safeguards;
-use refit_kube::{ObjectKey, queue::Action};
+use refit_runtime::{ObjectKey, queue::Action};
 use serde_json::json;
 
 use super::lab::{Lab, WORKERS, made_in, phase};

@@ -76,8 +76,8 @@ pub(crate) fn owner_version(stores: &Stores, group: &Group) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use refit_api::refit::{GroupOwner, UpdateGroupSpec};
-    use refit_kube::ObjectKey;
+    use refit_kinds::refit::{GroupOwner, UpdateGroupSpec};
+    use refit_runtime::ObjectKey;
     use serde_json::json;
 
     use super::*;

@@ -2,7 +2,7 @@
 //! the slot of a machine that is worked on.
 
 use kube::{Api, ResourceExt as _};
-use refit_api::{
+use refit_kinds::{
     capi::Machine,
     refit::{NodeUpdate, Slot, UpdateGroupStatus},
 };

@@ -7,11 +7,6 @@ mod live;
 use std::{sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
-use refit_api::{
-    capi::Machine,
-    conditions,
-    refit::{NodeUpdate, Slot, UpdateGroup, UpdateGroupStatus},
-};
 use refit_core::{
     group::{
         Member, POLICY_UNDERSTOOD, forget_old_answer, forget_replaced, release, show_policy,
@@ -19,7 +14,12 @@ use refit_core::{
     },
     node::speaker,
 };
-use refit_kube::{
+use refit_kinds::{
+    capi::Machine,
+    conditions,
+    refit::{NodeUpdate, Slot, UpdateGroup, UpdateGroupStatus},
+};
+use refit_runtime::{
     ObjectKey, apply,
     events::{Announcement, EventType},
     queue::Action,

@@ -1,6 +1,6 @@
 //! The normalised desired state of a Machine.
 
-use refit_api::refit::{Goal, hash_json};
+use refit_kinds::refit::{Goal, hash_json};
 use serde_json::Value;
 
 use super::{kubeadm, path::Path};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use refit_api::keys;
+use refit_kinds::keys;
 
 /// What happens to a change that no updater covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! What the answer to UpdateMachine is, and which NodeUpdate has to be made or stopped first.
 
 use jiff::{SignedDuration, Timestamp};
-use refit_api::{
+use refit_kinds::{
     keys,
     refit::{Goal, NodeUpdate, NodeUpdateStatus, Phase, Stage, StepStatus, ordinal_of},
 };

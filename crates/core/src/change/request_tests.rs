@@ -1,6 +1,6 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_api::refit::{
+use refit_kinds::refit::{
     Blocker, Goal, MachineRef, NodeUpdate, NodeUpdateSpec, NodeUpdateStatus, Origin, Phase,
     Progress, Stage, StepStatus,
 };

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use refit_api::keys;
+use refit_kinds::keys;
 
 use super::{
     cover::{Coverage, Patches},

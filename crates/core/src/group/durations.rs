@@ -1,6 +1,6 @@
 //! How long steps took, and how long they will take.
 
-use refit_api::refit::{StepDurations, StepState, StepStatus, UpdateGroupStatus};
+use refit_kinds::refit::{StepDurations, StepState, StepStatus, UpdateGroupStatus};
 
 /// How many durations of a step are kept: enough for a median that follows a change within a day's
 /// rollout, few enough for an object of a few kilobytes.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use refit_api::refit::UpdateGroupStatus;
+use refit_kinds::refit::UpdateGroupStatus;
 
 use super::*;
 

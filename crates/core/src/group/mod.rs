@@ -14,7 +14,7 @@ mod tests;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_api::refit::{Slot, UpdateGroupStatus};
+use refit_kinds::refit::{Slot, UpdateGroupStatus};
 
 pub use durations::{MAX_DURATIONS, median_seconds, record_durations};
 pub use summary::{

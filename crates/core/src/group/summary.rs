@@ -1,7 +1,7 @@
 //! What an UpdateGroup shows: who waits, and whether it goes on.
 
 use jiff::Timestamp;
-use refit_api::{
+use refit_kinds::{
     conditions,
     refit::{Blocker, Phase, UpdateGroupStatus, Waiting},
 };

@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use refit_api::{
+use refit_kinds::{
     conditions,
     refit::{Blocker, Phase, StepState, StepStatus, Waiting},
 };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use refit_api::{
+use refit_kinds::{
     capi::IntOrPercent,
     keys,
     refit::{Gate, Phase},
@@ -170,7 +170,7 @@ impl Update {
             cordoned_by_us: value.pointer("/status/cordonedByUs") == Some(&Value::Bool(true)),
             rank: (
                 !phase.is_final(),
-                refit_api::refit::ordinal_of(name, machine),
+                refit_kinds::refit::ordinal_of(name, machine),
                 text(value, "/metadata/creationTimestamp").to_owned(),
                 name.to_owned(),
             ),

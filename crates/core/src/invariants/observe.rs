@@ -1,6 +1,6 @@
 //! What one write breaks.
 
-use refit_api::{keys, refit::Gate};
+use refit_kinds::{keys, refit::Gate};
 use serde_json::Value;
 
 use super::{

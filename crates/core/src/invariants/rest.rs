@@ -1,7 +1,7 @@
 //! What must be left when nothing moves any more.
 
 use jiff::{SignedDuration, Timestamp};
-use refit_api::{keys, refit::Phase};
+use refit_kinds::{keys, refit::Phase};
 
 use super::{Violation, observe::violation, state::World};
 

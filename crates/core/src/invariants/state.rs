@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use refit_api::refit::Gate;
+use refit_kinds::refit::Gate;
 
 use super::objects::{Machine, Node, Owner, Plan, Policy, StaticPod, Update};
 

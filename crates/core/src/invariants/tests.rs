@@ -1,5 +1,5 @@
 use jiff::Timestamp;
-use refit_api::keys;
+use refit_kinds::keys;
 use serde_json::{Value, json};
 
 use super::*;

@@ -1,6 +1,6 @@
 //! Whether a machine can stand in for another.
 
-use refit_api::{
+use refit_kinds::{
     capi::{Machine, update_in_progress},
     conditions,
     refit::Phase,

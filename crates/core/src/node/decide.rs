@@ -1,7 +1,7 @@
 //! Where an update stands, and its one next write.
 
 use jiff::Timestamp;
-use refit_api::{
+use refit_kinds::{
     capi::Machine,
     refit::{Gate, HostPlan, HostPlanSpec, NodeUpdateStatus, Phase, PlanState, StepState},
 };

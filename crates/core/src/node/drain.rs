@@ -12,7 +12,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_api::{
+use refit_kinds::{
     conditions, keys,
     refit::{DrainRung, DrainStatus, Phase, StepState},
 };
@@ -299,7 +299,7 @@ impl Work<'_, '_> {
     /// A timeout of the Machine's deletion; 0 is none, as in Cluster API.
     fn deletion(
         &self,
-        field: impl FnOnce(&refit_api::capi::MachineDeletion) -> Option<i32>,
+        field: impl FnOnce(&refit_kinds::capi::MachineDeletion) -> Option<i32>,
     ) -> Option<SignedDuration> {
         let deletion = self.s.machine?.spec.deletion.as_ref()?;
         let seconds = field(deletion).filter(|seconds| *seconds > 0)?;

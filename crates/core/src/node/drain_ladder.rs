@@ -1,7 +1,7 @@
 //! What is done to a pod that has to leave: the rungs of the escalation.
 
 use jiff::{SignedDuration, Timestamp};
-use refit_api::refit::DrainRung;
+use refit_kinds::refit::DrainRung;
 
 use super::{
     drain_policy::DrainPolicy,

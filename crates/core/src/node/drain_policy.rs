@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
-use refit_api::keys;
+use refit_kinds::keys;
 
 /// What a drain does with pods whose end is not undone by anybody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use refit_api::{
+use refit_kinds::{
     capi::{self, MachineDrainRule},
     keys,
 };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use refit_api::{
+use refit_kinds::{
     capi::Machine,
     keys,
     refit::{NodeUpdateStatus, Phase},

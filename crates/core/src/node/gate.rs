@@ -1,6 +1,6 @@
 //! What must hold before anything starts, and before anything is disturbed.
 
-use refit_api::refit::{Gate, HostPlan, NodeUpdate, Phase, PlanState, UpdateGroupStatus};
+use refit_kinds::refit::{Gate, HostPlan, NodeUpdate, Phase, PlanState, UpdateGroupStatus};
 
 use super::{
     health,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use refit_api::{
+use refit_kinds::{
     capi::Machine,
     keys::{GUARDED_BY_US, PRE_DRAIN_HOOK, REMEDIATION_GUARD, SKIP_REMEDIATION},
 };
@@ -74,7 +74,7 @@ pub(super) fn remove(machine: &Machine) -> Changes {
 
 #[cfg(test)]
 mod tests {
-    use refit_api::capi::MachineSpec;
+    use refit_kinds::capi::MachineSpec;
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! Which NodeUpdate of a Machine came first, and which speaks for it.
 
 use jiff::Timestamp;
-use refit_api::refit::NodeUpdate;
+use refit_kinds::refit::NodeUpdate;
 
 use super::snapshot::Snapshot;
 
@@ -22,7 +22,7 @@ pub(super) fn is_newer(a: &NodeUpdate, b: &NodeUpdate) -> bool {
 
 fn order(update: &NodeUpdate) -> Order {
     let name = update.metadata.name.clone().unwrap_or_default();
-    let ordinal = refit_api::refit::ordinal_of(&name, &update.spec.machine_ref.name);
+    let ordinal = refit_kinds::refit::ordinal_of(&name, &update.spec.machine_ref.name);
     let created = update.metadata.creation_timestamp.as_ref().map(|time| time.0);
     (ordinal, created, name)
 }

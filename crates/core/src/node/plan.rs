@@ -16,7 +16,7 @@
 //! - another worker: none of its own steps. An old kubelet is legal below a newer control plane, so
 //!   packages and configuration go back and the kubelet is restarted.
 
-use refit_api::refit::{
+use refit_kinds::refit::{
     Gate, HostFacts, HostSettings, ImageArgs, KubeletArgs, PackageArgs, PlannedStep, Role,
     StepAction, StepType, StepUndo,
 };

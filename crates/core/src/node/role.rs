@@ -1,6 +1,6 @@
 //! Who runs `kubeadm upgrade apply`.
 
-use refit_api::refit::Role;
+use refit_kinds::refit::Role;
 
 use super::snapshot::StaticPod;
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use refit_api::{
+use refit_kinds::{
     capi::Machine,
     refit::{
         HostPlan, HostPlanSpec, HostSettings, NodeUpdate, NodeUpdateStatus, UpdateGroupStatus,
@@ -124,11 +124,11 @@ pub struct NodeView {
     pub boot_id: String,
     /// No new pods.
     pub unschedulable: bool,
-    /// The NodeUpdate that cordoned it: [`refit_api::keys::CORDONED_BY`].
+    /// The NodeUpdate that cordoned it: [`refit_kinds::keys::CORDONED_BY`].
     pub cordoned_by: Option<String>,
-    /// External load balancers leave it out: [`refit_api::keys::EXCLUDE_FROM_LOAD_BALANCERS`].
+    /// External load balancers leave it out: [`refit_kinds::keys::EXCLUDE_FROM_LOAD_BALANCERS`].
     pub excluded: bool,
-    /// The NodeUpdate that took it out of them: [`refit_api::keys::EXCLUDED_BY`].
+    /// The NodeUpdate that took it out of them: [`refit_kinds::keys::EXCLUDED_BY`].
     pub excluded_by: Option<String>,
     /// Keys of taints that keep pods away, but for the one of a cordon.
     pub taints: Vec<String>,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use refit_api::{
+use refit_kinds::{
     capi::Machine,
     conditions,
     refit::{Blocker, DrainRung, NodeUpdateStatus, Phase, Stage, StepState},

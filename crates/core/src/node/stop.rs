@@ -1,7 +1,7 @@
 //! When work is to stop, and what stops it.
 
 use jiff::Timestamp;
-use refit_api::{
+use refit_kinds::{
     capi::Machine,
     refit::{
         FailureKind, Gate, HostPlan, HostPlanStatus, HostStepStatus, Phase, PlanState, Stage,

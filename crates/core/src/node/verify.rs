@@ -1,7 +1,7 @@
 //! Whether a node came back as asked for.
 
 use jiff::Timestamp;
-use refit_api::refit::{HostPlan, PlannedStep, StepType};
+use refit_kinds::refit::{HostPlan, PlannedStep, StepType};
 
 use super::snapshot::{NodeView, Seen};
 use crate::report::Refusal;

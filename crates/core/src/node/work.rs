@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_api::{
+use refit_kinds::{
     capi::Machine,
     keys,
     refit::{

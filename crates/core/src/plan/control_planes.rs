@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
-use refit_api::keys;
+use refit_kinds::keys;
 use serde_json::{Value, json};
 
 use super::{

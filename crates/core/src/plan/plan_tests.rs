@@ -458,7 +458,7 @@ fn workers_wait_for_the_control_plane_or_go_after_it() {
 fn past_updates_tell_how_long_it_takes() {
     let mut input = live();
     assert_eq!(only(plan(&input)).seconds, None);
-    let steps = crate::node::plan_steps(refit_api::refit::Role::ControlPlane, NEW);
+    let steps = crate::node::plan_steps(refit_kinds::refit::Role::ControlPlane, NEW);
     let durations: Vec<Value> = crate::node::step_names(&steps)
         .into_iter()
         .map(|step| json!({"step": step, "seconds": [10]}))

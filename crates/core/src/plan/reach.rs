@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use refit_api::{capi::ExtensionConfig, conditions, keys};
+use refit_kinds::{capi::ExtensionConfig, conditions, keys};
 
 use serde_json::Value;
 

@@ -199,7 +199,7 @@ fn a_namespace_that_is_not_opted_in_gets_the_command_that_does_it() {
 
 #[test]
 fn an_extension_config_is_read_as_it_stands() {
-    let mut config: refit_api::capi::ExtensionConfig = serde_json::from_value(json!({
+    let mut config: refit_kinds::capi::ExtensionConfig = serde_json::from_value(json!({
         "apiVersion": "runtime.cluster.x-k8s.io/v1beta2", "kind": "ExtensionConfig",
         "metadata": {"name": "refit", "generation": 2},
         "spec": {"clientConfig": {"caBundle": "YQ=="}, "namespaceSelector": {}},

@@ -1,7 +1,7 @@
 //! What a machine or a MachineSet is made of, and what it is to be made of: the two sides that
 //! Cluster API would send to the hooks (`spec/capi.md 2.4, 3.4`).
 
-use refit_api::keys;
+use refit_kinds::keys;
 use serde_json::{Map, Value, json};
 
 use super::{

@@ -1,6 +1,6 @@
 //! One group as a plan looks at it: the owner now and as it is wanted, and what is known around it.
 
-use refit_api::{
+use refit_kinds::{
     keys,
     refit::{Role, StepDurations, update_group_name},
 };

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use refit_api::keys;
+use refit_kinds::keys;
 use serde_json::{Value, json};
 
 use super::{

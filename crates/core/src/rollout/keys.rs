@@ -1,6 +1,6 @@
 //! The annotation keys of the rollout protocol, and the lists that their values are.
 
-pub use refit_api::keys::{
+pub use refit_kinds::keys::{
     ACKNOWLEDGED_MOVE, DELETE_MACHINE, DESIRED_REPLICAS, DISABLE_MACHINE_CREATE, MAX_REPLICAS,
     MOVE_MACHINES, PENDING_ACKNOWLEDGE_MOVE, PENDING_HOOKS, RECEIVE_MACHINES, REMEDIATE_MACHINE,
     REVISION, UPDATE_IN_PROGRESS, UPDATE_MACHINE_HOOK,

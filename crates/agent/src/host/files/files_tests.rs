@@ -1,7 +1,7 @@
 use std::{fs, io::Write as _, os::unix::fs::MetadataExt as _};
 
 use futures::future::BoxFuture;
-use refit_api::refit::{FailureKind, SecretKey};
+use refit_kinds::refit::{FailureKind, SecretKey};
 
 use super::{secret::Secret, *};
 

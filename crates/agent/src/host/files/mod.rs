@@ -13,7 +13,7 @@ use std::io::Read as _;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use flate2::read::GzDecoder;
-use refit_api::refit::{FileArgs, FileEncoding, PlannedFile};
+use refit_kinds::refit::{FileArgs, FileEncoding, PlannedFile};
 use sha2::{Digest as _, Sha256};
 
 use self::{atomic::Access, secret::SecretSource};

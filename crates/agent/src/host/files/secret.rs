@@ -8,8 +8,8 @@ use std::{
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Secret as SecretObject;
 use kube::Api;
-use refit_api::refit::SecretKey;
-use refit_kube::{client::ClientStack, process::cluster};
+use refit_kinds::refit::SecretKey;
+use refit_runtime::{client::ClientStack, process::cluster};
 
 use crate::host::work::WorkError;
 

@@ -1,7 +1,7 @@
 //! Users of the host, as a KubeadmConfig has them. They are made and completed, never removed: an
 //! undo leaves a user, because files may belong to it by then.
 
-use refit_api::refit::PlannedUser;
+use refit_kinds::refit::PlannedUser;
 
 use super::{
     atomic::{self, Access},

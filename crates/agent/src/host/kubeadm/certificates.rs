@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use jiff::{SignedDuration, Timestamp};
-use refit_api::refit::CertificateArgs;
+use refit_kinds::refit::CertificateArgs;
 use sha2::{Digest as _, Sha256};
 use x509_parser::pem::Pem;
 

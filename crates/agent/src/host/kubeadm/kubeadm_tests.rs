@@ -1,6 +1,6 @@
 use std::fs;
 
-use refit_api::refit::FailureKind;
+use refit_kinds::refit::FailureKind;
 
 use super::*;
 

@@ -6,7 +6,7 @@ pub mod preflight;
 
 use std::path::Path;
 
-use refit_api::refit::{KubeadmArgs, Role};
+use refit_kinds::refit::{KubeadmArgs, Role};
 use serde_json::json;
 
 use super::{

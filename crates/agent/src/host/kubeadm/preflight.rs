@@ -121,7 +121,7 @@ fn endpoint(site: &Site) -> Result<(), WorkError> {
 mod tests {
     use std::fs;
 
-    use refit_api::refit::FailureKind;
+    use refit_kinds::refit::FailureKind;
 
     use super::*;
 

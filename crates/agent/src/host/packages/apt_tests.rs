@@ -1,4 +1,4 @@
-use refit_api::refit::FailureKind;
+use refit_kinds::refit::FailureKind;
 
 use super::*;
 

@@ -11,7 +11,7 @@ use std::{
     sync::LazyLock,
 };
 
-use refit_api::refit::PackageArgs;
+use refit_kinds::refit::PackageArgs;
 use regex::Regex;
 
 use super::{KUBERNETES, Order, Want, Wanted, dnf_offline, pins};

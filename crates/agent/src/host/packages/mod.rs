@@ -16,7 +16,7 @@ pub mod tarball;
 
 use std::collections::BTreeMap;
 
-use refit_api::refit::{PackageArgs, PackageDriver, PackageVersion};
+use refit_kinds::refit::{PackageArgs, PackageDriver, PackageVersion};
 
 use super::{Evidence, KubernetesVersion, Program, Site, work::WorkError};
 

@@ -1,4 +1,4 @@
-use refit_api::refit::{FailureKind, PackageArgs};
+use refit_kinds::refit::{FailureKind, PackageArgs};
 
 use super::*;
 

@@ -199,7 +199,7 @@ fn explain(error: &ProgramError) -> WorkError {
 
 #[cfg(test)]
 mod tests {
-    use refit_api::refit::FailureKind;
+    use refit_kinds::refit::FailureKind;
 
     use super::*;
 

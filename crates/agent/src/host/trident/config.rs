@@ -6,7 +6,7 @@
 //! whole update each time that it is submitted (`spec/node.md 1.9 c`), so it is submitted only where
 //! another image is wanted.
 
-use refit_api::refit::{HealthCheck, OsImageArgs};
+use refit_kinds::refit::{HealthCheck, OsImageArgs};
 use serde_json::{Map, Value, json};
 
 use crate::host::work::WorkError;
@@ -177,7 +177,7 @@ pub fn has_scripts(config: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use refit_api::refit::FailureKind;
+    use refit_kinds::refit::FailureKind;
 
     use super::*;
 

@@ -17,7 +17,7 @@ pub mod status;
 
 use std::{fs, path::PathBuf, time::Duration};
 
-use refit_api::refit::OsImageArgs;
+use refit_kinds::refit::OsImageArgs;
 
 pub use self::{
     cli::{Operation, Trident, TridentCli},

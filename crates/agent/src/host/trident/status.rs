@@ -1,7 +1,7 @@
 //! What Trident says of a host, and what that means for an image that is wanted
 //! (`spec/node.md 1.7`, `1.8`).
 
-use refit_api::refit::OsImageArgs;
+use refit_kinds::refit::OsImageArgs;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

@@ -1,7 +1,7 @@
 //! A node that is emptied: order, deadlines, volumes, load balancers, and what people say.
 
 use jiff::SignedDuration;
-use refit_api::{
+use refit_kinds::{
     capi::MachineDeletion,
     keys,
     refit::{DrainRung, Gate, Phase, StepState},

@@ -1,6 +1,6 @@
 //! Which pods leave: the table of kinds, labels, rules and policies.
 
-use refit_api::{capi::MachineDrainRule, keys};
+use refit_kinds::{capi::MachineDrainRule, keys};
 use serde_json::json;
 
 use super::world::{at, pod};

@@ -1,6 +1,6 @@
 //! How updates end, and what is left of them.
 
-use refit_api::{
+use refit_kinds::{
     keys,
     refit::{Gate, NodeUpdateStatus, Phase, Stage},
 };
@@ -273,7 +273,7 @@ fn another_machine_of_the_same_name_is_left_alone() {
 fn a_host_that_stops_by_itself_ends_the_update() {
     let mut one = One::worker().staged();
     one.plan.as_mut().unwrap().status.as_mut().unwrap().state =
-        refit_api::refit::PlanState::Stopped;
+        refit_kinds::refit::PlanState::Stopped;
     one.settle();
     assert_eq!(one.status().failure_reason, "HostStopped");
 }
@@ -310,7 +310,7 @@ fn nothing_is_written_while_nothing_is_known() {
         paused: None,
         unguarded: false,
         drain: DrainChoice::default(),
-        settings: &refit_api::refit::HostSettings::default(),
+        settings: &refit_kinds::refit::HostSettings::default(),
         settings_refused: None,
         owner_version: None,
         group: GroupView::Missing,
@@ -337,7 +337,7 @@ fn a_deletion_does_not_wait_for_a_cluster_that_cannot_be_read() {
             paused: None,
             unguarded: false,
             drain: DrainChoice::default(),
-            settings: &refit_api::refit::HostSettings::default(),
+            settings: &refit_kinds::refit::HostSettings::default(),
             settings_refused: None,
             owner_version: None,
             group: GroupView::Missing,

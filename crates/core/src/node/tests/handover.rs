@@ -1,6 +1,6 @@
 //! Giving an unused slot back, with the plan of the host in between.
 
-use refit_api::refit::Gate;
+use refit_kinds::refit::Gate;
 
 use super::world::{One, at};
 use crate::{group, node::Write};

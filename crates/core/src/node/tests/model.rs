@@ -7,7 +7,7 @@
 
 use jiff::SignedDuration;
 use proptest::prelude::*;
-use refit_api::{
+use refit_kinds::{
     capi::Machine,
     refit::{Gate, HostPlan, HostPlanSpec, NodeUpdate, Phase, UpdateGroupStatus},
 };
@@ -111,7 +111,7 @@ impl Five {
             paused: None,
             unguarded: false,
             drain: DrainChoice::default(),
-            settings: &refit_api::refit::HostSettings::default(),
+            settings: &refit_kinds::refit::HostSettings::default(),
             settings_refused: None,
             owner_version: None,
             group: GroupView::Present(Group {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use refit_api::{
+use refit_kinds::{
     keys,
     refit::{Gate, Phase, Role, StepState},
 };

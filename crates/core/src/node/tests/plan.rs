@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use refit_api::refit::{
+use refit_kinds::refit::{
     CertificateArgs, FileArgs, Gate, HostFacts, HostSettings, ImageArgs, KubeletArgs, NtpArgs,
     OsImageArgs, PackageArgs, PackageVersion, Phase, PlannedStep, Role, StepLimits, StepType,
     StepUndo,
@@ -311,7 +311,7 @@ fn another_image_than_planned_is_seen_on_the_host() {
 
 #[test]
 fn a_failure_says_what_became_of_the_host_and_whose_turn_it_is() {
-    use refit_api::refit::{FailureKind, StepState};
+    use refit_kinds::refit::{FailureKind, StepState};
     for (left, failure, undone, ending) in [
         (vec![], FailureKind::Retriable, true, "; the host has taken back what it did"),
         (

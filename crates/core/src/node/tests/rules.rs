@@ -1,7 +1,7 @@
 //! What keeps an update from going on, and the small decisions.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_api::{
+use refit_kinds::{
     conditions, keys,
     refit::{Gate, NodeUpdateStatus, Phase, PlanState, Role, StepType},
 };
@@ -417,7 +417,7 @@ fn a_retry_of_the_host_is_shown_and_no_failure_yet() {
     status.state = PlanState::Retrying;
     status.passed = Gate::Closed;
     let step = &mut status.steps[0];
-    step.state = refit_api::refit::StepState::Running;
+    step.state = refit_kinds::refit::StepState::Running;
     // From the first try on that failed, while the host waits for the second.
     step.attempt = 1;
     step.reason = "DiskFull".into();
@@ -449,7 +449,7 @@ fn an_agent_that_falls_silent_at_work_is_named_until_it_reports() {
     }
     let mut stopping = One::worker();
     stopping.settle();
-    stopping.update.spec.stage = refit_api::refit::Stage::Abort;
+    stopping.update.spec.stage = refit_kinds::refit::Stage::Abort;
     stopping.now += 1000;
     stopping.settle();
     assert_eq!(

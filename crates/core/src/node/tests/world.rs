@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_api::{
+use refit_kinds::{
     capi::{Machine, MachineSpec, MachineStatus, NodeRef},
     conditions, keys,
     refit::{
@@ -30,7 +30,7 @@ pub(super) fn at(second: i64) -> Timestamp {
 
 pub(super) fn update(machine: &str, ordinal: u32) -> NodeUpdate {
     let goal = Goal { kubernetes_version: GOAL.into(), ..Goal::default() };
-    let name = refit_api::refit::node_update_name(machine, ordinal);
+    let name = refit_kinds::refit::node_update_name(machine, ordinal);
     let spec = NodeUpdateSpec {
         stage: Stage::Ongoing,
         machine_ref: MachineRef { name: machine.into(), uid: format!("uid-{machine}") },
@@ -286,11 +286,11 @@ impl One {
         self.nodes.iter_mut().find(|node| node.name == "m-0").unwrap()
     }
 
-    pub(super) fn phase(&self) -> refit_api::refit::Phase {
+    pub(super) fn phase(&self) -> refit_kinds::refit::Phase {
         self.update.status.as_ref().map(|status| status.phase).unwrap_or_default()
     }
 
-    pub(super) fn status(&self) -> refit_api::refit::NodeUpdateStatus {
+    pub(super) fn status(&self) -> refit_kinds::refit::NodeUpdateStatus {
         self.update.status.clone().unwrap_or_default()
     }
 

@@ -1,0 +1,231 @@
+//! The Runtime SDK's messages for in-place updates, as they go over the wire (`spec/capi.md 1`).
+//!
+//! Objects are kept as raw JSON: a patch must make `current` exactly equal to `desired`, and a
+//! typed struct would lose what it does not know (`spec/capi.md 8`, rule 4).
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// `apiVersion` of every request and response.
+pub const API_VERSION: &str = "hooks.runtime.cluster.x-k8s.io/v1alpha1";
+/// API group in the paths of the hooks.
+pub const GROUP: &str = "hooks.runtime.cluster.x-k8s.io";
+/// Version in the paths of the hooks.
+pub const VERSION: &str = "v1alpha1";
+/// Largest request body that a server must take: 20 MiB (`spec/capi.md 1.1`).
+pub const MAX_BODY_BYTES: usize = 20 * 1024 * 1024;
+
+/// `Success` or `Failure`; anything else is an error on Cluster API's side (`spec/capi.md 1.3`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Verdict {
+    /// The answer counts.
+    Success,
+    /// The rollout stops, and the message is shown.
+    Failure,
+}
+
+/// One handler of a [`DiscoveryResponse`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Handler {
+    /// A DNS-1123 label.
+    pub name: String,
+    /// Which hook the handler answers.
+    pub request_hook: RequestHook,
+    /// How long Cluster API waits, 1 to 30 s.
+    pub timeout_seconds: i32,
+    /// Always `Fail`: `Ignore` turns a network error into a finished update (`spec/capi.md 1.5`).
+    pub failure_policy: String,
+}
+
+/// Names a hook and its version.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RequestHook {
+    /// [`API_VERSION`].
+    pub api_version: String,
+    /// `CanUpdateMachine`, `CanUpdateMachineSet` or `UpdateMachine`.
+    pub hook: String,
+}
+
+/// Answer to a Discovery call (`spec/capi.md 1.4`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DiscoveryResponse {
+    /// [`API_VERSION`].
+    pub api_version: String,
+    /// `DiscoveryResponse`.
+    pub kind: String,
+    /// Whether discovery worked.
+    pub status: Verdict,
+    /// Why not.
+    #[serde(default)]
+    pub message: String,
+    /// The hooks that are served.
+    #[serde(default)]
+    pub handlers: Vec<Handler>,
+}
+
+/// What a Machine is made of: itself, its infrastructure machine and its bootstrap config.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MachineObjects {
+    /// The Machine, stripped to metadata and spec.
+    pub machine: Value,
+    /// The infrastructure machine.
+    pub infrastructure_machine: Value,
+    /// The bootstrap config, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bootstrap_config: Option<Value>,
+}
+
+/// What a MachineSet makes Machines of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MachineSetObjects {
+    /// The MachineSet, stripped to metadata and spec.
+    pub machine_set: Value,
+    /// The infrastructure machine template.
+    pub infrastructure_machine_template: Value,
+    /// The bootstrap config template, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bootstrap_config_template: Option<Value>,
+}
+
+/// A hook request. `T` is [`MachineObjects`] or [`MachineSetObjects`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CanUpdateRequest<T> {
+    /// [`API_VERSION`].
+    #[serde(default)]
+    pub api_version: String,
+    /// `CanUpdateMachineRequest` or `CanUpdateMachineSetRequest`.
+    #[serde(default)]
+    pub kind: String,
+    /// `ExtensionConfig.spec.settings`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub settings: BTreeMap<String, String>,
+    /// What there is.
+    pub current: T,
+    /// What is wanted.
+    pub desired: T,
+}
+
+/// Request of the UpdateMachine hook (`spec/capi.md 1.10`). It carries secrets: never log it.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UpdateMachineRequest {
+    /// [`API_VERSION`].
+    #[serde(default)]
+    pub api_version: String,
+    /// `UpdateMachineRequest`.
+    #[serde(default)]
+    pub kind: String,
+    /// `ExtensionConfig.spec.settings`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub settings: BTreeMap<String, String>,
+    /// What is wanted. There is no `current`.
+    pub desired: MachineObjects,
+}
+
+/// How a [`HookPatch`] is to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PatchType {
+    /// RFC 6902.
+    JSONPatch,
+    /// RFC 7386.
+    JSONMergePatch,
+}
+
+/// A patch in an answer: the JSON of the patch as base64 (`spec/capi.md 1.8`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HookPatch {
+    /// Which kind of patch.
+    pub patch_type: PatchType,
+    /// Base64 of the patch's JSON text.
+    pub patch: String,
+}
+
+/// Answer to CanUpdateMachine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CanUpdateMachineResponse {
+    /// [`API_VERSION`].
+    pub api_version: String,
+    /// `CanUpdateMachineResponse`.
+    pub kind: String,
+    /// `Failure` blocks the rollout; `Success` without patches replaces the machine.
+    pub status: Verdict,
+    /// Shown by Cluster API when the status is `Failure`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// What we can change on the Machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine_patch: Option<HookPatch>,
+    /// What we can change on the infrastructure machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub infrastructure_machine_patch: Option<HookPatch>,
+    /// What we can change on the bootstrap config.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bootstrap_config_patch: Option<HookPatch>,
+}
+
+/// Answer to CanUpdateMachineSet. Only `spec.template.spec` of each object counts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CanUpdateMachineSetResponse {
+    /// [`API_VERSION`].
+    pub api_version: String,
+    /// `CanUpdateMachineSetResponse`.
+    pub kind: String,
+    /// `Failure` blocks the rollout; `Success` without patches replaces the machines.
+    pub status: Verdict,
+    /// Shown by Cluster API when the status is `Failure`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// What we can change on the MachineSet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine_set_patch: Option<HookPatch>,
+    /// What we can change on the infrastructure machine template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub infrastructure_machine_template_patch: Option<HookPatch>,
+    /// What we can change on the bootstrap config template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bootstrap_config_template_patch: Option<HookPatch>,
+}
+
+/// Answer to UpdateMachine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UpdateMachineResponse {
+    /// [`API_VERSION`].
+    pub api_version: String,
+    /// `UpdateMachineResponse`.
+    pub kind: String,
+    /// `Failure` hides our message and backs off to 1000 s (`spec/capi.md 4.1`).
+    pub status: Verdict,
+    /// Shown in the Machine's `Updating` condition.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// 0 is done; a negative number would count as done too (`spec/capi.md 1.12`).
+    pub retry_after_seconds: i32,
+}
+
+/// Path of a hook below a server's base, as Cluster API builds it (`spec/capi.md 1.1`).
+///
+/// ```
+/// assert_eq!(
+///     refit_kinds::hooks::path("UpdateMachine", Some("update-machine")),
+///     "/hooks.runtime.cluster.x-k8s.io/v1alpha1/updatemachine/update-machine",
+/// );
+/// ```
+pub fn path(hook: &str, handler: Option<&str>) -> String {
+    let hook = hook.to_lowercase();
+    match handler {
+        Some(handler) => format!("/{GROUP}/{VERSION}/{hook}/{}", handler.to_lowercase()),
+        None => format!("/{GROUP}/{VERSION}/{hook}"),
+    }
+}

@@ -1,0 +1,109 @@
+//! What an update is to reach.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+/// The normalised desired state of a Machine, without secrets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Goal {
+    /// Kubernetes version, `vX.Y.Z`.
+    pub kubernetes_version: String,
+    /// OS image, empty where the update does not care.
+    #[serde(default)]
+    pub os_image: String,
+    /// Hash of the bootstrap spec without what Cluster API changes by itself.
+    #[serde(default)]
+    pub bootstrap_hash: String,
+    /// Hash of the infrastructure spec.
+    #[serde(default)]
+    pub infrastructure_hash: String,
+}
+
+impl Goal {
+    /// sha256 of the goal's canonical JSON, in hex.
+    ///
+    /// ```
+    /// let goal = refit_kinds::refit::Goal { kubernetes_version: "v1.35.0".into(), ..Default::default() };
+    /// assert_eq!(goal.hash().len(), 64);
+    /// assert_eq!(goal.hash(), goal.clone().hash());
+    /// ```
+    pub fn hash(&self) -> String {
+        let value = serde_json::json!({
+            "kubernetesVersion": self.kubernetes_version,
+            "osImage": self.os_image,
+            "bootstrapHash": self.bootstrap_hash,
+            "infrastructureHash": self.infrastructure_hash,
+        });
+        hash_json(&value)
+    }
+}
+
+/// sha256 in hex of a JSON value with its keys sorted.
+///
+/// Two values that differ only in the order of their keys have the same hash.
+pub fn hash_json(value: &Value) -> String {
+    let mut hasher = Sha256::new();
+    feed(value, &mut hasher);
+    let digest = hasher.finalize();
+    let mut text = String::with_capacity(64);
+    for byte in digest {
+        use std::fmt::Write as _;
+        write!(text, "{byte:02x}").expect("writing to a String cannot fail");
+    }
+    text
+}
+
+fn feed(value: &Value, hasher: &mut Sha256) {
+    match value {
+        Value::Object(map) => {
+            let mut keys: Vec<_> = map.keys().collect();
+            keys.sort();
+            hasher.update(b"{");
+            for key in keys {
+                hasher.update(Value::String(key.clone()).to_string());
+                hasher.update(b":");
+                feed(&map[key], hasher);
+                hasher.update(b",");
+            }
+            hasher.update(b"}");
+        }
+        Value::Array(items) => {
+            hasher.update(b"[");
+            for item in items {
+                feed(item, hasher);
+                hasher.update(b",");
+            }
+            hasher.update(b"]");
+        }
+        scalar => hasher.update(scalar.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_order_of_keys_does_not_change_the_hash() {
+        let a: Value = serde_json::from_str(r#"{"a":1,"b":[{"c":2,"d":3}]}"#).unwrap();
+        let b: Value = serde_json::from_str(r#"{"b":[{"d":3,"c":2}],"a":1}"#).unwrap();
+        assert_eq!(hash_json(&a), hash_json(&b));
+    }
+
+    #[test]
+    fn a_string_never_hashes_like_the_structure_it_spells() {
+        assert_ne!(hash_json(&json!(["a,b"])), hash_json(&json!(["a", "b"])));
+        assert_ne!(hash_json(&json!("1")), hash_json(&json!(1)));
+    }
+
+    #[test]
+    fn goals_that_differ_have_different_hashes() {
+        let a = Goal { kubernetes_version: "v1.34.2".into(), ..Goal::default() };
+        let b = Goal { kubernetes_version: "v1.35.0".into(), ..Goal::default() };
+        assert_ne!(a.hash(), b.hash());
+    }
+}

@@ -1,0 +1,162 @@
+//! UpdateGroup: how many machines of one group may be down, and why it waits.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// One control plane, MachineDeployment or lone MachineSet: its slots, what blocks it and how long
+/// its updates took.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "refit.dev",
+    version = "v1alpha1",
+    kind = "UpdateGroup",
+    doc = "How many machines of one group may be down, who waits and why.",
+    plural = "updategroups",
+    shortname = "ug",
+    category = "refit",
+    namespaced,
+    status = "UpdateGroupStatus",
+    derive = "PartialEq",
+    printcolumn(name = "Owner", type_ = "string", json_path = ".spec.owner.kind"),
+    printcolumn(name = "Limit", type_ = "integer", json_path = ".status.limit"),
+    printcolumn(name = "Busy", type_ = "string", json_path = ".status.slots[*].machine"),
+    printcolumn(
+        name = "Progressing",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Progressing\")].status"
+    ),
+    printcolumn(
+        name = "Blocked",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Blocked\")].status"
+    ),
+    printcolumn(
+        name = "Why",
+        type_ = "string",
+        description = "What blocks the group; for a change that no updater covers its first path",
+        json_path = ".status.conditions[?(@.type==\"Blocked\")].message"
+    ),
+    printcolumn(
+        name = "Answer",
+        type_ = "string",
+        description = "What Cluster API was answered last: in place, replaced, preserved, not now",
+        json_path = ".status.conditions[?(@.type==\"Covered\")].reason"
+    ),
+    printcolumn(
+        name = "Uncovered",
+        type_ = "string",
+        json_path = ".status.uncovered[*]",
+        priority = 1
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = ("self == oldSelf", "spec is immutable: it names the owner of the group"))]
+pub struct UpdateGroupSpec {
+    /// Name of the Cluster.
+    pub cluster_name: String,
+    /// The control plane, MachineDeployment or MachineSet.
+    pub owner: GroupOwner,
+    /// Whether this is the control plane of its Cluster.
+    pub control_plane: bool,
+}
+
+/// Names the owner of a group, in the group's namespace.
+#[derive(
+    Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "camelCase")]
+pub struct GroupOwner {
+    /// API group and version of the owner.
+    pub api_version: String,
+    /// Kind of the owner.
+    pub kind: String,
+    /// Name of the owner.
+    pub name: String,
+}
+
+/// What is known of an UpdateGroup.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UpdateGroupStatus {
+    /// Machines that may be disturbed now. Claimed by compare-and-swap on the resourceVersion.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["machine"]))]
+    pub slots: Vec<Slot>,
+    /// How many slots there are.
+    #[serde(default)]
+    pub limit: i32,
+    /// How many claims there have been.
+    #[serde(default)]
+    pub claims: i64,
+    /// Machines that asked for a slot and wait, with what they wait for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting: Vec<Waiting>,
+    /// Path lines of a change that no updater covers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub uncovered: Vec<String>,
+    /// Durations of past updates, newest last, by step.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["step"]))]
+    pub durations: Vec<StepDurations>,
+    /// Conditions, keyed by type: `Progressing`, `Blocked`, `Covered`, `PolicyUnderstood`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+    /// Generation that the status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+}
+
+/// A claimed slot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Slot {
+    /// Name of the Machine.
+    pub machine: String,
+    /// uid of the Machine.
+    pub machine_uid: String,
+    /// The NodeUpdate that claimed it.
+    pub node_update: String,
+    /// Since when.
+    pub since: Time,
+    /// Which claim of the group this is, from 1. A plan of the host is opened for a claim that is
+    /// newer than the one that was given back last (`HostPlan.spec.returnedClaim`).
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub claim: i64,
+}
+
+/// A Machine that waits for a slot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Waiting {
+    /// Name of the Machine.
+    pub machine: String,
+    /// CamelCase reason.
+    pub reason: String,
+    /// A whole sentence.
+    pub message: String,
+}
+
+/// How long one step took in past updates of the group, in seconds, newest last.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StepDurations {
+    /// Name of the step.
+    pub step: String,
+    /// At most 16 values.
+    #[schemars(length(max = 16))]
+    pub seconds: Vec<i32>,
+}
+
+/// Name of the UpdateGroup of an owner.
+///
+/// ```
+/// use refit_kinds::refit::update_group_name;
+/// assert_eq!(update_group_name("KubeadmControlPlane", "edge-1"), "kubeadmcontrolplane-edge-1");
+/// ```
+pub fn update_group_name(kind: &str, name: &str) -> String {
+    format!("{}-{name}", kind.to_lowercase())
+}

@@ -1,0 +1,109 @@
+//! POSTs to a server that is not Kubernetes: how Cluster API calls a hook.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Uri, uri::Scheme};
+use http_body_util::{BodyExt as _, Full, Limited};
+use tower::BoxError;
+
+use super::{ClientStack, connect::Connector, pooled};
+use crate::gate::{Fate, Gate, never};
+
+/// Posts JSON over HTTPS to a server that is not Kubernetes: how Cluster API calls a hook.
+///
+/// As there, no Content-Type is set and no redirect is followed (`spec/capi.md 1.1`).
+#[derive(Clone)]
+pub struct HttpsPoster {
+    client: hyper_util::client::legacy::Client<Connector, Full<Bytes>>,
+    gate: Arc<dyn Gate>,
+}
+
+impl std::fmt::Debug for HttpsPoster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("HttpsPoster")
+    }
+}
+
+/// Why a POST gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum PostError {
+    /// Nothing came back.
+    #[error("no answer from {url}: {}", chain(source.as_ref()))]
+    Transport {
+        /// Where to.
+        url: String,
+        /// Why.
+        source: BoxError,
+    },
+    /// It took too long.
+    #[error("no answer from {url} within {seconds} s")]
+    Timeout {
+        /// Where to.
+        url: String,
+        /// The deadline.
+        seconds: u64,
+    },
+    /// The trust roots cannot be used.
+    #[error("the CA bundle cannot be used: {reason}")]
+    CaBundle {
+        /// Where to; empty where it is not known yet.
+        url: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// An error with what is behind it: the outermost alone says as little as `client error`.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        next = error.source();
+    }
+    text
+}
+
+impl HttpsPoster {
+    /// A poster that trusts the given PEM bundle, and nothing else.
+    pub fn new(stack: &ClientStack, ca_bundle_pem: &[u8]) -> Result<Self, PostError> {
+        let tls = crate::tls::client_config(ca_bundle_pem)
+            .map_err(|e| PostError::CaBundle { url: String::new(), reason: e.to_string() })?;
+        let connector =
+            Connector { dialer: stack.dialer.clone(), tls: Arc::new(tls), server_name: None };
+        Ok(Self { client: pooled(connector), gate: stack.gate.clone() })
+    }
+
+    /// Posts `body` and returns the status and the whole answer, at most 20 MiB.
+    pub async fn post(
+        &self,
+        url: &str,
+        body: Vec<u8>,
+        deadline: Duration,
+    ) -> Result<(u16, Bytes), PostError> {
+        if self.gate.fate() == Fate::Dead {
+            return never().await;
+        }
+        let transport = |source: BoxError| PostError::Transport { url: url.to_owned(), source };
+        let target: Uri = url.parse().map_err(|e: http::uri::InvalidUri| transport(e.into()))?;
+        if target.scheme() != Some(&Scheme::HTTPS) {
+            return Err(transport("it is not an https URL".into()));
+        }
+        let request = Request::post(target)
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|e| transport(e.into()))?;
+        let call = async {
+            let response = self.client.request(request).await.map_err(|e| transport(e.into()))?;
+            let status = response.status().as_u16();
+            let body = Limited::new(response.into_body(), refit_kinds::hooks::MAX_BODY_BYTES);
+            let body = body.collect().await.map_err(transport)?.to_bytes();
+            Ok((status, body))
+        };
+        let outcome = tokio::time::timeout(deadline, call).await.unwrap_or_else(|_| {
+            Err(PostError::Timeout { url: url.to_owned(), seconds: deadline.as_secs() })
+        });
+        if self.gate.fate() == Fate::Dead { never().await } else { outcome }
+    }
+}

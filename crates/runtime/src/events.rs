@@ -1,0 +1,207 @@
+//! Events on state changes.
+//!
+//! An event is written before the change that it announces, under a name that follows from what it
+//! says: a crash between the two neither loses nor doubles it (`docs/adr/0002`).
+
+use k8s_openapi::{
+    api::core::v1::{Event, EventSource, ObjectReference},
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+};
+use kube::{Api, Client, api::PostParams};
+
+use crate::Clock;
+
+/// Longest name of an object.
+const NAME_BYTES: usize = 253;
+/// Longest message that the API server takes.
+const MESSAGE_BYTES: usize = 1024;
+
+/// Severity of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventType {
+    /// As planned.
+    Normal,
+    /// Somebody should look.
+    Warning,
+}
+
+/// What is announced.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Announcement {
+    /// The object that the event is about; its namespace is the event's.
+    pub about: ObjectReference,
+    /// Severity.
+    pub type_: EventType,
+    /// CamelCase reason.
+    pub reason: String,
+    /// A whole sentence.
+    pub message: String,
+    /// Tells this occurrence from an earlier one of the same words, such as a NodeUpdate's name.
+    pub occurrence: String,
+}
+
+/// Writes events for one component.
+#[derive(Clone)]
+pub struct Recorder {
+    client: Client,
+    clock: Clock,
+    component: String,
+}
+
+impl std::fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recorder").field("component", &self.component).finish_non_exhaustive()
+    }
+}
+
+impl Recorder {
+    /// A recorder for events of this component, such as `refit-controller`.
+    pub fn new(client: Client, clock: Clock, component: impl Into<String>) -> Self {
+        Self { client, clock, component: component.into() }
+    }
+
+    /// Writes the event unless it is there already. A failure is logged: no work stops for want of
+    /// an event.
+    pub async fn announce(&self, announcement: &Announcement) {
+        let event = self.event(announcement);
+        let namespace = event.metadata.namespace.clone().unwrap_or_default();
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
+        match api.create(&PostParams::default(), &event).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+            Err(error) => {
+                tracing::warn!(%error, reason = announcement.reason, "an event could not be written");
+            }
+        }
+    }
+
+    fn event(&self, announcement: &Announcement) -> Event {
+        let Announcement { about, type_, reason, message, occurrence } = announcement;
+        let now = Time(self.clock.now_seconds());
+        Event {
+            metadata: ObjectMeta {
+                name: Some(event_name(announcement)),
+                namespace: Some(namespace_of(about)),
+                annotations: Some([("refit.dev/occurrence".to_owned(), occurrence.clone())].into()),
+                ..ObjectMeta::default()
+            },
+            involved_object: about.clone(),
+            type_: Some(format!("{type_:?}")),
+            reason: Some(reason.clone()),
+            message: Some(shortened(message)),
+            source: Some(EventSource { component: Some(self.component.clone()), host: None }),
+            reporting_component: Some(self.component.clone()),
+            first_timestamp: Some(now.clone()),
+            last_timestamp: Some(now),
+            count: Some(1),
+            ..Event::default()
+        }
+    }
+}
+
+/// The name that follows from what an event says.
+fn event_name(announcement: &Announcement) -> String {
+    let about = &announcement.about;
+    let hash = refit_kinds::refit::hash_json(&serde_json::json!([
+        about.kind,
+        about.uid,
+        announcement.reason,
+        announcement.message,
+        announcement.occurrence,
+    ]));
+    let suffix = format!(".{}", &hash[..16]);
+    let name: String = about
+        .name
+        .as_deref()
+        .unwrap_or_default()
+        .chars()
+        .map(|c| match c.to_ascii_lowercase() {
+            c @ ('a'..='z' | '0'..='9' | '-' | '.') => c,
+            _ => '-',
+        })
+        .take(NAME_BYTES - suffix.len())
+        .collect();
+    // The name of the object may have been cut at a dash or a dot.
+    let name = name.trim_matches(['-', '.']);
+    let name = if name.is_empty() { "object" } else { name };
+    format!("{name}{suffix}")
+}
+
+/// Events live beside what they are about; what has no namespace has its events in `default`.
+fn namespace_of(about: &ObjectReference) -> String {
+    about
+        .namespace
+        .clone()
+        .filter(|namespace| !namespace.is_empty())
+        .unwrap_or_else(|| "default".to_owned())
+}
+
+fn shortened(message: &str) -> String {
+    if message.len() <= MESSAGE_BYTES {
+        return message.to_owned();
+    }
+    let mut end = MESSAGE_BYTES - "...".len();
+    while !message.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}...", &message[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn announcement(occurrence: &str) -> Announcement {
+        Announcement {
+            about: ObjectReference {
+                name: Some("m-1".into()),
+                uid: Some("u".into()),
+                ..Default::default()
+            },
+            type_: EventType::Normal,
+            reason: "Draining".into(),
+            message: "The node is drained.".into(),
+            occurrence: occurrence.into(),
+        }
+    }
+
+    #[test]
+    fn the_same_occurrence_has_the_same_name() {
+        assert_eq!(event_name(&announcement("m-1-1")), event_name(&announcement("m-1-1")));
+    }
+
+    #[test]
+    fn the_next_occurrence_has_another_name() {
+        assert_ne!(event_name(&announcement("m-1-1")), event_name(&announcement("m-1-2")));
+    }
+
+    #[test]
+    fn the_name_is_valid_whatever_the_object_is_called() {
+        let mut long = announcement("o");
+        long.about.name = Some(format!("{}.x", "M".repeat(235)));
+        let name = event_name(&long);
+        assert!(name.len() <= NAME_BYTES, "{}", name.len());
+        assert!(!name.contains("..") && !name.contains(".-") && !name.contains("-."));
+        assert_eq!(name, name.to_lowercase());
+        let mut odd = announcement("o");
+        odd.about.name = Some("system:node:A_b".into());
+        assert!(event_name(&odd).starts_with("system-node-a-b."));
+        odd.about.name = None;
+        assert!(event_name(&odd).starts_with("object."));
+    }
+
+    #[test]
+    fn an_object_without_namespace_has_its_events_in_default() {
+        let mut node = announcement("o").about;
+        assert_eq!(namespace_of(&node), "default");
+        node.namespace = Some(String::new());
+        assert_eq!(namespace_of(&node), "default");
+    }
+
+    #[test]
+    fn a_long_message_is_cut_between_characters() {
+        let short = shortened(&"\u{e9}".repeat(1000));
+        assert!(short.len() <= MESSAGE_BYTES && short.ends_with("\u{e9}..."));
+        assert_eq!(shortened("all of it"), "all of it");
+    }
+}

@@ -1,0 +1,72 @@
+//! A Kubernetes API server in process, for the sandbox and for simulation
+//!
+//! [`ApiServer`] is a tower service: give it to `kube::Client::new`, or serve it with hyper. It
+//! keeps objects in memory under one revision, with a history that watches resume from, and does
+//! what Kubernetes does around them: validation, defaults, server-side apply, status, finalizers,
+//! garbage collection, eviction. Time and names come from its [`Options`], so the same requests
+//! give the same objects.
+//!
+//! It answers what kubectl asks besides: tables (`table`), discovery in one document (`discovery`),
+//! OpenAPI v3 for explain, apply and dry runs (`openapi`), and bodies in protocol buffers
+//! (`protobuf`), which are all that kubectl's typed clients send.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use k8s_openapi::api::core::v1::Namespace;
+//! use kube::api::{Api, ListParams};
+//! use lab_apiserver::{ApiServer, Options};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), kube::Error> {
+//! let noon = "2026-01-01T12:00:00Z".parse().expect("a time");
+//! let server = ApiServer::new(Options::new(Arc::new(move || noon)));
+//! let client = kube::Client::new(server.clone(), "default");
+//! let namespaces = Api::<Namespace>::all(client).list(&ListParams::default()).await?;
+//! assert_eq!(namespaces.items.len(), 4);
+//! # Ok(())
+//! # }
+//! ```
+
+mod answer;
+pub mod apply;
+pub mod auth;
+mod builtin;
+mod crd;
+mod delete;
+mod discovery;
+mod error;
+mod eviction;
+mod faults;
+mod gc;
+mod history;
+mod jsonpath;
+mod object;
+mod openapi;
+mod patch;
+mod path;
+mod protobuf;
+mod read;
+mod resources;
+mod rules;
+mod scale;
+pub mod schema;
+mod selector;
+mod server;
+mod snapshot;
+mod store;
+mod strategic;
+mod strategic_keys;
+mod table;
+mod verbs;
+mod watch;
+mod write;
+
+pub use error::ApiError;
+pub use faults::{Down, FaultAction, FaultRule, Faults, StaleView};
+pub use history::ChangeKind;
+pub use resources::{Registry, Resource};
+pub use selector::{FieldSelector, LabelSelector};
+pub use server::{AnswerBody, ApiServer, BoxError, ClockFn, Options};
+pub use snapshot::{ReplayError, StoreSnapshot, StoredWrite};
+pub use store::{Observer, StoreEvent, Webhook};

@@ -1,0 +1,90 @@
+//! Adding and removing control plane machines.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use kube::{ResourceExt as _, discovery::ApiResource};
+use refit_core::rollout::control_plane::ScaleDownReason;
+use refit_kinds::{capi::KubeadmControlPlane, keys::MANAGER_KUBEADM_CONTROL_PLANE};
+use refit_runtime::ObjectKey;
+use serde_json::json;
+
+use super::{Plane, desired, facts, remediate, remediation::REMEDIATION_FOR};
+use crate::{
+    context::Context,
+    error::Error,
+    names,
+    templates::{self, made_of, owner},
+};
+
+/// Creates the next machine: infrastructure machine, KubeadmConfig, Machine. The very first one
+/// initialises the cluster. A process that dies in between goes on with the same names.
+pub(super) async fn up(context: &Arc<Context>, plane: &Plane) -> Result<(), Error> {
+    let machines = context.machines.list_in(&plane.namespace);
+    let taken: BTreeSet<String> = machines.iter().map(|machine| machine.name_any()).collect();
+    let object = &plane.object;
+    let name = names::next(&object.name_any(), object.uid_text(), &taken);
+    let present = plane.machines(context);
+    let join = !present.is_empty();
+    let resource = ApiResource::erase::<KubeadmControlPlane>(&());
+    let owner = owner(&resource, &object.name_any(), object.uid_text(), false);
+    let manager = MANAGER_KUBEADM_CONTROL_PLANE;
+
+    let template = desired::infrastructure_template(plane);
+    let infrastructure = made_of(template, &name);
+    let (cache, live) = context.provided(&plane.namespace, &infrastructure).await?;
+    let template = templates::fetch(context, &plane.namespace, template).await?;
+    let mut intent = desired::infrastructure(plane, &template, &name, false);
+    intent["metadata"]["ownerReferences"] = json!([owner]);
+    context.apply(&cache, manager, live.as_deref(), intent).await?;
+
+    let bootstrap = desired::bootstrap_reference(&name);
+    let (cache, live) = context.provided(&plane.namespace, &bootstrap).await?;
+    let mut intent = desired::bootstrap(plane, &name, join, false);
+    intent["metadata"]["ownerReferences"] = json!([owner]);
+    context.apply(&cache, manager, live.as_deref(), intent).await?;
+
+    let domain = emptiest_failure_domain(context, plane);
+    let mut intent = desired::new(plane, &name, &infrastructure, domain.as_deref());
+    // A remediation has one successor; the note on the control plane may outlive it by one look.
+    let is_successor = |noted: &&String| {
+        let mut machines = present.iter();
+        !machines.any(|machine| machine.annotations().get(REMEDIATION_FOR) == Some(*noted))
+    };
+    if let Some(noted) = remediate::noted(plane).filter(is_successor) {
+        intent["metadata"]["annotations"][REMEDIATION_FOR] = json!(noted);
+    }
+    tracing::info!(machine = name, join, "a control plane Machine is created");
+    context.apply(&context.machines, manager, None, intent).await?;
+    Ok(())
+}
+
+/// The offered failure domain with fewest machines, the first by name among equals.
+fn emptiest_failure_domain(context: &Context, plane: &Plane) -> Option<String> {
+    let domains = facts::failure_domains(plane);
+    let mut used: BTreeMap<String, usize> = domains.into_iter().map(|name| (name, 0)).collect();
+    for machine in plane.machines(context) {
+        let domain = machine.spec.failure_domain.as_ref();
+        if let Some(count) = domain.and_then(|domain| used.get_mut(domain)) {
+            *count += 1;
+        }
+    }
+    used.into_iter().min_by_key(|(_, count)| *count).map(|(name, _)| name)
+}
+
+/// Deletes a machine.
+pub(super) async fn down(
+    context: &Arc<Context>,
+    plane: &Plane,
+    name: &str,
+    reason: ScaleDownReason,
+) -> Result<(), Error> {
+    let key = ObjectKey::new(&plane.namespace, name);
+    let Some(machine) = context.machines.get(&key) else {
+        return Ok(());
+    };
+    tracing::info!(machine = name, ?reason, "a control plane Machine is deleted");
+    context.delete(&context.machines, &machine).await
+}

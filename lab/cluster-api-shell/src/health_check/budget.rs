@@ -1,0 +1,108 @@
+//! Whether so many unhealthy Machines may be remediated: more than a few speak of another trouble.
+
+use refit_kinds::capi::{IntOrPercent, RemediationTrigger};
+
+/// What a MachineHealthCheck allows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Allowed {
+    /// Unhealthy Machines are handed to their owners; this many more may become unhealthy.
+    Yes(i32),
+    /// Too many, or too few for a range.
+    No(String),
+}
+
+/// Decides on `expected` checked Machines of which `healthy` are known to be healthy. One that has
+/// not started counts as unhealthy.
+pub(super) fn allowed(trigger: &RemediationTrigger, expected: i32, healthy: i32) -> Allowed {
+    let unhealthy = expected - healthy;
+    if let Some(range) = &trigger.unhealthy_in_range {
+        return match parse(range) {
+            Some((least, most)) if (least..=most).contains(&unhealthy) => {
+                Allowed::Yes(most - unhealthy)
+            }
+            Some(_) => Allowed::No(format!(
+                "Remediation is not allowed, the number of not started or unhealthy machines does \
+                 not fall within the range (total: {expected}, unhealthy: {unhealthy}, \
+                 unhealthyInRange: {range})"
+            )),
+            None => Allowed::No(format!(
+                "Remediation is not allowed: spec.remediation.triggerIf.unhealthyInRange {range:?} \
+                 is no range; write it as [1-3]"
+            )),
+        };
+    }
+    let all = IntOrPercent::Percent("100%".to_owned());
+    let most = trigger.unhealthy_less_than_or_equal_to.as_ref().unwrap_or(&all);
+    match most.of(expected, false) {
+        Some(limit) if unhealthy <= limit => Allowed::Yes(limit - unhealthy),
+        _ => Allowed::No(format!(
+            "Remediation is not allowed, the number of not started or unhealthy machines exceeds \
+             maxUnhealthy (total: {expected}, unhealthy: {unhealthy}, maxUnhealthy: {})",
+            text(most)
+        )),
+    }
+}
+
+fn text(amount: &IntOrPercent) -> String {
+    match amount {
+        IntOrPercent::Int(count) => count.to_string(),
+        IntOrPercent::Percent(text) => text.clone(),
+    }
+}
+
+/// Reads `[least-most]`.
+fn parse(range: &str) -> Option<(i32, i32)> {
+    let inner = range.strip_prefix('[')?.strip_suffix(']')?;
+    let (least, most) = inner.split_once('-')?;
+    let (least, most) = (least.parse().ok()?, most.parse().ok()?);
+    (least <= most).then_some((least, most))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at_most(amount: IntOrPercent) -> RemediationTrigger {
+        RemediationTrigger {
+            unhealthy_less_than_or_equal_to: Some(amount),
+            ..RemediationTrigger::default()
+        }
+    }
+
+    fn within(range: &str) -> RemediationTrigger {
+        RemediationTrigger {
+            unhealthy_in_range: Some(range.to_owned()),
+            ..RemediationTrigger::default()
+        }
+    }
+
+    #[test]
+    fn the_table_of_budgets() {
+        let percent = |text: &str| at_most(IntOrPercent::Percent(text.to_owned()));
+        let table = [
+            (RemediationTrigger::default(), 5, 0, Some(0)),
+            (RemediationTrigger::default(), 5, 4, Some(4)),
+            (at_most(IntOrPercent::Int(1)), 5, 4, Some(0)),
+            (at_most(IntOrPercent::Int(1)), 5, 3, None),
+            (at_most(IntOrPercent::Int(0)), 5, 4, None),
+            (percent("40%"), 5, 3, Some(0)),
+            (percent("40%"), 4, 2, None),
+            (percent("many"), 5, 5, None),
+            (within("[1-3]"), 5, 3, Some(1)),
+            (within("[3-5]"), 5, 3, None),
+            (within("[1-3]"), 5, 5, None),
+            (within("3-5"), 5, 1, None),
+            (within("[5-3]"), 5, 1, None),
+        ];
+        for (trigger, expected, healthy, want) in table {
+            let got = match allowed(&trigger, expected, healthy) {
+                Allowed::Yes(left) => Some(left),
+                Allowed::No(message) => {
+                    assert!(message.starts_with("Remediation is not allowed"));
+                    None
+                }
+            };
+            assert_eq!(got, want, "{trigger:?} {expected} {healthy}");
+        }
+    }
+}

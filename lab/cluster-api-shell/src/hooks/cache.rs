@@ -1,0 +1,117 @@
+//! What is remembered between calls, in memory as in Cluster API: a restart forgets it.
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+use refit_runtime::ObjectKey;
+
+/// How long anything is remembered.
+const TTL: SignedDuration = SignedDuration::from_hours(24);
+
+/// Answers of CanUpdateMachineSet by the pair of MachineSets; both yes and no are remembered
+/// (`spec/capi.md 3.4`).
+#[derive(Debug, Default)]
+pub(crate) struct DecisionCache(BTreeMap<(ObjectKey, ObjectKey), (bool, Timestamp)>);
+
+impl DecisionCache {
+    /// The answer for a pair, unless it is too old.
+    pub(crate) fn get(&self, old: &ObjectKey, new: &ObjectKey, now: Timestamp) -> Option<bool> {
+        let (answer, since) = self.0.get(&(old.clone(), new.clone()))?;
+        (now.duration_since(*since) < TTL).then_some(*answer)
+    }
+
+    /// Remembers an answer.
+    pub(crate) fn put(&mut self, old: ObjectKey, new: ObjectKey, answer: bool, now: Timestamp) {
+        self.0.retain(|_, (_, since)| now.duration_since(*since) < TTL);
+        self.0.insert((old, new), (answer, now));
+    }
+
+    /// Forgets what was answered about a MachineSet that is gone.
+    pub(crate) fn forget(&mut self, set: &ObjectKey) {
+        self.0.retain(|(old, new), _| old != set && new != set);
+    }
+}
+
+/// When UpdateMachine may be called again for a Machine, and what it said last
+/// (`spec/capi.md 4.1`, step 8).
+#[derive(Debug, Default)]
+pub(crate) struct CallCache(BTreeMap<ObjectKey, Call>);
+
+#[derive(Debug)]
+struct Call {
+    at: Timestamp,
+    due: Timestamp,
+    message: String,
+}
+
+impl CallCache {
+    /// How long to wait for the next call, and the last message; `None` when the call is due.
+    pub(crate) fn wait(
+        &self,
+        machine: &ObjectKey,
+        now: Timestamp,
+    ) -> Option<(SignedDuration, String)> {
+        let call = self.0.get(machine)?;
+        let rest = call.due.duration_since(now);
+        (rest > SignedDuration::ZERO).then(|| (rest, call.message.clone()))
+    }
+
+    /// Remembers that the extension wants to be asked again after some time.
+    pub(crate) fn put(
+        &mut self,
+        machine: ObjectKey,
+        now: Timestamp,
+        retry_after_seconds: i32,
+        message: String,
+    ) {
+        self.0.retain(|_, call| now.duration_since(call.at) < TTL);
+        let due = now + SignedDuration::from_secs(i64::from(retry_after_seconds));
+        self.0.insert(machine, Call { at: now, due, message });
+    }
+
+    /// Forgets a Machine whose update is over.
+    pub(crate) fn forget(&mut self, machine: &ObjectKey) {
+        self.0.remove(machine);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn key(name: &str) -> ObjectKey {
+        ObjectKey::new("default", name)
+    }
+
+    #[test]
+    fn a_no_is_remembered_as_long_as_a_yes() {
+        let mut cache = DecisionCache::default();
+        cache.put(key("old"), key("new"), false, at(0));
+        cache.put(key("older"), key("new"), true, at(0));
+        let day = 24 * 3600;
+        assert_eq!(cache.get(&key("old"), &key("new"), at(day - 1)), Some(false));
+        assert_eq!(cache.get(&key("older"), &key("new"), at(day - 1)), Some(true));
+        assert_eq!(cache.get(&key("old"), &key("new"), at(day)), None);
+        assert_eq!(cache.get(&key("new"), &key("old"), at(0)), None);
+        cache.forget(&key("old"));
+        assert_eq!(cache.get(&key("old"), &key("new"), at(0)), None);
+        assert!(cache.get(&key("older"), &key("new"), at(0)).is_some());
+    }
+
+    #[test]
+    fn a_call_is_due_after_the_time_that_the_extension_asked_for() {
+        let mut cache = CallCache::default();
+        assert_eq!(cache.wait(&key("m"), at(0)), None);
+        cache.put(key("m"), at(0), 5, "draining".to_owned());
+        let (rest, message) = cache.wait(&key("m"), at(2)).unwrap();
+        assert_eq!((rest.as_secs(), message.as_str()), (3, "draining"));
+        assert_eq!(cache.wait(&key("m"), at(5)), None);
+        cache.put(key("m"), at(5), 5, "draining".to_owned());
+        cache.forget(&key("m"));
+        assert_eq!(cache.wait(&key("m"), at(6)), None);
+    }
+}

@@ -1,0 +1,193 @@
+//! An object as the API server has it: typed where we read it, whole where we write it.
+
+use std::{borrow::Cow, fmt::Debug, ops::Deref, sync::Arc};
+
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Secret};
+use kube::{Resource, api::ObjectMeta, core::DynamicResourceScope, discovery::ApiResource};
+use refit_kinds::capi::{
+    Cluster, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment, MachineHealthCheck,
+    MachineSet,
+};
+use serde::{Deserialize, Deserializer, de::DeserializeOwned, de::Error as _};
+use serde_json::Value;
+
+use crate::defaults;
+
+/// What can be the typed part of a [`Live`] object.
+pub(crate) trait Typed: DeserializeOwned + Clone + Debug + Send + Sync + 'static {
+    /// Whether absent fields get Cluster API's defaults before the typed part is read.
+    const DEFAULTED: bool = false;
+
+    /// The object's metadata.
+    fn metadata(&self) -> &ObjectMeta;
+
+    /// The object's metadata, to be changed.
+    fn metadata_mut(&mut self) -> &mut ObjectMeta;
+}
+
+macro_rules! typed {
+    ($($kind:ty: $defaulted:literal),* $(,)?) => {$(
+        impl Typed for $kind {
+            const DEFAULTED: bool = $defaulted;
+
+            fn metadata(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn metadata_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    )*};
+}
+
+typed! {
+    Bare: false,
+    Cluster: false,
+    ExtensionConfig: true,
+    KubeadmControlPlane: true,
+    Machine: false,
+    MachineDeployment: true,
+    MachineHealthCheck: false,
+    MachineSet: false,
+    Namespace: false,
+    Node: false,
+    Pod: false,
+    Secret: false,
+}
+
+/// Metadata alone: the typed part of kinds that only their providers know.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct Bare {
+    /// The object's metadata.
+    #[serde(default)]
+    pub(crate) metadata: ObjectMeta,
+}
+
+/// An object as the API server has it.
+///
+/// A typed struct loses the fields that it does not know, and what we apply has to carry them: a
+/// MachineSet's template, for one. So the JSON stays beside it. A clone shares both.
+#[derive(Clone, Debug)]
+pub(crate) struct Live<K> {
+    typed: Arc<K>,
+    json: Arc<Value>,
+}
+
+impl<K: Typed> Live<K> {
+    /// Reads an object.
+    pub(crate) fn read(json: Value) -> Result<Self, serde_json::Error> {
+        let typed = if K::DEFAULTED {
+            let mut defaulted = json.clone();
+            defaults::default_object(&mut defaulted);
+            K::deserialize(defaulted)?
+        } else {
+            K::deserialize(&json)?
+        };
+        Ok(Self { typed: Arc::new(typed), json: Arc::new(json) })
+    }
+
+    /// The whole object.
+    pub(crate) fn json(&self) -> &Value {
+        &self.json
+    }
+
+    /// One field of the object, `Null` where there is none.
+    pub(crate) fn at(&self, pointer: &str) -> &Value {
+        self.json.pointer(pointer).unwrap_or(&Value::Null)
+    }
+
+    /// The resourceVersion as a number; 0 for one that is none.
+    pub(crate) fn revision(&self) -> u64 {
+        let version = self.typed.metadata().resource_version.as_deref();
+        version.and_then(|version| version.parse().ok()).unwrap_or_default()
+    }
+
+    /// The object's uid, empty before it has one.
+    pub(crate) fn uid_text(&self) -> &str {
+        self.typed.metadata().uid.as_deref().unwrap_or_default()
+    }
+
+    /// Whether the object is being deleted.
+    pub(crate) fn is_deleting(&self) -> bool {
+        self.typed.metadata().deletion_timestamp.is_some()
+    }
+}
+
+impl<K> Deref for Live<K> {
+    type Target = K;
+
+    fn deref(&self) -> &K {
+        &self.typed
+    }
+}
+
+impl<'de, K: Typed> Deserialize<'de> for Live<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::read(Value::deserialize(deserializer)?).map_err(D::Error::custom)
+    }
+}
+
+impl<K: Typed> Resource for Live<K> {
+    type DynamicType = ApiResource;
+    type Scope = DynamicResourceScope;
+
+    fn kind(resource: &ApiResource) -> Cow<'_, str> {
+        resource.kind.as_str().into()
+    }
+
+    fn group(resource: &ApiResource) -> Cow<'_, str> {
+        resource.group.as_str().into()
+    }
+
+    fn version(resource: &ApiResource) -> Cow<'_, str> {
+        resource.version.as_str().into()
+    }
+
+    fn api_version(resource: &ApiResource) -> Cow<'_, str> {
+        resource.api_version.as_str().into()
+    }
+
+    fn plural(resource: &ApiResource) -> Cow<'_, str> {
+        resource.plural.as_str().into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        self.typed.metadata()
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        Arc::make_mut(&mut self.typed).metadata_mut()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn fields_that_we_do_not_know_stay_in_the_json() {
+        let object = json!({
+            "metadata": {"name": "m", "resourceVersion": "17"},
+            "spec": {"clusterName": "c", "taints": [{"key": "a"}]},
+        });
+        let live = Live::<Machine>::read(object).unwrap();
+        assert_eq!(live.spec.cluster_name, "c");
+        assert_eq!(live.at("/spec/taints/0/key"), "a");
+        assert_eq!(live.revision(), 17);
+    }
+
+    #[test]
+    fn defaults_reach_the_typed_part_only() {
+        let object = json!({
+            "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineDeployment",
+            "metadata": {"name": "md"},
+            "spec": {"clusterName": "c"},
+        });
+        let live = Live::<MachineDeployment>::read(object).unwrap();
+        assert_eq!(live.spec.replicas, Some(1));
+        assert!(live.at("/spec/replicas").is_null());
+    }
+}

@@ -1,0 +1,92 @@
+//! Whether the Machines of an old MachineSet can be updated in place (`spec/capi.md 3.4`).
+
+use std::sync::Arc;
+
+use refit_core::rollout::RolloutPlan;
+use refit_kinds::capi::ContractRef;
+use refit_runtime::ObjectKey;
+use serde::Deserialize as _;
+use serde_json::{Value, json};
+
+use super::{Group, desired};
+use crate::{
+    context::{Context, lock},
+    error::Error,
+    hooks::{MachineSetVerdict, only_one, strip},
+    templates,
+};
+
+/// The hook.
+const HOOK: &str = "CanUpdateMachineSet";
+
+/// Asks the extension whether Machines can go from one MachineSet to another in place.
+///
+/// Answers are remembered for a day, yes and no alike. An answer that is an error is not, and
+/// stops the rollout.
+pub(super) async fn ask(
+    context: &Arc<Context>,
+    group: &Group,
+    plan: &RolloutPlan,
+    old: &str,
+    new: &str,
+) -> Result<bool, Error> {
+    let Some(extension) = only_one(context, HOOK, &group.namespace)? else {
+        return Ok(false);
+    };
+    let pair = [old, new].map(|name| ObjectKey::new(&group.namespace, name));
+    let now = context.now();
+    if let Some(answer) = lock(&context.decisions).get(&pair[0], &pair[1], now) {
+        return Ok(answer);
+    }
+    let current = objects(context, group, plan, old).await?;
+    let desired = objects(context, group, plan, new).await?;
+    let with_bootstrap = |objects: &Value| objects.get("bootstrapConfigTemplate").is_some();
+    let answer = if with_bootstrap(&current) == with_bootstrap(&desired) {
+        let request = json!({"current": current, "desired": desired});
+        let answer = extension.call(context, HOOK, request).await?;
+        let uncovered = MachineSetVerdict::uncovered(&current, &desired, &answer)?;
+        if !uncovered.is_empty() {
+            tracing::info!(
+                reason = uncovered.join(", "),
+                "MachineSet {old} cannot be updated in-place by extensions"
+            );
+        }
+        uncovered.is_empty()
+    } else {
+        false
+    };
+    let [old, new] = pair;
+    lock(&context.decisions).put(old, new, answer, now);
+    Ok(answer)
+}
+
+/// What a MachineSet makes Machines of, as the hook sees it.
+async fn objects(
+    context: &Context,
+    group: &Group,
+    plan: &RolloutPlan,
+    name: &str,
+) -> Result<Value, Error> {
+    let mut set = desired::machine_set(group, plan, name);
+    let resource = context.sets.resource();
+    set["apiVersion"] = json!(resource.api_version);
+    set["kind"] = json!(resource.kind);
+    let spec = &set["spec"]["template"]["spec"];
+    let infrastructure = reference(&spec["infrastructureRef"])
+        .ok_or_else(|| Error::Invalid(format!("MachineSet {name} has no infrastructureRef")))?;
+    let infrastructure = templates::fetch(context, &group.namespace, &infrastructure).await?;
+    let bootstrap = reference(&spec["bootstrap"]["configRef"]);
+    let mut objects = json!({
+        "machineSet": strip(&set),
+        "infrastructureMachineTemplate": strip(&infrastructure.json),
+    });
+    if let Some(bootstrap) = bootstrap {
+        let bootstrap = templates::fetch(context, &group.namespace, &bootstrap).await?;
+        objects["bootstrapConfigTemplate"] = strip(&bootstrap.json);
+    }
+    Ok(objects)
+}
+
+fn reference(value: &Value) -> Option<ContractRef> {
+    ContractRef::deserialize(value).ok()
+}

@@ -1,0 +1,265 @@
+//! Machines that a MachineHealthCheck found unhealthy: their MachineSet deletes them, and makes new
+//! ones as for any Machine that is missing.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+use refit_kinds::{
+    capi::{IntOrPercent, Machine, MachineSet, MachineStatus},
+    conditions::OWNER_REMEDIATED,
+    keys,
+};
+use refit_runtime::{ObjectKey, queue::Action};
+use serde::Deserialize as _;
+use serde_json::{Value, json};
+
+use super::{PREFLIGHT_WAIT, machines, preflight};
+use crate::{
+    conditions::{Says, merged, without},
+    context::{Context, controller_of, controller_uid, namespace_of},
+    error::Error,
+    live::Live,
+    remediation::{Need, need},
+    snapshot,
+};
+
+/// What happens to one Machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    /// It is well again: the request is dropped.
+    Forget,
+    /// Its MachineSet is on its way out.
+    Leave,
+    /// Too many others are being remediated.
+    Defer(String),
+    /// It is deleted.
+    Delete,
+}
+
+/// What is decided on.
+#[derive(Clone, Debug)]
+struct Candidate {
+    name: String,
+    created_at: Timestamp,
+    need: Need,
+}
+
+/// Remediates; answers when to look again, if something has to wait.
+pub(super) async fn run(
+    context: &Arc<Context>,
+    set: &Live<MachineSet>,
+) -> Result<Option<Action>, Error> {
+    let machines = machines(context, set);
+    let candidates: Vec<Candidate> = machines
+        .iter()
+        .map(|machine| Candidate {
+            name: machine.name_any(),
+            created_at: snapshot::created_at(machine),
+            need: need(machine),
+        })
+        .collect();
+    if candidates.iter().all(|one| one.need == Need::None) {
+        return Ok(None);
+    }
+    let mut steps = plan(&candidates, is_current(context, set), limit(context, set).as_ref());
+    let mut action = None;
+    if steps.iter().any(|(_, step)| *step == Step::Delete) {
+        let failures = preflight::failures(context, set);
+        if !failures.is_empty() {
+            // A Machine that could not be replaced is better than none.
+            let message = failures.join(", ");
+            for (_, step) in &mut steps {
+                if *step == Step::Delete {
+                    *step = Step::Defer(message.clone());
+                }
+            }
+            action = Some(Action::RequeueAfter(PREFLIGHT_WAIT));
+        }
+    }
+    for (name, step) in steps {
+        let key = ObjectKey::new(namespace_of(set), name);
+        if let Some(machine) = context.machines.get(&key) {
+            take(context, &machine, step).await?;
+        }
+    }
+    Ok(action)
+}
+
+/// Decides on every Machine that a check has spoken of. The newest go first: there is a chance that
+/// nothing runs on them yet.
+fn plan(candidates: &[Candidate], current: bool, limit: Option<&Limit>) -> Vec<(String, Step)> {
+    let mut steps: Vec<(String, Step)> = candidates
+        .iter()
+        .filter(|one| one.need == Need::Recovered)
+        .map(|one| (one.name.clone(), Step::Forget))
+        .collect();
+    let mut waiting: Vec<&Candidate> =
+        candidates.iter().filter(|one| one.need == Need::Owner).collect();
+    waiting.sort_by(|a, b| (b.created_at, &a.name).cmp(&(a.created_at, &b.name)));
+    let in_flight = candidates.iter().filter(|one| one.need == Need::Leaving).count();
+    let room = limit.map_or(usize::MAX, |limit| limit.count.saturating_sub(in_flight));
+    for (at, one) in waiting.into_iter().enumerate() {
+        let step = match limit {
+            _ if !current => Step::Leave,
+            Some(limit) if at >= room => Step::Defer(format!(
+                "Waiting because there are already too many remediations in progress \
+                 (spec.remediation.maxInFlight is {})",
+                limit.text
+            )),
+            _ => Step::Delete,
+        };
+        steps.push((one.name.clone(), step));
+    }
+    steps
+}
+
+/// `spec.remediation.maxInFlight` of a MachineDeployment.
+#[derive(Clone, Debug)]
+struct Limit {
+    count: usize,
+    text: String,
+}
+
+fn limit(context: &Context, set: &Live<MachineSet>) -> Option<Limit> {
+    let Some(("MachineDeployment", name)) = controller_of(set) else {
+        return None;
+    };
+    let key = ObjectKey::new(namespace_of(set), name);
+    let deployment = context.deployments.get(&key)?;
+    let value = deployment.at("/spec/remediation/maxInFlight");
+    let amount = IntOrPercent::deserialize(value).ok()?;
+    let count = amount.of(deployment.spec.replicas.unwrap_or(1), true)?;
+    Some(Limit {
+        count: usize::try_from(count).unwrap_or(0),
+        text: value.as_str().map_or_else(|| value.to_string(), str::to_owned),
+    })
+}
+
+/// Whether a MachineSet is the newest of its MachineDeployment: Machines of others go with the
+/// rollout (`spec/capi.md 3.5`).
+fn is_current(context: &Context, set: &Live<MachineSet>) -> bool {
+    let Some(owner) = controller_uid(set) else {
+        return true;
+    };
+    let revision = |set: &Live<MachineSet>| -> u64 {
+        let text = set.annotations().get(keys::REVISION);
+        text.and_then(|text| text.parse().ok()).unwrap_or(0)
+    };
+    let own = revision(set);
+    context
+        .sets
+        .list_in(&namespace_of(set))
+        .iter()
+        .filter(|other| controller_uid(other.as_ref()) == Some(owner) && !other.is_deleting())
+        .all(|other| revision(other) <= own)
+}
+
+async fn take(context: &Context, machine: &Live<Machine>, step: Step) -> Result<(), Error> {
+    let says = |reason, message: &str| Says::new(OWNER_REMEDIATED, false, reason, message);
+    let (says, delete) = match step {
+        Step::Forget => {
+            let list = without(conditions_of(machine), OWNER_REMEDIATED);
+            let status = json!({ "conditions": list });
+            context.merge_status(&context.machines, machine, &status).await?;
+            return Ok(());
+        }
+        Step::Leave => {
+            let message =
+                "Machine won't be remediated because it is pending removal due to rollout";
+            (says("CannotBeRemediated", message), false)
+        }
+        Step::Defer(message) => (says("RemediationDeferred", &message), false),
+        Step::Delete => (says("MachineDeleting", "Machine is being deleted"), true),
+    };
+    // First the word, then the deed: a Machine that is being deleted is not looked at again.
+    let machine = say(context, machine, says).await?;
+    if delete {
+        tracing::info!(machine = machine.name_any(), "an unhealthy Machine is deleted");
+        context.delete(&context.machines, &machine).await?;
+    }
+    Ok(())
+}
+
+fn conditions_of(
+    machine: &Machine,
+) -> &[k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition] {
+    let status = machine.status.as_ref();
+    status.map_or(&[][..], |status| &status.conditions)
+}
+
+async fn say(
+    context: &Context,
+    machine: &Live<Machine>,
+    says: Says,
+) -> Result<Arc<Live<Machine>>, Error> {
+    let existing: MachineStatus = machine.status.clone().unwrap_or_default();
+    let generation = machine.metadata.generation;
+    let list: Value = merged(&existing.conditions, context.now(), generation, &[says]);
+    let status = json!({ "conditions": list });
+    context.merge_status(&context.machines, machine, &status).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(name: &str, created: i64, need: Need) -> Candidate {
+        Candidate {
+            name: name.to_owned(),
+            created_at: Timestamp::from_second(created).unwrap(),
+            need,
+        }
+    }
+
+    fn words(candidates: &[Candidate], current: bool, limit: Option<usize>) -> Vec<String> {
+        let limit = limit.map(|count| Limit { count, text: count.to_string() });
+        let steps = plan(candidates, current, limit.as_ref());
+        steps
+            .into_iter()
+            .map(|(name, step)| {
+                let word = match step {
+                    Step::Forget => "forget",
+                    Step::Leave => "leave",
+                    Step::Defer(_) => "defer",
+                    Step::Delete => "delete",
+                };
+                format!("{name} {word}")
+            })
+            .collect()
+    }
+
+    #[test]
+    fn all_unhealthy_machines_go_the_newest_first() {
+        let all = [
+            machine("a", 1, Need::Owner),
+            machine("b", 3, Need::Owner),
+            machine("c", 2, Need::None),
+            machine("d", 3, Need::Owner),
+        ];
+        assert_eq!(words(&all, true, None), ["b delete", "d delete", "a delete"]);
+    }
+
+    #[test]
+    fn no_more_are_in_flight_than_the_deployment_allows() {
+        let all = [
+            machine("a", 1, Need::Owner),
+            machine("b", 2, Need::Owner),
+            machine("c", 3, Need::Leaving),
+        ];
+        assert_eq!(words(&all, true, Some(2)), ["b delete", "a defer"]);
+        assert_eq!(words(&all, true, Some(1)), ["b defer", "a defer"]);
+    }
+
+    #[test]
+    fn an_old_set_leaves_its_machines_to_the_rollout() {
+        let all = [machine("a", 1, Need::Owner)];
+        assert_eq!(words(&all, false, None), ["a leave"]);
+    }
+
+    #[test]
+    fn a_machine_that_is_well_again_is_left_alone() {
+        let all = [machine("a", 1, Need::Recovered)];
+        assert_eq!(words(&all, false, Some(0)), ["a forget"]);
+    }
+}

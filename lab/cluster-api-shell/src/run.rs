@@ -1,0 +1,137 @@
+//! The process: watches, queues and controllers in one future.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use futures::{
+    StreamExt as _,
+    future::{BoxFuture, join_all},
+    stream::FuturesUnordered,
+};
+use refit_runtime::{
+    Clock, ObjectKey,
+    client::ClientStack,
+    queue::{Action, Queue},
+};
+use tokio::sync::mpsc;
+
+use crate::{
+    beside,
+    context::{Context, Task},
+    control_plane,
+    error::Error,
+    extension, health_check, machine, machine_deployment, machine_set, wiring,
+};
+
+/// How many Machines are worked on at once; they are independent of each other.
+const MACHINES_AT_ONCE: usize = 4;
+/// How long to wait when somebody else wrote first.
+const CONFLICT_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// What [`run`] needs.
+#[derive(Clone, Debug)]
+pub struct CapiOptions {
+    /// Builds every client of this process.
+    pub stack: ClientStack,
+    /// The management cluster.
+    pub config: kube::Config,
+    /// The time.
+    pub clock: Clock,
+}
+
+/// Runs Cluster API's controllers until the future is dropped.
+///
+/// It returns early only if it cannot start: the management cluster does not answer, or the real
+/// Cluster API is there ([`crate::RealClusterApi`]).
+///
+/// Boxed, so that all of it is compiled here and not in whatever crate awaits it.
+pub fn run(options: CapiOptions) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(process(options))
+}
+
+async fn process(options: CapiOptions) -> anyhow::Result<()> {
+    let CapiOptions { stack, config, clock } = options;
+    let client = stack
+        .client(&config)
+        .context("the management cluster's client configuration cannot be used")?;
+    beside::refuse(&client).await?;
+    let (spawner, mut spawned) = mpsc::unbounded_channel();
+    let context = Arc::new(Context::new(client, &stack, clock, spawner));
+    let mut tasks: FuturesUnordered<Task> = FuturesUnordered::new();
+    tasks.extend(wiring::watches(&context));
+    tasks.push(Box::pin(controllers(context.clone())));
+    loop {
+        tokio::select! {
+            biased;
+            Some(task) = spawned.recv() => tasks.push(task),
+            // Watches and controllers run for ever; a workload cluster's watch may end.
+            Some(()) = tasks.next() => {}
+        }
+    }
+}
+
+/// Runs all controllers, once they know what there is.
+async fn controllers(context: Arc<Context>) {
+    context.clusters.ready().await;
+    context.deployments.ready().await;
+    context.sets.ready().await;
+    context.machines.ready().await;
+    context.control_planes.ready().await;
+    context.extensions.ready().await;
+    context.health_checks.ready().await;
+    context.namespaces.ready().await;
+    let queues = &context.queues;
+    let works: Vec<Task> = vec![
+        work(&context, "extensionconfig", &queues.extensions, 1, |c, k| {
+            Box::pin(async move { extension::reconcile(&c, &k).await })
+        }),
+        work(&context, "machinehealthcheck", &queues.health_checks, 1, |c, k| {
+            Box::pin(async move { health_check::reconcile(&c, &k).await })
+        }),
+        work(&context, "machinedeployment", &queues.deployments, 1, |c, k| {
+            Box::pin(async move { machine_deployment::reconcile(&c, &k).await })
+        }),
+        work(&context, "machineset", &queues.sets, 1, |c, k| {
+            Box::pin(async move { machine_set::reconcile(&c, &k).await })
+        }),
+        work(&context, "kubeadmcontrolplane", &queues.control_planes, 1, |c, k| {
+            Box::pin(async move { control_plane::reconcile(&c, &k).await })
+        }),
+        work(&context, "machine", &queues.machines, MACHINES_AT_ONCE, |c, k| {
+            Box::pin(async move { machine::reconcile(&c, &k).await })
+        }),
+    ];
+    join_all(works).await;
+}
+
+type Reconcile = futures::future::BoxFuture<'static, Result<Action, Error>>;
+
+fn work(
+    context: &Arc<Context>,
+    name: &'static str,
+    queue: &Queue<ObjectKey>,
+    at_once: usize,
+    reconcile: fn(Arc<Context>, ObjectKey) -> Reconcile,
+) -> Task {
+    let queue = queue.clone();
+    let context = context.clone();
+    Box::pin(async move {
+        queue
+            .work(name, at_once, move |key| {
+                let outcome = reconcile(context.clone(), key);
+                async move { settle(outcome.await) }
+            })
+            .await;
+    })
+}
+
+/// A conflict is no failure: the watch brings what somebody else wrote, and the next look decides.
+fn settle(outcome: Result<Action, Error>) -> Result<Action, Error> {
+    match outcome {
+        Err(error) if error.is_conflict() => {
+            tracing::debug!(%error, "somebody else wrote first");
+            Ok(Action::RequeueAfter(CONFLICT_WAIT))
+        }
+        outcome => outcome,
+    }
+}

@@ -1,0 +1,246 @@
+//! Namespaces of a test's own: whatever happens, nothing of it stays on the machine.
+//!
+//! The test program starts itself again in process, mount and network namespaces of its own. When
+//! the process outside ends, however, the one inside is killed, and with it goes every process,
+//! mount, loop device and interface. Only control groups are left to remove; the next run removes
+//! those of a run that was killed itself.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context as _, bail};
+use libtest_mimic::{Arguments, Failed, Trial};
+use refit_runtime::process::{LogFormat, init_logs};
+use tokio::{process::Command, signal::unix::SignalKind};
+
+use crate::{base, host, net, run, say};
+
+/// Tells a program that it is inside; the value is the run's name.
+const INSIDE: &str = "REFIT_HOSTS_INSIDE";
+/// Where the root is.
+const BASE: &str = "REFIT_HOSTS_BASE";
+const PREFIX: &str = "refit-hosts-";
+/// Programs that the tests call, and the packages that they are in.
+const PROGRAMS: [(&str, &str); 9] = [
+    ("dpkg-deb", "dpkg"),
+    ("ip", "iproute2"),
+    ("mkfs.ext4", "e2fsprogs"),
+    ("mmdebstrap", "mmdebstrap"),
+    ("nsenter", "util-linux"),
+    ("setpriv", "util-linux"),
+    ("strip", "binutils"),
+    ("systemd-nspawn", "systemd-container"),
+    ("xfs_io", "xfsprogs"),
+];
+
+/// What a test knows of the place that it runs in.
+#[derive(Clone, Debug)]
+pub struct Cage {
+    /// The Debian root.
+    pub base: PathBuf,
+    /// For everything that the test makes: in memory, gone with it.
+    pub folder: PathBuf,
+    /// Name of the run, also of its control groups.
+    pub name: String,
+}
+
+/// One test: what it is called, and what it does inside.
+pub type Test = (&'static str, fn(&Cage) -> anyhow::Result<()>);
+
+/// The whole program of a test: run it outside, and it runs its tests inside, one after another.
+pub fn main(tests: &[Test]) -> ExitCode {
+    main_with(&[], tests)
+}
+
+/// The same on hosts that have more of Debian's packages.
+pub fn main_with(packages: &[&str], tests: &[Test]) -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // They share the machine's two cores, and each starts several hosts.
+    arguments.test_threads = Some(1);
+    if arguments.list {
+        return libtest_mimic::run(&arguments, trials(tests, None)).exit_code();
+    }
+    let outcome = match env::var(INSIDE) {
+        Ok(name) => inside(name)
+            .map(|cage| libtest_mimic::run(&arguments, trials(tests, Some(&cage))).exit_code()),
+        Err(_) => outside(packages),
+    };
+    outcome.unwrap_or_else(|error| {
+        say(&format!("error: {error:#}"));
+        ExitCode::FAILURE
+    })
+}
+
+fn trials(tests: &[Test], cage: Option<&Cage>) -> Vec<Trial> {
+    let one = |&(name, test): &Test| {
+        let cage = cage.cloned();
+        Trial::test(name, move || {
+            let cage = cage.ok_or_else(|| Failed::from("a list runs nothing"))?;
+            test(&cage).map_err(|error| Failed::from(format!("{error:#}")))
+        })
+    };
+    tests.iter().map(one).collect()
+}
+
+fn outside(packages: &[&str]) -> anyhow::Result<ExitCode> {
+    if !rustix::process::geteuid().is_root() {
+        bail!("hosts need root: systemd-nspawn, mounts and network namespaces");
+    }
+    let missing = missing();
+    if !missing.is_empty() {
+        bail!("these packages are missing: apt-get install {}", missing.join(" "));
+    }
+    sweep();
+    let base = base::ensure(packages)?;
+    let name = format!("{PREFIX}{}", own_mark());
+    // One thread: the child is killed when the thread that started it ends.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let outcome = runtime.block_on(enclosed(&name, &base));
+    let left = remove_groups(&name).into_iter().chain(loops(&name));
+    let left: Vec<String> = left.collect();
+    if !left.is_empty() {
+        bail!("this is left of the run: {}", left.join(", "));
+    }
+    outcome
+}
+
+async fn enclosed(name: &str, base: &Path) -> anyhow::Result<ExitCode> {
+    let program = env::current_exe().context("this program does not know its own path")?;
+    let mut child = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "--", "unshare", "--mount", "--net", "--pid"])
+        .args(["--fork", "--kill-child", "--mount-proc", "--"])
+        .arg(program)
+        .args(env::args_os().skip(1))
+        .env(INSIDE, name)
+        .env(BASE, base)
+        .kill_on_drop(true)
+        .spawn()
+        .context("unshare cannot be run")?;
+    let mut interrupted = tokio::signal::unix::signal(SignalKind::interrupt())?;
+    let mut terminated = tokio::signal::unix::signal(SignalKind::terminate())?;
+    let code = tokio::select! {
+        biased;
+        _ = interrupted.recv() => 130,
+        _ = terminated.recv() => 143,
+        status = child.wait() => status?.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1),
+    };
+    // Nothing to do where it has ended.
+    let _ = child.start_kill();
+    let _ = child.wait().await;
+    Ok(ExitCode::from(code))
+}
+
+/// Prepares the inside: a folder in memory, a bridge.
+fn inside(name: String) -> anyhow::Result<Cage> {
+    let base = env::var_os(BASE).map(PathBuf::from);
+    let base = base.with_context(|| format!("{BASE} is not set"))?;
+    let filter = env::var("REFIT_LOG").unwrap_or_else(|_| "warn,kube_client=error".to_owned());
+    init_logs(&filter, LogFormat::Text)?;
+    refit_runtime::tls::install_provider();
+    let folder = PathBuf::from("/run").join(&name);
+    runtime()?.block_on(async {
+        // systemd-nspawn and ip keep what they know there: it is not the machine's.
+        run("mount", ["-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"]).await?;
+        fs::create_dir_all(&folder)?;
+        net::bridge().await
+    })?;
+    Ok(Cage { base, folder, name })
+}
+
+/// A runtime for a test.
+pub fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    Ok(builder.worker_threads(2).enable_all().build()?)
+}
+
+fn missing() -> Vec<&'static str> {
+    let paths = env::var_os("PATH").unwrap_or_default();
+    let found = |program: &str| {
+        let standard = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+        let mut folders = env::split_paths(&paths).chain(standard);
+        folders.any(|folder| folder.join(program).is_file())
+    };
+    let missing = PROGRAMS.iter().filter(|(program, _)| !found(program));
+    missing.map(|(_, package)| *package).collect()
+}
+
+/// Process id and start time: what nobody else ever has.
+fn own_mark() -> String {
+    let pid = std::process::id();
+    format!("{pid}-{}", started(pid).unwrap_or_default())
+}
+
+/// When a process started, in the kernel's ticks.
+fn started(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Removes the control groups of runs that were killed.
+fn sweep() {
+    let mut names: Vec<String> = host::group_parents()
+        .iter()
+        .filter_map(|parent| fs::read_dir(parent).ok())
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| name.starts_with(PREFIX))
+        .collect();
+    names.sort();
+    names.dedup();
+    for name in names {
+        let mark = name.trim_start_matches(PREFIX);
+        let alive = mark.split_once('-').is_some_and(|(pid, start)| {
+            let pid = pid.parse().unwrap_or_default();
+            started(pid).is_some_and(|at| at.to_string() == start)
+        });
+        if !alive {
+            remove_groups(&name);
+        }
+    }
+}
+
+/// Removes the control groups of a run; returns those that stay.
+fn remove_groups(name: &str) -> Vec<String> {
+    let mut left = Vec::new();
+    for parent in host::group_parents() {
+        let group = parent.join(name);
+        for _ in 0..50 {
+            remove_below(&group);
+            if !group.exists() {
+                break;
+            }
+            // What was killed may not be gone yet.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        if group.exists() {
+            left.push(group.display().to_string());
+        }
+    }
+    left
+}
+
+fn remove_below(group: &Path) {
+    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_below(&entry.path());
+        }
+    }
+    let _ = fs::remove_dir(group);
+}
+
+/// Loop devices whose file was the run's.
+fn loops(name: &str) -> Vec<String> {
+    let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    devices
+        .filter(|device| {
+            let file = device.path().join("loop/backing_file");
+            fs::read_to_string(file).is_ok_and(|path| path.contains(name))
+        })
+        .map(|device| device.path().display().to_string())
+        .collect()
+}

@@ -1,0 +1,213 @@
+//! What hosts of a real cluster are made of.
+//!
+//! Programs come from a folder per version (`REFIT_K8S_BIN`): as packages of the tests' own
+//! repository on hosts, as images of the tests' own registry for the control plane.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use anyhow::{Context as _, bail, ensure};
+use refit_core::version::KubernetesVersion;
+
+use crate::{
+    cage::Cage,
+    layer::Layer,
+    net,
+    packages::Repository,
+    registry::{self, Registry},
+};
+
+/// Names the folder with the programs.
+pub const PROGRAMS_FOLDER: &str = "REFIT_K8S_BIN";
+/// What each version's folder holds.
+const PROGRAMS: [&str; 6] = [
+    "kubeadm",
+    "kubectl",
+    "kubelet",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+];
+/// Of these a host has packages.
+const PACKAGED: [&str; 3] = ["kubeadm", "kubectl", "kubelet"];
+/// Tag of etcd's image: kubeadm chooses flags by it. The program is Debian's.
+pub(crate) const ETCD_TAG: &str = "3.5.16-0";
+const KUBELET_UNIT: &str = "\
+[Unit]
+Description=kubelet: The Kubernetes Node Agent
+Wants=containerd.service
+After=containerd.service kernel-settings.service
+
+[Service]
+EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
+ExecStart=/usr/bin/kubelet --bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf \
+--kubeconfig=/etc/kubernetes/kubelet.conf --config=/var/lib/kubelet/config.yaml $KUBELET_KUBEADM_ARGS
+Restart=always
+RestartSec=5
+
+[Install]
+WantedBy=multi-user.target
+";
+/// The kernel is the machine's, and its settings are read-only here: a kubelet that finds other
+/// values would end, so it finds files with those that it asks for. The control groups are the
+/// host's own from their root on, but for who may write there.
+const KERNEL_SETTINGS: &str = "\
+#!/bin/sh
+set -e
+mkdir -p /run/kernel-settings
+for setting in vm/overcommit_memory=1 kernel/panic=10 kernel/panic_on_oops=1; do
+  file=/run/kernel-settings/$(basename ${setting%=*})
+  echo ${setting#*=} > $file
+  mount --bind $file /proc/sys/${setting%=*}
+done
+echo 1 > /proc/sys/net/ipv4/ip_forward
+for hierarchy in /sys/fs/cgroup/*/; do
+  mount -o remount,rw,nosuid,nodev,noexec $hierarchy || mount -o remount,bind,rw $hierarchy
+done
+";
+const KERNEL_SETTINGS_UNIT: &str = "\
+[Unit]
+Description=Kernel settings that a kubelet asks for
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/local/sbin/kernel-settings
+";
+
+/// One version of Kubernetes.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    /// `vX.Y.Z`.
+    pub version: String,
+    /// The folder with the programs.
+    pub folder: PathBuf,
+}
+
+/// The two versions of `REFIT_K8S_BIN`, the lower first.
+pub fn programs() -> anyhow::Result<[Programs; 2]> {
+    let how = "`cargo xtask hosts build` makes such folders and prints the one that holds them";
+    let Some(folder) = env::var_os(PROGRAMS_FOLDER).map(PathBuf::from) else {
+        bail!(
+            "{PROGRAMS_FOLDER} is not set: it names a folder with two folders called by version, \
+             such as v1.34.10 and v1.35.8, each with {}; {how}",
+            PROGRAMS.join(", ")
+        );
+    };
+    let shown = folder.display();
+    let entries = std::fs::read_dir(&folder);
+    let entries = entries.with_context(|| format!("{PROGRAMS_FOLDER}={shown} cannot be read"))?;
+    let mut found = BTreeMap::new();
+    for entry in entries {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if let (Ok(version), true) = (name.parse::<KubernetesVersion>(), path.is_dir()) {
+            found.insert(version, path);
+        }
+    }
+    let all: Vec<Programs> = found
+        .into_iter()
+        .map(|(version, folder)| Programs { version: version.to_string(), folder })
+        .collect();
+    let [from, to] = <[Programs; 2]>::try_from(all).map_err(|all| {
+        let names: Vec<&str> = all.iter().map(|one| one.version.as_str()).collect();
+        anyhow::anyhow!(
+            "{PROGRAMS_FOLDER}={shown} holds {} folders called by version ({}) instead of two; {how}",
+            names.len(),
+            names.join(", ")
+        )
+    })?;
+    for one in [&from, &to] {
+        let missing: Vec<&str> =
+            PROGRAMS.into_iter().filter(|program| !one.folder.join(program).is_file()).collect();
+        ensure!(missing.is_empty(), "{} lacks {}; {how}", one.folder.display(), missing.join(", "));
+    }
+    Ok([from, to])
+}
+
+/// What all hosts of a test share.
+#[derive(Debug)]
+pub struct Kit {
+    /// The versions, the lower first.
+    pub versions: [Programs; 2],
+    pub(crate) layers: Vec<PathBuf>,
+    repository: Repository,
+    registry: Arc<Registry>,
+}
+
+impl Kit {
+    /// Makes packages, images and the layers of hosts.
+    pub async fn new(cage: &Cage, agent: &Path) -> anyhow::Result<Self> {
+        let versions = programs()?;
+        let mut repository = Repository::new(&cage.folder)?;
+        for one in &versions {
+            for name in PACKAGED {
+                let bytes = std::fs::read(one.folder.join(name))?;
+                let files = BTreeMap::from([(format!("usr/bin/{name}"), bytes)]);
+                let unit = (name == "kubelet").then_some(KUBELET_UNIT);
+                repository.add(name, &package_version(&one.version), files, unit).await?;
+            }
+        }
+        let images: Vec<(String, PathBuf)> =
+            versions.iter().map(|one| (one.version.clone(), one.folder.clone())).collect();
+        let registry = Registry::of(&images, &cage.base, ETCD_TAG).await?;
+        let layers = layers(cage, &repository, &versions[0].version, agent).await?;
+        Ok(Self { versions, layers, repository, registry: Arc::new(registry) })
+    }
+
+    /// Serves packages and images until the runtime ends.
+    pub async fn serve(&self) -> anyhow::Result<()> {
+        self.repository.serve().await?;
+        self.registry.serve().await
+    }
+}
+
+/// `1.34.10-1.1`, as packages of `v1.34.10` are called.
+pub fn package_version(version: &str) -> String {
+    format!("{}-1.1", version.trim_start_matches('v'))
+}
+
+async fn layers(
+    cage: &Cage,
+    repository: &Repository,
+    version: &str,
+    agent: &Path,
+) -> anyhow::Result<Vec<PathBuf>> {
+    let layer = Layer::begin(cage).await?;
+    for name in PACKAGED {
+        let file = format!("{name}_{}_amd64.deb", package_version(version));
+        let inside = layer.root().join(&file);
+        std::fs::copy(repository.folder().join(&file), &inside)?;
+        layer.chroot(["dpkg", "--install", &format!("/{file}")]).await?;
+        std::fs::remove_file(&inside)?;
+    }
+    layer.chroot(["apt-mark", "hold", "kubeadm", "kubectl", "kubelet"]).await?;
+    layer.write("etc/containerd/config.toml", &containerd_config())?;
+    let mirror = format!(
+        "server = \"http://{at}\"\n[host.\"http://{at}\"]\ncapabilities = [\"pull\", \"resolve\"]\n",
+        at = format_args!("{}:{}", net::SWITCH, registry::PORT)
+    );
+    layer.write("etc/containerd/certs.d/registry.k8s.io/hosts.toml", &mirror)?;
+    layer.write("etc/resolv.conf", "nameserver 127.0.0.1\n")?;
+    layer.script("usr/local/sbin/kernel-settings", KERNEL_SETTINGS.as_bytes())?;
+    layer.write("etc/systemd/system/kernel-settings.service", KERNEL_SETTINGS_UNIT)?;
+    layer.enable("kernel-settings.service")?;
+    let unit = include_str!("../../../deploy/agent/refit-agent.service");
+    layer.agent(agent, unit).await?;
+    layer.finish().await
+}
+
+fn containerd_config() -> String {
+    let cri = "plugins.\"io.containerd.grpc.v1.cri\"";
+    format!(
+        "version = 2\n[{cri}]\nsandbox_image = \"registry.k8s.io/pause:3.10.1\"\n\
+         restrict_oom_score_adj = true\n[{cri}.cni]\nbin_dir = \"/usr/lib/cni\"\n\
+         conf_dir = \"/etc/cni/net.d\"\n[{cri}.registry]\nconfig_path = \
+         \"/etc/containerd/certs.d\"\n[{cri}.containerd.runtimes.runc]\nruntime_type = \
+         \"io.containerd.runc.v2\"\n[{cri}.containerd.runtimes.runc.options]\nSystemdCgroup = false\n"
+    )
+}

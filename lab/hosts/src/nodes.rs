@@ -1,0 +1,121 @@
+//! Hosts as nodes of a cluster: what `kubeadm init` and `kubeadm join` leave on them.
+
+use anyhow::Context as _;
+
+use crate::{
+    cage::Cage,
+    cluster::Cluster,
+    host::Host,
+    layer::Layer,
+    packages::{Repository, VERSIONS},
+};
+
+/// Folder of the host on which the stand-ins look for what a test has left for them.
+pub const POINTS: &str = "var/lib/stub";
+const KUBELET_CONFIG: &str = "\
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+clusterDNS: [10.96.0.10]
+failCgroupV1: false
+";
+
+/// The programs that a test puts on its hosts.
+#[derive(Clone, Copy, Debug)]
+pub struct Programs<'a> {
+    /// Our stand-in.
+    pub stub: &'a str,
+    /// `refit-agent`.
+    pub agent: &'a str,
+}
+
+impl Programs<'_> {
+    /// The agent that was built beside the test.
+    pub fn agent_beside(test: &std::path::Path) -> anyhow::Result<String> {
+        if let Ok(path) = std::env::var("REFIT_AGENT_BIN") {
+            return Ok(path);
+        }
+        let built = test.ancestors().nth(2).map(|folder| folder.join("refit-agent"));
+        let built = built.filter(|path| path.is_file());
+        let built = built.context("no refit-agent is built: `cargo build -p refit-agent`")?;
+        Ok(built.display().to_string())
+    }
+}
+
+/// Makes the repository, and the layers of hosts with everything of the first version installed.
+pub async fn prepare(
+    cage: &Cage,
+    programs: Programs<'_>,
+) -> anyhow::Result<Vec<std::path::PathBuf>> {
+    let mut repository = Repository::new(&cage.folder)?;
+    repository.add_stubs(programs.stub.as_ref()).await?;
+    repository.serve().await?;
+    let layer = Layer::begin(cage).await?;
+    let debs = layer.root().join("debs");
+    std::fs::create_dir_all(&debs)?;
+    let (kubernetes, runtime) = VERSIONS[0];
+    let mut names = Vec::new();
+    for (name, version) in [
+        ("kubeadm", format!("{kubernetes}-1.1")),
+        ("kubectl", format!("{kubernetes}-1.1")),
+        ("kubelet", format!("{kubernetes}-1.1")),
+        ("containerd", format!("{runtime}-1")),
+    ] {
+        let file = format!("{name}_{version}_amd64.deb");
+        std::fs::copy(repository.folder().join(&file), debs.join(&file))?;
+        names.push(format!("/debs/{file}"));
+    }
+    let [a, b, c, d] = names.as_slice() else {
+        anyhow::bail!("four packages are installed");
+    };
+    layer.chroot(["dpkg", "--install", a, b, c, d]).await?;
+    layer.chroot(["apt-mark", "hold", "kubeadm", "kubectl", "kubelet"]).await?;
+    std::fs::remove_dir_all(&debs)?;
+    layer.script("usr/bin/etcdctl", &std::fs::read(repository.folder().join("etcdctl"))?)?;
+    let unit = include_str!("../../../deploy/agent/refit-agent.service");
+    layer.agent(programs.agent.as_ref(), unit).await?;
+    layer.finish().await
+}
+
+/// Makes a host a node of the cluster, as kubeadm of the first version leaves it. It must not run.
+pub fn join(host: &Host, cluster: &Cluster, control_plane: bool) -> anyhow::Result<()> {
+    let files = cluster.node_files(&host.name)?;
+    host.write("etc/kubernetes/pki/ca.crt", &files.ca)?;
+    host.write("etc/kubernetes/kubelet.conf", &files.kubelet_conf)?;
+    host.write("var/lib/kubelet/pki/kubelet-client-current.pem", &files.credentials)?;
+    host.write("var/lib/kubelet/config.yaml", KUBELET_CONFIG)?;
+    host.write("var/lib/kubelet/kubeadm-flags.env", "KUBELET_KUBEADM_ARGS=\"\"\n")?;
+    std::fs::create_dir_all(host.root().join("etc/kubernetes/manifests"))?;
+    if control_plane {
+        host.write("etc/kubernetes/admin.conf", &files.admin_conf)?;
+        host.write("var/lib/etcd/member/snap/db", &"etcd ".repeat(200_000))?;
+        let (version, _) = VERSIONS[0];
+        for name in ["kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
+            manifest(host, name, &format!("v{version}"))?;
+        }
+        manifest(host, "etcd", "3.6.5-0")?;
+    }
+    Ok(())
+}
+
+fn manifest(host: &Host, name: &str, version: &str) -> anyhow::Result<()> {
+    let text = format!(
+        "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\n  namespace: kube-system\nspec:\n  \
+         containers:\n  - command:\n    - {name}\n    image: registry.k8s.io/{name}:{version}\n    \
+         name: {name}\n"
+    );
+    host.write(&format!("etc/kubernetes/manifests/{name}.yaml"), &text)
+}
+
+/// Leaves text of a shell for a point of a stand-in, such as `kubeadm.start`; it runs once.
+pub fn order(host: &Host, point: &str, script: &str) -> anyhow::Result<()> {
+    host.write(&format!("{POINTS}/{point}"), script)
+}
+
+/// Takes everything back that was ordered and has not run.
+pub fn forget_orders(host: &Host) -> anyhow::Result<()> {
+    let folder = host.root().join(POINTS);
+    if folder.exists() {
+        std::fs::remove_dir_all(folder)?;
+    }
+    Ok(())
+}

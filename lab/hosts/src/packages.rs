@@ -1,0 +1,210 @@
+//! Our own packages and the repository that serves them.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    fmt::Write as _,
+    fs,
+    future::{Ready, ready},
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    task::{Context, Poll},
+};
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use refit_runtime::{net::Listener, serve::serve};
+use sha2::{Digest as _, Sha256};
+
+use crate::{layer::REPOSITORY_PORT, net, run};
+
+/// The Kubernetes versions that the repository holds, each with its container runtime.
+pub const VERSIONS: [(&str, &str); 3] =
+    [("1.34.2", "1.7.24"), ("1.35.0", "2.1.4"), ("1.35.1", "2.1.5")];
+
+const KUBELET_UNIT: &str = "\
+[Unit]
+Description=kubelet: The Kubernetes Node Agent
+After=network.target
+
+[Service]
+ExecStart=/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml --kubeconfig=/etc/kubernetes/kubelet.conf
+Restart=always
+RestartSec=2
+
+[Install]
+WantedBy=multi-user.target
+";
+const CONTAINERD_UNIT: &str = "\
+[Unit]
+Description=containerd container runtime
+
+[Service]
+ExecStart=/usr/bin/containerd
+Restart=always
+KillMode=process
+
+[Install]
+WantedBy=multi-user.target
+";
+/// Runs what a test has left for a point of a package's installation, once.
+const SCRIPT: &str = "\
+#!/bin/sh
+set -e
+f=/var/lib/stub/dpkg-PACKAGE.POINT
+if [ -e $f ]; then mv $f $f.taken; . $f.taken; fi
+";
+const ENABLE: &str = "\
+if [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
+systemctl enable --quiet PACKAGE.service
+";
+
+/// A repository of stand-ins, in a folder.
+#[derive(Debug)]
+pub struct Repository {
+    folder: PathBuf,
+    stanzas: Vec<String>,
+}
+
+impl Repository {
+    /// An empty one below `folder`.
+    pub fn new(folder: &Path) -> anyhow::Result<Self> {
+        let folder = folder.join("repository");
+        fs::create_dir_all(&folder)?;
+        Ok(Self { folder, stanzas: Vec::new() })
+    }
+
+    /// Where it is.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Adds the stand-ins of every version, made of our one program.
+    pub async fn add_stubs(&mut self, stub: &Path) -> anyhow::Result<()> {
+        let stripped = self.folder.join("stub");
+        let arguments = ["-o".as_ref(), stripped.as_os_str(), stub.as_os_str()];
+        run("strip", arguments).await?;
+        let program = fs::read(&stripped)?;
+        // Debian's own name for it; hosts get it without a package.
+        fs::write(self.folder.join("etcdctl"), named(&program, "etcdctl", "3.6.5"))?;
+        for (kubernetes, runtime) in VERSIONS {
+            let of = |name: &str, version: &str| named(&program, name, version);
+            for name in ["kubeadm", "kubectl", "kubelet"] {
+                let version = format!("{kubernetes}-1.1");
+                let files = BTreeMap::from([(format!("usr/bin/{name}"), of(name, kubernetes))]);
+                self.add(name, &version, files, (name == "kubelet").then_some(KUBELET_UNIT))
+                    .await?;
+            }
+            let files =
+                BTreeMap::from([("usr/bin/containerd".to_owned(), of("containerd", runtime))]);
+            let version = format!("{runtime}-1");
+            self.add("containerd", &version, files, Some(CONTAINERD_UNIT)).await?;
+        }
+        Ok(())
+    }
+
+    /// Adds a package of these programs; with a unit it is a service, enabled when installed.
+    pub async fn add(
+        &mut self,
+        name: &str,
+        version: &str,
+        programs: BTreeMap<String, Vec<u8>>,
+        unit: Option<&str>,
+    ) -> anyhow::Result<()> {
+        let build = self.folder.join("build");
+        let write = |path: &str, bytes: &[u8], mode: u32| -> anyhow::Result<()> {
+            let path = build.join(path);
+            fs::create_dir_all(path.parent().context("a file is in a folder")?)?;
+            fs::write(&path, bytes)?;
+            Ok(fs::set_permissions(&path, fs::Permissions::from_mode(mode))?)
+        };
+        for (path, bytes) in &programs {
+            write(path, bytes, 0o755)?;
+        }
+        if let Some(unit) = unit {
+            write(&format!("usr/lib/systemd/system/{name}.service"), unit.as_bytes(), 0o644)?;
+        }
+        let control = format!(
+            "Package: {name}\nVersion: {version}\nArchitecture: amd64\nMaintainer: tests\n\
+             Description: stands in for {name}\n"
+        );
+        write("DEBIAN/control", control.as_bytes(), 0o644)?;
+        for point in ["preinst", "postinst", "prerm"] {
+            let mut text = SCRIPT.replace("PACKAGE", name).replace("POINT", point);
+            if unit.is_some() && point == "postinst" {
+                text.push_str(&ENABLE.replace("PACKAGE", name));
+            }
+            write(&format!("DEBIAN/{point}"), text.as_bytes(), 0o755)?;
+        }
+        let file = format!("{name}_{version}_amd64.deb");
+        let path = self.folder.join(&file);
+        let (from, to) = (build.display().to_string(), path.display().to_string());
+        run("dpkg-deb", ["--root-owner-group", "-Znone", "--build", &from, &to]).await?;
+        fs::remove_dir_all(&build)?;
+        let bytes = fs::read(&path)?;
+        self.stanzas.push(format!(
+            "{control}Filename: ./{file}\nSize: {}\nSHA256: {}\n",
+            bytes.len(),
+            sha256(&bytes)
+        ));
+        Ok(())
+    }
+
+    /// Serves it on the bridge until the runtime ends.
+    pub async fn serve(&self) -> anyhow::Result<()> {
+        let packages = self.stanzas.join("\n");
+        let release = format!(
+            "Suite: test\nCodename: test\nArchitectures: amd64\nSHA256:\n {} {} Packages\n",
+            sha256(packages.as_bytes()),
+            packages.len()
+        );
+        fs::write(self.folder.join("Packages"), packages)?;
+        fs::write(self.folder.join("Release"), release)?;
+        let address = format!("{}:{REPOSITORY_PORT}", net::SWITCH).parse()?;
+        let listener = Listener::tcp(address).await?;
+        let files = Files(self.folder.clone());
+        tokio::spawn(serve(listener, None, files, std::future::pending()));
+        Ok(())
+    }
+}
+
+/// Our program with its last line.
+fn named(program: &[u8], name: &str, version: &str) -> Vec<u8> {
+    [program, format!("\n{name} v{version}\n").as_bytes()].concat()
+}
+
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for byte in Sha256::digest(bytes) {
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+/// Serves the files of a folder.
+#[derive(Clone)]
+struct Files(PathBuf);
+
+impl tower::Service<Request<Incoming>> for Files {
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        let path = request.uri().path();
+        let name = path.rsplit('/').next().unwrap_or_default().replace("%2b", "+");
+        let mut answer = Response::new(Full::default());
+        match fs::read(self.0.join(name)) {
+            Ok(bytes) => *answer.body_mut() = Full::new(bytes.into()),
+            Err(_) => *answer.status_mut() = StatusCode::NOT_FOUND,
+        }
+        ready(Ok(answer))
+    }
+}

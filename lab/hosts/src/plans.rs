@@ -1,0 +1,114 @@
+//! HostPlans written by hand, and what an agent says of them.
+
+use anyhow::Context as _;
+use kube::Api;
+use refit_core::node::HostWork;
+use refit_kinds::{
+    keys,
+    refit::{
+        Gate, HostFacts, HostPlan, HostPlanStatus, HostSettings, PlanState, PlannedStep, Role,
+    },
+};
+use serde_json::{Value, json};
+
+use crate::{cluster::Cluster, eventually, host::Host, management::send};
+
+/// A plan for a host.
+#[derive(Clone, Copy, Debug)]
+pub struct Order<'a> {
+    /// What tells it from others.
+    pub id: &'a str,
+    /// Role of the host.
+    pub role: Role,
+    /// The version that it is to reach.
+    pub goal: &'a str,
+    /// Whether it reboots.
+    pub reboot: bool,
+    /// How far the agent may go.
+    pub gate: Gate,
+}
+
+impl Order<'_> {
+    /// The steps, and the first that cannot be taken back.
+    pub fn steps(&self) -> (Vec<PlannedStep>, &'static str) {
+        let work = HostWork {
+            role: self.role,
+            version: self.goal,
+            // An image that the host does not say it runs is a reason to reboot.
+            os_image: if self.reboot { "another" } else { "" },
+            settings: &HostSettings::default(),
+            facts: Some(&HostFacts::default()),
+        };
+        (work.steps(), work.point_of_no_return())
+    }
+}
+
+fn path(node: &str) -> String {
+    format!("/apis/refit.dev/v1alpha1/namespaces/{}/hostplans/{node}", keys::HOST_PLAN_NAMESPACE)
+}
+
+/// Gives the host a plan, as the controller does, with the gate open.
+pub async fn order(cluster: &Cluster, host: &Host, order: Order<'_>) -> anyhow::Result<()> {
+    let (steps, point_of_no_return) = order.steps();
+    let body = json!({"spec": {
+        "nodeUpdate": order.id,
+        "planId": order.id,
+        "gate": order.gate,
+        "abort": false,
+        "pointOfNoReturn": point_of_no_return,
+        "steps": steps,
+    }});
+    send(&cluster.workload, "PATCH", &path(&host.name), &body).await.map(drop)
+}
+
+/// Tells the agent to stop.
+pub async fn abort(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
+    let body = json!({"spec": {"abort": true}});
+    send(&cluster.workload, "PATCH", &path(&host.name), &body).await.map(drop)
+}
+
+/// What the agent says.
+pub async fn status(cluster: &Cluster, host: &Host) -> anyhow::Result<HostPlanStatus> {
+    let plans: Api<HostPlan> = Api::namespaced(cluster.workload.clone(), keys::HOST_PLAN_NAMESPACE);
+    let plan = plans.get(&host.name).await?;
+    plan.status.with_context(|| format!("the agent of {} has said nothing", host.name))
+}
+
+/// Waits until the agent says that this plan is over; says how.
+pub async fn ended(
+    cluster: &Cluster,
+    host: &Host,
+    id: &str,
+    seconds: u64,
+) -> anyhow::Result<HostPlanStatus> {
+    let ask = async || {
+        let status = status(cluster, host).await.map_err(|error| format!("{error:#}"))?;
+        let over =
+            matches!(status.state, PlanState::Succeeded | PlanState::Failed | PlanState::Stopped);
+        if over && status.plan_id == id {
+            return Ok(status);
+        }
+        let steps: Vec<String> = status
+            .steps
+            .iter()
+            .map(|step| format!("{} {:?} {} {}", step.id, step.state, step.reason, step.message))
+            .collect();
+        Err(format!("{} {:?}: {}", status.plan_id, status.state, steps.join("; ")))
+    };
+    eventually(&format!("plan {id} of {} ends", host.name), seconds, ask).await
+}
+
+/// The records of the agent's journal, oldest first, each as `Type step`; a torn last one is left
+/// out.
+pub fn records(host: &Host) -> Vec<String> {
+    let text = host.read("var/lib/refit-agent/journal.jsonl");
+    let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    whole
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .map(|line| {
+            let entry = &line["entry"];
+            let word = |key: &str| entry[key].as_str().unwrap_or_default().to_owned();
+            format!("{} {}{}", word("type"), word("step"), word("gate"))
+        })
+        .collect()
+}

@@ -1,0 +1,70 @@
+//! What both tests share: programs, hosts as nodes, a look at the end.
+
+use std::path::PathBuf;
+
+use anyhow::ensure;
+use lab_hosts::{
+    cage::Cage,
+    cluster::Cluster,
+    host::Host,
+    nodes::{self, Programs},
+};
+
+/// The layers of hosts, with our stand-ins and the agent that was built beside this test.
+pub(crate) async fn layers(cage: &Cage) -> anyhow::Result<Vec<PathBuf>> {
+    let test = std::env::current_exe()?;
+    let agent = Programs::agent_beside(&test)?;
+    let programs = Programs { stub: env!("CARGO_BIN_EXE_lab-hosts-stub"), agent: &agent };
+    nodes::prepare(cage, programs).await
+}
+
+/// Makes these nodes of the cluster, numbered from 1, and boots them all at once.
+pub(crate) async fn hosts(
+    cage: &Cage,
+    cluster: &Cluster,
+    layers: &[PathBuf],
+    names: &[String],
+) -> anyhow::Result<Vec<Host>> {
+    let mut hosts = Vec::new();
+    for (number, name) in (1..).zip(names) {
+        let host = Host::new(cage, number, name, layers).await?;
+        nodes::join(&host, cluster, cluster.control_planes.contains(name))?;
+        host.start().await?;
+        hosts.push(host);
+    }
+    for host in &hosts {
+        host.wait_up().await?;
+    }
+    Ok(hosts)
+}
+
+/// What must hold of a host that was brought to a version: packages whole, of the version and
+/// held; manifests of the version, all of them; the kubelet of the version runs.
+pub(crate) async fn is_at(host: &Host, version: &str, control_plane: bool) -> anyhow::Result<()> {
+    let audit = host.exec(["dpkg", "--audit"]).await?;
+    ensure!(audit.is_empty(), "{}: packages are not whole: {audit}", host.name);
+    let format = "--showformat=${Package} ${Version} ${db:Status-Status}\\n";
+    for name in ["kubeadm", "kubectl", "kubelet"] {
+        let found = host.exec(["dpkg-query", "--show", format, name]).await?;
+        let wanted = format!("{name} {}-1.1 installed", version.trim_start_matches('v'));
+        ensure!(found.trim() == wanted, "{}: {found} instead of {wanted}", host.name);
+    }
+    let held = host.exec(["apt-mark", "showhold"]).await?;
+    let held: Vec<&str> = held.split_whitespace().collect();
+    ensure!(held == ["kubeadm", "kubectl", "kubelet"], "{}: {held:?} are held", host.name);
+    let pid = ["systemctl", "show", "kubelet.service", "--property=MainPID", "--value"];
+    let pid = host.exec(pid).await?;
+    let program = format!("/proc/{}/exe", pid.trim());
+    let running = host.exec([&program, "--version"]).await?;
+    ensure!(running.trim() == format!("Kubernetes {version}"), "{}: {running} runs", host.name);
+    if control_plane {
+        for name in ["kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
+            let manifest = host.read(&format!("etc/kubernetes/manifests/{name}.yaml"));
+            let image = format!("image: registry.k8s.io/{name}:{version}\n");
+            ensure!(manifest.contains(&image), "{}: {name} has not {image}: {manifest}", host.name);
+        }
+        let etcd = host.read("etc/kubernetes/manifests/etcd.yaml");
+        ensure!(etcd.contains("image: registry.k8s.io/etcd:3.6.5-0\n"), "{}: {etcd}", host.name);
+    }
+    Ok(())
+}

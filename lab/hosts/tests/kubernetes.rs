@@ -1,0 +1,376 @@
+//! Real kubeadm, kubelet and control plane: a cluster goes from one version to the next through
+//! Refit, beside one of the same shape that goes there by a plain script.
+
+use std::{
+    collections::BTreeMap,
+    process::ExitCode,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use lab_hosts::{
+    application::{self, Application},
+    balancer::{self, Availability},
+    base,
+    cage::{self, Cage, runtime},
+    eventually,
+    host::with_reports,
+    kit::{self, Kit},
+    kubernetes::{self, Cluster, IGNORED},
+    management::{Management, Objects, Shape, owner, send},
+    nodes::Programs,
+    say, script,
+};
+use refit_kinds::{keys, refit::Goal};
+use refit_runtime::clock::instant;
+use serde_json::{Value, json};
+
+const MACHINES: &str = "/apis/cluster.x-k8s.io/v1beta2/machines";
+const NODE_UPDATES: &str = "/apis/refit.dev/v1alpha1/nodeupdates";
+
+/// How long an upgrade of a cluster may take.
+const UPGRADE_SECONDS: u64 = 2400;
+
+/// Static pods that read kubeadm's certificates.
+const COMPONENTS: [&str; 4] =
+    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
+
+/// How long nothing may be answered where there are several API servers: a request that is under way
+/// when one ends is lost, and is made again.
+const LONGEST_GAP: Duration = Duration::from_secs(5);
+
+static NUMBERS: AtomicU8 = AtomicU8::new(1);
+static KIT: OnceLock<Kit> = OnceLock::new();
+
+fn main() -> ExitCode {
+    if let Err(error) = kit::programs() {
+        say(&format!("error: {error:#}"));
+        return ExitCode::FAILURE;
+    }
+    let tests: [cage::Test; 2] = [
+        ("a_cluster_of_one_is_upgraded_by_real_kubeadm", one),
+        ("three_control_planes_and_a_worker_are_upgraded_while_their_api_answers", three_and_one),
+    ];
+    cage::main_with(&base::KUBERNETES, &tests)
+}
+
+fn one(cage: &Cage) -> anyhow::Result<()> {
+    both_ways(cage, 1, 0)
+}
+
+fn three_and_one(cage: &Cage) -> anyhow::Result<()> {
+    both_ways(cage, 3, 1)
+}
+
+/// What all hosts are made of: made once.
+fn kit(cage: &Cage) -> anyhow::Result<&'static Kit> {
+    if let Some(kit) = KIT.get() {
+        return Ok(kit);
+    }
+    let agent = Programs::agent_beside(&std::env::current_exe()?)?;
+    let kit = runtime()?.block_on(Kit::new(cage, agent.as_ref()))?;
+    Ok(KIT.get_or_init(|| kit))
+}
+
+/// Through Refit, then by script.
+fn both_ways(cage: &Cage, control_planes: u32, workers: u32) -> anyhow::Result<()> {
+    let kit = kit(cage)?;
+    let way = |first, through_refit| {
+        let shape = Shape { control_planes, workers, version: &kit.versions[0].version };
+        runtime()?.block_on(upgrade(cage, kit, shape, first, through_refit))
+    };
+    // Numbers of hosts are taken once in a run.
+    let numbers = NUMBERS.fetch_add(20, Ordering::SeqCst);
+    let by_refit = way(numbers, true)?;
+    let by_script = way(numbers + 10, false)?;
+    let overhead = by_refit.as_secs_f64() / by_script.as_secs_f64() * 100.0 - 100.0;
+    say(&format!(
+        "{control_planes}+{workers}: {:.1} s by script, {:.1} s through Refit: {overhead:+.1} %",
+        by_script.as_secs_f64(),
+        by_refit.as_secs_f64()
+    ));
+    Ok(())
+}
+
+/// Makes a cluster and upgrades it; how long that took.
+async fn upgrade(
+    cage: &Cage,
+    kit: &Kit,
+    shape: Shape<'_>,
+    first: u8,
+    through_refit: bool,
+) -> anyhow::Result<Duration> {
+    kit.serve().await?;
+    let begun = instant();
+    let objects = Objects::of(shape).await?;
+    let management = Management::serve(objects.into_management()).await?;
+    let nodes = kubernetes::nodes(&management).await?;
+    let wanted = usize::try_from(shape.control_planes + shape.workers)?;
+    ensure!(nodes.len() == wanted, "{wanted} nodes: {nodes:?}");
+    let cluster = Cluster::create(cage, kit, first, nodes).await?;
+    let application = Application::start(&cluster.client, wanted.max(2)).await?;
+    say(&format!("a cluster of {wanted} in {:.1} s", begun.elapsed().as_secs_f64()));
+    let outcome = go(&cluster, &management, &application, kit, through_refit).await;
+    let took = with_reports(outcome, &cluster.hosts).await?;
+    cluster.end().await?;
+    Ok(took)
+}
+
+async fn go(
+    cluster: &Cluster,
+    management: &Management,
+    application: &Application,
+    kit: &Kit,
+    through_refit: bool,
+) -> anyhow::Result<Duration> {
+    let version = kit.versions[1].version.as_str();
+    let availability = Availability::watch(cluster.client.clone());
+    let identities: Vec<String> =
+        cluster.hosts.iter().map(|host| host.read("etc/machine-id")).collect();
+    let machines = uids(management).await?;
+    if through_refit {
+        prepare(cluster, management).await?;
+    }
+    let begun = instant();
+    if through_refit {
+        // The workers are asked for when the control plane is done: meanwhile it is said how it goes.
+        tokio::try_join!(
+            order(cluster, management, version),
+            updated(management, 1, cluster.nodes.len()),
+        )?;
+        cluster.ready(version, 60).await?;
+    } else {
+        script::upgrade(cluster, version).await?;
+    }
+    let took = begun.elapsed();
+    let (api, pods) = (availability.seen(), application.seen());
+    say(&format!(
+        "{} in {:.1} s; API: {} answers, {} failures, longest gap {:.1} s; application: at least {} \
+         ran, at most {} of those not heard of, {} pods in all",
+        if through_refit { "Refit" } else { "script" },
+        took.as_secs_f64(),
+        api.answered,
+        api.failed,
+        api.longest_gap.as_secs_f64(),
+        pods.fewest,
+        pods.unheard,
+        pods.pods.len()
+    ));
+    let after: Vec<String> = cluster.hosts.iter().map(|host| host.read("etc/machine-id")).collect();
+    ensure!(after == identities, "machine ids stay");
+    ensure!(uids(management).await? == machines, "the machines are the same, by uid");
+    unharmed(cluster, &api, &pods, application.budget())?;
+    if through_refit && cluster.nodes.len() == 1 {
+        renew(cluster, management, version).await?;
+    }
+    Ok(took)
+}
+
+/// Whether the API went on answering and the application went on running, as far as that is promised.
+fn unharmed(
+    cluster: &Cluster,
+    api: &balancer::Seen,
+    pods: &application::Seen,
+    budget: usize,
+) -> anyhow::Result<()> {
+    // One API server is away while it is replaced; behind a balancer others answer.
+    ensure!(
+        cluster.nodes.len() == 1 || api.longest_gap <= LONGEST_GAP,
+        "the API did not answer for {:.1} s",
+        api.longest_gap.as_secs_f64()
+    );
+    ensure!(
+        pods.fewest >= budget,
+        "only {} pods of the application ran at some time: {}",
+        pods.fewest,
+        pods.then
+    );
+    // A node that is not drained makes its pods anew where its new kubelet wants that.
+    ensure!(
+        cluster.nodes.len() == 1 || pods.restarts == 0,
+        "a container of the application was started {} times",
+        pods.restarts + 1
+    );
+    Ok(())
+}
+
+/// uid of each Machine, by name.
+async fn uids(management: &Management) -> anyhow::Result<BTreeMap<String, String>> {
+    let machines = management.list(MACHINES).await?;
+    let word = |machine: &Value, key: &str| {
+        machine["metadata"][key].as_str().unwrap_or_default().to_owned()
+    };
+    Ok(machines.iter().map(|m| (word(m, "name"), word(m, "uid"))).collect())
+}
+
+/// Starts the controller, says what is particular to these hosts, and waits until their agents have
+/// reported.
+async fn prepare(cluster: &Cluster, management: &Management) -> anyhow::Result<()> {
+    settle(management, &json!({})).await?;
+    management.drive(&cluster.kubeconfig, cluster.nodes.len() > 1).await?;
+    let plans =
+        format!("/apis/refit.dev/v1alpha1/namespaces/{}/hostplans", keys::HOST_PLAN_NAMESPACE);
+    eventually("all agents have reported", 120, async || {
+        let answer = send(&cluster.client, "GET", &plans, &Value::Null).await;
+        let answer = answer.map_err(|error| format!("{error:#}"))?;
+        let plans = answer["items"].as_array().cloned().unwrap_or_default();
+        let reported = plans.iter().filter(|plan| !plan["status"]["reportedAt"].is_null()).count();
+        (reported == cluster.nodes.len()).then_some(()).ok_or_else(|| format!("{reported} have"))
+    })
+    .await
+}
+
+/// Says what is particular to these hosts, and more.
+async fn settle(management: &Management, more: &Value) -> anyhow::Result<()> {
+    let mut settings = json!({"kubeadm": {
+        "skipPhases": ["addon"],
+        "ignorePreflightErrors": IGNORED,
+    }});
+    for (key, value) in more.as_object().into_iter().flatten() {
+        settings[key] = value.clone();
+    }
+    let body = json!({"metadata": {"annotations": {keys::HOST_SETTINGS: settings.to_string()}}});
+    for name in ["edge-1", "edge-1-md-0"] {
+        send(&management.client, "PATCH", &owner(name), &body).await?;
+    }
+    Ok(())
+}
+
+/// Certificates of a single node that is at its version are renewed by an update of their own, and
+/// its static pods are made anew to read them.
+async fn renew(cluster: &Cluster, management: &Management, version: &str) -> anyhow::Result<()> {
+    let (host, node) = (cluster.hosts.first()).zip(cluster.nodes.first()).context("a host")?;
+    let certificates = || {
+        let names = ["pki/apiserver.crt", "pki/etcd/server.crt", "scheduler.conf"];
+        names.map(|name| host.read(&format!("etc/kubernetes/{name}")))
+    };
+    let before = certificates();
+    // kubeadm's live for a year.
+    settle(management, &json!({"certificates": {"renewWithinDays": 400}})).await?;
+    ask(management, 2, version).await?;
+    updated(management, 2, 1).await?;
+    let same = before.iter().zip(&certificates()).any(|(a, b)| a == b || b.is_empty());
+    ensure!(!same, "certificates of {} stay", node.name);
+    eventually("static pods are made anew", 120, async || {
+        for component in COMPONENTS {
+            let path = format!("/api/v1/namespaces/kube-system/pods/{component}-{}", node.name);
+            let pod = send(&cluster.client, "GET", &path, &Value::Null).await;
+            let pod = pod.map_err(|error| format!("{error:#}"))?;
+            let marks = &pod["metadata"]["annotations"];
+            if !marks["refit.dev/certificates"].is_string() {
+                return Err(format!("{component} is the old one: {marks}"));
+            }
+        }
+        Ok(())
+    })
+    .await?;
+    cluster.ready(version, 60).await
+}
+
+/// Asks for the version: of the owners, or, where there is one machine that no Cluster API would update
+/// in place, of that machine.
+async fn order(cluster: &Cluster, management: &Management, version: &str) -> anyhow::Result<()> {
+    if cluster.nodes.len() > 1 {
+        return management.upgrade(version, UPGRADE_SECONDS).await;
+    }
+    ask(management, 1, version).await
+}
+
+/// Asks for an update of the only machine.
+async fn ask(management: &Management, ordinal: u32, version: &str) -> anyhow::Result<()> {
+    let machines = uids(management).await?;
+    let (name, uid) = machines.first_key_value().context("there is a machine")?;
+    let goal = Goal { kubernetes_version: version.to_owned(), ..Goal::default() };
+    management.ask(name, uid, ordinal, &goal).await
+}
+
+/// Waits until so many machines are done with their updates of an ordinal.
+async fn updated(management: &Management, ordinal: u32, count: usize) -> anyhow::Result<()> {
+    let begun = instant();
+    let mut told = BTreeMap::new();
+    let ask = async || {
+        let updates = of_ordinal(management, ordinal).await;
+        let updates = updates.map_err(|error| format!("{error:#}"))?;
+        let mut done = 0;
+        let mut lines = Vec::new();
+        for update in &updates {
+            let status = &update["status"];
+            let phase = status["phase"].as_str().unwrap_or_default();
+            done += usize::from(phase == "Succeeded");
+            let name = update["metadata"]["name"].to_string();
+            let why: Vec<String> = (status["blockedBy"].as_array().into_iter().flatten())
+                .map(|one| format!("{} {}", one["reason"], one["message"]))
+                .collect();
+            let line = format!(
+                "{name} {phase} {} {} {}",
+                status["message"],
+                why.join(", "),
+                status["failureMessage"]
+            );
+            if told.get(&name) != Some(&line) {
+                say(&format!("{:6.1} {line}", begun.elapsed().as_secs_f64()));
+                told.insert(name, line.clone());
+            }
+            if phase == "Failed" {
+                return Ok(Err(line));
+            }
+            lines.push(line);
+        }
+        if done == count {
+            return Ok(Ok(()));
+        }
+        Err(lines.join("\n"))
+    };
+    let outcome = eventually("every machine is updated", UPGRADE_SECONDS, ask).await?;
+    outcome.map_err(anyhow::Error::msg)?;
+    let mut in_steps = 0.0;
+    for update in of_ordinal(management, ordinal).await? {
+        say(&timeline(&update));
+        in_steps += seconds_in_steps(&update);
+    }
+    let between = begun.elapsed().as_secs_f64() - in_steps;
+    say(&format!("{in_steps:.0} s in steps, {between:.0} s between them"));
+    Ok(())
+}
+
+/// Each machine's update of this ordinal, as far as there is one.
+async fn of_ordinal(management: &Management, ordinal: u32) -> anyhow::Result<Vec<Value>> {
+    let end = format!("-{ordinal}");
+    let mut updates = management.list(NODE_UPDATES).await?;
+    updates.retain(|update| {
+        let name = update["metadata"]["name"].as_str();
+        name.is_some_and(|name| name.ends_with(&end))
+    });
+    Ok(updates)
+}
+
+/// How long the steps of an update took, from the first moment of each to its last, in seconds.
+fn seconds_in_steps(update: &Value) -> f64 {
+    let steps = update["status"]["steps"].as_array().into_iter().flatten();
+    steps
+        .filter_map(|step| {
+            let time = |key: &str| step[key].as_str()?.parse::<jiff::Timestamp>().ok();
+            Some(time("finishedAt")?.duration_since(time("startedAt")?).as_secs_f64())
+        })
+        .sum()
+}
+
+/// When each step of an update ran.
+fn timeline(update: &Value) -> String {
+    let steps = update["status"]["steps"].as_array().cloned().unwrap_or_default();
+    let spans = steps.iter().map(|step| {
+        let word = |key: &str| step[key].as_str().unwrap_or_default().to_owned();
+        let (from, to) = (word("startedAt"), word("finishedAt"));
+        format!(" {} {}..{}", word("name"), clock(&from), clock(&to))
+    });
+    let spans: String = spans.collect();
+    format!("{}:{spans}", update["metadata"]["name"])
+}
+
+fn clock(time: &str) -> String {
+    time.get(11..19).unwrap_or("-").to_owned()
+}

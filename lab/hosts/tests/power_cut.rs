@@ -1,0 +1,227 @@
+//! Power cuts: the whole host is gone at once, and of its disk what was not synced. It comes back
+//! and finishes, or undoes.
+
+mod common;
+
+use std::{collections::BTreeSet, process::ExitCode, time::Duration};
+
+use anyhow::{Context as _, ensure};
+use lab_hosts::{
+    cage::{self, Cage, runtime},
+    cluster::Cluster,
+    eventually,
+    host::{Host, with_reports},
+    nodes::{forget_orders, order},
+    plans::{self, Order},
+    say,
+};
+use refit_kinds::refit::{Gate, PlanState, Role};
+
+const GOAL: &str = "v1.35.0";
+const JOURNAL: &str = "var/lib/refit-agent/journal.jsonl";
+
+fn main() -> ExitCode {
+    let tests: [cage::Test; 1] =
+        [("a_power_cut_at_any_boundary_or_within_any_step_is_survived", everything)];
+    cage::main(&tests)
+}
+
+/// All at once, each on a host of its own: they wait for one another's boots otherwise.
+fn everything(cage: &Cage) -> anyhow::Result<()> {
+    runtime()?.block_on(async {
+        let layers = common::layers(cage).await?;
+        let cluster = Cluster::start(2).await?;
+        let names = cluster.names();
+        let hosts = common::hosts(cage, &cluster, &layers, &names).await?;
+        let [boundaries, within, torn, reboots, undone] = hosts.as_slice() else {
+            anyhow::bail!("there are five hosts");
+        };
+        let outcome = futures::try_join!(
+            at_every_boundary(&cluster, boundaries, Role::FirstControlPlane, false),
+            within_steps(&cluster, within, whole("within"), &WITHIN, false),
+            within_steps(&cluster, torn, whole("torn"), &WITHIN_AND_TORN, true),
+            at_every_boundary(&cluster, reboots, Role::Worker, true),
+            while_undoing(&cluster, undone),
+        );
+        with_reports(outcome.map(drop), &hosts).await
+    })
+}
+
+/// Everything that a control plane's host does.
+fn whole(id: &str) -> Order<'_> {
+    Order { id, role: Role::FirstControlPlane, goal: GOAL, reboot: false, gate: Gate::Disrupt }
+}
+
+/// The power goes as soon as a new record shows in the journal, for half of them before it can be
+/// synced, for the others once it is.
+async fn at_every_boundary(
+    cluster: &Cluster,
+    host: &Host,
+    role: Role,
+    reboot: bool,
+) -> anyhow::Result<()> {
+    let plan = Order { role, reboot, ..whole("boundaries") };
+    plans::order(cluster, host, plan).await?;
+    let mut seen = BTreeSet::new();
+    let mut cuts = 0;
+    while let Some(record) = next_record(host, &seen, 90).await? {
+        cuts += 1;
+        if cuts % 2 == 0 {
+            tokio::time::sleep(Duration::from_millis(60)).await;
+        }
+        host.cut().await?;
+        let last = record.starts_with("PlanEnded");
+        seen.insert(record);
+        host.start().await?;
+        if last {
+            break;
+        }
+    }
+    finished(cluster, host, plan, 90).await?;
+    let steps = plan.steps().0.len();
+    ensure!(cuts > 2 * steps, "the power went only {cuts} times in a plan of {steps} steps");
+    say(&format!("{}: {cuts} cuts at boundaries: {}", host.name, shown(&seen)));
+    Ok(())
+}
+
+/// The next record of a kind that was not seen yet; `None` once the plan has ended.
+async fn next_record(
+    host: &Host,
+    seen: &BTreeSet<String>,
+    seconds: u64,
+) -> anyhow::Result<Option<String>> {
+    let looking = async {
+        loop {
+            let records = plans::records(host);
+            if let Some(new) = records.iter().find(|record| !seen.contains(*record)) {
+                return Some(new.clone());
+            }
+            if records.last().is_some_and(|record| record.starts_with("PlanEnded")) {
+                return None;
+            }
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+    };
+    let found = tokio::time::timeout(Duration::from_secs(seconds), looking).await;
+    found.with_context(|| format!("no new record within {seconds} s after {}", shown(seen)))
+}
+
+fn shown(records: &BTreeSet<String>) -> String {
+    let records: Vec<&str> = records.iter().map(String::as_str).collect();
+    records.join(", ")
+}
+
+/// Points within steps, in the order in which a plan comes by them. A step that was interrupted
+/// counts as tried, and there are three tries: no more than two for each step of a host.
+const WITHIN: [&str; 5] = [
+    "etcdctl.start",
+    "dpkg-kubeadm.preinst",
+    "kubeadm.etcd",
+    "kubeadm.kube-controller-manager.gap",
+    "dpkg-kubelet.preinst",
+];
+/// The same, with half of a record at the end of the journal each time.
+const WITHIN_AND_TORN: [&str; 4] =
+    ["dpkg-kubeadm.postinst", "kubeadm.start", "kubeadm.kube-apiserver", "dpkg-kubelet.postinst"];
+/// The same, on a worker.
+const WITHIN_OF_WORKER: [&str; 2] = ["kubeadm.kubelet-config", "kubeadm.end"];
+
+/// A program of a step stops at a point until the power goes.
+async fn within_steps(
+    cluster: &Cluster,
+    host: &Host,
+    plan: Order<'_>,
+    points: &[&str],
+    torn: bool,
+) -> anyhow::Result<()> {
+    let mut points = points.iter().peekable();
+    if let Some(first) = points.peek() {
+        stop_at(host, first)?;
+    }
+    plans::order(cluster, host, plan).await?;
+    while let Some(point) = points.next() {
+        stopped_at(host, point, 90).await?;
+        host.cut().await?;
+        forget_orders(host)?;
+        if torn {
+            tear(host, points.len())?;
+        }
+        if let Some(next) = points.peek() {
+            stop_at(host, next)?;
+        }
+        host.start().await?;
+    }
+    finished(cluster, host, plan, 120).await
+}
+
+fn stop_at(host: &Host, point: &str) -> anyhow::Result<()> {
+    order(host, point, &format!("touch /run/at-{point}; sleep 1000\n"))
+}
+
+async fn stopped_at(host: &Host, point: &str, seconds: u64) -> anyhow::Result<()> {
+    let ask = async || {
+        let there = host.has(&format!("run/at-{point}"));
+        there.then_some(()).ok_or_else(|| plans::records(host).join(", "))
+    };
+    eventually(&format!("{} comes to {point}", host.name), seconds, ask).await
+}
+
+/// Half of another record at the end, as a write that the power interrupted leaves it: cut short,
+/// or with a block of zeros.
+fn tear(host: &Host, count: usize) -> anyhow::Result<()> {
+    let text = host.read(JOURNAL);
+    let Some(last) = text.lines().last() else {
+        return Ok(());
+    };
+    let half = last.get(..last.len() / 2).unwrap_or(last);
+    let zeros = if count.is_multiple_of(2) { "" } else { "\0\0\0\0\0\0\0\0" };
+    host.write(JOURNAL, &format!("{text}{half}{zeros}"))
+}
+
+/// An abort before the point of no return, with a cut within the step and within its undo. Then the
+/// same again, to the end.
+async fn while_undoing(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
+    let plan =
+        Order { id: "undone", role: Role::Worker, goal: GOAL, reboot: false, gate: Gate::Upgrade };
+    stop_at(host, "dpkg-kubeadm.postinst")?;
+    plans::order(cluster, host, plan).await?;
+    stopped_at(host, "dpkg-kubeadm.postinst", 90).await?;
+    plans::abort(cluster, host).await?;
+    abort_is_known(host, 30).await?;
+    host.cut().await?;
+    forget_orders(host)?;
+    // The package of before is put back: in the middle of that, too.
+    stop_at(host, "dpkg-kubeadm.preinst")?;
+    host.start().await?;
+    stopped_at(host, "dpkg-kubeadm.preinst", 90).await?;
+    host.cut().await?;
+    forget_orders(host)?;
+    host.start().await?;
+    let status = plans::ended(cluster, host, plan.id, 120).await?;
+    ensure!(status.state == PlanState::Stopped, "{}: {:?}", host.name, status);
+    host.wait_up().await?;
+    common::is_at(host, "v1.34.2", false).await?;
+    let again = Order { id: "again", gate: Gate::Disrupt, ..plan };
+    within_steps(cluster, host, again, &WITHIN_OF_WORKER, false).await
+}
+
+async fn abort_is_known(host: &Host, seconds: u64) -> anyhow::Result<()> {
+    let ask = async || {
+        let records = plans::records(host);
+        let known = records.iter().any(|record| record.starts_with("AbortSeen"));
+        known.then_some(()).ok_or_else(|| records.join(", "))
+    };
+    eventually("the abort is in the journal", seconds, ask).await
+}
+
+async fn finished(
+    cluster: &Cluster,
+    host: &Host,
+    plan: Order<'_>,
+    seconds: u64,
+) -> anyhow::Result<()> {
+    let status = plans::ended(cluster, host, plan.id, seconds).await?;
+    ensure!(status.state == PlanState::Succeeded, "{}: {status:?}", host.name);
+    host.wait_up().await?;
+    common::is_at(host, GOAL, plan.role != Role::Worker).await
+}

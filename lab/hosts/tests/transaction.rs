@@ -1,0 +1,300 @@
+//! The whole transaction on three control plane and two worker hosts at once, driven through the
+//! controllers, while things go wrong on each of them.
+
+mod common;
+
+use std::{collections::BTreeMap, process::ExitCode};
+
+use anyhow::{Context as _, ensure};
+use lab_hosts::{
+    cage::{self, Cage, runtime},
+    cluster::Cluster,
+    eventually,
+    host::{Host, with_reports},
+    management::{owner, send},
+    nodes::order,
+    say,
+    workloads::{self, Watched},
+};
+use refit_kinds::{keys, refit::Goal};
+use serde_json::{Value, json};
+
+const MACHINES: &str = "/apis/cluster.x-k8s.io/v1beta2/machines";
+const NODE_UPDATES: &str = "/apis/refit.dev/v1alpha1/nodeupdates";
+const GOAL: &str = "v1.35.0";
+const RUNTIME: &str = "2.1.4";
+/// How many pods the application has, less those that its budget lets miss.
+const FEWEST: usize = 6;
+
+fn main() -> ExitCode {
+    let tests: [cage::Test; 1] = [(
+        "five_hosts_reach_the_next_version_through_slow_crashing_and_interrupted_steps",
+        five_hosts,
+    )];
+    cage::main(&tests)
+}
+
+fn five_hosts(cage: &Cage) -> anyhow::Result<()> {
+    runtime()?.block_on(async {
+        let layers = common::layers(cage).await?;
+        let cluster = Cluster::start(2).await?;
+        let names = cluster.names();
+        ensure!(names.len() == 5, "five nodes: {names:?}");
+        let hosts = common::hosts(cage, &cluster, &layers, &names).await?;
+        let outcome = roll_out(&cluster, &hosts).await;
+        with_reports(outcome, &hosts).await
+    })
+}
+
+async fn roll_out(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
+    let watched = workloads::keep(cluster.workload.clone());
+    nodes_are(cluster, hosts, "v1.34.2", 30).await?;
+    let before = machines(cluster).await?;
+    let identities: Vec<String> = hosts.iter().map(|host| host.read("etc/machine-id")).collect();
+    ask_for_a_runtime(cluster).await?;
+    cluster.drive().await?;
+    trouble(hosts)?;
+    fill_disk(worker_of(hosts)?).await?;
+    cluster.management.upgrade(GOAL, 240).await?;
+    no_room_then_room(cluster, worker_of(hosts)?).await?;
+    // The one that failed for want of room stays in the list.
+    all_updated(cluster, hosts.len(), 300).await?;
+    nodes_are(cluster, hosts, GOAL, 30).await?;
+    are_at_goal(cluster, hosts, 1).await?;
+    for host in hosts {
+        let taken = ["sh", "-c", "ls /var/lib/stub"];
+        let left = host.exec(taken).await?;
+        ensure!(left.lines().all(|file| file.contains(".taken")), "{}: {left}", host.name);
+    }
+    handed_over(cluster).await?;
+    reboot_all(cluster).await?;
+    all_updated(cluster, 2 * hosts.len(), 300).await?;
+    nodes_are(cluster, hosts, GOAL, 30).await?;
+    are_at_goal(cluster, hosts, 2).await?;
+    let after: Vec<String> = hosts.iter().map(|host| host.read("etc/machine-id")).collect();
+    ensure!(after == identities, "machine ids stay");
+    ensure!(machines(cluster).await? == before, "the machines are the same, by uid");
+    budget_was_kept(&watched)
+}
+
+/// What goes wrong on each host, once.
+fn trouble(hosts: &[Host]) -> anyhow::Result<()> {
+    let [first, second, third, worker, last] = hosts else {
+        anyhow::bail!("there are five hosts");
+    };
+    order(first, "kubeadm.start", "sleep 4\n")?;
+    order(second, "kubeadm.kube-apiserver", "echo no route to host; exit 1\n")?;
+    // dpkg dies while it unpacks: the package is neither the old one nor the new one.
+    order(third, "dpkg-kubelet.preinst", "kill -9 $PPID\n")?;
+    order(worker, "kubeadm.start", "kill -9 $STUB_PID\n")?;
+    // dpkg itself dies between unpacking and configuring.
+    order(last, "dpkg-kubelet.postinst", "kill -9 $PPID\n")
+}
+
+fn worker_of(hosts: &[Host]) -> anyhow::Result<&Host> {
+    hosts.get(3).context("the fourth host is a worker")
+}
+
+/// Every host is to have another container runtime, too.
+async fn ask_for_a_runtime(cluster: &Cluster) -> anyhow::Result<()> {
+    let packages = json!([{"name": "containerd", "version": format!("{RUNTIME}-1")}]);
+    let settings = json!({"containerRuntime": packages}).to_string();
+    let body = json!({"metadata": {"annotations": {keys::HOST_SETTINGS: settings}}});
+    for name in ["edge-1", "edge-1-md-0"] {
+        send(&cluster.management.client, "PATCH", &owner(name), &body).await?;
+    }
+    Ok(())
+}
+
+/// Leaves less room than an update needs, and enough for the agent's own journal.
+async fn fill_disk(host: &Host) -> anyhow::Result<()> {
+    let script = "free=$(df --output=avail --block-size=1M / | tail -n 1); \
+                  fallocate --length $((free - 200))M /var/filler";
+    host.exec(["sh", "-c", script]).await.map(drop)
+}
+
+/// The host refuses, its machine says why and stays as it is; with room again, one word of a person
+/// is enough.
+async fn no_room_then_room(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
+    let (machine, _) = machine_of(cluster, &host.name).await?;
+    let failed = eventually("the host without room refuses", 240, async || {
+        let updates = cluster.list(NODE_UPDATES).await;
+        let updates = updates.map_err(|error| format!("{error:#}"))?;
+        let mut own =
+            updates.iter().filter(|update| text(update, "/spec/machineRef/name") == machine);
+        let found = own.find(|update| text(update, "/status/phase") == "Failed");
+        let lines = || updates.iter().map(line).collect::<Vec<_>>().join("\n");
+        found.cloned().ok_or_else(lines)
+    })
+    .await?;
+    let message = text(&failed, "/status/failureMessage");
+    ensure!(message.contains("MiB left and needs"), "it says what is missing: {message}");
+    ensure!(host.boots() == 1, "nothing was done");
+    host.exec(["rm", "/var/filler"]).await?;
+    let name = text(&failed, "/metadata/name");
+    let body = json!({"metadata": {"annotations": {keys::RETRY: name}}});
+    let path = format!("/apis/cluster.x-k8s.io/v1beta2/namespaces/default/machines/{machine}");
+    send(&cluster.management.client, "PATCH", &path, &body).await?;
+    Ok(())
+}
+
+/// Name and uid of a node's Machine.
+async fn machine_of(cluster: &Cluster, node: &str) -> anyhow::Result<(String, String)> {
+    let machines = cluster.list(MACHINES).await?;
+    let found = machines.iter().find(|machine| text(machine, "/status/nodeRef/name") == node);
+    let found = found.with_context(|| format!("no Machine has the node {node}"))?;
+    Ok((text(found, "/metadata/name"), text(found, "/metadata/uid")))
+}
+
+/// Waits until Cluster API has taken note of every update. Until then it asks for its own goal, and
+/// another goal of the machine gives way.
+async fn handed_over(cluster: &Cluster) -> anyhow::Result<()> {
+    let ask = async || {
+        let machines = cluster.list(MACHINES).await;
+        let machines = machines.map_err(|error| format!("{error:#}"))?;
+        let of = |machine: &&Value| {
+            let annotations = machine.pointer("/metadata/annotations");
+            annotations.is_some_and(|all| all.get(keys::UPDATE_IN_PROGRESS).is_some())
+        };
+        match machines.iter().find(of) {
+            Some(machine) => Err(text(machine, "/metadata/name")),
+            None => Ok(()),
+        }
+    };
+    eventually("Cluster API takes note", 120, ask).await
+}
+
+/// Asks for an OS image that no host runs, machine by machine: that takes a reboot.
+async fn reboot_all(cluster: &Cluster) -> anyhow::Result<()> {
+    let goal = Goal {
+        kubernetes_version: GOAL.to_owned(),
+        os_image: "another".to_owned(),
+        ..Goal::default()
+    };
+    for (name, uid) in machines(cluster).await? {
+        // None has had so many.
+        cluster.management.ask(&name, &uid, 9, &goal).await?;
+    }
+    Ok(())
+}
+
+/// Every host is what was asked for, and booted so often.
+async fn are_at_goal(cluster: &Cluster, hosts: &[Host], boots: u32) -> anyhow::Result<()> {
+    for host in hosts {
+        let control_plane = cluster.control_planes.contains(&host.name);
+        common::is_at(host, GOAL, control_plane).await?;
+        let runtime = host.exec(["containerd", "--version"]).await?;
+        ensure!(runtime.contains(RUNTIME), "{}: {runtime}", host.name);
+        let active = host.exec(["systemctl", "is-active", "containerd"]).await;
+        ensure!(active.is_ok(), "{}: containerd: {active:?}", host.name);
+        ensure!(host.boots() == boots, "{} booted {} times", host.name, host.boots());
+    }
+    Ok(())
+}
+
+/// uid of each Machine, by name.
+async fn machines(cluster: &Cluster) -> anyhow::Result<BTreeMap<String, String>> {
+    let machines = cluster.list(MACHINES).await?;
+    Ok(machines
+        .iter()
+        .map(|machine| (text(machine, "/metadata/name"), text(machine, "/metadata/uid")))
+        .collect())
+}
+
+fn text(value: &Value, pointer: &str) -> String {
+    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+/// Waits until every Node is Ready, takes pods, and shows version and boot of its host.
+async fn nodes_are(
+    cluster: &Cluster,
+    hosts: &[Host],
+    version: &str,
+    seconds: u64,
+) -> anyhow::Result<()> {
+    let mut boots = BTreeMap::new();
+    for host in hosts {
+        let id = host.exec(["cat", "/proc/sys/kernel/random/boot_id"]).await?;
+        boots.insert(host.name.clone(), id.trim().to_owned());
+    }
+    let ask = async || {
+        let nodes = cluster.nodes().await.map_err(|error| format!("{error:#}"))?;
+        for node in nodes {
+            let name = node.metadata.name.unwrap_or_default();
+            let cordoned = node.spec.is_some_and(|spec| spec.unschedulable == Some(true));
+            let info = node.status.and_then(|status| status.node_info).unwrap_or_default();
+            let Some(boot) = boots.get(&name) else {
+                continue;
+            };
+            let same = *boot == info.boot_id;
+            if info.kubelet_version != version || !same || cordoned {
+                return Err(format!(
+                    "{name}: {} {} {cordoned}",
+                    info.kubelet_version, info.boot_id
+                ));
+            }
+        }
+        Ok(())
+    };
+    eventually(&format!("nodes are at {version}"), seconds, ask).await
+}
+
+fn line(update: &Value) -> String {
+    format!(
+        "{} {} {} {} {}",
+        text(update, "/metadata/name"),
+        text(update, "/status/phase"),
+        text(update, "/status/message"),
+        update["status"]["blockedBy"],
+        update["status"]["failureMessage"]
+    )
+}
+
+/// Waits until so many updates are done, and says how long each took. One may have failed for want
+/// of room.
+async fn all_updated(cluster: &Cluster, count: usize, seconds: u64) -> anyhow::Result<()> {
+    let ask = async || {
+        let updates = cluster.list(NODE_UPDATES).await;
+        let updates = updates.map_err(|error| format!("{error:#}"))?;
+        let of = |phase: &'static str| {
+            let all = updates.iter();
+            all.filter(move |update| text(update, "/status/phase") == phase)
+        };
+        let no_room =
+            |update: &&Value| text(update, "/status/failureMessage").contains("MiB left and needs");
+        if let Some(failed) = of("Failed").find(|update| !no_room(update)) {
+            return Ok(Err(line(failed)));
+        }
+        if of("Succeeded").count() == count {
+            return Ok(Ok(()));
+        }
+        Err(updates.iter().map(line).collect::<Vec<_>>().join("\n"))
+    };
+    let outcome = eventually("every machine is updated", seconds, ask).await?;
+    outcome.map_err(anyhow::Error::msg)?;
+    timeline(cluster).await
+}
+
+/// Prints when each machine began and ended.
+async fn timeline(cluster: &Cluster) -> anyhow::Result<()> {
+    let updates = cluster.list(NODE_UPDATES).await?;
+    for update in &updates {
+        let steps = update["status"]["steps"].as_array().cloned().unwrap_or_default();
+        let begin = steps.first().map(|step| text(step, "/startedAt")).unwrap_or_default();
+        let end = steps.last().map(|step| text(step, "/finishedAt")).unwrap_or_default();
+        let tries: Vec<String> = steps
+            .iter()
+            .filter(|step| step["attempt"].as_i64() > Some(1))
+            .map(|step| format!("{} tried {} times", text(step, "/name"), step["attempt"]))
+            .collect();
+        say(&format!("{} {begin} {end} {}", text(update, "/metadata/name"), tries.join(", ")));
+    }
+    Ok(())
+}
+
+fn budget_was_kept(watched: &Watched) -> anyhow::Result<()> {
+    let fewest = watched.fewest_ready();
+    ensure!(fewest >= FEWEST, "only {fewest} pods of the application were ready at some time");
+    ensure!(fewest < usize::MAX, "the application was never seen ready");
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! The real kubectl against `refit sandbox`: its management cluster and a workload cluster.
+//!
+//! `REFIT_BIN` names the program; by default it is the one beside the tests.
+
+#![allow(clippy::unwrap_used, reason = "tests state facts")]
+
+use std::io::{BufRead as _, BufReader, Lines};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::{env, fs};
+
+use lab_kubectl_suite::Kubectl;
+
+/// What the sandbox prints last before it is only there.
+const UP: &str = "Ctrl-C ends it.";
+
+struct Sandbox {
+    process: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    kubeconfig: PathBuf,
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn program() -> PathBuf {
+    if let Some(path) = env::var_os("REFIT_BIN") {
+        return PathBuf::from(path);
+    }
+    let tests = env::current_exe().unwrap();
+    let path = tests.ancestors().nth(2).unwrap().join("refit");
+    assert!(path.is_file(), "there is no {}: run `cargo build -p refit`", path.display());
+    path
+}
+
+fn start() -> Sandbox {
+    let mut process = Command::new(program())
+        .arg("sandbox")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+    let kubeconfig = PathBuf::from(lines.next().unwrap().unwrap());
+    loop {
+        let line = lines.next().expect("the sandbox ended early").unwrap();
+        if line.contains(UP) {
+            break;
+        }
+    }
+    Sandbox { process, lines, kubeconfig }
+}
+
+#[track_caller]
+fn has(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "no {part:?} in:\n{text}");
+    }
+}
+
+#[test]
+fn kubectl_works_with_both_clusters_of_a_sandbox() {
+    let home =
+        PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("sandbox-{}", std::process::id()));
+    fs::create_dir_all(&home).unwrap();
+    let mut sandbox = start();
+    let kubectl = match Kubectl::new(&sandbox.kubeconfig, &home) {
+        Ok(kubectl) => kubectl,
+        Err(missing) => panic!("{missing}"),
+    };
+    assert_eq!(kubectl.run("config current-context").ok(), "refit\n");
+    let machines = kubectl.run("get machines").ok();
+    has(&machines, &["NAME", "CLUSTER", "PHASE", "VERSION", "Running"]);
+    assert_eq!(machines.lines().count(), 9, "{machines}");
+    has(
+        &kubectl.run("get kcp,md").ok(),
+        &["kubeadmcontrolplane.controlplane.cluster.x-k8s.io/edge-1"],
+    );
+    kubectl.run("wait machines --all --for=condition=Ready --timeout=60s").ok();
+    has(
+        &kubectl.run("describe md edge-1-md-0").ok(),
+        &["Kind:         MachineDeployment", "Replicas:"],
+    );
+    has(&kubectl.run("explain machinedeployments.spec").ok(), &["replicas"]);
+    has(&kubectl.run("get all -A").ok(), &["NAMESPACE"]);
+
+    let workload = kubectl.with("--context=edge-1");
+    workload.run("wait nodes --all --for=condition=Ready --timeout=60s").ok();
+    let nodes = workload.run("get nodes -o name -l !node-role.kubernetes.io/control-plane").ok();
+    let node = nodes.lines().next().unwrap().trim_start_matches("node/").to_owned();
+    has(
+        &workload.run(&format!("describe node {node}")).ok(),
+        &["Kubelet Version:", "Non-terminated Pods"],
+    );
+    let drained = workload.run(&format!(
+        "drain {node} --ignore-daemonsets --delete-emptydir-data --force --timeout=90s"
+    ));
+    has(&drained.ok(), &["drained"]);
+    let selector = format!("get pods -n default --field-selector spec.nodeName={node} -o name");
+    assert_eq!(workload.run(&selector).ok(), "");
+    has(&workload.run(&format!("get node {node}")).ok(), &["Ready,SchedulingDisabled"]);
+    workload.run(&format!("uncordon {node}")).ok();
+    has(&workload.run("get pods -A -o wide").ok(), &["etcd-edge-1-", "kube-system"]);
+
+    let id = sandbox.process.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    assert_eq!(sandbox.process.wait().unwrap().code(), Some(0));
+    assert!(sandbox.lines.all(|line| line.is_ok()));
+}

@@ -1,0 +1,192 @@
+//! Our controller: installed as `deploy/` says, run as the process that it is.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use kube::Client;
+use refit_install::{Choices, Part as Manifests, manifests, objects as of_manifests};
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use crate::{
+    certs::Certs,
+    fixtures,
+    folder::free_port,
+    managers::probe,
+    objects::{self, EXTENSION_CONFIG, Objects},
+    process::{Part, Program},
+    tap::Tap,
+    wait::eventually,
+};
+
+/// How long the controller may take to be ready, and Cluster API to find it.
+const READY: Duration = Duration::from_mins(2);
+/// The label of namespaces in which Cluster API calls us.
+pub const OPT_IN: (&str, &str) = ("refit.dev/in-place", "enabled");
+/// Name of our ExtensionConfig.
+pub const EXTENSION: &str = "refit";
+const SERVICE_ACCOUNT: &str = "system:serviceaccount:refit-system:refit-controller";
+/// What the controller may do beside the roles of an installation, for HostPlans beside Machines.
+const MANAGEMENT_PLANS: [&str; 2] = [
+    include_str!("../../../deploy/management-plans/role.yaml"),
+    include_str!("../../../deploy/management-plans/role_binding.yaml"),
+];
+
+/// Our controller.
+pub struct Controller {
+    part: Part,
+    health: u16,
+    /// The port of its hooks.
+    pub hooks: u16,
+    tap: Option<Tap>,
+    client: Client,
+    ca_bundle: String,
+}
+
+impl Controller {
+    /// Installs it, starts it, and makes it known to Cluster API.
+    pub async fn start(
+        client: &Client,
+        url: &str,
+        certs: &Certs,
+        folder: &Path,
+    ) -> anyhow::Result<Self> {
+        install(client).await?;
+        let program = program("refit-controller", "refit-controller").await?;
+        let certificates = folder.join("refit-controller-hooks");
+        certs.write_server(&certificates)?;
+        let kubeconfig = folder.join("refit-controller.kubeconfig");
+        let groups = ["system:serviceaccounts", "system:serviceaccounts:refit-system"];
+        certs.write_kubeconfig(&kubeconfig, url, SERVICE_ACCOUNT, &groups)?;
+        let (hooks, health) = (free_port()?, free_port()?);
+        let program = Program {
+            name: "refit-controller".to_owned(),
+            path: program,
+            args: vec![
+                format!("--kubeconfig={}", kubeconfig.display()),
+                format!("--webhook-bind=127.0.0.1:{hooks}"),
+                format!("--health-bind=127.0.0.1:{health}"),
+                format!("--cert-dir={}", certificates.display()),
+                "--plan-location=Management".to_owned(),
+                "--shutdown-delay-seconds=1".to_owned(),
+                // One that was killed must not be waited for longer than a test has time.
+                "--lease-duration-seconds=6".to_owned(),
+                "--lease-renew-deadline-seconds=4".to_owned(),
+                "--lease-retry-period-seconds=1".to_owned(),
+                "--log=refit_controller=debug,info".to_owned(),
+            ],
+            env: BTreeMap::new(),
+            restart: true,
+        };
+        let tap = if fixtures::recording() { Some(Tap::start(certs, hooks).await?) } else { None };
+        let controller = Self {
+            part: Part::start(program, folder)?,
+            health,
+            hooks,
+            tap,
+            client: client.clone(),
+            ca_bundle: certs.ca_bundle(),
+        };
+        controller.ready().await?;
+        controller.register().await?;
+        Ok(controller)
+    }
+
+    /// Its process.
+    pub fn part(&self) -> &Part {
+        &self.part
+    }
+
+    /// What listens to the calls of its hooks, while fixtures are recorded.
+    pub fn tap(&self) -> Option<&Tap> {
+        self.tap.as_ref()
+    }
+
+    /// Waits until it is ready.
+    pub async fn ready(&self) -> anyhow::Result<()> {
+        let ready =
+            eventually("our controller becomes ready", READY, async || probe(self.health).await);
+        ready.await.with_context(|| self.part.tail())
+    }
+
+    /// Makes it known to Cluster API, and waits until that has found its hooks.
+    pub async fn register(&self) -> anyhow::Result<()> {
+        let mut extension = of_manifests(&manifests(&[Manifests::Extension], &Choices::default()));
+        let mut extension = extension.pop().context("deploy/ has no ExtensionConfig")?;
+        // Not in the cluster: by URL, without the Secret of the Service's certificate.
+        extension["metadata"]["annotations"] = json!({});
+        let port = self.tap.as_ref().map_or(self.hooks, |tap| tap.port);
+        extension["spec"]["clientConfig"] = json!({
+            "url": format!("https://localhost:{port}/"),
+            "caBundle": self.ca_bundle,
+        });
+        objects::apply(&self.client, &extension).await?;
+        self.discovered().await
+    }
+
+    /// Waits until Cluster API has found its hooks.
+    pub async fn discovered(&self) -> anyhow::Result<()> {
+        let objects = Objects::of_cluster(self.client.clone());
+        eventually("Cluster API finds our hooks", READY, async || {
+            let found = objects.get(EXTENSION_CONFIG, EXTENSION).await;
+            let found = found.map_err(|error| format!("{error:#}"))?;
+            let current = condition_is_current(&found, "Discovered");
+            (objects::is_true(&found, "Discovered") && current)
+                .then_some(())
+                .ok_or_else(|| objects::told(&found, "Discovered"))
+        })
+        .await
+    }
+}
+
+/// Whether a condition is about the spec as it is now.
+fn condition_is_current(object: &Value, kind: &str) -> bool {
+    let seen = objects::condition(object, kind).map(|condition| &condition["observedGeneration"]);
+    seen.is_none_or(|seen| seen.is_null() || *seen == object["metadata"]["generation"])
+}
+
+/// Applies what an installation applies, but for what runs in a cluster.
+async fn install(client: &Client) -> anyhow::Result<()> {
+    let parts = [Manifests::Namespace, Manifests::Crds, Manifests::Rbac];
+    let mut all = of_manifests(&manifests(&parts, &Choices::default()));
+    for text in MANAGEMENT_PLANS {
+        all.extend(objects::documents(text, &[])?);
+    }
+    refit_install::apply(client, &all, |_| {}).await?;
+    Ok(())
+}
+
+/// Builds a program of this workspace and returns where it is.
+pub async fn program(package: &str, name: &str) -> anyhow::Result<PathBuf> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    // What cargo tells a test of its own package is not for other builds: build scripts that
+    // watch such variables would have half of all crates built anew, here and by the next test.
+    for (key, _) in env::vars_os() {
+        let key = key.to_string_lossy();
+        if key.starts_with("CARGO_PKG_") || key.starts_with("CARGO_MANIFEST_") {
+            build.env_remove(&*key);
+        }
+    }
+    let built = build
+        .args(["build", "--quiet", "--message-format=json", "--package", package, "--bin", name])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .await
+        .context("cargo cannot be started")?;
+    anyhow::ensure!(built.status.success(), "{name} cannot be built");
+    let text = String::from_utf8_lossy(&built.stdout);
+    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let found = messages
+        .filter(|message| message["target"]["name"] == name)
+        .find_map(|message| Some(PathBuf::from(message["executable"].as_str()?)));
+    found.with_context(|| format!("cargo does not say where {name} is"))
+}

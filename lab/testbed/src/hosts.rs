@@ -1,0 +1,337 @@
+//! Simulated hosts: one for each Machine that has a Node, with the real agent.
+//!
+//! Its HostPlan is in the management cluster, and its agent has the rights on that and no others.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use jiff::{SignedDuration, Timestamp};
+use kube::{Api, Client, ResourceExt as _};
+use refit_agent::{AgentOptions, DiskState, HostState, SimDisk, SimHost, run_for};
+use refit_kinds::capi::Machine;
+use refit_runtime::{
+    Clock, ObjectKey, Store, client::ClientStack, gate::Open, store, workload::Workloads,
+};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use crate::{
+    certs::Certs,
+    kubelet::{Kubelet, Seen},
+    lock,
+    objects::{self, NODE, Objects},
+};
+
+/// How many times faster than a real host they work.
+const HURRY: u32 = 24;
+/// How many times its usual time a step takes that is held. Its agent sleeps until then, so that
+/// time is short, and is put off again and again.
+const HELD: u32 = 5;
+/// How far it is put off.
+const HELD_ON: SignedDuration = SignedDuration::from_secs(1);
+/// How often hosts and Machines are looked at.
+const LOOK: Duration = Duration::from_millis(200);
+/// Wait before an agent that ended begins again.
+const AGAIN: Duration = Duration::from_secs(1);
+/// On every Machine of a control plane.
+const CONTROL_PLANE: &str = "cluster.x-k8s.io/control-plane";
+
+/// The hosts of a bed, until it is dropped.
+#[derive(Debug)]
+pub struct Hosts {
+    shared: Arc<Shared>,
+    tasks: [JoinHandle<()>; 3],
+}
+
+struct Shared {
+    clock: Clock,
+    client: Client,
+    url: String,
+    certs: Arc<Certs>,
+    workloads: Workloads,
+    machines: Store<Machine>,
+    hosts: Mutex<BTreeMap<ObjectKey, Host>>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hosts").finish_non_exhaustive()
+    }
+}
+
+/// One host.
+struct Host {
+    uid: String,
+    state: Arc<Mutex<HostState>>,
+    tasks: [JoinHandle<()>; 2],
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        lock(&self.shared.hosts).clear();
+    }
+}
+
+impl Hosts {
+    /// Gives every Machine of the management cluster a host, as soon as it has a Node.
+    pub fn start(client: Client, url: &str, certs: Arc<Certs>) -> Self {
+        let clock = Clock::real();
+        let stack = ClientStack::production("refit-testbed-kubelet");
+        let shared = Arc::new(Shared {
+            clock,
+            workloads: Workloads::new(client.clone(), stack, clock),
+            client: client.clone(),
+            url: url.to_owned(),
+            certs,
+            machines: Store::default(),
+            hosts: Mutex::default(),
+        });
+        let api: Api<Machine> = Api::all(client);
+        let seen = shared.machines.clone();
+        let watch = store::reflect(api, store::everything(), seen, |_| {});
+        let tasks = [
+            tokio::spawn(watch),
+            tokio::spawn(shared.clone().keep()),
+            tokio::spawn(shared.clone().put_off()),
+        ];
+        Self { shared, tasks }
+    }
+
+    /// Does something to the host of a Machine behind everybody's back.
+    pub fn with<T>(
+        &self,
+        namespace: &str,
+        machine: &str,
+        act: impl FnOnce(&mut HostState) -> T,
+    ) -> anyhow::Result<T> {
+        let hosts = lock(&self.shared.hosts);
+        let host = hosts.get(&ObjectKey::new(namespace, machine));
+        let host = host.with_context(|| format!("Machine {namespace}/{machine} has no host"))?;
+        let mut state = lock(&host.state);
+        state.tick(self.shared.clock.now());
+        Ok(act(&mut state))
+    }
+
+    /// Holds a host in the middle of a step as soon as it comes there, until [`Hosts::go_on`].
+    pub fn hold(&self, namespace: &str, machine: &str, step: &str) -> anyhow::Result<()> {
+        self.with(namespace, machine, |host| {
+            host.troubles.slow.insert(step.to_owned(), HELD);
+        })
+    }
+
+    /// Lets a host go on that is held.
+    pub fn go_on(&self, namespace: &str, machine: &str) -> anyhow::Result<()> {
+        self.with(namespace, machine, |host| host.troubles.slow.clear())
+    }
+
+    /// Names of the Machines of a namespace that have a host.
+    pub fn machines(&self, namespace: &str) -> Vec<String> {
+        let hosts = lock(&self.shared.hosts);
+        let keys = hosts.keys().filter(|key| key.namespace == namespace);
+        keys.map(|key| key.name.clone()).collect()
+    }
+}
+
+impl Shared {
+    /// Puts off the ends of what is held.
+    async fn put_off(self: Arc<Self>) {
+        loop {
+            let now = self.clock.now();
+            for host in lock(&self.hosts).values() {
+                put_off(&mut lock(&host.state), now);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    async fn keep(self: Arc<Self>) {
+        self.machines.ready().await;
+        loop {
+            let machines = self.machines.list();
+            lock(&self.hosts).retain(|key, host| {
+                machines.iter().any(|m| {
+                    ObjectKey::of(m.as_ref()) == *key && m.uid().as_ref() == Some(&host.uid)
+                })
+            });
+            for machine in machines {
+                let key = ObjectKey::of(machine.as_ref());
+                let status = machine.status.as_ref();
+                let node = status.and_then(|status| status.node_ref.as_ref());
+                let known = lock(&self.hosts).contains_key(&key);
+                if let (false, Some(node)) = (known, node) {
+                    match self.boot(&machine, &node.name).await {
+                        Ok(Some(host)) => {
+                            lock(&self.hosts).insert(key, host);
+                        }
+                        Ok(None) => {}
+                        Err(error) => tracing::debug!(machine = %key, "no host yet: {error:#}"),
+                    }
+                }
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// A host that kubeadm has just made a Node.
+    async fn boot(&self, machine: &Machine, node: &str) -> anyhow::Result<Option<Host>> {
+        let key = ObjectKey::of(machine);
+        let workload = self.workloads.client(&key.namespace, &machine.spec.cluster_name).await;
+        let workload = match workload {
+            Ok(workload) => workload,
+            Err(error) => {
+                self.workloads.forget(&key.namespace, &machine.spec.cluster_name);
+                return Err(error.into());
+            }
+        };
+        let found = Objects::of_cluster(workload.clone()).find(NODE, node).await?;
+        let Some(object) = found else {
+            return Ok(None);
+        };
+        // v1.12's provider makes Nodes that do not say what they run.
+        let asked = machine.spec.version.as_deref().unwrap_or_default();
+        let version = match objects::text(&object, "/status/nodeInfo/kubeletVersion") {
+            "" => asked,
+            version => version,
+        };
+        let control_plane = machine.labels().contains_key(CONTROL_PLANE);
+        let now = self.clock.now();
+        let state = HostState::new(node, control_plane, version, now).hurried(HURRY);
+        let state = Arc::new(Mutex::new(state));
+        let user = self.allow(&key).await?;
+        let config = self.certs.config(&self.url, &user, &[]).await?;
+        let agent = agent(config, key, node.to_owned(), state.clone(), self.clock);
+        let kubelet = kubelet(Kubelet::new(node, workload), state.clone(), self.clock);
+        Ok(Some(Host {
+            uid: machine.uid().unwrap_or_default(),
+            state,
+            tasks: [tokio::spawn(agent), tokio::spawn(kubelet)],
+        }))
+    }
+
+    /// Gives the agent of a Machine what `docs/install.md` says that it needs, and returns who it is.
+    async fn allow(&self, key: &ObjectKey) -> anyhow::Result<String> {
+        let user = format!("refit:agent:{}:{}", key.namespace, key.name);
+        for object in rights(key, &user) {
+            objects::apply(&self.client, &object).await?;
+        }
+        Ok(user)
+    }
+}
+
+fn put_off(host: &mut HostState, now: Timestamp) {
+    for unit in host.units.values_mut() {
+        let held = host.troubles.slow.get(&unit.step) == Some(&HELD);
+        if held && unit.exit.is_none() && unit.ends > now {
+            unit.ends = unit.ends.max(now + HELD_ON);
+        }
+    }
+}
+
+fn rights(key: &ObjectKey, user: &str) -> [Value; 2] {
+    let name = format!("refit-agent-{}", key.name);
+    let metadata = json!({"name": name, "namespace": key.namespace});
+    let group = "rbac.authorization.k8s.io";
+    let role = json!({
+        "apiVersion": format!("{group}/v1"),
+        "kind": "Role",
+        "metadata": metadata,
+        "rules": [
+            {
+                "apiGroups": ["refit.dev"],
+                "resources": ["hostplans"],
+                "resourceNames": [key.name],
+                "verbs": ["create", "list", "patch", "watch"],
+            },
+            {
+                "apiGroups": ["refit.dev"],
+                "resources": ["hostplans/status"],
+                "resourceNames": [key.name],
+                "verbs": ["patch"],
+            },
+        ],
+    });
+    let binding = json!({
+        "apiVersion": format!("{group}/v1"),
+        "kind": "RoleBinding",
+        "metadata": metadata,
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
+        "subjects": [{"apiGroup": group, "kind": "User", "name": user}],
+    });
+    [role, binding]
+}
+
+/// The agent of one host, begun again when it ends.
+async fn agent(
+    config: kube::Config,
+    plan: ObjectKey,
+    node: String,
+    state: Arc<Mutex<HostState>>,
+    clock: Clock,
+) {
+    let disk: Arc<Mutex<DiskState>> = Arc::default();
+    loop {
+        let options = AgentOptions {
+            stack: ClientStack::production("refit-agent/testbed"),
+            config: config.clone(),
+            clock,
+            node_name: node.clone(),
+            host: Arc::new(SimHost::new(state.clone(), clock, Arc::new(Open))),
+            disk: Arc::new(SimDisk::new(disk.clone(), Arc::new(Open))),
+        };
+        if let Err(error) = run_for(options, plan.clone()).await {
+            tracing::warn!(%plan, "an agent begins again: {error:#}");
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+async fn kubelet(mut kubelet: Kubelet, state: Arc<Mutex<HostState>>, clock: Clock) {
+    loop {
+        let seen = Seen::of(&mut lock(&state), clock.now());
+        if let Err(error) = kubelet.tell(seen).await {
+            tracing::debug!("a kubelet is not heard: {error:#}");
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use refit_agent::host::{Command, Job, UnitState};
+
+    #[test]
+    fn a_step_that_is_held_ends_when_its_host_goes_on() {
+        let now: Timestamp = "2026-03-02T08:00:00Z".parse().unwrap();
+        let mut host = HostState::new("n", false, "v1.34.2", now).hurried(HURRY);
+        host.troubles.slow.insert("snapshot".to_owned(), HELD);
+        host.start(&Job::new("p", "u", "snapshot", Command::Snapshot), now);
+        let mut at = now;
+        while at < now + SignedDuration::from_mins(1) {
+            at += SignedDuration::from_millis(500);
+            put_off(&mut host, at);
+            host.tick(at);
+        }
+        assert_eq!(host.poll("u"), UnitState::Running);
+        host.troubles.slow.clear();
+        at += HELD_ON;
+        put_off(&mut host, at);
+        host.tick(at);
+        assert!(matches!(host.poll("u"), UnitState::Exited { code: 0, .. }));
+    }
+}

@@ -1,0 +1,94 @@
+//! Real Cluster API refuses a Discovery with a hook that it does not know, and ours has none.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use lab_testbed::{
+    Bed,
+    controller::EXTENSION,
+    eventually,
+    extension::Extension,
+    objects::{self, EXTENSION_CONFIG, Objects, text},
+};
+use serde_json::{Value, json};
+
+const VERSION: &str = "hooks.runtime.cluster.x-k8s.io/v1alpha1";
+const OTHER: &str = "with-an-unknown-hook";
+
+pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
+    let _calm = bed.calm().await;
+    let objects = Objects::of_cluster(bed.client().clone());
+    let ours = objects.get(EXTENSION_CONFIG, EXTENSION).await?;
+    ensure!(objects::is_true(&ours, "Discovered"), "{}", objects::told(&ours, "Discovered"));
+    let handlers = ours["status"]["handlers"].as_array().cloned();
+    let mut hooks: Vec<String> = handlers
+        .unwrap_or_default()
+        .iter()
+        .map(|handler| text(handler, "/requestHook/hook").to_owned())
+        .collect();
+    hooks.sort();
+    ensure!(
+        hooks == ["CanUpdateMachine", "CanUpdateMachineSet", "UpdateMachine"],
+        "our hooks are {hooks:?}"
+    );
+    if let Some(tap) = bed.tap() {
+        tap.write(bed.line, "discovery", None)?;
+    }
+    let server = Extension::start(&bed.certs().server()?, |_, _| discovery()).await?;
+    let other = json!({
+        "apiVersion": "runtime.cluster.x-k8s.io/v1beta2",
+        "kind": "ExtensionConfig",
+        "metadata": {"name": OTHER},
+        "spec": {
+            "clientConfig": {
+                "url": format!("https://localhost:{}/", server.port),
+                "caBundle": bed.certs().ca_bundle(),
+            },
+            "namespaceSelector": {"matchLabels": {"nobody": "has-it"}},
+        },
+    });
+    objects::apply(bed.client(), &other).await?;
+    let outcome = refused(&objects).await;
+    // One that is not discovered keeps the managers from starting.
+    objects.delete(EXTENSION_CONFIG, OTHER).await?;
+    outcome
+}
+
+async fn refused(objects: &Objects) -> anyhow::Result<()> {
+    let within = Duration::from_mins(1);
+    let found = eventually("the Discovery is refused", within, async || {
+        let found = objects.get(EXTENSION_CONFIG, OTHER).await;
+        let found = found.map_err(|error| format!("{error:#}"))?;
+        let told = objects::told(&found, "Discovered");
+        if told.starts_with("False") { Ok((told, found)) } else { Err(told) }
+    })
+    .await?;
+    let (told, found) = found;
+    ensure!(told.contains("Discover"), "{told}");
+    ensure!(
+        found["status"]["handlers"].as_array().is_none_or(Vec::is_empty),
+        "one hook that is not known takes none of the others with it: {found}"
+    );
+    Ok(())
+}
+
+fn discovery() -> Value {
+    let handler = |name: &str, hook: &str| {
+        json!({
+            "name": name,
+            "requestHook": {"apiVersion": VERSION, "hook": hook},
+            "timeoutSeconds": 10,
+            "failurePolicy": "Fail",
+        })
+    };
+    json!({
+        "apiVersion": VERSION,
+        "kind": "DiscoveryResponse",
+        "status": "Success",
+        "message": "",
+        "handlers": [
+            handler("update-machine", "UpdateMachine"),
+            handler("from-the-future", "UpdateMachineFromTheFuture"),
+        ],
+    })
+}

@@ -1,0 +1,168 @@
+//! A host that fails: seen on its Machine and on ours, and nothing else begins. It goes on by itself
+//! once the cause is gone; where its update failed for good, a health check has it replaced.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use anyhow::{Context as _, ensure};
+use lab_testbed::{
+    Bed, Cluster, ClusterSpec,
+    cluster::said,
+    eventually,
+    objects::{MACHINE, name, text, told, uid},
+    wait,
+};
+use refit_agent::HostState;
+use serde_json::{Value, json};
+
+use super::look;
+
+const WITHIN: Duration = Duration::from_mins(4);
+/// Within this time a host goes on whose trouble is over.
+const SOON: Duration = Duration::from_secs(30);
+/// How long nothing else may begin while one host fails: less than its next try is away.
+const QUIET: Duration = Duration::from_secs(6);
+/// Where the control plane is from the beginning: no kubelet may be newer.
+const NEWEST: &str = "v1.35.4";
+
+pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
+    let _calm = bed.calm().await;
+    let spec = ClusterSpec {
+        control_planes: 1,
+        surge: 1,
+        workers: vec![("md", 3, 0, 1)],
+        version: NEWEST,
+        ..ClusterSpec::default()
+    };
+    let cluster = bed.cluster("failing", &spec).await?;
+    recovers(bed, &cluster).await?;
+    for_good(bed, &cluster).await
+}
+
+/// Downloads fail for a while.
+async fn recovers(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
+    let goal = "v1.35.1";
+    let before = look::identities(cluster).await?;
+    // Who is first is Cluster API's choice.
+    on_all(bed, cluster, |host| host.break_step("stage", u32::MAX)).await?;
+    ask(cluster, goal).await?;
+    let update = eventually("the failure is seen", WITHIN, async || {
+        let update = only(cluster, goal).await?;
+        let why = text(&update, "/status/failureMessage");
+        if update["status"]["retriable"] != true || !why.contains("step stage") {
+            return Err(format!("NodeUpdate {}: {why:?}", name(&update)));
+        }
+        let machine = machine_of(cluster, &update).await?;
+        let (ours, theirs) = (told(&machine, "MachineUpToDate"), told(&machine, "Updating"));
+        if ours.starts_with("Unknown/") && theirs.contains("step stage") {
+            return Ok(update);
+        }
+        Err(format!("{ours}; {theirs}"))
+    })
+    .await?;
+    wait::never("another host begins", QUIET, async || only(cluster, goal).await.map(drop)).await?;
+    on_all(bed, cluster, HostState::mend).await?;
+    eventually("the host goes on", SOON, async || {
+        let updates = look::of_goal(cluster, goal).await.map_err(said)?;
+        let found = updates.iter().find(|one| uid(one) == uid(&update));
+        match found.map(|found| look::step(found, "stage")) {
+            Some("Done") => Ok(()),
+            other => Err(format!("step stage is {other:?}")),
+        }
+    })
+    .await?;
+    cluster.workers_are_at("md", goal, WITHIN).await?;
+    let after = look::identities(cluster).await?;
+    ensure!(before == after, "{before:#?} became {after:#?}");
+    look::nothing_is_left(cluster).await
+}
+
+/// A disk is full, and stays so.
+async fn for_good(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
+    let goal = "v1.35.2";
+    let before = uids(cluster).await?;
+    on_all(bed, cluster, |host| host.troubles.disk_full = true).await?;
+    ask(cluster, goal).await?;
+    let failed = eventually("the update has failed for good", WITHIN, async || {
+        let update = only(cluster, goal).await?;
+        let phase = text(&update, "/status/phase");
+        let machine = machine_of(cluster, &update).await?;
+        let (ours, theirs) = (told(&machine, "MachineUpToDate"), told(&machine, "Updating"));
+        if phase == "Failed" {
+            if ours.starts_with("False/Failed") && theirs.contains("failed: DiskFull") {
+                return Ok(machine);
+            }
+        } else if ours.starts_with("False") {
+            // A check would act on this.
+            return Err(format!("it is {phase}, and says {ours}"));
+        }
+        Err(format!("{phase}: {ours}; {theirs}"))
+    })
+    .await?;
+    for machine in cluster.worker_machines("md").await? {
+        if uid(&machine) != uid(&failed) {
+            let host = name(&machine);
+            bed.hosts().with(&cluster.namespace, host, HostState::mend)?;
+        }
+    }
+    wait::never("another host begins", QUIET, async || only(cluster, goal).await.map(drop)).await?;
+    watch(cluster).await?;
+    cluster.workers_are_at("md", goal, WITHIN).await?;
+    let after = uids(cluster).await?;
+    let gone: Vec<&String> = before.difference(&after).collect();
+    ensure!(
+        gone == [uid(&failed)] && after.len() == before.len(),
+        "{before:?} became {after:?}; {} was to be replaced",
+        uid(&failed)
+    );
+    look::nothing_is_left(cluster).await
+}
+
+/// A check that acts on what failed for good, and on nothing else.
+async fn watch(cluster: &Cluster) -> anyhow::Result<()> {
+    let check = json!({
+        "apiVersion": "cluster.x-k8s.io/v1beta2",
+        "kind": "MachineHealthCheck",
+        "metadata": {"name": "failed", "namespace": cluster.namespace},
+        "spec": {
+            "clusterName": cluster.name,
+            "selector": {"matchLabels": {"cluster.x-k8s.io/deployment-name": "failing-md"}},
+            "checks": {"unhealthyMachineConditions": [
+                {"type": "MachineUpToDate", "status": "False", "timeoutSeconds": 1},
+            ]},
+        },
+    });
+    cluster.objects.apply(&check).await?;
+    Ok(())
+}
+
+async fn ask(cluster: &Cluster, version: &str) -> anyhow::Result<()> {
+    let change = json!({"template": {"spec": {"version": version}}});
+    cluster.change_workers("md", &change).await
+}
+
+/// The one NodeUpdate of a goal.
+async fn only(cluster: &Cluster, goal: &str) -> Result<Value, String> {
+    let mut updates = look::of_goal(cluster, goal).await.map_err(said)?;
+    match (updates.pop(), updates.len()) {
+        (Some(one), 0) => Ok(one),
+        (one, more) => Err(format!("{} NodeUpdates", more + usize::from(one.is_some()))),
+    }
+}
+
+async fn machine_of(cluster: &Cluster, update: &Value) -> Result<Value, String> {
+    let machine = text(update, "/spec/machineRef/name");
+    cluster.objects.get(MACHINE, machine).await.map_err(said)
+}
+
+async fn on_all(bed: &Bed, cluster: &Cluster, act: impl Fn(&mut HostState)) -> anyhow::Result<()> {
+    for machine in cluster.worker_machines("md").await? {
+        let host = bed.hosts().with(&cluster.namespace, name(&machine), &act);
+        host.context("every worker has a host")?;
+    }
+    Ok(())
+}
+
+async fn uids(cluster: &Cluster) -> anyhow::Result<BTreeSet<String>> {
+    let machines = cluster.worker_machines("md").await?;
+    Ok(machines.iter().map(|m| uid(m).to_owned()).collect())
+}

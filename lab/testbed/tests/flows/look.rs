@@ -1,0 +1,106 @@
+//! What several flows look at.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::ensure;
+use lab_testbed::{
+    Cluster,
+    cluster::{identity, said},
+    eventually,
+    objects::{
+        self, DEV_MACHINE, KUBEADM_CONFIG, NODE, NODE_UPDATE, Objects, annotation, name, text, uid,
+    },
+};
+use serde_json::Value;
+
+/// How long after the end of an update something of it may still be there.
+const CLEAN: Duration = Duration::from_secs(20);
+
+/// What must outlive an update in place, by the name of the Machine: uids and providerID.
+pub(super) async fn identities(cluster: &Cluster) -> anyhow::Result<BTreeMap<String, Vec<String>>> {
+    let mut found = BTreeMap::new();
+    for machine in cluster.machines().await? {
+        let mut all = identity(&machine).to_vec();
+        let infrastructure = text(&machine, "/spec/infrastructureRef/name");
+        let infrastructure = cluster.objects.get(DEV_MACHINE, infrastructure).await?;
+        all.push(uid(&infrastructure).to_owned());
+        let bootstrap = text(&machine, "/spec/bootstrap/configRef/name");
+        let bootstrap = cluster.objects.get(KUBEADM_CONFIG, bootstrap).await?;
+        all.push(uid(&bootstrap).to_owned());
+        found.insert(name(&machine).to_owned(), all);
+    }
+    Ok(found)
+}
+
+/// The NodeUpdates of a goal.
+pub(super) async fn of_goal(cluster: &Cluster, version: &str) -> anyhow::Result<Vec<Value>> {
+    let mut updates = cluster.objects.list(NODE_UPDATE).await?;
+    updates.retain(|update| text(update, "/spec/goal/kubernetesVersion") == version);
+    Ok(updates)
+}
+
+/// How a step of a NodeUpdate stands.
+pub(super) fn step<'a>(update: &'a Value, step: &str) -> &'a str {
+    let steps = update["status"]["steps"].as_array();
+    let found = steps.into_iter().flatten().find(|one| one["name"] == step);
+    found.map_or("", |found| text(found, "/state"))
+}
+
+/// How many Machines are being updated by what they say of themselves.
+pub(super) fn updating(machines: &[Value]) -> Vec<String> {
+    let updating = machines.iter().filter(|machine| objects::is_true(machine, "Updating"));
+    updating.map(|machine| name(machine).to_owned()).collect()
+}
+
+/// Nothing of an update is left: no mark of Cluster API's or ours on a Machine and on what it
+/// refers to, no cordon, and every NodeUpdate of a Machine that is there ended well. Nobody collects
+/// garbage in a bed.
+///
+/// Our controller cleans up after an update has ended, so this is waited for.
+pub(super) async fn nothing_is_left(cluster: &Cluster) -> anyhow::Result<()> {
+    eventually("nothing of an update is left", CLEAN, async || look(cluster).await.map_err(said))
+        .await
+}
+
+async fn look(cluster: &Cluster) -> anyhow::Result<()> {
+    let marks = [
+        "in-place-updates.internal.cluster.x-k8s.io/update-in-progress",
+        "in-place-updates.internal.cluster.x-k8s.io/pending-acknowledge-move",
+        "runtime.cluster.x-k8s.io/pending-hooks",
+        "cluster.x-k8s.io/skip-remediation",
+        "refit.dev/guarded",
+    ];
+    let machines = cluster.machines().await?;
+    for machine in &machines {
+        let infrastructure = text(machine, "/spec/infrastructureRef/name");
+        let infrastructure = cluster.objects.get(DEV_MACHINE, infrastructure).await?;
+        let bootstrap = text(machine, "/spec/bootstrap/configRef/name");
+        let bootstrap = cluster.objects.get(KUBEADM_CONFIG, bootstrap).await?;
+        for object in [machine, &infrastructure, &bootstrap] {
+            for mark in marks {
+                ensure!(
+                    annotation(object, mark).is_none(),
+                    "{} {} still has {mark}",
+                    text(object, "/kind"),
+                    name(object)
+                );
+            }
+        }
+    }
+    let updates = cluster.objects.list(NODE_UPDATE).await?;
+    let of_one = |update: &&Value| {
+        let of = text(update, "/spec/machineRef/uid");
+        machines.iter().any(|machine| uid(machine) == of)
+    };
+    for update in updates.iter().filter(of_one) {
+        let phase = text(update, "/status/phase");
+        ensure!(phase == "Succeeded", "NodeUpdate {} is {phase}", name(update));
+    }
+    let workload = Objects::of_cluster(cluster.workload().await?);
+    for node in workload.list(NODE).await? {
+        let cordoned = node["spec"]["unschedulable"].as_bool().unwrap_or_default();
+        ensure!(!cordoned, "Node {} is still cordoned", name(&node));
+        ensure!(annotation(&node, "refit.dev/cordoned-by").is_none(), "{node}");
+    }
+    Ok(())
+}

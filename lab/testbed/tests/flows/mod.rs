@@ -1,0 +1,76 @@
+//! Every flow, one file each.
+
+mod control_plane_in_place;
+mod discovery;
+mod failing;
+mod health_check;
+mod killed;
+mod look;
+mod midway;
+mod surge;
+mod topology;
+mod uncovered;
+
+use lab_testbed::Line;
+
+use crate::suite::{Flow, On};
+
+const BOTH: &[Line] = &[Line::V1_12, Line::V1_14];
+
+/// All of them: the longest first, because they run side by side.
+pub(crate) const ALL: &[Flow] = &[
+    Flow {
+        name: "whoever_dies_in_the_middle_the_run_ends_as_an_undisturbed_one",
+        lines: &[Line::V1_14],
+        on: On::Own,
+        run: |bed| Box::pin(killed::run(bed)),
+    },
+    Flow {
+        name: "what_is_changed_midway_ends_well",
+        lines: &[Line::V1_14],
+        on: On::Shared,
+        run: |bed| Box::pin(midway::run(bed)),
+    },
+    Flow {
+        name: "what_surge_creates_and_deletes_is_what_the_plan_said",
+        lines: &[Line::V1_14],
+        on: On::Shared,
+        run: |bed| Box::pin(surge::run(bed)),
+    },
+    Flow {
+        name: "one_change_of_a_topology_updates_the_control_plane_and_then_the_workers",
+        lines: &[Line::V1_14],
+        on: On::Shared,
+        run: |bed| Box::pin(topology::run(bed)),
+    },
+    Flow {
+        name: "a_failing_host_is_seen_and_recovers_and_one_that_failed_for_good_is_replaced",
+        lines: &[Line::V1_14],
+        on: On::Shared,
+        run: |bed| Box::pin(failing::run(bed)),
+    },
+    Flow {
+        name: "a_health_check_leaves_a_machine_alone_that_is_being_restarted",
+        lines: &[Line::V1_14],
+        on: On::Shared,
+        run: |bed| Box::pin(health_check::run(bed)),
+    },
+    Flow {
+        name: "a_control_plane_without_surge_is_updated_in_place_one_at_a_time",
+        lines: BOTH,
+        on: On::Shared,
+        run: |bed| Box::pin(control_plane_in_place::run(bed)),
+    },
+    Flow {
+        name: "a_change_that_nobody_covers_is_held_or_replaced_as_policy_says",
+        lines: BOTH,
+        on: On::Shared,
+        run: |bed| Box::pin(uncovered::run(bed)),
+    },
+    Flow {
+        name: "a_discovery_with_an_unknown_hook_is_refused_and_ours_has_none",
+        lines: BOTH,
+        on: On::Shared,
+        run: |bed| Box::pin(discovery::run(bed)),
+    },
+];

@@ -1,0 +1,107 @@
+//! Surge: what is created and deleted beside what is updated in place, as `refit plan` said before.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use lab_testbed::{
+    Bed, Cluster, ClusterSpec, cli,
+    cluster::TO,
+    objects::{DEV_MACHINE_TEMPLATE, text, uid},
+    recorder::Recorder,
+};
+use serde_json::{Value, json};
+
+use super::look;
+
+/// Thirteen machines, some after the other.
+const WITHIN: Duration = Duration::from_mins(10);
+
+/// In place, new, deleted.
+type Counts = (i64, i64, i64);
+
+pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
+    let _calm = bed.calm().await;
+    let spec = ClusterSpec {
+        surge: 1,
+        workers: vec![("a", 5, 0, 1), ("b", 5, 1, 0), ("c", 2, 0, 1)],
+        ..ClusterSpec::default()
+    };
+    let cluster = bed.cluster("surge", &spec).await?;
+    let wanted = [("surge", (2, 1, 1)), ("surge-a", (5, 0, 0)), ("surge-b", (4, 1, 1))];
+    let planned = planned(bed, &cluster).await?;
+    for (group, counts) in wanted {
+        ensure!(planned.get(group) == Some(&counts), "{group} of {planned:?} is not {counts:?}");
+    }
+    let recorder = Recorder::start(&cluster).await?;
+    let before = uids(&cluster).await?;
+    cluster.change_control_plane(&json!({"version": TO})).await?;
+    cluster.control_plane_is_at(TO, WITHIN).await?;
+    for workers in ["a", "b"] {
+        let version = json!({"template": {"spec": {"version": TO}}});
+        cluster.change_workers(workers, &version).await?;
+    }
+    let rotated = rotated(&cluster).await?;
+    cluster.change_workers("c", &rotated).await?;
+    for workers in ["a", "b", "c"] {
+        cluster.workers_are_at(workers, TO, WITHIN).await?;
+    }
+    let after = uids(&cluster).await?;
+    for (group, counts) in wanted.into_iter().chain([("surge-c", (2, 0, 0))]) {
+        let found = counted(&before[group], &after[group])?;
+        ensure!(found == counts, "{group}: {found:?} instead of {counts:?}");
+    }
+    look::nothing_is_left(&cluster).await?;
+    recorder.compare(bed, "surge").await
+}
+
+/// What `refit plan` says of each group.
+async fn planned(bed: &Bed, cluster: &Cluster) -> anyhow::Result<BTreeMap<String, Counts>> {
+    let target = format!("cluster/{}", cluster.name);
+    let plan = cli::json(bed, &cluster.namespace, &["plan", &target, "--to", TO]).await?;
+    let groups = plan["groups"].as_array().context("the plan has no groups")?;
+    let counts = groups.iter().map(|group| {
+        let count = |key: &str| group["machines"][key].as_i64().unwrap_or(-1);
+        let counts = (count("inPlace"), count("new"), count("deleted"));
+        (text(group, "/name").to_owned(), counts)
+    });
+    Ok(counts.collect())
+}
+
+/// Another version, and another template that says the same.
+async fn rotated(cluster: &Cluster) -> anyhow::Result<Value> {
+    let template = cluster.objects.get(DEV_MACHINE_TEMPLATE, "surge-c").await?;
+    let object = json!({
+        "apiVersion": template["apiVersion"],
+        "kind": "DevMachineTemplate",
+        "metadata": {"name": "surge-c-rotated", "namespace": cluster.namespace},
+        "spec": template["spec"],
+    });
+    cluster.objects.apply(&object).await?;
+    Ok(json!({"template": {"spec": {
+        "version": TO,
+        "infrastructureRef": {"name": "surge-c-rotated"},
+    }}}))
+}
+
+/// uids of the Machines of each group.
+async fn uids(cluster: &Cluster) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
+    let of = |machines: Vec<Value>| machines.iter().map(|m| uid(m).to_owned()).collect();
+    let machines = cluster.control_plane_machines().await?;
+    let mut found = BTreeMap::from([(cluster.name.clone(), of(machines))]);
+    for workers in ["a", "b", "c"] {
+        let machines = cluster.worker_machines(workers).await?;
+        found.insert(format!("{}-{workers}", cluster.name), of(machines));
+    }
+    Ok(found)
+}
+
+fn counted(before: &BTreeSet<String>, after: &BTreeSet<String>) -> anyhow::Result<Counts> {
+    Ok((
+        i64::try_from(before.intersection(after).count())?,
+        i64::try_from(after.difference(before).count())?,
+        i64::try_from(before.difference(after).count())?,
+    ))
+}

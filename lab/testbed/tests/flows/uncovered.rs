@@ -1,0 +1,141 @@
+//! A change that no updater covers: replaced where policy says Replace; otherwise held, told, and
+//! gone on with once something else is asked for.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use anyhow::ensure;
+use lab_testbed::{
+    Bed, Cluster, ClusterSpec,
+    cluster::{TO, said, settled},
+    eventually,
+    objects::{self, DEV_MACHINE_TEMPLATE, EVENT, MACHINE_DEPLOYMENT, UPDATE_GROUP, text, uid},
+    recorder::Recorder,
+    wait,
+};
+use serde_json::json;
+
+const WITHIN: Duration = Duration::from_mins(4);
+/// How long nothing may happen: Cluster API asks again within this time.
+const QUIET: Duration = Duration::from_secs(25);
+const GROUP: &str = "infrastructure.cluster.x-k8s.io";
+
+pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
+    let _calm = bed.calm().await;
+    let spec = ClusterSpec {
+        control_planes: 1,
+        surge: 1,
+        workers: vec![("held", 2, 0, 1), ("free", 2, 1, 0)],
+        ..ClusterSpec::default()
+    };
+    let cluster = bed.cluster("uncovered", &spec).await?;
+    let free = "uncovered-free";
+    let replace = [("refit.dev/on-uncovered", Some("Replace"))];
+    cluster.objects.annotate(MACHINE_DEPLOYMENT, free, &replace).await?;
+    let (held_before, free_before) = (uids(&cluster, "held").await?, uids(&cluster, "free").await?);
+    let recorder = Recorder::start(&cluster).await?;
+    for workers in ["held", "free"] {
+        slower(&cluster, workers).await?;
+    }
+    held(&cluster, &held_before).await?;
+    replaced(&cluster, &free_before).await?;
+    ensure!(
+        uids(&cluster, "held").await? == held_before,
+        "a machine was replaced that was to be kept"
+    );
+    // What is asked for now can be done in place: the other template is let go of.
+    let back = json!({"template": {"spec": {
+        "version": cluster_version(&cluster).await?,
+        "infrastructureRef": {"apiGroup": GROUP, "kind": "DevMachineTemplate", "name": "uncovered-held"},
+    }}});
+    cluster.change_workers("held", &back).await?;
+    eventually("the group is not held any more", WITHIN, async || {
+        let found = cluster.deployment("held").await.map_err(said)?;
+        settled(&found, &["Available", "MachinesReady", "MachinesUpToDate"])?;
+        let group = group(&cluster).await.map_err(said)?;
+        let uncovered = group["status"]["uncovered"].as_array().cloned().unwrap_or_default();
+        if uncovered.is_empty() && !objects::is_true(&group, "Blocked") {
+            return Ok(());
+        }
+        Err(format!("{uncovered:?} {}", objects::told(&group, "Blocked")))
+    })
+    .await?;
+    ensure!(uids(&cluster, "held").await? == held_before, "a machine was replaced at the end");
+    recorder.compare(bed, "uncovered").await
+}
+
+async fn cluster_version(cluster: &Cluster) -> anyhow::Result<String> {
+    let deployment = cluster.deployment("held").await?;
+    let version = text(&deployment, "/spec/template/spec/version");
+    ensure!(version != TO, "the workers were not to be upgraded yet");
+    Ok(version.to_owned())
+}
+
+/// Rotates to a template that asks for another machine.
+async fn slower(cluster: &Cluster, workers: &str) -> anyhow::Result<()> {
+    let name = format!("{}-{workers}", cluster.name);
+    let template = cluster.objects.get(DEV_MACHINE_TEMPLATE, &name).await?;
+    let mut spec = template["spec"].clone();
+    spec["template"]["spec"]["backend"]["inMemory"]["vm"]["provisioning"]["startupDuration"] =
+        json!("2s");
+    let slower = format!("{name}-slower");
+    let object = json!({
+        "apiVersion": format!("{GROUP}/v1beta2"),
+        "kind": "DevMachineTemplate",
+        "metadata": {"name": slower, "namespace": cluster.namespace},
+        "spec": spec,
+    });
+    cluster.objects.apply(&object).await?;
+    let change = json!({"template": {"spec": {"infrastructureRef": {"name": slower}}}});
+    cluster.change_workers(workers, &change).await
+}
+
+async fn group(cluster: &Cluster) -> anyhow::Result<serde_json::Value> {
+    let groups = cluster.objects.list(UPDATE_GROUP).await?;
+    let found =
+        groups.into_iter().find(|group| text(group, "/spec/owner/name") == "uncovered-held");
+    found.ok_or_else(|| anyhow::anyhow!("there is no UpdateGroup of uncovered-held"))
+}
+
+/// The path is told on the UpdateGroup and in an event, and nothing happens.
+async fn held(cluster: &Cluster, before: &BTreeSet<String>) -> anyhow::Result<()> {
+    eventually("the user is told what nobody covers", WITHIN, async || {
+        let group = group(cluster).await.map_err(said)?;
+        let uncovered = group["status"]["uncovered"].to_string();
+        if !uncovered.contains("startupDuration") || !objects::is_true(&group, "Blocked") {
+            return Err(format!("{uncovered} {}", objects::told(&group, "Blocked")));
+        }
+        let events = cluster.objects.list(EVENT).await.map_err(said)?;
+        let told = events.iter().any(|event| {
+            text(event, "/involvedObject/name") == "uncovered-held"
+                && text(event, "/message").contains("startupDuration")
+        });
+        if told { Ok(()) } else { Err("no event on the MachineDeployment".to_owned()) }
+    })
+    .await?;
+    wait::never("a machine is touched", QUIET, async || {
+        let now = uids(cluster, "held").await.map_err(said)?;
+        if now == *before { Ok(()) } else { Err(format!("{before:?} became {now:?}")) }
+    })
+    .await
+}
+
+async fn replaced(cluster: &Cluster, before: &BTreeSet<String>) -> anyhow::Result<()> {
+    eventually("every machine of the other group is replaced", WITHIN, async || {
+        let found = cluster.deployment("free").await.map_err(said)?;
+        settled(&found, &["Available", "MachinesReady", "MachinesUpToDate"])?;
+        let now = uids(cluster, "free").await.map_err(said)?;
+        if now.is_disjoint(before) { Ok(()) } else { Err(format!("{before:?} became {now:?}")) }
+    })
+    .await
+}
+
+async fn uids(cluster: &Cluster, workers: &str) -> anyhow::Result<BTreeSet<String>> {
+    let machines = cluster.worker_machines(workers).await?;
+    let going = machines.iter().find(|m| !text(m, "/metadata/deletionTimestamp").is_empty());
+    ensure!(
+        going.is_none() || workers == "free",
+        "Machine {} is being deleted",
+        going.map(objects::name).unwrap_or_default()
+    );
+    Ok(machines.iter().map(|machine| uid(machine).to_owned()).collect())
+}

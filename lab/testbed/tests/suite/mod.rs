@@ -1,0 +1,143 @@
+//! Runs flows on one bed: started by the first of them, ended after the last. A flow that stops the
+//! processes of its bed has one of its own meanwhile.
+#![expect(clippy::print_stderr, reason = "a test tells where its logs are, and how long it took")]
+
+use std::{
+    env, fs,
+    path::Path,
+    process::ExitCode,
+    sync::{Arc, OnceLock},
+};
+
+use anyhow::Context as _;
+use futures::future::LocalBoxFuture;
+use lab_testbed::{
+    Bed, Line, network,
+    process::{Part, Program},
+};
+use libtest_mimic::{Arguments, Failed, Trial};
+use refit_runtime::{
+    Clock,
+    process::{LogFormat, init_logs},
+    tls,
+};
+use tokio::runtime::Runtime;
+
+/// Flows at once: most of their time they wait for Cluster API's next look, which costs nothing.
+const AT_ONCE: usize = 5;
+/// Set for the program that runs a flow on a bed of its own.
+const OWN: &str = "REFIT_TESTBED_OWN";
+
+/// Which bed a flow runs on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum On {
+    /// That of all the flows of a line.
+    Shared,
+    /// One that no other flow is on: this one stops its processes.
+    Own,
+}
+
+/// One flow.
+#[derive(Clone, Copy)]
+pub(crate) struct Flow {
+    /// What it shows, as a name of a test.
+    pub(crate) name: &'static str,
+    /// Whether it is run on a line where nobody asked for all of them.
+    pub(crate) lines: &'static [Line],
+    /// Which bed it needs.
+    pub(crate) on: On,
+    /// Runs it.
+    pub(crate) run: for<'a> fn(&'a Bed) -> LocalBoxFuture<'a, anyhow::Result<()>>,
+}
+
+/// The bed of this process, or why there is none.
+type Started = Arc<OnceLock<Result<Bed, String>>>;
+
+/// Runs the flows of a line.
+pub(crate) fn run(line: Line, flows: &[Flow]) -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = arguments.test_threads.or(Some(AT_ONCE));
+    init_logs("lab_testbed=info,warn", LogFormat::Text).expect("nobody else writes logs");
+    network::of_our_own();
+    tls::install_provider();
+    let runtime = Arc::new(Runtime::new().expect("threads can be started"));
+    let started = Started::default();
+    let all = cfg!(feature = "all");
+    let trials = flows
+        .iter()
+        .filter(|flow| all || flow.lines.contains(&line))
+        .map(|flow| {
+            // Without network namespaces there is one bed, and such a flow is alone on it.
+            let second = network::is_our_own() && env::var_os(OWN).is_none();
+            if flow.on == On::Own && second {
+                trial_elsewhere(*flow, line, runtime.clone())
+            } else {
+                trial(*flow, line, runtime.clone(), started.clone())
+            }
+        })
+        .collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    let bed = Arc::into_inner(started).and_then(OnceLock::into_inner);
+    if let Some(Ok(bed)) = bed {
+        let folder = bed.folder.clone();
+        let guard = runtime.enter();
+        drop(bed);
+        drop(guard);
+        if conclusion.has_failed() {
+            eprintln!("the logs of the bed are in {}", folder.display());
+        } else {
+            // What cannot be removed now is removed by a later run.
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+    conclusion.exit_code()
+}
+
+fn trial(flow: Flow, line: Line, runtime: Arc<Runtime>, started: Started) -> Trial {
+    Trial::test(format!("{line}::{}", flow.name), move || {
+        let bed = started.get_or_init(|| {
+            let bed = runtime.block_on(Bed::start(line));
+            bed.map_err(|error| format!("{error:#}"))
+        });
+        let bed = bed.as_ref().map_err(|why| Failed::from(why.clone()))?;
+        let clock = Clock::real();
+        let since = clock.now();
+        let outcome = runtime.block_on(async {
+            let run = (flow.run)(bed);
+            run.await.with_context(|| flow.name)
+        });
+        eprintln!("{line} {}: {} s", flow.name, clock.elapsed(since).as_secs());
+        outcome.map_err(|error| {
+            Failed::from(format!("{error:#}\nlogs are in {}", bed.folder.display()))
+        })
+    })
+}
+
+/// Runs a flow in a program, a network namespace and on a bed of its own.
+fn trial_elsewhere(flow: Flow, line: Line, runtime: Arc<Runtime>) -> Trial {
+    let name = format!("{line}::{}", flow.name);
+    Trial::test(name.clone(), move || {
+        let program = Program {
+            name: format!("{line}-{}", flow.name),
+            path: env::current_exe()?,
+            args: ["--exact", &name, "--nocapture"].map(str::to_owned).into(),
+            env: [(OWN, "1"), (network::MARK, "")]
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into(),
+            restart: false,
+        };
+        runtime.block_on(async {
+            let part = Part::start(program, Path::new(env!("CARGO_TARGET_TMPDIR")))?;
+            if part.success().await {
+                eprintln!("{}", part.tail());
+                return Ok(());
+            }
+            // What its own summary says, else its last words.
+            let text = fs::read_to_string(part.log()).unwrap_or_default();
+            Err(Failed::from(match text.rsplit_once("\n---- ") {
+                Some((_, why)) => why.to_owned(),
+                None => part.over().await,
+            }))
+        })
+    })
+}

@@ -1,0 +1,12 @@
+//! The flows on the oldest line of Cluster API that Refit works with.
+
+mod flows;
+mod suite;
+
+use std::process::ExitCode;
+
+use lab_testbed::Line;
+
+fn main() -> ExitCode {
+    suite::run(Line::V1_12, flows::ALL)
+}

@@ -1,0 +1,198 @@
+//! Carries out what the environment decides.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use jiff::Timestamp;
+use lab_apiserver::ApiServer;
+
+use super::{
+    Plan, RETRY, Target, View, plan, quorum, setup,
+    state::{ClusterState, HostRecord},
+    trouble,
+};
+use crate::{
+    direct::{Call, Direct, DirectError, ENVIRONMENT},
+    mirror::Mirror,
+    pki::Identity,
+    world::{Actor, HostHandle, Inner, WorldError, cluster_secrets, lock},
+};
+
+/// Runs the environment until it is dropped.
+pub(crate) async fn run(inner: Arc<Inner>) {
+    loop {
+        let due = match pass(&inner).await {
+            Ok(due) => due,
+            Err(error) => {
+                tracing::warn!("the environment tries again: {error}");
+                Some(retry_time(&inner))
+            }
+        };
+        let woken = inner.woken.notified();
+        match due {
+            None => woken.await,
+            Some(due) => {
+                tokio::select! {
+                    biased;
+                    () = woken => {}
+                    () = inner.clock.sleep_until(due) => {}
+                }
+            }
+        }
+    }
+}
+
+fn retry_time(inner: &Inner) -> Timestamp {
+    inner.clock.now() + jiff::SignedDuration::try_from(RETRY).unwrap_or_default()
+}
+
+/// One pass: looks at everything, writes what is due, and says when the next pass is.
+async fn pass(inner: &Arc<Inner>) -> Result<Option<Timestamp>, WorldError> {
+    clusters(inner).await?;
+    let boots = hosts(inner).await?;
+    quorum::apply(inner)?;
+    trouble::apply(inner);
+    let (plan, hosts_due) = decide(inner);
+    let mut due = plan.wake;
+    let mut earlier = |when: Timestamp| due = Some(due.map_or(when, |known| known.min(when)));
+    boots.into_iter().chain(hosts_due).for_each(&mut earlier);
+    for (target, call) in plan.calls {
+        if let Err(error) = send(inner, &target, call).await {
+            // Somebody else was faster, or the API is down: the next pass looks again.
+            tracing::debug!(?target, "the environment's write was refused: {error}");
+            earlier(retry_time(inner));
+        }
+    }
+    Ok(due)
+}
+
+fn decide(inner: &Inner) -> (Plan, Option<Timestamp>) {
+    let now = inner.clock.now();
+    let mut due: Option<Timestamp> = None;
+    let views = lock(&inner.hosts)
+        .iter()
+        .map(|(key, host)| {
+            let (view, next) = host.view(now);
+            due = due.into_iter().chain(next).min();
+            (key.clone(), view)
+        })
+        .collect();
+    let workloads: BTreeMap<String, Mirror> = lock(&inner.workloads)
+        .iter()
+        .filter(|(_, workload)| workload.serving.is_some())
+        .map(|(key, workload)| (key.clone(), workload.mirror.clone()))
+        .collect();
+    let view = View {
+        now,
+        management: &inner.management_mirror,
+        workloads: &workloads,
+        hosts: &views,
+        hurry: i32::try_from(inner.hurry).unwrap_or(1),
+    };
+    let plan = plan(&view, &mut lock(&inner.env));
+    // Before the writes that rest on it.
+    inner.keep_env();
+    (plan, due)
+}
+
+async fn send(inner: &Inner, target: &Target, call: Call) -> Result<(), DirectError> {
+    let server = match target {
+        Target::Management => inner.management.clone(),
+        Target::Workload(key) => {
+            let found = lock(&inner.workloads).get(key).map(|w| w.server.clone());
+            let Some(server) = found else { return Ok(()) };
+            server
+        }
+    };
+    Direct::new(server, ENVIRONMENT).send(call).await.map(|_| ())
+}
+
+/// Makes the API server and the Secrets of each new cluster, and serves those that are up.
+async fn clusters(inner: &Arc<Inner>) -> Result<(), WorldError> {
+    let known: Vec<(String, ClusterState)> = {
+        let env = lock(&inner.env);
+        env.clusters.iter().map(|(k, c)| (k.clone(), c.clone())).collect()
+    };
+    for (key, cluster) in known {
+        if !lock(&inner.workloads).contains_key(&key) {
+            let identity = Identity::new(&key.replace('/', "-"), &[&cluster.host])?;
+            let server = ApiServer::new(inner.workload_options(&key));
+            let workload = inner.workload_of(&key, server, identity.clone());
+            lock(&inner.workloads).insert(key.clone(), workload);
+            for call in cluster_secrets(&key, &cluster.host, cluster.port, &identity) {
+                ignore_existing(send(inner, &Target::Management, call).await)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Boots hosts that are due and ends those that are gone; says when the next one boots.
+async fn hosts(inner: &Arc<Inner>) -> Result<Option<Timestamp>, WorldError> {
+    let now = inner.clock.now();
+    let (due, next, gone) = {
+        let env = lock(&inner.env);
+        let hosts = lock(&inner.hosts);
+        let absent = |record: &&HostRecord| !hosts.contains_key(&record.key());
+        let waiting: Vec<&HostRecord> = env.hosts.values().filter(absent).collect();
+        let due: Vec<HostRecord> = waiting
+            .iter()
+            .filter(|record| record.boot_at <= now)
+            .map(|record| (*record).clone())
+            .collect();
+        let next = waiting.iter().map(|record| record.boot_at).filter(|at| *at > now).min();
+        let gone: Vec<String> =
+            hosts.keys().filter(|key| !env.hosts.contains_key(*key)).cloned().collect();
+        (due, next, gone)
+    };
+    for key in gone {
+        lock(&inner.hosts).remove(&key);
+        inner.dismiss(&Actor::Agent(key));
+    }
+    for record in due {
+        boot(inner, &record).await?;
+    }
+    Ok(next)
+}
+
+async fn boot(inner: &Arc<Inner>, record: &HostRecord) -> Result<(), WorldError> {
+    let key = record.key();
+    let cluster = {
+        let env = lock(&inner.env);
+        env.clusters.get(&record.cluster).cloned().unwrap_or_default()
+    };
+    if !cluster.initialized {
+        if !record.control_plane {
+            return Ok(());
+        }
+        let Some(server) = lock(&inner.workloads).get(&record.cluster).map(|w| w.server.clone())
+        else {
+            return Ok(());
+        };
+        server.set_git_version(&record.version);
+        inner.keep_version(&record.cluster, &record.version);
+        if let Some(enforced) = &inner.enforced {
+            enforced.fill(&server).await?;
+        }
+        let api = Direct::new(server, ENVIRONMENT);
+        let endpoint = format!("{}:{}", cluster.host, cluster.port);
+        let name = record.cluster.rsplit('/').next().unwrap_or_default();
+        setup::fill(&api, name, &endpoint, &record.version).await?;
+        if let Some(known) = lock(&inner.env).clusters.get_mut(&record.cluster) {
+            known.initialized = true;
+        }
+        inner.keep_env();
+    }
+    let handle = HostHandle::boot(record, inner.clock.now(), inner.hurry);
+    lock(&inner.hosts).insert(key.clone(), handle);
+    inner.keep_host(&key);
+    quorum::apply(inner)?;
+    inner.supervise(&Actor::Agent(key));
+    Ok(())
+}
+
+fn ignore_existing(outcome: Result<(), DirectError>) -> Result<(), DirectError> {
+    match outcome {
+        Err(error) if error.code() == Some(409) => Ok(()),
+        outcome => outcome,
+    }
+}

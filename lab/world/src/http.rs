@@ -1,0 +1,98 @@
+//! An API server behind hyper: its transport errors become broken connections.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use http::{Request, Response};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use lab_apiserver::{
+    AnswerBody, ApiServer,
+    auth::{Identity, PeerCertificate},
+};
+use tower::Service;
+
+/// Serves an [`ApiServer`] on HTTP.
+#[derive(Clone, Debug)]
+pub(crate) struct Served {
+    server: ApiServer,
+    callers: Callers,
+}
+
+/// Who may call.
+#[derive(Clone, Copy, Debug)]
+enum Callers {
+    /// This process, which may do everything.
+    Inside,
+    /// This process, whose parts are held to their rights.
+    Enforced {
+        /// At the management API.
+        management: bool,
+    },
+    /// Anybody.
+    Outside,
+}
+
+impl Served {
+    /// For callers in this process: whoever reaches it may do everything.
+    pub(crate) fn inside(server: ApiServer) -> Self {
+        Self { server, callers: Callers::Inside }
+    }
+
+    /// For callers in this process that are held to their rights.
+    pub(crate) fn enforced(server: ApiServer, management: bool) -> Self {
+        Self { server, callers: Callers::Enforced { management } }
+    }
+
+    /// For callers from outside, who have to say who they are.
+    pub(crate) fn outside(server: ApiServer) -> Self {
+        Self { server, callers: Callers::Outside }
+    }
+
+    /// Tells the server who calls.
+    fn introduce(&self, request: &mut Request<Incoming>) {
+        let identity = match self.callers {
+            Callers::Inside => Some(Identity::admin()),
+            Callers::Enforced { management } => {
+                let agent = request.headers().get(http::header::USER_AGENT);
+                let agent = agent.and_then(|agent| agent.to_str().ok());
+                crate::world::caller(agent.unwrap_or_default(), management)
+            }
+            Callers::Outside => None,
+        };
+        let extensions = request.extensions_mut();
+        if let Some(identity) = identity {
+            extensions.insert(identity);
+        } else if let Some(refit_runtime::serve::PeerCertificate(der)) = extensions.remove() {
+            extensions.insert(PeerCertificate(der));
+        }
+    }
+}
+
+impl Service<Request<Incoming>> for Served {
+    type Response = Response<AnswerBody>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
+        self.introduce(&mut request);
+        let agent = request.headers().get(http::header::USER_AGENT);
+        tracing::trace!(method = %request.method(), uri = %request.uri(), ?agent, "request");
+        let answer = self.server.call(request);
+        Box::pin(async move {
+            Ok(answer.await.unwrap_or_else(|error| {
+                // The head is out, then the stream breaks: the client sees a transport error.
+                let broken = futures::stream::iter([Err(error)]);
+                Response::new(http_body_util::StreamBody::new(broken).boxed_unsync())
+            }))
+        })
+    }
+}

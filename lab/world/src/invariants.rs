@@ -1,0 +1,206 @@
+//! What must hold after every write, and who broke it.
+//!
+//! The rules are `refit_core::invariants`; here every committed write of every API server of a
+//! world is fed to them.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex},
+};
+
+use jiff::Timestamp;
+use lab_apiserver::{ApiServer, ChangeKind, Resource, StoreEvent};
+use refit_core::invariants;
+use refit_kinds::{capi, refit};
+use serde_json::Value;
+
+use crate::world::{Inner, World, lock};
+
+/// How many violations are kept; one that repeats with every write says nothing new.
+const MOST: usize = 100;
+
+/// Something that should never be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// When.
+    pub at: Timestamp,
+    /// User agent of the write that did it; empty at rest.
+    pub user_agent: String,
+    /// What is broken.
+    pub what: invariants::Violation,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { at, user_agent, what } = self;
+        if user_agent.is_empty() {
+            write!(f, "{at} at rest: {what}")
+        } else {
+            write!(f, "{at} {user_agent}: {what}")
+        }
+    }
+}
+
+/// Objects of one API server by resource, namespace and name.
+type Objects = BTreeMap<(String, String, String), Value>;
+
+#[derive(Default)]
+struct State {
+    world: invariants::World,
+    found: Vec<Violation>,
+}
+
+/// Checks every write of a world.
+#[derive(Clone, Default)]
+pub(crate) struct Checker {
+    state: Arc<Mutex<State>>,
+}
+
+impl Checker {
+    pub(crate) fn violations(&self) -> Vec<Violation> {
+        lock(&self.state).found.clone()
+    }
+
+    /// Checks every write to the management cluster from now on.
+    pub(crate) fn start(&self, inner: &Inner) {
+        self.follow(None, &inner.management);
+    }
+
+    /// Checks every write to a workload cluster from now on.
+    pub(crate) fn follow_workload(&self, cluster: &str, server: &ApiServer) {
+        self.follow(Some(cluster.to_owned()), server);
+    }
+
+    fn follow(&self, cluster: Option<String>, server: &ApiServer) {
+        let mut objects = Objects::new();
+        for (resource, value) in server.dump() {
+            if !matters(&resource) {
+                continue;
+            }
+            let text = |pointer| {
+                let text = value.pointer(pointer).and_then(Value::as_str);
+                text.unwrap_or_default().to_owned()
+            };
+            let key =
+                (resource.id.to_string(), text("/metadata/namespace"), text("/metadata/name"));
+            // What is there already was judged when it was written, or is nobody's doing.
+            lock(&self.state).world.observe(
+                &resource.group,
+                &resource.kind,
+                cluster.as_deref(),
+                None,
+                Some(&value),
+                "",
+            );
+            objects.insert(key, value);
+        }
+        let state = self.state.clone();
+        server.observe(Box::new(move |event| {
+            if matters(event.resource) {
+                judge(&state, cluster.as_deref(), &mut objects, event);
+            }
+        }));
+    }
+
+    /// Judges a world in which nothing moves any more.
+    fn at_rest(&self, now: Timestamp) {
+        let mut state = lock(&self.state);
+        let found = state.world.at_rest(now);
+        state.found.extend(found.into_iter().map(|what| Violation {
+            at: now,
+            user_agent: String::new(),
+            what,
+        }));
+    }
+}
+
+impl World {
+    /// What was found to break an invariant so far.
+    pub fn violations(&self) -> Vec<Violation> {
+        self.inner.checker.violations()
+    }
+
+    /// What was found to break an invariant so far, and what is wrong with a world in which
+    /// nothing moves any more.
+    pub fn violations_at_rest(&self) -> Vec<Violation> {
+        self.inner.checker.at_rest(self.now());
+        self.violations()
+    }
+}
+
+fn judge(
+    state: &Mutex<State>,
+    cluster: Option<&str>,
+    objects: &mut Objects,
+    event: &StoreEvent<'_>,
+) {
+    let key = (event.resource.id.to_string(), event.namespace.to_owned(), event.name.to_owned());
+    let old = objects.remove(&key);
+    let new = (event.kind != ChangeKind::Deleted)
+        .then(|| serde_json::from_slice::<Value>(event.new).unwrap_or_default());
+    let mut state = lock(state);
+    let broken = state.world.observe(
+        &event.resource.group,
+        &event.resource.kind,
+        cluster,
+        old.as_ref(),
+        new.as_ref(),
+        &actor(event.user_agent),
+    );
+    for what in broken {
+        if state.found.len() < MOST {
+            state.found.push(Violation {
+                at: event.now,
+                user_agent: event.user_agent.to_owned(),
+                what,
+            });
+        }
+    }
+    drop(state);
+    if let Some(new) = new {
+        objects.insert(key, new);
+    }
+}
+
+/// Whether an invariant looks at objects of this kind.
+fn matters(resource: &Resource) -> bool {
+    let kind: &str = &resource.kind;
+    match &*resource.group {
+        "" => matches!(kind, "Node" | "Pod"),
+        capi::CORE_GROUP => {
+            matches!(kind, "Cluster" | "Machine" | "MachineSet" | "MachineDeployment")
+        }
+        capi::CONTROL_PLANE_GROUP | refit::GROUP => true,
+        _ => false,
+    }
+}
+
+/// The process behind a user agent.
+fn actor(user_agent: &str) -> String {
+    let (process, rest) = user_agent.split_once('/').unwrap_or((user_agent, ""));
+    match process {
+        "refit-controller" => "controller".to_owned(),
+        "refit-capi" => "capi".to_owned(),
+        "refit-agent" => {
+            let node = rest.trim_end_matches(')').rsplit('/').next();
+            format!("agent/{}", node.unwrap_or_default())
+        }
+        other => other.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::world::Actor;
+
+    #[test]
+    fn user_agents_lead_back_to_their_processes() {
+        let node = Actor::Agent("default/edge-1/edge-1-md-0-x".into());
+        for process in [Actor::Controller, Actor::Capi, node] {
+            assert_eq!(actor(&process.user_agent(7)), process.to_string());
+        }
+        assert_eq!(actor("sandbox-env"), "sandbox-env");
+    }
+}

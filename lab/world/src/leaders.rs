@@ -1,0 +1,136 @@
+//! Of two controllers, only the holder of the Lease does the leader's work: every write that
+//! another one made is noted.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex},
+};
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use lab_apiserver::{ApiServer, ChangeKind, StoreEvent};
+use refit_kinds::{capi, refit};
+use serde_json::Value;
+
+use crate::{
+    env::{name, text},
+    world::{World, lock},
+};
+
+/// How many are kept: the first ones say what happened.
+const MOST: usize = 5;
+/// User agents of controllers begin so; the whole of it is the holder's identity.
+const CONTROLLER: &str = "refit-controller/";
+
+/// A write of the leader's that another replica made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FenceBreak {
+    /// When.
+    pub at: Timestamp,
+    /// Who wrote.
+    pub writer: String,
+    /// Who held the Lease.
+    pub holder: String,
+    /// Kind and name of what was written.
+    pub object: String,
+}
+
+impl fmt::Display for FenceBreak {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { at, writer, holder, object } = self;
+        write!(f, "{at} {writer} wrote {object} while {holder:?} held the Lease")
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    holder: String,
+    found: Vec<FenceBreak>,
+}
+
+/// Knows the Lease and sees every write.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Leaders(Arc<Mutex<State>>);
+
+impl Leaders {
+    /// Watches the management cluster from now on.
+    pub(crate) fn follow_management(&self, server: &ApiServer) {
+        let leases = server.list_values("coordination.k8s.io", "leases", None);
+        if let Some(lease) = leases.iter().find(|lease| is_ours(lease)) {
+            text(lease, "/spec/holderIdentity").clone_into(&mut lock(&self.0).holder);
+        }
+        let state = self.0.clone();
+        server.observe(Box::new(move |event| {
+            if &*event.resource.kind == "Lease" {
+                let lease: Value = serde_json::from_slice(event.new).unwrap_or_default();
+                if is_ours(&lease) {
+                    text(&lease, "/spec/holderIdentity").clone_into(&mut lock(&state).holder);
+                }
+            } else if is_leaders(event) {
+                judge(&state, event);
+            }
+        }));
+    }
+
+    /// Watches a workload cluster from now on: everything there is the leader's.
+    pub(crate) fn follow_workload(&self, server: &ApiServer) {
+        let state = self.0.clone();
+        server.observe(Box::new(move |event| judge(&state, event)));
+    }
+}
+
+impl World {
+    /// Writes of the leader's that another replica made.
+    pub fn fence_breaks(&self) -> Vec<FenceBreak> {
+        lock(&self.inner.leaders.0).found.clone()
+    }
+}
+
+fn is_ours(lease: &Value) -> bool {
+    name(lease) == crate::world::LEASE
+}
+
+/// Whether a write to the management cluster is the leader's: hooks make NodeUpdates and groups,
+/// stop a NodeUpdate, and write decisions to a group, but no slots.
+fn is_leaders(event: &StoreEvent<'_>) -> bool {
+    let kind: &str = &event.resource.kind;
+    match &*event.resource.group {
+        capi::CORE_GROUP => kind == "Machine",
+        refit::GROUP => {
+            let (old, new) = (status(event.old), status(Some(event.new)));
+            match kind {
+                "NodeUpdate" => old != new,
+                "UpdateGroup" => slots(&old) != slots(&new),
+                _ => false,
+            }
+        }
+        _ => false,
+    }
+}
+
+fn status(object: Option<&Bytes>) -> Value {
+    let object: Value =
+        object.and_then(|bytes| serde_json::from_slice(bytes).ok()).unwrap_or_default();
+    object.get("status").cloned().unwrap_or_default()
+}
+
+/// The slots of a group; one that has none yet has as many as one with an empty list.
+fn slots(status: &Value) -> &[Value] {
+    let slots = status.get("slots").and_then(Value::as_array);
+    slots.map_or(&[], Vec::as_slice)
+}
+
+fn judge(state: &Mutex<State>, event: &StoreEvent<'_>) {
+    // What garbage collection does carries the name of whoever caused it.
+    let ours = event.user_agent.starts_with(CONTROLLER) && event.kind != ChangeKind::Deleted;
+    let mut state = lock(state);
+    if ours && event.user_agent != state.holder && state.found.len() < MOST {
+        let found = FenceBreak {
+            at: event.now,
+            writer: event.user_agent.to_owned(),
+            holder: state.holder.clone(),
+            object: format!("{} {}", event.resource.kind, event.name),
+        };
+        state.found.push(found);
+    }
+}

@@ -1,0 +1,41 @@
+//! Simulated infrastructure on the embedded API: clusters, hosts, kubelets, sweeps.
+//!
+//! | module | is for |
+//! |---|---|
+//! | [`manifests`] | reading what a user has, and refusing what cannot run |
+//! | [`world`] | a whole world in one process, on simulated time |
+//! | `env` | everything around Cluster API and Refit that a real cluster has |
+//! | [`live`] | a world that stays up and answers kubectl |
+//! | [`persist`] | a world that outlives its process |
+//! | [`snapshot`] | a whole world at one moment, and going on from there |
+//! | [`invariants`] | what must hold after every write, and who broke it |
+//! | [`script`] | scenario scripts: a world, what happens to it, and what can be seen, as text |
+//! | [`sweep`] | killing every process at every effect |
+//!
+//! ```no_run
+//! # async fn example(manifests: Vec<serde_json::Value>) -> Result<(), Box<dyn std::error::Error>> {
+//! use lab_world::world::{World, WorldOptions, facts};
+//!
+//! let world = World::new(WorldOptions::new(manifests)).await?;
+//! let before = facts(&world).await?;
+//! world.upgrade("v1.35.0").await?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod direct;
+mod env;
+mod http;
+pub mod invariants;
+mod leaders;
+pub mod live;
+pub mod manifests;
+mod mirror;
+pub mod persist;
+pub mod pki;
+pub mod script;
+pub mod snapshot;
+pub mod sweep;
+pub mod world;
+
+pub use direct::DirectError;

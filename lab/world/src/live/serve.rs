@@ -1,0 +1,363 @@
+//! The APIs on loopback, over TLS.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use lab_apiserver::{ApiServer, auth::MASTERS};
+use refit_runtime::{
+    net::Listener,
+    serve,
+    tls::{self, Authority, KeyAndCert, TlsError},
+};
+use tokio::{sync::watch, task::AbortHandle};
+
+use super::{
+    LiveError,
+    kubeconfig::{self, Entry, FILE, HOST, MANAGEMENT},
+    secret,
+};
+use crate::{
+    http::Served,
+    persist::Log,
+    pki,
+    snapshot::Snapshot,
+    world::{Inner, World, WorldOptions, lock},
+};
+
+/// How long a port may be taken away from us before we try again.
+const RETRY: Duration = Duration::from_secs(1);
+/// How long the APIs of the workload clusters may take to be served at the start.
+const FIRST: Duration = Duration::from_secs(5);
+/// Names and addresses that the servers answer to.
+const NAMES: [&str; 2] = [HOST, "localhost"];
+/// Common name of whoever holds the kubeconfig.
+const ADMIN: &str = "refit-admin";
+/// Under which name the port of the management API is remembered.
+const MANAGEMENT_KEY: &str = "";
+
+/// A runtime for a live world: one thread, as in simulations, but the machine's own time.
+pub fn runtime() -> io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+/// The port of the management API, taken before anything else is done.
+#[derive(Debug)]
+pub struct Ports {
+    management: TcpListener,
+}
+
+impl Ports {
+    /// Takes this port, or the one that a kept world was served at, or any that is free.
+    pub fn take(asked: Option<u16>, kept: Option<&Snapshot>) -> Result<Self, LiveError> {
+        let known = kept.and_then(|world| world.env.ports.get(MANAGEMENT_KEY).copied());
+        let management = match (asked, known) {
+            (Some(port), _) => listen(port)?,
+            // Nobody asked for just that port: another one is as good.
+            (None, Some(port)) => listen(port).or_else(|_| listen(0))?,
+            (None, None) => listen(0)?,
+        };
+        Ok(Self { management })
+    }
+}
+
+fn listen(port: u16) -> Result<TcpListener, LiveError> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    TcpListener::bind(address).map_err(|source| {
+        if source.kind() == io::ErrorKind::AddrInUse {
+            LiveError::PortInUse { port }
+        } else {
+            LiveError::Listen { port, source }
+        }
+    })
+}
+
+fn port_of(listener: &TcpListener) -> io::Result<u16> {
+    Ok(listener.local_addr()?.port())
+}
+
+/// How a live world runs.
+#[derive(Debug)]
+pub struct LiveOptions {
+    /// Where the kubeconfig goes.
+    pub folder: PathBuf,
+    /// How many times faster than real ones the hosts work.
+    pub hurry: u32,
+    /// Where what happens is written down.
+    pub log: Option<Log>,
+}
+
+/// A world that runs, and the kubeconfig that leads to it.
+#[derive(Debug)]
+pub struct Live {
+    world: World,
+    kubeconfig: PathBuf,
+}
+
+impl Live {
+    /// Lets a world go on in real time and serves its APIs. Must be called in a [`runtime`].
+    pub async fn start(
+        world: &Snapshot,
+        ports: Ports,
+        options: LiveOptions,
+    ) -> Result<Self, LiveError> {
+        let world_options = WorldOptions {
+            hurry: options.hurry,
+            real_time: true,
+            log: options.log,
+            ..WorldOptions::new(Vec::new())
+        };
+        let world = World::restore(world, &world_options)?;
+        let inner = world.inner.clone();
+        let apis = inner.apis.subscribe();
+        let path = options.folder.join(FILE);
+        let mut front = Front::new(inner, ports, path.clone())?;
+        let (up, mut all_up) = watch::channel(false);
+        let clusters = lock(&world.inner.env).clusters.len();
+        world.inner.spawn(async move { front.run(apis, clusters, &up).await });
+        // A cluster without a control plane that runs has no API: nobody waits for that long.
+        let _ = tokio::time::timeout(FIRST, all_up.wait_for(|up| *up)).await;
+        Ok(Self { world, kubeconfig: path })
+    }
+
+    /// Ends the world and everything that it serves.
+    pub async fn stop(self) {
+        let log = self.world.inner.log.clone();
+        drop(self.world);
+        if let Some(log) = log {
+            log.sync().await;
+        }
+    }
+
+    /// The world.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// The kubeconfig.
+    pub fn kubeconfig(&self) -> &std::path::Path {
+        &self.kubeconfig
+    }
+}
+
+/// One API that was served at some time.
+struct Api {
+    server: ApiServer,
+    ca: String,
+    admin: KeyAndCert,
+    tls: Arc<rustls::ServerConfig>,
+    port: u16,
+    serving: Option<AbortHandle>,
+    /// The same address on the in-memory network.
+    inside: Option<AbortHandle>,
+    /// The cluster's Secret leads here.
+    published: bool,
+}
+
+impl Api {
+    fn new(server: ApiServer, ca: &pki::Pem, port: u16) -> Result<Self, TlsError> {
+        let material = KeyAndCert { cert_pem: ca.cert().to_owned(), key_pem: ca.key().to_owned() };
+        let authority = Authority::from_pem(material)?;
+        let validity = pki::validity();
+        let cert = tls::ReloadableCert::new(&authority.server(&NAMES, validity)?)?;
+        Ok(Self {
+            server,
+            ca: ca.cert().to_owned(),
+            admin: authority.client_in(ADMIN, &[MASTERS], validity)?,
+            tls: tls::api_server_config(cert, ca.cert().as_bytes())?,
+            port,
+            serving: None,
+            inside: None,
+            published: false,
+        })
+    }
+
+    /// Serves at a listener. Dropping what comes back, or aborting it, closes the port and cuts
+    /// off who is connected.
+    fn serve(&mut self, inner: &Inner, listener: Listener) {
+        let service = Served::outside(self.server.clone());
+        let tls = Some(self.tls.clone());
+        let serving = serve::serve(listener, tls, service, std::future::pending());
+        self.serving = Some(inner.spawn(serving));
+    }
+
+    /// Serves under the same address to the world's own processes, who read the Secret, too.
+    fn serve_inside(&mut self, inner: &Inner) {
+        let listener = inner.network.listen(HOST, self.port);
+        let service = Served::inside(self.server.clone());
+        let tls = Some(self.tls.clone());
+        let serving = serve::serve(listener, tls, service, std::future::pending());
+        self.inside = Some(inner.spawn(serving));
+    }
+
+    /// Refuses whoever dials from now on, and cuts off who is connected.
+    fn stop(&mut self, inner: &Inner) {
+        if let Some(serving) = self.serving.take() {
+            serving.abort();
+        }
+        if let Some(inside) = self.inside.take() {
+            inner.network.close(HOST, self.port);
+            inside.abort();
+        }
+    }
+
+    fn entry(&self, name: impl Into<String>) -> Entry<'_> {
+        Entry { name: name.into(), port: self.port, ca: &self.ca, admin: &self.admin }
+    }
+}
+
+/// Serves what the world says can be served, and keeps the kubeconfig.
+struct Front {
+    inner: Arc<Inner>,
+    management: Api,
+    /// Workload clusters by key.
+    workloads: BTreeMap<String, Api>,
+    path: PathBuf,
+}
+
+impl Front {
+    fn new(inner: Arc<Inner>, ports: Ports, path: PathBuf) -> Result<Self, LiveError> {
+        let port = port_of(&ports.management)?;
+        let ca = inner.management_identity.ca.clone();
+        let mut management = Api::new(inner.management.clone(), &ca, port)?;
+        management.serve(&inner, Listener::listening(ports.management)?);
+        let front = Self { inner, management, workloads: BTreeMap::new(), path };
+        front.remember(MANAGEMENT_KEY, port);
+        front.write()?;
+        Ok(front)
+    }
+
+    /// Follows the world for ever. `up` is told when this many clusters have been served.
+    async fn run(
+        &mut self,
+        mut apis: watch::Receiver<BTreeMap<String, bool>>,
+        clusters: usize,
+        up: &watch::Sender<bool>,
+    ) {
+        loop {
+            let wanted = apis.borrow_and_update().clone();
+            let complete = self.follow(&wanted) & self.publish().await;
+            let served = self.workloads.values().filter(|api| api.serving.is_some());
+            if served.count() >= clusters {
+                up.send_replace(true);
+            }
+            let again = async {
+                if complete {
+                    std::future::pending::<()>().await;
+                }
+                tokio::time::sleep(RETRY).await;
+            };
+            tokio::select! {
+                biased;
+                changed = apis.changed() => if changed.is_err() { return },
+                () = again => {}
+            }
+        }
+    }
+
+    /// Opens and closes ports; says whether all that should be open are.
+    fn follow(&mut self, wanted: &BTreeMap<String, bool>) -> bool {
+        let mut complete = true;
+        let mut news = false;
+        for (key, answers) in wanted {
+            if !answers {
+                if let Some(api) = self.workloads.get_mut(key) {
+                    api.stop(&self.inner);
+                }
+                continue;
+            }
+            match self.open(key) {
+                Ok(new) => news |= new,
+                Err(error) => {
+                    tracing::warn!(cluster = key, "the API is not served yet: {error}");
+                    complete = false;
+                }
+            }
+        }
+        if news && let Err(error) = self.write() {
+            tracing::warn!("{error}");
+            complete = false;
+        }
+        complete
+    }
+
+    /// Serves a workload cluster; says whether its address is news.
+    fn open(&mut self, key: &str) -> Result<bool, LiveError> {
+        let known = self.workloads.get(key);
+        if known.is_some_and(|api| api.serving.is_some()) {
+            return Ok(false);
+        }
+        let (listener, news) = if let Some(port) = known.map(|api| api.port) {
+            // Its address is in kubeconfigs: it stays.
+            (listen(port)?, false)
+        } else {
+            let kept = lock(&self.inner.env).ports.get(key).copied();
+            let listener = match kept {
+                Some(port) => listen(port).or_else(|_| listen(0))?,
+                None => listen(0)?,
+            };
+            self.add(key, port_of(&listener)?)?;
+            (listener, true)
+        };
+        let listener = Listener::listening(listener)?;
+        if let Some(api) = self.workloads.get_mut(key) {
+            api.serve(&self.inner, listener);
+            api.serve_inside(&self.inner);
+        }
+        Ok(news)
+    }
+
+    /// Lets the Secrets of the clusters that are served lead there; says whether all do.
+    async fn publish(&mut self) -> bool {
+        let mut complete = true;
+        for (key, api) in &mut self.workloads {
+            if api.published || api.serving.is_none() {
+                continue;
+            }
+            let (namespace, cluster) = key.split_once('/').unwrap_or(("default", key));
+            let entry = api.entry(cluster);
+            let written = secret::publish(&self.inner.management, namespace, &entry).await;
+            if let Err(error) = written {
+                tracing::warn!(cluster = key, "its kubeconfig is not published yet: {error}");
+                complete = false;
+            } else {
+                api.published = true;
+            }
+        }
+        complete
+    }
+
+    fn add(&mut self, key: &str, port: u16) -> Result<(), LiveError> {
+        let found = lock(&self.inner.workloads)
+            .get(key)
+            .map(|workload| (workload.server.clone(), workload.identity.ca.clone()));
+        if let Some((server, ca)) = found {
+            self.workloads.insert(key.to_owned(), Api::new(server, &ca, port)?);
+            self.remember(key, port);
+        }
+        Ok(())
+    }
+
+    /// Remembers a port, so that a restart serves there again.
+    fn remember(&self, key: &str, port: u16) {
+        lock(&self.inner.env).ports.insert(key.to_owned(), port);
+        self.inner.keep_env();
+    }
+
+    fn write(&self) -> Result<(), LiveError> {
+        let keys: Vec<&str> = self.workloads.keys().map(String::as_str).collect();
+        let contexts = kubeconfig::contexts(&keys);
+        let management = std::iter::once((MANAGEMENT.to_owned(), &self.management));
+        let workloads =
+            self.workloads.iter().filter_map(|(key, api)| Some((contexts.get(key)?.clone(), api)));
+        let entries: Vec<Entry<'_>> =
+            management.chain(workloads).map(|(name, api)| api.entry(name)).collect();
+        kubeconfig::write(&self.path, &kubeconfig::text(&entries))
+            .map_err(|source| LiveError::Kubeconfig { path: self.path.clone(), source })
+    }
+}

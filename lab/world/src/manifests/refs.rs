@@ -1,0 +1,93 @@
+//! References from one object to another.
+
+use refit_kinds::capi;
+use serde_json::Value;
+
+use super::{Manifest, Problem, shown, text};
+
+/// Clusters whose API would stand where another one's stands.
+pub(super) fn shared_endpoint(manifest: &Manifest, all: &[Manifest]) -> Option<Problem> {
+    let pointer = "/spec/controlPlaneEndpoint";
+    let endpoint = manifest.object.pointer(pointer)?;
+    let kind = text(&manifest.object, "/kind");
+    let place = |manifest: &Manifest| (manifest.file.clone(), manifest.lines.of(""));
+    let first = all.iter().find(|other| {
+        text(&other.object, "/kind") == kind && other.object.pointer(pointer) == Some(endpoint)
+    })?;
+    let has_host = !text(endpoint, "/host").is_empty();
+    (has_host && kind.ends_with("Cluster") && place(first) != place(manifest)).then(|| {
+        let (file, line) = place(first);
+        let want = format!("an endpoint of its own: {} at {file}:{line} has it", first.title());
+        manifest.problem(pointer, shown(Some(endpoint)), want)
+    })
+}
+
+/// References that lead nowhere.
+///
+/// Objects that cannot be used themselves, and documents that are not YAML (`unread`), may be what
+/// a reference means: only what is surely missing is told.
+pub(super) fn dangling(
+    manifest: &Manifest,
+    all: &[Manifest],
+    unread: &[String],
+    group: &str,
+    kind: &str,
+) -> Vec<Problem> {
+    let references: &[&str] = match (group, kind) {
+        (capi::CORE_GROUP, "Cluster") => &["/spec/controlPlaneRef", "/spec/infrastructureRef"],
+        (capi::CONTROL_PLANE_GROUP, "KubeadmControlPlane") => {
+            &["/spec/machineTemplate/spec/infrastructureRef"]
+        }
+        (capi::CORE_GROUP, "MachineDeployment" | "MachineSet") => {
+            &["/spec/template/spec/bootstrap/configRef", "/spec/template/spec/infrastructureRef"]
+        }
+        _ => return Vec::new(),
+    };
+    let namespace = text(&manifest.object, "/metadata/namespace");
+    let exists = |group: &str, kind: &str, name: &str| {
+        let unusable = |other: &Manifest| {
+            !other.usable
+                && (text(&other.object, "/kind") == kind
+                    || text(&other.object, "/metadata/name") == name)
+        };
+        let is_it = |other: &Manifest| {
+            text(&other.object, "/kind") == kind
+                && text(&other.object, "/metadata/name") == name
+                && text(&other.object, "/metadata/namespace") == namespace
+                && text(&other.object, "/apiVersion")
+                    .split_once('/')
+                    .is_some_and(|(g, _)| g == group)
+        };
+        all.iter().any(|other| unusable(other) || is_it(other))
+            || unread.iter().any(|text| text.contains(kind) && text.contains(name))
+    };
+    let mut problems = Vec::new();
+    for pointer in references {
+        let reference = manifest.object.pointer(pointer);
+        let part = |name: &str| {
+            reference.and_then(|r| r.get(name)).and_then(Value::as_str).unwrap_or_default()
+        };
+        if !exists(part("apiGroup"), part("kind"), part("name")) {
+            let got = match reference {
+                Some(Value::Object(_)) => format!(
+                    "{}/{} of {}",
+                    part("kind"),
+                    part("name"),
+                    shown(reference.and_then(|r| r.get("apiGroup")))
+                ),
+                other => shown(other),
+            };
+            let want = format!("an object of namespace {namespace} that is among the manifests");
+            problems.push(manifest.problem(pointer, got, want));
+        }
+    }
+    if kind != "Cluster" && group == capi::CORE_GROUP {
+        let pointer = "/spec/clusterName";
+        let name = text(&manifest.object, pointer);
+        if !exists(capi::CORE_GROUP, "Cluster", name) {
+            let want = format!("a Cluster of namespace {namespace} that is among the manifests");
+            problems.push(manifest.problem(pointer, shown(manifest.object.pointer(pointer)), want));
+        }
+    }
+    problems
+}

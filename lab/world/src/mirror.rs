@@ -1,0 +1,216 @@
+//! What the environment sees of an API server: every object of the kinds that it cares for, as of
+//! the last committed write.
+//!
+//! It is fed by the server's observer under the server's lock, so it never lags; objects are parsed
+//! when somebody first looks at them.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+};
+
+use bytes::Bytes;
+use lab_apiserver::{ApiServer, ChangeKind, Resource, StoreEvent};
+use refit_kinds::capi;
+use serde_json::Value;
+use tokio::sync::Notify;
+
+/// Namespace and name.
+pub(crate) type Key = (String, String);
+
+/// One object, parsed on demand.
+#[derive(Debug)]
+struct Item {
+    bytes: Bytes,
+    value: OnceLock<Arc<Value>>,
+}
+
+impl Item {
+    fn value(&self) -> Arc<Value> {
+        self.value
+            .get_or_init(|| Arc::new(serde_json::from_slice(&self.bytes).unwrap_or(Value::Null)))
+            .clone()
+    }
+}
+
+/// Where the objects of a kind live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// `plural` or `plural.group`.
+    pub(crate) id: String,
+    /// `/api/v1` or `/apis/group/version`.
+    pub(crate) base: String,
+    /// Plural name.
+    pub(crate) plural: String,
+}
+
+#[derive(Default)]
+struct Tables {
+    objects: BTreeMap<String, BTreeMap<Key, Item>>,
+    places: BTreeMap<(String, String), Place>,
+}
+
+/// Who wants to see the objects of a resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Interest {
+    /// Nobody.
+    None,
+    /// Whoever asks for the state of the world.
+    Status,
+    /// They too, and the environment acts on changes.
+    Environment,
+}
+
+/// A view of one server.
+#[derive(Clone)]
+pub(crate) struct Mirror {
+    tables: Arc<Mutex<Tables>>,
+}
+
+impl std::fmt::Debug for Mirror {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Mirror")
+    }
+}
+
+impl Mirror {
+    /// Follows a server; `interest` says in which resources, `woken` is notified of each change to
+    /// one that matters to the environment.
+    pub(crate) fn follow(
+        server: &ApiServer,
+        interest: fn(&Resource) -> Interest,
+        woken: Arc<Notify>,
+    ) -> Self {
+        let tables = Arc::new(Mutex::new(Tables::default()));
+        let mirror = Self { tables: tables.clone() };
+        for (resource, value) in server.dump() {
+            if interest(&resource) != Interest::None {
+                let text = |pointer| {
+                    let text = value.pointer(pointer).and_then(Value::as_str);
+                    text.unwrap_or_default().to_owned()
+                };
+                let key = (text("/metadata/namespace"), text("/metadata/name"));
+                let value = OnceLock::from(Arc::new(value));
+                let item = Item { bytes: Bytes::new(), value };
+                mirror.lock().put(&resource, key, item);
+            }
+        }
+        server.observe(Box::new(move |event: &StoreEvent<'_>| {
+            let interest = interest(event.resource);
+            if interest == Interest::None {
+                return;
+            }
+            let mut tables = tables.lock().unwrap_or_else(PoisonError::into_inner);
+            let key = (event.namespace.to_owned(), event.name.to_owned());
+            if event.kind == ChangeKind::Deleted {
+                tables.remove(event.resource, &key);
+            } else {
+                let item = Item { bytes: event.new.clone(), value: OnceLock::new() };
+                tables.put(event.resource, key, item);
+            }
+            drop(tables);
+            if interest == Interest::Environment {
+                woken.notify_one();
+            }
+        }));
+        mirror
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One object.
+    pub(crate) fn get(&self, id: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
+        let tables = self.lock();
+        let key = (namespace.to_owned(), name.to_owned());
+        tables.objects.get(id)?.get(&key).map(Item::value)
+    }
+
+    /// The objects of a resource, in order of namespace and name.
+    pub(crate) fn list(&self, id: &str) -> Vec<Arc<Value>> {
+        let tables = self.lock();
+        tables
+            .objects
+            .get(id)
+            .map(|table| table.values().map(Item::value).collect())
+            .unwrap_or_default()
+    }
+
+    /// Where the objects of a group's kind live, once one was seen.
+    pub(crate) fn place(&self, group: &str, kind: &str) -> Option<Place> {
+        let key = (group.to_owned(), kind.to_owned());
+        self.lock().places.get(&key).cloned()
+    }
+
+    /// The object that a contract reference of an object in `namespace` names, and where it lives.
+    pub(crate) fn referred(
+        &self,
+        reference: &Value,
+        namespace: &str,
+    ) -> Option<(Place, Arc<Value>)> {
+        let text = |key: &str| reference[key].as_str();
+        let place = self.place(text("apiGroup")?, text("kind")?)?;
+        let value = self.get(&place.id, namespace, text("name")?)?;
+        Some((place, value))
+    }
+}
+
+impl Tables {
+    fn put(&mut self, resource: &Resource, key: Key, item: Item) {
+        let id = resource.id.to_string();
+        let kind = (resource.group.to_string(), resource.kind.to_string());
+        self.places.entry(kind).or_insert_with(|| place_of(resource));
+        self.objects.entry(id).or_default().insert(key, item);
+    }
+
+    fn remove(&mut self, resource: &Resource, key: &Key) {
+        if let Some(table) = self.objects.get_mut(&*resource.id) {
+            table.remove(key);
+        }
+    }
+}
+
+fn place_of(resource: &Resource) -> Place {
+    let api_version = resource.storage_api_version();
+    let base = if resource.group.is_empty() {
+        format!("/api/{api_version}")
+    } else {
+        format!("/apis/{api_version}")
+    };
+    Place { id: resource.id.to_string(), base, plural: resource.plural.to_string() }
+}
+
+impl Place {
+    /// Path of one object.
+    pub(crate) fn path(&self, namespace: &str, name: &str) -> String {
+        let Self { base, plural, .. } = self;
+        if namespace.is_empty() {
+            format!("{base}/{plural}/{name}")
+        } else {
+            format!("{base}/namespaces/{namespace}/{plural}/{name}")
+        }
+    }
+}
+
+/// Resources of the management cluster that environment and scenarios look at.
+pub(crate) fn management_resources(resource: &Resource) -> Interest {
+    let group: &str = &resource.group;
+    match (group, &*resource.plural) {
+        (capi::INFRASTRUCTURE_GROUP | capi::BOOTSTRAP_GROUP, _)
+        | (capi::CORE_GROUP, "clusters" | "machines") => Interest::Environment,
+        (capi::CONTROL_PLANE_GROUP, _)
+        | (capi::CORE_GROUP, "machinedeployments")
+        | (refit_kinds::refit::GROUP, "nodeupdates" | "updategroups") => Interest::Status,
+        _ if resource.custom && group.contains("infrastructure") => Interest::Environment,
+        _ => Interest::None,
+    }
+}
+
+/// Resources of a workload cluster that the environment looks at.
+pub(crate) fn workload_resources(resource: &Resource) -> Interest {
+    match &*resource.id {
+        "nodes" | "pods" | "replicasets.apps" | "daemonsets.apps" => Interest::Environment,
+        _ => Interest::None,
+    }
+}

@@ -1,0 +1,395 @@
+//! What a script can ask of a world: machines of a group, their updates, whether a condition holds.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use refit_kinds::{capi, conditions, keys, refit::ordinal_of};
+use serde_json::Value;
+
+use super::{
+    command::{Condition, Reference, Wrong},
+    names::Names,
+    objects::Found,
+};
+use crate::{
+    env::{at, name, namespace, text},
+    world::{
+        World,
+        status::{PASSING, condition, phase},
+    },
+};
+
+/// A group of machines, or a single one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Group {
+    Cluster,
+    ControlPlane,
+    Deployment,
+    Set,
+    Machine,
+    /// An object that has no machines.
+    None,
+}
+
+impl Group {
+    fn of(found: &Found) -> Self {
+        match (found.kind.group.as_str(), found.kind.kind.as_str()) {
+            (capi::CORE_GROUP, "Cluster") => Self::Cluster,
+            (capi::CONTROL_PLANE_GROUP, "KubeadmControlPlane") => Self::ControlPlane,
+            (capi::CORE_GROUP, "MachineDeployment") => Self::Deployment,
+            (capi::CORE_GROUP, "MachineSet") => Self::Set,
+            (capi::CORE_GROUP, "Machine") => Self::Machine,
+            _ => Self::None,
+        }
+    }
+
+    fn has(self, machine: &Value, wanted: &str) -> bool {
+        let label = |key: &str| machine["metadata"]["labels"].get(key).and_then(Value::as_str);
+        match self {
+            Self::Cluster => text(machine, "/spec/clusterName") == wanted,
+            Self::ControlPlane => label(keys::CONTROL_PLANE_NAME) == Some(wanted),
+            Self::Deployment => label(keys::DEPLOYMENT_NAME) == Some(wanted),
+            Self::Set => text(machine, "/metadata/ownerReferences/0/name") == wanted,
+            Self::Machine => name(machine) == wanted,
+            Self::None => false,
+        }
+    }
+}
+
+/// One look at a condition.
+pub(super) struct Look {
+    /// Whether it holds.
+    pub(super) holds: bool,
+    /// The machine for which it does, where it is about one of several.
+    pub(super) machine: Option<String>,
+}
+
+impl From<bool> for Look {
+    fn from(holds: bool) -> Self {
+        Self { holds, machine: None }
+    }
+}
+
+/// The Machines of an object that a script names.
+pub(super) fn machines_of(
+    world: &World,
+    names: &Names,
+    reference: &Reference,
+) -> Result<Vec<Arc<Value>>, Wrong> {
+    let found = Found::new(world, names, reference)?;
+    let group = Group::of(&found);
+    let mut machines = world.machines();
+    machines.retain(|machine| group.has(machine, &found.name));
+    Ok(machines)
+}
+
+/// The newest NodeUpdate of a Machine.
+pub(super) fn newest_update(world: &World, machine: &Value) -> Option<Arc<Value>> {
+    let uid = text(machine, "/metadata/uid");
+    world
+        .node_updates()
+        .into_iter()
+        .filter(|update| text(update, "/spec/machineRef/uid") == uid)
+        .max_by_key(|update| ordinal_of(name(update), name(machine)))
+}
+
+/// Looks whether a condition holds.
+pub(super) fn look(world: &World, found: &Found, wanted: &Condition) -> Look {
+    let group = Group::of(found);
+    if let Condition::Gone = wanted {
+        return found.get().is_none().into();
+    }
+    // What is not there yet may come.
+    let Some(object) = found.get() else {
+        return false.into();
+    };
+    let machines = || {
+        let mut machines = world.machines();
+        machines.retain(|machine| group.has(machine, &found.name));
+        machines
+    };
+    match wanted {
+        Condition::Gone => false.into(),
+        Condition::Field(setting) => setting.holds(&object).into(),
+        Condition::Status(kind, status) => {
+            condition_of(&object, kind).is_some_and(|c| c["status"] == status.as_str()).into()
+        }
+        Condition::Ready if group == Group::None => (condition(&object, conditions::READY)
+            || condition(&object, conditions::AVAILABLE))
+        .into(),
+        Condition::Ready => is_ready(world, group, &object, &machines()).into(),
+        Condition::Updated => {
+            let machines = machines();
+            (is_ready(world, group, &object, &machines)
+                && is_updated(world, &found.name, group, &machines))
+            .into()
+        }
+        Condition::Phase(wanted) => first(&machines(), |machine| {
+            newest_update(world, machine)
+                .is_some_and(|update| format!("{:?}", phase(&update)) == *wanted)
+        }),
+        Condition::Step(wanted) => first(&machines(), |machine| {
+            newest_update(world, machine).is_some_and(|update| running_step(&update) == wanted)
+        }),
+        Condition::Blocked(reason) => {
+            blocked(world, group, &found.name, &machines(), reason.as_deref())
+        }
+    }
+}
+
+fn first(machines: &[Arc<Value>], holds: impl Fn(&Value) -> bool) -> Look {
+    let machine = machines.iter().find(|machine| holds(machine));
+    Look { holds: machine.is_some(), machine: machine.map(|machine| name(machine).to_owned()) }
+}
+
+/// The step that an update takes now.
+pub(super) fn running_step(update: &Value) -> &str {
+    let steps = update["status"]["steps"].as_array();
+    steps
+        .into_iter()
+        .flatten()
+        .find(|step| step["state"] == "Running")
+        .map_or("", |step| text(step, "/name"))
+}
+
+/// What blocks an update.
+pub(super) fn blockers(update: &Value) -> impl Iterator<Item = &Value> {
+    let all = update["status"]["blockedBy"].as_array();
+    all.into_iter().flatten()
+}
+
+/// The first of what blocks an update, and how much more does: a drain may name a score of pods.
+pub(super) fn in_short(blockers: &[String]) -> String {
+    let first = blockers.first().cloned().unwrap_or_default();
+    match blockers.len().saturating_sub(1) {
+        0 => first,
+        more => format!("{first} (and {more} more)"),
+    }
+}
+
+fn blocked(
+    world: &World,
+    group: Group,
+    owner: &str,
+    machines: &[Arc<Value>],
+    reason: Option<&str>,
+) -> Look {
+    // That another machine is under way is no obstacle but the order of things.
+    let fits = |found: &str| match reason {
+        Some(reason) => reason == found,
+        None => !matches!(found, "SlotBusy" | "ControlPlaneBehind"),
+    };
+    let by_machine = first(machines, |machine| {
+        newest_update(world, machine)
+            .is_some_and(|update| blockers(&update).any(|blocker| fits(text(blocker, "/reason"))))
+    });
+    if by_machine.holds || group == Group::Machine {
+        return by_machine;
+    }
+    let groups = groups_of(world, group, owner);
+    let blocked = groups.iter().any(|object| {
+        condition_of(object, "Blocked")
+            .is_some_and(|c| c["status"] == "True" && fits(text(c, "/reason")))
+    });
+    blocked.into()
+}
+
+/// The UpdateGroups of an owner, or of all owners of a Cluster.
+fn groups_of(world: &World, group: Group, owner: &str) -> Vec<Arc<Value>> {
+    let mut groups = world.update_groups();
+    groups.retain(|object| match group {
+        Group::Cluster => text(object, "/spec/clusterName") == owner,
+        Group::ControlPlane => is_owner(object, "KubeadmControlPlane", owner),
+        Group::Deployment => is_owner(object, "MachineDeployment", owner),
+        Group::Set => is_owner(object, "MachineSet", owner),
+        Group::Machine | Group::None => false,
+    });
+    groups
+}
+
+fn is_owner(group: &Value, kind: &str, name: &str) -> bool {
+    text(group, "/spec/owner/kind") == kind && text(group, "/spec/owner/name") == name
+}
+
+/// A condition of an object.
+pub(super) fn condition_of<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
+    let conditions = object["status"]["conditions"].as_array()?;
+    conditions.iter().find(|condition| condition["type"] == kind)
+}
+
+/// Whether an owner has as many machines as it asks for, and all are available.
+fn is_ready(world: &World, group: Group, object: &Value, machines: &[Arc<Value>]) -> bool {
+    let wanted = match group {
+        Group::Machine => 1,
+        Group::Cluster => replicas_of_cluster(world, object),
+        _ => replicas(object),
+    };
+    u64::try_from(machines.len()) == Ok(wanted)
+        && machines.iter().all(|machine| {
+            condition(machine, conditions::AVAILABLE)
+                && text(machine, "/metadata/deletionTimestamp").is_empty()
+        })
+}
+
+fn replicas(object: &Value) -> u64 {
+    at(object, "/spec/replicas").and_then(Value::as_u64).unwrap_or(1)
+}
+
+fn replicas_of_cluster(world: &World, cluster: &Value) -> u64 {
+    let owners = owners(world);
+    let theirs = owners.iter().filter(|owner| {
+        namespace(owner) == namespace(cluster)
+            && (text(owner, "/spec/clusterName") == name(cluster)
+                || text(cluster, "/spec/controlPlaneRef/name") == name(owner)
+                    && text(owner, "/kind") == "KubeadmControlPlane")
+    });
+    theirs.map(replicas).sum()
+}
+
+/// All control planes and MachineDeployments.
+pub(super) fn owners(world: &World) -> Vec<Value> {
+    let server = world.management();
+    let mut owners = server.list_values(capi::CONTROL_PLANE_GROUP, "kubeadmcontrolplanes", None);
+    owners.extend(server.list_values(capi::CORE_GROUP, "machinedeployments", None));
+    owners
+}
+
+/// Why a machine is not what its owner wants, in words; `None` if it is.
+pub(super) fn behind(world: &World, owners: &[Value], machine: &Value) -> Option<String> {
+    let owner = owners.iter().find(|owner| owns(owner, machine));
+    let version = text(machine, "/spec/version");
+    if let Some(owner) = owner {
+        let wanted = wanted_version(owner);
+        if version != wanted {
+            return Some(format!("its spec says {version}, {wanted} is wanted"));
+        }
+        let template = text(owner, template_reference(owner));
+        let cloned = cloned_from(world, machine);
+        if cloned.as_deref().is_some_and(|cloned| cloned != template) {
+            return Some(format!(
+                "it was made from {}, {template} is wanted",
+                cloned.unwrap_or_default()
+            ));
+        }
+        let (seen, generation) =
+            (at(owner, "/status/observedGeneration"), at(owner, "/metadata/generation"));
+        if seen.is_some() && seen != generation {
+            return Some(format!("{} was not looked at since it changed", name(owner)));
+        }
+    }
+    let kubelet = world
+        .node_of(machine)
+        .map(|node| text(&node, "/status/nodeInfo/kubeletVersion").to_owned());
+    match kubelet {
+        None => return Some("it has no Node".to_owned()),
+        Some(kubelet) if kubelet != version => {
+            return Some(format!("its node runs {kubelet}, {version} is wanted"));
+        }
+        Some(_) => {}
+    }
+    if condition_of(machine, conditions::UP_TO_DATE).is_some_and(|c| c["status"] == "False") {
+        return Some("it is not up to date".to_owned());
+    }
+    let passing =
+        PASSING.iter().find(|key| machine["metadata"]["annotations"].get(**key).is_some());
+    passing.map(|key| format!("it carries {key}"))
+}
+
+fn owns(owner: &Value, machine: &Value) -> bool {
+    let group = match text(owner, "/kind") {
+        "KubeadmControlPlane" => Group::ControlPlane,
+        _ => Group::Deployment,
+    };
+    namespace(owner) == namespace(machine) && group.has(machine, name(owner))
+}
+
+fn wanted_version(owner: &Value) -> &str {
+    match text(owner, "/kind") {
+        "KubeadmControlPlane" => text(owner, "/spec/version"),
+        _ => text(owner, "/spec/template/spec/version"),
+    }
+}
+
+fn template_reference(owner: &Value) -> &'static str {
+    match text(owner, "/kind") {
+        "KubeadmControlPlane" => "/spec/machineTemplate/spec/infrastructureRef/name",
+        _ => "/spec/template/spec/infrastructureRef/name",
+    }
+}
+
+/// The template that a Machine's infrastructure was made from.
+fn cloned_from(world: &World, machine: &Value) -> Option<String> {
+    let reference = &machine["spec"]["infrastructureRef"];
+    let mirror = &world.inner.management_mirror;
+    let (_, object) = mirror.referred(reference, namespace(machine))?;
+    let annotations = &object["metadata"]["annotations"];
+    annotations.get(keys::CLONED_FROM_NAME)?.as_str().map(str::to_owned)
+}
+
+fn is_updated(world: &World, name: &str, group: Group, machines: &[Arc<Value>]) -> bool {
+    let owners = owners(world);
+    let free = groups_of(world, group, name)
+        .iter()
+        .all(|object| object["status"]["slots"].as_array().is_none_or(Vec::is_empty));
+    free && machines.iter().all(|machine| {
+        newest_update(world, machine).is_none_or(|update| phase(&update).is_final())
+            && behind(world, &owners, machine).is_none()
+    })
+}
+
+/// What keeps a world, or the machines of an object, from getting on: one line each.
+pub(super) fn obstacles(
+    world: &World,
+    names: &Names,
+    reference: Option<&Reference>,
+) -> Vec<String> {
+    let mut lines = Vec::new();
+    let owners = owners(world);
+    let machines = match reference.map(|reference| machines_of(world, names, reference)) {
+        Some(Ok(machines)) if !machines.is_empty() => machines,
+        _ => world.machines(),
+    };
+    for machine in &machines {
+        let mut why: Vec<String> = Vec::new();
+        if !condition(machine, conditions::AVAILABLE) {
+            why.push("not available".to_owned());
+        }
+        why.extend(behind(world, &owners, machine));
+        if let Some(update) = newest_update(world, machine) {
+            why.extend(update_line(names, &update));
+        }
+        if !why.is_empty() {
+            lines.push(format!("{}: {}", name(machine), why.join("; ")));
+        }
+    }
+    for group in world.update_groups() {
+        let blocked = condition_of(&group, "Blocked").filter(|c| c["status"] == "True");
+        if let Some(blocked) = blocked {
+            lines.push(format!("{}: blocked, {}", name(&group), text(blocked, "/message")));
+        }
+    }
+    lines.into_iter().map(|line| names.shown(&line)).collect()
+}
+
+/// How an update stands, unless it ended well.
+fn update_line(names: &Names, update: &Value) -> Option<String> {
+    let phase = phase(update);
+    if phase == refit_kinds::refit::Phase::Succeeded {
+        return None;
+    }
+    let blockers: Vec<String> = blockers(update)
+        .map(|blocker| {
+            let since: Option<Timestamp> = text(blocker, "/since").parse().ok();
+            let since = since.map(|since| format!(" (since {})", names.offset(since)));
+            format!("{}{}", text(blocker, "/message"), since.unwrap_or_default())
+        })
+        .collect();
+    let why = if blockers.is_empty() {
+        let failure = text(update, "/status/failureMessage");
+        let message = text(update, "/status/message");
+        (if failure.is_empty() { message } else { failure }).to_owned()
+    } else {
+        in_short(&blockers)
+    };
+    Some(format!("its update is {phase:?}: {why}"))
+}

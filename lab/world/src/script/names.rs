@@ -1,0 +1,215 @@
+//! Names that scripts can know in advance.
+//!
+//! Cluster API gives machines random names. A script calls them by their owner and the order in
+//! which they appeared; whatever it prints says the same names, and times as offsets.
+
+use std::{collections::BTreeMap, sync::LazyLock};
+
+use jiff::Timestamp;
+use refit_kinds::{capi, keys};
+use regex::Regex;
+use serde_json::Value;
+
+use super::words;
+use crate::{
+    env::{name, text},
+    world::World,
+};
+
+static TIMES: LazyLock<Regex> = LazyLock::new(|| {
+    Regex::new(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d+)?Z").expect("a valid expression")
+});
+static UIDS: LazyLock<Regex> = LazyLock::new(|| {
+    Regex::new(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b").expect("a valid expression")
+});
+
+/// What a script calls things.
+#[derive(Debug)]
+pub(super) struct Names {
+    start: Timestamp,
+    /// The script's name by the real one.
+    given: BTreeMap<String, String>,
+    /// The real name by the script's.
+    real: BTreeMap<String, String>,
+    counts: BTreeMap<String, u32>,
+    /// The machine that the last wait found, by the script's name.
+    pub(super) found: Option<String>,
+}
+
+impl Names {
+    pub(super) fn new(start: Timestamp) -> Self {
+        Self {
+            start,
+            given: BTreeMap::new(),
+            real: BTreeMap::new(),
+            counts: BTreeMap::new(),
+            found: None,
+        }
+    }
+
+    /// Names machines that have no name yet.
+    pub(super) fn learn(&mut self, world: &World) {
+        let machines = world.machines();
+        self.learn_from(machines.iter().map(AsRef::as_ref), owner, "");
+    }
+
+    /// Names everything that has no name yet.
+    pub(super) fn learn_all(&mut self, world: &World) {
+        self.learn(world);
+        let management = world.management();
+        let sets = management.list_values(capi::CORE_GROUP, "machinesets", None);
+        self.learn_from(sets.iter(), owner, "set-");
+        for cluster in world.clusters() {
+            if let Some(server) = world.workload(&cluster) {
+                let pods = server.list_values("", "pods", None);
+                self.learn_from(pods.iter(), reference, "");
+            }
+        }
+    }
+
+    fn learn_from<'a>(
+        &mut self,
+        objects: impl Iterator<Item = &'a Value>,
+        owner: fn(&Value) -> &str,
+        infix: &str,
+    ) {
+        let mut new: Vec<&Value> =
+            objects.filter(|object| !self.given.contains_key(name(object))).collect();
+        new.sort_by_key(|object| (text(object, "/metadata/creationTimestamp"), name(object)));
+        for object in new {
+            let (real, owner) = (name(object), owner(object));
+            let generated = real.strip_prefix(owner).is_some_and(|rest| rest.starts_with('-'));
+            if owner.is_empty() || !generated {
+                continue;
+            }
+            let prefix = format!("{owner}-{infix}");
+            let count = self.counts.entry(prefix.clone()).or_default();
+            *count += 1;
+            let given = format!("{prefix}{count}");
+            self.real.insert(given.clone(), real.to_owned());
+            self.given.insert(real.to_owned(), given);
+        }
+    }
+
+    /// The real name of what the script calls `word`: a machine, or `machine-N` for its N-th
+    /// NodeUpdate. What has no other name is called by its own.
+    pub(super) fn real(&self, word: &str) -> String {
+        if let Some(real) = self.real.get(word) {
+            return real.clone();
+        }
+        let update = word.rsplit_once('-').and_then(|(machine, ordinal)| {
+            ordinal.parse::<u32>().ok()?;
+            Some(format!("{}-{ordinal}", self.real.get(machine)?))
+        });
+        update.unwrap_or_else(|| word.to_owned())
+    }
+
+    /// Puts the real names into an object that a script wrote.
+    pub(super) fn make_real(&self, value: &mut Value) {
+        match value {
+            Value::String(word) => *word = self.real(word),
+            Value::Array(list) => list.iter_mut().for_each(|one| self.make_real(one)),
+            Value::Object(map) => map.values_mut().for_each(|one| self.make_real(one)),
+            _ => {}
+        }
+    }
+
+    /// The script's name of a machine.
+    pub(super) fn given<'a>(&'a self, real: &'a str) -> &'a str {
+        self.given.get(real).map_or(real, String::as_str)
+    }
+
+    /// A text with the script's names, times as offsets, and without uids.
+    pub(super) fn shown(&self, text: &str) -> String {
+        let mut shown = text.to_owned();
+        let mut known: Vec<(&String, &String)> = self.given.iter().collect();
+        known.sort_by_key(|(real, _)| std::cmp::Reverse(real.len()));
+        for (real, given) in known {
+            if shown.contains(real.as_str()) {
+                shown = replaced(&shown, real, given);
+            }
+        }
+        let shown = UIDS.replace_all(&shown, "<uid>");
+        let times = TIMES.replace_all(&shown, |found: &regex::Captures<'_>| {
+            let time: Result<Timestamp, _> = found[0].parse();
+            time.map_or_else(|_| found[0].to_owned(), |time| self.offset(time))
+        });
+        times.into_owned()
+    }
+
+    /// A time as an offset from the start of the script.
+    pub(super) fn offset(&self, time: Timestamp) -> String {
+        let since = time.duration_since(self.start);
+        if since.is_negative() {
+            format!("-{}", words::shown(-since))
+        } else {
+            format!("+{}", words::shown(since))
+        }
+    }
+}
+
+/// Replaces whole names only: not in the middle of a longer word.
+fn replaced(text: &str, real: &str, given: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(real) {
+        let (before, after) = (&rest[..at], &rest[at + real.len()..]);
+        let word = |c: char| c.is_ascii_alphanumeric();
+        let whole = !before.ends_with(word) && !after.starts_with(word);
+        out.push_str(before);
+        out.push_str(if whole { given } else { real });
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+/// The owner whose name a Machine's or MachineSet's name begins with.
+fn owner(object: &Value) -> &str {
+    let labels = &object["metadata"]["labels"];
+    [keys::DEPLOYMENT_NAME, keys::CONTROL_PLANE_NAME]
+        .iter()
+        .find_map(|key| labels.get(*key)?.as_str())
+        .unwrap_or_else(|| reference(object))
+}
+
+fn reference(object: &Value) -> &str {
+    text(object, "/metadata/ownerReferences/0/name")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names() -> Names {
+        let mut names = Names::new("2026-03-02T08:00:00Z".parse().unwrap());
+        for (real, given) in [
+            ("edge-1-md-0-x7k2p-9xk2d", "edge-1-md-0-2"),
+            ("edge-1-md-0-x7k2p", "edge-1-md-0-set-1"),
+        ] {
+            names.given.insert(real.to_owned(), given.to_owned());
+            names.real.insert(given.to_owned(), real.to_owned());
+        }
+        names
+    }
+
+    #[test]
+    fn what_is_shown_says_the_scripts_names_and_offsets() {
+        let text = "etcd-edge-1-md-0-x7k2p-9xk2d of edge-1-md-0-x7k2p since 2026-03-02T08:02:05Z, \
+                    update edge-1-md-0-x7k2p-9xk2d-1, xedge-1-md-0-x7k2p, \
+                    01234567-89ab-4cde-8f01-23456789abcd";
+        assert_eq!(
+            names().shown(text),
+            "etcd-edge-1-md-0-2 of edge-1-md-0-set-1 since +2m05s, update edge-1-md-0-2-1, \
+             xedge-1-md-0-x7k2p, <uid>"
+        );
+    }
+
+    #[test]
+    fn a_script_calls_machines_and_their_updates_by_its_own_names() {
+        let names = names();
+        assert_eq!(names.real("edge-1-md-0-2"), "edge-1-md-0-x7k2p-9xk2d");
+        assert_eq!(names.real("edge-1-md-0-2-3"), "edge-1-md-0-x7k2p-9xk2d-3");
+        assert_eq!(names.real("edge-1-md-0"), "edge-1-md-0");
+    }
+}

@@ -1,0 +1,275 @@
+//! Objects that a script names: where they are, and writing them as a user does.
+
+use lab_apiserver::{ApiServer, Registry};
+use serde_json::Value;
+
+use super::{
+    command::{Reference, Wrong, wrong},
+    field::{self, Setting},
+    names::Names,
+};
+use crate::{
+    direct::{Call, Direct, DirectError, USER},
+    env::{namespace, text},
+    manifests::schemaless_crds,
+    world::{World, collection},
+};
+
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const DEFAULT_NAMESPACE: &str = "default";
+
+/// A kind that an API server serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Kind {
+    pub(super) group: String,
+    version: String,
+    pub(super) kind: String,
+    pub(super) plural: String,
+    namespaced: bool,
+    status: bool,
+}
+
+impl Kind {
+    /// Whether its objects are called by names of which a part is random.
+    fn is_generated(&self) -> bool {
+        !matches!(
+            self.kind.as_str(),
+            "Cluster" | "KubeadmControlPlane" | "MachineDeployment" | "UpdateGroup"
+        )
+    }
+
+    fn path(&self, namespace: &str, name: &str) -> String {
+        let Self { group, version, plural, .. } = self;
+        let base = if group.is_empty() {
+            format!("/api/{version}")
+        } else {
+            format!("/apis/{group}/{version}")
+        };
+        if self.namespaced {
+            format!("{base}/namespaces/{namespace}/{plural}/{name}")
+        } else {
+            format!("{base}/{plural}/{name}")
+        }
+    }
+}
+
+/// Finds the kind that `word` means, as kubectl does: by kind, plural, singular or short name.
+pub(super) fn kind(server: &ApiServer, word: &str) -> Result<Kind, Wrong> {
+    let (word, group) = match word.split_once('.') {
+        Some((word, group)) => (word.to_lowercase(), Some(group)),
+        None => (word.to_lowercase(), None),
+    };
+    let fits = |names: &[&str], found: &str| {
+        group.is_none_or(|group| group == found)
+            && names.iter().any(|name| name.to_lowercase() == word)
+    };
+    let definitions = server.list_values("apiextensions.k8s.io", "customresourcedefinitions", None);
+    let defined = definitions.iter().find_map(|crd| {
+        let names = &crd["spec"]["names"];
+        let mut all: Vec<&str> =
+            ["kind", "plural", "singular"].iter().filter_map(|key| names[*key].as_str()).collect();
+        all.extend(names["shortNames"].as_array().into_iter().flatten().filter_map(Value::as_str));
+        fits(&all, text(crd, "/spec/group")).then(|| of_definition(crd))?
+    });
+    let built_in = || {
+        let registry = Registry::builtin();
+        let mut found: Vec<_> = registry
+            .all_stored()
+            .filter(|resource| {
+                let mut names = vec![&*resource.kind, &*resource.plural, &*resource.singular];
+                names.extend(resource.short_names.iter().map(String::as_str));
+                fits(&names, &resource.group)
+            })
+            .collect();
+        found.sort_by_key(|resource| resource.group.clone());
+        found.first().map(|resource| Kind {
+            group: resource.group.to_string(),
+            version: resource.storage_version.to_string(),
+            kind: resource.kind.to_string(),
+            plural: resource.plural.to_string(),
+            namespaced: resource.namespaced,
+            status: resource.has_status,
+        })
+    };
+    defined.or_else(built_in).ok_or_else(|| {
+        wrong(
+            "kind",
+            word.as_str(),
+            "a kind that the API server serves, such as md, machine or secret",
+        )
+    })
+}
+
+fn of_definition(crd: &Value) -> Option<Kind> {
+    let versions = crd["spec"]["versions"].as_array()?;
+    let version = versions.iter().find(|version| version["storage"] == true)?;
+    Some(Kind {
+        group: text(crd, "/spec/group").to_owned(),
+        version: text(version, "/name").to_owned(),
+        kind: text(crd, "/spec/names/kind").to_owned(),
+        plural: text(crd, "/spec/names/plural").to_owned(),
+        namespaced: text(crd, "/spec/scope") == "Namespaced",
+        status: version["subresources"]["status"].is_object(),
+    })
+}
+
+/// The API server of `cluster`, or the management cluster's.
+pub(super) fn server(world: &World, cluster: Option<&str>) -> Result<ApiServer, Wrong> {
+    let Some(cluster) = cluster else {
+        return Ok(world.management().clone());
+    };
+    let known = world.clusters();
+    let key = known.iter().find(|key| *key == cluster || key.rsplit('/').next() == Some(cluster));
+    key.and_then(|key| world.workload(key)).ok_or_else(|| {
+        let names: Vec<&str> = known.iter().filter_map(|key| key.rsplit('/').next()).collect();
+        wrong("cluster", cluster, format!("one of the workload clusters: {}", names.join(", ")))
+    })
+}
+
+/// An object that a script names, whether it is there or not.
+pub(super) struct Found {
+    pub(super) kind: Kind,
+    server: ApiServer,
+    namespace: String,
+    pub(super) name: String,
+    title: String,
+}
+
+impl Found {
+    pub(super) fn new(world: &World, names: &Names, reference: &Reference) -> Result<Self, Wrong> {
+        let server = server(world, reference.cluster.as_deref())?;
+        let kind = kind(&server, &reference.kind)?;
+        let name =
+            if kind.is_generated() { names.real(&reference.name) } else { reference.name.clone() };
+        let namespace = match (&reference.namespace, kind.namespaced) {
+            (_, false) => String::new(),
+            (Some(namespace), true) => namespace.clone(),
+            (None, true) => DEFAULT_NAMESPACE.to_owned(),
+        };
+        Ok(Self { kind, server, namespace, name, title: reference.to_string() })
+    }
+
+    /// Looks again which object the script means: a name may have come to stand for one.
+    pub(super) fn rename(&mut self, names: &Names, reference: &Reference) {
+        if self.kind.is_generated() {
+            self.name = names.real(&reference.name);
+        }
+    }
+
+    /// The object as it is stored.
+    pub(super) fn get(&self) -> Option<Value> {
+        let Kind { group, plural, .. } = &self.kind;
+        self.server.get_value(group, plural, &self.namespace, &self.name)
+    }
+
+    /// The object, which must be there.
+    pub(super) fn need(&self) -> Result<Value, Wrong> {
+        self.get().ok_or_else(|| {
+            let Kind { group, plural, .. } = &self.kind;
+            let all = self.server.list_values(group, plural, Some(&self.namespace));
+            let there: Vec<&str> = all.iter().take(12).map(crate::env::name).collect();
+            let want = if there.is_empty() {
+                format!("a {} that is there; there is none", self.kind.kind)
+            } else {
+                format!("one that is there: {}", there.join(", "))
+            };
+            wrong("object", self.title.as_str(), want)
+        })
+    }
+
+    /// Sets fields in one request, status fields in another. Returns what changed, one line each.
+    pub(super) async fn change(&self, settings: &[Setting]) -> Result<Vec<String>, Wrong> {
+        let old = self.need()?;
+        let mut new = old.clone();
+        let mut lines = Vec::new();
+        for setting in settings {
+            let before = setting.field.shown(&new);
+            if !setting.apply(&mut new) {
+                let want = "a field below an object or a list that is there";
+                return Err(wrong("change", setting.field.text.as_str(), want));
+            }
+            let line =
+                format!("{}: {} {before} -> {}", self.title, setting.field.text, setting.shown());
+            lines.push(line);
+        }
+        let in_status =
+            self.kind.status && settings.iter().any(|setting| setting.field.in_status());
+        let path = self.kind.path(&self.namespace, &self.name);
+        let api = Direct::new(self.server.clone(), USER);
+        if let Some(mut patch) = field::merge_patch(&old, &new) {
+            let status = patch.as_object_mut().and_then(|patch| patch.remove("status"));
+            if in_status && let Some(status) = status {
+                let body = serde_json::json!({ "status": status });
+                self.send(&api, Call::merge(format!("{path}/status"), body)).await?;
+            }
+            if patch.as_object().is_some_and(|patch| !patch.is_empty()) {
+                self.send(&api, Call::merge(path, patch)).await?;
+            }
+        }
+        Ok(lines)
+    }
+
+    /// Deletes the object.
+    pub(super) async fn delete(&self) -> Result<(), Wrong> {
+        self.need()?;
+        let api = Direct::new(self.server.clone(), USER);
+        let path = self.kind.path(&self.namespace, &self.name);
+        self.send(&api, Call::delete(path)).await
+    }
+
+    async fn send(&self, api: &Direct, call: Call) -> Result<(), Wrong> {
+        api.send(call).await.map(drop).map_err(|error| refused(&self.title, &error))
+    }
+}
+
+fn refused(what: &str, error: &DirectError) -> Wrong {
+    let want = match error {
+        DirectError::Status { .. } => "a request that the API server takes",
+        DirectError::Transport { .. } => "an API server that answers",
+    };
+    wrong(what, error.to_string(), want)
+}
+
+/// Creates objects, or merges them into those that are there; says what it did, one line each.
+pub(super) async fn apply(
+    world: &World,
+    cluster: Option<&str>,
+    objects: Vec<Value>,
+) -> Result<Vec<String>, Wrong> {
+    let server = server(world, cluster)?;
+    let api = Direct::new(server.clone(), USER);
+    for crd in schemaless_crds(&objects) {
+        let name = text(&crd, "/metadata/name").to_owned();
+        match api.send(Call::create(DEFINITIONS, crd)).await {
+            Err(error) if error.code() != Some(409) => return Err(refused(&name, &error)),
+            _ => {}
+        }
+    }
+    let mut lines = Vec::new();
+    for mut object in objects {
+        lab_cluster_api_shell::defaults::default_object(&mut object);
+        let title = format!("{}/{}", text(&object, "/kind"), text(&object, "/metadata/name"));
+        if namespace(&object).is_empty() {
+            object["metadata"]["namespace"] = Value::from(DEFAULT_NAMESPACE);
+        }
+        let Some(path) = collection(&server, &object) else {
+            return Err(wrong("apply", title, "a kind that the API server serves"));
+        };
+        if !path.contains("/namespaces/")
+            && let Some(metadata) = object["metadata"].as_object_mut()
+        {
+            metadata.remove("namespace");
+        }
+        let name = text(&object, "/metadata/name").to_owned();
+        match api.send(Call::create(path.clone(), object.clone())).await {
+            Ok(_) => lines.push(format!("{title} created")),
+            Err(error) if error.code() == Some(409) => {
+                let call = Call::merge(format!("{path}/{name}"), object);
+                api.send(call).await.map_err(|error| refused(&title, &error))?;
+                lines.push(format!("{title} changed"));
+            }
+            Err(error) => return Err(refused(&title, &error)),
+        }
+    }
+    Ok(lines)
+}

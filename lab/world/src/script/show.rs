@@ -1,0 +1,428 @@
+//! What `show` prints.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use refit_kinds::conditions;
+use serde_json::Value;
+
+use super::{
+    command::{Reference, Show, Table, Wrong},
+    field::Field,
+    live::Live,
+    look::{self, condition_of, newest_update},
+    objects,
+    table::table,
+    words,
+};
+use crate::{
+    env::{flag, name, text},
+    world::{World, status::phase},
+};
+
+/// What tells a machine that was kept from one that was replaced.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Identity {
+    machine: String,
+    provider: String,
+    node: String,
+}
+
+/// The identities of all machines, by name.
+pub(super) fn identities(world: &World) -> BTreeMap<String, Identity> {
+    let machines = world.machines();
+    machines.iter().map(|machine| (name(machine).to_owned(), identity(world, machine))).collect()
+}
+
+fn identity(world: &World, machine: &Value) -> Identity {
+    let node = world.node_of(machine);
+    Identity {
+        machine: text(machine, "/metadata/uid").to_owned(),
+        provider: text(machine, "/spec/providerID").to_owned(),
+        node: node.map(|node| text(&node, "/metadata/uid").to_owned()).unwrap_or_default(),
+    }
+}
+
+/// The text that `show` prints, with real names.
+pub(super) fn show(live: &Live, what: &Show) -> Result<String, Wrong> {
+    Ok(match what {
+        Show::Table(Table::Machines) => machines(live),
+        Show::Table(Table::Nodes) => nodes(live),
+        Show::Table(Table::Hosts) => hosts(live),
+        Show::Table(Table::Pods) => pods(live),
+        Show::Table(Table::Updates) => updates(live),
+        Show::Table(Table::Groups) => groups(live),
+        Show::Table(Table::Plans) => plans(live),
+        Show::Table(Table::Processes) => processes(live),
+        Show::Steps(node) => steps(live, node),
+        Show::Events(about) => events(live, about.as_ref())?,
+        Show::Kind(cluster, kind, fields) => all_of(live, cluster.as_deref(), kind, fields)?,
+        Show::Object(object, fields) => one(live, object, fields)?,
+    })
+}
+
+fn strings<const N: usize>(cells: [&str; N]) -> Vec<String> {
+    cells.map(str::to_owned).to_vec()
+}
+
+fn yes(value: bool) -> &'static str {
+    if value { "yes" } else { "no" }
+}
+
+/// Puts rows in the order of the script's names; numbers in them count as numbers.
+fn sorted(live: &Live, mut rows: Vec<Vec<String>>) -> Vec<Vec<String>> {
+    rows.sort_by_cached_key(|row| {
+        let shown = live.names.shown(row.first().map_or("", String::as_str));
+        natural(&shown)
+    });
+    // Only now, so that the widths of the columns are those of what is printed.
+    for row in &mut rows {
+        for cell in row {
+            *cell = live.names.shown(cell);
+        }
+    }
+    rows
+}
+
+/// A text as a key in whose order 10 comes after 9.
+fn natural(text: &str) -> Vec<(String, u64)> {
+    text.split('-')
+        .map(|part| match part.parse() {
+            Ok(number) => (String::new(), number),
+            Err(_) => (part.to_owned(), 0),
+        })
+        .collect()
+}
+
+fn node_state(node: &Value) -> String {
+    let ready = condition_of(node, conditions::READY).is_some_and(|c| c["status"] == "True");
+    let cordoned = if flag(node, "/spec/unschedulable") { ",cordoned" } else { "" };
+    format!("{}{cordoned}", if ready { "Ready" } else { "NotReady" })
+}
+
+fn machines(live: &Live) -> String {
+    let world = &live.world;
+    let first = live.first.as_ref();
+    let mut gone: Vec<&str> = first.into_iter().flatten().map(|(name, _)| name.as_str()).collect();
+    let rows = world
+        .machines()
+        .iter()
+        .map(|machine| {
+            gone.retain(|gone| *gone != name(machine));
+            let node = world.node_of(machine);
+            let node = node.as_deref();
+            let before = first.and_then(|first| first.get(name(machine)));
+            let same = match before {
+                _ if first.is_none() => "-",
+                Some(before) if *before == identity(world, machine) => "yes",
+                Some(_) => "CHANGED",
+                None => "new",
+            };
+            let boots = world.with_host(name(machine), |host| host.boots.to_string());
+            let available = condition_of(machine, conditions::AVAILABLE);
+            let update =
+                newest_update(world, machine).map(|update| format!("{:?}", phase(&update)));
+            vec![
+                name(machine).to_owned(),
+                text(machine, "/spec/version").to_owned(),
+                node.map_or("", |node| text(node, "/status/nodeInfo/kubeletVersion")).to_owned(),
+                node.map(node_state).unwrap_or_default(),
+                text(machine, "/status/phase").to_owned(),
+                yes(available.is_some_and(|c| c["status"] == "True")).to_owned(),
+                update.unwrap_or_default(),
+                same.to_owned(),
+                boots.unwrap_or_default(),
+            ]
+        })
+        .collect();
+    let header =
+        ["MACHINE", "VERSION", "KUBELET", "NODE", "PHASE", "AVAILABLE", "UPDATE", "SAME", "BOOTS"];
+    let mut out = table(&header, &sorted(live, rows));
+    for name in gone {
+        out.extend(["gone: ", name, "\n"]);
+    }
+    out
+}
+
+fn nodes(live: &Live) -> String {
+    let rows = live
+        .world
+        .nodes()
+        .iter()
+        .map(|((_, name), node)| {
+            let taints = node["spec"]["taints"].as_array();
+            let taints: Vec<String> = taints
+                .into_iter()
+                .flatten()
+                .map(|taint| format!("{}:{}", text(taint, "/key"), text(taint, "/effect")))
+                .collect();
+            let by = node["metadata"]["annotations"].get(refit_kinds::keys::CORDONED_BY);
+            vec![
+                name.clone(),
+                node_state(node),
+                text(node, "/status/nodeInfo/kubeletVersion").to_owned(),
+                by.and_then(Value::as_str).unwrap_or_default().to_owned(),
+                taints.join(","),
+            ]
+        })
+        .collect();
+    let header = ["NODE", "STATE", "KUBELET", "CORDONED-BY", "TAINTS"];
+    table(&header, &sorted(live, rows))
+}
+
+fn hosts(live: &Live) -> String {
+    let now = live.world.now();
+    let rows = live
+        .world
+        .host_nodes()
+        .iter()
+        .filter_map(|node| {
+            live.world.with_host(node, |host| {
+                let package = |name: &str| {
+                    host.installed(name).map(|version| version.to_string()).unwrap_or_default()
+                };
+                let runs: Vec<String> =
+                    host.runs.iter().map(|(name, n)| format!("{name}={n}")).collect();
+                vec![
+                    node.clone(),
+                    yes(host.is_up(now)).to_owned(),
+                    host.boots.to_string(),
+                    host.kubelet_version.clone(),
+                    package("kubeadm"),
+                    package("kubelet"),
+                    runs.join(","),
+                ]
+            })
+        })
+        .collect();
+    let header = ["HOST", "UP", "BOOTS", "RUNS-KUBELET", "KUBEADM", "KUBELET", "COMMANDS"];
+    table(&header, &sorted(live, rows))
+}
+
+fn pods(live: &Live) -> String {
+    let mut rows = Vec::new();
+    for cluster in live.world.clusters() {
+        let Some(server) = live.world.workload(&cluster) else {
+            continue;
+        };
+        for pod in server.list_values("", "pods", None) {
+            if text(&pod, "/metadata/namespace") == "kube-system" {
+                continue;
+            }
+            let ready =
+                condition_of(&pod, conditions::READY).is_some_and(|c| c["status"] == "True");
+            let ends = !text(&pod, "/metadata/deletionTimestamp").is_empty();
+            let state = if ends { "ending" } else { yes(ready) };
+            rows.push(strings([name(&pod), text(&pod, "/spec/nodeName"), state]));
+        }
+    }
+    table(&["POD", "NODE", "READY"], &sorted(live, rows))
+}
+
+/// How long something took, or that it still does.
+fn took(from: &str, to: &str) -> String {
+    match (from.parse::<Timestamp>(), to.parse::<Timestamp>()) {
+        (Ok(from), Ok(to)) => words::shown(to.duration_since(from)),
+        _ => String::new(),
+    }
+}
+
+fn updates(live: &Live) -> String {
+    let mut updates = live.world.node_updates();
+    updates.sort_by_cached_key(|update| {
+        let started = text(update, "/status/startedAt");
+        let started = if started.is_empty() { "~" } else { started };
+        (started.to_owned(), natural(&live.names.shown(name(update))))
+    });
+    let rows: Vec<Vec<String>> = updates
+        .iter()
+        .map(|update| {
+            let status = |field: &str| text(update, &format!("/status/{field}"));
+            let why: Vec<String> = look::blockers(update)
+                .map(|blocker| text(blocker, "/message").to_owned())
+                .collect();
+            let why = if why.is_empty() {
+                match status("failureReason") {
+                    "" => String::new(),
+                    reason => format!("{reason}: {}", status("failureMessage")),
+                }
+            } else {
+                look::in_short(&why)
+            };
+            [
+                name(update),
+                text(update, "/spec/goal/kubernetesVersion"),
+                status("role"),
+                &format!("{:?}", phase(update)),
+                status("startedAt"),
+                &took(status("startedAt"), status("finishedAt")),
+                &why,
+            ]
+            .iter()
+            .map(|cell| live.names.shown(cell))
+            .collect()
+        })
+        .collect();
+    table(&["UPDATE", "GOAL", "ROLE", "PHASE", "STARTED", "TOOK", "WHY"], &rows)
+}
+
+fn groups(live: &Live) -> String {
+    let mut lines = String::new();
+    let mut rows = Vec::new();
+    for group in live.world.update_groups() {
+        let names = |list: &Value| {
+            let list = list.as_array().into_iter().flatten();
+            let names: Vec<&str> = list.map(|item| text(item, "/machine")).collect();
+            names.join(",")
+        };
+        let status = |kind| condition_of(&group, kind).map_or("", |c| text(c, "/status"));
+        let blocked = condition_of(&group, "Blocked").filter(|c| c["status"] == "True");
+        rows.push(vec![
+            name(&group).to_owned(),
+            group["status"]["limit"].to_string(),
+            names(&group["status"]["slots"]),
+            names(&group["status"]["waiting"]),
+            status("Progressing").to_owned(),
+            blocked.map_or(status("Blocked"), |c| text(c, "/reason")).to_owned(),
+        ]);
+        let paths = group["status"]["uncovered"].as_array();
+        for path in paths.into_iter().flatten().filter_map(Value::as_str) {
+            lines.extend([name(&group), ": ", path, "\n"]);
+        }
+    }
+    let header = ["GROUP", "LIMIT", "BUSY", "WAITING", "PROGRESSING", "BLOCKED"];
+    format!("{}{lines}", table(&header, &sorted(live, rows)))
+}
+
+fn plans(live: &Live) -> String {
+    let mut rows = Vec::new();
+    for cluster in live.world.clusters() {
+        let Some(server) = live.world.workload(&cluster) else {
+            continue;
+        };
+        for plan in server.list_values(refit_kinds::refit::GROUP, "hostplans", None) {
+            rows.push(vec![
+                name(&plan).to_owned(),
+                text(&plan, "/spec/nodeUpdate").to_owned(),
+                text(&plan, "/spec/gate").to_owned(),
+                yes(flag(&plan, "/spec/abort")).to_owned(),
+                text(&plan, "/status/state").to_owned(),
+                text(&plan, "/status/passed").to_owned(),
+                text(&plan, "/status/facts/kubeletVersion").to_owned(),
+                text(&plan, "/status/reportedAt").to_owned(),
+            ]);
+        }
+    }
+    let header = ["NODE", "UPDATE", "GATE", "ABORT", "STATE", "PASSED", "KUBELET", "REPORTED"];
+    table(&header, &sorted(live, rows))
+}
+
+fn processes(live: &Live) -> String {
+    let rows = live
+        .world
+        .processes()
+        .iter()
+        .map(|(actor, starts)| vec![actor.to_string(), starts.to_string()])
+        .collect();
+    table(&["PROCESS", "STARTS"], &sorted(live, rows))
+}
+
+fn steps(live: &Live, node: &str) -> String {
+    let real = live.names.real(node);
+    let machines = live.world.machines();
+    let update = machines
+        .iter()
+        .find(|machine| name(machine) == real)
+        .and_then(|machine| newest_update(&live.world, machine));
+    let steps = update.as_ref().and_then(|update| update["status"]["steps"].as_array());
+    let rows: Vec<Vec<String>> = steps
+        .into_iter()
+        .flatten()
+        .map(|step| {
+            let tries = step["attempt"].as_i64().filter(|tries| *tries > 0);
+            let (from, to) = (text(step, "/startedAt"), text(step, "/finishedAt"));
+            vec![
+                text(step, "/name").to_owned(),
+                text(step, "/state").to_owned(),
+                tries.map(|tries| tries.to_string()).unwrap_or_default(),
+                live.names.shown(from),
+                took(from, to),
+                live.names.shown(text(step, "/message")),
+            ]
+        })
+        .collect();
+    table(&["STEP", "STATE", "TRIES", "STARTED", "TOOK", "MESSAGE"], &rows)
+}
+
+fn events(live: &Live, about: Option<&Reference>) -> Result<String, Wrong> {
+    let about = about.map(|about| live.find(about)).transpose()?;
+    let mut events = live.world.management().list_values("", "events", None);
+    events.retain(|event| {
+        about.as_ref().is_none_or(|about| {
+            text(event, "/involvedObject/kind") == about.kind.kind
+                && text(event, "/involvedObject/name") == about.name
+        })
+    });
+    events.sort_by_cached_key(|event| {
+        let at = text(event, "/firstTimestamp").to_owned();
+        (
+            at,
+            live.names.shown(text(event, "/involvedObject/name")),
+            text(event, "/reason").to_owned(),
+        )
+    });
+    let rows: Vec<Vec<String>> = events
+        .iter()
+        .map(|event| {
+            let object = format!(
+                "{}/{}",
+                text(event, "/involvedObject/kind"),
+                text(event, "/involvedObject/name")
+            );
+            [
+                text(event, "/firstTimestamp"),
+                text(event, "/type"),
+                text(event, "/reason"),
+                &object,
+                text(event, "/message"),
+            ]
+            .iter()
+            .map(|cell| live.names.shown(cell))
+            .collect()
+        })
+        .collect();
+    Ok(table(&["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"], &rows))
+}
+
+fn all_of(
+    live: &Live,
+    cluster: Option<&str>,
+    kind: &str,
+    fields: &[Field],
+) -> Result<String, Wrong> {
+    let server = objects::server(&live.world, cluster)?;
+    let kind = objects::kind(&server, kind)?;
+    let objects = server.list_values(&kind.group, &kind.plural, None);
+    let rows = objects
+        .iter()
+        .map(|object| {
+            let cells = fields.iter().map(|field| field.shown(object));
+            std::iter::once(name(object).to_owned()).chain(cells).collect()
+        })
+        .collect();
+    let header: Vec<&str> =
+        std::iter::once("NAME").chain(fields.iter().map(|field| field.text.as_str())).collect();
+    Ok(table(&header, &sorted(live, rows)))
+}
+
+fn one(live: &Live, object: &Reference, fields: &[Field]) -> Result<String, Wrong> {
+    let mut found = live.find(object)?.need()?;
+    if fields.is_empty() {
+        if let Some(metadata) = found["metadata"].as_object_mut() {
+            metadata.remove("managedFields");
+        }
+        return Ok(format!("{found:#}\n"));
+    }
+    let lines = fields.iter().map(|field| format!("{}: {}\n", field.text, field.shown(&found)));
+    Ok(lines.collect())
+}

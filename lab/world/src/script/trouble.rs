@@ -1,0 +1,213 @@
+//! Making trouble, and ending it.
+
+use jiff::Timestamp;
+use lab_apiserver::Down;
+use refit_agent::HostState;
+
+use super::{
+    command::{How, Place, Process, Statement, Trouble, Wrong, wrong},
+    live::Live,
+    objects,
+};
+use crate::{
+    pki,
+    world::{Actor, World, lock},
+};
+
+/// What happens later.
+pub(super) enum Due {
+    /// A command of the script.
+    Statement(Box<Statement>),
+    /// Trouble that was to last for some time ends.
+    Mend(Place),
+    /// A process starts again.
+    Start(Actor),
+}
+
+/// The place of a trouble, if it is one that can last for some time.
+pub(super) fn place(trouble: &Trouble) -> Option<Place> {
+    match trouble {
+        Trouble::Place(place) => Some(place.clone()),
+        Trouble::Step { .. } => None,
+    }
+}
+
+/// Makes trouble; says what it did.
+pub(super) fn make(live: &mut Live, trouble: &Trouble) -> Result<String, Wrong> {
+    match trouble {
+        Trouble::Step { node, step, how } => {
+            with_host(live, node, |host| break_step(host, step, *how))?;
+            let how = match how {
+                How::Fails(u32::MAX) => "fails".to_owned(),
+                How::Fails(times) => format!("fails {}", often(*times)),
+                How::Hangs(u32::MAX) => "hangs".to_owned(),
+                How::Hangs(times) => format!("hangs {}", often(*times)),
+                How::Slow(times) => format!("takes {times} times as long"),
+            };
+            Ok(format!("step {step} of {node} {how}"))
+        }
+        Trouble::Place(Place::Host(node)) => {
+            Err(wrong("break host", node.as_str(), "step STEP after it"))
+        }
+        Trouble::Place(Place::Disk(node)) => {
+            with_host(live, node, |host| host.troubles.disk_full = true)?;
+            Ok(format!("the disk of {node} is full"))
+        }
+        Trouble::Place(Place::Node(node)) => {
+            let agent = agent(live, node)?;
+            live.world.inner.dismiss(&agent);
+            let now = live.world.now();
+            with_host(live, node, |host| host.power_off(now))?;
+            Ok(format!("{node} is off"))
+        }
+        Trouble::Place(Place::Agent(node)) => {
+            let agent = agent(live, node)?;
+            if let Actor::Agent(key) = agent {
+                live.mute.insert(key);
+            }
+            keep_mute(live);
+            Ok(format!("the agent of {node} reaches no API"))
+        }
+        Trouble::Place(Place::Api(name)) => {
+            api(live, name, Some(Down::Refuse))?;
+            Ok(format!("the API server of {name} does not answer"))
+        }
+    }
+}
+
+fn often(times: u32) -> String {
+    match times {
+        1 => "once".to_owned(),
+        times => format!("{times} times"),
+    }
+}
+
+fn break_step(host: &mut HostState, step: &str, how: How) {
+    match how {
+        How::Fails(times) => host.break_step(step, times),
+        How::Hangs(times) => {
+            host.troubles.hang.insert(step.to_owned(), times);
+        }
+        How::Slow(times) => {
+            host.troubles.slow.insert(step.to_owned(), times);
+        }
+    }
+}
+
+/// Ends trouble; says what it did, and which process starts when by that.
+pub(super) fn mend(
+    live: &mut Live,
+    place: &Place,
+) -> Result<(String, Option<(Timestamp, Actor)>), Wrong> {
+    Ok(match place {
+        Place::Host(node) => {
+            with_host(live, node, HostState::mend)?;
+            (format!("{node} is mended"), None)
+        }
+        Place::Disk(node) => {
+            with_host(live, node, |host| host.troubles.disk_full = false)?;
+            (format!("the disk of {node} has room"), None)
+        }
+        Place::Node(node) => {
+            let agent = agent(live, node)?;
+            let now = live.world.now();
+            let boot = with_host(live, node, |host| host.power_on(now))?;
+            let what = match boot {
+                Some(_) => format!("{node} boots"),
+                None => format!("{node} was on"),
+            };
+            (what, boot.map(|at| (at, agent)))
+        }
+        Place::Agent(node) => {
+            if let Actor::Agent(key) = agent(live, node)? {
+                cut(live, &key, false);
+                live.mute.remove(&key);
+            }
+            (format!("the agent of {node} reaches its API"), None)
+        }
+        Place::Api(name) => {
+            api(live, name, None)?;
+            (format!("the API server of {name} answers"), None)
+        }
+    })
+}
+
+fn api(live: &Live, name: &str, down: Option<Down>) -> Result<(), Wrong> {
+    let cluster = (name != "management").then_some(name);
+    let server = objects::server(&live.world, cluster)?;
+    server.faults().set_down(down);
+    // The environment has something to write again.
+    live.world.inner.woken.notify_one();
+    Ok(())
+}
+
+/// Cuts off the agents that are to reach no API, also those that were started since.
+pub(super) fn keep_mute(live: &Live) {
+    for key in &live.mute {
+        cut(live, key, true);
+    }
+}
+
+fn cut(live: &Live, key: &str, mute: bool) {
+    let actor = Actor::Agent(key.to_owned());
+    let incarnation = {
+        let processes = lock(&live.world.inner.processes);
+        processes.get(&actor).map(|running| running.incarnation)
+    };
+    let cluster = key.rsplit_once('/').map_or("", |(cluster, _)| cluster);
+    if let (Some(incarnation), Some(server)) = (incarnation, live.world.workload(cluster)) {
+        server.faults().set_cut(&actor.user_agent(incarnation), mute);
+    }
+}
+
+/// Ends a process, for good where the caller starts it again. Says what it did.
+pub(super) fn kill(
+    live: &mut Live,
+    process: &Process,
+    for_long: bool,
+) -> Result<(String, Actor), Wrong> {
+    let (actor, name) = match process {
+        Process::Controller => (Actor::Controller, "the controller".to_owned()),
+        Process::Capi => (Actor::Capi, "Cluster API".to_owned()),
+        Process::Agent(node) => (agent(live, node)?, format!("the agent of {node}")),
+    };
+    if for_long {
+        live.world.inner.dismiss(&actor);
+        if actor == Actor::Controller {
+            live.world.inner.network.close(pki::HOOK_HOST, pki::HOOK_PORT);
+        }
+    } else {
+        live.world.kill(&actor);
+    }
+    Ok((format!("{name} is killed"), actor))
+}
+
+/// Starts a process whose host is still there.
+pub(super) fn start(world: &World, actor: &Actor) {
+    let there = match actor {
+        Actor::Agent(key) => lock(&world.inner.hosts).contains_key(key),
+        _ => true,
+    };
+    if there {
+        world.inner.supervise(actor);
+    }
+}
+
+fn agent(live: &Live, node: &str) -> Result<Actor, Wrong> {
+    let real = live.names.real(node);
+    live.world.agent(&real).ok_or_else(|| no_host(live, node))
+}
+
+fn with_host<T>(
+    live: &Live,
+    node: &str,
+    act: impl FnOnce(&mut HostState) -> T,
+) -> Result<T, Wrong> {
+    let real = live.names.real(node);
+    live.world.with_host(&real, act).ok_or_else(|| no_host(live, node))
+}
+
+fn no_host(live: &Live, node: &str) -> Wrong {
+    let hosts = live.world.host_nodes().join(", ");
+    wrong("host", node, format!("one that has booted: {hosts}"))
+}

@@ -1,0 +1,216 @@
+//! How a run ended, as far as runs are compared.
+
+use std::collections::BTreeMap;
+
+use refit_kinds::keys;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    env::{flag, name, namespace, text},
+    world::{
+        World, lock,
+        status::{PASSING, condition, phase},
+    },
+};
+
+/// How a run ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EndState {
+    /// Machines by name.
+    pub machines: BTreeMap<String, MachineEnd>,
+    /// Phases of the NodeUpdates of each Machine, sorted. Names do not count: what matters is that
+    /// nobody asks twice.
+    pub node_updates: BTreeMap<String, Vec<String>>,
+    /// What the MachineSets of each MachineDeployment want, sorted. Their names do not count.
+    pub machine_sets: BTreeMap<String, Vec<String>>,
+    /// Slots that are still taken, as `group/machine`.
+    pub slots: Vec<String>,
+}
+
+/// One machine at the end.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MachineEnd {
+    /// uid of the Machine.
+    pub uid: String,
+    /// Identity at the provider.
+    pub provider_id: String,
+    /// Name and uid of the Node.
+    pub node: String,
+    /// Version that the Machine asks for.
+    pub wanted_version: String,
+    /// Version of the kubelet.
+    pub kubelet_version: String,
+    /// The Node's boot.
+    pub boot_id: String,
+    /// How often the host booted.
+    pub boots: u32,
+    /// How often each command ran that may run once only.
+    pub runs: BTreeMap<String, u32>,
+    /// Whether the Machine is available.
+    pub available: bool,
+    /// Whether the Node is cordoned.
+    pub cordoned: bool,
+    /// Annotations that should be gone from Machine and Node.
+    pub left: Vec<String>,
+}
+
+impl EndState {
+    /// The state of a world.
+    pub fn of(world: &World) -> Self {
+        let machines = world
+            .machines()
+            .iter()
+            .map(|machine| (name(machine).to_owned(), machine_end(world, machine)))
+            .collect();
+        let mut node_updates: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for update in world.node_updates() {
+            let phases = node_updates.entry(text(&update, "/spec/machineRef/name").to_owned());
+            let phases = phases.or_default();
+            phases.push(format!("{:?}", phase(&update)));
+            phases.sort();
+        }
+        let slots = world
+            .update_groups()
+            .iter()
+            .flat_map(|group| {
+                let slots = group["status"]["slots"].as_array().cloned();
+                let group = name(group).to_owned();
+                slots
+                    .into_iter()
+                    .flatten()
+                    .map(move |slot| format!("{group}/{}", text(&slot, "/machine")))
+            })
+            .collect();
+        let mut machine_sets: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for set in world.machine_sets() {
+            let deployment = set["metadata"]["labels"][keys::DEPLOYMENT_NAME].as_str();
+            let wants = format!(
+                "{} machines at {}",
+                set["spec"]["replicas"],
+                text(&set, "/spec/template/spec/version")
+            );
+            let sets = machine_sets.entry(deployment.unwrap_or_default().to_owned());
+            let sets = sets.or_default();
+            sets.push(wants);
+            sets.sort();
+        }
+        Self { machines, node_updates, machine_sets, slots }
+    }
+
+    /// What shows that the run is not over or did not end well.
+    pub fn unrest(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        for (machine, end) in &self.machines {
+            if end.kubelet_version != end.wanted_version {
+                let (is, wanted) = (&end.kubelet_version, &end.wanted_version);
+                problems.push(format!("{machine} runs {is}, not {wanted}"));
+            }
+            if !end.available {
+                problems.push(format!("{machine} is not available"));
+            }
+            if end.cordoned {
+                problems.push(format!("the node of {machine} is cordoned"));
+            }
+            if !end.left.is_empty() {
+                problems.push(format!("{machine} still carries {}", end.left.join(", ")));
+            }
+        }
+        for (machine, phases) in &self.node_updates {
+            if phases != &["Succeeded"] {
+                problems.push(format!("the NodeUpdates of {machine} are {phases:?}"));
+            }
+        }
+        for slot in &self.slots {
+            problems.push(format!("slot {slot} is still taken"));
+        }
+        problems
+    }
+
+    /// How this end differs from the one that is expected, in words.
+    pub fn differences(&self, expected: &Self) -> Vec<String> {
+        let mut problems = Vec::new();
+        compare(&self.machines, &expected.machines, "Machine", &mut problems);
+        compare(&self.node_updates, &expected.node_updates, "NodeUpdates of", &mut problems);
+        compare(&self.machine_sets, &expected.machine_sets, "MachineSets of", &mut problems);
+        if self.slots != expected.slots {
+            problems.push(format!("slots {:?}, expected {:?}", self.slots, expected.slots));
+        }
+        problems
+    }
+}
+
+fn compare<T: PartialEq + std::fmt::Debug + Serialize>(
+    found: &BTreeMap<String, T>,
+    expected: &BTreeMap<String, T>,
+    what: &str,
+    problems: &mut Vec<String>,
+) {
+    for (name, expected) in expected {
+        match found.get(name) {
+            None => problems.push(format!("{what} {name} is gone")),
+            Some(found) if found != expected => {
+                problems.push(format!("{what} {name}: {}", fields(found, expected)));
+            }
+            Some(_) => {}
+        }
+    }
+    for name in found.keys().filter(|name| !expected.contains_key(*name)) {
+        problems.push(format!("{what} {name} should not be there"));
+    }
+}
+
+/// The fields that differ.
+fn fields<T: Serialize>(found: &T, expected: &T) -> String {
+    let json = |value: &T| serde_json::to_value(value).unwrap_or_default();
+    let (found, expected) = (json(found), json(expected));
+    let (Some(f), Some(e)) = (found.as_object(), expected.as_object()) else {
+        return format!("{found}, expected {expected}");
+    };
+    let differ = e.iter().filter(|(key, value)| f.get(*key) != Some(value));
+    differ
+        .map(|(key, value)| format!("{key} {}, expected {value}", f[key]))
+        .collect::<Vec<_>>()
+        .join("; ")
+}
+
+fn machine_end(world: &World, machine: &serde_json::Value) -> MachineEnd {
+    let node = world.node_of(machine);
+    let cluster = text(machine, "/spec/clusterName");
+    let host = format!("{}/{cluster}/{}", namespace(machine), name(machine));
+    let (boots, runs) = lock(&world.inner.hosts)
+        .get(&host)
+        .map(|host| {
+            let state = lock(&host.state);
+            (state.boots, state.runs.clone())
+        })
+        .unwrap_or_default();
+    let mut left: Vec<String> = PASSING
+        .iter()
+        .filter(|key| machine["metadata"]["annotations"].get(**key).is_some())
+        .map(|key| (*key).to_owned())
+        .collect();
+    let of_node = |pointer: &str| {
+        let node = node.as_deref();
+        node.map(|node| text(node, pointer).to_owned()).unwrap_or_default()
+    };
+    if let Some(node) = &node
+        && node["metadata"]["annotations"].get(keys::CORDONED_BY).is_some()
+    {
+        left.push(keys::CORDONED_BY.to_owned());
+    }
+    MachineEnd {
+        uid: text(machine, "/metadata/uid").to_owned(),
+        provider_id: text(machine, "/spec/providerID").to_owned(),
+        node: format!("{} {}", of_node("/metadata/name"), of_node("/metadata/uid")),
+        wanted_version: text(machine, "/spec/version").to_owned(),
+        kubelet_version: of_node("/status/nodeInfo/kubeletVersion"),
+        boot_id: of_node("/status/nodeInfo/bootID"),
+        boots,
+        runs,
+        available: condition(machine, refit_kinds::conditions::AVAILABLE),
+        cordoned: node.as_deref().is_some_and(|node| flag(node, "/spec/unschedulable")),
+        left,
+    }
+}

@@ -1,0 +1,321 @@
+//! Kills every process at every effect, before and after it, and looks whether the end is the same.
+//!
+//! The scenario runs once undisturbed. Before each effect of a process (a mutating API request, a
+//! journal append, a command on a host) the whole world is snapshotted. Then each snapshot is
+//! continued twice: everything is fresh but state, and the process dies just before, or just after,
+//! it does the same effect again. It is started again after 2 s; a lagging watch cache shows it old
+//! NodeUpdates for a while. The end state must equal that of the undisturbed run, invariants are
+//! checked after every write, and a kill that did not happen is a failure.
+//!
+//! [`Scenario::replicas`] runs two controllers. There each effect of a controller has more points:
+//! whoever does it is stopped until its Lease is gone, or the other one dies, or both do. Whatever
+//! a replica writes that does not hold the Lease is a failure.
+//!
+//! With [`Sabotage`] one safeguard is left out while the points run: a sweep that finds nothing
+//! then is worth nothing.
+
+mod end;
+mod point;
+mod record;
+mod scenario;
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::{
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
+    },
+};
+
+use refit_runtime::gate::Effect;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{
+    snapshot::SnapshotError,
+    world::{Side, TimedOut, WorldError, WorldOptions},
+};
+
+pub use end::EndState;
+pub use point::{Point, PointFile};
+pub use record::{Counts, Recording, record, record_scenario};
+pub use scenario::Scenario;
+
+/// A safeguard that is left out on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sabotage {
+    /// NodeUpdates claim no slot.
+    Slot,
+    /// Agents' journals remember nothing.
+    Journal,
+    /// NodeUpdates have no ordinal in their name.
+    Ordinal,
+    /// A replica that led goes on as if it still did.
+    Lease,
+}
+
+impl std::str::FromStr for Sabotage {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "slot" => Ok(Self::Slot),
+            "journal" => Ok(Self::Journal),
+            "ordinal" => Ok(Self::Ordinal),
+            "lease" => Ok(Self::Lease),
+            other => {
+                Err(format!("{other:?} is no safeguard: slot, journal, ordinal and lease are"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Sabotage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Slot => "slot",
+            Self::Journal => "journal",
+            Self::Ordinal => "ordinal",
+            Self::Lease => "lease",
+        })
+    }
+}
+
+impl Sabotage {
+    pub(crate) fn apply(self, options: &mut WorldOptions) {
+        match self {
+            Self::Slot => options.safeguards.slot = false,
+            Self::Ordinal => options.safeguards.ordinal = false,
+            Self::Lease => options.safeguards.lease = false,
+            Self::Journal => options.journal = false,
+        }
+    }
+}
+
+/// How a sweep is done.
+#[derive(Clone, Debug)]
+pub struct SweepOptions {
+    /// Manifests of the scenario's cluster.
+    pub manifests: Vec<Value>,
+    /// What is swept.
+    pub scenario: Scenario,
+    /// Which safeguard is left out.
+    pub sabotage: Option<Sabotage>,
+    /// How many points are run, evenly spread; all of them by default.
+    pub points: Option<usize>,
+    /// How many threads work.
+    pub threads: usize,
+    /// Where failing points are saved.
+    pub folder: PathBuf,
+    /// Stop at the first failure.
+    pub stop_at_first: bool,
+}
+
+impl SweepOptions {
+    /// The whole sweep of a cluster on two threads.
+    pub fn new(manifests: Vec<Value>) -> Self {
+        Self {
+            manifests,
+            scenario: Scenario::demo(),
+            sabotage: None,
+            points: None,
+            threads: 2,
+            folder: PathBuf::from("target/sweep"),
+            stop_at_first: false,
+        }
+    }
+}
+
+/// What happens during a sweep, for whoever watches.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// The undisturbed run is over.
+    Recorded {
+        /// How many effects it had.
+        counts: Counts,
+        /// How many points are run.
+        points: usize,
+    },
+    /// One point is done.
+    Point {
+        /// How many are done.
+        done: usize,
+        /// How many there are.
+        points: usize,
+        /// It, if it failed.
+        failure: Option<&'a Failure>,
+    },
+}
+
+/// A point that failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Which point.
+    pub point: Point,
+    /// What was wrong.
+    pub problems: Vec<String>,
+    /// Where it is saved.
+    pub file: Option<PathBuf>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.point)?;
+        for problem in &self.problems {
+            write!(f, "\n    {problem}")?;
+        }
+        if let Some(file) = &self.file {
+            write!(f, "\n    again: cargo xtask sweep demo --from {}", file.display())?;
+        }
+        Ok(())
+    }
+}
+
+/// How a sweep ended.
+#[derive(Clone, Debug)]
+pub struct SweepReport {
+    /// Effects of the undisturbed run.
+    pub counts: Counts,
+    /// How many points were run.
+    pub points: usize,
+    /// Those that failed, in order.
+    pub failures: Vec<Failure>,
+}
+
+/// Why a sweep cannot be done.
+#[derive(Debug, thiserror::Error)]
+pub enum SweepError {
+    /// The undisturbed run did not end well.
+    #[error("the undisturbed run: {0}")]
+    Undisturbed(String),
+    /// A world cannot be made.
+    #[error(transparent)]
+    World(#[from] WorldError),
+    /// Something did not happen.
+    #[error("the undisturbed run: {0}")]
+    TimedOut(#[from] TimedOut),
+    /// A runtime cannot be made.
+    #[error("a runtime cannot be made: {0}")]
+    Runtime(#[from] std::io::Error),
+    /// A saved point cannot be used.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+}
+
+/// Sweeps a scenario.
+pub fn sweep(
+    options: &SweepOptions,
+    watch: impl FnMut(&Event<'_>),
+) -> Result<SweepReport, SweepError> {
+    let recording = record_scenario(&options.manifests, options.scenario.clone())?;
+    Ok(sweep_recorded(&recording, options, watch))
+}
+
+/// Sweeps a scenario whose undisturbed run is known; the manifests of the options are not used.
+pub fn sweep_recorded(
+    recording: &Recording,
+    options: &SweepOptions,
+    mut watch: impl FnMut(&Event<'_>),
+) -> SweepReport {
+    let points = chosen(recording, options.points, options.sabotage);
+    watch(&Event::Recorded { counts: recording.counts, points: points.len() });
+    let next = AtomicUsize::new(0);
+    let stop = AtomicBool::new(false);
+    let mut failures = Vec::new();
+    std::thread::scope(|scope| {
+        let (sender, receiver) = mpsc::channel();
+        for _ in 0..options.threads.max(1) {
+            let sender = sender.clone();
+            let (next, stop, points) = (&next, &stop, &points);
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed)
+                    && let Some(point) = points.get(next.fetch_add(1, Ordering::Relaxed))
+                {
+                    let problems = point::run(recording, point, options.sabotage);
+                    if sender.send((point, problems)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        for (done, (point, problems)) in receiver.iter().enumerate() {
+            let failure = (!problems.is_empty()).then(|| Failure {
+                file: point::save(&options.folder, recording, point, options.sabotage),
+                point: point.clone(),
+                problems,
+            });
+            watch(&Event::Point {
+                done: done + 1,
+                points: points.len(),
+                failure: failure.as_ref(),
+            });
+            if failure.is_some() && options.stop_at_first {
+                stop.store(true, Ordering::Relaxed);
+            }
+            failures.extend(failure);
+        }
+    });
+    failures.sort_by_key(|failure| (failure.point.index, failure.point.side));
+    SweepReport { counts: recording.counts, points: points.len(), failures }
+}
+
+/// Every point, or a number of them evenly spread.
+fn chosen(recording: &Recording, wanted: Option<usize>, sabotage: Option<Sabotage>) -> Vec<Point> {
+    let mut all = recording.points();
+    if sabotage == Some(Sabotage::Lease) {
+        // Only a leader that lives on without its Lease can show that nothing holds it back: it is
+        // stopped at writes that are no hook's.
+        all.retain(|point| point.side == Side::Paused && is_status_of_update(&point.effect));
+    }
+    match wanted {
+        Some(wanted) if wanted < all.len() => {
+            (0..wanted).map(|i| all[i * all.len() / wanted.max(1)].clone()).collect()
+        }
+        _ => all,
+    }
+}
+
+/// Whether an effect is the controller's own: hooks write no status of a NodeUpdate.
+fn is_status_of_update(effect: &Effect) -> bool {
+    matches!(effect, Effect::Api { path, .. }
+        if path.contains("/nodeupdates/") && path.ends_with("/status"))
+}
+
+/// Runs one saved point again and says what is wrong with it.
+pub fn continue_from(path: &Path) -> Result<(Point, Vec<String>), SweepError> {
+    let file: PointFile = crate::snapshot::read(path)?;
+    let point = file.point();
+    Ok((point, file.run()))
+}
+
+/// An effect as a file keeps it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum StoredEffect {
+    Api { method: String, path: String },
+    Journal { record: String },
+    Host { command: String },
+}
+
+impl From<&Effect> for StoredEffect {
+    fn from(effect: &Effect) -> Self {
+        match effect.clone() {
+            Effect::Api { method, path } => Self::Api { method, path },
+            Effect::Journal { record } => Self::Journal { record },
+            Effect::Host { command } => Self::Host { command },
+        }
+    }
+}
+
+impl From<StoredEffect> for Effect {
+    fn from(effect: StoredEffect) -> Self {
+        match effect {
+            StoredEffect::Api { method, path } => Self::Api { method, path },
+            StoredEffect::Journal { record } => Self::Journal { record },
+            StoredEffect::Host { command } => Self::Host { command },
+        }
+    }
+}

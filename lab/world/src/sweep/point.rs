@@ -1,0 +1,151 @@
+//! One point: a process dies at one effect.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+use refit_runtime::gate::Effect;
+use serde::{Deserialize, Serialize};
+
+use super::{EndState, Recording, Sabotage, Scenario, StoredEffect};
+use crate::{
+    snapshot::{self, Snapshot},
+    world::{self, Actor, Kill, Side, World},
+};
+
+/// Where a process dies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Point {
+    /// Number of the effect in the undisturbed run, from 0.
+    pub index: usize,
+    /// Who dies.
+    pub actor: Actor,
+    /// At what.
+    pub effect: Effect,
+    /// On which side of it.
+    pub side: Side,
+}
+
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { index, actor, effect, side } = self;
+        let what = if *side == Side::Paused { "" } else { "killed " };
+        write!(f, "{actor} {what}{side} effect {index}: {effect}")
+    }
+}
+
+/// A point with everything that it needs to be run again.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PointFile {
+    index: usize,
+    actor: Actor,
+    effect: StoredEffect,
+    side: Side,
+    sabotage: Option<Sabotage>,
+    scenario: Scenario,
+    expected: EndState,
+    snapshot: Snapshot,
+}
+
+impl fmt::Debug for PointFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PointFile").field("index", &self.index).finish_non_exhaustive()
+    }
+}
+
+impl PointFile {
+    /// Which point it is.
+    pub fn point(&self) -> Point {
+        Point {
+            index: self.index,
+            actor: self.actor.clone(),
+            effect: self.effect.clone().into(),
+            side: self.side,
+        }
+    }
+
+    /// Runs it and says what is wrong.
+    pub fn run(&self) -> Vec<String> {
+        let point = self.point();
+        continue_at(&self.snapshot, &point, self.sabotage, &self.scenario, &self.expected)
+    }
+}
+
+/// Runs a point of a recording and says what is wrong.
+pub(crate) fn run(recording: &Recording, point: &Point, sabotage: Option<Sabotage>) -> Vec<String> {
+    let before = &recording.effects[point.index].before;
+    continue_at(before, point, sabotage, &recording.scenario, &recording.end)
+}
+
+/// Saves a failing point; a file that cannot be written is logged, the failure counts anyway.
+pub(crate) fn save(
+    folder: &Path,
+    recording: &Recording,
+    point: &Point,
+    sabotage: Option<Sabotage>,
+) -> Option<PathBuf> {
+    let with = sabotage.map(|s| format!("-without-{s}")).unwrap_or_default();
+    let path = folder.join(format!(
+        "point-{}-{}{with}.json",
+        point.index,
+        point.side.to_string().replace(' ', "-")
+    ));
+    let file = PointFile {
+        index: point.index,
+        actor: point.actor.clone(),
+        effect: StoredEffect::from(&point.effect),
+        side: point.side,
+        sabotage,
+        scenario: recording.scenario.clone(),
+        expected: recording.end.clone(),
+        snapshot: recording.effects[point.index].before.clone(),
+    };
+    match snapshot::write(&path, &file) {
+        Ok(()) => Some(path),
+        Err(error) => {
+            tracing::warn!("a failing point is not saved: {error}");
+            None
+        }
+    }
+}
+
+fn continue_at(
+    before: &Snapshot,
+    point: &Point,
+    sabotage: Option<Sabotage>,
+    scenario: &Scenario,
+    expected: &EndState,
+) -> Vec<String> {
+    let runtime = match world::runtime() {
+        Ok(runtime) => runtime,
+        Err(error) => return vec![format!("a runtime cannot be made: {error}")],
+    };
+    runtime.block_on(async {
+        let mut options = scenario.options(Vec::new());
+        if let Some(sabotage) = sabotage {
+            sabotage.apply(&mut options);
+        }
+        let world = match World::restore(before, &options) {
+            Ok(world) => world,
+            Err(error) => return vec![format!("the world cannot be restored: {error}")],
+        };
+        world.hub().arm(Kill {
+            actor: point.actor.clone(),
+            effect: point.effect.clone(),
+            side: point.side,
+        });
+        let mut problems = Vec::new();
+        if let Err(error) = scenario.finish(&world).await {
+            problems.push(error.to_string());
+        }
+        if world.hub().fired().is_none() {
+            problems.push("the kill did not happen: the effect did not come again".to_owned());
+        }
+        problems.extend(world.violations_at_rest().iter().map(ToString::to_string));
+        problems.extend(world.fence_breaks().iter().map(ToString::to_string));
+        problems.extend(EndState::of(&world).differences(expected));
+        problems
+    })
+}

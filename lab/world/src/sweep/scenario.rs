@@ -1,0 +1,161 @@
+//! What is swept: the demo, and one NodeUpdate made by hand.
+
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use refit_controller::NewNodeUpdate;
+use refit_kinds::refit::{MachineRef, Origin, Phase};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::SweepError;
+use crate::{
+    direct::{Call, Direct, DirectError, USER},
+    env::{name, namespace, text},
+    world::{
+        TimedOut, World, WorldOptions,
+        status::{is_worker, phase},
+    },
+};
+
+/// How long a cluster may take to come up.
+const COMES_UP: Duration = Duration::from_hours(1);
+/// How long an upgrade may take, kills included.
+const UPGRADE: SignedDuration = SignedDuration::from_hours(3);
+/// How often the scenario looks.
+const LOOK: Duration = Duration::from_secs(2);
+/// How long nothing may change any more before a run counts as over.
+const SETTLE: Duration = Duration::from_secs(40);
+
+/// An upgrade of a whole cluster, with a second way in: while the first worker is under way,
+/// somebody asks by hand for the update of another. Nothing but the slot holds that one back.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Scenario {
+    /// Version to go to.
+    pub version: String,
+    /// Whether somebody asks by hand.
+    pub by_hand: bool,
+    /// Whether there are two replicas of the controller.
+    #[serde(default)]
+    pub two_controllers: bool,
+}
+
+impl Scenario {
+    /// The demo.
+    pub fn demo() -> Self {
+        Self { version: "v1.35.0".to_owned(), by_hand: true, two_controllers: false }
+    }
+
+    /// The demo with two replicas of the controller.
+    pub fn replicas() -> Self {
+        Self { two_controllers: true, ..Self::demo() }
+    }
+
+    /// The usual world of this scenario.
+    pub(crate) fn options(&self, manifests: Vec<Value>) -> WorldOptions {
+        WorldOptions { two_controllers: self.two_controllers, ..WorldOptions::new(manifests) }
+    }
+
+    /// Waits until the cluster is up.
+    pub async fn prepare(&self, world: &World) -> Result<(), SweepError> {
+        world.until("that every machine is available", COMES_UP, World::is_ready).await?;
+        world.pass(SETTLE).await;
+        Ok(())
+    }
+
+    /// Asks for the upgrade.
+    pub async fn start(&self, world: &World) -> Result<(), SweepError> {
+        Ok(world.upgrade(&self.version).await?)
+    }
+
+    /// Plays the user's part until everything is upgraded and quiet. It looks at the stored state
+    /// only, so it goes on in a world that was restored half-way.
+    pub async fn finish(&self, world: &World) -> Result<(), TimedOut> {
+        let end = world.now() + UPGRADE;
+        loop {
+            let asked = !self.by_hand || self.ask_by_hand(world).await;
+            if asked && world.is_updated(&self.version) {
+                world.pass(SETTLE).await;
+                if world.is_updated(&self.version) {
+                    return Ok(());
+                }
+            }
+            if world.now() >= end {
+                return Err(TimedOut {
+                    what: "that every machine is upgraded".to_owned(),
+                    within: Duration::try_from(UPGRADE).unwrap_or_default(),
+                });
+            }
+            world.pass(LOOK).await;
+        }
+    }
+
+    /// Makes the NodeUpdate by hand when it is time; says whether it is there.
+    async fn ask_by_hand(&self, world: &World) -> bool {
+        let updates = world.node_updates();
+        if updates.iter().any(|update| update["spec"]["origin"] == "Task") {
+            return true;
+        }
+        let machines = world.machines();
+        let has = |machine: &Value, wanted: fn(&Value) -> bool| {
+            updates.iter().any(|update| {
+                update["spec"]["machineRef"]["uid"] == machine["metadata"]["uid"] && wanted(update)
+            })
+        };
+        let mut workers = machines.iter().filter(|machine| is_worker(machine));
+        if !workers.clone().any(|machine| has(machine, under_way)) {
+            return false;
+        }
+        let Some(machine) = workers.rfind(|machine| !has(machine, |_| true)) else {
+            return false;
+        };
+        match create(world, machine, &self.version).await {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::debug!("the NodeUpdate by hand is tried again: {error}");
+                false
+            }
+        }
+    }
+}
+
+/// Whether the work on a host goes on.
+fn under_way(update: &Value) -> bool {
+    matches!(
+        phase(update),
+        Phase::Upgrading | Phase::Draining | Phase::Disrupting | Phase::Verifying
+    )
+}
+
+/// Asks for the first NodeUpdate of a Machine, for the goal that Cluster API's hook will ask for.
+async fn create(world: &World, machine: &Value, version: &str) -> Result<(), DirectError> {
+    let mut wanted = machine.clone();
+    wanted["spec"]["version"] = Value::from(version);
+    let mirror = &world.inner.management_mirror;
+    let part = |pointer: &str| {
+        let reference = machine.pointer(pointer).unwrap_or(&Value::Null);
+        mirror.referred(reference, namespace(machine)).map(|(_, object)| object)
+    };
+    let bootstrap = part("/spec/bootstrap/configRef");
+    let infrastructure = part("/spec/infrastructureRef");
+    let infrastructure = infrastructure.as_deref().unwrap_or(&Value::Null);
+    let Ok(goal) = refit_core::change::goal(&wanted, bootstrap.as_deref(), infrastructure) else {
+        tracing::warn!(machine = name(machine), "no goal can be made of the Machine");
+        return Ok(());
+    };
+    let new = NewNodeUpdate {
+        namespace: namespace(machine).to_owned(),
+        machine: MachineRef {
+            name: name(machine).to_owned(),
+            uid: text(machine, "/metadata/uid").to_owned(),
+        },
+        origin: Origin::Task,
+        goal,
+    };
+    let update = refit_controller::node_update(&new, 1);
+    let body = serde_json::to_value(update).expect("a NodeUpdate is JSON");
+    let path = format!("/apis/refit.dev/v1alpha1/namespaces/{}/nodeupdates", namespace(machine));
+    let api = Direct::new(world.management().clone(), USER);
+    api.send(Call::create(path, body)).await.map(|_| ())
+}

@@ -1,0 +1,412 @@
+//! Making a world: from manifests, or from a snapshot.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use lab_apiserver::{
+    ApiServer, Options, Registry, Webhook,
+    auth::{Authentication, Required},
+};
+use refit_kinds::{crds, keys};
+use refit_runtime::{Clock, net::MemoryNetwork, serve, tls};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use tokio::{sync::Notify, task::AbortHandle};
+
+use super::{Hub, Inner, Workload, World, WorldError, WorldOptions, hosts, lock, process::Actor};
+use crate::{
+    direct::{Call, Direct, USER, server_options},
+    env::{namespace, state::EnvState, text},
+    invariants::Checker,
+    leaders::Leaders,
+    manifests::schemaless_crds,
+    mirror::{Mirror, management_resources, workload_resources},
+    pki::{self, Identity},
+    snapshot::Snapshot,
+};
+
+impl World {
+    /// Makes a new world and applies the manifests in it. Must be called in a [`super::runtime`].
+    pub async fn new(options: WorldOptions) -> Result<Self, WorldError> {
+        let clock = Clock::simulated(options.epoch);
+        // A log begins with a whole world, so it starts with a restored one.
+        let options = WorldOptions { log: None, ..options };
+        let management_identity = Identity::new("management", &[pki::MANAGEMENT_HOST])?;
+        let authentication = match &options.enforced {
+            Some(enforced) => enforced.management(&signing_key(&management_identity)),
+            None => Authentication::Open,
+        };
+        let management = ApiServer::new(Options {
+            authentication: authentication.clone(),
+            ..server_options(clock, options.seed)
+        });
+        let parts = Parts {
+            clock,
+            management,
+            management_identity,
+            hook_identity: Identity::new("refit-webhook", &[pki::HOOK_HOST])?,
+            env: EnvState::default(),
+            incarnations: BTreeMap::new(),
+            authentication,
+        };
+        let world = Self { inner: Arc::new(parts.assemble(&options)) };
+        world.load(&options.manifests).await?;
+        world.start()?;
+        Ok(world)
+    }
+
+    /// Makes a world that goes on where a snapshot was taken: nothing but state is kept, every
+    /// process and every connection is new. Manifests, seed and epoch of the options are not used.
+    pub fn restore(snapshot: &Snapshot, options: &WorldOptions) -> Result<Self, WorldError> {
+        let clock = options.clock_from(snapshot.time);
+        let key = signing_key(&snapshot.management_identity);
+        let authentication = match &options.enforced {
+            Some(enforced) => enforced.management(&key),
+            None if options.real_time => Authentication::Required(Required::new(key)),
+            None => Authentication::Open,
+        };
+        let parts = Parts {
+            clock,
+            management: ApiServer::restore(
+                snapshot.management.clone(),
+                Options {
+                    authentication: authentication.clone(),
+                    webhook: options.real_time.then(webhook),
+                    ..server_options(clock, snapshot.seed)
+                },
+            ),
+            management_identity: snapshot.management_identity.clone(),
+            hook_identity: snapshot.hook_identity.clone(),
+            env: snapshot.env.clone(),
+            incarnations: snapshot.incarnations.iter().cloned().collect(),
+            authentication,
+        };
+        let options = WorldOptions { seed: snapshot.seed, ..options.clone() };
+        let inner = parts.assemble(&options);
+        for (key, part) in &snapshot.workloads {
+            let server = ApiServer::restore(part.store.clone(), inner.workload_options(key));
+            let workload = inner.workload_of(key, server, part.identity.clone());
+            lock(&inner.workloads).insert(key.clone(), workload);
+        }
+        for (key, part) in &snapshot.hosts {
+            let handle = hosts::HostHandle::restore(part, inner.hurry);
+            if !inner.journal {
+                *lock(&handle.disk) = refit_agent::DiskState::default();
+            }
+            lock(&inner.hosts).insert(key.clone(), handle);
+        }
+        inner.checker.start(&inner);
+        let world = Self { inner: Arc::new(inner) };
+        world.inner.keep_from_now_on();
+        world.start()?;
+        Ok(world)
+    }
+
+    /// Serves the management API and starts environment and processes.
+    fn start(&self) -> Result<(), WorldError> {
+        let inner = &self.inner;
+        inner.serve(
+            pki::MANAGEMENT_HOST,
+            pki::MANAGEMENT_PORT,
+            &inner.management,
+            &inner.management_identity,
+        )?;
+        inner.spawn(crate::env::run::run(inner.clone()));
+        inner.supervise(&Actor::Capi);
+        inner.supervise(&Actor::Controller);
+        if inner.two_controllers {
+            inner.leaders.follow_management(&inner.management);
+            inner.supervise(&Actor::Standby);
+        }
+        let hosts: Vec<String> = lock(&inner.hosts).keys().cloned().collect();
+        for host in hosts {
+            inner.supervise(&Actor::Agent(host));
+        }
+        Ok(())
+    }
+
+    /// What an installation and a user apply.
+    async fn load(&self, manifests: &[Value]) -> Result<(), WorldError> {
+        let api = Direct::new(self.inner.management.clone(), USER);
+        let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+        for crd in crds::refit_crds().iter().chain(&crds::capi_crds()) {
+            let body = serde_json::to_value(crd).expect("a CRD is JSON");
+            api.send(Call::create(definitions, body)).await?;
+        }
+        for crd in schemaless_crds(manifests) {
+            api.send(Call::create(definitions, crd)).await?;
+        }
+        self.load_namespaces(&api, manifests).await?;
+        match &self.inner.enforced {
+            Some(enforced) => {
+                enforced.install(&self.inner.management).await.map_err(WorldError::Install)?
+            }
+            None => self.install(&api).await?,
+        }
+        crate::env::managers::describe(&api).await?;
+        self.inner.checker.start(&self.inner);
+        for manifest in manifests {
+            let mut object = manifest.clone();
+            lab_cluster_api_shell::defaults::default_object(&mut object);
+            let Some(path) = collection(&self.inner.management, &object) else {
+                tracing::warn!(object = %object, "no API serves this kind");
+                continue;
+            };
+            match api.send(Call::create(path, object)).await {
+                // A Namespace, or an object that is in the manifests and ours.
+                Err(error) if error.code() == Some(409) => {}
+                outcome => {
+                    outcome?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the namespaces of the manifests and opts them in.
+    async fn load_namespaces(&self, api: &Direct, manifests: &[Value]) -> Result<(), WorldError> {
+        let mut names: Vec<&str> = manifests.iter().map(namespace).collect();
+        names.push(pki::HOOK_NAMESPACE);
+        names.push("default");
+        names.sort_unstable();
+        names.dedup();
+        for name in names.into_iter().filter(|name| !name.is_empty()) {
+            let labels = if name == pki::HOOK_NAMESPACE {
+                json!({})
+            } else {
+                json!({ keys::IN_PLACE: "enabled" })
+            };
+            let body = json!({
+                "apiVersion": "v1",
+                "kind": "Namespace",
+                "metadata": {"name": name, "labels": labels},
+            });
+            match api.send(Call::create("/api/v1/namespaces", body)).await {
+                Err(error) if error.code() == Some(409) => {
+                    let body = json!({"metadata": {"labels": labels}});
+                    let path = format!("/api/v1/namespaces/{name}");
+                    api.send(Call::merge(path, body)).await?;
+                }
+                outcome => {
+                    outcome?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What an installation of Refit brings: its Service, certificate and ExtensionConfig.
+    async fn install(&self, api: &Direct) -> Result<(), WorldError> {
+        let hook = &self.inner.hook_identity;
+        let secret = json!({
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "kubernetes.io/tls",
+            "metadata": {"name": pki::HOOK_SECRET, "namespace": pki::HOOK_NAMESPACE},
+            "stringData": {
+                "ca.crt": hook.ca.cert(),
+                "tls.crt": hook.server.cert(),
+                "tls.key": hook.server.key(),
+            },
+        });
+        let service = json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": pki::HOOK_SERVICE, "namespace": pki::HOOK_NAMESPACE},
+            "spec": {"ports": [{"port": pki::HOOK_PORT}]},
+        });
+        let base = format!("/api/v1/namespaces/{}", pki::HOOK_NAMESPACE);
+        api.send(Call::create(format!("{base}/secrets"), secret)).await?;
+        api.send(Call::create(format!("{base}/services"), service)).await?;
+        let source = format!("{}/{}", pki::HOOK_NAMESPACE, pki::HOOK_SECRET);
+        let extension = json!({
+            "apiVersion": "runtime.cluster.x-k8s.io/v1beta2",
+            "kind": "ExtensionConfig",
+            "metadata": {
+                "name": "refit",
+                "annotations": {keys::INJECT_CA_FROM_SECRET: source},
+            },
+            "spec": {
+                "clientConfig": {"service": {
+                    "namespace": pki::HOOK_NAMESPACE,
+                    "name": pki::HOOK_SERVICE,
+                    "port": pki::HOOK_PORT,
+                }},
+                "namespaceSelector": {"matchLabels": {keys::IN_PLACE: "enabled"}},
+            },
+        });
+        let path = "/apis/runtime.cluster.x-k8s.io/v1beta2/extensionconfigs";
+        api.send(Call::create(path, extension)).await?;
+        Ok(())
+    }
+}
+
+/// Path of the collection that an object belongs to; `None` where no API serves its kind.
+pub(crate) fn collection(server: &ApiServer, object: &Value) -> Option<String> {
+    let api_version = text(object, "/apiVersion");
+    let kind = text(object, "/kind");
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    let base =
+        if group.is_empty() { format!("/api/{version}") } else { format!("/apis/{api_version}") };
+    let (plural, namespaced) =
+        defined(server, group, kind).or_else(|| built_in(group, version, kind))?;
+    Some(if namespaced {
+        format!("{base}/namespaces/{}/{plural}", namespace(object))
+    } else {
+        format!("{base}/{plural}")
+    })
+}
+
+/// Plural of a kind that a CRD defines, and whether it is namespaced.
+fn defined(server: &ApiServer, group: &str, kind: &str) -> Option<(String, bool)> {
+    let definitions = server.list_values("apiextensions.k8s.io", "customresourcedefinitions", None);
+    let found = definitions
+        .iter()
+        .find(|crd| text(crd, "/spec/group") == group && text(crd, "/spec/names/kind") == kind)?;
+    let namespaced = text(found, "/spec/scope") == "Namespaced";
+    Some((text(found, "/spec/names/plural").to_owned(), namespaced))
+}
+
+/// Plural of a built-in kind, and whether it is namespaced.
+fn built_in(group: &str, version: &str, kind: &str) -> Option<(String, bool)> {
+    let registry = Registry::builtin();
+    let resource = registry.all().find(|resource| {
+        *resource.group == *group && *resource.version == *version && *resource.kind == *kind
+    })?;
+    Some((resource.plural.to_string(), resource.namespaced))
+}
+
+/// What a world is made of.
+struct Parts {
+    clock: Clock,
+    management: ApiServer,
+    management_identity: Identity,
+    hook_identity: Identity,
+    env: EnvState,
+    incarnations: BTreeMap<Actor, u32>,
+    authentication: Authentication,
+}
+
+/// What Cluster API's webhooks do to what a person applies while the world runs. What a world
+/// begins with has passed them already.
+fn webhook() -> Webhook {
+    Arc::new(lab_cluster_api_shell::defaults::default_object)
+}
+
+/// Signs ServiceAccount tokens. It follows from the authority's key, so that tokens outlive a
+/// restart as certificates do.
+fn signing_key(management: &Identity) -> Vec<u8> {
+    let mut hash = Sha256::new();
+    hash.update(b"service accounts of a sandbox\0");
+    hash.update(management.ca.key());
+    hash.finalize().to_vec()
+}
+
+impl Parts {
+    fn assemble(self, options: &WorldOptions) -> Inner {
+        tls::install_provider();
+        let woken = Arc::new(Notify::new());
+        Inner {
+            clock: self.clock,
+            seed: options.seed,
+            safeguards: options.safeguards,
+            journal: options.journal,
+            two_controllers: options.two_controllers,
+            leaders: Leaders::default(),
+            hurry: options.hurry.max(1),
+            log: options.log.clone(),
+            enforced: options.enforced.clone(),
+            apis: tokio::sync::watch::Sender::default(),
+            settings: options.settings.clone(),
+            plan_keys: options.plan_keys.clone(),
+            network: MemoryNetwork::default(),
+            management_mirror: Mirror::follow(
+                &self.management,
+                management_resources,
+                woken.clone(),
+            ),
+            hub: Hub::new(self.management.clone(), woken.clone()),
+            management: self.management,
+            authentication: self.authentication,
+            management_identity: self.management_identity,
+            hook_identity: self.hook_identity,
+            workloads: Mutex::default(),
+            env: Mutex::new(self.env),
+            hosts: Mutex::default(),
+            processes: Mutex::default(),
+            incarnations: Mutex::new(self.incarnations),
+            woken,
+            checker: Checker::default(),
+            tasks: Mutex::default(),
+        }
+    }
+}
+
+/// Seed of a workload cluster's API server.
+pub(crate) fn cluster_seed(seed: u64, cluster: &str) -> u64 {
+    seed.wrapping_add(crate::env::spread(cluster, u64::from(u32::MAX)))
+}
+
+impl Inner {
+    /// How the API server of a workload cluster is set up.
+    pub(crate) fn workload_options(&self, key: &str) -> Options {
+        let authentication = match &self.enforced {
+            Some(enforced) => enforced.workload(&signing_key(&self.management_identity)),
+            None => self.authentication.clone(),
+        };
+        Options { authentication, ..server_options(self.clock, cluster_seed(self.seed, key)) }
+    }
+
+    /// Serves an API on the in-memory network.
+    pub(crate) fn serve(
+        &self,
+        host: &str,
+        port: u16,
+        server: &ApiServer,
+        identity: &Identity,
+    ) -> Result<AbortHandle, WorldError> {
+        let tls = tls::server_config(identity.server.reloadable()?, None)?;
+        let listener = self.network.listen(host, port);
+        let service = if self.enforced.is_some() {
+            crate::http::Served::enforced(server.clone(), host == pki::MANAGEMENT_HOST)
+        } else {
+            crate::http::Served::inside(server.clone())
+        };
+        Ok(self.spawn(serve::serve(listener, Some(tls), service, std::future::pending())))
+    }
+
+    /// A workload cluster around its API server.
+    pub(crate) fn workload_of(&self, key: &str, server: ApiServer, identity: Identity) -> Workload {
+        let mirror = Mirror::follow(&server, workload_resources, self.woken.clone());
+        self.checker.follow_workload(key, &server);
+        if self.two_controllers {
+            self.leaders.follow_workload(&server);
+        }
+        self.keep_workload(key, &server, &identity);
+        Workload { server, identity, mirror, serving: None }
+    }
+}
+
+/// Creates the Secrets that make a workload cluster reachable.
+pub(crate) fn cluster_secrets(key: &str, host: &str, port: u16, identity: &Identity) -> Vec<Call> {
+    let (namespace, cluster) = key.split_once('/').unwrap_or(("default", key));
+    let secret = |suffix: &str, data: Value| {
+        let body = json!({
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "cluster.x-k8s.io/secret",
+            "metadata": {
+                "name": format!("{cluster}-{suffix}"),
+                "namespace": namespace,
+                "labels": {keys::CLUSTER_NAME: cluster},
+            },
+            "stringData": data,
+        });
+        Call::create(format!("/api/v1/namespaces/{namespace}/secrets"), body)
+    };
+    let ca = json!({"tls.crt": identity.ca.cert(), "tls.key": identity.ca.key()});
+    let kubeconfig = pki::kubeconfig(cluster, host, port, &identity.ca);
+    vec![secret("ca", ca), secret("kubeconfig", json!({"value": kubeconfig}))]
+}

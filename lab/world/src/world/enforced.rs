@@ -1,0 +1,167 @@
+//! A world in which Refit is installed as in life, and held to the rights of that installation.
+//!
+//! The management API asks everybody who they are: controllers come with a token of their
+//! ServiceAccount and keep their own certificate. In a workload API they are user
+//! [`WORKLOAD_USER`], and each agent is its node. Whatever stands for the rest of a cluster may do
+//! everything.
+
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use http::Request;
+use lab_apiserver::{
+    ApiServer,
+    auth::{AccessRecorder, Authentication, Identity, Required},
+};
+use refit_controller::{
+    ControllerOptions, HookServer,
+    certificates::{CertificateSettings, Certificates},
+};
+use refit_runtime::tls::ReloadableCert;
+use serde_json::{Value, json};
+
+use super::{Inner, WorldError, collection};
+use crate::{
+    direct::{Call, Direct, DirectError, ENVIRONMENT, USER},
+    pki,
+};
+
+/// Who the controller is in a workload cluster.
+pub const WORKLOAD_USER: &str = "refit-controller";
+/// ServiceAccount of the controller.
+const ACCOUNT: &str = "refit-controller";
+/// How long a controller's token is good, in seconds: longer than a simulation.
+const TOKEN_SECONDS: u32 = 30 * 24 * 3600;
+
+/// What is enforced, and who hears of it.
+#[derive(Clone)]
+pub struct Enforced {
+    /// Objects of the installation in the management cluster.
+    pub installation: Vec<Value>,
+    /// Objects of the installation in each workload cluster.
+    pub workload: Vec<Value>,
+    /// Hears of each decision of the management API.
+    pub management_recorder: AccessRecorder,
+    /// Hears of each decision of a workload API.
+    pub workload_recorder: AccessRecorder,
+}
+
+impl std::fmt::Debug for Enforced {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Enforced").finish_non_exhaustive()
+    }
+}
+
+impl Enforced {
+    fn required(recorder: &AccessRecorder, key: &[u8]) -> Authentication {
+        Authentication::Required(Required {
+            recorder: Some(recorder.clone()),
+            ..Required::new(key)
+        })
+    }
+
+    /// How the management API asks.
+    pub(crate) fn management(&self, key: &[u8]) -> Authentication {
+        Self::required(&self.management_recorder, key)
+    }
+
+    /// How a workload API asks.
+    pub(crate) fn workload(&self, key: &[u8]) -> Authentication {
+        Self::required(&self.workload_recorder, key)
+    }
+
+    /// Applies the installation to the management API, as `refit install --apply` does.
+    pub(crate) async fn install(&self, server: &ApiServer) -> anyhow::Result<()> {
+        let server = server.clone();
+        let service = tower::service_fn(move |mut request: Request<kube::client::Body>| {
+            request.extensions_mut().insert(Identity::admin());
+            tower::ServiceExt::oneshot(server.clone(), request)
+        });
+        let client = kube::Client::new(service, "default");
+        refit_install::apply(&client, &self.installation, |_| {}).await?;
+        Ok(())
+    }
+
+    /// Applies what each workload cluster gets.
+    pub(crate) async fn fill(&self, server: &ApiServer) -> Result<(), DirectError> {
+        let api = Direct::new(server.clone(), ENVIRONMENT);
+        for object in &self.workload {
+            let Some(path) = collection(server, object) else {
+                continue;
+            };
+            match api.send(Call::create(path, object.clone())).await {
+                Err(error) if error.code() == Some(409) => {}
+                outcome => {
+                    outcome?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Who a caller in the same process is, by its user agent; `None` for one that says so itself.
+pub(crate) fn caller(user_agent: &str, management: bool) -> Option<Identity> {
+    if user_agent.starts_with("refit-controller/") {
+        return (!management).then(|| Identity::new(WORKLOAD_USER, &[]));
+    }
+    let node = user_agent
+        .strip_prefix("refit-agent/")
+        .and_then(|rest| rest.rsplit_once('/'))
+        .map(|(_, node)| node.trim_end_matches(')'));
+    Some(match node {
+        Some(node) => Identity::new(format!("system:node:{node}"), &["system:nodes"]),
+        None => Identity::admin(),
+    })
+}
+
+impl Inner {
+    /// A token of the controller's ServiceAccount.
+    async fn token(&self) -> Result<String, WorldError> {
+        let path =
+            format!("/api/v1/namespaces/{}/serviceaccounts/{ACCOUNT}/token", pki::HOOK_NAMESPACE);
+        let body = json!({"spec": {"expirationSeconds": TOKEN_SECONDS}});
+        let api = Direct::new(self.management.clone(), USER);
+        let answer = api.send(Call::create(path, body)).await?;
+        let token = answer["status"]["token"].as_str();
+        Ok(token.unwrap_or_default().to_owned())
+    }
+
+    /// A controller with its own token and its own certificate.
+    pub(crate) fn installed_controller(
+        self: &Arc<Self>,
+        mut options: ControllerOptions,
+    ) -> BoxFuture<'static, anyhow::Result<()>> {
+        let inner = self.clone();
+        Box::pin(async move {
+            options.config.auth_info.token = Some(inner.token().await?.into());
+            let client = options.stack.client(&options.config)?;
+            let settings = CertificateSettings::default();
+            let certificates = Certificates::new(client, options.clock, settings);
+            let cert: Arc<ReloadableCert> = certificates.ensure().await;
+            options.hooks = HookServer { cert: cert.clone(), ..options.hooks };
+            tokio::select! {
+                biased;
+                outcome = refit_controller::run(options) => outcome,
+                () = certificates.run(cert) => anyhow::bail!("nobody keeps the certificate"),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_agent_tells_who_calls() {
+        let user = |agent: &str, management| caller(agent, management).map(|who| who.user);
+        assert_eq!(user("refit-controller/3", true), None);
+        assert_eq!(user("refit-controller/3 (standby)", false).as_deref(), Some(WORKLOAD_USER));
+        assert_eq!(
+            user("refit-agent/1 (default/edge-1/edge-1-cp-0)", false).as_deref(),
+            Some("system:node:edge-1-cp-0")
+        );
+        assert_eq!(user("refit-capi/1", true).as_deref(), Some("system:admin"));
+    }
+}

@@ -1,0 +1,365 @@
+//! A whole world in one process: management cluster, workload clusters, hosts, and our processes
+//! between them, on simulated time.
+//!
+//! Everything runs in one current-thread tokio runtime whose clock is paused ([`runtime`]): time
+//! jumps to the next timer when nobody has anything to do, or [`pace`] lets it run at a multiple of
+//! real time for people to watch. APIs and hooks are served over in-memory streams with the
+//! production TLS configuration. The same seed, manifests and calls give the same world.
+
+mod build;
+mod enforced;
+mod facts;
+mod hosts;
+mod keep;
+mod pacer;
+mod process;
+mod progress;
+pub(crate) mod status;
+mod supervise;
+mod wait;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use jiff::Timestamp;
+use lab_apiserver::ApiServer;
+use refit_core::safeguards::Safeguards;
+use refit_runtime::{
+    Clock,
+    client::{ClientError, ClientStack},
+    gate::Open,
+    net::{Dialer, MemoryNetwork},
+    plan_signing::PlanKeys,
+    tls::TlsError,
+};
+use serde_json::{Value, json};
+use tokio::{
+    sync::{Notify, watch},
+    task::AbortHandle,
+};
+
+pub use enforced::{Enforced, WORKLOAD_USER};
+pub use facts::{MachineFacts, facts};
+pub use hosts::HostSnapshot;
+pub use pacer::pace;
+pub use process::{Actor, Kill, RESTART_DELAY, Side};
+pub use progress::{MachineProgress, ProgressFeed};
+pub use wait::TimedOut;
+
+pub(crate) use build::{cluster_secrets, collection};
+pub(crate) use enforced::caller;
+pub(crate) use hosts::HostHandle;
+pub(crate) use process::Hub;
+pub(crate) use supervise::LEASE;
+
+use crate::{
+    direct::{Call, Direct, DirectError, USER},
+    env::{self, state::EnvState},
+    invariants::Checker,
+    leaders::Leaders,
+    mirror::Mirror,
+    persist::Log,
+    pki::{self, Identity},
+};
+
+/// How a world is made.
+#[derive(Clone, Debug)]
+pub struct WorldOptions {
+    /// Seed of names and uids.
+    pub seed: u64,
+    /// What time it is at the start.
+    pub epoch: Timestamp,
+    /// Objects that the user applies, in order.
+    pub manifests: Vec<Value>,
+    /// Which safeguards of the controller are in force.
+    pub safeguards: Safeguards,
+    /// Whether the agents' journals remember anything.
+    pub journal: bool,
+    /// What an operator chooses for the controller.
+    pub settings: refit_controller::Settings,
+    /// Who must have signed the plans that agents take up; `None`: they take up all.
+    pub plan_keys: Option<PlanKeys>,
+    /// Whether there are two replicas of the controller, of which one leads.
+    pub two_controllers: bool,
+    /// How many times faster than real ones the hosts work.
+    pub hurry: u32,
+    /// A restored world goes by the machine's own clock, in an ordinary runtime.
+    pub real_time: bool,
+    /// Where a restored world writes what happens in it.
+    pub log: Option<Log>,
+    /// Refit is installed as in life and held to its rights.
+    pub enforced: Option<Enforced>,
+}
+
+impl WorldOptions {
+    /// The usual world with these manifests.
+    pub fn new(manifests: Vec<Value>) -> Self {
+        Self {
+            seed: 1,
+            epoch: "2026-03-02T08:00:00Z".parse().expect("a valid time"),
+            manifests,
+            safeguards: Safeguards::default(),
+            journal: true,
+            settings: refit_controller::Settings::default(),
+            plan_keys: None,
+            two_controllers: false,
+            hurry: 1,
+            real_time: false,
+            log: None,
+            enforced: None,
+        }
+    }
+
+    /// The clock of a world that goes on at `time`. Where the machine's own clock was set back,
+    /// the world's runs beside it: time in a world never goes back.
+    fn clock_from(&self, time: Timestamp) -> Clock {
+        let real = Clock::real();
+        if self.real_time && real.now() >= time { real } else { Clock::simulated(time) }
+    }
+}
+
+/// Why a world cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum WorldError {
+    /// Certificates cannot be made.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// A client cannot be made.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// Refit cannot be installed.
+    #[error("Refit cannot be installed: {0:#}")]
+    Install(anyhow::Error),
+    /// The embedded API server refuses a write.
+    #[error("the embedded API server refuses a write: {0}")]
+    Refused(#[from] DirectError),
+    /// There is no such cluster, or it has no API yet.
+    #[error("there is no workload cluster {0}, or its API does not answer yet")]
+    NoCluster(String),
+}
+
+/// A runtime for one world: one thread, paused clock.
+pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build()
+}
+
+/// One workload cluster.
+#[derive(Clone)]
+pub(crate) struct Workload {
+    pub(crate) server: ApiServer,
+    pub(crate) identity: Identity,
+    pub(crate) mirror: Mirror,
+    /// Its API, while that answers.
+    pub(crate) serving: Option<AbortHandle>,
+}
+
+/// A process that runs, or is about to run again.
+pub(crate) struct Running {
+    pub(crate) incarnation: u32,
+    pub(crate) switch: Arc<process::Switch>,
+    task: AbortHandle,
+}
+
+/// What the tasks of a world share.
+pub(crate) struct Inner {
+    pub(crate) clock: Clock,
+    pub(crate) seed: u64,
+    pub(crate) safeguards: Safeguards,
+    pub(crate) journal: bool,
+    pub(crate) settings: refit_controller::Settings,
+    pub(crate) plan_keys: Option<PlanKeys>,
+    pub(crate) two_controllers: bool,
+    pub(crate) leaders: Leaders,
+    pub(crate) hurry: u32,
+    /// Whether callers from outside have to say who they are.
+    pub(crate) authentication: lab_apiserver::auth::Authentication,
+    pub(crate) log: Option<Log>,
+    pub(crate) enforced: Option<Enforced>,
+    /// The workload clusters that were ever up, and whether their APIs answer now.
+    pub(crate) apis: watch::Sender<BTreeMap<String, bool>>,
+    pub(crate) network: MemoryNetwork,
+    pub(crate) management: ApiServer,
+    pub(crate) management_mirror: Mirror,
+    pub(crate) management_identity: Identity,
+    pub(crate) hook_identity: Identity,
+    pub(crate) workloads: Mutex<BTreeMap<String, Workload>>,
+    pub(crate) env: Mutex<EnvState>,
+    pub(crate) hosts: Mutex<BTreeMap<String, HostHandle>>,
+    pub(crate) processes: Mutex<BTreeMap<Actor, Running>>,
+    /// How often each process was started, agents of ended hosts included.
+    pub(crate) incarnations: Mutex<BTreeMap<Actor, u32>>,
+    pub(crate) hub: Hub,
+    pub(crate) woken: Arc<Notify>,
+    pub(crate) checker: Checker,
+    tasks: Mutex<Vec<AbortHandle>>,
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Inner {
+    /// A stack for clients that nobody kills.
+    fn stack(&self, user_agent: &str) -> ClientStack {
+        let gate = Arc::new(Open);
+        ClientStack::new(Dialer::Memory(self.network.clone(), gate.clone()), gate, user_agent)
+    }
+
+    pub(crate) fn management_config(&self) -> kube::Config {
+        let ca = &self.management_identity.ca;
+        pki::client_config(pki::MANAGEMENT_HOST, pki::MANAGEMENT_PORT, ca)
+    }
+
+    pub(crate) fn workload_config(&self, cluster: &str) -> Option<kube::Config> {
+        let (host, port) = {
+            let env = lock(&self.env);
+            let known = env.clusters.get(cluster)?;
+            (known.host.clone(), known.port)
+        };
+        let workloads = lock(&self.workloads);
+        let identity = &workloads.get(cluster)?.identity;
+        Some(pki::client_config(&host, port, &identity.ca))
+    }
+
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+        let handle = tokio::spawn(task).abort_handle();
+        lock(&self.tasks).push(handle.clone());
+        handle
+    }
+}
+
+/// A whole world. Dropping it ends everything in it.
+pub struct World {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("World").field("now", &self.now()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for process in lock(&self.inner.processes).values() {
+            process.task.abort();
+        }
+        for task in lock(&self.inner.tasks).drain(..) {
+            task.abort();
+        }
+    }
+}
+
+impl World {
+    /// The time in the world.
+    pub fn now(&self) -> Timestamp {
+        self.inner.clock.now()
+    }
+
+    /// The clock of the world.
+    pub fn clock(&self) -> Clock {
+        self.inner.clock
+    }
+
+    /// A client of the management cluster over its own connections, which no kill touches.
+    pub fn client(&self, user_agent: &str) -> Result<kube::Client, WorldError> {
+        let config = self.inner.management_config();
+        Ok(self.inner.stack(user_agent).client(&config)?)
+    }
+
+    /// A client of the workload cluster `namespace/name`.
+    pub fn workload_client(
+        &self,
+        cluster: &str,
+        user_agent: &str,
+    ) -> Result<kube::Client, WorldError> {
+        let config = self
+            .inner
+            .workload_config(cluster)
+            .ok_or_else(|| WorldError::NoCluster(cluster.to_owned()))?;
+        Ok(self.inner.stack(user_agent).client(&config)?)
+    }
+
+    /// The management API server itself: for faults and for looking past HTTP.
+    pub fn management(&self) -> &ApiServer {
+        &self.inner.management
+    }
+
+    /// The API server of the workload cluster `namespace/name`.
+    pub fn workload(&self, cluster: &str) -> Option<ApiServer> {
+        let workloads = lock(&self.inner.workloads);
+        workloads.get(cluster).map(|workload| workload.server.clone())
+    }
+
+    /// Keys of the workload clusters, `namespace/name`.
+    pub fn clusters(&self) -> Vec<String> {
+        lock(&self.inner.env).clusters.keys().cloned().collect()
+    }
+
+    /// The network, to cut somebody off.
+    pub fn network(&self) -> &MemoryNetwork {
+        &self.inner.network
+    }
+
+    /// The processes that run, with the number of their incarnation.
+    pub fn processes(&self) -> Vec<(Actor, u32)> {
+        lock(&self.inner.processes)
+            .iter()
+            .map(|(actor, running)| (actor.clone(), running.incarnation))
+            .collect()
+    }
+
+    /// Kills a process at once; it is started again after [`RESTART_DELAY`].
+    pub fn kill(&self, actor: &Actor) -> bool {
+        let processes = lock(&self.inner.processes);
+        let Some(running) = processes.get(actor) else {
+            return false;
+        };
+        running.switch.kill();
+        true
+    }
+
+    /// The agent on a node, by the node's name.
+    pub fn agent(&self, node: &str) -> Option<Actor> {
+        let hosts = lock(&self.inner.hosts);
+        hosts
+            .keys()
+            .find(|key| key.rsplit('/').next() == Some(node))
+            .map(|key| Actor::Agent(key.clone()))
+    }
+
+    /// Changes the version of every KubeadmControlPlane and MachineDeployment at once, as a user
+    /// does who knows that Cluster API and Refit put the steps in order.
+    pub async fn upgrade(&self, version: &str) -> Result<(), WorldError> {
+        let api = Direct::new(self.inner.management.clone(), USER);
+        let mirror = &self.inner.management_mirror;
+        for (group, kind, pointer) in [
+            (refit_kinds::capi::CONTROL_PLANE_GROUP, "KubeadmControlPlane", "/spec/version"),
+            (refit_kinds::capi::CORE_GROUP, "MachineDeployment", "/spec/template/spec/version"),
+        ] {
+            let Some(place) = mirror.place(group, kind) else {
+                continue;
+            };
+            for object in mirror.list(&place.id) {
+                if env::text(&object, pointer) == version {
+                    continue;
+                }
+                let body = if kind == "MachineDeployment" {
+                    json!({"spec": {"template": {"spec": {"version": version}}}})
+                } else {
+                    json!({"spec": {"version": version}})
+                };
+                let path = place.path(env::namespace(&object), env::name(&object));
+                api.send(Call::merge(path, body)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn hub(&self) -> &Hub {
+        &self.inner.hub
+    }
+}

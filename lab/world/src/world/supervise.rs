@@ -1,0 +1,218 @@
+//! Starts processes, and starts them again when they die.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::future::BoxFuture;
+use jiff::SignedDuration;
+use lab_apiserver::StaleView;
+use refit_agent::{AgentOptions, Disk, Extras, PlanTrust, SimDisk, SimHost};
+use refit_controller::{ControllerOptions, HookServer, Process};
+use refit_kinds::keys;
+use refit_runtime::{
+    ObjectKey,
+    client::ClientStack,
+    gate::Gate,
+    lease::LeaseSettings,
+    net::{Dialer, Listener},
+};
+
+use super::{Actor, Inner, RESTART_DELAY, Running, lock, process::Switch};
+use crate::pki;
+
+/// For how long a restarted process sees the NodeUpdates as they were before the effect at which
+/// it died: the watch cache of an API server may lag.
+pub(crate) const STALE: SignedDuration = SignedDuration::from_secs(3);
+/// For how long a process is stopped that is to lose its Lease: until another has done its work.
+const PAUSE: Duration = Duration::from_secs(40);
+/// Name of the Lease of two controllers.
+pub(crate) const LEASE: &str = "refit-controller";
+/// Storage of NodeUpdates.
+const NODE_UPDATES: &str = "nodeupdates.refit.dev";
+
+impl Inner {
+    /// Starts a process and keeps it running until [`Inner::dismiss`].
+    pub(crate) fn supervise(self: &Arc<Self>, actor: &Actor) {
+        let (incarnation, switch) = self.next(actor);
+        let task = watch_over(self.clone(), actor.clone(), incarnation, switch.clone());
+        let running = Running { incarnation, switch, task: tokio::spawn(task).abort_handle() };
+        if let Some(old) = lock(&self.processes).insert(actor.clone(), running) {
+            old.switch.kill();
+            old.task.abort();
+        }
+    }
+
+    /// Ends a process for good.
+    pub(crate) fn dismiss(&self, actor: &Actor) {
+        if let Some(old) = lock(&self.processes).remove(actor) {
+            old.switch.kill();
+            old.task.abort();
+        }
+    }
+
+    fn next(&self, actor: &Actor) -> (u32, Arc<Switch>) {
+        let mut incarnations = lock(&self.incarnations);
+        let count = incarnations.entry(actor.clone()).or_default();
+        *count += 1;
+        self.keep_incarnation(actor, *count);
+        (*count, Switch::new(actor.clone(), self.hub.clone()))
+    }
+
+    /// Lets the first view of an incarnation lag behind the effect that killed the one before.
+    fn lag(&self, actor: &Actor, incarnation: u32) {
+        let Some(revision) = self.hub.take_lag(actor) else {
+            return;
+        };
+        self.management.faults().add_stale(StaleView {
+            user_agent: actor.user_agent(incarnation),
+            resource: NODE_UPDATES.to_owned(),
+            revision,
+            until: self.clock.now() + STALE,
+        });
+    }
+
+    /// Where a replica serves hooks: the Service has all that live as its endpoints.
+    fn hook_listener(&self, actor: &Actor) -> Listener {
+        let (host, port) = (pki::HOOK_HOST, pki::HOOK_PORT);
+        if self.two_controllers {
+            self.network.join(host, port, &actor.to_string())
+        } else {
+            self.network.listen(host, port)
+        }
+    }
+
+    fn close_hooks(&self, actor: &Actor) {
+        let (host, port) = (pki::HOOK_HOST, pki::HOOK_PORT);
+        if self.two_controllers {
+            self.network.leave(host, port, &actor.to_string());
+        } else {
+            self.network.close(host, port);
+        }
+    }
+
+    /// One incarnation of a process.
+    fn incarnation(
+        self: &Arc<Self>,
+        actor: &Actor,
+        incarnation: u32,
+        switch: &Arc<Switch>,
+    ) -> anyhow::Result<BoxFuture<'static, anyhow::Result<()>>> {
+        let gate: Arc<dyn Gate> = switch.clone();
+        let dialer = Dialer::Memory(self.network.clone(), gate.clone());
+        let stack = ClientStack::new(dialer, gate.clone(), actor.user_agent(incarnation));
+        let clock = self.clock;
+        Ok(match actor {
+            Actor::Controller | Actor::Standby => {
+                let options = ControllerOptions {
+                    stack,
+                    config: self.management_config(),
+                    clock,
+                    hooks: HookServer {
+                        listener: self.hook_listener(actor).behind(gate.clone()),
+                        cert: self.hook_identity.server.reloadable()?,
+                        client_ca_pem: None,
+                    },
+                    safeguards: self.safeguards,
+                    settings: self.settings.clone(),
+                    process: Process {
+                        lease: self.two_controllers.then(|| {
+                            let identity = actor.user_agent(incarnation);
+                            LeaseSettings::new(pki::HOOK_NAMESPACE, LEASE, identity)
+                        }),
+                        ..Process::default()
+                    },
+                };
+                if self.enforced.is_some() {
+                    return Ok(self.installed_controller(options));
+                }
+                refit_controller::run(options)
+            }
+            Actor::Capi => {
+                Box::pin(lab_cluster_api_shell::run(lab_cluster_api_shell::CapiOptions {
+                    stack,
+                    config: self.management_config(),
+                    clock,
+                }))
+            }
+            Actor::Agent(key) => {
+                let (cluster, node) =
+                    key.rsplit_once('/').ok_or_else(|| anyhow::anyhow!("{key} is no host"))?;
+                let config = self
+                    .workload_config(cluster)
+                    .ok_or_else(|| anyhow::anyhow!("there is no cluster {cluster}"))?;
+                let host = lock(&self.hosts)
+                    .get(key)
+                    .cloned()
+                    .ok_or_else(|| anyhow::anyhow!("there is no host {key}"))?;
+                let disk = SimDisk::new(host.disk, gate.clone()).forgetful(!self.journal);
+                let disk: Arc<dyn Disk> = Arc::new(disk);
+                let extras = Extras {
+                    trust: self.plan_keys.clone().map(|keys| PlanTrust::new(keys, disk.clone())),
+                    ..Extras::default()
+                };
+                let options = AgentOptions {
+                    stack,
+                    config,
+                    clock,
+                    node_name: node.to_owned(),
+                    host: Arc::new(SimHost::new(host.state, clock, gate)),
+                    disk,
+                };
+                let plan = ObjectKey::new(keys::HOST_PLAN_NAMESPACE, node);
+                refit_agent::run_with(options, plan, extras)
+            }
+        })
+    }
+}
+
+/// Runs a process. While it is stopped nothing of it is looked at, and then it goes on as if no time
+/// had passed.
+async fn with_pauses(
+    switch: &Switch,
+    mut process: BoxFuture<'static, anyhow::Result<()>>,
+) -> anyhow::Result<()> {
+    loop {
+        tokio::select! {
+            biased;
+            () = switch.paused() => {
+                tokio::time::sleep(PAUSE).await;
+                switch.go_on();
+            }
+            outcome = &mut process => return outcome,
+        }
+    }
+}
+
+async fn watch_over(
+    inner: Arc<Inner>,
+    actor: Actor,
+    mut incarnation: u32,
+    mut switch: Arc<Switch>,
+) {
+    loop {
+        match inner.incarnation(&actor, incarnation, &switch) {
+            Err(error) => tracing::warn!(%actor, "a process cannot start: {error:#}"),
+            Ok(process) => {
+                tokio::select! {
+                    biased;
+                    () = switch.killed() => tracing::debug!(%actor, incarnation, "killed"),
+                    outcome = with_pauses(&switch, process) => match outcome {
+                        Ok(()) => tracing::warn!(%actor, "a process ended by itself"),
+                        Err(error) => tracing::warn!(%actor, "a process failed: {error:#}"),
+                    },
+                }
+            }
+        }
+        // Tasks that the process left behind in its connections see that it is over.
+        switch.kill();
+        if actor.is_controller() {
+            inner.close_hooks(&actor);
+        }
+        tokio::time::sleep(RESTART_DELAY).await;
+        (incarnation, switch) = inner.next(&actor);
+        inner.lag(&actor, incarnation);
+        if let Some(running) = lock(&inner.processes).get_mut(&actor) {
+            running.incarnation = incarnation;
+            running.switch = switch.clone();
+        }
+    }
+}

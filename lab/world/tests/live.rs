@@ -1,0 +1,187 @@
+//! A live world over TCP: its ports open and close as its control planes can serve.
+
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod common;
+
+use std::{
+    net::TcpListener,
+    path::Path,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use common::{CLUSTER, control_planes, example};
+use jiff::SignedDuration;
+use k8s_openapi::api::core::v1::Node;
+use kube::{
+    Api, Client, Config,
+    api::{ListParams, WatchParams},
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use lab_world::{
+    live::{self, BringUp, Live, LiveOptions, Ports},
+    snapshot::Snapshot,
+    world::World,
+};
+use refit_runtime::{
+    Clock,
+    client::ClientStack,
+    gate::Open,
+    net::Dialer,
+    workload::{Workloads, kubeconfig_secret_name},
+};
+use serde_json::Value;
+
+/// A client as kubectl makes one.
+async fn client(live: &Live, context: &str) -> Client {
+    let options =
+        KubeConfigOptions { context: Some(context.to_owned()), ..KubeConfigOptions::default() };
+    let read = Kubeconfig::read_from(live.kubeconfig()).unwrap();
+    let config = Config::from_custom_kubeconfig(read, &options).await.unwrap();
+    Client::try_from(config).unwrap()
+}
+
+async fn answers(nodes: &Api<Node>) -> bool {
+    nodes.list(&ListParams::default()).await.is_ok()
+}
+
+async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let wait = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), wait)
+        .await
+        .unwrap_or_else(|_| panic!("{what} did not happen"));
+}
+
+/// Takes a host down for a while.
+fn take_down(world: &World, node: &str, milliseconds: i64) {
+    let until = world.now() + SignedDuration::from_millis(milliseconds);
+    world.with_host(node, |host| {
+        host.down_until = Some(until);
+        host.kubelet_up_at = until;
+        host.static_pods_up_at = Some(until);
+    });
+}
+
+/// The example, brought up once for all tests here.
+fn made() -> &'static BringUp {
+    static MADE: OnceLock<BringUp> = OnceLock::new();
+    refit_runtime::tls::install_provider();
+    MADE.get_or_init(|| live::bring_up(&example(), 20).unwrap())
+}
+
+async fn start(world: &Snapshot, folder: &Path) -> Live {
+    let options = LiveOptions { folder: folder.to_owned(), hurry: 20, log: None };
+    let ports = Ports::take(None, Some(world)).unwrap();
+    Live::start(world, ports, options).await.unwrap()
+}
+
+fn temporary() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+#[test]
+fn a_workload_api_below_quorum_refuses_connections_and_comes_back_at_its_port() {
+    let made = made();
+    assert_eq!((made.available, made.machines), (8, 8));
+    let folder = temporary();
+    live::runtime().unwrap().block_on(async {
+        let live = start(&made.world, folder.path()).await;
+        let nodes: Api<Node> = Api::all(client(&live, "edge-1").await);
+        let text = std::fs::read_to_string(live.kubeconfig()).unwrap();
+        assert!(answers(&nodes).await);
+        let watch = nodes.watch(&WatchParams::default(), "0").await.unwrap();
+        let mut watch = Box::pin(watch);
+
+        let machines = control_planes(live.world());
+        take_down(live.world(), &machines[0], 1500);
+        take_down(live.world(), &machines[1], 1500);
+        until("the outage", async || !answers(&nodes).await).await;
+        // Who watches is cut off, and the management API goes on.
+        until("the end of the watch", async || {
+            futures::StreamExt::next(&mut watch).await.is_none_or(|event| event.is_err())
+        })
+        .await;
+        assert!(client(&live, "refit").await.apiserver_version().await.is_ok());
+        until("the return", async || answers(&nodes).await).await;
+        assert_eq!(std::fs::read_to_string(live.kubeconfig()).unwrap(), text);
+        assert_eq!(live.world().clusters(), [CLUSTER]);
+        live.stop().await;
+        assert!(!answers(&nodes).await);
+    });
+}
+
+fn secret(live: &Live) -> Value {
+    let name = kubeconfig_secret_name("edge-1");
+    let management = live.world().management();
+    management.get_value("", "secrets", "default", &name).unwrap()
+}
+
+/// Ports of the APIs in the kubeconfig: of the management cluster, and of the workload cluster.
+fn ports(live: &Live) -> Vec<u16> {
+    let read = Kubeconfig::read_from(live.kubeconfig()).unwrap();
+    let servers = read.clusters.into_iter().map(|one| one.cluster.unwrap());
+    servers
+        .map(|cluster| {
+            let server = cluster.server.unwrap();
+            let port = server.strip_prefix("https://127.0.0.1:").unwrap();
+            port.parse().unwrap()
+        })
+        .collect()
+}
+
+/// Ends it, as the end of its process does: its ports are free.
+async fn end(live: Live) {
+    let ports = ports(&live);
+    live.stop().await;
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    until("the end", async || ports.iter().all(free)).await;
+}
+
+/// Whether the kubeconfig Secret leads to the workload cluster: over TCP, as `refit doctor` and
+/// `refit plan` go there, and over the in-memory network, as the world's own processes do.
+async fn secret_leads_there(live: &Live) -> [bool; 2] {
+    let memory = Dialer::Memory(live.world().network().clone(), Arc::new(Open));
+    let outside = ClientStack::production("test");
+    let inside = ClientStack::new(memory, Arc::new(Open), "test");
+    let mut leads = [false; 2];
+    for (leads, stack) in leads.iter_mut().zip([outside, inside]) {
+        let management = client(live, "refit").await;
+        let workloads = Workloads::new(management, stack, Clock::real());
+        let workload = workloads.client("default", "edge-1").await.unwrap();
+        *leads = answers(&Api::all(workload)).await;
+    }
+    leads
+}
+
+#[test]
+fn the_kubeconfig_secret_leads_there_from_outside_and_inside_after_a_restart_too() {
+    let made = made();
+    let folder = temporary();
+    live::runtime().unwrap().block_on(async {
+        let live = start(&made.world, folder.path()).await;
+        assert_eq!(secret_leads_there(&live).await, [true, true]);
+        let (known, written) = (ports(&live), secret(&live));
+        let world = live.world().snapshot();
+        end(live).await;
+
+        let live = start(&world, folder.path()).await;
+        assert_eq!(ports(&live), known);
+        // Nothing is written that stands there already.
+        assert_eq!(secret(&live), written);
+        assert_eq!(secret_leads_there(&live).await, [true, true]);
+        end(live).await;
+
+        let taken = TcpListener::bind(("127.0.0.1", known[1])).unwrap();
+        let live = start(&world, folder.path()).await;
+        assert_ne!(ports(&live)[1], known[1]);
+        assert_ne!(secret(&live), written);
+        assert_eq!(secret_leads_there(&live).await, [true, true]);
+        drop(taken);
+        live.stop().await;
+    });
+}

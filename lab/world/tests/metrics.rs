@@ -1,0 +1,167 @@
+//! What `/metrics` says after an upgrade, and whether a scraper can read it.
+
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod common;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use common::{NEW, TEST, in_world, up, upgraded};
+use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
+use lab_world::{
+    pki::{HOOK_HOST, HOOK_NAMESPACE, HOOK_PORT, HOOK_SECRET},
+    world::World,
+};
+use refit_runtime::{client::ClientStack, gate::Open, net::Dialer};
+
+async fn scrape(world: &World) -> String {
+    let secrets: Api<Secret> = Api::namespaced(world.client(TEST).unwrap(), HOOK_NAMESPACE);
+    let secret = secrets.get(HOOK_SECRET).await.unwrap();
+    let pem = String::from_utf8(secret.data.unwrap()["ca.crt"].0.clone()).unwrap();
+    let body: String = pem.lines().filter(|l| !l.starts_with('-')).collect();
+    let url = format!("https://{HOOK_HOST}:{HOOK_PORT}").parse().unwrap();
+    let mut config = kube::Config::new(url);
+    config.root_cert = Some(vec![STANDARD.decode(body).unwrap()]);
+    let gate = Arc::new(Open);
+    let dialer = Dialer::Memory(world.network().clone(), gate.clone());
+    let client = ClientStack::new(dialer, gate, TEST).client(&config).unwrap();
+    let request = http::Request::get("/metrics").body(Vec::new()).unwrap();
+    client.request_text(request).await.unwrap()
+}
+
+/// A sample: name of its series without labels, its labels, its value.
+type Sample = (String, BTreeMap<String, String>, f64);
+
+fn sample(line: &str) -> Sample {
+    let (series, value) = line.rsplit_once(' ').unwrap();
+    let value = match value {
+        "+Inf" => f64::INFINITY,
+        value => value.parse().unwrap_or_else(|_| panic!("no value: {line}")),
+    };
+    let Some((name, labels)) = series.split_once('{') else {
+        return (series.to_owned(), BTreeMap::new(), value);
+    };
+    let labels = labels.strip_suffix('}').unwrap_or_else(|| panic!("no end: {line}"));
+    let labels = labels.split("\",").filter(|pair| !pair.is_empty());
+    let labels = labels.map(|pair| {
+        let (key, text) = pair.split_once("=\"").unwrap_or_else(|| panic!("no pair: {line}"));
+        (key.to_owned(), text.trim_end_matches('"').to_owned())
+    });
+    (name.to_owned(), labels.collect(), value)
+}
+
+fn is_name(text: &str) -> bool {
+    let mut letters = text.chars();
+    letters.next().is_some_and(|c| c.is_ascii_lowercase())
+        && letters.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+}
+
+/// Reads the text as a scraper does and refuses what Prometheus' own linter would.
+fn parse(text: &str) -> Vec<Sample> {
+    let mut types: BTreeMap<&str, &str> = BTreeMap::new();
+    let mut helped = BTreeSet::new();
+    let mut seen = BTreeSet::new();
+    let mut samples: Vec<Sample> = Vec::new();
+    let mut lines = text.lines();
+    for line in lines.by_ref() {
+        if line == "# EOF" {
+            break;
+        }
+        if let Some(comment) = line.strip_prefix("# ") {
+            let words: Vec<&str> = comment.splitn(3, ' ').collect();
+            match words[0] {
+                "HELP" => assert!(helped.insert(words[1]), "helped twice: {line}"),
+                "TYPE" => assert_eq!(types.insert(words[1], words[2]), None, "{line}"),
+                "UNIT" => assert!(words[1].ends_with(words[2]), "{line}"),
+                _ => panic!("what is this: {line}"),
+            }
+            continue;
+        }
+        let sample = sample(line);
+        assert!(seen.insert(line.rsplit_once(' ').unwrap().0.to_owned()), "twice: {line}");
+        assert!(is_name(&sample.0), "{line}");
+        assert!(sample.1.keys().all(|key| is_name(key)), "{line}");
+        let family = types.iter().find(|(name, kind)| {
+            let suffixes: &[&str] = match **kind {
+                "counter" => &["_total"],
+                "histogram" => &["_bucket", "_sum", "_count"],
+                "info" => &["_info"],
+                _ => &[""],
+            };
+            sample.0.strip_prefix(**name).is_some_and(|rest| suffixes.contains(&rest))
+        });
+        let (name, _) = family.unwrap_or_else(|| panic!("of no family: {line}"));
+        assert!(helped.contains(name), "no help: {line}");
+        assert!(name.starts_with("refit_"), "{line}");
+        samples.push(sample);
+    }
+    assert_eq!(lines.next(), None, "something after the end");
+    samples
+}
+
+/// Buckets grow, and the last one is all.
+fn check_histogram(samples: &[Sample], name: &str) {
+    let mut buckets: BTreeMap<BTreeMap<String, String>, Vec<f64>> = BTreeMap::new();
+    for (series, labels, value) in samples {
+        if *series == format!("{name}_bucket") {
+            let mut labels = labels.clone();
+            assert!(labels.remove("le").is_some());
+            buckets.entry(labels).or_default().push(*value);
+        }
+    }
+    assert!(!buckets.is_empty(), "{name}");
+    for (labels, counts) in buckets {
+        assert!(counts.is_sorted(), "{name} {labels:?}");
+        let count = value(samples, &format!("{name}_count"), &labels);
+        assert_eq!(counts.last().copied(), count, "{name} {labels:?}");
+    }
+}
+
+fn value(samples: &[Sample], name: &str, labels: &BTreeMap<String, String>) -> Option<f64> {
+    let found = samples.iter().find(|(series, own, _)| series == name && own == labels);
+    found.map(|(_, _, value)| *value)
+}
+
+fn labels<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
+    pairs.map(|(key, text)| (key.to_owned(), text.to_owned())).into()
+}
+
+#[test]
+fn an_upgrade_is_told_in_numbers_that_a_scraper_reads() {
+    in_world(async {
+        let world = up().await;
+        world.upgrade(NEW).await.unwrap();
+        upgraded(&world, NEW).await;
+        let text = scrape(&world).await;
+        let samples = parse(&text);
+        let of = |name: &str, pairs| value(&samples, name, &pairs);
+        let cluster = [("namespace", "default"), ("cluster", "edge-1")];
+        let group = [("namespace", "default"), ("group", "kubeadmcontrolplane-edge-1")];
+        let agents = [cluster[0], cluster[1], ("state", "fresh")];
+        assert_eq!(of("refit_machines", labels([("phase", "Succeeded")])), Some(8.0));
+        assert_eq!(of("refit_leader", labels([])), Some(1.0));
+        assert_eq!(of("refit_workload_api_up", labels(cluster)), Some(1.0));
+        assert_eq!(of("refit_agents", labels(agents)), Some(8.0));
+        assert_eq!(of("refit_slots_claimed", labels(group)), Some(0.0));
+        assert_eq!(of("refit_slots_limit", labels(group)), Some(1.0));
+        assert_eq!(of("refit_drain_blocked_seconds", labels(group)), Some(0.0));
+        let age = of("refit_agent_report_age_seconds", labels(cluster)).unwrap();
+        assert!((0.0..=600.0).contains(&age), "{age}");
+        check_histogram(&samples, "refit_hook_duration_seconds");
+        check_histogram(&samples, "refit_reconcile_duration_seconds");
+        assert!(samples.len() < 500, "{} series", samples.len());
+        let documented = include_str!("../../../docs/operations.md");
+        for (name, _, _) in &samples {
+            let family = ["_bucket", "_sum", "_count"]
+                .iter()
+                .find_map(|suffix| name.strip_suffix(suffix))
+                .unwrap_or(name);
+            assert!(documented.contains(&format!("`{family}`")), "{family} is not documented");
+        }
+    });
+}

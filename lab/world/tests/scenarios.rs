@@ -1,0 +1,171 @@
+//! Scenario scripts and the output that they must have.
+//!
+//! Each `scenarios/NAME.txt` is a test of that name, which compares what the script prints with
+//! `scenarios/NAME.out`. `UPDATE_GOLDENS=1 cargo test -p lab-world --test scenarios` writes
+//! those anew; look at the difference before you keep it.
+
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use lab_world::script::{self, ScriptOutcome};
+use libtest_mimic::{Arguments, Failed, Trial};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios")
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let mut trials: Vec<Trial> = scripts()
+        .into_iter()
+        .map(|file| {
+            let name = file.file_stem().unwrap().to_string_lossy().into_owned();
+            Trial::test(name, move || compare(&file))
+        })
+        .collect();
+    trials.push(Trial::test("the_same_script_prints_the_same", same_twice));
+    trials.push(Trial::test("the_documentation_has_the_language", documented));
+    trials.push(Trial::test("every_output_has_its_script", no_orphans));
+    trials.push(Trial::test("a_script_says_everything_that_is_wrong_with_it", wrong));
+    trials.push(Trial::test("what_is_not_there_is_named_with_what_is", missing));
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// All scripts, by name.
+fn scripts() -> Vec<PathBuf> {
+    let files = fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
+    let mut scripts: Vec<PathBuf> =
+        files.filter(|path| path.extension().is_some_and(|e| e == "txt")).collect();
+    scripts.sort();
+    scripts
+}
+
+/// What a script prints, with its outcome in the last line.
+fn printed(file: &Path) -> String {
+    let text = fs::read_to_string(file).unwrap();
+    let mut out = Vec::new();
+    let outcome = script::run(&text, file, &mut out);
+    let mut out = String::from_utf8(out).unwrap();
+    match outcome {
+        Ok(ScriptOutcome::Passed) => out.push_str("passed\n"),
+        Ok(ScriptOutcome::WaitRanOut { line, what }) => {
+            writeln!(out, "line {line}: the wait ran out: {what}").unwrap();
+        }
+        Err(error) => writeln!(out, "failed: {error}").unwrap(),
+    }
+    out
+}
+
+fn compare(file: &Path) -> Result<(), Failed> {
+    let golden = file.with_extension("out");
+    let found = printed(file);
+    if std::env::var_os("UPDATE_GOLDENS").is_some() {
+        fs::write(&golden, &found).unwrap();
+        return Ok(());
+    }
+    let wanted = fs::read_to_string(&golden).unwrap_or_default();
+    if wanted == found {
+        return Ok(());
+    }
+    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(golden.file_name().unwrap());
+    fs::write(&kept, &found).unwrap();
+    let same = wanted.lines().zip(found.lines()).take_while(|(a, b)| a == b).count();
+    let line = |text: &str| text.lines().nth(same).unwrap_or("(the end)").to_owned();
+    Err(format!(
+        "{}:{}:\n  wanted {}\n  got    {}\nall of it: diff {} {}\nUPDATE_GOLDENS=1 keeps it",
+        golden.file_name().unwrap().to_string_lossy(),
+        same + 1,
+        line(&wanted),
+        line(&found),
+        golden.display(),
+        kept.display(),
+    )
+    .into())
+}
+
+fn same_twice() -> Result<(), Failed> {
+    let file = folder().join("controller-restarts.txt");
+    if printed(&file) == printed(&file) {
+        Ok(())
+    } else {
+        Err("two runs of controller-restarts.txt differ".into())
+    }
+}
+
+fn documented() -> Result<(), Failed> {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/scenarios.md");
+    let docs = fs::read_to_string(docs).unwrap();
+    if docs.contains(&format!("```text\n{}```", script::HELP)) {
+        Ok(())
+    } else {
+        Err("docs/scenarios.md does not have the text of lab/world/src/script/help.txt".into())
+    }
+}
+
+fn no_orphans() -> Result<(), Failed> {
+    for entry in fs::read_dir(folder()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|e| e == "out") && !path.with_extension("txt").exists() {
+            return Err(format!("{} has no script", path.display()).into());
+        }
+    }
+    Ok(())
+}
+
+fn error_of(text: &str) -> String {
+    let error = script::run(text, &folder().join("x.txt"), &mut std::io::sink()).unwrap_err();
+    error.to_string()
+}
+
+fn wrong() -> Result<(), Failed> {
+    let error = error_of(
+        "show machines\nload a.yaml b.yaml\nload c.yaml\nwait 5\nfly away\nbreak host n step x\n\
+         wait md/a sleeping 5m\nchange md/a spec..x 1\nat 5m wait 1m\napply <<END\nkind: X\n",
+    );
+    let wanted = [
+        "x.txt:1: script: got a command before any load, want load FILE... first",
+        "x.txt:3: load: got a second load",
+        "x.txt:4: time: got 5, want a time such as 30s, 10m or 1h30m",
+        "x.txt:5: command: got fly, want load, apply",
+        "x.txt:6: step: got x, want preflight",
+        "x.txt:7: condition: got sleeping, want ready",
+        "x.txt:8: field: got spec..x, want names with dots",
+        "x.txt:9: at: got wait 1m, want a command that takes no time",
+        "x.txt:10: here-document: got the end of the script, want a line END",
+    ];
+    let lines: Vec<&str> = error.lines().collect();
+    if lines.len() == wanted.len() && lines.iter().zip(wanted).all(|(a, b)| a.starts_with(b)) {
+        Ok(())
+    } else {
+        Err(error.into())
+    }
+}
+
+fn missing() -> Result<(), Failed> {
+    let load = "load manifests/edge-box.yaml\nwait cluster/edge-1 ready 10m\n";
+    for (command, wanted) in [
+        (
+            "change md/nope spec.replicas 1",
+            "x.txt:3: object: got md/nope, want a MachineDeployment that is there",
+        ),
+        ("change kcp/nope spec.replicas 1", "want one that is there: edge-1"),
+        ("change kcp/edge-1 spec.replicas many", "a request that the API server takes"),
+        ("kill agent nope", "x.txt:3: host: got nope, want one that has booted: edge-1-1"),
+        ("show nothing/x", "x.txt:3: kind: got nothing, want a kind that the API server serves"),
+        ("break api nope", "x.txt:3: cluster: got nope, want one of the workload clusters: edge-1"),
+        ("apply nope.yaml", "x.txt:3: file: got nope.yaml, want a file beside the script"),
+        ("at 5m kill capi", "x.txt:3: at: got a command for"),
+    ] {
+        let error = error_of(&format!("{load}{command}\n"));
+        if !error.contains(wanted) {
+            return Err(format!("{command}: {error}").into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,138 @@
+//! Plans that the controller signs and agents verify, in a whole world.
+
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod common;
+
+use std::{sync::Arc, time::Duration};
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use common::{
+    CLUSTER, NEW, OLD, TEST, UPGRADE, example, in_world, picture, text, up_with, upgraded,
+};
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use lab_world::world::{World, WorldOptions};
+use refit_controller::Settings;
+use refit_kinds::{keys, refit::HostPlan};
+use refit_runtime::plan_signing::{PlanKeys, PlanSigner};
+use serde_json::json;
+
+/// The file that `openssl genpkey -algorithm ed25519` would make of a seed.
+fn private_key(seed: u8) -> String {
+    let head = [
+        0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04,
+        0x20,
+    ];
+    let text = BASE64_STANDARD.encode([&head[..], &[seed; 32]].concat());
+    format!("-----BEGIN PRIVATE KEY-----\n{text}\n-----END PRIVATE KEY-----\n")
+}
+
+fn believed(seed: u8) -> PlanKeys {
+    let pair = rcgen::KeyPair::from_pem(&private_key(seed)).unwrap();
+    PlanKeys::from_pem(&pair.public_key_pem()).unwrap()
+}
+
+/// A world whose controller signs with one key, and whose agents believe another, or the same.
+async fn world(signs: u8, believes: u8) -> World {
+    let signer = PlanSigner::from_pem(&private_key(signs)).unwrap();
+    let settings = Settings { plan_signer: Some(Arc::new(signer)), ..Settings::default() };
+    up_with(WorldOptions {
+        settings,
+        plan_keys: Some(believed(believes)),
+        ..WorldOptions::new(example())
+    })
+    .await
+}
+
+/// The machine and the node of the first update that is in a phase.
+async fn until_phase(world: &World, phase: &str) -> String {
+    let mut found = String::new();
+    let looks = |world: &World| {
+        let updates = world.node_updates();
+        let first = updates.iter().find(|u| text(u, "/status/phase") == phase);
+        found = first.map_or_else(String::new, |u| text(u, "/spec/machineRef/name").to_owned());
+        !found.is_empty()
+    };
+    let what = format!("an update that is {phase}");
+    world
+        .until(&what, UPGRADE, looks)
+        .await
+        .unwrap_or_else(|error| panic!("{error}\n{}", picture(world)));
+    found
+}
+
+/// What an operator is told of a machine's update.
+fn told(world: &World, machine: &str) -> String {
+    let updates = world.node_updates();
+    let update = updates.iter().find(|u| text(u, "/spec/machineRef/name") == machine).unwrap();
+    update["status"].to_string()
+}
+
+#[test]
+fn a_plan_that_somebody_has_changed_is_refused_and_the_operator_is_told() {
+    in_world(async {
+        let world = world(1, 1).await;
+        world.upgrade(NEW).await.unwrap();
+        let machine = until_phase(&world, "Staging").await;
+        let client = world.workload_client(CLUSTER, TEST).unwrap();
+        let plans: Api<HostPlan> = Api::namespaced(client, keys::HOST_PLAN_NAMESPACE);
+        let patch = async |spec: serde_json::Value| {
+            let body = json!({ "spec": spec });
+            let patch = Patch::Merge(&body);
+            let params = PatchParams::default();
+            plans.patch(&machine, &params, &patch).await.unwrap()
+        };
+        // Somebody who may write into the workload cluster has the host install something else.
+        let signed = plans.get(&machine).await.unwrap();
+        assert!(signed.metadata.annotations.as_ref().unwrap().contains_key(keys::PLAN_SIGNATURE));
+        let mut steps = serde_json::to_value(&signed.spec.steps).unwrap();
+        for step in steps.as_array_mut().unwrap() {
+            if !text(step, "/action/version").is_empty() {
+                step["action"]["version"] = json!("v1.35.9");
+            }
+        }
+        patch(json!({ "steps": steps })).await;
+        let refused = |world: &World| told(world, &machine).contains("PlanNotTrusted");
+        world
+            .until("that the plan is refused", Duration::from_mins(30), refused)
+            .await
+            .unwrap_or_else(|error| {
+                panic!("{error}\n{}\n{}", told(&world, &machine), picture(&world))
+            });
+        world.pass(Duration::from_mins(15)).await;
+        let version = |world: &World| {
+            let found = world.with_host(&machine, |host| host.kubelet_version.clone());
+            found.unwrap()
+        };
+        assert_eq!(version(&world), OLD, "{}", picture(&world));
+        assert!(refused(&world), "{}", told(&world, &machine));
+        // The way out that docs/agent.md names: without it the controller makes the plan afresh.
+        let params = DeleteParams::default();
+        plans.delete(&machine, &params).await.unwrap();
+        upgraded(&world, NEW).await;
+    });
+}
+
+#[test]
+fn plans_of_a_controller_with_another_key_are_left_alone_everywhere() {
+    in_world(async {
+        let world = world(1, 2).await;
+        world.upgrade(NEW).await.unwrap();
+        let machine = until_phase(&world, "Staging").await;
+        let refused = |world: &World| told(world, &machine).contains("PlanNotTrusted");
+        world
+            .until("that the plan is refused", Duration::from_mins(30), refused)
+            .await
+            .unwrap_or_else(|error| {
+                panic!("{error}\n{}\n{}", told(&world, &machine), picture(&world))
+            });
+        world.pass(Duration::from_mins(15)).await;
+        for machine in world.host_nodes() {
+            let runs = world.with_host(&machine, |host| host.runs.clone()).unwrap();
+            assert!(runs.is_empty(), "{machine}: {runs:?}");
+        }
+    });
+}

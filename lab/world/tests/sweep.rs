@@ -1,0 +1,64 @@
+//! The sweep on few points, and whether it would notice.
+
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod common;
+
+use std::{path::PathBuf, sync::OnceLock};
+
+use common::example;
+use lab_world::sweep::{
+    Recording, Sabotage, SweepOptions, SweepReport, continue_from, record, sweep_recorded,
+};
+
+/// The undisturbed run, once for all tests.
+fn recording() -> &'static Recording {
+    static RECORDING: OnceLock<Recording> = OnceLock::new();
+    RECORDING.get_or_init(|| record(&example()).unwrap())
+}
+
+fn sweep(points: usize, sabotage: Option<Sabotage>) -> SweepReport {
+    let options = SweepOptions {
+        points: Some(points),
+        sabotage,
+        stop_at_first: sabotage.is_some(),
+        folder: PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("sweep"),
+        ..SweepOptions::new(Vec::new())
+    };
+    sweep_recorded(recording(), &options, |_| {})
+}
+
+#[test]
+fn a_kill_at_some_points_changes_nothing() {
+    let report = sweep(8, None);
+    assert_eq!(report.points, 8);
+    let failures: Vec<String> = report.failures.iter().map(ToString::to_string).collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn each_kind_of_effect_gives_two_points() {
+    let recording = recording();
+    let counts = recording.counts;
+    assert!(counts.api > 0 && counts.journal > 0 && counts.host > 0, "{counts}");
+    assert_eq!(recording.points().len(), 2 * counts.total());
+}
+
+#[test]
+fn a_saved_point_fails_again() {
+    let report = sweep(8, Some(Sabotage::Slot));
+    let failure = &report.failures[0];
+    let (point, problems) = continue_from(failure.file.as_ref().unwrap()).unwrap();
+    assert_eq!(point, failure.point);
+    assert_eq!(problems, failure.problems);
+}
+
+#[test]
+fn agents_without_a_journal_are_found() {
+    assert!(!sweep(8, Some(Sabotage::Journal)).failures.is_empty());
+}
+
+#[test]
+fn updates_without_ordinals_are_found() {
+    assert!(!sweep(8, Some(Sabotage::Ordinal)).failures.is_empty());
+}

@@ -1,0 +1,312 @@
+//! Upgrades while something is in the way, and processes that die.
+
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod common;
+
+use std::{path::PathBuf, time::Duration};
+
+use common::{
+    CLUSTER, NEW, OLD, TEST, UPGRADE, assert_clean, assert_same_machines, control_planes, in_world,
+    load, name, picture, text, up, up_with, updates_of, upgraded, who, workers,
+};
+use k8s_openapi::api::{core::v1::Node, policy::v1::PodDisruptionBudget};
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use lab_apiserver::Down;
+use lab_world::world::{Actor, World, WorldOptions};
+use refit_kinds::capi::Machine;
+use serde_json::json;
+
+async fn until_phase(world: &World, phase: &str) -> String {
+    let mut found = String::new();
+    world
+        .until(&format!("a NodeUpdate that is {phase}"), UPGRADE, |world| {
+            let updates = world.node_updates();
+            let first = updates.iter().find(|u| text(u, "/status/phase") == phase);
+            found = first.map(|u| text(u, "/spec/machineRef/name").to_owned()).unwrap_or_default();
+            !found.is_empty()
+        })
+        .await
+        .unwrap_or_else(|error| panic!("{error}\n{}", picture(world)));
+    found
+}
+
+/// An upgrade during which `disturb` happens once some machine is in `phase`.
+async fn disturbed(phase: &str, disturb: impl AsyncFnOnce(&World, &str)) {
+    let world = up().await;
+    let before = who(&world).await;
+    world.upgrade(NEW).await.unwrap();
+    let machine = until_phase(&world, phase).await;
+    disturb(&world, &machine).await;
+    upgraded(&world, NEW).await;
+    assert_same_machines(&before, &who(&world).await);
+    for machine in world.machines() {
+        assert_eq!(updates_of(&world, name(&machine)).len(), 1, "{}", picture(&world));
+    }
+}
+
+#[test]
+fn a_controller_that_dies_in_the_middle_goes_on() {
+    in_world(disturbed("Draining", async |world, _| {
+        assert!(world.kill(&Actor::Controller));
+    }));
+}
+
+#[test]
+fn cluster_api_dying_in_the_middle_changes_nothing() {
+    in_world(disturbed("Upgrading", async |world, _| {
+        assert!(world.kill(&Actor::Capi));
+    }));
+}
+
+#[test]
+fn an_agent_that_dies_in_a_step_does_not_take_it_twice() {
+    in_world(disturbed("Upgrading", async |world, machine| {
+        let agent = world.agent(machine).unwrap();
+        world.pass(Duration::from_secs(5)).await;
+        assert!(world.kill(&agent));
+        let (world, machine) = (world, machine.to_owned());
+        upgraded(world, NEW).await;
+        let runs = world.with_host(&machine, |host| host.runs.clone()).unwrap();
+        assert!(runs.values().all(|count| *count == 1), "{runs:?}");
+    }));
+}
+
+#[test]
+fn everything_dying_again_and_again_loses_nothing() {
+    in_world(disturbed("Staging", async |world, _| {
+        for _ in 0..20 {
+            world.pass(Duration::from_secs(47)).await;
+            for (actor, _) in world.processes() {
+                world.kill(&actor);
+            }
+        }
+    }));
+}
+
+#[test]
+fn a_workload_api_that_is_away_for_ten_minutes_only_costs_time() {
+    in_world(disturbed("Upgrading", async |world, _| {
+        let server = world.workload(CLUSTER).unwrap();
+        server.faults().set_down(Some(Down::Refuse));
+        world.pass(Duration::from_mins(10)).await;
+        server.faults().set_down(None);
+    }));
+}
+
+#[test]
+fn a_management_api_that_is_away_for_ten_minutes_only_costs_time() {
+    in_world(disturbed("Disrupting", async |world, _| {
+        world.management().faults().set_down(Some(Down::Unavailable));
+        world.pass(Duration::from_mins(10)).await;
+        world.management().faults().set_down(None);
+    }));
+}
+
+#[test]
+fn a_drain_waits_for_a_budget_and_says_so() {
+    in_world(async {
+        let world = up().await;
+        let client = world.workload_client(CLUSTER, TEST).unwrap();
+        let budgets = Api::<PodDisruptionBudget>::default_namespaced(client);
+        let allow = async |count: i32| {
+            let body = json!({"spec": {"maxUnavailable": count}});
+            let patch = Patch::Merge(&body);
+            budgets.patch("web", &PatchParams::default(), &patch).await.unwrap();
+        };
+        allow(0).await;
+        world.upgrade(NEW).await.unwrap();
+        let blocked = |world: &World| {
+            world.node_updates().iter().any(|update| {
+                text(update, "/status/blockedBy/0/object").ends_with("web")
+                    && text(update, "/status/blockedBy/0/reason").contains("Budget")
+            })
+        };
+        world
+            .until("that a drain is blocked", UPGRADE, blocked)
+            .await
+            .unwrap_or_else(|error| panic!("{error}\n{}", picture(&world)));
+        world.pass(Duration::from_mins(10)).await;
+        assert!(blocked(&world), "{}", picture(&world));
+        allow(2).await;
+        upgraded(&world, NEW).await;
+    });
+}
+
+#[test]
+fn a_cordon_set_by_an_admin_survives() {
+    in_world(async {
+        let world = up().await;
+        let worker = workers(&world).remove(2);
+        let client = world.workload_client(CLUSTER, TEST).unwrap();
+        let body = json!({"spec": {"unschedulable": true}});
+        let nodes = Api::<Node>::all(client);
+        nodes.patch(&worker, &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
+        world.upgrade(NEW).await.unwrap();
+        upgraded(&world, NEW).await;
+        let node = nodes.get(&worker).await.unwrap();
+        assert_eq!(node.spec.unwrap().unschedulable, Some(true));
+        let others = world.nodes();
+        let cordoned = others.values().filter(|n| n["spec"]["unschedulable"] == true);
+        assert_eq!(cordoned.count(), 1);
+    });
+}
+
+#[test]
+fn a_users_own_guard_against_remediation_survives() {
+    in_world(async {
+        let world = up().await;
+        let worker = workers(&world).remove(0);
+        let machines = Api::<Machine>::default_namespaced(world.client(TEST).unwrap());
+        let key = refit_kinds::keys::SKIP_REMEDIATION;
+        let body = json!({"metadata": {"annotations": {key: "mine"}}});
+        machines.patch(&worker, &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
+        world.upgrade(NEW).await.unwrap();
+        let done = |world: &World| {
+            world.node_updates().iter().all(|u| text(u, "/status/phase") == "Succeeded")
+                && world.node_updates().len() == 8
+        };
+        world.until("the upgrade", UPGRADE, done).await.unwrap();
+        world.pass(Duration::from_mins(1)).await;
+        let machine = machines.get(&worker).await.unwrap();
+        assert_eq!(machine.metadata.annotations.unwrap()[key], "mine");
+        assert_clean(&world);
+    });
+}
+
+#[test]
+fn a_step_that_fails_twice_is_tried_again() {
+    in_world(async {
+        let world = up().await;
+        let worker = workers(&world).remove(1);
+        world.with_host(&worker, |host| host.break_step("kubelet-install", 2)).unwrap();
+        world.upgrade(NEW).await.unwrap();
+        upgraded(&world, NEW).await;
+        let update = updates_of(&world, &worker).remove(0);
+        let steps = update["status"]["steps"].as_array().unwrap().clone();
+        let step = steps.iter().find(|s| s["name"] == "kubelet-install").unwrap();
+        assert_eq!(step["attempt"], 3, "{}", picture(&world));
+    });
+}
+
+#[test]
+fn a_step_that_fails_for_good_stops_the_rollout_and_says_why() {
+    in_world(async {
+        let world = up().await;
+        for worker in workers(&world) {
+            world.with_host(&worker, |host| host.break_step("kubeadm-upgrade", 1000)).unwrap();
+        }
+        let before = who(&world).await;
+        world.upgrade(NEW).await.unwrap();
+        let failed = until_phase(&world, "Failed").await;
+        world.pass(Duration::from_mins(30)).await;
+        let update = updates_of(&world, &failed).remove(0);
+        assert!(!text(&update, "/status/failureReason").is_empty());
+        assert!(!text(&update, "/status/failureMessage").is_empty());
+        // Nobody was replaced, and nobody else was touched.
+        assert_same_machines(&before, &who(&world).await);
+        let broken = world.node_updates();
+        let broken = broken.iter().filter(|u| text(u, "/status/phase") == "Failed");
+        assert_eq!(broken.count(), 1, "{}", picture(&world));
+        assert_clean(&world);
+    });
+}
+
+#[test]
+fn a_kubelet_that_was_changed_by_hand_is_updated_again_when_somebody_asks() {
+    in_world(async {
+        let world = up().await;
+        world.upgrade(NEW).await.unwrap();
+        upgraded(&world, NEW).await;
+        let worker = workers(&world).remove(0);
+        world
+            .with_host(&worker, |host| {
+                host.kubelet_version = OLD.to_owned();
+                host.root.insert("/packages/kubelet".to_owned(), "1.34.2-1.1".to_owned());
+            })
+            .unwrap();
+        world.pass(Duration::from_secs(400)).await;
+        let first = updates_of(&world, &worker).remove(0);
+        let mut again: refit_kinds::refit::NodeUpdate =
+            serde_json::from_value((*first).clone()).unwrap();
+        again.metadata = kube::api::ObjectMeta {
+            name: Some(format!("{worker}-2")),
+            labels: again.metadata.labels.clone(),
+            owner_references: again.metadata.owner_references.clone(),
+            ..kube::api::ObjectMeta::default()
+        };
+        again.status = None;
+        let api = Api::default_namespaced(world.client(TEST).unwrap());
+        api.create(&kube::api::PostParams::default(), &again).await.unwrap();
+        world
+            .until("the second update", UPGRADE, |world| world.is_updated(NEW))
+            .await
+            .unwrap_or_else(|error| panic!("{error}\n{}", picture(&world)));
+        assert_eq!(updates_of(&world, &worker).len(), 2);
+        let runs = world.with_host(&worker, |host| host.runs.clone()).unwrap();
+        assert!(runs.values().any(|count| *count == 2), "{runs:?}");
+    });
+}
+
+#[test]
+fn a_world_that_is_restored_half_way_ends_the_same() {
+    in_world(async {
+        let world = up().await;
+        let before = who(&world).await;
+        world.upgrade(NEW).await.unwrap();
+        until_phase(&world, "Disrupting").await;
+        let snapshot = world.snapshot();
+        drop(world);
+        let world = World::restore(&snapshot, &WorldOptions::new(Vec::new())).unwrap();
+        upgraded(&world, NEW).await;
+        assert_same_machines(&before, &who(&world).await);
+    });
+}
+
+#[test]
+fn default_strategies_replace_one_machine_of_each_group() {
+    in_world(async {
+        let mut manifests = common::example();
+        for object in &mut manifests {
+            if let Some(spec) = object["spec"].as_object_mut() {
+                spec.remove("rollout");
+            }
+        }
+        let world = up_with(WorldOptions::new(manifests)).await;
+        let before = who(&world).await;
+        world.upgrade(NEW).await.unwrap();
+        upgraded(&world, NEW).await;
+        let after = who(&world).await;
+        assert_eq!(after.len(), 8);
+        for control_plane in [true, false] {
+            let kept = after
+                .iter()
+                .filter(|f| f.control_plane == control_plane)
+                .filter(|f| before.iter().any(|b| b.uid == f.uid))
+                .count();
+            assert_eq!(kept, if control_plane { 2 } else { 4 });
+        }
+    });
+}
+
+#[test]
+fn a_vsphere_cluster_runs_as_its_users_have_it() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let file = root.join("../shared/data/clusters/vsphere.yaml");
+    if !file.exists() {
+        return;
+    }
+    in_world(async {
+        let mut objects = load(&file);
+        lab_world::manifests::forbid_surge(&mut objects);
+        let world = up_with(WorldOptions::new(objects)).await;
+        let before = who(&world).await;
+        world.upgrade(NEW).await.unwrap();
+        upgraded(&world, NEW).await;
+        assert_same_machines(&before, &who(&world).await);
+        assert_eq!(control_planes(&world).len() + workers(&world).len(), 8);
+    });
+}
