@@ -315,7 +315,8 @@ fn is_no_such_name(status: &kube::core::Status) -> bool {
 #[cfg(test)]
 mod tests {
     use kube::core::{Status, response::StatusDetails};
-    use refit_kinds::{capi::Machine, refit::NodeUpdate};
+    use refit_cluster_api::kinds::Machine;
+    use refit_kinds::refit::NodeUpdate;
 
     use super::*;
 

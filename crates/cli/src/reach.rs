@@ -1,22 +1,20 @@
-//! Whether Cluster API asks Refit about a group: the facts for [`refit_core::plan::reach()`], read
+//! Whether Cluster API asks Refit about a group: the facts for [`refit_predict::reach()`], read
 //! from a live cluster.
 
 use std::{collections::BTreeMap, fmt::Debug};
 
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Namespace};
 use kube::{Api, Resource, ResourceExt as _};
-use refit_core::{
-    change,
-    plan::{Extension, GroupRef, Manager, Reach, Read, Shape, managers::PROVIDER_LABEL},
-    rollout::{self, Strategy},
-};
-use refit_kinds::{
-    capi::{
+use refit_cluster_api::{
+    kinds::{
         Cluster as ClusterObject, ExtensionConfig, IntOrPercent, KubeadmControlPlane,
         MachineDeployment,
     },
-    keys,
+    rollout::{self, Strategy},
 };
+use refit_core::change;
+use refit_kinds::keys;
+use refit_predict::{Extension, GroupRef, Manager, Reach, Read, Shape, managers::PROVIDER_LABEL};
 use serde::de::DeserializeOwned;
 
 use crate::client::{Cluster, attempt, attempt_on};

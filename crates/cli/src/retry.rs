@@ -6,9 +6,9 @@ use kube::{
     ResourceExt as _,
     api::{Patch, PatchParams},
 };
+use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_core::node::speaker;
 use refit_kinds::{
-    capi::{Machine, update_in_progress},
     keys,
     refit::{NodeUpdate, Origin, Phase},
 };

@@ -4,8 +4,10 @@ use std::{fmt, str::FromStr};
 
 use anyhow::anyhow;
 use kube::{Resource, ResourceExt as _};
+use refit_cluster_api::kinds::{
+    Cluster as ClusterObject, KubeadmControlPlane, Machine, MachineDeployment, MachineSet,
+};
 use refit_kinds::{
-    capi::{Cluster as ClusterObject, KubeadmControlPlane, Machine, MachineDeployment, MachineSet},
     keys,
     refit::{NodeUpdate, UpdateGroup},
 };
@@ -60,8 +62,8 @@ impl TargetKind {
 
     fn group(self) -> &'static str {
         match self {
-            Self::ControlPlane => refit_kinds::capi::CONTROL_PLANE_GROUP,
-            _ => refit_kinds::capi::CORE_GROUP,
+            Self::ControlPlane => refit_cluster_api::kinds::CONTROL_PLANE_GROUP,
+            _ => refit_cluster_api::kinds::CORE_GROUP,
         }
     }
 

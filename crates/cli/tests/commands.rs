@@ -122,7 +122,7 @@ fn a_cluster_without_refit_or_cluster_api_is_named_as_such() {
     let ended = bare.run(&["watch"]);
     assert_eq!(ended.code, Some(1));
     assert!(ended.stderr.contains("does not know machines.cluster.x-k8s.io"), "{ended:?}");
-    let crds = refit_kinds::crds::capi_crds();
+    let crds = refit_cluster_api::crds();
     for crd in crds {
         let crd = serde_json::to_value(crd).unwrap();
         bare.create("apiextensions.k8s.io/v1/CustomResourceDefinition", crd);

@@ -19,10 +19,8 @@ use kube::{
     api::{ListParams, Patch, PatchParams, PostParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
-use refit_kinds::{
-    capi::{Machine, MachineDeployment},
-    refit::{NodeUpdate, Phase},
-};
+use refit_cluster_api::kinds::{Machine, MachineDeployment};
+use refit_kinds::refit::{NodeUpdate, Phase};
 use serde_json::json;
 
 const EXAMPLE: &str = include_str!("../../../examples/cluster.yaml");

@@ -6,13 +6,11 @@ use std::sync::{
 };
 
 use kube::Client;
-use refit_core::safeguards::Safeguards;
-use refit_kinds::{
-    capi::{
-        Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineDrainRule, MachineSet,
-    },
-    refit::{HostPlan, NodeUpdate, UpdateGroup},
+use refit_cluster_api::kinds::{
+    Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineDrainRule, MachineSet,
 };
+use refit_core::safeguards::Safeguards;
+use refit_kinds::refit::{HostPlan, NodeUpdate, UpdateGroup};
 use refit_runtime::{
     Clock, ObjectKey, Store, client::ClientStack, events::Recorder, lease::Leadership,
     queue::Queue, workload::Workloads,

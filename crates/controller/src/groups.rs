@@ -6,8 +6,8 @@ use k8s_openapi::{
     api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 use kube::{Api, ResourceExt as _};
+use refit_cluster_api::kinds::{CONTROL_PLANE_GROUP, CORE_GROUP, Machine, MachineSet};
 use refit_kinds::{
-    capi::{CONTROL_PLANE_GROUP, CORE_GROUP, Machine, MachineSet},
     keys,
     refit::{GroupOwner, NodeUpdate, UpdateGroup, UpdateGroupSpec, update_group_name},
 };

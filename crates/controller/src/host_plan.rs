@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
-use refit_kinds::{capi::Machine, keys, refit::HostPlan};
+use refit_cluster_api::kinds::Machine;
+use refit_kinds::{keys, refit::HostPlan};
 use refit_runtime::ObjectKey;
 
 use crate::{PlanLocation, context::Context};

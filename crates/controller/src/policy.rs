@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use kube::ResourceExt as _;
+use refit_cluster_api::kinds::Machine;
 use refit_core::{
     change::{NotReady, Policy, policy},
     node::{DrainChoice, drain_policy},
     report::Refusal,
 };
-use refit_kinds::{capi::Machine, keys, refit::HostSettings};
+use refit_kinds::{keys, refit::HostSettings};
 use refit_runtime::ObjectKey;
 
 use crate::{

@@ -12,12 +12,12 @@ use http_body_util::BodyExt as _;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use kube::{Client, client::Body};
+use refit_cluster_api::kinds::{
+    Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineSet, MachineSpec,
+    MachineStatus, NodeInfo, NodeRef,
+};
 use refit_core::safeguards::Safeguards;
 use refit_kinds::{
-    capi::{
-        Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineSet, MachineSpec,
-        MachineStatus, NodeInfo, NodeRef,
-    },
     keys,
     refit::{HostPlan, HostPlanStatus, NodeUpdate, UpdateGroup},
 };

@@ -1,7 +1,8 @@
 //! One watch per kind of the management cluster, and which keys a change wakes.
 
 use kube::{Api, Client, Resource, ResourceExt as _};
-use refit_kinds::{capi::Cluster, refit::update_group_name};
+use refit_cluster_api::kinds::Cluster;
+use refit_kinds::refit::update_group_name;
 use refit_runtime::{ObjectKey, Store, store};
 
 use crate::{

@@ -21,7 +21,8 @@ use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{Api, Client, ResourceExt as _, api::ObjectMeta, core::crd::CustomResourceExt as _};
-use refit_kinds::{capi::Cluster, keys, refit::HostPlan};
+use refit_cluster_api::kinds::Cluster;
+use refit_kinds::{keys, refit::HostPlan};
 use refit_runtime::{Clock, ObjectKey, Store, apply, store};
 use tokio::sync::Notify;
 

@@ -66,7 +66,7 @@ impl Setup {
         let server = ApiServer::new(Options::new(Arc::new(move || clock.now_seconds())));
         let client = Client::new(server.clone(), "default");
         let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
-        for crd in crds::refit_crds().into_iter().chain(crds::capi_crds()) {
+        for crd in crds::refit_crds().into_iter().chain(refit_cluster_api::crds()) {
             definitions.create(&PostParams::default(), &crd).await.unwrap();
         }
         let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(client.clone());

@@ -18,13 +18,10 @@ use kube::{
     api::{Patch, PostParams},
 };
 use lab_apiserver::{ApiServer, Options};
+use refit_cluster_api::kinds::{Cluster, Machine, MachineSpec};
 use refit_controller::{ControllerOptions, HookServer, Process, Settings, run};
 use refit_core::safeguards::Safeguards;
-use refit_kinds::{
-    capi::{Cluster, Machine, MachineSpec},
-    crds, hooks,
-    refit::NodeUpdate,
-};
+use refit_kinds::{crds, hooks, refit::NodeUpdate};
 use refit_runtime::{
     Clock,
     client::{ClientStack, HttpsPoster},
@@ -75,7 +72,7 @@ impl World {
         let server = ApiServer::new(Options::new(Arc::new(move || clock.now_seconds())));
         let client = Client::new(server.clone(), "default");
         let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
-        for crd in crds::refit_crds().into_iter().chain(crds::capi_crds()) {
+        for crd in crds::refit_crds().into_iter().chain(refit_cluster_api::crds()) {
             crds.create(&PostParams::default(), &crd).await.unwrap();
         }
         let network = MemoryNetwork::default();

@@ -6,10 +6,8 @@
 //! |---|---|
 //! | [`certificates`] | when the hook server's certificate and its authority are renewed |
 //! | [`change`] | what differs, which updater covers it, what the hooks answer |
-//! | [`rollout`] | which machine of a group is next, as Cluster API decides it |
 //! | [`node`] | the next move of one machine's update, and what a failure means |
 //! | [`group`] | who may claim a slot, what a group shows |
-//! | [`version`] | which hops and skews are allowed |
 //! | [`invariants`] | what must hold after every write |
 //! | [`report`] | every reason to wait or refuse |
 //! | [`safeguards`] | which protection a sweep leaves out |
@@ -19,9 +17,6 @@ pub mod change;
 pub mod group;
 pub mod invariants;
 pub mod node;
-pub mod plan;
 pub mod progress;
 pub mod report;
-pub mod rollout;
 pub mod safeguards;
-pub mod version;

@@ -1,7 +1,7 @@
 //! How far every machine is, for people who watch.
 
+use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_kinds::{
-    capi::{Machine, update_in_progress},
     conditions, keys,
     refit::{Blocker, NodeUpdate, Phase, StepState},
 };

@@ -249,7 +249,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn applying_again_changes_nothing_and_a_difference_is_told() {
         let (server, client) = cluster();
-        let crds: Vec<Value> = refit_kinds::crds::capi_crds()
+        let crds: Vec<Value> = refit_cluster_api::crds()
             .iter()
             .map(|crd| serde_json::to_value(crd).unwrap())
             .collect();

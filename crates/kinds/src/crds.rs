@@ -1,36 +1,13 @@
-//! The CustomResourceDefinitions of our kinds, and of Cluster API's for the sandbox.
+//! The CustomResourceDefinitions of our kinds.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::crd::CustomResourceExt as _;
 
-use crate::{capi, keys, refit};
+use crate::refit;
 
 /// CRDs of our own kinds; these are what an installation applies.
 pub fn refit_crds() -> Vec<CustomResourceDefinition> {
     vec![refit::HostPlan::crd(), refit::NodeUpdate::crd(), refit::UpdateGroup::crd()]
-}
-
-/// CRDs that stand in for Cluster API's where no Cluster API runs, with its contract labels.
-pub fn capi_crds() -> Vec<CustomResourceDefinition> {
-    let mut crds = vec![
-        capi::Cluster::crd(),
-        capi::ExtensionConfig::crd(),
-        capi::KubeadmConfig::crd(),
-        capi::KubeadmConfigTemplate::crd(),
-        capi::KubeadmControlPlane::crd(),
-        capi::Machine::crd(),
-        capi::MachineDeployment::crd(),
-        capi::MachineDrainRule::crd(),
-        capi::MachineHealthCheck::crd(),
-        capi::MachineSet::crd(),
-    ];
-    for crd in &mut crds {
-        crd.metadata
-            .labels
-            .get_or_insert_default()
-            .insert(keys::CONTRACT_V1BETA2.to_owned(), capi::CONTRACT_VERSION.to_owned());
-    }
-    crds
 }
 
 #[cfg(test)]
@@ -39,7 +16,7 @@ mod tests {
 
     #[test]
     fn conditions_are_list_maps_in_every_kind_that_has_them() {
-        for crd in refit_crds().into_iter().chain(capi_crds()) {
+        for crd in refit_crds() {
             let text = serde_json::to_value(&crd).unwrap();
             let schema = &text["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
             let conditions = &schema["properties"]["status"]["properties"]["conditions"];
@@ -63,22 +40,8 @@ mod tests {
 
     #[test]
     fn no_integer_format_is_one_that_the_api_server_does_not_know() {
-        for crd in refit_crds().into_iter().chain(capi_crds()) {
+        for crd in refit_crds() {
             assert!(!serde_json::to_string(&crd).unwrap().contains("uint"));
-        }
-    }
-
-    #[test]
-    fn cluster_apis_kinds_keep_fields_that_we_do_not_read() {
-        for crd in capi_crds() {
-            let name = crd.metadata.name.clone().unwrap();
-            if name.starts_with("extensionconfigs") || name.starts_with("kubeadmconfigtemplates") {
-                continue;
-            }
-            let value = serde_json::to_value(&crd).unwrap();
-            let spec =
-                value.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/spec").unwrap();
-            assert_eq!(spec["x-kubernetes-preserve-unknown-fields"], true, "{name}");
         }
     }
 }

@@ -1,7 +1,8 @@
 //! What the owner of Machines says of them all.
 
 use kube::ResourceExt as _;
-use refit_kinds::{capi::Machine, conditions};
+use refit_cluster_api::kinds::Machine;
+use refit_kinds::conditions;
 
 use crate::conditions::{Says, Status, lines};
 

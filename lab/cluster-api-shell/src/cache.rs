@@ -290,7 +290,7 @@ fn is_unauthorized(error: &watcher::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use refit_kinds::capi::Machine;
+    use refit_cluster_api::kinds::Machine;
     use serde_json::json;
 
     use super::*;

@@ -9,13 +9,11 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::{Client, Resource, ResourceExt as _, discovery::ApiResource};
-use refit_kinds::{
-    capi::{
-        Cluster, ContractRef, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment,
-        MachineHealthCheck, MachineSet,
-    },
-    keys,
+use refit_cluster_api::kinds::{
+    Cluster, ContractRef, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment,
+    MachineHealthCheck, MachineSet,
 };
+use refit_kinds::keys;
 use refit_runtime::{
     Clock, ObjectKey, client::ClientStack, events::Recorder, queue::Queue, workload::Workloads,
 };

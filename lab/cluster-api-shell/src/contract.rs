@@ -4,7 +4,8 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::{
     Api, ResourceExt as _, api::ListParams, core::gvk::GroupVersionKind, discovery::ApiResource,
 };
-use refit_kinds::{capi::ContractRef, keys};
+use refit_cluster_api::kinds::ContractRef;
+use refit_kinds::keys;
 use refit_runtime::apply::optional;
 
 use crate::{

@@ -1,6 +1,7 @@
 //! What Cluster API's webhooks fill in, for objects that no webhook has seen (`spec/capi.md 6.4`).
 
-use refit_kinds::{capi, keys};
+use refit_cluster_api::kinds;
+use refit_kinds::keys;
 use serde_json::{Map, Value, json};
 
 /// How long a Node's deletion may take where nobody says otherwise, in seconds.
@@ -29,11 +30,11 @@ pub fn default_object(object: &mut Value) {
         return;
     }
     match (group, text(object, "kind").as_str()) {
-        (capi::CORE_GROUP, "MachineDeployment") => machine_deployment(object),
-        (capi::CORE_GROUP, "MachineSet") => machine_set(object),
-        (capi::CORE_GROUP, "Machine") => machine(object),
-        (capi::CORE_GROUP, "MachineHealthCheck") => machine_health_check(object),
-        (capi::CONTROL_PLANE_GROUP, "KubeadmControlPlane") => control_plane(object),
+        (kinds::CORE_GROUP, "MachineDeployment") => machine_deployment(object),
+        (kinds::CORE_GROUP, "MachineSet") => machine_set(object),
+        (kinds::CORE_GROUP, "Machine") => machine(object),
+        (kinds::CORE_GROUP, "MachineHealthCheck") => machine_health_check(object),
+        (kinds::CONTROL_PLANE_GROUP, "KubeadmControlPlane") => control_plane(object),
         ("runtime.cluster.x-k8s.io", "ExtensionConfig") => extension_config(object),
         _ => {}
     }

@@ -1,6 +1,6 @@
 //! Why a reconcile could not do what it should.
 
-use refit_core::rollout::machine_set::SyncError;
+use refit_cluster_api::rollout::machine_set::SyncError;
 use refit_runtime::workload::WorkloadError;
 
 use crate::hooks::HookError;

@@ -5,11 +5,8 @@ use std::sync::Arc;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, ResourceExt as _};
-use refit_kinds::{
-    capi::{DiscoveredHandler, ExtensionConfig, ExtensionConfigStatus},
-    hooks::API_VERSION,
-    keys,
-};
+use refit_cluster_api::kinds::{DiscoveredHandler, ExtensionConfig, ExtensionConfigStatus};
+use refit_kinds::{hooks::API_VERSION, keys};
 use refit_runtime::{ObjectKey, queue::Action};
 use serde_json::json;
 

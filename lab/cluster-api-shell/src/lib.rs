@@ -15,7 +15,7 @@
 //! | `extension`, `hooks` | runtime extensions: discovery and calls |
 //! | [`defaults`] | what Cluster API's webhooks fill in |
 //!
-//! What happens next is decided by [`refit_core::rollout`]; here is what that needs and does. Every
+//! What happens next is decided by [`refit_cluster_api::rollout`]; here is what that needs and does. Every
 //! write follows from what is stored, so that a process which died goes on where it stood.
 
 #![cfg_attr(

@@ -4,7 +4,7 @@ use std::{borrow::Cow, fmt::Debug, ops::Deref, sync::Arc};
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Secret};
 use kube::{Resource, api::ObjectMeta, core::DynamicResourceScope, discovery::ApiResource};
-use refit_kinds::capi::{
+use refit_cluster_api::kinds::{
     Cluster, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment, MachineHealthCheck,
     MachineSet,
 };

@@ -1,9 +1,7 @@
 //! What a MachineHealthCheck asks of a Machine's owner.
 
-use refit_kinds::{
-    capi::Machine,
-    conditions::{self, HEALTH_CHECK_SUCCEEDED, OWNER_REMEDIATED},
-};
+use refit_cluster_api::kinds::Machine;
+use refit_kinds::conditions::{self, HEALTH_CHECK_SUCCEEDED, OWNER_REMEDIATED};
 
 use crate::live::Live;
 

@@ -1,12 +1,12 @@
-//! Live objects as the plain data that [`refit_core::rollout`] decides on.
+//! Live objects as the plain data that [`refit_cluster_api::rollout`] decides on.
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;
-use refit_core::rollout;
-use refit_kinds::{
-    capi::{IntOrPercent, Machine, MachineDeployment, MachineSet},
-    conditions,
+use refit_cluster_api::{
+    kinds::{IntOrPercent, Machine, MachineDeployment, MachineSet},
+    rollout,
 };
+use refit_kinds::conditions;
 use serde_json::Value;
 
 use crate::{

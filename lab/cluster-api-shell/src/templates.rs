@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use kube::{Api, api::DynamicObject, discovery::ApiResource};
-use refit_kinds::{capi::ContractRef, keys};
+use refit_cluster_api::kinds::ContractRef;
+use refit_kinds::keys;
 use refit_runtime::apply::is_not_found;
 use serde_json::{Map, Value, json};
 

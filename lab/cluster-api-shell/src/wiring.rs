@@ -4,13 +4,11 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{ResourceExt as _, discovery::ApiResource, runtime::watcher};
-use refit_kinds::{
-    capi::{
-        Cluster, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment,
-        MachineHealthCheck, MachineSet,
-    },
-    keys,
+use refit_cluster_api::kinds::{
+    Cluster, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment, MachineHealthCheck,
+    MachineSet,
 };
+use refit_kinds::keys;
 use refit_runtime::{ObjectKey, store::everything};
 
 use crate::{

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Client, ResourceExt as _, discovery::ApiResource, runtime::watcher};
-use refit_kinds::capi::Cluster;
+use refit_cluster_api::kinds::Cluster;
 use refit_runtime::{ObjectKey, workload::WorkloadError};
 
 use crate::{

@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use refit_core::version::KubernetesVersion;
+use refit_kinds::version::KubernetesVersion;
 
 use crate::{
     cage::Cage,

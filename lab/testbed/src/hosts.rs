@@ -12,7 +12,7 @@ use anyhow::Context as _;
 use jiff::{SignedDuration, Timestamp};
 use kube::{Api, Client, ResourceExt as _};
 use refit_agent::{AgentOptions, DiskState, HostState, SimDisk, SimHost, run_for};
-use refit_kinds::capi::Machine;
+use refit_cluster_api::kinds::Machine;
 use refit_runtime::{
     Clock, ObjectKey, Store, client::ClientStack, gate::Open, store, workload::Workloads,
 };

@@ -11,8 +11,9 @@ use std::{
 
 use jiff::Timestamp;
 use lab_apiserver::{ApiServer, ChangeKind, Resource, StoreEvent};
+use refit_cluster_api::kinds;
 use refit_core::invariants;
-use refit_kinds::{capi, refit};
+use refit_kinds::refit;
 use serde_json::Value;
 
 use crate::world::{Inner, World, lock};
@@ -168,10 +169,10 @@ fn matters(resource: &Resource) -> bool {
     let kind: &str = &resource.kind;
     match &*resource.group {
         "" => matches!(kind, "Node" | "Pod"),
-        capi::CORE_GROUP => {
+        kinds::CORE_GROUP => {
             matches!(kind, "Cluster" | "Machine" | "MachineSet" | "MachineDeployment")
         }
-        capi::CONTROL_PLANE_GROUP | refit::GROUP => true,
+        kinds::CONTROL_PLANE_GROUP | refit::GROUP => true,
         _ => false,
     }
 }

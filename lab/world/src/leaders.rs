@@ -9,7 +9,8 @@ use std::{
 use bytes::Bytes;
 use jiff::Timestamp;
 use lab_apiserver::{ApiServer, ChangeKind, StoreEvent};
-use refit_kinds::{capi, refit};
+use refit_cluster_api::kinds;
+use refit_kinds::refit;
 use serde_json::Value;
 
 use crate::{
@@ -95,7 +96,7 @@ fn is_ours(lease: &Value) -> bool {
 fn is_leaders(event: &StoreEvent<'_>) -> bool {
     let kind: &str = &event.resource.kind;
     match &*event.resource.group {
-        capi::CORE_GROUP => kind == "Machine",
+        kinds::CORE_GROUP => kind == "Machine",
         refit::GROUP => {
             let (old, new) = (status(event.old), status(Some(event.new)));
             match kind {

@@ -11,7 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use lab_apiserver::{ApiServer, ChangeKind, Resource, StoreEvent};
-use refit_kinds::capi;
+use refit_cluster_api::kinds;
 use serde_json::Value;
 use tokio::sync::Notify;
 
@@ -197,10 +197,10 @@ impl Place {
 pub(crate) fn management_resources(resource: &Resource) -> Interest {
     let group: &str = &resource.group;
     match (group, &*resource.plural) {
-        (capi::INFRASTRUCTURE_GROUP | capi::BOOTSTRAP_GROUP, _)
-        | (capi::CORE_GROUP, "clusters" | "machines") => Interest::Environment,
-        (capi::CONTROL_PLANE_GROUP, _)
-        | (capi::CORE_GROUP, "machinedeployments")
+        (kinds::INFRASTRUCTURE_GROUP | kinds::BOOTSTRAP_GROUP, _)
+        | (kinds::CORE_GROUP, "clusters" | "machines") => Interest::Environment,
+        (kinds::CONTROL_PLANE_GROUP, _)
+        | (kinds::CORE_GROUP, "machinedeployments")
         | (refit_kinds::refit::GROUP, "nodeupdates" | "updategroups") => Interest::Status,
         _ if resource.custom && group.contains("infrastructure") => Interest::Environment,
         _ => Interest::None,

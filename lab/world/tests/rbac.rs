@@ -31,11 +31,9 @@ use lab_apiserver::{
     auth::{AccessRecord, AccessRecorder, Attributes},
 };
 use lab_world::world::{Actor, Enforced, MachineFacts, WORKLOAD_USER, World, WorldOptions};
+use refit_cluster_api::kinds::{Machine, MachineDrainRule};
 use refit_install::{Choices, Part, manifests, manifests::WORKLOAD_ROLE, objects};
-use refit_kinds::{
-    capi::{Machine, MachineDrainRule},
-    refit::NodeUpdate,
-};
+use refit_kinds::refit::NodeUpdate;
 use refit_runtime::Clock;
 use serde_json::{Value, json};
 

@@ -17,7 +17,7 @@ use kube::{
 };
 use lab_apiserver::Down;
 use lab_world::world::{Actor, World, WorldOptions};
-use refit_kinds::capi::Machine;
+use refit_cluster_api::kinds::Machine;
 use serde_json::json;
 
 async fn until_phase(world: &World, phase: &str) -> String {

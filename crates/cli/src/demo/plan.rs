@@ -2,10 +2,8 @@
 
 use anyhow::{Context as _, bail};
 use lab_world::manifests::{self, LoadError, Manifest};
-use refit_core::{
-    rollout::{IntOrPercent, Strategy, predict},
-    version::{Hop, KubernetesVersion},
-};
+use refit_cluster_api::rollout::{IntOrPercent, Strategy, predict};
+use refit_kinds::version::{Hop, KubernetesVersion};
 use serde_json::{Value, json};
 
 use super::report::GroupRule;

@@ -14,23 +14,20 @@ use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{Api, Client, api::ListParams, discovery::ApiResource};
-use refit_core::{
-    certificates::CertificateFacts,
-    invariants::World,
-    plan::{
-        Extension, Manager, Read,
-        doctor::{self, Certificate, Crd, Facts, Host},
-        managers::PROVIDER_LABEL,
-        objects::{name, namespace, text, time},
-    },
+use refit_cluster_api::kinds::{
+    Cluster as ClusterObject, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment,
+    MachineSet,
 };
+use refit_core::{certificates::CertificateFacts, invariants::World};
 use refit_kinds::{
-    capi::{
-        Cluster as ClusterObject, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment,
-        MachineSet,
-    },
     crds, keys,
     refit::{HostPlan, NodeUpdate, UpdateGroup, hash_json},
+};
+use refit_predict::{
+    Extension, Manager, Read,
+    doctor::{self, Certificate, Crd, Facts, Host},
+    managers::PROVIDER_LABEL,
+    objects::{name, namespace, text, time},
 };
 use serde_json::Value;
 use x509_parser::{extensions::GeneralName, pem::parse_x509_pem};

@@ -8,7 +8,7 @@ mod world_tests;
 
 use std::{io, process::ExitCode};
 
-use refit_core::plan::doctor::{Finding, Level, examine};
+use refit_predict::doctor::{Finding, Level, examine};
 use serde_json::json;
 
 use self::gather::gather;

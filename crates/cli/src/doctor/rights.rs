@@ -7,8 +7,8 @@ use k8s_openapi::api::{
     core::v1::ServiceAccount,
 };
 use kube::{Api, Client, api::PostParams};
-use refit_core::plan::{Read, doctor::Right, objects::text};
 use refit_install::{Choices, Part, manifests, objects};
+use refit_predict::{Read, doctor::Right, objects::text};
 
 use super::gather::{CONTROLLER, SYSTEM, system};
 use crate::plan::reader::reason_of;

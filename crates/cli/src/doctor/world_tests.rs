@@ -12,8 +12,8 @@ use lab_world::{
     manifests::load,
     world::{Enforced, WORKLOAD_USER, World, WorldOptions, runtime},
 };
-use refit_core::plan::doctor::{Check, Finding, Level, examine};
 use refit_install::{Choices, Part, manifests, manifests::WORKLOAD_ROLE, objects};
+use refit_predict::doctor::{Check, Finding, Level, examine};
 use refit_runtime::Clock;
 use serde_json::{Value, json};
 

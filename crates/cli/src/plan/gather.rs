@@ -5,18 +5,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::bail;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
-use refit_core::{
-    change::OnUncovered,
-    plan::{
-        GroupRef, Hosts, Input, Objects, Read,
-        objects::{apply, kind, name, namespace, text},
-    },
-    version::KubernetesVersion,
+use refit_cluster_api::kinds::{
+    Cluster as ClusterObject, KubeadmControlPlane, Machine, MachineDeployment, MachineSet,
 };
+use refit_core::change::OnUncovered;
 use refit_kinds::{
-    capi::{Cluster as ClusterObject, KubeadmControlPlane, Machine, MachineDeployment, MachineSet},
     keys,
     refit::{NodeUpdate, UpdateGroup},
+    version::KubernetesVersion,
+};
+use refit_predict::{
+    GroupRef, Hosts, Input, Objects, Read,
+    objects::{apply, kind, name, namespace, text},
 };
 use serde_json::Value;
 

@@ -10,10 +10,8 @@ mod world_tests;
 use std::{path::PathBuf, process::ExitCode};
 
 use lab_world::manifests;
-use refit_core::{
-    plan::{Input, Objects, Outcome, Plan, plan},
-    version::KubernetesVersion,
-};
+use refit_kinds::version::KubernetesVersion;
+use refit_predict::{Input, Objects, Outcome, Plan, plan};
 use refit_runtime::Clock;
 use serde_json::Value;
 
@@ -137,7 +135,7 @@ fn as_applied(object: Value) -> Value {
 
 /// The plan with what the files hold and Cluster API does not look at.
 fn noted(plan: Plan, input: &Input, objects: &[Value]) -> Plan {
-    use refit_core::plan::objects::{kind, name, namespace};
+    use refit_predict::objects::{kind, name, namespace};
     let Plan { groups, mut notes, .. } = plan;
     for object in objects.iter().filter(|object| kind(object).ends_with("Template")) {
         let of = |objects: &Objects| {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use refit_core::plan::{GroupPlan, Outcome, Plan};
+use refit_predict::{GroupPlan, Outcome, Plan};
 
 use crate::printer::{Printer, columns, duration};
 

@@ -12,7 +12,7 @@ use lab_world::{
     snapshot::Snapshot,
     world::{MachineFacts, World, WorldOptions, facts, runtime},
 };
-use refit_core::plan::{CauseReason, Counts, GroupPlan, Outcome, plan};
+use refit_predict::{CauseReason, Counts, GroupPlan, Outcome, plan};
 use serde_json::{Value, json};
 
 use super::{

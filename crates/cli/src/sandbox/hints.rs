@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use lab_world::world::World;
-use refit_core::version::KubernetesVersion;
+use refit_kinds::version::KubernetesVersion;
 use serde_json::Value;
 
 use super::quoted;

@@ -2,10 +2,8 @@
 
 use std::fmt;
 
-use refit_core::{
-    plan::Unreached,
-    version::{Hop, KubernetesVersion},
-};
+use refit_kinds::version::{Hop, KubernetesVersion};
+use refit_predict::Unreached;
 use serde_json::{Value, json};
 
 /// Where an object keeps the version that it asks for.

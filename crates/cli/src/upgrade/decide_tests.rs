@@ -1,4 +1,4 @@
-use refit_core::plan::GroupRef;
+use refit_predict::GroupRef;
 
 use super::*;
 

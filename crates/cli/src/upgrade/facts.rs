@@ -4,14 +4,10 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use kube::{Resource, ResourceExt as _};
-use refit_core::{
-    group::REASON_UNCOVERED,
-    plan::{Reach, notes, reach},
-};
-use refit_kinds::{
-    capi::{KubeadmControlPlane, MachineDeployment},
-    keys,
-};
+use refit_cluster_api::kinds::{KubeadmControlPlane, MachineDeployment};
+use refit_core::group::REASON_UNCOVERED;
+use refit_kinds::keys;
+use refit_predict::{Reach, notes, reach};
 use serde_json::Value;
 
 use super::decide::{Facts, Field, Group, Topology};
@@ -108,7 +104,7 @@ async fn cluster_name(cluster: &Cluster, target: &Target) -> anyhow::Result<Stri
 /// Name of the Cluster that names this control plane as its own, empty where none does.
 async fn cluster_with(cluster: &Cluster, control_plane: &str) -> anyhow::Result<String> {
     let kind = KubeadmControlPlane::kind(&());
-    let all: Vec<refit_kinds::capi::Cluster> = cluster.list(&cluster.here(), "").await?;
+    let all: Vec<refit_cluster_api::kinds::Cluster> = cluster.list(&cluster.here(), "").await?;
     let owner = all.iter().find(|object| {
         let reference = object.spec.control_plane_ref.as_ref();
         reference.is_some_and(|r| r.kind == kind && r.name == control_plane)
@@ -150,7 +146,7 @@ fn objects(found: &Gathered) -> Objects {
     }
 }
 
-fn topology(object: &refit_kinds::capi::Cluster) -> Option<Topology> {
+fn topology(object: &refit_cluster_api::kinds::Cluster) -> Option<Topology> {
     let topology = object.spec.topology.as_ref()?;
     let version = topology.0.get("version").and_then(Value::as_str);
     Some(Topology {

@@ -11,11 +11,8 @@ use kube::{
     api::{Patch, PatchParams},
     core::NamespaceResourceScope,
 };
-use refit_core::version::KubernetesVersion;
-use refit_kinds::{
-    capi::{Cluster as ClusterObject, KubeadmControlPlane, MachineDeployment},
-    keys,
-};
+use refit_cluster_api::kinds::{Cluster as ClusterObject, KubeadmControlPlane, MachineDeployment};
+use refit_kinds::{keys, version::KubernetesVersion};
 use refit_runtime::apply::is_conflict;
 use serde::de::DeserializeOwned;
 

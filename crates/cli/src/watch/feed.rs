@@ -4,10 +4,8 @@ use std::{fmt::Debug, hash::Hash, sync::Arc};
 
 use futures::future::BoxFuture;
 use kube::{Api, Resource, api::ListParams, core::NamespaceResourceScope};
-use refit_kinds::{
-    capi::{KubeadmControlPlane, Machine, MachineDeployment},
-    refit::{NodeUpdate, UpdateGroup},
-};
+use refit_cluster_api::kinds::{KubeadmControlPlane, Machine, MachineDeployment};
+use refit_kinds::refit::{NodeUpdate, UpdateGroup};
 use refit_runtime::{
     Store,
     store::{everything, reflect},

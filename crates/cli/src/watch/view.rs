@@ -3,12 +3,12 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use kube::ResourceExt as _;
+use refit_cluster_api::kinds::{KubeadmControlPlane, Machine, MachineDeployment};
 use refit_core::{
     group,
     progress::{MachineProgress, owner_of},
 };
 use refit_kinds::{
-    capi::{KubeadmControlPlane, Machine, MachineDeployment},
     conditions,
     refit::{NodeUpdate, UpdateGroup},
 };

@@ -43,8 +43,7 @@ impl Stage {
     /// An empty one: Refit and Cluster API are installed, the default namespace is opted in.
     pub(crate) fn new() -> Self {
         let stage = Self::bare();
-        let crds =
-            refit_kinds::crds::refit_crds().into_iter().chain(refit_kinds::crds::capi_crds());
+        let crds = refit_kinds::crds::refit_crds().into_iter().chain(refit_cluster_api::crds());
         for crd in crds {
             stage.create(
                 "apiextensions.k8s.io/v1/CustomResourceDefinition",

@@ -8,6 +8,7 @@ use k8s_openapi::api::{
     storage::v1::VolumeAttachment,
 };
 use kube::{Api, Client, ResourceExt as _, api::ListParams};
+use refit_cluster_api::kinds::{Machine, MachineDrainRule};
 use refit_core::{
     node::{
         Attachment, DrainPolicy, DrainView, PodRef, PodView, asks_for_namespaces, claims_that_stay,
@@ -15,7 +16,6 @@ use refit_core::{
     },
     report::Refusal,
 };
-use refit_kinds::capi::{Machine, MachineDrainRule};
 
 use crate::{context::Context, groups::controller_of, host_plan::cluster_key};
 

@@ -6,18 +6,12 @@
 use std::sync::Arc;
 
 use kube::ResourceExt as _;
-use refit_core::{
-    change::{
-        Level, NotReady, Objects, Policy, Verdict, built_in, cover, verdict,
-        verdict::{Unfinished, control_plane_behind},
-    },
-    version::KubernetesVersion,
+use refit_cluster_api::kinds::{Machine, update_in_progress};
+use refit_core::change::{
+    Level, NotReady, Objects, Policy, Verdict, built_in, cover, verdict,
+    verdict::{Unfinished, control_plane_behind},
 };
-use refit_kinds::{
-    capi::{Machine, update_in_progress},
-    keys,
-    refit::NodeUpdate,
-};
+use refit_kinds::{keys, refit::NodeUpdate, version::KubernetesVersion};
 use refit_runtime::ObjectKey;
 
 use super::{decision, wire};

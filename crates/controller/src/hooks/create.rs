@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use refit_cluster_api::kinds::{CONTRACT_VERSION, CORE_GROUP};
 use refit_core::change::built_in;
 use refit_kinds::{
-    capi::{CONTRACT_VERSION, CORE_GROUP},
     keys,
     refit::{Goal, MachineRef, NodeUpdate, NodeUpdateSpec, Origin, Stage, node_update_name},
 };

@@ -4,12 +4,12 @@
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use kube::{ResourceExt as _, api::ObjectMeta};
+use refit_cluster_api::kinds::{
+    Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineSet, MachineStatus, NodeInfo,
+    NodeRef,
+};
 use refit_core::safeguards::Safeguards;
 use refit_kinds::{
-    capi::{
-        Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineSet, MachineStatus,
-        NodeInfo, NodeRef,
-    },
     hooks::path,
     keys,
     refit::{NodeUpdateStatus, Phase},

@@ -3,12 +3,12 @@
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
+use refit_cluster_api::kinds::Machine;
 use refit_core::{
     change::{Verdict, request::Answer},
     safeguards::Safeguards,
 };
 use refit_kinds::{
-    capi::Machine,
     conditions, keys,
     refit::{NodeUpdate, NodeUpdateStatus, Phase, Stage},
 };

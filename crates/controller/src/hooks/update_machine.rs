@@ -6,20 +6,17 @@ use std::{
 };
 
 use kube::{Api, ResourceExt as _, api::PostParams};
+use refit_cluster_api::kinds::Machine;
 use refit_core::change::{
     goal,
     goal::GoalError,
     request::{Answer, Decision, MachineFacts, decide, newest},
 };
 use refit_kinds::{
-    capi::Machine,
     keys,
     refit::{Goal, MachineRef, NodeUpdate, Origin, node_update_name, ordinal_of},
 };
-use refit_runtime::{
-    ObjectKey,
-    apply::{self, Outcome},
-};
+use refit_runtime::{ObjectKey, apply, apply::Outcome};
 use serde_json::json;
 
 use super::{

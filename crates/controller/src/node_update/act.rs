@@ -5,12 +5,12 @@ use std::{fmt::Debug, time::Duration};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use kube::{Api, Client, Resource, ResourceExt as _};
+use refit_cluster_api::kinds::Machine;
 use refit_core::{
     node::{Announcement, Decision, EvictionRefusal, Severity, Write},
     report::Refusal,
 };
 use refit_kinds::{
-    capi::Machine,
     keys,
     refit::{HostPlan, HostPlanSpec, NodeUpdate, UpdateGroup, UpdateGroupStatus},
 };

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
+use refit_cluster_api::kinds::Machine;
 use refit_core::{
     group::{Limits, Other},
     node::{
@@ -14,7 +15,6 @@ use refit_core::{
     report::Refusal,
 };
 use refit_kinds::{
-    capi::Machine,
     keys,
     refit::{HostPlan, HostSettings, NodeUpdate, Role, StepState, UpdateGroup, UpdateGroupStatus},
 };

@@ -15,9 +15,9 @@ use kube::{
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use lab_apiserver::{ApiServer, ChangeKind, Options};
+use refit_cluster_api::kinds::{Cluster, Machine, MachineDeployment, MachineSet};
 use refit_core::{invariants::World, safeguards::Safeguards};
 use refit_kinds::{
-    capi::{Cluster, Machine, MachineDeployment, MachineSet},
     conditions, crds, keys,
     refit::{
         Gate, HostPlan, HostPlanSpec, HostPlanStatus, HostStepStatus, NodeUpdate, Phase, PlanState,
@@ -104,7 +104,7 @@ impl Lab {
     pub(super) async fn set_up_management(&self) {
         let client = Self::client(&self.management);
         let api = Api::all(client.clone());
-        for crd in crds::refit_crds().iter().chain(&crds::capi_crds()) {
+        for crd in crds::refit_crds().iter().chain(&refit_cluster_api::crds()) {
             api.create(&PostParams::default(), crd).await.unwrap();
         }
         tokio::time::sleep(Duration::from_secs(1)).await;

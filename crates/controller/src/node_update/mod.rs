@@ -14,8 +14,9 @@ mod tests;
 use std::{sync::Arc, time::Duration};
 
 use kube::{Api, ResourceExt as _};
+use refit_cluster_api::kinds::Machine;
 use refit_core::node::{Decision, Write, decide};
-use refit_kinds::{capi::Machine, refit::Phase};
+use refit_kinds::refit::Phase;
 use refit_runtime::{ObjectKey, queue::Action};
 
 pub(crate) use act::swap_group;

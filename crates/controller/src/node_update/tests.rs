@@ -10,9 +10,9 @@ use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
 };
+use refit_cluster_api::kinds::Machine;
 use refit_core::safeguards::Safeguards;
 use refit_kinds::{
-    capi::Machine,
     keys,
     refit::{Goal, MachineRef, NodeUpdate, Origin, Phase, node_update_name},
 };

@@ -2,10 +2,8 @@
 //! the slot of a machine that is worked on.
 
 use kube::{Api, ResourceExt as _};
-use refit_kinds::{
-    capi::Machine,
-    refit::{NodeUpdate, Slot, UpdateGroupStatus},
-};
+use refit_cluster_api::kinds::Machine;
+use refit_kinds::refit::{NodeUpdate, Slot, UpdateGroupStatus};
 
 use super::is_free;
 use crate::{context::Context, groups::Group};

@@ -7,6 +7,7 @@ mod live;
 use std::{sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
+use refit_cluster_api::kinds::Machine;
 use refit_core::{
     group::{
         Member, POLICY_UNDERSTOOD, forget_old_answer, forget_replaced, release, show_policy,
@@ -15,7 +16,6 @@ use refit_core::{
     node::speaker,
 };
 use refit_kinds::{
-    capi::Machine,
     conditions,
     refit::{NodeUpdate, Slot, UpdateGroup, UpdateGroupStatus},
 };

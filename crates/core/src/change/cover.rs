@@ -11,7 +11,7 @@ use super::{
     patch::Patch,
     path::{Path, Segment},
 };
-use crate::version::KubernetesVersion;
+use refit_kinds::version::KubernetesVersion;
 
 /// A way of updating: what it is called and what it can change on a machine where it stands.
 #[derive(Clone, Copy)]

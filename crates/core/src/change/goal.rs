@@ -4,7 +4,7 @@ use refit_kinds::refit::{Goal, hash_json};
 use serde_json::Value;
 
 use super::{kubeadm, path::Path};
-use crate::version::KubernetesVersion;
+use refit_kinds::version::KubernetesVersion;
 
 /// Why no goal can be made of a Machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -14,7 +14,7 @@ pub enum GoalError {
     NoVersion,
     /// The version is none.
     #[error("the desired Machine's spec.version: {0}")]
-    Version(#[from] crate::version::VersionError),
+    Version(#[from] refit_kinds::version::VersionError),
 }
 
 /// What an update of this Machine is to reach.

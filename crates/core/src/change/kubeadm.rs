@@ -8,7 +8,7 @@ use super::{
     objects::{Part, root},
     path::Path,
 };
-use crate::version::KubernetesVersion;
+use refit_kinds::version::KubernetesVersion;
 
 /// Goes to a newer version of Kubernetes with kubeadm and packages.
 pub const UPDATER: Updater = Updater { name: "kubeadm", claims };
@@ -54,7 +54,7 @@ fn matters(change: &Change, case: &Case<'_>) -> bool {
 /// A KubeadmConfig spec without what Cluster API changes by itself (`spec/capi.md 2.3`): the
 /// discovery with its token, the endpoint and DNS that follow the cluster, the health check
 /// timeout, the feature gate that follows the version, and members that are empty.
-pub(crate) fn normalised(spec: &Value, version: Option<&KubernetesVersion>) -> Value {
+pub fn normalised(spec: &Value, version: Option<&KubernetesVersion>) -> Value {
     let mut spec = spec.clone();
     let strip = |spec: &mut Value, keys: &[&str]| Path::of(keys).put(spec, None);
     strip(&mut spec, &["initConfiguration"]);
@@ -82,7 +82,7 @@ fn sets_local_mode(version: &KubernetesVersion) -> bool {
 
 /// Writes an init configuration as the join configuration that Cluster API makes of it. What a
 /// machine joined with instead of initialised is compared, as Cluster API does.
-pub(crate) fn init_to_join(spec: &mut Value, desired: &Value) {
+pub fn init_to_join(spec: &mut Value, desired: &Value) {
     let Some(init) = spec.get("initConfiguration").cloned() else {
         return;
     };

@@ -8,7 +8,7 @@ use super::{
     cover::{Coverage, Patches},
     policy::{OnUncovered, Policy},
 };
-use crate::version::KubernetesVersion;
+use refit_kinds::version::KubernetesVersion;
 
 /// How many path lines a message carries; the UpdateGroup's status has more.
 const LINES_IN_MESSAGE: usize = 8;

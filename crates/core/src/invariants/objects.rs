@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use refit_cluster_api::kinds::IntOrPercent;
 use refit_kinds::{
-    capi::IntOrPercent,
     keys,
     refit::{Gate, Phase},
 };

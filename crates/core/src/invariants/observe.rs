@@ -8,7 +8,7 @@ use super::{
     objects::{self, Machine, Node, Owner, Plan, Policy, StaticPod, Update, text},
     state::{Key, World},
 };
-use crate::version::KubernetesVersion;
+use refit_kinds::version::KubernetesVersion;
 
 const CONTROLLER: &str = "controller";
 const CAPI: &str = "capi";

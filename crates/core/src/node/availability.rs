@@ -1,10 +1,7 @@
 //! Whether a machine can stand in for another.
 
-use refit_kinds::{
-    capi::{Machine, update_in_progress},
-    conditions,
-    refit::Phase,
-};
+use refit_cluster_api::kinds::{Machine, update_in_progress};
+use refit_kinds::{conditions, refit::Phase};
 
 use super::snapshot::NodeView;
 

@@ -1,9 +1,9 @@
 //! Where an update stands, and its one next write.
 
 use jiff::Timestamp;
-use refit_kinds::{
-    capi::Machine,
-    refit::{Gate, HostPlan, HostPlanSpec, NodeUpdateStatus, Phase, PlanState, StepState},
+use refit_cluster_api::kinds::Machine;
+use refit_kinds::refit::{
+    Gate, HostPlan, HostPlanSpec, NodeUpdateStatus, Phase, PlanState, StepState,
 };
 
 use super::{

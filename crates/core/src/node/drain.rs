@@ -299,7 +299,7 @@ impl Work<'_, '_> {
     /// A timeout of the Machine's deletion; 0 is none, as in Cluster API.
     fn deletion(
         &self,
-        field: impl FnOnce(&refit_kinds::capi::MachineDeletion) -> Option<i32>,
+        field: impl FnOnce(&refit_cluster_api::kinds::MachineDeletion) -> Option<i32>,
     ) -> Option<SignedDuration> {
         let deletion = self.s.machine?.spec.deletion.as_ref()?;
         let seconds = field(deletion).filter(|seconds| *seconds > 0)?;

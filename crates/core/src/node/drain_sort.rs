@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use refit_kinds::{
-    capi::{self, MachineDrainRule},
-    keys,
+use refit_cluster_api::{
+    kinds::{self, MachineDrainRule},
+    selector::selects,
 };
+use refit_kinds::keys;
 
 use super::{
     drain_policy::{DrainPolicy, PodPolicy},
     drain_report::DrainRefusal,
     snapshot::PodRef,
 };
-use crate::plan::selector::selects;
 
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
@@ -182,7 +182,7 @@ fn fate(
         Some(word) if word.eq_ignore_ascii_case("skip") => return Fate::Stays,
         Some(word)
             if word.eq_ignore_ascii_case("wait-completed")
-                || word.eq_ignore_ascii_case(capi::WAIT_COMPLETED) =>
+                || word.eq_ignore_ascii_case(kinds::WAIT_COMPLETED) =>
         {
             return Fate::Waited(DrainRefusal::WaitCompleted {
                 pod: name(),
@@ -202,9 +202,9 @@ fn fate(
     if let Some(rule) = rule {
         let title = rule.metadata.name.clone().unwrap_or_default();
         match rule.spec.drain.behavior.as_str() {
-            capi::DRAIN => order = rule.spec.drain.order.unwrap_or_default(),
-            capi::SKIP => return Fate::Stays,
-            capi::WAIT_COMPLETED => {
+            kinds::DRAIN => order = rule.spec.drain.order.unwrap_or_default(),
+            kinds::SKIP => return Fate::Stays,
+            kinds::WAIT_COMPLETED => {
                 return Fate::Waited(DrainRefusal::WaitCompleted {
                     pod: name(),
                     says: format!("MachineDrainRule {title}"),

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
-    capi::Machine,
     keys,
     refit::{NodeUpdateStatus, Phase},
 };

@@ -1,6 +1,9 @@
 //! What must hold before anything starts, and before anything is disturbed.
 
-use refit_kinds::refit::{Gate, HostPlan, NodeUpdate, Phase, PlanState, UpdateGroupStatus};
+use refit_kinds::{
+    refit::{Gate, HostPlan, NodeUpdate, Phase, PlanState, UpdateGroupStatus},
+    version::{Hop, KubernetesVersion},
+};
 
 use super::{
     health,
@@ -12,7 +15,6 @@ use super::{
 use crate::{
     group::{self, Claim, GiveBack},
     report::Refusal,
-    version::{Hop, KubernetesVersion},
 };
 
 /// Whether the plan is of this NodeUpdate.

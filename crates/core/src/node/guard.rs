@@ -3,10 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use refit_kinds::{
-    capi::Machine,
-    keys::{GUARDED_BY_US, PRE_DRAIN_HOOK, REMEDIATION_GUARD, SKIP_REMEDIATION},
-};
+use refit_cluster_api::kinds::Machine;
+use refit_kinds::keys::{GUARDED_BY_US, PRE_DRAIN_HOOK, REMEDIATION_GUARD, SKIP_REMEDIATION};
 
 /// Annotations of the guard with their values.
 const GUARD: [(&str, &str); 2] = [(SKIP_REMEDIATION, "refit"), (PRE_DRAIN_HOOK, "refit")];
@@ -74,7 +72,7 @@ pub(super) fn remove(machine: &Machine) -> Changes {
 
 #[cfg(test)]
 mod tests {
-    use refit_kinds::capi::MachineSpec;
+    use refit_cluster_api::kinds::MachineSpec;
 
     use super::*;
 

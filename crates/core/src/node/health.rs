@@ -45,7 +45,7 @@ fn ill(seen: &Seen<'_>, member: &str) -> Option<String> {
 /// The lowest version among the API servers, or where pods carry none, the kubelets of the control
 /// plane; `None` if nothing is known.
 pub(super) fn lowest_version(seen: &Seen<'_>) -> Option<String> {
-    let mut lowest: Option<(crate::version::KubernetesVersion, String)> = None;
+    let mut lowest: Option<(refit_kinds::version::KubernetesVersion, String)> = None;
     for (_, node, _) in seen.control_plane {
         let Some(node) = node else { continue };
         let served = seen
@@ -58,7 +58,7 @@ pub(super) fn lowest_version(seen: &Seen<'_>) -> Option<String> {
             Some(node.kubelet_version.clone())
         });
         let Some(text) = version else { continue };
-        let Ok(version) = text.parse::<crate::version::KubernetesVersion>() else {
+        let Ok(version) = text.parse::<refit_kinds::version::KubernetesVersion>() else {
             continue;
         };
         if lowest.as_ref().is_none_or(|(known, _)| version < *known) {

@@ -4,11 +4,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use refit_kinds::{
-    capi::Machine,
-    refit::{
-        HostPlan, HostPlanSpec, HostSettings, NodeUpdate, NodeUpdateStatus, UpdateGroupStatus,
-    },
+use refit_cluster_api::kinds::Machine;
+use refit_kinds::refit::{
+    HostPlan, HostPlanSpec, HostSettings, NodeUpdate, NodeUpdateStatus, UpdateGroupStatus,
 };
 
 use super::{drain_ladder::Removal, drain_policy::DrainChoice, drain_sort::DrainView};

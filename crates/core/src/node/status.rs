@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
-    capi::Machine,
     conditions,
     refit::{Blocker, DrainRung, NodeUpdateStatus, Phase, Stage, StepState},
 };

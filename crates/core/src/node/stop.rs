@@ -1,12 +1,9 @@
 //! When work is to stop, and what stops it.
 
 use jiff::Timestamp;
-use refit_kinds::{
-    capi::Machine,
-    refit::{
-        FailureKind, Gate, HostPlan, HostPlanStatus, HostStepStatus, Phase, PlanState, Stage,
-        StepState,
-    },
+use refit_cluster_api::kinds::Machine;
+use refit_kinds::refit::{
+    FailureKind, Gate, HostPlan, HostPlanStatus, HostStepStatus, Phase, PlanState, Stage, StepState,
 };
 
 use super::{

@@ -2,8 +2,8 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
-    capi::Machine,
     keys,
     refit::{
         Gate, HostPlan, HostPlanStatus, NodeUpdate, NodeUpdateStatus, PlanState, PlannedStep, Role,

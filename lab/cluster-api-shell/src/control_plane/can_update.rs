@@ -3,10 +3,8 @@
 use std::sync::Arc;
 
 use kube::ResourceExt as _;
-use refit_kinds::{
-    capi::Machine,
-    keys::{self, MANAGER_KUBEADM_CONTROL_PLANE},
-};
+use refit_cluster_api::kinds::Machine;
+use refit_kinds::keys::{self, MANAGER_KUBEADM_CONTROL_PLANE};
 use refit_runtime::ObjectKey;
 use serde_json::{Value, json};
 

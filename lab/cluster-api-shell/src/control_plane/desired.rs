@@ -1,11 +1,11 @@
 //! Machine, infrastructure machine and KubeadmConfig as a control plane wants them.
 
 use kube::{ResourceExt as _, discovery::ApiResource};
-use refit_core::rollout::control_plane::Component;
-use refit_kinds::{
-    capi::{BOOTSTRAP_GROUP, ContractRef, KubeadmControlPlane, Machine},
-    keys,
+use refit_cluster_api::{
+    kinds::{BOOTSTRAP_GROUP, ContractRef, KubeadmControlPlane, Machine},
+    rollout::control_plane::Component,
 };
+use refit_kinds::keys;
 use serde_json::{Value, json};
 
 use super::{Plane, remediation::REMEDIATION_FOR};

@@ -7,8 +7,11 @@ use std::{
 
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
-use refit_core::rollout::control_plane::{Component, ControlPlane, ControlPlaneMachine};
-use refit_kinds::{capi::Machine, conditions, keys};
+use refit_cluster_api::{
+    kinds::Machine,
+    rollout::control_plane::{Component, ControlPlane, ControlPlaneMachine},
+};
+use refit_kinds::{conditions, keys};
 use serde_json::Value;
 
 use super::{Plane, desired, diff};

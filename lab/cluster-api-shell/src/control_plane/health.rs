@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use kube::ResourceExt as _;
-use refit_core::rollout::control_plane::Component;
-use refit_kinds::capi::{Machine, MachineStatus};
+use refit_cluster_api::kinds::{Machine, MachineStatus};
+use refit_cluster_api::rollout::control_plane::Component;
 use refit_runtime::ObjectKey;
 use serde_json::json;
 

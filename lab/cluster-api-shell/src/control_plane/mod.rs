@@ -18,11 +18,11 @@ mod trigger;
 use std::{sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
-use refit_core::rollout::control_plane::{Decision, PreflightFailure, ScaleDownReason, decide};
-use refit_kinds::{
-    capi::{Cluster, KubeadmControlPlane, Machine, update_in_progress},
-    keys::MANAGER_KUBEADM_CONTROL_PLANE,
+use refit_cluster_api::{
+    kinds::{Cluster, KubeadmControlPlane, Machine, update_in_progress},
+    rollout::control_plane::{Decision, PreflightFailure, ScaleDownReason, decide},
 };
+use refit_kinds::keys::MANAGER_KUBEADM_CONTROL_PLANE;
 use refit_runtime::{ObjectKey, queue::Action};
 use serde_json::Value;
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use kube::ResourceExt as _;
-use refit_core::rollout::control_plane::Component;
-use refit_kinds::{
-    capi::{Machine, MachineStatus},
-    conditions::{self, OWNER_REMEDIATED},
+use refit_cluster_api::{
+    kinds::{Machine, MachineStatus},
+    rollout::control_plane::Component,
 };
+use refit_kinds::conditions::{self, OWNER_REMEDIATED};
 use refit_runtime::{ObjectKey, queue::Action};
 use serde::Deserialize as _;
 use serde_json::json;

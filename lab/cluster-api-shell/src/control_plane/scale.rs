@@ -6,8 +6,8 @@ use std::{
 };
 
 use kube::{ResourceExt as _, discovery::ApiResource};
-use refit_core::rollout::control_plane::ScaleDownReason;
-use refit_kinds::{capi::KubeadmControlPlane, keys::MANAGER_KUBEADM_CONTROL_PLANE};
+use refit_cluster_api::{kinds::KubeadmControlPlane, rollout::control_plane::ScaleDownReason};
+use refit_kinds::keys::MANAGER_KUBEADM_CONTROL_PLANE;
 use refit_runtime::ObjectKey;
 use serde_json::json;
 

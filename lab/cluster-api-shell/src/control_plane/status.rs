@@ -1,10 +1,10 @@
 //! What a control plane's status says.
 
-use refit_core::rollout::control_plane::Component;
-use refit_kinds::{
-    capi::{KubeadmControlPlaneStatus, Machine},
-    conditions,
+use refit_cluster_api::{
+    kinds::{KubeadmControlPlaneStatus, Machine},
+    rollout::control_plane::Component,
 };
+use refit_kinds::conditions;
 use serde_json::json;
 
 use super::{Plane, desired};

@@ -1,6 +1,6 @@
 //! Whether so many unhealthy Machines may be remediated: more than a few speak of another trouble.
 
-use refit_kinds::capi::{IntOrPercent, RemediationTrigger};
+use refit_cluster_api::kinds::{IntOrPercent, RemediationTrigger};
 
 /// What a MachineHealthCheck allows.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,10 +2,8 @@
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use refit_kinds::{
-    capi::{HealthChecks, UnhealthyCondition},
-    conditions, keys,
-};
+use refit_cluster_api::kinds::{HealthChecks, UnhealthyCondition};
+use refit_kinds::{conditions, keys};
 
 /// How long a Machine may be without a Node where nobody says otherwise, in seconds.
 const NODE_STARTUP_TIMEOUT_SECONDS: i32 = 600;

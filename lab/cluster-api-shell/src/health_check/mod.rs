@@ -16,8 +16,8 @@ use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::ResourceExt as _;
+use refit_cluster_api::kinds::{Cluster, Machine, MachineHealthCheck, MachineHealthCheckStatus};
 use refit_kinds::{
-    capi::{Cluster, Machine, MachineHealthCheck, MachineHealthCheckStatus},
     conditions::{self, HEALTH_CHECK_SUCCEEDED, OWNER_REMEDIATED},
     keys,
 };

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use refit_kinds::capi::ExtensionClientConfig;
+use refit_cluster_api::kinds::ExtensionClientConfig;
 use refit_runtime::client::{ClientStack, HttpsPoster};
 use serde_json::Value;
 
@@ -173,7 +173,7 @@ fn read_answer(status: u16, body: &[u8]) -> Result<Value, Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use refit_kinds::capi::ExtensionService;
+    use refit_cluster_api::kinds::ExtensionService;
 
     use super::*;
 

@@ -2,10 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use refit_kinds::{
-    capi::DiscoveredHandler,
-    hooks::{API_VERSION, RequestHook},
-};
+use refit_cluster_api::kinds::DiscoveredHandler;
+use refit_kinds::hooks::{API_VERSION, RequestHook};
 use serde_json::Value;
 
 /// Every hook of the Runtime SDK's catalog. A handler of another one makes the whole answer void.

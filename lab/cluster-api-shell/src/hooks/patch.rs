@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use refit_kinds::capi::MachineSpec;
+use refit_cluster_api::kinds::MachineSpec;
 use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 

@@ -7,7 +7,8 @@ use kube::{
     ResourceExt as _,
     core::{Selector, SelectorExt as _},
 };
-use refit_kinds::{capi::ExtensionConfig, conditions};
+use refit_cluster_api::kinds::ExtensionConfig;
+use refit_kinds::conditions;
 use refit_runtime::ObjectKey;
 use serde_json::{Value, json};
 

@@ -5,10 +5,8 @@ use std::{sync::Arc, time::Duration};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, ResourceExt as _, api::DeleteParams};
-use refit_kinds::{
-    capi::{Cluster, Machine},
-    keys,
-};
+use refit_cluster_api::kinds::{Cluster, Machine};
+use refit_kinds::keys;
 use refit_runtime::{apply::is_not_found, queue::Action};
 use serde_json::{Map, Value, json};
 

@@ -4,10 +4,8 @@
 use std::{sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
-use refit_kinds::{
-    capi::{Machine, update_machine_pending},
-    keys,
-};
+use refit_cluster_api::kinds::{Machine, update_machine_pending};
+use refit_kinds::keys;
 use refit_runtime::ObjectKey;
 use serde_json::{Value, json};
 

@@ -1,5 +1,5 @@
 use kube::{core::gvk::GroupVersionKind, discovery::ApiResource};
-use refit_kinds::capi::ContractRef;
+use refit_cluster_api::kinds::ContractRef;
 
 use super::*;
 use crate::cache::Cache;

@@ -11,10 +11,8 @@ use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::Node;
 use kube::{ResourceExt as _, discovery::ApiResource};
-use refit_kinds::{
-    capi::{Cluster, ContractRef, Machine},
-    keys,
-};
+use refit_cluster_api::kinds::{Cluster, ContractRef, Machine};
+use refit_kinds::keys;
 use refit_runtime::{ObjectKey, queue::Action};
 use serde_json::{Map, Value, json};
 

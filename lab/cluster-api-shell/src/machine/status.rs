@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
-use refit_kinds::capi::{Machine, MachineStatus, update_in_progress};
+use refit_cluster_api::kinds::{Machine, MachineStatus, update_in_progress};
 use refit_runtime::ObjectKey;
 use serde_json::{Map, Value, json};
 

@@ -1,10 +1,10 @@
 //! The condition `UpToDate` of a Machine (`spec/capi.md 2.7, 4.2`).
 
-use refit_core::rollout::{MachineDeployment, MachineSet, template_up_to_date};
-use refit_kinds::{
-    capi::{Machine, update_in_progress},
-    conditions,
+use refit_cluster_api::{
+    kinds::{Machine, update_in_progress},
+    rollout::{MachineDeployment, MachineSet, template_up_to_date},
 };
+use refit_kinds::conditions;
 
 use crate::{
     conditions::{Says, lines},

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use refit_core::rollout::RolloutPlan;
-use refit_kinds::capi::ContractRef;
+use refit_cluster_api::kinds::ContractRef;
+use refit_cluster_api::rollout::RolloutPlan;
 use refit_runtime::ObjectKey;
 use serde::Deserialize as _;
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kube::ResourceExt as _;
-use refit_kinds::capi::MachineSet;
+use refit_cluster_api::kinds::MachineSet;
 use serde_json::json;
 
 use super::{Group, announce, status};

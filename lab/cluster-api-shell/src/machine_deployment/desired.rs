@@ -1,8 +1,8 @@
 //! A MachineSet as its MachineDeployment wants it (`spec/capi.md 3.2`).
 
 use kube::ResourceExt as _;
-use refit_core::rollout::RolloutPlan;
-use refit_kinds::{capi::MachineSet, keys};
+use refit_cluster_api::{kinds::MachineSet, rollout::RolloutPlan};
+use refit_kinds::keys;
 use serde_json::{Map, Value, json};
 
 use super::Group;
@@ -45,7 +45,8 @@ pub(super) fn machine_set(group: &Group, plan: &RolloutPlan, name: &str) -> Valu
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect();
     all_annotations.extend(annotations);
-    let resource = kube::discovery::ApiResource::erase::<refit_kinds::capi::MachineDeployment>(&());
+    let resource =
+        kube::discovery::ApiResource::erase::<refit_cluster_api::kinds::MachineDeployment>(&());
     let deployment = &group.deployment;
     let controller = owner(&resource, &deployment.name_any(), deployment.uid_text(), true);
     json!({

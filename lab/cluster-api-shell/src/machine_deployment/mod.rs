@@ -8,11 +8,11 @@ mod status;
 use std::{collections::BTreeSet, sync::Arc};
 
 use kube::ResourceExt as _;
-use refit_core::rollout::{self, Decisions, Note, PlanInput, RolloutPlan};
-use refit_kinds::{
-    capi::{Machine, MachineDeployment, MachineSet},
-    keys::MANAGER_MACHINE_DEPLOYMENT,
+use refit_cluster_api::{
+    kinds::{Machine, MachineDeployment, MachineSet},
+    rollout::{self, Decisions, Note, PlanInput, RolloutPlan},
 };
+use refit_kinds::keys::MANAGER_MACHINE_DEPLOYMENT;
 use refit_runtime::{ObjectKey, queue::Action};
 use serde_json::{Value, json};
 

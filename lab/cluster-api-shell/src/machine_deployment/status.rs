@@ -2,8 +2,8 @@
 
 use std::cmp::Ordering;
 
-use refit_core::rollout::MachineDeployment;
-use refit_kinds::capi::MachineDeploymentStatus;
+use refit_cluster_api::kinds::MachineDeploymentStatus;
+use refit_cluster_api::rollout::MachineDeployment;
 use serde_json::{Value, json};
 
 use super::Group;
@@ -99,7 +99,7 @@ fn conditions(deployment: &MachineDeployment, counts: Counts, outdated: usize) -
 
 #[cfg(test)]
 mod tests {
-    use refit_core::rollout::{IntOrPercent, Strategy, Template};
+    use refit_cluster_api::rollout::{IntOrPercent, Strategy, Template};
 
     use super::*;
     use crate::conditions::Status;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kube::ResourceExt as _;
-use refit_kinds::capi::{Machine, MachineSet};
+use refit_cluster_api::kinds::{Machine, MachineSet};
 use serde_json::{Value, json};
 
 use crate::{

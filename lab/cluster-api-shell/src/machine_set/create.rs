@@ -3,10 +3,8 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use kube::{ResourceExt as _, discovery::ApiResource};
-use refit_kinds::{
-    capi::{ContractRef, MachineSet},
-    keys::MANAGER_MACHINE_SET,
-};
+use refit_cluster_api::kinds::{ContractRef, MachineSet};
+use refit_kinds::keys::MANAGER_MACHINE_SET;
 use serde_json::json;
 
 use super::desired;

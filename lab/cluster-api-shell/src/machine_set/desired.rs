@@ -1,10 +1,8 @@
 //! A Machine as its MachineSet wants it.
 
 use kube::{ResourceExt as _, discovery::ApiResource};
-use refit_kinds::{
-    capi::{ContractRef, Machine, MachineSet},
-    keys,
-};
+use refit_cluster_api::kinds::{ContractRef, Machine, MachineSet};
+use refit_kinds::keys;
 use serde_json::{Value, json};
 
 use crate::{

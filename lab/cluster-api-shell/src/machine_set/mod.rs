@@ -12,14 +12,11 @@ pub(crate) use moving::mark_pending;
 use std::{sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
-use refit_core::rollout::machine_set::{
-    DeletionOrder, MachineFacts, MachineSetAction, counts, sync_replicas,
+use refit_cluster_api::{
+    kinds::{Machine, MachineSet},
+    rollout::machine_set::{DeletionOrder, MachineFacts, MachineSetAction, counts, sync_replicas},
 };
-use refit_kinds::{
-    capi::{Machine, MachineSet},
-    conditions, keys,
-    keys::MANAGER_MACHINE_SET,
-};
+use refit_kinds::{conditions, keys, keys::MANAGER_MACHINE_SET};
 use refit_runtime::{ObjectKey, queue::Action};
 use serde_json::{Value, json};
 
@@ -80,7 +77,7 @@ async fn sync_machines(context: &Arc<Context>, set: &Live<MachineSet>) -> Result
         let labels = intent["metadata"]["labels"].clone();
         let cache = &context.machines;
         context.apply(cache, MANAGER_MACHINE_SET, Some(&machine), intent).await?;
-        if !refit_kinds::capi::update_in_progress(machine.as_ref()) {
+        if !refit_cluster_api::kinds::update_in_progress(machine.as_ref()) {
             sync_metadata(context, &machine, &labels, MANAGER_METADATA).await?;
         }
     }

@@ -3,12 +3,11 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use kube::ResourceExt as _;
-use refit_core::rollout::machine_set::{Trigger, trigger_in_place};
-use refit_kinds::{
-    capi::{ContractRef, Machine, MachineSet},
-    keys,
-    keys::MANAGER_MACHINE_SET,
+use refit_cluster_api::{
+    kinds::{ContractRef, Machine, MachineSet},
+    rollout::machine_set::{Trigger, trigger_in_place},
 };
+use refit_kinds::{keys, keys::MANAGER_MACHINE_SET};
 use refit_runtime::ObjectKey;
 use serde_json::{Value, json};
 
@@ -17,8 +16,8 @@ use crate::{
     context::{Context, namespace_of},
     error::Error,
     live::Live,
-    snapshot,
-    templates::{self, Pairs, owner},
+    snapshot, templates,
+    templates::{Pairs, owner},
 };
 
 /// The old MachineSet's side: gives a Machine to another MachineSet, in one patch.

@@ -1,7 +1,7 @@
 //! Checks before a MachineSet creates Machines: could they join?
 
 use kube::ResourceExt as _;
-use refit_kinds::capi::{BOOTSTRAP_GROUP, KubeadmControlPlane, MachineSet};
+use refit_cluster_api::kinds::{BOOTSTRAP_GROUP, KubeadmControlPlane, MachineSet};
 use refit_runtime::ObjectKey;
 
 use crate::{

@@ -5,11 +5,8 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;
-use refit_kinds::{
-    capi::{IntOrPercent, Machine, MachineSet, MachineStatus},
-    conditions::OWNER_REMEDIATED,
-    keys,
-};
+use refit_cluster_api::kinds::{IntOrPercent, Machine, MachineSet, MachineStatus};
+use refit_kinds::{conditions::OWNER_REMEDIATED, keys};
 use refit_runtime::{ObjectKey, queue::Action};
 use serde::Deserialize as _;
 use serde_json::{Value, json};

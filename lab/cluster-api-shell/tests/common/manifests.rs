@@ -8,7 +8,7 @@ const INFRASTRUCTURE: &str = "infrastructure.cluster.x-k8s.io";
 
 /// CRDs of Cluster API's kinds and of one infrastructure provider.
 pub fn crds() -> Vec<Value> {
-    let mut crds: Vec<Value> = refit_kinds::crds::capi_crds()
+    let mut crds: Vec<Value> = refit_cluster_api::crds()
         .iter()
         .map(|crd| {
             let mut crd = serde_json::to_value(crd).unwrap();

@@ -33,7 +33,7 @@ pub(crate) fn suite() -> &'static Suite {
         };
         let crds: Vec<Value> = refit_kinds::crds::refit_crds()
             .into_iter()
-            .chain(refit_kinds::crds::capi_crds())
+            .chain(refit_cluster_api::crds())
             .map(|crd| serde_json::to_value(crd).unwrap())
             .collect();
         kubectl.feed("create -f -", &list(crds)).ok();

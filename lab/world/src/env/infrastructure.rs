@@ -1,7 +1,8 @@
 //! Infrastructure and bootstrap providers, and Cluster API's Cluster controller.
 
 use jiff::SignedDuration;
-use refit_kinds::{capi, keys};
+use refit_cluster_api::kinds;
+use refit_kinds::keys;
 use serde_json::{Value, json};
 
 use super::{
@@ -29,7 +30,7 @@ pub(crate) fn clusters(view: &View<'_>, state: &mut EnvState, plan: &mut Plan) {
             let (host, port) = endpoint_of(view, cluster);
             ClusterState { host, port, ..ClusterState::default() }
         });
-        let place = view.management.place(capi::CORE_GROUP, "Cluster");
+        let place = view.management.place(kinds::CORE_GROUP, "Cluster");
         let (known, Some(place)) = (known.clone(), place) else {
             continue;
         };
@@ -60,7 +61,7 @@ fn own(view: &View<'_>, cluster: &Value, place: &Place, plan: &mut Plan) {
         .into_iter()
         .filter_map(|field| view.management.referred(&cluster["spec"][field], namespace))
         .map(|part| (part, true));
-    let deployments = view.management.place(capi::CORE_GROUP, "MachineDeployment");
+    let deployments = view.management.place(kinds::CORE_GROUP, "MachineDeployment");
     let workers = deployments.into_iter().flat_map(|place| {
         let all = view.management.list(&place.id);
         all.into_iter().map(move |object| ((place.clone(), object), false))

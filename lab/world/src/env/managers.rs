@@ -84,7 +84,7 @@ fn deployment(namespace: &str, name: &str, provider: &str, image: &str) -> Value
 
 #[cfg(test)]
 mod tests {
-    use refit_core::plan::{Manager, managers};
+    use refit_predict::{Manager, managers};
 
     use super::*;
 

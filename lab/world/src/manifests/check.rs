@@ -10,7 +10,8 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use lab_apiserver::Registry;
-use refit_kinds::{capi, crds};
+use refit_cluster_api::kinds;
+use refit_kinds::crds;
 use serde_json::Value;
 
 use super::{Manifest, Problem, fields, refs, shown, text};
@@ -21,7 +22,7 @@ pub(super) const UNSUPPORTED_KINDS: [&str; 4] =
 
 /// The kinds that our own definitions bring. Making their schemas takes a while.
 static KNOWN: LazyLock<Vec<CustomResourceDefinition>> = LazyLock::new(|| {
-    let known = crds::capi_crds().into_iter().chain(crds::refit_crds());
+    let known = refit_cluster_api::crds().into_iter().chain(crds::refit_crds());
     known.collect()
 });
 
@@ -207,12 +208,12 @@ pub(super) fn contents(manifests: &[Manifest], unread: &[String]) -> Vec<Problem
 fn unfit(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> Option<Problem> {
     let object = &manifest.object;
     let has_topology = object.pointer("/spec/topology").is_some_and(|t| !t.is_null());
-    if group == capi::CORE_GROUP && (kind == "ClusterClass" || kind == "Cluster" && has_topology) {
+    if group == kinds::CORE_GROUP && (kind == "ClusterClass" || kind == "Cluster" && has_topology) {
         return Some(topology(manifest));
     }
-    let old = text(object, "/apiVersion").rsplit('/').next() != Some(capi::CONTRACT_VERSION);
-    let ours = kind.starts_with("Kubeadm") || group == capi::CORE_GROUP;
-    if old && ours && group.ends_with(capi::CORE_GROUP) {
+    let old = text(object, "/apiVersion").rsplit('/').next() != Some(kinds::CONTRACT_VERSION);
+    let ours = kind.starts_with("Kubeadm") || group == kinds::CORE_GROUP;
+    if old && ours && group.ends_with(kinds::CORE_GROUP) {
         return Some(old_version(manifest, group, kind));
     }
     let got = shown(object.pointer("/kind"));
@@ -222,23 +223,23 @@ fn unfit(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> Opti
         if !crd.spec.versions.iter().any(|v| Some(v.name.as_str()) == version) {
             return Some(old_version(manifest, group, kind));
         }
-    } else if [capi::CORE_GROUP, capi::CONTROL_PLANE_GROUP, refit_kinds::refit::GROUP]
+    } else if [kinds::CORE_GROUP, kinds::CONTROL_PLANE_GROUP, refit_kinds::refit::GROUP]
         .contains(&group)
     {
-        if group != capi::CONTROL_PLANE_GROUP && UNSUPPORTED_KINDS.contains(&kind) {
+        if group != kinds::CONTROL_PLANE_GROUP && UNSUPPORTED_KINDS.contains(&kind) {
             return None;
         }
         let kinds: Vec<_> = of_group().map(|crd| crd.spec.names.kind.as_str()).collect();
         let want = format!("a kind of {group} that the sandbox runs: {}", kinds.join(", "));
         return Some(manifest.problem("/kind", got, want));
     }
-    if group == capi::CORE_GROUP && ["MachineSet", "Machine"].contains(&kind) {
+    if group == kinds::CORE_GROUP && ["MachineSet", "Machine"].contains(&kind) {
         let want = "a MachineDeployment: Cluster API does not roll out the changes of a MachineSet \
                     or a Machine that stands alone, so there is nothing to upgrade";
         return Some(manifest.problem("/kind", got, want));
     }
     let paused = object.pointer("/spec/paused") == Some(&Value::Bool(true));
-    if group == capi::CORE_GROUP && kind == "Cluster" && paused {
+    if group == kinds::CORE_GROUP && kind == "Cluster" && paused {
         let want = "false: Cluster API does nothing with a paused cluster";
         return Some(manifest.problem("/spec/paused", "true".to_owned(), want));
     }
@@ -279,7 +280,7 @@ fn old_version(manifest: &Manifest, group: &str, kind: &str) -> Problem {
         "{group}/{new}: Cluster API 1.11 or newer converts it, apply the file there and read it back \
          with `kubectl get {plural}.{new}.{group} {} -o yaml`",
         text(&manifest.object, "/metadata/name"),
-        new = capi::CONTRACT_VERSION,
+        new = kinds::CONTRACT_VERSION,
     );
     manifest.problem("/apiVersion", got, want)
 }

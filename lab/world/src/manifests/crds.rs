@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lab_apiserver::Registry;
-use refit_kinds::{capi, crds, keys};
+use refit_cluster_api::kinds;
+use refit_kinds::{crds, keys};
 use serde_json::{Value, json};
 
 use super::text;
@@ -13,7 +14,7 @@ use super::text;
 ///
 /// CRDs that are among `objects` themselves are left to them.
 pub fn schemaless_crds(objects: &[Value]) -> Vec<Value> {
-    let mut defined: BTreeSet<(String, String)> = crds::capi_crds()
+    let mut defined: BTreeSet<(String, String)> = refit_cluster_api::crds()
         .into_iter()
         .chain(crds::refit_crds())
         .map(|crd| (crd.spec.group, crd.spec.names.kind))
@@ -69,7 +70,7 @@ fn crd(group: &str, kind: &str, versions: &BTreeSet<String>) -> Value {
             })
         })
         .collect();
-    let provider = group.ends_with(capi::CORE_GROUP);
+    let provider = group.ends_with(kinds::CORE_GROUP);
     let labels = match newest {
         Some(version) if provider => json!({ keys::CONTRACT_V1BETA2: version }),
         _ => json!({}),

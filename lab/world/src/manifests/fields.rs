@@ -1,6 +1,6 @@
 //! Fields that are read: their types, and values that cannot be.
 
-use refit_kinds::capi;
+use refit_cluster_api::kinds;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -16,21 +16,21 @@ const MOST_PROBLEMS: usize = 50;
 /// Reads the object as the typed struct that the controllers read.
 pub(super) fn wrong_types(manifest: &Manifest, group: &str, kind: &str) -> Vec<Problem> {
     match (group, kind) {
-        (capi::CORE_GROUP, "Cluster") => typed::<capi::Cluster>(manifest, ""),
-        (capi::CORE_GROUP, "MachineDeployment") => typed::<capi::MachineDeployment>(manifest, ""),
-        (capi::CORE_GROUP, "MachineSet") => typed::<capi::MachineSet>(manifest, ""),
-        (capi::CORE_GROUP, "Machine") => typed::<capi::Machine>(manifest, ""),
-        (capi::CONTROL_PLANE_GROUP, "KubeadmControlPlane") => {
-            typed::<capi::KubeadmControlPlane>(manifest, "")
+        (kinds::CORE_GROUP, "Cluster") => typed::<kinds::Cluster>(manifest, ""),
+        (kinds::CORE_GROUP, "MachineDeployment") => typed::<kinds::MachineDeployment>(manifest, ""),
+        (kinds::CORE_GROUP, "MachineSet") => typed::<kinds::MachineSet>(manifest, ""),
+        (kinds::CORE_GROUP, "Machine") => typed::<kinds::Machine>(manifest, ""),
+        (kinds::CONTROL_PLANE_GROUP, "KubeadmControlPlane") => {
+            typed::<kinds::KubeadmControlPlane>(manifest, "")
         }
-        (capi::BOOTSTRAP_GROUP, "KubeadmConfigTemplate") => {
-            typed::<capi::KubeadmConfigTemplate>(manifest, "")
+        (kinds::BOOTSTRAP_GROUP, "KubeadmConfigTemplate") => {
+            typed::<kinds::KubeadmConfigTemplate>(manifest, "")
         }
-        (capi::BOOTSTRAP_GROUP, "KubeadmConfig") => typed::<capi::KubeadmConfig>(manifest, ""),
-        (capi::INFRASTRUCTURE_GROUP, kind) if kind.ends_with("Cluster") => {
-            typed::<Option<capi::Endpoint>>(manifest, "/spec/controlPlaneEndpoint")
+        (kinds::BOOTSTRAP_GROUP, "KubeadmConfig") => typed::<kinds::KubeadmConfig>(manifest, ""),
+        (kinds::INFRASTRUCTURE_GROUP, kind) if kind.ends_with("Cluster") => {
+            typed::<Option<kinds::Endpoint>>(manifest, "/spec/controlPlaneEndpoint")
         }
-        (capi::INFRASTRUCTURE_GROUP, kind) if kind.ends_with("MachineTemplate") => {
+        (kinds::INFRASTRUCTURE_GROUP, kind) if kind.ends_with("MachineTemplate") => {
             let pointer = "/spec/template/spec";
             let spec = manifest.object.pointer(pointer);
             (!spec.is_some_and(Value::is_object))
@@ -152,10 +152,10 @@ fn wanted(message: &str) -> String {
 
 pub(super) fn wrong_values(manifest: &Manifest, group: &str, kind: &str) -> Vec<Problem> {
     let version = match (group, kind) {
-        (capi::CONTROL_PLANE_GROUP, "KubeadmControlPlane") | (capi::CORE_GROUP, "Machine") => {
+        (kinds::CONTROL_PLANE_GROUP, "KubeadmControlPlane") | (kinds::CORE_GROUP, "Machine") => {
             "/spec/version"
         }
-        (capi::CORE_GROUP, "MachineDeployment" | "MachineSet") => "/spec/template/spec/version",
+        (kinds::CORE_GROUP, "MachineDeployment" | "MachineSet") => "/spec/template/spec/version",
         _ => return Vec::new(),
     };
     let mut problems = Vec::new();
@@ -228,7 +228,8 @@ fn control_plane_rules(manifest: &Manifest, replicas: Option<i64>) -> Vec<Proble
 
 /// Releases only: the hosts of the sandbox know no release candidates and no vendor's builds.
 fn is_version(text: &str) -> bool {
-    text.parse::<refit_core::version::KubernetesVersion>().is_ok_and(|version| version.is_release())
+    text.parse::<refit_kinds::version::KubernetesVersion>()
+        .is_ok_and(|version| version.is_release())
 }
 
 fn is_int_or_percent(value: &Value) -> bool {

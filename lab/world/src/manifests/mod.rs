@@ -13,7 +13,7 @@ mod yaml;
 
 use std::{fmt, path::Path};
 
-use refit_kinds::capi;
+use refit_cluster_api::kinds;
 use serde_json::{Value, json};
 
 pub use crds::schemaless_crds;
@@ -96,10 +96,10 @@ impl Manifest {
         let version = text(&self.object, "/apiVersion");
         let group = version.split_once('/').map_or("", |(group, _)| group);
         let known = [
-            capi::CORE_GROUP,
-            capi::CONTROL_PLANE_GROUP,
-            capi::BOOTSTRAP_GROUP,
-            capi::INFRASTRUCTURE_GROUP,
+            kinds::CORE_GROUP,
+            kinds::CONTROL_PLANE_GROUP,
+            kinds::BOOTSTRAP_GROUP,
+            kinds::INFRASTRUCTURE_GROUP,
         ];
         let kind = text(&self.object, "/kind");
         (known.contains(&group) && !check::UNSUPPORTED_KINDS.contains(&kind))

@@ -1,6 +1,6 @@
 //! References from one object to another.
 
-use refit_kinds::capi;
+use refit_cluster_api::kinds;
 use serde_json::Value;
 
 use super::{Manifest, Problem, shown, text};
@@ -34,11 +34,11 @@ pub(super) fn dangling(
     kind: &str,
 ) -> Vec<Problem> {
     let references: &[&str] = match (group, kind) {
-        (capi::CORE_GROUP, "Cluster") => &["/spec/controlPlaneRef", "/spec/infrastructureRef"],
-        (capi::CONTROL_PLANE_GROUP, "KubeadmControlPlane") => {
+        (kinds::CORE_GROUP, "Cluster") => &["/spec/controlPlaneRef", "/spec/infrastructureRef"],
+        (kinds::CONTROL_PLANE_GROUP, "KubeadmControlPlane") => {
             &["/spec/machineTemplate/spec/infrastructureRef"]
         }
-        (capi::CORE_GROUP, "MachineDeployment" | "MachineSet") => {
+        (kinds::CORE_GROUP, "MachineDeployment" | "MachineSet") => {
             &["/spec/template/spec/bootstrap/configRef", "/spec/template/spec/infrastructureRef"]
         }
         _ => return Vec::new(),
@@ -81,10 +81,10 @@ pub(super) fn dangling(
             problems.push(manifest.problem(pointer, got, want));
         }
     }
-    if kind != "Cluster" && group == capi::CORE_GROUP {
+    if kind != "Cluster" && group == kinds::CORE_GROUP {
         let pointer = "/spec/clusterName";
         let name = text(&manifest.object, pointer);
-        if !exists(capi::CORE_GROUP, "Cluster", name) {
+        if !exists(kinds::CORE_GROUP, "Cluster", name) {
             let want = format!("a Cluster of namespace {namespace} that is among the manifests");
             problems.push(manifest.problem(pointer, shown(manifest.object.pointer(pointer)), want));
         }

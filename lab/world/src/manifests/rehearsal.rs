@@ -22,7 +22,7 @@ pub async fn rehearse(manifests: &[Manifest]) -> Result<(), LoadError> {
     let server = ApiServer::new(server_options(Clock::real(), 1));
     let api = Direct::new(server.clone(), USER);
     let objects: Vec<Value> = manifests.iter().map(|m| m.object.clone()).collect();
-    let ours = crds::refit_crds().into_iter().chain(crds::capi_crds());
+    let ours = crds::refit_crds().into_iter().chain(refit_cluster_api::crds());
     let ours = ours.map(|crd| serde_json::to_value(crd).expect("a CRD is JSON"));
     for crd in ours.chain(schemaless_crds(&objects)) {
         // What is wrong with a definition shows in the objects that need it.

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use refit_kinds::{capi, conditions, keys, refit::ordinal_of};
+use refit_cluster_api::kinds;
+use refit_kinds::{conditions, keys, refit::ordinal_of};
 use serde_json::Value;
 
 use super::{
@@ -34,11 +35,11 @@ enum Group {
 impl Group {
     fn of(found: &Found) -> Self {
         match (found.kind.group.as_str(), found.kind.kind.as_str()) {
-            (capi::CORE_GROUP, "Cluster") => Self::Cluster,
-            (capi::CONTROL_PLANE_GROUP, "KubeadmControlPlane") => Self::ControlPlane,
-            (capi::CORE_GROUP, "MachineDeployment") => Self::Deployment,
-            (capi::CORE_GROUP, "MachineSet") => Self::Set,
-            (capi::CORE_GROUP, "Machine") => Self::Machine,
+            (kinds::CORE_GROUP, "Cluster") => Self::Cluster,
+            (kinds::CONTROL_PLANE_GROUP, "KubeadmControlPlane") => Self::ControlPlane,
+            (kinds::CORE_GROUP, "MachineDeployment") => Self::Deployment,
+            (kinds::CORE_GROUP, "MachineSet") => Self::Set,
+            (kinds::CORE_GROUP, "Machine") => Self::Machine,
             _ => Self::None,
         }
     }
@@ -249,8 +250,8 @@ fn replicas_of_cluster(world: &World, cluster: &Value) -> u64 {
 /// All control planes and MachineDeployments.
 pub(super) fn owners(world: &World) -> Vec<Value> {
     let server = world.management();
-    let mut owners = server.list_values(capi::CONTROL_PLANE_GROUP, "kubeadmcontrolplanes", None);
-    owners.extend(server.list_values(capi::CORE_GROUP, "machinedeployments", None));
+    let mut owners = server.list_values(kinds::CONTROL_PLANE_GROUP, "kubeadmcontrolplanes", None);
+    owners.extend(server.list_values(kinds::CORE_GROUP, "machinedeployments", None));
     owners
 }
 

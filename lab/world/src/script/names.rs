@@ -6,7 +6,8 @@
 use std::{collections::BTreeMap, sync::LazyLock};
 
 use jiff::Timestamp;
-use refit_kinds::{capi, keys};
+use refit_cluster_api::kinds;
+use refit_kinds::keys;
 use regex::Regex;
 use serde_json::Value;
 
@@ -57,7 +58,7 @@ impl Names {
     pub(super) fn learn_all(&mut self, world: &World) {
         self.learn(world);
         let management = world.management();
-        let sets = management.list_values(capi::CORE_GROUP, "machinesets", None);
+        let sets = management.list_values(kinds::CORE_GROUP, "machinesets", None);
         self.learn_from(sets.iter(), owner, "set-");
         for cluster in world.clusters() {
             if let Some(server) = world.workload(&cluster) {

@@ -131,7 +131,7 @@ impl World {
     async fn load(&self, manifests: &[Value]) -> Result<(), WorldError> {
         let api = Direct::new(self.inner.management.clone(), USER);
         let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-        for crd in crds::refit_crds().iter().chain(&crds::capi_crds()) {
+        for crd in crds::refit_crds().iter().chain(&refit_cluster_api::crds()) {
             let body = serde_json::to_value(crd).expect("a CRD is JSON");
             api.send(Call::create(definitions, body)).await?;
         }

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, ResourceExt as _, api::ListParams};
+use refit_cluster_api::kinds::Machine;
 use refit_core::progress::owner_of;
-use refit_kinds::{capi::Machine, keys};
+use refit_kinds::keys;
 use serde::{Deserialize, Serialize};
 
 use super::{World, WorldError};

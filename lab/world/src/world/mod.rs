@@ -337,8 +337,12 @@ impl World {
         let api = Direct::new(self.inner.management.clone(), USER);
         let mirror = &self.inner.management_mirror;
         for (group, kind, pointer) in [
-            (refit_kinds::capi::CONTROL_PLANE_GROUP, "KubeadmControlPlane", "/spec/version"),
-            (refit_kinds::capi::CORE_GROUP, "MachineDeployment", "/spec/template/spec/version"),
+            (refit_cluster_api::kinds::CONTROL_PLANE_GROUP, "KubeadmControlPlane", "/spec/version"),
+            (
+                refit_cluster_api::kinds::CORE_GROUP,
+                "MachineDeployment",
+                "/spec/template/spec/version",
+            ),
         ] {
             let Some(place) = mirror.place(group, kind) else {
                 continue;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use kube::Api;
+use refit_cluster_api::kinds::Machine;
 pub use refit_core::progress::MachineProgress;
-use refit_kinds::{capi::Machine, refit::NodeUpdate};
+use refit_kinds::refit::NodeUpdate;
 use refit_runtime::{
     Store,
     store::{everything, reflect},

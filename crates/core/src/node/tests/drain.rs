@@ -1,8 +1,8 @@
 //! A node that is emptied: order, deadlines, volumes, load balancers, and what people say.
 
 use jiff::SignedDuration;
+use refit_cluster_api::kinds::MachineDeletion;
 use refit_kinds::{
-    capi::MachineDeletion,
     keys,
     refit::{DrainRung, Gate, Phase, StepState},
 };

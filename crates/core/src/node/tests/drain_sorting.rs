@@ -1,6 +1,7 @@
 //! Which pods leave: the table of kinds, labels, rules and policies.
 
-use refit_kinds::{capi::MachineDrainRule, keys};
+use refit_cluster_api::kinds::MachineDrainRule;
+use refit_kinds::keys;
 use serde_json::json;
 
 use super::world::{at, pod};

@@ -7,10 +7,8 @@
 
 use jiff::SignedDuration;
 use proptest::prelude::*;
-use refit_kinds::{
-    capi::Machine,
-    refit::{Gate, HostPlan, HostPlanSpec, NodeUpdate, Phase, UpdateGroupStatus},
-};
+use refit_cluster_api::kinds::Machine;
+use refit_kinds::refit::{Gate, HostPlan, HostPlanSpec, NodeUpdate, Phase, UpdateGroupStatus};
 
 use super::world::{One, at, machine, node, pod, report, update};
 use crate::{

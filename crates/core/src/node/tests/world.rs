@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use refit_cluster_api::kinds::{Machine, MachineSpec, MachineStatus, NodeRef};
 use refit_kinds::{
-    capi::{Machine, MachineSpec, MachineStatus, NodeRef},
     conditions, keys,
     refit::{
         Gate, Goal, HostFacts, HostPlan, HostPlanSpec, HostPlanStatus, HostSettings,

@@ -1,0 +1,26 @@
+//! The model of Cluster API: its kinds and its own decisions, as pure functions.
+//!
+//! No client, no socket, no clock. `refit plan`, the controller and the shell that stands in for
+//! Cluster API in the sandbox call the same functions.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`kinds`] | the part of Cluster API's kinds that Refit reads |
+//! | [`crds`] | CRDs that stand in for Cluster API's where it is not installed |
+//! | [`rollout`] | which machine of a group is next |
+
+#![expect(
+    clippy::duplicated_attributes,
+    reason = "several printer columns of one kind share their type"
+)]
+#![expect(
+    unreachable_pub,
+    reason = "kube's KubeSchema derive repeats each struct in a private scope"
+)]
+
+mod crds;
+pub mod kinds;
+pub mod rollout;
+pub mod selector;
+
+pub use crds::crds;

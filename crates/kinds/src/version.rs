@@ -1,0 +1,369 @@
+//! Kubernetes versions: parsing, order, skew rules and hops between minors.
+
+use std::{cmp::Ordering, fmt, str::FromStr};
+
+use semver::{BuildMetadata, Prerelease, Version};
+
+/// How many minors a kubelet may be older than its API server.
+///
+/// Kubernetes' version skew policy since v1.28. A kubelet is never newer.
+pub const KUBELET_MAX_MINORS_BEHIND: u64 = 3;
+
+/// The version that a demonstration goes to where that is at most one minor up.
+const SHOWCASE: (u64, u64, u64) = (1, 35, 0);
+
+/// A Kubernetes version as Cluster API writes it: `vX.Y.Z`, with or without pre-release and build.
+///
+/// Order and equality are semver's precedence: the build does not count.
+///
+/// ```
+/// use refit_kinds::version::KubernetesVersion;
+///
+/// let version: KubernetesVersion = "v1.34.2".parse()?;
+/// assert_eq!((version.major(), version.minor(), version.patch()), (1, 34, 2));
+/// assert!(version < "v1.35.0-rc.1".parse()?);
+/// assert!("1.34.2".parse::<KubernetesVersion>().is_err());
+/// # Ok::<(), refit_kinds::version::VersionError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct KubernetesVersion(Version);
+
+/// Why a text is not a Kubernetes version.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not a Kubernetes version: {reason}; want vX.Y.Z")]
+pub struct VersionError {
+    /// What was given.
+    pub text: String,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// What lies between two versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hop {
+    /// They are the same.
+    Same,
+    /// A newer patch of the same minor.
+    Patch,
+    /// The next minor.
+    Minor,
+    /// More than one minor up: kubeadm does not skip minors.
+    TooFar {
+        /// How many minors.
+        minors: u64,
+    },
+    /// Down: kubeadm does not go back.
+    Downgrade,
+    /// Another major.
+    OtherMajor,
+}
+
+impl Hop {
+    /// Whether kubeadm can go this way in one step.
+    pub fn is_upgrade(self) -> bool {
+        matches!(self, Self::Same | Self::Patch | Self::Minor)
+    }
+}
+
+/// Why a kubelet may not run beside an API server.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SkewError {
+    /// The kubelet is newer.
+    #[error("a kubelet of {kubelet} is newer than its API server of {server}")]
+    KubeletNewer {
+        /// Version of the kubelet.
+        kubelet: KubernetesVersion,
+        /// Version of the API server.
+        server: KubernetesVersion,
+    },
+    /// The kubelet is too old.
+    #[error(
+        "a kubelet of {kubelet} is more than {KUBELET_MAX_MINORS_BEHIND} minors older than its API server of {server}"
+    )]
+    KubeletTooOld {
+        /// Version of the kubelet.
+        kubelet: KubernetesVersion,
+        /// Version of the API server.
+        server: KubernetesVersion,
+    },
+}
+
+impl KubernetesVersion {
+    /// A release without pre-release and build.
+    pub fn new(major: u64, minor: u64, patch: u64) -> Self {
+        Self(Version::new(major, minor, patch))
+    }
+
+    /// X of `vX.Y.Z`.
+    pub fn major(&self) -> u64 {
+        self.0.major
+    }
+
+    /// Y of `vX.Y.Z`.
+    pub fn minor(&self) -> u64 {
+        self.0.minor
+    }
+
+    /// Z of `vX.Y.Z`.
+    pub fn patch(&self) -> u64 {
+        self.0.patch
+    }
+
+    /// Whether this is an alpha, beta or release candidate.
+    pub fn is_prerelease(&self) -> bool {
+        self.0.pre != Prerelease::EMPTY
+    }
+
+    /// Whether this is `vX.Y.Z` and nothing else: no pre-release, no build.
+    pub fn is_release(&self) -> bool {
+        !self.is_prerelease() && self.0.build == BuildMetadata::EMPTY
+    }
+
+    /// The same version without its build.
+    pub fn without_build(&self) -> Self {
+        let mut version = self.0.clone();
+        version.build = BuildMetadata::EMPTY;
+        Self(version)
+    }
+
+    /// The first release of the next minor.
+    ///
+    /// ```
+    /// # use refit_kinds::version::KubernetesVersion;
+    /// let version: KubernetesVersion = "v1.34.2+k3s1".parse()?;
+    /// assert_eq!(version.next_minor_zero().to_string(), "v1.35.0");
+    /// # Ok::<(), refit_kinds::version::VersionError>(())
+    /// ```
+    pub fn next_minor_zero(&self) -> Self {
+        Self::new(self.major(), self.minor().saturating_add(1), 0)
+    }
+
+    /// Whether the minor of this version is below that of `other`.
+    pub fn minor_below(&self, other: &Self) -> bool {
+        (self.major(), self.minor()) < (other.major(), other.minor())
+    }
+
+    /// What lies between this version and `target`.
+    pub fn hop_to(&self, target: &Self) -> Hop {
+        if self.major() != target.major() {
+            return Hop::OtherMajor;
+        }
+        match (self.cmp(target), target.minor().checked_sub(self.minor())) {
+            (Ordering::Equal, _) => Hop::Same,
+            (Ordering::Greater, _) | (_, None) => Hop::Downgrade,
+            (Ordering::Less, Some(0)) => Hop::Patch,
+            (Ordering::Less, Some(1)) => Hop::Minor,
+            (Ordering::Less, Some(minors)) => Hop::TooFar { minors },
+        }
+    }
+
+    /// Whether a kubelet of this version may run beside an API server of `server`. Patches do not
+    /// count, as in Kubernetes' skew policy.
+    pub fn check_kubelet_of(&self, server: &Self) -> Result<(), SkewError> {
+        if server.minor_below(self) {
+            return Err(SkewError::KubeletNewer { kubelet: self.clone(), server: server.clone() });
+        }
+        let same_major = self.major() == server.major();
+        if !same_major || server.minor() - self.minor() > KUBELET_MAX_MINORS_BEHIND {
+            return Err(SkewError::KubeletTooOld { kubelet: self.clone(), server: server.clone() });
+        }
+        Ok(())
+    }
+
+    /// Where a demonstration goes from here: v1.35.0 where that is an upgrade of at most one minor,
+    /// else the next minor's first release.
+    pub fn default_target(&self) -> Self {
+        let (major, minor, patch) = SHOWCASE;
+        let showcase = Self::new(major, minor, patch);
+        match self.hop_to(&showcase) {
+            Hop::Patch | Hop::Minor => showcase,
+            Hop::Same | Hop::TooFar { .. } | Hop::Downgrade | Hop::OtherMajor => {
+                self.next_minor_zero()
+            }
+        }
+    }
+}
+
+impl FromStr for KubernetesVersion {
+    type Err = VersionError;
+
+    fn from_str(text: &str) -> Result<Self, VersionError> {
+        let wrong = |reason: String| VersionError { text: text.to_owned(), reason };
+        let rest =
+            text.strip_prefix('v').ok_or_else(|| wrong("it does not start with v".to_owned()))?;
+        Version::parse(rest).map(Self).map_err(|e| wrong(e.to_string()))
+    }
+}
+
+impl fmt::Display for KubernetesVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v{}", self.0)
+    }
+}
+
+impl PartialEq for KubernetesVersion {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for KubernetesVersion {}
+
+impl PartialOrd for KubernetesVersion {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for KubernetesVersion {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.cmp_precedence(&other.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn v(text: &str) -> KubernetesVersion {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn only_full_versions_with_a_v_are_taken() {
+        for good in ["v1.34.2", "v0.0.1", "v1.35.0-rc.1", "v1.34.2+k3s1", "v1.34.2-a.1+b.2"] {
+            assert_eq!(v(good).to_string(), good);
+        }
+        let bad = [
+            "",
+            "v",
+            "1.34.2",
+            "V1.34.2",
+            "v1.34",
+            "v1",
+            "v1.34.2.1",
+            "v01.34.2",
+            "v1.34.x",
+            " v1.34.2",
+            "v1.34.2 ",
+            "v1.34.2-",
+            "v1.34.2+",
+            "v-1.3.4",
+            "latest",
+        ];
+        for text in bad {
+            let error = text.parse::<KubernetesVersion>().unwrap_err();
+            assert!(error.to_string().contains("want vX.Y.Z"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_build_does_not_count_in_order_and_equality() {
+        assert_eq!(v("v1.34.2+a"), v("v1.34.2+b"));
+        assert_eq!(v("v1.34.2+a").without_build().to_string(), "v1.34.2");
+        assert!(v("v1.35.0-rc.1") < v("v1.35.0"));
+        assert!(v("v1.35.0-rc.2") > v("v1.35.0-rc.1"));
+    }
+
+    #[test]
+    fn hops_are_named() {
+        let table = [
+            ("v1.34.2", "v1.34.2", Hop::Same),
+            ("v1.34.2+a", "v1.34.2+b", Hop::Same),
+            ("v1.34.2", "v1.34.3", Hop::Patch),
+            ("v1.35.0-rc.1", "v1.35.0", Hop::Patch),
+            ("v1.34.2", "v1.35.0", Hop::Minor),
+            ("v1.34.9", "v1.35.1", Hop::Minor),
+            ("v1.34.2", "v1.36.0", Hop::TooFar { minors: 2 }),
+            ("v1.34.2", "v1.34.1", Hop::Downgrade),
+            ("v1.34.2", "v1.33.9", Hop::Downgrade),
+            ("v1.34.2", "v2.0.0", Hop::OtherMajor),
+            ("v2.0.0", "v1.99.0", Hop::OtherMajor),
+        ];
+        for (from, to, hop) in table {
+            assert_eq!(v(from).hop_to(&v(to)), hop, "{from} -> {to}");
+        }
+    }
+
+    #[test]
+    fn a_kubelet_is_never_newer_and_at_most_three_minors_older() {
+        let server = v("v1.35.1");
+        for good in ["v1.35.1", "v1.35.9", "v1.34.0", "v1.32.0"] {
+            assert_eq!(v(good).check_kubelet_of(&server), Ok(()), "{good}");
+        }
+        assert!(matches!(
+            v("v1.36.0").check_kubelet_of(&server),
+            Err(SkewError::KubeletNewer { .. })
+        ));
+        assert!(matches!(
+            v("v1.31.9").check_kubelet_of(&server),
+            Err(SkewError::KubeletTooOld { .. })
+        ));
+        assert!(v("v0.35.0").check_kubelet_of(&server).is_err());
+    }
+
+    #[test]
+    fn the_demo_goes_to_the_showcase_or_one_minor_up() {
+        let table = [
+            ("v1.34.2", "v1.35.0"),
+            ("v1.35.0-rc.0", "v1.35.0"),
+            ("v1.35.0", "v1.36.0"),
+            ("v1.35.3", "v1.36.0"),
+            ("v1.33.1", "v1.34.0"),
+            ("v1.40.0", "v1.41.0"),
+        ];
+        for (from, to) in table {
+            assert_eq!(v(from).default_target().to_string(), to, "{from}");
+        }
+    }
+
+    fn any_version() -> impl Strategy<Value = KubernetesVersion> {
+        (0_u64..3, 0_u64..50, 0_u64..30, "(-(alpha|beta|rc)\\.[1-9])?(\\+[a-z]{1,3})?").prop_map(
+            |(major, minor, patch, rest)| {
+                format!("v{major}.{minor}.{patch}{rest}").parse().expect("built as a version")
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn a_version_is_read_back_from_what_it_shows(version in any_version()) {
+            let again: KubernetesVersion = version.to_string().parse().unwrap();
+            prop_assert_eq!(again.to_string(), version.to_string());
+        }
+
+        #[test]
+        fn any_text_is_either_refused_or_shown_as_given(text in "[v0-9.+a-z-]{0,16}") {
+            if let Ok(version) = text.parse::<KubernetesVersion>() {
+                prop_assert_eq!(version.to_string(), text);
+            }
+        }
+
+        #[test]
+        fn the_next_minor_is_one_hop_and_fits_the_skew(version in any_version()) {
+            let next = version.next_minor_zero();
+            prop_assert_eq!(version.hop_to(&next), Hop::Minor);
+            prop_assert_eq!(next.hop_to(&version), Hop::Downgrade);
+            prop_assert!(version.check_kubelet_of(&next).is_ok());
+            prop_assert!(next.check_kubelet_of(&version).is_err());
+        }
+
+        #[test]
+        fn the_default_target_is_always_one_upgrade_away(version in any_version()) {
+            let target = version.default_target();
+            prop_assert!(target > version);
+            prop_assert!(version.hop_to(&target).is_upgrade());
+        }
+
+        #[test]
+        fn order_is_total_and_agrees_with_hops(a in any_version(), b in any_version()) {
+            prop_assert_eq!(a.cmp(&b), b.cmp(&a).reverse());
+            if a.major() == b.major() {
+                prop_assert_eq!(a.hop_to(&b) == Hop::Downgrade, a > b);
+                prop_assert_eq!(a.hop_to(&b) == Hop::Same, a == b);
+            }
+        }
+    }
+}

@@ -1,0 +1,409 @@
+//! What will happen to a control plane.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp};
+use refit_cluster_api::rollout::{
+    control_plane::{
+        Component, ControlPlane, ControlPlaneMachine, PreflightFailure, ScaleDownReason,
+    },
+    simulate::Answer,
+};
+use refit_core::change::Level;
+use refit_kinds::keys;
+use serde_json::{Value, json};
+
+use super::{
+    input::Input,
+    objects::{annotations, condition, created_at, is_deleting, name, namespace, text, time},
+    outcome::{Blocked, CauseReason, GroupPlan},
+    plane,
+    plane::End,
+    reach::{GroupRef, Shape},
+    sides::{MachineSides, Sides, of_machine},
+    view::{Asked, View, controlled},
+};
+
+const COMPONENTS: [Component; 5] = [
+    Component::ApiServer,
+    Component::ControllerManager,
+    Component::Scheduler,
+    Component::EtcdPod,
+    Component::EtcdMember,
+];
+
+/// A Machine, what it lacks, and why it is to go.
+struct Member<'a> {
+    machine: &'a Value,
+    sides: MachineSides,
+    expired: Option<CauseReason>,
+    real: bool,
+}
+
+/// Plans a control plane; `None` where there is none of that name.
+pub(super) fn plan(input: &Input, group: &GroupRef) -> Option<GroupPlan> {
+    let mut view = View::of(input, group)?;
+    let Shape::ControlPlane { replicas, max_surge } = Shape::of(view.wanted) else {
+        return None;
+    };
+    let owner = (group.namespace.as_str(), "KubeadmControlPlane", &*group.name);
+    let found = controlled(&input.current, "Machine", owner);
+    let imagined = imagined(view.now, found.is_empty(), input);
+    let real = !found.is_empty();
+    let machines: Vec<&Value> = if real { found } else { imagined.iter().collect() };
+    let imagined_input = (!real).then(|| with_unread(input));
+    let compared = imagined_input.as_ref().unwrap_or(input);
+    let members: Vec<Member<'_>> = machines
+        .iter()
+        .map(|machine| Member {
+            machine,
+            sides: of_machine(compared, view.now, view.wanted, machine),
+            expired: expired(view.wanted, machine, input.now),
+            real,
+        })
+        .collect();
+    view.plan.machines.now = count(members.len());
+    view.look_for_topology();
+    let in_place_updates = match view.asked() {
+        Asked::Yes => true,
+        Asked::No => false,
+        Asked::Nothing => return Some(view.conclude(false)),
+    };
+    let (answers, refusals) = answers(&mut view, &members, in_place_updates);
+    let remediated = remediated(&mut view, &members, replicas);
+    let outcome = plane::run(
+        ControlPlane {
+            replicas,
+            max_surge,
+            in_place_updates,
+            topology_version_mismatch: topology_mismatch(&view),
+            managed_etcd: view
+                .wanted
+                .pointer("/spec/kubeadmConfigSpec/clusterConfiguration/etcd/external")
+                .is_none_or(Value::is_null),
+            failure_domains: failure_domains(view.cluster),
+            machines: members
+                .iter()
+                .filter(|member| !remediated.contains(name(member.machine)))
+                .map(state)
+                .collect(),
+            can_update: BTreeMap::new(),
+        },
+        &answers,
+        input.now,
+    );
+    view.plan.machines.in_place = count(outcome.in_place.len());
+    view.plan.machines.new = outcome.created;
+    view.plan.machines.deleted = count(outcome.deleted.len() + remediated.len());
+    if let End::Waits(machine) = &outcome.end {
+        let refused = refusals.get(machine).cloned().unwrap_or_default();
+        view.plan.blocked_by.extend(refused);
+    }
+    stuck(&mut view, &outcome.end);
+    explain(&mut view, &members, &outcome, max_surge, in_place_updates);
+    if view.plan.machines.in_place > 0 {
+        view.look_for_unfinished(&machines);
+        view.look_for_budgets(&machines);
+        view.look_for_old_kubelets();
+    }
+    view.predict_seconds(view.plan.machines.in_place, 1);
+    Some(view.conclude(false))
+}
+
+/// What would be answered for each machine that is not as it is wanted, and what blocks there: of
+/// that only what is asked about in the end counts.
+fn answers(
+    view: &mut View<'_>,
+    members: &[Member<'_>],
+    asked: bool,
+) -> (BTreeMap<String, Answer>, BTreeMap<String, Vec<Blocked>>) {
+    let (mut answers, mut refusals) = (BTreeMap::new(), BTreeMap::new());
+    for member in members.iter().filter(|m| !m.sides.up_to_date) {
+        let unready = view.no_fresh_report(&[member.machine]).filter(|_| asked);
+        let before = view.plan.blocked_by.len();
+        let answer = view.answer(Level::Machine, &member.sides.sides, None, unready);
+        let of = name(member.machine).to_owned();
+        refusals.insert(of.clone(), view.plan.blocked_by.split_off(before));
+        answers.insert(of, answer);
+    }
+    (answers, refusals)
+}
+
+/// Machines whose health check failed: the control plane replaces them before anything else, one
+/// that is alone excepted (`spec/capi.md 2.8`).
+fn remediated(view: &mut View<'_>, members: &[Member<'_>], replicas: i64) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    if replicas < 2 || members.len() < 2 {
+        return found;
+    }
+    let failed = |member: &&Member<'_>| {
+        condition(member.machine, "HealthCheckSucceeded") == Some("False")
+            && condition(member.machine, "OwnerRemediated") == Some("False")
+            && !annotations(member.machine).contains_key(keys::SKIP_REMEDIATION)
+    };
+    // One at a time: the next only when the first has been replaced.
+    if let Some(member) = members.iter().find(failed) {
+        let of = name(member.machine).to_owned();
+        view.cause(
+            CauseReason::Remediation,
+            format!("Machine/{of}"),
+            format!("a health check of Machine {of} failed: the control plane replaces it first"),
+            format!("heal the machine, or annotate Machine {of} with {}=", keys::SKIP_REMEDIATION),
+        );
+        found.insert(of);
+    }
+    found
+}
+
+fn stuck(view: &mut View<'_>, end: &End) {
+    let End::Stuck(failures) = end else {
+        return;
+    };
+    for failure in failures {
+        let (reason, object) = match failure {
+            PreflightFailure::TopologyVersionMismatch => ("TopologyVersionMismatch", view.title()),
+            PreflightFailure::MachineDeleting(machine) => {
+                ("MachineDeleting", format!("Machine/{machine}"))
+            }
+            PreflightFailure::NoNode(machine) => ("NoNode", format!("Machine/{machine}")),
+            PreflightFailure::Unhealthy(machine, _) => {
+                ("ControlPlaneUnhealthy", format!("Machine/{machine}"))
+            }
+        };
+        let message = format!("Cluster API changes nothing now: {failure}");
+        view.block(reason, object, message);
+    }
+}
+
+/// Why machines are created and deleted.
+fn explain(
+    view: &mut View<'_>,
+    members: &[Member<'_>],
+    outcome: &plane::Outcome,
+    max_surge: i64,
+    asked: bool,
+) {
+    if !asked && !outcome.deleted.is_empty() {
+        view.not_asked();
+        return;
+    }
+    for (machine, reason) in &outcome.deleted {
+        let Some(member) = members.iter().find(|m| name(m.machine) == machine) else {
+            continue;
+        };
+        explain_one(view, member, *reason, max_surge);
+    }
+    let replaced = count(outcome.deleted.len());
+    let remediated = view.plan.machines.deleted - replaced;
+    if outcome.created > remediated && replaced == 0 {
+        if max_surge > 0 && members.iter().any(|member| !member.sides.up_to_date) {
+            surge(view, max_surge);
+        } else {
+            replicas(view);
+        }
+    }
+}
+
+fn explain_one(view: &mut View<'_>, member: &Member<'_>, reason: ScaleDownReason, max_surge: i64) {
+    let of = name(member.machine);
+    let object = format!("Machine/{of}");
+    let notes = annotations(member.machine);
+    let marked = [keys::DELETE_MACHINE, keys::REMEDIATE_MACHINE]
+        .into_iter()
+        .find(|key| notes.contains_key(*key));
+    match (reason, member.expired, marked) {
+        (ScaleDownReason::NotEligible, Some(why), _) => {
+            let (field, message) = if why == CauseReason::RolloutAfter {
+                ("spec.rollout.after", "it is older than spec.rollout.after, which has passed")
+            } else {
+                (
+                    "spec.rollout.before",
+                    "its certificates expire within spec.rollout.before; Cluster API renews them by \
+                     replacing the machine",
+                )
+            };
+            view.cause(
+                why,
+                object,
+                format!("Machine {of} is replaced: {message}"),
+                format!("take {field} out of {}", view.title()),
+            );
+        }
+        (ScaleDownReason::NotEligible | ScaleDownReason::TooManyMachines, None, Some(key)) => {
+            view.cause(
+                CauseReason::Marked,
+                object,
+                format!("Machine {of} is annotated with {key} and is deleted"),
+                format!("take the annotation {key} off Machine {of}"),
+            );
+        }
+        (ScaleDownReason::NotEligible, None, None) => surge(view, max_surge),
+        (ScaleDownReason::TooManyMachines, ..) if max_surge > 0 && !member.sides.up_to_date => {
+            surge(view, max_surge);
+        }
+        (ScaleDownReason::TooManyMachines, ..) => replicas(view),
+        (ScaleDownReason::FailsPreflight, ..) => {
+            let failing = COMPONENTS
+                .iter()
+                .map(|component| component.condition())
+                .find(|type_| condition(member.machine, type_) != Some("True"))
+                .unwrap_or("its Node");
+            view.cause(
+                CauseReason::FailsPreflight,
+                object,
+                format!(
+                    "Machine {of} alone is not healthy ({failing}): Cluster API deletes it instead \
+                     of updating it"
+                ),
+                format!("heal Machine {of} before the change"),
+            );
+        }
+        (ScaleDownReason::NotCovered, ..) if matches!(member.sides.sides, Sides::NotCloned) => {
+            view.cause(
+                CauseReason::NotCloned,
+                object,
+                format!(
+                    "Machine {of} does not say which template it was made of, so that Cluster API \
+                     asks nobody and replaces it"
+                ),
+                format!(
+                    "annotate its infrastructure machine with {} and {}",
+                    keys::CLONED_FROM_NAME,
+                    keys::CLONED_FROM_GROUPKIND
+                ),
+            );
+        }
+        (ScaleDownReason::NotCovered, ..) => view.uncovered(),
+    }
+}
+
+fn surge(view: &mut View<'_>, max_surge: i64) {
+    let (title, replicas) = (view.title(), view.wanted.pointer("/spec/replicas"));
+    let few = replicas.and_then(Value::as_i64).unwrap_or(1) < 3;
+    let remedy = if few {
+        "set spec.replicas to 3 first (Cluster API takes maxSurge 0 from three on), then \
+         spec.rollout.strategy.rollingUpdate.maxSurge to 0"
+    } else {
+        "set spec.rollout.strategy.rollingUpdate.maxSurge to 0"
+    };
+    view.cause(
+        CauseReason::Surge,
+        title,
+        format!(
+            "maxSurge {max_surge} creates a machine before any is updated, and an old machine is \
+             deleted for it without asking"
+        ),
+        remedy,
+    );
+}
+
+fn replicas(view: &mut View<'_>) {
+    let title = view.title();
+    view.cause(
+        CauseReason::Replicas,
+        title,
+        "the number of machines is brought to spec.replicas",
+        "",
+    );
+}
+
+/// Why a machine is outdated by date alone.
+fn expired(control_plane: &Value, machine: &Value, now: Timestamp) -> Option<CauseReason> {
+    let after = time(control_plane, "/spec/rollout/after");
+    if after.is_some_and(|after| after <= now && created_at(machine) < after) {
+        return Some(CauseReason::RolloutAfter);
+    }
+    let days = control_plane
+        .pointer("/spec/rollout/before/certificatesExpiryDays")
+        .and_then(Value::as_i64)?;
+    let expiry = time(machine, "/status/certificatesExpiryDate")?;
+    let margin = SignedDuration::from_hours(days.saturating_mul(24).min(24 * 36_500));
+    let due = expiry.checked_sub(margin).ok()?;
+    (due <= now).then_some(CauseReason::CertificatesExpire)
+}
+
+/// A machine as the next step is decided on. What is only imagined is healthy.
+fn state(member: &Member<'_>) -> ControlPlaneMachine {
+    let machine = member.machine;
+    let unhealthy = |component: &Component| {
+        member.real && condition(machine, component.condition()) != Some("True")
+    };
+    let domain = text(machine, "/spec/failureDomain");
+    ControlPlaneMachine {
+        name: name(machine).to_owned(),
+        created_at: created_at(machine),
+        failure_domain: (!domain.is_empty()).then(|| domain.to_owned()),
+        annotations: annotations(machine),
+        deleting: is_deleting(machine),
+        up_to_date: member.sides.up_to_date,
+        expired: member.expired.is_some(),
+        has_node: !member.real || !text(machine, "/status/nodeRef/name").is_empty(),
+        unhealthy: COMPONENTS.into_iter().filter(unhealthy).collect(),
+    }
+}
+
+/// The machines that a control plane without any has, where manifests are all there is.
+fn imagined(control_plane: &Value, wanted: bool, input: &Input) -> Vec<Value> {
+    if !wanted || input.current.of_kind("Machine").next().is_some() {
+        return Vec::new();
+    }
+    let of = name(control_plane);
+    let replicas = match Shape::of(control_plane) {
+        Shape::ControlPlane { replicas, .. } => replicas,
+        _ => 0,
+    };
+    let kind = text(control_plane, "/spec/machineTemplate/spec/infrastructureRef/kind");
+    (0..replicas.clamp(0, 9))
+        .map(|index| {
+            let machine = format!("{of}-{index}");
+            json!({
+                "kind": "Machine",
+                "metadata": {"name": machine, "namespace": namespace(control_plane),
+                    "creationTimestamp": format!("1970-01-01T00:00:0{index}Z")},
+                "spec": {
+                    "version": control_plane["spec"]["version"],
+                    "bootstrap": {"configRef": {"kind": "KubeadmConfig", "name": machine}},
+                    "infrastructureRef": {
+                        "kind": kind.strip_suffix("Template").unwrap_or(kind), "name": machine,
+                    },
+                },
+            })
+        })
+        .collect()
+}
+
+/// The input with every part of a machine taken from its template.
+fn with_unread(input: &Input) -> Input {
+    let mut input = input.clone();
+    let templates: Vec<String> = input
+        .current
+        .iter()
+        .chain(input.desired.iter())
+        .filter_map(|object| text(object, "/kind").strip_suffix("Template"))
+        .map(str::to_owned)
+        .collect();
+    input.unread_kinds.extend(templates);
+    input.unread_kinds.insert("KubeadmConfig".to_owned());
+    input
+}
+
+fn topology_mismatch(view: &View<'_>) -> bool {
+    view.cluster.is_some_and(|cluster| {
+        let topology = text(cluster, "/spec/topology/version");
+        !topology.is_empty() && topology != view.plan.to
+    })
+}
+
+fn failure_domains(cluster: Option<&Value>) -> BTreeSet<String> {
+    let domains = cluster.and_then(|c| c.pointer("/status/failureDomains")?.as_array());
+    domains
+        .into_iter()
+        .flatten()
+        .filter(|domain| domain["controlPlane"] == true)
+        .filter_map(|domain| Some(domain["name"].as_str()?.to_owned()))
+        .collect()
+}
+
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,379 @@
+//! One function for each check.
+
+use std::collections::BTreeMap;
+
+use jiff::SignedDuration;
+use refit_core::certificates::LEAF_RENEW_BEFORE;
+use refit_kinds::version::KubernetesVersion;
+
+use super::{Facts, Findings, Host, Level, Workload};
+use crate::{
+    Unreached,
+    input::REPORT_STALE_AFTER,
+    managers::{Provider, first_version},
+    reach::{EXTENSION, Extension, GroupRef, Reach, Read, Shape, reach},
+};
+
+/// How much longer than its duration a Lease may stand still until nobody leads.
+const LEASE_GRACE: SignedDuration = SignedDuration::from_secs(15);
+/// What brings an installation to what it should be.
+const APPLY: &str = "refit install --apply";
+
+pub(super) fn crds(facts: &Facts, found: &mut Findings) {
+    let there = match &facts.crds {
+        Read::Known(crds) => crds,
+        Read::Unknown(why) => return found.unknown("CustomResourceDefinitions", why),
+    };
+    for wanted in &facts.wanted_crds {
+        let object = format!("CustomResourceDefinition/{}", wanted.name);
+        let Some(crd) = there.iter().find(|crd| crd.name == wanted.name) else {
+            found.fail(&object, "it is not there".to_owned(), APPLY);
+            continue;
+        };
+        if !crd.established {
+            let remedy = "look at its conditions: kubectl describe crd";
+            found.fail(&object, "the API server does not serve it".to_owned(), remedy);
+        }
+        for version in &wanted.served {
+            if !crd.served.contains(version) {
+                found.fail(&object, format!("it does not serve {version}"), APPLY);
+            } else if crd.schemas.get(version) != wanted.schemas.get(version) {
+                let message = format!(
+                    "its schema of {version} is another one than this program's ({})",
+                    facts.version
+                );
+                found.warn(&object, message, "install the version that runs, or use its program");
+            }
+        }
+        for version in crd.stored.difference(&wanted.served) {
+            let message =
+                format!("objects may be stored as {version}, which is not served any more");
+            let remedy = "migrate them and take the version out of status.storedVersions";
+            found.warn(&object, message, remedy);
+        }
+    }
+    let count = facts.wanted_crds.len();
+    found.or_ok("CustomResourceDefinitions", format!("all {count} are there, as they should be"));
+}
+
+pub(super) fn rights(facts: &Facts, found: &mut Findings) {
+    const ACCOUNT: &str = "ServiceAccount/refit-system/refit-controller";
+    let rights = match &facts.rights {
+        Read::Known(rights) => rights,
+        Read::Unknown(why) => return found.unknown(ACCOUNT, why),
+    };
+    let missing: Vec<&str> =
+        rights.iter().filter(|right| !right.allowed).map(|right| right.what.as_str()).collect();
+    if !missing.is_empty() {
+        let message = format!("it may not {}", missing.join("; nor "));
+        found.fail(ACCOUNT, message, "refit install --apply (its RBAC objects)");
+    }
+    found.or_ok(ACCOUNT, format!("it has all {} rights that it needs", rights.len()));
+}
+
+/// The installation seen from a namespace that is opted in, whatever its labels are.
+fn from_anywhere(extensions: &[Extension]) -> Reach {
+    let ours = extensions.iter().filter(|extension| extension.name == EXTENSION).map(|extension| {
+        Extension { selector: Extension::assumed().selector, ..extension.clone() }
+    });
+    Reach {
+        group: GroupRef {
+            kind: "KubeadmControlPlane".to_owned(),
+            namespace: String::new(),
+            name: String::new(),
+        },
+        shape: Shape::Unknown,
+        paused: None,
+        disabled: None,
+        bootstrap_kind: None,
+        extensions: Read::Known(ours.collect()),
+        namespace_labels: Read::Known(BTreeMap::new()),
+        // They have a check of their own.
+        managers: Read::Unknown(String::new()),
+    }
+}
+
+pub(super) fn extension(facts: &Facts, found: &mut Findings) {
+    let object = format!("ExtensionConfig/{EXTENSION}");
+    let extensions = match &facts.extensions {
+        Read::Known(extensions) => extensions,
+        Read::Unknown(why) => return found.unknown(&object, why),
+    };
+    if let Err(unreached) = reach(&from_anywhere(extensions)) {
+        found.fail(&object, unreached.to_string(), "");
+    }
+    found.or_ok(&object, "Cluster API has discovered all hooks".to_owned());
+}
+
+pub(super) fn certificate(facts: &Facts, found: &mut Findings) {
+    const SECRET: &str = "Secret/refit-system/refit-webhook-tls";
+    const REMEDY: &str = "delete the Secret, and the controller makes another; where cert-manager keeps it, look there";
+    let certificate = match &facts.certificate {
+        Read::Known(Some(certificate)) => certificate,
+        Read::Known(None) => {
+            let remedy = "the controller makes it when it starts: look at its logs";
+            return found.fail(SECRET, "it is not there".to_owned(), remedy);
+        }
+        Read::Unknown(why) => return found.unknown(SECRET, why),
+    };
+    match &certificate.leaf {
+        Err(why) => found.fail(SECRET, format!("its certificate cannot be read: {why}"), REMEDY),
+        Ok(leaf) => {
+            if leaf.until <= facts.now {
+                found.fail(SECRET, format!("its certificate ended at {}", leaf.until), REMEDY);
+            } else if leaf.until.duration_since(facts.now) < LEAF_RENEW_BEFORE / 2 {
+                let message = format!("its certificate ends at {} and was not renewed", leaf.until);
+                found.warn(SECRET, message, REMEDY);
+            }
+            if leaf.from > facts.now {
+                let message = format!("its certificate begins at {} only", leaf.from);
+                found.fail(SECRET, message, "look at the clocks of the machines");
+            }
+            let missing: Vec<&str> = certificate
+                .wanted_names
+                .iter()
+                .filter(|name| !leaf.names.contains(name))
+                .map(String::as_str)
+                .collect();
+            if !missing.is_empty() {
+                let message = format!("its certificate is not good for {}", missing.join(", "));
+                found.fail(SECRET, message, REMEDY);
+            }
+        }
+    }
+    if !certificate.bundle_matches {
+        let message = "ExtensionConfig refit trusts another ca.crt than this one".to_owned();
+        let remedy = "Cluster API copies it within ten minutes; look whether the ExtensionConfig has \
+                      runtime.cluster.x-k8s.io/inject-ca-from-secret: refit-system/refit-webhook-tls";
+        found.fail(SECRET, message, remedy);
+    }
+    if let Ok(leaf) = &certificate.leaf {
+        found.or_ok(SECRET, format!("its certificate is good until {}", leaf.until));
+    }
+}
+
+pub(super) fn cluster_api(facts: &Facts, found: &mut Findings) {
+    let managers = match &facts.managers {
+        Read::Known(managers) => managers,
+        Read::Unknown(why) => return found.unknown("Deployments of Cluster API", why),
+    };
+    for provider in Provider::ALL {
+        let object = format!("provider {}", provider.label());
+        let Some(manager) = managers.iter().find(|m| m.provider == provider) else {
+            let message = "no Deployment is labelled cluster.x-k8s.io/provider with it".to_owned();
+            found.warn(&object, message, "is this the management cluster? --context names another");
+            continue;
+        };
+        let object = format!("Deployment/{}", manager.deployment);
+        match &manager.version {
+            None => {
+                let message = format!("its version is not known: the image is {:?}", manager.image);
+                found.warn(&object, message, "");
+            }
+            Some(version) if version.minor_below(&first_version()) => {
+                let message =
+                    format!("it is Cluster API {version}; in-place updates begin with v1.12");
+                found.fail(&object, message, "clusterctl upgrade");
+            }
+            Some(_) => {}
+        }
+        for gate in provider.gates() {
+            if !manager.gate(gate) {
+                let message = format!("feature gate {gate} is off");
+                let remedy = format!("add {gate}=true to its --feature-gates");
+                found.fail(&object, message, &remedy);
+            }
+        }
+    }
+    let version = managers.iter().find_map(|manager| manager.version.clone());
+    let version = version.map_or_else(String::new, |version| format!(" {version}"));
+    found.or_ok("Cluster API", format!("Cluster API{version} has its gates on"));
+}
+
+pub(super) fn controller(facts: &Facts, found: &mut Findings) {
+    const OBJECT: &str = "Deployment/refit-system/refit-controller";
+    let workload = match &facts.controller {
+        Read::Known(Some(workload)) => workload,
+        Read::Known(None) => {
+            let discovered = matches!(&facts.extensions, Read::Known(all)
+                if all.iter().any(|e| e.name == EXTENSION && e.discovered.as_ref().is_some_and(|(s, _)| s == "True")));
+            let message = "it is not there".to_owned();
+            if discovered {
+                let remedy = "something else answers the hooks: a controller that runs elsewhere";
+                return found.warn(OBJECT, message, remedy);
+            }
+            return found.fail(OBJECT, message, APPLY);
+        }
+        Read::Unknown(why) => return found.unknown(OBJECT, why),
+    };
+    let Workload { replicas, ready, image } = workload;
+    let remedy = "kubectl -n refit-system describe pods; kubectl -n refit-system logs deploy/refit-controller";
+    if *ready == 0 {
+        found.fail(OBJECT, format!("none of {replicas} replicas is ready"), remedy);
+    } else if ready < replicas {
+        found.warn(OBJECT, format!("{ready} of {replicas} replicas are ready"), remedy);
+    }
+    if *replicas < 2 {
+        let message =
+            format!("{replicas} replica(s): Cluster API does not start while none answers");
+        found.warn(OBJECT, message, "set spec.replicas to 2");
+    }
+    let tag = image.rsplit_once(':').map(|(_, tag)| tag.trim_start_matches('v'));
+    if tag.is_some_and(|tag| tag != facts.version && tag.parse::<semver::Version>().is_ok()) {
+        let message = format!("it runs {image}, and this program is {}", facts.version);
+        found.warn(OBJECT, message, "use programs of one version");
+    }
+    found.or_ok(OBJECT, format!("{ready} of {replicas} replicas are ready"));
+}
+
+pub(super) fn lease(facts: &Facts, found: &mut Findings) {
+    const OBJECT: &str = "Lease/refit-system/refit-controller";
+    let remedy = "kubectl -n refit-system logs deploy/refit-controller";
+    let lease = match &facts.lease {
+        Read::Known(Some(lease)) => lease,
+        Read::Known(None) => {
+            let message =
+                "it is not there: no controller with more than one replica leads".to_owned();
+            return found.warn(OBJECT, message, remedy);
+        }
+        Read::Unknown(why) => return found.unknown(OBJECT, why),
+    };
+    let held = SignedDuration::from_secs(lease.duration_seconds.clamp(1, 3600)) + LEASE_GRACE;
+    match lease.renewed_at {
+        _ if lease.holder.is_empty() => found.fail(OBJECT, "nobody holds it".to_owned(), remedy),
+        Some(at) if facts.now.duration_since(at) <= held => {}
+        _ => {
+            let message = format!("{} holds it and does not renew it", lease.holder);
+            found.fail(OBJECT, message, remedy);
+        }
+    }
+    found.or_ok(OBJECT, format!("{} leads", lease.holder));
+}
+
+pub(super) fn namespaces(facts: &Facts, found: &mut Findings) {
+    let namespaces = match &facts.namespaces {
+        Read::Known(namespaces) => namespaces,
+        Read::Unknown(why) => return found.unknown("Namespaces", why),
+    };
+    let Read::Known(extensions) = &facts.extensions else {
+        return found.unknown("Namespaces", "the ExtensionConfigs are not known");
+    };
+    let Some(ours) = extensions.iter().find(|e| e.name == EXTENSION) else {
+        let message = "are selected by ExtensionConfig refit, which is not there".to_owned();
+        return found.add(Level::Ok, "Namespaces", message, "");
+    };
+    let mut reached = 0;
+    for namespace in namespaces {
+        let object = format!("Namespace/{}", namespace.name);
+        let labels = match &namespace.labels {
+            Read::Known(labels) => labels,
+            Read::Unknown(why) => {
+                found.unknown(&object, why);
+                continue;
+            }
+        };
+        let mut facts = from_anywhere(&[Extension::assumed()]);
+        facts.group.namespace.clone_from(&namespace.name);
+        facts.namespace_labels = Read::Known(labels.clone());
+        let others = extensions.iter().filter(|e| e.name != EXTENSION).cloned();
+        let this = Extension { selector: ours.selector.clone(), ..Extension::assumed() };
+        facts.extensions = Read::Known(others.chain([this]).collect());
+        match reach(&facts) {
+            Ok(()) => reached += 1,
+            Err(unreached) => {
+                let clusters = namespace.clusters.join(", ");
+                let message = format!("{unreached} (Clusters there: {clusters})");
+                let level = if matches!(unreached, Unreached::Shared { .. }) {
+                    Level::Fail
+                } else {
+                    Level::Warn
+                };
+                found.add(level, &object, message, "");
+            }
+        }
+    }
+    found.or_ok("Namespaces", format!("{reached} with Clusters, all opted in"));
+}
+
+pub(super) fn agents(facts: &Facts, found: &mut Findings) {
+    let mut fresh = 0;
+    for (cluster, hosts) in &facts.hosts {
+        let hosts = match hosts {
+            Read::Known(hosts) => hosts,
+            Read::Unknown(why) => {
+                found.unknown(&format!("Cluster/{cluster}"), why);
+                continue;
+            }
+        };
+        for host in hosts {
+            let object = format!("Node/{} ({cluster})", host.node);
+            let remedy = format!(
+                "look at refit-agent on that host: systemctl status refit-agent, or its pod in \
+                 refit-system of {cluster}"
+            );
+            match host.reported_at {
+                None => found.fail(&object, "its agent never reported".to_owned(), &remedy),
+                Some(at) if facts.now.duration_since(at) > REPORT_STALE_AFTER => {
+                    found.fail(&object, format!("its agent last reported at {at}"), &remedy);
+                }
+                Some(_) if host.agent != facts.version => {
+                    let message = format!(
+                        "its agent is {}, and this program is {}",
+                        host.agent, facts.version
+                    );
+                    found.warn(&object, message, "use programs of one version");
+                }
+                Some(_) => fresh += 1,
+            }
+        }
+    }
+    found.or_ok("agents", format!("{fresh} reported lately"));
+}
+
+pub(super) fn skew(facts: &Facts, found: &mut Findings) {
+    for (cluster, hosts) in &facts.hosts {
+        let Read::Known(hosts) = hosts else { continue };
+        let version = |host: &&Host| host.kubelet.parse::<KubernetesVersion>().ok();
+        let lowest = hosts.iter().filter(|h| h.control_plane).filter_map(|h| version(&h)).min();
+        let Some(server) = lowest else { continue };
+        for host in hosts {
+            if let Some(kubelet) = version(&host)
+                && let Err(error) = kubelet.check_kubelet_of(&server)
+            {
+                let object = format!("Node/{} ({cluster})", host.node);
+                let remedy = "bring the older side on: refit plan says how";
+                found.fail(&object, error.to_string(), remedy);
+            }
+        }
+    }
+    found.or_ok("versions", "kubelets and API servers fit together".to_owned());
+}
+
+pub(super) fn invariants(facts: &Facts, found: &mut Findings) {
+    if facts.unfinished > 0 {
+        let message = format!(
+            "{} updates are under way: what is left behind is looked at when they have ended",
+            facts.unfinished
+        );
+        return found.add(Level::Ok, "NodeUpdates", message, "");
+    }
+    if facts.hosts.values().any(|hosts| matches!(hosts, Read::Unknown(_))) {
+        let why = "the Nodes of a Cluster are not known";
+        return found.unknown("invariants", why);
+    }
+    for violation in &facts.violations {
+        let message = format!("invariant {}: {}", violation.invariant, violation.message);
+        let remedy = match violation.invariant {
+            5 => "kubectl describe it; refit retry machine/NAME asks for another attempt",
+            6 => "kubectl uncordon the node once it is healthy",
+            8 => {
+                "Cluster API counts it as up to date and leaves it: the next change of its \
+                 MachineDeployment's template takes it along, annotation \
+                 cluster.x-k8s.io/remediate-machine replaces it"
+            }
+            _ => "restart the controller: it clears what it finds; if it stays, report it",
+        };
+        found.fail(&violation.object, message, remedy);
+    }
+    found.or_ok("invariants", "nothing of an ended update is left behind".to_owned());
+}

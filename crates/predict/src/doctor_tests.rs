@@ -1,0 +1,266 @@
+use jiff::SignedDuration;
+
+use super::*;
+use refit_kinds::version::KubernetesVersion;
+
+fn now() -> Timestamp {
+    "2026-03-02T08:00:00Z".parse().unwrap()
+}
+
+fn ago(seconds: i64) -> Timestamp {
+    now() - SignedDuration::from_secs(seconds)
+}
+
+fn crd() -> Crd {
+    Crd {
+        name: "nodeupdates.refit.dev".into(),
+        served: ["v1alpha1".to_owned()].into(),
+        stored: ["v1alpha1".to_owned()].into(),
+        schemas: [("v1alpha1".to_owned(), "hash".to_owned())].into(),
+        established: true,
+    }
+}
+
+fn host(name: &str, control_plane: bool) -> Host {
+    Host {
+        machine: name.into(),
+        node: name.into(),
+        control_plane,
+        kubelet: "v1.35.0".into(),
+        agent: "0.1.0".into(),
+        reported_at: Some(ago(60)),
+    }
+}
+
+fn certificate() -> Certificate {
+    Certificate {
+        leaf: Ok(CertificateFacts {
+            subject: "refit".into(),
+            issuer: "ca".into(),
+            from: ago(3600),
+            until: now() + SignedDuration::from_hours(24 * 60),
+            names: vec!["refit-webhook.refit-system.svc".into()],
+        }),
+        bundle_matches: true,
+        wanted_names: vec!["refit-webhook.refit-system.svc".into()],
+    }
+}
+
+fn sound() -> Facts {
+    Facts {
+        now: now(),
+        version: "0.1.0".into(),
+        wanted_crds: vec![crd()],
+        crds: Read::Known(vec![crd()]),
+        rights: Read::Known(vec![Right {
+            what: "list machines.cluster.x-k8s.io".into(),
+            allowed: true,
+        }]),
+        extensions: Read::Known(vec![Extension::assumed()]),
+        certificate: Read::Known(Some(certificate())),
+        managers: Read::Known(Manager::assumed()),
+        controller: Read::Known(Some(Workload {
+            replicas: 2,
+            ready: 2,
+            image: "registry/refit:v0.1.0".into(),
+        })),
+        lease: Read::Known(Some(Lease {
+            holder: "refit-controller-a".into(),
+            renewed_at: Some(ago(5)),
+            duration_seconds: 15,
+        })),
+        namespaces: Read::Known(vec![Namespace {
+            name: "default".into(),
+            clusters: vec!["edge-1".into()],
+            labels: Read::Known(BTreeMap::new()),
+        }]),
+        hosts: [(
+            "default/edge-1".to_owned(),
+            Read::Known(vec![host("cp", true), host("w", false)]),
+        )]
+        .into(),
+        unfinished: 0,
+        violations: Vec::new(),
+    }
+}
+
+fn with(change: impl FnOnce(&mut Facts)) -> Facts {
+    let mut facts = sound();
+    change(&mut facts);
+    facts
+}
+
+fn with_host(change: impl FnOnce(&mut Host)) -> Facts {
+    let mut one = host("w", false);
+    change(&mut one);
+    with(|f| {
+        let hosts = Read::Known(vec![host("cp", true), one]);
+        f.hosts.insert("default/edge-1".into(), hosts);
+    })
+}
+
+fn with_certificate(change: impl FnOnce(&mut Certificate)) -> Facts {
+    let mut one = certificate();
+    change(&mut one);
+    with(|f| f.certificate = Read::Known(Some(one)))
+}
+
+fn with_extension(change: impl FnOnce(&mut Extension)) -> Facts {
+    let mut one = Extension::assumed();
+    change(&mut one);
+    with(|f| f.extensions = Read::Known(vec![one]))
+}
+
+fn with_crd(change: impl FnOnce(&mut Crd)) -> Facts {
+    let mut one = crd();
+    change(&mut one);
+    with(|f| f.crds = Read::Known(vec![one]))
+}
+
+fn with_workload(replicas: i64, ready: i64, image: &str) -> Facts {
+    with(|f| {
+        f.controller = Read::Known(Some(Workload { replicas, ready, image: image.into() }));
+    })
+}
+
+fn with_lease(holder: &str, seconds: i64) -> Facts {
+    with(|f| {
+        f.lease = Read::Known(Some(Lease {
+            holder: holder.into(),
+            renewed_at: Some(ago(seconds)),
+            duration_seconds: 15,
+        }));
+    })
+}
+
+#[test]
+fn a_sound_installation_has_one_good_word_for_each_check() {
+    let found = examine(&sound());
+    let checks: Vec<Check> = found.iter().map(|finding| finding.check).collect();
+    assert_eq!(checks, Check::ALL, "{found:#?}");
+    assert!(found.iter().all(|finding| finding.level == Level::Ok), "{found:#?}");
+}
+
+#[test]
+fn the_table_of_findings() {
+    use Check as C;
+    use Level::{Fail, Warn};
+    let unknown = || "you may not".to_owned();
+    let leaf =
+        |change: fn(&mut CertificateFacts)| with_certificate(|c| change(c.leaf.as_mut().unwrap()));
+    let table = vec![
+        (with(|f| f.crds = Read::Known(Vec::new())), C::Crds, Fail),
+        (with(|f| f.crds = Read::Unknown(unknown())), C::Crds, Warn),
+        (with_crd(|c| c.established = false), C::Crds, Fail),
+        (with_crd(|c| c.served.clear()), C::Crds, Fail),
+        (with_crd(|c| c.schemas.clear()), C::Crds, Warn),
+        (with_crd(|c| c.stored = ["v1alpha0".to_owned()].into()), C::Crds, Warn),
+        (
+            with(|f| {
+                f.rights =
+                    Read::Known(vec![Right { what: "patch machines".into(), allowed: false }]);
+            }),
+            C::Rbac,
+            Fail,
+        ),
+        (with(|f| f.rights = Read::Unknown(unknown())), C::Rbac, Warn),
+        (with_extension(|e| e.name = "other".into()), C::Extension, Fail),
+        (with_extension(|e| e.discovered = None), C::Extension, Fail),
+        (with_extension(|e| e.has_ca_bundle = false), C::Extension, Fail),
+        (with_extension(|e| e.selector = None), C::Namespaces, Warn),
+        (
+            with(|f| {
+                let other = Extension { name: "other".into(), ..Extension::assumed() };
+                f.extensions = Read::Known(vec![Extension::assumed(), other]);
+            }),
+            C::Namespaces,
+            Fail,
+        ),
+        (with(|f| f.certificate = Read::Known(None)), C::Certificate, Fail),
+        (leaf(|leaf| leaf.until = ago(1)), C::Certificate, Fail),
+        (leaf(|leaf| leaf.until = now() + SignedDuration::from_hours(24)), C::Certificate, Warn),
+        (leaf(|leaf| leaf.from = ago(-60)), C::Certificate, Fail),
+        (leaf(|leaf| leaf.names.clear()), C::Certificate, Fail),
+        (with_certificate(|c| c.bundle_matches = false), C::Certificate, Fail),
+        (with_certificate(|c| c.leaf = Err("no PEM".into())), C::Certificate, Fail),
+        (with(|f| f.managers = Read::Known(Manager::assumed().split_off(1))), C::ClusterApi, Warn),
+        (
+            with(|f| {
+                let mut managers = Manager::assumed();
+                managers[0].version = Some(KubernetesVersion::new(1, 11, 0));
+                f.managers = Read::Known(managers);
+            }),
+            C::ClusterApi,
+            Fail,
+        ),
+        (
+            with(|f| {
+                let mut managers = Manager::assumed();
+                managers[1].gates.clear();
+                f.managers = Read::Known(managers);
+            }),
+            C::ClusterApi,
+            Fail,
+        ),
+        (with(|f| f.controller = Read::Known(None)), C::Controller, Warn),
+        (with_workload(2, 0, "refit:0.1.0"), C::Controller, Fail),
+        (with_workload(2, 1, "refit:0.1.0"), C::Controller, Warn),
+        (with_workload(1, 1, "refit:0.1.0"), C::Controller, Warn),
+        (with_workload(2, 2, "refit:0.0.9"), C::Controller, Warn),
+        (with_lease("", 1), C::Lease, Fail),
+        (with_lease("a", 60), C::Lease, Fail),
+        (with(|f| f.lease = Read::Known(None)), C::Lease, Warn),
+        (with_host(|h| h.reported_at = None), C::Agents, Fail),
+        (with_host(|h| h.reported_at = Some(ago(901))), C::Agents, Fail),
+        (with_host(|h| h.agent = "0.0.9".into()), C::Agents, Warn),
+        (with_host(|h| h.kubelet = "v1.36.0".into()), C::Skew, Fail),
+        (with_host(|h| h.kubelet = "v1.31.0".into()), C::Skew, Fail),
+        (
+            with(|f| {
+                f.violations = vec![Violation {
+                    invariant: 6,
+                    object: "Node/w".into(),
+                    message: "a cordon is left".into(),
+                }];
+            }),
+            C::Invariants,
+            Fail,
+        ),
+    ];
+    for (facts, check, level) in table {
+        let found = examine(&facts);
+        let worst: Vec<&Finding> = found.iter().filter(|f| f.level != Level::Ok).collect();
+        assert_eq!(worst.len(), 1, "{check:?}: {worst:#?}");
+        assert_eq!((worst[0].check, worst[0].level), (check, level), "{worst:#?}");
+        assert!(worst[0].message.len() > 10, "{worst:#?}");
+    }
+}
+
+#[test]
+fn what_is_left_behind_is_not_judged_without_the_nodes() {
+    let facts = with(|f| {
+        f.hosts.insert("default/edge-2".into(), Read::Unknown("no route".into()));
+        f.violations = vec![Violation {
+            invariant: 5,
+            object: "Machine/m".into(),
+            message: "it runs nothing".into(),
+        }];
+    });
+    let found = examine(&facts);
+    let levels = |check| found.iter().find(|f| f.check == check).map(|f| f.level);
+    assert_eq!(levels(Check::Agents), Some(Level::Warn));
+    assert_eq!(levels(Check::Invariants), Some(Level::Warn));
+}
+
+#[test]
+fn nothing_left_behind_is_looked_for_while_updates_run() {
+    let facts = with(|f| {
+        f.unfinished = 2;
+        f.violations = vec![Violation {
+            invariant: 7,
+            object: "Machine/m".into(),
+            message: "our guard is left".into(),
+        }];
+    });
+    assert!(examine(&facts).iter().all(|finding| finding.level == Level::Ok));
+}

@@ -1,0 +1,203 @@
+//! Cluster API's own Deployments: which version runs, and with which feature gates.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::Deployment;
+
+use refit_kinds::version::KubernetesVersion;
+
+/// Label of everything that belongs to a provider of Cluster API.
+pub const PROVIDER_LABEL: &str = "cluster.x-k8s.io/provider";
+/// The gate without which Cluster API takes no ExtensionConfig.
+pub const RUNTIME_SDK: &str = "RuntimeSDK";
+/// The gate without which Cluster API asks nobody before it replaces.
+pub const IN_PLACE_UPDATES: &str = "InPlaceUpdates";
+
+/// A provider of Cluster API whose manager takes part in in-place updates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Provider {
+    /// MachineDeployments, MachineSets, Machines, ExtensionConfigs.
+    Core,
+    /// KubeadmControlPlanes.
+    KubeadmControlPlane,
+}
+
+impl Provider {
+    /// Both, in the order in which an installation starts them.
+    pub const ALL: [Self; 2] = [Self::Core, Self::KubeadmControlPlane];
+
+    /// Value of [`PROVIDER_LABEL`] on its Deployment.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Core => "cluster-api",
+            Self::KubeadmControlPlane => "control-plane-kubeadm",
+        }
+    }
+
+    /// The gates that it needs; only the core serves ExtensionConfigs (`spec/capi.md 6.3`).
+    pub fn gates(self) -> &'static [&'static str] {
+        match self {
+            Self::Core => &[RUNTIME_SDK, IN_PLACE_UPDATES],
+            Self::KubeadmControlPlane => &[IN_PLACE_UPDATES],
+        }
+    }
+}
+
+/// A manager as its Deployment describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manager {
+    /// Which one it is.
+    pub provider: Provider,
+    /// `namespace/name` of the Deployment.
+    pub deployment: String,
+    /// Version of Cluster API, from the image's tag; `None` where the tag is no version.
+    pub version: Option<KubernetesVersion>,
+    /// The image, as it stands there.
+    pub image: String,
+    /// Gates that the arguments set.
+    pub gates: BTreeMap<String, bool>,
+}
+
+/// The first minor of Cluster API that has in-place updates.
+pub fn first_version() -> KubernetesVersion {
+    KubernetesVersion::new(1, 12, 0)
+}
+
+impl Manager {
+    /// Managers that have all that is needed: for plans without a cluster.
+    pub fn assumed() -> Vec<Self> {
+        let gates =
+            |provider: Provider| provider.gates().iter().map(|gate| ((*gate).to_owned(), true));
+        Provider::ALL
+            .into_iter()
+            .map(|provider| Self {
+                provider,
+                deployment: provider.label().to_owned(),
+                version: Some(first_version()),
+                image: String::new(),
+                gates: gates(provider).collect(),
+            })
+            .collect()
+    }
+
+    /// Reads the manager out of its Deployment; `None` for other providers and Deployments.
+    pub fn of(deployment: &Deployment) -> Option<Self> {
+        let label = deployment.metadata.labels.as_ref()?.get(PROVIDER_LABEL)?;
+        let provider = *Provider::ALL.iter().find(|p| p.label() == label)?;
+        let pod = deployment.spec.as_ref()?.template.spec.as_ref()?;
+        let container = pod
+            .containers
+            .iter()
+            .find(|container| container.name == "manager")
+            .or(pod.containers.first())?;
+        let image = container.image.clone().unwrap_or_default();
+        let metadata = &deployment.metadata;
+        Some(Self {
+            provider,
+            deployment: format!(
+                "{}/{}",
+                metadata.namespace.as_deref().unwrap_or_default(),
+                metadata.name.as_deref().unwrap_or_default()
+            ),
+            version: tag(&image).and_then(|tag| tag.parse().ok()),
+            image,
+            gates: gates(container.args.iter().flatten().map(String::as_str)),
+        })
+    }
+
+    /// Whether a gate is on. All of those that we look at are alpha and off by default.
+    pub fn gate(&self, name: &str) -> bool {
+        let all_alpha = || self.gates.get("AllAlpha").copied().unwrap_or(false);
+        self.gates.get(name).copied().unwrap_or_else(all_alpha)
+    }
+}
+
+/// The tag of an image reference, without the digest.
+fn tag(image: &str) -> Option<&str> {
+    let image = image.split('@').next()?;
+    let name = image.rsplit('/').next()?;
+    name.split_once(':').map(|(_, tag)| tag)
+}
+
+/// The gates that arguments set: `--feature-gates=A=true,B=false`, or in two arguments; the last
+/// word on a gate counts.
+fn gates<'a>(args: impl Iterator<Item = &'a str>) -> BTreeMap<String, bool> {
+    let mut found = BTreeMap::new();
+    let mut args = args.peekable();
+    while let Some(arg) = args.next() {
+        let Some(rest) =
+            arg.strip_prefix("--feature-gates").or_else(|| arg.strip_prefix("-feature-gates"))
+        else {
+            continue;
+        };
+        let list = match rest.strip_prefix('=') {
+            Some(list) => list,
+            None if rest.is_empty() => args.next().unwrap_or_default(),
+            None => continue,
+        };
+        for (gate, value) in list.split(',').filter_map(|pair| pair.split_once('=')) {
+            let on = matches!(value.trim(), "true" | "True" | "TRUE" | "t" | "T" | "1");
+            found.insert(gate.trim().to_owned(), on);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn deployment(label: &str, image: &str, args: &[&str]) -> Deployment {
+        serde_json::from_value(json!({
+            "metadata": {"name": "m", "namespace": "n", "labels": {PROVIDER_LABEL: label}},
+            "spec": {"selector": {}, "template": {"spec": {"containers": [
+                {"name": "kube-rbac-proxy", "image": "p:v0.1.0"},
+                {"name": "manager", "image": image, "args": args},
+            ]}}},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn version_and_gates_are_read_from_the_manager_container() {
+        let manager = Manager::of(&deployment(
+            "cluster-api",
+            "registry.k8s.io:5000/cluster-api/cluster-api-controller:v1.12.3@sha256:00",
+            &["--leader-elect", "--feature-gates=RuntimeSDK=true,InPlaceUpdates=false"],
+        ))
+        .unwrap();
+        assert_eq!(manager.deployment, "n/m");
+        assert_eq!(manager.version.as_ref().unwrap().to_string(), "v1.12.3");
+        assert!(manager.gate(RUNTIME_SDK));
+        assert!(!manager.gate(IN_PLACE_UPDATES));
+        assert!(!manager.gate("ClusterTopology"));
+    }
+
+    #[test]
+    fn gates_may_stand_in_an_argument_of_their_own_and_all_alpha_counts() {
+        let table: [(&[&str], bool); 6] = [
+            (&["--feature-gates", "InPlaceUpdates=true"], true),
+            (&["--feature-gates=AllAlpha=true"], true),
+            (&["--feature-gates=AllAlpha=true,InPlaceUpdates=false"], false),
+            (
+                &["--feature-gates=InPlaceUpdates=true", "--feature-gates=InPlaceUpdates=false"],
+                false,
+            ),
+            (&["--feature-gates-of-others=InPlaceUpdates=true"], false),
+            (&["--feature-gates"], false),
+        ];
+        for (args, on) in table {
+            let manager = Manager::of(&deployment("control-plane-kubeadm", "a/b", args)).unwrap();
+            assert_eq!(manager.gate(IN_PLACE_UPDATES), on, "{args:?}");
+            assert_eq!(manager.version, None);
+        }
+    }
+
+    #[test]
+    fn other_providers_are_left_aside() {
+        assert_eq!(Manager::of(&deployment("bootstrap-kubeadm", "a:v1.12.0", &[])), None);
+        assert_eq!(Manager::of(&Deployment::default()), None);
+    }
+}

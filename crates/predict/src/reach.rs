@@ -1,0 +1,447 @@
+//! Whether Cluster API calls our hooks for a group of machines.
+//!
+//! Where it does not, a new version replaces machines instead of updating them: nobody may write
+//! one without knowing.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use refit_cluster_api::{
+    kinds::ExtensionConfig,
+    rollout::{IntOrPercent, Strategy, predict},
+};
+use refit_kinds::{conditions, keys};
+use serde_json::Value;
+
+use refit_cluster_api::selector::{selects, selects_all, shown};
+
+use super::{
+    managers::{Manager, Provider, first_version},
+    objects::{annotations, kind, name, namespace, text},
+    unreached::Unreached,
+};
+
+/// Name of our ExtensionConfig.
+pub const EXTENSION: &str = "refit";
+/// The hooks that have to be ours.
+const HOOKS: [&str; 3] = ["CanUpdateMachine", "CanUpdateMachineSet", "UpdateMachine"];
+
+/// Something that was read, or could not be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Read<T> {
+    /// What was read.
+    Known(T),
+    /// Why it could not be read, as a sentence without a full stop.
+    Unknown(String),
+}
+
+/// Which group of machines is spoken of.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GroupRef {
+    /// `KubeadmControlPlane`, `MachineDeployment`, `MachineSet`, or a kind that we do not serve.
+    pub kind: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl std::fmt::Display for GroupRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}/{}", self.kind, self.namespace, self.name)
+    }
+}
+
+/// How a group rolls out a change: some ways never ask anybody.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// A control plane.
+    ControlPlane {
+        /// `spec.replicas`.
+        replicas: i64,
+        /// `spec.rollout.strategy.rollingUpdate.maxSurge`; 1 where it is not set.
+        max_surge: i64,
+    },
+    /// A MachineDeployment.
+    Deployment {
+        /// `spec.replicas`.
+        replicas: i64,
+        /// `spec.rollout.strategy`.
+        strategy: Strategy,
+    },
+    /// A MachineSet that no MachineDeployment owns.
+    LoneSet,
+    /// Not looked at.
+    Unknown,
+}
+
+/// An ExtensionConfig as far as it decides who is asked.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Extension {
+    /// Its name.
+    pub name: String,
+    /// Namespaces whose objects it is asked about; absent matches none.
+    pub selector: Option<LabelSelector>,
+    /// Hooks that Cluster API found in it.
+    pub hooks: Vec<String>,
+    /// `True`, `False` or `Unknown`, with the message; `None` before the first discovery.
+    pub discovered: Option<(String, String)>,
+    /// The condition speaks of the ExtensionConfig as it is now.
+    pub current: bool,
+    /// The CA bundle is there.
+    pub has_ca_bundle: bool,
+    /// Annotation `cluster.x-k8s.io/paused`.
+    pub paused: bool,
+}
+
+impl Extension {
+    /// One that serves all our hooks in every namespace: for plans without a cluster.
+    pub fn assumed() -> Self {
+        Self {
+            name: EXTENSION.to_owned(),
+            selector: Some(LabelSelector::default()),
+            hooks: HOOKS.map(str::to_owned).to_vec(),
+            discovered: Some(("True".to_owned(), String::new())),
+            current: true,
+            has_ca_bundle: true,
+            paused: false,
+        }
+    }
+
+    /// Reads what decides out of an ExtensionConfig.
+    pub fn of(config: &ExtensionConfig) -> Self {
+        let status = config.status.clone().unwrap_or_default();
+        let condition = conditions::get(&status.conditions, "Discovered");
+        let bundle = config.spec.client_config.ca_bundle.as_deref();
+        let annotations = config.metadata.annotations.as_ref();
+        Self {
+            name: config.metadata.name.clone().unwrap_or_default(),
+            selector: config.spec.namespace_selector.clone(),
+            hooks: status
+                .handlers
+                .iter()
+                .map(|handler| handler.request_hook.hook.clone())
+                .collect(),
+            discovered: condition.map(|c| (c.status.clone(), c.message.clone())),
+            current: condition.is_some_and(|condition| {
+                // An older writer may leave the generation out; then nothing says that it is old.
+                condition
+                    .observed_generation
+                    .is_none_or(|seen| Some(seen) == config.metadata.generation)
+            }),
+            has_ca_bundle: bundle.is_some_and(|bundle| !bundle.is_empty()),
+            paused: annotations.is_some_and(|all| all.contains_key(keys::PAUSED)),
+        }
+    }
+}
+
+/// Everything that decides whether our hooks are called for a group.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reach {
+    /// The group.
+    pub group: GroupRef,
+    /// How it rolls out.
+    pub shape: Shape,
+    /// Its Cluster, or the group itself, is paused: kind and name.
+    pub paused: Option<String>,
+    /// `refit.dev/in-place: Disabled` on the group or its Cluster: kind and name of which.
+    pub disabled: Option<String>,
+    /// Kind of the bootstrap config, where one is known.
+    pub bootstrap_kind: Option<String>,
+    /// All ExtensionConfigs.
+    pub extensions: Read<Vec<Extension>>,
+    /// Labels of the group's namespace.
+    pub namespace_labels: Read<BTreeMap<String, String>>,
+    /// Cluster API's managers; none where their Deployments were not found.
+    pub managers: Read<Vec<Manager>>,
+}
+
+impl Reach {
+    /// The facts of a group: the owner as it is wanted, its Cluster, and what was read around them.
+    pub fn of(
+        owner: &Value,
+        cluster: Option<&Value>,
+        extensions: Read<Vec<Extension>>,
+        namespace_labels: Read<BTreeMap<String, String>>,
+        managers: Read<Vec<Manager>>,
+    ) -> Self {
+        let title = |object: &Value| format!("{} {}", kind(object), name(object));
+        let of_owner = annotations(owner);
+        let disabled = match of_owner.get(keys::IN_PLACE) {
+            Some(value) => (value == "Disabled").then(|| title(owner)),
+            None => cluster
+                .filter(|cluster| {
+                    annotations(cluster).get(keys::IN_PLACE).map(String::as_str) == Some("Disabled")
+                })
+                .map(title),
+        };
+        let is_paused = |object: &Value| {
+            object.pointer("/spec/paused") == Some(&Value::Bool(true))
+                || annotations(object).contains_key(keys::PAUSED)
+        };
+        let paused = cluster
+            .filter(|cluster| is_paused(cluster))
+            .or(Some(owner).filter(|owner| is_paused(owner)))
+            .map(title);
+        let config = text(owner, "/spec/template/spec/bootstrap/configRef/kind");
+        Self {
+            group: GroupRef::of(owner),
+            shape: Shape::of(owner),
+            paused,
+            disabled,
+            bootstrap_kind: (!config.is_empty()).then(|| config.to_owned()),
+            extensions,
+            namespace_labels,
+            managers,
+        }
+    }
+}
+
+impl GroupRef {
+    /// Names an object.
+    pub fn of(object: &Value) -> Self {
+        Self {
+            kind: kind(object).to_owned(),
+            namespace: namespace(object).to_owned(),
+            name: name(object).to_owned(),
+        }
+    }
+}
+
+impl Shape {
+    /// Reads how a group rolls out, with Cluster API's defaults.
+    pub fn of(owner: &Value) -> Self {
+        let replicas = owner.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1);
+        let rolling = |field: &str, default: i64| {
+            owner
+                .pointer(&format!("/spec/rollout/strategy/rollingUpdate/{field}"))
+                .and_then(|value| IntOrPercent::try_from(value).ok())
+                .unwrap_or(IntOrPercent::Int(default))
+        };
+        match kind(owner) {
+            "KubeadmControlPlane" => Self::ControlPlane {
+                replicas,
+                max_surge: rolling("maxSurge", 1).rounded_up(replicas),
+            },
+            "MachineDeployment" if text(owner, "/spec/rollout/strategy/type") == "OnDelete" => {
+                Self::Deployment { replicas, strategy: Strategy::OnDelete }
+            }
+            "MachineDeployment" => Self::Deployment {
+                replicas,
+                strategy: Strategy::rolling_update(
+                    rolling("maxSurge", 1),
+                    rolling("maxUnavailable", 0),
+                ),
+            },
+            "MachineSet" => Self::LoneSet,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// Whether Cluster API calls our hooks for the group. What could not be read of Cluster API's
+/// managers does not count against it: see [`notes`].
+pub fn reach(facts: &Reach) -> Result<(), Unreached> {
+    served(facts)?;
+    asked(facts)?;
+    let known = |why: &String| Unreached::NotKnown { group: facts.group.clone(), why: why.clone() };
+    let extensions = match &facts.extensions {
+        Read::Known(extensions) => extensions,
+        Read::Unknown(why) => return Err(known(why)),
+    };
+    let ours = extensions
+        .iter()
+        .find(|extension| extension.name == EXTENSION)
+        .ok_or(Unreached::NotInstalled)?;
+    if let Read::Known(managers) = &facts.managers {
+        managers_do(managers, &facts.group)?;
+    }
+    discovered(ours)?;
+    let labels = match &facts.namespace_labels {
+        Read::Known(labels) => labels,
+        Read::Unknown(_) if selects_all(ours.selector.as_ref()) => &BTreeMap::new(),
+        Read::Unknown(why) => return Err(known(why)),
+    };
+    selected(ours, labels, &facts.group.namespace)?;
+    alone(ours, extensions, labels, &facts.group.namespace)
+}
+
+/// What [`reach`] could not look at, as sentences for the user.
+pub fn notes(facts: &Reach) -> Vec<String> {
+    let unknown = |why: &str| {
+        format!(
+            "{why}: that Cluster API is v1.12 or newer and has the gates RuntimeSDK and \
+             InPlaceUpdates is taken from ExtensionConfig refit alone"
+        )
+    };
+    match &facts.managers {
+        Read::Unknown(why) => vec![unknown(why)],
+        Read::Known(managers) if managers.is_empty() => {
+            vec![unknown("no Deployment of Cluster API is labelled cluster.x-k8s.io/provider here")]
+        }
+        Read::Known(managers) => managers
+            .iter()
+            .filter(|manager| manager.version.is_none())
+            .map(|manager| {
+                format!(
+                    "the version of {} is not known: its image is {:?}",
+                    manager.deployment, manager.image
+                )
+            })
+            .collect(),
+    }
+}
+
+/// Whether the kind has hooks at all, and somebody wants them to be called.
+fn served(facts: &Reach) -> Result<(), Unreached> {
+    let group = || facts.group.clone();
+    match facts.group.kind.as_str() {
+        "KubeadmControlPlane" | "MachineDeployment" => {}
+        "MachineSet" => return Err(Unreached::LoneSet { group: group() }),
+        _ => return Err(Unreached::Kind { group: group() }),
+    }
+    let kind = facts.bootstrap_kind.as_deref().unwrap_or("KubeadmConfig");
+    if !matches!(kind, "KubeadmConfig" | "KubeadmConfigTemplate") {
+        return Err(Unreached::Bootstrap { group: group(), kind: kind.to_owned() });
+    }
+    if let Some(object) = &facts.disabled {
+        return Err(Unreached::Disabled { group: group(), object: object.clone() });
+    }
+    if let Some(object) = &facts.paused {
+        return Err(Unreached::Paused { group: group(), object: object.clone() });
+    }
+    Ok(())
+}
+
+/// Whether the group's strategy asks for any machine of it (`spec/capi.md 2.2, 3.3`).
+fn asked(facts: &Reach) -> Result<(), Unreached> {
+    let only_surge = |replicas: i64, max_surge: String, remedy| Unreached::OnlySurge {
+        group: facts.group.clone(),
+        replicas,
+        max_surge,
+        remedy,
+    };
+    match &facts.shape {
+        Shape::Unknown => Ok(()),
+        Shape::LoneSet => Err(Unreached::LoneSet { group: facts.group.clone() }),
+        Shape::ControlPlane { replicas, max_surge } => {
+            if *replicas < 1 || predict::control_plane(*replicas, *max_surge).kept > 0 {
+                return Ok(());
+            }
+            let remedy = "a control plane of one machine is never updated in place; three replicas with maxSurge 0 are";
+            Err(only_surge(*replicas, max_surge.to_string(), remedy))
+        }
+        Shape::Deployment { strategy: Strategy::OnDelete, .. } => {
+            Err(Unreached::OnDelete { group: facts.group.clone() })
+        }
+        Shape::Deployment {
+            replicas,
+            strategy: strategy @ Strategy::RollingUpdate { max_surge, .. },
+        } => {
+            if *replicas < 1 || predict::machine_deployment(*replicas, strategy).kept > 0 {
+                return Ok(());
+            }
+            let remedy =
+                "set spec.rollout.strategy.rollingUpdate to maxSurge 0 and maxUnavailable 1";
+            Err(only_surge(*replicas, max_surge.to_string(), remedy))
+        }
+    }
+}
+
+/// Whether those managers that work for the group are new enough and have their gates on.
+fn managers_do(managers: &[Manager], group: &GroupRef) -> Result<(), Unreached> {
+    let needed = |manager: &&Manager| {
+        manager.provider == Provider::Core || group.kind == "KubeadmControlPlane"
+    };
+    for manager in managers.iter().filter(needed) {
+        if let Some(version) = &manager.version
+            && version.minor_below(&first_version())
+        {
+            return Err(Unreached::TooOld {
+                deployment: manager.deployment.clone(),
+                version: version.clone(),
+            });
+        }
+        for gate in manager.provider.gates() {
+            if !manager.gate(gate) {
+                return Err(Unreached::GateOff { deployment: manager.deployment.clone(), gate });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether Cluster API knows our hooks.
+fn discovered(ours: &Extension) -> Result<(), Unreached> {
+    if ours.paused {
+        return Err(Unreached::ExtensionPaused);
+    }
+    match &ours.discovered {
+        None => return Err(Unreached::NotDiscoveredYet),
+        Some((status, message)) if status != "True" => {
+            return Err(Unreached::DiscoveryFailed { message: message.clone() });
+        }
+        Some(_) if !ours.current => return Err(Unreached::NotDiscoveredYet),
+        Some(_) => {}
+    }
+    if let Some(hook) = HOOKS.iter().find(|hook| !ours.hooks.iter().any(|known| known == *hook)) {
+        return Err(Unreached::HookMissing { hook });
+    }
+    if !ours.has_ca_bundle {
+        return Err(Unreached::NoCaBundle);
+    }
+    Ok(())
+}
+
+fn selected(
+    ours: &Extension,
+    labels: &BTreeMap<String, String>,
+    namespace: &str,
+) -> Result<(), Unreached> {
+    if selects(ours.selector.as_ref(), labels) {
+        return Ok(());
+    }
+    let only = |selector: &LabelSelector| {
+        let labels = selector.match_labels.clone().unwrap_or_default();
+        let rest = selector.match_expressions.as_ref().is_none_or(Vec::is_empty);
+        (rest && !labels.is_empty()).then_some(labels)
+    };
+    let remedy = match ours.selector.as_ref().and_then(only) {
+        Some(wanted) => {
+            let pairs: Vec<String> = wanted.iter().map(|(k, v)| format!("{k}={v}")).collect();
+            format!("opt it in with: kubectl label namespace {namespace} {}", pairs.join(" "))
+        }
+        None => "change the namespace's labels or the selector".to_owned(),
+    };
+    Err(Unreached::NotSelected {
+        namespace: namespace.to_owned(),
+        selector: shown(ours.selector.as_ref()),
+        remedy,
+    })
+}
+
+/// Whether no other extension serves one of our hooks in this namespace.
+fn alone(
+    ours: &Extension,
+    all: &[Extension],
+    labels: &BTreeMap<String, String>,
+    namespace: &str,
+) -> Result<(), Unreached> {
+    for other in all.iter().filter(|other| other.name != ours.name) {
+        if !selects(other.selector.as_ref(), labels) {
+            continue;
+        }
+        if let Some(hook) = other.hooks.iter().find(|h| HOOKS.contains(&h.as_str())) {
+            return Err(Unreached::Shared {
+                other: other.name.clone(),
+                hook: hook.clone(),
+                namespace: namespace.to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "reach_tests.rs"]
+mod tests;

@@ -1,0 +1,467 @@
+//! One group as a plan looks at it: the owner now and as it is wanted, and what is known around it.
+
+use refit_cluster_api::rollout::simulate::Answer;
+use refit_core::{
+    change::{
+        Coverage, Level, NotReady, Policy, Verdict, built_in, cover, policy, verdict,
+        verdict::Unfinished,
+    },
+    group::median_seconds,
+    node::{plan_steps, step_names},
+};
+use refit_kinds::{
+    keys,
+    refit::{Role, StepDurations, update_group_name},
+    version::{KubernetesVersion, SkewError},
+};
+use serde_json::Value;
+
+use super::{
+    input::{Hosts, Input},
+    objects::{annotations, controller, is_deleting, label, name, namespace, text},
+    outcome::{Blocked, Cause, CauseReason, Counts, GroupPlan, Outcome, PathLine},
+    reach::{GroupRef, Reach, Read, notes, reach},
+    sides::Sides,
+    unreached::Unreached,
+};
+
+/// Label of what a Cluster's topology owns.
+const TOPOLOGY_OWNED: &str = "topology.cluster.x-k8s.io/owned";
+
+/// One group as a plan looks at it.
+pub(super) struct View<'a> {
+    pub(super) input: &'a Input,
+    pub(super) group: &'a GroupRef,
+    /// The owner as it is; as it is wanted, where it does not exist yet.
+    pub(super) now: &'a Value,
+    /// The owner as it is wanted.
+    pub(super) wanted: &'a Value,
+    pub(super) cluster: Option<&'a Value>,
+    pub(super) policy: Policy,
+    pub(super) reached: Result<(), Unreached>,
+    pub(super) plan: GroupPlan,
+    lines: Vec<(Key, PathLine)>,
+}
+
+/// What makes path lines of several machines one line.
+type Key = (String, String, Option<String>);
+
+/// Whether Cluster API asks us before it acts.
+pub(super) enum Asked {
+    /// It asks, where its own rules let it.
+    Yes,
+    /// It replaces without asking.
+    No,
+    /// It does nothing.
+    Nothing,
+}
+
+impl<'a> View<'a> {
+    /// Looks at a group; `None` where neither side has it.
+    pub(super) fn of(input: &'a Input, group: &'a GroupRef) -> Option<Self> {
+        let find =
+            |objects: &'a super::Objects| objects.get(&group.kind, &group.namespace, &group.name);
+        let wanted = find(&input.desired)?;
+        let now = find(&input.current).unwrap_or(wanted);
+        let cluster_name = match text(wanted, "/spec/clusterName") {
+            "" => label(wanted, keys::CLUSTER_NAME)
+                .or_else(|| owner_cluster(wanted))
+                .unwrap_or_default(),
+            name => name,
+        };
+        let cluster_name = if cluster_name.is_empty() {
+            referring_cluster(input, group)
+        } else {
+            cluster_name.to_owned()
+        };
+        let cluster = input.desired.get("Cluster", &group.namespace, &cluster_name);
+        let labels = input.namespaces.get(&group.namespace).cloned();
+        let labels = labels.unwrap_or_else(|| {
+            Read::Unknown(format!("Namespace {} cannot be read", group.namespace))
+        });
+        let facts =
+            Reach::of(wanted, cluster, input.extensions.clone(), labels, input.managers.clone());
+        let of_cluster = cluster.map(annotations).unwrap_or_default();
+        let version = version_at(group);
+        Some(Self {
+            input,
+            group,
+            now,
+            wanted,
+            cluster,
+            policy: policy(&annotations(wanted), &of_cluster, input.on_uncovered),
+            reached: reach(&facts),
+            plan: GroupPlan {
+                namespace: group.namespace.clone(),
+                kind: group.kind.clone(),
+                name: group.name.clone(),
+                cluster: cluster_name,
+                turn: if group.kind == "KubeadmControlPlane" { 1 } else { 2 },
+                from: text(now, version).to_owned(),
+                to: text(wanted, version).to_owned(),
+                outcome: Outcome::Unchanged,
+                machines: Counts::default(),
+                paths: Vec::new(),
+                causes: Vec::new(),
+                blocked_by: Vec::new(),
+                notes: notes(&facts),
+                seconds: None,
+            },
+            lines: Vec::new(),
+        })
+    }
+
+    /// `Kind/name`.
+    pub(super) fn title(&self) -> String {
+        format!("{}/{}", self.group.kind, self.group.name)
+    }
+
+    /// Whether Cluster API asks us, with what follows where it does not.
+    pub(super) fn asked(&mut self) -> Asked {
+        match self.reached.clone() {
+            // Its own rules say which machines; the simulation knows them.
+            Ok(()) | Err(Unreached::OnlySurge { .. } | Unreached::OnDelete { .. }) => Asked::Yes,
+            Err(why) if why.replaces() => Asked::No,
+            Err(why) => {
+                self.block(why.reason(), self.title(), why.to_string());
+                Asked::Nothing
+            }
+        }
+    }
+
+    /// Says why Cluster API does not ask.
+    pub(super) fn not_asked(&mut self) {
+        if let Err(why) = &self.reached {
+            let cause = Cause {
+                reason: CauseReason::NotAsked,
+                object: self.title(),
+                message: why.to_string(),
+                remedy: String::new(),
+            };
+            self.plan.causes.push(cause);
+        }
+    }
+
+    pub(super) fn block(&mut self, reason: &str, object: String, message: String) {
+        self.plan.blocked_by.push(Blocked { reason: reason.to_owned(), object, message });
+    }
+
+    pub(super) fn cause(
+        &mut self,
+        reason: CauseReason,
+        object: String,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.plan.causes.push(Cause {
+            reason,
+            object,
+            message: message.into(),
+            remedy: remedy.into(),
+        });
+    }
+
+    /// What would be answered about two sides, and what blocks where that is no answer.
+    pub(super) fn answer(
+        &mut self,
+        level: Level,
+        sides: &Sides,
+        busy: Option<NotReady>,
+        unready: Option<NotReady>,
+    ) -> Answer {
+        let (current, desired) = match sides {
+            Sides::Known(both) => both.as_ref(),
+            Sides::NotCloned => return Answer::Replace,
+            Sides::Missing(template) => {
+                let message = format!(
+                    "{} refers to {template}, which is not there: Cluster API waits for it",
+                    self.title()
+                );
+                self.block("TemplateMissing", template.clone(), message);
+                return Answer::Wait;
+            }
+        };
+        let coverage = cover(level, current, desired, built_in());
+        self.add_lines(&coverage);
+        let verdict = verdict(&self.policy, coverage, busy, unready);
+        match &verdict {
+            Verdict::Cover(_) => Answer::InPlace,
+            Verdict::Replace { .. } | Verdict::Disabled => Answer::Replace,
+            Verdict::Preserve { .. } | Verdict::NotReady(_) => {
+                self.block(verdict.reason(), self.title(), verdict.message());
+                Answer::Wait
+            }
+        }
+    }
+
+    fn add_lines(&mut self, coverage: &Coverage) {
+        let claimed = coverage.claimed.iter().map(|(d, updater)| (d, Some(*updater)));
+        let uncovered = coverage.uncovered.iter().map(|d| (d, None));
+        for (difference, updater) in uncovered.chain(claimed) {
+            let updater = updater.map(str::to_owned);
+            let key = (difference.kind.clone(), difference.shown(), updater.clone());
+            let object = format!("{}/{}", difference.kind, difference.name);
+            if let Some((_, line)) = self.lines.iter_mut().find(|(known, _)| *known == key) {
+                line.objects.push(object);
+                continue;
+            }
+            let line = PathLine {
+                line: match &updater {
+                    Some(updater) => difference.line(updater),
+                    None => difference.to_string(),
+                },
+                updater,
+                objects: vec![object],
+            };
+            self.lines.push((key, line));
+        }
+    }
+
+    /// Whether a path was found that nobody covers.
+    pub(super) fn has_uncovered(&self) -> bool {
+        self.lines.iter().any(|(_, line)| line.updater.is_none())
+    }
+
+    /// Says that policy lets Cluster API replace what nobody covers.
+    pub(super) fn uncovered(&mut self) {
+        let title = self.title();
+        let message = format!(
+            "no updater covers the change, and {} is Replace: Cluster API replaces the machines",
+            keys::ON_UNCOVERED
+        );
+        let remedy = format!(
+            "revert the change, or annotate {title} with {}=Preserve to stop instead",
+            keys::ON_UNCOVERED
+        );
+        self.cause(CauseReason::Uncovered, title, message, remedy);
+    }
+
+    /// What is known of the hosts; `None` where nothing is to be asked.
+    fn hosts(&self) -> Option<&'a Read<Hosts>> {
+        let key = (self.group.namespace.clone(), self.plan.cluster.clone());
+        self.input.hosts.get(&key)
+    }
+
+    /// The agents that did not report lately, as the hooks would say it.
+    pub(super) fn no_fresh_report(&self, machines: &[&Value]) -> Option<NotReady> {
+        let Some(Read::Known(hosts)) = self.hosts() else {
+            return None;
+        };
+        let nodes: Vec<String> = machines
+            .iter()
+            .filter(|machine| !is_deleting(machine))
+            .filter_map(|machine| match text(machine, "/status/nodeRef/name") {
+                "" => Some(format!("Machine {} (it has no Node)", name(machine))),
+                node if hosts.is_fresh(node, self.input.now) => None,
+                node => Some(format!("Node {node}")),
+            })
+            .collect();
+        (!nodes.is_empty()).then_some(NotReady::NoFreshReport { nodes })
+    }
+
+    /// Blocks on updates of the machines that have not ended.
+    pub(super) fn look_for_unfinished(&mut self, machines: &[&Value]) {
+        let mut found = Vec::new();
+        for machine in machines {
+            let of = |update: &&Value| {
+                namespace(update) == self.group.namespace
+                    && text(update, "/spec/machineRef/uid") == text(machine, "/metadata/uid")
+                    && !matches!(text(update, "/status/phase"), "Succeeded" | "Failed" | "Stopped")
+            };
+            let running = self.input.current.of_kind("NodeUpdate").find(of);
+            let what = match running {
+                Some(update) => Unfinished::NodeUpdate(name(update).to_owned()),
+                None if is_marked(machine) => Unfinished::Marked,
+                None => continue,
+            };
+            let message = match &what {
+                Unfinished::NodeUpdate(update) => format!(
+                    "NodeUpdate {update} of Machine {} has not ended: refit watch shows it",
+                    name(machine)
+                ),
+                Unfinished::Marked => format!(
+                    "Machine {} is still being updated in place; if its NodeUpdate failed, refit \
+                     retry machine/{} asks for another attempt",
+                    name(machine),
+                    name(machine)
+                ),
+            };
+            found.push((format!("Machine/{}", name(machine)), message));
+        }
+        for (object, message) in found {
+            self.block("AnotherMachineUpdating", object, message);
+        }
+    }
+
+    /// Blocks on budgets that let no pod of the machines go.
+    pub(super) fn look_for_budgets(&mut self, machines: &[&Value]) {
+        let hosts = match self.hosts() {
+            None => return,
+            Some(Read::Unknown(why)) => {
+                let note =
+                    format!("agents, kubelets and PodDisruptionBudgets are not known: {why}");
+                self.plan.notes.push(note);
+                return;
+            }
+            Some(Read::Known(hosts)) => hosts,
+        };
+        let mine = || {
+            let names = machines.iter();
+            names.map(|machine| text(machine, "/status/nodeRef/name"))
+        };
+        for node in mine().filter(|node| hosts.alone.contains(*node)) {
+            self.plan.notes.push(format!(
+                "Node {node} is not drained: no other node could take its pods, so they see it \
+                 restart"
+            ));
+        }
+        for (budget, nodes) in &hosts.exhausted {
+            let here: Vec<&str> = mine()
+                .filter(|node| nodes.contains(*node) && !hosts.alone.contains(*node))
+                .collect();
+            if here.is_empty() {
+                continue;
+            }
+            let message = format!(
+                "PodDisruptionBudget {budget} allows no eviction now, so that {} cannot be drained: \
+                 let more of its pods be missing, or wait until they are all ready",
+                here.join(", ")
+            );
+            let object = format!("PodDisruptionBudget/{budget}");
+            self.block("PodDisruptionBudget", object, message);
+        }
+    }
+
+    /// Blocks on kubelets that the API server of the wanted version would not talk to.
+    pub(super) fn look_for_old_kubelets(&mut self) {
+        let (Some(Read::Known(hosts)), Ok(target)) =
+            (self.hosts(), self.plan.to.parse::<KubernetesVersion>())
+        else {
+            return;
+        };
+        for (node, version) in &hosts.kubelets {
+            let Ok(kubelet) = version.parse::<KubernetesVersion>() else {
+                continue;
+            };
+            if let Err(error @ SkewError::KubeletTooOld { .. }) = kubelet.check_kubelet_of(&target)
+            {
+                let message = format!("Node {node}: {error}; upgrade its machine first");
+                self.block("KubeletTooOld", format!("Node/{node}"), message);
+            }
+        }
+    }
+
+    /// Blocks on a topology that would take the change back.
+    pub(super) fn look_for_topology(&mut self) {
+        let owned = self.wanted.pointer("/metadata/labels");
+        let owned = owned.is_some_and(|labels| labels.get(TOPOLOGY_OWNED).is_some());
+        if owned && !self.input.through_topology && self.plan.from != self.plan.to {
+            let message = format!(
+                "{} belongs to the topology of Cluster {}, which takes the change back: change \
+                 spec.topology of the Cluster (cluster/{})",
+                self.title(),
+                self.plan.cluster,
+                self.plan.cluster
+            );
+            self.block("ManagedByTopology", self.title(), message);
+        }
+    }
+
+    /// How long updates of `count` machines take, `at_once` of them together, by past ones.
+    pub(super) fn predict_seconds(&mut self, count: i64, at_once: i64) {
+        let control_plane = self.group.kind == "KubeadmControlPlane";
+        let role = if control_plane { Role::ControlPlane } else { Role::Worker };
+        let group = update_group_name(&self.group.kind, &self.group.name);
+        let known: Vec<StepDurations> = self
+            .input
+            .current
+            .get("UpdateGroup", &self.group.namespace, &group)
+            .and_then(|group| {
+                serde_json::from_value(group.pointer("/status/durations")?.clone()).ok()
+            })
+            .unwrap_or_default();
+        let steps = plan_steps(role, &self.plan.to);
+        let one: Option<i64> = step_names(&steps)
+            .into_iter()
+            .map(|step| median_seconds(&known, step).map(i64::from))
+            .sum();
+        let waves = (count + at_once.max(1) - 1) / at_once.max(1);
+        self.plan.seconds = one.filter(|_| count > 0).map(|one| one.saturating_mul(waves));
+    }
+
+    /// The plan, with everything that follows from what was found.
+    pub(super) fn conclude(mut self, waits_for_a_user: bool) -> GroupPlan {
+        self.plan.paths = self.lines.into_iter().map(|(_, line)| line).collect();
+        let complaint = self.policy.complaint();
+        if !complaint.is_empty() {
+            self.plan.notes.push(complaint);
+        }
+        self.plan.notes.sort();
+        self.plan.notes.dedup();
+        self.plan.causes.sort();
+        self.plan.causes.dedup();
+        self.plan.blocked_by.sort();
+        self.plan.blocked_by.dedup();
+        let counts = self.plan.machines;
+        self.plan.outcome = if counts.deleted > 0 {
+            Outcome::Replaced
+        } else if !self.plan.blocked_by.is_empty() {
+            Outcome::Blocked
+        } else if counts.new > 0 || waits_for_a_user {
+            Outcome::Replaced
+        } else if counts.in_place > 0 {
+            Outcome::InPlace
+        } else {
+            Outcome::Unchanged
+        };
+        self.plan
+    }
+}
+
+/// Where a group says which version it wants.
+pub(super) fn version_at(group: &GroupRef) -> &'static str {
+    match group.kind.as_str() {
+        "KubeadmControlPlane" => "/spec/version",
+        _ => "/spec/template/spec/version",
+    }
+}
+
+/// Whether Cluster API's own marks of an update in place are on a Machine.
+pub(super) fn is_marked(machine: &Value) -> bool {
+    let annotations = annotations(machine);
+    annotations.contains_key(keys::UPDATE_IN_PROGRESS)
+        || annotations.get(keys::PENDING_HOOKS).is_some_and(|hooks| {
+            hooks.split(',').any(|hook| hook.trim() == keys::UPDATE_MACHINE_HOOK)
+        })
+}
+
+/// The Cluster that owns an object.
+fn owner_cluster(object: &Value) -> Option<&str> {
+    let owners = object.pointer("/metadata/ownerReferences")?.as_array()?;
+    let owner = owners.iter().find(|owner| owner["kind"] == "Cluster")?;
+    owner["name"].as_str()
+}
+
+/// The Cluster that refers to a control plane: manifests need not say it the other way round.
+fn referring_cluster(input: &Input, group: &GroupRef) -> String {
+    let refers = |cluster: &&Value| {
+        namespace(cluster) == group.namespace
+            && text(cluster, "/spec/controlPlaneRef/kind") == group.kind
+            && text(cluster, "/spec/controlPlaneRef/name") == group.name
+    };
+    let found = input.desired.of_kind("Cluster").find(refers);
+    found.map(name).unwrap_or_default().to_owned()
+}
+
+/// Machines whose controlling owner is this object.
+pub(super) fn controlled<'a>(
+    objects: &'a super::Objects,
+    of: &'a str,
+    owner: (&'a str, &'a str, &'a str),
+) -> Vec<&'a Value> {
+    objects
+        .of_kind(of)
+        .filter(|object| namespace(object) == owner.0)
+        .filter(|object| controller(object) == Some((owner.1, owner.2)))
+        .collect()
+}

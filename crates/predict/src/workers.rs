@@ -1,0 +1,383 @@
+//! What will happen to a MachineDeployment, and to a MachineSet without one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use refit_cluster_api::rollout::{
+    self, IntOrPercent, MachineDeployment, MachineSet, Strategy, Template, find_new_and_old,
+    machine_set::DeletionOrder,
+    simulate::{Answer, End, Outcome as Simulated, Workers},
+};
+use refit_core::change::{Level, NotReady, verdict::control_plane_behind};
+use refit_kinds::{keys, version::KubernetesVersion};
+use serde_json::{Value, json};
+
+use super::{
+    input::Input,
+    objects::{
+        annotations, condition, controller, created_at, is_deleting, label, name, namespace, text,
+        time,
+    },
+    outcome::{CauseReason, GroupPlan, Outcome},
+    reach::{GroupRef, Shape},
+    sides::of_set,
+    view::{Asked, View, controlled},
+};
+
+/// Plans a group that our hooks do not serve: a MachineSet that belongs to no MachineDeployment,
+/// whose machines stay as they are, or a kind that replaces by itself.
+pub(super) fn unserved(input: &Input, group: &GroupRef) -> Option<GroupPlan> {
+    let mut view = View::of(input, group)?;
+    let owner = (group.namespace.as_str(), &*group.kind, &*group.name);
+    let machines = controlled(&input.current, "Machine", owner);
+    view.plan.machines.now = count(machines.len());
+    if view.now.get("spec") == view.wanted.get("spec") {
+        return Some(view.conclude(false));
+    }
+    let replaces = matches!(view.asked(), Asked::No);
+    if replaces {
+        view.not_asked();
+    }
+    Some(view.conclude(replaces))
+}
+
+/// Plans a MachineDeployment; `control_plane` is the plan of its Cluster's control plane, where
+/// that is planned too.
+pub(super) fn plan(
+    input: &Input,
+    group: &GroupRef,
+    control_plane: Option<&GroupPlan>,
+) -> Option<GroupPlan> {
+    let mut view = View::of(input, group)?;
+    let Shape::Deployment { replicas, strategy } = Shape::of(view.wanted) else {
+        return None;
+    };
+    let (sets, machines) = members(&view);
+    view.plan.machines.now = count(machines.len());
+    view.look_for_topology();
+    let in_place_updates = match view.asked() {
+        Asked::Yes => true,
+        Asked::No => false,
+        Asked::Nothing => return Some(view.conclude(false)),
+    };
+    let deployment = MachineDeployment {
+        name: group.name.clone(),
+        replicas,
+        strategy: strategy.clone(),
+        template: template(view.wanted),
+        rollout_after: time(view.wanted, "/spec/rollout/after"),
+    };
+    let rollout_sets: Vec<MachineSet> = sets.iter().map(|set| set_state(set, &machines)).collect();
+    let found = find_new_and_old(&deployment, &rollout_sets, input.now);
+    let old: BTreeSet<String> = found
+        .old
+        .iter()
+        .filter(|old| old.machine_set.status_replicas > 0)
+        .map(|old| old.machine_set.name.clone())
+        .collect();
+    let asked = in_place_updates && strategy != Strategy::OnDelete;
+    let answers = answers(&mut view, &sets, &machines, &old, control_plane, asked);
+    let outcome = Workers {
+        deployment,
+        sets: rollout_sets,
+        machines: machines.iter().map(|machine| machine_state(machine)).collect(),
+        unavailable: machines
+            .iter()
+            .filter(|machine| !is_available(machine))
+            .map(|machine| name(machine).to_owned())
+            .collect(),
+        answers,
+        in_place_updates,
+        order: DeletionOrder::from_spec(text(view.wanted, "/spec/deletion/order")),
+        now: input.now,
+    }
+    .run();
+    if !outcome.asked {
+        let title = view.title();
+        view.plan.blocked_by.retain(|blocked| blocked.object != title);
+    }
+    view.plan.machines.in_place = count(outcome.in_place.len());
+    view.plan.machines.new = outcome.created;
+    view.plan.machines.deleted = count(outcome.deleted.len());
+    let waits_for_a_user = strategy == Strategy::OnDelete && !old.is_empty();
+    explain(&mut view, &machines, &outcome, &strategy, in_place_updates, waits_for_a_user);
+    stuck(&mut view, &outcome, &machines, waits_for_a_user);
+    if view.plan.machines.in_place > 0 {
+        let machines: Vec<&Value> = machines.iter().map(AsRef::as_ref).collect();
+        view.look_for_unfinished(&machines);
+        view.look_for_budgets(&machines);
+    }
+    let at_once = strategy.fenceposts(replicas).unavailable;
+    view.predict_seconds(view.plan.machines.in_place, at_once);
+    Some(view.conclude(waits_for_a_user))
+}
+
+/// MachineSets and Machines of a MachineDeployment; imagined ones where manifests are all there is.
+fn members<'a>(
+    view: &View<'a>,
+) -> (Vec<std::borrow::Cow<'a, Value>>, Vec<std::borrow::Cow<'a, Value>>) {
+    use std::borrow::Cow;
+    let current = &view.input.current;
+    let group = view.group;
+    let owner = (group.namespace.as_str(), "MachineDeployment", &*group.name);
+    let sets = controlled(current, "MachineSet", owner);
+    if sets.is_empty() && current.of_kind("Machine").next().is_none() {
+        let (set, machines) = imagined(view.now);
+        return (vec![Cow::Owned(set)], machines.into_iter().map(Cow::Owned).collect());
+    }
+    let names: BTreeSet<&str> = sets.iter().map(|set| name(set)).collect();
+    let machines = current
+        .of_kind("Machine")
+        .filter(|machine| namespace(machine) == group.namespace)
+        .filter(|machine| {
+            controller(machine).is_some_and(|(kind, of)| kind == "MachineSet" && names.contains(of))
+        })
+        .map(Cow::Borrowed)
+        .collect();
+    let sets = sets.into_iter().filter(|set| !is_deleting(set));
+    (sets.map(Cow::Borrowed).collect(), machines)
+}
+
+/// What would be answered about each old MachineSet.
+fn answers(
+    view: &mut View<'_>,
+    sets: &[std::borrow::Cow<'_, Value>],
+    machines: &[std::borrow::Cow<'_, Value>],
+    old: &BTreeSet<String>,
+    control_plane: Option<&GroupPlan>,
+    asked: bool,
+) -> BTreeMap<String, Answer> {
+    let mut answers = BTreeMap::new();
+    for set in sets.iter().filter(|set| old.contains(name(set))) {
+        let own: Vec<&Value> = machines
+            .iter()
+            .map(AsRef::as_ref)
+            .filter(|machine| controller(machine).is_some_and(|(_, of)| of == name(set)))
+            .collect();
+        let sides = of_set(view.input, set, view.wanted);
+        let behind = behind(view, control_plane);
+        let unready = behind.or_else(|| view.no_fresh_report(&own)).filter(|_| asked);
+        let before = view.plan.blocked_by.len();
+        let answer = view.answer(Level::MachineSet, &sides, None, unready);
+        if !asked {
+            view.plan.blocked_by.truncate(before);
+        }
+        answers.insert(name(set).to_owned(), answer);
+    }
+    answers
+}
+
+/// The control plane machine that holds the workers back, unless this very plan brings it on.
+fn behind(view: &mut View<'_>, control_plane: Option<&GroupPlan>) -> Option<NotReady> {
+    let target: KubernetesVersion = view.plan.to.parse().ok()?;
+    let found = view
+        .input
+        .current
+        .of_kind("Machine")
+        .filter(|machine| namespace(machine) == view.group.namespace)
+        .filter(|machine| text(machine, "/spec/clusterName") == view.plan.cluster)
+        .filter(|machine| label(machine, keys::CONTROL_PLANE).is_some())
+        .find_map(|machine| {
+            let observed = text(machine, "/status/nodeInfo/kubeletVersion");
+            let spec = text(machine, "/spec/version");
+            control_plane_behind(name(machine), Some(observed), Some(spec), &target)
+        })?;
+    let follows = control_plane.is_some_and(|plan| {
+        let reaches = |to: KubernetesVersion| !to.minor_below(&target);
+        matches!(plan.outcome, Outcome::InPlace | Outcome::Replaced)
+            && plan.blocked_by.is_empty()
+            && plan.to.parse().is_ok_and(reaches)
+    });
+    if follows {
+        let note = format!("goes after the control plane: workers wait until it runs {target}");
+        view.plan.notes.push(note);
+        return None;
+    }
+    Some(found)
+}
+
+fn explain(
+    view: &mut View<'_>,
+    machines: &[std::borrow::Cow<'_, Value>],
+    outcome: &Simulated,
+    strategy: &Strategy,
+    asked: bool,
+    waits_for_a_user: bool,
+) {
+    let title = view.title();
+    let moved = outcome.created > 0 || !outcome.deleted.is_empty();
+    if waits_for_a_user {
+        view.cause(
+            CauseReason::OnDelete,
+            title,
+            "strategy OnDelete: a machine is replaced when somebody deletes it, and never updated in \
+             place",
+            "set spec.rollout.strategy.type to RollingUpdate, with maxSurge 0 and maxUnavailable 1",
+        );
+        return;
+    }
+    if !moved {
+        return;
+    }
+    if !asked {
+        view.not_asked();
+        return;
+    }
+    for machine in machines {
+        let of = name(machine);
+        let waits = condition(machine, "HealthCheckSucceeded") == Some("False")
+            && condition(machine, "OwnerRemediated") == Some("False");
+        if waits && outcome.deleted.contains(of) {
+            view.cause(
+                CauseReason::Remediation,
+                format!("Machine/{of}"),
+                format!("a health check of Machine {of} failed: it is replaced instead of updated"),
+                format!("heal Machine {of} before the change"),
+            );
+        }
+    }
+    let after = time(view.wanted, "/spec/rollout/after").filter(|after| *after <= view.input.now);
+    if after.is_some_and(|after| machines.iter().any(|machine| created_at(machine) < after)) {
+        view.cause(
+            CauseReason::RolloutAfter,
+            title,
+            "spec.rollout.after has passed: every MachineSet made before it is replaced without \
+             asking",
+            "take spec.rollout.after out",
+        );
+        return;
+    }
+    if outcome.asked && view.has_uncovered() {
+        view.uncovered();
+        return;
+    }
+    let Strategy::RollingUpdate { max_surge, .. } = strategy else {
+        return;
+    };
+    let changes = outcome.asked
+        || !outcome.in_place.is_empty()
+        || template(view.now) != template(view.wanted);
+    if *max_surge == IntOrPercent::Int(0) || !changes {
+        if view.plan.causes.is_empty() {
+            let message = "the number of machines is brought to spec.replicas";
+            view.cause(CauseReason::Replicas, title, message, "");
+        }
+        return;
+    }
+    view.cause(
+        CauseReason::Surge,
+        title,
+        format!(
+            "maxSurge {max_surge} with too little maxUnavailable creates a machine on top, and one \
+             is deleted for it in the end"
+        ),
+        "set spec.rollout.strategy.rollingUpdate to maxSurge 0 and maxUnavailable 1",
+    );
+}
+
+/// Blocks where the rollout would stop by itself.
+fn stuck(
+    view: &mut View<'_>,
+    outcome: &Simulated,
+    machines: &[std::borrow::Cow<'_, Value>],
+    waits_for_a_user: bool,
+) {
+    if outcome.end != End::Stuck || waits_for_a_user {
+        return;
+    }
+    let down: Vec<&str> = machines
+        .iter()
+        .filter(|machine| !is_available(machine))
+        .map(|machine| name(machine))
+        .collect();
+    let why = if down.is_empty() {
+        "machines of the old template are left".to_owned()
+    } else {
+        format!("not available: {}", down.join(", "))
+    };
+    let message =
+        format!("Cluster API's rollout comes to a halt ({why}): heal or delete those machines");
+    let title = view.title();
+    view.block("GroupUnavailable", title, message);
+}
+
+/// The fields that decide whether a rollout is needed.
+fn template(owner: &Value) -> Template {
+    let spec = owner.pointer("/spec/template/spec").unwrap_or(&Value::Null);
+    Template {
+        version: text(spec, "/version").to_owned(),
+        bootstrap: spec["bootstrap"].clone(),
+        infrastructure_ref: spec["infrastructureRef"].clone(),
+        failure_domain: text(spec, "/failureDomain").to_owned(),
+    }
+}
+
+fn set_state(set: &Value, machines: &[std::borrow::Cow<'_, Value>]) -> MachineSet {
+    let own = |machine: &&std::borrow::Cow<'_, Value>| {
+        controller(machine).is_some_and(|(_, of)| of == name(set))
+    };
+    let marked = |machine: &&std::borrow::Cow<'_, Value>| super::view::is_marked(machine);
+    let there = count(machines.iter().filter(own).count());
+    let up = machines.iter().filter(own);
+    let up = count(up.filter(|m| is_available(m) && !marked(m)).count());
+    MachineSet {
+        name: name(set).to_owned(),
+        created_at: created_at(set),
+        spec_replicas: set.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1),
+        status_replicas: there,
+        available_replicas: up,
+        up_to_date_replicas: up,
+        annotations: annotations(set),
+        template: template(set),
+    }
+}
+
+fn machine_state(machine: &Value) -> rollout::Machine {
+    let failed = condition(machine, "HealthCheckSucceeded") == Some("False");
+    let has_node = !text(machine, "/status/nodeRef/name").is_empty();
+    rollout::Machine {
+        name: name(machine).to_owned(),
+        owner: controller(machine).map_or_else(String::new, |(_, of)| of.to_owned()),
+        created_at: created_at(machine),
+        annotations: annotations(machine),
+        deleting: is_deleting(machine),
+        has_node,
+        unhealthy: !has_node
+            || failed
+            || matches!(condition(machine, "NodeHealthy"), Some("False" | "Unknown")),
+        needs_remediation: failed && condition(machine, "OwnerRemediated") == Some("False"),
+    }
+}
+
+/// Whether a Machine is available; one that is being updated will be.
+fn is_available(machine: &Value) -> bool {
+    super::view::is_marked(machine) || condition(machine, "Available") == Some("True")
+}
+
+/// A MachineSet and its machines, as a MachineDeployment without any has them.
+fn imagined(deployment: &Value) -> (Value, Vec<Value>) {
+    let of = name(deployment);
+    let space = namespace(deployment);
+    let replicas =
+        deployment.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1).clamp(0, 1000);
+    let owner = |kind: &str| json!([{"kind": kind, "name": of, "controller": true}]);
+    let set = json!({
+        "kind": "MachineSet",
+        "metadata": {"name": of, "namespace": space, "ownerReferences": owner("MachineDeployment")},
+        "spec": {"replicas": replicas, "template": deployment["spec"]["template"]},
+    });
+    let machines = (0..replicas).map(|index| {
+        json!({
+            "kind": "Machine",
+            "metadata": {"name": format!("{of}-{index}"), "namespace": space,
+                "ownerReferences": owner("MachineSet")},
+            "spec": {"version": deployment["spec"]["template"]["spec"]["version"]},
+            "status": {"nodeRef": {"name": format!("{of}-{index}")},
+                "conditions": [{"type": "Available", "status": "True"}]},
+        })
+    });
+    (set, machines.collect())
+}
+
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

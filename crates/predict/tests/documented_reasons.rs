@@ -1,0 +1,89 @@
+//! Every reason that a user may meet has its line in the documentation.
+
+use refit_core::{
+    change::{Coverage, NotReady, OnUncovered, Policy, verdict, verdict::Unfinished},
+    report::Refusal,
+};
+use refit_predict::{BLOCKED_REASONS, CauseReason, Unreached, doctor::Check};
+
+const TROUBLESHOOTING: &str = include_str!("../../../docs/troubleshooting.md");
+const PLAN: &str = include_str!("../../../docs/plan.md");
+
+/// Whether the documentation has a line for a word.
+fn has(text: &str, word: &str) -> bool {
+    let quoted = format!("`{word}`");
+    text.lines()
+        .any(|line| line.starts_with('|') && line.split('|').nth(1).unwrap_or("").contains(&quoted))
+}
+
+fn missing<'a>(text: &str, words: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    words.into_iter().filter(|word| !has(text, word)).collect()
+}
+
+/// One of each: a new variant does not compile here without a line of its own.
+fn not_ready() -> Vec<NotReady> {
+    let s = String::new;
+    let all = vec![
+        NotReady::NotSynced,
+        NotReady::BadRequest { reason: s() },
+        NotReady::ObjectUnknown { kind: s(), name: s() },
+        NotReady::OwnerUnknown { machine: s() },
+        NotReady::Deleting { machine: s() },
+        NotReady::AnotherMachine { machine: s(), what: Unfinished::Marked },
+        NotReady::NoFreshReport { nodes: Vec::new() },
+        NotReady::ControlPlaneBehind { machine: s(), version: s(), target: s() },
+        NotReady::Deadline,
+    ];
+    for why in &all {
+        match why {
+            NotReady::NotSynced
+            | NotReady::BadRequest { .. }
+            | NotReady::ObjectUnknown { .. }
+            | NotReady::OwnerUnknown { .. }
+            | NotReady::Deleting { .. }
+            | NotReady::AnotherMachine { .. }
+            | NotReady::NoFreshReport { .. }
+            | NotReady::ControlPlaneBehind { .. }
+            | NotReady::Deadline => {}
+        }
+    }
+    all
+}
+
+#[test]
+fn every_reason_to_wait_has_its_line() {
+    assert_eq!(missing(TROUBLESHOOTING, Refusal::REASONS), Vec::<&str>::new());
+    let not_ready = not_ready();
+    let reasons = not_ready.iter().map(NotReady::reason);
+    assert_eq!(missing(TROUBLESHOOTING, reasons), Vec::<&str>::new());
+}
+
+#[test]
+fn every_verdict_has_its_line() {
+    let covered = verdict(&Policy::default(), Coverage::default(), None, None);
+    let disabled =
+        Policy { disabled: true, on_uncovered: OnUncovered::Replace, ..Policy::default() };
+    let disabled = verdict(&disabled, Coverage::default(), None, None);
+    let words = [covered.reason(), disabled.reason(), "UncoveredPreserve", "UncoveredReplace"];
+    assert_eq!(missing(TROUBLESHOOTING, words), Vec::<&str>::new());
+}
+
+#[test]
+fn every_reason_not_to_be_asked_has_its_line() {
+    assert_eq!(missing(TROUBLESHOOTING, Unreached::REASONS), Vec::<&str>::new());
+}
+
+#[test]
+fn everything_that_a_plan_says_has_its_line() {
+    assert_eq!(missing(TROUBLESHOOTING, BLOCKED_REASONS), Vec::<&str>::new());
+    for cause in CauseReason::ALL {
+        assert!(has(PLAN, &format!("{cause:?}")), "{cause:?}");
+    }
+}
+
+#[test]
+fn everything_that_the_doctor_looks_at_has_its_line() {
+    for check in Check::ALL {
+        assert!(has(TROUBLESHOOTING, &format!("{check:?}")), "{check:?}");
+    }
+}
