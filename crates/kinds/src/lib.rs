@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`hooks`] | the Runtime SDK's messages (`spec/capi.md 1`) |
 //! | [`refit`] | our kinds: [`refit::NodeUpdate`], [`refit::UpdateGroup`], [`refit::HostPlan`] |
+//! | [`json`] | reading untyped objects |
 //! | [`keys`] | annotations, labels, finalizers and field managers |
 //! | [`version`] | Kubernetes versions: parsing, order, skew and hops |
 //! | [`conditions`] | condition types, reasons and how one is set |
@@ -23,6 +24,7 @@
 pub mod conditions;
 pub mod crds;
 pub mod hooks;
+pub mod json;
 pub mod keys;
 pub mod refit;
 pub mod version;

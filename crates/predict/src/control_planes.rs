@@ -10,18 +10,19 @@ use refit_cluster_api::rollout::{
     simulate::Answer,
 };
 use refit_core::change::Level;
-use refit_kinds::keys;
+use refit_kinds::{
+    json::{annotations, condition, created_at, is_deleting, name, namespace, text, time},
+    keys,
+};
 use serde_json::{Value, json};
 
 use super::{
     input::Input,
-    objects::{annotations, condition, created_at, is_deleting, name, namespace, text, time},
     outcome::{Blocked, CauseReason, GroupPlan},
-    plane,
-    plane::End,
     reach::{GroupRef, Shape},
     sides::{MachineSides, Sides, of_machine},
     view::{Asked, View, controlled},
+    {plane, plane::End},
 };
 
 const COMPONENTS: [Component; 5] = [

@@ -7,11 +7,12 @@ use refit_core::{
     change::OnUncovered,
     node::{NodeView, another_could_take},
 };
+use refit_kinds::json::{annotations, condition, controller, is_deleting, name, text, time};
 use serde_json::Value;
 
 use super::{
     managers::Manager,
-    objects::{Objects, annotations, condition, controller, is_deleting, name, text, time},
+    objects::Objects,
     reach::{Extension, GroupRef, Read},
 };
 
@@ -170,7 +171,7 @@ fn nodes_of(budget: &Value, pods: &[Value]) -> BTreeSet<String> {
         // A pod that is not Ready may be evicted without a budget's leave, by most policies not.
         .filter(|pod| condition(pod, "Ready").is_none_or(|status| status == "True"))
         .filter(|pod| {
-            let labels = super::objects::pairs(pod.pointer("/metadata/labels"));
+            let labels = refit_kinds::json::pairs(pod.pointer("/metadata/labels"));
             refit_cluster_api::selector::selects(selector.as_ref(), &labels)
         })
         .map(|pod| text(pod, "/spec/nodeName").to_owned())

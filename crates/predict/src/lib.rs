@@ -52,7 +52,7 @@ pub fn plan(input: &Input) -> Plan {
                 let of = input
                     .desired
                     .get(&target.kind, &target.namespace, &target.name)
-                    .map(|object| objects::text(object, "/spec/clusterName"));
+                    .map(|object| refit_kinds::json::text(object, "/spec/clusterName"));
                 let control_plane = planned.iter().find(|plan| {
                     plan.kind == "KubeadmControlPlane"
                         && plan.namespace == target.namespace

@@ -2,11 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
+use refit_kinds::json::{kind, name, namespace};
 use serde_json::{Map, Value};
-
-/// Namespace of objects that name none.
-const DEFAULT_NAMESPACE: &str = "default";
 
 /// A set of objects. Kinds are told apart by their names alone: Cluster API's contract has one
 /// kind of each name.
@@ -89,77 +86,6 @@ pub fn apply(live: &Value, last: Option<&Value>, wanted: &Value) -> Value {
         result.insert(key.clone(), next);
     }
     Value::Object(result)
-}
-
-/// Text at a JSON pointer, empty where there is none.
-pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
-}
-
-/// Kind of an object.
-pub fn kind(object: &Value) -> &str {
-    text(object, "/kind")
-}
-
-/// Name of an object.
-pub fn name(object: &Value) -> &str {
-    text(object, "/metadata/name")
-}
-
-/// Namespace of an object; `default` where it names none.
-pub fn namespace(object: &Value) -> &str {
-    match text(object, "/metadata/namespace") {
-        "" => DEFAULT_NAMESPACE,
-        namespace => namespace,
-    }
-}
-
-/// Annotations of an object; what is no text is left out.
-pub fn annotations(object: &Value) -> BTreeMap<String, String> {
-    pairs(object.pointer("/metadata/annotations"))
-}
-
-/// A label of an object.
-pub fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
-    object.pointer("/metadata/labels")?.get(key)?.as_str()
-}
-
-/// A map of texts.
-pub fn pairs(value: Option<&Value>) -> BTreeMap<String, String> {
-    let map = value.and_then(Value::as_object);
-    map.into_iter()
-        .flatten()
-        .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
-        .collect()
-}
-
-/// A time at a JSON pointer.
-pub fn time(object: &Value, pointer: &str) -> Option<Timestamp> {
-    text(object, pointer).parse().ok()
-}
-
-/// When an object was created; long ago where it does not say.
-pub fn created_at(object: &Value) -> Timestamp {
-    time(object, "/metadata/creationTimestamp").unwrap_or(Timestamp::UNIX_EPOCH)
-}
-
-/// Whether somebody deletes the object.
-pub fn is_deleting(object: &Value) -> bool {
-    !text(object, "/metadata/deletionTimestamp").is_empty()
-}
-
-/// Kind and name of the controlling owner.
-pub fn controller(object: &Value) -> Option<(&str, &str)> {
-    let owners = object.pointer("/metadata/ownerReferences")?.as_array()?;
-    let owner = owners.iter().find(|owner| owner["controller"] == true)?;
-    Some((owner["kind"].as_str()?, owner["name"].as_str()?))
-}
-
-/// Status of a condition.
-pub fn condition<'a>(object: &'a Value, type_: &str) -> Option<&'a str> {
-    let conditions = object.pointer("/status/conditions")?.as_array()?;
-    let found = conditions.iter().find(|c| c["type"] == type_)?;
-    found["status"].as_str()
 }
 
 #[cfg(test)]

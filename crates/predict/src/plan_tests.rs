@@ -67,7 +67,7 @@ fn upgrade(objects: &[Value]) -> Input {
     let mut targets = Vec::new();
     for object in objects {
         let target = GroupRef::of(object);
-        if !matches!(objects::kind(object), "KubeadmControlPlane" | "MachineDeployment") {
+        if !matches!(refit_kinds::json::kind(object), "KubeadmControlPlane" | "MachineDeployment") {
             continue;
         }
         desired.insert(set(object, view::version_at(&target), json!(NEW)));

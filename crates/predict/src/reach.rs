@@ -9,15 +9,17 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use refit_cluster_api::{
     kinds::ExtensionConfig,
     rollout::{IntOrPercent, Strategy, predict},
+    selector::{selects, selects_all, shown},
 };
-use refit_kinds::{conditions, keys};
+use refit_kinds::{
+    conditions,
+    json::{annotations, kind, name, namespace, text},
+    keys,
+};
 use serde_json::Value;
-
-use refit_cluster_api::selector::{selects, selects_all, shown};
 
 use super::{
     managers::{Manager, Provider, first_version},
-    objects::{annotations, kind, name, namespace, text},
     unreached::Unreached,
 };
 

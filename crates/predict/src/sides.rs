@@ -2,13 +2,14 @@
 //! Cluster API would send to the hooks (`spec/capi.md 2.4, 3.4`).
 
 use refit_core::change::{Objects as Side, kubeadm};
-use refit_kinds::{keys, version::KubernetesVersion};
+use refit_kinds::{
+    json::{annotations, name, namespace, text},
+    keys,
+    version::KubernetesVersion,
+};
 use serde_json::{Map, Value, json};
 
-use super::{
-    input::Input,
-    objects::{annotations, apply, name, namespace, text},
-};
+use super::{input::Input, objects::apply};
 
 /// Current and desired, or why they cannot be compared.
 #[derive(Clone, Debug, PartialEq)]

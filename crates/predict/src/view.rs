@@ -3,13 +3,14 @@
 use refit_cluster_api::rollout::simulate::Answer;
 use refit_core::{
     change::{
-        Coverage, Level, NotReady, Policy, Verdict, built_in, cover, policy, verdict,
-        verdict::Unfinished,
+        Coverage, Level, NotReady, Policy, Verdict, built_in, cover, policy,
+        {verdict, verdict::Unfinished},
     },
     group::median_seconds,
     node::{plan_steps, step_names},
 };
 use refit_kinds::{
+    json::{annotations, controller, is_deleting, label, name, namespace, text},
     keys,
     refit::{Role, StepDurations, update_group_name},
     version::{KubernetesVersion, SkewError},
@@ -18,7 +19,6 @@ use serde_json::Value;
 
 use super::{
     input::{Hosts, Input},
-    objects::{annotations, controller, is_deleting, label, name, namespace, text},
     outcome::{Blocked, Cause, CauseReason, Counts, GroupPlan, Outcome, PathLine},
     reach::{GroupRef, Reach, Read, notes, reach},
     sides::Sides,

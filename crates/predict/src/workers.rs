@@ -8,15 +8,18 @@ use refit_cluster_api::rollout::{
     simulate::{Answer, End, Outcome as Simulated, Workers},
 };
 use refit_core::change::{Level, NotReady, verdict::control_plane_behind};
-use refit_kinds::{keys, version::KubernetesVersion};
+use refit_kinds::{
+    json::{
+        annotations, condition, controller, created_at, is_deleting, label, name, namespace, text,
+        time,
+    },
+    keys,
+    version::KubernetesVersion,
+};
 use serde_json::{Value, json};
 
 use super::{
     input::Input,
-    objects::{
-        annotations, condition, controller, created_at, is_deleting, label, name, namespace, text,
-        time,
-    },
     outcome::{CauseReason, GroupPlan, Outcome},
     reach::{GroupRef, Shape},
     sides::of_set,

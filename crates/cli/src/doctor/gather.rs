@@ -20,14 +20,15 @@ use refit_cluster_api::kinds::{
 };
 use refit_core::{certificates::CertificateFacts, invariants::World};
 use refit_kinds::{
-    crds, keys,
+    crds,
+    json::{name, namespace, text, time},
+    keys,
     refit::{HostPlan, NodeUpdate, UpdateGroup, hash_json},
 };
 use refit_predict::{
     Extension, Manager, Read,
     doctor::{self, Certificate, Crd, Facts, Host},
     managers::PROVIDER_LABEL,
-    objects::{name, namespace, text, time},
 };
 use serde_json::Value;
 use x509_parser::{extensions::GeneralName, pem::parse_x509_pem};

@@ -8,7 +8,8 @@ use k8s_openapi::api::{
 };
 use kube::{Api, Client, api::PostParams};
 use refit_install::{Choices, Part, manifests, objects};
-use refit_predict::{Read, doctor::Right, objects::text};
+use refit_kinds::json::text;
+use refit_predict::{Read, doctor::Right};
 
 use super::gather::{CONTROLLER, SYSTEM, system};
 use crate::plan::reader::reason_of;

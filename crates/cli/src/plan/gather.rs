@@ -10,14 +10,12 @@ use refit_cluster_api::kinds::{
 };
 use refit_core::change::OnUncovered;
 use refit_kinds::{
+    json::{kind, name, namespace, text},
     keys,
     refit::{NodeUpdate, UpdateGroup},
     version::KubernetesVersion,
 };
-use refit_predict::{
-    GroupRef, Hosts, Input, Objects, Read,
-    objects::{apply, kind, name, namespace, text},
-};
+use refit_predict::{GroupRef, Hosts, Input, Objects, Read, objects::apply};
 use serde_json::Value;
 
 use super::reader::{Found, Reader, workload};

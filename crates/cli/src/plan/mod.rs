@@ -135,7 +135,7 @@ fn as_applied(object: Value) -> Value {
 
 /// The plan with what the files hold and Cluster API does not look at.
 fn noted(plan: Plan, input: &Input, objects: &[Value]) -> Plan {
-    use refit_predict::objects::{kind, name, namespace};
+    use refit_kinds::json::{kind, name, namespace};
     let Plan { groups, mut notes, .. } = plan;
     for object in objects.iter().filter(|object| kind(object).ends_with("Template")) {
         let of = |objects: &Objects| {
