@@ -253,7 +253,3 @@ impl Journal {
         Ok(())
     }
 }
-
-#[cfg(test)]
-#[path = "journal_tests.rs"]
-mod tests;

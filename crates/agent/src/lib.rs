@@ -2,7 +2,7 @@
 //!
 //! | module | is for |
 //! |---|---|
-//! | [`disk`] | what survives the process: a real folder, or a simulated one |
+//! | [`disk`] | what survives the process |
 //! | [`journal`] | the append-only record of what was started and how it ended |
 //! | [`state`] | what the journal says, as a pure fold |
 //! | [`engine`] | what comes next, as pure functions |
@@ -11,7 +11,7 @@
 //! | [`undo`] | what is taken back, and what is left |
 //! | [`report`] | what the API is told, from journal and host alone |
 //! | [`reporter`] | telling it: on each change, and as a heartbeat |
-//! | [`host`] | commands, and the real and the simulated host that run them |
+//! | [`host`] | commands, and the host that runs them |
 //! | [`trust`] | which plans are believed, where signed ones are asked for |
 //! | [`install`] | the agent on its host: installing, exchanging and removing itself |
 //! | [`run`](mod@run) | the process: watch, act, report |
@@ -34,11 +34,7 @@ pub mod state;
 pub mod trust;
 pub mod undo;
 
-pub use disk::{Disk, DiskState, RealDisk, SimDisk};
-pub use host::{
-    Host,
-    real::RealHost,
-    sim::{HostState, SimHost},
-};
+pub use disk::{Disk, RealDisk};
+pub use host::{Host, real::RealHost};
 pub use run::{AgentOptions, run, run_for, run_with};
 pub use trust::{Extras, PlanTrust};

@@ -2,13 +2,12 @@ use refit_kinds::{
     keys,
     refit::{Gate, PlanState, PlannedStep},
 };
-use refit_runtime::{
-    gate::Open,
-    plan_signing::{Claims, PlanSigner},
-};
+use refit_runtime::plan_signing::{Claims, PlanSigner};
+
+use tempfile::TempDir;
 
 use super::*;
-use crate::{disk::SimDisk, state::Record};
+use crate::{disk::RealDisk, state::Record};
 
 // A key of 32 ones; used nowhere else.
 const PRIVATE: &str = "MC4CAQAwBQYDK2VwBCIEIAEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEB";
@@ -18,8 +17,8 @@ fn pem(label: &str, text: &str) -> String {
     format!("-----BEGIN {label}-----\n{text}\n-----END {label}-----\n")
 }
 
-fn disk() -> Arc<dyn Disk> {
-    Arc::new(SimDisk::new(Arc::default(), Arc::new(Open)))
+fn disk(folder: &TempDir) -> Arc<dyn Disk> {
+    Arc::new(RealDisk::open(folder.path()).unwrap())
 }
 
 fn trust(disk: &Arc<dyn Disk>) -> PlanTrust {
@@ -64,7 +63,8 @@ fn why(outcome: Result<(), TrustError>) -> Option<String> {
 
 #[tokio::test(start_paused = true)]
 async fn an_older_plan_does_not_come_back_whatever_its_signature() {
-    let disk = disk();
+    let folder = tempfile::tempdir().unwrap();
+    let disk = disk(&folder);
     assert_eq!(why(trust(&disk).believe(&plan("a", 100)).await), None);
     assert_eq!(why(trust(&disk).believe(&plan("b", 200)).await), None);
     // Another process, the same disk.
@@ -75,7 +75,8 @@ async fn an_older_plan_does_not_come_back_whatever_its_signature() {
 
 #[tokio::test(start_paused = true)]
 async fn a_plan_that_is_not_signed_or_was_changed_is_left_alone() {
-    let disk = disk();
+    let folder = tempfile::tempdir().unwrap();
+    let disk = disk(&folder);
     let mut changed = plan("a", 100);
     changed.spec.gate = Gate::Disrupt;
     let refused = why(trust(&disk).believe(&changed).await).unwrap();

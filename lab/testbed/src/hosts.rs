@@ -11,7 +11,8 @@ use std::{
 use anyhow::Context as _;
 use jiff::{SignedDuration, Timestamp};
 use kube::{Api, Client, ResourceExt as _};
-use refit_agent::{AgentOptions, DiskState, HostState, SimDisk, SimHost, run_for};
+use lab_simhost::{DiskState, HostState, SimDisk, SimHost};
+use refit_agent::{AgentOptions, run_for};
 use refit_cluster_api::kinds::Machine;
 use refit_runtime::{
     Clock, ObjectKey, Store, client::ClientStack, gate::Open, store, workload::Workloads,

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
-use refit_agent::{HostState, host::CONTROL_PLANE};
+use lab_simhost::HostState;
+use refit_agent::host::CONTROL_PLANE;
 use serde_json::{Value, json};
 
 use crate::objects::{self, NODE, Objects, POD};

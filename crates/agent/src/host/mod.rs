@@ -1,8 +1,7 @@
 //! Commands, and the hosts that run them.
 //!
 //! A command runs as a *unit* under a name that the journal knows, outside the agent: on a real
-//! host a transient systemd unit, on a simulated one an entry in its state. An agent that was
-//! killed finds it again by that name.
+//! host a transient systemd unit. An agent that was killed finds it again by that name.
 //!
 //! | on a real host | is for |
 //! |---|---|
@@ -26,11 +25,6 @@ pub mod packages;
 pub mod program;
 pub mod real;
 pub mod runtime;
-pub mod sim;
-pub mod sim_state;
-pub mod sim_trouble;
-mod sim_uptime;
-mod sim_work;
 pub mod site;
 pub mod snapshot;
 pub mod trident;

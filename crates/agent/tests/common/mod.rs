@@ -17,7 +17,8 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use kube::{Api, Client};
 use lab_apiserver::{ApiServer, Options};
-use refit_agent::{AgentOptions, Disk, DiskState, HostState, SimDisk, SimHost};
+use lab_simhost::{DiskState, HostState, SimDisk, SimHost};
+use refit_agent::{AgentOptions, Disk};
 use refit_kinds::{
     keys,
     refit::{

@@ -4,6 +4,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context as _, ensure};
+use lab_simhost::HostState;
 use lab_testbed::{
     Bed, Cluster, ClusterSpec,
     cluster::said,
@@ -11,7 +12,6 @@ use lab_testbed::{
     objects::{MACHINE, name, text, told, uid},
     wait,
 };
-use refit_agent::HostState;
 use serde_json::{Value, json};
 
 use super::look;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use lab_apiserver::StoredWrite;
-use refit_agent::{DiskState, HostState};
+use lab_simhost::{DiskState, HostState};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 

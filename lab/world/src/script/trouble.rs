@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use lab_apiserver::Down;
-use refit_agent::HostState;
+use lab_simhost::HostState;
 
 use super::{
     command::{How, Place, Process, Statement, Trouble, Wrong, wrong},

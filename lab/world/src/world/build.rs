@@ -93,7 +93,7 @@ impl World {
         for (key, part) in &snapshot.hosts {
             let handle = hosts::HostHandle::restore(part, inner.hurry);
             if !inner.journal {
-                *lock(&handle.disk) = refit_agent::DiskState::default();
+                *lock(&handle.disk) = lab_simhost::DiskState::default();
             }
             lock(&inner.hosts).insert(key.clone(), handle);
         }

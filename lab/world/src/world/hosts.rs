@@ -6,7 +6,7 @@ use std::{
 };
 
 use jiff::Timestamp;
-use refit_agent::{DiskState, HostState};
+use lab_simhost::{DiskState, HostState};
 use serde::{Deserialize, Serialize};
 
 use super::{World, lock};

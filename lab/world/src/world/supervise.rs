@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Duration};
 use futures::future::BoxFuture;
 use jiff::SignedDuration;
 use lab_apiserver::StaleView;
-use refit_agent::{AgentOptions, Disk, Extras, PlanTrust, SimDisk, SimHost};
+use lab_simhost::{SimDisk, SimHost};
+use refit_agent::{AgentOptions, Disk, Extras, PlanTrust};
 use refit_controller::{ControllerOptions, HookServer, Process};
 use refit_kinds::keys;
 use refit_runtime::{

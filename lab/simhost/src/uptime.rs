@@ -1,8 +1,9 @@
 //! When the parts of a simulated control plane answer.
 
 use jiff::{SignedDuration, Timestamp};
+use refit_agent::host::Command;
 
-use super::{Command, sim_state::HostState};
+use crate::state::HostState;
 
 /// How long the static pods take after the kubelet's start until they answer.
 const STATIC_PODS_AFTER_KUBELET: SignedDuration = SignedDuration::from_secs(3);
@@ -70,10 +71,10 @@ impl HostState {
 
 #[cfg(test)]
 mod tests {
+    use refit_agent::host::{Job, KubernetesVersion};
     use refit_kinds::refit::Role;
 
     use super::*;
-    use crate::host::{Job, KubernetesVersion};
 
     fn now() -> Timestamp {
         "2026-03-02T08:00:00Z".parse().unwrap()

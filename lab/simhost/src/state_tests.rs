@@ -1,7 +1,7 @@
+use refit_agent::host::Since;
 use refit_kinds::refit::{KubeadmArgs, KubeletArgs, PackageArgs};
 
 use super::*;
-use crate::host::Since;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()

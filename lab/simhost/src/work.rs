@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use refit_agent::host::{CONTROL_PLANE, Command, Evidence, KubernetesVersion, Since};
 use refit_kinds::refit::{KubeletArgs, OsImageArgs, PlannedFile, Role};
 
-use super::{
-    CONTROL_PLANE, Command, Evidence, KubernetesVersion, Since,
-    sim_state::{HostState, KUBELET_CONFIG, PACKAGES, SAVED_CONFIG, kubelet_config, package_path},
+use crate::state::{
+    HostState, KUBELET_CONFIG, PACKAGES, SAVED_CONFIG, kubelet_config, package_path,
 };
 
 /// sha384 of the OS image that is written and does not boot.
@@ -389,5 +389,5 @@ fn content(file: &PlannedFile) -> String {
 }
 
 #[cfg(test)]
-#[path = "sim_work_tests.rs"]
+#[path = "work_tests.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! A simulated host as one incarnation of an agent sees it.
+//! The host as one incarnation of an agent sees it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,14 +6,14 @@ use std::{
 };
 
 use futures::future::BoxFuture;
+use refit_agent::host::{Evidence, Host, HostError, Job, Since, UnitState};
 use refit_kinds::refit::HostFacts;
 use refit_runtime::{
     Clock,
     gate::{Effect, Fate, Gate, never},
 };
 
-pub use super::sim_state::{Change, HostState, Unit};
-use super::{Evidence, Host, HostError, Job, Since, UnitState};
+use crate::state::HostState;
 
 /// A host over a [`HostState`] that the simulation owns.
 ///

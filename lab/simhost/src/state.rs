@@ -1,4 +1,4 @@
-//! A simulated host as plain state: what is installed, what runs, what is under way.
+//! The host as plain state: what is installed, what runs, what is under way.
 //!
 //! Pure and serialisable: a snapshot of the world keeps it, and the same state goes on in the same
 //! way. Time passes by [`HostState::tick`].
@@ -6,12 +6,11 @@
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
+use refit_agent::host::{CONTROL_PLANE, Command, Evidence, Job, KubernetesVersion, UnitState};
 use refit_kinds::refit::{HostFacts, PackageDriver, Role};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    CONTROL_PLANE, Command, Evidence, Job, KubernetesVersion, UnitState, sim_trouble::Troubles,
-};
+use crate::trouble::Troubles;
 
 /// How long an ended unit can still be asked about.
 const COLLECTED_AFTER: SignedDuration = SignedDuration::from_secs(10);
@@ -422,5 +421,5 @@ pub fn duration(node: &str, command: &Command) -> SignedDuration {
 }
 
 #[cfg(test)]
-#[path = "sim_tests.rs"]
+#[path = "state_tests.rs"]
 mod tests;

@@ -1,22 +1,27 @@
+//! The journal: what was written whole is read back, whatever the disk does.
+
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
 use std::{
     collections::BTreeMap,
+    io,
     sync::{
-        Mutex,
+        Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
 };
 
 use futures::future::BoxFuture;
 use jiff::Timestamp;
+use lab_simhost::{DiskState, SimDisk};
 use proptest::prelude::*;
+use refit_agent::{
+    Disk,
+    journal::{CHECKPOINT_BYTES, Journal, JournalError, PATH, encode, recover},
+    state::{AbortCause, JournalState, Outcome, Record},
+};
 use refit_kinds::refit::{Gate, PlanState, PlannedStep, StepAction, StepType};
 use refit_runtime::gate::Open;
-
-use super::*;
-use crate::{
-    disk::{DiskState, SimDisk},
-    state::{AbortCause, Outcome},
-};
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
+use refit_agent::host::Command;
 use serde::{Deserialize, Serialize};
 
-use super::{Command, sim_state::HostState};
+use crate::state::HostState;
 
 /// How long a host that was switched off stays off, unless somebody switches it on: longer than
 /// any simulation, shorter than the longest sleep of a timer wheel.
@@ -120,8 +121,9 @@ impl HostState {
 
 #[cfg(test)]
 mod tests {
+    use refit_agent::host::{Job, KubernetesVersion, UnitState};
+
     use super::*;
-    use crate::host::{Job, KubernetesVersion, UnitState};
 
     fn now() -> Timestamp {
         "2026-03-02T08:00:00Z".parse().unwrap()
