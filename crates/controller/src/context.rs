@@ -9,7 +9,6 @@ use kube::Client;
 use refit_cluster_api::kinds::{
     Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineDrainRule, MachineSet,
 };
-use refit_core::safeguards::Safeguards;
 use refit_kinds::refit::{HostPlan, NodeUpdate, UpdateGroup};
 use refit_runtime::{
     Clock, ObjectKey, Store, client::ClientStack, events::Recorder, lease::Leadership,
@@ -35,8 +34,8 @@ pub(crate) struct Context {
     pub(crate) stores: Stores,
     /// Keys to reconcile.
     pub(crate) queues: Queues,
-    /// Which safeguards are in force.
-    pub(crate) safeguards: Safeguards,
+    #[cfg(feature = "sabotage")]
+    pub(crate) sabotage: Arc<crate::sabotage::Sabotage>,
     /// What an operator may choose.
     pub(crate) settings: Settings,
     /// Counters.
@@ -59,7 +58,6 @@ impl Context {
         client: Client,
         stack: ClientStack,
         clock: Clock,
-        safeguards: Safeguards,
         settings: Settings,
     ) -> Self {
         Self {
@@ -71,7 +69,8 @@ impl Context {
             metrics: Arc::new(Metrics::new()),
             client,
             clock,
-            safeguards,
+            #[cfg(feature = "sabotage")]
+            sabotage: Arc::default(),
             settings,
             leadership: Leadership::alone(clock),
             ending: Arc::default(),
@@ -81,6 +80,12 @@ impl Context {
     /// The same for a replica that has to win the Lease first.
     pub(crate) fn with_leadership(mut self, leadership: Leadership) -> Self {
         self.leadership = leadership;
+        self
+    }
+
+    #[cfg(feature = "sabotage")]
+    pub(crate) fn with_sabotage(mut self, sabotage: Arc<crate::sabotage::Sabotage>) -> Self {
+        self.sabotage = sabotage;
         self
     }
 
@@ -96,7 +101,8 @@ impl Context {
             metrics: self.metrics.clone(),
             client,
             clock: self.clock,
-            safeguards: self.safeguards,
+            #[cfg(feature = "sabotage")]
+            sabotage: self.sabotage.clone(),
             settings: self.settings.clone(),
             leadership: self.leadership.clone(),
             ending: self.ending.clone(),

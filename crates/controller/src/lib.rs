@@ -27,6 +27,8 @@ mod metrics;
 mod node_update;
 mod policy;
 mod process;
+#[cfg(feature = "sabotage")]
+pub mod sabotage;
 mod settings;
 #[cfg(test)]
 mod testing;
@@ -38,7 +40,6 @@ use std::{future::pending, sync::Arc};
 
 use anyhow::Context as _;
 use futures::future::BoxFuture;
-use refit_core::safeguards::Safeguards;
 use refit_runtime::{Clock, client::ClientStack, lease::Leadership, net::Listener, serve, tls};
 use tokio_util::sync::CancellationToken;
 
@@ -60,8 +61,6 @@ pub struct ControllerOptions {
     pub clock: Clock,
     /// Where Cluster API calls us.
     pub hooks: HookServer,
-    /// Which safeguards are in force.
-    pub safeguards: Safeguards,
     /// What an operator may choose.
     pub settings: Settings,
     /// What makes it one of several processes; alone by default.
@@ -84,12 +83,18 @@ pub struct HookServer {
 ///
 /// Boxed, so that all of it is compiled here and not in whatever crate awaits it.
 pub fn run(options: ControllerOptions) -> BoxFuture<'static, anyhow::Result<()>> {
-    Box::pin(run_to_end(options))
+    #[cfg(not(feature = "sabotage"))]
+    let process = run_to_end(options);
+    #[cfg(feature = "sabotage")]
+    let process = run_to_end(options, Arc::default());
+    Box::pin(process)
 }
 
-async fn run_to_end(options: ControllerOptions) -> anyhow::Result<()> {
-    let ControllerOptions { stack, config, clock, hooks: server, safeguards, settings, process } =
-        options;
+async fn run_to_end(
+    options: ControllerOptions,
+    #[cfg(feature = "sabotage")] sabotage: Arc<sabotage::Sabotage>,
+) -> anyhow::Result<()> {
+    let ControllerOptions { stack, config, clock, hooks: server, settings, process } = options;
     let Process { lease, probes, stop, drain_delay } = process;
     let candidate = lease.map(|lease| Candidate::new(lease, &stack, &config, clock)).transpose()?;
     let leadership = match &candidate {
@@ -97,10 +102,10 @@ async fn run_to_end(options: ControllerOptions) -> anyhow::Result<()> {
         None => Leadership::alone(clock),
     };
     // Also of a process that is alone: at its end it waits for its last writes.
-    let mut fenced = stack.clone();
-    if safeguards.lease {
-        fenced = fenced.fenced(leadership.clone());
-    }
+    let fence = leadership.clone();
+    #[cfg(feature = "sabotage")]
+    let fence = sabotage.fence(fence, clock);
+    let fenced = stack.clone().fenced(fence);
     let client = |stack: &ClientStack| {
         let client = stack.client(&config);
         client.context("the management cluster's client cannot be built")
@@ -108,7 +113,9 @@ async fn run_to_end(options: ControllerOptions) -> anyhow::Result<()> {
     let (open, control) = (client(&stack)?, client(&fenced)?);
     let tls = tls::server_config(server.cert, server.client_ca_pem.as_deref())
         .context("the hook server's TLS configuration cannot be built")?;
-    let ctx = Context::new(open, stack, clock, safeguards, settings).with_leadership(leadership);
+    let ctx = Context::new(open, stack, clock, settings).with_leadership(leadership);
+    #[cfg(feature = "sabotage")]
+    let ctx = ctx.with_sabotage(sabotage);
     let ctx = Arc::new(ctx);
     let control = Arc::new(ctx.with_clients(control, fenced));
     let service = hooks::service(ctx.clone());
@@ -160,9 +167,8 @@ async fn run_to_end(options: ControllerOptions) -> anyhow::Result<()> {
 /// Does the leader's work whenever this replica leads.
 async fn lead(ctx: Arc<Context>) -> anyhow::Result<()> {
     let lost = async || {
-        if !ctx.safeguards.lease {
-            pending::<()>().await;
-        }
+        #[cfg(feature = "sabotage")]
+        ctx.sabotage.ignore_lost_lease().await;
         ctx.leadership.lost().await;
         // What is on its way is not cut off: nobody would know whether it happened.
         ctx.leadership.idle().await;

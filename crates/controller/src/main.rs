@@ -18,7 +18,7 @@ use refit_controller::{
     certificates::{CertificateSettings, Certificates},
     run,
 };
-use refit_core::{change::OnUncovered, safeguards::Safeguards};
+use refit_core::change::OnUncovered;
 use refit_runtime::{
     Clock,
     client::ClientStack,
@@ -244,7 +244,6 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
         config,
         clock,
         hooks: HookServer { listener, cert: cert.clone(), client_ca_pem },
-        safeguards: Safeguards::default(),
         settings: Settings {
             on_uncovered: match args.default_on_uncovered {
                 Uncovered::Preserve => OnUncovered::Preserve,

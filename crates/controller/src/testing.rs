@@ -16,7 +16,6 @@ use refit_cluster_api::kinds::{
     Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineSet, MachineSpec,
     MachineStatus, NodeInfo, NodeRef,
 };
-use refit_core::safeguards::Safeguards;
 use refit_kinds::{
     keys,
     refit::{HostPlan, HostPlanStatus, NodeUpdate, UpdateGroup},
@@ -24,7 +23,12 @@ use refit_kinds::{
 use refit_runtime::{Clock, ObjectKey, client::ClientStack};
 use serde_json::{Value, json};
 
-use crate::{Settings, context::Context, workload_watch::ClusterView};
+use crate::{
+    Settings,
+    context::Context,
+    sabotage::{Sabotage, Safeguard},
+    workload_watch::ClusterView,
+};
 
 /// Objects by path, as an API server would keep them.
 #[derive(Clone, Default)]
@@ -167,20 +171,28 @@ pub(crate) fn epoch() -> Timestamp {
 }
 
 /// A context over a fake API, with empty stores.
-pub(crate) fn context(api: &FakeApi, safeguards: Safeguards) -> Arc<Context> {
-    Arc::new(Context::new(
+pub(crate) fn context(api: &FakeApi) -> Arc<Context> {
+    Arc::new(new_context(api))
+}
+
+/// The same for a process that lacks a safeguard.
+pub(crate) fn context_without(api: &FakeApi, safeguard: Safeguard) -> Arc<Context> {
+    Arc::new(new_context(api).with_sabotage(Sabotage::of(safeguard)))
+}
+
+fn new_context(api: &FakeApi) -> Context {
+    Context::new(
         api.client(),
         ClientStack::production("refit-test"),
         Clock::simulated(epoch()),
-        safeguards,
         Settings::default(),
-    ))
+    )
 }
 
 /// A context whose caches are complete and hold one cluster: three control plane machines and one
 /// MachineDeployment of two, all at v1.34.2 and with fresh reports.
 pub(crate) fn fleet(api: &FakeApi) -> Arc<Context> {
-    let ctx = context(api, Safeguards::default());
+    let ctx = context(api);
     fill(&ctx);
     ctx
 }

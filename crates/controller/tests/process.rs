@@ -20,7 +20,6 @@ use kube::{
 use lab_apiserver::{ApiServer, Options};
 use refit_cluster_api::kinds::{Cluster, Machine, MachineSpec};
 use refit_controller::{ControllerOptions, HookServer, Process, Settings, run};
-use refit_core::safeguards::Safeguards;
 use refit_kinds::{crds, hooks, refit::NodeUpdate};
 use refit_runtime::{
     Clock,
@@ -127,7 +126,6 @@ impl World {
                 cert,
                 client_ca_pem: None,
             },
-            safeguards: Safeguards::default(),
             settings: Settings::default(),
             process,
         }))

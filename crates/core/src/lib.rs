@@ -10,7 +10,6 @@
 //! | [`group`] | who may claim a slot, what a group shows |
 //! | [`invariants`] | what must hold after every write |
 //! | [`report`] | every reason to wait or refuse |
-//! | [`safeguards`] | which protection a sweep leaves out |
 
 pub mod certificates;
 pub mod change;
@@ -19,4 +18,3 @@ pub mod invariants;
 pub mod node;
 pub mod progress;
 pub mod report;
-pub mod safeguards;

@@ -25,7 +25,6 @@ use lab_apiserver::{
 };
 use lab_world::world::{self, World, WorldOptions};
 use refit_controller::{ControllerOptions, HookServer, Process, Settings};
-use refit_core::safeguards::Safeguards;
 use refit_kinds::refit::Goal;
 use refit_runtime::{
     Clock,
@@ -156,7 +155,6 @@ impl Management {
             config: config.clone(),
             clock,
             hooks: HookServer { listener, cert, client_ca_pem: None },
-            safeguards: Safeguards::default(),
             settings: Settings::default(),
             process: Process::default(),
         });

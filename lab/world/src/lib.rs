@@ -10,7 +10,7 @@
 //! | [`snapshot`] | a whole world at one moment, and going on from there |
 //! | [`invariants`] | what must hold after every write, and who broke it |
 //! | [`script`] | scenario scripts: a world, what happens to it, and what can be seen, as text |
-//! | [`sweep`] | killing every process at every effect |
+//! | `sweep` | with the feature `sabotage`: killing every process at every effect |
 //!
 //! ```no_run
 //! # async fn example(manifests: Vec<serde_json::Value>) -> Result<(), Box<dyn std::error::Error>> {
@@ -35,6 +35,7 @@ pub mod persist;
 pub mod pki;
 pub mod script;
 pub mod snapshot;
+#[cfg(feature = "sabotage")]
 pub mod sweep;
 pub mod world;
 

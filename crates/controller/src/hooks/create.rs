@@ -39,20 +39,6 @@ pub struct NewNodeUpdate {
 /// assert_eq!(node_update(&new, 3).metadata.name.as_deref(), Some("edge-1-x7k2p-3"));
 /// ```
 pub fn node_update(new: &NewNodeUpdate, ordinal: u32) -> NodeUpdate {
-    let mut update = unnamed(new);
-    update.metadata.name = Some(node_update_name(&new.machine.name, ordinal));
-    update
-}
-
-/// The NodeUpdate without the ordinal that makes it unique: a sweep's sabotage.
-pub(super) fn node_update_of_any_name(new: &NewNodeUpdate) -> NodeUpdate {
-    let mut update = unnamed(new);
-    update.metadata.name = None;
-    update.metadata.generate_name = Some(format!("{}-", new.machine.name));
-    update
-}
-
-fn unnamed(new: &NewNodeUpdate) -> NodeUpdate {
     let spec = NodeUpdateSpec {
         stage: Stage::Ongoing,
         machine_ref: new.machine.clone(),
@@ -61,7 +47,7 @@ fn unnamed(new: &NewNodeUpdate) -> NodeUpdate {
         goal: new.goal.clone(),
         updaters: built_in().iter().map(|u| u.name.to_owned()).collect(),
     };
-    let mut update = NodeUpdate::new("", spec);
+    let mut update = NodeUpdate::new(&node_update_name(&new.machine.name, ordinal), spec);
     let metadata = &mut update.metadata;
     metadata.namespace = Some(new.namespace.clone());
     metadata.labels =

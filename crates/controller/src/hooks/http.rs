@@ -24,7 +24,7 @@ use tower::{BoxError, Service};
 
 use super::{
     can_update,
-    update_machine::{Memory, update_machine},
+    update_machine::update_machine,
     wire::{self, Hook},
 };
 use crate::context::Context;
@@ -52,7 +52,6 @@ pub(crate) struct HookService {
 
 struct Shared {
     ctx: Arc<Context>,
-    memory: Memory,
     synced_once: AtomicBool,
     large_bodies: Semaphore,
 }
@@ -62,7 +61,6 @@ pub(crate) fn service(ctx: Arc<Context>) -> HookService {
     HookService {
         shared: Arc::new(Shared {
             ctx,
-            memory: Memory::default(),
             synced_once: AtomicBool::new(false),
             large_bodies: Semaphore::new(LARGE_BODIES),
         }),
@@ -201,7 +199,7 @@ impl HookService {
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
     {
-        let Shared { ctx, memory, large_bodies, .. } = self.shared.as_ref();
+        let Shared { ctx, large_bodies, .. } = self.shared.as_ref();
         // The turn of a large body lasts until it is answered.
         let (body, _turn) = match body_of(request, large_bodies).await {
             Ok(read) => read,
@@ -217,7 +215,7 @@ impl HookService {
                 let verdict = can_update::machine_set(ctx, &body).await;
                 (json(&wire::can_update_machine_set(&verdict)), verdict.reason())
             }
-            Hook::UpdateMachine => match update_machine(ctx, memory, &body).await {
+            Hook::UpdateMachine => match update_machine(ctx, &body).await {
                 Ok(answer) => {
                     let word = if answer.is_done() { "Done" } else { "Retry" };
                     (json(&wire::update_machine(&answer)), word)

@@ -8,7 +8,6 @@ use refit_cluster_api::kinds::{
     Cluster, KubeadmControlPlane, Machine, MachineDeployment, MachineSet, MachineStatus, NodeInfo,
     NodeRef,
 };
-use refit_core::safeguards::Safeguards;
 use refit_kinds::{
     hooks::path,
     keys,
@@ -19,7 +18,7 @@ use serde_json::Value;
 
 use super::{
     can_update,
-    update_machine::{Memory, update_machine},
+    update_machine::update_machine,
     wire::{self, Hook},
 };
 use crate::{
@@ -72,7 +71,7 @@ fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
 /// The management cluster that a request speaks of, at rest: its owner, its Machines with fresh
 /// reports, and a control plane that has the version that workers ask for.
 fn around(api: &FakeApi, side: &Value) -> Arc<Context> {
-    let ctx = context(api, Safeguards::default());
+    let ctx = context(api);
     let stores = &ctx.stores;
     let object =
         if side["machineSet"].is_object() { &side["machineSet"] } else { &side["machine"] };
@@ -194,8 +193,7 @@ async fn a_recorded_update_makes_one_node_update_with_its_goal_and_ends_when_tha
         let api = FakeApi::default();
         let ctx = around(&api, &call.request["desired"]);
         let body = call.request.to_string();
-        let memory = Memory::default();
-        let answer = update_machine(&ctx, &memory, body.as_bytes()).await.unwrap();
+        let answer = update_machine(&ctx, body.as_bytes()).await.unwrap();
         assert!(!answer.is_done(), "{} {}", call.file, answer.message);
         let mut update = api.node_updates().remove(0);
         let wanted = text(&call.request, "/desired/machine/spec/version");
@@ -204,7 +202,7 @@ async fn a_recorded_update_makes_one_node_update_with_its_goal_and_ends_when_tha
         update.status =
             Some(NodeUpdateStatus { phase: Phase::Succeeded, ..NodeUpdateStatus::default() });
         ctx.stores.node_updates.insert(update);
-        let answer = update_machine(&ctx, &memory, body.as_bytes()).await.unwrap();
+        let answer = update_machine(&ctx, body.as_bytes()).await.unwrap();
         assert!(answer.is_done(), "{} {}", call.file, answer.message);
         assert_eq!(api.node_updates().len(), 1, "{}", call.file);
         if call.response["retryAfterSeconds"] == 0 {

@@ -6,7 +6,6 @@ use http::{Method, Request};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1;
 use jiff::Timestamp;
-use refit_core::safeguards::Safeguards;
 use refit_kinds::hooks::{MAX_BODY_BYTES, path};
 use refit_runtime::{
     gate::Open,
@@ -54,7 +53,7 @@ impl Server {
         let client_ca = client_ca.map(|ca| ca.material().cert_pem.clone().into_bytes());
         let config = tls::server_config(cert.clone(), client_ca.as_deref()).unwrap();
         let api = FakeApi::default();
-        let ctx = if synced { fleet(&api) } else { context(&api, Safeguards::default()) };
+        let ctx = if synced { fleet(&api) } else { context(&api) };
         let serve = serve::serve(listener, Some(config), service(ctx), std::future::pending());
         Self { ca, cert, task: tokio::spawn(serve) }
     }

@@ -4,10 +4,7 @@ use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use refit_cluster_api::kinds::Machine;
-use refit_core::{
-    change::{Verdict, request::Answer},
-    safeguards::Safeguards,
-};
+use refit_core::change::{Verdict, request::Answer};
 use refit_kinds::{
     conditions, keys,
     refit::{NodeUpdate, NodeUpdateStatus, Phase, Stage},
@@ -15,13 +12,11 @@ use refit_kinds::{
 use refit_runtime::ObjectKey;
 use serde_json::{Value, json};
 
-use super::{
-    can_update,
-    update_machine::{Memory, update_machine},
-};
+use super::{can_update, update_machine::update_machine};
 use crate::{
     context::Context,
-    testing::{FakeApi, context, epoch, fill, fleet, machine, reported},
+    sabotage::Safeguard,
+    testing::{FakeApi, context, context_without, epoch, fill, fleet, machine, reported},
 };
 
 fn objects(kind: &str, name: &str, version: &str, infrastructure: &Value) -> [Value; 3] {
@@ -67,9 +62,9 @@ async fn can_update_set(ctx: &Context, set: &str) -> Verdict {
     can_update::machine_set(ctx, request.to_string().as_bytes()).await
 }
 
-async fn update(ctx: &Context, memory: &Memory, name: &str, version: &str) -> Answer {
+async fn update(ctx: &Context, name: &str, version: &str) -> Answer {
     let request = json!({"desired": machine_side(name, version, &json!({"cpus": 2}))});
-    update_machine(ctx, memory, request.to_string().as_bytes()).await.unwrap()
+    update_machine(ctx, request.to_string().as_bytes()).await.unwrap()
 }
 
 /// What the watch would bring.
@@ -136,7 +131,7 @@ async fn the_same_decision_is_written_once() {
 async fn another_unfinished_machine_of_the_control_plane_is_named() {
     let api = FakeApi::default();
     let ctx = fleet(&api);
-    update(&ctx, &Memory::default(), "edge-1-cp-1", "v1.35.0").await;
+    update(&ctx, "edge-1-cp-1", "v1.35.0").await;
     sync(&ctx, &api);
     let verdict = can_bump(&ctx, "edge-1-cp-0").await;
     assert_eq!(verdict.reason(), "AnotherMachineUpdating");
@@ -204,7 +199,7 @@ async fn policy_is_read_from_the_live_owner_and_cluster() {
 #[tokio::test(start_paused = true)]
 async fn what_is_not_known_is_never_an_empty_success() {
     let api = FakeApi::default();
-    let ctx = context(&api, Safeguards::default());
+    let ctx = context(&api);
     assert_eq!(can_bump(&ctx, "edge-1-cp-0").await.reason(), "NotSynced");
     fill(&ctx);
     assert_eq!(can_bump(&ctx, "edge-1-cp-9").await.reason(), "ObjectUnknown");
@@ -261,7 +256,7 @@ async fn a_worker_without_a_report_holds_its_set_back() {
 async fn the_first_update_machine_makes_ordinal_one_owned_by_its_machine() {
     let api = FakeApi::default();
     let ctx = fleet(&api);
-    let answer = update(&ctx, &Memory::default(), "edge-1-w-0", "v1.35.0").await;
+    let answer = update(&ctx, "edge-1-w-0", "v1.35.0").await;
     assert_eq!((answer.message.as_str(), answer.retry_after_seconds), ("pending", 2));
     let made = &api.node_updates()[0];
     assert_eq!(made.name_any(), "edge-1-w-0-1");
@@ -276,7 +271,7 @@ async fn a_cache_that_is_behind_never_makes_a_second_one() {
     let api = FakeApi::default();
     let ctx = fleet(&api);
     for _ in 0..3 {
-        let answer = update(&ctx, &Memory::default(), "edge-1-w-0", "v1.35.0").await;
+        let answer = update(&ctx, "edge-1-w-0", "v1.35.0").await;
         assert_eq!(answer.message, "pending");
     }
     assert_eq!(api.node_updates().len(), 1);
@@ -285,16 +280,19 @@ async fn a_cache_that_is_behind_never_makes_a_second_one() {
 #[tokio::test(start_paused = true)]
 async fn without_the_ordinal_a_restart_makes_a_second_one() {
     let api = FakeApi::default();
-    let safeguards = Safeguards { ordinal: false, ..Safeguards::default() };
-    let ctx = context(&api, safeguards);
-    fill(&ctx);
-    let memory = Memory::default();
+    let started = || {
+        let ctx = context_without(&api, Safeguard::Ordinal);
+        fill(&ctx);
+        sync(&ctx, &api);
+        ctx
+    };
+    let ctx = started();
     for _ in 0..3 {
-        update(&ctx, &memory, "edge-1-w-0", "v1.35.0").await;
+        update(&ctx, "edge-1-w-0", "v1.35.0").await;
         sync(&ctx, &api);
     }
     assert_eq!(api.node_updates().len(), 1);
-    update(&ctx, &Memory::default(), "edge-1-w-0", "v1.35.0").await;
+    update(&started(), "edge-1-w-0", "v1.35.0").await;
     assert_eq!(api.node_updates().len(), 2);
 }
 
@@ -302,14 +300,13 @@ async fn without_the_ordinal_a_restart_makes_a_second_one() {
 async fn done_comes_with_success_and_the_live_version() {
     let api = FakeApi::default();
     let ctx = fleet(&api);
-    let memory = Memory::default();
-    update(&ctx, &memory, "edge-1-w-0", "v1.35.0").await;
+    update(&ctx, "edge-1-w-0", "v1.35.0").await;
     put(&ctx, &api, phase(Phase::Succeeded));
     ctx.stores.machines.insert(machine("edge-1-w-0", "v1.35.0"));
-    assert!(update(&ctx, &memory, "edge-1-w-0", "v1.35.0").await.is_done());
+    assert!(update(&ctx, "edge-1-w-0", "v1.35.0").await.is_done());
     // Somebody put the old version back since: the work is done again.
     ctx.stores.machines.insert(machine("edge-1-w-0", "v1.34.2"));
-    assert_eq!(update(&ctx, &memory, "edge-1-w-0", "v1.35.0").await.message, "pending");
+    assert_eq!(update(&ctx, "edge-1-w-0", "v1.35.0").await.message, "pending");
     assert_eq!(api.node_updates().len(), 2);
 }
 
@@ -317,8 +314,7 @@ async fn done_comes_with_success_and_the_live_version() {
 async fn a_newer_one_that_the_cache_lacks_keeps_it_from_being_done() {
     let api = FakeApi::default();
     let ctx = fleet(&api);
-    let memory = Memory::default();
-    update(&ctx, &memory, "edge-1-w-0", "v1.35.0").await;
+    update(&ctx, "edge-1-w-0", "v1.35.0").await;
     put(&ctx, &api, phase(Phase::Succeeded));
     ctx.stores.machines.insert(machine("edge-1-w-0", "v1.35.0"));
     // Another replica makes ordinal 2 for another goal.
@@ -327,9 +323,9 @@ async fn a_newer_one_that_the_cache_lacks_keeps_it_from_being_done() {
         phase(Phase::Succeeded)(&mut update);
         other.stores.node_updates.insert(update);
     }
-    update(&other, &memory, "edge-1-w-0", "v1.35.1").await;
+    update(&other, "edge-1-w-0", "v1.35.1").await;
     assert_eq!(api.node_updates().len(), 2);
-    let answer = update(&ctx, &memory, "edge-1-w-0", "v1.35.0").await;
+    let answer = update(&ctx, "edge-1-w-0", "v1.35.0").await;
     assert!(!answer.is_done());
     assert!(answer.message.starts_with("stopping NodeUpdate edge-1-w-0-2"), "{}", answer.message);
 }
@@ -338,13 +334,12 @@ async fn a_newer_one_that_the_cache_lacks_keeps_it_from_being_done() {
 async fn another_goal_aborts_the_one_that_waits_and_then_goes_on() {
     let api = FakeApi::default();
     let ctx = fleet(&api);
-    let memory = Memory::default();
-    update(&ctx, &memory, "edge-1-w-0", "v1.35.0").await;
+    update(&ctx, "edge-1-w-0", "v1.35.0").await;
     sync(&ctx, &api);
-    update(&ctx, &memory, "edge-1-w-0", "v1.35.1").await;
+    update(&ctx, "edge-1-w-0", "v1.35.1").await;
     assert_eq!(api.node_updates()[0].spec.stage, Stage::Abort);
     put(&ctx, &api, phase(Phase::Stopped));
-    update(&ctx, &memory, "edge-1-w-0", "v1.35.1").await;
+    update(&ctx, "edge-1-w-0", "v1.35.1").await;
     let made = api.node_updates();
     assert_eq!(made[1].name_any(), "edge-1-w-0-2");
     assert_eq!(made[1].spec.goal.kubernetes_version, "v1.35.1");
@@ -354,17 +349,16 @@ async fn another_goal_aborts_the_one_that_waits_and_then_goes_on() {
 async fn a_failure_waits_for_the_retry_annotation() {
     let api = FakeApi::default();
     let ctx = fleet(&api);
-    let memory = Memory::default();
-    update(&ctx, &memory, "edge-1-w-0", "v1.35.0").await;
+    update(&ctx, "edge-1-w-0", "v1.35.0").await;
     put(&ctx, &api, phase(Phase::Failed));
-    let answer = update(&ctx, &memory, "edge-1-w-0", "v1.35.0").await;
+    let answer = update(&ctx, "edge-1-w-0", "v1.35.0").await;
     assert!(answer.message.starts_with("failed: "), "{}", answer.message);
     assert_eq!(api.node_updates().len(), 1);
     annotated(&ctx, "edge-1-w-0", |machine| {
         machine.annotations_mut().insert(keys::RETRY.into(), "edge-1-w-0-1".into());
     });
     for _ in 0..2 {
-        update(&ctx, &memory, "edge-1-w-0", "v1.35.0").await;
+        update(&ctx, "edge-1-w-0", "v1.35.0").await;
     }
     assert_eq!(api.node_updates().len(), 2);
 }
@@ -374,7 +368,7 @@ async fn an_api_server_that_is_down_is_a_retry_and_no_failure() {
     let api = FakeApi::default();
     let ctx = fleet(&api);
     api.set_down(true);
-    let answer = update(&ctx, &Memory::default(), "edge-1-w-0", "v1.35.0").await;
+    let answer = update(&ctx, "edge-1-w-0", "v1.35.0").await;
     assert!(!answer.is_done() && answer.message.contains("did not answer"));
 }
 
@@ -382,7 +376,6 @@ async fn an_api_server_that_is_down_is_a_retry_and_no_failure() {
 async fn what_cannot_be_served_is_a_failure_without_values() {
     let api = FakeApi::default();
     let ctx = fleet(&api);
-    let memory = Memory::default();
     let nobody = json!({"desired": machine_side("nobody", "v1.35.0", &json!({}))}).to_string();
     let unversioned =
         json!({"desired": machine_side("edge-1-w-0", "latest", &json!({}))}).to_string();
@@ -393,7 +386,7 @@ async fn what_cannot_be_served_is_a_failure_without_values() {
         ("{\"desired\": \"hunter2\"}", "BadRequest"),
     ];
     for (body, reason) in table {
-        let error = update_machine(&ctx, &memory, body.as_bytes()).await.unwrap_err();
+        let error = update_machine(&ctx, body.as_bytes()).await.unwrap_err();
         assert_eq!(error.reason(), reason);
         assert!(!error.to_string().contains("hunter2"));
     }

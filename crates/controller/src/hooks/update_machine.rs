@@ -1,11 +1,8 @@
 //! UpdateMachine: finds or makes the NodeUpdate that a request asks for, and tells how far it is.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
-use kube::{Api, ResourceExt as _, api::PostParams};
+use kube::{Api, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_core::change::{
     goal,
@@ -21,7 +18,7 @@ use serde_json::json;
 
 use super::{
     can_update::observed_version,
-    create::{NewNodeUpdate, node_update, node_update_of_any_name},
+    create::{NewNodeUpdate, node_update},
     wire,
 };
 use crate::{context::Context, groups::node_updates_of_machine};
@@ -30,21 +27,6 @@ use crate::{context::Context, groups::node_updates_of_machine};
 const ROUNDS: usize = 5;
 /// How long until the next call while the caches are not complete or writes fail, in seconds.
 const SOON_SECONDS: i32 = 2;
-
-/// Names of the NodeUpdates that this process made. Only a sweep's sabotage reads it: with the
-/// ordinal, nothing needs to be remembered.
-#[derive(Debug, Default)]
-pub(super) struct Memory(Mutex<BTreeSet<String>>);
-
-impl Memory {
-    fn add(&self, name: String) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
-    }
-}
 
 /// Why a request cannot be served at all. Everything else is a Success with a text: a Failure
 /// hides it and backs off for long (`spec/capi.md 4.1`).
@@ -70,11 +52,7 @@ impl Unservable {
 }
 
 /// Answers UpdateMachine.
-pub(super) async fn update_machine(
-    ctx: &Context,
-    memory: &Memory,
-    body: &[u8],
-) -> Result<Answer, Unservable> {
+pub(super) async fn update_machine(ctx: &Context, body: &[u8]) -> Result<Answer, Unservable> {
     let mut request = wire::parse(body)?;
     let desired = wire::side(&mut request, "desired", wire::MACHINE)?;
     if !ctx.stores.synced() {
@@ -87,7 +65,6 @@ pub(super) async fn update_machine(
     let goal = goal(&desired.owner, desired.bootstrap.as_ref(), &desired.infrastructure)?;
     let request = Request {
         ctx,
-        memory,
         api: Api::namespaced(ctx.client.clone(), &key.namespace),
         facts: facts_of(&machine),
         key,
@@ -111,7 +88,6 @@ fn facts_of(machine: &Machine) -> MachineFacts {
 
 struct Request<'a> {
     ctx: &'a Context,
-    memory: &'a Memory,
     api: Api<NodeUpdate>,
     key: ObjectKey,
     facts: MachineFacts,
@@ -159,14 +135,10 @@ impl Request<'_> {
         let mut known: BTreeMap<String, Arc<NodeUpdate>> =
             cached.into_iter().map(|update| (update.name_any(), update)).collect();
         known.extend(live.iter().map(|(name, update)| (name.clone(), update.clone())));
+        let known = known.into_values().collect();
+        #[cfg(feature = "sabotage")]
+        let known = self.ctx.sabotage.forget_requests(known);
         known
-            .into_values()
-            .filter(|update| {
-                self.ctx.safeguards.ordinal
-                    || update.spec.origin != Origin::Hook
-                    || self.memory.has(&update.name_any())
-            })
-            .collect()
     }
 
     /// The NodeUpdate of the next ordinal, if there is one: the cache may be behind, and "done" is
@@ -189,16 +161,14 @@ impl Request<'_> {
             origin: Origin::Hook,
             goal: self.goal.clone(),
         };
-        if self.ctx.safeguards.ordinal {
-            let (found, outcome) =
-                apply::create_or_get(&self.api, &node_update(&new, ordinal)).await?;
-            tracing::info!(machine = %self.key, ordinal, ?outcome, "NodeUpdate asked for");
-            return Ok((found, outcome));
+        let wanted = node_update(&new, ordinal);
+        #[cfg(feature = "sabotage")]
+        if let Some(made) = self.ctx.sabotage.create_unnumbered(&self.api, &wanted).await? {
+            return Ok((made, Outcome::Created));
         }
-        let object = node_update_of_any_name(&new);
-        let made = self.api.create(&PostParams::default(), &object).await?;
-        self.memory.add(made.name_any());
-        Ok((made, Outcome::Created))
+        let (found, outcome) = apply::create_or_get(&self.api, &wanted).await?;
+        tracing::info!(machine = %self.key, ordinal, ?outcome, "NodeUpdate asked for");
+        Ok((found, outcome))
     }
 
     async fn abort(&self, name: &str) -> kube::Result<()> {

@@ -127,6 +127,10 @@ async fn slots(ctx: &Context, facts: &Facts, next: &UpdateGroupStatus) -> kube::
     let GroupFacts::Present { object, status, .. } = &facts.group else {
         return Ok(());
     };
+    #[cfg(feature = "sabotage")]
+    if ctx.sabotage.keep_slot(&facts.update.spec.machine_ref.uid, next) {
+        return Ok(());
+    }
     swap_group(ctx, object, status, next).await
 }
 

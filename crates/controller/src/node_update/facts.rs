@@ -45,7 +45,6 @@ pub(super) struct Facts {
     settings: HostSettings,
     settings_refused: Option<Refusal>,
     owner_version: Option<String>,
-    slot_required: bool,
     report_stale_after: SignedDuration,
 }
 
@@ -90,7 +89,7 @@ impl Facts {
         let cluster = machine.as_deref().and_then(|machine| cluster(ctx, &update, machine));
         let nodes = cluster.as_ref().map_or(&[][..], |cluster| &cluster.nodes);
         let group = match machine.as_deref() {
-            Some(machine) => group(stores, &update, machine, nodes),
+            Some(machine) => group(ctx, &update, machine, nodes),
             None => GroupFacts::None,
         };
         let owner_version = machine
@@ -122,7 +121,6 @@ impl Facts {
             settings,
             settings_refused,
             owner_version,
-            slot_required: ctx.safeguards.slot,
             report_stale_after: SignedDuration::try_from(ctx.settings.report_stale_after)
                 .unwrap_or(SignedDuration::from_mins(15)),
             update,
@@ -143,7 +141,6 @@ impl Facts {
             owner_version: self.owner_version.as_deref(),
             group: self.group_view(),
             workload: self.workload(),
-            slot_required: self.slot_required,
             report_stale_after: self.report_stale_after,
             refused: self.refused.as_ref(),
         }
@@ -234,12 +231,8 @@ fn cluster(ctx: &Context, update: &NodeUpdate, machine: &Machine) -> Option<Clus
     })
 }
 
-fn group(
-    stores: &Stores,
-    update: &NodeUpdate,
-    machine: &Machine,
-    nodes: &[NodeView],
-) -> GroupFacts {
+fn group(ctx: &Context, update: &NodeUpdate, machine: &Machine, nodes: &[NodeView]) -> GroupFacts {
+    let stores = &ctx.stores;
     let Some(group) = group_of(stores, machine) else {
         return GroupFacts::None;
     };
@@ -257,9 +250,13 @@ fn group(
             available: available(&updates, other, nodes),
         })
         .collect();
+    let status = object.status.clone().unwrap_or_default();
+    let limits = limits_of(stores, &group, machines.len());
+    #[cfg(feature = "sabotage")]
+    let (status, limits) = ctx.sabotage.own_slot(&update.spec.machine_ref.uid, status, limits);
     GroupFacts::Present {
-        status: object.status.clone().unwrap_or_default(),
-        limits: limits_of(stores, &group, machines.len()),
+        status,
+        limits,
         others,
         last_first_passed: last_first_passed(&updates, update, &machines),
         object,

@@ -16,7 +16,7 @@ use kube::{
 };
 use lab_apiserver::{ApiServer, ChangeKind, Options};
 use refit_cluster_api::kinds::{Cluster, Machine, MachineDeployment, MachineSet};
-use refit_core::{invariants::World, safeguards::Safeguards};
+use refit_core::invariants::World;
 use refit_kinds::{
     conditions, crds, keys,
     refit::{
@@ -35,8 +35,11 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use crate::{
-    NewNodeUpdate, Settings, context::Context, node_update as controller, testing, update_group,
-    watches, workload_watch,
+    NewNodeUpdate, Settings,
+    context::Context,
+    node_update as controller,
+    sabotage::{Sabotage, Safeguard},
+    testing, update_group, watches, workload_watch,
 };
 
 pub(super) const FROM: &str = "v1.34.2";
@@ -49,7 +52,7 @@ pub(super) struct Lab {
     network: MemoryNetwork,
     management: ApiServer,
     pub(super) workload: ApiServer,
-    pub(super) safeguards: Safeguards,
+    pub(super) without: Option<Safeguard>,
     pub(super) violations: Arc<Mutex<Vec<String>>>,
 }
 
@@ -65,7 +68,7 @@ impl Lab {
             network: MemoryNetwork::default(),
             management: server(clock),
             workload: server(clock),
-            safeguards: Safeguards::default(),
+            without: None,
             violations: Arc::default(),
         };
         lab.watch_invariants();
@@ -265,13 +268,12 @@ impl Lab {
         let dialer = Dialer::Memory(self.network.clone(), Arc::new(Open));
         let stack = ClientStack::new(dialer, Arc::new(Open), "refit-controller/test");
         let config = kube::Config::new("http://management.test:80".parse().unwrap());
-        let ctx = Arc::new(Context::new(
-            stack.client(&config).unwrap(),
-            stack,
-            self.clock,
-            self.safeguards,
-            Settings::default(),
-        ));
+        let client = stack.client(&config).unwrap();
+        let mut ctx = Context::new(client, stack, self.clock, Settings::default());
+        if let Some(safeguard) = self.without {
+            ctx = ctx.with_sabotage(Sabotage::of(safeguard));
+        }
+        let ctx = Arc::new(ctx);
         let (one, two, (), ()) = futures::join!(
             controller::run(ctx.clone()),
             update_group::run(ctx.clone()),

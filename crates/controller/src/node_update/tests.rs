@@ -11,7 +11,6 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use refit_cluster_api::kinds::Machine;
-use refit_core::safeguards::Safeguards;
 use refit_kinds::{
     keys,
     refit::{Goal, MachineRef, NodeUpdate, Origin, Phase, node_update_name},
@@ -22,6 +21,7 @@ use serde_json::json;
 use super::lab::{Lab, WORKERS, made_in, phase};
 use crate::{
     NewNodeUpdate,
+    sabotage::Safeguard,
     testing::{self, FakeApi, context},
 };
 
@@ -119,7 +119,7 @@ async fn what_agents_need_is_installed_once() {
 #[tokio::test(start_paused = true)]
 async fn without_slots_the_invariants_notice() {
     let mut lab = Lab::new().await;
-    lab.safeguards.slot = false;
+    lab.without = Some(Safeguard::Slot);
     lab.ask().await;
     Box::pin(lab.run(Duration::from_hours(100))).await;
     let violations = lab.violations.lock().unwrap().clone();
@@ -164,7 +164,7 @@ async fn a_write_that_is_forbidden_is_shown_in_the_status() {
 #[tokio::test(start_paused = true)]
 async fn a_machine_that_the_cache_lacks_is_asked_for_before_its_update_is_ended() {
     let api = FakeApi::default();
-    let ctx = context(&api, Safeguards::default());
+    let ctx = context(&api);
     ctx.stores.mark_ready();
     let client = api.client();
     let mut machine = testing::machine("w-9", "v1.34.2");

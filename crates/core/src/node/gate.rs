@@ -73,11 +73,11 @@ impl Work<'_, '_> {
             return Some(Refusal::Paused { object: object.clone() });
         }
         match &self.s.group {
-            GroupView::None if self.s.slot_required => {
+            GroupView::None => {
                 return Some(Refusal::NoGroup { machine: self.machine_name().to_owned() });
             }
-            GroupView::Missing if self.s.slot_required => return Some(Refusal::GroupNotReady),
-            _ => {}
+            GroupView::Missing => return Some(Refusal::GroupNotReady),
+            GroupView::Present(_) => {}
         }
         self.s
             .settings_refused
@@ -159,18 +159,16 @@ impl Work<'_, '_> {
             return Some(Refusal::NodeNotReady { node: self.status.node_name.clone() });
         }
         match &self.s.group {
-            GroupView::Present(group) if self.s.slot_required && held => {
+            GroupView::Present(group) if held => {
                 group::enough_others(group.status, group.limits, &group.others).err()
             }
-            _ => None,
+            GroupView::Present(_) | GroupView::None | GroupView::Missing => None,
         }
     }
 
-    /// Whether the Machine holds a slot; true without looking where none is required.
     pub(super) fn holds_slot(&self) -> bool {
         let uid = &self.s.update.spec.machine_ref.uid;
         match &self.s.group {
-            _ if !self.s.slot_required => true,
             GroupView::Present(group) => group::holds(group.status, uid),
             GroupView::None | GroupView::Missing => false,
         }
@@ -178,9 +176,6 @@ impl Work<'_, '_> {
 
     /// The claim that is still to be written; `Ok(None)` once the slot is held.
     pub(super) fn claim(&self) -> Result<Option<Write>, Refusal> {
-        if !self.s.slot_required {
-            return Ok(None);
-        }
         let group = match &self.s.group {
             GroupView::None => {
                 return Err(Refusal::NoGroup { machine: self.machine_name().to_owned() });
@@ -201,7 +196,7 @@ impl Work<'_, '_> {
             GroupView::Present(group) if !self.holds_slot() => {
                 Some(Write::ClaimSlot(group::with_slot(group.status, &self.wanted_slot())))
             }
-            _ => None,
+            GroupView::Present(_) | GroupView::None | GroupView::Missing => None,
         }
     }
 
@@ -209,9 +204,8 @@ impl Work<'_, '_> {
     /// must not keep another machine from being repaired.
     pub(super) fn wait(&self, phase: Phase, refusal: Refusal) -> Outcome {
         let intact = self.seen.node.is_some_and(|node| node.ready && !node.cordoned_by_us());
-        let unused = intact && self.s.slot_required;
         let give_back = match (&self.s.group, self.seen.host_plan) {
-            (GroupView::Present(group), Some(plan)) if unused => self.give_back(group.status, plan),
+            (GroupView::Present(group), Some(plan)) if intact => self.give_back(group.status, plan),
             _ => None,
         };
         Outcome::blocked(phase, refusal).write(give_back).again_after(10)

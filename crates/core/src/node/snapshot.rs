@@ -40,8 +40,6 @@ pub struct Snapshot<'a> {
     pub group: GroupView<'a>,
     /// The Machine's cluster.
     pub workload: Workload<'a>,
-    /// Whether a slot must be held. Nothing but a sweep's sabotage says no.
-    pub slot_required: bool,
     /// How old an agent's report may be.
     pub report_stale_after: SignedDuration,
     /// What an API server has just refused; `None` if it refused nothing.

@@ -23,6 +23,7 @@
 mod folder;
 mod log;
 mod record;
+#[cfg(feature = "sabotage")]
 mod sweep;
 
 use std::{sync::Weak, time::Duration};
@@ -30,6 +31,7 @@ use std::{sync::Weak, time::Duration};
 pub use folder::{Folder, PersistError};
 pub use log::Log;
 pub(crate) use record::Record;
+#[cfg(feature = "sabotage")]
 pub use sweep::{KillReport, PersistenceRun, Prefix};
 
 use crate::world::Inner;

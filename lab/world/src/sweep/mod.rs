@@ -28,6 +28,7 @@ use std::{
     },
 };
 
+use refit_controller::sabotage::Safeguard;
 use refit_runtime::gate::Effect;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -86,9 +87,9 @@ impl fmt::Display for Sabotage {
 impl Sabotage {
     pub(crate) fn apply(self, options: &mut WorldOptions) {
         match self {
-            Self::Slot => options.safeguards.slot = false,
-            Self::Ordinal => options.safeguards.ordinal = false,
-            Self::Lease => options.safeguards.lease = false,
+            Self::Slot => options.without = Some(Safeguard::Slot),
+            Self::Ordinal => options.without = Some(Safeguard::Ordinal),
+            Self::Lease => options.without = Some(Safeguard::Lease),
             Self::Journal => options.journal = false,
         }
     }

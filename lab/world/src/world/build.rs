@@ -311,7 +311,8 @@ impl Parts {
         Inner {
             clock: self.clock,
             seed: options.seed,
-            safeguards: options.safeguards,
+            #[cfg(feature = "sabotage")]
+            without: options.without,
             journal: options.journal,
             two_controllers: options.two_controllers,
             leaders: Leaders::default(),

@@ -26,7 +26,6 @@ use std::{
 
 use jiff::Timestamp;
 use lab_apiserver::ApiServer;
-use refit_core::safeguards::Safeguards;
 use refit_runtime::{
     Clock,
     client::{ClientError, ClientStack},
@@ -74,8 +73,9 @@ pub struct WorldOptions {
     pub epoch: Timestamp,
     /// Objects that the user applies, in order.
     pub manifests: Vec<Value>,
-    /// Which safeguards of the controller are in force.
-    pub safeguards: Safeguards,
+    /// Which safeguard the controllers lack.
+    #[cfg(feature = "sabotage")]
+    pub without: Option<refit_controller::sabotage::Safeguard>,
     /// Whether the agents' journals remember anything.
     pub journal: bool,
     /// What an operator chooses for the controller.
@@ -101,7 +101,8 @@ impl WorldOptions {
             seed: 1,
             epoch: "2026-03-02T08:00:00Z".parse().expect("a valid time"),
             manifests,
-            safeguards: Safeguards::default(),
+            #[cfg(feature = "sabotage")]
+            without: None,
             journal: true,
             settings: refit_controller::Settings::default(),
             plan_keys: None,
@@ -167,7 +168,8 @@ pub(crate) struct Running {
 pub(crate) struct Inner {
     pub(crate) clock: Clock,
     pub(crate) seed: u64,
-    pub(crate) safeguards: Safeguards,
+    #[cfg(feature = "sabotage")]
+    pub(crate) without: Option<refit_controller::sabotage::Safeguard>,
     pub(crate) journal: bool,
     pub(crate) settings: refit_controller::Settings,
     pub(crate) plan_keys: Option<PlanKeys>,

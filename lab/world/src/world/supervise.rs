@@ -112,7 +112,6 @@ impl Inner {
                         cert: self.hook_identity.server.reloadable()?,
                         client_ca_pem: None,
                     },
-                    safeguards: self.safeguards,
                     settings: self.settings.clone(),
                     process: Process {
                         lease: self.two_controllers.then(|| {
@@ -124,6 +123,10 @@ impl Inner {
                 };
                 if self.enforced.is_some() {
                     return Ok(self.installed_controller(options));
+                }
+                #[cfg(feature = "sabotage")]
+                if let Some(safeguard) = self.without {
+                    return Ok(refit_controller::sabotage::run_without(options, safeguard));
                 }
                 refit_controller::run(options)
             }

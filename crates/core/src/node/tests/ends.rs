@@ -315,7 +315,6 @@ fn nothing_is_written_while_nothing_is_known() {
         owner_version: None,
         group: GroupView::Missing,
         workload: Workload::NotSynced,
-        slot_required: true,
         report_stale_after: jiff::SignedDuration::from_mins(15),
         refused: None,
     };
@@ -342,7 +341,6 @@ fn a_deletion_does_not_wait_for_a_cluster_that_cannot_be_read() {
             owner_version: None,
             group: GroupView::Missing,
             workload: Workload::NotSynced,
-            slot_required: true,
             report_stale_after: jiff::SignedDuration::from_mins(15),
             refused: None,
         };

@@ -119,7 +119,6 @@ impl Five {
                 last_first_passed: None,
             }),
             workload: Workload::Seen(seen),
-            slot_required: true,
             report_stale_after: SignedDuration::from_hours(100),
             refused: None,
         };

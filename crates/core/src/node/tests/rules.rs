@@ -199,18 +199,6 @@ fn a_lost_slot_of_a_disturbed_machine_is_put_back() {
 }
 
 #[test]
-fn without_the_safeguard_nothing_is_claimed() {
-    let mut one = One::worker();
-    one.slot_required = false;
-    let busy = crate::group::slot("m-1", "uid-m-1", "m-1-1", at(0));
-    one.group.as_mut().unwrap().slots.push(busy);
-    one = one.upgraded();
-    one.settle();
-    assert_eq!(one.gate(), Gate::Disrupt);
-    assert!(!one.log.contains(&"claim".to_owned()));
-}
-
-#[test]
 fn an_older_update_of_the_machine_ends_first() {
     let mut one = One::worker();
     one.siblings.push(one.update.clone());

@@ -134,7 +134,6 @@ pub(super) struct One {
     pub(super) limits: Limits,
     pub(super) others: Vec<Other>,
     pub(super) last_first_passed: Option<bool>,
-    pub(super) slot_required: bool,
     pub(super) reachable: bool,
     pub(super) plan: Option<HostPlan>,
     pub(super) nodes: Vec<NodeView>,
@@ -171,7 +170,6 @@ impl One {
             limits: Limits { replicas: 5, max_unavailable: 1 },
             others,
             last_first_passed: None,
-            slot_required: true,
             reachable: true,
             plan: Some(plan),
             nodes: (0..5).map(|n| node(&format!("m-{n}"))).collect(),
@@ -271,7 +269,6 @@ impl One {
             } else {
                 Workload::Unreachable { cluster: "edge-1".into() }
             },
-            slot_required: self.slot_required,
             report_stale_after: SignedDuration::from_mins(15),
             refused: self.refused.as_ref(),
         };
