@@ -13,7 +13,6 @@ mod hosts;
 mod hosts_build;
 mod kubectl;
 mod package;
-mod persistence;
 mod sweep;
 mod testbed;
 

@@ -18,7 +18,7 @@ use crate::cargo;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SweepArgs {
     /// What is swept.
-    #[arg(value_parser = ["demo", "persistence", "replicas"], default_value = "demo")]
+    #[arg(value_parser = ["demo", "replicas"], default_value = "demo")]
     scenario: String,
     /// Run only this many points, evenly spread.
     #[arg(long, value_name = "K")]
@@ -42,9 +42,6 @@ pub(crate) fn run(root: &Path, args: &SweepArgs) -> anyhow::Result<ExitCode> {
     }
     if let Some(file) = &args.from {
         return again(file);
-    }
-    if args.scenario == "persistence" {
-        return crate::persistence::run(root, args.points, args.threads);
     }
     let file = root.join("examples/cluster.yaml");
     let manifests = manifests::load(&[file])?;
@@ -103,11 +100,11 @@ fn tell(event: &Event<'_>) {
 }
 
 #[expect(clippy::print_stdout, reason = "the result")]
-pub(crate) fn say(line: &str) {
+fn say(line: &str) {
     println!("{line}");
 }
 
 #[expect(clippy::print_stderr, reason = "progress")]
-pub(crate) fn note(line: &str) {
+fn note(line: &str) {
     eprintln!("{line}");
 }

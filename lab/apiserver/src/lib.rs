@@ -68,5 +68,5 @@ pub use history::ChangeKind;
 pub use resources::{Registry, Resource};
 pub use selector::{FieldSelector, LabelSelector};
 pub use server::{AnswerBody, ApiServer, BoxError, ClockFn, Options};
-pub use snapshot::{ReplayError, StoreSnapshot, StoredWrite};
+pub use snapshot::StoreSnapshot;
 pub use store::{Observer, StoreEvent, Webhook};

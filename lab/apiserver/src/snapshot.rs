@@ -1,7 +1,5 @@
 //! Snapshots of the whole store: cheap to take, restorable, and JSON for a file.
 
-mod replay;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -13,8 +11,6 @@ use crate::history::{Change, ChangeKind, History};
 use crate::object::meta_text;
 use crate::resources::Registry;
 use crate::store::{Entry, ObjectId, Store, Table};
-
-pub use replay::{ReplayError, StoredWrite};
 
 /// The store at one moment: objects, history, counters, registrations. Taking one clones pointers,
 /// not objects.

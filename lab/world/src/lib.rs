@@ -6,7 +6,6 @@
 //! | [`world`] | a whole world in one process, on simulated time |
 //! | `env` | everything around Cluster API and Refit that a real cluster has |
 //! | [`live`] | a world that stays up and answers kubectl |
-//! | [`persist`] | a world that outlives its process |
 //! | [`snapshot`] | a whole world at one moment, and going on from there |
 //! | [`invariants`] | what must hold after every write, and who broke it |
 //! | [`script`] | scenario scripts: a world, what happens to it, and what can be seen, as text |
@@ -31,7 +30,6 @@ mod leaders;
 pub mod live;
 pub mod manifests;
 mod mirror;
-pub mod persist;
 pub mod pki;
 pub mod script;
 pub mod snapshot;

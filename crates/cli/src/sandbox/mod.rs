@@ -1,16 +1,17 @@
 //! `refit sandbox`: a simulated fleet that stays up and answers kubectl.
 
 mod hints;
-mod home;
 mod script;
 
 use std::{
+    fs,
     io::{self, Write as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
-use anyhow::bail;
+use anyhow::Context as _;
 use lab_world::{
     live::{self, Live, LiveOptions, Ports},
     manifests,
@@ -18,7 +19,6 @@ use lab_world::{
     world,
 };
 
-use self::home::Home;
 use crate::{
     demo::plan,
     exit::interrupted,
@@ -32,7 +32,6 @@ use crate::{
 Examples:
   refit sandbox
   refit sandbox --manifests cluster.yaml     what `clusterctl generate cluster` prints
-  refit sandbox --data-dir ~/refit-sandbox   carries on there after Ctrl-C, kill -9 or a reboot
   refit sandbox --port 6443 --speed 1        hosts that take as long as real ones
   refit sandbox --script scenario.txt        a script on simulated time; `help` in a script tells how
 
@@ -48,17 +47,14 @@ pub(crate) struct Args {
     /// Cluster manifests to run instead of the built-in example.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     manifests: Vec<PathBuf>,
-    /// Port of the management API on 127.0.0.1 [default: the one of --data-dir, else a free one].
+    /// Port of the management API on 127.0.0.1 [default: a free one].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// Keep the sandbox in this folder, and carry on with what is there. Without it nothing is kept.
-    #[arg(long, value_name = "DIR")]
-    data_dir: Option<PathBuf>,
     /// How many times faster than real ones the hosts work. Everything else runs in real time.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
     speed: u32,
     /// Run a scenario script on simulated time instead, print its output and exit. Opens no port.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["manifests", "port", "data_dir", "speed"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["manifests", "port", "speed"])]
     script: Option<PathBuf>,
 }
 
@@ -68,26 +64,11 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
         return script::run(file);
     }
     let printer = Printer::new(Format::Text, global);
-    let home = Home::open(args.data_dir.as_deref())?;
-    let kept = home.load()?;
-    if kept.is_some() && !args.manifests.is_empty() {
-        bail!(
-            "{} holds a sandbox already, and --manifests makes a new one: leave --manifests out to \
-             carry on, or choose another --data-dir",
-            home.name()
-        );
-    }
     // First of all, so that a port that is taken is known before anything takes time.
-    let ports = Ports::take(args.port, kept.as_ref())?;
-    let world = match kept {
-        Some(world) => {
-            tell(global, &format!("Carrying on with the sandbox in {}.", home.name()));
-            world
-        }
-        None => make(args, global)?,
-    };
+    let ports = Ports::take(args.port)?;
+    let world = make(args, global)?;
     let runtime = live::runtime()?;
-    let outcome = runtime.block_on(stay_up(args, global, printer, &home, &world, ports));
+    let outcome = runtime.block_on(stay_up(args, global, printer, &world, ports));
     runtime.shutdown_background();
     outcome
 }
@@ -112,7 +93,6 @@ async fn stay_up(
     args: &Args,
     global: &GlobalArgs,
     printer: Printer,
-    home: &Home,
     world: &Snapshot,
     ports: Ports,
 ) -> anyhow::Result<ExitCode> {
@@ -122,26 +102,24 @@ async fn stay_up(
     if futures::poll!(&mut ended).is_ready() {
         return Ok(ExitCode::SUCCESS);
     }
-    let folder = home.folder()?;
-    let log = home.log();
-    let options =
-        LiveOptions { folder: folder.path().to_owned(), hurry: args.speed, log: log.clone() };
+    let folder = temporary_directory()?;
+    let options = LiveOptions { folder: folder.path().to_owned(), hurry: args.speed };
     let live = Live::start(world, ports, options).await?;
     announce(printer, args, &live)?;
-    let failed = async {
-        match &log {
-            Some(log) => log.failed().await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        biased;
-        _ = &mut ended => {}
-        error = failed => return Err(error.into()),
-    }
-    live.stop().await;
-    tell(global, &home.last_words());
+    ended.await;
+    drop(live);
+    tell(global, "Ended; nothing is left behind.");
     Ok(ExitCode::SUCCESS)
+}
+
+/// The directory of the kubeconfig, which ends with the sandbox. The kubeconfig holds keys, so only
+/// its owner may read it.
+fn temporary_directory() -> anyhow::Result<tempfile::TempDir> {
+    tempfile::Builder::new()
+        .prefix("refit-sandbox-")
+        .permissions(fs::Permissions::from_mode(0o700))
+        .tempdir()
+        .context("failed to create a temporary directory for the kubeconfig; check TMPDIR")
 }
 
 /// The path alone on a line, then what to do with it.

@@ -89,8 +89,6 @@ fn decide(inner: &Inner) -> (Plan, Option<Timestamp>) {
         hurry: i32::try_from(inner.hurry).unwrap_or(1),
     };
     let plan = plan(&view, &mut lock(&inner.env));
-    // Before the writes that rest on it.
-    inner.keep_env();
     (plan, due)
 }
 
@@ -169,7 +167,6 @@ async fn boot(inner: &Arc<Inner>, record: &HostRecord) -> Result<(), WorldError>
             return Ok(());
         };
         server.set_git_version(&record.version);
-        inner.keep_version(&record.cluster, &record.version);
         if let Some(enforced) = &inner.enforced {
             enforced.fill(&server).await?;
         }
@@ -180,11 +177,9 @@ async fn boot(inner: &Arc<Inner>, record: &HostRecord) -> Result<(), WorldError>
         if let Some(known) = lock(&inner.env).clusters.get_mut(&record.cluster) {
             known.initialized = true;
         }
-        inner.keep_env();
     }
     let handle = HostHandle::boot(record, inner.clock.now(), inner.hurry);
     lock(&inner.hosts).insert(key.clone(), handle);
-    inner.keep_host(&key);
     quorum::apply(inner)?;
     inner.supervise(&Actor::Agent(key));
     Ok(())

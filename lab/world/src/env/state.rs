@@ -7,20 +7,17 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 /// What a snapshot keeps of the environment.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct EnvState {
     /// Clusters by `namespace/name`.
     pub clusters: BTreeMap<String, ClusterState>,
     /// Hosts by `namespace/cluster/node`.
     pub hosts: BTreeMap<String, HostRecord>,
-    /// TCP ports that APIs were served at, by cluster; that of the management API under "".
-    #[serde(default)]
-    pub ports: BTreeMap<String, u16>,
 }
 
 /// One workload cluster.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ClusterState {
     /// Host name or address of its API.
@@ -34,7 +31,7 @@ pub(crate) struct ClusterState {
 }
 
 /// One host, from the request for it until its infrastructure machine is gone.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct HostRecord {
     /// Key of its cluster.

@@ -24,13 +24,11 @@ pub(crate) fn apply(inner: &Arc<Inner>) {
         };
         if let Some((step, times)) = parse(&order) {
             lock(&host.state).break_step(step, times);
-            inner.keep_host(&key);
         }
         // Last: an order that is carried out twice is the same order.
         if let Some(record) = lock(&inner.env).hosts.get_mut(&key) {
             record.fail_step = order;
         }
-        inner.keep_env();
     }
 }
 

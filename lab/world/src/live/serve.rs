@@ -24,7 +24,6 @@ use super::{
 };
 use crate::{
     http::Served,
-    persist::Log,
     pki,
     snapshot::Snapshot,
     world::{Inner, World, WorldOptions, lock},
@@ -38,8 +37,6 @@ const FIRST: Duration = Duration::from_secs(5);
 const NAMES: [&str; 2] = [HOST, "localhost"];
 /// Common name of whoever holds the kubeconfig.
 const ADMIN: &str = "refit-admin";
-/// Under which name the port of the management API is remembered.
-const MANAGEMENT_KEY: &str = "";
 
 /// A runtime for a live world: one thread, as in simulations, but the machine's own time.
 pub fn runtime() -> io::Result<tokio::runtime::Runtime> {
@@ -53,16 +50,9 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// Takes this port, or the one that a kept world was served at, or any that is free.
-    pub fn take(asked: Option<u16>, kept: Option<&Snapshot>) -> Result<Self, LiveError> {
-        let known = kept.and_then(|world| world.env.ports.get(MANAGEMENT_KEY).copied());
-        let management = match (asked, known) {
-            (Some(port), _) => listen(port)?,
-            // Nobody asked for just that port: another one is as good.
-            (None, Some(port)) => listen(port).or_else(|_| listen(0))?,
-            (None, None) => listen(0)?,
-        };
-        Ok(Self { management })
+    /// Takes this port, or any that is free.
+    pub fn take(port: Option<u16>) -> Result<Self, LiveError> {
+        Ok(Self { management: listen(port.unwrap_or(0))? })
     }
 }
 
@@ -88,11 +78,10 @@ pub struct LiveOptions {
     pub folder: PathBuf,
     /// How many times faster than real ones the hosts work.
     pub hurry: u32,
-    /// Where what happens is written down.
-    pub log: Option<Log>,
 }
 
-/// A world that runs, and the kubeconfig that leads to it.
+/// A world that runs, and the kubeconfig that leads to it. Dropping it ends the world and everything
+/// that it serves.
 #[derive(Debug)]
 pub struct Live {
     world: World,
@@ -106,12 +95,8 @@ impl Live {
         ports: Ports,
         options: LiveOptions,
     ) -> Result<Self, LiveError> {
-        let world_options = WorldOptions {
-            hurry: options.hurry,
-            real_time: true,
-            log: options.log,
-            ..WorldOptions::new(Vec::new())
-        };
+        let world_options =
+            WorldOptions { hurry: options.hurry, real_time: true, ..WorldOptions::new(Vec::new()) };
         let world = World::restore(world, &world_options)?;
         let inner = world.inner.clone();
         let apis = inner.apis.subscribe();
@@ -123,15 +108,6 @@ impl Live {
         // A cluster without a control plane that runs has no API: nobody waits for that long.
         let _ = tokio::time::timeout(FIRST, all_up.wait_for(|up| *up)).await;
         Ok(Self { world, kubeconfig: path })
-    }
-
-    /// Ends the world and everything that it serves.
-    pub async fn stop(self) {
-        let log = self.world.inner.log.clone();
-        drop(self.world);
-        if let Some(log) = log {
-            log.sync().await;
-        }
     }
 
     /// The world.
@@ -227,7 +203,6 @@ impl Front {
         let mut management = Api::new(inner.management.clone(), &ca, port)?;
         management.serve(&inner, Listener::listening(ports.management)?);
         let front = Self { inner, management, workloads: BTreeMap::new(), path };
-        front.remember(MANAGEMENT_KEY, port);
         front.write()?;
         Ok(front)
     }
@@ -296,11 +271,7 @@ impl Front {
             // Its address is in kubeconfigs: it stays.
             (listen(port)?, false)
         } else {
-            let kept = lock(&self.inner.env).ports.get(key).copied();
-            let listener = match kept {
-                Some(port) => listen(port).or_else(|_| listen(0))?,
-                None => listen(0)?,
-            };
+            let listener = listen(0)?;
             self.add(key, port_of(&listener)?)?;
             (listener, true)
         };
@@ -338,15 +309,8 @@ impl Front {
             .map(|workload| (workload.server.clone(), workload.identity.ca.clone()));
         if let Some((server, ca)) = found {
             self.workloads.insert(key.to_owned(), Api::new(server, &ca, port)?);
-            self.remember(key, port);
         }
         Ok(())
-    }
-
-    /// Remembers a port, so that a restart serves there again.
-    fn remember(&self, key: &str, port: u16) {
-        lock(&self.inner.env).ports.insert(key.to_owned(), port);
-        self.inner.keep_env();
     }
 
     fn write(&self) -> Result<(), LiveError> {

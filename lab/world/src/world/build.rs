@@ -31,8 +31,6 @@ impl World {
     /// Makes a new world and applies the manifests in it. Must be called in a [`super::runtime`].
     pub async fn new(options: WorldOptions) -> Result<Self, WorldError> {
         let clock = Clock::simulated(options.epoch);
-        // A log begins with a whole world, so it starts with a restored one.
-        let options = WorldOptions { log: None, ..options };
         let management_identity = Identity::new("management", &[pki::MANAGEMENT_HOST])?;
         let authentication = match &options.enforced {
             Some(enforced) => enforced.management(&signing_key(&management_identity)),
@@ -99,7 +97,6 @@ impl World {
         }
         inner.checker.start(&inner);
         let world = Self { inner: Arc::new(inner) };
-        world.inner.keep_from_now_on();
         world.start()?;
         Ok(world)
     }
@@ -295,8 +292,8 @@ fn webhook() -> Webhook {
     Arc::new(lab_cluster_api_shell::defaults::default_object)
 }
 
-/// Signs ServiceAccount tokens. It follows from the authority's key, so that tokens outlive a
-/// restart as certificates do.
+/// Signs ServiceAccount tokens. It follows from the authority's key, so that tokens hold in a
+/// restored world as certificates do.
 fn signing_key(management: &Identity) -> Vec<u8> {
     let mut hash = Sha256::new();
     hash.update(b"service accounts of a sandbox\0");
@@ -317,7 +314,6 @@ impl Parts {
             two_controllers: options.two_controllers,
             leaders: Leaders::default(),
             hurry: options.hurry.max(1),
-            log: options.log.clone(),
             enforced: options.enforced.clone(),
             apis: tokio::sync::watch::Sender::default(),
             settings: options.settings.clone(),
@@ -385,7 +381,6 @@ impl Inner {
         if self.two_controllers {
             self.leaders.follow_workload(&server);
         }
-        self.keep_workload(key, &server, &identity);
         Workload { server, identity, mirror, serving: None }
     }
 }

@@ -83,17 +83,16 @@ impl HostHandle {
 impl World {
     /// Looks at the host of a node, or does something to it behind everybody's back.
     pub fn with_host<T>(&self, node: &str, act: impl FnOnce(&mut HostState) -> T) -> Option<T> {
-        let (key, host) = {
+        let host = {
             let hosts = lock(&self.inner.hosts);
             let found = hosts.iter().find(|(key, _)| key.rsplit('/').next() == Some(node));
-            found.map(|(key, host)| (key.clone(), host.clone()))
+            found.map(|(_, host)| host.clone())
         }?;
         let outcome = {
             let mut state = lock(&host.state);
             state.tick(self.now());
             act(&mut state)
         };
-        self.inner.keep_host(&key);
         self.inner.woken.notify_one();
         Some(outcome)
     }

@@ -10,7 +10,6 @@ mod build;
 mod enforced;
 mod facts;
 mod hosts;
-mod keep;
 mod pacer;
 mod process;
 mod progress;
@@ -60,7 +59,6 @@ use crate::{
     invariants::Checker,
     leaders::Leaders,
     mirror::Mirror,
-    persist::Log,
     pki::{self, Identity},
 };
 
@@ -88,8 +86,6 @@ pub struct WorldOptions {
     pub hurry: u32,
     /// A restored world goes by the machine's own clock, in an ordinary runtime.
     pub real_time: bool,
-    /// Where a restored world writes what happens in it.
-    pub log: Option<Log>,
     /// Refit is installed as in life and held to its rights.
     pub enforced: Option<Enforced>,
 }
@@ -109,7 +105,6 @@ impl WorldOptions {
             two_controllers: false,
             hurry: 1,
             real_time: false,
-            log: None,
             enforced: None,
         }
     }
@@ -178,7 +173,6 @@ pub(crate) struct Inner {
     pub(crate) hurry: u32,
     /// Whether callers from outside have to say who they are.
     pub(crate) authentication: lab_apiserver::auth::Authentication,
-    pub(crate) log: Option<Log>,
     pub(crate) enforced: Option<Enforced>,
     /// The workload clusters that were ever up, and whether their APIs answer now.
     pub(crate) apis: watch::Sender<BTreeMap<String, bool>>,

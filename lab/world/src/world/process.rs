@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -105,7 +105,6 @@ pub struct Kill {
     pub side: Side,
 }
 
-type Keeper = Box<dyn Fn(&Actor, &Effect) + Send + Sync>;
 type Recorder = Box<dyn FnMut(&Actor, &Effect) + Send>;
 
 #[derive(Default)]
@@ -144,8 +143,6 @@ pub(crate) struct Hub {
     management: ApiServer,
     /// Told of each command on a host: the environment looks at hosts again.
     woken: Arc<Notify>,
-    /// Told of each effect that has happened, before anybody can build on it.
-    keeper: Arc<OnceLock<Keeper>>,
     state: Arc<Mutex<HubState>>,
 }
 
@@ -157,12 +154,7 @@ impl fmt::Debug for Hub {
 
 impl Hub {
     pub(crate) fn new(management: ApiServer, woken: Arc<Notify>) -> Self {
-        Self { management, woken, keeper: Arc::default(), state: Arc::default() }
-    }
-
-    /// Calls this after each effect of each process; the first one stays.
-    pub(crate) fn keep(&self, keeper: Keeper) {
-        let _ = self.keeper.set(keeper);
+        Self { management, woken, state: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, HubState> {
@@ -236,9 +228,6 @@ impl Hub {
     }
 
     fn after(&self, actor: &Actor, effect: &Effect) -> Fate {
-        if let Some(keeper) = self.keeper.get() {
-            keeper(actor, effect);
-        }
         if matches!(effect, Effect::Host { .. }) {
             self.woken.notify_one();
         }

@@ -54,7 +54,6 @@ impl Inner {
         let mut incarnations = lock(&self.incarnations);
         let count = incarnations.entry(actor.clone()).or_default();
         *count += 1;
-        self.keep_incarnation(actor, *count);
         (*count, Switch::new(actor.clone(), self.hub.clone()))
     }
 
