@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`kinds`] | the part of Cluster API's kinds that Refit reads |
 //! | [`crds`] | CRDs that stand in for Cluster API's where it is not installed |
+//! | [`kubeadm_config`] | the KubeadmConfig that a control plane wants, and which differences count |
 //! | [`rollout`] | which machine of a group is next |
 
 #![expect(
@@ -20,6 +21,7 @@
 
 mod crds;
 pub mod kinds;
+pub mod kubeadm_config;
 pub mod rollout;
 pub mod selector;
 

@@ -288,8 +288,10 @@ fn live() -> Input {
             "spec": {"template": "A", "providerID": "vsphere://1"}});
         let config = json!({"kind": "KubeadmConfig",
             "metadata": {"name": name, "namespace": "default"},
-            "spec": {"format": "cloud-config", "joinConfiguration": {
-                "discovery": {"bootstrapToken": {"token": "abc"}}}}});
+            "spec": {"format": "cloud-config",
+                "clusterConfiguration": {"featureGates": {"ControlPlaneKubeletLocalMode": true}},
+                "joinConfiguration": {
+                    "controlPlane": {}, "discovery": {"bootstrapToken": {"token": "abc"}}}}});
         input.current.extend([machine, infrastructure, config]);
     }
     let hosts = Hosts {

@@ -1,13 +1,13 @@
 //! What a machine or a MachineSet is made of, and what it is to be made of: the two sides that
 //! Cluster API would send to the hooks (`spec/capi.md 2.4, 3.4`).
 
-use refit_core::change::{Objects as Side, kubeadm};
+use refit_cluster_api::kubeadm_config::{self, Entry};
+use refit_core::change::Objects as Side;
 use refit_kinds::{
     json::{annotations, name, namespace, text},
     keys,
-    version::KubernetesVersion,
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{input::Input, objects::apply};
 
@@ -42,8 +42,8 @@ pub(super) fn of_machine(
     let template = infrastructure_ref(wanted, "/spec/machineTemplate/spec");
     let infrastructure = infrastructure(input, now, machine);
     let config = config(input, now, machine);
-    let bootstrap =
-        config.as_ref().map(|config| (prepared(config, wanted, from), prepared_wanted(wanted, to)));
+    let same_config =
+        config.as_ref().is_none_or(|config| kubeadm_config::is_up_to_date(&config["spec"], wanted));
     let same_template = infrastructure.as_ref().is_none_or(|found| {
         let made_of = annotations(found);
         match (made_of.get(keys::CLONED_FROM_NAME), made_of.get(keys::CLONED_FROM_GROUPKIND)) {
@@ -55,15 +55,15 @@ pub(super) fn of_machine(
             _ => true,
         }
     });
-    let up_to_date =
-        from == to && same_template && bootstrap.as_ref().is_none_or(|(from, to)| from == to);
-    let sides = match (infrastructure, config, bootstrap) {
-        (Some(found), Some(config), Some((from, to)))
-            if annotations(&found).contains_key(keys::CLONED_FROM_NAME) =>
-        {
+    let up_to_date = from == to && same_template && same_config;
+    let sides = match (infrastructure, config) {
+        (Some(found), Some(config)) if annotations(&found).contains_key(keys::CLONED_FROM_NAME) => {
             let mut desired = machine.clone();
             desired["spec"]["version"] = text(wanted, "/spec/version").into();
-            let bootstrap = (with_spec(&config, from), with_spec(&config, to));
+            let mut current = config["spec"].clone();
+            let mut joining = kubeadm_config::desired_spec(wanted, Entry::Join);
+            kubeadm_config::prepare(&mut joining, &mut current, Entry::Join);
+            let bootstrap = (with_spec(&config, current), with_spec(&config, joining));
             both(input, &found, template, (machine.clone(), desired), bootstrap)
         }
         _ => Sides::NotCloned,
@@ -145,59 +145,9 @@ fn config(input: &Input, now: &Value, machine: &Value) -> Option<Value> {
         json!({
             "kind": kind,
             "metadata": {"name": of, "namespace": space},
-            "spec": joining(now),
+            "spec": kubeadm_config::desired_spec(now, Entry::Join),
         })
     })
-}
-
-/// The spec of a KubeadmConfig that joins, as a control plane has it.
-fn joining(control_plane: &Value) -> Value {
-    let mut spec =
-        control_plane.pointer("/spec/kubeadmConfigSpec").cloned().unwrap_or_else(|| json!({}));
-    if let Some(map) = spec.as_object_mut() {
-        map.remove("initConfiguration");
-    }
-    spec
-}
-
-/// A current config in the form in which Cluster API compares it.
-fn prepared(config: &Value, wanted: &Value, version: &str) -> Value {
-    let mut spec = config.get("spec").cloned().unwrap_or_else(|| json!({}));
-    kubeadm::init_to_join(&mut spec, &joining(wanted));
-    normalised(&spec, version)
-}
-
-fn prepared_wanted(wanted: &Value, version: &str) -> Value {
-    normalised(&joining(wanted), version)
-}
-
-fn normalised(spec: &Value, version: &str) -> Value {
-    let version = version.parse::<KubernetesVersion>().ok();
-    let mut spec = kubeadm::normalised(spec, version.as_ref());
-    defaulted(&mut spec);
-    spec
-}
-
-/// Defaults that older releases of Cluster API wrote down and newer ones leave out.
-fn defaulted(spec: &mut Value) {
-    let Some(map) = spec.as_object_mut() else {
-        return;
-    };
-    let unset = |value: Option<&Value>| value.is_none_or(|v| v.is_null() || v == "");
-    if unset(map.get("format")) {
-        map.insert("format".to_owned(), json!("cloud-config"));
-    }
-    if let Some(Value::Object(join)) = map.get_mut("joinConfiguration")
-        && !join.is_empty()
-    {
-        let registration =
-            join.entry("nodeRegistration").or_insert_with(|| Value::Object(Map::new()));
-        if let Some(registration) = registration.as_object_mut()
-            && unset(registration.get("imagePullPolicy"))
-        {
-            registration.insert("imagePullPolicy".to_owned(), json!("IfNotPresent"));
-        }
-    }
 }
 
 /// The sides of an old MachineSet against what its MachineDeployment wants.

@@ -50,7 +50,6 @@ mod remediation;
 mod run;
 mod snapshot;
 mod templates;
-mod version;
 mod wiring;
 mod workload;
 mod writes;

@@ -46,6 +46,8 @@ pub struct ClusterSpec {
     pub workers_version: &'static str,
     /// Annotations of the Cluster.
     pub annotations: BTreeMap<&'static str, &'static str>,
+    /// The control plane's `kubeadmConfigSpec`, where it is not the one of the manifest.
+    pub kubeadm_config: Option<Value>,
 }
 
 impl Default for ClusterSpec {
@@ -58,6 +60,7 @@ impl Default for ClusterSpec {
             version: FROM,
             workers_version: FROM,
             annotations: BTreeMap::new(),
+            kubeadm_config: None,
         }
     }
 }
@@ -302,6 +305,11 @@ pub fn manifests(name: &str, spec: &ClusterSpec, port: u16) -> anyhow::Result<Ve
     let values = [("REPLICAS", replicas.as_str()), ("SURGE", &surge)];
     let yaml = include_str!("../manifests/control_plane.yaml");
     all.extend(objects::documents(yaml, &[&of(spec.version)[..], &values].concat())?);
+    if let Some(config) = &spec.kubeadm_config {
+        for object in all.iter_mut().filter(|object| object["kind"] == "KubeadmControlPlane") {
+            object["spec"]["kubeadmConfigSpec"] = config.clone();
+        }
+    }
     for (workers, replicas, surge, unavailable) in &spec.workers {
         let numbers = [replicas, surge, unavailable].map(u32::to_string);
         let values = [

@@ -3,7 +3,8 @@
 use refit_kinds::refit::{Goal, hash_json};
 use serde_json::Value;
 
-use super::{kubeadm, path::Path};
+use super::path::Path;
+use refit_cluster_api::kubeadm_config;
 use refit_kinds::version::KubernetesVersion;
 
 /// Why no goal can be made of a Machine.
@@ -33,7 +34,7 @@ pub fn goal(
     let empty = Value::Object(serde_json::Map::new());
     let bootstrap_hash = bootstrap.map_or_else(String::new, |config| {
         let spec = config.get("spec").unwrap_or(&empty);
-        hash_json(&kubeadm::normalised(spec, Some(&version)))
+        hash_json(&kubeadm_config::normalised(spec, Some(&version)))
     });
     let mut infrastructure = infrastructure.get("spec").unwrap_or(&empty).clone();
     for identity in ["providerID", "providerId"] {

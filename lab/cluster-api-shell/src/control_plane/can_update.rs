@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use kube::ResourceExt as _;
-use refit_cluster_api::kinds::Machine;
+use refit_cluster_api::{
+    kinds::Machine,
+    kubeadm_config::{self, Entry},
+};
 use refit_kinds::keys::{self, MANAGER_KUBEADM_CONTROL_PLANE};
 use refit_runtime::ObjectKey;
 use serde_json::{Value, json};
 
-use super::{Plane, desired, diff};
+use super::{Plane, desired};
 use crate::{
     cache::Cache,
     context::Context,
@@ -126,9 +129,9 @@ async fn try_infrastructure(
 
 /// Both KubeadmConfigs, without what Cluster API changes by itself; the desired one joins.
 fn configs(plane: &Plane, cache: &Cache<Bare>, live: &Live<Bare>) -> (Value, Value) {
-    let mut wanted = desired::bootstrap(plane, &live.name_any(), true, false);
+    let mut wanted = desired::bootstrap(plane, &live.name_any(), Entry::Join, false);
     let mut current_spec = live.at("/spec").clone();
-    diff::prepare(&mut wanted["spec"], &mut current_spec, true);
+    kubeadm_config::prepare(&mut wanted["spec"], &mut current_spec, Entry::Join);
     let mut current = live.json().clone();
     // Labels and annotations change in place anyway: they are no difference.
     for key in ["labels", "annotations"] {

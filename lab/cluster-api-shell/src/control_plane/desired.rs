@@ -3,6 +3,7 @@
 use kube::{ResourceExt as _, discovery::ApiResource};
 use refit_cluster_api::{
     kinds::{BOOTSTRAP_GROUP, ContractRef, KubeadmControlPlane, Machine},
+    kubeadm_config::{self, Entry},
     rollout::control_plane::Component,
 };
 use refit_kinds::keys;
@@ -12,11 +13,7 @@ use super::{Plane, remediation::REMEDIATION_FOR};
 use crate::{
     live::Live,
     templates::{Pairs, Template, owner, pairs},
-    version::Version,
 };
-
-/// The feature gate that Cluster API sets for these minor versions of Kubernetes.
-const LOCAL_MODE_GATE: &str = "ControlPlaneKubeletLocalMode";
 
 /// Conditions that have to be true before a control plane Machine is Ready.
 pub(super) fn components(plane: &Plane) -> Vec<Component> {
@@ -163,7 +160,7 @@ pub(super) fn infrastructure(
 }
 
 /// A KubeadmConfig; `marked` while its machine is being updated.
-pub(super) fn bootstrap(plane: &Plane, name: &str, join: bool, marked: bool) -> Value {
+pub(super) fn bootstrap(plane: &Plane, name: &str, entry: Entry, marked: bool) -> Value {
     json!({
         "metadata": {
             "namespace": plane.namespace,
@@ -171,7 +168,7 @@ pub(super) fn bootstrap(plane: &Plane, name: &str, join: bool, marked: bool) -> 
             "labels": labels(plane),
             "annotations": with_mark(annotations(plane), marked),
         },
-        "spec": config_spec(&plane.json, join),
+        "spec": kubeadm_config::desired_spec(&plane.json, entry),
     })
 }
 
@@ -180,101 +177,4 @@ fn with_mark(mut annotations: Pairs, marked: bool) -> Pairs {
         annotations.insert(keys::UPDATE_IN_PROGRESS.to_owned(), String::new());
     }
     annotations
-}
-
-/// Spec of the KubeadmConfig of a machine that initialises a cluster or joins it. A joining one
-/// keeps the cluster configuration: it tells whether etcd is external.
-pub(super) fn config_spec(control_plane: &Value, join: bool) -> Value {
-    let mut spec = control_plane["spec"]["kubeadmConfigSpec"].clone();
-    if !spec.is_object() {
-        spec = json!({});
-    }
-    if let Some(map) = spec.as_object_mut() {
-        map.remove(if join { "initConfiguration" } else { "joinConfiguration" });
-    }
-    let version = control_plane["spec"]["version"].as_str();
-    default_feature_gates(&mut spec, version.unwrap_or_default());
-    spec
-}
-
-/// The feature gates that Cluster API adds by version: a pure version bump may change the
-/// bootstrap config too (`spec/capi.md 2.3`).
-fn default_feature_gates(spec: &mut Value, version: &str) {
-    let Some(version) = Version::parse(version) else {
-        return;
-    };
-    if version.major != 1 || !(31..36).contains(&version.minor) {
-        return;
-    }
-    for path in ["clusterConfiguration", "featureGates"] {
-        let parent =
-            if path == "featureGates" { &mut spec["clusterConfiguration"] } else { &mut *spec };
-        if parent[path].is_null() {
-            parent[path] = json!({});
-        }
-        if !parent[path].is_object() {
-            // Not a configuration: whoever reads it says so.
-            return;
-        }
-    }
-    let gates = &mut spec["clusterConfiguration"]["featureGates"];
-    if gates[LOCAL_MODE_GATE].is_null() {
-        gates[LOCAL_MODE_GATE] = json!(true);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn control_plane(version: &str) -> Value {
-        json!({"spec": {"version": version, "kubeadmConfigSpec": {
-            "clusterConfiguration": {"apiServer": {}},
-            "initConfiguration": {"nodeRegistration": {"name": "i"}},
-            "joinConfiguration": {"nodeRegistration": {"name": "j"}},
-            "files": [],
-        }}})
-    }
-
-    #[test]
-    fn the_first_machine_initialises_and_the_others_join() {
-        let init = config_spec(&control_plane("v1.30.0"), false);
-        assert!(init.get("joinConfiguration").is_none());
-        assert_eq!(init["initConfiguration"]["nodeRegistration"]["name"], "i");
-        let join = config_spec(&control_plane("v1.30.0"), true);
-        assert!(join.get("initConfiguration").is_none());
-        assert!(join["clusterConfiguration"].is_object());
-    }
-
-    #[test]
-    fn a_minor_version_can_change_the_bootstrap_config() {
-        let gate = |version: &str| {
-            let spec = config_spec(&control_plane(version), true);
-            spec["clusterConfiguration"]["featureGates"][LOCAL_MODE_GATE].clone()
-        };
-        assert_eq!(gate("v1.30.9"), Value::Null);
-        assert_eq!(gate("v1.31.0"), true);
-        assert_eq!(gate("v1.35.0"), true);
-        assert_eq!(gate("v1.36.0"), Value::Null);
-        let mut own = control_plane("v1.35.0");
-        own["spec"]["kubeadmConfigSpec"]["clusterConfiguration"]["featureGates"] =
-            json!({LOCAL_MODE_GATE: false});
-        let spec = config_spec(&own, true);
-        assert_eq!(spec["clusterConfiguration"]["featureGates"][LOCAL_MODE_GATE], false);
-    }
-
-    #[test]
-    fn an_empty_kubeadm_config_spec_is_an_object() {
-        let spec = config_spec(&json!({"spec": {"version": "v1.36.0"}}), true);
-        assert_eq!(spec, json!({}));
-    }
-
-    #[test]
-    fn what_is_no_configuration_stays_as_it_is() {
-        for configuration in [json!("none"), json!({"featureGates": [1]})] {
-            let mut own = control_plane("v1.35.0");
-            own["spec"]["kubeadmConfigSpec"]["clusterConfiguration"] = configuration.clone();
-            assert_eq!(config_spec(&own, true)["clusterConfiguration"], configuration);
-        }
-    }
 }

@@ -9,12 +9,13 @@ use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 use refit_cluster_api::{
     kinds::Machine,
+    kubeadm_config,
     rollout::control_plane::{Component, ControlPlane, ControlPlaneMachine},
 };
 use refit_kinds::{conditions, keys};
 use serde_json::Value;
 
-use super::{Plane, desired, diff};
+use super::{Plane, desired};
 use crate::{
     context::Context,
     error::Error,
@@ -85,12 +86,10 @@ fn compare(
     if has != wants {
         messages.push(format!("Version {has}, {wants} required"));
     }
-    if let Some(bootstrap) = bootstrap {
-        let join = desired::config_spec(&plane.json, true);
-        let init = desired::config_spec(&plane.json, false);
-        if !diff::is_up_to_date(bootstrap.at("/spec"), &join, &init) {
-            messages.push("KubeadmConfig is not up-to-date".to_owned());
-        }
+    if let Some(bootstrap) = bootstrap
+        && !kubeadm_config::is_up_to_date(bootstrap.at("/spec"), &plane.json)
+    {
+        messages.push("KubeadmConfig is not up-to-date".to_owned());
     }
     if let Some(infrastructure) = infrastructure
         && !is_clone(plane, infrastructure)

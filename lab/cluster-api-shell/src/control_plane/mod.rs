@@ -6,7 +6,6 @@
 mod can_update;
 mod config_map;
 mod desired;
-mod diff;
 mod facts;
 mod health;
 mod remediate;

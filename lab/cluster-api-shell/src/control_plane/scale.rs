@@ -6,7 +6,9 @@ use std::{
 };
 
 use kube::{ResourceExt as _, discovery::ApiResource};
-use refit_cluster_api::{kinds::KubeadmControlPlane, rollout::control_plane::ScaleDownReason};
+use refit_cluster_api::{
+    kinds::KubeadmControlPlane, kubeadm_config::Entry, rollout::control_plane::ScaleDownReason,
+};
 use refit_kinds::keys::MANAGER_KUBEADM_CONTROL_PLANE;
 use refit_runtime::ObjectKey;
 use serde_json::json;
@@ -27,7 +29,7 @@ pub(super) async fn up(context: &Arc<Context>, plane: &Plane) -> Result<(), Erro
     let object = &plane.object;
     let name = names::next(&object.name_any(), object.uid_text(), &taken);
     let present = plane.machines(context);
-    let join = !present.is_empty();
+    let entry = if present.is_empty() { Entry::Init } else { Entry::Join };
     let resource = ApiResource::erase::<KubeadmControlPlane>(&());
     let owner = owner(&resource, &object.name_any(), object.uid_text(), false);
     let manager = MANAGER_KUBEADM_CONTROL_PLANE;
@@ -42,7 +44,7 @@ pub(super) async fn up(context: &Arc<Context>, plane: &Plane) -> Result<(), Erro
 
     let bootstrap = desired::bootstrap_reference(&name);
     let (cache, live) = context.provided(&plane.namespace, &bootstrap).await?;
-    let mut intent = desired::bootstrap(plane, &name, join, false);
+    let mut intent = desired::bootstrap(plane, &name, entry, false);
     intent["metadata"]["ownerReferences"] = json!([owner]);
     context.apply(&cache, manager, live.as_deref(), intent).await?;
 
@@ -56,7 +58,7 @@ pub(super) async fn up(context: &Arc<Context>, plane: &Plane) -> Result<(), Erro
     if let Some(noted) = remediate::noted(plane).filter(is_successor) {
         intent["metadata"]["annotations"][REMEDIATION_FOR] = json!(noted);
     }
-    tracing::info!(machine = name, join, "a control plane Machine is created");
+    tracing::info!(machine = name, ?entry, "a control plane Machine is created");
     context.apply(&context.machines, manager, None, intent).await?;
     Ok(())
 }

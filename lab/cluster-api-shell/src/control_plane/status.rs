@@ -4,7 +4,7 @@ use refit_cluster_api::{
     kinds::{KubeadmControlPlaneStatus, Machine},
     rollout::control_plane::Component,
 };
-use refit_kinds::conditions;
+use refit_kinds::{conditions, version::KubernetesVersion};
 use serde_json::json;
 
 use super::{Plane, desired};
@@ -14,7 +14,6 @@ use crate::{
     context::Context,
     error::Error,
     live::Live,
-    version::Version,
 };
 
 /// Writes the status where it changed.
@@ -55,7 +54,7 @@ fn is(machine: &Machine, type_: &str) -> bool {
 
 fn lowest_version(machines: &[&Live<Machine>]) -> Option<String> {
     let versions = machines.iter().filter_map(|one| one.spec.version.clone());
-    versions.min_by_key(|version| Version::parse(version))
+    versions.min_by_key(|version| version.parse::<KubernetesVersion>().ok())
 }
 
 fn says(machines: &[&Live<Machine>], components: &[Component], initialized: bool) -> Vec<Says> {

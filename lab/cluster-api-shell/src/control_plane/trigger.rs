@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use kube::ResourceExt as _;
+use refit_cluster_api::kubeadm_config::Entry;
 use refit_kinds::keys::{self, MANAGER_KUBEADM_CONTROL_PLANE};
 use refit_runtime::ObjectKey;
 use serde_json::json;
@@ -44,7 +45,7 @@ pub(super) async fn start(context: &Arc<Context>, plane: &Plane, name: &str) -> 
     // 3
     if let Some(part) = &parts.bootstrap {
         let config = existing(part)?;
-        let intent = desired::bootstrap(plane, &config.name_any(), true, true);
+        let intent = desired::bootstrap(plane, &config.name_any(), Entry::Join, true);
         let config = context.apply(&part.cache, manager, Some(config), intent).await?;
         if !config.at("/spec/initConfiguration").is_null() {
             // Another field manager owns it: an apply alone does not remove it.

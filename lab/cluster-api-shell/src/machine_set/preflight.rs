@@ -2,16 +2,13 @@
 
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{BOOTSTRAP_GROUP, KubeadmControlPlane, MachineSet};
+use refit_kinds::version::KubernetesVersion;
 use refit_runtime::ObjectKey;
 
 use crate::{
     context::{Context, namespace_of},
     live::Live,
-    version::Version,
 };
-
-/// How many minor versions a kubelet may be older than its API server.
-const MAX_MINOR_SKEW: u32 = 3;
 
 /// Why Machines should not be created now; none of it is an error.
 pub(super) fn failures(context: &Context, set: &Live<MachineSet>) -> Vec<String> {
@@ -30,7 +27,8 @@ pub(super) fn failures(context: &Context, set: &Live<MachineSet>) -> Vec<String>
 
 fn check(control_plane: &Live<KubeadmControlPlane>, set: &Live<MachineSet>) -> Vec<String> {
     let name = control_plane.name_any();
-    let wanted = Version::parse(&control_plane.spec.version);
+    let parse = |text: &str| text.parse::<KubernetesVersion>().ok();
+    let wanted = parse(&control_plane.spec.version);
     let status = control_plane.status.as_ref();
     let reported = status.and_then(|status| status.version.as_deref());
     let Some(reported) = reported.filter(|version| !version.is_empty()) else {
@@ -39,17 +37,16 @@ fn check(control_plane: &Live<KubeadmControlPlane>, set: &Live<MachineSet>) -> V
         )];
     };
     let mut failures = Vec::new();
-    if wanted.is_some() && wanted > Version::parse(reported) {
+    if wanted.is_some() && wanted > parse(reported) {
         failures.push(format!(
             "KubeadmControlPlane {name} is upgrading (\"ControlPlaneIsStable\" preflight check failed)"
         ));
     }
     let own = set.spec.template.spec.version.as_deref().unwrap_or_default();
-    let (Some(own), Some(wanted)) = (Version::parse(own), wanted) else {
+    let (Some(own), Some(wanted)) = (parse(own), wanted) else {
         return failures;
     };
-    let too_old = own.minor.saturating_add(MAX_MINOR_SKEW) < wanted.minor;
-    if own.major != wanted.major || own.minor > wanted.minor || too_old {
+    if own.check_kubelet_of(&wanted).is_err() {
         failures.push(format!(
             "MachineSet version and control plane version {} do not conform to the Kubernetes \
              version skew policy (\"KubernetesVersionSkew\" preflight check failed)",
@@ -58,7 +55,7 @@ fn check(control_plane: &Live<KubeadmControlPlane>, set: &Live<MachineSet>) -> V
     }
     let bootstrap = set.spec.template.spec.bootstrap.config_ref.as_ref();
     let kubeadm = bootstrap.is_some_and(|reference| reference.api_group == BOOTSTRAP_GROUP);
-    if kubeadm && own.minor != wanted.minor {
+    if kubeadm && own.minor() != wanted.minor() {
         failures.push(format!(
             "MachineSet version and control plane version {} do not conform to the kubeadm version \
              skew policy (\"KubeadmVersionSkew\" preflight check failed)",

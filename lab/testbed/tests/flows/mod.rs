@@ -5,6 +5,7 @@ mod discovery;
 mod failing;
 mod health_check;
 mod killed;
+mod kubeadm_config;
 mod look;
 mod midway;
 mod surge;
@@ -54,6 +55,12 @@ pub(crate) const ALL: &[Flow] = &[
         lines: &[Line::V1_14],
         on: On::Shared,
         run: |bed| Box::pin(health_check::run(bed)),
+    },
+    Flow {
+        name: "the_model_judges_changes_of_a_kubeadm_config_as_cluster_api_does",
+        lines: BOTH,
+        on: On::Shared,
+        run: |bed| Box::pin(kubeadm_config::run(bed)),
     },
     Flow {
         name: "a_control_plane_without_surge_is_updated_in_place_one_at_a_time",
