@@ -1,19 +1,20 @@
-# Both binaries in one small image: docker build -t refit:0.1.0 .
+# All three programs in one small image: docker build -t refit:0.1.0 .
 FROM rust:1.95-bookworm AS build
 WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked -p refit-controller \
-    # Alone: what the controller needs of shared libraries would be in the agent, too.
+    # One call each: what one needs of shared libraries would be in the others, too.
+    cargo build --profile ship --locked -p refit-controller \
+    && cargo build --profile ship --locked -p refit --no-default-features \
     && cargo build --profile dist --locked -p refit-agent \
     && mkdir /out \
-    && cp target/release/refit-controller target/dist/refit-agent /out/
+    && cp target/ship/refit-controller target/ship/refit target/dist/refit-agent /out/
 
 FROM gcr.io/distroless/cc-debian12:nonroot
 LABEL org.opencontainers.image.title="refit" \
       org.opencontainers.image.licenses="Apache-2.0"
-COPY --from=build /out/refit-controller /out/refit-agent /
+COPY --from=build /out/refit-controller /out/refit-agent /out/refit /
 COPY LICENSE NOTICE /licenses/
 # The agent needs root on its host: its DaemonSet says so.
 USER 65532:65532

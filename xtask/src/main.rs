@@ -9,6 +9,7 @@ mod cargo;
 mod crds;
 mod docs;
 mod go;
+mod goldens;
 mod hosts;
 mod hosts_build;
 mod kubectl;
@@ -36,6 +37,8 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Replays upstream's rollout logs; the last line is `N goldens, F failed`.
+    Goldens(goldens::GoldensArgs),
     /// Builds the kubectl of tools/kubectl into the cache and prints its path.
     Kubectl,
     /// Writes docs/cli.md from the command line's own definition.
@@ -69,6 +72,7 @@ enum HostsTask {
 fn main() -> ExitCode {
     let outcome = match Args::parse().task {
         Task::Crds { check } => crds::run(&root().join("deploy/crds"), check),
+        Task::Goldens(args) => goldens::run(&root(), &args),
         Task::Kubectl => kubectl::run(&root()),
         Task::Docs { check } => docs::run(&root(), check),
         Task::Hosts(HostsTask::Build(args)) => hosts_build::run(&root(), &args),

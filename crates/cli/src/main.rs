@@ -3,13 +3,14 @@
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
-use lab_world::manifests::LoadError;
+use refit_manifests::LoadError;
 use refit_runtime::process::{StartError, log_filter};
 use tracing_subscriber::{layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 mod abort;
 mod bundle;
 mod client;
+#[cfg(feature = "sandbox")]
 mod demo;
 mod doctor;
 mod exit;
@@ -21,6 +22,7 @@ mod progress;
 mod reach;
 mod reference;
 mod retry;
+#[cfg(feature = "sandbox")]
 mod sandbox;
 mod target;
 mod upgrade;
@@ -55,12 +57,14 @@ enum Command {
     /// Say whether an installation is sound, and what to do where it is not.
     Doctor(doctor::Args),
     /// Upgrade a simulated cluster in place and show that every machine was kept.
+    #[cfg(feature = "sandbox")]
     Demo(demo::Args),
     /// Print what a cluster needs, or apply it.
     Install(install::Args),
     /// Pack what hosts without the internet need for a Kubernetes version, and sign it.
     Bundle(bundle::Args),
     /// Run a simulated fleet that stays up and answers kubectl.
+    #[cfg(feature = "sandbox")]
     Sandbox(sandbox::Args),
     /// Write completions for a shell to stdout.
     Completions(reference::Completions),
@@ -86,9 +90,11 @@ fn main() -> ExitCode {
         Command::Abort(args) => abort::run(args, global),
         Command::Retry(args) => retry::run(args, global),
         Command::Doctor(args) => doctor::run(args, global),
+        #[cfg(feature = "sandbox")]
         Command::Demo(args) => demo::run(args, global),
         Command::Install(args) => install::run(args, global),
         Command::Bundle(args) => bundle::run(args, global),
+        #[cfg(feature = "sandbox")]
         Command::Sandbox(args) => sandbox::run(args, global),
         Command::Completions(args) => reference::completions(args),
         Command::Man(args) => reference::man(args, global),
@@ -166,9 +172,9 @@ mod tests {
     fn called_as_a_plugin_of_kubectl_usage_and_examples_say_so() {
         let mut command = command(global::PLUGIN);
         command.build();
-        let demo = command.find_subcommand_mut("demo").unwrap();
-        let help = demo.render_help().to_string();
-        assert!(help.contains("Usage: kubectl refit demo"), "{help}");
-        assert!(help.contains("\n  kubectl refit demo\n"), "{help}");
+        let plan = command.find_subcommand_mut("plan").unwrap();
+        let help = plan.render_help().to_string();
+        assert!(help.contains("Usage: kubectl refit plan"), "{help}");
+        assert!(help.contains("\n  kubectl refit plan cluster/"), "{help}");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | module | is for |
 //! |---|---|
-//! | [`manifests`] | reading what a user has, and refusing what cannot run |
+//! | [`manifests`] | refusing manifests that cannot run, and definitions for kinds nobody has heard of |
 //! | [`world`] | a whole world in one process, on simulated time |
 //! | `env` | everything around Cluster API and Refit that a real cluster has |
 //! | [`live`] | a world that stays up and answers kubectl |

@@ -3,7 +3,7 @@
 mod gather;
 mod rights;
 
-#[cfg(test)]
+#[cfg(all(test, feature = "sandbox"))]
 mod world_tests;
 
 use std::{io, process::ExitCode};

@@ -4,13 +4,13 @@ mod gather;
 pub(crate) mod reader;
 mod show;
 
-#[cfg(test)]
+#[cfg(all(test, feature = "sandbox"))]
 mod world_tests;
 
 use std::{path::PathBuf, process::ExitCode};
 
-use lab_world::manifests;
 use refit_kinds::version::KubernetesVersion;
+use refit_manifests::{LoadError, load};
 use refit_predict::{Input, Objects, Outcome, Plan, plan};
 use refit_runtime::Clock;
 use serde_json::Value;
@@ -109,9 +109,8 @@ fn tell(printer: Printer, plan: &Plan) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn objects(files: &[PathBuf]) -> Result<Vec<Value>, manifests::LoadError> {
-    let loaded = manifests::load_part(files)?;
-    Ok(loaded.into_iter().map(|manifest| manifest.object).collect())
+fn objects(files: &[PathBuf]) -> Result<Vec<Value>, LoadError> {
+    Ok(load(files)?.into_iter().map(|manifest| manifest.object).collect())
 }
 
 /// The input of a plan that asks no cluster.

@@ -22,7 +22,7 @@ pub(crate) enum Access {
     /// Through their kubeconfig Secrets.
     Secrets(Workloads),
     /// Through clients that are there already, by the Cluster's name.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "sandbox"))]
     Given(BTreeMap<String, Client>),
 }
 
@@ -68,7 +68,7 @@ impl Reader {
                 .client(&self.cluster.namespace, name)
                 .await
                 .map_err(|error| error.to_string()),
-            #[cfg(test)]
+            #[cfg(all(test, feature = "sandbox"))]
             Access::Given(clients) => {
                 clients.get(name).cloned().ok_or_else(|| format!("there is no client for {name}"))
             }

@@ -18,7 +18,8 @@ pub(super) fn markdown() -> String {
     }
     text.push_str(
         "`refit` works on the cluster that the kubeconfig names, as kubectl does. As `kubectl-refit` on the PATH it is \
-         `kubectl refit`.\n\n| command | does |\n|---|---|\n",
+         `kubectl refit`.\n\n`refit demo` and `refit sandbox` simulate clusters and exist only in a build with the feature `sandbox`, \
+         which `cargo run` has and the released program does not.\n\n| command | does |\n|---|---|\n",
     );
     let subs: Vec<&Command> =
         command.get_subcommands().filter(|sub| sub.get_name() != "help").collect();

@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
 fn make(args: &Args, global: &GlobalArgs) -> anyhow::Result<Snapshot> {
     let loaded = plan::read(&args.manifests)?;
     world::runtime()?.block_on(manifests::rehearse(&loaded))?;
-    for manifest in loaded.iter().filter(|manifest| !manifest.acted_on()) {
+    for manifest in loaded.iter().filter(|manifest| !manifests::is_acted_on(&manifest.object)) {
         tell(global, &format!("kept, not acted on: {}", manifest.title()));
     }
     let objects: Vec<_> = loaded.into_iter().map(|manifest| manifest.object).collect();

@@ -1,6 +1,6 @@
 //! Replays rollout logs byte for byte: upstream's from a folder, our own from `tests/goldens`.
 //!
-//! `ROLLOUT_GOLDENS=DIR` names the folder of upstream's (default: `../shared/data/rollout-goldens`
+//! `cargo xtask goldens DIR` runs it with upstream's. `ROLLOUT_GOLDENS=DIR` names the folder of upstream's (default: `../shared/data/rollout-goldens`
 //! from the project's root); it is searched recursively for `*.golden`. `UPDATE_GOLDENS=1` rewrites
 //! our own from their titles and initial states: a new scenario needs no more than these.
 #![expect(

@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lab_apiserver::Registry;
 use refit_cluster_api::kinds;
-use refit_kinds::{crds, keys};
+use refit_kinds::{crds, json::text, keys};
+use refit_manifests::is_cluster_scoped_built_in;
 use serde_json::{Value, json};
-
-use super::text;
 
 /// A schemaless CRD with the contract label for each kind of `objects` that neither Kubernetes nor
 /// our own CRDs define. `XMachineTemplate` brings `XMachine`.
@@ -70,6 +69,8 @@ fn crd(group: &str, kind: &str, versions: &BTreeSet<String>) -> Value {
             })
         })
         .collect();
+    let cluster_scoped = is_cluster_scoped_built_in(group, kind);
+    let scope = if cluster_scoped { "Cluster" } else { "Namespaced" };
     let provider = group.ends_with(kinds::CORE_GROUP);
     let labels = match newest {
         Some(version) if provider => json!({ keys::CONTRACT_V1BETA2: version }),
@@ -81,7 +82,7 @@ fn crd(group: &str, kind: &str, versions: &BTreeSet<String>) -> Value {
         "metadata": { "name": format!("{plural}.{group}"), "labels": labels },
         "spec": {
             "group": group,
-            "scope": "Namespaced",
+            "scope": scope,
             "names": {
                 "kind": kind,
                 "listKind": format!("{kind}List"),

@@ -1,16 +1,16 @@
 //! References from one object to another.
 
 use refit_cluster_api::kinds;
+use refit_kinds::json::text;
+use refit_manifests::{Manifest, Problem, shown};
 use serde_json::Value;
-
-use super::{Manifest, Problem, shown, text};
 
 /// Clusters whose API would stand where another one's stands.
 pub(super) fn shared_endpoint(manifest: &Manifest, all: &[Manifest]) -> Option<Problem> {
     let pointer = "/spec/controlPlaneEndpoint";
     let endpoint = manifest.object.pointer(pointer)?;
     let kind = text(&manifest.object, "/kind");
-    let place = |manifest: &Manifest| (manifest.file.clone(), manifest.lines.of(""));
+    let place = |manifest: &Manifest| (manifest.file.clone(), manifest.line());
     let first = all.iter().find(|other| {
         text(&other.object, "/kind") == kind && other.object.pointer(pointer) == Some(endpoint)
     })?;
@@ -46,7 +46,7 @@ pub(super) fn dangling(
     let namespace = text(&manifest.object, "/metadata/namespace");
     let exists = |group: &str, kind: &str, name: &str| {
         let unusable = |other: &Manifest| {
-            !other.usable
+            !other.is_identified()
                 && (text(&other.object, "/kind") == kind
                     || text(&other.object, "/metadata/name") == name)
         };

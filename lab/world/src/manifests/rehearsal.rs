@@ -2,11 +2,12 @@
 //! known before the first write.
 
 use lab_apiserver::{ApiServer, Registry};
-use refit_kinds::crds;
+use refit_kinds::{crds, json::text};
+use refit_manifests::{LoadError, Manifest, Problem, group_of, shown};
 use refit_runtime::Clock;
 use serde_json::Value;
 
-use super::{LoadError, Manifest, Problem, schemaless_crds, shown, text};
+use super::schemaless_crds;
 use crate::{
     direct::{Call, Direct, DirectError, USER, server_options},
     world::collection,
@@ -62,7 +63,7 @@ fn namespaces(objects: &[Value]) -> Vec<&str> {
 /// No API serves this version of the kind, or none the kind itself.
 fn not_served(manifest: &Manifest) -> Problem {
     let version = text(&manifest.object, "/apiVersion");
-    let group = version.split_once('/').map_or("", |(group, _)| group);
+    let group = group_of(&manifest.object);
     let kind = text(&manifest.object, "/kind");
     let registry = Registry::builtin();
     let same = registry.all().find(|resource| *resource.group == *group && *resource.kind == *kind);

@@ -23,31 +23,6 @@ fn the_example_is_accepted() {
 }
 
 #[test]
-fn text_that_is_not_yaml_is_refused_with_its_line() {
-    let found = problems("apiVersion: v1\nkind: [Secret\nmetadata: {}\n");
-    assert_eq!(found.len(), 1);
-    assert!(found[0].starts_with("f.yaml:"), "{found:?}");
-    assert!(found[0].contains("want a Kubernetes object in YAML or JSON"), "{found:?}");
-}
-
-#[test]
-fn bytes_that_are_not_text_are_refused() {
-    let error = parse([("f.yaml", b"a: b\n\xff\xfe".as_slice())]).unwrap_err();
-    assert!(error.to_string().starts_with("f.yaml:2: document: YAML: got bytes"), "{error}");
-}
-
-#[test]
-fn an_object_without_name_kind_or_version_is_refused() {
-    assert_eq!(
-        problems("kind: Secret\nmetadata: {name: a}\n"),
-        ["f.yaml:1: Secret/a: apiVersion: got nothing, want an API version such as \
-          cluster.x-k8s.io/v1beta2"]
-    );
-    assert!(problems("apiVersion: v1\nmetadata: {name: a}\n")[0].contains(": kind: got nothing"));
-    assert!(problems("apiVersion: v1\nkind: Secret\n")[0].contains("metadata.name: got nothing"));
-}
-
-#[test]
 fn a_wrong_type_in_a_field_that_is_read_is_refused() {
     refused(
         "  replicas: 3\n",
@@ -81,12 +56,6 @@ fn a_reference_that_leads_nowhere_is_refused() {
         "    kind: KubeadmControlPlane\n    name: edge-2",
         "spec.controlPlaneRef: got KubeadmControlPlane/edge-2",
     );
-}
-
-#[test]
-fn an_object_that_stands_twice_is_refused() {
-    let found = problems(&format!("{GOOD}\n---\n{GOOD}"));
-    assert!(found[0].contains("want each object once: it stands at f.yaml:"), "{found:?}");
 }
 
 #[test]
@@ -134,27 +103,11 @@ fn no_cluster_at_all_is_refused() {
 }
 
 #[test]
-fn a_list_is_taken_apart() {
-    let text = "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Secret\n  metadata:\n    name: A!\n";
-    let found = problems(text);
-    assert!(found[0].starts_with("f.yaml:7: Secret/A!: metadata.name"), "{found:?}");
-}
-
-#[test]
-fn an_alias_bomb_is_refused_and_does_not_eat_the_memory() {
-    let mut text = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x]\n");
-    for i in 1..12 {
-        let item = format!("*a{}", i - 1);
-        text.extend([format!("a{i}: &a{i} [{}]\n", vec![item; 9].join(","))]);
-    }
-    assert_eq!(problems(&text).len(), 1);
-}
-
-#[test]
 fn add_on_objects_are_kept_and_not_acted_on() {
     let text = format!("{GOOD}\n---\napiVersion: v1\nkind: Secret\nmetadata: {{name: extra}}\n");
     let manifests = parse([("f.yaml", text.as_bytes())]).unwrap();
-    let kept: Vec<_> = manifests.iter().filter(|m| !m.acted_on()).map(Manifest::title).collect();
+    let kept: Vec<_> =
+        manifests.iter().filter(|m| !is_acted_on(&m.object)).map(Manifest::title).collect();
     assert_eq!(kept, ["Secret/extra"]);
 }
 
@@ -203,28 +156,6 @@ fn a_field_stands_where_its_name_stands() {
 }
 
 #[test]
-fn documents_after_one_that_is_not_yaml_are_checked_too() {
-    let text = "a: [\n---\nkind: Secret\n---\nb: [\n";
-    let found = problems(text);
-    assert!(found[0].starts_with("f.yaml:1: document: YAML: "), "{found:?}");
-    assert!(found[1].starts_with("f.yaml:3: Secret/(no name): apiVersion: "), "{found:?}");
-    assert!(found[3].starts_with("f.yaml:5: document: YAML: "), "{found:?}");
-    assert_eq!(found.len(), 4);
-}
-
-#[test]
-fn metadata_of_every_kind_is_checked() {
-    for (metadata, want) in [
-        ("7", "metadata: got 7, want an object"),
-        ("{name: a, labels: {x: 1}}", "metadata.labels.x: got 1, want a string"),
-        ("{name: a, namespace: A_B}", "metadata.namespace: got \"A_B\", want a namespace"),
-    ] {
-        let found = problems(&format!("apiVersion: v1\nkind: Secret\nmetadata: {metadata}\n"));
-        assert!(found[0].contains(want), "no {want:?} in {found:?}");
-    }
-}
-
-#[test]
 fn kinds_and_groups_that_cannot_be_are_refused() {
     refused("kind: SandboxCluster\nmeta", "kind: Sandbox Cluster\nmeta", "kind: got \"Sandbox Cl");
     refused("infrastructure.cluster.x-k8s.io/v1beta2", "a/b/c", "apiVersion: got \"a/b/c\"");
@@ -256,14 +187,6 @@ fn values_that_cluster_api_refuses_are_refused() {
     refused("type: RollingUpdate", "type: OnDelete", "got \"OnDelete\", want RollingUpdate");
     refused("  clusterNetwork:", "  paused: true\n  clusterNetwork:", "spec.paused: got true");
     refused("port: 6443", "port: x", "spec.controlPlaneEndpoint.port: got \"x\", want an integer");
-}
-
-#[test]
-fn a_list_of_one_kind_is_taken_apart() {
-    let found = problems("apiVersion: v1\nkind: SecretList\nitems:\n- 3\n");
-    assert!(found[0].contains("got 3, want a Kubernetes object"), "{found:?}");
-    let found = problems("apiVersion: v1\nkind: List\nitems: foo\n");
-    assert!(found[0].contains("items: got \"foo\", want a list"), "{found:?}");
 }
 
 #[tokio::test]
@@ -299,4 +222,13 @@ fn two_clusters_do_not_share_an_endpoint() {
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].contains("want an endpoint of its own: SandboxCluster/edge-1 at f.yaml:25"));
     assert_eq!(problems(&text.replacen("edge-1.example", "x.example", 1)), [""; 0]);
+}
+
+#[test]
+fn kinds_without_a_namespace_are_those_of_the_api_server() {
+    for resource in lab_apiserver::Registry::builtin().all() {
+        let (group, kind) = (&*resource.group, &*resource.kind);
+        let known = refit_manifests::is_cluster_scoped_built_in(group, kind);
+        assert_eq!(known, !resource.namespaced, "{group}/{kind}");
+    }
 }

@@ -32,10 +32,9 @@ mod words;
 
 use std::{fmt, io::Write, path::Path};
 
-use crate::{
-    manifests::LoadError,
-    world::{self, WorldError},
-};
+use refit_manifests::LoadError;
+
+use crate::world::{self, WorldError};
 
 /// The language of scripts, as `help` prints it and the documentation has it.
 pub const HELP: &str = include_str!("help.txt");

@@ -3,6 +3,7 @@
 use std::{io::Write, path::PathBuf, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
+use refit_manifests::LoadError;
 use serde_json::Value;
 
 use super::{
@@ -15,7 +16,7 @@ use super::{
     words,
 };
 use crate::{
-    manifests::{self, LoadError},
+    manifests,
     world::{World, WorldOptions},
 };
 

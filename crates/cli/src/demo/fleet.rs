@@ -1,9 +1,10 @@
 //! What is to be shown: the objects, the target, and what each group's strategy will do.
 
 use anyhow::{Context as _, bail};
-use lab_world::manifests::{self, LoadError, Manifest};
+use lab_world::manifests;
 use refit_cluster_api::rollout::{IntOrPercent, Strategy, predict};
 use refit_kinds::version::{Hop, KubernetesVersion};
+use refit_manifests::{LoadError, Manifest};
 use serde_json::{Value, json};
 
 use super::report::GroupRule;
@@ -89,7 +90,8 @@ pub(crate) fn make(
     if !no_surge {
         refuse_on_delete(&loaded)?;
     }
-    let kept = loaded.iter().filter(|m| !m.acted_on()).map(Manifest::title).collect();
+    let kept =
+        loaded.iter().filter(|m| !manifests::is_acted_on(&m.object)).map(Manifest::title).collect();
     let mut objects: Vec<Value> = loaded.into_iter().map(|m| m.object).collect();
     if no_surge {
         manifests::forbid_surge(&mut objects);
