@@ -189,7 +189,7 @@ impl World {
         spec.os_family = Some(OsFamily::Rhel);
         spec.packages.push(PackageSpec { path: self.path(folder), ..PackageSpec::default() });
         let key = build::key::generate(&self.path(version), None).unwrap();
-        let output = self.path(&format!("{version}.tar"));
+        let output = self.path(&format!("bundle-{version}"));
         build::build(&spec, &SecretKey::load(&key.secret, None).unwrap(), &output).unwrap();
         let trusted = self.site.path("/etc/refit/keys");
         fs::create_dir_all(&trusted).unwrap();

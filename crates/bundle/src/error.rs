@@ -13,7 +13,7 @@ use crate::{
 pub enum Error {
     /// The text names no place of a bundle.
     #[error(
-        "{location:?} names no bundle: {problem}. It takes an absolute path, http(s)://HOST/FOLDER/, http(s)://HOST/FILE.tar or oci://REGISTRY/REPOSITORY@sha256:DIGEST"
+        "{location:?} names no bundle: {problem}. Expected an absolute path of a directory, http(s)://HOST/DIRECTORY/ or oci://REGISTRY/REPOSITORY@sha256:DIGEST"
     )]
     Location {
         /// The text.

@@ -1,15 +1,6 @@
-//! Where things stand in a bundle, as a folder and as a tar.
-//!
-//! The tar is always written the same way: manifest, signature, contents by digest, then what only
-//! OCI tools read. So its manifest says at which byte each content starts, and a host can fetch one
-//! of them, or the rest of one, without reading what is before.
+//! Where things stand in a bundle, and the headers of the archive that runtimes import images from.
 
-use std::collections::BTreeMap;
-
-use crate::{
-    digest::Digest,
-    manifest::{MAX_FILE_BYTES, Manifest},
-};
+use crate::{digest::Digest, manifest::MAX_FILE_BYTES};
 
 /// File name of the manifest.
 pub const MANIFEST: &str = "refit-bundle.json";
@@ -67,32 +58,9 @@ pub fn tar_header(name: &str, size: u64) -> Option<[u8; BLOCK_LEN]> {
     Some(header)
 }
 
-/// The size that a header of ours says, if it is one for that name.
-pub fn size_in_header(header: &[u8], name: &str) -> Option<u64> {
-    let digits = std::str::from_utf8(header.get(124..135)?).ok()?;
-    let size = u64::from_str_radix(digits, 8).ok()?;
-    (tar_header(name, size)?.as_slice() == header).then_some(size)
-}
-
 /// How many bytes fill up the last block of a file of that size.
 pub fn padding(size: u64) -> u64 {
     (BLOCK - size % BLOCK) % BLOCK
-}
-
-/// At which byte of the tar the contents start; headers stand one block before.
-pub fn offsets(
-    manifest: &Manifest,
-    manifest_size: u64,
-    signature_size: u64,
-) -> BTreeMap<Digest, u64> {
-    let whole = |size: u64| BLOCK + size + padding(size);
-    let mut at = whole(manifest_size) + whole(signature_size);
-    let mut offsets = BTreeMap::new();
-    for blob in manifest.blobs() {
-        offsets.insert(blob.sha256, at + BLOCK);
-        at = at.saturating_add(whole(blob.size));
-    }
-    offsets
 }
 
 #[cfg(test)]
@@ -102,12 +70,15 @@ mod tests {
     #[test]
     fn a_header_says_name_and_size_and_nothing_else_of_its_maker() {
         let header = tar_header("blobs/sha256/x", 1234).unwrap();
-        assert_eq!(size_in_header(&header, "blobs/sha256/x"), Some(1234));
-        assert_eq!(size_in_header(&header, "blobs/sha256/y"), None);
-        let mut other = header;
-        other[108] = b'1';
-        assert_eq!(size_in_header(&other, "blobs/sha256/x"), None);
-        assert_eq!(size_in_header(&header[..100], "blobs/sha256/x"), None);
+        let read = tar::Header::from_byte_slice(&header);
+        assert_eq!(read.path().unwrap().to_str(), Some("blobs/sha256/x"));
+        assert_eq!(
+            (read.size().unwrap(), read.mtime().unwrap(), read.uid().unwrap()),
+            (1234, 0, 0)
+        );
+        let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();
+        let own: u32 = header[148..156].iter().map(|&byte| u32::from(byte)).sum();
+        assert_eq!(read.cksum().unwrap(), sum - own + 8 * 32);
         assert!(tar_header("x", MAX_FILE_BYTES).is_some());
         assert!(tar_header("x", MAX_FILE_BYTES + 1).is_none());
         assert!(tar_header(&"x".repeat(101), 1).is_none());

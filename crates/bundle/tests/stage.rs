@@ -18,16 +18,13 @@ use support::{Reply, Server, World, deb, from_folder, leftovers, limits, registr
 async fn every_way_gives_the_same_files() {
     let world = World::new();
     let (folder, built) = world.build("b");
-    let (tar, _) = world.build("b.tar");
     let server = Server::folder(world.folder.path().to_owned()).await;
     let registry = registry(&folder, None).await;
     let artifact = built.artifact.to_oci();
     let ways = [
         text(&folder),
-        text(&tar),
         format!("file://{}", folder.display()),
         server.url("b"),
-        server.url("b.tar"),
         format!("oci+http://{}/mirror/bundle@{artifact}", registry.address),
         format!("oci+http://{}/mirror/bundle:v1.35.0-debian-amd64", registry.address),
     ];

@@ -56,26 +56,26 @@ fn a_bundle_is_built_looked_at_and_verified() {
     let folder = Folder::new();
     let mode = fs::metadata(folder.path().join("release.key")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    let built = folder.build("b.tar");
+    let built = folder.build("b");
     assert!(built.status.success(), "{built:?}");
     let text = String::from_utf8(built.stdout).unwrap();
     assert!(
-        text.starts_with("b.tar: Kubernetes v1.35.0 for any on amd64: 1 file, 0 images, 8 B\n"),
+        text.starts_with("b: Kubernetes v1.35.0 for any on amd64: 1 file, 0 images, 8 B\n"),
         "{text}"
     );
-    let shown = String::from_utf8(folder.refit(&["inspect", "b.tar"]).stdout).unwrap();
+    let shown = String::from_utf8(folder.refit(&["inspect", "b"]).stdout).unwrap();
     assert!(
         shown.contains("packages/kubernetes-node.tar.gz  kubernetes-node  1.35.0   8 B"),
         "{shown}"
     );
-    let json = folder.refit(&["inspect", "-o", "json", "b.tar"]);
+    let json = folder.refit(&["inspect", "-o", "json", "b"]);
     let json: Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(json["manifest"]["kubernetesVersion"], "v1.35.0");
-    let (code, text) = folder.verify(&["b.tar"]);
+    let (code, text) = folder.verify(&["b"]);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("good: ") && text.contains("signed with      release.pub"), "{text}");
     let digest = json["manifestSha256"].as_str().unwrap();
-    let (code, text) = folder.verify(&["-o", "json", "--manifest-sha256", digest, "b.tar"]);
+    let (code, text) = folder.verify(&["-o", "json", "--manifest-sha256", digest, "b"]);
     assert_eq!(code, Some(0), "{text}");
     assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["verified"], true);
 }

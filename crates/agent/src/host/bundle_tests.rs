@@ -39,7 +39,7 @@ fn make_bundle(folder: &Path, version: &str, files: &[&str]) -> (PathBuf, String
         }
     }
     let files = key::generate(&folder.join(version), None).unwrap();
-    let output = folder.join(format!("{version}.tar"));
+    let output = folder.join(format!("bundle-{version}"));
     let key = SecretKey::load(&files.secret, None).unwrap();
     build(&spec, &key, &output).unwrap();
     (output, fs::read_to_string(files.public).unwrap())

@@ -26,7 +26,7 @@ fn bundle_with_image(bench: &Bench) -> BundleRef {
     let image = FileSpec { path: file, name: None };
     spec.os_images.push(image);
     let files = build::key::generate(&folder.join("release"), None).unwrap();
-    let output = folder.join("bundle.tar");
+    let output = folder.join("bundle");
     let key = SecretKey::load(&files.secret, None).unwrap();
     build::build(&spec, &key, &output).unwrap();
     let keys = bench.site.path("/etc/refit/keys");

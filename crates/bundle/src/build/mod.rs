@@ -112,7 +112,7 @@ pub(crate) struct Gathered {
     unpacked: Vec<tempfile::TempPath>,
 }
 
-/// Packs what the spec names into a folder, or into a tar where the name ends with `.tar`.
+/// Packs what the spec names into a directory.
 ///
 /// Nothing is there under that name unless all of it is.
 pub fn build(spec: &Spec, key: &SecretKey, output: &Path) -> Result<Built, BuildError> {
@@ -120,16 +120,17 @@ pub fn build(spec: &Spec, key: &SecretKey, output: &Path) -> Result<Built, Build
         let path = output.to_owned();
         return Err(BuildError::Exists { path });
     }
+    if output.extension().is_some_and(|ending| ending == "tar") {
+        let problem =
+            "a bundle is a directory: choose a name without .tar, and pack it for transport only";
+        return Err(BuildError::input(output, problem));
+    }
     let gathered = gather(spec, parent(output))?;
     let manifest = gathered.manifest.to_canonical();
     let signature = key.sign(&manifest, &comment(&gathered.manifest, &Digest::of(&manifest)));
     let parts = write::Parts::new(&gathered, manifest, signature);
     let artifact = parts.artifact.clone();
-    if output.extension().is_some_and(|ending| ending == "tar") {
-        write::tar(&parts, output)?;
-    } else {
-        write::folder(&parts, output)?;
-    }
+    write::folder(&parts, output)?;
     Ok(Built {
         manifest_sha256: Digest::of(&parts.manifest),
         manifest: gathered.manifest,

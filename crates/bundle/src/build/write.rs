@@ -1,11 +1,6 @@
-//! Writing a bundle: as a folder that is an OCI layout, or as one tar of the same.
+//! Writing a bundle: a directory that is an OCI layout.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    io::{self, BufWriter},
-    path::Path,
-};
+use std::{collections::BTreeMap, fs, io, path::Path};
 
 use super::{BuildError, Gathered, content::Content, parent, place};
 use crate::{
@@ -111,7 +106,7 @@ fn descriptor(media_type: &str, bytes: &[u8]) -> Descriptor {
     }
 }
 
-/// Writes a folder.
+/// Writes the directory.
 pub(crate) fn folder(parts: &Parts, output: &Path) -> Result<(), BuildError> {
     let near = parent(output);
     let made = tempfile::Builder::new().prefix(".refit-bundle-").tempdir_in(near);
@@ -145,48 +140,6 @@ pub(crate) fn folder(parts: &Parts, output: &Path) -> Result<(), BuildError> {
     })
 }
 
-/// Writes a tar.
-pub(crate) fn tar(parts: &Parts, output: &Path) -> Result<(), BuildError> {
-    let near = parent(output);
-    let made = tempfile::Builder::new().prefix(".refit-bundle-").tempfile_in(near);
-    let made = made.map_err(BuildError::written(near))?;
-    let mut writer = BufWriter::with_capacity(256 << 10, made);
-    let manifest = Content::Bytes(parts.manifest.clone());
-    let signature = Content::Bytes(parts.signature.clone());
-    entry(&mut writer, layout::MANIFEST, &Digest::of(&parts.manifest), &manifest, output)?;
-    entry(&mut writer, layout::SIGNATURE, &Digest::of(&parts.signature), &signature, output)?;
-    for (digest, content) in parts.blobs() {
-        entry(&mut writer, &place(digest), digest, content, output)?;
-    }
-    let index = Content::Bytes(parts.index.clone());
-    entry(&mut writer, layout::OCI_INDEX, &Digest::of(&parts.index), &index, output)?;
-    let version = images::LAYOUT_VERSION.as_bytes();
-    let content = Content::Bytes(version.to_vec());
-    entry(&mut writer, layout::OCI_LAYOUT, &Digest::of(version), &content, output)?;
-    let written = |error: io::Error| BuildError::written(output)(error);
-    zeros(&mut writer, 2 * layout::BLOCK).map_err(written)?;
-    let made = writer.into_inner().map_err(|error| written(error.into_error()))?;
-    made.as_file().sync_all().map_err(written)?;
-    let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-    made.as_file().set_permissions(readable).map_err(written)?;
-    made.persist_noclobber(output).map_err(|error| written(error.error))?;
-    Ok(())
-}
-
-fn entry(
-    writer: &mut impl io::Write,
-    name: &str,
-    digest: &Digest,
-    content: &Content,
-    output: &Path,
-) -> Result<(), BuildError> {
-    let header = layout::tar_header(name, content.size())
-        .ok_or_else(|| BuildError::input(content.path(), "it is too large for a bundle"))?;
-    writer.write_all(&header).map_err(BuildError::written(output))?;
-    copy_checked(digest, content, writer, output)?;
-    zeros(writer, layout::padding(content.size())).map_err(BuildError::written(output))
-}
-
 /// Copies a content that must still be what it was when it was hashed.
 fn copy_checked(
     digest: &Digest,
@@ -198,8 +151,4 @@ fn copy_checked(
         return Ok(());
     }
     Err(BuildError::input(content.path(), "it changed while the bundle was made"))
-}
-
-fn zeros(output: &mut (impl io::Write + ?Sized), count: u64) -> io::Result<()> {
-    io::copy(&mut io::Read::take(io::repeat(0), count), output).map(|_| ())
 }

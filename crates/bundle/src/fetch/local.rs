@@ -1,4 +1,4 @@
-//! Bundles on this host: a folder or a tar.
+//! Bundles on this host.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use bytes::Bytes;
 use rustix::fs::OFlags;
 use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
 
-use super::limits::Bucket;
+use super::{limits::Bucket, location};
 use crate::error::Error;
 
 /// How many bytes are read at once.
@@ -23,10 +23,14 @@ pub(crate) struct Piece {
     left: u64,
 }
 
-/// Whether a bundle is a folder; otherwise it is a tar.
-pub(crate) fn is_folder(path: &Path) -> Result<bool, Error> {
+/// Whether a path can hold a bundle.
+pub(crate) fn check_directory(path: &Path) -> Result<(), Error> {
     match fs::metadata(path) {
-        Ok(metadata) => Ok(metadata.is_dir()),
+        Ok(metadata) if metadata.is_dir() => Ok(()),
+        Ok(_) => Err(Error::Location {
+            location: path.display().to_string(),
+            problem: location::NO_TAR.to_owned(),
+        }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Err(Error::Missing { what: path.display().to_string() })
         }
@@ -51,19 +55,6 @@ pub(crate) async fn open_small(path: &Path, file: &str, limit: u64) -> Result<(P
         return Err(Error::Large { file, limit });
     }
     Ok((piece(opened, path, 0, size).await?, size))
-}
-
-/// Opens so many bytes in the middle of a file.
-pub(crate) async fn open_at(path: &Path, file: &str, at: u64, length: u64) -> Result<Piece, Error> {
-    let (opened, size) = open_regular(path, file).await?;
-    if at.saturating_add(length) > size {
-        return Err(Error::Size {
-            file: file.to_owned(),
-            expected: at.saturating_add(length),
-            found: size,
-        });
-    }
-    piece(opened, path, at, length).await
 }
 
 /// Opens a plain file: a link could lead anywhere, and a pipe would never end.

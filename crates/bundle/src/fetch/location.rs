@@ -10,15 +10,17 @@ use http::Uri;
 
 use crate::{digest::Digest, error::Error};
 
+/// What to do with a bundle in one file.
+pub(crate) const NO_TAR: &str =
+    "a bundle is a directory: unpack the tar, or serve the unpacked directory over HTTP";
+
 /// Where a bundle is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// A folder or a tar on this host.
+    /// A directory on this host.
     Path(PathBuf),
-    /// A folder that an HTTP server serves; ends with a slash.
-    HttpFolder(Uri),
-    /// A tar that an HTTP server serves.
-    HttpTar(Uri),
+    /// A directory that an HTTP server serves; ends with a slash.
+    Http(Uri),
     /// An artifact in a registry.
     Registry(Reference),
 }
@@ -56,7 +58,7 @@ impl Version {
 }
 
 impl Location {
-    /// A folder or tar on this host.
+    /// A directory on this host.
     pub fn path(path: impl AsRef<Path>) -> Self {
         Self::Path(path.as_ref().to_owned())
     }
@@ -93,18 +95,17 @@ fn parse_http(text: &str) -> Result<Location, &'static str> {
     if authority.as_str().contains('@') {
         return Err("credentials stand in a file, not in the URL");
     }
-    let is_tar = Path::new(uri.path()).extension().is_some_and(|ending| ending == "tar");
-    if is_tar {
-        return Ok(Location::HttpTar(uri));
+    if Path::new(uri.path()).extension().is_some_and(|ending| ending == "tar") {
+        return Err(NO_TAR);
     }
     if uri.query().is_some() {
-        return Err("a folder has no query");
+        return Err("a directory has no query");
     }
     if uri.path().ends_with('/') {
-        return Ok(Location::HttpFolder(uri));
+        return Ok(Location::Http(uri));
     }
     let with_slash = format!("{text}/").parse().map_err(|_| "it is no URL")?;
-    Ok(Location::HttpFolder(with_slash))
+    Ok(Location::Http(with_slash))
 }
 
 fn parse_registry(rest: &str, plain: bool) -> Result<Location, &'static str> {
@@ -146,24 +147,24 @@ fn is_tag(tag: &str) -> bool {
     (1..=128).contains(&tag.len()) && !tag.starts_with(['.', '-']) && tag.chars().all(allowed)
 }
 
-/// The text without what may be a password.
+/// The text without what may be a password: user, and a query that may be a signature.
 pub(crate) fn without_password(text: &str) -> String {
-    match (text.split_once("://"), text.rfind('@')) {
-        (Some((scheme, rest)), Some(_)) if scheme.starts_with("http") => {
-            let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-            let host = authority.rsplit('@').next().unwrap_or_default();
-            format!("{scheme}://{host}/{path}")
-        }
-        _ => text.to_owned(),
-    }
+    let Some((scheme, rest)) =
+        text.split_once("://").filter(|(scheme, _)| scheme.starts_with("http"))
+    else {
+        return text.to_owned();
+    };
+    let rest = rest.split('?').next().unwrap_or_default();
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    format!("{scheme}://{host}/{path}")
 }
 
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Path(path) => path.display().fmt(f),
-            // A query may be a signature that grants access.
-            Self::HttpFolder(uri) | Self::HttpTar(uri) => f.write_str(&shown(uri)),
+            Self::Http(uri) => f.write_str(&shown(uri)),
             Self::Registry(reference) => reference.fmt(f),
         }
     }
@@ -199,9 +200,8 @@ mod tests {
         let digest = Digest::of(b"").to_oci();
         let cases = [
             ("/mnt/usb/bundle", "/mnt/usb/bundle"),
-            ("file:///mnt/usb/b.tar", "/mnt/usb/b.tar"),
+            ("file:///mnt/usb/bundle", "/mnt/usb/bundle"),
             ("https://h/bundles/v1.35.0", "https://h/bundles/v1.35.0/"),
-            ("http://h:80/b.tar?sig=secret", "http://h:80/b.tar"),
             (
                 "oci://r.example:5000/refit/bundle:v1.35.0",
                 "oci://r.example:5000/refit/bundle:v1.35.0",
@@ -235,6 +235,8 @@ mod tests {
         ] {
             assert!(bad.parse::<Location>().is_err(), "{bad}");
         }
+        let error = "https://h/b.tar?sig=secret".parse::<Location>().unwrap_err().to_string();
+        assert!(!error.contains("secret") && error.contains("unpack the tar"), "{error}");
         let error = "https://me:hunter2@h/b".parse::<Location>().unwrap_err().to_string();
         assert!(!error.contains("hunter2") && error.contains("credentials"), "{error}");
     }

@@ -179,9 +179,7 @@ async fn trusted_head(
     wanted: &Wanted,
 ) -> Result<Head, Error> {
     let (bytes, signature) = session.head().await?;
-    let head = check_head(session.location(), keys, wanted, bytes, signature)?;
-    session.lay_out(&head);
-    Ok(head)
+    check_head(session.location(), keys, wanted, bytes, signature)
 }
 
 /// Trusts these bytes as a manifest, or says why not.

@@ -1,26 +1,22 @@
 //! One bundle while it is read, wherever it is.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::path::PathBuf;
 
 use ::http::Uri;
-use bytes::{Buf as _, Bytes};
+use bytes::Bytes;
 
 use super::{
-    Head, Limits, Location,
+    Limits, Location,
     http::{Ask, Http, Range, Stream},
     limits::Bucket,
     local::{self, Piece},
     registry::Registry,
 };
 use crate::{
-    digest::Digest,
     error::Error,
-    layout::{self, BLOCK},
+    layout,
     manifest::{Blob, MAX_MANIFEST_BYTES},
 };
-
-/// [`BLOCK`], as a length.
-const BLOCK_LEN: usize = 512;
 
 /// One bundle while it is read.
 pub(crate) struct Session {
@@ -31,36 +27,22 @@ pub(crate) struct Session {
 
 enum Kind {
     Folder(PathBuf),
-    Tar { path: PathBuf, offsets: Offsets },
     Http { http: Http, base: Uri },
-    HttpTar { http: Http, uri: Uri, offsets: Offsets },
     Registry(Box<Registry>),
 }
-
-/// Where contents start in a tar.
-type Offsets = BTreeMap<Digest, u64>;
 
 impl Session {
     /// Gets ready to read; nothing is asked for yet.
     pub(crate) fn open(location: &Location, limits: &Limits) -> Result<Self, Error> {
-        let offsets = Offsets::new();
         let (kind, rate) = match location {
             Location::Path(path) => {
-                let kind = if local::is_folder(path)? {
-                    Kind::Folder(path.clone())
-                } else {
-                    Kind::Tar { path: path.clone(), offsets }
-                };
+                local::check_directory(path)?;
                 // A path is no download.
-                (kind, None)
+                (Kind::Folder(path.clone()), None)
             }
-            Location::HttpFolder(uri) => {
+            Location::Http(uri) => {
                 let (http, base) = (Http::new(limits)?, uri.clone());
                 (Kind::Http { http, base }, limits.bytes_per_second)
-            }
-            Location::HttpTar(uri) => {
-                let (http, uri) = (Http::new(limits)?, uri.clone());
-                (Kind::HttpTar { http, uri, offsets }, limits.bytes_per_second)
             }
             Location::Registry(reference) => {
                 let registry = Box::new(Registry::new(reference, limits)?);
@@ -82,31 +64,10 @@ impl Session {
 
     /// Reads manifest and signature, both of bounded size.
     pub(crate) async fn head(&mut self) -> Result<(Vec<u8>, String), Error> {
-        let (manifest, signature) = if matches!(self.kind, Kind::Tar { .. } | Kind::HttpTar { .. })
-        {
-            let manifest = self.tar_entry(0, layout::MANIFEST, MAX_MANIFEST_BYTES).await?;
-            let size = manifest.len() as u64;
-            let at = BLOCK + size + layout::padding(size);
-            let limit = layout::MAX_SIGNATURE_BYTES;
-            (manifest, self.tar_entry(at, layout::SIGNATURE, limit).await?)
-        } else {
-            let manifest = self.named(layout::MANIFEST, MAX_MANIFEST_BYTES).await?;
-            let limit = layout::MAX_SIGNATURE_BYTES;
-            (manifest, self.named(layout::SIGNATURE, limit).await?)
-        };
+        let manifest = self.named(layout::MANIFEST, MAX_MANIFEST_BYTES).await?;
+        let signature = self.named(layout::SIGNATURE, layout::MAX_SIGNATURE_BYTES).await?;
         // A signature that is no text is none of any key.
         Ok((manifest, String::from_utf8_lossy(&signature).into_owned()))
-    }
-
-    /// Takes from the head where contents stand.
-    pub(crate) fn lay_out(&mut self, head: &Head) {
-        let sizes = (head.manifest_bytes.len() as u64, head.signature.len() as u64);
-        match &mut self.kind {
-            Kind::Tar { offsets, .. } | Kind::HttpTar { offsets, .. } => {
-                *offsets = layout::offsets(&head.manifest, sizes.0, sizes.1);
-            }
-            Kind::Folder(_) | Kind::Http { .. } | Kind::Registry(_) => {}
-        }
     }
 
     /// Starts reading a content, from that byte on or from an earlier one.
@@ -117,13 +78,8 @@ impl Session {
         file: &str,
     ) -> Result<Download, Error> {
         let path = layout::blob_path(&blob.sha256);
-        let mut download = Download {
-            file: file.to_owned(),
-            at: from,
-            size: blob.size,
-            pending: Bytes::new(),
-            body: Body::Nothing,
-        };
+        let mut download =
+            Download { file: file.to_owned(), at: from, size: blob.size, body: Body::Nothing };
         // Asking for no bytes is an error to some servers.
         if from >= blob.size {
             return Ok(download);
@@ -141,33 +97,8 @@ impl Session {
                 let stream = registry.blob(&blob.sha256, Range::new(from, blob.size)).await?;
                 download.answered(stream)?;
             }
-            Kind::Tar { .. } | Kind::HttpTar { .. } => {
-                let start = self.offset(&blob.sha256)?;
-                if from == 0 {
-                    download.body = self.tar_body(start - BLOCK, BLOCK + blob.size, file).await?;
-                    download.size += BLOCK;
-                    let header = download.take(BLOCK_LEN).await?;
-                    self.check_header(&header, &path, blob.size)?;
-                    download.size -= BLOCK;
-                    download.at -= BLOCK;
-                } else {
-                    download.body = self.tar_body(start + from, blob.size - from, file).await?;
-                }
-            }
         }
         Ok(download)
-    }
-
-    fn offset(&self, digest: &Digest) -> Result<u64, Error> {
-        let (Kind::Tar { offsets, .. } | Kind::HttpTar { offsets, .. }) = &self.kind else {
-            return Err(self.missing(digest.as_str()));
-        };
-        let offset = offsets.get(digest).copied();
-        offset.ok_or_else(|| self.missing(digest.as_str()))
-    }
-
-    fn missing(&self, what: &str) -> Error {
-        Error::Missing { what: format!("{what} of {}", self.location) }
     }
 
     /// A file at the top of a folder or of an artifact.
@@ -187,63 +118,8 @@ impl Session {
                 let stream = registry.named(name).await?;
                 download.sized(stream, limit)?;
             }
-            Kind::Tar { .. } | Kind::HttpTar { .. } => return Err(self.missing(name)),
         }
         download.all(limit).await
-    }
-
-    /// A file of a tar whose header is at that byte.
-    async fn tar_entry(&mut self, at: u64, name: &str, limit: u64) -> Result<Vec<u8>, Error> {
-        let file = format!("{name} of {}", self.location);
-        let mut download = Download::unknown(file.clone(), BLOCK);
-        download.body = self.tar_body(at, BLOCK, &file).await?;
-        let header = download.take(BLOCK_LEN).await?;
-        let size = layout::size_in_header(&header, name).ok_or_else(|| self.no_tar(name))?;
-        if size > limit {
-            return Err(Error::Large { file, limit });
-        }
-        let mut download = Download::unknown(file.clone(), size);
-        if size > 0 {
-            download.body = self.tar_body(at + BLOCK, size, &file).await?;
-        }
-        download.all(limit).await
-    }
-
-    async fn tar_body(&mut self, at: u64, length: u64, file: &str) -> Result<Body, Error> {
-        match &mut self.kind {
-            Kind::Tar { path, .. } => {
-                let piece = local::open_at(path, file, at, length).await?;
-                Ok(Body::Piece(piece))
-            }
-            Kind::HttpTar { http, uri, .. } => {
-                let stream = http.open(uri, &Ask::range(at, at + length)).await?;
-                if stream.start == at && stream.length.is_none_or(|found| found == length) {
-                    return Ok(Body::Stream(stream));
-                }
-                Err(Error::Answer {
-                    url: self.location.to_string(),
-                    problem: "it knows no byte ranges, which a tar needs: serve the folder instead"
-                        .to_owned(),
-                })
-            }
-            Kind::Folder(_) | Kind::Http { .. } | Kind::Registry(_) => Ok(Body::Nothing),
-        }
-    }
-
-    fn check_header(&self, header: &[u8], name: &str, size: u64) -> Result<(), Error> {
-        match layout::size_in_header(header, name) {
-            Some(found) if found == size => Ok(()),
-            _ => Err(self.no_tar(name)),
-        }
-    }
-
-    fn no_tar(&self, name: &str) -> Error {
-        let location = &self.location;
-        Error::Missing {
-            what: format!(
-                "{name} where `refit bundle build` puts it in {location} (a tar that was packed anew has to be unpacked first)"
-            ),
-        }
     }
 }
 
@@ -259,7 +135,6 @@ pub(crate) struct Download {
     /// The next byte.
     at: u64,
     size: u64,
-    pending: Bytes,
     body: Body,
 }
 
@@ -271,7 +146,7 @@ enum Body {
 
 impl Download {
     fn unknown(file: String, size: u64) -> Self {
-        Self { file, at: 0, size, pending: Bytes::new(), body: Body::Nothing }
+        Self { file, at: 0, size, body: Body::Nothing }
     }
 
     /// The byte that the next chunk starts with.
@@ -314,17 +189,13 @@ impl Download {
 
     /// The next bytes; `None` at the end.
     pub(crate) async fn chunk(&mut self, bucket: &mut Bucket) -> Result<Option<Bytes>, Error> {
-        let chunk = if self.pending.is_empty() {
-            match &mut self.body {
-                Body::Nothing => None,
-                Body::Piece(piece) => piece.chunk(bucket).await?,
-                Body::Stream(stream) => match stream.chunk().await {
-                    Ok(chunk) => chunk,
-                    Err(reason) => return Err(self.torn(reason)),
-                },
-            }
-        } else {
-            Some(std::mem::take(&mut self.pending))
+        let chunk = match &mut self.body {
+            Body::Nothing => None,
+            Body::Piece(piece) => piece.chunk(bucket).await?,
+            Body::Stream(stream) => match stream.chunk().await {
+                Ok(chunk) => chunk,
+                Err(reason) => return Err(self.torn(reason)),
+            },
         };
         let Some(chunk) = chunk else {
             return Ok(None);
@@ -354,29 +225,6 @@ impl Download {
 
     fn torn(&self, reason: String) -> Error {
         Error::Torn { file: self.file.clone(), found: self.at, expected: self.size, reason }
-    }
-
-    /// Exactly so many bytes; what came with them waits.
-    async fn take(&mut self, length: usize) -> Result<Vec<u8>, Error> {
-        let mut bucket = Bucket::new(None);
-        let mut taken = Vec::with_capacity(length);
-        while taken.len() < length {
-            let Some(mut chunk) = self.chunk(&mut bucket).await? else {
-                self.check_whole()?;
-                return Err(Error::Size {
-                    file: self.file.clone(),
-                    expected: length as u64,
-                    found: taken.len() as u64,
-                });
-            };
-            let wanted = (length - taken.len()).min(chunk.len());
-            taken.extend_from_slice(&chunk.split_to(wanted));
-            if chunk.has_remaining() {
-                self.at -= chunk.len() as u64;
-                self.pending = chunk;
-            }
-        }
-        Ok(taken)
     }
 
     /// All of it, up to that size.

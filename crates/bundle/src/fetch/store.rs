@@ -121,15 +121,16 @@ impl Store {
             return Ok(());
         }
         match self.download(session, blob, file).await? {
-            Outcome::Whole => {}
+            DownloadOutcome::Whole => {}
             // What an earlier try left may have been bad, not what comes now.
-            Outcome::Different { resumed: true, .. } => {
-                if let Outcome::Different { found, .. } = self.download(session, blob, file).await?
+            DownloadOutcome::Different { resumed: true, .. } => {
+                if let DownloadOutcome::Different { found, .. } =
+                    self.download(session, blob, file).await?
                 {
                     return Err(different(file, blob, found));
                 }
             }
-            Outcome::Different { found, .. } => return Err(different(file, blob, found)),
+            DownloadOutcome::Different { found, .. } => return Err(different(file, blob, found)),
         }
         let partial = self.partial(&blob.sha256);
         blocking(move || publish_file(&partial, &path)).await
@@ -140,7 +141,7 @@ impl Store {
         session: &mut Session,
         blob: &Blob,
         file: &str,
-    ) -> Result<Outcome, Error> {
+    ) -> Result<DownloadOutcome, Error> {
         let path = self.partial(&blob.sha256);
         let written = |error| Error::written(&path, error);
         let (mut hasher, there, opened) = open_partial(path.clone(), blob.size).await?;
@@ -176,11 +177,11 @@ impl Store {
         output.sync_all().await.map_err(written)?;
         let found = hasher.finish();
         if found == blob.sha256 {
-            return Ok(Outcome::Whole);
+            return Ok(DownloadOutcome::Whole);
         }
         drop(output);
         remove(&path)?;
-        Ok(Outcome::Different { found, resumed })
+        Ok(DownloadOutcome::Different { found, resumed })
     }
 }
 
@@ -200,7 +201,7 @@ pub(crate) fn check_free(folder: &Path, bytes: u64, files: u64) -> Result<(), Er
 }
 
 /// How a download ended.
-enum Outcome {
+enum DownloadOutcome {
     Whole,
     Different { found: Digest, resumed: bool },
 }

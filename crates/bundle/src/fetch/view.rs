@@ -33,15 +33,15 @@ pub(crate) async fn publish(store: &Store, head: &Head) -> Result<(), Error> {
 
 fn publish_now(store: &Store, head: &Head) -> Result<(), Error> {
     let name = head.manifest_sha256.as_str();
-    let (bundles, plan) = (store.bundles(), Plan::new(head));
+    let (bundles, contents) = (store.bundles(), Contents::new(head));
     let place = bundles.join(name);
-    if plan.holds(store, &place) {
+    if contents.holds(store, &place) {
         // The one that was staged last is the newest.
         return touch(&place);
     }
     let unfinished = bundles.join(format!("{UNFINISHED}{name}"));
     remove_folder(&unfinished)?;
-    plan.make(store, &unfinished)?;
+    contents.make(store, &unfinished)?;
     remove_folder(&place)?;
     fs::rename(&unfinished, &place).map_err(|error| Error::written(&place, error))?;
     store::sync_parent(&place)
@@ -62,12 +62,12 @@ fn touch(folder: &Path) -> Result<(), Error> {
 }
 
 /// What stands in a bundle's folder.
-struct Plan {
+struct Contents {
     texts: Vec<(PathBuf, Vec<u8>)>,
     links: Vec<(PathBuf, Digest)>,
 }
 
-impl Plan {
+impl Contents {
     fn new(head: &Head) -> Self {
         let Head { manifest, .. } = head;
         let mut texts = vec![

@@ -18,7 +18,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  refit bundle build --from bundle.yaml --key release.key v1.35.0.tar
+  refit bundle build --from bundle.yaml --key release.key v1.35.0
   refit bundle build --kubernetes-version v1.35.0 --architecture amd64 --os-family debian \\
     --package debs/ --image images/kube-apiserver.tar --key release.key bundle/
 
@@ -42,7 +42,7 @@ Exit codes:
   1  something cannot be packed; nothing was written
   2  the command line is wrong")]
 pub(crate) struct Args {
-    /// The folder to make, or the tar where it ends with .tar.
+    /// The directory to make.
     #[arg(value_name = "OUTPUT")]
     path: PathBuf,
     /// File that says what goes in.

@@ -21,7 +21,7 @@ const SHORT: usize = 12;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  refit bundle inspect v1.35.0.tar
+  refit bundle inspect v1.35.0
   refit bundle inspect -o json https://mirror.example/v1.35.0/
 
 Exit codes:

@@ -24,9 +24,9 @@ use crate::global::GlobalArgs;
 #[command(after_help = "\
 Examples:
   refit bundle keygen release
-  refit bundle build --from bundle.yaml --key release.key v1.35.0.tar
-  refit bundle inspect v1.35.0.tar
-  refit bundle verify --public-key release.pub v1.35.0.tar")]
+  refit bundle build --from bundle.yaml --key release.key v1.35.0
+  refit bundle inspect v1.35.0
+  refit bundle verify --public-key release.pub v1.35.0")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -57,8 +57,7 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
 /// Where a bundle is, and what it takes to get there.
 #[derive(Debug, clap::Args)]
 struct SourceArgs {
-    /// The bundle: a folder or tar, http(s)://HOST/FOLDER/, http(s)://HOST/FILE.tar, or
-    /// oci://REGISTRY/REPOSITORY@sha256:DIGEST.
+    /// The bundle: a directory, http(s)://HOST/DIRECTORY/ or oci://REGISTRY/REPOSITORY@sha256:DIGEST.
     #[arg(value_name = "LOCATION")]
     location: String,
     /// Trust these certificates of authorities, PEM, for HTTPS instead of the system's.

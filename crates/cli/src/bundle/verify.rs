@@ -28,7 +28,7 @@ const EXIT_OTHER: u8 = 5;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  refit bundle verify --public-key release.pub v1.35.0.tar
+  refit bundle verify --public-key release.pub v1.35.0
   refit bundle verify --public-key keys/ --kubernetes-version v1.35.0 https://mirror.example/v1.35.0/
   refit bundle verify --public-key release.pub -o json oci://registry.example/refit/bundle:v1.35.0
 
