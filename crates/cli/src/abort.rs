@@ -2,28 +2,18 @@
 
 use std::process::ExitCode;
 
-use kube::{
-    ResourceExt as _,
-    api::{Patch, PatchParams},
-};
-use refit_kinds::{
-    keys,
-    refit::{NodeUpdate, Phase, Stage},
-};
-use refit_runtime::apply::is_conflict;
+use kube::ResourceExt as _;
+use refit_kinds::refit::{NodeUpdate, Phase, Stage};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::{
-    client::{self, Cluster, attempt_on},
-    exit,
+    ask::{AskArgs, Decision, ask, report},
+    client, exit,
     global::{GlobalArgs, program},
-    printer::{Format, Printer},
+    printer::Printer,
     target::Target,
 };
-
-/// How often a NodeUpdate may change under our hands until we give up.
-const ATTEMPTS: u32 = 5;
 
 /// Flags of `refit abort`.
 #[derive(Debug, clap::Args)]
@@ -46,15 +36,8 @@ Exit codes:
   1  the cluster cannot be read or written; the text says why
   2  the command line is wrong")]
 pub(crate) struct Args {
-    /// cluster/NAME, kcp/NAME, md/NAME, ms/NAME or machine/NAME.
-    #[arg(value_name = "KIND/NAME")]
-    target: Target,
-    /// Say what would happen, and write nothing.
-    #[arg(long)]
-    dry_run: bool,
-    /// Output format.
-    #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
+    #[command(flatten)]
+    ask: AskArgs,
 }
 
 /// What is done about one update.
@@ -84,23 +67,14 @@ struct Row {
 
 /// Runs `refit abort`.
 pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-    let printer = Printer::new(args.output, global);
+    let args = &args.ask;
+    let printer = args.printer(global);
     exit::run(async {
         let cluster = client::connect(global).await?;
         let found = args.target.gather(&cluster).await?;
         let mut rows = Vec::new();
         for update in &found.updates {
-            let Some(mut row) = decide(update) else {
-                continue;
-            };
-            if row.action != Action::Already && !args.dry_run {
-                match stop(&cluster, update).await? {
-                    Some(now) => row = now,
-                    // It ended while we looked.
-                    None => continue,
-                }
-            }
-            rows.push(row);
+            rows.extend(ask(&cluster, update, args.dry_run, decide).await?);
         }
         show(printer, args, &rows)?;
         Ok(ExitCode::SUCCESS)
@@ -108,7 +82,7 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
 }
 
 /// What is to be done about an update; `None` where it has ended.
-fn decide(update: &NodeUpdate) -> Option<Row> {
+fn decide(update: &NodeUpdate) -> Option<Decision<Row>> {
     let phase = update.status.as_ref().map(|s| s.phase).unwrap_or_default();
     if phase.is_final() {
         return None;
@@ -125,68 +99,33 @@ fn decide(update: &NodeUpdate) -> Option<Row> {
         };
         (Action::Abort, text)
     };
-    Some(Row {
+    let already = update.spec.stage == Stage::Abort;
+    let row = Row {
         namespace: update.namespace().unwrap_or_default(),
         node_update: update.name_any(),
         machine: update.spec.machine_ref.name.clone(),
         phase: format!("{phase:?}"),
-        action: if update.spec.stage == Stage::Abort { Action::Already } else { action },
+        action: if already { Action::Already } else { action },
         message,
         past_return,
-    })
+    };
+    let patch = (!already).then(|| json!({"spec": {"stage": Stage::Abort}}));
+    Some(Decision { row, patch })
 }
 
-/// Asks an update to stop, and says what it will do as of that moment; `None` where it has ended.
-async fn stop(cluster: &Cluster, update: &NodeUpdate) -> anyhow::Result<Option<Row>> {
-    let api = cluster.here::<NodeUpdate>();
-    let name = update.name_any();
-    let mut update = update.clone();
-    for _ in 0..ATTEMPTS {
-        let Some(row) = decide(&update) else {
-            return Ok(None);
-        };
-        if row.action == Action::Already {
-            return Ok(Some(row));
-        }
-        let patch = json!({
-            "metadata": {"resourceVersion": update.resource_version()},
-            "spec": {"stage": Stage::Abort},
-        });
-        let params =
-            PatchParams { field_manager: Some(keys::MANAGER.to_owned()), ..PatchParams::default() };
-        match api.patch(&name, &params, &Patch::Merge(patch)).await {
-            Ok(_) => return Ok(Some(row)),
-            Err(error) if is_conflict(&error) => match cluster.get::<NodeUpdate>(&name).await? {
-                Some(now) => update = now,
-                None => return Ok(None),
-            },
-            Err(error) => {
-                let attempt = attempt_on::<NodeUpdate>("patch", &name);
-                return Err(cluster.explain(error, &attempt));
-            }
-        }
-    }
-    anyhow::bail!("NodeUpdate {name} keeps changing: try again")
-}
-
-fn show(printer: Printer, args: &Args, rows: &[Row]) -> anyhow::Result<()> {
-    if printer.is_json() {
-        printer.result(&serde_json::to_string_pretty(rows)?)?;
-        return Ok(());
-    }
-    if rows.is_empty() {
-        printer.result(&format!("{}: no update is under way", args.target))?;
-        return Ok(());
-    }
-    for row in rows {
+fn show(printer: Printer, args: &AskArgs, rows: &[Row]) -> anyhow::Result<()> {
+    let empty = format!("{}: no update is under way", args.target);
+    report(printer, rows, &empty, |row| {
         let what = match (row.action, args.dry_run) {
             (Action::Already, _) => "was asked to stop before",
             (Action::Abort, true) => "would be asked to stop",
             (Action::Abort, false) => "is asked to stop",
             (Action::TooLate, _) => "too late to stop",
         };
-        let line = format!("{} ({}): {what}; {}", row.node_update, row.phase, row.message);
-        printer.result(&line)?;
+        format!("{} ({}): {what}; {}", row.node_update, row.phase, row.message)
+    })?;
+    if printer.is_json() || rows.is_empty() {
+        return Ok(());
     }
     if args.dry_run {
         printer.note("dry run: nothing was written")?;
@@ -225,7 +164,7 @@ mod tests {
     }
 
     fn action(phase: Phase, stage: Stage) -> Option<Action> {
-        decide(&update(phase, stage)).map(|row| row.action)
+        decide(&update(phase, stage)).map(|decision| decision.row.action)
     }
 
     #[test]

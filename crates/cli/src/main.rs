@@ -8,6 +8,7 @@ use refit_runtime::process::{StartError, log_filter};
 use tracing_subscriber::{layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 mod abort;
+mod ask;
 mod bundle;
 mod client;
 #[cfg(feature = "sandbox")]

@@ -2,30 +2,22 @@
 
 use std::process::ExitCode;
 
-use kube::{
-    ResourceExt as _,
-    api::{Patch, PatchParams},
-};
+use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_core::node::speaker;
 use refit_kinds::{
     keys,
     refit::{NodeUpdate, Origin, Phase},
 };
-use refit_runtime::apply::is_conflict;
 use serde::Serialize;
 use serde_json::json;
 
 use crate::{
-    client::{self, Cluster, attempt_on},
-    exit,
+    ask::{AskArgs, Decision, ask, report},
+    client, exit,
     global::GlobalArgs,
-    printer::{Format, Printer},
-    target::Target,
+    printer::Printer,
 };
-
-/// How often a Machine may change under our hands until we give up.
-const ATTEMPTS: u32 = 5;
 
 /// Flags of `refit retry`.
 #[derive(Debug, clap::Args)]
@@ -46,15 +38,8 @@ Exit codes:
   2  the command line is wrong
   3  there is nothing to try again; the text says why not, machine by machine")]
 pub(crate) struct Args {
-    /// cluster/NAME, kcp/NAME, md/NAME, ms/NAME or machine/NAME.
-    #[arg(value_name = "KIND/NAME")]
-    target: Target,
-    /// Say what would happen, and write nothing.
-    #[arg(long)]
-    dry_run: bool,
-    /// Output format.
-    #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
+    #[command(flatten)]
+    ask: AskArgs,
 }
 
 /// Exit code where there is nothing to try again.
@@ -84,17 +69,16 @@ struct Row {
 
 /// Runs `refit retry`.
 pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-    let printer = Printer::new(args.output, global);
+    let args = &args.ask;
+    let printer = args.printer(global);
     exit::run(async {
         let cluster = client::connect(global).await?;
         let found = args.target.gather(&cluster).await?;
         let mut rows = Vec::new();
         for machine in &found.machines {
-            let mut row = decide(machine, &found.updates);
-            if row.action == Action::Retry && !args.dry_run {
-                row = ask(&cluster, machine, &found.updates).await?;
-            }
-            rows.push(row);
+            let decide = |machine: &Machine| Some(decide(machine, &found.updates));
+            let asked = ask(&cluster, machine, args.dry_run, decide).await?;
+            rows.push(asked.unwrap_or_else(|| gone(machine, &found.updates)));
         }
         show(printer, args, &rows)?;
         let asked = rows.iter().any(|row| row.action != Action::None);
@@ -102,17 +86,26 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
     })
 }
 
+/// A machine that was deleted while we looked.
+fn gone(machine: &Machine, updates: &[NodeUpdate]) -> Row {
+    Row { action: Action::None, message: "it is gone".to_owned(), ..decide(machine, updates).row }
+}
+
 /// What is to be done about a machine.
-fn decide(machine: &Machine, updates: &[NodeUpdate]) -> Row {
+fn decide(machine: &Machine, updates: &[NodeUpdate]) -> Decision<Row> {
     let uid = machine.uid().unwrap_or_default();
     let newest = speaker(updates, &uid);
     let name = newest.map(NodeUpdate::name_any).unwrap_or_default();
-    let row = |action, message: String| Row {
-        namespace: machine.namespace().unwrap_or_default(),
-        machine: machine.name_any(),
-        node_update: name.clone(),
-        action,
-        message,
+    let row = |action, message: String| Decision {
+        row: Row {
+            namespace: machine.namespace().unwrap_or_default(),
+            machine: machine.name_any(),
+            node_update: name.clone(),
+            action,
+            message,
+        },
+        patch: (action == Action::Retry)
+            .then(|| json!({"metadata": {"annotations": {keys::RETRY: name}}})),
     };
     let none = |message: &str| row(Action::None, message.to_owned());
     let Some(update) = newest else {
@@ -144,59 +137,16 @@ fn decide(machine: &Machine, updates: &[NodeUpdate]) -> Row {
     row(Action::Retry, format!("{name} {how}{why}"))
 }
 
-/// Annotates the Machine; says what is so as of that moment.
-async fn ask(cluster: &Cluster, machine: &Machine, updates: &[NodeUpdate]) -> anyhow::Result<Row> {
-    let api = cluster.here::<Machine>();
-    let name = machine.name_any();
-    let mut machine = machine.clone();
-    for _ in 0..ATTEMPTS {
-        let mut row = decide(&machine, updates);
-        if row.action != Action::Retry {
-            return Ok(row);
-        }
-        let patch = json!({"metadata": {
-            "resourceVersion": machine.resource_version(),
-            "annotations": {keys::RETRY: row.node_update},
-        }});
-        let params =
-            PatchParams { field_manager: Some(keys::MANAGER.to_owned()), ..PatchParams::default() };
-        match api.patch(&name, &params, &Patch::Merge(patch)).await {
-            Ok(_) => return Ok(row),
-            Err(error) if is_conflict(&error) => {
-                let Some(now) = cluster.get::<Machine>(&name).await? else {
-                    row.action = Action::None;
-                    "it is gone".clone_into(&mut row.message);
-                    return Ok(row);
-                };
-                machine = now;
-            }
-            Err(error) => {
-                let attempt = attempt_on::<Machine>("patch", &name);
-                return Err(cluster.explain(error, &attempt));
-            }
-        }
-    }
-    anyhow::bail!("Machine {name} keeps changing: try again")
-}
-
-fn show(printer: Printer, args: &Args, rows: &[Row]) -> anyhow::Result<()> {
-    if printer.is_json() {
-        printer.result(&serde_json::to_string_pretty(rows)?)?;
-        return Ok(());
-    }
-    if rows.is_empty() {
-        printer.result(&format!("{} has no machines", args.target))?;
-    }
-    for row in rows {
+fn show(printer: Printer, args: &AskArgs, rows: &[Row]) -> anyhow::Result<()> {
+    report(printer, rows, &format!("{} has no machines", args.target), |row| {
         let what = match row.action {
             Action::Retry if args.dry_run => "would be tried again (dry run: nothing was written)",
             Action::Retry => "is tried once more",
             Action::Already => "unchanged",
             Action::None => "nothing to try again",
         };
-        printer.result(&format!("{}: {what}: {}", row.machine, row.message))?;
-    }
-    Ok(())
+        format!("{}: {what}: {}", row.machine, row.message)
+    })
 }
 
 #[cfg(test)]
@@ -234,12 +184,12 @@ mod tests {
     #[test]
     fn what_failed_or_was_stopped_is_tried_again_once() {
         for phase in [Phase::Failed, Phase::Stopped] {
-            let row = decide(&machine(true, None), &update(phase, "Hook"));
+            let row = decide(&machine(true, None), &update(phase, "Hook")).row;
             assert_eq!((row.action, row.node_update.as_str()), (Action::Retry, "m-1"));
             assert!(row.message.contains("(HostStepFailed)"));
-            let again = decide(&machine(true, Some("m-1")), &update(phase, "Hook"));
+            let again = decide(&machine(true, Some("m-1")), &update(phase, "Hook")).row;
             assert_eq!(again.action, Action::Already);
-            let older = decide(&machine(true, Some("m-0")), &update(phase, "Hook"));
+            let older = decide(&machine(true, Some("m-0")), &update(phase, "Hook")).row;
             assert_eq!(older.action, Action::Retry);
         }
     }
@@ -261,7 +211,7 @@ mod tests {
             (deleting, failed, "being deleted"),
         ];
         for (machine, updates, words) in table {
-            let row = decide(&machine, &updates);
+            let row = decide(&machine, &updates).row;
             assert_eq!(row.action, Action::None, "{words}");
             assert!(row.message.contains(words), "{}", row.message);
         }

@@ -2,7 +2,7 @@
 
 mod stage;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use stage::{CLUSTER, CONTROL_PLANE, DEPLOYMENT, MACHINES, NEW, OLD, Stage};
 
 fn version(stage: &Stage, kind: &str, name: &str) -> String {
@@ -12,8 +12,7 @@ fn version(stage: &Stage, kind: &str, name: &str) -> String {
         DEPLOYMENT => "/spec/template/spec/version",
         _ => "/spec/topology/version",
     };
-    let version = object.pointer(pointer).and_then(Value::as_str);
-    version.unwrap_or_default().to_owned()
+    refit_kinds::json::text(&object, pointer).to_owned()
 }
 
 #[test]

@@ -6,7 +6,10 @@ use kube::{
     Api, Client, ResourceExt as _,
     api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams},
 };
-use refit_kinds::keys;
+use refit_kinds::{
+    json::{kind, name, text},
+    keys,
+};
 use serde_json::Value;
 
 /// How long a CustomResourceDefinition may take to be served.
@@ -67,7 +70,7 @@ fn hint(error: &kube::Error) -> &'static str {
 
 /// What applying did to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ObjectChange {
     /// It is new.
     Created,
     /// It was different.
@@ -76,7 +79,7 @@ pub enum Outcome {
     Unchanged,
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for ObjectChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Created => "created",
@@ -92,12 +95,12 @@ pub struct Applied {
     /// `kind.group/name`, in small letters as kubectl has it.
     pub object: String,
     /// What applying did.
-    pub outcome: Outcome,
+    pub change: ObjectChange,
 }
 
 impl fmt::Display for Applied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.object, self.outcome)
+        write!(f, "{} {}", self.object, self.change)
     }
 }
 
@@ -120,15 +123,9 @@ pub async fn apply(
     Ok(())
 }
 
-fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    let value = object.pointer(pointer).and_then(Value::as_str);
-    value.unwrap_or_default()
-}
-
 /// The API of an object's kind, and how messages call the object.
 fn api_of(client: &Client, object: &Value) -> Result<(Api<DynamicObject>, String), InstallError> {
-    let kind = text(object, "/kind");
-    let name = text(object, "/metadata/name");
+    let (kind, name) = (kind(object), name(object));
     if kind.is_empty() {
         return Err(InstallError::Incomplete("kind"));
     }
@@ -154,17 +151,19 @@ fn api_of(client: &Client, object: &Value) -> Result<(Api<DynamicObject>, String
 async fn apply_one(client: &Client, object: &Value) -> Result<Applied, InstallError> {
     let (api, shown) = api_of(client, object)?;
     let refused = |source| refusal(&shown, object, source);
-    let name = text(object, "/metadata/name");
+    let name = name(object);
     let before = api.get_opt(name).await.map_err(refused)?;
     let params = PatchParams::apply(keys::MANAGER).force();
     let after = api.patch(name, &params, &Patch::Apply(object)).await;
     let after = after.map_err(refused)?;
-    let outcome = match before {
-        None => Outcome::Created,
-        Some(before) if before.resource_version() == after.resource_version() => Outcome::Unchanged,
-        Some(_) => Outcome::Updated,
+    let change = match before {
+        None => ObjectChange::Created,
+        Some(before) if before.resource_version() == after.resource_version() => {
+            ObjectChange::Unchanged
+        }
+        Some(_) => ObjectChange::Updated,
     };
-    Ok(Applied { object: shown, outcome })
+    Ok(Applied { object: shown, change })
 }
 
 fn refusal(shown: &str, object: &Value, source: kube::Error) -> InstallError {
@@ -183,7 +182,7 @@ fn refusal(shown: &str, object: &Value, source: kube::Error) -> InstallError {
 
 async fn wait_established(client: &Client, object: &Value) -> Result<(), InstallError> {
     let (api, shown) = api_of(client, object)?;
-    let name = text(object, "/metadata/name");
+    let name = name(object);
     let mut reason = String::new();
     let waiting = async {
         loop {
@@ -240,7 +239,7 @@ mod tests {
         let (told, error) = run(&client, &all()).await;
         assert!(matches!(error, Some(InstallError::NoClusterApi)), "{error:?}");
         assert_eq!(told.len(), all().len() - 1);
-        assert!(told.iter().all(|told| told.outcome == Outcome::Created));
+        assert!(told.iter().all(|told| told.change == ObjectChange::Created));
         assert!(
             server.get_value("apps", "deployments", "refit-system", "refit-controller").is_some()
         );
@@ -259,14 +258,14 @@ mod tests {
         assert!(error.is_none(), "{error:?}");
         let revision = server.revision();
         let (told, _) = run(&client, &all()).await;
-        assert!(told.iter().all(|told| told.outcome == Outcome::Unchanged));
+        assert!(told.iter().all(|told| told.change == ObjectChange::Unchanged));
         assert_eq!(server.revision(), revision);
         let choices = Choices { replicas: 3, ..Choices::default() };
         let more = objects(&manifests(&Part::MANAGEMENT, &choices));
         let (told, _) = run(&client, &more).await;
         let changed: Vec<String> = told
             .iter()
-            .filter(|told| told.outcome != Outcome::Unchanged)
+            .filter(|told| told.change != ObjectChange::Unchanged)
             .map(ToString::to_string)
             .collect();
         assert_eq!(changed, ["deployment.apps/refit-controller updated"]);

@@ -6,7 +6,7 @@
 pub mod apply;
 pub mod manifests;
 
-pub use apply::{Applied, InstallError, Outcome, apply};
+pub use apply::{Applied, InstallError, ObjectChange, apply};
 pub use manifests::{
     Choices, Manifest, Part, ProgramSourceError, kubeadm_config, manifests, objects,
 };

@@ -182,6 +182,8 @@ pub fn objects(manifests: &[Manifest]) -> Vec<Value> {
 mod tests {
     use std::{collections::BTreeSet, fs, path::PathBuf};
 
+    use refit_kinds::json;
+
     use super::*;
 
     fn deploy() -> PathBuf {
@@ -250,13 +252,7 @@ mod tests {
     fn every_object_of_an_installation_is_listed_here() {
         let names: Vec<String> = objects(&all())
             .iter()
-            .map(|object| {
-                let text = |pointer| {
-                    let value = object.pointer(pointer).and_then(Value::as_str);
-                    value.unwrap_or_default()
-                };
-                format!("{} {}", text("/kind"), text("/metadata/name"))
-            })
+            .map(|object| format!("{} {}", json::kind(object), json::name(object)))
             .collect();
         assert_eq!(
             names,

@@ -1,9 +1,13 @@
-//! What is to be shown: the objects, the target, and what each group's strategy will do.
+//! The machines that a demo or sandbox runs: their objects and groups, the target, and what each
+//! group's strategy will do.
 
 use anyhow::{Context as _, bail};
 use lab_world::manifests;
 use refit_cluster_api::rollout::{IntOrPercent, Strategy, predict};
-use refit_kinds::version::{Hop, KubernetesVersion};
+use refit_kinds::{
+    json::{kind, name, text},
+    version::{Hop, KubernetesVersion},
+};
 use refit_manifests::{LoadError, Manifest};
 use serde_json::{Value, json};
 
@@ -48,7 +52,7 @@ impl Group {
 
 /// Everything that is known before the first write.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct Fleet {
     /// The objects, in the order of the files.
     pub(crate) objects: Vec<Value>,
     /// `Kind/name` of the objects that nothing acts on.
@@ -59,7 +63,7 @@ pub(crate) struct Plan {
     pub(crate) target: KubernetesVersion,
 }
 
-impl Plan {
+impl Fleet {
     /// Whether `--no-surge` asks for what Cluster API itself refuses.
     pub(crate) fn forbids_too_much(&self) -> bool {
         let small = |group: &Group| group.control_plane && group.replicas < LEAST_WITHOUT_SURGE;
@@ -86,7 +90,7 @@ pub(crate) fn make(
     loaded: Vec<Manifest>,
     no_surge: bool,
     to: Option<&str>,
-) -> anyhow::Result<Plan> {
+) -> anyhow::Result<Fleet> {
     if !no_surge {
         refuse_on_delete(&loaded)?;
     }
@@ -105,14 +109,14 @@ pub(crate) fn make(
     for group in groups.iter_mut().filter(|g| g.version == target) {
         group.rule.replaces = 0;
     }
-    Ok(Plan { objects, kept, groups, target })
+    Ok(Fleet { objects, kept, groups, target })
 }
 
 /// With `OnDelete` Cluster API waits for somebody to delete machines and never updates in place.
 fn refuse_on_delete(loaded: &[Manifest]) -> Result<(), LoadError> {
     let pointer = "/spec/rollout/strategy/type";
     let waits = |manifest: &&Manifest| {
-        text(&manifest.object, "/kind") == "MachineDeployment"
+        kind(&manifest.object) == "MachineDeployment"
             && text(&manifest.object, pointer) == "OnDelete"
             && manifest.object.pointer("/spec/replicas") != Some(&json!(0))
     };
@@ -132,11 +136,8 @@ fn refuse_on_delete(loaded: &[Manifest]) -> Result<(), LoadError> {
 }
 
 fn group(object: &Value) -> anyhow::Result<Option<Group>> {
-    let kind = text(object, "/kind");
-    let name = group_name(
-        text(object, "/metadata/namespace"),
-        &format!("{kind}/{}", text(object, "/metadata/name")),
-    );
+    let kind = kind(object);
+    let name = group_name(text(object, "/metadata/namespace"), &format!("{kind}/{}", name(object)));
     let replicas = object.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1);
     let rolling = |field: &str, default: Value| {
         let pointer = format!("/spec/rollout/strategy/rollingUpdate/{field}");
@@ -210,25 +211,21 @@ fn target(groups: &[Group], to: Option<&str>) -> anyhow::Result<KubernetesVersio
     Ok(target)
 }
 
-fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn example(no_surge: bool, to: Option<&str>) -> anyhow::Result<Plan> {
+    fn example(no_surge: bool, to: Option<&str>) -> anyhow::Result<Fleet> {
         make(read(&[]).unwrap(), no_surge, to)
     }
 
     #[test]
     fn the_example_keeps_every_machine() {
-        let plan = example(false, None).unwrap();
-        assert_eq!(plan.machines(), 8);
-        assert_eq!(plan.target.to_string(), "v1.35.0");
-        assert!(plan.groups.iter().all(|group| group.rule.replaces == 0));
-        assert!(plan.groups[0].control_plane);
+        let fleet = example(false, None).unwrap();
+        assert_eq!(fleet.machines(), 8);
+        assert_eq!(fleet.target.to_string(), "v1.35.0");
+        assert!(fleet.groups.iter().all(|group| group.rule.replaces == 0));
+        assert!(fleet.groups[0].control_plane);
     }
 
     #[test]
@@ -256,10 +253,10 @@ mod tests {
     fn a_group_that_is_there_already_is_left_alone() {
         let text = EXAMPLE.1.replacen("version: v1.34.2", "version: v1.35.0", 1);
         let loaded = manifests::parse([("half.yaml", text.as_bytes())]).unwrap();
-        let plan = make(loaded, false, None).unwrap();
-        assert_eq!(plan.target.to_string(), "v1.35.0");
-        assert_eq!(plan.groups[0].version, plan.target);
-        assert_ne!(plan.groups[1].version, plan.target);
+        let fleet = make(loaded, false, None).unwrap();
+        assert_eq!(fleet.target.to_string(), "v1.35.0");
+        assert_eq!(fleet.groups[0].version, fleet.target);
+        assert_ne!(fleet.groups[1].version, fleet.target);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `refit demo`: the product's main job on simulated hosts.
 
+pub(crate) mod fleet;
 mod outcome;
-pub(crate) mod plan;
 mod report;
 mod run;
 
@@ -59,13 +59,13 @@ fn speed(text: &str) -> Result<f64, String> {
 /// Runs the demo.
 pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
     let printer = Printer::new(args.output, global);
-    let manifests = plan::read(&args.manifests)?;
+    let manifests = fleet::read(&args.manifests)?;
     let runtime = lab_world::world::runtime()?;
     let code = runtime.block_on(async {
         let demo = async {
             lab_world::manifests::rehearse(&manifests).await?;
-            let plan = plan::make(manifests, args.no_surge, args.to.as_deref())?;
-            run::run(printer, &plan, args.speed, args.no_surge).await
+            let fleet = fleet::make(manifests, args.no_surge, args.to.as_deref())?;
+            run::run(printer, &fleet, args.speed, args.no_surge).await
         };
         tokio::select! {
             biased;

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     EXIT_REPLACED,
-    plan::Plan,
+    fleet::Fleet,
     report::{Identity, MachineJson, Row, Verdict},
 };
 use crate::printer::{Printer, columns, duration};
@@ -21,9 +21,9 @@ pub(super) struct Timing {
 }
 
 /// The whole result.
-pub(super) struct Outcome<'a> {
+pub(super) struct DemoOutcome<'a> {
     /// What was to be done.
-    pub(super) plan: &'a Plan,
+    pub(super) fleet: &'a Fleet,
     /// What became of each machine.
     pub(super) rows: Vec<Row>,
     /// How long it took.
@@ -48,7 +48,7 @@ struct Json<'a> {
     machines: Vec<MachineJson>,
 }
 
-impl Outcome<'_> {
+impl DemoOutcome<'_> {
     /// The exit code that goes with the result.
     pub(super) fn exit_code(&self) -> ExitCode {
         if self.count(|v| *v == Verdict::Unasked) > 0 {
@@ -65,7 +65,7 @@ impl Outcome<'_> {
     }
 
     fn all_at_target(&self) -> bool {
-        let target = self.plan.target.to_string();
+        let target = self.fleet.target.to_string();
         self.rows.iter().all(|row| row.after.as_ref().is_some_and(|after| after.version == target))
     }
 
@@ -88,12 +88,12 @@ impl Outcome<'_> {
         for violation in &self.violations {
             printer.result(&printer.bad(&format!("invariant broken: {violation}")))?;
         }
-        next_steps(printer, self.plan, no_surge)
+        next_steps(printer, self.fleet, no_surge)
     }
 
     fn print_json(&self, printer: Printer) -> anyhow::Result<()> {
         let json = Json {
-            target: self.plan.target.to_string(),
+            target: self.fleet.target.to_string(),
             simulated: true,
             speed: self.timing.speed,
             fleet_seconds: self.timing.fleet_seconds,
@@ -102,7 +102,7 @@ impl Outcome<'_> {
             replaced_by_max_surge: self.count(|v| matches!(v, Verdict::Surge(_))),
             replaced_unasked: self.count(|v| *v == Verdict::Unasked),
             invariant_violations: &self.violations,
-            kept_not_acted_on: &self.plan.kept,
+            kept_not_acted_on: &self.fleet.kept,
             machines: self.rows.iter().map(MachineJson::from).collect(),
         };
         printer.result(&serde_json::to_string_pretty(&json)?)?;
@@ -161,12 +161,12 @@ impl Outcome<'_> {
     }
 
     fn surge_advice(&self, printer: Printer) -> anyhow::Result<()> {
-        let surged = |group: &&super::plan::Group| {
+        let surged = |group: &&super::fleet::Group| {
             self.rows.iter().any(|row| {
                 row.before.group == group.rule.group && matches!(row.verdict, Verdict::Surge(_))
             })
         };
-        let groups: Vec<_> = self.plan.groups.iter().filter(surged).collect();
+        let groups: Vec<_> = self.fleet.groups.iter().filter(surged).collect();
         if groups.is_empty() {
             return Ok(());
         }
@@ -188,8 +188,8 @@ fn same_or_none(was: &Identity, is: &Identity) -> bool {
     is.node_name.is_empty() || was.node_name == is.node_name
 }
 
-fn next_steps(printer: Printer, plan: &Plan, no_surge: bool) -> anyhow::Result<()> {
-    let built_in = plan.objects.iter().any(|object| object["kind"] == "SandboxCluster");
+fn next_steps(printer: Printer, fleet: &Fleet, no_surge: bool) -> anyhow::Result<()> {
+    let built_in = fleet.objects.iter().any(|object| object["kind"] == "SandboxCluster");
     let demo = command();
     let mut rows = Vec::new();
     let mut row = |command: String, what: &str| rows.push(vec![command, what.to_owned()]);

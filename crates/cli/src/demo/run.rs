@@ -14,8 +14,8 @@ use lab_world::world::{
 use refit_kinds::refit::{NodeUpdate, UpdateGroup};
 
 use super::{
-    outcome::{Outcome, Timing},
-    plan::{Plan, group_name},
+    fleet::{Fleet, group_name},
+    outcome::{DemoOutcome, Timing},
     report::{Identity, Work, rows},
 };
 use crate::{
@@ -35,32 +35,32 @@ const READER: &str = "refit-demo-reader";
 /// Runs the whole demo.
 pub(super) async fn run(
     printer: Printer,
-    plan: &Plan,
+    fleet: &Fleet,
     speed: f64,
     no_surge: bool,
 ) -> anyhow::Result<ExitCode> {
-    introduce(printer, plan, speed, no_surge)?;
-    let world = World::new(WorldOptions::new(plan.objects.clone())).await?;
+    introduce(printer, fleet, speed, no_surge)?;
+    let world = World::new(WorldOptions::new(fleet.objects.clone())).await?;
     let mut feed = world.subscribe()?;
-    bring_up(printer, &world, plan, &feed).await?;
+    bring_up(printer, &world, fleet, &feed).await?;
     let before = identities(facts(&world).await?);
     printer.note("")?;
     printer.note(&printer.bold(&format!(
         "Setting version {} on every KubeadmControlPlane and MachineDeployment at once",
-        plan.target
+        fleet.target
     )))?;
     let start = world.now();
-    world.upgrade(&plan.target.to_string()).await?;
+    world.upgrade(&fleet.target.to_string()).await?;
     let pacer = tokio::spawn(pace(speed));
-    let watched = watch(printer, &world, plan, &mut feed).await;
+    let watched = watch(printer, &world, fleet, &mut feed).await;
     pacer.abort();
     watched?;
     let fleet_seconds = world.now().duration_since(start).as_secs();
     let after = identities(facts(&world).await?);
     let work = work(&world).await?;
-    let rules: Vec<_> = plan.groups.iter().map(|group| group.rule.clone()).collect();
-    let outcome = Outcome {
-        plan,
+    let rules: Vec<_> = fleet.groups.iter().map(|group| group.rule.clone()).collect();
+    let outcome = DemoOutcome {
+        fleet,
         rows: rows(&before, &after, &rules, &work),
         timing: Timing { fleet_seconds, speed },
         violations: world.violations().iter().map(|v| format!("{v}")).collect(),
@@ -69,8 +69,8 @@ pub(super) async fn run(
     Ok(outcome.exit_code())
 }
 
-fn introduce(printer: Printer, plan: &Plan, speed: f64, no_surge: bool) -> anyhow::Result<()> {
-    let clusters: Vec<&str> = plan
+fn introduce(printer: Printer, fleet: &Fleet, speed: f64, no_surge: bool) -> anyhow::Result<()> {
+    let clusters: Vec<&str> = fleet
         .objects
         .iter()
         .filter(|object| object["kind"] == "Cluster")
@@ -79,7 +79,7 @@ fn introduce(printer: Printer, plan: &Plan, speed: f64, no_surge: bool) -> anyho
     printer.note(&printer.bold(&format!(
         "Refit demo: cluster {}, {} machines on simulated hosts",
         clusters.join(", "),
-        plan.machines()
+        fleet.machines()
     )))?;
     printer.note(&format!(
         "All times are simulated: {speed} simulated seconds pass in one second (--speed)."
@@ -89,19 +89,19 @@ fn introduce(printer: Printer, plan: &Plan, speed: f64, no_surge: bool) -> anyho
             "--no-surge: KubeadmControlPlane maxSurge 0, MachineDeployment maxSurge 0 and maxUnavailable 1.",
         )?;
     }
-    if no_surge && plan.forbids_too_much() {
+    if no_surge && fleet.forbids_too_much() {
         printer.note(
             "Cluster API itself takes maxSurge 0 only from 3 control plane machines on; the sandbox takes it.",
         )?;
     }
-    for title in &plan.kept {
+    for title in &fleet.kept {
         printer.note(&format!("kept, not acted on: {title}"))?;
     }
     printer.note("")?;
-    for group in &plan.groups {
+    for group in &fleet.groups {
         let machines = if group.replicas == 1 { "machine" } else { "machines" };
         let fate = match group.rule.replaces {
-            _ if group.version == plan.target => "left alone: that is the target".to_owned(),
+            _ if group.version == fleet.target => "left alone: that is the target".to_owned(),
             0 => "all updated in place".to_owned(),
             n => format!(
                 "{n} of them replaced by Cluster API, for its maxSurge is {}",
@@ -119,11 +119,11 @@ fn introduce(printer: Printer, plan: &Plan, speed: f64, no_surge: bool) -> anyho
 async fn bring_up(
     printer: Printer,
     world: &World,
-    plan: &Plan,
+    fleet: &Fleet,
     feed: &ProgressFeed,
 ) -> anyhow::Result<()> {
     let start = world.now();
-    let wanted = usize::try_from(plan.machines()).context("the number of machines")?;
+    let wanted = usize::try_from(fleet.machines()).context("the number of machines")?;
     let up = world.until("the machines are ready", BRING_UP, World::is_ready).await;
     if let Err(error) = up {
         let running = feed.current().iter().filter(|row| row.machine_phase == "Running").count();
@@ -147,11 +147,11 @@ fn widest(rows: &[MachineProgress]) -> usize {
 async fn watch(
     printer: Printer,
     world: &World,
-    plan: &Plan,
+    fleet: &Fleet,
     feed: &mut ProgressFeed,
 ) -> anyhow::Result<()> {
     let start = world.now();
-    let target = plan.target.to_string();
+    let target = fleet.target.to_string();
     let done_before: BTreeSet<String> = feed
         .current()
         .iter()

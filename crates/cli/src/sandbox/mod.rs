@@ -20,7 +20,7 @@ use lab_world::{
 };
 
 use crate::{
-    demo::plan,
+    demo::fleet,
     exit::interrupted,
     global::GlobalArgs,
     printer::{Format, Printer},
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
 
 /// Makes a new world.
 fn make(args: &Args, global: &GlobalArgs) -> anyhow::Result<Snapshot> {
-    let loaded = plan::read(&args.manifests)?;
+    let loaded = fleet::read(&args.manifests)?;
     world::runtime()?.block_on(manifests::rehearse(&loaded))?;
     for manifest in loaded.iter().filter(|manifest| !manifests::is_acted_on(&manifest.object)) {
         tell(global, &format!("kept, not acted on: {}", manifest.title()));
