@@ -28,9 +28,7 @@ pub(crate) fn prepare_create(resource: &Resource, value: &mut Value, now: jiff::
     match &*resource.id {
         "pods" => value["status"] = json!({"phase": "Pending", "qosClass": "BestEffort"}),
         "namespaces" => value["status"] = json!({"phase": "Active"}),
-        "persistentvolumes" | "persistentvolumeclaims" => {
-            value["status"] = json!({"phase": "Pending"});
-        }
+        "persistentvolumeclaims" => value["status"] = json!({"phase": "Pending"}),
         "services" => value["status"] = json!({"loadBalancer": {}}),
         _ if resource.has_status && !resource.custom && &*resource.id != "nodes" => {
             value["status"] = json!({});
@@ -70,10 +68,7 @@ fn prepare(resource: &Resource, value: &mut Value) {
             spec.entry("dnsPolicy").or_insert_with(|| json!("ClusterFirst"));
             spec.entry("schedulerName").or_insert_with(|| json!("default-scheduler"));
         }
-        "deployments.apps"
-        | "replicasets.apps"
-        | "statefulsets.apps"
-        | "replicationcontrollers" => {
+        "deployments.apps" | "replicasets.apps" | "statefulsets.apps" => {
             spec_mut(value).entry("replicas").or_insert_with(|| json!(1));
         }
         "namespaces" => {

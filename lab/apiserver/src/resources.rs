@@ -219,15 +219,11 @@ impl Builtin {
     fn categories(&self) -> Vec<String> {
         let all = matches!(
             (self.group, self.kind),
-            ("", "Pod" | "ReplicationController" | "Service")
+            ("", "Pod" | "Service")
                 | ("apps", "DaemonSet" | "Deployment" | "ReplicaSet" | "StatefulSet")
-                | ("autoscaling", "HorizontalPodAutoscaler")
-                | ("batch", "CronJob" | "Job")
         );
-        let extensions = matches!(
-            self.group,
-            "admissionregistration.k8s.io" | "apiextensions.k8s.io" | "apiregistration.k8s.io"
-        );
+        let extensions =
+            matches!(self.group, "admissionregistration.k8s.io" | "apiextensions.k8s.io");
         [(all, "all"), (extensions, "api-extensions")]
             .into_iter()
             .filter(|(is, _)| *is)
@@ -253,35 +249,20 @@ const STORAGE: &str = "storage.k8s.io";
 
 const BUILTINS: &[Builtin] = &[
     row("", "v1", "ConfigMap", "configmaps", "cm", "n"),
-    row("", "v1", "Endpoints", "endpoints", "ep", "n"),
     row("", "v1", "Event", "events", "ev", "n"),
-    row("", "v1", "LimitRange", "limitranges", "limits", "n"),
     row("", "v1", "Namespace", "namespaces", "ns", "s"),
     row("", "v1", "Node", "nodes", "no", "s"),
-    row("", "v1", "PersistentVolume", "persistentvolumes", "pv", "s"),
     row("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", "pvc", "ns"),
     row("", "v1", "Pod", "pods", "po", "nsg"),
-    row("", "v1", "PodTemplate", "podtemplates", "", "ng"),
-    row("", "v1", "ReplicationController", "replicationcontrollers", "rc", "nsg"),
-    row("", "v1", "ResourceQuota", "resourcequotas", "quota", "ns"),
     row("", "v1", "Secret", "secrets", "", "n"),
     row("", "v1", "Service", "services", "svc", "ns"),
     row("", "v1", "ServiceAccount", "serviceaccounts", "sa", "n"),
-    row(ADMISSION, "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", "", "gc"),
     row(ADMISSION, "v1", "ValidatingAdmissionPolicy", "validatingadmissionpolicies", "", "sgc"),
     row(
         ADMISSION,
         "v1",
         "ValidatingAdmissionPolicyBinding",
         "validatingadmissionpolicybindings",
-        "",
-        "gc",
-    ),
-    row(
-        ADMISSION,
-        "v1",
-        "ValidatingWebhookConfiguration",
-        "validatingwebhookconfigurations",
         "",
         "gc",
     ),
@@ -293,39 +274,17 @@ const BUILTINS: &[Builtin] = &[
         "crd crds",
         "sgc",
     ),
-    row("apiregistration.k8s.io", "v1", "APIService", "apiservices", "", "sgc"),
-    row("apps", "v1", "ControllerRevision", "controllerrevisions", "", "n"),
     row("apps", "v1", "DaemonSet", "daemonsets", "ds", "nsg"),
     row("apps", "v1", "Deployment", "deployments", "deploy", "nsg"),
     row("apps", "v1", "ReplicaSet", "replicasets", "rs", "nsg"),
     row("apps", "v1", "StatefulSet", "statefulsets", "sts", "nsg"),
-    row("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", "hpa", "ns"),
-    row("batch", "v1", "CronJob", "cronjobs", "cj", "nsg"),
-    row("batch", "v1", "Job", "jobs", "", "nsg"),
-    row(
-        "certificates.k8s.io",
-        "v1",
-        "CertificateSigningRequest",
-        "certificatesigningrequests",
-        "csr",
-        "s",
-    ),
     row("coordination.k8s.io", "v1", "Lease", "leases", "", "nc"),
-    row("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", "", "ng"),
     row("events.k8s.io", "v1", "Event", "events", "ev", "n"),
-    row("networking.k8s.io", "v1", "Ingress", "ingresses", "ing", "nsg"),
-    row("networking.k8s.io", "v1", "IngressClass", "ingressclasses", "", "g"),
     row("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", "netpol", "ng"),
-    row("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses", "", ""),
     row("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", "pdb", "nsgc"),
     row(AUTHZ, "v1", "ClusterRole", "clusterroles", "", ""),
     row(AUTHZ, "v1", "ClusterRoleBinding", "clusterrolebindings", "", ""),
     row(AUTHZ, "v1", "Role", "roles", "", "n"),
     row(AUTHZ, "v1", "RoleBinding", "rolebindings", "", "n"),
-    row("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", "pc", "g"),
-    row(STORAGE, "v1", "CSIDriver", "csidrivers", "", "c"),
-    row(STORAGE, "v1", "CSINode", "csinodes", "", "c"),
-    row(STORAGE, "v1", "CSIStorageCapacity", "csistoragecapacities", "", "n"),
-    row(STORAGE, "v1", "StorageClass", "storageclasses", "sc", ""),
     row(STORAGE, "v1", "VolumeAttachment", "volumeattachments", "", "sc"),
 ];

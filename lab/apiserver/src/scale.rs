@@ -25,10 +25,7 @@ pub(crate) struct ScalePaths {
 impl ScalePaths {
     /// The paths of a built-in kind.
     pub(crate) fn builtin(group: &str, kind: &str) -> Option<Self> {
-        let scales = matches!(
-            (group, kind),
-            ("apps", "Deployment" | "ReplicaSet" | "StatefulSet") | ("", "ReplicationController")
-        );
+        let scales = group == "apps" && matches!(kind, "Deployment" | "ReplicaSet" | "StatefulSet");
         let path = |path: [&str; 2]| path.map(str::to_owned).to_vec();
         scales.then(|| Self {
             spec: path(["spec", "replicas"]),

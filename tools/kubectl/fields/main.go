@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"slices"
 	"sort"
 	"strings"
 
@@ -16,25 +17,20 @@ import (
 	"k8s.io/kubectl/pkg/scheme"
 )
 
-// Groups whose stable kinds are served.
-var groups = map[string]string{
-	"":                             "v1",
-	"admissionregistration.k8s.io": "v1",
-	"apps":                         "v1",
-	"authentication.k8s.io":        "v1",
-	"authorization.k8s.io":         "v1",
-	"autoscaling":                  "v1 v2",
-	"batch":                        "v1",
-	"certificates.k8s.io":          "v1",
-	"coordination.k8s.io":          "v1",
-	"discovery.k8s.io":             "v1",
-	"events.k8s.io":                "v1",
-	"networking.k8s.io":            "v1",
-	"node.k8s.io":                  "v1",
-	"policy":                       "v1",
-	"rbac.authorization.k8s.io":    "v1",
-	"scheduling.k8s.io":            "v1",
-	"storage.k8s.io":               "v1",
+// The kinds that the API server takes, by group and version.
+var kinds = map[string]string{
+	"admissionregistration.k8s.io/v1": "ValidatingAdmissionPolicy ValidatingAdmissionPolicyBinding",
+	"apps/v1":                         "DaemonSet Deployment ReplicaSet StatefulSet",
+	"authentication.k8s.io/v1":        "SelfSubjectReview TokenRequest TokenReview",
+	"authorization.k8s.io/v1":         "LocalSubjectAccessReview SelfSubjectAccessReview SelfSubjectRulesReview SubjectAccessReview",
+	"autoscaling/v1":                  "Scale",
+	"coordination.k8s.io/v1":          "Lease",
+	"events.k8s.io/v1":                "Event",
+	"networking.k8s.io/v1":            "NetworkPolicy",
+	"policy/v1":                       "Eviction PodDisruptionBudget",
+	"rbac.authorization.k8s.io/v1":    "ClusterRole ClusterRoleBinding Role RoleBinding",
+	"storage.k8s.io/v1":               "VolumeAttachment",
+	"v1":                              "ConfigMap Event Namespace Node PersistentVolumeClaim Pod Secret Service ServiceAccount",
 }
 
 // Types whose JSON is not that of their message.
@@ -48,7 +44,6 @@ var special = map[string]string{
 	"k8s.io/apimachinery/pkg/util/intstr.IntOrString": "intstr",
 	"k8s.io/api/authentication/v1.ExtraValue":         "strings",
 	"k8s.io/api/authorization/v1.ExtraValue":          "strings",
-	"k8s.io/api/certificates/v1.ExtraValue":           "strings",
 }
 
 // Types that are still to be printed, and those that were.
@@ -124,10 +119,7 @@ func lines(t reflect.Type) []string {
 func main() {
 	var roots []string
 	for kind, t := range scheme.Scheme.AllKnownTypes() {
-		versions, known := groups[kind.Group]
-		_, stored := t.FieldByName("ObjectMeta")
-		served := known && stored && strings.Contains(" "+versions+" ", " "+kind.Version+" ")
-		if served && !strings.HasSuffix(kind.Kind, "List") {
+		if slices.Contains(strings.Fields(kinds[kind.GroupVersion().String()]), kind.Kind) {
 			roots = append(roots, fmt.Sprintf("kind %s/%s %s", kind.GroupVersion(), kind.Kind, layout(t)))
 		}
 	}

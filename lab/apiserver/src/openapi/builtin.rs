@@ -6,15 +6,12 @@ use std::sync::OnceLock;
 
 use k8s_openapi::Resource as KubeResource;
 use k8s_openapi::api::{
-    admissionregistration::v1 as admission, apps::v1 as apps, autoscaling::v2 as autoscaling,
-    batch::v1 as batch, certificates::v1 as certificates, coordination::v1 as coordination,
-    core::v1 as core, discovery::v1 as discovery, events::v1 as events,
-    networking::v1 as networking, node::v1 as node, policy::v1 as policy, rbac::v1 as rbac,
-    scheduling::v1 as scheduling, storage::v1 as storage,
+    admissionregistration::v1 as admission, apps::v1 as apps, coordination::v1 as coordination,
+    core::v1 as core, events::v1 as events, networking::v1 as networking, policy::v1 as policy,
+    rbac::v1 as rbac, storage::v1 as storage,
 };
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1 as extensions;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
-use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1 as aggregation;
 use k8s_openapi::schemars::generate::SchemaSettings;
 use k8s_openapi::schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Value, json};
@@ -78,21 +75,13 @@ impl Schemas {
             names: BTreeMap::new(),
         };
         kinds!(maker:
-            core::ConfigMap, core::Endpoints, core::Event, core::LimitRange, core::Namespace,
-            core::Node, core::PersistentVolume, core::PersistentVolumeClaim, core::Pod,
-            core::PodTemplate, core::ReplicationController, core::ResourceQuota, core::Secret,
-            core::Service, core::ServiceAccount,
-            admission::MutatingWebhookConfiguration, admission::ValidatingAdmissionPolicy,
-            admission::ValidatingAdmissionPolicyBinding, admission::ValidatingWebhookConfiguration,
-            extensions::CustomResourceDefinition, aggregation::APIService,
-            apps::ControllerRevision, apps::DaemonSet, apps::Deployment, apps::ReplicaSet,
-            apps::StatefulSet, autoscaling::HorizontalPodAutoscaler, batch::CronJob, batch::Job,
-            certificates::CertificateSigningRequest, coordination::Lease, discovery::EndpointSlice,
-            events::Event, networking::Ingress, networking::IngressClass, networking::NetworkPolicy,
-            node::RuntimeClass, policy::PodDisruptionBudget, rbac::ClusterRole,
-            rbac::ClusterRoleBinding, rbac::Role, rbac::RoleBinding, scheduling::PriorityClass,
-            storage::CSIDriver, storage::CSINode, storage::CSIStorageCapacity,
-            storage::StorageClass, storage::VolumeAttachment,
+            core::ConfigMap, core::Event, core::Namespace, core::Node, core::PersistentVolumeClaim,
+            core::Pod, core::Secret, core::Service, core::ServiceAccount,
+            admission::ValidatingAdmissionPolicy, admission::ValidatingAdmissionPolicyBinding,
+            extensions::CustomResourceDefinition, apps::DaemonSet, apps::Deployment,
+            apps::ReplicaSet, apps::StatefulSet, coordination::Lease, events::Event,
+            networking::NetworkPolicy, policy::PodDisruptionBudget, rbac::ClusterRole,
+            rbac::ClusterRoleBinding, rbac::Role, rbac::RoleBinding, storage::VolumeAttachment,
             k8s_openapi::api::autoscaling::v1::Scale,
         );
         maker.generator.subschema_for::<meta::ListMeta>();

@@ -104,9 +104,10 @@ fn times_numbers_and_quantities_become_their_json() {
         lease["spec"],
         json!({"holderIdentity": "me", "renewTime": "1970-01-01T00:01:00.000000Z"})
     );
-    let hard = [field(1, b"pods"), field(2, &field(1, b"10"))].concat();
-    let quota = decode(&body("v1", "ResourceQuota", &field(2, &field(1, &hard)))).unwrap();
-    assert_eq!(quota["spec"]["hard"], json!({"pods": "10"}));
+    let limits = [field(1, b"cpu"), field(2, &field(1, b"10"))].concat();
+    let resources = field(8, &field(1, &limits));
+    let pod = decode(&body("v1", "Pod", &field(2, &field(2, &resources)))).unwrap();
+    assert_eq!(pod["spec"]["containers"][0]["resources"]["limits"], json!({"cpu": "10"}));
 }
 
 #[test]

@@ -88,20 +88,7 @@ const VOLUME_CLAIM: Table = &[
     ("status.capacity", Keys),
 ];
 
-const VOLUME: Table = &[("spec.capacity", Keys), ("spec.nodeAffinity.required", Whole)];
-
 const ROLE: Table = &[("roleRef", Whole)];
-
-const WEBHOOKS: Table = &[
-    ("webhooks", Items(&["name"])),
-    ("webhooks.matchConditions", Items(&["name"])),
-    ("webhooks.namespaceSelector", Whole),
-    ("webhooks.objectSelector", Whole),
-];
-
-const STORAGE_CLASS: Table = &[("parameters", Keys)];
-
-const QUOTA: Table = &[("spec.hard", Keys), ("status.hard", Keys), ("status.used", Keys)];
 
 /// The node of a whole built-in object
 pub(super) fn root(group: &str, kind: &str) -> Node {
@@ -121,24 +108,12 @@ pub(super) fn root(group: &str, kind: &str) -> Node {
         ("", "ServiceAccount") => add(&mut root, "", SERVICE_ACCOUNT),
         ("", "ConfigMap" | "Secret") => add(&mut root, "", DATA),
         ("", "PersistentVolumeClaim") => add(&mut root, "", VOLUME_CLAIM),
-        ("", "PersistentVolume") => add(&mut root, "", VOLUME),
-        ("", "ResourceQuota") => add(&mut root, "", QUOTA),
-        ("", "PodTemplate") => add_pod_template(&mut root, "template"),
-        ("", "ReplicationController")
-        | ("apps", "Deployment" | "ReplicaSet" | "DaemonSet" | "StatefulSet")
-        | ("batch", "Job") => {
+        ("apps", "Deployment" | "ReplicaSet" | "DaemonSet" | "StatefulSet") => {
             add(&mut root, "", SELECTOR);
             add_pod_template(&mut root, "spec.template");
         }
-        ("batch", "CronJob") => {
-            add(&mut root, "spec.jobTemplate", &[("metadata", Meta)]);
-            add(&mut root, "spec.jobTemplate", SELECTOR);
-            add_pod_template(&mut root, "spec.jobTemplate.spec.template");
-        }
         ("policy", "PodDisruptionBudget") => add(&mut root, "", SELECTOR),
         ("rbac.authorization.k8s.io", _) => add(&mut root, "", ROLE),
-        ("admissionregistration.k8s.io", _) => add(&mut root, "", WEBHOOKS),
-        ("storage.k8s.io", "StorageClass") => add(&mut root, "", STORAGE_CLASS),
         _ => {}
     }
     root

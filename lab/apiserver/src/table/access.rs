@@ -1,4 +1,4 @@
-//! Roles and their bindings, certificate requests, disruption budgets.
+//! Roles and their bindings, disruption budgets.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -28,23 +28,11 @@ static BUDGET: Printer = plain(
     budget,
 );
 
-static REQUEST: Printer = plain(
-    &[
-        AGE,
-        Col("SignerName", "string", 0),
-        Col("Requestor", "string", 0),
-        Col("RequestedDuration", "string", 0),
-        Col("Condition", "string", 0),
-    ],
-    request,
-);
-
 pub(super) fn printer(kind: &str) -> Option<&'static Printer> {
     Some(match kind {
         "Role" | "ClusterRole" => &ROLE,
         "RoleBinding" | "ClusterRoleBinding" => &ROLE_BINDING,
         "PodDisruptionBudget" => &BUDGET,
-        "CertificateSigningRequest" => &REQUEST,
         _ => return None,
     })
 }
@@ -86,34 +74,5 @@ fn budget(budget: &Value, now: Timestamp) -> Vec<Value> {
         bound("maxUnavailable"),
         json!(number(budget, &["status", "disruptionsAllowed"])),
         age_of(budget, now),
-    ]
-}
-
-fn request(request: &Value, now: Timestamp) -> Vec<Value> {
-    let conditions = list(request, &["status", "conditions"]);
-    let is = |kind: &str| conditions.iter().any(|condition| condition["type"] == kind);
-    let mut state = vec![if is("Denied") {
-        "Denied"
-    } else if is("Approved") {
-        "Approved"
-    } else {
-        "Pending"
-    }];
-    if is("Failed") {
-        state.push("Failed");
-    }
-    if !text(request, &["status", "certificate"]).is_empty() {
-        state.push("Issued");
-    }
-    let duration = match number(request, &["spec", "expirationSeconds"]) {
-        0 => "<none>".to_owned(),
-        seconds => super::age::human(seconds),
-    };
-    vec![
-        age_of(request, now),
-        words(request, &["spec", "signerName"]),
-        words(request, &["spec", "username"]),
-        json!(duration),
-        json!(state.join(",")),
     ]
 }

@@ -106,14 +106,3 @@ pub(super) fn containers(template: &Value) -> [Value; 2] {
     };
     [join("name"), join("image")]
 }
-
-/// Names, shortened to the first three.
-pub(super) fn few(items: &[String], none: &str) -> String {
-    match items {
-        [] => none.to_owned(),
-        [a, b, c, rest @ ..] if !rest.is_empty() => {
-            format!("{a},{b},{c} + {} more...", rest.len())
-        }
-        all => all.join(","),
-    }
-}

@@ -1,11 +1,11 @@
-//! The rest of the core group: namespaces, services, configuration, events, storage.
+//! The rest of the core group: namespaces, services, configuration, events, volume claims.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::age::{age, since};
 use super::cells::{
-    NONE, UNSET, age_of, few, labels, list, number, plain as text_of, size, text_or_none, words,
+    NONE, UNSET, age_of, labels, list, number, plain as text_of, size, text_or_none, words,
 };
 use super::{AGE, Col, Printer, plain};
 use crate::object::{member, meta_text, text};
@@ -39,10 +39,6 @@ static SERVICE: Printer = plain(
     service,
 );
 
-static ENDPOINTS: Printer = plain(&[Col("Endpoints", "string", 0), AGE], |object, now| {
-    vec![json!(endpoints(object)), age_of(object, now)]
-});
-
 static EVENT: Printer = Printer {
     columns: &[
         Col("Last Seen", "string", 0),
@@ -74,41 +70,6 @@ static CLAIM: Printer = plain(
     claim,
 );
 
-static VOLUME: Printer = plain(
-    &[
-        Col("Capacity", "string", 0),
-        Col("Access Modes", "string", 0),
-        Col("Reclaim Policy", "string", 0),
-        Col("Status", "string", 0),
-        Col("Claim", "string", 0),
-        Col("StorageClass", "string", 0),
-        Col("VolumeAttributesClass", "string", 0),
-        Col("Reason", "string", 0),
-        AGE,
-        Col("VolumeMode", "string", 1),
-    ],
-    volume,
-);
-
-static QUOTA: Printer =
-    plain(&[Col("Request", "string", 0), Col("Limit", "string", 0), AGE], quota);
-
-static CONTROLLER: Printer = plain(
-    &[Col("Desired", "integer", 0), Col("Current", "integer", 0), Col("Ready", "integer", 0), AGE],
-    |object, now| {
-        vec![
-            json!(number(object, &["spec", "replicas"])),
-            json!(number(object, &["status", "replicas"])),
-            json!(number(object, &["status", "readyReplicas"])),
-            age_of(object, now),
-        ]
-    },
-);
-
-static LIMITS: Printer = plain(&[Col("Created At", "date", 0)], |object, _| {
-    vec![words(object, &["metadata", "creationTimestamp"])]
-});
-
 pub(super) fn printer(kind: &str) -> Option<&'static Printer> {
     Some(match kind {
         "Namespace" => &NAMESPACE,
@@ -116,13 +77,8 @@ pub(super) fn printer(kind: &str) -> Option<&'static Printer> {
         "ConfigMap" => &CONFIG_MAP,
         "ServiceAccount" => &SERVICE_ACCOUNT,
         "Service" => &SERVICE,
-        "Endpoints" => &ENDPOINTS,
         "Event" => &EVENT,
         "PersistentVolumeClaim" => &CLAIM,
-        "PersistentVolume" => &VOLUME,
-        "ResourceQuota" => &QUOTA,
-        "ReplicationController" => &CONTROLLER,
-        "LimitRange" => &LIMITS,
         _ => return None,
     })
 }
@@ -170,21 +126,6 @@ fn service(service: &Value, now: Timestamp) -> Vec<Value> {
         age_of(service, now),
         json!(labels(&service["spec"]["selector"])),
     ]
-}
-
-fn endpoints(object: &Value) -> String {
-    let mut all = Vec::new();
-    for subset in list(object, &["subsets"]) {
-        let ports = list(subset, &["ports"]);
-        for address in list(subset, &["addresses"]) {
-            let ip = text(address, &["ip"]);
-            if ports.is_empty() {
-                all.push(ip.to_owned());
-            }
-            all.extend(ports.iter().map(|port| format!("{ip}:{}", number(port, &["port"]))));
-        }
-    }
-    few(&all, NONE)
 }
 
 /// The last time of an event, wherever its writer put it.
@@ -296,38 +237,4 @@ fn claim(claim: &Value, now: Timestamp) -> Vec<Value> {
         age_of(claim, now),
         or_unset(claim, &["spec", "volumeMode"]),
     ]
-}
-
-fn volume(volume: &Value, now: Timestamp) -> Vec<Value> {
-    let claim = match text(volume, &["spec", "claimRef", "name"]) {
-        "" => String::new(),
-        name => format!("{}/{name}", text(volume, &["spec", "claimRef", "namespace"])),
-    };
-    vec![
-        json!(text_of(&volume["spec"]["capacity"]["storage"])),
-        json!(modes(volume, &["spec", "accessModes"])),
-        words(volume, &["spec", "persistentVolumeReclaimPolicy"]),
-        json!(phase(volume)),
-        json!(claim),
-        words(volume, &["spec", "storageClassName"]),
-        or_unset(volume, &["spec", "volumeAttributesClassName"]),
-        words(volume, &["status", "reason"]),
-        age_of(volume, now),
-        or_unset(volume, &["spec", "volumeMode"]),
-    ]
-}
-
-fn quota(quota: &Value, now: Timestamp) -> Vec<Value> {
-    let hard = quota["status"]["hard"].as_object();
-    let (mut requests, mut limits) = (Vec::new(), Vec::new());
-    for (key, most) in hard.into_iter().flatten() {
-        let used = text_of(&quota["status"]["used"][key]);
-        let line = format!("{key}: {used}/{}", text_of(most));
-        if key.starts_with("limits.") {
-            limits.push(line);
-        } else {
-            requests.push(line);
-        }
-    }
-    vec![json!(requests.join(", ")), json!(limits.join(", ")), age_of(quota, now)]
 }

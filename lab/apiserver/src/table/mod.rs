@@ -128,10 +128,8 @@ fn printer(resource: &Resource) -> &'static Printer {
     static DEFAULT: Printer = plain(&[AGE], |object, now| vec![cells::age_of(object, now)]);
     match resource.group.as_ref() {
         "" => pods::printer(&resource.kind).or_else(|| core::printer(&resource.kind)),
-        "apps" | "batch" => workloads::printer(&resource.kind),
-        "rbac.authorization.k8s.io" | "certificates.k8s.io" | "policy" => {
-            access::printer(&resource.kind)
-        }
+        "apps" => workloads::printer(&resource.kind),
+        "rbac.authorization.k8s.io" | "policy" => access::printer(&resource.kind),
         "events.k8s.io" => core::printer(&resource.kind),
         _ => cluster::printer(&resource.kind),
     }

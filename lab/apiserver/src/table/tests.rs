@@ -10,8 +10,7 @@ fn now() -> Timestamp {
 /// The cells of an object by column name, those of `-o wide` too.
 fn cells(group: &str, plural: &str, object: &Value) -> Value {
     let registry = Registry::builtin();
-    let version = if group == "autoscaling" { "v2" } else { "v1" };
-    let resource = registry.find(group, version, plural).unwrap();
+    let resource = registry.find(group, "v1", plural).unwrap();
     let table = of_one(resource, object, Include::Nothing, now());
     let names = table["columnDefinitions"].as_array().unwrap();
     let cells = table["rows"][0]["cells"].as_array().unwrap();
