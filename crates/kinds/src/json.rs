@@ -11,9 +11,22 @@ use serde_json::Value;
 /// Namespace of objects that name none.
 const DEFAULT_NAMESPACE: &str = "default";
 
+/// The value at a JSON pointer. Unlike [`Value::pointer`] it allocates nothing, unless the pointer
+/// has escapes: a simulated fleet is read some thousand times per pass.
+pub fn at<'a>(object: &'a Value, pointer: &str) -> Option<&'a Value> {
+    if pointer.contains('~') {
+        return object.pointer(pointer);
+    }
+    pointer.split('/').skip(1).try_fold(object, |value, key| match value {
+        Value::Object(map) => map.get(key),
+        Value::Array(list) => list.get(key.parse::<usize>().ok()?),
+        _ => None,
+    })
+}
+
 /// Text at a JSON pointer, empty where there is none.
 pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+    at(object, pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
 /// Kind of an object.
@@ -51,6 +64,11 @@ pub fn pairs(value: Option<&Value>) -> BTreeMap<String, String> {
         .flatten()
         .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
         .collect()
+}
+
+/// Whether there is `true` at a JSON pointer.
+pub fn flag(object: &Value, pointer: &str) -> bool {
+    at(object, pointer) == Some(&Value::Bool(true))
 }
 
 /// A time at a JSON pointer.

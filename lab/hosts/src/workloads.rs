@@ -11,6 +11,7 @@ use std::{
 };
 
 use kube::Client;
+use refit_kinds::json::text;
 use serde_json::{Value, json};
 
 use crate::management::send;
@@ -75,10 +76,6 @@ async fn pass(client: &Client, fewest: &AtomicUsize) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
-    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
 fn path_of(pod: &Value) -> String {

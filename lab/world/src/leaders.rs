@@ -10,13 +10,13 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use lab_apiserver::{ApiServer, ChangeKind, StoreEvent};
 use refit_cluster_api::kinds;
-use refit_kinds::refit;
+use refit_kinds::{
+    json::{name, text},
+    refit,
+};
 use serde_json::Value;
 
-use crate::{
-    env::{name, text},
-    world::{World, lock},
-};
+use crate::world::{World, lock};
 
 /// How many are kept: the first ones say what happened.
 const MOST: usize = 5;

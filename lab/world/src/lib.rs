@@ -5,7 +5,7 @@
 //! | [`manifests`] | refusing manifests that cannot run, and definitions for kinds nobody has heard of |
 //! | [`world`] | a whole world in one process, on simulated time |
 //! | `env` | everything around Cluster API and Refit that a real cluster has |
-//! | [`live`] | a world that stays up and answers kubectl |
+//! | [`sandbox`] | a world that stays up and answers kubectl |
 //! | [`snapshot`] | a whole world at one moment, and going on from there |
 //! | [`invariants`] | what must hold after every write, and who broke it |
 //! | [`script`] | scenario scripts: a world, what happens to it, and what can be seen, as text |
@@ -27,10 +27,10 @@ mod env;
 mod http;
 pub mod invariants;
 mod leaders;
-pub mod live;
 pub mod manifests;
 mod mirror;
 pub mod pki;
+pub mod sandbox;
 pub mod script;
 pub mod snapshot;
 #[cfg(feature = "sabotage")]

@@ -11,8 +11,8 @@ use std::{
 };
 
 use common::{
-    CLUSTER, NEW, TEST, assert_same_machines, example, in_world, name, picture, text, up, up_with,
-    upgraded, who, workers,
+    CLUSTER, NEW, TEST, assert_same_machines, example, in_world, picture, up, up_with, upgraded,
+    who, workers,
 };
 use jiff::SignedDuration;
 use k8s_openapi::{
@@ -33,6 +33,7 @@ use lab_apiserver::{
 use lab_world::world::{Actor, Enforced, MachineFacts, WORKLOAD_USER, World, WorldOptions};
 use refit_cluster_api::kinds::{Machine, MachineDrainRule};
 use refit_install::{Choices, Part, manifests, manifests::WORKLOAD_ROLE, objects};
+use refit_kinds::json::{name, text};
 use refit_kinds::refit::NodeUpdate;
 use refit_runtime::Clock;
 use serde_json::{Value, json};

@@ -7,16 +7,14 @@ mod common;
 use std::{sync::Arc, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use common::{
-    CLUSTER, NEW, OLD, TEST, UPGRADE, example, in_world, picture, text, up_with, upgraded,
-};
+use common::{CLUSTER, NEW, OLD, TEST, UPGRADE, example, in_world, picture, up_with, upgraded};
 use kube::{
     Api,
     api::{DeleteParams, Patch, PatchParams},
 };
 use lab_world::world::{World, WorldOptions};
 use refit_controller::Settings;
-use refit_kinds::{keys, refit::HostPlan};
+use refit_kinds::{json::text, keys, refit::HostPlan};
 use refit_runtime::plan_signing::{PlanKeys, PlanSigner};
 use serde_json::json;
 

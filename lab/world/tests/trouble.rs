@@ -8,7 +8,7 @@ use std::{path::PathBuf, time::Duration};
 
 use common::{
     CLUSTER, NEW, OLD, TEST, UPGRADE, assert_clean, assert_same_machines, control_planes, in_world,
-    load, name, picture, text, up, up_with, updates_of, upgraded, who, workers,
+    load, picture, up, up_with, updates_of, upgraded, who, workers,
 };
 use k8s_openapi::api::{core::v1::Node, policy::v1::PodDisruptionBudget};
 use kube::{
@@ -18,6 +18,7 @@ use kube::{
 use lab_apiserver::Down;
 use lab_world::world::{Actor, World, WorldOptions};
 use refit_cluster_api::kinds::Machine;
+use refit_kinds::json::{name, text};
 use serde_json::json;
 
 async fn until_phase(world: &World, phase: &str) -> String {

@@ -7,10 +7,11 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    CLUSTER, NEW, OLD, assert_clean, assert_same_machines, control_planes, in_world, name, picture,
-    text, up, updates_of, upgraded, who, workers,
+    CLUSTER, NEW, OLD, assert_clean, assert_same_machines, control_planes, in_world, picture, up,
+    updates_of, upgraded, who, workers,
 };
 use jiff::Timestamp;
+use refit_kinds::json::{name, text};
 
 #[test]
 fn the_cluster_comes_up_with_three_and_five_machines() {

@@ -13,8 +13,8 @@ use std::{
 
 use anyhow::Context as _;
 use lab_world::{
-    live::{self, Live, LiveOptions, Ports},
     manifests,
+    sandbox::{self, Ports, Sandbox, SandboxOptions},
     snapshot::Snapshot,
     world,
 };
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
     // First of all, so that a port that is taken is known before anything takes time.
     let ports = Ports::take(args.port)?;
     let world = make(args, global)?;
-    let runtime = live::runtime()?;
+    let runtime = sandbox::runtime()?;
     let outcome = runtime.block_on(stay_up(args, global, printer, &world, ports));
     runtime.shutdown_background();
     outcome
@@ -82,7 +82,7 @@ fn make(args: &Args, global: &GlobalArgs) -> anyhow::Result<Snapshot> {
     }
     let objects: Vec<_> = loaded.into_iter().map(|manifest| manifest.object).collect();
     tell(global, "Bringing the machines up in simulated time ...");
-    let made = live::bring_up(&objects, args.speed)?;
+    let made = sandbox::bring_up(&objects, args.speed)?;
     let (available, machines) = (made.available, made.machines);
     tell(global, &format!("{available} of {machines} machines are available."));
     Ok(made.world)
@@ -103,11 +103,11 @@ async fn stay_up(
         return Ok(ExitCode::SUCCESS);
     }
     let folder = temporary_directory()?;
-    let options = LiveOptions { folder: folder.path().to_owned(), hurry: args.speed };
-    let live = Live::start(world, ports, options).await?;
-    announce(printer, args, &live)?;
+    let options = SandboxOptions { folder: folder.path().to_owned(), hurry: args.speed };
+    let sandbox = Sandbox::start(world, ports, options).await?;
+    announce(printer, args, &sandbox)?;
     ended.await;
-    drop(live);
+    drop(sandbox);
     tell(global, "Ended; nothing is left behind.");
     Ok(ExitCode::SUCCESS)
 }
@@ -123,10 +123,10 @@ fn temporary_directory() -> anyhow::Result<tempfile::TempDir> {
 }
 
 /// The path alone on a line, then what to do with it.
-fn announce(printer: Printer, args: &Args, live: &Live) -> anyhow::Result<()> {
-    let path = live.kubeconfig();
+fn announce(printer: Printer, args: &Args, sandbox: &Sandbox) -> anyhow::Result<()> {
+    let path = sandbox.kubeconfig();
     printer.result(&path.display().to_string())?;
-    for line in hints::lines(live.world(), path, args.speed) {
+    for line in hints::lines(sandbox.world(), path, args.speed) {
         printer.note(&line)?;
     }
     io::stdout().flush()?;

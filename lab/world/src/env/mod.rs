@@ -28,6 +28,7 @@ pub(crate) mod workloads;
 use std::{collections::BTreeMap, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
+use refit_kinds::json::{flag, name, namespace, text, time};
 use serde_json::Value;
 
 use crate::{direct::Call, mirror::Mirror};
@@ -115,31 +116,6 @@ pub(crate) fn plan(view: &View<'_>, state: &mut EnvState) -> Plan {
     plan
 }
 
-/// The value at a path such as `/spec/taints/0`. Unlike a JSON pointer it has no escapes, and
-/// following it allocates nothing: a pass follows some thousand of them.
-pub(crate) fn at<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
-    path.split('/').skip(1).try_fold(value, |value, key| match value {
-        Value::Object(map) => map.get(key),
-        Value::Array(list) => list.get(key.parse::<usize>().ok()?),
-        _ => None,
-    })
-}
-
-/// Text at a path, empty where there is none.
-pub(crate) fn text<'a>(value: &'a Value, path: &str) -> &'a str {
-    at(value, path).and_then(Value::as_str).unwrap_or_default()
-}
-
-/// Whether a path leads to `true`.
-pub(crate) fn flag(value: &Value, path: &str) -> bool {
-    at(value, path) == Some(&Value::Bool(true))
-}
-
-/// A time at a path.
-pub(crate) fn time(value: &Value, path: &str) -> Option<Timestamp> {
-    text(value, path).parse().ok()
-}
-
 /// A time and a while: times in objects are anybody's, and some are close to the end of all time.
 pub(crate) fn later(time: Timestamp, by: SignedDuration) -> Timestamp {
     time.checked_add(by).unwrap_or(Timestamp::MAX)
@@ -148,16 +124,6 @@ pub(crate) fn later(time: Timestamp, by: SignedDuration) -> Timestamp {
 /// Time as Kubernetes writes it.
 pub(crate) fn rfc3339(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
-}
-
-/// Name of an object.
-pub(crate) fn name(value: &Value) -> &str {
-    text(value, "/metadata/name")
-}
-
-/// Namespace of an object.
-pub(crate) fn namespace(value: &Value) -> &str {
-    text(value, "/metadata/namespace")
 }
 
 /// The first eight hex digits of a text's hash.

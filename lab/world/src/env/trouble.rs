@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{at, state::HostRecord};
+use super::state::HostRecord;
 use crate::world::{Inner, lock};
 
 /// `STEP` or `STEP:TIMES`: the next runs of this step of the host fail.
@@ -38,7 +38,7 @@ fn annotation(inner: &Inner, record: &HostRecord) -> String {
         &record.namespace,
         &record.node,
     );
-    let annotations = object.as_deref().and_then(|object| at(object, "/metadata/annotations"));
+    let annotations = object.as_deref().and_then(|object| object.pointer("/metadata/annotations"));
     let order = annotations.and_then(|all| all.get(FAIL_STEP)?.as_str());
     order.unwrap_or_default().to_owned()
 }

@@ -4,7 +4,12 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use refit_cluster_api::kinds;
-use refit_kinds::{conditions, keys, refit::ordinal_of};
+use refit_kinds::{
+    conditions,
+    json::{at, name, namespace, text},
+    keys,
+    refit::ordinal_of,
+};
 use serde_json::Value;
 
 use super::{
@@ -12,12 +17,9 @@ use super::{
     names::Names,
     objects::Found,
 };
-use crate::{
-    env::{at, name, namespace, text},
-    world::{
-        World,
-        status::{PASSING, condition, phase},
-    },
+use crate::world::{
+    World,
+    status::{PASSING, condition, phase},
 };
 
 /// A group of machines, or a single one.

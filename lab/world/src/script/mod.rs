@@ -18,13 +18,13 @@
 mod command;
 mod field;
 mod files;
-mod live;
 mod look;
 mod names;
 mod objects;
 mod parse;
 mod quiet;
 mod run;
+mod session;
 mod show;
 mod table;
 mod trouble;
@@ -137,11 +137,11 @@ pub fn run(text: &str, base: &Path, out: &mut dyn Write) -> Result<ScriptOutcome
     };
     let script = parse::script(&file, text).map_err(ScriptError::Wrong)?;
     let runtime = world::runtime()?;
-    let mut runner = run::Runner { file, folders: files::folders(folder), out, live: None };
+    let mut runner = run::Runner { file, folders: files::folders(folder), out, session: None };
     runtime.block_on(async {
         let outcome = runner.run(&script).await;
         // The world ends in its own runtime.
-        runner.live = None;
+        runner.session = None;
         outcome
     })
 }

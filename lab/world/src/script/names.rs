@@ -7,15 +7,15 @@ use std::{collections::BTreeMap, sync::LazyLock};
 
 use jiff::Timestamp;
 use refit_cluster_api::kinds;
-use refit_kinds::keys;
+use refit_kinds::{
+    json::{name, text},
+    keys,
+};
 use regex::Regex;
 use serde_json::Value;
 
 use super::words;
-use crate::{
-    env::{name, text},
-    world::World,
-};
+use crate::world::World;
 
 static TIMES: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d+)?Z").expect("a valid expression")

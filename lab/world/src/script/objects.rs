@@ -1,6 +1,7 @@
 //! Objects that a script names: where they are, and writing them as a user does.
 
 use lab_apiserver::{ApiServer, Registry};
+use refit_kinds::json::{name, text};
 use serde_json::Value;
 
 use super::{
@@ -10,7 +11,6 @@ use super::{
 };
 use crate::{
     direct::{Call, Direct, DirectError, USER},
-    env::{namespace, text},
     manifests::schemaless_crds,
     world::{World, collection},
 };
@@ -167,7 +167,7 @@ impl Found {
         self.get().ok_or_else(|| {
             let Kind { group, plural, .. } = &self.kind;
             let all = self.server.list_values(group, plural, Some(&self.namespace));
-            let there: Vec<&str> = all.iter().take(12).map(crate::env::name).collect();
+            let there: Vec<&str> = all.iter().take(12).map(name).collect();
             let want = if there.is_empty() {
                 format!("a {} that is there; there is none", self.kind.kind)
             } else {
@@ -249,7 +249,7 @@ pub(super) async fn apply(
     for mut object in objects {
         lab_cluster_api_shell::defaults::default_object(&mut object);
         let title = format!("{}/{}", text(&object, "/kind"), text(&object, "/metadata/name"));
-        if namespace(&object).is_empty() {
+        if text(&object, "/metadata/namespace").is_empty() {
             object["metadata"]["namespace"] = Value::from(DEFAULT_NAMESPACE);
         }
         let Some(path) = collection(&server, &object) else {

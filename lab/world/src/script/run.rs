@@ -9,9 +9,9 @@ use serde_json::Value;
 use super::{
     HELP, Problem, ScriptError, ScriptOutcome,
     command::{Action, Command, Condition, Goal, Place, Show, Source, Statement, Wrong, wrong},
-    files,
-    live::{Later, Live},
-    look, objects, parse, show,
+    files, look, objects, parse,
+    session::{Later, Session},
+    show,
     trouble::{self, Due},
     words,
 };
@@ -59,7 +59,7 @@ pub(super) struct Runner<'a> {
     /// Where files are looked for, in this order.
     pub(super) folders: Vec<PathBuf>,
     pub(super) out: &'a mut dyn Write,
-    pub(super) live: Option<Live>,
+    pub(super) session: Option<Session>,
 }
 
 impl Runner<'_> {
@@ -84,9 +84,9 @@ impl Runner<'_> {
     }
 
     fn end(&self) -> Result<ScriptOutcome, ScriptError> {
-        let left = self.live.as_ref().and_then(|live| {
-            let later = live.later.iter().find(|later| later.must)?;
-            Some((later.line, live.names.offset(later.due), live.offset()))
+        let left = self.session.as_ref().and_then(|session| {
+            let later = session.later.iter().find(|later| later.must)?;
+            Some((later.line, session.names.offset(later.due), session.offset()))
         });
         match left {
             None => Ok(ScriptOutcome::Passed),
@@ -102,8 +102,8 @@ impl Runner<'_> {
     }
 
     fn error(&self, line: usize, stop: Stop) -> ScriptError {
-        let shown = |text: String| match &self.live {
-            Some(live) => live.names.shown(&text),
+        let shown = |text: String| match &self.session {
+            Some(session) => session.names.shown(&text),
             None => text,
         };
         let file = self.file.clone();
@@ -134,7 +134,7 @@ impl Runner<'_> {
         if statement.command.is_none() || !statement.text.contains(MACHINE) {
             return Ok(statement.clone());
         }
-        let found = self.live.as_ref().and_then(|live| live.names.found.as_deref());
+        let found = self.session.as_ref().and_then(|session| session.names.found.as_deref());
         let Some(found) = found else {
             let want = "a wait with phase=, step= or blocked before it, which finds a machine";
             return Err(wrong("script", MACHINE, want));
@@ -150,17 +150,17 @@ impl Runner<'_> {
             Some(Command::Pass(time)) => self.pass(*time).await?,
             Some(Command::Wait(goal, time)) => self.wait(goal, *time).await?,
             Some(Command::At(time, inner)) => {
-                let live = self.live()?;
-                let due = live.world.now() + *time;
-                live.later(due, statement.line, Due::Statement(inner.clone()), true);
+                let session = self.session()?;
+                let due = session.world.now() + *time;
+                session.later(due, statement.line, Due::Statement(inner.clone()), true);
             }
             Some(Command::Now(action)) => self.action(action, statement.line).await?,
         }
         self.check()
     }
 
-    fn live(&mut self) -> Result<&mut Live, Stop> {
-        self.live.as_mut().ok_or_else(|| {
+    fn session(&mut self) -> Result<&mut Session, Stop> {
+        self.session.as_mut().ok_or_else(|| {
             let missing = ("script", "a command before any load", "load FILE... first");
             Stop::Wrong((missing.0.to_owned(), missing.1.to_owned(), missing.2.to_owned()))
         })
@@ -168,10 +168,10 @@ impl Runner<'_> {
 
     /// Prints one line with the time before it.
     pub(super) fn say(&mut self, what: &str) -> Result<(), Stop> {
-        let (at, what) = match &mut self.live {
-            Some(live) => {
-                live.names.learn_all(&live.world);
-                (live.offset(), live.names.shown(what))
+        let (at, what) = match &mut self.session {
+            Some(session) => {
+                session.names.learn_all(&session.world);
+                (session.offset(), session.names.shown(what))
             }
             None => ("+0s".to_owned(), what.to_owned()),
         };
@@ -195,36 +195,36 @@ impl Runner<'_> {
         let objects: Vec<Value> = loaded.into_iter().map(|manifest| manifest.object).collect();
         let count = objects.len();
         let world = World::new(WorldOptions::new(objects)).await.map_err(Stop::World)?;
-        self.live = Some(Live::new(world));
+        self.session = Some(Session::new(world));
         self.say(&format!("{count} objects"))
     }
 
     async fn pass(&mut self, time: SignedDuration) -> Result<(), Stop> {
-        let end = self.live()?.world.now() + time;
-        while self.live()?.world.now() < end {
+        let end = self.session()?.world.now() + time;
+        while self.session()?.world.now() < end {
             self.tick(end).await?;
         }
         self.due().await
     }
 
     async fn wait(&mut self, goal: &Goal, time: SignedDuration) -> Result<(), Stop> {
-        let start = self.live()?.world.now();
+        let start = self.session()?.world.now();
         let end = start + time;
         // Once: a kind is found in all definitions, and a wait looks thousands of times.
         let mut found = match goal {
             Goal::Quiet => None,
-            Goal::Object(object, _) => Some(self.live()?.find(object)?),
+            Goal::Object(object, _) => Some(self.session()?.find(object)?),
         };
         loop {
             self.due().await?;
-            let live = self.live()?;
-            let now = live.world.now();
-            let look = live.look(goal, found.as_mut());
+            let session = self.session()?;
+            let now = session.world.now();
+            let look = session.look(goal, found.as_mut());
             let waited = words::shown(now.duration_since(start));
             if look.holds {
                 let machine = look.machine.map(|machine| {
-                    live.names.learn(&live.world);
-                    live.names.given(&machine).to_owned()
+                    session.names.learn(&session.world);
+                    session.names.given(&machine).to_owned()
                 });
                 return self.met(goal, machine, &waited);
             }
@@ -236,12 +236,12 @@ impl Runner<'_> {
     }
 
     fn met(&mut self, goal: &Goal, machine: Option<String>, waited: &str) -> Result<(), Stop> {
-        let live = self.live()?;
+        let session = self.session()?;
         let what = match goal {
             Goal::Quiet => {
-                let broken = live.world.violations_at_rest();
+                let broken = session.world.violations_at_rest();
                 if !broken.is_empty() {
-                    return Err(live.violated());
+                    return Err(session.violated());
                 }
                 "nothing moves any more".to_owned()
             }
@@ -251,21 +251,21 @@ impl Runner<'_> {
             }
         };
         if machine.is_some() {
-            self.live()?.names.found = machine;
+            self.session()?.names.found = machine;
         }
         self.say(&format!("{what}, after {waited}"))
     }
 
     fn ran_out(&mut self, goal: &Goal, waited: &str) -> Result<(), Stop> {
-        let live = self.live()?;
-        live.names.learn_all(&live.world);
+        let session = self.session()?;
+        session.names.learn_all(&session.world);
         let (what, object) = match goal {
             Goal::Quiet => ("the world is not quiet".to_owned(), None),
             Goal::Object(object, condition) => {
                 (format!("not so: {object} {}", describe(condition)), Some(object))
             }
         };
-        let why = look::obstacles(&live.world, &live.names, object);
+        let why = look::obstacles(&session.world, &session.names, object);
         let what = format!("{what}, after {waited}");
         self.say(&what)?;
         for line in why {
@@ -276,10 +276,10 @@ impl Runner<'_> {
 
     /// Lets a little time pass, but none beyond `end`.
     async fn tick(&mut self, end: Timestamp) -> Result<(), Stop> {
-        let live = self.live()?;
-        let rest = Duration::try_from(end.duration_since(live.world.now())).unwrap_or(LOOK);
-        live.world.pass(rest.min(LOOK)).await;
-        live.observe();
+        let session = self.session()?;
+        let rest = Duration::try_from(end.duration_since(session.world.now())).unwrap_or(LOOK);
+        session.world.pass(rest.min(LOOK)).await;
+        session.observe();
         self.due().await?;
         self.check()
     }
@@ -287,12 +287,12 @@ impl Runner<'_> {
     /// Does what is due.
     async fn due(&mut self) -> Result<(), Stop> {
         loop {
-            let live = self.live()?;
-            let now = live.world.now();
-            let Some(next) = live.later.iter().position(|later| later.due <= now) else {
+            let session = self.session()?;
+            let now = session.world.now();
+            let Some(next) = session.later.iter().position(|later| later.due <= now) else {
                 return Ok(());
             };
-            let Later { line, what, .. } = live.later.remove(next);
+            let Later { line, what, .. } = session.later.remove(next);
             match what {
                 Due::Statement(statement) => {
                     self.say(&format!("> {}", statement.text))?;
@@ -301,7 +301,7 @@ impl Runner<'_> {
                     }
                 }
                 Due::Mend(place) => self.mend(&place, line)?,
-                Due::Start(actor) => trouble::start(&live.world, &actor),
+                Due::Start(actor) => trouble::start(&session.world, &actor),
             }
             self.check()?;
         }
@@ -309,15 +309,15 @@ impl Runner<'_> {
 
     /// Fails once something is broken that never may be.
     fn check(&mut self) -> Result<(), Stop> {
-        let Some(live) = &mut self.live else {
+        let Some(session) = &mut self.session else {
             return Ok(());
         };
-        let found = live.world.violations().len();
-        if found == live.seen_violations {
+        let found = session.world.violations().len();
+        if found == session.seen_violations {
             return Ok(());
         }
-        live.seen_violations = found;
-        Err(live.violated())
+        session.seen_violations = found;
+        Err(session.violated())
     }
 
     async fn action(&mut self, action: &Action, line: usize) -> Result<(), Stop> {
@@ -328,44 +328,44 @@ impl Runner<'_> {
             }
             Action::Apply(cluster, source) => {
                 let mut objects = self.source(source)?;
-                let live = self.live()?;
-                live.observe();
+                let session = self.session()?;
+                session.observe();
                 for object in &mut objects {
-                    live.names.make_real(object);
+                    session.names.make_real(object);
                 }
-                let lines = objects::apply(&live.world, cluster.as_deref(), objects).await?;
+                let lines = objects::apply(&session.world, cluster.as_deref(), objects).await?;
                 self.say_all(&lines)
             }
             Action::Change(object, settings) => {
-                let live = self.live()?;
-                live.observe();
-                let settings: Vec<_> = settings.iter().map(|s| s.named(&live.names)).collect();
-                let lines = live.find(object)?.change(&settings).await?;
+                let session = self.session()?;
+                session.observe();
+                let settings: Vec<_> = settings.iter().map(|s| s.named(&session.names)).collect();
+                let lines = session.find(object)?.change(&settings).await?;
                 self.say_all(&lines)
             }
             Action::Delete(object) => {
-                let live = self.live()?;
-                live.find(object)?.delete().await?;
-                let name = live.names.real(&object.name);
+                let session = self.session()?;
+                session.find(object)?.delete().await?;
+                let name = session.names.real(&object.name);
                 self.say(&format!("{}/{name} deleted", object.kind))
             }
             Action::Break(trouble, time) => {
-                let what = trouble::make(self.live()?, trouble)?;
+                let what = trouble::make(self.session()?, trouble)?;
                 self.say(&what)?;
                 if let (Some(time), Some(place)) = (time, trouble::place(trouble)) {
-                    let live = self.live()?;
-                    let due = live.world.now() + *time;
-                    live.later(due, line, Due::Mend(place), false);
+                    let session = self.session()?;
+                    let due = session.world.now() + *time;
+                    session.later(due, line, Due::Mend(place), false);
                 }
                 Ok(())
             }
             Action::Mend(place) => self.mend(place, line),
             Action::Kill(process, time) => {
-                let live = self.live()?;
-                let (what, actor) = trouble::kill(live, process, time.is_some())?;
+                let session = self.session()?;
+                let (what, actor) = trouble::kill(session, process, time.is_some())?;
                 if let Some(time) = time {
-                    let due = live.world.now() + *time;
-                    live.later(due, line, Due::Start(actor), false);
+                    let due = session.world.now() + *time;
+                    session.later(due, line, Due::Start(actor), false);
                 }
                 self.say(&what)
             }
@@ -374,20 +374,20 @@ impl Runner<'_> {
     }
 
     fn mend(&mut self, place: &Place, line: usize) -> Result<(), Stop> {
-        let live = self.live()?;
-        let (what, boot) = trouble::mend(live, place)?;
+        let session = self.session()?;
+        let (what, boot) = trouble::mend(session, place)?;
         if let Some((due, actor)) = boot {
-            live.later(due, line, Due::Start(actor), false);
+            session.later(due, line, Due::Start(actor), false);
         }
         self.say(&what)
     }
 
     fn show(&mut self, what: &Show) -> Result<(), Stop> {
-        let live = self.live()?;
-        live.names.learn_all(&live.world);
-        live.observe();
-        let text = show::show(live, what)?;
-        let text = live.names.shown(&text);
+        let session = self.session()?;
+        session.names.learn_all(&session.world);
+        session.observe();
+        let text = show::show(session, what)?;
+        let text = session.names.shown(&text);
         write!(self.out, "{text}")?;
         Ok(())
     }

@@ -3,22 +3,22 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use refit_kinds::conditions;
+use refit_kinds::{
+    conditions,
+    json::{flag, name, text},
+};
 use serde_json::Value;
 
 use super::{
     command::{Reference, Show, Table, Wrong},
     field::Field,
-    live::Live,
     look::{self, condition_of, newest_update},
     objects,
+    session::Session,
     table::table,
     words,
 };
-use crate::{
-    env::{flag, name, text},
-    world::{World, status::phase},
-};
+use crate::world::{World, status::phase};
 
 /// What tells a machine that was kept from one that was replaced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,20 +44,20 @@ fn identity(world: &World, machine: &Value) -> Identity {
 }
 
 /// The text that `show` prints, with real names.
-pub(super) fn show(live: &Live, what: &Show) -> Result<String, Wrong> {
+pub(super) fn show(session: &Session, what: &Show) -> Result<String, Wrong> {
     Ok(match what {
-        Show::Table(Table::Machines) => machines(live),
-        Show::Table(Table::Nodes) => nodes(live),
-        Show::Table(Table::Hosts) => hosts(live),
-        Show::Table(Table::Pods) => pods(live),
-        Show::Table(Table::Updates) => updates(live),
-        Show::Table(Table::Groups) => groups(live),
-        Show::Table(Table::Plans) => plans(live),
-        Show::Table(Table::Processes) => processes(live),
-        Show::Steps(node) => steps(live, node),
-        Show::Events(about) => events(live, about.as_ref())?,
-        Show::Kind(cluster, kind, fields) => all_of(live, cluster.as_deref(), kind, fields)?,
-        Show::Object(object, fields) => one(live, object, fields)?,
+        Show::Table(Table::Machines) => machines(session),
+        Show::Table(Table::Nodes) => nodes(session),
+        Show::Table(Table::Hosts) => hosts(session),
+        Show::Table(Table::Pods) => pods(session),
+        Show::Table(Table::Updates) => updates(session),
+        Show::Table(Table::Groups) => groups(session),
+        Show::Table(Table::Plans) => plans(session),
+        Show::Table(Table::Processes) => processes(session),
+        Show::Steps(node) => steps(session, node),
+        Show::Events(about) => events(session, about.as_ref())?,
+        Show::Kind(cluster, kind, fields) => all_of(session, cluster.as_deref(), kind, fields)?,
+        Show::Object(object, fields) => one(session, object, fields)?,
     })
 }
 
@@ -70,15 +70,15 @@ fn yes(value: bool) -> &'static str {
 }
 
 /// Puts rows in the order of the script's names; numbers in them count as numbers.
-fn sorted(live: &Live, mut rows: Vec<Vec<String>>) -> Vec<Vec<String>> {
+fn sorted(session: &Session, mut rows: Vec<Vec<String>>) -> Vec<Vec<String>> {
     rows.sort_by_cached_key(|row| {
-        let shown = live.names.shown(row.first().map_or("", String::as_str));
+        let shown = session.names.shown(row.first().map_or("", String::as_str));
         natural(&shown)
     });
     // Only now, so that the widths of the columns are those of what is printed.
     for row in &mut rows {
         for cell in row {
-            *cell = live.names.shown(cell);
+            *cell = session.names.shown(cell);
         }
     }
     rows
@@ -100,9 +100,9 @@ fn node_state(node: &Value) -> String {
     format!("{}{cordoned}", if ready { "Ready" } else { "NotReady" })
 }
 
-fn machines(live: &Live) -> String {
-    let world = &live.world;
-    let first = live.first.as_ref();
+fn machines(session: &Session) -> String {
+    let world = &session.world;
+    let first = session.first.as_ref();
     let mut gone: Vec<&str> = first.into_iter().flatten().map(|(name, _)| name.as_str()).collect();
     let rows = world
         .machines()
@@ -137,15 +137,15 @@ fn machines(live: &Live) -> String {
         .collect();
     let header =
         ["MACHINE", "VERSION", "KUBELET", "NODE", "PHASE", "AVAILABLE", "UPDATE", "SAME", "BOOTS"];
-    let mut out = table(&header, &sorted(live, rows));
+    let mut out = table(&header, &sorted(session, rows));
     for name in gone {
         out.extend(["gone: ", name, "\n"]);
     }
     out
 }
 
-fn nodes(live: &Live) -> String {
-    let rows = live
+fn nodes(session: &Session) -> String {
+    let rows = session
         .world
         .nodes()
         .iter()
@@ -167,17 +167,17 @@ fn nodes(live: &Live) -> String {
         })
         .collect();
     let header = ["NODE", "STATE", "KUBELET", "CORDONED-BY", "TAINTS"];
-    table(&header, &sorted(live, rows))
+    table(&header, &sorted(session, rows))
 }
 
-fn hosts(live: &Live) -> String {
-    let now = live.world.now();
-    let rows = live
+fn hosts(session: &Session) -> String {
+    let now = session.world.now();
+    let rows = session
         .world
         .host_nodes()
         .iter()
         .filter_map(|node| {
-            live.world.with_host(node, |host| {
+            session.world.with_host(node, |host| {
                 let package = |name: &str| {
                     host.installed(name).map(|version| version.to_string()).unwrap_or_default()
                 };
@@ -196,13 +196,13 @@ fn hosts(live: &Live) -> String {
         })
         .collect();
     let header = ["HOST", "UP", "BOOTS", "RUNS-KUBELET", "KUBEADM", "KUBELET", "COMMANDS"];
-    table(&header, &sorted(live, rows))
+    table(&header, &sorted(session, rows))
 }
 
-fn pods(live: &Live) -> String {
+fn pods(session: &Session) -> String {
     let mut rows = Vec::new();
-    for cluster in live.world.clusters() {
-        let Some(server) = live.world.workload(&cluster) else {
+    for cluster in session.world.clusters() {
+        let Some(server) = session.world.workload(&cluster) else {
             continue;
         };
         for pod in server.list_values("", "pods", None) {
@@ -216,7 +216,7 @@ fn pods(live: &Live) -> String {
             rows.push(strings([name(&pod), text(&pod, "/spec/nodeName"), state]));
         }
     }
-    table(&["POD", "NODE", "READY"], &sorted(live, rows))
+    table(&["POD", "NODE", "READY"], &sorted(session, rows))
 }
 
 /// How long something took, or that it still does.
@@ -227,12 +227,12 @@ fn took(from: &str, to: &str) -> String {
     }
 }
 
-fn updates(live: &Live) -> String {
-    let mut updates = live.world.node_updates();
+fn updates(session: &Session) -> String {
+    let mut updates = session.world.node_updates();
     updates.sort_by_cached_key(|update| {
         let started = text(update, "/status/startedAt");
         let started = if started.is_empty() { "~" } else { started };
-        (started.to_owned(), natural(&live.names.shown(name(update))))
+        (started.to_owned(), natural(&session.names.shown(name(update))))
     });
     let rows: Vec<Vec<String>> = updates
         .iter()
@@ -259,17 +259,17 @@ fn updates(live: &Live) -> String {
                 &why,
             ]
             .iter()
-            .map(|cell| live.names.shown(cell))
+            .map(|cell| session.names.shown(cell))
             .collect()
         })
         .collect();
     table(&["UPDATE", "GOAL", "ROLE", "PHASE", "STARTED", "TOOK", "WHY"], &rows)
 }
 
-fn groups(live: &Live) -> String {
+fn groups(session: &Session) -> String {
     let mut lines = String::new();
     let mut rows = Vec::new();
-    for group in live.world.update_groups() {
+    for group in session.world.update_groups() {
         let names = |list: &Value| {
             let list = list.as_array().into_iter().flatten();
             let names: Vec<&str> = list.map(|item| text(item, "/machine")).collect();
@@ -291,13 +291,13 @@ fn groups(live: &Live) -> String {
         }
     }
     let header = ["GROUP", "LIMIT", "BUSY", "WAITING", "PROGRESSING", "BLOCKED"];
-    format!("{}{lines}", table(&header, &sorted(live, rows)))
+    format!("{}{lines}", table(&header, &sorted(session, rows)))
 }
 
-fn plans(live: &Live) -> String {
+fn plans(session: &Session) -> String {
     let mut rows = Vec::new();
-    for cluster in live.world.clusters() {
-        let Some(server) = live.world.workload(&cluster) else {
+    for cluster in session.world.clusters() {
+        let Some(server) = session.world.workload(&cluster) else {
             continue;
         };
         for plan in server.list_values(refit_kinds::refit::GROUP, "hostplans", None) {
@@ -314,26 +314,26 @@ fn plans(live: &Live) -> String {
         }
     }
     let header = ["NODE", "UPDATE", "GATE", "ABORT", "STATE", "PASSED", "KUBELET", "REPORTED"];
-    table(&header, &sorted(live, rows))
+    table(&header, &sorted(session, rows))
 }
 
-fn processes(live: &Live) -> String {
-    let rows = live
+fn processes(session: &Session) -> String {
+    let rows = session
         .world
         .processes()
         .iter()
         .map(|(actor, starts)| vec![actor.to_string(), starts.to_string()])
         .collect();
-    table(&["PROCESS", "STARTS"], &sorted(live, rows))
+    table(&["PROCESS", "STARTS"], &sorted(session, rows))
 }
 
-fn steps(live: &Live, node: &str) -> String {
-    let real = live.names.real(node);
-    let machines = live.world.machines();
+fn steps(session: &Session, node: &str) -> String {
+    let real = session.names.real(node);
+    let machines = session.world.machines();
     let update = machines
         .iter()
         .find(|machine| name(machine) == real)
-        .and_then(|machine| newest_update(&live.world, machine));
+        .and_then(|machine| newest_update(&session.world, machine));
     let steps = update.as_ref().and_then(|update| update["status"]["steps"].as_array());
     let rows: Vec<Vec<String>> = steps
         .into_iter()
@@ -345,18 +345,18 @@ fn steps(live: &Live, node: &str) -> String {
                 text(step, "/name").to_owned(),
                 text(step, "/state").to_owned(),
                 tries.map(|tries| tries.to_string()).unwrap_or_default(),
-                live.names.shown(from),
+                session.names.shown(from),
                 took(from, to),
-                live.names.shown(text(step, "/message")),
+                session.names.shown(text(step, "/message")),
             ]
         })
         .collect();
     table(&["STEP", "STATE", "TRIES", "STARTED", "TOOK", "MESSAGE"], &rows)
 }
 
-fn events(live: &Live, about: Option<&Reference>) -> Result<String, Wrong> {
-    let about = about.map(|about| live.find(about)).transpose()?;
-    let mut events = live.world.management().list_values("", "events", None);
+fn events(session: &Session, about: Option<&Reference>) -> Result<String, Wrong> {
+    let about = about.map(|about| session.find(about)).transpose()?;
+    let mut events = session.world.management().list_values("", "events", None);
     events.retain(|event| {
         about.as_ref().is_none_or(|about| {
             text(event, "/involvedObject/kind") == about.kind.kind
@@ -367,7 +367,7 @@ fn events(live: &Live, about: Option<&Reference>) -> Result<String, Wrong> {
         let at = text(event, "/firstTimestamp").to_owned();
         (
             at,
-            live.names.shown(text(event, "/involvedObject/name")),
+            session.names.shown(text(event, "/involvedObject/name")),
             text(event, "/reason").to_owned(),
         )
     });
@@ -387,7 +387,7 @@ fn events(live: &Live, about: Option<&Reference>) -> Result<String, Wrong> {
                 text(event, "/message"),
             ]
             .iter()
-            .map(|cell| live.names.shown(cell))
+            .map(|cell| session.names.shown(cell))
             .collect()
         })
         .collect();
@@ -395,12 +395,12 @@ fn events(live: &Live, about: Option<&Reference>) -> Result<String, Wrong> {
 }
 
 fn all_of(
-    live: &Live,
+    session: &Session,
     cluster: Option<&str>,
     kind: &str,
     fields: &[Field],
 ) -> Result<String, Wrong> {
-    let server = objects::server(&live.world, cluster)?;
+    let server = objects::server(&session.world, cluster)?;
     let kind = objects::kind(&server, kind)?;
     let objects = server.list_values(&kind.group, &kind.plural, None);
     let rows = objects
@@ -412,11 +412,11 @@ fn all_of(
         .collect();
     let header: Vec<&str> =
         std::iter::once("NAME").chain(fields.iter().map(|field| field.text.as_str())).collect();
-    Ok(table(&header, &sorted(live, rows)))
+    Ok(table(&header, &sorted(session, rows)))
 }
 
-fn one(live: &Live, object: &Reference, fields: &[Field]) -> Result<String, Wrong> {
-    let mut found = live.find(object)?.need()?;
+fn one(session: &Session, object: &Reference, fields: &[Field]) -> Result<String, Wrong> {
+    let mut found = session.find(object)?.need()?;
     if fields.is_empty() {
         if let Some(metadata) = found["metadata"].as_object_mut() {
             metadata.remove("managedFields");

@@ -6,8 +6,8 @@ use lab_simhost::HostState;
 
 use super::{
     command::{How, Place, Process, Statement, Trouble, Wrong, wrong},
-    live::Live,
     objects,
+    session::Session,
 };
 use crate::{
     pki,
@@ -33,10 +33,10 @@ pub(super) fn place(trouble: &Trouble) -> Option<Place> {
 }
 
 /// Makes trouble; says what it did.
-pub(super) fn make(live: &mut Live, trouble: &Trouble) -> Result<String, Wrong> {
+pub(super) fn make(session: &mut Session, trouble: &Trouble) -> Result<String, Wrong> {
     match trouble {
         Trouble::Step { node, step, how } => {
-            with_host(live, node, |host| break_step(host, step, *how))?;
+            with_host(session, node, |host| break_step(host, step, *how))?;
             let how = match how {
                 How::Fails(u32::MAX) => "fails".to_owned(),
                 How::Fails(times) => format!("fails {}", often(*times)),
@@ -50,26 +50,26 @@ pub(super) fn make(live: &mut Live, trouble: &Trouble) -> Result<String, Wrong> 
             Err(wrong("break host", node.as_str(), "step STEP after it"))
         }
         Trouble::Place(Place::Disk(node)) => {
-            with_host(live, node, |host| host.troubles.disk_full = true)?;
+            with_host(session, node, |host| host.troubles.disk_full = true)?;
             Ok(format!("the disk of {node} is full"))
         }
         Trouble::Place(Place::Node(node)) => {
-            let agent = agent(live, node)?;
-            live.world.inner.dismiss(&agent);
-            let now = live.world.now();
-            with_host(live, node, |host| host.power_off(now))?;
+            let agent = agent(session, node)?;
+            session.world.inner.dismiss(&agent);
+            let now = session.world.now();
+            with_host(session, node, |host| host.power_off(now))?;
             Ok(format!("{node} is off"))
         }
         Trouble::Place(Place::Agent(node)) => {
-            let agent = agent(live, node)?;
+            let agent = agent(session, node)?;
             if let Actor::Agent(key) = agent {
-                live.mute.insert(key);
+                session.mute.insert(key);
             }
-            keep_mute(live);
+            keep_mute(session);
             Ok(format!("the agent of {node} reaches no API"))
         }
         Trouble::Place(Place::Api(name)) => {
-            api(live, name, Some(Down::Refuse))?;
+            api(session, name, Some(Down::Refuse))?;
             Ok(format!("the API server of {name} does not answer"))
         }
     }
@@ -96,22 +96,22 @@ fn break_step(host: &mut HostState, step: &str, how: How) {
 
 /// Ends trouble; says what it did, and which process starts when by that.
 pub(super) fn mend(
-    live: &mut Live,
+    session: &mut Session,
     place: &Place,
 ) -> Result<(String, Option<(Timestamp, Actor)>), Wrong> {
     Ok(match place {
         Place::Host(node) => {
-            with_host(live, node, HostState::mend)?;
+            with_host(session, node, HostState::mend)?;
             (format!("{node} is mended"), None)
         }
         Place::Disk(node) => {
-            with_host(live, node, |host| host.troubles.disk_full = false)?;
+            with_host(session, node, |host| host.troubles.disk_full = false)?;
             (format!("the disk of {node} has room"), None)
         }
         Place::Node(node) => {
-            let agent = agent(live, node)?;
-            let now = live.world.now();
-            let boot = with_host(live, node, |host| host.power_on(now))?;
+            let agent = agent(session, node)?;
+            let now = session.world.now();
+            let boot = with_host(session, node, |host| host.power_on(now))?;
             let what = match boot {
                 Some(_) => format!("{node} boots"),
                 None => format!("{node} was on"),
@@ -119,65 +119,65 @@ pub(super) fn mend(
             (what, boot.map(|at| (at, agent)))
         }
         Place::Agent(node) => {
-            if let Actor::Agent(key) = agent(live, node)? {
-                cut(live, &key, false);
-                live.mute.remove(&key);
+            if let Actor::Agent(key) = agent(session, node)? {
+                cut(session, &key, false);
+                session.mute.remove(&key);
             }
             (format!("the agent of {node} reaches its API"), None)
         }
         Place::Api(name) => {
-            api(live, name, None)?;
+            api(session, name, None)?;
             (format!("the API server of {name} answers"), None)
         }
     })
 }
 
-fn api(live: &Live, name: &str, down: Option<Down>) -> Result<(), Wrong> {
+fn api(session: &Session, name: &str, down: Option<Down>) -> Result<(), Wrong> {
     let cluster = (name != "management").then_some(name);
-    let server = objects::server(&live.world, cluster)?;
+    let server = objects::server(&session.world, cluster)?;
     server.faults().set_down(down);
     // The environment has something to write again.
-    live.world.inner.woken.notify_one();
+    session.world.inner.woken.notify_one();
     Ok(())
 }
 
 /// Cuts off the agents that are to reach no API, also those that were started since.
-pub(super) fn keep_mute(live: &Live) {
-    for key in &live.mute {
-        cut(live, key, true);
+pub(super) fn keep_mute(session: &Session) {
+    for key in &session.mute {
+        cut(session, key, true);
     }
 }
 
-fn cut(live: &Live, key: &str, mute: bool) {
+fn cut(session: &Session, key: &str, mute: bool) {
     let actor = Actor::Agent(key.to_owned());
     let incarnation = {
-        let processes = lock(&live.world.inner.processes);
+        let processes = lock(&session.world.inner.processes);
         processes.get(&actor).map(|running| running.incarnation)
     };
     let cluster = key.rsplit_once('/').map_or("", |(cluster, _)| cluster);
-    if let (Some(incarnation), Some(server)) = (incarnation, live.world.workload(cluster)) {
+    if let (Some(incarnation), Some(server)) = (incarnation, session.world.workload(cluster)) {
         server.faults().set_cut(&actor.user_agent(incarnation), mute);
     }
 }
 
 /// Ends a process, for good where the caller starts it again. Says what it did.
 pub(super) fn kill(
-    live: &mut Live,
+    session: &mut Session,
     process: &Process,
     for_long: bool,
 ) -> Result<(String, Actor), Wrong> {
     let (actor, name) = match process {
         Process::Controller => (Actor::Controller, "the controller".to_owned()),
         Process::Capi => (Actor::Capi, "Cluster API".to_owned()),
-        Process::Agent(node) => (agent(live, node)?, format!("the agent of {node}")),
+        Process::Agent(node) => (agent(session, node)?, format!("the agent of {node}")),
     };
     if for_long {
-        live.world.inner.dismiss(&actor);
+        session.world.inner.dismiss(&actor);
         if actor == Actor::Controller {
-            live.world.inner.network.close(pki::HOOK_HOST, pki::HOOK_PORT);
+            session.world.inner.network.close(pki::HOOK_HOST, pki::HOOK_PORT);
         }
     } else {
-        live.world.kill(&actor);
+        session.world.kill(&actor);
     }
     Ok((format!("{name} is killed"), actor))
 }
@@ -193,21 +193,21 @@ pub(super) fn start(world: &World, actor: &Actor) {
     }
 }
 
-fn agent(live: &Live, node: &str) -> Result<Actor, Wrong> {
-    let real = live.names.real(node);
-    live.world.agent(&real).ok_or_else(|| no_host(live, node))
+fn agent(session: &Session, node: &str) -> Result<Actor, Wrong> {
+    let real = session.names.real(node);
+    session.world.agent(&real).ok_or_else(|| no_host(session, node))
 }
 
 fn with_host<T>(
-    live: &Live,
+    session: &Session,
     node: &str,
     act: impl FnOnce(&mut HostState) -> T,
 ) -> Result<T, Wrong> {
-    let real = live.names.real(node);
-    live.world.with_host(&real, act).ok_or_else(|| no_host(live, node))
+    let real = session.names.real(node);
+    session.world.with_host(&real, act).ok_or_else(|| no_host(session, node))
 }
 
-fn no_host(live: &Live, node: &str) -> Wrong {
-    let hosts = live.world.host_nodes().join(", ");
+fn no_host(session: &Session, node: &str) -> Wrong {
+    let hosts = session.world.host_nodes().join(", ");
     wrong("host", node, format!("one that has booted: {hosts}"))
 }

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use refit_kinds::keys;
+use refit_kinds::{
+    json::{flag, name, namespace, text},
+    keys,
+};
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    env::{flag, name, namespace, text},
-    world::{
-        World, lock,
-        status::{PASSING, condition, phase},
-    },
+use crate::world::{
+    World, lock,
+    status::{PASSING, condition, phase},
 };
 
 /// How a run ended.

@@ -4,14 +4,16 @@ use std::time::Duration;
 
 use jiff::SignedDuration;
 use refit_controller::NewNodeUpdate;
-use refit_kinds::refit::{MachineRef, Origin, Phase};
+use refit_kinds::{
+    json::{name, namespace, text},
+    refit::{MachineRef, Origin, Phase},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::SweepError;
 use crate::{
     direct::{Call, Direct, DirectError, USER},
-    env::{name, namespace, text},
     world::{
         TimedOut, World, WorldOptions,
         status::{is_worker, phase},

@@ -9,7 +9,11 @@ use lab_apiserver::{
     ApiServer, Options, Registry, Webhook,
     auth::{Authentication, Required},
 };
-use refit_kinds::{crds, keys};
+use refit_kinds::{
+    crds,
+    json::{namespace, text},
+    keys,
+};
 use refit_runtime::{Clock, net::MemoryNetwork, serve, tls};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -18,7 +22,7 @@ use tokio::{sync::Notify, task::AbortHandle};
 use super::{Hub, Inner, Workload, World, WorldError, WorldOptions, hosts, lock, process::Actor};
 use crate::{
     direct::{Call, Direct, USER, server_options},
-    env::{namespace, state::EnvState, text},
+    env::state::EnvState,
     invariants::Checker,
     leaders::Leaders,
     manifests::schemaless_crds,

@@ -25,6 +25,7 @@ use std::{
 
 use jiff::Timestamp;
 use lab_apiserver::ApiServer;
+use refit_kinds::json;
 use refit_runtime::{
     Clock,
     client::{ClientError, ClientStack},
@@ -55,7 +56,7 @@ pub(crate) use supervise::LEASE;
 
 use crate::{
     direct::{Call, Direct, DirectError, USER},
-    env::{self, state::EnvState},
+    env::state::EnvState,
     invariants::Checker,
     leaders::Leaders,
     mirror::Mirror,
@@ -344,7 +345,7 @@ impl World {
                 continue;
             };
             for object in mirror.list(&place.id) {
-                if env::text(&object, pointer) == version {
+                if json::text(&object, pointer) == version {
                     continue;
                 }
                 let body = if kind == "MachineDeployment" {
@@ -352,7 +353,7 @@ impl World {
                 } else {
                     json!({"spec": {"version": version}})
                 };
-                let path = place.path(env::namespace(&object), env::name(&object));
+                let path = place.path(json::namespace(&object), json::name(&object));
                 api.send(Call::merge(path, body)).await?;
             }
         }

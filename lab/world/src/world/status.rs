@@ -2,11 +2,13 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use refit_kinds::{keys, refit};
+use refit_kinds::{
+    json::{name, namespace, text},
+    keys, refit,
+};
 use serde_json::Value;
 
 use super::{World, lock};
-use crate::env::{name, namespace, text};
 
 const MACHINES: &str = "machines.cluster.x-k8s.io";
 const MACHINE_SETS: &str = "machinesets.cluster.x-k8s.io";

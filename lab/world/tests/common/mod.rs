@@ -13,6 +13,7 @@ use lab_world::{
     snapshot::Snapshot,
     world::{MachineFacts, World, WorldOptions, facts, runtime},
 };
+use refit_kinds::json::{name, text};
 use refit_runtime::process::log_filter;
 use serde_json::Value;
 use tracing_subscriber::{layer::SubscriberExt as _, util::SubscriberInitExt as _};
@@ -120,16 +121,6 @@ pub fn assert_same_machines(before: &[MachineFacts], after: &[MachineFacts]) {
             .collect()
     };
     assert_eq!(identity(before), identity(after));
-}
-
-/// Text at a JSON pointer.
-pub fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
-    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
-}
-
-/// Name of an object.
-pub fn name(value: &Value) -> &str {
-    text(value, "/metadata/name")
 }
 
 /// The NodeUpdates of a Machine.

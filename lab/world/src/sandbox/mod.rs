@@ -26,13 +26,13 @@ use std::path::PathBuf;
 use refit_runtime::tls::TlsError;
 
 pub use bring_up::{BringUp, bring_up};
-pub use serve::{Live, LiveOptions, Ports, runtime};
+pub use serve::{Ports, Sandbox, SandboxOptions, runtime};
 
 use crate::world::WorldError;
 
 /// Why a live sandbox cannot run.
 #[derive(Debug, thiserror::Error)]
-pub enum LiveError {
+pub enum SandboxError {
     /// The port is taken.
     #[error(
         "port {port} of 127.0.0.1 is in use; end what listens there (`ss -ltnp 'sport = :{port}'` \

@@ -19,17 +19,17 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use lab_world::{
-    live::{self, BringUp, Live, LiveOptions, Ports},
+    sandbox::{self, BringUp, Ports, Sandbox, SandboxOptions},
     snapshot::Snapshot,
     world::World,
 };
 use refit_runtime::{Clock, client::ClientStack, gate::Open, net::Dialer, workload::Workloads};
 
 /// A client as kubectl makes one.
-async fn client(live: &Live, context: &str) -> Client {
+async fn client(sandbox: &Sandbox, context: &str) -> Client {
     let options =
         KubeConfigOptions { context: Some(context.to_owned()), ..KubeConfigOptions::default() };
-    let read = Kubeconfig::read_from(live.kubeconfig()).unwrap();
+    let read = Kubeconfig::read_from(sandbox.kubeconfig()).unwrap();
     let config = Config::from_custom_kubeconfig(read, &options).await.unwrap();
     Client::try_from(config).unwrap()
 }
@@ -63,13 +63,13 @@ fn take_down(world: &World, node: &str, milliseconds: i64) {
 fn made() -> &'static BringUp {
     static MADE: OnceLock<BringUp> = OnceLock::new();
     refit_runtime::tls::install_provider();
-    MADE.get_or_init(|| live::bring_up(&example(), 20).unwrap())
+    MADE.get_or_init(|| sandbox::bring_up(&example(), 20).unwrap())
 }
 
-async fn start(world: &Snapshot, folder: &Path) -> Live {
-    let options = LiveOptions { folder: folder.to_owned(), hurry: 20 };
+async fn start(world: &Snapshot, folder: &Path) -> Sandbox {
+    let options = SandboxOptions { folder: folder.to_owned(), hurry: 20 };
     let ports = Ports::take(None).unwrap();
-    Live::start(world, ports, options).await.unwrap()
+    Sandbox::start(world, ports, options).await.unwrap()
 }
 
 fn temporary() -> tempfile::TempDir {
@@ -81,41 +81,41 @@ fn a_workload_api_below_quorum_refuses_connections_and_comes_back_at_its_port() 
     let made = made();
     assert_eq!((made.available, made.machines), (8, 8));
     let folder = temporary();
-    live::runtime().unwrap().block_on(async {
-        let live = start(&made.world, folder.path()).await;
-        let nodes: Api<Node> = Api::all(client(&live, "edge-1").await);
-        let text = std::fs::read_to_string(live.kubeconfig()).unwrap();
+    sandbox::runtime().unwrap().block_on(async {
+        let sandbox = start(&made.world, folder.path()).await;
+        let nodes: Api<Node> = Api::all(client(&sandbox, "edge-1").await);
+        let text = std::fs::read_to_string(sandbox.kubeconfig()).unwrap();
         assert!(answers(&nodes).await);
         let watch = nodes.watch(&WatchParams::default(), "0").await.unwrap();
         let mut watch = Box::pin(watch);
 
-        let machines = control_planes(live.world());
-        take_down(live.world(), &machines[0], 1500);
-        take_down(live.world(), &machines[1], 1500);
+        let machines = control_planes(sandbox.world());
+        take_down(sandbox.world(), &machines[0], 1500);
+        take_down(sandbox.world(), &machines[1], 1500);
         until("the outage", async || !answers(&nodes).await).await;
         // Who watches is cut off, and the management API goes on.
         until("the end of the watch", async || {
             futures::StreamExt::next(&mut watch).await.is_none_or(|event| event.is_err())
         })
         .await;
-        assert!(client(&live, "refit").await.apiserver_version().await.is_ok());
+        assert!(client(&sandbox, "refit").await.apiserver_version().await.is_ok());
         until("the return", async || answers(&nodes).await).await;
-        assert_eq!(std::fs::read_to_string(live.kubeconfig()).unwrap(), text);
-        assert_eq!(live.world().clusters(), [CLUSTER]);
-        drop(live);
+        assert_eq!(std::fs::read_to_string(sandbox.kubeconfig()).unwrap(), text);
+        assert_eq!(sandbox.world().clusters(), [CLUSTER]);
+        drop(sandbox);
         assert!(!answers(&nodes).await);
     });
 }
 
 /// Whether the kubeconfig Secret leads to the workload cluster: over TCP, as `refit doctor` and
 /// `refit plan` go there, and over the in-memory network, as the world's own processes do.
-async fn secret_leads_there(live: &Live) -> [bool; 2] {
-    let memory = Dialer::Memory(live.world().network().clone(), Arc::new(Open));
+async fn secret_leads_there(sandbox: &Sandbox) -> [bool; 2] {
+    let memory = Dialer::Memory(sandbox.world().network().clone(), Arc::new(Open));
     let outside = ClientStack::production("test");
     let inside = ClientStack::new(memory, Arc::new(Open), "test");
     let mut leads = [false; 2];
     for (leads, stack) in leads.iter_mut().zip([outside, inside]) {
-        let management = client(live, "refit").await;
+        let management = client(sandbox, "refit").await;
         let workloads = Workloads::new(management, stack, Clock::real());
         let workload = workloads.client("default", "edge-1").await.unwrap();
         *leads = answers(&Api::all(workload)).await;
@@ -127,8 +127,8 @@ async fn secret_leads_there(live: &Live) -> [bool; 2] {
 fn the_kubeconfig_secret_leads_there_from_outside_and_inside() {
     let made = made();
     let folder = temporary();
-    live::runtime().unwrap().block_on(async {
-        let live = start(&made.world, folder.path()).await;
-        assert_eq!(secret_leads_there(&live).await, [true, true]);
+    sandbox::runtime().unwrap().block_on(async {
+        let sandbox = start(&made.world, folder.path()).await;
+        assert_eq!(secret_leads_there(&sandbox).await, [true, true]);
     });
 }

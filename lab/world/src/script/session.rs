@@ -27,12 +27,12 @@ pub(super) struct Later {
     pub(super) due: Timestamp,
     pub(super) line: usize,
     pub(super) what: Due,
-    /// Whether the script must live to see it.
+    /// Whether the script must session to see it.
     pub(super) must: bool,
 }
 
 /// A world, and what the script knows of it.
-pub(super) struct Live {
+pub(super) struct Session {
     pub(super) world: World,
     pub(super) names: Names,
     /// What machines were when all of them first were ready, by name.
@@ -46,7 +46,7 @@ pub(super) struct Live {
     pub(super) later: Vec<Later>,
 }
 
-impl Live {
+impl Session {
     /// A world that has just been made.
     pub(super) fn new(world: World) -> Self {
         let start = world.now();

@@ -18,7 +18,7 @@ use refit_runtime::{
 use tokio::{sync::watch, task::AbortHandle};
 
 use super::{
-    LiveError,
+    SandboxError,
     kubeconfig::{self, Entry, FILE, HOST, MANAGEMENT},
     secret,
 };
@@ -51,18 +51,18 @@ pub struct Ports {
 
 impl Ports {
     /// Takes this port, or any that is free.
-    pub fn take(port: Option<u16>) -> Result<Self, LiveError> {
+    pub fn take(port: Option<u16>) -> Result<Self, SandboxError> {
         Ok(Self { management: listen(port.unwrap_or(0))? })
     }
 }
 
-fn listen(port: u16) -> Result<TcpListener, LiveError> {
+fn listen(port: u16) -> Result<TcpListener, SandboxError> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     TcpListener::bind(address).map_err(|source| {
         if source.kind() == io::ErrorKind::AddrInUse {
-            LiveError::PortInUse { port }
+            SandboxError::PortInUse { port }
         } else {
-            LiveError::Listen { port, source }
+            SandboxError::Listen { port, source }
         }
     })
 }
@@ -73,7 +73,7 @@ fn port_of(listener: &TcpListener) -> io::Result<u16> {
 
 /// How a live world runs.
 #[derive(Debug)]
-pub struct LiveOptions {
+pub struct SandboxOptions {
     /// Where the kubeconfig goes.
     pub folder: PathBuf,
     /// How many times faster than real ones the hosts work.
@@ -83,18 +83,18 @@ pub struct LiveOptions {
 /// A world that runs, and the kubeconfig that leads to it. Dropping it ends the world and everything
 /// that it serves.
 #[derive(Debug)]
-pub struct Live {
+pub struct Sandbox {
     world: World,
     kubeconfig: PathBuf,
 }
 
-impl Live {
+impl Sandbox {
     /// Lets a world go on in real time and serves its APIs. Must be called in a [`runtime`].
     pub async fn start(
         world: &Snapshot,
         ports: Ports,
-        options: LiveOptions,
-    ) -> Result<Self, LiveError> {
+        options: SandboxOptions,
+    ) -> Result<Self, SandboxError> {
         let world_options =
             WorldOptions { hurry: options.hurry, real_time: true, ..WorldOptions::new(Vec::new()) };
         let world = World::restore(world, &world_options)?;
@@ -197,7 +197,7 @@ struct Front {
 }
 
 impl Front {
-    fn new(inner: Arc<Inner>, ports: Ports, path: PathBuf) -> Result<Self, LiveError> {
+    fn new(inner: Arc<Inner>, ports: Ports, path: PathBuf) -> Result<Self, SandboxError> {
         let port = port_of(&ports.management)?;
         let ca = inner.management_identity.ca.clone();
         let mut management = Api::new(inner.management.clone(), &ca, port)?;
@@ -262,7 +262,7 @@ impl Front {
     }
 
     /// Serves a workload cluster; says whether its address is news.
-    fn open(&mut self, key: &str) -> Result<bool, LiveError> {
+    fn open(&mut self, key: &str) -> Result<bool, SandboxError> {
         let known = self.workloads.get(key);
         if known.is_some_and(|api| api.serving.is_some()) {
             return Ok(false);
@@ -303,7 +303,7 @@ impl Front {
         complete
     }
 
-    fn add(&mut self, key: &str, port: u16) -> Result<(), LiveError> {
+    fn add(&mut self, key: &str, port: u16) -> Result<(), SandboxError> {
         let found = lock(&self.inner.workloads)
             .get(key)
             .map(|workload| (workload.server.clone(), workload.identity.ca.clone()));
@@ -313,7 +313,7 @@ impl Front {
         Ok(())
     }
 
-    fn write(&self) -> Result<(), LiveError> {
+    fn write(&self) -> Result<(), SandboxError> {
         let keys: Vec<&str> = self.workloads.keys().map(String::as_str).collect();
         let contexts = kubeconfig::contexts(&keys);
         let management = std::iter::once((MANAGEMENT.to_owned(), &self.management));
@@ -322,6 +322,6 @@ impl Front {
         let entries: Vec<Entry<'_>> =
             management.chain(workloads).map(|(name, api)| api.entry(name)).collect();
         kubeconfig::write(&self.path, &kubeconfig::text(&entries))
-            .map_err(|source| LiveError::Kubeconfig { path: self.path.clone(), source })
+            .map_err(|source| SandboxError::Kubeconfig { path: self.path.clone(), source })
     }
 }

@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use refit_runtime::Clock;
 use serde_json::Value;
 
-use super::LiveError;
+use super::SandboxError;
 use crate::{
     snapshot::Snapshot,
     world::{self, World, WorldOptions},
@@ -34,7 +34,7 @@ pub struct BringUp {
 /// Makes a world of these manifests and lets it run, in simulated time, until now.
 ///
 /// A world that does not get ready goes on from where it is: what keeps it shows in its objects.
-pub fn bring_up(manifests: &[Value], hurry: u32) -> Result<BringUp, LiveError> {
+pub fn bring_up(manifests: &[Value], hurry: u32) -> Result<BringUp, SandboxError> {
     let runtime = world::runtime()?;
     let outcome = runtime.block_on(async {
         let options = WorldOptions {
