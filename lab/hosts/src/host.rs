@@ -14,7 +14,7 @@ use anyhow::{Context as _, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{process::Command, sync::Mutex, task::JoinHandle};
 
-use crate::{cage::Cage, disk::Disk, eventually, net, run};
+use crate::{disk::Disk, eventually, isolation::Isolation, net, run};
 
 /// What systemd-nspawn ends with where the host asked for a reboot and nobody manages it.
 const REBOOT: i32 = 133;
@@ -48,13 +48,13 @@ pub struct Host {
 impl Host {
     /// Makes the host with this number, from 1, of a test; it does not run yet.
     pub async fn new(
-        cage: &Cage,
+        isolation: &Isolation,
         number: u8,
         name: &str,
         layers: &[PathBuf],
     ) -> anyhow::Result<Self> {
         let (short, address) = (format!("h{number}"), net::address(number));
-        let folder = cage.folder.join(&short);
+        let folder = isolation.folder.join(&short);
         // First: the disk's mount namespace has a copy of what is mounted by then.
         net::attach(&short, &address).await?;
         let disk = Disk::new(&folder, layers, DISK_MEBIBYTES).await?;
@@ -63,7 +63,7 @@ impl Host {
             disk,
             own: Vec::new(),
             console: folder.join("console.log"),
-            groups: make_groups(&cage.name, &short)?,
+            groups: make_groups(&isolation.name, &short)?,
             short,
             keeper: Arc::default(),
             boots: Arc::default(),

@@ -11,10 +11,10 @@ use serde_json::Value;
 
 use crate::{
     balancer::{self, Balancer},
-    cage::Cage,
     eventually,
     host::{Host, with_reports},
-    kit::{ETCD_TAG, Kit},
+    isolation::Isolation,
+    kubernetes_build::{ETCD_TAG, KubernetesBuild},
     management::{Management, admin_config, admin_kubeconfig, validity},
     net,
 };
@@ -80,16 +80,16 @@ impl std::fmt::Debug for Cluster {
 impl Cluster {
     /// Boots hosts, numbered from `first`, and makes a cluster of the lower version of them.
     pub async fn create(
-        cage: &Cage,
-        kit: &Kit,
+        isolation: &Isolation,
+        build: &KubernetesBuild,
         first: u8,
         nodes: Vec<Node>,
     ) -> anyhow::Result<Self> {
-        let version = kit.versions[0].version.as_str();
+        let version = build.versions[0].version.as_str();
         let authority = Authority::new("edge-1", validity())?;
         let mut hosts = Vec::new();
         for (number, node) in (first..).zip(&nodes) {
-            let host = Host::new(cage, number, &node.name, &kit.layers)
+            let host = Host::new(isolation, number, &node.name, &build.layers)
                 .await?
                 .with_own_disk("/var/lib/containerd");
             host.write("etc/cni/net.d/10-pods.conflist", &pod_network(number))?;

@@ -19,7 +19,7 @@ use hyper::body::Incoming;
 use refit_runtime::{net::Listener, serve::serve};
 use sha2::{Digest as _, Sha256};
 
-use crate::{layer::REPOSITORY_PORT, net, run};
+use crate::{net, overlay::REPOSITORY_PORT, run};
 
 /// The Kubernetes versions that the repository holds, each with its container runtime.
 pub const VERSIONS: [(&str, &str); 3] =

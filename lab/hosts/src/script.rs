@@ -6,8 +6,8 @@ use anyhow::Context as _;
 
 use crate::{
     host::Host,
-    kit::package_version,
     kubernetes::{Cluster, IGNORED, Node},
+    kubernetes_build::package_version,
     say,
 };
 

@@ -13,17 +13,17 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use lab_hosts::{
-    application::{self, Application},
     balancer::{self, Availability},
     base,
-    cage::{self, Cage, runtime},
+    cluster_nodes::Programs,
     eventually,
     host::with_reports,
-    kit::{self, Kit},
+    isolation::{self, Isolation, runtime},
     kubernetes::{self, Cluster, IGNORED},
+    kubernetes_build::{self, KubernetesBuild},
     management::{Management, Objects, Shape, owner, send},
-    nodes::Programs,
     say, script,
+    workload::{self, Workload},
 };
 use refit_kinds::{keys, refit::Goal};
 use refit_runtime::clock::instant;
@@ -44,44 +44,44 @@ const COMPONENTS: [&str; 4] =
 const LONGEST_GAP: Duration = Duration::from_secs(5);
 
 static NUMBERS: AtomicU8 = AtomicU8::new(1);
-static KIT: OnceLock<Kit> = OnceLock::new();
+static BUILD: OnceLock<KubernetesBuild> = OnceLock::new();
 
 fn main() -> ExitCode {
-    if let Err(error) = kit::programs() {
+    if let Err(error) = kubernetes_build::programs() {
         say(&format!("error: {error:#}"));
         return ExitCode::FAILURE;
     }
-    let tests: [cage::Test; 2] = [
+    let tests: [isolation::Test; 2] = [
         ("a_cluster_of_one_is_upgraded_by_real_kubeadm", one),
         ("three_control_planes_and_a_worker_are_upgraded_while_their_api_answers", three_and_one),
     ];
-    cage::main_with(&base::KUBERNETES, &tests)
+    isolation::main_with(&base::KUBERNETES, &tests)
 }
 
-fn one(cage: &Cage) -> anyhow::Result<()> {
-    both_ways(cage, 1, 0)
+fn one(isolation: &Isolation) -> anyhow::Result<()> {
+    both_ways(isolation, 1, 0)
 }
 
-fn three_and_one(cage: &Cage) -> anyhow::Result<()> {
-    both_ways(cage, 3, 1)
+fn three_and_one(isolation: &Isolation) -> anyhow::Result<()> {
+    both_ways(isolation, 3, 1)
 }
 
 /// What all hosts are made of: made once.
-fn kit(cage: &Cage) -> anyhow::Result<&'static Kit> {
-    if let Some(kit) = KIT.get() {
-        return Ok(kit);
+fn kubernetes_build(isolation: &Isolation) -> anyhow::Result<&'static KubernetesBuild> {
+    if let Some(build) = BUILD.get() {
+        return Ok(build);
     }
     let agent = Programs::agent_beside(&std::env::current_exe()?)?;
-    let kit = runtime()?.block_on(Kit::new(cage, agent.as_ref()))?;
-    Ok(KIT.get_or_init(|| kit))
+    let build = runtime()?.block_on(KubernetesBuild::new(isolation, agent.as_ref()))?;
+    Ok(BUILD.get_or_init(|| build))
 }
 
 /// Through Refit, then by script.
-fn both_ways(cage: &Cage, control_planes: u32, workers: u32) -> anyhow::Result<()> {
-    let kit = kit(cage)?;
+fn both_ways(isolation: &Isolation, control_planes: u32, workers: u32) -> anyhow::Result<()> {
+    let build = kubernetes_build(isolation)?;
     let way = |first, through_refit| {
-        let shape = Shape { control_planes, workers, version: &kit.versions[0].version };
-        runtime()?.block_on(upgrade(cage, kit, shape, first, through_refit))
+        let shape = Shape { control_planes, workers, version: &build.versions[0].version };
+        runtime()?.block_on(upgrade(isolation, build, shape, first, through_refit))
     };
     // Numbers of hosts are taken once in a run.
     let numbers = NUMBERS.fetch_add(20, Ordering::SeqCst);
@@ -98,23 +98,23 @@ fn both_ways(cage: &Cage, control_planes: u32, workers: u32) -> anyhow::Result<(
 
 /// Makes a cluster and upgrades it; how long that took.
 async fn upgrade(
-    cage: &Cage,
-    kit: &Kit,
+    isolation: &Isolation,
+    build: &KubernetesBuild,
     shape: Shape<'_>,
     first: u8,
     through_refit: bool,
 ) -> anyhow::Result<Duration> {
-    kit.serve().await?;
+    build.serve().await?;
     let begun = instant();
     let objects = Objects::of(shape).await?;
     let management = Management::serve(objects.into_management()).await?;
     let nodes = kubernetes::nodes(&management).await?;
     let wanted = usize::try_from(shape.control_planes + shape.workers)?;
     ensure!(nodes.len() == wanted, "{wanted} nodes: {nodes:?}");
-    let cluster = Cluster::create(cage, kit, first, nodes).await?;
-    let application = Application::start(&cluster.client, wanted.max(2)).await?;
+    let cluster = Cluster::create(isolation, build, first, nodes).await?;
+    let workload = Workload::start(&cluster.client, wanted.max(2)).await?;
     say(&format!("a cluster of {wanted} in {:.1} s", begun.elapsed().as_secs_f64()));
-    let outcome = go(&cluster, &management, &application, kit, through_refit).await;
+    let outcome = go(&cluster, &management, &workload, build, through_refit).await;
     let took = with_reports(outcome, &cluster.hosts).await?;
     cluster.end().await?;
     Ok(took)
@@ -123,11 +123,11 @@ async fn upgrade(
 async fn go(
     cluster: &Cluster,
     management: &Management,
-    application: &Application,
-    kit: &Kit,
+    workload: &Workload,
+    build: &KubernetesBuild,
     through_refit: bool,
 ) -> anyhow::Result<Duration> {
-    let version = kit.versions[1].version.as_str();
+    let version = build.versions[1].version.as_str();
     let availability = Availability::watch(cluster.client.clone());
     let identities: Vec<String> =
         cluster.hosts.iter().map(|host| host.read("etc/machine-id")).collect();
@@ -147,7 +147,7 @@ async fn go(
         script::upgrade(cluster, version).await?;
     }
     let took = begun.elapsed();
-    let (api, pods) = (availability.seen(), application.seen());
+    let (api, pods) = (availability.seen(), workload.seen());
     say(&format!(
         "{} in {:.1} s; API: {} answers, {} failures, longest gap {:.1} s; application: at least {} \
          ran, at most {} of those not heard of, {} pods in all",
@@ -163,7 +163,7 @@ async fn go(
     let after: Vec<String> = cluster.hosts.iter().map(|host| host.read("etc/machine-id")).collect();
     ensure!(after == identities, "machine ids stay");
     ensure!(uids(management).await? == machines, "the machines are the same, by uid");
-    unharmed(cluster, &api, &pods, application.budget())?;
+    unharmed(cluster, &api, &pods, workload.budget())?;
     if through_refit && cluster.nodes.len() == 1 {
         renew(cluster, management, version).await?;
     }
@@ -174,7 +174,7 @@ async fn go(
 fn unharmed(
     cluster: &Cluster,
     api: &balancer::Seen,
-    pods: &application::Seen,
+    pods: &workload::Seen,
     budget: usize,
 ) -> anyhow::Result<()> {
     // One API server is away while it is replaced; behind a balancer others answer.

@@ -7,11 +7,11 @@ use std::{collections::BTreeSet, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use lab_hosts::{
-    cage::{self, Cage, runtime},
     cluster::Cluster,
+    cluster_nodes::{forget_orders, order},
     eventually,
     host::{Host, with_reports},
-    nodes::{forget_orders, order},
+    isolation::{self, Isolation, runtime},
     plans::{self, Order},
     say,
 };
@@ -21,18 +21,18 @@ const GOAL: &str = "v1.35.0";
 const JOURNAL: &str = "var/lib/refit-agent/journal.jsonl";
 
 fn main() -> ExitCode {
-    let tests: [cage::Test; 1] =
+    let tests: [isolation::Test; 1] =
         [("a_power_cut_at_any_boundary_or_within_any_step_is_survived", everything)];
-    cage::main(&tests)
+    isolation::main(&tests)
 }
 
 /// All at once, each on a host of its own: they wait for one another's boots otherwise.
-fn everything(cage: &Cage) -> anyhow::Result<()> {
+fn everything(isolation: &Isolation) -> anyhow::Result<()> {
     runtime()?.block_on(async {
-        let layers = common::layers(cage).await?;
+        let layers = common::layers(isolation).await?;
         let cluster = Cluster::start(2).await?;
         let names = cluster.names();
-        let hosts = common::hosts(cage, &cluster, &layers, &names).await?;
+        let hosts = common::hosts(isolation, &cluster, &layers, &names).await?;
         let [boundaries, within, torn, reboots, undone] = hosts.as_slice() else {
             anyhow::bail!("there are five hosts");
         };

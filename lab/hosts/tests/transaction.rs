@@ -7,12 +7,12 @@ use std::{collections::BTreeMap, process::ExitCode};
 
 use anyhow::{Context as _, ensure};
 use lab_hosts::{
-    cage::{self, Cage, runtime},
     cluster::Cluster,
+    cluster_nodes::order,
     eventually,
     host::{Host, with_reports},
+    isolation::{self, Isolation, runtime},
     management::{owner, send},
-    nodes::order,
     say,
     workloads::{self, Watched},
 };
@@ -27,20 +27,20 @@ const RUNTIME: &str = "2.1.4";
 const FEWEST: usize = 6;
 
 fn main() -> ExitCode {
-    let tests: [cage::Test; 1] = [(
+    let tests: [isolation::Test; 1] = [(
         "five_hosts_reach_the_next_version_through_slow_crashing_and_interrupted_steps",
         five_hosts,
     )];
-    cage::main(&tests)
+    isolation::main(&tests)
 }
 
-fn five_hosts(cage: &Cage) -> anyhow::Result<()> {
+fn five_hosts(isolation: &Isolation) -> anyhow::Result<()> {
     runtime()?.block_on(async {
-        let layers = common::layers(cage).await?;
+        let layers = common::layers(isolation).await?;
         let cluster = Cluster::start(2).await?;
         let names = cluster.names();
         ensure!(names.len() == 5, "five nodes: {names:?}");
-        let hosts = common::hosts(cage, &cluster, &layers, &names).await?;
+        let hosts = common::hosts(isolation, &cluster, &layers, &names).await?;
         let outcome = roll_out(&cluster, &hosts).await;
         with_reports(outcome, &hosts).await
     })

@@ -4,31 +4,31 @@ use std::path::PathBuf;
 
 use anyhow::ensure;
 use lab_hosts::{
-    cage::Cage,
     cluster::Cluster,
+    cluster_nodes::{self, Programs},
     host::Host,
-    nodes::{self, Programs},
+    isolation::Isolation,
 };
 
 /// The layers of hosts, with our stand-ins and the agent that was built beside this test.
-pub(crate) async fn layers(cage: &Cage) -> anyhow::Result<Vec<PathBuf>> {
+pub(crate) async fn layers(isolation: &Isolation) -> anyhow::Result<Vec<PathBuf>> {
     let test = std::env::current_exe()?;
     let agent = Programs::agent_beside(&test)?;
     let programs = Programs { stub: env!("CARGO_BIN_EXE_lab-hosts-stub"), agent: &agent };
-    nodes::prepare(cage, programs).await
+    cluster_nodes::prepare(isolation, programs).await
 }
 
 /// Makes these nodes of the cluster, numbered from 1, and boots them all at once.
 pub(crate) async fn hosts(
-    cage: &Cage,
+    isolation: &Isolation,
     cluster: &Cluster,
     layers: &[PathBuf],
     names: &[String],
 ) -> anyhow::Result<Vec<Host>> {
     let mut hosts = Vec::new();
     for (number, name) in (1..).zip(names) {
-        let host = Host::new(cage, number, name, layers).await?;
-        nodes::join(&host, cluster, cluster.control_planes.contains(name))?;
+        let host = Host::new(isolation, number, name, layers).await?;
+        cluster_nodes::join(&host, cluster, cluster.control_planes.contains(name))?;
         host.start().await?;
         hosts.push(host);
     }

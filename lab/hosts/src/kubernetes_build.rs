@@ -14,9 +14,9 @@ use anyhow::{Context as _, bail, ensure};
 use refit_kinds::version::KubernetesVersion;
 
 use crate::{
-    cage::Cage,
-    layer::Layer,
+    isolation::Isolation,
     net,
+    overlay::Overlay,
     packages::Repository,
     registry::{self, Registry},
 };
@@ -131,7 +131,7 @@ pub fn programs() -> anyhow::Result<[Programs; 2]> {
 
 /// What all hosts of a test share.
 #[derive(Debug)]
-pub struct Kit {
+pub struct KubernetesBuild {
     /// The versions, the lower first.
     pub versions: [Programs; 2],
     pub(crate) layers: Vec<PathBuf>,
@@ -139,11 +139,11 @@ pub struct Kit {
     registry: Arc<Registry>,
 }
 
-impl Kit {
+impl KubernetesBuild {
     /// Makes packages, images and the layers of hosts.
-    pub async fn new(cage: &Cage, agent: &Path) -> anyhow::Result<Self> {
+    pub async fn new(isolation: &Isolation, agent: &Path) -> anyhow::Result<Self> {
         let versions = programs()?;
-        let mut repository = Repository::new(&cage.folder)?;
+        let mut repository = Repository::new(&isolation.folder)?;
         for one in &versions {
             for name in PACKAGED {
                 let bytes = std::fs::read(one.folder.join(name))?;
@@ -154,8 +154,8 @@ impl Kit {
         }
         let images: Vec<(String, PathBuf)> =
             versions.iter().map(|one| (one.version.clone(), one.folder.clone())).collect();
-        let registry = Registry::of(&images, &cage.base, ETCD_TAG).await?;
-        let layers = layers(cage, &repository, &versions[0].version, agent).await?;
+        let registry = Registry::of(&images, &isolation.base, ETCD_TAG).await?;
+        let layers = layers(isolation, &repository, &versions[0].version, agent).await?;
         Ok(Self { versions, layers, repository, registry: Arc::new(registry) })
     }
 
@@ -172,33 +172,33 @@ pub fn package_version(version: &str) -> String {
 }
 
 async fn layers(
-    cage: &Cage,
+    isolation: &Isolation,
     repository: &Repository,
     version: &str,
     agent: &Path,
 ) -> anyhow::Result<Vec<PathBuf>> {
-    let layer = Layer::begin(cage).await?;
+    let overlay = Overlay::begin(isolation).await?;
     for name in PACKAGED {
         let file = format!("{name}_{}_amd64.deb", package_version(version));
-        let inside = layer.root().join(&file);
+        let inside = overlay.root().join(&file);
         std::fs::copy(repository.folder().join(&file), &inside)?;
-        layer.chroot(["dpkg", "--install", &format!("/{file}")]).await?;
+        overlay.chroot(["dpkg", "--install", &format!("/{file}")]).await?;
         std::fs::remove_file(&inside)?;
     }
-    layer.chroot(["apt-mark", "hold", "kubeadm", "kubectl", "kubelet"]).await?;
-    layer.write("etc/containerd/config.toml", &containerd_config())?;
+    overlay.chroot(["apt-mark", "hold", "kubeadm", "kubectl", "kubelet"]).await?;
+    overlay.write("etc/containerd/config.toml", &containerd_config())?;
     let mirror = format!(
         "server = \"http://{at}\"\n[host.\"http://{at}\"]\ncapabilities = [\"pull\", \"resolve\"]\n",
         at = format_args!("{}:{}", net::SWITCH, registry::PORT)
     );
-    layer.write("etc/containerd/certs.d/registry.k8s.io/hosts.toml", &mirror)?;
-    layer.write("etc/resolv.conf", "nameserver 127.0.0.1\n")?;
-    layer.script("usr/local/sbin/kernel-settings", KERNEL_SETTINGS.as_bytes())?;
-    layer.write("etc/systemd/system/kernel-settings.service", KERNEL_SETTINGS_UNIT)?;
-    layer.enable("kernel-settings.service")?;
+    overlay.write("etc/containerd/certs.d/registry.k8s.io/hosts.toml", &mirror)?;
+    overlay.write("etc/resolv.conf", "nameserver 127.0.0.1\n")?;
+    overlay.script("usr/local/sbin/kernel-settings", KERNEL_SETTINGS.as_bytes())?;
+    overlay.write("etc/systemd/system/kernel-settings.service", KERNEL_SETTINGS_UNIT)?;
+    overlay.enable("kernel-settings.service")?;
     let unit = include_str!("../../../deploy/agent/refit-agent.service");
-    layer.agent(agent, unit).await?;
-    layer.finish().await
+    overlay.agent(agent, unit).await?;
+    overlay.finish().await
 }
 
 fn containerd_config() -> String {

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Context as _;
 
-use crate::{cage::Cage, net, run};
+use crate::{isolation::Isolation, net, run};
 
 /// Port of the repository.
 pub const REPOSITORY_PORT: u16 = 8080;
@@ -30,35 +30,35 @@ const MASKED: [&str; 11] = [
 
 /// A folder that is made by changing a root and is a layer of hosts from then on.
 #[derive(Debug)]
-pub struct Layer {
+pub struct Overlay {
     base: PathBuf,
     upper: PathBuf,
     root: PathBuf,
 }
 
-impl Layer {
-    /// Begins one on top of the cage's root.
-    pub async fn begin(cage: &Cage) -> anyhow::Result<Self> {
-        let folder = cage.folder.join("layer");
-        let layer = Self {
-            base: cage.base.clone(),
+impl Overlay {
+    /// Begins one on top of the isolation's root.
+    pub async fn begin(isolation: &Isolation) -> anyhow::Result<Self> {
+        let folder = isolation.folder.join("layer");
+        let overlay = Self {
+            base: isolation.base.clone(),
             upper: folder.join("upper"),
             root: folder.join("root"),
         };
         let work = folder.join("work");
-        for path in [&layer.upper, &layer.root, &work] {
+        for path in [&overlay.upper, &overlay.root, &work] {
             fs::create_dir_all(path)?;
         }
         let options = format!(
             "lowerdir={},upperdir={},workdir={}",
-            layer.base.display(),
-            layer.upper.display(),
+            overlay.base.display(),
+            overlay.upper.display(),
             work.display()
         );
-        let root = layer.root.display().to_string();
+        let root = overlay.root.display().to_string();
         run("mount", ["-t", "overlay", "overlay", "-o", &options, &root]).await?;
-        layer.take_sources()?;
-        Ok(layer)
+        overlay.take_sources()?;
+        Ok(overlay)
     }
 
     /// The root as it is so far.

@@ -3,10 +3,10 @@
 use anyhow::Context as _;
 
 use crate::{
-    cage::Cage,
     cluster::Cluster,
     host::Host,
-    layer::Layer,
+    isolation::Isolation,
+    overlay::Overlay,
     packages::{Repository, VERSIONS},
 };
 
@@ -43,14 +43,14 @@ impl Programs<'_> {
 
 /// Makes the repository, and the layers of hosts with everything of the first version installed.
 pub async fn prepare(
-    cage: &Cage,
+    isolation: &Isolation,
     programs: Programs<'_>,
 ) -> anyhow::Result<Vec<std::path::PathBuf>> {
-    let mut repository = Repository::new(&cage.folder)?;
+    let mut repository = Repository::new(&isolation.folder)?;
     repository.add_stubs(programs.stub.as_ref()).await?;
     repository.serve().await?;
-    let layer = Layer::begin(cage).await?;
-    let debs = layer.root().join("debs");
+    let overlay = Overlay::begin(isolation).await?;
+    let debs = overlay.root().join("debs");
     std::fs::create_dir_all(&debs)?;
     let (kubernetes, runtime) = VERSIONS[0];
     let mut names = Vec::new();
@@ -67,13 +67,13 @@ pub async fn prepare(
     let [a, b, c, d] = names.as_slice() else {
         anyhow::bail!("four packages are installed");
     };
-    layer.chroot(["dpkg", "--install", a, b, c, d]).await?;
-    layer.chroot(["apt-mark", "hold", "kubeadm", "kubectl", "kubelet"]).await?;
+    overlay.chroot(["dpkg", "--install", a, b, c, d]).await?;
+    overlay.chroot(["apt-mark", "hold", "kubeadm", "kubectl", "kubelet"]).await?;
     std::fs::remove_dir_all(&debs)?;
-    layer.script("usr/bin/etcdctl", &std::fs::read(repository.folder().join("etcdctl"))?)?;
+    overlay.script("usr/bin/etcdctl", &std::fs::read(repository.folder().join("etcdctl"))?)?;
     let unit = include_str!("../../../deploy/agent/refit-agent.service");
-    layer.agent(programs.agent.as_ref(), unit).await?;
-    layer.finish().await
+    overlay.agent(programs.agent.as_ref(), unit).await?;
+    overlay.finish().await
 }
 
 /// Makes a host a node of the cluster, as kubeadm of the first version leaves it. It must not run.

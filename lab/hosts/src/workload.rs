@@ -34,19 +34,19 @@ pub struct Seen {
 
 /// The application of a cluster.
 #[derive(Clone)]
-pub struct Application {
+pub struct Workload {
     client: Client,
     replicas: usize,
     seen: Arc<Mutex<Seen>>,
 }
 
-impl std::fmt::Debug for Application {
+impl std::fmt::Debug for Workload {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Application")
+        f.write_str("Workload")
     }
 }
 
-impl Application {
+impl Workload {
     /// Starts it with this many pods, of which one may miss, and waits until all are ready; from then
     /// on they are watched until the runtime ends.
     pub async fn start(client: &Client, replicas: usize) -> anyhow::Result<Self> {
@@ -55,17 +55,17 @@ impl Application {
         send(client, "POST", path, &deployment).await?;
         let path = "/apis/policy/v1/namespaces/default/poddisruptionbudgets";
         send(client, "POST", path, &budget).await?;
-        let application = Self { client: client.clone(), replicas, seen: Arc::default() };
+        let workload = Self { client: client.clone(), replicas, seen: Arc::default() };
         eventually("the application is ready", 120, async || {
-            let pods = application.pods().await;
+            let pods = workload.pods().await;
             let pods = pods.map_err(|error| format!("{error:#}"))?;
             let ready = pods.iter().filter(|pod| is(pod, "Ready")).count();
             (ready == replicas).then_some(()).ok_or_else(|| format!("{ready} pods are ready"))
         })
         .await?;
-        application.lock().fewest = replicas;
-        tokio::spawn(application.clone().watch());
-        Ok(application)
+        workload.lock().fewest = replicas;
+        tokio::spawn(workload.clone().watch());
+        Ok(workload)
     }
 
     /// What was seen so far.

@@ -38,7 +38,7 @@ const PROGRAMS: [(&str, &str); 9] = [
 
 /// What a test knows of the place that it runs in.
 #[derive(Clone, Debug)]
-pub struct Cage {
+pub struct Isolation {
     /// The Debian root.
     pub base: PathBuf,
     /// For everything that the test makes: in memory, gone with it.
@@ -48,7 +48,7 @@ pub struct Cage {
 }
 
 /// One test: what it is called, and what it does inside.
-pub type Test = (&'static str, fn(&Cage) -> anyhow::Result<()>);
+pub type Test = (&'static str, fn(&Isolation) -> anyhow::Result<()>);
 
 /// The whole program of a test: run it outside, and it runs its tests inside, one after another.
 pub fn main(tests: &[Test]) -> ExitCode {
@@ -64,8 +64,9 @@ pub fn main_with(packages: &[&str], tests: &[Test]) -> ExitCode {
         return libtest_mimic::run(&arguments, trials(tests, None)).exit_code();
     }
     let outcome = match env::var(INSIDE) {
-        Ok(name) => inside(name)
-            .map(|cage| libtest_mimic::run(&arguments, trials(tests, Some(&cage))).exit_code()),
+        Ok(name) => inside(name).map(|isolation| {
+            libtest_mimic::run(&arguments, trials(tests, Some(&isolation))).exit_code()
+        }),
         Err(_) => outside(packages),
     };
     outcome.unwrap_or_else(|error| {
@@ -74,12 +75,12 @@ pub fn main_with(packages: &[&str], tests: &[Test]) -> ExitCode {
     })
 }
 
-fn trials(tests: &[Test], cage: Option<&Cage>) -> Vec<Trial> {
+fn trials(tests: &[Test], isolation: Option<&Isolation>) -> Vec<Trial> {
     let one = |&(name, test): &Test| {
-        let cage = cage.cloned();
+        let isolation = isolation.cloned();
         Trial::test(name, move || {
-            let cage = cage.ok_or_else(|| Failed::from("a list runs nothing"))?;
-            test(&cage).map_err(|error| Failed::from(format!("{error:#}")))
+            let isolation = isolation.ok_or_else(|| Failed::from("a list runs nothing"))?;
+            test(&isolation).map_err(|error| Failed::from(format!("{error:#}")))
         })
     };
     tests.iter().map(one).collect()
@@ -134,7 +135,7 @@ async fn enclosed(name: &str, base: &Path) -> anyhow::Result<ExitCode> {
 }
 
 /// Prepares the inside: a folder in memory, a bridge.
-fn inside(name: String) -> anyhow::Result<Cage> {
+fn inside(name: String) -> anyhow::Result<Isolation> {
     let base = env::var_os(BASE).map(PathBuf::from);
     let base = base.with_context(|| format!("{BASE} is not set"))?;
     let filter = env::var("REFIT_LOG").unwrap_or_else(|_| "warn,kube_client=error".to_owned());
@@ -147,7 +148,7 @@ fn inside(name: String) -> anyhow::Result<Cage> {
         fs::create_dir_all(&folder)?;
         net::bridge().await
     })?;
-    Ok(Cage { base, folder, name })
+    Ok(Isolation { base, folder, name })
 }
 
 /// A runtime for a test.
