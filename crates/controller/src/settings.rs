@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use jiff::SignedDuration;
 use refit_core::{change::OnUncovered, node::DrainPolicy};
 use refit_runtime::plan_signing::PlanSigner;
 
@@ -36,6 +37,13 @@ pub struct Settings {
     pub node_update_workers: usize,
     /// How many UpdateGroups are worked on at once.
     pub update_group_workers: usize,
+}
+
+impl Settings {
+    /// How old a report may be, as its age is compared.
+    pub(crate) fn stale_after(&self) -> SignedDuration {
+        SignedDuration::try_from(self.report_stale_after).unwrap_or(SignedDuration::from_mins(15))
+    }
 }
 
 impl Default for Settings {

@@ -120,9 +120,9 @@ fn answers(
 ) -> (BTreeMap<String, Answer>, BTreeMap<String, Vec<Blocked>>) {
     let (mut answers, mut refusals) = (BTreeMap::new(), BTreeMap::new());
     for member in members.iter().filter(|m| !m.sides.up_to_date) {
-        let unready = view.no_fresh_report(&[member.machine]).filter(|_| asked);
+        let hosts = if asked { view.hosts_of(&[member.machine]) } else { Vec::new() };
         let before = view.plan.blocked_by.len();
-        let answer = view.answer(Level::Machine, &member.sides.sides, None, unready);
+        let answer = view.answer(Level::Machine, &member.sides.sides, hosts, Vec::new());
         let of = name(member.machine).to_owned();
         refusals.insert(of.clone(), view.plan.blocked_by.split_off(before));
         answers.insert(of, answer);

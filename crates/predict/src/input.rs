@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use refit_core::{
-    change::OnUncovered,
+    change::{OnUncovered, can_update::HostReport},
     node::{NodeView, another_could_take},
 };
 use refit_kinds::json::{annotations, condition, controller, is_deleting, name, text, time};
@@ -123,9 +123,9 @@ impl Hosts {
         }
     }
 
-    /// Whether the agent of a node reported lately.
-    pub fn is_fresh(&self, node: &str, now: Timestamp) -> bool {
-        self.reported_at.get(node).is_some_and(|at| now.duration_since(*at) <= REPORT_STALE_AFTER)
+    /// What is known of the agent of a node.
+    pub fn report(&self, node: &str, now: Timestamp) -> HostReport {
+        HostReport::of(node, self.reported_at.get(node).copied(), REPORT_STALE_AFTER, now)
     }
 }
 
@@ -240,8 +240,14 @@ mod tests {
             json!({"metadata": {"name": "n"}, "status": {"reportedAt": "2026-01-01T00:00:00Z"}});
         let hosts = Hosts::of(&[plan, json!({"metadata": {"name": "silent"}})], &[], &[], &[]);
         let at = |text: &str| text.parse::<Timestamp>().unwrap();
-        assert!(hosts.is_fresh("n", at("2026-01-01T00:15:00Z")));
-        assert!(!hosts.is_fresh("n", at("2026-01-01T00:15:01Z")));
-        assert!(!hosts.is_fresh("silent", at("2026-01-01T00:00:00Z")));
+        assert_eq!(hosts.report("n", at("2026-01-01T00:15:00Z")), HostReport::Fresh);
+        assert_eq!(
+            hosts.report("n", at("2026-01-01T00:15:01Z")),
+            HostReport::Silent { node: "n".into() }
+        );
+        assert_eq!(
+            hosts.report("silent", at("2026-01-01T00:00:00Z")),
+            HostReport::Silent { node: "silent".into() }
+        );
     }
 }

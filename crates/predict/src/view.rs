@@ -3,8 +3,10 @@
 use refit_cluster_api::rollout::simulate::Answer;
 use refit_core::{
     change::{
-        Coverage, Level, NotReady, Policy, Verdict, built_in, cover, policy,
-        {verdict, verdict::Unfinished},
+        Coverage, Level, Policy, Verdict, can_update,
+        can_update::{ControlPlaneMachine, Host, HostReport, Judgement, Known, unfinished},
+        policy,
+        verdict::Unfinished,
     },
     group::median_seconds,
     node::{plan_steps, step_names},
@@ -12,9 +14,10 @@ use refit_core::{
 use refit_kinds::{
     json::{annotations, controller, is_deleting, label, name, namespace, text},
     keys,
-    refit::{Role, StepDurations, update_group_name},
+    refit::{Phase, Role, StepDurations, update_group_name},
     version::{KubernetesVersion, SkewError},
 };
+use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::{
@@ -166,8 +169,8 @@ impl<'a> View<'a> {
         &mut self,
         level: Level,
         sides: &Sides,
-        busy: Option<NotReady>,
-        unready: Option<NotReady>,
+        hosts: Vec<Host>,
+        control_plane: Vec<ControlPlaneMachine>,
     ) -> Answer {
         let (current, desired) = match sides {
             Sides::Known(both) => both.as_ref(),
@@ -181,9 +184,11 @@ impl<'a> View<'a> {
                 return Answer::Wait;
             }
         };
-        let coverage = cover(level, current, desired, built_in());
+        // Unfinished updates are blockers of the whole group: look_for_unfinished names them.
+        let peers = Vec::new();
+        let known = Known { policy: self.policy.clone(), hosts, peers, control_plane };
+        let Judgement { coverage, verdict } = can_update(level, current, desired, &known);
         self.add_lines(&coverage);
-        let verdict = verdict(&self.policy, coverage, busy, unready);
         match &verdict {
             Verdict::Cover(_) => Answer::InPlace,
             Verdict::Replace { .. } | Verdict::Disabled => Answer::Replace,
@@ -242,37 +247,34 @@ impl<'a> View<'a> {
         self.input.hosts.get(&key)
     }
 
-    /// The agents that did not report lately, as the hooks would say it.
-    pub(super) fn no_fresh_report(&self, machines: &[&Value]) -> Option<NotReady> {
+    /// The hosts of machines as the hooks look at them; none where nothing is known of any.
+    pub(super) fn hosts_of(&self, machines: &[&Value]) -> Vec<Host> {
         let Some(Read::Known(hosts)) = self.hosts() else {
-            return None;
+            return Vec::new();
         };
-        let nodes: Vec<String> = machines
-            .iter()
-            .filter(|machine| !is_deleting(machine))
-            .filter_map(|machine| match text(machine, "/status/nodeRef/name") {
-                "" => Some(format!("Machine {} (it has no Node)", name(machine))),
-                node if hosts.is_fresh(node, self.input.now) => None,
-                node => Some(format!("Node {node}")),
-            })
-            .collect();
-        (!nodes.is_empty()).then_some(NotReady::NoFreshReport { nodes })
+        let host = |machine: &&Value| Host {
+            machine: name(machine).to_owned(),
+            deleting: is_deleting(machine),
+            report: match text(machine, "/status/nodeRef/name") {
+                "" => HostReport::NoNode,
+                node => hosts.report(node, self.input.now),
+            },
+        };
+        machines.iter().map(host).collect()
     }
 
     /// Blocks on updates of the machines that have not ended.
     pub(super) fn look_for_unfinished(&mut self, machines: &[&Value]) {
         let mut found = Vec::new();
         for machine in machines {
-            let of = |update: &&Value| {
+            let own = |update: &&Value| {
                 namespace(update) == self.group.namespace
                     && text(update, "/spec/machineRef/uid") == text(machine, "/metadata/uid")
-                    && !matches!(text(update, "/status/phase"), "Succeeded" | "Failed" | "Stopped")
             };
-            let running = self.input.current.of_kind("NodeUpdate").find(of);
-            let what = match running {
-                Some(update) => Unfinished::NodeUpdate(name(update).to_owned()),
-                None if is_marked(machine) => Unfinished::Marked,
-                None => continue,
+            let updates = self.input.current.of_kind("NodeUpdate").filter(own);
+            let updates = updates.map(|update| (name(update), phase(update)));
+            let Some(what) = unfinished(updates, is_marked(machine)) else {
+                continue;
             };
             let message = match &what {
                 Unfinished::NodeUpdate(update) => format!(
@@ -424,6 +426,11 @@ pub(super) fn version_at(group: &GroupRef) -> &'static str {
         "KubeadmControlPlane" => "/spec/version",
         _ => "/spec/template/spec/version",
     }
+}
+
+/// Phase of a NodeUpdate; `Pending` before its controller saw it.
+fn phase(update: &Value) -> Phase {
+    Phase::deserialize(&update["status"]["phase"]).unwrap_or_default()
 }
 
 /// Whether Cluster API's own marks of an update in place are on a Machine.

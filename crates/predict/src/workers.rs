@@ -7,7 +7,10 @@ use refit_cluster_api::rollout::{
     machine_set::DeletionOrder,
     simulate::{Answer, End, Outcome as Simulated, Workers},
 };
-use refit_core::change::{Level, NotReady, verdict::control_plane_behind};
+use refit_core::change::{
+    Level,
+    can_update::{ControlPlaneMachine, behind, is_behind},
+};
 use refit_kinds::{
     json::{
         annotations, condition, controller, created_at, is_deleting, label, name, namespace, text,
@@ -157,10 +160,11 @@ fn answers(
             .filter(|machine| controller(machine).is_some_and(|(_, of)| of == name(set)))
             .collect();
         let sides = of_set(view.input, set, view.wanted);
-        let behind = behind(view, control_plane);
-        let unready = behind.or_else(|| view.no_fresh_report(&own)).filter(|_| asked);
+        let servers = servers(view, control_plane);
+        let (hosts, servers) =
+            if asked { (view.hosts_of(&own), servers) } else { (Vec::new(), Vec::new()) };
         let before = view.plan.blocked_by.len();
-        let answer = view.answer(Level::MachineSet, &sides, None, unready);
+        let answer = view.answer(Level::MachineSet, &sides, hosts, servers);
         if !asked {
             view.plan.blocked_by.truncate(before);
         }
@@ -169,33 +173,35 @@ fn answers(
     answers
 }
 
-/// The control plane machine that holds the workers back, unless this very plan brings it on.
-fn behind(view: &mut View<'_>, control_plane: Option<&GroupPlan>) -> Option<NotReady> {
-    let target: KubernetesVersion = view.plan.to.parse().ok()?;
-    let found = view
+/// The Machines of the control plane that workers wait for; none where this very plan brings it on.
+fn servers(view: &mut View<'_>, control_plane: Option<&GroupPlan>) -> Vec<ControlPlaneMachine> {
+    let servers: Vec<ControlPlaneMachine> = view
         .input
         .current
         .of_kind("Machine")
         .filter(|machine| namespace(machine) == view.group.namespace)
         .filter(|machine| text(machine, "/spec/clusterName") == view.plan.cluster)
         .filter(|machine| label(machine, keys::CONTROL_PLANE).is_some())
-        .find_map(|machine| {
-            let observed = text(machine, "/status/nodeInfo/kubeletVersion");
-            let spec = text(machine, "/spec/version");
-            control_plane_behind(name(machine), Some(observed), Some(spec), &target)
-        })?;
+        .map(|machine| ControlPlaneMachine {
+            machine: name(machine).to_owned(),
+            observed: text(machine, "/status/nodeInfo/kubeletVersion").to_owned(),
+            spec: text(machine, "/spec/version").to_owned(),
+        })
+        .collect();
+    let Ok(target) = view.plan.to.parse::<KubernetesVersion>() else {
+        return Vec::new();
+    };
     let follows = control_plane.is_some_and(|plan| {
-        let reaches = |to: KubernetesVersion| !to.minor_below(&target);
         matches!(plan.outcome, Outcome::InPlace | Outcome::Replaced)
             && plan.blocked_by.is_empty()
-            && plan.to.parse().is_ok_and(reaches)
+            && !is_behind(&plan.to, &target)
     });
-    if follows {
+    if follows && behind(&servers, &target).is_some() {
         let note = format!("goes after the control plane: workers wait until it runs {target}");
         view.plan.notes.push(note);
-        return None;
+        return Vec::new();
     }
-    Some(found)
+    servers
 }
 
 fn explain(

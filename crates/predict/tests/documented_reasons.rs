@@ -60,10 +60,10 @@ fn every_reason_to_wait_has_its_line() {
 
 #[test]
 fn every_verdict_has_its_line() {
-    let covered = verdict(&Policy::default(), Coverage::default(), None, None);
+    let covered = verdict(&Policy::default(), &Coverage::default(), None, None);
     let disabled =
         Policy { disabled: true, on_uncovered: OnUncovered::Replace, ..Policy::default() };
-    let disabled = verdict(&disabled, Coverage::default(), None, None);
+    let disabled = verdict(&disabled, &Coverage::default(), None, None);
     let words = [covered.reason(), disabled.reason(), "UncoveredPreserve", "UncoveredReplace"];
     assert_eq!(missing(TROUBLESHOOTING, words), Vec::<&str>::new());
 }

@@ -1,4 +1,4 @@
-//! CanUpdateMachine and CanUpdateMachineSet: in place, or not, or not now.
+//! CanUpdateMachine and CanUpdateMachineSet: reads the caches, asks core, records and answers.
 //!
 //! Everything is read from caches. What the request says of annotations is not trusted: policy is
 //! read from the live owner and Cluster.
@@ -8,46 +8,52 @@ use std::sync::Arc;
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_core::change::{
-    Level, NotReady, Objects, Policy, Verdict, built_in, cover, verdict,
-    verdict::{Unfinished, control_plane_behind},
+    Level, NotReady, Objects, Verdict, can_update,
+    can_update::{ControlPlaneMachine, Host, Judgement, Known, Peer, unfinished},
 };
-use refit_kinds::{keys, refit::NodeUpdate, version::KubernetesVersion};
+use refit_kinds::keys;
 use refit_runtime::ObjectKey;
 
 use super::{decision, wire};
 use crate::{
     context::Context,
     groups::{Group, controller_of, group_of, group_of_set, machines_of, phase_of},
-    host_plan::{HostReport, host_report},
+    host_plan::host_report,
     policy::{live_policy, unknown},
 };
 
 /// Answers CanUpdateMachine.
 pub(super) async fn machine(ctx: &Context, body: &[u8]) -> Verdict {
-    let judged = both_sides(body, wire::MACHINE)
-        .and_then(|(current, desired)| judge_machine(ctx, &current, &desired));
-    conclude(ctx, judged).await
+    answer(ctx, body, wire::MACHINE, |current| about_machine(ctx, current)).await
 }
 
 /// Answers CanUpdateMachineSet.
 pub(super) async fn machine_set(ctx: &Context, body: &[u8]) -> Verdict {
-    let judged = both_sides(body, wire::MACHINE_SET)
-        .and_then(|(current, desired)| judge_machine_set(ctx, &current, &desired));
-    conclude(ctx, judged).await
+    answer(ctx, body, wire::MACHINE_SET, |current| about_machine_set(ctx, current)).await
 }
 
-/// A verdict with what it is about.
-struct Judged {
+/// Everything that an answer is made of, read from the caches.
+struct Question {
     group: Group,
-    policy: Policy,
-    verdict: Verdict,
+    level: Level,
+    known: Known,
 }
 
-async fn conclude(ctx: &Context, judged: Result<Judged, NotReady>) -> Verdict {
-    match judged {
+async fn answer(
+    ctx: &Context,
+    body: &[u8],
+    members: wire::Members,
+    read: impl FnOnce(&Objects) -> Result<Question, NotReady>,
+) -> Verdict {
+    let asked = both_sides(body, members).and_then(|(current, desired)| {
+        let question = read(&current)?;
+        Ok((current, desired, question))
+    });
+    match asked {
         Err(why) => Verdict::NotReady(why),
-        Ok(Judged { group, policy, verdict }) => {
-            decision::record(ctx, &group, &policy, &verdict).await;
+        Ok((current, desired, Question { group, level, known })) => {
+            let Judgement { verdict, .. } = can_update(level, &current, &desired, &known);
+            decision::record(ctx, &group, &known.policy, &verdict).await;
             verdict
         }
     }
@@ -63,7 +69,7 @@ fn both_sides(body: &[u8], members: wire::Members) -> Result<(Objects, Objects),
     read().map_err(|e: wire::BadRequest| NotReady::BadRequest { reason: e.to_string() })
 }
 
-fn judge_machine(ctx: &Context, current: &Objects, desired: &Objects) -> Result<Judged, NotReady> {
+fn about_machine(ctx: &Context, current: &Objects) -> Result<Question, NotReady> {
     let key = synced_key(ctx, current)?;
     let machine = ctx.stores.machines.get(&key).ok_or_else(|| unknown("Machine", &key))?;
     if machine.metadata.deletion_timestamp.is_some() {
@@ -71,29 +77,26 @@ fn judge_machine(ctx: &Context, current: &Objects, desired: &Objects) -> Result<
     }
     let group =
         group_of(&ctx.stores, &machine).ok_or(NotReady::OwnerUnknown { machine: key.name })?;
-    let policy = live_policy(ctx, &group)?;
-    let coverage = cover(Level::Machine, current, desired, built_in());
-    let busy = group.spec.control_plane.then(|| another_machine(ctx, &group, &machine)).flatten();
-    let unready = no_fresh_report(ctx, [machine.as_ref()]);
-    let verdict = verdict(&policy, coverage, busy, unready);
-    Ok(Judged { group, policy, verdict })
+    let known = Known {
+        policy: live_policy(ctx, &group)?,
+        hosts: vec![host(ctx, &machine)],
+        peers: if group.spec.control_plane { peers(ctx, &group, &machine) } else { Vec::new() },
+        control_plane: Vec::new(),
+    };
+    Ok(Question { group, level: Level::Machine, known })
 }
 
-fn judge_machine_set(
-    ctx: &Context,
-    current: &Objects,
-    desired: &Objects,
-) -> Result<Judged, NotReady> {
+fn about_machine_set(ctx: &Context, current: &Objects) -> Result<Question, NotReady> {
     let key = synced_key(ctx, current)?;
     let set = ctx.stores.machine_sets.get(&key).ok_or_else(|| unknown("MachineSet", &key))?;
     let group = group_of_set(&set);
-    let policy = live_policy(ctx, &group)?;
-    let coverage = cover(Level::MachineSet, current, desired, built_in());
-    let machines: Vec<Arc<Machine>> = machines_of_set(ctx, &key);
-    let behind = control_plane_of(ctx, &key.namespace, &group, desired);
-    let unready = behind.or_else(|| no_fresh_report(ctx, machines.iter().map(AsRef::as_ref)));
-    let verdict = verdict(&policy, coverage, None, unready);
-    Ok(Judged { group, policy, verdict })
+    let known = Known {
+        policy: live_policy(ctx, &group)?,
+        hosts: machines_of_set(ctx, &key).iter().map(|machine| host(ctx, machine)).collect(),
+        peers: Vec::new(),
+        control_plane: control_plane_of(ctx, &key.namespace, &group),
+    };
+    Ok(Question { group, level: Level::MachineSet, known })
 }
 
 fn synced_key(ctx: &Context, current: &Objects) -> Result<ObjectKey, NotReady> {
@@ -104,48 +107,33 @@ fn synced_key(ctx: &Context, current: &Objects) -> Result<ObjectKey, NotReady> {
         .ok_or_else(|| NotReady::BadRequest { reason: "the current object has no name".to_owned() })
 }
 
-/// Another machine of the control plane that is not finished (`architecture 4`: one at a time).
-fn another_machine(ctx: &Context, group: &Group, this: &Machine) -> Option<NotReady> {
+fn peers(ctx: &Context, group: &Group, this: &Machine) -> Vec<Peer> {
     let updates = ctx.stores.node_updates.list_in(&group.key.namespace);
     machines_of(&ctx.stores, &group.key)
         .iter()
         .filter(|machine| machine.name_any() != this.name_any())
-        .find_map(|machine| {
-            let unfinished = updates.iter().find(|update| is_unfinished_on(update, machine));
-            let what = match unfinished {
-                Some(update) => Unfinished::NodeUpdate(update.name_any()),
-                None if update_in_progress(machine.as_ref()) => Unfinished::Marked,
-                None => return None,
-            };
-            Some(NotReady::AnotherMachine { machine: machine.name_any(), what })
-        })
-}
-
-fn is_unfinished_on(update: &NodeUpdate, machine: &Machine) -> bool {
-    !phase_of(update).is_final()
-        && machine.uid().is_some_and(|uid| uid == update.spec.machine_ref.uid)
-}
-
-/// Hosts of these Machines without a recent report of their agent.
-fn no_fresh_report<'a>(
-    ctx: &Context,
-    machines: impl IntoIterator<Item = &'a Machine>,
-) -> Option<NotReady> {
-    let nodes: Vec<String> = machines
-        .into_iter()
-        .filter(|machine| machine.metadata.deletion_timestamp.is_none())
-        .filter_map(|machine| match host_report(ctx, machine) {
-            HostReport::Fresh => None,
-            HostReport::Stale { node, .. } | HostReport::Missing { node } => {
-                Some(format!("Node {node}"))
-            }
-            HostReport::NoNode => Some(format!("Machine {} (it has no Node)", machine.name_any())),
-            HostReport::Unknown { reason } => {
-                Some(format!("Machine {} ({reason})", machine.name_any()))
+        .map(|machine| {
+            let uid = machine.uid().unwrap_or_default();
+            let own = updates
+                .iter()
+                .filter(|update| !uid.is_empty() && update.spec.machine_ref.uid == uid)
+                .map(|update| {
+                    (update.metadata.name.as_deref().unwrap_or_default(), phase_of(update))
+                });
+            Peer {
+                machine: machine.name_any(),
+                unfinished: unfinished(own, update_in_progress(machine.as_ref())),
             }
         })
-        .collect();
-    (!nodes.is_empty()).then_some(NotReady::NoFreshReport { nodes })
+        .collect()
+}
+
+fn host(ctx: &Context, machine: &Machine) -> Host {
+    Host {
+        machine: machine.name_any(),
+        deleting: machine.metadata.deletion_timestamp.is_some(),
+        report: host_report(ctx, machine),
+    }
 }
 
 fn machines_of_set(ctx: &Context, set: &ObjectKey) -> Vec<Arc<Machine>> {
@@ -160,26 +148,19 @@ fn machines_of_set(ctx: &Context, set: &ObjectKey) -> Vec<Arc<Machine>> {
         .collect()
 }
 
-/// Kubelets never get newer than their API server: the control plane goes first.
-fn control_plane_of(
-    ctx: &Context,
-    namespace: &str,
-    group: &Group,
-    desired: &Objects,
-) -> Option<NotReady> {
-    // A version that cannot be read is not covered, and answered as such.
-    let target: KubernetesVersion = desired.version(Level::MachineSet)?.parse().ok()?;
+fn control_plane_of(ctx: &Context, namespace: &str, group: &Group) -> Vec<ControlPlaneMachine> {
     ctx.stores
         .machines
         .list_in(namespace)
         .iter()
         .filter(|machine| machine.spec.cluster_name == group.spec.cluster_name)
         .filter(|machine| machine.labels().contains_key(keys::CONTROL_PLANE))
-        .find_map(|machine| {
-            let observed = observed_version(machine);
-            let spec = machine.spec.version.as_deref();
-            control_plane_behind(&machine.name_any(), observed, spec, &target)
+        .map(|machine| ControlPlaneMachine {
+            machine: machine.name_any(),
+            observed: observed_version(machine).unwrap_or_default().to_owned(),
+            spec: machine.spec.version.clone().unwrap_or_default(),
         })
+        .collect()
 }
 
 /// The version that a Machine's kubelet reports.

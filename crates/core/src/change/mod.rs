@@ -9,8 +9,10 @@
 //! | [`kubeadm`] | the built-in updater: a version, and what a version bump drags along |
 //! | [`mod@goal`] | the normalised desired state of a Machine |
 //! | [`mod@policy`], [`mod@verdict`] | what the answer to CanUpdate* is, and why |
+//! | [`mod@can_update`] | which of them answers a CanUpdate* request |
 //! | [`request`] | what the answer to UpdateMachine is, and what to create |
 
+pub mod can_update;
 pub mod cover;
 pub mod diff;
 pub mod goal;
@@ -22,6 +24,7 @@ pub mod policy;
 pub mod request;
 pub mod verdict;
 
+pub use can_update::can_update;
 pub use cover::{Case, Coverage, Difference, Patches, Updater, built_in, cover};
 pub use goal::goal;
 pub use objects::{Level, Objects, Part};

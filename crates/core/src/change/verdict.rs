@@ -8,7 +8,6 @@ use super::{
     cover::{Coverage, Patches},
     policy::{OnUncovered, Policy},
 };
-use refit_kinds::version::KubernetesVersion;
 
 /// How many path lines a message carries; the UpdateGroup's status has more.
 const LINES_IN_MESSAGE: usize = 8;
@@ -198,7 +197,7 @@ impl Verdict {
 /// away at once.
 pub fn verdict(
     policy: &Policy,
-    coverage: Coverage,
+    coverage: &Coverage,
     busy: Option<NotReady>,
     unready: Option<NotReady>,
 ) -> Verdict {
@@ -217,7 +216,7 @@ pub fn verdict(
     }
     match busy.or(unready) {
         Some(why) => Verdict::NotReady(why),
-        None => Verdict::Cover(coverage.patches),
+        None => Verdict::Cover(coverage.patches.clone()),
     }
 }
 
@@ -240,26 +239,6 @@ fn listed(lines: &[String]) -> String {
         0 => shown,
         more => format!("{shown}; and {more} more"),
     }
-}
-
-/// Whether a control plane Machine is below the minor that workers are to get.
-pub fn control_plane_behind(
-    machine: &str,
-    observed: Option<&str>,
-    spec: Option<&str>,
-    target: &KubernetesVersion,
-) -> Option<NotReady> {
-    let runs = observed.filter(|v| !v.is_empty()).or(spec)?;
-    let behind = match runs.parse::<KubernetesVersion>() {
-        Ok(version) => version.minor_below(target),
-        // What cannot be read cannot be shown to be new enough.
-        Err(_) => true,
-    };
-    behind.then(|| NotReady::ControlPlaneBehind {
-        machine: machine.to_owned(),
-        version: runs.to_owned(),
-        target: target.to_string(),
-    })
 }
 
 #[cfg(test)]
@@ -321,7 +300,7 @@ mod tests {
             ),
         ];
         for (policy, paths, busy, unready, reason) in table {
-            let got = verdict(&policy, uncovered(paths), busy, unready);
+            let got = verdict(&policy, &uncovered(paths), busy, unready);
             assert_eq!(got.reason(), reason, "{policy:?} {paths}");
         }
     }
@@ -329,7 +308,7 @@ mod tests {
     #[test]
     fn the_message_names_the_paths_and_what_to_do() {
         let Verdict::Preserve { message, uncovered } =
-            verdict(&says(OnUncovered::Preserve), uncovered(1), None, None)
+            verdict(&says(OnUncovered::Preserve), &uncovered(1), None, None)
         else {
             panic!("it is preserved");
         };
@@ -343,7 +322,7 @@ mod tests {
 
     #[test]
     fn many_paths_are_counted_in_the_message_and_kept_in_the_list() {
-        let got = verdict(&says(OnUncovered::Preserve), uncovered(11), None, None);
+        let got = verdict(&says(OnUncovered::Preserve), &uncovered(11), None, None);
         assert_eq!(got.uncovered().len(), 11);
         assert!(got.message().contains("; and 3 more;"), "{}", got.message());
     }
@@ -354,26 +333,8 @@ mod tests {
             not_understood: Some((keys::ON_UNCOVERED.into(), "replace".into())),
             ..Policy::default()
         };
-        let got = verdict(&policy, uncovered(1), None, None);
+        let got = verdict(&policy, &uncovered(1), None, None);
         assert!(got.message().contains("\"replace\" is not understood"), "{}", got.message());
-    }
-
-    #[test]
-    fn a_control_plane_below_the_minor_holds_workers_back() {
-        let target: KubernetesVersion = "v1.35.0".parse().unwrap();
-        let table = [
-            (Some("v1.34.9"), Some("v1.35.0"), true),
-            (Some("v1.35.0"), Some("v1.34.2"), false),
-            (Some("v1.36.1"), None, false),
-            (None, Some("v1.34.2"), true),
-            (Some(""), Some("v1.35.2"), false),
-            (Some("rubbish"), None, true),
-            (None, None, false),
-        ];
-        for (observed, spec, behind) in table {
-            let got = control_plane_behind("m", observed, spec, &target);
-            assert_eq!(got.is_some(), behind, "{observed:?} {spec:?}");
-        }
     }
 
     #[test]

@@ -1,0 +1,301 @@
+//! The answer to CanUpdateMachine and CanUpdateMachineSet, from what is known.
+//!
+//! The controller answers hooks with it, and `refit plan` predicts with it.
+
+use jiff::{SignedDuration, Timestamp};
+use refit_kinds::{refit::Phase, version::KubernetesVersion};
+
+use super::{
+    cover::{Coverage, built_in, cover},
+    objects::{Level, Objects},
+    policy::Policy,
+    verdict::{NotReady, Unfinished, Verdict, verdict},
+};
+
+/// What an answer looks at, next to the two sides of the request.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// What the live owner and Cluster say.
+    pub policy: Policy,
+    /// The Machines whose hosts would do the work.
+    pub hosts: Vec<Host>,
+    /// The other Machines of the control plane, of which one is updated at a time. Workers have
+    /// none: the slots of their UpdateGroup limit them.
+    pub peers: Vec<Peer>,
+    /// The Machines of the control plane that goes before these workers. A control plane has none.
+    pub control_plane: Vec<ControlPlaneMachine>,
+}
+
+/// A Machine whose host would do the work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Name of the Machine.
+    pub machine: String,
+    /// The Machine is being deleted: its host has nothing to do any more.
+    pub deleting: bool,
+    /// What is known of its agent.
+    pub report: HostReport,
+}
+
+/// What is known of the agent on a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostReport {
+    /// The agent reported recently.
+    Fresh,
+    /// It did not report for too long, or never.
+    Silent {
+        /// The Node.
+        node: String,
+    },
+    /// The Machine has no Node yet.
+    NoNode,
+    /// The workload cluster's HostPlans are not known yet.
+    Unknown {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl HostReport {
+    /// The report of the agent on a Node.
+    pub fn of(
+        node: &str,
+        reported_at: Option<Timestamp>,
+        stale_after: SignedDuration,
+        now: Timestamp,
+    ) -> Self {
+        match reported_at {
+            Some(at) if now.duration_since(at) <= stale_after => Self::Fresh,
+            Some(_) | None => Self::Silent { node: node.to_owned() },
+        }
+    }
+}
+
+/// Another Machine of the control plane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Name of the Machine.
+    pub machine: String,
+    /// What is not finished on it.
+    pub unfinished: Option<Unfinished>,
+}
+
+/// A Machine of the control plane, with what it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControlPlaneMachine {
+    /// Name of the Machine.
+    pub machine: String,
+    /// Version that its kubelet reports; empty where it does not.
+    pub observed: String,
+    /// Version of its spec; empty where it names none.
+    pub spec: String,
+}
+
+/// An answer, and what of the difference is covered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judgement {
+    /// What the updaters cover.
+    pub coverage: Coverage,
+    /// The answer.
+    pub verdict: Verdict,
+}
+
+/// Answers whether Machines can be brought from `current` to `desired` in place.
+pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Known) -> Judgement {
+    let coverage = cover(level, current, desired, built_in());
+    // A version that cannot be read is not covered, and answered as such.
+    let target = desired.version(level).and_then(|text| text.parse().ok());
+    let unready = target
+        .and_then(|target| behind(&known.control_plane, &target))
+        .or_else(|| no_fresh_report(&known.hosts));
+    let verdict = verdict(&known.policy, &coverage, busy(&known.peers), unready);
+    Judgement { coverage, verdict }
+}
+
+/// What is not finished on a Machine, by its NodeUpdates and by Cluster API's own marks.
+pub fn unfinished<'a>(
+    updates: impl IntoIterator<Item = (&'a str, Phase)>,
+    marked: bool,
+) -> Option<Unfinished> {
+    let running = updates.into_iter().find(|(_, phase)| !phase.is_final());
+    match running {
+        Some((name, _)) => Some(Unfinished::NodeUpdate(name.to_owned())),
+        None => marked.then_some(Unfinished::Marked),
+    }
+}
+
+/// The control plane Machine that holds workers back. Kubelets never get newer than their API
+/// server, so the control plane goes first.
+pub fn behind(
+    control_plane: &[ControlPlaneMachine],
+    target: &KubernetesVersion,
+) -> Option<NotReady> {
+    control_plane.iter().find_map(|ControlPlaneMachine { machine, observed, spec }| {
+        let runs = if observed.is_empty() { spec } else { observed };
+        (!runs.is_empty() && is_behind(runs, target)).then(|| NotReady::ControlPlaneBehind {
+            machine: machine.clone(),
+            version: runs.clone(),
+            target: target.to_string(),
+        })
+    })
+}
+
+/// Whether an API server of this version must not get kubelets of the target's minor. A version
+/// that cannot be read cannot be shown to be new enough.
+pub fn is_behind(version: &str, target: &KubernetesVersion) -> bool {
+    version.parse::<KubernetesVersion>().map_or(true, |version| version.minor_below(target))
+}
+
+fn busy(peers: &[Peer]) -> Option<NotReady> {
+    peers.iter().find_map(|peer| {
+        let what = peer.unfinished.clone()?;
+        Some(NotReady::AnotherMachine { machine: peer.machine.clone(), what })
+    })
+}
+
+fn no_fresh_report(hosts: &[Host]) -> Option<NotReady> {
+    let nodes: Vec<String> = hosts
+        .iter()
+        .filter(|host| !host.deleting)
+        .filter_map(|Host { machine, report, .. }| match report {
+            HostReport::Fresh => None,
+            HostReport::Silent { node } => Some(format!("Node {node}")),
+            HostReport::NoNode => Some(format!("Machine {machine} (it has no Node)")),
+            HostReport::Unknown { reason } => Some(format!("Machine {machine} ({reason})")),
+        })
+        .collect();
+    (!nodes.is_empty()).then_some(NotReady::NoFreshReport { nodes })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn side(version: &str) -> Objects {
+        Objects {
+            owner: json!({"kind": "Machine", "metadata": {"name": "m"},
+                "spec": {"version": version, "clusterName": "c"}}),
+            infrastructure: json!({"kind": "DockerMachine", "spec": {}}),
+            bootstrap: Some(json!({"kind": "KubeadmConfig", "spec": {}})),
+        }
+    }
+
+    fn host(machine: &str, report: HostReport) -> Host {
+        Host { machine: machine.into(), deleting: false, report }
+    }
+
+    fn silent(node: &str) -> HostReport {
+        HostReport::Silent { node: node.into() }
+    }
+
+    fn peer(machine: &str, unfinished: Option<Unfinished>) -> Peer {
+        Peer { machine: machine.into(), unfinished }
+    }
+
+    fn server(observed: &str, spec: &str) -> ControlPlaneMachine {
+        ControlPlaneMachine { machine: "cp".into(), observed: observed.into(), spec: spec.into() }
+    }
+
+    fn reason(known: &Known) -> &'static str {
+        can_update(Level::Machine, &side("v1.34.2"), &side("v1.35.0"), known).verdict.reason()
+    }
+
+    #[test]
+    fn the_table_of_answers() {
+        let fresh = || vec![host("m", HostReport::Fresh)];
+        let running = || peer("p", Some(Unfinished::NodeUpdate("p-1".into())));
+        let table = [
+            (Known { hosts: fresh(), ..Known::default() }, "Covered"),
+            (Known { hosts: vec![host("m", silent("n"))], ..Known::default() }, "NoFreshReport"),
+            (
+                Known {
+                    hosts: vec![Host { deleting: true, ..host("m", silent("n")) }],
+                    ..Known::default()
+                },
+                "Covered",
+            ),
+            (Known { peers: vec![peer("p", None)], ..Known::default() }, "Covered"),
+            (
+                Known { peers: vec![peer("p", None), running()], ..Known::default() },
+                "AnotherMachineUpdating",
+            ),
+            (
+                Known {
+                    peers: vec![running()],
+                    hosts: vec![host("m", silent("n"))],
+                    ..Known::default()
+                },
+                "AnotherMachineUpdating",
+            ),
+            (
+                Known {
+                    control_plane: vec![server("v1.34.2", "v1.35.0")],
+                    hosts: vec![host("m", silent("n"))],
+                    ..Known::default()
+                },
+                "ControlPlaneBehind",
+            ),
+            (
+                Known { control_plane: vec![server("v1.35.0", "v1.35.0")], ..Known::default() },
+                "Covered",
+            ),
+        ];
+        for (known, wanted) in table {
+            assert_eq!(reason(&known), wanted, "{known:?}");
+        }
+    }
+
+    #[test]
+    fn every_host_without_a_report_is_named() {
+        let hosts = [
+            host("a", HostReport::Fresh),
+            host("b", silent("node-b")),
+            host("c", HostReport::NoNode),
+            host("d", HostReport::Unknown { reason: "not known".into() }),
+            Host { deleting: true, ..host("e", HostReport::NoNode) },
+        ];
+        let Some(NotReady::NoFreshReport { nodes }) = no_fresh_report(&hosts) else {
+            panic!("hosts are silent");
+        };
+        assert_eq!(nodes, ["Node node-b", "Machine c (it has no Node)", "Machine d (not known)"]);
+    }
+
+    #[test]
+    fn an_unfinished_update_counts_before_cluster_apis_mark() {
+        let named = |name: &str| Some(Unfinished::NodeUpdate(name.into()));
+        let updates = [("m-1", Phase::Succeeded), ("m-2", Phase::Staging)];
+        assert_eq!(unfinished(updates, true), named("m-2"));
+        assert_eq!(unfinished(updates, false), named("m-2"));
+        assert_eq!(unfinished([("m-1", Phase::Failed)], true), Some(Unfinished::Marked));
+        assert_eq!(unfinished([("m-1", Phase::Failed)], false), None);
+    }
+
+    #[test]
+    fn a_control_plane_below_the_minor_holds_workers_back() {
+        let target: KubernetesVersion = "v1.35.0".parse().unwrap();
+        let table = [
+            ("v1.34.9", "v1.35.0", true),
+            ("v1.35.0", "v1.34.2", false),
+            ("v1.36.1", "", false),
+            ("", "v1.34.2", true),
+            ("", "v1.35.2", false),
+            ("rubbish", "", true),
+            ("", "", false),
+        ];
+        for (observed, spec, wanted) in table {
+            let got = behind(&[server(observed, spec)], &target);
+            assert_eq!(got.is_some(), wanted, "{observed:?} {spec:?}");
+        }
+    }
+
+    #[test]
+    fn a_report_is_fresh_for_a_quarter_of_an_hour() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let limit = SignedDuration::from_mins(15);
+        assert_eq!(HostReport::of("n", Some(at(1000)), limit, at(1900)), HostReport::Fresh);
+        assert_eq!(HostReport::of("n", Some(at(1000)), limit, at(1901)), silent("n"));
+        assert_eq!(HostReport::of("n", None, limit, at(0)), silent("n"));
+    }
+}
