@@ -7,8 +7,6 @@ mod act;
 pub(crate) mod facts;
 
 #[cfg(test)]
-mod lab;
-#[cfg(test)]
 mod tests;
 
 use std::{sync::Arc, time::Duration};

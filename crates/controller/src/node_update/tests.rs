@@ -1,130 +1,16 @@
-//! The whole way of three workers through real API servers.
+//! One reconciliation over stores and an API that do not agree.
 
-use std::time::Duration;
-
-use k8s_openapi::api::{
-    core::v1::{Namespace, Pod},
-    policy::v1::PodDisruptionBudget,
-};
-use kube::{
-    Api, ResourceExt as _,
-    api::{Patch, PatchParams, PostParams},
-};
+use kube::{Api, ResourceExt as _, api::PostParams};
 use refit_cluster_api::kinds::Machine;
-use refit_kinds::{
-    keys,
-    refit::{Goal, MachineRef, NodeUpdate, Origin, Phase, node_update_name},
-};
+use refit_kinds::refit::{Goal, MachineRef, NodeUpdate, Origin, Phase};
 use refit_runtime::{ObjectKey, queue::Action};
 use serde_json::json;
 
-use super::lab::{Lab, WORKERS, made_in, phase};
 use crate::{
     NewNodeUpdate,
-    sabotage::Safeguard,
+    groups::phase_of,
     testing::{self, FakeApi, context},
 };
-
-#[tokio::test(start_paused = true)]
-async fn three_workers_are_updated_one_after_the_other() {
-    let lab = Lab::new().await;
-    lab.ask().await;
-    Box::pin(lab.run(Duration::from_hours(100))).await;
-    lab.assert_clean().await;
-    let updates = lab.updates().await;
-    assert_eq!(updates[0].name_any(), node_update_name("w-0", 1));
-    assert_eq!(updates.len(), WORKERS.len());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_controller_that_dies_every_few_seconds_comes_to_the_same_end() {
-    for millis in [6100, 7300, 8900] {
-        let lab = Lab::new().await;
-        lab.ask().await;
-        Box::pin(lab.run(Duration::from_millis(millis))).await;
-        lab.assert_clean().await;
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_budget_that_allows_nothing_is_named_until_it_is_gone() {
-    let lab = Lab::new().await;
-    let budgets: Api<PodDisruptionBudget> = Api::default_namespaced(Lab::client(&lab.workload));
-    let budget = json!({
-        "metadata": {"name": "web"},
-        "spec": {"minAvailable": 3, "selector": {"matchLabels": {"app": "web"}}},
-    });
-    let _: PodDisruptionBudget = made_in(&budgets, budget).await;
-    let pods: Api<Pod> = Api::default_namespaced(Lab::client(&lab.workload));
-    for name in WORKERS {
-        let running = json!({"status": {
-            "phase": "Running",
-            "conditions": [{"type": "Ready", "status": "True"}],
-        }});
-        let name = format!("web-{name}");
-        pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(&running)).await.unwrap();
-    }
-    lab.ask().await;
-    let seen = async {
-        let mut named = false;
-        loop {
-            tokio::time::sleep(Duration::from_secs(20)).await;
-            let updates = lab.updates().await;
-            let blocked =
-                updates.iter().filter_map(|update| update.status.as_ref()).any(|status| {
-                    status.blocked_by.iter().any(|blocker| blocker.object == "default/web")
-                });
-            if blocked && !named {
-                named = true;
-                budgets.delete("web", &<_>::default()).await.unwrap();
-            }
-            if named && updates.iter().all(|update| phase(update) == Phase::Succeeded) {
-                break;
-            }
-        }
-        tokio::time::sleep(Duration::from_hours(10)).await;
-    };
-    tokio::select! {
-        biased;
-        () = lab.run(Duration::from_hours(100)) => {}
-        () = seen => {}
-    }
-    lab.assert_clean().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_agents_need_is_installed_once() {
-    let lab = Lab::new().await;
-    let looks = async {
-        tokio::time::sleep(Duration::from_secs(30)).await;
-        let revision = lab.workload.revision();
-        let namespaces: Api<Namespace> = Api::all(Lab::client(&lab.workload));
-        assert!(namespaces.get_opt(keys::HOST_PLAN_NAMESPACE).await.unwrap().is_some());
-        tokio::time::sleep(Duration::from_mins(30)).await;
-        assert_eq!(lab.workload.revision(), revision);
-    };
-    let lives = async {
-        loop {
-            let _ = tokio::time::timeout(Duration::from_mins(5), Box::pin(lab.controller())).await;
-        }
-    };
-    tokio::select! {
-        biased;
-        () = looks => {}
-        () = lab.serve() => {}
-        () = lives => {}
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn without_slots_the_invariants_notice() {
-    let mut lab = Lab::new().await;
-    lab.without = Some(Safeguard::Slot);
-    lab.ask().await;
-    Box::pin(lab.run(Duration::from_hours(100))).await;
-    let violations = lab.violations.lock().unwrap().clone();
-    assert!(violations.iter().any(|line| line.starts_with("invariant 1: ")), "{violations:?}");
-}
 
 fn asked(machine: &str, uid: &str) -> NewNodeUpdate {
     NewNodeUpdate {
@@ -177,7 +63,7 @@ async fn a_machine_that_the_cache_lacks_is_asked_for_before_its_update_is_ended(
     ctx.stores.node_updates.insert(update.clone());
     let key = ObjectKey::of(&update);
     super::reconcile(&ctx, &key).await.unwrap();
-    assert_eq!(phase(&api.node_updates()[0]), Phase::Pending);
+    assert_eq!(phase_of(&api.node_updates()[0]), Phase::Pending);
     assert!(ctx.stores.machines.get(&ObjectKey::of(&machine)).is_some());
 
     let new = crate::node_update(&asked("w-8", "gone"), 1);
@@ -187,7 +73,7 @@ async fn a_machine_that_the_cache_lacks_is_asked_for_before_its_update_is_ended(
         super::reconcile(&ctx, &ObjectKey::of(&update)).await.unwrap();
     }
     let ended = updates.get("w-8-1").await.unwrap();
-    assert_eq!(phase(&ended), Phase::Stopped);
+    assert_eq!(phase_of(&ended), Phase::Stopped);
 }
 
 #[test]

@@ -16,6 +16,10 @@ use kube::{
 };
 use lab_apiserver::{ApiServer, ChangeKind, Options};
 use refit_cluster_api::kinds::{Cluster, Machine, MachineDeployment, MachineSet};
+use refit_controller::{
+    ControllerOptions, HookServer, NewNodeUpdate, Process, Settings, node_update, run,
+    sabotage::{Safeguard, run_without},
+};
 use refit_core::invariants::World;
 use refit_kinds::{
     conditions, crds, keys,
@@ -30,30 +34,31 @@ use refit_runtime::{
     gate::Open,
     net::{Dialer, MemoryNetwork},
     serve,
+    tls::{self, Authority, ReloadableCert, Validity},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use crate::{
-    NewNodeUpdate, Settings,
-    context::Context,
-    node_update as controller,
-    sabotage::{Sabotage, Safeguard},
-    testing, update_group, watches, workload_watch,
-};
-
-pub(super) const FROM: &str = "v1.34.2";
-pub(super) const GOAL: &str = "v1.35.0";
-pub(super) const WORKERS: [&str; 3] = ["w-0", "w-1", "w-2"];
+pub(crate) const FROM: &str = "v1.34.2";
+pub(crate) const GOAL: &str = "v1.35.0";
+pub(crate) const WORKERS: [&str; 3] = ["w-0", "w-1", "w-2"];
 
 /// Two API servers, hosts and kubelets; the controller comes and goes.
-pub(super) struct Lab {
+pub(crate) struct Lab {
     clock: Clock,
     network: MemoryNetwork,
+    authority: Authority,
     management: ApiServer,
-    pub(super) workload: ApiServer,
-    pub(super) without: Option<Safeguard>,
-    pub(super) violations: Arc<Mutex<Vec<String>>>,
+    pub(crate) workload: ApiServer,
+    pub(crate) without: Option<Safeguard>,
+    pub(crate) violations: Arc<Mutex<Vec<String>>>,
+}
+
+fn validity() -> Validity {
+    Validity {
+        from: "2020-01-01T00:00:00Z".parse().unwrap(),
+        until: "2120-01-01T00:00:00Z".parse().unwrap(),
+    }
 }
 
 fn server(clock: Clock) -> ApiServer {
@@ -61,11 +66,13 @@ fn server(clock: Clock) -> ApiServer {
 }
 
 impl Lab {
-    pub(super) async fn new() -> Self {
-        let clock = Clock::simulated(testing::epoch());
+    pub(crate) async fn new() -> Self {
+        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
+        tls::install_provider();
         let lab = Self {
             clock,
             network: MemoryNetwork::default(),
+            authority: Authority::new("lab", validity()).unwrap(),
             management: server(clock),
             workload: server(clock),
             without: None,
@@ -100,11 +107,11 @@ impl Lab {
         }
     }
 
-    pub(super) fn client(server: &ApiServer) -> Client {
+    pub(crate) fn client(server: &ApiServer) -> Client {
         Client::new(server.clone(), "default")
     }
 
-    pub(super) async fn set_up_management(&self) {
+    pub(crate) async fn set_up_management(&self) {
         let client = Self::client(&self.management);
         let api = Api::all(client.clone());
         for crd in crds::refit_crds().iter().chain(&refit_cluster_api::crds()) {
@@ -169,7 +176,7 @@ impl Lab {
         .await;
     }
 
-    pub(super) async fn set_up_workload(&self) {
+    pub(crate) async fn set_up_workload(&self) {
         let client = Self::client(&self.workload);
         for name in WORKERS {
             let node: Node =
@@ -188,7 +195,7 @@ impl Lab {
         }
     }
 
-    pub(super) async fn kubelet_reports(&self, node: &str, version: &str) {
+    pub(crate) async fn kubelet_reports(&self, node: &str, version: &str) {
         let api: Api<Node> = Api::all(Self::client(&self.workload));
         let body = json!({"status": {
             "conditions": [{
@@ -206,7 +213,7 @@ impl Lab {
     }
 
     /// Asks for every worker at once.
-    pub(super) async fn ask(&self) {
+    pub(crate) async fn ask(&self) {
         let client = Self::client(&self.management);
         let machines: Api<Machine> = Api::default_namespaced(client.clone());
         let updates: Api<NodeUpdate> = Api::default_namespaced(client);
@@ -224,12 +231,12 @@ impl Lab {
                     ..Default::default()
                 },
             };
-            updates.create(&PostParams::default(), &crate::node_update(&new, 1)).await.unwrap();
+            updates.create(&PostParams::default(), &node_update(&new, 1)).await.unwrap();
         }
     }
 
     /// One move of each agent and kubelet.
-    pub(super) async fn hosts_work(&self) {
+    pub(crate) async fn hosts_work(&self) {
         let pods: Api<Pod> = Api::default_namespaced(Self::client(&self.workload));
         for pod in pods.list(&ListParams::default()).await.unwrap() {
             if pod.metadata.deletion_timestamp.is_some() {
@@ -264,27 +271,30 @@ impl Lab {
     }
 
     /// A controller that lives until it is dropped.
-    pub(super) async fn controller(&self) {
+    pub(crate) async fn controller(&self) {
         let dialer = Dialer::Memory(self.network.clone(), Arc::new(Open));
-        let stack = ClientStack::new(dialer, Arc::new(Open), "refit-controller/test");
-        let config = kube::Config::new("http://management.test:80".parse().unwrap());
-        let client = stack.client(&config).unwrap();
-        let mut ctx = Context::new(client, stack, self.clock, Settings::default());
-        if let Some(safeguard) = self.without {
-            ctx = ctx.with_sabotage(Sabotage::of(safeguard));
-        }
-        let ctx = Arc::new(ctx);
-        let (one, two, (), ()) = futures::join!(
-            controller::run(ctx.clone()),
-            update_group::run(ctx.clone()),
-            watches::run(&ctx),
-            Box::pin(workload_watch::run(&ctx)),
-        );
-        one.and(two).unwrap();
+        let identity = self.authority.server(&["hooks.test"], validity()).unwrap();
+        let options = ControllerOptions {
+            stack: ClientStack::new(dialer, Arc::new(Open), "refit-controller/test"),
+            config: kube::Config::new("http://management.test:80".parse().unwrap()),
+            clock: self.clock,
+            hooks: HookServer {
+                listener: self.network.listen("hooks.test", 443),
+                cert: ReloadableCert::new(&identity).unwrap(),
+                client_ca_pem: None,
+            },
+            settings: Settings::default(),
+            process: Process::default(),
+        };
+        let ended = match self.without {
+            Some(safeguard) => run_without(options, safeguard).await,
+            None => run(options).await,
+        };
+        ended.unwrap();
     }
 
     /// Serves both API servers for ever.
-    pub(super) async fn serve(&self) {
+    pub(crate) async fn serve(&self) {
         let one = |host: &str, server: &ApiServer| {
             let server = server.clone();
             let service = tower::service_fn(move |request| {
@@ -303,13 +313,13 @@ impl Lab {
         );
     }
 
-    pub(super) async fn updates(&self) -> Vec<NodeUpdate> {
+    pub(crate) async fn updates(&self) -> Vec<NodeUpdate> {
         let api: Api<NodeUpdate> = Api::default_namespaced(Self::client(&self.management));
         api.list(&ListParams::default()).await.unwrap().items
     }
 
     /// Runs hosts until every update has ended; the controller lives `lifetime` at a time.
-    pub(super) async fn run(&self, lifetime: Duration) {
+    pub(crate) async fn run(&self, lifetime: Duration) {
         let work = async {
             for _ in 0..2000 {
                 tokio::time::sleep(Duration::from_secs(2)).await;
@@ -336,7 +346,7 @@ impl Lab {
         }
     }
 
-    pub(super) async fn assert_clean(&self) {
+    pub(crate) async fn assert_clean(&self) {
         let violations = self.violations.lock().unwrap().clone();
         assert!(violations.is_empty(), "{violations:#?}");
         let client = Self::client(&self.management);
@@ -361,8 +371,8 @@ impl Lab {
     }
 }
 
-pub(super) fn phase(update: &NodeUpdate) -> Phase {
-    crate::groups::phase_of(update)
+pub(crate) fn phase(update: &NodeUpdate) -> Phase {
+    update.status.as_ref().map(|status| status.phase).unwrap_or_default()
 }
 
 /// An agent that does at once whatever its gate allows.
@@ -411,7 +421,7 @@ fn owner<K: Resource<DynamicType = ()>>(object: &K) -> Value {
     serde_json::to_value(object.controller_owner_ref(&()).unwrap()).unwrap()
 }
 
-pub(super) async fn made<K>(client: &Client, body: Value) -> K
+pub(crate) async fn made<K>(client: &Client, body: Value) -> K
 where
     K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
         + Clone
@@ -422,7 +432,7 @@ where
     made_in(&Api::default_namespaced(client.clone()), body).await
 }
 
-pub(super) async fn made_in<K>(api: &Api<K>, mut body: Value) -> K
+pub(crate) async fn made_in<K>(api: &Api<K>, mut body: Value) -> K
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
@@ -432,7 +442,7 @@ where
     api.create(&PostParams::default(), &object).await.unwrap()
 }
 
-pub(super) async fn status<K>(client: &Client, object: &K, status: Value)
+pub(crate) async fn status<K>(client: &Client, object: &K, status: Value)
 where
     K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
         + Clone

@@ -1,0 +1,125 @@
+//! The whole way of three workers through real API servers.
+
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+mod lab;
+
+use std::time::Duration;
+
+use k8s_openapi::api::{
+    core::v1::{Namespace, Pod},
+    policy::v1::PodDisruptionBudget,
+};
+use kube::{
+    Api, ResourceExt as _,
+    api::{Patch, PatchParams},
+};
+use refit_controller::sabotage::Safeguard;
+use refit_kinds::{
+    keys,
+    refit::{Phase, node_update_name},
+};
+use serde_json::json;
+
+use self::lab::{Lab, WORKERS, made_in, phase};
+
+#[tokio::test(start_paused = true)]
+async fn three_workers_are_updated_one_after_the_other() {
+    let lab = Lab::new().await;
+    lab.ask().await;
+    Box::pin(lab.run(Duration::from_hours(100))).await;
+    lab.assert_clean().await;
+    let updates = lab.updates().await;
+    assert_eq!(updates[0].name_any(), node_update_name("w-0", 1));
+    assert_eq!(updates.len(), WORKERS.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_controller_that_dies_every_few_seconds_comes_to_the_same_end() {
+    for millis in [6100, 7300, 8900] {
+        let lab = Lab::new().await;
+        lab.ask().await;
+        Box::pin(lab.run(Duration::from_millis(millis))).await;
+        lab.assert_clean().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_budget_that_allows_nothing_is_named_until_it_is_gone() {
+    let lab = Lab::new().await;
+    let budgets: Api<PodDisruptionBudget> = Api::default_namespaced(Lab::client(&lab.workload));
+    let budget = json!({
+        "metadata": {"name": "web"},
+        "spec": {"minAvailable": 3, "selector": {"matchLabels": {"app": "web"}}},
+    });
+    let _: PodDisruptionBudget = made_in(&budgets, budget).await;
+    let pods: Api<Pod> = Api::default_namespaced(Lab::client(&lab.workload));
+    for name in WORKERS {
+        let running = json!({"status": {
+            "phase": "Running",
+            "conditions": [{"type": "Ready", "status": "True"}],
+        }});
+        let name = format!("web-{name}");
+        pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(&running)).await.unwrap();
+    }
+    lab.ask().await;
+    let seen = async {
+        let mut named = false;
+        loop {
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            let updates = lab.updates().await;
+            let blocked =
+                updates.iter().filter_map(|update| update.status.as_ref()).any(|status| {
+                    status.blocked_by.iter().any(|blocker| blocker.object == "default/web")
+                });
+            if blocked && !named {
+                named = true;
+                budgets.delete("web", &<_>::default()).await.unwrap();
+            }
+            if named && updates.iter().all(|update| phase(update) == Phase::Succeeded) {
+                break;
+            }
+        }
+        tokio::time::sleep(Duration::from_hours(10)).await;
+    };
+    tokio::select! {
+        biased;
+        () = lab.run(Duration::from_hours(100)) => {}
+        () = seen => {}
+    }
+    lab.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_agents_need_is_installed_once() {
+    let lab = Lab::new().await;
+    let looks = async {
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        let revision = lab.workload.revision();
+        let namespaces: Api<Namespace> = Api::all(Lab::client(&lab.workload));
+        assert!(namespaces.get_opt(keys::HOST_PLAN_NAMESPACE).await.unwrap().is_some());
+        tokio::time::sleep(Duration::from_mins(30)).await;
+        assert_eq!(lab.workload.revision(), revision);
+    };
+    let lives = async {
+        loop {
+            let _ = tokio::time::timeout(Duration::from_mins(5), Box::pin(lab.controller())).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        () = looks => {}
+        () = lab.serve() => {}
+        () = lives => {}
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_slots_the_invariants_notice() {
+    let mut lab = Lab::new().await;
+    lab.without = Some(Safeguard::Slot);
+    lab.ask().await;
+    Box::pin(lab.run(Duration::from_hours(100))).await;
+    let violations = lab.violations.lock().unwrap().clone();
+    assert!(violations.iter().any(|line| line.starts_with("invariant 1: ")), "{violations:?}");
+}
