@@ -7,7 +7,10 @@ use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
-    node::{Announcement, Decision, EvictionRefusal, Severity, Write},
+    node::{
+        Announcement, Decision, EvictionRefusal, GroupState, ManagementWrite, Severity,
+        WorkloadWrite, Write,
+    },
     report::Refusal,
 };
 use refit_kinds::{
@@ -15,13 +18,13 @@ use refit_kinds::{
     refit::{HostPlan, HostPlanSpec, NodeUpdate, UpdateGroup, UpdateGroupStatus},
 };
 use refit_runtime::{
-    apply, events, lease,
+    ObjectKey, apply, events, lease,
     plan_signing::{Claims, claims_of},
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::facts::{ClusterFacts, Facts, GroupFacts};
+use super::look::{Look, WorkloadCluster};
 use crate::{PlanLocation, context::Context, drain};
 
 /// How soon a NodeUpdate is looked at again after a write: the write's own event wakes it as well.
@@ -45,44 +48,64 @@ pub(super) enum Done {
 /// Announces what the decision says, then makes its write.
 pub(super) async fn perform(
     ctx: &Context,
-    facts: &Facts,
+    look: &Look,
     decision: &Decision,
     write: &Write,
 ) -> anyhow::Result<Done> {
     for announcement in &decision.announce {
-        ctx.recorder.announce(&event(facts, announcement)).await;
+        ctx.recorder.announce(&event(look, announcement)).await;
     }
-    let outcome = match write {
-        Write::Status => status(ctx, facts, decision).await,
-        Write::ClaimSlot(next) | Write::ReleaseSlot(next) => slots(ctx, facts, next).await,
-        Write::Guard(changes) | Write::Unguard(changes) => {
+    match write {
+        Write::Management(in_management) => {
+            settled(management(ctx, look, decision, in_management).await, write)
+        }
+        Write::HostPlan(spec) => match ctx.settings.plan_location {
+            PlanLocation::Management => settled(plan_in_management(ctx, look, spec).await, write),
+            PlanLocation::Workload => {
+                let made = async |client: &Client, _: &WorkloadCluster| {
+                    let api = Api::namespaced(client.clone(), keys::HOST_PLAN_NAMESPACE);
+                    host_plan(ctx, &api, look, spec, json!({})).await?;
+                    Ok(None)
+                };
+                in_workload(ctx, look, write, made).await
+            }
+        },
+        Write::Workload(in_cluster) => {
+            let made = async |client: &Client, cluster: &WorkloadCluster| {
+                workload(client, cluster, look, in_cluster).await
+            };
+            in_workload(ctx, look, write, made).await
+        }
+    }
+}
+
+async fn management(
+    ctx: &Context,
+    look: &Look,
+    decision: &Decision,
+    write: &ManagementWrite,
+) -> kube::Result<()> {
+    match write {
+        ManagementWrite::Status => status(ctx, look, decision).await,
+        ManagementWrite::ClaimSlot(next) | ManagementWrite::ReleaseSlot(next) => {
+            slots(ctx, look, next).await
+        }
+        ManagementWrite::Guard(changes) | ManagementWrite::Unguard(changes) => {
             let changes: serde_json::Map<String, Value> = changes
                 .iter()
                 .map(|(key, value)| (key.clone(), value.clone().map_or(Value::Null, Value::from)))
                 .collect();
-            guard(ctx, facts, changes).await
+            guard(ctx, look, changes).await
         }
-        Write::MachineCondition(condition) => {
+        ManagementWrite::MachineCondition(condition) => {
             let status = match condition {
                 Some(condition) => json!({ "conditions": [condition] }),
                 // Applying nothing gives up what we applied before.
                 None => json!({}),
             };
-            machine_condition(ctx, facts, &status).await
+            machine_condition(ctx, look, &status).await
         }
-        Write::HostPlan(spec) if ctx.settings.plan_location == PlanLocation::Management => {
-            plan_in_management(ctx, facts, spec).await
-        }
-        Write::HostPlan(_)
-        | Write::Cordon
-        | Write::Uncordon
-        | Write::Exclude
-        | Write::Include
-        | Write::Evict(_) => {
-            return in_workload(ctx, facts, write).await;
-        }
-    };
-    settled(outcome, write)
+    }
 }
 
 /// A conflict or a vanished object is no error: the next look sees what happened.
@@ -94,7 +117,7 @@ fn settled(outcome: kube::Result<()>, write: &Write) -> anyhow::Result<Done> {
         }
         Err(error) => match refusal(write.target(), &error) {
             // What cannot be written cannot be shown there either.
-            Some(refused) if *write != Write::Status => Ok(Done::Refused(refused)),
+            Some(refused) if *write != Write::STATUS => Ok(Done::Refused(refused)),
             _ => Err(error.into()),
         },
     }
@@ -110,8 +133,8 @@ pub(super) fn refusal(what: &str, error: &kube::Error) -> Option<Refusal> {
     }
 }
 
-async fn status(ctx: &Context, facts: &Facts, decision: &Decision) -> kube::Result<()> {
-    let update = &facts.update;
+async fn status(ctx: &Context, look: &Look, decision: &Decision) -> kube::Result<()> {
+    let update = &look.snapshot.update;
     let api: Api<NodeUpdate> = api_of(&ctx.client, update.as_ref());
     let old = update.status.as_ref().map_or(Value::Null, value_of);
     let Some(patch) = apply::merge_diff(&old, &value_of(&decision.status)) else {
@@ -123,15 +146,15 @@ async fn status(ctx: &Context, facts: &Facts, decision: &Decision) -> kube::Resu
     Ok(())
 }
 
-async fn slots(ctx: &Context, facts: &Facts, next: &UpdateGroupStatus) -> kube::Result<()> {
-    let GroupFacts::Present { object, status, .. } = &facts.group else {
+async fn slots(ctx: &Context, look: &Look, next: &UpdateGroupStatus) -> kube::Result<()> {
+    let (GroupState::Present(group), Some(object)) = (&look.snapshot.group, &look.group) else {
         return Ok(());
     };
     #[cfg(feature = "sabotage")]
-    if ctx.sabotage.keep_slot(&facts.update.spec.machine_ref.uid, next) {
+    if ctx.sabotage.keep_slot(&look.snapshot.update.spec.machine_ref.uid, next) {
         return Ok(());
     }
-    swap_group(ctx, object, status, next).await
+    swap_group(ctx, object, &group.status, next).await
 }
 
 /// Writes a group's status over the one that was read, and nothing over any other.
@@ -154,10 +177,10 @@ pub(crate) async fn swap_group(
 
 async fn guard(
     ctx: &Context,
-    facts: &Facts,
+    look: &Look,
     changes: serde_json::Map<String, Value>,
 ) -> kube::Result<()> {
-    let Some(machine) = &facts.machine else {
+    let Some(machine) = &look.snapshot.machine else {
         return Ok(());
     };
     let api: Api<Machine> = api_of(&ctx.client, machine.as_ref());
@@ -170,8 +193,8 @@ async fn guard(
     Ok(())
 }
 
-async fn machine_condition(ctx: &Context, facts: &Facts, status: &Value) -> kube::Result<()> {
-    let Some(machine) = &facts.machine else {
+async fn machine_condition(ctx: &Context, look: &Look, status: &Value) -> kube::Result<()> {
+    let Some(machine) = &look.snapshot.machine else {
         return Ok(());
     };
     let api: Api<Machine> = api_of(&ctx.client, machine.as_ref());
@@ -180,8 +203,14 @@ async fn machine_condition(ctx: &Context, facts: &Facts, status: &Value) -> kube
     Ok(())
 }
 
-async fn in_workload(ctx: &Context, facts: &Facts, write: &Write) -> anyhow::Result<Done> {
-    let Some(cluster) = &facts.cluster else {
+/// Makes a write to the workload cluster, if it answers.
+async fn in_workload(
+    ctx: &Context,
+    look: &Look,
+    write: &Write,
+    made: impl AsyncFnOnce(&Client, &WorkloadCluster) -> kube::Result<Option<Vec<EvictionRefusal>>>,
+) -> anyhow::Result<Done> {
+    let Some(cluster) = &look.cluster else {
         return Ok(Done::Again(AFTER_SILENCE));
     };
     let client = match ctx.workloads.client(&cluster.key.namespace, &cluster.key.name).await {
@@ -192,55 +221,46 @@ async fn in_workload(ctx: &Context, facts: &Facts, write: &Write) -> anyhow::Res
             return Ok(Done::Again(AFTER_CONFLICT));
         }
     };
-    let outcome = match write {
-        Write::HostPlan(spec) => {
-            let api = Api::namespaced(client.clone(), keys::HOST_PLAN_NAMESPACE);
-            host_plan(ctx, &api, facts, spec, json!({})).await
-        }
-        Write::Cordon => {
-            let name = facts.update.name_any();
-            let body = json!({
-                "metadata": { "annotations": { keys::CORDONED_BY: name } },
-                "spec": { "unschedulable": true },
-            });
-            node(&client, cluster, body).await
-        }
-        Write::Uncordon => {
-            let body = json!({
-                "metadata": { "annotations": { keys::CORDONED_BY: null } },
-                "spec": { "unschedulable": null },
-            });
-            node(&client, cluster, body).await
-        }
-        Write::Exclude => {
-            let name = facts.update.name_any();
-            let body = json!({ "metadata": {
-                "annotations": { keys::EXCLUDED_BY: name },
-                "labels": { keys::EXCLUDE_FROM_LOAD_BALANCERS: "" },
-            }});
-            node(&client, cluster, body).await
-        }
-        Write::Include => {
-            let body = json!({ "metadata": {
-                "annotations": { keys::EXCLUDED_BY: null },
-                "labels": { keys::EXCLUDE_FROM_LOAD_BALANCERS: null },
-            }});
-            node(&client, cluster, body).await
-        }
-        Write::Evict(removals) => match drain::remove(&client, removals).await {
-            Ok(refused) => return Ok(Done::Evicted(refused)),
-            Err(error) => Err(error),
-        },
-        _ => Ok(()),
-    };
-    match outcome {
+    match made(&client, cluster).await {
+        Ok(Some(refused)) => Ok(Done::Evicted(refused)),
         Err(error) if is_silence(&error) => {
             tracing::debug!(cluster = %cluster.key, %error, "a workload cluster does not answer");
             cluster.view.mark_unreachable();
             Ok(Done::Again(AFTER_CONFLICT))
         }
-        outcome => settled(outcome, write),
+        outcome => settled(outcome.map(|_| ()), write),
     }
+}
+
+/// The refusals of evictions; `None` for any other write.
+async fn workload(
+    client: &Client,
+    cluster: &WorkloadCluster,
+    look: &Look,
+    write: &WorkloadWrite,
+) -> kube::Result<Option<Vec<EvictionRefusal>>> {
+    let name = look.snapshot.update.name_any();
+    let body = match write {
+        WorkloadWrite::Cordon => json!({
+            "metadata": { "annotations": { keys::CORDONED_BY: name } },
+            "spec": { "unschedulable": true },
+        }),
+        WorkloadWrite::Uncordon => json!({
+            "metadata": { "annotations": { keys::CORDONED_BY: null } },
+            "spec": { "unschedulable": null },
+        }),
+        WorkloadWrite::Exclude => json!({ "metadata": {
+            "annotations": { keys::EXCLUDED_BY: name },
+            "labels": { keys::EXCLUDE_FROM_LOAD_BALANCERS: "" },
+        }}),
+        WorkloadWrite::Include => json!({ "metadata": {
+            "annotations": { keys::EXCLUDED_BY: null },
+            "labels": { keys::EXCLUDE_FROM_LOAD_BALANCERS: null },
+        }}),
+        WorkloadWrite::Evict(removals) => return drain::remove(client, removals).await.map(Some),
+    };
+    node(client, cluster, look, body).await?;
+    Ok(None)
 }
 
 /// Whether the error says that nobody answered, rather than that somebody refused.
@@ -252,8 +272,8 @@ pub(super) fn is_silence(error: &kube::Error) -> bool {
 }
 
 /// Writes the HostPlan beside its Machine, which owns it from then on: it goes with the Machine.
-async fn plan_in_management(ctx: &Context, facts: &Facts, spec: &HostPlanSpec) -> kube::Result<()> {
-    let Some(machine) = &facts.machine else {
+async fn plan_in_management(ctx: &Context, look: &Look, spec: &HostPlanSpec) -> kube::Result<()> {
+    let Some(machine) = &look.snapshot.machine else {
         return Ok(());
     };
     let metadata = json!({ "ownerReferences": [{
@@ -263,24 +283,24 @@ async fn plan_in_management(ctx: &Context, facts: &Facts, spec: &HostPlanSpec) -
         "uid": machine.uid().unwrap_or_default(),
     }]});
     let api = Api::namespaced(ctx.client.clone(), &machine.namespace().unwrap_or_default());
-    host_plan(ctx, &api, facts, spec, metadata).await
+    host_plan(ctx, &api, look, spec, metadata).await
 }
 
 async fn host_plan(
     ctx: &Context,
     api: &Api<HostPlan>,
-    facts: &Facts,
+    look: &Look,
     spec: &HostPlanSpec,
     mut metadata: Value,
 ) -> kube::Result<()> {
-    let Some(cluster) = &facts.cluster else {
+    let Some(cluster) = &look.cluster else {
         return Ok(());
     };
-    let Some(plan) = &cluster.host_plan else {
+    let Some(plan) = look.seen().and_then(|seen| seen.host_plan.as_deref()) else {
         return Ok(());
     };
     let changes = apply::merge_diff(&value_of(&plan.spec), &value_of(spec));
-    let signature = signature(ctx, facts, plan, spec);
+    let signature = signature(ctx, look, plan, spec);
     if changes.is_none() && signature.is_none() {
         return Ok(());
     }
@@ -296,7 +316,7 @@ async fn host_plan(
 }
 
 /// The signature that a plan with this spec lacks.
-fn signature(ctx: &Context, facts: &Facts, plan: &HostPlan, spec: &HostPlanSpec) -> Option<String> {
+fn signature(ctx: &Context, look: &Look, plan: &HostPlan, spec: &HostPlanSpec) -> Option<String> {
     let signer = ctx.settings.plan_signer.as_deref()?;
     // A spec is made afresh by the start of a plan alone; any other is what stands there, moved on.
     // What we have not signed ourselves may be somebody else's, and gets no signature of ours.
@@ -304,7 +324,7 @@ fn signature(ctx: &Context, facts: &Facts, plan: &HostPlan, spec: &HostPlanSpec)
     if spec.plan_id.is_empty() || *spec == plan.spec || (moved_on && !signer.has_signed(plan)) {
         return None;
     }
-    let update = &facts.update;
+    let update = &look.snapshot.update;
     let own = || {
         let made = update.metadata.creation_timestamp.as_ref();
         Claims {
@@ -318,22 +338,30 @@ fn signature(ctx: &Context, facts: &Facts, plan: &HostPlan, spec: &HostPlanSpec)
     Some(signer.sign(plan, spec, &claims))
 }
 
-async fn node(client: &Client, cluster: &ClusterFacts, mut body: Value) -> kube::Result<()> {
-    let key = refit_runtime::ObjectKey::new("", &cluster.node_name);
+async fn node(
+    client: &Client,
+    cluster: &WorkloadCluster,
+    look: &Look,
+    mut body: Value,
+) -> kube::Result<()> {
+    let Some(name) = look.seen().map(|seen| seen.node_name.as_str()) else {
+        return Ok(());
+    };
+    let key = ObjectKey::new("", name);
     let Some(known) = cluster.view.nodes.get(&key) else {
         return Ok(());
     };
     // Whoever cordoned or opened the node since it was read must not be overruled.
     body["metadata"]["resourceVersion"] = known.resource_version().into();
     let api: Api<Node> = Api::all(client.clone());
-    let written = apply::merge(&api, &cluster.node_name, &body).await?;
+    let written = apply::merge(&api, name, &body).await?;
     cluster.view.nodes.insert_newer(written);
     Ok(())
 }
 
-fn event(facts: &Facts, announcement: &Announcement) -> events::Announcement {
-    let update = &facts.update;
-    let about = match &facts.machine {
+fn event(look: &Look, announcement: &Announcement) -> events::Announcement {
+    let update = &look.snapshot.update;
+    let about = match &look.snapshot.machine {
         Some(machine) => reference(machine.as_ref()),
         None => reference(update.as_ref()),
     };

@@ -4,7 +4,7 @@
 //! write that it names. Nothing is remembered from one look to the next.
 
 mod act;
-pub(crate) mod facts;
+pub(crate) mod look;
 
 #[cfg(test)]
 mod tests;
@@ -13,7 +13,7 @@ use std::{sync::Arc, time::Duration};
 
 use kube::{Api, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
-use refit_core::node::{Decision, Write, decide};
+use refit_core::node::{Decision, Snapshot, Workload, Write};
 use refit_kinds::refit::Phase;
 use refit_runtime::{ObjectKey, queue::Action};
 
@@ -21,7 +21,7 @@ pub(crate) use act::swap_group;
 
 use self::{
     act::{Done, perform},
-    facts::Facts,
+    look::{Look, WorkloadCluster},
 };
 use crate::{
     context::Context,
@@ -56,16 +56,16 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
     let Some(update) = ctx.stores.node_updates.get(key) else {
         return Ok(Action::Done);
     };
-    let mut facts = Facts::read(ctx, update);
-    if facts.machine_is_missing() && find_machine(ctx, &facts).await? {
+    let mut look = Look::read(ctx, update);
+    if look.machine_is_missing() && find_machine(ctx, &look).await? {
         return Ok(Action::RequeueAfter(AFTER_FIND));
     }
-    if let Err(blind) = look_at_pods(ctx, &mut facts).await {
-        facts.refused = blind.refusal(act::refusal);
+    if let Err(blind) = look_at_pods(ctx, &mut look).await {
+        look.snapshot.refused = blind.refusal(act::refusal);
         match blind {
-            _ if facts.refused.is_some() => {}
+            _ if look.snapshot.refused.is_some() => {}
             Blind::Workload(error) if act::is_silence(&error) => {
-                if let Some(cluster) = &facts.cluster {
+                if let Some(cluster) = &look.cluster {
                     cluster.view.mark_unreachable();
                 }
             }
@@ -73,39 +73,41 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
             Blind::Rules(_) => {}
         }
     }
-    let decision = decide(&facts.snapshot(), ctx.clock.now());
+    let decision = look.decide(ctx);
     let Some(write) = decision.write.clone() else {
         return Ok(wait(&decision));
     };
-    match perform(ctx, &facts, &decision, &write).await? {
+    match perform(ctx, &look, &decision, &write).await? {
         Done::Again(after) => Ok(Action::RequeueAfter(after)),
         Done::Evicted(refused) => {
-            facts.evictions = Some(refused);
-            let decision = show(ctx, &facts).await?;
+            if let Some(seen) = look.seen_mut() {
+                seen.evictions = Some(refused);
+            }
+            let decision = show(ctx, &mut look).await?;
             Ok(wait(&decision))
         }
         Done::Refused(refused) => {
             tracing::warn!(node_update = %key, why = refused.sentence(), "a write is refused");
             ctx.metrics.reconcile_error("node-update", "Refused");
-            facts.refused = Some(refused);
-            show(ctx, &facts).await?;
+            look.snapshot.refused = Some(refused);
+            show(ctx, &mut look).await?;
             Ok(Action::RequeueAfter(AFTER_REFUSAL))
         }
     }
 }
 
 /// Decides once more with what the last write came to, and shows it.
-async fn show(ctx: &Context, facts: &Facts) -> anyhow::Result<Decision> {
-    let decision = decide(&facts.snapshot(), ctx.clock.now());
-    if decision.write == Some(Write::Status) {
-        perform(ctx, facts, &decision, &Write::Status).await?;
+async fn show(ctx: &Context, look: &mut Look) -> anyhow::Result<Decision> {
+    let decision = look.decide(ctx);
+    if decision.write == Some(Write::STATUS) {
+        perform(ctx, look, &decision, &Write::STATUS).await?;
     }
     Ok(decision)
 }
 
 /// Asks the API server itself for a Machine that the cache lacks; whether it is there.
-async fn find_machine(ctx: &Context, facts: &Facts) -> kube::Result<bool> {
-    let update = &facts.update;
+async fn find_machine(ctx: &Context, look: &Look) -> kube::Result<bool> {
+    let update = &look.snapshot.update;
     let namespace = update.namespace().unwrap_or_default();
     let api: Api<Machine> = Api::namespaced(ctx.client.clone(), &namespace);
     let wanted = &update.spec.machine_ref;
@@ -124,27 +126,26 @@ fn wait(decision: &Decision) -> Action {
 
 /// Looks at the pods of a node that is being drained, and at what they leave behind; nobody else
 /// needs them.
-async fn look_at_pods(ctx: &Context, facts: &mut Facts) -> Result<(), Blind> {
-    let draining =
-        facts.update.status.as_ref().is_some_and(|status| status.phase == Phase::Draining);
-    let node = facts.node().filter(|node| draining && node.unschedulable);
-    let (Some(node), Some(cluster), Some(machine)) = (node, &facts.cluster, &facts.machine) else {
+async fn look_at_pods(ctx: &Context, look: &mut Look) -> Result<(), Blind> {
+    let Snapshot { update, machine, drain: choice, workload, .. } = &mut look.snapshot;
+    let draining = update.status.as_ref().is_some_and(|status| status.phase == Phase::Draining);
+    let (Some(WorkloadCluster { key, view }), Some(machine), Workload::Seen(seen)) =
+        (&look.cluster, machine.as_deref(), workload)
+    else {
         return Ok(());
     };
-    if cluster.view.is_unreachable() {
+    let Some(node) = seen.node().filter(|node| draining && node.unschedulable) else {
+        return Ok(());
+    };
+    if view.is_unreachable() {
         return Ok(());
     }
-    let client = ctx.workloads.client(&cluster.key.namespace, &cluster.key.name).await;
-    let Ok(client) = client else {
-        cluster.view.mark_unreachable();
+    let Ok(client) = ctx.workloads.client(&key.namespace, &key.name).await else {
+        view.mark_unreachable();
         return Ok(());
     };
-    let whose = Whose {
-        machine,
-        node: &cluster.node_name,
-        node_ready: node.ready,
-        policy: &facts.drain_policy.policy,
-    };
-    facts.drain = Some(drain::look(ctx, &client, whose).await?);
+    let whose =
+        Whose { machine, node: &seen.node_name, node_ready: node.ready, policy: &choice.policy };
+    seen.drain = Some(drain::look(ctx, &client, whose).await?);
     Ok(())
 }

@@ -34,7 +34,7 @@ use crate::{
     },
     host_plan::{cluster_key, node_name},
     node_update::{
-        facts::{by_machine, node_view, of_machine},
+        look::{by_machine, node_view, of_machine},
         swap_group,
     },
     policy::live_policy,

@@ -9,8 +9,10 @@ use refit_kinds::refit::{
 use super::{
     drain::DRAIN_LINE,
     end, gate, guard, health,
-    snapshot::{Decision, NodeView, Seen, Snapshot, Workload, Write},
-    status::{Outcome, conclude, is_about},
+    snapshot::{
+        Decision, ManagementWrite, NodeView, Seen, Snapshot, Workload, WorkloadWrite, Write,
+    },
+    status::{Standing, conclude},
     steps::{self, STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON},
     stop::{abort_write, deletion_overdue, gone, host_gave_up, stopped_by_deletion},
     verify::{seconds_to_settle, static_pods_unsettled, verify},
@@ -28,7 +30,7 @@ use crate::report::Refusal;
 /// gate Upgrade            -> upgraded? cordon, evict, gate Disrupt
 /// gate Disrupt            -> ended? verify, uncordon, Succeeded
 /// ```
-pub fn decide(s: &Snapshot<'_>, now: Timestamp) -> Decision {
+pub fn decide(s: &Snapshot, now: Timestamp) -> Decision {
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let mut status = s.update.status.clone().unwrap_or_default();
     if status.phase.is_final() {
@@ -51,9 +53,9 @@ pub fn decide(s: &Snapshot<'_>, now: Timestamp) -> Decision {
 
 /// Nothing is known yet: nothing is written, but that a deletion does not wait for ever for a cluster
 /// which nobody can read.
-fn not_synced(s: &Snapshot<'_>, status: NodeUpdateStatus, now: Timestamp) -> Decision {
-    let machine = s.machine.filter(|machine| is_about(s, machine));
-    if let Some(machine) = machine.filter(|machine| deletion_overdue(machine, s, now)) {
+fn not_synced(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) -> Decision {
+    let overdue = s.own_machine().filter(|machine| deletion_overdue(machine, s, now));
+    if let Some(machine) = overdue {
         return conclude(s, status, stopped_by_deletion(machine), now);
     }
     Decision {
@@ -65,46 +67,40 @@ fn not_synced(s: &Snapshot<'_>, status: NodeUpdateStatus, now: Timestamp) -> Dec
     }
 }
 
-fn unreachable(
-    s: &Snapshot<'_>,
-    status: &NodeUpdateStatus,
-    cluster: &str,
-    now: Timestamp,
-) -> Outcome {
-    match s.machine.filter(|machine| is_about(s, machine)) {
+fn unreachable(s: &Snapshot, status: &NodeUpdateStatus, cluster: &str, now: Timestamp) -> Standing {
+    match s.own_machine() {
         None => gone(s),
         Some(machine) if deletion_overdue(machine, s, now) => stopped_by_deletion(machine),
         Some(_) => {
             let refusal = Refusal::ApiUnreachable { cluster: cluster.to_owned() };
-            Outcome::blocked(status.phase, refusal).again_after(10)
+            Standing::blocked(status.phase, refusal).again_after(10)
         }
     }
 }
 
 /// Notes what was there when the update began: it cannot be read off later.
-fn note_beginning(s: &Snapshot<'_>, seen: &Seen<'_>, status: &mut NodeUpdateStatus) {
+fn note_beginning(s: &Snapshot, seen: &Seen, status: &mut NodeUpdateStatus) {
     let node = s
-        .machine
-        .filter(|machine| is_about(s, machine))
+        .own_machine()
         .and_then(|machine| machine.status.as_ref()?.node_ref.as_ref())
         .map(|node_ref| node_ref.name.clone());
     if status.node_name.is_empty() {
         status.node_name = node.unwrap_or_default();
     }
     if status.from_version.is_empty()
-        && let Some(node) = seen.node
+        && let Some(node) = seen.node()
     {
         status.from_version.clone_from(&node.kubelet_version);
     }
 }
 
-impl Work<'_, '_> {
-    fn outcome(&mut self) -> Outcome {
-        let Some(machine) = self.s.machine.filter(|machine| is_about(self.s, machine)) else {
+impl Work<'_> {
+    fn outcome(&mut self) -> Standing {
+        let Some(machine) = self.s.own_machine() else {
             let abort = self.ours().filter(|plan| !gate::host_ended(plan));
             return match abort.and_then(abort_write) {
                 Some(write) => {
-                    Outcome::new(Phase::Stopping, "the Machine is gone").write(Some(write))
+                    Standing::new(Phase::Stopping, "the Machine is gone").write(Some(write))
                 }
                 None => gone(self.s),
             };
@@ -116,7 +112,7 @@ impl Work<'_, '_> {
         }
         if self.status.node_name.is_empty() {
             let machine = self.machine_name().to_owned();
-            return Outcome::blocked(Phase::Pending, Refusal::NoNode { machine });
+            return Standing::blocked(Phase::Pending, Refusal::NoNode { machine });
         }
         let Some(plan) = self.ours() else {
             return self.start();
@@ -132,7 +128,7 @@ impl Work<'_, '_> {
     }
 
     /// No plan of ours is on the host yet.
-    fn start(&mut self) -> Outcome {
+    fn start(&mut self) -> Standing {
         if let Some(hopeless) = self.hopeless() {
             return hopeless;
         }
@@ -154,30 +150,31 @@ impl Work<'_, '_> {
             match self.claim() {
                 Err(refusal) => return self.wait(Phase::Waiting, refusal),
                 Ok(Some(claim)) => {
-                    return Outcome::new(self.status.phase, "a slot is claimed").write(Some(claim));
+                    return Standing::new(self.status.phase, "a slot is claimed")
+                        .write(Some(claim));
                 }
                 Ok(None) => {}
             }
         }
         let role = self.role();
         self.status.role = Some(role);
-        let work = self.host_work(self.seen.host_plan, role);
+        let work = self.host_work(self.seen.host_plan.as_deref(), role);
         let spec = HostPlanSpec {
             node_update: self.s.update.metadata.name.clone().unwrap_or_default(),
             plan_id: self.s.update.metadata.uid.clone().unwrap_or_default(),
             gate: Gate::Stage,
             abort: false,
-            returned_claim: self.seen.host_plan.map_or(0, |plan| plan.spec.returned_claim),
+            returned_claim: self.seen.host_plan.as_ref().map_or(0, |plan| plan.spec.returned_claim),
             point_of_no_return: work.point_of_no_return().to_owned(),
             steps: work.steps(),
         };
         steps::mirror(&mut self.status, &spec.steps, None);
-        Outcome::new(self.status.phase, "the host is given its plan")
+        Standing::new(self.status.phase, "the host is given its plan")
             .write(Some(Write::HostPlan(spec)))
     }
 
     /// The plan is on the host, and nothing is disturbed yet.
-    fn staged(&mut self, plan: &HostPlan, machine: &Machine) -> Outcome {
+    fn staged(&mut self, plan: &HostPlan, machine: &Machine) -> Standing {
         if self.passed() < Gate::Stage {
             return self.host_at_work(Phase::Staging);
         }
@@ -186,7 +183,7 @@ impl Work<'_, '_> {
             return self.wait(Phase::Waiting, refusal);
         }
         let phase = self.status.phase.max(Phase::Waiting);
-        let ready = |write| Outcome::new(phase, "the host is ready").write(Some(write));
+        let ready = |write| Standing::new(phase, "the host is ready").write(Some(write));
         match self.claim() {
             Err(refusal) => return self.wait(Phase::Waiting, refusal),
             Ok(Some(claim)) => return ready(claim),
@@ -194,13 +191,13 @@ impl Work<'_, '_> {
         }
         let missing = guard::set(machine, self.s.unguarded);
         if !missing.is_empty() {
-            return ready(Write::Guard(missing));
+            return ready(Write::Management(ManagementWrite::Guard(missing)));
         }
         ready(raised(plan, Gate::Upgrade))
     }
 
     /// kubeadm may do its part; then the node is emptied.
-    fn upgraded(&mut self, plan: &HostPlan, machine: &Machine) -> Outcome {
+    fn upgraded(&mut self, plan: &HostPlan, machine: &Machine) -> Standing {
         if let Some(write) = self.keep_claims(machine) {
             return self.host_at_work(Phase::Upgrading).write(Some(write));
         }
@@ -213,13 +210,13 @@ impl Work<'_, '_> {
         if self.control_plane()
             && let Err(refusal) = health::control_plane_health(self.seen, &self.status.node_name)
         {
-            return Outcome::blocked(Phase::Draining, refusal).again_after(10);
+            return Standing::blocked(Phase::Draining, refusal).again_after(10);
         }
-        Outcome::new(Phase::Draining, DRAIN_LINE).write(Some(raised(plan, Gate::Disrupt)))
+        Standing::new(Phase::Draining, DRAIN_LINE).write(Some(raised(plan, Gate::Disrupt)))
     }
 
     /// The host may do everything; then the node must be back.
-    fn disrupted(&mut self, plan: &HostPlan, machine: &Machine) -> Outcome {
+    fn disrupted(&mut self, plan: &HostPlan, machine: &Machine) -> Standing {
         let now = self.now;
         for step in [STEP_CORDON, STEP_DRAIN] {
             steps::advance(&mut self.status, step, StepState::Done, now, "");
@@ -234,7 +231,7 @@ impl Work<'_, '_> {
         let goal = &self.s.update.spec.goal.kubernetes_version;
         let node_name = self.status.node_name.clone();
         if let Err(refusal) = verify(self.seen, &node_name, goal, self.control_plane(), plan) {
-            return Outcome::blocked(Phase::Verifying, refusal).again_after(10);
+            return Standing::blocked(Phase::Verifying, refusal).again_after(10);
         }
         let since = steps::started(&self.status, STEP_NODE_READY);
         if self.control_plane()
@@ -242,19 +239,20 @@ impl Work<'_, '_> {
             && let Some(seconds) = since.and_then(|since| seconds_to_settle(since, now))
         {
             let refusal = static_pods_unsettled(node_name);
-            return Outcome::blocked(Phase::Verifying, refusal).again_after(seconds);
+            return Standing::blocked(Phase::Verifying, refusal).again_after(seconds);
         }
         steps::advance(&mut self.status, STEP_NODE_READY, StepState::Done, now, "");
         let back = |node: &NodeView| node.excluded_by.is_some();
-        if self.seen.node.is_some_and(back) {
+        if self.seen.node().is_some_and(back) {
             let line = "the node goes back to its load balancers";
-            return Outcome::new(Phase::Uncordoning, line).write(Some(Write::Include));
+            return Standing::new(Phase::Uncordoning, line)
+                .write(Some(Write::Workload(WorkloadWrite::Include)));
         }
         // The note counts, not the cordon: an admin may have opened the node meanwhile.
-        if self.seen.node.is_some_and(|node| node.cordoned_by.is_some()) {
+        if self.seen.node().is_some_and(|node| node.cordoned_by.is_some()) {
             steps::advance(&mut self.status, STEP_UNCORDON, StepState::Running, now, "");
-            return Outcome::new(Phase::Uncordoning, "the node is opened for pods again")
-                .write(Some(Write::Uncordon));
+            return Standing::new(Phase::Uncordoning, "the node is opened for pods again")
+                .write(Some(Write::Workload(WorkloadWrite::Uncordon)));
         }
         let ran = steps::state_of(&self.status, STEP_UNCORDON) == StepState::Running;
         let (end, why) = if ran {
@@ -263,14 +261,14 @@ impl Work<'_, '_> {
             (StepState::Skipped, "the node has no cordon of ours")
         };
         steps::advance(&mut self.status, STEP_UNCORDON, end, now, why);
-        Outcome::new(Phase::Succeeded, format!("the machine runs {goal}"))
+        Standing::new(Phase::Succeeded, format!("the machine runs {goal}"))
     }
 
     /// Waits for the host. An agent that fell silent is named: its line would stand still for ever.
-    fn host_at_work(&self, phase: Phase) -> Outcome {
+    fn host_at_work(&self, phase: Phase) -> Standing {
         match self.silent_agent() {
-            Some(silent) => Outcome::blocked(phase, silent),
-            None => Outcome::new(phase, self.host_line()),
+            Some(silent) => Standing::blocked(phase, silent),
+            None => Standing::new(phase, self.host_line()),
         }
     }
 
@@ -280,7 +278,7 @@ impl Work<'_, '_> {
             return Some(claim);
         }
         let missing = guard::set(machine, self.s.unguarded);
-        (!missing.is_empty()).then_some(Write::Guard(missing))
+        (!missing.is_empty()).then_some(Write::Management(ManagementWrite::Guard(missing)))
     }
 
     fn pause_refusal(&self) -> Option<Refusal> {

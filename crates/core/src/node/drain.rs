@@ -21,8 +21,8 @@ use super::{
     drain_ladder::{self, Since},
     drain_report::DrainRefusal,
     drain_sort::{Attachment, DrainView, Sorted, sort},
-    snapshot::{NodeView, Write},
-    status::Outcome,
+    snapshot::{NodeView, WorkloadWrite, Write},
+    status::Standing,
     steps::{self, STEP_CORDON, STEP_DRAIN},
     work::Work,
 };
@@ -63,19 +63,19 @@ fn lasts(taint: &str) -> bool {
     !OF_A_STATE.iter().any(|domain| taint.starts_with(domain))
 }
 
-impl Work<'_, '_> {
+impl Work<'_> {
     fn advance(&mut self, step: &str, state: StepState, why: &str) {
         steps::advance(&mut self.status, step, state, self.now, why);
     }
 
     /// Cordons and evicts; `None` once nothing is left to wait for.
-    pub(super) fn drain(&mut self) -> Option<Outcome> {
+    pub(super) fn drain(&mut self) -> Option<Standing> {
         let name = self.status.node_name.clone();
-        let Some(node) = self.seen.node else {
-            return Some(Outcome::blocked(Phase::Draining, Refusal::NodeNotReady { node: name }));
+        let Some(node) = self.seen.node() else {
+            return Some(Standing::blocked(Phase::Draining, Refusal::NodeNotReady { node: name }));
         };
         let skipped = steps::state_of(&self.status, STEP_DRAIN) == StepState::Skipped;
-        if skipped || (!node.unschedulable && !another_could_take(node, self.seen.nodes)) {
+        if skipped || (!node.unschedulable && !another_could_take(node, &self.seen.nodes)) {
             let why = "no other node could take the pods";
             for step in [STEP_CORDON, STEP_DRAIN] {
                 self.advance(step, StepState::Skipped, why);
@@ -84,7 +84,10 @@ impl Work<'_, '_> {
         }
         if !node.unschedulable {
             self.advance(STEP_CORDON, StepState::Running, "");
-            return Some(Outcome::new(Phase::Draining, DRAIN_LINE).write(Some(Write::Cordon)));
+            return Some(
+                Standing::new(Phase::Draining, DRAIN_LINE)
+                    .write(Some(Write::Workload(WorkloadWrite::Cordon))),
+            );
         }
         let whose = if node.cordoned_by_us() { "" } else { "it was cordoned before" };
         self.advance(STEP_CORDON, StepState::Done, whose);
@@ -100,7 +103,7 @@ impl Work<'_, '_> {
 
     /// Whether the Machine has an annotation, whatever its value.
     fn has(&self, annotation: &str) -> bool {
-        let annotations = self.s.machine.and_then(|m| m.metadata.annotations.as_ref());
+        let annotations = self.s.machine.as_ref().and_then(|m| m.metadata.annotations.as_ref());
         annotations.is_some_and(|all| all.contains_key(annotation))
     }
 
@@ -122,27 +125,30 @@ impl Work<'_, '_> {
 
     /// Takes the node out of its load balancers and gives them their time; `None` once that is over,
     /// or nobody asks for it. A label of somebody else's did its work before.
-    fn leave_load_balancers(&mut self, node: &NodeView) -> Option<Outcome> {
+    fn leave_load_balancers(&mut self, node: &NodeView) -> Option<Standing> {
         let wait = self.s.drain.policy.load_balancer_wait;
         if wait.is_zero() {
             return None;
         }
         let line = "load balancers get time to forget the node";
         if !node.excluded {
-            return Some(Outcome::new(Phase::Draining, line).write(Some(Write::Exclude)));
+            return Some(
+                Standing::new(Phase::Draining, line)
+                    .write(Some(Write::Workload(WorkloadWrite::Exclude))),
+            );
         }
         node.excluded_by.as_ref()?;
         let now = self.now;
         let since = self.noted(|drain| &mut drain.excluded_since);
         let rest = wait.saturating_sub(now.duration_since(since));
         let seconds = u64::try_from(rest.as_secs()).ok().filter(|rest| *rest > 0)?;
-        Some(Outcome::new(Phase::Draining, line).again_after(seconds.min(30)))
+        Some(Standing::new(Phase::Draining, line).again_after(seconds.min(30)))
     }
 
     /// Moves pods off the node and waits for what they leave behind; `None` once nothing is left.
-    fn empty(&mut self, node: &NodeView) -> Option<Outcome> {
-        let Some(view) = self.seen.drain else {
-            return Some(Outcome::new(Phase::Draining, DRAIN_LINE).again_after(1));
+    fn empty(&mut self, node: &NodeView) -> Option<Standing> {
+        let Some(view) = &self.seen.drain else {
+            return Some(Standing::new(Phase::Draining, DRAIN_LINE).again_after(1));
         };
         let sorted = sort(view, &self.s.drain.policy, node.ready, self.now);
         let Some(turn) = sorted.turn() else {
@@ -168,7 +174,7 @@ impl Work<'_, '_> {
     }
 
     /// The next step for the pods that are left.
-    fn move_pods(&mut self, sorted: &Sorted<'_>, turn: i32) -> Outcome {
+    fn move_pods(&mut self, sorted: &Sorted<'_>, turn: i32) -> Standing {
         let policy = self.s.drain.policy;
         let since = Since {
             drain: self.began(),
@@ -195,14 +201,14 @@ impl Work<'_, '_> {
             let names = moving().chain(waited).map(|pod| pod.pod.to_string());
             self.climb(DrainRung::Notified, &listed(names));
         }
-        let mut outcome = Outcome::new(Phase::Draining, DRAIN_LINE);
-        match self.seen.evictions {
+        let mut outcome = Standing::new(Phase::Draining, DRAIN_LINE);
+        match self.seen.evictions.as_deref() {
             Some(refused) => {
                 outcome.blockers = refused.iter().map(|r| r.refusal.clone()).collect();
             }
             None if !removals.is_empty() => {
                 outcome.keep_eviction_blockers = true;
-                outcome.write = Some(Write::Evict(removals));
+                outcome.write = Some(Write::Workload(WorkloadWrite::Evict(removals)));
             }
             None => {}
         }
@@ -216,9 +222,9 @@ impl Work<'_, '_> {
     }
 
     /// Waits until the volumes of the pods that left are detached; `None` once they are.
-    fn volumes(&mut self, view: &DrainView) -> Option<Outcome> {
+    fn volumes(&mut self, view: &DrainView) -> Option<Standing> {
         let Some(attached) = &view.attachments else {
-            return Some(Outcome::new(Phase::Draining, DRAIN_LINE).again_after(1));
+            return Some(Standing::new(Phase::Draining, DRAIN_LINE).again_after(1));
         };
         if attached.is_empty() || self.has(keys::EXCLUDE_WAIT_FOR_NODE_VOLUME_DETACH) {
             return None;
@@ -243,13 +249,13 @@ impl Work<'_, '_> {
                 node: node.clone(),
             })
         };
-        let mut outcome = Outcome::new(Phase::Draining, "volumes leave the node");
+        let mut outcome = Standing::new(Phase::Draining, "volumes leave the node");
         outcome.blockers = attached.iter().take(MOST_BLOCKERS).map(blocker).collect();
         Some(outcome.again_after(LOOK_AGAIN_REFUSED))
     }
 
     /// Ends the drain with something left, because the Machine says how long it may take.
-    fn give_up(&mut self, why: &str) -> Option<Outcome> {
+    fn give_up(&mut self, why: &str) -> Option<Standing> {
         self.reach(DrainRung::GivenUp, why);
         self.advance(STEP_DRAIN, StepState::Done, why);
         None
@@ -301,7 +307,7 @@ impl Work<'_, '_> {
         &self,
         field: impl FnOnce(&refit_cluster_api::kinds::MachineDeletion) -> Option<i32>,
     ) -> Option<SignedDuration> {
-        let deletion = self.s.machine?.spec.deletion.as_ref()?;
+        let deletion = self.s.machine.as_ref()?.spec.deletion.as_ref()?;
         let seconds = field(deletion).filter(|seconds| *seconds > 0)?;
         Some(SignedDuration::from_secs(seconds.into()))
     }

@@ -12,8 +12,10 @@ use refit_kinds::{
 use super::{
     guard,
     order::speaks,
-    snapshot::{Decision, GroupView, NodeView, Snapshot, Workload, Write},
-    status::{is_about, machine_condition},
+    snapshot::{
+        Decision, GroupState, ManagementWrite, NodeView, Snapshot, Workload, WorkloadWrite, Write,
+    },
+    status::machine_condition,
 };
 use crate::group;
 
@@ -24,23 +26,23 @@ const KEPT_SLOT_RECHECK: Duration = Duration::from_mins(1);
 ///
 /// Guard and condition are the business of the NodeUpdate that speaks for the Machine. A slot is given back by the one that
 /// claimed it, once the machine is available again or gone, however the update ended.
-pub(super) fn after_end(s: &Snapshot<'_>, status: NodeUpdateStatus, now: Timestamp) -> Decision {
+pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) -> Decision {
     let speaks = speaks(s);
-    let machine = s.machine.filter(|machine| is_about(s, machine));
+    let machine = s.own_machine();
     let mut status = status;
     let mut write = None;
     if speaks && let Some(machine) = machine {
         let mut changes = guard::remove(machine);
         changes.extend(retry_done(s, machine, &status));
         if !changes.is_empty() {
-            write = Some(Write::Unguard(changes));
+            write = Some(Write::Management(ManagementWrite::Unguard(changes)));
         }
         write = write.or_else(|| machine_condition(s, &status, now));
         write = write.or_else(|| show_cordon(s, &mut status));
         write = write.or_else(|| include(s));
     }
     let slot = match &s.group {
-        GroupView::Present(group) if holds(s, speaks) => Some(group.status),
+        GroupState::Present(group) if holds(s, speaks) => Some(&group.status),
         _ => None,
     };
     let mut requeue = None;
@@ -53,7 +55,8 @@ pub(super) fn after_end(s: &Snapshot<'_>, status: NodeUpdateStatus, now: Timesta
                 }
                 next
             });
-            write = write.or(next.map(Write::ReleaseSlot));
+            write =
+                write.or(next.map(|next| Write::Management(ManagementWrite::ReleaseSlot(next))));
         } else {
             requeue = Some(KEPT_SLOT_RECHECK);
         }
@@ -64,7 +67,7 @@ pub(super) fn after_end(s: &Snapshot<'_>, status: NodeUpdateStatus, now: Timesta
 /// Takes away the request for another try once a try after the named one ended well. A request that
 /// names this NodeUpdate asks for what is still to come.
 fn retry_done(
-    s: &Snapshot<'_>,
+    s: &Snapshot,
     machine: &Machine,
     status: &NodeUpdateStatus,
 ) -> Option<(String, Option<String>)> {
@@ -74,8 +77,8 @@ fn retry_done(
 }
 
 /// Whether the Machine's slot is this NodeUpdate's to give back.
-fn holds(s: &Snapshot<'_>, speaks: bool) -> bool {
-    let GroupView::Present(group) = &s.group else {
+fn holds(s: &Snapshot, speaks: bool) -> bool {
+    let GroupState::Present(group) = &s.group else {
         return false;
     };
     let name = s.update.metadata.name.as_deref().unwrap_or_default();
@@ -90,7 +93,7 @@ fn holds(s: &Snapshot<'_>, speaks: bool) -> bool {
 /// Whether the machine serves again by its Node's own words: Ready, without a cordon of ours, in a
 /// version that it is meant to run. A cordon of an admin is the admin's choice and no reason to hold
 /// up the group.
-fn available_again(s: &Snapshot<'_>, status: &NodeUpdateStatus) -> bool {
+fn available_again(s: &Snapshot, status: &NodeUpdateStatus) -> bool {
     let Workload::Seen(seen) = &s.workload else {
         return false;
     };
@@ -99,26 +102,27 @@ fn available_again(s: &Snapshot<'_>, status: &NodeUpdateStatus) -> bool {
         Phase::Succeeded => node.kubelet_version == *goal,
         _ => node.kubelet_version == *goal || node.kubelet_version == status.from_version,
     };
-    seen.node.is_some_and(|node| node.ready && !node.cordoned_by_us() && right_version(node))
+    seen.node().is_some_and(|node| node.ready && !node.cordoned_by_us() && right_version(node))
 }
 
 /// A node that somebody opened after a bad end goes back to its load balancers.
-fn include(s: &Snapshot<'_>) -> Option<Write> {
+fn include(s: &Snapshot) -> Option<Write> {
     let Workload::Seen(seen) = &s.workload else {
         return None;
     };
-    let node = seen.node?;
-    (!node.unschedulable && node.excluded_by.is_some()).then_some(Write::Include)
+    let node = seen.node()?;
+    (!node.unschedulable && node.excluded_by.is_some())
+        .then_some(Write::Workload(WorkloadWrite::Include))
 }
 
 /// After a bad end the cordon may still be ours; the status says whose it is.
-fn show_cordon(s: &Snapshot<'_>, status: &mut NodeUpdateStatus) -> Option<Write> {
+fn show_cordon(s: &Snapshot, status: &mut NodeUpdateStatus) -> Option<Write> {
     let Workload::Seen(seen) = &s.workload else {
         return None;
     };
-    let ours = seen.node?.cordoned_by_us();
+    let ours = seen.node()?.cordoned_by_us();
     (ours != status.cordoned_by_us).then(|| {
         status.cordoned_by_us = ours;
-        Write::Status
+        Write::STATUS
     })
 }

@@ -8,11 +8,12 @@ use refit_kinds::{
 use super::{
     health,
     order::{is_newer, is_unfinished},
-    snapshot::{GroupView, Write},
-    status::Outcome,
+    snapshot::{GroupState, ManagementWrite, Write},
+    status::Standing,
     work::Work,
 };
 use crate::{
+    change::can_update::is_behind,
     group::{self, Claim, GiveBack},
     report::Refusal,
 };
@@ -31,12 +32,12 @@ pub(super) fn host_ended(plan: &HostPlan) -> bool {
     })
 }
 
-impl Work<'_, '_> {
+impl Work<'_> {
     /// An end that no waiting would change: the goal cannot be reached from here.
-    pub(super) fn hopeless(&self) -> Option<Outcome> {
+    pub(super) fn hopeless(&self) -> Option<Standing> {
         let goal = &self.s.update.spec.goal.kubernetes_version;
         let Ok(target) = goal.parse::<KubernetesVersion>() else {
-            return Some(Outcome::failed(
+            return Some(Standing::failed(
                 "GoalUnreadable",
                 format!("the goal {goal:?} is no version such as v1.35.0; ask for another"),
             ));
@@ -44,8 +45,8 @@ impl Work<'_, '_> {
         // Without a readable version of the kubelet nothing can be said against the goal.
         let from = self.status.from_version.parse::<KubernetesVersion>().ok()?;
         let hop = from.hop_to(&target);
-        if hop == Hop::Downgrade && self.s.owner_version != Some(goal.as_str()) {
-            return Some(Outcome::failed(
+        if hop == Hop::Downgrade && self.s.owner_version.as_ref() != Some(goal) {
+            return Some(Standing::failed(
                 "DowngradeNotAsked",
                 format!(
                     "{goal} is older than what the node runs, and its owner does not ask for it"
@@ -54,7 +55,7 @@ impl Work<'_, '_> {
         }
         let too_far = matches!(hop, Hop::TooFar { .. } | Hop::OtherMajor);
         (too_far && self.control_plane()).then(|| {
-            Outcome::failed(
+            Standing::failed(
                 "SkipsMinor",
                 format!(
                     "{goal} is more than one minor up, which kubeadm refuses; go minor by minor"
@@ -73,22 +74,22 @@ impl Work<'_, '_> {
             return Some(Refusal::Paused { object: object.clone() });
         }
         match &self.s.group {
-            GroupView::None => {
+            GroupState::None => {
                 return Some(Refusal::NoGroup { machine: self.machine_name().to_owned() });
             }
-            GroupView::Missing => return Some(Refusal::GroupNotReady),
-            GroupView::Present(_) => {}
+            GroupState::Missing => return Some(Refusal::GroupNotReady),
+            GroupState::Present(_) => {}
         }
         self.s
             .settings_refused
-            .cloned()
+            .clone()
             .or_else(|| self.behind())
             .or_else(|| self.report_refusal())
             .or_else(|| self.older_plan())
     }
 
     fn older_unfinished(&self) -> Option<&NodeUpdate> {
-        self.same_machine().find(|other| is_unfinished(other) && is_newer(self.s.update, other))
+        self.same_machine().find(|other| is_unfinished(other) && is_newer(&self.s.update, other))
     }
 
     /// A kubelet is never newer than an API server that it may talk to (`spec/node.md 2.1`).
@@ -98,10 +99,8 @@ impl Work<'_, '_> {
         }
         let goal = &self.s.update.spec.goal.kubernetes_version;
         let version = health::lowest_version(self.seen)?;
-        let lowest: KubernetesVersion = version.parse().ok()?;
         let target: KubernetesVersion = goal.parse().ok()?;
-        lowest
-            .minor_below(&target)
+        is_behind(&version, &target)
             .then(|| Refusal::ControlPlaneBehind { version, goal: goal.clone() })
     }
 
@@ -127,8 +126,8 @@ impl Work<'_, '_> {
 
     /// The plan of another NodeUpdate that the host has not ended.
     fn older_plan(&self) -> Option<Refusal> {
-        let plan = self.seen.host_plan?;
-        let foreign = !plan.spec.plan_id.is_empty() && !is_ours(plan, self.s.update);
+        let plan = self.seen.host_plan.as_deref()?;
+        let foreign = !plan.spec.plan_id.is_empty() && !is_ours(plan, &self.s.update);
         (foreign && !host_ended(plan)).then(|| Refusal::OlderPlanRunning {
             node: self.status.node_name.clone(),
             node_update: plan.spec.node_update.clone(),
@@ -137,7 +136,7 @@ impl Work<'_, '_> {
 
     /// What tells a plan of another NodeUpdate to stop, if nobody else will.
     pub(super) fn abort_orphan(&self) -> Option<Write> {
-        let plan = self.seen.host_plan?;
+        let plan = self.seen.host_plan.as_deref()?;
         let owner_unfinished =
             self.s.siblings.iter().any(|other| is_ours(plan, other) && is_unfinished(other));
         let mut spec = plan.spec.clone();
@@ -153,39 +152,39 @@ impl Work<'_, '_> {
             return Some(refusal);
         }
         let held = self.holds_slot();
-        let ready = self.seen.node.is_some_and(|node| node.ready);
+        let ready = self.seen.node().is_some_and(|node| node.ready);
         // One that holds a slot from before is down already, and only this can repair it.
         if !held && !ready {
             return Some(Refusal::NodeNotReady { node: self.status.node_name.clone() });
         }
         match &self.s.group {
-            GroupView::Present(group) if held => {
-                group::enough_others(group.status, group.limits, &group.others).err()
+            GroupState::Present(group) if held => {
+                group::enough_others(&group.status, group.limits, &group.others).err()
             }
-            GroupView::Present(_) | GroupView::None | GroupView::Missing => None,
+            GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
         }
     }
 
     pub(super) fn holds_slot(&self) -> bool {
         let uid = &self.s.update.spec.machine_ref.uid;
         match &self.s.group {
-            GroupView::Present(group) => group::holds(group.status, uid),
-            GroupView::None | GroupView::Missing => false,
+            GroupState::Present(group) => group::holds(&group.status, uid),
+            GroupState::None | GroupState::Missing => false,
         }
     }
 
     /// The claim that is still to be written; `Ok(None)` once the slot is held.
     pub(super) fn claim(&self) -> Result<Option<Write>, Refusal> {
         let group = match &self.s.group {
-            GroupView::None => {
+            GroupState::None => {
                 return Err(Refusal::NoGroup { machine: self.machine_name().to_owned() });
             }
-            GroupView::Missing => return Err(Refusal::GroupNotReady),
-            GroupView::Present(group) => group,
+            GroupState::Missing => return Err(Refusal::GroupNotReady),
+            GroupState::Present(group) => group,
         };
-        match group::claim(group.status, &self.wanted_slot(), group.limits, &group.others)? {
+        match group::claim(&group.status, &self.wanted_slot(), group.limits, &group.others)? {
             Claim::Held => Ok(None),
-            Claim::Take(next) => Ok(Some(Write::ClaimSlot(next))),
+            Claim::Take(next) => Ok(Some(Write::Management(ManagementWrite::ClaimSlot(next)))),
         }
     }
 
@@ -193,35 +192,37 @@ impl Work<'_, '_> {
     /// say how many are down.
     pub(super) fn reclaim(&self) -> Option<Write> {
         match &self.s.group {
-            GroupView::Present(group) if !self.holds_slot() => {
-                Some(Write::ClaimSlot(group::with_slot(group.status, &self.wanted_slot())))
-            }
-            GroupView::Present(_) | GroupView::None | GroupView::Missing => None,
+            GroupState::Present(group) if !self.holds_slot() => Some(Write::Management(
+                ManagementWrite::ClaimSlot(group::with_slot(&group.status, &self.wanted_slot())),
+            )),
+            GroupState::Present(_) | GroupState::None | GroupState::Missing => None,
         }
     }
 
     /// Waits for what was refused. A slot that is not used yet goes back: whoever is refused here
     /// must not keep another machine from being repaired.
-    pub(super) fn wait(&self, phase: Phase, refusal: Refusal) -> Outcome {
-        let intact = self.seen.node.is_some_and(|node| node.ready && !node.cordoned_by_us());
-        let give_back = match (&self.s.group, self.seen.host_plan) {
-            (GroupView::Present(group), Some(plan)) if intact => self.give_back(group.status, plan),
+    pub(super) fn wait(&self, phase: Phase, refusal: Refusal) -> Standing {
+        let intact = self.seen.node().is_some_and(|node| node.ready && !node.cordoned_by_us());
+        let give_back = match (&self.s.group, self.seen.host_plan.as_deref()) {
+            (GroupState::Present(group), Some(plan)) if intact => {
+                self.give_back(&group.status, plan)
+            }
             _ => None,
         };
-        Outcome::blocked(phase, refusal).write(give_back).again_after(10)
+        Standing::blocked(phase, refusal).write(give_back).again_after(10)
     }
 
     /// The next step of giving the slot back, if the host was not let do anything for it. Without
     /// the host's plan nobody knows.
     fn give_back(&self, status: &UpdateGroupStatus, plan: &HostPlan) -> Option<Write> {
         let at_work =
-            plan.spec.gate >= Gate::Upgrade && (is_ours(plan, self.s.update) || !host_ended(plan));
+            plan.spec.gate >= Gate::Upgrade && (is_ours(plan, &self.s.update) || !host_ended(plan));
         if at_work {
             return None;
         }
         let uid = &self.s.update.spec.machine_ref.uid;
         match group::give_back(status, uid, plan.spec.returned_claim)? {
-            GiveBack::Release(next) => Some(Write::ReleaseSlot(next)),
+            GiveBack::Release(next) => Some(Write::Management(ManagementWrite::ReleaseSlot(next))),
             GiveBack::Mark(claim) => {
                 let mut spec = plan.spec.clone();
                 spec.returned_claim = claim;

@@ -7,8 +7,8 @@ use crate::report::Refusal;
 /// static pods, etcd among them, are Ready.
 ///
 /// Members are asked in order, so the answer names the same one while nothing changes.
-pub fn control_plane_health(seen: &Seen<'_>, node: &str) -> Result<(), Refusal> {
-    for (machine, member, deleting) in seen.control_plane {
+pub fn control_plane_health(seen: &Seen, node: &str) -> Result<(), Refusal> {
+    for (machine, member, deleting) in &seen.control_plane {
         if member.as_deref() == Some(node) {
             continue;
         }
@@ -25,7 +25,7 @@ pub fn control_plane_health(seen: &Seen<'_>, node: &str) -> Result<(), Refusal> 
     Ok(())
 }
 
-fn ill(seen: &Seen<'_>, member: &str) -> Option<String> {
+fn ill(seen: &Seen, member: &str) -> Option<String> {
     let node: Option<&NodeView> = seen.nodes.iter().find(|node| node.name == member);
     let Some(node) = node else {
         return Some("its Node is not there".to_owned());
@@ -44,9 +44,9 @@ fn ill(seen: &Seen<'_>, member: &str) -> Option<String> {
 
 /// The lowest version among the API servers, or where pods carry none, the kubelets of the control
 /// plane; `None` if nothing is known.
-pub(super) fn lowest_version(seen: &Seen<'_>) -> Option<String> {
+pub(super) fn lowest_version(seen: &Seen) -> Option<String> {
     let mut lowest: Option<(refit_kinds::version::KubernetesVersion, String)> = None;
-    for (_, node, _) in seen.control_plane {
+    for (_, node, _) in &seen.control_plane {
         let Some(node) = node else { continue };
         let served = seen
             .static_pods

@@ -31,8 +31,8 @@ mod end;
 mod gate;
 mod guard;
 mod health;
+mod host_steps;
 mod order;
-mod plan;
 mod role;
 mod snapshot;
 mod status;
@@ -57,12 +57,12 @@ pub use drain_sort::{
     is_emptied, rules_of, sort,
 };
 pub use health::control_plane_health;
-pub use order::speaker;
-pub use plan::{HostWork, plan_steps};
+pub use host_steps::{HostWork, plan_steps};
+pub use order::{newest, speaker};
 pub use role::decide_role;
 pub use snapshot::{
-    Announcement, Decision, EvictionRefusal, Group, GroupView, NodeView, PodRef, Seen, Severity,
-    Snapshot, StaticPod, Workload, Write,
+    Announcement, Decision, EvictionRefusal, Group, GroupState, ManagementWrite, NodeView, PodRef,
+    Seen, Severity, Snapshot, StaticPod, Workload, WorkloadWrite, Write,
 };
-pub(crate) use status::is_past_return;
+pub use status::is_past_return;
 pub use steps::{STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON, step_names};

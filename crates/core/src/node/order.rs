@@ -9,9 +9,9 @@ use super::snapshot::Snapshot;
 type Order = (Option<u32>, Option<Timestamp>, String);
 
 /// The other NodeUpdates of the same Machine, uid and all.
-pub(super) fn same_machine<'a>(s: &Snapshot<'a>) -> impl Iterator<Item = &'a NodeUpdate> {
+pub(super) fn same_machine(s: &Snapshot) -> impl Iterator<Item = &NodeUpdate> {
     let uid = &s.update.spec.machine_ref.uid;
-    s.siblings.iter().copied().filter(move |other| other.spec.machine_ref.uid == *uid)
+    s.siblings.iter().map(AsRef::as_ref).filter(move |other| other.spec.machine_ref.uid == *uid)
 }
 
 /// Whether `a` came after `b`: by ordinal, then by creation and name, so that one that was not
@@ -41,15 +41,27 @@ pub fn speaker<'a>(
     updates: impl IntoIterator<Item = &'a NodeUpdate>,
     machine_uid: &str,
 ) -> Option<&'a NodeUpdate> {
-    updates
-        .into_iter()
-        .filter(|update| update.spec.machine_ref.uid == machine_uid)
-        .max_by_key(|update| rank(update))
+    of_machine(updates, machine_uid).max_by_key(|update| rank(update))
+}
+
+/// The newest NodeUpdate of a Machine, whether it has ended or not.
+pub fn newest<'a>(
+    updates: impl IntoIterator<Item = &'a NodeUpdate>,
+    machine_uid: &str,
+) -> Option<&'a NodeUpdate> {
+    of_machine(updates, machine_uid).max_by_key(|update| order(update))
+}
+
+fn of_machine<'a>(
+    updates: impl IntoIterator<Item = &'a NodeUpdate>,
+    machine_uid: &str,
+) -> impl Iterator<Item = &'a NodeUpdate> {
+    updates.into_iter().filter(move |update| update.spec.machine_ref.uid == machine_uid)
 }
 
 /// Whether this NodeUpdate speaks for its Machine. The others leave the Machine's condition and
 /// guard alone.
-pub(super) fn speaks(s: &Snapshot<'_>) -> bool {
-    let mine = rank(s.update);
+pub(super) fn speaks(s: &Snapshot) -> bool {
+    let mine = rank(&s.update);
     same_machine(s).all(|other| rank(other) < mine)
 }

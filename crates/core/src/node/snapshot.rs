@@ -1,6 +1,6 @@
 //! What a decision is made of, and what it is.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -17,51 +17,59 @@ use crate::{
 
 /// Everything that is known of one NodeUpdate.
 #[derive(Clone, Debug)]
-pub struct Snapshot<'a> {
+pub struct Snapshot {
     /// The NodeUpdate.
-    pub update: &'a NodeUpdate,
+    pub update: Arc<NodeUpdate>,
     /// Every other NodeUpdate that names a Machine of this name, whatever its uid.
-    pub siblings: Vec<&'a NodeUpdate>,
+    pub siblings: Vec<Arc<NodeUpdate>>,
     /// The Machine of that name.
-    pub machine: Option<&'a Machine>,
-    /// Kind and name of what a person paused: the Machine or its Cluster.
+    pub machine: Option<Arc<Machine>>,
+    /// Kind and name of what an operator paused: the Machine or its Cluster.
     pub paused: Option<String>,
     /// The Machine's owner or Cluster wants no guard against remediation.
     pub unguarded: bool,
     /// How a drain goes about its work here.
     pub drain: DrainChoice,
-    /// What the hosts here need beside a Kubernetes version.
-    pub settings: &'a HostSettings,
+    /// What the hosts here need next to a Kubernetes version.
+    pub settings: HostSettings,
     /// Why that cannot be read: nothing new begins before it can.
-    pub settings_refused: Option<&'a Refusal>,
+    pub settings_refused: Option<Refusal>,
     /// The version that the spec of the Machine's owner asks for.
-    pub owner_version: Option<&'a str>,
+    pub owner_version: Option<String>,
     /// The Machine's group.
-    pub group: GroupView<'a>,
+    pub group: GroupState,
     /// The Machine's cluster.
-    pub workload: Workload<'a>,
+    pub workload: Workload,
     /// How old an agent's report may be.
     pub report_stale_after: SignedDuration,
     /// What an API server has just refused; `None` if it refused nothing.
-    pub refused: Option<&'a Refusal>,
+    pub refused: Option<Refusal>,
+}
+
+impl Snapshot {
+    /// The Machine that the NodeUpdate is about: its uid, and not its name alone.
+    pub fn own_machine(&self) -> Option<&Machine> {
+        let uid = self.update.spec.machine_ref.uid.as_str();
+        self.machine.as_deref().filter(|machine| machine.metadata.uid.as_deref() == Some(uid))
+    }
 }
 
 /// What is known of a Machine's group.
 #[derive(Clone, Debug)]
-pub enum GroupView<'a> {
+pub enum GroupState {
     /// The Machine has no owner that is known.
     None,
     /// The group's object is not there yet.
     Missing,
     /// The group.
-    Present(Group<'a>),
+    Present(Group),
 }
 
 /// A group of machines.
 #[derive(Clone, Debug)]
-pub struct Group<'a> {
+pub struct Group {
     /// Its status, as it was read.
-    pub status: &'a UpdateGroupStatus,
+    pub status: UpdateGroupStatus,
     /// How many may be down.
     pub limits: Limits,
     /// The other Machines.
@@ -73,7 +81,7 @@ pub struct Group<'a> {
 
 /// What is known of a workload cluster.
 #[derive(Clone, Debug)]
-pub enum Workload<'a> {
+pub enum Workload {
     /// Its first lists are not complete.
     NotSynced,
     /// Its API server does not answer.
@@ -82,27 +90,34 @@ pub enum Workload<'a> {
         cluster: String,
     },
     /// What its watches saw.
-    Seen(Seen<'a>),
+    Seen(Seen),
 }
 
 /// What the watches of a workload cluster saw.
 #[derive(Clone, Debug)]
-pub struct Seen<'a> {
+pub struct Seen {
     /// The HostPlan of the Machine's Node.
-    pub host_plan: Option<&'a HostPlan>,
-    /// The Machine's Node.
-    pub node: Option<&'a NodeView>,
+    pub host_plan: Option<Arc<HostPlan>>,
+    /// Name of the Machine's Node; empty if it has none.
+    pub node_name: String,
     /// Every Node of the cluster, in order.
-    pub nodes: &'a [NodeView],
+    pub nodes: Vec<NodeView>,
     /// Mirror pods of the control plane, in order.
-    pub static_pods: &'a [StaticPod],
+    pub static_pods: Vec<StaticPod>,
     /// Nodes of the cluster's control plane Machines: Machine, Node if it has one, whether the
     /// Machine is being deleted.
-    pub control_plane: &'a [(String, Option<String>, bool)],
-    /// Pods on the Node and what concerns them; `None` if nobody looked.
-    pub drain: Option<&'a DrainView>,
+    pub control_plane: Vec<(String, Option<String>, bool)>,
+    /// Pods on the Node and what concerns them; `None` if nothing looked.
+    pub drain: Option<DrainView>,
     /// Evictions that were just refused; `None` if none was tried.
-    pub evictions: Option<&'a [EvictionRefusal]>,
+    pub evictions: Option<Vec<EvictionRefusal>>,
+}
+
+impl Seen {
+    /// The Machine's Node.
+    pub fn node(&self) -> Option<&NodeView> {
+        self.nodes.iter().find(|node| node.name == self.node_name)
+    }
 }
 
 /// A Node of a workload cluster.
@@ -191,9 +206,21 @@ pub struct Decision {
     pub requeue: Option<Duration>,
 }
 
-/// One write. Each is guarded by the resourceVersion of what was read, or is harmless to repeat.
+/// One write, by where it goes. Each is guarded by the resourceVersion of what was read, or is
+/// harmless to repeat.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Write {
+    /// To the management cluster.
+    Management(ManagementWrite),
+    /// Writes the HostPlan's spec, in the cluster that keeps HostPlans.
+    HostPlan(HostPlanSpec),
+    /// To the workload cluster.
+    Workload(WorkloadWrite),
+}
+
+/// A write to the management cluster.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ManagementWrite {
     /// Writes [`Decision::status`].
     Status,
     /// Writes the group's status, with our slot in it.
@@ -204,8 +231,13 @@ pub enum Write {
     Guard(BTreeMap<String, Option<String>>),
     /// The same at the end.
     Unguard(BTreeMap<String, Option<String>>),
-    /// Writes the HostPlan's spec.
-    HostPlan(HostPlanSpec),
+    /// Sets the Machine's condition `MachineUpToDate`, or removes it.
+    MachineCondition(Option<Condition>),
+}
+
+/// A write to the workload cluster.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WorkloadWrite {
     /// Makes the Node unschedulable and notes that we did.
     Cordon,
     /// Makes the Node schedulable and removes the note.
@@ -216,22 +248,37 @@ pub enum Write {
     Include,
     /// Evicts pods, or removes them in a harder way.
     Evict(Vec<Removal>),
-    /// Sets the Machine's condition `MachineUpToDate`, or removes it.
-    MachineCondition(Option<Condition>),
 }
 
 impl Write {
+    /// Writes [`Decision::status`].
+    pub const STATUS: Self = Self::Management(ManagementWrite::Status);
+
     /// What is asked of the API server, as a refusal names it.
     pub fn target(&self) -> &'static str {
+        use ManagementWrite::{ClaimSlot, Guard, MachineCondition, ReleaseSlot, Status, Unguard};
+        use WorkloadWrite::{Cordon, Evict, Exclude, Include, Uncordon};
         match self {
-            Self::Status => "a write to the NodeUpdate",
-            Self::ClaimSlot(_) | Self::ReleaseSlot(_) => "a write to the UpdateGroup",
-            Self::Guard(_) | Self::Unguard(_) => "a write to the Machine",
-            Self::MachineCondition(_) => "a write to the Machine's status",
+            Self::Management(Status) => "a write to the NodeUpdate",
+            Self::Management(ClaimSlot(_) | ReleaseSlot(_)) => "a write to the UpdateGroup",
+            Self::Management(Guard(_) | Unguard(_)) => "a write to the Machine",
+            Self::Management(MachineCondition(_)) => "a write to the Machine's status",
             Self::HostPlan(_) => "a write to the HostPlan",
-            Self::Cordon | Self::Uncordon | Self::Exclude | Self::Include => "a write to the Node",
-            Self::Evict(_) => "an eviction",
+            Self::Workload(Cordon | Uncordon | Exclude | Include) => "a write to the Node",
+            Self::Workload(Evict(_)) => "an eviction",
         }
+    }
+}
+
+impl From<ManagementWrite> for Write {
+    fn from(write: ManagementWrite) -> Self {
+        Self::Management(write)
+    }
+}
+
+impl From<WorkloadWrite> for Write {
+    fn from(write: WorkloadWrite) -> Self {
+        Self::Workload(write)
     }
 }
 

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     conditions,
     refit::{Blocker, DrainRung, NodeUpdateStatus, Phase, Stage, StepState},
@@ -12,7 +11,7 @@ use refit_kinds::{
 
 use super::{
     order::speaks,
-    snapshot::{Announcement, Decision, GroupView, Severity, Snapshot, Write},
+    snapshot::{Announcement, Decision, GroupState, ManagementWrite, Severity, Snapshot, Write},
     steps,
 };
 use crate::report::Refusal;
@@ -26,7 +25,7 @@ const API_REFUSED: &str = "ApiRefused";
 const TOO_LATE: &str = " (too late to abort: the update ends first)";
 
 /// Whether an update in this phase is past the point of no return and has not ended.
-pub(crate) fn is_past_return(phase: Phase) -> bool {
+pub fn is_past_return(phase: Phase) -> bool {
     (Phase::Upgrading..=Phase::Uncordoning).contains(&phase)
 }
 
@@ -39,7 +38,7 @@ pub(super) struct Failure {
 
 /// Where the update stands, and what is to be done once the status says so.
 #[derive(Clone, Debug)]
-pub(super) struct Outcome {
+pub(super) struct Standing {
     pub(super) phase: Phase,
     pub(super) write: Option<Write>,
     pub(super) blockers: Vec<Refusal>,
@@ -51,7 +50,7 @@ pub(super) struct Outcome {
     pub(super) requeue: Option<Duration>,
 }
 
-impl Outcome {
+impl Standing {
     pub(super) fn new(phase: Phase, message: impl Into<String>) -> Self {
         Self {
             phase,
@@ -95,9 +94,9 @@ impl Outcome {
 /// Turns an outcome into a decision: the status first if it must change, then the Machine's
 /// condition, then the outcome's own write.
 pub(super) fn conclude(
-    s: &Snapshot<'_>,
+    s: &Snapshot,
     mut status: NodeUpdateStatus,
-    outcome: Outcome,
+    outcome: Standing,
     now: Timestamp,
 ) -> Decision {
     let old = s.update.status.clone().unwrap_or_default();
@@ -120,8 +119,8 @@ pub(super) fn conclude(
     status.failure_reason = failure.as_ref().map(|f| f.reason.clone()).unwrap_or_default();
     status.failure_message = failure.map(|f| f.message).unwrap_or_default();
     status.progress = match &s.group {
-        GroupView::Present(group) => steps::progress(&status.steps, &group.status.durations),
-        GroupView::None | GroupView::Missing => steps::progress(&status.steps, &[]),
+        GroupState::Present(group) => steps::progress(&status.steps, &group.status.durations),
+        GroupState::None | GroupState::Missing => steps::progress(&status.steps, &[]),
     };
     if status.phase == Phase::Succeeded
         && let Some(progress) = &mut status.progress
@@ -135,14 +134,14 @@ pub(super) fn conclude(
     let changed = s.update.status.as_ref() != Some(&status);
     let announce = if changed { announcements(&old, &status, &outcome) } else { Vec::new() };
     let write = if changed {
-        Some(Write::Status)
+        Some(Write::STATUS)
     } else {
         machine_condition(s, &status, now).or(outcome.write)
     };
     Decision { status, write, announce, blockers: outcome.blockers, requeue: outcome.requeue }
 }
 
-fn blocked_by(old: &[Blocker], outcome: &Outcome, now: Timestamp) -> Vec<Blocker> {
+fn blocked_by(old: &[Blocker], outcome: &Standing, now: Timestamp) -> Vec<Blocker> {
     let mut list: Vec<Blocker> = Vec::new();
     if outcome.keep_eviction_blockers {
         let kept = old.iter().filter(|b| FROM_EVICTIONS.contains(&b.reason.as_str()));
@@ -164,16 +163,16 @@ fn same_blocker(a: &Blocker, b: &Blocker) -> bool {
 
 /// What an API server refuses: just now, or when it was last asked for what comes next again.
 fn api_refused(
-    s: &Snapshot<'_>,
+    s: &Snapshot,
     status: &NodeUpdateStatus,
-    outcome: &Outcome,
+    outcome: &Standing,
     now: Timestamp,
 ) -> Option<Blocker> {
     let old = s.update.status.as_ref().map_or(&[][..], |old| &old.blocked_by);
     if outcome.phase.is_final() {
         return None;
     }
-    if let Some(refused) = s.refused {
+    if let Some(refused) = &s.refused {
         return Some(refused.blocker(old, now));
     }
     let known = old.iter().find(|blocker| blocker.reason == API_REFUSED)?;
@@ -195,7 +194,7 @@ pub(super) fn retrying(status: &NodeUpdateStatus) -> Option<Failure> {
 fn announcements(
     old: &NodeUpdateStatus,
     new: &NodeUpdateStatus,
-    outcome: &Outcome,
+    outcome: &Standing,
 ) -> Vec<Announcement> {
     let mut list = Vec::new();
     let mut say = |severity, reason, message: String| {
@@ -235,7 +234,13 @@ fn phase_announcement(new: &NodeUpdateStatus) -> Option<(Severity, &'static str,
         Phase::Succeeded => Some((Severity::Normal, "UpdateSucceeded", ended())),
         Phase::Failed => Some((Severity::Warning, "UpdateFailed", ended())),
         Phase::Stopped => Some((Severity::Warning, "UpdateStopped", ended())),
-        _ => None,
+        Phase::Pending
+        | Phase::Waiting
+        | Phase::Staging
+        | Phase::Disrupting
+        | Phase::Verifying
+        | Phase::Uncordoning
+        | Phase::Stopping => None,
     }
 }
 
@@ -267,29 +272,29 @@ fn sentence(line: &str) -> String {
 
 /// The write that brings the Machine's condition in line with the NodeUpdate, if it is not.
 pub(super) fn machine_condition(
-    s: &Snapshot<'_>,
+    s: &Snapshot,
     status: &NodeUpdateStatus,
     now: Timestamp,
 ) -> Option<Write> {
-    let machine = s.machine?;
+    let machine = s.own_machine()?;
     // An older NodeUpdate that still ends must not contradict the newest.
-    if !speaks(s) || !is_about(s, machine) || machine.metadata.deletion_timestamp.is_some() {
+    if !speaks(s) || machine.metadata.deletion_timestamp.is_some() {
         return None;
     }
     let conditions = machine.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let known = conditions::get(conditions, conditions::MACHINE_UP_TO_DATE);
     let wanted = wanted_condition(s, status);
     let Some((state, reason, message)) = wanted else {
-        return known.map(|_| Write::MachineCondition(None));
+        return known.map(|_| Write::Management(ManagementWrite::MachineCondition(None)));
     };
     let mut list: Vec<Condition> = known.cloned().into_iter().collect();
     let what = (conditions::MACHINE_UP_TO_DATE, state, reason, message.as_str());
     conditions::set(&mut list, now, None, what)
-        .then(|| Write::MachineCondition(list.into_iter().next()))
+        .then(|| Write::Management(ManagementWrite::MachineCondition(list.into_iter().next())))
 }
 
 fn wanted_condition(
-    s: &Snapshot<'_>,
+    s: &Snapshot,
     status: &NodeUpdateStatus,
 ) -> Option<(&'static str, &'static str, String)> {
     let name = s.update.metadata.name.as_deref().unwrap_or_default();
@@ -310,15 +315,15 @@ fn wanted_condition(
         Phase::Failed => Some(("False", conditions::REASON_FAILED, status.message.clone())),
         // Seed 1: an aborted update leaves no condition behind.
         Phase::Stopped => None,
-        _ => Some((
+        Phase::Upgrading
+        | Phase::Draining
+        | Phase::Disrupting
+        | Phase::Verifying
+        | Phase::Uncordoning
+        | Phase::Stopping => Some((
             "Unknown",
             conditions::REASON_UPDATING,
             format!("NodeUpdate {name} brings the machine to {goal}"),
         )),
     }
-}
-
-/// Whether the snapshot's Machine is the one that the NodeUpdate names.
-pub(super) fn is_about(s: &Snapshot<'_>, machine: &Machine) -> bool {
-    machine.metadata.uid.as_deref() == Some(s.update.spec.machine_ref.uid.as_str())
 }

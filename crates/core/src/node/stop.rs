@@ -10,7 +10,7 @@ use super::{
     gate,
     order::{is_newer, is_unfinished},
     snapshot::{Snapshot, Write},
-    status::Outcome,
+    status::Standing,
     work::{Work, report},
 };
 use crate::report::Refusal;
@@ -22,7 +22,7 @@ pub(super) enum Stop {
     Deleting,
 }
 
-impl Work<'_, '_> {
+impl Work<'_> {
     pub(super) fn stop(&self, machine: &Machine, gate: Gate) -> Option<Stop> {
         if machine.metadata.deletion_timestamp.is_some() {
             return Some(Stop::Deleting);
@@ -34,15 +34,16 @@ impl Work<'_, '_> {
         if self.s.update.spec.stage == Stage::Abort {
             return Some(Stop::Aborted);
         }
-        if let Some(newer) =
-            self.same_machine().find(|other| is_unfinished(other) && is_newer(other, self.s.update))
+        if let Some(newer) = self
+            .same_machine()
+            .find(|other| is_unfinished(other) && is_newer(other, &self.s.update))
         {
             return Some(Stop::Superseded(newer.metadata.name.clone().unwrap_or_default()));
         }
         (told || self.status.phase == Phase::Stopping).then_some(Stop::Aborted)
     }
 
-    pub(super) fn stopping(&self, machine: &Machine, stop: &Stop) -> Outcome {
+    pub(super) fn stopping(&self, machine: &Machine, stop: &Stop) -> Standing {
         let left = self.ours().and_then(report).map_or(&[][..], |report| &report.left_behind);
         let and_left = |mut message: String| {
             for sentence in left {
@@ -55,11 +56,11 @@ impl Work<'_, '_> {
             Stop::Deleting => stopped_by_deletion(machine),
             Stop::Aborted => {
                 let message = and_left("the update was aborted as asked".to_owned());
-                Outcome::stopped("Aborted", message)
+                Standing::stopped("Aborted", message)
             }
             Stop::Superseded(by) => {
                 let message = and_left(format!("NodeUpdate {by} has another goal"));
-                Outcome::stopped("Superseded", message)
+                Standing::stopped("Superseded", message)
             }
         };
         let Some(plan) = self.ours() else {
@@ -71,13 +72,13 @@ impl Work<'_, '_> {
             return stopped;
         }
         let outcome = match stop {
-            Stop::Deleting => Outcome::blocked(
+            Stop::Deleting => Standing::blocked(
                 Phase::Stopping,
                 Refusal::MachineDeleting { machine: self.machine_name().to_owned() },
             ),
-            _ => match self.silent_agent() {
-                Some(silent) => Outcome::blocked(Phase::Stopping, silent),
-                None => Outcome::new(Phase::Stopping, "the host stops at the next safe step"),
+            Stop::Aborted | Stop::Superseded(_) => match self.silent_agent() {
+                Some(silent) => Standing::blocked(Phase::Stopping, silent),
+                None => Standing::new(Phase::Stopping, "the host stops at the next safe step"),
             },
         };
         outcome.write(abort_write(plan))
@@ -85,14 +86,14 @@ impl Work<'_, '_> {
 }
 
 /// How the host ended a plan that it did not finish.
-pub(super) fn host_gave_up(plan: &HostPlan) -> Option<Outcome> {
+pub(super) fn host_gave_up(plan: &HostPlan) -> Option<Standing> {
     let report = report(plan)?;
     match report.state {
         PlanState::Failed => {
             let failed = |step: &&HostStepStatus| step.state == StepState::Failed;
             let Some(step) = report.steps.iter().find(failed) else {
                 let message = "the host gave no reason";
-                return Some(Outcome::failed("HostStepFailed", message));
+                return Some(Standing::failed("HostStepFailed", message));
             };
             let reason = match &*step.reason {
                 "" => "HostStepFailed",
@@ -103,13 +104,18 @@ pub(super) fn host_gave_up(plan: &HostPlan) -> Option<Outcome> {
                 message.push_str("; ");
                 message.push_str(more);
             }
-            Some(Outcome::failed(reason, message))
+            Some(Standing::failed(reason, message))
         }
-        PlanState::Stopped => Some(Outcome::stopped(
+        PlanState::Stopped => Some(Standing::stopped(
             "HostStopped",
             "the host stopped the plan, though nobody asked this NodeUpdate to stop",
         )),
-        _ => None,
+        PlanState::Idle
+        | PlanState::Running
+        | PlanState::AtGate
+        | PlanState::Retrying
+        | PlanState::Undoing
+        | PlanState::Succeeded => None,
     }
 }
 
@@ -129,25 +135,25 @@ fn afterwards(report: &HostPlanStatus, failure: Option<FailureKind>) -> Vec<&str
     list
 }
 
-pub(super) fn gone(s: &Snapshot<'_>) -> Outcome {
+pub(super) fn gone(s: &Snapshot) -> Standing {
     let name = &s.update.spec.machine_ref.name;
-    match s.machine {
-        None => Outcome::stopped("MachineGone", format!("Machine {name} is gone")),
-        Some(_) => Outcome::stopped(
+    match &s.machine {
+        None => Standing::stopped("MachineGone", format!("Machine {name} is gone")),
+        Some(_) => Standing::stopped(
             "MachineReplaced",
             format!("Machine {name} is another one than this NodeUpdate is about"),
         ),
     }
 }
 
-pub(super) fn stopped_by_deletion(machine: &Machine) -> Outcome {
+pub(super) fn stopped_by_deletion(machine: &Machine) -> Standing {
     let name = machine.metadata.name.as_deref().unwrap_or_default();
-    Outcome::stopped("MachineDeleting", format!("Machine {name} is being deleted"))
+    Standing::stopped("MachineDeleting", format!("Machine {name} is being deleted"))
 }
 
 /// Whether a deletion has waited for the host for as long as a report counts as fresh: our hook
 /// must not hold a Machine for ever whose host is gone.
-pub(super) fn deletion_overdue(machine: &Machine, s: &Snapshot<'_>, now: Timestamp) -> bool {
+pub(super) fn deletion_overdue(machine: &Machine, s: &Snapshot, now: Timestamp) -> bool {
     let deleted = machine.metadata.deletion_timestamp.as_ref();
     deleted.is_some_and(|deleted| now.duration_since(deleted.0) > s.report_stale_after)
 }

@@ -13,7 +13,7 @@ const VERSIONED: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube
 /// goal, booted anew where a reboot was planned, and, on a control plane, runs its static pods in
 /// the new version (`spec/node.md 2.6`, step 8).
 pub(super) fn verify(
-    seen: &Seen<'_>,
+    seen: &Seen,
     node_name: &str,
     goal: &str,
     control_plane: bool,
@@ -21,7 +21,7 @@ pub(super) fn verify(
 ) -> Result<(), Refusal> {
     let not_ready = || Refusal::NodeNotReady { node: node_name.to_owned() };
     let not_yet = |why: String| Refusal::NodeNotVerified { node: node_name.to_owned(), why };
-    let node = seen.node.ok_or_else(not_ready)?;
+    let node = seen.node().ok_or_else(not_ready)?;
     if !node.ready {
         return Err(not_ready());
     }
@@ -68,7 +68,7 @@ pub(super) fn static_pods_unsettled(node: String) -> Refusal {
 /// is the new one is known from its version and from the host's own check.
 fn heard_since_restart(node: &NodeView, plan: &HostPlan) -> bool {
     let restart = |type_| {
-        let id = super::plan::step_id(type_);
+        let id = super::host_steps::step_id(type_);
         let steps = plan.status.as_ref().map_or(&[][..], |status| &status.steps);
         steps.iter().find(|step| step.id == id)?.started_at.as_ref().map(|time| time.0)
     };
@@ -95,7 +95,7 @@ fn other_os_image(plan: &HostPlan) -> Option<(&str, &str)> {
     (found != wanted).then_some((wanted, found))
 }
 
-fn static_pods(seen: &Seen<'_>, node: &str, goal: &str) -> Result<(), String> {
+fn static_pods(seen: &Seen, node: &str, goal: &str) -> Result<(), String> {
     let shown = seen.static_pods.iter().any(|pod| pod.component == "kube-apiserver");
     let mine = || seen.static_pods.iter().filter(|pod| pod.node == node);
     if shown && !mine().any(|pod| pod.component == "kube-apiserver") {

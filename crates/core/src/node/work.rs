@@ -13,38 +13,38 @@ use refit_kinds::{
 
 use super::{
     gate,
+    host_steps::HostWork,
     order::same_machine,
-    plan::HostWork,
     role::decide_role,
-    snapshot::{GroupView, NodeView, Seen, Snapshot},
+    snapshot::{GroupState, NodeView, Seen, Snapshot},
     status::retrying,
     steps,
 };
 use crate::group;
 
 /// Everything that the parts of a decision look at.
-pub(super) struct Work<'w, 'a> {
-    pub(super) s: &'w Snapshot<'a>,
-    pub(super) seen: &'w Seen<'a>,
+pub(super) struct Work<'a> {
+    pub(super) s: &'a Snapshot,
+    pub(super) seen: &'a Seen,
     pub(super) status: NodeUpdateStatus,
     pub(super) now: Timestamp,
 }
 
-impl<'a> Work<'_, 'a> {
+impl<'a> Work<'a> {
     pub(super) fn role(&self) -> Role {
         let last = match &self.s.group {
-            GroupView::Present(group) => group.last_first_passed,
-            GroupView::None | GroupView::Missing => None,
+            GroupState::Present(group) => group.last_first_passed,
+            GroupState::None | GroupState::Missing => None,
         };
         let goal = &self.s.update.spec.goal.kubernetes_version;
-        self.status
-            .role
-            .unwrap_or_else(|| decide_role(self.control_plane(), goal, last, self.seen.static_pods))
+        self.status.role.unwrap_or_else(|| {
+            decide_role(self.control_plane(), goal, last, &self.seen.static_pods)
+        })
     }
 
     /// The steps of this update: those of its plan, or of the plan that it will have.
     pub(super) fn steps_of(&self, plan: &HostPlan) -> Vec<PlannedStep> {
-        if gate::is_ours(plan, self.s.update) {
+        if gate::is_ours(plan, &self.s.update) {
             plan.spec.steps.clone()
         } else {
             self.new_steps(Some(plan), self.role())
@@ -62,7 +62,7 @@ impl<'a> Work<'_, 'a> {
             role,
             version: &goal.kubernetes_version,
             os_image: &goal.os_image,
-            settings: self.s.settings,
+            settings: &self.s.settings,
             facts: plan.and_then(|plan| plan.status.as_ref()).map(|status| &status.facts),
         }
     }
@@ -77,7 +77,7 @@ impl<'a> Work<'_, 'a> {
     }
 
     pub(super) fn show_cordon(&mut self) {
-        self.status.cordoned_by_us = self.seen.node.is_some_and(NodeView::cordoned_by_us);
+        self.status.cordoned_by_us = self.seen.node().is_some_and(NodeView::cordoned_by_us);
     }
 
     /// The line of a host at work: it changes with the step.
@@ -103,12 +103,12 @@ impl<'a> Work<'_, 'a> {
 
     /// The HostPlan, if it is of this NodeUpdate.
     pub(super) fn ours(&self) -> Option<&'a HostPlan> {
-        self.seen.host_plan.filter(|plan| gate::is_ours(plan, self.s.update))
+        self.seen.host_plan.as_deref().filter(|plan| gate::is_ours(plan, &self.s.update))
     }
 
     /// The HostPlan, if the agent reported lately.
     pub(super) fn fresh_plan(&self) -> Option<&'a HostPlan> {
-        let plan = self.seen.host_plan?;
+        let plan = self.seen.host_plan.as_deref()?;
         let reported = plan.status.as_ref()?.reported_at.as_ref()?.0;
         (self.now.duration_since(reported) <= self.s.report_stale_after).then_some(plan)
     }
@@ -129,7 +129,7 @@ impl<'a> Work<'_, 'a> {
     pub(super) fn wanted_slot(&self) -> Slot {
         let name = self.s.update.metadata.name.as_deref().unwrap_or_default();
         let machine = &self.s.update.spec.machine_ref;
-        let returned = self.seen.host_plan.map(|plan| plan.spec.returned_claim);
+        let returned = self.seen.host_plan.as_ref().map(|plan| plan.spec.returned_claim);
         Slot {
             claim: returned.unwrap_or_default(),
             ..group::slot(&machine.name, &machine.uid, name, self.now)
@@ -139,7 +139,7 @@ impl<'a> Work<'_, 'a> {
     pub(super) fn control_plane(&self) -> bool {
         match self.status.role {
             Some(role) => role != Role::Worker,
-            None => self.s.machine.is_some_and(is_control_plane),
+            None => self.s.machine.as_deref().is_some_and(is_control_plane),
         }
     }
 

@@ -6,7 +6,7 @@ use refit_kinds::{
 };
 
 use super::world::*;
-use crate::node::{DrainChoice, Write};
+use crate::node::{ManagementWrite, Write, decide};
 
 fn aborted(mut one: One) -> One {
     one.update.spec.stage = Stage::Abort;
@@ -300,50 +300,20 @@ fn a_users_own_guard_survives_every_end() {
 
 #[test]
 fn nothing_is_written_while_nothing_is_known() {
-    use crate::node::{GroupView, Snapshot, Workload, decide};
     let update = update("m-0", 1);
     let machine = machine("m-0");
-    let snapshot = Snapshot {
-        update: &update,
-        siblings: Vec::new(),
-        machine: Some(&machine),
-        paused: None,
-        unguarded: false,
-        drain: DrainChoice::default(),
-        settings: &refit_kinds::refit::HostSettings::default(),
-        settings_refused: None,
-        owner_version: None,
-        group: GroupView::Missing,
-        workload: Workload::NotSynced,
-        report_stale_after: jiff::SignedDuration::from_mins(15),
-        refused: None,
-    };
+    let snapshot = snapshot(&update, Some(&machine));
     assert_eq!(decide(&snapshot, at(0)).write, None);
 }
 
 #[test]
 fn a_deletion_does_not_wait_for_a_cluster_that_cannot_be_read() {
-    use crate::node::{GroupView, Snapshot, Workload, decide};
     let mut one = One::worker().staged();
     one.settle();
     assert!(one.annotations().contains_key(keys::PRE_DRAIN_HOOK));
     one.delete_machine();
     let decided = |one: &One, after: i64| {
-        let snapshot = Snapshot {
-            update: &one.update,
-            siblings: Vec::new(),
-            machine: one.machine.as_ref(),
-            paused: None,
-            unguarded: false,
-            drain: DrainChoice::default(),
-            settings: &refit_kinds::refit::HostSettings::default(),
-            settings_refused: None,
-            owner_version: None,
-            group: GroupView::Missing,
-            workload: Workload::NotSynced,
-            report_stale_after: jiff::SignedDuration::from_mins(15),
-            refused: None,
-        };
+        let snapshot = snapshot(&one.update, one.machine.as_ref());
         decide(&snapshot, at(one.now + after))
     };
     assert_eq!(decided(&one, 900).write, None);
@@ -351,5 +321,8 @@ fn a_deletion_does_not_wait_for_a_cluster_that_cannot_be_read() {
     assert_eq!(decision.status.phase, Phase::Stopped);
     let write = decision.write.clone().unwrap();
     one.apply(&decision, write);
-    assert!(matches!(decided(&one, 902).write, Some(Write::Unguard(_))));
+    assert!(matches!(
+        decided(&one, 902).write,
+        Some(Write::Management(ManagementWrite::Unguard(_)))
+    ));
 }

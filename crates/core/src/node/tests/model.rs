@@ -5,12 +5,14 @@
 //! changed meanwhile is refused, as the API server does by resourceVersion; a process that dies
 //! between the two is a look without its write.
 
+use std::sync::Arc;
+
 use jiff::SignedDuration;
 use proptest::prelude::*;
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::refit::{Gate, HostPlan, HostPlanSpec, NodeUpdate, Phase, UpdateGroupStatus};
 
-use super::world::{One, at, machine, node, pod, report, update};
+use super::world::{One, at, machine, node, pod, report, snapshot, update};
 use crate::{
     group::{Limits, Other, holds},
     node::*,
@@ -94,33 +96,24 @@ impl Five {
             ..DrainView::default()
         };
         let seen = Seen {
-            host_plan: Some(&self.plans[who]),
-            node: Some(&self.nodes[who]),
-            nodes: &self.nodes,
-            static_pods: &[],
-            control_plane: &[],
-            drain: Some(&view),
+            host_plan: Some(Arc::new(self.plans[who].clone())),
+            node_name: self.nodes[who].name.clone(),
+            nodes: self.nodes.clone(),
+            static_pods: Vec::new(),
+            control_plane: Vec::new(),
+            drain: Some(view),
             evictions: None,
         };
         let snapshot = Snapshot {
-            update: &self.updates[who],
-            siblings: Vec::new(),
-            machine: Some(&self.machines[who]),
-            paused: None,
-            unguarded: false,
-            drain: DrainChoice::default(),
-            settings: &refit_kinds::refit::HostSettings::default(),
-            settings_refused: None,
-            owner_version: None,
-            group: GroupView::Present(Group {
-                status: &self.group,
+            group: GroupState::Present(Group {
+                status: self.group.clone(),
                 limits: self.limits,
                 others: self.others(who),
                 last_first_passed: None,
             }),
             workload: Workload::Seen(seen),
             report_stale_after: SignedDuration::from_hours(100),
-            refused: None,
+            ..snapshot(&self.updates[who], Some(&self.machines[who]))
         };
         let decision = decide(&snapshot, at(self.now));
         Look { who, decision, versions: self.guards(who) }
@@ -133,12 +126,18 @@ impl Five {
         };
         let who = look.who;
         let guard = match write {
-            Write::Status => 0,
-            Write::ClaimSlot(_) | Write::ReleaseSlot(_) => 1,
-            Write::Guard(_) | Write::Unguard(_) => 2,
+            Write::Management(ManagementWrite::Status) => 0,
+            Write::Management(ManagementWrite::ClaimSlot(_))
+            | Write::Management(ManagementWrite::ReleaseSlot(_)) => 1,
+            Write::Management(ManagementWrite::Guard(_))
+            | Write::Management(ManagementWrite::Unguard(_)) => 2,
             Write::HostPlan(_) => 3,
-            Write::Cordon | Write::Uncordon | Write::Exclude | Write::Include => 4,
-            Write::Evict(_) | Write::MachineCondition(_) => usize::MAX,
+            Write::Workload(WorkloadWrite::Cordon)
+            | Write::Workload(WorkloadWrite::Uncordon)
+            | Write::Workload(WorkloadWrite::Exclude)
+            | Write::Workload(WorkloadWrite::Include) => 4,
+            Write::Workload(WorkloadWrite::Evict(_))
+            | Write::Management(ManagementWrite::MachineCondition(_)) => usize::MAX,
         };
         let now = self.guards(who);
         if guard < now.len() && look.versions[guard] != now[guard] {

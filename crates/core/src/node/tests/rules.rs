@@ -9,7 +9,8 @@ use refit_kinds::{
 use super::world::*;
 use crate::{
     node::{
-        MachineView, NodeView, StaticPod, Write, decide_role, is_available, plan_steps, step_names,
+        MachineView, ManagementWrite, NodeView, StaticPod, WorkloadWrite, Write, decide_role,
+        is_available, plan_steps, step_names,
     },
     report::Refusal,
 };
@@ -454,7 +455,7 @@ fn a_write_that_is_refused_is_named_until_it_is_made() {
     let cordon = loop {
         let decision = one.decide();
         match decision.write.clone().unwrap() {
-            Write::Cordon => break decision.write.unwrap(),
+            Write::Workload(WorkloadWrite::Cordon) => break decision.write.unwrap(),
             write => one.apply(&decision, write),
         }
     };
@@ -463,13 +464,17 @@ fn a_write_that_is_refused_is_named_until_it_is_made() {
         message: "nodes is forbidden".into(),
     });
     let decision = one.decide();
-    one.apply(&decision, Write::Status);
+    one.apply(&decision, Write::STATUS);
     one.refused = None;
     assert_eq!(one.blocked_by(), ["ApiRefused"]);
     assert!(one.status().message.contains("nodes is forbidden"));
     let again = one.decide();
-    assert_eq!(again.write, Some(Write::Cordon), "the blocker stays meanwhile");
-    one.apply(&again, Write::Cordon);
+    assert_eq!(
+        again.write,
+        Some(Write::Workload(WorkloadWrite::Cordon)),
+        "the blocker stays meanwhile"
+    );
+    one.apply(&again, Write::Workload(WorkloadWrite::Cordon));
     one.settle();
     assert!(one.blocked_by().is_empty());
 }
@@ -478,13 +483,13 @@ fn a_write_that_is_refused_is_named_until_it_is_made() {
 fn a_refused_condition_does_not_speak_of_itself() {
     let mut one = One::worker();
     let status = one.decide();
-    one.apply(&status, Write::Status);
+    one.apply(&status, Write::STATUS);
     let condition = one.decide().write.unwrap();
-    assert!(matches!(condition, Write::MachineCondition(Some(_))));
+    assert!(matches!(condition, Write::Management(ManagementWrite::MachineCondition(Some(_)))));
     one.refused =
         Some(Refusal::ApiRefused { what: condition.target().into(), message: "no".into() });
     let decision = one.decide();
-    one.apply(&decision, Write::Status);
+    one.apply(&decision, Write::STATUS);
     one.refused = None;
     assert_eq!(one.decide().write, Some(condition));
     one.settle();

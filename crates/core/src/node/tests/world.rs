@@ -1,7 +1,7 @@
 //! One machine with everything around it, as stored objects: a decision's write is applied to them
 //! and nothing else is remembered.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -119,6 +119,25 @@ fn is_eviction(how: How) -> bool {
     matches!(how, How::Evict { .. })
 }
 
+/// A NodeUpdate and its Machine, and nothing known around them.
+pub(super) fn snapshot(update: &NodeUpdate, machine: Option<&Machine>) -> Snapshot {
+    Snapshot {
+        update: Arc::new(update.clone()),
+        siblings: Vec::new(),
+        machine: machine.cloned().map(Arc::new),
+        paused: None,
+        unguarded: false,
+        drain: DrainChoice::default(),
+        settings: HostSettings::default(),
+        settings_refused: None,
+        owner_version: None,
+        group: GroupState::Missing,
+        workload: Workload::NotSynced,
+        report_stale_after: SignedDuration::from_mins(15),
+        refused: None,
+    }
+}
+
 /// Everything around the NodeUpdate `m-0-1` of Machine `m-0`.
 #[derive(Clone, Debug)]
 pub(super) struct One {
@@ -233,44 +252,42 @@ impl One {
         self.decide_with(None)
     }
 
-    pub(super) fn decide_with(&self, evictions: Option<&[EvictionRefusal]>) -> Decision {
+    pub(super) fn decide_with(&self, evictions: Option<Vec<EvictionRefusal>>) -> Decision {
         let view = DrainView { pods: self.pods.clone(), ..self.around.clone() };
         let seen = Seen {
-            host_plan: self.plan.as_ref(),
-            node: self.node(),
-            nodes: &self.nodes,
-            static_pods: &self.static_pods,
-            control_plane: &self.control_plane,
-            drain: Some(&view),
+            host_plan: self.plan.clone().map(Arc::new),
+            node_name: "m-0".into(),
+            nodes: self.nodes.clone(),
+            static_pods: self.static_pods.clone(),
+            control_plane: self.control_plane.clone(),
+            drain: Some(view),
             evictions,
         };
         let group = match &self.group {
-            None => GroupView::Missing,
-            Some(status) => GroupView::Present(Group {
-                status,
+            None => GroupState::Missing,
+            Some(status) => GroupState::Present(Group {
+                status: status.clone(),
                 limits: self.limits,
                 others: self.others.clone(),
                 last_first_passed: self.last_first_passed,
             }),
         };
+        let workload = if self.reachable {
+            Workload::Seen(seen)
+        } else {
+            Workload::Unreachable { cluster: "edge-1".into() }
+        };
         let snapshot = Snapshot {
-            update: &self.update,
-            siblings: self.siblings.iter().collect(),
-            machine: self.machine.as_ref(),
+            siblings: self.siblings.iter().cloned().map(Arc::new).collect(),
             paused: self.paused.clone(),
-            unguarded: false,
             drain: self.drain.clone(),
-            settings: &self.settings,
-            settings_refused: self.settings_refused.as_ref(),
-            owner_version: self.owner_version.as_deref(),
+            settings: self.settings.clone(),
+            settings_refused: self.settings_refused.clone(),
+            owner_version: self.owner_version.clone(),
             group,
-            workload: if self.reachable {
-                Workload::Seen(seen)
-            } else {
-                Workload::Unreachable { cluster: "edge-1".into() }
-            },
-            report_stale_after: SignedDuration::from_mins(15),
-            refused: self.refused.as_ref(),
+            workload,
+            refused: self.refused.clone(),
+            ..snapshot(&self.update, self.machine.as_ref())
         };
         decide(&snapshot, at(self.now))
     }
@@ -327,9 +344,13 @@ impl One {
         self.log.push(word(&write));
         self.events.extend(decision.announce.iter().cloned());
         match write {
-            Write::Status => self.update.status = Some(decision.status.clone()),
-            Write::ClaimSlot(next) | Write::ReleaseSlot(next) => self.group = Some(next),
-            Write::Guard(changes) | Write::Unguard(changes) => {
+            Write::Management(ManagementWrite::Status) => {
+                self.update.status = Some(decision.status.clone())
+            }
+            Write::Management(ManagementWrite::ClaimSlot(next))
+            | Write::Management(ManagementWrite::ReleaseSlot(next)) => self.group = Some(next),
+            Write::Management(ManagementWrite::Guard(changes))
+            | Write::Management(ManagementWrite::Unguard(changes)) => {
                 let machine = self.machine.as_mut().unwrap();
                 let annotations = machine.metadata.annotations.get_or_insert_default();
                 for (key, value) in changes {
@@ -340,29 +361,29 @@ impl One {
                 }
             }
             Write::HostPlan(spec) => self.plan.as_mut().unwrap().spec = spec,
-            Write::Cordon => {
+            Write::Workload(WorkloadWrite::Cordon) => {
                 let name = self.update.metadata.name.clone();
                 let node = self.node_mut();
                 node.unschedulable = true;
                 node.cordoned_by = name;
             }
-            Write::Uncordon => {
+            Write::Workload(WorkloadWrite::Uncordon) => {
                 let node = self.node_mut();
                 node.unschedulable = false;
                 node.cordoned_by = None;
             }
-            Write::Exclude => {
+            Write::Workload(WorkloadWrite::Exclude) => {
                 let name = self.update.metadata.name.clone();
                 let node = self.node_mut();
                 node.excluded = true;
                 node.excluded_by = name;
             }
-            Write::Include => {
+            Write::Workload(WorkloadWrite::Include) => {
                 let node = self.node_mut();
                 node.excluded = false;
                 node.excluded_by = None;
             }
-            Write::Evict(pods) => {
+            Write::Workload(WorkloadWrite::Evict(pods)) => {
                 let refused: Vec<_> = self
                     .refusals
                     .iter()
@@ -373,12 +394,12 @@ impl One {
                     !pods.iter().any(|p| p.pod == pod.pod)
                         || refused.iter().any(|r| r.pod == pod.pod)
                 });
-                let decision = self.decide_with(Some(&refused));
-                if decision.write == Some(Write::Status) {
-                    self.apply(&decision, Write::Status);
+                let decision = self.decide_with(Some(refused));
+                if decision.write == Some(Write::STATUS) {
+                    self.apply(&decision, Write::STATUS);
                 }
             }
-            Write::MachineCondition(condition) => {
+            Write::Management(ManagementWrite::MachineCondition(condition)) => {
                 let status = self.machine.as_mut().unwrap().status.as_mut().unwrap();
                 status.conditions.retain(|c| c.type_ != conditions::MACHINE_UP_TO_DATE);
                 status.conditions.extend(condition);
@@ -389,7 +410,7 @@ impl One {
     /// Makes a write whose look was another one's: evictions all succeed.
     pub(super) fn apply_alone(&mut self, decision: &Decision, write: Write) {
         match write {
-            Write::Evict(pods) => {
+            Write::Workload(WorkloadWrite::Evict(pods)) => {
                 self.pods.retain(|pod| !pods.iter().any(|p| p.pod == pod.pod));
             }
             write => self.apply(decision, write),
@@ -481,23 +502,25 @@ impl One {
 
 pub(super) fn word(write: &Write) -> String {
     match write {
-        Write::Status => "status".into(),
-        Write::ClaimSlot(_) => "claim".into(),
-        Write::ReleaseSlot(_) => "release".into(),
-        Write::Guard(_) => "guard".into(),
-        Write::Unguard(_) => "unguard".into(),
+        Write::Management(ManagementWrite::Status) => "status".into(),
+        Write::Management(ManagementWrite::ClaimSlot(_)) => "claim".into(),
+        Write::Management(ManagementWrite::ReleaseSlot(_)) => "release".into(),
+        Write::Management(ManagementWrite::Guard(_)) => "guard".into(),
+        Write::Management(ManagementWrite::Unguard(_)) => "unguard".into(),
         Write::HostPlan(spec) if spec.abort => "abort".into(),
         Write::HostPlan(spec) => format!("gate {:?}", spec.gate),
-        Write::Cordon => "cordon".into(),
-        Write::Uncordon => "uncordon".into(),
-        Write::Exclude => "exclude".into(),
-        Write::Include => "include".into(),
-        Write::Evict(pods) => match pods.iter().map(|p| p.how).next() {
+        Write::Workload(WorkloadWrite::Cordon) => "cordon".into(),
+        Write::Workload(WorkloadWrite::Uncordon) => "uncordon".into(),
+        Write::Workload(WorkloadWrite::Exclude) => "exclude".into(),
+        Write::Workload(WorkloadWrite::Include) => "include".into(),
+        Write::Workload(WorkloadWrite::Evict(pods)) => match pods.iter().map(|p| p.how).next() {
             Some(How::Delete { .. }) => "delete".into(),
             Some(How::Force) => "force".into(),
             _ => "evict".into(),
         },
-        Write::MachineCondition(None) => "condition gone".into(),
-        Write::MachineCondition(Some(condition)) => format!("condition {}", condition.reason),
+        Write::Management(ManagementWrite::MachineCondition(None)) => "condition gone".into(),
+        Write::Management(ManagementWrite::MachineCondition(Some(condition))) => {
+            format!("condition {}", condition.reason)
+        }
     }
 }

@@ -166,7 +166,15 @@ impl HostWork<'_> {
             }
             StepType::OsImageFinalize => Some(StepUndo::OsImage),
             StepType::KubeletRestart => Some(StepUndo::KubeletRestart),
-            _ => None,
+            StepType::Preflight
+            | StepType::ImagePreload
+            | StepType::OsImageStage
+            | StepType::Snapshot
+            | StepType::CertificatesRenew
+            | StepType::Reboot
+            | StepType::OsImageCommit
+            | StepType::Verify
+            | StepType::Undo => None,
         }
     }
 

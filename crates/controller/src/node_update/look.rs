@@ -2,21 +2,19 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::Machine;
 use refit_core::{
-    group::{Limits, Other},
+    group::Other,
     node::{
-        DrainChoice, DrainView, EvictionRefusal, Group, GroupView, MachineView, NodeView, Seen,
-        Snapshot, StaticPod, Workload, is_available, speaker,
+        Decision, Group, GroupState, MachineView, NodeView, Seen, Snapshot, StaticPod, Workload,
+        decide, is_available, speaker,
     },
-    report::Refusal,
 };
 use refit_kinds::{
     keys,
-    refit::{HostPlan, HostSettings, NodeUpdate, Role, StepState, UpdateGroup, UpdateGroupStatus},
+    refit::{HostSettings, NodeUpdate, Role, StepState, UpdateGroup},
 };
 use refit_runtime::ObjectKey;
 
@@ -29,184 +27,117 @@ use crate::{
     workload_watch::ClusterView,
 };
 
-/// What was read, owned; [`Facts::snapshot`] is the view of it that a decision takes.
-pub(super) struct Facts {
-    pub(super) update: Arc<NodeUpdate>,
-    pub(super) machine: Option<Arc<Machine>>,
-    pub(super) group: GroupFacts,
-    pub(super) cluster: Option<ClusterFacts>,
-    pub(super) drain: Option<DrainView>,
-    pub(super) drain_policy: DrainChoice,
-    pub(super) evictions: Option<Vec<EvictionRefusal>>,
-    pub(super) refused: Option<Refusal>,
-    siblings: Vec<Arc<NodeUpdate>>,
-    paused: Option<String>,
-    unguarded: bool,
-    settings: HostSettings,
-    settings_refused: Option<Refusal>,
-    owner_version: Option<String>,
-    report_stale_after: SignedDuration,
+/// One look at a NodeUpdate: the snapshot that is decided on, and handles for the write.
+pub(super) struct Look {
+    pub(super) snapshot: Snapshot,
+    /// The group's object, as it was read.
+    pub(super) group: Option<Arc<UpdateGroup>>,
+    pub(super) cluster: Option<WorkloadCluster>,
 }
 
-/// What is known of the Machine's group.
-pub(super) enum GroupFacts {
-    None,
-    Missing,
-    Present {
-        object: Arc<UpdateGroup>,
-        status: UpdateGroupStatus,
-        limits: Limits,
-        others: Vec<Other>,
-        last_first_passed: Option<bool>,
-    },
-}
-
-/// What is known of the Machine's cluster.
-pub(super) struct ClusterFacts {
+/// The Machine's cluster.
+pub(super) struct WorkloadCluster {
     pub(super) key: ObjectKey,
     pub(super) view: Arc<ClusterView>,
-    pub(super) host_plan: Option<Arc<HostPlan>>,
-    pub(super) node_name: String,
-    /// Its first lists should have been complete for long.
-    overdue: bool,
-    nodes: Vec<NodeView>,
-    static_pods: Vec<StaticPod>,
-    control_plane: Vec<(String, Option<String>, bool)>,
 }
 
-impl Facts {
+impl Look {
     /// Reads the caches.
     pub(super) fn read(ctx: &Context, update: Arc<NodeUpdate>) -> Self {
         let stores = &ctx.stores;
-        let namespace = update.namespace().unwrap_or_default();
-        let machine_key = ObjectKey::new(&namespace, &update.spec.machine_ref.name);
+        let machine_key =
+            ObjectKey::new(update.namespace().unwrap_or_default(), &update.spec.machine_ref.name);
         let machine = stores.machines.get(&machine_key);
         let name = update.name_any();
-        let siblings = node_updates_of_machine(stores, &machine_key)
-            .into_iter()
-            .filter(|other| other.name_any() != name)
-            .collect();
-        let cluster = machine.as_deref().and_then(|machine| cluster(ctx, &update, machine));
-        let nodes = cluster.as_ref().map_or(&[][..], |cluster| &cluster.nodes);
-        let group = match machine.as_deref() {
-            Some(machine) => group(ctx, &update, machine, nodes),
-            None => GroupFacts::None,
+        let mut siblings = node_updates_of_machine(stores, &machine_key);
+        siblings.retain(|other| other.name_any() != name);
+        let known = machine.as_deref();
+        let owner = known.and_then(|machine| group_of(stores, machine));
+        let cluster = known.and_then(|machine| {
+            let key = cluster_key(machine);
+            Some(WorkloadCluster { view: ctx.workload_index.view(&key)?, key })
+        });
+        let seen = known
+            .zip(cluster.as_ref())
+            .map(|(machine, cluster)| seen(ctx, &update, machine, cluster));
+        let nodes = seen.as_ref().map_or(&[][..], |seen| &seen.nodes);
+        let object = owner.as_ref().and_then(|group| stores.update_groups.get(&group.key));
+        let group = match (known, &owner, &object) {
+            (Some(machine), Some(owner), Some(object)) => {
+                GroupState::Present(group(ctx, &update, machine, owner, object, nodes))
+            }
+            (Some(_), Some(_), None) => GroupState::Missing,
+            _ => GroupState::None,
         };
-        let owner_version = machine
-            .as_deref()
-            .and_then(|machine| owner_version(stores, &group_of(stores, machine)?));
         let (settings, settings_refused) =
-            match machine.as_deref().map(|machine| live_host_settings(ctx, machine)) {
+            match known.map(|machine| live_host_settings(ctx, machine)) {
                 Some(Ok(settings)) => (settings, None),
                 Some(Err(refusal)) => (HostSettings::default(), Some(refusal)),
                 None => (HostSettings::default(), None),
             };
-        Self {
-            paused: machine.as_deref().and_then(|machine| paused(stores, machine)),
-            unguarded: machine
-                .as_deref()
-                .and_then(|machine| live_policy(ctx, &group_of(stores, machine)?).ok())
-                .is_some_and(|policy| policy.unguarded),
-            drain: None,
-            drain_policy: machine
-                .as_deref()
-                .map(|machine| live_drain_policy(ctx, machine))
-                .unwrap_or_default(),
-            evictions: None,
-            refused: None,
+        let policy = owner.as_ref().and_then(|owner| live_policy(ctx, owner).ok());
+        let snapshot = Snapshot {
             siblings,
-            machine,
-            group,
-            cluster,
+            paused: known.and_then(|machine| paused(stores, machine)),
+            unguarded: policy.is_some_and(|policy| policy.unguarded),
+            drain: known.map(|machine| live_drain_policy(ctx, machine)).unwrap_or_default(),
             settings,
             settings_refused,
-            owner_version,
-            report_stale_after: SignedDuration::try_from(ctx.settings.report_stale_after)
-                .unwrap_or(SignedDuration::from_mins(15)),
+            owner_version: owner.as_ref().and_then(|owner| owner_version(stores, owner)),
+            group,
+            workload: match seen {
+                Some(seen) => Workload::Seen(seen),
+                // Without a Machine there is no cluster to ask, and nothing to wait for.
+                None if machine.is_none() => Workload::Unreachable { cluster: String::new() },
+                None => Workload::NotSynced,
+            },
+            report_stale_after: ctx.settings.stale_after(),
+            refused: None,
+            machine,
             update,
-        }
+        };
+        Self { snapshot, group: object, cluster }
     }
 
-    /// The view that a decision takes.
-    pub(super) fn snapshot(&self) -> Snapshot<'_> {
-        Snapshot {
-            update: &self.update,
-            siblings: self.siblings.iter().map(AsRef::as_ref).collect(),
-            machine: self.machine.as_deref(),
-            paused: self.paused.clone(),
-            unguarded: self.unguarded,
-            drain: self.drain_policy.clone(),
-            settings: &self.settings,
-            settings_refused: self.settings_refused.as_ref(),
-            owner_version: self.owner_version.as_deref(),
-            group: self.group_view(),
-            workload: self.workload(),
-            report_stale_after: self.report_stale_after,
-            refused: self.refused.as_ref(),
+    /// What is to be done by the snapshot and by what is known of its cluster now.
+    pub(super) fn decide(&mut self, ctx: &Context) -> Decision {
+        if let Some(WorkloadCluster { key, view }) = &self.cluster {
+            if view.is_unreachable() || view.is_overdue(&ctx.clock) {
+                self.snapshot.workload = Workload::Unreachable { cluster: key.name.clone() };
+            } else if !view.synced() {
+                self.snapshot.workload = Workload::NotSynced;
+            }
         }
+        decide(&self.snapshot, ctx.clock.now())
     }
 
     /// Whether the cache lacks the Machine that the NodeUpdate names, while that matters: a cache
     /// that is behind must not end an update for good.
     pub(super) fn machine_is_missing(&self) -> bool {
-        let uid = &self.update.spec.machine_ref.uid;
-        let known = self.machine.as_ref().and_then(|machine| machine.uid());
-        !groups::phase_of(&self.update).is_final() && known.as_ref() != Some(uid)
+        !groups::phase_of(&self.snapshot.update).is_final() && self.snapshot.own_machine().is_none()
     }
 
-    /// The Node of the Machine.
-    pub(super) fn node(&self) -> Option<&NodeView> {
-        let cluster = self.cluster.as_ref()?;
-        cluster.nodes.iter().find(|node| node.name == cluster.node_name)
-    }
-
-    fn group_view(&self) -> GroupView<'_> {
-        match &self.group {
-            GroupFacts::None => GroupView::None,
-            GroupFacts::Missing => GroupView::Missing,
-            GroupFacts::Present { status, limits, others, last_first_passed, .. } => {
-                GroupView::Present(Group {
-                    status,
-                    limits: *limits,
-                    others: others.clone(),
-                    last_first_passed: *last_first_passed,
-                })
-            }
+    /// What the watches of the workload cluster saw.
+    pub(super) fn seen(&self) -> Option<&Seen> {
+        match &self.snapshot.workload {
+            Workload::Seen(seen) => Some(seen),
+            Workload::NotSynced | Workload::Unreachable { .. } => None,
         }
     }
 
-    fn workload(&self) -> Workload<'_> {
-        let Some(cluster) = &self.cluster else {
-            return match &self.machine {
-                // Without a Machine there is no cluster to ask, and nothing to wait for.
-                None => Workload::Unreachable { cluster: String::new() },
-                Some(_) => Workload::NotSynced,
-            };
-        };
-        if cluster.view.is_unreachable() || cluster.overdue {
-            return Workload::Unreachable { cluster: cluster.key.name.clone() };
+    /// The same, to add what was looked at since.
+    pub(super) fn seen_mut(&mut self) -> Option<&mut Seen> {
+        match &mut self.snapshot.workload {
+            Workload::Seen(seen) => Some(seen),
+            Workload::NotSynced | Workload::Unreachable { .. } => None,
         }
-        if !cluster.view.synced() {
-            return Workload::NotSynced;
-        }
-        Workload::Seen(Seen {
-            host_plan: cluster.host_plan.as_deref(),
-            node: self.node(),
-            nodes: &cluster.nodes,
-            static_pods: &cluster.static_pods,
-            control_plane: &cluster.control_plane,
-            drain: self.drain.as_ref(),
-            evictions: self.evictions.as_deref(),
-        })
     }
 }
 
-fn cluster(ctx: &Context, update: &NodeUpdate, machine: &Machine) -> Option<ClusterFacts> {
-    let key = cluster_key(machine);
-    let view = ctx.workload_index.view(&key)?;
+fn seen(ctx: &Context, update: &NodeUpdate, machine: &Machine, cluster: &WorkloadCluster) -> Seen {
+    let WorkloadCluster { key, view } = cluster;
     let known = update.status.as_ref().map_or("", |status| &status.node_name);
     let node_name = if known.is_empty() { node_name(machine).unwrap_or_default() } else { known };
-    let plan_key = plan_key(ctx, machine, node_name);
     let control_plane = ctx
         .stores
         .machines
@@ -219,28 +150,28 @@ fn cluster(ctx: &Context, update: &NodeUpdate, machine: &Machine) -> Option<Clus
             (other.name_any(), node, other.metadata.deletion_timestamp.is_some())
         })
         .collect();
-    Some(ClusterFacts {
-        host_plan: view.host_plans.get(&plan_key),
+    Seen {
+        host_plan: view.host_plans.get(&plan_key(ctx, machine, node_name)),
         node_name: node_name.to_owned(),
-        overdue: view.is_overdue(&ctx.clock),
         nodes: view.nodes.list().iter().map(|node| node_view(node)).collect(),
         static_pods: view.static_pods.list().iter().filter_map(|pod| static_pod(pod)).collect(),
         control_plane,
-        view,
-        key,
-    })
+        drain: None,
+        evictions: None,
+    }
 }
 
-fn group(ctx: &Context, update: &NodeUpdate, machine: &Machine, nodes: &[NodeView]) -> GroupFacts {
+fn group(
+    ctx: &Context,
+    update: &NodeUpdate,
+    machine: &Machine,
+    owner: &groups::Group,
+    object: &UpdateGroup,
+    nodes: &[NodeView],
+) -> Group {
     let stores = &ctx.stores;
-    let Some(group) = group_of(stores, machine) else {
-        return GroupFacts::None;
-    };
-    let Some(object) = stores.update_groups.get(&group.key) else {
-        return GroupFacts::Missing;
-    };
-    let machines = machines_of(stores, &group.key);
-    let updates = by_machine(stores, &group.key.namespace);
+    let machines = machines_of(stores, &owner.key);
+    let updates = by_machine(stores, &owner.key.namespace);
     let name = machine.name_any();
     let others = machines
         .iter()
@@ -251,15 +182,14 @@ fn group(ctx: &Context, update: &NodeUpdate, machine: &Machine, nodes: &[NodeVie
         })
         .collect();
     let status = object.status.clone().unwrap_or_default();
-    let limits = limits_of(stores, &group, machines.len());
+    let limits = limits_of(stores, owner, machines.len());
     #[cfg(feature = "sabotage")]
     let (status, limits) = ctx.sabotage.own_slot(&update.spec.machine_ref.uid, status, limits);
-    GroupFacts::Present {
+    Group {
         status,
         limits,
         others,
         last_first_passed: last_first_passed(&updates, update, &machines),
-        object,
     }
 }
 
