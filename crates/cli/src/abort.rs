@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use kube::ResourceExt as _;
+use refit_core::node::is_past_return;
 use refit_kinds::refit::{NodeUpdate, Phase, Stage};
 use serde::Serialize;
 use serde_json::json;
@@ -88,8 +89,7 @@ fn decide(update: &NodeUpdate) -> Option<Decision<Row>> {
         return None;
     }
     let version = &update.spec.goal.kubernetes_version;
-    let past_return = (Phase::Upgrading..=Phase::Uncordoning).contains(&phase);
-    let (action, message) = if past_return {
+    let (action, message) = if is_past_return(phase) {
         let text = format!("past the point of no return, it ends first: on {version}");
         (Action::TooLate, text)
     } else {
@@ -107,7 +107,7 @@ fn decide(update: &NodeUpdate) -> Option<Decision<Row>> {
         phase: format!("{phase:?}"),
         action: if already { Action::Already } else { action },
         message,
-        past_return,
+        past_return: is_past_return(phase),
     };
     let patch = (!already).then(|| json!({"spec": {"stage": Stage::Abort}}));
     Some(Decision { row, patch })

@@ -52,6 +52,11 @@ pub fn annotations(object: &Value) -> BTreeMap<String, String> {
     pairs(object.pointer("/metadata/annotations"))
 }
 
+/// An annotation of an object.
+pub fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
+    object.pointer("/metadata/annotations")?.get(key)?.as_str()
+}
+
 /// A label of an object.
 pub fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
     object.pointer("/metadata/labels")?.get(key)?.as_str()

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 /// What a write did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum Ensured {
     /// The object is new.
     Created,
     /// It was there already.
@@ -114,15 +114,15 @@ pub fn annotations_patch(annotations: &[(&str, Option<&str>)]) -> Value {
 }
 
 /// Creates an object, or reads the one that is there: the create is the compare-and-swap.
-pub async fn create_or_get<K>(api: &Api<K>, object: &K) -> kube::Result<(K, Outcome)>
+pub async fn create_or_get<K>(api: &Api<K>, object: &K) -> kube::Result<(K, Ensured)>
 where
     K: Resource + Clone + DeserializeOwned + Serialize + Debug,
 {
     match api.create(&PostParams::default(), object).await {
-        Ok(created) => Ok((created, Outcome::Created)),
+        Ok(created) => Ok((created, Ensured::Created)),
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
             let name = object.meta().name.clone().unwrap_or_default();
-            Ok((api.get(&name).await?, Outcome::Found))
+            Ok((api.get(&name).await?, Ensured::Found))
         }
         Err(error) => Err(error),
     }

@@ -4,16 +4,19 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use kube::{Api, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
-use refit_core::change::{
-    goal,
-    goal::GoalError,
-    request::{Answer, Decision, MachineFacts, decide, newest},
+use refit_core::{
+    change::{
+        goal,
+        goal::GoalError,
+        request::{Answer, Decision, MachineFacts, decide},
+    },
+    node::newest,
 };
 use refit_kinds::{
     keys,
     refit::{Goal, MachineRef, NodeUpdate, Origin, node_update_name, ordinal_of},
 };
-use refit_runtime::{ObjectKey, apply, apply::Outcome};
+use refit_runtime::{ObjectKey, apply, apply::Ensured};
 use serde_json::json;
 
 use super::{
@@ -105,7 +108,7 @@ impl Request<'_> {
             let decision = decide(&self.facts, &self.goal, &known, self.ctx.clock.now());
             let seen = match decision {
                 Decision::Answer(answer) if answer.is_done() => {
-                    match self.newer_than(newest(&self.facts, &known)).await? {
+                    match self.newer_than(newest(known, &self.facts.uid)).await? {
                         None => return Ok(answer),
                         Some(newer) => newer,
                     }
@@ -116,11 +119,11 @@ impl Request<'_> {
                     return Ok(answer);
                 }
                 Decision::Create { ordinal } => match self.create(ordinal).await? {
-                    (made, Outcome::Created) => {
+                    (made, Ensured::Created) => {
                         self.ctx.stores.node_updates.insert(made);
                         return Ok(Answer::retry("pending", SOON_SECONDS));
                     }
-                    (found, Outcome::Found) => found,
+                    (found, Ensured::Found) => found,
                 },
             };
             live.insert(seen.name_any(), Arc::new(seen));
@@ -154,7 +157,7 @@ impl Request<'_> {
         }
     }
 
-    async fn create(&self, ordinal: u32) -> kube::Result<(NodeUpdate, Outcome)> {
+    async fn create(&self, ordinal: u32) -> kube::Result<(NodeUpdate, Ensured)> {
         let new = NewNodeUpdate {
             namespace: self.key.namespace.clone(),
             machine: MachineRef { name: self.facts.name.clone(), uid: self.facts.uid.clone() },
@@ -164,7 +167,7 @@ impl Request<'_> {
         let wanted = node_update(&new, ordinal);
         #[cfg(feature = "sabotage")]
         if let Some(made) = self.ctx.sabotage.create_unnumbered(&self.api, &wanted).await? {
-            return Ok((made, Outcome::Created));
+            return Ok((made, Ensured::Created));
         }
         let (found, outcome) = apply::create_or_get(&self.api, &wanted).await?;
         tracing::info!(machine = %self.key, ordinal, ?outcome, "NodeUpdate asked for");

@@ -7,9 +7,12 @@ use std::time::Duration;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use refit_core::change::{Objects, Patch, Patches, Verdict, request::Answer};
-use refit_kinds::hooks::{
-    API_VERSION, CanUpdateMachineResponse, CanUpdateMachineSetResponse, DiscoveryResponse, Handler,
-    HookPatch, PatchType, RequestHook, UpdateMachineResponse, Verdict as Status,
+use refit_kinds::{
+    hooks::{
+        API_VERSION, CanUpdateMachineResponse, CanUpdateMachineSetResponse, DiscoveryResponse,
+        Handler, HookPatch, PatchType, RequestHook, UpdateMachineResponse, Verdict as Status,
+    },
+    json::{name, text},
 };
 use refit_runtime::ObjectKey;
 use serde_json::Value;
@@ -125,8 +128,8 @@ pub(crate) fn side(
 
 /// Namespace and name of an object in a request.
 pub(crate) fn key_of(object: &Value) -> Option<ObjectKey> {
-    let text = |pointer: &str| object.pointer(pointer)?.as_str().filter(|t| !t.is_empty());
-    Some(ObjectKey::new(text("/metadata/namespace")?, text("/metadata/name")?))
+    let (namespace, name) = (text(object, "/metadata/namespace"), name(object));
+    (!namespace.is_empty() && !name.is_empty()).then(|| ObjectKey::new(namespace, name))
 }
 
 /// The answer to Discovery: fixed, and independent of any cluster (`spec/capi.md 1.4, 1.7`).

@@ -7,7 +7,7 @@ use refit_kinds::{
 };
 
 use super::goal::same_goal;
-use crate::node::is_past_return;
+use crate::node::{is_past_return, newest};
 
 /// Shortest time between two calls for the same Machine.
 pub const RETRY_MIN_SECONDS: i32 = 1;
@@ -99,7 +99,7 @@ pub fn decide(
         return Decision::Answer(Answer::retry(text, RETRY_MAX_SECONDS));
     }
     let create = || Decision::Create { ordinal: next_ordinal(machine, updates) };
-    let Some(newest) = newest(machine, updates) else {
+    let Some(newest) = newest(updates.iter().copied(), &machine.uid) else {
         return create();
     };
     let View { name, phase, .. } = View::of(newest);
@@ -110,7 +110,15 @@ pub fn decide(
             Phase::Failed | Phase::Stopped if retry_asked => create(),
             Phase::Failed => Decision::Answer(failed(newest)),
             Phase::Stopped => Decision::Answer(stopped(newest)),
-            _ => Decision::Answer(running(newest, now)),
+            Phase::Pending
+            | Phase::Waiting
+            | Phase::Staging
+            | Phase::Upgrading
+            | Phase::Draining
+            | Phase::Disrupting
+            | Phase::Verifying
+            | Phase::Uncordoning
+            | Phase::Stopping => Decision::Answer(running(newest, now)),
         };
     }
     if !phase.is_final() {
@@ -137,19 +145,6 @@ impl<'a> View<'a> {
             message: status.map_or("", |s| s.message.as_str()),
         }
     }
-}
-
-/// The newest NodeUpdate of the Machine's uid: by ordinal, then by creation, then by name.
-pub fn newest<'a>(machine: &MachineFacts, updates: &[&'a NodeUpdate]) -> Option<&'a NodeUpdate> {
-    updates
-        .iter()
-        .filter(|update| update.spec.machine_ref.uid == machine.uid)
-        .max_by_key(|update| {
-            let name = update.metadata.name.clone().unwrap_or_default();
-            let made = update.metadata.creation_timestamp.as_ref().map(|t| t.0);
-            (ordinal_of(&name, &machine.name), made, name)
-        })
-        .copied()
 }
 
 /// One past the highest ordinal in use, whichever Machine of this name it belonged to.
@@ -278,12 +273,9 @@ fn supersede(update: &NodeUpdate) -> Decision {
 /// What no updater brings about: a difference from what the newest succeeded NodeUpdate reached
 /// that is not the version. Without such a NodeUpdate nothing is known, and every updater runs.
 fn not_covered(machine: &MachineFacts, goal: &Goal, updates: &[&NodeUpdate]) -> Option<String> {
-    let succeeded: Vec<&NodeUpdate> = updates
-        .iter()
-        .copied()
-        .filter(|update| View::of(update).phase == Phase::Succeeded)
-        .collect();
-    let reached = newest(machine, &succeeded)?;
+    let succeeded =
+        updates.iter().copied().filter(|update| View::of(update).phase == Phase::Succeeded);
+    let reached = newest(succeeded, &machine.uid)?;
     let before = &reached.spec.goal;
     let differs = |before: &str, wanted: &str| !before.is_empty() && before != wanted;
     let mut what = Vec::new();
@@ -296,7 +288,7 @@ fn not_covered(machine: &MachineFacts, goal: &Goal, updates: &[&NodeUpdate]) -> 
     if what.is_empty() {
         return None;
     }
-    let newest_name = View::of(newest(machine, updates)?).name;
+    let newest_name = View::of(newest(updates.iter().copied(), &machine.uid)?).name;
     Some(format!(
         "not covered: {} changed since NodeUpdate {} and no updater brings that about. Revert it, \
          or accept it by annotating the Machine with {}={newest_name}",

@@ -5,42 +5,23 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use refit_cluster_api::kinds::IntOrPercent;
 use refit_kinds::{
+    json::{annotation, condition, controller, label, name, text, time},
     keys,
     refit::{Gate, Phase},
 };
 use serde_json::Value;
-
-pub(super) fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
-    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
-}
-
-fn annotation<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
-    value.pointer("/metadata/annotations")?.get(key)?.as_str()
-}
-
-fn label<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
-    value.pointer("/metadata/labels")?.get(key)?.as_str()
-}
 
 fn parsed<T: serde::de::DeserializeOwned + Default>(value: &Value, pointer: &str) -> T {
     let value = value.pointer(pointer).cloned();
     value.and_then(|value| serde_json::from_value(value).ok()).unwrap_or_default()
 }
 
-fn condition<'a>(value: &'a Value, type_: &str) -> Option<&'a Value> {
-    let conditions = value.pointer("/status/conditions")?.as_array()?;
-    conditions.iter().find(|condition| condition["type"] == type_)
-}
-
-/// Kind and name of the controlling owner.
-fn controller(value: &Value) -> Option<(String, String)> {
-    let owners = value.pointer("/metadata/ownerReferences")?.as_array()?;
-    let owner = owners.iter().find(|owner| owner["controller"] == true)?;
-    Some((owner["kind"].as_str()?.to_owned(), owner["name"].as_str()?.to_owned()))
+fn owned((kind, name): (&str, &str)) -> (String, String) {
+    (kind.to_owned(), name.to_owned())
 }
 
 pub(super) fn deleted_at(value: &Value) -> Option<Timestamp> {
-    text(value, "/metadata/deletionTimestamp").parse().ok()
+    time(value, "/metadata/deletionTimestamp")
 }
 
 #[derive(Clone, Debug)]
@@ -60,14 +41,13 @@ pub(super) struct Machine {
 
 impl Machine {
     pub(super) fn of(value: &Value) -> Self {
-        let remediation =
-            condition(value, "OwnerRemediated").is_some_and(|c| c["status"] == "False");
+        let remediation = condition(value, "OwnerRemediated") == Some("False");
         let note = annotation(value, keys::GUARDED_BY_US);
         Self {
             uid: text(value, "/metadata/uid").to_owned(),
             cluster: text(value, "/spec/clusterName").to_owned(),
             node: text(value, "/status/nodeRef/name").to_owned(),
-            owner: controller(value),
+            owner: controller(value).map(owned),
             version: text(value, "/spec/version").to_owned(),
             control_plane: label(value, keys::CONTROL_PLANE).is_some(),
             deleted_at: deleted_at(value),
@@ -123,7 +103,7 @@ impl Owner {
         let unavailable = count(&format!("{rolling}/maxUnavailable"), false).unwrap_or(0);
         let deployment = kind == "MachineDeployment";
         Self {
-            parent: controller(value),
+            parent: controller(value).map(owned),
             replicas,
             slots: if deployment { unavailable.max(1) } else { 1 },
             // Cluster API's default is to surge by one.
@@ -155,7 +135,7 @@ pub(super) struct Update {
 
 impl Update {
     pub(super) fn of(value: &Value) -> Self {
-        let name = text(value, "/metadata/name");
+        let name = name(value);
         let machine = text(value, "/spec/machineRef/name");
         let phase: Phase = parsed(value, "/status/phase");
         let blocked = value.pointer("/status/blockedBy").and_then(Value::as_array);
@@ -193,7 +173,7 @@ impl Node {
     pub(super) fn of(value: &Value) -> Self {
         let taints: Vec<Value> = parsed(value, "/spec/taints");
         Self {
-            ready: condition(value, "Ready").is_some_and(|c| c["status"] == "True"),
+            ready: condition(value, "Ready") == Some("True"),
             unschedulable: value.pointer("/spec/unschedulable") == Some(&Value::Bool(true)),
             cordoned_by: annotation(value, keys::CORDONED_BY).map(str::to_owned),
             excluded_by: annotation(value, keys::EXCLUDED_BY).map(str::to_owned),
@@ -244,7 +224,7 @@ impl StaticPod {
         (label(value, "tier") == Some("control-plane")).then(|| Self {
             node: text(value, "/spec/nodeName").to_owned(),
             component: label(value, "component").unwrap_or_default().to_owned(),
-            ready: condition(value, "Ready").is_some_and(|c| c["status"] == "True"),
+            ready: condition(value, "Ready") == Some("True"),
         })
     }
 }

@@ -1,14 +1,18 @@
 //! What one write breaks.
 
-use refit_kinds::{keys, refit::Gate};
+use refit_kinds::{
+    json::{name, text},
+    keys,
+    refit::Gate,
+    version::KubernetesVersion,
+};
 use serde_json::Value;
 
 use super::{
     Violation,
-    objects::{self, Machine, Node, Owner, Plan, Policy, StaticPod, Update, text},
+    objects::{self, Machine, Node, Owner, Plan, Policy, StaticPod, Update},
     state::{Key, World},
 };
-use refit_kinds::version::KubernetesVersion;
 
 const CONTROLLER: &str = "controller";
 const CAPI: &str = "capi";
@@ -31,7 +35,7 @@ impl World {
         let Some(object) = new.or(old) else {
             return Vec::new();
         };
-        let name = text(object, "/metadata/name");
+        let name = name(object);
         let namespace = text(object, "/metadata/namespace");
         let key = (namespace.to_owned(), name.to_owned());
         let Some(cluster) = cluster else {
