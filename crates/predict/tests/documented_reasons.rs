@@ -1,10 +1,16 @@
 //! Every reason that a user may meet has its line in the documentation.
 
 use refit_core::{
-    change::{Coverage, NotReady, OnUncovered, Policy, verdict, verdict::Unfinished},
+    change::{
+        Coverage, Level, NotReady, Objects, OnUncovered, Policy, Verdict, can_update,
+        can_update::{ControlPlaneMachine, Host, HostReport, Known, Peer},
+        verdict,
+        verdict::Unfinished,
+    },
     report::Refusal,
 };
 use refit_predict::{BLOCKED_REASONS, CauseReason, Unreached, doctor::Check};
+use serde_json::json;
 
 const TROUBLESHOOTING: &str = include_str!("../../../docs/troubleshooting.md");
 const PLAN: &str = include_str!("../../../docs/plan.md");
@@ -20,18 +26,35 @@ fn missing<'a>(text: &str, words: impl IntoIterator<Item = &'a str>) -> Vec<&'a 
     words.into_iter().filter(|word| !has(text, word)).collect()
 }
 
+/// What the hooks wait for where this is known.
+fn decided(known: &Known) -> NotReady {
+    let side = |version: &str| Objects {
+        owner: json!({"kind": "Machine", "spec": {"version": version}}),
+        infrastructure: json!({"kind": "DockerMachine", "spec": {}}),
+        bootstrap: Some(json!({"kind": "KubeadmConfig", "spec": {}})),
+    };
+    let answer = can_update(Level::Machine, &side("v1.34.2"), &side("v1.35.0"), known);
+    match answer.verdict {
+        Verdict::NotReady(why) => why,
+        other => panic!("it waits for nothing: {other:?}"),
+    }
+}
+
 /// One of each: a new variant does not compile here without a line of its own.
 fn not_ready() -> Vec<NotReady> {
     let s = String::new;
+    let peer = Peer { machine: s(), unfinished: Some(Unfinished::Marked) };
+    let host = Host { machine: s(), deleting: false, report: HostReport::NoNode };
+    let old = ControlPlaneMachine { machine: s(), observed: "v1.34.2".into(), spec: s() };
     let all = vec![
         NotReady::NotSynced,
         NotReady::BadRequest { reason: s() },
         NotReady::ObjectUnknown { kind: s(), name: s() },
         NotReady::OwnerUnknown { machine: s() },
         NotReady::Deleting { machine: s() },
-        NotReady::AnotherMachine { machine: s(), what: Unfinished::Marked },
-        NotReady::NoFreshReport { nodes: Vec::new() },
-        NotReady::ControlPlaneBehind { machine: s(), version: s(), target: s() },
+        decided(&Known { peers: vec![peer], ..Known::default() }),
+        decided(&Known { hosts: vec![host], ..Known::default() }),
+        decided(&Known { control_plane: vec![old], ..Known::default() }),
         NotReady::Deadline,
     ];
     for why in &all {

@@ -25,7 +25,7 @@ use kube::{
 };
 use refit_runtime::{
     apply::{
-        Outcome, annotate, apply, apply_status, create_or_get, is_conflict, is_not_found, merge,
+        Ensured, annotate, apply, apply_status, create_or_get, is_conflict, is_not_found, merge,
         merge_diff, optional, replace_status, swap_status,
     },
     client::{HttpsPoster, PostError},
@@ -236,7 +236,7 @@ async fn node(world: &World) -> (Api<Node>, Node) {
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}});
     let node: Node = serde_json::from_value(node).unwrap();
     let (node, outcome) = create_or_get(&api, &node).await.unwrap();
-    assert_eq!(outcome, Outcome::Created);
+    assert_eq!(outcome, Ensured::Created);
     (api, node)
 }
 
@@ -329,9 +329,9 @@ async fn a_create_of_what_is_there_reads_it() {
     let world = World::new();
     let api = world.configs().await;
     let (first, outcome) = create_or_get(&api, &config_map("a", "1")).await.unwrap();
-    assert_eq!(outcome, Outcome::Created);
+    assert_eq!(outcome, Ensured::Created);
     let (second, outcome) = create_or_get(&api, &config_map("a", "2")).await.unwrap();
-    assert_eq!(outcome, Outcome::Found);
+    assert_eq!(outcome, Ensured::Found);
     assert_eq!((first.uid(), &first.data), (second.uid(), &second.data));
 }
 

@@ -19,8 +19,6 @@ mod wire;
 #[cfg(test)]
 mod recorded_tests;
 #[cfg(test)]
-mod server_tests;
-#[cfg(test)]
 mod store_tests;
 
 pub(crate) use http::service;

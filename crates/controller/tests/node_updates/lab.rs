@@ -11,10 +11,10 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
 };
 use kube::{
-    Api, Client, Resource, ResourceExt as _,
+    Api, Client, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
-use lab_apiserver::{ApiServer, ChangeKind, Options};
+use lab_apiserver::{ApiServer, ChangeKind};
 use refit_cluster_api::kinds::{Cluster, Machine, MachineDeployment, MachineSet};
 use refit_controller::{
     ControllerOptions, HookServer, NewNodeUpdate, Process, Settings, node_update, run,
@@ -22,7 +22,7 @@ use refit_controller::{
 };
 use refit_core::invariants::World;
 use refit_kinds::{
-    conditions, crds, keys,
+    conditions, keys,
     refit::{
         Gate, HostPlan, HostPlanSpec, HostPlanStatus, HostStepStatus, NodeUpdate, Phase, PlanState,
         StepState, StepType, UpdateGroup,
@@ -33,11 +33,11 @@ use refit_runtime::{
     client::ClientStack,
     gate::Open,
     net::{Dialer, MemoryNetwork},
-    serve,
-    tls::{self, Authority, ReloadableCert, Validity},
+    tls::{self, Authority, ReloadableCert},
 };
-use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
+
+use crate::objects::{install_kinds, made, made_in, owner, serve_api, server, status, validity};
 
 pub(crate) const FROM: &str = "v1.34.2";
 pub(crate) const GOAL: &str = "v1.35.0";
@@ -52,17 +52,6 @@ pub(crate) struct Lab {
     pub(crate) workload: ApiServer,
     pub(crate) without: Option<Safeguard>,
     pub(crate) violations: Arc<Mutex<Vec<String>>>,
-}
-
-fn validity() -> Validity {
-    Validity {
-        from: "2020-01-01T00:00:00Z".parse().unwrap(),
-        until: "2120-01-01T00:00:00Z".parse().unwrap(),
-    }
-}
-
-fn server(clock: Clock) -> ApiServer {
-    ApiServer::new(Options::new(Arc::new(move || clock.now())))
 }
 
 impl Lab {
@@ -113,11 +102,7 @@ impl Lab {
 
     pub(crate) async fn set_up_management(&self) {
         let client = Self::client(&self.management);
-        let api = Api::all(client.clone());
-        for crd in crds::refit_crds().iter().chain(&refit_cluster_api::crds()) {
-            api.create(&PostParams::default(), crd).await.unwrap();
-        }
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        install_kinds(&client).await;
         let cluster: Cluster =
             made(&client, json!({"metadata": {"name": "edge-1"}, "spec": {}})).await;
         let ready = json!({"initialization": {"controlPlaneInitialized": true}});
@@ -295,21 +280,9 @@ impl Lab {
 
     /// Serves both API servers for ever.
     pub(crate) async fn serve(&self) {
-        let one = |host: &str, server: &ApiServer| {
-            let server = server.clone();
-            let service = tower::service_fn(move |request| {
-                let mut server = server.clone();
-                async move {
-                    let answer = tower::Service::call(&mut server, request).await;
-                    Ok::<_, std::convert::Infallible>(answer.expect("no fault is injected"))
-                }
-            });
-            let listener = self.network.listen(host, 80);
-            serve::serve(listener, None, service, std::future::pending())
-        };
         futures::join!(
-            one("management.test", &self.management),
-            one("edge-1.test", &self.workload),
+            serve_api(&self.network, "management.test", &self.management),
+            serve_api(&self.network, "edge-1.test", &self.workload),
         );
     }
 
@@ -415,43 +388,4 @@ fn agent_status(plan: &HostPlan, now: Timestamp) -> HostPlanStatus {
         steps: steps.collect(),
         ..old
     }
-}
-
-fn owner<K: Resource<DynamicType = ()>>(object: &K) -> Value {
-    serde_json::to_value(object.controller_owner_ref(&()).unwrap()).unwrap()
-}
-
-pub(crate) async fn made<K>(client: &Client, body: Value) -> K
-where
-    K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
-        + Clone
-        + std::fmt::Debug
-        + Serialize
-        + DeserializeOwned,
-{
-    made_in(&Api::default_namespaced(client.clone()), body).await
-}
-
-pub(crate) async fn made_in<K>(api: &Api<K>, mut body: Value) -> K
-where
-    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
-{
-    body["apiVersion"] = K::api_version(&()).into();
-    body["kind"] = K::kind(&()).into();
-    let object: K = serde_json::from_value(body).unwrap();
-    api.create(&PostParams::default(), &object).await.unwrap()
-}
-
-pub(crate) async fn status<K>(client: &Client, object: &K, status: Value)
-where
-    K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
-        + Clone
-        + std::fmt::Debug
-        + DeserializeOwned,
-{
-    let api: Api<K> = Api::default_namespaced(client.clone());
-    let body = json!({ "status": status });
-    api.patch_status(&object.name_any(), &PatchParams::default(), &Patch::Merge(&body))
-        .await
-        .unwrap();
 }

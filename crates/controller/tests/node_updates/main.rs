@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod lab;
+#[path = "../common/objects.rs"]
+mod objects;
 
 use std::time::Duration;
 
@@ -21,7 +23,10 @@ use refit_kinds::{
 };
 use serde_json::json;
 
-use self::lab::{Lab, WORKERS, made_in, phase};
+use self::{
+    lab::{Lab, WORKERS, phase},
+    objects::made_in,
+};
 
 #[tokio::test(start_paused = true)]
 async fn three_workers_are_updated_one_after_the_other() {

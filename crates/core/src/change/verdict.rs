@@ -37,6 +37,8 @@ pub enum Verdict {
 
 /// Why an answer has to wait. It is a Failure for Cluster API, which asks again; an empty Success
 /// would delete machines and be remembered for a day (`spec/capi.md 3.4`).
+///
+/// What [`super::can_update`] alone decides cannot be constructed outside this crate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotReady {
     /// The caches are not complete.
@@ -64,6 +66,7 @@ pub enum NotReady {
         machine: String,
     },
     /// Another machine of the control plane is not finished.
+    #[non_exhaustive]
     AnotherMachine {
         /// Name of that Machine.
         machine: String,
@@ -71,11 +74,13 @@ pub enum NotReady {
         what: Unfinished,
     },
     /// Hosts without a recent report of their agent.
+    #[non_exhaustive]
     NoFreshReport {
         /// Nodes, and Machines without one, in order.
         nodes: Vec<String>,
     },
     /// The control plane has to go first.
+    #[non_exhaustive]
     ControlPlaneBehind {
         /// Name of a control plane Machine.
         machine: String,

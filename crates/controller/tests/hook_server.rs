@@ -1,17 +1,30 @@
 //! The hook server over real TLS: in memory on a paused clock, and over TCP in real time.
 
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+#[path = "common/objects.rs"]
+mod objects;
+
 use std::{sync::Arc, time::Duration};
 
 use http::{Method, Request};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1;
-use jiff::Timestamp;
-use refit_kinds::hooks::{MAX_BODY_BYTES, path};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{Api, Client};
+use refit_cluster_api::kinds::{Cluster, KubeadmControlPlane, Machine};
+use refit_controller::{ControllerOptions, HookServer, PlanLocation, Process, Settings, run};
+use refit_kinds::{
+    hooks::{MAX_BODY_BYTES, path},
+    keys,
+    refit::HostPlan,
+};
 use refit_runtime::{
+    Clock,
+    client::ClientStack,
     gate::Open,
     net::{Dialer, Listener, MemoryNetwork},
-    serve,
-    tls::{self, Authority, KeyAndCert, ReloadableCert, Validity},
+    tls::{self, Authority, KeyAndCert, ReloadableCert},
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
 use serde_json::{Value, json};
@@ -20,22 +33,15 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::{
-    hooks::service,
-    testing::{FakeApi, context, fleet},
-};
+use self::objects::{install_kinds, made, made_in, owner, serve_api, server, status, validity};
 
 const HOST: &str = "refit-webhook.refit-system.svc";
 
-fn validity() -> Validity {
-    let at = |text: &str| text.parse::<Timestamp>().unwrap();
-    Validity { from: at("2020-01-01T00:00:00Z"), until: at("2120-01-01T00:00:00Z") }
-}
-
+/// A controller that serves hooks at a listener; `network` has its management cluster.
 struct Server {
     ca: Authority,
     cert: Arc<ReloadableCert>,
-    task: JoinHandle<()>,
+    task: JoinHandle<anyhow::Result<()>>,
 }
 
 impl Drop for Server {
@@ -45,17 +51,26 @@ impl Drop for Server {
 }
 
 impl Server {
-    fn start(listener: Listener, synced: bool, client_ca: Option<&Authority>) -> Self {
+    fn start(network: &MemoryNetwork, listener: Listener, client_ca: Option<&Authority>) -> Self {
         tls::install_provider();
         let ca = Authority::new("hooks", validity()).unwrap();
         let material = ca.server(&[HOST, "localhost"], validity()).unwrap();
         let cert = ReloadableCert::new(&material).unwrap();
-        let client_ca = client_ca.map(|ca| ca.material().cert_pem.clone().into_bytes());
-        let config = tls::server_config(cert.clone(), client_ca.as_deref()).unwrap();
-        let api = FakeApi::default();
-        let ctx = if synced { fleet(&api) } else { context(&api) };
-        let serve = serve::serve(listener, Some(config), service(ctx), std::future::pending());
-        Self { ca, cert, task: tokio::spawn(serve) }
+        let dialer = Dialer::Memory(network.clone(), Arc::new(Open));
+        let controller = run(ControllerOptions {
+            stack: ClientStack::new(dialer, Arc::new(Open), "refit-controller/test"),
+            config: kube::Config::new("http://management.test:80".parse().unwrap()),
+            clock: Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap()),
+            hooks: HookServer {
+                listener,
+                cert: cert.clone(),
+                client_ca_pem: client_ca.map(|ca| ca.material().cert_pem.clone().into_bytes()),
+            },
+            // The agents' reports are in the management cluster: no other is needed.
+            settings: Settings { plan_location: PlanLocation::Management, ..Settings::default() },
+            process: Process::default(),
+        });
+        Self { ca, cert, task: tokio::spawn(controller) }
     }
 
     fn trust(&self) -> rustls::ClientConfig {
@@ -114,16 +129,44 @@ fn request(
         .unwrap()
 }
 
+/// Hooks and management cluster on one network.
 struct InMemory {
     server: Server,
     dialer: Dialer,
 }
 
 impl InMemory {
-    fn start(synced: bool) -> Self {
+    /// Nothing answers where the management cluster should be.
+    fn without_api() -> Self {
         let network = MemoryNetwork::default();
-        let server = Server::start(network.listen(HOST, 443), synced, None);
+        let server = Server::start(&network, network.listen(HOST, 443), None);
         Self { server, dialer: Dialer::Memory(network, Arc::new(Open)) }
+    }
+
+    /// The controller has read a control plane of one Machine, whose agent has just reported.
+    async fn ready() -> Self {
+        let network = MemoryNetwork::default();
+        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
+        let api = server(clock);
+        let client = Client::new(api.clone(), "default");
+        install_kinds(&client).await;
+        control_plane(&client, clock).await;
+        tokio::spawn(serve_api(&network, "management.test", &api));
+        let server = Server::start(&network, network.listen(HOST, 443), None);
+        let ready = Self { server, dialer: Dialer::Memory(network, Arc::new(Open)) };
+        for _ in 0..100 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            if ready.can_update().await.1["status"] == "Success" {
+                return ready;
+            }
+        }
+        panic!("it is never ready: {:?}", ready.can_update().await);
+    }
+
+    async fn can_update(&self) -> (u16, Value) {
+        let body = json!({"current": side("v1.34.2"), "desired": side("v1.35.0")});
+        let hook = path("CanUpdateMachine", Some("can-update-machine"));
+        self.post(&format!("{hook}?timeout=10s"), &body).await
     }
 
     async fn send(&self, method: Method, path: &str, body: &[u8]) -> (u16, Value) {
@@ -139,6 +182,36 @@ impl InMemory {
     }
 }
 
+async fn control_plane(client: &Client, clock: Clock) {
+    let _: Namespace =
+        made_in(&Api::all(client.clone()), json!({"metadata": {"name": "refit-system"}})).await;
+    let named = json!({"metadata": {"name": "edge-1"}, "spec": {}});
+    let cluster: Cluster = made(client, named).await;
+    let initialised = json!({"initialization": {"controlPlaneInitialized": true}});
+    status(client, &cluster, initialised).await;
+    let owned: KubeadmControlPlane = made(
+        client,
+        json!({"metadata": {"name": "edge-1"}, "spec": {"replicas": 1, "version": "v1.34.2"}}),
+    )
+    .await;
+    let machine: Machine = made(
+        client,
+        json!({
+            "metadata": {
+                "name": "edge-1-cp-0",
+                "labels": {keys::CONTROL_PLANE: ""},
+                "ownerReferences": [owner(&owned)],
+            },
+            "spec": {"clusterName": "edge-1", "version": "v1.34.2"},
+        }),
+    )
+    .await;
+    status(client, &machine, json!({"nodeRef": {"name": "edge-1-cp-0"}})).await;
+    let plan: HostPlan =
+        made(client, json!({"metadata": {"name": "edge-1-cp-0"}, "spec": {}})).await;
+    status(client, &plan, json!({"reportedAt": clock.now_seconds()})).await;
+}
+
 fn side(version: &str) -> Value {
     let meta = json!({"name": "edge-1-cp-0", "namespace": "default"});
     json!({
@@ -150,7 +223,7 @@ fn side(version: &str) -> Value {
 
 #[tokio::test(start_paused = true)]
 async fn discovery_answers_before_anything_is_known() {
-    let server = InMemory::start(false);
+    let server = InMemory::without_api();
     let (status, body) = server.post(&path("Discovery", None), &json!({})).await;
     assert_eq!(status, 200);
     assert_eq!((&body["kind"], &body["status"]), (&json!("DiscoveryResponse"), &json!("Success")));
@@ -161,10 +234,8 @@ async fn discovery_answers_before_anything_is_known() {
 
 #[tokio::test(start_paused = true)]
 async fn can_update_machine_answers_base64_patches() {
-    let server = InMemory::start(true);
-    let body = json!({"current": side("v1.34.2"), "desired": side("v1.35.0")});
-    let hook = path("CanUpdateMachine", Some("can-update-machine"));
-    let (status, answer) = server.post(&format!("{hook}?timeout=10s"), &body).await;
+    let server = InMemory::ready().await;
+    let (status, answer) = server.can_update().await;
     assert_eq!((status, &answer["status"]), (200, &json!("Success")));
     assert_eq!(answer["kind"], "CanUpdateMachineResponse");
     assert_eq!(answer["apiVersion"], "hooks.runtime.cluster.x-k8s.io/v1alpha1");
@@ -175,7 +246,7 @@ async fn can_update_machine_answers_base64_patches() {
 
 #[tokio::test(start_paused = true)]
 async fn paths_are_served_in_mixed_case_and_others_are_not_found() {
-    let server = InMemory::start(true);
+    let server = InMemory::ready().await;
     let mixed = "/Hooks.Runtime.Cluster.x-k8s.io/v1Alpha1/UpdateMachine/Update-Machine";
     let (status, answer) = server.post(mixed, &json!({"desired": side("v1.35.0")})).await;
     assert_eq!((status, &answer["status"]), (200, &json!("Success")));
@@ -190,7 +261,7 @@ async fn paths_are_served_in_mixed_case_and_others_are_not_found() {
 
 #[tokio::test(start_paused = true)]
 async fn a_malformed_request_is_a_failure_that_names_what_is_wrong() {
-    let server = InMemory::start(true);
+    let server = InMemory::ready().await;
     let hooks = [
         ("CanUpdateMachine", "can-update-machine", "CanUpdateMachineResponse"),
         ("CanUpdateMachineSet", "can-update-machineset", "CanUpdateMachineSetResponse"),
@@ -209,7 +280,7 @@ async fn a_malformed_request_is_a_failure_that_names_what_is_wrong() {
 
 #[tokio::test(start_paused = true)]
 async fn bodies_up_to_the_limit_are_taken_and_larger_ones_refused() {
-    let server = InMemory::start(true);
+    let server = InMemory::ready().await;
     let hook = path("UpdateMachine", Some("update-machine"));
     let mut body = json!({"desired": side("v1.35.0")}).to_string().into_bytes();
     body.resize(MAX_BODY_BYTES, b' ');
@@ -222,10 +293,10 @@ async fn bodies_up_to_the_limit_are_taken_and_larger_ones_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn probes_and_metrics_are_served_beside_the_hooks() {
-    let server = InMemory::start(false);
+    let server = InMemory::without_api();
     assert_eq!(server.send(Method::GET, "/healthz", b"").await.0, 200);
     assert_eq!(server.send(Method::GET, "/readyz", b"").await.0, 503);
-    let server = InMemory::start(true);
+    let server = InMemory::ready().await;
     assert_eq!(server.send(Method::GET, "/readyz", b"").await.0, 200);
     server.post(&path("Discovery", None), &json!({})).await;
     let (status, text) = server.send(Method::GET, "/metrics", b"").await;
@@ -244,7 +315,7 @@ async fn probes_and_metrics_are_served_beside_the_hooks() {
 
 #[tokio::test(start_paused = true)]
 async fn a_body_that_never_comes_is_answered_before_the_callers_deadline() {
-    let server = InMemory::start(true);
+    let server = InMemory::ready().await;
     let dialer = server.dialer.clone();
     let stream = dialer.dial(HOST, 443).await.unwrap();
     let name = ServerName::try_from(HOST).unwrap();
@@ -254,7 +325,7 @@ async fn a_body_that_never_comes_is_answered_before_the_callers_deadline() {
     let head =
         format!("POST {hook}?timeout=4s HTTP/1.1\r\nhost: {HOST}\r\ncontent-length: 10\r\n\r\n{{");
     stream.write_all(head.as_bytes()).await.unwrap();
-    let clock = refit_runtime::Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
+    let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
     let mut answer = vec![0; 4096];
     let read = stream.read(&mut answer).await.unwrap();
     let answer = String::from_utf8_lossy(&answer[..read]).into_owned();
@@ -281,7 +352,7 @@ async fn stalled(server: &InMemory, length: usize) -> impl Sized {
 #[tokio::test(start_paused = true)]
 async fn only_so_many_large_bodies_are_held_at_once_and_small_ones_pass() {
     const LARGE: usize = 2 * 1024 * 1024;
-    let server = InMemory::start(true);
+    let server = InMemory::ready().await;
     let mut held = Vec::new();
     for _ in 0..8 {
         held.push(stalled(&server, LARGE).await);
@@ -296,7 +367,7 @@ async fn only_so_many_large_bodies_are_held_at_once_and_small_ones_pass() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         drop(held);
     };
-    let clock = refit_runtime::Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
+    let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
     let ((), (_, answer)) = futures::join!(freed, server.send(Method::POST, &hook, &large));
     assert_eq!(answer["status"], "Success", "{answer}");
     assert_eq!(clock.now_seconds().to_string(), "2026-01-01T00:00:01Z", "it waits for its turn");
@@ -305,7 +376,7 @@ async fn only_so_many_large_bodies_are_held_at_once_and_small_ones_pass() {
 async fn over_tcp(client_ca: Option<&Authority>) -> (Server, u16) {
     let listener = Listener::tcp(([127, 0, 0, 1], 0).into()).await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    (Server::start(listener, true, client_ca), port)
+    (Server::start(&MemoryNetwork::default(), listener, client_ca), port)
 }
 
 async fn discover(port: u16, tls: rustls::ClientConfig) -> Answer {

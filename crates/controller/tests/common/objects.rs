@@ -1,0 +1,93 @@
+//! An API server in process, its objects and its names.
+
+use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
+
+use kube::{
+    Api, Client, Resource, ResourceExt as _,
+    api::{Patch, PatchParams, PostParams},
+};
+use lab_apiserver::{ApiServer, Options};
+use refit_kinds::crds;
+use refit_runtime::{Clock, net::MemoryNetwork, serve, tls::Validity};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+pub(crate) fn validity() -> Validity {
+    Validity {
+        from: "2020-01-01T00:00:00Z".parse().unwrap(),
+        until: "2120-01-01T00:00:00Z".parse().unwrap(),
+    }
+}
+
+pub(crate) fn server(clock: Clock) -> ApiServer {
+    ApiServer::new(Options::new(Arc::new(move || clock.now())))
+}
+
+/// Serves the API server over plain HTTP for ever.
+pub(crate) fn serve_api(
+    network: &MemoryNetwork,
+    host: &str,
+    server: &ApiServer,
+) -> impl Future<Output = ()> + Send + 'static {
+    let server = server.clone();
+    let service = tower::service_fn(move |request| {
+        let mut server = server.clone();
+        async move {
+            let answer = tower::Service::call(&mut server, request).await;
+            Ok::<_, Infallible>(answer.expect("no fault is injected"))
+        }
+    });
+    serve::serve(network.listen(host, 80), None, service, std::future::pending())
+}
+
+/// Installs the kinds of Refit and Cluster API.
+pub(crate) async fn install_kinds(client: &Client) {
+    let api = Api::all(client.clone());
+    for crd in crds::refit_crds().iter().chain(&refit_cluster_api::crds()) {
+        api.create(&PostParams::default(), crd).await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+}
+
+/// A reference to the object as a controller, for its dependents.
+pub(crate) fn owner<K: Resource<DynamicType = ()>>(object: &K) -> Value {
+    serde_json::to_value(object.controller_owner_ref(&()).unwrap()).unwrap()
+}
+
+/// Creates an object in the namespace `default`.
+pub(crate) async fn made<K>(client: &Client, body: Value) -> K
+where
+    K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
+        + Clone
+        + std::fmt::Debug
+        + Serialize
+        + DeserializeOwned,
+{
+    made_in(&Api::default_namespaced(client.clone()), body).await
+}
+
+/// Creates an object.
+pub(crate) async fn made_in<K>(api: &Api<K>, mut body: Value) -> K
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
+{
+    body["apiVersion"] = K::api_version(&()).into();
+    body["kind"] = K::kind(&()).into();
+    let object: K = serde_json::from_value(body).unwrap();
+    api.create(&PostParams::default(), &object).await.unwrap()
+}
+
+/// Sets an object's status.
+pub(crate) async fn status<K>(client: &Client, object: &K, status: Value)
+where
+    K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
+        + Clone
+        + std::fmt::Debug
+        + DeserializeOwned,
+{
+    let api: Api<K> = Api::default_namespaced(client.clone());
+    let body = json!({ "status": status });
+    api.patch_status(&object.name_any(), &PatchParams::default(), &Patch::Merge(&body))
+        .await
+        .unwrap();
+}
