@@ -4,9 +4,12 @@
 //! mount that it sees, and a file system ends only with its last mount.
 
 use std::{
-    fs, io,
-    path::{Path, PathBuf},
-    process::Stdio,
+    time::Duration,
+    {
+        fs, io,
+        path::{Path, PathBuf},
+        process::Stdio,
+    },
 };
 
 use anyhow::{Context as _, bail};
@@ -51,7 +54,7 @@ impl Disk {
             .context("unshare cannot be run")?;
         let disk = Self { image, mounted, root, layers: layers.to_vec(), holder };
         let name = format!("/proc/{}/comm", disk.holder()?);
-        eventually("a mount namespace", LET_GO_SECONDS, async || {
+        eventually("a mount namespace", Duration::from_secs(LET_GO_SECONDS), async || {
             let now = fs::read_to_string(&name).unwrap_or_default();
             (now.trim() == "sleep").then_some(()).ok_or(now)
         })
@@ -131,7 +134,7 @@ impl Disk {
         }
         for path in [&self.root, &self.mounted] {
             let path = path.display().to_string();
-            eventually("unmounting", LET_GO_SECONDS, async || {
+            eventually("unmounting", Duration::from_secs(LET_GO_SECONDS), async || {
                 let outcome = self.inside(&["umount", &path]).await;
                 outcome.map(drop).map_err(|error| format!("{error:#}"))
             })
@@ -139,7 +142,9 @@ impl Disk {
         }
         // The file system holds the device, and the device the file. By its name alone a device
         // says nothing: once it is free, another host's disk takes it.
-        eventually("the file system ends", LET_GO_SECONDS, async || match self.backs(&device) {
+        eventually("the file system ends", Duration::from_secs(LET_GO_SECONDS), async || match self
+            .backs(&device)
+        {
             Ok(false) => Ok(()),
             Ok(true) => Err(format!("{device} still has {}", self.image.display())),
             Err(error) => Err(error.to_string()),

@@ -8,6 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicU32, Ordering},
     },
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail};
@@ -173,7 +174,9 @@ impl Host {
                 Err(error) => Err(format!("{error:#}")),
             }
         };
-        let up = eventually(&format!("{} boots", self.name), BOOT_SECONDS, ask).await;
+        let up =
+            eventually(&format!("{} boots", self.name), Duration::from_secs(BOOT_SECONDS), ask)
+                .await;
         up.with_context(|| {
             let console = fs::read_to_string(&self.console).unwrap_or_default();
             format!("its console ends: {}", end_of(&console, 1500))

@@ -165,7 +165,7 @@ impl Cluster {
             }
             (good == self.nodes.len()).then_some(()).ok_or_else(|| lines.join("; "))
         };
-        eventually(&format!("all nodes are at {version}"), seconds, ask).await
+        eventually(&format!("all nodes are at {version}"), Duration::from_secs(seconds), ask).await
     }
 }
 

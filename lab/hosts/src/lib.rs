@@ -44,4 +44,5 @@ pub mod script;
 pub mod workload;
 pub mod workloads;
 
-pub use run::{eventually, run, say};
+pub use lab_simhost::wait::eventually;
+pub use run::{run, say};

@@ -178,7 +178,7 @@ impl Management {
         let plane = send(&self.client, "PATCH", &owner("edge-1"), &body).await?;
         let wanted = plane["spec"]["replicas"].as_u64().unwrap_or_default();
         let wanted = before + usize::try_from(wanted)?;
-        eventually("the control plane is updated", seconds, async || {
+        eventually("the control plane is updated", Duration::from_secs(seconds), async || {
             let done = self.succeeded().await;
             let done = done.map_err(|error| format!("{error:#}"))?;
             let line = || format!("{done} of {wanted} machines are done");

@@ -1,5 +1,7 @@
 //! HostPlans written by hand, and what an agent says of them.
 
+use std::time::Duration;
+
 use anyhow::Context as _;
 use kube::Api;
 use refit_core::node::HostWork;
@@ -95,7 +97,7 @@ pub async fn ended(
             .collect();
         Err(format!("{} {:?}: {}", status.plan_id, status.state, steps.join("; ")))
     };
-    eventually(&format!("plan {id} of {} ends", host.name), seconds, ask).await
+    eventually(&format!("plan {id} of {} ends", host.name), Duration::from_secs(seconds), ask).await
 }
 
 /// The records of the agent's journal, oldest first, each as `Type step`; a torn last one is left

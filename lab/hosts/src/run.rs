@@ -1,6 +1,6 @@
-//! Programs of the machine, and waiting.
+//! Programs of the machine.
 
-use std::{ffi::OsStr, process::Stdio, time::Duration};
+use std::{ffi::OsStr, process::Stdio};
 
 use anyhow::{Context as _, bail};
 use tokio::process::Command;
@@ -20,26 +20,6 @@ pub async fn run<S: AsRef<OsStr>>(
         bail!("{shown} ended with {}: {out}{errors}", output.status);
     }
     Ok(out)
-}
-
-/// Asks until there is an answer; after `seconds` the last thing that was said instead is the
-/// error. Asks ten times a second.
-pub async fn eventually<T, F>(what: &str, seconds: u64, mut ask: F) -> anyhow::Result<T>
-where
-    F: AsyncFnMut() -> Result<T, String>,
-{
-    let mut last = "it was not asked".to_owned();
-    let asking = async {
-        loop {
-            match ask().await {
-                Ok(answer) => return answer,
-                Err(why) => last = why,
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    };
-    let outcome = tokio::time::timeout(Duration::from_secs(seconds), asking).await;
-    outcome.map_err(|_| anyhow::anyhow!("{what}: not within {seconds} s; last: {last}"))
 }
 
 /// Writes a line of progress.

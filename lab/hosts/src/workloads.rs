@@ -11,7 +11,9 @@ use std::{
 };
 
 use kube::Client;
-use refit_kinds::json::text;
+use lab_simhost::kubelet::{MIRROR_POD, is_ready, running};
+use refit_kinds::json::{is_deleting, name, namespace, text};
+use refit_runtime::Clock;
 use serde_json::{Value, json};
 
 use crate::management::send;
@@ -79,35 +81,20 @@ async fn pass(client: &Client, fewest: &AtomicUsize) -> anyhow::Result<()> {
 }
 
 fn path_of(pod: &Value) -> String {
-    let (namespace, name) = (text(pod, "/metadata/namespace"), text(pod, "/metadata/name"));
-    format!("{PODS}/{namespace}/pods/{name}")
-}
-
-fn is_ready(object: &Value) -> bool {
-    let conditions = object["status"]["conditions"].as_array();
-    let mut conditions = conditions.into_iter().flatten();
-    conditions.any(|c| c["type"] == "Ready" && c["status"] == "True")
-}
-
-fn is_ending(pod: &Value) -> bool {
-    !pod["metadata"]["deletionTimestamp"].is_null()
+    format!("{PODS}/{}/pods/{}", namespace(pod), name(pod))
 }
 
 /// Ends a pod that is to go and starts one that has come. Mirror pods are the stand-in kubelet's.
 async fn kubelet(client: &Client, pod: &Value) -> anyhow::Result<()> {
-    let mirror = &pod["metadata"]["annotations"]["kubernetes.io/config.mirror"];
+    let mirror = &pod["metadata"]["annotations"][MIRROR_POD];
     if text(pod, "/spec/nodeName").is_empty() || !mirror.is_null() {
         return Ok(());
     }
-    if is_ending(pod) {
+    if is_deleting(pod) {
         let body = json!({"gracePeriodSeconds": 0});
         send(client, "DELETE", &path_of(pod), &body).await?;
     } else if !is_ready(pod) {
-        let condition = |kind: &str| json!({"type": kind, "status": "True"});
-        let body = json!({"status": {
-            "phase": "Running",
-            "conditions": [condition("ContainersReady"), condition("Ready")],
-        }});
+        let body = running(pod, Clock::real().now());
         send(client, "PATCH", &format!("{}/status", path_of(pod)), &body).await?;
     }
     Ok(())
@@ -127,7 +114,7 @@ fn pod_of(set: &Value, kind: &str, node: &str) -> Value {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "generateName": format!("{}-", text(set, "/metadata/name")),
+            "generateName": format!("{}-", name(set)),
             "labels": template["metadata"]["labels"],
             "ownerReferences": [{
                 "apiVersion": "apps/v1", "kind": kind, "controller": true,
@@ -139,7 +126,7 @@ fn pod_of(set: &Value, kind: &str, node: &str) -> Value {
 }
 
 async fn create(client: &Client, set: &Value, pod: &Value) -> anyhow::Result<()> {
-    let path = format!("{PODS}/{}/pods", text(set, "/metadata/namespace"));
+    let path = format!("{PODS}/{}/pods", namespace(set));
     send(client, "POST", &path, pod).await.map(drop)
 }
 
@@ -147,7 +134,7 @@ async fn daemons(client: &Client, seen: &Seen, set: &Value) -> anyhow::Result<()
     let own = seen.pods.iter().filter(|pod| is_owned(pod, set));
     let there: BTreeSet<&str> = own.map(|pod| text(pod, "/spec/nodeName")).collect();
     for node in &seen.nodes {
-        let node = text(node, "/metadata/name");
+        let node = name(node);
         if !there.contains(node) {
             create(client, set, &pod_of(set, "DaemonSet", node)).await?;
         }
@@ -162,10 +149,9 @@ async fn replicas(client: &Client, seen: &Seen, set: &Value) -> anyhow::Result<(
         let tainted = node["spec"]["taints"].as_array().is_some_and(|taints| !taints.is_empty());
         is_ready(node) && !tainted && node["spec"]["unschedulable"] != true
     });
-    let mut load: BTreeMap<&str, usize> =
-        open.map(|node| (text(node, "/metadata/name"), 0)).collect();
+    let mut load: BTreeMap<&str, usize> = open.map(|node| (name(node), 0)).collect();
     let own = seen.pods.iter().filter(|pod| is_owned(pod, set));
-    let live: Vec<&Value> = own.filter(|pod| !is_ending(pod)).collect();
+    let live: Vec<&Value> = own.filter(|pod| !is_deleting(pod)).collect();
     for pod in &live {
         if let Some(count) = load.get_mut(text(pod, "/spec/nodeName")) {
             *count += 1;

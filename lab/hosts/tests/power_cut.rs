@@ -163,7 +163,7 @@ async fn stopped_at(host: &Host, point: &str, seconds: u64) -> anyhow::Result<()
         let there = host.has(&format!("run/at-{point}"));
         there.then_some(()).ok_or_else(|| plans::records(host).join(", "))
     };
-    eventually(&format!("{} comes to {point}", host.name), seconds, ask).await
+    eventually(&format!("{} comes to {point}", host.name), Duration::from_secs(seconds), ask).await
 }
 
 /// Half of another record at the end, as a write that the power interrupted leaves it: cut short,
@@ -211,7 +211,7 @@ async fn abort_is_known(host: &Host, seconds: u64) -> anyhow::Result<()> {
         let known = records.iter().any(|record| record.starts_with("AbortSeen"));
         known.then_some(()).ok_or_else(|| records.join(", "))
     };
-    eventually("the abort is in the journal", seconds, ask).await
+    eventually("the abort is in the journal", Duration::from_secs(seconds), ask).await
 }
 
 async fn finished(

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::{collections::BTreeMap, process::ExitCode};
+use std::{collections::BTreeMap, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use lab_hosts::{
@@ -117,16 +117,17 @@ async fn fill_disk(host: &Host) -> anyhow::Result<()> {
 /// is enough.
 async fn no_room_then_room(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
     let (machine, _) = machine_of(cluster, &host.name).await?;
-    let failed = eventually("the host without room refuses", 240, async || {
-        let updates = cluster.list(NODE_UPDATES).await;
-        let updates = updates.map_err(|error| format!("{error:#}"))?;
-        let mut own =
-            updates.iter().filter(|update| text(update, "/spec/machineRef/name") == machine);
-        let found = own.find(|update| text(update, "/status/phase") == "Failed");
-        let lines = || updates.iter().map(line).collect::<Vec<_>>().join("\n");
-        found.cloned().ok_or_else(lines)
-    })
-    .await?;
+    let failed =
+        eventually("the host without room refuses", Duration::from_secs(240), async || {
+            let updates = cluster.list(NODE_UPDATES).await;
+            let updates = updates.map_err(|error| format!("{error:#}"))?;
+            let mut own =
+                updates.iter().filter(|update| text(update, "/spec/machineRef/name") == machine);
+            let found = own.find(|update| text(update, "/status/phase") == "Failed");
+            let lines = || updates.iter().map(line).collect::<Vec<_>>().join("\n");
+            found.cloned().ok_or_else(lines)
+        })
+        .await?;
     let message = text(&failed, "/status/failureMessage");
     ensure!(message.contains("MiB left and needs"), "it says what is missing: {message}");
     ensure!(host.boots() == 1, "nothing was done");
@@ -161,7 +162,7 @@ async fn handed_over(cluster: &Cluster) -> anyhow::Result<()> {
             None => Ok(()),
         }
     };
-    eventually("Cluster API takes note", 120, ask).await
+    eventually("Cluster API takes note", Duration::from_secs(120), ask).await
 }
 
 /// Asks for an OS image that no host runs, machine by machine: that takes a reboot.
@@ -236,7 +237,7 @@ async fn nodes_are(
         }
         Ok(())
     };
-    eventually(&format!("nodes are at {version}"), seconds, ask).await
+    eventually(&format!("nodes are at {version}"), Duration::from_secs(seconds), ask).await
 }
 
 fn line(update: &Value) -> String {
@@ -270,7 +271,7 @@ async fn all_updated(cluster: &Cluster, count: usize, seconds: u64) -> anyhow::R
         }
         Err(updates.iter().map(line).collect::<Vec<_>>().join("\n"))
     };
-    let outcome = eventually("every machine is updated", seconds, ask).await?;
+    let outcome = eventually("every machine is updated", Duration::from_secs(seconds), ask).await?;
     outcome.map_err(anyhow::Error::msg)?;
     timeline(cluster).await
 }

@@ -11,7 +11,7 @@ use std::{
 use anyhow::Context as _;
 use jiff::{SignedDuration, Timestamp};
 use kube::{Api, Client, ResourceExt as _};
-use lab_simhost::{DiskState, HostState, SimDisk, SimHost};
+use lab_simhost::{DiskState, HostState, SimDisk, SimHost, kubelet::HostView};
 use refit_agent::{AgentOptions, run_for};
 use refit_cluster_api::kinds::Machine;
 use refit_runtime::{
@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 
 use crate::{
     certs::Certs,
-    kubelet::{Kubelet, Seen},
+    kubelet::Kubelet,
     lock,
     objects::{self, NODE, Objects},
 };
@@ -303,9 +303,10 @@ async fn agent(
 
 async fn kubelet(mut kubelet: Kubelet, state: Arc<Mutex<HostState>>, clock: Clock) {
     loop {
-        let seen = Seen::of(&mut lock(&state), clock.now());
-        if let Err(error) = kubelet.tell(seen).await {
-            tracing::debug!("a kubelet is not heard: {error:#}");
+        let now = clock.now();
+        let host = HostView::of(&mut lock(&state), now);
+        if let Err(error) = kubelet.report(host, now).await {
+            tracing::debug!("report failed: {error:#}");
         }
         tokio::time::sleep(LOOK).await;
     }

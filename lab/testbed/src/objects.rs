@@ -9,6 +9,7 @@ use kube::{
         ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams,
     },
 };
+pub use refit_kinds::json::{name, text};
 use serde_json::{Value, json};
 
 /// Field manager of a bed.
@@ -259,21 +260,10 @@ fn value(object: &DynamicObject) -> Value {
     serde_json::to_value(object).expect("what was JSON is JSON")
 }
 
-/// A text below a pointer; empty where there is none.
-pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    let found = object.pointer(pointer).and_then(Value::as_str);
-    found.unwrap_or_default()
-}
-
 /// A number below a pointer; 0 where there is none.
 pub fn number(object: &Value, pointer: &str) -> i64 {
     let found = object.pointer(pointer).and_then(Value::as_i64);
     found.unwrap_or_default()
-}
-
-/// The name of an object.
-pub fn name(object: &Value) -> &str {
-    text(object, "/metadata/name")
 }
 
 /// The uid of an object.

@@ -2,19 +2,17 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use lab_simhost::kubelet::{HostView, MIRROR_POD, is_ready, mirror_pod, ready_condition, running};
 use serde_json::{Value, json};
 
 use super::{
     HEARTBEAT, POD_START, Plan, SILENCE, STATIC_POD_START, View, flag,
     infrastructure::address,
-    later, name, namespace, rfc3339, short_hash,
-    state::{EnvState, HostRecord, HostView, host_key},
+    later, name, namespace, rfc3339,
+    state::{EnvState, HostRecord, host_key},
     text, time,
 };
 use crate::{direct::Call, mirror::Mirror};
-
-/// Annotation of a pod that stands for a manifest on a host.
-pub(crate) const MIRROR_POD: &str = "kubernetes.io/config.mirror";
 
 /// One workload cluster as a pass sees it.
 pub(crate) struct Local<'a> {
@@ -72,39 +70,27 @@ impl<'a> Local<'a> {
     }
 }
 
-fn ready_condition(object: &Value) -> Option<&Value> {
-    let conditions = object["status"]["conditions"].as_array()?;
-    conditions.iter().find(|c| c["type"] == "Ready")
-}
-
-pub(crate) fn is_ready(object: &Value) -> bool {
-    ready_condition(object).is_some_and(|c| c["status"] == "True")
-}
-
 /// Registers Nodes and reports their state.
 pub(crate) fn nodes(local: &Local<'_>, plan: &mut Plan) {
     for (node, (record, host)) in &local.hosts {
-        let up = host.up;
         match local.nodes.get(node) {
-            None if up => {
+            None if host.up => {
                 let body = new_node(local, record, host);
                 local.send(plan, Call::create("/api/v1/nodes", body));
             }
             None => {}
-            Some(object) => report(local, object, host, up, plan),
+            Some(object) => report(local, object, host, plan),
         }
     }
 }
 
-fn report(local: &Local<'_>, object: &Value, host: &HostView, up: bool, plan: &mut Plan) {
+fn report(local: &Local<'_>, object: &Value, host: &HostView, plan: &mut Plan) {
     let ready = ready_condition(object);
     let now = local.view.now;
     let path = format!("/api/v1/nodes/{}/status", name(object));
-    if !up {
+    if !host.up {
         if is_ready(object) {
-            let condition = condition(local, object, false);
-            let body = json!({"status": {"conditions": [condition]}});
-            local.send(plan, Call::merge(path, body));
+            local.send(plan, Call::merge(path, host.report(object, now)));
         } else {
             silence(local, object, path, plan);
         }
@@ -122,13 +108,7 @@ fn report(local: &Local<'_>, object: &Value, host: &HostView, up: bool, plan: &m
         plan.wake_at(due);
         return;
     }
-    let condition = condition(local, object, true);
-    let body = if same {
-        json!({"status": {"conditions": [condition]}})
-    } else {
-        json!({"status": {"conditions": [condition], "nodeInfo": node_info(host)}})
-    };
-    local.send(plan, Call::merge(path, body));
+    local.send(plan, Call::merge(path, host.report(object, now)));
 }
 
 /// What the node lifecycle controller says of a kubelet that nobody has heard of for some time.
@@ -149,41 +129,6 @@ fn silence(local: &Local<'_>, object: &Value, path: String, plan: &mut Plan) {
     unknown["lastTransitionTime"] = json!(rfc3339(now));
     let body = json!({"status": {"conditions": [unknown]}});
     local.send(plan, Call::merge(path, body));
-}
-
-fn condition(local: &Local<'_>, object: &Value, ready: bool) -> Value {
-    let now = rfc3339(local.view.now);
-    let since = ready_condition(object)
-        .filter(|c| (c["status"] == "True") == ready)
-        .map(|c| text(c, "/lastTransitionTime").to_owned());
-    let (status, reason, message) = if ready {
-        ("True", "KubeletReady", "kubelet is posting ready status")
-    } else {
-        ("False", "KubeletNotReady", "the kubelet is starting")
-    };
-    json!({
-        "type": "Ready",
-        "status": status,
-        "reason": reason,
-        "message": message,
-        "lastHeartbeatTime": now,
-        "lastTransitionTime": since.filter(|since| !since.is_empty()).unwrap_or(now),
-    })
-}
-
-fn node_info(host: &HostView) -> Value {
-    json!({
-        "architecture": "amd64",
-        "bootID": host.boot_id,
-        "containerRuntimeVersion": "containerd://2.1.4",
-        "kernelVersion": "6.8.0-60-generic",
-        "kubeProxyVersion": "",
-        "kubeletVersion": host.kubelet_version,
-        "machineID": host.boot_id,
-        "operatingSystem": "linux",
-        "osImage": host.os_image,
-        "systemUUID": host.boot_id,
-    })
 }
 
 fn new_node(local: &Local<'_>, record: &HostRecord, host: &HostView) -> Value {
@@ -211,8 +156,8 @@ fn new_node(local: &Local<'_>, record: &HostRecord, host: &HostView) -> Value {
             ],
             "capacity": {"cpu": "4", "memory": "8Gi", "pods": "110"},
             "allocatable": {"cpu": "4", "memory": "8Gi", "pods": "110"},
-            "conditions": [condition(local, &Value::Null, true)],
-            "nodeInfo": node_info(host),
+            "conditions": [host.ready_condition(&Value::Null, local.view.now)],
+            "nodeInfo": host.node_info(),
         },
     })
 }
@@ -231,41 +176,10 @@ pub(crate) fn static_pods(local: &Local<'_>, plan: &mut Plan) {
                 Some(_) => local.send(plan, Call::delete(path)),
                 None => {}
             }
-            let body = mirror_pod(object, component, &pod, image);
+            let body = mirror_pod(object, component, image);
             local.send(plan, Call::create("/api/v1/namespaces/kube-system/pods", body));
         }
     }
-}
-
-fn mirror_pod(node: &Value, component: &str, pod: &str, image: &str) -> Value {
-    let hash = short_hash(&format!("{pod}={image}"));
-    json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": pod,
-            "namespace": "kube-system",
-            "labels": {"component": component, "tier": "control-plane"},
-            "annotations": {
-                MIRROR_POD: hash,
-                "kubernetes.io/config.hash": hash,
-                "kubernetes.io/config.source": "file",
-            },
-            "ownerReferences": [{
-                "apiVersion": "v1",
-                "kind": "Node",
-                "name": name(node),
-                "uid": text(node, "/metadata/uid"),
-                "controller": true,
-            }],
-        },
-        "spec": {
-            "nodeName": name(node),
-            "hostNetwork": true,
-            "priorityClassName": "system-node-critical",
-            "containers": [{"name": component, "image": image}],
-        },
-    })
 }
 
 /// Starts pods and ends those that are to go.
@@ -301,28 +215,9 @@ pub(crate) fn pods(local: &Local<'_>, plan: &mut Plan) {
         let start = time(pod, "/metadata/creationTimestamp").unwrap_or(now);
         let due = later(start, delay);
         if now >= due {
-            local.send(plan, Call::merge(format!("{path}/status"), running(local, pod)));
+            local.send(plan, Call::merge(format!("{path}/status"), running(pod, now)));
         } else {
             plan.wake_at(due);
         }
     }
-}
-
-fn running(local: &Local<'_>, pod: &Value) -> Value {
-    let now = rfc3339(local.view.now);
-    let condition = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": now});
-    let container = &pod["spec"]["containers"][0];
-    json!({"status": {
-        "phase": "Running",
-        "startTime": now,
-        "conditions": [condition("ContainersReady"), condition("Ready")],
-        "containerStatuses": [{
-            "name": container["name"],
-            "image": container["image"],
-            "imageID": "",
-            "ready": true,
-            "restartCount": 0,
-            "state": {"running": {"startedAt": now}},
-        }],
-    }})
 }

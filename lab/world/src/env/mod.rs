@@ -28,11 +28,13 @@ pub(crate) mod workloads;
 use std::{collections::BTreeMap, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
+use lab_simhost::kubelet::HostView;
+pub(crate) use lab_simhost::kubelet::short_hash;
 use refit_kinds::json::{flag, name, namespace, text, time};
 use serde_json::Value;
 
 use crate::{direct::Call, mirror::Mirror};
-use state::{EnvState, HostView};
+use state::EnvState;
 
 /// How long it takes from the request for a machine until kubeadm is done on it.
 pub(crate) const BOOT: SignedDuration = SignedDuration::from_secs(40);
@@ -124,13 +126,6 @@ pub(crate) fn later(time: Timestamp, by: SignedDuration) -> Timestamp {
 /// Time as Kubernetes writes it.
 pub(crate) fn rfc3339(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
-}
-
-/// The first eight hex digits of a text's hash.
-pub(crate) fn short_hash(input: &str) -> String {
-    let mut hash = refit_kinds::refit::hash_json(&Value::from(input));
-    hash.truncate(8);
-    hash
 }
 
 /// A number below `limit` that follows from a text.

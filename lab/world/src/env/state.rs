@@ -73,20 +73,3 @@ pub(crate) fn cluster_key(namespace: &str, name: &str) -> String {
 pub(crate) fn host_key(cluster: &str, node: &str) -> String {
     format!("{cluster}/{node}")
 }
-
-/// What the environment reads of a booted host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct HostView {
-    /// Whether the kubelet is up.
-    pub(crate) up: bool,
-    /// Since when, or from when on.
-    pub(crate) up_at: Timestamp,
-    /// Version of the kubelet that runs, `vX.Y.Z`.
-    pub(crate) kubelet_version: String,
-    /// Changes with each boot.
-    pub(crate) boot_id: String,
-    /// Pretty name of the operating system.
-    pub(crate) os_image: String,
-    /// Images in the static pod manifests, by component.
-    pub(crate) static_pods: BTreeMap<String, String>,
-}

@@ -1,16 +1,13 @@
 //! Hosts of a world: their state, their disks, and what the environment sees of them.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-};
+use std::sync::{Arc, Mutex};
 
 use jiff::Timestamp;
-use lab_simhost::{DiskState, HostState};
+use lab_simhost::{DiskState, HostState, kubelet::HostView};
 use serde::{Deserialize, Serialize};
 
 use super::{World, lock};
-use crate::env::state::{HostRecord, HostView};
+use crate::env::state::HostRecord;
 
 /// A host that has booted.
 #[derive(Clone)]
@@ -51,23 +48,7 @@ impl HostHandle {
     /// What the environment sees now, and when that changes by itself.
     pub(crate) fn view(&self, now: Timestamp) -> (HostView, Option<Timestamp>) {
         let mut state = lock(&self.state);
-        state.tick(now);
-        let facts = state.facts();
-        let images: BTreeMap<String, String> = ["etcd"]
-            .into_iter()
-            .chain(refit_agent::host::CONTROL_PLANE)
-            .filter_map(|component| {
-                Some((component.to_owned(), state.static_pod_image(component)?))
-            })
-            .collect();
-        let view = HostView {
-            up: state.kubelet_up(now),
-            up_at: state.kubelet_up_at,
-            kubelet_version: facts.kubelet_version,
-            boot_id: facts.boot_id,
-            os_image: facts.os_image,
-            static_pods: images,
-        };
+        let view = HostView::of(&mut state, now);
         let due = state.next_due(now).into_iter().chain(state.next_uptime_change(now));
         (view, due.min())
     }
