@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use jiff::SignedDuration;
-use refit_core::{change::OnUncovered, node::DrainPolicy};
+use refit_core::{
+    change::OnUncovered,
+    node::{DrainPolicy, Reboot},
+};
 use refit_runtime::plan_signing::PlanSigner;
 
 /// Where HostPlans are: what the agents read, and report to.
@@ -24,6 +27,8 @@ pub struct Settings {
     pub on_uncovered: OnUncovered,
     /// How drains go about their work, where neither Machine, owner nor Cluster says.
     pub drain: DrainPolicy,
+    /// When hosts reboot. No flag sets it yet: tests on real hosts do.
+    pub reboot: Reboot,
     /// Where HostPlans are.
     pub plan_location: PlanLocation,
     /// Signs HostPlans, for agents that ask for it.
@@ -51,6 +56,7 @@ impl Default for Settings {
         Self {
             on_uncovered: OnUncovered::Preserve,
             drain: DrainPolicy::default(),
+            reboot: Reboot::IfNeeded,
             plan_location: PlanLocation::Workload,
             plan_signer: None,
             report_stale_after: Duration::from_mins(15),

@@ -165,7 +165,6 @@ mod tests {
             origin: Origin::Hook,
             goal_hash: goal.hash(),
             goal,
-            updaters: Vec::new(),
         };
         let mut update = NodeUpdate::new(&format!("m-{ordinal}"), spec);
         update.status = Some(NodeUpdateStatus {

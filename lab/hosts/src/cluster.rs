@@ -3,12 +3,14 @@
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client, ResourceExt as _, api::ListParams};
+use refit_core::node::Reboot;
 use refit_runtime::{client::ClientStack, tls::Authority};
 use serde_json::{Value, json};
 
 use crate::{
     management::{
-        Management, Objects, Shape, admin_config, admin_kubeconfig, send, serve_api, url, validity,
+        Controller, Management, Objects, Shape, admin_config, admin_kubeconfig, send, serve_api,
+        url, validity,
     },
     packages::VERSIONS,
 };
@@ -115,9 +117,17 @@ impl Cluster {
     }
 
     /// Starts Cluster API's side and Refit's controller against the API servers on the bridge.
-    pub async fn drive(&self) -> anyhow::Result<()> {
-        let kubeconfig = admin_kubeconfig(&self.workload_authority, WORKLOAD_PORT)?.to_string();
-        self.management.drive(&kubeconfig, true).await
+    pub async fn drive(&self) -> anyhow::Result<Controller> {
+        self.management.drive(&self.kubeconfig()?, true).await
+    }
+
+    /// Starts a controller that reboots every host it updates; the one before has to be stopped.
+    pub async fn drive_by_reboots(&self) -> anyhow::Result<Controller> {
+        self.management.control(&self.kubeconfig()?, Reboot::Always).await
+    }
+
+    fn kubeconfig(&self) -> anyhow::Result<String> {
+        Ok(admin_kubeconfig(&self.workload_authority, WORKLOAD_PORT)?.to_string())
     }
 
     /// All objects of a custom kind of the management cluster, such as

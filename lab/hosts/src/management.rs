@@ -25,6 +25,7 @@ use lab_apiserver::{
 };
 use lab_world::world::{self, World, WorldOptions};
 use refit_controller::{ControllerOptions, HookServer, Process, Settings};
+use refit_core::node::Reboot;
 use refit_kinds::refit::Goal;
 use refit_runtime::{
     Clock,
@@ -34,6 +35,7 @@ use refit_runtime::{
     tls::{self, Authority, ReloadableCert, Validity},
 };
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 
 use crate::{eventually, net};
 
@@ -96,6 +98,18 @@ impl std::fmt::Debug for Management {
     }
 }
 
+/// A controller that runs until it is stopped, or the runtime ends.
+#[derive(Debug)]
+pub struct Controller(JoinHandle<()>);
+
+impl Controller {
+    /// Stops it as a kill would.
+    pub async fn stop(self) {
+        self.0.abort();
+        let _ = self.0.await;
+    }
+}
+
 impl Management {
     /// Makes a NodeUpdate by hand, as a task of somebody's who does without Cluster API.
     pub async fn ask(
@@ -114,7 +128,6 @@ impl Management {
                 "origin": "Task",
                 "goal": goal,
                 "goalHash": goal.hash(),
-                "updaters": ["kubeadm"],
             },
         });
         let path = "/apis/refit.dev/v1alpha1/namespaces/default/nodeupdates";
@@ -132,8 +145,21 @@ impl Management {
 
     /// Starts Refit's controller, and Cluster API's side where that is asked for, against a workload
     /// cluster that is reached by this kubeconfig.
-    pub async fn drive(&self, kubeconfig: &str, cluster_api: bool) -> anyhow::Result<()> {
-        let config = self.config.clone();
+    pub async fn drive(&self, kubeconfig: &str, cluster_api: bool) -> anyhow::Result<Controller> {
+        let controller = self.control(kubeconfig, Reboot::IfNeeded).await?;
+        if cluster_api {
+            let capi = lab_cluster_api_shell::run(lab_cluster_api_shell::CapiOptions {
+                stack: ClientStack::production("refit-capi/test"),
+                config: self.config.clone(),
+                clock: Clock::real(),
+            });
+            tokio::spawn(ended("refit-capi", capi));
+        }
+        Ok(controller)
+    }
+
+    /// Starts Refit's controller. One that ran before has to be stopped.
+    pub async fn control(&self, kubeconfig: &str, reboot: Reboot) -> anyhow::Result<Controller> {
         let body = json!({"data": {"value": STANDARD.encode(kubeconfig)}});
         let path = "/api/v1/namespaces/default/secrets/edge-1-kubeconfig";
         send(&self.client, "PATCH", path, &body).await?;
@@ -147,27 +173,17 @@ impl Management {
         }}});
         let path = "/apis/runtime.cluster.x-k8s.io/v1beta2/extensionconfigs/refit";
         send(&self.client, "PATCH", path, &body).await?;
-        let clock = Clock::real();
         let cert = ReloadableCert::new(&hooks.server(&[net::SWITCH], validity())?)?;
         let listener = Listener::tcp(format!("{}:{HOOK_PORT}", net::SWITCH).parse()?).await?;
         let controller = refit_controller::run(ControllerOptions {
             stack: ClientStack::production("refit-controller/test"),
-            config: config.clone(),
-            clock,
+            config: self.config.clone(),
+            clock: Clock::real(),
             hooks: HookServer { listener, cert, client_ca_pem: None },
-            settings: Settings::default(),
+            settings: Settings { reboot, ..Settings::default() },
             process: Process::default(),
         });
-        tokio::spawn(ended("refit-controller", controller));
-        if cluster_api {
-            let capi = lab_cluster_api_shell::run(lab_cluster_api_shell::CapiOptions {
-                stack: ClientStack::production("refit-capi/test"),
-                config,
-                clock,
-            });
-            tokio::spawn(ended("refit-capi", capi));
-        }
-        Ok(())
+        Ok(Controller(tokio::spawn(ended("refit-controller", controller))))
     }
 
     /// Asks for another version of the control plane and, once all its machines are done, of the

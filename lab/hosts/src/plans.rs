@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use kube::Api;
-use refit_core::node::HostWork;
+use refit_core::node::{HostWork, Reboot};
 use refit_kinds::{
     keys,
     refit::{
@@ -24,8 +24,8 @@ pub struct Order<'a> {
     pub role: Role,
     /// The version that it is to reach.
     pub goal: &'a str,
-    /// Whether it reboots.
-    pub reboot: bool,
+    /// When it reboots.
+    pub reboot: Reboot,
     /// How far the agent may go.
     pub gate: Gate,
 }
@@ -36,8 +36,7 @@ impl Order<'_> {
         let work = HostWork {
             role: self.role,
             version: self.goal,
-            // An image that the host does not say it runs is a reason to reboot.
-            os_image: if self.reboot { "another" } else { "" },
+            reboot: self.reboot,
             settings: &HostSettings::default(),
             facts: Some(&HostFacts::default()),
         };

@@ -15,6 +15,7 @@ use lab_hosts::{
     plans::{self, Order},
     say,
 };
+use refit_core::node::Reboot;
 use refit_kinds::refit::{Gate, PlanState, Role};
 
 const GOAL: &str = "v1.35.0";
@@ -37,10 +38,10 @@ fn everything(isolation: &Isolation) -> anyhow::Result<()> {
             anyhow::bail!("there are five hosts");
         };
         let outcome = futures::try_join!(
-            at_every_boundary(&cluster, boundaries, Role::FirstControlPlane, false),
+            at_every_boundary(&cluster, boundaries, Role::FirstControlPlane, Reboot::IfNeeded),
             within_steps(&cluster, within, whole("within"), &WITHIN, false),
             within_steps(&cluster, torn, whole("torn"), &WITHIN_AND_TORN, true),
-            at_every_boundary(&cluster, reboots, Role::Worker, true),
+            at_every_boundary(&cluster, reboots, Role::Worker, Reboot::Always),
             while_undoing(&cluster, undone),
         );
         with_reports(outcome.map(drop), &hosts).await
@@ -49,7 +50,13 @@ fn everything(isolation: &Isolation) -> anyhow::Result<()> {
 
 /// Everything that a control plane's host does.
 fn whole(id: &str) -> Order<'_> {
-    Order { id, role: Role::FirstControlPlane, goal: GOAL, reboot: false, gate: Gate::Disrupt }
+    Order {
+        id,
+        role: Role::FirstControlPlane,
+        goal: GOAL,
+        reboot: Reboot::IfNeeded,
+        gate: Gate::Disrupt,
+    }
 }
 
 /// The power goes as soon as a new record shows in the journal, for half of them before it can be
@@ -58,7 +65,7 @@ async fn at_every_boundary(
     cluster: &Cluster,
     host: &Host,
     role: Role,
-    reboot: bool,
+    reboot: Reboot,
 ) -> anyhow::Result<()> {
     let plan = Order { role, reboot, ..whole("boundaries") };
     plans::order(cluster, host, plan).await?;
@@ -181,8 +188,13 @@ fn tear(host: &Host, count: usize) -> anyhow::Result<()> {
 /// An abort before the point of no return, with a cut within the step and within its undo. Then the
 /// same again, to the end.
 async fn while_undoing(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
-    let plan =
-        Order { id: "undone", role: Role::Worker, goal: GOAL, reboot: false, gate: Gate::Upgrade };
+    let plan = Order {
+        id: "undone",
+        role: Role::Worker,
+        goal: GOAL,
+        reboot: Reboot::IfNeeded,
+        gate: Gate::Upgrade,
+    };
     stop_at(host, "dpkg-kubeadm.postinst")?;
     plans::order(cluster, host, plan).await?;
     stopped_at(host, "dpkg-kubeadm.postinst", 90).await?;

@@ -16,7 +16,11 @@ use lab_hosts::{
     say,
     workloads::{self, Watched},
 };
-use refit_kinds::{keys, refit::Goal};
+use refit_kinds::{
+    json::{name, text},
+    keys,
+    refit::Goal,
+};
 use serde_json::{Value, json};
 
 const MACHINES: &str = "/apis/cluster.x-k8s.io/v1beta2/machines";
@@ -52,7 +56,7 @@ async fn roll_out(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
     let before = machines(cluster).await?;
     let identities: Vec<String> = hosts.iter().map(|host| host.read("etc/machine-id")).collect();
     ask_for_a_runtime(cluster).await?;
-    cluster.drive().await?;
+    let controller = cluster.drive().await?;
     trouble(hosts)?;
     fill_disk(worker_of(hosts)?).await?;
     cluster.management.upgrade(GOAL, 240).await?;
@@ -67,7 +71,9 @@ async fn roll_out(cluster: &Cluster, hosts: &[Host]) -> anyhow::Result<()> {
         ensure!(left.lines().all(|file| file.contains(".taken")), "{}: {left}", host.name);
     }
     handed_over(cluster).await?;
-    reboot_all(cluster).await?;
+    controller.stop().await;
+    cluster.drive_by_reboots().await?;
+    ask_again(cluster).await?;
     all_updated(cluster, 2 * hosts.len(), 300).await?;
     nodes_are(cluster, hosts, GOAL, 30).await?;
     are_at_goal(cluster, hosts, 2).await?;
@@ -132,8 +138,8 @@ async fn no_room_then_room(cluster: &Cluster, host: &Host) -> anyhow::Result<()>
     ensure!(message.contains("MiB left and needs"), "it says what is missing: {message}");
     ensure!(host.boots() == 1, "nothing was done");
     host.exec(["rm", "/var/filler"]).await?;
-    let name = text(&failed, "/metadata/name");
-    let body = json!({"metadata": {"annotations": {keys::RETRY: name}}});
+    let failed = name(&failed);
+    let body = json!({"metadata": {"annotations": {keys::RETRY: failed}}});
     let path = format!("/apis/cluster.x-k8s.io/v1beta2/namespaces/default/machines/{machine}");
     send(&cluster.management.client, "PATCH", &path, &body).await?;
     Ok(())
@@ -144,7 +150,7 @@ async fn machine_of(cluster: &Cluster, node: &str) -> anyhow::Result<(String, St
     let machines = cluster.list(MACHINES).await?;
     let found = machines.iter().find(|machine| text(machine, "/status/nodeRef/name") == node);
     let found = found.with_context(|| format!("no Machine has the node {node}"))?;
-    Ok((text(found, "/metadata/name"), text(found, "/metadata/uid")))
+    Ok((name(found).to_owned(), text(found, "/metadata/uid").to_owned()))
 }
 
 /// Waits until Cluster API has taken note of every update. Until then it asks for its own goal, and
@@ -158,20 +164,16 @@ async fn handed_over(cluster: &Cluster) -> anyhow::Result<()> {
             annotations.is_some_and(|all| all.get(keys::UPDATE_IN_PROGRESS).is_some())
         };
         match machines.iter().find(of) {
-            Some(machine) => Err(text(machine, "/metadata/name")),
+            Some(machine) => Err(name(machine).to_owned()),
             None => Ok(()),
         }
     };
     eventually("Cluster API takes note", Duration::from_secs(120), ask).await
 }
 
-/// Asks for an OS image that no host runs, machine by machine: that takes a reboot.
-async fn reboot_all(cluster: &Cluster) -> anyhow::Result<()> {
-    let goal = Goal {
-        kubernetes_version: GOAL.to_owned(),
-        os_image: "another".to_owned(),
-        ..Goal::default()
-    };
+/// Asks for the version that every host has, machine by machine, of a controller that reboots.
+async fn ask_again(cluster: &Cluster) -> anyhow::Result<()> {
+    let goal = Goal { kubernetes_version: GOAL.to_owned(), ..Goal::default() };
     for (name, uid) in machines(cluster).await? {
         // None has had so many.
         cluster.management.ask(&name, &uid, 9, &goal).await?;
@@ -198,12 +200,8 @@ async fn machines(cluster: &Cluster) -> anyhow::Result<BTreeMap<String, String>>
     let machines = cluster.list(MACHINES).await?;
     Ok(machines
         .iter()
-        .map(|machine| (text(machine, "/metadata/name"), text(machine, "/metadata/uid")))
+        .map(|machine| (name(machine).to_owned(), text(machine, "/metadata/uid").to_owned()))
         .collect())
-}
-
-fn text(value: &Value, pointer: &str) -> String {
-    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
 /// Waits until every Node is Ready, takes pods, and shows version and boot of its host.
@@ -243,7 +241,7 @@ async fn nodes_are(
 fn line(update: &Value) -> String {
     format!(
         "{} {} {} {} {}",
-        text(update, "/metadata/name"),
+        name(update),
         text(update, "/status/phase"),
         text(update, "/status/message"),
         update["status"]["blockedBy"],
@@ -288,7 +286,7 @@ async fn timeline(cluster: &Cluster) -> anyhow::Result<()> {
             .filter(|step| step["attempt"].as_i64() > Some(1))
             .map(|step| format!("{} tried {} times", text(step, "/name"), step["attempt"]))
             .collect();
-        say(&format!("{} {begin} {end} {}", text(update, "/metadata/name"), tries.join(", ")));
+        say(&format!("{} {begin} {end} {}", name(update), tries.join(", ")));
     }
     Ok(())
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use refit_cluster_api::kinds::{CONTRACT_VERSION, CORE_GROUP};
-use refit_core::change::built_in;
 use refit_kinds::{
     keys,
     refit::{Goal, MachineRef, NodeUpdate, NodeUpdateSpec, Origin, Stage, node_update_name},
@@ -45,7 +44,6 @@ pub fn node_update(new: &NewNodeUpdate, ordinal: u32) -> NodeUpdate {
         origin: new.origin,
         goal_hash: new.goal.hash(),
         goal: new.goal.clone(),
-        updaters: built_in().iter().map(|u| u.name.to_owned()).collect(),
     };
     let mut update = NodeUpdate::new(&node_update_name(&new.machine.name, ordinal), spec);
     let metadata = &mut update.metadata;

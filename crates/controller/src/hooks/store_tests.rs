@@ -263,7 +263,6 @@ async fn the_first_update_machine_makes_ordinal_one_owned_by_its_machine() {
     assert_eq!(made.owner_references()[0].uid, "uid-edge-1-w-0");
     assert_eq!(made.labels()[keys::MACHINE_NAME], "edge-1-w-0");
     assert_eq!(made.spec.goal_hash, made.spec.goal.hash());
-    assert_eq!(made.spec.updaters, ["kubeadm"]);
 }
 
 #[tokio::test(start_paused = true)]

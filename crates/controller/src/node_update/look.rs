@@ -83,6 +83,7 @@ impl Look {
             drain: known.map(|machine| live_drain_policy(ctx, machine)).unwrap_or_default(),
             settings,
             settings_refused,
+            reboot: ctx.settings.reboot,
             owner_version: owner.as_ref().and_then(|owner| owner_version(stores, owner)),
             group,
             workload: match seen {

@@ -16,7 +16,7 @@ use refit_kinds::version::KubernetesVersion;
 /// A way of updating: what it is called and what it can change on a machine where it stands.
 #[derive(Clone, Copy)]
 pub struct Updater {
-    /// Name, as it stands in `NodeUpdate.spec.updaters`.
+    /// Name, as plans and messages have it.
     pub name: &'static str,
     /// Whether the updater can bring this change about.
     pub claims: fn(Part, &Change, &Case<'_>) -> bool,

@@ -42,7 +42,6 @@ pub fn goal(
     }
     Ok(Goal {
         kubernetes_version: text.to_owned(),
-        os_image: String::new(),
         bootstrap_hash,
         infrastructure_hash: hash_json(&infrastructure),
     })
@@ -51,10 +50,9 @@ pub fn goal(
 /// Whether reaching `known` is reaching `wanted`. An empty field of `known` says that it does not
 /// care, as in a NodeUpdate that a person wrote.
 pub fn same_goal(known: &Goal, wanted: &Goal) -> bool {
-    let Goal { kubernetes_version, os_image, bootstrap_hash, infrastructure_hash } = known;
+    let Goal { kubernetes_version, bootstrap_hash, infrastructure_hash } = known;
     let same = |known: &str, wanted: &str| known.is_empty() || known == wanted;
     *kubernetes_version == wanted.kubernetes_version
-        && same(os_image, &wanted.os_image)
         && same(bootstrap_hash, &wanted.bootstrap_hash)
         && same(infrastructure_hash, &wanted.infrastructure_hash)
 }

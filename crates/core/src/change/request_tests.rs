@@ -51,7 +51,6 @@ fn update(ordinal: u32, version: &str, phase: Phase) -> NodeUpdate {
             origin: Origin::Hook,
             goal_hash: goal.hash(),
             goal,
-            updaters: vec!["kubeadm".into()],
         },
     );
     update.status = Some(NodeUpdateStatus {

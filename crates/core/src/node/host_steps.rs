@@ -49,6 +49,16 @@ pub(super) fn step_id(step: StepType) -> &'static str {
     }
 }
 
+/// When a host reboots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reboot {
+    /// Where a step takes effect with a reboot only.
+    #[default]
+    IfNeeded,
+    /// In every update, in place of the kubelet's restart.
+    Always,
+}
+
 /// What a host is to become, and what it is now.
 #[derive(Clone, Copy, Debug)]
 pub struct HostWork<'a> {
@@ -56,8 +66,8 @@ pub struct HostWork<'a> {
     pub role: Role,
     /// Kubernetes version, `vX.Y.Z`.
     pub version: &'a str,
-    /// OS image that the goal names; empty where it does not care.
-    pub os_image: &'a str,
+    /// When the host reboots.
+    pub reboot: Reboot,
     /// What the hosts here need beside that.
     pub settings: &'a HostSettings,
     /// What the host reports; without a report nothing is known to differ.
@@ -131,8 +141,10 @@ impl HostWork<'_> {
     }
 
     fn reboots(&self) -> bool {
-        let other = |facts: &HostFacts| facts.os_image != self.os_image;
-        self.changes_os_image() || (!self.os_image.is_empty() && self.facts.is_some_and(other))
+        match self.reboot {
+            Reboot::IfNeeded => self.changes_os_image(),
+            Reboot::Always => true,
+        }
     }
 
     fn planned(&self, type_: StepType) -> PlannedStep {
@@ -254,7 +266,7 @@ pub fn plan_steps(role: Role, goal: &str) -> Vec<PlannedStep> {
     let work = HostWork {
         role,
         version: goal,
-        os_image: "",
+        reboot: Reboot::IfNeeded,
         settings: &HostSettings::default(),
         facts: None,
     };

@@ -57,7 +57,7 @@ pub use drain_sort::{
     is_emptied, rules_of, sort,
 };
 pub use health::control_plane_health;
-pub use host_steps::{HostWork, plan_steps};
+pub use host_steps::{HostWork, Reboot, plan_steps};
 pub use order::{newest, speaker};
 pub use role::decide_role;
 pub use snapshot::{

@@ -9,7 +9,9 @@ use refit_kinds::refit::{
     HostPlan, HostPlanSpec, HostSettings, NodeUpdate, NodeUpdateStatus, UpdateGroupStatus,
 };
 
-use super::{drain_ladder::Removal, drain_policy::DrainChoice, drain_sort::DrainView};
+use super::{
+    drain_ladder::Removal, drain_policy::DrainChoice, drain_sort::DrainView, host_steps::Reboot,
+};
 use crate::{
     group::{Limits, Other},
     report::Refusal,
@@ -34,6 +36,8 @@ pub struct Snapshot {
     pub settings: HostSettings,
     /// Why that cannot be read: nothing new begins before it can.
     pub settings_refused: Option<Refusal>,
+    /// When hosts reboot.
+    pub reboot: Reboot,
     /// The version that the spec of the Machine's owner asks for.
     pub owner_version: Option<String>,
     /// The Machine's group.

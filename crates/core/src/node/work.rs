@@ -61,7 +61,7 @@ impl<'a> Work<'a> {
         HostWork {
             role,
             version: &goal.kubernetes_version,
-            os_image: &goal.os_image,
+            reboot: self.s.reboot,
             settings: &self.s.settings,
             facts: plan.and_then(|plan| plan.status.as_ref()).map(|status| &status.facts),
         }

@@ -11,9 +11,6 @@ use sha2::{Digest, Sha256};
 pub struct Goal {
     /// Kubernetes version, `vX.Y.Z`.
     pub kubernetes_version: String,
-    /// OS image, empty where the update does not care.
-    #[serde(default)]
-    pub os_image: String,
     /// Hash of the bootstrap spec without what Cluster API changes by itself.
     #[serde(default)]
     pub bootstrap_hash: String,
@@ -33,7 +30,8 @@ impl Goal {
     pub fn hash(&self) -> String {
         let value = serde_json::json!({
             "kubernetesVersion": self.kubernetes_version,
-            "osImage": self.os_image,
+            // A field of earlier versions: goals keep their hashes without it.
+            "osImage": "",
             "bootstrapHash": self.bootstrap_hash,
             "infrastructureHash": self.infrastructure_hash,
         });
@@ -98,6 +96,23 @@ mod tests {
     fn a_string_never_hashes_like_the_structure_it_spells() {
         assert_ne!(hash_json(&json!(["a,b"])), hash_json(&json!(["a", "b"])));
         assert_ne!(hash_json(&json!("1")), hash_json(&json!(1)));
+    }
+
+    #[test]
+    fn a_goal_keeps_the_hash_that_it_had_in_earlier_versions() {
+        let version_only = Goal { kubernetes_version: "v1.35.0".into(), ..Goal::default() };
+        let whole = Goal {
+            bootstrap_hash: "b".into(),
+            infrastructure_hash: "i".into(),
+            ..version_only.clone()
+        };
+        assert_eq!(
+            (version_only.hash().as_str(), whole.hash().as_str()),
+            (
+                "c3dceda53c851ac0489e991467387bcf83903af755d697d03edeca7c90af8014",
+                "54ebca1643b7b85e1f83ead16cb26d3ba28256ee7aea437252facdbe56b34346"
+            )
+        );
     }
 
     #[test]

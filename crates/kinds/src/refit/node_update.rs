@@ -30,7 +30,7 @@ use super::Goal;
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = ("self.machineRef == oldSelf.machineRef && self.goal == oldSelf.goal && self.goalHash == oldSelf.goalHash && self.origin == oldSelf.origin && self.updaters == oldSelf.updaters", "spec is immutable but for stage"))]
+#[x_kube(validation = ("self.machineRef == oldSelf.machineRef && self.goal == oldSelf.goal && self.goalHash == oldSelf.goalHash && self.origin == oldSelf.origin", "spec is immutable but for stage"))]
 #[x_kube(validation = ("oldSelf.stage != 'Abort' || self.stage == 'Abort'", "an aborted NodeUpdate stays aborted: ask for a new one"))]
 pub struct NodeUpdateSpec {
     /// Whether the work goes on or is to stop.
@@ -44,10 +44,6 @@ pub struct NodeUpdateSpec {
     pub goal: Goal,
     /// sha256 of the goal's canonical JSON.
     pub goal_hash: String,
-    /// Who does what, in this order.
-    #[serde(default)]
-    #[schemars(length(max = 16))]
-    pub updaters: Vec<String>,
 }
 
 /// Whether the work goes on (seed 1).
@@ -74,10 +70,8 @@ pub struct MachineRef {
 pub enum Origin {
     /// Cluster API's UpdateMachine hook.
     Hook,
-    /// An UpgradeTask, or a person.
+    /// An operator, by a NodeUpdate of their own.
     Task,
-    /// An annotation on a Machine.
-    Annotation,
 }
 
 /// How far a NodeUpdate is.

@@ -10,7 +10,7 @@ use refit_kinds::refit::{
 
 use super::world::*;
 use crate::{
-    node::{HostWork, STEP_NODE_READY, plan_steps},
+    node::{HostWork, Reboot, STEP_NODE_READY, plan_steps},
     report::Refusal,
 };
 
@@ -45,7 +45,7 @@ fn everything() -> HostSettings {
 }
 
 fn work<'a>(role: Role, settings: &'a HostSettings, facts: Option<&'a HostFacts>) -> HostWork<'a> {
-    HostWork { role, version: GOAL, os_image: "", settings, facts }
+    HostWork { role, version: GOAL, reboot: Reboot::IfNeeded, settings, facts }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use refit_kinds::{
 
 use super::world::*;
 use crate::{
-    node::{EvictionRefusal, StaticPod},
+    node::{EvictionRefusal, Reboot, StaticPod},
     report::Refusal,
 };
 
@@ -355,9 +355,9 @@ fn a_clock_that_is_set_back_holds_no_control_plane_up() {
 }
 
 #[test]
-fn a_reboot_is_planned_for_another_image_and_seen_on_the_node() {
+fn a_reboot_that_is_asked_for_is_planned_and_seen_on_the_node() {
     let mut one = One::worker();
-    one.update.spec.goal.os_image = "os-2".into();
+    one.reboot = Reboot::Always;
     one = one.disrupted();
     let plan = one.plan.as_mut().unwrap();
     let ids: Vec<_> = plan.spec.steps.iter().map(|step| step.id.as_str()).collect();

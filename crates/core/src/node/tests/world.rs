@@ -37,7 +37,6 @@ pub(super) fn update(machine: &str, ordinal: u32) -> NodeUpdate {
         origin: Origin::Hook,
         goal_hash: goal.hash(),
         goal,
-        updaters: vec!["kubeadm".into()],
     };
     let mut update = NodeUpdate::new(&name, spec);
     update.metadata.uid = Some(format!("uid-{name}"));
@@ -130,6 +129,7 @@ pub(super) fn snapshot(update: &NodeUpdate, machine: Option<&Machine>) -> Snapsh
         drain: DrainChoice::default(),
         settings: HostSettings::default(),
         settings_refused: None,
+        reboot: Reboot::default(),
         owner_version: None,
         group: GroupState::Missing,
         workload: Workload::NotSynced,
@@ -149,6 +149,7 @@ pub(super) struct One {
     pub(super) owner_version: Option<String>,
     pub(super) settings: HostSettings,
     pub(super) settings_refused: Option<Refusal>,
+    pub(super) reboot: Reboot,
     pub(super) group: Option<UpdateGroupStatus>,
     pub(super) limits: Limits,
     pub(super) others: Vec<Other>,
@@ -185,6 +186,7 @@ impl One {
             owner_version: Some(GOAL.into()),
             settings: HostSettings::default(),
             settings_refused: None,
+            reboot: Reboot::default(),
             group: Some(UpdateGroupStatus::default()),
             limits: Limits { replicas: 5, max_unavailable: 1 },
             others,
@@ -283,6 +285,7 @@ impl One {
             drain: self.drain.clone(),
             settings: self.settings.clone(),
             settings_refused: self.settings_refused.clone(),
+            reboot: self.reboot,
             owner_version: self.owner_version.clone(),
             group,
             workload,
