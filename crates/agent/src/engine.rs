@@ -16,12 +16,12 @@ use refit_kinds::refit::{Gate, HostPlanSpec, PlanState, PlannedStep, StepType};
 
 use crate::{
     host::{Command, InvalidStep, Job, Since},
-    state::{AbortCause, JournalState, Outcome, Progress, StepRun, gate_of},
+    state::{AbortCause, JournalState, Progress, StepOutcome, StepRun, gate_of},
     undo::undo_steps,
 };
 
 /// How often a step is tried. Two failures in a row are often a lock or a mirror; three are not.
-pub const MAX_ATTEMPTS: i32 = 3;
+pub(crate) const MAX_ATTEMPTS: i32 = 3;
 /// How often a download is tried: nothing is disturbed meanwhile, and a line that was down is often
 /// back after two minutes.
 const DOWNLOAD_ATTEMPTS: i32 = 7;
@@ -32,7 +32,7 @@ const BACKOFF: SignedDuration = SignedDuration::from_secs(10);
 
 /// What the agent is to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Next {
+pub(crate) enum Next {
     /// Nothing until the plan changes.
     Idle,
     /// Take up the plan of the spec.
@@ -103,7 +103,7 @@ pub enum Next {
 }
 
 /// What comes next. Without a spec (the API is gone) it goes on with what the journal knows.
-pub fn next(state: &JournalState, spec: Option<&HostPlanSpec>, now: Timestamp) -> Next {
+pub(crate) fn next(state: &JournalState, spec: Option<&HostPlanSpec>, now: Timestamp) -> Next {
     let Some(plan) = state.live() else {
         return accept(state, spec);
     };
@@ -214,13 +214,13 @@ fn undo(plan: &Progress, now: Timestamp, end: PlanState) -> Next {
 }
 
 /// Whether no further try of a step is made.
-pub fn is_given_up(plan: &Progress, step: &str) -> bool {
+pub(crate) fn is_given_up(plan: &Progress, step: &str) -> bool {
     plan.runs.get(step).is_some_and(|run| {
         !run.is_open()
             && match run.outcome {
-                Some(Outcome::FailedForGood) => true,
-                Some(Outcome::Failed) => run.attempt >= max_attempts(plan, step),
-                Some(Outcome::Done) | None => false,
+                Some(StepOutcome::FailedForGood) => true,
+                Some(StepOutcome::Failed) => run.attempt >= max_attempts(plan, step),
+                Some(StepOutcome::Done) | None => false,
             }
     })
 }
@@ -248,7 +248,7 @@ fn backoff(attempt: i32) -> SignedDuration {
 }
 
 /// Name of the unit of an attempt. Only characters that systemd and file names take as they are.
-pub fn unit_name(plan: &str, step: &str, attempt: i32) -> String {
+pub(crate) fn unit_name(plan: &str, step: &str, attempt: i32) -> String {
     let clean = |text: &str| -> String {
         text.chars()
             .take(80)

@@ -57,7 +57,7 @@ fn journal(gate: Gate, done: &[&str]) -> JournalState {
     state.apply(&Record::GateSeen { plan: "p".to_owned(), gate });
     for step in done {
         start(&mut state, step, 1);
-        finish(&mut state, step, 1, Outcome::Done, 10);
+        finish(&mut state, step, 1, StepOutcome::Done, 10);
     }
     state
 }
@@ -73,7 +73,7 @@ fn start(state: &mut JournalState, step: &str, attempt: i32) {
     });
 }
 
-fn finish(state: &mut JournalState, step: &str, attempt: i32, outcome: Outcome, second: i64) {
+fn finish(state: &mut JournalState, step: &str, attempt: i32, outcome: StepOutcome, second: i64) {
     state.apply(&Record::StepFinished {
         plan: "p".to_owned(),
         step: step.to_owned(),
@@ -90,7 +90,7 @@ fn finish(state: &mut JournalState, step: &str, attempt: i32, outcome: Outcome, 
 fn fail(state: &mut JournalState, step: &str, attempts: i32) {
     for attempt in 1..=attempts {
         start(state, step, attempt);
-        finish(state, step, attempt, Outcome::Failed, 10);
+        finish(state, step, attempt, StepOutcome::Failed, 10);
     }
 }
 
@@ -223,7 +223,7 @@ fn a_failure_before_the_point_of_no_return_puts_the_package_back() {
     }
     start(&mut state, "undo-kubeadm-install", 1);
     assert!(matches!(next(&state, None, at(12)), Next::Attend { .. }));
-    finish(&mut state, "undo-kubeadm-install", 1, Outcome::Done, 13);
+    finish(&mut state, "undo-kubeadm-install", 1, StepOutcome::Done, 13);
     assert_eq!(ended(&next(&state, None, at(14))), PlanState::Failed);
 }
 
@@ -293,7 +293,7 @@ fn a_step_that_names_no_version_is_refused_and_fails_the_plan() {
     let mut state = journal(Gate::Stage, &["preflight"]);
     state.plan.as_mut().unwrap().steps[1].action.version = "v1.35".to_owned();
     assert!(matches!(next(&state, None, at(20)), Next::Refuse { attempt: 1, .. }));
-    finish(&mut state, "kubeadm-install", 1, Outcome::FailedForGood, 21);
+    finish(&mut state, "kubeadm-install", 1, StepOutcome::FailedForGood, 21);
     assert_eq!(ended(&next(&state, None, at(22))), PlanState::Failed);
 }
 
@@ -342,7 +342,7 @@ fn a_download_is_tried_more_often_than_other_steps() {
 fn what_no_try_can_end_is_not_tried_again() {
     let mut state = journal(Gate::Stage, &[]);
     start(&mut state, "preflight", 1);
-    finish(&mut state, "preflight", 1, Outcome::FailedForGood, 10);
+    finish(&mut state, "preflight", 1, StepOutcome::FailedForGood, 10);
     assert_eq!(ended(&next(&state, None, at(11))), PlanState::Failed);
 }
 

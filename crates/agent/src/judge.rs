@@ -8,7 +8,6 @@ use refit_kinds::refit::FailureKind;
 use crate::{
     host::{Command, Evidence, Job, Since, UnitState},
     reason::Failure,
-    state::Outcome,
 };
 
 /// How long a reboot command that ended badly is believed to be a victim of the very shutdown that
@@ -17,7 +16,7 @@ const SHUTDOWN_GRACE: Duration = Duration::from_mins(1);
 
 /// What to do about a step that has started.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// Ask again later.
     Wait,
     /// Look at the host, then judge again.
@@ -32,7 +31,7 @@ pub enum Verdict {
 
 /// What is known of a step that has started.
 #[derive(Clone, Copy, Debug)]
-pub struct Known<'a> {
+pub(crate) struct Known<'a> {
     /// What was started.
     pub job: &'a Job,
     /// What the host was like then.
@@ -66,7 +65,7 @@ pub struct Known<'a> {
 /// A unit that nobody knows any more either never started or ended while the agent was away: only
 /// the host can tell. One that the host's end cut short counts as a failed try, so that a step which
 /// brings its host down does not do so for ever.
-pub fn judge(known: Known<'_>) -> Verdict {
+pub(crate) fn judge(known: Known<'_>) -> Verdict {
     let Known { job, unit, .. } = known;
     match unit {
         UnitState::Running => Verdict::Wait,
@@ -124,17 +123,6 @@ fn unknown(known: Known<'_>) -> Verdict {
 /// The command that asks for a reboot is over long before the reboot.
 fn reboots_soon(known: Known<'_>, within_seconds: u64) -> bool {
     known.job.command == Command::Reboot && known.waited < Duration::from_secs(within_seconds)
-}
-
-impl Verdict {
-    /// How the try ended, if it did.
-    pub fn outcome(&self) -> Option<Outcome> {
-        match self {
-            Self::Wait | Self::Look | Self::StartUnit => None,
-            Self::Done => Some(Outcome::Done),
-            Self::Fail(failure) => Some(failure.outcome()),
-        }
-    }
 }
 
 #[cfg(test)]

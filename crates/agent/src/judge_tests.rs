@@ -151,11 +151,3 @@ fn a_reboot_that_the_shutdown_itself_ended_is_judged_by_the_boot() {
     assert_eq!(killed().shows(missing()).after(59).judged(), Verdict::Wait);
     assert_eq!(killed().shows(missing()).after(60).reason(), "CommandFailed");
 }
-
-#[test]
-fn only_what_ended_has_an_outcome() {
-    assert_eq!(Verdict::Wait.outcome(), None);
-    assert_eq!(Verdict::Done.outcome(), Some(Outcome::Done));
-    let failure = Failure::not_verified("x");
-    assert_eq!(Verdict::Fail(failure).outcome(), Some(Outcome::Failed));
-}

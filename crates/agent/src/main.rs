@@ -343,7 +343,7 @@ mod tests {
             assert!(args.task.is_some());
             assert_eq!(args.host_root.as_deref(), Some(Path::new("/host")));
         }
-        let unit = refit_agent::install::unit::unit();
+        let unit = refit_agent::install::unit();
         let starts = unit.lines().filter_map(|line| {
             let call = line.strip_prefix("ExecStart")?.trim_start_matches("Pre");
             call.trim_start_matches(['=', '-']).split_once("/refit-agent")

@@ -8,12 +8,12 @@ use refit_kinds::refit::FailureKind;
 
 use crate::{
     host::{InvalidStep, Job, work::failure_of},
-    state::Outcome,
+    state::StepOutcome,
 };
 
 /// A failed try.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub(crate) struct Failure {
     /// What may end it.
     pub kind: FailureKind,
     /// CamelCase reason.
@@ -147,12 +147,12 @@ const RULES: [Rule; 15] = [
 
 impl Failure {
     /// A failure with its reason.
-    pub fn new(kind: FailureKind, reason: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn new(kind: FailureKind, reason: &'static str, message: impl Into<String>) -> Self {
         Self { kind, reason, message: message.into() }
     }
 
     /// A command that said it went well, and the host shows that it did not.
-    pub fn not_verified(what: &str) -> Self {
+    pub(crate) fn not_verified(what: &str) -> Self {
         Self::new(
             FailureKind::Retriable,
             "NotVerified",
@@ -161,7 +161,7 @@ impl Failure {
     }
 
     /// A step that cannot be turned into a command.
-    pub fn invalid(why: &InvalidStep) -> Self {
+    pub(crate) fn invalid(why: &InvalidStep) -> Self {
         let (kind, reason) = match why {
             InvalidStep::Unknown { .. } => (FailureKind::NeedsPerson, "UnknownStep"),
             _ => (FailureKind::Final, "InvalidStep"),
@@ -170,7 +170,7 @@ impl Failure {
     }
 
     /// A command that ended with another exit code than 0.
-    pub fn of_exit(job: &Job, code: i32, tail: &str, took: SignedDuration) -> Self {
+    pub(crate) fn of_exit(job: &Job, code: i32, tail: &str, took: SignedDuration) -> Self {
         let name = job.command.name();
         let said = format!("{name} ended with exit code {code}; its output ends: {tail}");
         // A worker of ours knows more than the words of the programs that it ran.
@@ -194,10 +194,10 @@ impl Failure {
     }
 
     /// How the journal calls it: what another try cannot end is not tried again.
-    pub fn outcome(&self) -> Outcome {
+    pub(crate) fn outcome(&self) -> StepOutcome {
         match self.kind {
-            FailureKind::Retriable => Outcome::Failed,
-            FailureKind::Final | FailureKind::NeedsPerson => Outcome::FailedForGood,
+            FailureKind::Retriable => StepOutcome::Failed,
+            FailureKind::Final | FailureKind::NeedsPerson => StepOutcome::FailedForGood,
         }
     }
 }
@@ -273,10 +273,10 @@ mod tests {
 
     #[test]
     fn only_what_another_try_may_end_is_tried_again() {
-        assert_eq!(failed("", 1).outcome(), Outcome::Failed);
-        assert_eq!(failed("No space left on device", 1).outcome(), Outcome::FailedForGood);
+        assert_eq!(failed("", 1).outcome(), StepOutcome::Failed);
+        assert_eq!(failed("No space left on device", 1).outcome(), StepOutcome::FailedForGood);
         let refused = Failure::new(FINAL, "VersionRefused", "");
-        assert_eq!(refused.outcome(), Outcome::FailedForGood);
+        assert_eq!(refused.outcome(), StepOutcome::FailedForGood);
     }
 
     #[test]

@@ -12,16 +12,16 @@ use crate::{
     engine::is_given_up,
     host::CAPABILITIES,
     journal::JournalError,
-    state::{JournalState, Outcome, Progress, StepRun, gate_of},
+    state::{JournalState, Progress, StepOutcome, StepRun, gate_of},
     undo::{UNDO, left_behind, not_taken, undo_id},
 };
 
 /// After how long a report is made again though nothing has changed.
-pub const HEARTBEAT: SignedDuration = SignedDuration::from_secs(300);
+pub(crate) const HEARTBEAT: SignedDuration = SignedDuration::from_secs(300);
 
 /// What keeps the agent from doing or recording anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
+pub(crate) struct Trouble {
     /// CamelCase reason.
     pub reason: &'static str,
     /// A whole sentence.
@@ -32,7 +32,7 @@ pub struct Trouble {
 
 impl Trouble {
     /// The trouble that a journal error is.
-    pub fn of_journal(error: &JournalError) -> Self {
+    pub(crate) fn of_journal(error: &JournalError) -> Self {
         let needs_person = matches!(error, JournalError::Corrupt { .. });
         Self {
             reason: if needs_person { "JournalCorrupt" } else { "JournalNotWritable" },
@@ -43,7 +43,7 @@ impl Trouble {
 }
 
 /// The report, without the time at which it is made.
-pub fn report(
+pub(crate) fn report(
     state: &JournalState,
     spec: Option<&HostPlanSpec>,
     facts: &HostFacts,
@@ -163,8 +163,8 @@ fn pending(step: &PlannedStep) -> HostStepStatus {
 fn tried(plan: &Progress, id: &str, run: &StepRun) -> HostStepStatus {
     let state = match run.outcome {
         _ if run.is_open() => StepState::Running,
-        Some(Outcome::Done) if plan.is_done(&undo_id(id)) => StepState::Undone,
-        Some(Outcome::Done) => StepState::Done,
+        Some(StepOutcome::Done) if plan.is_done(&undo_id(id)) => StepState::Undone,
+        Some(StepOutcome::Done) => StepState::Done,
         _ if plan.ended.is_some() || is_given_up(plan, id) => StepState::Failed,
         _ => StepState::Running,
     };
@@ -187,7 +187,7 @@ fn time(at: Timestamp) -> Time {
 }
 
 /// When a report has to be made: now if something differs, else at the next heartbeat.
-pub fn due_at(
+pub(crate) fn due_at(
     wanted: &HostPlanStatus,
     known: Option<&HostPlanStatus>,
     now: Timestamp,
@@ -207,7 +207,7 @@ pub fn due_at(
 }
 
 /// The report as it is written now.
-pub fn stamped(wanted: &HostPlanStatus, now: Timestamp) -> HostPlanStatus {
+pub(crate) fn stamped(wanted: &HostPlanStatus, now: Timestamp) -> HostPlanStatus {
     HostPlanStatus { reported_at: Some(time(now)), ..wanted.clone() }
 }
 

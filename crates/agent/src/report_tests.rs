@@ -45,7 +45,7 @@ fn start(state: &mut JournalState, step: &str, attempt: i32) {
     });
 }
 
-fn finish(state: &mut JournalState, step: &str, attempt: i32, outcome: Outcome) {
+fn finish(state: &mut JournalState, step: &str, attempt: i32, outcome: StepOutcome) {
     state.apply(&Record::StepFinished {
         plan: "p".to_owned(),
         step: step.to_owned(),
@@ -53,7 +53,7 @@ fn finish(state: &mut JournalState, step: &str, attempt: i32, outcome: Outcome) 
         outcome,
         failure: None,
         unchanged: false,
-        reason: if outcome == Outcome::Done { "" } else { "CommandFailed" }.to_owned(),
+        reason: if outcome == StepOutcome::Done { "" } else { "CommandFailed" }.to_owned(),
         message: String::new(),
         at: at(i64::from(attempt) * 10 + 5),
     });
@@ -91,7 +91,7 @@ fn a_plan_behind_a_closed_gate_is_at_the_gate() {
     assert_eq!(told(&state).state, PlanState::Running);
     start(&mut state, "preflight", 1);
     assert_eq!(told(&state).state, PlanState::Running);
-    finish(&mut state, "preflight", 1, Outcome::Done);
+    finish(&mut state, "preflight", 1, StepOutcome::Done);
     let status = told(&state);
     assert_eq!((status.state, status.passed), (PlanState::AtGate, Gate::Stage));
     assert_eq!(states(&status), [StepState::Done, StepState::Pending, StepState::Pending]);
@@ -102,7 +102,7 @@ fn a_step_that_is_tried_again_runs_and_says_what_failed() {
     let mut state = journal();
     gate(&mut state, Gate::Stage);
     start(&mut state, "preflight", 1);
-    finish(&mut state, "preflight", 1, Outcome::Failed);
+    finish(&mut state, "preflight", 1, StepOutcome::Failed);
     let status = told(&state);
     assert_eq!(status.state, PlanState::Retrying);
     assert_eq!(status.steps[0].state, StepState::Running);
@@ -120,7 +120,7 @@ fn what_was_not_reached_says_so_and_names_what_stays() {
     gate(&mut state, Gate::Upgrade);
     for step in ["preflight", "kubeadm-install"] {
         start(&mut state, step, 1);
-        finish(&mut state, step, 1, Outcome::Done);
+        finish(&mut state, step, 1, StepOutcome::Done);
     }
     end(&mut state, PlanState::Stopped);
     let status = told(&state);
@@ -140,7 +140,7 @@ fn an_undo_is_a_step_of_the_report_and_leaves_nothing() {
     gate(&mut state, Gate::Upgrade);
     for step in ["preflight", "kubeadm-install", "undo-kubeadm-install"] {
         start(&mut state, step, 1);
-        finish(&mut state, step, 1, Outcome::Done);
+        finish(&mut state, step, 1, StepOutcome::Done);
     }
     end(&mut state, PlanState::Stopped);
     let status = told(&state);

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use crate::{report, trust::Extras};
 
 /// Field manager of the status that an agent reports.
-pub const MANAGER: &str = "refit-agent";
+pub(crate) const MANAGER: &str = "refit-agent";
 /// Wait before a failed API call is tried again.
 const API_RETRY: Duration = Duration::from_secs(2);
 

@@ -54,7 +54,7 @@ pub enum Record {
         /// Which try.
         attempt: i32,
         /// How.
-        outcome: Outcome,
+        outcome: StepOutcome,
         /// What may end a failure.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         failure: Option<FailureKind>,
@@ -104,7 +104,7 @@ pub enum Record {
 
 /// How a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Outcome {
+pub enum StepOutcome {
     /// Well.
     Done,
     /// Badly; another try may help.
@@ -206,7 +206,7 @@ pub struct StepRun {
     /// When the last try ended.
     pub finished_at: Option<Timestamp>,
     /// How the last try that ended did so.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<StepOutcome>,
     /// What may end its failure.
     pub failure: Option<FailureKind>,
     /// It failed, and the host was seen to be as it was before the plan.
@@ -226,13 +226,13 @@ impl StepRun {
     /// Whether a command of it may have changed something: not if it was refused before it could
     /// start, nor if it failed and the host was seen to be as before.
     pub fn left_its_mark(&self) -> bool {
-        let back = !self.is_open() && self.outcome != Some(Outcome::Done) && self.unchanged;
+        let back = !self.is_open() && self.outcome != Some(StepOutcome::Done) && self.unchanged;
         !self.unit.is_empty() && !back
     }
 
     /// Whether the step ended well.
     pub fn is_done(&self) -> bool {
-        !self.is_open() && self.outcome == Some(Outcome::Done)
+        !self.is_open() && self.outcome == Some(StepOutcome::Done)
     }
 }
 

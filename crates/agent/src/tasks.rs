@@ -11,15 +11,10 @@ use std::{
 use anyhow::Context as _;
 use clap::Subcommand;
 use refit_agent::{
-    host::{
-        Site,
-        carry_out::{self, JobFile},
-        files::secret::NodeSecrets,
-    },
+    host::{JobFile, NodeSecrets, Site},
     install::{
-        BASE, Installation, Layout, Outcome, SystemdUnits,
-        exchange::{self, confirmed, exchanged},
-        unit::setting,
+        BASE, ExchangeOutcome, Installation, Layout, SystemdUnits, confirmed, end_trial, exchanged,
+        guard, setting,
     },
 };
 use refit_bundle::PublicKeys;
@@ -116,9 +111,9 @@ pub(crate) async fn run(
             }
         }
         Task::CarryOut { job } => return Ok(carry_out(job).await),
-        Task::Guard => exchange::guard(&host.layout, &units).await?,
+        Task::Guard => guard(&host.layout, &units).await?,
         Task::EndTrial => {
-            if exchange::end_trial(&host.layout, &host.root, &units, Clock::real().now()).await? {
+            if end_trial(&host.layout, &host.root, &units, Clock::real().now()).await? {
                 tracing::warn!("the new version did not report: the one before runs again");
             }
         }
@@ -147,7 +142,7 @@ async fn carry_out(job: &Path) -> ExitCode {
         let log = site.units().join(format!("{}.log", job.unit));
         let site = site.logging_to(log);
         let secrets = NodeSecrets::of_host(&job.kubeconfig, &job.namespace);
-        carry_out::carry_out(&site, &job, &secrets).await
+        refit_agent::host::carry_out(&site, &job, &secrets).await
     };
     match outcome.await {
         Ok(()) => ExitCode::SUCCESS,
@@ -179,15 +174,15 @@ async fn install(
         let outcome = host.install(program, &settings, Clock::real().now()).await?;
         if known.as_ref() != Some(&outcome) {
             match &outcome {
-                Outcome::Installed => tracing::info!("the agent runs on this host"),
-                Outcome::Reconfigured => {
+                ExchangeOutcome::Installed => tracing::info!("the agent runs on this host"),
+                ExchangeOutcome::Reconfigured => {
                     tracing::info!("the agent was started anew with other settings");
                 }
-                Outcome::Unchanged => tracing::info!("the host runs this version"),
-                Outcome::Replaced => {
+                ExchangeOutcome::Unchanged => tracing::info!("the host runs this version"),
+                ExchangeOutcome::Replaced => {
                     tracing::info!("this version runs in place of another");
                 }
-                Outcome::Wanted { running } => {
+                ExchangeOutcome::Wanted { running } => {
                     tracing::info!(running, "that version gives way when no step is under way");
                 }
             }
@@ -207,7 +202,7 @@ async fn install(
 /// The version that this process is, where it keeps its own versions.
 pub(crate) fn own_version() -> Option<String> {
     let program = std::env::current_exe().ok()?;
-    exchange::own_version(&Layout::new(BASE), &program)
+    refit_agent::install::own_version(&Layout::new(BASE), &program)
 }
 
 /// Ends the trial of this version once it has reported, then waits until another takes its place.

@@ -18,18 +18,18 @@ use crate::{
 };
 
 /// What the id of an undo step starts with.
-pub const UNDO: &str = "undo-";
+pub(crate) const UNDO: &str = "undo-";
 /// How much of an undo's message the report of what is left repeats.
 const MESSAGE_CHARS: usize = 300;
 
 /// Id of the step that takes a step back.
-pub fn undo_id(step: &str) -> String {
+pub(crate) fn undo_id(step: &str) -> String {
     format!("{UNDO}{step}")
 }
 
 /// The undo steps of a plan in the order in which they are taken: the last step first, but the
 /// kubelet is restarted once everything that it reads is back. None past the point of no return.
-pub fn undo_steps(plan: &Progress) -> Vec<PlannedStep> {
+pub(crate) fn undo_steps(plan: &Progress) -> Vec<PlannedStep> {
     if plan.past_no_return() {
         return Vec::new();
     }
@@ -85,7 +85,7 @@ fn how(plan: &Progress, step: &PlannedStep) -> Option<StepUndo> {
 }
 
 /// The packages that steps name beside those of Kubernetes: what an undo has to know of.
-pub fn named_packages(steps: &[PlannedStep]) -> BTreeSet<String> {
+pub(crate) fn named_packages(steps: &[PlannedStep]) -> BTreeSet<String> {
     let args = steps.iter().filter_map(|step| step.action.packages.as_ref());
     args.flat_map(|args| &args.install).map(|package| package.name.clone()).collect()
 }
@@ -136,7 +136,7 @@ fn packages_before(plan: &Progress, step: &PlannedStep) -> BTreeMap<String, Stri
 }
 
 /// What a plan that has ended badly left on the host: the step, and a whole sentence.
-pub fn left_behind(plan: &Progress) -> Vec<(String, String)> {
+pub(crate) fn left_behind(plan: &Progress) -> Vec<(String, String)> {
     if !matches!(plan.ended, Some(PlanState::Failed | PlanState::Stopped)) {
         return Vec::new();
     }
@@ -206,7 +206,7 @@ fn changes_the_host(step: &PlannedStep) -> bool {
 }
 
 /// Why the rest of a plan was not done, and what it left.
-pub fn not_taken(plan: &Progress) -> String {
+pub(crate) fn not_taken(plan: &Progress) -> String {
     let why = match (plan.ended, plan.abort) {
         (Some(PlanState::Failed), _) => "an earlier step failed",
         (_, Some(AbortCause::Superseded)) => "another plan took the place of this one",

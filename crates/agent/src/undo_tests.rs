@@ -5,7 +5,7 @@ use super::*;
 use crate::{
     engine::{self, MAX_ATTEMPTS, Next},
     host::{Command, InvalidStep},
-    state::{JournalState, Outcome, Record},
+    state::{JournalState, Record, StepOutcome},
 };
 
 fn at(second: i64) -> jiff::Timestamp {
@@ -78,8 +78,14 @@ fn start(state: &mut JournalState, step: &str, attempt: i32) {
     });
 }
 
-fn finish(state: &mut JournalState, step: &str, attempt: i32, outcome: Outcome, unchanged: bool) {
-    let failed = outcome != Outcome::Done;
+fn finish(
+    state: &mut JournalState,
+    step: &str,
+    attempt: i32,
+    outcome: StepOutcome,
+    unchanged: bool,
+) {
+    let failed = outcome != StepOutcome::Done;
     state.apply(&Record::StepFinished {
         plan: "p".to_owned(),
         step: step.to_owned(),
@@ -100,10 +106,10 @@ fn failed_at(steps: Vec<PlannedStep>, point: &str, step: &str, unchanged: bool) 
     let mut state = plan_of(steps, point);
     for done in &before {
         start(&mut state, done, 1);
-        finish(&mut state, done, 1, Outcome::Done, false);
+        finish(&mut state, done, 1, StepOutcome::Done, false);
     }
     start(&mut state, step, 1);
-    finish(&mut state, step, 1, Outcome::FailedForGood, unchanged);
+    finish(&mut state, step, 1, StepOutcome::FailedForGood, unchanged);
     state
 }
 
@@ -120,9 +126,9 @@ fn take_back(state: &mut JournalState, broken: &[&str]) -> (Vec<String>, PlanSta
             Next::Start { job, attempt } => {
                 start(state, &job.step, attempt);
                 let outcome = if broken.contains(&job.step.as_str()) {
-                    Outcome::FailedForGood
+                    StepOutcome::FailedForGood
                 } else {
-                    Outcome::Done
+                    StepOutcome::Done
                 };
                 finish(state, &job.step, attempt, outcome, false);
                 taken.push(job.step);
@@ -308,7 +314,7 @@ fn an_undo_is_tried_again_like_any_step() {
     let mut state = failed_at(worker(), "node-ready", "kubeadm-install", false);
     for attempt in 1..=MAX_ATTEMPTS {
         start(&mut state, "undo-kubeadm-install", attempt);
-        finish(&mut state, "undo-kubeadm-install", attempt, Outcome::Failed, false);
+        finish(&mut state, "undo-kubeadm-install", attempt, StepOutcome::Failed, false);
         let next = engine::next(&state, None, at(1000));
         if attempt < MAX_ATTEMPTS {
             assert!(matches!(next, Next::Start { attempt: a, .. } if a == attempt + 1));

@@ -16,11 +16,7 @@ use std::{
     process::Command,
 };
 
-use refit_agent::host::{
-    KubernetesVersion, Program, Site, WorkError,
-    packages::{Order, Packages, Want},
-    site::Tool,
-};
+use refit_agent::host::{KubernetesVersion, Order, Packages, Program, Site, Tool, Want, WorkError};
 use refit_kinds::refit::{FailureKind, PackageArgs, PackageDriver};
 
 const NAMES: [&str; 3] = ["kubeadm", "kubelet", "kubectl"];

@@ -15,9 +15,7 @@ use std::{
 };
 
 use refit_agent::host::{
-    KubernetesVersion, Program, Site, WorkError, bundle,
-    packages::{Order, Packages, Want},
-    site::Tool,
+    KubernetesVersion, Order, Packages, Program, Site, Tool, Want, WorkError, bundle,
 };
 use refit_bundle::{
     build::{self, PackageSpec, SecretKey, Spec},

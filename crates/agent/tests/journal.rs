@@ -18,7 +18,7 @@ use proptest::prelude::*;
 use refit_agent::{
     Disk,
     journal::{CHECKPOINT_BYTES, Journal, JournalError, PATH, encode, recover},
-    state::{AbortCause, JournalState, Outcome, Record},
+    state::{AbortCause, JournalState, Record, StepOutcome},
 };
 use refit_kinds::refit::{Gate, PlanState, PlannedStep, StepAction, StepType};
 use refit_runtime::gate::Open;
@@ -60,7 +60,7 @@ fn started(plan: &str, step: &str, attempt: i32) -> Record {
     }
 }
 
-fn finished(plan: &str, step: &str, attempt: i32, outcome: Outcome) -> Record {
+fn finished(plan: &str, step: &str, attempt: i32, outcome: StepOutcome) -> Record {
     Record::StepFinished {
         plan: plan.to_owned(),
         step: step.to_owned(),
@@ -79,9 +79,9 @@ fn history() -> Vec<Record> {
         accepted("p"),
         Record::GateSeen { plan: "p".to_owned(), gate: Gate::Stage },
         started("p", "preflight", 1),
-        finished("p", "preflight", 1, Outcome::Failed),
+        finished("p", "preflight", 1, StepOutcome::Failed),
         started("p", "preflight", 2),
-        finished("p", "preflight", 2, Outcome::Done),
+        finished("p", "preflight", 2, StepOutcome::Done),
         Record::AbortSeen { plan: "p".to_owned(), cause: AbortCause::Requested },
         Record::PlanEnded { plan: "p".to_owned(), state: PlanState::Stopped, at: at(9) },
     ]
@@ -101,7 +101,7 @@ fn records_strategy() -> impl Strategy<Value = Vec<Record>> {
         (0..6_u8, step, 1..4_i32, ".{0,20}").prop_map(|(kind, step, n, text)| match kind {
             0 => accepted("p"),
             1 => started("p", step, n),
-            2 => finished("p", step, n, Outcome::Failed),
+            2 => finished("p", step, n, StepOutcome::Failed),
             3 => Record::GateSeen { plan: text, gate: Gate::Upgrade },
             4 => Record::AbortSeen { plan: "p".to_owned(), cause: AbortCause::Superseded },
             _ => Record::PlanEnded { plan: "p".to_owned(), state: PlanState::Failed, at: at(0) },
@@ -387,7 +387,7 @@ async fn after_a_failed_sync_the_file_is_written_anew_and_no_second_sync_is_beli
 }
 
 fn long(step: &str, attempt: i32) -> Record {
-    let mut record = finished("p", step, attempt, Outcome::Failed);
+    let mut record = finished("p", step, attempt, StepOutcome::Failed);
     if let Record::StepFinished { message, .. } = &mut record {
         *message = "x".repeat(4096);
     }

@@ -72,7 +72,18 @@ impl Troubles {
             | Command::InstallKubectl { .. }
             | Command::InstallContainerRuntime { .. }
             | Command::RestorePackages { .. } => "/usr/bin",
-            _ => return None,
+            Command::PreflightChecks { .. }
+            | Command::KubeadmUpgrade { .. }
+            | Command::RenewCertificates { .. }
+            | Command::SetKubeletFlags { .. }
+            | Command::FinalizeOsImage { .. }
+            | Command::CommitOsImage { .. }
+            | Command::RestoreOsImage { .. }
+            | Command::RestoreFiles { .. }
+            | Command::RestoreConfiguration
+            | Command::RestartKubelet
+            | Command::Reboot
+            | Command::VerifyVersions { .. } => return None,
         };
         self.disk_full.then(|| format!("{folder}: No space left on device"))
     }

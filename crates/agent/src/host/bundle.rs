@@ -20,7 +20,7 @@ use super::{
 };
 
 /// Public keys of those who may sign a bundle for this host: its own administrator's choice.
-pub const KEYS: &str = "/etc/refit/keys";
+pub(crate) const KEYS: &str = "/etc/refit/keys";
 
 /// Credentials for registries that the kubelet of a host has, and we with it.
 const CREDENTIALS: &str = "/var/lib/kubelet/config.json";
@@ -251,12 +251,16 @@ pub fn packages(site: &Site, plan: &str, from: &PackageArgs) -> Result<PackageAr
 }
 
 /// Whether an OS image is one of the plan's bundle.
-pub fn has_os_image(image: &OsImageArgs) -> bool {
+pub(crate) fn has_os_image(image: &OsImageArgs) -> bool {
     image.url.starts_with(IN_BUNDLE)
 }
 
 /// An OS image as Trident takes it: one of the plan's bundle by the URL of its verified file.
-pub fn os_image(site: &Site, plan: &str, image: &OsImageArgs) -> Result<OsImageArgs, WorkError> {
+pub(crate) fn os_image(
+    site: &Site,
+    plan: &str,
+    image: &OsImageArgs,
+) -> Result<OsImageArgs, WorkError> {
     let Some(path) = image.url.strip_prefix(IN_BUNDLE) else {
         return Ok(image.clone());
     };

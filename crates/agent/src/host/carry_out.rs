@@ -67,7 +67,7 @@ impl JobFile {
 }
 
 /// Where a unit leaves word that it ended well: it outlives a boot, which the unit does not.
-pub fn mark_path(site: &Site, unit: &str) -> PathBuf {
+pub(crate) fn mark_path(site: &Site, unit: &str) -> PathBuf {
     site.units().join(format!("{unit}.done"))
 }
 
@@ -206,7 +206,7 @@ async fn install(site: &Site, job: &JobFile) -> Result<(), WorkError> {
 }
 
 /// What an installing command wants, and from where.
-pub fn wanted(command: &Command) -> Result<(&PackageArgs, Vec<Want>), WorkError> {
+pub(crate) fn wanted(command: &Command) -> Result<(&PackageArgs, Vec<Want>), WorkError> {
     Ok(match command {
         Command::InstallKubeadm { version, packages } => {
             (packages, kubernetes(&["kubeadm"], version, packages)?)
@@ -270,7 +270,7 @@ async fn restart_kubelet(site: &Site) -> Result<(), WorkError> {
 
 /// Looks at the host itself whether the work of a command is done. Commands whose work shows only
 /// in their mark are not asked here.
-pub async fn look(site: &Site, job: &Job) -> Result<Option<Evidence>, HostError> {
+pub(crate) async fn look(site: &Site, job: &Job) -> Result<Option<Evidence>, HostError> {
     if job.command.shows_in_part() && !mark_path(site, &job.unit).exists() {
         let what = format!("{} has not run to its end", job.command.name());
         return Ok(Some(Evidence::Missing { what }));
@@ -294,7 +294,16 @@ pub async fn look(site: &Site, job: &Job) -> Result<Option<Evidence>, HostError>
         Command::FinalizeOsImage { image } => os(image).is_finalized().await,
         Command::CommitOsImage { image } => os(image).is_committed().await,
         Command::RestoreOsImage { image } => os(image).is_undone().await,
-        _ => return Ok(None),
+        Command::PreflightChecks { .. }
+        | Command::FetchPackages { .. }
+        | Command::PreloadImages { .. }
+        | Command::Snapshot
+        | Command::KubeadmUpgrade { .. }
+        | Command::RenewCertificates { .. }
+        | Command::RestartKubelet
+        | Command::Reboot
+        | Command::VerifyVersions { .. }
+        | Command::RestoreConfiguration => return Ok(None),
     };
     Ok(Some(found.unwrap_or_else(|error| Evidence::Missing { what: error.message })))
 }

@@ -395,7 +395,7 @@ impl Command {
 }
 
 /// How long a host may take from the reboot command to its next boot.
-pub const REBOOT_DEADLINE_SECONDS: u32 = 900;
+pub(super) const REBOOT_DEADLINE_SECONDS: u32 = 900;
 
 #[cfg(test)]
 #[path = "command_tests.rs"]

@@ -2,7 +2,7 @@
 
 use refit_kinds::refit::ImageArgs;
 
-use super::{Evidence, KubernetesVersion, Program, Site, work::WorkError};
+use super::{KubernetesVersion, Program, Site, work::WorkError};
 
 /// containerd's namespace of what the kubelet runs.
 const NAMESPACE: &str = "k8s.io";
@@ -10,7 +10,7 @@ const NAMESPACE: &str = "k8s.io";
 const MIRRORS: &str = "/etc/containerd/certs.d";
 
 /// Fetches images into the container runtime; those that are there are left alone.
-pub async fn preload(
+pub(super) async fn preload(
     site: &Site,
     version: Option<&KubernetesVersion>,
     args: &ImageArgs,
@@ -45,7 +45,7 @@ async fn fetch(
 }
 
 /// Imports images from an archive, as `docker save` or an OCI layout in a tar file has them.
-pub async fn import(site: &Site, archive: &std::path::Path) -> Result<(), WorkError> {
+pub(super) async fn import(site: &Site, archive: &std::path::Path) -> Result<(), WorkError> {
     let archive = archive.display().to_string();
     let arguments = ["--namespace", NAMESPACE, "images", "import", &archive];
     site.run(&site.call(Program::Ctr, arguments)).await?;
@@ -53,28 +53,13 @@ pub async fn import(site: &Site, archive: &std::path::Path) -> Result<(), WorkEr
 }
 
 /// Whether the runtime has all of these images.
-pub async fn are_there(site: &Site, names: &[String]) -> Result<bool, WorkError> {
+pub(super) async fn are_there(site: &Site, names: &[String]) -> Result<bool, WorkError> {
     for name in names {
         if !is_there(site, name).await? {
             return Ok(false);
         }
     }
     Ok(true)
-}
-
-/// Whether every image is there.
-pub async fn check(
-    site: &Site,
-    version: Option<&KubernetesVersion>,
-    args: &ImageArgs,
-) -> Result<Evidence, WorkError> {
-    for image in wanted(site, version, args).await? {
-        if !is_there(site, &image).await? {
-            let what = format!("image {image} is not there");
-            return Ok(Evidence::Missing { what });
-        }
-    }
-    Ok(Evidence::Done)
 }
 
 async fn wanted(
@@ -173,15 +158,15 @@ mod tests {
             kubeadm: true,
             ..ImageArgs::default()
         };
-        let before = check(&site, Some(&version), &args).await.unwrap();
-        assert!(matches!(before, Evidence::Missing { .. }));
+        let all = wanted(&site, Some(&version), &args).await.unwrap();
+        assert!(!are_there(&site, &all).await.unwrap());
         preload(&site, Some(&version), &args).await.unwrap();
         let have = fs::read_to_string(folder.path().join("have")).unwrap();
         assert_eq!(
             have,
             "registry.k8s.io/pause:3.10\napp.example/web:1\nregistry.k8s.io/kube-proxy:v1.35.0\n"
         );
-        assert_eq!(check(&site, Some(&version), &args).await.unwrap(), Evidence::Done);
+        assert!(are_there(&site, &all).await.unwrap());
     }
 
     #[tokio::test]

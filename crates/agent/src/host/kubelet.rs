@@ -28,7 +28,7 @@ const KUBELET_CONF: &str = "/etc/kubernetes/kubelet.conf";
 const LOCAL_ENDPOINT_MINOR: u32 = 31;
 
 /// Every flag that the kubelet is started with by these files, and the file.
-pub fn flags(site: &Site) -> Vec<(String, &'static str)> {
+pub(super) fn flags(site: &Site) -> Vec<(String, &'static str)> {
     FILES
         .into_iter()
         .flat_map(|(file, variable)| {
@@ -41,7 +41,7 @@ pub fn flags(site: &Site) -> Vec<(String, &'static str)> {
 }
 
 /// Sets and takes away flags. What was there is kept in a group of the plan, once.
-pub fn set_flags(
+pub(super) fn set_flags(
     site: &Site,
     plan: &str,
     group: &str,
@@ -65,7 +65,7 @@ pub fn set_flags(
 }
 
 /// Whether the flags are as a plan wants them.
-pub fn has_flags(site: &Site, args: &KubeletArgs) -> bool {
+pub(super) fn has_flags(site: &Site, args: &KubeletArgs) -> bool {
     FILES.into_iter().all(|(file, variable)| {
         let text = site.read(file);
         with_flags(&text, variable, args, file == FILES[0].0) == text
@@ -176,7 +176,7 @@ fn words(value: &str) -> Vec<String> {
 }
 
 /// Asks the installed kubelet whether it knows the flags that it will be started with.
-pub async fn check_flags(site: &Site) -> Result<(), WorkError> {
+pub(super) async fn check_flags(site: &Site) -> Result<(), WorkError> {
     if !site.has(Program::Kubelet) {
         return Ok(());
     }
@@ -207,7 +207,7 @@ pub async fn check_flags(site: &Site) -> Result<(), WorkError> {
 
 /// On a control plane that goes to v1.31: lets the kubelet speak to the API server of its own host,
 /// which is of its version, and not to a load balancer with older ones behind it.
-pub fn use_local_endpoint(
+pub(super) fn use_local_endpoint(
     site: &Site,
     plan: &str,
     version: &KubernetesVersion,

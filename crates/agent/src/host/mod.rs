@@ -5,32 +5,32 @@
 //!
 //! | on a real host | is for |
 //! |---|---|
-//! | [`real`], [`mod@unit`] | starting units, asking how far they are, looking at the host |
-//! | [`carry_out`] | what runs inside a unit |
-//! | [`packages`] | apt, dnf, tarballs |
-//! | [`kubeadm`], [`kubelet`], [`snapshot`] | Kubernetes itself |
-//! | [`trident`] | OS images |
-//! | [`files`], [`ntp`], [`images`], [`runtime`], [`bundle`] | everything else |
-//! | [`site`], [`program`] | the host as all of them see it: folders, programs, a log |
+//! | `real`, `unit` | starting units, asking how far they are, looking at the host |
+//! | `carry_out` | what runs inside a unit |
+//! | `packages` | apt, dnf, tarballs |
+//! | `kubeadm`, `kubelet`, `snapshot` | Kubernetes itself |
+//! | `trident` | OS images |
+//! | `files`, `ntp`, `images`, `runtime`, [`bundle`] | everything else |
+//! | `site`, `program` | the host as all of them see it: folders, programs, a log |
 
 pub mod bundle;
-pub mod carry_out;
-pub mod command;
-pub mod files;
-pub mod images;
-pub mod kubeadm;
-pub mod kubelet;
-pub mod ntp;
-pub mod packages;
-pub mod program;
-pub mod real;
-pub mod runtime;
-pub mod site;
-pub mod snapshot;
-pub mod trident;
-pub mod unit;
+mod carry_out;
+mod command;
+mod files;
+mod images;
+mod kubeadm;
+mod kubelet;
+mod ntp;
+mod packages;
+mod program;
+mod real;
+mod runtime;
+mod site;
+mod snapshot;
+mod trident;
+mod unit;
 mod version;
-pub mod work;
+pub(crate) mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,9 +38,14 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use refit_kinds::refit::{FailureKind, HostFacts};
 
+pub use carry_out::{JobFile, carry_out};
 pub use command::{CAPABILITIES, Command, InvalidStep, KubernetesVersion};
+pub use files::secret::{NoSecrets, NodeSecrets};
+pub use packages::{Order, Packages, Want};
 pub use program::{Invocation, Program, ProgramError};
-pub use site::Site;
+pub use real::RealHost;
+pub use site::{Site, Tool};
+pub use trident::{OsImage, Situation, TridentCli};
 pub use work::WorkError;
 
 /// The static pods of a control plane that carry its version.

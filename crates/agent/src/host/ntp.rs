@@ -62,7 +62,12 @@ fn is_server(text: &str) -> bool {
 }
 
 /// Sets the servers, and starts or stops the daemon.
-pub async fn apply(site: &Site, plan: &str, step: &str, args: &NtpArgs) -> Result<(), WorkError> {
+pub(super) async fn apply(
+    site: &Site,
+    plan: &str,
+    step: &str,
+    args: &NtpArgs,
+) -> Result<(), WorkError> {
     if let Some(bad) = args.servers.iter().find(|server| !is_server(server)) {
         return Err(WorkError::last(format!(
             "ntp.servers holds {bad:?}, which is no name of a host"
@@ -146,7 +151,7 @@ async fn remember(site: &Site, plan: &str, step: &str, daemon: &Daemon) -> Resul
 
 /// Makes the services of a step run as they did before it, with the servers that they had; nothing
 /// where the step was about something else.
-pub async fn put_back(site: &Site, plan: &str, step: &str) -> Result<(), WorkError> {
+pub(super) async fn put_back(site: &Site, plan: &str, step: &str) -> Result<(), WorkError> {
     let path = remembered(site, plan, step);
     let Some((text, _)) = atomic::read(&path)? else {
         return Ok(());
@@ -190,7 +195,7 @@ fn include(site: &Site, plan: &str, step: &str, daemon: &Daemon) -> Result<(), W
 }
 
 /// Whether the servers are set.
-pub fn check(site: &Site, args: &NtpArgs) -> Evidence {
+pub(super) fn check(site: &Site, args: &NtpArgs) -> Evidence {
     let Some(daemon) = daemon(site) else {
         return Evidence::from_check(!args.enabled, || {
             "the host has neither chrony nor systemd-timesyncd".to_owned()

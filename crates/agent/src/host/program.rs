@@ -5,7 +5,7 @@ use std::{fmt, path::Path, path::PathBuf, process::Stdio, sync::LazyLock, time::
 use regex::{Regex, RegexBuilder};
 
 /// How much of a program's output an error keeps.
-pub const TAIL_BYTES: usize = 4096;
+pub(super) const TAIL_BYTES: usize = 4096;
 /// Most memory of one of the rules that find secrets.
 const RULE_BYTES: usize = 32 << 10;
 /// How much of a log is read.
@@ -248,7 +248,7 @@ impl Invocation {
 }
 
 /// Opens a log that only root may read, to write at its end.
-pub fn open_log(path: &Path) -> std::io::Result<std::fs::File> {
+pub(super) fn open_log(path: &Path) -> std::io::Result<std::fs::File> {
     let mut options = std::fs::OpenOptions::new();
     options.create(true).append(true);
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
@@ -256,7 +256,7 @@ pub fn open_log(path: &Path) -> std::io::Result<std::fs::File> {
 }
 
 /// The text of a file from a place on; of much, the end.
-pub fn read_from(path: &Path, from: u64) -> std::io::Result<String> {
+pub(super) fn read_from(path: &Path, from: u64) -> std::io::Result<String> {
     use std::io::{Read as _, Seek as _, SeekFrom};
     let mut file = std::fs::File::open(path)?;
     let end = file.metadata()?.len();
@@ -328,7 +328,7 @@ fn exit(code: Option<i32>) -> String {
 }
 
 /// The last 4 KiB of a program's output, secrets masked.
-pub fn tail(output: &str) -> String {
+pub(super) fn tail(output: &str) -> String {
     // Masked before it is cut: a secret cut in two is not recognised.
     let masked = mask(output.trim_end());
     let mut start = masked.len().saturating_sub(TAIL_BYTES);
@@ -339,7 +339,7 @@ pub fn tail(output: &str) -> String {
 }
 
 /// Replaces what looks like a secret.
-pub fn mask(text: &str) -> String {
+pub(super) fn mask(text: &str) -> String {
     static RULES: LazyLock<[(Regex, &str); 6]> = LazyLock::new(|| {
         // Secrets are ASCII: with Unicode's classes the rules would take more memory than all else
         // of an agent, from the first failure on.

@@ -30,7 +30,7 @@ use super::{
 };
 
 /// What the agent's program is asked to do in a unit.
-pub const CARRY_OUT: &str = "carry-out";
+pub(super) const CARRY_OUT: &str = "carry-out";
 const SELF: &str = "/proc/self/exe";
 /// Longest wait for the end of a unit's process before systemd is asked about the unit: where the
 /// agent sees other processes than systemd does, it waits for a stranger.

@@ -9,7 +9,7 @@ const SERVICES: [&str; 2] = ["containerd.service", "crio.service"];
 
 /// Restarts the container runtime if its program was replaced since it started. Containers go on:
 /// their shims are processes of their own.
-pub async fn restart_if_replaced(site: &Site) -> Result<(), WorkError> {
+pub(super) async fn restart_if_replaced(site: &Site) -> Result<(), WorkError> {
     site.run(&site.call(Program::Systemctl, ["daemon-reload"])).await?;
     for service in SERVICES {
         let show = ["show", service, "--property=MainPID", "--value"];

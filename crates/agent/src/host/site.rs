@@ -165,7 +165,7 @@ impl Site {
 }
 
 /// A name that is one plain folder, whatever it was made of.
-pub fn plain(name: &str) -> String {
+pub(crate) fn plain(name: &str) -> String {
     let clean: String = name
         .chars()
         .take(120)

@@ -35,9 +35,9 @@ use super::{
 };
 
 /// How many snapshots of other plans stay.
-pub const KEPT: usize = 2;
+pub(super) const KEPT: usize = 2;
 /// Group of the files that `kubeadm upgrade` changes.
-pub const CONFIGURATION: &str = "configuration";
+pub(super) const CONFIGURATION: &str = "configuration";
 /// Those that are not manifests.
 const CONFIGURATION_FILES: [&str; 3] =
     [KUBELET_CONFIG, "/var/lib/kubelet/kubeadm-flags.env", INSTANCE_CONFIG];
@@ -63,7 +63,7 @@ enum Way {
 }
 
 /// Whether a snapshot can be taken; said before anything is staged.
-pub fn check(site: &Site) -> Result<(), WorkError> {
+pub(super) fn check(site: &Site) -> Result<(), WorkError> {
     if Etcd::of(site) == Etcd::Elsewhere {
         return Ok(());
     }
@@ -86,7 +86,7 @@ fn way(site: &Site) -> Result<Way, WorkError> {
 }
 
 /// Takes the snapshot of a plan.
-pub async fn take(site: &Site, plan: &str) -> Result<(), WorkError> {
+pub(super) async fn take(site: &Site, plan: &str) -> Result<(), WorkError> {
     let packages = Packages::of(site, PackageDriver::Auto)?.installed().await?;
     save(site, plan, &packages).await
 }
@@ -109,18 +109,8 @@ async fn save(
     Ok(())
 }
 
-/// Whether everything of a plan's snapshot is there; else what is not.
-pub fn is_taken(site: &Site, plan: &str) -> Option<String> {
-    let folder = site.snapshot(plan);
-    if !folder.join("packages.json").exists() {
-        return Some("the list of packages is not saved".to_owned());
-    }
-    let etcd = Etcd::of(site) != Etcd::Elsewhere;
-    (etcd && !folder.join("etcd.db").exists()).then(|| "etcd is not saved".to_owned())
-}
-
 /// Keeps the files that `kubeadm upgrade` changes, once per plan.
-pub fn keep_configuration(site: &Site, plan: &str) -> Result<(), WorkError> {
+pub(super) fn keep_configuration(site: &Site, plan: &str) -> Result<(), WorkError> {
     make_folder(site, plan)?;
     // On a worker nobody writes manifests, and those of other people are not ours to take away.
     let control_plane = site.path(MANIFESTS).join("kube-apiserver.yaml").exists();
@@ -136,16 +126,11 @@ pub fn keep_configuration(site: &Site, plan: &str) -> Result<(), WorkError> {
 }
 
 /// Puts back what [`keep_configuration`] kept.
-pub fn put_back(site: &Site, plan: &str) -> Result<(), WorkError> {
+pub(super) fn put_back(site: &Site, plan: &str) -> Result<(), WorkError> {
     for path in keep::put_back(site, plan, CONFIGURATION)? {
         site.say(&format!("{path} is as it was"));
     }
     Ok(())
-}
-
-/// Whether it is back; else which file is not.
-pub fn is_back(site: &Site, plan: &str) -> Result<Option<String>, WorkError> {
-    keep::is_back(site, plan, CONFIGURATION)
 }
 
 /// The folder of a plan's snapshot. Only what is made here is closed: it is ours alone.

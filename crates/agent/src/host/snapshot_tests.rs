@@ -63,9 +63,8 @@ fn packages() -> BTreeMap<String, String> {
 async fn a_worker_keeps_its_packages_and_its_kubelets_configuration() {
     let (_folder, site) = site();
     check(&site).unwrap();
-    assert!(is_taken(&site, "p").unwrap().contains("packages"));
     save(&site, "p", &packages()).await.unwrap();
-    assert_eq!(is_taken(&site, "p"), None);
+    assert!(site.snapshot("p").join("packages.json").exists());
     let mode = fs::metadata(site.snapshot("p")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
     fs::write(site.path(KUBELET_CONFIG), "new").unwrap();
@@ -73,11 +72,11 @@ async fn a_worker_keeps_its_packages_and_its_kubelets_configuration() {
     fs::write(&added, "new").unwrap();
     // A later try keeps what the first one kept.
     save(&site, "p", &packages()).await.unwrap();
-    assert!(is_back(&site, "p").unwrap().is_some());
+    assert!(keep::is_back(&site, "p", CONFIGURATION).unwrap().is_some());
     put_back(&site, "p").unwrap();
     assert_eq!(site.read(KUBELET_CONFIG), "old");
     assert!(!added.exists());
-    assert_eq!(is_back(&site, "p").unwrap(), None);
+    assert_eq!(keep::is_back(&site, "p", CONFIGURATION).unwrap(), None);
 }
 
 #[tokio::test]
@@ -151,7 +150,7 @@ async fn half_a_snapshot_is_not_taken_for_one() {
     let site = stub(site, Program::Etcdctl, &format!("for last; do :; done\ncp {from} \"$last\""));
     let error = save(&site, "p", &packages()).await.unwrap_err();
     assert_eq!(error.kind, FailureKind::Retriable);
-    assert!(is_taken(&site, "p").unwrap().contains("etcd"));
+    assert!(!site.snapshot("p").join("etcd.db").exists());
 }
 
 #[test]

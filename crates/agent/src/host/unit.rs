@@ -10,7 +10,7 @@ use super::{Invocation, Program, UnitState};
 
 /// A transient unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnitSpec {
+pub(super) struct UnitSpec {
     /// Its name, without `.service`.
     pub name: String,
     /// What it is for.
@@ -26,7 +26,7 @@ pub struct UnitSpec {
 impl UnitSpec {
     /// The call of systemd-run that starts it. No shell is involved, and no argument of ours holds
     /// a blank, a quote, `$` or `%`, which systemd would read.
-    pub fn invocation(&self) -> Invocation {
+    pub(super) fn invocation(&self) -> Invocation {
         let output = self.output.display();
         let mut arguments = vec![
             format!("--unit={}.service", self.name),
@@ -51,7 +51,7 @@ impl UnitSpec {
 }
 
 /// Reads `systemctl show` of a unit; the output is added by the caller.
-pub fn parse(text: &str) -> UnitState {
+pub(super) fn parse(text: &str) -> UnitState {
     let fields: BTreeMap<&str, &str> =
         text.lines().filter_map(|line| line.split_once('=')).collect();
     let field = |name: &str| fields.get(name).copied().unwrap_or_default();

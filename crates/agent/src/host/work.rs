@@ -5,11 +5,11 @@ use refit_kinds::refit::FailureKind;
 use super::{HostError, ProgramError};
 
 /// Exit code of a unit whose failure another try may end; so may any code that is not known.
-pub const EXIT_RETRIABLE: i32 = 1;
+pub(crate) const EXIT_RETRIABLE: i32 = 1;
 /// Exit code of a unit that cannot do what the plan says (`EX_DATAERR`).
-pub const EXIT_FINAL: i32 = 65;
+pub(crate) const EXIT_FINAL: i32 = 65;
 /// Exit code of a unit that only a person can help (`EX_CONFIG`).
-pub const EXIT_NEEDS_PERSON: i32 = 78;
+pub(crate) const EXIT_NEEDS_PERSON: i32 = 78;
 
 /// Why work on a host ended badly.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,7 +63,7 @@ impl WorkError {
 }
 
 /// What may end the failure of a unit that ended with `code`.
-pub fn failure_of(code: i32) -> FailureKind {
+pub(crate) fn failure_of(code: i32) -> FailureKind {
     match code {
         EXIT_FINAL => FailureKind::Final,
         EXIT_NEEDS_PERSON => FailureKind::NeedsPerson,

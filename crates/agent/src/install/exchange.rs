@@ -31,7 +31,7 @@ const LOOK: Duration = Duration::from_mins(1);
 pub type ExchangeError = InstallError;
 
 /// Makes another version the current one, on trial where there is one to go back to.
-pub fn switch(layout: &Layout, id: &str) -> Result<(), FileError> {
+pub(crate) fn switch(layout: &Layout, id: &str) -> Result<(), FileError> {
     match layout.get(Link::Current) {
         // The unit starts it before each start, and it then finds nothing to do.
         None => layout.set(Link::Previous, id)?,

@@ -24,7 +24,7 @@ use sha2::{Digest as _, Sha256};
 /// Folder of the program on a host.
 pub const BASE: &str = "/opt/refit/agent";
 /// Name of the program.
-pub const PROGRAM: &str = "refit-agent";
+pub(super) const PROGRAM: &str = "refit-agent";
 /// How much of the sha256 names a version.
 const ID_LENGTH: usize = 16;
 
@@ -207,12 +207,12 @@ impl Layout {
 }
 
 /// The id of a program.
-pub fn id_of(program: &[u8]) -> String {
+pub(super) fn id_of(program: &[u8]) -> String {
     sha256(program).chars().take(ID_LENGTH).collect()
 }
 
 /// sha256 in hex.
-pub fn sha256(bytes: &[u8]) -> String {
+pub(super) fn sha256(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
     let mut text = String::with_capacity(64);
     for byte in Sha256::digest(bytes) {

@@ -18,7 +18,7 @@ use super::{
 use crate::host::{Invocation, Program, ProgramError, bundle::KEYS};
 
 /// For how long a version that was rejected on this host is not tried again there.
-pub const REJECTED_FOR: Duration = Duration::from_hours(1);
+pub(super) const REJECTED_FOR: Duration = Duration::from_hours(1);
 /// For how many seconds another installation is waited for.
 const LOCK_TRIES: u32 = 30;
 /// Labels files, where the host has SELinux.
@@ -200,7 +200,7 @@ const NO_SUCH_UNIT: i32 = 4;
 
 /// What an installation did.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ExchangeOutcome {
     /// The service runs this version; it ran none before.
     Installed,
     /// The service ran this version already.
@@ -239,7 +239,7 @@ impl Installation<'_> {
         program: &[u8],
         settings: &BTreeMap<String, String>,
         now: Timestamp,
-    ) -> Result<Outcome, InstallError> {
+    ) -> Result<ExchangeOutcome, InstallError> {
         let id = id_of(program);
         self.check_rejection(&id, now)?;
         let _locked = self.lock().await?;
@@ -257,35 +257,35 @@ impl Installation<'_> {
         }
         if let Some(running) = current.clone().filter(|_| ran) {
             self.layout.set(Link::Wanted, &id)?;
-            return Ok(Outcome::Wanted { running });
+            return Ok(ExchangeOutcome::Wanted { running });
         }
         exchange::switch(&self.layout, &id)?;
         self.units.enable().await?;
         if current.is_none() && !ran {
-            return Ok(Outcome::Installed);
+            return Ok(ExchangeOutcome::Installed);
         }
         // One that fails again and again is not active, and would not be started by that; one of a
         // package runs, and would go on. What it has under way goes on without it.
         self.units.restart().await?;
-        Ok(Outcome::Replaced)
+        Ok(ExchangeOutcome::Replaced)
     }
 
     /// The version stays that is there; its service gets what has changed.
-    async fn keep(&self, ran: bool, files_changed: bool) -> Result<Outcome, InstallError> {
+    async fn keep(&self, ran: bool, files_changed: bool) -> Result<ExchangeOutcome, InstallError> {
         self.layout.clear(Link::Wanted)?;
         if self.layout.trial().is_none() {
             remove(&self.layout.previous_unit())?;
         }
         self.units.enable().await?;
         if !ran {
-            return Ok(Outcome::Installed);
+            return Ok(ExchangeOutcome::Installed);
         }
         if !files_changed {
-            return Ok(Outcome::Unchanged);
+            return Ok(ExchangeOutcome::Unchanged);
         }
         // Steps run in units of their own, and are found again.
         self.units.restart().await?;
-        Ok(Outcome::Reconfigured)
+        Ok(ExchangeOutcome::Reconfigured)
     }
 
     /// Has keys trusted to sign bundles for this host, each by the name of its file.

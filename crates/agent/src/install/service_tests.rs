@@ -95,11 +95,15 @@ impl Lab {
         }
     }
 
-    async fn install(&self, program: &[u8]) -> Result<Outcome, InstallError> {
+    async fn install(&self, program: &[u8]) -> Result<ExchangeOutcome, InstallError> {
         self.install_at(program, Timestamp::UNIX_EPOCH).await
     }
 
-    async fn install_at(&self, program: &[u8], now: Timestamp) -> Result<Outcome, InstallError> {
+    async fn install_at(
+        &self,
+        program: &[u8],
+        now: Timestamp,
+    ) -> Result<ExchangeOutcome, InstallError> {
         let settings = BTreeMap::from([("NODE_NAME".to_owned(), "n1".to_owned())]);
         self.installation().install(program, &settings, now).await
     }
@@ -130,7 +134,7 @@ async fn exchange(lab: &Lab, own: &str) -> String {
 #[tokio::test(start_paused = true)]
 async fn installing_twice_changes_nothing_the_second_time() {
     let lab = Lab::new();
-    assert_eq!(lab.install(b"one").await.unwrap(), Outcome::Installed);
+    assert_eq!(lab.install(b"one").await.unwrap(), ExchangeOutcome::Installed);
     assert_eq!(lab.units.taken(), ["reload", "enable"]);
     let unit = fs::read_to_string(lab.folder.path().join(&UNIT_FILE[1..])).unwrap();
     assert!(unit.contains("ExecStart=/opt/refit/agent/current/refit-agent"));
@@ -138,7 +142,7 @@ async fn installing_twice_changes_nothing_the_second_time() {
     assert_eq!(lab.layout().trial(), None);
     assert!(lab.installation().is_settled(b"one").await);
 
-    assert_eq!(lab.install(b"one").await.unwrap(), Outcome::Unchanged);
+    assert_eq!(lab.install(b"one").await.unwrap(), ExchangeOutcome::Unchanged);
     assert_eq!(lab.units.taken(), ["enable"]);
 }
 
@@ -148,7 +152,7 @@ async fn a_new_version_waits_until_no_step_is_under_way_and_stays_once_it_has_re
     let (old, new) = (id_of(b"one"), id_of(b"two"));
     lab.install(b"one").await.unwrap();
     let running = old.clone();
-    assert_eq!(lab.install(b"two").await.unwrap(), Outcome::Wanted { running });
+    assert_eq!(lab.install(b"two").await.unwrap(), ExchangeOutcome::Wanted { running });
     assert_eq!(lab.current(), Some(old.clone()));
     assert!(!lab.installation().is_settled(b"two").await);
 
@@ -196,10 +200,10 @@ async fn a_version_that_does_not_report_gives_way_to_the_one_before_and_rests_fo
     let soon = Timestamp::from_second(1200).unwrap();
     let error = lab.install_at(b"two", soon).await.unwrap_err().to_string();
     assert!(error.contains("rejected on this host 10 min ago"), "{error}");
-    assert_eq!(lab.install_at(b"one", soon).await.unwrap(), Outcome::Unchanged);
+    assert_eq!(lab.install_at(b"one", soon).await.unwrap(), ExchangeOutcome::Unchanged);
     let later = Timestamp::from_second(600 + 3600).unwrap();
     let outcome = lab.install_at(b"two", later).await.unwrap();
-    assert_eq!(outcome, Outcome::Wanted { running: old });
+    assert_eq!(outcome, ExchangeOutcome::Wanted { running: old });
 }
 
 #[tokio::test(start_paused = true)]
@@ -239,7 +243,7 @@ async fn a_version_that_is_down_is_replaced_at_once() {
     let lab = Lab::new();
     lab.install(b"one").await.unwrap();
     lab.units.set_active(false);
-    assert_eq!(lab.install(b"two").await.unwrap(), Outcome::Replaced);
+    assert_eq!(lab.install(b"two").await.unwrap(), ExchangeOutcome::Replaced);
     assert_eq!(lab.current(), Some(id_of(b"two")));
     assert_eq!(lab.layout().trial(), Some(id_of(b"two")));
 }
@@ -276,16 +280,16 @@ async fn other_settings_or_another_unit_reach_the_service_that_runs() {
     lab.install(b"one").await.unwrap();
     lab.units.taken();
     fs::write(lab.unit(), "[Service]\n").unwrap();
-    assert_eq!(lab.install(b"one").await.unwrap(), Outcome::Reconfigured);
+    assert_eq!(lab.install(b"one").await.unwrap(), ExchangeOutcome::Reconfigured);
     assert_eq!(lab.units.taken(), ["reload", "enable", "restart"]);
     let other = BTreeMap::from([("REFIT_LOG".to_owned(), "debug".to_owned())]);
     let install = || async {
         let at = Timestamp::UNIX_EPOCH;
         lab.installation().install(b"one", &other, at).await.unwrap()
     };
-    assert_eq!(install().await, Outcome::Reconfigured);
+    assert_eq!(install().await, ExchangeOutcome::Reconfigured);
     lab.units.taken();
-    assert_eq!(install().await, Outcome::Unchanged);
+    assert_eq!(install().await, ExchangeOutcome::Unchanged);
     assert_eq!(lab.units.taken(), ["enable"]);
     let text = fs::read_to_string(lab.settings()).unwrap();
     assert!(
@@ -299,7 +303,7 @@ async fn other_settings_or_another_unit_reach_the_service_that_runs() {
 async fn a_packaged_agent_that_runs_gives_way() {
     let lab = Lab::new();
     lab.units.set_active(true);
-    assert_eq!(lab.install(b"one").await.unwrap(), Outcome::Replaced);
+    assert_eq!(lab.install(b"one").await.unwrap(), ExchangeOutcome::Replaced);
     assert_eq!(lab.units.taken(), ["reload", "enable", "restart"]);
     assert_eq!(lab.current(), Some(id_of(b"one")));
     assert_eq!(lab.layout().trial(), None, "there is none to go back to");
@@ -338,7 +342,7 @@ async fn a_rejection_of_the_future_holds_nothing_up() {
     let new = lab.layout().put(b"two").unwrap();
     fs::write(lab.layout().rejection(&new), "2031-01-01T00:00:00Z\nwhy\n").unwrap();
     let outcome = lab.install(b"two").await.unwrap();
-    assert!(matches!(outcome, Outcome::Wanted { .. }), "{outcome:?}");
+    assert!(matches!(outcome, ExchangeOutcome::Wanted { .. }), "{outcome:?}");
     assert!(!lab.layout().rejection(&new).exists());
 }
 
@@ -350,7 +354,7 @@ async fn one_installation_waits_for_another_and_says_so_in_the_end() {
     assert!(matches!(error, InstallError::Busy), "{error}");
     assert_eq!(lab.current(), None);
     drop(held);
-    assert_eq!(lab.install(b"one").await.unwrap(), Outcome::Installed);
+    assert_eq!(lab.install(b"one").await.unwrap(), ExchangeOutcome::Installed);
 }
 
 #[test]

@@ -9,11 +9,11 @@ const PACKAGED: &str = include_str!("../../../../deploy/agent/refit-agent.servic
 const PACKAGED_START: &str = "ExecStart=/usr/bin/refit-agent\n";
 
 /// Name of the service.
-pub const SERVICE: &str = "refit-agent.service";
+pub(crate) const SERVICE: &str = "refit-agent.service";
 /// Where the unit goes.
-pub const UNIT_FILE: &str = "/etc/systemd/system/refit-agent.service";
+pub(crate) const UNIT_FILE: &str = "/etc/systemd/system/refit-agent.service";
 /// Settings that an installation writes.
-pub const INSTALLED_SETTINGS: &str = "/etc/refit-agent/install.env";
+pub(crate) const INSTALLED_SETTINGS: &str = "/etc/refit-agent/install.env";
 
 /// The unit of an agent that keeps its own versions: the one of before watches over the new one.
 pub fn unit() -> String {
@@ -49,7 +49,7 @@ pub fn setting(text: &str) -> Result<(String, String), BadSetting> {
 
 /// The file of settings: what is there with what is given. Lines of others stay as they are; a
 /// setting without a value is taken away.
-pub fn settings_file(there: &str, settings: &BTreeMap<String, String>) -> String {
+pub(crate) fn settings_file(there: &str, settings: &BTreeMap<String, String>) -> String {
     let mut text = String::new();
     if there.is_empty() {
         text += "# Written by refit-agent install. Your own settings go to agent.env beside it.\n";

@@ -2,11 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use refit_agent::host::{
-    Command, WorkError,
-    carry_out::{self, JobFile},
-    files::secret::NoSecrets,
-};
+use refit_agent::host::{Command, JobFile, NoSecrets, WorkError, carry_out};
 use refit_bundle::{
     build::{self, FileSpec, SecretKey, Spec},
     manifest::Architecture,
@@ -50,7 +46,7 @@ pub(crate) fn an_image_of_a_bundle_is_staged_and_finalized_without_a_server(benc
     };
     let run = |job: &JobFile| -> Result<(), WorkError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(carry_out::carry_out(&bench.site, job, &NoSecrets))
+        runtime.block_on(carry_out(&bench.site, job, &NoSecrets))
     };
     let stage = job("stage", Command::StageOsImage { image: image.clone(), bundle: Some(bundle) });
     // The image server of this host is its own disk: the URL is known once the bundle is there.

@@ -2,11 +2,7 @@
 
 use std::{fs, path::PathBuf, process::Command};
 
-use refit_agent::host::{
-    Evidence, Program, Site, WorkError,
-    site::Tool,
-    trident::{OsImage, Situation, TridentCli},
-};
+use refit_agent::host::{Evidence, OsImage, Program, Site, Situation, Tool, TridentCli, WorkError};
 use refit_kinds::refit::{FailureKind, HealthCheck, OsImageArgs};
 use serde_json::{Value, json};
 

@@ -12,7 +12,7 @@ use crate::host::work::WorkError;
 
 /// Who may do what with a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Access {
+pub(crate) struct Access {
     /// Permission bits.
     pub mode: u32,
     /// Owner, or as it comes.
@@ -23,17 +23,17 @@ pub struct Access {
 
 impl Access {
     /// These permission bits, owned by whoever the agent is: root.
-    pub fn of_mode(mode: u32) -> Self {
+    pub(crate) fn of_mode(mode: u32) -> Self {
         Self { mode, uid: None, gid: None }
     }
 
     /// As the file at `path` has it, whoever wrote it; `mode` for one that is not there.
-    pub fn like(path: &Path, mode: u32) -> Self {
+    pub(crate) fn like(path: &Path, mode: u32) -> Self {
         fs::metadata(path).map_or_else(|_| Self::of_mode(mode), |file| Self::of(&file))
     }
 
     /// As a file has it.
-    pub fn of(file: &Metadata) -> Self {
+    pub(crate) fn of(file: &Metadata) -> Self {
         Self { mode: file.mode() & 0o7777, uid: Some(file.uid()), gid: Some(file.gid()) }
     }
 
@@ -45,7 +45,7 @@ impl Access {
 }
 
 /// Whether a file is there with this content and access.
-pub fn is(path: &Path, content: &[u8], access: Access) -> bool {
+pub(crate) fn is(path: &Path, content: &[u8], access: Access) -> bool {
     let same = |place: &Place| {
         let (_, file) = place.open().ok()??;
         let so_far = file.len() == content.len() as u64 && access.holds(&file);
@@ -56,7 +56,7 @@ pub fn is(path: &Path, content: &[u8], access: Access) -> bool {
 }
 
 /// The content of a plain file and what else is known of it; none where there is no file.
-pub fn read(path: &Path) -> Result<Option<(Vec<u8>, Metadata)>, WorkError> {
+pub(crate) fn read(path: &Path) -> Result<Option<(Vec<u8>, Metadata)>, WorkError> {
     match Place::of(path, false).and_then(|place| place.read()) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         other => other.map_err(|error| WorkError::file(path, &error)),
@@ -68,7 +68,7 @@ pub fn read(path: &Path) -> Result<Option<(Vec<u8>, Metadata)>, WorkError> {
 ///
 /// The content is never readable by more than may read the end result. A symbolic link stays, and
 /// its file changes; but none is followed in a folder that others may write to.
-pub fn replace(path: &Path, content: &[u8], access: Access) -> Result<bool, WorkError> {
+pub(crate) fn replace(path: &Path, content: &[u8], access: Access) -> Result<bool, WorkError> {
     if is(path, content, access) {
         return Ok(false);
     }
@@ -79,21 +79,21 @@ pub fn replace(path: &Path, content: &[u8], access: Access) -> Result<bool, Work
 }
 
 /// The file that [`replace`] would write: another than `path` where that is a link.
-pub fn resolved(path: &Path) -> PathBuf {
+pub(crate) fn resolved(path: &Path) -> PathBuf {
     let place = Place::itself(path, false).ok();
     let target = place.and_then(|place| place.target(path));
     target.unwrap_or_else(|| path.to_owned())
 }
 
 /// Points a symbolic link to `target`, durably and without a moment in which there is none.
-pub fn link(path: &Path, target: &Path) -> Result<(), WorkError> {
+pub(crate) fn link(path: &Path, target: &Path) -> Result<(), WorkError> {
     Place::itself(path, true)
         .and_then(|place| place.link(target))
         .map_err(|error| WorkError::file(path, &error))
 }
 
 /// Removes a file or a link, durably, if it is there.
-pub fn remove(path: &Path) -> Result<(), WorkError> {
+pub(crate) fn remove(path: &Path) -> Result<(), WorkError> {
     match Place::itself(path, false).and_then(|place| place.remove()) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other.map_err(|error| WorkError::file(path, &error)),
@@ -101,14 +101,14 @@ pub fn remove(path: &Path) -> Result<(), WorkError> {
 }
 
 /// Gives a folder its owner and its permissions.
-pub fn own_folder(path: &Path, access: Access) -> Result<(), WorkError> {
+pub(crate) fn own_folder(path: &Path, access: Access) -> Result<(), WorkError> {
     Folder::open(path, false)
         .and_then(|folder| folder.own(access))
         .map_err(|error| WorkError::file(path, &error))
 }
 
 /// Makes what is in a folder durable.
-pub fn sync_folder(folder: &Path) -> io::Result<()> {
+pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 

@@ -14,9 +14,9 @@ use super::atomic::{self, Access};
 use crate::host::{Site, site::plain, work::WorkError};
 
 /// Group of the files that package steps change.
-pub const PACKAGES: &str = "packages";
+pub(crate) const PACKAGES: &str = "packages";
 /// Group of the kubelet's own files.
-pub const KUBELET: &str = "kubelet";
+pub(crate) const KUBELET: &str = "kubelet";
 
 /// What was at a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ enum Was {
 }
 
 /// Where a group of a plan is kept.
-pub fn folder(site: &Site, plan: &str, group: &str) -> PathBuf {
+pub(crate) fn folder(site: &Site, plan: &str, group: &str) -> PathBuf {
     site.snapshot(plan).join("files").join(plain(group))
 }
 
@@ -58,7 +58,7 @@ fn index(folder: &Path) -> Result<Vec<Kept>, WorkError> {
 
 /// Keeps what a write to an absolute path of the host would change, unless this group of the plan
 /// has kept it before: the file that is there, and of a link the file that it leads to, too.
-pub fn keep(site: &Site, plan: &str, group: &str, absolute: &str) -> Result<(), WorkError> {
+pub(crate) fn keep(site: &Site, plan: &str, group: &str, absolute: &str) -> Result<(), WorkError> {
     keep_itself(site, plan, group, absolute)?;
     match site.resolved(absolute) {
         Some(file) if file != absolute => keep_itself(site, plan, group, &file),
@@ -68,7 +68,12 @@ pub fn keep(site: &Site, plan: &str, group: &str, absolute: &str) -> Result<(), 
 
 /// Keeps what is at an absolute path, and of a link nothing but where it leads: for whoever replaces
 /// the link itself.
-pub fn keep_itself(site: &Site, plan: &str, group: &str, absolute: &str) -> Result<(), WorkError> {
+pub(crate) fn keep_itself(
+    site: &Site,
+    plan: &str,
+    group: &str,
+    absolute: &str,
+) -> Result<(), WorkError> {
     let folder = folder(site, plan, group);
     let mut kept = index(&folder)?;
     if kept.iter().any(|kept| kept.path == absolute) {
@@ -100,7 +105,7 @@ pub fn keep_itself(site: &Site, plan: &str, group: &str, absolute: &str) -> Resu
 
 /// Puts everything back that a group of a plan has kept, and says which paths; those that were not
 /// there go.
-pub fn put_back(site: &Site, plan: &str, group: &str) -> Result<Vec<String>, WorkError> {
+pub(crate) fn put_back(site: &Site, plan: &str, group: &str) -> Result<Vec<String>, WorkError> {
     let folder = folder(site, plan, group);
     let kept = index(&folder)?;
     for one in kept.iter().rev() {
@@ -123,7 +128,7 @@ pub fn put_back(site: &Site, plan: &str, group: &str) -> Result<Vec<String>, Wor
 }
 
 /// Whether everything that a group of a plan has kept is as it was; else what is not.
-pub fn is_back(site: &Site, plan: &str, group: &str) -> Result<Option<String>, WorkError> {
+pub(crate) fn is_back(site: &Site, plan: &str, group: &str) -> Result<Option<String>, WorkError> {
     let folder = folder(site, plan, group);
     for one in index(&folder)? {
         let path = site.path(&one.path);
@@ -143,7 +148,7 @@ pub fn is_back(site: &Site, plan: &str, group: &str) -> Result<Option<String>, W
 }
 
 /// Lets go of the snapshots of older plans, but for the newest few.
-pub fn prune(site: &Site, plan: &str, newest: usize) {
+pub(crate) fn prune(site: &Site, plan: &str, newest: usize) {
     let own = site.snapshot(plan);
     let Some(all) = own.parent() else { return };
     let mut others: Vec<_> = fs::read_dir(all)

@@ -1,13 +1,13 @@
 //! Files of the host, as a KubeadmConfig has them.
 //!
-//! Everything is written whole and durably ([`atomic`]), after what was there was kept ([`keep`]).
+//! Everything is written whole and durably (`atomic`), after what was there was kept (`keep`).
 //! A content is never shown: not in a log, not in an error, not on a command line.
 
-pub mod atomic;
-pub mod keep;
+pub(crate) mod atomic;
+pub(crate) mod keep;
 mod place;
-pub mod secret;
-pub mod users;
+pub(crate) mod secret;
+mod users;
 
 use std::io::Read as _;
 
@@ -24,7 +24,7 @@ const MOST_BYTES: u64 = 16 << 20;
 const DEFAULT_MODE: u32 = 0o644;
 
 /// Writes the files and makes the users of a step.
-pub async fn apply(
+pub(crate) async fn apply(
     site: &Site,
     plan: &str,
     step: &str,
@@ -42,7 +42,7 @@ pub async fn apply(
 }
 
 /// Whether the files and users of a step are there. Secrets are not fetched for it: their sum tells.
-pub fn check(site: &Site, args: &FileArgs) -> Result<Evidence, WorkError> {
+pub(crate) fn check(site: &Site, args: &FileArgs) -> Result<Evidence, WorkError> {
     for user in &args.users {
         if users::find(site, &user.name).is_none() {
             let what = format!("there is no user {}", user.name);

@@ -10,7 +10,7 @@ use super::{
 use crate::host::{Program, Site, work::WorkError};
 
 /// uid and gid of a user, where the host has it.
-pub fn find(site: &Site, name: &str) -> Option<(u32, u32)> {
+pub(super) fn find(site: &Site, name: &str) -> Option<(u32, u32)> {
     let text = site.read("/etc/passwd");
     let mut fields = text.lines().find_map(|line| {
         let mut fields = line.split(':');
@@ -20,7 +20,7 @@ pub fn find(site: &Site, name: &str) -> Option<(u32, u32)> {
 }
 
 /// gid of a group, where the host has it.
-pub fn group(site: &Site, name: &str) -> Option<u32> {
+pub(super) fn group(site: &Site, name: &str) -> Option<u32> {
     let text = site.read("/etc/group");
     text.lines().find_map(|line| {
         let mut fields = line.split(':');
@@ -37,7 +37,7 @@ fn home(site: &Site, name: &str) -> Option<String> {
 }
 
 /// Makes a user, or completes one that is there.
-pub async fn make(
+pub(super) async fn make(
     site: &Site,
     plan: &str,
     step: &str,

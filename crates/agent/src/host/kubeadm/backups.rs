@@ -10,9 +10,9 @@ use std::{
 use crate::host::Site;
 
 /// Where kubeadm keeps them.
-pub const FOLDER: &str = "/etc/kubernetes/tmp";
+pub(super) const FOLDER: &str = "/etc/kubernetes/tmp";
 /// How many of each kind stay.
-pub const KEPT: usize = 1;
+pub(super) const KEPT: usize = 1;
 const ETCD_DATA: &str = "/var/lib/etcd";
 const KINDS: [&str; 4] = [
     "kubeadm-backup-etcd-",
@@ -22,7 +22,7 @@ const KINDS: [&str; 4] = [
 ];
 
 /// What kubeadm has kept, by kind, oldest first.
-pub fn find(site: &Site) -> BTreeMap<&'static str, Vec<PathBuf>> {
+pub(super) fn find(site: &Site) -> BTreeMap<&'static str, Vec<PathBuf>> {
     let mut found: BTreeMap<&'static str, Vec<(std::time::SystemTime, PathBuf)>> = BTreeMap::new();
     for entry in fs::read_dir(site.path(FOLDER)).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -45,7 +45,7 @@ pub fn find(site: &Site) -> BTreeMap<&'static str, Vec<PathBuf>> {
 }
 
 /// Lets go of all but the newest `keep` of each kind. Best effort: it is about room.
-pub fn prune(site: &Site, keep: usize) {
+pub(super) fn prune(site: &Site, keep: usize) {
     for paths in find(site).into_values() {
         let drop = paths.len().saturating_sub(keep);
         for path in paths.into_iter().take(drop) {
@@ -60,7 +60,7 @@ pub fn prune(site: &Site, keep: usize) {
 }
 
 /// How much room the next copy of etcd's data takes; none where etcd is elsewhere.
-pub fn etcd_bytes(site: &Site) -> u64 {
+pub(super) fn etcd_bytes(site: &Site) -> u64 {
     size(&site.path(ETCD_DATA), 6)
 }
 

@@ -48,7 +48,7 @@ const POLL: Duration = Duration::from_secs(1);
 
 /// Renews the certificates of a control plane, if one of them ends soon, and has the static pods
 /// read them.
-pub async fn renew(
+pub(crate) async fn renew(
     site: &Site,
     plan: &str,
     args: &CertificateArgs,

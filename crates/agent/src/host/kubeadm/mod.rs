@@ -1,8 +1,8 @@
 //! Running kubeadm: with which arguments, what its failures mean, what it leaves behind.
 
-pub mod backups;
-pub mod certificates;
-pub mod preflight;
+mod backups;
+pub(crate) mod certificates;
+pub(crate) mod preflight;
 
 use std::path::Path;
 
@@ -16,11 +16,11 @@ use super::{
 };
 
 /// Static pod manifests.
-pub const MANIFESTS: &str = "/etc/kubernetes/manifests";
+pub(super) const MANIFESTS: &str = "/etc/kubernetes/manifests";
 /// The kubelet's configuration.
-pub const KUBELET_CONFIG: &str = "/var/lib/kubelet/config.yaml";
+pub(super) const KUBELET_CONFIG: &str = "/var/lib/kubelet/config.yaml";
 /// Where newer versions of kubeadm keep what of it is this host's own.
-pub const INSTANCE_CONFIG: &str = "/var/lib/kubelet/instance-config.yaml";
+pub(super) const INSTANCE_CONFIG: &str = "/var/lib/kubelet/instance-config.yaml";
 /// How long kubeadm waits for each static pod where etcd has one member: the wait goes through the
 /// API server, which is down meanwhile (kubernetes/kubeadm#3297).
 const SINGLE_ETCD_TIMEOUT_SECONDS: i32 = 900;
@@ -31,7 +31,7 @@ const APPLY_PHASES_MINOR: u32 = 32;
 
 /// One `kubeadm upgrade`.
 #[derive(Clone, Debug)]
-pub struct Upgrade<'a> {
+pub(super) struct Upgrade<'a> {
     /// `apply` for the first control plane, `node` for every other machine; which is first is
     /// decided by the controller and never by kubeadm-config (`spec/node.md 2.3`).
     pub role: Role,
@@ -43,7 +43,7 @@ pub struct Upgrade<'a> {
 
 /// How etcd runs on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Etcd {
+pub(super) enum Etcd {
     /// Not as a static pod here: a worker, or an external etcd, which its owner upgrades.
     Elsewhere,
     /// As a static pod that was started as the only member, or as the first.
@@ -54,7 +54,7 @@ pub enum Etcd {
 
 impl Etcd {
     /// How etcd runs on a host.
-    pub fn of(site: &Site) -> Self {
+    pub(super) fn of(site: &Site) -> Self {
         let manifest = site.read(&format!("{MANIFESTS}/etcd.yaml"));
         if manifest.is_empty() {
             return Self::Elsewhere;
@@ -68,7 +68,7 @@ impl Etcd {
 }
 
 /// Runs the upgrade, then lets go of what kubeadm has kept of older ones.
-pub async fn upgrade(site: &Site, upgrade: &Upgrade<'_>) -> Result<(), WorkError> {
+pub(super) async fn upgrade(site: &Site, upgrade: &Upgrade<'_>) -> Result<(), WorkError> {
     let call = prepare(site, upgrade)?;
     let said = site.run(&call).await;
     // Kept of each upgrade, cleaned up by nobody, and as large as etcd (`spec/node.md 2.4`).
@@ -80,7 +80,7 @@ pub async fn upgrade(site: &Site, upgrade: &Upgrade<'_>) -> Result<(), WorkError
 }
 
 /// The call of kubeadm; writes its configuration file where it needs one.
-pub fn prepare(site: &Site, upgrade: &Upgrade<'_>) -> Result<Invocation, WorkError> {
+pub(super) fn prepare(site: &Site, upgrade: &Upgrade<'_>) -> Result<Invocation, WorkError> {
     check(site, upgrade.args)?;
     let etcd = Etcd::of(site);
     let timeout = timeout(upgrade, etcd);
@@ -216,7 +216,7 @@ fn configuration(upgrade: &Upgrade<'_>, etcd: Etcd, seconds: i32) -> Result<Stri
 }
 
 /// What a failure of kubeadm means.
-pub fn explain(error: &ProgramError) -> WorkError {
+pub(super) fn explain(error: &ProgramError) -> WorkError {
     let said = error.said();
     let failed: Vec<&str> = said
         .lines()
@@ -240,7 +240,7 @@ pub fn explain(error: &ProgramError) -> WorkError {
 }
 
 /// Whether every static pod of Kubernetes that has a manifest here is of this version.
-pub fn static_pods_at(manifests: &Path, version: &KubernetesVersion) -> Evidence {
+pub(super) fn static_pods_at(manifests: &Path, version: &KubernetesVersion) -> Evidence {
     for component in CONTROL_PLANE {
         let path = manifests.join(format!("{component}.yaml"));
         let Some(image) = image_of(&path) else {
@@ -260,7 +260,7 @@ pub fn static_pods_at(manifests: &Path, version: &KubernetesVersion) -> Evidence
 }
 
 /// The image of a static pod, as its manifest has it.
-pub fn image_of(manifest: &Path) -> Option<String> {
+pub(super) fn image_of(manifest: &Path) -> Option<String> {
     let text = std::fs::read_to_string(manifest).ok()?;
     let line = text
         .lines()

@@ -20,7 +20,10 @@ const CRI_V1_MINOR: u32 = 26;
 const FAIL_CGROUP_V1_MINOR: u32 = 35;
 
 /// Checks the host for a kubelet of `version`; without one, only its room.
-pub async fn check(site: &Site, version: Option<&KubernetesVersion>) -> Result<(), WorkError> {
+pub(crate) async fn check(
+    site: &Site,
+    version: Option<&KubernetesVersion>,
+) -> Result<(), WorkError> {
     room(site).await?;
     snapshot::check(site)?;
     if let Some(version) = version {

@@ -416,7 +416,7 @@ fn explain(error: ProgramError) -> WorkError {
 }
 
 /// Reads our format of dpkg-query; only packages that are installed count.
-pub fn parse_installed(text: &str) -> BTreeMap<String, String> {
+pub(super) fn parse_installed(text: &str) -> BTreeMap<String, String> {
     text.lines()
         .filter_map(|line| {
             let mut words = line.split_whitespace();

@@ -32,7 +32,7 @@ const VERSION_LOCK: [&str; 2] =
 
 /// Which of the programs that are called dnf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flavour {
+pub(super) enum Flavour {
     /// The fourth version.
     Dnf4,
     /// The fifth.

@@ -2,17 +2,17 @@
 //!
 //! | manager | pins by | offline | back to the versions of before |
 //! |---|---|---|---|
-//! | [`apt`] | `apt-mark hold` | a folder of `.deb`s, or a local repository | kept `.deb`s, or the repository |
-//! | [`dnf`] | `exclude=`, versionlock | a folder of `.rpm`s, or a local repository | the bundles on the host, or the repository |
-//! | [`tarball`] | the symbolic link | the tarball itself, from a bundle, a path or a server | the link is switched back |
+//! | `apt` | `apt-mark hold` | a folder of `.deb`s, or a local repository | kept `.deb`s, or the repository |
+//! | `dnf` | `exclude=`, versionlock | a folder of `.rpm`s, or a local repository | the bundles on the host, or the repository |
+//! | `tarball` | the symbolic link | the tarball itself, from a bundle, a path or a server | the link is switched back |
 
-pub mod apt;
+mod apt;
 mod apt_offline;
 mod apt_sources;
-pub mod dnf;
+mod dnf;
 mod dnf_offline;
 mod pins;
-pub mod tarball;
+mod tarball;
 
 use std::collections::BTreeMap;
 
@@ -21,9 +21,9 @@ use refit_kinds::refit::{PackageArgs, PackageDriver, PackageVersion};
 use super::{Evidence, KubernetesVersion, Program, Site, work::WorkError};
 
 /// The packages whose versions are those of Kubernetes.
-pub const KUBERNETES: [&str; 3] = ["kubeadm", "kubectl", "kubelet"];
+pub(crate) const KUBERNETES: [&str; 3] = ["kubeadm", "kubectl", "kubelet"];
 /// Packages that a report names.
-pub const REPORTED: [&str; 7] =
+pub(crate) const REPORTED: [&str; 7] =
     ["containerd", "containerd.io", "cri-tools", "kubeadm", "kubectl", "kubelet", "kubernetes-cni"];
 
 /// A package, and the version that it should have.
@@ -191,7 +191,7 @@ impl<'a> Packages<'a> {
 }
 
 /// Whether everything that is wanted is among what is installed.
-pub fn compare(installed: &BTreeMap<String, String>, wants: &[Want]) -> Evidence {
+pub(crate) fn compare(installed: &BTreeMap<String, String>, wants: &[Want]) -> Evidence {
     for want in wants {
         let found = installed.get(&want.name).map(String::as_str);
         if !found.is_some_and(|found| want.version.is(found)) {
@@ -205,7 +205,7 @@ pub fn compare(installed: &BTreeMap<String, String>, wants: &[Want]) -> Evidence
 }
 
 /// What an undo leads to.
-pub fn compare_restored(
+pub(crate) fn compare_restored(
     installed: &BTreeMap<String, String>,
     packages: &BTreeMap<String, String>,
 ) -> Evidence {
@@ -228,7 +228,7 @@ pub fn compare_restored(
 }
 
 /// Which package manager holds the host's Kubernetes, or else which one the host has.
-pub fn detect(site: &Site) -> Option<PackageDriver> {
+pub(crate) fn detect(site: &Site) -> Option<PackageDriver> {
     if !tarball::Tarball::new(site).installed().is_empty() {
         return Some(PackageDriver::Tarball);
     }

@@ -18,7 +18,7 @@ const HEALTH_SECONDS: i32 = 120;
 const OURS: &str = "refit-";
 
 /// The host's configuration with the image and health checks of a plan.
-pub fn configuration(current: &Value, wanted: &OsImageArgs) -> Result<Value, WorkError> {
+pub(super) fn configuration(current: &Value, wanted: &OsImageArgs) -> Result<Value, WorkError> {
     check(wanted)?;
     let mut config = current
         .as_object()
@@ -109,7 +109,7 @@ fn check(wanted: &OsImageArgs) -> Result<(), WorkError> {
 
 /// What in a host's own configuration does not do what it seems to (`spec/node.md 1.9`): said in
 /// the step's output, because it is its owner's to mend.
-pub fn warnings(config: &Value) -> Vec<String> {
+pub(super) fn warnings(config: &Value) -> Vec<String> {
     let mut found = Vec::new();
     for phase in SCRIPTS {
         for script in list(config, &["scripts", phase]) {
@@ -171,7 +171,7 @@ fn words<'a>(value: &'a Value, name: &str) -> Vec<&'a str> {
 }
 
 /// Whether a configuration has scripts: submitting it is a whole update, even if nothing differs.
-pub fn has_scripts(config: &Value) -> bool {
+pub(super) fn has_scripts(config: &Value) -> bool {
     SCRIPTS.iter().any(|phase| list(config, &["scripts", phase]).next().is_some())
 }
 

@@ -11,17 +11,18 @@
 //! would be one more whole update (`spec/node.md 1.9 c`), and a change of anything else would be
 //! recorded and not applied (`1.9 d`).
 
-pub mod cli;
-pub mod config;
-pub mod status;
+mod cli;
+mod config;
+mod status;
 
 use std::{fs, path::PathBuf, time::Duration};
 
 use refit_kinds::refit::OsImageArgs;
 
-pub use self::{
-    cli::{Operation, Trident, TridentCli},
-    status::{Before, HostStatus, Servicing, Situation, situation},
+pub use self::{cli::TridentCli, status::Situation};
+use self::{
+    cli::{Operation, Trident},
+    status::{Before, Servicing, situation},
 };
 use super::{
     Evidence, Site,

@@ -88,7 +88,7 @@ impl HostStatus {
 /// What was true before the image was staged; kept with the plan's snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Before {
+pub(crate) struct Before {
     /// The volume that ran.
     #[serde(default)]
     pub active_volume: Option<String>,
@@ -134,7 +134,7 @@ pub enum Situation {
 /// Where a host stands. Trident's state alone cannot tell a host that waits for its boot from one
 /// that waits for its commit, nor a rollback from a host that never began: what was true before
 /// tells.
-pub fn situation(
+pub(crate) fn situation(
     status: &HostStatus,
     wanted: &OsImageArgs,
     before: Option<&Before>,
