@@ -5,17 +5,13 @@ use std::{collections::BTreeMap, fmt::Debug};
 
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Namespace};
 use kube::{Api, Resource, ResourceExt as _};
-use refit_cluster_api::{
-    kinds::{
-        Cluster as ClusterObject, ExtensionConfig, IntOrPercent, KubeadmControlPlane,
-        MachineDeployment,
-    },
-    rollout::{self, Strategy},
+use refit_cluster_api::kinds::{
+    Cluster as ClusterObject, ExtensionConfig, KubeadmControlPlane, MachineDeployment,
 };
 use refit_core::change;
 use refit_kinds::keys;
 use refit_predict::{Extension, GroupRef, Manager, Reach, Read, Shape, managers::PROVIDER_LABEL};
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 
 use crate::client::{Cluster, attempt, attempt_on};
 
@@ -62,14 +58,7 @@ impl Surroundings {
         object: &KubeadmControlPlane,
         cluster: Option<&ClusterObject>,
     ) -> Reach {
-        let rolling = object.spec.rollout.as_ref().and_then(|rollout| {
-            rollout.strategy.as_ref()?.rolling_update.as_ref()?.max_surge.clone()
-        });
-        let replicas = object.spec.replicas.unwrap_or(1);
-        let max_surge = rolling.and_then(|surge| surge.of(replicas, true)).unwrap_or(1);
-        let shape =
-            Shape::ControlPlane { replicas: i64::from(replicas), max_surge: i64::from(max_surge) };
-        self.facts("KubeadmControlPlane", object, cluster, shape, None)
+        self.facts("KubeadmControlPlane", object, cluster, shape(object), None)
     }
 
     /// The facts for a MachineDeployment.
@@ -78,22 +67,9 @@ impl Surroundings {
         object: &MachineDeployment,
         cluster: Option<&ClusterObject>,
     ) -> Reach {
-        let strategy = object.spec.rollout.as_ref().and_then(|r| r.strategy.clone());
-        let strategy = strategy.unwrap_or_default();
-        let rolling = strategy.rolling_update.unwrap_or_default();
-        let strategy = if strategy.type_.as_deref() == Some("OnDelete") {
-            Strategy::OnDelete
-        } else {
-            Strategy::rolling_update(
-                limit(rolling.max_surge.as_ref(), 1),
-                limit(rolling.max_unavailable.as_ref(), 0),
-            )
-        };
-        let shape =
-            Shape::Deployment { replicas: i64::from(object.spec.replicas.unwrap_or(1)), strategy };
         let bootstrap = object.spec.template.spec.bootstrap.config_ref.as_ref();
         let kind = bootstrap.map(|reference| reference.kind.clone());
-        let mut facts = self.facts("MachineDeployment", object, cluster, shape, kind);
+        let mut facts = self.facts("MachineDeployment", object, cluster, shape(object), kind);
         if object.spec.paused == Some(true) && facts.paused.is_none() {
             facts.paused = Some(format!("MachineDeployment {}", object.name_any()));
         }
@@ -139,16 +115,9 @@ impl Surroundings {
     }
 }
 
-/// A limit of a rolling update, else Cluster API's default.
-fn limit(value: Option<&IntOrPercent>, default: i64) -> rollout::IntOrPercent {
-    match value {
-        Some(IntOrPercent::Int(n)) => rollout::IntOrPercent::Int(i64::from(*n)),
-        Some(IntOrPercent::Percent(text)) => {
-            let read = text.parse();
-            read.unwrap_or(rollout::IntOrPercent::Int(default))
-        }
-        None => rollout::IntOrPercent::Int(default),
-    }
+/// How a group rolls out.
+fn shape(owner: &impl Serialize) -> Shape {
+    serde_json::to_value(owner).map_or(Shape::Unknown, |owner| Shape::of(&owner))
 }
 
 fn map<T, U>(read: Read<T>, change: impl FnOnce(T) -> U) -> Read<U> {

@@ -6,6 +6,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`kinds`] | the part of Cluster API's kinds that Refit reads |
+//! | [`desired`] | Machines, MachineSets and what Machines are made of, as Cluster API wants them |
 //! | [`crds`] | CRDs that stand in for Cluster API's where it is not installed |
 //! | [`kubeadm_config`] | the KubeadmConfig that a control plane wants, and which differences count |
 //! | [`rollout`] | which machine of a group is next |
@@ -20,9 +21,11 @@
 )]
 
 mod crds;
+pub mod desired;
+mod int_or_percent;
 pub mod kinds;
 pub mod kubeadm_config;
 pub mod rollout;
-pub mod selector;
 
 pub use crds::crds;
+pub use int_or_percent::{IntOrPercent, ParseIntOrPercentError};

@@ -14,7 +14,10 @@ mod simulator;
 mod world;
 
 use proptest::prelude::*;
-use refit_cluster_api::rollout::{IntOrPercent, Strategy as Rollout, predict};
+use refit_cluster_api::{
+    IntOrPercent,
+    rollout::{Strategy as Rollout, predict},
+};
 
 use gorand::GoRand;
 use simulator::{Order, Simulator};

@@ -111,9 +111,7 @@ fn wanted(message: &str) -> String {
         "a string" | "a boolean" => expected.to_owned(),
         "a sequence" => "a list".to_owned(),
         text if text.starts_with("a map") || text.starts_with("struct ") => "an object".to_owned(),
-        text if text.contains("IntOrPercent") => {
-            "an integer or a percentage such as 25%".to_owned()
-        }
+        text if text.contains("IntOrString") => "an integer or a percentage such as 25%".to_owned(),
         text => text.to_owned(),
     }
 }

@@ -2,23 +2,27 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::{SignedDuration, Timestamp};
-use refit_cluster_api::rollout::{
-    control_plane::{
-        Component, ControlPlane, ControlPlaneMachine, PreflightFailure, ScaleDownReason,
+use jiff::Timestamp;
+use refit_cluster_api::{
+    desired::{control_plane::ControlPlane as Wanted, made_of},
+    rollout::{
+        Expired,
+        control_plane::{
+            Component, ControlPlane, ControlPlaneMachine, PreflightFailure, ScaleDownReason,
+        },
+        simulate::Answer,
     },
-    simulate::Answer,
 };
 use refit_core::change::Level;
 use refit_kinds::{
-    json::{annotations, condition, created_at, is_deleting, name, namespace, text, time},
+    json::{annotations, condition, created_at, is_deleting, name, text},
     keys,
 };
 use serde_json::{Value, json};
 
 use super::{
     input::Input,
-    outcome::{Blocked, CauseReason, GroupPlan},
+    outcome::{Blocked, CauseReason, GroupPrediction},
     reach::{GroupRef, Shape},
     sides::{MachineSides, Sides, of_machine},
     view::{Asked, View, controlled},
@@ -42,14 +46,14 @@ struct Member<'a> {
 }
 
 /// Plans a control plane; `None` where there is none of that name.
-pub(super) fn plan(input: &Input, group: &GroupRef) -> Option<GroupPlan> {
+pub(super) fn predict(input: &Input, group: &GroupRef) -> Option<GroupPrediction> {
     let mut view = View::of(input, group)?;
     let Shape::ControlPlane { replicas, max_surge } = Shape::of(view.wanted) else {
         return None;
     };
     let owner = (group.namespace.as_str(), "KubeadmControlPlane", &*group.name);
     let found = controlled(&input.current, "Machine", owner);
-    let imagined = imagined(view.now, found.is_empty(), input);
+    let imagined = imagined(view.now, &view.plan.cluster, found.is_empty(), input);
     let real = !found.is_empty();
     let machines: Vec<&Value> = if real { found } else { imagined.iter().collect() };
     let imagined_input = (!real).then(|| with_unread(input));
@@ -78,10 +82,7 @@ pub(super) fn plan(input: &Input, group: &GroupRef) -> Option<GroupPlan> {
             max_surge,
             in_place_updates,
             topology_version_mismatch: topology_mismatch(&view),
-            managed_etcd: view
-                .wanted
-                .pointer("/spec/kubeadmConfigSpec/clusterConfiguration/etcd/external")
-                .is_none_or(Value::is_null),
+            managed_etcd: Wanted { object: view.wanted, cluster: "" }.has_managed_etcd(),
             failure_domains: failure_domains(view.cluster),
             machines: members
                 .iter()
@@ -180,7 +181,7 @@ fn stuck(view: &mut View<'_>, end: &End) {
 fn explain(
     view: &mut View<'_>,
     members: &[Member<'_>],
-    outcome: &plane::Outcome,
+    outcome: &plane::ControlPlaneRollout,
     max_surge: i64,
     asked: bool,
 ) {
@@ -310,17 +311,11 @@ fn replicas(view: &mut View<'_>) {
 
 /// Why a machine is outdated by date alone.
 fn expired(control_plane: &Value, machine: &Value, now: Timestamp) -> Option<CauseReason> {
-    let after = time(control_plane, "/spec/rollout/after");
-    if after.is_some_and(|after| after <= now && created_at(machine) < after) {
-        return Some(CauseReason::RolloutAfter);
+    match Expired::of(control_plane, machine, now) {
+        Expired { rollout_after: true, .. } => Some(CauseReason::RolloutAfter),
+        Expired { certificates: true, .. } => Some(CauseReason::CertificatesExpire),
+        Expired { rollout_after: false, certificates: false } => None,
     }
-    let days = control_plane
-        .pointer("/spec/rollout/before/certificatesExpiryDays")
-        .and_then(Value::as_i64)?;
-    let expiry = time(machine, "/status/certificatesExpiryDate")?;
-    let margin = SignedDuration::from_hours(days.saturating_mul(24).min(24 * 36_500));
-    let due = expiry.checked_sub(margin).ok()?;
-    (due <= now).then_some(CauseReason::CertificatesExpire)
 }
 
 /// A machine as the next step is decided on. What is only imagined is healthy.
@@ -344,7 +339,7 @@ fn state(member: &Member<'_>) -> ControlPlaneMachine {
 }
 
 /// The machines that a control plane without any has, where manifests are all there is.
-fn imagined(control_plane: &Value, wanted: bool, input: &Input) -> Vec<Value> {
+fn imagined(control_plane: &Value, cluster: &str, wanted: bool, input: &Input) -> Vec<Value> {
     if !wanted || input.current.of_kind("Machine").next().is_some() {
         return Vec::new();
     }
@@ -353,22 +348,15 @@ fn imagined(control_plane: &Value, wanted: bool, input: &Input) -> Vec<Value> {
         Shape::ControlPlane { replicas, .. } => replicas,
         _ => 0,
     };
-    let kind = text(control_plane, "/spec/machineTemplate/spec/infrastructureRef/kind");
+    let plane = Wanted { object: control_plane, cluster };
+    let template = plane.infrastructure_template();
     (0..replicas.clamp(0, 9))
         .map(|index| {
-            let machine = format!("{of}-{index}");
-            json!({
-                "kind": "Machine",
-                "metadata": {"name": machine, "namespace": namespace(control_plane),
-                    "creationTimestamp": format!("1970-01-01T00:00:0{index}Z")},
-                "spec": {
-                    "version": control_plane["spec"]["version"],
-                    "bootstrap": {"configRef": {"kind": "KubeadmConfig", "name": machine}},
-                    "infrastructureRef": {
-                        "kind": kind.strip_suffix("Template").unwrap_or(kind), "name": machine,
-                    },
-                },
-            })
+            let name = format!("{of}-{index}");
+            let mut machine = plane.new_machine(&name, &made_of(&template, &name), None);
+            machine["kind"] = json!("Machine");
+            machine["metadata"]["creationTimestamp"] = json!(format!("1970-01-01T00:00:0{index}Z"));
+            machine
         })
         .collect()
 }

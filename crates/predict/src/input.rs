@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::core::{Selector, SelectorExt as _};
 use refit_core::{
     change::{OnUncovered, can_update::HostReport},
     node::{NodeView, another_could_take},
@@ -160,7 +162,8 @@ fn allows_none(budget: &Value) -> bool {
 fn nodes_of(budget: &Value, pods: &[Value]) -> BTreeSet<String> {
     let selector = budget
         .pointer("/spec/selector")
-        .and_then(|selector| serde_json::from_value(selector.clone()).ok());
+        .and_then(|selector| serde_json::from_value::<LabelSelector>(selector.clone()).ok())
+        .and_then(|selector| Selector::try_from(selector).ok());
     let namespace = text(budget, "/metadata/namespace");
     pods.iter()
         .filter(|pod| text(pod, "/metadata/namespace") == namespace)
@@ -172,7 +175,7 @@ fn nodes_of(budget: &Value, pods: &[Value]) -> BTreeSet<String> {
         .filter(|pod| condition(pod, "Ready").is_none_or(|status| status == "True"))
         .filter(|pod| {
             let labels = refit_kinds::json::pairs(pod.pointer("/metadata/labels"));
-            refit_cluster_api::selector::selects(selector.as_ref(), &labels)
+            selector.as_ref().is_some_and(|selector| selector.matches(&labels))
         })
         .map(|pod| text(pod, "/spec/nodeName").to_owned())
         .filter(|node| !node.is_empty())

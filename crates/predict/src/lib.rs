@@ -25,12 +25,14 @@ mod view;
 mod workers;
 
 #[cfg(test)]
-mod plan_tests;
+mod prediction_tests;
 
 pub use input::{Hosts, Input};
 pub use managers::{Manager, Provider};
 pub use objects::Objects;
-pub use outcome::{Blocked, Cause, CauseReason, Counts, GroupPlan, Outcome, PathLine, Plan};
+pub use outcome::{
+    Blocked, Cause, CauseReason, Counts, GroupPrediction, PathLine, PredictedOutcome, Prediction,
+};
 pub use reach::{Extension, GroupRef, Reach, Read, Shape, notes, reach};
 pub use unreached::Unreached;
 
@@ -40,14 +42,14 @@ pub const BLOCKED_REASONS: [&str; 4] =
     ["KubeletTooOld", "ManagedByTopology", "TemplateMissing", "TopologyVersionMismatch"];
 
 /// Says what will happen to every group that the input names: control planes first.
-pub fn plan(input: &Input) -> Plan {
-    let mut planned: Vec<GroupPlan> = Vec::new();
+pub fn predict(input: &Input) -> Prediction {
+    let mut planned: Vec<GroupPrediction> = Vec::new();
     let mut notes = Vec::new();
     let is_plane = |target: &&GroupRef| target.kind == "KubeadmControlPlane";
     let (planes, rest): (Vec<_>, Vec<_>) = input.targets.iter().partition(is_plane);
     for target in planes.into_iter().chain(rest) {
         let found = match target.kind.as_str() {
-            "KubeadmControlPlane" => control_planes::plan(input, target),
+            "KubeadmControlPlane" => control_planes::predict(input, target),
             "MachineDeployment" => {
                 let of = input
                     .desired
@@ -59,7 +61,7 @@ pub fn plan(input: &Input) -> Plan {
                         && Some(plan.cluster.as_str()) == of
                 });
                 let control_plane = control_plane.cloned();
-                workers::plan(input, target, control_plane.as_ref())
+                workers::predict(input, target, control_plane.as_ref())
             }
             _ => workers::unserved(input, target),
         };
@@ -68,5 +70,5 @@ pub fn plan(input: &Input) -> Plan {
             None => notes.push(format!("{target} is not there")),
         }
     }
-    Plan::of(planned, notes)
+    Prediction::of(planned, notes)
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 /// What happens to a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub enum Outcome {
+pub enum PredictedOutcome {
     /// Nothing changes.
     Unchanged,
     /// Every machine stays and is updated.
@@ -17,7 +17,7 @@ pub enum Outcome {
     Replaced,
 }
 
-impl Outcome {
+impl PredictedOutcome {
     /// The word that people read.
     pub fn word(self) -> &'static str {
         match self {
@@ -138,7 +138,7 @@ pub struct Blocked {
 /// What will happen to one group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct GroupPlan {
+pub struct GroupPrediction {
     /// Namespace of the group.
     pub namespace: String,
     /// Kind of the group.
@@ -154,7 +154,7 @@ pub struct GroupPlan {
     /// Kubernetes version wanted.
     pub to: String,
     /// What happens.
-    pub outcome: Outcome,
+    pub outcome: PredictedOutcome,
     /// What becomes of its machines.
     pub machines: Counts,
     /// What differs, and who changes it.
@@ -173,21 +173,21 @@ pub struct GroupPlan {
 /// What will happen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Plan {
+pub struct Prediction {
     /// What happens to all groups together.
-    pub outcome: Outcome,
+    pub outcome: PredictedOutcome,
     /// Every group, in the order in which they go.
-    pub groups: Vec<GroupPlan>,
+    pub groups: Vec<GroupPrediction>,
     /// What else is good to know, about all of them.
     pub notes: Vec<String>,
 }
 
-impl Plan {
+impl Prediction {
     /// A plan of these groups: one replaced machine outweighs what is blocked, and that what goes
     /// in place.
-    pub fn of(mut groups: Vec<GroupPlan>, mut notes: Vec<String>) -> Self {
+    pub fn of(mut groups: Vec<GroupPrediction>, mut notes: Vec<String>) -> Self {
         groups.sort_by(|a, b| {
-            let key = |g: &GroupPlan| {
+            let key = |g: &GroupPrediction| {
                 (g.namespace.clone(), g.cluster.clone(), g.turn, g.kind.clone(), g.name.clone())
             };
             key(a).cmp(&key(b))
@@ -195,6 +195,6 @@ impl Plan {
         notes.sort();
         notes.dedup();
         let outcome = groups.iter().map(|group| group.outcome).max();
-        Self { outcome: outcome.unwrap_or(Outcome::Unchanged), groups, notes }
+        Self { outcome: outcome.unwrap_or(PredictedOutcome::Unchanged), groups, notes }
     }
 }

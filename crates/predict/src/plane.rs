@@ -30,7 +30,7 @@ pub(super) enum End {
 
 /// What became of the machines.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Outcome {
+pub(super) struct ControlPlaneRollout {
     /// How it ended.
     pub(super) end: End,
     /// Machines that were updated in place.
@@ -46,9 +46,13 @@ pub(super) fn run(
     mut plane: ControlPlane,
     answers: &BTreeMap<String, Answer>,
     now: Timestamp,
-) -> Outcome {
-    let mut outcome =
-        Outcome { end: End::Done, in_place: BTreeSet::new(), deleted: BTreeMap::new(), created: 0 };
+) -> ControlPlaneRollout {
+    let mut outcome = ControlPlaneRollout {
+        end: End::Done,
+        in_place: BTreeSet::new(),
+        deleted: BTreeMap::new(),
+        created: 0,
+    };
     for _ in 0..STEPS_PER_MACHINE * (plane.machines.len() + 2) {
         match decide(&plane) {
             Decision::UpToDate => return outcome,
@@ -155,7 +159,7 @@ mod tests {
         Timestamp::from_second(1000).unwrap()
     }
 
-    fn counts(outcome: &Outcome) -> (usize, i64, usize) {
+    fn counts(outcome: &ControlPlaneRollout) -> (usize, i64, usize) {
         (outcome.in_place.len(), outcome.created, outcome.deleted.len())
     }
 

@@ -5,11 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::core::{Expression, Selector, SelectorExt as _};
 use refit_cluster_api::{
+    IntOrPercent,
     kinds::ExtensionConfig,
-    rollout::{IntOrPercent, Strategy, predict},
-    selector::{selects, selects_all, shown},
+    rollout::{Strategy, predict},
 };
 use refit_kinds::{
     conditions,
@@ -83,7 +83,7 @@ pub struct Extension {
     /// Its name.
     pub name: String,
     /// Namespaces whose objects it is asked about; absent matches none.
-    pub selector: Option<LabelSelector>,
+    pub selector: Option<Selector>,
     /// Hooks that Cluster API found in it.
     pub hooks: Vec<String>,
     /// `True`, `False` or `Unknown`, with the message; `None` before the first discovery.
@@ -101,13 +101,18 @@ impl Extension {
     pub fn assumed() -> Self {
         Self {
             name: EXTENSION.to_owned(),
-            selector: Some(LabelSelector::default()),
+            selector: Some(Selector::default()),
             hooks: HOOKS.map(str::to_owned).to_vec(),
             discovered: Some(("True".to_owned(), String::new())),
             current: true,
             has_ca_bundle: true,
             paused: false,
         }
+    }
+
+    /// Whether it is asked about objects of a namespace with these labels.
+    fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
+        self.selector.as_ref().is_some_and(|selector| selector.matches(labels))
     }
 
     /// Reads what decides out of an ExtensionConfig.
@@ -118,7 +123,7 @@ impl Extension {
         let annotations = config.metadata.annotations.as_ref();
         Self {
             name: config.metadata.name.clone().unwrap_or_default(),
-            selector: config.spec.namespace_selector.clone(),
+            selector: config.spec.namespace_selector.clone().and_then(|s| s.try_into().ok()),
             hooks: status
                 .handlers
                 .iter()
@@ -261,7 +266,9 @@ pub fn reach(facts: &Reach) -> Result<(), Unreached> {
     discovered(ours)?;
     let labels = match &facts.namespace_labels {
         Read::Known(labels) => labels,
-        Read::Unknown(_) if selects_all(ours.selector.as_ref()) => &BTreeMap::new(),
+        Read::Unknown(_) if ours.selector.as_ref().is_some_and(Selector::selects_all) => {
+            &BTreeMap::new()
+        }
         Read::Unknown(why) => return Err(known(why)),
     };
     selected(ours, labels, &facts.group.namespace)?;
@@ -400,24 +407,27 @@ fn selected(
     labels: &BTreeMap<String, String>,
     namespace: &str,
 ) -> Result<(), Unreached> {
-    if selects(ours.selector.as_ref(), labels) {
+    if ours.selects(labels) {
         return Ok(());
     }
-    let only = |selector: &LabelSelector| {
-        let labels = selector.match_labels.clone().unwrap_or_default();
-        let rest = selector.match_expressions.as_ref().is_none_or(Vec::is_empty);
-        (rest && !labels.is_empty()).then_some(labels)
-    };
-    let remedy = match ours.selector.as_ref().and_then(only) {
-        Some(wanted) => {
-            let pairs: Vec<String> = wanted.iter().map(|(k, v)| format!("{k}={v}")).collect();
+    let wanted: Option<Vec<String>> = ours.selector.clone().and_then(|selector| {
+        let equal = |wanted: Expression| {
+            matches!(wanted, Expression::Equal(..)).then(|| wanted.to_string())
+        };
+        selector.into_iter().map(equal).collect()
+    });
+    let remedy = match wanted {
+        Some(pairs) => {
             format!("opt it in with: kubectl label namespace {namespace} {}", pairs.join(" "))
         }
         None => "change the namespace's labels or the selector".to_owned(),
     };
     Err(Unreached::NotSelected {
         namespace: namespace.to_owned(),
-        selector: shown(ours.selector.as_ref()),
+        selector: ours
+            .selector
+            .as_ref()
+            .map_or_else(|| "none, which matches no namespace".to_owned(), Selector::to_string),
         remedy,
     })
 }
@@ -430,7 +440,7 @@ fn alone(
     namespace: &str,
 ) -> Result<(), Unreached> {
     for other in all.iter().filter(|other| other.name != ours.name) {
-        if !selects(other.selector.as_ref(), labels) {
+        if !other.selects(labels) {
             continue;
         }
         if let Some(hook) = other.hooks.iter().find(|h| HOOKS.contains(&h.as_str())) {

@@ -1,4 +1,5 @@
-use refit_cluster_api::rollout::IntOrPercent;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use refit_cluster_api::IntOrPercent;
 use serde_json::json;
 
 use super::*;
@@ -8,8 +9,9 @@ fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
 }
 
-fn selector(value: serde_json::Value) -> LabelSelector {
-    serde_json::from_value(value).unwrap()
+fn selector(value: serde_json::Value) -> Selector {
+    let selector: LabelSelector = serde_json::from_value(value).unwrap();
+    selector.try_into().unwrap()
 }
 
 fn ours() -> Extension {

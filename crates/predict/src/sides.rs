@@ -1,7 +1,15 @@
 //! What a machine or a MachineSet is made of, and what it is to be made of: the two sides that
 //! Cluster API would send to the hooks (`spec/capi.md 2.4, 3.4`).
 
-use refit_cluster_api::kubeadm_config::{self, Entry};
+use refit_cluster_api::{
+    desired::{
+        Template,
+        control_plane::ControlPlane,
+        is_clone_of,
+        machine_deployment::{Step, machine_set},
+    },
+    kubeadm_config::{self, Entry},
+};
 use refit_core::change::Objects as Side;
 use refit_kinds::{
     json::{annotations, name, namespace, text},
@@ -39,54 +47,49 @@ pub(super) fn of_machine(
     machine: &Value,
 ) -> MachineSides {
     let (from, to) = (text(machine, "/spec/version"), text(wanted, "/spec/version"));
-    let template = infrastructure_ref(wanted, "/spec/machineTemplate/spec");
-    let infrastructure = infrastructure(input, now, machine);
-    let config = config(input, now, machine);
+    let plane = of(wanted, machine);
+    let infrastructure = infrastructure(input, of(now, machine), machine);
+    let config = config(input, of(now, machine), machine);
     let same_config =
         config.as_ref().is_none_or(|config| kubeadm_config::is_up_to_date(&config["spec"], wanted));
-    let same_template = infrastructure.as_ref().is_none_or(|found| {
-        let made_of = annotations(found);
-        match (made_of.get(keys::CLONED_FROM_NAME), made_of.get(keys::CLONED_FROM_GROUPKIND)) {
-            (Some(name), Some(kind)) => {
-                *name == text(template, "/name")
-                    && *kind
-                        == format!("{}.{}", text(template, "/kind"), text(template, "/apiGroup"))
-            }
-            _ => true,
-        }
-    });
+    let same_template = infrastructure
+        .as_ref()
+        .is_none_or(|found| is_clone_of(&annotations(found), &plane.infrastructure_template()));
     let up_to_date = from == to && same_template && same_config;
     let sides = match (infrastructure, config) {
         (Some(found), Some(config)) if annotations(&found).contains_key(keys::CLONED_FROM_NAME) => {
-            let mut desired = machine.clone();
-            desired["spec"]["version"] = text(wanted, "/spec/version").into();
+            let owner = (machine.clone(), apply(machine, None, &plane.updated_machine(machine)));
             let mut current = config["spec"].clone();
             let mut joining = kubeadm_config::desired_spec(wanted, Entry::Join);
             kubeadm_config::prepare(&mut joining, &mut current, Entry::Join);
             let bootstrap = (with_spec(&config, current), with_spec(&config, joining));
-            both(input, &found, template, (machine.clone(), desired), bootstrap)
+            both(input, &found, plane, owner, bootstrap)
         }
         _ => Sides::NotCloned,
     };
     MachineSides { up_to_date, sides }
 }
 
+/// A control plane as the model of Cluster API takes it.
+fn of<'a>(control_plane: &'a Value, machine: &'a Value) -> ControlPlane<'a> {
+    ControlPlane { object: control_plane, cluster: text(machine, "/spec/clusterName") }
+}
+
 fn both(
     input: &Input,
     found: &Value,
-    template: &Value,
+    plane: ControlPlane<'_>,
     owner: (Value, Value),
     bootstrap: (Value, Value),
 ) -> Sides {
-    let space = namespace(found);
-    let template = || {
-        let title = format!("{}/{}", text(template, "/kind"), text(template, "/name"));
-        let known = input.desired.get(text(template, "/kind"), space, text(template, "/name"));
-        known.ok_or(title)
+    let reference = plane.infrastructure_template();
+    let (kind, space) = (&*reference.kind, namespace(found));
+    let Some(wanted) = input.desired.get(kind, space, &reference.name) else {
+        return Sides::Missing(format!("{kind}/{}", reference.name));
     };
-    let template = match template() {
-        Ok(template) => template,
-        Err(title) => return Sides::Missing(title),
+    let instance = |template: &Value| {
+        let template = Template { reference: reference.clone(), json: template.clone() };
+        plane.infrastructure(&template, name(found), false)["spec"].take()
     };
     let made_of = annotations(found);
     let last = made_of.get(keys::CLONED_FROM_NAME).and_then(|name| {
@@ -94,10 +97,8 @@ fn both(
         input.current.get(&kind, space, name)
     });
     let empty = json!({});
-    let spec = |template: &Value| template.pointer("/spec/template/spec").cloned();
-    let wanted = spec(template).unwrap_or_else(|| empty.clone());
     let live = found.get("spec").unwrap_or(&empty);
-    let next = apply(live, last.and_then(spec).as_ref(), &wanted);
+    let next = apply(live, last.map(instance).as_ref(), &instance(wanted));
     Sides::Known(Box::new((
         Side { owner: owner.0, infrastructure: found.clone(), bootstrap: Some(bootstrap.0) },
         Side {
@@ -109,7 +110,7 @@ fn both(
 }
 
 /// The infrastructure machine, or what its template makes where it cannot be read.
-fn infrastructure(input: &Input, now: &Value, machine: &Value) -> Option<Value> {
+fn infrastructure(input: &Input, now: ControlPlane<'_>, machine: &Value) -> Option<Value> {
     let reference = machine.pointer("/spec/infrastructureRef")?;
     let (kind, of) = (text(reference, "/kind"), text(reference, "/name"));
     let space = namespace(machine);
@@ -119,34 +120,26 @@ fn infrastructure(input: &Input, now: &Value, machine: &Value) -> Option<Value> 
     if !input.unread_kinds.contains(kind) {
         return None;
     }
-    let template = infrastructure_ref(now, "/spec/machineTemplate/spec");
-    let (template_kind, template_name) = (text(template, "/kind"), text(template, "/name"));
-    let made_of = input.current.get(template_kind, space, template_name)?;
-    Some(json!({
-        "apiVersion": made_of["apiVersion"],
-        "kind": kind,
-        "metadata": {"name": of, "namespace": space, "annotations": {
-            keys::CLONED_FROM_NAME: template_name,
-            keys::CLONED_FROM_GROUPKIND: format!("{template_kind}.{}", text(template, "/apiGroup")),
-        }},
-        "spec": made_of.pointer("/spec/template/spec").cloned().unwrap_or_else(|| json!({})),
-    }))
+    let reference = now.infrastructure_template();
+    let json = input.current.get(&reference.kind, space, &reference.name)?.clone();
+    let api_version = json["apiVersion"].clone();
+    let mut made = now.infrastructure(&Template { reference, json }, of, false);
+    made["apiVersion"] = api_version;
+    made["kind"] = json!(kind);
+    Some(made)
 }
 
 /// The KubeadmConfig, or what the control plane makes where it cannot be read.
-fn config(input: &Input, now: &Value, machine: &Value) -> Option<Value> {
+fn config(input: &Input, now: ControlPlane<'_>, machine: &Value) -> Option<Value> {
     let reference = machine.pointer("/spec/bootstrap/configRef")?;
     let (kind, of) = (text(reference, "/kind"), text(reference, "/name"));
-    let space = namespace(machine);
-    if let Some(found) = input.current.get(kind, space, of) {
+    if let Some(found) = input.current.get(kind, namespace(machine), of) {
         return Some(found.clone());
     }
     input.unread_kinds.contains(kind).then(|| {
-        json!({
-            "kind": kind,
-            "metadata": {"name": of, "namespace": space},
-            "spec": kubeadm_config::desired_spec(now, Entry::Join),
-        })
+        let mut made = now.bootstrap(of, Entry::Join, false);
+        made["kind"] = json!(kind);
+        made
     })
 }
 
@@ -172,14 +165,11 @@ pub(super) fn of_set(input: &Input, set: &Value, wanted: &Value) -> Sides {
             bootstrap: bootstrap.map(find).transpose()?,
         })
     };
-    match (parts(set, &input.current), parts(wanted, &input.desired)) {
+    let new = machine_set(wanted, None, name(wanted), Step::default(), "");
+    match (parts(set, &input.current), parts(&new, &input.desired)) {
         (Ok(current), Ok(desired)) => Sides::Known(Box::new((current, desired))),
         (Err(missing), _) | (_, Err(missing)) => Sides::Missing(missing),
     }
-}
-
-fn infrastructure_ref<'a>(owner: &'a Value, at: &str) -> &'a Value {
-    owner.pointer(&format!("{at}/infrastructureRef")).unwrap_or(&Value::Null)
 }
 
 fn with_spec(object: &Value, spec: Value) -> Value {

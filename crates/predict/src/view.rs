@@ -22,7 +22,7 @@ use serde_json::Value;
 
 use super::{
     input::{Hosts, Input},
-    outcome::{Blocked, Cause, CauseReason, Counts, GroupPlan, Outcome, PathLine},
+    outcome::{Blocked, Cause, CauseReason, Counts, GroupPrediction, PathLine, PredictedOutcome},
     reach::{GroupRef, Reach, Read, notes, reach},
     sides::Sides,
     unreached::Unreached,
@@ -42,7 +42,7 @@ pub(super) struct View<'a> {
     pub(super) cluster: Option<&'a Value>,
     pub(super) policy: Policy,
     pub(super) reached: Result<(), Unreached>,
-    pub(super) plan: GroupPlan,
+    pub(super) plan: GroupPrediction,
     lines: Vec<(Key, PathLine)>,
 }
 
@@ -94,7 +94,7 @@ impl<'a> View<'a> {
             cluster,
             policy: policy(&annotations(wanted), &of_cluster, input.on_uncovered),
             reached: reach(&facts),
-            plan: GroupPlan {
+            plan: GroupPrediction {
                 namespace: group.namespace.clone(),
                 kind: group.kind.clone(),
                 name: group.name.clone(),
@@ -102,7 +102,7 @@ impl<'a> View<'a> {
                 turn: if group.kind == "KubeadmControlPlane" { 1 } else { 2 },
                 from: text(now, version).to_owned(),
                 to: text(wanted, version).to_owned(),
-                outcome: Outcome::Unchanged,
+                outcome: PredictedOutcome::Unchanged,
                 machines: Counts::default(),
                 paths: Vec::new(),
                 causes: Vec::new(),
@@ -392,7 +392,7 @@ impl<'a> View<'a> {
     }
 
     /// The plan, with everything that follows from what was found.
-    pub(super) fn conclude(mut self, waits_for_a_user: bool) -> GroupPlan {
+    pub(super) fn conclude(mut self, waits_for_a_user: bool) -> GroupPrediction {
         self.plan.paths = self.lines.into_iter().map(|(_, line)| line).collect();
         let complaint = self.policy.complaint();
         if !complaint.is_empty() {
@@ -406,15 +406,15 @@ impl<'a> View<'a> {
         self.plan.blocked_by.dedup();
         let counts = self.plan.machines;
         self.plan.outcome = if counts.deleted > 0 {
-            Outcome::Replaced
+            PredictedOutcome::Replaced
         } else if !self.plan.blocked_by.is_empty() {
-            Outcome::Blocked
+            PredictedOutcome::Blocked
         } else if counts.new > 0 || waits_for_a_user {
-            Outcome::Replaced
+            PredictedOutcome::Replaced
         } else if counts.in_place > 0 {
-            Outcome::InPlace
+            PredictedOutcome::InPlace
         } else {
-            Outcome::Unchanged
+            PredictedOutcome::Unchanged
         };
         self.plan
     }

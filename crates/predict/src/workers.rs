@@ -2,10 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use refit_cluster_api::rollout::{
-    self, IntOrPercent, MachineDeployment, MachineSet, Strategy, Template, find_new_and_old,
-    machine_set::DeletionOrder,
-    simulate::{Answer, End, Outcome as Simulated, Workers},
+use refit_cluster_api::{
+    IntOrPercent,
+    desired::{
+        machine_deployment::{Step, machine_set},
+        machine_set::new_machine,
+        made_of,
+    },
+    kinds::ContractRef,
+    rollout::{
+        self, MachineDeployment, MachineSet, Strategy, Template, find_new_and_old,
+        machine_set::DeletionOrder,
+        simulate::{Answer, End, SimulatedRollout, Workers},
+    },
 };
 use refit_core::change::{
     Level,
@@ -19,11 +28,12 @@ use refit_kinds::{
     keys,
     version::KubernetesVersion,
 };
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use super::{
     input::Input,
-    outcome::{CauseReason, GroupPlan, Outcome},
+    outcome::{CauseReason, GroupPrediction, PredictedOutcome},
     reach::{GroupRef, Shape},
     sides::of_set,
     view::{Asked, View, controlled},
@@ -31,7 +41,7 @@ use super::{
 
 /// Plans a group that our hooks do not serve: a MachineSet that belongs to no MachineDeployment,
 /// whose machines stay as they are, or a kind that replaces by itself.
-pub(super) fn unserved(input: &Input, group: &GroupRef) -> Option<GroupPlan> {
+pub(super) fn unserved(input: &Input, group: &GroupRef) -> Option<GroupPrediction> {
     let mut view = View::of(input, group)?;
     let owner = (group.namespace.as_str(), &*group.kind, &*group.name);
     let machines = controlled(&input.current, "Machine", owner);
@@ -48,11 +58,11 @@ pub(super) fn unserved(input: &Input, group: &GroupRef) -> Option<GroupPlan> {
 
 /// Plans a MachineDeployment; `control_plane` is the plan of its Cluster's control plane, where
 /// that is planned too.
-pub(super) fn plan(
+pub(super) fn predict(
     input: &Input,
     group: &GroupRef,
-    control_plane: Option<&GroupPlan>,
-) -> Option<GroupPlan> {
+    control_plane: Option<&GroupPrediction>,
+) -> Option<GroupPrediction> {
     let mut view = View::of(input, group)?;
     let Shape::Deployment { replicas, strategy } = Shape::of(view.wanted) else {
         return None;
@@ -85,7 +95,7 @@ pub(super) fn plan(
     let outcome = Workers {
         deployment,
         sets: rollout_sets,
-        machines: machines.iter().map(|machine| machine_state(machine)).collect(),
+        machines: machines.iter().map(|machine| rollout::Machine::of(machine)).collect(),
         unavailable: machines
             .iter()
             .filter(|machine| !is_available(machine))
@@ -149,7 +159,7 @@ fn answers(
     sets: &[std::borrow::Cow<'_, Value>],
     machines: &[std::borrow::Cow<'_, Value>],
     old: &BTreeSet<String>,
-    control_plane: Option<&GroupPlan>,
+    control_plane: Option<&GroupPrediction>,
     asked: bool,
 ) -> BTreeMap<String, Answer> {
     let mut answers = BTreeMap::new();
@@ -174,7 +184,10 @@ fn answers(
 }
 
 /// The Machines of the control plane that workers wait for; none where this very plan brings it on.
-fn servers(view: &mut View<'_>, control_plane: Option<&GroupPlan>) -> Vec<ControlPlaneMachine> {
+fn servers(
+    view: &mut View<'_>,
+    control_plane: Option<&GroupPrediction>,
+) -> Vec<ControlPlaneMachine> {
     let servers: Vec<ControlPlaneMachine> = view
         .input
         .current
@@ -192,7 +205,7 @@ fn servers(view: &mut View<'_>, control_plane: Option<&GroupPlan>) -> Vec<Contro
         return Vec::new();
     };
     let follows = control_plane.is_some_and(|plan| {
-        matches!(plan.outcome, Outcome::InPlace | Outcome::Replaced)
+        matches!(plan.outcome, PredictedOutcome::InPlace | PredictedOutcome::Replaced)
             && plan.blocked_by.is_empty()
             && !is_behind(&plan.to, &target)
     });
@@ -207,7 +220,7 @@ fn servers(view: &mut View<'_>, control_plane: Option<&GroupPlan>) -> Vec<Contro
 fn explain(
     view: &mut View<'_>,
     machines: &[std::borrow::Cow<'_, Value>],
-    outcome: &Simulated,
+    outcome: &SimulatedRollout,
     strategy: &Strategy,
     asked: bool,
     waits_for_a_user: bool,
@@ -286,7 +299,7 @@ fn explain(
 /// Blocks where the rollout would stop by itself.
 fn stuck(
     view: &mut View<'_>,
-    outcome: &Simulated,
+    outcome: &SimulatedRollout,
     machines: &[std::borrow::Cow<'_, Value>],
     waits_for_a_user: bool,
 ) {
@@ -311,13 +324,7 @@ fn stuck(
 
 /// The fields that decide whether a rollout is needed.
 fn template(owner: &Value) -> Template {
-    let spec = owner.pointer("/spec/template/spec").unwrap_or(&Value::Null);
-    Template {
-        version: text(spec, "/version").to_owned(),
-        bootstrap: spec["bootstrap"].clone(),
-        infrastructure_ref: spec["infrastructureRef"].clone(),
-        failure_domain: text(spec, "/failureDomain").to_owned(),
-    }
+    Template::of(&owner["spec"]["template"]["spec"])
 }
 
 fn set_state(set: &Value, machines: &[std::borrow::Cow<'_, Value>]) -> MachineSet {
@@ -340,23 +347,6 @@ fn set_state(set: &Value, machines: &[std::borrow::Cow<'_, Value>]) -> MachineSe
     }
 }
 
-fn machine_state(machine: &Value) -> rollout::Machine {
-    let failed = condition(machine, "HealthCheckSucceeded") == Some("False");
-    let has_node = !text(machine, "/status/nodeRef/name").is_empty();
-    rollout::Machine {
-        name: name(machine).to_owned(),
-        owner: controller(machine).map_or_else(String::new, |(_, of)| of.to_owned()),
-        created_at: created_at(machine),
-        annotations: annotations(machine),
-        deleting: is_deleting(machine),
-        has_node,
-        unhealthy: !has_node
-            || failed
-            || matches!(condition(machine, "NodeHealthy"), Some("False" | "Unknown")),
-        needs_remediation: failed && condition(machine, "OwnerRemediated") == Some("False"),
-    }
-}
-
 /// Whether a Machine is available; one that is being updated will be.
 fn is_available(machine: &Value) -> bool {
     super::view::is_marked(machine) || condition(machine, "Available") == Some("True")
@@ -365,26 +355,26 @@ fn is_available(machine: &Value) -> bool {
 /// A MachineSet and its machines, as a MachineDeployment without any has them.
 fn imagined(deployment: &Value) -> (Value, Vec<Value>) {
     let of = name(deployment);
-    let space = namespace(deployment);
     let replicas =
         deployment.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1).clamp(0, 1000);
-    let owner = |kind: &str| json!([{"kind": kind, "name": of, "controller": true}]);
-    let set = json!({
-        "kind": "MachineSet",
-        "metadata": {"name": of, "namespace": space, "ownerReferences": owner("MachineDeployment")},
-        "spec": {"replicas": replicas, "template": deployment["spec"]["template"]},
-    });
+    let step = Step { replicas, ..Step::default() };
+    let mut set = machine_set(deployment, None, of, step, "");
+    set["kind"] = json!("MachineSet");
+    let template = deployment.pointer("/spec/template/spec/infrastructureRef");
+    let template = template.and_then(|reference| ContractRef::deserialize(reference).ok());
+    let template = template.unwrap_or_default();
     let machines = (0..replicas).map(|index| {
-        json!({
-            "kind": "Machine",
-            "metadata": {"name": format!("{of}-{index}"), "namespace": space,
-                "ownerReferences": owner("MachineSet")},
-            "spec": {"version": deployment["spec"]["template"]["spec"]["version"]},
-            "status": {"nodeRef": {"name": format!("{of}-{index}")},
-                "conditions": [{"type": "Available", "status": "True"}]},
-        })
+        let name = format!("{of}-{index}");
+        let mut machine = new_machine(&set, &name, &made_of(&template, &name), None);
+        machine["kind"] = json!("Machine");
+        machine["status"] = json!({
+            "nodeRef": {"name": name},
+            "conditions": [{"type": "Available", "status": "True"}],
+        });
+        machine
     });
-    (set, machines.collect())
+    let machines = machines.collect();
+    (set, machines)
 }
 
 fn count(number: usize) -> i64 {

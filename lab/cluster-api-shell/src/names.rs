@@ -31,11 +31,6 @@ pub(crate) fn suffix(seed: &Value) -> String {
     text
 }
 
-/// A number that follows from a value: the first half of the label `machine-template-hash`.
-pub(crate) fn short_hash(seed: &Value) -> u32 {
-    u32::from_str_radix(&hash_json(seed)[..8], 16).expect("a sha256 in hex has 64 digits")
-}
-
 /// `<base>-<suffix>`, shortened where it would be longer than a label allows.
 pub(crate) fn with_suffix(base: &str, suffix: &str) -> String {
     let room = MAX_NAME_LEN - suffix.len() - 1;

@@ -19,6 +19,7 @@ use lab_testbed::{
     recorder,
 };
 use lab_world::world::{World, WorldOptions, runtime};
+use refit_cluster_api::kubeadm_config::{Entry, prepare};
 use serde_json::{Value, json};
 
 const KINDS: [&str; 4] = ["KubeadmControlPlane", "MachineDeployment", "MachineSet", "Machine"];
@@ -110,6 +111,36 @@ impl Model {
             found.join("\n")
         );
     }
+}
+
+/// What Cluster API sent is what the model's `prepare` makes of it: nothing more, nothing less.
+#[test]
+fn recorded_requests_hold_kubeadm_configs_as_the_model_prepares_them() {
+    let mut seen = 0;
+    for line in ["v1.12", "v1.14"] {
+        let path = format!("fixtures/hooks/{line}/control_plane_in_place.json");
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+        let calls: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        for call in calls.as_array().unwrap() {
+            let spec = |side: &str| {
+                let mut spec = call["request"][side]["bootstrapConfig"]["spec"].clone();
+                // A pointer to an empty struct: absent for the model.
+                if let Some(Value::Object(join)) = spec.get_mut("joinConfiguration") {
+                    join.retain(|key, value| key != "controlPlane" || *value != json!({}));
+                }
+                spec
+            };
+            let (current, desired) = (spec("current"), spec("desired"));
+            if current.is_null() {
+                continue;
+            }
+            let mut prepared = (desired.clone(), current.clone());
+            prepare(&mut prepared.0, &mut prepared.1, Entry::Join);
+            assert_eq!(prepared, (desired, current), "{line}");
+            seen += 1;
+        }
+    }
+    assert!(seen >= 2, "only {seen} requests were recorded");
 }
 
 #[test]

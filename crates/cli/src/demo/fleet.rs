@@ -3,7 +3,10 @@
 
 use anyhow::{Context as _, bail};
 use lab_world::manifests;
-use refit_cluster_api::rollout::{IntOrPercent, Strategy, predict};
+use refit_cluster_api::{
+    IntOrPercent,
+    rollout::{Strategy, predict},
+};
 use refit_kinds::{
     json::{kind, name, text},
     version::{Hop, KubernetesVersion},

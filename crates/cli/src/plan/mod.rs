@@ -11,7 +11,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use refit_kinds::version::KubernetesVersion;
 use refit_manifests::{LoadError, load};
-use refit_predict::{Input, Objects, Outcome, Plan, plan};
+use refit_predict::{Input, Objects, PredictedOutcome, Prediction, predict};
 use refit_runtime::Clock;
 use serde_json::Value;
 
@@ -81,7 +81,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
     let printer = Printer::new(args.output, global);
     if !args.current.is_empty() {
-        let found = plan(&offline(&args.filename, &args.current)?);
+        let found = predict(&offline(&args.filename, &args.current)?);
         return tell(printer, &found);
     }
     exit::run(async {
@@ -92,20 +92,20 @@ pub(crate) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
         };
         let mut reader = Reader::new(client::connect(global).await?);
         let input = gather(&mut reader, &change).await?;
-        tell(printer, &noted(plan(&input), &input, &objects))
+        tell(printer, &noted(predict(&input), &input, &objects))
     })
 }
 
-fn tell(printer: Printer, plan: &Plan) -> anyhow::Result<ExitCode> {
+fn tell(printer: Printer, plan: &Prediction) -> anyhow::Result<ExitCode> {
     if printer.is_json() {
         printer.result(&serde_json::to_string_pretty(plan)?)?;
     } else {
         show::show(printer, plan)?;
     }
     Ok(match plan.outcome {
-        Outcome::Unchanged | Outcome::InPlace => ExitCode::SUCCESS,
-        Outcome::Replaced => ExitCode::from(EXIT_REPLACED),
-        Outcome::Blocked => ExitCode::from(EXIT_BLOCKED),
+        PredictedOutcome::Unchanged | PredictedOutcome::InPlace => ExitCode::SUCCESS,
+        PredictedOutcome::Replaced => ExitCode::from(EXIT_REPLACED),
+        PredictedOutcome::Blocked => ExitCode::from(EXIT_BLOCKED),
     })
 }
 
@@ -133,9 +133,9 @@ fn as_applied(object: Value) -> Value {
 }
 
 /// The plan with what the files hold and Cluster API does not look at.
-fn noted(plan: Plan, input: &Input, objects: &[Value]) -> Plan {
+fn noted(plan: Prediction, input: &Input, objects: &[Value]) -> Prediction {
     use refit_kinds::json::{kind, name, namespace};
-    let Plan { groups, mut notes, .. } = plan;
+    let Prediction { groups, mut notes, .. } = plan;
     for object in objects.iter().filter(|object| kind(object).ends_with("Template")) {
         let of = |objects: &Objects| {
             let found = objects.get(kind(object), namespace(object), name(object));
@@ -151,7 +151,7 @@ fn noted(plan: Plan, input: &Input, objects: &[Value]) -> Plan {
             ));
         }
     }
-    Plan::of(groups, notes)
+    Prediction::of(groups, notes)
 }
 
 #[cfg(test)]
@@ -175,16 +175,16 @@ mod tests {
         let text = std::fs::read_to_string(example()).unwrap();
         let wanted = file(&text.replacen("v1.34.2", "v1.35.0", 1));
         let input = offline(&[wanted.path().to_owned()], &[example()]).unwrap();
-        let found = plan(&input);
-        assert_eq!(found.outcome, Outcome::InPlace, "{found:#?}");
+        let found = predict(&input);
+        assert_eq!(found.outcome, PredictedOutcome::InPlace, "{found:#?}");
         assert_eq!(found.groups[0].machines.in_place, 3);
         assert_eq!(found.groups[1].machines.in_place, 0);
     }
 
     #[test]
     fn the_same_file_twice_changes_nothing() {
-        let found = plan(&offline(&[example()], &[example()]).unwrap());
-        assert_eq!(found.outcome, Outcome::Unchanged, "{found:#?}");
+        let found = predict(&offline(&[example()], &[example()]).unwrap());
+        assert_eq!(found.outcome, PredictedOutcome::Unchanged, "{found:#?}");
         assert_eq!(found.groups.len(), 2);
     }
 

@@ -2,12 +2,12 @@
 
 use std::io;
 
-use refit_predict::{GroupPlan, Outcome, Plan};
+use refit_predict::{GroupPrediction, PredictedOutcome, Prediction};
 
 use crate::printer::{Printer, columns, duration};
 
 /// Shows a plan.
-pub(crate) fn show(printer: Printer, plan: &Plan) -> io::Result<()> {
+pub(crate) fn show(printer: Printer, plan: &Prediction) -> io::Result<()> {
     if plan.groups.is_empty() {
         printer.result("Nothing to plan: no group of machines is concerned.")?;
     } else {
@@ -30,7 +30,7 @@ pub(crate) fn show(printer: Printer, plan: &Plan) -> io::Result<()> {
     Ok(())
 }
 
-fn table(printer: Printer, plan: &Plan) -> Vec<String> {
+fn table(printer: Printer, plan: &Prediction) -> Vec<String> {
     let heading =
         ["GROUP", "TURN", "VERSION", "MACHINES", "IN PLACE", "NEW", "DELETED", "TIME", "OUTCOME"];
     let mut rows = vec![heading.map(|word| printer.bold(word)).to_vec()];
@@ -61,21 +61,21 @@ fn table(printer: Printer, plan: &Plan) -> Vec<String> {
     columns(&rows)
 }
 
-fn title(group: &GroupPlan) -> String {
+fn title(group: &GroupPrediction) -> String {
     format!("{}/{}", group.kind, group.name)
 }
 
-fn coloured(printer: Printer, outcome: Outcome) -> String {
+fn coloured(printer: Printer, outcome: PredictedOutcome) -> String {
     let word = outcome.word();
     match outcome {
-        Outcome::Unchanged => word.to_owned(),
-        Outcome::InPlace => printer.good(word),
-        Outcome::Blocked => printer.notable(word),
-        Outcome::Replaced => printer.bad(word),
+        PredictedOutcome::Unchanged => word.to_owned(),
+        PredictedOutcome::InPlace => printer.good(word),
+        PredictedOutcome::Blocked => printer.notable(word),
+        PredictedOutcome::Replaced => printer.bad(word),
     }
 }
 
-fn details(printer: Printer, group: &GroupPlan) -> Vec<String> {
+fn details(printer: Printer, group: &GroupPrediction) -> Vec<String> {
     let mut lines = Vec::new();
     for path in &group.paths {
         lines.push(format!("  {path}"));
@@ -101,15 +101,15 @@ fn details(printer: Printer, group: &GroupPlan) -> Vec<String> {
     lines
 }
 
-fn last_word(printer: Printer, plan: &Plan) -> String {
-    let sum = |count: fn(&GroupPlan) -> i64| plan.groups.iter().map(count).sum::<i64>();
+fn last_word(printer: Printer, plan: &Prediction) -> String {
+    let sum = |count: fn(&GroupPrediction) -> i64| plan.groups.iter().map(count).sum::<i64>();
     let in_place = sum(|group| group.machines.in_place);
     let (new, deleted) = (sum(|group| group.machines.new), sum(|group| group.machines.deleted));
     let counts = format!("{in_place} in place, {new} created, {deleted} deleted");
     match plan.outcome {
-        Outcome::Unchanged => "Nothing changes.".to_owned(),
-        Outcome::InPlace => printer.good(&format!("Every machine stays: {counts}.")),
-        Outcome::Blocked => printer.notable(&format!("Blocked: {counts}.")),
-        Outcome::Replaced => printer.bad(&format!("Machines are replaced: {counts}.")),
+        PredictedOutcome::Unchanged => "Nothing changes.".to_owned(),
+        PredictedOutcome::InPlace => printer.good(&format!("Every machine stays: {counts}.")),
+        PredictedOutcome::Blocked => printer.notable(&format!("Blocked: {counts}.")),
+        PredictedOutcome::Replaced => printer.bad(&format!("Machines are replaced: {counts}.")),
     }
 }

@@ -12,7 +12,7 @@ use lab_world::{
     snapshot::Snapshot,
     world::{MachineFacts, World, WorldOptions, facts, runtime},
 };
-use refit_predict::{CauseReason, Counts, GroupPlan, Outcome, plan};
+use refit_predict::{CauseReason, Counts, GroupPrediction, PredictedOutcome, predict};
 use serde_json::{Value, json};
 
 use super::{
@@ -155,10 +155,10 @@ fn of_group<'a>(facts: &'a [MachineFacts], owner: &str) -> BTreeSet<&'a str> {
 }
 
 /// Plans a change, makes it, waits, and compares. Returns what was foretold.
-async fn comes_true(world: &World, objects: &[Value]) -> Vec<GroupPlan> {
+async fn comes_true(world: &World, objects: &[Value]) -> Vec<GroupPrediction> {
     let mut reader = reader(world);
     let input = gather(&mut reader, &Change::Objects(objects)).await.unwrap();
-    let foretold = plan(&input);
+    let foretold = predict(&input);
     let (before, marks) = (facts(world).await.unwrap(), changed(world).await);
     for object in objects {
         apply(world, object).await;
@@ -187,12 +187,12 @@ async fn comes_true(world: &World, objects: &[Value]) -> Vec<GroupPlan> {
     foretold.groups
 }
 
-fn only(groups: Vec<GroupPlan>) -> GroupPlan {
+fn only(groups: Vec<GroupPrediction>) -> GroupPrediction {
     assert_eq!(groups.len(), 1);
     groups.into_iter().next().unwrap()
 }
 
-fn reasons(group: &GroupPlan) -> Vec<CauseReason> {
+fn reasons(group: &GroupPrediction) -> Vec<CauseReason> {
     group.causes.iter().map(|cause| cause.reason).collect()
 }
 
@@ -203,8 +203,8 @@ fn without_surge_every_machine_stays() {
         let target = "cluster/edge-1".parse().unwrap();
         let to = MINOR.parse().unwrap();
         let input = gather(&mut reader(&world), &Change::Version(&target, &to)).await;
-        let by_version = plan(&input.unwrap());
-        assert_eq!(by_version.outcome, Outcome::InPlace, "{by_version:#?}");
+        let by_version = predict(&input.unwrap());
+        assert_eq!(by_version.outcome, PredictedOutcome::InPlace, "{by_version:#?}");
         let objects = [plane(&json!({"version": MINOR})), version_of_workers(MINOR)];
         let by_file = comes_true(&world, &objects).await;
         assert_eq!(by_version.groups, by_file);
@@ -213,7 +213,7 @@ fn without_surge_every_machine_stays() {
         // The next one is foretold with how long it takes.
         let to = "v1.35.1".parse().unwrap();
         let input = gather(&mut reader(&world), &Change::Version(&target, &to)).await;
-        let next = plan(&input.unwrap());
+        let next = predict(&input.unwrap());
         assert!(next.groups.iter().all(|group| group.seconds.is_some()), "{next:#?}");
     });
 }
@@ -236,7 +236,7 @@ fn a_control_plane_of_one_is_replaced() {
         let world = come_up(objects(1, 1)).await;
         let group = only(comes_true(&world, &[plane(&json!({"version": PATCH}))]).await);
         assert_eq!((group.machines.in_place, group.machines.new), (0, 1));
-        assert_eq!(group.outcome, Outcome::Replaced);
+        assert_eq!(group.outcome, PredictedOutcome::Replaced);
     });
 }
 
@@ -264,7 +264,7 @@ fn on_delete_does_nothing_by_itself() {
             json!({"rollout": {"strategy": {"type": "OnDelete", "rollingUpdate": null}}});
         apply(&world, &workers(&on_delete)).await;
         let group = only(comes_true(&world, &[version_of_workers(PATCH)]).await);
-        assert_eq!(group.outcome, Outcome::Replaced);
+        assert_eq!(group.outcome, PredictedOutcome::Replaced);
         assert_eq!(reasons(&group), [CauseReason::OnDelete]);
     });
 }
@@ -280,7 +280,7 @@ fn a_template_of_equal_spec_goes_in_place() {
     in_world(async {
         let world = up();
         let group = only(comes_true(&world, &rotation(8)).await);
-        assert_eq!(group.outcome, Outcome::InPlace, "{group:#?}");
+        assert_eq!(group.outcome, PredictedOutcome::InPlace, "{group:#?}");
         assert_eq!(group.machines.in_place, 3);
     });
 }
@@ -290,7 +290,7 @@ fn what_nobody_covers_stops_under_preserve() {
     in_world(async {
         let world = up();
         let group = only(comes_true(&world, &rotation(16)).await);
-        assert_eq!(group.outcome, Outcome::Blocked);
+        assert_eq!(group.outcome, PredictedOutcome::Blocked);
         assert_eq!(group.blocked_by[0].reason, "UncoveredPreserve");
         let line =
             "SandboxMachineTemplate/edge-1-md-0 spec.template.spec.cpus: 8 -> 16 (no updater)";
@@ -309,7 +309,7 @@ fn what_nobody_covers_is_replaced_under_replace() {
         let mut objects = rotation(16);
         objects[1]["metadata"]["annotations"] = json!({"refit.dev/on-uncovered": "Replace"});
         let group = only(comes_true(&world, &objects).await);
-        assert_eq!(group.outcome, Outcome::Replaced);
+        assert_eq!(group.outcome, PredictedOutcome::Replaced);
         assert_eq!(group.machines.deleted, 3);
         assert_eq!(reasons(&group), [CauseReason::Uncovered]);
     });
@@ -320,7 +320,7 @@ fn a_control_planes_template_is_told_apart_by_its_content() {
     in_world(async {
         let reference =
             json!({"machineTemplate": {"spec": {"infrastructureRef": {"name": "next"}}}});
-        for (cpus, outcome) in [(4, Outcome::InPlace), (6, Outcome::Blocked)] {
+        for (cpus, outcome) in [(4, PredictedOutcome::InPlace), (6, PredictedOutcome::Blocked)] {
             let world = up();
             let objects = [machine_template("next", cpus, 8192), plane(&reference)];
             let group = only(comes_true(&world, &objects).await);
@@ -334,7 +334,7 @@ fn workers_that_would_run_ahead_are_blocked() {
     in_world(async {
         let world = up();
         let group = only(comes_true(&world, &[version_of_workers(MINOR)]).await);
-        assert_eq!(group.outcome, Outcome::Blocked);
+        assert_eq!(group.outcome, PredictedOutcome::Blocked);
         assert_eq!(group.blocked_by[0].reason, "ControlPlaneBehind");
     });
 }

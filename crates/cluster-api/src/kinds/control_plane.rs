@@ -1,11 +1,12 @@
 //! KubeadmControlPlane.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ContractRef, IntOrPercent, MachineDeletion, Opaque, TemplateMeta};
+use super::{ContractRef, MachineDeletion, Opaque, TemplateMeta};
 
 /// The control plane machines of a cluster.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -107,7 +108,7 @@ pub struct ControlPlaneStrategy {
 pub struct ControlPlaneRollingUpdate {
     /// 0 or 1; Cluster API's default is 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_surge: Option<IntOrPercent>,
+    pub max_surge: Option<IntOrString>,
 }
 
 /// What is known of a KubeadmControlPlane.

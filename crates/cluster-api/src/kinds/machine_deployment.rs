@@ -1,11 +1,12 @@
 //! MachineDeployment.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{IntOrPercent, MachineSetDeletion, MachineTemplate};
+use super::{MachineSetDeletion, MachineTemplate};
 
 /// Workers of a cluster that are rolled from one template to the next.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -89,10 +90,10 @@ pub struct MachineDeploymentStrategy {
 pub struct RollingUpdate {
     /// How many machines may be unavailable; Cluster API's default is 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_unavailable: Option<IntOrPercent>,
+    pub max_unavailable: Option<IntOrString>,
     /// How many machines may be made on top; Cluster API's default is 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_surge: Option<IntOrPercent>,
+    pub max_surge: Option<IntOrString>,
 }
 
 /// What is known of a MachineDeployment.

@@ -1,11 +1,12 @@
 //! MachineHealthCheck.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{IntOrPercent, Opaque};
+use super::Opaque;
 
 /// When the Machines of a selector count as unhealthy, and when they may be remediated.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -99,7 +100,7 @@ pub struct HealthRemediation {
 pub struct RemediationTrigger {
     /// At most this many, or this share of all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub unhealthy_less_than_or_equal_to: Option<IntOrPercent>,
+    pub unhealthy_less_than_or_equal_to: Option<IntOrString>,
     /// A number in this range, such as `[3-5]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unhealthy_in_range: Option<String>,

@@ -4,7 +4,7 @@
 //!
 //! 1. The old MachineSet hands it over: owner, label and the two annotations in one patch
 //!    ([`sync_replicas`] answers [`MachineSetAction::Move`]).
-//! 2. The MachineDeployment counts it (`acknowledged-move`, see [`mod@super::plan`]).
+//! 2. The MachineDeployment counts it (`acknowledged-move`, see [`super::intent`]).
 //! 3. The new MachineSet writes the desired objects and marks the hook pending
 //!    ([`trigger_in_place`]).
 

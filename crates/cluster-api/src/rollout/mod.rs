@@ -3,7 +3,7 @@
 //! | module | decides |
 //! |---|---|
 //! | [`find`] | which MachineSet is the current one, and why a new one is needed |
-//! | [`mod@plan`] | what each MachineSet of a MachineDeployment should look like now |
+//! | [`intent`] | what each MachineSet of a MachineDeployment should look like now |
 //! | [`machine_set`] | what a MachineSet does about it: create, move, delete, complete a move |
 //! | [`control_plane`] | what a KubeadmControlPlane does next, and to which machine |
 //! | [`simulate`] | what becomes of each machine of a MachineDeployment, from where it stands |
@@ -13,7 +13,7 @@
 //! replayed byte for byte by `tests/rollout_goldens`.
 //!
 //! ```
-//! use refit_cluster_api::rollout::{IntOrPercent, Strategy, predict};
+//! use refit_cluster_api::{IntOrPercent, rollout::{Strategy, predict}};
 //!
 //! // Cluster API's default (surge 1, unavailable 0) replaces one machine of five.
 //! let default = Strategy::rolling_update(IntOrPercent::Int(1), IntOrPercent::Int(0));
@@ -25,20 +25,20 @@
 
 pub mod control_plane;
 pub mod find;
+pub mod intent;
 pub mod keys;
 pub mod machine_set;
 mod on_delete;
-pub mod plan;
 pub mod predict;
+mod read;
 mod rolling_update;
 pub mod simulate;
 mod types;
 
 pub use find::{NewAndOld, OldMachineSet, UpToDate, find_new_and_old, template_up_to_date};
-pub use plan::{
-    Decisions, MachineSetPlan, NewMachineSet, Note, PlanInput, Role, RolloutPlan, plan, plan_paused,
+pub use intent::{
+    Decisions, IntentInput, MachineSetIntent, NewMachineSet, Note, Role, RolloutIntent, intend,
+    intend_paused,
 };
-pub use types::{
-    Fenceposts, IntOrPercent, Machine, MachineDeployment, MachineSet, ParseIntOrPercentError,
-    Strategy, Template,
-};
+pub use read::Expired;
+pub use types::{Fenceposts, Machine, MachineDeployment, MachineSet, Strategy, Template};

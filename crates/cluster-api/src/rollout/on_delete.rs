@@ -1,8 +1,8 @@
 //! The planner of the `OnDelete` strategy: it only ever follows what a user deletes.
 
-use super::plan::{Note, Planner};
+use super::intent::{Note, Planner};
 
-pub(super) fn plan(planner: &mut Planner<'_>) {
+pub(super) fn decide(planner: &mut Planner<'_>) {
     planner.reconcile_new_machine_set();
     reconcile_old_machine_sets(planner);
 }

@@ -119,8 +119,8 @@ fn control_plane_machine(index: i64, up_to_date: bool) -> ControlPlaneMachine {
 
 #[cfg(test)]
 mod tests {
-    use super::super::types::IntOrPercent;
     use super::*;
+    use crate::IntOrPercent;
 
     fn rolling(replicas: i64, surge: &str, unavailable: &str) -> (i64, i64) {
         let read = |text: &str| text.parse::<IntOrPercent>().unwrap();

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use super::intent::{Note, Planner};
 use super::keys;
-use super::plan::{Note, Planner};
 use super::types::{Machine, MachineSet};
 
-pub(super) fn plan(planner: &mut Planner<'_>) {
+pub(super) fn decide(planner: &mut Planner<'_>) {
     acknowledge_moved_machines(planner);
     planner.reconcile_new_machine_set();
     reconcile_old_machine_sets(planner);

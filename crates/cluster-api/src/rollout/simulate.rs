@@ -9,11 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 
 use super::find::find_new_and_old;
+use super::intent::{Decisions, IntentInput, intend};
 use super::keys;
 use super::machine_set::{
     DeletionOrder, MachineSetAction, Trigger, sync_replicas, trigger_in_place,
 };
-use super::plan::{Decisions, PlanInput, plan};
 use super::types::{Machine, MachineDeployment, MachineSet};
 
 /// More steps than any rollout needs per machine; a guard against a planner that never ends.
@@ -64,7 +64,7 @@ pub struct Workers {
 
 /// What became of the machines.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outcome {
+pub struct SimulatedRollout {
     /// How it ended.
     pub end: End,
     /// Machines that were there before and have the new template now.
@@ -94,7 +94,7 @@ struct Run {
 
 impl Workers {
     /// Runs the rollout to its end.
-    pub fn run(self) -> Outcome {
+    pub fn run(self) -> SimulatedRollout {
         let before: BTreeSet<String> = self.machines.iter().map(|m| m.name.clone()).collect();
         let old_sets = self.old_sets();
         let started_old: BTreeSet<String> = self
@@ -139,11 +139,11 @@ impl Run {
         end: End,
         before: &BTreeSet<String>,
         started_old: &BTreeSet<String>,
-    ) -> Outcome {
+    ) -> SimulatedRollout {
         let old_sets = self.workers.old_sets();
         let machines = &self.workers.machines;
         let left: BTreeSet<&String> = machines.iter().map(|machine| &machine.name).collect();
-        Outcome {
+        SimulatedRollout {
             end,
             in_place: machines
                 .iter()
@@ -160,7 +160,7 @@ impl Run {
     /// One round of all controllers; how it ended, where nothing is left to do.
     fn step(&mut self) -> Option<End> {
         let before = (self.workers.sets.clone(), self.workers.machines.clone());
-        self.plan();
+        self.intent();
         if self.waits {
             return Some(End::Waits);
         }
@@ -179,9 +179,9 @@ impl Run {
         Some(if old_left { End::Stuck } else { End::Done })
     }
 
-    fn plan(&mut self) {
-        let plan = loop {
-            let plan = plan(&PlanInput {
+    fn intent(&mut self) {
+        let intent = loop {
+            let intent = intend(&IntentInput {
                 deployment: &self.workers.deployment,
                 machine_sets: &self.workers.sets,
                 machines: &self.workers.machines,
@@ -190,11 +190,11 @@ impl Run {
                 new_name: NEW,
                 now: self.workers.now,
             });
-            if plan.is_complete() {
-                break plan;
+            if intent.is_complete() {
+                break intent;
             }
             self.asked = true;
-            for pair in &plan.pairs_to_ask {
+            for pair in &intent.pairs_to_ask {
                 let answer = self.workers.answers.get(&pair.0);
                 self.waits |= answer == Some(&Answer::Wait);
                 let yes = answer == Some(&Answer::InPlace);
@@ -205,12 +205,12 @@ impl Run {
             }
         };
         for set in &mut self.workers.sets {
-            if let Some(planned) = plan.machine_sets.get(&set.name) {
+            if let Some(planned) = intent.machine_sets.get(&set.name) {
                 set.spec_replicas = planned.replicas;
                 set.annotations.clone_from(&planned.annotations);
             }
         }
-        if let Some(created) = plan.create {
+        if let Some(created) = intent.create {
             self.workers.sets.push(MachineSet {
                 name: created.name,
                 created_at: self.workers.now,
@@ -306,8 +306,9 @@ fn own(machines: &[Machine], set: &MachineSet) -> Vec<Machine> {
 #[cfg(test)]
 mod tests {
     use super::super::predict;
-    use super::super::types::{IntOrPercent, Strategy, Template};
+    use super::super::types::{Strategy, Template};
     use super::*;
+    use crate::IntOrPercent;
 
     fn template(version: &str) -> Template {
         Template { version: version.into(), ..Template::default() }
@@ -350,7 +351,7 @@ mod tests {
         }
     }
 
-    fn counts(outcome: &Outcome) -> (usize, i64, usize, End) {
+    fn counts(outcome: &SimulatedRollout) -> (usize, i64, usize, End) {
         (outcome.in_place.len(), outcome.created, outcome.deleted.len(), outcome.end)
     }
 

@@ -1,86 +1,12 @@
 //! The snapshot that every rollout decision is made of: plain data, no client types.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::str::FromStr;
 
 use jiff::Timestamp;
 use serde_json::Value;
 
 use super::keys;
-
-/// A count, or a share of the replicas.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum IntOrPercent {
-    /// A number of machines.
-    Int(i64),
-    /// A percentage of the replicas.
-    Percent(i64),
-}
-
-/// Says what is wrong with a value that is neither a count nor a percentage.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("got {0:?}, want a number of machines or a percentage such as \"25%\"")]
-pub struct ParseIntOrPercentError(pub String);
-
-impl IntOrPercent {
-    /// The number of machines that this is of `total`, rounded up.
-    pub fn rounded_up(self, total: i64) -> i64 {
-        match self {
-            Self::Int(count) => count,
-            Self::Percent(percent) => {
-                let parts = percent.saturating_mul(total);
-                parts.div_euclid(100) + i64::from(parts.rem_euclid(100) != 0)
-            }
-        }
-    }
-
-    /// The number of machines that this is of `total`, rounded down.
-    pub fn rounded_down(self, total: i64) -> i64 {
-        match self {
-            Self::Int(count) => count,
-            Self::Percent(percent) => percent.saturating_mul(total).div_euclid(100),
-        }
-    }
-}
-
-impl TryFrom<&Value> for IntOrPercent {
-    type Error = ParseIntOrPercentError;
-
-    /// Reads a field that is a number or a string.
-    fn try_from(value: &Value) -> Result<Self, Self::Error> {
-        match value {
-            Value::String(text) => text.parse(),
-            other => other.to_string().parse(),
-        }
-    }
-}
-
-impl FromStr for IntOrPercent {
-    type Err = ParseIntOrPercentError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (digits, percent) = match text.strip_suffix('%') {
-            Some(digits) => (digits, true),
-            None => (text, false),
-        };
-        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(ParseIntOrPercentError(text.to_owned()));
-        }
-        let number: u32 = digits.parse().map_err(|_| ParseIntOrPercentError(text.to_owned()))?;
-        let number = i64::from(number);
-        Ok(if percent { Self::Percent(number) } else { Self::Int(number) })
-    }
-}
-
-impl fmt::Display for IntOrPercent {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Int(count) => write!(out, "{count}"),
-            Self::Percent(percent) => write!(out, "{percent}%"),
-        }
-    }
-}
+use crate::IntOrPercent;
 
 /// How a MachineDeployment rolls out a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -274,20 +200,6 @@ mod tests {
     #[test]
     fn on_delete_has_no_room_at_all() {
         assert_eq!(Strategy::OnDelete.fenceposts(5), Fenceposts::default());
-    }
-
-    #[test]
-    fn int_or_percent_reads_what_it_prints() {
-        for text in ["0", "3", "25%", "100%"] {
-            assert_eq!(text.parse::<IntOrPercent>().unwrap().to_string(), text);
-        }
-        for value in [serde_json::json!(2), serde_json::json!("2")] {
-            assert_eq!(IntOrPercent::try_from(&value), Ok(IntOrPercent::Int(2)));
-        }
-        assert!(IntOrPercent::try_from(&serde_json::json!({})).is_err());
-        for text in ["", "%", "-1", "1.5", "x", "99999999999"] {
-            assert!(text.parse::<IntOrPercent>().is_err(), "{text:?} was accepted");
-        }
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! | initial state: which machine is in which MachineSet | everything after it |
 //! | order of the tasks, for `random(N)` only | the order of all others, and Go's order for seed N |
 
-use refit_cluster_api::rollout::{IntOrPercent, Strategy};
+use refit_cluster_api::{IntOrPercent, rollout::Strategy};
 
 use crate::gorand::GoRand;
 use crate::simulator::{Order, Simulator, Task};

@@ -26,7 +26,7 @@ pub(crate) fn reason_line(notes: &[Note]) -> String {
     if notes.is_empty() {
         return String::new();
     }
-    format!("        - Reason: {}\n", rollout::plan::reason(notes))
+    format!("        - Reason: {}\n", rollout::intent::reason(notes))
 }
 
 /// What changed on an existing MachineSet, as the log says it.

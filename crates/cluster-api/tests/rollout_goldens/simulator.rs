@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 use jiff::Timestamp;
 use refit_cluster_api::rollout::{
-    self, Decisions, Machine, MachineDeployment, MachineSet, PlanInput, Role, RolloutPlan,
+    self, Decisions, IntentInput, Machine, MachineDeployment, MachineSet, Role, RolloutIntent,
     Strategy, keys,
 };
 
@@ -205,14 +205,14 @@ impl Simulator {
         self.check_constraints()
     }
 
-    fn plan(&self) -> RolloutPlan {
+    fn plan(&self) -> RolloutIntent {
         let machine_sets: Vec<MachineSet> = self.sets.iter().map(|set| set.set.clone()).collect();
         let machines: Vec<Machine> = self.sets.iter().flat_map(SimSet::snapshots).collect();
         let new_name = format!("ms{}", self.sets.len() + 1);
         let mut decisions = Decisions::new();
         // As in production: plan, ask what the plan wants to know, plan again.
         loop {
-            let plan = rollout::plan(&PlanInput {
+            let plan = rollout::intend(&IntentInput {
                 deployment: &self.deployment,
                 machine_sets: &machine_sets,
                 machines: &machines,
@@ -230,7 +230,7 @@ impl Simulator {
     }
 
     /// Writes the plan as upstream's simulator does: annotations are added and never removed.
-    fn apply(&mut self, plan: &RolloutPlan) -> String {
+    fn apply(&mut self, plan: &RolloutIntent) -> String {
         let mut results = String::new();
         for set in &mut self.sets {
             let Some(planned) = plan.machine_sets.get(&set.set.name) else {

@@ -1,5 +1,6 @@
 //! What the owner of a group says of it.
 
+use refit_cluster_api::IntOrPercent;
 use refit_core::group::Limits;
 
 use crate::{context::Stores, groups::Group};
@@ -16,9 +17,10 @@ pub(crate) fn limits_of(stores: &Stores, group: &Group, present: usize) -> Limit
             let replicas = spec.and_then(|spec| spec.replicas).unwrap_or(present);
             let max_unavailable = spec
                 .and_then(|spec| spec.rollout.as_ref()?.strategy.as_ref()?.rolling_update.as_ref())
-                .and_then(|rolling| rolling.max_unavailable.as_ref())
-                .and_then(|max| max.of(replicas, false))
-                .unwrap_or(0);
+                .and_then(|rolling| rolling.max_unavailable.as_ref());
+            let max_unavailable = IntOrPercent::read(max_unavailable, 0)
+                .map_or(0, |limit| limit.rounded_down(i64::from(replicas)));
+            let max_unavailable = i32::try_from(max_unavailable).unwrap_or(i32::MAX);
             Limits { replicas, max_unavailable }
         }
         "MachineSet" => {

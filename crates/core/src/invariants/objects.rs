@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use refit_cluster_api::kinds::IntOrPercent;
+use refit_cluster_api::IntOrPercent;
 use refit_kinds::{
     json::{annotation, condition, controller, label, name, text, time},
     keys,
@@ -95,19 +95,20 @@ impl Policy {
 impl Owner {
     pub(super) fn of(kind: &str, value: &Value) -> Self {
         let replicas: Option<i32> = parsed(value, "/spec/replicas");
-        let count = |pointer: &str, round_up| {
-            let amount: Option<IntOrPercent> = parsed(value, pointer);
-            amount.and_then(|amount| amount.of(replicas.unwrap_or(1), round_up))
+        let limit = |field: &str| {
+            let field = value.pointer(&format!("/spec/rollout/strategy/rollingUpdate/{field}"))?;
+            IntOrPercent::try_from(field).ok()
         };
-        let rolling = "/spec/rollout/strategy/rollingUpdate";
-        let unavailable = count(&format!("{rolling}/maxUnavailable"), false).unwrap_or(0);
+        let of = i64::from(replicas.unwrap_or(1));
+        let unavailable = limit("maxUnavailable").map_or(0, |limit| limit.rounded_down(of));
+        let unavailable = i32::try_from(unavailable).unwrap_or(i32::MAX);
         let deployment = kind == "MachineDeployment";
         Self {
             parent: controller(value).map(owned),
             replicas,
             slots: if deployment { unavailable.max(1) } else { 1 },
             // Cluster API's default is to surge by one.
-            surges: count(&format!("{rolling}/maxSurge"), true).unwrap_or(1) > 0,
+            surges: limit("maxSurge").is_none_or(|limit| limit.rounded_up(of) > 0),
             on_delete: text(value, "/spec/rollout/strategy/type") == "OnDelete",
             version: match kind {
                 "KubeadmControlPlane" => text(value, "/spec/version"),

@@ -4,10 +4,8 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use refit_cluster_api::{
-    kinds::{self, MachineDrainRule},
-    selector::selects,
-};
+use kube::core::{Selector, SelectorExt as _};
+use refit_cluster_api::kinds::{self, MachineDrainRule};
 use refit_kinds::keys;
 
 use super::{
@@ -131,7 +129,9 @@ pub fn asks_for_namespaces(rules: &[MachineDrainRule]) -> bool {
 
 /// A selector that is not there matches, unlike elsewhere.
 fn matches(selector: Option<&LabelSelector>, labels: &Labels) -> bool {
-    selector.is_none() || selects(selector, labels)
+    selector.is_none_or(|selector| {
+        Selector::try_from(selector.clone()).is_ok_and(|selector| selector.matches(labels))
+    })
 }
 
 fn applies(rule: &MachineDrainRule, pod: &PodView, namespaces: &BTreeMap<String, Labels>) -> bool {

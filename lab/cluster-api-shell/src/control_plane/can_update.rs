@@ -11,7 +11,7 @@ use refit_kinds::keys::{self, MANAGER_KUBEADM_CONTROL_PLANE};
 use refit_runtime::ObjectKey;
 use serde_json::{Value, json};
 
-use super::{Plane, desired};
+use super::Plane;
 use crate::{
     cache::Cache,
     context::Context,
@@ -68,15 +68,15 @@ async fn request(
         return Ok(None);
     }
     let manager = MANAGER_KUBEADM_CONTROL_PLANE;
-    let intent = with_uid(desired::updated(plane, machine), machine.uid_text());
+    let intent = with_uid(plane.desired().updated_machine(machine.json()), machine.uid_text());
     let wanted_machine = context.dry_run(&context.machines, manager, intent).await;
     let attempt = format!("dry-run the desired Machine {}", machine.name_any());
     let wanted_machine = wanted_machine.map_err(Error::api(attempt))?;
 
-    let template = desired::infrastructure_template(plane);
-    let template = templates::fetch(context, &plane.namespace, template).await?;
+    let template = plane.desired().infrastructure_template();
+    let template = templates::fetch(context, &plane.namespace, &template).await?;
     let name = infrastructure.name_any();
-    let intent = desired::infrastructure(plane, &template, &name, false);
+    let intent = plane.desired().infrastructure(&template, &name, false);
     let intent = with_uid(intent, infrastructure.uid_text());
     let cache = &parts.infrastructure.cache;
     let now = with_spec(&intent, infrastructure.at("/spec"));
@@ -129,7 +129,7 @@ async fn try_infrastructure(
 
 /// Both KubeadmConfigs, without what Cluster API changes by itself; the desired one joins.
 fn configs(plane: &Plane, cache: &Cache<Bare>, live: &Live<Bare>) -> (Value, Value) {
-    let mut wanted = desired::bootstrap(plane, &live.name_any(), Entry::Join, false);
+    let mut wanted = plane.desired().bootstrap(&live.name_any(), Entry::Join, false);
     let mut current_spec = live.at("/spec").clone();
     kubeadm_config::prepare(&mut wanted["spec"], &mut current_spec, Entry::Join);
     let mut current = live.json().clone();

@@ -5,24 +5,28 @@ use std::{
     sync::Arc,
 };
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use kube::ResourceExt as _;
 use refit_cluster_api::{
+    IntOrPercent,
+    desired::is_clone_of,
     kinds::Machine,
     kubeadm_config,
-    rollout::control_plane::{Component, ControlPlane, ControlPlaneMachine},
+    rollout::{
+        Expired,
+        control_plane::{Component, ControlPlane, ControlPlaneMachine},
+    },
 };
-use refit_kinds::{conditions, keys};
+use refit_kinds::conditions;
 use serde_json::Value;
 
-use super::{Plane, desired};
+use super::Plane;
 use crate::{
     context::Context,
     error::Error,
     live::{Bare, Live},
     machine::Parts,
     snapshot,
-    templates::group_kind,
 };
 
 /// What differs between one Machine and the control plane's spec.
@@ -70,15 +74,11 @@ fn compare(
     now: Timestamp,
 ) -> Fact {
     let mut messages = Vec::new();
-    let rollout = plane.object.spec.rollout.as_ref();
-    let after: Option<Timestamp> =
-        rollout.and_then(|rollout| rollout.after.as_deref()).and_then(|after| after.parse().ok());
-    let expired = after.is_some_and(|after| after <= now && snapshot::created_at(machine) < after);
-    if expired {
+    let expired = Expired::of(&plane.json, machine.json(), now);
+    if expired.rollout_after {
         messages.push("KubeadmControlPlane spec.rolloutAfter expired".to_owned());
     }
-    let certificates = certificates_expire(plane, machine, now);
-    if certificates {
+    if expired.certificates {
         messages.push("Certificates will expire soon, rollout required".to_owned());
     }
     let has = machine.spec.version.as_deref().unwrap_or_default();
@@ -92,39 +92,15 @@ fn compare(
         messages.push("KubeadmConfig is not up-to-date".to_owned());
     }
     if let Some(infrastructure) = infrastructure
-        && !is_clone(plane, infrastructure)
+        && !is_clone_of(infrastructure.annotations(), &plane.desired().infrastructure_template())
     {
         let kind = &machine.spec.infrastructure_ref.kind;
         messages.push(format!("{kind} is not up-to-date"));
     }
-    Fact { messages, by_date: usize::from(expired) + usize::from(certificates) }
-}
-
-/// Whether a machine's certificates end within `spec.rollout.before.certificatesExpiryDays`. When
-/// they end is reported on the Machine; where nobody reports it, nothing is known.
-fn certificates_expire(plane: &Plane, machine: &Live<Machine>, now: Timestamp) -> bool {
-    let days = plane.object.at("/spec/rollout/before/certificatesExpiryDays").as_i64();
-    let end = machine.at("/status/certificatesExpiryDate").as_str();
-    let end = end.and_then(|end| end.parse::<Timestamp>().ok());
-    match (days, end) {
-        (Some(days), Some(end)) => {
-            end.duration_since(now) <= SignedDuration::from_secs(days.saturating_mul(24 * 3600))
-        }
-        _ => false,
+    Fact {
+        messages,
+        by_date: usize::from(expired.rollout_after) + usize::from(expired.certificates),
     }
-}
-
-/// Whether an infrastructure machine says it was made of the present template; one that says
-/// nothing counts as a match.
-fn is_clone(plane: &Plane, infrastructure: &Live<Bare>) -> bool {
-    let annotations = infrastructure.annotations();
-    let names =
-        (annotations.get(keys::CLONED_FROM_NAME), annotations.get(keys::CLONED_FROM_GROUPKIND));
-    let (Some(name), Some(kind)) = names else {
-        return true;
-    };
-    let template = desired::infrastructure_template(plane);
-    *name == template.name && *kind == group_kind(template)
 }
 
 /// The control plane as the plain data that the next step is decided on.
@@ -140,16 +116,15 @@ pub(super) fn snapshot(
         .as_ref()
         .and_then(|rollout| rollout.strategy.as_ref())
         .and_then(|strategy| strategy.rolling_update.as_ref());
-    let surge = rolling
-        .and_then(|rolling| rolling.max_surge.as_ref())
-        .and_then(|surge| surge.of(replicas, true));
+    let surge = rolling.and_then(|rolling| rolling.max_surge.as_ref());
+    let surge = IntOrPercent::read(surge, 1).unwrap_or(IntOrPercent::Int(1));
     let topology = plane.cluster.at("/spec/topology/version").as_str();
     ControlPlane {
         replicas: i64::from(replicas),
-        max_surge: i64::from(surge.unwrap_or(1)),
+        max_surge: surge.rounded_up(i64::from(replicas)),
         in_place_updates: true,
         topology_version_mismatch: topology.is_some_and(|version| version != spec.version),
-        managed_etcd: plane.has_managed_etcd(),
+        managed_etcd: plane.desired().has_managed_etcd(),
         failure_domains: failure_domains(plane),
         machines: plane
             .machines(context)
@@ -319,7 +294,8 @@ mod tests {
         let fact = compare(&plane, &machine("v1.35.0"), None, None, now());
         assert!(fact.is_up_to_date());
         let unknown = Live::read(json!({"metadata": {"name": "m"}})).unwrap();
-        assert!(is_clone(&plane, &unknown));
+        let fact = compare(&plane, &machine("v1.35.0"), Some(&unknown), None, now());
+        assert!(fact.is_up_to_date());
     }
 
     #[test]

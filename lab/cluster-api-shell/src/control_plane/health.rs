@@ -8,7 +8,7 @@ use refit_cluster_api::rollout::control_plane::Component;
 use refit_runtime::ObjectKey;
 use serde_json::json;
 
-use super::{Plane, desired, facts::Fact};
+use super::{Plane, facts::Fact};
 use crate::{
     conditions::{Says, Status, merged},
     context::Context,
@@ -32,7 +32,9 @@ pub(super) async fn write(
         let node = machine.at("/status/nodeRef/name").as_str();
         if let (Some(reached), Some(node)) = (&plane.reached, node) {
             says.extend(
-                desired::components(plane)
+                plane
+                    .desired()
+                    .components()
                     .into_iter()
                     .map(|component| component_says(reached, component, node)),
             );

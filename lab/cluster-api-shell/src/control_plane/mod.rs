@@ -5,7 +5,6 @@
 
 mod can_update;
 mod config_map;
-mod desired;
 mod facts;
 mod health;
 mod remediate;
@@ -18,6 +17,7 @@ use std::{sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
 use refit_cluster_api::{
+    desired::control_plane::ControlPlane as ControlPlaneIntents,
     kinds::{Cluster, KubeadmControlPlane, Machine, update_in_progress},
     rollout::control_plane::{Decision, PreflightFailure, ScaleDownReason, decide},
 };
@@ -61,9 +61,10 @@ impl Plane {
     }
 
     /// Whether etcd runs on these machines.
-    pub(crate) fn has_managed_etcd(&self) -> bool {
-        let external = "/spec/kubeadmConfigSpec/clusterConfiguration/etcd/external";
-        self.object.at(external).is_null()
+    /// What it wants.
+    fn desired(&self) -> ControlPlaneIntents<'_> {
+        let cluster = self.cluster.metadata.name.as_deref().unwrap_or_default();
+        ControlPlaneIntents { object: &self.json, cluster }
     }
 
     fn is_initialized(&self) -> bool {
@@ -181,7 +182,7 @@ async fn sync_machines(context: &Arc<Context>, plane: &Plane) -> Result<(), Erro
         if machine.is_deleting() {
             continue;
         }
-        let intent = desired::existing(plane, &machine);
+        let intent = plane.desired().existing_machine(machine.json());
         let labels = intent["metadata"]["labels"].clone();
         let manager = MANAGER_KUBEADM_CONTROL_PLANE;
         context.apply(&context.machines, manager, Some(&machine), intent).await?;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kube::ResourceExt as _;
 use refit_cluster_api::{
+    desired::control_plane::REMEDIATION_FOR,
     kinds::{Machine, MachineStatus},
     rollout::control_plane::Component,
 };
@@ -13,8 +14,8 @@ use serde::Deserialize as _;
 use serde_json::json;
 
 use super::{
-    PREFLIGHT_WAIT, Plane, desired,
-    remediation::{IN_PROGRESS, Input, Limits, Member, REMEDIATION_FOR, Remediation, Step, decide},
+    PREFLIGHT_WAIT, Plane,
+    remediation::{IN_PROGRESS, Input, Limits, Member, Remediation, Step, decide},
 };
 use crate::{
     conditions::{Says, merged, without},
@@ -126,13 +127,13 @@ async fn say(
 
 fn input(context: &Context, plane: &Plane) -> Input {
     let limits = plane.object.at("/spec/remediation");
-    let components = desired::components(plane);
+    let components = plane.desired().components();
     let machines = plane.machines(context);
     let replicas = plane.object.spec.replicas.unwrap_or(1);
     Input {
         replicas: usize::try_from(replicas).unwrap_or(0),
         initialized: plane.is_initialized(),
-        managed_etcd: plane.has_managed_etcd(),
+        managed_etcd: plane.desired().has_managed_etcd(),
         members: machines.iter().map(|machine| member(machine, &components)).collect(),
         in_progress: noted(plane).and_then(|text| serde_json::from_str(text).ok()),
         limits: Limits::deserialize(limits).unwrap_or_default(),

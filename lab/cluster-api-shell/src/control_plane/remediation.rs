@@ -8,8 +8,6 @@ use crate::remediation::Need;
 
 /// On a KubeadmControlPlane: the machine that is being remediated, until its successor is made.
 pub(super) const IN_PROGRESS: &str = "controlplane.cluster.x-k8s.io/remediation-in-progress";
-/// On a Machine: the remediation that it was made for.
-pub(super) const REMEDIATION_FOR: &str = "controlplane.cluster.x-k8s.io/remediation-for";
 /// How long a machine has to be healthy before its failure is a new one, in seconds.
 const MIN_HEALTHY_PERIOD_SECONDS: i64 = 3600;
 

@@ -7,19 +7,20 @@ use std::{
 
 use kube::{ResourceExt as _, discovery::ApiResource};
 use refit_cluster_api::{
-    kinds::KubeadmControlPlane, kubeadm_config::Entry, rollout::control_plane::ScaleDownReason,
+    desired::{
+        control_plane::{REMEDIATION_FOR, bootstrap_reference},
+        made_of, owner,
+    },
+    kinds::KubeadmControlPlane,
+    kubeadm_config::Entry,
+    rollout::control_plane::ScaleDownReason,
 };
 use refit_kinds::keys::MANAGER_KUBEADM_CONTROL_PLANE;
 use refit_runtime::ObjectKey;
 use serde_json::json;
 
-use super::{Plane, desired, facts, remediate, remediation::REMEDIATION_FOR};
-use crate::{
-    context::Context,
-    error::Error,
-    names,
-    templates::{self, made_of, owner},
-};
+use super::{Plane, facts, remediate};
+use crate::{context::Context, error::Error, names, templates};
 
 /// Creates the next machine: infrastructure machine, KubeadmConfig, Machine. The very first one
 /// initialises the cluster. A process that dies in between goes on with the same names.
@@ -34,22 +35,22 @@ pub(super) async fn up(context: &Arc<Context>, plane: &Plane) -> Result<(), Erro
     let owner = owner(&resource, &object.name_any(), object.uid_text(), false);
     let manager = MANAGER_KUBEADM_CONTROL_PLANE;
 
-    let template = desired::infrastructure_template(plane);
-    let infrastructure = made_of(template, &name);
+    let template = plane.desired().infrastructure_template();
+    let infrastructure = made_of(&template, &name);
     let (cache, live) = context.provided(&plane.namespace, &infrastructure).await?;
-    let template = templates::fetch(context, &plane.namespace, template).await?;
-    let mut intent = desired::infrastructure(plane, &template, &name, false);
+    let template = templates::fetch(context, &plane.namespace, &template).await?;
+    let mut intent = plane.desired().infrastructure(&template, &name, false);
     intent["metadata"]["ownerReferences"] = json!([owner]);
     context.apply(&cache, manager, live.as_deref(), intent).await?;
 
-    let bootstrap = desired::bootstrap_reference(&name);
+    let bootstrap = bootstrap_reference(&name);
     let (cache, live) = context.provided(&plane.namespace, &bootstrap).await?;
-    let mut intent = desired::bootstrap(plane, &name, entry, false);
+    let mut intent = plane.desired().bootstrap(&name, entry, false);
     intent["metadata"]["ownerReferences"] = json!([owner]);
     context.apply(&cache, manager, live.as_deref(), intent).await?;
 
     let domain = emptiest_failure_domain(context, plane);
-    let mut intent = desired::new(plane, &name, &infrastructure, domain.as_deref());
+    let mut intent = plane.desired().new_machine(&name, &infrastructure, domain.as_deref());
     // A remediation has one successor; the note on the control plane may outlive it by one look.
     let is_successor = |noted: &&String| {
         let mut machines = present.iter();

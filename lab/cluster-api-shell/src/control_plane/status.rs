@@ -7,7 +7,7 @@ use refit_cluster_api::{
 use refit_kinds::{conditions, version::KubernetesVersion};
 use serde_json::json;
 
-use super::{Plane, desired};
+use super::Plane;
 use crate::{
     aggregate::machines_up_to_date,
     conditions::{Says, merged},
@@ -28,7 +28,7 @@ pub(super) async fn write(
     let existing: KubeadmControlPlaneStatus = object.status.clone().unwrap_or_default();
     let count = |type_: &str| machines.iter().filter(|one| is(one, type_)).count();
     let generation = object.metadata.generation;
-    let says = says(&machines, &desired::components(plane), initialized);
+    let says = says(&machines, &plane.desired().components(), initialized);
     let mut status = json!({
         "replicas": machines.len(),
         "readyReplicas": count(conditions::READY),

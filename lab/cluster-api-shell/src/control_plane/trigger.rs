@@ -9,7 +9,7 @@ use refit_kinds::keys::{self, MANAGER_KUBEADM_CONTROL_PLANE};
 use refit_runtime::ObjectKey;
 use serde_json::json;
 
-use super::{Plane, desired};
+use super::Plane;
 use crate::{
     context::Context,
     error::Error,
@@ -27,8 +27,8 @@ pub(super) async fn start(context: &Arc<Context>, plane: &Plane, name: &str) -> 
         return Ok(());
     };
     let manager = MANAGER_KUBEADM_CONTROL_PLANE;
-    let template = desired::infrastructure_template(plane);
-    let template = templates::fetch(context, &plane.namespace, template).await?;
+    let template = plane.desired().infrastructure_template();
+    let template = templates::fetch(context, &plane.namespace, &template).await?;
     // 1: the point of no return.
     if !machine.annotations().contains_key(keys::UPDATE_IN_PROGRESS) {
         tracing::info!(machine = name, "an in-place update starts");
@@ -39,13 +39,13 @@ pub(super) async fn start(context: &Arc<Context>, plane: &Plane, name: &str) -> 
     // 2
     let infrastructure = existing(&parts.infrastructure)?;
     let object_name = infrastructure.name_any();
-    let intent = desired::infrastructure(plane, &template, &object_name, true);
+    let intent = plane.desired().infrastructure(&template, &object_name, true);
     let cache = &parts.infrastructure.cache;
     context.apply(cache, manager, Some(infrastructure), intent).await?;
     // 3
     if let Some(part) = &parts.bootstrap {
         let config = existing(part)?;
-        let intent = desired::bootstrap(plane, &config.name_any(), Entry::Join, true);
+        let intent = plane.desired().bootstrap(&config.name_any(), Entry::Join, true);
         let config = context.apply(&part.cache, manager, Some(config), intent).await?;
         if !config.at("/spec/initConfiguration").is_null() {
             // Another field manager owns it: an apply alone does not remove it.
@@ -54,7 +54,7 @@ pub(super) async fn start(context: &Arc<Context>, plane: &Plane, name: &str) -> 
         }
     }
     // 4
-    let intent = desired::updated(plane, &machine);
+    let intent = plane.desired().updated_machine(machine.json());
     let machine = context.apply(&context.machines, manager, Some(&machine), intent).await?;
     // 5
     mark_pending(context, &machine, false).await

@@ -1,6 +1,7 @@
 //! Whether so many unhealthy Machines may be remediated: more than a few speak of another trouble.
 
-use refit_cluster_api::kinds::{IntOrPercent, RemediationTrigger};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use refit_cluster_api::{IntOrPercent, kinds::RemediationTrigger};
 
 /// What a MachineHealthCheck allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,9 +32,12 @@ pub(super) fn allowed(trigger: &RemediationTrigger, expected: i32, healthy: i32)
             )),
         };
     }
-    let all = IntOrPercent::Percent("100%".to_owned());
+    let all = IntOrString::String("100%".to_owned());
     let most = trigger.unhealthy_less_than_or_equal_to.as_ref().unwrap_or(&all);
-    match most.of(expected, false) {
+    let limit = IntOrPercent::try_from(most)
+        .ok()
+        .and_then(|most| i32::try_from(most.rounded_down(i64::from(expected))).ok());
+    match limit {
         Some(limit) if unhealthy <= limit => Allowed::Yes(limit - unhealthy),
         _ => Allowed::No(format!(
             "Remediation is not allowed, the number of not started or unhealthy machines exceeds \
@@ -43,10 +47,10 @@ pub(super) fn allowed(trigger: &RemediationTrigger, expected: i32, healthy: i32)
     }
 }
 
-fn text(amount: &IntOrPercent) -> String {
+fn text(amount: &IntOrString) -> String {
     match amount {
-        IntOrPercent::Int(count) => count.to_string(),
-        IntOrPercent::Percent(text) => text.clone(),
+        IntOrString::Int(count) => count.to_string(),
+        IntOrString::String(text) => text.clone(),
     }
 }
 
@@ -62,7 +66,7 @@ fn parse(range: &str) -> Option<(i32, i32)> {
 mod tests {
     use super::*;
 
-    fn at_most(amount: IntOrPercent) -> RemediationTrigger {
+    fn at_most(amount: IntOrString) -> RemediationTrigger {
         RemediationTrigger {
             unhealthy_less_than_or_equal_to: Some(amount),
             ..RemediationTrigger::default()
@@ -78,13 +82,13 @@ mod tests {
 
     #[test]
     fn the_table_of_budgets() {
-        let percent = |text: &str| at_most(IntOrPercent::Percent(text.to_owned()));
+        let percent = |text: &str| at_most(IntOrString::String(text.to_owned()));
         let table = [
             (RemediationTrigger::default(), 5, 0, Some(0)),
             (RemediationTrigger::default(), 5, 4, Some(4)),
-            (at_most(IntOrPercent::Int(1)), 5, 4, Some(0)),
-            (at_most(IntOrPercent::Int(1)), 5, 3, None),
-            (at_most(IntOrPercent::Int(0)), 5, 4, None),
+            (at_most(IntOrString::Int(1)), 5, 4, Some(0)),
+            (at_most(IntOrString::Int(1)), 5, 3, None),
+            (at_most(IntOrString::Int(0)), 5, 4, None),
             (percent("40%"), 5, 3, Some(0)),
             (percent("40%"), 4, 2, None),
             (percent("many"), 5, 5, None),

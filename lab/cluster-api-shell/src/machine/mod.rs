@@ -11,7 +11,10 @@ use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::Node;
 use kube::{ResourceExt as _, discovery::ApiResource};
-use refit_cluster_api::kinds::{Cluster, ContractRef, Machine};
+use refit_cluster_api::{
+    desired::owner,
+    kinds::{Cluster, ContractRef, Machine},
+};
 use refit_kinds::keys;
 use refit_runtime::{ObjectKey, queue::Action};
 use serde_json::{Map, Value, json};
@@ -21,7 +24,6 @@ use crate::{
     context::{Context, controller_uid, is_paused, namespace_of},
     error::Error,
     live::{Bare, Live},
-    templates::owner,
     workload,
 };
 

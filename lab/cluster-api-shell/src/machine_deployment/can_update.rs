@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use refit_cluster_api::kinds::ContractRef;
-use refit_cluster_api::rollout::RolloutPlan;
+use refit_cluster_api::rollout::RolloutIntent;
 use refit_runtime::ObjectKey;
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
-use super::{Group, desired};
+use super::Group;
 use crate::{
     context::{Context, lock},
     error::Error,
@@ -26,7 +26,7 @@ const HOOK: &str = "CanUpdateMachineSet";
 pub(super) async fn ask(
     context: &Arc<Context>,
     group: &Group,
-    plan: &RolloutPlan,
+    plan: &RolloutIntent,
     old: &str,
     new: &str,
 ) -> Result<bool, Error> {
@@ -64,10 +64,10 @@ pub(super) async fn ask(
 async fn objects(
     context: &Context,
     group: &Group,
-    plan: &RolloutPlan,
+    plan: &RolloutIntent,
     name: &str,
 ) -> Result<Value, Error> {
-    let mut set = desired::machine_set(group, plan, name);
+    let mut set = group.set_intent(plan, name);
     let resource = context.sets.resource();
     set["apiVersion"] = json!(resource.api_version);
     set["kind"] = json!(resource.kind);

@@ -2,15 +2,15 @@
 
 mod can_update;
 mod cleanup;
-mod desired;
 mod status;
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use kube::ResourceExt as _;
 use refit_cluster_api::{
+    desired::machine_deployment::{Step, machine_set},
     kinds::{Machine, MachineDeployment, MachineSet},
-    rollout::{self, Decisions, Note, PlanInput, RolloutPlan},
+    rollout::{self, Decisions, IntentInput, Note, RolloutIntent},
 };
 use refit_kinds::keys::MANAGER_MACHINE_DEPLOYMENT;
 use refit_runtime::{ObjectKey, queue::Action};
@@ -75,7 +75,8 @@ impl Group {
         machines.retain(|machine| {
             controller_uid(machine.as_ref()).is_some_and(|uid| owners.contains(uid))
         });
-        let machine_snapshots = machines.iter().map(|machine| snapshot::machine(machine)).collect();
+        let machine_snapshots =
+            machines.iter().map(|machine| rollout::Machine::of(machine.json())).collect();
         let (new_name, new_suffix) = new_name(&deployment.name_any(), &uid, &json, &taken);
         Ok(Self {
             snapshot: snapshot::deployment(&deployment, &json)?,
@@ -94,6 +95,21 @@ impl Group {
     /// A MachineSet of the group.
     pub(crate) fn set(&self, name: &str) -> Option<&Arc<Live<MachineSet>>> {
         self.sets.iter().find(|set| set.name_any() == name)
+    }
+
+    /// A MachineSet of the plan as it is wanted, existing or to be created.
+    fn set_intent(&self, plan: &RolloutIntent, name: &str) -> Value {
+        let step = match (&plan.create, plan.machine_sets.get(name)) {
+            (_, Some(step)) => {
+                Step { replicas: step.replicas, annotations: step.annotations.clone() }
+            }
+            (Some(new), None) => {
+                Step { replicas: new.replicas, annotations: new.annotations.clone() }
+            }
+            (None, None) => Step::default(),
+        };
+        let existing = self.set(name).map(|set| set.json());
+        machine_set(&self.json, existing, name, step, &self.new_suffix)
     }
 }
 
@@ -123,7 +139,7 @@ fn new_name(
 async fn roll_out(context: &Arc<Context>, group: &Group) -> Result<String, Error> {
     let mut decisions = Decisions::new();
     let plan = loop {
-        let input = PlanInput {
+        let input = IntentInput {
             deployment: &group.snapshot,
             machine_sets: &group.set_snapshots,
             machines: &group.machine_snapshots,
@@ -133,9 +149,9 @@ async fn roll_out(context: &Arc<Context>, group: &Group) -> Result<String, Error
             now: context.now(),
         };
         if group.deployment.spec.paused == Some(true) {
-            break rollout::plan_paused(&input);
+            break rollout::intend_paused(&input);
         }
-        let plan = rollout::plan(&input);
+        let plan = rollout::intend(&input);
         if plan.is_complete() {
             break plan;
         }
@@ -149,7 +165,7 @@ async fn roll_out(context: &Arc<Context>, group: &Group) -> Result<String, Error
 }
 
 /// Writes the current MachineSet first, then the old ones, oldest first (`spec/capi.md 3.2`).
-async fn write(context: &Arc<Context>, group: &Group, plan: &RolloutPlan) -> Result<(), Error> {
+async fn write(context: &Arc<Context>, group: &Group, plan: &RolloutIntent) -> Result<(), Error> {
     if let Some(new) = &plan.create {
         let message = format!("Created MachineSet {}", new.name);
         announce(context, group, ("SuccessfulCreate", message), &new.name).await;
@@ -159,7 +175,7 @@ async fn write(context: &Arc<Context>, group: &Group, plan: &RolloutPlan) -> Res
             reason = new.create_reason,
             "a MachineSet is created"
         );
-        let intent = desired::machine_set(group, plan, &new.name);
+        let intent = group.set_intent(plan, &new.name);
         let manager = MANAGER_MACHINE_DEPLOYMENT;
         context.apply(&context.sets, manager, None, intent).await?;
     }
@@ -174,7 +190,7 @@ async fn write(context: &Arc<Context>, group: &Group, plan: &RolloutPlan) -> Res
 async fn write_set(
     context: &Arc<Context>,
     group: &Group,
-    plan: &RolloutPlan,
+    plan: &RolloutIntent,
     set: &Live<MachineSet>,
 ) -> Result<(), Error> {
     let name = set.name_any();
@@ -194,7 +210,7 @@ async fn write_set(
         let occurrence = format!("{name} {generation}");
         announce(context, group, ("SuccessfulScale", message), &occurrence).await;
     }
-    let intent = desired::machine_set(group, plan, &name);
+    let intent = group.set_intent(plan, &name);
     let manager = MANAGER_MACHINE_DEPLOYMENT;
     context.apply(&context.sets, manager, Some(set), intent).await?;
     Ok(())

@@ -99,7 +99,10 @@ fn conditions(deployment: &MachineDeployment, counts: Counts, outdated: usize) -
 
 #[cfg(test)]
 mod tests {
-    use refit_cluster_api::rollout::{IntOrPercent, Strategy, Template};
+    use refit_cluster_api::{
+        IntOrPercent,
+        rollout::{Strategy, Template},
+    };
 
     use super::*;
     use crate::conditions::Status;

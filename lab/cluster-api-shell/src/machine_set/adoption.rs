@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use kube::ResourceExt as _;
-use refit_cluster_api::kinds::{Machine, MachineSet};
+use refit_cluster_api::{
+    desired::owner,
+    kinds::{Machine, MachineSet},
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -11,7 +14,6 @@ use crate::{
     error::Error,
     hooks::selects,
     live::Live,
-    templates::owner,
 };
 
 /// Adopts the orphans of a MachineSet.

@@ -3,17 +3,22 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use kube::{ResourceExt as _, discovery::ApiResource};
-use refit_cluster_api::kinds::{ContractRef, MachineSet};
+use refit_cluster_api::{
+    desired::{
+        Pairs,
+        machine_set::{labels, new_machine},
+        made_of, owner,
+    },
+    kinds::{ContractRef, MachineSet},
+};
 use refit_kinds::keys::MANAGER_MACHINE_SET;
 use serde_json::json;
 
-use super::desired;
 use crate::{
     context::{Context, namespace_of},
     error::Error,
     live::Live,
-    names,
-    templates::{self, Pairs, made_of, owner},
+    names, templates,
 };
 
 /// Creates the next Machine of a MachineSet: bootstrap config, infrastructure machine, Machine. A
@@ -29,7 +34,7 @@ pub(super) async fn machine(context: &Arc<Context>, set: &Live<MachineSet>) -> R
         None => None,
     };
     let infrastructure = clone(context, set, &spec.infrastructure_ref, &name).await?;
-    let intent = desired::new(set, &name, &infrastructure, bootstrap.as_ref());
+    let intent = new_machine(set.json(), &name, &infrastructure, bootstrap.as_ref());
     context.apply(&context.machines, MANAGER_MACHINE_SET, None, intent).await?;
     tracing::info!(machine = name, set = set.name_any(), "a Machine is created");
     Ok(())
@@ -46,7 +51,7 @@ async fn clone(
     let reference = made_of(template, name);
     let (cache, existing) = context.provided(&namespace, &reference).await?;
     let template = templates::fetch(context, &namespace, template).await?;
-    let mut intent = template.instance(&namespace, name, &desired::labels(set), &Pairs::new());
+    let mut intent = template.instance(&namespace, name, &labels(set.json()), &Pairs::new());
     let resource = ApiResource::erase::<MachineSet>(&());
     let owner = owner(&resource, &set.name_any(), set.uid_text(), false);
     intent["metadata"]["ownerReferences"] = json!([owner]);

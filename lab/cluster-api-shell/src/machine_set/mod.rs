@@ -2,7 +2,6 @@
 
 mod adoption;
 mod create;
-mod desired;
 mod moving;
 mod preflight;
 mod remediation;
@@ -13,8 +12,12 @@ use std::{sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
 use refit_cluster_api::{
+    desired::machine_set::existing_machine,
     kinds::{Machine, MachineSet},
-    rollout::machine_set::{DeletionOrder, MachineFacts, MachineSetAction, counts, sync_replicas},
+    rollout::{
+        self,
+        machine_set::{DeletionOrder, MachineFacts, MachineSetAction, counts, sync_replicas},
+    },
 };
 use refit_kinds::{conditions, keys, keys::MANAGER_MACHINE_SET};
 use refit_runtime::{ObjectKey, queue::Action};
@@ -73,7 +76,7 @@ async fn sync_machines(context: &Arc<Context>, set: &Live<MachineSet>) -> Result
         if machine.is_deleting() {
             continue;
         }
-        let intent = desired::existing(set, &machine);
+        let intent = existing_machine(set.json(), machine.json());
         let labels = intent["metadata"]["labels"].clone();
         let cache = &context.machines;
         context.apply(cache, MANAGER_MACHINE_SET, Some(&machine), intent).await?;
@@ -113,7 +116,8 @@ pub(crate) async fn sync_metadata(
 /// Creates, moves or deletes Machines.
 async fn sync_number(context: &Arc<Context>, set: &Live<MachineSet>) -> Result<Action, Error> {
     let machines = machines(context, set);
-    let snapshots: Vec<_> = machines.iter().map(|machine| snapshot::machine(machine)).collect();
+    let snapshots: Vec<_> =
+        machines.iter().map(|machine| rollout::Machine::of(machine.json())).collect();
     let target = set
         .annotations()
         .get(keys::MOVE_MACHINES)
@@ -176,8 +180,10 @@ async fn create_some(
 
 async fn write_status(context: &Context, set: &Live<MachineSet>) -> Result<(), Error> {
     let machines = machines(context, set);
-    let snapshots: Vec<_> =
-        machines.iter().map(|machine| (snapshot::machine(machine), facts(machine))).collect();
+    let snapshots: Vec<_> = machines
+        .iter()
+        .map(|machine| (rollout::Machine::of(machine.json()), facts(machine)))
+        .collect();
     let counted = counts(snapshots.iter().map(|(machine, facts)| (machine, *facts)));
     let status = json!({
         "replicas": counted.replicas,

@@ -4,20 +4,27 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use kube::ResourceExt as _;
 use refit_cluster_api::{
+    desired::{
+        Pairs,
+        machine_set::{labels, moved_machine},
+        owner,
+    },
     kinds::{ContractRef, Machine, MachineSet},
-    rollout::machine_set::{Trigger, trigger_in_place},
+    rollout::{
+        self,
+        machine_set::{Trigger, trigger_in_place},
+    },
 };
 use refit_kinds::{keys, keys::MANAGER_MACHINE_SET};
 use refit_runtime::ObjectKey;
 use serde_json::{Value, json};
 
-use super::{desired, machines};
+use super::machines;
 use crate::{
     context::{Context, namespace_of},
     error::Error,
     live::Live,
     snapshot, templates,
-    templates::{Pairs, owner},
 };
 
 /// The old MachineSet's side: gives a Machine to another MachineSet, in one patch.
@@ -61,7 +68,8 @@ fn hand_over_patch(
 pub(super) async fn trigger(context: &Arc<Context>, set: &Live<MachineSet>) -> Result<(), Error> {
     let machines = machines(context, set);
     let alive: Vec<_> = machines.iter().filter(|machine| !machine.is_deleting()).collect();
-    let snapshots: Vec<_> = alive.iter().map(|machine| snapshot::machine(machine)).collect();
+    let snapshots: Vec<_> =
+        alive.iter().map(|machine| rollout::Machine::of(machine.json())).collect();
     for step in trigger_in_place(&snapshot::machine_set(set), &snapshots) {
         match step {
             Trigger::WaitForAcknowledge { machine } => {
@@ -93,7 +101,7 @@ async fn complete_move(
     if let (Some(template), Some(bootstrap)) = references {
         rewrite(context, set, template, bootstrap).await?;
     }
-    let intent = desired::moved(set, machine);
+    let intent = moved_machine(set.json(), machine.json());
     let cache = &context.machines;
     let machine = context.apply(cache, MANAGER_MACHINE_SET, Some(machine), intent).await?;
     mark_pending(context, &machine, drop_pending_acknowledge).await
@@ -113,7 +121,7 @@ async fn rewrite(
     })?;
     let template = templates::fetch(context, &namespace, template).await?;
     let marked = Pairs::from([(keys::UPDATE_IN_PROGRESS.to_owned(), String::new())]);
-    let intent = template.instance(&namespace, &object.name, &desired::labels(set), &marked);
+    let intent = template.instance(&namespace, &object.name, &labels(set.json()), &marked);
     context.apply(&cache, MANAGER_MACHINE_SET, Some(&live), intent).await?;
     Ok(())
 }

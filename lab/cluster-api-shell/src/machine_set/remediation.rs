@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;
-use refit_cluster_api::kinds::{IntOrPercent, Machine, MachineSet, MachineStatus};
+use refit_cluster_api::{
+    IntOrPercent,
+    kinds::{Machine, MachineSet, MachineStatus},
+};
 use refit_kinds::{conditions::OWNER_REMEDIATED, keys};
 use refit_runtime::{ObjectKey, queue::Action};
-use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use super::{PREFLIGHT_WAIT, machines, preflight};
@@ -125,8 +127,8 @@ fn limit(context: &Context, set: &Live<MachineSet>) -> Option<Limit> {
     let key = ObjectKey::new(namespace_of(set), name);
     let deployment = context.deployments.get(&key)?;
     let value = deployment.at("/spec/remediation/maxInFlight");
-    let amount = IntOrPercent::deserialize(value).ok()?;
-    let count = amount.of(deployment.spec.replicas.unwrap_or(1), true)?;
+    let amount = IntOrPercent::try_from(value).ok()?;
+    let count = amount.rounded_up(i64::from(deployment.spec.replicas.unwrap_or(1)));
     Some(Limit {
         count: usize::try_from(count).unwrap_or(0),
         text: value.as_str().map_or_else(|| value.to_string(), str::to_owned),

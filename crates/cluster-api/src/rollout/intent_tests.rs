@@ -1,13 +1,12 @@
 //! The tables of the planner: what it decides in each of its sections, and the full intent.
 
+use crate::IntOrPercent;
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
 use super::super::keys;
-use super::super::types::{
-    IntOrPercent, Machine, MachineDeployment, MachineSet, Strategy, Template,
-};
+use super::super::types::{Machine, MachineDeployment, MachineSet, Strategy, Template};
 use super::*;
 
 fn template(version: &str) -> Template {
@@ -89,8 +88,8 @@ impl Case {
         self
     }
 
-    fn input(&self) -> PlanInput<'_> {
-        PlanInput {
+    fn input(&self) -> IntentInput<'_> {
+        IntentInput {
             deployment: &self.deployment,
             machine_sets: &self.sets,
             machines: &self.machines,
@@ -101,14 +100,15 @@ impl Case {
         }
     }
 
-    fn plan(&self) -> RolloutPlan {
-        plan(&self.input())
+    fn intent(&self) -> RolloutIntent {
+        intend(&self.input())
     }
 
     /// `name before->after (reason)` of every MachineSet that is scaled, in order of name.
     fn scaled(&self) -> Vec<String> {
-        let plan = self.plan();
-        plan.machine_sets
+        let intent = self.intent();
+        intent
+            .machine_sets
             .iter()
             .filter(|(_, set)| set.replicas != set.replicas_before)
             .map(|(name, set)| {
@@ -119,7 +119,7 @@ impl Case {
     }
 
     fn annotation(&self, set: &str, key: &str) -> Option<String> {
-        self.plan().machine_sets[set].annotations.get(key).cloned()
+        self.intent().machine_sets[set].annotations.get(key).cloned()
     }
 }
 
@@ -186,8 +186,8 @@ fn the_new_set_grows_as_far_as_surge_leaves_room() {
     {
         let case = case(3, surge, 0, vec![old(), set("new", "v2", new_spec, new_spec, new_spec)])
             .gate_off();
-        let plan = case.plan();
-        let replicas = plan.machine_sets["new"].replicas;
+        let intent = case.intent();
+        let replicas = intent.machine_sets["new"].replicas;
         assert_eq!(replicas, expected.unwrap_or(new_spec), "surge {surge}, new at {new_spec}");
     }
 }
@@ -196,7 +196,7 @@ fn the_new_set_grows_as_far_as_surge_leaves_room() {
 fn machines_that_still_exist_take_room_even_if_they_are_not_wanted_any_more() {
     // The old set was scaled to 1, but two of its machines are not gone yet.
     let case = case(3, 1, 1, vec![set("old", "v1", 1, 3, 1), set("new", "v2", 1, 1, 1)]).gate_off();
-    assert_eq!(case.plan().machine_sets["new"].replicas, 1);
+    assert_eq!(case.intent().machine_sets["new"].replicas, 1);
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn old_sets_shrink_down_to_the_minimum_of_available_machines() {
             vec![set("old", "v1", old.0, old.1, old.2), set("new", "v2", new.0, new.1, new.2)];
         let case = case(replicas, surge, unavailable, sets).gate_off();
         assert_eq!(
-            case.plan().machine_sets["old"].replicas,
+            case.intent().machine_sets["old"].replicas,
             expected,
             "R={replicas} surge={surge} unavailable={unavailable} old={old:?} new={new:?}"
         );
@@ -247,10 +247,10 @@ fn the_oldest_set_shrinks_first_and_names_break_ties() {
     let a = set("a", "v0", 2, 2, 2);
     let c = set("c", "v0", 2, 2, 2);
     let case = case(6, 0, 3, vec![b, c, a, set("new", "v2", 0, 0, 0)]).gate_off();
-    let plan = case.plan();
-    let after = |name: &str| plan.machine_sets[name].replicas;
+    let intent = case.intent();
+    let after = |name: &str| intent.machine_sets[name].replicas;
     assert_eq!((after("a"), after("c"), after("b")), (0, 1, 2));
-    assert_eq!(plan.old_in_order, ["a", "c", "b"]);
+    assert_eq!(intent.old_in_order, ["a", "c", "b"]);
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn unavailable_replicas_of_any_old_set_go_before_available_ones() {
 #[test]
 fn unavailable_machines_of_the_new_set_stop_the_old_ones_from_shrinking() {
     let case = case(6, 0, 1, vec![set("old", "v1", 5, 5, 5), set("new", "v2", 1, 1, 0)]).gate_off();
-    assert_eq!(case.plan().machine_sets["old"].replicas, 5);
+    assert_eq!(case.intent().machine_sets["old"].replicas, 5);
 }
 
 // --- D: in place ------------------------------------------------------------------------------
@@ -301,17 +301,17 @@ fn each_old_set_has_its_own_answer() {
 fn a_plan_says_what_it_wants_to_know() {
     let sets = vec![set("a", "v0", 2, 2, 2), set("b", "v1", 1, 1, 1), set("new", "v2", 0, 0, 0)];
     let case = case(3, 0, 1, sets).answer("a", true);
-    let plan = case.plan();
-    assert!(!plan.is_complete());
-    assert_eq!(plan.pairs_to_ask, BTreeSet::from([("b".to_owned(), "new".to_owned())]));
+    let intent = case.intent();
+    assert!(!intent.is_complete());
+    assert_eq!(intent.pairs_to_ask, BTreeSet::from([("b".to_owned(), "new".to_owned())]));
 }
 
 #[test]
 fn nobody_is_asked_when_no_machine_is_missing_or_the_gate_is_off() {
     let full = case(3, 1, 0, vec![set("old", "v1", 1, 1, 1), set("new", "v2", 3, 3, 3)]);
-    assert!(full.plan().is_complete());
+    assert!(full.intent().is_complete());
     let off = case(3, 1, 0, vec![set("old", "v1", 3, 3, 3), set("new", "v2", 0, 0, 0)]).gate_off();
-    assert!(off.plan().is_complete());
+    assert!(off.intent().is_complete());
     assert_eq!(off.annotation("old", keys::MOVE_MACHINES), None);
 }
 
@@ -330,8 +330,8 @@ fn surge_is_kept_to_the_one_machine_that_gets_a_rollout_going() {
 fn surge_is_dropped_while_the_rollout_moves_by_itself() {
     let up = |sets: Vec<MachineSet>, machines: Vec<Machine>| {
         let case = case(6, 3, 1, sets).answer("old", true).machines(machines);
-        let plan = case.plan();
-        let new = &plan.machine_sets["new"];
+        let intent = case.intent();
+        let new = &intent.machine_sets["new"];
         (new.replicas, new.notes.contains(&Note::SurgeAllowed))
     };
     // Old machines may go down by one: no surge machine is needed.
@@ -361,11 +361,11 @@ fn what_scaling_up_needs_without_surge_is_not_dropped() {
 fn a_single_replica_with_surge_is_never_moved() {
     let start = case(1, 1, 0, vec![set("old", "v1", 1, 1, 1), set("new", "v2", 0, 0, 0)])
         .answer("old", true);
-    assert_eq!(start.plan().machine_sets["new"].replicas, 1);
+    assert_eq!(start.intent().machine_sets["new"].replicas, 1);
     let then = case(1, 1, 0, vec![set("old", "v1", 1, 1, 1), set("new", "v2", 1, 1, 1)])
         .answer("old", true);
     assert_eq!(then.annotation("old", keys::MOVE_MACHINES), None);
-    assert_eq!(then.plan().machine_sets["old"].replicas, 0);
+    assert_eq!(then.intent().machine_sets["old"].replicas, 0);
 }
 
 // --- E: deadlock ------------------------------------------------------------------------------
@@ -374,10 +374,10 @@ fn a_single_replica_with_surge_is_never_moved() {
 fn a_rollout_stuck_behind_an_unavailable_machine_gives_one_up() {
     let sets = || vec![set("old", "v1", 3, 3, 2), set("new", "v2", 1, 1, 1)];
     let stuck = case(3, 1, 0, sets()).gate_off();
-    let plan = stuck.plan();
-    assert_eq!(plan.machine_sets["old"].replicas, 2);
+    let intent = stuck.intent();
+    assert_eq!(intent.machine_sets["old"].replicas, 2);
     assert_eq!(
-        reason(&plan.machine_sets["new"].notes),
+        reason(&intent.machine_sets["new"].notes),
         "scaling down by 1 to unblock rollout stuck due to unavailable Machine on old"
     );
 }
@@ -386,7 +386,7 @@ fn a_rollout_stuck_behind_an_unavailable_machine_gives_one_up() {
 fn no_machine_is_given_up_while_anything_still_moves() {
     let kept = |old: MachineSet, new: MachineSet| {
         let case = case(3, 1, 0, vec![old, new]).gate_off();
-        case.plan().machine_sets["old"].replicas == case.sets[0].spec_replicas
+        case.intent().machine_sets["old"].replicas == case.sets[0].spec_replicas
     };
     // A machine of the new set is not available.
     assert!(kept(set("old", "v1", 3, 3, 2), set("new", "v2", 1, 1, 0)));
@@ -405,7 +405,7 @@ fn on_delete_only_follows_the_user() {
     let untouched =
         case(3, 0, 0, vec![set("old", "v1", 3, 3, 3), set("new", "v2", 0, 0, 0)]).on_delete();
     assert_eq!(untouched.scaled(), Vec::<String>::new());
-    assert!(untouched.plan().is_complete());
+    assert!(untouched.intent().is_complete());
     assert_eq!(untouched.annotation("old", keys::DISABLE_MACHINE_CREATE).as_deref(), Some("true"));
     assert_eq!(untouched.annotation("new", keys::DISABLE_MACHINE_CREATE).as_deref(), Some("false"));
     let deleted =
@@ -438,8 +438,8 @@ fn a_plan_is_the_full_intent() {
     new.annotations.insert(keys::RECEIVE_MACHINES.into(), "gone".into());
     new.annotations.insert(keys::MOVE_MACHINES.into(), "elsewhere".into());
     let case = case(3, 1, 0, vec![set("old", "v1", 2, 2, 2), new]).answer("old", false);
-    let plan = case.plan();
-    let annotations = &plan.machine_sets["new"].annotations;
+    let intent = case.intent();
+    let annotations = &intent.machine_sets["new"].annotations;
     let expected = BTreeMap::from(
         [
             (keys::DESIRED_REPLICAS, "3"),
@@ -455,10 +455,10 @@ fn a_plan_is_the_full_intent() {
 #[test]
 fn a_missing_set_is_created_with_the_next_revision() {
     let case = case(3, 1, 0, vec![set("old", "v1", 3, 3, 3)]).answer("old", false);
-    let plan = case.plan();
-    assert_eq!(plan.current, "new");
-    assert_eq!(plan.revision, "2");
-    let created = plan.create.unwrap();
+    let intent = case.intent();
+    assert_eq!(intent.current, "new");
+    assert_eq!(intent.revision, "2");
+    let created = intent.create.unwrap();
     assert_eq!((created.name.as_str(), created.replicas), ("new", 1));
     assert_eq!(created.annotations[keys::REVISION], "2");
     assert!(created.create_reason.contains("MachineSet old needs rollout"));
@@ -472,11 +472,11 @@ fn an_old_set_that_becomes_current_again_gets_the_highest_revision() {
     let mut old = set("old", "v3", 3, 3, 3);
     old.annotations.insert(keys::REVISION.into(), "7".into());
     let case = case(3, 1, 0, vec![old, back]).gate_off();
-    let plan = case.plan();
-    assert_eq!(plan.revision, "8");
-    assert_eq!(plan.machine_sets["back"].annotations[keys::REVISION], "8");
-    assert_eq!(plan.machine_sets["back"].notes[0], Note::NowCurrent);
-    assert_eq!(plan.machine_sets["old"].annotations[keys::REVISION], "7");
+    let intent = case.intent();
+    assert_eq!(intent.revision, "8");
+    assert_eq!(intent.machine_sets["back"].annotations[keys::REVISION], "8");
+    assert_eq!(intent.machine_sets["back"].notes[0], Note::NowCurrent);
+    assert_eq!(intent.machine_sets["old"].annotations[keys::REVISION], "7");
 }
 
 #[test]
@@ -484,9 +484,9 @@ fn a_paused_deployment_scales_nothing_creates_nothing_and_drops_moves() {
     let mut old = set("old", "v1", 3, 3, 3);
     old.annotations.insert(keys::MOVE_MACHINES.into(), "new".into());
     let case = case(3, 0, 1, vec![old]).answer("old", true);
-    let plan = plan_paused(&case.input());
-    assert_eq!(plan.create, None);
-    let old = &plan.machine_sets["old"];
+    let intent = intend_paused(&case.input());
+    assert_eq!(intent.create, None);
+    let old = &intent.machine_sets["old"];
     assert_eq!(old.replicas, 3);
     assert_eq!(old.annotations.get(keys::MOVE_MACHINES), None);
 }
@@ -495,14 +495,14 @@ fn a_paused_deployment_scales_nothing_creates_nothing_and_drops_moves() {
 fn a_plan_that_is_written_changes_nothing_the_second_time() {
     let case = case(3, 0, 1, vec![set("old", "v1", 3, 3, 3), set("new", "v2", 0, 0, 0)])
         .answer("old", true);
-    let first = case.plan();
+    let first = case.intent();
     let sets = case.sets.iter().map(|set| {
         let planned = &first.machine_sets[&set.name];
         let annotations = planned.annotations.clone();
         MachineSet { spec_replicas: planned.replicas, annotations, ..set.clone() }
     });
     let again = Case { sets: sets.collect(), ..case };
-    let second = again.plan();
+    let second = again.intent();
     for (name, set) in &second.machine_sets {
         assert_eq!(set.replicas, first.machine_sets[name].replicas);
         assert_eq!(set.annotations, first.machine_sets[name].annotations);

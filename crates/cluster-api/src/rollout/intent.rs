@@ -1,6 +1,6 @@
 //! What each MachineSet of a MachineDeployment should look like now (`spec/capi.md` 3.2, 3.3).
 //!
-//! A plan is the full intent: every annotation that is not in it is dropped by whoever applies it.
+//! An intent is full: every annotation that is not in it is dropped by whoever applies it.
 //! That is how `move`, `receive` and `acknowledged-move` vanish when they are no longer wanted.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,9 +17,9 @@ use super::{on_delete, rolling_update};
 /// `(old, new)` name: the extension's answers, asked for beforehand.
 pub type Decisions = BTreeMap<(String, String), bool>;
 
-/// Everything that a plan is made of.
+/// Everything that an intent is made of.
 #[derive(Debug, Clone, Copy)]
-pub struct PlanInput<'a> {
+pub struct IntentInput<'a> {
     /// The MachineDeployment.
     pub deployment: &'a MachineDeployment,
     /// All its MachineSets.
@@ -118,7 +118,7 @@ impl fmt::Display for Note {
 
 /// What an existing MachineSet should become.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MachineSetPlan {
+pub struct MachineSetIntent {
     /// What it is to the MachineDeployment.
     pub role: Role,
     /// `spec.replicas` before.
@@ -150,24 +150,24 @@ pub struct NewMachineSet {
 ///
 /// Write the current MachineSet first, then the old ones in their order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RolloutPlan {
+pub struct RolloutIntent {
     /// The name of the current MachineSet, existing or to be created.
     pub current: String,
     /// The MachineSet to create first, if there is no current one.
     pub create: Option<NewMachineSet>,
     /// What every existing MachineSet should become.
-    pub machine_sets: BTreeMap<String, MachineSetPlan>,
+    pub machine_sets: BTreeMap<String, MachineSetIntent>,
     /// Old MachineSets, oldest first.
     pub old_in_order: Vec<String>,
-    /// `(old, new)` pairs that the extension has not been asked about. The plan took them as "no":
-    /// ask, add the answers and plan again before anything is written.
+    /// `(old, new)` pairs that the extension has not been asked about. The intent takes them as "no":
+    /// ask, add the answers and decide again before anything is written.
     pub pairs_to_ask: BTreeSet<(String, String)>,
     /// The MachineDeployment's revision.
     pub revision: String,
 }
 
-impl RolloutPlan {
-    /// Nothing is left to ask: this plan may be written.
+impl RolloutIntent {
+    /// Nothing is left to ask: this intent may be written.
     pub fn is_complete(&self) -> bool {
         self.pairs_to_ask.is_empty()
     }
@@ -179,24 +179,24 @@ pub fn reason(notes: &[Note]) -> String {
 }
 
 /// Plans the next step of a MachineDeployment's rollout.
-pub fn plan(input: &PlanInput<'_>) -> RolloutPlan {
+pub fn intend(input: &IntentInput<'_>) -> RolloutIntent {
     let mut planner = Planner::new(input);
     match input.deployment.strategy {
-        Strategy::RollingUpdate { .. } => rolling_update::plan(&mut planner),
-        Strategy::OnDelete => on_delete::plan(&mut planner),
+        Strategy::RollingUpdate { .. } => rolling_update::decide(&mut planner),
+        Strategy::OnDelete => on_delete::decide(&mut planner),
     }
     planner.finish()
 }
 
 /// What a MachineDeployment with `spec.paused: true` still writes: its MachineSets as they are,
 /// without the annotations of a move, which are dropped (`spec/capi.md` 3.3). It creates nothing.
-pub fn plan_paused(input: &PlanInput<'_>) -> RolloutPlan {
-    let mut plan = Planner::new(input).finish();
-    plan.create = None;
-    plan
+pub fn intend_paused(input: &IntentInput<'_>) -> RolloutIntent {
+    let mut intent = Planner::new(input).finish();
+    intent.create = None;
+    intent
 }
 
-/// A MachineSet while a plan is being made.
+/// A MachineSet while its intent is being made.
 #[derive(Debug, Clone)]
 pub(super) struct Draft {
     pub(super) name: String,
@@ -261,9 +261,9 @@ impl Draft {
     }
 }
 
-/// The plan in the making.
+/// The intent in the making.
 pub(super) struct Planner<'a> {
-    pub(super) input: &'a PlanInput<'a>,
+    pub(super) input: &'a IntentInput<'a>,
     pub(super) fenceposts: Fenceposts,
     pub(super) new: Draft,
     pub(super) old: Vec<Draft>,
@@ -273,7 +273,7 @@ pub(super) struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(input: &'a PlanInput<'a>) -> Self {
+    fn new(input: &'a IntentInput<'a>) -> Self {
         let deployment = input.deployment;
         let fenceposts = deployment.fenceposts();
         let max = deployment.replicas.saturating_add(fenceposts.surge);
@@ -346,18 +346,18 @@ impl<'a> Planner<'a> {
         self.new.note(Note::BelowMax { current, replicas, max_surge });
     }
 
-    fn finish(mut self) -> RolloutPlan {
+    fn finish(mut self) -> RolloutIntent {
         self.sort_old_by_age();
         let old_in_order = self.old.iter().map(|old| old.name.clone()).collect();
         let current = self.new.name.clone();
-        let finished = |draft: Draft, role: Role| MachineSetPlan {
+        let finished = |draft: Draft, role: Role| MachineSetIntent {
             role,
             replicas_before: draft.replicas_before,
             replicas: draft.intended(),
             annotations: draft.annotations,
             notes: draft.notes,
         };
-        let mut machine_sets: BTreeMap<String, MachineSetPlan> = self
+        let mut machine_sets: BTreeMap<String, MachineSetIntent> = self
             .old
             .into_iter()
             .map(|draft| (draft.name.clone(), finished(draft, Role::Old)))
@@ -377,7 +377,7 @@ impl<'a> Planner<'a> {
                 machine_sets.insert(current.clone(), finished(self.new, Role::Current));
             }
         }
-        RolloutPlan {
+        RolloutIntent {
             current,
             create,
             machine_sets,
@@ -402,5 +402,5 @@ fn next_revision(before: Option<&str>, old: &[Draft]) -> String {
 }
 
 #[cfg(test)]
-#[path = "plan_tests.rs"]
+#[path = "intent_tests.rs"]
 mod tests;

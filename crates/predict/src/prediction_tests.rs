@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use refit_cluster_api::kubeadm_config;
 use refit_core::change::OnUncovered;
 
 const OLD: &str = "v1.34.2";
@@ -76,24 +77,24 @@ fn upgrade(objects: &[Value]) -> Input {
     Input::offline(now(), current, desired, targets)
 }
 
-fn counts(plan: &GroupPlan) -> (i64, i64, i64, i64) {
+fn counts(plan: &GroupPrediction) -> (i64, i64, i64, i64) {
     let Counts { now, in_place, new, deleted } = plan.machines;
     (now, in_place, new, deleted)
 }
 
-fn reasons(plan: &GroupPlan) -> Vec<CauseReason> {
+fn reasons(plan: &GroupPrediction) -> Vec<CauseReason> {
     plan.causes.iter().map(|cause| cause.reason).collect()
 }
 
-fn only(plan: Plan) -> GroupPlan {
+fn only(plan: Prediction) -> GroupPrediction {
     assert_eq!(plan.groups.len(), 1, "{plan:#?}");
     plan.groups.into_iter().next().unwrap()
 }
 
 #[test]
 fn a_version_without_surge_goes_in_place_and_names_its_updater() {
-    let found = plan(&upgrade(&[control_plane(3, 0), deployment(5, 0, 1)]));
-    assert_eq!(found.outcome, Outcome::InPlace, "{found:#?}");
+    let found = predict(&upgrade(&[control_plane(3, 0), deployment(5, 0, 1)]));
+    assert_eq!(found.outcome, PredictedOutcome::InPlace, "{found:#?}");
     let [plane, workers] = &found.groups[..] else {
         panic!("two groups");
     };
@@ -120,9 +121,9 @@ fn surge_is_foretold_with_the_field_to_set() {
         (deployment(1, 1, 0), (1, 0, 1, 1), "maxUnavailable 1"),
     ];
     for (object, want, remedy) in table {
-        let found = only(plan(&upgrade(std::slice::from_ref(&object))));
+        let found = only(predict(&upgrade(std::slice::from_ref(&object))));
         assert_eq!(counts(&found), want, "{found:#?}");
-        assert_eq!(found.outcome, Outcome::Replaced);
+        assert_eq!(found.outcome, PredictedOutcome::Replaced);
         assert_eq!(reasons(&found), [CauseReason::Surge]);
         assert!(found.causes[0].remedy.contains(remedy), "{found:#?}");
     }
@@ -131,9 +132,9 @@ fn surge_is_foretold_with_the_field_to_set() {
 #[test]
 fn on_delete_waits_for_somebody() {
     let object = set(&deployment(3, 0, 1), "/spec/rollout/strategy", json!({"type": "OnDelete"}));
-    let found = only(plan(&upgrade(&[object])));
+    let found = only(predict(&upgrade(&[object])));
     assert_eq!(counts(&found), (3, 0, 0, 0));
-    assert_eq!(found.outcome, Outcome::Replaced);
+    assert_eq!(found.outcome, PredictedOutcome::Replaced);
     assert_eq!(reasons(&found), [CauseReason::OnDelete]);
 }
 
@@ -161,8 +162,8 @@ const WORKER_REF: &str = "/spec/template/spec/infrastructureRef/name";
 #[test]
 fn a_template_of_equal_spec_goes_in_place() {
     for (object, pointer) in [(control_plane(3, 0), PLANE_REF), (deployment(3, 0, 1), WORKER_REF)] {
-        let found = only(plan(&rotated(&object, pointer, "A", "")));
-        assert_eq!(found.outcome, Outcome::InPlace, "{found:#?}");
+        let found = only(predict(&rotated(&object, pointer, "A", "")));
+        assert_eq!(found.outcome, PredictedOutcome::InPlace, "{found:#?}");
         assert_eq!(counts(&found), (3, 3, 0, 0));
     }
 }
@@ -173,13 +174,13 @@ fn what_nobody_covers_stops_or_replaces_as_policy_says() {
         (control_plane(3, 0), PLANE_REF, "VSphereMachine/edge-1-0 spec.template"),
         (deployment(3, 0, 1), WORKER_REF, "VSphereMachineTemplate/w spec.template.spec.template"),
     ] {
-        let found = only(plan(&rotated(&object, pointer, "B", "")));
-        assert_eq!(found.outcome, Outcome::Blocked, "{found:#?}");
+        let found = only(predict(&rotated(&object, pointer, "B", "")));
+        assert_eq!(found.outcome, PredictedOutcome::Blocked, "{found:#?}");
         assert_eq!(counts(&found), (3, 0, 0, 0));
         assert_eq!(found.blocked_by[0].reason, "UncoveredPreserve");
         assert_eq!(found.paths[0].line, format!("{kind}: \"A\" -> \"B\" (no updater)"));
-        let found = only(plan(&rotated(&object, pointer, "B", "Replace")));
-        assert_eq!(found.outcome, Outcome::Replaced, "{found:#?}");
+        let found = only(predict(&rotated(&object, pointer, "B", "Replace")));
+        assert_eq!(found.outcome, PredictedOutcome::Replaced, "{found:#?}");
         assert_eq!(counts(&found), (3, 0, 3, 3));
         assert_eq!(reasons(&found), [CauseReason::Uncovered]);
     }
@@ -189,7 +190,7 @@ fn what_nobody_covers_stops_or_replaces_as_policy_says() {
 fn the_controllers_default_counts_where_nobody_says() {
     let mut input = rotated(&deployment(3, 0, 1), WORKER_REF, "B", "");
     input.on_uncovered = OnUncovered::Replace;
-    assert_eq!(only(plan(&input)).outcome, Outcome::Replaced);
+    assert_eq!(only(predict(&input)).outcome, PredictedOutcome::Replaced);
 }
 
 #[test]
@@ -198,8 +199,8 @@ fn a_missing_template_blocks_by_name() {
     let wanted = input.desired.get("MachineDeployment", "default", "md").unwrap();
     let wanted = set(wanted, WORKER_REF, json!("nowhere"));
     input.desired.insert(wanted);
-    let found = only(plan(&input));
-    assert_eq!(found.outcome, Outcome::Blocked);
+    let found = only(predict(&input));
+    assert_eq!(found.outcome, PredictedOutcome::Blocked);
     assert_eq!(found.blocked_by[0].object, "VSphereMachineTemplate/nowhere");
 }
 
@@ -207,7 +208,7 @@ fn a_missing_template_blocks_by_name() {
 fn where_nobody_is_asked_every_machine_is_replaced() {
     let mut input = upgrade(&[control_plane(3, 0), deployment(3, 0, 1)]);
     input.extensions = Read::Known(Vec::new());
-    let found = plan(&input);
+    let found = predict(&input);
     for group in &found.groups {
         assert_eq!(counts(group), (3, 0, 3, 3), "{group:#?}");
         assert_eq!(reasons(group), [CauseReason::NotAsked]);
@@ -222,8 +223,8 @@ fn a_paused_cluster_blocks_everything() {
     let mut cluster = cluster();
     cluster["spec"]["paused"] = json!(true);
     input.desired.insert(cluster);
-    let found = only(plan(&input));
-    assert_eq!(found.outcome, Outcome::Blocked);
+    let found = only(predict(&input));
+    assert_eq!(found.outcome, PredictedOutcome::Blocked);
     assert_eq!(found.blocked_by[0].reason, "Paused");
     assert_eq!(counts(&found), (3, 0, 0, 0));
 }
@@ -232,8 +233,8 @@ fn a_paused_cluster_blocks_everything() {
 fn a_group_that_is_as_wanted_is_unchanged() {
     let mut input = upgrade(&[control_plane(3, 0), deployment(3, 1, 0)]);
     input.desired = input.current.clone();
-    let found = plan(&input);
-    assert_eq!(found.outcome, Outcome::Unchanged, "{found:#?}");
+    let found = predict(&input);
+    assert_eq!(found.outcome, PredictedOutcome::Unchanged, "{found:#?}");
     assert!(found.groups.iter().all(|group| group.paths.is_empty()));
 }
 
@@ -243,7 +244,7 @@ fn two_minors_at_once_are_not_covered() {
     let wanted = input.desired.get("MachineDeployment", "default", "md").unwrap();
     let wanted = set(wanted, "/spec/template/spec/version", json!("v1.36.0"));
     input.desired.insert(wanted);
-    let found = only(plan(&input));
+    let found = only(predict(&input));
     assert_eq!(found.blocked_by[0].reason, "UncoveredPreserve");
     assert!(found.paths[0].line.ends_with("(no updater)"));
 }
@@ -320,11 +321,44 @@ fn hosts(input: &mut Input) -> &mut Hosts {
 
 #[test]
 fn live_machines_are_planned_one_by_one() {
-    let found = only(plan(&live()));
-    assert_eq!(found.outcome, Outcome::InPlace, "{found:#?}");
+    let found = only(predict(&live()));
+    assert_eq!(found.outcome, PredictedOutcome::InPlace, "{found:#?}");
     assert_eq!(counts(&found), (3, 3, 0, 0));
     assert_eq!(found.paths.len(), 1, "{:#?}", found.paths);
     assert_eq!(found.paths[0].objects.len(), 3);
+}
+
+/// The table that the model of Cluster API and the test bed judge too.
+#[test]
+fn a_change_of_the_kubeadm_config_is_predicted_where_it_counts() {
+    let table: Value = serde_json::from_str(include_str!(
+        "../../cluster-api/testdata/kubeadm_config_verdicts.json"
+    ))
+    .unwrap();
+    for row in table["changes"].as_array().unwrap() {
+        let mut input = live();
+        for (objects, change) in [(true, None), (false, Some(&row["change"]))] {
+            let objects = if objects { &mut input.current } else { &mut input.desired };
+            let plane = objects.get("KubeadmControlPlane", "default", "edge-1");
+            let mut plane = plane.unwrap().clone();
+            plane["spec"]["version"] = json!(OLD);
+            plane["spec"]["kubeadmConfigSpec"] = table["base"].clone();
+            if let Some(change) = change {
+                json_patch::merge(&mut plane["spec"]["kubeadmConfigSpec"], change);
+            }
+            objects.insert(plane);
+        }
+        let plane = input.current.get("KubeadmControlPlane", "default", "edge-1").unwrap();
+        let spec = kubeadm_config::desired_spec(plane, kubeadm_config::Entry::Join);
+        for index in 0..3 {
+            let name = format!("edge-1-{index}");
+            input.current.insert(json!({"kind": "KubeadmConfig",
+                "metadata": {"name": name, "namespace": "default"}, "spec": spec}));
+        }
+        let found = only(predict(&input));
+        let unchanged = found.outcome == PredictedOutcome::Unchanged;
+        assert_eq!(unchanged, row["counts"] == false, "{}: {found:#?}", row["what"]);
+    }
 }
 
 #[test]
@@ -359,8 +393,8 @@ fn what_blocks_is_named() {
         (owned, "ManagedByTopology"),
     ];
     for (input, reason) in table {
-        let found = only(plan(&input));
-        assert_eq!(found.outcome, Outcome::Blocked, "{reason}: {found:#?}");
+        let found = only(predict(&input));
+        assert_eq!(found.outcome, PredictedOutcome::Blocked, "{reason}: {found:#?}");
         assert!(
             found.blocked_by.iter().any(|blocked| blocked.reason == reason),
             "{reason}: {found:#?}"
@@ -374,7 +408,7 @@ fn a_node_that_cannot_be_drained_is_said_beforehand_and_no_budget_holds_it() {
     let facts = hosts(&mut alone);
     facts.alone = ["edge-1-1".to_owned()].into();
     facts.exhausted = [("default/web".to_owned(), ["edge-1-1".to_owned()].into())].into();
-    let found = only(plan(&alone));
+    let found = only(predict(&alone));
     assert!(found.blocked_by.iter().all(|b| b.reason != "PodDisruptionBudget"), "{found:#?}");
     let said = "Node edge-1-1 is not drained: no other node could take its pods";
     assert!(found.notes.iter().any(|note| note.starts_with(said)), "{found:#?}");
@@ -413,17 +447,17 @@ fn replacements_that_nobody_asked_for_are_foretold() {
         (adopted, CauseReason::NotCloned),
     ];
     for (input, reason) in table {
-        let found = only(plan(&input));
+        let found = only(predict(&input));
         assert_eq!(reasons(&found), [reason], "{found:#?}");
         assert_eq!(counts(&found), (3, 2, 1, 1), "{reason:?}");
-        assert_eq!(found.outcome, Outcome::Replaced);
+        assert_eq!(found.outcome, PredictedOutcome::Replaced);
         assert!(!found.causes[0].remedy.is_empty());
     }
     let mut old = live();
     let mut wanted = old.desired.get("KubeadmControlPlane", "default", "edge-1").unwrap().clone();
     wanted["spec"]["rollout"]["after"] = json!("2026-03-01T00:00:00Z");
     old.desired.insert(wanted);
-    let found = only(plan(&old));
+    let found = only(predict(&old));
     assert_eq!(counts(&found), (3, 0, 3, 3));
     assert!(reasons(&found).iter().all(|r| *r == CauseReason::RolloutAfter));
 }
@@ -445,21 +479,21 @@ fn workers_wait_for_the_control_plane_or_go_after_it() {
     }
     input.desired.insert(set(&md, "/spec/template/spec/version", json!(NEW)));
     input.targets.push(GroupRef::of(&md));
-    let found = plan(&input);
-    assert_eq!(found.outcome, Outcome::InPlace, "{found:#?}");
+    let found = predict(&input);
+    assert_eq!(found.outcome, PredictedOutcome::InPlace, "{found:#?}");
     assert_eq!(counts(&found.groups[1]), (3, 3, 0, 0));
     assert!(found.groups[1].notes.iter().any(|n| n.contains("after the control plane")));
     // Alone they would run ahead of their API server.
     input.targets.remove(0);
-    let found = only(plan(&input));
-    assert_eq!(found.outcome, Outcome::Blocked);
+    let found = only(predict(&input));
+    assert_eq!(found.outcome, PredictedOutcome::Blocked);
     assert_eq!(found.blocked_by[0].reason, "ControlPlaneBehind");
 }
 
 #[test]
 fn past_updates_tell_how_long_it_takes() {
     let mut input = live();
-    assert_eq!(only(plan(&input)).seconds, None);
+    assert_eq!(only(predict(&input)).seconds, None);
     let steps = refit_core::node::plan_steps(refit_kinds::refit::Role::ControlPlane, NEW);
     let durations: Vec<Value> = refit_core::node::step_names(&steps)
         .into_iter()
@@ -469,7 +503,7 @@ fn past_updates_tell_how_long_it_takes() {
     input.current.insert(json!({"kind": "UpdateGroup",
         "metadata": {"name": "kubeadmcontrolplane-edge-1", "namespace": "default"},
         "status": {"durations": durations}}));
-    assert_eq!(only(plan(&input)).seconds, Some(3 * one));
+    assert_eq!(only(predict(&input)).seconds, Some(3 * one));
 }
 
 #[test]
@@ -478,13 +512,14 @@ fn a_lone_machine_set_and_foreign_kinds_say_what_happens() {
         "spec": {"replicas": 2, "template": {"spec": {"version": OLD}}}});
     let pool = json!({"kind": "MachinePool", "metadata": {"name": "mp", "namespace": "default"},
         "spec": {"replicas": 2, "template": {"spec": {"version": OLD}}}});
-    for (object, outcome) in [(lone, Outcome::Blocked), (pool, Outcome::Replaced)] {
+    for (object, outcome) in [(lone, PredictedOutcome::Blocked), (pool, PredictedOutcome::Replaced)]
+    {
         let mut input = upgrade(&[]);
         input.current.insert(object.clone());
         input.desired.insert(set(&object, "/spec/template/spec/version", json!(NEW)));
         input.targets = vec![GroupRef::of(&object)];
         input.namespaces =
             Input::offline(now(), Objects::new(), Objects::new(), input.targets.clone()).namespaces;
-        assert_eq!(only(plan(&input)).outcome, outcome);
+        assert_eq!(only(predict(&input)).outcome, outcome);
     }
 }

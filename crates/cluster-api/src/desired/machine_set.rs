@@ -1,48 +1,44 @@
 //! A Machine as its MachineSet wants it.
 
-use kube::{ResourceExt as _, discovery::ApiResource};
-use refit_cluster_api::kinds::{ContractRef, Machine, MachineSet};
-use refit_kinds::keys;
+use refit_kinds::{
+    json::{label, name, namespace, pairs, text},
+    keys,
+};
 use serde_json::{Value, json};
 
-use crate::{
-    context::namespace_of,
-    live::Live,
-    templates::{Pairs, owner, pairs},
-};
+use super::{Pairs, controlled_by, keep};
+use crate::kinds::{ContractRef, MachineSet};
 
 /// Labels of a MachineSet's Machines and of what they are made of.
-pub(super) fn labels(set: &Live<MachineSet>) -> Pairs {
-    let mut labels = pairs(Some(set.at("/spec/template/metadata/labels")));
-    labels.extend(set.spec.selector.match_labels.clone().unwrap_or_default());
-    labels.insert(keys::CLUSTER_NAME.to_owned(), set.spec.cluster_name.clone());
-    labels.insert(keys::SET_NAME.to_owned(), set.name_any());
-    if let Some(deployment) = set.labels().get(keys::DEPLOYMENT_NAME) {
-        labels.insert(keys::DEPLOYMENT_NAME.to_owned(), deployment.clone());
+pub fn labels(set: &Value) -> Pairs {
+    let mut labels = pairs(set.pointer("/spec/template/metadata/labels"));
+    labels.extend(pairs(set.pointer("/spec/selector/matchLabels")));
+    labels.insert(keys::CLUSTER_NAME.to_owned(), text(set, "/spec/clusterName").to_owned());
+    labels.insert(keys::SET_NAME.to_owned(), name(set).to_owned());
+    if let Some(deployment) = label(set, keys::DEPLOYMENT_NAME) {
+        labels.insert(keys::DEPLOYMENT_NAME.to_owned(), deployment.to_owned());
     }
     labels
 }
 
 /// A Machine of a MachineSet, still without what is its own.
-fn base(set: &Live<MachineSet>, name: &str) -> Value {
-    let resource = ApiResource::erase::<MachineSet>(&());
-    let controller = owner(&resource, &set.name_any(), set.uid_text(), true);
+fn base(set: &Value, name: &str) -> Value {
     json!({
         "metadata": {
-            "namespace": namespace_of(set),
+            "namespace": namespace(set),
             "name": name,
             "labels": labels(set),
-            "annotations": pairs(Some(set.at("/spec/template/metadata/annotations"))),
+            "annotations": pairs(set.pointer("/spec/template/metadata/annotations")),
             "finalizers": [keys::MACHINE_FINALIZER],
-            "ownerReferences": [controller],
+            "ownerReferences": [controlled_by::<MachineSet>(set)],
         },
-        "spec": set.at("/spec/template/spec").clone(),
+        "spec": set["spec"]["template"]["spec"].as_object().cloned().unwrap_or_default(),
     })
 }
 
 /// A Machine that does not exist yet.
-pub(super) fn new(
-    set: &Live<MachineSet>,
+pub fn new_machine(
+    set: &Value,
     name: &str,
     infrastructure: &ContractRef,
     bootstrap: Option<&ContractRef>,
@@ -56,43 +52,28 @@ pub(super) fn new(
 }
 
 /// A Machine that exists: what only a rollout changes stays as it is.
-pub(super) fn existing(set: &Live<MachineSet>, machine: &Live<Machine>) -> Value {
-    let mut intent = with_own_references(set, machine);
-    for field in ["version", "failureDomain"] {
-        put(&mut intent, field, machine.at("/spec").get(field));
-    }
+pub fn existing_machine(set: &Value, live: &Value) -> Value {
+    let mut intent = moved_machine(set, live);
+    keep(&mut intent["spec"], &live["spec"], &["version", "failureDomain"]);
     intent
 }
 
 /// A Machine that was moved here: version and failure domain are the MachineSet's.
-pub(super) fn moved(set: &Live<MachineSet>, machine: &Live<Machine>) -> Value {
-    with_own_references(set, machine)
-}
-
-fn with_own_references(set: &Live<MachineSet>, machine: &Live<Machine>) -> Value {
-    let mut intent = base(set, &machine.name_any());
-    put(&mut intent, "infrastructureRef", machine.at("/spec").get("infrastructureRef"));
-    if let Some(reference) = machine.at("/spec/bootstrap").get("configRef") {
+pub fn moved_machine(set: &Value, live: &Value) -> Value {
+    let mut intent = base(set, name(live));
+    keep(&mut intent["spec"], &live["spec"], &["infrastructureRef"]);
+    if let Some(reference) = live.pointer("/spec/bootstrap/configRef") {
         intent["spec"]["bootstrap"] = json!({ "configRef": reference });
     }
     intent
-}
-
-fn put(intent: &mut Value, field: &str, value: Option<&Value>) {
-    if let Some(spec) = intent["spec"].as_object_mut() {
-        match value {
-            Some(value) => spec.insert(field.to_owned(), value.clone()),
-            None => spec.remove(field),
-        };
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn set() -> Live<MachineSet> {
-        Live::read(json!({
+    fn set() -> Value {
+        json!({
             "metadata": {
                 "namespace": "default", "name": "edge-1-md-0-bcdfg", "uid": "ms-uid",
                 "labels": {"cluster.x-k8s.io/deployment-name": "edge-1-md-0"},
@@ -114,12 +95,11 @@ mod tests {
                     },
                 },
             },
-        }))
-        .unwrap()
+        })
     }
 
-    fn machine() -> Live<Machine> {
-        Live::read(json!({
+    fn machine() -> Value {
+        json!({
             "metadata": {"namespace": "default", "name": "m-1", "uid": "m-uid"},
             "spec": {
                 "clusterName": "edge-1", "version": "v1.34.2", "failureDomain": "fd-1",
@@ -130,13 +110,12 @@ mod tests {
                 },
                 "infrastructureRef": {"apiGroup": "i", "kind": "DockerMachine", "name": "m-1"},
             },
-        }))
-        .unwrap()
+        })
     }
 
     #[test]
     fn an_existing_machine_keeps_its_version_and_its_references() {
-        let intent = existing(&set(), &machine());
+        let intent = existing_machine(&set(), &machine());
         let spec = &intent["spec"];
         assert_eq!(spec["version"], "v1.34.2");
         assert_eq!(spec["failureDomain"], "fd-1");
@@ -147,14 +126,14 @@ mod tests {
 
     #[test]
     fn what_the_machine_controller_writes_is_not_claimed() {
-        let intent = existing(&set(), &machine());
+        let intent = existing_machine(&set(), &machine());
         assert!(intent["spec"].get("providerID").is_none());
         assert!(intent["spec"]["bootstrap"].get("dataSecretName").is_none());
     }
 
     #[test]
     fn a_moved_machine_gets_version_and_failure_domain_of_its_new_set() {
-        let intent = moved(&set(), &machine());
+        let intent = moved_machine(&set(), &machine());
         assert_eq!(intent["spec"]["version"], "v1.35.0");
         assert!(intent["spec"].get("failureDomain").is_none());
         assert_eq!(intent["spec"]["infrastructureRef"]["name"], "m-1");
@@ -162,7 +141,7 @@ mod tests {
 
     #[test]
     fn labels_say_where_a_machine_belongs() {
-        let intent = existing(&set(), &machine());
+        let intent = existing_machine(&set(), &machine());
         assert_eq!(
             intent["metadata"]["labels"],
             json!({

@@ -1,0 +1,141 @@
+//! A MachineSet as its MachineDeployment wants it (`spec/capi.md 3.2`).
+
+use refit_kinds::{
+    json::{annotations, label, namespace, pairs},
+    keys,
+    refit::hash_json,
+};
+use serde_json::{Value, json};
+
+use super::{Pairs, controlled_by, keep};
+use crate::kinds::MachineDeployment;
+
+/// Annotations of a MachineDeployment that are not passed on to its MachineSets.
+const NOT_PASSED_ON: [&str; 9] = [
+    "kubectl.kubernetes.io/last-applied-configuration",
+    keys::PAUSED,
+    keys::REVISION,
+    keys::DESIRED_REPLICAS,
+    keys::MAX_REPLICAS,
+    keys::MOVE_MACHINES,
+    keys::RECEIVE_MACHINES,
+    keys::ACKNOWLEDGED_MOVE,
+    keys::DISABLE_MACHINE_CREATE,
+];
+/// Fields of a machine template that only a rollout changes.
+const ROLLOUT_FIELDS: [&str; 5] =
+    ["clusterName", "version", "bootstrap", "infrastructureRef", "failureDomain"];
+
+/// What a rollout decided about one MachineSet.
+#[derive(Clone, Debug, Default)]
+pub struct Step {
+    /// `spec.replicas`.
+    pub replicas: i64,
+    /// The annotations of the rollout.
+    pub annotations: Pairs,
+}
+
+/// The full intent for a MachineSet, existing or to be created. `deployment` has Cluster API's
+/// defaults; `suffix` ends the label that tells a new MachineSet apart.
+pub fn machine_set(
+    deployment: &Value,
+    existing: Option<&Value>,
+    name: &str,
+    step: Step,
+    suffix: &str,
+) -> Value {
+    let known = existing.and_then(|set| label(set, keys::MACHINE_TEMPLATE_HASH));
+    let hash = known.map_or_else(
+        || format!("{}-{suffix}", short_hash(&deployment["spec"]["template"])),
+        str::to_owned,
+    );
+    let mut labels = pairs(deployment.pointer("/spec/template/metadata/labels"));
+    labels.insert(keys::MACHINE_TEMPLATE_HASH.to_owned(), hash.clone());
+    let mut all_annotations = annotations(deployment);
+    all_annotations.retain(|key, _| !NOT_PASSED_ON.contains(&key.as_str()));
+    all_annotations.extend(step.annotations);
+    json!({
+        "metadata": {
+            "namespace": namespace(deployment),
+            "name": name,
+            "labels": labels,
+            "annotations": all_annotations,
+            "ownerReferences": [controlled_by::<MachineDeployment>(deployment)],
+        },
+        "spec": spec(&deployment["spec"], existing, step.replicas, &hash),
+    })
+}
+
+/// A number that follows from a value: the first half of the label `machine-template-hash`.
+fn short_hash(template: &Value) -> u32 {
+    u32::from_str_radix(&hash_json(template)[..8], 16).expect("a sha256 in hex has 64 digits")
+}
+
+fn spec(from: &Value, existing: Option<&Value>, replicas: i64, hash: &str) -> Value {
+    let mut labels = pairs(from.pointer("/template/metadata/labels"));
+    labels.insert(keys::MACHINE_TEMPLATE_HASH.to_owned(), hash.to_owned());
+    let mut template_metadata = json!({ "labels": labels });
+    let annotations = pairs(from.pointer("/template/metadata/annotations"));
+    if !annotations.is_empty() {
+        template_metadata["annotations"] = json!(annotations);
+    }
+    let mut template_spec = from["template"]["spec"].clone();
+    let selector = match existing {
+        Some(set) => {
+            keep(&mut template_spec, &set["spec"]["template"]["spec"], &ROLLOUT_FIELDS);
+            set["spec"]["selector"].clone()
+        }
+        None => {
+            let mut labels = pairs(from.pointer("/selector/matchLabels"));
+            labels.insert(keys::MACHINE_TEMPLATE_HASH.to_owned(), hash.to_owned());
+            let mut selector =
+                Value::Object(from["selector"].as_object().cloned().unwrap_or_default());
+            selector["matchLabels"] = json!(labels);
+            selector
+        }
+    };
+    let mut spec = json!({
+        "clusterName": from["clusterName"],
+        "replicas": replicas,
+        "selector": selector,
+        "template": {"metadata": template_metadata, "spec": template_spec},
+    });
+    for key in ["deletion", "machineNaming"] {
+        if let Some(value) = from.get(key).filter(|value| !value.is_null()) {
+            spec[key] = value.clone();
+        }
+    }
+    spec
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_a_rollout_are_kept_and_others_follow_the_deployment() {
+        let mut into = json!({"version": "v2", "deletion": {"a": 1}, "failureDomain": "x"});
+        keep(&mut into, &json!({"version": "v1", "deletion": {"a": 0}}), &ROLLOUT_FIELDS);
+        assert_eq!(into, json!({"version": "v1", "deletion": {"a": 1}}));
+    }
+
+    #[test]
+    fn an_existing_set_keeps_its_selector_and_a_new_one_is_told_apart() {
+        let deployment = json!({
+            "metadata": {"name": "md", "annotations": {"n": "1", keys::REVISION: "3"}},
+            "spec": {"clusterName": "c", "selector": {"matchLabels": {"a": "b"}},
+                "template": {"spec": {"version": "v1.35.0"}}},
+        });
+        let step = Step { replicas: 3, annotations: Pairs::new() };
+        let new = machine_set(&deployment, None, "md-x", step.clone(), "x");
+        let hash = new["metadata"]["labels"][keys::MACHINE_TEMPLATE_HASH].as_str().unwrap();
+        assert!(hash.ends_with("-x"), "{hash}");
+        assert_eq!(new["spec"]["selector"]["matchLabels"][keys::MACHINE_TEMPLATE_HASH], hash);
+        assert_eq!(new["metadata"]["annotations"], json!({"n": "1"}));
+        let mut live = new.clone();
+        live["spec"]["template"]["spec"]["version"] = json!("v1.34.2");
+        let again = machine_set(&deployment, Some(&live), "md-x", step, "y");
+        assert_eq!(again["spec"], live["spec"]);
+        assert_eq!(again["metadata"]["labels"], live["metadata"]["labels"]);
+    }
+}

@@ -1,0 +1,101 @@
+//! No other crate models Cluster API by itself: words that give such code away stand in this crate
+//! alone, but for the places listed here with their reasons.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// A word, and the files outside this crate that may have it.
+struct Telltale {
+    word: &'static str,
+    /// This crate has it; else the word is what a copy would have.
+    at_home: bool,
+    allowed: &'static [(&'static str, &'static str)],
+}
+
+const TELLTALES: [Telltale; 8] = [
+    Telltale { word: "ControlPlaneKubeletLocalMode", at_home: true, allowed: &[] },
+    Telltale { word: "controlPlaneComponentHealthCheckSeconds", at_home: true, allowed: &[] },
+    Telltale { word: "\"IfNotPresent\"", at_home: true, allowed: &[] },
+    Telltale {
+        word: "\"initConfiguration\"",
+        at_home: true,
+        allowed: &[
+            ("crates/core/src/change/kubeadm.rs", "asks whether a request was converted already"),
+            ("lab/cluster-api-shell/src/control_plane/trigger.rs", "removes the field: a write"),
+        ],
+    },
+    Telltale { word: "div_euclid(100)", at_home: true, allowed: &[] },
+    Telltale {
+        word: ") / 100",
+        at_home: false,
+        allowed: &[("lab/apiserver/src/eviction.rs", "Kubernetes' rounding of budgets")],
+    },
+    Telltale {
+        word: "CLONED_FROM_GROUPKIND",
+        at_home: true,
+        allowed: &[
+            ("crates/kinds/src/keys.rs", "the key"),
+            ("crates/predict/src/control_planes.rs", "a remedy names it"),
+            ("crates/cli/src/plan/gather.rs", "finds the template to read"),
+        ],
+    },
+    Telltale {
+        word: "MACHINE_TEMPLATE_HASH",
+        at_home: true,
+        allowed: &[
+            ("crates/kinds/src/keys.rs", "the key"),
+            ("lab/cluster-api-shell/src/machine_set/moving.rs", "the patch that moves a Machine"),
+        ],
+    },
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Every source file of the workspace that is no test, by its path from the root.
+fn sources() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().join("crates"), root().join("lab")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            if path.is_dir() {
+                if !matches!(name, "tests" | "benches" | "target" | "fixtures" | "go") {
+                    folders.push(path);
+                }
+            } else if name.ends_with(".rs") && !name.ends_with("tests.rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+                let from_root = path.strip_prefix(root()).unwrap().to_str().unwrap();
+                found.push((from_root.to_owned(), code.to_owned()));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn no_other_crate_models_cluster_api() {
+    let sources = sources();
+    assert!(sources.len() > 200, "only {} files were found", sources.len());
+    for Telltale { word, at_home, allowed } in TELLTALES {
+        let with: Vec<&str> = sources
+            .iter()
+            .filter(|(_, code)| code.contains(word))
+            .map(|(path, _)| path.as_str())
+            .collect();
+        let (here, elsewhere): (Vec<&str>, Vec<&str>) =
+            with.into_iter().partition(|path| path.starts_with("crates/cluster-api/"));
+        assert_eq!(!here.is_empty(), at_home, "{word} gives no copy away: choose another word");
+        for path in elsewhere {
+            assert!(
+                allowed.iter().any(|(file, _)| *file == path),
+                "{path} has {word}: call refit_cluster_api instead, or list the file with a reason"
+            );
+        }
+    }
+}
