@@ -21,8 +21,9 @@ pub(crate) struct GoldensArgs {
 pub(crate) fn run(root: &Path, args: &GoldensArgs) -> anyhow::Result<ExitCode> {
     let dir = args.dir.canonicalize();
     let dir = dir.with_context(|| format!("{} cannot be read", args.dir.display()))?;
+    // With the features of the whole workspace: what its tests built serves this one, too.
     let output = cargo::command(root)
-        .args(["test", "--quiet", "--package", "refit-cluster-api", "--test", "rollout_goldens"])
+        .args(["test", "--quiet", "--workspace", "--test", "rollout_goldens"])
         .env("ROLLOUT_GOLDENS", dir)
         .env_remove("UPDATE_GOLDENS")
         .stderr(Stdio::inherit())
