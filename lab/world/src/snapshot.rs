@@ -1,6 +1,8 @@
 //! A whole world at one moment.
 
-use std::{collections::BTreeMap, path::Path};
+use std::collections::BTreeMap;
+#[cfg(feature = "sabotage")]
+use std::path::Path;
 
 use jiff::Timestamp;
 use lab_apiserver::StoreSnapshot;
@@ -102,6 +104,7 @@ pub(crate) fn take(inner: &Inner) -> Snapshot {
 }
 
 /// Writes anything that is JSON to a file.
+#[cfg(feature = "sabotage")]
 pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<(), SnapshotError> {
     let name = path.display().to_string();
     let file_error = |source| SnapshotError::File { path: name.clone(), source };
@@ -114,6 +117,7 @@ pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<(), SnapshotE
 }
 
 /// Reads what [`write`] wrote.
+#[cfg(feature = "sabotage")]
 pub(crate) fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, SnapshotError> {
     let name = path.display().to_string();
     let bytes =

@@ -162,11 +162,13 @@ impl Hub {
     }
 
     /// Calls this before each effect of each process.
+    #[cfg(feature = "sabotage")]
     pub(crate) fn record(&self, recorder: Option<Recorder>) {
         self.lock().recorder = recorder;
     }
 
     /// Kills a process at an effect that is to come.
+    #[cfg(feature = "sabotage")]
     pub(crate) fn arm(&self, kill: Kill) {
         let mut state = self.lock();
         state.armed = Some(kill);
@@ -174,6 +176,7 @@ impl Hub {
     }
 
     /// The kill that happened.
+    #[cfg(feature = "sabotage")]
     pub(crate) fn fired(&self) -> Option<Kill> {
         self.lock().fired.clone()
     }

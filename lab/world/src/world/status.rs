@@ -135,6 +135,7 @@ pub(crate) fn phase(update: &Value) -> refit::Phase {
 }
 
 /// Whether a Machine belongs to a MachineDeployment.
+#[cfg(feature = "sabotage")]
 pub(crate) fn is_worker(machine: &Value) -> bool {
     let labels = &machine["metadata"]["labels"];
     labels.get(keys::DEPLOYMENT_NAME).is_some() && labels.get(keys::CONTROL_PLANE).is_none()
