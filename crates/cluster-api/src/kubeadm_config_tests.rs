@@ -10,6 +10,7 @@ fn same(desired: Value, current: Value) -> bool {
     desired == current
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "tables of literals read best without ceremony")]
 fn join(registration: Value) -> Value {
     json!({"joinConfiguration": {"nodeRegistration": registration}})
 }

@@ -98,9 +98,18 @@ pub fn controller(object: &Value) -> Option<(&str, &str)> {
     Some((owner["kind"].as_str()?, owner["name"].as_str()?))
 }
 
+/// A condition, whole.
+pub fn whole_condition<'a>(object: &'a Value, type_: &str) -> Option<&'a Value> {
+    let conditions = object.pointer("/status/conditions")?.as_array()?;
+    conditions.iter().find(|condition| condition["type"] == type_)
+}
+
 /// Status of a condition.
 pub fn condition<'a>(object: &'a Value, type_: &str) -> Option<&'a str> {
-    let conditions = object.pointer("/status/conditions")?.as_array()?;
-    let found = conditions.iter().find(|c| c["type"] == type_)?;
-    found["status"].as_str()
+    whole_condition(object, type_)?["status"].as_str()
+}
+
+/// Whether a condition is `True`.
+pub fn is_true(object: &Value, type_: &str) -> bool {
+    condition(object, type_) == Some("True")
 }

@@ -174,11 +174,6 @@ impl<K: Resource> Store<K> {
         }
     }
 
-    /// The same as [`Store::insert`].
-    pub fn insert_newer(&self, object: K) {
-        self.insert(object);
-    }
-
     /// Takes in what the watch brought; `None` if we knew better already.
     fn applied(&self, object: Guarded<K>) -> Option<Arc<K>> {
         let key = key_of(&object);

@@ -7,6 +7,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{World, manifests};
+use refit_kinds::json::whole_condition;
 use refit_runtime::gate::Open;
 use serde_json::Value;
 
@@ -40,10 +41,7 @@ async fn change_workers(world: &World, version: &str) {
 }
 
 fn condition(object: &Value, type_: &str) -> Value {
-    let conditions = object["status"]["conditions"].as_array();
-    let mut conditions = conditions.into_iter().flatten();
-    let found = conditions.find(|one| one["type"] == type_);
-    found.cloned().unwrap_or_default()
+    whole_condition(object, type_).cloned().unwrap_or_default()
 }
 
 fn sets(world: &World) -> Vec<String> {

@@ -7,6 +7,7 @@ mod common;
 use std::sync::{Arc, atomic::Ordering};
 
 use common::{Switch, World, manifests};
+use refit_kinds::json::whole_condition;
 use refit_runtime::gate::Open;
 use serde_json::Value;
 
@@ -278,10 +279,7 @@ fn only_worker(world: &World) -> Value {
 }
 
 fn condition(object: &Value, type_: &str) -> Value {
-    let conditions = object["status"]["conditions"].as_array();
-    let mut conditions = conditions.into_iter().flatten();
-    let found = conditions.find(|one| one["type"] == type_);
-    found.cloned().unwrap_or_default()
+    whole_condition(object, type_).cloned().unwrap_or_default()
 }
 
 const MARK: &str = "in-place-updates.internal.cluster.x-k8s.io/update-in-progress";

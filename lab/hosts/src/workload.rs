@@ -56,7 +56,7 @@ impl Workload {
         let path = "/apis/policy/v1/namespaces/default/poddisruptionbudgets";
         send(client, "POST", path, &budget).await?;
         let workload = Self { client: client.clone(), replicas, seen: Arc::default() };
-        eventually("the application is ready", Duration::from_secs(120), async || {
+        eventually("the application is ready", Duration::from_mins(2), async || {
             let pods = workload.pods().await;
             let pods = pods.map_err(|error| format!("{error:#}"))?;
             let ready = pods.iter().filter(|pod| is(pod, "Ready")).count();

@@ -147,7 +147,8 @@ impl Controller {
 
 /// Whether a condition is about the spec as it is now.
 fn condition_is_current(object: &Value, kind: &str) -> bool {
-    let seen = objects::condition(object, kind).map(|condition| &condition["observedGeneration"]);
+    let seen = refit_kinds::json::whole_condition(object, kind)
+        .map(|condition| &condition["observedGeneration"]);
     seen.is_none_or(|seen| seen.is_null() || *seen == object["metadata"]["generation"])
 }
 

@@ -9,7 +9,8 @@ use kube::{
         ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams,
     },
 };
-pub use refit_kinds::json::{name, text};
+use refit_kinds::json::whole_condition;
+pub use refit_kinds::json::{is_true, name, text};
 use serde_json::{Value, json};
 
 /// Field manager of a bed.
@@ -276,26 +277,15 @@ pub fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
     object["metadata"]["annotations"].get(key)?.as_str()
 }
 
-/// A condition of an object.
-pub fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
-    let conditions = object["status"]["conditions"].as_array()?;
-    conditions.iter().find(|condition| condition["type"] == kind)
-}
-
 /// A condition in one line: `True/Reason message`.
 pub fn told(object: &Value, kind: &str) -> String {
-    condition(object, kind).map_or_else(
+    whole_condition(object, kind).map_or_else(
         || format!("no condition {kind}"),
         |condition| {
             let part = |key: &str| condition[key].as_str().unwrap_or_default();
             format!("{}/{} {}", part("status"), part("reason"), part("message"))
         },
     )
-}
-
-/// Whether a condition is True.
-pub fn is_true(object: &Value, kind: &str) -> bool {
-    condition(object, kind).is_some_and(|condition| condition["status"] == "True")
 }
 
 #[cfg(test)]

@@ -283,7 +283,7 @@ pub(crate) async fn look(site: &Site, job: &Job) -> Result<Option<Evidence>, Hos
         | Command::InstallKubelet { .. }
         | Command::InstallContainerRuntime { .. }) => installed(site, command).await,
         Command::RestorePackages { packages } => restored(site, packages).await,
-        Command::WriteFiles { files } => files::check(site, files),
+        Command::WriteFiles { files } => Ok(files::check(site, files)),
         Command::SetTimeServers { ntp } => Ok(ntp::check(site, ntp)),
         Command::SetKubeletFlags { kubelet } => Ok(flags_set(site, kubelet)),
         Command::RestoreFiles { step } => keep::is_back(site, &job.plan, step).map(|other| {

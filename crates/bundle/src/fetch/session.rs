@@ -27,7 +27,7 @@ pub(crate) struct Session {
 
 enum Kind {
     Folder(PathBuf),
-    Http { http: Http, base: Uri },
+    Http { http: Box<Http>, base: Uri },
     Registry(Box<Registry>),
 }
 
@@ -41,7 +41,7 @@ impl Session {
                 (Kind::Folder(path.clone()), None)
             }
             Location::Http(uri) => {
-                let (http, base) = (Http::new(limits)?, uri.clone());
+                let (http, base) = (Box::new(Http::new(limits)?), uri.clone());
                 (Kind::Http { http, base }, limits.bytes_per_second)
             }
             Location::Registry(reference) => {

@@ -3,7 +3,8 @@
 mod gather;
 mod rights;
 
-#[cfg(all(test, feature = "sandbox"))]
+#[cfg(test)]
+#[cfg(feature = "sandbox")]
 mod world_tests;
 
 use std::{io, process::ExitCode};

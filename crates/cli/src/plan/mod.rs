@@ -4,7 +4,8 @@ mod gather;
 pub(crate) mod reader;
 mod show;
 
-#[cfg(all(test, feature = "sandbox"))]
+#[cfg(test)]
+#[cfg(feature = "sandbox")]
 mod world_tests;
 
 use std::{path::PathBuf, process::ExitCode};

@@ -80,19 +80,15 @@ fn spec(from: &Value, existing: Option<&Value>, replicas: i64, hash: &str) -> Va
         template_metadata["annotations"] = json!(annotations);
     }
     let mut template_spec = from["template"]["spec"].clone();
-    let selector = match existing {
-        Some(set) => {
-            keep(&mut template_spec, &set["spec"]["template"]["spec"], &ROLLOUT_FIELDS);
-            set["spec"]["selector"].clone()
-        }
-        None => {
-            let mut labels = pairs(from.pointer("/selector/matchLabels"));
-            labels.insert(keys::MACHINE_TEMPLATE_HASH.to_owned(), hash.to_owned());
-            let mut selector =
-                Value::Object(from["selector"].as_object().cloned().unwrap_or_default());
-            selector["matchLabels"] = json!(labels);
-            selector
-        }
+    let selector = if let Some(set) = existing {
+        keep(&mut template_spec, &set["spec"]["template"]["spec"], &ROLLOUT_FIELDS);
+        set["spec"]["selector"].clone()
+    } else {
+        let mut labels = pairs(from.pointer("/selector/matchLabels"));
+        labels.insert(keys::MACHINE_TEMPLATE_HASH.to_owned(), hash.to_owned());
+        let mut selector = Value::Object(from["selector"].as_object().cloned().unwrap_or_default());
+        selector["matchLabels"] = json!(labels);
+        selector
     };
     let mut spec = json!({
         "clusterName": from["clusterName"],

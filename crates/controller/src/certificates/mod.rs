@@ -159,7 +159,7 @@ impl Certificates {
         let field = format!("metadata.name={}", self.settings.secret);
         let watching =
             store::reflect(self.api(), store::everything().fields(&field), store.clone(), |_| {
-                changed.notify_one()
+                changed.notify_one();
             });
         futures::join!(watching, self.keep(&store, &changed, &cert));
     }
@@ -182,7 +182,7 @@ impl Certificates {
             let wait = match self.step(found.as_deref().cloned()).await {
                 Ok((written, wait)) => {
                     if let Some(written) = written {
-                        store.insert_newer(written);
+                        store.insert(written);
                     }
                     wait
                 }

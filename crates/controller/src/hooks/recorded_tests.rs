@@ -10,6 +10,7 @@ use refit_cluster_api::kinds::{
 };
 use refit_kinds::{
     hooks::path,
+    json::text,
     keys,
     refit::{NodeUpdateStatus, Phase},
 };
@@ -62,10 +63,6 @@ fn calls_of(hook: Hook) -> Vec<Call> {
     calls.retain(|call| call.request["kind"] == kind);
     assert!(!calls.is_empty(), "no call of {} was recorded", hook.name());
     calls
-}
-
-fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
-    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
 /// The management cluster that a request speaks of, at rest: its owner, its Machines with fresh

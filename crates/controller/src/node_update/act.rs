@@ -142,7 +142,7 @@ async fn status(ctx: &Context, look: &Look, decision: &Decision) -> kube::Result
     };
     let version = update.resource_version().unwrap_or_default();
     let written = apply::swap_status(&api, &update.name_any(), &version, &patch).await?;
-    ctx.stores.node_updates.insert_newer(written);
+    ctx.stores.node_updates.insert(written);
     Ok(())
 }
 
@@ -171,7 +171,7 @@ pub(crate) async fn swap_group(
     };
     let version = object.resource_version().unwrap_or_default();
     let written = apply::swap_status(&api, &object.name_any(), &version, &patch).await?;
-    ctx.stores.update_groups.insert_newer(written);
+    ctx.stores.update_groups.insert(written);
     Ok(())
 }
 
@@ -189,7 +189,7 @@ async fn guard(
         "annotations": changes,
     }});
     let written = apply::merge(&api, &machine.name_any(), &body).await?;
-    ctx.stores.machines.insert_newer(written);
+    ctx.stores.machines.insert(written);
     Ok(())
 }
 
@@ -199,7 +199,7 @@ async fn machine_condition(ctx: &Context, look: &Look, status: &Value) -> kube::
     };
     let api: Api<Machine> = api_of(&ctx.client, machine.as_ref());
     let written = apply::apply_status(&api, keys::MANAGER, &machine.name_any(), status).await?;
-    ctx.stores.machines.insert_newer(written);
+    ctx.stores.machines.insert(written);
     Ok(())
 }
 
@@ -311,7 +311,7 @@ async fn host_plan(
     metadata["resourceVersion"] = plan.resource_version().into();
     let body = json!({ "metadata": metadata, "spec": changes.unwrap_or_else(|| json!({})) });
     let written = apply::merge(api, &plan.name_any(), &body).await?;
-    cluster.view.host_plans.insert_newer(written);
+    cluster.view.host_plans.insert(written);
     Ok(())
 }
 
@@ -355,7 +355,7 @@ async fn node(
     body["metadata"]["resourceVersion"] = known.resource_version().into();
     let api: Api<Node> = Api::all(client.clone());
     let written = apply::merge(&api, name, &body).await?;
-    cluster.view.nodes.insert_newer(written);
+    cluster.view.nodes.insert(written);
     Ok(())
 }
 

@@ -115,7 +115,7 @@ async fn find_machine(ctx: &Context, look: &Look) -> kube::Result<bool> {
     let found = found.filter(|machine| machine.uid().as_ref() == Some(&wanted.uid));
     let is_there = found.is_some();
     if let Some(machine) = found {
-        ctx.stores.machines.insert_newer(machine);
+        ctx.stores.machines.insert(machine);
     }
     Ok(is_there)
 }

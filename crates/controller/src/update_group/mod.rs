@@ -73,7 +73,7 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
         let group = machines.first().and_then(|machine| group_of(stores, machine));
         if let Some(group) = group.filter(|_| asked_for) {
             let made = ensure_group(ctx, &group).await?;
-            stores.update_groups.insert_newer(made);
+            stores.update_groups.insert(made);
             return Ok(Action::RequeueAfter(AFTER_CONFLICT));
         }
         return Ok(Action::Done);

@@ -28,7 +28,6 @@ fn goal(version: &str) -> Goal {
         kubernetes_version: version.into(),
         bootstrap_hash: "b".into(),
         infrastructure_hash: "i".into(),
-        ..Goal::default()
     }
 }
 

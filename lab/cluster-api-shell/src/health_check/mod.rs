@@ -208,7 +208,7 @@ async fn mark(
     match verdict {
         Verdict::Waiting(_) => return Ok(()),
         Verdict::Healthy => {
-            says.push(Says::new(HEALTH_CHECK_SUCCEEDED, true, "HealthCheckSucceeded", ""))
+            says.push(Says::new(HEALTH_CHECK_SUCCEEDED, true, "HealthCheckSucceeded", ""));
         }
         Verdict::Unhealthy { reason, message } => {
             says.push(Says::new(HEALTH_CHECK_SUCCEEDED, false, reason, message));

@@ -7,6 +7,7 @@ use kube::{
     api::{DeleteParams, DynamicObject, Patch, PatchParams},
 };
 use lab_apiserver::ApiServer;
+use refit_kinds::json::name;
 use serde_json::{Value, json};
 
 use super::{NAMESPACE, api, create, resource};
@@ -20,10 +21,6 @@ pub struct Environment {
     pub management: ApiServer,
     pub workload_admin: Client,
     pub workload: ApiServer,
-}
-
-fn name(object: &Value) -> &str {
-    object["metadata"]["name"].as_str().unwrap()
 }
 
 impl Environment {

@@ -31,7 +31,6 @@ use jiff::{SignedDuration, Timestamp};
 use lab_simhost::kubelet::HostView;
 pub(crate) use lab_simhost::kubelet::short_hash;
 use refit_kinds::json::{flag, name, namespace, text, time};
-use serde_json::Value;
 
 use crate::{direct::Call, mirror::Mirror};
 use state::EnvState;

@@ -54,7 +54,7 @@ pub fn bring_up(manifests: &[Value], hurry: u32) -> Result<BringUp, SandboxError
         }
         let machines = world.machines();
         let available = machines.iter().filter(|machine| {
-            world::status::condition(machine, refit_kinds::conditions::AVAILABLE)
+            refit_kinds::json::is_true(machine, refit_kinds::conditions::AVAILABLE)
         });
         Ok(BringUp {
             machines: world.wanted_machines(),

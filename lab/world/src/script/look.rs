@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use refit_cluster_api::kinds;
 use refit_kinds::{
     conditions,
-    json::{at, name, namespace, text},
+    json::{at, is_true, name, namespace, text},
     keys,
     refit::ordinal_of,
 };
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::world::{
     World,
-    status::{PASSING, condition, phase},
+    status::{PASSING, phase},
 };
 
 /// A group of machines, or a single one.
@@ -117,9 +117,9 @@ pub(super) fn look(world: &World, found: &Found, wanted: &Condition) -> Look {
         Condition::Status(kind, status) => {
             condition_of(&object, kind).is_some_and(|c| c["status"] == status.as_str()).into()
         }
-        Condition::Ready if group == Group::None => (condition(&object, conditions::READY)
-            || condition(&object, conditions::AVAILABLE))
-        .into(),
+        Condition::Ready if group == Group::None => {
+            (is_true(&object, conditions::READY) || is_true(&object, conditions::AVAILABLE)).into()
+        }
         Condition::Ready => is_ready(world, group, &object, &machines()).into(),
         Condition::Updated => {
             let machines = machines();
@@ -229,7 +229,7 @@ fn is_ready(world: &World, group: Group, object: &Value, machines: &[Arc<Value>]
     };
     u64::try_from(machines.len()) == Ok(wanted)
         && machines.iter().all(|machine| {
-            condition(machine, conditions::AVAILABLE)
+            is_true(machine, conditions::AVAILABLE)
                 && text(machine, "/metadata/deletionTimestamp").is_empty()
         })
 }
@@ -354,7 +354,7 @@ pub(super) fn obstacles(
     };
     for machine in &machines {
         let mut why: Vec<String> = Vec::new();
-        if !condition(machine, conditions::AVAILABLE) {
+        if !is_true(machine, conditions::AVAILABLE) {
             why.push("not available".to_owned());
         }
         why.extend(behind(world, &owners, machine));

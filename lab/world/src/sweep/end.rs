@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use refit_kinds::{
-    json::{flag, name, namespace, text},
+    json::{flag, is_true, name, namespace, text},
     keys,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::world::{
     World, lock,
-    status::{PASSING, condition, phase},
+    status::{PASSING, phase},
 };
 
 /// How a run ended.
@@ -209,7 +209,7 @@ fn machine_end(world: &World, machine: &serde_json::Value) -> MachineEnd {
         boot_id: of_node("/status/nodeInfo/bootID"),
         boots,
         runs,
-        available: condition(machine, refit_kinds::conditions::AVAILABLE),
+        available: is_true(machine, refit_kinds::conditions::AVAILABLE),
         cordoned: node.as_deref().is_some_and(|node| flag(node, "/spec/unschedulable")),
         left,
     }

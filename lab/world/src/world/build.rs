@@ -142,7 +142,7 @@ impl World {
         self.load_namespaces(&api, manifests).await?;
         match &self.inner.enforced {
             Some(enforced) => {
-                enforced.install(&self.inner.management).await.map_err(WorldError::Install)?
+                enforced.install(&self.inner.management).await.map_err(WorldError::Install)?;
             }
             None => self.install(&api).await?,
         }

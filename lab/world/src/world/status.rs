@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use refit_kinds::{
-    json::{name, namespace, text},
+    json::{is_true, name, namespace, text},
     keys, refit,
 };
 use serde_json::Value;
@@ -27,12 +27,6 @@ pub(crate) const PASSING: [&str; 7] = [
     keys::PRE_DRAIN_HOOK,
     keys::RETRY,
 ];
-
-/// Whether the condition of an object is `True`.
-pub(crate) fn condition(object: &Value, kind: &str) -> bool {
-    let conditions = object["status"]["conditions"].as_array();
-    conditions.into_iter().flatten().any(|c| c["type"] == kind && c["status"] == "True")
-}
 
 fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a Value> {
     object["metadata"]["annotations"].get(key)
@@ -92,7 +86,7 @@ impl World {
         let machines = self.machines();
         machines.len() == self.wanted_machines()
             && machines.iter().all(|machine| {
-                condition(machine, refit_kinds::conditions::AVAILABLE)
+                is_true(machine, refit_kinds::conditions::AVAILABLE)
                     && text(machine, "/metadata/deletionTimestamp").is_empty()
             })
     }

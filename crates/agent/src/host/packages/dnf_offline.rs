@@ -129,7 +129,7 @@ fn parse(path: &Path, header: &str) -> Option<PackageFile> {
             ["R", name, ..] if name.starts_with("rpmlib(") => {}
             ["F", path] => file.files.push((*path).to_owned()),
             [kind, name, compare, version] => {
-                file.relations.push([kind, name, compare.trim(), version].map(str::to_owned))
+                file.relations.push([kind, name, compare.trim(), version].map(str::to_owned));
             }
             _ => {}
         }

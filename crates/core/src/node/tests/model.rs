@@ -127,15 +127,15 @@ impl Five {
         let who = look.who;
         let guard = match write {
             Write::Management(ManagementWrite::Status) => 0,
-            Write::Management(ManagementWrite::ClaimSlot(_))
-            | Write::Management(ManagementWrite::ReleaseSlot(_)) => 1,
-            Write::Management(ManagementWrite::Guard(_))
-            | Write::Management(ManagementWrite::Unguard(_)) => 2,
+            Write::Management(ManagementWrite::ClaimSlot(_) | ManagementWrite::ReleaseSlot(_)) => 1,
+            Write::Management(ManagementWrite::Guard(_) | ManagementWrite::Unguard(_)) => 2,
             Write::HostPlan(_) => 3,
-            Write::Workload(WorkloadWrite::Cordon)
-            | Write::Workload(WorkloadWrite::Uncordon)
-            | Write::Workload(WorkloadWrite::Exclude)
-            | Write::Workload(WorkloadWrite::Include) => 4,
+            Write::Workload(
+                WorkloadWrite::Cordon
+                | WorkloadWrite::Uncordon
+                | WorkloadWrite::Exclude
+                | WorkloadWrite::Include,
+            ) => 4,
             Write::Workload(WorkloadWrite::Evict(_))
             | Write::Management(ManagementWrite::MachineCondition(_)) => usize::MAX,
         };

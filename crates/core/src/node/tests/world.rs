@@ -348,12 +348,14 @@ impl One {
         self.events.extend(decision.announce.iter().cloned());
         match write {
             Write::Management(ManagementWrite::Status) => {
-                self.update.status = Some(decision.status.clone())
+                self.update.status = Some(decision.status.clone());
             }
-            Write::Management(ManagementWrite::ClaimSlot(next))
-            | Write::Management(ManagementWrite::ReleaseSlot(next)) => self.group = Some(next),
-            Write::Management(ManagementWrite::Guard(changes))
-            | Write::Management(ManagementWrite::Unguard(changes)) => {
+            Write::Management(
+                ManagementWrite::ClaimSlot(next) | ManagementWrite::ReleaseSlot(next),
+            ) => self.group = Some(next),
+            Write::Management(
+                ManagementWrite::Guard(changes) | ManagementWrite::Unguard(changes),
+            ) => {
                 let machine = self.machine.as_mut().unwrap();
                 let annotations = machine.metadata.annotations.get_or_insert_default();
                 for (key, value) in changes {
