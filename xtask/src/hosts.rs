@@ -72,7 +72,7 @@ fn numbers(which: Option<u8>, programs: bool) -> anyhow::Result<Vec<u8>> {
 }
 
 /// How a test and its agent are built. The third measures time on a machine that it shares with
-/// controllers and the model of Cluster API: all of them as they are shipped.
+/// controllers and the model of Cluster API: none of them should take much of it.
 fn profile(number: u8) -> &'static str {
     if number == KUBERNETES { "release" } else { "dev" }
 }

@@ -122,7 +122,7 @@ fn all(root: &Path) -> anyhow::Result<ExitCode> {
     let child =
         cargo::command(root).args(tests).arg("--no-fail-fast").stdout(Stdio::piped()).spawn();
     let mut child = child.context("cargo cannot be run")?;
-    let mut outcome = Outcome::default();
+    let mut outcome = FlowCounts::default();
     for line in child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines()) {
         let line = line.context("the output of the tests cannot be read")?;
         println!("{line}");
@@ -135,13 +135,13 @@ fn all(root: &Path) -> anyhow::Result<ExitCode> {
 
 /// What the tests of all lines came to.
 #[derive(Default)]
-struct Outcome {
+struct FlowCounts {
     /// Flows that ended well, by line.
     passed: BTreeMap<String, usize>,
     failed: Vec<String>,
 }
 
-impl Outcome {
+impl FlowCounts {
     /// Takes in a line of a test's output.
     fn hear(&mut self, line: &str) {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn the_last_line_says_how_many_passed_on_which_line_and_what_failed() {
-        let mut outcome = Outcome::default();
+        let mut outcome = FlowCounts::default();
         for line in [
             "running 2 tests",
             "test v1.12::a_flow    ... ok",

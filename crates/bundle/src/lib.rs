@@ -1,4 +1,4 @@
-//! Air-gapped bundles: what a host needs for one Kubernetes version, in one signed folder or tar.
+//! Air-gapped bundles: what a host needs for one Kubernetes version, in one signed directory.
 //!
 //! A bundle holds packages, container images and other files under the sha256 of their bytes, and
 //! a manifest that says what they are. Only the manifest is signed (minisign, ed25519); everything

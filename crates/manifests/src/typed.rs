@@ -7,7 +7,7 @@ use super::{Manifest, Problem, shown};
 
 /// What a version field wants.
 pub const A_VERSION: &str = "a version vX.Y.Z such as v1.34.2";
-/// More problems of one object than this help nobody.
+/// Further problems of the same object are left out.
 const MOST_PROBLEMS: usize = 50;
 
 /// Every field below `base` that has another type than `K` wants.

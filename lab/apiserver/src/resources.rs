@@ -180,8 +180,7 @@ impl Builtin {
             ],
             "Secret" => &["type"],
             "Namespace" => &["status.phase"],
-            "Job" => &["status.successful"],
-            "ReplicaSet" | "ReplicationController" => &["status.replicas"],
+            "ReplicaSet" => &["status.replicas"],
             _ => &[],
         };
         Resource {
@@ -248,6 +247,13 @@ const AUTHZ: &str = "rbac.authorization.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
 
 const BUILTINS: &[Builtin] = &[
+    // Of these a sandbox keeps what it is given: no group can define them.
+    row("", "v1", "Endpoints", "endpoints", "ep", "n"),
+    row("", "v1", "LimitRange", "limitranges", "limits", "n"),
+    row("", "v1", "PersistentVolume", "persistentvolumes", "pv", "s"),
+    row("", "v1", "PodTemplate", "podtemplates", "", "ng"),
+    row("", "v1", "ReplicationController", "replicationcontrollers", "rc", "nsg"),
+    row("", "v1", "ResourceQuota", "resourcequotas", "quota", "ns"),
     row("", "v1", "ConfigMap", "configmaps", "cm", "n"),
     row("", "v1", "Event", "events", "ev", "n"),
     row("", "v1", "Namespace", "namespaces", "ns", "s"),

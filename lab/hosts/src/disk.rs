@@ -4,12 +4,10 @@
 //! mount that it sees, and a file system ends only with its last mount.
 
 use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::Stdio,
     time::Duration,
-    {
-        fs, io,
-        path::{Path, PathBuf},
-        process::Stdio,
-    },
 };
 
 use anyhow::{Context as _, bail};

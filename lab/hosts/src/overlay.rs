@@ -37,7 +37,7 @@ pub struct Overlay {
 }
 
 impl Overlay {
-    /// Begins one on top of the isolation's root.
+    /// Begins one on top of the Debian root.
     pub async fn begin(isolation: &Isolation) -> anyhow::Result<Self> {
         let folder = isolation.folder.join("layer");
         let overlay = Self {

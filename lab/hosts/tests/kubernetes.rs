@@ -214,7 +214,7 @@ async fn prepare(cluster: &Cluster, management: &Management) -> anyhow::Result<(
     management.drive(&cluster.kubeconfig, cluster.nodes.len() > 1).await?;
     let plans =
         format!("/apis/refit.dev/v1alpha1/namespaces/{}/hostplans", keys::HOST_PLAN_NAMESPACE);
-    eventually("all agents have reported", Duration::from_secs(120), async || {
+    eventually("all agents have reported", Duration::from_mins(2), async || {
         let answer = send(&cluster.client, "GET", &plans, &Value::Null).await;
         let answer = answer.map_err(|error| format!("{error:#}"))?;
         let plans = answer["items"].as_array().cloned().unwrap_or_default();
@@ -255,7 +255,7 @@ async fn renew(cluster: &Cluster, management: &Management, version: &str) -> any
     updated(management, 2, 1).await?;
     let same = before.iter().zip(&certificates()).any(|(a, b)| a == b || b.is_empty());
     ensure!(!same, "certificates of {} stay", node.name);
-    eventually("static pods are made anew", Duration::from_secs(120), async || {
+    eventually("static pods are made anew", Duration::from_mins(2), async || {
         for component in COMPONENTS {
             let path = format!("/api/v1/namespaces/kube-system/pods/{component}-{}", node.name);
             let pod = send(&cluster.client, "GET", &path, &Value::Null).await;

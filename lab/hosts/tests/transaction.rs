@@ -123,17 +123,16 @@ async fn fill_disk(host: &Host) -> anyhow::Result<()> {
 /// is enough.
 async fn no_room_then_room(cluster: &Cluster, host: &Host) -> anyhow::Result<()> {
     let (machine, _) = machine_of(cluster, &host.name).await?;
-    let failed =
-        eventually("the host without room refuses", Duration::from_secs(240), async || {
-            let updates = cluster.list(NODE_UPDATES).await;
-            let updates = updates.map_err(|error| format!("{error:#}"))?;
-            let mut own =
-                updates.iter().filter(|update| text(update, "/spec/machineRef/name") == machine);
-            let found = own.find(|update| text(update, "/status/phase") == "Failed");
-            let lines = || updates.iter().map(line).collect::<Vec<_>>().join("\n");
-            found.cloned().ok_or_else(lines)
-        })
-        .await?;
+    let failed = eventually("the host without room refuses", Duration::from_mins(4), async || {
+        let updates = cluster.list(NODE_UPDATES).await;
+        let updates = updates.map_err(|error| format!("{error:#}"))?;
+        let mut own =
+            updates.iter().filter(|update| text(update, "/spec/machineRef/name") == machine);
+        let found = own.find(|update| text(update, "/status/phase") == "Failed");
+        let lines = || updates.iter().map(line).collect::<Vec<_>>().join("\n");
+        found.cloned().ok_or_else(lines)
+    })
+    .await?;
     let message = text(&failed, "/status/failureMessage");
     ensure!(message.contains("MiB left and needs"), "it says what is missing: {message}");
     ensure!(host.boots() == 1, "nothing was done");
@@ -168,7 +167,7 @@ async fn handed_over(cluster: &Cluster) -> anyhow::Result<()> {
             None => Ok(()),
         }
     };
-    eventually("Cluster API takes note", Duration::from_secs(120), ask).await
+    eventually("Cluster API takes note", Duration::from_mins(2), ask).await
 }
 
 /// Asks for the version that every host has, machine by machine, of a controller that reboots.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
-    json::{name, text},
+    json::{is_true, name, text, whole_condition},
     refit::hash_json,
 };
 use serde_json::{Value, json};
@@ -102,13 +102,12 @@ impl HostView {
 
 /// The Ready condition of a Node or a pod.
 pub fn ready_condition(object: &Value) -> Option<&Value> {
-    let conditions = object["status"]["conditions"].as_array()?;
-    conditions.iter().find(|c| c["type"] == "Ready")
+    whole_condition(object, "Ready")
 }
 
 /// Whether a Node or a pod is Ready.
 pub fn is_ready(object: &Value) -> bool {
-    ready_condition(object).is_some_and(|c| c["status"] == "True")
+    is_true(object, "Ready")
 }
 
 /// The pod that stands for a static pod manifest of a Node.

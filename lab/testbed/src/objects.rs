@@ -10,7 +10,7 @@ use kube::{
     },
 };
 use refit_kinds::json::whole_condition;
-pub use refit_kinds::json::{is_true, name, text};
+pub use refit_kinds::json::{annotation, is_true, name, text};
 use serde_json::{Value, json};
 
 /// Field manager of a bed.
@@ -270,11 +270,6 @@ pub fn number(object: &Value, pointer: &str) -> i64 {
 /// The uid of an object.
 pub fn uid(object: &Value) -> &str {
     text(object, "/metadata/uid")
-}
-
-/// An annotation of an object.
-pub fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
-    object["metadata"]["annotations"].get(key)?.as_str()
 }
 
 /// A condition in one line: `True/Reason message`.

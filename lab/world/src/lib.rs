@@ -2,7 +2,7 @@
 //!
 //! | module | is for |
 //! |---|---|
-//! | [`manifests`] | refusing manifests that cannot run, and definitions for kinds nobody has heard of |
+//! | [`manifests`] | refusing manifests that cannot run, and definitions for kinds without a definition |
 //! | [`world`] | a whole world in one process, on simulated time |
 //! | `env` | everything around Cluster API and Refit that a real cluster has |
 //! | [`sandbox`] | a world that stays up and answers kubectl |

@@ -18,7 +18,7 @@ use crate::global::GlobalArgs;
 
 /// Pack what hosts without the internet need for a Kubernetes version, and sign it.
 ///
-/// A bundle is a folder or a tar with packages, container images and a signed manifest. Hosts take
+/// A bundle is a directory with packages, container images and a signed manifest. Hosts take
 /// it from a path, a web server or a registry; docs/bundle.md has the whole way.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\

@@ -60,7 +60,6 @@ impl Plane {
         context.machines_of(&self.namespace, self.object.uid_text())
     }
 
-    /// Whether etcd runs on these machines.
     /// What it wants.
     fn desired(&self) -> ControlPlaneIntents<'_> {
         let cluster = self.cluster.metadata.name.as_deref().unwrap_or_default();

@@ -6,7 +6,8 @@ use refit_kinds::keys;
 use serde_json::{Value, json};
 
 use super::{
-    BOOT, BOOT_SPREAD_SECONDS, Plan, View, flag, name, namespace, rfc3339, short_hash, spread,
+    BOOT, BOOT_SPREAD_SECONDS, PassWrites, View, flag, name, namespace, rfc3339, short_hash,
+    spread,
     state::{ClusterState, EnvState, HostRecord, cluster_key, host_key},
     text,
 };
@@ -18,7 +19,7 @@ const MACHINES: &str = "machines.cluster.x-k8s.io";
 const API_PORT: u16 = 6443;
 
 /// Provisions infrastructure clusters and keeps each Cluster's endpoint and milestones.
-pub(crate) fn clusters(view: &View<'_>, state: &mut EnvState, plan: &mut Plan) {
+pub(crate) fn clusters(view: &View<'_>, state: &mut EnvState, plan: &mut PassWrites) {
     let clusters = view.management.list(CLUSTERS);
     for cluster in &clusters {
         if flag(cluster, "/spec/paused") {
@@ -55,7 +56,7 @@ pub(crate) fn clusters(view: &View<'_>, state: &mut EnvState, plan: &mut Plan) {
 }
 
 /// Labels what belongs to a Cluster and makes the Cluster its owner, as Cluster API does.
-fn own(view: &View<'_>, cluster: &Value, place: &Place, plan: &mut Plan) {
+fn own(view: &View<'_>, cluster: &Value, place: &Place, plan: &mut PassWrites) {
     let (namespace, cluster_name) = (namespace(cluster), name(cluster));
     let referred = ["infrastructureRef", "controlPlaneRef"]
         .into_iter()
@@ -117,7 +118,7 @@ fn infrastructure_cluster(
     view: &View<'_>,
     cluster: &Value,
     endpoint: &Value,
-    plan: &mut Plan,
+    plan: &mut PassWrites,
 ) -> bool {
     let reference = &cluster["spec"]["infrastructureRef"];
     let Some((place, object)) = view.management.referred(reference, namespace(cluster)) else {
@@ -136,7 +137,7 @@ fn infrastructure_cluster(
     false
 }
 
-fn cluster_status(view: &View<'_>, cluster: &Value, up: bool, path: &str, plan: &mut Plan) {
+fn cluster_status(view: &View<'_>, cluster: &Value, up: bool, path: &str, plan: &mut PassWrites) {
     let milestones = &cluster["status"]["initialization"];
     let provisioned = milestones["infrastructureProvisioned"] == true;
     let initialized = milestones["controlPlaneInitialized"] == true;
@@ -166,7 +167,7 @@ fn cluster_status(view: &View<'_>, cluster: &Value, up: bool, path: &str, plan: 
 }
 
 /// Provides bootstrap data and infrastructure for each Machine.
-pub(crate) fn machines(view: &View<'_>, state: &mut EnvState, plan: &mut Plan) {
+pub(crate) fn machines(view: &View<'_>, state: &mut EnvState, plan: &mut PassWrites) {
     for machine in &view.management.list(MACHINES) {
         if !text(machine, "/metadata/deletionTimestamp").is_empty() {
             continue;
@@ -191,7 +192,7 @@ pub(crate) fn is_control_plane(machine: &Value) -> bool {
 
 /// Makes the bootstrap data of a Machine: at once for the first control plane machine, for all
 /// others when there is a cluster to join.
-fn bootstrap(view: &View<'_>, machine: &Value, known: &mut ClusterState, plan: &mut Plan) {
+fn bootstrap(view: &View<'_>, machine: &Value, known: &mut ClusterState, plan: &mut PassWrites) {
     let reference = &machine["spec"]["bootstrap"]["configRef"];
     let namespace = namespace(machine);
     let Some((place, config)) = view.management.referred(reference, namespace) else {
@@ -255,7 +256,7 @@ fn infrastructure_machine(
     machine: &Value,
     cluster: &str,
     state: &mut EnvState,
-    plan: &mut Plan,
+    plan: &mut PassWrites,
 ) {
     let ready = !text(machine, "/spec/bootstrap/dataSecretName").is_empty();
     let reference = &machine["spec"]["infrastructureRef"];
@@ -308,7 +309,7 @@ pub(crate) fn address(node: &str) -> String {
 }
 
 /// Ends hosts whose infrastructure machine is gone, and takes their Nodes with them.
-pub(crate) fn forget_hosts(view: &View<'_>, state: &mut EnvState, plan: &mut Plan) {
+pub(crate) fn forget_hosts(view: &View<'_>, state: &mut EnvState, plan: &mut PassWrites) {
     let gone: Vec<String> = state
         .hosts
         .values()

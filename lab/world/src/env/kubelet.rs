@@ -6,7 +6,7 @@ use lab_simhost::kubelet::{HostView, MIRROR_POD, is_ready, mirror_pod, ready_con
 use serde_json::{Value, json};
 
 use super::{
-    HEARTBEAT, POD_START, Plan, SILENCE, STATIC_POD_START, View, flag,
+    HEARTBEAT, POD_START, PassWrites, SILENCE, STATIC_POD_START, View, flag,
     infrastructure::address,
     later, name, namespace, rfc3339,
     state::{EnvState, HostRecord, host_key},
@@ -53,7 +53,7 @@ impl<'a> Local<'a> {
         }
     }
 
-    pub(crate) fn send(&self, plan: &mut Plan, call: Call) {
+    pub(crate) fn send(&self, plan: &mut PassWrites, call: Call) {
         plan.workload(self.cluster, call);
     }
 
@@ -71,7 +71,7 @@ impl<'a> Local<'a> {
 }
 
 /// Registers Nodes and reports their state.
-pub(crate) fn nodes(local: &Local<'_>, plan: &mut Plan) {
+pub(crate) fn nodes(local: &Local<'_>, plan: &mut PassWrites) {
     for (node, (record, host)) in &local.hosts {
         match local.nodes.get(node) {
             None if host.up => {
@@ -84,7 +84,7 @@ pub(crate) fn nodes(local: &Local<'_>, plan: &mut Plan) {
     }
 }
 
-fn report(local: &Local<'_>, object: &Value, host: &HostView, plan: &mut Plan) {
+fn report(local: &Local<'_>, object: &Value, host: &HostView, plan: &mut PassWrites) {
     let ready = ready_condition(object);
     let now = local.view.now;
     let path = format!("/api/v1/nodes/{}/status", name(object));
@@ -112,7 +112,7 @@ fn report(local: &Local<'_>, object: &Value, host: &HostView, plan: &mut Plan) {
 }
 
 /// What the node lifecycle controller says of a kubelet that nobody has heard of for some time.
-fn silence(local: &Local<'_>, object: &Value, path: String, plan: &mut Plan) {
+fn silence(local: &Local<'_>, object: &Value, path: String, plan: &mut PassWrites) {
     let Some(ready) = ready_condition(object).filter(|ready| ready["status"] == "False") else {
         return;
     };
@@ -163,7 +163,7 @@ fn new_node(local: &Local<'_>, record: &HostRecord, host: &HostView) -> Value {
 }
 
 /// Keeps one mirror pod for each static pod manifest, replaced when the manifest changes.
-pub(crate) fn static_pods(local: &Local<'_>, plan: &mut Plan) {
+pub(crate) fn static_pods(local: &Local<'_>, plan: &mut PassWrites) {
     for (node, (_, host)) in &local.hosts {
         let Some(object) = local.nodes.get(node).filter(|_| host.up) else {
             continue;
@@ -183,7 +183,7 @@ pub(crate) fn static_pods(local: &Local<'_>, plan: &mut Plan) {
 }
 
 /// Starts pods and ends those that are to go.
-pub(crate) fn pods(local: &Local<'_>, plan: &mut Plan) {
+pub(crate) fn pods(local: &Local<'_>, plan: &mut PassWrites) {
     let now = local.view.now;
     for pod in &local.pods {
         let node = text(pod, "/spec/nodeName");

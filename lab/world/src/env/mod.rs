@@ -62,14 +62,14 @@ pub(crate) enum Target {
 
 /// What one pass wants.
 #[derive(Debug, Default)]
-pub(crate) struct Plan {
+pub(crate) struct PassWrites {
     /// Writes, in order.
     pub(crate) calls: Vec<(Target, Call)>,
     /// When the next pass is due, if nothing happens before.
     pub(crate) wake: Option<Timestamp>,
 }
 
-impl Plan {
+impl PassWrites {
     pub(crate) fn management(&mut self, call: Call) {
         self.calls.push((Target::Management, call));
     }
@@ -99,8 +99,8 @@ pub(crate) struct View<'a> {
 }
 
 /// Decides what the environment does now.
-pub(crate) fn plan(view: &View<'_>, state: &mut EnvState) -> Plan {
-    let mut plan = Plan::default();
+pub(crate) fn plan(view: &View<'_>, state: &mut EnvState) -> PassWrites {
+    let mut plan = PassWrites::default();
     infrastructure::clusters(view, state, &mut plan);
     infrastructure::machines(view, state, &mut plan);
     infrastructure::forget_hosts(view, state, &mut plan);

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use lab_apiserver::ApiServer;
 
 use super::{
-    Plan, RETRY, Target, View, plan, quorum, setup,
+    PassWrites, RETRY, Target, View, plan, quorum, setup,
     state::{ClusterState, HostRecord},
     trouble,
 };
@@ -65,7 +65,7 @@ async fn pass(inner: &Arc<Inner>) -> Result<Option<Timestamp>, WorldError> {
     Ok(due)
 }
 
-fn decide(inner: &Inner) -> (Plan, Option<Timestamp>) {
+fn decide(inner: &Inner) -> (PassWrites, Option<Timestamp>) {
     let now = inner.clock.now();
     let mut due: Option<Timestamp> = None;
     let views = lock(&inner.hosts)

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{Plan, kubelet::Local, name, namespace, short_hash, text};
+use super::{PassWrites, kubelet::Local, name, namespace, short_hash, text};
 use crate::direct::Call;
 
 /// Puts one pod of each DaemonSet on each Node.
-pub(crate) fn daemon_pods(local: &Local<'_>, plan: &mut Plan) {
+pub(crate) fn daemon_pods(local: &Local<'_>, plan: &mut PassWrites) {
     for set in local.mirror.list("daemonsets.apps") {
         for node in local.nodes.keys() {
             let pod = format!("{}-{}", name(&set), &short_hash(node)[..5]);
@@ -28,7 +28,7 @@ pub(crate) fn daemon_pods(local: &Local<'_>, plan: &mut Plan) {
 const MOST_PODS: u64 = 1000;
 
 /// Keeps as many pods of each ReplicaSet as it asks for, on nodes that take them.
-pub(crate) fn replicas(local: &Local<'_>, plan: &mut Plan) {
+pub(crate) fn replicas(local: &Local<'_>, plan: &mut PassWrites) {
     let mut load: BTreeMap<&str, usize> = local
         .nodes
         .keys()

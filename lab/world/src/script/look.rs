@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use refit_cluster_api::kinds;
 use refit_kinds::{
     conditions,
-    json::{at, is_true, name, namespace, text},
+    json::{at, is_true, name, namespace, text, whole_condition},
     keys,
     refit::ordinal_of,
 };
@@ -115,7 +115,7 @@ pub(super) fn look(world: &World, found: &Found, wanted: &Condition) -> Look {
         Condition::Gone => false.into(),
         Condition::Field(setting) => setting.holds(&object).into(),
         Condition::Status(kind, status) => {
-            condition_of(&object, kind).is_some_and(|c| c["status"] == status.as_str()).into()
+            whole_condition(&object, kind).is_some_and(|c| c["status"] == status.as_str()).into()
         }
         Condition::Ready if group == Group::None => {
             (is_true(&object, conditions::READY) || is_true(&object, conditions::AVAILABLE)).into()
@@ -191,7 +191,7 @@ fn blocked(
     }
     let groups = groups_of(world, group, owner);
     let blocked = groups.iter().any(|object| {
-        condition_of(object, "Blocked")
+        whole_condition(object, "Blocked")
             .is_some_and(|c| c["status"] == "True" && fits(text(c, "/reason")))
     });
     blocked.into()
@@ -212,12 +212,6 @@ fn groups_of(world: &World, group: Group, owner: &str) -> Vec<Arc<Value>> {
 
 fn is_owner(group: &Value, kind: &str, name: &str) -> bool {
     text(group, "/spec/owner/kind") == kind && text(group, "/spec/owner/name") == name
-}
-
-/// A condition of an object.
-pub(super) fn condition_of<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
-    let conditions = object["status"]["conditions"].as_array()?;
-    conditions.iter().find(|condition| condition["type"] == kind)
 }
 
 /// Whether an owner has as many machines as it asks for, and all are available.
@@ -290,7 +284,7 @@ pub(super) fn behind(world: &World, owners: &[Value], machine: &Value) -> Option
         }
         Some(_) => {}
     }
-    if condition_of(machine, conditions::UP_TO_DATE).is_some_and(|c| c["status"] == "False") {
+    if whole_condition(machine, conditions::UP_TO_DATE).is_some_and(|c| c["status"] == "False") {
         return Some("it is not up to date".to_owned());
     }
     let passing =
@@ -366,7 +360,7 @@ pub(super) fn obstacles(
         }
     }
     for group in world.update_groups() {
-        let blocked = condition_of(&group, "Blocked").filter(|c| c["status"] == "True");
+        let blocked = whole_condition(&group, "Blocked").filter(|c| c["status"] == "True");
         if let Some(blocked) = blocked {
             lines.push(format!("{}: blocked, {}", name(&group), text(blocked, "/message")));
         }

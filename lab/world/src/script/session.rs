@@ -27,7 +27,7 @@ pub(super) struct Later {
     pub(super) due: Timestamp,
     pub(super) line: usize,
     pub(super) what: Due,
-    /// Whether the script must session to see it.
+    /// Whether the script must still run to see it.
     pub(super) must: bool,
 }
 

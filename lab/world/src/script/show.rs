@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use refit_kinds::{
     conditions,
-    json::{flag, name, text},
+    json::{flag, name, text, whole_condition},
 };
 use serde_json::Value;
 
 use super::{
     command::{Reference, Show, Table, Wrong},
     field::Field,
-    look::{self, condition_of, newest_update},
+    look::{self, newest_update},
     objects,
     session::Session,
     table::table,
@@ -95,7 +95,7 @@ fn natural(text: &str) -> Vec<(String, u64)> {
 }
 
 fn node_state(node: &Value) -> String {
-    let ready = condition_of(node, conditions::READY).is_some_and(|c| c["status"] == "True");
+    let ready = whole_condition(node, conditions::READY).is_some_and(|c| c["status"] == "True");
     let cordoned = if flag(node, "/spec/unschedulable") { ",cordoned" } else { "" };
     format!("{}{cordoned}", if ready { "Ready" } else { "NotReady" })
 }
@@ -119,7 +119,7 @@ fn machines(session: &Session) -> String {
                 None => "new",
             };
             let boots = world.with_host(name(machine), |host| host.boots.to_string());
-            let available = condition_of(machine, conditions::AVAILABLE);
+            let available = whole_condition(machine, conditions::AVAILABLE);
             let update =
                 newest_update(world, machine).map(|update| format!("{:?}", phase(&update)));
             vec![
@@ -210,7 +210,7 @@ fn pods(session: &Session) -> String {
                 continue;
             }
             let ready =
-                condition_of(&pod, conditions::READY).is_some_and(|c| c["status"] == "True");
+                whole_condition(&pod, conditions::READY).is_some_and(|c| c["status"] == "True");
             let ends = !text(&pod, "/metadata/deletionTimestamp").is_empty();
             let state = if ends { "ending" } else { yes(ready) };
             rows.push(strings([name(&pod), text(&pod, "/spec/nodeName"), state]));
@@ -275,8 +275,8 @@ fn groups(session: &Session) -> String {
             let names: Vec<&str> = list.map(|item| text(item, "/machine")).collect();
             names.join(",")
         };
-        let status = |kind| condition_of(&group, kind).map_or("", |c| text(c, "/status"));
-        let blocked = condition_of(&group, "Blocked").filter(|c| c["status"] == "True");
+        let status = |kind| whole_condition(&group, kind).map_or("", |c| text(c, "/status"));
+        let blocked = whole_condition(&group, "Blocked").filter(|c| c["status"] == "True");
         rows.push(vec![
             name(&group).to_owned(),
             group["status"]["limit"].to_string(),

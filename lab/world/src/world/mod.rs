@@ -360,6 +360,7 @@ impl World {
         Ok(())
     }
 
+    #[cfg(feature = "sabotage")]
     pub(crate) fn hub(&self) -> &Hub {
         &self.inner.hub
     }
