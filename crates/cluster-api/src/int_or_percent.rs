@@ -55,8 +55,8 @@ impl TryFrom<&IntOrString> for IntOrPercent {
 
     fn try_from(field: &IntOrString) -> Result<Self, Self::Error> {
         match field {
-            IntOrString::Int(count) => Ok(Self::Int(i64::from(*count))),
-            IntOrString::String(text) => text.parse(),
+            IntOrString::Int(count) => count.to_string().parse(),
+            IntOrString::String(text) => percentage(text),
         }
     }
 }
@@ -67,10 +67,18 @@ impl TryFrom<&Value> for IntOrPercent {
     /// Reads a field that is a number or a string.
     fn try_from(value: &Value) -> Result<Self, Self::Error> {
         match value {
-            Value::String(text) => text.parse(),
+            Value::String(text) => percentage(text),
             other => other.to_string().parse(),
         }
     }
+}
+
+/// A field's text is a percentage: Kubernetes refuses a number in quotes.
+fn percentage(text: &str) -> Result<IntOrPercent, ParseIntOrPercentError> {
+    if !text.ends_with('%') {
+        return Err(ParseIntOrPercentError(text.to_owned()));
+    }
+    text.parse()
 }
 
 impl FromStr for IntOrPercent {
@@ -110,10 +118,16 @@ mod tests {
         for text in ["0", "3", "25%", "100%"] {
             assert_eq!(text.parse::<IntOrPercent>().unwrap().to_string(), text);
         }
-        for value in [json!(2), json!("2")] {
-            assert_eq!(IntOrPercent::try_from(&value), Ok(IntOrPercent::Int(2)));
-            let field: IntOrString = serde_json::from_value(value).unwrap();
-            assert_eq!(IntOrPercent::read(Some(&field), 1), Ok(IntOrPercent::Int(2)));
+        let both = |value: serde_json::Value| {
+            let field: IntOrString = serde_json::from_value(value.clone()).unwrap();
+            let read = IntOrPercent::read(Some(&field), 1);
+            assert_eq!(IntOrPercent::try_from(&value), read);
+            read
+        };
+        assert_eq!(both(json!(2)), Ok(IntOrPercent::Int(2)));
+        assert_eq!(both(json!("25%")), Ok(IntOrPercent::Percent(25)));
+        for wrong in [json!("2"), json!(-1), json!("-5%")] {
+            assert!(both(wrong).is_err());
         }
         assert!(IntOrPercent::try_from(&json!({})).is_err());
         for text in ["", "%", "-1", "1.5", "x", "99999999999"] {

@@ -86,7 +86,7 @@ pub fn created_at(object: &Value) -> Timestamp {
     time(object, "/metadata/creationTimestamp").unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
-/// Whether somebody deletes the object.
+/// Whether the object is being deleted.
 pub fn is_deleting(object: &Value) -> bool {
     !text(object, "/metadata/deletionTimestamp").is_empty()
 }

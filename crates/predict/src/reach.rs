@@ -219,27 +219,14 @@ impl Shape {
     /// Reads how a group rolls out, with Cluster API's defaults.
     pub fn of(owner: &Value) -> Self {
         let replicas = owner.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1);
-        let rolling = |field: &str, default: i64| {
-            owner
-                .pointer(&format!("/spec/rollout/strategy/rollingUpdate/{field}"))
-                .and_then(|value| IntOrPercent::try_from(value).ok())
-                .unwrap_or(IntOrPercent::Int(default))
-        };
+        // What Cluster API's webhooks would reject counts as not set.
+        let default = || Strategy::rolling_update(IntOrPercent::Int(1), IntOrPercent::Int(0));
+        let strategy = Strategy::of(owner).unwrap_or_else(|_| default());
         match kind(owner) {
-            "KubeadmControlPlane" => Self::ControlPlane {
-                replicas,
-                max_surge: rolling("maxSurge", 1).rounded_up(replicas),
-            },
-            "MachineDeployment" if text(owner, "/spec/rollout/strategy/type") == "OnDelete" => {
-                Self::Deployment { replicas, strategy: Strategy::OnDelete }
+            "KubeadmControlPlane" => {
+                Self::ControlPlane { replicas, max_surge: strategy.fenceposts(replicas).surge }
             }
-            "MachineDeployment" => Self::Deployment {
-                replicas,
-                strategy: Strategy::rolling_update(
-                    rolling("maxSurge", 1),
-                    rolling("maxUnavailable", 0),
-                ),
-            },
+            "MachineDeployment" => Self::Deployment { replicas, strategy },
             "MachineSet" => Self::LoneSet,
             _ => Self::Unknown,
         }

@@ -3,7 +3,6 @@
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use refit_cluster_api::{
-    IntOrPercent,
     kinds::{MachineDeployment, MachineSet},
     rollout,
 };
@@ -35,22 +34,9 @@ pub(crate) fn deployment(
 ) -> Result<rollout::MachineDeployment, Error> {
     let spec = &deployment.spec;
     let rollout = spec.rollout.as_ref();
-    let strategy = rollout.and_then(|rollout| rollout.strategy.as_ref());
-    let on_delete = strategy.and_then(|strategy| strategy.type_.as_deref()) == Some("OnDelete");
-    let rolling = strategy.and_then(|strategy| strategy.rolling_update.as_ref());
-    let limit = |field, default| {
-        IntOrPercent::read(field, default).map_err(|error| {
-            Error::Invalid(format!("MachineDeployment {}: {error}", deployment.name_any()))
-        })
-    };
-    let strategy = if on_delete {
-        rollout::Strategy::OnDelete
-    } else {
-        rollout::Strategy::rolling_update(
-            limit(rolling.and_then(|rolling| rolling.max_surge.as_ref()), 1)?,
-            limit(rolling.and_then(|rolling| rolling.max_unavailable.as_ref()), 0)?,
-        )
-    };
+    let strategy = rollout::Strategy::of(json).map_err(|error| {
+        Error::Invalid(format!("MachineDeployment {}: {error}", deployment.name_any()))
+    })?;
     let after = rollout.and_then(|rollout| rollout.after.as_deref());
     Ok(rollout::MachineDeployment {
         name: deployment.name_any(),

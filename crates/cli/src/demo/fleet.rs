@@ -3,10 +3,7 @@
 
 use anyhow::{Context as _, bail};
 use lab_world::manifests;
-use refit_cluster_api::{
-    IntOrPercent,
-    rollout::{Strategy, predict},
-};
+use refit_cluster_api::rollout::{Strategy, predict};
 use refit_kinds::{
     json::{kind, name, text},
     version::{Hop, KubernetesVersion},
@@ -142,24 +139,21 @@ fn group(object: &Value) -> anyhow::Result<Option<Group>> {
     let kind = kind(object);
     let name = group_name(text(object, "/metadata/namespace"), &format!("{kind}/{}", name(object)));
     let replicas = object.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1);
-    let rolling = |field: &str, default: Value| {
-        let pointer = format!("/spec/rollout/strategy/rollingUpdate/{field}");
-        object.pointer(&pointer).cloned().unwrap_or(default)
-    };
     let (version, control_plane) = match kind {
         "KubeadmControlPlane" => ("/spec/version", true),
         "MachineDeployment" => ("/spec/template/spec/version", false),
         _ => return Ok(None),
     };
-    let surge = rolling("maxSurge", json!(1));
-    let max_surge = IntOrPercent::try_from(&surge).with_context(|| name.clone())?;
+    let strategy = Strategy::of(object).with_context(|| name.clone())?;
     let prediction = if control_plane {
-        predict::control_plane(replicas, max_surge.rounded_up(replicas))
+        predict::control_plane(replicas, strategy.fenceposts(replicas).surge)
     } else {
-        let unavailable = IntOrPercent::try_from(&rolling("maxUnavailable", json!(0)))?;
-        predict::machine_deployment(replicas, &Strategy::rolling_update(max_surge, unavailable))
+        predict::machine_deployment(replicas, &strategy)
     };
-    let max_surge = surge.as_str().map_or_else(|| surge.to_string(), str::to_owned);
+    let max_surge = match &strategy {
+        Strategy::RollingUpdate { max_surge, .. } => max_surge.to_string(),
+        Strategy::OnDelete => String::new(),
+    };
     Ok(Some(Group {
         rule: GroupRule { group: name.clone(), replaces: prediction.replaced, max_surge },
         replicas,

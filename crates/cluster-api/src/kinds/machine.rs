@@ -4,7 +4,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::ContractRef;
 use refit_kinds::keys;
@@ -172,9 +171,4 @@ pub fn update_machine_pending(object: &impl kube::ResourceExt) -> bool {
         .annotations()
         .get(keys::PENDING_HOOKS)
         .is_some_and(|hooks| hooks.split(',').any(|hook| hook == keys::UPDATE_MACHINE_HOOK))
-}
-
-/// Reads `/a/b/c` of a JSON value as text.
-pub fn text<'a>(value: &'a Value, pointer: &str) -> Option<&'a str> {
-    value.pointer(pointer).and_then(Value::as_str)
 }

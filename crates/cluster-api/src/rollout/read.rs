@@ -6,7 +6,8 @@ use refit_kinds::json::{
 };
 use serde_json::Value;
 
-use super::types::{Machine, Template};
+use super::types::{Machine, Strategy, Template};
+use crate::{IntOrPercent, ParseIntOrPercentError};
 
 impl Template {
     /// Reads `spec.template.spec` of a MachineDeployment or a MachineSet.
@@ -17,6 +18,24 @@ impl Template {
             infrastructure_ref: spec["infrastructureRef"].clone(),
             failure_domain: text(spec, "/failureDomain").to_owned(),
         }
+    }
+}
+
+impl Strategy {
+    /// Reads `spec.rollout.strategy` of a MachineDeployment or a KubeadmControlPlane, with Cluster
+    /// API's defaults: maxSurge 1, maxUnavailable 0. Fails for a limit that is neither a number nor a
+    /// percentage; Cluster API's webhooks let none pass.
+    pub fn of(owner: &Value) -> Result<Self, ParseIntOrPercentError> {
+        if text(owner, "/spec/rollout/strategy/type") == "OnDelete" {
+            return Ok(Self::OnDelete);
+        }
+        let limit = |field: &str, default| match owner
+            .pointer(&format!("/spec/rollout/strategy/rollingUpdate/{field}"))
+        {
+            None | Some(Value::Null) => Ok(IntOrPercent::Int(default)),
+            Some(value) => IntOrPercent::try_from(value),
+        };
+        Ok(Self::rolling_update(limit("maxSurge", 1)?, limit("maxUnavailable", 0)?))
     }
 }
 
@@ -73,6 +92,21 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_strategy_has_cluster_apis_defaults() {
+        let of =
+            |strategy: Value| Strategy::of(&json!({"spec": {"rollout": {"strategy": strategy}}}));
+        let rolling = |surge, unavailable| {
+            Ok(Strategy::rolling_update(IntOrPercent::Int(surge), IntOrPercent::Int(unavailable)))
+        };
+        assert_eq!(Strategy::of(&json!({})), rolling(1, 0));
+        assert_eq!(of(json!({"rollingUpdate": null})), rolling(1, 0));
+        assert_eq!(of(json!({"rollingUpdate": {"maxUnavailable": 2}})), rolling(1, 2));
+        assert_eq!(of(json!({"rollingUpdate": {"maxSurge": 0}})), rolling(0, 0));
+        assert_eq!(of(json!({"type": "OnDelete"})), Ok(Strategy::OnDelete));
+        assert!(of(json!({"rollingUpdate": {"maxSurge": "many"}})).is_err());
+    }
 
     #[test]
     fn a_machine_without_a_node_or_with_a_failed_check_is_unhealthy() {

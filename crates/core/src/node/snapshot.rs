@@ -274,18 +274,6 @@ impl Write {
     }
 }
 
-impl From<ManagementWrite> for Write {
-    fn from(write: ManagementWrite) -> Self {
-        Self::Management(write)
-    }
-}
-
-impl From<WorkloadWrite> for Write {
-    fn from(write: WorkloadWrite) -> Self {
-        Self::Workload(write)
-    }
-}
-
 /// An event on the Machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Announcement {

@@ -75,7 +75,8 @@ impl Schemas {
             names: BTreeMap::new(),
         };
         kinds!(maker:
-            core::ConfigMap, core::Event, core::Namespace, core::Node, core::PersistentVolumeClaim,
+            core::ConfigMap, core::Endpoints, core::LimitRange, core::PersistentVolume, core::PodTemplate,
+            core::ReplicationController, core::ResourceQuota, core::Event, core::Namespace, core::Node, core::PersistentVolumeClaim,
             core::Pod, core::Secret, core::Service, core::ServiceAccount,
             admission::ValidatingAdmissionPolicy, admission::ValidatingAdmissionPolicyBinding,
             extensions::CustomResourceDefinition, apps::DaemonSet, apps::Deployment,

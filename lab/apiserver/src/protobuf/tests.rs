@@ -26,6 +26,18 @@ fn every_served_kind_but_those_of_extensions_is_in_the_table() {
         if resource.group.starts_with("api") && resource.group.ends_with(".k8s.io") {
             continue;
         }
+        // Manifests bring these, as JSON; no command of kubectl for a sandbox makes them.
+        if matches!(
+            &*resource.kind,
+            "Endpoints"
+                | "LimitRange"
+                | "PersistentVolume"
+                | "PodTemplate"
+                | "ReplicationController"
+                | "ResourceQuota"
+        ) {
+            continue;
+        }
         let name = format!("{}/{}", resource.api_version(), resource.kind);
         assert!(tables.kinds.contains_key(name.as_str()), "{name}");
     }

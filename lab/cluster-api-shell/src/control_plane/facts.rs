@@ -8,12 +8,11 @@ use std::{
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use refit_cluster_api::{
-    IntOrPercent,
     desired::is_clone_of,
     kinds::Machine,
     kubeadm_config,
     rollout::{
-        Expired,
+        Expired, Strategy,
         control_plane::{Component, ControlPlane, ControlPlaneMachine},
     },
 };
@@ -111,17 +110,12 @@ pub(super) fn snapshot(
 ) -> ControlPlane {
     let spec = &plane.object.spec;
     let replicas = spec.replicas.unwrap_or(1);
-    let rolling = spec
-        .rollout
-        .as_ref()
-        .and_then(|rollout| rollout.strategy.as_ref())
-        .and_then(|strategy| strategy.rolling_update.as_ref());
-    let surge = rolling.and_then(|rolling| rolling.max_surge.as_ref());
-    let surge = IntOrPercent::read(surge, 1).unwrap_or(IntOrPercent::Int(1));
+    let strategy = Strategy::of(&plane.json);
+    let max_surge = strategy.map_or(1, |strategy| strategy.fenceposts(i64::from(replicas)).surge);
     let topology = plane.cluster.at("/spec/topology/version").as_str();
     ControlPlane {
         replicas: i64::from(replicas),
-        max_surge: surge.rounded_up(i64::from(replicas)),
+        max_surge,
         in_place_updates: true,
         topology_version_mismatch: topology.is_some_and(|version| version != spec.version),
         managed_etcd: plane.desired().has_managed_etcd(),
