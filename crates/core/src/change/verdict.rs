@@ -38,7 +38,7 @@ pub enum Verdict {
 /// Why an answer has to wait. It is a Failure for Cluster API, which asks again; an empty Success
 /// would delete machines and be remembered for a day (`spec/capi.md 3.4`).
 ///
-/// What [`super::can_update`] alone decides cannot be constructed outside this crate.
+/// What [`super::can_update()`] alone decides cannot be constructed outside this crate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotReady {
     /// The caches are not complete.
