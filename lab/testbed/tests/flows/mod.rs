@@ -5,6 +5,7 @@ mod discovery;
 mod failing;
 mod health_check;
 mod killed;
+#[cfg(feature = "all")]
 mod kubeadm_config;
 mod look;
 mod midway;
@@ -56,6 +57,8 @@ pub(crate) const ALL: &[Flow] = &[
         on: On::Shared,
         run: |bed| Box::pin(health_check::run(bed)),
     },
+    // Fourteen verdicts, one after another: too long for a sample.
+    #[cfg(feature = "all")]
     Flow {
         name: "the_model_judges_changes_of_a_kubeadm_config_as_cluster_api_does",
         lines: BOTH,
