@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use refit_runtime::Clock;
 use tokio::time::{sleep, timeout};
 
 const LOOK_PERIOD: Duration = Duration::from_millis(200);
@@ -9,23 +10,45 @@ const LOOK_PERIOD: Duration = Duration::from_millis(200);
 const LOOK_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Looks again and again until `look` finds what it wants; fails with its last error when `within`
-/// is over.
+/// is over. A look that has begun ends, so that there is at least one, however short `within` is.
 pub async fn eventually<T>(
     what: &str,
     within: Duration,
     mut look: impl AsyncFnMut() -> Result<T, String>,
 ) -> anyhow::Result<T> {
-    let mut last = "no look ended".to_owned();
-    let looking = async {
-        loop {
-            match timeout(LOOK_TIMEOUT, look()).await {
-                Ok(Ok(found)) => return found,
-                Ok(Err(why)) => last = why,
-                Err(_) => "a look got no answer".clone_into(&mut last),
-            }
-            sleep(LOOK_PERIOD).await;
-        }
-    };
-    let found = timeout(within, looking).await;
-    found.map_err(|_| anyhow::anyhow!("{what}: not within {} s: {last}", within.as_secs()))
+    let clock = Clock::real();
+    let since = clock.now();
+    loop {
+        let last = match timeout(LOOK_TIMEOUT, look()).await {
+            Ok(Ok(found)) => return Ok(found),
+            Ok(Err(why)) => why,
+            Err(_) => "a look got no answer".to_owned(),
+        };
+        anyhow::ensure!(
+            clock.elapsed(since) < within,
+            "{what}: not within {} s: {last}",
+            within.as_secs()
+        );
+        sleep(LOOK_PERIOD).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_look_is_not_cut_off_by_the_deadline() {
+        let found = eventually("it", Duration::ZERO, async || {
+            sleep(Duration::from_millis(5)).await;
+            Ok(7)
+        });
+        assert_eq!(found.await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn the_last_error_says_what_was_missing() {
+        let found = eventually("it", Duration::ZERO, async || Err::<(), _>("no Node".to_owned()));
+        assert_eq!(found.await.unwrap_err().to_string(), "it: not within 0 s: no Node");
+    }
 }
