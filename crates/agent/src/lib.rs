@@ -8,7 +8,7 @@
 //! | `engine` | what comes next, as pure functions |
 //! | `judge` | what to do about a step that has started, as a pure function |
 //! | `reason` | why a step failed, and what may end that |
-//! | `undo` | what is taken back, and what is left |
+//! | `undo` | what is rolled back, and what is left |
 //! | `report` | what the API is told, from journal and host alone |
 //! | `reporter` | telling it: on each change, and as a heartbeat |
 //! | [`host`] | commands, and the host that runs them |

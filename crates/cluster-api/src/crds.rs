@@ -35,11 +35,13 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
 
 #[cfg(test)]
 mod tests {
+    use refit_kinds::crds::refit_crds;
+
     use super::*;
 
     #[test]
     fn conditions_are_list_maps_in_every_kind_that_has_them() {
-        for crd in crds() {
+        for crd in crds().into_iter().chain(refit_crds()) {
             let text = serde_json::to_value(&crd).unwrap();
             let schema = &text["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
             let conditions = &schema["properties"]["status"]["properties"]["conditions"];
@@ -52,7 +54,7 @@ mod tests {
 
     #[test]
     fn no_integer_format_is_one_that_the_api_server_does_not_know() {
-        for crd in crds() {
+        for crd in crds().into_iter().chain(refit_crds()) {
             assert!(!serde_json::to_string(&crd).unwrap().contains("uint"));
         }
     }

@@ -16,7 +16,16 @@ struct Telltale {
     allowed: &'static [(&'static str, &'static str)],
 }
 
-const TELLTALES: [Telltale; 9] = [
+const TELLTALES: [Telltale; 10] = [
+    Telltale {
+        word: "UPDATE_MACHINE_HOOK",
+        at_home: true,
+        allowed: &[
+            ("crates/kinds/src/keys.rs", "the name"),
+            ("lab/cluster-api-shell/src/machine/in_place.rs", "ends the hook: a write"),
+            ("lab/cluster-api-shell/src/machine_set/moving.rs", "begins the hook: a write"),
+        ],
+    },
     Telltale { word: "ControlPlaneKubeletLocalMode", at_home: true, allowed: &[] },
     Telltale { word: "controlPlaneComponentHealthCheckSeconds", at_home: true, allowed: &[] },
     Telltale { word: "\"IfNotPresent\"", at_home: true, allowed: &[] },

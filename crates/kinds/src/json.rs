@@ -24,7 +24,7 @@ pub fn at<'a>(object: &'a Value, pointer: &str) -> Option<&'a Value> {
     })
 }
 
-/// Text at a JSON pointer, empty where there is none.
+/// Text at a JSON pointer; empty if absent.
 pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     at(object, pointer).and_then(Value::as_str).unwrap_or_default()
 }

@@ -130,8 +130,9 @@ fn created(plane: &ControlPlane, number: i64, now: Timestamp) -> ControlPlaneMac
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use refit_cluster_api::rollout::{control_plane::Component, predict};
+
+    use super::*;
 
     fn plane(replicas: i64, max_surge: i64) -> ControlPlane {
         ControlPlane {

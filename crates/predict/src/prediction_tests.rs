@@ -1,8 +1,8 @@
+use refit_cluster_api::kubeadm_config;
+use refit_core::change::OnUncovered;
 use serde_json::{Value, json};
 
 use super::*;
-use refit_cluster_api::kubeadm_config;
-use refit_core::change::OnUncovered;
 
 const OLD: &str = "v1.34.2";
 const NEW: &str = "v1.35.0";

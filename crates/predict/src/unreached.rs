@@ -1,7 +1,8 @@
 //! Why Cluster API does not ask us about a group of machines, and what to do about it.
 
-use super::reach::GroupRef;
 use refit_kinds::version::KubernetesVersion;
+
+use super::reach::GroupRef;
 
 /// Why Cluster API does not ask us about a group, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,6 +1,6 @@
 //! One group as a plan looks at it: the owner now and as it is wanted, and what is known around it.
 
-use refit_cluster_api::rollout::simulate::Answer;
+use refit_cluster_api::{kinds::annotations_show_update, rollout::simulate::Answer};
 use refit_core::{
     change::{
         Coverage, Level, Policy, Verdict, can_update,
@@ -435,11 +435,7 @@ fn phase(update: &Value) -> Phase {
 
 /// Whether Cluster API's own marks of an update in place are on a Machine.
 pub(super) fn is_marked(machine: &Value) -> bool {
-    let annotations = annotations(machine);
-    annotations.contains_key(keys::UPDATE_IN_PROGRESS)
-        || annotations.get(keys::PENDING_HOOKS).is_some_and(|hooks| {
-            hooks.split(',').any(|hook| hook.trim() == keys::UPDATE_MACHINE_HOOK)
-        })
+    annotations_show_update(&annotations(machine))
 }
 
 /// The Cluster that owns an object.

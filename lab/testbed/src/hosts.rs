@@ -314,8 +314,9 @@ async fn kubelet(mut kubelet: Kubelet, state: Arc<Mutex<HostState>>, clock: Cloc
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use refit_agent::host::{Command, Job, UnitState};
+
+    use super::*;
 
     #[test]
     fn a_step_that_is_held_ends_when_its_host_goes_on() {

@@ -1,12 +1,14 @@
 //! Machine.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
+use refit_kinds::keys;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::ContractRef;
-use refit_kinds::keys;
 
 /// One machine of a cluster and what it should be.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -162,13 +164,17 @@ pub struct NodeInfo {
 /// Whether this object (Machine, infrastructure machine or bootstrap config) is being updated in
 /// place: by annotation, or because the UpdateMachine hook is pending (`spec/capi.md 4.2`).
 pub fn update_in_progress(object: &impl kube::ResourceExt) -> bool {
-    object.annotations().contains_key(keys::UPDATE_IN_PROGRESS) || update_machine_pending(object)
+    annotations_show_update(object.annotations())
 }
 
-/// Whether Cluster API still has to call UpdateMachine for this Machine.
-pub fn update_machine_pending(object: &impl kube::ResourceExt) -> bool {
-    object
-        .annotations()
+/// The same by the annotations alone.
+pub fn annotations_show_update(annotations: &BTreeMap<String, String>) -> bool {
+    annotations.contains_key(keys::UPDATE_IN_PROGRESS) || update_hook_pending(annotations)
+}
+
+/// Whether Cluster API still has to call UpdateMachine for the Machine with these annotations.
+pub fn update_hook_pending(annotations: &BTreeMap<String, String>) -> bool {
+    annotations
         .get(keys::PENDING_HOOKS)
-        .is_some_and(|hooks| hooks.split(',').any(|hook| hook == keys::UPDATE_MACHINE_HOOK))
+        .is_some_and(|hooks| hooks.split(',').any(|hook| hook.trim() == keys::UPDATE_MACHINE_HOOK))
 }

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 
 use super::keys;
 use super::machine_set::oldest;
+use crate::kinds::{annotations_show_update, update_hook_pending};
 
 /// A control plane and its machines.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -325,14 +326,12 @@ impl ControlPlaneMachine {
     }
 
     fn hook_pending(&self) -> bool {
-        self.annotations.get(keys::PENDING_HOOKS).is_some_and(|hooks| {
-            keys::split_list(hooks).any(|hook| hook.trim() == keys::UPDATE_MACHINE_HOOK)
-        })
+        update_hook_pending(&self.annotations)
     }
 
     /// Whether an in-place update of it has started and not ended.
     pub fn is_updating(&self) -> bool {
-        self.annotations.contains_key(keys::UPDATE_IN_PROGRESS) || self.hook_pending()
+        annotations_show_update(&self.annotations)
     }
 
     /// Whether an in-place update could bring it up to date, as far as the control plane knows.

@@ -1,6 +1,6 @@
 //! What each MachineSet of a MachineDeployment should look like now (`spec/capi.md` 3.2, 3.3).
 //!
-//! An intent is full: every annotation that is not in it is dropped by whoever applies it.
+//! An intent is full: a server-side apply drops every annotation that is not in it.
 //! That is how `move`, `receive` and `acknowledged-move` vanish when they are no longer wanted.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,13 +1,17 @@
 //! The tables of the planner: what it decides in each of its sections, and the full intent.
 
-use crate::IntOrPercent;
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use super::super::keys;
-use super::super::types::{Machine, MachineDeployment, MachineSet, Strategy, Template};
-use super::*;
+use super::{
+    super::{
+        keys,
+        types::{Machine, MachineDeployment, MachineSet, Strategy, Template},
+    },
+    *,
+};
+use crate::IntOrPercent;
 
 fn template(version: &str) -> Template {
     Template { version: version.into(), ..Template::default() }

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::keys;
 use crate::IntOrPercent;
+use crate::kinds::{annotations_show_update, update_hook_pending};
 
 /// How a MachineDeployment rolls out a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,16 +149,14 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Whether a hook is listed as pending.
+    /// Whether Cluster API still has to call UpdateMachine for it.
     pub fn has_pending_update_hook(&self) -> bool {
-        self.annotations.get(keys::PENDING_HOOKS).is_some_and(|hooks| {
-            keys::split_list(hooks).any(|hook| hook.trim() == keys::UPDATE_MACHINE_HOOK)
-        })
+        update_hook_pending(&self.annotations)
     }
 
     /// Whether an in-place update of it has started and not ended.
     pub fn is_updating(&self) -> bool {
-        self.annotations.contains_key(keys::UPDATE_IN_PROGRESS) || self.has_pending_update_hook()
+        annotations_show_update(&self.annotations)
     }
 
     /// Whether it was moved and is not counted by the MachineDeployment yet.

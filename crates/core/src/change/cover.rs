@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use refit_kinds::version::KubernetesVersion;
 use serde_json::Value;
 
 use super::{
@@ -11,7 +12,6 @@ use super::{
     patch::Patch,
     path::{Path, Segment},
 };
-use refit_kinds::version::KubernetesVersion;
 
 /// A way of updating: what it is called and what it can change on a machine where it stands.
 #[derive(Clone, Copy)]

@@ -1,11 +1,13 @@
 //! The normalised desired state of a Machine.
 
-use refit_kinds::refit::{Goal, hash_json};
+use refit_cluster_api::kubeadm_config;
+use refit_kinds::{
+    refit::{Goal, hash_json},
+    version::KubernetesVersion,
+};
 use serde_json::Value;
 
 use super::path::Path;
-use refit_cluster_api::kubeadm_config;
-use refit_kinds::version::KubernetesVersion;
 
 /// Why no goal can be made of a Machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

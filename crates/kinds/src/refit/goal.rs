@@ -82,8 +82,9 @@ fn feed(value: &Value, hasher: &mut Sha256) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use serde_json::json;
+
+    use super::*;
 
     #[test]
     fn the_order_of_keys_does_not_change_the_hash() {

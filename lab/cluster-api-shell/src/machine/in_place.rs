@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
-use refit_cluster_api::kinds::{Machine, update_machine_pending};
+use refit_cluster_api::kinds::{Machine, update_hook_pending};
 use refit_kinds::keys;
 use refit_runtime::ObjectKey;
 use serde_json::{Value, json};
@@ -103,7 +103,7 @@ enum Stage {
 }
 
 fn stage(machine: &Live<Machine>, parts: &Parts) -> Stage {
-    let pending = update_machine_pending(machine);
+    let pending = update_hook_pending(machine.annotations());
     let marked = machine.annotations().contains_key(keys::UPDATE_IN_PROGRESS);
     // 2 and 3
     match (marked, pending) {

@@ -347,9 +347,10 @@ impl Gate for Switch {
 
 #[cfg(test)]
 mod tests {
+    use refit_runtime::Clock;
+
     use super::*;
     use crate::direct::server_options;
-    use refit_runtime::Clock;
 
     fn hub() -> Hub {
         let epoch = "2026-03-02T08:00:00Z".parse().unwrap();
