@@ -19,8 +19,6 @@
 //! ```
 
 mod secret;
-#[cfg(test)]
-mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,14 +1,26 @@
-//! The keeper against an API server in process.
+//! The keeper of the hooks' certificate against an API server in process.
 
-use std::sync::Arc;
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::{sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
-use kube::api::ListParams;
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ListParams, Patch, PatchParams, PostParams},
+};
 use lab_apiserver::{ApiServer, Options};
-use refit_runtime::tls::{Authority, Validity};
+use refit_controller::certificates::{CertificateSettings, Certificates};
+use refit_runtime::{
+    Clock,
+    tls::{Authority, Validity},
+};
 use serde_json::json;
-
-use super::*;
+use x509_parser::{
+    extensions::GeneralName,
+    pem::{Pem, parse_x509_pem},
+};
 
 const DAY: u64 = 24 * 3600;
 
@@ -24,7 +36,7 @@ impl World {
         let server = ApiServer::new(Options::new(Arc::new(move || clock.now())));
         let world = Self { server, clock };
         let body = serde_json::from_value(json!({"metadata": {"name": "refit-system"}})).unwrap();
-        let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(world.client());
+        let namespaces: Api<Namespace> = Api::all(world.client());
         namespaces.create(&PostParams::default(), &body).await.unwrap();
         world
     }
@@ -37,8 +49,12 @@ impl World {
         Certificates::new(self.client(), self.clock, CertificateSettings::default())
     }
 
+    fn secrets(&self) -> Api<Secret> {
+        Api::namespaced(self.client(), "refit-system")
+    }
+
     async fn secret(&self) -> Secret {
-        self.keeper().api().get("refit-webhook-tls").await.unwrap()
+        self.secrets().get("refit-webhook-tls").await.unwrap()
     }
 
     async fn data(&self, key: &str) -> String {
@@ -55,7 +71,7 @@ impl World {
         let before = self.server.revision();
         for _ in 0..10 {
             let revision = self.server.revision();
-            self.keeper().first().await.unwrap();
+            self.keeper().ensure().await;
             if self.server.revision() == revision {
                 return revision - before;
             }
@@ -68,6 +84,10 @@ impl World {
     }
 }
 
+fn pem(text: &str) -> Pem {
+    parse_x509_pem(text.as_bytes()).unwrap().1
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_first_replica_makes_what_all_replicas_show() {
     let world = World::new().await;
@@ -76,13 +96,15 @@ async fn the_first_replica_makes_what_all_replicas_show() {
     assert_eq!(made.type_.as_deref(), Some("kubernetes.io/tls"));
     world.keeper().ensure().await;
     assert_eq!(world.secret().await.resource_version(), made.resource_version());
-    let held = match secret::read(Some(&made)) {
-        refit_core::certificates::Found::Ours(held) => held,
-        other => panic!("{other:?}"),
-    };
-    let leaf = held.leaf.unwrap();
-    assert_eq!(leaf.names, CertificateSettings::default().names);
-    assert_eq!(leaf.issuer, held.authority.subject);
+    let (leaf, authority) = (pem(&world.data("tls.crt").await), pem(&world.data("ca.crt").await));
+    let (leaf, authority) = (leaf.parse_x509().unwrap(), authority.parse_x509().unwrap());
+    let names = leaf.subject_alternative_name().unwrap().unwrap().value.general_names.iter();
+    let names = names.map(|name| match name {
+        GeneralName::DNSName(name) => (*name).to_owned(),
+        other => panic!("{other}"),
+    });
+    assert_eq!(names.collect::<Vec<_>>(), CertificateSettings::default().names);
+    assert_eq!(leaf.issuer(), authority.subject());
 }
 
 #[tokio::test(start_paused = true)]
@@ -142,7 +164,7 @@ async fn a_secret_of_cert_manager_is_used_and_never_written() {
         "stringData": {"tls.crt": leaf.cert_pem, "tls.key": leaf.key_pem,
                        "ca.crt": authority.material().cert_pem},
     });
-    let api = world.keeper().api();
+    let api = world.secrets();
     let body = serde_json::from_value(body).unwrap();
     api.create(&PostParams::default(), &body).await.unwrap();
     world.keeper().ensure().await;
@@ -158,7 +180,7 @@ async fn what_cannot_be_used_is_made_anew_and_the_rest_stays() {
     for key in ["tls.crt", "tls.key", "ca.crt"] {
         assert_eq!(world.data("ca.crt").await, ca);
         let patch = json!({"data": {key: "bm90aGluZw=="}});
-        let api = world.keeper().api();
+        let api = world.secrets();
         api.patch("refit-webhook-tls", &PatchParams::default(), &Patch::Merge(&patch))
             .await
             .unwrap();
@@ -177,7 +199,7 @@ async fn a_running_replica_shows_what_another_one_renewed() {
         async move { keeper.run(cert).await }
     });
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let api = keeper.api();
+    let api = world.secrets();
     assert_eq!(api.list(&ListParams::default()).await.unwrap().items.len(), 1);
     tokio::time::sleep(Duration::from_secs(61 * DAY)).await;
     tokio::time::sleep(Duration::from_mins(1)).await;
