@@ -40,7 +40,6 @@ struct State {
     writes: Vec<String>,
     version: u64,
     down: bool,
-    forbidden: Option<String>,
 }
 
 impl FakeApi {
@@ -75,11 +74,6 @@ impl FakeApi {
         self.lock().down = down;
     }
 
-    /// Refuses every write to a path with this in it.
-    pub(crate) fn forbid(&self, infix: &str) {
-        self.lock().forbidden = Some(infix.to_owned());
-    }
-
     /// The NodeUpdates that there are.
     pub(crate) fn node_updates(&self) -> Vec<NodeUpdate> {
         self.list("/nodeupdates/")
@@ -108,10 +102,6 @@ impl FakeApi {
             return refuse(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable");
         }
         let path = path.trim_end_matches("/status").to_owned();
-        let forbidden = state.forbidden.as_deref();
-        if *method != Method::GET && forbidden.is_some_and(|infix| path.contains(infix)) {
-            return refuse(StatusCode::FORBIDDEN, "Forbidden");
-        }
         match *method {
             Method::GET => match state.objects.get(&path) {
                 Some(object) => (StatusCode::OK, object.clone()),

@@ -401,3 +401,30 @@ where
 fn value_of(object: &impl serde::Serialize) -> Value {
     serde_json::to_value(object).expect("our own types have string keys only")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_another_attempt_cannot_bring_is_a_refusal() {
+        let error = |code: u16| {
+            let status = json!({"status": "Failure", "message": "no", "reason": "", "code": code});
+            kube::Error::Api(serde_json::from_value(status).unwrap())
+        };
+        for (code, refused) in [
+            (400, true),
+            (401, false),
+            (403, true),
+            (404, false),
+            (409, false),
+            (422, true),
+            (429, false),
+            (500, false),
+            (503, false),
+        ] {
+            let got = refusal("a write to the Node", &error(code));
+            assert_eq!(got.is_some(), refused, "{code}");
+        }
+    }
+}

@@ -6,9 +6,6 @@
 mod act;
 pub(crate) mod look;
 
-#[cfg(test)]
-mod tests;
-
 use std::{sync::Arc, time::Duration};
 
 use kube::{Api, ResourceExt as _};

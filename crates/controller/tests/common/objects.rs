@@ -1,16 +1,19 @@
 //! An API server in process, its objects and its names.
 
-use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::Future, io, sync::Arc, time::Duration};
 
+use http::{Request, Response};
+use hyper::body::Incoming;
 use kube::{
     Api, Client, Resource, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
 };
-use lab_apiserver::{ApiServer, Options};
+use lab_apiserver::{AnswerBody, ApiServer, Options};
 use refit_kinds::crds;
 use refit_runtime::{Clock, net::MemoryNetwork, serve, tls::Validity};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
+use tower::Service;
 
 pub(crate) fn validity() -> Validity {
     Validity {
@@ -24,17 +27,24 @@ pub(crate) fn server(clock: Clock) -> ApiServer {
 }
 
 /// Serves the API server over plain HTTP for ever.
-pub(crate) fn serve_api(
+pub(crate) fn serve_api<S>(
     network: &MemoryNetwork,
     host: &str,
-    server: &ApiServer,
-) -> impl Future<Output = ()> + Send + 'static {
+    server: &S,
+) -> impl Future<Output = ()> + Send + 'static
+where
+    S: Service<Request<Incoming>, Response = Response<AnswerBody>, Error = io::Error>
+        + Clone
+        + Send
+        + 'static,
+    S::Future: Send,
+{
     let server = server.clone();
     let service = tower::service_fn(move |request| {
         let mut server = server.clone();
         async move {
-            let answer = tower::Service::call(&mut server, request).await;
-            Ok::<_, Infallible>(answer.expect("no fault is injected"))
+            let answer = server.call(request).await;
+            Ok::<_, Infallible>(answer.expect("no connection is cut here"))
         }
     });
     serve::serve(network.listen(host, 80), None, service, std::future::pending())

@@ -7,37 +7,30 @@ use std::{
 
 use jiff::Timestamp;
 use k8s_openapi::{
-    api::core::v1::{Node, Pod, Secret},
+    api::core::v1::{Node, Pod},
     apimachinery::pkg::apis::meta::v1::Time,
 };
 use kube::{
-    Api, Client, ResourceExt as _,
+    Api, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
-use lab_apiserver::{ApiServer, ChangeKind};
+use lab_apiserver::ChangeKind;
 use refit_cluster_api::kinds::{Cluster, Machine, MachineDeployment, MachineSet};
-use refit_controller::{
-    ControllerOptions, HookServer, NewNodeUpdate, Process, Settings, node_update, run,
-    sabotage::{Safeguard, run_without},
-};
+use refit_controller::{NewNodeUpdate, node_update, sabotage::Safeguard};
 use refit_core::invariants::World;
 use refit_kinds::{
     conditions, keys,
     refit::{
-        Gate, HostPlan, HostPlanSpec, HostPlanStatus, HostStepStatus, NodeUpdate, Phase, PlanState,
-        StepState, StepType, UpdateGroup,
+        Gate, Goal, HostPlan, HostPlanSpec, HostPlanStatus, HostStepStatus, MachineRef, NodeUpdate,
+        Origin, Phase, PlanState, StepState, StepType, UpdateGroup,
     },
-};
-use refit_runtime::{
-    Clock,
-    client::ClientStack,
-    gate::Open,
-    net::{Dialer, MemoryNetwork},
-    tls::{self, Authority, ReloadableCert},
 };
 use serde_json::{Value, json};
 
-use crate::objects::{install_kinds, made, made_in, owner, serve_api, server, status, validity};
+use crate::{
+    objects::{install_kinds, made, made_in, owner, status},
+    site::Site,
+};
 
 pub(crate) const FROM: &str = "v1.34.2";
 pub(crate) const GOAL: &str = "v1.35.0";
@@ -45,28 +38,14 @@ pub(crate) const WORKERS: [&str; 3] = ["w-0", "w-1", "w-2"];
 
 /// Two API servers, hosts and kubelets; the controller comes and goes.
 pub(crate) struct Lab {
-    clock: Clock,
-    network: MemoryNetwork,
-    authority: Authority,
-    management: ApiServer,
-    pub(crate) workload: ApiServer,
+    pub(crate) site: Site,
     pub(crate) without: Option<Safeguard>,
     pub(crate) violations: Arc<Mutex<Vec<String>>>,
 }
 
 impl Lab {
     pub(crate) async fn new() -> Self {
-        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
-        tls::install_provider();
-        let lab = Self {
-            clock,
-            network: MemoryNetwork::default(),
-            authority: Authority::new("lab", validity()).unwrap(),
-            management: server(clock),
-            workload: server(clock),
-            without: None,
-            violations: Arc::default(),
-        };
+        let lab = Self { site: Site::new(), without: None, violations: Arc::default() };
         lab.watch_invariants();
         lab.set_up_management().await;
         lab.set_up_workload().await;
@@ -75,7 +54,9 @@ impl Lab {
 
     fn watch_invariants(&self) {
         let world = Arc::new(Mutex::new(World::new()));
-        for (server, cluster) in [(&self.management, None), (&self.workload, Some("edge-1"))] {
+        for (server, cluster) in
+            [(&self.site.management, None), (&self.site.workload, Some("edge-1"))]
+        {
             let (world, violations) = (world.clone(), self.violations.clone());
             server.observe(Box::new(move |event| {
                 let parse = |bytes: &bytes::Bytes| serde_json::from_slice::<Value>(bytes).unwrap();
@@ -96,12 +77,8 @@ impl Lab {
         }
     }
 
-    pub(crate) fn client(server: &ApiServer) -> Client {
-        Client::new(server.clone(), "default")
-    }
-
     pub(crate) async fn set_up_management(&self) {
-        let client = Self::client(&self.management);
+        let client = self.site.client();
         install_kinds(&client).await;
         let cluster: Cluster =
             made(&client, json!({"metadata": {"name": "edge-1"}, "spec": {}})).await;
@@ -145,24 +122,11 @@ impl Lab {
             });
             status(&client, &machine, available).await;
         }
-        let kubeconfig = json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "clusters": [{"name": "k", "cluster": {"server": "http://edge-1.test:80"}}],
-            "users": [{"name": "u", "user": {}}],
-            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-        });
-        let _: Secret = made(
-            &client,
-            json!({
-                "metadata": {"name": "edge-1-kubeconfig"},
-                "stringData": {"value": kubeconfig.to_string()},
-            }),
-        )
-        .await;
+        self.site.connect(&client, "edge-1").await;
     }
 
     pub(crate) async fn set_up_workload(&self) {
-        let client = Self::client(&self.workload);
+        let client = self.site.workload_client();
         for name in WORKERS {
             let node: Node =
                 made_in(&Api::all(client.clone()), json!({"metadata": {"name": name}})).await;
@@ -181,11 +145,11 @@ impl Lab {
     }
 
     pub(crate) async fn kubelet_reports(&self, node: &str, version: &str) {
-        let api: Api<Node> = Api::all(Self::client(&self.workload));
+        let api: Api<Node> = Api::all(self.site.workload_client());
         let body = json!({"status": {
             "conditions": [{
                 "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "",
-                "lastHeartbeatTime": self.clock.now_seconds().to_string(),
+                "lastHeartbeatTime": self.site.clock.now_seconds().to_string(),
                 "lastTransitionTime": "2026-01-01T00:00:00Z",
             }],
             "nodeInfo": {
@@ -199,30 +163,22 @@ impl Lab {
 
     /// Asks for every worker at once.
     pub(crate) async fn ask(&self) {
-        let client = Self::client(&self.management);
-        let machines: Api<Machine> = Api::default_namespaced(client.clone());
-        let updates: Api<NodeUpdate> = Api::default_namespaced(client);
+        let machines: Api<Machine> = Api::default_namespaced(self.site.client());
         for name in WORKERS {
             let machine = machines.get(name).await.unwrap();
-            let new = NewNodeUpdate {
-                namespace: "default".into(),
-                machine: refit_kinds::refit::MachineRef {
-                    name: name.into(),
-                    uid: machine.uid().unwrap(),
-                },
-                origin: refit_kinds::refit::Origin::Task,
-                goal: refit_kinds::refit::Goal {
-                    kubernetes_version: GOAL.into(),
-                    ..Default::default()
-                },
-            };
-            updates.create(&PostParams::default(), &node_update(&new, 1)).await.unwrap();
+            self.ask_for(name, &machine.uid().unwrap()).await;
         }
+    }
+
+    /// Asks for one Machine.
+    pub(crate) async fn ask_for(&self, machine: &str, uid: &str) {
+        let updates: Api<NodeUpdate> = Api::default_namespaced(self.site.client());
+        updates.create(&PostParams::default(), &asked(machine, uid)).await.unwrap();
     }
 
     /// One move of each agent and kubelet.
     pub(crate) async fn hosts_work(&self) {
-        let pods: Api<Pod> = Api::default_namespaced(Self::client(&self.workload));
+        let pods: Api<Pod> = Api::default_namespaced(self.site.workload_client());
         for pod in pods.list(&ListParams::default()).await.unwrap() {
             if pod.metadata.deletion_timestamp.is_some() {
                 let now = DeleteParams::default().grace_period(0);
@@ -230,7 +186,7 @@ impl Lab {
             }
         }
         let api: Api<HostPlan> =
-            Api::namespaced(Self::client(&self.workload), keys::HOST_PLAN_NAMESPACE);
+            Api::namespaced(self.site.workload_client(), keys::HOST_PLAN_NAMESPACE);
         for name in WORKERS {
             let Ok(plan) = api.get_opt(name).await else {
                 return;
@@ -242,7 +198,7 @@ impl Lab {
                 }
                 continue;
             };
-            let next = agent_status(&plan, self.clock.now_seconds());
+            let next = agent_status(&plan, self.site.clock.now_seconds());
             if plan.status.as_ref() != Some(&next) {
                 let body = json!({"status": next});
                 api.patch_status(name, &PatchParams::default(), &Patch::Merge(&body))
@@ -255,39 +211,8 @@ impl Lab {
         }
     }
 
-    /// A controller that lives until it is dropped.
-    pub(crate) async fn controller(&self) {
-        let dialer = Dialer::Memory(self.network.clone(), Arc::new(Open));
-        let identity = self.authority.server(&["hooks.test"], validity()).unwrap();
-        let options = ControllerOptions {
-            stack: ClientStack::new(dialer, Arc::new(Open), "refit-controller/test"),
-            config: kube::Config::new("http://management.test:80".parse().unwrap()),
-            clock: self.clock,
-            hooks: HookServer {
-                listener: self.network.listen("hooks.test", 443),
-                cert: ReloadableCert::new(&identity).unwrap(),
-                client_ca_pem: None,
-            },
-            settings: Settings::default(),
-            process: Process::default(),
-        };
-        let ended = match self.without {
-            Some(safeguard) => run_without(options, safeguard).await,
-            None => run(options).await,
-        };
-        ended.unwrap();
-    }
-
-    /// Serves both API servers for ever.
-    pub(crate) async fn serve(&self) {
-        futures::join!(
-            serve_api(&self.network, "management.test", &self.management),
-            serve_api(&self.network, "edge-1.test", &self.workload),
-        );
-    }
-
     pub(crate) async fn updates(&self) -> Vec<NodeUpdate> {
-        let api: Api<NodeUpdate> = Api::default_namespaced(Self::client(&self.management));
+        let api: Api<NodeUpdate> = Api::default_namespaced(self.site.client());
         api.list(&ListParams::default()).await.unwrap().items
     }
 
@@ -306,23 +231,27 @@ impl Lab {
             }
             panic!("it never ends: {:#?}", self.updates().await);
         };
-        let lives = async {
-            loop {
-                let _ = tokio::time::timeout(lifetime, Box::pin(self.controller())).await;
-            }
-        };
         tokio::select! {
             biased;
             () = work => {}
-            () = self.serve() => {}
-            () = lives => {}
+            () = self.lives(lifetime) => {}
+        }
+    }
+
+    /// One controller after the other, each ended in the middle of whatever it does.
+    pub(crate) async fn lives(&self, lifetime: Duration) {
+        loop {
+            let life = self.site.controller(self.without);
+            if let Ok(ended) = tokio::time::timeout(lifetime, life).await {
+                ended.unwrap();
+            }
         }
     }
 
     pub(crate) async fn assert_clean(&self) {
         let violations = self.violations.lock().unwrap().clone();
         assert!(violations.is_empty(), "{violations:#?}");
-        let client = Self::client(&self.management);
+        let client = self.site.client();
         let machines: Api<Machine> = Api::default_namespaced(client.clone());
         for machine in machines.list(&ListParams::default()).await.unwrap() {
             assert!(machine.annotations().is_empty(), "{:?}", machine.annotations());
@@ -336,12 +265,23 @@ impl Lab {
         let status = groups[0].status.as_ref().unwrap();
         assert!(status.slots.is_empty() && status.waiting.is_empty(), "{status:?}");
         assert_eq!(status.durations[0].seconds.len(), WORKERS.len());
-        let nodes: Api<Node> = Api::all(Self::client(&self.workload));
+        let nodes: Api<Node> = Api::all(self.site.workload_client());
         for node in nodes.list(&ListParams::default()).await.unwrap() {
             assert_eq!(node.spec.unwrap_or_default().unschedulable, None);
             assert_eq!(node.metadata.annotations, None);
         }
     }
+}
+
+/// What is made to ask for one Machine.
+pub(crate) fn asked(machine: &str, uid: &str) -> NodeUpdate {
+    let new = NewNodeUpdate {
+        namespace: "default".into(),
+        machine: MachineRef { name: machine.into(), uid: uid.into() },
+        origin: Origin::Task,
+        goal: Goal { kubernetes_version: GOAL.into(), ..Goal::default() },
+    };
+    node_update(&new, 1)
 }
 
 pub(crate) fn phase(update: &NodeUpdate) -> Phase {

@@ -5,6 +5,9 @@
 mod lab;
 #[path = "../common/objects.rs"]
 mod objects;
+mod refused;
+#[path = "../common/site.rs"]
+mod site;
 
 use std::time::Duration;
 
@@ -52,13 +55,13 @@ async fn a_controller_that_dies_every_few_seconds_comes_to_the_same_end() {
 #[tokio::test(start_paused = true)]
 async fn a_budget_that_allows_nothing_is_named_until_it_is_gone() {
     let lab = Lab::new().await;
-    let budgets: Api<PodDisruptionBudget> = Api::default_namespaced(Lab::client(&lab.workload));
+    let budgets: Api<PodDisruptionBudget> = Api::default_namespaced(lab.site.workload_client());
     let budget = json!({
         "metadata": {"name": "web"},
         "spec": {"minAvailable": 3, "selector": {"matchLabels": {"app": "web"}}},
     });
     let _: PodDisruptionBudget = made_in(&budgets, budget).await;
-    let pods: Api<Pod> = Api::default_namespaced(Lab::client(&lab.workload));
+    let pods: Api<Pod> = Api::default_namespaced(lab.site.workload_client());
     for name in WORKERS {
         let running = json!({"status": {
             "phase": "Running",
@@ -100,22 +103,16 @@ async fn what_agents_need_is_installed_once() {
     let lab = Lab::new().await;
     let looks = async {
         tokio::time::sleep(Duration::from_secs(30)).await;
-        let revision = lab.workload.revision();
-        let namespaces: Api<Namespace> = Api::all(Lab::client(&lab.workload));
+        let revision = lab.site.workload.revision();
+        let namespaces: Api<Namespace> = Api::all(lab.site.workload_client());
         assert!(namespaces.get_opt(keys::HOST_PLAN_NAMESPACE).await.unwrap().is_some());
         tokio::time::sleep(Duration::from_mins(30)).await;
-        assert_eq!(lab.workload.revision(), revision);
-    };
-    let lives = async {
-        loop {
-            let _ = tokio::time::timeout(Duration::from_mins(5), Box::pin(lab.controller())).await;
-        }
+        assert_eq!(lab.site.workload.revision(), revision);
     };
     tokio::select! {
         biased;
         () = looks => {}
-        () = lab.serve() => {}
-        () = lives => {}
+        () = lab.lives(Duration::from_mins(5)) => {}
     }
 }
 

@@ -1,0 +1,182 @@
+//! A management cluster, a workload cluster and a controller on one network in memory.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures::future::BoxFuture;
+use http::{Method, Request};
+use hyper::body::Incoming;
+use jiff::SignedDuration;
+use k8s_openapi::api::core::v1::Secret;
+use kube::Client;
+use lab_apiserver::{ApiServer, StaleView};
+use refit_controller::{
+    ControllerOptions, HookServer, Process, Settings, run,
+    sabotage::{Safeguard, run_without},
+};
+use refit_runtime::{
+    Clock,
+    client::{ClientStack, HttpsPoster},
+    gate::Open,
+    net::{Dialer, MemoryNetwork},
+    tls::{self, Authority, ReloadableCert},
+};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+use tower::ServiceExt as _;
+
+use crate::objects::{made, serve_api, server, validity};
+
+/// How the controller names itself, for faults that hit it alone.
+pub(crate) const CONTROLLER: &str = "refit-controller/test";
+const HOOKS: &str = "hooks.test";
+const PROBES: &str = "probes.test";
+const MANAGEMENT: &str = "management.test";
+const WORKLOAD: &str = "workload.test";
+
+/// A controller that lives until this is dropped.
+pub(crate) type Running = JoinSet<anyhow::Result<()>>;
+
+/// Both clusters are served until this is dropped; the controller comes and goes.
+pub(crate) struct Site {
+    pub(crate) clock: Clock,
+    pub(crate) management: ApiServer,
+    pub(crate) workload: ApiServer,
+    network: MemoryNetwork,
+    authority: Authority,
+    writes: Arc<Mutex<Vec<String>>>,
+    servers: JoinSet<()>,
+}
+
+impl Site {
+    /// Empty clusters and no controller.
+    pub(crate) fn new() -> Self {
+        tls::install_provider();
+        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
+        let mut site = Self {
+            clock,
+            management: server(clock),
+            workload: server(clock),
+            network: MemoryNetwork::default(),
+            authority: Authority::new("site", validity()).unwrap(),
+            writes: Arc::default(),
+            servers: JoinSet::new(),
+        };
+        let writes = site.writes.clone();
+        let observed = site.management.clone().map_request(move |request: Request<Incoming>| {
+            if request.method() != Method::GET {
+                writes.lock().unwrap().push(format!("{} {}", request.method(), request.uri()));
+            }
+            request
+        });
+        site.servers.spawn(serve_api(&site.network, MANAGEMENT, &observed));
+        site.servers.spawn(serve_api(&site.network, WORKLOAD, &site.workload));
+        site
+    }
+
+    /// A client of the management cluster.
+    pub(crate) fn client(&self) -> Client {
+        Client::new(self.management.clone(), "default")
+    }
+
+    /// A client of the workload cluster.
+    pub(crate) fn workload_client(&self) -> Client {
+        Client::new(self.workload.clone(), "default")
+    }
+
+    /// Every write that the controller has sent to the management cluster, whatever came of it.
+    pub(crate) fn writes(&self) -> Vec<String> {
+        self.writes.lock().unwrap().clone()
+    }
+
+    /// Shows the controller the way to the workload cluster, as Cluster API does.
+    pub(crate) async fn connect(&self, client: &Client, cluster: &str) {
+        let kubeconfig = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "k", "cluster": {"server": format!("http://{WORKLOAD}:80")}}],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        });
+        let secret = json!({
+            "metadata": {"name": format!("{cluster}-kubeconfig")},
+            "stringData": {"value": kubeconfig.to_string()},
+        });
+        let _: Secret = made(client, secret).await;
+    }
+
+    /// Lets the controller's watch of these bring nothing of what is written from now on.
+    pub(crate) fn hold_back(&self, resource: &str) {
+        self.management.faults().add_stale(StaleView {
+            user_agent: CONTROLLER.to_owned(),
+            resource: resource.to_owned(),
+            revision: self.management.revision(),
+            until: self.clock.now() + SignedDuration::from_hours(1),
+        });
+    }
+
+    /// A controller, perhaps one that lacks a safeguard.
+    pub(crate) fn controller(
+        &self,
+        without: Option<Safeguard>,
+    ) -> BoxFuture<'static, anyhow::Result<()>> {
+        let identity = self.authority.server(&[HOOKS], validity()).unwrap();
+        let options = ControllerOptions {
+            stack: self.stack(CONTROLLER),
+            config: kube::Config::new(format!("http://{MANAGEMENT}:80").parse().unwrap()),
+            clock: self.clock,
+            hooks: HookServer {
+                listener: self.network.listen(HOOKS, 443),
+                cert: ReloadableCert::new(&identity).unwrap(),
+                client_ca_pem: None,
+            },
+            settings: Settings::default(),
+            process: Process {
+                probes: Some(self.network.listen(PROBES, 80)),
+                ..Process::default()
+            },
+        };
+        match without {
+            Some(safeguard) => run_without(options, safeguard),
+            None => run(options),
+        }
+    }
+
+    /// Starts a controller.
+    pub(crate) fn start(&self, without: Option<Safeguard>) -> Running {
+        let mut running = Running::new();
+        running.spawn(self.controller(without));
+        running
+    }
+
+    /// Calls a hook as Cluster API does.
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Value {
+        let ca = &self.authority.material().cert_pem;
+        let poster = HttpsPoster::new(&self.stack("cluster-api/test"), ca.as_bytes()).unwrap();
+        let url = format!("https://{HOOKS}:443{path}");
+        let deadline = Duration::from_secs(10);
+        let answer = poster.post(&url, body.to_string().into_bytes(), deadline).await;
+        let (status, text) = answer.unwrap();
+        assert_eq!(status, 200, "{path}");
+        serde_json::from_slice(&text).unwrap()
+    }
+
+    /// What a scraper reads.
+    pub(crate) async fn metrics(&self) -> String {
+        let config = kube::Config::new(format!("http://{PROBES}:80").parse().unwrap());
+        let client = self.stack("scraper/test").client(&config).unwrap();
+        let request = http::Request::get("/metrics").body(Vec::new()).unwrap();
+        client.request_text(request).await.unwrap()
+    }
+
+    fn stack(&self, user_agent: &str) -> ClientStack {
+        let dialer = Dialer::Memory(self.network.clone(), Arc::new(Open));
+        ClientStack::new(dialer, Arc::new(Open), user_agent)
+    }
+}
+
+/// Long enough for every watch to bring what was written, and for everybody to act on it.
+pub(crate) async fn settle() {
+    tokio::time::sleep(Duration::from_secs(5)).await;
+}
