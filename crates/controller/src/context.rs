@@ -159,18 +159,6 @@ impl Stores {
         self.node_updates.ready().await;
         self.update_groups.ready().await;
     }
-
-    /// Marks every store as complete.
-    #[cfg(test)]
-    pub(crate) fn mark_ready(&self) {
-        self.machines.mark_ready();
-        self.machine_sets.mark_ready();
-        self.machine_deployments.mark_ready();
-        self.control_planes.mark_ready();
-        self.clusters.mark_ready();
-        self.node_updates.mark_ready();
-        self.update_groups.mark_ready();
-    }
 }
 
 /// Keys to reconcile, one queue per controller.

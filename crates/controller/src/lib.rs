@@ -30,8 +30,6 @@ mod process;
 #[cfg(feature = "sabotage")]
 pub mod sabotage;
 mod settings;
-#[cfg(test)]
-mod testing;
 mod update_group;
 mod watches;
 mod workload_watch;

@@ -112,14 +112,6 @@ impl WorkloadIndex {
         views.map(|(key, view)| (key.clone(), view.clone())).collect()
     }
 
-    /// Puts a view in place of the watches.
-    #[cfg(test)]
-    pub(crate) fn insert(&self, cluster: ObjectKey, view: ClusterView) -> Arc<ClusterView> {
-        let view = Arc::new(view);
-        self.lock().insert(cluster, view.clone());
-        view
-    }
-
     fn lock(&self) -> MutexGuard<'_, BTreeMap<ObjectKey, Arc<ClusterView>>> {
         self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -16,9 +16,4 @@ mod http;
 mod update_machine;
 mod wire;
 
-#[cfg(test)]
-mod recorded_tests;
-#[cfg(test)]
-mod store_tests;
-
 pub(crate) use http::service;

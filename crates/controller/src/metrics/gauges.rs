@@ -296,24 +296,3 @@ fn seconds(now: Timestamp, since: Timestamp) -> f64 {
 fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
-
-#[cfg(test)]
-mod tests {
-    use crate::testing::{FakeApi, fleet};
-
-    #[tokio::test(start_paused = true)]
-    async fn the_caches_are_told_as_numbers() {
-        let ctx = fleet(&FakeApi::default());
-        let text = ctx.metrics.render(&ctx);
-        for line in [
-            "refit_machines{phase=\"None\"} 5",
-            "refit_leader 1",
-            "refit_synced 1",
-            "refit_workload_api_up{namespace=\"default\",cluster=\"edge-1\"} 1",
-            "refit_series_omitted{kind=\"UpdateGroup\"} 0",
-            "refit_workqueue_depth{controller=\"node-update\"} 0",
-        ] {
-            assert!(text.lines().any(|known| known == line), "{line}\n{text}");
-        }
-    }
-}

@@ -1,0 +1,29 @@
+//! What Cluster API is answered over the wire, by a controller that watches a fleet.
+
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+mod can_update;
+mod fleet;
+#[path = "../common/objects.rs"]
+mod objects;
+mod recorded;
+#[path = "../common/site.rs"]
+mod site;
+mod update_machine;
+
+use self::fleet::Fleet;
+
+#[tokio::test(start_paused = true)]
+async fn metrics_tell_the_caches_as_numbers() {
+    let fleet = Fleet::new().await;
+    for line in [
+        "machines{phase=\"None\"} 5",
+        "leader 1",
+        "synced 1",
+        "workload_api_up{namespace=\"default\",cluster=\"edge-1\"} 1",
+        "series_omitted{kind=\"UpdateGroup\"} 0",
+        "workqueue_depth{controller=\"node-update\"} 0",
+    ] {
+        fleet.assert_metric(line).await;
+    }
+}

@@ -1,0 +1,167 @@
+//! UpdateMachine, and the NodeUpdates that it leads to.
+
+use kube::{ResourceExt as _, api::PostParams};
+use lab_apiserver::Down;
+use refit_cluster_api::kinds::Machine;
+use refit_controller::{NewNodeUpdate, node_update, sabotage::Safeguard};
+use refit_kinds::{
+    keys,
+    refit::{Goal, MachineRef, NodeUpdate, Origin, Phase, Stage},
+};
+use serde_json::json;
+
+use crate::{
+    fleet::{Fleet, NEW, OLD, machine_side},
+    site::settle,
+};
+
+const NEWER: &str = "v1.35.1";
+
+/// Lets another replica make a NodeUpdate, and the watch of this one not bring it.
+async fn another_replica_makes(fleet: &Fleet, machine: &str, ordinal: u32, goal: Goal) {
+    fleet.site.hold_back("nodeupdates.refit.dev");
+    let machine = fleet.api::<Machine>().get(machine).await.unwrap();
+    let asked = NewNodeUpdate {
+        namespace: "default".into(),
+        machine: MachineRef { name: machine.name_any(), uid: machine.uid().unwrap() },
+        origin: Origin::Hook,
+        goal,
+    };
+    let update: NodeUpdate = node_update(&asked, ordinal);
+    fleet.api().create(&PostParams::default(), &update).await.unwrap();
+    settle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_update_machine_makes_ordinal_one_owned_by_its_machine() {
+    let fleet = Fleet::new().await;
+    let answer = fleet.update("edge-1-w-0", NEW).await;
+    assert!(answer.waits("pending"), "{answer:?}");
+    assert_eq!(answer.retry_after_seconds(), Some(2));
+    let machine = fleet.api::<Machine>().get("edge-1-w-0").await.unwrap();
+    let made = &fleet.updates().await[0];
+    assert_eq!(made.name_any(), "edge-1-w-0-1");
+    assert_eq!(Some(&made.owner_references()[0].uid), machine.metadata.uid.as_ref());
+    assert_eq!(made.labels()[keys::MACHINE_NAME], "edge-1-w-0");
+    assert_eq!(made.spec.goal_hash, made.spec.goal.hash());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cache_that_is_behind_never_makes_a_second_one() {
+    let fleet = Fleet::new().await;
+    fleet.update("edge-1-w-0", NEW).await;
+    let goal = fleet.updates().await.remove(0).spec.goal;
+    another_replica_makes(&fleet, "edge-1-w-1", 1, goal).await;
+    for _ in 0..3 {
+        fleet.assert_metric("machines{phase=\"None\"} 4").await;
+        let answer = fleet.update("edge-1-w-1", NEW).await;
+        assert!(answer.waits("pending"), "{answer:?}");
+    }
+    assert_eq!(fleet.updates().await.len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_the_ordinal_a_restart_makes_a_second_one() {
+    let mut fleet = Fleet::without(Safeguard::Ordinal).await;
+    for _ in 0..3 {
+        fleet.update("edge-1-w-0", NEW).await;
+        settle().await;
+    }
+    assert_eq!(fleet.updates().await.len(), 1);
+    fleet.restart().await;
+    fleet.update("edge-1-w-0", NEW).await;
+    assert_eq!(fleet.updates().await.len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn done_comes_with_success_and_the_live_version() {
+    let fleet = Fleet::new().await;
+    fleet.update("edge-1-w-0", NEW).await;
+    fleet.end_updates(Phase::Succeeded).await;
+    fleet.kubelet("edge-1-w-0", NEW).await;
+    settle().await;
+    let answer = fleet.update("edge-1-w-0", NEW).await;
+    assert!(answer.is_done(), "{answer:?}");
+    // Somebody put the old version back since: the work is done again.
+    fleet.kubelet("edge-1-w-0", OLD).await;
+    settle().await;
+    let answer = fleet.update("edge-1-w-0", NEW).await;
+    assert!(answer.waits("pending"), "{answer:?}");
+    assert_eq!(fleet.updates().await.len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_newer_one_that_the_cache_lacks_keeps_it_from_being_done() {
+    let fleet = Fleet::new().await;
+    fleet.update("edge-1-w-0", NEW).await;
+    fleet.end_updates(Phase::Succeeded).await;
+    fleet.kubelet("edge-1-w-0", NEW).await;
+    settle().await;
+    let goal = Goal { kubernetes_version: NEWER.into(), ..Goal::default() };
+    another_replica_makes(&fleet, "edge-1-w-0", 2, goal).await;
+    fleet.assert_metric("machines{phase=\"Succeeded\"} 1").await;
+    let answer = fleet.update("edge-1-w-0", NEW).await;
+    assert!(answer.waits("stopping NodeUpdate edge-1-w-0-2"), "{answer:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_goal_aborts_the_one_that_waits_and_then_goes_on() {
+    let fleet = Fleet::new().await;
+    fleet.update("edge-1-w-0", NEW).await;
+    settle().await;
+    let answer = fleet.update("edge-1-w-0", NEWER).await;
+    assert!(answer.waits("another goal is wanted"), "{answer:?}");
+    assert_eq!(fleet.updates().await[0].spec.stage, Stage::Abort);
+    settle().await;
+    assert_eq!(fleet.updates().await[0].status.as_ref().unwrap().phase, Phase::Stopped);
+    fleet.update("edge-1-w-0", NEWER).await;
+    let made = fleet.updates().await;
+    assert_eq!(made[1].name_any(), "edge-1-w-0-2");
+    assert_eq!(made[1].spec.goal.kubernetes_version, NEWER);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_waits_for_the_retry_annotation() {
+    let fleet = Fleet::new().await;
+    fleet.update("edge-1-w-0", NEW).await;
+    fleet.end_updates(Phase::Failed).await;
+    let answer = fleet.update("edge-1-w-0", NEW).await;
+    assert!(answer.waits("failed: "), "{answer:?}");
+    assert_eq!(fleet.updates().await.len(), 1);
+    fleet.annotate::<Machine>("edge-1-w-0", keys::RETRY, "edge-1-w-0-1").await;
+    settle().await;
+    for _ in 0..2 {
+        fleet.update("edge-1-w-0", NEW).await;
+    }
+    assert_eq!(fleet.updates().await.len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_is_down_is_a_retry_and_no_failure() {
+    let fleet = Fleet::new().await;
+    fleet.site.management.faults().set_down(Some(Down::Unavailable));
+    let answer = fleet.update("edge-1-w-0", NEW).await;
+    assert!(answer.waits("did not answer"), "{answer:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_served_is_a_failure_without_values() {
+    let fleet = Fleet::new().await;
+    let table = [
+        (json!({"desired": machine_side("nobody", NEW, 2)}), "nobody is not known"),
+        (
+            json!({"desired": machine_side("edge-1-w-0", "latest", 2)}),
+            "the request cannot be served",
+        ),
+        (json!({"desired": "hunter2"}), "the request cannot be served"),
+    ];
+    for (body, why) in table {
+        let answer = fleet.ask("UpdateMachine", "update-machine", &body).await;
+        assert!(answer.refuses(why), "{answer:?}");
+        assert!(!answer.message().contains("hunter2"), "{answer:?}");
+    }
+    for verdict in ["ObjectUnknown", "BadGoal", "BadRequest"] {
+        fleet.assert_counted("UpdateMachine", verdict).await;
+    }
+    assert!(fleet.updates().await.is_empty());
+}
