@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::guard::Guarded;
 
-pub use reflect::{everything, reflect};
+pub use reflect::{everything, follow, reflect};
 
 /// Namespace and name of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -63,6 +63,39 @@ struct State<K> {
     unreadable: BTreeMap<ObjectKey, String>,
     /// The newest resourceVersion that the watch brought. What is not here and not newer is gone.
     seen: u64,
+    /// Our own writes that the watch has not brought yet.
+    ahead: BTreeMap<ObjectKey, Ahead<K>>,
+}
+
+/// A write of ours that is in the store before its event.
+struct Ahead<K> {
+    /// What the watch had brought before.
+    before: Option<Arc<K>>,
+    /// The resourceVersion of the answer; of a deletion, the last that the object is known to have had.
+    version: u64,
+    /// Whether it was answered after the list that is under way was asked for.
+    since_list: bool,
+}
+
+/// An object that came (`before` is empty), changed, or went (`now` is empty). One of the two is there.
+#[derive(Debug)]
+pub struct Change<K> {
+    /// What the watch brought before.
+    pub before: Option<Arc<K>>,
+    /// What is in the store now.
+    pub now: Option<Arc<K>>,
+}
+
+impl<K> Change<K> {
+    fn of(before: Option<Arc<K>>, now: Option<Arc<K>>) -> Option<Self> {
+        (before.is_some() || now.is_some()).then_some(Self { before, now })
+    }
+
+    /// The object as it is, or as it was last.
+    pub fn object(&self) -> &K {
+        let object = self.now.as_ref().or(self.before.as_ref());
+        object.expect("a change is about an object that is or was there")
+    }
 }
 
 impl<K> Clone for Store<K> {
@@ -84,6 +117,7 @@ impl<K> Default for Store<K> {
                 objects: BTreeMap::new(),
                 unreadable: BTreeMap::new(),
                 seen: 0,
+                ahead: BTreeMap::new(),
             }),
             ready: watch::channel(false).0,
         }))
@@ -165,90 +199,185 @@ impl<K: Resource> Store<K> {
         object.meta_mut().managed_fields = None;
         let mut state = self.write();
         let key = key_of(&object);
+        let answered = version(&object);
         let outdated = match state.objects.get(&key) {
-            Some(known) => newer(known.as_ref(), &object),
-            None => version(&object).is_some_and(|version| version <= state.seen),
+            Some(known) => version(known.as_ref()) >= answered && answered.is_some(),
+            None => {
+                let gone = state.ahead.get(&key).map_or(0, |ahead| ahead.version);
+                answered.is_some_and(|answered| answered <= state.seen.max(gone))
+            }
         };
         if !outdated {
-            state.objects.insert(key, Arc::new(object));
+            let before = state.objects.insert(key.clone(), Arc::new(object));
+            state.is_ahead(key, before, answered);
+        }
+    }
+
+    /// Takes out what a write of ours deleted, unless a newer object of that name is known.
+    pub fn remove(&self, object: &K) {
+        let mut state = self.write();
+        let key = key_of(object);
+        if state.objects.get(&key).is_none_or(|known| newer(known.as_ref(), object)) {
+            return;
+        }
+        let before = state.objects.remove(&key);
+        state.is_ahead(key, before, version(object));
+    }
+
+    /// Notes that a list is asked for: what we write from now on may not be in it.
+    fn list_begins(&self) {
+        for ahead in self.write().ahead.values_mut() {
+            ahead.since_list = false;
         }
     }
 
     /// Takes in what the watch brought; `None` if we knew better already.
-    fn applied(&self, object: Guarded<K>) -> Option<Arc<K>> {
+    fn applied(&self, object: Guarded<K>) -> Option<Change<K>> {
         let key = key_of(&object);
         let mut state = self.write();
-        state.seen = state.seen.max(version(&object).unwrap_or_default());
-        match object.0 {
+        state.saw(&object);
+        let mut object = match object.0 {
             Err(unreadable) => {
-                tracing::warn!(kind = kind::<K>(), %key, reason = unreadable.reason, "an object cannot be read");
                 state.unreadable.insert(key, unreadable.reason);
-                None
+                return None;
             }
-            Ok(mut object) => {
-                state.unreadable.remove(&key);
-                if state.objects.get(&key).is_some_and(|known| newer(known.as_ref(), &object)) {
-                    return None;
-                }
-                object.meta_mut().managed_fields = None;
-                let object = Arc::new(object);
-                state.objects.insert(key, object.clone());
-                Some(object)
-            }
+            Ok(object) => object,
+        };
+        state.unreadable.remove(&key);
+        if state.knows_better(&key, &object) {
+            return None;
         }
+        object.meta_mut().managed_fields = None;
+        let now = Arc::new(object);
+        let known = state.objects.insert(key.clone(), now.clone());
+        let before = state.ahead.remove(&key).map_or(known, |ahead| ahead.before);
+        Change::of(before, Some(now))
     }
 
     /// Takes out what the watch saw go, and returns its last state that we can read.
-    fn deleted(&self, object: Guarded<K>) -> Option<Arc<K>> {
+    fn deleted(&self, object: Guarded<K>) -> Option<Change<K>> {
         let key = key_of(&object);
         let gone = version(&object).unwrap_or(u64::MAX);
         let mut state = self.write();
-        state.seen = state.seen.max(version(&object).unwrap_or_default());
+        state.saw(&object);
         state.unreadable.remove(&key);
         // One of the same name may have been made since, and be known from its create.
-        let known = match state.objects.get(&key) {
-            Some(known) if version(known.as_ref()).is_some_and(|known| known > gone) => None,
-            Some(_) => state.objects.remove(&key),
-            None => None,
-        };
-        object.0.ok().map(Arc::new).or(known)
+        let known = state.objects.get(&key);
+        let known =
+            if known.and_then(|known| version(known.as_ref())).is_some_and(|known| known > gone) {
+                if let Some(ahead) = state.ahead.get_mut(&key) {
+                    ahead.before = None;
+                }
+                None
+            } else {
+                state.ahead.remove(&key);
+                state.objects.remove(&key)
+            };
+        Change::of(object.0.ok().map(Arc::new).or(known), None)
     }
 
-    /// Takes in a whole list, and returns what it changes: first what went, then what came.
-    fn replaced(&self, list: Vec<Guarded<K>>) -> Vec<Arc<K>> {
+    /// Takes in a whole list, and returns what it changes: first what went, then what came. What we
+    /// wrote since the list was asked for stays; its event is still to come.
+    fn replaced(&self, list: Vec<Guarded<K>>) -> Vec<Change<K>> {
         let mut state = self.write();
         let mut old = std::mem::take(&mut state.objects);
         state.unreadable.clear();
-        let mut came = Vec::new();
+        let (mut came, mut kept) = (BTreeMap::new(), BTreeMap::new());
         for object in list {
             let key = key_of(&object);
-            state.seen = state.seen.max(version(&object).unwrap_or_default());
+            state.saw(&object);
             let known = old.remove(&key);
-            match object.0 {
+            let mut object = match object.0 {
                 Err(unreadable) => {
-                    tracing::warn!(kind = kind::<K>(), %key, reason = unreadable.reason, "an object cannot be read");
                     state.unreadable.insert(key.clone(), unreadable.reason);
                     state.objects.extend(known.map(|known| (key, known)));
+                    continue;
                 }
-                Ok(mut object) => {
-                    let same = |known: &Arc<K>| {
-                        version(known.as_ref()).is_some()
-                            && version(known.as_ref()) == version(&object)
-                    };
-                    let same = known.as_ref().is_some_and(same);
-                    object.meta_mut().managed_fields = None;
-                    let object = Arc::new(object);
-                    if !same {
-                        came.push((key.clone(), object.clone()));
-                    }
-                    state.objects.insert(key, object);
+                Ok(object) => object,
+            };
+            if state.wrote_since(&key, known.as_ref(), &object) {
+                kept.extend(state.ahead.remove_entry(&key));
+                state.objects.extend(known.map(|known| (key, known)));
+                continue;
+            }
+            let before = state.ahead.remove(&key).map_or(known, |ahead| ahead.before);
+            object.meta_mut().managed_fields = None;
+            let now = Arc::new(object);
+            state.objects.insert(key.clone(), now.clone());
+            let same = |before: &Arc<K>| {
+                let before = version(before.as_ref());
+                before.is_some() && before == version(now.as_ref())
+            };
+            if !before.as_ref().is_some_and(same) {
+                came.insert(key, Change { before, now: Some(now) });
+            }
+        }
+        let mut changes = state.not_listed(old);
+        state.ahead.extend(kept);
+        changes.extend(came.into_values());
+        changes
+    }
+}
+
+impl<K: Resource> State<K> {
+    fn saw(&mut self, object: &Guarded<K>) {
+        self.seen = self.seen.max(version(object).unwrap_or_default());
+    }
+
+    /// Notes a write of ours, after which the watch lags behind the store.
+    fn is_ahead(&mut self, key: ObjectKey, before: Option<Arc<K>>, version: Option<u64>) {
+        let ahead = self.ahead.entry(key).or_insert(Ahead { before, version: 0, since_list: true });
+        ahead.version = version.unwrap_or_default();
+        ahead.since_list = true;
+    }
+
+    /// Whether an event is older than what a write of ours returned.
+    fn knows_better(&self, key: &ObjectKey, object: &K) -> bool {
+        match self.objects.get(key) {
+            Some(known) => newer(known.as_ref(), object),
+            None => self.ahead.get(key).is_some_and(|deleted| is_at_most(object, deleted.version)),
+        }
+    }
+
+    /// Whether we wrote an object after the list was asked for that has it in an older state.
+    fn wrote_since(&self, key: &ObjectKey, known: Option<&Arc<K>>, listed: &K) -> bool {
+        let Some(ahead) = self.ahead.get(key).filter(|ahead| ahead.since_list) else {
+            return false;
+        };
+        match known {
+            Some(known) => newer(known.as_ref(), listed),
+            None => is_at_most(listed, ahead.version),
+        }
+    }
+
+    /// What goes because a list does not have it: all of `old` but what was created since.
+    fn not_listed(&mut self, old: BTreeMap<ObjectKey, Arc<K>>) -> Vec<Change<K>> {
+        let mut went = BTreeMap::new();
+        for (key, known) in old {
+            match self.ahead.get(&key) {
+                Some(Ahead { since_list: true, before: None, .. }) => {
+                    self.objects.insert(key, known);
+                }
+                _ => {
+                    let before = self.ahead.remove(&key).and_then(|ahead| ahead.before);
+                    went.insert(key, Change { before: before.or(Some(known)), now: None });
                 }
             }
         }
-        came.sort_by(|(a, _), (b, _)| a.cmp(b));
-        let came = came.into_iter().map(|(_, object)| object);
-        old.into_values().chain(came).collect()
+        // What we deleted ourselves is gone, and its event may not come any more.
+        let objects = &self.objects;
+        let deleted = self.ahead.extract_if(.., |key, ahead| {
+            !objects.contains_key(key) && (ahead.before.is_some() || !ahead.since_list)
+        });
+        went.extend(
+            deleted.filter_map(|(key, ahead)| Some((key, Change::of(ahead.before, None)?))),
+        );
+        went.into_values().collect()
     }
+}
+
+fn is_at_most(object: &impl Resource, limit: u64) -> bool {
+    version(object).is_some_and(|version| version <= limit)
 }
 
 fn key_of(object: &impl Resource) -> ObjectKey {
@@ -257,10 +386,6 @@ fn key_of(object: &impl Resource) -> ObjectKey {
         meta.namespace.clone().unwrap_or_default(),
         meta.name.clone().unwrap_or_default(),
     )
-}
-
-fn kind<K: Resource>() -> &'static str {
-    std::any::type_name::<K>().rsplit("::").next().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -295,6 +420,11 @@ mod tests {
         Guarded(Ok(object))
     }
 
+    fn changed(changes: &[Change<ConfigMap>]) -> Vec<String> {
+        let sign = |change: &Change<ConfigMap>| if change.now.is_some() { '+' } else { '-' };
+        changes.iter().map(|one| format!("{}{}", sign(one), one.object().name_any())).collect()
+    }
+
     #[test]
     fn a_namespace_lists_only_its_own() {
         let store = Store::default();
@@ -321,11 +451,32 @@ mod tests {
     }
 
     #[test]
-    fn a_late_answer_does_not_undo_an_event() {
+    fn a_late_event_does_not_undo_our_own_deletion() {
+        let store = Store::default();
+        store.applied(read(at("a", 5)));
+        store.remove(&at("a", 5));
+        assert!(store.applied(read(at("a", 5))).is_none());
+        assert!(store.list().is_empty());
+        assert!(store.applied(read(at("a", 8))).is_some(), "the name was used again");
+    }
+
+    #[test]
+    fn our_own_deletion_does_not_take_the_next_object_of_that_name() {
+        let store = Store::default();
+        store.applied(read(at("a", 9)));
+        store.remove(&at("a", 5));
+        assert_eq!(versions(&store), [("a".to_owned(), 9)]);
+    }
+
+    #[test]
+    fn a_late_answer_does_not_undo_an_event_or_a_deletion() {
         let store = Store::default();
         store.applied(read(at("a", 6)));
         store.insert(at("a", 5));
         assert_eq!(versions(&store), [("a".to_owned(), 6)]);
+        store.remove(&at("a", 7));
+        store.insert(at("a", 7));
+        assert!(store.list().is_empty());
     }
 
     #[test]
@@ -349,23 +500,70 @@ mod tests {
     }
 
     #[test]
+    fn an_event_of_our_own_write_reports_what_the_watch_had_brought_before() {
+        let store = Store::default();
+        store.applied(read(at("a", 5)));
+        store.insert(at("a", 6));
+        store.insert(at("a", 7));
+        assert!(store.applied(read(at("a", 6))).is_none(), "there is a newer one to come");
+        let change = store.applied(read(at("a", 7))).unwrap();
+        assert_eq!(change.before.as_deref().and_then(version), Some(5));
+        assert_eq!(change.now.as_deref().and_then(version), Some(7));
+    }
+
+    #[test]
     fn a_list_tells_first_what_went_then_what_came_in_order() {
         let store = Store::default();
         for name in ["c", "b", "a"] {
             store.applied(read(at(name, 5)));
         }
         let list = vec![read(at("z", 8)), read(at("b", 5)), read(at("d", 7))];
-        let names: Vec<_> = store.replaced(list).iter().map(|c| c.name_any()).collect();
-        assert_eq!(names, ["a", "c", "d", "z"]);
+        assert_eq!(changed(&store.replaced(list)), ["-a", "-c", "+d", "+z"]);
     }
 
     #[test]
     fn a_list_may_go_back_in_time() {
-        // As after a restored backup: the list is the truth.
+        // As after a restored backup: the list is the truth, also about what we wrote before it.
         let store = Store::default();
         store.applied(read(at("a", 50)));
-        assert_eq!(store.replaced(vec![read(at("a", 9))]).len(), 1);
+        store.insert(at("b", 51));
+        store.list_begins();
+        assert_eq!(changed(&store.replaced(vec![read(at("a", 9))])), ["-b", "+a"]);
         assert_eq!(versions(&store), [("a".to_owned(), 9)]);
+    }
+
+    #[test]
+    fn a_list_does_not_undo_what_was_written_since_it_was_asked_for() {
+        let store = Store::default();
+        for name in ["changed", "deleted"] {
+            store.applied(read(at(name, 3)));
+        }
+        store.list_begins();
+        store.insert(at("changed", 9));
+        store.insert(at("created", 8));
+        store.remove(&at("deleted", 3));
+        let list = vec![read(at("changed", 3)), read(at("deleted", 3))];
+        assert!(store.replaced(list).is_empty());
+        let ours = [("changed".to_owned(), 9), ("created".to_owned(), 8)];
+        assert_eq!(versions(&store), ours);
+        let change = store.applied(read(at("created", 8))).unwrap();
+        assert!(change.before.is_none(), "the watch brings it for the first time");
+        assert!(store.deleted(read(at("deleted", 10))).is_some());
+        assert_eq!(versions(&store), ours);
+    }
+
+    #[test]
+    fn a_list_that_brings_our_own_writes_announces_them() {
+        let store = Store::default();
+        for name in ["changed", "deleted", "same"] {
+            store.applied(read(at(name, 3)));
+        }
+        store.insert(at("changed", 9));
+        store.remove(&at("deleted", 3));
+        store.insert(at("same", 3));
+        store.list_begins();
+        let list = vec![read(at("changed", 9)), read(at("same", 3))];
+        assert_eq!(changed(&store.replaced(list)), ["-deleted", "+changed"]);
     }
 
     #[test]
@@ -378,6 +576,6 @@ mod tests {
         store.insert(object.clone());
         assert!(store.list()[0].managed_fields().is_empty());
         object.metadata.resource_version = Some("6".into());
-        assert!(store.applied(read(object)).unwrap().managed_fields().is_empty());
+        assert!(store.applied(read(object)).unwrap().object().managed_fields().is_empty());
     }
 }

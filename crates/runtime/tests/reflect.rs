@@ -11,6 +11,7 @@ mod common;
 use std::{
     borrow::Cow,
     collections::BTreeMap,
+    ops::ControlFlow,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -26,7 +27,7 @@ use kube::{
 use lab_apiserver::Down;
 use refit_runtime::{
     ObjectKey, Store,
-    store::{everything, reflect},
+    store::{everything, follow as follow_changes, reflect},
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -359,4 +360,33 @@ async fn our_own_write_is_in_the_store_at_once_and_stays() {
             tokio::task::yield_now().await;
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_follower_ends_at_the_failure_that_its_owner_does_not_want_to_outlive() {
+    let world = World::new();
+    create(&world, "a").await;
+    let store = Store::default();
+    let mut left = 2;
+    let broken = |_: &watcher::Error| {
+        left -= 1;
+        if left == 0 {
+            ControlFlow::Break("enough")
+        } else {
+            ControlFlow::Continue(Duration::from_secs(1))
+        }
+    };
+    let following =
+        follow_changes(world.configs().await, &(), everything(), store.clone(), |_| {}, broken);
+    let outage = async {
+        store.ready().await;
+        world.server.faults().set_down(Some(Down::Unavailable));
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        biased;
+        ended = following => assert_eq!(ended, "enough"),
+        () = outage => {}
+    }
+    assert!(store.get(&ObjectKey::new("default", "a")).is_some(), "it keeps what it saw");
 }

@@ -97,12 +97,6 @@ impl<K: Typed> Live<K> {
         self.json.pointer(pointer).unwrap_or(&Value::Null)
     }
 
-    /// The resourceVersion as a number; 0 for one that is none.
-    pub(crate) fn revision(&self) -> u64 {
-        let version = self.typed.metadata().resource_version.as_deref();
-        version.and_then(|version| version.parse().ok()).unwrap_or_default()
-    }
-
     /// The object's uid, empty before it has one.
     pub(crate) fn uid_text(&self) -> &str {
         self.typed.metadata().uid.as_deref().unwrap_or_default()
@@ -176,7 +170,7 @@ mod tests {
         let live = Live::<Machine>::read(object).unwrap();
         assert_eq!(live.spec.cluster_name, "c");
         assert_eq!(live.at("/spec/taints/0/key"), "a");
-        assert_eq!(live.revision(), 17);
+        assert_eq!(live.metadata().resource_version.as_deref(), Some("17"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use refit_kinds::keys;
 use refit_runtime::{ObjectKey, store::everything};
 
 use crate::{
-    cache::{Cache, Change, watch},
+    cache::{Cache, Change},
     context::{Context, Task, controller_of, lock, namespace_of},
     health_check,
     live::{Bare, Live, Typed},
@@ -51,7 +51,7 @@ pub(crate) fn watch_ca_secret(context: &Arc<Context>, secret: &ObjectKey) {
     let context_of_watch = context.clone();
     context.spawn(async move {
         let context = context_of_watch;
-        watch(api, config, cache, || true, |_| extensions_look(&context)).await;
+        cache.follow(api, config, || true, |_| extensions_look(&context)).await;
     });
 }
 
@@ -65,10 +65,9 @@ fn whole<K: Typed>(
     Box::pin(async move {
         loop {
             let api = cache.api(&context.client, "");
-            let config = everything();
             let changed = |change: &Change<K>| changed(&context, change);
             // Refused credentials may be accepted again: a cluster-wide token was rotated.
-            watch(api, config, cache.clone(), || true, changed).await;
+            cache.follow(api, everything(), || true, changed).await;
             tokio::time::sleep(std::time::Duration::from_secs(5)).await;
         }
     })

@@ -8,7 +8,7 @@ use refit_cluster_api::kinds::Cluster;
 use refit_runtime::{ObjectKey, workload::WorkloadError};
 
 use crate::{
-    cache::{Cache, Change, Ended, watch},
+    cache::{Cache, Change, Ended},
     context::{Context, lock, namespace_of},
     error::Error,
     live::{Live, Typed},
@@ -99,10 +99,9 @@ pub(crate) async fn reach(
 /// to be reached anew.
 async fn watch_all(context: Arc<Context>, cluster: ObjectKey, reached: Arc<Reached>) {
     let wanted = || context.clusters.get(&cluster).is_some();
-    let nodes = watch(
+    let nodes = reached.nodes.follow(
         reached.nodes.api(&reached.client.0, ""),
         refit_runtime::store::everything(),
-        reached.nodes.clone(),
         wanted,
         |change| {
             if node_matters(change) {
@@ -110,10 +109,9 @@ async fn watch_all(context: Arc<Context>, cluster: ObjectKey, reached: Arc<Reach
             }
         },
     );
-    let pods = watch(
+    let pods = reached.pods.follow(
         reached.pods.api(&reached.client.0, SYSTEM_NAMESPACE),
         watcher::Config::default().any_semantic().labels("tier=control-plane"),
-        reached.pods.clone(),
         wanted,
         |change| {
             if pod_matters(change) {

@@ -186,13 +186,12 @@ impl Context {
 /// Takes an answer into the cache. An object whose last finalizer is gone no longer exists.
 fn keep<K: Typed>(cache: &Cache<K>, object: Live<K>) -> Arc<Live<K>> {
     let over = object.is_deleting() && object.finalizers().is_empty();
-    let object = Arc::new(object);
     if over {
         cache.remove(&object);
     } else {
-        cache.put(object.clone());
+        cache.insert(object.clone());
     }
-    object
+    Arc::new(object)
 }
 
 /// Labels and annotations of which there are none are not stored: they are no intent either.

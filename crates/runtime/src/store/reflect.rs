@@ -1,6 +1,12 @@
 //! The watch that feeds a store.
 
-use std::{fmt::Debug, hash::Hash, time::Duration};
+use std::{
+    convert::Infallible,
+    fmt::Debug,
+    hash::Hash,
+    ops::ControlFlow::{self, Continue},
+    time::Duration,
+};
 
 use futures::StreamExt as _;
 use kube::{
@@ -10,7 +16,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use super::{Store, kind};
+use super::{Change, Store, key_of};
 use crate::{clock::instant, guard::Guarded};
 
 /// First wait after a broken watch.
@@ -33,9 +39,31 @@ pub async fn reflect<K>(
     mut changed: impl FnMut(&K),
 ) where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-    K::DynamicType: Default + Eq + Hash,
+    K::DynamicType: Default + Eq + Hash + Clone,
 {
-    let api = guarded(api);
+    let kind = K::DynamicType::default();
+    let changed = |change: &Change<K>| changed(change.object());
+    let go_on = |_: &watcher::Error| Continue::<Infallible, _>(BACKOFF_CEILING);
+    match follow(api, &kind, config, store, changed, go_on).await {}
+}
+
+/// As [`reflect`], of a kind that is known at run time only: reports whole changes, and asks
+/// `broken` after each failure how long to wait at most before the next attempt. Returns what that
+/// breaks with.
+pub async fn follow<K, E>(
+    api: Api<K>,
+    kind: &K::DynamicType,
+    config: watcher::Config,
+    store: Store<K>,
+    mut changed: impl FnMut(&Change<K>),
+    mut broken: impl FnMut(&watcher::Error) -> ControlFlow<E, Duration>,
+) -> E
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    K::DynamicType: Eq + Hash + Clone,
+{
+    let api = guarded(api, kind);
+    let kind = K::kind(kind);
     let mut backoff = Backoff::new();
     loop {
         let mut listed = Vec::new();
@@ -44,11 +72,15 @@ pub async fn reflect<K>(
         while let Some(event) = stream.next().await {
             match event {
                 Err(error) => {
-                    let wait = backoff.failed(lost_its_place(&error));
-                    if wait >= BACKOFF_CEILING {
-                        tracing::warn!(kind = kind::<K>(), %error, "a watch keeps breaking off");
+                    let ceiling = match broken(&error) {
+                        ControlFlow::Break(end) => return end,
+                        Continue(ceiling) => ceiling,
+                    };
+                    let wait = backoff.failed(lost_its_place(&error), ceiling);
+                    if wait >= ceiling {
+                        tracing::warn!(%kind, %error, "a watch keeps breaking off");
                     } else {
-                        tracing::debug!(kind = kind::<K>(), %error, "a watch broke off and starts again");
+                        tracing::debug!(%kind, %error, "a watch broke off and starts again");
                     }
                     tokio::time::sleep(wait).await;
                     if never_resumes(&error) {
@@ -58,29 +90,26 @@ pub async fn reflect<K>(
                 }
                 // The list itself may fail yet.
                 Ok(Event::Init) => {
+                    store.list_begins();
                     listed.clear();
                     continue;
                 }
                 Ok(Event::InitApply(object)) => {
+                    warn_of_unreadable(&kind, &object);
                     listed.push(object);
                     continue;
                 }
                 Ok(Event::InitDone) => {
                     let changes = store.replaced(std::mem::take(&mut listed));
                     store.mark_ready();
-                    for object in changes {
-                        changed(&object);
-                    }
+                    changes.iter().for_each(&mut changed);
                 }
                 Ok(Event::Apply(object)) => {
-                    if let Some(object) = store.applied(object) {
-                        changed(&object);
-                    }
+                    warn_of_unreadable(&kind, &object);
+                    store.applied(object).iter().for_each(&mut changed);
                 }
                 Ok(Event::Delete(object)) => {
-                    if let Some(object) = store.deleted(object) {
-                        changed(&object);
-                    }
+                    store.deleted(object).iter().for_each(&mut changed);
                 }
             }
             backoff.worked();
@@ -88,16 +117,18 @@ pub async fn reflect<K>(
     }
 }
 
+fn warn_of_unreadable<K: Resource>(kind: &str, object: &Guarded<K>) {
+    if let Err(unreadable) = &object.0 {
+        let key = key_of(object);
+        tracing::warn!(%kind, %key, reason = unreadable.reason, "an object cannot be read");
+    }
+}
+
 /// The same API for objects that may be unreadable.
-fn guarded<K>(api: Api<K>) -> Api<Guarded<K>>
-where
-    K: Resource,
-    K::DynamicType: Default,
-{
-    let kind = K::DynamicType::default();
+fn guarded<K: Resource>(api: Api<K>, kind: &K::DynamicType) -> Api<Guarded<K>> {
     match api.namespace().map(str::to_owned) {
-        Some(namespace) => Api::namespaced_with(api.into_client(), &namespace, &kind),
-        None => Api::all_with(api.into_client(), &kind),
+        Some(namespace) => Api::namespaced_with(api.into_client(), &namespace, kind),
+        None => Api::all_with(api.into_client(), kind),
     }
 }
 
@@ -138,7 +169,7 @@ impl Backoff {
     /// How long to wait after a failure. One after a long quiet time is a first one, and so is a lost
     /// place after failures of another kind: an API server that was away and is back says that, and
     /// waiting on would only make everybody late.
-    fn failed(&mut self, lost: bool) -> Duration {
+    fn failed(&mut self, lost: bool, ceiling: Duration) -> Duration {
         let now = instant();
         let before = std::mem::replace(&mut self.lost, lost);
         let back = lost && !before;
@@ -146,7 +177,7 @@ impl Backoff {
             self.next = BACKOFF_FLOOR;
         }
         let wait = self.next;
-        self.next = (wait * 2).min(BACKOFF_CEILING);
+        self.next = (wait * 2).min(ceiling);
         self.since = now + wait;
         wait
     }
@@ -166,13 +197,13 @@ mod tests {
         let mut backoff = Backoff::new();
         let mut waits = Vec::new();
         for _ in 0..8 {
-            let wait = backoff.failed(false);
+            let wait = backoff.failed(false, BACKOFF_CEILING);
             tokio::time::sleep(wait).await;
             waits.push(wait.as_millis());
         }
         assert_eq!(waits, [500, 1000, 2000, 4000, 8000, 16000, 20000, 20000]);
         tokio::time::sleep(BACKOFF_RESET + Duration::from_secs(1)).await;
-        assert_eq!(backoff.failed(false), BACKOFF_FLOOR);
+        assert_eq!(backoff.failed(false, BACKOFF_CEILING), BACKOFF_FLOOR);
     }
 
     #[tokio::test(start_paused = true)]
@@ -180,7 +211,7 @@ mod tests {
         let mut backoff = Backoff::new();
         let mut waits = Vec::new();
         for lost in [false, false, false, true, true, true, false, true] {
-            let wait = backoff.failed(lost);
+            let wait = backoff.failed(lost, BACKOFF_CEILING);
             tokio::time::sleep(wait).await;
             waits.push(wait.as_millis());
         }
