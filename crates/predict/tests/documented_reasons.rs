@@ -45,13 +45,14 @@ fn not_ready() -> Vec<NotReady> {
     let s = String::new;
     let peer = Peer { machine: s(), unfinished: Some(Unfinished::Marked) };
     let host = Host { machine: s(), deleting: false, report: HostReport::NoNode };
+    let leaving = Host { deleting: true, ..host.clone() };
     let old = ControlPlaneMachine { machine: s(), observed: "v1.34.2".into(), spec: s() };
     let all = vec![
         NotReady::NotSynced,
         NotReady::BadRequest { reason: s() },
         NotReady::ObjectUnknown { kind: s(), name: s() },
         NotReady::OwnerUnknown { machine: s() },
-        NotReady::Deleting { machine: s() },
+        decided(&Known { hosts: vec![leaving], ..Known::default() }),
         decided(&Known { peers: vec![peer], ..Known::default() }),
         decided(&Known { hosts: vec![host], ..Known::default() }),
         decided(&Known { control_plane: vec![old], ..Known::default() }),

@@ -72,9 +72,6 @@ fn both_sides(body: &[u8], members: wire::Members) -> Result<(Objects, Objects),
 fn about_machine(ctx: &Context, current: &Objects) -> Result<Question, NotReady> {
     let key = synced_key(ctx, current)?;
     let machine = ctx.stores.machines.get(&key).ok_or_else(|| unknown("Machine", &key))?;
-    if machine.metadata.deletion_timestamp.is_some() {
-        return Err(NotReady::Deleting { machine: key.name });
-    }
     let group =
         group_of(&ctx.stores, &machine).ok_or(NotReady::OwnerUnknown { machine: key.name })?;
     let known = Known {

@@ -33,6 +33,10 @@ const ATTEMPTS: usize = 3;
 /// Writes the decision where it differs from the last one. The answer does not depend on it: a
 /// failure is logged, and the next call tries again.
 pub(super) async fn record(ctx: &Context, group: &Group, policy: &Policy, verdict: &Verdict) {
+    // A Machine that goes says nothing about its group.
+    if matches!(verdict, Verdict::NotReady(NotReady::Deleting { .. })) {
+        return;
+    }
     let write = try_record(ctx, group, policy, verdict);
     match tokio::time::timeout(RECORD_DEADLINE, write).await {
         Ok(Ok(())) => {}

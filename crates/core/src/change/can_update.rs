@@ -103,6 +103,9 @@ pub struct Judgement {
 /// Answers whether Machines can be brought from `current` to `desired` in place.
 pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Known) -> Judgement {
     let coverage = cover(level, current, desired, built_in());
+    if let Some(machine) = deleting(level, &known.hosts) {
+        return Judgement { coverage, verdict: Verdict::NotReady(NotReady::Deleting { machine }) };
+    }
     // A version that cannot be read is not covered, and answered as such.
     let target = desired.version(level).and_then(|text| text.parse().ok());
     let unready = target
@@ -144,6 +147,14 @@ pub fn behind(
 /// that cannot be read cannot be shown to be new enough.
 pub fn is_behind(version: &str, target: &KubernetesVersion) -> bool {
     version.parse::<KubernetesVersion>().map_or(true, |version| version.minor_below(target))
+}
+
+/// The Machine of the request where it is being deleted. Others of a MachineSet may go meanwhile.
+fn deleting(level: Level, hosts: &[Host]) -> Option<String> {
+    match level {
+        Level::Machine => hosts.iter().find(|host| host.deleting).map(|host| host.machine.clone()),
+        Level::MachineSet => None,
+    }
 }
 
 fn busy(peers: &[Peer]) -> Option<NotReady> {
@@ -212,9 +223,10 @@ mod tests {
             (
                 Known {
                     hosts: vec![Host { deleting: true, ..host("m", silent("n")) }],
+                    policy: Policy { disabled: true, ..Policy::default() },
                     ..Known::default()
                 },
-                "Covered",
+                "Deleting",
             ),
             (Known { peers: vec![peer("p", None)], ..Known::default() }, "Covered"),
             (

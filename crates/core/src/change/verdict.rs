@@ -61,6 +61,7 @@ pub enum NotReady {
         machine: String,
     },
     /// The Machine is being deleted.
+    #[non_exhaustive]
     Deleting {
         /// Name of the Machine.
         machine: String,
