@@ -167,7 +167,7 @@ fn the_table_of_findings() {
         (with_extension(|e| e.name = "other".into()), C::Extension, Fail),
         (with_extension(|e| e.discovered = None), C::Extension, Fail),
         (with_extension(|e| e.has_ca_bundle = false), C::Extension, Fail),
-        (with_extension(|e| e.selector = None), C::Namespaces, Warn),
+        (with_extension(|e| e.selector = Ok(None)), C::Namespaces, Warn),
         (
             with(|f| {
                 let other = Extension { name: "other".into(), ..Extension::assumed() };

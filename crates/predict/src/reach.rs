@@ -78,12 +78,13 @@ pub enum Shape {
 }
 
 /// An ExtensionConfig as far as it decides who is asked.
-#[derive(Clone, Debug, PartialEq, Default)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Extension {
     /// Its name.
     pub name: String,
-    /// Namespaces whose objects it is asked about; absent matches none.
-    pub selector: Option<Selector>,
+    /// Namespaces whose objects it is asked about; absent matches none. An error where the
+    /// selector cannot be read: Cluster API then asks nobody, and stops.
+    pub selector: Result<Option<Selector>, String>,
     /// Hooks that Cluster API found in it.
     pub hooks: Vec<String>,
     /// `True`, `False` or `Unknown`, with the message; `None` before the first discovery.
@@ -101,7 +102,7 @@ impl Extension {
     pub fn assumed() -> Self {
         Self {
             name: EXTENSION.to_owned(),
-            selector: Some(Selector::default()),
+            selector: Ok(Some(Selector::default())),
             hooks: HOOKS.map(str::to_owned).to_vec(),
             discovered: Some(("True".to_owned(), String::new())),
             current: true,
@@ -112,7 +113,7 @@ impl Extension {
 
     /// Whether it is asked about objects of a namespace with these labels.
     fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.selector.as_ref().is_some_and(|selector| selector.matches(labels))
+        matches!(&self.selector, Ok(Some(selector)) if selector.matches(labels))
     }
 
     /// Reads what decides out of an ExtensionConfig.
@@ -123,7 +124,13 @@ impl Extension {
         let annotations = config.metadata.annotations.as_ref();
         Self {
             name: config.metadata.name.clone().unwrap_or_default(),
-            selector: config.spec.namespace_selector.clone().and_then(|s| s.try_into().ok()),
+            selector: config
+                .spec
+                .namespace_selector
+                .clone()
+                .map(Selector::try_from)
+                .transpose()
+                .map_err(|error| error.to_string()),
             hooks: status
                 .handlers
                 .iter()
@@ -253,7 +260,7 @@ pub fn reach(facts: &Reach) -> Result<(), Unreached> {
     discovered(ours)?;
     let labels = match &facts.namespace_labels {
         Read::Known(labels) => labels,
-        Read::Unknown(_) if ours.selector.as_ref().is_some_and(Selector::selects_all) => {
+        Read::Unknown(_) if matches!(&ours.selector, Ok(Some(selector)) if selector.selects_all()) => {
             &BTreeMap::new()
         }
         Read::Unknown(why) => return Err(known(why)),
@@ -397,26 +404,30 @@ fn selected(
     if ours.selects(labels) {
         return Ok(());
     }
-    let wanted: Option<Vec<String>> = ours.selector.clone().and_then(|selector| {
-        let equal = |wanted: Expression| {
-            matches!(wanted, Expression::Equal(..)).then(|| wanted.to_string())
-        };
-        selector.into_iter().map(equal).collect()
-    });
-    let remedy = match wanted {
-        Some(pairs) => {
-            format!("opt it in with: kubectl label namespace {namespace} {}", pairs.join(" "))
+    let equal =
+        |wanted: Expression| matches!(wanted, Expression::Equal(..)).then(|| wanted.to_string());
+    let (selector, remedy) = match &ours.selector {
+        Err(error) => (
+            format!("invalid ({error})"),
+            format!("correct spec.namespaceSelector of ExtensionConfig {}", ours.name),
+        ),
+        Ok(None) => (
+            "none, which matches no namespace".to_owned(),
+            "change the namespace's labels or the selector".to_owned(),
+        ),
+        Ok(Some(selector)) => {
+            let pairs: Option<Vec<String>> = selector.clone().into_iter().map(equal).collect();
+            let remedy = pairs.map_or_else(
+                || "change the namespace's labels or the selector".to_owned(),
+                |pairs| {
+                    let pairs = pairs.join(" ");
+                    format!("opt it in with: kubectl label namespace {namespace} {pairs}")
+                },
+            );
+            (selector.to_string(), remedy)
         }
-        None => "change the namespace's labels or the selector".to_owned(),
     };
-    Err(Unreached::NotSelected {
-        namespace: namespace.to_owned(),
-        selector: ours
-            .selector
-            .as_ref()
-            .map_or_else(|| "none, which matches no namespace".to_owned(), Selector::to_string),
-        remedy,
-    })
+    Err(Unreached::NotSelected { namespace: namespace.to_owned(), selector, remedy })
 }
 
 /// Whether no other extension serves one of our hooks in this namespace.

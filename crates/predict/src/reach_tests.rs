@@ -1,5 +1,5 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use refit_cluster_api::IntOrPercent;
+use refit_cluster_api::{IntOrPercent, kinds::ExtensionConfig};
 use serde_json::json;
 
 use super::*;
@@ -17,7 +17,7 @@ fn selector(value: serde_json::Value) -> Selector {
 fn ours() -> Extension {
     Extension {
         name: EXTENSION.into(),
-        selector: Some(selector(json!({"matchLabels": {"refit.dev/in-place": "enabled"}}))),
+        selector: Ok(Some(selector(json!({"matchLabels": {"refit.dev/in-place": "enabled"}})))),
         hooks: HOOKS.map(str::to_owned).to_vec(),
         discovered: Some(("True".into(), String::new())),
         current: true,
@@ -91,7 +91,8 @@ fn a_sound_installation_is_reached() {
 
 #[test]
 fn every_way_not_to_be_asked_has_its_reason_and_says_what_to_do() {
-    let other = Extension { name: "other".into(), selector: Some(selector(json!({}))), ..ours() };
+    let other =
+        Extension { name: "other".into(), selector: Ok(Some(selector(json!({})))), ..ours() };
     let table = vec![
         (with(|f| f.group.kind = "MachinePool".into()), "Kind"),
         (with(|f| f.group.kind = "RKE2ControlPlane".into()), "Kind"),
@@ -113,7 +114,7 @@ fn every_way_not_to_be_asked_has_its_reason_and_says_what_to_do() {
         (with_extension(|e| e.hooks.truncate(2)), "HookMissing"),
         (with_extension(|e| e.has_ca_bundle = false), "NoCaBundle"),
         (with(|f| f.namespace_labels = Read::Known(labels(&[]))), "NotSelected"),
-        (with_extension(|e| e.selector = None), "NotSelected"),
+        (with_extension(|e| e.selector = Ok(None)), "NotSelected"),
         (with(|f| f.extensions = Read::Known(vec![other.clone(), ours()])), "Shared"),
         (
             with(|f| f.managers = Read::Known(vec![manager(Provider::Core, "v1.11.9", &[])])),
@@ -171,21 +172,40 @@ fn workers_do_not_need_the_gate_of_the_control_planes_manager() {
 
 #[test]
 fn an_extension_for_all_namespaces_needs_no_labels() {
-    let all = with_extension(|e| e.selector = Some(selector(json!({}))));
+    let all = with_extension(|e| e.selector = Ok(Some(selector(json!({})))));
     let facts = Reach { namespace_labels: Read::Unknown("forbidden".into()), ..all };
     assert_eq!(reach(&facts), Ok(()));
+}
+
+#[test]
+fn a_selector_that_cannot_be_read_is_named_as_such() {
+    let config: ExtensionConfig = serde_json::from_value(json!({
+        "apiVersion": "runtime.cluster.x-k8s.io/v1beta2", "kind": "ExtensionConfig",
+        "metadata": {"name": "refit"},
+        "spec": {
+            "clientConfig": {},
+            "namespaceSelector": {"matchExpressions": [
+                {"key": "team", "operator": "Near", "values": ["a"]},
+            ]},
+        },
+    }))
+    .unwrap();
+    let facts = with_extension(|e| e.selector = Extension::of(&config).selector);
+    let text = reach(&facts).unwrap_err().to_string();
+    assert!(text.contains("invalid (failed to parse"), "{text}");
+    assert!(text.contains("correct spec.namespaceSelector of ExtensionConfig"), "{text}");
 }
 
 #[test]
 fn an_extension_elsewhere_or_for_other_hooks_does_not_disturb() {
     let elsewhere = Extension {
         name: "elsewhere".into(),
-        selector: Some(selector(json!({"matchLabels": {"team": "b"}}))),
+        selector: Ok(Some(selector(json!({"matchLabels": {"team": "b"}})))),
         ..ours()
     };
     let lifecycle = Extension {
         name: "lifecycle".into(),
-        selector: Some(selector(json!({}))),
+        selector: Ok(Some(selector(json!({})))),
         hooks: vec!["BeforeClusterUpgrade".into()],
         ..ours()
     };
