@@ -16,7 +16,7 @@ struct Telltale {
     allowed: &'static [(&'static str, &'static str)],
 }
 
-const TELLTALES: [Telltale; 10] = [
+const TELLTALES: [Telltale; 15] = [
     Telltale {
         word: "UPDATE_MACHINE_HOOK",
         at_home: true,
@@ -60,6 +60,28 @@ const TELLTALES: [Telltale; 10] = [
             ("crates/cli/src/plan/gather.rs", "finds the template to read"),
         ],
     },
+    Telltale {
+        word: "OWNER_REMEDIATED",
+        at_home: true,
+        allowed: &[
+            ("crates/kinds/src/conditions.rs", "the type"),
+            ("lab/cluster-api-shell/src/remediation.rs", "tells apart what was never remediated"),
+            ("lab/cluster-api-shell/src/control_plane/remediate.rs", "sets the condition: a write"),
+            ("lab/cluster-api-shell/src/health_check/mod.rs", "sets the condition: a write"),
+            ("lab/cluster-api-shell/src/machine_set/remediation.rs", "sets the condition: a write"),
+        ],
+    },
+    Telltale {
+        word: "\"OwnerRemediated\"",
+        at_home: false,
+        allowed: &[
+            ("crates/kinds/src/conditions.rs", "the type"),
+            ("crates/core/src/invariants/objects.rs", "judges the model, so it reads by itself"),
+        ],
+    },
+    Telltale { word: "certificatesExpiryDate", at_home: true, allowed: &[] },
+    Telltale { word: "failureDomains", at_home: true, allowed: &[] },
+    Telltale { word: ".rolling_update.as_ref()", at_home: true, allowed: &[] },
     Telltale {
         word: "MACHINE_TEMPLATE_HASH",
         at_home: true,

@@ -2,20 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::Timestamp;
 use refit_cluster_api::{
     desired::{control_plane::ControlPlane as Wanted, made_of},
     rollout::{
-        Expired,
         control_plane::{
             Component, ControlPlane, ControlPlaneMachine, PreflightFailure, ScaleDownReason,
         },
+        difference::Difference,
+        needs_remediation,
         simulate::Answer,
     },
 };
 use refit_core::change::Level;
 use refit_kinds::{
-    json::{annotations, condition, created_at, is_deleting, name, text},
+    json::{annotations, condition, name, text},
     keys,
 };
 use serde_json::{Value, json};
@@ -29,19 +29,10 @@ use super::{
     {plane, plane::End},
 };
 
-const COMPONENTS: [Component; 5] = [
-    Component::ApiServer,
-    Component::ControllerManager,
-    Component::Scheduler,
-    Component::EtcdPod,
-    Component::EtcdMember,
-];
-
 /// A Machine, what it lacks, and why it is to go.
 struct Member<'a> {
     machine: &'a Value,
     sides: MachineSides,
-    expired: Option<CauseReason>,
     real: bool,
 }
 
@@ -63,7 +54,6 @@ pub(super) fn predict(input: &Input, group: &GroupRef) -> Option<GroupPrediction
         .map(|machine| Member {
             machine,
             sides: of_machine(compared, view.now, view.wanted, machine),
-            expired: expired(view.wanted, machine, input.now),
             real,
         })
         .collect();
@@ -76,24 +66,12 @@ pub(super) fn predict(input: &Input, group: &GroupRef) -> Option<GroupPrediction
     };
     let (answers, refusals) = answers(&mut view, &members, in_place_updates);
     let remediated = remediated(&mut view, &members, replicas);
-    let outcome = plane::run(
-        ControlPlane {
-            replicas,
-            max_surge,
-            in_place_updates,
-            topology_version_mismatch: topology_mismatch(&view),
-            managed_etcd: Wanted { object: view.wanted, cluster: "" }.has_managed_etcd(),
-            failure_domains: failure_domains(view.cluster),
-            machines: members
-                .iter()
-                .filter(|member| !remediated.contains(name(member.machine)))
-                .map(state)
-                .collect(),
-            can_update: BTreeMap::new(),
-        },
-        &answers,
-        input.now,
-    );
+    let wanted = Wanted { object: view.wanted, cluster: &view.plan.cluster };
+    let left = members.iter().filter(|member| !remediated.contains(name(member.machine)));
+    let cluster = view.cluster.unwrap_or(&Value::Null);
+    let mut control_plane = ControlPlane::of(wanted, cluster, left.map(state).collect());
+    control_plane.in_place_updates = in_place_updates;
+    let outcome = plane::run(control_plane, &answers, input.now);
     view.plan.machines.in_place = count(outcome.in_place.len());
     view.plan.machines.new = outcome.created;
     view.plan.machines.deleted = count(outcome.deleted.len() + remediated.len());
@@ -120,7 +98,7 @@ fn answers(
     asked: bool,
 ) -> (BTreeMap<String, Answer>, BTreeMap<String, Vec<Blocked>>) {
     let (mut answers, mut refusals) = (BTreeMap::new(), BTreeMap::new());
-    for member in members.iter().filter(|m| !m.sides.up_to_date) {
+    for member in members.iter().filter(|m| !m.sides.is_up_to_date()) {
         let hosts = if asked { view.hosts_of(&[member.machine]) } else { Vec::new() };
         let before = view.plan.blocked_by.len();
         let answer = view.answer(Level::Machine, &member.sides.sides, hosts, Vec::new());
@@ -139,8 +117,7 @@ fn remediated(view: &mut View<'_>, members: &[Member<'_>], replicas: i64) -> BTr
         return found;
     }
     let failed = |member: &&Member<'_>| {
-        condition(member.machine, "HealthCheckSucceeded") == Some("False")
-            && condition(member.machine, "OwnerRemediated") == Some("False")
+        needs_remediation(member.machine)
             && !annotations(member.machine).contains_key(keys::SKIP_REMEDIATION)
     };
     // One at a time: the next only when the first has been replaced.
@@ -198,7 +175,7 @@ fn explain(
     let replaced = count(outcome.deleted.len());
     let remediated = view.plan.machines.deleted - replaced;
     if outcome.created > remediated && replaced == 0 {
-        if max_surge > 0 && members.iter().any(|member| !member.sides.up_to_date) {
+        if max_surge > 0 && members.iter().any(|member| !member.sides.is_up_to_date()) {
             surge(view, max_surge);
         } else {
             replicas(view);
@@ -213,17 +190,8 @@ fn explain_one(view: &mut View<'_>, member: &Member<'_>, reason: ScaleDownReason
     let marked = [keys::DELETE_MACHINE, keys::REMEDIATE_MACHINE]
         .into_iter()
         .find(|key| notes.contains_key(*key));
-    match (reason, member.expired, marked) {
-        (ScaleDownReason::NotEligible, Some(why), _) => {
-            let (field, message) = if why == CauseReason::RolloutAfter {
-                ("spec.rollout.after", "it is older than spec.rollout.after, which has passed")
-            } else {
-                (
-                    "spec.rollout.before",
-                    "its certificates expire within spec.rollout.before; Cluster API renews them by \
-                     replacing the machine",
-                )
-            };
+    match (reason, outdated(&member.sides.differences), marked) {
+        (ScaleDownReason::NotEligible, Some((why, field, message)), _) => {
             view.cause(
                 why,
                 object,
@@ -240,14 +208,16 @@ fn explain_one(view: &mut View<'_>, member: &Member<'_>, reason: ScaleDownReason
             );
         }
         (ScaleDownReason::NotEligible, None, None) => surge(view, max_surge),
-        (ScaleDownReason::TooManyMachines, ..) if max_surge > 0 && !member.sides.up_to_date => {
+        (ScaleDownReason::TooManyMachines, ..)
+            if max_surge > 0 && !member.sides.is_up_to_date() =>
+        {
             surge(view, max_surge);
         }
         (ScaleDownReason::TooManyMachines, ..) => replicas(view),
         (ScaleDownReason::FailsPreflight, ..) => {
-            let failing = COMPONENTS
-                .iter()
-                .map(|component| component.condition())
+            let failing = Component::ALL
+                .into_iter()
+                .map(Component::condition)
                 .find(|type_| condition(member.machine, type_) != Some("True"))
                 .unwrap_or("its Node");
             view.cause(
@@ -277,6 +247,26 @@ fn explain_one(view: &mut View<'_>, member: &Member<'_>, reason: ScaleDownReason
         }
         (ScaleDownReason::NotCovered, ..) => view.uncovered(),
     }
+}
+
+/// The date that makes a machine outdated: what it is, the field that has it, and what it means.
+fn outdated(differences: &[Difference]) -> Option<(CauseReason, &'static str, &'static str)> {
+    differences.iter().find_map(|difference| match difference {
+        Difference::RolloutAfter => Some((
+            CauseReason::RolloutAfter,
+            "spec.rollout.after",
+            "it is older than spec.rollout.after, which has passed",
+        )),
+        Difference::Certificates => Some((
+            CauseReason::CertificatesExpire,
+            "spec.rollout.before",
+            "its certificates expire within spec.rollout.before; Cluster API renews them by \
+             replacing the machine",
+        )),
+        Difference::Version { .. }
+        | Difference::KubeadmConfig
+        | Difference::Infrastructure { .. } => None,
+    })
 }
 
 fn surge(view: &mut View<'_>, max_surge: i64) {
@@ -309,33 +299,14 @@ fn replicas(view: &mut View<'_>) {
     );
 }
 
-/// Why a machine is outdated by date alone.
-fn expired(control_plane: &Value, machine: &Value, now: Timestamp) -> Option<CauseReason> {
-    match Expired::of(control_plane, machine, now) {
-        Expired { rollout_after: true, .. } => Some(CauseReason::RolloutAfter),
-        Expired { certificates: true, .. } => Some(CauseReason::CertificatesExpire),
-        Expired { rollout_after: false, certificates: false } => None,
-    }
-}
-
 /// A machine as the next step is decided on. What is only imagined is healthy.
 fn state(member: &Member<'_>) -> ControlPlaneMachine {
-    let machine = member.machine;
-    let unhealthy = |component: &Component| {
-        member.real && condition(machine, component.condition()) != Some("True")
-    };
-    let domain = text(machine, "/spec/failureDomain");
-    ControlPlaneMachine {
-        name: name(machine).to_owned(),
-        created_at: created_at(machine),
-        failure_domain: (!domain.is_empty()).then(|| domain.to_owned()),
-        annotations: annotations(machine),
-        deleting: is_deleting(machine),
-        up_to_date: member.sides.up_to_date,
-        expired: member.expired.is_some(),
-        has_node: !member.real || !text(machine, "/status/nodeRef/name").is_empty(),
-        unhealthy: COMPONENTS.into_iter().filter(unhealthy).collect(),
+    let mut machine = ControlPlaneMachine::of(member.machine, &member.sides.differences);
+    if !member.real {
+        machine.has_node = true;
+        machine.unhealthy.clear();
     }
+    machine
 }
 
 /// The machines that a control plane without any has, where manifests are all there is.
@@ -374,23 +345,6 @@ fn with_unread(input: &Input) -> Input {
     input.unread_kinds.extend(templates);
     input.unread_kinds.insert("KubeadmConfig".to_owned());
     input
-}
-
-fn topology_mismatch(view: &View<'_>) -> bool {
-    view.cluster.is_some_and(|cluster| {
-        let topology = text(cluster, "/spec/topology/version");
-        !topology.is_empty() && topology != view.plan.to
-    })
-}
-
-fn failure_domains(cluster: Option<&Value>) -> BTreeSet<String> {
-    let domains = cluster.and_then(|c| c.pointer("/status/failureDomains")?.as_array());
-    domains
-        .into_iter()
-        .flatten()
-        .filter(|domain| domain["controlPlane"] == true)
-        .filter_map(|domain| Some(domain["name"].as_str()?.to_owned()))
-        .collect()
 }
 
 fn count(number: usize) -> i64 {

@@ -5,10 +5,10 @@ use refit_cluster_api::{
     desired::{
         Template,
         control_plane::ControlPlane,
-        is_clone_of,
         machine_deployment::{Step, machine_set},
     },
     kubeadm_config::{self, Entry},
+    rollout::difference::Difference,
 };
 use refit_core::change::Objects as Side;
 use refit_kinds::{
@@ -32,10 +32,17 @@ pub(super) enum Sides {
 
 /// A control plane Machine against its control plane.
 pub(super) struct MachineSides {
-    /// Whether the machine is what the control plane wants.
-    pub(super) up_to_date: bool,
+    /// How the machine differs from what the control plane wants.
+    pub(super) differences: Vec<Difference>,
     /// Both sides.
     pub(super) sides: Sides,
+}
+
+impl MachineSides {
+    /// Whether the machine is what the control plane's spec wants, its age aside.
+    pub(super) fn is_up_to_date(&self) -> bool {
+        self.differences.iter().all(Difference::is_by_date)
+    }
 }
 
 /// The sides of a control plane Machine. Parts that could not be read are taken from their
@@ -46,16 +53,11 @@ pub(super) fn of_machine(
     wanted: &Value,
     machine: &Value,
 ) -> MachineSides {
-    let (from, to) = (text(machine, "/spec/version"), text(wanted, "/spec/version"));
     let plane = of(wanted, machine);
     let infrastructure = infrastructure(input, of(now, machine), machine);
     let config = config(input, of(now, machine), machine);
-    let same_config =
-        config.as_ref().is_none_or(|config| kubeadm_config::is_up_to_date(&config["spec"], wanted));
-    let same_template = infrastructure
-        .as_ref()
-        .is_none_or(|found| is_clone_of(&annotations(found), &plane.infrastructure_template()));
-    let up_to_date = from == to && same_template && same_config;
+    let differences =
+        Difference::all(plane, machine, infrastructure.as_ref(), config.as_ref(), input.now);
     let sides = match (infrastructure, config) {
         (Some(found), Some(config)) if annotations(&found).contains_key(keys::CLONED_FROM_NAME) => {
             let owner = (machine.clone(), apply(machine, None, &plane.updated_machine(machine)));
@@ -67,7 +69,7 @@ pub(super) fn of_machine(
         }
         _ => Sides::NotCloned,
     };
-    MachineSides { up_to_date, sides }
+    MachineSides { differences, sides }
 }
 
 /// A control plane as the model of Cluster API takes it.

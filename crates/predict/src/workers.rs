@@ -13,6 +13,7 @@ use refit_cluster_api::{
     rollout::{
         self, MachineDeployment, MachineSet, Strategy, Template, find_new_and_old,
         machine_set::DeletionOrder,
+        needs_remediation,
         simulate::{Answer, End, SimulatedRollout, Workers},
     },
 };
@@ -246,9 +247,7 @@ fn explain(
     }
     for machine in machines {
         let of = name(machine);
-        let waits = condition(machine, "HealthCheckSucceeded") == Some("False")
-            && condition(machine, "OwnerRemediated") == Some("False");
-        if waits && outcome.deleted.contains(of) {
+        if needs_remediation(machine) && outcome.deleted.contains(of) {
             view.cause(
                 CauseReason::Remediation,
                 format!("Machine/{of}"),

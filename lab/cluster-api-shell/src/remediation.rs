@@ -1,7 +1,10 @@
 //! What a MachineHealthCheck asks of a Machine's owner.
 
-use refit_cluster_api::kinds::Machine;
-use refit_kinds::conditions::{self, HEALTH_CHECK_SUCCEEDED, OWNER_REMEDIATED};
+use refit_cluster_api::{kinds::Machine, rollout::needs_remediation};
+use refit_kinds::{
+    conditions::{HEALTH_CHECK_SUCCEEDED, OWNER_REMEDIATED},
+    json::condition,
+};
 
 use crate::live::Live;
 
@@ -20,19 +23,12 @@ pub(crate) enum Need {
 
 /// Reads a Machine's conditions.
 pub(crate) fn need(machine: &Live<Machine>) -> Need {
-    let status = machine.status.as_ref();
-    let list = status.map_or(&[][..], |status| &status.conditions);
-    let says = |type_, wanted: &str| {
-        conditions::get(list, type_).is_some_and(|condition| condition.status == wanted)
-    };
-    let asked = says(OWNER_REMEDIATED, "False");
-    let failed = says(HEALTH_CHECK_SUCCEEDED, "False");
-    match (failed, asked) {
-        (true, _) if machine.is_deleting() => Need::Leaving,
-        (true, true) => Need::Owner,
-        (false, true) if says(HEALTH_CHECK_SUCCEEDED, "True") && !machine.is_deleting() => {
-            Need::Recovered
-        }
+    let (json, deleting) = (machine.json(), machine.is_deleting());
+    let asked = condition(json, OWNER_REMEDIATED) == Some("False");
+    match condition(json, HEALTH_CHECK_SUCCEEDED) {
+        Some("False") if deleting => Need::Leaving,
+        Some("False") if needs_remediation(json) => Need::Owner,
+        Some("True") if asked && !deleting => Need::Recovered,
         _ => Need::None,
     }
 }

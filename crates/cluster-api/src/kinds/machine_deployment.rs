@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{MachineSetDeletion, MachineTemplate};
+use crate::IntOrPercent;
 
 /// Workers of a cluster that are rolled from one template to the next.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -82,6 +83,18 @@ pub struct MachineDeploymentStrategy {
     /// Parameters of `RollingUpdate`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rolling_update: Option<RollingUpdate>,
+}
+
+impl MachineDeployment {
+    /// How many of `replicas` machines its `maxUnavailable` lets be unavailable. What Cluster API's
+    /// webhooks would reject counts as not set.
+    pub fn max_unavailable(&self, replicas: i64) -> i64 {
+        let rollout = self.spec.rollout.as_ref();
+        let rolling =
+            rollout.and_then(|rollout| rollout.strategy.as_ref()?.rolling_update.as_ref());
+        let limit = rolling.and_then(|rolling| rolling.max_unavailable.as_ref());
+        IntOrPercent::read(limit, 0).map_or(0, |limit| limit.rounded_down(replicas))
+    }
 }
 
 /// How many machines may be missing or too many during a rolling update.

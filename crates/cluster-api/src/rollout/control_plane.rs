@@ -70,6 +70,15 @@ pub enum Component {
 }
 
 impl Component {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::ApiServer,
+        Self::ControllerManager,
+        Self::Scheduler,
+        Self::EtcdPod,
+        Self::EtcdMember,
+    ];
+
     /// The condition of a Machine that reports it.
     pub fn condition(self) -> &'static str {
         match self {

@@ -5,6 +5,7 @@
 //! | [`find`] | which MachineSet is the current one, and why a new one is needed |
 //! | [`intent`] | what each MachineSet of a MachineDeployment should look like now |
 //! | [`machine_set`] | what a MachineSet does about it: create, move, delete, complete a move |
+//! | [`difference`] | what differs between a control plane Machine and its control plane |
 //! | [`control_plane`] | what a KubeadmControlPlane does next, and to which machine |
 //! | [`simulate`] | what becomes of each machine of a MachineDeployment, from where it stands |
 //! | [`predict`] | how many machines a whole rollout keeps, and how many it replaces |
@@ -24,6 +25,7 @@
 //! ```
 
 pub mod control_plane;
+pub mod difference;
 pub mod find;
 pub mod intent;
 pub mod keys;
@@ -40,5 +42,5 @@ pub use intent::{
     Decisions, IntentInput, MachineSetIntent, NewMachineSet, Note, Role, RolloutIntent, intend,
     intend_paused,
 };
-pub use read::Expired;
+pub use read::{failure_domains, needs_remediation};
 pub use types::{Fenceposts, Machine, MachineDeployment, MachineSet, Strategy, Template};

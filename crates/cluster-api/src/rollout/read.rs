@@ -1,13 +1,19 @@
 //! Objects as rollout decisions see them, read from the API server's JSON.
 
-use jiff::{SignedDuration, Timestamp};
-use refit_kinds::json::{
-    annotations, condition, controller, created_at, is_deleting, name, text, time,
+use std::collections::{BTreeMap, BTreeSet};
+
+use refit_kinds::{
+    conditions::{HEALTH_CHECK_SUCCEEDED, OWNER_REMEDIATED},
+    json::{annotations, condition, controller, created_at, is_deleting, name, text},
 };
 use serde_json::Value;
 
-use super::types::{Machine, Strategy, Template};
-use crate::{IntOrPercent, ParseIntOrPercentError};
+use super::{
+    control_plane::{Component, ControlPlane, ControlPlaneMachine},
+    difference::Difference,
+    types::{Machine, Strategy, Template},
+};
+use crate::{IntOrPercent, ParseIntOrPercentError, desired::control_plane::ControlPlane as Wanted};
 
 impl Template {
     /// Reads `spec.template.spec` of a MachineDeployment or a MachineSet.
@@ -42,7 +48,7 @@ impl Strategy {
 impl Machine {
     /// Reads a Machine.
     pub fn of(machine: &Value) -> Self {
-        let check_failed = condition(machine, "HealthCheckSucceeded") == Some("False");
+        let check_failed = condition(machine, HEALTH_CHECK_SUCCEEDED) == Some("False");
         let has_node = !text(machine, "/status/nodeRef/name").is_empty();
         Self {
             name: name(machine).to_owned(),
@@ -54,35 +60,66 @@ impl Machine {
             unhealthy: !has_node
                 || check_failed
                 || matches!(condition(machine, "NodeHealthy"), Some("False" | "Unknown")),
-            needs_remediation: check_failed
-                && condition(machine, "OwnerRemediated") == Some("False"),
+            needs_remediation: needs_remediation(machine),
         }
     }
 }
 
-/// Which dates make a control plane machine outdated; no update in place helps against them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Expired {
-    /// `spec.rollout.after` has passed, and the machine is older.
-    pub rollout_after: bool,
-    /// Its certificates end within `spec.rollout.before.certificatesExpiryDays`. When they end is
-    /// reported on the Machine; where it is not, nothing is known.
-    pub certificates: bool,
+/// Whether a MachineHealthCheck of a Machine failed and its owner has not remediated it yet.
+pub fn needs_remediation(machine: &Value) -> bool {
+    condition(machine, HEALTH_CHECK_SUCCEEDED) == Some("False")
+        && condition(machine, OWNER_REMEDIATED) == Some("False")
 }
 
-impl Expired {
-    /// Compares a Machine with its KubeadmControlPlane.
-    pub fn of(control_plane: &Value, machine: &Value, now: Timestamp) -> Self {
-        let after = time(control_plane, "/spec/rollout/after");
-        let days = control_plane
-            .pointer("/spec/rollout/before/certificatesExpiryDays")
-            .and_then(Value::as_i64);
-        let margin = |days: i64| SignedDuration::from_secs(days.saturating_mul(24 * 3600));
+impl ControlPlane {
+    /// Reads a control plane, which asks its extension about every change. What Cluster API's
+    /// webhooks would reject counts as not set.
+    pub fn of(plane: Wanted<'_>, cluster: &Value, machines: Vec<ControlPlaneMachine>) -> Self {
+        let wanted = plane.object;
+        let replicas = wanted.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1);
+        let strategy = Strategy::of(wanted);
+        let topology = text(cluster, "/spec/topology/version");
         Self {
-            rollout_after: after.is_some_and(|after| after <= now && created_at(machine) < after),
-            certificates: days
-                .zip(time(machine, "/status/certificatesExpiryDate"))
-                .is_some_and(|(days, end)| end.duration_since(now) <= margin(days)),
+            replicas,
+            max_surge: strategy.map_or(1, |strategy| strategy.fenceposts(replicas).surge),
+            in_place_updates: true,
+            topology_version_mismatch: !topology.is_empty()
+                && topology != text(wanted, "/spec/version"),
+            managed_etcd: plane.has_managed_etcd(),
+            failure_domains: failure_domains(cluster),
+            machines,
+            can_update: BTreeMap::new(),
+        }
+    }
+}
+
+/// The failure domains that a Cluster offers to control planes.
+pub fn failure_domains(cluster: &Value) -> BTreeSet<String> {
+    let domains = cluster.pointer("/status/failureDomains").and_then(Value::as_array);
+    domains
+        .into_iter()
+        .flatten()
+        .filter(|domain| domain["controlPlane"] == true)
+        .filter_map(|domain| Some(domain["name"].as_str()?.to_owned()))
+        .collect()
+}
+
+impl ControlPlaneMachine {
+    /// Reads a Machine that has these differences from its control plane.
+    pub fn of(machine: &Value, differences: &[Difference]) -> Self {
+        let domain = text(machine, "/spec/failureDomain");
+        let unhealthy =
+            |component: &Component| condition(machine, component.condition()) != Some("True");
+        Self {
+            name: name(machine).to_owned(),
+            created_at: created_at(machine),
+            failure_domain: (!domain.is_empty()).then(|| domain.to_owned()),
+            annotations: annotations(machine),
+            deleting: is_deleting(machine),
+            up_to_date: differences.iter().all(Difference::is_by_date),
+            expired: differences.iter().any(Difference::is_by_date),
+            has_node: !text(machine, "/status/nodeRef/name").is_empty(),
+            unhealthy: Component::ALL.into_iter().filter(unhealthy).collect(),
         }
     }
 }
@@ -128,21 +165,28 @@ mod tests {
     }
 
     #[test]
-    fn a_date_makes_a_machine_outdated_once_it_is_reached() {
-        let machine = json!({
-            "metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"},
-            "status": {"certificatesExpiryDate": "2026-04-01T00:00:00Z"},
-        });
-        let plane = json!({"spec": {"rollout": {
-            "after": "2026-02-01T00:00:00Z", "before": {"certificatesExpiryDays": 10},
-        }}});
-        let at = |text: &str| {
-            let found = Expired::of(&plane, &machine, text.parse().unwrap());
-            (found.rollout_after, found.certificates)
-        };
-        assert_eq!(at("2026-01-31T00:00:00Z"), (false, false));
-        assert_eq!(at("2026-02-01T00:00:00Z"), (true, false));
-        assert_eq!(at("2026-03-22T00:00:00Z"), (true, true));
-        assert_eq!(Expired::of(&json!({}), &machine, Timestamp::MAX), Expired::default());
+    fn only_failure_domains_for_control_planes_are_offered() {
+        let cluster = json!({"status": {"failureDomains": [
+            {"name": "b", "controlPlane": true}, {"name": "a", "controlPlane": false},
+        ]}});
+        assert_eq!(failure_domains(&cluster), BTreeSet::from(["b".to_owned()]));
+    }
+
+    #[test]
+    fn a_component_that_nobody_reported_is_unhealthy() {
+        let found = ControlPlaneMachine::of(&json!({"metadata": {"name": "m"}}), &[]);
+        assert_eq!(found.unhealthy.len(), 5);
+        assert!(!found.has_node && found.up_to_date && !found.expired);
+    }
+
+    #[test]
+    fn a_date_alone_makes_a_machine_expired_but_up_to_date() {
+        let machine = json!({"metadata": {"name": "m"}});
+        let by_date = [Difference::RolloutAfter];
+        let found = ControlPlaneMachine::of(&machine, &by_date);
+        assert!(found.up_to_date && found.expired);
+        let both = [Difference::Certificates, Difference::KubeadmConfig];
+        let found = ControlPlaneMachine::of(&machine, &both);
+        assert!(!found.up_to_date && found.expired);
     }
 }

@@ -1,6 +1,5 @@
 //! What the owner of a group says of it.
 
-use refit_cluster_api::IntOrPercent;
 use refit_core::group::Limits;
 
 use crate::{context::Stores, groups::Group};
@@ -13,13 +12,8 @@ pub(crate) fn limits_of(stores: &Stores, group: &Group, present: usize) -> Limit
     match group.spec.owner.kind.as_str() {
         "MachineDeployment" => {
             let owner = stores.machine_deployments.get(&key);
-            let spec = owner.as_ref().map(|owner| &owner.spec);
-            let replicas = spec.and_then(|spec| spec.replicas).unwrap_or(present);
-            let max_unavailable = spec
-                .and_then(|spec| spec.rollout.as_ref()?.strategy.as_ref()?.rolling_update.as_ref())
-                .and_then(|rolling| rolling.max_unavailable.as_ref());
-            let max_unavailable = IntOrPercent::read(max_unavailable, 0)
-                .map_or(0, |limit| limit.rounded_down(i64::from(replicas)));
+            let replicas = owner.as_ref().and_then(|owner| owner.spec.replicas).unwrap_or(present);
+            let max_unavailable = owner.map_or(0, |owner| owner.max_unavailable(replicas.into()));
             let max_unavailable = i32::try_from(max_unavailable).unwrap_or(i32::MAX);
             Limits { replicas, max_unavailable }
         }

@@ -3,12 +3,14 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use kube::ResourceExt as _;
-use refit_cluster_api::kinds::{Machine, MachineStatus};
-use refit_cluster_api::rollout::control_plane::Component;
+use refit_cluster_api::{
+    kinds::{Machine, MachineStatus},
+    rollout::{control_plane::Component, difference::Difference},
+};
 use refit_runtime::ObjectKey;
 use serde_json::json;
 
-use super::{Plane, facts::Fact};
+use super::Plane;
 use crate::{
     conditions::{Says, Status, merged},
     context::Context,
@@ -22,7 +24,7 @@ use crate::{
 pub(super) async fn write(
     context: &Arc<Context>,
     plane: &Plane,
-    facts: &BTreeMap<String, Fact>,
+    facts: &BTreeMap<String, Vec<Difference>>,
 ) -> Result<(), Error> {
     for machine in plane.machines(context) {
         if machine.is_deleting() {
@@ -39,8 +41,8 @@ pub(super) async fn write(
                     .map(|component| component_says(reached, component, node)),
             );
         }
-        if let Some(fact) = facts.get(&machine.name_any()) {
-            says.push(up_to_date_says(&machine, fact));
+        if let Some(differences) = facts.get(&machine.name_any()) {
+            says.push(up_to_date_says(&machine, differences));
         }
         let existing: MachineStatus = machine.status.clone().unwrap_or_default();
         let generation = machine.metadata.generation;
@@ -51,9 +53,10 @@ pub(super) async fn write(
     Ok(())
 }
 
-fn up_to_date_says(machine: &Live<Machine>, fact: &Fact) -> Says {
+fn up_to_date_says(machine: &Live<Machine>, differences: &[Difference]) -> Says {
     let updating = up_to_date::updating_message(machine);
-    up_to_date::verdict(machine, &fact.messages, updating)
+    let messages: Vec<String> = differences.iter().map(ToString::to_string).collect();
+    up_to_date::verdict(machine, &messages, updating)
 }
 
 fn component_says(reached: &Reached, component: Component, node: &str) -> Says {

@@ -158,7 +158,7 @@ async fn step(context: &Arc<Context>, plane: &Plane) -> Result<Action, Error> {
     {
         return Ok(action);
     }
-    let is_rollout = facts.values().any(|fact| !fact.is_up_to_date());
+    let is_rollout = facts.values().any(|differences| !differences.is_empty());
     let is_updating = matches!(decision, Decision::CompleteTrigger(_) | Decision::WaitForUpdate(_));
     if is_rollout && !is_updating {
         // 12: before any machine is touched.

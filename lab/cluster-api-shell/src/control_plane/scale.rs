@@ -13,13 +13,13 @@ use refit_cluster_api::{
     },
     kinds::KubeadmControlPlane,
     kubeadm_config::Entry,
-    rollout::control_plane::ScaleDownReason,
+    rollout::{self, control_plane::ScaleDownReason},
 };
 use refit_kinds::keys::MANAGER_KUBEADM_CONTROL_PLANE;
 use refit_runtime::ObjectKey;
 use serde_json::json;
 
-use super::{Plane, facts, remediate};
+use super::{Plane, remediate};
 use crate::{context::Context, error::Error, names, templates};
 
 /// Creates the next machine: infrastructure machine, KubeadmConfig, Machine. The very first one
@@ -66,7 +66,7 @@ pub(super) async fn up(context: &Arc<Context>, plane: &Plane) -> Result<(), Erro
 
 /// The offered failure domain with fewest machines, the first by name among equals.
 fn emptiest_failure_domain(context: &Context, plane: &Plane) -> Option<String> {
-    let domains = facts::failure_domains(plane);
+    let domains = rollout::failure_domains(plane.cluster.json());
     let mut used: BTreeMap<String, usize> = domains.into_iter().map(|name| (name, 0)).collect();
     for machine in plane.machines(context) {
         let domain = machine.spec.failure_domain.as_ref();
