@@ -100,7 +100,8 @@ fn test(
     call_cargo(root, &["build", "--package", "refit-agent", "--profile", profile])?;
     let mut child = cargo::command(root)
         .envs(programs.map(|folder| (PROGRAMS_FOLDER, folder)))
-        .args(["test", "--package", "lab-hosts", "--features", "real"])
+        // The whole workspace, so that dependencies have the features that they were built with.
+        .args(["test", "--workspace", "--features", "lab-hosts/real"])
         .args(["--profile", profile, "--test", name, "--", "--nocapture"])
         .stdout(Stdio::piped())
         .spawn()
