@@ -71,13 +71,14 @@ struct State<K> {
 struct Ahead<K> {
     /// What the watch had brought before.
     before: Option<Arc<K>>,
-    /// The resourceVersion of the answer; of a deletion, the last that the object is known to have had.
+    /// The resourceVersion of the answer; for a deletion, the last one known of the object.
     version: u64,
     /// Whether it was answered after the list that is under way was asked for.
     since_list: bool,
 }
 
-/// An object that came (`before` is empty), changed, or went (`now` is empty). One of the two is there.
+/// An object that came (`before` is empty), changed, or went (`now` is empty). One of the two is
+/// always there.
 #[derive(Debug)]
 pub struct Change<K> {
     /// What the watch brought before.

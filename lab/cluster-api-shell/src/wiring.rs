@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Secret;
-use kube::{ResourceExt as _, discovery::ApiResource, runtime::watcher};
+use kube::{ResourceExt as _, discovery::ApiResource};
 use refit_cluster_api::kinds::{
     Cluster, ExtensionConfig, KubeadmControlPlane, Machine, MachineDeployment, MachineHealthCheck,
     MachineSet,
@@ -45,8 +45,7 @@ pub(crate) fn watch_ca_secret(context: &Arc<Context>, secret: &ObjectKey) {
     }
     let cache: Cache<Secret> = Cache::new(ApiResource::erase::<Secret>(&()));
     watched.insert(secret.clone(), cache.clone());
-    let config =
-        watcher::Config::default().any_semantic().fields(&format!("metadata.name={}", secret.name));
+    let config = everything().fields(&format!("metadata.name={}", secret.name));
     let api = cache.api(&context.client, &secret.namespace);
     let context_of_watch = context.clone();
     context.spawn(async move {

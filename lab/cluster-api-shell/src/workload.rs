@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::{Client, ResourceExt as _, discovery::ApiResource, runtime::watcher};
+use kube::{Client, ResourceExt as _, discovery::ApiResource};
 use refit_cluster_api::kinds::Cluster;
-use refit_runtime::{ObjectKey, workload::WorkloadError};
+use refit_runtime::{ObjectKey, store::everything, workload::WorkloadError};
 
 use crate::{
     cache::{Cache, Change, Ended},
@@ -101,7 +101,7 @@ async fn watch_all(context: Arc<Context>, cluster: ObjectKey, reached: Arc<Reach
     let wanted = || context.clusters.get(&cluster).is_some();
     let nodes = reached.nodes.follow(
         reached.nodes.api(&reached.client.0, ""),
-        refit_runtime::store::everything(),
+        everything(),
         wanted,
         |change| {
             if node_matters(change) {
@@ -111,7 +111,7 @@ async fn watch_all(context: Arc<Context>, cluster: ObjectKey, reached: Arc<Reach
     );
     let pods = reached.pods.follow(
         reached.pods.api(&reached.client.0, SYSTEM_NAMESPACE),
-        watcher::Config::default().any_semantic().labels("tier=control-plane"),
+        everything().labels("tier=control-plane"),
         wanted,
         |change| {
             if pod_matters(change) {

@@ -183,9 +183,10 @@ impl Backoff {
     }
 }
 
-/// Watch configuration for a whole kind: a list from the API server's cache, then the watch.
+/// Watch configuration for a whole kind: a list in pages, then the watch. Pages are read from etcd:
+/// kube leaves out the `resourceVersion=0` that would ask the API server's cache where it pages.
 pub fn everything() -> watcher::Config {
-    watcher::Config::default().any_semantic()
+    watcher::Config::default()
 }
 
 #[cfg(test)]
