@@ -201,13 +201,7 @@ impl<K: Resource> Store<K> {
         let mut state = self.write();
         let key = key_of(&object);
         let answered = version(&object);
-        let outdated = match state.objects.get(&key) {
-            Some(known) => version(known.as_ref()) >= answered && answered.is_some(),
-            None => {
-                let gone = state.ahead.get(&key).map_or(0, |ahead| ahead.version);
-                answered.is_some_and(|answered| answered <= state.seen.max(gone))
-            }
-        };
+        let outdated = answered.is_some() && answered <= state.newest(&key);
         if !outdated {
             let before = state.objects.insert(key.clone(), Arc::new(object));
             state.is_ahead(key, before, answered);
@@ -325,6 +319,15 @@ impl<K: Resource> State<K> {
         self.seen = self.seen.max(version(object).unwrap_or_default());
     }
 
+    /// The newest resourceVersion that is known of an object, or of its being gone.
+    fn newest(&self, key: &ObjectKey) -> Option<u64> {
+        if let Some(known) = self.objects.get(key) {
+            return version(known.as_ref());
+        }
+        let deleted = self.ahead.get(key).map_or(0, |ahead| ahead.version);
+        Some(self.seen.max(deleted))
+    }
+
     /// Notes a write of ours, after which the watch lags behind the store.
     fn is_ahead(&mut self, key: ObjectKey, before: Option<Arc<K>>, version: Option<u64>) {
         let ahead = self.ahead.entry(key).or_insert(Ahead { before, version: 0, since_list: true });
@@ -355,14 +358,11 @@ impl<K: Resource> State<K> {
     fn not_listed(&mut self, old: BTreeMap<ObjectKey, Arc<K>>) -> Vec<Change<K>> {
         let mut went = BTreeMap::new();
         for (key, known) in old {
-            match self.ahead.get(&key) {
-                Some(Ahead { since_list: true, before: None, .. }) => {
-                    self.objects.insert(key, known);
-                }
-                _ => {
-                    let before = self.ahead.remove(&key).and_then(|ahead| ahead.before);
-                    went.insert(key, Change { before: before.or(Some(known)), now: None });
-                }
+            if let Some(Ahead { since_list: true, before: None, .. }) = self.ahead.get(&key) {
+                self.objects.insert(key, known);
+            } else {
+                let before = self.ahead.remove(&key).and_then(|ahead| ahead.before);
+                went.insert(key, Change { before: before.or(Some(known)), now: None });
             }
         }
         // What we deleted ourselves is gone, and its event may not come any more.
