@@ -74,7 +74,7 @@ fn numbers(which: Option<u8>, programs: bool) -> anyhow::Result<Vec<u8>> {
 /// How a test and its agent are built. The third measures time on a machine that it shares with
 /// controllers and the model of Cluster API: none of them should take much of it.
 fn profile(number: u8) -> &'static str {
-    if number == KUBERNETES { "release" } else { "dev" }
+    if number == KUBERNETES { "ship" } else { "dev" }
 }
 
 fn call_cargo(root: &Path, arguments: &[&str]) -> anyhow::Result<()> {
@@ -100,7 +100,7 @@ fn test(
     call_cargo(root, &["build", "--package", "refit-agent", "--profile", profile])?;
     let mut child = cargo::command(root)
         .envs(programs.map(|folder| (PROGRAMS_FOLDER, folder)))
-        // The whole workspace, so that dependencies have the features that they were built with.
+        // From the whole workspace, so that features unify as in earlier builds.
         .args(["test", "--workspace", "--features", "lab-hosts/real"])
         .args(["--profile", profile, "--test", name, "--", "--nocapture"])
         .stdout(Stdio::piped())

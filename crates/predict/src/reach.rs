@@ -83,7 +83,7 @@ pub struct Extension {
     /// Its name.
     pub name: String,
     /// Namespaces whose objects it is asked about; absent matches none. An error where the
-    /// selector cannot be read: Cluster API then asks nobody, and stops.
+    /// selector is invalid.
     pub selector: Result<Option<Selector>, String>,
     /// Hooks that Cluster API found in it.
     pub hooks: Vec<String>,
@@ -258,14 +258,14 @@ pub fn reach(facts: &Reach) -> Result<(), Unreached> {
         managers_do(managers, &facts.group)?;
     }
     discovered(ours)?;
+    let invalid = |error: &String| Unreached::InvalidSelector { error: error.clone() };
+    let selector = ours.selector.as_ref().map_err(invalid)?.as_ref();
     let labels = match &facts.namespace_labels {
         Read::Known(labels) => labels,
-        Read::Unknown(_) if matches!(&ours.selector, Ok(Some(selector)) if selector.selects_all()) => {
-            &BTreeMap::new()
-        }
+        Read::Unknown(_) if selector.is_some_and(Selector::selects_all) => &BTreeMap::new(),
         Read::Unknown(why) => return Err(known(why)),
     };
-    selected(ours, labels, &facts.group.namespace)?;
+    selected(selector, labels, &facts.group.namespace)?;
     alone(ours, extensions, labels, &facts.group.namespace)
 }
 
@@ -397,37 +397,28 @@ fn discovered(ours: &Extension) -> Result<(), Unreached> {
 }
 
 fn selected(
-    ours: &Extension,
+    selector: Option<&Selector>,
     labels: &BTreeMap<String, String>,
     namespace: &str,
 ) -> Result<(), Unreached> {
-    if ours.selects(labels) {
+    if selector.is_some_and(|selector| selector.matches(labels)) {
         return Ok(());
     }
     let equal =
         |wanted: Expression| matches!(wanted, Expression::Equal(..)).then(|| wanted.to_string());
-    let (selector, remedy) = match &ours.selector {
-        Err(error) => (
-            format!("invalid ({error})"),
-            format!("correct spec.namespaceSelector of ExtensionConfig {}", ours.name),
-        ),
-        Ok(None) => (
-            "none, which matches no namespace".to_owned(),
-            "change the namespace's labels or the selector".to_owned(),
-        ),
-        Ok(Some(selector)) => {
-            let pairs: Option<Vec<String>> = selector.clone().into_iter().map(equal).collect();
-            let remedy = pairs.map_or_else(
-                || "change the namespace's labels or the selector".to_owned(),
-                |pairs| {
-                    let pairs = pairs.join(" ");
-                    format!("opt it in with: kubectl label namespace {namespace} {pairs}")
-                },
-            );
-            (selector.to_string(), remedy)
-        }
-    };
-    Err(Unreached::NotSelected { namespace: namespace.to_owned(), selector, remedy })
+    let pairs: Option<Vec<String>> =
+        selector.and_then(|selector| selector.clone().into_iter().map(equal).collect());
+    Err(Unreached::NotSelected {
+        namespace: namespace.to_owned(),
+        selector: selector
+            .map_or_else(|| "none, which matches no namespace".to_owned(), Selector::to_string),
+        remedy: match pairs {
+            Some(pairs) => {
+                format!("opt it in with: kubectl label namespace {namespace} {}", pairs.join(" "))
+            }
+            None => "change the namespace's labels or the selector".to_owned(),
+        },
+    })
 }
 
 /// Whether no other extension serves one of our hooks in this namespace.

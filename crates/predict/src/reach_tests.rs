@@ -178,7 +178,7 @@ fn an_extension_for_all_namespaces_needs_no_labels() {
 }
 
 #[test]
-fn a_selector_that_cannot_be_read_is_named_as_such() {
+fn an_invalid_selector_is_named() {
     let config: ExtensionConfig = serde_json::from_value(json!({
         "apiVersion": "runtime.cluster.x-k8s.io/v1beta2", "kind": "ExtensionConfig",
         "metadata": {"name": "refit"},
@@ -191,9 +191,12 @@ fn a_selector_that_cannot_be_read_is_named_as_such() {
     }))
     .unwrap();
     let facts = with_extension(|e| e.selector = Extension::of(&config).selector);
-    let text = reach(&facts).unwrap_err().to_string();
-    assert!(text.contains("invalid (failed to parse"), "{text}");
-    assert!(text.contains("correct spec.namespaceSelector of ExtensionConfig"), "{text}");
+    let labels = Read::Unknown("forbidden".into());
+    for facts in [facts.clone(), Reach { namespace_labels: labels, ..facts }] {
+        let unreached = reach(&facts).unwrap_err();
+        assert_eq!(unreached.reason(), "InvalidSelector");
+        assert!(unreached.to_string().contains("Invalid expression operator"), "{unreached}");
+    }
 }
 
 #[test]

@@ -121,6 +121,14 @@ pub enum Unreached {
         /// What to do.
         remedy: String,
     },
+    /// The selector is none: Cluster API's registry forgets the extension over it.
+    #[error(
+        "spec.namespaceSelector of ExtensionConfig refit is invalid ({error}): until it is corrected Cluster API calls no hook of it"
+    )]
+    InvalidSelector {
+        /// What is wrong with it.
+        error: String,
+    },
     /// Two extensions for one hook: Cluster API calls none.
     #[error(
         "ExtensionConfigs refit and {other} both serve {hook} in namespace {namespace}: Cluster API takes one only and stops every rollout there; narrow the namespaceSelector of one of them"
@@ -181,6 +189,7 @@ impl Unreached {
             Self::HookMissing { .. } => "HookMissing",
             Self::NoCaBundle => "NoCaBundle",
             Self::NotSelected { .. } => "NotSelected",
+            Self::InvalidSelector { .. } => "InvalidSelector",
             Self::Shared { .. } => "Shared",
             Self::TooOld { .. } => "TooOld",
             Self::GateOff { .. } => "GateOff",
@@ -189,7 +198,7 @@ impl Unreached {
     }
 
     /// Every reason, in the order of the variants.
-    pub const REASONS: [&'static str; 18] = [
+    pub const REASONS: [&'static str; 19] = [
         "Kind",
         "Bootstrap",
         "LoneMachineSet",
@@ -204,6 +213,7 @@ impl Unreached {
         "HookMissing",
         "NoCaBundle",
         "NotSelected",
+        "InvalidSelector",
         "Shared",
         "TooOld",
         "GateOff",
@@ -220,6 +230,7 @@ impl Unreached {
             | Self::OnlySurge { .. }
             | Self::NotInstalled
             | Self::NotSelected { .. }
+            | Self::InvalidSelector { .. }
             | Self::TooOld { .. }
             | Self::GateOff { .. }
             | Self::NotKnown { .. }

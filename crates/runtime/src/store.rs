@@ -49,7 +49,8 @@ impl fmt::Display for ObjectKey {
 
 /// What a watch saw of one kind, in order of namespace and name.
 ///
-/// managedFields are left out: nobody reads them here, and they are half of most objects.
+/// managedFields of the typed metadata are left out: no user of a store reads them there, and they
+/// are half of most objects.
 pub struct Store<K>(Arc<Shared<K>>);
 
 struct Shared<K> {
@@ -73,7 +74,7 @@ struct Ahead<K> {
     before: Option<Arc<K>>,
     /// The resourceVersion of the answer; for a deletion, the last one known of the object.
     version: u64,
-    /// Whether it was answered after the list that is under way was asked for.
+    /// Whether it was answered after the list that is under way was requested.
     since_list: bool,
 }
 
@@ -194,8 +195,8 @@ impl<K> Store<K> {
 }
 
 impl<K: Resource> Store<K> {
-    /// Puts in what a write of ours returned, unless the watch has brought something newer or has
-    /// seen the object go.
+    /// Stores the object that a write returned, unless the watch has delivered a newer version or
+    /// its deletion.
     pub fn insert(&self, mut object: K) {
         object.meta_mut().managed_fields = None;
         let mut state = self.write();
@@ -204,11 +205,11 @@ impl<K: Resource> Store<K> {
         let outdated = answered.is_some() && answered <= state.newest(&key);
         if !outdated {
             let before = state.objects.insert(key.clone(), Arc::new(object));
-            state.is_ahead(key, before, answered);
+            state.note_write(key, before, answered);
         }
     }
 
-    /// Takes out what a write of ours deleted, unless a newer object of that name is known.
+    /// Removes an object that a write deleted, unless a newer one of that name is known.
     pub fn remove(&self, object: &K) {
         let mut state = self.write();
         let key = key_of(object);
@@ -216,17 +217,17 @@ impl<K: Resource> Store<K> {
             return;
         }
         let before = state.objects.remove(&key);
-        state.is_ahead(key, before, version(object));
+        state.note_write(key, before, version(object));
     }
 
-    /// Notes that a list is asked for: what we write from now on may not be in it.
+    /// Notes that a list is requested: what we write from now on may not be in it.
     fn list_begins(&self) {
         for ahead in self.write().ahead.values_mut() {
             ahead.since_list = false;
         }
     }
 
-    /// Takes in what the watch brought; `None` if we knew better already.
+    /// Stores what the watch delivered; `None` if the store holds a newer version.
     fn applied(&self, object: Guarded<K>) -> Option<Change<K>> {
         let key = key_of(&object);
         let mut state = self.write();
@@ -239,7 +240,7 @@ impl<K: Resource> Store<K> {
             Ok(object) => object,
         };
         state.unreadable.remove(&key);
-        if state.knows_better(&key, &object) {
+        if state.is_older_than_ours(&key, &object) {
             return None;
         }
         object.meta_mut().managed_fields = None;
@@ -249,7 +250,7 @@ impl<K: Resource> Store<K> {
         Change::of(before, Some(now))
     }
 
-    /// Takes out what the watch saw go, and returns its last state that we can read.
+    /// Removes an object that the watch reports as deleted; returns its last readable state.
     fn deleted(&self, object: Guarded<K>) -> Option<Change<K>> {
         let key = key_of(&object);
         let gone = version(&object).unwrap_or(u64::MAX);
@@ -257,22 +258,19 @@ impl<K: Resource> Store<K> {
         state.saw(&object);
         state.unreadable.remove(&key);
         // One of the same name may have been made since, and be known from its create.
-        let known = state.objects.get(&key);
-        let known =
-            if known.and_then(|known| version(known.as_ref())).is_some_and(|known| known > gone) {
-                if let Some(ahead) = state.ahead.get_mut(&key) {
-                    ahead.before = None;
-                }
-                None
-            } else {
-                state.ahead.remove(&key);
-                state.objects.remove(&key)
-            };
-        Change::of(object.0.ok().map(Arc::new).or(known), None)
+        let known = state.objects.get(&key).and_then(|known| version(known.as_ref()));
+        if known.is_some_and(|known| known > gone) {
+            let ahead = state.ahead.get_mut(&key);
+            let before = ahead.and_then(|ahead| ahead.before.take());
+            return Change::of(object.0.ok().map(Arc::new).or(before), None);
+        }
+        let before = state.ahead.remove(&key).and_then(|ahead| ahead.before);
+        let known = state.objects.remove(&key);
+        Change::of(object.0.ok().map(Arc::new).or(known).or(before), None)
     }
 
-    /// Takes in a whole list, and returns what it changes: first what went, then what came. What we
-    /// wrote since the list was asked for stays; its event is still to come.
+    /// Stores a whole list and returns what it changes: first what went, then what came. An object
+    /// that was changed or deleted by us since the list was requested stays so.
     fn replaced(&self, list: Vec<Guarded<K>>) -> Vec<Change<K>> {
         let mut state = self.write();
         let mut old = std::mem::take(&mut state.objects);
@@ -295,15 +293,16 @@ impl<K: Resource> Store<K> {
                 state.objects.extend(known.map(|known| (key, known)));
                 continue;
             }
-            let before = state.ahead.remove(&key).map_or(known, |ahead| ahead.before);
+            let ahead = state.ahead.remove(&key);
+            let before = ahead.map_or_else(|| known.clone(), |ahead| ahead.before);
             object.meta_mut().managed_fields = None;
             let now = Arc::new(object);
             state.objects.insert(key.clone(), now.clone());
-            let same = |before: &Arc<K>| {
-                let before = version(before.as_ref());
-                before.is_some() && before == version(now.as_ref())
+            let same = |other: &Option<Arc<K>>| {
+                let other = other.as_deref().and_then(version);
+                other.is_some() && other == version(now.as_ref())
             };
-            if !before.as_ref().is_some_and(same) {
+            if !same(&before) || !same(&known) {
                 came.insert(key, Change { before, now: Some(now) });
             }
         }
@@ -329,21 +328,21 @@ impl<K: Resource> State<K> {
     }
 
     /// Notes a write of ours, after which the watch lags behind the store.
-    fn is_ahead(&mut self, key: ObjectKey, before: Option<Arc<K>>, version: Option<u64>) {
+    fn note_write(&mut self, key: ObjectKey, before: Option<Arc<K>>, version: Option<u64>) {
         let ahead = self.ahead.entry(key).or_insert(Ahead { before, version: 0, since_list: true });
         ahead.version = version.unwrap_or_default();
         ahead.since_list = true;
     }
 
     /// Whether an event is older than what a write of ours returned.
-    fn knows_better(&self, key: &ObjectKey, object: &K) -> bool {
+    fn is_older_than_ours(&self, key: &ObjectKey, object: &K) -> bool {
         match self.objects.get(key) {
             Some(known) => newer(known.as_ref(), object),
             None => self.ahead.get(key).is_some_and(|deleted| is_at_most(object, deleted.version)),
         }
     }
 
-    /// Whether we wrote an object after the list was asked for that has it in an older state.
+    /// Whether we changed or deleted an object after the list was requested that has an older state.
     fn wrote_since(&self, key: &ObjectKey, known: Option<&Arc<K>>, listed: &K) -> bool {
         let Some(ahead) = self.ahead.get(key).filter(|ahead| ahead.since_list) else {
             return false;
@@ -354,22 +353,16 @@ impl<K: Resource> State<K> {
         }
     }
 
-    /// What goes because a list does not have it: all of `old` but what was created since.
+    /// What goes because a list does not have it: all of `old`, and what we deleted ourselves. An
+    /// object that we created since the list was requested comes back with its event.
     fn not_listed(&mut self, old: BTreeMap<ObjectKey, Arc<K>>) -> Vec<Change<K>> {
         let mut went = BTreeMap::new();
         for (key, known) in old {
-            if let Some(Ahead { since_list: true, before: None, .. }) = self.ahead.get(&key) {
-                self.objects.insert(key, known);
-            } else {
-                let before = self.ahead.remove(&key).and_then(|ahead| ahead.before);
-                went.insert(key, Change { before: before.or(Some(known)), now: None });
-            }
+            let before = self.ahead.remove(&key).and_then(|ahead| ahead.before);
+            went.insert(key, Change { before: before.or(Some(known)), now: None });
         }
-        // What we deleted ourselves is gone, and its event may not come any more.
         let objects = &self.objects;
-        let deleted = self.ahead.extract_if(.., |key, ahead| {
-            !objects.contains_key(key) && (ahead.before.is_some() || !ahead.since_list)
-        });
+        let deleted = self.ahead.extract_if(.., |key, _| !objects.contains_key(key));
         went.extend(
             deleted.filter_map(|(key, ahead)| Some((key, Change::of(ahead.before, None)?))),
         );
@@ -501,6 +494,20 @@ mod tests {
     }
 
     #[test]
+    fn a_deletion_of_ours_is_announced_although_its_event_cannot_be_read() {
+        let store = Store::default();
+        store.applied(read(at("a", 5)));
+        store.remove(&at("a", 5));
+        let event = serde_json::json!({
+            "metadata": {"namespace": "d", "name": "a", "resourceVersion": "7"}, "data": 1,
+        });
+        let event: Guarded<ConfigMap> = serde_json::from_value(event).unwrap();
+        assert!(event.0.is_err());
+        let change = store.deleted(event).unwrap();
+        assert_eq!(change.before.as_deref().and_then(version), Some(5));
+    }
+
+    #[test]
     fn an_event_of_our_own_write_reports_what_the_watch_had_brought_before() {
         let store = Store::default();
         store.applied(read(at("a", 5)));
@@ -531,10 +538,14 @@ mod tests {
         store.list_begins();
         assert_eq!(changed(&store.replaced(vec![read(at("a", 9))])), ["-b", "+a"]);
         assert_eq!(versions(&store), [("a".to_owned(), 9)]);
+        store.insert(at("a", 12));
+        store.list_begins();
+        let restored = vec![read(at("a", 9))];
+        assert_eq!(changed(&store.replaced(restored)), ["+a"], "our write is lost, too");
     }
 
     #[test]
-    fn a_list_does_not_undo_what_was_written_since_it_was_asked_for() {
+    fn a_list_does_not_undo_what_was_written_since_it_was_requested() {
         let store = Store::default();
         for name in ["changed", "deleted"] {
             store.applied(read(at(name, 3)));
@@ -544,12 +555,12 @@ mod tests {
         store.insert(at("created", 8));
         store.remove(&at("deleted", 3));
         let list = vec![read(at("changed", 3)), read(at("deleted", 3))];
-        assert!(store.replaced(list).is_empty());
-        let ours = [("changed".to_owned(), 9), ("created".to_owned(), 8)];
-        assert_eq!(versions(&store), ours);
+        assert_eq!(changed(&store.replaced(list)), ["-created"]);
+        assert_eq!(versions(&store), [("changed".to_owned(), 9)]);
         let change = store.applied(read(at("created", 8))).unwrap();
-        assert!(change.before.is_none(), "the watch brings it for the first time");
+        assert!(change.before.is_none(), "the watch delivers it for the first time");
         assert!(store.deleted(read(at("deleted", 10))).is_some());
+        let ours = [("changed".to_owned(), 9), ("created".to_owned(), 8)];
         assert_eq!(versions(&store), ours);
     }
 

@@ -363,7 +363,7 @@ async fn our_own_write_is_in_the_store_at_once_and_stays() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_follower_ends_at_the_failure_that_its_owner_does_not_want_to_outlive() {
+async fn a_watch_ends_at_the_failure_at_which_it_is_told_to() {
     let world = World::new();
     create(&world, "a").await;
     let store = Store::default();

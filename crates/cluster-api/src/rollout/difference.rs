@@ -94,7 +94,7 @@ impl Difference {
         found
     }
 
-    /// Whether an update in place leaves it as it is.
+    /// Whether only a new Machine removes this difference.
     pub fn is_by_date(&self) -> bool {
         match self {
             Self::RolloutAfter | Self::Certificates => true,

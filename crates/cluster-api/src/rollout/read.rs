@@ -72,8 +72,8 @@ pub fn needs_remediation(machine: &Value) -> bool {
 }
 
 impl ControlPlane {
-    /// Reads a control plane, which asks its extension about every change. What Cluster API's
-    /// webhooks would reject counts as not set.
+    /// Reads a control plane, with the feature gate `InPlaceUpdates` on. What Cluster API's webhooks
+    /// would reject counts as not set.
     pub fn of(plane: Wanted<'_>, cluster: &Value, machines: Vec<ControlPlaneMachine>) -> Self {
         let wanted = plane.object;
         let replicas = wanted.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1);

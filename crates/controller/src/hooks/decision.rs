@@ -33,7 +33,7 @@ const ATTEMPTS: usize = 3;
 /// Writes the decision where it differs from the last one. The answer does not depend on it: a
 /// failure is logged, and the next call tries again.
 pub(super) async fn record(ctx: &Context, group: &Group, policy: &Policy, verdict: &Verdict) {
-    // A Machine that goes says nothing about its group.
+    // The deletion of one Machine does not say whether its group's change is covered.
     if matches!(verdict, Verdict::NotReady(NotReady::Deleting { .. })) {
         return;
     }

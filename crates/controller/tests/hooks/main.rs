@@ -14,7 +14,7 @@ mod update_machine;
 use self::fleet::Fleet;
 
 #[tokio::test(start_paused = true)]
-async fn metrics_tell_the_caches_as_numbers() {
+async fn metrics_report_the_caches() {
     let fleet = Fleet::new().await;
     for line in [
         "machines{phase=\"None\"} 5",

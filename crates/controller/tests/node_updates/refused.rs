@@ -48,12 +48,13 @@ async fn a_write_that_is_forbidden_is_shown_in_the_status_until_it_is_allowed() 
     let refused = refused.map(|blocker| blocker.object.as_str());
     assert_eq!(refused, Some("a write to the Machine's status"), "{blockers:?}");
 
-    let said = || lab.site.writes().iter().filter(|write| write.contains("/nodeupdates/")).count();
-    let before = (refusals(&lab).await, said());
+    let status_writes =
+        || lab.site.writes().iter().filter(|write| write.contains("/nodeupdates/")).count();
+    let before = (refusals(&lab).await, status_writes());
     tokio::time::sleep(Duration::from_mins(2)).await;
     let tried = refusals(&lab).await - before.0;
     assert!((2..=6).contains(&tried), "it is tried again, and not all the time: {tried}");
-    assert_eq!(said(), before.1, "it is said once");
+    assert_eq!(status_writes(), before.1, "it is written once");
 
     lab.site.management.faults().clear();
     tokio::time::sleep(Duration::from_mins(1)).await;

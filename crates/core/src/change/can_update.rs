@@ -149,7 +149,8 @@ pub fn is_behind(version: &str, target: &KubernetesVersion) -> bool {
     version.parse::<KubernetesVersion>().map_or(true, |version| version.minor_below(target))
 }
 
-/// The Machine of the request where it is being deleted. Others of a MachineSet may go meanwhile.
+/// The Machine of the request where it is being deleted. Other Machines of a MachineSet may be
+/// deleted meanwhile.
 fn deleting(level: Level, hosts: &[Host]) -> Option<String> {
     match level {
         Level::Machine => hosts.iter().find(|host| host.deleting).map(|host| host.machine.clone()),

@@ -47,9 +47,9 @@ pub async fn reflect<K>(
     match follow(api, &kind, config, store, changed, go_on).await {}
 }
 
-/// As [`reflect`], of a kind that is known at run time only: reports whole changes, and asks
-/// `broken` after each failure how long to wait at most before the next attempt. Returns what that
-/// breaks with.
+/// As [`reflect`], of a kind that is known at run time only, and with whole changes. Calls `broken`
+/// after each failure: it returns the longest wait before the next attempt, or ends the watch with
+/// a value.
 pub async fn follow<K, E>(
     api: Api<K>,
     kind: &K::DynamicType,
@@ -176,7 +176,7 @@ impl Backoff {
         if back || now.saturating_duration_since(self.since) > BACKOFF_RESET {
             self.next = BACKOFF_FLOOR;
         }
-        let wait = self.next;
+        let wait = self.next.min(ceiling);
         self.next = (wait * 2).min(ceiling);
         self.since = now + wait;
         wait

@@ -1,4 +1,4 @@
-//! What a control plane and its Machines are like (`spec/capi.md 2.1 and 2.2`).
+//! Reads a control plane and its Machines for the next decision (`spec/capi.md 2.1 and 2.2`).
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -16,7 +16,7 @@ pub(super) async fn all(
     context: &Arc<Context>,
     plane: &Plane,
 ) -> Result<BTreeMap<String, Vec<Difference>>, Error> {
-    let mut facts = BTreeMap::new();
+    let mut differences = BTreeMap::new();
     for machine in plane.machines(context) {
         let parts = Parts::load(context, &machine).await?;
         let bootstrap = parts.bootstrap.as_ref();
@@ -28,21 +28,21 @@ pub(super) async fn all(
             bootstrap.map(Live::json),
             context.now(),
         );
-        facts.insert(machine.name_any(), found);
+        differences.insert(machine.name_any(), found);
     }
-    Ok(facts)
+    Ok(differences)
 }
 
 /// The control plane as the plain data that the next step is decided on.
 pub(super) fn snapshot(
     context: &Context,
     plane: &Plane,
-    facts: &BTreeMap<String, Vec<Difference>>,
+    differences: &BTreeMap<String, Vec<Difference>>,
 ) -> ControlPlane {
     let machines = plane.machines(context);
     let machines = machines.iter().map(|machine| {
-        let differences = facts.get(&machine.name_any()).map(Vec::as_slice);
-        ControlPlaneMachine::of(machine.json(), differences.unwrap_or_default())
+        let found = differences.get(&machine.name_any()).map(Vec::as_slice);
+        ControlPlaneMachine::of(machine.json(), found.unwrap_or_default())
     });
     ControlPlane::of(plane.desired(), plane.cluster.json(), machines.collect())
 }

@@ -24,7 +24,7 @@ use crate::{
 pub(super) async fn write(
     context: &Arc<Context>,
     plane: &Plane,
-    facts: &BTreeMap<String, Vec<Difference>>,
+    differences: &BTreeMap<String, Vec<Difference>>,
 ) -> Result<(), Error> {
     for machine in plane.machines(context) {
         if machine.is_deleting() {
@@ -41,8 +41,8 @@ pub(super) async fn write(
                     .map(|component| component_says(reached, component, node)),
             );
         }
-        if let Some(differences) = facts.get(&machine.name_any()) {
-            says.push(up_to_date_says(&machine, differences));
+        if let Some(found) = differences.get(&machine.name_any()) {
+            says.push(up_to_date_says(&machine, found));
         }
         let existing: MachineStatus = machine.status.clone().unwrap_or_default();
         let generation = machine.metadata.generation;

@@ -148,9 +148,9 @@ async fn is_initialized(context: &Context, plane: &Plane) -> bool {
 
 async fn step(context: &Arc<Context>, plane: &Plane) -> Result<Action, Error> {
     sync_machines(context, plane).await?; // 5
-    let facts = facts::all(context, plane).await?;
-    health::write(context, plane, &facts).await?; // 6
-    let mut input = facts::snapshot(context, plane, &facts);
+    let differences = facts::all(context, plane).await?;
+    health::write(context, plane, &differences).await?; // 6
+    let mut input = facts::snapshot(context, plane, &differences);
     let mut decision = decide(&input);
     // 9 goes before 10: what was begun is written to its end.
     if !matches!(decision, Decision::CompleteTrigger(_))
@@ -158,7 +158,7 @@ async fn step(context: &Arc<Context>, plane: &Plane) -> Result<Action, Error> {
     {
         return Ok(action);
     }
-    let is_rollout = facts.values().any(|differences| !differences.is_empty());
+    let is_rollout = differences.values().any(|found| !found.is_empty());
     let is_updating = matches!(decision, Decision::CompleteTrigger(_) | Decision::WaitForUpdate(_));
     if is_rollout && !is_updating {
         // 12: before any machine is touched.
