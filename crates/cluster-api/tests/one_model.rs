@@ -16,7 +16,7 @@ struct Telltale {
     allowed: &'static [(&'static str, &'static str)],
 }
 
-const TELLTALES: [Telltale; 15] = [
+const TELLTALES: [Telltale; 16] = [
     Telltale {
         word: "UPDATE_MACHINE_HOOK",
         at_home: true,
@@ -65,10 +65,6 @@ const TELLTALES: [Telltale; 15] = [
         at_home: true,
         allowed: &[
             ("crates/kinds/src/conditions.rs", "the type"),
-            (
-                "lab/cluster-api-shell/src/remediation.rs",
-                "finds a Machine that recovered before its owner remediated it",
-            ),
             ("lab/cluster-api-shell/src/control_plane/remediate.rs", "sets the condition: a write"),
             ("lab/cluster-api-shell/src/health_check/mod.rs", "sets the condition: a write"),
             ("lab/cluster-api-shell/src/machine_set/remediation.rs", "sets the condition: a write"),
@@ -83,6 +79,7 @@ const TELLTALES: [Telltale; 15] = [
         ],
     },
     Telltale { word: "certificatesExpiryDate", at_home: true, allowed: &[] },
+    Telltale { word: "min_healthy_period", at_home: true, allowed: &[] },
     Telltale { word: "failureDomains", at_home: true, allowed: &[] },
     Telltale { word: ".rolling_update.as_ref()", at_home: true, allowed: &[] },
     Telltale {

@@ -1,6 +1,6 @@
 //! What will happen to a control plane.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use refit_cluster_api::{
     desired::{control_plane::ControlPlane as Wanted, made_of},
@@ -9,7 +9,7 @@ use refit_cluster_api::{
             Component, ControlPlane, ControlPlaneMachine, PreflightFailure, ScaleDownReason,
         },
         difference::Difference,
-        needs_remediation,
+        remediation::{Need, Remediation, Situation, Step, decide},
         simulate::Answer,
     },
 };
@@ -39,7 +39,7 @@ struct Member<'a> {
 /// Plans a control plane; `None` where there is none of that name.
 pub(super) fn predict(input: &Input, group: &GroupRef) -> Option<GroupPrediction> {
     let mut view = View::of(input, group)?;
-    let Shape::ControlPlane { replicas, max_surge } = Shape::of(view.wanted) else {
+    let Shape::ControlPlane { max_surge, .. } = Shape::of(view.wanted) else {
         return None;
     };
     let owner = (group.namespace.as_str(), "KubeadmControlPlane", &*group.name);
@@ -65,16 +65,16 @@ pub(super) fn predict(input: &Input, group: &GroupRef) -> Option<GroupPrediction
         Asked::Nothing => return Some(view.conclude(false)),
     };
     let (answers, refusals) = answers(&mut view, &members, in_place_updates);
-    let remediated = remediated(&mut view, &members, replicas);
+    let remediated = remediated(&mut view, &members);
     let wanted = Wanted { object: view.wanted, cluster: &view.plan.cluster };
-    let left = members.iter().filter(|member| !remediated.contains(name(member.machine)));
+    let left = members.iter().filter(|member| remediated.as_deref() != Some(name(member.machine)));
     let cluster = view.cluster.unwrap_or(&Value::Null);
     let mut control_plane = ControlPlane::of(wanted, cluster, left.map(state).collect());
     control_plane.in_place_updates = in_place_updates;
     let outcome = plane::run(control_plane, &answers, input.now);
     view.plan.machines.in_place = count(outcome.in_place.len());
     view.plan.machines.new = outcome.created;
-    view.plan.machines.deleted = count(outcome.deleted.len() + remediated.len());
+    view.plan.machines.deleted = count(outcome.deleted.len() + usize::from(remediated.is_some()));
     if let End::Waits(machine) = &outcome.end {
         let refused = refusals.get(machine).cloned().unwrap_or_default();
         view.plan.blocked_by.extend(refused);
@@ -109,29 +109,28 @@ fn answers(
     (answers, refusals)
 }
 
-/// Machines whose health check failed: the control plane replaces them before anything else, one
-/// that is alone excepted (`spec/capi.md 2.8`).
-fn remediated(view: &mut View<'_>, members: &[Member<'_>], replicas: i64) -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
-    if replicas < 2 || members.len() < 2 {
-        return found;
+/// The machine that Cluster API replaces before anything else, because its health check failed
+/// (`spec/capi.md 2.8`). One at a time: the next only when this one has its successor.
+fn remediated(view: &mut View<'_>, members: &[Member<'_>]) -> Option<String> {
+    let plane = Wanted { object: view.now, cluster: &view.plan.cluster };
+    let machines = members.iter().map(|member| member.machine);
+    let mut situation = Situation::of(plane, machines, view.input.now);
+    // A MachineHealthCheck takes its request back where this annotation is set.
+    for (member, found) in members.iter().zip(&mut situation.members) {
+        if annotations(member.machine).contains_key(keys::SKIP_REMEDIATION) {
+            found.need = Need::None;
+        }
     }
-    let failed = |member: &&Member<'_>| {
-        needs_remediation(member.machine)
-            && !annotations(member.machine).contains_key(keys::SKIP_REMEDIATION)
+    let Step::Delete(Remediation { machine, .. }) = decide(&situation) else {
+        return None;
     };
-    // One at a time: the next only when the first has been replaced.
-    if let Some(member) = members.iter().find(failed) {
-        let of = name(member.machine).to_owned();
-        view.cause(
-            CauseReason::Remediation,
-            format!("Machine/{of}"),
-            format!("a health check of Machine {of} failed: the control plane replaces it first"),
-            format!("heal the machine, or annotate Machine {of} with {}=", keys::SKIP_REMEDIATION),
-        );
-        found.insert(of);
-    }
-    found
+    view.cause(
+        CauseReason::Remediation,
+        format!("Machine/{machine}"),
+        format!("a health check of Machine {machine} failed: the control plane replaces it first"),
+        format!("heal the machine, or annotate Machine {machine} with {}=", keys::SKIP_REMEDIATION),
+    );
+    Some(machine)
 }
 
 fn stuck(view: &mut View<'_>, end: &End) {

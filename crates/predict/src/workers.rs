@@ -13,7 +13,7 @@ use refit_cluster_api::{
     rollout::{
         self, MachineDeployment, MachineSet, Strategy, Template, find_new_and_old,
         machine_set::DeletionOrder,
-        needs_remediation,
+        remediation::Need,
         simulate::{Answer, End, SimulatedRollout, Workers},
     },
 };
@@ -247,7 +247,7 @@ fn explain(
     }
     for machine in machines {
         let of = name(machine);
-        if needs_remediation(machine) && outcome.deleted.contains(of) {
+        if Need::of(machine) == Need::Owner && outcome.deleted.contains(of) {
             view.cause(
                 CauseReason::Remediation,
                 format!("Machine/{of}"),

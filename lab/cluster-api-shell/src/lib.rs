@@ -46,7 +46,6 @@ mod machine;
 mod machine_deployment;
 mod machine_set;
 mod names;
-mod remediation;
 mod run;
 mod snapshot;
 mod templates;

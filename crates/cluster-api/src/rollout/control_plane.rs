@@ -90,7 +90,7 @@ impl Component {
         }
     }
 
-    fn is_etcd(self) -> bool {
+    pub(super) fn is_etcd(self) -> bool {
         matches!(self, Self::EtcdPod | Self::EtcdMember)
     }
 }

@@ -7,6 +7,7 @@
 //! | [`machine_set`] | what a MachineSet does about it: create, move, delete, complete a move |
 //! | [`difference`] | what differs between a control plane Machine and its control plane |
 //! | [`control_plane`] | what a KubeadmControlPlane does next, and to which machine |
+//! | [`remediation`] | which unhealthy machine a KubeadmControlPlane replaces |
 //! | [`simulate`] | what becomes of each machine of a MachineDeployment, from where it stands |
 //! | [`predict`] | how many machines a whole rollout keeps, and how many it replaces |
 //!
@@ -33,6 +34,7 @@ pub mod machine_set;
 mod on_delete;
 pub mod predict;
 mod read;
+pub mod remediation;
 mod rolling_update;
 pub mod simulate;
 mod types;
@@ -42,5 +44,5 @@ pub use intent::{
     Decisions, IntentInput, MachineSetIntent, NewMachineSet, Note, Role, RolloutIntent, intend,
     intend_paused,
 };
-pub use read::{failure_domains, needs_remediation};
+pub use read::failure_domains;
 pub use types::{Fenceposts, Machine, MachineDeployment, MachineSet, Strategy, Template};

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use refit_kinds::{
-    conditions::{HEALTH_CHECK_SUCCEEDED, OWNER_REMEDIATED},
+    conditions::HEALTH_CHECK_SUCCEEDED,
     json::{annotations, condition, controller, created_at, is_deleting, name, text},
 };
 use serde_json::Value;
@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::{
     control_plane::{Component, ControlPlane, ControlPlaneMachine},
     difference::Difference,
+    remediation::Need,
     types::{Machine, Strategy, Template},
 };
 use crate::{IntOrPercent, ParseIntOrPercentError, desired::control_plane::ControlPlane as Wanted};
@@ -60,15 +61,9 @@ impl Machine {
             unhealthy: !has_node
                 || check_failed
                 || matches!(condition(machine, "NodeHealthy"), Some("False" | "Unknown")),
-            needs_remediation: needs_remediation(machine),
+            needs_remediation: Need::of(machine) == Need::Owner,
         }
     }
-}
-
-/// Whether a MachineHealthCheck of a Machine failed and its owner has not remediated it yet.
-pub fn needs_remediation(machine: &Value) -> bool {
-    condition(machine, HEALTH_CHECK_SUCCEEDED) == Some("False")
-        && condition(machine, OWNER_REMEDIATED) == Some("False")
 }
 
 impl ControlPlane {

@@ -8,7 +8,6 @@ mod config_map;
 mod facts;
 mod health;
 mod remediate;
-mod remediation;
 mod scale;
 mod status;
 mod trigger;

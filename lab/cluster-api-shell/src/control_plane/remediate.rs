@@ -1,35 +1,30 @@
-//! Carrying out what `remediation` decides.
+//! Carrying out what [`refit_cluster_api::rollout::remediation`] decides.
 
 use std::sync::Arc;
 
 use kube::ResourceExt as _;
 use refit_cluster_api::{
-    desired::control_plane::REMEDIATION_FOR,
     kinds::{Machine, MachineStatus},
-    rollout::control_plane::Component,
+    rollout::remediation::{IN_PROGRESS, Remediation, Situation, Step, decide},
 };
-use refit_kinds::conditions::{self, OWNER_REMEDIATED};
+use refit_kinds::conditions::OWNER_REMEDIATED;
 use refit_runtime::{ObjectKey, queue::Action};
-use serde::Deserialize as _;
 use serde_json::json;
 
-use super::{
-    PREFLIGHT_WAIT, Plane,
-    remediation::{IN_PROGRESS, Input, Limits, Member, Remediation, Step, decide},
-};
+use super::{PREFLIGHT_WAIT, Plane};
 use crate::{
     conditions::{Says, merged, without},
     context::Context,
     error::Error,
     live::Live,
-    remediation::need,
-    snapshot,
 };
 
 /// Takes remediation one step on; `None` if no machine needs any and the rest may go on.
 pub(super) async fn run(context: &Arc<Context>, plane: &Plane) -> Result<Option<Action>, Error> {
-    let input = input(context, plane);
-    match decide(&input) {
+    let machines = plane.machines(context);
+    let json = machines.iter().map(|machine| machine.json());
+    let situation = Situation::of(plane.desired(), json, context.now());
+    match decide(&situation) {
         Step::Nothing => Ok(None),
         Step::Forget(name) => {
             if let Some(machine) = find(context, plane, &name) {
@@ -52,7 +47,9 @@ pub(super) async fn run(context: &Arc<Context>, plane: &Plane) -> Result<Option<
             say(context, plane, &name, "CannotBeRemediated", &message).await?;
             Ok(None)
         }
-        Step::Delete(remediation) => delete(context, plane, &input, &remediation).await.map(Some),
+        Step::Delete(remediation) => {
+            delete(context, plane, &situation, &remediation).await.map(Some)
+        }
     }
 }
 
@@ -61,11 +58,11 @@ pub(super) async fn run(context: &Arc<Context>, plane: &Plane) -> Result<Option<
 async fn delete(
     context: &Arc<Context>,
     plane: &Plane,
-    input: &Input,
+    situation: &Situation,
     remediation: &Remediation,
 ) -> Result<Action, Error> {
     let name = &remediation.machine;
-    if input.in_progress.as_ref() != Some(remediation) {
+    if situation.in_progress.as_ref() != Some(remediation) {
         note(context, plane, Some(remediation)).await?;
     }
     let message = "Machine is being deleted";
@@ -123,41 +120,4 @@ async fn say(
     let status = json!({ "conditions": list });
     context.merge_status(&context.machines, &machine, &status).await?;
     Ok(())
-}
-
-fn input(context: &Context, plane: &Plane) -> Input {
-    let limits = plane.object.at("/spec/remediation");
-    let components = plane.desired().components();
-    let machines = plane.machines(context);
-    let replicas = plane.object.spec.replicas.unwrap_or(1);
-    Input {
-        replicas: usize::try_from(replicas).unwrap_or(0),
-        initialized: plane.is_initialized(),
-        managed_etcd: plane.desired().has_managed_etcd(),
-        members: machines.iter().map(|machine| member(machine, &components)).collect(),
-        in_progress: noted(plane).and_then(|text| serde_json::from_str(text).ok()),
-        limits: Limits::deserialize(limits).unwrap_or_default(),
-        now: context.now(),
-    }
-}
-
-fn member(machine: &Live<Machine>, components: &[Component]) -> Member {
-    let list = conditions_of(machine);
-    let healthy = |etcd: bool| {
-        components
-            .iter()
-            .filter(|one| matches!(one, Component::EtcdPod | Component::EtcdMember) == etcd)
-            .all(|one| conditions::is_true(list, one.condition()))
-    };
-    let made_for = machine.annotations().get(REMEDIATION_FOR);
-    Member {
-        name: machine.name_any(),
-        created_at: snapshot::created_at(machine),
-        need: need(machine),
-        deleting: machine.is_deleting(),
-        has_node: machine.at("/status/nodeRef/name").is_string(),
-        etcd_healthy: healthy(true),
-        components_healthy: healthy(false),
-        made_for: made_for.and_then(|text| serde_json::from_str(text).ok()),
-    }
 }

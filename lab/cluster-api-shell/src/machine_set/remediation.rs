@@ -8,6 +8,7 @@ use kube::ResourceExt as _;
 use refit_cluster_api::{
     IntOrPercent,
     kinds::{Machine, MachineSet, MachineStatus},
+    rollout::remediation::Need,
 };
 use refit_kinds::{conditions::OWNER_REMEDIATED, keys};
 use refit_runtime::{ObjectKey, queue::Action};
@@ -19,7 +20,6 @@ use crate::{
     context::{Context, controller_of, controller_uid, namespace_of},
     error::Error,
     live::Live,
-    remediation::{Need, need},
     snapshot,
 };
 
@@ -55,7 +55,7 @@ pub(super) async fn run(
         .map(|machine| Candidate {
             name: machine.name_any(),
             created_at: snapshot::created_at(machine),
-            need: need(machine),
+            need: Need::of(machine.json()),
         })
         .collect();
     if candidates.iter().all(|one| one.need == Need::None) {

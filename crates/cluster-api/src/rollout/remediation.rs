@@ -1,67 +1,157 @@
-//! Control plane machines that a MachineHealthCheck found unhealthy: one at a time is deleted, where
-//! etcd keeps its quorum, and a new one takes its place.
+//! What a failed MachineHealthCheck asks of a Machine's owner, and what a control plane does about it:
+//! one machine at a time is deleted, where etcd keeps its quorum, and a new one takes its place
+//! (`spec/capi.md` 2.8).
 
 use jiff::{SignedDuration, Timestamp};
+use refit_kinds::{
+    conditions::{HEALTH_CHECK_SUCCEEDED, OWNER_REMEDIATED},
+    json::{annotation, condition, created_at, is_deleting, name, text},
+};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use crate::remediation::Need;
+use super::control_plane::Component;
+use crate::desired::control_plane::{ControlPlane, REMEDIATION_FOR};
 
 /// On a KubeadmControlPlane: the machine that is being remediated, until its successor is made.
-pub(super) const IN_PROGRESS: &str = "controlplane.cluster.x-k8s.io/remediation-in-progress";
+pub const IN_PROGRESS: &str = "controlplane.cluster.x-k8s.io/remediation-in-progress";
 /// How long a machine has to be healthy before its failure is a new one, in seconds.
 const MIN_HEALTHY_PERIOD_SECONDS: i64 = 3600;
+
+/// What a Machine's conditions ask of its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Nothing.
+    None,
+    /// It is unhealthy, and its owner has to remediate it.
+    Owner,
+    /// It was unhealthy and is well again, before its owner did anything.
+    Recovered,
+    /// It is unhealthy and on its way out.
+    Leaving,
+}
+
+impl Need {
+    /// Reads a Machine's conditions.
+    pub fn of(machine: &Value) -> Self {
+        let deleting = is_deleting(machine);
+        let asked = condition(machine, OWNER_REMEDIATED) == Some("False");
+        match condition(machine, HEALTH_CHECK_SUCCEEDED) {
+            Some("False") if deleting => Self::Leaving,
+            Some("False") if asked => Self::Owner,
+            Some("True") if asked && !deleting => Self::Recovered,
+            _ => Self::None,
+        }
+    }
+}
 
 /// One remediation, as the annotations carry it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Remediation {
+pub struct Remediation {
     /// The machine that is replaced.
-    pub(super) machine: String,
+    pub machine: String,
     /// When it was decided.
-    pub(super) timestamp: Timestamp,
+    pub timestamp: Timestamp,
     /// How many failed before it in a row.
-    pub(super) retry_count: i32,
+    pub retry_count: i32,
 }
 
 /// A control plane machine.
 #[expect(clippy::struct_excessive_bools, reason = "independent facts, not a state")]
 #[derive(Clone, Debug)]
-pub(super) struct Member {
-    pub(super) name: String,
-    pub(super) created_at: Timestamp,
-    pub(super) need: Need,
-    pub(super) deleting: bool,
-    pub(super) has_node: bool,
-    pub(super) etcd_healthy: bool,
-    pub(super) components_healthy: bool,
+pub struct Member {
+    /// Its name.
+    pub name: String,
+    /// When it was created.
+    pub created_at: Timestamp,
+    /// What its conditions ask for.
+    pub need: Need,
+    /// It has a deletionTimestamp.
+    pub deleting: bool,
+    /// `status.nodeRef` is set.
+    pub has_node: bool,
+    /// etcd is known to be healthy on it.
+    pub etcd_healthy: bool,
+    /// Every other component is known to be healthy.
+    pub components_healthy: bool,
     /// The remediation that it was made for.
-    pub(super) made_for: Option<Remediation>,
+    pub made_for: Option<Remediation>,
+}
+
+impl Member {
+    fn of(machine: &Value, components: &[Component]) -> Self {
+        let healthy = |etcd: bool| {
+            components
+                .iter()
+                .filter(|component| component.is_etcd() == etcd)
+                .all(|component| condition(machine, component.condition()) == Some("True"))
+        };
+        let made_for = annotation(machine, REMEDIATION_FOR);
+        Self {
+            name: name(machine).to_owned(),
+            created_at: created_at(machine),
+            need: Need::of(machine),
+            deleting: is_deleting(machine),
+            has_node: !text(machine, "/status/nodeRef/name").is_empty(),
+            etcd_healthy: healthy(true),
+            components_healthy: healthy(false),
+            made_for: made_for.and_then(|text| serde_json::from_str(text).ok()),
+        }
+    }
 }
 
 /// `spec.remediation` of a KubeadmControlPlane.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Limits {
+struct Limits {
     max_retry: Option<i32>,
     retry_period_seconds: Option<i64>,
     min_healthy_period_seconds: Option<i64>,
 }
 
-/// What is decided on.
+/// A control plane, as remediation is decided on.
 #[derive(Clone, Debug)]
-pub(super) struct Input {
-    pub(super) replicas: usize,
-    pub(super) initialized: bool,
-    pub(super) managed_etcd: bool,
-    pub(super) members: Vec<Member>,
-    pub(super) in_progress: Option<Remediation>,
-    pub(super) limits: Limits,
-    pub(super) now: Timestamp,
+pub struct Situation {
+    replicas: usize,
+    initialized: bool,
+    managed_etcd: bool,
+    /// Its machines.
+    pub members: Vec<Member>,
+    /// The remediation that it has noted.
+    pub in_progress: Option<Remediation>,
+    limits: Limits,
+    now: Timestamp,
+}
+
+impl Situation {
+    /// Reads a control plane and its Machines.
+    pub fn of<'a>(
+        plane: ControlPlane<'_>,
+        machines: impl IntoIterator<Item = &'a Value>,
+        now: Timestamp,
+    ) -> Self {
+        let object = plane.object;
+        let components = plane.components();
+        let replicas = object.pointer("/spec/replicas").and_then(Value::as_u64).unwrap_or(1);
+        let initialized = object.pointer("/status/initialization/controlPlaneInitialized");
+        let limits = object.pointer("/spec/remediation").map(Limits::deserialize);
+        let noted = annotation(object, IN_PROGRESS);
+        Self {
+            replicas: usize::try_from(replicas).unwrap_or(usize::MAX),
+            initialized: initialized == Some(&Value::Bool(true)),
+            managed_etcd: plane.has_managed_etcd(),
+            members: machines.into_iter().map(|one| Member::of(one, &components)).collect(),
+            in_progress: noted.and_then(|text| serde_json::from_str(text).ok()),
+            limits: limits.and_then(Result::ok).unwrap_or_default(),
+            now,
+        }
+    }
 }
 
 /// What is done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub enum Step {
     /// Nothing: no machine asks for it.
     Nothing,
     /// The machine is well again: the request is dropped.
@@ -77,7 +167,7 @@ pub(super) enum Step {
 }
 
 /// Decides the next step.
-pub(super) fn decide(input: &Input) -> Step {
+pub fn decide(input: &Situation) -> Step {
     if let Some(member) = find(input, |one| one.need == Need::Recovered) {
         return Step::Forget(member.name.clone());
     }
@@ -106,13 +196,13 @@ pub(super) fn decide(input: &Input) -> Step {
     unsafe_to_remove(input, member).unwrap_or(Step::Delete(remediation))
 }
 
-fn find(input: &Input, wanted: impl Fn(&Member) -> bool) -> Option<&Member> {
+fn find(input: &Situation, wanted: impl Fn(&Member) -> bool) -> Option<&Member> {
     input.members.iter().find(|member| wanted(member))
 }
 
 /// Whether the remediation that the control plane has noted is over: its successor is there, the
 /// machine is well again, or nobody is to succeed it.
-fn is_over(input: &Input) -> bool {
+fn is_over(input: &Situation) -> bool {
     let Some(known) = &input.in_progress else {
         return false;
     };
@@ -127,7 +217,7 @@ fn is_over(input: &Input) -> bool {
 
 /// The machine to remediate next: the one that was begun, then the oldest that never came up, then
 /// the oldest.
-fn candidate(input: &Input) -> Option<&Member> {
+fn candidate(input: &Situation) -> Option<&Member> {
     let begun = input.in_progress.as_ref().map(|known| known.machine.as_str());
     let waiting = input.members.iter().filter(|one| one.need == Need::Owner);
     waiting.min_by_key(|one| {
@@ -136,7 +226,7 @@ fn candidate(input: &Input) -> Option<&Member> {
 }
 
 /// How many remediations in a row have failed, if one more is allowed.
-fn retry_count(input: &Input, member: &Member) -> Result<i32, Step> {
+fn retry_count(input: &Situation, member: &Member) -> Result<i32, Step> {
     let Some(last) = &member.made_for else {
         return Ok(0);
     };
@@ -170,7 +260,7 @@ fn retry_count(input: &Input, member: &Member) -> Result<i32, Step> {
 }
 
 /// Why the control plane would not stand the loss of this machine.
-fn unsafe_to_remove(input: &Input, member: &Member) -> Option<Step> {
+fn unsafe_to_remove(input: &Situation, member: &Member) -> Option<Step> {
     if !input.initialized {
         return None;
     }
@@ -212,6 +302,8 @@ fn unsafe_to_remove(input: &Input, member: &Member) -> Option<Step> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn at(second: i64) -> Timestamp {
@@ -235,8 +327,8 @@ mod tests {
         Member { need: Need::Owner, etcd_healthy: false, components_healthy: false, ..member(name) }
     }
 
-    fn input(members: Vec<Member>) -> Input {
-        Input {
+    fn input(members: Vec<Member>) -> Situation {
+        Situation {
             replicas: 3,
             initialized: true,
             managed_etcd: true,
@@ -303,7 +395,7 @@ mod tests {
     #[test]
     fn what_was_begun_is_ended_and_then_closed() {
         let known = remediation("a", 0);
-        let with = |members| Input { in_progress: Some(known.clone()), ..input(members) };
+        let with = |members| Situation { in_progress: Some(known.clone()), ..input(members) };
         let leaving = Member { deleting: true, need: Need::Leaving, ..sick("a") };
         let successor = Member { made_for: Some(known.clone()), ..member("n") };
         let table = [
@@ -337,7 +429,7 @@ mod tests {
             (limits(None, Some(2000), None), 0, "defer a"),
         ];
         for (limits, retries, want) in table {
-            let all = Input { limits, ..input(vec![again(retries), member("b"), member("c")]) };
+            let all = Situation { limits, ..input(vec![again(retries), member("b"), member("c")]) };
             assert_eq!(word(&decide(&all)), want, "{limits:?} {retries}");
         }
     }
@@ -346,5 +438,42 @@ mod tests {
     fn a_machine_that_is_well_again_is_left_alone() {
         let well = Member { need: Need::Recovered, ..member("a") };
         assert_eq!(word(&decide(&input(vec![well, member("b")]))), "forget a");
+    }
+
+    #[test]
+    fn the_table_of_needs() {
+        let table = [
+            (None, None, false, Need::None),
+            (Some("True"), None, false, Need::None),
+            (Some("False"), None, false, Need::None),
+            (Some("False"), Some("False"), false, Need::Owner),
+            (Some("False"), Some("False"), true, Need::Leaving),
+            (Some("True"), Some("False"), false, Need::Recovered),
+            (Some("True"), Some("False"), true, Need::None),
+            (Some("False"), Some("True"), false, Need::None),
+        ];
+        for (check, owner, deleting, want) in table {
+            let condition = |type_: &str, status: Option<&str>| {
+                status.map(|status| {
+                    json!({
+                        "type": type_, "status": status, "reason": "R", "message": "",
+                        "lastTransitionTime": "2026-01-01T00:00:00Z",
+                    })
+                })
+            };
+            let list: Vec<_> =
+                [condition(HEALTH_CHECK_SUCCEEDED, check), condition(OWNER_REMEDIATED, owner)]
+                    .into_iter()
+                    .flatten()
+                    .collect();
+            let mut object = json!({
+                "metadata": {"name": "m"}, "spec": {"clusterName": "c"},
+                "status": {"conditions": list},
+            });
+            if deleting {
+                object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            }
+            assert_eq!(Need::of(&object), want, "{check:?} {owner:?} {deleting}");
+        }
     }
 }
