@@ -121,7 +121,7 @@ pub enum Unreached {
         /// What to do.
         remedy: String,
     },
-    /// The selector is none: Cluster API's registry forgets the extension over it.
+    /// The selector is invalid: Cluster API drops the extension from its registry.
     #[error(
         "spec.namespaceSelector of ExtensionConfig refit is invalid ({error}): until it is corrected Cluster API calls no hook of it"
     )]

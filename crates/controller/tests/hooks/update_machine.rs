@@ -82,7 +82,7 @@ async fn done_comes_with_success_and_the_live_version() {
     settle().await;
     let answer = fleet.update("edge-1-w-0", NEW).await;
     assert!(answer.is_done(), "{answer:?}");
-    // Somebody put the old version back since: the work is done again.
+    // The previous version was restored since: the work is done again.
     fleet.kubelet("edge-1-w-0", OLD).await;
     settle().await;
     let answer = fleet.update("edge-1-w-0", NEW).await;
