@@ -115,6 +115,10 @@ fn every_way_not_to_be_asked_has_its_reason_and_says_what_to_do() {
         (with_extension(|e| e.has_ca_bundle = false), "NoCaBundle"),
         (with(|f| f.namespace_labels = Read::Known(labels(&[]))), "NotSelected"),
         (with_extension(|e| e.selector = Ok(None)), "NotSelected"),
+        (
+            with_extension(|e| e.selector = Err("\"Like\" is not a valid operator".into())),
+            "InvalidSelector",
+        ),
         (with(|f| f.extensions = Read::Known(vec![other.clone(), ours()])), "Shared"),
         (
             with(|f| f.managers = Read::Known(vec![manager(Provider::Core, "v1.11.9", &[])])),
