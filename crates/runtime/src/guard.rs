@@ -3,9 +3,17 @@
 use std::borrow::Cow;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{Resource, core::DynamicResourceScope};
+use kube::{Resource, core::DynamicResourceScope, discovery::ApiResource};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::Value;
+
+/// An object as an API server sent it. Every watch is one of these, whatever its kind: kube's watcher
+/// and the JSON of its events are compiled once.
+#[derive(Clone, Debug)]
+pub(crate) struct Raw {
+    metadata: ObjectMeta,
+    value: Value,
+}
 
 /// An object, or what is known of one that cannot be read. Lists and watches of these go on where
 /// one malformed object would end them. (kube's own guard buffers each object twice.)
@@ -19,55 +27,62 @@ pub(crate) struct Unreadable {
     metadata: ObjectMeta,
 }
 
-impl<'de, K: DeserializeOwned> Deserialize<'de> for Guarded<K> {
+impl<'de> Deserialize<'de> for Raw {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
-        K::deserialize(&value)
-            .map(Ok)
-            .or_else(|error| {
-                let metadata = value.get("metadata").unwrap_or(&Value::Null);
-                Ok(Err(Unreadable {
-                    reason: error.to_string(),
-                    metadata: ObjectMeta::deserialize(metadata)?,
-                }))
-            })
-            .map(Self)
-            .map_err(|error: serde_json::Error| serde::de::Error::custom(error))
+        let metadata = value.get("metadata").unwrap_or(&Value::Null);
+        match ObjectMeta::deserialize(metadata) {
+            Ok(metadata) => Ok(Self { metadata, value }),
+            Err(error) => Err(serde::de::Error::custom(error)),
+        }
     }
 }
 
-impl<K: Resource> Resource for Guarded<K> {
-    type DynamicType = K::DynamicType;
-    /// Known when an `Api` of these is made from one of `K`.
+impl<K: DeserializeOwned> From<Raw> for Guarded<K> {
+    fn from(raw: Raw) -> Self {
+        let Raw { metadata, value } = raw;
+        Self(
+            K::deserialize(&value)
+                .map_err(|error| Unreadable { reason: error.to_string(), metadata }),
+        )
+    }
+}
+
+impl Resource for Raw {
+    type DynamicType = ApiResource;
     type Scope = DynamicResourceScope;
 
-    fn kind(dt: &Self::DynamicType) -> Cow<'_, str> {
-        K::kind(dt)
+    fn kind(resource: &ApiResource) -> Cow<'_, str> {
+        resource.kind.as_str().into()
     }
 
-    fn group(dt: &Self::DynamicType) -> Cow<'_, str> {
-        K::group(dt)
+    fn group(resource: &ApiResource) -> Cow<'_, str> {
+        resource.group.as_str().into()
     }
 
-    fn version(dt: &Self::DynamicType) -> Cow<'_, str> {
-        K::version(dt)
+    fn version(resource: &ApiResource) -> Cow<'_, str> {
+        resource.version.as_str().into()
     }
 
-    fn plural(dt: &Self::DynamicType) -> Cow<'_, str> {
-        K::plural(dt)
+    fn plural(resource: &ApiResource) -> Cow<'_, str> {
+        resource.plural.as_str().into()
     }
 
     fn meta(&self) -> &ObjectMeta {
-        match &self.0 {
-            Ok(object) => object.meta(),
-            Err(unreadable) => &unreadable.metadata,
-        }
+        &self.metadata
     }
 
     fn meta_mut(&mut self) -> &mut ObjectMeta {
-        match &mut self.0 {
-            Ok(object) => object.meta_mut(),
-            Err(unreadable) => &mut unreadable.metadata,
+        &mut self.metadata
+    }
+}
+
+impl<K: Resource> Guarded<K> {
+    /// What is known of it in any case.
+    pub(crate) fn metadata(&self) -> &ObjectMeta {
+        match &self.0 {
+            Ok(object) => object.meta(),
+            Err(unreadable) => &unreadable.metadata,
         }
     }
 }
@@ -81,20 +96,19 @@ mod tests {
 
     #[test]
     fn an_unreadable_object_still_has_its_name() {
-        let pod: Guarded<Pod> = serde_json::from_value(json!({
+        let raw: Raw = serde_json::from_value(json!({
             "metadata": {"namespace": "d", "name": "p"},
             "spec": {"containers": "none"},
         }))
         .unwrap();
-        assert_eq!(pod.meta().name.as_deref(), Some("p"));
+        let pod: Guarded<Pod> = raw.into();
+        assert_eq!(pod.metadata().name.as_deref(), Some("p"));
         assert!(pod.0.is_err());
     }
 
     #[test]
     fn what_has_no_metadata_is_no_object() {
-        assert!(
-            serde_json::from_value::<Guarded<Pod>>(json!({"spec": {"containers": 1}})).is_err()
-        );
-        assert!(serde_json::from_value::<Guarded<Pod>>(json!("pod")).is_err());
+        assert!(serde_json::from_value::<Raw>(json!({"spec": {"containers": 1}})).is_err());
+        assert!(serde_json::from_value::<Raw>(json!("pod")).is_err());
     }
 }

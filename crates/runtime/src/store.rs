@@ -9,6 +9,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use tokio::sync::watch;
 
@@ -127,7 +128,11 @@ impl<K> Default for Store<K> {
 }
 
 fn version(object: &impl Resource) -> Option<u64> {
-    object.meta().resource_version.as_ref()?.parse().ok()
+    version_of(object.meta())
+}
+
+fn version_of(meta: &ObjectMeta) -> Option<u64> {
+    meta.resource_version.as_ref()?.parse().ok()
 }
 
 /// Whether `known` is certainly newer than `other`.
@@ -200,7 +205,7 @@ impl<K: Resource> Store<K> {
     pub fn insert(&self, mut object: K) {
         object.meta_mut().managed_fields = None;
         let mut state = self.write();
-        let key = key_of(&object);
+        let key = key_of(object.meta());
         let answered = version(&object);
         let outdated = answered.is_some() && answered <= state.newest(&key);
         if !outdated {
@@ -212,7 +217,7 @@ impl<K: Resource> Store<K> {
     /// Removes an object that a write deleted, unless a newer one of that name is known.
     pub fn remove(&self, object: &K) {
         let mut state = self.write();
-        let key = key_of(object);
+        let key = key_of(object.meta());
         if state.objects.get(&key).is_none_or(|known| newer(known.as_ref(), object)) {
             return;
         }
@@ -229,7 +234,7 @@ impl<K: Resource> Store<K> {
 
     /// Stores what the watch delivered; `None` if the store holds a newer version.
     fn applied(&self, object: Guarded<K>) -> Option<Change<K>> {
-        let key = key_of(&object);
+        let key = key_of(object.metadata());
         let mut state = self.write();
         state.saw(&object);
         let mut object = match object.0 {
@@ -252,8 +257,8 @@ impl<K: Resource> Store<K> {
 
     /// Removes an object that the watch reports as deleted; returns its last readable state.
     fn deleted(&self, object: Guarded<K>) -> Option<Change<K>> {
-        let key = key_of(&object);
-        let gone = version(&object).unwrap_or(u64::MAX);
+        let key = key_of(object.metadata());
+        let gone = version_of(object.metadata()).unwrap_or(u64::MAX);
         let mut state = self.write();
         state.saw(&object);
         state.unreadable.remove(&key);
@@ -277,7 +282,7 @@ impl<K: Resource> Store<K> {
         state.unreadable.clear();
         let (mut came, mut kept) = (BTreeMap::new(), BTreeMap::new());
         for object in list {
-            let key = key_of(&object);
+            let key = key_of(object.metadata());
             state.saw(&object);
             let known = old.remove(&key);
             let mut object = match object.0 {
@@ -315,7 +320,7 @@ impl<K: Resource> Store<K> {
 
 impl<K: Resource> State<K> {
     fn saw(&mut self, object: &Guarded<K>) {
-        self.seen = self.seen.max(version(object).unwrap_or_default());
+        self.seen = self.seen.max(version_of(object.metadata()).unwrap_or_default());
     }
 
     /// The newest resourceVersion that is known of an object, or of its being gone.
@@ -374,8 +379,7 @@ fn is_at_most(object: &impl Resource, limit: u64) -> bool {
     version(object).is_some_and(|version| version <= limit)
 }
 
-fn key_of(object: &impl Resource) -> ObjectKey {
-    let meta = object.meta();
+fn key_of(meta: &ObjectMeta) -> ObjectKey {
     ObjectKey::new(
         meta.namespace.clone().unwrap_or_default(),
         meta.name.clone().unwrap_or_default(),
@@ -388,6 +392,7 @@ mod tests {
     use kube::ResourceExt as _;
 
     use super::*;
+    use crate::guard::Raw;
 
     fn config_map(namespace: &str, name: &str) -> ConfigMap {
         let mut object = ConfigMap::default();
@@ -501,7 +506,8 @@ mod tests {
         let event = serde_json::json!({
             "metadata": {"namespace": "d", "name": "a", "resourceVersion": "7"}, "data": 1,
         });
-        let event: Guarded<ConfigMap> = serde_json::from_value(event).unwrap();
+        let event: Raw = serde_json::from_value(event).unwrap();
+        let event: Guarded<ConfigMap> = event.into();
         assert!(event.0.is_err());
         let change = store.deleted(event).unwrap();
         assert_eq!(change.before.as_deref().and_then(version), Some(5));

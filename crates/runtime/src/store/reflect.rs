@@ -11,13 +11,17 @@ use std::{
 use futures::StreamExt as _;
 use kube::{
     Api, Resource,
+    discovery::ApiResource,
     runtime::watcher::{self, Event},
 };
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::{Change, Store, key_of};
-use crate::{clock::instant, guard::Guarded};
+use crate::{
+    clock::instant,
+    guard::{Guarded, Raw},
+};
 
 /// First wait after a broken watch.
 const BACKOFF_FLOOR: Duration = Duration::from_millis(500);
@@ -62,7 +66,7 @@ where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     K::DynamicType: Eq + Hash + Clone,
 {
-    let api = guarded(api, kind);
+    let api = raw(api, kind);
     let kind = K::kind(kind);
     let mut backoff = Backoff::new();
     loop {
@@ -95,8 +99,7 @@ where
                     continue;
                 }
                 Ok(Event::InitApply(object)) => {
-                    warn_of_unreadable(&kind, &object);
-                    listed.push(object);
+                    listed.push(read(&kind, object));
                     continue;
                 }
                 Ok(Event::InitDone) => {
@@ -105,11 +108,10 @@ where
                     changes.iter().for_each(&mut changed);
                 }
                 Ok(Event::Apply(object)) => {
-                    warn_of_unreadable(&kind, &object);
-                    store.applied(object).iter().for_each(&mut changed);
+                    store.applied(read(&kind, object)).iter().for_each(&mut changed);
                 }
                 Ok(Event::Delete(object)) => {
-                    store.deleted(object).iter().for_each(&mut changed);
+                    store.deleted(object.into()).iter().for_each(&mut changed);
                 }
             }
             backoff.worked();
@@ -117,18 +119,22 @@ where
     }
 }
 
-fn warn_of_unreadable<K: Resource>(kind: &str, object: &Guarded<K>) {
+/// Reads an object of a kind, and logs one that cannot be read.
+fn read<K: Resource + DeserializeOwned>(kind: &str, object: Raw) -> Guarded<K> {
+    let object = Guarded::from(object);
     if let Err(unreadable) = &object.0 {
-        let key = key_of(object);
+        let key = key_of(object.metadata());
         tracing::warn!(%kind, %key, reason = unreadable.reason, "an object cannot be read");
     }
+    object
 }
 
-/// The same API for objects that may be unreadable.
-fn guarded<K: Resource>(api: Api<K>, kind: &K::DynamicType) -> Api<Guarded<K>> {
+/// The same API for objects as they were sent.
+fn raw<K: Resource>(api: Api<K>, kind: &K::DynamicType) -> Api<Raw> {
+    let resource = ApiResource::erase::<K>(kind);
     match api.namespace().map(str::to_owned) {
-        Some(namespace) => Api::namespaced_with(api.into_client(), &namespace, kind),
-        None => Api::all_with(api.into_client(), kind),
+        Some(namespace) => Api::namespaced_with(api.into_client(), &namespace, &resource),
+        None => Api::all_with(api.into_client(), &resource),
     }
 }
 
