@@ -327,7 +327,7 @@ impl Driver {
             return Ok(false);
         };
         let at_the_point = plan.irreversible().first().is_some_and(|first| {
-            first.id == step && first.action.type_ == StepType::KubeadmUpgrade
+            first.id == step && first.step_type() == Some(StepType::KubeadmUpgrade)
         });
         if !at_the_point || plan.static_pods_before.is_empty() {
             return Ok(false);

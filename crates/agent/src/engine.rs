@@ -12,23 +12,39 @@
 //! | otherwise | start the next step |
 
 use jiff::{SignedDuration, Timestamp};
-use refit_kinds::refit::{Gate, HostPlanSpec, PlanState, PlannedStep, StepType};
-
-use crate::{
-    host::{Command, InvalidStep, Job, Since},
-    state::{AbortCause, JournalState, Progress, StepOutcome, StepRun, gate_of},
-    undo::undo_steps,
+use refit_kinds::refit::{
+    Gate, HostPlanSpec, PlanState, PlannedAction, PlannedStep, StepError, USUAL_ATTEMPTS,
 };
 
-/// How often a step is tried. Two failures in a row are often a lock or a mirror; three are not.
-pub(crate) const MAX_ATTEMPTS: i32 = 3;
-/// How often a download is tried: nothing is disturbed meanwhile, and a line that was down is often
-/// back after two minutes.
-const DOWNLOAD_ATTEMPTS: i32 = 7;
+use crate::{
+    host::{Command, Job, Since},
+    state::{AbortCause, JournalState, Progress, StepOutcome, StepRun, gate_of},
+    undo::{UndoStep, undo_steps},
+};
+
 /// The longest wait between two tries: so soon after its cause has gone a failure is over.
 const BACKOFF_CEILING: SignedDuration = SignedDuration::from_secs(30);
 /// Wait after the first failed try; it doubles with each, up to the ceiling.
 const BACKOFF: SignedDuration = SignedDuration::from_secs(10);
+
+/// Why a step cannot be taken at all.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum InvalidStep {
+    /// Its action cannot be carried out by this agent.
+    #[error("step {step}: {error}")]
+    Action {
+        /// The step.
+        step: String,
+        /// Why.
+        error: StepError,
+    },
+    /// It was started, and is neither in the plan nor rolls back what is.
+    #[error("step {step} was started, and the plan does not say what it is")]
+    Missing {
+        /// The step.
+        step: String,
+    },
+}
 
 /// What the agent is to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,7 +142,7 @@ pub(crate) fn next(state: &JournalState, spec: Option<&HostPlanSpec>, now: Times
     if closed {
         return Next::AtGate { step: step.id.clone(), gate: gate_of(step) };
     }
-    try_step(plan, step, now)
+    try_step(plan, &step.id, now, |unit| job(plan, step, unit))
 }
 
 fn accept(state: &JournalState, spec: Option<&HostPlanSpec>) -> Next {
@@ -173,33 +189,48 @@ fn started_job(plan: &Progress, id: &str, unit: &str) -> Result<Job, InvalidStep
     if let Some(step) = plan.steps.iter().find(|step| step.id == id) {
         return job(plan, step, unit);
     }
-    let undos = undo_steps(plan);
-    let step = undos.iter().find(|step| step.id == id);
-    let missing = || InvalidStep::Arguments { step: id.to_owned(), what: "what it takes back" };
-    job(plan, step.ok_or_else(missing)?, unit)
+    let undo = undo_steps(plan).into_iter().find(|step| step.id == id);
+    let undo = undo.ok_or_else(|| InvalidStep::Missing { step: id.to_owned() })?;
+    Ok(undo_job(plan, undo, unit))
+}
+
+fn undo_job(plan: &Progress, step: UndoStep, unit: &str) -> Job {
+    Job::new(&plan.id, unit, &step.id, Command::Undo(step.undo))
 }
 
 fn job(plan: &Progress, step: &PlannedStep, unit: &str) -> Result<Job, InvalidStep> {
-    let mut job = Job::new(&plan.id, unit, &step.id, Command::of(step)?);
+    let command = match &step.action {
+        PlannedAction::Known(known) => Command::Step(known.clone()),
+        PlannedAction::Unknown(unknown) => {
+            let error = unknown.error().clone();
+            return Err(InvalidStep::Action { step: step.id.clone(), error });
+        }
+    };
+    let mut job = Job::new(&plan.id, unit, &step.id, command);
     if let Some(seconds) = step.timeout_seconds.and_then(|s| u32::try_from(s).ok()) {
         job.timeout_seconds = seconds.max(1);
     }
     Ok(job)
 }
 
-fn try_step(plan: &Progress, step: &PlannedStep, now: Timestamp) -> Next {
-    let run = plan.runs.get(&step.id);
+fn try_step(
+    plan: &Progress,
+    step: &str,
+    now: Timestamp,
+    job: impl FnOnce(&str) -> Result<Job, InvalidStep>,
+) -> Next {
+    let run = plan.runs.get(step);
     let attempt = run.map_or(1, |run| run.attempt + 1);
     if let Some(until) = run.and_then(retry_at)
         && now < until
         // A clock that was set back does not make anybody wait longer than the backoff.
         && until.duration_since(now) <= backoff(attempt - 1)
     {
-        return Next::Backoff { step: step.id.clone(), until };
+        return Next::Backoff { step: step.to_owned(), until };
     }
-    match job(plan, step, &unit_name(&plan.id, &step.id, attempt)) {
+    match job(&unit_name(&plan.id, step, attempt)) {
         Ok(job) => Next::Start { job, attempt },
-        Err(why) => Next::Refuse { step: step.id.clone(), attempt, why },
+        Err(why) => Next::Refuse { step: step.to_owned(), attempt, why },
     }
 }
 
@@ -207,7 +238,8 @@ fn try_step(plan: &Progress, step: &PlannedStep, now: Timestamp) -> Next {
 fn undo(plan: &Progress, now: Timestamp, end: PlanState) -> Next {
     for step in undo_steps(plan) {
         if !plan.is_done(&step.id) && !is_given_up(plan, &step.id) {
-            return try_step(plan, &step, now);
+            let id = step.id.clone();
+            return try_step(plan, &id, now, |unit| Ok(undo_job(plan, step, unit)));
         }
     }
     Next::End { state: end }
@@ -227,14 +259,10 @@ pub(crate) fn is_given_up(plan: &Progress, step: &str) -> bool {
 
 /// How often a step is tried: as often as the plan says, else as often as its type deserves.
 fn max_attempts(plan: &Progress, step: &str) -> i32 {
-    let Some(step) = plan.steps.iter().find(|known| known.id == step) else {
-        return MAX_ATTEMPTS;
-    };
-    let usual = match step.action.type_ {
-        StepType::Stage | StepType::ImagePreload | StepType::OsImageStage => DOWNLOAD_ATTEMPTS,
-        _ => MAX_ATTEMPTS,
-    };
-    step.max_attempts.unwrap_or(usual).max(1)
+    let step = plan.steps.iter().find(|known| known.id == step);
+    let usual = step.and_then(PlannedStep::step_type).map(|type_| type_.rules().attempts);
+    let asked = step.and_then(|step| step.max_attempts);
+    asked.or(usual).unwrap_or(USUAL_ATTEMPTS).max(1)
 }
 
 fn retry_at(run: &StepRun) -> Option<Timestamp> {

@@ -1,27 +1,28 @@
 use std::collections::BTreeMap;
 
-use refit_kinds::refit::{Role, StepAction};
+use refit_kinds::{
+    refit::{FailureKind, HostStep, KubeadmArgs, PackageArgs, Role},
+    version::KubernetesVersion,
+};
+use serde_json::{Value, json};
 
 use super::*;
-use crate::state::Record;
+use crate::{host::Undo, state::Record};
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()
 }
 
-fn step(id: &str, gate: Gate, type_: StepType) -> PlannedStep {
-    PlannedStep {
-        id: id.to_owned(),
-        gate,
-        action: StepAction {
-            type_,
-            version: "v1.35.0".to_owned(),
-            role: Some(Role::Worker),
-            ..StepAction::default()
-        },
-        disruptive: gate == Gate::Disrupt,
-        ..PlannedStep::default()
-    }
+fn step(gate: Gate, step: HostStep) -> PlannedStep {
+    PlannedStep { gate, undo: None, ..PlannedStep::new(step) }
+}
+
+fn unreadable(action: Value) -> PlannedAction {
+    serde_json::from_value(action).unwrap()
+}
+
+fn new() -> KubernetesVersion {
+    KubernetesVersion::new(1, 35, 0)
 }
 
 fn spec(gate: Gate) -> HostPlanSpec {
@@ -33,10 +34,20 @@ fn spec(gate: Gate) -> HostPlanSpec {
         returned_claim: 0,
         point_of_no_return: String::new(),
         steps: vec![
-            step("preflight", Gate::Stage, StepType::Preflight),
-            step("kubeadm-install", Gate::Stage, StepType::KubeadmInstall),
-            step("kubeadm-upgrade", Gate::Upgrade, StepType::KubeadmUpgrade),
-            step("kubelet-restart", Gate::Disrupt, StepType::KubeletRestart),
+            step(Gate::Stage, HostStep::Preflight { version: None }),
+            step(
+                Gate::Stage,
+                HostStep::KubeadmInstall { version: new(), packages: PackageArgs::default() },
+            ),
+            step(
+                Gate::Upgrade,
+                HostStep::KubeadmUpgrade {
+                    version: new(),
+                    role: Role::Worker,
+                    kubeadm: KubeadmArgs::default(),
+                },
+            ),
+            step(Gate::Disrupt, HostStep::KubeletRestart {}),
         ],
     }
 }
@@ -197,7 +208,7 @@ fn a_failed_step_waits_longer_each_time_then_the_plan_fails() {
         assert_eq!(started(&again), ("preflight", attempts + 1));
     }
     let mut state = journal(Gate::Stage, &[]);
-    fail(&mut state, "preflight", MAX_ATTEMPTS);
+    fail(&mut state, "preflight", USUAL_ATTEMPTS);
     assert_eq!(ended(&next(&state, None, at(11))), PlanState::Failed);
 }
 
@@ -211,13 +222,13 @@ fn a_clock_that_was_set_back_does_not_stop_retries() {
 #[test]
 fn a_failure_before_the_point_of_no_return_puts_the_package_back() {
     let mut state = journal(Gate::Stage, &["preflight"]);
-    fail(&mut state, "kubeadm-install", MAX_ATTEMPTS);
+    fail(&mut state, "kubeadm-install", USUAL_ATTEMPTS);
     let undo = next(&state, None, at(11));
     match &undo {
         Next::Start { job, .. } => {
             assert_eq!(job.step, "undo-kubeadm-install");
             let packages = BTreeMap::from([("kubeadm".to_owned(), "1.34.2-1.1".to_owned())]);
-            assert_eq!(job.command, Command::RestorePackages { packages });
+            assert_eq!(job.command, Command::Undo(Undo::Packages { packages }));
         }
         other => panic!("{other:?}"),
     }
@@ -231,14 +242,14 @@ fn a_failure_before_the_point_of_no_return_puts_the_package_back() {
 fn an_undo_that_keeps_failing_does_not_keep_the_plan_open() {
     let mut state = journal(Gate::Stage, &["preflight", "kubeadm-install"]);
     abort(&mut state);
-    fail(&mut state, "undo-kubeadm-install", MAX_ATTEMPTS);
+    fail(&mut state, "undo-kubeadm-install", USUAL_ATTEMPTS);
     assert_eq!(ended(&next(&state, None, at(99))), PlanState::Stopped);
 }
 
 #[test]
 fn an_upgrade_that_fails_for_good_is_not_undone() {
     let mut state = journal(Gate::Upgrade, &["preflight", "kubeadm-install"]);
-    fail(&mut state, "kubeadm-upgrade", MAX_ATTEMPTS);
+    fail(&mut state, "kubeadm-upgrade", USUAL_ATTEMPTS);
     assert_eq!(ended(&next(&state, None, at(11))), PlanState::Failed);
 }
 
@@ -291,8 +302,11 @@ fn a_host_plan_that_was_made_again_empty_stops_nothing() {
 #[test]
 fn a_step_that_names_no_version_is_refused_and_fails_the_plan() {
     let mut state = journal(Gate::Stage, &["preflight"]);
-    state.plan.as_mut().unwrap().steps[1].action.version = "v1.35".to_owned();
-    assert!(matches!(next(&state, None, at(20)), Next::Refuse { attempt: 1, .. }));
+    let action = unreadable(json!({"kubeadmInstall": {"version": "v1.35"}}));
+    state.plan.as_mut().unwrap().steps[1].action = action;
+    let Next::Refuse { attempt: 1, why, .. } = next(&state, None, at(20)) else { panic!() };
+    let said = why.to_string();
+    assert!(said.starts_with("step kubeadm-install: kubeadmInstall: \"v1.35\" is"), "{said}");
     finish(&mut state, "kubeadm-install", 1, StepOutcome::FailedForGood, 21);
     assert_eq!(ended(&next(&state, None, at(22))), PlanState::Failed);
 }
@@ -326,8 +340,13 @@ fn the_plan_says_how_long_and_how_often_a_step_is_tried() {
 #[test]
 fn a_download_is_tried_more_often_than_other_steps() {
     let mut state = journal(Gate::Stage, &[]);
-    state.plan.as_mut().unwrap().steps[0].action.type_ = StepType::Stage;
-    for (attempts, waits) in [(1, 10), (2, 20), (MAX_ATTEMPTS, 30), (6, 30)] {
+    state.plan.as_mut().unwrap().steps[0].action = PlannedAction::Known(HostStep::Stage {
+        version: new(),
+        packages: PackageArgs::default(),
+        images: None,
+        bundle: None,
+    });
+    for (attempts, waits) in [(1, 10), (2, 20), (USUAL_ATTEMPTS, 30), (6, 30)] {
         fail(&mut state, "preflight", attempts);
         match next(&state, None, at(11)) {
             Next::Backoff { until, .. } => assert_eq!(until, at(10 + waits), "{attempts}"),
@@ -349,6 +368,9 @@ fn what_no_try_can_end_is_not_tried_again() {
 #[test]
 fn a_step_that_this_agent_does_not_know_is_refused() {
     let mut state = journal(Gate::Stage, &["preflight"]);
-    state.plan.as_mut().unwrap().steps[1].action = StepAction::new(StepType::Undo);
-    assert!(matches!(next(&state, None, at(20)), Next::Refuse { attempt: 1, .. }));
+    state.plan.as_mut().unwrap().steps[1].action = unreadable(json!({"firmwareUpdate": {}}));
+    let Next::Refuse { attempt: 1, why, .. } = next(&state, None, at(20)) else { panic!() };
+    let failure = crate::reason::Failure::invalid(&why);
+    assert_eq!((failure.reason, failure.kind), ("StepUnknown", FailureKind::NeedsPerson));
+    assert!(failure.message.contains("\"firmwareUpdate\": install a newer one"));
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use refit_kinds::refit::FailureKind;
+use refit_kinds::refit::{FailureKind, HostStep};
 
 use crate::{
     host::{Command, Evidence, Job, Since, UnitState},
@@ -84,7 +84,7 @@ pub(crate) fn judge(known: Known<'_>) -> Verdict {
             }
         },
         UnitState::Exited { code, output_tail } => {
-            if !job.command.idempotent() {
+            if !job.command.rules().idempotent {
                 match known.evidence {
                     None => return Verdict::Look,
                     Some(Evidence::Done) => return Verdict::Done,
@@ -102,7 +102,7 @@ pub(crate) fn judge(known: Known<'_>) -> Verdict {
 
 fn unknown(known: Known<'_>) -> Verdict {
     let same_boot = known.boot_id == known.since.boot_id;
-    if same_boot && known.job.command.idempotent() {
+    if same_boot && known.job.command.rules().idempotent {
         return Verdict::StartUnit;
     }
     match known.evidence {
@@ -122,7 +122,8 @@ fn unknown(known: Known<'_>) -> Verdict {
 
 /// The command that asks for a reboot is over long before the reboot.
 fn reboots_soon(known: Known<'_>, within_seconds: u64) -> bool {
-    known.job.command == Command::Reboot && known.waited < Duration::from_secs(within_seconds)
+    known.job.command == Command::Step(HostStep::Reboot {})
+        && known.waited < Duration::from_secs(within_seconds)
 }
 
 #[cfg(test)]

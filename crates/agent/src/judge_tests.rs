@@ -72,17 +72,18 @@ fn refused() -> Evidence {
     }
 }
 
-const ONCE: [Command; 2] = [Command::RestartKubelet, Command::Reboot];
+const ONCE: [Command; 2] =
+    [Command::Step(HostStep::KubeletRestart {}), Command::Step(HostStep::Reboot {})];
 
 #[test]
 fn a_running_unit_is_waited_for() {
-    let case = Case::new(Command::Snapshot, UnitState::Running);
+    let case = Case::new(Command::Step(HostStep::Snapshot {}), UnitState::Running);
     assert_eq!(case.judged(), Verdict::Wait);
 }
 
 #[test]
 fn a_unit_that_nobody_knows_is_run_again_only_if_idempotent_or_seen_not_to_be_done() {
-    let idempotent = Case::new(Command::Snapshot, UnitState::Unknown);
+    let idempotent = Case::new(Command::Step(HostStep::Snapshot {}), UnitState::Unknown);
     assert_eq!(idempotent.judged(), Verdict::StartUnit);
     for command in ONCE {
         let unknown = || Case::new(command.clone(), UnitState::Unknown);
@@ -94,20 +95,22 @@ fn a_unit_that_nobody_knows_is_run_again_only_if_idempotent_or_seen_not_to_be_do
 
 #[test]
 fn what_a_boot_cut_short_is_looked_at_and_counts_as_a_try() {
-    for command in [Command::Snapshot, Command::RestartKubelet] {
+    for command in
+        [Command::Step(HostStep::Snapshot {}), Command::Step(HostStep::KubeletRestart {})]
+    {
         let unknown = || Case::new(command.clone(), UnitState::Unknown).booted();
         assert_eq!(unknown().judged(), Verdict::Look);
         assert_eq!(unknown().shows(Evidence::Done).judged(), Verdict::Done);
         assert_eq!(unknown().shows(missing()).reason(), "Interrupted");
         assert_eq!(unknown().shows(refused()).reason(), "NoEtcdctl");
     }
-    let reboot = Case::new(Command::Reboot, UnitState::Unknown).booted();
+    let reboot = Case::new(Command::Step(HostStep::Reboot {}), UnitState::Unknown).booted();
     assert_eq!(reboot.shows(Evidence::Done).judged(), Verdict::Done);
 }
 
 #[test]
 fn a_good_exit_code_is_believed_only_after_a_look() {
-    let good = || Case::new(Command::RestartKubelet, exited(0));
+    let good = || Case::new(Command::Step(HostStep::KubeletRestart {}), exited(0));
     assert_eq!(good().judged(), Verdict::Look);
     assert_eq!(good().shows(Evidence::Done).judged(), Verdict::Done);
     assert_eq!(good().shows(missing()).reason(), "NotVerified");
@@ -116,7 +119,7 @@ fn a_good_exit_code_is_believed_only_after_a_look() {
 
 #[test]
 fn a_bad_exit_code_fails_the_step_with_the_output() {
-    let case = Case::new(Command::Snapshot, exited(100));
+    let case = Case::new(Command::Step(HostStep::Snapshot {}), exited(100));
     let Verdict::Fail(failure) = case.judged() else {
         panic!("{:?}", case.judged());
     };
@@ -126,7 +129,7 @@ fn a_bad_exit_code_fails_the_step_with_the_output() {
 
 #[test]
 fn what_may_not_run_twice_is_looked_at_before_another_try() {
-    let bad = || Case::new(Command::RestartKubelet, exited(1));
+    let bad = || Case::new(Command::Step(HostStep::KubeletRestart {}), exited(1));
     assert_eq!(bad().judged(), Verdict::Look);
     assert_eq!(bad().shows(Evidence::Done).judged(), Verdict::Done);
     assert_eq!(bad().shows(missing()).reason(), "CommandFailed");
@@ -134,7 +137,7 @@ fn what_may_not_run_twice_is_looked_at_before_another_try() {
 
 #[test]
 fn a_reboot_is_waited_for_but_not_for_ever_whatever_the_clock_says() {
-    let reboot = || Case::new(Command::Reboot, exited(0)).shows(missing());
+    let reboot = || Case::new(Command::Step(HostStep::Reboot {}), exited(0)).shows(missing());
     for now in [-86_400, 1, 86_400] {
         let mut case = reboot().after(60);
         case.now = now;
@@ -145,7 +148,7 @@ fn a_reboot_is_waited_for_but_not_for_ever_whatever_the_clock_says() {
 
 #[test]
 fn a_reboot_that_the_shutdown_itself_ended_is_judged_by_the_boot() {
-    let killed = || Case::new(Command::Reboot, exited(15));
+    let killed = || Case::new(Command::Step(HostStep::Reboot {}), exited(15));
     assert_eq!(killed().judged(), Verdict::Look);
     assert_eq!(killed().shows(Evidence::Done).judged(), Verdict::Done);
     assert_eq!(killed().shows(missing()).after(59).judged(), Verdict::Wait);

@@ -4,10 +4,11 @@
 //! the end of the output names the reason. What no rule knows is tried again.
 
 use jiff::SignedDuration;
-use refit_kinds::refit::FailureKind;
+use refit_kinds::refit::{FailureKind, StepError};
 
 use crate::{
-    host::{InvalidStep, Job, work::failure_of},
+    engine::InvalidStep,
+    host::{Job, work::failure_of},
     state::StepOutcome,
 };
 
@@ -163,8 +164,14 @@ impl Failure {
     /// A step that cannot be turned into a command.
     pub(crate) fn invalid(why: &InvalidStep) -> Self {
         let (kind, reason) = match why {
-            InvalidStep::Unknown { .. } => (FailureKind::NeedsPerson, "UnknownStep"),
-            _ => (FailureKind::Final, "InvalidStep"),
+            InvalidStep::Action { error: StepError::Member { .. }, .. } => {
+                (FailureKind::NeedsPerson, "StepUnknown")
+            }
+            InvalidStep::Action {
+                error: StepError::Arguments { .. } | StepError::NotOne(_),
+                ..
+            }
+            | InvalidStep::Missing { .. } => (FailureKind::Final, "InvalidStep"),
         };
         Self::new(kind, reason, why.to_string())
     }
@@ -211,10 +218,10 @@ impl Rule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::Command;
+    use refit_kinds::refit::HostStep;
 
     fn failed(tail: &str, seconds: i64) -> Failure {
-        let job = Job::new("p", "u", "snapshot", Command::Snapshot);
+        let job = Job::new("p", "u", "snapshot", HostStep::Snapshot {});
         Failure::of_exit(&job, 100, tail, SignedDuration::from_secs(seconds))
     }
 

@@ -5,12 +5,12 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::refit::{
     FailureKind, Gate, HostFacts, HostPlanSpec, HostPlanStatus, HostStepStatus, PlanState,
-    PlannedStep, StepState,
+    PlannedStep, StepState, StepType,
 };
+use strum::VariantArray as _;
 
 use crate::{
     engine::is_given_up,
-    host::CAPABILITIES,
     journal::JournalError,
     state::{JournalState, Progress, StepOutcome, StepRun, gate_of},
     undo::{UNDO, left_behind, not_taken, undo_id},
@@ -51,7 +51,7 @@ pub(crate) fn report(
 ) -> HostPlanStatus {
     let mut status = HostPlanStatus {
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
-        capabilities: CAPABILITIES.to_vec(),
+        capabilities: StepType::VARIANTS.to_vec(),
         facts: facts.clone(),
         reported_at: None,
         plan_id: String::new(),

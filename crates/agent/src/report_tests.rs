@@ -1,6 +1,9 @@
 use std::collections::BTreeMap;
 
-use refit_kinds::refit::{StepAction, StepType};
+use refit_kinds::{
+    refit::{HostStep, PackageArgs},
+    version::KubernetesVersion,
+};
 
 use super::*;
 use crate::state::Record;
@@ -9,13 +12,8 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()
 }
 
-fn planned(id: &str, gate: Gate, type_: StepType) -> PlannedStep {
-    PlannedStep {
-        id: id.to_owned(),
-        gate,
-        action: StepAction { type_, version: "v1.35.0".to_owned(), ..StepAction::default() },
-        ..PlannedStep::default()
-    }
+fn planned(step: HostStep) -> PlannedStep {
+    PlannedStep { undo: None, ..PlannedStep::new(step) }
 }
 
 fn journal() -> JournalState {
@@ -23,9 +21,12 @@ fn journal() -> JournalState {
         plan: "p".to_owned(),
         node_update: "m-1".to_owned(),
         steps: vec![
-            planned("preflight", Gate::Stage, StepType::Preflight),
-            planned("kubeadm-install", Gate::Upgrade, StepType::KubeadmInstall),
-            planned("kubelet-restart", Gate::Disrupt, StepType::KubeletRestart),
+            planned(HostStep::Preflight { version: None }),
+            planned(HostStep::KubeadmInstall {
+                version: KubernetesVersion::new(1, 35, 0),
+                packages: PackageArgs::default(),
+            }),
+            planned(HostStep::KubeletRestart {}),
         ],
         point_of_no_return: String::new(),
         packages: BTreeMap::from([("kubeadm".to_owned(), "1.34.2-1.1".to_owned())]),
@@ -80,7 +81,7 @@ fn version_and_capabilities_are_told_before_any_plan() {
     let status = told(&JournalState::default());
     assert_eq!(status.state, PlanState::Idle);
     assert!(!status.agent_version.is_empty());
-    assert_eq!(status.capabilities, CAPABILITIES);
+    assert_eq!(status.capabilities, StepType::VARIANTS);
 }
 
 #[test]

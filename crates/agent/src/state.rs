@@ -372,11 +372,13 @@ impl Progress {
         let first = if self.point_of_no_return.is_empty() {
             self.steps.iter().position(|step| {
                 matches!(
-                    step.action.type_,
-                    StepType::KubeadmUpgrade
-                        | StepType::KubeletInstall
-                        | StepType::KubeletRestart
-                        | StepType::Reboot
+                    step.step_type(),
+                    Some(
+                        StepType::KubeadmUpgrade
+                            | StepType::KubeletInstall
+                            | StepType::KubeletRestart
+                            | StepType::Reboot
+                    )
                 )
             })
         } else {

@@ -1,6 +1,6 @@
 use refit_kinds::{
     keys,
-    refit::{Gate, PlanState, PlannedStep},
+    refit::{Gate, HostStep, PlanState, PlannedStep},
 };
 use refit_runtime::plan_signing::{Claims, PlanSigner};
 
@@ -31,7 +31,10 @@ fn plan(id: &str, made: i64) -> HostPlan {
     let spec = HostPlanSpec {
         plan_id: id.to_owned(),
         gate: Gate::Stage,
-        steps: vec![PlannedStep { id: "stage".to_owned(), ..PlannedStep::default() }],
+        steps: vec![PlannedStep {
+            id: "stage".to_owned(),
+            ..PlannedStep::new(HostStep::Preflight { version: None })
+        }],
         ..HostPlanSpec::default()
     };
     let mut plan = HostPlan::new("n1", spec);

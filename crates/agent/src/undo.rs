@@ -7,13 +7,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use refit_kinds::refit::{
-    KubeletArgs, PlanState, PlannedStep, StepAction, StepType, StepUndo, UndoArgs,
+use refit_kinds::{
+    refit::{HostStep, KubeletArgs, OsImageArgs, PlanState, PlannedStep, StepType, StepUndo},
+    version::KubernetesVersion,
 };
 
 use crate::{
     engine::is_given_up,
-    host::KubernetesVersion,
+    host::Undo,
     state::{AbortCause, Progress},
 };
 
@@ -27,23 +28,29 @@ pub(crate) fn undo_id(step: &str) -> String {
     format!("{UNDO}{step}")
 }
 
+/// Rolling back one step of a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct UndoStep {
+    /// Its id: that of the step behind [`UNDO`].
+    pub(crate) id: String,
+    /// What is done.
+    pub(crate) undo: Undo,
+}
+
 /// The undo steps of a plan in the order in which they are taken: the last step first, but the
 /// kubelet is restarted once everything that it reads is back. None past the point of no return.
-pub(crate) fn undo_steps(plan: &Progress) -> Vec<PlannedStep> {
+pub(crate) fn undo_steps(plan: &Progress) -> Vec<UndoStep> {
     if plan.past_no_return() {
         return Vec::new();
     }
-    let mut steps: Vec<PlannedStep> = plan
+    let mut steps: Vec<UndoStep> = plan
         .steps
         .iter()
         .rev()
         .filter(|step| was_started(plan, &step.id))
         .filter_map(|step| undo_step(plan, step))
         .collect();
-    steps.sort_by_key(|step| {
-        let undo = step.action.undo.as_ref();
-        undo.is_some_and(|undo| undo.what == StepUndo::KubeletRestart)
-    });
+    steps.sort_by_key(|step| step.undo == Undo::KubeletRestart);
     steps
 }
 
@@ -51,42 +58,41 @@ fn was_started(plan: &Progress, step: &str) -> bool {
     plan.runs.get(step).is_some_and(|run| !run.unit.is_empty())
 }
 
-/// The step that takes `step` back; `None` if it changed nothing that could be.
-fn undo_step(plan: &Progress, step: &PlannedStep) -> Option<PlannedStep> {
-    let what = how(plan, step)?;
-    let packages = if what == StepUndo::Packages {
-        let before = packages_before(plan, step);
-        if before.is_empty() {
-            return None;
+/// How `step` is rolled back; `None` if it changed nothing that could be.
+fn undo_step(plan: &Progress, step: &PlannedStep) -> Option<UndoStep> {
+    let undo = match how(plan, step)? {
+        StepUndo::Packages => {
+            let packages = packages_before(plan, step);
+            (!packages.is_empty()).then_some(Undo::Packages { packages })?
         }
-        before
-    } else {
-        BTreeMap::new()
+        StepUndo::Configuration => Undo::Configuration,
+        StepUndo::Files => Undo::Files { step: step.id.clone() },
+        StepUndo::OsImage => Undo::OsImage { os_image: os_image(step.step()?)?.clone() },
+        StepUndo::KubeletRestart => Undo::KubeletRestart,
     };
-    let undo = UndoArgs { what, step: step.id.clone(), packages };
-    Some(PlannedStep {
-        id: undo_id(&step.id),
-        gate: step.gate,
-        action: StepAction {
-            type_: StepType::Undo,
-            undo: Some(undo),
-            // Where it came from is where it goes back to.
-            ..step.action.clone()
-        },
-        disruptive: step.disruptive,
-        ..PlannedStep::default()
-    })
+    Some(UndoStep { id: undo_id(&step.id), undo })
+}
+
+fn os_image(step: &HostStep) -> Option<&OsImageArgs> {
+    if let HostStep::OsImageStage { os_image, .. }
+    | HostStep::OsImageFinalize { os_image }
+    | HostStep::OsImageCommit { os_image } = step
+    {
+        return Some(os_image);
+    }
+    None
 }
 
 /// How a step is taken back. A plan of an older controller does not say so.
 fn how(plan: &Progress, step: &PlannedStep) -> Option<StepUndo> {
-    let older = plan.point_of_no_return.is_empty() && step.action.type_ == StepType::KubeadmInstall;
+    let older =
+        plan.point_of_no_return.is_empty() && step.step_type() == Some(StepType::KubeadmInstall);
     step.undo.or(older.then_some(StepUndo::Packages))
 }
 
 /// The packages that steps name beside those of Kubernetes: what an undo has to know of.
 pub(crate) fn named_packages(steps: &[PlannedStep]) -> BTreeSet<String> {
-    let args = steps.iter().filter_map(|step| step.action.packages.as_ref());
+    let args = steps.iter().filter_map(|step| step.step()?.packages());
     args.flat_map(|args| &args.install).map(|package| package.name.clone()).collect()
 }
 
@@ -103,30 +109,27 @@ fn new_packages(plan: &Progress, step: &PlannedStep) -> Vec<String> {
 /// The packages of a step at their versions of before, if the step was to change any, or the files
 /// that go back with them.
 fn packages_before(plan: &Progress, step: &PlannedStep) -> BTreeMap<String, String> {
-    let named: &[&str] = match step.action.type_ {
-        StepType::KubeadmInstall => &["kubeadm"],
-        StepType::KubeletInstall => &["kubelet", "kubectl"],
-        StepType::KubectlInstall => &["kubectl"],
-        _ => &[],
+    let Some(step) = step.step() else {
+        return BTreeMap::new();
     };
-    let target = &step.action.version;
-    let kubernetes = named.iter().map(|name| {
+    let kubernetes = step.rules().installs.iter().map(|name| {
         let same = |before: &str| {
-            KubernetesVersion::of_package(before).is_ok_and(|found| found.as_str() == target)
+            KubernetesVersion::of_package(before).is_ok_and(|found| Some(&found) == step.version())
         };
         let before = plan.packages_before.get(*name);
         (*name, before, before.is_some_and(|before| same(before)))
     });
-    let others = step.action.packages.iter().flat_map(|args| &args.install);
+    let others = step.packages().into_iter().flat_map(|args| &args.install);
     let others = others.map(|package| {
         let before = plan.packages_before.get(&package.name);
         let same = before.is_some_and(|before| *before == package.version);
         (package.name.as_str(), before, same)
     });
     let all: Vec<_> = kubernetes.chain(others).collect();
-    let kubelet = step.action.kubelet.as_ref();
-    let flags = step.action.type_ == StepType::KubeletInstall
-        && kubelet.is_some_and(|args| *args != KubeletArgs::default());
+    let flags = matches!(
+        step,
+        HostStep::KubeletInstall { kubelet, .. } if *kubelet != KubeletArgs::default()
+    );
     if !flags && all.iter().all(|(_, before, same)| before.is_none() || *same) {
         return BTreeMap::new();
     }
@@ -195,14 +198,30 @@ fn not_undone(plan: &Progress, undo: &str) -> String {
 /// Whether a step of this type leaves anything behind that is worth a word: not one that only
 /// looks, fetches or saves.
 fn changes_the_host(step: &PlannedStep) -> bool {
-    // One that only fetches has nothing to take back; another has moved the sources of packages.
-    if step.action.type_ == StepType::Stage {
-        return step.undo.is_some();
+    match step.step_type() {
+        // One that only fetches has nothing to roll back; another has moved the sources of packages.
+        Some(StepType::Stage) => step.undo.is_some(),
+        Some(
+            StepType::Preflight | StepType::ImagePreload | StepType::Snapshot | StepType::Verify,
+        )
+        | None => false,
+        Some(
+            StepType::OsImageStage
+            | StepType::KubeadmInstall
+            | StepType::KubeadmUpgrade
+            | StepType::CertificatesRenew
+            | StepType::Files
+            | StepType::Ntp
+            | StepType::ContainerRuntimeInstall
+            | StepType::OsImageFinalize
+            | StepType::KubeletFlags
+            | StepType::KubeletInstall
+            | StepType::KubectlInstall
+            | StepType::KubeletRestart
+            | StepType::Reboot
+            | StepType::OsImageCommit,
+        ) => true,
     }
-    !matches!(
-        step.action.type_,
-        StepType::Preflight | StepType::ImagePreload | StepType::Snapshot | StepType::Verify
-    )
 }
 
 /// Why the rest of a plan was not done, and what it left.

@@ -1,10 +1,9 @@
 use proptest::prelude::*;
-use refit_kinds::refit::{FailureKind, Gate, PackageArgs, PackageVersion};
+use refit_kinds::refit::{FailureKind, Gate, PackageArgs, PackageVersion, USUAL_ATTEMPTS};
 
 use super::*;
 use crate::{
-    engine::{self, MAX_ATTEMPTS, Next},
-    host::{Command, InvalidStep},
+    engine::{self, Next},
     state::{JournalState, Record, StepOutcome},
 };
 
@@ -12,40 +11,37 @@ fn at(second: i64) -> jiff::Timestamp {
     jiff::Timestamp::from_second(1_800_000_000 + second).unwrap()
 }
 
-fn step(id: &str, gate: Gate, type_: StepType, undo: Option<StepUndo>) -> PlannedStep {
-    PlannedStep {
-        id: id.to_owned(),
-        gate,
-        action: StepAction {
-            version: "v1.35.0".to_owned(),
-            role: Some(refit_kinds::refit::Role::Worker),
-            ..StepAction::new(type_)
-        },
-        undo,
-        ..PlannedStep::default()
-    }
+fn new() -> KubernetesVersion {
+    KubernetesVersion::new(1, 35, 0)
+}
+
+fn installs(install: Vec<PackageVersion>) -> PackageArgs {
+    PackageArgs { install, ..PackageArgs::default() }
+}
+
+fn kubeadm(packages: PackageArgs) -> HostStep {
+    HostStep::KubeadmInstall { version: new(), packages }
+}
+
+fn kubelet(kubelet: KubeletArgs) -> HostStep {
+    HostStep::KubeletInstall { version: new(), packages: PackageArgs::default(), kubelet }
 }
 
 /// The steps of a worker, as a controller plans them.
 fn worker() -> Vec<PlannedStep> {
-    vec![
-        step("preflight", Gate::Stage, StepType::Preflight, None),
-        step("kubeadm-install", Gate::Upgrade, StepType::KubeadmInstall, Some(StepUndo::Packages)),
-        step(
-            "kubeadm-upgrade",
-            Gate::Upgrade,
-            StepType::KubeadmUpgrade,
-            Some(StepUndo::Configuration),
-        ),
-        step("kubelet-install", Gate::Disrupt, StepType::KubeletInstall, Some(StepUndo::Packages)),
-        step(
-            "kubelet-restart",
-            Gate::Disrupt,
-            StepType::KubeletRestart,
-            Some(StepUndo::KubeletRestart),
-        ),
-        step("verify", Gate::Disrupt, StepType::Verify, None),
-    ]
+    let steps = [
+        HostStep::Preflight { version: None },
+        kubeadm(PackageArgs::default()),
+        HostStep::KubeadmUpgrade {
+            version: new(),
+            role: refit_kinds::refit::Role::Worker,
+            kubeadm: refit_kinds::refit::KubeadmArgs::default(),
+        },
+        kubelet(KubeletArgs::default()),
+        HostStep::KubeletRestart {},
+        HostStep::Verify { version: None },
+    ];
+    steps.map(PlannedStep::new).into()
 }
 
 fn packages(version: &str) -> BTreeMap<String, String> {
@@ -186,7 +182,7 @@ fn packages_go_back_to_exactly_what_they_were() {
         ("kubectl".to_owned(), "1.34.2-1.1".to_owned()),
         ("kubelet".to_owned(), "1.34.2-1.1".to_owned()),
     ]);
-    assert_eq!(Command::of(undo), Ok::<_, InvalidStep>(Command::RestorePackages { packages }));
+    assert_eq!(undo.undo, Undo::Packages { packages });
 }
 
 #[test]
@@ -199,26 +195,17 @@ fn packages_that_were_there_already_are_left_alone() {
 #[test]
 fn the_runtime_goes_back_and_a_package_that_was_not_there_stays() {
     let mut steps = worker();
-    let mut runtime = step(
-        "container-runtime-install",
-        Gate::Disrupt,
-        StepType::ContainerRuntimeInstall,
-        Some(StepUndo::Packages),
-    );
     let package =
         |name: &str| PackageVersion { name: name.to_owned(), version: "2.1.4-1".to_owned() };
-    runtime.action.packages = Some(PackageArgs {
-        install: vec![package("containerd.io"), package("new-one")],
-        ..PackageArgs::default()
-    });
-    steps.insert(3, runtime);
+    let packages = installs(vec![package("containerd.io"), package("new-one")]);
+    steps.insert(3, PlannedStep::new(HostStep::ContainerRuntimeInstall { packages }));
     let mut state = failed_at(steps, "node-ready", "kubelet-install", false);
     let plan = state.plan.as_mut().unwrap();
     let before = ("containerd.io".to_owned(), "1.7.27-1".to_owned());
     plan.packages_before.extend([before.clone()]);
     let undo = undo_steps(plan).into_iter().nth(1).unwrap();
     assert_eq!(undo.id, "undo-container-runtime-install");
-    assert_eq!(undo.action.undo.unwrap().packages, BTreeMap::from([before]));
+    assert_eq!(undo.undo, Undo::Packages { packages: BTreeMap::from([before]) });
 }
 
 #[test]
@@ -226,10 +213,7 @@ fn a_package_that_was_not_there_before_is_told() {
     let mut steps = worker();
     let package =
         |name: &str| PackageVersion { name: name.to_owned(), version: "1.35.1-1".to_owned() };
-    steps[1].action.packages = Some(PackageArgs {
-        install: vec![package("cri-o"), package("runc")],
-        ..PackageArgs::default()
-    });
+    steps[1] = PlannedStep::new(kubeadm(installs(vec![package("cri-o"), package("runc")])));
     assert_eq!(named_packages(&steps).into_iter().collect::<Vec<_>>(), ["cri-o", "runc"]);
     let mut state = failed_at(steps, "node-ready", "kubeadm-upgrade", false);
     let before = ("cri-o".to_owned(), "1.34.0-1".to_owned());
@@ -245,24 +229,29 @@ fn a_package_that_was_not_there_before_is_told() {
 fn other_flags_of_a_kubelet_that_stays_go_back() {
     let mut steps = worker();
     let flags = KubeletArgs { remove_args: vec!["v".to_owned()], ..KubeletArgs::default() };
-    for args in [None, Some(KubeletArgs::default()), Some(flags.clone())] {
-        steps[3].action.kubelet = args.clone();
+    for args in [KubeletArgs::default(), flags.clone()] {
+        steps[3] = PlannedStep::new(kubelet(args.clone()));
         let mut state = failed_at(steps.clone(), "node-ready", "kubelet-install", false);
         state.plan.as_mut().unwrap().packages_before = packages("1.35.0-1.1");
         let undone = ids(&state).contains(&"undo-kubelet-install".to_owned());
-        assert_eq!(undone, args == Some(flags.clone()), "{args:?}");
+        assert_eq!(undone, args == flags, "{args:?}");
     }
 }
 
 #[test]
 fn sources_of_packages_that_have_moved_go_back_last() {
     let mut steps = worker();
-    steps.insert(1, step("stage", Gate::Stage, StepType::Stage, Some(StepUndo::Files)));
+    let stage = HostStep::Stage {
+        version: new(),
+        packages: PackageArgs::default(),
+        images: None,
+        bundle: None,
+    };
+    steps.insert(1, PlannedStep::new(stage));
     let mut state = failed_at(steps, "node-ready", "kubeadm-upgrade", false);
     let plan = state.plan.as_ref().unwrap();
     let undo = undo_steps(plan).pop().unwrap();
-    let expected = Command::RestoreFiles { step: "stage".to_owned() };
-    assert_eq!(Command::of(&undo), Ok::<_, InvalidStep>(expected));
+    assert_eq!(undo.undo, Undo::Files { step: "stage".to_owned() });
     let (taken, _) = take_back(&mut state, &["undo-stage"]);
     assert_eq!(taken.last().map(String::as_str), Some("undo-stage"));
     let left = left_behind(state.plan.as_ref().unwrap());
@@ -312,11 +301,11 @@ fn an_undo_that_fails_does_not_keep_the_others_from_being_taken() {
 #[test]
 fn an_undo_is_tried_again_like_any_step() {
     let mut state = failed_at(worker(), "node-ready", "kubeadm-install", false);
-    for attempt in 1..=MAX_ATTEMPTS {
+    for attempt in 1..=USUAL_ATTEMPTS {
         start(&mut state, "undo-kubeadm-install", attempt);
         finish(&mut state, "undo-kubeadm-install", attempt, StepOutcome::Failed, false);
         let next = engine::next(&state, None, at(1000));
-        if attempt < MAX_ATTEMPTS {
+        if attempt < USUAL_ATTEMPTS {
             assert!(matches!(next, Next::Start { attempt: a, .. } if a == attempt + 1));
         } else {
             assert!(matches!(next, Next::End { .. }), "{next:?}");

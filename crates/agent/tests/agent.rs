@@ -5,8 +5,8 @@ mod common;
 use std::{collections::BTreeMap, time::Duration};
 
 use common::{Kill, NEW, NODE, OLD, Switch, World, spec, worker_steps};
-use refit_agent::host::KubernetesVersion;
 use refit_kinds::refit::{Gate, PlanState, StepState};
+use refit_kinds::version::KubernetesVersion;
 use serde_json::json;
 
 #[tokio::test(start_paused = true)]
@@ -16,7 +16,7 @@ async fn the_agent_makes_its_host_plan_and_reports_before_there_is_a_plan() {
     let plan = world.plan().await.expect("a HostPlan");
     assert_eq!(plan.spec.plan_id, "");
     let status = plan.status.expect("a report");
-    assert_eq!(status.facts.kubelet_version, OLD);
+    assert_eq!(status.facts.kubelet_version, OLD.parse().ok());
     assert_eq!(status.facts.boot_id, world.host_state().boot_id);
     assert_eq!(status.state, PlanState::Idle);
     assert!(status.reported_at.is_some() && !status.capabilities.is_empty());
@@ -39,7 +39,7 @@ async fn a_whole_plan_succeeds_and_reports_each_step() {
     let status = world.run_to(PlanState::Succeeded).await;
     assert_eq!(status.plan_id, "p1");
     assert_eq!(status.passed, Gate::Disrupt);
-    assert_eq!(status.facts.kubelet_version, NEW);
+    assert_eq!(status.facts.kubelet_version, NEW.parse().ok());
     for step in &status.steps {
         assert_eq!((step.state, step.attempt), (StepState::Done, 1), "{step:?}");
         assert!(step.started_at.is_some() && step.finished_at.is_some());
@@ -136,7 +136,7 @@ async fn an_abort_past_the_point_of_no_return_finishes_what_is_open() {
     aborted["abort"] = json!(true);
     world.order(&aborted).await;
     let status = world.run_to(PlanState::Succeeded).await;
-    assert_eq!(status.facts.kubelet_version, NEW);
+    assert_eq!(status.facts.kubelet_version, NEW.parse().ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -147,7 +147,7 @@ async fn another_plan_stops_the_first_and_then_runs() {
     world.order_plan("p2", Gate::Disrupt, &worker_steps("v1.34.9", false)).await;
     let status = world.run_to(PlanState::Succeeded).await;
     assert_eq!(status.plan_id, "p2");
-    assert_eq!(status.facts.kubelet_version, "v1.34.9");
+    assert_eq!(status.facts.kubelet_version, "v1.34.9".parse().ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -161,7 +161,7 @@ async fn a_to_b_to_a_does_the_work_again_each_time() {
             status.plan_id == id && status.state == PlanState::Succeeded
         };
         assert!(world.run_until(&switch, 2000, done).await, "{id}");
-        assert_eq!(world.status().await.facts.kubelet_version, version);
+        assert_eq!(world.status().await.facts.kubelet_version, version.parse().ok());
     }
     assert_eq!(world.host_state().runs["kubeadm-upgrade"], 3);
 }
@@ -240,7 +240,7 @@ struct End {
     runs: BTreeMap<String, u32>,
     boots: u32,
     root: BTreeMap<String, String>,
-    kubelet: String,
+    kubelet: Option<KubernetesVersion>,
     steps: Vec<(String, StepState, i32)>,
 }
 

@@ -16,8 +16,9 @@ use std::{
     process::Command,
 };
 
-use refit_agent::host::{KubernetesVersion, Order, Packages, Program, Site, Tool, Want, WorkError};
+use refit_agent::host::{Order, Packages, Program, Site, Tool, Want, WorkError};
 use refit_kinds::refit::{FailureKind, PackageArgs, PackageDriver};
+use refit_kinds::version::KubernetesVersion;
 
 const NAMES: [&str; 3] = ["kubeadm", "kubelet", "kubectl"];
 
@@ -177,7 +178,7 @@ impl World {
     }
 
     fn order<'a>(version: &str, names: &[&str], from: &'a PackageArgs) -> Order<'a> {
-        let version = KubernetesVersion::parse(version).unwrap();
+        let version = version.parse::<KubernetesVersion>().unwrap();
         Order {
             plan: "plan",
             from,

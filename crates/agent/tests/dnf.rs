@@ -14,14 +14,13 @@ use std::{
     process::Command,
 };
 
-use refit_agent::host::{
-    KubernetesVersion, Order, Packages, Program, Site, Tool, Want, WorkError, bundle,
-};
+use refit_agent::host::{Order, Packages, Program, Site, Tool, Want, WorkError, bundle};
 use refit_bundle::{
     build::{self, PackageSpec, SecretKey, Spec},
     manifest::{Architecture, OsFamily},
 };
 use refit_kinds::refit::{BundleRef, FailureKind, PackageArgs, PackageDriver};
+use refit_kinds::version::KubernetesVersion;
 use rpm::{BuildConfig, CompressionWithLevel, Dependency, FileOptions, PackageBuilder};
 
 const NAMES: [&str; 3] = ["kubeadm", "kubelet", "kubectl"];
@@ -33,7 +32,7 @@ struct World {
 }
 
 fn order<'a>(version: &str, names: &[&str], from: &'a PackageArgs) -> Order<'a> {
-    let version = KubernetesVersion::parse(version).unwrap();
+    let version = version.parse::<KubernetesVersion>().unwrap();
     Order {
         plan: "p",
         from,
@@ -183,7 +182,7 @@ impl World {
     /// A signed bundle of a version for this host, whose key the host trusts.
     fn bundle(&self, version: &str, folder: &str) -> BundleRef {
         let architecture = Architecture::of_this_host().unwrap();
-        let mut spec = Spec::new(version.to_owned(), architecture);
+        let mut spec = Spec::new(version.parse().unwrap(), architecture);
         spec.os_family = Some(OsFamily::Rhel);
         spec.packages.push(PackageSpec { path: self.path(folder), ..PackageSpec::default() });
         let key = build::key::generate(&self.path(version), None).unwrap();

@@ -20,8 +20,9 @@ use refit_agent::{
     journal::{CHECKPOINT_BYTES, Journal, JournalError, PATH, encode, recover},
     state::{AbortCause, JournalState, Record, StepOutcome},
 };
-use refit_kinds::refit::{Gate, PlanState, PlannedStep, StepAction, StepType};
+use refit_kinds::refit::{Gate, HostStep, PlanState, PlannedStep};
 use refit_runtime::gate::Open;
+use serde_json::json;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()
@@ -31,17 +32,7 @@ fn accepted(plan: &str) -> Record {
     Record::PlanAccepted {
         plan: plan.to_owned(),
         node_update: "m-1".to_owned(),
-        steps: vec![PlannedStep {
-            id: "preflight".to_owned(),
-            gate: Gate::Stage,
-            action: StepAction {
-                type_: StepType::Preflight,
-                version: String::new(),
-                role: None,
-                ..StepAction::default()
-            },
-            ..PlannedStep::default()
-        }],
+        steps: vec![PlannedStep::new(HostStep::Preflight { version: None })],
         point_of_no_return: String::new(),
         packages: BTreeMap::from([("kubeadm".to_owned(), "1.34.2-1.1".to_owned())]),
         static_pods: BTreeMap::new(),
@@ -423,4 +414,59 @@ fn a_journal_of_an_older_agent_is_still_read() {
     let old = r#"{"type":"PlanAccepted","plan":"p","nodeUpdate":"m-1","steps":[{"id":"s","gate":"Stage","action":{"type":"Preflight"},"disruptive":false}],"packages":{},"at":"2026-01-01T00:00:00Z"}"#;
     let state = JournalState::replay([&serde_json::from_str(old).unwrap()]);
     assert_eq!(state.plan.unwrap().point_of_no_return, "");
+}
+
+/// Recorded with the agent that had steps with a `type`: a worker's plan that changes the version, and
+/// one of a control plane that asks for everything.
+#[test]
+fn a_journal_from_before_the_union_of_steps_is_read_and_carried_on() {
+    for (bytes, steps) in [
+        (&include_bytes!("../testdata/journal-before-the-union-worker.jsonl")[..], 7),
+        (include_bytes!("../testdata/journal-before-the-union-everything.jsonl"), 16),
+    ] {
+        let recovered = recover(bytes).unwrap();
+        let state = JournalState::replay(&recovered.records);
+        let plan = state.plan.as_ref().unwrap();
+        assert_eq!(plan.steps.len(), steps);
+        for step in &plan.steps {
+            let type_ = step.step_type().unwrap_or_else(|| panic!("{:?}", step.action));
+            assert_eq!((step.id.as_str(), step.gate), (type_.id(), type_.rules().gate));
+            assert_eq!(step.disruptive, type_.rules().disruptive);
+        }
+        assert_eq!(plan.open().map(|(step, run)| (step, run.attempt)), Some(("preflight", 1)));
+        // What is written from here on is in the new form, and says the same.
+        let again = encode(1, &recovered.records[0]);
+        let again = recover(again.as_bytes()).unwrap();
+        assert_eq!(again.records, recovered.records[..1]);
+        assert!(!encode(1, &recovered.records[0]).contains("\"type\":\"Stage\""));
+    }
+}
+
+#[test]
+fn a_journal_from_before_the_union_keeps_every_argument() {
+    let bytes = include_bytes!("../testdata/journal-before-the-union-everything.jsonl");
+    let state = JournalState::replay(&recover(bytes).unwrap().records);
+    let plan = state.plan.unwrap();
+    let step = |id: &str| {
+        let step = plan.steps.iter().find(|step| step.id == id).unwrap();
+        serde_json::to_value(step.step().unwrap()).unwrap()
+    };
+    assert_eq!(
+        step("kubeadm-upgrade"),
+        json!({"kubeadmUpgrade": {
+            "version": "v1.35.0", "role": "ControlPlane",
+            "kubeadm": {"skipPhases": ["addon/coredns"]},
+        }})
+    );
+    assert_eq!(step("certificates-renew"), json!({"certificatesRenew": {"renewWithinDays": 60}}));
+    assert_eq!(step("ntp"), json!({"ntp": {"enabled": true, "servers": ["ntp.example"]}}));
+    assert_eq!(
+        step("kubelet-flags"),
+        json!({"kubeletFlags": {"extraArgs": [{"name": "v", "value": "4"}]}})
+    );
+    assert_eq!(step("files")["files"]["files"][0]["path"], "/etc/x");
+    assert_eq!(step("stage")["stage"]["bundle"]["location"], "/mnt/b");
+    assert_eq!(step("os-image-stage")["osImageStage"]["osImage"]["name"], "os-2");
+    let stage = plan.steps.iter().find(|step| step.id == "stage").unwrap();
+    assert_eq!(stage.timeout_seconds, Some(7200));
 }

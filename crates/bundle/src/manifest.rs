@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use refit_kinds::version::KubernetesVersion;
 use serde::{Deserialize, Serialize};
 
 pub use crate::target::{Architecture, OsFamily};
@@ -35,7 +36,7 @@ pub struct Manifest {
     /// Container images, sorted by name.
     pub images: Vec<Image>,
     /// Kubernetes version that the bundle brings, `vX.Y.Z`.
-    pub kubernetes_version: String,
+    pub kubernetes_version: KubernetesVersion,
     /// Operating systems that the packages are for.
     pub os_family: OsFamily,
 }
@@ -255,10 +256,6 @@ impl Manifest {
 
     /// Whether every field holds what it may, and all fit together.
     pub fn validate(&self) -> Result<(), ManifestError> {
-        if !names::is_kubernetes_version(&self.kubernetes_version) {
-            let problem = format!("{:?} is no version like v1.35.0", self.kubernetes_version);
-            return Err(field("kubernetesVersion", problem));
-        }
         let count = self.contents().count();
         if count == 0 {
             return Err(field("files", "the bundle is empty".to_owned()));

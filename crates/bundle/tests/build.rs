@@ -60,7 +60,7 @@ fn a_bundle_can_be_built_from_the_oci_layout_of_another() {
     for (number, input) in [folder, tar, packed].into_iter().enumerate() {
         let spec = Spec {
             images: vec![ImageSpec { path: input.clone(), name: None }],
-            ..Spec::new("v1.35.0".into(), Architecture::Amd64)
+            ..Spec::new("v1.35.0".parse().unwrap(), Architecture::Amd64)
         };
         let output = world.path(&format!("from-{number}"));
         let copied = build::build(&spec, &world.key, &output).unwrap();

@@ -63,7 +63,7 @@ async fn what_is_staged_is_ready_for_the_steps() {
     assert_eq!(size, fs::metadata(&archive).unwrap().len());
     let spec = Spec {
         images: vec![build::ImageSpec { path: archive, name: None }],
-        ..Spec::new("v1.35.0".into(), Architecture::Amd64)
+        ..Spec::new("v1.35.0".parse().unwrap(), Architecture::Amd64)
     };
     let built = build::build(&spec, &world.key, &world.path("c")).unwrap();
     assert_eq!(built.manifest.images, staged.manifest.images);
@@ -75,7 +75,7 @@ async fn nothing_is_fetched_of_a_bundle_that_is_not_trusted_or_not_wanted() {
     let (folder, built) = world.build("b");
     let server = Server::folder(folder.clone()).await;
     let wanted = [
-        Wanted { kubernetes_version: Some("v1.36.0".into()), ..Wanted::default() },
+        Wanted { kubernetes_version: "v1.36.0".parse().ok(), ..Wanted::default() },
         Wanted { architecture: Some(Architecture::Arm64), ..Wanted::default() },
         Wanted { os_family: Some(OsFamily::Rhel), ..Wanted::default() },
         Wanted { manifest_sha256: Some(Digest::of(b"")), ..Wanted::default() },
@@ -109,7 +109,7 @@ async fn nothing_is_fetched_of_a_bundle_that_is_not_trusted_or_not_wanted() {
     let blobs = server.asked().iter().filter(|asked| asked.path.contains("blobs")).count();
     assert_eq!(blobs, 0);
     assert_eq!(leftovers(&world, "s"), [""; 0]);
-    assert_eq!(built.manifest.kubernetes_version, "v1.35.0");
+    assert_eq!(built.manifest.kubernetes_version.to_string(), "v1.35.0");
 }
 
 #[tokio::test]

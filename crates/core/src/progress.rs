@@ -87,7 +87,7 @@ impl MachineProgress {
 
     fn take_in(&mut self, update: &NodeUpdate) {
         self.node_update = update.metadata.name.clone().unwrap_or_default();
-        self.goal_version.clone_from(&update.spec.goal.kubernetes_version);
+        self.goal_version = update.spec.goal.kubernetes_version.to_string();
         let status = update.status.clone().unwrap_or_default();
         self.phase = Some(status.phase);
         self.step = status
@@ -158,7 +158,7 @@ mod tests {
     }
 
     fn update(ordinal: u32, phase: Phase) -> NodeUpdate {
-        let goal = Goal { kubernetes_version: "v1.35.0".into(), ..Goal::default() };
+        let goal = Goal::of_version("v1.35.0".parse().unwrap());
         let spec = NodeUpdateSpec {
             stage: Stage::Ongoing,
             machine_ref: MachineRef { name: "m".into(), uid: "u".into() },

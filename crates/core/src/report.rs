@@ -6,7 +6,10 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_kinds::refit::{Blocker, StepType};
+use refit_kinds::{
+    refit::{Blocker, StepType},
+    version::KubernetesVersion,
+};
 
 use crate::node::DrainRefusal;
 
@@ -35,9 +38,9 @@ pub enum Refusal {
     /// A kubelet would get newer than an API server of its cluster.
     ControlPlaneBehind {
         /// Lowest version in the control plane.
-        version: String,
+        version: KubernetesVersion,
         /// What was asked for.
-        goal: String,
+        goal: KubernetesVersion,
     },
     /// The agent on the host never reported, or not lately.
     NoFreshReport {
@@ -325,7 +328,10 @@ mod tests {
             Refusal::SlotBusy { machine: s("m") },
             Refusal::GroupUnavailable { available: 3, needed: 4 },
             Refusal::ControlPlaneUnhealthy { member: s("cp-1"), why: s("etcd is not Ready") },
-            Refusal::ControlPlaneBehind { version: s("v1.34.2"), goal: s("v1.35.0") },
+            Refusal::ControlPlaneBehind {
+                version: KubernetesVersion::new(1, 34, 2),
+                goal: KubernetesVersion::new(1, 35, 0),
+            },
             Refusal::NoFreshReport { node: s("n") },
             Refusal::AgentTooOld { node: s("n"), step: StepType::Reboot },
             Refusal::HostSettingsUnreadable { object: s("Machine m"), why: s("unknown field") },

@@ -1,20 +1,31 @@
 //! Kubernetes versions: parsing, order, skew rules and hops between minors.
 
-use std::{cmp::Ordering, fmt, str::FromStr};
+use std::{borrow::Cow, cmp::Ordering, fmt, str::FromStr};
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use semver::{BuildMetadata, Prerelease, Version};
+use serde::{Deserialize, Serialize};
 
 /// How many minors a kubelet may be older than its API server.
 ///
 /// Kubernetes' version skew policy since v1.28. A kubelet is never newer.
 pub const KUBELET_MAX_MINORS_BEHIND: u64 = 3;
 
+/// The longest version that is accepted, in characters; it becomes part of command lines and paths.
+const MAX_LENGTH: usize = 64;
+
+/// What the API accepts as a version, as a regular expression without its anchors.
+const PATTERN: &str =
+    r"v(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?";
+
 /// The version that a demonstration goes to where that is at most one minor up.
 const SHOWCASE: (u64, u64, u64) = (1, 35, 0);
 
 /// A Kubernetes version as Cluster API writes it: `vX.Y.Z`, with or without pre-release and build.
 ///
-/// Order and equality are semver's precedence: the build does not count.
+/// Two versions are equal if they would be the same image tag: the build counts, as
+/// `v1.34.2+vmware.1` and `v1.34.2+vmware.2` are different programs. Order is semver's, and builds of
+/// one version are ordered by their text.
 ///
 /// ```
 /// use refit_kinds::version::KubernetesVersion;
@@ -25,7 +36,8 @@ const SHOWCASE: (u64, u64, u64) = (1, 35, 0);
 /// assert!("1.34.2".parse::<KubernetesVersion>().is_err());
 /// # Ok::<(), refit_kinds::version::VersionError>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Cow<'_, str>", into = "String")]
 pub struct KubernetesVersion(Version);
 
 /// Why a text is not a Kubernetes version.
@@ -126,6 +138,61 @@ impl KubernetesVersion {
         Self(version)
     }
 
+    /// `X.Y.Z`, as packages and tarballs write it.
+    pub fn bare(&self) -> String {
+        self.0.to_string()
+    }
+
+    /// The version of a package such as `1.35.0-1.1`, without the revision after its last dash.
+    ///
+    /// ```
+    /// # use refit_kinds::version::KubernetesVersion;
+    /// let version = KubernetesVersion::of_package("1.35.0-1.1")?;
+    /// assert_eq!(version.to_string(), "v1.35.0");
+    /// # Ok::<(), refit_kinds::version::VersionError>(())
+    /// ```
+    pub fn of_package(version: &str) -> Result<Self, VersionError> {
+        let upstream = version.rsplit_once('-').map_or(version, |(upstream, _)| upstream);
+        format!("v{upstream}").parse()
+    }
+
+    /// Whether a package of this version holds it.
+    pub fn is_of_package(&self, version: &str) -> bool {
+        Self::of_package(version).is_ok_and(|found| found == *self)
+    }
+
+    /// The version in an image tag. A tag has no `+`: the build follows a `_` there.
+    ///
+    /// ```
+    /// # use refit_kinds::version::KubernetesVersion;
+    /// let version = KubernetesVersion::of_image_tag("v1.34.2_vmware.1")?;
+    /// assert_eq!(version, "v1.34.2+vmware.1".parse()?);
+    /// assert_eq!(version.image_tag(), "v1.34.2_vmware.1");
+    /// # Ok::<(), refit_kinds::version::VersionError>(())
+    /// ```
+    pub fn of_image_tag(tag: &str) -> Result<Self, VersionError> {
+        tag.replacen('_', "+", 1).parse()
+    }
+
+    /// The version of an image, by its tag; `None` without one that is a version.
+    ///
+    /// ```
+    /// # use refit_kinds::version::KubernetesVersion;
+    /// let image = "registry.k8s.io:5000/kube-apiserver:v1.35.0@sha256:9c41";
+    /// assert_eq!(KubernetesVersion::of_image(image), Some(KubernetesVersion::new(1, 35, 0)));
+    /// assert_eq!(KubernetesVersion::of_image("registry.k8s.io:5000/kube-apiserver"), None);
+    /// ```
+    pub fn of_image(image: &str) -> Option<Self> {
+        let named = image.split_once('@').map_or(image, |(named, _)| named);
+        let (_, tag) = named.rsplit_once(':').filter(|(_, tag)| !tag.contains('/'))?;
+        Self::of_image_tag(tag).ok()
+    }
+
+    /// The tag of its images.
+    pub fn image_tag(&self) -> String {
+        self.to_string().replace('+', "_")
+    }
+
     /// The first release of the next minor.
     ///
     /// ```
@@ -148,7 +215,7 @@ impl KubernetesVersion {
         if self.major() != target.major() {
             return Hop::OtherMajor;
         }
-        match (self.cmp(target), target.minor().checked_sub(self.minor())) {
+        match (self.0.cmp_precedence(&target.0), target.minor().checked_sub(self.minor())) {
             (Ordering::Equal, _) => Hop::Same,
             (Ordering::Greater, _) | (_, None) => Hop::Downgrade,
             (Ordering::Less, Some(0)) => Hop::Patch,
@@ -189,6 +256,9 @@ impl FromStr for KubernetesVersion {
 
     fn from_str(text: &str) -> Result<Self, VersionError> {
         let wrong = |reason: String| VersionError { text: text.to_owned(), reason };
+        if text.len() > MAX_LENGTH {
+            return Err(wrong(format!("it is longer than {MAX_LENGTH} characters")));
+        }
         let rest =
             text.strip_prefix('v').ok_or_else(|| wrong("it does not start with v".to_owned()))?;
         Version::parse(rest).map(Self).map_err(|e| wrong(e.to_string()))
@@ -201,23 +271,69 @@ impl fmt::Display for KubernetesVersion {
     }
 }
 
-impl PartialEq for KubernetesVersion {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
+impl TryFrom<Cow<'_, str>> for KubernetesVersion {
+    type Error = VersionError;
+
+    fn try_from(text: Cow<'_, str>) -> Result<Self, VersionError> {
+        text.parse()
     }
 }
 
-impl Eq for KubernetesVersion {}
-
-impl PartialOrd for KubernetesVersion {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
+impl From<KubernetesVersion> for String {
+    fn from(version: KubernetesVersion) -> Self {
+        version.to_string()
     }
 }
 
-impl Ord for KubernetesVersion {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.0.cmp_precedence(&other.0)
+impl JsonSchema for KubernetesVersion {
+    fn schema_name() -> Cow<'static, str> {
+        "KubernetesVersion".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string", "maxLength": MAX_LENGTH, "pattern": format!("^{PATTERN}$"),
+        })
+    }
+}
+
+/// A version that may be unknown, written as an empty text then: what reports that it has none and
+/// what never reported are told apart by other fields.
+pub mod or_empty {
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    use super::{
+        Cow, KubernetesVersion, MAX_LENGTH, PATTERN, Schema, SchemaGenerator, json_schema,
+    };
+
+    /// Writes it.
+    pub fn serialize<S: Serializer>(
+        version: &Option<KubernetesVersion>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match version {
+            Some(version) => serializer.collect_str(version),
+            None => serializer.serialize_str(""),
+        }
+    }
+
+    /// Reads it.
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<KubernetesVersion>, D::Error> {
+        let text = Cow::<str>::deserialize(deserializer)?;
+        if text.is_empty() { Ok(None) } else { text.parse().map(Some).map_err(D::Error::custom) }
+    }
+
+    /// Its schema.
+    pub fn schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string", "maxLength": MAX_LENGTH, "pattern": format!("^({PATTERN})?$"),
+        })
     }
 }
 
@@ -260,8 +376,10 @@ mod tests {
     }
 
     #[test]
-    fn the_build_does_not_count_in_order_and_equality() {
-        assert_eq!(v("v1.34.2+a"), v("v1.34.2+b"));
+    fn versions_are_equal_where_their_image_tags_are() {
+        assert_ne!(v("v1.34.2+a"), v("v1.34.2+b"));
+        assert_ne!(v("v1.34.2+a"), v("v1.34.2"));
+        assert_eq!(KubernetesVersion::of_image_tag("v1.34.2_a").unwrap(), v("v1.34.2+a"));
         assert_eq!(v("v1.34.2+a").without_build().to_string(), "v1.34.2");
         assert!(v("v1.35.0-rc.1") < v("v1.35.0"));
         assert!(v("v1.35.0-rc.2") > v("v1.35.0-rc.1"));
@@ -319,6 +437,33 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_package_revision_is_not_part_of_the_version() {
+        let version = v("v1.35.0");
+        assert!(version.is_of_package("1.35.0-1.1"));
+        assert!(version.is_of_package("1.35.0"));
+        assert!(!version.is_of_package("1.35.1-1.1"));
+        assert!(!version.is_of_package("garbage"));
+        assert_eq!(version.bare(), "1.35.0");
+    }
+
+    #[test]
+    fn no_text_that_a_shell_would_read_is_a_version() {
+        for bad in ["v1.35.0 ; reboot", "v1.35.0-$(x)", "v1.35.0\n", "v1.35.0-\u{e9}"] {
+            assert!(bad.parse::<KubernetesVersion>().is_err(), "{bad:?}");
+        }
+        let long = format!("v1.35.0+{}", "a".repeat(MAX_LENGTH));
+        assert!(long.parse::<KubernetesVersion>().unwrap_err().reason.contains("longer"));
+    }
+
+    #[test]
+    fn a_version_is_a_text_in_the_api() {
+        let version: KubernetesVersion = serde_json::from_str("\"v1.34.2+a\"").unwrap();
+        assert_eq!(serde_json::to_string(&version).unwrap(), "\"v1.34.2+a\"");
+        let error = serde_json::from_str::<KubernetesVersion>("\"1.34\"").unwrap_err();
+        assert!(error.to_string().contains("\"1.34\" is not a Kubernetes version"), "{error}");
+    }
+
     fn any_version() -> impl Strategy<Value = KubernetesVersion> {
         (0_u64..3, 0_u64..50, 0_u64..30, "(-(alpha|beta|rc)\\.[1-9])?(\\+[a-z]{1,3})?").prop_map(
             |(major, minor, patch, rest)| {
@@ -332,6 +477,11 @@ mod tests {
         fn a_version_is_read_back_from_what_it_shows(version in any_version()) {
             let again: KubernetesVersion = version.to_string().parse().unwrap();
             prop_assert_eq!(again.to_string(), version.to_string());
+        }
+
+        #[test]
+        fn an_image_tag_says_the_whole_version(version in any_version()) {
+            prop_assert_eq!(KubernetesVersion::of_image_tag(&version.image_tag()), Ok(version));
         }
 
         #[test]
@@ -360,6 +510,7 @@ mod tests {
         #[test]
         fn order_is_total_and_agrees_with_hops(a in any_version(), b in any_version()) {
             prop_assert_eq!(a.cmp(&b), b.cmp(&a).reverse());
+            let (a, b) = (a.without_build(), b.without_build());
             if a.major() == b.major() {
                 prop_assert_eq!(a.hop_to(&b) == Hop::Downgrade, a > b);
                 prop_assert_eq!(a.hop_to(&b) == Hop::Same, a == b);

@@ -494,7 +494,8 @@ fn workers_wait_for_the_control_plane_or_go_after_it() {
 fn past_updates_tell_how_long_it_takes() {
     let mut input = live();
     assert_eq!(only(predict(&input)).seconds, None);
-    let steps = refit_core::node::plan_steps(refit_kinds::refit::Role::ControlPlane, NEW);
+    let steps =
+        refit_core::node::plan_steps(refit_kinds::refit::Role::ControlPlane, &NEW.parse().unwrap());
     let durations: Vec<Value> = refit_core::node::step_names(&steps)
         .into_iter()
         .map(|step| json!({"step": step, "seconds": [10]}))

@@ -382,7 +382,8 @@ impl<'a> View<'a> {
                 serde_json::from_value(group.pointer("/status/durations")?.clone()).ok()
             })
             .unwrap_or_default();
-        let steps = plan_steps(role, &self.plan.to);
+        let Ok(to) = self.plan.to.parse() else { return };
+        let steps = plan_steps(role, &to);
         let one: Option<i64> = step_names(&steps)
             .into_iter()
             .map(|step| median_seconds(&known, step).map(i64::from))

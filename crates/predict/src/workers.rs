@@ -19,7 +19,7 @@ use refit_cluster_api::{
 };
 use refit_core::change::{
     Level,
-    can_update::{ControlPlaneMachine, behind, is_behind},
+    can_update::{ControlPlaneMachine, behind},
 };
 use refit_kinds::{
     json::{
@@ -196,10 +196,10 @@ fn servers(
         .filter(|machine| namespace(machine) == view.group.namespace)
         .filter(|machine| text(machine, "/spec/clusterName") == view.plan.cluster)
         .filter(|machine| label(machine, keys::CONTROL_PLANE).is_some())
-        .map(|machine| ControlPlaneMachine {
-            machine: name(machine).to_owned(),
-            observed: text(machine, "/status/nodeInfo/kubeletVersion").to_owned(),
-            spec: text(machine, "/spec/version").to_owned(),
+        .map(|machine| {
+            let observed = text(machine, "/status/nodeInfo/kubeletVersion");
+            let spec = text(machine, "/spec/version");
+            ControlPlaneMachine::new(name(machine).to_owned(), Some(observed), Some(spec))
         })
         .collect();
     let Ok(target) = view.plan.to.parse::<KubernetesVersion>() else {
@@ -208,7 +208,7 @@ fn servers(
     let follows = control_plane.is_some_and(|plan| {
         matches!(plan.outcome, PredictedOutcome::InPlace | PredictedOutcome::Replaced)
             && plan.blocked_by.is_empty()
-            && !is_behind(&plan.to, &target)
+            && plan.to.parse().is_ok_and(|to: KubernetesVersion| !to.minor_below(&target))
     });
     if follows && behind(&servers, &target).is_some() {
         let note = format!("goes after the control plane: workers wait until it runs {target}");

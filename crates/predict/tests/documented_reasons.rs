@@ -46,7 +46,7 @@ fn not_ready() -> Vec<NotReady> {
     let peer = Peer { machine: s(), unfinished: Some(Unfinished::Marked) };
     let host = Host { machine: s(), deleting: false, report: HostReport::NoNode };
     let leaving = Host { deleting: true, ..host.clone() };
-    let old = ControlPlaneMachine { machine: s(), observed: "v1.34.2".into(), spec: s() };
+    let old = ControlPlaneMachine::new(s(), Some("v1.34.2"), None);
     let all = vec![
         NotReady::NotSynced,
         NotReady::BadRequest { reason: s() },

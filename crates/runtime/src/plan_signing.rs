@@ -243,7 +243,7 @@ fn key_id(public: &[u8]) -> String {
 mod tests {
     use refit_kinds::{
         keys,
-        refit::{Gate, PlannedStep},
+        refit::{Gate, HostStep, PlannedStep},
     };
 
     use super::*;
@@ -281,7 +281,7 @@ mod tests {
         let spec = HostPlanSpec {
             plan_id: "u1".to_owned(),
             gate: Gate::Stage,
-            steps: vec![PlannedStep::default()],
+            steps: vec![PlannedStep::new(HostStep::Snapshot {})],
             ..HostPlanSpec::default()
         };
         let mut plan = HostPlan::new("n1", spec);
@@ -315,7 +315,7 @@ mod tests {
             |plan| plan.spec.gate = Gate::Disrupt,
             |plan| plan.spec.plan_id = "u2".to_owned(),
             |plan| plan.spec.abort = true,
-            |plan| plan.spec.steps.push(PlannedStep::default()),
+            |plan| plan.spec.steps.push(PlannedStep::new(HostStep::Reboot {})),
             |plan| plan.metadata.name = Some("n2".to_owned()),
             |plan| plan.metadata.namespace = Some("other".to_owned()),
             |plan| plan.metadata.uid = Some("of another cluster".to_owned()),

@@ -33,9 +33,10 @@ pub struct Order<'a> {
 impl Order<'_> {
     /// The steps, and the first that cannot be taken back.
     pub fn steps(&self) -> (Vec<PlannedStep>, &'static str) {
+        let version = self.goal.parse().expect("the tests' own versions are versions");
         let work = HostWork {
             role: self.role,
-            version: self.goal,
+            version: &version,
             reboot: self.reboot,
             settings: &HostSettings::default(),
             facts: Some(&HostFacts::default()),

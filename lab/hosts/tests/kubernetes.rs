@@ -284,7 +284,7 @@ async fn order(cluster: &Cluster, management: &Management, version: &str) -> any
 async fn ask(management: &Management, ordinal: u32, version: &str) -> anyhow::Result<()> {
     let machines = uids(management).await?;
     let (name, uid) = machines.first_key_value().context("there is a machine")?;
-    let goal = Goal { kubernetes_version: version.to_owned(), ..Goal::default() };
+    let goal = Goal::of_version(version.parse()?);
     management.ask(name, uid, ordinal, &goal).await
 }
 

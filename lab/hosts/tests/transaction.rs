@@ -172,7 +172,7 @@ async fn handed_over(cluster: &Cluster) -> anyhow::Result<()> {
 
 /// Asks for the version that every host has, machine by machine, of a controller that reboots.
 async fn ask_again(cluster: &Cluster) -> anyhow::Result<()> {
-    let goal = Goal { kubernetes_version: GOAL.to_owned(), ..Goal::default() };
+    let goal = Goal::of_version(GOAL.parse()?);
     for (name, uid) in machines(cluster).await? {
         // None has had so many.
         cluster.management.ask(&name, &uid, 9, &goal).await?;

@@ -40,7 +40,7 @@ impl HostView {
         Self {
             up: host.kubelet_up(now),
             up_at: host.kubelet_up_at,
-            kubelet_version: facts.kubelet_version,
+            kubelet_version: facts.kubelet_version.map_or_else(String::new, |v| v.to_string()),
             boot_id: facts.boot_id,
             os_image: facts.os_image,
             static_pods: facts.static_pods,

@@ -6,8 +6,11 @@
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
-use refit_agent::host::{CONTROL_PLANE, Command, Evidence, Job, KubernetesVersion, UnitState};
-use refit_kinds::refit::{HostFacts, PackageDriver, Role};
+use refit_agent::host::{CONTROL_PLANE, Command, Evidence, Job, Undo, UnitState};
+use refit_kinds::{
+    refit::{HostFacts, HostStep, PackageDriver, Role},
+    version::KubernetesVersion,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::trouble::Troubles;
@@ -177,7 +180,7 @@ impl HostState {
             .filter_map(|name| Some((name.to_owned(), self.root.get(&package_path(name))?.clone())))
             .collect();
         HostFacts {
-            kubelet_version: self.kubelet_version.clone(),
+            kubelet_version: self.kubelet_version.parse().ok(),
             boot_id: self.boot_id.clone(),
             os_image: "Debian GNU/Linux 13 (trixie), simulated".to_owned(),
             packages,
@@ -199,7 +202,7 @@ impl HostState {
         if !self.would_start(job) {
             return;
         }
-        if !job.command.idempotent() {
+        if !job.command.rules().idempotent {
             *self.runs.entry(job.command.name().to_owned()).or_default() += 1;
         }
         let hangs = self.troubles.take_hang(&job.step);
@@ -207,9 +210,13 @@ impl HostState {
         let usual = self.takes(duration(&self.node, &job.command));
         let ends = now + self.troubles.stretched(&job.step, job.timeout_seconds, usual, hangs);
         match job.command {
-            Command::KubeadmUpgrade { .. } => self.save_config(&job.plan),
-            Command::RestartKubelet if !fails => self.kubelet_up_at = ends,
-            Command::Reboot if !fails => {
+            Command::Step(HostStep::KubeadmUpgrade { .. }) => self.save_config(&job.plan),
+            Command::Step(HostStep::KubeletRestart {}) | Command::Undo(Undo::KubeletRestart)
+                if !fails =>
+            {
+                self.kubelet_up_at = ends;
+            }
+            Command::Step(HostStep::Reboot {}) if !fails => {
                 self.down_until = Some(ends);
                 self.kubelet_up_at = ends + self.takes(KUBELET_AFTER_BOOT);
                 self.static_pods_start();
@@ -332,7 +339,7 @@ impl HostState {
     pub(super) fn configure(&mut self, version: &str) {
         if self.control_plane {
             for component in CONTROL_PLANE {
-                let image = format!("registry.k8s.io/{component}:{version}");
+                let image = format!("registry.k8s.io/{component}:{}", version.replace('+', "_"));
                 self.root.insert(manifest_path(component), manifest(component, &image));
             }
         }
@@ -393,28 +400,30 @@ fn boot_id(node: &str, boots: u32) -> String {
 /// How long a command takes on a node: the same each time, different from node to node.
 pub fn duration(node: &str, command: &Command) -> SignedDuration {
     let (least, spread) = match command {
-        Command::PreflightChecks { .. } => (4, 3),
-        Command::FetchPackages { .. } | Command::PreloadImages { .. } => (20, 11),
-        Command::Snapshot | Command::InstallKubeadm { .. } => (7, 3),
-        Command::StageOsImage { .. } => (60, 20),
-        Command::FinalizeOsImage { .. }
-        | Command::CommitOsImage { .. }
-        | Command::RestoreOsImage { .. } => (6, 3),
-        Command::KubeadmUpgrade { role: Role::FirstControlPlane, .. } => (48, 6),
-        Command::KubeadmUpgrade { .. } => (30, 16),
-        Command::InstallKubelet { .. }
-        | Command::InstallKubectl { .. }
-        | Command::InstallContainerRuntime { .. }
-        | Command::RestorePackages { .. } => (9, 3),
-        Command::RenewCertificates { .. } => (40, 10),
-        Command::RestartKubelet => (5, 3),
-        Command::Reboot => (55, 11),
-        Command::VerifyVersions { .. }
-        | Command::WriteFiles { .. }
-        | Command::SetTimeServers { .. }
-        | Command::SetKubeletFlags { .. }
-        | Command::RestoreFiles { .. }
-        | Command::RestoreConfiguration => (3, 1),
+        Command::Step(HostStep::Preflight { .. }) => (4, 3),
+        Command::Step(HostStep::Stage { .. } | HostStep::ImagePreload { .. }) => (20, 11),
+        Command::Step(HostStep::Snapshot {} | HostStep::KubeadmInstall { .. }) => (7, 3),
+        Command::Step(HostStep::OsImageStage { .. }) => (60, 20),
+        Command::Step(HostStep::OsImageFinalize { .. } | HostStep::OsImageCommit { .. })
+        | Command::Undo(Undo::OsImage { .. }) => (6, 3),
+        Command::Step(HostStep::KubeadmUpgrade { role: Role::FirstControlPlane, .. }) => (48, 6),
+        Command::Step(HostStep::KubeadmUpgrade { .. }) => (30, 16),
+        Command::Step(
+            HostStep::KubeletInstall { .. }
+            | HostStep::KubectlInstall { .. }
+            | HostStep::ContainerRuntimeInstall { .. },
+        )
+        | Command::Undo(Undo::Packages { .. }) => (9, 3),
+        Command::Step(HostStep::CertificatesRenew(_)) => (40, 10),
+        Command::Step(HostStep::KubeletRestart {}) | Command::Undo(Undo::KubeletRestart) => (5, 3),
+        Command::Step(HostStep::Reboot {}) => (55, 11),
+        Command::Step(
+            HostStep::Verify { .. }
+            | HostStep::Files(_)
+            | HostStep::Ntp(_)
+            | HostStep::KubeletFlags(_),
+        )
+        | Command::Undo(Undo::Files { .. } | Undo::Configuration) => (3, 1),
     };
     let extra = fnv(&format!("{node}/{}", command.name())) % spread;
     SignedDuration::from_secs(least + i64::try_from(extra).unwrap_or_default())

@@ -8,7 +8,7 @@ fn at(second: i64) -> Timestamp {
 }
 
 fn version(text: &str) -> KubernetesVersion {
-    KubernetesVersion::parse(text).unwrap()
+    text.parse::<KubernetesVersion>().unwrap()
 }
 
 fn new() -> KubernetesVersion {
@@ -40,28 +40,32 @@ fn run(host: &mut HostState, second: i64, command: Command) -> (i64, i32) {
 }
 
 fn upgrade(role: Role) -> Command {
-    Command::KubeadmUpgrade { role, version: new(), kubeadm: KubeadmArgs::default() }
+    Command::Step(HostStep::KubeadmUpgrade {
+        role,
+        version: new(),
+        kubeadm: KubeadmArgs::default(),
+    })
 }
 
 fn install_kubeadm() -> Command {
-    Command::InstallKubeadm { version: new(), packages: PackageArgs::default() }
+    Command::Step(HostStep::KubeadmInstall { version: new(), packages: PackageArgs::default() })
 }
 
 fn install_kubelet() -> Command {
-    Command::InstallKubelet {
+    Command::Step(HostStep::KubeletInstall {
         version: new(),
         packages: PackageArgs::default(),
         kubelet: KubeletArgs::default(),
-    }
+    })
 }
 
 fn fetch() -> Command {
-    Command::FetchPackages {
+    Command::Step(HostStep::Stage {
         version: new(),
         packages: PackageArgs::default(),
         images: None,
         bundle: None,
-    }
+    })
 }
 
 fn since(second: i64, host: &HostState) -> Since {
@@ -77,14 +81,14 @@ fn a_whole_update_takes_a_minute_and_a_half_to_two_and_a_half() {
         ("edge-1-md-0-2", Role::Worker),
     ] {
         let commands = [
-            Command::PreflightChecks { version: None },
+            Command::Step(HostStep::Preflight { version: None }),
             fetch(),
-            Command::Snapshot,
+            Command::Step(HostStep::Snapshot {}),
             install_kubeadm(),
             upgrade(role),
             install_kubelet(),
-            Command::RestartKubelet,
-            Command::VerifyVersions { version: None },
+            Command::Step(HostStep::KubeletRestart {}),
+            Command::Step(HostStep::Verify { version: None }),
         ];
         let total: i64 = commands.iter().map(|c| duration(node, c).as_secs()).sum();
         assert!((85..=150).contains(&total), "{node}: {total}");
@@ -96,14 +100,14 @@ fn the_kubelet_runs_the_old_version_until_it_is_restarted() {
     let mut host = worker();
     let (end, _) = run(&mut host, 1, install_kubelet());
     assert_eq!(host.installed("kubelet"), Some(new()));
-    assert_eq!(host.facts().kubelet_version, "v1.34.2");
-    let restart = job("kubelet-restart", Command::RestartKubelet);
+    assert_eq!(host.facts().kubelet_version, "v1.34.2".parse().ok());
+    let restart = job("kubelet-restart", Command::Step(HostStep::KubeletRestart {}));
     host.start(&restart, at(end));
     assert!(!host.kubelet_up(at(end)));
     let up = host.kubelet_up_at;
     host.tick(up);
     assert!(host.kubelet_up(up));
-    assert_eq!(host.facts().kubelet_version, "v1.35.0");
+    assert_eq!(host.facts().kubelet_version, "v1.35.0".parse().ok());
 }
 
 #[test]
@@ -111,11 +115,11 @@ fn a_reboot_changes_the_boot_id_and_runs_the_installed_kubelet() {
     let mut host = worker();
     let (end, _) = run(&mut host, 1, install_kubelet());
     let before = since(end, &host);
-    host.start(&job("reboot", Command::Reboot), at(end));
+    host.start(&job("reboot", Command::Step(HostStep::Reboot {})), at(end));
     assert!(!host.is_up(at(end + 1)));
     let back = host.down_until.unwrap();
     assert_eq!(host.tick(back), [Change::Booted]);
-    assert_eq!(host.look(&Command::Reboot, &before), Evidence::Done);
+    assert_eq!(host.look(&Command::Step(HostStep::Reboot {}), &before), Evidence::Done);
     assert_eq!((host.boots, host.kubelet_version.as_str()), (2, "v1.35.0"));
     assert!(host.units.is_empty(), "units do not outlive a boot");
     assert!(!host.kubelet_up(back) && host.kubelet_up(host.kubelet_up_at));
@@ -169,8 +173,8 @@ fn a_broken_step_fails_as_often_as_asked_and_changes_nothing() {
 #[test]
 fn only_runs_of_what_is_not_idempotent_are_counted() {
     let mut host = worker();
-    run(&mut host, 1, Command::Snapshot);
-    run(&mut host, 40, Command::RestartKubelet);
+    run(&mut host, 1, Command::Step(HostStep::Snapshot {}));
+    run(&mut host, 40, Command::Step(HostStep::KubeletRestart {}));
     run(&mut host, 80, upgrade(Role::Worker));
     let runs: Vec<_> = host.runs.iter().map(|(n, c)| (n.as_str(), *c)).collect();
     assert_eq!(runs, [("kubeadm-upgrade", 1), ("kubelet-restart", 1)]);
@@ -179,7 +183,7 @@ fn only_runs_of_what_is_not_idempotent_are_counted() {
 #[test]
 fn an_ended_unit_is_forgotten_after_ten_seconds() {
     let mut host = worker();
-    let (end, _) = run(&mut host, 1, Command::Snapshot);
+    let (end, _) = run(&mut host, 1, Command::Step(HostStep::Snapshot {}));
     host.tick(at(end + 9));
     assert!(matches!(host.poll("u-snapshot"), UnitState::Exited { code: 0, .. }));
     host.tick(at(end + 10));
@@ -189,7 +193,7 @@ fn an_ended_unit_is_forgotten_after_ten_seconds() {
 #[test]
 fn a_unit_that_is_there_is_not_started_again() {
     let mut host = worker();
-    let job = job("kubelet-restart", Command::RestartKubelet);
+    let job = job("kubelet-restart", Command::Step(HostStep::KubeletRestart {}));
     host.start(&job, at(1));
     host.start(&job, at(2));
     assert_eq!(host.runs["kubelet-restart"], 1);
@@ -199,7 +203,7 @@ fn a_unit_that_is_there_is_not_started_again() {
 fn ticking_often_or_once_ends_in_the_same_state() {
     let mut often = worker();
     often.start(&job("a", install_kubelet()), at(0));
-    often.start(&job("b", Command::RestartKubelet), at(1));
+    often.start(&job("b", Command::Step(HostStep::KubeletRestart {})), at(1));
     let mut once = often.clone();
     for second in 0..60 {
         often.tick(at(second));
@@ -213,7 +217,7 @@ fn ticking_often_or_once_ends_in_the_same_state() {
 fn what_comes_next_is_known() {
     let mut host = worker();
     assert_eq!(host.next_due(at(1)), None);
-    host.start(&job("a", Command::PreflightChecks { version: None }), at(1));
+    host.start(&job("a", Command::Step(HostStep::Preflight { version: None })), at(1));
     let ends = host.units["u-a"].ends;
     assert_eq!(host.next_due(at(1)), Some(ends));
     host.tick(ends);
@@ -237,9 +241,9 @@ fn a_snapshot_of_a_host_goes_on_in_the_same_way() {
 fn verify_sees_a_kubelet_that_was_not_restarted() {
     let mut host = worker();
     run(&mut host, 1, install_kubelet());
-    let command = Command::VerifyVersions { version: Some(new()) };
+    let command = Command::Step(HostStep::Verify { version: Some(new()) });
     assert_eq!(run(&mut host, 40, command.clone()).1, 1);
     host.tick(at(70));
-    run(&mut host, 70, Command::RestartKubelet);
+    run(&mut host, 70, Command::Step(HostStep::KubeletRestart {}));
     assert_eq!(run(&mut host, 90, command).1, 0);
 }

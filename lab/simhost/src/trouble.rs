@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
-use refit_agent::host::Command;
+use refit_agent::host::{Command, Undo};
+use refit_kinds::refit::HostStep;
 use serde::{Deserialize, Serialize};
 
 use crate::state::HostState;
@@ -63,27 +64,36 @@ impl Troubles {
     /// What a command that writes says on a full disk.
     pub(super) fn no_space(&self, command: &Command) -> Option<String> {
         let folder = match command {
-            Command::FetchPackages { .. } => "/var/cache/apt/archives",
-            Command::Snapshot | Command::StageOsImage { .. } => "/var/lib/refit",
-            Command::PreloadImages { .. } => "/var/lib/containerd",
-            Command::WriteFiles { .. } | Command::SetTimeServers { .. } => "/etc",
-            Command::InstallKubeadm { .. }
-            | Command::InstallKubelet { .. }
-            | Command::InstallKubectl { .. }
-            | Command::InstallContainerRuntime { .. }
-            | Command::RestorePackages { .. } => "/usr/bin",
-            Command::PreflightChecks { .. }
-            | Command::KubeadmUpgrade { .. }
-            | Command::RenewCertificates { .. }
-            | Command::SetKubeletFlags { .. }
-            | Command::FinalizeOsImage { .. }
-            | Command::CommitOsImage { .. }
-            | Command::RestoreOsImage { .. }
-            | Command::RestoreFiles { .. }
-            | Command::RestoreConfiguration
-            | Command::RestartKubelet
-            | Command::Reboot
-            | Command::VerifyVersions { .. } => return None,
+            Command::Step(HostStep::Stage { .. }) => "/var/cache/apt/archives",
+            Command::Step(HostStep::Snapshot {} | HostStep::OsImageStage { .. }) => {
+                "/var/lib/refit"
+            }
+            Command::Step(HostStep::ImagePreload { .. }) => "/var/lib/containerd",
+            Command::Step(HostStep::Files(_) | HostStep::Ntp(_)) => "/etc",
+            Command::Step(
+                HostStep::KubeadmInstall { .. }
+                | HostStep::KubeletInstall { .. }
+                | HostStep::KubectlInstall { .. }
+                | HostStep::ContainerRuntimeInstall { .. },
+            )
+            | Command::Undo(Undo::Packages { .. }) => "/usr/bin",
+            Command::Step(
+                HostStep::Preflight { .. }
+                | HostStep::KubeadmUpgrade { .. }
+                | HostStep::CertificatesRenew(_)
+                | HostStep::KubeletFlags(_)
+                | HostStep::OsImageFinalize { .. }
+                | HostStep::OsImageCommit { .. }
+                | HostStep::KubeletRestart {}
+                | HostStep::Reboot {}
+                | HostStep::Verify { .. },
+            )
+            | Command::Undo(
+                Undo::OsImage { .. }
+                | Undo::Files { .. }
+                | Undo::Configuration
+                | Undo::KubeletRestart,
+            ) => return None,
         };
         self.disk_full.then(|| format!("{folder}: No space left on device"))
     }
@@ -132,7 +142,8 @@ impl HostState {
 
 #[cfg(test)]
 mod tests {
-    use refit_agent::host::{Job, KubernetesVersion, UnitState};
+    use refit_agent::host::{Job, UnitState};
+    use refit_kinds::version::KubernetesVersion;
 
     use super::*;
 
@@ -141,12 +152,12 @@ mod tests {
     }
 
     fn install() -> Job {
-        let version = KubernetesVersion::parse("v1.35.0").unwrap();
-        let command = Command::InstallKubelet {
+        let version = "v1.35.0".parse::<KubernetesVersion>().unwrap();
+        let command = Command::Step(HostStep::KubeletInstall {
             version,
             packages: refit_kinds::refit::PackageArgs::default(),
             kubelet: refit_kinds::refit::KubeletArgs::default(),
-        };
+        });
         Job::new("p", "unit", "kubelet-install", command)
     }
 
@@ -190,7 +201,7 @@ mod tests {
         let (_, code, output) = outcome(&mut host);
         assert_eq!(code, 1);
         assert!(output.contains("No space left"), "{output}");
-        assert_eq!(host.installed("kubelet").unwrap().as_str(), "v1.34.2");
+        assert_eq!(host.installed("kubelet"), "v1.34.2".parse().ok());
     }
 
     #[test]

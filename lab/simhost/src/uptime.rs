@@ -2,6 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 use refit_agent::host::Command;
+use refit_kinds::refit::HostStep;
 
 use crate::state::HostState;
 
@@ -61,7 +62,7 @@ impl HostState {
     fn api_restarts(&self) -> impl Iterator<Item = (Timestamp, Timestamp)> {
         self.units
             .values()
-            .filter(|unit| matches!(unit.command, Command::KubeadmUpgrade { .. }))
+            .filter(|unit| matches!(unit.command, Command::Step(HostStep::KubeadmUpgrade { .. })))
             .map(|unit| {
                 let quarter = unit.ends.duration_since(unit.started) / 4;
                 (unit.ends - quarter, unit.ends)
@@ -71,8 +72,8 @@ impl HostState {
 
 #[cfg(test)]
 mod tests {
-    use refit_agent::host::{Job, KubernetesVersion};
-    use refit_kinds::refit::Role;
+    use refit_agent::host::Job;
+    use refit_kinds::{refit::Role, version::KubernetesVersion};
 
     use super::*;
 
@@ -85,11 +86,11 @@ mod tests {
     }
 
     fn upgrade() -> Job {
-        job(Command::KubeadmUpgrade {
+        job(Command::Step(HostStep::KubeadmUpgrade {
             role: Role::FirstControlPlane,
-            version: KubernetesVersion::parse("v1.35.0").unwrap(),
+            version: "v1.35.0".parse::<KubernetesVersion>().unwrap(),
             kubeadm: refit_kinds::refit::KubeadmArgs::default(),
-        })
+        }))
     }
 
     #[test]
@@ -114,7 +115,7 @@ mod tests {
     #[test]
     fn a_boot_takes_both_down_until_the_kubelet_has_started_them() {
         let mut host = HostState::new("n", true, "v1.34.2", now());
-        host.start(&job(Command::Reboot), now());
+        host.start(&job(Command::Step(HostStep::Reboot {})), now());
         assert!(!host.api_server_up(now()) && !host.etcd_up(now()));
         let up = host.static_pods_up_at.unwrap();
         assert!(up > host.kubelet_up_at);

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use refit_agent::host::{CONTROL_PLANE, Command, Evidence, KubernetesVersion, Since};
-use refit_kinds::refit::{KubeletArgs, OsImageArgs, PlannedFile, Role};
+use refit_agent::host::{CONTROL_PLANE, Command, Evidence, Since, Undo};
+use refit_kinds::{
+    refit::{HostStep, KubeletArgs, OsImageArgs, PlannedFile, Role},
+    version::KubernetesVersion,
+};
 
 use crate::state::{
     HostState, KUBELET_CONFIG, PACKAGES, SAVED_CONFIG, kubelet_config, package_path,
@@ -31,26 +34,32 @@ impl HostState {
     /// Looks whether the work of a command is done.
     pub fn look(&self, command: &Command, since: &Since) -> Evidence {
         match command {
-            Command::PreflightChecks { .. } | Command::FetchPackages { .. } | Command::Snapshot => {
-                Evidence::Done
+            Command::Step(
+                HostStep::Preflight { .. } | HostStep::Stage { .. } | HostStep::Snapshot {},
+            ) => Evidence::Done,
+            Command::Step(HostStep::KubeadmInstall { version, .. }) => {
+                self.has_package("kubeadm", version)
             }
-            Command::InstallKubeadm { version, .. } => self.has_package("kubeadm", version),
-            Command::InstallKubelet { version, .. } => self.has_package("kubelet", version),
-            Command::InstallKubectl { version, .. } => self.has_package("kubectl", version),
-            Command::InstallContainerRuntime { packages } => {
+            Command::Step(HostStep::KubeletInstall { version, .. }) => {
+                self.has_package("kubelet", version)
+            }
+            Command::Step(HostStep::KubectlInstall { version, .. }) => {
+                self.has_package("kubectl", version)
+            }
+            Command::Step(HostStep::ContainerRuntimeInstall { packages }) => {
                 let other = packages.install.iter().find(|p| self.package(&p.name) != p.version);
                 Evidence::from_check(other.is_none(), || {
                     let name = other.map_or("", |package| package.name.as_str());
                     format!("package {name} is not at its version")
                 })
             }
-            Command::PreloadImages { images, .. } => {
+            Command::Step(HostStep::ImagePreload { images, .. }) => {
                 let other = images.names.iter().find(|name| !self.has(&image_path(name)));
                 Evidence::from_check(other.is_none(), || {
                     format!("image {} is not there", other.map_or("", |name| name))
                 })
             }
-            Command::WriteFiles { files } => {
+            Command::Step(HostStep::Files(files)) => {
                 let other = files
                     .files
                     .iter()
@@ -60,7 +69,7 @@ impl HostState {
                     format!("{path} is not as planned")
                 })
             }
-            Command::RestoreFiles { step } => {
+            Command::Undo(Undo::Files { step }) => {
                 let kept = self.kept(step);
                 let other = kept.iter().find(|(path, was)| self.root.get(*path) != was.as_ref());
                 Evidence::from_check(other.is_none(), || {
@@ -68,54 +77,58 @@ impl HostState {
                     format!("{path} is not as it was before")
                 })
             }
-            Command::SetTimeServers { ntp } => Evidence::from_check(
+            Command::Step(HostStep::Ntp(ntp)) => Evidence::from_check(
                 self.root.get(TIME_SERVERS) == Some(&ntp.servers.join(" ")),
                 || format!("{TIME_SERVERS} does not name the planned servers"),
             ),
-            Command::SetKubeletFlags { kubelet } => {
+            Command::Step(HostStep::KubeletFlags(kubelet)) => {
                 Evidence::from_check(self.root.get(KUBELET_FLAGS) == Some(&flags(kubelet)), || {
                     format!("{KUBELET_FLAGS} has other flags")
                 })
             }
-            Command::RenewCertificates { .. } => {
+            Command::Step(HostStep::CertificatesRenew(_)) => {
                 Evidence::from_check(self.has(CERTIFICATES), || "they end soon".to_owned())
             }
-            Command::StageOsImage { image, .. } => Evidence::from_check(
-                [OS_STAGED, OS_NEXT, OS_RUNNING].iter().any(|at| self.is_at(at, image)),
+            Command::Step(HostStep::OsImageStage { os_image, .. }) => Evidence::from_check(
+                [OS_STAGED, OS_NEXT, OS_RUNNING].iter().any(|at| self.is_at(at, os_image)),
                 || "the image is not staged".to_owned(),
             ),
-            Command::FinalizeOsImage { image } => Evidence::from_check(
-                [OS_NEXT, OS_RUNNING].iter().any(|at| self.is_at(at, image)),
+            Command::Step(HostStep::OsImageFinalize { os_image }) => Evidence::from_check(
+                [OS_NEXT, OS_RUNNING].iter().any(|at| self.is_at(at, os_image)),
                 || "the image does not boot next".to_owned(),
             ),
-            Command::CommitOsImage { image } => {
-                Evidence::from_check(self.is_at(OS_RUNNING, image), || {
+            Command::Step(HostStep::OsImageCommit { os_image }) => {
+                Evidence::from_check(self.is_at(OS_RUNNING, os_image), || {
                     "the image does not run".to_owned()
                 })
             }
-            Command::RestoreOsImage { image } => {
+            Command::Undo(Undo::OsImage { os_image }) => {
                 let before = self.root.get(OS_BEFORE);
-                let left = self.is_at(OS_NEXT, image)
-                    || (self.is_at(OS_RUNNING, image)
+                let left = self.is_at(OS_NEXT, os_image)
+                    || (self.is_at(OS_RUNNING, os_image)
                         && before.is_some()
                         && self.root.get(OS_NEXT) != before);
                 Evidence::from_check(!left, || "the image still boots next".to_owned())
             }
-            Command::KubeadmUpgrade { version, .. } => Evidence::from_check(
-                self.root.get(KUBELET_CONFIG) == Some(&kubelet_config(version.as_str())),
+            Command::Step(HostStep::KubeadmUpgrade { version, .. }) => Evidence::from_check(
+                self.root.get(KUBELET_CONFIG) == Some(&kubelet_config(&version.to_string())),
                 || format!("{KUBELET_CONFIG} is not that of {version}"),
             ),
-            Command::RestartKubelet => Evidence::from_check(self.kubelet_up_at > since.at, || {
-                "the kubelet has not started again".to_owned()
-            }),
-            Command::Reboot => Evidence::from_check(self.boot_id != since.boot_id, || {
-                "the host has not booted again".to_owned()
-            }),
-            Command::VerifyVersions { version } => match self.verify(version.as_ref()) {
+            Command::Step(HostStep::KubeletRestart {}) | Command::Undo(Undo::KubeletRestart) => {
+                Evidence::from_check(self.kubelet_up_at > since.at, || {
+                    "the kubelet has not started again".to_owned()
+                })
+            }
+            Command::Step(HostStep::Reboot {}) => {
+                Evidence::from_check(self.boot_id != since.boot_id, || {
+                    "the host has not booted again".to_owned()
+                })
+            }
+            Command::Step(HostStep::Verify { version }) => match self.verify(version.as_ref()) {
                 Ok(()) => Evidence::Done,
                 Err(what) => Evidence::Missing { what },
             },
-            Command::RestorePackages { packages } => {
+            Command::Undo(Undo::Packages { packages }) => {
                 let other =
                     packages.iter().find(|(name, version)| self.package(name) != version.as_str());
                 Evidence::from_check(other.is_none(), || {
@@ -123,7 +136,7 @@ impl HostState {
                     format!("package {name} is not what it was before")
                 })
             }
-            Command::RestoreConfiguration => {
+            Command::Undo(Undo::Configuration) => {
                 let saved = self.saved_config();
                 let back = saved.is_none() || self.root.get(KUBELET_CONFIG) == saved.as_ref();
                 Evidence::from_check(back, || format!("{KUBELET_CONFIG} is not what it was before"))
@@ -136,52 +149,54 @@ impl HostState {
             return Err(full);
         }
         match command {
-            Command::PreflightChecks { .. } => Ok("the host can be updated".to_owned()),
-            Command::FetchPackages { version, .. } => {
+            Command::Step(HostStep::Preflight { .. }) => Ok("the host can be updated".to_owned()),
+            Command::Step(HostStep::Stage { version, .. }) => {
                 self.root.insert(format!("/var/cache/refit/{version}"), PACKAGES.join(" "));
                 Ok(format!("{} fetched", PACKAGES.join(", ")))
             }
-            Command::Snapshot => {
+            Command::Step(HostStep::Snapshot {}) => {
                 let manifests: Vec<String> =
                     CONTROL_PLANE.into_iter().filter_map(|c| self.static_pod_image(c)).collect();
                 self.root.insert("/var/lib/refit/snapshot".to_owned(), manifests.join("\n"));
                 Ok("snapshot saved".to_owned())
             }
-            Command::InstallKubeadm { version, .. } => {
-                self.install("kubeadm", version.bare());
+            Command::Step(HostStep::KubeadmInstall { version, .. }) => {
+                self.install("kubeadm", &version.bare());
                 Ok(format!("kubeadm {version} installed"))
             }
-            Command::KubeadmUpgrade { role, version, .. } => self.kubeadm_upgrade(*role, version),
-            Command::InstallKubelet { version, .. } => {
-                self.install("kubelet", version.bare());
-                self.install("kubectl", version.bare());
+            Command::Step(HostStep::KubeadmUpgrade { role, version, .. }) => {
+                self.kubeadm_upgrade(*role, version)
+            }
+            Command::Step(HostStep::KubeletInstall { version, .. }) => {
+                self.install("kubelet", &version.bare());
+                self.install("kubectl", &version.bare());
                 Ok(format!("kubelet {version} installed"))
             }
-            Command::InstallKubectl { version, .. } => {
-                self.install("kubectl", version.bare());
+            Command::Step(HostStep::KubectlInstall { version, .. }) => {
+                self.install("kubectl", &version.bare());
                 Ok(format!("kubectl {version} installed"))
             }
-            Command::InstallContainerRuntime { packages } => {
+            Command::Step(HostStep::ContainerRuntimeInstall { packages }) => {
                 for package in &packages.install {
                     let path = package_path(&package.name);
                     self.root.insert(path, package.version.clone());
                 }
                 Ok("the container runtime is installed".to_owned())
             }
-            Command::PreloadImages { images, .. } => {
+            Command::Step(HostStep::ImagePreload { images, .. }) => {
                 for name in &images.names {
                     self.root.insert(image_path(name), name.clone());
                 }
                 Ok(format!("{} images are there", images.names.len()))
             }
-            Command::WriteFiles { files } => {
+            Command::Step(HostStep::Files(files)) => {
                 for file in &files.files {
                     self.keep(step, &file.path);
                     self.root.insert(file.path.clone(), content(file));
                 }
                 Ok(format!("{} files are written", files.files.len()))
             }
-            Command::RestoreFiles { step } => {
+            Command::Undo(Undo::Files { step }) => {
                 for (path, was) in self.kept(step) {
                     match was {
                         Some(was) => self.root.insert(path, was),
@@ -190,48 +205,48 @@ impl HostState {
                 }
                 Ok("files are back".to_owned())
             }
-            Command::SetTimeServers { ntp } => {
+            Command::Step(HostStep::Ntp(ntp)) => {
                 self.keep(step, TIME_SERVERS);
                 self.root.insert(TIME_SERVERS.to_owned(), ntp.servers.join(" "));
                 Ok("time servers are set".to_owned())
             }
-            Command::SetKubeletFlags { kubelet } => {
+            Command::Step(HostStep::KubeletFlags(kubelet)) => {
                 self.keep(step, KUBELET_FLAGS);
                 self.root.insert(KUBELET_FLAGS.to_owned(), flags(kubelet));
                 Ok("the kubelet's flags are set".to_owned())
             }
-            Command::RenewCertificates { .. } => {
+            Command::Step(HostStep::CertificatesRenew(_)) => {
                 self.root.insert(CERTIFICATES.to_owned(), "renewed".to_owned());
                 Ok("certificates are renewed".to_owned())
             }
-            Command::StageOsImage { image, .. } => {
-                if !self.is_at(OS_RUNNING, image) && !self.is_at(OS_NEXT, image) {
-                    self.root.insert(OS_STAGED.to_owned(), image.sha384.clone());
+            Command::Step(HostStep::OsImageStage { os_image, .. }) => {
+                if !self.is_at(OS_RUNNING, os_image) && !self.is_at(OS_NEXT, os_image) {
+                    self.root.insert(OS_STAGED.to_owned(), os_image.sha384.clone());
                 }
                 Ok("staged".to_owned())
             }
-            Command::FinalizeOsImage { image } => self.finalize(image),
-            Command::CommitOsImage { image } => {
-                if !self.is_at(OS_RUNNING, image) {
+            Command::Step(HostStep::OsImageFinalize { os_image }) => self.finalize(os_image),
+            Command::Step(HostStep::OsImageCommit { os_image }) => {
+                if !self.is_at(OS_RUNNING, os_image) {
                     return Err("the host runs another image".to_owned());
                 }
                 Ok("committed".to_owned())
             }
-            Command::RestoreOsImage { image } => {
-                self.forget(image);
+            Command::Undo(Undo::OsImage { os_image }) => {
+                self.forget(os_image);
                 Ok("nothing of the image boots next".to_owned())
             }
-            Command::RestartKubelet => {
+            Command::Step(HostStep::KubeletRestart {}) | Command::Undo(Undo::KubeletRestart) => {
                 self.start_kubelet();
                 Ok(String::new())
             }
             // Only one that was made to fail gets here: the others end in a boot.
-            Command::Reboot => Err("the host did not go down".to_owned()),
-            Command::VerifyVersions { version } => {
+            Command::Step(HostStep::Reboot {}) => Err("the host did not go down".to_owned()),
+            Command::Step(HostStep::Verify { version }) => {
                 self.verify(version.as_ref())?;
                 Ok(format!("kubelet {} runs", self.kubelet_version))
             }
-            Command::RestorePackages { packages } => {
+            Command::Undo(Undo::Packages { packages }) => {
                 for (name, version) in packages {
                     if version.is_empty() {
                         self.root.remove(&package_path(name));
@@ -241,7 +256,7 @@ impl HostState {
                 }
                 Ok("packages are back".to_owned())
             }
-            Command::RestoreConfiguration => {
+            Command::Undo(Undo::Configuration) => {
                 if let Some(saved) = self.saved_config() {
                     self.root.insert(KUBELET_CONFIG.to_owned(), saved);
                 }
@@ -263,7 +278,7 @@ impl HostState {
         if (role == Role::Worker) == self.control_plane {
             return Err(format!("this host is not a {role:?}"));
         }
-        self.configure(version.as_str());
+        self.configure(&version.to_string());
         Ok(format!("[upgrade] SUCCESS! {version}"))
     }
 
@@ -286,13 +301,13 @@ impl HostState {
         let running = &self.kubelet_version;
         let installed = self.installed("kubelet").ok_or("no kubelet is installed")?;
         let wanted = version.unwrap_or(&installed);
-        if running != wanted.as_str() {
+        if *running != wanted.to_string() {
             return Err(format!("the kubelet runs {running}, {wanted} is needed"));
         }
         if version.is_some() && self.control_plane {
             for component in CONTROL_PLANE {
                 let found = self.static_pod_version(component).unwrap_or_default();
-                if found != wanted.as_str() {
+                if found != wanted.image_tag() {
                     return Err(format!("{component} is {found}, {wanted} is needed"));
                 }
             }

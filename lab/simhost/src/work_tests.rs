@@ -30,7 +30,7 @@ fn image() -> OsImageArgs {
 }
 
 fn stage_image() -> Command {
-    Command::StageOsImage { image: image(), bundle: None }
+    Command::Step(HostStep::OsImageStage { os_image: image(), bundle: None })
 }
 
 #[test]
@@ -40,12 +40,12 @@ fn what_a_command_does_shows_and_did_not_before() {
     let packages = PackageArgs { install: vec![package], ..PackageArgs::default() };
     let images = ImageArgs { names: vec!["app.example/web:1".to_owned()], ..ImageArgs::default() };
     let ntp = NtpArgs { enabled: true, servers: vec!["ntp.example".to_owned()] };
-    let version = KubernetesVersion::parse("v1.35.0").unwrap();
+    let version = "v1.35.0".parse::<KubernetesVersion>().unwrap();
     for command in [
-        Command::InstallContainerRuntime { packages: packages.clone() },
-        Command::PreloadImages { version: None, images, bundle: None },
-        Command::SetTimeServers { ntp },
-        Command::InstallKubectl { version, packages },
+        Command::Step(HostStep::ContainerRuntimeInstall { packages: packages.clone() }),
+        Command::Step(HostStep::ImagePreload { version: None, images, bundle: None }),
+        Command::Step(HostStep::Ntp(ntp)),
+        Command::Step(HostStep::KubectlInstall { version, packages }),
         stage_image(),
     ] {
         let mut host = host();
@@ -65,11 +65,11 @@ fn files_are_written_and_put_back() {
         ..PlannedFile::default()
     };
     let files = FileArgs { files: vec![file("/etc/a"), file("/etc/b")], users: Vec::new() };
-    let write = Command::WriteFiles { files };
+    let write = Command::Step(HostStep::Files(files));
     done(&mut host, "files", &write);
     done(&mut host, "files", &write);
     let step = "files".to_owned();
-    done(&mut host, "undo-files", &Command::RestoreFiles { step });
+    done(&mut host, "undo-files", &Command::Undo(Undo::Files { step }));
     assert_eq!(host.root.get("/etc/a").map(String::as_str), Some("old"));
     assert!(!host.has("/etc/b"));
 }
@@ -77,8 +77,8 @@ fn files_are_written_and_put_back() {
 #[test]
 fn an_os_image_runs_after_the_boot_and_can_go_back() {
     let mut host = host();
-    let finalize = Command::FinalizeOsImage { image: image() };
-    let commit = Command::CommitOsImage { image: image() };
+    let finalize = Command::Step(HostStep::OsImageFinalize { os_image: image() });
+    let commit = Command::Step(HostStep::OsImageCommit { os_image: image() });
     assert!(host.carry_out("f", &finalize).is_err(), "nothing is staged");
     done(&mut host, "s", &stage_image());
     done(&mut host, "f", &finalize);
@@ -86,18 +86,18 @@ fn an_os_image_runs_after_the_boot_and_can_go_back() {
     host.boot_os();
     done(&mut host, "c", &commit);
     assert_eq!(host.os_image(), Some("ab"));
-    done(&mut host, "u", &Command::RestoreOsImage { image: image() });
+    done(&mut host, "u", &Command::Undo(Undo::OsImage { os_image: image() }));
     host.boot_os();
     assert_eq!(host.os_image(), None);
-    done(&mut host, "u", &Command::RestoreOsImage { image: image() });
+    done(&mut host, "u", &Command::Undo(Undo::OsImage { os_image: image() }));
 }
 
 #[test]
 fn an_image_that_is_taken_back_before_the_boot_does_not_boot() {
     let mut host = host();
     done(&mut host, "s", &stage_image());
-    done(&mut host, "f", &Command::FinalizeOsImage { image: image() });
-    done(&mut host, "u", &Command::RestoreOsImage { image: image() });
+    done(&mut host, "f", &Command::Step(HostStep::OsImageFinalize { os_image: image() }));
+    done(&mut host, "u", &Command::Undo(Undo::OsImage { os_image: image() }));
     host.boot_os();
     assert_eq!(host.os_image(), None);
 }

@@ -314,7 +314,8 @@ async fn kubelet(mut kubelet: Kubelet, state: Arc<Mutex<HostState>>, clock: Cloc
 
 #[cfg(test)]
 mod tests {
-    use refit_agent::host::{Command, Job, UnitState};
+    use refit_agent::host::{Job, UnitState};
+    use refit_kinds::refit::HostStep;
 
     use super::*;
 
@@ -323,7 +324,7 @@ mod tests {
         let now: Timestamp = "2026-03-02T08:00:00Z".parse().unwrap();
         let mut host = HostState::new("n", false, "v1.34.2", now).hurried(HURRY);
         host.troubles.slow.insert("snapshot".to_owned(), HELD);
-        host.start(&Job::new("p", "u", "snapshot", Command::Snapshot), now);
+        host.start(&Job::new("p", "u", "snapshot", HostStep::Snapshot {}), now);
         let mut at = now;
         while at < now + SignedDuration::from_mins(1) {
             at += SignedDuration::from_millis(500);

@@ -88,8 +88,10 @@ fn a_plan_that_somebody_has_changed_is_refused_and_the_operator_is_told() {
         assert!(signed.metadata.annotations.as_ref().unwrap().contains_key(keys::PLAN_SIGNATURE));
         let mut steps = serde_json::to_value(&signed.spec.steps).unwrap();
         for step in steps.as_array_mut().unwrap() {
-            if !text(step, "/action/version").is_empty() {
-                step["action"]["version"] = json!("v1.35.9");
+            for arguments in step["action"].as_object_mut().unwrap().values_mut() {
+                if arguments.get("version").is_some() {
+                    arguments["version"] = json!("v1.35.9");
+                }
             }
         }
         patch(json!({ "steps": steps })).await;

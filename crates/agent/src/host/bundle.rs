@@ -10,10 +10,11 @@ use refit_bundle::{
     manifest::{Architecture, FileKind, OsFamily, PackageFormat},
 };
 use refit_kinds::refit::{BundleRef, OsImageArgs, PackageArgs, PackageDriver};
+use refit_kinds::version::KubernetesVersion;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    KubernetesVersion, Program, Site,
+    Program, Site,
     files::atomic::{self, Access},
     images, packages,
     work::WorkError,
@@ -148,7 +149,7 @@ async fn fetch(
     let folder = site.state().join("bundle");
     let wanted = Wanted {
         manifest_sha256,
-        kubernetes_version: version.map(|version| version.as_str().to_owned()),
+        kubernetes_version: version.cloned(),
         architecture: Architecture::of_this_host(),
         os_family: fs::read_to_string(site.path("/etc/os-release"))
             .ok()

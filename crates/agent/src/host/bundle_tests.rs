@@ -27,7 +27,7 @@ async fn a_host_that_trusts_no_key_takes_no_bundle() {
 /// A bundle for this kind of host, and the public key of who signed it.
 fn make_bundle(folder: &Path, version: &str, files: &[&str]) -> (PathBuf, String) {
     let architecture = Architecture::of_this_host().unwrap_or(Architecture::Amd64);
-    let mut spec = Spec::new(version.to_owned(), architecture);
+    let mut spec = Spec::new(version.parse().unwrap(), architecture);
     for name in files {
         let path = folder.join(name);
         fs::write(&path, version).unwrap();
@@ -66,14 +66,14 @@ async fn a_signed_bundle_of_the_version_is_staged_and_another_is_not() {
         ..BundleRef::default()
     };
     trust(&site, "own.pub", &public_key);
-    let version = KubernetesVersion::parse("v1.35.0").unwrap();
+    let version = "v1.35.0".parse::<KubernetesVersion>().unwrap();
     let staged = stage(&site, "p", &bundle, Some(&version)).await.unwrap();
     let from = packages(&site, "p", &by_tarball()).unwrap();
     let tarball = staged.package_folder().join(TARBALL);
     assert_eq!(Path::new(&from.path), tarball, "a file, not its folder");
     assert_eq!(fs::read_to_string(&tarball).unwrap(), "v1.35.0");
     assert_eq!(from.sha256, Digest::of(b"v1.35.0").as_str());
-    let newer = KubernetesVersion::parse("v1.36.0").unwrap();
+    let newer = "v1.36.0".parse::<KubernetesVersion>().unwrap();
     let error = stage(&site, "q", &bundle, Some(&newer)).await.unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
     assert!(error.message.contains("Kubernetes version is v1.35.0, not v1.36.0"), "{error}");

@@ -4,16 +4,18 @@
 //! run after a kill or a power cut goes on where the first one ended.
 
 use std::{
-    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
 };
 
-use refit_kinds::refit::{KubeletArgs, PackageArgs};
+use refit_kinds::{
+    refit::{HostStep, PackageArgs},
+    version::KubernetesVersion,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Command, Evidence, HostError, Job, KubernetesVersion, Program, Site, bundle,
+    Command, Evidence, Program, Site, Undo, bundle,
     files::{
         self,
         atomic::{self, Access},
@@ -99,10 +101,22 @@ fn settle(site: &Site) {
 }
 
 async fn perform(site: &Site, job: &JobFile, secrets: &dyn SecretSource) -> Result<(), WorkError> {
-    let plan = &job.plan;
     match &job.command {
-        Command::PreflightChecks { version } => preflight::check(site, version.as_ref()).await,
-        Command::FetchPackages { version, packages, images, bundle } => {
+        Command::Step(step) => take(site, job, step, secrets).await,
+        Command::Undo(undo) => roll_back(site, job, undo).await,
+    }
+}
+
+async fn take(
+    site: &Site,
+    job: &JobFile,
+    step: &HostStep,
+    secrets: &dyn SecretSource,
+) -> Result<(), WorkError> {
+    let plan = &job.plan;
+    match step {
+        HostStep::Preflight { version } => preflight::check(site, version.as_ref()).await,
+        HostStep::Stage { version, packages, images, bundle } => {
             if let Some(bundle) = bundle {
                 bundle::stage(site, plan, bundle, Some(version)).await?;
             }
@@ -114,58 +128,72 @@ async fn perform(site: &Site, job: &JobFile, secrets: &dyn SecretSource) -> Resu
                 None => Ok(()),
             }
         }
-        Command::Snapshot => snapshot::take(site, plan).await,
-        Command::InstallKubeadm { .. }
-        | Command::InstallKubectl { .. }
-        | Command::InstallKubelet { .. }
-        | Command::InstallContainerRuntime { .. } => install(site, job).await,
-        Command::KubeadmUpgrade { role, version, kubeadm } => {
-            let upgrade = kubeadm::Upgrade { role: *role, version, args: kubeadm };
-            // The way back from a failed try is made here, too, for plans without a snapshot step.
-            snapshot::keep_configuration(site, plan)?;
-            kubeadm::upgrade(site, &upgrade).await
-        }
-        Command::PreloadImages { version, images, bundle } => {
+        HostStep::ImagePreload { version, images, bundle } => {
             if let Some(bundle) = bundle {
                 bundle::stage(site, plan, bundle, version.as_ref()).await?;
             }
             images::preload(site, version.as_ref(), images).await
         }
-        Command::WriteFiles { files } => files::apply(site, plan, &job.step, files, secrets).await,
-        Command::SetTimeServers { ntp } => ntp::apply(site, plan, &job.step, ntp).await,
-        Command::SetKubeletFlags { kubelet } => kubelet::set_flags(site, plan, &job.step, kubelet),
-        Command::RenewCertificates { certificates } => {
+        HostStep::Snapshot {} => snapshot::take(site, plan).await,
+        HostStep::KubeadmInstall { version, packages }
+        | HostStep::KubectlInstall { version, packages } => {
+            install(site, plan, &kubernetes_packages(step, version, packages)?).await
+        }
+        HostStep::KubeletInstall { version, packages, kubelet } => {
+            install(site, plan, &kubernetes_packages(step, version, packages)?).await?;
+            kubelet::set_flags(site, plan, keep::KUBELET, kubelet)?;
+            kubelet::use_local_endpoint(site, plan, version)?;
+            // Here, and not only before a restart: after a reboot it would be too late.
+            kubelet::check_flags(site).await
+        }
+        HostStep::ContainerRuntimeInstall { packages } => {
+            install(site, plan, &Wanted { from: packages, wants: others(packages)? }).await?;
+            runtime::restart_if_replaced(site).await
+        }
+        HostStep::KubeadmUpgrade { role, version, kubeadm } => {
+            let upgrade = kubeadm::Upgrade { role: *role, version, args: kubeadm };
+            // The way back from a failed try is made here, too, for plans without a snapshot step.
+            snapshot::keep_configuration(site, plan)?;
+            kubeadm::upgrade(site, &upgrade).await
+        }
+        HostStep::Files(files) => files::apply(site, plan, &job.step, files, secrets).await,
+        HostStep::Ntp(ntp) => ntp::apply(site, plan, &job.step, ntp).await,
+        HostStep::KubeletFlags(kubelet) => kubelet::set_flags(site, plan, &job.step, kubelet),
+        HostStep::CertificatesRenew(certificates) => {
             let now = refit_runtime::Clock::real().now();
             kubeadm::certificates::renew(site, plan, certificates, now).await
         }
-        Command::StageOsImage { image, bundle } => {
-            if let Some(bundle) = bundle.as_ref().filter(|_| bundle::has_os_image(image)) {
+        HostStep::OsImageStage { os_image, bundle } => {
+            if let Some(bundle) = bundle.as_ref().filter(|_| bundle::has_os_image(os_image)) {
                 bundle::stage(site, plan, bundle, None).await?;
             }
-            let image = bundle::os_image(site, plan, image)?;
+            let image = bundle::os_image(site, plan, os_image)?;
             OsImage::new(site, &TridentCli::new(site), plan, &image).stage().await
         }
-        Command::FinalizeOsImage { image } => {
-            let image = bundle::os_image(site, plan, image)?;
+        HostStep::OsImageFinalize { os_image } => {
+            let image = bundle::os_image(site, plan, os_image)?;
             OsImage::new(site, &TridentCli::new(site), plan, &image).finalize().await
         }
-        Command::CommitOsImage { image } => {
-            OsImage::new(site, &TridentCli::new(site), plan, image).commit().await
+        HostStep::OsImageCommit { os_image } => {
+            OsImage::new(site, &TridentCli::new(site), plan, os_image).commit().await
         }
-        Command::RestoreOsImage { image } => {
-            OsImage::new(site, &TridentCli::new(site), plan, image).undo().await
-        }
-        Command::RestartKubelet => restart_kubelet(site).await,
-        Command::Reboot => {
+        HostStep::KubeletRestart {} => restart_kubelet(site).await,
+        HostStep::Reboot {} => {
             site.run(&site.call(Program::Systemctl, ["reboot"])).await?;
             Ok(())
         }
-        Command::VerifyVersions { .. } => {
+        HostStep::Verify { .. } => {
             let call = site.call(Program::Systemctl, ["is-active", "kubelet.service"]);
             site.run(&call).await?;
             Ok(())
         }
-        Command::RestorePackages { packages } => {
+    }
+}
+
+async fn roll_back(site: &Site, job: &JobFile, undo: &Undo) -> Result<(), WorkError> {
+    let plan = &job.plan;
+    match undo {
+        Undo::Packages { packages } => {
             let manager = manager(site, &PackageArgs::default())?;
             manager.restore(plan, packages).await?;
             if packages.contains_key("kubelet") {
@@ -176,53 +204,39 @@ async fn perform(site: &Site, job: &JobFile, secrets: &dyn SecretSource) -> Resu
             }
             demand(&packages::compare_restored(&manager.installed().await?, packages))
         }
-        Command::RestoreConfiguration => snapshot::put_back(site, plan),
-        Command::RestoreFiles { step } => {
+        Undo::Configuration => snapshot::put_back(site, plan),
+        Undo::Files { step } => {
             let mut back = keep::put_back(site, plan, step)?;
             back.extend(keep::put_back(site, plan, keep::PACKAGES)?);
             site.say(&format!("put back: {}", back.join(", ")));
             ntp::put_back(site, plan, step).await
         }
+        Undo::OsImage { os_image } => {
+            OsImage::new(site, &TridentCli::new(site), plan, os_image).undo().await
+        }
+        Undo::KubeletRestart => restart_kubelet(site).await,
     }
 }
 
-async fn install(site: &Site, job: &JobFile) -> Result<(), WorkError> {
-    let plan = &job.plan;
-    let (from, wants) = wanted(&job.command)?;
-    let from = bundle::packages(site, plan, from)?;
+/// What an installing step wants, and from where.
+pub(super) struct Wanted<'a> {
+    pub(super) from: &'a PackageArgs,
+    pub(super) wants: Vec<Want>,
+}
+
+async fn install(site: &Site, plan: &str, wanted: &Wanted<'_>) -> Result<(), WorkError> {
+    let from = bundle::packages(site, plan, wanted.from)?;
     let manager = manager(site, &from)?;
-    manager.install(&order(plan, &from, wants.clone())).await?;
-    demand(&packages::compare(&manager.installed().await?, &wants))?;
-    match &job.command {
-        Command::InstallKubelet { version, kubelet, .. } => {
-            kubelet::set_flags(site, plan, keep::KUBELET, kubelet)?;
-            kubelet::use_local_endpoint(site, plan, version)?;
-            // Here, and not only before a restart: after a reboot it would be too late.
-            kubelet::check_flags(site).await
-        }
-        Command::InstallContainerRuntime { .. } => runtime::restart_if_replaced(site).await,
-        _ => Ok(()),
-    }
+    manager.install(&order(plan, &from, wanted.wants.clone())).await?;
+    demand(&packages::compare(&manager.installed().await?, &wanted.wants))
 }
 
-/// What an installing command wants, and from where.
-pub(crate) fn wanted(command: &Command) -> Result<(&PackageArgs, Vec<Want>), WorkError> {
-    Ok(match command {
-        Command::InstallKubeadm { version, packages } => {
-            (packages, kubernetes(&["kubeadm"], version, packages)?)
-        }
-        Command::InstallKubelet { version, packages, .. } => {
-            (packages, kubernetes(&["kubelet", "kubectl"], version, packages)?)
-        }
-        Command::InstallKubectl { version, packages } => {
-            (packages, kubernetes(&["kubectl"], version, packages)?)
-        }
-        Command::InstallContainerRuntime { packages } => (packages, others(packages)?),
-        other => {
-            let message = format!("{} installs no packages", other.name());
-            return Err(WorkError::last(message));
-        }
-    })
+pub(super) fn kubernetes_packages<'a>(
+    step: &HostStep,
+    version: &KubernetesVersion,
+    from: &'a PackageArgs,
+) -> Result<Wanted<'a>, WorkError> {
+    Ok(Wanted { from, wants: kubernetes(step.rules().installs, version, from)? })
 }
 
 fn kubernetes(
@@ -235,11 +249,11 @@ fn kubernetes(
     Ok(wants)
 }
 
-fn others(from: &PackageArgs) -> Result<Vec<Want>, WorkError> {
+pub(super) fn others(from: &PackageArgs) -> Result<Vec<Want>, WorkError> {
     from.install.iter().map(Want::of).collect()
 }
 
-fn manager<'a>(site: &'a Site, from: &PackageArgs) -> Result<Packages<'a>, WorkError> {
+pub(super) fn manager<'a>(site: &'a Site, from: &PackageArgs) -> Result<Packages<'a>, WorkError> {
     Packages::of(site, from.driver)
 }
 
@@ -266,68 +280,6 @@ async fn restart_kubelet(site: &Site) -> Result<(), WorkError> {
         site.run(&site.call(Program::Systemctl, arguments.iter().copied())).await?;
     }
     Ok(())
-}
-
-/// Looks at the host itself whether the work of a command is done. Commands whose work shows only
-/// in their mark are not asked here.
-pub(crate) async fn look(site: &Site, job: &Job) -> Result<Option<Evidence>, HostError> {
-    if job.command.shows_in_part() && !mark_path(site, &job.unit).exists() {
-        let what = format!("{} has not run to its end", job.command.name());
-        return Ok(Some(Evidence::Missing { what }));
-    }
-    let trident = TridentCli::new(site);
-    let os = |image| OsImage::new(site, &trident, &job.plan, image);
-    let found = match &job.command {
-        command @ (Command::InstallKubeadm { .. }
-        | Command::InstallKubectl { .. }
-        | Command::InstallKubelet { .. }
-        | Command::InstallContainerRuntime { .. }) => installed(site, command).await,
-        Command::RestorePackages { packages } => restored(site, packages).await,
-        Command::WriteFiles { files } => Ok(files::check(site, files)),
-        Command::SetTimeServers { ntp } => Ok(ntp::check(site, ntp)),
-        Command::SetKubeletFlags { kubelet } => Ok(flags_set(site, kubelet)),
-        Command::RestoreFiles { step } => keep::is_back(site, &job.plan, step).map(|other| {
-            let path = other.clone().unwrap_or_default();
-            Evidence::from_check(other.is_none(), || format!("{path} is not as it was before"))
-        }),
-        Command::StageOsImage { image, .. } => os(image).is_staged().await,
-        Command::FinalizeOsImage { image } => os(image).is_finalized().await,
-        Command::CommitOsImage { image } => os(image).is_committed().await,
-        Command::RestoreOsImage { image } => os(image).is_undone().await,
-        Command::PreflightChecks { .. }
-        | Command::FetchPackages { .. }
-        | Command::PreloadImages { .. }
-        | Command::Snapshot
-        | Command::KubeadmUpgrade { .. }
-        | Command::RenewCertificates { .. }
-        | Command::RestartKubelet
-        | Command::Reboot
-        | Command::VerifyVersions { .. }
-        | Command::RestoreConfiguration => return Ok(None),
-    };
-    Ok(Some(found.unwrap_or_else(|error| Evidence::Missing { what: error.message })))
-}
-
-async fn installed(site: &Site, command: &Command) -> Result<Evidence, WorkError> {
-    let (from, wants) = wanted(command)?;
-    let found = manager(site, from)?.check(&wants).await?;
-    match command {
-        Command::InstallKubelet { kubelet, .. } if found == Evidence::Done => {
-            Ok(flags_set(site, kubelet))
-        }
-        _ => Ok(found),
-    }
-}
-
-fn flags_set(site: &Site, kubelet: &KubeletArgs) -> Evidence {
-    Evidence::from_check(kubelet::has_flags(site, kubelet), || {
-        "the kubelet's flags are not as planned".to_owned()
-    })
-}
-
-async fn restored(site: &Site, packages: &BTreeMap<String, String>) -> Result<Evidence, WorkError> {
-    let manager = manager(site, &PackageArgs::default())?;
-    Ok(packages::compare_restored(&manager.installed().await?, packages))
 }
 
 #[cfg(test)]

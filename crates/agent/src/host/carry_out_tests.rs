@@ -1,7 +1,10 @@
-use refit_kinds::refit::{FileArgs, KubeletArg, NtpArgs, PackageVersion, PlannedFile, SecretKey};
+use refit_kinds::refit::{
+    FileArgs, KubeletArg, KubeletArgs, NtpArgs, PackageVersion, PlannedFile, SecretKey,
+    StepEvidence,
+};
 
 use super::*;
-use crate::host::{files::secret::Secret, site::Tool};
+use crate::host::{Job, Since, files::secret::Secret, look::look, site::Tool};
 
 struct Vault;
 
@@ -75,7 +78,8 @@ impl World {
 
     async fn look(&self, plan: &str, command: &Command) -> Evidence {
         let job = Job::new(plan, &unit(plan, command), command.name(), command.clone());
-        look(&self.site, &job).await.unwrap().unwrap()
+        let since = Since { at: jiff::Timestamp::UNIX_EPOCH, boot_id: String::new() };
+        look(&self.site, &job, &since, async || Ok(None)).await.unwrap()
     }
 }
 
@@ -84,7 +88,7 @@ fn unit(plan: &str, command: &Command) -> String {
 }
 
 fn version() -> KubernetesVersion {
-    KubernetesVersion::parse("v1.35.0").unwrap()
+    "v1.35.0".parse::<KubernetesVersion>().unwrap()
 }
 
 fn file() -> FileArgs {
@@ -98,11 +102,11 @@ fn file() -> FileArgs {
 
 fn kubelet(name: &str) -> Command {
     let flag = KubeletArg { name: name.to_owned(), value: "1".to_owned() };
-    Command::InstallKubelet {
+    Command::Step(HostStep::KubeletInstall {
         version: version(),
         packages: PackageArgs::default(),
         kubelet: KubeletArgs { extra_args: vec![flag], ..KubeletArgs::default() },
-    }
+    })
 }
 
 /// Everything whose check sees only part of it.
@@ -117,19 +121,19 @@ fn seen_in_part() -> Vec<Command> {
     };
     let before = [("kubelet".to_owned(), "1.35.0-1.1".to_owned())];
     vec![
-        Command::InstallKubeadm { version: version(), packages: packages() },
-        Command::InstallKubectl { version: version(), packages: packages() },
-        Command::InstallKubelet {
+        Command::Step(HostStep::KubeadmInstall { version: version(), packages: packages() }),
+        Command::Step(HostStep::KubectlInstall { version: version(), packages: packages() }),
+        Command::Step(HostStep::KubeletInstall {
             version: version(),
             packages: packages(),
             kubelet: KubeletArgs::default(),
-        },
-        Command::InstallContainerRuntime { packages: runtime },
-        Command::RestorePackages { packages: before.into() },
-        Command::WriteFiles { files: file() },
-        Command::SetTimeServers { ntp: NtpArgs::default() },
-        Command::SetKubeletFlags { kubelet: KubeletArgs::default() },
-        Command::RestoreFiles { step: "files".to_owned() },
+        }),
+        Command::Step(HostStep::ContainerRuntimeInstall { packages: runtime }),
+        Command::Undo(Undo::Packages { packages: before.into() }),
+        Command::Step(HostStep::Files(file())),
+        Command::Step(HostStep::Ntp(NtpArgs::default())),
+        Command::Step(HostStep::KubeletFlags(KubeletArgs::default())),
+        Command::Undo(Undo::Files { step: "files".to_owned() }),
     ]
 }
 
@@ -140,7 +144,7 @@ async fn what_shows_in_part_is_done_once_it_has_left_its_mark() {
     let world = World::new();
     fs::write(world.site.path("/etc/key"), "of before").unwrap();
     for command in seen_in_part() {
-        assert!(command.shows_in_part(), "{}", command.name());
+        assert_eq!(command.rules().evidence, StepEvidence::Both, "{}", command.name());
         let found = world.look("p", &command).await;
         let half = matches!(&found, Evidence::Missing { what } if what.ends_with("to its end"));
         assert!(half, "{} {found:?}", command.name());
@@ -150,7 +154,7 @@ async fn what_shows_in_part_is_done_once_it_has_left_its_mark() {
     }
     // And what shows that it is not done is not done, whatever it left.
     fs::remove_file(world.site.path("/etc/key")).unwrap();
-    let files = Command::WriteFiles { files: file() };
+    let files = Command::Step(HostStep::Files(file()));
     assert!(matches!(world.look("p", &files).await, Evidence::Missing { .. }));
 }
 
@@ -168,15 +172,15 @@ async fn a_flag_that_the_new_kubelet_does_not_know_is_found_at_its_installation(
 #[tokio::test]
 async fn flags_of_a_kubelet_that_no_package_brings_are_set_and_go_back() {
     let world = World::new();
-    let Command::InstallKubelet { kubelet, .. } = kubelet("v") else {
+    let Command::Step(HostStep::KubeletInstall { kubelet, .. }) = kubelet("v") else {
         unreachable!("it installs a kubelet")
     };
-    let command = Command::SetKubeletFlags { kubelet };
+    let command = Command::Step(HostStep::KubeletFlags(kubelet));
     world.carry_out("p", command.clone()).await.unwrap();
     let path = "/var/lib/kubelet/kubeadm-flags.env";
     assert!(world.site.read(path).contains("--v=1"));
     assert_eq!(world.look("p", &command).await, Evidence::Done);
-    let back = Command::RestoreFiles { step: command.name().to_owned() };
+    let back = Command::Undo(Undo::Files { step: command.name().to_owned() });
     world.carry_out("p", back).await.unwrap();
     assert!(!world.site.path(path).exists());
 }
@@ -188,7 +192,7 @@ async fn a_kubelet_of_the_same_version_gets_its_flags_of_before_back() {
     let path = "/var/lib/kubelet/kubeadm-flags.env";
     assert!(world.site.read(path).contains("--v=1"));
     let before = [("kubelet".to_owned(), "1.35.0-1.1".to_owned())];
-    let back = Command::RestorePackages { packages: before.into() };
+    let back = Command::Undo(Undo::Packages { packages: before.into() });
     world.carry_out("p", back).await.unwrap();
     assert!(!world.site.path(path).exists());
 }
@@ -200,7 +204,7 @@ async fn sources_of_packages_go_back_with_the_step_that_moved_them() {
     fs::write(world.site.path(list), "of before").unwrap();
     keep::keep(&world.site, "p", keep::PACKAGES, list).unwrap();
     fs::write(world.site.path(list), "moved").unwrap();
-    let back = Command::RestoreFiles { step: "stage".to_owned() };
+    let back = Command::Undo(Undo::Files { step: "stage".to_owned() });
     world.carry_out("p", back).await.unwrap();
     assert_eq!(world.site.read(list), "of before");
 }
@@ -209,7 +213,7 @@ async fn sources_of_packages_go_back_with_the_step_that_moved_them() {
 async fn what_older_plans_have_kept_goes_whatever_their_steps() {
     let world = World::new();
     for plan in ["a", "b", "c", "d"] {
-        let files = Command::WriteFiles { files: file() };
+        let files = Command::Step(HostStep::Files(file()));
         fs::remove_file(world.site.path("/etc/key")).unwrap_or_default();
         world.carry_out(plan, files).await.unwrap();
     }

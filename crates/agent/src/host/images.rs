@@ -1,8 +1,9 @@
 //! Container images that are there before anything is disturbed.
 
 use refit_kinds::refit::ImageArgs;
+use refit_kinds::version::KubernetesVersion;
 
-use super::{KubernetesVersion, Program, Site, work::WorkError};
+use super::{Program, Site, work::WorkError};
 
 /// containerd's namespace of what the kubelet runs.
 const NAMESPACE: &str = "k8s.io";
@@ -72,7 +73,7 @@ async fn wanted(
         let mut call = site.call(
             Program::Kubeadm,
             // Always a version: without one kubeadm asks the Internet.
-            ["config", "images", "list", "--kubernetes-version", version.as_str()],
+            ["config", "images", "list", "--kubernetes-version", &version.to_string()],
         );
         if !args.repository.is_empty() {
             call.arguments.push(format!("--image-repository={}", args.repository));
@@ -152,7 +153,7 @@ mod tests {
     #[tokio::test]
     async fn only_what_is_not_there_is_pulled() {
         let (folder, site) = site();
-        let version = KubernetesVersion::parse("v1.35.0").unwrap();
+        let version = "v1.35.0".parse::<KubernetesVersion>().unwrap();
         let args = ImageArgs {
             names: vec!["app.example/web:1".to_owned()],
             kubeadm: true,

@@ -5,9 +5,10 @@
 //! kubelet is asked before the running one is stopped (`spec/node.md 2.5`).
 
 use refit_kinds::refit::KubeletArgs;
+use refit_kinds::version::KubernetesVersion;
 
 use super::{
-    Invocation, KubernetesVersion, Program, Site,
+    Invocation, Program, Site,
     files::{
         atomic::{self, Access},
         keep,
@@ -25,7 +26,7 @@ const FILES: [(&str, &str); 3] = [
 const KUBELET_CONF: &str = "/etc/kubernetes/kubelet.conf";
 /// The minor whose kubelet cannot live with an API server of the minor before behind a load
 /// balancer (kubernetes/kubernetes#127316).
-const LOCAL_ENDPOINT_MINOR: u32 = 31;
+const LOCAL_ENDPOINT_MINOR: u64 = 31;
 
 /// Every flag that the kubelet is started with by these files, and the file.
 pub(super) fn flags(site: &Site) -> Vec<(String, &'static str)> {

@@ -106,7 +106,7 @@ fn a_control_plane_that_goes_to_31_speaks_to_its_own_api_server() {
     let conf = "clusters:\n- cluster:\n    server: https://lb.example:6443\n  name: x\n";
     fs::create_dir_all(world.site.path("/etc/kubernetes")).unwrap();
     world.write(KUBELET_CONF, conf);
-    let version = |text| KubernetesVersion::parse(text).unwrap();
+    let version = |text: &str| text.parse::<KubernetesVersion>().unwrap();
     use_local_endpoint(&world.site, "p", &version("v1.31.4")).unwrap();
     assert_eq!(world.site.read(KUBELET_CONF), conf, "a worker keeps its way");
     let manifest = format!("{MANIFESTS}/kube-apiserver.yaml");

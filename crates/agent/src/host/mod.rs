@@ -20,6 +20,7 @@ mod files;
 mod images;
 mod kubeadm;
 mod kubelet;
+mod look;
 mod ntp;
 mod packages;
 mod program;
@@ -29,7 +30,6 @@ mod site;
 mod snapshot;
 mod trident;
 mod unit;
-mod version;
 pub(crate) mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,7 +39,7 @@ use jiff::Timestamp;
 use refit_kinds::refit::{FailureKind, HostFacts};
 
 pub use carry_out::{JobFile, carry_out};
-pub use command::{CAPABILITIES, Command, InvalidStep, KubernetesVersion};
+pub use command::{Command, CommandRules, Undo};
 pub use files::secret::{NoSecrets, NodeSecrets};
 pub use packages::{Order, Packages, Want};
 pub use program::{Invocation, Program, ProgramError};
@@ -69,12 +69,13 @@ pub struct Job {
 
 impl Job {
     /// A command of a plan, with as much time as such commands get.
-    pub fn new(plan: &str, unit: &str, step: &str, command: Command) -> Self {
+    pub fn new(plan: &str, unit: &str, step: &str, command: impl Into<Command>) -> Self {
+        let command = command.into();
         Self {
             plan: plan.to_owned(),
             unit: unit.to_owned(),
             step: step.to_owned(),
-            timeout_seconds: command.timeout_seconds(),
+            timeout_seconds: command.rules().timeout_seconds,
             command,
         }
     }

@@ -10,7 +10,10 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use refit_kinds::refit::{HostFacts, PackageDriver};
+use refit_kinds::{
+    refit::{HostFacts, PackageDriver},
+    version::KubernetesVersion,
+};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
@@ -18,11 +21,11 @@ use rustix::{
 };
 
 use super::{
-    CONTROL_PLANE, Command, Evidence, Host, HostError, Invocation, Job, KubernetesVersion, Program,
-    Since, Site, UnitState,
-    carry_out::{self, JobFile, mark_path},
+    CONTROL_PLANE, Evidence, Host, HostError, Invocation, Job, Program, Since, Site, UnitState,
+    carry_out::{JobFile, mark_path},
     files::atomic::{self, Access},
-    kubeadm::{MANIFESTS, image_of, static_pods_at},
+    kubeadm::{MANIFESTS, image_of},
+    look::{BOOT_ID, look},
     packages::{self, Packages},
     program::{open_log, read_from, tail},
     unit::{self, UnitSpec},
@@ -47,7 +50,7 @@ pub struct RealHost {
     /// The namespace of its secrets.
     namespace: String,
     /// What the kubelet's program said of its version.
-    asked: Arc<Mutex<Option<(File, String)>>>,
+    asked: Arc<Mutex<Option<(File, KubernetesVersion)>>>,
 }
 
 /// What tells one program's file from another's, whatever its name: device, inode, and when it was
@@ -126,7 +129,8 @@ impl RealHost {
         Ok(copy)
     }
 
-    async fn kubelet_version(&self) -> Result<String, HostError> {
+    /// Version of the kubelet that runs, if one does.
+    async fn kubelet_version(&self) -> Result<Option<KubernetesVersion>, HostError> {
         let show = ["show", "kubelet.service", "--property=MainPID", "--value"];
         let answer = self.site.ask(Program::Systemctl, show).await?;
         let main: u32 = answer.trim().parse().unwrap_or_default();
@@ -134,7 +138,7 @@ impl RealHost {
             if main != 0 {
                 tracing::warn!(main, "the kubelet's service runs no program called kubelet");
             }
-            return Ok(String::new());
+            return Ok(None);
         };
         // The binary that runs, also after the package has replaced the file.
         let program = self.site.path(format!("/proc/{pid}/exe"));
@@ -145,12 +149,12 @@ impl RealHost {
         if let Some((of, version)) = &*known()
             && Some(of) == file.as_ref()
         {
-            return Ok(version.clone());
+            return Ok(Some(version.clone()));
         }
         let running = Invocation::at(program.display().to_string(), ["--version"]);
         let version = parse_kubelet_version(&running.output().await?)?;
         *known() = file.map(|file| (file, version.clone()));
-        Ok(version)
+        Ok(Some(version))
     }
 
     async fn packages(&self) -> Result<BTreeMap<String, String>, HostError> {
@@ -174,42 +178,7 @@ impl RealHost {
     }
 
     async fn look_at(&self, job: &Job, since: &Since) -> Result<Evidence, HostError> {
-        let manifests = self.site.path(MANIFESTS);
-        match &job.command {
-            Command::Reboot => {
-                let now = read("/proc/sys/kernel/random/boot_id")?;
-                Ok(Evidence::from_check(now.trim() != since.boot_id, || {
-                    "the host has not booted again".to_owned()
-                }))
-            }
-            Command::VerifyVersions { version } => self.verify(version.as_ref()).await,
-            Command::KubeadmUpgrade { version, .. } if self.is_marked(job) => {
-                Ok(static_pods_at(&manifests, version))
-            }
-            _ => Ok(match carry_out::look(&self.site, job).await? {
-                Some(evidence) => evidence,
-                None => Evidence::from_check(self.is_marked(job), || {
-                    format!("{} has not run to its end", job.command.name())
-                }),
-            }),
-        }
-    }
-
-    fn is_marked(&self, job: &Job) -> bool {
-        mark_path(&self.site, &job.unit).exists()
-    }
-
-    async fn verify(&self, version: Option<&KubernetesVersion>) -> Result<Evidence, HostError> {
-        let running = self.kubelet_version().await?;
-        let Some(version) = version else {
-            return Ok(Evidence::from_check(!running.is_empty(), || "no kubelet runs".to_owned()));
-        };
-        if running != version.as_str() {
-            return Ok(Evidence::Missing {
-                what: format!("the kubelet runs {running:?}, {version} is needed"),
-            });
-        }
-        Ok(static_pods_at(&self.site.path(MANIFESTS), version))
+        look(&self.site, job, since, async || self.kubelet_version().await).await
     }
 
     async fn start_unit(&self, job: &Job) -> Result<(), HostError> {
@@ -252,7 +221,7 @@ impl Host for RealHost {
         Box::pin(async move {
             Ok(HostFacts {
                 kubelet_version: self.kubelet_version().await?,
-                boot_id: read("/proc/sys/kernel/random/boot_id")?.trim().to_owned(),
+                boot_id: read(BOOT_ID)?.trim().to_owned(),
                 os_image: parse_os_image(&read("/etc/os-release")?),
                 packages: self.packages().await?,
                 static_pods: self.static_pods(),
@@ -374,16 +343,10 @@ fn is_plain(path: &Path) -> bool {
 }
 
 /// Reads `Kubernetes v1.35.0`.
-fn parse_kubelet_version(answer: &str) -> Result<String, HostError> {
-    answer
-        .split_whitespace()
-        .last()
-        .and_then(|word| KubernetesVersion::parse(word).ok())
-        .map(|version| version.to_string())
-        .ok_or_else(|| HostError::Answer {
-            program: "kubelet --version".to_owned(),
-            answer: answer.to_owned(),
-        })
+fn parse_kubelet_version(answer: &str) -> Result<KubernetesVersion, HostError> {
+    answer.split_whitespace().last().and_then(|word| word.parse().ok()).ok_or_else(|| {
+        HostError::Answer { program: "kubelet --version".to_owned(), answer: answer.to_owned() }
+    })
 }
 
 fn parse_os_image(text: &str) -> String {

@@ -1,3 +1,5 @@
+use refit_kinds::refit::{HostStep, PackageArgs};
+
 use super::*;
 
 fn host() -> RealHost {
@@ -5,9 +7,8 @@ fn host() -> RealHost {
 }
 
 fn job() -> Job {
-    let version = KubernetesVersion::parse("v1.35.0").unwrap();
-    let command =
-        Command::InstallKubeadm { version, packages: refit_kinds::refit::PackageArgs::default() };
+    let version = "v1.35.0".parse::<KubernetesVersion>().unwrap();
+    let command = HostStep::KubeadmInstall { version, packages: PackageArgs::default() };
     Job::new("p", "refit-p-kubeadm-install-1", "kubeadm-install", command)
 }
 
@@ -66,7 +67,7 @@ fn the_program_of_a_unit_is_the_one_that_runs() {
 
 #[test]
 fn answers_of_the_host_are_read() {
-    assert_eq!(parse_kubelet_version("Kubernetes v1.35.0\n").unwrap(), "v1.35.0");
+    assert_eq!(parse_kubelet_version("Kubernetes v1.35.0\n").ok(), "v1.35.0".parse().ok());
     assert!(parse_kubelet_version("no kubelet").is_err());
     assert_eq!(parse_os_image("ID=x\nPRETTY_NAME=\"Debian 13\"\n"), "Debian 13");
 }

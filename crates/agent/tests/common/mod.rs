@@ -22,8 +22,8 @@ use refit_agent::{AgentOptions, Disk};
 use refit_kinds::{
     keys,
     refit::{
-        Gate as PlanGate, HostPlan, HostPlanStatus, PlanState, PlannedStep, Role, StepAction,
-        StepType, StepUndo,
+        Gate as PlanGate, HostPlan, HostPlanStatus, HostStep, KubeadmArgs, KubeletArgs,
+        PackageArgs, PlanState, PlannedStep, Role,
     },
 };
 use refit_runtime::{
@@ -345,49 +345,50 @@ pub(crate) fn spec(id: &str, gate: PlanGate, steps: &[PlannedStep]) -> Value {
 
 /// The steps of a worker, with or without a reboot.
 pub(crate) fn worker_steps(version: &str, reboot: bool) -> Vec<PlannedStep> {
-    const STAGE: PlanGate = PlanGate::Stage;
-    const UPGRADE: PlanGate = PlanGate::Upgrade;
-    const DISRUPT: PlanGate = PlanGate::Disrupt;
-    let step = |id: &str, gate, type_| PlannedStep {
-        id: id.to_owned(),
-        gate,
-        action: StepAction {
-            type_,
-            version: version.to_owned(),
-            role: Some(Role::Worker),
-            ..StepAction::default()
-        },
-        disruptive: gate == PlanGate::Disrupt,
-        ..PlannedStep::default()
-    };
-    let mut steps = vec![
-        step("preflight", STAGE, StepType::Preflight),
-        step("stage", STAGE, StepType::Stage),
-        step("kubeadm-install", UPGRADE, StepType::KubeadmInstall),
-        step("kubeadm-upgrade", UPGRADE, StepType::KubeadmUpgrade),
-        step("kubelet-install", DISRUPT, StepType::KubeletInstall),
-        step("kubelet-restart", DISRUPT, StepType::KubeletRestart),
-    ];
-    if reboot {
-        steps.push(step("reboot", DISRUPT, StepType::Reboot));
+    let mut steps = steps(Role::Worker, version, reboot);
+    for step in &mut steps {
+        step.undo = None;
     }
-    steps.push(step("verify", DISRUPT, StepType::Verify));
     steps
+}
+
+fn steps(role: Role, version: &str, reboot: bool) -> Vec<PlannedStep> {
+    let version = || version.parse().unwrap();
+    let packages = PackageArgs::default;
+    let steps = [
+        Some(HostStep::Preflight { version: Some(version()) }),
+        Some(HostStep::Stage {
+            version: version(),
+            packages: packages(),
+            images: None,
+            bundle: None,
+        }),
+        Some(HostStep::KubeadmInstall { version: version(), packages: packages() }),
+        Some(HostStep::KubeadmUpgrade {
+            version: version(),
+            role,
+            kubeadm: KubeadmArgs::default(),
+        }),
+        Some(HostStep::KubeletInstall {
+            version: version(),
+            packages: packages(),
+            kubelet: KubeletArgs::default(),
+        }),
+        Some(HostStep::KubeletRestart {}),
+        reboot.then_some(HostStep::Reboot {}),
+        Some(HostStep::Verify { version: Some(version()) }),
+    ];
+    steps.into_iter().flatten().map(PlannedStep::new).collect()
 }
 
 /// The same with the ways back that a controller plans for a worker, or for a control plane member.
 pub(crate) fn reversible_steps(role: Role, version: &str) -> Vec<PlannedStep> {
-    let mut steps = worker_steps(version, false);
+    let mut steps = steps(role, version, false);
     for step in &mut steps {
-        step.action.role = Some(role);
-        step.undo = match step.action.type_ {
-            StepType::KubeadmInstall => Some(StepUndo::Packages),
-            _ if role != Role::Worker => None,
-            StepType::KubeadmUpgrade => Some(StepUndo::Configuration),
-            StepType::KubeletInstall => Some(StepUndo::Packages),
-            StepType::KubeletRestart => Some(StepUndo::KubeletRestart),
-            _ => None,
-        };
+        let stays = role != Role::Worker && step.id != "kubeadm-install";
+        if stays || step.id == "stage" {
+            step.undo = None;
+        }
     }
     steps
 }

@@ -7,7 +7,7 @@ use refit_bundle::{
     build::{self, FileSpec, SecretKey, Spec},
     manifest::Architecture,
 };
-use refit_kinds::refit::{BundleRef, FailureKind, OsImageArgs};
+use refit_kinds::refit::{BundleRef, FailureKind, HostStep, OsImageArgs};
 use serde_json::json;
 
 use crate::suite::Bench;
@@ -18,7 +18,7 @@ fn bundle_with_image(bench: &Bench) -> BundleRef {
     let file = folder.join("azl-3.cosi");
     fs::write(&file, "an image").unwrap();
     let architecture = Architecture::of_this_host().unwrap();
-    let mut spec = Spec::new("v1.35.0".to_owned(), architecture);
+    let mut spec = Spec::new("v1.35.0".parse().unwrap(), architecture);
     let image = FileSpec { path: file, name: None };
     spec.os_images.push(image);
     let files = build::key::generate(&folder.join("release"), None).unwrap();
@@ -48,7 +48,10 @@ pub(crate) fn an_image_of_a_bundle_is_staged_and_finalized_without_a_server(benc
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(carry_out(&bench.site, job, &NoSecrets))
     };
-    let stage = job("stage", Command::StageOsImage { image: image.clone(), bundle: Some(bundle) });
+    let stage = job(
+        "stage",
+        Command::Step(HostStep::OsImageStage { os_image: image.clone(), bundle: Some(bundle) }),
+    );
     // The image server of this host is its own disk: the URL is known once the bundle is there.
     assert!(run(&stage).unwrap_err().message.contains("Failed to load COSI"));
     let file = fs::read_dir(bench.site.state().join("bundle/bundles"))
@@ -63,7 +66,8 @@ pub(crate) fn an_image_of_a_bundle_is_staged_and_finalized_without_a_server(benc
     run(&stage).unwrap();
     let found = &bench.host().spec["image"];
     assert_eq!(*found, json!({ "url": url, "sha384": image.sha384 }));
-    let finalize = job("finalize", Command::FinalizeOsImage { image });
+    let finalize =
+        job("finalize", Command::Step(HostStep::OsImageFinalize { os_image: image.clone() }));
     fs::rename(&file, file.with_extension("gone")).unwrap();
     let error = run(&finalize).unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson, "{error}");

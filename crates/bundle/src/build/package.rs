@@ -52,12 +52,11 @@ pub(crate) fn read(path: &Path, given: &PackageSpec, spec: &Spec) -> Result<Pack
         PackageFormat::Tarball => {
             let file = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             let stem = file.split(".t").next().unwrap_or(file);
-            let version = spec.kubernetes_version.trim_start_matches('v');
             Ok(Package {
                 architecture: spec.architecture.as_str().to_owned(),
                 format,
                 name: given.name.clone().unwrap_or_else(|| stem.to_owned()),
-                version: given.version.clone().unwrap_or_else(|| version.to_owned()),
+                version: given.version.clone().unwrap_or_else(|| spec.kubernetes_version.bare()),
             })
         }
     }

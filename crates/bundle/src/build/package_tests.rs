@@ -35,7 +35,7 @@ fn read_bytes(name: &str, bytes: &[u8]) -> Result<Package, BuildError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
     fs::write(&path, bytes).unwrap();
-    let spec = Spec::new("v1.35.0".into(), Architecture::Amd64);
+    let spec = Spec::new("v1.35.0".parse().unwrap(), Architecture::Amd64);
     read(&path, &PackageSpec::default(), &spec)
 }
 
@@ -108,7 +108,7 @@ fn a_deb_that_dpkg_made_is_read() {
         // Where there is no dpkg, the test above is what there is.
         let Ok(built) = built else { return };
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        let spec = Spec::new("v1.35.0".into(), Architecture::Amd64);
+        let spec = Spec::new("v1.35.0".parse().unwrap(), Architecture::Amd64);
         let package = read(&path, &PackageSpec::default(), &spec).unwrap();
         assert_eq!(
             (package.name.as_str(), package.version.as_str()),

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use refit_kinds::version::KubernetesVersion;
 use serde::Deserialize;
 
 use super::BuildError;
@@ -18,7 +19,7 @@ pub struct Spec {
     #[serde(default = "current")]
     pub api_version: String,
     /// Kubernetes version that the bundle brings.
-    pub kubernetes_version: String,
+    pub kubernetes_version: KubernetesVersion,
     /// Architecture of the hosts.
     pub architecture: Architecture,
     /// Operating system of the hosts; left out: any, without .deb and .rpm.
@@ -80,7 +81,7 @@ fn current() -> String {
 
 impl Spec {
     /// Nothing yet, for these hosts.
-    pub fn new(kubernetes_version: String, architecture: Architecture) -> Self {
+    pub fn new(kubernetes_version: KubernetesVersion, architecture: Architecture) -> Self {
         Self {
             api_version: current(),
             kubernetes_version,

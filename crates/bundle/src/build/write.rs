@@ -65,7 +65,7 @@ impl Parts {
 /// Under which tag OCI tools find the artifact in the layout.
 pub(crate) fn tag(manifest: &Manifest) -> String {
     let (architecture, os) = (manifest.architecture.as_str(), manifest.os_family.as_str());
-    format!("{}-{os}-{architecture}", manifest.kubernetes_version)
+    format!("{}-{os}-{architecture}", manifest.kubernetes_version.image_tag())
 }
 
 /// What a registry keeps: each content as a layer, so that pushing this pushes all.

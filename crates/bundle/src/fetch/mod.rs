@@ -29,6 +29,8 @@ pub use location::{Location, Reference, Version};
 pub use single::file;
 pub use staged::{Staged, find, prune};
 
+use refit_kinds::version::KubernetesVersion;
+
 use crate::{
     digest::{Digest, Hasher},
     error::Error,
@@ -61,7 +63,7 @@ pub struct Wanted {
     /// Digest of its manifest.
     pub manifest_sha256: Option<Digest>,
     /// Kubernetes version.
-    pub kubernetes_version: Option<String>,
+    pub kubernetes_version: Option<KubernetesVersion>,
     /// Processor architecture.
     pub architecture: Option<Architecture>,
     /// Operating system; a bundle for any fits too.
@@ -232,7 +234,8 @@ impl Wanted {
         if let Some(wanted) = &self.kubernetes_version
             && *wanted != manifest.kubernetes_version
         {
-            return other("Kubernetes version", wanted, &manifest.kubernetes_version);
+            let found = manifest.kubernetes_version.to_string();
+            return other("Kubernetes version", &wanted.to_string(), &found);
         }
         if let Some(wanted) = self.architecture
             && wanted != manifest.architecture

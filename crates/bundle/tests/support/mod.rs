@@ -64,7 +64,7 @@ impl World {
                 .map(|name| ImageSpec { path: input(name), name: None })
                 .into(),
             os_images: vec![FileSpec { path: input("os.cosi"), name: None }],
-            ..Spec::new("v1.35.0".into(), Architecture::Amd64)
+            ..Spec::new("v1.35.0".parse().unwrap(), Architecture::Amd64)
         }
     }
 

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use refit_bundle::build::{self, FileSpec, ImageSpec, PackageSpec, SecretKey, Spec};
+use refit_kinds::version::KubernetesVersion;
 use serde_json::json;
 
 use super::{ArchitectureName, OsFamilyName};
@@ -50,7 +51,7 @@ pub(crate) struct Args {
     from: Option<PathBuf>,
     /// Kubernetes version that the bundle brings.
     #[arg(long, value_name = "VERSION", required_unless_present = "from")]
-    kubernetes_version: Option<String>,
+    kubernetes_version: Option<KubernetesVersion>,
     /// Processor architecture of the hosts.
     #[arg(long, value_enum, value_name = "ARCH", required_unless_present = "from")]
     architecture: Option<ArchitectureName>,
@@ -107,13 +108,14 @@ pub(super) fn run(args: &Args, global: &GlobalArgs) -> anyhow::Result<ExitCode> 
 }
 
 fn spec(args: &Args) -> anyhow::Result<Spec> {
-    let mut spec = match (&args.from, args.architecture) {
-        (Some(path), _) => Spec::load(path)?,
-        (None, Some(architecture)) => {
-            let version = args.kubernetes_version.clone().unwrap_or_default();
-            Spec::new(version, architecture.into())
+    let mut spec = match (&args.from, &args.kubernetes_version, args.architecture) {
+        (Some(path), _, _) => Spec::load(path)?,
+        (None, Some(version), Some(architecture)) => {
+            Spec::new(version.clone(), architecture.into())
         }
-        (None, None) => anyhow::bail!("--architecture is wanted where there is no --from"),
+        (None, _, _) => {
+            anyhow::bail!("--kubernetes-version and --architecture are wanted without --from")
+        }
     };
     if let Some(version) = &args.kubernetes_version {
         spec.kubernetes_version.clone_from(version);

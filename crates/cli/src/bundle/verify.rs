@@ -6,6 +6,7 @@ use refit_bundle::{
     Digest, Error, PublicKeys,
     fetch::{self, Wanted},
 };
+use refit_kinds::version::KubernetesVersion;
 use serde_json::json;
 
 use super::{ArchitectureName, OsFamilyName, SourceArgs};
@@ -48,7 +49,7 @@ pub(crate) struct Args {
     public_key: Vec<PathBuf>,
     /// It must bring this Kubernetes version.
     #[arg(long, value_name = "VERSION")]
-    kubernetes_version: Option<String>,
+    kubernetes_version: Option<KubernetesVersion>,
     /// It must be for this processor architecture.
     #[arg(long, value_enum, value_name = "ARCH")]
     architecture: Option<ArchitectureName>,

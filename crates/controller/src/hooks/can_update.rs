@@ -152,10 +152,9 @@ fn control_plane_of(ctx: &Context, namespace: &str, group: &Group) -> Vec<Contro
         .iter()
         .filter(|machine| machine.spec.cluster_name == group.spec.cluster_name)
         .filter(|machine| machine.labels().contains_key(keys::CONTROL_PLANE))
-        .map(|machine| ControlPlaneMachine {
-            machine: machine.name_any(),
-            observed: observed_version(machine).unwrap_or_default().to_owned(),
-            spec: machine.spec.version.clone().unwrap_or_default(),
+        .map(|machine| {
+            let spec = machine.spec.version.as_deref();
+            ControlPlaneMachine::new(machine.name_any(), observed_version(machine), spec)
         })
         .collect()
 }

@@ -33,7 +33,7 @@ pub struct NewNodeUpdate {
 ///     namespace: "default".into(),
 ///     machine: MachineRef { name: "edge-1-x7k2p".into(), uid: "3f0b".into() },
 ///     origin: Origin::Task,
-///     goal: Goal { kubernetes_version: "v1.35.0".into(), ..Goal::default() },
+///     goal: Goal::of_version("v1.35.0".parse()?),
 /// };
 /// assert_eq!(node_update(&new, 3).metadata.name.as_deref(), Some("edge-1-x7k2p-3"));
 /// ```

@@ -83,7 +83,7 @@ fn facts_of(machine: &Machine) -> MachineFacts {
     MachineFacts {
         name: machine.name_any(),
         uid: machine.uid().unwrap_or_default(),
-        kubelet_version: observed_version(machine).map(str::to_owned),
+        kubelet_version: observed_version(machine).and_then(|text| text.parse().ok()),
         retry: machine.annotations().get(keys::RETRY).cloned(),
         deleting: machine.metadata.deletion_timestamp.is_some(),
     }

@@ -15,6 +15,7 @@ use refit_core::{
 use refit_kinds::{
     keys,
     refit::{HostSettings, NodeUpdate, Role, StepState, UpdateGroup},
+    version::KubernetesVersion,
 };
 use refit_runtime::ObjectKey;
 
@@ -271,7 +272,7 @@ pub(crate) fn node_view(node: &Node) -> NodeView {
         name: node.name_any(),
         ready: ready.is_some_and(|c| c.status == "True"),
         heartbeat: ready.and_then(|c| c.last_heartbeat_time.as_ref()).map(|time| time.0),
-        kubelet_version: info.map(|info| info.kubelet_version.clone()).unwrap_or_default(),
+        kubelet_version: info.and_then(|info| info.kubelet_version.parse().ok()),
         boot_id: info.map(|info| info.boot_id.clone()).unwrap_or_default(),
         unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or_default(),
         cordoned_by: node.annotations().get(keys::CORDONED_BY).cloned(),
@@ -301,17 +302,10 @@ fn static_pod(pod: &Pod) -> Option<StaticPod> {
         .and_then(|container| container.image.as_deref());
     Some(StaticPod {
         node: spec.node_name.clone()?,
-        version: image.and_then(image_tag),
+        version: image.and_then(KubernetesVersion::of_image),
         component,
         ready,
     })
-}
-
-/// The tag of an image; a registry's port and a digest are not one.
-fn image_tag(image: &str) -> Option<String> {
-    let name = image.split('@').next()?;
-    let (_, tag) = name.rsplit_once(':').filter(|(_, tag)| !tag.contains('/'))?;
-    Some(tag.to_owned())
 }
 
 #[cfg(test)]
@@ -319,19 +313,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn tags_are_read_past_ports_and_digests() {
-        let table = [
-            ("registry.k8s.io/kube-apiserver:v1.35.0", Some("v1.35.0")),
-            ("host:5000/kube-apiserver", None),
-            ("host:5000/kube-apiserver:v1.35.0@sha256:abc", Some("v1.35.0")),
-            ("kube-apiserver@sha256:abc", None),
-        ];
-        for (image, tag) in table {
-            assert_eq!(image_tag(image).as_deref(), tag, "{image}");
-        }
-    }
 
     #[test]
     fn a_node_is_read_as_the_kubelet_reports_it() {
@@ -360,7 +341,8 @@ mod tests {
         assert!(view.ready && view.cordoned_by_us());
         assert_eq!(view.taints, ["node-role.kubernetes.io/control-plane"]);
         assert_eq!(view.heartbeat, Some("2026-01-01T00:00:05Z".parse().unwrap()));
-        assert_eq!((view.kubelet_version.as_str(), view.boot_id.as_str()), ("v1.34.2", "b"));
+        assert_eq!(view.kubelet_version, Some(KubernetesVersion::new(1, 34, 2)));
+        assert_eq!(view.boot_id, "b");
     }
 
     #[test]
@@ -375,7 +357,7 @@ mod tests {
         }))
         .unwrap();
         let view = static_pod(&pod).unwrap();
-        assert_eq!(view.version.as_deref(), Some("v1.35.0"));
+        assert_eq!(view.version, "v1.35.0".parse().ok());
         assert!(view.ready);
     }
 }

@@ -2,6 +2,8 @@
 
 use refit_core::group::Limits;
 
+use refit_kinds::version::KubernetesVersion;
+
 use crate::{context::Stores, groups::Group};
 
 /// How many machines of a group may be down, by its owner's spec. `present` stands in for the
@@ -59,7 +61,7 @@ pub(crate) fn owner_is_up_to_date(stores: &Stores, group: &Group) -> bool {
 }
 
 /// The version that the owner's spec asks for.
-pub(crate) fn owner_version(stores: &Stores, group: &Group) -> Option<String> {
+pub(crate) fn owner_version(stores: &Stores, group: &Group) -> Option<KubernetesVersion> {
     let key = group.owner_key();
     match group.spec.owner.kind.as_str() {
         "MachineDeployment" => {
@@ -67,7 +69,9 @@ pub(crate) fn owner_version(stores: &Stores, group: &Group) -> Option<String> {
         }
         "MachineSet" => stores.machine_sets.get(&key)?.spec.template.spec.version.clone(),
         _ => stores.control_planes.get(&key).map(|owner| owner.spec.version.clone()),
-    }
+    }?
+    .parse()
+    .ok()
 }
 
 #[cfg(test)]
@@ -150,7 +154,7 @@ mod tests {
     fn the_owners_version_is_that_of_its_template() {
         let stores = deployment(1, &json!(1));
         let version = owner_version(&stores, &group("MachineDeployment"));
-        assert_eq!(version.as_deref(), Some("v1.35.0"));
+        assert_eq!(version, "v1.35.0".parse().ok());
         assert_eq!(owner_version(&stores, &group("MachineSet")), None);
     }
 }

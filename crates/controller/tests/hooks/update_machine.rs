@@ -97,7 +97,7 @@ async fn a_newer_one_that_the_cache_lacks_keeps_it_from_being_done() {
     fleet.end_updates(Phase::Succeeded).await;
     fleet.kubelet("edge-1-w-0", NEW).await;
     settle().await;
-    let goal = Goal { kubernetes_version: NEWER.into(), ..Goal::default() };
+    let goal = Goal::of_version(NEWER.parse().unwrap());
     another_replica_makes(&fleet, "edge-1-w-0", 2, goal).await;
     fleet.assert_metric("machines{phase=\"Succeeded\"} 1").await;
     let answer = fleet.update("edge-1-w-0", NEW).await;
@@ -117,7 +117,7 @@ async fn another_goal_aborts_the_one_that_waits_and_then_goes_on() {
     fleet.update("edge-1-w-0", NEWER).await;
     let made = fleet.updates().await;
     assert_eq!(made[1].name_any(), "edge-1-w-0-2");
-    assert_eq!(made[1].spec.goal.kubernetes_version, NEWER);
+    assert_eq!(made[1].spec.goal.kubernetes_version.to_string(), NEWER);
 }
 
 #[tokio::test(start_paused = true)]

@@ -279,7 +279,7 @@ pub(crate) fn asked(machine: &str, uid: &str) -> NodeUpdate {
         namespace: "default".into(),
         machine: MachineRef { name: machine.into(), uid: uid.into() },
         origin: Origin::Task,
-        goal: Goal { kubernetes_version: GOAL.into(), ..Goal::default() },
+        goal: Goal::of_version(GOAL.parse().unwrap()),
     };
     node_update(&new, 1)
 }

@@ -2,6 +2,8 @@
 //!
 //! The controller answers hooks with it, and `refit plan` predicts with it.
 
+use std::fmt;
+
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{refit::Phase, version::KubernetesVersion};
 
@@ -85,10 +87,53 @@ pub struct Peer {
 pub struct ControlPlaneMachine {
     /// Name of the Machine.
     pub machine: String,
-    /// Version that its kubelet reports; empty where it does not.
-    pub observed: String,
-    /// Version of its spec; empty where it names none.
-    pub spec: String,
+    /// What it runs.
+    pub runs: Runs,
+}
+
+impl ControlPlaneMachine {
+    /// A Machine by the version that its kubelet reports, else by that of its spec.
+    pub fn new(machine: String, observed: Option<&str>, spec: Option<&str>) -> Self {
+        let known = observed.into_iter().chain(spec).find(|text| !text.is_empty());
+        Self { machine, runs: known.map_or(Runs::Unknown, Runs::of) }
+    }
+}
+
+/// What a control plane Machine runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Runs {
+    /// Neither its kubelet nor its spec says.
+    Unknown,
+    /// A version.
+    Version(KubernetesVersion),
+    /// Something that is not a version.
+    Unreadable(String),
+}
+
+impl Runs {
+    fn of(text: &str) -> Self {
+        text.parse().map_or_else(|_| Self::Unreadable(text.to_owned()), Self::Version)
+    }
+
+    /// Whether an API server of this must not get kubelets of the target's minor. What cannot be
+    /// read cannot be shown to be new enough.
+    fn is_behind(&self, target: &KubernetesVersion) -> bool {
+        match self {
+            Self::Unknown => false,
+            Self::Version(version) => version.minor_below(target),
+            Self::Unreadable(_) => true,
+        }
+    }
+}
+
+impl fmt::Display for Runs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown => Ok(()),
+            Self::Version(version) => version.fmt(f),
+            Self::Unreadable(text) => f.write_str(text),
+        }
+    }
 }
 
 /// An answer, and what of the difference is covered.
@@ -133,20 +178,12 @@ pub fn behind(
     control_plane: &[ControlPlaneMachine],
     target: &KubernetesVersion,
 ) -> Option<NotReady> {
-    control_plane.iter().find_map(|ControlPlaneMachine { machine, observed, spec }| {
-        let runs = if observed.is_empty() { spec } else { observed };
-        (!runs.is_empty() && is_behind(runs, target)).then(|| NotReady::ControlPlaneBehind {
-            machine: machine.clone(),
-            version: runs.clone(),
-            target: target.to_string(),
-        })
+    let machine = control_plane.iter().find(|machine| machine.runs.is_behind(target))?;
+    Some(NotReady::ControlPlaneBehind {
+        machine: machine.machine.clone(),
+        runs: machine.runs.clone(),
+        target: target.clone(),
     })
-}
-
-/// Whether an API server of this version must not get kubelets of the target's minor. A version
-/// that cannot be read cannot be shown to be new enough.
-pub fn is_behind(version: &str, target: &KubernetesVersion) -> bool {
-    version.parse::<KubernetesVersion>().map_or(true, |version| version.minor_below(target))
 }
 
 /// The Machine of the request where it is being deleted. Other Machines of a MachineSet may be
@@ -207,7 +244,7 @@ mod tests {
     }
 
     fn server(observed: &str, spec: &str) -> ControlPlaneMachine {
-        ControlPlaneMachine { machine: "cp".into(), observed: observed.into(), spec: spec.into() }
+        ControlPlaneMachine::new("cp".into(), Some(observed), Some(spec))
     }
 
     fn reason(known: &Known) -> &'static str {

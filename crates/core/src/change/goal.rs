@@ -43,7 +43,7 @@ pub fn goal(
         Path::of(&[identity]).put(&mut infrastructure, None);
     }
     Ok(Goal {
-        kubernetes_version: text.to_owned(),
+        kubernetes_version: version,
         bootstrap_hash,
         infrastructure_hash: hash_json(&infrastructure),
     })
@@ -128,10 +128,10 @@ mod tests {
     #[test]
     fn a_goal_that_does_not_care_is_reached_by_any() {
         let wanted = of("v1.35.0", &json!({"spec": {"verbosity": 1}}), &json!({"spec": {}}));
-        let by_hand = Goal { kubernetes_version: "v1.35.0".into(), ..Goal::default() };
+        let by_hand = Goal::of_version(KubernetesVersion::new(1, 35, 0));
         assert!(same_goal(&by_hand, &wanted));
         assert!(!same_goal(&wanted, &by_hand));
-        let other = Goal { kubernetes_version: "v1.35.1".into(), ..Goal::default() };
+        let other = Goal::of_version(KubernetesVersion::new(1, 35, 1));
         assert!(!same_goal(&other, &wanted));
     }
 }

@@ -4,6 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
     keys,
     refit::{Goal, NodeUpdate, NodeUpdateStatus, Phase, Stage, StepStatus, ordinal_of},
+    version::KubernetesVersion,
 };
 
 use super::goal::same_goal;
@@ -27,7 +28,7 @@ pub struct MachineFacts {
     /// Its uid: a NodeUpdate of another uid is not about this Machine.
     pub uid: String,
     /// The version that its kubelet reports.
-    pub kubelet_version: Option<String>,
+    pub kubelet_version: Option<KubernetesVersion>,
     /// Value of the annotation that asks for one more attempt.
     pub retry: Option<String>,
     /// It is being deleted.
@@ -164,7 +165,7 @@ fn succeeded(
     update: &NodeUpdate,
     now: Timestamp,
 ) -> Option<Decision> {
-    if machine.kubelet_version.as_deref() == Some(goal.kubernetes_version.as_str()) {
+    if machine.kubelet_version.as_ref() == Some(&goal.kubernetes_version) {
         return Some(Decision::Answer(Answer::done()));
     }
     let finished = update.status.as_ref().and_then(|s| s.finished_at.as_ref());
@@ -255,7 +256,7 @@ fn supersede(update: &NodeUpdate) -> Decision {
         let text = format!("waiting for NodeUpdate {name} to {version} to stop");
         return Decision::Answer(Answer::retry(text, RETRY_UNKNOWN_SECONDS));
     }
-    if phase < Phase::Upgrading {
+    if phase.is_undisturbed() {
         let text = format!("stopping NodeUpdate {name} to {version}: another goal is wanted");
         return Decision::Abort {
             name: name.to_owned(),

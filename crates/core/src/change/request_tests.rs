@@ -25,7 +25,7 @@ fn now() -> Timestamp {
 
 fn goal(version: &str) -> Goal {
     Goal {
-        kubernetes_version: version.into(),
+        kubernetes_version: version.parse().unwrap(),
         bootstrap_hash: "b".into(),
         infrastructure_hash: "i".into(),
     }
@@ -35,7 +35,7 @@ fn facts(kubelet: &str) -> MachineFacts {
     MachineFacts {
         name: "m".into(),
         uid: "u".into(),
-        kubelet_version: (!kubelet.is_empty()).then(|| kubelet.into()),
+        kubelet_version: kubelet.parse().ok(),
         ..MachineFacts::default()
     }
 }

@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use refit_kinds::keys;
+use refit_kinds::{keys, version::KubernetesVersion};
 
 use super::{
+    can_update::Runs,
     cover::{Coverage, Patches},
     policy::{OnUncovered, Policy},
 };
@@ -86,9 +87,9 @@ pub enum NotReady {
         /// Name of a control plane Machine.
         machine: String,
         /// What it runs.
-        version: String,
+        runs: Runs,
         /// What is wanted.
-        target: String,
+        target: KubernetesVersion,
     },
     /// The answer took too long.
     Deadline,
@@ -148,9 +149,9 @@ impl fmt::Display for NotReady {
                 "no recent report of refit-agent from {}: check that it runs there",
                 nodes.join(", ")
             ),
-            Self::ControlPlaneBehind { machine, version, target } => write!(
+            Self::ControlPlaneBehind { machine, runs, target } => write!(
                 f,
-                "kubelets must not be newer than the API server: control plane Machine {machine} runs {version}, {target} is wanted"
+                "kubelets must not be newer than the API server: control plane Machine {machine} runs {runs}, {target} is wanted"
             ),
             Self::Deadline => f.write_str("no answer in time; the next call may do"),
         }

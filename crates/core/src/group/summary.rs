@@ -49,10 +49,9 @@ pub fn summarise(
     next.limit = limits.slots();
     next.observed_generation = generation;
     next.waiting = members.iter().filter_map(waiting).collect();
-    let running = members
-        .iter()
-        .filter(|member| !member.phase.is_final() && member.phase > Phase::Waiting)
-        .count();
+    let waits = |phase| matches!(phase, Phase::Pending | Phase::Waiting);
+    let running =
+        members.iter().filter(|member| !member.phase.is_final() && !waits(member.phase)).count();
     let progressing = match running {
         0 => ("False", "Idle", "no machine is being updated".to_owned()),
         1 => ("True", "Updating", "1 machine is being updated".to_owned()),
@@ -133,7 +132,7 @@ fn was_replaced(status: &UpdateGroupStatus) -> bool {
 }
 
 fn waiting(member: &Member<'_>) -> Option<Waiting> {
-    let blocker = member.blocked_by.first().filter(|_| member.phase <= Phase::Staging)?;
+    let blocker = member.blocked_by.first().filter(|_| member.phase.is_undisturbed())?;
     Some(Waiting {
         machine: member.machine.to_owned(),
         reason: blocker.reason.clone(),
@@ -179,7 +178,7 @@ fn blocked(
         .flat_map(|member| member.blocked_by.iter().map(move |blocker| (member, blocker)))
         .filter(|(member, blocker)| {
             // What holds a host at work passes by itself, but for these.
-            let held = member.phase <= Phase::Staging || member.phase == Phase::Draining;
+            let held = member.phase.is_undisturbed() || member.phase == Phase::Draining;
             held || matches!(blocker.reason.as_str(), "NoFreshReport" | "ApiRefused")
         })
         .find(|(_, blocker)| !ends_by_itself(status, blocker));

@@ -36,6 +36,6 @@ pub fn is_available(view: &MachineView<'_>) -> bool {
     if conditions::is_true(conditions, conditions::AVAILABLE) {
         return true;
     }
-    let untouched = newest_phase.is_none_or(|phase| phase <= Phase::Staging);
+    let untouched = newest_phase.is_none_or(Phase::is_undisturbed);
     update_in_progress(*machine) && node.is_some() && untouched
 }

@@ -87,7 +87,7 @@ fn note_beginning(s: &Snapshot, seen: &Seen, status: &mut NodeUpdateStatus) {
     if status.node_name.is_empty() {
         status.node_name = node.unwrap_or_default();
     }
-    if status.from_version.is_empty()
+    if status.from_version.is_none()
         && let Some(node) = seen.node()
     {
         status.from_version.clone_from(&node.kubelet_version);
@@ -182,7 +182,8 @@ impl Work<'_> {
         if let Some(refusal) = refusal {
             return self.wait(Phase::Waiting, refusal);
         }
-        let phase = self.status.phase.max(Phase::Waiting);
+        let begun = self.status.phase != Phase::Pending;
+        let phase = if begun { self.status.phase } else { Phase::Waiting };
         let ready = |write| Standing::new(phase, "the host is ready").write(Some(write));
         match self.claim() {
             Err(refusal) => return self.wait(Phase::Waiting, refusal),

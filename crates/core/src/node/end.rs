@@ -99,8 +99,11 @@ fn available_again(s: &Snapshot, status: &NodeUpdateStatus) -> bool {
     };
     let goal = &s.update.spec.goal.kubernetes_version;
     let right_version = |node: &NodeView| match status.phase {
-        Phase::Succeeded => node.kubelet_version == *goal,
-        _ => node.kubelet_version == *goal || node.kubelet_version == status.from_version,
+        Phase::Succeeded => node.kubelet_version.as_ref() == Some(goal),
+        _ => {
+            node.kubelet_version.as_ref() == Some(goal)
+                || node.kubelet_version == status.from_version
+        }
     };
     seen.node().is_some_and(|node| node.ready && !node.cordoned_by_us() && right_version(node))
 }

@@ -2,7 +2,7 @@
 
 use refit_kinds::{
     refit::{Gate, HostPlan, NodeUpdate, Phase, PlanState, UpdateGroupStatus},
-    version::{Hop, KubernetesVersion},
+    version::Hop,
 };
 
 use super::{
@@ -13,7 +13,6 @@ use super::{
     work::Work,
 };
 use crate::{
-    change::can_update::is_behind,
     group::{self, Claim, GiveBack},
     report::Refusal,
 };
@@ -36,15 +35,8 @@ impl Work<'_> {
     /// An end that no waiting would change: the goal cannot be reached from here.
     pub(super) fn hopeless(&self) -> Option<Standing> {
         let goal = &self.s.update.spec.goal.kubernetes_version;
-        let Ok(target) = goal.parse::<KubernetesVersion>() else {
-            return Some(Standing::failed(
-                "GoalUnreadable",
-                format!("the goal {goal:?} is no version such as v1.35.0; ask for another"),
-            ));
-        };
-        // Without a readable version of the kubelet nothing can be said against the goal.
-        let from = self.status.from_version.parse::<KubernetesVersion>().ok()?;
-        let hop = from.hop_to(&target);
+        // Without a version of the kubelet nothing can be said against the goal.
+        let hop = self.status.from_version.as_ref()?.hop_to(goal);
         if hop == Hop::Downgrade && self.s.owner_version.as_ref() != Some(goal) {
             return Some(Standing::failed(
                 "DowngradeNotAsked",
@@ -99,9 +91,9 @@ impl Work<'_> {
         }
         let goal = &self.s.update.spec.goal.kubernetes_version;
         let version = health::lowest_version(self.seen)?;
-        let target: KubernetesVersion = goal.parse().ok()?;
-        is_behind(&version, &target)
-            .then(|| Refusal::ControlPlaneBehind { version, goal: goal.clone() })
+        version
+            .minor_below(goal)
+            .then(|| Refusal::ControlPlaneBehind { version: version.clone(), goal: goal.clone() })
     }
 
     /// The host whose agent did not report lately.
@@ -119,7 +111,7 @@ impl Work<'_> {
         let unknown = self
             .steps_of(plan)
             .into_iter()
-            .map(|step| step.action.type_)
+            .filter_map(|step| step.step_type())
             .find(|type_| !capabilities.contains(type_))?;
         Some(Refusal::AgentTooOld { node: self.status.node_name.clone(), step: unknown })
     }

@@ -1,5 +1,7 @@
 //! Whether the rest of a control plane is healthy.
 
+use refit_kinds::version::KubernetesVersion;
+
 use super::snapshot::{NodeView, Seen, StaticPod};
 use crate::report::Refusal;
 
@@ -44,26 +46,13 @@ fn ill(seen: &Seen, member: &str) -> Option<String> {
 
 /// The lowest version among the API servers, or where pods carry none, the kubelets of the control
 /// plane; `None` if nothing is known.
-pub(super) fn lowest_version(seen: &Seen) -> Option<String> {
-    let mut lowest: Option<(refit_kinds::version::KubernetesVersion, String)> = None;
-    for (_, node, _) in &seen.control_plane {
-        let Some(node) = node else { continue };
-        let served = seen
-            .static_pods
-            .iter()
-            .find(|pod| pod.node == *node && pod.component == "kube-apiserver")
-            .and_then(|pod| pod.version.clone());
-        let version = served.or_else(|| {
-            let node = seen.nodes.iter().find(|known| known.name == *node)?;
-            Some(node.kubelet_version.clone())
-        });
-        let Some(text) = version else { continue };
-        let Ok(version) = text.parse::<refit_kinds::version::KubernetesVersion>() else {
-            continue;
-        };
-        if lowest.as_ref().is_none_or(|(known, _)| version < *known) {
-            lowest = Some((version, text));
-        }
-    }
-    lowest.map(|(_, text)| text)
+pub(super) fn lowest_version(seen: &Seen) -> Option<&KubernetesVersion> {
+    let nodes = seen.control_plane.iter().filter_map(|(_, node, _)| node.as_ref());
+    let version = |node: &String| {
+        let api_server = |pod: &&StaticPod| pod.node == *node && pod.component == "kube-apiserver";
+        let served = seen.static_pods.iter().find(api_server).and_then(|pod| pod.version.as_ref());
+        let own = || seen.nodes.iter().find(|known| known.name == *node)?.kubelet_version.as_ref();
+        served.or_else(own)
+    };
+    nodes.filter_map(version).min()
 }

@@ -16,38 +16,15 @@
 //! - another worker: none of its own steps. An old kubelet is legal below a newer control plane, so
 //!   packages and configuration go back and the kubelet is restarted.
 
-use refit_kinds::refit::{
-    Gate, HostFacts, HostSettings, ImageArgs, KubeletArgs, PackageArgs, PlannedStep, Role,
-    StepAction, StepType, StepUndo,
+use refit_kinds::{
+    refit::{
+        HostFacts, HostSettings, HostStep, ImageArgs, KubeletArgs, PackageArgs, PlannedStep, Role,
+        StepType,
+    },
+    version::KubernetesVersion,
 };
 
 use super::steps::STEP_NODE_READY;
-
-/// Id of a step on the host, as statuses and durations name it.
-pub(super) fn step_id(step: StepType) -> &'static str {
-    match step {
-        StepType::Preflight => "preflight",
-        StepType::Stage => "stage",
-        StepType::ImagePreload => "image-preload",
-        StepType::OsImageStage => "os-image-stage",
-        StepType::Snapshot => "snapshot",
-        StepType::KubeadmInstall => "kubeadm-install",
-        StepType::KubeadmUpgrade => "kubeadm-upgrade",
-        StepType::CertificatesRenew => "certificates-renew",
-        StepType::Files => "files",
-        StepType::Ntp => "ntp",
-        StepType::ContainerRuntimeInstall => "container-runtime-install",
-        StepType::OsImageFinalize => "os-image-finalize",
-        StepType::KubeletFlags => "kubelet-flags",
-        StepType::KubeletInstall => "kubelet-install",
-        StepType::KubectlInstall => "kubectl-install",
-        StepType::KubeletRestart => "kubelet-restart",
-        StepType::Reboot => "reboot",
-        StepType::OsImageCommit => "os-image-commit",
-        StepType::Verify => "verify",
-        StepType::Undo => "undo",
-    }
-}
 
 /// When a host reboots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,8 +41,8 @@ pub enum Reboot {
 pub struct HostWork<'a> {
     /// What the machine is to kubeadm.
     pub role: Role,
-    /// Kubernetes version, `vX.Y.Z`.
-    pub version: &'a str,
+    /// The Kubernetes version.
+    pub version: &'a KubernetesVersion,
     /// When the host reboots.
     pub reboot: Reboot,
     /// What the hosts here need beside that.
@@ -83,7 +60,7 @@ impl HostWork<'_> {
     pub fn steps(&self) -> Vec<PlannedStep> {
         let point = self.point_of_no_return();
         let mut steps: Vec<PlannedStep> =
-            self.types().into_iter().map(|step| self.planned(step)).collect();
+            self.wanted().into_iter().map(|step| self.planned(step)).collect();
         // What cannot be taken back has no undo, however its kind is taken back elsewhere.
         let first = steps.iter().position(|step| step.id == point);
         for step in steps.iter_mut().skip(first.unwrap_or(usize::MAX)) {
@@ -96,42 +73,67 @@ impl HostWork<'_> {
     /// the host did.
     pub fn point_of_no_return(&self) -> &'static str {
         match self.role {
-            Role::FirstControlPlane | Role::ControlPlane => step_id(StepType::KubeadmUpgrade),
-            Role::Worker if self.reboots() => step_id(StepType::Reboot),
+            Role::FirstControlPlane | Role::ControlPlane => StepType::KubeadmUpgrade.id(),
+            Role::Worker if self.reboots() => StepType::Reboot.id(),
             Role::Worker => STEP_NODE_READY,
         }
     }
 
-    fn types(&self) -> Vec<StepType> {
+    /// What the host is to do. All that is not always needed stands behind what asks for it.
+    fn wanted(&self) -> Vec<HostStep> {
         let settings = self.settings;
-        let image = self.changes_os_image();
-        let own_kubelet = image && settings.os_image.as_ref().is_some_and(|i| i.brings_kubelet);
-        let files = settings.files.is_some();
+        let version = || self.version.clone();
+        let packages = || settings.packages.clone().unwrap_or_default();
+        let bundle = || settings.bundle.clone();
+        let image = settings.os_image.as_ref().filter(|_| self.changes_os_image());
+        let os_image = || image.cloned();
+        let own_kubelet = image.is_some_and(|image| image.brings_kubelet);
         let control_plane = self.role != Role::Worker;
-        let flags = |args: &KubeletArgs| *args != KubeletArgs::default();
-        let candidates = [
-            (StepType::Preflight, true),
-            (StepType::Stage, true),
-            (StepType::ImagePreload, settings.images.is_some()),
-            (StepType::OsImageStage, image),
-            (StepType::Snapshot, control_plane || files || settings.ntp.is_some()),
-            (StepType::KubeadmInstall, true),
-            (StepType::KubeadmUpgrade, true),
-            (StepType::CertificatesRenew, control_plane && settings.certificates.is_some()),
-            (StepType::Files, files),
-            (StepType::Ntp, settings.ntp.is_some()),
-            (StepType::ContainerRuntimeInstall, !settings.container_runtime.is_empty()),
-            (StepType::OsImageFinalize, image),
+        let saves = control_plane || settings.files.is_some() || settings.ntp.is_some();
+        let flags = settings.kubelet.clone().filter(|flags| *flags != KubeletArgs::default());
+        let runtime = !settings.container_runtime.is_empty();
+        let steps = [
+            Some(HostStep::Preflight { version: Some(version()) }),
+            Some(HostStep::Stage {
+                version: version(),
+                packages: self.all_packages(),
+                images: self.staged_images(),
+                bundle: bundle(),
+            }),
+            settings.images.clone().map(|images| HostStep::ImagePreload {
+                version: Some(version()),
+                images,
+                bundle: bundle(),
+            }),
+            os_image().map(|os_image| HostStep::OsImageStage { os_image, bundle: bundle() }),
+            saves.then_some(HostStep::Snapshot {}),
+            Some(HostStep::KubeadmInstall { version: version(), packages: packages() }),
+            Some(HostStep::KubeadmUpgrade {
+                version: version(),
+                role: self.role,
+                kubeadm: settings.kubeadm.clone().unwrap_or_default(),
+            }),
+            settings
+                .certificates
+                .clone()
+                .filter(|_| control_plane)
+                .map(HostStep::CertificatesRenew),
+            settings.files.clone().map(HostStep::Files),
+            settings.ntp.clone().map(HostStep::Ntp),
+            runtime.then(|| HostStep::ContainerRuntimeInstall { packages: self.all_packages() }),
+            os_image().map(|os_image| HostStep::OsImageFinalize { os_image }),
             // No package sets them then, and its kubelet reads them at its first start.
-            (StepType::KubeletFlags, own_kubelet && settings.kubelet.as_ref().is_some_and(flags)),
-            (StepType::KubeletInstall, !own_kubelet),
-            (StepType::KubeletRestart, !self.reboots()),
-            (StepType::Reboot, self.reboots()),
-            (StepType::OsImageCommit, image),
-            (StepType::Verify, true),
+            flags.filter(|_| own_kubelet).map(HostStep::KubeletFlags),
+            (!own_kubelet).then(|| HostStep::KubeletInstall {
+                version: version(),
+                packages: packages(),
+                kubelet: settings.kubelet.clone().unwrap_or_default(),
+            }),
+            Some(if self.reboots() { HostStep::Reboot {} } else { HostStep::KubeletRestart {} }),
+            os_image().map(|os_image| HostStep::OsImageCommit { os_image }),
+            Some(HostStep::Verify { version: Some(version()) }),
         ];
-        let wanted = candidates.into_iter().filter(|(_, wanted)| *wanted);
-        wanted.map(|(step, _)| step).collect()
+        steps.into_iter().flatten().collect()
     }
 
     /// Whether an image is to be written that the host does not run yet.
@@ -147,102 +149,30 @@ impl HostWork<'_> {
         }
     }
 
-    fn planned(&self, type_: StepType) -> PlannedStep {
-        let id = step_id(type_);
-        let limits = self.settings.limits.get(id).copied().unwrap_or_default();
+    /// A step as the table has it, with what is special here.
+    fn planned(&self, step: HostStep) -> PlannedStep {
+        let planned = PlannedStep::new(step);
+        let limits = self.settings.limits.get(&planned.id).copied().unwrap_or_default();
+        // Only a new source of packages is to be rolled back: that of another minor version.
+        let stays = planned.step_type() == Some(StepType::Stage) && !self.moves_sources();
         PlannedStep {
-            id: id.to_owned(),
-            gate: gate(type_),
-            action: self.action(type_),
-            disruptive: is_disruptive(type_),
             timeout_seconds: limits.timeout_seconds,
             max_attempts: limits.max_attempts,
-            undo: self.undo(type_),
+            undo: planned.undo.filter(|_| !stays),
+            ..planned
         }
     }
 
-    /// How a step is taken back; `None` for one that changes nothing that runs or will run.
-    fn undo(&self, type_: StepType) -> Option<StepUndo> {
-        match type_ {
-            StepType::KubeadmInstall
-            | StepType::KubeletInstall
-            | StepType::KubectlInstall
-            | StepType::ContainerRuntimeInstall => Some(StepUndo::Packages),
-            StepType::KubeadmUpgrade => Some(StepUndo::Configuration),
-            StepType::Files | StepType::Ntp | StepType::KubeletFlags => Some(StepUndo::Files),
-            // The host's sources of packages are those of another minor version then.
-            StepType::Stage => {
-                let packages = self.settings.packages.as_ref();
-                let moves = packages.is_some_and(|packages| !packages.repository.is_empty());
-                moves.then_some(StepUndo::Files)
-            }
-            StepType::OsImageFinalize => Some(StepUndo::OsImage),
-            StepType::KubeletRestart => Some(StepUndo::KubeletRestart),
-            StepType::Preflight
-            | StepType::ImagePreload
-            | StepType::OsImageStage
-            | StepType::Snapshot
-            | StepType::CertificatesRenew
-            | StepType::Reboot
-            | StepType::OsImageCommit
-            | StepType::Verify
-            | StepType::Undo => None,
-        }
-    }
-
-    fn action(&self, type_: StepType) -> StepAction {
-        let settings = self.settings;
-        let mut action = StepAction::new(type_);
-        if wants_version(type_) {
-            self.version.clone_into(&mut action.version);
-        }
-        match type_ {
-            StepType::Snapshot => action.role = Some(self.role),
-            StepType::Preflight | StepType::KubeadmUpgrade => {
-                action.role = Some(self.role);
-                action.kubeadm.clone_from(&settings.kubeadm);
-            }
-            StepType::Stage => {
-                action.packages = self.all_packages();
-                action.images = self.staged_images();
-                action.bundle.clone_from(&settings.bundle);
-            }
-            StepType::ImagePreload => {
-                action.images.clone_from(&settings.images);
-                action.bundle.clone_from(&settings.bundle);
-            }
-            StepType::KubeadmInstall | StepType::KubectlInstall => {
-                action.packages.clone_from(&settings.packages);
-            }
-            StepType::KubeletInstall => {
-                action.packages.clone_from(&settings.packages);
-                action.kubelet.clone_from(&settings.kubelet);
-            }
-            StepType::KubeletFlags => action.kubelet.clone_from(&settings.kubelet),
-            StepType::CertificatesRenew => action.certificates.clone_from(&settings.certificates),
-            StepType::ContainerRuntimeInstall => action.packages = self.all_packages(),
-            StepType::OsImageStage | StepType::OsImageFinalize | StepType::OsImageCommit => {
-                action.os_image.clone_from(&settings.os_image);
-                if type_ == StepType::OsImageStage {
-                    action.bundle.clone_from(&settings.bundle);
-                }
-            }
-            StepType::Files => action.files.clone_from(&settings.files),
-            StepType::Ntp => action.ntp.clone_from(&settings.ntp),
-            StepType::KubeletRestart | StepType::Reboot | StepType::Verify | StepType::Undo => {}
-        }
-        action
+    fn moves_sources(&self) -> bool {
+        let packages = self.settings.packages.as_ref();
+        packages.is_some_and(|packages| !packages.repository.is_empty())
     }
 
     /// Where packages come from, with those of the runtime.
-    fn all_packages(&self) -> Option<PackageArgs> {
-        let settings = self.settings;
-        if settings.packages.is_none() && settings.container_runtime.is_empty() {
-            return None;
-        }
-        let mut packages = settings.packages.clone().unwrap_or_default();
-        packages.install.extend_from_slice(&settings.container_runtime);
-        Some(packages)
+    fn all_packages(&self) -> PackageArgs {
+        let mut packages = self.settings.packages.clone().unwrap_or_default();
+        packages.install.extend_from_slice(&self.settings.container_runtime);
+        packages
     }
 
     /// kubeadm's own images are there before its upgrade stops anything (`spec/node.md 2.6`). Those
@@ -261,8 +191,8 @@ impl HostWork<'_> {
     }
 }
 
-/// The steps of an update that changes the Kubernetes version only, for whoever has no host to ask.
-pub fn plan_steps(role: Role, goal: &str) -> Vec<PlannedStep> {
+/// The steps of an update that changes the Kubernetes version only, where no host can be asked.
+pub fn plan_steps(role: Role, goal: &KubernetesVersion) -> Vec<PlannedStep> {
     let work = HostWork {
         role,
         version: goal,
@@ -271,54 +201,4 @@ pub fn plan_steps(role: Role, goal: &str) -> Vec<PlannedStep> {
         facts: None,
     };
     work.steps()
-}
-
-fn gate(type_: StepType) -> Gate {
-    match type_ {
-        StepType::Preflight
-        | StepType::Stage
-        | StepType::ImagePreload
-        | StepType::OsImageStage
-        | StepType::Snapshot => Gate::Stage,
-        StepType::KubeadmInstall | StepType::KubeadmUpgrade | StepType::CertificatesRenew => {
-            Gate::Upgrade
-        }
-        StepType::Files
-        | StepType::Ntp
-        | StepType::ContainerRuntimeInstall
-        | StepType::OsImageFinalize
-        | StepType::KubeletFlags
-        | StepType::KubeletInstall
-        | StepType::KubectlInstall
-        | StepType::KubeletRestart
-        | StepType::Reboot
-        | StepType::OsImageCommit
-        | StepType::Verify
-        | StepType::Undo => Gate::Disrupt,
-    }
-}
-
-fn is_disruptive(type_: StepType) -> bool {
-    matches!(
-        type_,
-        StepType::Files
-            | StepType::ContainerRuntimeInstall
-            | StepType::KubeletInstall
-            | StepType::KubeletRestart
-            | StepType::Reboot
-    )
-}
-
-fn wants_version(type_: StepType) -> bool {
-    matches!(
-        type_,
-        StepType::Preflight
-            | StepType::Stage
-            | StepType::ImagePreload
-            | StepType::KubeadmInstall
-            | StepType::KubeadmUpgrade
-            | StepType::KubeletInstall
-            | StepType::KubectlInstall
-            | StepType::Verify
-    )
 }

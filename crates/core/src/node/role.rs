@@ -1,6 +1,6 @@
 //! Who runs `kubeadm upgrade apply`.
 
-use refit_kinds::refit::Role;
+use refit_kinds::{refit::Role, version::KubernetesVersion};
 
 use super::snapshot::StaticPod;
 
@@ -18,7 +18,7 @@ use super::snapshot::StaticPod;
 /// | pods carry no image | did not pass, or there is none | first |
 pub fn decide_role(
     control_plane: bool,
-    goal: &str,
+    goal: &KubernetesVersion,
     last_first_passed: Option<bool>,
     static_pods: &[StaticPod],
 ) -> Role {
@@ -28,7 +28,7 @@ pub fn decide_role(
     let mut versions = static_pods
         .iter()
         .filter(|pod| pod.component == "kube-apiserver")
-        .filter_map(|pod| pod.version.as_deref())
+        .filter_map(|pod| pod.version.as_ref())
         .peekable();
     let done = match versions.peek() {
         Some(_) => versions.any(|version| version == goal) && last_first_passed != Some(false),

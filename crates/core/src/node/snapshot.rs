@@ -5,8 +5,11 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use refit_cluster_api::kinds::Machine;
-use refit_kinds::refit::{
-    HostPlan, HostPlanSpec, HostSettings, NodeUpdate, NodeUpdateStatus, UpdateGroupStatus,
+use refit_kinds::{
+    refit::{
+        HostPlan, HostPlanSpec, HostSettings, NodeUpdate, NodeUpdateStatus, UpdateGroupStatus,
+    },
+    version::KubernetesVersion,
 };
 
 use super::{
@@ -39,7 +42,7 @@ pub struct Snapshot {
     /// When hosts reboot.
     pub reboot: Reboot,
     /// The version that the spec of the Machine's owner asks for.
-    pub owner_version: Option<String>,
+    pub owner_version: Option<KubernetesVersion>,
     /// The Machine's group.
     pub group: GroupState,
     /// The Machine's cluster.
@@ -133,8 +136,8 @@ pub struct NodeView {
     pub ready: bool,
     /// `lastHeartbeatTime` of the condition Ready.
     pub heartbeat: Option<Timestamp>,
-    /// Version of the kubelet.
-    pub kubelet_version: String,
+    /// Version of the kubelet; `None` where the Node shows none.
+    pub kubelet_version: Option<KubernetesVersion>,
     /// Changes with each boot.
     pub boot_id: String,
     /// No new pods.
@@ -163,8 +166,8 @@ pub struct StaticPod {
     pub node: String,
     /// Label `component`, such as `kube-apiserver`.
     pub component: String,
-    /// Tag of its image; `None` where the pod carries none.
-    pub version: Option<String>,
+    /// The version in the tag of its image; `None` where it has none.
+    pub version: Option<KubernetesVersion>,
     /// Condition Ready is True.
     pub ready: bool,
 }

@@ -1,7 +1,10 @@
 //! Whether a node came back as asked for.
 
 use jiff::Timestamp;
-use refit_kinds::refit::{HostPlan, PlannedStep, StepType};
+use refit_kinds::{
+    refit::{HostPlan, HostStep, PlannedStep, StepType},
+    version::KubernetesVersion,
+};
 
 use super::snapshot::{NodeView, Seen};
 use crate::report::Refusal;
@@ -15,7 +18,7 @@ const VERSIONED: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube
 pub(super) fn verify(
     seen: &Seen,
     node_name: &str,
-    goal: &str,
+    goal: &KubernetesVersion,
     control_plane: bool,
     plan: &HostPlan,
 ) -> Result<(), Refusal> {
@@ -25,8 +28,10 @@ pub(super) fn verify(
     if !node.ready {
         return Err(not_ready());
     }
-    if node.kubelet_version != goal {
-        return Err(not_yet(format!("its kubelet still reports {}", node.kubelet_version)));
+    if node.kubelet_version.as_ref() != Some(goal) {
+        let reported = node.kubelet_version.as_ref().map(ToString::to_string);
+        let reported = reported.unwrap_or_else(|| "no version".to_owned());
+        return Err(not_yet(format!("its kubelet still reports {reported}")));
     }
     if !heard_since_restart(node, plan) {
         return Err(not_yet("no heartbeat came since its kubelet was restarted".to_owned()));
@@ -67,10 +72,9 @@ pub(super) fn static_pods_unsettled(node: String) -> Refusal {
 /// Times in statuses are whole seconds, so a heartbeat of the same second counts: that the kubelet
 /// is the new one is known from its version and from the host's own check.
 fn heard_since_restart(node: &NodeView, plan: &HostPlan) -> bool {
-    let restart = |type_| {
-        let id = super::host_steps::step_id(type_);
+    let restart = |type_: StepType| {
         let steps = plan.status.as_ref().map_or(&[][..], |status| &status.steps);
-        steps.iter().find(|step| step.id == id)?.started_at.as_ref().map(|time| time.0)
+        steps.iter().find(|step| step.id == type_.id())?.started_at.as_ref().map(|time| time.0)
     };
     let last = restart(StepType::KubeletRestart).max(restart(StepType::Reboot));
     last.is_none_or(|last| {
@@ -81,21 +85,22 @@ fn heard_since_restart(node: &NodeView, plan: &HostPlan) -> bool {
 /// The agent has seen the boot change before it calls the reboot done; the Node must show the same
 /// boot as the agent does.
 fn booted(node: &NodeView, plan: &HostPlan) -> bool {
-    let reboots = plan.spec.steps.iter().any(|step| step.action.type_ == StepType::Reboot);
+    let reboots = plan.spec.steps.iter().any(|step| step.step_type() == Some(StepType::Reboot));
     let reported = plan.status.as_ref().map_or("", |status| &status.facts.boot_id);
     !reboots || reported.is_empty() || node.boot_id == reported
 }
 
 /// The OS image that was to be kept, and what the host reports instead.
 fn other_os_image(plan: &HostPlan) -> Option<(&str, &str)> {
-    let commit = |step: &&PlannedStep| step.action.type_ == StepType::OsImageCommit;
-    let step = plan.spec.steps.iter().find(commit)?;
-    let wanted = step.action.os_image.as_ref()?.name.as_str();
+    let mut steps = plan.spec.steps.iter().filter_map(PlannedStep::step);
+    let wanted = steps.find_map(|step| {
+        if let HostStep::OsImageCommit { os_image } = step { Some(&*os_image.name) } else { None }
+    })?;
     let found = plan.status.as_ref()?.facts.os_image.as_str();
     (found != wanted).then_some((wanted, found))
 }
 
-fn static_pods(seen: &Seen, node: &str, goal: &str) -> Result<(), String> {
+fn static_pods(seen: &Seen, node: &str, goal: &KubernetesVersion) -> Result<(), String> {
     let shown = seen.static_pods.iter().any(|pod| pod.component == "kube-apiserver");
     let mine = || seen.static_pods.iter().filter(|pod| pod.node == node);
     if shown && !mine().any(|pod| pod.component == "kube-apiserver") {
@@ -103,7 +108,7 @@ fn static_pods(seen: &Seen, node: &str, goal: &str) -> Result<(), String> {
     }
     for pod in mine() {
         let old = VERSIONED.contains(&pod.component.as_str())
-            && pod.version.as_deref().is_some_and(|version| version != goal);
+            && pod.version.as_ref().is_some_and(|version| version != goal);
         if old {
             return Err(format!("its {} does not run {goal} yet", pod.component));
         }

@@ -6,8 +6,8 @@ use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     keys,
     refit::{
-        Gate, HostPlan, HostPlanStatus, NodeUpdate, NodeUpdateStatus, PlanState, PlannedStep, Role,
-        Slot, StepState,
+        Gate, HostPlan, HostPlanStatus, HostStep, NodeUpdate, NodeUpdateStatus, PlanState,
+        PlannedStep, Role, Slot, StepState,
     },
 };
 
@@ -72,7 +72,7 @@ impl<'a> Work<'a> {
         steps::mirror(&mut self.status, &plan.spec.steps, report(plan));
         self.status.started_at.get_or_insert(Time(self.now));
         if self.status.role.is_none() {
-            self.status.role = plan.spec.steps.iter().find_map(|step| step.action.role);
+            self.status.role = plan.spec.steps.iter().find_map(role_of);
         }
     }
 
@@ -147,6 +147,11 @@ impl<'a> Work<'a> {
     pub(super) fn same_machine(&self) -> impl Iterator<Item = &'a NodeUpdate> {
         same_machine(self.s)
     }
+}
+
+/// The role that a step was planned for.
+fn role_of(step: &PlannedStep) -> Option<Role> {
+    if let HostStep::KubeadmUpgrade { role, .. } = step.step()? { Some(*role) } else { None }
 }
 
 /// Whether the Machine is of a control plane.

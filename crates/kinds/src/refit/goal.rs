@@ -5,12 +5,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use crate::version::KubernetesVersion;
+
 /// The normalised desired state of a Machine, without secrets.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Goal {
     /// Kubernetes version, `vX.Y.Z`.
-    pub kubernetes_version: String,
+    pub kubernetes_version: KubernetesVersion,
     /// Hash of the bootstrap spec without what Cluster API changes by itself.
     #[serde(default)]
     pub bootstrap_hash: String,
@@ -20,10 +22,20 @@ pub struct Goal {
 }
 
 impl Goal {
+    /// A Kubernetes version, and nothing that is claimed beside it.
+    pub fn of_version(kubernetes_version: KubernetesVersion) -> Self {
+        Self {
+            kubernetes_version,
+            bootstrap_hash: String::new(),
+            infrastructure_hash: String::new(),
+        }
+    }
+
     /// sha256 of the goal's canonical JSON, in hex.
     ///
     /// ```
-    /// let goal = refit_kinds::refit::Goal { kubernetes_version: "v1.35.0".into(), ..Default::default() };
+    /// use refit_kinds::{refit::Goal, version::KubernetesVersion};
+    /// let goal = Goal::of_version(KubernetesVersion::new(1, 35, 0));
     /// assert_eq!(goal.hash().len(), 64);
     /// assert_eq!(goal.hash(), goal.clone().hash());
     /// ```
@@ -101,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_goal_keeps_the_hash_that_it_had_in_earlier_versions() {
-        let version_only = Goal { kubernetes_version: "v1.35.0".into(), ..Goal::default() };
+        let version_only = Goal::of_version(KubernetesVersion::new(1, 35, 0));
         let whole = Goal {
             bootstrap_hash: "b".into(),
             infrastructure_hash: "i".into(),
@@ -118,8 +130,8 @@ mod tests {
 
     #[test]
     fn goals_that_differ_have_different_hashes() {
-        let a = Goal { kubernetes_version: "v1.34.2".into(), ..Goal::default() };
-        let b = Goal { kubernetes_version: "v1.35.0".into(), ..Goal::default() };
+        let a = Goal::of_version(KubernetesVersion::new(1, 34, 2));
+        let b = Goal::of_version(KubernetesVersion::new(1, 35, 0));
         assert_ne!(a.hash(), b.hash());
     }
 }

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{PackageDriver, PlannedStep, StepState, StepType};
+use crate::version::{self, KubernetesVersion};
 
 /// What the agent on a host is to do, and what it says of itself. There is one per node, named as
 /// the node; the agent makes it with an empty plan and reports before it has anything to do.
@@ -83,8 +84,8 @@ pub struct HostPlanStatus {
     /// Version of the agent.
     #[serde(default)]
     pub agent_version: String,
-    /// Step types that the agent knows.
-    #[serde(default)]
+    /// Step types that the agent knows. Those of a newer agent that are not known here are left out.
+    #[serde(default, deserialize_with = "known_types")]
     pub capabilities: Vec<StepType>,
     /// What the host looks like.
     #[serde(default)]
@@ -114,13 +115,19 @@ pub struct HostPlanStatus {
     pub left_behind: Vec<String>,
 }
 
+fn known_types<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<StepType>, D::Error> {
+    let names = Vec::<serde_json::Value>::deserialize(deserializer)?;
+    Ok(names.into_iter().filter_map(|name| serde_json::from_value(name).ok()).collect())
+}
+
 /// What a host looks like.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HostFacts {
-    /// Version of the kubelet that runs, `vX.Y.Z`.
-    #[serde(default)]
-    pub kubelet_version: String,
+    /// Version of the kubelet that runs, `vX.Y.Z`; empty where none runs.
+    #[serde(default, with = "version::or_empty")]
+    #[schemars(schema_with = "version::or_empty::schema")]
+    pub kubelet_version: Option<KubernetesVersion>,
     /// Changes with each boot.
     #[serde(default, rename = "bootID")]
     pub boot_id: String,

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Goal;
+use crate::version::{self, KubernetesVersion};
 
 /// One request to bring one Machine to one goal. Named `<machine>-<ordinal>`: creating it is the
 /// compare-and-swap by which only one of several requests wins.
@@ -74,18 +75,18 @@ pub enum Origin {
     Task,
 }
 
-/// How far a NodeUpdate is.
+/// How far a NodeUpdate is, in the order of time.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 pub enum Phase {
-    /// Nothing has been decided yet.
+    /// Nothing has been decided yet, or what the update starts with is waited for.
     #[default]
     Pending,
-    /// Waits for a slot of its group, or for what `blockedBy` names.
-    Waiting,
     /// The host downloads and checks; nothing is disturbed.
     Staging,
+    /// Waits for a slot of its group, or for what `blockedBy` names.
+    Waiting,
     /// kubeadm does its part.
     Upgrading,
     /// The node is cordoned and its pods are evicted.
@@ -107,6 +108,11 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// Whether nothing on the node or its host is disturbed yet.
+    pub fn is_undisturbed(self) -> bool {
+        self <= Self::Waiting
+    }
+
     /// Whether nothing more happens by itself.
     pub fn is_final(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed | Self::Stopped)
@@ -256,8 +262,9 @@ pub struct NodeUpdateStatus {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub node_name: String,
     /// Version that the kubelet ran when the update began.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub from_version: String,
+    #[serde(default, with = "version::or_empty", skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "version::or_empty::schema")]
+    pub from_version: Option<KubernetesVersion>,
     /// What keeps the update from going on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocked_by: Vec<Blocker>,

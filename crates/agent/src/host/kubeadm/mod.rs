@@ -7,10 +7,11 @@ pub(crate) mod preflight;
 use std::path::Path;
 
 use refit_kinds::refit::{KubeadmArgs, Role};
+use refit_kinds::version::KubernetesVersion;
 use serde_json::json;
 
 use super::{
-    CONTROL_PLANE, Evidence, Invocation, KubernetesVersion, Program, ProgramError, Site,
+    CONTROL_PLANE, Evidence, Invocation, Program, ProgramError, Site,
     files::atomic::{self, Access},
     work::WorkError,
 };
@@ -25,9 +26,9 @@ pub(super) const INSTANCE_CONFIG: &str = "/var/lib/kubelet/instance-config.yaml"
 /// API server, which is down meanwhile (kubernetes/kubeadm#3297).
 const SINGLE_ETCD_TIMEOUT_SECONDS: i32 = 900;
 /// The first minor whose `--config` is an UpgradeConfiguration with timeouts.
-const CONFIG_MINOR: u32 = 31;
+const CONFIG_MINOR: u64 = 31;
 /// The first minor whose `upgrade apply` has phases to skip.
-const APPLY_PHASES_MINOR: u32 = 32;
+const APPLY_PHASES_MINOR: u64 = 32;
 
 /// One `kubeadm upgrade`.
 #[derive(Clone, Debug)]
@@ -88,7 +89,7 @@ pub(super) fn prepare(site: &Site, upgrade: &Upgrade<'_>) -> Result<Invocation, 
         Role::FirstControlPlane => site.call(
             Program::Kubeadm,
             // Always a version: without one kubeadm asks the Internet.
-            ["upgrade", "apply", upgrade.version.as_str(), "--yes"],
+            ["upgrade", "apply", &upgrade.version.to_string(), "--yes"],
         ),
         Role::ControlPlane | Role::Worker => site.call(Program::Kubeadm, ["upgrade", "node"]),
     };
@@ -250,7 +251,7 @@ pub(super) fn static_pods_at(manifests: &Path, version: &KubernetesVersion) -> E
             }
             continue;
         };
-        if !image.ends_with(&format!(":{version}")) {
+        if KubernetesVersion::of_image(&image).as_ref() != Some(version) {
             return Evidence::Missing {
                 what: format!("{} is of {image}, not of {version}", path.display()),
             };

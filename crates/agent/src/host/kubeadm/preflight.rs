@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use crate::host::{
-    KubernetesVersion, Program, Site,
+    Program, Site,
     kubeadm::{INSTANCE_CONFIG, KUBELET_CONFIG, backups},
     kubelet, snapshot,
     work::WorkError,
 };
+use refit_kinds::version::KubernetesVersion;
 
 /// How much room binaries, images and packages need on the root file system, beside copies of etcd.
 const ROOM_BYTES: u64 = 2 << 30;
@@ -15,9 +16,9 @@ const ROOM_BYTES: u64 = 2 << 30;
 /// snapshot, and what etcd's container writes of it before it is fetched.
 const COPIES_OF_ETCD: u64 = 3;
 /// The first kubelet that needs version 1 of the CRI: containerd 1.6.
-const CRI_V1_MINOR: u32 = 26;
+const CRI_V1_MINOR: u64 = 26;
 /// The first kubelet that does not start on cgroup v1 unless told to.
-const FAIL_CGROUP_V1_MINOR: u32 = 35;
+const FAIL_CGROUP_V1_MINOR: u64 = 35;
 
 /// Checks the host for a kubelet of `version`; without one, only its room.
 pub(crate) async fn check(
@@ -129,7 +130,7 @@ mod tests {
     use super::*;
 
     fn version(text: &str) -> KubernetesVersion {
-        KubernetesVersion::parse(text).unwrap()
+        text.parse::<KubernetesVersion>().unwrap()
     }
 
     fn site() -> (tempfile::TempDir, Site) {

@@ -12,11 +12,12 @@ use std::{
 };
 
 use refit_kinds::refit::PackageArgs;
+use refit_kinds::version::KubernetesVersion;
 use regex::Regex;
 
 use super::{KUBERNETES, Order, Want, Wanted, dnf_offline, pins};
 use crate::host::{
-    Invocation, KubernetesVersion, Program, ProgramError, Site,
+    Invocation, Program, ProgramError, Site,
     files::{
         atomic::{self, Access},
         keep,
@@ -407,7 +408,7 @@ fn is_older(wanted: &Wanted, now: &str) -> bool {
             Err(_) => return false,
         },
     };
-    KubernetesVersion::of_package(now).is_ok_and(|now| wanted.numbers() < now.numbers())
+    KubernetesVersion::of_package(now).is_ok_and(|now| wanted < now)
 }
 
 /// The entries that a newer one of the same architecture follows.

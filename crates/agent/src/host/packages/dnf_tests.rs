@@ -6,7 +6,7 @@ const OLD: &str = "[kubernetes]\nname=Kubernetes\n\
     gpgkey=https://pkgs.k8s.io/core:/stable:/v1.34/rpm/repodata/repomd.xml.key\n";
 
 fn version() -> KubernetesVersion {
-    KubernetesVersion::parse("v1.35.0").unwrap()
+    "v1.35.0".parse::<KubernetesVersion>().unwrap()
 }
 
 fn call(flavour: Flavour, verb: &str, offline: Option<&str>, download: bool) -> String {

@@ -17,8 +17,9 @@ mod tarball;
 use std::collections::BTreeMap;
 
 use refit_kinds::refit::{PackageArgs, PackageDriver, PackageVersion};
+use refit_kinds::version::KubernetesVersion;
 
-use super::{Evidence, KubernetesVersion, Program, Site, work::WorkError};
+use super::{Evidence, Program, Site, work::WorkError};
 
 /// The packages whose versions are those of Kubernetes.
 pub(crate) const KUBERNETES: [&str; 3] = ["kubeadm", "kubectl", "kubelet"];
@@ -247,7 +248,7 @@ mod tests {
     use super::*;
 
     fn version(text: &str) -> KubernetesVersion {
-        KubernetesVersion::parse(text).unwrap()
+        text.parse::<KubernetesVersion>().unwrap()
     }
 
     #[test]

@@ -15,10 +15,11 @@ use refit_bundle::{
     digest::Digest,
     fetch::{self, Limits},
 };
+use refit_kinds::version::KubernetesVersion;
 
 use super::{KUBERNETES, Order, Want, Wanted, apt_offline::digest};
 use crate::host::{
-    Invocation, KubernetesVersion, Program, Site,
+    Invocation, Program, Site,
     files::{atomic, keep},
     work::WorkError,
 };
@@ -57,8 +58,8 @@ impl<'a> Tarball<'a> {
                 let target = fs::read_link(self.site.path(self.place(name))).ok()?;
                 let inside = target.strip_prefix(STORE).ok()?;
                 let version = inside.parent()?.to_str()?;
-                let version = KubernetesVersion::parse(version).ok()?;
-                Some((name.to_owned(), version.bare().to_owned()))
+                let version = version.parse::<KubernetesVersion>().ok()?;
+                Some((name.to_owned(), version.bare()))
             })
             .collect()
     }
@@ -74,7 +75,7 @@ impl<'a> Tarball<'a> {
     }
 
     fn unpacked(&self, version: &KubernetesVersion) -> PathBuf {
-        self.site.path(STORE).join(version.as_str())
+        self.site.path(STORE).join(version.to_string())
     }
 
     /// Checks and unpacks the tarball, unless that was done before.
@@ -127,7 +128,7 @@ impl<'a> Tarball<'a> {
         packages: &BTreeMap<String, String>,
     ) -> Result<(), WorkError> {
         for (name, version) in packages {
-            let known = KubernetesVersion::parse(&format!("v{version}")).ok();
+            let known = format!("v{version}").parse::<KubernetesVersion>().ok();
             match known.filter(|version| self.unpacked(version).join(name).is_file()) {
                 Some(version) => self.switch(name, &version)?,
                 None => {
@@ -139,7 +140,7 @@ impl<'a> Tarball<'a> {
     }
 
     fn switch(&self, name: &str, version: &KubernetesVersion) -> Result<(), WorkError> {
-        let target = Path::new(STORE).join(version.as_str()).join(name);
+        let target = Path::new(STORE).join(version.to_string()).join(name);
         let place = self.site.path(self.place(name));
         if fs::read_link(&place).is_ok_and(|now| now == target) {
             return Ok(());
@@ -252,11 +253,11 @@ impl<'a> Tarball<'a> {
             .flatten()
             .filter_map(|entry| {
                 let name = entry.file_name().into_string().ok()?;
-                Some((KubernetesVersion::parse(&name).ok()?, entry.path()))
+                Some((name.parse::<KubernetesVersion>().ok()?, entry.path()))
             })
-            .filter(|(other, _)| other.numbers() < version.numbers())
+            .filter(|(other, _)| other < version)
             .collect();
-        others.sort_by_key(|(other, _)| other.numbers());
+        others.sort();
         others.pop();
         for (_, path) in others {
             if let Err(error) = fs::remove_dir_all(&path) {
@@ -317,7 +318,7 @@ async fn check_version(
     };
     let call = Invocation::at(path.display().to_string(), arguments.iter().copied());
     let said = call.output().await?;
-    if said.split_whitespace().any(|word| word == version.as_str()) {
+    if said.split_whitespace().any(|word| word == version.to_string()) {
         return Ok(());
     }
     Err(WorkError::last(format!(

@@ -8,7 +8,7 @@ struct World {
 }
 
 fn version(text: &str) -> KubernetesVersion {
-    KubernetesVersion::parse(text).unwrap()
+    text.parse::<KubernetesVersion>().unwrap()
 }
 
 impl World {

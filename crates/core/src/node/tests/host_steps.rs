@@ -1,11 +1,14 @@
 //! Which steps are planned for what, and how they are taken back.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::LazyLock};
 
-use refit_kinds::refit::{
-    CertificateArgs, FileArgs, Gate, HostFacts, HostSettings, ImageArgs, KubeletArgs, NtpArgs,
-    OsImageArgs, PackageArgs, PackageVersion, Phase, PlannedStep, Role, StepLimits, StepType,
-    StepUndo,
+use refit_kinds::{
+    refit::{
+        CertificateArgs, FileArgs, Gate, HostFacts, HostSettings, HostStep, ImageArgs, KubeletArgs,
+        NtpArgs, OsImageArgs, PackageArgs, PackageVersion, Phase, PlannedStep, Role, StepLimits,
+        StepType, StepUndo,
+    },
+    version::KubernetesVersion,
 };
 
 use super::world::*;
@@ -14,6 +17,7 @@ use crate::{
     report::Refusal,
 };
 
+static NEW: LazyLock<KubernetesVersion> = LazyLock::new(|| GOAL.parse().unwrap());
 const ROLES: [Role; 3] = [Role::FirstControlPlane, Role::ControlPlane, Role::Worker];
 
 fn ids(steps: &[PlannedStep]) -> Vec<&str> {
@@ -45,13 +49,13 @@ fn everything() -> HostSettings {
 }
 
 fn work<'a>(role: Role, settings: &'a HostSettings, facts: Option<&'a HostFacts>) -> HostWork<'a> {
-    HostWork { role, version: GOAL, reboot: Reboot::IfNeeded, settings, facts }
+    HostWork { role, version: &NEW, reboot: Reboot::IfNeeded, settings, facts }
 }
 
 #[test]
 fn what_nobody_asks_for_is_not_planned() {
     assert_eq!(
-        ids(&plan_steps(Role::Worker, GOAL)),
+        ids(&plan_steps(Role::Worker, &GOAL.parse().unwrap())),
         [
             "preflight",
             "stage",
@@ -62,10 +66,9 @@ fn what_nobody_asks_for_is_not_planned() {
             "verify",
         ]
     );
-    for step in plan_steps(Role::FirstControlPlane, GOAL) {
-        let action = &step.action;
-        let more = action.packages.is_some() || action.os_image.is_some() || action.ntp.is_some();
-        assert!(!more && action.files.is_none() && action.ntp.is_none(), "{}", step.id);
+    for step in plan_steps(Role::FirstControlPlane, &GOAL.parse().unwrap()) {
+        let packages = step.step().unwrap().packages();
+        assert!(packages.is_none_or(|more| *more == PackageArgs::default()), "{}", step.id);
         assert_eq!((step.timeout_seconds, step.max_attempts), (None, None));
     }
 }
@@ -95,7 +98,7 @@ fn everything_has_its_place_and_the_reboot_comes_last() {
         ]
     );
     assert!(steps.is_sorted_by_key(|step| step.gate));
-    assert!(steps.is_sorted_by_key(|step| step.action.type_));
+    assert!(steps.is_sorted_by_key(refit_kinds::refit::PlannedStep::step_type));
     let unique: BTreeSet<_> = ids(&steps).into_iter().collect();
     assert_eq!(unique.len(), steps.len());
 }
@@ -110,7 +113,7 @@ fn nothing_disturbs_before_the_node_is_empty_and_one_restart_is_planned() {
             let early = steps.iter().filter(|step| step.gate < Gate::Disrupt);
             assert!(early.clone().all(|step| !step.disruptive));
             let restarts = |step: &&PlannedStep| {
-                matches!(step.action.type_, StepType::KubeletRestart | StepType::Reboot)
+                matches!(step.step_type(), Some(StepType::KubeletRestart | StepType::Reboot))
             };
             assert_eq!(steps.iter().filter(restarts).count(), 1, "{role:?}");
         }
@@ -143,7 +146,7 @@ fn an_image_that_brings_the_kubelet_needs_no_package_of_it_and_loses_no_flag() {
     let at = |id: &str| steps.iter().position(|step| step.id == id).unwrap();
     let step = &steps[at("kubelet-flags")];
     assert!(at("kubelet-flags") < at("reboot"));
-    assert_eq!(step.action.kubelet.as_ref(), Some(&flags));
+    assert_eq!(step.step(), Some(&HostStep::KubeletFlags(flags)));
     assert_eq!(step.undo, Some(StepUndo::Files));
     // Where a package brings the kubelet, its own step sets them.
     settings.os_image = None;
@@ -161,8 +164,8 @@ fn certificates_are_renewed_on_control_planes_once_somebody_asks_for_it() {
         let step = steps.iter().find(|step| step.id == "certificates-renew");
         assert_eq!(step.is_some(), role != Role::Worker, "{role:?}");
         assert!(step.is_none_or(|step| step.gate == Gate::Upgrade
-            && step.action.certificates.as_ref() == Some(&certificates)));
-        assert!(steps.is_sorted_by_key(|step| step.action.type_));
+            && step.step() == Some(&HostStep::CertificatesRenew(certificates.clone()))));
+        assert!(steps.is_sorted_by_key(refit_kinds::refit::PlannedStep::step_type));
     }
     let none = HostSettings::default();
     let steps = work(Role::ControlPlane, &none, None).steps();
@@ -174,10 +177,10 @@ fn certificates_are_renewed_on_control_planes_once_somebody_asks_for_it() {
 fn a_machine_that_is_at_its_version_can_be_asked_to_renew_certificates() {
     let mut one = One::control_plane();
     for node in &mut one.nodes {
-        node.kubelet_version = GOAL.into();
+        node.kubelet_version = GOAL.parse().ok();
     }
     for pod in one.static_pods.iter_mut().filter(|p| p.component != "etcd") {
-        pod.version = Some(GOAL.into());
+        pod.version = GOAL.parse().ok();
     }
     one.settings.certificates = Some(CertificateArgs { renew_within_days: 60 });
     let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
@@ -211,8 +214,9 @@ fn before_the_point_of_no_return_every_step_has_a_way_back_and_none_after_it() {
             let (before, after) = steps.split_at(at.unwrap_or(steps.len()));
             for step in before {
                 let moves_sources = settings.packages.is_some();
-                let still = changes_nothing.contains(&step.action.type_)
-                    || (step.action.type_ == StepType::Stage && !moves_sources);
+                let type_ = step.step_type().unwrap();
+                let still = changes_nothing.contains(&type_)
+                    || (type_ == StepType::Stage && !moves_sources);
                 assert_eq!(step.undo.is_none(), still, "{role:?} {}", step.id);
             }
             assert!(after.iter().all(|step| step.undo.is_none()), "{role:?}");
@@ -232,7 +236,7 @@ fn the_point_of_no_return_is_where_the_way_back_ends() {
         assert_eq!(work(role, settings, None).point_of_no_return(), point);
     }
     let undo = |id: &str| {
-        let steps = plan_steps(Role::Worker, GOAL);
+        let steps = plan_steps(Role::Worker, &GOAL.parse().unwrap());
         steps.into_iter().find(|step| step.id == id).unwrap().undo
     };
     assert_eq!(undo("kubeadm-upgrade"), Some(StepUndo::Configuration));
@@ -344,11 +348,15 @@ fn a_failure_says_what_became_of_the_host_and_whose_turn_it_is() {
 fn the_images_of_a_control_plane_are_there_before_kubeadm_needs_them() {
     let staged = |role, settings: &HostSettings| {
         let steps = work(role, settings, None).steps();
-        let stage = steps.into_iter().find(|step| step.id == "stage").unwrap();
-        stage.action.images.map(|images| (images.kubeadm, images.optional))
+        steps.iter().find_map(|step| match step.step() {
+            Some(HostStep::Stage { images, .. }) => {
+                Some(images.as_ref().map(|images| (images.kubeadm, images.optional)))
+            }
+            _ => None,
+        })
     };
     let none = HostSettings::default();
-    assert_eq!(staged(Role::FirstControlPlane, &none), Some((true, true)));
-    assert_eq!(staged(Role::Worker, &none), None);
-    assert_eq!(staged(Role::Worker, &everything()), Some((true, false)));
+    assert_eq!(staged(Role::FirstControlPlane, &none), Some(Some((true, true))));
+    assert_eq!(staged(Role::Worker, &none), Some(None));
+    assert_eq!(staged(Role::Worker, &everything()), Some(Some((true, false))));
 }

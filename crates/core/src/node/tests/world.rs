@@ -13,6 +13,7 @@ use refit_kinds::{
         HostStepStatus, MachineRef, NodeUpdate, NodeUpdateSpec, Origin, PlanState, Stage,
         StepState, StepType, UpdateGroupStatus,
     },
+    version::KubernetesVersion,
 };
 
 use crate::{
@@ -29,7 +30,7 @@ pub(super) fn at(second: i64) -> Timestamp {
 }
 
 pub(super) fn update(machine: &str, ordinal: u32) -> NodeUpdate {
-    let goal = Goal { kubernetes_version: GOAL.into(), ..Goal::default() };
+    let goal = Goal::of_version(GOAL.parse().unwrap());
     let name = refit_kinds::refit::node_update_name(machine, ordinal);
     let spec = NodeUpdateSpec {
         stage: Stage::Ongoing,
@@ -67,7 +68,7 @@ pub(super) fn node(name: &str) -> NodeView {
         name: name.into(),
         ready: true,
         heartbeat: Some(at(0)),
-        kubelet_version: FROM.into(),
+        kubelet_version: FROM.parse().ok(),
         boot_id: "boot-1".into(),
         ..NodeView::default()
     }
@@ -88,7 +89,7 @@ pub(super) fn report(second: i64) -> HostPlanStatus {
             StepType::Verify,
         ],
         facts: HostFacts {
-            kubelet_version: FROM.into(),
+            kubelet_version: FROM.parse().ok(),
             boot_id: "boot-1".into(),
             os_image: "os-1".into(),
             ..HostFacts::default()
@@ -102,7 +103,7 @@ pub(super) fn api_server(node: &str, version: &str) -> StaticPod {
     StaticPod {
         node: node.into(),
         component: "kube-apiserver".into(),
-        version: Some(version.into()),
+        version: version.parse().ok(),
         ready: true,
     }
 }
@@ -146,7 +147,7 @@ pub(super) struct One {
     pub(super) siblings: Vec<NodeUpdate>,
     pub(super) machine: Option<Machine>,
     pub(super) paused: Option<String>,
-    pub(super) owner_version: Option<String>,
+    pub(super) owner_version: Option<KubernetesVersion>,
     pub(super) settings: HostSettings,
     pub(super) settings_refused: Option<Refusal>,
     pub(super) reboot: Reboot,
@@ -183,7 +184,7 @@ impl One {
             siblings: Vec::new(),
             machine: Some(machine("m-0")),
             paused: None,
-            owner_version: Some(GOAL.into()),
+            owner_version: GOAL.parse().ok(),
             settings: HostSettings::default(),
             settings_refused: None,
             reboot: Reboot::default(),
@@ -218,7 +219,7 @@ impl One {
             one.static_pods.push(api_server(&name, FROM));
             one.static_pods.push(StaticPod {
                 component: "etcd".into(),
-                version: Some("3.6.5-0".into()),
+                version: None,
                 ..api_server(&name, "")
             });
             one.control_plane.push((name.clone(), Some(name), false));
@@ -471,11 +472,11 @@ impl One {
         let now = self.now;
         let node = self.node_mut();
         node.ready = true;
-        node.kubelet_version = GOAL.into();
+        node.kubelet_version = GOAL.parse().ok();
         node.heartbeat = Some(at(now));
         for pod in self.static_pods.iter_mut().filter(|pod| pod.node == "m-0") {
             if pod.component != "etcd" {
-                pod.version = Some(GOAL.into());
+                pod.version = GOAL.parse().ok();
             }
         }
     }

@@ -1,0 +1,146 @@
+//! Whether the work of a command is done, whatever its unit said.
+
+use std::{collections::BTreeMap, fs};
+
+use refit_kinds::{
+    refit::{HostStep, KubeletArgs, PackageArgs, StepEvidence},
+    version::KubernetesVersion,
+};
+
+use super::{
+    Command, Evidence, HostError, Job, Since, Site, Undo,
+    carry_out::{Wanted, kubernetes_packages, manager, mark_path, others},
+    files::{self, keep},
+    kubeadm::{MANIFESTS, static_pods_at},
+    kubelet, ntp, packages,
+    trident::{OsImage, TridentCli},
+    work::WorkError,
+};
+
+/// Changes with each boot of the kernel that runs.
+pub(super) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Looks for the proof that the table of steps asks for: the mark of the command, what the host
+/// shows, or both. `running` is asked for the version of the kubelet that runs.
+pub(crate) async fn look(
+    site: &Site,
+    job: &Job,
+    since: &Since,
+    running: impl AsyncFnOnce() -> Result<Option<KubernetesVersion>, HostError>,
+) -> Result<Evidence, HostError> {
+    let proof = job.command.rules().evidence;
+    if proof != StepEvidence::Host && !mark_path(site, &job.unit).exists() {
+        let what = format!("{} has not run to its end", job.command.name());
+        return Ok(Evidence::Missing { what });
+    }
+    if proof == StepEvidence::Mark {
+        return Ok(Evidence::Done);
+    }
+    let found = match &job.command {
+        Command::Step(HostStep::Verify { version }) => {
+            return Ok(runs(site, running().await?, version.as_ref()));
+        }
+        Command::Step(HostStep::Reboot {}) => return booted(since),
+        Command::Step(step) => step_shows(site, &job.plan, step).await,
+        Command::Undo(undo) => undo_shows(site, &job.plan, undo).await,
+    };
+    Ok(found.unwrap_or_else(|error| Evidence::Missing { what: error.message }))
+}
+
+/// What the host shows of a step.
+async fn step_shows(site: &Site, plan: &str, step: &HostStep) -> Result<Evidence, WorkError> {
+    let trident = TridentCli::new(site);
+    let os = |image| OsImage::new(site, &trident, plan, image);
+    match step {
+        HostStep::KubeadmInstall { version, packages }
+        | HostStep::KubectlInstall { version, packages } => {
+            installed(site, &kubernetes_packages(step, version, packages)?).await
+        }
+        HostStep::KubeletInstall { version, packages, kubelet } => {
+            match installed(site, &kubernetes_packages(step, version, packages)?).await? {
+                Evidence::Done => Ok(flags_set(site, kubelet)),
+                missing @ (Evidence::Missing { .. } | Evidence::Refused { .. }) => Ok(missing),
+            }
+        }
+        HostStep::ContainerRuntimeInstall { packages } => {
+            installed(site, &Wanted { from: packages, wants: others(packages)? }).await
+        }
+        HostStep::KubeadmUpgrade { version, .. } => {
+            Ok(static_pods_at(&site.path(MANIFESTS), version))
+        }
+        HostStep::Files(files) => Ok(files::check(site, files)),
+        HostStep::Ntp(ntp) => Ok(ntp::check(site, ntp)),
+        HostStep::KubeletFlags(kubelet) => Ok(flags_set(site, kubelet)),
+        HostStep::OsImageStage { os_image, .. } => os(os_image).is_staged().await,
+        HostStep::OsImageFinalize { os_image } => os(os_image).is_finalized().await,
+        HostStep::OsImageCommit { os_image } => os(os_image).is_committed().await,
+        // Proven by their marks, or looked at above.
+        HostStep::Preflight { .. }
+        | HostStep::Stage { .. }
+        | HostStep::ImagePreload { .. }
+        | HostStep::Snapshot {}
+        | HostStep::CertificatesRenew(_)
+        | HostStep::KubeletRestart {}
+        | HostStep::Reboot {}
+        | HostStep::Verify { .. } => Ok(Evidence::Done),
+    }
+}
+
+/// What the host shows of rolling a step back.
+async fn undo_shows(site: &Site, plan: &str, undo: &Undo) -> Result<Evidence, WorkError> {
+    match undo {
+        Undo::Packages { packages } => restored(site, packages).await,
+        Undo::Files { step } => keep::is_back(site, plan, step).map(|other| {
+            let path = other.clone().unwrap_or_default();
+            Evidence::from_check(other.is_none(), || format!("{path} is not as it was before"))
+        }),
+        Undo::OsImage { os_image } => {
+            OsImage::new(site, &TridentCli::new(site), plan, os_image).is_undone().await
+        }
+        // Proven by their marks.
+        Undo::Configuration | Undo::KubeletRestart => Ok(Evidence::Done),
+    }
+}
+
+fn booted(since: &Since) -> Result<Evidence, HostError> {
+    let now = fs::read_to_string(BOOT_ID)
+        .map_err(|source| HostError::File { path: BOOT_ID.to_owned(), source })?;
+    Ok(Evidence::from_check(now.trim() != since.boot_id, || {
+        "the host has not booted again".to_owned()
+    }))
+}
+
+/// Whether the new version runs; without one, whether a kubelet does.
+fn runs(
+    site: &Site,
+    running: Option<KubernetesVersion>,
+    wanted: Option<&KubernetesVersion>,
+) -> Evidence {
+    match (running, wanted) {
+        (None, None) => Evidence::Missing { what: "no kubelet runs".to_owned() },
+        (Some(_), None) => Evidence::Done,
+        (Some(running), Some(wanted)) if running == *wanted => {
+            static_pods_at(&site.path(MANIFESTS), wanted)
+        }
+        (running, Some(wanted)) => {
+            let running = running.map_or_else(String::new, |version| version.to_string());
+            let what = format!("the kubelet runs {running:?}, {wanted} is needed");
+            Evidence::Missing { what }
+        }
+    }
+}
+
+async fn installed(site: &Site, wanted: &Wanted<'_>) -> Result<Evidence, WorkError> {
+    manager(site, wanted.from)?.check(&wanted.wants).await
+}
+
+fn flags_set(site: &Site, kubelet: &KubeletArgs) -> Evidence {
+    Evidence::from_check(kubelet::has_flags(site, kubelet), || {
+        "the kubelet's flags are not as planned".to_owned()
+    })
+}
+
+async fn restored(site: &Site, packages: &BTreeMap<String, String>) -> Result<Evidence, WorkError> {
+    let manager = manager(site, &PackageArgs::default())?;
+    Ok(packages::compare_restored(&manager.installed().await?, packages))
+}
