@@ -88,7 +88,11 @@ pub(crate) async fn run(
     };
     let keys = match task {
         Task::Install { bundle_keys, .. } => read_keys(bundle_keys)?,
-        _ => BTreeMap::new(),
+        Task::Installed
+        | Task::Uninstall { .. }
+        | Task::CarryOut { .. }
+        | Task::Guard
+        | Task::EndTrial => BTreeMap::new(),
     };
     enter()?;
     let units = SystemdUnits;

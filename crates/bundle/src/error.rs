@@ -183,14 +183,14 @@ pub enum Error {
 impl Error {
     /// Whether the same call may succeed later without anybody doing anything.
     pub fn is_retriable(&self) -> bool {
-        match self {
+        matches!(
+            self,
             Self::Unreachable { .. }
-            | Self::Silent { .. }
-            | Self::Torn { .. }
-            | Self::Busy { .. } => true,
-            Self::Refused { status, .. } => matches!(status, 408 | 425 | 429 | 500..),
-            _ => false,
-        }
+                | Self::Silent { .. }
+                | Self::Torn { .. }
+                | Self::Busy { .. }
+                | Self::Refused { status: 408 | 425 | 429 | 500.., .. }
+        )
     }
 
     /// A CamelCase reason for conditions and reports.

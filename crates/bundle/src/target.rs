@@ -41,7 +41,7 @@ impl Architecture {
         match self {
             Self::Amd64 => "x86_64",
             Self::Arm64 => "aarch64",
-            other => other.as_str(),
+            Self::Ppc64le | Self::Riscv64 | Self::S390x => self.as_str(),
         }
     }
 
@@ -49,7 +49,7 @@ impl Architecture {
     pub fn deb(self) -> &'static str {
         match self {
             Self::Ppc64le => "ppc64el",
-            other => other.as_str(),
+            Self::Amd64 | Self::Arm64 | Self::Riscv64 | Self::S390x => self.as_str(),
         }
     }
 

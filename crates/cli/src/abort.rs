@@ -93,11 +93,12 @@ fn decide(update: &NodeUpdate) -> Option<Decision<Row>> {
         let text = format!("past the point of no return, it ends first: on {version}");
         (Action::TooLate, text)
     } else {
-        let text = match phase {
-            Phase::Pending | Phase::Waiting => "nothing was begun: it stops at once".to_owned(),
-            _ => "before the point of no return: the host stops at its next safe step".to_owned(),
+        let text = if matches!(phase, Phase::Pending | Phase::Waiting) {
+            "nothing was begun: it stops at once"
+        } else {
+            "before the point of no return: the host stops at its next safe step"
         };
-        (Action::Abort, text)
+        (Action::Abort, text.to_owned())
     };
     let already = update.spec.stage == Stage::Abort;
     let row = Row {

@@ -195,10 +195,12 @@ impl Cluster {
 
     /// What went wrong when `attempt` was tried, and what to do about it.
     pub(crate) fn explain(&self, error: kube::Error, attempt: &Attempt) -> anyhow::Error {
-        match &error {
-            kube::Error::Api(status) => self.refused(status, attempt),
-            kube::Error::Service(_) | kube::Error::HyperError(_) => self.unreachable(&error),
-            _ => anyhow::Error::new(error).context(format!("cannot {attempt} at {}", self.url)),
+        if let kube::Error::Api(status) = &error {
+            self.refused(status, attempt)
+        } else if matches!(error, kube::Error::Service(_) | kube::Error::HyperError(_)) {
+            self.unreachable(&error)
+        } else {
+            anyhow::Error::new(error).context(format!("cannot {attempt} at {}", self.url))
         }
     }
 

@@ -115,7 +115,17 @@ fn decide(machine: &Machine, updates: &[NodeUpdate]) -> Decision<Row> {
     match status.phase {
         Phase::Failed | Phase::Stopped => {}
         Phase::Succeeded => return none("its newest update succeeded"),
-        phase => return row(Action::None, format!("its update is under way: {phase:?}")),
+        phase @ (Phase::Pending
+        | Phase::Staging
+        | Phase::Waiting
+        | Phase::Upgrading
+        | Phase::Draining
+        | Phase::Disrupting
+        | Phase::Verifying
+        | Phase::Uncordoning
+        | Phase::Stopping) => {
+            return row(Action::None, format!("its update is under way: {phase:?}"));
+        }
     }
     if machine.metadata.deletion_timestamp.is_some() {
         return none("it is being deleted");

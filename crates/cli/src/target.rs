@@ -63,7 +63,9 @@ impl TargetKind {
     fn group(self) -> &'static str {
         match self {
             Self::ControlPlane => refit_cluster_api::kinds::CONTROL_PLANE_GROUP,
-            _ => refit_cluster_api::kinds::CORE_GROUP,
+            Self::Cluster | Self::MachineDeployment | Self::MachineSet | Self::Machine => {
+                refit_cluster_api::kinds::CORE_GROUP
+            }
         }
     }
 
@@ -256,7 +258,9 @@ impl Target {
         match self.kind {
             TargetKind::Cluster => spec.cluster_name == self.name,
             TargetKind::Machine => false,
-            _ => spec.owner.kind == self.kind.kind() && spec.owner.name == self.name,
+            TargetKind::ControlPlane | TargetKind::MachineDeployment | TargetKind::MachineSet => {
+                spec.owner.kind == self.kind.kind() && spec.owner.name == self.name
+            }
         }
     }
 }

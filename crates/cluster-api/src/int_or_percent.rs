@@ -66,10 +66,7 @@ impl TryFrom<&Value> for IntOrPercent {
 
     /// Reads a field that is a number or a string.
     fn try_from(value: &Value) -> Result<Self, Self::Error> {
-        match value {
-            Value::String(text) => percentage(text),
-            other => other.to_string().parse(),
-        }
+        value.as_str().map_or_else(|| value.to_string().parse(), percentage)
     }
 }
 

@@ -9,11 +9,14 @@ use kube::{Api, ResourceExt as _};
 use refit_cluster_api::kinds::{CONTROL_PLANE_GROUP, CORE_GROUP, Machine, MachineSet};
 use refit_kinds::{
     keys,
-    refit::{GroupOwner, NodeUpdate, UpdateGroup, UpdateGroupSpec, update_group_name},
+    refit::{GroupOwner, NodeUpdate, Owner, UpdateGroup, UpdateGroupSpec, update_group_name},
 };
 use refit_runtime::{ObjectKey, apply};
 
-use crate::context::{Context, Stores};
+use crate::{
+    context::{Context, Stores},
+    owner::LiveOwner,
+};
 
 /// A group: the key of its UpdateGroup and what that says, whether it exists yet or not.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,16 +45,15 @@ impl Group {
 pub(crate) fn group_of(stores: &Stores, machine: &Machine) -> Option<Group> {
     let namespace = machine.namespace().unwrap_or_default();
     let owner = controller_of(machine.owner_references())?;
-    match (group_of_api_version(&owner.api_version), owner.kind.as_str()) {
-        (CONTROL_PLANE_GROUP, _) => {
-            Some(Group::of(&namespace, &machine.spec.cluster_name, group_owner(owner), true))
-        }
-        (CORE_GROUP, "MachineSet") => {
-            let key = ObjectKey::new(&namespace, &owner.name);
-            // Without the set its deployment is not known, and a guess would split the group.
-            stores.machine_sets.get(&key).map(|set| group_of_set(&set))
-        }
-        _ => None,
+    let group = group_of_api_version(&owner.api_version);
+    if group == CONTROL_PLANE_GROUP {
+        Some(Group::of(&namespace, &machine.spec.cluster_name, group_owner(owner), true))
+    } else if group == CORE_GROUP && owner.kind == Owner::Set.kind() {
+        let key = ObjectKey::new(&namespace, &owner.name);
+        // Without the set its deployment is not known, and a guess would split the group.
+        stores.machine_sets.get(&key).map(|set| group_of_set(&set))
+    } else {
+        None
     }
 }
 
@@ -59,10 +61,10 @@ pub(crate) fn group_of(stores: &Stores, machine: &Machine) -> Option<Group> {
 pub(crate) fn group_of_set(set: &MachineSet) -> Group {
     let namespace = set.namespace().unwrap_or_default();
     let owner = match controller_of(set.owner_references()) {
-        Some(owner) if owner.kind == "MachineDeployment" => group_owner(owner),
+        Some(owner) if owner.kind == Owner::Deployment.kind() => group_owner(owner),
         _ => GroupOwner {
             api_version: format!("{CORE_GROUP}/v1beta2"),
-            kind: "MachineSet".to_owned(),
+            kind: Owner::Set.kind().to_owned(),
             name: set.name_any(),
         },
     };
@@ -88,13 +90,7 @@ pub(crate) async fn ensure_group(ctx: &Context, group: &Group) -> kube::Result<U
 
 /// The owner of a group as a reference, if it is known.
 pub(crate) fn owner_reference(stores: &Stores, group: &Group) -> Option<OwnerReference> {
-    let key = group.owner_key();
-    let uid = match group.spec.owner.kind.as_str() {
-        "KubeadmControlPlane" => stores.control_planes.get(&key).and_then(|o| o.uid()),
-        "MachineDeployment" => stores.machine_deployments.get(&key).and_then(|o| o.uid()),
-        "MachineSet" => stores.machine_sets.get(&key).and_then(|o| o.uid()),
-        _ => None,
-    }?;
+    let uid = LiveOwner::of(stores, group)?.uid()?;
     Some(OwnerReference {
         api_version: group.spec.owner.api_version.clone(),
         kind: group.spec.owner.kind.clone(),
@@ -120,13 +116,7 @@ pub(crate) fn owner_object(stores: &Stores, group: &Group) -> ObjectReference {
 
 /// The generation of a group's owner, if it is known.
 pub(crate) fn owner_generation(stores: &Stores, group: &Group) -> Option<i64> {
-    let key = group.owner_key();
-    match group.spec.owner.kind.as_str() {
-        "KubeadmControlPlane" => stores.control_planes.get(&key)?.metadata.generation,
-        "MachineDeployment" => stores.machine_deployments.get(&key)?.metadata.generation,
-        "MachineSet" => stores.machine_sets.get(&key)?.metadata.generation,
-        _ => None,
-    }
+    LiveOwner::of(stores, group)?.generation()
 }
 
 /// The Machines of a group, in order of their names.

@@ -25,6 +25,7 @@ mod hooks;
 mod host_plan;
 mod metrics;
 mod node_update;
+mod owner;
 mod policy;
 mod process;
 #[cfg(feature = "sabotage")]

@@ -144,20 +144,28 @@ fn reason_of(error: &anyhow::Error) -> &'static str {
     let Some(error) = error.chain().find_map(|error| error.downcast_ref::<kube::Error>()) else {
         return "Other";
     };
-    match error {
-        kube::Error::Api(_) if apply::is_conflict(error) => "Conflict",
-        kube::Error::Api(_) if apply::is_not_found(error) => "NotFound",
-        kube::Error::Api(status) => match status.code {
+    if apply::is_conflict(error) {
+        return "Conflict";
+    }
+    if apply::is_not_found(error) {
+        return "NotFound";
+    }
+    if let kube::Error::Api(status) = error {
+        return match status.code {
             401 => "Unauthorized",
             403 => "Forbidden",
             400 | 422 => "Invalid",
             429 => "TooManyRequests",
             500.. => "ServerError",
             _ => "Api",
-        },
-        other if lease::is_fenced(other) => "NotLeader",
-        kube::Error::SerdeError(_) => "Unreadable",
-        _ => "Unreachable",
+        };
+    }
+    if lease::is_fenced(error) {
+        "NotLeader"
+    } else if matches!(error, kube::Error::SerdeError(_)) {
+        "Unreadable"
+    } else {
+        "Unreachable"
     }
 }
 

@@ -16,6 +16,7 @@ use crate::{
     context::Context,
     groups::{Group, group_of},
     host_plan::cluster_key,
+    owner::LiveOwner,
 };
 
 /// The policy as the live owner and Cluster say it, else the controller's.
@@ -79,17 +80,9 @@ pub(crate) fn live_host_settings(
 }
 
 fn owner_annotations(ctx: &Context, group: &Group) -> Result<BTreeMap<String, String>, NotReady> {
-    let (stores, key) = (&ctx.stores, group.owner_key());
-    let kind = group.spec.owner.kind.as_str();
-    let found = match kind {
-        "KubeadmControlPlane" => stores.control_planes.get(&key).map(|o| o.annotations().clone()),
-        "MachineDeployment" => {
-            stores.machine_deployments.get(&key).map(|o| o.annotations().clone())
-        }
-        "MachineSet" => stores.machine_sets.get(&key).map(|o| o.annotations().clone()),
-        _ => None,
-    };
-    found.ok_or_else(|| unknown(kind, &key))
+    let owner = LiveOwner::of(&ctx.stores, group);
+    let owner = owner.ok_or_else(|| unknown(&group.spec.owner.kind, &group.owner_key()))?;
+    Ok(owner.annotations())
 }
 
 /// An object that the caches do not have.

@@ -2,7 +2,7 @@
 
 use kube::{Api, Client, Resource, ResourceExt as _};
 use refit_cluster_api::kinds::Cluster;
-use refit_kinds::refit::update_group_name;
+use refit_kinds::refit::{Owner, update_group_name};
 use refit_runtime::{ObjectKey, Store, store};
 
 use crate::{
@@ -29,10 +29,10 @@ pub(crate) async fn run(ctx: &Context) {
             }
         }),
         watch(client, &stores.machine_deployments, |deployment| {
-            queues.groups.add(owned_group("MachineDeployment", deployment));
+            queues.groups.add(owned_group(Owner::Deployment, deployment));
         }),
         watch(client, &stores.control_planes, |control_plane| {
-            queues.groups.add(owned_group("KubeadmControlPlane", control_plane));
+            queues.groups.add(owned_group(Owner::ControlPlane, control_plane));
         }),
         watch(client, &stores.clusters, |cluster| wake_cluster(ctx, cluster)),
         watch(client, &stores.node_updates, |update| {
@@ -76,10 +76,10 @@ where
     store::reflect(api, store::everything(), store.clone(), changed).await;
 }
 
-fn owned_group(kind: &str, owner: &impl kube::ResourceExt) -> ObjectKey {
+fn owned_group(kind: Owner, owner: &impl kube::ResourceExt) -> ObjectKey {
     ObjectKey::new(
         owner.namespace().unwrap_or_default(),
-        update_group_name(kind, &owner.name_any()),
+        update_group_name(kind.kind(), &owner.name_any()),
     )
 }
 

@@ -10,11 +10,17 @@ use refit_kinds::{
     refit::{Blocker, StepType},
     version::KubernetesVersion,
 };
+use strum::{EnumDiscriminants, EnumString, IntoStaticStr, VariantNames};
 
-use crate::node::DrainRefusal;
+use crate::node::{DrainReason, DrainRefusal};
 
 /// Why an update does not go on, for now.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr, EnumDiscriminants)]
+#[strum_discriminants(
+    name(RefusalReason),
+    doc = "Why an update does not go on, without what it is about.",
+    derive(EnumString, VariantNames)
+)]
 pub enum Refusal {
     /// Every slot of the group is taken.
     SlotBusy {
@@ -134,35 +140,111 @@ pub enum Refusal {
         message: String,
     },
     /// A node that is being drained is not empty yet.
+    #[strum(transparent)]
+    #[strum_discriminants(strum(disabled))]
     Drain(DrainRefusal),
+}
+
+/// The reason of a [`Refusal`] as statuses hold it, read back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Of an update.
+    Update(RefusalReason),
+    /// Of its drain.
+    Drain(DrainReason),
+}
+
+/// What ends a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndsBy {
+    /// The progress of another update.
+    Progress,
+    /// Other machines that are available again, as one that is updated will be.
+    OthersRecover,
+    /// A change of the object, node or pod that it names.
+    ObjectChange,
+    /// The deadlines of a drain, as its policy has them.
+    Deadline,
+    /// A command that somebody runs.
+    Command,
+}
+
+impl Reason {
+    /// Reads a reason; `None` for one that is not ours or of a newer version.
+    pub fn of(text: &str) -> Option<Self> {
+        let drain = || text.parse().map(Self::Drain);
+        text.parse().map(Self::Update).or_else(|_| drain()).ok()
+    }
+
+    /// Every reason, in the order of the variants.
+    pub fn all() -> impl Iterator<Item = &'static str> {
+        let own = RefusalReason::VARIANTS.iter().filter(|name| **name != "Drain");
+        own.chain(DrainReason::VARIANTS).copied()
+    }
+
+    /// What ends the wait.
+    pub fn ends_by(self) -> EndsBy {
+        match self {
+            Self::Update(reason) => reason.ends_by(),
+            Self::Drain(reason) => match reason {
+                DrainReason::EvictionUnavailable
+                | DrainReason::PodTerminating
+                | DrainReason::PodCameBack
+                | DrainReason::VolumeAttached => EndsBy::Deadline,
+                DrainReason::PodUnreplicated
+                | DrainReason::PodLocalStorage
+                | DrainReason::PodWaitCompleted
+                | DrainReason::DrainRuleNotUnderstood => EndsBy::ObjectChange,
+            },
+        }
+    }
+
+    /// Whether an API server refused an eviction with it.
+    pub fn is_of_eviction(self) -> bool {
+        matches!(
+            self,
+            Self::Update(RefusalReason::PodDisruptionBudget | RefusalReason::EvictionRefused)
+                | Self::Drain(DrainReason::EvictionUnavailable)
+        )
+    }
+}
+
+impl RefusalReason {
+    fn ends_by(self) -> EndsBy {
+        match self {
+            Self::SlotBusy
+            | Self::OlderUpdateUnfinished
+            | Self::OlderPlanRunning
+            | Self::GroupNotReady => EndsBy::Progress,
+            Self::GroupUnavailable | Self::ControlPlaneUnhealthy => EndsBy::OthersRecover,
+            Self::PodDisruptionBudget | Self::EvictionRefused | Self::Drain => EndsBy::Deadline,
+            Self::AgentTooOld | Self::Paused => EndsBy::Command,
+            Self::ControlPlaneBehind
+            | Self::NoFreshReport
+            | Self::HostSettingsUnreadable
+            | Self::ApiUnreachable
+            | Self::NodeNotReady
+            | Self::NodeNotVerified
+            | Self::NoNode
+            | Self::MachineDeleting
+            | Self::NoGroup
+            | Self::ApiRefused => EndsBy::ObjectChange,
+        }
+    }
 }
 
 impl Refusal {
     /// CamelCase reason, as `kubectl` shows it.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::SlotBusy { .. } => "SlotBusy",
-            Self::GroupUnavailable { .. } => "GroupUnavailable",
-            Self::ControlPlaneUnhealthy { .. } => "ControlPlaneUnhealthy",
-            Self::ControlPlaneBehind { .. } => "ControlPlaneBehind",
-            Self::NoFreshReport { .. } => "NoFreshReport",
-            Self::AgentTooOld { .. } => "AgentTooOld",
-            Self::HostSettingsUnreadable { .. } => "HostSettingsUnreadable",
-            Self::PodDisruptionBudget { .. } => "PodDisruptionBudget",
-            Self::EvictionRefused { .. } => "EvictionRefused",
-            Self::ApiUnreachable { .. } => "ApiUnreachable",
-            Self::NodeNotReady { .. } => "NodeNotReady",
-            Self::NodeNotVerified { .. } => "NodeNotVerified",
-            Self::NoNode { .. } => "NoNode",
-            Self::OlderUpdateUnfinished { .. } => "OlderUpdateUnfinished",
-            Self::OlderPlanRunning { .. } => "OlderPlanRunning",
-            Self::MachineDeleting { .. } => "MachineDeleting",
-            Self::Paused { .. } => "Paused",
-            Self::NoGroup { .. } => "NoGroup",
-            Self::GroupNotReady => "GroupNotReady",
-            Self::ApiRefused { .. } => "ApiRefused",
-            Self::Drain(drain) => drain.reason(),
+        self.into()
+    }
+
+    /// The same, typed.
+    pub fn typed_reason(&self) -> Reason {
+        if let Self::Drain(drain) = self {
+            return Reason::Drain(drain.into());
         }
+        Reason::Update(self.into())
     }
 
     /// The object that blocks; empty where there is none.
@@ -197,7 +279,24 @@ impl Refusal {
         match self {
             Self::PodDisruptionBudget { pod, .. } | Self::EvictionRefused { pod, .. } => pod,
             Self::Drain(drain) => drain.pod(),
-            _ => "",
+            Self::SlotBusy { .. }
+            | Self::GroupUnavailable { .. }
+            | Self::ControlPlaneUnhealthy { .. }
+            | Self::ControlPlaneBehind { .. }
+            | Self::NoFreshReport { .. }
+            | Self::AgentTooOld { .. }
+            | Self::HostSettingsUnreadable { .. }
+            | Self::ApiUnreachable { .. }
+            | Self::NodeNotReady { .. }
+            | Self::NodeNotVerified { .. }
+            | Self::NoNode { .. }
+            | Self::OlderUpdateUnfinished { .. }
+            | Self::OlderPlanRunning { .. }
+            | Self::MachineDeleting { .. }
+            | Self::Paused { .. }
+            | Self::NoGroup { .. }
+            | Self::GroupNotReady
+            | Self::ApiRefused { .. } => "",
         }
     }
 
@@ -284,38 +383,6 @@ impl Refusal {
             since,
         }
     }
-
-    /// Every reason that a refusal may have, in the order of the variants.
-    pub const REASONS: [&'static str; 28] = [
-        "SlotBusy",
-        "GroupUnavailable",
-        "ControlPlaneUnhealthy",
-        "ControlPlaneBehind",
-        "NoFreshReport",
-        "AgentTooOld",
-        "HostSettingsUnreadable",
-        "PodDisruptionBudget",
-        "EvictionRefused",
-        "ApiUnreachable",
-        "NodeNotReady",
-        "NodeNotVerified",
-        "NoNode",
-        "OlderUpdateUnfinished",
-        "OlderPlanRunning",
-        "MachineDeleting",
-        "Paused",
-        "NoGroup",
-        "GroupNotReady",
-        "ApiRefused",
-        "EvictionUnavailable",
-        "PodUnreplicated",
-        "PodLocalStorage",
-        "PodWaitCompleted",
-        "DrainRuleNotUnderstood",
-        "PodTerminating",
-        "PodCameBack",
-        "VolumeAttached",
-    ];
 }
 
 #[cfg(test)]
@@ -359,12 +426,12 @@ mod tests {
         let says = String::from;
         [
             DrainRefusal::EvictionUnavailable { pod: pod() },
-            DrainRefusal::Unreplicated { pod: pod() },
-            DrainRefusal::LocalStorage { pod: pod() },
-            DrainRefusal::WaitCompleted { pod: pod(), says: says("its label") },
-            DrainRefusal::NotUnderstood { pod: pod(), says: says("its label") },
-            DrainRefusal::Terminating { pod: pod() },
-            DrainRefusal::CameBack { pod: pod() },
+            DrainRefusal::PodUnreplicated { pod: pod() },
+            DrainRefusal::PodLocalStorage { pod: pod() },
+            DrainRefusal::PodWaitCompleted { pod: pod(), says: says("its label") },
+            DrainRefusal::DrainRuleNotUnderstood { pod: pod(), says: says("its label") },
+            DrainRefusal::PodTerminating { pod: pod() },
+            DrainRefusal::PodCameBack { pod: pod() },
             DrainRefusal::VolumeAttached {
                 attachment: says("csi-1"),
                 volume: says("pv-1"),
@@ -377,7 +444,11 @@ mod tests {
     #[test]
     fn every_refusal_has_its_reason_and_a_sentence() {
         let reasons: Vec<_> = all().iter().map(Refusal::reason).collect();
-        assert_eq!(reasons, Refusal::REASONS);
+        assert_eq!(reasons, Reason::all().collect::<Vec<_>>());
+        for refusal in all() {
+            assert_eq!(Reason::of(refusal.reason()), Some(refusal.typed_reason()));
+        }
+        assert_eq!(Reason::of("Drain"), None);
         for refusal in all() {
             assert!(refusal.sentence().contains(' '), "{refusal:?}");
             assert!(!refusal.sentence().ends_with('.'), "{refusal:?}");

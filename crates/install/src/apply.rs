@@ -60,11 +60,10 @@ pub enum InstallError {
 }
 
 fn hint(error: &kube::Error) -> &'static str {
-    match error {
-        kube::Error::Api(status) if status.code == 403 => {
-            "; an installation takes the rights of a cluster administrator"
-        }
-        _ => "",
+    if matches!(error, kube::Error::Api(status) if status.code == 403) {
+        "; an installation takes the rights of a cluster administrator"
+    } else {
+        ""
     }
 }
 

@@ -20,7 +20,7 @@ pub fn at<'a>(object: &'a Value, pointer: &str) -> Option<&'a Value> {
     pointer.split('/').skip(1).try_fold(object, |value, key| match value {
         Value::Object(map) => map.get(key),
         Value::Array(list) => list.get(key.parse::<usize>().ok()?),
-        _ => None,
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => None,
     })
 }
 

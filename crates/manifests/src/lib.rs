@@ -190,18 +190,16 @@ fn expand(file: &str, object: Value, lines: &yaml::Lines, out: &mut Reading) {
         out.manifests.push(manifest);
         return;
     }
-    match manifest.object["items"].take() {
-        Value::Array(items) => {
-            for (i, item) in items.into_iter().enumerate() {
-                let lines = lines.below(&format!("/items/{i}"));
-                expand(file, item, &lines, out);
-            }
+    let items = manifest.object["items"].take();
+    if let Value::Array(items) = items {
+        for (i, item) in items.into_iter().enumerate() {
+            let lines = lines.below(&format!("/items/{i}"));
+            expand(file, item, &lines, out);
         }
-        other => {
-            let got = shown(Some(&other));
-            let problem = manifest.problem("/items", got, "a list of Kubernetes objects");
-            out.problems.push(Problem { object: kind, ..problem });
-        }
+    } else {
+        let got = shown(Some(&items));
+        let problem = manifest.problem("/items", got, "a list of Kubernetes objects");
+        out.problems.push(Problem { object: kind, ..problem });
     }
 }
 

@@ -45,14 +45,10 @@ fn fault_of<K: DeserializeOwned>(value: &Value) -> Option<(String, String)> {
     let error = serde_path_to_error::deserialize::<_, K>(value).err()?;
     let mut pointer = String::new();
     for segment in error.path() {
-        match segment {
-            serde_path_to_error::Segment::Seq { index } => {
-                pointer.extend(["/", &index.to_string()]);
-            }
-            serde_path_to_error::Segment::Map { key } => {
-                pointer.extend(["/", &escaped(key)]);
-            }
-            _ => {}
+        if let serde_path_to_error::Segment::Seq { index } = segment {
+            pointer.extend(["/", &index.to_string()]);
+        } else if let serde_path_to_error::Segment::Map { key } = segment {
+            pointer.extend(["/", &escaped(key)]);
         }
     }
     let message = error.inner().to_string();

@@ -96,10 +96,11 @@ pub(super) fn read(file: &str, bytes: &[u8]) -> File {
                 for node in nodes {
                     let line = node.referenced.line() + before;
                     let mut lines = Lines::default();
-                    match flatten(node, "", before, &mut lines) {
-                        Value::Null => {}
-                        object @ Value::Object(_) => found.documents.push((object, lines)),
-                        other => found.problems.push(wrong(line, super::shown(Some(&other)))),
+                    let value = flatten(node, "", before, &mut lines);
+                    if value.is_object() {
+                        found.documents.push((value, lines));
+                    } else if !value.is_null() {
+                        found.problems.push(wrong(line, super::shown(Some(&value))));
                     }
                 }
             }

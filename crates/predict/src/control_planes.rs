@@ -316,7 +316,7 @@ fn imagined(control_plane: &Value, cluster: &str, wanted: bool, input: &Input) -
     let of = name(control_plane);
     let replicas = match Shape::of(control_plane) {
         Shape::ControlPlane { replicas, .. } => replicas,
-        _ => 0,
+        Shape::Deployment { .. } | Shape::LoneSet | Shape::Unknown => 0,
     };
     let plane = Wanted { object: control_plane, cluster };
     let template = plane.infrastructure_template();

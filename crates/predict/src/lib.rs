@@ -27,6 +27,8 @@ mod workers;
 #[cfg(test)]
 mod prediction_tests;
 
+use refit_kinds::refit::Owner;
+
 pub use input::{Hosts, Input};
 pub use managers::{Manager, Provider};
 pub use objects::Objects;
@@ -45,25 +47,25 @@ pub const BLOCKED_REASONS: [&str; 4] =
 pub fn predict(input: &Input) -> Prediction {
     let mut planned: Vec<GroupPrediction> = Vec::new();
     let mut notes = Vec::new();
-    let is_plane = |target: &&GroupRef| target.kind == "KubeadmControlPlane";
+    let is_plane = |target: &&GroupRef| target.owner() == Some(Owner::ControlPlane);
     let (planes, rest): (Vec<_>, Vec<_>) = input.targets.iter().partition(is_plane);
     for target in planes.into_iter().chain(rest) {
-        let found = match target.kind.as_str() {
-            "KubeadmControlPlane" => control_planes::predict(input, target),
-            "MachineDeployment" => {
+        let found = match target.owner() {
+            Some(Owner::ControlPlane) => control_planes::predict(input, target),
+            Some(Owner::Deployment) => {
                 let of = input
                     .desired
                     .get(&target.kind, &target.namespace, &target.name)
                     .map(|object| refit_kinds::json::text(object, "/spec/clusterName"));
                 let control_plane = planned.iter().find(|plan| {
-                    plan.kind == "KubeadmControlPlane"
+                    plan.kind == Owner::ControlPlane.kind()
                         && plan.namespace == target.namespace
                         && Some(plan.cluster.as_str()) == of
                 });
                 let control_plane = control_plane.cloned();
                 workers::predict(input, target, control_plane.as_ref())
             }
-            _ => workers::unserved(input, target),
+            Some(Owner::Set) | None => workers::unserved(input, target),
         };
         match found {
             Some(plan) => planned.push(plan),

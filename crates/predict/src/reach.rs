@@ -15,6 +15,7 @@ use refit_kinds::{
     conditions,
     json::{annotations, kind, name, namespace, text},
     keys,
+    refit::Owner,
 };
 use serde_json::Value;
 
@@ -46,6 +47,13 @@ pub struct GroupRef {
     pub namespace: String,
     /// Its name.
     pub name: String,
+}
+
+impl GroupRef {
+    /// What the group's owner is; `None` for a kind that we do not serve.
+    pub fn owner(&self) -> Option<Owner> {
+        Owner::of_kind(&self.kind)
+    }
 }
 
 impl std::fmt::Display for GroupRef {
@@ -229,13 +237,13 @@ impl Shape {
         // What Cluster API's webhooks would reject counts as not set.
         let default = || Strategy::rolling_update(IntOrPercent::Int(1), IntOrPercent::Int(0));
         let strategy = Strategy::of(owner).unwrap_or_else(|_| default());
-        match kind(owner) {
-            "KubeadmControlPlane" => {
+        match Owner::of_kind(kind(owner)) {
+            Some(Owner::ControlPlane) => {
                 Self::ControlPlane { replicas, max_surge: strategy.fenceposts(replicas).surge }
             }
-            "MachineDeployment" => Self::Deployment { replicas, strategy },
-            "MachineSet" => Self::LoneSet,
-            _ => Self::Unknown,
+            Some(Owner::Deployment) => Self::Deployment { replicas, strategy },
+            Some(Owner::Set) => Self::LoneSet,
+            None => Self::Unknown,
         }
     }
 }
@@ -298,10 +306,10 @@ pub fn notes(facts: &Reach) -> Vec<String> {
 /// Whether the kind has hooks at all, and somebody wants them to be called.
 fn served(facts: &Reach) -> Result<(), Unreached> {
     let group = || facts.group.clone();
-    match facts.group.kind.as_str() {
-        "KubeadmControlPlane" | "MachineDeployment" => {}
-        "MachineSet" => return Err(Unreached::LoneSet { group: group() }),
-        _ => return Err(Unreached::Kind { group: group() }),
+    match facts.group.owner() {
+        Some(Owner::ControlPlane | Owner::Deployment) => {}
+        Some(Owner::Set) => return Err(Unreached::LoneSet { group: group() }),
+        None => return Err(Unreached::Kind { group: group() }),
     }
     let kind = facts.bootstrap_kind.as_deref().unwrap_or("KubeadmConfig");
     if !matches!(kind, "KubeadmConfig" | "KubeadmConfigTemplate") {
@@ -354,7 +362,7 @@ fn asked(facts: &Reach) -> Result<(), Unreached> {
 /// Whether those managers that work for the group are new enough and have their gates on.
 fn managers_do(managers: &[Manager], group: &GroupRef) -> Result<(), Unreached> {
     let needed = |manager: &&Manager| {
-        manager.provider == Provider::Core || group.kind == "KubeadmControlPlane"
+        manager.provider == Provider::Core || group.owner() == Some(Owner::ControlPlane)
     };
     for manager in managers.iter().filter(needed) {
         if let Some(version) = &manager.version

@@ -1,11 +1,12 @@
 //! Why Cluster API does not ask us about a group of machines, and what to do about it.
 
 use refit_kinds::version::KubernetesVersion;
+use strum::{IntoStaticStr, VariantNames};
 
 use super::reach::GroupRef;
 
 /// Why Cluster API does not ask us about a group, and what to do.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, IntoStaticStr, VariantNames)]
 pub enum Unreached {
     /// A kind that has no in-place hooks, or none of ours.
     #[error(
@@ -29,6 +30,7 @@ pub enum Unreached {
     #[error(
         "{group} belongs to no MachineDeployment: Cluster API changes only machines that it creates from now on; put it under a MachineDeployment"
     )]
+    #[strum(serialize = "LoneMachineSet")]
     LoneSet {
         /// The group.
         group: GroupRef,
@@ -174,51 +176,8 @@ pub enum Unreached {
 impl Unreached {
     /// CamelCase reason, for programs.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Kind { .. } => "Kind",
-            Self::Bootstrap { .. } => "Bootstrap",
-            Self::LoneSet { .. } => "LoneMachineSet",
-            Self::Disabled { .. } => "Disabled",
-            Self::Paused { .. } => "Paused",
-            Self::OnDelete { .. } => "OnDelete",
-            Self::OnlySurge { .. } => "OnlySurge",
-            Self::NotInstalled => "NotInstalled",
-            Self::ExtensionPaused => "ExtensionPaused",
-            Self::NotDiscoveredYet => "NotDiscoveredYet",
-            Self::DiscoveryFailed { .. } => "DiscoveryFailed",
-            Self::HookMissing { .. } => "HookMissing",
-            Self::NoCaBundle => "NoCaBundle",
-            Self::NotSelected { .. } => "NotSelected",
-            Self::InvalidSelector { .. } => "InvalidSelector",
-            Self::Shared { .. } => "Shared",
-            Self::TooOld { .. } => "TooOld",
-            Self::GateOff { .. } => "GateOff",
-            Self::NotKnown { .. } => "NotKnown",
-        }
+        self.into()
     }
-
-    /// Every reason, in the order of the variants.
-    pub const REASONS: [&'static str; 19] = [
-        "Kind",
-        "Bootstrap",
-        "LoneMachineSet",
-        "Disabled",
-        "Paused",
-        "OnDelete",
-        "OnlySurge",
-        "NotInstalled",
-        "ExtensionPaused",
-        "NotDiscoveredYet",
-        "DiscoveryFailed",
-        "HookMissing",
-        "NoCaBundle",
-        "NotSelected",
-        "InvalidSelector",
-        "Shared",
-        "TooOld",
-        "GateOff",
-        "NotKnown",
-    ];
 
     /// Whether Cluster API may then replace machines; otherwise nothing happens.
     pub fn replaces(&self) -> bool {

@@ -14,7 +14,7 @@ use refit_core::{
 use refit_kinds::{
     json::{annotations, controller, is_deleting, label, name, namespace, text},
     keys,
-    refit::{Phase, Role, StepDurations, update_group_name},
+    refit::{Owner, Phase, Role, StepDurations, update_group_name},
     version::{KubernetesVersion, SkewError},
 };
 use serde::Deserialize as _;
@@ -99,7 +99,7 @@ impl<'a> View<'a> {
                 kind: group.kind.clone(),
                 name: group.name.clone(),
                 cluster: cluster_name,
-                turn: if group.kind == "KubeadmControlPlane" { 1 } else { 2 },
+                turn: if group.owner() == Some(Owner::ControlPlane) { 1 } else { 2 },
                 from: text(now, version).to_owned(),
                 to: text(wanted, version).to_owned(),
                 outcome: PredictedOutcome::Unchanged,
@@ -371,7 +371,7 @@ impl<'a> View<'a> {
 
     /// How long updates of `count` machines take, `at_once` of them together, by past ones.
     pub(super) fn predict_seconds(&mut self, count: i64, at_once: i64) {
-        let control_plane = self.group.kind == "KubeadmControlPlane";
+        let control_plane = self.group.owner() == Some(Owner::ControlPlane);
         let role = if control_plane { Role::ControlPlane } else { Role::Worker };
         let group = update_group_name(&self.group.kind, &self.group.name);
         let known: Vec<StepDurations> = self
@@ -423,10 +423,7 @@ impl<'a> View<'a> {
 
 /// Where a group says which version it wants.
 pub(super) fn version_at(group: &GroupRef) -> &'static str {
-    match group.kind.as_str() {
-        "KubeadmControlPlane" => "/spec/version",
-        _ => "/spec/template/spec/version",
-    }
+    group.owner().unwrap_or(Owner::Deployment).version_path()
 }
 
 /// Phase of a NodeUpdate; `Pending` before its controller saw it.

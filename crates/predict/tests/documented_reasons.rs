@@ -7,10 +7,11 @@ use refit_core::{
         verdict,
         verdict::Unfinished,
     },
-    report::Refusal,
+    report::Reason,
 };
 use refit_predict::{BLOCKED_REASONS, CauseReason, Unreached, doctor::Check};
 use serde_json::json;
+use strum::VariantNames as _;
 
 const TROUBLESHOOTING: &str = include_str!("../../../docs/troubleshooting.md");
 const PLAN: &str = include_str!("../../../docs/plan.md");
@@ -76,7 +77,7 @@ fn not_ready() -> Vec<NotReady> {
 
 #[test]
 fn every_reason_to_wait_has_its_line() {
-    assert_eq!(missing(TROUBLESHOOTING, Refusal::REASONS), Vec::<&str>::new());
+    assert_eq!(missing(TROUBLESHOOTING, Reason::all()), Vec::<&str>::new());
     let not_ready = not_ready();
     let reasons = not_ready.iter().map(NotReady::reason);
     assert_eq!(missing(TROUBLESHOOTING, reasons), Vec::<&str>::new());
@@ -94,7 +95,7 @@ fn every_verdict_has_its_line() {
 
 #[test]
 fn every_reason_not_to_be_asked_has_its_line() {
-    assert_eq!(missing(TROUBLESHOOTING, Unreached::REASONS), Vec::<&str>::new());
+    assert_eq!(missing(TROUBLESHOOTING, Unreached::VARIANTS.iter().copied()), Vec::<&str>::new());
 }
 
 #[test]

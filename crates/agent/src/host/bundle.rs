@@ -238,7 +238,7 @@ pub fn packages(site: &Site, plan: &str, from: &PackageArgs) -> Result<PackageAr
     };
     let driver = match from.driver {
         PackageDriver::Auto => packages::detect(site),
-        named => Some(named),
+        named @ (PackageDriver::Apt | PackageDriver::Dnf | PackageDriver::Tarball) => Some(named),
     };
     if driver == Some(PackageDriver::Tarball) {
         if let Some((path, sha256)) = bundle.tarball()? {

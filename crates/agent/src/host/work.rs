@@ -1,5 +1,7 @@
 //! Why work on a host ended badly, and what may end that.
 
+use std::io::ErrorKind;
+
 use refit_kinds::refit::FailureKind;
 
 use super::{HostError, ProgramError};
@@ -44,11 +46,10 @@ impl WorkError {
     /// A file that could not be used.
     pub fn file(path: &std::path::Path, error: &std::io::Error) -> Self {
         let message = format!("{} could not be used: {error}", path.display());
-        match error.kind() {
-            std::io::ErrorKind::StorageFull | std::io::ErrorKind::ReadOnlyFilesystem => {
-                Self::needs_person(message)
-            }
-            _ => Self::retriable(message),
+        if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::ReadOnlyFilesystem) {
+            Self::needs_person(message)
+        } else {
+            Self::retriable(message)
         }
     }
 
@@ -88,7 +89,9 @@ impl From<HostError> for WorkError {
         match error {
             HostError::Program(error) => error.into(),
             HostError::Work(error) => error,
-            other => Self::retriable(other.to_string()),
+            other @ (HostError::File { .. } | HostError::Answer { .. }) => {
+                Self::retriable(other.to_string())
+            }
         }
     }
 }

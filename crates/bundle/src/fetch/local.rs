@@ -62,9 +62,12 @@ async fn open_regular(path: &Path, file: &str) -> Result<(tokio::fs::File, u64),
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
     let opened =
         tokio::fs::OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path).await;
-    let opened = opened.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Error::Missing { what: format!("{file} ({})", path.display()) },
-        _ => Error::read(path, error),
+    let opened = opened.map_err(|error| {
+        if error.kind() == io::ErrorKind::NotFound {
+            Error::Missing { what: format!("{file} ({})", path.display()) }
+        } else {
+            Error::read(path, error)
+        }
     })?;
     let metadata = opened.metadata().await.map_err(|error| Error::read(path, error))?;
     if !metadata.is_file() {

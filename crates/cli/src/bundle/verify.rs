@@ -117,7 +117,18 @@ fn coded(error: Error) -> anyhow::Error {
         | Error::Missing { .. }
         | Error::Manifest { .. } => EXIT_DAMAGED,
         Error::Other { .. } => EXIT_OTHER,
-        _ => return error.into(),
+        Error::Location { .. }
+        | Error::Unreachable { .. }
+        | Error::Silent { .. }
+        | Error::Refused { .. }
+        | Error::Answer { .. }
+        | Error::Torn { .. }
+        | Error::Limit { .. }
+        | Error::Space { .. }
+        | Error::Folder { .. }
+        | Error::Busy { .. }
+        | Error::File { .. }
+        | Error::Key(_) => return error.into(),
     };
     exit::error(code, error.to_string())
 }

@@ -6,6 +6,7 @@ use lab_world::manifests;
 use refit_cluster_api::rollout::{Strategy, predict};
 use refit_kinds::{
     json::{kind, name, text},
+    refit::Owner,
     version::{Hop, KubernetesVersion},
 };
 use refit_manifests::{LoadError, Manifest};
@@ -139,11 +140,10 @@ fn group(object: &Value) -> anyhow::Result<Option<Group>> {
     let kind = kind(object);
     let name = group_name(text(object, "/metadata/namespace"), &format!("{kind}/{}", name(object)));
     let replicas = object.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1);
-    let (version, control_plane) = match kind {
-        "KubeadmControlPlane" => ("/spec/version", true),
-        "MachineDeployment" => ("/spec/template/spec/version", false),
-        _ => return Ok(None),
+    let Some(owner @ (Owner::ControlPlane | Owner::Deployment)) = Owner::of_kind(kind) else {
+        return Ok(None);
     };
+    let (version, control_plane) = (owner.version_path(), owner == Owner::ControlPlane);
     let strategy = Strategy::of(object).with_context(|| name.clone())?;
     let prediction = if control_plane {
         predict::control_plane(replicas, strategy.fenceposts(replicas).surge)

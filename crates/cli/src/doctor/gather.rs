@@ -237,9 +237,8 @@ fn leaf(pem: &[u8]) -> Result<CertificateFacts, String> {
         .ok()
         .flatten()
         .map(|alternatives| {
-            let dns = |name: &GeneralName<'_>| match name {
-                GeneralName::DNSName(name) => Some((*name).to_owned()),
-                _ => None,
+            let dns = |name: &GeneralName<'_>| {
+                if let GeneralName::DNSName(name) = name { Some((*name).to_owned()) } else { None }
             };
             alternatives.value.general_names.iter().filter_map(dns).collect()
         })

@@ -12,7 +12,7 @@ use refit_core::change::OnUncovered;
 use refit_kinds::{
     json::{kind, name, namespace, text},
     keys,
-    refit::{NodeUpdate, UpdateGroup},
+    refit::{NodeUpdate, Owner, UpdateGroup},
     version::KubernetesVersion,
 };
 use refit_predict::{GroupRef, Hosts, Input, Objects, Read, objects::apply};
@@ -26,8 +26,16 @@ use crate::{
 
 /// Where kubectl keeps what was applied last.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-/// Groups of machines.
-const GROUPS: [&str; 3] = ["KubeadmControlPlane", "MachineDeployment", "MachineSet"];
+
+/// Has a group ask for a version.
+fn ask_for(group: &mut Value, version: &str) {
+    match Owner::of_kind(kind(group)) {
+        Some(Owner::ControlPlane) => group["spec"]["version"] = version.into(),
+        Some(Owner::Deployment | Owner::Set) | None => {
+            group["spec"]["template"]["spec"]["version"] = version.into();
+        }
+    }
+}
 
 /// What is to be changed.
 pub(crate) enum Change<'a> {
@@ -146,17 +154,18 @@ fn set_version(
                 .filter(|object| text(object, "/spec/clusterName") == target.name);
             groups.extend(workers.map(GroupRef::of));
         }
-        _ => groups.push(GroupRef::of(own)),
+        TargetKind::ControlPlane | TargetKind::MachineDeployment | TargetKind::MachineSet => {
+            groups.push(GroupRef::of(own));
+        }
+        // Refused above.
+        TargetKind::Machine => {}
     }
     for group in &groups {
         let Some(object) = desired.get(&group.kind, &group.namespace, &group.name) else {
             continue;
         };
         let mut object = object.clone();
-        match group.kind.as_str() {
-            "KubeadmControlPlane" => object["spec"]["version"] = to.into(),
-            _ => object["spec"]["template"]["spec"]["version"] = to.into(),
-        }
+        ask_for(&mut object, to);
         desired.insert(object);
     }
     Ok((desired, groups, through_topology))
@@ -192,7 +201,7 @@ pub(crate) fn applied(current: &Objects, objects: &[Value]) -> (Objects, Vec<Gro
             || object.clone(),
             |live| apply(live, last_applied(live).as_ref(), object),
         );
-        if GROUPS.contains(&kind(object)) || is_foreign_group(object) {
+        if Owner::of_kind(kind(object)).is_some() || is_foreign_group(object) {
             targets.push(GroupRef::of(&next));
         }
         desired.insert(next);
@@ -238,10 +247,7 @@ fn carry_topology(
         );
         for mut group in groups {
             targets.push(GroupRef::of(&group));
-            match kind(&group) {
-                "KubeadmControlPlane" => group["spec"]["version"] = version.into(),
-                _ => group["spec"]["template"]["spec"]["version"] = version.into(),
-            }
+            ask_for(&mut group, version);
             desired.insert(group);
         }
     }

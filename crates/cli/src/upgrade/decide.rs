@@ -365,7 +365,7 @@ fn no_way(object: &str, from: &KubernetesVersion, to: &KubernetesVersion, hop: H
             from.next_minor_zero()
         ),
         Hop::OtherMajor => format!("{object} is at {from}: {to} is another major version"),
-        _ => format!(
+        Hop::Same | Hop::Patch | Hop::Minor | Hop::Downgrade => format!(
             "{object} asks for {from} already, and kubeadm does not go back to {to}. To give up an \
              upgrade that is under way: `refit abort {object}`"
         ),

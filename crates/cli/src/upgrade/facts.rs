@@ -89,7 +89,7 @@ async fn cluster_name(cluster: &Cluster, target: &Target) -> anyhow::Result<Stri
                 known => known,
             }
         }
-        _ => {
+        TargetKind::MachineDeployment | TargetKind::MachineSet | TargetKind::Machine => {
             let object: Option<MachineDeployment> = cluster.get(&target.name).await?;
             object.map(|object| object.spec.cluster_name)
         }

@@ -58,7 +58,7 @@ pub(crate) async fn follow(
         let grace = async {
             match standing {
                 Standing::Going => std::future::pending().await,
-                _ => tokio::time::sleep(GRACE).await,
+                Standing::Done | Standing::Failed { .. } => tokio::time::sleep(GRACE).await,
             }
         };
         tokio::pin!(grace);

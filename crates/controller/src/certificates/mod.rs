@@ -220,8 +220,13 @@ impl Certificates {
             Decision::Keep { until } => {
                 return Ok((found, self.clock.until((*until).min(now + LOOK))));
             }
-            change => secret::changed(change, found.as_ref(), &self.settings.names, now)
-                .map_err(|source| self.tls_error(source))?,
+            change @ (Decision::Create { .. }
+            | Decision::RenewLeaf { .. }
+            | Decision::RotateAuthority
+            | Decision::DropOlder) => {
+                secret::changed(change, found.as_ref(), &self.settings.names, now)
+                    .map_err(|source| self.tls_error(source))?
+            }
         };
         self.announce(&decision);
         let written = if let Some(old) = &found {

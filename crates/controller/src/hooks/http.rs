@@ -124,14 +124,14 @@ impl HookService {
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
     {
-        let route = match route(request.uri().path()) {
-            Route::Hook(_) if !self.hooks => Route::Unknown,
-            route => route,
-        };
+        let mut route = route(request.uri().path());
+        if matches!(route, Route::Hook(_)) && !self.hooks {
+            route = Route::Unknown;
+        }
         let method = request.method().clone();
         let wanted = match route {
             Route::Hook(_) => Method::POST,
-            _ => Method::GET,
+            Route::Healthz | Route::Readyz | Route::Metrics | Route::Unknown => Method::GET,
         };
         match route {
             Route::Unknown => refuse(

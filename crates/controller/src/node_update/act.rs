@@ -125,12 +125,9 @@ fn settled(outcome: kube::Result<()>, write: &Write) -> anyhow::Result<Done> {
 
 /// What the API server refuses by its rights or its rules; `None` for what another attempt may bring.
 pub(super) fn refusal(what: &str, error: &kube::Error) -> Option<Refusal> {
-    match error {
-        kube::Error::Api(status) if matches!(status.code, 400 | 403 | 422) => {
-            Some(Refusal::ApiRefused { what: what.to_owned(), message: status.message.clone() })
-        }
-        _ => None,
-    }
+    let kube::Error::Api(status) = error else { return None };
+    matches!(status.code, 400 | 403 | 422)
+        .then(|| Refusal::ApiRefused { what: what.to_owned(), message: status.message.clone() })
 }
 
 async fn status(ctx: &Context, look: &Look, decision: &Decision) -> kube::Result<()> {
@@ -265,10 +262,10 @@ async fn workload(
 
 /// Whether the error says that nobody answered, rather than that somebody refused.
 pub(super) fn is_silence(error: &kube::Error) -> bool {
-    match error {
-        kube::Error::Api(status) => matches!(status.code, 502..=504),
-        other => !lease::is_fenced(other),
+    if let kube::Error::Api(status) = error {
+        return matches!(status.code, 502..=504);
     }
+    !lease::is_fenced(error)
 }
 
 /// Writes the HostPlan beside its Machine, which owns it from then on: it goes with the Machine.

@@ -23,8 +23,8 @@ use crate::{
     context::{Context, Stores},
     groups::{self, group_of, machines_of, node_updates_of_machine},
     host_plan::{cluster_key, node_name, plan_key},
+    owner::{LiveOwner, limits_of},
     policy::{live_drain_policy, live_host_settings, live_policy},
-    update_group::limits::{limits_of, owner_version},
     workload_watch::ClusterView,
 };
 
@@ -85,7 +85,7 @@ impl Look {
             settings,
             settings_refused,
             reboot: ctx.settings.reboot,
-            owner_version: owner.as_ref().and_then(|owner| owner_version(stores, owner)),
+            owner_version: owner.as_ref().and_then(|owner| LiveOwner::of(stores, owner)?.version()),
             group,
             workload: match seen {
                 Some(seen) => Workload::Seen(seen),

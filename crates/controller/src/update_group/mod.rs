@@ -1,7 +1,6 @@
 //! The controller of UpdateGroups: makes them, shows who waits and why, and frees the slots of
 //! machines that are gone.
 
-pub(crate) mod limits;
 mod live;
 
 use std::{sync::Arc, time::Duration};
@@ -25,7 +24,6 @@ use refit_runtime::{
     queue::Action,
 };
 
-use self::limits::{limits_of, owner_is_up_to_date};
 use crate::{
     context::{Context, Stores},
     groups::{
@@ -37,6 +35,7 @@ use crate::{
         look::{by_machine, node_view, of_machine},
         swap_group,
     },
+    owner::{LiveOwner, limits_of},
     policy::live_policy,
 };
 
@@ -129,7 +128,10 @@ fn next_status(
     let limits = limits_of(stores, &group, machines.len());
     let now = ctx.clock.now_seconds();
     next = forget_old_answer(&next, owner_generation(stores, &group), now);
-    next = forget_replaced(&next, owner_is_up_to_date(stores, &group));
+    next = forget_replaced(
+        &next,
+        LiveOwner::of(stores, &group).is_some_and(|owner| owner.is_up_to_date()),
+    );
     if let Ok(policy) = live_policy(ctx, &group) {
         next = show_policy(&next, &policy, now);
     }

@@ -226,7 +226,7 @@ fn holds_secret(value: &Value) -> bool {
             members.iter().any(|(key, member)| is_secret_name(key) || holds_secret(member))
         }
         Value::Array(items) => items.iter().any(holds_secret),
-        _ => false,
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
     }
 }
 

@@ -67,7 +67,7 @@ fn sets_null(value: &Value) -> bool {
         Value::Null => true,
         Value::Array(items) => items.iter().any(sets_null),
         Value::Object(map) => map.values().any(sets_null),
-        _ => false,
+        Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
     }
 }
 

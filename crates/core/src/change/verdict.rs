@@ -3,6 +3,7 @@
 use std::fmt;
 
 use refit_kinds::{keys, version::KubernetesVersion};
+use strum::IntoStaticStr;
 
 use super::{
     can_update::Runs,
@@ -14,16 +15,19 @@ use super::{
 const LINES_IN_MESSAGE: usize = 8;
 
 /// The answer to CanUpdate*.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, IntoStaticStr)]
 pub enum Verdict {
     /// In place: these patches make current exactly what is wanted.
+    #[strum(serialize = "Covered")]
     Cover(Patches),
     /// Nobody covers it, and policy lets Cluster API replace.
+    #[strum(serialize = "UncoveredReplace")]
     Replace {
         /// Path lines of what nobody covers.
         uncovered: Vec<String>,
     },
     /// Nobody covers it, and nothing is replaced.
+    #[strum(serialize = "UncoveredPreserve")]
     Preserve {
         /// Path lines of what nobody covers.
         uncovered: Vec<String>,
@@ -31,6 +35,7 @@ pub enum Verdict {
         message: String,
     },
     /// Not now, or not known: the rollout waits.
+    #[strum(transparent)]
     NotReady(NotReady),
     /// Refit is told to leave it to Cluster API.
     Disabled,
@@ -40,7 +45,7 @@ pub enum Verdict {
 /// would delete machines and be remembered for a day (`spec/capi.md 3.4`).
 ///
 /// What [`super::can_update()`] alone decides cannot be constructed outside this crate.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, IntoStaticStr)]
 pub enum NotReady {
     /// The caches are not complete.
     NotSynced,
@@ -69,6 +74,7 @@ pub enum NotReady {
     },
     /// Another machine of the control plane is not finished.
     #[non_exhaustive]
+    #[strum(serialize = "AnotherMachineUpdating")]
     AnotherMachine {
         /// Name of that Machine.
         machine: String,
@@ -107,17 +113,7 @@ pub enum Unfinished {
 impl NotReady {
     /// CamelCase reason for status and metrics.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::NotSynced => "NotSynced",
-            Self::BadRequest { .. } => "BadRequest",
-            Self::ObjectUnknown { .. } => "ObjectUnknown",
-            Self::OwnerUnknown { .. } => "OwnerUnknown",
-            Self::Deleting { .. } => "Deleting",
-            Self::AnotherMachine { .. } => "AnotherMachineUpdating",
-            Self::NoFreshReport { .. } => "NoFreshReport",
-            Self::ControlPlaneBehind { .. } => "ControlPlaneBehind",
-            Self::Deadline => "Deadline",
-        }
+        self.into()
     }
 }
 
@@ -161,13 +157,7 @@ impl fmt::Display for NotReady {
 impl Verdict {
     /// CamelCase reason for status and metrics.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Cover(_) => "Covered",
-            Self::Replace { .. } => "UncoveredReplace",
-            Self::Preserve { .. } => "UncoveredPreserve",
-            Self::NotReady(why) => why.reason(),
-            Self::Disabled => "Disabled",
-        }
+        self.into()
     }
 
     /// A whole sentence for status and events.

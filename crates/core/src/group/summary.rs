@@ -7,7 +7,10 @@ use refit_kinds::{
 };
 
 use super::Limits;
-use crate::change::{Policy, Verdict};
+use crate::{
+    change::{Policy, Verdict},
+    report::{EndsBy, Reason, RefusalReason},
+};
 
 /// Condition: a machine of the group is being updated.
 pub const PROGRESSING: &str = "Progressing";
@@ -179,7 +182,9 @@ fn blocked(
         .filter(|(member, blocker)| {
             // What holds a host at work passes by itself, but for these.
             let held = member.phase.is_undisturbed() || member.phase == Phase::Draining;
-            held || matches!(blocker.reason.as_str(), "NoFreshReport" | "ApiRefused")
+            let silent = [RefusalReason::NoFreshReport, RefusalReason::ApiRefused];
+            let reason = Reason::of(&blocker.reason);
+            held || silent.into_iter().map(Reason::Update).any(|one| reason == Some(one))
         })
         .find(|(_, blocker)| !ends_by_itself(status, blocker));
     match stuck {
@@ -193,9 +198,9 @@ fn blocked(
 
 /// Whether the group's own progress ends a wait.
 fn ends_by_itself(status: &UpdateGroupStatus, blocker: &Blocker) -> bool {
-    match blocker.reason.as_str() {
-        "SlotBusy" | "OlderUpdateUnfinished" | "OlderPlanRunning" | "GroupNotReady" => true,
-        "GroupUnavailable" | "ControlPlaneUnhealthy" => !status.slots.is_empty(),
-        _ => false,
+    match Reason::of(&blocker.reason).map(Reason::ends_by) {
+        Some(EndsBy::Progress) => true,
+        Some(EndsBy::OthersRecover) => !status.slots.is_empty(),
+        Some(EndsBy::ObjectChange | EndsBy::Deadline | EndsBy::Command) | None => false,
     }
 }

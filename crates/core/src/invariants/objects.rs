@@ -102,7 +102,8 @@ impl Owner {
         let of = i64::from(replicas.unwrap_or(1));
         let unavailable = limit("maxUnavailable").map_or(0, |limit| limit.rounded_down(of));
         let unavailable = i32::try_from(unavailable).unwrap_or(i32::MAX);
-        let deployment = kind == "MachineDeployment";
+        let owner = refit_kinds::refit::Owner::of_kind(kind);
+        let deployment = owner == Some(refit_kinds::refit::Owner::Deployment);
         Self {
             parent: controller(value).map(owned),
             replicas,
@@ -110,11 +111,7 @@ impl Owner {
             // Cluster API's default is to surge by one.
             surges: limit("maxSurge").is_none_or(|limit| limit.rounded_up(of) > 0),
             on_delete: text(value, "/spec/rollout/strategy/type") == "OnDelete",
-            version: match kind {
-                "KubeadmControlPlane" => text(value, "/spec/version"),
-                _ => text(value, "/spec/template/spec/version"),
-            }
-            .to_owned(),
+            version: owner.map_or("", |owner| text(value, owner.version_path())).to_owned(),
             policy: Policy::of(value),
             deleting: deleted_at(value).is_some(),
         }

@@ -26,13 +26,11 @@ impl World {
         for ((_, name), update) in &self.updates {
             let mut wrong =
                 |message: &str| found.push(violation(5, "NodeUpdate", name, message.to_owned()));
-            match update.phase {
-                Phase::Failed | Phase::Stopped if update.failure_reason.is_empty() => {
-                    wrong("it ended badly without a reason");
-                }
-                Phase::Succeeded | Phase::Failed | Phase::Stopped => {}
-                _ if !update.blocked => wrong("it is unfinished, and nothing blocks it"),
-                _ => {}
+            let badly = matches!(update.phase, Phase::Failed | Phase::Stopped);
+            if badly && update.failure_reason.is_empty() {
+                wrong("it ended badly without a reason");
+            } else if !update.phase.is_final() && !update.blocked {
+                wrong("it is unfinished, and nothing blocks it");
             }
         }
         for ((_, name), machine) in &self.machines {
@@ -100,7 +98,15 @@ impl World {
             let known = update.is_some_and(|update| match update.phase {
                 Phase::Succeeded | Phase::Stopped => false,
                 Phase::Failed => update.cordoned_by_us,
-                _ => update.blocked,
+                Phase::Pending
+                | Phase::Staging
+                | Phase::Waiting
+                | Phase::Upgrading
+                | Phase::Draining
+                | Phase::Disrupting
+                | Phase::Verifying
+                | Phase::Uncordoning
+                | Phase::Stopping => update.blocked,
             });
             if !known {
                 let message = format!("the {what} of {by} is left, and no status speaks of it");

@@ -133,10 +133,8 @@ impl Work<'_> {
             return hopeless;
         }
         if let Some(refusal) = self.start_refusal() {
-            let orphan = match refusal {
-                Refusal::OlderPlanRunning { .. } => self.abort_orphan(),
-                _ => None,
-            };
+            let older = matches!(refusal, Refusal::OlderPlanRunning { .. });
+            let orphan = older.then(|| self.abort_orphan()).flatten();
             let waiting = self.wait(Phase::Pending, refusal);
             return match orphan {
                 Some(write) => waiting.write(Some(write)),

@@ -121,10 +121,10 @@ pub(super) fn slow(pod: &PodView, policy: &DrainPolicy, since: &Since) -> Option
     if pod.terminating {
         let asked = asked_at(pod)?;
         return (since.now.duration_since(asked) >= USUAL_END)
-            .then_some(DrainRefusal::Terminating { pod: name });
+            .then_some(DrainRefusal::PodTerminating { pod: name });
     }
     let came_back = pod.created_at.is_some_and(|created| created > since.drain);
-    (came_back && since.is_long(policy)).then_some(DrainRefusal::CameBack { pod: name })
+    (came_back && since.is_long(policy)).then_some(DrainRefusal::PodCameBack { pod: name })
 }
 
 #[cfg(test)]

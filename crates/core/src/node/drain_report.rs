@@ -1,7 +1,14 @@
 //! What keeps a node from being drained, beside budgets.
 
+use strum::{EnumDiscriminants, EnumString, IntoStaticStr, VariantNames};
+
 /// Why a pod or a volume is still there.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr, EnumDiscriminants)]
+#[strum_discriminants(
+    name(DrainReason),
+    doc = "Why a pod or a volume is still there, without which.",
+    derive(EnumString, VariantNames)
+)]
 pub enum DrainRefusal {
     /// The API server knows no evictions.
     EvictionUnavailable {
@@ -9,36 +16,36 @@ pub enum DrainRefusal {
         pod: String,
     },
     /// No controller would make the pod anew, and policy says to wait.
-    Unreplicated {
+    PodUnreplicated {
         /// `namespace/name`.
         pod: String,
     },
     /// The pod has an `emptyDir`, and policy says to wait.
-    LocalStorage {
+    PodLocalStorage {
         /// `namespace/name`.
         pod: String,
     },
     /// The pod is to complete by itself.
-    WaitCompleted {
+    PodWaitCompleted {
         /// `namespace/name`.
         pod: String,
         /// Who says so: a MachineDrainRule, or the pod's label.
         says: String,
     },
     /// A MachineDrainRule or the pod's label asks for something that is not known.
-    NotUnderstood {
+    DrainRuleNotUnderstood {
         /// `namespace/name`.
         pod: String,
         /// What is asked for, and where.
         says: String,
     },
     /// The pod is ending, for longer than usual.
-    Terminating {
+    PodTerminating {
         /// `namespace/name`.
         pod: String,
     },
     /// The pod came to the node after its drain had begun.
-    CameBack {
+    PodCameBack {
         /// `namespace/name`.
         pod: String,
     },
@@ -56,36 +63,24 @@ pub enum DrainRefusal {
 impl DrainRefusal {
     /// CamelCase reason.
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::EvictionUnavailable { .. } => "EvictionUnavailable",
-            Self::Unreplicated { .. } => "PodUnreplicated",
-            Self::LocalStorage { .. } => "PodLocalStorage",
-            Self::WaitCompleted { .. } => "PodWaitCompleted",
-            Self::NotUnderstood { .. } => "DrainRuleNotUnderstood",
-            Self::Terminating { .. } => "PodTerminating",
-            Self::CameBack { .. } => "PodCameBack",
-            Self::VolumeAttached { .. } => "VolumeAttached",
-        }
+        self.into()
     }
 
     /// The object that blocks.
     pub fn object(&self) -> &str {
-        match self {
-            Self::VolumeAttached { attachment, .. } => attachment,
-            _ => self.pod(),
-        }
+        if let Self::VolumeAttached { attachment, .. } = self { attachment } else { self.pod() }
     }
 
     /// The pod that cannot leave; empty where it is a volume.
     pub fn pod(&self) -> &str {
         match self {
             Self::EvictionUnavailable { pod }
-            | Self::Unreplicated { pod }
-            | Self::LocalStorage { pod }
-            | Self::WaitCompleted { pod, .. }
-            | Self::NotUnderstood { pod, .. }
-            | Self::Terminating { pod }
-            | Self::CameBack { pod } => pod,
+            | Self::PodUnreplicated { pod }
+            | Self::PodLocalStorage { pod }
+            | Self::PodWaitCompleted { pod, .. }
+            | Self::DrainRuleNotUnderstood { pod, .. }
+            | Self::PodTerminating { pod }
+            | Self::PodCameBack { pod } => pod,
             Self::VolumeAttached { .. } => "",
         }
     }
@@ -97,24 +92,24 @@ impl DrainRefusal {
                 "waiting to evict pod {pod}: the API server has no eviction subresource; delete the \
                  pod, or let Refit delete pods with refit.dev/drain-delete-after"
             ),
-            Self::Unreplicated { pod } => format!(
+            Self::PodUnreplicated { pod } => format!(
                 "waiting until pod {pod} is gone: no controller would make it anew; delete it, or set \
                  refit.dev/drain-unreplicated to Evict or Leave"
             ),
-            Self::LocalStorage { pod } => format!(
+            Self::PodLocalStorage { pod } => format!(
                 "waiting until pod {pod} is gone: what is in its emptyDir would be lost; delete it, or \
                  set refit.dev/drain-local-storage to Evict or Leave"
             ),
-            Self::WaitCompleted { pod, says } => {
+            Self::PodWaitCompleted { pod, says } => {
                 format!("waiting until pod {pod} has completed, as {says} says")
             }
-            Self::NotUnderstood { pod, says } => format!(
+            Self::DrainRuleNotUnderstood { pod, says } => format!(
                 "waiting until pod {pod} is gone: {says} is not understood, so the pod is not evicted"
             ),
-            Self::Terminating { pod } => format!(
+            Self::PodTerminating { pod } => format!(
                 "waiting until pod {pod} has ended: it is being deleted, and takes longer than usual"
             ),
-            Self::CameBack { pod } => format!(
+            Self::PodCameBack { pod } => format!(
                 "pod {pod} came to the node after its drain had begun: it is evicted again; make its \
                  controller respect the cordon, or give it the label cluster.x-k8s.io/drain: skip"
             ),

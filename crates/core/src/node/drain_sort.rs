@@ -184,13 +184,13 @@ fn fate(
             if word.eq_ignore_ascii_case("wait-completed")
                 || word.eq_ignore_ascii_case(kinds::WAIT_COMPLETED) =>
         {
-            return Fate::Waited(DrainRefusal::WaitCompleted {
+            return Fate::Waited(DrainRefusal::PodWaitCompleted {
                 pod: name(),
                 says: format!("its label {}", keys::POD_DRAIN),
             });
         }
         Some(word) => {
-            return Fate::Waited(DrainRefusal::NotUnderstood {
+            return Fate::Waited(DrainRefusal::DrainRuleNotUnderstood {
                 pod: name(),
                 says: format!("its label {}: {word:?}", keys::POD_DRAIN),
             });
@@ -205,13 +205,13 @@ fn fate(
             kinds::DRAIN => order = rule.spec.drain.order.unwrap_or_default(),
             kinds::SKIP => return Fate::Stays,
             kinds::WAIT_COMPLETED => {
-                return Fate::Waited(DrainRefusal::WaitCompleted {
+                return Fate::Waited(DrainRefusal::PodWaitCompleted {
                     pod: name(),
                     says: format!("MachineDrainRule {title}"),
                 });
             }
             other => {
-                return Fate::Waited(DrainRefusal::NotUnderstood {
+                return Fate::Waited(DrainRefusal::DrainRuleNotUnderstood {
                     pod: name(),
                     says: format!("MachineDrainRule {title} with behavior {other:?}"),
                 });
@@ -227,8 +227,8 @@ fn fate(
     let of = |wanted| kinds.map(|(is, says)| is && says == wanted);
     match (of(PodPolicy::Leave), of(PodPolicy::Wait)) {
         ([true, _] | [_, true], _) => Fate::Stays,
-        (_, [true, _]) => Fate::Waited(DrainRefusal::Unreplicated { pod: name() }),
-        (_, [_, true]) => Fate::Waited(DrainRefusal::LocalStorage { pod: name() }),
+        (_, [true, _]) => Fate::Waited(DrainRefusal::PodUnreplicated { pod: name() }),
+        (_, [_, true]) => Fate::Waited(DrainRefusal::PodLocalStorage { pod: name() }),
         _ => Fate::Leaves(order),
     }
 }

@@ -42,8 +42,8 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
         write = write.or_else(|| include(s));
     }
     let slot = match &s.group {
-        GroupState::Present(group) if holds(s, speaks) => Some(&group.status),
-        _ => None,
+        GroupState::Present(group) => holds(s, speaks).then_some(&group.status),
+        GroupState::None | GroupState::Missing => None,
     };
     let mut requeue = None;
     if let Some(held) = slot {
@@ -98,12 +98,9 @@ fn available_again(s: &Snapshot, status: &NodeUpdateStatus) -> bool {
         return false;
     };
     let goal = &s.update.spec.goal.kubernetes_version;
-    let right_version = |node: &NodeView| match status.phase {
-        Phase::Succeeded => node.kubelet_version.as_ref() == Some(goal),
-        _ => {
-            node.kubelet_version.as_ref() == Some(goal)
-                || node.kubelet_version == status.from_version
-        }
+    let right_version = |node: &NodeView| {
+        node.kubelet_version.as_ref() == Some(goal)
+            || status.phase != Phase::Succeeded && node.kubelet_version == status.from_version
     };
     seen.node().is_some_and(|node| node.ready && !node.cordoned_by_us() && right_version(node))
 }

@@ -51,7 +51,7 @@ pub use drain_ladder::{How, Removal};
 pub use drain_policy::{
     DrainChoice, DrainPolicy, NotATime, PodPolicy, drain_policy, parse_limit, parse_span,
 };
-pub use drain_report::DrainRefusal;
+pub use drain_report::{DrainReason, DrainRefusal};
 pub use drain_sort::{
     Attachment, DrainView, Labels, PodView, Sorted, asks_for_namespaces, claims_that_stay,
     is_emptied, rules_of, sort,

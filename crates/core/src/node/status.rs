@@ -14,13 +14,8 @@ use super::{
     snapshot::{Announcement, Decision, GroupState, ManagementWrite, Severity, Snapshot, Write},
     steps,
 };
-use crate::report::Refusal;
+use crate::report::{Reason, Refusal, RefusalReason};
 
-/// Reasons of blockers that only an attempt to evict can lift.
-const FROM_EVICTIONS: [&str; 3] = ["PodDisruptionBudget", "EvictionRefused", "EvictionUnavailable"];
-
-/// Reason of a blocker that only the next attempt at the same write can lift.
-const API_REFUSED: &str = "ApiRefused";
 /// What an update says that is to be aborted and cannot be.
 const TOO_LATE: &str = " (too late to abort: the update ends first)";
 
@@ -144,7 +139,9 @@ pub(super) fn conclude(
 fn blocked_by(old: &[Blocker], outcome: &Standing, now: Timestamp) -> Vec<Blocker> {
     let mut list: Vec<Blocker> = Vec::new();
     if outcome.keep_eviction_blockers {
-        let kept = old.iter().filter(|b| FROM_EVICTIONS.contains(&b.reason.as_str()));
+        let of_eviction =
+            |blocker: &&Blocker| Reason::of(&blocker.reason).is_some_and(Reason::is_of_eviction);
+        let kept = old.iter().filter(of_eviction);
         list.extend(kept.cloned());
     }
     for refusal in &outcome.blockers {
@@ -155,6 +152,11 @@ fn blocked_by(old: &[Blocker], outcome: &Standing, now: Timestamp) -> Vec<Blocke
         }
     }
     list
+}
+
+/// Whether only the next attempt at the same write can lift it.
+fn is_api_refusal(blocker: &Blocker) -> bool {
+    Reason::of(&blocker.reason) == Some(Reason::Update(RefusalReason::ApiRefused))
 }
 
 fn same_blocker(a: &Blocker, b: &Blocker) -> bool {
@@ -175,7 +177,7 @@ fn api_refused(
     if let Some(refused) = &s.refused {
         return Some(refused.blocker(old, now));
     }
-    let known = old.iter().find(|blocker| blocker.reason == API_REFUSED)?;
+    let known = old.iter().find(|blocker| is_api_refusal(blocker))?;
     let next = machine_condition(s, status, now).or_else(|| outcome.write.clone())?;
     (next.target() == known.object).then(|| known.clone())
 }
@@ -212,7 +214,7 @@ fn announcements(
         let fresh = !old.blocked_by.iter().any(|blocker| {
             blocker.reason == refusal.reason() && blocker.object == refusal.object()
         });
-        if fresh && FROM_EVICTIONS.contains(&refusal.reason()) {
+        if fresh && refusal.typed_reason().is_of_eviction() {
             say(Severity::Warning, "DrainBlocked", format!("{}.", sentence(&refusal.sentence())));
         }
     }
@@ -302,7 +304,7 @@ fn wanted_condition(
     match status.phase {
         Phase::Pending | Phase::Waiting | Phase::Staging => {
             // The condition must not speak of a write that it may be itself.
-            let told = |blocker: &&Blocker| blocker.reason != API_REFUSED;
+            let told = |blocker: &&Blocker| !is_api_refusal(blocker);
             let message = status.blocked_by.iter().find(told).map_or_else(
                 || format!("NodeUpdate {name} prepares the host"),
                 |blocker| blocker.message.clone(),

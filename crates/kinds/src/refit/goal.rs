@@ -88,7 +88,9 @@ fn feed(value: &Value, hasher: &mut Sha256) {
             }
             hasher.update(b"]");
         }
-        scalar => hasher.update(scalar.to_string()),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {
+            hasher.update(value.to_string());
+        }
     }
 }
 

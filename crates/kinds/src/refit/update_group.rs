@@ -77,6 +77,56 @@ pub struct GroupOwner {
     pub name: String,
 }
 
+/// What says how the Machines of a group are to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Owner {
+    /// A control plane; kubeadm's is the only kind that is read.
+    ControlPlane,
+    /// A MachineDeployment.
+    Deployment,
+    /// A MachineSet without a MachineDeployment.
+    Set,
+}
+
+impl Owner {
+    /// The owner of this kind; `None` for a kind that Refit does not serve.
+    ///
+    /// ```
+    /// use refit_kinds::refit::Owner;
+    /// assert_eq!(Owner::of_kind("MachineDeployment"), Some(Owner::Deployment));
+    /// assert_eq!(Owner::of_kind("MachinePool"), None);
+    /// ```
+    pub fn of_kind(kind: &str) -> Option<Self> {
+        [Self::ControlPlane, Self::Deployment, Self::Set]
+            .into_iter()
+            .find(|owner| owner.kind() == kind)
+    }
+
+    /// Its kind, as objects name it.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::ControlPlane => "KubeadmControlPlane",
+            Self::Deployment => "MachineDeployment",
+            Self::Set => "MachineSet",
+        }
+    }
+
+    /// Where its spec names the version, as a JSON pointer.
+    pub fn version_path(self) -> &'static str {
+        match self {
+            Self::ControlPlane => "/spec/version",
+            Self::Deployment | Self::Set => "/spec/template/spec/version",
+        }
+    }
+}
+
+impl GroupOwner {
+    /// What the owner is. A kind of neither workers nor kubeadm is another control plane.
+    pub fn owner(&self) -> Owner {
+        Owner::of_kind(&self.kind).unwrap_or(Owner::ControlPlane)
+    }
+}
+
 /// What is known of an UpdateGroup.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

@@ -147,11 +147,11 @@ fn never_resumes(error: &watcher::Error) -> bool {
 /// Whether an API server answers, but no longer knows the place in its history: it has started anew,
 /// or has forgotten it.
 fn lost_its_place(error: &watcher::Error) -> bool {
-    match error {
+    matches!(
+        error,
         watcher::Error::WatchStartFailed(kube::Error::Api(status))
-        | watcher::Error::WatchError(status) => status.code == 410,
-        _ => false,
-    }
+            | watcher::Error::WatchError(status) if status.code == 410
+    )
 }
 
 /// Waits that grow while nothing works. Without jitter, so that a simulation repeats itself.

@@ -77,11 +77,15 @@ impl NodeSecrets {
         let stack = ClientStack::production(concat!("refit-agent/", env!("CARGO_PKG_VERSION")));
         let client = stack.client(&config).map_err(|error| unusable(&error))?;
         let api: Api<SecretObject> = Api::namespaced(client, &self.namespace);
-        let secret = api.get_opt(&key.name).await.map_err(|error| match &error {
-            kube::Error::Api(status) if status.code == 403 => WorkError::needs_person(format!(
-                "this host may not read {name}; give its node the right to get it by name: {error}"
-            )),
-            _ => unusable(&error),
+        let secret = api.get_opt(&key.name).await.map_err(|error| {
+            if matches!(&error, kube::Error::Api(status) if status.code == 403) {
+                WorkError::needs_person(format!(
+                    "this host may not read {name}; give its node the right to get it by name: \
+                     {error}"
+                ))
+            } else {
+                unusable(&error)
+            }
         })?;
         let data = secret.and_then(|secret| secret.data);
         let value = data.and_then(|mut data| data.remove(&key.key));

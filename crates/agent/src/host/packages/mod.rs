@@ -125,7 +125,7 @@ impl<'a> Packages<'a> {
                      driver in the plan's packages.driver",
                 )
             })?,
-            named => named,
+            named @ (PackageDriver::Apt | PackageDriver::Dnf | PackageDriver::Tarball) => named,
         };
         Ok(match driver {
             PackageDriver::Apt => Self::Apt(apt::Apt::new(site)),

@@ -279,7 +279,7 @@ fn version_of(wants: &[Want]) -> Result<Option<&KubernetesVersion>, WorkError> {
             Wanted::Kubernetes(version) if KUBERNETES.contains(&want.name.as_str()) => {
                 found = Some(version);
             }
-            _ => {
+            Wanted::Kubernetes(_) | Wanted::Text(_) => {
                 return Err(WorkError::last(format!(
                     "package {} cannot come from a tarball of Kubernetes; install it by apt or dnf",
                     want.name

@@ -97,24 +97,25 @@ impl<'a> OsImage<'a> {
         match self.situation().await? {
             Situation::Done | Situation::Staged | Situation::AwaitsBoot => return Ok(()),
             Situation::NeedsUpdate | Situation::OtherStaged => {}
-            other => return Err(refused(&other, "staged")),
+            other @ (Situation::NotManaged
+            | Situation::AwaitsCommit
+            | Situation::RollingBack
+            | Situation::RolledBack { .. }
+            | Situation::Busy { .. }) => return Err(refused(&other, "staged")),
         }
         let status = self.trident.status().await?.unwrap_or_default();
+        let is_staged = status.servicing_state == Servicing::AbUpdateStaged;
         // Of another image that is staged, `spec` is what was staged and `specOld` what runs.
-        let running = match status.servicing_state {
-            Servicing::AbUpdateStaged => status.spec_old.get("image"),
-            _ => status.spec.get("image"),
-        };
-        let image = running.and_then(|image| image.get("sha384")?.as_str().map(str::to_owned));
+        let running = if is_staged { &status.spec_old } else { &status.spec };
+        let image = running.get("image").and_then(|image| image.get("sha384")?.as_str());
+        let image = image.map(str::to_owned);
         self.keep(&Before {
             active_volume: status.ab_active_volume.clone(),
             image,
             finalized_in: String::new(),
         })?;
-        let current = match status.servicing_state {
-            Servicing::AbUpdateStaged => status.spec_old,
-            _ => self.trident.configuration().await?,
-        };
+        let current =
+            if is_staged { status.spec_old } else { self.trident.configuration().await? };
         for warning in config::warnings(&current) {
             self.site.say(&format!("warning: {warning}"));
         }
@@ -125,12 +126,13 @@ impl<'a> OsImage<'a> {
         atomic::replace(&file, text.as_bytes(), Access::of_mode(0o600))?;
         self.trident.validate(&file).await?;
         self.trident.update(&file, Operation::Stage).await?;
-        match self.situation().await? {
-            Situation::Staged => Ok(()),
-            other => Err(WorkError::retriable(format!(
-                "Trident has staged the image and says {other:?} of the host"
-            ))),
+        let found = self.situation().await?;
+        if found != Situation::Staged {
+            return Err(WorkError::retriable(format!(
+                "Trident has staged the image and says {found:?} of the host"
+            )));
         }
+        Ok(())
     }
 
     /// Makes the staged image the next to boot.
@@ -139,7 +141,13 @@ impl<'a> OsImage<'a> {
             Situation::Done | Situation::AwaitsBoot => return Ok(()),
             Situation::Staged => {}
             // A finalize of anything else could stage, finalize and boot by itself.
-            other => return Err(refused(&other, "finalized")),
+            other @ (Situation::NotManaged
+            | Situation::NeedsUpdate
+            | Situation::OtherStaged
+            | Situation::AwaitsCommit
+            | Situation::RollingBack
+            | Situation::RolledBack { .. }
+            | Situation::Busy { .. }) => return Err(refused(&other, "finalized")),
         }
         if let Some(path) = self.wanted.url.strip_prefix("file://")
             && !self.site.path(path).exists()
@@ -153,12 +161,13 @@ impl<'a> OsImage<'a> {
         let before = self.before().unwrap_or_default();
         self.keep(&Before { finalized_in: self.boot_id(), ..before })?;
         self.trident.update(&self.config_path(), Operation::Finalize).await?;
-        match self.situation().await? {
-            Situation::AwaitsBoot => Ok(()),
-            other => Err(WorkError::retriable(format!(
-                "Trident has finalized the image and says {other:?} of the host"
-            ))),
+        let found = self.situation().await?;
+        if found != Situation::AwaitsBoot {
+            return Err(WorkError::retriable(format!(
+                "Trident has finalized the image and says {found:?} of the host"
+            )));
         }
+        Ok(())
     }
 
     /// After the boot: keeps the image, and reads back whether it stayed.
@@ -177,7 +186,13 @@ impl<'a> OsImage<'a> {
                     continue;
                 }
                 Situation::AwaitsCommit | Situation::RollingBack => {}
-                other => return Err(refused(&other, "committed")),
+                other @ (Situation::NotManaged
+                | Situation::NeedsUpdate
+                | Situation::Staged
+                | Situation::OtherStaged
+                | Situation::AwaitsBoot
+                | Situation::RolledBack { .. }
+                | Situation::Busy { .. }) => return Err(refused(&other, "committed")),
             }
             tokio::time::sleep(POLL).await;
         }
@@ -212,7 +227,14 @@ impl<'a> OsImage<'a> {
                 }
                 match self.situation().await? {
                     Situation::NeedsUpdate | Situation::RolledBack { .. } => Ok(()),
-                    other => Err(refused(&other, "taken back")),
+                    other @ (Situation::NotManaged
+                    | Situation::Staged
+                    | Situation::OtherStaged
+                    | Situation::AwaitsBoot
+                    | Situation::AwaitsCommit
+                    | Situation::RollingBack
+                    | Situation::Done
+                    | Situation::Busy { .. }) => Err(refused(&other, "taken back")),
                 }
             }
             other @ (Situation::AwaitsCommit | Situation::RollingBack | Situation::Busy { .. }) => {
@@ -308,6 +330,12 @@ fn refused(found: &Situation, verb: &str) -> WorkError {
         Situation::AwaitsCommit | Situation::RollingBack | Situation::AwaitsBoot => {
             WorkError::retriable(format!("the OS image cannot be {verb} yet: {what}"))
         }
-        _ => WorkError::needs_person(format!("the OS image cannot be {verb}: {what}")),
+        Situation::NeedsUpdate
+        | Situation::Staged
+        | Situation::OtherStaged
+        | Situation::Done
+        | Situation::Busy { .. } => {
+            WorkError::needs_person(format!("the OS image cannot be {verb}: {what}"))
+        }
     }
 }

@@ -154,7 +154,12 @@ pub(crate) fn situation(
         }
         Servicing::AbUpdateHealthCheckFailed => Situation::RollingBack,
         Servicing::Provisioned => provisioned(status, ours, before),
-        what => Situation::Busy { what },
+        what @ (Servicing::CleanInstallStaged
+        | Servicing::CleanInstallFinalized
+        | Servicing::RuntimeUpdateStaged
+        | Servicing::ManualRollbackAbStaged
+        | Servicing::ManualRollbackAbFinalized
+        | Servicing::ManualRollbackRuntimeStaged) => Situation::Busy { what },
     }
 }
 

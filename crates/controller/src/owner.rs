@@ -1,77 +1,110 @@
-//! What the owner of a group says of it.
+//! The owner of a group as it stands: its control plane, MachineDeployment or MachineSet.
 
+use std::{collections::BTreeMap, sync::Arc};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource as _;
+use refit_cluster_api::kinds::{KubeadmControlPlane, MachineDeployment, MachineSet};
 use refit_core::group::Limits;
-
-use refit_kinds::version::KubernetesVersion;
+use refit_kinds::{refit::Owner, version::KubernetesVersion};
 
 use crate::{context::Stores, groups::Group};
 
+/// The owner of a group as it stands.
+pub(crate) enum LiveOwner {
+    ControlPlane(Arc<KubeadmControlPlane>),
+    Deployment(Arc<MachineDeployment>),
+    Set(Arc<MachineSet>),
+}
+
+impl LiveOwner {
+    /// The owner of a group, if it is known.
+    pub(crate) fn of(stores: &Stores, group: &Group) -> Option<Self> {
+        let key = group.owner_key();
+        match group.spec.owner.owner() {
+            Owner::ControlPlane => stores.control_planes.get(&key).map(Self::ControlPlane),
+            Owner::Deployment => stores.machine_deployments.get(&key).map(Self::Deployment),
+            Owner::Set => stores.machine_sets.get(&key).map(Self::Set),
+        }
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        match self {
+            Self::ControlPlane(owner) => owner.meta(),
+            Self::Deployment(owner) => owner.meta(),
+            Self::Set(owner) => owner.meta(),
+        }
+    }
+
+    /// Its uid.
+    pub(crate) fn uid(&self) -> Option<String> {
+        self.meta().uid.clone()
+    }
+
+    /// Its generation.
+    pub(crate) fn generation(&self) -> Option<i64> {
+        self.meta().generation
+    }
+
+    /// Its annotations.
+    pub(crate) fn annotations(&self) -> BTreeMap<String, String> {
+        self.meta().annotations.clone().unwrap_or_default()
+    }
+
+    /// The version that its spec asks for.
+    pub(crate) fn version(&self) -> Option<KubernetesVersion> {
+        let text = match self {
+            Self::ControlPlane(owner) => Some(&owner.spec.version),
+            Self::Deployment(owner) => owner.spec.template.spec.version.as_ref(),
+            Self::Set(owner) => owner.spec.template.spec.version.as_ref(),
+        };
+        text?.parse().ok()
+    }
+
+    /// Whether it says itself, of its present spec, that all of its machines are what it wants. A
+    /// MachineSet does not say so.
+    pub(crate) fn is_up_to_date(&self) -> bool {
+        let (observed, wanted, there, up_to_date) = match self {
+            Self::ControlPlane(owner) => {
+                let status = owner.status.clone().unwrap_or_default();
+                let replicas = owner.spec.replicas;
+                (status.observed_generation, replicas, status.replicas, status.up_to_date_replicas)
+            }
+            Self::Deployment(owner) => {
+                let status = owner.status.clone().unwrap_or_default();
+                let replicas = owner.spec.replicas;
+                (status.observed_generation, replicas, status.replicas, status.up_to_date_replicas)
+            }
+            Self::Set(_) => return false,
+        };
+        observed == self.generation()
+            && there == up_to_date
+            && wanted.unwrap_or(1) == there.unwrap_or(0)
+    }
+}
+
 /// How many machines of a group may be down, by its owner's spec. `present` stands in for the
-/// replicas of an owner whose kind is not known here.
+/// replicas of an owner that is not known.
 pub(crate) fn limits_of(stores: &Stores, group: &Group, present: usize) -> Limits {
     let present = i32::try_from(present).unwrap_or(i32::MAX);
     let key = group.owner_key();
-    match group.spec.owner.kind.as_str() {
-        "MachineDeployment" => {
+    match group.spec.owner.owner() {
+        Owner::ControlPlane => {
+            let replicas = stores.control_planes.get(&key).and_then(|owner| owner.spec.replicas);
+            Limits::control_plane(replicas.unwrap_or(present))
+        }
+        Owner::Deployment => {
             let owner = stores.machine_deployments.get(&key);
             let replicas = owner.as_ref().and_then(|owner| owner.spec.replicas).unwrap_or(present);
             let max_unavailable = owner.map_or(0, |owner| owner.max_unavailable(replicas.into()));
             let max_unavailable = i32::try_from(max_unavailable).unwrap_or(i32::MAX);
             Limits { replicas, max_unavailable }
         }
-        "MachineSet" => {
+        Owner::Set => {
             let replicas = stores.machine_sets.get(&key).and_then(|owner| owner.spec.replicas);
             Limits { replicas: replicas.unwrap_or(present), max_unavailable: 1 }
         }
-        _ => {
-            let replicas = stores.control_planes.get(&key).and_then(|owner| owner.spec.replicas);
-            Limits::control_plane(replicas.unwrap_or(present))
-        }
     }
-}
-
-/// Observed generation, generation, and replicas: wanted, there, up to date.
-type OwnerSays = (Option<i64>, Option<i64>, [Option<i32>; 3]);
-
-/// Whether the owner says that all of its machines are what it wants.
-pub(crate) fn owner_is_up_to_date(stores: &Stores, group: &Group) -> bool {
-    let key = group.owner_key();
-    let seen: Option<OwnerSays> = match group.spec.owner.kind.as_str() {
-        "MachineDeployment" => stores.machine_deployments.get(&key).map(|owner| {
-            let status = owner.status.clone().unwrap_or_default();
-            (
-                status.observed_generation,
-                owner.metadata.generation,
-                [owner.spec.replicas, status.replicas, status.up_to_date_replicas],
-            )
-        }),
-        "KubeadmControlPlane" => stores.control_planes.get(&key).map(|owner| {
-            let status = owner.status.clone().unwrap_or_default();
-            (
-                status.observed_generation,
-                owner.metadata.generation,
-                [owner.spec.replicas, status.replicas, status.up_to_date_replicas],
-            )
-        }),
-        _ => None,
-    };
-    seen.is_some_and(|(observed, generation, [wanted, there, up_to_date])| {
-        observed == generation && there == up_to_date && wanted.unwrap_or(1) == there.unwrap_or(0)
-    })
-}
-
-/// The version that the owner's spec asks for.
-pub(crate) fn owner_version(stores: &Stores, group: &Group) -> Option<KubernetesVersion> {
-    let key = group.owner_key();
-    match group.spec.owner.kind.as_str() {
-        "MachineDeployment" => {
-            stores.machine_deployments.get(&key)?.spec.template.spec.version.clone()
-        }
-        "MachineSet" => stores.machine_sets.get(&key)?.spec.template.spec.version.clone(),
-        _ => stores.control_planes.get(&key).map(|owner| owner.spec.version.clone()),
-    }?
-    .parse()
-    .ok()
 }
 
 #[cfg(test)]
@@ -136,7 +169,7 @@ mod tests {
                 .unwrap(),
             );
             stores.machine_deployments.insert(owner);
-            owner_is_up_to_date(&stores, &group("MachineDeployment"))
+            LiveOwner::of(&stores, &group("MachineDeployment")).unwrap().is_up_to_date()
         };
         assert!(says(2, 3, 3));
         assert!(!says(1, 3, 3));
@@ -153,8 +186,8 @@ mod tests {
     #[test]
     fn the_owners_version_is_that_of_its_template() {
         let stores = deployment(1, &json!(1));
-        let version = owner_version(&stores, &group("MachineDeployment"));
-        assert_eq!(version, "v1.35.0".parse().ok());
-        assert_eq!(owner_version(&stores, &group("MachineSet")), None);
+        let owner = |kind| LiveOwner::of(&stores, &group(kind));
+        assert_eq!(owner("MachineDeployment").unwrap().version(), "v1.35.0".parse().ok());
+        assert!(owner("MachineSet").is_none());
     }
 }
