@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use refit_kinds::refit::{FailureKind, HostFacts, HostPlanSpec, HostPlanStatus, StepType};
+use refit_kinds::refit::{FailureKind, HostFacts, HostPlanSpec, HostPlanStatus, PlanId, StepType};
 use refit_runtime::{Clock, clock::instant};
 use tokio::sync::watch;
 
@@ -111,7 +111,7 @@ impl Driver {
         self.plan.mark_seen();
         let spec = self.believed().await;
         let now = self.clock.now();
-        let plan = journal.state().plan.as_ref().map_or_else(String::new, |plan| plan.id.clone());
+        let plan = journal.state().plan.as_ref().map(|plan| plan.id.clone()).unwrap_or_default();
         match engine::next(journal.state(), spec.as_ref(), now) {
             Next::Accept { plan, node_update, steps, point_of_no_return } => {
                 let facts = self.host.facts().await?;
@@ -173,7 +173,7 @@ impl Driver {
             Err(error) => {
                 let refused = Refused::new(plan.spec.clone(), &error);
                 if self.refused.as_ref() != Some(&refused) {
-                    tracing::warn!(plan = plan.spec.plan_id, %error, "a plan is not taken up");
+                    tracing::warn!(plan = %plan.spec.plan_id, %error, "a plan is not taken up");
                     self.refused = Some(refused);
                 }
                 None
@@ -184,7 +184,7 @@ impl Driver {
     async fn start(
         &mut self,
         journal: &mut Journal,
-        plan: String,
+        plan: PlanId,
         job: Job,
         attempt: i32,
     ) -> Result<(), Pause> {
@@ -205,7 +205,7 @@ impl Driver {
     async fn start_unit(
         &mut self,
         journal: &mut Journal,
-        plan: String,
+        plan: PlanId,
         job: &Job,
         attempt: i32,
     ) -> Result<(), Pause> {
@@ -224,7 +224,7 @@ impl Driver {
     async fn attend(
         &mut self,
         journal: &mut Journal,
-        plan: String,
+        plan: PlanId,
         job: Job,
         attempt: i32,
         since: Since,
@@ -294,7 +294,7 @@ impl Driver {
     async fn finish(
         &mut self,
         journal: &mut Journal,
-        plan: String,
+        plan: PlanId,
         job: &Job,
         attempt: i32,
         ended: Result<(), Failure>,
@@ -382,7 +382,7 @@ impl Driver {
 }
 
 /// The end of a step that cannot be taken at all.
-fn refusal(plan: String, step: String, attempt: i32, failure: &Failure, at: Timestamp) -> Record {
+fn refusal(plan: PlanId, step: String, attempt: i32, failure: &Failure, at: Timestamp) -> Record {
     Record::StepFinished {
         plan,
         step,

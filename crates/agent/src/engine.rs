@@ -13,7 +13,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::refit::{
-    Gate, HostPlanSpec, PlanState, PlannedAction, PlannedStep, StepError, USUAL_ATTEMPTS,
+    Gate, HostPlanSpec, PlanId, PlanState, PlannedAction, PlannedStep, StepError, USUAL_ATTEMPTS,
 };
 
 use crate::{
@@ -54,7 +54,7 @@ pub(crate) enum Next {
     /// Take up the plan of the spec.
     Accept {
         /// Its id.
-        plan: String,
+        plan: PlanId,
         /// Name of its NodeUpdate.
         node_update: String,
         /// Its steps.
@@ -146,9 +146,9 @@ pub(crate) fn next(state: &JournalState, spec: Option<&HostPlanSpec>, now: Times
 }
 
 fn accept(state: &JournalState, spec: Option<&HostPlanSpec>) -> Next {
-    let known = state.plan.as_ref().map_or("", |plan| plan.id.as_str());
+    let known = state.plan.as_ref().map(|plan| &plan.id);
     match spec {
-        Some(spec) if !spec.plan_id.is_empty() && spec.plan_id != known => Next::Accept {
+        Some(spec) if !spec.plan_id.is_empty() && Some(&spec.plan_id) != known => Next::Accept {
             plan: spec.plan_id.clone(),
             node_update: spec.node_update.clone(),
             steps: spec.steps.clone(),
@@ -195,7 +195,7 @@ fn started_job(plan: &Progress, id: &str, unit: &str) -> Result<Job, InvalidStep
 }
 
 fn undo_job(plan: &Progress, step: UndoStep, unit: &str) -> Job {
-    Job::new(&plan.id, unit, &step.id, Command::Undo(step.undo))
+    Job::new(plan.id.clone(), unit, &step.id, Command::Undo(step.undo))
 }
 
 fn job(plan: &Progress, step: &PlannedStep, unit: &str) -> Result<Job, InvalidStep> {
@@ -206,7 +206,7 @@ fn job(plan: &Progress, step: &PlannedStep, unit: &str) -> Result<Job, InvalidSt
             return Err(InvalidStep::Action { step: step.id.clone(), error });
         }
     };
-    let mut job = Job::new(&plan.id, unit, &step.id, command);
+    let mut job = Job::new(plan.id.clone(), unit, &step.id, command);
     if let Some(seconds) = step.timeout_seconds.and_then(|s| u32::try_from(s).ok()) {
         job.timeout_seconds = seconds.max(1);
     }

@@ -28,10 +28,10 @@ fn new() -> KubernetesVersion {
 fn spec(gate: Gate) -> HostPlanSpec {
     HostPlanSpec {
         node_update: "m-1".to_owned(),
-        plan_id: "p".to_owned(),
+        plan_id: "p".into(),
         gate,
         abort: false,
-        returned_claim: 0,
+        returned_claim: 0.into(),
         point_of_no_return: String::new(),
         steps: vec![
             step(Gate::Stage, HostStep::Preflight { version: None }),
@@ -65,7 +65,7 @@ fn journal(gate: Gate, done: &[&str]) -> JournalState {
         static_pods: BTreeMap::new(),
         at: at(0),
     });
-    state.apply(&Record::GateSeen { plan: "p".to_owned(), gate });
+    state.apply(&Record::GateSeen { plan: "p".into(), gate });
     for step in done {
         start(&mut state, step, 1);
         finish(&mut state, step, 1, StepOutcome::Done, 10);
@@ -75,7 +75,7 @@ fn journal(gate: Gate, done: &[&str]) -> JournalState {
 
 fn start(state: &mut JournalState, step: &str, attempt: i32) {
     state.apply(&Record::StepStarted {
-        plan: "p".to_owned(),
+        plan: "p".into(),
         step: step.to_owned(),
         attempt,
         unit: unit_name("p", step, attempt),
@@ -86,7 +86,7 @@ fn start(state: &mut JournalState, step: &str, attempt: i32) {
 
 fn finish(state: &mut JournalState, step: &str, attempt: i32, outcome: StepOutcome, second: i64) {
     state.apply(&Record::StepFinished {
-        plan: "p".to_owned(),
+        plan: "p".into(),
         step: step.to_owned(),
         attempt,
         outcome,
@@ -106,7 +106,7 @@ fn fail(state: &mut JournalState, step: &str, attempts: i32) {
 }
 
 fn abort(state: &mut JournalState) {
-    state.apply(&Record::AbortSeen { plan: "p".to_owned(), cause: AbortCause::Requested });
+    state.apply(&Record::AbortSeen { plan: "p".into(), cause: AbortCause::Requested });
 }
 
 fn started(next: &Next) -> (&str, i32) {
@@ -137,9 +137,9 @@ fn a_new_plan_is_taken_up_once() {
     let accept = next(&JournalState::default(), Some(&spec), at(0));
     assert!(matches!(accept, Next::Accept { plan, .. } if plan == "p"));
     let mut state = journal(Gate::Closed, &[]);
-    state.apply(&Record::PlanEnded { plan: "p".to_owned(), state: PlanState::Failed, at: at(1) });
+    state.apply(&Record::PlanEnded { plan: "p".into(), state: PlanState::Failed, at: at(1) });
     assert_eq!(next(&state, Some(&spec), at(2)), Next::Idle);
-    let other = HostPlanSpec { plan_id: "q".to_owned(), ..spec };
+    let other = HostPlanSpec { plan_id: "q".into(), ..spec };
     assert!(matches!(next(&state, Some(&other), at(2)), Next::Accept { plan, .. } if plan == "q"));
 }
 
@@ -285,10 +285,10 @@ fn an_abort_past_the_point_of_no_return_goes_on_up_to_the_gate() {
 #[test]
 fn another_plan_stops_the_one_under_way_before_it_is_taken_up() {
     let mut state = journal(Gate::Stage, &["preflight"]);
-    let other = HostPlanSpec { plan_id: "q".to_owned(), ..spec(Gate::Disrupt) };
+    let other = HostPlanSpec { plan_id: "q".into(), ..spec(Gate::Disrupt) };
     let cause = AbortCause::Superseded;
     assert_eq!(next(&state, Some(&other), at(20)), Next::SeeAbort { cause });
-    state.apply(&Record::AbortSeen { plan: "p".to_owned(), cause });
+    state.apply(&Record::AbortSeen { plan: "p".into(), cause });
     assert_eq!(ended(&next(&state, Some(&other), at(20))), PlanState::Stopped);
 }
 

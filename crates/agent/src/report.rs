@@ -4,7 +4,7 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::refit::{
-    FailureKind, Gate, HostFacts, HostPlanSpec, HostPlanStatus, HostStepStatus, PlanState,
+    FailureKind, Gate, HostFacts, HostPlanSpec, HostPlanStatus, HostStepStatus, PlanId, PlanState,
     PlannedStep, StepState, StepType,
 };
 use strum::VariantArray as _;
@@ -54,7 +54,7 @@ pub(crate) fn report(
         capabilities: StepType::VARIANTS.to_vec(),
         facts: facts.clone(),
         reported_at: None,
-        plan_id: String::new(),
+        plan_id: PlanId::default(),
         state: PlanState::Idle,
         passed: Gate::Closed,
         steps: Vec::new(),

@@ -18,7 +18,7 @@ fn planned(step: HostStep) -> PlannedStep {
 
 fn journal() -> JournalState {
     JournalState::replay([&Record::PlanAccepted {
-        plan: "p".to_owned(),
+        plan: "p".into(),
         node_update: "m-1".to_owned(),
         steps: vec![
             planned(HostStep::Preflight { version: None }),
@@ -37,7 +37,7 @@ fn journal() -> JournalState {
 
 fn start(state: &mut JournalState, step: &str, attempt: i32) {
     state.apply(&Record::StepStarted {
-        plan: "p".to_owned(),
+        plan: "p".into(),
         step: step.to_owned(),
         attempt,
         unit: "u".to_owned(),
@@ -48,7 +48,7 @@ fn start(state: &mut JournalState, step: &str, attempt: i32) {
 
 fn finish(state: &mut JournalState, step: &str, attempt: i32, outcome: StepOutcome) {
     state.apply(&Record::StepFinished {
-        plan: "p".to_owned(),
+        plan: "p".into(),
         step: step.to_owned(),
         attempt,
         outcome,
@@ -61,11 +61,11 @@ fn finish(state: &mut JournalState, step: &str, attempt: i32, outcome: StepOutco
 }
 
 fn gate(state: &mut JournalState, gate: Gate) {
-    state.apply(&Record::GateSeen { plan: "p".to_owned(), gate });
+    state.apply(&Record::GateSeen { plan: "p".into(), gate });
 }
 
 fn end(state: &mut JournalState, ended: PlanState) {
-    state.apply(&Record::PlanEnded { plan: "p".to_owned(), state: ended, at: at(90) });
+    state.apply(&Record::PlanEnded { plan: "p".into(), state: ended, at: at(90) });
 }
 
 fn told(state: &JournalState) -> HostPlanStatus {
@@ -158,14 +158,14 @@ fn an_undo_is_a_step_of_the_report_and_leaves_nothing() {
 #[test]
 fn a_damaged_journal_fails_the_plan_of_the_spec_and_says_why() {
     let spec = HostPlanSpec {
-        plan_id: "p".to_owned(),
+        plan_id: "p".into(),
         steps: journal().plan.unwrap().steps,
         ..HostPlanSpec::default()
     };
     let trouble = Trouble::of_journal(&JournalError::Corrupt { line: 3, reason: "x".to_owned() });
     let status =
         report(&JournalState::default(), Some(&spec), &HostFacts::default(), Some(&trouble));
-    assert_eq!((status.state, status.plan_id.as_str()), (PlanState::Failed, "p"));
+    assert_eq!((status.state, &*status.plan_id), (PlanState::Failed, "p"));
     assert_eq!(status.steps[0].reason, "JournalCorrupt");
     assert!(status.steps[0].message.contains("line 3"));
 }

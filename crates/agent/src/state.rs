@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use refit_kinds::refit::{FailureKind, Gate, PlanState, PlannedStep, StepType};
+use refit_kinds::refit::{FailureKind, Gate, PlanId, PlanState, PlannedStep, StepType};
 use serde::{Deserialize, Serialize};
 
 /// One fact in the journal.
@@ -13,7 +13,7 @@ pub enum Record {
     /// A plan was taken up; everything before it is over.
     PlanAccepted {
         /// uid of its NodeUpdate.
-        plan: String,
+        plan: PlanId,
         /// Name of that NodeUpdate.
         node_update: String,
         /// Its steps; a later change of the object does not change a plan under way.
@@ -33,7 +33,7 @@ pub enum Record {
     /// record.
     StepStarted {
         /// The plan.
-        plan: String,
+        plan: PlanId,
         /// Id of the step.
         step: String,
         /// Which try, from 1.
@@ -48,7 +48,7 @@ pub enum Record {
     /// A step ended.
     StepFinished {
         /// The plan.
-        plan: String,
+        plan: PlanId,
         /// Id of the step.
         step: String,
         /// Which try.
@@ -73,21 +73,21 @@ pub enum Record {
     /// The plan may go up to this gate, also when the API is gone later.
     GateSeen {
         /// The plan.
-        plan: String,
+        plan: PlanId,
         /// The gate.
         gate: Gate,
     },
     /// The plan is to stop.
     AbortSeen {
         /// The plan.
-        plan: String,
+        plan: PlanId,
         /// Why.
         cause: AbortCause,
     },
     /// The plan is over.
     PlanEnded {
         /// The plan.
-        plan: String,
+        plan: PlanId,
         /// How: `Succeeded`, `Failed` or `Stopped`.
         state: PlanState,
         /// When.
@@ -96,7 +96,7 @@ pub enum Record {
     /// Everything before it in a few lines: the file had grown too long.
     Checkpoint {
         /// The plan.
-        plan: String,
+        plan: PlanId,
         /// How far it is.
         progress: Box<Progress>,
     },
@@ -124,7 +124,7 @@ pub enum AbortCause {
 
 impl Record {
     /// The plan that it is about.
-    pub fn plan(&self) -> &str {
+    pub fn plan(&self) -> &PlanId {
         match self {
             Self::PlanAccepted { plan, .. }
             | Self::StepStarted { plan, .. }
@@ -164,7 +164,7 @@ pub struct JournalState {
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
     /// uid of its NodeUpdate.
-    pub id: String,
+    pub id: PlanId,
     /// Name of that NodeUpdate.
     pub node_update: String,
     /// The steps, in order.
@@ -275,7 +275,7 @@ impl JournalState {
         } else if let Record::Checkpoint { progress, .. } = record {
             self.plan = Some((**progress).clone());
         } else if let Some(progress) = &mut self.plan
-            && progress.id == record.plan()
+            && progress.id == *record.plan()
         {
             progress.apply(record);
         }

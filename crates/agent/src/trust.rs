@@ -6,7 +6,7 @@
 use std::{io, sync::Arc};
 
 use jiff::Timestamp;
-use refit_kinds::refit::{HostPlan, HostPlanSpec, HostPlanStatus};
+use refit_kinds::refit::{HostPlan, HostPlanSpec, HostPlanStatus, PlanId};
 use refit_runtime::plan_signing::{Distrust, PlanKeys};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -35,7 +35,7 @@ pub enum TrustError {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Mark {
-    plan_id: String,
+    plan_id: PlanId,
     issued_at: Timestamp,
 }
 

@@ -29,7 +29,7 @@ fn trust(disk: &Arc<dyn Disk>) -> PlanTrust {
 /// A plan of a NodeUpdate that was made at this second.
 fn plan(id: &str, made: i64) -> HostPlan {
     let spec = HostPlanSpec {
-        plan_id: id.to_owned(),
+        plan_id: id.into(),
         gate: Gate::Stage,
         steps: vec![PlannedStep {
             id: "stage".to_owned(),
@@ -50,7 +50,7 @@ fn plan(id: &str, made: i64) -> HostPlan {
 fn accepted(id: &str) -> Record {
     let plan = plan(id, 0);
     Record::PlanAccepted {
-        plan: id.to_owned(),
+        plan: id.into(),
         node_update: String::new(),
         steps: plan.spec.steps,
         point_of_no_return: String::new(),
@@ -97,22 +97,22 @@ fn a_report_says_why_a_plan_waits_and_leaves_what_is_over_alone() {
     let refused = Refused::new(plan("a", 0).spec, &error);
 
     let waits = refused.report(&JournalState::default(), &facts);
-    assert_eq!((waits.plan_id.as_str(), waits.state), ("a", PlanState::Retrying));
+    assert_eq!((&*waits.plan_id, waits.state), ("a", PlanState::Retrying));
     assert_eq!(waits.steps[0].reason, "PlanNotTrusted");
     assert!(waits.steps[0].message.contains("--plan-keys"));
 
     let over = |id: &str| {
         let ended = Record::PlanEnded {
-            plan: id.to_owned(),
+            plan: id.into(),
             state: PlanState::Succeeded,
             at: Timestamp::UNIX_EPOCH,
         };
         JournalState::replay([&accepted(id), &ended])
     };
     let same = refused.report(&over("a"), &facts);
-    assert_eq!((same.plan_id.as_str(), same.state), ("a", PlanState::Succeeded));
+    assert_eq!((&*same.plan_id, same.state), ("a", PlanState::Succeeded));
     let next = refused.report(&over("z"), &facts);
-    assert_eq!((next.plan_id.as_str(), next.state), ("a", PlanState::Retrying));
+    assert_eq!((&*next.plan_id, next.state), ("a", PlanState::Retrying));
 
     let live = JournalState::replay([&accepted("z")]);
     let live = refused.report(&live, &facts);

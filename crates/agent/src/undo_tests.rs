@@ -51,7 +51,7 @@ fn packages(version: &str) -> BTreeMap<String, String> {
 fn plan_of(steps: Vec<PlannedStep>, point: &str) -> JournalState {
     let mut state = JournalState::default();
     state.apply(&Record::PlanAccepted {
-        plan: "p".to_owned(),
+        plan: "p".into(),
         node_update: "m-1".to_owned(),
         steps,
         point_of_no_return: point.to_owned(),
@@ -59,13 +59,13 @@ fn plan_of(steps: Vec<PlannedStep>, point: &str) -> JournalState {
         static_pods: BTreeMap::from([("etcd".to_owned(), "e:1".to_owned())]),
         at: at(0),
     });
-    state.apply(&Record::GateSeen { plan: "p".to_owned(), gate: Gate::Disrupt });
+    state.apply(&Record::GateSeen { plan: "p".into(), gate: Gate::Disrupt });
     state
 }
 
 fn start(state: &mut JournalState, step: &str, attempt: i32) {
     state.apply(&Record::StepStarted {
-        plan: "p".to_owned(),
+        plan: "p".into(),
         step: step.to_owned(),
         attempt,
         unit: engine::unit_name("p", step, attempt),
@@ -83,7 +83,7 @@ fn finish(
 ) {
     let failed = outcome != StepOutcome::Done;
     state.apply(&Record::StepFinished {
-        plan: "p".to_owned(),
+        plan: "p".into(),
         step: step.to_owned(),
         attempt,
         outcome,
@@ -130,7 +130,7 @@ fn take_back(state: &mut JournalState, broken: &[&str]) -> (Vec<String>, PlanSta
                 taken.push(job.step);
             }
             Next::End { state: ended } => {
-                state.apply(&Record::PlanEnded { plan: "p".to_owned(), state: ended, at: at(11) });
+                state.apply(&Record::PlanEnded { plan: "p".into(), state: ended, at: at(11) });
                 return (taken, ended);
             }
             other => panic!("{other:?}"),

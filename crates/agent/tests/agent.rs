@@ -215,7 +215,7 @@ async fn a_host_plan_that_was_deleted_comes_back_with_its_report() {
     };
     tokio::join!(deleted, world.run_until(&switch, 30, async |_| false));
     let status = world.status().await;
-    assert_eq!((status.plan_id.as_str(), status.state), ("p1", PlanState::Succeeded));
+    assert_eq!((&*status.plan_id, status.state), ("p1", PlanState::Succeeded));
 }
 
 #[tokio::test(start_paused = true)]

@@ -30,7 +30,7 @@ fn at(second: i64) -> Timestamp {
 
 fn accepted(plan: &str) -> Record {
     Record::PlanAccepted {
-        plan: plan.to_owned(),
+        plan: plan.into(),
         node_update: "m-1".to_owned(),
         steps: vec![PlannedStep::new(HostStep::Preflight { version: None })],
         point_of_no_return: String::new(),
@@ -42,7 +42,7 @@ fn accepted(plan: &str) -> Record {
 
 fn started(plan: &str, step: &str, attempt: i32) -> Record {
     Record::StepStarted {
-        plan: plan.to_owned(),
+        plan: plan.into(),
         step: step.to_owned(),
         attempt,
         unit: format!("u-{step}-{attempt}"),
@@ -53,7 +53,7 @@ fn started(plan: &str, step: &str, attempt: i32) -> Record {
 
 fn finished(plan: &str, step: &str, attempt: i32, outcome: StepOutcome) -> Record {
     Record::StepFinished {
-        plan: plan.to_owned(),
+        plan: plan.into(),
         step: step.to_owned(),
         attempt,
         outcome,
@@ -68,13 +68,13 @@ fn finished(plan: &str, step: &str, attempt: i32, outcome: StepOutcome) -> Recor
 fn history() -> Vec<Record> {
     vec![
         accepted("p"),
-        Record::GateSeen { plan: "p".to_owned(), gate: Gate::Stage },
+        Record::GateSeen { plan: "p".into(), gate: Gate::Stage },
         started("p", "preflight", 1),
         finished("p", "preflight", 1, StepOutcome::Failed),
         started("p", "preflight", 2),
         finished("p", "preflight", 2, StepOutcome::Done),
-        Record::AbortSeen { plan: "p".to_owned(), cause: AbortCause::Requested },
-        Record::PlanEnded { plan: "p".to_owned(), state: PlanState::Stopped, at: at(9) },
+        Record::AbortSeen { plan: "p".into(), cause: AbortCause::Requested },
+        Record::PlanEnded { plan: "p".into(), state: PlanState::Stopped, at: at(9) },
     ]
 }
 
@@ -93,9 +93,9 @@ fn records_strategy() -> impl Strategy<Value = Vec<Record>> {
             0 => accepted("p"),
             1 => started("p", step, n),
             2 => finished("p", step, n, StepOutcome::Failed),
-            3 => Record::GateSeen { plan: text, gate: Gate::Upgrade },
-            4 => Record::AbortSeen { plan: "p".to_owned(), cause: AbortCause::Superseded },
-            _ => Record::PlanEnded { plan: "p".to_owned(), state: PlanState::Failed, at: at(0) },
+            3 => Record::GateSeen { plan: text.into(), gate: Gate::Upgrade },
+            4 => Record::AbortSeen { plan: "p".into(), cause: AbortCause::Superseded },
+            _ => Record::PlanEnded { plan: "p".into(), state: PlanState::Failed, at: at(0) },
         });
     prop::collection::vec(record, 0..12)
 }
@@ -151,7 +151,7 @@ proptest! {
         let mut state = JournalState::replay([&accepted("p")]);
         for gate in &gates {
             let before = state.plan.as_ref().unwrap().gate;
-            state.apply(&Record::GateSeen { plan: "p".to_owned(), gate: ALL[*gate] });
+            state.apply(&Record::GateSeen { plan: "p".into(), gate: ALL[*gate] });
             prop_assert!(state.plan.as_ref().unwrap().gate >= before);
         }
     }

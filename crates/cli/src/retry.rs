@@ -7,7 +7,7 @@ use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_core::node::speaker;
 use refit_kinds::{
     keys,
-    refit::{NodeUpdate, Origin, Phase},
+    refit::{MachineUid, NodeUpdate, Origin, Phase},
 };
 use serde::Serialize;
 use serde_json::json;
@@ -93,8 +93,7 @@ fn gone(machine: &Machine, updates: &[NodeUpdate]) -> Row {
 
 /// What is to be done about a machine.
 fn decide(machine: &Machine, updates: &[NodeUpdate]) -> Decision<Row> {
-    let uid = machine.uid().unwrap_or_default();
-    let newest = speaker(updates, &uid);
+    let newest = speaker(updates, &MachineUid::of(&machine.metadata));
     let name = newest.map(NodeUpdate::name_any).unwrap_or_default();
     let row = |action, message: String| Decision {
         row: Row {

@@ -9,7 +9,7 @@ use refit_cluster_api::kinds::{
 };
 use refit_kinds::{
     keys,
-    refit::{NodeUpdate, UpdateGroup},
+    refit::{MachineUid, NodeUpdate, UpdateGroup},
 };
 
 use crate::client::Cluster;
@@ -189,7 +189,8 @@ impl Target {
             let machines = cluster.list(&cluster.here::<Machine>(), &selector).await?;
             found.machines = machines.into_iter().filter(|m| self.holds(m)).collect();
         }
-        let uids: Vec<String> = found.machines.iter().filter_map(Machine::uid).collect();
+        let uids: Vec<MachineUid> =
+            found.machines.iter().map(|machine| MachineUid::of(&machine.metadata)).collect();
         let updates = cluster.list(&cluster.here::<NodeUpdate>(), "").await?;
         found.updates = updates
             .into_iter()

@@ -11,7 +11,7 @@ use std::{
 use futures::future::BoxFuture;
 use kube::{Api, ResourceExt as _, api::PostParams};
 use refit_core::group::Limits;
-use refit_kinds::refit::{NodeUpdate, Origin, Slot, UpdateGroupStatus};
+use refit_kinds::refit::{MachineUid, NodeUpdate, Origin, Slot, UpdateGroupStatus};
 use refit_runtime::{Clock, lease::Leadership};
 
 use crate::ControllerOptions;
@@ -49,7 +49,7 @@ struct Memory {
     /// Names of the NodeUpdates that this process created.
     created: BTreeSet<String>,
     /// Slots by the uid of their Machine.
-    slots: BTreeMap<String, Slot>,
+    slots: BTreeMap<MachineUid, Slot>,
 }
 
 impl Sabotage {
@@ -80,7 +80,7 @@ impl Sabotage {
     /// Shows a NodeUpdate only the slot that this process keeps for its Machine.
     pub(crate) fn own_slot(
         &self,
-        machine_uid: &str,
+        machine_uid: &MachineUid,
         mut status: UpdateGroupStatus,
         mut limits: Limits,
     ) -> (UpdateGroupStatus, Limits) {
@@ -92,12 +92,12 @@ impl Sabotage {
     }
 
     /// Keeps a Machine's slot in memory; whether that took the place of the write.
-    pub(crate) fn keep_slot(&self, machine_uid: &str, next: &UpdateGroupStatus) -> bool {
+    pub(crate) fn keep_slot(&self, machine_uid: &MachineUid, next: &UpdateGroupStatus) -> bool {
         let lacks = self.lacks(Safeguard::Slot);
         if lacks {
             let slots = &mut self.memory().slots;
-            match next.slots.iter().find(|slot| slot.machine_uid == machine_uid) {
-                Some(slot) => slots.insert(machine_uid.to_owned(), slot.clone()),
+            match next.slots.iter().find(|slot| slot.machine_uid == *machine_uid) {
+                Some(slot) => slots.insert(machine_uid.clone(), slot.clone()),
                 None => slots.remove(machine_uid),
             };
         }

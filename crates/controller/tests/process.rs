@@ -189,7 +189,7 @@ async fn a_process_that_dies_at_any_time_asks_for_each_update_once() {
     let updates = world.node_updates().await;
     assert_eq!(updates.len(), 1);
     assert_eq!(updates[0].name_any(), "edge-1-w-0-1");
-    assert_eq!(Some(updates[0].spec.machine_ref.uid.clone()), machine.uid());
+    assert_eq!(Some(updates[0].spec.machine_ref.uid.to_string()), machine.uid());
 
     machines.delete("edge-1-w-0", &<_>::default()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(3)).await;

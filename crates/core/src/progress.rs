@@ -3,7 +3,7 @@
 use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_kinds::{
     conditions, keys,
-    refit::{Blocker, NodeUpdate, Phase, StepState},
+    refit::{Blocker, MachineUid, NodeUpdate, Phase, StepState},
 };
 use serde::{Deserialize, Serialize};
 
@@ -76,8 +76,7 @@ impl MachineProgress {
             kubelet_version: status.node_info.map(|info| info.kubelet_version).unwrap_or_default(),
             ..Self::default()
         };
-        let uid = meta.uid.as_deref().unwrap_or_default();
-        if let Some(update) = speaker(updates, uid) {
+        if let Some(update) = speaker(updates, &MachineUid::of(meta)) {
             row.take_in(update);
             let asked = meta.annotations.as_ref().and_then(|all| all.get(keys::RETRY));
             row.retry_asked = asked == Some(&row.node_update);

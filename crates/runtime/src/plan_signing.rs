@@ -279,7 +279,7 @@ mod tests {
 
     fn signed() -> HostPlan {
         let spec = HostPlanSpec {
-            plan_id: "u1".to_owned(),
+            plan_id: "u1".into(),
             gate: Gate::Stage,
             steps: vec![PlannedStep::new(HostStep::Snapshot {})],
             ..HostPlanSpec::default()
@@ -313,7 +313,7 @@ mod tests {
     fn whatever_is_changed_is_not_believed() {
         let changes: [fn(&mut HostPlan); 7] = [
             |plan| plan.spec.gate = Gate::Disrupt,
-            |plan| plan.spec.plan_id = "u2".to_owned(),
+            |plan| plan.spec.plan_id = "u2".into(),
             |plan| plan.spec.abort = true,
             |plan| plan.spec.steps.push(PlannedStep::new(HostStep::Reboot {})),
             |plan| plan.metadata.name = Some("n2".to_owned()),

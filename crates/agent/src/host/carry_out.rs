@@ -9,7 +9,7 @@ use std::{
 };
 
 use refit_kinds::{
-    refit::{HostStep, PackageArgs},
+    refit::{HostStep, PackageArgs, PlanId},
     version::KubernetesVersion,
 };
 use serde::{Deserialize, Serialize};
@@ -36,7 +36,7 @@ use super::{
 #[serde(rename_all = "camelCase")]
 pub struct JobFile {
     /// The plan.
-    pub plan: String,
+    pub plan: PlanId,
     /// Name of the unit.
     pub unit: String,
     /// Id of the step.

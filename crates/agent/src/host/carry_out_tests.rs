@@ -65,7 +65,7 @@ impl World {
 
     async fn carry_out(&self, plan: &str, command: Command) -> Result<(), WorkError> {
         let job = JobFile {
-            plan: plan.to_owned(),
+            plan: plan.into(),
             unit: unit(plan, &command),
             step: command.name().to_owned(),
             command,

@@ -36,7 +36,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures::future::BoxFuture;
 use jiff::Timestamp;
-use refit_kinds::refit::{FailureKind, HostFacts};
+use refit_kinds::refit::{FailureKind, HostFacts, PlanId};
 
 pub use carry_out::{JobFile, carry_out};
 pub use command::{Command, CommandRules, Undo};
@@ -56,7 +56,7 @@ pub const CONTROL_PLANE: [&str; 3] =
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     /// The plan: its snapshot is kept under this name.
-    pub plan: String,
+    pub plan: PlanId,
     /// Name of the unit: the same for the same attempt, whoever starts it.
     pub unit: String,
     /// Id of the step.
@@ -69,10 +69,15 @@ pub struct Job {
 
 impl Job {
     /// A command of a plan, with as much time as such commands get.
-    pub fn new(plan: &str, unit: &str, step: &str, command: impl Into<Command>) -> Self {
+    pub fn new(
+        plan: impl Into<PlanId>,
+        unit: &str,
+        step: &str,
+        command: impl Into<Command>,
+    ) -> Self {
         let command = command.into();
         Self {
-            plan: plan.to_owned(),
+            plan: plan.into(),
             unit: unit.to_owned(),
             step: step.to_owned(),
             timeout_seconds: command.rules().timeout_seconds,

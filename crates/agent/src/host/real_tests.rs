@@ -51,7 +51,7 @@ fn a_job_is_the_same_when_it_is_read_again() {
     let path = folder.path().join("job.json");
     host().job_file(&job()).save(&path).unwrap();
     let read = JobFile::load(&path).unwrap();
-    assert_eq!((read.plan.as_str(), read.step.as_str()), ("p", "kubeadm-install"));
+    assert_eq!((&*read.plan, read.step.as_str()), ("p", "kubeadm-install"));
     assert_eq!(read.command, job().command);
     let mode = fs::metadata(&path).unwrap().mode() & 0o777;
     assert_eq!(mode, 0o600);

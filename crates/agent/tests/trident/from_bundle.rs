@@ -36,7 +36,7 @@ pub(crate) fn an_image_of_a_bundle_is_staged_and_finalized_without_a_server(benc
     let image = OsImageArgs { url: "bundle:///os/azl-3.cosi".to_owned(), ..bench.image.clone() };
     fs::create_dir_all(bench.site.units()).unwrap();
     let job = |step: &str, command| JobFile {
-        plan: "p".to_owned(),
+        plan: "p".into(),
         unit: format!("refit-{step}"),
         step: step.to_owned(),
         command,

@@ -12,6 +12,7 @@ use refit_core::change::{
     can_update::{ControlPlaneMachine, Host, Judgement, Known, Peer, unfinished},
 };
 use refit_kinds::keys;
+use refit_kinds::refit::MachineUid;
 use refit_runtime::ObjectKey;
 
 use super::{decision, wire};
@@ -110,7 +111,7 @@ fn peers(ctx: &Context, group: &Group, this: &Machine) -> Vec<Peer> {
         .iter()
         .filter(|machine| machine.name_any() != this.name_any())
         .map(|machine| {
-            let uid = machine.uid().unwrap_or_default();
+            let uid = MachineUid::of(&machine.metadata);
             let own = updates
                 .iter()
                 .filter(|update| !uid.is_empty() && update.spec.machine_ref.uid == uid)

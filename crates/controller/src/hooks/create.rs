@@ -54,7 +54,7 @@ pub fn node_update(new: &NewNodeUpdate, ordinal: u32) -> NodeUpdate {
         api_version: format!("{CORE_GROUP}/{CONTRACT_VERSION}"),
         kind: "Machine".to_owned(),
         name: new.machine.name.clone(),
-        uid: new.machine.uid.clone(),
+        uid: new.machine.uid.to_string(),
         controller: Some(true),
         block_owner_deletion: Some(false),
     }]);

@@ -14,7 +14,7 @@ use refit_core::{
 };
 use refit_kinds::{
     keys,
-    refit::{Goal, MachineRef, NodeUpdate, Origin, node_update_name, ordinal_of},
+    refit::{Goal, MachineRef, MachineUid, NodeUpdate, Origin, node_update_name, ordinal_of},
 };
 use refit_runtime::{ObjectKey, apply, apply::Ensured};
 use serde_json::json;
@@ -82,7 +82,7 @@ pub(super) async fn update_machine(ctx: &Context, body: &[u8]) -> Result<Answer,
 fn facts_of(machine: &Machine) -> MachineFacts {
     MachineFacts {
         name: machine.name_any(),
-        uid: machine.uid().unwrap_or_default(),
+        uid: MachineUid::of(&machine.metadata),
         kubelet_version: observed_version(machine).and_then(|text| text.parse().ok()),
         retry: machine.annotations().get(keys::RETRY).cloned(),
         deleting: machine.metadata.deletion_timestamp.is_some(),

@@ -12,7 +12,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 use refit_core::node::speaker;
-use refit_kinds::refit::{NodeUpdate, Phase};
+use refit_kinds::refit::{MachineUid, NodeUpdate, Phase};
 use refit_runtime::ObjectKey;
 
 use crate::{
@@ -164,7 +164,7 @@ impl Gauges {
         }
         let mut phases: BTreeMap<String, usize> = BTreeMap::new();
         for machine in ctx.stores.machines.list() {
-            let uid = machine.metadata.uid.clone().unwrap_or_default();
+            let uid = MachineUid::of(&machine.metadata);
             let known = of_machine.get(&ObjectKey::of(machine.as_ref()));
             let newest = known.and_then(|known| speaker(known.iter().copied(), &uid));
             let phase = newest

@@ -15,7 +15,7 @@ use refit_core::{
 };
 use refit_kinds::{
     keys,
-    refit::{HostPlan, HostPlanSpec, NodeUpdate, UpdateGroup, UpdateGroupStatus},
+    refit::{HostPlan, HostPlanSpec, NodeUpdate, PlanId, UpdateGroup, UpdateGroupStatus},
 };
 use refit_runtime::{
     ObjectKey, apply, events, lease,
@@ -330,7 +330,7 @@ fn signature(ctx: &Context, look: &Look, plan: &HostPlan, spec: &HostPlanSpec) -
         }
     };
     // A plan of another NodeUpdate is told to stop: whose it is does not change by that.
-    let foreign = update.uid().as_deref() != Some(spec.plan_id.as_str());
+    let foreign = PlanId::of(&update.metadata) != spec.plan_id;
     let claims = claims_of(plan).filter(|_| foreign).unwrap_or_else(own);
     Some(signer.sign(plan, spec, &claims))
 }

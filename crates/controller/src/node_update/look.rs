@@ -14,7 +14,7 @@ use refit_core::{
 };
 use refit_kinds::{
     keys,
-    refit::{HostSettings, NodeUpdate, Role, StepState, UpdateGroup},
+    refit::{HostSettings, MachineUid, NodeUpdate, Role, StepState, UpdateGroup},
     version::KubernetesVersion,
 };
 use refit_runtime::ObjectKey;
@@ -179,7 +179,7 @@ fn group(
         .iter()
         .filter(|other| other.name_any() != name)
         .map(|other| Other {
-            machine_uid: other.uid().unwrap_or_default(),
+            machine_uid: MachineUid::of(&other.metadata),
             available: available(&updates, other, nodes),
         })
         .collect();
@@ -215,7 +215,7 @@ pub(crate) fn of_machine<'a>(updates: &'a ByMachine, machine: &Machine) -> &'a [
 
 /// Whether a machine can stand in for another.
 fn available(updates: &ByMachine, machine: &Machine, nodes: &[NodeView]) -> bool {
-    let uid = machine.uid().unwrap_or_default();
+    let uid = MachineUid::of(&machine.metadata);
     let newest = speaker(of_machine(updates, machine).iter().map(AsRef::as_ref), &uid);
     is_available(&MachineView {
         machine,

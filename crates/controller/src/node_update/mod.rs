@@ -11,7 +11,7 @@ use std::{sync::Arc, time::Duration};
 use kube::{Api, ResourceExt as _};
 use refit_cluster_api::kinds::Machine;
 use refit_core::node::{Decision, Snapshot, Workload, Write};
-use refit_kinds::refit::Phase;
+use refit_kinds::refit::{MachineUid, Phase};
 use refit_runtime::{ObjectKey, queue::Action};
 
 pub(crate) use act::swap_group;
@@ -109,7 +109,7 @@ async fn find_machine(ctx: &Context, look: &Look) -> kube::Result<bool> {
     let api: Api<Machine> = Api::namespaced(ctx.client.clone(), &namespace);
     let wanted = &update.spec.machine_ref;
     let found = api.get_opt(&wanted.name).await?;
-    let found = found.filter(|machine| machine.uid().as_ref() == Some(&wanted.uid));
+    let found = found.filter(|machine| MachineUid::of(&machine.metadata) == wanted.uid);
     let is_there = found.is_some();
     if let Some(machine) = found {
         ctx.stores.machines.insert(machine);

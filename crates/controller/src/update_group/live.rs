@@ -1,9 +1,9 @@
 //! Slots that belong to nobody, as the API server itself says: a cache that is behind must not free
 //! the slot of a machine that is worked on.
 
-use kube::{Api, ResourceExt as _};
+use kube::Api;
 use refit_cluster_api::kinds::Machine;
-use refit_kinds::refit::{NodeUpdate, Slot, UpdateGroupStatus};
+use refit_kinds::refit::{MachineUid, NodeUpdate, Slot, UpdateGroupStatus};
 
 use super::is_free;
 use crate::{context::Context, groups::Group};
@@ -13,7 +13,7 @@ pub(super) async fn free_slots(
     ctx: &Context,
     group: &Group,
     status: &UpdateGroupStatus,
-) -> kube::Result<Vec<String>> {
+) -> kube::Result<Vec<MachineUid>> {
     let mut free = Vec::new();
     for slot in &status.slots {
         if is_free(ctx, group, slot) && is_nobodys(ctx, &group.key.namespace, slot).await? {
@@ -26,7 +26,7 @@ pub(super) async fn free_slots(
 async fn is_nobodys(ctx: &Context, namespace: &str, slot: &Slot) -> kube::Result<bool> {
     let machines: Api<Machine> = Api::namespaced(ctx.client.clone(), namespace);
     let machine = machines.get_opt(&slot.machine).await?;
-    if machine.is_none_or(|machine| machine.uid().as_ref() != Some(&slot.machine_uid)) {
+    if machine.is_none_or(|machine| MachineUid::of(&machine.metadata) != slot.machine_uid) {
         return Ok(true);
     }
     let updates: Api<NodeUpdate> = Api::namespaced(ctx.client.clone(), namespace);

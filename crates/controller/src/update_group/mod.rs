@@ -16,7 +16,7 @@ use refit_core::{
 };
 use refit_kinds::{
     conditions,
-    refit::{NodeUpdate, Slot, UpdateGroup, UpdateGroupStatus},
+    refit::{MachineUid, NodeUpdate, Slot, UpdateGroup, UpdateGroupStatus},
 };
 use refit_runtime::{
     ObjectKey, apply,
@@ -80,7 +80,7 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
     let speakers: Vec<Option<&NodeUpdate>> = machines
         .iter()
         .map(|machine| {
-            let uid = machine.uid().unwrap_or_default();
+            let uid = MachineUid::of(&machine.metadata);
             speaker(of_machine(&updates, machine).iter().map(AsRef::as_ref), &uid)
         })
         .collect();
@@ -107,7 +107,7 @@ fn next_status(
     status: &UpdateGroupStatus,
     machines: &[Arc<Machine>],
     speakers: &[Option<&NodeUpdate>],
-    free: &[String],
+    free: &[MachineUid],
 ) -> UpdateGroupStatus {
     let stores = &ctx.stores;
     let group = Group { key: ObjectKey::of(object), spec: object.spec.clone() };
@@ -176,7 +176,8 @@ fn is_free(ctx: &Context, group: &Group, slot: &Slot) -> bool {
     let stores: &Stores = &ctx.stores;
     let namespace = &group.key.namespace;
     let machine = stores.machines.get(&ObjectKey::new(namespace, &slot.machine));
-    let Some(machine) = machine.filter(|machine| machine.uid().as_ref() == Some(&slot.machine_uid))
+    let Some(machine) =
+        machine.filter(|machine| MachineUid::of(&machine.metadata) == slot.machine_uid)
     else {
         return true;
     };

@@ -23,7 +23,7 @@ async fn another_replica_makes(fleet: &Fleet, machine: &str, ordinal: u32, goal:
     let machine = fleet.api::<Machine>().get(machine).await.unwrap();
     let asked = NewNodeUpdate {
         namespace: "default".into(),
-        machine: MachineRef { name: machine.name_any(), uid: machine.uid().unwrap() },
+        machine: MachineRef { name: machine.name_any(), uid: machine.uid().unwrap().into() },
         origin: Origin::Hook,
         goal,
     };

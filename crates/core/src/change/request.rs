@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
     keys,
-    refit::{Goal, NodeUpdate, NodeUpdateStatus, Phase, Stage, StepStatus, ordinal_of},
+    refit::{Goal, MachineUid, NodeUpdate, NodeUpdateStatus, Phase, Stage, StepStatus, ordinal_of},
     version::KubernetesVersion,
 };
 
@@ -26,7 +26,7 @@ pub struct MachineFacts {
     /// Its name.
     pub name: String,
     /// Its uid: a NodeUpdate of another uid is not about this Machine.
-    pub uid: String,
+    pub uid: MachineUid,
     /// The version that its kubelet reports.
     pub kubelet_version: Option<KubernetesVersion>,
     /// Value of the annotation that asks for one more attempt.

@@ -14,7 +14,7 @@ const MOST_CLAIMS: i64 = 6;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Plan {
     open: bool,
-    returned: i64,
+    returned: ClaimId,
 }
 
 /// Every version of both objects: a controller may see any of them.
@@ -25,7 +25,7 @@ struct World {
 }
 
 /// What tells one world from another. Versions that say the same are different versions.
-type Key = (Vec<(Vec<(String, i64)>, i64)>, Vec<Plan>);
+type Key = (Vec<(Vec<(MachineUid, ClaimId)>, ClaimId)>, Vec<Plan>);
 
 impl World {
     fn key(&self) -> Key {
@@ -59,15 +59,17 @@ impl World {
         let (status, host) = (&self.groups[group], self.plans[plan]);
         let limits = Limits { replicas: 2, max_unavailable: 1 };
         let all_well: Vec<Other> = Vec::new();
-        let wanted = |uid: &str, returned: i64| Slot {
+        let wanted = |uid: &str, returned: ClaimId| Slot {
             claim: returned,
-            ..slot(uid, uid, "update", Timestamp::UNIX_EPOCH)
+            ..slot(uid, &uid.into(), "update", Timestamp::UNIX_EPOCH)
         };
         let limits = Limits { replicas: limits.slots(), ..limits };
         let mut next = Vec::new();
-        if status.claims < MOST_CLAIMS {
+        if status.claims < MOST_CLAIMS.into() {
             // Another machine wants the slot, too.
-            if let Ok(Claim::Take(taken)) = claim(status, &wanted("other", 0), limits, &all_well) {
+            if let Ok(Claim::Take(taken)) =
+                claim(status, &wanted("other", 0.into()), limits, &all_well)
+            {
                 next.extend(self.with_group(group, taken));
             }
         }
@@ -75,15 +77,17 @@ impl World {
             return next;
         }
         match claim(status, &wanted("ours", host.returned), limits, &all_well) {
-            Ok(Claim::Take(taken)) if status.claims < MOST_CLAIMS => {
+            Ok(Claim::Take(taken)) if status.claims < MOST_CLAIMS.into() => {
                 next.extend(self.with_group(group, taken));
             }
             Ok(Claim::Held) => next.extend(self.with_plan(plan, Plan { open: true, ..host })),
             _ => {}
         }
-        match give_back(status, "ours", host.returned) {
+        match give_back(status, &"ours".into(), host.returned) {
             Some(GiveBack::Mark(_)) if !marks => {
-                next.extend(release(status, "ours").and_then(|n| self.with_group(group, n)));
+                next.extend(
+                    release(status, &"ours".into()).and_then(|n| self.with_group(group, n)),
+                );
             }
             Some(GiveBack::Mark(returned)) => {
                 next.extend(self.with_plan(plan, Plan { returned, ..host }));
@@ -104,7 +108,7 @@ fn explore(marks: bool) -> (Option<Key>, usize) {
     while let Some(world) = open.pop() {
         let (group, plan) =
             (&world.groups[world.groups.len() - 1], world.plans[world.plans.len() - 1]);
-        if plan.open && !holds(group, "ours") {
+        if plan.open && !holds(group, &"ours".into()) {
             return (Some(world.key()), known.len());
         }
         for seen_group in 0..world.groups.len() {

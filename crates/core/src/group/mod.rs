@@ -14,7 +14,7 @@ mod tests;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use refit_kinds::refit::{Slot, UpdateGroupStatus};
+use refit_kinds::refit::{ClaimId, MachineUid, Slot, UpdateGroupStatus};
 
 pub use durations::{MAX_DURATIONS, median_seconds, record_durations};
 pub use summary::{
@@ -57,7 +57,7 @@ impl Limits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Other {
     /// uid of the Machine.
-    pub machine_uid: String,
+    pub machine_uid: MachineUid,
     /// Whether it is available, slots left aside.
     pub available: bool,
 }
@@ -67,7 +67,7 @@ pub struct Other {
 pub enum GiveBack {
     /// The host's plan says first that this claim is over: whoever is about to open the plan for it
     /// then fails.
-    Mark(i64),
+    Mark(ClaimId),
     /// The slot is free once this status is written over the one that was read.
     Release(UpdateGroupStatus),
 }
@@ -82,8 +82,8 @@ pub enum Claim {
 }
 
 /// Whether this Machine holds a slot.
-pub fn holds(status: &UpdateGroupStatus, machine_uid: &str) -> bool {
-    status.slots.iter().any(|slot| slot.machine_uid == machine_uid)
+pub fn holds(status: &UpdateGroupStatus, machine_uid: &MachineUid) -> bool {
+    status.slots.iter().any(|slot| slot.machine_uid == *machine_uid)
 }
 
 /// Claims a slot for one Machine.
@@ -100,7 +100,7 @@ pub fn claim(
     others: &[Other],
 ) -> Result<Claim, Refusal> {
     if let Some(held) = status.slots.iter().find(|s| s.machine_uid == wanted.machine_uid) {
-        let good = held.claim > wanted.claim || wanted.claim == 0;
+        let good = held.claim > wanted.claim || wanted.claim == ClaimId::default();
         return Ok(if good && held.node_update == wanted.node_update {
             Claim::Held
         } else {
@@ -137,7 +137,7 @@ pub fn enough_others(
 pub fn with_slot(status: &UpdateGroupStatus, slot: &Slot) -> UpdateGroupStatus {
     let mut next = status.clone();
     next.slots.retain(|s| s.machine_uid != slot.machine_uid);
-    next.claims = next.claims.max(slot.claim).saturating_add(1);
+    next.claims = next.claims.max(slot.claim).next();
     next.slots.push(Slot { claim: next.claims, ..slot.clone() });
     next.slots.sort_by(|a, b| (&a.machine, &a.machine_uid).cmp(&(&b.machine, &b.machine_uid)));
     next.waiting.retain(|waiting| waiting.machine != slot.machine);
@@ -145,10 +145,10 @@ pub fn with_slot(status: &UpdateGroupStatus, slot: &Slot) -> UpdateGroupStatus {
 }
 
 /// The status without the slot of this Machine; `None` if it holds none.
-pub fn release(status: &UpdateGroupStatus, machine_uid: &str) -> Option<UpdateGroupStatus> {
+pub fn release(status: &UpdateGroupStatus, machine_uid: &MachineUid) -> Option<UpdateGroupStatus> {
     holds(status, machine_uid).then(|| {
         let mut next = status.clone();
-        next.slots.retain(|slot| slot.machine_uid != machine_uid);
+        next.slots.retain(|slot| slot.machine_uid != *machine_uid);
         next
     })
 }
@@ -161,10 +161,10 @@ pub fn release(status: &UpdateGroupStatus, machine_uid: &str) -> Option<UpdateGr
 /// a compare-and-swap. Of the two, one fails, however old the views are (`docs/adr/0004`).
 pub fn give_back(
     status: &UpdateGroupStatus,
-    machine_uid: &str,
-    returned_claim: i64,
+    machine_uid: &MachineUid,
+    returned_claim: ClaimId,
 ) -> Option<GiveBack> {
-    let held = status.slots.iter().find(|slot| slot.machine_uid == machine_uid)?;
+    let held = status.slots.iter().find(|slot| slot.machine_uid == *machine_uid)?;
     if held.claim > returned_claim {
         return Some(GiveBack::Mark(held.claim));
     }
@@ -172,12 +172,12 @@ pub fn give_back(
 }
 
 /// The slot of a Machine for one of its NodeUpdates.
-pub fn slot(machine: &str, machine_uid: &str, node_update: &str, now: Timestamp) -> Slot {
+pub fn slot(machine: &str, machine_uid: &MachineUid, node_update: &str, now: Timestamp) -> Slot {
     Slot {
         machine: machine.to_owned(),
-        machine_uid: machine_uid.to_owned(),
+        machine_uid: machine_uid.clone(),
         node_update: node_update.to_owned(),
         since: Time(now),
-        claim: 0,
+        claim: ClaimId::default(),
     }
 }

@@ -12,13 +12,13 @@ fn at(second: i64) -> Timestamp {
 }
 
 fn wanted(n: u8) -> Slot {
-    slot(&format!("m-{n}"), &format!("uid-{n}"), &format!("m-{n}-1"), at(0))
+    slot(&format!("m-{n}"), &format!("uid-{n}").into(), &format!("m-{n}-1"), at(0))
 }
 
 fn others(except: u8, total: u8, available: impl Fn(u8) -> bool) -> Vec<Other> {
     (0..total)
         .filter(|n| *n != except)
-        .map(|n| Other { machine_uid: format!("uid-{n}"), available: available(n) })
+        .map(|n| Other { machine_uid: format!("uid-{n}").into(), available: available(n) })
         .collect()
 }
 
@@ -52,7 +52,7 @@ fn the_next_update_of_a_machine_takes_its_slot_over() {
     let Ok(Claim::Take(next)) = claim(&status, &retry, FIVE, &others(1, 5, |_| false)) else {
         panic!("the slot is the machine's own");
     };
-    assert_eq!(next.slots, [Slot { claim: 2, ..retry }]);
+    assert_eq!(next.slots, [Slot { claim: 2.into(), ..retry }]);
 }
 
 #[test]
@@ -105,9 +105,9 @@ fn a_claim_ends_the_wait() {
 #[test]
 fn only_a_held_slot_is_released() {
     let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
-    assert_eq!(release(&status, "uid-2"), None);
-    let free = UpdateGroupStatus { claims: 1, ..UpdateGroupStatus::default() };
-    assert_eq!(release(&status, "uid-1"), Some(free));
+    assert_eq!(release(&status, &"uid-2".into()), None);
+    let free = UpdateGroupStatus { claims: 1.into(), ..UpdateGroupStatus::default() };
+    assert_eq!(release(&status, &"uid-1".into()), Some(free));
 }
 
 fn step(name: &str, state: StepState, from: i64, to: i64) -> StepStatus {
@@ -307,7 +307,7 @@ proptest! {
                         Ok(Claim::Held)
                     );
                 }
-            } else if let Some(next) = release(&status, &format!("uid-{n}")) {
+            } else if let Some(next) = release(&status, &format!("uid-{n}").into()) {
                 status = next;
             }
             let slots = i32::try_from(status.slots.len()).unwrap();

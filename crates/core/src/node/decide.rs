@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::refit::{
-    Gate, HostPlan, HostPlanSpec, NodeUpdateStatus, Phase, PlanState, StepState,
+    Gate, HostPlan, HostPlanSpec, NodeUpdateStatus, Phase, PlanId, PlanState, StepState,
 };
 
 use super::{
@@ -159,10 +159,15 @@ impl Work<'_> {
         let work = self.host_work(self.seen.host_plan.as_deref(), role);
         let spec = HostPlanSpec {
             node_update: self.s.update.metadata.name.clone().unwrap_or_default(),
-            plan_id: self.s.update.metadata.uid.clone().unwrap_or_default(),
+            plan_id: PlanId::of(&self.s.update.metadata),
             gate: Gate::Stage,
             abort: false,
-            returned_claim: self.seen.host_plan.as_ref().map_or(0, |plan| plan.spec.returned_claim),
+            returned_claim: self
+                .seen
+                .host_plan
+                .as_ref()
+                .map(|plan| plan.spec.returned_claim)
+                .unwrap_or_default(),
             point_of_no_return: work.point_of_no_return().to_owned(),
             steps: work.steps(),
         };

@@ -1,7 +1,7 @@
 //! What must hold before anything starts, and before anything is disturbed.
 
 use refit_kinds::{
-    refit::{Gate, HostPlan, NodeUpdate, Phase, PlanState, UpdateGroupStatus},
+    refit::{Gate, HostPlan, NodeUpdate, Phase, PlanId, PlanState, UpdateGroupStatus},
     version::Hop,
 };
 
@@ -19,8 +19,8 @@ use crate::{
 
 /// Whether the plan is of this NodeUpdate.
 pub(super) fn is_ours(plan: &HostPlan, update: &NodeUpdate) -> bool {
-    let uid = update.metadata.uid.as_deref().unwrap_or_default();
-    !uid.is_empty() && plan.spec.plan_id == uid
+    let own = PlanId::of(&update.metadata);
+    !own.is_empty() && plan.spec.plan_id == own
 }
 
 /// Whether the host has ended the plan that its spec names, one way or another.

@@ -1,7 +1,7 @@
 //! Which NodeUpdate of a Machine came first, and which speaks for it.
 
 use jiff::Timestamp;
-use refit_kinds::refit::NodeUpdate;
+use refit_kinds::refit::{MachineUid, NodeUpdate};
 
 use super::snapshot::Snapshot;
 
@@ -39,7 +39,7 @@ fn rank(update: &NodeUpdate) -> (bool, Order) {
 /// The NodeUpdate that speaks for a Machine: the newest that has not ended, or the newest of all.
 pub fn speaker<'a>(
     updates: impl IntoIterator<Item = &'a NodeUpdate>,
-    machine_uid: &str,
+    machine_uid: &MachineUid,
 ) -> Option<&'a NodeUpdate> {
     of_machine(updates, machine_uid).max_by_key(|update| rank(update))
 }
@@ -47,16 +47,16 @@ pub fn speaker<'a>(
 /// The newest NodeUpdate of a Machine, whether it has ended or not.
 pub fn newest<'a>(
     updates: impl IntoIterator<Item = &'a NodeUpdate>,
-    machine_uid: &str,
+    machine_uid: &MachineUid,
 ) -> Option<&'a NodeUpdate> {
     of_machine(updates, machine_uid).max_by_key(|update| order(update))
 }
 
 fn of_machine<'a>(
     updates: impl IntoIterator<Item = &'a NodeUpdate>,
-    machine_uid: &str,
+    machine_uid: &MachineUid,
 ) -> impl Iterator<Item = &'a NodeUpdate> {
-    updates.into_iter().filter(move |update| update.spec.machine_ref.uid == machine_uid)
+    updates.into_iter().filter(move |update| update.spec.machine_ref.uid == *machine_uid)
 }
 
 /// Whether this NodeUpdate speaks for its Machine. The others leave the Machine's condition and

@@ -7,7 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     refit::{
-        HostPlan, HostPlanSpec, HostSettings, NodeUpdate, NodeUpdateStatus, UpdateGroupStatus,
+        HostPlan, HostPlanSpec, HostSettings, MachineUid, NodeUpdate, NodeUpdateStatus,
+        UpdateGroupStatus,
     },
     version::KubernetesVersion,
 };
@@ -56,8 +57,8 @@ pub struct Snapshot {
 impl Snapshot {
     /// The Machine that the NodeUpdate is about: its uid, and not its name alone.
     pub fn own_machine(&self) -> Option<&Machine> {
-        let uid = self.update.spec.machine_ref.uid.as_str();
-        self.machine.as_deref().filter(|machine| machine.metadata.uid.as_deref() == Some(uid))
+        let uid = &self.update.spec.machine_ref.uid;
+        self.machine.as_deref().filter(|machine| MachineUid::of(&machine.metadata) == *uid)
     }
 }
 

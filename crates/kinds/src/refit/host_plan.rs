@@ -7,7 +7,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{PackageDriver, PlannedStep, StepState, StepType};
+use super::{ClaimId, PackageDriver, PlanId, PlannedStep, StepState, StepType};
 use crate::version::{self, KubernetesVersion};
 
 /// What the agent on a host is to do, and what it says of itself. There is one per node, named as
@@ -39,7 +39,7 @@ pub struct HostPlanSpec {
     pub node_update: String,
     /// uid of that NodeUpdate: tells one plan from the next.
     #[serde(default)]
-    pub plan_id: String,
+    pub plan_id: PlanId,
     /// How far the agent may go. It only moves forward within one plan.
     #[serde(default)]
     pub gate: Gate,
@@ -49,7 +49,7 @@ pub struct HostPlanSpec {
     /// The claim of a slot that was given back unused: the gate is opened for a later one only.
     #[serde(default)]
     #[schemars(range(min = 0))]
-    pub returned_claim: i64,
+    pub returned_claim: ClaimId,
     /// Id of the first step that cannot be taken back: before it a failure or an abort undoes what
     /// was done. Empty in plans of before this field, where the agent judges by the steps' types.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -95,7 +95,7 @@ pub struct HostPlanStatus {
     pub reported_at: Option<Time>,
     /// The plan that `state` and `steps` speak of.
     #[serde(default)]
-    pub plan_id: String,
+    pub plan_id: PlanId,
     /// How far that plan is.
     #[serde(default)]
     pub state: PlanState,

@@ -4,6 +4,7 @@ mod goal;
 mod host_args;
 mod host_plan;
 mod host_step;
+mod ids;
 mod node_update;
 mod update_group;
 
@@ -11,6 +12,7 @@ pub use goal::*;
 pub use host_args::*;
 pub use host_plan::*;
 pub use host_step::*;
+pub use ids::*;
 pub use node_update::*;
 pub use update_group::*;
 

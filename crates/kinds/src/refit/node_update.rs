@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Goal;
+use super::{Goal, MachineUid};
 use crate::version::{self, KubernetesVersion};
 
 /// One request to bring one Machine to one goal. Named `<machine>-<ordinal>`: creating it is the
@@ -63,7 +63,7 @@ pub struct MachineRef {
     /// Name of the Machine.
     pub name: String,
     /// uid of the Machine.
-    pub uid: String,
+    pub uid: MachineUid,
 }
 
 /// Which way in made a request.

@@ -5,6 +5,8 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::{ClaimId, MachineUid};
+
 /// One control plane, MachineDeployment or lone MachineSet: its slots, what blocks it and how long
 /// its updates took.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -138,9 +140,9 @@ pub struct UpdateGroupStatus {
     /// How many slots there are.
     #[serde(default)]
     pub limit: i32,
-    /// How many claims there have been.
+    /// The last claim; there have been so many.
     #[serde(default)]
-    pub claims: i64,
+    pub claims: ClaimId,
     /// Machines that asked for a slot and wait, with what they wait for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
@@ -167,7 +169,7 @@ pub struct Slot {
     /// Name of the Machine.
     pub machine: String,
     /// uid of the Machine.
-    pub machine_uid: String,
+    pub machine_uid: MachineUid,
     /// The NodeUpdate that claimed it.
     pub node_update: String,
     /// Since when.
@@ -176,7 +178,7 @@ pub struct Slot {
     /// newer than the one that was given back last (`HostPlan.spec.returnedClaim`).
     #[serde(default)]
     #[schemars(range(min = 0))]
-    pub claim: i64,
+    pub claim: ClaimId,
 }
 
 /// A Machine that waits for a slot.

@@ -150,7 +150,7 @@ async fn create(world: &World, machine: &Value, version: &str) -> Result<(), Dir
         namespace: namespace(machine).to_owned(),
         machine: MachineRef {
             name: name(machine).to_owned(),
-            uid: text(machine, "/metadata/uid").to_owned(),
+            uid: text(machine, "/metadata/uid").into(),
         },
         origin: Origin::Task,
         goal,

@@ -8,24 +8,24 @@ use crate::{group, node::Write};
 /// A staged worker that holds its slot and was paused before anything was disturbed.
 fn held_and_paused() -> One {
     let mut one = One::worker().staged();
-    let slot = group::slot("m-0", "uid-m-0", "m-0-1", at(0));
+    let slot = group::slot("m-0", &"uid-m-0".into(), "m-0-1", at(0));
     one.group = Some(group::with_slot(&one.group.unwrap(), &slot));
     one.paused = Some("Cluster edge-1".into());
     one
 }
 
-fn returned(one: &One) -> i64 {
+fn returned(one: &One) -> refit_kinds::refit::ClaimId {
     one.plan.as_ref().unwrap().spec.returned_claim
 }
 
 #[test]
 fn the_plan_is_marked_before_the_slot_is_given_back() {
     let mut one = held_and_paused();
-    while returned(&one) == 0 {
+    while returned(&one) == 0.into() {
         assert_eq!(one.slots(), 1);
         assert!(one.step());
     }
-    assert_eq!((returned(&one), one.gate()), (1, Gate::Stage));
+    assert_eq!((returned(&one), one.gate()), (1.into(), Gate::Stage));
     one.settle();
     assert_eq!(one.slots(), 0);
 }
@@ -33,7 +33,7 @@ fn the_plan_is_marked_before_the_slot_is_given_back() {
 #[test]
 fn a_slot_whose_plan_is_marked_is_claimed_anew_before_the_gate_opens() {
     let mut one = held_and_paused();
-    while returned(&one) == 0 {
+    while returned(&one) == 0.into() {
         assert!(one.step());
     }
     // Whoever marked it died before it gave the slot back.
@@ -56,17 +56,17 @@ fn a_slot_is_kept_where_nobody_knows_what_the_host_does() {
 #[test]
 fn the_next_plan_of_the_host_keeps_the_mark() {
     let mut one = One::worker();
-    one.plan.as_mut().unwrap().spec.returned_claim = 7;
+    one.plan.as_mut().unwrap().spec.returned_claim = 7.into();
     while one.gate() == Gate::Closed {
         let decision = one.decide();
         let write = decision.write.clone().unwrap();
         if let Write::HostPlan(spec) = &write {
-            assert_eq!(spec.returned_claim, 7);
+            assert_eq!(spec.returned_claim, 7.into());
         }
         one.apply(&decision, write);
     }
     one = one.staged();
     one.settle();
     assert_eq!(one.gate(), Gate::Upgrade);
-    assert_eq!(one.group.as_ref().unwrap().slots[0].claim, 8);
+    assert_eq!(one.group.as_ref().unwrap().slots[0].claim, 8.into());
 }

@@ -83,7 +83,7 @@ impl Five {
         (0..MACHINES)
             .filter(|n| *n != who)
             .map(|n| Other {
-                machine_uid: format!("uid-m-{n}"),
+                machine_uid: format!("uid-m-{n}").into(),
                 available: self.nodes[n].ready && !self.nodes[n].cordoned_by_us(),
             })
             .collect()
@@ -208,7 +208,10 @@ impl Five {
         assert!(disturbed <= limit, "{disturbed} machines are down at once");
         assert!(self.group.slots.len() <= limit);
         for n in (0..MACHINES).filter(|n| self.disturbed(*n)) {
-            assert!(holds(&self.group, &format!("uid-m-{n}")), "m-{n} is down without a slot");
+            assert!(
+                holds(&self.group, &format!("uid-m-{n}").into()),
+                "m-{n} is down without a slot"
+            );
         }
     }
 

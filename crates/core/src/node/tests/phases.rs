@@ -109,7 +109,7 @@ fn without_a_past_there_is_no_prediction() {
 #[test]
 fn staging_needs_no_slot_on_a_worker() {
     let mut one = One::worker();
-    let busy = crate::group::slot("m-1", "uid-m-1", "m-1-1", at(0));
+    let busy = crate::group::slot("m-1", &"uid-m-1".into(), "m-1-1", at(0));
     one.group.as_mut().unwrap().slots.push(busy);
     one = one.staged();
     one.settle();

@@ -181,7 +181,7 @@ fn a_node_that_is_not_ready_is_not_touched() {
 #[test]
 fn a_machine_that_failed_may_be_repaired_though_it_is_down() {
     let mut one = One::worker();
-    let slot = crate::group::slot("m-0", "uid-m-0", "m-0-0", at(0));
+    let slot = crate::group::slot("m-0", &"uid-m-0".into(), "m-0-0", at(0));
     one.group.as_mut().unwrap().slots.push(slot);
     one.node_mut().ready = false;
     one = one.staged();

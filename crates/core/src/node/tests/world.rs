@@ -34,7 +34,7 @@ pub(super) fn update(machine: &str, ordinal: u32) -> NodeUpdate {
     let name = refit_kinds::refit::node_update_name(machine, ordinal);
     let spec = NodeUpdateSpec {
         stage: Stage::Ongoing,
-        machine_ref: MachineRef { name: machine.into(), uid: format!("uid-{machine}") },
+        machine_ref: MachineRef { name: machine.into(), uid: format!("uid-{machine}").into() },
         origin: Origin::Hook,
         goal_hash: goal.hash(),
         goal,
@@ -174,8 +174,9 @@ pub(super) struct One {
 
 impl One {
     pub(super) fn worker() -> Self {
-        let others =
-            (1..5).map(|n| Other { machine_uid: format!("uid-m-{n}"), available: true }).collect();
+        let others = (1..5)
+            .map(|n| Other { machine_uid: format!("uid-m-{n}").into(), available: true })
+            .collect();
         let mut plan = HostPlan::new("m-0", HostPlanSpec::default());
         plan.status = Some(report(0));
         Self {

@@ -1,0 +1,98 @@
+//! Names and numbers that must not be taken for each other.
+
+use std::{fmt, ops::Deref};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+macro_rules! text_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(
+            Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+            JsonSchema,
+        )]
+        #[serde(transparent)]
+        #[schemars(inline)]
+        pub struct $name(String);
+
+        impl Deref for $name {
+            type Target = str;
+
+            fn deref(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl From<&str> for $name {
+            fn from(text: &str) -> Self {
+                Self(text.to_owned())
+            }
+        }
+
+        impl From<String> for $name {
+            fn from(text: String) -> Self {
+                Self(text)
+            }
+        }
+
+        impl PartialEq<&str> for $name {
+            fn eq(&self, other: &&str) -> bool {
+                self.0 == *other
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+text_id! {
+    /// uid of a Machine: tells it from a later one of the same name.
+    MachineUid
+}
+
+text_id! {
+    /// Tells one plan of a host from the next: the uid of its NodeUpdate. Empty: there is no plan.
+    PlanId
+}
+
+impl MachineUid {
+    /// The uid of a Machine; empty for one that the API server has not seen yet.
+    pub fn of(meta: &ObjectMeta) -> Self {
+        Self(meta.uid.clone().unwrap_or_default())
+    }
+}
+
+impl PlanId {
+    /// The plan of a NodeUpdate; empty for one that the API server has not seen yet.
+    pub fn of(meta: &ObjectMeta) -> Self {
+        Self(meta.uid.clone().unwrap_or_default())
+    }
+}
+
+/// Number of a claim of a slot: a later claim has a higher one.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(transparent)]
+#[schemars(inline)]
+pub struct ClaimId(i64);
+
+impl From<i64> for ClaimId {
+    fn from(number: i64) -> Self {
+        Self(number)
+    }
+}
+
+impl ClaimId {
+    /// The next claim.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+}
