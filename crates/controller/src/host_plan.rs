@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::Machine;
 use refit_core::change::can_update::HostReport;
-use refit_kinds::keys;
+use refit_kinds::{keys, refit::NodeName};
 use refit_runtime::ObjectKey;
 
 use crate::{PlanLocation, context::Context};
@@ -22,13 +22,11 @@ pub(crate) fn plan_key(ctx: &Context, machine: &Machine, node: &str) -> ObjectKe
 pub(crate) fn machines_by_node(
     ctx: &Context,
     cluster: &ObjectKey,
-) -> BTreeMap<String, Arc<Machine>> {
+) -> BTreeMap<NodeName, Arc<Machine>> {
     let machines = ctx.stores.machines.list_in(&cluster.namespace);
     let of_cluster =
         machines.into_iter().filter(|machine| machine.spec.cluster_name == cluster.name);
-    of_cluster
-        .filter_map(|machine| Some((node_name(&machine)?.to_owned(), machine.clone())))
-        .collect()
+    of_cluster.filter_map(|machine| Some((node_name(&machine)?, machine.clone()))).collect()
 }
 
 /// What is known of the agent on a Machine's host, from memory: a hook waits for no cluster.
@@ -47,16 +45,16 @@ pub(crate) fn host_report(ctx: &Context, machine: &Machine) -> HostReport {
             reason: format!("the HostPlans of cluster {cluster} are not known yet"),
         };
     }
-    let plan = view.host_plans.get(&plan_key(ctx, machine, node));
+    let plan = view.host_plans.get(&plan_key(ctx, machine, &node));
     let status = plan.as_ref().and_then(|plan| plan.status.as_ref());
     let reported_at = status.and_then(|status| status.reported_at.as_ref()).map(|time| time.0);
-    HostReport::of(node, reported_at, ctx.settings.stale_after(), ctx.clock.now())
+    HostReport::of(&node, reported_at, ctx.settings.stale_after(), ctx.clock.now())
 }
 
 /// Name of a Machine's Node, once it registered.
-pub(crate) fn node_name(machine: &Machine) -> Option<&str> {
+pub(crate) fn node_name(machine: &Machine) -> Option<NodeName> {
     let status = machine.status.as_ref()?;
-    status.node_ref.as_ref().map(|node| node.name.as_str())
+    status.node_ref.as_ref().map(|node| NodeName::from(&*node.name))
 }
 
 /// Key of a Machine's Cluster.

@@ -7,7 +7,7 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
-    refit::{Blocker, StepType},
+    refit::{Blocker, NodeName, StepType},
     version::KubernetesVersion,
 };
 use strum::{EnumDiscriminants, EnumString, IntoStaticStr, VariantNames};
@@ -51,12 +51,12 @@ pub enum Refusal {
     /// The agent on the host never reported, or not lately.
     NoFreshReport {
         /// The node.
-        node: String,
+        node: NodeName,
     },
     /// The agent on the host does not know a step of the plan.
     AgentTooOld {
         /// The node.
-        node: String,
+        node: NodeName,
         /// The step.
         step: StepType,
     },
@@ -89,12 +89,12 @@ pub enum Refusal {
     /// The node is not Ready.
     NodeNotReady {
         /// The node.
-        node: String,
+        node: NodeName,
     },
     /// The node is Ready but not yet what was asked for.
     NodeNotVerified {
         /// The node.
-        node: String,
+        node: NodeName,
         /// What is missing.
         why: String,
     },
@@ -111,7 +111,7 @@ pub enum Refusal {
     /// The host still works on the plan of another NodeUpdate.
     OlderPlanRunning {
         /// The node.
-        node: String,
+        node: NodeName,
         /// The NodeUpdate that the plan is of.
         node_update: String,
     },
@@ -259,7 +259,7 @@ impl Refusal {
             | Self::AgentTooOld { node, .. }
             | Self::NodeNotReady { node }
             | Self::NodeNotVerified { node, .. }
-            | Self::OlderPlanRunning { node, .. } => node.clone(),
+            | Self::OlderPlanRunning { node, .. } => node.to_string(),
             Self::PodDisruptionBudget { budget, pod } if budget.is_empty() => pod.clone(),
             Self::PodDisruptionBudget { budget, .. } => budget.clone(),
             Self::EvictionRefused { pod, .. } => pod.clone(),
@@ -399,17 +399,17 @@ mod tests {
                 version: KubernetesVersion::new(1, 34, 2),
                 goal: KubernetesVersion::new(1, 35, 0),
             },
-            Refusal::NoFreshReport { node: s("n") },
-            Refusal::AgentTooOld { node: s("n"), step: StepType::Reboot },
+            Refusal::NoFreshReport { node: "n".into() },
+            Refusal::AgentTooOld { node: "n".into(), step: StepType::Reboot },
             Refusal::HostSettingsUnreadable { object: s("Machine m"), why: s("unknown field") },
             Refusal::PodDisruptionBudget { budget: s("default/web"), pod: s("default/web-1") },
             Refusal::EvictionRefused { pod: s("default/web-1"), message: s("no") },
             Refusal::ApiUnreachable { cluster: s("edge-1") },
-            Refusal::NodeNotReady { node: s("n") },
-            Refusal::NodeNotVerified { node: s("n"), why: s("it runs v1.34.2") },
+            Refusal::NodeNotReady { node: "n".into() },
+            Refusal::NodeNotVerified { node: "n".into(), why: s("it runs v1.34.2") },
             Refusal::NoNode { machine: s("m") },
             Refusal::OlderUpdateUnfinished { node_update: s("m-1") },
-            Refusal::OlderPlanRunning { node: s("n"), node_update: s("m-1") },
+            Refusal::OlderPlanRunning { node: "n".into(), node_update: s("m-1") },
             Refusal::MachineDeleting { machine: s("m") },
             Refusal::Paused { object: s("Cluster edge-1") },
             Refusal::NoGroup { machine: s("m") },
@@ -435,7 +435,7 @@ mod tests {
             DrainRefusal::VolumeAttached {
                 attachment: says("csi-1"),
                 volume: says("pv-1"),
-                node: says("n"),
+                node: "n".into(),
             },
         ]
         .into_iter()

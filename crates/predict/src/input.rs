@@ -109,7 +109,7 @@ impl Hosts {
             alone: views
                 .iter()
                 .filter(|node| !node.unschedulable && !another_could_take(node, &views))
-                .map(|node| node.name.clone())
+                .map(|node| node.name.to_string())
                 .collect(),
             reported_at: plans.iter().filter_map(reported).collect(),
             kubelets: nodes.iter().map(kubelet).collect(),
@@ -127,7 +127,8 @@ impl Hosts {
 
     /// What is known of the agent of a node.
     pub fn report(&self, node: &str, now: Timestamp) -> HostReport {
-        HostReport::of(node, self.reported_at.get(node).copied(), REPORT_STALE_AFTER, now)
+        let reported_at = self.reported_at.get(node).copied();
+        HostReport::of(&node.into(), reported_at, REPORT_STALE_AFTER, now)
     }
 }
 
@@ -139,7 +140,7 @@ fn node_view(node: &Value) -> NodeView {
             && text(taint, "/key") != "node.kubernetes.io/unschedulable"
     };
     NodeView {
-        name: name(node).to_owned(),
+        name: name(node).into(),
         ready: condition(node, "Ready").is_some_and(|status| status == "True"),
         unschedulable: node.pointer("/spec/unschedulable") == Some(&Value::Bool(true)),
         taints: taints

@@ -6,13 +6,14 @@ use std::{
 };
 
 use jiff::Timestamp;
+use kube::ResourceExt as _;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{family::Family, gauge::Gauge},
     registry::{Registry, Unit},
 };
 use refit_core::node::speaker;
-use refit_kinds::refit::{MachineUid, NodeUpdate, Phase};
+use refit_kinds::refit::{MachineUid, NodeName, NodeUpdate, Phase};
 use refit_runtime::ObjectKey;
 
 use crate::{
@@ -233,10 +234,10 @@ impl Gauges {
         let mut oldest: Option<Timestamp> = None;
         let machines = machines_by_node(ctx, &ObjectKey::new(&labels.namespace, &labels.cluster));
         for node in view.nodes.list() {
-            let name = node.metadata.name.as_deref().unwrap_or_default();
-            let machine = machines.get(name);
+            let name = NodeName::from(node.name_any());
+            let machine = machines.get(&name);
             let plan =
-                machine.and_then(|machine| view.host_plans.get(&plan_key(ctx, machine, name)));
+                machine.and_then(|machine| view.host_plans.get(&plan_key(ctx, machine, &name)));
             let reported =
                 plan.and_then(|plan| plan.status.as_ref()?.reported_at.as_ref().map(|at| at.0));
             let state = match reported {

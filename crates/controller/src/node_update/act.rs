@@ -341,7 +341,7 @@ async fn node(
     look: &Look,
     mut body: Value,
 ) -> kube::Result<()> {
-    let Some(name) = look.seen().map(|seen| seen.node_name.as_str()) else {
+    let Some(name) = look.seen().map(|seen| &*seen.node_name) else {
         return Ok(());
     };
     let key = ObjectKey::new("", name);

@@ -8,8 +8,8 @@ use refit_cluster_api::kinds::Machine;
 use refit_core::{
     group::Other,
     node::{
-        Decision, Group, GroupState, MachineView, NodeView, Seen, Snapshot, StaticPod, Workload,
-        decide, is_available, speaker,
+        ControlPlaneMember, Decision, Group, GroupState, MachineView, NodeView, Seen, Snapshot,
+        StaticPod, Workload, decide, is_available, speaker,
     },
 };
 use refit_kinds::{
@@ -138,8 +138,9 @@ impl Look {
 
 fn seen(ctx: &Context, update: &NodeUpdate, machine: &Machine, cluster: &WorkloadCluster) -> Seen {
     let WorkloadCluster { key, view } = cluster;
-    let known = update.status.as_ref().map_or("", |status| &status.node_name);
-    let node_name = if known.is_empty() { node_name(machine).unwrap_or_default() } else { known };
+    let known = update.status.as_ref().map(|status| status.node_name.clone());
+    let known = known.filter(|name| !name.is_empty());
+    let node_name = known.or_else(|| self::node_name(machine)).unwrap_or_default();
     let control_plane = ctx
         .stores
         .machines
@@ -147,14 +148,15 @@ fn seen(ctx: &Context, update: &NodeUpdate, machine: &Machine, cluster: &Workloa
         .iter()
         .filter(|other| other.spec.cluster_name == key.name)
         .filter(|other| other.labels().contains_key(keys::CONTROL_PLANE))
-        .map(|other| {
-            let node = self::node_name(other).map(str::to_owned);
-            (other.name_any(), node, other.metadata.deletion_timestamp.is_some())
+        .map(|other| ControlPlaneMember {
+            machine: other.name_any(),
+            node: self::node_name(other),
+            deleting: other.metadata.deletion_timestamp.is_some(),
         })
         .collect();
     Seen {
-        host_plan: view.host_plans.get(&plan_key(ctx, machine, node_name)),
-        node_name: node_name.to_owned(),
+        host_plan: view.host_plans.get(&plan_key(ctx, machine, &node_name)),
+        node_name,
         nodes: view.nodes.list().iter().map(|node| node_view(node)).collect(),
         static_pods: view.static_pods.list().iter().filter_map(|pod| static_pod(pod)).collect(),
         control_plane,
@@ -269,7 +271,7 @@ pub(crate) fn node_view(node: &Node) -> NodeView {
     let spec = node.spec.as_ref();
     let taints = spec.and_then(|spec| spec.taints.as_ref());
     NodeView {
-        name: node.name_any(),
+        name: node.name_any().into(),
         ready: ready.is_some_and(|c| c.status == "True"),
         heartbeat: ready.and_then(|c| c.last_heartbeat_time.as_ref()).map(|time| time.0),
         kubelet_version: info.and_then(|info| info.kubelet_version.parse().ok()),
@@ -301,7 +303,7 @@ fn static_pod(pod: &Pod) -> Option<StaticPod> {
         .or_else(|| spec.containers.first())
         .and_then(|container| container.image.as_deref());
     Some(StaticPod {
-        node: spec.node_name.clone()?,
+        node: spec.node_name.clone()?.into(),
         version: image.and_then(KubernetesVersion::of_image),
         component,
         ready,

@@ -191,6 +191,6 @@ fn is_free(ctx: &Context, group: &Group, slot: &Slot) -> bool {
     let Some(view) = ctx.workload_index.view(&cluster_key(&machine)) else {
         return false;
     };
-    let node = view.nodes.get(&ObjectKey::new("", node)).map(|node| node_view(&node));
+    let node = view.nodes.get(&ObjectKey::new("", &*node)).map(|node| node_view(&node));
     view.synced() && node.is_some_and(|node| node.ready && !node.cordoned_by_us())
 }

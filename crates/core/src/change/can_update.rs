@@ -5,7 +5,10 @@
 use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
-use refit_kinds::{refit::Phase, version::KubernetesVersion};
+use refit_kinds::{
+    refit::{NodeName, Phase},
+    version::KubernetesVersion,
+};
 
 use super::{
     cover::{Coverage, built_in, cover},
@@ -47,7 +50,7 @@ pub enum HostReport {
     /// It did not report for too long, or never.
     Silent {
         /// The Node.
-        node: String,
+        node: NodeName,
     },
     /// The Machine has no Node yet.
     NoNode,
@@ -61,14 +64,14 @@ pub enum HostReport {
 impl HostReport {
     /// The report of the agent on a Node.
     pub fn of(
-        node: &str,
+        node: &NodeName,
         reported_at: Option<Timestamp>,
         stale_after: SignedDuration,
         now: Timestamp,
     ) -> Self {
         match reported_at {
             Some(at) if now.duration_since(at) <= stale_after => Self::Fresh,
-            Some(_) | None => Self::Silent { node: node.to_owned() },
+            Some(_) | None => Self::Silent { node: node.clone() },
         }
     }
 }
@@ -344,8 +347,8 @@ mod tests {
     fn a_report_is_fresh_for_a_quarter_of_an_hour() {
         let at = |second| Timestamp::from_second(second).unwrap();
         let limit = SignedDuration::from_mins(15);
-        assert_eq!(HostReport::of("n", Some(at(1000)), limit, at(1900)), HostReport::Fresh);
-        assert_eq!(HostReport::of("n", Some(at(1000)), limit, at(1901)), silent("n"));
-        assert_eq!(HostReport::of("n", None, limit, at(0)), silent("n"));
+        assert_eq!(HostReport::of(&"n".into(), Some(at(1000)), limit, at(1900)), HostReport::Fresh);
+        assert_eq!(HostReport::of(&"n".into(), Some(at(1000)), limit, at(1901)), silent("n"));
+        assert_eq!(HostReport::of(&"n".into(), None, limit, at(0)), silent("n"));
     }
 }

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::refit::{
-    Gate, HostPlan, HostPlanSpec, NodeUpdateStatus, Phase, PlanId, PlanState, StepState,
+    Gate, HostPlan, HostPlanSpec, NodeName, NodeUpdateStatus, Phase, PlanId, PlanState, StepState,
 };
 
 use super::{
@@ -83,7 +83,7 @@ fn note_beginning(s: &Snapshot, seen: &Seen, status: &mut NodeUpdateStatus) {
     let node = s
         .own_machine()
         .and_then(|machine| machine.status.as_ref()?.node_ref.as_ref())
-        .map(|node_ref| node_ref.name.clone());
+        .map(|node_ref| NodeName::from(&*node_ref.name));
     if status.node_name.is_empty() {
         status.node_name = node.unwrap_or_default();
     }

@@ -1,5 +1,6 @@
 //! What keeps a node from being drained, beside budgets.
 
+use refit_kinds::refit::NodeName;
 use strum::{EnumDiscriminants, EnumString, IntoStaticStr, VariantNames};
 
 /// Why a pod or a volume is still there.
@@ -56,7 +57,7 @@ pub enum DrainRefusal {
         /// Name of the PersistentVolume; empty for an inline one.
         volume: String,
         /// The node.
-        node: String,
+        node: NodeName,
     },
 }
 

@@ -1,6 +1,6 @@
 //! Whether the rest of a control plane is healthy.
 
-use refit_kinds::version::KubernetesVersion;
+use refit_kinds::{refit::NodeName, version::KubernetesVersion};
 
 use super::snapshot::{NodeView, Seen, StaticPod};
 use crate::report::Refusal;
@@ -9,33 +9,33 @@ use crate::report::Refusal;
 /// static pods, etcd among them, are Ready.
 ///
 /// Members are asked in order, so the answer names the same one while nothing changes.
-pub fn control_plane_health(seen: &Seen, node: &str) -> Result<(), Refusal> {
-    for (machine, member, deleting) in &seen.control_plane {
-        if member.as_deref() == Some(node) {
+pub fn control_plane_health(seen: &Seen, node: &NodeName) -> Result<(), Refusal> {
+    for member in &seen.control_plane {
+        if member.node.as_ref() == Some(node) {
             continue;
         }
-        let why = match member {
-            _ if *deleting => Some("its Machine is being deleted".to_owned()),
+        let why = match &member.node {
+            _ if member.deleting => Some("its Machine is being deleted".to_owned()),
             None => Some("it has no Node".to_owned()),
-            Some(member) => ill(seen, member),
+            Some(node) => ill(seen, node),
         };
         if let Some(why) = why {
-            let member = member.clone().unwrap_or_else(|| machine.clone());
+            let member = member.node.as_deref().unwrap_or(&member.machine).to_owned();
             return Err(Refusal::ControlPlaneUnhealthy { member, why });
         }
     }
     Ok(())
 }
 
-fn ill(seen: &Seen, member: &str) -> Option<String> {
-    let node: Option<&NodeView> = seen.nodes.iter().find(|node| node.name == member);
+fn ill(seen: &Seen, member: &NodeName) -> Option<String> {
+    let node: Option<&NodeView> = seen.nodes.iter().find(|node| node.name == *member);
     let Some(node) = node else {
         return Some("its Node is not there".to_owned());
     };
     if !node.ready {
         return Some("its Node is not Ready".to_owned());
     }
-    let pods: Vec<&StaticPod> = seen.static_pods.iter().filter(|pod| pod.node == member).collect();
+    let pods: Vec<&StaticPod> = seen.static_pods.iter().filter(|pod| pod.node == *member).collect();
     if let Some(pod) = pods.iter().find(|pod| !pod.ready) {
         return Some(format!("{} is not Ready", pod.component));
     }
@@ -47,8 +47,8 @@ fn ill(seen: &Seen, member: &str) -> Option<String> {
 /// The lowest version among the API servers, or where pods carry none, the kubelets of the control
 /// plane; `None` if nothing is known.
 pub(super) fn lowest_version(seen: &Seen) -> Option<&KubernetesVersion> {
-    let nodes = seen.control_plane.iter().filter_map(|(_, node, _)| node.as_ref());
-    let version = |node: &String| {
+    let nodes = seen.control_plane.iter().filter_map(|member| member.node.as_ref());
+    let version = |node: &NodeName| {
         let api_server = |pod: &&StaticPod| pod.node == *node && pod.component == "kube-apiserver";
         let served = seen.static_pods.iter().find(api_server).and_then(|pod| pod.version.as_ref());
         let own = || seen.nodes.iter().find(|known| known.name == *node)?.kubelet_version.as_ref();

@@ -61,8 +61,9 @@ pub use host_steps::{HostWork, Reboot, plan_steps};
 pub use order::{newest, speaker};
 pub use role::decide_role;
 pub use snapshot::{
-    Announcement, Decision, EvictionRefusal, Group, GroupState, ManagementWrite, NodeView, PodRef,
-    Seen, Severity, Snapshot, StaticPod, Workload, WorkloadWrite, Write,
+    Announcement, ControlPlaneMember, Decision, EvictionRefusal, Group, GroupState,
+    ManagementWrite, NodeView, PodRef, Seen, Severity, Snapshot, StaticPod, Workload,
+    WorkloadWrite, Write,
 };
 pub use status::is_past_return;
 pub use steps::{STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON, step_names};

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use refit_cluster_api::kinds::Machine;
 use refit_kinds::{
     refit::{
-        HostPlan, HostPlanSpec, HostSettings, MachineUid, NodeUpdate, NodeUpdateStatus,
+        HostPlan, HostPlanSpec, HostSettings, MachineUid, NodeName, NodeUpdate, NodeUpdateStatus,
         UpdateGroupStatus,
     },
     version::KubernetesVersion,
@@ -107,14 +107,13 @@ pub struct Seen {
     /// The HostPlan of the Machine's Node.
     pub host_plan: Option<Arc<HostPlan>>,
     /// Name of the Machine's Node; empty if it has none.
-    pub node_name: String,
+    pub node_name: NodeName,
     /// Every Node of the cluster, in order.
     pub nodes: Vec<NodeView>,
     /// Mirror pods of the control plane, in order.
     pub static_pods: Vec<StaticPod>,
-    /// Nodes of the cluster's control plane Machines: Machine, Node if it has one, whether the
-    /// Machine is being deleted.
-    pub control_plane: Vec<(String, Option<String>, bool)>,
+    /// The cluster's control plane Machines.
+    pub control_plane: Vec<ControlPlaneMember>,
     /// Pods on the Node and what concerns them; `None` if nothing looked.
     pub drain: Option<DrainView>,
     /// Evictions that were just refused; `None` if none was tried.
@@ -128,11 +127,22 @@ impl Seen {
     }
 }
 
+/// A Machine of a control plane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControlPlaneMember {
+    /// Name of the Machine.
+    pub machine: String,
+    /// Its Node, if it has one.
+    pub node: Option<NodeName>,
+    /// Whether the Machine is being deleted.
+    pub deleting: bool,
+}
+
 /// A Node of a workload cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeView {
     /// Name.
-    pub name: String,
+    pub name: NodeName,
     /// Condition Ready is True.
     pub ready: bool,
     /// `lastHeartbeatTime` of the condition Ready.
@@ -164,7 +174,7 @@ impl NodeView {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StaticPod {
     /// The node.
-    pub node: String,
+    pub node: NodeName,
     /// Label `component`, such as `kube-apiserver`.
     pub component: String,
     /// The version in the tag of its image; `None` where it has none.

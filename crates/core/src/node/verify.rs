@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use refit_kinds::{
-    refit::{HostPlan, HostStep, PlannedStep, StepType},
+    refit::{HostPlan, HostStep, NodeName, PlannedStep, StepType},
     version::KubernetesVersion,
 };
 
@@ -17,13 +17,13 @@ const VERSIONED: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube
 /// the new version (`spec/node.md 2.6`, step 8).
 pub(super) fn verify(
     seen: &Seen,
-    node_name: &str,
+    node_name: &NodeName,
     goal: &KubernetesVersion,
     control_plane: bool,
     plan: &HostPlan,
 ) -> Result<(), Refusal> {
-    let not_ready = || Refusal::NodeNotReady { node: node_name.to_owned() };
-    let not_yet = |why: String| Refusal::NodeNotVerified { node: node_name.to_owned(), why };
+    let not_ready = || Refusal::NodeNotReady { node: node_name.clone() };
+    let not_yet = |why: String| Refusal::NodeNotVerified { node: node_name.clone(), why };
     let node = seen.node().ok_or_else(not_ready)?;
     if !node.ready {
         return Err(not_ready());
@@ -62,7 +62,7 @@ pub(super) fn seconds_to_settle(since: Timestamp, now: Timestamp) -> Option<u64>
 }
 
 /// Why a control plane whose static pods look well is not taken at their word yet.
-pub(super) fn static_pods_unsettled(node: String) -> Refusal {
+pub(super) fn static_pods_unsettled(node: NodeName) -> Refusal {
     Refusal::NodeNotVerified {
         node,
         why: format!("its static pods count {SETTLE_SECONDS} s after its kubelet's restart"),
@@ -100,9 +100,9 @@ fn other_os_image(plan: &HostPlan) -> Option<(&str, &str)> {
     (found != wanted).then_some((wanted, found))
 }
 
-fn static_pods(seen: &Seen, node: &str, goal: &KubernetesVersion) -> Result<(), String> {
+fn static_pods(seen: &Seen, node: &NodeName, goal: &KubernetesVersion) -> Result<(), String> {
     let shown = seen.static_pods.iter().any(|pod| pod.component == "kube-apiserver");
-    let mine = || seen.static_pods.iter().filter(|pod| pod.node == node);
+    let mine = || seen.static_pods.iter().filter(|pod| pod.node == *node);
     if shown && !mine().any(|pod| pod.component == "kube-apiserver") {
         return Err("its kube-apiserver is not there".to_owned());
     }

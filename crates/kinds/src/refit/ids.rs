@@ -17,6 +17,13 @@ macro_rules! text_id {
         #[schemars(inline)]
         pub struct $name(String);
 
+        impl $name {
+            /// Whether there is none.
+            pub fn is_empty(&self) -> bool {
+                self.0.is_empty()
+            }
+        }
+
         impl Deref for $name {
             type Target = str;
 
@@ -54,6 +61,11 @@ macro_rules! text_id {
 text_id! {
     /// uid of a Machine: tells it from a later one of the same name.
     MachineUid
+}
+
+text_id! {
+    /// Name of a Node. Empty: the Machine has none.
+    NodeName
 }
 
 text_id! {

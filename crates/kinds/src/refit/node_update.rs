@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Goal, MachineUid};
+use super::{Goal, MachineUid, NodeName};
 use crate::version::{self, KubernetesVersion};
 
 /// One request to bring one Machine to one goal. Named `<machine>-<ordinal>`: creating it is the
@@ -259,8 +259,8 @@ pub struct NodeUpdateStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<Role>,
     /// The Node of the Machine.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub node_name: String,
+    #[serde(default, skip_serializing_if = "NodeName::is_empty")]
+    pub node_name: NodeName,
     /// Version that the kubelet ran when the update began.
     #[serde(default, with = "version::or_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "version::or_empty::schema")]

@@ -84,7 +84,7 @@ fn a_machine_without_its_group_waits() {
 #[test]
 fn a_worker_waits_for_the_control_plane_of_its_cluster() {
     let mut one = One::worker();
-    one.control_plane = vec![("cp".into(), Some("cp".into()), false)];
+    one.control_plane = vec![member("cp")];
     one.static_pods = vec![api_server("cp", FROM)];
     let mut one = refused(one, "ControlPlaneBehind");
     one.static_pods = vec![api_server("cp", GOAL)];
@@ -95,8 +95,7 @@ fn a_worker_waits_for_the_control_plane_of_its_cluster() {
 #[test]
 fn the_lowest_member_counts_and_kubelets_stand_in_for_pods_without_images() {
     let mut one = One::worker();
-    one.control_plane =
-        vec![("m-1".into(), Some("m-1".into()), false), ("m-2".into(), Some("m-2".into()), false)];
+    one.control_plane = vec![member("m-1"), member("m-2")];
     one.static_pods = vec![api_server("m-1", GOAL)];
     refused(one.clone(), "ControlPlaneBehind");
     one.nodes[2].kubelet_version = "v1.35.3".parse().ok();
@@ -107,7 +106,7 @@ fn the_lowest_member_counts_and_kubelets_stand_in_for_pods_without_images() {
 #[test]
 fn a_newer_patch_than_the_control_planes_is_no_newer_minor() {
     let mut one = One::worker();
-    one.control_plane = vec![("cp".into(), Some("cp".into()), false)];
+    one.control_plane = vec![member("cp")];
     one.static_pods = vec![api_server("cp", FROM)];
     one.update.spec.goal.kubernetes_version = "v1.34.9".parse().unwrap();
     one.settle();
@@ -122,8 +121,8 @@ fn a_control_plane_member_waits_for_its_peers_to_be_well() {
             one.static_pods.iter_mut().filter(|p| p.node == "m-1").for_each(|p| p.ready = false);
         },
         |one| one.static_pods.retain(|pod| pod.node != "m-1"),
-        |one| one.control_plane[1].1 = None,
-        |one| one.control_plane[1].2 = true,
+        |one| one.control_plane[1].node = None,
+        |one| one.control_plane[1].deleting = true,
     ];
     for break_it in ill {
         let mut one = One::control_plane();

@@ -108,6 +108,10 @@ pub(super) fn api_server(node: &str, version: &str) -> StaticPod {
     }
 }
 
+pub(super) fn member(name: &str) -> ControlPlaneMember {
+    ControlPlaneMember { machine: name.into(), node: Some(name.into()), deleting: false }
+}
+
 pub(super) fn pod(name: &str) -> PodView {
     PodView {
         pod: PodRef { namespace: "default".into(), name: name.into(), uid: format!("uid-{name}") },
@@ -159,7 +163,7 @@ pub(super) struct One {
     pub(super) plan: Option<HostPlan>,
     pub(super) nodes: Vec<NodeView>,
     pub(super) static_pods: Vec<StaticPod>,
-    pub(super) control_plane: Vec<(String, Option<String>, bool)>,
+    pub(super) control_plane: Vec<ControlPlaneMember>,
     pub(super) pods: Vec<PodView>,
     /// What else a drain looks at; `pods` goes before its own.
     pub(super) around: DrainView,
@@ -223,7 +227,7 @@ impl One {
                 version: None,
                 ..api_server(&name, "")
             });
-            one.control_plane.push((name.clone(), Some(name), false));
+            one.control_plane.push(member(&name));
         }
         one
     }
