@@ -132,8 +132,15 @@ pub(crate) fn next(state: &JournalState, spec: Option<&HostPlanSpec>, now: Times
     let Some(step) = plan.next_step() else {
         return Next::End { state: PlanState::Succeeded };
     };
+    // Before anything is done: a host must not be left half way because of the last step.
+    let unknown = plan.steps.iter().find(|step| step.step().is_none());
+    let unknown = unknown.filter(|step| plan.runs.is_empty() || is_given_up(plan, &step.id));
+    let step = unknown.unwrap_or(step);
     if is_given_up(plan, &step.id) {
         return undo(plan, now, PlanState::Failed);
+    }
+    if let Err(why) = job(plan, step, "") {
+        return Next::Refuse { step: step.id.clone(), attempt: 1, why };
     }
     let closed = gate_of(step) > plan.gate;
     if plan.abort.is_some() && (closed || !plan.past_no_return()) {

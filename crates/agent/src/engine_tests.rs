@@ -374,3 +374,13 @@ fn a_step_that_this_agent_does_not_know_is_refused() {
     assert_eq!((failure.reason, failure.kind), ("StepUnknown", FailureKind::NeedsPerson));
     assert!(failure.message.contains("\"firmwareUpdate\": install a newer one"));
 }
+
+#[test]
+fn a_plan_with_a_step_that_is_not_known_is_refused_before_its_first_step() {
+    let mut state = journal(Gate::Stage, &[]);
+    state.plan.as_mut().unwrap().steps[3].action = unreadable(json!({"firmwareUpdate": {}}));
+    let Next::Refuse { step, attempt: 1, .. } = next(&state, None, at(20)) else { panic!() };
+    assert_eq!(step, "kubelet-restart");
+    finish(&mut state, "kubelet-restart", 1, StepOutcome::FailedForGood, 21);
+    assert_eq!(ended(&next(&state, None, at(22))), PlanState::Failed);
+}

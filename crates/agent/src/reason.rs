@@ -168,7 +168,7 @@ impl Failure {
                 (FailureKind::NeedsPerson, "StepUnknown")
             }
             InvalidStep::Action {
-                error: StepError::Arguments { .. } | StepError::NotOne(_),
+                error: StepError::Arguments { .. } | StepError::NotOne(_) | StepError::Empty,
                 ..
             }
             | InvalidStep::Missing { .. } => (FailureKind::Final, "InvalidStep"),

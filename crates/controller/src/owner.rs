@@ -18,10 +18,10 @@ pub(crate) enum LiveOwner {
 }
 
 impl LiveOwner {
-    /// The owner of a group, if it is known.
+    /// The owner of a group, if it is known and of a kind that is read.
     pub(crate) fn of(stores: &Stores, group: &Group) -> Option<Self> {
         let key = group.owner_key();
-        match group.spec.owner.owner() {
+        match Owner::of_kind(&group.spec.owner.kind)? {
             Owner::ControlPlane => stores.control_planes.get(&key).map(Self::ControlPlane),
             Owner::Deployment => stores.machine_deployments.get(&key).map(Self::Deployment),
             Owner::Set => stores.machine_sets.get(&key).map(Self::Set),

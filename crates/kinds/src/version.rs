@@ -15,8 +15,11 @@ pub const KUBELET_MAX_MINORS_BEHIND: u64 = 3;
 const MAX_LENGTH: usize = 64;
 
 /// What the API accepts as a version, as a regular expression without its anchors.
-const PATTERN: &str =
-    r"v(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?";
+const PATTERN: &str = concat!(
+    r"v(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})",
+    r"(-(0|[1-9][0-9]*|[0-9]*[A-Za-z-][0-9A-Za-z-]*)(\.(0|[1-9][0-9]*|[0-9]*[A-Za-z-][0-9A-Za-z-]*))*)?",
+    r"(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?",
+);
 
 /// The version that a demonstration goes to where that is at most one minor up.
 const SHOWCASE: (u64, u64, u64) = (1, 35, 0);
@@ -24,8 +27,8 @@ const SHOWCASE: (u64, u64, u64) = (1, 35, 0);
 /// A Kubernetes version as Cluster API writes it: `vX.Y.Z`, with or without pre-release and build.
 ///
 /// Two versions are equal if they would be the same image tag: the build counts, as
-/// `v1.34.2+vmware.1` and `v1.34.2+vmware.2` are different programs. Order is semver's, and builds of
-/// one version are ordered by their text.
+/// `v1.34.2+vmware.1` and `v1.34.2+vmware.2` are different programs. Order is semver's; builds of one
+/// version are ordered as its pre-releases are.
 ///
 /// ```
 /// use refit_kinds::version::KubernetesVersion;
@@ -183,9 +186,7 @@ impl KubernetesVersion {
     /// assert_eq!(KubernetesVersion::of_image("registry.k8s.io:5000/kube-apiserver"), None);
     /// ```
     pub fn of_image(image: &str) -> Option<Self> {
-        let named = image.split_once('@').map_or(image, |(named, _)| named);
-        let (_, tag) = named.rsplit_once(':').filter(|(_, tag)| !tag.contains('/'))?;
-        Self::of_image_tag(tag).ok()
+        Self::of_image_tag(tag_of_image(image)?).ok()
     }
 
     /// The tag of its images.
@@ -251,6 +252,12 @@ impl KubernetesVersion {
     }
 }
 
+/// The tag of an image; a registry's port and a digest are not one.
+pub fn tag_of_image(image: &str) -> Option<&str> {
+    let named = image.split_once('@').map_or(image, |(named, _)| named);
+    named.rsplit_once(':').map(|(_, tag)| tag).filter(|tag| !tag.contains('/'))
+}
+
 impl FromStr for KubernetesVersion {
     type Err = VersionError;
 
@@ -301,10 +308,10 @@ impl JsonSchema for KubernetesVersion {
     }
 }
 
-/// A version that may be unknown, written as an empty text then: what reports that it has none and
-/// what never reported are told apart by other fields.
+/// A reported version, written as an empty text where there is none. What is not a version is read as
+/// none: a status must stay readable whatever a host reports.
 pub mod or_empty {
-    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+    use serde::{Deserialize as _, Deserializer, Serializer};
 
     use super::{
         Cow, KubernetesVersion, MAX_LENGTH, PATTERN, Schema, SchemaGenerator, json_schema,
@@ -325,8 +332,7 @@ pub mod or_empty {
     pub fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<KubernetesVersion>, D::Error> {
-        let text = Cow::<str>::deserialize(deserializer)?;
-        if text.is_empty() { Ok(None) } else { text.parse().map(Some).map_err(D::Error::custom) }
+        Ok(Cow::<str>::deserialize(deserializer)?.parse().ok())
     }
 
     /// Its schema.
@@ -477,6 +483,12 @@ mod tests {
         fn a_version_is_read_back_from_what_it_shows(version in any_version()) {
             let again: KubernetesVersion = version.to_string().parse().unwrap();
             prop_assert_eq!(again.to_string(), version.to_string());
+        }
+
+        #[test]
+        fn what_the_api_accepts_is_a_version(text in PATTERN) {
+            prop_assume!(text.len() <= MAX_LENGTH);
+            prop_assert!(text.parse::<KubernetesVersion>().is_ok(), "{}", text);
         }
 
         #[test]

@@ -73,8 +73,8 @@ pub enum Distrust {
     },
     /// The plan is not what was signed.
     #[error(
-        "the signature of the plan does not match it: it was changed, is of another host, or has \
-         fields that this version does not know"
+        "the signature of the plan does not match it: it was changed, is of another host, or was made \
+         by another version, whose plans have other fields"
     )]
     Wrong,
     /// A newer plan was accepted before.

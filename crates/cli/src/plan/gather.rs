@@ -27,7 +27,7 @@ use crate::{
 /// Where kubectl keeps what was applied last.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Has a group ask for a version.
+/// Sets the version in a group's spec.
 fn ask_for(group: &mut Value, version: &str) {
     match Owner::of_kind(kind(group)) {
         Some(Owner::ControlPlane) => group["spec"]["version"] = version.into(),

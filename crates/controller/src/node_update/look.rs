@@ -8,14 +8,13 @@ use refit_cluster_api::kinds::Machine;
 use refit_core::{
     group::Other,
     node::{
-        ControlPlaneMember, Decision, Group, GroupState, MachineView, NodeView, Seen, Snapshot,
-        StaticPod, Workload, decide, is_available, speaker,
+        ControlPlaneMember, Decision, Group, GroupState, ImageVersion, MachineView, NodeView, Seen,
+        Snapshot, StaticPod, Workload, decide, is_available, speaker,
     },
 };
 use refit_kinds::{
     keys,
     refit::{HostSettings, MachineUid, NodeUpdate, Role, StepState, UpdateGroup},
-    version::KubernetesVersion,
 };
 use refit_runtime::ObjectKey;
 
@@ -304,7 +303,7 @@ fn static_pod(pod: &Pod) -> Option<StaticPod> {
         .and_then(|container| container.image.as_deref());
     Some(StaticPod {
         node: spec.node_name.clone()?.into(),
-        version: image.and_then(KubernetesVersion::of_image),
+        version: ImageVersion::of_image(image),
         component,
         ready,
     })
@@ -312,6 +311,7 @@ fn static_pod(pod: &Pod) -> Option<StaticPod> {
 
 #[cfg(test)]
 mod tests {
+    use refit_kinds::version::KubernetesVersion;
     use serde_json::json;
 
     use super::*;
@@ -359,7 +359,7 @@ mod tests {
         }))
         .unwrap();
         let view = static_pod(&pod).unwrap();
-        assert_eq!(view.version, "v1.35.0".parse().ok());
+        assert_eq!(view.version, ImageVersion::of_tag("v1.35.0"));
         assert!(view.ready);
     }
 }

@@ -2,7 +2,7 @@
 
 use refit_kinds::{refit::NodeName, version::KubernetesVersion};
 
-use super::snapshot::{NodeView, Seen, StaticPod};
+use super::snapshot::{ImageVersion, NodeView, Seen, StaticPod};
 use crate::report::Refusal;
 
 /// Whether every member of the control plane but `node` is healthy: its Node is Ready and its
@@ -50,9 +50,13 @@ pub(super) fn lowest_version(seen: &Seen) -> Option<&KubernetesVersion> {
     let nodes = seen.control_plane.iter().filter_map(|member| member.node.as_ref());
     let version = |node: &NodeName| {
         let api_server = |pod: &&StaticPod| pod.node == *node && pod.component == "kube-apiserver";
-        let served = seen.static_pods.iter().find(api_server).and_then(|pod| pod.version.as_ref());
-        let own = || seen.nodes.iter().find(|known| known.name == *node)?.kubelet_version.as_ref();
-        served.or_else(own)
+        match seen.static_pods.iter().find(api_server).map(|pod| &pod.version) {
+            Some(ImageVersion::Version(version)) => Some(version),
+            Some(ImageVersion::Other) => None,
+            Some(ImageVersion::Untagged) | None => {
+                seen.nodes.iter().find(|known| known.name == *node)?.kubelet_version.as_ref()
+            }
+        }
     };
     nodes.filter_map(version).min()
 }

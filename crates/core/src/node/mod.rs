@@ -61,7 +61,7 @@ pub use host_steps::{HostWork, Reboot, plan_steps};
 pub use order::{newest, speaker};
 pub use role::decide_role;
 pub use snapshot::{
-    Announcement, ControlPlaneMember, Decision, EvictionRefusal, Group, GroupState,
+    Announcement, ControlPlaneMember, Decision, EvictionRefusal, Group, GroupState, ImageVersion,
     ManagementWrite, NodeView, PodRef, Seen, Severity, Snapshot, StaticPod, Workload,
     WorkloadWrite, Write,
 };

@@ -2,7 +2,7 @@
 
 use refit_kinds::{refit::Role, version::KubernetesVersion};
 
-use super::snapshot::StaticPod;
+use super::snapshot::{ImageVersion, StaticPod};
 
 /// Decides what a machine is to kubeadm, once.
 ///
@@ -28,10 +28,12 @@ pub fn decide_role(
     let mut versions = static_pods
         .iter()
         .filter(|pod| pod.component == "kube-apiserver")
-        .filter_map(|pod| pod.version.as_ref())
+        .map(|pod| &pod.version)
+        .filter(|version| **version != ImageVersion::Untagged)
         .peekable();
+    let target = ImageVersion::Version(goal.clone());
     let done = match versions.peek() {
-        Some(_) => versions.any(|version| version == goal) && last_first_passed != Some(false),
+        Some(_) => versions.any(|version| *version == target) && last_first_passed != Some(false),
         None => last_first_passed == Some(true),
     };
     if done { Role::ControlPlane } else { Role::FirstControlPlane }

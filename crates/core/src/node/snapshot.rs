@@ -10,7 +10,7 @@ use refit_kinds::{
         HostPlan, HostPlanSpec, HostSettings, MachineUid, NodeName, NodeUpdate, NodeUpdateStatus,
         UpdateGroupStatus,
     },
-    version::KubernetesVersion,
+    version::{KubernetesVersion, tag_of_image},
 };
 
 use super::{
@@ -170,6 +170,30 @@ impl NodeView {
     }
 }
 
+/// The version of an image, by its tag.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ImageVersion {
+    /// It has no tag.
+    #[default]
+    Untagged,
+    /// A version.
+    Version(KubernetesVersion),
+    /// A tag that is not a version: it is not the goal, whatever that is.
+    Other,
+}
+
+impl ImageVersion {
+    /// What a tag says.
+    pub fn of_tag(tag: &str) -> Self {
+        KubernetesVersion::of_image_tag(tag).map_or(Self::Other, Self::Version)
+    }
+
+    /// What an image's tag says.
+    pub fn of_image(image: Option<&str>) -> Self {
+        image.and_then(tag_of_image).map_or(Self::Untagged, Self::of_tag)
+    }
+}
+
 /// A mirror pod of a control plane node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StaticPod {
@@ -177,8 +201,8 @@ pub struct StaticPod {
     pub node: NodeName,
     /// Label `component`, such as `kube-apiserver`.
     pub component: String,
-    /// The version in the tag of its image; `None` where it has none.
-    pub version: Option<KubernetesVersion>,
+    /// What its image is.
+    pub version: ImageVersion,
     /// Condition Ready is True.
     pub ready: bool,
 }

@@ -6,7 +6,7 @@ use refit_kinds::{
     version::KubernetesVersion,
 };
 
-use super::snapshot::{NodeView, Seen};
+use super::snapshot::{ImageVersion, NodeView, Seen};
 use crate::report::Refusal;
 
 /// Components whose images carry the Kubernetes version. etcd has its own.
@@ -108,7 +108,11 @@ fn static_pods(seen: &Seen, node: &NodeName, goal: &KubernetesVersion) -> Result
     }
     for pod in mine() {
         let old = VERSIONED.contains(&pod.component.as_str())
-            && pod.version.as_ref().is_some_and(|version| version != goal);
+            && match &pod.version {
+                ImageVersion::Version(version) => version != goal,
+                ImageVersion::Other => true,
+                ImageVersion::Untagged => false,
+            };
         if old {
             return Err(format!("its {} does not run {goal} yet", pod.component));
         }

@@ -50,8 +50,8 @@ pub struct HostPlanSpec {
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub returned_claim: ClaimId,
-    /// Id of the first step that cannot be taken back: before it a failure or an abort undoes what
-    /// was done. Empty in plans of before this field, where the agent judges by the steps' types.
+    /// Id of the first step that cannot be rolled back: before it a failure or an abort undoes what
+    /// was done. Empty in plans from before this field, where the agent judges by the steps' types.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 63))]
     pub point_of_no_return: String,

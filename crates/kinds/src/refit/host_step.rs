@@ -82,12 +82,12 @@ impl PlannedStep {
 pub enum PlannedAction {
     /// A step that this program can carry out.
     Known(HostStep),
-    /// A step that it cannot: made by a newer program, or without an argument that it needs.
+    /// A step that it cannot: of a newer program, or with arguments that are not what it takes.
     Unknown(UnknownStep),
 }
 
-/// A step that cannot be carried out. A plan with one is readable all the same, so that what cannot
-/// be done is reported as such.
+/// A step that cannot be carried out. A plan with one is readable all the same: the agent refuses it
+/// by name before it begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownStep {
     /// The action as it was read.
@@ -116,6 +116,12 @@ pub enum StepError {
     /// It is not an object with exactly one member.
     #[error("an action has exactly one member, such as kubeadmUpgrade; this one has {0}")]
     NotOne(usize),
+    /// It has no member: none was written, or the API server did not keep it.
+    #[error(
+        "the action is empty: the HostPlan's CRD does not know its member, or the plan is from \
+         before the CRD; let the controller make a new plan"
+    )]
+    Empty,
 }
 
 impl UnknownStep {
@@ -129,25 +135,28 @@ impl PlannedAction {
     /// Reads an action; what cannot be carried out is kept as it is.
     fn read(value: Map<String, Value>) -> Self {
         let value = modernised(value);
-        match serde_json::from_value(Value::Object(value.clone())) {
-            Ok(step) => Self::Known(step),
-            Err(error) => {
-                let error = StepError::of(&value, &error);
-                Self::Unknown(UnknownStep { value: Value::Object(value), error })
-            }
-        }
+        let read = serde_json::from_value::<HostStep>(Value::Object(value.clone()));
+        let error = match read.map_err(|error| error.to_string()).map(|step| (step.lacks(), step)) {
+            Ok((None, step)) => return Self::Known(step),
+            Ok((Some(lacks), _)) => StepError::of(&value, lacks.to_owned()),
+            Err(error) => StepError::of(&value, error),
+        };
+        Self::Unknown(UnknownStep { value: Value::Object(value), error })
     }
 }
 
 impl StepError {
-    fn of(value: &Map<String, Value>, error: &serde_json::Error) -> Self {
+    fn of(value: &Map<String, Value>, why: String) -> Self {
+        if value.is_empty() {
+            return Self::Empty;
+        }
         let mut members = value.keys();
         let (Some(member), None) = (members.next(), members.next()) else {
             return Self::NotOne(value.len());
         };
         let member = member.clone();
         if StepType::VARIANTS.iter().any(|known| known.member() == member) {
-            Self::Arguments { member, why: error.to_string() }
+            Self::Arguments { member, why }
         } else {
             Self::Member { member }
         }
@@ -163,13 +172,16 @@ fn modernised(mut value: Map<String, Value>) -> Map<String, Value> {
     value.remove("type");
     // What were arguments of one type alone are its member's own fields now.
     let own = match type_.as_str() {
-        "Files" => value.remove("files"),
-        "Ntp" => value.remove("ntp"),
-        "CertificatesRenew" => value.remove("certificates"),
-        "KubeletFlags" => value.remove("kubelet"),
+        "Files" => Some("files"),
+        "Ntp" => Some("ntp"),
+        "CertificatesRenew" => Some("certificates"),
+        "KubeletFlags" => Some("kubelet"),
         _ => None,
     };
-    let arguments = own.unwrap_or(Value::Object(value));
+    let arguments = match own {
+        Some(own) => value.remove(own).unwrap_or_default(),
+        None => Value::Object(value),
+    };
     Map::from_iter([(lower_first(&type_), arguments)])
 }
 
@@ -339,8 +351,8 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 /// A schema of an externally tagged enum as Kubernetes writes unions: an object with exactly one of
-/// the members. `oneOf` would refuse a member of a newer schema that an older one has pruned with a
-/// text that names every member.
+/// the members. An older schema prunes a newer member: `minProperties` then reports it in one line,
+/// where `oneOf` would list every member.
 fn one_member(schema: &mut Schema) {
     let Some(Value::Array(variants)) = schema.remove("oneOf") else {
         return;
@@ -502,6 +514,21 @@ impl HostStep {
     /// What holds for every step of this type.
     pub fn rules(&self) -> StepRules {
         StepType::from(self).rules()
+    }
+
+    /// What it does not say and has to.
+    fn lacks(&self) -> Option<&'static str> {
+        if let Self::ContainerRuntimeInstall { packages } = self
+            && packages.install.is_empty()
+        {
+            return Some("packages.install names no package");
+        }
+        if let Self::CertificatesRenew(certificates) = self
+            && certificates.renew_within_days < 1
+        {
+            return Some("renewWithinDays is less than 1");
+        }
+        None
     }
 
     /// Where its packages come from, and which it installs beside those of Kubernetes.
@@ -738,7 +765,19 @@ mod tests {
                 json!({"verify": {"version": "1.35"}}),
                 "verify: \"1.35\" is not a Kubernetes version: it does not start with v; want vX.Y.Z",
             ),
-            (json!({}), "an action has exactly one member, such as kubeadmUpgrade; this one has 0"),
+            (
+                json!({"certificatesRenew": {"renewWithinDays": 0}}),
+                "certificatesRenew: renewWithinDays is less than 1",
+            ),
+            (
+                json!({"containerRuntimeInstall": {"packages": {"driver": "Apt"}}}),
+                "containerRuntimeInstall: packages.install names no package",
+            ),
+            (
+                json!({}),
+                "the action is empty: the HostPlan's CRD does not know its member, or the plan is \
+                 from before the CRD; let the controller make a new plan",
+            ),
             (
                 json!({"reboot": {}, "verify": {}}),
                 "an action has exactly one member, such as kubeadmUpgrade; this one has 2",
@@ -774,6 +813,14 @@ mod tests {
             (json!({"type": "Ntp", "ntp": {"enabled": true}}), json!({"ntp": {"enabled": true}})),
         ] {
             assert_eq!(serde_json::to_value(read(old)).unwrap(), new);
+        }
+    }
+
+    #[test]
+    fn an_old_action_without_its_arguments_does_nothing() {
+        for type_ in ["Files", "Ntp", "KubeletFlags", "CertificatesRenew", "Stage"] {
+            let action = read(json!({"type": type_}));
+            assert!(matches!(action, PlannedAction::Unknown(_)), "{action:?}");
         }
     }
 

@@ -80,7 +80,7 @@ pub enum Origin {
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 pub enum Phase {
-    /// Nothing has been decided yet, or what the update starts with is waited for.
+    /// Nothing has been decided yet, or the update waits for a precondition of its start.
     #[default]
     Pending,
     /// The host downloads and checks; nothing is disturbed.

@@ -79,7 +79,7 @@ pub struct GroupOwner {
     pub name: String,
 }
 
-/// What says how the Machines of a group are to be.
+/// The kind of object that owns the Machines of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {
     /// A control plane; kubeadm's is the only kind that is read.
@@ -123,7 +123,7 @@ impl Owner {
 }
 
 impl GroupOwner {
-    /// What the owner is. A kind of neither workers nor kubeadm is another control plane.
+    /// What the owner is. A kind that Refit does not serve is a control plane of another provider.
     pub fn owner(&self) -> Owner {
         Owner::of_kind(&self.kind).unwrap_or(Owner::ControlPlane)
     }
@@ -140,7 +140,7 @@ pub struct UpdateGroupStatus {
     /// How many slots there are.
     #[serde(default)]
     pub limit: i32,
-    /// The last claim; there have been so many.
+    /// Number of the last claim.
     #[serde(default)]
     pub claims: ClaimId,
     /// Machines that asked for a slot and wait, with what they wait for.

@@ -246,6 +246,9 @@ impl<'a> Tarball<'a> {
 
     /// Lets go of versions that no link needs: the one of before stays for an undo.
     fn prune(&self, version: &KubernetesVersion) {
+        // Pre-releases and builds of the version itself are neither older nor the previous version.
+        let release =
+            |version: &KubernetesVersion| (version.major(), version.minor(), version.patch());
         let store = self.site.path(STORE);
         let mut others: Vec<(KubernetesVersion, PathBuf)> = fs::read_dir(&store)
             .into_iter()
@@ -255,9 +258,9 @@ impl<'a> Tarball<'a> {
                 let name = entry.file_name().into_string().ok()?;
                 Some((name.parse::<KubernetesVersion>().ok()?, entry.path()))
             })
-            .filter(|(other, _)| other < version)
+            .filter(|(other, _)| release(other) < release(version))
             .collect();
-        others.sort();
+        others.sort_by_key(|(other, _)| release(other));
         others.pop();
         for (_, path) in others {
             if let Err(error) = fs::remove_dir_all(&path) {

@@ -13,7 +13,7 @@ use refit_kinds::{
 
 use super::world::*;
 use crate::{
-    node::{HostWork, Reboot, STEP_NODE_READY, plan_steps},
+    node::{HostWork, ImageVersion, Reboot, STEP_NODE_READY, plan_steps},
     report::Refusal,
 };
 
@@ -180,7 +180,7 @@ fn a_machine_that_is_at_its_version_can_be_asked_to_renew_certificates() {
         node.kubelet_version = GOAL.parse().ok();
     }
     for pod in one.static_pods.iter_mut().filter(|p| p.component != "etcd") {
-        pod.version = GOAL.parse().ok();
+        pod.version = ImageVersion::of_tag(GOAL);
     }
     one.settings.certificates = Some(CertificateArgs { renew_within_days: 60 });
     let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();

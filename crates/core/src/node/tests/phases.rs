@@ -9,7 +9,7 @@ use refit_kinds::{
 
 use super::world::*;
 use crate::{
-    node::{EvictionRefusal, Reboot, StaticPod},
+    node::{EvictionRefusal, ImageVersion, Reboot, StaticPod},
     report::Refusal,
 };
 
@@ -309,16 +309,22 @@ fn the_node_must_come_back_as_asked_for() {
 fn the_static_pods_of_a_control_plane_must_run_the_goal() {
     let ready = One::control_plane().disrupted();
     let mut old = ready.clone();
-    old.static_pods.iter_mut().find(|pod| pod.node == "m-0").unwrap().version = FROM.parse().ok();
+    old.static_pods.iter_mut().find(|pod| pod.node == "m-0").unwrap().version =
+        ImageVersion::of_tag(FROM);
     old.settle();
     assert_eq!(old.phase(), Phase::Verifying);
+    let mut other = ready.clone();
+    other.static_pods.iter_mut().find(|pod| pod.node == "m-0").unwrap().version =
+        ImageVersion::of_tag("latest");
+    other.settle();
+    assert_eq!(other.phase(), Phase::Verifying, "a tag that is no version is not the goal");
     let mut ill = ready.clone();
     ill.static_pods.iter_mut().filter(|pod| pod.node == "m-0").for_each(|pod| pod.ready = false);
     ill.settle();
     assert_eq!(ill.blocked_by(), ["NodeNotVerified"]);
     let mut blind = ready;
     for pod in &mut blind.static_pods {
-        *pod = StaticPod { version: None, ..pod.clone() };
+        *pod = StaticPod { version: ImageVersion::Untagged, ..pod.clone() };
     }
     blind.settle_with_static_pods();
     assert_eq!(blind.phase(), Phase::Succeeded);

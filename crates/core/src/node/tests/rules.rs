@@ -9,8 +9,8 @@ use refit_kinds::{
 use super::world::*;
 use crate::{
     node::{
-        MachineView, ManagementWrite, NodeView, StaticPod, WorkloadWrite, Write, decide_role,
-        is_available, plan_steps, step_names,
+        ImageVersion, MachineView, ManagementWrite, NodeView, StaticPod, WorkloadWrite, Write,
+        decide_role, is_available, plan_steps, step_names,
     },
     report::Refusal,
 };
@@ -281,7 +281,7 @@ fn a_control_plane_skips_no_minor_and_a_worker_may() {
 fn the_first_control_plane_is_told_by_the_api_servers() {
     let old = [api_server("a", FROM), api_server("b", FROM)];
     let some = [api_server("a", GOAL), api_server("b", FROM)];
-    let blind = [StaticPod { version: None, ..api_server("a", "") }];
+    let blind = [StaticPod { version: ImageVersion::Untagged, ..api_server("a", "") }];
     let (first, other) = (Role::FirstControlPlane, Role::ControlPlane);
     let table: [(&[StaticPod], Option<bool>, Role); 9] = [
         (&old, None, first),
@@ -307,7 +307,7 @@ fn the_role_is_sticky_while_the_api_server_changes() {
     let mut one = One::control_plane().staged();
     assert_eq!(one.status().role, Some(Role::FirstControlPlane));
     for pod in &mut one.static_pods {
-        pod.version = GOAL.parse().ok();
+        pod.version = ImageVersion::of_tag(GOAL);
     }
     one.settle();
     assert_eq!(one.status().role, Some(Role::FirstControlPlane));

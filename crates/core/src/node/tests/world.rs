@@ -103,7 +103,7 @@ pub(super) fn api_server(node: &str, version: &str) -> StaticPod {
     StaticPod {
         node: node.into(),
         component: "kube-apiserver".into(),
-        version: version.parse().ok(),
+        version: ImageVersion::of_tag(version),
         ready: true,
     }
 }
@@ -224,7 +224,7 @@ impl One {
             one.static_pods.push(api_server(&name, FROM));
             one.static_pods.push(StaticPod {
                 component: "etcd".into(),
-                version: None,
+                version: ImageVersion::Untagged,
                 ..api_server(&name, "")
             });
             one.control_plane.push(member(&name));
@@ -481,7 +481,7 @@ impl One {
         node.heartbeat = Some(at(now));
         for pod in self.static_pods.iter_mut().filter(|pod| pod.node == "m-0") {
             if pod.component != "etcd" {
-                pod.version = GOAL.parse().ok();
+                pod.version = ImageVersion::of_tag(GOAL);
             }
         }
     }
