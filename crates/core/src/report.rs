@@ -165,7 +165,7 @@ pub enum EndsBy {
     ObjectChange,
     /// The deadlines of a drain, as its policy has them.
     Deadline,
-    /// A command that somebody runs.
+    /// A command of the operator.
     Command,
 }
 

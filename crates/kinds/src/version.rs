@@ -308,8 +308,8 @@ impl JsonSchema for KubernetesVersion {
     }
 }
 
-/// A reported version, written as an empty text where there is none. What is not a version is read as
-/// none: a status must stay readable whatever a host reports.
+/// A reported version, written as an empty text where it is absent. Text that is not a version reads as
+/// absent: a status must stay readable whatever a host reports.
 pub mod or_empty {
     use serde::{Deserialize as _, Deserializer, Serializer};
 

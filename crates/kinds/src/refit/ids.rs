@@ -18,7 +18,7 @@ macro_rules! text_id {
         pub struct $name(String);
 
         impl $name {
-            /// Whether there is none.
+            /// Whether it is absent.
             pub fn is_empty(&self) -> bool {
                 self.0.is_empty()
             }

@@ -3,17 +3,21 @@
 mod goal;
 mod host_args;
 mod host_plan;
+mod host_settings;
 mod host_step;
 mod ids;
 mod node_update;
+mod planned_step;
 mod update_group;
 
 pub use goal::*;
 pub use host_args::*;
 pub use host_plan::*;
+pub use host_settings::*;
 pub use host_step::*;
 pub use ids::*;
 pub use node_update::*;
+pub use planned_step::*;
 pub use update_group::*;
 
 /// API group of our kinds.

@@ -317,7 +317,7 @@ fn the_static_pods_of_a_control_plane_must_run_the_goal() {
     other.static_pods.iter_mut().find(|pod| pod.node == "m-0").unwrap().version =
         ImageVersion::of_tag("latest");
     other.settle();
-    assert_eq!(other.phase(), Phase::Verifying, "a tag that is no version is not the goal");
+    assert_eq!(other.phase(), Phase::Verifying, "an invalid tag is not the goal");
     let mut ill = ready.clone();
     ill.static_pods.iter_mut().filter(|pod| pod.node == "m-0").for_each(|pod| pod.ready = false);
     ill.settle();

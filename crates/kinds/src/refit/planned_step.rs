@@ -1,0 +1,304 @@
+//! A step in a plan: what is done, when, and how often. What this program does not know is kept as it
+//! is, and forms from before the union are read.
+
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
+use strum::VariantArray as _;
+
+use super::{Gate, HostStep, StepType, StepUndo, host_step::lower_first};
+
+/// One step that a host is to take.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PlannedStep {
+    /// Unique in the plan, such as `kubeadm-upgrade`.
+    #[schemars(length(max = 63))]
+    pub id: String,
+    /// The gate that must be open.
+    pub gate: Gate,
+    /// What is done.
+    pub action: PlannedAction,
+    /// Whether pods on the node may notice.
+    pub disruptive: bool,
+    /// How long one try may take, in seconds; by default as long as the agent gives such a step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 86400))]
+    pub timeout_seconds: Option<i32>,
+    /// How often it is tried, the first try included; by default as often as the agent tries such a
+    /// step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 20))]
+    pub max_attempts: Option<i32>,
+    /// How it is rolled back if the plan fails or is aborted before its point of no return; without
+    /// it there is nothing to roll back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undo: Option<StepUndo>,
+}
+
+impl PlannedStep {
+    /// A step as the table has it: its own id, gate and undo, and no limits of its own.
+    pub fn new(step: HostStep) -> Self {
+        let rules = step.rules();
+        Self {
+            id: StepType::from(&step).id().to_owned(),
+            gate: rules.gate,
+            action: PlannedAction::Known(step),
+            disruptive: rules.disruptive,
+            timeout_seconds: None,
+            max_attempts: None,
+            undo: rules.undo,
+        }
+    }
+
+    /// What is done, if this program knows it.
+    pub fn step(&self) -> Option<&HostStep> {
+        match &self.action {
+            PlannedAction::Known(step) => Some(step),
+            PlannedAction::Unknown(_) => None,
+        }
+    }
+
+    /// The type of what is done, if this program knows it.
+    pub fn step_type(&self) -> Option<StepType> {
+        self.step().map(StepType::from)
+    }
+}
+
+/// What a planned step does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "nearly every one is known, and there are few")]
+pub enum PlannedAction {
+    /// A step that this program can carry out.
+    Known(HostStep),
+    /// A step that it cannot: of a newer program, or with arguments that are not what it takes.
+    Unknown(UnknownStep),
+}
+
+/// A step that cannot be carried out. A plan with one is readable all the same: the agent refuses it
+/// by name before it begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownStep {
+    /// The action as it was read.
+    value: Value,
+    /// Why it cannot be carried out.
+    error: StepError,
+}
+
+/// Why an action cannot be carried out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StepError {
+    /// Its member is not one of [`HostStep`].
+    #[error("this program does not know the step {member:?}: install a newer one")]
+    Member {
+        /// Name of the member.
+        member: String,
+    },
+    /// Its member is known, and its arguments are not what that takes.
+    #[error("{member}: {why}")]
+    Arguments {
+        /// Name of the member.
+        member: String,
+        /// What is wrong with them.
+        why: String,
+    },
+    /// It is not an object with exactly one member.
+    #[error("an action has exactly one member, such as kubeadmUpgrade; this one has {0}")]
+    NotOne(usize),
+    /// It has no member: none was written, or the API server did not keep it.
+    #[error(
+        "the action is empty: the HostPlan's CRD does not know its member, or the plan is from \
+         before the CRD; let the controller make a new plan"
+    )]
+    Empty,
+}
+
+impl UnknownStep {
+    /// Why it cannot be carried out.
+    pub fn error(&self) -> &StepError {
+        &self.error
+    }
+}
+
+impl PlannedAction {
+    /// Reads an action; what cannot be carried out is kept as it is.
+    fn read(value: Map<String, Value>) -> Self {
+        let value = modernised(value);
+        let read = serde_json::from_value::<HostStep>(Value::Object(value.clone()));
+        let error = match read.map_err(|error| error.to_string()).map(|step| (step.lacks(), step)) {
+            Ok((None, step)) => return Self::Known(step),
+            Ok((Some(lacks), _)) => StepError::of(&value, lacks.to_owned()),
+            Err(error) => StepError::of(&value, error),
+        };
+        Self::Unknown(UnknownStep { value: Value::Object(value), error })
+    }
+}
+
+impl StepError {
+    fn of(value: &Map<String, Value>, why: String) -> Self {
+        if value.is_empty() {
+            return Self::Empty;
+        }
+        let mut members = value.keys();
+        let (Some(member), None) = (members.next(), members.next()) else {
+            return Self::NotOne(value.len());
+        };
+        let member = member.clone();
+        if StepType::VARIANTS.iter().any(|known| known.member() == member) {
+            Self::Arguments { member, why }
+        } else {
+            Self::Member { member }
+        }
+    }
+}
+
+/// The union of an action as plans and journals had it before the union: a `type`, and beside it the
+/// arguments of all types.
+fn modernised(mut value: Map<String, Value>) -> Map<String, Value> {
+    let Some(Value::String(type_)) = value.get("type").cloned() else {
+        return value;
+    };
+    value.remove("type");
+    // What were arguments of one type alone are its member's own fields now.
+    let own = match type_.as_str() {
+        "Files" => Some("files"),
+        "Ntp" => Some("ntp"),
+        "CertificatesRenew" => Some("certificates"),
+        "KubeletFlags" => Some("kubelet"),
+        _ => None,
+    };
+    let arguments = match own {
+        Some(own) => value.remove(own).unwrap_or_default(),
+        None => Value::Object(value),
+    };
+    Map::from_iter([(lower_first(&type_), arguments)])
+}
+
+impl<'de> Deserialize<'de> for PlannedAction {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Map::deserialize(deserializer).map(Self::read)
+    }
+}
+
+impl Serialize for PlannedAction {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Known(step) => step.serialize(serializer),
+            Self::Unknown(unknown) => unknown.value.serialize(serializer),
+        }
+    }
+}
+
+impl JsonSchema for PlannedAction {
+    fn schema_name() -> Cow<'static, str> {
+        HostStep::schema_name()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        HostStep::json_schema(generator)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        refit::{KubeadmArgs, Role},
+        version::KubernetesVersion,
+    };
+
+    fn read(action: Value) -> PlannedAction {
+        serde_json::from_value(action).unwrap()
+    }
+
+    #[test]
+    fn a_step_is_a_union_with_one_member() {
+        let action = json!({"kubeadmUpgrade": {"version": "v1.35.0", "role": "Worker"}});
+        let step = HostStep::KubeadmUpgrade {
+            version: KubernetesVersion::new(1, 35, 0),
+            role: Role::Worker,
+            kubeadm: KubeadmArgs::default(),
+        };
+        assert_eq!(read(action.clone()), PlannedAction::Known(step.clone()));
+        assert_eq!(serde_json::to_value(&step).unwrap(), action);
+        assert_eq!(serde_json::to_value(HostStep::Reboot {}).unwrap(), json!({"reboot": {}}));
+    }
+
+    #[test]
+    fn a_step_that_is_not_known_is_kept_and_says_why() {
+        for (action, why) in [
+            (
+                json!({"firmwareUpdate": {"version": "2"}}),
+                "this program does not know the step \"firmwareUpdate\": install a newer one",
+            ),
+            (
+                json!({"kubeadmUpgrade": {"version": "v1.35.0"}}),
+                "kubeadmUpgrade: missing field `role`",
+            ),
+            (
+                json!({"verify": {"version": "1.35"}}),
+                "verify: \"1.35\" is not a Kubernetes version: it does not start with v; want vX.Y.Z",
+            ),
+            (
+                json!({"certificatesRenew": {"renewWithinDays": 0}}),
+                "certificatesRenew: renewWithinDays is less than 1",
+            ),
+            (
+                json!({"containerRuntimeInstall": {"packages": {"driver": "Apt"}}}),
+                "containerRuntimeInstall: packages.install names no package",
+            ),
+            (
+                json!({}),
+                "the action is empty: the HostPlan's CRD does not know its member, or the plan is \
+                 from before the CRD; let the controller make a new plan",
+            ),
+            (
+                json!({"reboot": {}, "verify": {}}),
+                "an action has exactly one member, such as kubeadmUpgrade; this one has 2",
+            ),
+        ] {
+            let PlannedAction::Unknown(unknown) = read(action.clone()) else {
+                panic!("{action} is known");
+            };
+            assert_eq!(unknown.error().to_string(), why);
+            assert_eq!(serde_json::to_value(PlannedAction::Unknown(unknown)).unwrap(), action);
+        }
+    }
+
+    #[test]
+    fn an_action_from_before_the_union_is_read() {
+        let certificates = json!({"renewWithinDays": 60});
+        for (old, new) in [
+            (json!({"type": "Snapshot", "role": "Worker"}), json!({"snapshot": {}})),
+            (
+                json!({"type": "Stage", "version": "v1.35.0", "packages": {"driver": "Apt"}}),
+                json!({"stage": {"version": "v1.35.0", "packages": {"driver": "Apt"}}}),
+            ),
+            (
+                json!({"type": "OsImageCommit", "osImage": {"name": "os-2", "url": "u", "sha384": "ab"}}),
+                json!({"osImageCommit": {"osImage": {
+                    "name": "os-2", "url": "u", "sha384": "ab", "bringsKubelet": false,
+                }}}),
+            ),
+            (
+                json!({"type": "CertificatesRenew", "certificates": certificates}),
+                json!({"certificatesRenew": certificates}),
+            ),
+            (json!({"type": "Ntp", "ntp": {"enabled": true}}), json!({"ntp": {"enabled": true}})),
+        ] {
+            assert_eq!(serde_json::to_value(read(old)).unwrap(), new);
+        }
+    }
+
+    #[test]
+    fn an_old_action_without_its_arguments_does_nothing() {
+        for type_ in ["Files", "Ntp", "KubeletFlags", "CertificatesRenew", "Stage"] {
+            let action = read(json!({"type": type_}));
+            assert!(matches!(action, PlannedAction::Unknown(_)), "{action:?}");
+        }
+    }
+}
