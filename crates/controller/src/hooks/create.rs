@@ -36,6 +36,7 @@ pub struct NewNodeUpdate {
 ///     goal: Goal::of_version("v1.35.0".parse()?),
 /// };
 /// assert_eq!(node_update(&new, 3).metadata.name.as_deref(), Some("edge-1-x7k2p-3"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn node_update(new: &NewNodeUpdate, ordinal: u32) -> NodeUpdate {
     let spec = NodeUpdateSpec {
