@@ -187,7 +187,7 @@ fn an_upgrade_keeps_every_machine() {
                 assert_eq!(uids(&machines), before);
                 let done = machines.iter().all(|machine| {
                     let info = machine.status.as_ref().and_then(|s| s.node_info.as_ref());
-                    info.is_some_and(|info| info.kubelet_version == "v1.34.2")
+                    info.is_some_and(|info| info.kubelet_version == "v1.34.2".into())
                 });
                 if done {
                     return;

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
 use refit_cluster_api::kinds::{KubeadmControlPlane, MachineDeployment, MachineSet};
 use refit_core::group::Limits;
-use refit_kinds::{refit::Owner, version::KubernetesVersion};
+use refit_kinds::{refit::Owner, version::StatedVersion};
 
 use crate::{context::Stores, groups::Group};
 
@@ -52,13 +52,12 @@ impl LiveOwner {
     }
 
     /// The version that its spec asks for.
-    pub(crate) fn version(&self) -> Option<KubernetesVersion> {
-        let text = match self {
-            Self::ControlPlane(owner) => Some(&owner.spec.version),
-            Self::Deployment(owner) => owner.spec.template.spec.version.as_ref(),
-            Self::Set(owner) => owner.spec.template.spec.version.as_ref(),
-        };
-        text?.parse().ok()
+    pub(crate) fn version(&self) -> &StatedVersion {
+        match self {
+            Self::ControlPlane(owner) => &owner.spec.version,
+            Self::Deployment(owner) => &owner.spec.template.spec.version,
+            Self::Set(owner) => &owner.spec.template.spec.version,
+        }
     }
 
     /// Whether it says itself, of its present spec, that all of its machines are what it wants. A
@@ -187,7 +186,7 @@ mod tests {
     fn the_owners_version_is_that_of_its_template() {
         let stores = deployment(1, &json!(1));
         let owner = |kind| LiveOwner::of(&stores, &group(kind));
-        assert_eq!(owner("MachineDeployment").unwrap().version(), "v1.35.0".parse().ok());
+        assert_eq!(owner("MachineDeployment").unwrap().version(), &"v1.35.0".into());
         assert!(owner("MachineSet").is_none());
     }
 }

@@ -138,7 +138,7 @@ impl World {
         let machines: Api<Machine> = Api::namespaced(self.client.clone(), "default");
         let spec = MachineSpec {
             cluster_name: "edge-1".into(),
-            version: Some("v1.34.2".into()),
+            version: "v1.34.2".into(),
             ..MachineSpec::default()
         };
         let machine = Machine::new("edge-1-w-0", spec);

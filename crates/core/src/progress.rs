@@ -1,6 +1,7 @@
 //! How far every machine is, for people who watch.
 
 use refit_cluster_api::kinds::{Machine, update_in_progress};
+use refit_kinds::version::StatedVersion;
 use refit_kinds::{
     conditions, keys,
     refit::{Blocker, MachineUid, NodeUpdate, Phase, StepState},
@@ -31,13 +32,13 @@ pub struct MachineProgress {
     /// Its owner wants it otherwise than it is, and has not begun with it or not ended.
     pub outdated: bool,
     /// Version that the Machine is to have.
-    pub wanted_version: String,
+    pub wanted_version: StatedVersion,
     /// Version of its kubelet.
-    pub kubelet_version: String,
+    pub kubelet_version: StatedVersion,
     /// Its newest NodeUpdate, empty where there is none.
     pub node_update: String,
-    /// Version that the NodeUpdate goes to.
-    pub goal_version: String,
+    /// Version that the NodeUpdate goes to; absent where there is none.
+    pub goal_version: StatedVersion,
     /// How far that is; absent where there is none.
     pub phase: Option<Phase>,
     /// The step that is under way, empty where none is.
@@ -72,7 +73,7 @@ impl MachineProgress {
             in_progress: update_in_progress(machine),
             outdated: conditions::get(&status.conditions, conditions::UP_TO_DATE)
                 .is_some_and(|condition| condition.status == "False"),
-            wanted_version: machine.spec.version.clone().unwrap_or_default(),
+            wanted_version: machine.spec.version.clone(),
             kubelet_version: status.node_info.map(|info| info.kubelet_version).unwrap_or_default(),
             ..Self::default()
         };
@@ -86,7 +87,7 @@ impl MachineProgress {
 
     fn take_in(&mut self, update: &NodeUpdate) {
         self.node_update = update.metadata.name.clone().unwrap_or_default();
-        self.goal_version = update.spec.goal.kubernetes_version.to_string();
+        self.goal_version = update.spec.goal.kubernetes_version.clone().into();
         let status = update.status.clone().unwrap_or_default();
         self.phase = Some(status.phase);
         self.step = status
@@ -205,7 +206,7 @@ mod tests {
         annotations.insert(keys::RETRY.into(), "m-1".into());
         assert!(!MachineProgress::of(&retried, [&failed]).has_failed());
         let mut reverted = sample();
-        reverted.spec.version = Some("v1.34.2".into());
+        reverted.spec.version = "v1.34.2".into();
         assert!(!MachineProgress::of(&reverted, [&failed]).has_failed());
     }
 
@@ -213,6 +214,6 @@ mod tests {
     fn a_machine_without_updates_is_shown_as_it_is() {
         let row = MachineProgress::of(&sample(), []);
         assert_eq!((row.phase, row.percent), (None, 0));
-        assert_eq!(row.kubelet_version, "v1.34.2");
+        assert_eq!(row.kubelet_version, "v1.34.2".into());
     }
 }

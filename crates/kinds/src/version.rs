@@ -6,6 +6,10 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use semver::{BuildMetadata, Prerelease, Version};
 use serde::{Deserialize, Serialize};
 
+mod stated;
+
+pub use stated::StatedVersion;
+
 /// How many minors a kubelet may be older than its API server.
 ///
 /// Kubernetes' version skew policy since v1.28. A kubelet is never newer.
@@ -274,7 +278,7 @@ impl FromStr for KubernetesVersion {
 
 impl fmt::Display for KubernetesVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "v{}", self.0)
+        f.pad(&format!("v{}", self.0))
     }
 }
 

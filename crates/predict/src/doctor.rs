@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use refit_core::{certificates::CertificateFacts, invariants::Violation};
+use refit_kinds::version::StatedVersion;
 use serde::Serialize;
 
 use super::{
@@ -164,7 +165,7 @@ pub struct Host {
     /// Whether it runs the control plane.
     pub control_plane: bool,
     /// Version of its kubelet.
-    pub kubelet: String,
+    pub kubelet: StatedVersion,
     /// Version of its agent, empty before the first report.
     pub agent: String,
     /// When its agent last reported.

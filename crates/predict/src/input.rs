@@ -10,6 +10,7 @@ use refit_core::{
     node::{NodeView, another_could_take},
 };
 use refit_kinds::json::{annotations, condition, controller, is_deleting, name, text, time};
+use refit_kinds::version::StatedVersion;
 use serde_json::Value;
 
 use super::{
@@ -88,7 +89,7 @@ pub struct Hosts {
     /// When the agent of each node last reported.
     pub reported_at: BTreeMap<String, Timestamp>,
     /// Version of each node's kubelet.
-    pub kubelets: BTreeMap<String, String>,
+    pub kubelets: BTreeMap<String, StatedVersion>,
     /// PodDisruptionBudgets that allow no eviction now, with the nodes of their pods.
     pub exhausted: BTreeMap<String, BTreeSet<String>>,
     /// Nodes whose pods no other node could take: they are not drained.
@@ -102,7 +103,7 @@ impl Hosts {
             |plan: &Value| Some((name(plan).to_owned(), time(plan, "/status/reportedAt")?));
         let kubelet = |node: &Value| {
             let version = text(node, "/status/nodeInfo/kubeletVersion");
-            (name(node).to_owned(), version.to_owned())
+            (name(node).to_owned(), version.into())
         };
         let views: Vec<NodeView> = nodes.iter().map(node_view).collect();
         Self {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use refit_kinds::version::StatedVersion;
 use serde::Serialize;
 
 /// What happens to a group.
@@ -150,9 +151,9 @@ pub struct GroupPrediction {
     /// Its turn: groups of one number go at once.
     pub turn: usize,
     /// Kubernetes version now.
-    pub from: String,
+    pub from: StatedVersion,
     /// Kubernetes version wanted.
-    pub to: String,
+    pub to: StatedVersion,
     /// What happens.
     pub outcome: PredictedOutcome,
     /// What becomes of its machines.

@@ -15,7 +15,7 @@ use refit_kinds::{
     json::{annotations, controller, is_deleting, label, name, namespace, text},
     keys,
     refit::{Owner, Phase, Role, StepDurations, update_group_name},
-    version::{KubernetesVersion, SkewError},
+    version::SkewError,
 };
 use serde::Deserialize as _;
 use serde_json::Value;
@@ -100,8 +100,8 @@ impl<'a> View<'a> {
                 name: group.name.clone(),
                 cluster: cluster_name,
                 turn: if group.owner() == Some(Owner::ControlPlane) { 1 } else { 2 },
-                from: text(now, version).to_owned(),
-                to: text(wanted, version).to_owned(),
+                from: text(now, version).into(),
+                to: text(wanted, version).into(),
                 outcome: PredictedOutcome::Unchanged,
                 machines: Counts::default(),
                 paths: Vec::new(),
@@ -336,13 +336,12 @@ impl<'a> View<'a> {
 
     /// Blocks on kubelets that the API server of the wanted version would not talk to.
     pub(super) fn look_for_old_kubelets(&mut self) {
-        let (Some(Read::Known(hosts)), Ok(target)) =
-            (self.hosts(), self.plan.to.parse::<KubernetesVersion>())
-        else {
+        let target = self.plan.to.version().cloned();
+        let (Some(Read::Known(hosts)), Some(target)) = (self.hosts(), target) else {
             return;
         };
-        for (node, version) in &hosts.kubelets {
-            let Ok(kubelet) = version.parse::<KubernetesVersion>() else {
+        for (node, kubelet) in &hosts.kubelets {
+            let Some(kubelet) = kubelet.version() else {
                 continue;
             };
             if let Err(error @ SkewError::KubeletTooOld { .. }) = kubelet.check_kubelet_of(&target)
@@ -382,8 +381,8 @@ impl<'a> View<'a> {
                 serde_json::from_value(group.pointer("/status/durations")?.clone()).ok()
             })
             .unwrap_or_default();
-        let Ok(to) = self.plan.to.parse() else { return };
-        let steps = plan_steps(role, &to);
+        let Some(to) = self.plan.to.version() else { return };
+        let steps = plan_steps(role, to);
         let one: Option<i64> = step_names(&steps)
             .into_iter()
             .map(|step| median_seconds(&known, step).map(i64::from))

@@ -27,7 +27,7 @@ use refit_kinds::{
         time,
     },
     keys,
-    version::KubernetesVersion,
+    version::StatedVersion,
 };
 use serde::Deserialize as _;
 use serde_json::{Value, json};
@@ -197,20 +197,20 @@ fn servers(
         .filter(|machine| text(machine, "/spec/clusterName") == view.plan.cluster)
         .filter(|machine| label(machine, keys::CONTROL_PLANE).is_some())
         .map(|machine| {
-            let observed = text(machine, "/status/nodeInfo/kubeletVersion");
-            let spec = text(machine, "/spec/version");
-            ControlPlaneMachine::new(name(machine).to_owned(), Some(observed), Some(spec))
+            let stated = |path: &str| StatedVersion::from(text(machine, path));
+            let runs = stated("/status/nodeInfo/kubeletVersion").or(stated("/spec/version"));
+            ControlPlaneMachine { machine: name(machine).to_owned(), runs }
         })
         .collect();
-    let Ok(target) = view.plan.to.parse::<KubernetesVersion>() else {
+    let Some(target) = view.plan.to.version() else {
         return Vec::new();
     };
     let follows = control_plane.is_some_and(|plan| {
         matches!(plan.outcome, PredictedOutcome::InPlace | PredictedOutcome::Replaced)
             && plan.blocked_by.is_empty()
-            && plan.to.parse().is_ok_and(|to: KubernetesVersion| !to.minor_below(&target))
+            && plan.to.version().is_some_and(|to| !to.minor_below(target))
     });
-    if follows && behind(&servers, &target).is_some() {
+    if follows && behind(&servers, target).is_some() {
         let note = format!("goes after the control plane: workers wait until it runs {target}");
         view.plan.notes.push(note);
         return Vec::new();

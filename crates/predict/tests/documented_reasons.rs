@@ -47,7 +47,7 @@ fn not_ready() -> Vec<NotReady> {
     let peer = Peer { machine: s(), unfinished: Some(Unfinished::Marked) };
     let host = Host { machine: s(), deleting: false, report: HostReport::NoNode };
     let leaving = Host { deleting: true, ..host.clone() };
-    let old = ControlPlaneMachine::new(s(), Some("v1.34.2"), None);
+    let old = ControlPlaneMachine { machine: s(), runs: "v1.34.2".into() };
     let all = vec![
         NotReady::NotSynced,
         NotReady::BadRequest { reason: s() },

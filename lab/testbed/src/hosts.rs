@@ -14,6 +14,7 @@ use kube::{Api, Client, ResourceExt as _};
 use lab_simhost::{DiskState, HostState, SimDisk, SimHost, kubelet::HostView};
 use refit_agent::{AgentOptions, run_for};
 use refit_cluster_api::kinds::Machine;
+use refit_kinds::version::StatedVersion;
 use refit_runtime::{
     Clock, ObjectKey, Store, client::ClientStack, gate::Open, store, workload::Workloads,
 };
@@ -204,14 +205,11 @@ impl Shared {
             return Ok(None);
         };
         // v1.12's provider makes Nodes that do not say what they run.
-        let asked = machine.spec.version.as_deref().unwrap_or_default();
-        let version = match objects::text(&object, "/status/nodeInfo/kubeletVersion") {
-            "" => asked,
-            version => version,
-        };
+        let shown = objects::text(&object, "/status/nodeInfo/kubeletVersion");
+        let version = StatedVersion::from(shown).or(machine.spec.version.clone()).to_string();
         let control_plane = machine.labels().contains_key(CONTROL_PLANE);
         let now = self.clock.now();
-        let state = HostState::new(node, control_plane, version, now).hurried(HURRY);
+        let state = HostState::new(node, control_plane, &version, now).hurried(HURRY);
         let state = Arc::new(Mutex::new(state));
         let user = self.allow(&key).await?;
         let config = self.certs.config(&self.url, &user, &[]).await?;

@@ -21,7 +21,7 @@ fn the_cluster_comes_up_with_three_and_five_machines() {
         assert_eq!(facts.len(), 8);
         assert_eq!(facts.iter().filter(|f| f.control_plane).count(), 3);
         for machine in &facts {
-            assert_eq!(machine.kubelet_version, OLD, "{machine:?}");
+            assert_eq!(machine.kubelet_version, OLD.into(), "{machine:?}");
             assert!(machine.provider_id.starts_with("sandbox://"));
             assert_eq!(machine.node_name, machine.name);
         }
@@ -38,7 +38,7 @@ fn an_upgrade_keeps_every_machine() {
         upgraded(&world, NEW).await;
         let after = who(&world).await;
         assert_same_machines(&before, &after);
-        assert!(after.iter().all(|f| f.kubelet_version == NEW));
+        assert!(after.iter().all(|f| f.kubelet_version == NEW.into()));
     });
 }
 
@@ -165,7 +165,7 @@ fn going_back_is_not_covered_and_replaces_nobody() {
         world.pass(Duration::from_mins(30)).await;
         let now = who(&world).await;
         assert_same_machines(&before, &now);
-        assert!(now.iter().all(|f| f.kubelet_version == "v1.34.3"));
+        assert!(now.iter().all(|f| f.kubelet_version == "v1.34.3".into()));
         let groups = world.update_groups();
         assert!(groups.iter().all(|group| {
             let lines = group["status"]["uncovered"].to_string();

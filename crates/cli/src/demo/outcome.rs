@@ -65,8 +65,9 @@ impl DemoOutcome<'_> {
     }
 
     fn all_at_target(&self) -> bool {
-        let target = self.fleet.target.to_string();
-        self.rows.iter().all(|row| row.after.as_ref().is_some_and(|after| after.version == target))
+        self.rows
+            .iter()
+            .all(|row| row.after.as_ref().is_some_and(|after| after.version.is(&self.fleet.target)))
     }
 
     fn host_seconds(&self) -> i64 {
@@ -138,7 +139,7 @@ impl DemoOutcome<'_> {
                     }
                     (was, is) => arrow(&was.node_name, &is.node_name),
                 },
-                arrow(&row.before.version, &after.version),
+                arrow(&row.before.version.to_string(), &after.version.to_string()),
                 steps,
                 time,
                 verdict,

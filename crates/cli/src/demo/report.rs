@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use refit_kinds::version::StatedVersion;
 use serde::Serialize;
 
 /// What identifies a machine, as an independent client read it.
@@ -21,7 +22,7 @@ pub(crate) struct Identity {
     #[serde(rename = "bootID")]
     pub(crate) boot_id: String,
     /// Version of the kubelet that runs.
-    pub(crate) version: String,
+    pub(crate) version: StatedVersion,
     /// `Kind/name` of the group that owns the machine.
     #[serde(skip)]
     pub(crate) group: String,
@@ -158,8 +159,8 @@ pub(crate) struct MachineJson {
 
 #[derive(Clone, Debug, Serialize)]
 struct Versions {
-    before: String,
-    after: String,
+    before: StatedVersion,
+    after: StatedVersion,
 }
 
 impl From<&Row> for MachineJson {

@@ -11,7 +11,10 @@ use kube::{Api, ResourceExt as _, api::ListParams};
 use lab_world::world::{
     MachineFacts, MachineProgress, ProgressFeed, World, WorldOptions, facts, pace,
 };
-use refit_kinds::refit::{NodeUpdate, UpdateGroup};
+use refit_kinds::{
+    refit::{NodeUpdate, UpdateGroup},
+    version::StatedVersion,
+};
 
 use super::{
     fleet::{Fleet, group_name},
@@ -151,7 +154,7 @@ async fn watch(
     feed: &mut ProgressFeed,
 ) -> anyhow::Result<()> {
     let start = world.now();
-    let target = fleet.target.to_string();
+    let target = StatedVersion::from(fleet.target.clone());
     let done_before: BTreeSet<String> = feed
         .current()
         .iter()
@@ -171,7 +174,9 @@ async fn watch(
         board.gone(|machine| !rows.iter().any(|row| row.machine == machine), elapsed)?;
         let done = rows.iter().filter(|row| is_done(row, &target)).count();
         board.sum_up(done, rows.len(), format!("{} of simulated time", duration(elapsed)));
-        if world.is_updated(&target) && rows.iter().all(|row| is_done(row, &target)) {
+        if world.is_updated(&fleet.target.to_string())
+            && rows.iter().all(|row| is_done(row, &target))
+        {
             board.finish()?;
             return Ok(());
         }
@@ -197,7 +202,7 @@ async fn watch(
 }
 
 /// Where a machine is; one that came up during the run is a new one.
-fn step(row: &MachineProgress, target: &str, untouched: bool) -> Step {
+fn step(row: &MachineProgress, target: &StatedVersion, untouched: bool) -> Step {
     let mut step = crate::progress::step(row, target);
     if is_done(row, target) && row.phase.is_none() {
         let detail = if untouched { "runs the target already" } else { "a new machine" };

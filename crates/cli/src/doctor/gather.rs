@@ -345,7 +345,7 @@ async fn hosts_of(
             machine: name(machine).to_owned(),
             node: node.to_owned(),
             control_plane: labels.is_some_and(|labels| labels.get(keys::CONTROL_PLANE).is_some()),
-            kubelet: text(machine, "/status/nodeInfo/kubeletVersion").to_owned(),
+            kubelet: text(machine, "/status/nodeInfo/kubeletVersion").into(),
             agent: of_plan("/status/agentVersion").to_owned(),
             reported_at: plan.and_then(|plan| time(plan, "/status/reportedAt")),
         })

@@ -37,7 +37,7 @@ fn table(printer: Printer, plan: &Prediction) -> Vec<String> {
     for group in &plan.groups {
         let counts = group.machines;
         let version = if group.from == group.to {
-            group.to.clone()
+            group.to.to_string()
         } else {
             format!("{} -> {}", group.from, group.to)
         };

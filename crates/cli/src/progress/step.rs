@@ -2,6 +2,7 @@
 
 use refit_core::progress::MachineProgress;
 use refit_kinds::refit::Phase;
+use refit_kinds::version::StatedVersion;
 
 /// Where one machine is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,9 +35,9 @@ impl Step {
 
 /// Whether a machine has reached the version `target`, its owner wants nothing else of it, and
 /// nothing goes on there any more.
-pub(crate) fn is_done(row: &MachineProgress, target: &str) -> bool {
-    row.wanted_version == target
-        && row.kubelet_version == target
+pub(crate) fn is_done(row: &MachineProgress, target: &StatedVersion) -> bool {
+    row.wanted_version == *target
+        && row.kubelet_version == *target
         && row.machine_phase == "Running"
         && !row.in_progress
         && !row.outdated
@@ -44,7 +45,7 @@ pub(crate) fn is_done(row: &MachineProgress, target: &str) -> bool {
 }
 
 /// Where a machine is on its way to the version `target`.
-pub(crate) fn step(row: &MachineProgress, target: &str) -> Step {
+pub(crate) fn step(row: &MachineProgress, target: &StatedVersion) -> Step {
     let percent = u64::try_from(row.percent.clamp(0, 100)).unwrap_or_default();
     let at = |phase: &str, detail: &str, percent| Step {
         phase: phase.to_owned(),
@@ -53,7 +54,7 @@ pub(crate) fn step(row: &MachineProgress, target: &str) -> Step {
         remaining_seconds: None,
     };
     if is_done(row, target) {
-        let updated = row.phase == Some(Phase::Succeeded) && row.goal_version == target;
+        let updated = row.phase == Some(Phase::Succeeded) && row.goal_version == *target;
         return if updated { at("Updated", "same machine", 100) } else { at("Ready", "", 100) };
     }
     if row.machine_phase == "Deleting" {
@@ -69,7 +70,7 @@ pub(crate) fn step(row: &MachineProgress, target: &str) -> Step {
     let settled = !row.in_progress && row.machine_phase == "Running";
     let again = row.outdated && settled && row.phase == Some(Phase::Succeeded);
     match row.phase.filter(speaks) {
-        _ if (row.wanted_version != target || again) && !row.is_under_way() => {
+        _ if (row.wanted_version != *target || again) && !row.is_under_way() => {
             at("Waiting", "not its turn yet", 0)
         }
         Some(phase) => Step {
@@ -120,7 +121,7 @@ mod tests {
     }
 
     fn words(row: &MachineProgress) -> String {
-        step(row, NEW).words()
+        step(row, &NEW.into()).words()
     }
 
     #[test]
@@ -166,15 +167,15 @@ mod tests {
         let mut outdated = row(NEW, NEW, Some(Phase::Succeeded));
         outdated.outdated = true;
         assert_eq!(words(&outdated), "Waiting: not its turn yet");
-        assert!(!is_done(&outdated, NEW));
+        assert!(!is_done(&outdated, &NEW.into()));
     }
 
     #[test]
     fn nothing_is_done_while_cluster_api_still_asks() {
         let mut asked = row(NEW, NEW, Some(Phase::Succeeded));
         asked.in_progress = true;
-        assert!(!is_done(&asked, NEW));
+        assert!(!is_done(&asked, &NEW.into()));
         asked.in_progress = false;
-        assert!(is_done(&asked, NEW));
+        assert!(is_done(&asked, &NEW.into()));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use refit_kinds::version::{Hop, KubernetesVersion};
+use refit_kinds::version::{Hop, KubernetesVersion, StatedVersion};
 use refit_predict::Unreached;
 use serde_json::{Value, json};
 
@@ -47,7 +47,7 @@ pub(crate) struct Group {
     /// Name of the object.
     pub(crate) name: String,
     /// The version that it asks for, empty where it asks for none.
-    pub(crate) version: String,
+    pub(crate) version: StatedVersion,
     /// For the patch.
     pub(crate) resource_version: String,
     /// Whether every machine of it is what it asks for.
@@ -57,7 +57,7 @@ pub(crate) struct Group {
     /// What of an earlier change no updater covers.
     pub(crate) uncovered: Option<String>,
     /// Versions of its machines' kubelets.
-    pub(crate) kubelets: Vec<String>,
+    pub(crate) kubelets: Vec<StatedVersion>,
     /// A topology's controller writes it.
     pub(crate) managed: bool,
     /// Whether Cluster API asks Refit about it.
@@ -72,7 +72,7 @@ pub(crate) struct Topology {
     /// Name of the Cluster.
     pub(crate) name: String,
     /// The version that it asks for.
-    pub(crate) version: String,
+    pub(crate) version: StatedVersion,
     /// For the patch.
     pub(crate) resource_version: String,
 }
@@ -102,7 +102,7 @@ pub(crate) struct Write {
     /// Name of the object.
     pub(crate) name: String,
     /// The version that is there.
-    pub(crate) from: String,
+    pub(crate) from: StatedVersion,
     /// For the patch.
     pub(crate) resource_version: String,
 }
@@ -122,7 +122,7 @@ pub(crate) enum Next {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// The object has no version that could be compared.
-    NoVersion { object: String, version: String },
+    NoVersion { object: String, version: StatedVersion },
     /// kubeadm does not go that way.
     Hop { object: String, from: KubernetesVersion, to: KubernetesVersion, hop: Hop },
     /// Cluster API would not ask Refit.
@@ -130,11 +130,11 @@ pub(crate) enum Refusal {
     /// A topology's controller would set it back.
     Managed { object: String },
     /// Another upgrade is under way.
-    UnderWay { object: String, version: String, machines: Vec<(String, String)> },
+    UnderWay { object: String, version: StatedVersion, machines: Vec<(String, String)> },
     /// An earlier change waits that nobody covers.
     Uncovered { object: String, paths: String },
     /// Kubelets would be newer than their API servers.
-    ControlPlaneFirst { object: String, control_plane: String, version: String },
+    ControlPlaneFirst { object: String, control_plane: String, version: KubernetesVersion },
     /// Kubelets would be too old for their API servers.
     WorkersFirst { object: String, why: String },
     /// The target has nothing that Refit upgrades.
@@ -151,7 +151,7 @@ pub(crate) fn next(facts: &Facts, to: &KubernetesVersion) -> Result<Next, Refusa
         if facts.topology.is_none() {
             unmanaged(group)?;
         }
-        if !asks_for(&group.version, to) {
+        if !group.version.is(to) {
             may_change(group, to)?;
             workers_fit(&facts.deployments, to)?;
             writes.push(group.write(Field::ControlPlane));
@@ -163,7 +163,7 @@ pub(crate) fn next(facts: &Facts, to: &KubernetesVersion) -> Result<Next, Refusa
             if facts.topology.is_none() {
                 unmanaged(group)?;
             }
-            if !asks_for(&group.version, to) {
+            if !group.version.is(to) {
                 may_change(group, to)?;
                 workers.push(group.write(Field::Deployment));
             }
@@ -193,7 +193,7 @@ pub(crate) fn next(facts: &Facts, to: &KubernetesVersion) -> Result<Next, Refusa
 }
 
 fn by_topology(topology: &Topology, to: &KubernetesVersion) -> Result<Next, Refusal> {
-    if asks_for(&topology.version, to) {
+    if topology.version.is(to) {
         return Ok(Next::Asked);
     }
     hop(&topology.object, &topology.version, to)?;
@@ -204,10 +204,6 @@ fn by_topology(topology: &Topology, to: &KubernetesVersion) -> Result<Next, Refu
         from: topology.version.clone(),
         resource_version: topology.resource_version.clone(),
     }]))
-}
-
-fn asks_for(version: &str, to: &KubernetesVersion) -> bool {
-    version == to.to_string()
 }
 
 fn unmanaged(group: &Group) -> Result<(), Refusal> {
@@ -234,29 +230,23 @@ fn may_change(group: &Group, to: &KubernetesVersion) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn hop(object: &str, version: &str, to: &KubernetesVersion) -> Result<(), Refusal> {
-    let from: KubernetesVersion = version.parse().map_err(|_| Refusal::NoVersion {
-        object: object.to_owned(),
-        version: version.to_owned(),
-    })?;
+fn hop(object: &str, version: &StatedVersion, to: &KubernetesVersion) -> Result<(), Refusal> {
+    let Some(from) = version.version() else {
+        return Err(Refusal::NoVersion { object: object.to_owned(), version: version.clone() });
+    };
     let hop = from.hop_to(to);
     if hop.is_upgrade() {
         return Ok(());
     }
-    Err(Refusal::Hop { object: object.to_owned(), from, to: to.clone(), hop })
+    Err(Refusal::Hop { object: object.to_owned(), from: from.clone(), to: to.clone(), hop })
 }
 
 /// Whether every worker may run beside an API server of `to`.
 fn workers_fit(deployments: &[Group], to: &KubernetesVersion) -> Result<(), Refusal> {
     for group in deployments {
-        for kubelet in &group.kubelets {
-            let Ok(kubelet) = kubelet.parse::<KubernetesVersion>() else {
-                continue;
-            };
-            // One that is newer than the API server is not made worse.
-            if kubelet > *to {
-                continue;
-            }
+        // One that is newer than the API server is not made worse.
+        let kubelets = group.kubelets.iter().filter_map(StatedVersion::version);
+        for kubelet in kubelets.filter(|kubelet| *kubelet <= to) {
             kubelet.check_kubelet_of(to).map_err(|error| Refusal::WorkersFirst {
                 object: group.object.clone(),
                 why: error.to_string(),
@@ -272,16 +262,15 @@ fn control_plane_is_there(
     workers: &[Write],
     to: &KubernetesVersion,
 ) -> Result<(), Refusal> {
-    let version = |text: &String| text.parse::<KubernetesVersion>().ok();
-    let lowest = group.kubelets.iter().filter_map(version).min();
-    let spec = group.version.parse::<KubernetesVersion>().ok();
-    let behind = [&lowest, &spec].into_iter().flatten().any(|version| version.minor_below(to));
-    let busy = asks_for(&group.version, to) && !group.settled;
+    let lowest = group.kubelets.iter().filter_map(StatedVersion::version).min();
+    let spec = group.version.version();
+    let behind = [lowest, spec].into_iter().flatten().any(|version| version.minor_below(to));
+    let busy = group.version.is(to) && !group.settled;
     if behind || busy {
         return Err(Refusal::ControlPlaneFirst {
             object: workers.first().map(|w| w.object.clone()).unwrap_or_default(),
             control_plane: group.object.clone(),
-            version: lowest.or(spec).map(|v| v.to_string()).unwrap_or_default(),
+            version: lowest.or(spec).unwrap_or(to).clone(),
         });
     }
     Ok(())
@@ -302,14 +291,14 @@ impl Group {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoVersion { object, version } if version.is_empty() => write!(
+            Self::NoVersion { object, version } if version.is_absent() => write!(
                 f,
                 "{object} asks for no version, so that nobody knows what it runs: set it to what its \
                  machines run first"
             ),
             Self::NoVersion { object, version } => write!(
                 f,
-                "{object} asks for version {version:?}, which is none: want vX.Y.Z"
+                "{object} asks for version \"{version}\", which is none: want vX.Y.Z"
             ),
             Self::Hop { object, from, to, hop } => f.write_str(&no_way(object, from, to, *hop)),
             Self::Unreached(why) if why.replaces() => write!(

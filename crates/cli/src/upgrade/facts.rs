@@ -152,7 +152,7 @@ fn topology(object: &refit_cluster_api::kinds::Cluster) -> Option<Topology> {
     Some(Topology {
         object: format!("Cluster/{}", object.name_any()),
         name: object.name_any(),
-        version: version.unwrap_or_default().to_owned(),
+        version: version.unwrap_or_default().into(),
         resource_version: object.resource_version().unwrap_or_default(),
     })
 }
@@ -187,7 +187,7 @@ fn group<K: Resource<DynamicType = ()>>(object: &K, view: &View, facts: &Reach) 
         kubelets: machines
             .iter()
             .map(|machine| machine.progress.kubelet_version.clone())
-            .filter(|version| !version.is_empty())
+            .filter(|version| !version.is_absent())
             .collect(),
         managed: object.labels().contains_key(TOPOLOGY_OWNED),
         reach: reach(facts),

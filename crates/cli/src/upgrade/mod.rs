@@ -218,7 +218,7 @@ impl Upgrade<'_> {
         let scope = Scope {
             target: Some(target.clone()),
             namespace: Some(self.cluster.namespace.clone()),
-            wanted: Some(self.args.to.to_string()),
+            wanted: Some(self.args.to.clone()),
             since: Some(self.start),
         };
         follow(&self.cluster, &scope, self.printer, self.args.timeout).await
@@ -269,7 +269,7 @@ impl Upgrade<'_> {
                 object: write.object.clone(),
                 field: write.field.path(),
                 from: write.from.clone(),
-                to: to.to_string(),
+                to: to.clone(),
                 dry_run,
             };
             write_line(self.printer, &line)?;

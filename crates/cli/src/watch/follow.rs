@@ -1,6 +1,6 @@
 //! Follows the progress of a scope until its end.
 
-use std::{io, time::Duration};
+use std::{collections::BTreeSet, io, time::Duration};
 
 use refit_runtime::Clock;
 
@@ -187,13 +187,13 @@ impl<'a> Screen<'a> {
             Some(target) => target.to_string(),
             None => "all groups".to_owned(),
         };
-        let mut versions: Vec<&str> = view.machines.iter().map(|row| row.target.as_str()).collect();
-        versions.sort_unstable();
-        versions.dedup();
+        let versions: BTreeSet<_> = view.machines.iter().map(|row| &row.target).collect();
+        let versions: Vec<String> = versions.iter().map(ToString::to_string).collect();
+        let versions = versions.join(", ");
         let message = match view.machines.len() {
             0 => format!("{what}: no machines"),
-            1 => format!("{what}: 1 machine runs {}", versions.join(", ")),
-            n => format!("{what}: {n} machines run {}", versions.join(", ")),
+            1 => format!("{what}: 1 machine runs {versions}"),
+            n => format!("{what}: {n} machines run {versions}"),
         };
         self.end("done", view, &message)?;
         if self.lines.is_none() {

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, io};
 
-use refit_kinds::refit::Blocker;
+use refit_kinds::{
+    refit::Blocker,
+    version::{KubernetesVersion, StatedVersion},
+};
 use serde::Serialize;
 
 use super::view::{GroupRow, MachineRow, View};
@@ -18,8 +21,8 @@ pub(crate) enum Line {
         name: String,
         owner: String,
         node: String,
-        version: String,
-        kubelet_version: String,
+        version: StatedVersion,
+        kubelet_version: StatedVersion,
         node_update: String,
         phase: String,
         step: String,
@@ -36,7 +39,7 @@ pub(crate) enum Line {
     Group {
         namespace: String,
         owner: String,
-        version: String,
+        version: StatedVersion,
         blocked: bool,
         reason: String,
         message: String,
@@ -44,7 +47,13 @@ pub(crate) enum Line {
         done: bool,
     },
     /// A version was written (`refit upgrade`).
-    Written { object: String, field: &'static str, from: String, to: String, dry_run: bool },
+    Written {
+        object: String,
+        field: &'static str,
+        from: StatedVersion,
+        to: KubernetesVersion,
+        dry_run: bool,
+    },
     /// The last line.
     End {
         target: Option<String>,

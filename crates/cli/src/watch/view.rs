@@ -11,6 +11,7 @@ use refit_core::{
 use refit_kinds::{
     conditions,
     refit::{NodeUpdate, UpdateGroup},
+    version::{KubernetesVersion, StatedVersion},
 };
 
 use crate::{
@@ -26,7 +27,7 @@ pub(crate) struct Scope {
     /// Only this namespace.
     pub(crate) namespace: Option<String>,
     /// Nothing counts as done before the owners ask for this version.
-    pub(crate) wanted: Option<String>,
+    pub(crate) wanted: Option<KubernetesVersion>,
     /// When it began, where that was before this scope was looked at.
     pub(crate) since: Option<jiff::Timestamp>,
 }
@@ -47,7 +48,7 @@ pub(crate) struct MachineRow {
     /// How far it is.
     pub(crate) progress: MachineProgress,
     /// Version that its owner asks for.
-    pub(crate) target: String,
+    pub(crate) target: StatedVersion,
 }
 
 impl MachineRow {
@@ -69,7 +70,7 @@ pub(crate) struct GroupRow {
     /// Whether it is the control plane.
     pub(crate) control_plane: bool,
     /// Version that it asks for.
-    pub(crate) version: String,
+    pub(crate) version: StatedVersion,
     /// Whether its controller has seen its spec, and every replica matches it.
     pub(crate) settled: bool,
     /// Reason and message of what blocks it and does not end by itself.
@@ -157,7 +158,7 @@ impl View {
     /// How things stand for this scope.
     pub(crate) fn standing(&self, scope: &Scope) -> Standing {
         let whole = scope.target.as_ref().is_none_or(|target| target.kind != TargetKind::Machine);
-        let asked = |version: &str| scope.wanted.as_deref().is_none_or(|wanted| wanted == version);
+        let asked = |version: &StatedVersion| scope.wanted.as_ref().is_none_or(|w| version.is(w));
         let settled = !whole || self.groups.iter().all(|g| g.settled && asked(&g.version));
         if settled && self.machines.iter().all(MachineRow::is_done) {
             return Standing::Done;
@@ -245,7 +246,7 @@ fn owners(objects: &Objects) -> BTreeMap<(String, String), GroupRow> {
             owner: format!("MachineDeployment/{}", object.name_any()),
             cluster: object.spec.cluster_name.clone(),
             control_plane: false,
-            version: object.spec.template.spec.version.clone().unwrap_or_default(),
+            version: object.spec.template.spec.version.clone(),
             settled: seen(object.metadata.generation, status.observed_generation)
                 && counts.map(Option::unwrap_or_default) == [wanted; 2],
             ..GroupRow::default()

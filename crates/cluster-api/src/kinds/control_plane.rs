@@ -3,6 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{CustomResource, KubeSchema};
+use refit_kinds::version::StatedVersion;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -40,7 +41,7 @@ pub struct KubeadmControlPlaneSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
     /// Kubernetes version, `vX.Y.Z`.
-    pub version: String,
+    pub version: StatedVersion,
     /// What the Machines are made of.
     #[serde(default)]
     pub machine_template: ControlPlaneMachineTemplate,
@@ -136,8 +137,8 @@ pub struct KubeadmControlPlaneStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub up_to_date_replicas: Option<i32>,
     /// Lowest version among the Machines.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub version: Option<String>,
+    #[serde(default, skip_serializing_if = "StatedVersion::is_absent")]
+    pub version: StatedVersion,
     /// Generation that the status speaks of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,

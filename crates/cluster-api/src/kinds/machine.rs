@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use refit_kinds::keys;
+use refit_kinds::version::StatedVersion;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -58,8 +59,8 @@ pub struct MachineSpec {
     #[serde(default)]
     pub infrastructure_ref: ContractRef,
     /// Kubernetes version, `vX.Y.Z`. It is the target already while an update runs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub version: Option<String>,
+    #[serde(default, skip_serializing_if = "StatedVersion::is_absent")]
+    pub version: StatedVersion,
     /// Identity of the machine at its provider.
     #[serde(default, rename = "providerID", skip_serializing_if = "Option::is_none")]
     pub provider_id: Option<String>,
@@ -155,7 +156,7 @@ pub struct NodeRef {
 pub struct NodeInfo {
     /// Version of the kubelet that runs.
     #[serde(default)]
-    pub kubelet_version: String,
+    pub kubelet_version: StatedVersion,
     /// Changes with each boot.
     #[serde(default, rename = "bootID")]
     pub boot_id: String,

@@ -4,6 +4,7 @@ use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::json::{annotations, created_at, text, time};
+use refit_kinds::version::StatedVersion;
 use serde_json::Value;
 
 use crate::{
@@ -23,9 +24,9 @@ pub enum Difference {
     /// Its version is another.
     Version {
         /// `spec.version` of the Machine.
-        has: String,
+        has: StatedVersion,
         /// `spec.version` of the control plane.
-        wants: String,
+        wants: StatedVersion,
     },
     /// Its KubeadmConfig is not what the control plane would make.
     KubeadmConfig,
@@ -59,9 +60,10 @@ impl Difference {
     ) -> Vec<Self> {
         let wanted = plane.object;
         let mut found = Self::by_date(wanted, machine, now);
-        let (has, wants) = (text(machine, "/spec/version"), text(wanted, "/spec/version"));
+        let version = |object: &Value| StatedVersion::from(text(object, "/spec/version"));
+        let (has, wants) = (version(machine), version(wanted));
         if has != wants {
-            found.push(Self::Version { has: has.to_owned(), wants: wants.to_owned() });
+            found.push(Self::Version { has, wants });
         }
         if config.is_some_and(|config| !kubeadm_config::is_up_to_date(&config["spec"], wanted)) {
             found.push(Self::KubeadmConfig);

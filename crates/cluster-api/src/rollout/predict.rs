@@ -28,7 +28,7 @@ pub struct Prediction {
 
 /// Predicts the rollout of a MachineDeployment whose machines can all be updated in place.
 pub fn machine_deployment(replicas: i64, strategy: &Strategy) -> Prediction {
-    let template = |version: &str| Template { version: version.to_owned(), ..Template::default() };
+    let template = |version: &str| Template { version: version.into(), ..Template::default() };
     let machine = |index: i64| Machine {
         name: format!("m{index}"),
         owner: "old".to_owned(),

@@ -20,7 +20,7 @@ impl Template {
     /// Reads `spec.template.spec` of a MachineDeployment or a MachineSet.
     pub fn of(spec: &Value) -> Self {
         Self {
-            version: text(spec, "/version").to_owned(),
+            version: text(spec, "/version").into(),
             bootstrap: spec["bootstrap"].clone(),
             infrastructure_ref: spec["infrastructureRef"].clone(),
             failure_domain: text(spec, "/failureDomain").to_owned(),

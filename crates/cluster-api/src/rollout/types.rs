@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use refit_kinds::version::StatedVersion;
 use serde_json::Value;
 
 use super::keys;
@@ -57,7 +58,7 @@ impl Strategy {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Template {
     /// `spec.version`.
-    pub version: String,
+    pub version: StatedVersion,
     /// `spec.bootstrap`, whole.
     pub bootstrap: Value,
     /// `spec.infrastructureRef`.

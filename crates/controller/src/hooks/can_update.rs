@@ -13,6 +13,7 @@ use refit_core::change::{
 };
 use refit_kinds::keys;
 use refit_kinds::refit::MachineUid;
+use refit_kinds::version::StatedVersion;
 use refit_runtime::ObjectKey;
 
 use super::{decision, wire};
@@ -154,14 +155,14 @@ fn control_plane_of(ctx: &Context, namespace: &str, group: &Group) -> Vec<Contro
         .filter(|machine| machine.spec.cluster_name == group.spec.cluster_name)
         .filter(|machine| machine.labels().contains_key(keys::CONTROL_PLANE))
         .map(|machine| {
-            let spec = machine.spec.version.as_deref();
-            ControlPlaneMachine::new(machine.name_any(), observed_version(machine), spec)
+            let (observed, spec) = (observed_version(machine), machine.spec.version.clone());
+            ControlPlaneMachine { machine: machine.name_any(), runs: observed.or(spec) }
         })
         .collect()
 }
 
 /// The version that a Machine's kubelet reports.
-pub(super) fn observed_version(machine: &Machine) -> Option<&str> {
-    let info = machine.status.as_ref()?.node_info.as_ref()?;
-    Some(info.kubelet_version.as_str()).filter(|v| !v.is_empty())
+pub(super) fn observed_version(machine: &Machine) -> StatedVersion {
+    let info = machine.status.as_ref().and_then(|status| status.node_info.as_ref());
+    info.map(|info| info.kubelet_version.clone()).unwrap_or_default()
 }

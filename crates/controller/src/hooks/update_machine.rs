@@ -83,7 +83,7 @@ fn facts_of(machine: &Machine) -> MachineFacts {
     MachineFacts {
         name: machine.name_any(),
         uid: MachineUid::of(&machine.metadata),
-        kubelet_version: observed_version(machine).and_then(|text| text.parse().ok()),
+        kubelet_version: observed_version(machine).version().cloned(),
         retry: machine.annotations().get(keys::RETRY).cloned(),
         deleting: machine.metadata.deletion_timestamp.is_some(),
     }

@@ -84,7 +84,11 @@ impl Look {
             settings,
             settings_refused,
             reboot: ctx.settings.reboot,
-            owner_version: owner.as_ref().and_then(|owner| LiveOwner::of(stores, owner)?.version()),
+            owner_version: owner
+                .as_ref()
+                .and_then(|owner| LiveOwner::of(stores, owner))
+                .map(|owner| owner.version().clone())
+                .unwrap_or_default(),
             group,
             workload: match seen {
                 Some(seen) => Workload::Seen(seen),
@@ -273,7 +277,7 @@ pub(crate) fn node_view(node: &Node) -> NodeView {
         name: node.name_any().into(),
         ready: ready.is_some_and(|c| c.status == "True"),
         heartbeat: ready.and_then(|c| c.last_heartbeat_time.as_ref()).map(|time| time.0),
-        kubelet_version: info.and_then(|info| info.kubelet_version.parse().ok()),
+        kubelet_version: info.map(|info| info.kubelet_version.as_str().into()).unwrap_or_default(),
         boot_id: info.map(|info| info.boot_id.clone()).unwrap_or_default(),
         unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or_default(),
         cordoned_by: node.annotations().get(keys::CORDONED_BY).cloned(),
@@ -311,7 +315,6 @@ fn static_pod(pod: &Pod) -> Option<StaticPod> {
 
 #[cfg(test)]
 mod tests {
-    use refit_kinds::version::KubernetesVersion;
     use serde_json::json;
 
     use super::*;
@@ -343,7 +346,7 @@ mod tests {
         assert!(view.ready && view.cordoned_by_us());
         assert_eq!(view.taints, ["node-role.kubernetes.io/control-plane"]);
         assert_eq!(view.heartbeat, Some("2026-01-01T00:00:05Z".parse().unwrap()));
-        assert_eq!(view.kubelet_version, Some(KubernetesVersion::new(1, 34, 2)));
+        assert_eq!(view.kubelet_version, "v1.34.2".into());
         assert_eq!(view.boot_id, "b");
     }
 

@@ -2,12 +2,10 @@
 //!
 //! The controller answers hooks with it, and `refit plan` predicts with it.
 
-use std::fmt;
-
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
     refit::{NodeName, Phase},
-    version::KubernetesVersion,
+    version::{KubernetesVersion, StatedVersion},
 };
 
 use super::{
@@ -90,51 +88,18 @@ pub struct Peer {
 pub struct ControlPlaneMachine {
     /// Name of the Machine.
     pub machine: String,
-    /// What it runs.
-    pub runs: Runs,
+    /// What it runs: what its kubelet reports, else what its spec says.
+    pub runs: StatedVersion,
 }
 
 impl ControlPlaneMachine {
-    /// A Machine by the version that its kubelet reports, else by that of its spec.
-    pub fn new(machine: String, observed: Option<&str>, spec: Option<&str>) -> Self {
-        let known = observed.into_iter().chain(spec).find(|text| !text.is_empty());
-        Self { machine, runs: known.map_or(Runs::Unknown, Runs::of) }
-    }
-}
-
-/// What a control plane Machine runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Runs {
-    /// Neither its kubelet nor its spec says.
-    Unknown,
-    /// A version.
-    Version(KubernetesVersion),
-    /// Something that is not a version.
-    Unreadable(String),
-}
-
-impl Runs {
-    fn of(text: &str) -> Self {
-        text.parse().map_or_else(|_| Self::Unreadable(text.to_owned()), Self::Version)
-    }
-
-    /// Whether an API server of this must not get kubelets of the target's minor. What cannot be
-    /// read cannot be shown to be new enough.
+    /// Whether its API server must not get kubelets of the target's minor. What cannot be read
+    /// cannot be shown to be new enough.
     fn is_behind(&self, target: &KubernetesVersion) -> bool {
-        match self {
-            Self::Unknown => false,
-            Self::Version(version) => version.minor_below(target),
-            Self::Unreadable(_) => true,
-        }
-    }
-}
-
-impl fmt::Display for Runs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unknown => Ok(()),
-            Self::Version(version) => version.fmt(f),
-            Self::Unreadable(text) => f.write_str(text),
+        match &self.runs {
+            StatedVersion::Absent => false,
+            StatedVersion::Version(version) => version.minor_below(target),
+            StatedVersion::Unreadable(_) => true,
         }
     }
 }
@@ -155,9 +120,10 @@ pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Kn
         return Judgement { coverage, verdict: Verdict::NotReady(NotReady::Deleting { machine }) };
     }
     // A version that cannot be read is not covered, and answered as such.
-    let target = desired.version(level).and_then(|text| text.parse().ok());
-    let unready = target
-        .and_then(|target| behind(&known.control_plane, &target))
+    let unready = desired
+        .version(level)
+        .version()
+        .and_then(|target| behind(&known.control_plane, target))
         .or_else(|| no_fresh_report(&known.hosts));
     let verdict = verdict(&known.policy, &coverage, busy(&known.peers), unready);
     Judgement { coverage, verdict }
@@ -181,7 +147,7 @@ pub fn behind(
     control_plane: &[ControlPlaneMachine],
     target: &KubernetesVersion,
 ) -> Option<NotReady> {
-    let machine = control_plane.iter().find(|machine| machine.runs.is_behind(target))?;
+    let machine = control_plane.iter().find(|machine| machine.is_behind(target))?;
     Some(NotReady::ControlPlaneBehind {
         machine: machine.machine.clone(),
         runs: machine.runs.clone(),
@@ -247,7 +213,8 @@ mod tests {
     }
 
     fn server(observed: &str, spec: &str) -> ControlPlaneMachine {
-        ControlPlaneMachine::new("cp".into(), Some(observed), Some(spec))
+        let runs = StatedVersion::from(observed).or(spec.into());
+        ControlPlaneMachine { machine: "cp".into(), runs }
     }
 
     fn reason(known: &Known) -> &'static str {

@@ -102,8 +102,7 @@ impl Coverage {
 /// Finds every path that differs, lets each updater in order claim what it can do, applies the
 /// claim and goes on with the rest.
 pub fn cover(level: Level, current: &Objects, desired: &Objects, updaters: &[Updater]) -> Coverage {
-    let version = |objects: &Objects| objects.version(level)?.parse::<KubernetesVersion>().ok();
-    let (from_version, to_version) = (version(current), version(desired));
+    let (from_version, to_version) = (current.version(level), desired.version(level));
     let mut patched = current.clone();
     let mut coverage = Coverage::default();
     for updater in updaters {
@@ -111,8 +110,8 @@ pub fn cover(level: Level, current: &Objects, desired: &Objects, updaters: &[Upd
             level,
             current: &patched,
             desired,
-            from_version: from_version.as_ref(),
-            to_version: to_version.as_ref(),
+            from_version: from_version.version(),
+            to_version: to_version.version(),
         };
         let claimed: Vec<(Part, Change)> = PARTS
             .iter()

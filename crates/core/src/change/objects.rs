@@ -1,5 +1,6 @@
 //! What Cluster API compares of a Machine or a MachineSet, and what it ignores.
 
+use refit_kinds::version::StatedVersion;
 use serde_json::Value;
 
 use super::{diff::Change, diff::changes, path::Path};
@@ -58,8 +59,9 @@ impl Objects {
     }
 
     /// The Kubernetes version that the owner asks for.
-    pub fn version(&self, level: Level) -> Option<&str> {
-        root(level).key("version").get(&self.owner)?.as_str()
+    pub fn version(&self, level: Level) -> StatedVersion {
+        let text = root(level).key("version").get(&self.owner).and_then(Value::as_str);
+        text.unwrap_or_default().into()
     }
 
     /// The spec of the bootstrap config.

@@ -2,11 +2,13 @@
 
 use std::fmt;
 
-use refit_kinds::{keys, version::KubernetesVersion};
+use refit_kinds::{
+    keys,
+    version::{KubernetesVersion, StatedVersion},
+};
 use strum::IntoStaticStr;
 
 use super::{
-    can_update::Runs,
     cover::{Coverage, Patches},
     policy::{OnUncovered, Policy},
 };
@@ -93,7 +95,7 @@ pub enum NotReady {
         /// Name of a control plane Machine.
         machine: String,
         /// What it runs.
-        runs: Runs,
+        runs: StatedVersion,
         /// What is wanted.
         target: KubernetesVersion,
     },

@@ -8,6 +8,7 @@ use refit_kinds::{
     json::{annotation, condition, controller, label, name, text, time},
     keys,
     refit::{Gate, Phase},
+    version::StatedVersion,
 };
 use serde_json::Value;
 
@@ -31,7 +32,7 @@ pub(super) struct Machine {
     pub(super) cluster: String,
     pub(super) node: String,
     pub(super) owner: Option<(String, String)>,
-    pub(super) version: String,
+    pub(super) version: StatedVersion,
     pub(super) control_plane: bool,
     pub(super) deleted_at: Option<Timestamp>,
     pub(super) updating: bool,
@@ -48,7 +49,7 @@ impl Machine {
             cluster: text(value, "/spec/clusterName").to_owned(),
             node: text(value, "/status/nodeRef/name").to_owned(),
             owner: controller(value).map(owned),
-            version: text(value, "/spec/version").to_owned(),
+            version: text(value, "/spec/version").into(),
             control_plane: label(value, keys::CONTROL_PLANE).is_some(),
             deleted_at: deleted_at(value),
             updating: annotation(value, keys::UPDATE_IN_PROGRESS).is_some(),
@@ -66,7 +67,7 @@ pub(super) struct Owner {
     pub(super) slots: i32,
     pub(super) surges: bool,
     pub(super) on_delete: bool,
-    pub(super) version: String,
+    pub(super) version: StatedVersion,
     pub(super) policy: Policy,
     pub(super) deleting: bool,
 }
@@ -111,7 +112,7 @@ impl Owner {
             // Cluster API's default is to surge by one.
             surges: limit("maxSurge").is_none_or(|limit| limit.rounded_up(of) > 0),
             on_delete: text(value, "/spec/rollout/strategy/type") == "OnDelete",
-            version: owner.map_or("", |owner| text(value, owner.version_path())).to_owned(),
+            version: owner.map_or("", |owner| text(value, owner.version_path())).into(),
             policy: Policy::of(value),
             deleting: deleted_at(value).is_some(),
         }
@@ -123,7 +124,7 @@ pub(super) struct Update {
     pub(super) uid: String,
     pub(super) machine_uid: String,
     pub(super) phase: Phase,
-    pub(super) goal: String,
+    pub(super) goal: StatedVersion,
     pub(super) started_at: String,
     pub(super) failure_reason: String,
     pub(super) blocked: bool,
@@ -141,7 +142,7 @@ impl Update {
             uid: text(value, "/metadata/uid").to_owned(),
             machine_uid: text(value, "/spec/machineRef/uid").to_owned(),
             phase,
-            goal: text(value, "/spec/goal/kubernetesVersion").to_owned(),
+            goal: text(value, "/spec/goal/kubernetesVersion").into(),
             started_at: text(value, "/status/startedAt").to_owned(),
             failure_reason: text(value, "/status/failureReason").to_owned(),
             blocked: blocked.is_some_and(|list| !list.is_empty()),
@@ -162,7 +163,7 @@ pub(super) struct Node {
     pub(super) unschedulable: bool,
     pub(super) cordoned_by: Option<String>,
     pub(super) excluded_by: Option<String>,
-    pub(super) version: String,
+    pub(super) version: StatedVersion,
     pub(super) labels: BTreeMap<String, String>,
     pub(super) taints: Vec<Value>,
 }
@@ -175,7 +176,7 @@ impl Node {
             unschedulable: value.pointer("/spec/unschedulable") == Some(&Value::Bool(true)),
             cordoned_by: annotation(value, keys::CORDONED_BY).map(str::to_owned),
             excluded_by: annotation(value, keys::EXCLUDED_BY).map(str::to_owned),
-            version: text(value, "/status/nodeInfo/kubeletVersion").to_owned(),
+            version: text(value, "/status/nodeInfo/kubeletVersion").into(),
             labels: parsed(value, "/metadata/labels"),
             taints: taints
                 .into_iter()

@@ -4,7 +4,7 @@ use refit_kinds::{
     json::{name, text},
     keys,
     refit::Gate,
-    version::KubernetesVersion,
+    version::StatedVersion,
 };
 use serde_json::Value;
 
@@ -187,12 +187,16 @@ impl World {
         found
     }
 
-    fn downgrade(&self, key: &Key, before: &str, after: &str) -> Option<Violation> {
-        let old: KubernetesVersion = before.parse().ok()?;
-        let new: KubernetesVersion = after.parse().ok()?;
+    fn downgrade(
+        &self,
+        key: &Key,
+        before: &StatedVersion,
+        after: &StatedVersion,
+    ) -> Option<Violation> {
+        let (old, new) = (before.version()?, after.version()?);
         let (machine_key, machine) = self.machine_of(&key.0, &key.1)?;
         let owner = self.owners.get(&self.group_of(&machine_key.0, machine)?)?;
-        (new < old && owner.version != after)
+        (new < old && !owner.version.is(new))
             .then(|| violation(4, "Node", &key.1, format!("it goes down from {before} to {after}")))
     }
 

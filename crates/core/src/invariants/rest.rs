@@ -45,9 +45,9 @@ impl World {
             let Some(done) = speaker.filter(|update| update.phase == Phase::Succeeded) else {
                 continue;
             };
-            let version = self.node_of(machine).map_or("", |node| &node.version);
-            if version != done.goal {
-                wrong(format!("its update to {} ended well, and it runs {version:?}", done.goal));
+            let runs = self.node_of(machine).map(|node| node.version.clone()).unwrap_or_default();
+            if runs != done.goal {
+                wrong(format!("its update to {} ended well, and it runs \"{runs}\"", done.goal));
             }
         }
         found
@@ -67,10 +67,12 @@ impl World {
                 let parent = owner.parent.as_ref();
                 parent.is_some_and(|(kind, _)| kind == "MachineDeployment")
             });
-            let wanted = of_deployment.map_or("", |owner| &owner.version);
+            let Some(wanted) = of_deployment.map(|owner| &owner.version) else {
+                continue;
+            };
             let spoken_for = machine.updating || machine.deleted_at.is_some();
-            let unknown = wanted.is_empty() || machine.version.is_empty();
-            if spoken_for || unknown || wanted == machine.version {
+            let unknown = wanted.is_absent() || machine.version.is_absent();
+            if spoken_for || unknown || *wanted == machine.version {
                 continue;
             }
             let message = format!(

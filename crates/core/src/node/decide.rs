@@ -90,7 +90,7 @@ fn note_beginning(s: &Snapshot, seen: &Seen, status: &mut NodeUpdateStatus) {
     if status.from_version.is_none()
         && let Some(node) = seen.node()
     {
-        status.from_version.clone_from(&node.kubelet_version);
+        status.from_version = node.kubelet_version.version().cloned();
     }
 }
 

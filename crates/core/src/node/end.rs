@@ -99,10 +99,9 @@ fn available_again(s: &Snapshot, status: &NodeUpdateStatus) -> bool {
     };
     let goal = &s.update.spec.goal.kubernetes_version;
     let right_version = |node: &NodeView| {
-        node.kubelet_version.as_ref() == Some(goal)
+        node.kubelet_version.is(goal)
             || status.phase != Phase::Succeeded
-                && node.kubelet_version.is_some()
-                && node.kubelet_version == status.from_version
+                && status.from_version.as_ref().is_some_and(|from| node.kubelet_version.is(from))
     };
     seen.node().is_some_and(|node| node.ready && !node.cordoned_by_us() && right_version(node))
 }

@@ -37,7 +37,7 @@ impl Work<'_> {
         let goal = &self.s.update.spec.goal.kubernetes_version;
         // Without a version of the kubelet nothing can be said against the goal.
         let hop = self.status.from_version.as_ref()?.hop_to(goal);
-        if hop == Hop::Downgrade && self.s.owner_version.as_ref() != Some(goal) {
+        if hop == Hop::Downgrade && !self.s.owner_version.is(goal) {
             return Some(Standing::failed(
                 "DowngradeNotAsked",
                 format!(

@@ -54,7 +54,7 @@ pub(super) fn lowest_version(seen: &Seen) -> Option<&KubernetesVersion> {
             Some(ImageVersion::Version(version)) => Some(version),
             Some(ImageVersion::Other) => None,
             Some(ImageVersion::Untagged) | None => {
-                seen.nodes.iter().find(|known| known.name == *node)?.kubelet_version.as_ref()
+                seen.nodes.iter().find(|known| known.name == *node)?.kubelet_version.version()
             }
         }
     };

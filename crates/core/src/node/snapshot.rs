@@ -10,7 +10,7 @@ use refit_kinds::{
         HostPlan, HostPlanSpec, HostSettings, MachineUid, NodeName, NodeUpdate, NodeUpdateStatus,
         UpdateGroupStatus,
     },
-    version::{KubernetesVersion, tag_of_image},
+    version::{KubernetesVersion, StatedVersion, tag_of_image},
 };
 
 use super::{
@@ -43,7 +43,7 @@ pub struct Snapshot {
     /// When hosts reboot.
     pub reboot: Reboot,
     /// The version that the spec of the Machine's owner asks for.
-    pub owner_version: Option<KubernetesVersion>,
+    pub owner_version: StatedVersion,
     /// The Machine's group.
     pub group: GroupState,
     /// The Machine's cluster.
@@ -147,8 +147,8 @@ pub struct NodeView {
     pub ready: bool,
     /// `lastHeartbeatTime` of the condition Ready.
     pub heartbeat: Option<Timestamp>,
-    /// Version of the kubelet; `None` where the Node shows none.
-    pub kubelet_version: Option<KubernetesVersion>,
+    /// Version of the kubelet, as the Node shows it.
+    pub kubelet_version: StatedVersion,
     /// Changes with each boot.
     pub boot_id: String,
     /// No new pods.

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use refit_kinds::{
     refit::{HostPlan, HostStep, NodeName, PlannedStep, StepType},
-    version::KubernetesVersion,
+    version::{KubernetesVersion, StatedVersion},
 };
 
 use super::snapshot::{ImageVersion, NodeView, Seen};
@@ -28,9 +28,12 @@ pub(super) fn verify(
     if !node.ready {
         return Err(not_ready());
     }
-    if node.kubelet_version.as_ref() != Some(goal) {
-        let reported = node.kubelet_version.as_ref().map(ToString::to_string);
-        let reported = reported.unwrap_or_else(|| "no version".to_owned());
+    if !node.kubelet_version.is(goal) {
+        let reported = match &node.kubelet_version {
+            StatedVersion::Absent => "no version".to_owned(),
+            StatedVersion::Version(version) => version.to_string(),
+            StatedVersion::Unreadable(text) => format!("{text:?}, which is not a version"),
+        };
         return Err(not_yet(format!("its kubelet still reports {reported}")));
     }
     if !heard_since_restart(node, plan) {

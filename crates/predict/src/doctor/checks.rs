@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
 use refit_core::certificates::LEAF_RENEW_BEFORE;
-use refit_kinds::version::KubernetesVersion;
 
-use super::{Facts, Findings, Host, Level, Workload};
+use super::{Facts, Findings, Level, Workload};
 use crate::{
     Unreached,
     input::REPORT_STALE_AFTER,
@@ -333,12 +332,12 @@ pub(super) fn agents(facts: &Facts, found: &mut Findings) {
 pub(super) fn skew(facts: &Facts, found: &mut Findings) {
     for (cluster, hosts) in &facts.hosts {
         let Read::Known(hosts) = hosts else { continue };
-        let version = |host: &&Host| host.kubelet.parse::<KubernetesVersion>().ok();
-        let lowest = hosts.iter().filter(|h| h.control_plane).filter_map(|h| version(&h)).min();
+        let servers = hosts.iter().filter(|host| host.control_plane);
+        let lowest = servers.filter_map(|host| host.kubelet.version()).min();
         let Some(server) = lowest else { continue };
         for host in hosts {
-            if let Some(kubelet) = version(&host)
-                && let Err(error) = kubelet.check_kubelet_of(&server)
+            if let Some(kubelet) = host.kubelet.version()
+                && let Err(error) = kubelet.check_kubelet_of(server)
             {
                 let object = format!("Node/{} ({cluster})", host.node);
                 let remedy = "bring the older side on: refit plan says how";

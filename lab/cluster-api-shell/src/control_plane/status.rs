@@ -52,9 +52,8 @@ fn is(machine: &Machine, type_: &str) -> bool {
     status.is_some_and(|status| conditions::is_true(&status.conditions, type_))
 }
 
-fn lowest_version(machines: &[&Live<Machine>]) -> Option<String> {
-    let versions = machines.iter().filter_map(|one| one.spec.version.clone());
-    versions.min_by_key(|version| version.parse::<KubernetesVersion>().ok())
+fn lowest_version<'a>(machines: &[&'a Live<Machine>]) -> Option<&'a KubernetesVersion> {
+    machines.iter().filter_map(|machine| machine.spec.version.version()).min()
 }
 
 fn says(machines: &[&Live<Machine>], components: &[Component], initialized: bool) -> Vec<Says> {
@@ -161,7 +160,7 @@ mod tests {
     #[test]
     fn the_version_is_the_lowest_by_number() {
         let (old, new) = (machine("v1.9.9", true), machine("v1.10.0", true));
-        assert_eq!(lowest_version(&[&new, &old]).as_deref(), Some("v1.9.9"));
+        assert_eq!(lowest_version(&[&new, &old]), Some(&KubernetesVersion::new(1, 9, 9)));
         assert_eq!(lowest_version(&[]), None);
     }
 }

@@ -2,6 +2,7 @@
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use refit_cluster_api::kinds::MachineSpec;
+use refit_kinds::version::StatedVersion;
 use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
@@ -95,10 +96,10 @@ fn merge_patch(object: &Value, bytes: &[u8]) -> Result<Value, String> {
 
 /// What counts of a Machine's spec: version and failure domain; all else changes in place or not at
 /// all (`spec/capi.md 2.4`).
-fn machine_diff_fields(spec: &Value) -> Result<(String, String), HookError> {
+fn machine_diff_fields(spec: &Value) -> Result<(StatedVersion, String), HookError> {
     let spec = MachineSpec::deserialize(spec)
         .map_err(|error| HookError::Patch(format!("not a Machine any more: {error}")))?;
-    Ok((spec.version.unwrap_or_default(), spec.failure_domain.unwrap_or_default()))
+    Ok((spec.version, spec.failure_domain.unwrap_or_default()))
 }
 
 /// Compares what an extension made of `current` with `desired`, and names what is not covered.

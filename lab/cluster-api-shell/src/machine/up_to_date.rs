@@ -32,9 +32,9 @@ pub(crate) fn verdict(
     }
     let status = machine.status.as_ref();
     let runs = status.and_then(|status| status.node_info.as_ref());
-    let wants = machine.spec.version.as_deref().unwrap_or_default();
+    let wants = &machine.spec.version;
     match runs {
-        Some(info) if !wants.is_empty() && info.kubelet_version != wants => {
+        Some(info) if !wants.is_absent() && info.kubelet_version != *wants => {
             let finding = format!(
                 "Node.status.nodeInfo.kubeletVersion {}, {wants} required",
                 info.kubelet_version

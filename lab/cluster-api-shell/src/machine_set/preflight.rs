@@ -2,7 +2,6 @@
 
 use kube::ResourceExt as _;
 use refit_cluster_api::kinds::{BOOTSTRAP_GROUP, KubeadmControlPlane, MachineSet};
-use refit_kinds::version::KubernetesVersion;
 use refit_runtime::ObjectKey;
 
 use crate::{
@@ -27,26 +26,23 @@ pub(super) fn failures(context: &Context, set: &Live<MachineSet>) -> Vec<String>
 
 fn check(control_plane: &Live<KubeadmControlPlane>, set: &Live<MachineSet>) -> Vec<String> {
     let name = control_plane.name_any();
-    let parse = |text: &str| text.parse::<KubernetesVersion>().ok();
-    let wanted = parse(&control_plane.spec.version);
+    let wanted = control_plane.spec.version.version();
     let status = control_plane.status.as_ref();
-    let reported = status.and_then(|status| status.version.as_deref());
-    let Some(reported) = reported.filter(|version| !version.is_empty()) else {
+    let Some(reported) = status.map(|status| &status.version).filter(|it| !it.is_absent()) else {
         return vec![format!(
             "KubeadmControlPlane {name} is provisioning (\"ControlPlaneIsStable\" preflight check failed)"
         )];
     };
     let mut failures = Vec::new();
-    if wanted.is_some() && wanted > parse(reported) {
+    if wanted.is_some() && wanted > reported.version() {
         failures.push(format!(
             "KubeadmControlPlane {name} is upgrading (\"ControlPlaneIsStable\" preflight check failed)"
         ));
     }
-    let own = set.spec.template.spec.version.as_deref().unwrap_or_default();
-    let (Some(own), Some(wanted)) = (parse(own), wanted) else {
+    let (Some(own), Some(wanted)) = (set.spec.template.spec.version.version(), wanted) else {
         return failures;
     };
-    if own.check_kubelet_of(&wanted).is_err() {
+    if own.check_kubelet_of(wanted).is_err() {
         failures.push(format!(
             "MachineSet version and control plane version {} do not conform to the Kubernetes \
              version skew policy (\"KubernetesVersionSkew\" preflight check failed)",

@@ -7,6 +7,7 @@ use kube::{Api, ResourceExt as _, api::ListParams};
 use refit_cluster_api::kinds::Machine;
 use refit_core::progress::owner_of;
 use refit_kinds::keys;
+use refit_kinds::version::StatedVersion;
 use serde::{Deserialize, Serialize};
 
 use super::{World, WorldError};
@@ -41,7 +42,7 @@ pub struct MachineFacts {
     #[serde(rename = "bootID")]
     pub boot_id: String,
     /// The kubelet that runs.
-    pub kubelet_version: String,
+    pub kubelet_version: StatedVersion,
 }
 
 /// Why facts cannot be read.
@@ -105,7 +106,7 @@ fn facts_of(machine: &Machine, nodes: &BTreeMap<(String, String), Node>) -> Mach
         provider_id: machine.spec.provider_id.clone().unwrap_or_default(),
         node_uid: node.and_then(kube::ResourceExt::uid).unwrap_or_default(),
         boot_id: info.map(|info| info.boot_id.clone()).unwrap_or_default(),
-        kubelet_version: info.map(|info| info.kubelet_version.clone()).unwrap_or_default(),
+        kubelet_version: info.map(|info| info.kubelet_version.as_str().into()).unwrap_or_default(),
         namespace,
         node_name,
     }

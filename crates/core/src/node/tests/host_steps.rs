@@ -177,7 +177,7 @@ fn certificates_are_renewed_on_control_planes_once_somebody_asks_for_it() {
 fn a_machine_that_is_at_its_version_can_be_asked_to_renew_certificates() {
     let mut one = One::control_plane();
     for node in &mut one.nodes {
-        node.kubelet_version = GOAL.parse().ok();
+        node.kubelet_version = GOAL.into();
     }
     for pod in one.static_pods.iter_mut().filter(|p| p.component != "etcd") {
         pod.version = ImageVersion::of_tag(GOAL);

@@ -180,7 +180,7 @@ impl Five {
         self.versions[who].node += 1;
         if !self.nodes[who].ready {
             self.nodes[who].ready = true;
-            self.nodes[who].kubelet_version = super::world::GOAL.parse().ok();
+            self.nodes[who].kubelet_version = super::world::GOAL.into();
             self.nodes[who].heartbeat = Some(at(self.now + 1000));
         } else if passed != Some(gate) && gate > Gate::Closed {
             let mut one = One::worker();
@@ -247,7 +247,7 @@ impl Five {
         for who in 0..MACHINES {
             assert!(!self.nodes[who].unschedulable);
             assert!(self.machines[who].metadata.annotations.as_ref().unwrap().is_empty());
-            assert_eq!(self.nodes[who].kubelet_version, super::world::GOAL.parse().ok());
+            assert_eq!(self.nodes[who].kubelet_version, super::world::GOAL.into());
         }
     }
 }

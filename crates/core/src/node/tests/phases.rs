@@ -286,7 +286,7 @@ fn the_node_must_come_back_as_asked_for() {
     let broken: [(&str, Break); 4] = [
         ("NodeNotReady", |one| one.node_mut().ready = false),
         ("NodeNotVerified", |one| {
-            one.node_mut().kubelet_version = FROM.parse().ok();
+            one.node_mut().kubelet_version = FROM.into();
         }),
         ("NodeNotVerified", |one| {
             one.node_mut().heartbeat = Some(at(0));
@@ -302,6 +302,22 @@ fn the_node_must_come_back_as_asked_for() {
         assert_eq!(one.phase(), Phase::Verifying);
         assert_eq!(one.blocked_by(), [reason]);
         assert_eq!(one.slots(), 1);
+    }
+}
+
+#[test]
+fn the_version_that_a_kubelet_reports_instead_is_named() {
+    let reports = [
+        (FROM, "its kubelet still reports v1.34.2"),
+        ("", "its kubelet still reports no version"),
+        ("1.35", "its kubelet still reports \"1.35\", which is not a version"),
+    ];
+    for (reported, said) in reports {
+        let mut one = One::worker().disrupted();
+        one.node_mut().kubelet_version = reported.into();
+        one.settle();
+        let blocker = one.status().blocked_by.remove(0);
+        assert!(blocker.message.contains(said), "{}", blocker.message);
     }
 }
 

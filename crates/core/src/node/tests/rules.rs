@@ -98,7 +98,7 @@ fn the_lowest_member_counts_and_kubelets_stand_in_for_pods_without_images() {
     one.control_plane = vec![member("m-1"), member("m-2")];
     one.static_pods = vec![api_server("m-1", GOAL)];
     refused(one.clone(), "ControlPlaneBehind");
-    one.nodes[2].kubelet_version = "v1.35.3".parse().ok();
+    one.nodes[2].kubelet_version = "v1.35.3".into();
     one.settle();
     assert_eq!(one.phase(), Phase::Staging);
 }
@@ -254,7 +254,7 @@ fn a_downgrade_must_be_asked_for_by_the_owner() {
     let mut one = One::worker();
     one.update.spec.goal.kubernetes_version = "v1.34.1".parse().unwrap();
     let mut asked = one.clone();
-    asked.owner_version = "v1.34.1".parse().ok();
+    asked.owner_version = "v1.34.1".into();
     one.settle();
     assert_eq!(
         (one.phase(), one.status().failure_reason.as_str()),

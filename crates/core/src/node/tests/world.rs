@@ -13,7 +13,7 @@ use refit_kinds::{
         HostStepStatus, MachineRef, NodeUpdate, NodeUpdateSpec, Origin, PlanState, Stage,
         StepState, StepType, UpdateGroupStatus,
     },
-    version::KubernetesVersion,
+    version::StatedVersion,
 };
 
 use crate::{
@@ -50,7 +50,7 @@ pub(super) fn machine(name: &str) -> Machine {
         name,
         MachineSpec {
             cluster_name: "edge-1".into(),
-            version: Some(GOAL.into()),
+            version: GOAL.into(),
             ..MachineSpec::default()
         },
     );
@@ -68,7 +68,7 @@ pub(super) fn node(name: &str) -> NodeView {
         name: name.into(),
         ready: true,
         heartbeat: Some(at(0)),
-        kubelet_version: FROM.parse().ok(),
+        kubelet_version: FROM.into(),
         boot_id: "boot-1".into(),
         ..NodeView::default()
     }
@@ -135,7 +135,7 @@ pub(super) fn snapshot(update: &NodeUpdate, machine: Option<&Machine>) -> Snapsh
         settings: HostSettings::default(),
         settings_refused: None,
         reboot: Reboot::default(),
-        owner_version: None,
+        owner_version: StatedVersion::Absent,
         group: GroupState::Missing,
         workload: Workload::NotSynced,
         report_stale_after: SignedDuration::from_mins(15),
@@ -151,7 +151,7 @@ pub(super) struct One {
     pub(super) siblings: Vec<NodeUpdate>,
     pub(super) machine: Option<Machine>,
     pub(super) paused: Option<String>,
-    pub(super) owner_version: Option<KubernetesVersion>,
+    pub(super) owner_version: StatedVersion,
     pub(super) settings: HostSettings,
     pub(super) settings_refused: Option<Refusal>,
     pub(super) reboot: Reboot,
@@ -189,7 +189,7 @@ impl One {
             siblings: Vec::new(),
             machine: Some(machine("m-0")),
             paused: None,
-            owner_version: GOAL.parse().ok(),
+            owner_version: GOAL.into(),
             settings: HostSettings::default(),
             settings_refused: None,
             reboot: Reboot::default(),
@@ -477,7 +477,7 @@ impl One {
         let now = self.now;
         let node = self.node_mut();
         node.ready = true;
-        node.kubelet_version = GOAL.parse().ok();
+        node.kubelet_version = GOAL.into();
         node.heartbeat = Some(at(now));
         for pod in self.static_pods.iter_mut().filter(|pod| pod.node == "m-0") {
             if pod.component != "etcd" {
