@@ -1,19 +1,19 @@
-//! Writes the CRDs of our kinds.
+//! Writes the CRDs of Refit's kinds.
 
 use std::{collections::BTreeMap, fs, path::Path, process::ExitCode};
 
 use anyhow::Context as _;
 
-/// Writes one file per kind, or with `check` says which are stale.
-pub(crate) fn run(folder: &Path, check: bool) -> anyhow::Result<ExitCode> {
+/// Writes one file per kind, or with `check` reports the stale ones.
+pub(crate) fn run(directory: &Path, check: bool) -> anyhow::Result<ExitCode> {
     let mut stale = Vec::new();
     for (name, text) in files()? {
-        let path = folder.join(&name);
-        if fs::read_to_string(&path).is_ok_and(|there| there == text) {
+        let path = directory.join(&name);
+        if fs::read_to_string(&path).is_ok_and(|existing| existing == text) {
             continue;
         }
         if !check {
-            fs::create_dir_all(folder)
+            fs::create_dir_all(directory)
                 .and_then(|()| fs::write(&path, &text))
                 .with_context(|| format!("{} cannot be written", path.display()))?;
         }
@@ -51,8 +51,8 @@ mod tests {
     fn the_manifests_in_deploy_match_the_code() {
         for (name, text) in files().unwrap() {
             let path = crate::root().join("deploy/crds").join(&name);
-            let there = fs::read_to_string(&path).unwrap_or_default();
-            assert!(there == text, "{name} is stale: run `cargo xtask crds`");
+            let existing = fs::read_to_string(&path).unwrap_or_default();
+            assert!(existing == text, "{name} is stale: run `cargo xtask crds`");
         }
     }
 }

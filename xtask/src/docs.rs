@@ -1,4 +1,4 @@
-//! Writes docs/cli.md anew, or says whether it is stale.
+//! Writes docs/cli.md, or reports whether it is stale.
 
 use std::{path::Path, process::ExitCode};
 
@@ -6,8 +6,8 @@ use anyhow::Context as _;
 
 use crate::cargo;
 
-/// The test of the command line that compares docs/cli.md with its own definition, and writes it
-/// where it is told to.
+/// The test of the command line that compares docs/cli.md with its own definition, and writes the
+/// file if requested by the environment.
 const TEST: &str = "reference::tests::the_reference_in_docs_matches_the_command_line";
 
 /// Runs that test; without `check` it writes the file first.

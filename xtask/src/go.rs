@@ -1,4 +1,4 @@
-//! Builds programs from Go modules into the cache: each once per version, moved there whole.
+//! Builds programs from Go modules into the cache: once per version, moved there atomically.
 
 use std::{
     env, fs,
@@ -9,8 +9,8 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-/// Says on stderr what is going on.
-pub(crate) fn tell(line: &str) -> anyhow::Result<()> {
+/// Prints progress to stderr.
+pub(crate) fn print_progress(line: &str) -> anyhow::Result<()> {
     writeln!(std::io::stderr(), "{line}").context("stderr is closed")
 }
 
@@ -24,25 +24,25 @@ pub(crate) fn cache() -> anyhow::Result<PathBuf> {
     Ok(PathBuf::from(home).join(".cache/refit"))
 }
 
-/// A Go module of ours that does nothing but name what is built.
+/// A Go module of this repository that only lists what to build.
 pub(crate) struct Module {
-    folder: PathBuf,
+    directory: PathBuf,
     go_mod: String,
 }
 
 impl Module {
-    /// Reads the go.mod of a folder.
-    pub(crate) fn read(folder: PathBuf) -> anyhow::Result<Self> {
-        let path = folder.join("go.mod");
+    /// Reads the go.mod of a directory.
+    pub(crate) fn read(directory: PathBuf) -> anyhow::Result<Self> {
+        let path = directory.join("go.mod");
         let go_mod = fs::read_to_string(&path)
             .with_context(|| format!("{} cannot be read", path.display()))?;
-        Ok(Self { folder, go_mod })
+        Ok(Self { directory, go_mod })
     }
 
     /// The version that go.mod requires of a module.
     pub(crate) fn version_of(&self, module: &str) -> anyhow::Result<&str> {
         required_version(&self.go_mod, module).with_context(|| {
-            let path = self.folder.join("go.mod");
+            let path = self.directory.join("go.mod");
             format!("{} requires no {module}", path.display())
         })
     }
@@ -52,30 +52,30 @@ impl Module {
         self.go_mod.lines().any(|line| line.trim().trim_start_matches("tool ") == package)
     }
 
-    /// `go1.26.8-linux-amd64`: what go takes for this module, which may ask for a newer one than
-    /// is installed.
+    /// `go1.26.8-linux-amd64`: the toolchain that go selects for this module, which may be newer
+    /// than the installed one.
     pub(crate) fn toolchain(&self) -> anyhow::Result<String> {
-        toolchain(&self.folder)
+        toolchain(&self.directory)
     }
 
-    /// The folder in which go has the source of a package.
+    /// The directory of a package's source.
     pub(crate) fn source_of(&self, package: &str) -> anyhow::Result<PathBuf> {
-        let text = ask(&self.folder, &["list", "-f", "{{.Dir}}", package])?;
+        let text = ask(&self.directory, &["list", "-f", "{{.Dir}}", package])?;
         let line = text.trim();
         if line.is_empty() {
-            bail!("go list knows no folder of {package}");
+            bail!("go list knows no directory of {package}");
         }
         Ok(PathBuf::from(line))
     }
 
-    /// Builds a package (`.` for the module's own) into `path`. The folder of `path` is there.
+    /// Builds a package (`.` for the module's own) into `path`. The directory of `path` must exist.
     pub(crate) fn build(&self, package: &str, linker: &str, path: &Path) -> anyhow::Result<()> {
         let partial = path.with_extension(format!("partial-{}", std::process::id()));
         let status = self
             .go()
             .args(["build", "-p", "2", "-trimpath", "-buildvcs=false"])
-            // Tests wait for these programs more than the programs work: without inlining, a third of
-            // the compilation goes.
+            // Tests spend more time on waiting for the build of these programs than on running
+            // them. Without inlining, the compilation takes a third less.
             .args(["-gcflags=all=-l -dwarf=false", "-ldflags"])
             .arg(format!("-s -w {linker}"))
             .arg("-o")
@@ -100,20 +100,20 @@ impl Module {
 
     fn go(&self) -> Command {
         let mut command = Command::new("go");
-        command.current_dir(&self.folder);
+        command.current_dir(&self.directory);
         command
     }
 }
 
-/// `go1.26.8-linux-amd64`: what go takes in a folder.
-pub(crate) fn toolchain(folder: &Path) -> anyhow::Result<String> {
-    let text = ask(folder, &["env", "GOVERSION", "GOOS", "GOARCH"])?;
+/// `go1.26.8-linux-amd64`: the toolchain that go selects in a directory.
+pub(crate) fn toolchain(directory: &Path) -> anyhow::Result<String> {
+    let text = ask(directory, &["env", "GOVERSION", "GOOS", "GOARCH"])?;
     Ok(text.split_whitespace().collect::<Vec<_>>().join("-"))
 }
 
-fn ask(folder: &Path, args: &[&str]) -> anyhow::Result<String> {
+fn ask(directory: &Path, args: &[&str]) -> anyhow::Result<String> {
     let output = Command::new("go")
-        .current_dir(folder)
+        .current_dir(directory)
         .args(args)
         .stderr(Stdio::inherit())
         .output()
@@ -135,8 +135,8 @@ fn required_version<'a>(go_mod: &'a str, module: &str) -> Option<&'a str> {
     })
 }
 
-/// Linker flags that stamp a version such as `v1.35.8` into packages that tell theirs the way of
-/// Kubernetes.
+/// Linker flags that set a version such as `v1.35.8` in packages with Kubernetes' version
+/// variables.
 pub(crate) fn stamps(packages: &[&str], version: &str) -> String {
     let mut numbers = version.trim_start_matches('v').split('.');
     let facts = [
@@ -152,9 +152,9 @@ pub(crate) fn stamps(packages: &[&str], version: &str) -> String {
     flags.join(" ")
 }
 
-/// Makes a folder of the cache under another name and moves it whole, unless it is there: one that
-/// exists is complete.
-pub(crate) fn folder_once(
+/// Creates a directory of the cache under a temporary name and renames it, unless it exists: an
+/// existing one is complete.
+pub(crate) fn directory_once(
     home: &Path,
     fill: impl FnOnce(&Path) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
@@ -167,7 +167,7 @@ pub(crate) fn folder_once(
         .with_context(|| format!("{} cannot be made", partial.display()))?;
     let done = fill(&partial).and_then(|()| {
         fs::rename(&partial, home).or_else(|error| {
-            // Somebody else's build came first.
+            // Another build finished first.
             if home.is_dir() {
                 return Ok(());
             }
@@ -178,7 +178,7 @@ pub(crate) fn folder_once(
     done
 }
 
-/// Removes what builds of this folder left that were killed.
+/// Removes the leftovers of killed builds of this directory.
 fn clear_abandoned(home: &Path) {
     let (Some(parent), Some(name)) = (home.parent(), home.file_name().and_then(|n| n.to_str()))
     else {
@@ -214,14 +214,14 @@ mod tests {
 
     #[test]
     fn a_tool_is_found_in_a_block_and_alone() {
-        let module = |go_mod: &str| Module { folder: PathBuf::new(), go_mod: go_mod.to_owned() };
+        let module = |go_mod: &str| Module { directory: PathBuf::new(), go_mod: go_mod.to_owned() };
         assert!(module("tool (\n\tx.io/a/core\n)").has_tool("x.io/a/core"));
         assert!(module("tool x.io/a/core").has_tool("x.io/a/core"));
         assert!(!module("tool (\n\tx.io/a/core\n)").has_tool("x.io/a"));
     }
 
     #[test]
-    fn stamps_tell_version_major_and_minor() {
+    fn stamps_contain_version_major_and_minor() {
         let flags = stamps(&["k8s.io/component-base/version"], "v1.35.8");
         assert!(flags.contains("-X k8s.io/component-base/version.gitVersion=v1.35.8"));
         assert!(flags.contains("version.gitMajor=1 "));
@@ -229,18 +229,18 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_there_whole_or_not_at_all() {
-        let cache = tempfile::tempdir().expect("a temporary folder");
+    fn a_directory_is_created_atomically() {
+        let cache = tempfile::tempdir().expect("a temporary directory");
         let home = cache.path().join("thing-v1.2.3");
-        let failed = folder_once(&home, |partial| {
+        let failed = directory_once(&home, |partial| {
             fs::write(partial.join("half"), "")?;
             bail!("out of luck")
         });
         assert!(failed.is_err());
         assert_eq!(fs::read_dir(cache.path()).expect("listed").count(), 0);
 
-        folder_once(&home, |partial| Ok(fs::write(partial.join("whole"), "")?)).expect("made");
-        folder_once(&home, |_| bail!("asked a second time")).expect("it is there");
+        directory_once(&home, |partial| Ok(fs::write(partial.join("whole"), "")?)).expect("made");
+        directory_once(&home, |_| bail!("asked a second time")).expect("it is there");
         assert!(home.join("whole").is_file());
         assert_eq!(fs::read_dir(cache.path()).expect("listed").count(), 1);
     }

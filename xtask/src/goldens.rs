@@ -17,11 +17,11 @@ pub(crate) struct GoldensArgs {
     dir: PathBuf,
 }
 
-/// Runs the test of the crate that decides; its count is the last line on stdout.
+/// Runs the test of the crate with the rollout decisions; its count is the last line on stdout.
 pub(crate) fn run(root: &Path, args: &GoldensArgs) -> anyhow::Result<ExitCode> {
     let dir = args.dir.canonicalize();
     let dir = dir.with_context(|| format!("{} cannot be read", args.dir.display()))?;
-    // With the features of the whole workspace: what its tests built serves this one, too.
+    // With the features of the whole workspace, so that the builds of its tests are reused.
     let output = cargo::command(root)
         .args(["test", "--quiet", "--workspace", "--test", "rollout_goldens"])
         .env("ROLLOUT_GOLDENS", dir)
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_count_is_told_from_other_lines() {
+    fn the_count_line_is_recognised() {
         assert!(is_count("116 goldens, 0 failed"));
         assert!(!is_count("own goldens: 12, 0 failed"));
         assert!(!is_count("test result: ok. 0 goldens, x failed"));

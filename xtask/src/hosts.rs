@@ -13,22 +13,23 @@ use crate::cargo;
 
 /// The test programs, by number.
 const TESTS: [&str; 3] = ["transaction", "power_cut", "kubernetes"];
-/// The one that needs programs of Kubernetes, and where they are.
+/// The test that needs Kubernetes programs, and the variable with their directory.
 const KUBERNETES: u8 = 3;
-const PROGRAMS_FOLDER: &str = "REFIT_K8S_BIN";
+const PROGRAMS_DIRECTORY: &str = "REFIT_K8S_BIN";
 
-/// Which tests.
+/// Selection of the tests.
 #[derive(clap::Args)]
 pub(crate) struct HostsTestArgs {
-    /// 1, the whole transaction on five hosts; 2, power cuts; or 3, clusters of real Kubernetes made of
-    /// the programs in REFIT_K8S_BIN [default: 1 and 2, and 3 where REFIT_K8S_BIN is set]
+    /// Run only this test: 1, the whole transaction on five hosts; 2, power cuts; or 3, clusters of
+    /// real Kubernetes from the programs in REFIT_K8S_BIN [default: 1 and 2, and 3 if REFIT_K8S_BIN
+    /// is set]
     #[arg(value_parser = clap::value_parser!(u8).range(1..=3))]
     which: Option<u8>,
 }
 
-/// Runs them; the last line on stdout is `P passed, F failed`.
+/// Runs the tests; the last line on stdout is `P passed, F failed`.
 pub(crate) fn run(root: &Path, args: &HostsTestArgs) -> anyhow::Result<ExitCode> {
-    let programs = programs_folder()?;
+    let programs = programs_directory()?;
     let numbers = numbers(args.which, programs.is_some())?;
     let (mut passed, mut failed) = (0, 0);
     for (number, name) in (1..).zip(TESTS) {
@@ -46,23 +47,25 @@ pub(crate) fn run(root: &Path, args: &HostsTestArgs) -> anyhow::Result<ExitCode>
     Ok(if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The folder with programs of Kubernetes, as tests find it from their own folder.
-fn programs_folder() -> anyhow::Result<Option<PathBuf>> {
-    let Some(folder) = env::var_os(PROGRAMS_FOLDER).filter(|folder| !folder.is_empty()) else {
+/// The directory with Kubernetes programs, as an absolute path because tests run in their own
+/// directory.
+fn programs_directory() -> anyhow::Result<Option<PathBuf>> {
+    let Some(directory) = env::var_os(PROGRAMS_DIRECTORY).filter(|directory| !directory.is_empty())
+    else {
         return Ok(None);
     };
-    let folder = std::path::absolute(&folder);
-    let folder = folder.with_context(|| format!("{PROGRAMS_FOLDER} is no path"))?;
-    Ok(Some(folder))
+    let directory = std::path::absolute(&directory);
+    let directory = directory.with_context(|| format!("{PROGRAMS_DIRECTORY} is no path"))?;
+    Ok(Some(directory))
 }
 
-/// Which tests run.
+/// The tests to run.
 fn numbers(which: Option<u8>, programs: bool) -> anyhow::Result<Vec<u8>> {
     match which {
         Some(KUBERNETES) if !programs => bail!(
-            "test 3 needs {PROGRAMS_FOLDER}: a folder with two folders called by version, such as \
+            "test 3 needs {PROGRAMS_DIRECTORY}: a directory with two directories called by version, such as \
              v1.34.10 and v1.35.8, each with kubeadm, kubelet, kubectl, kube-apiserver, \
-             kube-controller-manager and kube-scheduler; `{PROGRAMS_FOLDER}=$(cargo xtask hosts \
+             kube-controller-manager and kube-scheduler; `{PROGRAMS_DIRECTORY}=$(cargo xtask hosts \
              build)` makes them, once, in half an hour"
         ),
         Some(number) => Ok(vec![number]),
@@ -71,8 +74,8 @@ fn numbers(which: Option<u8>, programs: bool) -> anyhow::Result<Vec<u8>> {
     }
 }
 
-/// How a test and its agent are built. The third measures time on a machine that it shares with
-/// controllers and the model of Cluster API: none of them should take much of it.
+/// The build profile of a test and its agent. The third test measures time on a machine that it
+/// shares with controllers and the model of Cluster API, which must not use much of the CPU.
 fn profile(number: u8) -> &'static str {
     if number == KUBERNETES { "ship" } else { "dev" }
 }
@@ -89,18 +92,18 @@ fn call_cargo(root: &Path, arguments: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs one test program and passes on what it says; how many passed and failed.
+/// Runs one test program and passes its output on; returns the counts of passed and failed tests.
 fn test(
     root: &Path,
     name: &str,
     profile: &str,
     programs: Option<&Path>,
 ) -> anyhow::Result<(u32, u32)> {
-    // The agent of these hosts, beside the test that looks for it there.
+    // The agent of these hosts, next to the test, which looks for it there.
     call_cargo(root, &["build", "--package", "refit-agent", "--profile", profile])?;
     let mut child = cargo::command(root)
-        .envs(programs.map(|folder| (PROGRAMS_FOLDER, folder)))
-        // From the whole workspace, so that features unify as in earlier builds.
+        .envs(programs.map(|directory| (PROGRAMS_DIRECTORY, directory)))
+        // From the whole workspace, so that features are unified as in earlier builds.
         .args(["test", "--workspace", "--features", "lab-hosts/real"])
         .args(["--profile", profile, "--test", name, "--", "--nocapture"])
         .stdout(Stdio::piped())
@@ -114,7 +117,7 @@ fn test(
         writeln!(std::io::stderr(), "{line}").context("stderr is closed")?;
     }
     let status = child.wait().context("the test cannot be waited for")?;
-    // Without a summary it never came to its tests; what it left behind is a failure, too.
+    // Without a summary the tests never ran. What a test leaves behind is a failure too.
     Ok(match counts {
         Some((passed, failed)) if status.success() || failed > 0 => (passed, failed),
         Some((passed, _)) => (passed, 1),
@@ -135,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn real_kubernetes_is_tested_where_its_programs_are_and_asked_for_by_name() {
+    fn the_kubernetes_test_requires_its_programs() {
         assert_eq!(numbers(None, false).unwrap(), [1, 2]);
         assert_eq!(numbers(None, true).unwrap(), [1, 2, 3]);
         assert_eq!(numbers(Some(2), true).unwrap(), [2]);

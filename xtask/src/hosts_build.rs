@@ -1,5 +1,5 @@
 //! Builds real kubeadm, kubelet and the rest of Kubernetes from its Go module, for the tests that
-//! upgrade real hosts: one folder per version, as `REFIT_K8S_BIN` expects them.
+//! upgrade real hosts: one directory per version, as `REFIT_K8S_BIN` expects them.
 
 use std::{
     fs,
@@ -12,9 +12,9 @@ use clap::Args;
 
 use crate::go::{self, Module};
 
-/// The module that the programs are made of.
+/// The Go module of the programs.
 const MODULE: &str = "k8s.io/kubernetes";
-/// What a host, or an image of a control plane, holds.
+/// The programs of a host or of a control plane image.
 const PROGRAMS: [&str; 6] = [
     "kubeadm",
     "kubectl",
@@ -23,10 +23,10 @@ const PROGRAMS: [&str; 6] = [
     "kube-controller-manager",
     "kube-scheduler",
 ];
-/// Packages that tell the programs their version.
+/// Packages with the version variables of the programs.
 const STAMPED: [&str; 2] = ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"];
 
-/// Which versions are built.
+/// The versions to build.
 #[derive(Args)]
 pub(crate) struct HostsBuildArgs {
     /// Versions such as v1.34 or v1.34.10; by default every one of lab/hosts/go.
@@ -34,7 +34,7 @@ pub(crate) struct HostsBuildArgs {
     versions: Vec<String>,
 }
 
-/// Builds what is missing and prints the folder that holds one folder per version.
+/// Builds missing programs and prints the directory that contains one directory per version.
 pub(crate) fn run(root: &Path, args: &HostsBuildArgs) -> anyhow::Result<ExitCode> {
     let home = build(root, &args.versions)?;
     #[expect(clippy::print_stdout, reason = "the result of the task")]
@@ -44,7 +44,7 @@ pub(crate) fn run(root: &Path, args: &HostsBuildArgs) -> anyhow::Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-/// Builds what is missing of these versions, or of all; the folder that holds them.
+/// Builds the missing programs of these versions, or of all; returns their directory.
 fn build(root: &Path, wanted: &[String]) -> anyhow::Result<PathBuf> {
     let modules = modules(&root.join("lab/hosts/go"))?;
     let mut versions = Vec::new();
@@ -60,8 +60,8 @@ fn build(root: &Path, wanted: &[String]) -> anyhow::Result<PathBuf> {
             known.join(" and ")
         );
     }
-    // One folder holds them all, whatever newer toolchain a module asks for: what is installed and
-    // go.mod decide that alone.
+    // One directory contains them all, even if a module requires a newer toolchain: the directory
+    // depends only on the installed toolchain and go.mod.
     let home = go::cache()?.join(format!("hosts/{}", go::toolchain(root)?));
     for (version, module) in versions {
         if wanted.is_empty() || wanted.iter().any(|wanted| is(version, wanted)) {
@@ -71,28 +71,30 @@ fn build(root: &Path, wanted: &[String]) -> anyhow::Result<PathBuf> {
     Ok(home)
 }
 
-/// Whether a version is the one that is asked for: `v1.34.10` is `v1.34` too.
+/// Whether a version matches the wanted one: `v1.34.10` matches `v1.34`.
 fn is(version: &str, wanted: &str) -> bool {
     version.strip_prefix(wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// The modules of the tree, one per line of Kubernetes, in the order of their folders.
+/// The modules of the tree, one per minor version of Kubernetes, in the order of their directories.
 fn modules(go: &Path) -> anyhow::Result<Vec<Module>> {
     let entries = fs::read_dir(go).with_context(|| format!("{} cannot be read", go.display()))?;
-    let mut folders = Vec::new();
+    let mut directories = Vec::new();
     for entry in entries {
         let entry = entry.with_context(|| format!("{} cannot be read", go.display()))?;
-        folders.push(entry.path());
+        directories.push(entry.path());
     }
-    folders.sort();
-    folders.into_iter().map(Module::read).collect()
+    directories.sort();
+    directories.into_iter().map(Module::read).collect()
 }
 
 fn programs(module: &Module, version: &str, home: &Path) -> anyhow::Result<()> {
-    go::folder_once(home, |partial| {
+    go::directory_once(home, |partial| {
         let flags = go::stamps(&STAMPED, version);
         for program in PROGRAMS {
-            go::tell(&format!("building {program} {version}: this takes some minutes, once"))?;
+            go::print_progress(&format!(
+                "building {program} {version}: this takes some minutes, once"
+            ))?;
             module.build(&format!("{MODULE}/cmd/{program}"), &flags, &partial.join(program))?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Builds a current kubectl from its Go module, once per version, into the cache.
+//! Builds a current kubectl from its Go module into the cache, once per version.
 
 use std::{
     fs,
@@ -10,12 +10,12 @@ use anyhow::Context as _;
 
 use crate::go::{self, Module};
 
-/// The module that kubectl is made of.
+/// The Go module of kubectl.
 const MODULE: &str = "k8s.io/kubectl";
-/// Packages that tell kubectl its version.
+/// Packages with the version variables of kubectl.
 const STAMPED: [&str; 2] = ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"];
 
-/// Prints the path of kubectl, after building it where it is not there yet.
+/// Builds kubectl if it is missing, and prints its path.
 pub(crate) fn run(root: &Path) -> anyhow::Result<ExitCode> {
     let path = build(root)?;
     #[expect(clippy::print_stdout, reason = "the result of the task")]
@@ -25,7 +25,7 @@ pub(crate) fn run(root: &Path) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The path of kubectl, which is built where it is not there yet.
+/// Builds kubectl if it is missing, and returns its path.
 pub(crate) fn build(root: &Path) -> anyhow::Result<PathBuf> {
     let module = Module::read(root.join("tools/kubectl"))?;
     let version = module.version_of(MODULE)?;
@@ -33,7 +33,7 @@ pub(crate) fn build(root: &Path) -> anyhow::Result<PathBuf> {
     let home = go::cache()?.join(format!("kubectl/{version}-{toolchain}"));
     let path = home.join("kubectl");
     if !path.is_file() {
-        go::tell(&format!(
+        go::print_progress(&format!(
             "building kubectl {version} with {toolchain}: this takes some minutes, once"
         ))?;
         fs::create_dir_all(&home).with_context(|| format!("{} cannot be made", home.display()))?;
@@ -42,7 +42,7 @@ pub(crate) fn build(root: &Path) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// The release of Kubernetes that a module of its libraries belongs to: `v0.35.1` is `v1.35.1`.
+/// The Kubernetes release of a library module: `v0.35.1` is `v1.35.1`.
 fn release(version: &str) -> String {
     format!("v1.{}", version.trim_start_matches("v0."))
 }

@@ -17,11 +17,10 @@ mod package;
 mod sweep;
 mod testbed;
 
-/// A sweep is thousands of short lives of the same world: a fifth of it is this allocator's gain.
+/// A sweep runs thousands of short simulations: this allocator saves a fifth of the time.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// What can be done.
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Generates what is generated and runs what takes long")]
 struct Args {
@@ -31,41 +30,40 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Writes the CustomResourceDefinitions of refit.dev to deploy/crds/.
+    /// Write the CustomResourceDefinitions of refit.dev to deploy/crds/.
     Crds {
-        /// Only says whether they are up to date.
+        /// Only check whether they are up to date.
         #[arg(long)]
         check: bool,
     },
-    /// Replays upstream's rollout logs; the last line is `N goldens, F failed`.
+    /// Replay upstream's rollout logs; the last line is `N goldens, F failed`.
     Goldens(goldens::GoldensArgs),
-    /// Builds the kubectl of tools/kubectl into the cache and prints its path.
+    /// Build the kubectl of tools/kubectl into the cache and print its path.
     Kubectl,
-    /// Writes docs/cli.md from the command line's own definition.
+    /// Write docs/cli.md from the command line's own definition.
     Docs {
-        /// Only says whether it is up to date.
+        /// Only check whether it is up to date.
         #[arg(long)]
         check: bool,
     },
-    /// Hosts with real systemd and kubeadm, for tests.
+    /// Build and test hosts with real systemd and kubeadm.
     #[command(subcommand)]
     Hosts(HostsTask),
-    /// The test bed of a real kube-apiserver and real Cluster API: lab/testbed/README.md.
+    /// Run the test bed of a real kube-apiserver and real Cluster API: lab/testbed/README.md.
     #[command(subcommand)]
     Testbed(testbed::TestbedTask),
-    /// Builds the agent as .deb and .rpm and prints where they are.
+    /// Build the agent as .deb and .rpm and print their paths.
     Package(package::PackageArgs),
-    /// Kills every process at every effect of a demo run and looks whether the end is the same.
+    /// Kill every process at every effect of a demo run and check that the final state is the same.
     Sweep(sweep::SweepArgs),
 }
 
-/// What can be done for real hosts.
 #[derive(Subcommand)]
 enum HostsTask {
-    /// Builds kubeadm, kubelet and the rest of Kubernetes that are not in the cache yet and prints
-    /// the folder for `REFIT_K8S_BIN`.
+    /// Build missing kubeadm, kubelet and other Kubernetes programs into the cache and print the
+    /// directory for `REFIT_K8S_BIN`.
     Build(hosts_build::HostsBuildArgs),
-    /// Boots hosts and upgrades them with the real agent: the whole transaction, power cuts.
+    /// Boot hosts and upgrade them with the real agent: the whole transaction, power cuts.
     Test(hosts::HostsTestArgs),
 }
 

@@ -1,7 +1,7 @@
-//! The agent as .deb and .rpm. The same program and time make the same bytes.
+//! Builds the agent as .deb and .rpm. The same program and time produce the same bytes.
 //!
-//! What goes into them stands in deploy/agent: the unit, its settings, the scripts that enable and
-//! restart it. The program is stripped; which C library it needs is read from it.
+//! The content is in deploy/agent: the unit, its settings, the scripts that enable and restart it.
+//! The program is stripped; the required C library is read from it.
 
 use std::{
     env, fs,
@@ -21,18 +21,17 @@ const DESCRIPTION: &str = "The host side of Refit: takes the steps of this node'
     (packages, kubeadm, kubelet, OS image, reboot) as far as the controller lets it go, and reports.";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What can be chosen.
+/// Options of the task.
 #[derive(clap::Args)]
 pub(crate) struct PackageArgs {
-    /// Folder for the packages [default: target/packages].
-    #[arg(long, value_name = "FOLDER")]
+    /// Write the packages to this directory [default: target/packages].
+    #[arg(long, value_name = "DIRECTORY")]
     out: Option<PathBuf>,
-    /// A program that is there already [default: this checkout, built small by profile `dist`].
+    /// Package this existing program [default: this checkout, built small by profile `dist`].
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
 }
 
-/// One file of a package.
 struct Item {
     path: &'static str,
     content: Vec<u8>,
@@ -40,17 +39,17 @@ struct Item {
     config: bool,
 }
 
-/// What both packages are made of.
+/// The content of both packages.
 struct Agent {
     items: Vec<Item>,
     machine: Machine,
-    /// The newest version of the C library that it asks for.
+    /// The newest version of the C library that the program requires.
     glibc: String,
-    /// Seconds since 1970.
+    /// Time of the files, in seconds since 1970.
     time: u32,
 }
 
-/// A processor, as packages call it.
+/// A processor architecture, with its names in packages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Machine {
     deb: &'static str,
@@ -86,7 +85,7 @@ fn build(root: &Path) -> anyhow::Result<PathBuf> {
     Ok(target(root).join("dist").join(NAME))
 }
 
-/// The program without symbols, which nobody needs on a host.
+/// The program without symbols, which are not needed on a host.
 fn stripped(program: &Path, out: &Path) -> anyhow::Result<Vec<u8>> {
     let copy = out.join(format!(".{NAME}"));
     let mut strip = Command::new("strip");
@@ -120,7 +119,7 @@ fn agent(root: &Path, program: &[u8]) -> anyhow::Result<Agent> {
     Ok(Agent { items, machine: machine(program)?, glibc: glibc(program), time: time(root)? })
 }
 
-/// The time that files and packages carry.
+/// The timestamp of files and packages.
 fn time(root: &Path) -> anyhow::Result<u32> {
     let text = if let Ok(text) = env::var("SOURCE_DATE_EPOCH") {
         text
@@ -137,7 +136,7 @@ fn time(root: &Path) -> anyhow::Result<u32> {
     })
 }
 
-/// The processor that an ELF file is for.
+/// The processor architecture of an ELF file.
 fn machine(program: &[u8]) -> anyhow::Result<Machine> {
     let header = program.get(..20).filter(|head| head.starts_with(b"\x7fELF"));
     match header.and_then(|head| head.get(18..20)) {
@@ -150,7 +149,7 @@ fn machine(program: &[u8]) -> anyhow::Result<Machine> {
     }
 }
 
-/// The newest version of glibc that a program names; empty where it needs none.
+/// The newest version of glibc that a program requires; empty if it requires none.
 fn glibc(program: &[u8]) -> String {
     const MARK: &[u8] = b"GLIBC_2.";
     let found = program.windows(MARK.len()).enumerate().filter_map(|(at, window)| {
@@ -162,7 +161,7 @@ fn glibc(program: &[u8]) -> String {
     found.max().map_or_else(String::new, |minor| format!("2.{minor}"))
 }
 
-/// A package of Debian, by dpkg-deb.
+/// Builds the Debian package with dpkg-deb.
 fn deb(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
     let tree = out.join(".deb");
     if tree.exists() {
@@ -170,8 +169,8 @@ fn deb(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
     }
     let put = |path: &str, content: &[u8], mode: u32| -> anyhow::Result<()> {
         let path = tree.join(path.trim_start_matches('/'));
-        let folder = path.parent().unwrap_or(&tree);
-        fs::create_dir_all(folder)
+        let directory = path.parent().unwrap_or(&tree);
+        fs::create_dir_all(directory)
             .and_then(|()| fs::write(&path, content))
             .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(mode)))
             .with_context(|| format!("{} cannot be written", path.display()))
@@ -182,7 +181,7 @@ fn deb(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
     put("DEBIAN/control", control(agent).as_bytes(), 0o644)?;
     let configs = agent.items.iter().filter(|item| item.config);
     let mut configs: Vec<&str> = configs.map(|item| item.path).collect();
-    // The file ends with a line feed, or dpkg refuses it.
+    // The file must end with a line feed; otherwise dpkg rejects it.
     configs.push("");
     put("DEBIAN/conffiles", configs.join("\n").as_bytes(), 0o644)?;
     for script in ["postinst", "prerm", "postrm"] {
@@ -190,10 +189,10 @@ fn deb(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
             .with_context(|| format!("deploy/agent/package/{script} cannot be read"))?;
         put(&format!("DEBIAN/{script}"), &content, 0o755)?;
     }
-    // Folders take the umask of whoever builds: that must not show.
-    for folder in folders(&tree)? {
-        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755))
-            .with_context(|| format!("{} cannot be opened", folder.display()))?;
+    // New directories depend on the umask; set a fixed mode.
+    for directory in directories(&tree)? {
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o755))
+            .with_context(|| format!("{} cannot be opened", directory.display()))?;
     }
     let path = out.join(format!("{NAME}_{VERSION}-1_{}.deb", agent.machine.deb));
     let mut pack = Command::new("dpkg-deb");
@@ -206,14 +205,14 @@ fn deb(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-fn folders(tree: &Path) -> anyhow::Result<Vec<PathBuf>> {
+fn directories(tree: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = vec![tree.to_owned()];
     let entries =
         fs::read_dir(tree).with_context(|| format!("{} is unreadable", tree.display()))?;
     for entry in entries {
         let path = entry?.path();
         if path.is_dir() {
-            found.extend(folders(&path)?);
+            found.extend(directories(&path)?);
         }
     }
     Ok(found)
@@ -234,7 +233,7 @@ fn control(agent: &Agent) -> String {
     )
 }
 
-/// A package of rpm.
+/// Builds the rpm package.
 fn rpm(root: &Path, agent: &Agent, out: &Path) -> anyhow::Result<PathBuf> {
     let script = |name: &str| {
         fs::read_to_string(root.join("deploy/agent/package").join(name))
@@ -330,8 +329,9 @@ mod tests {
         assert!(agent.items.iter().any(|item| Some(item.path) == start));
     }
 
-    /// Runs a maintainer script on a host of its own, and says what it told systemd.
-    fn told(root: &Path, script: &str, arguments: &[&str]) -> Vec<String> {
+    /// Runs a maintainer script on a simulated host, and returns its enable and disable calls to
+    /// systemd.
+    fn systemctl_calls(root: &Path, script: &str, arguments: &[&str]) -> Vec<String> {
         use std::os::unix::fs::PermissionsExt as _;
         let (bin, log) = (root.join("bin"), root.join("log"));
         fs::create_dir_all(&bin).unwrap();
@@ -358,17 +358,17 @@ mod tests {
     }
 
     #[test]
-    fn a_package_that_was_removed_runs_again_once_it_is_installed_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path();
-        assert_eq!(told(root, "postinst", &["configure", ""]), ["enable"]);
-        assert!(told(root, "prerm", &["upgrade", "2"]).is_empty());
-        assert!(told(root, "postinst", &["configure", "1"]).is_empty(), "an upgrade");
-        assert_eq!(told(root, "prerm", &["remove"]), ["disable"]);
-        assert_eq!(told(root, "postinst", &["configure", "1"]), ["enable"]);
-        // Whoever has switched it off finds it off again.
+    fn a_reinstalled_package_is_enabled_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        assert_eq!(systemctl_calls(root, "postinst", &["configure", ""]), ["enable"]);
+        assert!(systemctl_calls(root, "prerm", &["upgrade", "2"]).is_empty());
+        assert!(systemctl_calls(root, "postinst", &["configure", "1"]).is_empty(), "an upgrade");
+        assert_eq!(systemctl_calls(root, "prerm", &["remove"]), ["disable"]);
+        assert_eq!(systemctl_calls(root, "postinst", &["configure", "1"]), ["enable"]);
+        // A service that the administrator disabled stays disabled.
         fs::remove_file(root.join("log.on")).unwrap();
-        assert_eq!(told(root, "prerm", &["remove"]), ["disable"]);
-        assert!(told(root, "postinst", &["configure", "1"]).is_empty());
+        assert_eq!(systemctl_calls(root, "prerm", &["remove"]), ["disable"]);
+        assert!(systemctl_calls(root, "postinst", &["configure", "1"]).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask sweep demo`: every process dies at every effect.
+//! `cargo xtask sweep demo`: kills every process at every effect.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,28 +14,28 @@ use lab_world::{
 
 use crate::cargo;
 
-/// How a sweep is asked for.
+/// Options of a sweep.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SweepArgs {
-    /// What is swept.
+    /// Select the scenario to sweep.
     #[arg(value_parser = ["demo", "replicas"], default_value = "demo")]
     scenario: String,
     /// Run only this many points, evenly spread.
     #[arg(long, value_name = "K")]
     points: Option<usize>,
-    /// Leave one safeguard out: slot, journal, ordinal or, with two replicas, lease. The sweep has
-    /// to find it.
+    /// Leave one safeguard out: slot, journal, ordinal or, with two replicas, lease. The sweep must
+    /// detect it.
     #[arg(long, value_name = "SAFEGUARD")]
     sabotage: Option<Sabotage>,
     /// Continue one point that failed before.
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
-    /// How many threads work.
+    /// Use this many threads.
     #[arg(long, value_name = "T", default_value_t = 2)]
     threads: usize,
 }
 
-/// Sweeps; the exit code says whether something was found.
+/// Runs the sweep; the exit code reports whether it found a problem.
 pub(crate) fn run(root: &Path, args: &SweepArgs) -> anyhow::Result<ExitCode> {
     if cfg!(debug_assertions) {
         return optimised();
@@ -53,17 +53,17 @@ pub(crate) fn run(root: &Path, args: &SweepArgs) -> anyhow::Result<ExitCode> {
         sabotage: args.sabotage,
         points: args.points,
         threads: args.threads,
-        folder: root.join("target/sweep"),
+        directory: root.join("target/sweep"),
         ..SweepOptions::new(manifests.into_iter().map(|m| m.object).collect())
     };
-    let report = sweep(&options, tell)?;
-    say(&report.counts.to_string());
+    let report = sweep(&options, print_event)?;
+    print_result(&report.counts.to_string());
     let failures = report.failures.len();
-    say(&format!("{} points, {failures} failures", report.points));
+    print_result(&format!("{} points, {failures} failures", report.points));
     Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// A sweep does the work of some hundred upgrades: it runs optimised, whatever built this.
+/// Restarts the sweep in an optimised build: it does the work of some hundred upgrades.
 fn optimised() -> anyhow::Result<ExitCode> {
     let status = cargo::command(Path::new("."))
         .args(["run", "--quiet", "--release", "--package", "xtask", "--"])
@@ -77,34 +77,36 @@ fn optimised() -> anyhow::Result<ExitCode> {
 fn again(file: &Path) -> anyhow::Result<ExitCode> {
     let (point, problems) = continue_from(file)?;
     if problems.is_empty() {
-        say(&format!("{point}: nothing is wrong any more"));
+        print_result(&format!("{point}: nothing is wrong any more"));
         return Ok(ExitCode::SUCCESS);
     }
     let failure = Failure { point, problems, file: None };
-    say(&failure.to_string());
+    print_result(&failure.to_string());
     Ok(ExitCode::FAILURE)
 }
 
-fn tell(event: &Event<'_>) {
+fn print_event(event: &Event<'_>) {
     match event {
-        Event::Recorded { counts, points } => note(&format!("{counts}; {points} points to run")),
+        Event::Recorded { counts, points } => {
+            print_progress(&format!("{counts}; {points} points to run"))
+        }
         Event::Point { done, points, failure } => {
             if let Some(failure) = failure {
-                note(&format!("FAILED {failure}"));
+                print_progress(&format!("FAILED {failure}"));
             }
             if done % 50 == 0 || done == points {
-                note(&format!("{done} of {points} points"));
+                print_progress(&format!("{done} of {points} points"));
             }
         }
     }
 }
 
 #[expect(clippy::print_stdout, reason = "the result")]
-fn say(line: &str) {
+fn print_result(line: &str) {
     println!("{line}");
 }
 
 #[expect(clippy::print_stderr, reason = "progress")]
-fn note(line: &str) {
+fn print_progress(line: &str) {
     eprintln!("{line}");
 }

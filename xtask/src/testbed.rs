@@ -1,5 +1,5 @@
-//! The test bed of real parts: builds them into the cache, starts and ends a bed by
-//! `refit-testbed`, runs its whole matrix. `lab/testbed/README.md` says where things lie.
+//! The test bed of real components: builds them into the cache, starts and stops a bed with
+//! `refit-testbed`, runs its whole matrix. `lab/testbed/README.md` lists the locations.
 
 use std::{
     collections::BTreeMap,
@@ -20,42 +20,43 @@ use crate::{
     kubectl,
 };
 
-/// The module of the managers.
+/// The Go module of the managers.
 const CLUSTER_API: &str = "sigs.k8s.io/cluster-api";
-/// The module of the infrastructure provider with the in-memory backend.
+/// The Go module of the infrastructure provider with the in-memory backend.
 const CLUSTER_API_TEST: &str = "sigs.k8s.io/cluster-api/test";
-/// The module of the API server.
+/// The Go module of the API server.
 const KUBERNETES: &str = "k8s.io/kubernetes";
-/// Where lines of Cluster API differ: the core manager has a package of its own since v1.14.
+/// Package of the core manager since v1.14. In earlier versions it is the module's root package.
 const CORE: &str = "sigs.k8s.io/cluster-api/core";
-/// Packages that tell the API server its version; Cluster API's managers ask for it.
+/// Packages with the version variables of the API server; Cluster API's managers read the version.
 const API_SERVER_STAMPED: [&str; 2] =
     ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"];
-/// The package that tells the managers theirs.
+/// The package with the version variables of the managers.
 const MANAGER_STAMPED: [&str; 1] = ["sigs.k8s.io/cluster-api/version"];
 
-/// What can be done with the test bed.
+/// Tasks of the test bed.
 #[derive(Subcommand)]
 pub(crate) enum TestbedTask {
-    /// Builds the parts that are not in the cache yet and prints where they are, as JSON.
+    /// Build missing components into the cache and print their locations as JSON.
     Build {
-        /// Only these lines of Cluster API, such as v1.14; by default every line of lab/testbed/go.
+        /// Build only these minor versions of Cluster API, such as v1.14; by default all of
+        /// lab/testbed/go.
         #[arg(long, value_name = "LINE")]
         capi: Vec<String>,
     },
-    /// Builds what is missing and starts a bed that stays until Ctrl-C or `down`.
+    /// Build missing components and start a bed that runs until Ctrl-C or `down`.
     Up {
-        /// The line of Cluster API.
+        /// Use this minor version of Cluster API.
         #[arg(long, value_name = "LINE", default_value = "v1.14")]
         capi: String,
     },
-    /// Ends the beds that `up` started.
+    /// Stop the beds that `up` started.
     Down,
-    /// Builds everything and runs the whole test matrix.
+    /// Build everything and run the whole test matrix.
     All,
 }
 
-/// Where the parts are: the line of JSON that `build` prints.
+/// Locations of the components: the line of JSON that `build` prints.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Parts {
@@ -81,10 +82,10 @@ struct Versioned {
 struct ClusterApi {
     version: String,
     infrastructure_version: String,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
-/// Does one of the tasks.
+/// Runs a task of the test bed.
 pub(crate) fn run(root: &Path, task: &TestbedTask) -> anyhow::Result<ExitCode> {
     match task {
         TestbedTask::Build { capi } => {
@@ -107,15 +108,15 @@ pub(crate) fn run(root: &Path, task: &TestbedTask) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Becomes the program of the test bed's own crate, by way of cargo, so that Ctrl-C reaches it and
-/// nobody in between dies first.
+/// Replaces this process with the test bed's program by way of cargo, so that Ctrl-C reaches it and
+/// no process in between dies first.
 fn bed(root: &Path, args: &[&str]) -> anyhow::Result<ExitCode> {
     let run = ["run", "-p", "lab-testbed", "--features", "real", "--"];
     let error = cargo::command(root).args(run).args(args).exec();
     Err(error).context("cargo cannot be run")
 }
 
-/// Runs every flow on every line; the last line on stdout is the result.
+/// Runs every flow for every minor version of Cluster API; the last line on stdout is the result.
 #[expect(clippy::print_stdout, reason = "the output of the tests, and the result of the task")]
 fn all(root: &Path) -> anyhow::Result<ExitCode> {
     let tests = ["test", "--workspace", "--features", "lab-testbed/all", "--no-fail-fast"];
@@ -126,41 +127,41 @@ fn all(root: &Path) -> anyhow::Result<ExitCode> {
     for line in child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines()) {
         let line = line.context("the output of the tests cannot be read")?;
         println!("{line}");
-        outcome.hear(&line);
+        outcome.read_line(&line);
     }
     let status = child.wait().context("cargo cannot be waited for")?;
-    println!("{}", outcome.tell(status.success()));
+    println!("{}", outcome.summary(status.success()));
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What the tests of all lines came to.
+/// Test results of all minor versions.
 #[derive(Default)]
 struct FlowCounts {
-    /// Flows that ended well, by line.
+    /// Successful flows, by minor version.
     passed: BTreeMap<String, usize>,
     failed: Vec<String>,
 }
 
 impl FlowCounts {
-    /// Takes in a line of a test's output.
-    fn hear(&mut self, line: &str) {
+    /// Parses one line of a test's output.
+    fn read_line(&mut self, line: &str) {
         let words: Vec<&str> = line.split_whitespace().collect();
         let ["test", name, "...", how] = words[..] else {
             return;
         };
         if how == "ok" {
-            let of = name.split_once("::").filter(|(of, _)| of.starts_with('v'));
-            let of = of.map_or("beside the flows", |(of, _)| of);
-            *self.passed.entry(of.to_owned()).or_default() += 1;
+            let version = name.split_once("::").filter(|(version, _)| version.starts_with('v'));
+            let version = version.map_or("beside the flows", |(version, _)| version);
+            *self.passed.entry(version.to_owned()).or_default() += 1;
         } else {
             self.failed.push(name.to_owned());
         }
     }
 
-    /// All of it in one line.
-    fn tell(&self, good: bool) -> String {
+    /// The result in one line.
+    fn summary(&self, good: bool) -> String {
         let passed: Vec<String> =
-            self.passed.iter().map(|(of, count)| format!("{of} {count}")).collect();
+            self.passed.iter().map(|(version, count)| format!("{version} {count}")).collect();
         let passed = format!("passed: {}", passed.join(", "));
         match (good, &self.failed[..]) {
             (true, _) => format!("testbed all: ok; {passed}"),
@@ -170,7 +171,7 @@ impl FlowCounts {
     }
 }
 
-/// Builds what is missing; the line that says where everything is.
+/// Builds missing components; returns the line of JSON with their locations.
 fn build(root: &Path, wanted: &[String]) -> anyhow::Result<String> {
     let lines = lines(&root.join("lab/testbed/go"))?;
     if let Some(unknown) = wanted.iter().find(|line| !lines.contains_key(*line)) {
@@ -180,15 +181,15 @@ fn build(root: &Path, wanted: &[String]) -> anyhow::Result<String> {
             known.join(" and ")
         );
     }
-    // Before the long builds: whoever must install it wants to know now.
+    // Before the long builds: a missing etcd is reported immediately.
     let etcd = etcd()?;
     let cache = go::cache()?.join("testbed");
     let kubectl = kubectl::build(root)?;
     let kube_apiserver = api_server(root, &cache)?;
     let mut cluster_api = BTreeMap::new();
-    for (line, folder) in lines {
+    for (line, directory) in lines {
         let asked = wanted.is_empty() || wanted.contains(&line);
-        if let Some(parts) = managers(&line, folder, &cache, asked)? {
+        if let Some(parts) = managers(&line, directory, &cache, asked)? {
             cluster_api.insert(line, parts);
         }
     }
@@ -207,7 +208,7 @@ fn build(root: &Path, wanted: &[String]) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// The lines of Cluster API that have a module: `v1.14` and its folder.
+/// The minor versions of Cluster API that have a module: `v1.14` and its directory.
 fn lines(go: &Path) -> anyhow::Result<BTreeMap<String, PathBuf>> {
     let entries = fs::read_dir(go).with_context(|| format!("{} cannot be read", go.display()))?;
     let mut lines = BTreeMap::new();
@@ -220,14 +221,18 @@ fn lines(go: &Path) -> anyhow::Result<BTreeMap<String, PathBuf>> {
     Ok(lines)
 }
 
-/// etcd is the distribution's: nothing that we depend on changes between its versions.
+/// etcd comes from the distribution: no behaviour that Refit depends on changes between its
+/// versions.
 fn etcd() -> anyhow::Result<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    env::split_paths(&path).map(|folder| folder.join("etcd")).find(|file| file.is_file()).context(
-        "etcd is not on the PATH: install it (on Debian and Ubuntu `apt-get install \
+    env::split_paths(&path)
+        .map(|directory| directory.join("etcd"))
+        .find(|file| file.is_file())
+        .context(
+            "etcd is not on the PATH: install it (on Debian and Ubuntu `apt-get install \
              etcd-server`, then `systemctl disable --now etcd` where systemd runs: the bed starts \
              its own)",
-    )
+        )
 }
 
 fn api_server(root: &Path, cache: &Path) -> anyhow::Result<Versioned> {
@@ -235,8 +240,8 @@ fn api_server(root: &Path, cache: &Path) -> anyhow::Result<Versioned> {
     let version = module.version_of(KUBERNETES)?;
     let toolchain = module.toolchain()?;
     let home = cache.join(format!("apiserver-{version}-{toolchain}"));
-    go::folder_once(&home, |partial| {
-        go::tell(&format!(
+    go::directory_once(&home, |partial| {
+        go::print_progress(&format!(
             "building kube-apiserver {version} with {toolchain}: this takes many minutes, once"
         ))?;
         let flags = go::stamps(&API_SERVER_STAMPED, version);
@@ -245,14 +250,14 @@ fn api_server(root: &Path, cache: &Path) -> anyhow::Result<Versioned> {
     Ok(Versioned { version: version.to_owned(), path: home.join("kube-apiserver") })
 }
 
-/// The managers of one line; `None` where they are neither there nor asked for.
+/// The managers of one minor version; `None` if they are neither built nor requested.
 fn managers(
     line: &str,
-    folder: PathBuf,
+    directory: PathBuf,
     cache: &Path,
     asked: bool,
 ) -> anyhow::Result<Option<ClusterApi>> {
-    let module = Module::read(folder)?;
+    let module = Module::read(directory)?;
     let version = module.version_of(CLUSTER_API)?;
     let toolchain = module.toolchain()?;
     let infrastructure = module.version_of(CLUSTER_API_TEST)?;
@@ -260,7 +265,7 @@ fn managers(
     if !asked && !home.is_dir() {
         return Ok(None);
     }
-    go::folder_once(&home, |partial| {
+    go::directory_once(&home, |partial| {
         let core = if module.has_tool(CORE) { CORE } else { CLUSTER_API };
         for (name, package) in [
             ("core", core.to_owned()),
@@ -268,7 +273,7 @@ fn managers(
             ("control-plane", format!("{CLUSTER_API}/controlplane/kubeadm")),
             ("infrastructure", format!("{CLUSTER_API_TEST}/infrastructure/docker")),
         ] {
-            go::tell(&format!(
+            go::print_progress(&format!(
                 "building Cluster API's {name} manager {version} with {toolchain}: once"
             ))?;
             let flags = go::stamps(&MANAGER_STAMPED, version);
@@ -280,12 +285,12 @@ fn managers(
     Ok(Some(ClusterApi {
         version: version.to_owned(),
         infrastructure_version: infrastructure.to_owned(),
-        folder: home,
+        directory: home,
     }))
 }
 
-/// Puts a manager's CRDs and webhook configurations beside it, so that no later run needs the
-/// sources.
+/// Copies a manager's CRDs and webhook configurations next to it, so that later runs do not need
+/// the sources.
 fn copy_config(config: &Path, home: &Path, name: &str) -> anyhow::Result<()> {
     let crds = home.join("crds").join(name);
     let webhooks = home.join("webhooks");
@@ -306,7 +311,7 @@ fn copy_config(config: &Path, home: &Path, name: &str) -> anyhow::Result<()> {
     copy(&config.join("webhook/manifests.yaml"), &webhooks.join(format!("{name}.yaml")))
 }
 
-/// Copies what a file holds, not that the module cache makes it read-only.
+/// Copies the content of a file without its mode: files in the module cache are read-only.
 fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     let bytes = fs::read(from).with_context(|| format!("{} cannot be read", from.display()))?;
     fs::write(to, bytes).with_context(|| format!("{} cannot be written", to.display()))
@@ -319,10 +324,10 @@ mod tests {
     #[test]
     fn every_line_has_managers_and_an_infrastructure_provider() {
         let go = crate::root().join("lab/testbed/go");
-        let lines = lines(&go).expect("the folder is in the tree");
+        let lines = lines(&go).expect("the directory is in the tree");
         assert_eq!(lines.keys().collect::<Vec<_>>(), ["v1.12", "v1.14"]);
-        for (line, folder) in lines {
-            let module = Module::read(folder).expect("go.mod is in the tree");
+        for (line, directory) in lines {
+            let module = Module::read(directory).expect("go.mod is in the tree");
             for name in [CLUSTER_API, CLUSTER_API_TEST] {
                 let version = module.version_of(name).expect("it is required");
                 assert!(
@@ -336,15 +341,15 @@ mod tests {
     #[test]
     fn the_core_manager_has_its_own_package_since_v1_14() {
         for (line, own) in [("v1.12", false), ("v1.14", true)] {
-            let folder = crate::root().join(format!("lab/testbed/go/capi-{line}"));
-            let module = Module::read(folder).expect("go.mod is in the tree");
+            let directory = crate::root().join(format!("lab/testbed/go/capi-{line}"));
+            let module = Module::read(directory).expect("go.mod is in the tree");
             assert_eq!(module.has_tool(CORE), own, "{line}");
             assert_eq!(module.has_tool(CLUSTER_API), !own, "{line}");
         }
     }
 
     #[test]
-    fn the_last_line_says_how_many_passed_on_which_line_and_what_failed() {
+    fn the_last_line_counts_passes_and_lists_failures() {
         let mut outcome = FlowCounts::default();
         for line in [
             "running 2 tests",
@@ -353,18 +358,18 @@ mod tests {
             "test v1.14::another   ... ok",
             "test tests::a_unit ... ok",
         ] {
-            outcome.hear(line);
+            outcome.read_line(line);
         }
-        let told = outcome.tell(true);
-        assert_eq!(told, "testbed all: ok; passed: beside the flows 1, v1.12 1, v1.14 2");
-        outcome.hear("test v1.12::a_third ... FAILED");
-        assert!(outcome.tell(false).starts_with("testbed all: FAILED: v1.12::a_third; passed:"));
+        let summary = outcome.summary(true);
+        assert_eq!(summary, "testbed all: ok; passed: beside the flows 1, v1.12 1, v1.14 2");
+        outcome.read_line("test v1.12::a_third ... FAILED");
+        assert!(outcome.summary(false).starts_with("testbed all: FAILED: v1.12::a_third; passed:"));
     }
 
     #[test]
-    fn crds_and_webhooks_are_put_beside_the_managers() {
-        let source = tempfile::tempdir().expect("a temporary folder");
-        let home = tempfile::tempdir().expect("a temporary folder");
+    fn crds_and_webhooks_are_copied_next_to_the_managers() {
+        let source = tempfile::tempdir().expect("a temporary directory");
+        let home = tempfile::tempdir().expect("a temporary directory");
         for (path, text) in [
             ("crd/bases/a.yaml", "a"),
             ("crd/bases/notes.md", "b"),

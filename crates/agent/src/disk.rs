@@ -1,4 +1,4 @@
-//! What survives the process.
+//! Files that outlive the process.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -9,26 +9,27 @@ use std::{
 
 use futures::future::BoxFuture;
 
-/// Files that survive the process once they are synced.
+/// Files that outlive the process once they are synced.
 ///
-/// Paths are names inside the disk's own folder. The methods are futures because a killed process
-/// gets no answer, not an error.
+/// Paths are names inside the disk's own directory. The methods are futures so that a test can stop
+/// at any of them: a killed process gets no result at all, not an error.
 pub trait Disk: Send + Sync + 'static {
-    /// The content of a file; `None` if there is none.
+    /// Returns the content of a file, or `None` if there is no such file.
     fn read<'a>(&'a self, path: &'a str) -> BoxFuture<'a, io::Result<Option<Vec<u8>>>>;
-    /// Adds to a file's end. It may be lost until [`Disk::sync`].
+    /// Appends to a file. The bytes may be lost until [`Disk::sync`].
     fn append<'a>(&'a self, path: &'a str, bytes: &'a [u8]) -> BoxFuture<'a, io::Result<()>>;
-    /// Makes what was appended durable, folder entry included. `what` says it in a few words.
+    /// Makes appended bytes durable, directory entry included. `what` describes them in a few
+    /// words.
     ///
-    /// After an error the file may show what never reached the disk, and another sync may call that
-    /// a success: write the content anew by [`Disk::write_atomic`].
+    /// After an error the file may show bytes that never reached the disk, and a second sync may
+    /// still succeed. Write the content again with [`Disk::write_atomic`] instead.
     fn sync<'a>(&'a self, path: &'a str, what: &'a str) -> BoxFuture<'a, io::Result<()>>;
-    /// Makes what another process left in a file durable, though that process may have seen a sync
-    /// of it fail.
+    /// Makes bytes durable that another process left in a file, even if a sync by that process
+    /// failed.
     fn settle<'a>(&'a self, path: &'a str, what: &'a str) -> BoxFuture<'a, io::Result<()>> {
         self.sync(path, what)
     }
-    /// Replaces a file, durably: after a crash it is the old or the new one, never a mix.
+    /// Replaces a file durably: after a crash it is the old or the new one, never a mix.
     fn write_atomic<'a>(
         &'a self,
         path: &'a str,
@@ -37,20 +38,21 @@ pub trait Disk: Send + Sync + 'static {
     ) -> BoxFuture<'a, io::Result<()>>;
 }
 
-/// A folder on a real disk.
+/// A directory on a real disk.
 ///
-/// It blocks: the files are small, and the agent has nothing to do that may run ahead of them.
+/// Its methods block: the files are small, and the agent must not continue before they are written.
 #[derive(Clone, Debug)]
 pub struct RealDisk {
     root: PathBuf,
 }
 
 impl RealDisk {
-    /// Uses `root`, and makes it where it is missing.
+    /// Opens `root`, and creates it if it is missing.
     ///
-    /// A folder that it makes is closed to others, because snapshots hold secrets. One that is there
-    /// is taken as it is, but for one that others may write to: it may be shared, so its rights are
-    /// not ours to change, and whatever is secret in it lies in closed files and folders of its own.
+    /// A directory that this function creates is closed to others, because snapshots hold secrets.
+    /// An existing directory may be shared, so its mode is not changed, and everything secret in it
+    /// is stored in closed files and directories. An existing directory that others may write to is
+    /// an error.
     pub fn open(root: impl Into<PathBuf>) -> io::Result<Self> {
         let root = root.into();
         let missing: Vec<&Path> = root.ancestors().take_while(|path| !path.is_dir()).collect();
@@ -61,16 +63,16 @@ impl RealDisk {
                 fs::create_dir_all(above)?;
             }
             fs::DirBuilder::new().mode(0o700).create(&root)?;
-            // The entry of each new folder is in the one above it.
+            // The entry of each new directory is stored in its parent.
             let above = missing.into_iter().filter_map(Path::parent);
             for parent in above.filter(|path| !path.as_os_str().is_empty()) {
-                sync_folder(parent)?;
+                sync_directory(parent)?;
             }
         }
         Ok(Self { root })
     }
 
-    /// The folder.
+    /// Returns the directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -81,19 +83,19 @@ impl RealDisk {
         file.write_all(bytes)?;
         file.sync_all()?;
         fs::rename(&temporary, self.root.join(path))?;
-        sync_folder(&self.root)
+        sync_directory(&self.root)
     }
 }
 
-/// Options of a file that is made for us alone.
+/// Options of a file that only the agent may read.
 fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.create(true).mode(0o600);
     options
 }
 
-fn refuse_writable_by_others(folder: &Path) -> io::Result<()> {
-    let mode = fs::metadata(folder)?.permissions().mode();
+fn refuse_writable_by_others(directory: &Path) -> io::Result<()> {
+    let mode = fs::metadata(directory)?.permissions().mode();
     if mode & 0o022 == 0 {
         return Ok(());
     }
@@ -101,14 +103,14 @@ fn refuse_writable_by_others(folder: &Path) -> io::Result<()> {
         io::ErrorKind::PermissionDenied,
         format!(
             "others may write to {} (mode {:04o}), and could put words into the journal's mouth; \
-             choose a folder of its own, or close it by chmod go-w",
-            folder.display(),
+             choose a directory of its own, or close it by chmod go-w",
+            directory.display(),
             mode & 0o7777
         ),
     ))
 }
 
-fn sync_folder(path: &Path) -> io::Result<()> {
+fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
@@ -129,9 +131,9 @@ impl Disk for RealDisk {
 
     fn sync<'a>(&'a self, path: &'a str, _: &'a str) -> BoxFuture<'a, io::Result<()>> {
         Box::pin(async move {
-            // fsync is of the file, not of the descriptor that wrote.
+            // fsync applies to the file, not to the descriptor that wrote it.
             File::open(self.root.join(path))?.sync_all()?;
-            sync_folder(&self.root)
+            sync_directory(&self.root)
         })
     }
 
@@ -166,8 +168,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_replaced_file_leaves_no_temporary_one_behind() {
-        let folder = tempfile::tempdir().unwrap();
-        let disk = RealDisk::open(folder.path()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let disk = RealDisk::open(directory.path()).unwrap();
         disk.write_atomic("f", b"1", "").await.unwrap();
         disk.write_atomic("f", b"2", "").await.unwrap();
         let names: Vec<_> =
@@ -180,9 +182,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_it_makes_is_closed_to_others_and_what_was_there_keeps_its_rights() {
-        let folder = tempfile::tempdir().unwrap();
-        let shared = folder.path().join("shared");
+    async fn new_files_are_private_and_existing_ones_keep_their_mode() {
+        let directory = tempfile::tempdir().unwrap();
+        let shared = directory.path().join("shared");
         fs::create_dir(&shared).unwrap();
         fs::set_permissions(&shared, fs::Permissions::from_mode(0o755)).unwrap();
         RealDisk::open(&shared).unwrap();
@@ -197,19 +199,19 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_others_may_write_to_is_refused_with_the_way_out() {
-        let folder = tempfile::tempdir().unwrap();
+    fn a_directory_that_others_may_write_to_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
         let open = fs::Permissions::from_mode(0o777);
-        fs::set_permissions(folder.path(), open).unwrap();
-        let error = RealDisk::open(folder.path()).unwrap_err().to_string();
+        fs::set_permissions(directory.path(), open).unwrap();
+        let error = RealDisk::open(directory.path()).unwrap_err().to_string();
         assert!(error.contains("mode 0777") && error.contains("chmod go-w"), "{error}");
     }
 
     #[tokio::test]
-    async fn what_another_process_left_is_settled_in_a_file_of_its_own() {
+    async fn settling_copies_the_content_into_a_new_file() {
         use std::os::unix::fs::MetadataExt as _;
-        let folder = tempfile::tempdir().unwrap();
-        let disk = RealDisk::open(folder.path()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let disk = RealDisk::open(directory.path()).unwrap();
         disk.settle("f", "").await.unwrap();
         assert_eq!(content(&disk).await, None);
         disk.append("f", b"x").await.unwrap();

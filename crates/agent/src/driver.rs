@@ -1,4 +1,4 @@
-//! Drives the host from the journal: asks the engine what comes next, writes it down, does it.
+//! Drives the host from the journal: gets the next action from the engine, records it, runs it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,9 +21,9 @@ use crate::{
     undo,
 };
 
-/// Wait before a host or a disk that did not answer is tried again.
+/// Delay before a host or a disk that did not respond is tried again.
 const LOCAL_RETRY: Duration = Duration::from_secs(10);
-/// Wait before an ended unit is looked at again.
+/// Delay before an ended unit is checked again.
 const POLL: Duration = Duration::from_secs(1);
 
 /// Drives the host from the journal.
@@ -35,19 +35,17 @@ pub(crate) struct Driver {
     pub(crate) facts: HostFacts,
     /// The unit that this process started last.
     pub(crate) started: String,
-    /// The unit that this process found ended last, and when.
+    /// The last ended unit that this process found, and when it found it.
     pub(crate) ended: Option<(String, tokio::time::Instant)>,
     pub(crate) reports: watch::Sender<Option<HostPlanStatus>>,
     pub(crate) extras: Extras,
-    /// The plan that is not believed.
+    /// The plan that is not trusted.
     pub(crate) refused: Option<Refused>,
 }
 
-/// Why the driver stops for a moment.
+/// Why the driver pauses.
 enum Pause {
-    /// The journal.
     Journal(JournalError),
-    /// The host.
     Host(HostError),
 }
 
@@ -64,13 +62,13 @@ impl From<HostError> for Pause {
 }
 
 impl Driver {
-    /// Drives until it is dropped.
+    /// Runs until it is dropped.
     pub(crate) async fn run(mut self) -> std::convert::Infallible {
         loop {
             let mut journal = match Journal::open(self.disk.clone()).await {
                 Ok(journal) => journal,
                 Err(error) => {
-                    self.suffer(None, &error).await;
+                    self.report_journal_error(None, &error).await;
                     continue;
                 }
             };
@@ -85,7 +83,7 @@ impl Driver {
                         tokio::time::sleep(LOCAL_RETRY).await;
                     }
                     Err(Pause::Journal(error)) => {
-                        self.suffer(Some(&journal), &error).await;
+                        self.report_journal_error(Some(&journal), &error).await;
                         break;
                     }
                 }
@@ -94,7 +92,7 @@ impl Driver {
     }
 
     /// Reports that the journal cannot be used, and waits.
-    async fn suffer(&mut self, journal: Option<&Journal>, error: &JournalError) {
+    async fn report_journal_error(&mut self, journal: Option<&Journal>, error: &JournalError) {
         tracing::warn!(%error, "nothing is done while the journal cannot be used");
         if let Ok(facts) = self.host.facts().await {
             self.facts = facts;
@@ -107,9 +105,10 @@ impl Driver {
     }
 
     async fn step(&mut self, journal: &mut Journal) -> Result<(), Pause> {
-        // Seen from here on, so that a change between this look and the wait ends the wait.
+        // The plan is marked as seen first, so that a change between here and the wait ends the
+        // wait.
         self.plan.mark_seen();
-        let spec = self.believed().await;
+        let spec = self.trusted_spec().await;
         let now = self.clock.now();
         let plan = journal.state().plan.as_ref().map(|plan| plan.id.clone()).unwrap_or_default();
         match engine::next(journal.state(), spec.as_ref(), now) {
@@ -157,8 +156,8 @@ impl Driver {
         }
     }
 
-    /// The spec, where there is one that is believed.
-    async fn believed(&mut self) -> Option<HostPlanSpec> {
+    /// Returns the spec if there is one and it is trusted.
+    async fn trusted_spec(&mut self) -> Option<HostPlanSpec> {
         let plan = self.plan.get()?;
         let trust = self.extras.trust.clone();
         let Some(trust) = trust.filter(|_| !plan.spec.plan_id.is_empty()) else {
@@ -210,7 +209,7 @@ impl Driver {
         attempt: i32,
     ) -> Result<(), Pause> {
         if self.started == job.unit {
-            // It was started and is unknown at once: not again and again without a breath.
+            // The unit was started and is unknown at once: do not restart it in a tight loop.
             tokio::time::sleep(POLL).await;
         }
         self.started.clone_from(&job.unit);
@@ -277,7 +276,7 @@ impl Driver {
         }
     }
 
-    /// For how long this process has known that a unit ended.
+    /// How long this process has known that a unit ended.
     fn waited(&mut self, unit: &str, state: &UnitState) -> Duration {
         if !matches!(state, UnitState::Exited { .. }) {
             return Duration::ZERO;
@@ -319,9 +318,9 @@ impl Driver {
         self.refresh(journal).await
     }
 
-    /// Whether a step at the point of no return failed and the host is as it was before the plan:
-    /// kubeadm puts the manifests back itself when a new static pod does not come up
-    /// (`spec/node.md 2.4`), and then everything before it can still be taken back.
+    /// Whether a step at the point of no return failed and the host is as it was before the plan.
+    /// kubeadm restores the manifests itself when a new static pod does not come up (`spec/node.md
+    /// 2.4`); everything before that step can then still be rolled back.
     async fn is_unchanged(&mut self, journal: &Journal, step: &str) -> Result<bool, Pause> {
         let Some(plan) = journal.state().live() else {
             return Ok(false);
@@ -342,17 +341,17 @@ impl Driver {
         Ok(())
     }
 
-    /// Looks at the host again, then publishes.
+    /// Reads the host's facts again, then publishes.
     async fn refresh(&mut self, journal: &Journal) -> Result<(), Pause> {
         self.facts = self.host.facts().await?;
         self.publish(journal);
         Ok(())
     }
 
-    /// Gives the reporter what there is to say. Before the host was seen there is nothing.
+    /// Hands the current report to the reporter. Before the first facts there is no report.
     fn publish(&self, journal: &Journal) {
         let state = journal.state();
-        self.extras.tell_between_steps(state);
+        self.extras.notify_between_steps(state);
         if self.facts == HostFacts::default() {
             return;
         }
@@ -381,7 +380,7 @@ impl Driver {
     }
 }
 
-/// The end of a step that cannot be taken at all.
+/// The final record of a step that cannot be run at all.
 fn refusal(plan: PlanId, step: String, attempt: i32, failure: &Failure, at: Timestamp) -> Record {
     Record::StepFinished {
         plan,

@@ -1,13 +1,13 @@
-//! What comes next, as pure functions of the journal, the plan and the time.
+//! Decides the next action, as pure functions of the journal, the plan and the current time.
 //!
-//! | journal says | next |
+//! | journal | next |
 //! |---|---|
-//! | no plan, or one that is over | take up the plan of the spec, if it is another |
-//! | a further gate or an abort that it does not know | write that down |
-//! | a step has no end | attend to it |
+//! | no plan, or one that has ended | accept the plan of the spec, if it is a different one |
+//! | a newer gate or an abort is not recorded yet | record it |
+//! | a step has started and not ended | check on it |
 //! | a step failed for good | undo what is safe, end `Failed` |
-//! | to stop, before the point of no return | undo what is safe, end `Stopped` |
-//! | to stop, past it | go on up to the gate, end `Stopped` there |
+//! | aborted, before the point of no return | undo what is safe, end `Stopped` |
+//! | aborted, past it | continue up to the gate, end `Stopped` there |
 //! | the next step needs a closed gate | wait |
 //! | otherwise | start the next step |
 
@@ -22,109 +22,109 @@ use crate::{
     undo::{UndoStep, undo_steps},
 };
 
-/// The longest wait between two tries: so soon after its cause has gone a failure is over.
+/// The longest backoff: a step is retried this soon after the cause of its failure has gone.
 const BACKOFF_CEILING: SignedDuration = SignedDuration::from_secs(30);
-/// Wait after the first failed try; it doubles with each, up to the ceiling.
+/// Backoff after the first failed attempt. It doubles with each attempt, up to the ceiling.
 const BACKOFF: SignedDuration = SignedDuration::from_secs(10);
 
-/// Why a step cannot be taken at all.
+/// Why a step cannot be run at all.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum InvalidStep {
-    /// Its action cannot be carried out by this agent.
+    /// This agent cannot run the step's action.
     #[error("step {step}: {error}")]
     Action {
-        /// The step.
+        /// Id of the step.
         step: String,
-        /// Why.
+        /// What is wrong with the action.
         error: StepError,
     },
-    /// It was started, and is neither in the plan nor rolls back what is.
+    /// The step was started, but it is neither in the plan nor an undo step of the plan.
     #[error("step {step} was started, and the plan does not say what it is")]
     Missing {
-        /// The step.
+        /// Id of the step.
         step: String,
     },
 }
 
-/// What the agent is to do next.
+/// The agent's next action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Nothing until the plan changes.
     Idle,
-    /// Take up the plan of the spec.
+    /// Accept the plan of the spec.
     Accept {
-        /// Its id.
+        /// Id of the plan.
         plan: PlanId,
         /// Name of its NodeUpdate.
         node_update: String,
-        /// Its steps.
+        /// The steps of the plan.
         steps: Vec<PlannedStep>,
-        /// Id of the first step that cannot be taken back; empty: judged by the steps' types.
+        /// Id of the first step that cannot be rolled back. If empty, the step types decide.
         point_of_no_return: String,
     },
-    /// Write down that the plan may go further.
+    /// Record that the plan may proceed up to a gate.
     SeeGate {
-        /// How far.
+        /// The open gate.
         gate: Gate,
     },
-    /// Write down that the plan is to stop.
+    /// Record that the plan is to stop.
     SeeAbort {
-        /// Why.
+        /// Why it is to stop.
         cause: AbortCause,
     },
     /// Wait until a gate opens.
     AtGate {
-        /// The step that waits.
+        /// Id of the waiting step.
         step: String,
-        /// The gate that it needs.
+        /// The gate that the step needs.
         gate: Gate,
     },
-    /// Wait until a failed step may be tried again.
+    /// Wait until a failed step may be retried.
     Backoff {
-        /// The step.
+        /// Id of the step.
         step: String,
-        /// Until when.
+        /// End of the backoff.
         until: Timestamp,
     },
-    /// Write down that a step starts, then start it.
+    /// Record that a step starts, then start it.
     Start {
-        /// What to start.
+        /// The job to start.
         job: Job,
-        /// Which try, from 1.
+        /// Number of the attempt, from 1.
         attempt: i32,
     },
-    /// A step has started and has no end yet: find out about it.
+    /// Check on a step that has started and not ended.
     Attend {
-        /// What was started.
+        /// The job that was started.
         job: Job,
-        /// Which try.
+        /// Number of the attempt.
         attempt: i32,
-        /// What the host was like when it started.
+        /// State of the host when the step started.
         since: Since,
     },
-    /// Write down that a step cannot be taken at all.
+    /// Record that a step cannot be run at all.
     Refuse {
-        /// The step.
+        /// Id of the step.
         step: String,
-        /// Which try it would be.
+        /// Number of the attempt that is refused.
         attempt: i32,
-        /// Why.
+        /// Why it cannot be run.
         why: InvalidStep,
     },
-    /// Write down that the plan is over.
+    /// Record that the plan has ended.
     End {
-        /// How.
+        /// State in which it ended.
         state: PlanState,
     },
 }
 
-/// What comes next. Without a spec (the API is gone) it goes on with what the journal knows.
+/// Returns the next action. Without a spec (the API is unreachable) the journal alone decides.
 pub(crate) fn next(state: &JournalState, spec: Option<&HostPlanSpec>, now: Timestamp) -> Next {
     let Some(plan) = state.live() else {
         return accept(state, spec);
     };
-    if let Some(seen) = spec.and_then(|spec| see(plan, spec)) {
-        return seen;
+    if let Some(change) = spec.and_then(|spec| unrecorded_change(plan, spec)) {
+        return change;
     }
     if let Some((id, run)) = plan.open() {
         return attend(plan, id, run);
@@ -132,7 +132,8 @@ pub(crate) fn next(state: &JournalState, spec: Option<&HostPlanSpec>, now: Times
     let Some(step) = plan.next_step() else {
         return Next::End { state: PlanState::Succeeded };
     };
-    // Before anything is done: a host must not be left half way because of the last step.
+    // Check all steps before the first one starts: an unknown last step must not leave a host half
+    // upgraded.
     let unknown = plan.steps.iter().find(|step| step.step().is_none());
     let unknown = unknown.filter(|step| plan.runs.is_empty() || is_given_up(plan, &step.id));
     let step = unknown.unwrap_or(step);
@@ -165,15 +166,15 @@ fn accept(state: &JournalState, spec: Option<&HostPlanSpec>) -> Next {
     }
 }
 
-/// What the spec says that the journal does not know yet.
-fn see(plan: &Progress, spec: &HostPlanSpec) -> Option<Next> {
+/// Returns the gate or the abort in the spec that the journal does not record yet.
+fn unrecorded_change(plan: &Progress, spec: &HostPlanSpec) -> Option<Next> {
     let cause = if spec.plan_id == plan.id {
         if spec.gate > plan.gate {
             return Some(Next::SeeGate { gate: spec.gate });
         }
         spec.abort.then_some(AbortCause::Requested)
     } else {
-        // An empty spec is a HostPlan that was deleted and made again: no reason to stop.
+        // An empty spec means that the HostPlan was deleted and recreated: no reason to stop.
         (!spec.plan_id.is_empty()).then_some(AbortCause::Superseded)
     };
     let cause = cause.filter(|_| plan.abort.is_none())?;
@@ -191,7 +192,7 @@ fn attend(plan: &Progress, id: &str, run: &StepRun) -> Next {
     }
 }
 
-/// What was started under this id, undo steps included.
+/// Returns the job that was started under this id, undo steps included.
 fn started_job(plan: &Progress, id: &str, unit: &str) -> Result<Job, InvalidStep> {
     if let Some(step) = plan.steps.iter().find(|step| step.id == id) {
         return job(plan, step, unit);
@@ -230,7 +231,7 @@ fn try_step(
     let attempt = run.map_or(1, |run| run.attempt + 1);
     if let Some(until) = run.and_then(retry_at)
         && now < until
-        // A clock that was set back does not make anybody wait longer than the backoff.
+        // After a clock was set back, the wait is still no longer than the backoff.
         && until.duration_since(now) <= backoff(attempt - 1)
     {
         return Next::Backoff { step: step.to_owned(), until };
@@ -241,7 +242,7 @@ fn try_step(
     }
 }
 
-/// Takes back what can be taken back, then ends the plan.
+/// Rolls back what can be rolled back, then ends the plan.
 fn undo(plan: &Progress, now: Timestamp, end: PlanState) -> Next {
     for step in undo_steps(plan) {
         if !plan.is_done(&step.id) && !is_given_up(plan, &step.id) {
@@ -252,7 +253,7 @@ fn undo(plan: &Progress, now: Timestamp, end: PlanState) -> Next {
     Next::End { state: end }
 }
 
-/// Whether no further try of a step is made.
+/// Whether a step is not retried any more.
 pub(crate) fn is_given_up(plan: &Progress, step: &str) -> bool {
     plan.runs.get(step).is_some_and(|run| {
         !run.is_open()
@@ -264,7 +265,7 @@ pub(crate) fn is_given_up(plan: &Progress, step: &str) -> bool {
     })
 }
 
-/// How often a step is tried: as often as the plan says, else as often as its type deserves.
+/// Maximum attempts of a step: those of the plan, else the default of its step type.
 fn max_attempts(plan: &Progress, step: &str) -> i32 {
     let step = plan.steps.iter().find(|known| known.id == step);
     let usual = step.and_then(PlannedStep::step_type).map(|type_| type_.rules().attempts);
@@ -282,7 +283,8 @@ fn backoff(attempt: i32) -> SignedDuration {
     (BACKOFF * 2_i32.pow(doublings)).min(BACKOFF_CEILING)
 }
 
-/// Name of the unit of an attempt. Only characters that systemd and file names take as they are.
+/// Name of the systemd unit of an attempt. It has only characters that need no escaping in systemd
+/// and in file names.
 pub(crate) fn unit_name(plan: &str, step: &str, attempt: i32) -> String {
     let clean = |text: &str| -> String {
         text.chars()

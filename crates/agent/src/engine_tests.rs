@@ -52,7 +52,7 @@ fn spec(gate: Gate) -> HostPlanSpec {
     }
 }
 
-/// A journal in which `done` steps ended well.
+/// A journal in which the steps `done` succeeded.
 fn journal(gate: Gate, done: &[&str]) -> JournalState {
     let mut state = JournalState::default();
     let spec = spec(gate);
@@ -132,7 +132,7 @@ fn without_a_plan_nothing_happens() {
 }
 
 #[test]
-fn a_new_plan_is_taken_up_once() {
+fn a_new_plan_is_accepted_once() {
     let spec = spec(Gate::Closed);
     let accept = next(&JournalState::default(), Some(&spec), at(0));
     assert!(matches!(accept, Next::Accept { plan, .. } if plan == "p"));
@@ -168,7 +168,7 @@ fn up_to_the_gate_no_api_is_needed() {
 }
 
 #[test]
-fn a_gate_that_opens_is_written_down_even_while_a_step_runs() {
+fn an_opened_gate_is_recorded_while_a_step_runs() {
     let mut state = journal(Gate::Stage, &[]);
     start(&mut state, "preflight", 1);
     let seen = next(&state, Some(&spec(Gate::Disrupt)), at(6));
@@ -176,14 +176,14 @@ fn a_gate_that_opens_is_written_down_even_while_a_step_runs() {
 }
 
 #[test]
-fn a_gate_that_closes_again_is_not_followed() {
+fn a_gate_that_closes_again_is_ignored() {
     let state = journal(Gate::Stage, &["preflight"]);
     let next = next(&state, Some(&spec(Gate::Closed)), at(20));
     assert_eq!(started(&next), ("kubeadm-install", 1));
 }
 
 #[test]
-fn a_started_step_is_attended_to_before_anything_else_starts() {
+fn an_open_step_is_checked_before_another_starts() {
     let mut state = journal(Gate::Disrupt, &["preflight"]);
     start(&mut state, "kubeadm-install", 2);
     match next(&state, None, at(6)) {
@@ -220,7 +220,7 @@ fn a_clock_that_was_set_back_does_not_stop_retries() {
 }
 
 #[test]
-fn a_failure_before_the_point_of_no_return_puts_the_package_back() {
+fn a_failure_before_no_return_restores_the_package() {
     let mut state = journal(Gate::Stage, &["preflight"]);
     fail(&mut state, "kubeadm-install", USUAL_ATTEMPTS);
     let undo = next(&state, None, at(11));
@@ -254,7 +254,7 @@ fn an_upgrade_that_fails_for_good_is_not_undone() {
 }
 
 #[test]
-fn an_abort_is_written_down_then_undoes_and_stops() {
+fn an_abort_is_recorded_then_undoes_and_stops() {
     let mut state = journal(Gate::Disrupt, &["preflight", "kubeadm-install"]);
     let aborted = HostPlanSpec { abort: true, ..spec(Gate::Disrupt) };
     let cause = AbortCause::Requested;
@@ -272,7 +272,7 @@ fn an_abort_before_anything_was_touched_just_stops() {
 }
 
 #[test]
-fn an_abort_past_the_point_of_no_return_goes_on_up_to_the_gate() {
+fn an_abort_past_no_return_continues_up_to_the_gate() {
     let done = ["preflight", "kubeadm-install", "kubeadm-upgrade"];
     let mut open = journal(Gate::Disrupt, &done);
     abort(&mut open);
@@ -283,7 +283,7 @@ fn an_abort_past_the_point_of_no_return_goes_on_up_to_the_gate() {
 }
 
 #[test]
-fn another_plan_stops_the_one_under_way_before_it_is_taken_up() {
+fn a_new_plan_stops_the_current_one_before_it_is_accepted() {
     let mut state = journal(Gate::Stage, &["preflight"]);
     let other = HostPlanSpec { plan_id: "q".into(), ..spec(Gate::Disrupt) };
     let cause = AbortCause::Superseded;
@@ -293,7 +293,7 @@ fn another_plan_stops_the_one_under_way_before_it_is_taken_up() {
 }
 
 #[test]
-fn a_host_plan_that_was_made_again_empty_stops_nothing() {
+fn a_recreated_empty_host_plan_stops_nothing() {
     let state = journal(Gate::Stage, &["preflight"]);
     let next = next(&state, Some(&HostPlanSpec::default()), at(20));
     assert_eq!(started(&next), ("kubeadm-install", 1));
@@ -305,8 +305,8 @@ fn a_step_that_names_no_version_is_refused_and_fails_the_plan() {
     let action = unreadable(json!({"kubeadmInstall": {"version": "v1.35"}}));
     state.plan.as_mut().unwrap().steps[1].action = action;
     let Next::Refuse { attempt: 1, why, .. } = next(&state, None, at(20)) else { panic!() };
-    let said = why.to_string();
-    assert!(said.starts_with("step kubeadm-install: kubeadmInstall: \"v1.35\" is"), "{said}");
+    let message = why.to_string();
+    assert!(message.starts_with("step kubeadm-install: kubeadmInstall: \"v1.35\" is"), "{message}");
     finish(&mut state, "kubeadm-install", 1, StepOutcome::FailedForGood, 21);
     assert_eq!(ended(&next(&state, None, at(22))), PlanState::Failed);
 }
@@ -319,12 +319,12 @@ fn a_plan_whose_steps_are_done_has_succeeded() {
 }
 
 #[test]
-fn unit_names_hold_nothing_that_systemd_or_a_path_would_read() {
+fn unit_names_need_no_escaping() {
     assert_eq!(unit_name("a/b", "x y;$(z)%n\"", 3), "refit-a_b-x_y___z__n_-3");
 }
 
 #[test]
-fn the_plan_says_how_long_and_how_often_a_step_is_tried() {
+fn the_plan_sets_timeout_and_attempts_of_a_step() {
     let mut state = journal(Gate::Stage, &[]);
     let steps = &mut state.plan.as_mut().unwrap().steps;
     steps[0].timeout_seconds = Some(7);
@@ -338,7 +338,7 @@ fn the_plan_says_how_long_and_how_often_a_step_is_tried() {
 }
 
 #[test]
-fn a_download_is_tried_more_often_than_other_steps() {
+fn a_download_is_retried_more_often_than_other_steps() {
     let mut state = journal(Gate::Stage, &[]);
     state.plan.as_mut().unwrap().steps[0].action = PlannedAction::Known(HostStep::Stage {
         version: new(),
@@ -358,7 +358,7 @@ fn a_download_is_tried_more_often_than_other_steps() {
 }
 
 #[test]
-fn what_no_try_can_end_is_not_tried_again() {
+fn final_failures_are_not_retried() {
     let mut state = journal(Gate::Stage, &[]);
     start(&mut state, "preflight", 1);
     finish(&mut state, "preflight", 1, StepOutcome::FailedForGood, 10);
@@ -376,7 +376,7 @@ fn a_step_that_this_agent_does_not_know_is_refused() {
 }
 
 #[test]
-fn a_plan_with_a_step_that_is_not_known_is_refused_before_its_first_step() {
+fn a_plan_with_an_unknown_step_is_refused_before_it_starts() {
     let mut state = journal(Gate::Stage, &[]);
     state.plan.as_mut().unwrap().steps[3].action = unreadable(json!({"firmwareUpdate": {}}));
     let Next::Refuse { step, attempt: 1, .. } = next(&state, None, at(20)) else { panic!() };

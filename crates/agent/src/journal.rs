@@ -1,12 +1,13 @@
 //! The append-only record of what was started and how it ended.
 //!
 //! One JSON object per line: `{"seq":7,"sum":"3f0b12cd9a417e55","entry":{...}}`. The sum is the
-//! start of the SHA-256 of sequence number and entry. A record is synced before anybody acts on it.
-//! The journal holds one plan: the record that takes up the next one replaces the file, and one that
-//! has grown too long is replaced by a checkpoint of what it says.
+//! start of the SHA-256 of sequence number and entry. A record is synced before the agent acts on
+//! it. The journal holds one plan: the record that accepts the next plan replaces the file, and a
+//! file that has grown too long is replaced by a checkpoint of its state.
 //!
-//! A sync that failed is never tried again on the same file: the system may have dropped what it
-//! could not write and call the next sync a success. What was read is written into a new file.
+//! A failed sync is never repeated on the same file: the system may have dropped the data that it
+//! could not write, and the next sync would succeed. The content that was read is written to a new
+//! file instead.
 
 use std::{io, sync::Arc};
 
@@ -17,10 +18,10 @@ use crate::{
     state::{JournalState, Record},
 };
 
-/// Name of the journal on its disk.
+/// Name of the journal file on its disk.
 pub const PATH: &str = "journal.jsonl";
-/// How long it grows before a checkpoint replaces it: a plan without retries needs a twentieth, and
-/// it is still read in a moment.
+/// Size at which a checkpoint replaces the file. A plan without retries needs a twentieth of it,
+/// and a file of this size is still read quickly.
 pub const CHECKPOINT_BYTES: usize = 256 << 10;
 
 const SEQ: &str = "{\"seq\":";
@@ -31,39 +32,39 @@ const END: &str = "}";
 /// Why the journal cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// The disk refused.
+    /// Reading or writing the disk failed.
     #[error("the journal could not be {attempt}: {source}")]
     Disk {
-        /// What was attempted.
+        /// The attempted operation.
         attempt: &'static str,
-        /// Why.
+        /// The error of the disk.
         source: io::Error,
     },
-    /// A record that is not the last is damaged: what happened on this host is not known.
+    /// A record other than the last is damaged: what happened on this host is unknown.
     #[error(
         "the journal is damaged at line {line} ({reason}); look at what runs on the host, then \
          move the file away"
     )]
     Corrupt {
-        /// Which line, from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// What is wrong with the line.
         reason: String,
     },
 }
 
-/// What the bytes of a journal hold.
+/// Content of a journal file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// The records, oldest first.
     pub records: Vec<Record>,
-    /// Sequence number of the last one; 0 without.
+    /// Sequence number of the last record; 0 in an empty journal.
     pub seq: u64,
-    /// How many bytes of the file they are; what follows is a torn record.
+    /// Size of the records in bytes. The rest of the file is a torn record.
     pub valid_bytes: usize,
 }
 
-/// One record as a line.
+/// Encodes one record as a line.
 pub fn encode(seq: u64, record: &Record) -> String {
     let entry = serde_json::to_string(record).expect("a record has string keys only");
     let sum = sum(seq, &entry);
@@ -94,8 +95,9 @@ fn decode(line: &[u8]) -> Result<(u64, Record), String> {
     Ok((seq, record))
 }
 
-/// Reads a journal. A last record that was being written when the host died is left out: it has no
-/// end, or a block of it was never written. Any other damage is reported, also in the last record.
+/// Reads a journal. A last record that was being written when the host crashed is dropped: it has
+/// no line end, or one of its blocks was never written. Any other damage is an error, also in the
+/// last record.
 pub fn recover(bytes: &[u8]) -> Result<Recovered, JournalError> {
     let mut recovered = Recovered::default();
     let lines = bytes.split_inclusive(|byte| *byte == b'\n').enumerate();
@@ -134,19 +136,19 @@ pub struct Journal {
     disk: Arc<dyn Disk>,
     state: JournalState,
     seq: u64,
-    /// How long the file is.
+    /// Size of the file.
     bytes: usize,
-    /// What the last append may have left behind.
+    /// What the last append may have left in the file.
     doubt: Doubt,
 }
 
-/// What is not known of the file after an append that failed.
+/// What is uncertain about the file after a failed append.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doubt {
     None,
-    /// It may end in half a record.
+    /// The file may end in half a record.
     Torn,
-    /// What it shows may never have reached the disk.
+    /// The visible content may never have reached the disk.
     Unsynced,
 }
 
@@ -189,7 +191,8 @@ impl Journal {
                 .await
                 .map_err(failed("written anew"))?;
         } else if !bytes.is_empty() {
-            // Who wrote the last record may have died before its sync: now it is acted on.
+            // The process that wrote the last record may have died before its sync; the agent now
+            // acts on it.
             self.disk.settle(PATH, "records found").await.map_err(failed("synced"))?;
         }
         self.state = JournalState::replay(&recovered.records);
@@ -199,12 +202,12 @@ impl Journal {
         Ok(())
     }
 
-    /// What it says.
+    /// Returns the state of the journal.
     pub fn state(&self) -> &JournalState {
         &self.state
     }
 
-    /// Writes a record and returns once it is durable. After an error the state is as before.
+    /// Writes a record and returns once it is durable. After an error the state is unchanged.
     pub async fn append(&mut self, record: Record) -> Result<(), JournalError> {
         if self.doubt != Doubt::None {
             self.reload().await?;
@@ -217,7 +220,7 @@ impl Journal {
         let line = encode(seq, &record);
         let what = record.what();
         if matches!(record, Record::PlanAccepted { .. }) {
-            // The plan before is over: one file per plan keeps the journal bounded.
+            // The previous plan has ended: one file per plan keeps the journal bounded.
             self.disk
                 .write_atomic(PATH, line.as_bytes(), &what)
                 .await
@@ -236,7 +239,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Replaces the file by one record that says the same.
+    /// Replaces the file by one checkpoint record of the same state.
     async fn checkpoint(&mut self) -> Result<(), JournalError> {
         let Some(progress) = self.state.plan.clone() else {
             return Ok(());

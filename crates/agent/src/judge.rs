@@ -1,4 +1,4 @@
-//! What to do about a step that has started, as a pure function of its unit and of the host.
+//! Decides what to do about a started step, as a pure function of its unit and the host.
 
 use std::time::Duration;
 
@@ -10,45 +10,45 @@ use crate::{
     reason::Failure,
 };
 
-/// How long a reboot command that ended badly is believed to be a victim of the very shutdown that
-/// it began: systemd ends it with everything else.
+/// How long a reboot command that failed counts as killed by the shutdown that it started: systemd
+/// stops it together with everything else.
 const SHUTDOWN_GRACE: Duration = Duration::from_mins(1);
 
 /// What to do about a step that has started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Ask again later.
+    /// Check again later.
     Wait,
-    /// Look at the host, then judge again.
+    /// Inspect the host, then judge again.
     Look,
-    /// It never started, or may be started again: start its unit.
+    /// Start its unit: the step has not started, or may be started again.
     StartUnit,
-    /// It is over, and well.
+    /// The step succeeded.
     Done,
-    /// It is over, and badly.
+    /// The step failed.
     Fail(Failure),
 }
 
-/// What is known of a step that has started.
+/// What is known about a started step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known<'a> {
-    /// What was started.
+    /// The job that was started.
     pub job: &'a Job,
-    /// What the host was like then.
+    /// State of the host when the step started.
     pub since: &'a Since,
-    /// The boot that runs now.
+    /// Id of the current boot.
     pub boot_id: &'a str,
-    /// Its unit.
+    /// State of the step's unit.
     pub unit: &'a UnitState,
-    /// What the host itself shows, once somebody looked.
+    /// What the host itself shows, once it has been inspected.
     pub evidence: Option<&'a Evidence>,
-    /// For how long this process has known that it ended: monotonic, because clocks jump.
+    /// How long this process has known that the unit ended; monotonic, because clocks jump.
     pub waited: Duration,
-    /// The time, for what is told and for nothing else.
+    /// The current time. It is only used in messages.
     pub now: Timestamp,
 }
 
-/// Judges a step that has started, from its unit and, once looked at, the host itself.
+/// Judges a started step from its unit and, once inspected, from the host itself.
 ///
 /// | unit | command | host shows | verdict |
 /// |---|---|---|---|
@@ -56,15 +56,15 @@ pub(crate) struct Known<'a> {
 /// | unknown, same boot | idempotent | | start it |
 /// | unknown, same boot | other | done / not | done / start it |
 /// | unknown, another boot | any | done / not | done / failed: interrupted |
-/// | ended well | reboot | not yet | wait, up to its timeout |
-/// | ended badly | reboot | not yet | wait a minute: the shutdown may have ended it |
-/// | ended well | any | done / not | done / failed |
-/// | ended badly | idempotent | | failed |
-/// | ended badly | other | done / not | done / failed |
+/// | succeeded | reboot | not yet | wait, up to its timeout |
+/// | failed | reboot | not yet | wait a minute: the shutdown may have ended it |
+/// | succeeded | any | done / not | done / failed |
+/// | failed | idempotent | | failed |
+/// | failed | other | done / not | done / failed |
 ///
-/// A unit that nobody knows any more either never started or ended while the agent was away: only
-/// the host can tell. One that the host's end cut short counts as a failed try, so that a step which
-/// brings its host down does not do so for ever.
+/// A unit that systemd no longer knows either never started or ended while the agent was away: only
+/// the host shows which. A step that a reboot interrupted counts as a failed attempt, so that a
+/// step which crashes its host is not repeated for ever.
 pub(crate) fn judge(known: Known<'_>) -> Verdict {
     let Known { job, unit, .. } = known;
     match unit {
@@ -120,7 +120,7 @@ fn unknown(known: Known<'_>) -> Verdict {
     }
 }
 
-/// The command that asks for a reboot is over long before the reboot.
+/// The command that requests a reboot ends long before the host reboots.
 fn reboots_soon(known: Known<'_>, within_seconds: u64) -> bool {
     known.job.command == Command::Step(HostStep::Reboot {})
         && known.waited < Duration::from_secs(within_seconds)

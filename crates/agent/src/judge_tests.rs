@@ -4,7 +4,7 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()
 }
 
-/// A step that started at 0 in boot `b1`, with what is known of it after a while.
+/// A step that started at second 0 in boot `b1`, and what is known about it later.
 struct Case {
     command: Command,
     unit: UnitState,
@@ -82,7 +82,7 @@ fn a_running_unit_is_waited_for() {
 }
 
 #[test]
-fn a_unit_that_nobody_knows_is_run_again_only_if_idempotent_or_seen_not_to_be_done() {
+fn an_unknown_unit_restarts_if_idempotent_or_not_done() {
     let idempotent = Case::new(Command::Step(HostStep::Snapshot {}), UnitState::Unknown);
     assert_eq!(idempotent.judged(), Verdict::StartUnit);
     for command in ONCE {
@@ -94,7 +94,7 @@ fn a_unit_that_nobody_knows_is_run_again_only_if_idempotent_or_seen_not_to_be_do
 }
 
 #[test]
-fn what_a_boot_cut_short_is_looked_at_and_counts_as_a_try() {
+fn a_step_that_a_boot_interrupted_counts_as_an_attempt() {
     for command in
         [Command::Step(HostStep::Snapshot {}), Command::Step(HostStep::KubeletRestart {})]
     {
@@ -109,7 +109,7 @@ fn what_a_boot_cut_short_is_looked_at_and_counts_as_a_try() {
 }
 
 #[test]
-fn a_good_exit_code_is_believed_only_after_a_look() {
+fn exit_code_0_counts_only_after_an_inspection() {
     let good = || Case::new(Command::Step(HostStep::KubeletRestart {}), exited(0));
     assert_eq!(good().judged(), Verdict::Look);
     assert_eq!(good().shows(Evidence::Done).judged(), Verdict::Done);
@@ -128,7 +128,7 @@ fn a_bad_exit_code_fails_the_step_with_the_output() {
 }
 
 #[test]
-fn what_may_not_run_twice_is_looked_at_before_another_try() {
+fn a_failed_non_idempotent_step_is_inspected_first() {
     let bad = || Case::new(Command::Step(HostStep::KubeletRestart {}), exited(1));
     assert_eq!(bad().judged(), Verdict::Look);
     assert_eq!(bad().shows(Evidence::Done).judged(), Verdict::Done);
@@ -136,7 +136,7 @@ fn what_may_not_run_twice_is_looked_at_before_another_try() {
 }
 
 #[test]
-fn a_reboot_is_waited_for_but_not_for_ever_whatever_the_clock_says() {
+fn a_reboot_is_awaited_up_to_a_monotonic_timeout() {
     let reboot = || Case::new(Command::Step(HostStep::Reboot {}), exited(0)).shows(missing());
     for now in [-86_400, 1, 86_400] {
         let mut case = reboot().after(60);
@@ -147,7 +147,7 @@ fn a_reboot_is_waited_for_but_not_for_ever_whatever_the_clock_says() {
 }
 
 #[test]
-fn a_reboot_that_the_shutdown_itself_ended_is_judged_by_the_boot() {
+fn a_reboot_killed_by_the_shutdown_is_judged_by_the_boot() {
     let killed = || Case::new(Command::Step(HostStep::Reboot {}), exited(15));
     assert_eq!(killed().judged(), Verdict::Look);
     assert_eq!(killed().shows(Evidence::Done).judged(), Verdict::Done);

@@ -1,23 +1,23 @@
-//! The host side: a durable journal, typed steps and their drivers.
+//! The agent on a host: a durable journal, typed steps and their drivers.
 //!
 //! | module | is for |
 //! |---|---|
-//! | `disk` | what survives the process |
+//! | `disk` | files that outlive the process |
 //! | [`journal`] | the append-only record of what was started and how it ended |
-//! | [`state`] | what the journal says, as a pure fold |
-//! | `engine` | what comes next, as pure functions |
-//! | `judge` | what to do about a step that has started, as a pure function |
-//! | `reason` | why a step failed, and what may end that |
-//! | `undo` | what is rolled back, and what is left |
-//! | `report` | what the API is told, from journal and host alone |
-//! | `reporter` | telling it: on each change, and as a heartbeat |
+//! | [`state`] | the state of the journal, as a pure fold |
+//! | `engine` | the next action, as pure functions |
+//! | `judge` | what to do about a started step, as a pure function |
+//! | `reason` | why a step failed, and what can resolve it |
+//! | `undo` | what is rolled back, and what remains |
+//! | `report` | the report to the API, from journal and host alone |
+//! | `reporter` | sending the report: on each change, and as a heartbeat |
 //! | [`host`] | commands, and the host that runs them |
-//! | `trust` | which plans are believed, where signed ones are asked for |
-//! | [`install`] | the agent on its host: installing, exchanging and removing itself |
+//! | `trust` | which plans are trusted on a host that requires signed plans |
+//! | [`install`] | installing, replacing and removing the agent on its host |
 //! | `run` | the process: watch, act, report |
 //!
-//! A step is journalled before its command starts and after it ended. Commands run outside the
-//! agent and are found again by name, so killing the agent at any point loses nothing.
+//! A step is journalled before its command starts and after it ends. Commands run outside the agent
+//! and are found again by name, so killing the agent at any point loses nothing.
 
 mod disk;
 mod driver;

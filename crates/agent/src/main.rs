@@ -29,10 +29,10 @@ use crate::tasks::Task;
 
 mod tasks;
 
-/// How often the credentials are looked at: a kubelet renews its certificate by itself.
+/// How often the credentials are checked: a kubelet renews its certificate by itself.
 const CREDENTIALS_RECHECK: Duration = Duration::from_mins(1);
-/// Wait before an agent that ended by itself begins again.
-const AGAIN: Duration = Duration::from_secs(10);
+/// Delay before an agent that stopped by itself is restarted.
+const RESTART_DELAY: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,17 +43,17 @@ Examples:
     refit-agent --host-root /host --node-name \"$NODE_NAME\"
 
 It must run as root: it installs packages, runs kubeadm and restarts the kubelet. Its journal in the
-state folder remembers what was begun, so stopping or killing it at any point loses nothing; what it
+state directory remembers what was begun, so stopping or killing it at any point loses nothing; what it
 has started on the host goes on and is found again.";
 
-/// Takes the steps of this host's HostPlan, as far as its gate allows, and reports.
+/// Run the steps of this host's HostPlan as far as its gate allows, and report the results
 #[derive(Debug, Parser)]
 #[command(name = "refit-agent", version, after_help = EXAMPLES)]
 struct Args {
-    /// Name of this host's Node [default: the host's name]
+    /// Set the name of this host's Node [default: the host's name]
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     node_name: Option<String>,
-    /// Kubeconfig of the cluster in which the HostPlan is, a path on the host
+    /// Read the kubeconfig of the cluster that holds the HostPlan from this path on the host
     #[arg(
         long,
         value_name = "FILE",
@@ -61,35 +61,37 @@ struct Args {
         default_value = "/etc/kubernetes/kubelet.conf"
     )]
     kubeconfig: PathBuf,
-    /// The HostPlan, where the controller keeps them beside its Machines (--plan-location=Management)
-    /// [default: refit-system/<node>]
+    /// Use this HostPlan, if the controller keeps HostPlans next to its Machines
+    /// (--plan-location=Management) [default: refit-system/<node>]
     #[arg(long, value_name = "NAMESPACE/MACHINE", env = "REFIT_AGENT_HOST_PLAN", value_parser = plan_key)]
     host_plan: Option<ObjectKey>,
-    /// Folder on the host for the journal, outputs and snapshots; it must outlive reboots
+    /// Keep the journal, outputs and snapshots in this directory of the host; it must survive
+    /// reboots
     #[arg(
         long,
-        value_name = "FOLDER",
+        value_name = "DIRECTORY",
         env = "REFIT_AGENT_STATE_DIR",
         default_value = "/var/lib/refit-agent"
     )]
     state_dir: PathBuf,
-    /// The host's root, where the agent runs in a container that sees it; all paths are then in it
+    /// Use this directory as the host's root, in a container that mounts it; all paths are then
+    /// relative to it
     #[arg(
         long,
         alias = "root",
-        value_name = "FOLDER",
+        value_name = "DIRECTORY",
         env = "REFIT_AGENT_HOST_ROOT",
         global = true
     )]
     host_root: Option<PathBuf>,
-    /// Take up only plans that are signed by one of the ed25519 public keys of this PEM file on the
+    /// Accept only plans that are signed by one of the ed25519 public keys in this PEM file on the
     /// host [default: all plans]
     #[arg(long, value_name = "FILE", env = "REFIT_AGENT_PLAN_KEYS")]
     plan_keys: Option<PathBuf>,
-    /// Which log lines are written, such as info or refit_agent=debug,info
+    /// Select log lines by a filter such as info or refit_agent=debug,info
     #[arg(long, value_name = "FILTER", env = "REFIT_LOG", default_value = "info")]
     log: String,
-    /// How log lines look
+    /// Set the format of log lines
     #[arg(long, value_enum, env = "REFIT_LOG_FORMAT", default_value_t = Format::Text)]
     log_format: Format,
     #[command(subcommand)]
@@ -98,7 +100,7 @@ struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// For people
+    /// Human-readable text
     Text,
     /// One JSON object per line
     Json,
@@ -108,7 +110,7 @@ fn main() -> ExitCode {
     match start(&Args::parse()) {
         Ok(code) => code,
         Err(error) => {
-            #[expect(clippy::print_stderr, reason = "the program's own last word")]
+            #[expect(clippy::print_stderr, reason = "the program prints its final error")]
             {
                 eprintln!("error: {error:#}");
             }
@@ -150,15 +152,16 @@ fn start(args: &Args) -> anyhow::Result<ExitCode> {
     outcome
 }
 
-/// Makes the host's root this process's own: programs, packages and `/proc` are then the host's.
+/// Makes the host's root the root of this process: programs, packages and `/proc` are then the
+/// host's.
 fn enter(root: &Path) -> anyhow::Result<()> {
     chroot(root).with_context(|| {
         format!(
-            "{} cannot be made the root folder; the container must be privileged",
+            "{} cannot be made the root directory; the container must be privileged",
             root.display()
         )
     })?;
-    std::env::set_current_dir("/").context("the host's root folder cannot be entered")
+    std::env::set_current_dir("/").context("the host's root directory cannot be entered")
 }
 
 async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
@@ -168,13 +171,13 @@ async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
     };
     anyhow::ensure!(
         is_plain(&args.state_dir),
-        "the state folder {} must be an absolute path of letters, digits and `.`, `_`, `-`: it \
+        "the state directory {} must be an absolute path of letters, digits and `.`, `_`, `-`: it \
          stands in units of systemd; choose another by --state-dir",
         args.state_dir.display()
     );
     let disk = RealDisk::open(&args.state_dir).with_context(|| {
-        let folder = args.state_dir.display();
-        format!("the state folder {folder} cannot be used; choose another by --state-dir")
+        let directory = args.state_dir.display();
+        format!("the state directory {directory} cannot be used; choose another by --state-dir")
     })?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -184,7 +187,7 @@ async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
     );
     let stack = ClientStack::production(concat!("refit-agent/", env!("CARGO_PKG_VERSION")));
     let (reported, between_steps) = (watch::Sender::new(false), watch::Sender::new(false));
-    let own = tasks::own_version();
+    let own_version = tasks::own_version();
     loop {
         let before = fingerprint(args);
         let agent = async {
@@ -209,17 +212,19 @@ async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
             };
             run_with(options, plan, extras).await
         };
-        let give_way = async {
-            match &own {
-                Some(own) => tasks::give_way(own, &reported, &between_steps).await,
+        let handover = async {
+            match &own_version {
+                Some(own_version) => {
+                    tasks::wait_for_handover(own_version, &reported, &between_steps).await
+                }
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
             biased;
             () = stop.cancelled() => return Ok(()),
-            // Before the agent: no step begins between this look and its end.
-            wanted = give_way => {
+            // Polled before the agent, so that no step starts between this check and the exit.
+            wanted = handover => {
                 tracing::info!(wanted, "another version takes over: this one ends");
                 return Ok(());
             }
@@ -234,7 +239,7 @@ async fn serve(args: &Args, stop: &CancellationToken) -> anyhow::Result<()> {
         tokio::select! {
             biased;
             () = stop.cancelled() => return Ok(()),
-            () = tokio::time::sleep(AGAIN) => {}
+            () = tokio::time::sleep(RESTART_DELAY) => {}
         }
     }
 }
@@ -249,14 +254,14 @@ fn plan_key(text: &str) -> Result<ObjectKey, String> {
     }
 }
 
-/// Whether systemd takes a path as it is: no blank, no quote, no `%` or `$`.
+/// Whether systemd takes a path without escaping: no blank, no quote, no `%` or `$`.
 fn is_plain(path: &Path) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte);
     let bytes = path.as_os_str().as_encoded_bytes();
     path.is_absolute() && bytes.iter().copied().all(plain)
 }
 
-/// Which plans are believed, where the host asks for signed ones.
+/// Trusts the keys of `--plan-keys`; without that flag the agent accepts all plans.
 fn trust(args: &Args, disk: &RealDisk) -> anyhow::Result<Option<PlanTrust>> {
     let Some(file) = args.plan_keys.as_deref() else {
         return Ok(None);
@@ -270,14 +275,14 @@ fn trust(args: &Args, disk: &RealDisk) -> anyhow::Result<Option<PlanTrust>> {
     Ok(Some(PlanTrust::new(keys, Arc::new(disk.clone()))))
 }
 
-/// Waits until kubeconfig or keys, or a file that they name, are others.
+/// Waits until the kubeconfig, the keys or a file that they name changes.
 async fn changed(args: &Args, before: &[u8]) {
     while fingerprint(args) == before {
         tokio::time::sleep(CREDENTIALS_RECHECK).await;
     }
 }
 
-/// What tells one set of credentials from another: nothing of them can be read from it.
+/// A hash that changes with the credentials. No credential can be derived from it.
 fn fingerprint(args: &Args) -> Vec<u8> {
     let kubeconfig = args.kubeconfig.as_path();
     let mut hash = Sha256::new();
@@ -289,7 +294,7 @@ fn fingerprint(args: &Args) -> Vec<u8> {
     if let Some(keys) = &args.plan_keys {
         add(keys);
     }
-    // A kubeconfig that cannot be read is told by whoever uses it.
+    // The code that uses the kubeconfig reports read errors.
     let known = Kubeconfig::read_from(kubeconfig).unwrap_or_default();
     for user in known.auth_infos.iter().filter_map(|u| u.auth_info.as_ref()) {
         let files = [&user.client_certificate, &user.client_key, &user.token_file];
@@ -305,7 +310,7 @@ fn fingerprint(args: &Args) -> Vec<u8> {
     hash.finalize().to_vec()
 }
 
-/// The host's name, as kubelets call their Node where nobody says otherwise.
+/// Returns the host's name, which a kubelet uses as its Node name by default.
 fn host_name() -> anyhow::Result<String> {
     let path = "/proc/sys/kernel/hostname";
     let name = fs::read_to_string(path).with_context(|| format!("{path} cannot be read"))?;
@@ -329,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn daemon_set_and_unit_start_it_with_flags_that_it_knows() {
+    fn daemon_set_and_unit_use_valid_flags() {
         let pod = include_str!("../../../deploy/agent/daemon_set.yaml");
         let args = pod.lines().filter_map(|line| {
             let line = line.trim();
@@ -358,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_folder_that_systemd_would_read_otherwise_is_refused() {
+    fn a_state_directory_that_needs_escaping_is_refused() {
         assert!(is_plain(Path::new("/var/lib/refit-agent")));
         for other in ["state", "/var/lib/my state", "/var/%h", "/var/$HOME", ""] {
             assert!(!is_plain(Path::new(other)), "{other:?}");
@@ -366,9 +371,9 @@ mod tests {
     }
 
     #[test]
-    fn credentials_that_a_kubeconfig_names_count_as_its_own() {
-        let folder = tempfile::tempdir().unwrap();
-        let (config, cert) = (folder.path().join("config"), folder.path().join("cert.pem"));
+    fn the_fingerprint_covers_files_that_a_kubeconfig_names() {
+        let directory = tempfile::tempdir().unwrap();
+        let (config, cert) = (directory.path().join("config"), directory.path().join("cert.pem"));
         let text = format!(
             "{{apiVersion: v1, kind: Config, current-context: c, clusters: [], contexts: [], \
              users: [{{name: u, user: {{client-certificate: '{}'}}}}]}}",
@@ -376,7 +381,7 @@ mod tests {
         );
         fs::write(&config, text).unwrap();
         fs::write(&cert, "old").unwrap();
-        let keys = folder.path().join("keys.pem");
+        let keys = directory.path().join("keys.pem");
         let flags = ["refit-agent".as_ref(), "--kubeconfig".as_ref(), config.as_os_str()];
         let keyed = ["--plan-keys".as_ref(), keys.as_os_str()];
         let args = Args::parse_from(flags.into_iter().chain(keyed));

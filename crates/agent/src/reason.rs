@@ -1,7 +1,7 @@
-//! Why a step failed, and what may end that: another try, another plan, or a person.
+//! Why a step failed, and what can resolve it: a retry, another plan, or an operator.
 //!
-//! Programs say it in words, so words are looked for: the first rule that finds one of its words in
-//! the end of the output names the reason. What no rule knows is tried again.
+//! Programs explain failures in text, so the rules search for phrases: the first rule with a phrase
+//! in the end of the output gives the reason. A failure that no rule matches is retried.
 
 use jiff::SignedDuration;
 use refit_kinds::refit::{FailureKind, StepError};
@@ -12,39 +12,39 @@ use crate::{
     state::StepOutcome,
 };
 
-/// A failed try.
+/// A failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// What may end it.
+    /// What kind of failure it is.
     pub kind: FailureKind,
-    /// CamelCase reason.
+    /// Reason in CamelCase.
     pub reason: &'static str,
-    /// What went wrong, and what to do.
+    /// What went wrong, and the remedy.
     pub message: String,
 }
 
-/// Words of a program, what they mean, and what a person does about it.
+/// Phrases of a program, the failure that they mean, and the operator's remedy.
 struct Rule {
     words: &'static [&'static str],
     kind: FailureKind,
     reason: &'static str,
-    way_out: &'static str,
+    remedy: &'static str,
 }
 
 const fn rule(
     reason: &'static str,
     kind: FailureKind,
     words: &'static [&'static str],
-    way_out: &'static str,
+    remedy: &'static str,
 ) -> Rule {
-    Rule { words, kind, reason, way_out }
+    Rule { words, kind, reason, remedy }
 }
 
 const RETRIABLE: FailureKind = FailureKind::Retriable;
 const FINAL: FailureKind = FailureKind::Final;
 const PERSON: FailureKind = FailureKind::NeedsPerson;
 
-/// From the plainest words to those that also stand in the output of other failures.
+/// Ordered from unambiguous phrases to those that also occur in the output of other failures.
 const RULES: [Rule; 15] = [
     rule(
         "DiskFull",
@@ -88,8 +88,9 @@ const RULES: [Rule; 15] = [
         ],
         "put the packages of this version where the host looks for them",
     ),
-    // A mirror that is changed at this moment, lists that are older than it, or one source of several:
-    // the next try knows more. One that lasts is told by its output.
+    // The mirror may be changing at this moment, the package lists may be older than the mirror, or
+    // only one of several sources may fail: a retry can succeed. If the error persists, the output
+    // shows it.
     rule("PackageMissing", RETRIABLE, &["404  Not Found"], ""),
     rule(
         "PackageConflict",
@@ -152,7 +153,7 @@ impl Failure {
         Self { kind, reason, message: message.into() }
     }
 
-    /// A command that said it went well, and the host shows that it did not.
+    /// A command that exited with 0 although the host shows that it failed.
     pub(crate) fn not_verified(what: &str) -> Self {
         Self::new(
             FailureKind::Retriable,
@@ -161,7 +162,7 @@ impl Failure {
         )
     }
 
-    /// A step that cannot be turned into a command.
+    /// A step that cannot be run as a command.
     pub(crate) fn invalid(why: &InvalidStep) -> Self {
         let (kind, reason) = match why {
             InvalidStep::Action { error: StepError::Member { .. }, .. } => {
@@ -176,31 +177,32 @@ impl Failure {
         Self::new(kind, reason, why.to_string())
     }
 
-    /// A command that ended with another exit code than 0.
+    /// A command that ended with a nonzero exit code.
     pub(crate) fn of_exit(job: &Job, code: i32, tail: &str, took: SignedDuration) -> Self {
         let name = job.command.name();
-        let said = format!("{name} ended with exit code {code}; its output ends: {tail}");
-        // A worker of ours knows more than the words of the programs that it ran.
-        let told = Some(failure_of(code)).filter(|kind| *kind != RETRIABLE);
+        let summary = format!("{name} ended with exit code {code}; its output ends: {tail}");
+        // The exit code of a Refit worker is more precise than the output of the programs that it
+        // ran.
+        let worker_kind = Some(failure_of(code)).filter(|kind| *kind != RETRIABLE);
         if let Some(rule) = RULES.iter().find(|rule| rule.matches(tail)) {
-            let kind = told.unwrap_or(rule.kind);
-            let message = match rule.way_out {
-                "" => said,
-                way_out => format!("{said}; {way_out}"),
+            let kind = worker_kind.unwrap_or(rule.kind);
+            let message = match rule.remedy {
+                "" => summary,
+                remedy => format!("{summary}; {remedy}"),
             };
             return Self::new(kind, rule.reason, message);
         }
-        if let Some(kind) = told {
-            return Self::new(kind, "CommandFailed", said);
+        if let Some(kind) = worker_kind {
+            return Self::new(kind, "CommandFailed", summary);
         }
-        // The clock may have jumped: this names the reason and decides nothing.
+        // The clock may have jumped: the duration only selects the reason, not the next action.
         if took >= SignedDuration::from_secs(i64::from(job.timeout_seconds)) {
-            return Self::new(RETRIABLE, "TimedOut", said);
+            return Self::new(RETRIABLE, "TimedOut", summary);
         }
-        Self::new(RETRIABLE, "CommandFailed", said)
+        Self::new(RETRIABLE, "CommandFailed", summary)
     }
 
-    /// How the journal calls it: what another try cannot end is not tried again.
+    /// How the journal records it: a failure that a retry cannot resolve is not retried.
     pub(crate) fn outcome(&self) -> StepOutcome {
         match self.kind {
             FailureKind::Retriable => StepOutcome::Failed,
@@ -226,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_say_why_in_words() {
+    fn reasons_are_found_in_the_output_of_programs() {
         for (tail, reason, kind) in [
             ("cp: write error: No space left on device", "DiskFull", PERSON),
             ("touch: /var: Read-only file system", "DiskBroken", PERSON),
@@ -262,24 +264,24 @@ mod tests {
     }
 
     #[test]
-    fn a_package_that_the_mirror_does_not_have_is_not_an_unreachable_mirror() {
+    fn a_404_of_a_mirror_means_a_missing_package() {
         let tail = "E: Failed to fetch http://m/kubeadm.deb  404  Not Found [IP: 10.0.0.1 80]";
         let failure = failed(tail, 1);
         assert_eq!((failure.reason, failure.kind), ("PackageMissing", RETRIABLE));
-        // Words of others about what they do not find are no missing package.
+        // "not found" in the output of another program does not mean a missing package.
         let other = "error: configmap \"kubeadm-config\" was not found";
         assert_eq!(failed(other, 1).reason, "CommandFailed");
     }
 
     #[test]
-    fn a_command_that_took_all_its_time_has_timed_out() {
+    fn a_command_that_used_its_whole_timeout_timed_out() {
         assert_eq!(failed("", 899).reason, "CommandFailed");
         assert_eq!(failed("", 900).reason, "TimedOut");
         assert_eq!(failed("", -5).reason, "CommandFailed");
     }
 
     #[test]
-    fn only_what_another_try_may_end_is_tried_again() {
+    fn only_retriable_failures_are_retried() {
         assert_eq!(failed("", 1).outcome(), StepOutcome::Failed);
         assert_eq!(failed("No space left on device", 1).outcome(), StepOutcome::FailedForGood);
         let refused = Failure::new(FINAL, "VersionRefused", "");
@@ -287,9 +289,9 @@ mod tests {
     }
 
     #[test]
-    fn whoever_needs_a_person_says_what_the_person_does() {
+    fn manual_failures_name_a_remedy() {
         for rule in &RULES {
-            assert_eq!(rule.kind == RETRIABLE, rule.way_out.is_empty(), "{}", rule.reason);
+            assert_eq!(rule.kind == RETRIABLE, rule.remedy.is_empty(), "{}", rule.reason);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What the API is told: all of it comes from the journal and the host, so an agent that was
-//! restarted tells the same.
+//! The report to the API. It is derived from the journal and the host alone, so a restarted agent
+//! reports the same.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -16,22 +16,22 @@ use crate::{
     undo::{UNDO, left_behind, not_taken, undo_id},
 };
 
-/// After how long a report is made again though nothing has changed.
+/// Age at which an unchanged report is sent again.
 pub(crate) const HEARTBEAT: SignedDuration = SignedDuration::from_secs(300);
 
-/// What keeps the agent from doing or recording anything.
+/// A condition that keeps the agent from running or recording anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Trouble {
-    /// CamelCase reason.
+    /// Reason in CamelCase.
     pub reason: &'static str,
     /// A whole sentence.
     pub message: String,
-    /// Whether only a person can end it.
+    /// Whether manual intervention is required.
     pub needs_person: bool,
 }
 
 impl Trouble {
-    /// The trouble that a journal error is.
+    /// Converts a journal error.
     pub(crate) fn of_journal(error: &JournalError) -> Self {
         let needs_person = matches!(error, JournalError::Corrupt { .. });
         Self {
@@ -42,7 +42,7 @@ impl Trouble {
     }
 }
 
-/// The report, without the time at which it is made.
+/// Builds the report, without its timestamp.
 pub(crate) fn report(
     state: &JournalState,
     spec: Option<&HostPlanSpec>,
@@ -67,7 +67,7 @@ pub(crate) fn report(
         status.passed = plan.passed();
         status.steps = steps(plan);
         status.past_no_return = plan.past_no_return();
-        status.left_behind = left_behind(plan).into_iter().map(|(_, said)| said).collect();
+        status.left_behind = left_behind(plan).into_iter().map(|(_, sentence)| sentence).collect();
     }
     if let Some(trouble) = trouble {
         add_trouble(&mut status, spec, trouble);
@@ -186,7 +186,7 @@ fn time(at: Timestamp) -> Time {
     Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
 }
 
-/// When a report has to be made: now if something differs, else at the next heartbeat.
+/// When a report is due: now if something differs, else at the next heartbeat.
 pub(crate) fn due_at(
     wanted: &HostPlanStatus,
     known: Option<&HostPlanStatus>,
@@ -199,14 +199,14 @@ pub(crate) fn due_at(
         return now;
     };
     let same = HostPlanStatus { reported_at: None, ..known.clone() } == *wanted;
-    // A report from the future is that of a clock that was set back since.
+    // A report from the future was written before the clock was set back.
     if !same || reported_at.0 > now {
         return now;
     }
     reported_at.0.checked_add(HEARTBEAT).unwrap_or(now)
 }
 
-/// The report as it is written now.
+/// Returns the report with its timestamp.
 pub(crate) fn stamped(wanted: &HostPlanStatus, now: Timestamp) -> HostPlanStatus {
     HostPlanStatus { reported_at: Some(time(now)), ..wanted.clone() }
 }

@@ -68,7 +68,7 @@ fn end(state: &mut JournalState, ended: PlanState) {
     state.apply(&Record::PlanEnded { plan: "p".into(), state: ended, at: at(90) });
 }
 
-fn told(state: &JournalState) -> HostPlanStatus {
+fn report_of(state: &JournalState) -> HostPlanStatus {
     report(state, None, &HostFacts::default(), None)
 }
 
@@ -77,8 +77,8 @@ fn states(status: &HostPlanStatus) -> Vec<StepState> {
 }
 
 #[test]
-fn version_and_capabilities_are_told_before_any_plan() {
-    let status = told(&JournalState::default());
+fn version_and_capabilities_are_reported_before_any_plan() {
+    let status = report_of(&JournalState::default());
     assert_eq!(status.state, PlanState::Idle);
     assert!(!status.agent_version.is_empty());
     assert_eq!(status.capabilities, StepType::VARIANTS);
@@ -87,36 +87,36 @@ fn version_and_capabilities_are_told_before_any_plan() {
 #[test]
 fn a_plan_behind_a_closed_gate_is_at_the_gate() {
     let mut state = journal();
-    assert_eq!(told(&state).state, PlanState::AtGate);
+    assert_eq!(report_of(&state).state, PlanState::AtGate);
     gate(&mut state, Gate::Stage);
-    assert_eq!(told(&state).state, PlanState::Running);
+    assert_eq!(report_of(&state).state, PlanState::Running);
     start(&mut state, "preflight", 1);
-    assert_eq!(told(&state).state, PlanState::Running);
+    assert_eq!(report_of(&state).state, PlanState::Running);
     finish(&mut state, "preflight", 1, StepOutcome::Done);
-    let status = told(&state);
+    let status = report_of(&state);
     assert_eq!((status.state, status.passed), (PlanState::AtGate, Gate::Stage));
     assert_eq!(states(&status), [StepState::Done, StepState::Pending, StepState::Pending]);
 }
 
 #[test]
-fn a_step_that_is_tried_again_runs_and_says_what_failed() {
+fn a_retried_step_runs_and_keeps_its_last_failure() {
     let mut state = journal();
     gate(&mut state, Gate::Stage);
     start(&mut state, "preflight", 1);
     finish(&mut state, "preflight", 1, StepOutcome::Failed);
-    let status = told(&state);
+    let status = report_of(&state);
     assert_eq!(status.state, PlanState::Retrying);
     assert_eq!(status.steps[0].state, StepState::Running);
     assert_eq!(status.steps[0].reason, "CommandFailed");
     assert_eq!(status.steps[0].finished_at, None);
     start(&mut state, "preflight", 2);
-    let status = told(&state);
+    let status = report_of(&state);
     assert_eq!((status.state, status.steps[0].attempt), (PlanState::Retrying, 2));
     assert_eq!(status.steps[0].started_at, Some(time(at(10))), "of the first try");
 }
 
 #[test]
-fn what_was_not_reached_says_so_and_names_what_stays() {
+fn skipped_steps_name_what_remains_on_the_host() {
     let mut state = journal();
     gate(&mut state, Gate::Upgrade);
     for step in ["preflight", "kubeadm-install"] {
@@ -124,7 +124,7 @@ fn what_was_not_reached_says_so_and_names_what_stays() {
         finish(&mut state, step, 1, StepOutcome::Done);
     }
     end(&mut state, PlanState::Stopped);
-    let status = told(&state);
+    let status = report_of(&state);
     assert_eq!(status.state, PlanState::Stopped);
     assert_eq!(status.passed, Gate::Upgrade);
     let last = &status.steps[2];
@@ -144,7 +144,7 @@ fn an_undo_is_a_step_of_the_report_and_leaves_nothing() {
         finish(&mut state, step, 1, StepOutcome::Done);
     }
     end(&mut state, PlanState::Stopped);
-    let status = told(&state);
+    let status = report_of(&state);
     assert_eq!(status.steps[3].id, "undo-kubeadm-install");
     assert_eq!(
         states(&status),
@@ -156,7 +156,7 @@ fn an_undo_is_a_step_of_the_report_and_leaves_nothing() {
 }
 
 #[test]
-fn a_damaged_journal_fails_the_plan_of_the_spec_and_says_why() {
+fn a_damaged_journal_fails_the_plan_with_a_reason() {
     let spec = HostPlanSpec {
         plan_id: "p".into(),
         steps: journal().plan.unwrap().steps,
@@ -171,7 +171,7 @@ fn a_damaged_journal_fails_the_plan_of_the_spec_and_says_why() {
 }
 
 #[test]
-fn a_full_disk_is_told_but_does_not_end_the_plan() {
+fn a_full_disk_is_reported_but_does_not_end_the_plan() {
     let mut state = journal();
     gate(&mut state, Gate::Stage);
     let trouble = Trouble::of_journal(&JournalError::Disk {
@@ -185,7 +185,7 @@ fn a_full_disk_is_told_but_does_not_end_the_plan() {
 
 #[test]
 fn a_report_is_due_on_change_and_each_five_minutes() {
-    let wanted = told(&journal());
+    let wanted = report_of(&journal());
     assert_eq!(due_at(&wanted, None, at(0)), at(0));
     let known = stamped(&wanted, at(0));
     assert_eq!(due_at(&wanted, Some(&known), at(10)), at(300));
@@ -197,11 +197,11 @@ fn a_report_is_due_on_change_and_each_five_minutes() {
 }
 
 #[test]
-fn a_report_survives_the_api() {
+fn a_report_survives_serialization() {
     let mut state = journal();
     gate(&mut state, Gate::Stage);
     start(&mut state, "preflight", 1);
-    let status = stamped(&told(&state), at(1));
+    let status = stamped(&report_of(&state), at(1));
     let text = serde_json::to_string(&status).unwrap();
     let back: HostPlanStatus = serde_json::from_str(&text).unwrap();
     assert_eq!(back, status);

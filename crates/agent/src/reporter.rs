@@ -1,4 +1,4 @@
-//! Tells the API what there is to say: on each change, and as a heartbeat.
+//! Writes the driver's report to the API: on each change, and as a heartbeat.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,12 +10,12 @@ use tokio::sync::watch;
 
 use crate::{report, trust::Extras};
 
-/// Field manager of the status that an agent reports.
+/// Field manager of the agent's status.
 pub(crate) const MANAGER: &str = "refit-agent";
-/// Wait before a failed API call is tried again.
+/// Delay before a failed API call is retried.
 const API_RETRY: Duration = Duration::from_secs(2);
 
-/// The own HostPlan as the watch sees it.
+/// The agent's own HostPlan, from the watch.
 #[derive(Clone)]
 pub(crate) struct OwnPlan {
     key: ObjectKey,
@@ -24,7 +24,7 @@ pub(crate) struct OwnPlan {
 }
 
 impl OwnPlan {
-    /// The plan with this key, from a store that a watch fills and a channel that tells of changes.
+    /// The plan with this key, from a store that a watch fills and a channel that signals changes.
     pub(crate) fn new(
         key: ObjectKey,
         store: Store<HostPlan>,
@@ -33,7 +33,7 @@ impl OwnPlan {
         Self { key, store, changes }
     }
 
-    /// What is there now counts as seen: only a later change ends a wait.
+    /// Marks the current state as seen: only a later change ends a wait.
     pub(crate) fn mark_seen(&mut self) {
         self.changes.mark_unchanged();
     }
@@ -42,12 +42,12 @@ impl OwnPlan {
         self.store.get(&self.key)
     }
 
-    /// Its spec, if it is there.
+    /// Returns the spec of the plan, if the plan exists.
     pub(crate) fn spec(&self) -> Option<HostPlanSpec> {
         self.get().map(|plan| plan.spec.clone())
     }
 
-    /// Waits until it changes.
+    /// Waits until the plan changes.
     pub(crate) async fn changed(&mut self) {
         if self.changes.changed().await.is_err() {
             refit_runtime::gate::never::<()>().await;
@@ -55,13 +55,14 @@ impl OwnPlan {
     }
 }
 
-/// Tells the API what the driver publishes.
+/// Writes the driver's report to the API.
 pub(crate) struct Reporter {
     plan: OwnPlan,
     api: Api<HostPlan>,
     clock: Clock,
     extras: Extras,
-    /// uid of the HostPlan and the status that we wrote last: newer than what the watch shows.
+    /// uid of the HostPlan and the status that this process wrote last. It may be newer than the
+    /// watch.
     written: Option<(String, HostPlanStatus)>,
 }
 
@@ -70,7 +71,7 @@ impl Reporter {
         Self { plan, api, clock, extras, written: None }
     }
 
-    /// Reports for ever what `reports` holds.
+    /// Sends the reports from `reports` until it is dropped.
     pub(crate) async fn run(
         mut self,
         mut reports: watch::Receiver<Option<HostPlanStatus>>,
@@ -82,7 +83,7 @@ impl Reporter {
             let wait = match self.report(wanted.as_ref()).await {
                 Ok(wait) => {
                     if wanted.is_some() {
-                        self.extras.tell_reported();
+                        self.extras.notify_reported();
                     }
                     wait
                 }
@@ -103,11 +104,13 @@ impl Reporter {
         }
     }
 
-    /// Makes the HostPlan where it is missing and writes what differs. Returns how long to wait.
+    /// Creates the HostPlan if it is missing, and writes the status if it differs. Returns how long
+    /// to wait.
     async fn report(&mut self, wanted: Option<&HostPlanStatus>) -> kube::Result<Duration> {
         let heartbeat = Duration::try_from(report::HEARTBEAT).unwrap_or(API_RETRY);
         let Some(plan) = self.plan.get() else {
-            // Not posted: RBAC can hold an apply to one name, and so an agent to its own plan.
+            // Applied, not posted: RBAC can limit an apply to one name, and so an agent to its own
+            // plan.
             let body = json!({
                 "apiVersion": HostPlan::api_version(&()),
                 "kind": HostPlan::kind(&()),
@@ -123,7 +126,7 @@ impl Reporter {
         };
         let uid = plan.uid().unwrap_or_default();
         let known = match &self.written {
-            Some((of, status)) if *of == uid => Some(status),
+            Some((written_uid, status)) if *written_uid == uid => Some(status),
             _ => plan.status.as_ref(),
         };
         let now = self.clock.now_seconds();

@@ -1,7 +1,8 @@
-//! The process: watch the own HostPlan, act, report.
+//! The process: watch the agent's own HostPlan, act, report.
 //!
-//! Three futures in one: the watch, the engine that drives the host, and the reporter. The engine
-//! never waits for the API, so the agent goes on while the API server of its own cluster is down.
+//! Three concurrent futures: the watch, the engine that drives the host, and the reporter. The
+//! engine never waits for the API, so the agent continues while the API server of its own cluster
+//! is down.
 
 use std::sync::Arc;
 
@@ -22,19 +23,19 @@ use crate::{
     trust::Extras,
 };
 
-/// What an agent needs.
+/// Dependencies and settings of an agent.
 pub struct AgentOptions {
-    /// Builds the client.
+    /// Builds the Kubernetes client.
     pub stack: ClientStack,
-    /// The API in which the HostPlan is.
+    /// The API that holds the HostPlan.
     pub config: kube::Config,
-    /// The time.
+    /// The clock.
     pub clock: Clock,
-    /// Name of the node, and of its HostPlan.
+    /// Name of the Node, and of its HostPlan.
     pub node_name: String,
     /// The host.
     pub host: Arc<dyn Host>,
-    /// Where the journal is.
+    /// The disk that holds the journal.
     pub disk: Arc<dyn Disk>,
 }
 
@@ -46,18 +47,18 @@ impl std::fmt::Debug for AgentOptions {
 
 /// Runs the agent of one host until it is dropped. Dropping it at any point loses nothing.
 ///
-/// Boxed, so that all of it is compiled here and not in whatever crate awaits it.
+/// The future is boxed, so that it is compiled in this crate and not in every crate that awaits it.
 pub fn run(options: AgentOptions) -> BoxFuture<'static, anyhow::Result<()>> {
     let key = ObjectKey::new(keys::HOST_PLAN_NAMESPACE, &options.node_name);
     run_for(options, key)
 }
 
-/// The same with a HostPlan of another name: in the management cluster it is that of the Machine.
+/// Like [`run`], with another HostPlan: in the management cluster it has the name of the Machine.
 pub fn run_for(options: AgentOptions, plan: ObjectKey) -> BoxFuture<'static, anyhow::Result<()>> {
     run_with(options, plan, Extras::default())
 }
 
-/// The same for a host that asks for signed plans, or whose agent exchanges itself.
+/// Like [`run_for`], for a host that requires signed plans or whose agent replaces itself.
 pub fn run_with(
     options: AgentOptions,
     plan: ObjectKey,
@@ -73,10 +74,10 @@ async fn process(options: AgentOptions, plan_key: ObjectKey, extras: Extras) -> 
     let (changed, changes) = watch::channel(());
     let (reports, reported) = watch::channel(None);
     let field = format!("metadata.name={}", plan_key.name);
-    // Boxed: they are large, and whoever embeds an agent holds this future.
+    // Boxed: these futures are large, and the caller of an agent holds them.
     let watching = Box::pin(reflect(
         api.clone(),
-        // Not from the API server's cache: an old plan in a stale list would be run again.
+        // Not from the API server's cache: the agent would run an old plan of a stale list again.
         watcher::Config::default().fields(&field),
         store.clone(),
         |_| {

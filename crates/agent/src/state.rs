@@ -1,4 +1,4 @@
-//! What the journal says, as a pure fold over its records.
+//! State of the journal, as a pure fold over its records.
 
 use std::collections::BTreeMap;
 
@@ -10,106 +10,106 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all_fields = "camelCase")]
 pub enum Record {
-    /// A plan was taken up; everything before it is over.
+    /// A plan was accepted; everything before this record belongs to an earlier plan.
     PlanAccepted {
         /// uid of its NodeUpdate.
         plan: PlanId,
-        /// Name of that NodeUpdate.
+        /// Name of the NodeUpdate.
         node_update: String,
-        /// Its steps; a later change of the object does not change a plan under way.
+        /// Steps of the plan; a later change of the object does not change a plan in progress.
         steps: Vec<PlannedStep>,
-        /// Id of the first step that cannot be taken back; empty: judged by the steps' types.
+        /// Id of the first step that cannot be rolled back. If empty, the step types decide.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         point_of_no_return: String,
-        /// Packages of the host at that time: what an undo goes back to.
+        /// Packages of the host at that time. An undo restores them.
         packages: BTreeMap<String, String>,
-        /// Images of its static pods at that time.
+        /// Images of the host's static pods at that time.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         static_pods: BTreeMap<String, String>,
-        /// When.
+        /// Time of acceptance.
         at: Timestamp,
     },
-    /// A step is about to start: its command may or may not have started when this is the last
-    /// record.
+    /// A step is about to start. If this is the last record, its command may or may not have
+    /// started.
     StepStarted {
-        /// The plan.
+        /// Id of the plan.
         plan: PlanId,
         /// Id of the step.
         step: String,
-        /// Which try, from 1.
+        /// Number of the attempt, from 1.
         attempt: i32,
-        /// Name of the unit.
+        /// Name of the systemd unit.
         unit: String,
-        /// The boot in which it starts.
+        /// Id of the boot in which the step starts.
         boot_id: String,
-        /// When.
+        /// Time of the start.
         at: Timestamp,
     },
     /// A step ended.
     StepFinished {
-        /// The plan.
+        /// Id of the plan.
         plan: PlanId,
         /// Id of the step.
         step: String,
-        /// Which try.
+        /// Number of the attempt.
         attempt: i32,
-        /// How.
+        /// Result of the attempt.
         outcome: StepOutcome,
-        /// What may end a failure.
+        /// What kind of failure it is.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         failure: Option<FailureKind>,
-        /// It failed, and the host was seen to be as it was before.
+        /// Whether the step failed and the host was found as it was before the plan.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         unchanged: bool,
-        /// CamelCase reason of a failure.
+        /// Reason of the failure, in CamelCase.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         reason: String,
-        /// What went wrong.
+        /// Message of the failure.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         message: String,
-        /// When.
+        /// Time of the end.
         at: Timestamp,
     },
-    /// The plan may go up to this gate, also when the API is gone later.
+    /// The plan may proceed up to this gate, even if the API is unreachable later.
     GateSeen {
-        /// The plan.
+        /// Id of the plan.
         plan: PlanId,
-        /// The gate.
+        /// The open gate.
         gate: Gate,
     },
     /// The plan is to stop.
     AbortSeen {
-        /// The plan.
+        /// Id of the plan.
         plan: PlanId,
-        /// Why.
+        /// Why it is to stop.
         cause: AbortCause,
     },
-    /// The plan is over.
+    /// The plan has ended.
     PlanEnded {
-        /// The plan.
+        /// Id of the plan.
         plan: PlanId,
-        /// How: `Succeeded`, `Failed` or `Stopped`.
+        /// Final state: `Succeeded`, `Failed` or `Stopped`.
         state: PlanState,
-        /// When.
+        /// Time of the end.
         at: Timestamp,
     },
-    /// Everything before it in a few lines: the file had grown too long.
+    /// A summary of all earlier records. It is written when the file has grown too long.
     Checkpoint {
-        /// The plan.
+        /// Id of the plan.
         plan: PlanId,
-        /// How far it is.
+        /// Progress of the plan.
         progress: Box<Progress>,
     },
 }
 
-/// How a step ended.
+/// Result of an attempt at a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StepOutcome {
-    /// Well.
+    /// Succeeded.
     Done,
-    /// Badly; another try may help.
+    /// Failed; will be retried.
     Failed,
-    /// Badly; no further try can help.
+    /// Failed; a retry cannot help.
     FailedForGood,
 }
 
@@ -118,12 +118,12 @@ pub enum StepOutcome {
 pub enum AbortCause {
     /// `spec.abort`.
     Requested,
-    /// Another plan took its place.
+    /// Another plan replaced it.
     Superseded,
 }
 
 impl Record {
-    /// The plan that it is about.
+    /// Id of the plan that the record belongs to.
     pub fn plan(&self) -> &PlanId {
         match self {
             Self::PlanAccepted { plan, .. }
@@ -136,7 +136,7 @@ impl Record {
         }
     }
 
-    /// The record in a few words.
+    /// A description of the record in a few words.
     pub fn what(&self) -> String {
         match self {
             Self::PlanAccepted { .. } => "plan accepted".to_owned(),
@@ -152,64 +152,64 @@ impl Record {
     }
 }
 
-/// What the journal says.
+/// State of the journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JournalState {
-    /// The newest plan, under way or over.
+    /// The newest plan, in progress or ended.
     pub plan: Option<Progress>,
 }
 
-/// How far a plan is.
+/// Progress of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// uid of its NodeUpdate.
+    /// uid of the NodeUpdate.
     pub id: PlanId,
-    /// Name of that NodeUpdate.
+    /// Name of the NodeUpdate.
     pub node_update: String,
     /// The steps, in order.
     pub steps: Vec<PlannedStep>,
-    /// Id of the first step that cannot be taken back; empty: judged by the steps' types.
+    /// Id of the first step that cannot be rolled back. If empty, the step types decide.
     pub point_of_no_return: String,
     /// Packages of the host before the plan.
     pub packages_before: BTreeMap<String, String>,
-    /// Images of its static pods before the plan.
+    /// Images of the host's static pods before the plan.
     pub static_pods_before: BTreeMap<String, String>,
-    /// When it was taken up.
+    /// When the agent accepted the plan.
     pub accepted_at: Timestamp,
-    /// How far it may go.
+    /// The gate up to which the plan may proceed.
     pub gate: Gate,
-    /// Why it is to stop, if it is.
+    /// Why the plan is to stop, if it is.
     pub abort: Option<AbortCause>,
-    /// What was tried, by step id; undo steps are there too.
+    /// Attempts by step id, undo steps included.
     pub runs: BTreeMap<String, StepRun>,
-    /// How it ended.
+    /// Final state of the plan.
     pub ended: Option<PlanState>,
-    /// When it ended.
+    /// When the plan ended.
     pub ended_at: Option<Timestamp>,
 }
 
-/// What was tried of one step.
+/// Attempts at one step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StepRun {
-    /// The last try, from 1.
+    /// Number of the last attempt, from 1.
     pub attempt: i32,
-    /// When the first try started.
+    /// When the first attempt started.
     pub first_started_at: Timestamp,
-    /// When the last try started.
+    /// When the last attempt started.
     pub started_at: Timestamp,
-    /// The boot in which the last try started.
+    /// Id of the boot in which the last attempt started.
     pub boot_id: String,
-    /// Unit of the last try.
+    /// Unit of the last attempt.
     pub unit: String,
-    /// When the last try ended.
+    /// When the last attempt ended.
     pub finished_at: Option<Timestamp>,
-    /// How the last try that ended did so.
+    /// Result of the last attempt that ended.
     pub outcome: Option<StepOutcome>,
-    /// What may end its failure.
+    /// Kind of the last failure.
     pub failure: Option<FailureKind>,
-    /// It failed, and the host was seen to be as it was before the plan.
+    /// Whether the step failed and the host was found as it was before the plan.
     pub unchanged: bool,
     /// Reason of the last failure.
     pub reason: String,
@@ -218,19 +218,19 @@ pub struct StepRun {
 }
 
 impl StepRun {
-    /// Whether the last try has no end yet.
+    /// Whether the last attempt has not ended yet.
     pub fn is_open(&self) -> bool {
         self.finished_at.is_none()
     }
 
-    /// Whether a command of it may have changed something: not if it was refused before it could
-    /// start, nor if it failed and the host was seen to be as before.
+    /// Whether a command of the step may have changed the host. False if the step was refused
+    /// before it could start, or if it failed and the host was found unchanged.
     pub fn left_its_mark(&self) -> bool {
-        let back = !self.is_open() && self.outcome != Some(StepOutcome::Done) && self.unchanged;
-        !self.unit.is_empty() && !back
+        let undone = !self.is_open() && self.outcome != Some(StepOutcome::Done) && self.unchanged;
+        !self.unit.is_empty() && !undone
     }
 
-    /// Whether the step ended well.
+    /// Whether the step succeeded.
     pub fn is_done(&self) -> bool {
         !self.is_open() && self.outcome == Some(StepOutcome::Done)
     }
@@ -246,7 +246,7 @@ impl JournalState {
         state
     }
 
-    /// Adds one record. A record of another plan than the newest says nothing any more.
+    /// Applies one record. A record of an older plan has no effect.
     pub fn apply(&mut self, record: &Record) {
         if let Record::PlanAccepted {
             plan,
@@ -281,7 +281,7 @@ impl JournalState {
         }
     }
 
-    /// The plan, if it is under way.
+    /// Returns the plan if it is in progress.
     pub fn live(&self) -> Option<&Progress> {
         self.plan.as_ref().filter(|plan| plan.ended.is_none())
     }
@@ -292,7 +292,7 @@ impl Progress {
         match record {
             Record::PlanAccepted { .. } | Record::Checkpoint { .. } => {}
             Record::StepStarted { step, attempt, unit, boot_id, at, .. } => {
-                // What the last failure was stays known until the next one.
+                // The last failure stays known until the next one.
                 let run = self.run(step, *attempt, *at);
                 run.attempt = *attempt;
                 run.started_at = *at;
@@ -312,7 +312,7 @@ impl Progress {
                 at,
                 ..
             } => {
-                // A step that was refused before it could start has an end only.
+                // A step that was refused before it could start has only this record.
                 let run = self.run(step, *attempt, *at);
                 run.attempt = *attempt;
                 run.finished_at = Some(*at);
@@ -331,7 +331,7 @@ impl Progress {
         }
     }
 
-    /// What is known of a step, from its first record on.
+    /// Returns the run of a step, and creates it at the first record of the step.
     fn run(&mut self, step: &str, attempt: i32, at: Timestamp) -> &mut StepRun {
         self.runs.entry(step.to_owned()).or_insert_with(|| StepRun {
             attempt,
@@ -348,26 +348,26 @@ impl Progress {
         })
     }
 
-    /// Whether a step ended well.
+    /// Whether a step succeeded.
     pub fn is_done(&self, step: &str) -> bool {
         self.runs.get(step).is_some_and(StepRun::is_done)
     }
 
-    /// The step whose last try has no end yet: its id and run.
+    /// Returns the step whose last attempt has not ended: its id and run.
     pub fn open(&self) -> Option<(&str, &StepRun)> {
         self.runs.iter().find(|(_, run)| run.is_open()).map(|(id, run)| (id.as_str(), run))
     }
 
-    /// The first step that is not done.
+    /// Returns the first step that is not done.
     pub fn next_step(&self) -> Option<&PlannedStep> {
         self.steps.iter().find(|step| !self.is_done(&step.id))
     }
 
-    /// The steps from the point of no return on.
+    /// Returns the steps from the point of no return on.
     ///
-    /// A plan that does not name one is of an older controller: from `kubeadm upgrade` on, static
-    /// pods, etcd's data and the kubelet's configuration are those of the new version. One that
-    /// names none of its steps can be taken back as a whole.
+    /// A plan that names none is from an older controller: from `kubeadm upgrade` on, static pods,
+    /// etcd's data and the kubelet's configuration are those of the new version. A plan that names
+    /// an id which is not among its steps can be rolled back as a whole.
     pub fn irreversible(&self) -> &[PlannedStep] {
         let first = if self.point_of_no_return.is_empty() {
             self.steps.iter().position(|step| {
@@ -388,7 +388,7 @@ impl Progress {
         first.map_or(&[], |first| &self.steps[first..])
     }
 
-    /// Whether something was tried that cannot be taken back.
+    /// Whether a step was attempted that cannot be rolled back.
     pub fn past_no_return(&self) -> bool {
         self.irreversible()
             .iter()
@@ -396,7 +396,7 @@ impl Progress {
             .any(StepRun::left_its_mark)
     }
 
-    /// The gate up to which every step is done.
+    /// Returns the gate up to which every step is done.
     pub fn passed(&self) -> Gate {
         [Gate::Stage, Gate::Upgrade, Gate::Disrupt]
             .into_iter()
@@ -408,7 +408,8 @@ impl Progress {
     }
 }
 
-/// The gate that a step needs. None runs while everything is closed.
+/// Returns the gate that a step needs, at least [`Gate::Stage`]: no step runs while all gates are
+/// closed.
 pub fn gate_of(step: &PlannedStep) -> Gate {
     step.gate.max(Gate::Stage)
 }

@@ -1,4 +1,4 @@
-//! What the program does beside being the agent: installing, removing and looking after itself.
+//! The subcommands: installing, removing and checking the agent on its host.
 
 use std::{
     collections::BTreeMap,
@@ -22,58 +22,59 @@ use refit_runtime::Clock;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// How often an installer that stays looks whether the host is still as it should be.
-const AGAIN: Duration = Duration::from_mins(5);
-/// Wait before files that could not be used are tried again.
+/// How often a staying installer checks the host.
+const RECHECK_INTERVAL: Duration = Duration::from_mins(5);
+/// Delay before files that could not be used are tried again.
 const RETRY: Duration = Duration::from_mins(1);
 
-/// What the program can do beside being the agent.
+/// Subcommands of the program.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Task {
-    /// Put this program on the host and have systemd run it; run again, it changes nothing
+    /// Install this program on the host as a systemd service; a repeated run changes nothing
     ///
-    /// Where another version runs, that one exchanges itself for this one as soon as it has no step
-    /// under way, and takes its place again if this one does not report within ten minutes.
+    /// If another version runs, that version replaces itself with this one as soon as no step is in
+    /// progress, and it is restored if this one does not report within ten minutes.
     Install {
-        /// A setting of the agent, such as REFIT_AGENT_HOST_PLAN=fleet/edge-1; may be repeated. Others
-        /// that are set already stay; one without a value is taken away
+        /// Set an environment variable of the agent, such as REFIT_AGENT_HOST_PLAN=fleet/edge-1;
+        /// may be repeated. Variables that are not named keep their value; one without a value is
+        /// removed
         #[arg(long = "set", value_name = "NAME=VALUE", value_parser = setting)]
         settings: Vec<(String, String)>,
-        /// Public key (.pub) of whoever signs bundles for this host; may be repeated. It goes to
-        /// /etc/refit/keys: a host trusts no bundle without one
+        /// Install a public key (.pub) that signs bundles for this host in /etc/refit/keys; may be
+        /// repeated. Without a key the host trusts no bundle
         #[arg(long = "bundle-key", value_name = "FILE")]
         bundle_keys: Vec<PathBuf>,
-        /// Stay, and look every five minutes whether the host is still as it should be
+        /// Keep running, and restore the installation every five minutes if it has changed
         #[arg(long)]
         stay: bool,
     },
-    /// Say by the exit code whether the host runs this version, and it has reported
+    /// Exit with 0 if the host runs this version and it has reported
     Installed,
-    /// Stop the service and remove it and the program from the host
+    /// Stop the service, and remove it and the program from the host
     Uninstall {
-        /// Remove journal, snapshots and settings too
+        /// Also remove journal, snapshots and settings
         #[arg(long)]
         purge: bool,
-        /// Stay when it is done, so that a DaemonSet can do it on every host
+        /// Keep running afterwards, so that a DaemonSet can uninstall on every host
         #[arg(long)]
         stay: bool,
     },
-    /// Do the job of a unit
+    /// Run the job of a unit
     #[command(hide = true)]
     CarryOut {
-        /// What to do
+        /// Read the job from this file
         #[arg(long)]
         job: PathBuf,
     },
-    /// Have a new version's trial ended after its time
+    /// Schedule the end of a new version's trial
     #[command(hide = true)]
     Guard,
-    /// Go back to the version of before if the new one has not reported
+    /// Restore the previous version if the new one has not reported
     #[command(hide = true)]
     EndTrial,
 }
 
-/// Does a task. The host's root is entered by `enter` once this program's own file was read.
+/// Runs a task. `enter` enters the host's root after this program's own file has been read.
 pub(crate) async fn run(
     task: &Task,
     state: &Path,
@@ -125,7 +126,7 @@ pub(crate) async fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Keys by the names of their files; what is none is named before anything is installed.
+/// Reads keys, by file name. An invalid key is an error before anything is installed.
 fn read_keys(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, String>> {
     let mut keys = BTreeMap::new();
     for path in paths {
@@ -138,7 +139,7 @@ fn read_keys(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, String>> {
     Ok(keys)
 }
 
-/// Does the job of a unit; its exit code says what may end a failure.
+/// Runs the job of a unit. The exit code carries the kind of failure.
 async fn carry_out(job: &Path) -> ExitCode {
     let outcome = async {
         let job = JobFile::load(job)?;
@@ -151,8 +152,8 @@ async fn carry_out(job: &Path) -> ExitCode {
     match outcome.await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The unit's output: its end is what the report shows.
-            #[expect(clippy::print_stderr, reason = "the program's own last word")]
+            // The error ends the output of the unit, and the report shows that end.
+            #[expect(clippy::print_stderr, reason = "the program prints its final error")]
             {
                 eprintln!("error: {error}");
             }
@@ -169,7 +170,7 @@ async fn install(
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
     let mut settings: BTreeMap<String, String> = settings.iter().cloned().collect();
-    // What a DaemonSet knows of the Node that it is on.
+    // A DaemonSet passes the name of its Node.
     if let Ok(name) = std::env::var("NODE_NAME") {
         settings.entry("NODE_NAME".to_owned()).or_insert(name);
     }
@@ -198,31 +199,32 @@ async fn install(
         tokio::select! {
             biased;
             () = stop.cancelled() => return Ok(()),
-            () = tokio::time::sleep(AGAIN) => {}
+            () = tokio::time::sleep(RECHECK_INTERVAL) => {}
         }
     }
 }
 
-/// The version that this process is, where it keeps its own versions.
+/// Returns the version of this process, if its program is one of the installed versions.
 pub(crate) fn own_version() -> Option<String> {
     let program = std::env::current_exe().ok()?;
     refit_agent::install::own_version(&Layout::new(BASE), &program)
 }
 
-/// Ends the trial of this version once it has reported, then waits until another takes its place.
-pub(crate) async fn give_way(
+/// Ends the trial of this version once it has reported, then waits until another version replaces
+/// it.
+pub(crate) async fn wait_for_handover(
     own: &str,
     reported: &watch::Sender<bool>,
     between_steps: &watch::Sender<bool>,
 ) -> String {
     let layout = Layout::new(BASE);
     loop {
-        let given = async {
+        let handover = async {
             confirmed(&layout, own, reported.subscribe(), &SystemdUnits).await?;
             let (reported, between) = (reported.subscribe(), between_steps.subscribe());
             exchanged(&layout, own, reported, between).await
         };
-        match given.await {
+        match handover.await {
             Ok(wanted) => return wanted,
             Err(error) => tracing::warn!(%error, "another version cannot take over yet"),
         }

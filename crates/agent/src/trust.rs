@@ -1,7 +1,7 @@
-//! Which plans an agent believes, where its host asks for signed ones.
+//! Which plans an agent trusts on a host that requires signed plans.
 //!
-//! A plan that is not believed is as if it were not there: the agent goes on with what its journal
-//! knows, and its report says why the plan waits.
+//! The agent ignores a plan that it does not trust: it continues with the plan in its journal, and
+//! reports why the new plan waits.
 
 use std::{io, sync::Arc};
 
@@ -17,21 +17,21 @@ use crate::{
     state::JournalState,
 };
 
-/// File that holds which plan was believed last.
+/// File that records the last trusted plan.
 const MARK: &str = "believed-plan.json";
 
-/// Why a plan is left alone.
+/// Why a plan is ignored.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
-    /// It is not believed.
+    /// The plan is not trusted.
     #[error("{0}; this host takes up signed plans only (--plan-keys)")]
     Distrust(#[from] Distrust),
-    /// Which plan was believed last cannot be read or written.
-    #[error("{MARK} in the state folder cannot be used: {0}")]
+    /// The record of the last trusted plan cannot be read or written.
+    #[error("{MARK} in the state directory cannot be used: {0}")]
     Disk(#[from] io::Error),
 }
 
-/// The plan that was believed last: no older one takes its place.
+/// The last trusted plan. No older plan may replace it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Mark {
@@ -39,7 +39,7 @@ struct Mark {
     issued_at: Timestamp,
 }
 
-/// Believes plans that are signed by a known key and are no older than the last one.
+/// Trusts plans that are signed by a known key and are no older than the last trusted plan.
 #[derive(Clone)]
 pub struct PlanTrust {
     keys: PlanKeys,
@@ -53,18 +53,19 @@ impl std::fmt::Debug for PlanTrust {
 }
 
 impl PlanTrust {
-    /// Believes these keys; what was believed last is remembered on the disk.
+    /// Trusts these keys, and records the last trusted plan on `disk`.
     pub fn new(keys: PlanKeys, disk: Arc<dyn Disk>) -> Self {
         Self { keys, disk }
     }
 
-    /// Whether a plan may be taken up or carried on. One that is newer than all before is
-    /// remembered, before anything is done for it.
+    /// Checks that a plan may be accepted or continued. A plan that is newer than the recorded one
+    /// is recorded before anything is done for it.
     pub async fn believe(&self, plan: &HostPlan) -> Result<(), TrustError> {
         let claims = self.keys.verify(plan)?;
         let mark = Mark { plan_id: plan.spec.plan_id.clone(), issued_at: claims.issued_at };
         let known = match self.disk.read(MARK).await? {
-            // A file of ours is replaced whole: what cannot be read was not written by us.
+            // Refit replaces this file atomically: a file that cannot be parsed was not written by
+            // Refit.
             Some(bytes) => Some(serde_json::from_slice::<Mark>(&bytes).map_err(io::Error::from)?),
             None => None,
         };
@@ -82,7 +83,7 @@ impl PlanTrust {
     }
 }
 
-/// A plan that waits because it is not believed.
+/// A plan that waits because it is not trusted.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Refused {
     spec: HostPlanSpec,
@@ -94,13 +95,13 @@ impl Refused {
         let trouble = Trouble {
             reason: "PlanNotTrusted",
             message: error.to_string(),
-            // The controller may sign it yet, or the right plan come back.
+            // The controller may still sign it, or the right plan may be restored.
             needs_person: false,
         };
         Self { spec, trouble }
     }
 
-    /// The report of an agent that waits for a plan that it believes.
+    /// Builds the report of an agent that waits for a trusted plan.
     pub(crate) fn report(
         &self,
         state: &JournalState,
@@ -108,40 +109,40 @@ impl Refused {
     ) -> HostPlanStatus {
         let known = state.plan.as_ref();
         if state.live().is_some() {
-            // The step that waits or runs says that nothing new is heard of.
+            // The waiting or running step reports that no new plan is accepted.
             return report::report(state, Some(&self.spec), facts, Some(&self.trouble));
         }
         if known.is_some_and(|plan| plan.id == self.spec.plan_id) {
             return report::report(state, None, facts, None);
         }
-        let none = JournalState::default();
-        report::report(&none, Some(&self.spec), facts, Some(&self.trouble))
+        let empty = JournalState::default();
+        report::report(&empty, Some(&self.spec), facts, Some(&self.trouble))
     }
 }
 
-/// What an agent may be given beside what it needs.
+/// Optional settings of an agent.
 #[derive(Clone, Debug, Default)]
 pub struct Extras {
-    /// Which plans are believed; without it all are.
+    /// Which plans are trusted; if `None`, all of them.
     pub trust: Option<PlanTrust>,
-    /// Told whether no step is under way.
+    /// Receives whether no step is in progress.
     pub between_steps: Option<watch::Sender<bool>>,
-    /// Told `true` once the API has taken a report.
+    /// Receives `true` once the API has accepted a report.
     pub reported: Option<watch::Sender<bool>>,
 }
 
 impl Extras {
-    pub(crate) fn tell_between_steps(&self, state: &JournalState) {
+    pub(crate) fn notify_between_steps(&self, state: &JournalState) {
         let between = state.live().is_none_or(|plan| plan.open().is_none());
-        tell(self.between_steps.as_ref(), between);
+        send_if_changed(self.between_steps.as_ref(), between);
     }
 
-    pub(crate) fn tell_reported(&self) {
-        tell(self.reported.as_ref(), true);
+    pub(crate) fn notify_reported(&self) {
+        send_if_changed(self.reported.as_ref(), true);
     }
 }
 
-fn tell(sender: Option<&watch::Sender<bool>>, value: bool) {
+fn send_if_changed(sender: Option<&watch::Sender<bool>>, value: bool) {
     if let Some(sender) = sender {
         sender.send_if_modified(|known| std::mem::replace(known, value) != value);
     }

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::{disk::RealDisk, state::Record};
 
-// A key of 32 ones; used nowhere else.
+// A key whose 32 bytes are all 1. It is only used here.
 const PRIVATE: &str = "MC4CAQAwBQYDK2VwBCIEIAEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEB";
 const PUBLIC: &str = "MCowBQYDK2VwAyEAiojj3XQJ8ZX9UtstPLpdcspnCb8dlBIb83SIAbQPb1w=";
 
@@ -17,8 +17,8 @@ fn pem(label: &str, text: &str) -> String {
     format!("-----BEGIN {label}-----\n{text}\n-----END {label}-----\n")
 }
 
-fn disk(folder: &TempDir) -> Arc<dyn Disk> {
-    Arc::new(RealDisk::open(folder.path()).unwrap())
+fn disk(directory: &TempDir) -> Arc<dyn Disk> {
+    Arc::new(RealDisk::open(directory.path()).unwrap())
 }
 
 fn trust(disk: &Arc<dyn Disk>) -> PlanTrust {
@@ -26,7 +26,7 @@ fn trust(disk: &Arc<dyn Disk>) -> PlanTrust {
     PlanTrust::new(keys, disk.clone())
 }
 
-/// A plan of a NodeUpdate that was made at this second.
+/// A plan of a NodeUpdate that was created at second `made`.
 fn plan(id: &str, made: i64) -> HostPlan {
     let spec = HostPlanSpec {
         plan_id: id.into(),
@@ -65,21 +65,21 @@ fn why(outcome: Result<(), TrustError>) -> Option<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_older_plan_does_not_come_back_whatever_its_signature() {
-    let folder = tempfile::tempdir().unwrap();
-    let disk = disk(&folder);
+async fn an_older_plan_is_not_trusted_even_if_signed() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = disk(&directory);
     assert_eq!(why(trust(&disk).believe(&plan("a", 100)).await), None);
     assert_eq!(why(trust(&disk).believe(&plan("b", 200)).await), None);
-    // Another process, the same disk.
+    // Another process with the same disk.
     let refused = why(trust(&disk).believe(&plan("a", 100)).await).unwrap();
     assert!(refused.contains("accepted already"), "{refused}");
     assert_eq!(why(trust(&disk).believe(&plan("b", 200)).await), None);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_plan_that_is_not_signed_or_was_changed_is_left_alone() {
-    let folder = tempfile::tempdir().unwrap();
-    let disk = disk(&folder);
+async fn an_unsigned_or_changed_plan_is_ignored() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = disk(&directory);
     let mut changed = plan("a", 100);
     changed.spec.gate = Gate::Disrupt;
     let refused = why(trust(&disk).believe(&changed).await).unwrap();
@@ -91,7 +91,7 @@ async fn a_plan_that_is_not_signed_or_was_changed_is_left_alone() {
 }
 
 #[test]
-fn a_report_says_why_a_plan_waits_and_leaves_what_is_over_alone() {
+fn a_report_names_why_a_plan_waits_and_keeps_ended_plans() {
     let facts = refit_kinds::refit::HostFacts::default();
     let error = TrustError::Distrust(Distrust::Unsigned);
     let refused = Refused::new(plan("a", 0).spec, &error);

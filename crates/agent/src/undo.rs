@@ -1,9 +1,9 @@
-//! What is taken back when a plan ends badly before its point of no return, and what is left.
+//! Undo: what is rolled back when a plan fails before its point of no return, and what remains.
 //!
-//! Undo steps are steps like any other: journalled before they start and after they ended, tried
-//! again, found again after a kill. They are made from the journal alone, so they are the same
-//! whoever makes them. Past the point of no return nothing is taken back: an older kubeadm could not
-//! repair what the newer one has begun (`spec/node.md 2.9`).
+//! Undo steps are steps like any other: they are journalled before they start and after they end,
+//! retried, and found again after a kill. They are derived from the journal alone, so every agent
+//! process derives the same ones. Past the point of no return nothing is rolled back: an older
+//! kubeadm could not repair what the newer one has begun (`spec/node.md 2.9`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,27 +18,28 @@ use crate::{
     state::{AbortCause, Progress},
 };
 
-/// What the id of an undo step starts with.
+/// Prefix of the id of an undo step.
 pub(crate) const UNDO: &str = "undo-";
-/// How much of an undo's message the report of what is left repeats.
+/// How much of an undo step's message the report of what remains repeats.
 const MESSAGE_CHARS: usize = 300;
 
-/// Id of the step that takes a step back.
+/// Id of the step that undoes a step.
 pub(crate) fn undo_id(step: &str) -> String {
     format!("{UNDO}{step}")
 }
 
-/// Rolling back one step of a plan.
+/// A step that undoes one step of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UndoStep {
-    /// Its id: that of the step behind [`UNDO`].
+    /// Id: that of the undone step after [`UNDO`].
     pub(crate) id: String,
-    /// What is done.
+    /// What the step does.
     pub(crate) undo: Undo,
 }
 
-/// The undo steps of a plan in the order in which they are taken: the last step first, but the
-/// kubelet is restarted once everything that it reads is back. None past the point of no return.
+/// The undo steps of a plan in the order in which they run: the last step is undone first, but the
+/// kubelet restarts only after everything that it reads is restored. Empty past the point of no
+/// return.
 pub(crate) fn undo_steps(plan: &Progress) -> Vec<UndoStep> {
     if plan.past_no_return() {
         return Vec::new();
@@ -58,9 +59,9 @@ fn was_started(plan: &Progress, step: &str) -> bool {
     plan.runs.get(step).is_some_and(|run| !run.unit.is_empty())
 }
 
-/// How `step` is rolled back; `None` if it changed nothing that could be.
+/// The step that undoes `step`; `None` if `step` changed nothing that could be undone.
 fn undo_step(plan: &Progress, step: &PlannedStep) -> Option<UndoStep> {
-    let undo = match how(plan, step)? {
+    let undo = match undo_kind(plan, step)? {
         StepUndo::Packages => {
             let packages = packages_before(plan, step);
             (!packages.is_empty()).then_some(Undo::Packages { packages })?
@@ -83,31 +84,31 @@ fn os_image(step: &HostStep) -> Option<&OsImageArgs> {
     None
 }
 
-/// How a step is taken back. A plan of an older controller does not say so.
-fn how(plan: &Progress, step: &PlannedStep) -> Option<StepUndo> {
+/// How a step is rolled back. The plan of an older controller does not record it.
+fn undo_kind(plan: &Progress, step: &PlannedStep) -> Option<StepUndo> {
     let older =
         plan.point_of_no_return.is_empty() && step.step_type() == Some(StepType::KubeadmInstall);
     step.undo.or(older.then_some(StepUndo::Packages))
 }
 
-/// The packages that steps name beside those of Kubernetes: what an undo has to know of.
+/// The packages that steps name in addition to those of Kubernetes. An undo needs their versions.
 pub(crate) fn named_packages(steps: &[PlannedStep]) -> BTreeSet<String> {
     let args = steps.iter().filter_map(|step| step.step()?.packages());
     args.flat_map(|args| &args.install).map(|package| package.name.clone()).collect()
 }
 
-/// Packages that a step was to install and that were not there before. They are left: nothing that
-/// ran before misses them.
+/// Packages that a step was to install and that were not installed before. They stay installed:
+/// nothing that ran before needs them to be absent.
 fn new_packages(plan: &Progress, step: &PlannedStep) -> Vec<String> {
-    if how(plan, step) != Some(StepUndo::Packages) {
+    if undo_kind(plan, step) != Some(StepUndo::Packages) {
         return Vec::new();
     }
     let named = named_packages(std::slice::from_ref(step)).into_iter();
     named.filter(|name| !plan.packages_before.contains_key(name)).collect()
 }
 
-/// The packages of a step at their versions of before, if the step was to change any, or the files
-/// that go back with them.
+/// The packages of a step at their previous versions. Empty unless the step was to change a package
+/// or a file that is rolled back with the packages.
 fn packages_before(plan: &Progress, step: &PlannedStep) -> BTreeMap<String, String> {
     let Some(step) = step.step() else {
         return BTreeMap::new();
@@ -138,7 +139,7 @@ fn packages_before(plan: &Progress, step: &PlannedStep) -> BTreeMap<String, Stri
         .collect()
 }
 
-/// What a plan that has ended badly left on the host: the step, and a whole sentence.
+/// What a failed or stopped plan left on the host: the id of each such step, and a whole sentence.
 pub(crate) fn left_behind(plan: &Progress) -> Vec<(String, String)> {
     if !matches!(plan.ended, Some(PlanState::Failed | PlanState::Stopped)) {
         return Vec::new();
@@ -152,16 +153,16 @@ pub(crate) fn left_behind(plan: &Progress) -> Vec<(String, String)> {
             let run = plan.runs.get(&step.id).filter(|run| run.left_its_mark())?;
             let undo = undo_id(&step.id);
             let planned = undos.iter().any(|step| step.id == undo);
-            let nothing = !planned && how(plan, step).is_some();
+            let nothing = !planned && undo_kind(plan, step).is_some();
             if !past && (nothing || plan.is_done(&undo)) {
-                return Some((step.id.clone(), new_ones(&new_packages(plan, step))?));
+                return Some((step.id.clone(), left_packages_message(&new_packages(plan, step))?));
             }
             let what = if run.is_done() { "is done" } else { "was begun and has failed" };
             let why = if past {
                 let point = plan.irreversible().first().map_or("", |step| &step.id);
                 format!("nothing is taken back past the point of no return ({point})")
             } else if planned {
-                not_undone(plan, &undo)
+                undo_failure(plan, &undo)
             } else {
                 "it has no way back".to_owned()
             };
@@ -171,7 +172,7 @@ pub(crate) fn left_behind(plan: &Progress) -> Vec<(String, String)> {
         .collect()
 }
 
-fn new_ones(packages: &[String]) -> Option<String> {
+fn left_packages_message(packages: &[String]) -> Option<String> {
     let list = packages.join(", ");
     match packages.len() {
         0 => None,
@@ -184,7 +185,7 @@ fn new_ones(packages: &[String]) -> Option<String> {
     }
 }
 
-fn not_undone(plan: &Progress, undo: &str) -> String {
+fn undo_failure(plan: &Progress, undo: &str) -> String {
     match plan.runs.get(undo) {
         Some(run) if is_given_up(plan, undo) => {
             let message: String = run.message.chars().take(MESSAGE_CHARS).collect();
@@ -195,11 +196,11 @@ fn not_undone(plan: &Progress, undo: &str) -> String {
     }
 }
 
-/// Whether a step of this type leaves anything behind that is worth a word: not one that only
-/// looks, fetches or saves.
+/// Whether the report lists a step of this type as left on the host: not a step that only inspects,
+/// fetches or saves.
 fn changes_the_host(step: &PlannedStep) -> bool {
     match step.step_type() {
-        // One that only fetches has nothing to roll back; another has moved the sources of packages.
+        // A step that only fetches has no undo; one with an undo has changed the package sources.
         Some(StepType::Stage) => step.undo.is_some(),
         Some(
             StepType::Preflight | StepType::ImagePreload | StepType::Snapshot | StepType::Verify,
@@ -224,7 +225,7 @@ fn changes_the_host(step: &PlannedStep) -> bool {
     }
 }
 
-/// Why the rest of a plan was not done, and what it left.
+/// Why the rest of a plan was not run, and what the plan left on the host.
 pub(crate) fn not_taken(plan: &Progress) -> String {
     let why = match (plan.ended, plan.abort) {
         (Some(PlanState::Failed), _) => "an earlier step failed",

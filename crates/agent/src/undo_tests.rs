@@ -95,7 +95,7 @@ fn finish(
     });
 }
 
-/// A plan in which these steps are done and the next one has failed for good.
+/// A plan in which all steps before `step` are done and `step` has failed for good.
 fn failed_at(steps: Vec<PlannedStep>, point: &str, step: &str, unchanged: bool) -> JournalState {
     let ids = steps.iter().map(|known| known.id.clone());
     let before: Vec<String> = ids.take_while(|id| id != step).collect();
@@ -114,8 +114,8 @@ fn ids(state: &JournalState) -> Vec<String> {
     steps.into_iter().map(|step| step.id).collect()
 }
 
-/// Takes every undo step that comes next; those in `broken` fail for good.
-fn take_back(state: &mut JournalState, broken: &[&str]) -> (Vec<String>, PlanState) {
+/// Runs every undo step; those in `broken` fail for good.
+fn run_undo_steps(state: &mut JournalState, broken: &[&str]) -> (Vec<String>, PlanState) {
     let mut taken = Vec::new();
     for _ in 0..50 {
         match engine::next(state, None, at(10)) {
@@ -140,9 +140,9 @@ fn take_back(state: &mut JournalState, broken: &[&str]) -> (Vec<String>, PlanSta
 }
 
 #[test]
-fn a_worker_goes_back_whole_and_its_kubelet_is_restarted_last() {
+fn a_worker_is_rolled_back_and_its_kubelet_restarts_last() {
     let mut state = failed_at(worker(), "node-ready", "verify", false);
-    let (taken, ended) = take_back(&mut state, &[]);
+    let (taken, ended) = run_undo_steps(&mut state, &[]);
     assert_eq!(
         taken,
         [
@@ -160,7 +160,7 @@ fn a_worker_goes_back_whole_and_its_kubelet_is_restarted_last() {
 }
 
 #[test]
-fn only_what_was_begun_is_taken_back() {
+fn only_started_steps_are_rolled_back() {
     for (step, expected) in [
         ("preflight", &[][..]),
         ("kubeadm-install", &["undo-kubeadm-install"]),
@@ -174,7 +174,7 @@ fn only_what_was_begun_is_taken_back() {
 }
 
 #[test]
-fn packages_go_back_to_exactly_what_they_were() {
+fn packages_are_restored_to_their_exact_versions() {
     let state = failed_at(worker(), "node-ready", "kubelet-install", false);
     let plan = state.plan.as_ref().unwrap();
     let undo = &undo_steps(plan)[0];
@@ -193,7 +193,7 @@ fn packages_that_were_there_already_are_left_alone() {
 }
 
 #[test]
-fn the_runtime_goes_back_and_a_package_that_was_not_there_stays() {
+fn the_runtime_is_rolled_back_and_a_new_package_stays() {
     let mut steps = worker();
     let package =
         |name: &str| PackageVersion { name: name.to_owned(), version: "2.1.4-1".to_owned() };
@@ -209,7 +209,7 @@ fn the_runtime_goes_back_and_a_package_that_was_not_there_stays() {
 }
 
 #[test]
-fn a_package_that_was_not_there_before_is_told() {
+fn a_new_package_is_reported() {
     let mut steps = worker();
     let package =
         |name: &str| PackageVersion { name: name.to_owned(), version: "1.35.1-1".to_owned() };
@@ -218,7 +218,7 @@ fn a_package_that_was_not_there_before_is_told() {
     let mut state = failed_at(steps, "node-ready", "kubeadm-upgrade", false);
     let before = ("cri-o".to_owned(), "1.34.0-1".to_owned());
     state.plan.as_mut().unwrap().packages_before.extend([before]);
-    let (taken, _) = take_back(&mut state, &[]);
+    let (taken, _) = run_undo_steps(&mut state, &[]);
     assert_eq!(taken, ["undo-kubeadm-upgrade", "undo-kubeadm-install"]);
     let left = left_behind(state.plan.as_ref().unwrap());
     let expected = "Package runc was not there before the plan, and is left on the host.";
@@ -226,7 +226,7 @@ fn a_package_that_was_not_there_before_is_told() {
 }
 
 #[test]
-fn other_flags_of_a_kubelet_that_stays_go_back() {
+fn kubelet_flags_are_rolled_back_without_a_new_version() {
     let mut steps = worker();
     let flags = KubeletArgs { remove_args: vec!["v".to_owned()], ..KubeletArgs::default() };
     for args in [KubeletArgs::default(), flags.clone()] {
@@ -239,7 +239,7 @@ fn other_flags_of_a_kubelet_that_stays_go_back() {
 }
 
 #[test]
-fn sources_of_packages_that_have_moved_go_back_last() {
+fn package_sources_are_rolled_back_last() {
     let mut steps = worker();
     let stage = HostStep::Stage {
         version: new(),
@@ -252,16 +252,16 @@ fn sources_of_packages_that_have_moved_go_back_last() {
     let plan = state.plan.as_ref().unwrap();
     let undo = undo_steps(plan).pop().unwrap();
     assert_eq!(undo.undo, Undo::Files { step: "stage".to_owned() });
-    let (taken, _) = take_back(&mut state, &["undo-stage"]);
+    let (taken, _) = run_undo_steps(&mut state, &["undo-stage"]);
     assert_eq!(taken.last().map(String::as_str), Some("undo-stage"));
     let left = left_behind(state.plan.as_ref().unwrap());
     assert!(left[0].1.contains("undo-stage failed"), "{left:?}");
 }
 
 #[test]
-fn past_the_point_of_no_return_nothing_is_taken_back_and_the_rest_is_told() {
+fn past_no_return_nothing_is_undone_and_the_rest_is_reported() {
     let mut state = failed_at(worker(), "kubeadm-upgrade", "kubelet-install", false);
-    assert_eq!(take_back(&mut state, &[]), (Vec::new(), PlanState::Failed));
+    assert_eq!(run_undo_steps(&mut state, &[]), (Vec::new(), PlanState::Failed));
     let plan = state.plan.as_ref().unwrap();
     assert!(plan.past_no_return());
     let left = left_behind(plan);
@@ -274,9 +274,9 @@ fn past_the_point_of_no_return_nothing_is_taken_back_and_the_rest_is_told() {
 }
 
 #[test]
-fn a_kubeadm_that_put_everything_back_itself_has_not_passed_the_point() {
+fn a_kubeadm_that_restored_itself_is_not_past_no_return() {
     let mut state = failed_at(worker(), "kubeadm-upgrade", "kubeadm-upgrade", true);
-    let (taken, ended) = take_back(&mut state, &[]);
+    let (taken, ended) = run_undo_steps(&mut state, &[]);
     assert_eq!(taken, ["undo-kubeadm-upgrade", "undo-kubeadm-install"]);
     assert_eq!(ended, PlanState::Failed);
     assert_eq!(left_behind(state.plan.as_ref().unwrap()), []);
@@ -285,9 +285,9 @@ fn a_kubeadm_that_put_everything_back_itself_has_not_passed_the_point() {
 }
 
 #[test]
-fn an_undo_that_fails_does_not_keep_the_others_from_being_taken() {
+fn a_failed_undo_does_not_block_the_others() {
     let mut state = failed_at(worker(), "node-ready", "kubelet-restart", false);
-    let (taken, _) = take_back(&mut state, &["undo-kubelet-install"]);
+    let (taken, _) = run_undo_steps(&mut state, &["undo-kubelet-install"]);
     assert_eq!(taken.len(), 4);
     let plan = state.plan.as_ref().unwrap();
     let left = left_behind(plan);
@@ -299,7 +299,7 @@ fn an_undo_that_fails_does_not_keep_the_others_from_being_taken() {
 }
 
 #[test]
-fn an_undo_is_tried_again_like_any_step() {
+fn an_undo_is_retried_like_any_step() {
     let mut state = failed_at(worker(), "node-ready", "kubeadm-install", false);
     for attempt in 1..=USUAL_ATTEMPTS {
         start(&mut state, "undo-kubeadm-install", attempt);
@@ -314,13 +314,13 @@ fn an_undo_is_tried_again_like_any_step() {
 }
 
 #[test]
-fn a_plan_under_way_has_left_nothing_yet() {
+fn a_plan_in_progress_has_left_nothing_yet() {
     let state = failed_at(worker(), "node-ready", "kubelet-restart", false);
     assert_eq!(left_behind(state.plan.as_ref().unwrap()), []);
 }
 
 #[test]
-fn a_plan_that_names_no_point_goes_by_its_steps() {
+fn a_plan_without_a_point_uses_its_step_types() {
     let mut steps = worker();
     for step in &mut steps {
         step.undo = None;
@@ -332,10 +332,11 @@ fn a_plan_that_names_no_point_goes_by_its_steps() {
 }
 
 proptest! {
-    /// Whatever failed, in whatever order undo steps fail: the plan ends, every undo is tried, none
-    /// is tried again once it is done, and what is reported as left is what was not taken back.
+    /// Whichever step fails and in whatever order undo steps fail: the plan ends, every undo is
+    /// tried, no undo is repeated after it succeeded, and exactly the steps that were not rolled
+    /// back are reported as left.
     #[test]
-    fn every_failure_ends_and_tells_what_is_left(
+    fn every_failure_ends_and_reports_what_remains(
         failing in 0..6_usize,
         point in 0..7_usize,
         broken in prop::collection::vec(any::<bool>(), 6),
@@ -348,7 +349,7 @@ proptest! {
         let bad: Vec<&str> = undos.iter().zip(&broken).filter(|(_, b)| **b).map(|(u, _)| u.as_str()).collect();
         let bad: Vec<String> = bad.into_iter().map(str::to_owned).collect();
         let refs: Vec<&str> = bad.iter().map(String::as_str).collect();
-        let (taken, ended) = take_back(&mut state, &refs);
+        let (taken, ended) = run_undo_steps(&mut state, &refs);
         prop_assert_eq!(ended, PlanState::Failed);
         prop_assert_eq!(&taken, &undos);
         let plan = state.plan.as_ref().unwrap();

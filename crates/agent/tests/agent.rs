@@ -1,4 +1,4 @@
-//! The whole agent against an API server in process, a simulated disk and a simulated host.
+//! The whole agent against an in-process API server, a simulated disk and a simulated host.
 
 mod common;
 
@@ -10,7 +10,7 @@ use refit_kinds::version::KubernetesVersion;
 use serde_json::json;
 
 #[tokio::test(start_paused = true)]
-async fn the_agent_makes_its_host_plan_and_reports_before_there_is_a_plan() {
+async fn the_agent_creates_its_host_plan_and_reports_without_a_plan() {
     let world = World::new().await;
     world.run_for(2).await;
     let plan = world.plan().await.expect("a HostPlan");
@@ -23,7 +23,7 @@ async fn the_agent_makes_its_host_plan_and_reports_before_there_is_a_plan() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cluster_that_learns_of_host_plans_later_gets_one_then() {
+async fn a_host_plan_is_created_once_its_crd_is_installed() {
     let world = World::bare();
     let switch = Switch::new(Kill::Never);
     world.run_until(&switch, 60, async |_| false).await;
@@ -50,7 +50,7 @@ async fn a_whole_plan_succeeds_and_reports_each_step() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_agent_stops_at_each_gate_and_goes_on_when_it_opens() {
+async fn the_agent_waits_at_each_gate_until_it_opens() {
     let world = World::new().await;
     let steps = worker_steps(NEW, false);
     for (gate, passed, kubeadm, kubelet) in [
@@ -98,7 +98,7 @@ async fn a_step_that_keeps_failing_fails_the_plan_with_a_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_abort_before_the_point_of_no_return_puts_kubeadm_back() {
+async fn an_abort_before_no_return_restores_kubeadm() {
     let world = World::new().await;
     let steps = worker_steps(NEW, false);
     world.break_step("kubeadm-upgrade", 99);
@@ -125,7 +125,7 @@ fn version_of(world: &World, package: &str) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_abort_past_the_point_of_no_return_finishes_what_is_open() {
+async fn an_abort_past_no_return_runs_to_the_open_gate() {
     let world = World::new().await;
     let steps = worker_steps(NEW, false);
     world.order_plan("p1", Gate::Disrupt, &steps).await;
@@ -167,7 +167,7 @@ async fn a_to_b_to_a_does_the_work_again_each_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_agent_goes_on_up_to_the_gate_while_the_api_is_down_and_reports_later() {
+async fn the_agent_continues_to_the_gate_without_the_api() {
     let world = World::new().await;
     world.order_plan("p1", Gate::Upgrade, &worker_steps(NEW, false)).await;
     world.run_for(10).await;
@@ -203,7 +203,7 @@ async fn a_restart_writes_nothing_when_there_is_nothing_new() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_host_plan_that_was_deleted_comes_back_with_its_report() {
+async fn a_deleted_host_plan_is_recreated_with_its_report() {
     let world = World::new().await;
     world.order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false)).await;
     world.run_to(PlanState::Succeeded).await;
@@ -234,7 +234,7 @@ async fn a_damaged_journal_stops_the_agent_with_a_reason() {
     assert_eq!(world.host_state().runs, BTreeMap::new());
 }
 
-/// What must be the same however the agent died.
+/// State that must be the same wherever the agent was killed.
 #[derive(Debug, PartialEq)]
 struct End {
     runs: BTreeMap<String, u32>,
@@ -258,7 +258,8 @@ async fn end_of(world: &World) -> End {
     }
 }
 
-/// Runs a plan with a kill, then restarts after a while. Returns the effects before the kill.
+/// Runs a plan with a kill, then restarts the agent after `away`. Returns the final state and the
+/// effects before the kill.
 async fn killed(kill: Kill, away: Duration, forgetful: bool) -> (End, Vec<String>) {
     let mut world = World::new().await;
     world.forgetful = forgetful;
@@ -270,17 +271,17 @@ async fn killed(kill: Kill, away: Duration, forgetful: bool) -> (End, Vec<String
         assert!(finished);
     } else if !finished {
         tokio::time::sleep(away).await;
-        let again = Switch::new(Kill::Never);
-        assert!(world.run_until(&again, 2000, done).await, "{kill:?}");
+        let restarted = Switch::new(Kill::Never);
+        assert!(world.run_until(&restarted, 2000, done).await, "{kill:?}");
     }
     (end_of(&world).await, switch.effects())
 }
 
-/// Short enough that a unit is still known, and long enough that none is.
+/// Short enough that systemd still knows the unit, and long enough that it does not.
 const AWAY: [Duration; 2] = [Duration::ZERO, Duration::from_mins(2)];
 
 #[tokio::test(start_paused = true)]
-async fn killed_at_any_effect_no_command_runs_twice_and_the_end_is_the_same() {
+async fn a_kill_at_any_effect_repeats_no_command() {
     let (expected, effects) = killed(Kill::Never, Duration::ZERO, false).await;
     for count in expected.runs.values() {
         assert_eq!(*count, 1, "{expected:?}");
@@ -301,7 +302,7 @@ async fn killed_at_any_effect_no_command_runs_twice_and_the_end_is_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_its_journal_the_agent_runs_a_command_twice_and_the_sweep_sees_it() {
+async fn without_its_journal_the_agent_repeats_a_command() {
     let (expected, effects) = killed(Kill::Never, Duration::ZERO, true).await;
     let mut twice = 0;
     for number in 0..effects.len() {

@@ -1,10 +1,10 @@
-//! The apt driver with the real apt and dpkg, in a root folder of its own with stub packages.
+//! The apt driver with the real apt and dpkg, in a separate root directory with stub packages.
 //!
-//! Needs `apt-get`, `dpkg` and `dpkg-deb`; without them each test says that it was left out. Nothing
-//! of the machine's own packages is read or changed: apt has its own configuration, dpkg its own
-//! root and database.
+//! Needs `apt-get`, `dpkg` and `dpkg-deb`; without them each test prints that it is skipped. The
+//! packages of the machine are neither read nor changed: apt has its own configuration, dpkg its
+//! own root and database.
 
-#![allow(clippy::print_stderr, reason = "a test that is left out says so")]
+#![allow(clippy::print_stderr, reason = "a skipped test prints why")]
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 use std::{
@@ -23,11 +23,11 @@ use refit_kinds::version::KubernetesVersion;
 const NAMES: [&str; 3] = ["kubeadm", "kubelet", "kubectl"];
 
 struct World {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     site: Site,
 }
 
-/// A package to make.
+/// A package to build.
 #[derive(Clone, Default)]
 struct Stub<'a> {
     name: &'a str,
@@ -41,15 +41,15 @@ fn stub<'a>(name: &'a str, version: &'a str) -> Stub<'a> {
 }
 
 impl World {
-    /// An empty host, or `None` where there is no apt.
+    /// An empty host, or `None` if apt is not installed.
     fn new() -> Option<Self> {
         let tools = ["/usr/bin/apt-get", "/usr/bin/dpkg", "/usr/bin/dpkg-deb"];
         if let Some(missing) = tools.iter().find(|tool| !Path::new(tool).exists()) {
             eprintln!("left out: {missing} is not here");
             return None;
         }
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path().join("root");
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().join("root");
         for path in [
             "var/lib/dpkg/updates",
             "var/lib/dpkg/info",
@@ -65,7 +65,7 @@ impl World {
             fs::create_dir_all(root.join(path)).unwrap();
         }
         fs::write(root.join("var/lib/dpkg/status"), "").unwrap();
-        let config = folder.path().join("apt.conf");
+        let config = directory.path().join("apt.conf");
         let shown = root.display();
         fs::write(
             &config,
@@ -84,7 +84,7 @@ impl World {
         };
         let dpkg = |arguments: &[String]| Tool { arguments: arguments.to_vec(), ..Tool::default() };
         let database = format!("--admindir={shown}/var/lib/dpkg");
-        let state = folder.path().join("state");
+        let state = directory.path().join("state");
         fs::create_dir_all(&state).unwrap();
         let site = Site::at(&root, state)
             .with_tool(Program::AptGet, apt())
@@ -92,10 +92,10 @@ impl World {
             .with_tool(Program::AptMark, apt())
             .with_tool(Program::Dpkg, dpkg(&dpkg_options(&root)))
             .with_tool(Program::DpkgQuery, dpkg(&[database]));
-        Some(Self { folder, site })
+        Some(Self { directory, site })
     }
 
-    /// A host that runs v1.34.2, from a repository that has v1.35.0 and v1.35.1 too.
+    /// A host with v1.34.2 installed, and a repository that also has v1.35.0 and v1.35.1.
     async fn at_134() -> Option<Self> {
         let world = Self::new()?;
         let stubs: Vec<Stub<'_>> = ["1.34.2-1.1", "1.35.0-1.1", "1.35.1-1.1"]
@@ -111,13 +111,13 @@ impl World {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
-    /// Makes packages in a folder, without an index.
-    fn packages(&self, folder: &str, stubs: &[Stub<'_>]) {
-        let folder = self.path(folder);
-        fs::create_dir_all(&folder).unwrap();
+    /// Builds packages in a directory, without an index.
+    fn packages(&self, directory: &str, stubs: &[Stub<'_>]) {
+        let directory = self.path(directory);
+        fs::create_dir_all(&directory).unwrap();
         for stub in stubs {
             let tree = self.path("tree");
             let _ = fs::remove_dir_all(&tree);
@@ -137,18 +137,18 @@ impl World {
             }
             let built = Command::new("/usr/bin/dpkg-deb")
                 .args(["--root-owner-group", "-Znone", "--build"])
-                .args([&tree, &folder])
+                .args([&tree, &directory])
                 .output()
                 .unwrap();
             assert!(built.status.success(), "{built:?}");
         }
     }
 
-    /// Makes packages in a folder, with an index.
-    fn repository(&self, folder: &str, stubs: &[Stub<'_>]) {
-        self.packages(folder, stubs);
+    /// Builds packages in a directory, with an index.
+    fn repository(&self, directory: &str, stubs: &[Stub<'_>]) {
+        self.packages(directory, stubs);
         let mut index = String::new();
-        for entry in fs::read_dir(self.path(folder)).unwrap() {
+        for entry in fs::read_dir(self.path(directory)).unwrap() {
             let path = entry.unwrap().path();
             if path.extension().is_none_or(|extension| extension != "deb") {
                 continue;
@@ -164,11 +164,11 @@ impl World {
             write!(index, "{control}\nFilename: ./{name}\nSize: {size}\nSHA256: {sum}\n\n")
                 .unwrap();
         }
-        fs::write(self.path(folder).join("Packages"), index).unwrap();
+        fs::write(self.path(directory).join("Packages"), index).unwrap();
     }
 
-    fn source(&self, name: &str, folder: &str) {
-        let line = format!("deb [trusted=yes] file:{} ./\n", self.path(folder).display());
+    fn source(&self, name: &str, directory: &str) {
+        let line = format!("deb [trusted=yes] file:{} ./\n", self.path(directory).display());
         let list = format!("/etc/apt/sources.list.d/{name}.list");
         fs::write(self.site.path(list), line).unwrap();
     }
@@ -225,7 +225,7 @@ fn dpkg_options(root: &Path) -> [String; 4] {
 }
 
 #[tokio::test]
-async fn exactly_the_asked_version_is_installed_and_held() {
+async fn exactly_the_requested_version_is_installed_and_held() {
     let Some(world) = World::at_134().await else {
         return;
     };
@@ -242,7 +242,7 @@ async fn exactly_the_asked_version_is_installed_and_held() {
         world.log()
     );
     assert_eq!(world.held().await, ["kubeadm", "kubectl", "kubelet"]);
-    // Once more does nothing, and says so by doing nothing.
+    // A second installation does nothing, not even write to the log.
     let before = world.log().len();
     world.install("v1.35.0", &["kubeadm"], &from).await.unwrap();
     assert_eq!(world.log().len(), before);
@@ -259,7 +259,7 @@ async fn holds_are_back_after_an_installation_that_failed() {
     world.install("v1.36.0", &["kubeadm"], &from).await.unwrap_err();
     assert!(world.log().contains("unhold kubeadm"), "{}", world.log());
     assert_eq!(world.held().await, ["kubeadm", "kubectl", "kubelet"]);
-    // Nor does an undo that cannot be done lift them for good.
+    // An undo that fails does not leave the holds lifted either.
     let gone = BTreeMap::from([("kubelet".to_owned(), "1.0.0-1.1".to_owned())]);
     world.apt().restore("plan", &gone).await.unwrap_err();
     assert_eq!(world.held().await, ["kubeadm", "kubectl", "kubelet"]);
@@ -288,7 +288,7 @@ async fn an_undo_goes_back_to_the_versions_of_before_even_without_their_reposito
     world.apt().fetch(&order).await.unwrap();
     world.apt().install(&order).await.unwrap();
     assert!(world.installed().await.starts_with("kubeadm 1.35.0-1.1"));
-    // The repository of the next minor has not the old packages.
+    // The repository of the next minor version does not have the old packages.
     fs::remove_dir_all(world.path("repo")).unwrap();
     world.apt().restore("plan", &before).await.unwrap();
     assert_eq!(world.apt().installed().await.unwrap(), before, "{}", world.log());
@@ -297,7 +297,7 @@ async fn an_undo_goes_back_to_the_versions_of_before_even_without_their_reposito
 }
 
 #[tokio::test]
-async fn a_package_that_was_not_there_before_goes() {
+async fn an_undo_removes_a_new_package() {
     let Some(world) = World::at_134().await else {
         return;
     };
@@ -314,7 +314,7 @@ async fn an_interrupted_dpkg_is_repaired() {
     let Some(world) = World::at_134().await else {
         return;
     };
-    // The first time, the power goes in the middle of the package's own script.
+    // The first run of the package's own script is killed in the middle.
     let postinst =
         "if [ ! -e \"$DPKG_ROOT/cut\" ]; then touch \"$DPKG_ROOT/cut\"; kill -9 $PPID; fi";
     world.repository("repo", &[Stub { postinst, ..stub("kubeadm", "1.35.0-1.2") }]);
@@ -382,14 +382,14 @@ async fn nothing_is_removed_to_make_room() {
 }
 
 #[tokio::test]
-async fn a_folder_of_packages_is_enough_with_their_dependencies() {
+async fn a_directory_with_dependencies_needs_no_repository() {
     let Some(world) = World::at_134().await else {
         return;
     };
     let depends =
         Stub { fields: "Depends: cri-tools (>= 1.35)\n", ..stub("kubeadm", "1.35.2-1.1") };
     world.packages("root/srv/debs", &[depends, stub("cri-tools", "1.35.0-1.1")]);
-    // No repository answers in an air-gapped place.
+    // An air-gapped host can reach no repository.
     fs::remove_dir_all(world.path("repo")).unwrap();
     let from = PackageArgs { path: "/srv/debs".to_owned(), ..PackageArgs::default() };
     let order = World::order("v1.35.2", &["kubeadm"], &from);
@@ -406,8 +406,8 @@ async fn the_repository_of_the_next_minor_is_used_and_left_again() {
     world.repository("v1.35/deb", &[stub("kubeadm", "1.35.0-1.1")]);
     let list = world.site.path("/etc/apt/sources.list.d/kubernetes.list");
     let line = |minor: &str| {
-        let folder = world.path("").display().to_string();
-        format!("deb [trusted=yes] file:{}/{minor}/deb/ /\n", folder.trim_end_matches('/'))
+        let directory = world.path("").display().to_string();
+        format!("deb [trusted=yes] file:{}/{minor}/deb/ /\n", directory.trim_end_matches('/'))
     };
     fs::write(&list, line("v1.34")).unwrap();
     let none = PackageArgs::default();
@@ -415,8 +415,8 @@ async fn the_repository_of_the_next_minor_is_used_and_left_again() {
     let error = world.install("v1.35.0", &["kubeadm"], &none).await.unwrap_err();
     assert!(error.message.contains("one per minor version"), "{error}");
     let before = world.apt().installed().await.unwrap();
-    let folder = world.path("v1.35/deb").display().to_string();
-    let from = PackageArgs { repository: format!("file:{folder}/"), ..PackageArgs::default() };
+    let directory = world.path("v1.35/deb").display().to_string();
+    let from = PackageArgs { repository: format!("file:{directory}/"), ..PackageArgs::default() };
     let order = World::order("v1.35.0", &["kubeadm"], &from);
     world.apt().fetch(&order).await.unwrap();
     world.apt().install(&order).await.unwrap();

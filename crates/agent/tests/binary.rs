@@ -1,4 +1,4 @@
-//! The program itself.
+//! Tests of the `refit-agent` program.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
@@ -12,9 +12,9 @@ use std::{
 const AGENT: &str = env!("CARGO_BIN_EXE_refit-agent");
 
 #[test]
-fn it_waits_for_its_credentials_and_ends_well_when_asked() {
-    let folder = tempfile::tempdir().unwrap();
-    let state = folder.path().join("state");
+fn it_waits_for_credentials_and_stops_cleanly_on_sigterm() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = directory.path().join("state");
     let mut agent = Command::new(AGENT)
         .args(["--node-name", "n1", "--kubeconfig", "/nonexistent/kubelet.conf"])
         .arg("--state-dir")

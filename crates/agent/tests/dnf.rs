@@ -1,10 +1,10 @@
-//! The dnf driver with the real dnf and rpm, in a root folder of its own with stub packages.
+//! The dnf driver with the real dnf and rpm, in a separate root directory with stub packages.
 //!
 //! Needs `dnf`, `rpm` and `createrepo_c` (Debian: `apt-get install dnf rpm createrepo-c`); without
-//! them each test says that it was left out, unless `REFIT_NEED_DNF` is set. Nothing of the machine's
-//! own packages is read or changed: dnf installs into a root of its own, with its own database.
+//! them each test prints that it is skipped, unless `REFIT_NEED_DNF` is set. The packages of the
+//! machine are neither read nor changed: dnf installs into a separate root with its own database.
 
-#![allow(clippy::print_stderr, reason = "a test that is left out says so")]
+#![allow(clippy::print_stderr, reason = "a skipped test prints why")]
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 use std::{
@@ -27,7 +27,7 @@ const NAMES: [&str; 3] = ["kubeadm", "kubelet", "kubectl"];
 const ARCH: &str = std::env::consts::ARCH;
 
 struct World {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     site: Site,
 }
 
@@ -41,7 +41,7 @@ fn order<'a>(version: &str, names: &[&str], from: &'a PackageArgs) -> Order<'a> 
 }
 
 impl World {
-    /// An empty host, or `None` where there is no dnf.
+    /// An empty host, or `None` if dnf is not installed.
     fn new() -> Option<Self> {
         let tools = ["/usr/bin/dnf", "/usr/bin/rpm", "/usr/bin/createrepo_c"];
         if let Some(missing) = tools.iter().find(|tool| !Path::new(tool).exists()) {
@@ -52,9 +52,9 @@ impl World {
             eprintln!("left out: {missing} is not here; apt-get install dnf rpm createrepo-c");
             return None;
         }
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path().join("root");
-        let state = folder.path().join("state");
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().join("root");
+        let state = directory.path().join("state");
         for path in [&state, &root.join("etc/yum.repos.d"), &root.join("etc/dnf")] {
             fs::create_dir_all(path).unwrap();
         }
@@ -62,7 +62,7 @@ impl World {
         let shown = root.display();
         let tool = |arguments: &[String]| Tool {
             arguments: arguments.to_vec(),
-            // Debian's rpm keeps its database in the home folder.
+            // Debian's rpm keeps its database in the home directory.
             environment: vec![("HOME".to_owned(), "/root".to_owned())],
             ..Tool::default()
         };
@@ -76,8 +76,8 @@ impl World {
         let site = Site::at(&root, state)
             .with_tool(Program::Dnf, tool(&dnf))
             .with_tool(Program::Rpm, tool(&[format!("--root={shown}")]));
-        let world = Self { folder, site };
-        // What everything else needs, so that dependencies on files count too.
+        let world = Self { directory, site };
+        // The shell that all other packages require, so that dependencies on files are tested too.
         world.package("base", "shell", "5.2-1", &[], Some("/bin/sh"));
         world.index("base");
         let repo = format!(
@@ -89,13 +89,13 @@ impl World {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
-    /// Makes a package in a folder.
+    /// Builds a package in a directory.
     fn package(
         &self,
-        folder: &str,
+        directory: &str,
         name: &str,
         version: &str,
         requires: &[Dependency],
@@ -111,30 +111,30 @@ impl World {
         let path = file.map_or_else(|| format!("/usr/bin/{name}"), str::to_owned);
         let options = FileOptions::new(path).permissions(0o755);
         builder.with_file_contents(version, options).unwrap();
-        let folder = self.path(folder);
-        fs::create_dir_all(&folder).unwrap();
-        let file = folder.join(format!("{name}-{version}.{ARCH}.rpm"));
+        let directory = self.path(directory);
+        fs::create_dir_all(&directory).unwrap();
+        let file = directory.join(format!("{name}-{version}.{ARCH}.rpm"));
         builder.build().unwrap().write_file(file).unwrap();
     }
 
-    /// kubeadm, kubelet and kubectl at a version, and the tools that kubeadm wants.
-    fn kubernetes(&self, folder: &str, version: &str) {
+    /// Builds kubeadm, kubelet and kubectl at a version, and the tools that kubeadm requires.
+    fn kubernetes(&self, directory: &str, version: &str) {
         let shell = || Dependency::any("/bin/sh");
         let tools = Dependency::greater_eq("cri-tools", version.split_once('-').unwrap().0);
-        self.package(folder, "cri-tools", version, &[shell()], Some("/usr/bin/crictl"));
-        self.package(folder, "kubeadm", version, &[shell(), tools], None);
+        self.package(directory, "cri-tools", version, &[shell()], Some("/usr/bin/crictl"));
+        self.package(directory, "kubeadm", version, &[shell(), tools], None);
         for name in ["kubelet", "kubectl"] {
-            self.package(folder, name, version, &[shell()], None);
+            self.package(directory, name, version, &[shell()], None);
         }
     }
 
-    /// Makes a folder a repository.
-    fn index(&self, folder: &str) {
-        let made = Command::new("createrepo_c").arg("--quiet").arg(self.path(folder)).status();
+    /// Turns a directory into a repository.
+    fn index(&self, directory: &str) {
+        let made = Command::new("createrepo_c").arg("--quiet").arg(self.path(directory)).status();
         assert!(made.unwrap().success());
     }
 
-    /// A host that runs v1.34.2 from its repository, in which nothing else is.
+    /// A host with v1.34.2 installed from its repository, which has no other version.
     async fn at_134() -> Option<Self> {
         let world = Self::new()?;
         world.kubernetes("repo", "1.34.2-1.1");
@@ -167,24 +167,24 @@ impl World {
         fs::read_to_string(self.site.state().join("host.log")).unwrap_or_default()
     }
 
-    /// The packages of Kubernetes that are installed.
+    /// The installed packages of Kubernetes.
     async fn versions(&self) -> BTreeMap<String, String> {
         let mut all = self.dnf().installed().await.unwrap();
         all.retain(|name, _| NAMES.contains(&name.as_str()) || name == "cri-tools");
         all
     }
 
-    /// What the host has of a file.
-    fn holds(&self, name: &str) -> String {
+    /// Content of a program's file on the host.
+    fn program_content(&self, name: &str) -> String {
         self.site.read(&format!("/usr/bin/{name}"))
     }
 
-    /// A signed bundle of a version for this host, whose key the host trusts.
-    fn bundle(&self, version: &str, folder: &str) -> BundleRef {
+    /// Builds a signed bundle of a version for this host, and makes the host trust its key.
+    fn bundle(&self, version: &str, directory: &str) -> BundleRef {
         let architecture = Architecture::of_this_host().unwrap();
         let mut spec = Spec::new(version.parse().unwrap(), architecture);
         spec.os_family = Some(OsFamily::Rhel);
-        spec.packages.push(PackageSpec { path: self.path(folder), ..PackageSpec::default() });
+        spec.packages.push(PackageSpec { path: self.path(directory), ..PackageSpec::default() });
         let key = build::key::generate(&self.path(version), None).unwrap();
         let output = self.path(&format!("bundle-{version}"));
         build::build(&spec, &SecretKey::load(&key.secret, None).unwrap(), &output).unwrap();
@@ -204,7 +204,7 @@ fn at(version: &str) -> BTreeMap<String, String> {
 }
 
 #[tokio::test]
-async fn a_repository_of_the_host_brings_the_next_version_and_the_old_one_back() {
+async fn a_repository_of_the_host_serves_the_upgrade_and_the_rollback() {
     let Some(world) = World::at_134().await else {
         return;
     };
@@ -218,7 +218,7 @@ async fn a_repository_of_the_host_brings_the_next_version_and_the_old_one_back()
     let now = world.versions().await;
     assert_eq!(now["kubeadm"], "1.35.0-1.1");
     assert_eq!(now["kubelet"], "1.34.2-1.1", "one package at a time");
-    assert_eq!(world.holds("kubeadm"), "1.35.0-1.1");
+    assert_eq!(world.program_content("kubeadm"), "1.35.0-1.1");
     let back = BTreeMap::from([("kubeadm".to_owned(), "1.34.2-1.1".to_owned())]);
     world.dnf().restore("p", &back).await.unwrap();
     assert_eq!(world.versions().await["kubeadm"], "1.34.2-1.1");
@@ -227,7 +227,7 @@ async fn a_repository_of_the_host_brings_the_next_version_and_the_old_one_back()
 }
 
 #[tokio::test]
-async fn a_bundle_without_repository_data_is_installed_step_by_step_and_undone() {
+async fn a_bundle_without_repository_data_installs_and_rolls_back() {
     let Some(world) = World::at_134().await else {
         return;
     };
@@ -237,7 +237,7 @@ async fn a_bundle_without_repository_data_is_installed_step_by_step_and_undone()
     let new = world.bundle("v1.35.0", "new");
     bundle::stage(&world.site, "before", &old, None).await.unwrap();
     bundle::stage(&world.site, "p", &new, None).await.unwrap();
-    // The host's own repositories are gone: it is cut off.
+    // The host's own repositories are gone: it is offline.
     fs::rename(world.path("repo"), world.path("repo.gone")).unwrap();
     let _ = fs::remove_dir_all(world.site.path("/var/cache/dnf"));
     let plain = PackageArgs { driver: PackageDriver::Dnf, ..PackageArgs::default() };
@@ -253,19 +253,20 @@ async fn a_bundle_without_repository_data_is_installed_step_by_step_and_undone()
     world.install(&rest).await.unwrap();
     assert_eq!(world.versions().await, at("1.35.0-1.1"));
     world.install(&rest).await.unwrap();
-    // A bundle of before is on the host: the way back needs no repository.
+    // The previous bundle is still on the host, so the rollback needs no repository.
     world.dnf().restore("p", &at("1.34.2-1.1")).await.unwrap();
     assert_eq!(world.versions().await, at("1.34.2-1.1"));
-    assert_eq!(world.holds("kubelet"), "1.34.2-1.1");
+    assert_eq!(world.program_content("kubelet"), "1.34.2-1.1");
 }
 
-/// dnf remembers what a repository has; another folder at the same place is another repository.
+/// dnf caches repository metadata; another directory at the same path is another repository.
 #[tokio::test]
-async fn a_folder_whose_packages_were_exchanged_is_read_anew() {
+async fn a_directory_with_new_packages_is_read_again() {
     let Some(world) = World::at_134().await else {
         return;
     };
-    let from = |folder: &str| PackageArgs { path: format!("/{folder}"), ..PackageArgs::default() };
+    let from =
+        |directory: &str| PackageArgs { path: format!("/{directory}"), ..PackageArgs::default() };
     for version in ["1.35.0", "1.35.1"] {
         let _ = fs::remove_dir_all(world.path("root/srv"));
         world.kubernetes("root/srv", &format!("{version}-1.1"));

@@ -1,25 +1,25 @@
-//! Every known trap has a test that exists, or a reason why it has none.
+//! Every documented trap has an existing test, or a reason why it has none.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 use std::{collections::BTreeSet, fs, path::Path};
 
 const TRAPS: &str = include_str!("../../../docs/agent-traps.md");
-/// Lettered facts about Trident.
+/// Facts about Trident, by letter.
 const LETTERS: [char; 14] = ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i', 'j', 'k', 'l', 'm', 'n'];
-/// How many failures of kubeadm are known (`spec/node.md 2.5`), some of them in several lines.
+/// Number of known kubeadm failures (`spec/node.md 2.5`). Some of them take several lines.
 const KUBEADM: usize = 8;
 
-/// Facts, what is done, and tests of each trap.
+/// The columns of each trap: facts, mitigation, tests.
 fn traps() -> Vec<Vec<&'static str>> {
     let rows = TRAPS.lines().filter(|line| line.starts_with('|'));
     let rows = rows.filter(|line| !line.starts_with("|---") && !line.starts_with("| fact"));
     rows.map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect()
 }
 
-/// Names of all functions in the sources of a crate and its tests.
-fn functions(folder: &Path, found: &mut BTreeSet<String>) {
-    for entry in fs::read_dir(folder).unwrap() {
+/// Collects the names of all functions in the sources of a crate and its tests.
+fn functions(directory: &Path, found: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
             functions(&path, found);
@@ -36,11 +36,11 @@ fn functions(folder: &Path, found: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn every_trap_has_a_test_that_exists_or_says_why_it_has_none() {
+fn every_trap_has_a_test_or_a_reason() {
     let mut known = BTreeSet::new();
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    for folder in ["agent/src", "agent/tests", "core/src/node", "../lab/simhost/src"] {
-        functions(&crates.join(folder), &mut known);
+    for directory in ["agent/src", "agent/tests", "core/src/node", "../lab/simhost/src"] {
+        functions(&crates.join(directory), &mut known);
     }
     for trap in traps() {
         let [_, what, done, test] = trap.as_slice() else {

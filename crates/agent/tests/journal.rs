@@ -1,4 +1,4 @@
-//! The journal: what was written whole is read back, whatever the disk does.
+//! The journal: every completely written record is read back, whatever the disk does.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -110,13 +110,13 @@ proptest! {
         let cut = cut.index(bytes.len() + 1);
         let recovered = recover(&bytes[..cut]).unwrap();
         prop_assert_eq!(&recovered.records[..], &records[..recovered.records.len()]);
-        // Nothing that was written whole is lost.
+        // No complete record is lost.
         let whole = bytes[..cut].split(|b| *b == b'\n').count() - 1;
         prop_assert_eq!(recovered.records.len(), whole);
     }
 
     #[test]
-    fn a_flipped_bit_is_never_taken_for_a_record(
+    fn a_flipped_bit_is_never_read_as_a_record(
         records in records_strategy(),
         position in any::<prop::sample::Index>(),
         bit in 0..8_u8,
@@ -127,13 +127,13 @@ proptest! {
         bytes[position] ^= 1 << bit;
         if let Ok(recovered) = recover(&bytes) {
             prop_assert_eq!(&recovered.records[..], &records[..recovered.records.len()]);
-            // Only the last record can be taken for one that was being written.
+            // Only the last record can look like a torn one.
             prop_assert!(recovered.records.len() + 1 >= records.len());
         }
     }
 
     #[test]
-    fn replay_of_a_prefix_and_the_rest_is_replay_of_the_whole(
+    fn replay_can_be_split_at_any_record(
         records in records_strategy(),
         cut in any::<prop::sample::Index>(),
     ) {
@@ -158,7 +158,7 @@ proptest! {
 }
 
 #[test]
-fn a_record_is_one_line_of_json_that_a_person_can_read() {
+fn a_record_is_one_readable_line_of_json() {
     let line = encode(7, &started("p", "kubeadm-upgrade", 1));
     assert_eq!(line.matches('\n').count(), 1);
     let value: serde_json::Value = serde_json::from_str(&line).unwrap();
@@ -189,7 +189,7 @@ fn a_missing_record_in_the_middle_is_reported() {
 }
 
 #[test]
-fn records_of_another_plan_say_nothing() {
+fn records_of_another_plan_are_ignored() {
     let mut state = JournalState::replay(&history());
     let before = state.clone();
     state.apply(&started("other", "preflight", 1));
@@ -197,7 +197,7 @@ fn records_of_another_plan_say_nothing() {
 }
 
 #[tokio::test]
-async fn what_was_appended_is_there_after_a_restart() {
+async fn appended_records_survive_a_restart() {
     let state = Arc::default();
     let mut journal = Journal::open(disk(&state)).await.unwrap();
     for record in history() {
@@ -209,7 +209,7 @@ async fn what_was_appended_is_there_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_torn_last_record_is_cut_off_and_the_next_one_follows_cleanly() {
+async fn a_torn_last_record_is_cut_off_and_replaced() {
     let state: Arc<Mutex<DiskState>> = Arc::default();
     let records = history();
     let mut text = String::from_utf8(bytes_of(&records[..3])).unwrap();
@@ -223,7 +223,7 @@ async fn a_torn_last_record_is_cut_off_and_the_next_one_follows_cleanly() {
 }
 
 #[tokio::test]
-async fn a_record_whose_writer_died_before_the_sync_is_synced_before_it_counts() {
+async fn an_unsynced_record_is_synced_before_use() {
     let state: Arc<Mutex<DiskState>> = Arc::default();
     let records = history();
     let cache = SimDisk::new(state.clone(), Arc::new(Open));
@@ -249,7 +249,7 @@ async fn the_next_plan_replaces_the_file() {
     assert_eq!(recovered.seq, 10, "sequence numbers go on");
 }
 
-/// Accepts half of one append, then says that it is full, as a disk does.
+/// A disk that fills up in the middle of one append.
 struct FullDisk {
     inner: SimDisk,
     appends_left: AtomicU32,
@@ -303,8 +303,8 @@ async fn a_full_disk_changes_nothing_and_the_next_append_works() {
     assert_eq!(again.state(), &JournalState::replay(&records[..3]));
 }
 
-/// A disk whose next sync fails, as one does that could not write its cache: what was appended shows,
-/// but is not on the disk, and a second sync of the same file calls that a success.
+/// A disk whose next sync fails because it could not write its cache. Appended bytes are visible
+/// but not on the disk, and a second sync of the same file succeeds.
 struct BrokenSync {
     inner: SimDisk,
     fails: AtomicU32,
@@ -358,12 +358,12 @@ impl Disk for BrokenSync {
 }
 
 #[tokio::test]
-async fn after_a_failed_sync_the_file_is_written_anew_and_no_second_sync_is_believed() {
+async fn a_failed_sync_rewrites_the_file() {
     let state: Arc<Mutex<DiskState>> = Arc::default();
     let records = history();
     let mut first = Journal::open(disk(&state)).await.unwrap();
     first.append(records[0].clone()).await.unwrap();
-    // The sync of the first append works, that of the second fails.
+    // The sync of the first append succeeds, that of the second fails.
     let broken = Arc::new(BrokenSync::new(&state, 3));
     let mut journal = Journal::open(broken.clone()).await.unwrap();
     journal.append(records[1].clone()).await.unwrap();
@@ -386,7 +386,7 @@ fn long(step: &str, attempt: i32) -> Record {
 }
 
 #[tokio::test]
-async fn a_journal_that_has_grown_long_becomes_a_checkpoint_that_says_the_same() {
+async fn a_long_journal_becomes_an_equivalent_checkpoint() {
     let state: Arc<Mutex<DiskState>> = Arc::default();
     let mut journal = Journal::open(disk(&state)).await.unwrap();
     let mut records = vec![accepted("p")];
@@ -416,10 +416,10 @@ fn a_journal_of_an_older_agent_is_still_read() {
     assert_eq!(state.plan.unwrap().point_of_no_return, "");
 }
 
-/// Recorded with the agent that had steps with a `type`: a worker's plan that changes the version, and
-/// one of a control plane that asks for everything.
+/// Recorded with an agent whose steps had a `type`: a worker's plan that changes the version, and a
+/// control plane's plan with every step type.
 #[test]
-fn a_journal_from_before_the_union_of_steps_is_read_and_carried_on() {
+fn a_journal_from_before_the_union_is_still_read() {
     for (bytes, steps) in [
         (&include_bytes!("../testdata/journal-before-the-union-worker.jsonl")[..], 7),
         (include_bytes!("../testdata/journal-before-the-union-everything.jsonl"), 16),
@@ -434,7 +434,7 @@ fn a_journal_from_before_the_union_of_steps_is_read_and_carried_on() {
             assert_eq!(step.disruptive, type_.rules().disruptive);
         }
         assert_eq!(plan.open().map(|(step, run)| (step, run.attempt)), Some(("preflight", 1)));
-        // What is written from here on is in the new form, and says the same.
+        // New records are written in the new form, with the same meaning.
         let again = encode(1, &recovered.records[0]);
         let again = recover(again.as_bytes()).unwrap();
         assert_eq!(again.records, recovered.records[..1]);

@@ -1,5 +1,5 @@
-//! Plans that end badly: what was done is taken back, whatever is killed when, and what is left is
-//! told.
+//! Failed and stopped plans: finished steps are rolled back whatever is killed and when, and what
+//! remains is reported.
 
 mod common;
 
@@ -14,7 +14,7 @@ fn states(status: &HostPlanStatus) -> Vec<(&str, StepState)> {
     steps.map(|step| (step.id.as_str(), step.state)).collect()
 }
 
-/// What must be as before once a plan was taken back.
+/// The part of the host that a rollback must restore.
 fn packages_and_config(world: &World) -> BTreeMap<String, String> {
     let root = world.host_state().root.into_iter();
     let before =
@@ -23,7 +23,7 @@ fn packages_and_config(world: &World) -> BTreeMap<String, String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_worker_whose_new_kubelet_does_not_run_goes_back_whole() {
+async fn a_worker_with_a_failing_new_kubelet_is_rolled_back() {
     let world = World::new().await;
     let before = packages_and_config(&world);
     world.break_step("verify", 99);
@@ -52,7 +52,7 @@ async fn a_worker_whose_new_kubelet_does_not_run_goes_back_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_control_plane_whose_kubeadm_changed_nothing_gets_its_package_back() {
+async fn a_failed_kubeadm_without_changes_is_rolled_back() {
     let world = World::new().await.control_plane();
     let before = packages_and_config(&world);
     world.break_step("kubeadm-upgrade", 99);
@@ -63,7 +63,7 @@ async fn a_control_plane_whose_kubeadm_changed_nothing_gets_its_package_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_control_plane_past_its_point_of_no_return_keeps_what_it_has_and_says_so() {
+async fn a_control_plane_past_no_return_reports_what_it_keeps() {
     let world = World::new().await.control_plane();
     world.break_step("kubelet-install", 99);
     world.order(&reversible("p1", Gate::Disrupt, Role::FirstControlPlane)).await;
@@ -77,7 +77,7 @@ async fn a_control_plane_past_its_point_of_no_return_keeps_what_it_has_and_says_
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_could_not_be_taken_back_is_told_and_the_rest_is() {
+async fn a_failed_undo_is_reported_and_the_others_run() {
     let world = World::new().await;
     world.break_step("kubelet-restart", 99);
     world.break_step("undo-kubeadm-upgrade", 99);
@@ -89,7 +89,7 @@ async fn what_could_not_be_taken_back_is_told_and_the_rest_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_abort_before_the_point_of_no_return_takes_everything_back() {
+async fn an_abort_before_no_return_rolls_everything_back() {
     let world = World::new().await;
     let before = packages_and_config(&world);
     world.order(&reversible("p1", Gate::Upgrade, Role::Worker)).await;
@@ -105,7 +105,7 @@ async fn an_abort_before_the_point_of_no_return_takes_everything_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_disk_of_the_host_is_for_a_person_and_not_tried_again() {
+async fn a_full_host_disk_requires_manual_intervention() {
     let world = World::new().await;
     world.host.lock().unwrap().troubles.disk_full = true;
     world.order(&reversible("p1", Gate::Disrupt, Role::Worker)).await;
@@ -117,7 +117,7 @@ async fn a_full_disk_of_the_host_is_for_a_person_and_not_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_disk_of_the_agent_stops_everything_with_a_reason_until_there_is_room() {
+async fn a_full_agent_disk_pauses_the_plan_with_a_reason() {
     let world = World::new().await;
     world.order(&reversible("p1", Gate::Disrupt, Role::Worker)).await;
     let switch = Switch::new(Kill::Never);
@@ -136,7 +136,7 @@ async fn a_full_disk_of_the_agent_stops_everything_with_a_reason_until_there_is_
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_that_is_gone_for_an_hour_is_not_missed_up_to_the_gate() {
+async fn an_hour_without_the_api_does_not_stop_work_up_to_the_gate() {
     let world = World::new().await;
     world.order(&reversible("p1", Gate::Upgrade, Role::Worker)).await;
     world.run_for(5).await;
@@ -152,7 +152,7 @@ async fn an_api_that_is_gone_for_an_hour_is_not_missed_up_to_the_gate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_host_that_goes_down_in_the_middle_of_a_step_looks_and_tries_again() {
+async fn a_step_cut_short_by_a_power_failure_is_retried() {
     let world = World::new().await;
     world.order(&reversible("p1", Gate::Disrupt, Role::Worker)).await;
     let switch = Switch::new(Kill::Never);
@@ -165,15 +165,15 @@ async fn a_host_that_goes_down_in_the_middle_of_a_step_looks_and_tries_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_step_that_brings_its_host_down_each_time_is_given_up_and_taken_back() {
+async fn a_step_that_always_crashes_its_host_is_rolled_back() {
     let world = World::new().await;
     let before = packages_and_config(&world);
     world.order(&reversible("p1", Gate::Disrupt, Role::Worker)).await;
     for run in 1..=3 {
         let switch = Switch::new(Kill::Never);
-        let again =
+        let upgrading_again =
             async |world: &World| world.host_state().runs.get("kubeadm-upgrade") == Some(&run);
-        assert!(world.run_until(&switch, 500, again).await, "run {run}");
+        assert!(world.run_until(&switch, 500, upgrading_again).await, "run {run}");
         power_cut(&world);
     }
     let status = world.run_to(PlanState::Failed).await;
@@ -188,7 +188,7 @@ fn power_cut(world: &World) {
     host.power_on(world.clock.now());
 }
 
-/// What must be the same however the agent died.
+/// State that must be the same wherever the agent was killed.
 #[derive(Debug, PartialEq)]
 struct End {
     runs: BTreeMap<String, u32>,
@@ -197,7 +197,8 @@ struct End {
     left: Vec<String>,
 }
 
-/// Runs a plan whose check fails for good, with a kill. Returns the effects before the kill.
+/// Runs a plan whose verification fails for good, with a kill. Returns the final state and the
+/// effects before the kill.
 async fn killed(kill: Kill, away: Duration) -> (End, Vec<String>) {
     let world = World::new().await;
     world.break_step("verify", 99);
@@ -221,9 +222,9 @@ async fn killed(kill: Kill, away: Duration) -> (End, Vec<String>) {
     (end, switch.effects())
 }
 
-/// The tries of a check that fails anyway may be more by one when it is asked again.
+/// A kill may add one attempt to a verification that fails anyway.
 #[tokio::test(start_paused = true)]
-async fn killed_at_any_effect_of_an_undo_the_end_is_the_same_and_nothing_is_done_twice() {
+async fn a_kill_at_any_effect_of_an_undo_repeats_nothing() {
     let (expected, effects) = killed(Kill::Never, Duration::ZERO).await;
     assert_eq!(expected.runs["kubeadm-upgrade"], 1);
     assert_eq!(expected.runs["kubelet-restart"], 2, "once forth and once back");
@@ -241,7 +242,7 @@ async fn killed_at_any_effect_of_an_undo_the_end_is_the_same_and_nothing_is_done
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_plan_of_an_older_controller_is_taken_back_as_it_was_then() {
+async fn a_plan_of_an_older_controller_is_rolled_back_as_before() {
     let world = World::new().await;
     world.break_step("kubeadm-install", 99);
     world.order_plan("p1", Gate::Disrupt, &worker_steps(NEW, false)).await;

@@ -140,10 +140,10 @@ pub enum Error {
         found: u64,
     },
     /// There is not enough room.
-    #[error("{} has room for {free} more {unit}, and the bundle needs {needed}: make room and try again", folder.display())]
+    #[error("{} has room for {free} more {unit}, and the bundle needs {needed}: make room and try again", directory.display())]
     Space {
         /// Where.
-        folder: PathBuf,
+        directory: PathBuf,
         /// What is needed.
         needed: u64,
         /// What is free.
@@ -152,18 +152,18 @@ pub enum Error {
         unit: &'static str,
     },
     /// Somebody else could change what is staged.
-    #[error("{} cannot hold staged files: {problem}", folder.display())]
-    Folder {
+    #[error("{} cannot hold staged files: {problem}", directory.display())]
+    Directory {
         /// Where.
-        folder: PathBuf,
+        directory: PathBuf,
         /// Why.
         problem: String,
     },
-    /// Another process stages into the same folder.
-    #[error("another process is staging into {}", folder.display())]
+    /// Another process stages into the same directory.
+    #[error("another process is staging into {}", directory.display())]
     Busy {
         /// Where.
-        folder: PathBuf,
+        directory: PathBuf,
     },
     /// A file on this host cannot be used.
     #[error("{} cannot be {action}: {source}", path.display())]
@@ -208,7 +208,7 @@ impl Error {
             Self::Other { .. } => "BundleUnexpected",
             Self::Limit { .. } => "BundleTooLarge",
             Self::Space { .. } => "DiskSpace",
-            Self::Folder { .. } => "StagingFolderUnsafe",
+            Self::Directory { .. } => "StagingDirectoryUnsafe",
             Self::Busy { .. } => "StagingBusy",
             Self::File { .. } => "StagingFailed",
         }

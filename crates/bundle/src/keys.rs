@@ -96,7 +96,7 @@ impl PublicKeys {
         Ok(Self(vec![(name.to_owned(), key)]))
     }
 
-    /// Reads a .pub file, or all of them in a folder. A folder that is not there holds none.
+    /// Reads a .pub file, or all of them in a directory. A directory that is not there holds none.
     pub fn load(path: &Path) -> Result<Self, KeyError> {
         let failed = |source| KeyError::Read { path: path.to_owned(), source };
         let entries = match fs::read_dir(path) {
@@ -253,16 +253,16 @@ QtKMXWyYcwdpZAlPF7tE2ENJkRd1ujvKjlj1m9RtHTBnZPa5WKU5uWRs5GoP5M/VqE81QFuMKI5k/SfN
     }
 
     #[test]
-    fn a_folder_gives_all_its_keys_and_names_the_one_that_is_none() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(PublicKeys::load(&folder.path().join("absent")).unwrap().is_empty());
-        assert!(PublicKeys::load(&folder.path().join("absent.pub")).is_err());
-        fs::write(folder.path().join("a.pub"), KEY).unwrap();
-        fs::write(folder.path().join("README"), "no key").unwrap();
-        assert_eq!(PublicKeys::load(folder.path()).unwrap().len(), 1);
-        assert_eq!(PublicKeys::load(&folder.path().join("a.pub")).unwrap().len(), 1);
-        fs::write(folder.path().join("b.pub"), "rubbish").unwrap();
-        let error = PublicKeys::load(folder.path()).unwrap_err().to_string();
+    fn a_directory_gives_all_its_keys_and_names_the_one_that_is_none() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(PublicKeys::load(&directory.path().join("absent")).unwrap().is_empty());
+        assert!(PublicKeys::load(&directory.path().join("absent.pub")).is_err());
+        fs::write(directory.path().join("a.pub"), KEY).unwrap();
+        fs::write(directory.path().join("README"), "no key").unwrap();
+        assert_eq!(PublicKeys::load(directory.path()).unwrap().len(), 1);
+        assert_eq!(PublicKeys::load(&directory.path().join("a.pub")).unwrap().len(), 1);
+        fs::write(directory.path().join("b.pub"), "rubbish").unwrap();
+        let error = PublicKeys::load(directory.path()).unwrap_err().to_string();
         assert!(error.contains("b.pub holds no minisign public key"), "{error}");
     }
 

@@ -8,9 +8,9 @@ pub const MANIFEST: &str = "refit-bundle.json";
 pub const SIGNATURE: &str = "refit-bundle.json.minisig";
 /// Largest signature that is read.
 pub const MAX_SIGNATURE_BYTES: u64 = 4096;
-/// Folder of the contents.
+/// Directory of the contents.
 pub const BLOBS: &str = "blobs/sha256";
-/// The file that makes a folder an OCI layout.
+/// The file that makes a directory an OCI layout.
 pub const OCI_LAYOUT: &str = "oci-layout";
 /// The list of what is in an OCI layout.
 pub const OCI_INDEX: &str = "index.json";

@@ -2,7 +2,7 @@
 //!
 //! A bundle holds packages, container images and other files under the sha256 of their bytes, and
 //! a manifest that says what they are. Only the manifest is signed (minisign, ed25519); everything
-//! else follows from the digests in it. The folder is an OCI image layout too, so that the usual
+//! else follows from the digests in it. The directory is an OCI image layout too, so that the usual
 //! tools carry it to a registry mirror.
 //!
 //! ```text

@@ -50,7 +50,7 @@ pub struct File {
     /// What it installs, for a package.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub package: Option<Package>,
-    /// Where it stands in the staging folder, such as `packages/kubelet_1.35.0-1.1_amd64.deb`.
+    /// Where it stands in the staging directory, such as `packages/kubelet_1.35.0-1.1_amd64.deb`.
     pub path: String,
     /// sha256 of its bytes.
     pub sha256: Digest,
@@ -70,8 +70,8 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// The folder that files of this kind stand in.
-    pub fn folder(self) -> &'static str {
+    /// The directory that files of this kind stand in.
+    pub fn directory(self) -> &'static str {
         match self {
             Self::Package => "packages",
             Self::OsImage => "os",
@@ -298,10 +298,10 @@ impl Manifest {
         let path = &file.path;
         names::check_path(path)
             .map_err(|problem| ManifestError::Path { path: path.clone(), problem })?;
-        let folder = file.kind.folder();
-        let inside = path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'));
+        let directory = file.kind.directory();
+        let inside = path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'));
         if !inside {
-            return Err(field(path, format!("a {:?} stands in {folder}/", file.kind)));
+            return Err(field(path, format!("a {:?} stands in {directory}/", file.kind)));
         }
         match (file.kind, &file.package) {
             (FileKind::Package, Some(package)) => self.validate_package(path, package),

@@ -171,7 +171,7 @@ proptest! {
     }
 
     #[test]
-    fn a_path_that_passes_stays_in_its_folder(path in "[a-zA-Z./\\-_ \\\\0]{0,20}") {
+    fn a_path_that_passes_stays_in_its_directory(path in "[a-zA-Z./\\-_ \\\\0]{0,20}") {
         if names::check_path(&path).is_ok() {
             let joined = std::path::Path::new("/stage").join(&path);
             prop_assert!(joined.starts_with("/stage"));

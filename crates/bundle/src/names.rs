@@ -21,7 +21,7 @@ pub enum PathProblem {
     /// It is too deep.
     #[error("it has more than {DEEPEST} parts")]
     Deep,
-    /// A part starts with a dot or a dash: hidden, a way out of the folder, or an option.
+    /// A part starts with a dot or a dash: hidden, a way out of the directory, or an option.
     #[error("a part of it starts with {0:?}")]
     Start(char),
     /// A character that no file of a bundle has.
@@ -30,9 +30,9 @@ pub enum PathProblem {
     /// Two files would be one on some file systems.
     #[error("it differs from {0} in nothing but case")]
     Twice(String),
-    /// It is a file and a folder.
-    #[error("it is a file, and {0} needs it to be a folder")]
-    Folder(String),
+    /// It is a file and a directory.
+    #[error("it is a file, and {0} needs it to be a directory")]
+    Directory(String),
 }
 
 /// Whether a path is one that a bundle may have: relative, plain, without a way out.
@@ -60,7 +60,7 @@ pub fn check_path(path: &str) -> Result<(), PathProblem> {
     Ok(())
 }
 
-/// Whether all paths can stand in one folder; names the first that cannot.
+/// Whether all paths can stand in one directory; names the first that cannot.
 pub fn check_together<'a>(
     paths: impl IntoIterator<Item = &'a str>,
 ) -> Result<(), (String, PathProblem)> {
@@ -72,8 +72,8 @@ pub fn check_together<'a>(
     }
     for (lower, path) in &seen {
         for (at, _) in lower.match_indices('/') {
-            if let Some(file) = lower.get(..at).and_then(|folder| seen.get(folder)) {
-                let problem = PathProblem::Folder((*path).to_owned());
+            if let Some(file) = lower.get(..at).and_then(|directory| seen.get(directory)) {
+                let problem = PathProblem::Directory((*path).to_owned());
                 return Err(((*file).to_owned(), problem));
             }
         }
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_that_leave_the_folder_or_read_as_options_are_refused() {
+    fn paths_that_leave_the_directory_or_read_as_options_are_refused() {
         for bad in [
             "",
             "/etc/passwd",
@@ -143,7 +143,10 @@ mod tests {
         let (path, problem) = check_together(["files/A", "files/a"]).unwrap_err();
         assert_eq!((path.as_str(), problem), ("files/a", PathProblem::Twice("files/A".into())));
         let (path, problem) = check_together(["files/a/b", "files/a", "files/a-b"]).unwrap_err();
-        assert_eq!((path.as_str(), problem), ("files/a", PathProblem::Folder("files/a/b".into())));
+        assert_eq!(
+            (path.as_str(), problem),
+            ("files/a", PathProblem::Directory("files/a/b".into()))
+        );
     }
 
     #[test]

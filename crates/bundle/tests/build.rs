@@ -17,12 +17,12 @@ use support::{World, deb, docker_archive, limits, tree};
 #[test]
 fn the_same_inputs_make_the_same_bytes_in_whatever_order_they_are_named() {
     let world = World::new();
-    let (folder, built) = world.build("one");
+    let (directory, built) = world.build("one");
     let mut spec = Spec { packages: world.packages(), ..world.spec() };
     spec.packages.reverse();
     spec.images.reverse();
     let again = build::build(&spec, &world.key, &world.path("two")).unwrap();
-    assert_eq!(tree(&folder), tree(&world.path("two")));
+    assert_eq!(tree(&directory), tree(&world.path("two")));
     assert_eq!(built.manifest_sha256, again.manifest_sha256);
     assert_eq!(built.artifact, again.artifact);
 }
@@ -30,8 +30,8 @@ fn the_same_inputs_make_the_same_bytes_in_whatever_order_they_are_named() {
 #[test]
 fn the_manifest_says_what_is_in_it() {
     let world = World::new();
-    let (folder, built) = world.build("b");
-    let bytes = fs::read(folder.join("refit-bundle.json")).unwrap();
+    let (directory, built) = world.build("b");
+    let bytes = fs::read(directory.join("refit-bundle.json")).unwrap();
     assert_eq!(Manifest::parse(&bytes).unwrap(), built.manifest);
     assert_eq!(Digest::of(&bytes), built.manifest_sha256);
     let paths: Vec<_> = built.manifest.files.iter().map(|file| file.path.as_str()).collect();
@@ -42,7 +42,7 @@ fn the_manifest_says_what_is_in_it() {
     assert_eq!(app.name, "registry.example/app:1");
     let shared = app.blobs.iter().filter(|blob| other.blobs.contains(blob)).count();
     assert_eq!(shared, 1, "the layer that both have is there once");
-    for (name, bytes) in tree(&folder.join("blobs/sha256")) {
+    for (name, bytes) in tree(&directory.join("blobs/sha256")) {
         assert_eq!(Digest::of(&bytes).as_str(), name);
     }
 }
@@ -50,14 +50,14 @@ fn the_manifest_says_what_is_in_it() {
 #[test]
 fn a_bundle_can_be_built_from_the_oci_layout_of_another() {
     let world = World::new();
-    let (folder, built) = world.build("b");
+    let (directory, built) = world.build("b");
     let tar = world.path("b.tar");
-    fs::write(&tar, pack(&folder)).unwrap();
+    fs::write(&tar, pack(&directory)).unwrap();
     let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     gz.write_all(&fs::read(&tar).unwrap()).unwrap();
     let packed = world.path("b.tar.gz");
     fs::write(&packed, gz.finish().unwrap()).unwrap();
-    for (number, input) in [folder, tar, packed].into_iter().enumerate() {
+    for (number, input) in [directory, tar, packed].into_iter().enumerate() {
         let spec = Spec {
             images: vec![ImageSpec { path: input.clone(), name: None }],
             ..Spec::new("v1.35.0".parse().unwrap(), Architecture::Amd64)
@@ -107,7 +107,7 @@ fn refused(world: &World, change: impl FnOnce(&mut Spec, &Path)) -> BuildError {
     let error = build::build(&spec, &world.key, &output).unwrap_err();
     assert!(!output.exists(), "nothing half done stays");
     let rest: Vec<_> =
-        fs::read_dir(world.folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        fs::read_dir(world.directory.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(!rest.iter().any(|name| name.to_str().unwrap().starts_with(".refit")), "{rest:?}");
     error
 }
@@ -197,11 +197,11 @@ fn what_is_there_is_not_overwritten() {
 #[tokio::test]
 async fn a_bundle_verifies_and_a_changed_byte_anywhere_does_not() {
     let world = World::new();
-    let (folder, built) = world.build("b");
+    let (directory, built) = world.build("b");
     let check = async |path: &Path| {
         verify(&Location::path(path), &world.keys, &limits(), &Wanted::default()).await
     };
-    let head = check(&folder).await.unwrap();
+    let head = check(&directory).await.unwrap();
     assert_eq!(head.manifest, built.manifest);
     let signed = head.signed;
     assert!(
@@ -210,13 +210,13 @@ async fn a_bundle_verifies_and_a_changed_byte_anywhere_does_not() {
         signed.comment
     );
     for blob in built.manifest.blobs() {
-        let path = folder.join("blobs/sha256").join(blob.sha256.as_str());
+        let path = directory.join("blobs/sha256").join(blob.sha256.as_str());
         let good = fs::read(&path).unwrap();
         let mut bad = good.clone();
         let at = bad.len() - 1;
         bad[at] ^= 0x80;
         fs::write(&path, &bad).unwrap();
-        match check(&folder).await.unwrap_err() {
+        match check(&directory).await.unwrap_err() {
             Error::Content { file, expected, found } => {
                 assert_eq!(file, built.manifest.name_of(&blob.sha256));
                 assert_eq!((expected, found), (blob.sha256.clone(), Digest::of(&bad)));
@@ -224,12 +224,12 @@ async fn a_bundle_verifies_and_a_changed_byte_anywhere_does_not() {
             other => panic!("{other}"),
         }
         fs::write(&path, &good[..at]).unwrap();
-        assert!(matches!(check(&folder).await.unwrap_err(), Error::Size { .. }));
+        assert!(matches!(check(&directory).await.unwrap_err(), Error::Size { .. }));
         fs::remove_file(&path).unwrap();
-        assert!(matches!(check(&folder).await.unwrap_err(), Error::Missing { .. }));
+        assert!(matches!(check(&directory).await.unwrap_err(), Error::Missing { .. }));
         fs::write(&path, good).unwrap();
     }
-    assert!(check(&folder).await.is_ok());
+    assert!(check(&directory).await.is_ok());
 }
 
 #[test]
@@ -244,9 +244,9 @@ fn files_keep_their_kind() {
 }
 
 /// A tar as any program packs it.
-fn pack(folder: &Path) -> Vec<u8> {
+fn pack(directory: &Path) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
-    builder.append_dir_all("", folder).unwrap();
+    builder.append_dir_all("", directory).unwrap();
     builder.into_inner().unwrap()
 }
 
@@ -257,9 +257,9 @@ async fn a_bundle_in_one_file_is_refused_with_what_to_do() {
     let error = build::build(&spec, &world.key, &world.path("b.tar")).unwrap_err();
     assert!(error.to_string().contains("choose a name without .tar"), "{error}");
     assert!(!world.path("b.tar").exists());
-    let (folder, _) = world.build("b");
+    let (directory, _) = world.build("b");
     let packed = world.path("packed.tar");
-    fs::write(&packed, pack(&folder)).unwrap();
+    fs::write(&packed, pack(&directory)).unwrap();
     let error = peek(&Location::path(&packed), &limits()).await.unwrap_err();
     assert!(error.to_string().contains("unpack the tar"), "{error}");
     assert_eq!(error.reason(), "BundleLocationInvalid");

@@ -12,7 +12,7 @@ use support::{Reply, Server, World, registry};
 #[tokio::test]
 async fn a_registry_that_wants_a_token_gets_one() {
     let world = World::new();
-    let (folder, built) = world.build("b");
+    let (directory, built) = world.build("b");
     // The address is known only once it listens, so the challenge leads back by a second server.
     let tokens = Server::new(|_| Reply::ok(br#"{"access_token":"good"}"#.to_vec())).await;
     let challenge: &'static str = format!(
@@ -20,7 +20,7 @@ async fn a_registry_that_wants_a_token_gets_one() {
         tokens.address
     )
     .leak();
-    let server = registry(&folder, Some(challenge)).await;
+    let server = registry(&directory, Some(challenge)).await;
     let location =
         format!("oci+http://{}/mirror/bundle@{}", server.address, built.artifact.to_oci());
     world.stage(&location, "s").await.unwrap();
@@ -31,7 +31,7 @@ async fn a_registry_that_wants_a_token_gets_one() {
         "{}",
         asked[0].path
     );
-    let kerberos = registry(&folder, Some("Negotiate")).await;
+    let kerberos = registry(&directory, Some("Negotiate")).await;
     let location =
         format!("oci+http://{}/mirror/bundle@{}", kerberos.address, built.artifact.to_oci());
     let error = world.stage(&location, "t").await.unwrap_err().to_string();
@@ -41,12 +41,12 @@ async fn a_registry_that_wants_a_token_gets_one() {
 #[tokio::test]
 async fn a_registry_that_gives_another_artifact_is_found_out() {
     let world = World::new();
-    let (folder, built) = world.build("b");
-    let server = registry(&folder, None).await;
+    let (directory, built) = world.build("b");
+    let server = registry(&directory, None).await;
     let other = Digest::of(b"other").to_oci();
     let location = format!("oci+http://{}/mirror/bundle@{other}", server.address);
     assert!(matches!(world.stage(&location, "s").await.unwrap_err(), Error::Missing { .. }));
-    let artifact = folder.join("blobs/sha256").join(built.artifact.as_str());
+    let artifact = directory.join("blobs/sha256").join(built.artifact.as_str());
     let changed =
         fs::read_to_string(&artifact).unwrap().replace("refit.bundle.v1", "refit.bundle.v2");
     fs::write(&artifact, changed).unwrap();

@@ -19,17 +19,17 @@ use refit_bundle::{
     Digest, Error,
     fetch::{self, Limits, Wanted, find},
 };
-use support::{Asked, Reply, Server, World, from_folder, leftovers, limits, noise, text, tree};
+use support::{Asked, Reply, Server, World, from_directory, leftovers, limits, noise, text, tree};
 
 #[tokio::test]
 async fn a_download_that_is_cut_anywhere_goes_on_where_it_stopped() {
     let world = World::new();
-    let (folder, built) = world.build("b");
-    let expected = tree(&world.stage(&text(&folder), "whole").await.unwrap().folder);
+    let (directory, built) = world.build("b");
+    let expected = tree(&world.stage(&text(&directory), "whole").await.unwrap().directory);
     for cut in [1_500, 4_096, 16_383, 16_384, 65_535, 65_536, 65_537] {
-        let root = folder.clone();
+        let root = directory.clone();
         let server = Server::new(move |asked| {
-            let reply = from_folder(&root, asked);
+            let reply = from_directory(&root, asked);
             let cut = asked.path.contains("blobs").then_some(cut);
             Reply { cut, ..reply }
         })
@@ -42,7 +42,7 @@ async fn a_download_that_is_cut_anywhere_goes_on_where_it_stopped() {
                 Err(error) => assert!(error.is_retriable() && tries < 200, "{error}"),
             }
         };
-        assert_eq!(tree(&staged.folder), expected, "cut after {cut}");
+        assert_eq!(tree(&staged.directory), expected, "cut after {cut}");
         let bytes = |asked: &Asked| asked.range.map_or(0, |(from, to)| (to + 1 - from).min(cut));
         let fetched: usize = server.asked().iter().map(bytes).sum();
         let total = usize::try_from(built.manifest.total_size()).unwrap();
@@ -53,10 +53,10 @@ async fn a_download_that_is_cut_anywhere_goes_on_where_it_stopped() {
 #[tokio::test]
 async fn a_head_that_is_cut_is_torn_and_nothing_stays() {
     let world = World::new();
-    let (folder, _) = world.build("b");
+    let (directory, _) = world.build("b");
     for cut in [0, 1, 100, 511] {
-        let root = folder.clone();
-        let reply = move |asked: &Asked| Reply { cut: Some(cut), ..from_folder(&root, asked) };
+        let root = directory.clone();
+        let reply = move |asked: &Asked| Reply { cut: Some(cut), ..from_directory(&root, asked) };
         let server = Server::new(reply).await;
         let error = world.stage(&server.url(""), "s").await.unwrap_err();
         assert!(error.is_retriable(), "{cut}: {error}");
@@ -68,27 +68,27 @@ async fn a_head_that_is_cut_is_torn_and_nothing_stays() {
 #[tokio::test]
 async fn a_server_that_errs_at_random_never_gets_a_wrong_byte_through() {
     let world = World::new();
-    let (folder, _) = world.build("b");
+    let (directory, _) = world.build("b");
     // All but the line of a signature that nobody vouches for.
-    let vouched = |folder: &Path| {
-        let mut tree = tree(folder);
+    let vouched = |directory: &Path| {
+        let mut tree = tree(directory);
         tree.remove("refit-bundle.json.minisig");
         tree
     };
-    let whole = world.stage(&text(&folder), "whole").await.unwrap();
-    let expected = vouched(&whole.folder);
+    let whole = world.stage(&text(&directory), "whole").await.unwrap();
+    let expected = vouched(&whole.directory);
     for seed in 1..=12u64 {
-        let root = folder.clone();
+        let root = directory.clone();
         let count = AtomicUsize::new(0);
         let server = Server::new(move |asked| {
             let turn = count.fetch_add(1, Ordering::SeqCst) as u64;
             let [fault, at] = <[u8; 2]>::try_from(noise(seed * 1_000 + turn, 2)).unwrap();
             let whole = Asked { range: None, ..asked.clone() };
-            let mut reply = from_folder(&root, asked);
+            let mut reply = from_directory(&root, asked);
             let at = usize::from(at) * reply.body.len() / 256;
             match fault {
                 0..40 => Reply { cut: Some(at), ..reply },
-                40..55 => from_folder(&root, &whole),
+                40..55 => from_directory(&root, &whole),
                 55..65 => Reply::status(503),
                 65..75 if at < reply.body.len() => {
                     reply.body[at] ^= 0x10;
@@ -114,19 +114,19 @@ async fn a_server_that_errs_at_random_never_gets_a_wrong_byte_through() {
         }
         let wanted = Wanted::default();
         let found = find(&world.path(&staging), &world.keys, &wanted).await.unwrap().unwrap();
-        assert!(vouched(&found.folder) == expected, "seed {seed}");
+        assert!(vouched(&found.directory) == expected, "seed {seed}");
     }
 }
 
 #[tokio::test]
 async fn a_wrong_byte_names_its_file_and_leaves_nothing_of_it() {
     let world = World::new();
-    let (folder, built) = world.build("b");
+    let (directory, built) = world.build("b");
     for blob in built.manifest.blobs() {
-        let root = folder.clone();
+        let root = directory.clone();
         let bad = format!("/blobs/sha256/{}", blob.sha256);
         let server = Server::new(move |asked| {
-            let mut reply = from_folder(&root, asked);
+            let mut reply = from_directory(&root, asked);
             if asked.path == bad {
                 reply.body[0] ^= 1;
             }
@@ -151,8 +151,8 @@ async fn a_wrong_byte_names_its_file_and_leaves_nothing_of_it() {
 #[tokio::test]
 async fn a_bad_beginning_that_an_earlier_try_left_is_fetched_anew() {
     let world = World::new();
-    let (folder, built) = world.build("b");
-    let server = Server::folder(folder).await;
+    let (directory, built) = world.build("b");
+    let server = Server::directory(directory).await;
     let partial = world.path("s/partial");
     fs::create_dir_all(&partial).unwrap();
     for path in ["s", "s/partial"] {
@@ -175,7 +175,7 @@ async fn a_bad_beginning_that_an_earlier_try_left_is_fetched_anew() {
 async fn servers_that_do_not_keep_to_the_rules_are_told_apart() {
     type Change = fn(Reply) -> Reply;
     let world = World::new();
-    let (folder, _) = world.build("b");
+    let (directory, _) = world.build("b");
     let cases: [(&str, bool, Change); 8] = [
         ("BundleCorrupt", false, |mut reply| {
             reply.body.push(0);
@@ -194,9 +194,9 @@ async fn servers_that_do_not_keep_to_the_rules_are_told_apart() {
         ("BundleDownloadTorn", true, |reply| Reply { cut: Some(0), ..reply }),
     ];
     for (reason, retriable, change) in cases {
-        let root = folder.clone();
+        let root = directory.clone();
         let server = Server::new(move |asked| {
-            let reply = from_folder(&root, asked);
+            let reply = from_directory(&root, asked);
             if asked.path.contains("blobs") { change(reply) } else { reply }
         })
         .await;
@@ -211,11 +211,11 @@ async fn servers_that_do_not_keep_to_the_rules_are_told_apart() {
 async fn a_server_without_ranges_is_good_enough() {
     let world = World::new();
     let (_, built) = world.build("b");
-    let root = world.folder.path().to_owned();
+    let root = world.directory.path().to_owned();
     let tries = Arc::new(AtomicUsize::new(0));
     let count = tries.clone();
     let server = Server::new(move |asked| {
-        let reply = from_folder(&root, &Asked { range: None, ..asked.clone() });
+        let reply = from_directory(&root, &Asked { range: None, ..asked.clone() });
         let first = asked.path.contains("blobs") && count.fetch_add(1, Ordering::SeqCst) == 0;
         Reply { cut: first.then_some(1000), ..reply }
     })
@@ -228,8 +228,8 @@ async fn a_server_without_ranges_is_good_enough() {
 #[tokio::test]
 async fn redirects_are_followed_so_far_and_silence_is_not_waited_for() {
     let world = World::new();
-    let (folder, _) = world.build("b");
-    let storage = Server::folder(folder.clone()).await;
+    let (directory, _) = world.build("b");
+    let storage = Server::directory(directory.clone()).await;
     let elsewhere = storage.url("");
     let front = Server::new(move |asked| {
         let path = asked.path.trim_start_matches('/');
@@ -241,7 +241,7 @@ async fn redirects_are_followed_so_far_and_silence_is_not_waited_for() {
     let error = world.stage(&endless.url(""), "t").await.unwrap_err();
     assert!(error.to_string().contains("redirects more than 5 times"), "{error}");
     let silent = Server::new(move |asked| {
-        let reply = from_folder(&folder, asked);
+        let reply = from_directory(&directory, asked);
         let stall = asked.path.contains("blobs");
         let end = if stall { 10 } else { reply.body.len() };
         Reply { cut: Some(end), stall, ..reply }
@@ -257,8 +257,8 @@ async fn redirects_are_followed_so_far_and_silence_is_not_waited_for() {
 #[tokio::test]
 async fn a_stage_that_is_dropped_halfway_goes_on_the_next_time() {
     let world = World::new();
-    let (folder, built) = world.build("b");
-    let server = Server::folder(folder).await;
+    let (directory, built) = world.build("b");
+    let server = Server::directory(directory).await;
     let slow = Limits { bytes_per_second: std::num::NonZeroU64::new(100_000), ..limits() };
     let url = server.url("");
     let wanted = Wanted::default();

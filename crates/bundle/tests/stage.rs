@@ -12,24 +12,24 @@ use refit_bundle::{
     fetch::{Limits, Wanted, find, prune},
     manifest::{Architecture, OsFamily, PackageFormat},
 };
-use support::{Reply, Server, World, deb, from_folder, leftovers, limits, registry, text, tree};
+use support::{Reply, Server, World, deb, from_directory, leftovers, limits, registry, text, tree};
 
 #[tokio::test]
 async fn every_way_gives_the_same_files() {
     let world = World::new();
-    let (folder, built) = world.build("b");
-    let server = Server::folder(world.folder.path().to_owned()).await;
-    let registry = registry(&folder, None).await;
+    let (directory, built) = world.build("b");
+    let server = Server::directory(world.directory.path().to_owned()).await;
+    let registry = registry(&directory, None).await;
     let artifact = built.artifact.to_oci();
     let ways = [
-        text(&folder),
-        format!("file://{}", folder.display()),
+        text(&directory),
+        format!("file://{}", directory.display()),
         server.url("b"),
         format!("oci+http://{}/mirror/bundle@{artifact}", registry.address),
         format!("oci+http://{}/mirror/bundle:v1.35.0-debian-amd64", registry.address),
     ];
     let expected = world.stage(&ways[0], "s0").await.unwrap();
-    let expected_tree = tree(&expected.folder);
+    let expected_tree = tree(&expected.directory);
     assert!(expected_tree.contains_key("images/index.json"));
     assert_eq!(
         expected_tree["packages/kubelet.deb"],
@@ -37,7 +37,7 @@ async fn every_way_gives_the_same_files() {
     );
     for (number, way) in ways.iter().enumerate().skip(1) {
         let staged = world.stage(way, &format!("s{number}")).await.unwrap();
-        assert_eq!(tree(&staged.folder), expected_tree, "{way}");
+        assert_eq!(tree(&staged.directory), expected_tree, "{way}");
         assert_eq!(staged.manifest_sha256, built.manifest_sha256);
     }
 }
@@ -45,17 +45,17 @@ async fn every_way_gives_the_same_files() {
 #[tokio::test]
 async fn what_is_staged_is_ready_for_the_steps() {
     let world = World::new();
-    let (folder, _) = world.build("b");
-    let staged = world.stage(&text(&folder), "s").await.unwrap();
+    let (directory, _) = world.build("b");
+    let staged = world.stage(&text(&directory), "s").await.unwrap();
     let packages = staged.packages(PackageFormat::Deb);
     let names: Vec<_> =
         packages.iter().map(|(package, path)| (package.name.as_str(), path.is_file())).collect();
     assert_eq!(names, [("kubeadm", true), ("kubelet", true)]);
     assert_eq!(staged.packages(PackageFormat::Rpm), []);
     assert_eq!(staged.image_names(), ["registry.example/app:1", "registry.example/other:1"]);
-    assert_eq!(staged.os_images(), [staged.folder.join("os/os.cosi")]);
+    assert_eq!(staged.os_images(), [staged.directory.join("os/os.cosi")]);
     let mode =
-        fs::metadata(staged.package_folder().join("kubelet.deb")).unwrap().permissions().mode();
+        fs::metadata(staged.package_directory().join("kubelet.deb")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o644);
     // The archive is an image input again, so it is one that image tools read.
     let archive = world.path("images.tar");
@@ -72,8 +72,8 @@ async fn what_is_staged_is_ready_for_the_steps() {
 #[tokio::test]
 async fn nothing_is_fetched_of_a_bundle_that_is_not_trusted_or_not_wanted() {
     let mut world = World::new();
-    let (folder, built) = world.build("b");
-    let server = Server::folder(folder.clone()).await;
+    let (directory, built) = world.build("b");
+    let server = Server::directory(directory.clone()).await;
     let wanted = [
         Wanted { kubernetes_version: "v1.36.0".parse().ok(), ..Wanted::default() },
         Wanted { architecture: Some(Architecture::Arm64), ..Wanted::default() },
@@ -102,8 +102,9 @@ async fn nothing_is_fetched_of_a_bundle_that_is_not_trusted_or_not_wanted() {
     // Signed by another key after it was changed.
     world.keys = own;
     let forger = SecretKey::load(&other.secret, None).unwrap();
-    let manifest = fs::read(folder.join("refit-bundle.json")).unwrap();
-    fs::write(folder.join("refit-bundle.json.minisig"), forger.sign(&manifest, "forged")).unwrap();
+    let manifest = fs::read(directory.join("refit-bundle.json")).unwrap();
+    fs::write(directory.join("refit-bundle.json.minisig"), forger.sign(&manifest, "forged"))
+        .unwrap();
     let error = world.stage(&server.url(""), "s").await.unwrap_err();
     assert_eq!(error.reason(), "BundleUntrusted", "{error}");
     let blobs = server.asked().iter().filter(|asked| asked.path.contains("blobs")).count();
@@ -113,29 +114,29 @@ async fn nothing_is_fetched_of_a_bundle_that_is_not_trusted_or_not_wanted() {
 }
 
 #[tokio::test]
-async fn a_folder_that_others_can_change_is_refused() {
+async fn a_directory_that_others_can_change_is_refused() {
     let world = World::new();
-    let (folder, _) = world.build("b");
+    let (directory, _) = world.build("b");
     let shared = world.path("shared");
     fs::create_dir(&shared).unwrap();
     fs::set_permissions(&shared, fs::Permissions::from_mode(0o777)).unwrap();
-    let error = world.stage(&text(&folder), "shared").await.unwrap_err();
+    let error = world.stage(&text(&directory), "shared").await.unwrap_err();
     assert!(error.to_string().contains("chmod go-w"), "{error}");
     fs::create_dir(world.path("real")).unwrap();
     std::os::unix::fs::symlink(world.path("real"), world.path("link")).unwrap();
-    let error = world.stage(&text(&folder), "link").await.unwrap_err();
-    assert_eq!(error.reason(), "StagingFolderUnsafe", "{error}");
+    let error = world.stage(&text(&directory), "link").await.unwrap_err();
+    assert_eq!(error.reason(), "StagingDirectoryUnsafe", "{error}");
 }
 
 #[tokio::test]
-async fn links_in_a_bundle_or_a_staging_folder_lead_nowhere() {
+async fn links_in_a_bundle_or_a_staging_directory_lead_nowhere() {
     let world = World::new();
-    let (folder, built) = world.build("b");
+    let (directory, built) = world.build("b");
     let blob = built.manifest.blobs().remove(0);
-    let path = folder.join("blobs/sha256").join(blob.sha256.as_str());
+    let path = directory.join("blobs/sha256").join(blob.sha256.as_str());
     fs::rename(&path, world.path("moved")).unwrap();
     std::os::unix::fs::symlink(world.path("moved"), &path).unwrap();
-    let error = world.stage(&text(&folder), "s").await.unwrap_err();
+    let error = world.stage(&text(&directory), "s").await.unwrap_err();
     assert_eq!(error.reason(), "StagingFailed", "{error}");
     fs::remove_file(&path).unwrap();
     fs::rename(world.path("moved"), &path).unwrap();
@@ -145,24 +146,24 @@ async fn links_in_a_bundle_or_a_staging_folder_lead_nowhere() {
     let partial = world.path("s/partial").join(blob.sha256.as_str());
     let _ = fs::remove_file(&partial);
     std::os::unix::fs::symlink(&victim, &partial).unwrap();
-    assert!(world.stage(&text(&folder), "s").await.is_err());
+    assert!(world.stage(&text(&directory), "s").await.is_err());
     fs::remove_file(&partial).unwrap();
     fs::hard_link(&victim, &partial).unwrap();
-    assert!(world.stage(&text(&folder), "s").await.is_err());
+    assert!(world.stage(&text(&directory), "s").await.is_err());
     assert_eq!(fs::read_to_string(victim).unwrap(), "precious");
 }
 
 #[tokio::test]
 async fn two_at_once_do_not_mix() {
     let world = World::new();
-    let (folder, _) = world.build("b");
-    let root = folder.clone();
+    let (directory, _) = world.build("b");
+    let root = directory.clone();
     let server = Server::new(move |asked| {
         let stall = asked.path.contains("blobs");
-        Reply { stall, ..from_folder(&root, asked) }
+        Reply { stall, ..from_directory(&root, asked) }
     })
     .await;
-    let (slow_url, quick_path) = (server.url(""), text(&folder));
+    let (slow_url, quick_path) = (server.url(""), text(&directory));
     let slow = world.stage(&slow_url, "s");
     let quick = async {
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -176,23 +177,23 @@ async fn two_at_once_do_not_mix() {
 #[tokio::test]
 async fn the_next_bundle_fetches_only_what_is_new_and_pruning_leaves_what_is_used() {
     let world = World::new();
-    let (folder, first) = world.build("b");
-    let staged = world.stage(&text(&folder), "s").await.unwrap();
+    let (directory, first) = world.build("b");
+    let staged = world.stage(&text(&directory), "s").await.unwrap();
     fs::write(world.path("inputs/kubeadm.deb"), deb("kubeadm", 5)).unwrap();
-    let (folder, second) = world.build("c");
+    let (directory, second) = world.build("c");
     assert_ne!(first.manifest_sha256, second.manifest_sha256);
-    let server = Server::folder(folder).await;
+    let server = Server::directory(directory).await;
     let newer = world.stage(&server.url(""), "s").await.unwrap();
     let blobs = server.asked().iter().filter(|asked| asked.path.contains("blobs")).count();
     assert_eq!(blobs, 1);
     let freed = prune(&world.path("s"), 1, None).await.unwrap();
     let old = first.manifest.files.iter().find(|file| file.path.contains("kubeadm")).unwrap();
     assert_eq!(freed, old.size);
-    assert!(!staged.folder.exists());
+    assert!(!staged.directory.exists());
     assert!(find(&world.path("s"), &world.keys, &Wanted::default()).await.unwrap().is_some());
-    let before = tree(&newer.folder);
+    let before = tree(&newer.directory);
     prune(&world.path("s"), 1, None).await.unwrap();
-    assert_eq!(tree(&newer.folder), before);
+    assert_eq!(tree(&newer.directory), before);
 }
 
 /// A bundle that is in use counts as the newest, also where staging found it whole and asked no
@@ -200,21 +201,21 @@ async fn the_next_bundle_fetches_only_what_is_new_and_pruning_leaves_what_is_use
 #[tokio::test]
 async fn pruning_never_takes_the_bundle_that_was_staged_last() {
     let world = World::new();
-    let (folder, first) = world.build("b");
-    let older = world.stage(&text(&folder), "s").await.unwrap();
+    let (directory, first) = world.build("b");
+    let older = world.stage(&text(&directory), "s").await.unwrap();
     let wanted =
         Wanted { manifest_sha256: Some(first.manifest_sha256.clone()), ..Wanted::default() };
     fs::write(world.path("inputs/kubeadm.deb"), deb("kubeadm", 5)).unwrap();
-    let (folder, _) = world.build("c");
-    let newer = world.stage(&text(&folder), "s").await.unwrap();
+    let (directory, _) = world.build("c");
+    let newer = world.stage(&text(&directory), "s").await.unwrap();
     let again = world.stage_wanted("http://127.0.0.1:1/b", "s", &wanted, &limits()).await.unwrap();
-    assert_eq!(again.folder, older.folder);
+    assert_eq!(again.directory, older.directory);
     prune(&world.path("s"), 1, None).await.unwrap();
-    assert!(older.folder.exists() && !newer.folder.exists());
-    let newer = world.stage(&text(&folder), "s").await.unwrap();
+    assert!(older.directory.exists() && !newer.directory.exists());
+    let newer = world.stage(&text(&directory), "s").await.unwrap();
     let in_use = Some(&older.manifest_sha256);
     prune(&world.path("s"), 1, in_use).await.unwrap();
-    assert!(older.folder.exists() && !newer.folder.exists());
+    assert!(older.directory.exists() && !newer.directory.exists());
 }
 
 /// A disk without room for the archive of images says so before it is filled, also where nothing
@@ -222,11 +223,12 @@ async fn pruning_never_takes_the_bundle_that_was_staged_last() {
 #[tokio::test]
 async fn room_is_asked_for_what_is_written_and_for_nothing_else() {
     let world = World::new();
-    let (folder, _) = world.build("b");
-    let staged = world.stage(&text(&folder), "s").await.unwrap();
+    let (directory, _) = world.build("b");
+    let staged = world.stage(&text(&directory), "s").await.unwrap();
     let full = Limits { keep_free: u64::MAX, ..limits() };
-    let again = world.stage_wanted(&text(&folder), "s", &Wanted::default(), &full).await.unwrap();
-    assert_eq!(again.folder, staged.folder);
+    let again =
+        world.stage_wanted(&text(&directory), "s", &Wanted::default(), &full).await.unwrap();
+    assert_eq!(again.directory, staged.directory);
     let archive = world.path("images.tar");
     let error = staged.write_image_archive(&archive, u64::MAX).await.unwrap_err();
     assert_eq!(error.reason(), "DiskSpace", "{error}");
@@ -236,21 +238,21 @@ async fn room_is_asked_for_what_is_written_and_for_nothing_else() {
 #[tokio::test]
 async fn what_is_there_whole_needs_no_server() {
     let world = World::new();
-    let (folder, built) = world.build("b");
-    world.stage(&text(&folder), "s").await.unwrap();
+    let (directory, built) = world.build("b");
+    world.stage(&text(&directory), "s").await.unwrap();
     let wanted = Wanted { manifest_sha256: Some(built.manifest_sha256), ..Wanted::default() };
     let gone = "http://127.0.0.1:1/b";
     let staged = world.stage_wanted(gone, "s", &wanted, &limits()).await.unwrap();
     // A byte that changed on the disk is found, and mended from the bundle.
-    let victim = staged.folder.join("packages/kubelet.deb");
+    let victim = staged.directory.join("packages/kubelet.deb");
     fs::write(&victim, "x").unwrap();
     assert!(find(&world.path("s"), &world.keys, &wanted).await.unwrap().is_none());
     assert!(world.stage_wanted(gone, "s", &wanted, &limits()).await.is_err());
-    world.stage_wanted(&text(&folder), "s", &wanted, &limits()).await.unwrap();
+    world.stage_wanted(&text(&directory), "s", &wanted, &limits()).await.unwrap();
     assert_eq!(fs::read(&victim).unwrap(), fs::read(world.path("inputs/kubelet.deb")).unwrap());
-    // So is a file that was removed or replaced in the folder alone.
+    // So is a file that was removed or replaced in the directory alone.
     fs::remove_file(&victim).unwrap();
     fs::write(&victim, "y").unwrap();
-    world.stage_wanted(&text(&folder), "s", &wanted, &limits()).await.unwrap();
+    world.stage_wanted(&text(&directory), "s", &wanted, &limits()).await.unwrap();
     assert_eq!(fs::read(&victim).unwrap(), fs::read(world.path("inputs/kubelet.deb")).unwrap());
 }

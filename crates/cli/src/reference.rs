@@ -30,7 +30,7 @@ Examples:
   refit man | man -l -
   refit man --dir /usr/local/share/man/man1    one page per command")]
 pub(crate) struct Man {
-    /// Write one page per command into this folder instead of the first one to stdout.
+    /// Write one page per command into this directory instead of the first one to stdout.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
@@ -53,7 +53,7 @@ pub(crate) fn man(args: &Man, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
     fs::create_dir_all(dir)
-        .with_context(|| format!("the folder {} cannot be made", dir.display()))?;
+        .with_context(|| format!("the directory {} cannot be made", dir.display()))?;
     let mut pages = vec![(global::PROGRAM.to_owned(), command.clone())];
     for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
         let name = format!("{}-{}", global::PROGRAM, sub.get_name());

@@ -11,17 +11,17 @@ use std::{
 
 use serde_json::Value;
 
-struct Folder(tempfile::TempDir);
+struct Directory(tempfile::TempDir);
 
-impl Folder {
-    /// A folder with a key, a tarball and a file that says what goes in.
+impl Directory {
+    /// A directory with a key, a tarball and a file that says what goes in.
     fn new() -> Self {
-        let folder = Self(tempfile::tempdir().unwrap());
-        fs::write(folder.path().join("kubernetes-node.tar.gz"), "binaries").unwrap();
+        let directory = Self(tempfile::tempdir().unwrap());
+        fs::write(directory.path().join("kubernetes-node.tar.gz"), "binaries").unwrap();
         let spec = "kubernetesVersion: v1.35.0\narchitecture: amd64\npackages:\n- path: kubernetes-node.tar.gz\n";
-        fs::write(folder.path().join("bundle.yaml"), spec).unwrap();
-        assert_eq!(folder.refit(&["keygen", "release"]).status.code(), Some(0));
-        folder
+        fs::write(directory.path().join("bundle.yaml"), spec).unwrap();
+        assert_eq!(directory.refit(&["keygen", "release"]).status.code(), Some(0));
+        directory
     }
 
     fn path(&self) -> &Path {
@@ -53,54 +53,58 @@ impl Folder {
 
 #[test]
 fn a_bundle_is_built_looked_at_and_verified() {
-    let folder = Folder::new();
-    let mode = fs::metadata(folder.path().join("release.key")).unwrap().permissions().mode();
+    let directory = Directory::new();
+    let mode = fs::metadata(directory.path().join("release.key")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    let built = folder.build("b");
+    let built = directory.build("b");
     assert!(built.status.success(), "{built:?}");
     let text = String::from_utf8(built.stdout).unwrap();
     assert!(
         text.starts_with("b: Kubernetes v1.35.0 for any on amd64: 1 file, 0 images, 8 B\n"),
         "{text}"
     );
-    let shown = String::from_utf8(folder.refit(&["inspect", "b"]).stdout).unwrap();
+    let shown = String::from_utf8(directory.refit(&["inspect", "b"]).stdout).unwrap();
     assert!(
         shown.contains("packages/kubernetes-node.tar.gz  kubernetes-node  1.35.0   8 B"),
         "{shown}"
     );
-    let json = folder.refit(&["inspect", "-o", "json", "b"]);
+    let json = directory.refit(&["inspect", "-o", "json", "b"]);
     let json: Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(json["manifest"]["kubernetesVersion"], "v1.35.0");
-    let (code, text) = folder.verify(&["b"]);
+    let (code, text) = directory.verify(&["b"]);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("good: ") && text.contains("signed with      release.pub"), "{text}");
     let digest = json["manifestSha256"].as_str().unwrap();
-    let (code, text) = folder.verify(&["-o", "json", "--manifest-sha256", digest, "b"]);
+    let (code, text) = directory.verify(&["-o", "json", "--manifest-sha256", digest, "b"]);
     assert_eq!(code, Some(0), "{text}");
     assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["verified"], true);
 }
 
 #[test]
 fn verify_says_by_its_exit_code_what_is_wrong() {
-    let folder = Folder::new();
-    assert!(folder.build("b").status.success());
-    assert_eq!(folder.verify(&["--kubernetes-version", "v1.36.0", "b"]).0, Some(5));
-    assert_eq!(folder.verify(&["--architecture", "arm64", "b"]).0, Some(5));
-    assert_eq!(folder.verify(&["--os-family", "debian", "b"]).0, Some(0), "for any is for debian");
-    assert_eq!(folder.verify(&["absent"]).0, Some(4));
-    assert_eq!(folder.verify(&["http://127.0.0.1:1/b"]).0, Some(1));
-    assert_eq!(folder.verify(&[]).0, Some(2));
-    assert!(folder.refit(&["keygen", "other"]).status.success());
-    let other = folder.refit(&["verify", "--public-key", "other.pub", "b"]);
+    let directory = Directory::new();
+    assert!(directory.build("b").status.success());
+    assert_eq!(directory.verify(&["--kubernetes-version", "v1.36.0", "b"]).0, Some(5));
+    assert_eq!(directory.verify(&["--architecture", "arm64", "b"]).0, Some(5));
+    assert_eq!(
+        directory.verify(&["--os-family", "debian", "b"]).0,
+        Some(0),
+        "for any is for debian"
+    );
+    assert_eq!(directory.verify(&["absent"]).0, Some(4));
+    assert_eq!(directory.verify(&["http://127.0.0.1:1/b"]).0, Some(1));
+    assert_eq!(directory.verify(&[]).0, Some(2));
+    assert!(directory.refit(&["keygen", "other"]).status.success());
+    let other = directory.refit(&["verify", "--public-key", "other.pub", "b"]);
     assert_eq!(other.status.code(), Some(3), "{other:?}");
-    let blobs = folder.path().join("b/blobs/sha256");
+    let blobs = directory.path().join("b/blobs/sha256");
     for entry in fs::read_dir(&blobs).unwrap() {
         let path = entry.unwrap().path();
         if fs::read(&path).unwrap() == b"binaries" {
             fs::write(path, "binaryes").unwrap();
         }
     }
-    let (code, text) = folder.verify(&["b"]);
+    let (code, text) = directory.verify(&["b"]);
     assert_eq!(code, Some(4));
     assert!(
         text.contains("packages/kubernetes-node.tar.gz is not what was signed: expected sha256 "),
@@ -110,9 +114,9 @@ fn verify_says_by_its_exit_code_what_is_wrong() {
 
 #[test]
 fn flags_do_what_the_file_does_and_an_encrypted_key_wants_its_password() {
-    let folder = Folder::new();
-    fs::write(folder.path().join("pass"), "open sesame\n").unwrap();
-    let made = folder.refit(&["keygen", "--password-file", "pass", "locked"]);
+    let directory = Directory::new();
+    fs::write(directory.path().join("pass"), "open sesame\n").unwrap();
+    let made = directory.refit(&["keygen", "--password-file", "pass", "locked"]);
     assert!(made.status.success(), "{made:?}");
     let flags = [
         "build",
@@ -127,14 +131,14 @@ fn flags_do_what_the_file_does_and_an_encrypted_key_wants_its_password() {
         "--key",
         "locked.key",
     ];
-    let without = folder.refit(&[&flags[..], &["b"]].concat());
+    let without = directory.refit(&[&flags[..], &["b"]].concat());
     assert_eq!(without.status.code(), Some(1), "{without:?}");
     assert!(String::from_utf8(without.stderr).unwrap().contains("--password-file"));
-    assert!(!folder.path().join("b").exists());
-    let with = folder.refit(&[&flags[..], &["--password-file", "pass", "b"]].concat());
+    assert!(!directory.path().join("b").exists());
+    let with = directory.refit(&[&flags[..], &["--password-file", "pass", "b"]].concat());
     assert!(with.status.success(), "{with:?}");
     let by_flags: Value = serde_json::from_slice(&with.stdout).unwrap();
-    let by_file = folder.refit(&[
+    let by_file = directory.refit(&[
         "build",
         "--from",
         "bundle.yaml",
@@ -146,5 +150,5 @@ fn flags_do_what_the_file_does_and_an_encrypted_key_wants_its_password() {
     ]);
     let by_file: Value = serde_json::from_slice(&by_file.stdout).unwrap();
     assert_eq!(by_flags["manifestSha256"], by_file["manifestSha256"]);
-    assert!(folder.refit(&["verify", "--public-key", "locked.pub", "b"]).status.success());
+    assert!(directory.refit(&["verify", "--public-key", "locked.pub", "b"]).status.success());
 }

@@ -84,14 +84,14 @@ fn retry_annotates_the_machines_whose_update_ended_badly() {
 
 #[test]
 fn without_a_cluster_the_error_says_what_to_do() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let none = run(refit(&["watch"]).env("HOME", folder.path()));
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let none = run(refit(&["watch"]).env("HOME", directory.path()));
     assert_eq!(none.code, Some(1));
     assert!(
         none.stderr.contains("--kubeconfig FILE") && none.stderr.contains("`refit sandbox`"),
         "{none:?}"
     );
-    let missing = run(refit(&["watch"]).env("KUBECONFIG", folder.path().join("none")));
+    let missing = run(refit(&["watch"]).env("KUBECONFIG", directory.path().join("none")));
     assert!(missing.stderr.contains("which is not there"), "{missing:?}");
     let named = run(&mut refit(&["watch", "--kubeconfig", "/none"]));
     assert!(named.stderr.contains("there is no kubeconfig /none"), "{named:?}");
@@ -168,8 +168,8 @@ fn interrupting_a_watch_ends_it_as_shells_expect() {
 
 #[test]
 fn as_a_plugin_of_kubectl_the_usage_says_so() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let plugin = folder.path().join("kubectl-refit");
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let plugin = directory.path().join("kubectl-refit");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_refit"), &plugin).unwrap();
     let help = run(Command::new(&plugin).args(["watch", "--help"]));
     assert!(help.stdout.contains("Usage: kubectl refit watch"), "{help:?}");
@@ -186,8 +186,8 @@ fn completions_and_man_pages_are_written() {
     assert!(bash.stdout.contains("_refit()") && bash.stdout.contains("upgrade"));
     let page = run(&mut refit(&["man"]));
     assert!(page.stdout.contains(".TH refit 1"), "{page:?}");
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let dir = folder.path().join("man1");
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let dir = directory.path().join("man1");
     let pages = run(&mut refit(&["man", "--dir", dir.to_str().unwrap()]));
     assert_eq!(pages.code, Some(0), "{pages:?}");
     assert!(dir.join("refit-upgrade.1").exists() && dir.join("refit.1").exists());

@@ -34,7 +34,7 @@ fn text(bytes: &[u8]) -> String {
 /// A manifest file of this test run.
 fn file(name: &str, content: &str) -> String {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-    std::fs::write(&path, content).expect("the folder is cargo's own");
+    std::fs::write(&path, content).expect("the directory is cargo's own");
     path.display().to_string()
 }
 

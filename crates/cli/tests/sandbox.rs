@@ -112,12 +112,12 @@ fn temporary() -> tempfile::TempDir {
 }
 
 /// A cluster of three control plane machines and one worker that is a patch behind.
-fn small(folder: &Path) -> String {
+fn small(directory: &Path) -> String {
     let (control_plane, workers) = EXAMPLE.split_once("kind: MachineDeployment").unwrap();
     let workers = workers
         .replace("replicas: 5", "replicas: 1")
         .replace("version: v1.34.2", "version: v1.34.1");
-    let path = folder.join("small.yaml");
+    let path = directory.join("small.yaml");
     fs::write(&path, format!("{control_plane}kind: MachineDeployment{workers}")).unwrap();
     path.display().to_string()
 }

@@ -99,14 +99,14 @@ fn root() -> PathBuf {
 /// Every source file of the workspace that is no test, by its path from the root.
 fn sources() -> Vec<(String, String)> {
     let mut found = Vec::new();
-    let mut folders = vec![root().join("crates"), root().join("lab")];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
+    let mut directories = vec![root().join("crates"), root().join("lab")];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_str().unwrap();
             if path.is_dir() {
                 if !matches!(name, "tests" | "benches" | "target" | "fixtures" | "go") {
-                    folders.push(path);
+                    directories.push(path);
                 }
             } else if path.extension().is_some_and(|kind| kind == "rs")
                 && !name.ends_with("tests.rs")

@@ -1,9 +1,10 @@
-//! What agents may do in their workload cluster: each its own HostPlan, and nothing else.
+//! The rights of agents in their workload cluster: each may write its own HostPlan, and nothing
+//! else.
 //!
-//! An agent is its node (`system:node:NAME`, the kubelet's certificate). The controller gives each
-//! Node a Role and a RoleBinding in the namespace of the HostPlans; both belong to the Node and go
-//! with it. RBAC cannot tell names apart when objects are posted, so agents make their HostPlan by
-//! an apply, which names it.
+//! An agent has the identity of its node (`system:node:NAME`, the kubelet's certificate). The
+//! controller gives each Node a Role and a RoleBinding in the namespace of the HostPlans; the Node
+//! owns both, so that they are deleted with it. RBAC cannot restrict the name of a created object,
+//! so agents create their HostPlan by an apply, whose URL contains the name.
 
 use std::{
     collections::BTreeMap,
@@ -28,13 +29,13 @@ use tokio::sync::Notify;
 
 use crate::context::Context;
 
-/// Wait before rights that could not be given are given again.
+/// Delay before a failed grant is retried.
 const RETRY: Duration = Duration::from_secs(5);
 const SELECTOR: &str =
     "app.kubernetes.io/managed-by=refit-controller,app.kubernetes.io/component=agent";
 const RBAC: &str = "rbac.authorization.k8s.io";
 
-/// Which Nodes of one cluster have their rights.
+/// The Nodes of one cluster whose agents have their rights.
 #[derive(Debug, Default)]
 pub(crate) struct AgentAccess {
     /// uid of the Node, by its name.
@@ -43,7 +44,7 @@ pub(crate) struct AgentAccess {
 }
 
 impl AgentAccess {
-    /// Notes that a Node came or changed.
+    /// Records that a Node was added or changed.
     pub(crate) fn saw(&self, node: &Node) {
         if self.lacks(node) {
             self.changed.notify_one();
@@ -59,10 +60,10 @@ impl AgentAccess {
         self.granted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives each Node its rights while this process leads. Dropping the future ends it.
+    /// Grants each Node its rights while this process is the leader, until the future is dropped.
     pub(crate) async fn keep(&self, ctx: &Context, client: &Client, nodes: &Store<Node>) {
         nodes.ready().await;
-        // What was given before this watch began may have been taken away since.
+        // Rights from before this watch may have been removed since.
         self.lock().clear();
         let mut looked = false;
         loop {
@@ -105,7 +106,7 @@ impl AgentAccess {
         Ok(())
     }
 
-    /// Finds out who has their rights already: a controller that starts writes nothing again.
+    /// Finds the Nodes that have their rights already, so that a restart writes nothing.
     async fn look(
         &self,
         roles: &Api<Role>,
@@ -116,7 +117,7 @@ impl AgentAccess {
         for node in nodes.list() {
             let name = name_of(&node);
             let as_wanted = |found: &BTreeMap<String, Value>, wanted: &Value| {
-                found.get(&name).is_some_and(|there| holds(there, wanted))
+                found.get(&name).is_some_and(|existing| holds(existing, wanted))
             };
             if as_wanted(&roles, &role(&node)) && as_wanted(&bindings, &binding(&node)) {
                 let uid = node.metadata.uid.clone().unwrap_or_default();
@@ -143,19 +144,19 @@ where
     Ok(list.items.iter().map(entry).collect())
 }
 
-/// Whether an object says all that we want to say.
-pub(crate) fn holds(there: &Value, wanted: &Value) -> bool {
-    match (there, wanted) {
-        (Value::Object(there), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
-            // A list leaves out what all of its items are.
+/// Whether an object contains all wanted fields.
+pub(crate) fn holds(existing: &Value, wanted: &Value) -> bool {
+    match (existing, wanted) {
+        (Value::Object(existing), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
+            // The items of a list do not have these fields.
             matches!(key.as_str(), "apiVersion" | "kind")
-                || there.get(key).is_some_and(|there| holds(there, wanted))
+                || existing.get(key).is_some_and(|existing| holds(existing, wanted))
         }),
-        (Value::Array(there), Value::Array(wanted)) => {
-            there.len() == wanted.len()
-                && there.iter().zip(wanted).all(|(there, wanted)| holds(there, wanted))
+        (Value::Array(existing), Value::Array(wanted)) => {
+            existing.len() == wanted.len()
+                && existing.iter().zip(wanted).all(|(existing, wanted)| holds(existing, wanted))
         }
-        _ => there == wanted,
+        _ => existing == wanted,
     }
 }
 
@@ -181,7 +182,7 @@ fn metadata(node: &Node) -> Value {
     })
 }
 
-/// Role and RoleBinding of a Node's agent, as they are applied.
+/// Role and RoleBinding of a Node's agent.
 pub fn rights(node: &Node) -> [Value; 2] {
     [role(node), binding(node)]
 }
@@ -242,14 +243,14 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_came_back_under_another_uid_needs_its_rights_anew() {
+    fn a_recreated_node_needs_new_rights() {
         let access = AgentAccess::default();
         access.lock().insert("n1".to_owned(), "u".to_owned());
         assert!(!access.lacks(&node("u")));
         assert!(access.lacks(&node("v")));
         let typed: Role = serde_json::from_value(role(&node("u"))).unwrap();
-        let there = serde_json::to_value(typed).unwrap();
-        assert!(holds(&there, &role(&node("u"))));
-        assert!(!holds(&there, &role(&node("v"))));
+        let existing = serde_json::to_value(typed).unwrap();
+        assert!(holds(&existing, &role(&node("u"))));
+        assert!(!holds(&existing, &role(&node("v"))));
     }
 }

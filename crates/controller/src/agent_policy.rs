@@ -1,7 +1,8 @@
-//! What agents may write, beside what RBAC can say: a ValidatingAdmissionPolicy and its binding.
+//! A ValidatingAdmissionPolicy and its binding, for limits on agents that RBAC cannot express.
 //!
-//! A Role names the one HostPlan that an agent may touch; the policy says what it may do to it. The
-//! manifests are those of `deploy/admission`, so a cluster has the same whoever applied them.
+//! A Role names the one HostPlan that an agent may write; the policy restricts the changes. The
+//! manifests are those of `deploy/admission`, so a cluster has the same objects however they were
+//! applied.
 
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
@@ -17,8 +18,8 @@ use crate::agent_access::holds;
 const POLICY: &str = include_str!("../../../deploy/admission/agent_policy.yaml");
 const BINDING: &str = include_str!("../../../deploy/admission/agent_policy_binding.yaml");
 
-/// Applies policy and binding where they are missing or say something else. An API server that does
-/// not know them (before Kubernetes 1.30) has the Roles alone.
+/// Applies the policy and its binding if they are missing or different. An API server without these
+/// kinds (before Kubernetes 1.30) has only the Roles.
 pub(crate) async fn ensure(client: &Client) -> kube::Result<()> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
@@ -45,9 +46,9 @@ where
 {
     let wanted: Value = serde_saphyr::from_str(manifest).expect("a test reads the manifest");
     let name = wanted["metadata"]["name"].as_str().unwrap_or_default();
-    let there = api.get_opt(name).await?;
-    let there = there.map(|there| serde_json::to_value(there).unwrap_or_default());
-    if there.is_some_and(|there| holds(&there, &wanted)) {
+    let existing = api.get_opt(name).await?;
+    let existing = existing.map(|existing| serde_json::to_value(existing).unwrap_or_default());
+    if existing.is_some_and(|existing| holds(&existing, &wanted)) {
         return Ok(());
     }
     apply::apply(api, keys::MANAGER, name, &wanted).await?;
@@ -69,11 +70,11 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_the_manifests_is_unknown_to_the_kinds() {
-        let (there, wanted) = typed::<ValidatingAdmissionPolicy>(POLICY);
-        assert!(holds(&there, &wanted), "{there:#}");
-        let (there, wanted) = typed::<ValidatingAdmissionPolicyBinding>(BINDING);
-        assert!(holds(&there, &wanted), "{there:#}");
+    fn the_manifests_have_no_unknown_fields() {
+        let (existing, wanted) = typed::<ValidatingAdmissionPolicy>(POLICY);
+        assert!(holds(&existing, &wanted), "{existing:#}");
+        let (existing, wanted) = typed::<ValidatingAdmissionPolicyBinding>(BINDING);
+        assert!(holds(&existing, &wanted), "{existing:#}");
     }
 
     #[test]
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_is_applied_once_and_again_when_somebody_changed_it() {
+    async fn the_policy_is_applied_once_and_again_after_a_change() {
         let server = ApiServer::new(Options::new(Arc::new(|| jiff::Timestamp::UNIX_EPOCH)));
         let client = Client::new(server.clone(), "default");
         ensure(&client).await.unwrap();

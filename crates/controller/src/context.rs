@@ -1,4 +1,4 @@
-//! What every controller and hook of the process shares.
+//! State that all controllers and hooks of the process share.
 
 use std::sync::{
     Arc,
@@ -17,32 +17,32 @@ use refit_runtime::{
 
 use crate::{Settings, metrics::Metrics, workload_watch::WorkloadIndex};
 
-/// The process's shared state: clients, caches and queues. Nothing in it is the truth; all of it is
-/// rebuilt from API objects after a restart.
+/// The process's shared state: clients, caches and queues. Nothing in it is authoritative; all of
+/// it is rebuilt from API objects after a restart.
 pub(crate) struct Context {
     /// Client of the management cluster.
     pub(crate) client: Client,
-    /// The time.
+    /// Source of the current time.
     pub(crate) clock: Clock,
     /// Clients of workload clusters.
     pub(crate) workloads: Workloads,
-    /// What is watched in workload clusters.
+    /// Caches of the workload clusters.
     pub(crate) workload_index: Arc<WorkloadIndex>,
     /// Writes events.
     pub(crate) recorder: Recorder,
-    /// What the watches of the management cluster saw.
+    /// Caches of the management cluster.
     pub(crate) stores: Stores,
     /// Keys to reconcile.
     pub(crate) queues: Queues,
     #[cfg(feature = "sabotage")]
     pub(crate) sabotage: Arc<crate::sabotage::Sabotage>,
-    /// What an operator may choose.
+    /// Settings of the operator.
     pub(crate) settings: Settings,
-    /// Counters.
+    /// Metrics of the process.
     pub(crate) metrics: Arc<Metrics>,
     /// Whether this process does the leader's work.
     pub(crate) leadership: Leadership,
-    /// The process is about to end.
+    /// Whether the process is shutting down.
     ending: Arc<AtomicBool>,
 }
 
@@ -77,7 +77,7 @@ impl Context {
         }
     }
 
-    /// The same for a replica that has to win the Lease first.
+    /// Sets the leadership of a replica that must win the Lease first.
     pub(crate) fn with_leadership(mut self, leadership: Leadership) -> Self {
         self.leadership = leadership;
         self
@@ -89,8 +89,8 @@ impl Context {
         self
     }
 
-    /// The same caches and queues with other clients, for the work of the leader: its writes are
-    /// fenced, those of the hooks are not.
+    /// The same caches and queues with other clients, for the leader's work: its writes are fenced,
+    /// those of the hooks are not.
     pub(crate) fn with_clients(&self, client: Client, stack: ClientStack) -> Self {
         Self {
             workloads: Workloads::new(client.clone(), stack, self.clock),
@@ -109,18 +109,18 @@ impl Context {
         }
     }
 
-    /// Notes that the process is about to end: it is not ready any more.
+    /// Marks the process as shutting down: it is no longer ready.
     pub(crate) fn begin_to_end(&self) {
         self.ending.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the process is about to end.
+    /// Whether the process is shutting down.
     pub(crate) fn is_ending(&self) -> bool {
         self.ending.load(Ordering::Relaxed)
     }
 }
 
-/// What the watches of the management cluster saw, one store per kind.
+/// Caches of the management cluster, one store per kind.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stores {
     pub(crate) machines: Store<Machine>,
@@ -130,10 +130,11 @@ pub(crate) struct Stores {
     pub(crate) clusters: Store<Cluster>,
     pub(crate) node_updates: Store<NodeUpdate>,
     pub(crate) update_groups: Store<UpdateGroup>,
-    /// Drains read them. Nobody waits for their first list: a Cluster API may not have the kind.
+    /// MachineDrainRules, for drains. Startup does not wait for their first list: an older Cluster
+    /// API lacks the kind.
     pub(crate) drain_rules: Store<MachineDrainRule>,
-    /// HostPlans of the management cluster, where they are there: the view of every workload
-    /// cluster shares them, and waits for them.
+    /// HostPlans in the management cluster, if they are stored there. The views of all workload
+    /// clusters share them, and wait for them.
     pub(crate) host_plans: Store<HostPlan>,
 }
 

@@ -1,4 +1,5 @@
-//! Flags of how drains go about their work, where neither Machine, owner nor Cluster says.
+//! Flags for the default drain policy; annotations of the Machine, its owner or its Cluster
+//! override it.
 
 use std::str::FromStr;
 
@@ -9,31 +10,32 @@ use refit_core::node::{DrainPolicy, NotATime, PodPolicy, parse_limit, parse_span
 /// Defaults of drains.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct DrainFlags {
-    /// What a drain does with pods that no controller would make anew; annotation
-    /// refit.dev/drain-unreplicated of a Machine, its owner or its Cluster goes before it
+    /// Wait for, evict or leave pods that no controller would recreate; overridden by annotation
+    /// refit.dev/drain-unreplicated of a Machine, its owner or its Cluster
     #[arg(long, value_enum, env = "REFIT_DRAIN_UNREPLICATED", default_value_t = Pods::Wait)]
     drain_unreplicated: Pods,
-    /// What a drain does with pods that have an emptyDir; annotation refit.dev/drain-local-storage
+    /// Wait for, evict or leave pods that have an emptyDir; annotation
+    /// refit.dev/drain-local-storage
     #[arg(long, value_enum, env = "REFIT_DRAIN_LOCAL_STORAGE", default_value_t = Pods::Evict)]
     drain_local_storage: Pods,
-    /// Grace of evicted pods, such as 30s [default: their own]; annotation
+    /// Evict pods with this grace period, such as 30s [default: their own]; annotation
     /// refit.dev/drain-grace-period
     #[arg(long, value_name = "TIME", env = "REFIT_DRAIN_GRACE_PERIOD", value_parser = parse_span)]
     drain_grace_period: Option<SignedDuration>,
-    /// When somebody hears of a drain that takes long, or Never; annotation
+    /// Emit a warning event when a drain has run this long, or Never; annotation
     /// refit.dev/drain-notify-after
     #[arg(long, value_name = "TIME", env = "REFIT_DRAIN_NOTIFY_AFTER", default_value = "15m")]
     drain_notify_after: Limit,
-    /// When a pod that withstands eviction is deleted, budget or not; annotation
-    /// refit.dev/drain-delete-after
+    /// Delete a pod despite its budget when its eviction was refused this long, or Never;
+    /// annotation refit.dev/drain-delete-after
     #[arg(long, value_name = "TIME", env = "REFIT_DRAIN_DELETE_AFTER", default_value = "Never")]
     drain_delete_after: Limit,
-    /// When a pod that is still there is removed without grace; annotation
-    /// refit.dev/drain-force-after
+    /// Delete a pod without a grace period when it is still there after this long, or Never;
+    /// annotation refit.dev/drain-force-after
     #[arg(long, value_name = "TIME", env = "REFIT_DRAIN_FORCE_AFTER", default_value = "Never")]
     drain_force_after: Limit,
-    /// How long load balancers get to forget a node before its pods are evicted; annotation
-    /// refit.dev/drain-load-balancer-wait
+    /// Wait this long for load balancers to stop using a node before its pods are evicted;
+    /// annotation refit.dev/drain-load-balancer-wait
     #[arg(
         long, value_name = "TIME", env = "REFIT_DRAIN_LOAD_BALANCER_WAIT", default_value = "0s",
         value_parser = parse_span
@@ -41,7 +43,7 @@ pub(crate) struct DrainFlags {
     drain_load_balancer_wait: SignedDuration,
 }
 
-/// A length of time, or none.
+/// A duration, or none for `Never`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Limit(Option<SignedDuration>);
 
@@ -56,11 +58,11 @@ impl FromStr for Limit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
 enum Pods {
-    /// The drain waits until they are gone
+    /// Wait until the pods are gone
     Wait,
-    /// They are evicted like all others
+    /// Evict the pods like all others
     Evict,
-    /// They stay, and see the node restart
+    /// Leave the pods on the node during its restart
     Leave,
 }
 
@@ -75,7 +77,7 @@ impl Pods {
 }
 
 impl DrainFlags {
-    /// The policy that the flags say.
+    /// The policy that the flags set.
     pub(crate) fn policy(&self) -> DrainPolicy {
         DrainPolicy {
             unreplicated: self.drain_unreplicated.policy(),
@@ -102,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_flag_the_policy_is_the_careful_one() {
+    fn without_flags_the_drain_policy_is_the_default() {
         let program = Program::parse_from(["refit-controller"]);
         assert_eq!(program.drain.policy(), DrainPolicy::default());
     }

@@ -1,4 +1,4 @@
-//! Which group a Machine belongs to, and which keys a change wakes.
+//! The group of a Machine, and the keys that a change wakes.
 
 use std::collections::BTreeMap;
 
@@ -18,12 +18,12 @@ use crate::{
     owner::LiveOwner,
 };
 
-/// A group: the key of its UpdateGroup and what that says, whether it exists yet or not.
+/// A group: the key and the spec of its UpdateGroup, whether it exists yet or not.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Group {
     /// Key of the UpdateGroup.
     pub(crate) key: ObjectKey,
-    /// Its spec.
+    /// Spec of the UpdateGroup.
     pub(crate) spec: UpdateGroupSpec,
 }
 
@@ -41,7 +41,7 @@ impl Group {
     }
 }
 
-/// The group of a Machine; `None` for a Machine without an owner that we know.
+/// The group of a Machine; `None` for a Machine without a known owner.
 pub(crate) fn group_of(stores: &Stores, machine: &Machine) -> Option<Group> {
     let namespace = machine.namespace().unwrap_or_default();
     let owner = controller_of(machine.owner_references())?;
@@ -50,7 +50,8 @@ pub(crate) fn group_of(stores: &Stores, machine: &Machine) -> Option<Group> {
         Some(Group::of(&namespace, &machine.spec.cluster_name, group_owner(owner), true))
     } else if group == CORE_GROUP && owner.kind == Owner::Set.kind() {
         let key = ObjectKey::new(&namespace, &owner.name);
-        // Without the set its deployment is not known, and a guess would split the group.
+        // Without the MachineSet its MachineDeployment is unknown, and a guess would split the
+        // group.
         stores.machine_sets.get(&key).map(|set| group_of_set(&set))
     } else {
         None
@@ -71,8 +72,8 @@ pub(crate) fn group_of_set(set: &MachineSet) -> Group {
     Group::of(&namespace, &set.spec.cluster_name, owner, false)
 }
 
-/// The UpdateGroup of a group: the one that is there, or a new one. Its name follows from the owner,
-/// so that every replica may make it.
+/// The UpdateGroup of a group: the existing one, or a new one. Its name follows from the owner, so
+/// that every replica may create it.
 pub(crate) async fn ensure_group(ctx: &Context, group: &Group) -> kube::Result<UpdateGroup> {
     if let Some(found) = ctx.stores.update_groups.get(&group.key) {
         return Ok(found.as_ref().clone());
@@ -129,8 +130,8 @@ pub(crate) fn machines_of(stores: &Stores, group: &ObjectKey) -> Vec<std::sync::
         .collect()
 }
 
-/// Keys of the NodeUpdates that a change of a Machine wakes: those named after it. A scan of all
-/// would make the first list of a large fleet quadratic.
+/// Keys of the NodeUpdates that a change of a Machine wakes: those with its name as prefix. A scan
+/// of all would make the first list of a large fleet quadratic.
 pub(crate) fn node_update_keys_of_machine(stores: &Stores, machine: &ObjectKey) -> Vec<ObjectKey> {
     stores
         .node_updates
@@ -141,7 +142,7 @@ pub(crate) fn node_update_keys_of_machine(stores: &Stores, machine: &ObjectKey) 
         .collect()
 }
 
-/// The NodeUpdates that are about a Machine of this name, whatever its uid.
+/// The NodeUpdates that refer to a Machine of this name, with any uid.
 pub(crate) fn node_updates_of_machine(
     stores: &Stores,
     machine: &ObjectKey,
@@ -174,7 +175,7 @@ pub(crate) fn group_of_update(stores: &Stores, update: &NodeUpdate) -> Option<Gr
     group_of(stores, stores.machines.get(&key)?.as_ref())
 }
 
-/// Phase of a NodeUpdate; `Pending` before its controller saw it.
+/// Phase of a NodeUpdate; `Pending` until its controller has set one.
 pub(crate) fn phase_of(update: &NodeUpdate) -> refit_kinds::refit::Phase {
     update.status.as_ref().map(|status| status.phase).unwrap_or_default()
 }

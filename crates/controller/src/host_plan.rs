@@ -18,7 +18,7 @@ pub(crate) fn plan_key(ctx: &Context, machine: &Machine, node: &str) -> ObjectKe
     }
 }
 
-/// The Machines of a Cluster that have a Node, by its name.
+/// The Machines of a Cluster that have a Node, by the Node's name.
 pub(crate) fn machines_by_node(
     ctx: &Context,
     cluster: &ObjectKey,
@@ -29,7 +29,7 @@ pub(crate) fn machines_by_node(
     of_cluster.filter_map(|machine| Some((node_name(&machine)?, machine.clone()))).collect()
 }
 
-/// What is known of the agent on a Machine's host, from memory: a hook waits for no cluster.
+/// The cached report of the agent on a Machine's host: a hook does not wait for a cluster.
 pub(crate) fn host_report(ctx: &Context, machine: &Machine) -> HostReport {
     let Some(node) = node_name(machine) else {
         return HostReport::NoNode;
@@ -51,7 +51,7 @@ pub(crate) fn host_report(ctx: &Context, machine: &Machine) -> HostReport {
     HostReport::of(&node, reported_at, ctx.settings.stale_after(), ctx.clock.now())
 }
 
-/// Name of a Machine's Node, once it registered.
+/// Name of a Machine's Node, once the Node has registered.
 pub(crate) fn node_name(machine: &Machine) -> Option<NodeName> {
     let status = machine.status.as_ref()?;
     status.node_ref.as_ref().map(|node| NodeName::from(&*node.name))

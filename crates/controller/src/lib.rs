@@ -2,18 +2,18 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | `hooks` | answers Cluster API: Discovery, CanUpdateMachine, CanUpdateMachineSet, UpdateMachine |
+//! | `hooks` | the hooks Discovery, CanUpdateMachine, CanUpdateMachineSet and UpdateMachine |
 //! | `node_update` | brings one Machine to one goal |
-//! | `update_group` | how many Machines of a group may be down, and why it waits |
-//! | `host_plan`, `workload_watch` | what is written to and read from workload clusters |
-//! | `agent_access` | what agents may do in workload clusters |
+//! | `update_group` | limits how many Machines of a group may be down, and reports why it waits |
+//! | `host_plan`, `workload_watch` | HostPlans, and the watches of workload clusters |
+//! | `agent_access` | the rights of agents in workload clusters |
 //! | [`certificates`] | the hook server's certificate, without cert-manager |
-//! | `policy` | what annotations say should happen to a change that nobody covers |
-//! | `watches`, `groups` | one watch per kind, and whom a change wakes |
-//! | `process` | one of several replicas: Lease, probes, end |
-//! | `metrics` | what `/metrics` says |
+//! | `policy` | annotations for changes that no updater covers, for drains and for hosts |
+//! | `watches`, `groups` | one watch per kind, and the keys that a change wakes |
+//! | `process` | one of several replicas: Lease, probes, shutdown |
+//! | `metrics` | the content of `/metrics` |
 //!
-//! Every module is thin: it reads caches, asks `refit-core` and writes.
+//! Every module is thin: it reads caches, calls `refit-core` and writes.
 
 mod agent_access;
 mod agent_policy;
@@ -49,20 +49,20 @@ pub use settings::{PlanLocation, Settings};
 
 use crate::{context::Context, process::Candidate};
 
-/// What the controller process is made of.
+/// Parts and settings of the controller process.
 #[derive(Debug)]
 pub struct ControllerOptions {
     /// Builds every client of the process.
     pub stack: ClientStack,
     /// The management cluster.
     pub config: kube::Config,
-    /// The time.
+    /// Source of the current time.
     pub clock: Clock,
-    /// Where Cluster API calls us.
+    /// The hook server, which Cluster API calls.
     pub hooks: HookServer,
-    /// What an operator may choose.
+    /// Settings of the operator.
     pub settings: Settings,
-    /// What makes it one of several processes; alone by default.
+    /// Settings of a process that is one of several replicas; by default it runs alone.
     pub process: Process,
 }
 
@@ -71,16 +71,16 @@ pub struct ControllerOptions {
 pub struct HookServer {
     /// Accepts connections.
     pub listener: Listener,
-    /// The certificate that is shown; it may be exchanged at any time.
+    /// The server certificate; it may be replaced at any time.
     pub cert: Arc<tls::ReloadableCert>,
     /// Only clients with a certificate of this CA are served.
     pub client_ca_pem: Option<Vec<u8>>,
 }
 
-/// Runs the process until the future is dropped, which ends everything that it does, or until
-/// [`Process::stop`] asks for an end, which is `Ok`.
+/// Runs the process until the future is dropped, which stops all of its work, or until
+/// [`Process::stop`] requests a shutdown, which returns `Ok`.
 ///
-/// Boxed, so that all of it is compiled here and not in whatever crate awaits it.
+/// The future is boxed so that its code is compiled in this crate, not in the crate that awaits it.
 pub fn run(options: ControllerOptions) -> BoxFuture<'static, anyhow::Result<()>> {
     #[cfg(not(feature = "sabotage"))]
     let process = run_to_end(options);
@@ -100,7 +100,7 @@ async fn run_to_end(
         Some(_) => Leadership::candidate(clock),
         None => Leadership::alone(clock),
     };
-    // Also of a process that is alone: at its end it waits for its last writes.
+    // A process that runs alone has a fence too: its shutdown waits for its last writes.
     let fence = leadership.clone();
     #[cfg(feature = "sabotage")]
     let fence = sabotage.fence(fence, clock);
@@ -163,13 +163,13 @@ async fn run_to_end(
     Ok(())
 }
 
-/// Does the leader's work whenever this replica leads.
+/// Does the leader's work while this replica is the leader.
 async fn lead(ctx: Arc<Context>) -> anyhow::Result<()> {
     let lost = async || {
         #[cfg(feature = "sabotage")]
         ctx.sabotage.ignore_lost_lease().await;
         ctx.leadership.lost().await;
-        // What is on its way is not cut off: nobody would know whether it happened.
+        // Writes in flight are completed: the result of a cancelled write would be unknown.
         ctx.leadership.idle().await;
     };
     loop {

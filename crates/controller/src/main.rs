@@ -30,9 +30,9 @@ use refit_runtime::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// How often certificate files are looked at.
+/// How often certificate files are checked for changes.
 const CERTIFICATE_RECHECK: Duration = Duration::from_mins(1);
-/// The namespace of an installation.
+/// Default namespace of an installation.
 const NAMESPACE: &str = "refit-system";
 
 const EXAMPLES: &str = "\
@@ -46,18 +46,18 @@ Examples:
 Signals: SIGTERM or SIGINT ends it well (not ready, hooks answered, Lease given back); a second one
 ends it at once.";
 
-/// Upgrades Kubernetes machines where they stand: answers Cluster API's hooks and carries out
-/// NodeUpdates.
+/// Upgrade Kubernetes machines in place: answer Cluster API's hooks and carry out NodeUpdates
 #[derive(Debug, Parser)]
 #[command(name = "refit-controller", version, after_help = EXAMPLES)]
 struct Args {
-    /// Kubeconfig of the management cluster [default: KUBECONFIG, ~/.kube/config, the pod's own]
+    /// Use this kubeconfig of the management cluster [default: KUBECONFIG, ~/.kube/config, the
+    /// pod's own]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig [default: its current one]
+    /// Use this context of the kubeconfig [default: its current one]
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
-    /// Where hooks are served, over HTTPS
+    /// Serve the hooks over HTTPS at this address
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -65,32 +65,33 @@ struct Args {
         default_value = "0.0.0.0:9443"
     )]
     webhook_bind: SocketAddr,
-    /// Where /healthz, /readyz and /metrics are served, over plain HTTP
+    /// Serve /healthz, /readyz and /metrics over plain HTTP at this address
     #[arg(long, value_name = "ADDRESS", env = "REFIT_HEALTH_BIND", default_value = "0.0.0.0:8081")]
     health_bind: SocketAddr,
-    /// Folder with tls.crt and tls.key, read again when they change; without it the certificate is
-    /// kept in the Secret <SERVICE>-tls
-    #[arg(long, value_name = "FOLDER", env = "REFIT_CERT_DIR")]
+    /// Read tls.crt and tls.key from this directory, again when they change; without it, the
+    /// certificate is stored in the Secret <SERVICE>-tls
+    #[arg(long, value_name = "DIRECTORY", env = "REFIT_CERT_DIR")]
     cert_dir: Option<PathBuf>,
-    /// PEM file: only clients with a certificate of this authority may call hooks. Probes need none
+    /// Accept hook calls only from clients with a certificate of the authority in this PEM file.
+    /// Probes need no certificate
     #[arg(long, value_name = "FILE", env = "REFIT_CLIENT_CA")]
     client_ca: Option<PathBuf>,
-    /// Service by which Cluster API calls the hooks
+    /// Expect Cluster API to call the hooks by this Service
     #[arg(long, value_name = "NAME", env = "REFIT_SERVICE", default_value = "refit-webhook")]
     service: String,
-    /// Namespace of the Lease, the Service and its Secret
+    /// Use the Lease, the Service and its Secret in this namespace
     #[arg(long, value_name = "NAME", env = "POD_NAMESPACE", default_value = NAMESPACE)]
     namespace: String,
-    /// Do the leader's work only while holding the Lease. Without it no second controller may run
+    /// Do the leader's work only while holding the Lease. Without it, no second controller may run
     #[arg(
         long, env = "REFIT_LEADER_ELECT", default_value_t = true, default_missing_value = "true",
         num_args = 0..=1, require_equals = true, action = ArgAction::Set
     )]
     leader_elect: bool,
-    /// Name of the Lease
+    /// Use the Lease of this name
     #[arg(long, value_name = "NAME", env = "REFIT_LEASE_NAME", default_value = "refit-controller")]
     lease_name: String,
-    /// How long the Lease holds without a renewal
+    /// Set how long the Lease is valid without a renewal
     #[arg(
         long,
         value_name = "SECONDS",
@@ -98,7 +99,7 @@ struct Args {
         default_value_t = 15
     )]
     lease_duration_seconds: u32,
-    /// How long the leader goes on without a successful renewal
+    /// Set how long the leader continues without a successful renewal
     #[arg(
         long,
         value_name = "SECONDS",
@@ -106,7 +107,7 @@ struct Args {
         default_value_t = 10
     )]
     lease_renew_deadline_seconds: u32,
-    /// How often the Lease is renewed, and looked at by the others
+    /// Set how often the leader renews the Lease and other replicas check it
     #[arg(
         long,
         value_name = "SECONDS",
@@ -114,15 +115,16 @@ struct Args {
         default_value_t = 2
     )]
     lease_retry_period_seconds: u32,
-    /// What happens to a change that no updater covers, where neither its owner nor its Cluster says
+    /// Set the default for changes that no updater covers; an annotation of the owner or Cluster
+    /// overrides it
     #[arg(long, value_enum, env = "REFIT_DEFAULT_ON_UNCOVERED", default_value_t = Uncovered::Preserve)]
     default_on_uncovered: Uncovered,
     #[command(flatten)]
     drain: drain_flags::DrainFlags,
-    /// How many NodeUpdates are worked on at once
+    /// Set how many NodeUpdates are reconciled at once
     #[arg(long, value_name = "NUMBER", env = "REFIT_WORKERS", default_value_t = 16)]
     workers: usize,
-    /// How old an agent's report may be; the agent reports every 300 s
+    /// Set the maximum age of an agent's report; the agent reports every 300 s
     #[arg(
         long,
         value_name = "SECONDS",
@@ -130,30 +132,31 @@ struct Args {
         default_value_t = 900
     )]
     report_stale_after_seconds: u32,
-    /// Where HostPlans are: in each workload cluster, or beside the Machines
+    /// Set where HostPlans are: in each workload cluster, or next to the Machines
     #[arg(long, value_enum, env = "REFIT_PLAN_LOCATION", default_value_t = Location::Workload)]
     plan_location: Location,
-    /// PEM file with the ed25519 key that HostPlans are signed with, from a Secret
-    /// [default: they are not signed]
+    /// Sign HostPlans with the ed25519 key in this PEM file, from a Secret [default: they are not
+    /// signed]
     #[arg(long, value_name = "FILE", env = "REFIT_PLAN_SIGNING_KEY")]
     plan_signing_key: Option<PathBuf>,
-    /// How long hooks are still taken after a first signal: until callers have heard of it
+    /// Set how long hooks are still accepted after the first signal, until callers stop using this
+    /// replica
     #[arg(long, value_name = "SECONDS", env = "REFIT_SHUTDOWN_DELAY_SECONDS", default_value_t = 5)]
     shutdown_delay_seconds: u32,
-    /// Which log lines are written, such as info or refit_controller=debug,info
+    /// Write the log lines that match this filter, such as info or refit_controller=debug,info
     #[arg(long, value_name = "FILTER", env = "REFIT_LOG", default_value = "info")]
     log: String,
-    /// How log lines look
+    /// Set the format of log lines
     #[arg(long, value_enum, env = "REFIT_LOG_FORMAT", default_value_t = Format::Text)]
     log_format: Format,
-    /// Name of this replica; a part that is never used twice is added
+    /// Set the name of this replica; a unique suffix is appended
     #[arg(long, value_name = "NAME", env = "POD_NAME", hide = true)]
     identity: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// For people
+    /// Human-readable text
     Text,
     /// One JSON object per line
     Json,
@@ -171,9 +174,10 @@ enum Uncovered {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
 enum Location {
-    /// In the cluster of each host, refit-system/NODE
+    /// In the workload cluster of each host, refit-system/NODE
     Workload,
-    /// In the management cluster, NAMESPACE/MACHINE; its hosts must reach that
+    /// In the management cluster, NAMESPACE/MACHINE; its hosts must be able to reach the management
+    /// cluster
     Management,
 }
 
@@ -207,7 +211,6 @@ fn start(args: &Args) -> anyhow::Result<ExitCode> {
     outcome
 }
 
-/// The key that plans are signed with.
 fn signer(file: &Path) -> anyhow::Result<Arc<PlanSigner>> {
     let shown = file.display();
     let text = fs::read_to_string(file)
@@ -280,7 +283,8 @@ async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<Listener> {
 
 fn lease(args: &Args, clock: Clock) -> LeaseSettings {
     let name = args.identity.clone().unwrap_or_else(host_name);
-    // A container that starts again has the same name, and must not take its own Lease for held.
+    // A restarted container has the same name. The suffix keeps it from taking over its own old
+    // Lease.
     let unique = format!("{name}_{:x}-{:x}", clock.now().as_microsecond(), std::process::id());
     LeaseSettings {
         duration: seconds(args.lease_duration_seconds),
@@ -304,11 +308,10 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("{} cannot be read", path.display()))
 }
 
-/// Where the certificate of the hooks comes from.
+/// Source of the hook server's certificate.
 enum Certificate {
-    /// Files that somebody else keeps.
+    /// Files that another program manages.
     Files(PathBuf),
-    /// A Secret.
     Secret(Certificates),
 }
 
@@ -319,8 +322,8 @@ impl Certificate {
         config: &kube::Config,
         clock: Clock,
     ) -> anyhow::Result<Self> {
-        if let Some(folder) = &args.cert_dir {
-            return Ok(Self::Files(folder.clone()));
+        if let Some(directory) = &args.cert_dir {
+            return Ok(Self::Files(directory.clone()));
         }
         let settings = CertificateSettings::of_service(&args.namespace, &args.service);
         let client =
@@ -328,23 +331,23 @@ impl Certificate {
         Ok(Self::Secret(Certificates::new(client, clock, settings)))
     }
 
-    /// The first certificate: waits for one in a Secret, not for files.
+    /// The first certificate. Waits for a Secret, but not for files.
     async fn first(&self) -> anyhow::Result<Arc<ReloadableCert>> {
         match self {
-            Self::Files(folder) => Ok(ReloadableCert::new(&files(folder)?)?),
+            Self::Files(directory) => Ok(ReloadableCert::new(&files(directory)?)?),
             Self::Secret(certificates) => Ok(certificates.ensure().await),
         }
     }
 
-    /// Shows what is new, for ever.
+    /// Serves new certificates as they appear; never returns.
     async fn keep(&self, cert: Arc<ReloadableCert>) {
-        let folder = match self {
+        let directory = match self {
             Self::Secret(certificates) => return certificates.run(cert).await,
-            Self::Files(folder) => folder,
+            Self::Files(directory) => directory,
         };
         let mut shown = None;
         loop {
-            match files(folder) {
+            match files(directory) {
                 Ok(found) if shown.as_ref() == Some(&found.cert_pem) => {}
                 Ok(found) => match cert.reload(&found) {
                     Ok(()) => shown = Some(found.cert_pem),
@@ -357,9 +360,9 @@ impl Certificate {
     }
 }
 
-fn files(folder: &Path) -> anyhow::Result<KeyAndCert> {
+fn files(directory: &Path) -> anyhow::Result<KeyAndCert> {
     let text = |name: &str| {
-        let path = folder.join(name);
+        let path = directory.join(name);
         fs::read_to_string(&path).with_context(|| format!("{} cannot be read", path.display()))
     };
     Ok(KeyAndCert { cert_pem: text("tls.crt")?, key_pem: text("tls.key")? })
@@ -372,7 +375,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_are_well_formed_and_have_the_times_of_kubernetes() {
+    fn flags_are_valid_and_lease_times_match_kubernetes() {
         Args::command().debug_assert();
         let args = Args::parse_from(["refit-controller"]);
         assert!(args.leader_elect);
@@ -384,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn the_components_add_flags_that_it_knows() {
+    fn the_components_of_deploy_add_valid_flags() {
         let components = [
             include_str!("../../../deploy/management-plans/kustomization.yaml"),
             include_str!("../../../deploy/signed-plans/kustomization.yaml"),
@@ -399,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn the_deployment_starts_it_with_flags_that_it_knows() {
+    fn the_deployment_uses_valid_flags() {
         let manifest = include_str!("../../../deploy/controller/deployment.yaml");
         let flags = manifest
             .lines()
@@ -413,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_for_what_nobody_covers_is_to_preserve() {
+    fn uncovered_changes_are_preserved_by_default() {
         let args = Args::parse_from(["refit-controller"]);
         assert_eq!(args.default_on_uncovered, Uncovered::Preserve);
         let other = ["refit-controller", "--default-on-uncovered", "Replace"];

@@ -1,7 +1,7 @@
-//! What the process counts, for `/metrics` (`docs/operations.md` lists it).
+//! Metrics of the process, for `/metrics` (`docs/operations.md` lists them).
 //!
-//! What happens is counted here as it happens; what is so is read from the caches at each scrape
-//! (`gauges`). No label carries a message, and how many values a label may have is bounded.
+//! Events are counted here as they happen; states are read from the caches at each scrape
+//! (`gauges`). No label carries a message, and the number of values of a label is bounded.
 
 mod gauges;
 
@@ -52,7 +52,7 @@ pub(crate) struct Metrics {
     reconciles: Durations<ControllerLabels>,
     errors: Family<ErrorLabels, Counter>,
     gauges: Gauges,
-    /// Held by the one scrape that fills the gauges.
+    /// Held by the scrape that fills the gauges.
     scrape: Mutex<()>,
 }
 
@@ -61,13 +61,13 @@ fn hook_buckets() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 14))
 }
 
-/// 2 ms to 33 s: a call is given up after 30 s.
+/// 2 ms to 33 s: calls time out after 30 s.
 fn reconcile_buckets() -> Histogram {
     Histogram::new(exponential_buckets(0.002, 2.0, 15))
 }
 
 impl Metrics {
-    /// Everything at zero.
+    /// All metrics at zero.
     pub(crate) fn new() -> Self {
         let mut registry = Registry::with_prefix("refit");
         let hooks: Durations<HookLabels> = Family::new_with_constructor(hook_buckets);
@@ -100,7 +100,7 @@ impl Metrics {
         Self { registry, hooks, reconciles, errors, gauges, scrape: Mutex::default() }
     }
 
-    /// Counts one answered hook.
+    /// Counts one hook call.
     pub(crate) fn hook(&self, hook: &str, verdict: &str, took: Duration) {
         self.hooks
             .get_or_create(&HookLabels { hook: hook.to_owned(), verdict: verdict.to_owned() })
@@ -114,12 +114,12 @@ impl Metrics {
             .observe(took.as_secs_f64());
     }
 
-    /// Counts one failed reconcile by what its error is.
+    /// Counts one failed reconcile by the type of its error.
     pub(crate) fn reconcile_failed(&self, controller: &str, error: &anyhow::Error) {
         self.reconcile_error(controller, reason_of(error));
     }
 
-    /// Counts one failed reconcile. The reason is one of few words, never a message.
+    /// Counts one failed reconcile. The reason is one of a few fixed words, never a message.
     pub(crate) fn reconcile_error(&self, controller: &str, reason: &str) {
         self.errors
             .get_or_create(&ErrorLabels {
@@ -129,7 +129,7 @@ impl Metrics {
             .inc();
     }
 
-    /// The text that `/metrics` answers, with the gauges as the caches say now.
+    /// The content of `/metrics`, with gauges from the current caches.
     pub(crate) fn render(&self, ctx: &Context) -> String {
         let _alone = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
         self.gauges.fill(ctx);
@@ -139,7 +139,7 @@ impl Metrics {
     }
 }
 
-/// The word for an error.
+/// The metric label for an error.
 fn reason_of(error: &anyhow::Error) -> &'static str {
     let Some(error) = error.chain().find_map(|error| error.downcast_ref::<kube::Error>()) else {
         return "Other";

@@ -1,4 +1,4 @@
-//! The owner of a group as it stands: its control plane, MachineDeployment or MachineSet.
+//! The live owner of a group: its control plane, MachineDeployment or MachineSet.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,7 +10,7 @@ use refit_kinds::{refit::Owner, version::StatedVersion};
 
 use crate::{context::Stores, groups::Group};
 
-/// The owner of a group as it stands.
+/// The live owner of a group.
 pub(crate) enum LiveOwner {
     ControlPlane(Arc<KubeadmControlPlane>),
     Deployment(Arc<MachineDeployment>),
@@ -18,7 +18,7 @@ pub(crate) enum LiveOwner {
 }
 
 impl LiveOwner {
-    /// The owner of a group, if it is known and of a kind that is read.
+    /// The owner of a group, if it is known and of a supported kind.
     pub(crate) fn of(stores: &Stores, group: &Group) -> Option<Self> {
         let key = group.owner_key();
         match Owner::of_kind(&group.spec.owner.kind)? {
@@ -36,22 +36,22 @@ impl LiveOwner {
         }
     }
 
-    /// Its uid.
+    /// uid of the owner.
     pub(crate) fn uid(&self) -> Option<String> {
         self.meta().uid.clone()
     }
 
-    /// Its generation.
+    /// Generation of the owner.
     pub(crate) fn generation(&self) -> Option<i64> {
         self.meta().generation
     }
 
-    /// Its annotations.
+    /// Annotations of the owner.
     pub(crate) fn annotations(&self) -> BTreeMap<String, String> {
         self.meta().annotations.clone().unwrap_or_default()
     }
 
-    /// The version that its spec asks for.
+    /// The version in the owner's spec.
     pub(crate) fn version(&self) -> &StatedVersion {
         match self {
             Self::ControlPlane(owner) => &owner.spec.version,
@@ -60,8 +60,8 @@ impl LiveOwner {
         }
     }
 
-    /// Whether it says itself, of its present spec, that all of its machines are what it wants. A
-    /// MachineSet does not say so.
+    /// Whether the owner's status, for its current spec, reports all of its machines as up to date.
+    /// A MachineSet has no such status.
     pub(crate) fn is_up_to_date(&self) -> bool {
         let (observed, wanted, there, up_to_date) = match self {
             Self::ControlPlane(owner) => {
@@ -82,8 +82,8 @@ impl LiveOwner {
     }
 }
 
-/// How many machines of a group may be down, by its owner's spec. `present` stands in for the
-/// replicas of an owner that is not known.
+/// How many machines of a group may be down, from its owner's spec. `present` replaces the replicas
+/// of an unknown owner.
 pub(crate) fn limits_of(stores: &Stores, group: &Group, present: usize) -> Limits {
     let present = i32::try_from(present).unwrap_or(i32::MAX);
     let key = group.owner_key();
@@ -154,8 +154,8 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_is_up_to_date_by_its_own_word_on_its_present_spec() {
-        let says = |observed: i64, there: i32, up_to_date: i32| {
+    fn the_status_of_the_current_spec_decides_if_an_owner_is_up_to_date() {
+        let up_to_date_with = |observed: i64, there: i32, up_to_date: i32| {
             let stores = deployment(3, &json!(1));
             let key = ObjectKey::new("default", "g");
             let mut owner = stores.machine_deployments.get(&key).unwrap().as_ref().clone();
@@ -170,10 +170,10 @@ mod tests {
             stores.machine_deployments.insert(owner);
             LiveOwner::of(&stores, &group("MachineDeployment")).unwrap().is_up_to_date()
         };
-        assert!(says(2, 3, 3));
-        assert!(!says(1, 3, 3));
-        assert!(!says(2, 3, 2));
-        assert!(!says(2, 2, 2));
+        assert!(up_to_date_with(2, 3, 3));
+        assert!(!up_to_date_with(1, 3, 3));
+        assert!(!up_to_date_with(2, 3, 2));
+        assert!(!up_to_date_with(2, 2, 2));
     }
 
     #[test]

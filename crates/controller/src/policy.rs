@@ -1,4 +1,4 @@
-//! What the live owner and Cluster of a group say should happen.
+//! Policies in annotations of the live Machine, owner and Cluster.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::{
     owner::LiveOwner,
 };
 
-/// The policy as the live owner and Cluster say it, else the controller's.
+/// The policy in the annotations of the live owner or Cluster, or else the controller's default.
 pub(crate) fn live_policy(ctx: &Context, group: &Group) -> Result<Policy, NotReady> {
     let owner = owner_annotations(ctx, group)?;
     let key = ObjectKey::new(&group.key.namespace, &group.spec.cluster_name);
@@ -31,8 +31,8 @@ pub(crate) fn live_policy(ctx: &Context, group: &Group) -> Result<Policy, NotRea
     Ok(policy)
 }
 
-/// How the node of a Machine is drained, as the live Machine, its owner and its Cluster say it, else
-/// the controller.
+/// The drain policy in the annotations of the live Machine, its owner or its Cluster, or else the
+/// controller's default.
 pub(crate) fn live_drain_policy(ctx: &Context, machine: &Machine) -> DrainChoice {
     let group = group_of(&ctx.stores, machine);
     let owner = group.and_then(|group| owner_annotations(ctx, &group).ok());
@@ -46,8 +46,8 @@ pub(crate) fn live_drain_policy(ctx: &Context, machine: &Machine) -> DrainChoice
     drain_policy(&sources, &ctx.settings.drain)
 }
 
-/// What the hosts of a Machine need beside a Kubernetes version, as the live Machine, its owner or
-/// its Cluster says it: the first that says anything says all of it.
+/// The host settings of the live Machine, its owner or its Cluster. The first annotation found is
+/// used as a whole.
 pub(crate) fn live_host_settings(
     ctx: &Context,
     machine: &Machine,
@@ -85,7 +85,7 @@ fn owner_annotations(ctx: &Context, group: &Group) -> Result<BTreeMap<String, St
     Ok(owner.annotations())
 }
 
-/// An object that the caches do not have.
+/// An object that is missing from the caches.
 pub(crate) fn unknown(kind: &str, key: &ObjectKey) -> NotReady {
     NotReady::ObjectUnknown { kind: kind.to_owned(), name: key.to_string() }
 }

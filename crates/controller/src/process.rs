@@ -1,4 +1,4 @@
-//! One process of several: its part of the Lease, its probes, its end.
+//! One of several replicas: its Lease candidacy, its probes, its shutdown.
 
 use std::time::Duration;
 
@@ -14,30 +14,30 @@ use tokio_util::sync::CancellationToken;
 
 use crate::context::Context;
 
-/// How long a write that is on its way at the end is waited for; no longer than it may take at all.
+/// How long shutdown waits for writes in flight. No write may take longer.
 const LAST_WRITES: Duration = Duration::from_secs(15);
-/// How long giving the Lease back may take; it runs out by itself.
+/// Timeout for releasing the Lease; an unreleased Lease expires.
 const RELEASE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What makes a process one of several that are started and stopped by somebody else. By default it
-/// is alone, has no probes and runs until it is dropped.
+/// Settings of a process that is one of several replicas. By default it runs alone, has no probes
+/// and runs until the future is dropped.
 #[derive(Debug, Default)]
 pub struct Process {
-    /// The Lease whose holder does the leader's work; without one this process does it.
+    /// The Lease whose holder does the leader's work; without one this process always does it.
     pub lease: Option<LeaseSettings>,
     /// Where `/healthz`, `/readyz` and `/metrics` are served over plain HTTP.
     pub probes: Option<Listener>,
-    /// Asks the process to end well.
+    /// Requests a graceful shutdown.
     pub stop: CancellationToken,
-    /// How long hooks are still taken once the process is not ready any more: as long as callers
-    /// may need to hear of it.
+    /// How long hooks are still accepted after the process reports not ready: the time until
+    /// callers stop using it.
     pub drain_delay: Duration,
 }
 
-/// The part of the Lease of one process.
+/// One process as a candidate for the Lease.
 pub(crate) struct Candidate {
     settings: LeaseSettings,
-    /// For the Lease itself: no fence, short calls.
+    /// Client of the Lease: not fenced, with short timeouts.
     client: Client,
     clock: Clock,
 }
@@ -53,7 +53,7 @@ impl Candidate {
         if let Some(problem) = settings.problem() {
             anyhow::bail!("the Lease cannot be used: {problem}");
         }
-        // Two attempts fit before the deadline.
+        // Two attempts fit within the renew deadline.
         let deadline = settings.renew_deadline / 2;
         let client = stack
             .clone()
@@ -63,13 +63,13 @@ impl Candidate {
         Ok(Self { settings, client, clock })
     }
 
-    /// Stands for election until it is dropped.
+    /// Runs for election until the future is dropped.
     pub(crate) async fn run(&self, leadership: &Leadership) {
         let client = self.client.clone();
         match lease::elect(client, self.clock, &self.settings, leadership).await {}
     }
 
-    /// Gives the Lease back.
+    /// Releases the Lease.
     pub(crate) async fn release(&self) {
         let release = lease::release(self.client.clone(), self.clock, &self.settings);
         match tokio::time::timeout(RELEASE_DEADLINE, release).await {
@@ -81,8 +81,8 @@ impl Candidate {
     }
 }
 
-/// Waits until the process is asked to end, and ends it in order: not ready any more, hooks answered
-/// that are on their way, no new write of the leader, the last ones over.
+/// Waits for the shutdown request and shuts down in order: report not ready, answer the hooks in
+/// flight, stop the leader's writes, wait for the last ones.
 pub(crate) async fn end(
     ctx: &Context,
     stop: CancellationToken,

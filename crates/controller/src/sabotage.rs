@@ -1,6 +1,6 @@
-//! Controllers that lack one safeguard, for a crash sweep to prove that it would notice.
+//! Controllers without one safeguard. A crash sweep uses them to prove that it detects the loss.
 //!
-//! Compiled with the feature `sabotage` alone, which no shipped binary has.
+//! Compiled only with the feature `sabotage`, which no released binary has.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,16 +16,16 @@ use refit_runtime::{Clock, lease::Leadership};
 
 use crate::ControllerOptions;
 
-/// What is left out.
+/// The safeguard to leave out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Safeguard {
     /// A NodeUpdate claims a slot of its group by compare-and-swap before it disturbs anything.
-    /// Without it, each NodeUpdate keeps its slot in the memory of the process and sees no other.
+    /// Without it, each NodeUpdate keeps its slot in the process's memory and sees no other slots.
     Slot,
-    /// A request for work is found again by the ordinal in the NodeUpdate's name, whose creation
-    /// is a compare-and-swap. Without it, what was requested is known to one process only.
+    /// A request is found again by the ordinal in the NodeUpdate's name, whose creation is a
+    /// compare-and-swap. Without it, only one process knows the request.
     Ordinal,
-    /// Of several controllers, only the holder of the Lease writes what is the leader's.
+    /// Of several controllers, only the holder of the Lease makes the leader's writes.
     Lease,
 }
 
@@ -37,7 +37,7 @@ pub fn run_without(
     Box::pin(crate::run_to_end(options, Sabotage::of(safeguard)))
 }
 
-/// What one process leaves out, and what it remembers instead.
+/// The safeguard that one process lacks, and the memory that replaces it.
 #[derive(Debug, Default)]
 pub(crate) struct Sabotage {
     without: Option<Safeguard>,
@@ -70,14 +70,14 @@ impl Sabotage {
         if self.lacks(Safeguard::Lease) { Leadership::alone(clock) } else { leadership }
     }
 
-    /// Never returns if the process goes on without its Lease.
+    /// Never returns if the process continues without its Lease.
     pub(crate) async fn ignore_lost_lease(&self) {
         if self.lacks(Safeguard::Lease) {
             pending::<()>().await;
         }
     }
 
-    /// Shows a NodeUpdate only the slot that this process keeps for its Machine.
+    /// Limits a NodeUpdate's view to the slot that this process keeps for its Machine.
     pub(crate) fn own_slot(
         &self,
         machine_uid: &MachineUid,
@@ -91,7 +91,7 @@ impl Sabotage {
         (status, limits)
     }
 
-    /// Keeps a Machine's slot in memory; whether that took the place of the write.
+    /// Keeps a Machine's slot in memory; returns whether this replaced the write.
     pub(crate) fn keep_slot(&self, machine_uid: &MachineUid, next: &UpdateGroupStatus) -> bool {
         let lacks = self.lacks(Safeguard::Slot);
         if lacks {
@@ -104,7 +104,7 @@ impl Sabotage {
         lacks
     }
 
-    /// Forgets the NodeUpdates of hooks that another process created.
+    /// Hides the NodeUpdates of hooks that another process created.
     pub(crate) fn forget_requests(&self, mut known: Vec<Arc<NodeUpdate>>) -> Vec<Arc<NodeUpdate>> {
         if self.lacks(Safeguard::Ordinal) {
             let created = &self.memory().created;
@@ -115,7 +115,7 @@ impl Sabotage {
         known
     }
 
-    /// Creates the NodeUpdate under a generated name; `None` where names have ordinals.
+    /// Creates the NodeUpdate with a generated name; `None` if names have ordinals.
     pub(crate) async fn create_unnumbered(
         &self,
         api: &Api<NodeUpdate>,

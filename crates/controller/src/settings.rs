@@ -1,4 +1,4 @@
-//! What an operator may choose.
+//! Settings of the operator.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,43 +9,44 @@ use refit_core::{
 };
 use refit_runtime::plan_signing::PlanSigner;
 
-/// Where HostPlans are: what the agents read, and report to.
+/// Where HostPlans are stored. Agents read them and report there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PlanLocation {
     /// In the workload cluster of each host, `refit-system/<node>`.
     #[default]
     Workload,
-    /// In the management cluster, `<namespace>/<machine>`: where hosts reach that, or where workload
-    /// clusters take no CustomResourceDefinitions.
+    /// In the management cluster, `<namespace>/<machine>`: for hosts that can reach it, or for
+    /// workload clusters that do not accept CustomResourceDefinitions.
     Management,
 }
 
-/// What an operator may choose for the whole controller.
+/// Settings of the operator for the whole controller.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What happens to a change that no updater covers, where neither owner nor Cluster says.
+    /// Default for a change that no updater covers; an annotation of its owner or Cluster overrides
+    /// it.
     pub on_uncovered: OnUncovered,
-    /// How drains go about their work, where neither Machine, owner nor Cluster says.
+    /// Default drain policy; annotations of the Machine, its owner or its Cluster override it.
     pub drain: DrainPolicy,
-    /// When hosts reboot. No flag sets it yet: tests on real hosts do.
+    /// When hosts reboot. There is no flag for it; tests on real hosts set it.
     pub reboot: Reboot,
-    /// Where HostPlans are.
+    /// Where HostPlans are stored.
     pub plan_location: PlanLocation,
-    /// Signs HostPlans, for agents that ask for it.
+    /// Signs HostPlans, for agents that require a signature.
     pub plan_signer: Option<Arc<PlanSigner>>,
-    /// How old an agent's report may be before its host counts as unknown. The agent reports every
-    /// five minutes: two reports may get lost.
+    /// Maximum age of an agent's report before its host counts as unknown. The agent reports every
+    /// five minutes: two reports may be lost.
     pub report_stale_after: Duration,
-    /// How long before the caller's deadline a hook answers that it ran out of time.
+    /// How long before the caller's deadline a hook responds that it ran out of time.
     pub hook_margin: Duration,
-    /// How many NodeUpdates are worked on at once.
+    /// How many NodeUpdates are reconciled at once.
     pub node_update_workers: usize,
-    /// How many UpdateGroups are worked on at once.
+    /// How many UpdateGroups are reconciled at once.
     pub update_group_workers: usize,
 }
 
 impl Settings {
-    /// How old a report may be, as its age is compared.
+    /// The maximum age of a report as a signed duration.
     pub(crate) fn stale_after(&self) -> SignedDuration {
         SignedDuration::try_from(self.report_stale_after).unwrap_or(SignedDuration::from_mins(15))
     }

@@ -1,4 +1,4 @@
-//! One watch per kind of the management cluster, and which keys a change wakes.
+//! One watch per kind of the management cluster, and the keys that a change wakes.
 
 use kube::{Api, Client, Resource, ResourceExt as _};
 use refit_cluster_api::kinds::Cluster;
@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// Watches every kind for ever. Dropping the future ends the watches.
+/// Watches every kind until the future is dropped.
 pub(crate) async fn run(ctx: &Context) {
     let Context { client, stores, queues, .. } = ctx;
     futures::join!(
@@ -47,10 +47,10 @@ pub(crate) async fn run(ctx: &Context) {
                 queues.node_updates.add(key);
             }
         }),
-        // A drain looks again every few seconds anyhow.
+        // A drain polls every few seconds anyway.
         watch(client, &stores.drain_rules, |_| {}),
         async {
-            // In workload clusters they are watched there.
+            // Plans in workload clusters are watched there.
             if ctx.settings.plan_location == PlanLocation::Management {
                 watch(client, &stores.host_plans, |plan| {
                     for key in node_update_keys_of_machine(stores, &ObjectKey::of(plan)) {
@@ -83,7 +83,7 @@ fn owned_group(kind: Owner, owner: &impl kube::ResourceExt) -> ObjectKey {
     )
 }
 
-/// A Cluster's policy, pause and endpoint concern all of its groups and unfinished NodeUpdates.
+/// A Cluster's policy, pause and endpoint affect all of its groups and unfinished NodeUpdates.
 fn wake_cluster(ctx: &Context, cluster: &Cluster) {
     ctx.workload_index.clusters_changed();
     let namespace = cluster.namespace().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What is watched in workload clusters: HostPlans, Nodes and the control plane's mirror pods.
+//! Watches HostPlans, Nodes and the control plane's mirror pods in workload clusters.
 
 use std::{
     collections::BTreeMap,
@@ -34,15 +34,15 @@ use crate::{
     groups::node_update_keys_of_machine,
 };
 
-/// How often a cluster that answers is asked whether it still does.
+/// How often a reachable cluster is probed.
 const PROBE_INTERVAL: Duration = Duration::from_mins(1);
-/// How often a cluster that does not answer is asked again.
+/// How often an unreachable cluster is probed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// How long the first lists may take before a NodeUpdate says that it waits for them.
+/// How long the first lists may take before NodeUpdates report that they wait for them.
 const SYNC_OVERDUE: Duration = Duration::from_secs(30);
 /// Namespace of the control plane's mirror pods.
 const KUBE_SYSTEM: &str = "kube-system";
-/// On the CRD that we install: hash of what it says, so that an equal one is left alone.
+/// On the CRD that Refit installs: hash of its spec. A CRD with an equal hash is not written again.
 const CRD_HASH: &str = "refit.dev/crd-hash";
 
 /// Caches of the workload clusters, by the key of their Cluster.
@@ -52,20 +52,20 @@ pub(crate) struct WorkloadIndex {
     changed: Notify,
 }
 
-/// What the watches of one workload cluster saw.
+/// The data from the watches of one workload cluster.
 #[derive(Debug, Default)]
 pub(crate) struct ClusterView {
-    /// HostPlans of namespace `refit-system`.
+    /// HostPlans in the namespace `refit-system`.
     pub(crate) host_plans: Store<HostPlan>,
-    /// Nodes.
+    /// All Nodes.
     pub(crate) nodes: Store<Node>,
     /// Mirror pods of the control plane, in `kube-system`.
     pub(crate) static_pods: Store<Pod>,
-    /// Which Nodes have a Role for their agent.
+    /// The Nodes that have a Role for their agent.
     agent_access: AgentAccess,
     unreachable: AtomicBool,
     probe: Notify,
-    /// Since when it is watched.
+    /// When the watch began.
     since: OnceLock<Timestamp>,
 }
 
@@ -75,18 +75,18 @@ impl ClusterView {
         self.host_plans.is_ready() && self.nodes.is_ready() && self.static_pods.is_ready()
     }
 
-    /// Whether the first lists should have been complete for long: somebody has to hear of it.
+    /// Whether the first lists are overdue and NodeUpdates must report it.
     pub(crate) fn is_overdue(&self, clock: &Clock) -> bool {
         let late = |since: &Timestamp| clock.elapsed(*since) > SYNC_OVERDUE;
         !self.synced() && self.since.get().is_some_and(late)
     }
 
-    /// Whether the last call to the cluster got no answer.
+    /// Whether the last call to the cluster got no response.
     pub(crate) fn is_unreachable(&self) -> bool {
         self.unreachable.load(Ordering::Relaxed)
     }
 
-    /// Notes that a call got no answer; the cluster is asked again soon.
+    /// Records that a call got no response, and triggers a probe soon.
     pub(crate) fn mark_unreachable(&self) {
         if !self.unreachable.swap(true, Ordering::Relaxed) {
             self.probe.notify_one();
@@ -95,7 +95,7 @@ impl ClusterView {
 }
 
 impl WorkloadIndex {
-    /// Notes that some Cluster came, changed or went.
+    /// Records that a Cluster was added, changed or deleted.
     pub(crate) fn clusters_changed(&self) {
         self.changed.notify_one();
     }
@@ -117,8 +117,7 @@ impl WorkloadIndex {
     }
 }
 
-/// Watches every workload cluster whose control plane is initialised, for ever. Dropping the future
-/// ends the watches.
+/// Watches every workload cluster whose control plane is initialised, until the future is dropped.
 pub(crate) async fn run(ctx: &Context) {
     ctx.stores.clusters.ready().await;
     let mut watches = FuturesUnordered::new();
@@ -184,12 +183,12 @@ async fn watch_cluster(ctx: &Context, key: ObjectKey, view: Arc<ClusterView>) {
     }
 }
 
-/// Watches a cluster with one set of credentials; returns when they are refused.
+/// Watches a cluster with one set of credentials; returns when they are rejected.
 async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::Result<()> {
     let client = ctx.workloads.client(&key.namespace, &key.name).await?;
-    // A replica that does not lead writes nothing: it watches what the leader installed.
-    let ours = ctx.settings.plan_location == PlanLocation::Workload;
-    let leads = ours && ctx.leadership.is_held();
+    // A replica that is not the leader writes nothing: it watches what the leader installed.
+    let plans_in_workload = ctx.settings.plan_location == PlanLocation::Workload;
+    let leads = plans_in_workload && ctx.leadership.is_held();
     if leads {
         let installed = ensure_installed(&client).await;
         if installed.is_err() {
@@ -200,7 +199,7 @@ async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::
     }
     let wake = |node: &str| wake_node(ctx, key, node);
     let plans = async {
-        if ours {
+        if plans_in_workload {
             let plans = Api::<HostPlan>::namespaced(client.clone(), keys::HOST_PLAN_NAMESPACE);
             let wake = |plan: &HostPlan| wake(&plan.name_any());
             store::reflect(plans, store::everything(), view.host_plans.clone(), wake).await;
@@ -216,7 +215,7 @@ async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::
         },
     );
     let access = async {
-        if ours {
+        if plans_in_workload {
             view.agent_access.keep(ctx, &client, &view.nodes).await;
         }
     };
@@ -237,8 +236,8 @@ async fn session(ctx: &Context, key: &ObjectKey, view: &ClusterView) -> anyhow::
     }
 }
 
-/// Asks the cluster from time to time whether it answers; returns when it refuses who we are, or has
-/// lost what we installed.
+/// Probes the cluster regularly; returns when it rejects the credentials or has lost the installed
+/// objects.
 async fn keep_probing(
     ctx: &Context,
     key: &ObjectKey,
@@ -247,8 +246,8 @@ async fn keep_probing(
     mut installed: bool,
 ) -> anyhow::Result<()> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    let ours = ctx.settings.plan_location == PlanLocation::Workload;
-    // Asked at once by whoever has not called it yet.
+    let plans_in_workload = ctx.settings.plan_location == PlanLocation::Workload;
+    // A replica that has not called the cluster yet probes it immediately.
     let mut known = installed;
     loop {
         let wait = if !std::mem::replace(&mut known, true) {
@@ -261,14 +260,14 @@ async fn keep_probing(
         tokio::select! {
             biased;
             () = view.probe.notified() => tokio::time::sleep(RETRY_INTERVAL).await,
-            () = ctx.leadership.held(), if ours && !installed => {
+            () = ctx.leadership.held(), if plans_in_workload && !installed => {
                 ensure_installed(client).await?;
                 installed = true;
             }
             () = tokio::time::sleep(wait) => {}
         }
         match namespaces.get_opt(keys::HOST_PLAN_NAMESPACE).await {
-            // With it everything that we installed: a new session installs it again.
+            // Everything that was installed is gone with it: a new session installs it again.
             Ok(None) if installed => anyhow::bail!("the namespace of the agents is gone"),
             Ok(_) => set_reachable(ctx, key, view),
             Err(kube::Error::Api(status)) if matches!(status.code, 401 | 403) => {
@@ -290,7 +289,7 @@ fn set_reachable(ctx: &Context, key: &ObjectKey, view: &ClusterView) {
     }
 }
 
-/// Installs what agents need: their namespace and the HostPlan CRD.
+/// Installs the namespace of the agents and the HostPlan CRD.
 async fn ensure_installed(client: &Client) -> anyhow::Result<()> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     if namespaces.get_opt(keys::HOST_PLAN_NAMESPACE).await?.is_none() {

@@ -1,4 +1,4 @@
-//! The program itself: two of them against an API server over TCP, in real time.
+//! The program itself: two replicas against an API server over TCP, in real time.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
@@ -31,16 +31,16 @@ use refit_runtime::{
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
-/// How long anything may take on a machine that is busy.
+/// Timeout of every wait, for a busy machine.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 struct Setup {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     authority: Authority,
     client: Client,
 }
 
-/// A running program; it does not outlive its test.
+/// A running program; it is killed when its test ends.
 struct Replica {
     child: Child,
     hooks: SocketAddr,
@@ -79,9 +79,9 @@ impl Setup {
         };
         let authority = Authority::new("test", validity).unwrap();
         let cert = authority.server(&["127.0.0.1", "localhost"], validity).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("tls.crt"), &cert.cert_pem).unwrap();
-        fs::write(folder.path().join("tls.key"), &cert.key_pem).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("tls.crt"), &cert.cert_pem).unwrap();
+        fs::write(directory.path().join("tls.key"), &cert.key_pem).unwrap();
         let listener = Listener::tcp("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_addr().unwrap();
         let config = tls::server_config(ReloadableCert::new(&cert).unwrap(), None).unwrap();
@@ -99,18 +99,18 @@ impl Setup {
             "users": [{"name": "u", "user": {}}],
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
         });
-        fs::write(folder.path().join("kubeconfig"), kubeconfig.to_string()).unwrap();
-        Self { folder, authority, client }
+        fs::write(directory.path().join("kubeconfig"), kubeconfig.to_string()).unwrap();
+        Self { directory, authority, client }
     }
 
     fn start(&self, name: &str) -> Replica {
         let (hooks, probes) = (free_port(), free_port());
-        let path = |file: &str| self.folder.path().join(file);
+        let path = |file: &str| self.directory.path().join(file);
         let child = Command::new(Path::new(env!("CARGO_BIN_EXE_refit-controller")))
             .arg("--kubeconfig")
             .arg(path("kubeconfig"))
             .arg("--cert-dir")
-            .arg(self.folder.path())
+            .arg(self.directory.path())
             .args(["--webhook-bind", &hooks.to_string()])
             .args(["--health-bind", &probes.to_string()])
             .args(["--identity", name, "--namespace", "refit-system"])
@@ -125,7 +125,7 @@ impl Setup {
     }
 
     fn log(&self, name: &str) -> String {
-        fs::read_to_string(self.folder.path().join(format!("{name}.log"))).unwrap()
+        fs::read_to_string(self.directory.path().join(format!("{name}.log"))).unwrap()
     }
 
     async fn holder(&self) -> String {
@@ -153,7 +153,7 @@ impl Setup {
     }
 }
 
-/// Status and text of a probe; `None` while nobody answers.
+/// Status and text of a probe; `None` while the server does not respond.
 async fn probe(replica: &Replica, path: &str) -> Option<(u16, String)> {
     use http_body_util::BodyExt as _;
     let client: HttpClient<_, http_body_util::Empty<bytes::Bytes>> =
@@ -204,7 +204,7 @@ async fn leads(replica: &Replica) -> bool {
 }
 
 #[tokio::test]
-async fn of_two_replicas_one_leads_and_the_other_takes_over() {
+async fn one_of_two_replicas_leads_and_the_other_takes_over() {
     let setup = Setup::new().await;
     let mut a = setup.start("a");
     setup.held_by("a").await;
@@ -240,7 +240,7 @@ async fn of_two_replicas_one_leads_and_the_other_takes_over() {
 }
 
 #[test]
-fn a_mistake_on_the_command_line_is_told_with_the_way_out() {
+fn a_command_line_error_names_a_remedy() {
     let out = Command::new(env!("CARGO_BIN_EXE_refit-controller"))
         .args(["--kubeconfig", "/nonexistent/kubeconfig", "--log", "off"])
         .args(["--webhook-bind", "127.0.0.1:0", "--health-bind", "127.0.0.1:0"])

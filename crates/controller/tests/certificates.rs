@@ -1,4 +1,4 @@
-//! The keeper of the hooks' certificate against an API server in process.
+//! The manager of the hooks' certificate against an API server in process.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
@@ -66,7 +66,7 @@ impl World {
         tokio::time::advance(Duration::from_secs(days * DAY)).await;
     }
 
-    /// Does what is due until nothing is, and says how often it wrote.
+    /// Performs due changes until nothing is due, and returns the number of writes.
     async fn settle(&self) -> u64 {
         let before = self.server.revision();
         for _ in 0..10 {
@@ -89,7 +89,7 @@ fn pem(text: &str) -> Pem {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_replica_makes_what_all_replicas_show() {
+async fn all_replicas_serve_the_first_replicas_certificate() {
     let world = World::new().await;
     world.keeper().ensure().await;
     let made = world.secret().await;
@@ -108,7 +108,7 @@ async fn the_first_replica_makes_what_all_replicas_show() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_certificate_is_renewed_before_it_ends_and_the_authority_stays() {
+async fn a_certificate_is_renewed_early_under_the_same_authority() {
     let world = World::new().await;
     world.settle().await;
     let (ca, leaf) = (world.data("ca.crt").await, world.data("tls.crt").await);
@@ -121,7 +121,7 @@ async fn a_certificate_is_renewed_before_it_ends_and_the_authority_stays() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_authority_is_exchanged_with_both_trusted_in_between() {
+async fn authority_rotation_trusts_both_authorities() {
     let world = World::new().await;
     world.settle().await;
     for _ in 0..21 {
@@ -134,7 +134,7 @@ async fn an_authority_is_exchanged_with_both_trusted_in_between() {
     world.settle().await;
     assert_eq!(world.authorities().await, 2);
     assert!(world.data("ca.crt").await.ends_with(&old));
-    // Nobody is shown a certificate that they may not trust yet.
+    // The server never uses a certificate that clients may not trust yet.
     let between = world.data("tls.crt").await;
     tokio::time::advance(Duration::from_mins(61)).await;
     assert_eq!(world.settle().await, 1);
@@ -173,7 +173,7 @@ async fn a_secret_of_cert_manager_is_used_and_never_written() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_used_is_made_anew_and_the_rest_stays() {
+async fn unusable_parts_are_recreated_and_the_rest_stays() {
     let world = World::new().await;
     world.settle().await;
     let ca = world.data("ca.crt").await;
@@ -189,7 +189,7 @@ async fn what_cannot_be_used_is_made_anew_and_the_rest_stays() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_running_replica_shows_what_another_one_renewed() {
+async fn a_running_replica_serves_a_renewal_by_another_one() {
     let world = World::new().await;
     let keeper = world.keeper();
     let cert = keeper.ensure().await;

@@ -37,7 +37,7 @@ use self::objects::{install_kinds, made, made_in, owner, serve_api, server, stat
 
 const HOST: &str = "refit-webhook.refit-system.svc";
 
-/// A controller that serves hooks at a listener; `network` has its management cluster.
+/// A controller that serves hooks at a listener; its management cluster is on `network`.
 struct Server {
     ca: Authority,
     cert: Arc<ReloadableCert>,
@@ -66,7 +66,7 @@ impl Server {
                 cert: cert.clone(),
                 client_ca_pem: client_ca.map(|ca| ca.material().cert_pem.clone().into_bytes()),
             },
-            // The agents' reports are in the management cluster: no other is needed.
+            // Agents report in the management cluster, so that no workload cluster is needed.
             settings: Settings { plan_location: PlanLocation::Management, ..Settings::default() },
             process: Process::default(),
         });
@@ -136,7 +136,7 @@ struct InMemory {
 }
 
 impl InMemory {
-    /// Nothing answers where the management cluster should be.
+    /// The management cluster does not respond.
     fn without_api() -> Self {
         let network = MemoryNetwork::default();
         let server = Server::start(&network, network.listen(HOST, 443), None);
@@ -222,7 +222,7 @@ fn side(version: &str) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn discovery_answers_before_anything_is_known() {
+async fn discovery_works_before_the_caches_are_synced() {
     let server = InMemory::without_api();
     let (status, body) = server.post(&path("Discovery", None), &json!({})).await;
     assert_eq!(status, 200);
@@ -292,7 +292,7 @@ async fn bodies_up_to_the_limit_are_taken_and_larger_ones_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn probes_and_metrics_are_served_beside_the_hooks() {
+async fn probes_and_metrics_are_served_next_to_the_hooks() {
     let server = InMemory::without_api();
     assert_eq!(server.send(Method::GET, "/healthz", b"").await.0, 200);
     assert_eq!(server.send(Method::GET, "/readyz", b"").await.0, 503);
@@ -314,7 +314,7 @@ async fn probes_and_metrics_are_served_beside_the_hooks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_never_comes_is_answered_before_the_callers_deadline() {
+async fn a_stalled_body_gets_a_response_before_the_deadline() {
     let server = InMemory::ready().await;
     let dialer = server.dialer.clone();
     let stream = dialer.dial(HOST, 443).await.unwrap();
@@ -334,7 +334,7 @@ async fn a_body_that_never_comes_is_answered_before_the_callers_deadline() {
     assert_eq!(waited, "2026-01-01T00:00:03Z");
 }
 
-/// Begins a request whose body of `length` bytes stops one byte short.
+/// Starts a request whose body of `length` bytes stops one byte short.
 async fn stalled(server: &InMemory, length: usize) -> impl Sized {
     let stream = server.dialer.dial(HOST, 443).await.unwrap();
     let name = ServerName::try_from(HOST).unwrap();
@@ -350,7 +350,7 @@ async fn stalled(server: &InMemory, length: usize) -> impl Sized {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_so_many_large_bodies_are_held_at_once_and_small_ones_pass() {
+async fn large_bodies_are_limited_and_small_ones_pass() {
     const LARGE: usize = 2 * 1024 * 1024;
     let server = InMemory::ready().await;
     let mut held = Vec::new();
@@ -386,7 +386,7 @@ async fn discover(port: u16, tls: rustls::ClientConfig) -> Answer {
 }
 
 #[tokio::test]
-async fn https_over_tcp_is_served_with_a_certificate_that_can_be_exchanged() {
+async fn https_over_tcp_reloads_its_certificate() {
     let (server, port) = over_tcp(None).await;
     let (status, body) = discover(port, server.trust()).await.unwrap();
     assert_eq!(status, 200);
@@ -399,7 +399,7 @@ async fn https_over_tcp_is_served_with_a_certificate_that_can_be_exchanged() {
 }
 
 #[tokio::test]
-async fn a_client_ca_refuses_everybody_else() {
+async fn a_client_ca_rejects_other_clients() {
     let clients = Authority::new("clients", validity()).unwrap();
     let strangers = Authority::new("strangers", validity()).unwrap();
     let (server, port) = over_tcp(Some(&clients)).await;

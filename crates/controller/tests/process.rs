@@ -1,4 +1,4 @@
-//! The whole process against an API server in memory: what it leaves behind when it dies.
+//! The whole process against an API server in memory: the state that it leaves when it dies.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
@@ -47,7 +47,7 @@ struct World {
     api: JoinHandle<()>,
     /// Path and query of every call to the API server.
     calls: Arc<Mutex<Vec<String>>>,
-    /// How long each patch of a status takes, and how many have ended.
+    /// How long each patch of a status takes, and how many have finished.
     patches: Arc<Mutex<(Duration, usize)>>,
 }
 
@@ -171,7 +171,7 @@ impl World {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_that_dies_at_any_time_asks_for_each_update_once() {
+async fn a_killed_process_creates_each_node_update_once() {
     let world = World::new().await;
     let machine = world.add_machine().await;
     let machines: Api<Machine> = Api::namespaced(world.client.clone(), "default");
@@ -197,10 +197,10 @@ async fn a_process_that_dies_at_any_time_asks_for_each_update_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_that_is_on_its_way_at_the_end_is_waited_for() {
+async fn shutdown_waits_for_writes_in_flight() {
     let world = World::new().await;
     world.add_machine().await;
-    // A cluster that nobody can reach: that is what there is to write.
+    // An unreachable cluster gives the controller a status to write.
     let clusters: Api<Cluster> = Api::namespaced(world.client.clone(), "default");
     let ready = json!({"status": {"initialization": {"controlPlaneInitialized": true}}});
     clusters.patch_status("edge-1", &<_>::default(), &Patch::Merge(&ready)).await.unwrap();
@@ -233,7 +233,7 @@ async fn a_write_that_is_on_its_way_at_the_end_is_waited_for() {
     }
 }
 
-/// The management cluster is its own workload cluster here.
+/// In this test, the management cluster is its own workload cluster.
 #[tokio::test(start_paused = true)]
 async fn a_workload_cluster_is_watched_once() {
     let world = World::new().await;

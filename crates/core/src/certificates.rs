@@ -1,110 +1,111 @@
-//! When the hook server's certificate is renewed, and how its authority is exchanged.
+//! When the hook server's certificate is renewed, and how its authority is rotated.
 //!
-//! Everything is decided by what one Secret holds and the time, so any replica may do it:
+//! The decision depends only on the contents of one Secret and the current time, so any replica can
+//! make it:
 //!
-//! | the Secret holds | then |
+//! | Secret contents | action |
 //! |---|---|
-//! | nothing | a new authority and a certificate |
-//! | an authority that ends within [`AUTHORITY_RENEW_BEFORE`] | a second authority is put before it; clients trust both |
-//! | a certificate of the older authority, [`OVERLAP`] after that | a certificate of the newer one |
-//! | an older authority, [`OVERLAP`] after that | the older one goes |
-//! | a certificate that ends within [`LEAF_RENEW_BEFORE`], or lacks a name | a new certificate |
-//! | what somebody else made, such as cert-manager | it is used and never written |
+//! | nothing | create an authority and a certificate |
+//! | an authority near its end ([`AUTHORITY_RENEW_BEFORE`]) | add a new one; clients trust both |
+//! | a certificate of the older authority, [`OVERLAP`] after that | issue one from the newer |
+//! | an older authority, [`OVERLAP`] after that | remove the older authority |
+//! | a certificate near its end ([`LEAF_RENEW_BEFORE`]), or without a name | issue a new one |
+//! | data that another component manages, such as cert-manager | use it, never write it |
 
 use jiff::{SignedDuration, Timestamp};
 
-/// How long an authority is good.
+/// How long an authority is valid.
 pub const AUTHORITY_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 365 * 5);
-/// How long before its end an authority gets a successor: longer than a certificate lives, so that
-/// none outlives its authority.
+/// How long before its expiry an authority gets a successor. Longer than the lifetime of a
+/// certificate, so that no certificate outlives its authority.
 pub const AUTHORITY_RENEW_BEFORE: SignedDuration = SignedDuration::from_hours(24 * 180);
-/// How long a certificate is good.
+/// How long a certificate is valid.
 pub const LEAF_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 90);
-/// How long before its end a certificate is renewed.
+/// How long before its expiry a certificate is renewed.
 pub const LEAF_RENEW_BEFORE: SignedDuration = SignedDuration::from_hours(24 * 30);
-/// How long two authorities are trusted before the newer one is used, and before the older one
-/// goes. Cluster API takes up a changed bundle at once, or after its sync period of ten minutes, or
-/// when it starts (`spec/capi.md 1.3`).
+/// How long two authorities are trusted before the newer one is used, and before the older one is
+/// removed. Cluster API picks up a changed bundle immediately, after its sync period of ten
+/// minutes, or at startup (`spec/capi.md 1.3`).
 pub const OVERLAP: SignedDuration = SignedDuration::from_hours(1);
-/// How far certificates begin in the past: the clocks of their readers may be slow.
+/// How far certificates are backdated, because the clocks of clients may be slow.
 pub const BACKDATE: SignedDuration = SignedDuration::from_mins(10);
 
-/// What matters of one certificate.
+/// The fields of a certificate that the decision needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateFacts {
-    /// Whom it is for.
+    /// Subject.
     pub subject: String,
-    /// Who vouches for it.
+    /// Issuer.
     pub issuer: String,
-    /// From when it is good.
+    /// Start of validity.
     pub from: Timestamp,
-    /// Until when it is good.
+    /// End of validity.
     pub until: Timestamp,
-    /// Host names that it is good for.
+    /// DNS names in the certificate.
     pub names: Vec<String>,
 }
 
 impl CertificateFacts {
-    /// When it was made.
-    fn made(&self) -> Timestamp {
+    /// When the certificate was issued.
+    fn issued_at(&self) -> Timestamp {
         self.from + BACKDATE
     }
 }
 
-/// What we keep: authorities, the one that signs first, and the hook server's certificate.
+/// Certificates that Refit manages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// The authority that signs, whose key is kept.
+    /// The authority that signs; its key is kept.
     pub authority: CertificateFacts,
-    /// Authorities that are trusted besides.
+    /// Older authorities that are still trusted.
     pub older: Vec<CertificateFacts>,
-    /// The hook server's certificate; `None` where it cannot be used.
+    /// The hook server's certificate; `None` if it is unusable.
     pub leaf: Option<CertificateFacts>,
 }
 
-/// What was found in the Secret.
+/// State of the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// There is no such Secret.
+    /// The Secret does not exist.
     Absent,
-    /// Somebody else keeps it.
+    /// Another component manages the Secret.
     Foreign,
-    /// It is ours and cannot be used.
+    /// Refit manages the Secret, but its contents are unusable.
     Broken {
-        /// Why.
+        /// Why the contents are unusable.
         reason: String,
     },
-    /// It is ours.
+    /// Refit manages the Secret.
     Ours(Box<Held>),
 }
 
-/// What is to be done.
+/// What to do with the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Nothing before this time.
+    /// Do nothing before this time.
     Keep {
-        /// When to look again.
+        /// When to check again.
         until: Timestamp,
     },
-    /// Nothing ever: somebody else keeps it.
+    /// Never write: another component manages the Secret.
     Leave,
-    /// A new authority and a certificate, in place of what is there.
+    /// Create an authority and a certificate, replacing the existing ones.
     Create {
-        /// Why.
+        /// Why they are created.
         reason: String,
     },
-    /// A new certificate of the authority that signs.
+    /// Issue a new certificate from the signing authority.
     RenewLeaf {
-        /// Why.
+        /// Why the certificate is renewed.
         reason: String,
     },
-    /// A new authority before the one that is there; the certificate stays.
+    /// Add a new authority before the existing one; keep the certificate.
     RotateAuthority,
-    /// The older authorities go.
+    /// Remove the older authorities.
     DropOlder,
 }
 
-/// What is to be done about the hook server's certificate, which must carry `names`.
+/// Decides what to do with the hook server's certificate, which must contain `names`.
 pub fn decide(found: &Found, names: &[String], now: Timestamp) -> Decision {
     match found {
         Found::Foreign => Decision::Leave,
@@ -141,7 +142,7 @@ fn decide_held(held: &Held, names: &[String], now: Timestamp) -> Decision {
         return Decision::RotateAuthority;
     }
     if leaf.issuer != authority.subject {
-        let switch_at = authority.made() + OVERLAP;
+        let switch_at = authority.issued_at() + OVERLAP;
         if now >= switch_at {
             return renew(format!("the authority is now {}", authority.subject));
         }
@@ -153,7 +154,7 @@ fn decide_held(held: &Held, names: &[String], now: Timestamp) -> Decision {
     }
     let mut until = renew_at.min(rotate_at);
     if !older.is_empty() {
-        let drop_at = leaf.made() + OVERLAP;
+        let drop_at = leaf.issued_at() + OVERLAP;
         if now >= drop_at {
             return Decision::DropOlder;
         }
@@ -197,7 +198,11 @@ mod tests {
         certificate("leaf", issuer, now() - age, LEAF_VALIDITY)
     }
 
-    fn ours(signs: CertificateFacts, older: &[CertificateFacts], leaf: CertificateFacts) -> Found {
+    fn managed(
+        signs: CertificateFacts,
+        older: &[CertificateFacts],
+        leaf: CertificateFacts,
+    ) -> Found {
         Found::Ours(Box::new(Held { authority: signs, older: older.to_vec(), leaf: Some(leaf) }))
     }
 
@@ -216,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_secret_holds_decides() {
+    fn the_secret_determines_the_decision() {
         let hours = SignedDuration::from_hours;
         let old = hours(24 * (5 * 365 - 180));
         let end = hours(24 * 5 * 365);
@@ -225,30 +230,34 @@ mod tests {
             ("nothing", Found::Absent, "create"),
             ("somebody else's", Found::Foreign, "leave"),
             ("rubbish", Found::Broken { reason: "no PEM".to_owned() }, "create"),
-            ("fresh", ours(new(), &[], leaf("a", young)), "keep"),
-            ("two thirds of its life", ours(new(), &[], leaf("a", hours(24 * 60))), "renew"),
-            ("ended", ours(new(), &[], leaf("a", hours(24 * 90))), "renew"),
-            ("of an unknown authority", ours(new(), &[], leaf("x", young)), "renew"),
-            ("an old authority", ours(authority("a", old), &[], leaf("a", young)), "rotate"),
-            ("an authority that ended", ours(authority("a", end), &[], leaf("a", young)), "create"),
+            ("fresh", managed(new(), &[], leaf("a", young)), "keep"),
+            ("two thirds of its life", managed(new(), &[], leaf("a", hours(24 * 60))), "renew"),
+            ("ended", managed(new(), &[], leaf("a", hours(24 * 90))), "renew"),
+            ("of an unknown authority", managed(new(), &[], leaf("x", young)), "renew"),
+            ("an old authority", managed(authority("a", old), &[], leaf("a", young)), "rotate"),
+            (
+                "an authority that ended",
+                managed(authority("a", end), &[], leaf("a", young)),
+                "create",
+            ),
             (
                 "a new authority that not all trust yet",
-                ours(authority("b", hours(0)), &[authority("a", old)], leaf("a", young)),
+                managed(authority("b", hours(0)), &[authority("a", old)], leaf("a", young)),
                 "keep",
             ),
             (
                 "a new authority that all trust",
-                ours(authority("b", hours(1)), &[authority("a", old)], leaf("a", young)),
+                managed(authority("b", hours(1)), &[authority("a", old)], leaf("a", young)),
                 "renew",
             ),
             (
                 "a new certificate that not all replicas show yet",
-                ours(authority("b", hours(2)), &[authority("a", old)], leaf("b", hours(0))),
+                managed(authority("b", hours(2)), &[authority("a", old)], leaf("b", hours(0))),
                 "keep",
             ),
             (
                 "an authority that nobody needs",
-                ours(authority("b", hours(2)), &[authority("a", old)], leaf("b", hours(1))),
+                managed(authority("b", hours(2)), &[authority("a", old)], leaf("b", hours(1))),
                 "drop",
             ),
         ];
@@ -258,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_that_cannot_be_used_is_renewed_and_the_authority_stays() {
+    fn an_unusable_certificate_is_renewed_by_the_same_authority() {
         let found = Found::Ours(Box::new(Held {
             authority: authority("a", SignedDuration::from_hours(48)),
             older: Vec::new(),
@@ -268,10 +277,10 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_missing_makes_a_new_certificate() {
+    fn a_missing_name_renews_the_certificate() {
         let mut bare = leaf("a", SignedDuration::from_hours(1));
         bare.names.clear();
-        let found = ours(authority("a", SignedDuration::from_hours(2)), &[], bare);
+        let found = managed(authority("a", SignedDuration::from_hours(2)), &[], bare);
         assert_eq!(kind(&found), "renew");
     }
 
@@ -280,10 +289,10 @@ mod tests {
         assert!(LEAF_VALIDITY < AUTHORITY_RENEW_BEFORE);
     }
 
-    /// Follows the decisions for years: every state is good, and an authority is only ever used when
-    /// it has been trusted for a while.
+    /// Follows the decisions for years: every state is valid, and an authority is used only after
+    /// it has been trusted for the overlap.
     #[test]
-    fn a_rotation_never_shows_a_certificate_that_is_not_trusted_yet() {
+    fn a_rotation_never_uses_an_untrusted_certificate() {
         let start = now();
         let mut time = start;
         let mut generation = 0;

@@ -1,13 +1,14 @@
-//! Every decision of Refit, as pure functions over a snapshot and a time
+//! Every decision of Refit, as pure functions of a snapshot and a timestamp.
 //!
-//! No client, no socket, no clock: whoever calls reads the objects first and writes what comes out.
+//! This crate has no client, no socket and no clock: the caller reads the objects first and writes
+//! the result.
 //!
 //! | module | decides |
 //! |---|---|
 //! | [`certificates`] | when the hook server's certificate and its authority are renewed |
-//! | [`change`] | what differs, which updater covers it, what the hooks answer |
-//! | [`node`] | the next move of one machine's update, and what a failure means |
-//! | [`group`] | who may claim a slot, what a group shows |
+//! | [`change`] | what differs, which updater covers it, how the hooks respond |
+//! | [`node`] | the next write of one machine's update, and what a failure means |
+//! | [`group`] | which machine may claim a slot, what an UpdateGroup shows |
 //! | [`invariants`] | what must hold after every write |
 //! | [`report`] | every reason to wait or refuse |
 

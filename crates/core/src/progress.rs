@@ -1,4 +1,4 @@
-//! How far every machine is, for people who watch.
+//! Update progress of every machine, for display.
 
 use refit_cluster_api::kinds::{Machine, update_in_progress};
 use refit_kinds::version::StatedVersion;
@@ -10,55 +10,55 @@ use serde::{Deserialize, Serialize};
 
 use crate::node::speaker;
 
-/// How far one machine is.
+/// Update progress of one machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about the Machine")]
+#[expect(clippy::struct_excessive_bools, reason = "each is an independent fact about the Machine")]
 pub struct MachineProgress {
     /// Namespace of the Machine.
     pub namespace: String,
     /// Name of the Machine.
     pub machine: String,
-    /// Name of its Node, empty before it has one.
+    /// Name of its Node; empty if it has none yet.
     pub node: String,
-    /// KubeadmControlPlane or MachineDeployment that it belongs to, as `Kind/name`.
+    /// The KubeadmControlPlane or MachineDeployment that owns it, as `Kind/name`.
     pub owner: String,
     /// Whether it runs the control plane.
     pub control_plane: bool,
     /// Cluster API's phase of the Machine: `Provisioning`, `Running`, `Updating`, `Deleting`.
     pub machine_phase: String,
-    /// Whether Cluster API asks for an update of it in place right now.
+    /// Whether Cluster API currently requests an in-place update of it.
     pub in_progress: bool,
-    /// Its owner wants it otherwise than it is, and has not begun with it or not ended.
+    /// Whether it differs from its owner's spec and its update has not started or not ended.
     pub outdated: bool,
-    /// Version that the Machine is to have.
+    /// Desired version of the Machine.
     pub wanted_version: StatedVersion,
     /// Version of its kubelet.
     pub kubelet_version: StatedVersion,
-    /// Its newest NodeUpdate, empty where there is none.
+    /// Its newest NodeUpdate; empty without one.
     pub node_update: String,
-    /// Version that the NodeUpdate goes to; absent where there is none.
+    /// Version that the NodeUpdate targets; absent if there is no NodeUpdate.
     pub goal_version: StatedVersion,
-    /// How far that is; absent where there is none.
+    /// Phase of the NodeUpdate; absent if there is no NodeUpdate.
     pub phase: Option<Phase>,
-    /// The step that is under way, empty where none is.
+    /// Current step; empty if no step is running.
     pub step: String,
-    /// 0 to 100.
+    /// Progress in percent, 0 to 100.
     pub percent: i32,
-    /// Predicted rest, where there is something to predict from.
+    /// Predicted remaining time; absent if there is no data to predict from.
     pub remaining_seconds: Option<i32>,
-    /// What keeps it from going on.
+    /// What blocks the update.
     pub blocked_by: Vec<Blocker>,
-    /// Somebody asked for one more attempt after its newest NodeUpdate.
+    /// Whether an operator requested another attempt after its newest NodeUpdate.
     pub retry_asked: bool,
     /// CamelCase reason of a failure or a stop.
     pub failure_reason: String,
-    /// What happens, or what it waits for.
+    /// What the update does or waits for.
     pub message: String,
 }
 
 impl MachineProgress {
-    /// How far this Machine is; `updates` may hold those of other Machines, too.
+    /// Progress of this Machine; `updates` may include NodeUpdates of other Machines.
     pub fn of<'a>(machine: &Machine, updates: impl IntoIterator<Item = &'a NodeUpdate>) -> Self {
         let meta = &machine.metadata;
         let status = machine.status.clone().unwrap_or_default();
@@ -78,14 +78,14 @@ impl MachineProgress {
             ..Self::default()
         };
         if let Some(update) = speaker(updates, &MachineUid::of(meta)) {
-            row.take_in(update);
+            row.show_update(update);
             let asked = meta.annotations.as_ref().and_then(|all| all.get(keys::RETRY));
             row.retry_asked = asked == Some(&row.node_update);
         }
         row
     }
 
-    fn take_in(&mut self, update: &NodeUpdate) {
+    fn show_update(&mut self, update: &NodeUpdate) {
         self.node_update = update.metadata.name.clone().unwrap_or_default();
         self.goal_version = update.spec.goal.kubernetes_version.clone().into();
         let status = update.status.clone().unwrap_or_default();
@@ -109,14 +109,14 @@ impl MachineProgress {
             if status.failure_message.is_empty() { status.message } else { status.failure_message };
     }
 
-    /// Whether its newest NodeUpdate has begun and not ended.
+    /// Whether its newest NodeUpdate has started and not ended.
     pub fn is_under_way(&self) -> bool {
         self.phase.is_some_and(|phase| !phase.is_final())
     }
 
-    /// Whether the update to the version that the Machine is to have ended badly for good: nothing
-    /// happens on it until a person asks. Where Cluster API no longer asks and the version is there,
-    /// nothing is left to be done.
+    /// Whether the update to the Machine's desired version failed for good: the machine stays as it
+    /// is until an operator requests another attempt. If Cluster API no longer requests the update
+    /// and the machine runs the version, nothing is left to do.
     pub fn has_failed(&self) -> bool {
         matches!(self.phase, Some(Phase::Failed | Phase::Stopped))
             && !self.retry_asked
@@ -125,7 +125,7 @@ impl MachineProgress {
     }
 }
 
-/// The KubeadmControlPlane or MachineDeployment of a Machine as `Kind/name`, else its first owner.
+/// The KubeadmControlPlane or MachineDeployment of a Machine as `Kind/name`, or its first owner.
 pub fn owner_of(machine: &Machine) -> String {
     let label = |key: &str| machine.metadata.labels.as_ref()?.get(key).cloned();
     if let Some(name) = label(keys::DEPLOYMENT_NAME) {
@@ -133,7 +133,7 @@ pub fn owner_of(machine: &Machine) -> String {
     }
     let owners = machine.metadata.owner_references.as_deref();
     if let Some(name) = label(keys::CONTROL_PLANE_NAME) {
-        // The label of a long name is a hash of it.
+        // For a long name, the label holds a hash of it.
         let owner =
             owners.unwrap_or_default().iter().find(|owner| owner.kind == "KubeadmControlPlane");
         let name = owner.map_or(name, |owner| owner.name.clone());
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_update_of_the_machine_speaks() {
+    fn the_newest_node_update_determines_the_progress() {
         let (old, new) = (update(1, Phase::Failed), update(2, Phase::Draining));
         let mut other = update(9, Phase::Failed);
         other.spec.machine_ref.uid = "another".into();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_counts_only_against_the_version_that_is_still_wanted() {
+    fn a_failure_counts_only_for_the_desired_version() {
         let failed = update(1, Phase::Failed);
         assert!(MachineProgress::of(&sample(), [&failed]).has_failed());
         let mut retried = sample();

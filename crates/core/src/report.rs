@@ -1,8 +1,8 @@
-//! What a plan waits for, and why: a variant for every refusal to act.
+//! What a plan waits for, and why: one variant for every refusal to act.
 //!
-//! Nothing waits in silence: whatever decides not to go on says so with a [`Refusal`], and the
-//! refusal ends up in `NodeUpdate.status.blockedBy`, in `UpdateGroup.status.waiting` and in the
-//! answer of the UpdateMachine hook.
+//! Nothing waits silently: every decision not to proceed returns a [`Refusal`], which appears in
+//! `NodeUpdate.status.blockedBy`, in `UpdateGroup.status.waiting` and in the response of the
+//! UpdateMachine hook.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -14,7 +14,7 @@ use strum::{EnumDiscriminants, EnumString, IntoStaticStr, VariantNames};
 
 use crate::node::{DrainReason, DrainRefusal};
 
-/// Why an update does not go on, for now.
+/// Why an update does not proceed at the moment.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr, EnumDiscriminants)]
 #[strum_discriminants(
     name(RefusalReason),
@@ -22,66 +22,66 @@ use crate::node::{DrainReason, DrainRefusal};
     derive(EnumString, VariantNames)
 )]
 pub enum Refusal {
-    /// Every slot of the group is taken.
+    /// Every slot of the group is in use.
     SlotBusy {
-        /// A Machine that holds one.
+        /// A Machine that holds a slot.
         machine: String,
     },
     /// Too few of the group's other machines are available.
     GroupUnavailable {
-        /// How many others are.
+        /// Number of other machines that are available.
         available: i32,
-        /// How many must be.
+        /// Number of other machines that must be available.
         needed: i32,
     },
     /// Another member of the control plane is not healthy.
     ControlPlaneUnhealthy {
         /// The member's node or Machine.
         member: String,
-        /// What is wrong with it.
+        /// What is wrong with the member.
         why: String,
     },
-    /// A kubelet would get newer than an API server of its cluster.
+    /// A kubelet would become newer than an API server of its cluster.
     ControlPlaneBehind {
         /// Lowest version in the control plane.
         version: KubernetesVersion,
-        /// What was asked for.
+        /// Target version.
         goal: KubernetesVersion,
     },
-    /// The agent on the host never reported, or not lately.
+    /// The agent on the host never reported, or not recently.
     NoFreshReport {
         /// The node.
         node: NodeName,
     },
-    /// The agent on the host does not know a step of the plan.
+    /// The agent on the host does not support a step of the plan.
     AgentTooOld {
         /// The node.
         node: NodeName,
         /// The step.
         step: StepType,
     },
-    /// What the hosts need beside a Kubernetes version cannot be read.
+    /// The host settings in an annotation are invalid.
     HostSettingsUnreadable {
         /// The object that carries the annotation, such as `MachineDeployment edge-1-md-0`.
         object: String,
-        /// What is wrong with it.
+        /// What is wrong with the annotation.
         why: String,
     },
-    /// A PodDisruptionBudget does not let a pod be evicted now.
+    /// A PodDisruptionBudget does not allow the eviction of a pod.
     PodDisruptionBudget {
-        /// `namespace/name` of the budget, empty where the API server does not say.
+        /// `namespace/name` of the budget; empty if the API server does not name it.
         budget: String,
         /// `namespace/name` of the pod.
         pod: String,
     },
-    /// The API server refuses an eviction for another reason.
+    /// The API server rejects an eviction for another reason.
     EvictionRefused {
         /// `namespace/name` of the pod.
         pod: String,
-        /// What it said.
+        /// Message of the API server.
         message: String,
     },
-    /// The workload cluster's API server does not answer.
+    /// The workload cluster's API server does not respond.
     ApiUnreachable {
         /// Name of the Cluster.
         cluster: String,
@@ -91,11 +91,11 @@ pub enum Refusal {
         /// The node.
         node: NodeName,
     },
-    /// The node is Ready but not yet what was asked for.
+    /// The node is Ready but does not match the target yet.
     NodeNotVerified {
         /// The node.
         node: NodeName,
-        /// What is missing.
+        /// What does not match.
         why: String,
     },
     /// The Machine has no Node.
@@ -108,11 +108,11 @@ pub enum Refusal {
         /// The NodeUpdate.
         node_update: String,
     },
-    /// The host still works on the plan of another NodeUpdate.
+    /// The host still runs the plan of another NodeUpdate.
     OlderPlanRunning {
         /// The node.
         node: NodeName,
-        /// The NodeUpdate that the plan is of.
+        /// The NodeUpdate that the plan belongs to.
         node_update: String,
     },
     /// The Machine is being deleted, and its host has not stopped yet.
@@ -120,37 +120,37 @@ pub enum Refusal {
         /// The Machine.
         machine: String,
     },
-    /// A person paused the Machine or its Cluster.
+    /// An operator paused the Machine or its Cluster.
     Paused {
-        /// Kind and name of what is paused.
+        /// Kind and name of the paused object.
         object: String,
     },
-    /// The Machine belongs to nothing that would say how many may be down.
+    /// The Machine has no owner that limits how many machines may be down.
     NoGroup {
         /// The Machine.
         machine: String,
     },
-    /// The group's object is not there yet.
+    /// The UpdateGroup does not exist yet.
     GroupNotReady,
-    /// An API server answers, and refuses what is asked of it: by its rights or by its rules.
+    /// An API server rejects a request, by authorization or by validation.
     ApiRefused {
-        /// What was asked.
+        /// The rejected request.
         what: String,
-        /// What it said.
+        /// Message of the API server.
         message: String,
     },
-    /// A node that is being drained is not empty yet.
+    /// A node that is being drained still has pods or volumes.
     #[strum(transparent)]
     #[strum_discriminants(strum(disabled))]
     Drain(DrainRefusal),
 }
 
-/// The reason of a [`Refusal`] as statuses hold it, read back.
+/// The reason of a [`Refusal`], parsed from a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Of an update.
+    /// Reason of an update.
     Update(RefusalReason),
-    /// Of its drain.
+    /// Reason of a drain.
     Drain(DrainReason),
 }
 
@@ -159,18 +159,18 @@ pub enum Reason {
 pub enum EndsBy {
     /// The progress of another update.
     Progress,
-    /// Other machines that are available again, as one that is updated will be.
+    /// Other machines become available again, as an updated machine does.
     OthersRecover,
-    /// A change of the object, node or pod that it names.
+    /// A change of the object, node or pod named in the blocker.
     ObjectChange,
-    /// The deadlines of a drain, as its policy has them.
+    /// The deadlines of the drain policy.
     Deadline,
     /// A command of the operator.
     Command,
 }
 
 impl Reason {
-    /// Reads a reason; `None` for one that is not ours or of a newer version.
+    /// Parses a reason; `None` for one that is not Refit's or is from a newer version.
     pub fn of(text: &str) -> Option<Self> {
         let drain = || text.parse().map(Self::Drain);
         text.parse().map(Self::Update).or_else(|_| drain()).ok()
@@ -178,8 +178,8 @@ impl Reason {
 
     /// Every reason, in the order of the variants.
     pub fn all() -> impl Iterator<Item = &'static str> {
-        let own = RefusalReason::VARIANTS.iter().filter(|name| **name != "Drain");
-        own.chain(DrainReason::VARIANTS).copied()
+        let update_reasons = RefusalReason::VARIANTS.iter().filter(|name| **name != "Drain");
+        update_reasons.chain(DrainReason::VARIANTS).copied()
     }
 
     /// What ends the wait.
@@ -199,7 +199,7 @@ impl Reason {
         }
     }
 
-    /// Whether an API server refused an eviction with it.
+    /// Whether the reason comes from a rejected eviction.
     pub fn is_of_eviction(self) -> bool {
         matches!(
             self,
@@ -234,12 +234,12 @@ impl RefusalReason {
 }
 
 impl Refusal {
-    /// CamelCase reason, as `kubectl` shows it.
+    /// CamelCase reason, as shown by `kubectl`.
     pub fn reason(&self) -> &'static str {
         self.into()
     }
 
-    /// The same, typed.
+    /// The reason as a typed value.
     pub fn typed_reason(&self) -> Reason {
         if let Self::Drain(drain) = self {
             return Reason::Drain(drain.into());
@@ -247,7 +247,7 @@ impl Refusal {
         Reason::Update(self.into())
     }
 
-    /// The object that blocks; empty where there is none.
+    /// The object that blocks; empty for reasons without an object.
     pub fn object(&self) -> String {
         match self {
             Self::SlotBusy { machine }
@@ -274,7 +274,7 @@ impl Refusal {
         }
     }
 
-    /// The pod that cannot leave its node; empty where that is not the matter.
+    /// The pod that cannot leave its node; empty for other reasons.
     pub fn pod(&self) -> &str {
         match self {
             Self::PodDisruptionBudget { pod, .. } | Self::EvictionRefused { pod, .. } => pod,
@@ -300,7 +300,7 @@ impl Refusal {
         }
     }
 
-    /// What blocks and what ends it.
+    /// What blocks and what ends the wait.
     pub fn sentence(&self) -> String {
         match self {
             Self::SlotBusy { machine } => {
@@ -367,8 +367,8 @@ impl Refusal {
         }
     }
 
-    /// The blocker as it stands in a status; it keeps `since` from an older one of the same reason,
-    /// object and pod.
+    /// The blocker as it appears in a status. It keeps `since` from an older blocker with the same
+    /// reason, object and pod.
     pub fn blocker(&self, old: &[Blocker], now: Timestamp) -> Blocker {
         let (reason, object, pod) = (self.reason(), self.object(), self.pod());
         let since = old
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blocker_keeps_its_beginning_while_reason_and_object_stay() {
+    fn a_blocker_keeps_since_while_reason_and_object_stay() {
         let at = |second| Timestamp::from_second(second).unwrap();
         let refusal = Refusal::SlotBusy { machine: "m".into() };
         let first = refusal.blocker(&[], at(1));
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_that_is_not_named_still_names_the_pod() {
+    fn an_unnamed_budget_still_names_the_pod() {
         let refusal =
             Refusal::PodDisruptionBudget { budget: String::new(), pod: "default/web-1".into() };
         assert_eq!(refusal.object(), "default/web-1");

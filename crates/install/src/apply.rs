@@ -1,4 +1,4 @@
-//! Applies the objects of an installation, server-side and in order.
+//! Applies the objects of an installation, with server-side apply and in order.
 
 use std::{fmt, time::Duration};
 
@@ -12,38 +12,38 @@ use refit_kinds::{
 };
 use serde_json::Value;
 
-/// How long a CustomResourceDefinition may take to be served.
+/// Timeout for a CustomResourceDefinition to be served.
 const ESTABLISHED_WITHIN: Duration = Duration::from_mins(1);
-/// How often it is looked at.
+/// How often a CustomResourceDefinition is polled.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Why an installation stopped. What was applied before stays; applying again goes on.
+/// Why an installation stopped. Objects applied before stay; another run continues.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
-    /// The object says neither kind nor name.
+    /// The object has no kind or no name.
     #[error("an object has no {0}")]
     Incomplete(&'static str),
-    /// The API server knows no ExtensionConfigs.
+    /// The API server does not serve ExtensionConfigs.
     #[error(
         "the cluster serves no ExtensionConfigs: install Cluster API v1.12 or newer with the \
          feature gates RuntimeSDK and InPlaceUpdates (docs/install.md), then run this again"
     )]
     NoClusterApi,
-    /// Cluster API's webhook refuses ExtensionConfigs.
+    /// Cluster API's webhook rejects ExtensionConfigs.
     #[error(
         "Cluster API refuses the ExtensionConfig ({message}): switch the feature gates RuntimeSDK \
          and InPlaceUpdates on for its core and control plane managers (docs/install.md)"
     )]
     Gate {
-        /// What it said.
+        /// Message of the webhook.
         message: String,
     },
-    /// The API server refuses an object.
+    /// The API server rejects an object.
     #[error("{object} cannot be applied: {source}{}", hint(source))]
     Refused {
         /// The object.
         object: String,
-        /// Why.
+        /// The cause.
         source: Box<kube::Error>,
     },
     /// A CustomResourceDefinition is not served in time.
@@ -54,7 +54,7 @@ pub enum InstallError {
     NotEstablished {
         /// The object.
         object: String,
-        /// What its conditions say.
+        /// Message of its conditions.
         reason: String,
     },
 }
@@ -67,14 +67,14 @@ fn hint(error: &kube::Error) -> &'static str {
     }
 }
 
-/// What applying did to an object.
+/// What an apply changed in an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectChange {
-    /// It is new.
+    /// The object was created.
     Created,
-    /// It was different.
+    /// The object was changed.
     Updated,
-    /// It was the same.
+    /// The object was the same already.
     Unchanged,
 }
 
@@ -91,9 +91,9 @@ impl fmt::Display for ObjectChange {
 /// One object that was applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Applied {
-    /// `kind.group/name`, in small letters as kubectl has it.
+    /// `kind.group/name`, in lower case as in kubectl.
     pub object: String,
-    /// What applying did.
+    /// What the apply changed.
     pub change: ObjectChange,
 }
 
@@ -103,8 +103,8 @@ impl fmt::Display for Applied {
     }
 }
 
-/// Applies objects in their order, as our field manager, and tells of each. A
-/// CustomResourceDefinition is waited for until it is served.
+/// Applies objects in order with Refit's field manager, and reports each of them. Waits for each
+/// CustomResourceDefinition until it is served.
 pub async fn apply(
     client: &Client,
     objects: &[Value],
@@ -122,7 +122,7 @@ pub async fn apply(
     Ok(())
 }
 
-/// The API of an object's kind, and how messages call the object.
+/// The API of an object's kind, and the object's name in messages.
 fn api_of(client: &Client, object: &Value) -> Result<(Api<DynamicObject>, String), InstallError> {
     let (kind, name) = (kind(object), name(object));
     if kind.is_empty() {
@@ -195,8 +195,8 @@ async fn wait_established(client: &Client, object: &Value) -> Result<(), Install
                 return Ok(());
             }
             let not_true = conditions.iter().filter(|c| c["status"] != "True");
-            let told: Vec<&str> = not_true.map(|c| text(c, "/message")).collect();
-            reason = told.join("; ");
+            let messages: Vec<&str> = not_true.map(|c| text(c, "/message")).collect();
+            reason = messages.join("; ");
             tokio::time::sleep(LOOK).await;
         }
     };
@@ -227,25 +227,25 @@ mod tests {
     }
 
     async fn run(client: &Client, objects: &[Value]) -> (Vec<Applied>, Option<InstallError>) {
-        let mut told = Vec::new();
-        let outcome = apply(client, objects, |applied| told.push(applied.clone())).await;
-        (told, outcome.err())
+        let mut applied = Vec::new();
+        let outcome = apply(client, objects, |one| applied.push(one.clone())).await;
+        (applied, outcome.err())
     }
 
     #[tokio::test(start_paused = true)]
     async fn without_cluster_api_all_but_the_extension_is_applied() {
         let (server, client) = cluster();
-        let (told, error) = run(&client, &all()).await;
+        let (applied, error) = run(&client, &all()).await;
         assert!(matches!(error, Some(InstallError::NoClusterApi)), "{error:?}");
-        assert_eq!(told.len(), all().len() - 1);
-        assert!(told.iter().all(|told| told.change == ObjectChange::Created));
+        assert_eq!(applied.len(), all().len() - 1);
+        assert!(applied.iter().all(|one| one.change == ObjectChange::Created));
         assert!(
             server.get_value("apps", "deployments", "refit-system", "refit-controller").is_some()
         );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn applying_again_changes_nothing_and_a_difference_is_told() {
+    async fn a_second_apply_reports_only_differences() {
         let (server, client) = cluster();
         let crds: Vec<Value> = refit_cluster_api::crds()
             .iter()
@@ -256,15 +256,15 @@ mod tests {
         let (_, error) = run(&client, &all()).await;
         assert!(error.is_none(), "{error:?}");
         let revision = server.revision();
-        let (told, _) = run(&client, &all()).await;
-        assert!(told.iter().all(|told| told.change == ObjectChange::Unchanged));
+        let (applied, _) = run(&client, &all()).await;
+        assert!(applied.iter().all(|one| one.change == ObjectChange::Unchanged));
         assert_eq!(server.revision(), revision);
         let choices = Choices { replicas: 3, ..Choices::default() };
         let more = objects(&manifests(&Part::MANAGEMENT, &choices));
-        let (told, _) = run(&client, &more).await;
-        let changed: Vec<String> = told
+        let (applied, _) = run(&client, &more).await;
+        let changed: Vec<String> = applied
             .iter()
-            .filter(|told| told.change != ObjectChange::Unchanged)
+            .filter(|one| one.change != ObjectChange::Unchanged)
             .map(ToString::to_string)
             .collect();
         assert_eq!(changed, ["deployment.apps/refit-controller updated"]);
@@ -274,8 +274,8 @@ mod tests {
     async fn the_agents_part_is_complete_by_itself() {
         let (_, client) = cluster();
         let agent = objects(&manifests(&[Part::Agent], &Choices::default()));
-        let (told, error) = run(&client, &agent).await;
+        let (applied, error) = run(&client, &agent).await;
         assert!(error.is_none(), "{error:?}");
-        assert_eq!(told.len(), agent.len());
+        assert_eq!(applied.len(), agent.len());
     }
 }

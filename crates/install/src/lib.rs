@@ -1,7 +1,7 @@
 //! The manifests of an installation, and applying them.
 //!
-//! [`mod@manifests`] holds what `deploy/` says, so that one binary is enough to install Refit;
-//! [`mod@apply`] brings it into a cluster. What it applies is what it prints.
+//! [`mod@manifests`] contains the files of `deploy/`, so that one binary can install Refit;
+//! [`mod@apply`] applies them to a cluster. The applied objects are the printed ones.
 
 pub mod apply;
 pub mod manifests;

@@ -1,12 +1,12 @@
-//! What `deploy/` says.
+//! The files of `deploy/`.
 
 use std::fmt;
 
 use serde_json::Value;
 
-/// The image that the manifests name where nobody chose one.
+/// Default image of the manifests.
 pub const IMAGE: &str = "refit:0.1.0";
-/// How many controllers run where nobody said.
+/// Default number of controller replicas.
 pub const REPLICAS: u32 = 2;
 
 /// A part of an installation.
@@ -16,19 +16,20 @@ pub enum Part {
     Namespace,
     /// The CustomResourceDefinitions.
     Crds,
-    /// ServiceAccount, roles and bindings, and what holds agents to their own HostPlan.
+    /// ServiceAccount, roles and bindings, and the policy that restricts agents to their own
+    /// HostPlan.
     Rbac,
     /// The controller: Deployment, Services, PodDisruptionBudget, NetworkPolicy.
     Controller,
-    /// The ExtensionConfig, with which Cluster API begins to call Refit.
+    /// The ExtensionConfig, which makes Cluster API call Refit.
     Extension,
-    /// The agents of a workload cluster: its namespace, what holds them to their own HostPlan, and
-    /// the DaemonSet that installs them.
+    /// The agents of a workload cluster: its namespace, the policy that restricts agents to their
+    /// own HostPlan, and the DaemonSet that installs them.
     Agent,
 }
 
 impl Part {
-    /// What a management cluster needs, in the order in which it is applied.
+    /// The parts for a management cluster, in the order in which they are applied.
     pub const MANAGEMENT: [Self; 5] =
         [Self::Namespace, Self::Crds, Self::Rbac, Self::Controller, Self::Extension];
 }
@@ -46,12 +47,12 @@ impl fmt::Display for Part {
     }
 }
 
-/// What an operator chooses.
+/// Settings of the operator for an installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choices {
     /// The image with both programs.
     pub image: String,
-    /// How many controllers run.
+    /// Number of controller replicas.
     pub replicas: u32,
 }
 
@@ -64,11 +65,11 @@ impl Default for Choices {
 /// One file of `deploy/`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
-    /// Its path below `deploy/`.
+    /// Path of the file below `deploy/`.
     pub path: &'static str,
-    /// The part that it belongs to.
+    /// The part that the file belongs to.
     pub part: Part,
-    /// Its text, with what the operator chose.
+    /// Text of the file, with the operator's settings.
     pub text: String,
 }
 
@@ -105,28 +106,28 @@ const FILES: &[(Part, &str, &str)] = files![
     Agent "agent/daemon_set.yaml",
 ];
 
-/// What the controller does in a workload cluster, as a ClusterRole. It is not applied: Cluster
+/// The controller's rights in a workload cluster, as a ClusterRole. It is not applied: Cluster
 /// API's kubeconfig Secret is an administrator's.
 pub const WORKLOAD_ROLE: &str = include_str!("../../../deploy/agent/workload_role.yaml");
 
 const KUBEADM_CONFIG: &str = include_str!("../../../deploy/agent/kubeadm_config.yaml");
-/// Where the file of `deploy/` has the program; an operator says where it really is.
+/// Placeholder URL in the file of `deploy/`; the operator supplies the real one.
 const EXAMPLE_URL: &str = "https://packages.example/refit-agent";
 const EXAMPLE_SHA256: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
-/// Why a KubeadmConfig for the agent cannot be made.
+/// Why a KubeadmConfig for the agent cannot be generated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramSourceError {
-    /// The address would not stand in a shell script as it is.
+    /// The URL has characters that are not safe in a shell script.
     #[error("{0:?} is no URL of the agent: it takes a form like {EXAMPLE_URL}")]
     Url(String),
-    /// The checksum is none.
+    /// The checksum is not valid.
     #[error("{0:?} is no sha256 of the agent: it takes the 64 hex digits that sha256sum prints")]
     Sha256(String),
 }
 
-/// `files` and `preKubeadmCommands` of a KubeadmConfig, with which a host has the agent from its
-/// first boot.
+/// `files` and `preKubeadmCommands` of a KubeadmConfig that installs the agent at a host's first
+/// boot.
 pub fn kubeadm_config(url: &str, sha256: &str) -> Result<String, ProgramSourceError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._~:/?@&+,;=%-".contains(c);
     let web = url.starts_with("https://") || url.starts_with("http://");
@@ -201,15 +202,15 @@ mod tests {
         serde_saphyr::from_str(&text).unwrap()
     }
 
-    /// The files that a kustomization leads to.
-    fn kustomized(folder: &str) -> BTreeSet<String> {
+    /// The files that a kustomization includes.
+    fn kustomized(directory: &str) -> BTreeSet<String> {
         let join = |name: &str| {
-            if let Some(beside) = name.strip_prefix("../") {
-                beside.to_owned()
-            } else if folder.is_empty() {
+            if let Some(sibling) = name.strip_prefix("../") {
+                sibling.to_owned()
+            } else if directory.is_empty() {
                 name.to_owned()
             } else {
-                format!("{folder}/{name}")
+                format!("{directory}/{name}")
             }
         };
         let kustomization = yaml_of(&join("kustomization.yaml"));
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kustomize_applies_is_what_install_applies() {
+    fn kustomize_and_install_apply_the_same_files() {
         let paths = |agent: bool| -> BTreeSet<String> {
             all()
                 .iter()
@@ -241,10 +242,10 @@ mod tests {
     }
 
     #[test]
-    fn every_file_is_printed_as_it_is_where_nothing_is_chosen() {
+    fn files_are_printed_unchanged_by_default() {
         for manifest in all() {
-            let there = fs::read_to_string(deploy().join(manifest.path)).unwrap();
-            assert_eq!(manifest.text, there, "{}", manifest.path);
+            let file = fs::read_to_string(deploy().join(manifest.path)).unwrap();
+            assert_eq!(manifest.text, file, "{}", manifest.path);
         }
     }
 
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn image_and_replicas_are_the_operators() {
+    fn image_and_replicas_are_set_by_the_operator() {
         let choices = Choices { image: "registry.example/refit@sha256:0".to_owned(), replicas: 3 };
         for part in [Part::Controller, Part::Agent] {
             let texts: String = manifests(&[part], &choices)
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubeadm_config_installs_the_program_that_was_named_and_no_other() {
+    fn a_kubeadm_config_installs_only_the_named_program() {
         let sha = "aB".repeat(32);
         let text = kubeadm_config("https://mirror.example/refit?v=1&x=2", &sha).unwrap();
         let config: Value = serde_saphyr::from_str(&text).unwrap();

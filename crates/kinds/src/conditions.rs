@@ -1,17 +1,17 @@
-//! Condition types and reasons, and how a condition is set without losing its transition time.
+//! Condition types and reasons, and setting a condition without losing its transition time.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-/// Seed 1's condition on a Machine: is it what its owner wants, and if not, what is going on.
+/// Refit's condition on a Machine: whether it matches what its owner wants and, if not, why.
 pub const MACHINE_UP_TO_DATE: &str = "MachineUpToDate";
-/// `Unknown/Waiting`: the update was asked for and waits, the message says for what.
+/// `Unknown/Waiting`: the update was requested and waits; the message names the reason.
 pub const REASON_WAITING: &str = "Waiting";
 /// `Unknown/Updating`: the update is under way.
 pub const REASON_UPDATING: &str = "Updating";
-/// `False/Failed`: the update failed for good.
+/// `False/Failed`: the update failed permanently.
 pub const REASON_FAILED: &str = "Failed";
-/// `True/UpToDate`: the update ended well.
+/// `True/UpToDate`: the update succeeded.
 pub const REASON_UP_TO_DATE: &str = "UpToDate";
 /// Cluster API's condition on a Machine: an in-place update is under way.
 pub const UPDATING: &str = "Updating";
@@ -21,15 +21,15 @@ pub const UP_TO_DATE: &str = "UpToDate";
 pub const READY: &str = "Ready";
 /// Cluster API's condition on a Machine: Ready for `minReadySeconds`.
 pub const AVAILABLE: &str = "Available";
-/// A MachineHealthCheck's condition on a Machine: is it healthy?
+/// A MachineHealthCheck's condition on a Machine: whether it is healthy.
 pub const HEALTH_CHECK_SUCCEEDED: &str = "HealthCheckSucceeded";
 /// On an unhealthy Machine: `False` until its owner has remediated it.
 pub const OWNER_REMEDIATED: &str = "OwnerRemediated";
 
-/// Sets one condition in a list keyed by type and says whether anything changed.
+/// Sets one condition in a list keyed by type and returns whether anything changed.
 ///
-/// `lastTransitionTime` moves only when the status does, so that a reconcile which finds the same
-/// again writes nothing.
+/// `lastTransitionTime` changes only with the status, so a reconcile that finds the same state
+/// writes nothing.
 pub fn set(
     conditions: &mut Vec<Condition>,
     now: Timestamp,

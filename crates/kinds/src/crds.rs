@@ -1,11 +1,11 @@
-//! The CustomResourceDefinitions of our kinds.
+//! The CustomResourceDefinitions of Refit's kinds.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::crd::CustomResourceExt as _;
 
 use crate::refit;
 
-/// CRDs of our own kinds; these are what an installation applies.
+/// CRDs of Refit's kinds; an installation applies these.
 pub fn refit_crds() -> Vec<CustomResourceDefinition> {
     vec![refit::HostPlan::crd(), refit::NodeUpdate::crd(), refit::UpdateGroup::crd()]
 }
@@ -15,7 +15,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_specs_are_guarded_by_rules() {
+    fn the_specs_of_refit_have_validation_rules() {
         for crd in refit_crds() {
             let text = serde_json::to_string(&crd).unwrap();
             let name = crd.metadata.name.unwrap();

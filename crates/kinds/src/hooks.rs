@@ -1,7 +1,7 @@
 //! The Runtime SDK's messages for in-place updates, as they go over the wire (`spec/capi.md 1`).
 //!
 //! Objects are kept as raw JSON: a patch must make `current` exactly equal to `desired`, and a
-//! typed struct would lose what it does not know (`spec/capi.md 8`, rule 4).
+//! typed struct would lose unknown fields (`spec/capi.md 8`, rule 4).
 
 use std::collections::BTreeMap;
 
@@ -14,15 +14,15 @@ pub const API_VERSION: &str = "hooks.runtime.cluster.x-k8s.io/v1alpha1";
 pub const GROUP: &str = "hooks.runtime.cluster.x-k8s.io";
 /// Version in the paths of the hooks.
 pub const VERSION: &str = "v1alpha1";
-/// Largest request body that a server must take: 20 MiB (`spec/capi.md 1.1`).
+/// Largest request body that a server must accept: 20 MiB (`spec/capi.md 1.1`).
 pub const MAX_BODY_BYTES: usize = 20 * 1024 * 1024;
 
 /// `Success` or `Failure`; anything else is an error on Cluster API's side (`spec/capi.md 1.3`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
-    /// The answer counts.
+    /// The response is valid.
     Success,
-    /// The rollout stops, and the message is shown.
+    /// The rollout stops, and Cluster API shows the message.
     Failure,
 }
 
@@ -32,11 +32,11 @@ pub enum Verdict {
 pub struct Handler {
     /// A DNS-1123 label.
     pub name: String,
-    /// Which hook the handler answers.
+    /// The hook that the handler serves.
     pub request_hook: RequestHook,
     /// How long Cluster API waits, 1 to 30 s.
     pub timeout_seconds: i32,
-    /// Always `Fail`: `Ignore` turns a network error into a finished update (`spec/capi.md 1.5`).
+    /// Always `Fail`: `Ignore` turns a network error into a completed update (`spec/capi.md 1.5`).
     pub failure_policy: String,
 }
 
@@ -50,7 +50,7 @@ pub struct RequestHook {
     pub hook: String,
 }
 
-/// Answer to a Discovery call (`spec/capi.md 1.4`).
+/// Response to a Discovery call (`spec/capi.md 1.4`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DiscoveryResponse {
@@ -58,9 +58,9 @@ pub struct DiscoveryResponse {
     pub api_version: String,
     /// `DiscoveryResponse`.
     pub kind: String,
-    /// Whether discovery worked.
+    /// Whether discovery succeeded.
     pub status: Verdict,
-    /// Why not.
+    /// Why discovery failed.
     #[serde(default)]
     pub message: String,
     /// The hooks that are served.
@@ -68,7 +68,7 @@ pub struct DiscoveryResponse {
     pub handlers: Vec<Handler>,
 }
 
-/// What a Machine is made of: itself, its infrastructure machine and its bootstrap config.
+/// A Machine with its infrastructure machine and its bootstrap config.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineObjects {
@@ -76,12 +76,12 @@ pub struct MachineObjects {
     pub machine: Value,
     /// The infrastructure machine.
     pub infrastructure_machine: Value,
-    /// The bootstrap config, where there is one.
+    /// The bootstrap config, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap_config: Option<Value>,
 }
 
-/// What a MachineSet makes Machines of.
+/// A MachineSet with the templates of its Machines.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineSetObjects {
@@ -89,7 +89,7 @@ pub struct MachineSetObjects {
     pub machine_set: Value,
     /// The infrastructure machine template.
     pub infrastructure_machine_template: Value,
-    /// The bootstrap config template, where there is one.
+    /// The bootstrap config template, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap_config_template: Option<Value>,
 }
@@ -107,9 +107,9 @@ pub struct CanUpdateRequest<T> {
     /// `ExtensionConfig.spec.settings`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, String>,
-    /// What there is.
+    /// The current objects.
     pub current: T,
-    /// What is wanted.
+    /// The desired objects.
     pub desired: T,
 }
 
@@ -126,11 +126,11 @@ pub struct UpdateMachineRequest {
     /// `ExtensionConfig.spec.settings`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, String>,
-    /// What is wanted. There is no `current`.
+    /// The desired objects. There is no `current`.
     pub desired: MachineObjects,
 }
 
-/// How a [`HookPatch`] is to be read.
+/// Format of a [`HookPatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PatchType {
     /// RFC 6902.
@@ -139,17 +139,17 @@ pub enum PatchType {
     JSONMergePatch,
 }
 
-/// A patch in an answer: the JSON of the patch as base64 (`spec/capi.md 1.8`).
+/// A patch in a response: the JSON of the patch as base64 (`spec/capi.md 1.8`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HookPatch {
-    /// Which kind of patch.
+    /// Format of the patch.
     pub patch_type: PatchType,
     /// Base64 of the patch's JSON text.
     pub patch: String,
 }
 
-/// Answer to CanUpdateMachine.
+/// Response to CanUpdateMachine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CanUpdateMachineResponse {
@@ -162,18 +162,18 @@ pub struct CanUpdateMachineResponse {
     /// Shown by Cluster API when the status is `Failure`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// What we can change on the Machine.
+    /// The changes that Refit can make to the Machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine_patch: Option<HookPatch>,
-    /// What we can change on the infrastructure machine.
+    /// The changes that Refit can make to the infrastructure machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub infrastructure_machine_patch: Option<HookPatch>,
-    /// What we can change on the bootstrap config.
+    /// The changes that Refit can make to the bootstrap config.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap_config_patch: Option<HookPatch>,
 }
 
-/// Answer to CanUpdateMachineSet. Only `spec.template.spec` of each object counts.
+/// Response to CanUpdateMachineSet. Cluster API reads only `spec.template.spec` of each object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CanUpdateMachineSetResponse {
@@ -186,18 +186,18 @@ pub struct CanUpdateMachineSetResponse {
     /// Shown by Cluster API when the status is `Failure`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// What we can change on the MachineSet.
+    /// The changes that Refit can make to the MachineSet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine_set_patch: Option<HookPatch>,
-    /// What we can change on the infrastructure machine template.
+    /// The changes that Refit can make to the infrastructure machine template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub infrastructure_machine_template_patch: Option<HookPatch>,
-    /// What we can change on the bootstrap config template.
+    /// The changes that Refit can make to the bootstrap config template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap_config_template_patch: Option<HookPatch>,
 }
 
-/// Answer to UpdateMachine.
+/// Response to UpdateMachine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UpdateMachineResponse {
@@ -205,12 +205,12 @@ pub struct UpdateMachineResponse {
     pub api_version: String,
     /// `UpdateMachineResponse`.
     pub kind: String,
-    /// `Failure` hides our message and backs off to 1000 s (`spec/capi.md 4.1`).
+    /// `Failure` hides Refit's message and backs off to 1000 s (`spec/capi.md 4.1`).
     pub status: Verdict,
     /// Shown in the Machine's `Updating` condition.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// 0 is done; a negative number would count as done too (`spec/capi.md 1.12`).
+    /// 0 means done; a negative number would mean done too (`spec/capi.md 1.12`).
     pub retry_after_seconds: i32,
 }
 

@@ -1,18 +1,18 @@
-//! Reading untyped objects: the one set of accessors over [`serde_json::Value`].
+//! Accessors for untyped objects over [`serde_json::Value`].
 //!
-//! Objects of kinds that Refit has no type for (templates, other providers' machines) stay JSON.
-//! What is missing reads as empty: these functions are for looking, not for validating.
+//! Objects of kinds for which Refit has no type (templates, other providers' machines) stay JSON.
+//! Missing values read as empty: these functions read and do not validate.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use serde_json::Value;
 
-/// Namespace of objects that name none.
+/// Namespace of objects that do not set one.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// The value at a JSON pointer. Unlike [`Value::pointer`] it allocates nothing, unless the pointer
-/// has escapes: a simulated fleet is read some thousand times per pass.
+/// The value at a JSON pointer. Unlike [`Value::pointer`] it allocates only if the pointer has
+/// escapes: a simulated fleet is read some thousand times per pass.
 pub fn at<'a>(object: &'a Value, pointer: &str) -> Option<&'a Value> {
     if pointer.contains('~') {
         return object.pointer(pointer);
@@ -39,7 +39,7 @@ pub fn name(object: &Value) -> &str {
     text(object, "/metadata/name")
 }
 
-/// Namespace of an object; `default` where it names none.
+/// Namespace of an object; `default` if it sets none.
 pub fn namespace(object: &Value) -> &str {
     match text(object, "/metadata/namespace") {
         "" => DEFAULT_NAMESPACE,
@@ -47,7 +47,7 @@ pub fn namespace(object: &Value) -> &str {
     }
 }
 
-/// Annotations of an object; what is no text is left out.
+/// Annotations of an object, without values that are not strings.
 pub fn annotations(object: &Value) -> BTreeMap<String, String> {
     pairs(object.pointer("/metadata/annotations"))
 }
@@ -62,7 +62,7 @@ pub fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
     object.pointer("/metadata/labels")?.get(key)?.as_str()
 }
 
-/// A map of texts.
+/// The string values of a map.
 pub fn pairs(value: Option<&Value>) -> BTreeMap<String, String> {
     let map = value.and_then(Value::as_object);
     map.into_iter()
@@ -71,17 +71,17 @@ pub fn pairs(value: Option<&Value>) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Whether there is `true` at a JSON pointer.
+/// Whether the value at a JSON pointer is `true`.
 pub fn flag(object: &Value, pointer: &str) -> bool {
     at(object, pointer) == Some(&Value::Bool(true))
 }
 
-/// A time at a JSON pointer.
+/// The timestamp at a JSON pointer.
 pub fn time(object: &Value, pointer: &str) -> Option<Timestamp> {
     text(object, pointer).parse().ok()
 }
 
-/// When an object was created; long ago where it does not say.
+/// When an object was created; the Unix epoch if unknown.
 pub fn created_at(object: &Value) -> Timestamp {
     time(object, "/metadata/creationTimestamp").unwrap_or(Timestamp::UNIX_EPOCH)
 }
@@ -98,7 +98,7 @@ pub fn controller(object: &Value) -> Option<(&str, &str)> {
     Some((owner["kind"].as_str()?, owner["name"].as_str()?))
 }
 
-/// A condition, whole.
+/// A condition with all its fields.
 pub fn whole_condition<'a>(object: &'a Value, type_: &str) -> Option<&'a Value> {
     let conditions = object.pointer("/status/conditions")?.as_array()?;
     conditions.iter().find(|condition| condition["type"] == type_)

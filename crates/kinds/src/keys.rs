@@ -1,6 +1,6 @@
 //! Annotations, labels, finalizers and field managers, each in one place.
 
-/// Machine, infrastructure machine and bootstrap config are being updated in place.
+/// The Machine, its infrastructure machine and its bootstrap config are being updated in place.
 pub const UPDATE_IN_PROGRESS: &str =
     "in-place-updates.internal.cluster.x-k8s.io/update-in-progress";
 /// A Machine was moved to a new MachineSet and its MachineDeployment has not acknowledged it yet.
@@ -18,15 +18,15 @@ pub const RECEIVE_MACHINES: &str =
     "in-place-updates.internal.cluster.x-k8s.io/receive-machines-from-machinesets";
 /// Moved Machines that the MachineDeployment has acknowledged: sorted, comma-separated.
 pub const ACKNOWLEDGED_MOVE: &str = "in-place-updates.internal.cluster.x-k8s.io/acknowledged-move";
-/// `"true"` keeps a MachineSet from creating Machines.
+/// `"true"` stops a MachineSet from creating Machines.
 pub const DISABLE_MACHINE_CREATE: &str = "cluster.x-k8s.io/disable-machine-create";
-/// A Machine that goes first when its owner scales down.
+/// Marks the Machine to delete first when its owner scales down.
 pub const DELETE_MACHINE: &str = "cluster.x-k8s.io/delete-machine";
 /// Asks a MachineHealthCheck to remediate this Machine.
 pub const REMEDIATE_MACHINE: &str = "cluster.x-k8s.io/remediate-machine";
-/// A MachineHealthCheck leaves this Machine alone.
+/// A MachineHealthCheck ignores this Machine.
 pub const SKIP_REMEDIATION: &str = "cluster.x-k8s.io/skip-remediation";
-/// Cluster API's controllers leave this object alone.
+/// Cluster API's controllers do not reconcile this object.
 pub const PAUSED: &str = "cluster.x-k8s.io/paused";
 /// Name of the template that an infrastructure machine or bootstrap config was cloned from.
 pub const CLONED_FROM_NAME: &str = "cluster.x-k8s.io/cloned-from-name";
@@ -34,11 +34,11 @@ pub const CLONED_FROM_NAME: &str = "cluster.x-k8s.io/cloned-from-name";
 pub const CLONED_FROM_GROUPKIND: &str = "cluster.x-k8s.io/cloned-from-groupkind";
 /// Rollout revision of a MachineSet.
 pub const REVISION: &str = "machinedeployment.clusters.x-k8s.io/revision";
-/// `spec.replicas` of the MachineDeployment when a MachineSet was last written.
+/// `spec.replicas` of the MachineDeployment at the last write of a MachineSet.
 pub const DESIRED_REPLICAS: &str = "machinedeployment.clusters.x-k8s.io/desired-replicas";
-/// Replicas plus surge of the MachineDeployment when a MachineSet was last written.
+/// Replicas plus surge of the MachineDeployment at the last write of a MachineSet.
 pub const MAX_REPLICAS: &str = "machinedeployment.clusters.x-k8s.io/max-replicas";
-/// On an ExtensionConfig: `<namespace>/<secret>` whose `ca.crt` is its CA bundle.
+/// On an ExtensionConfig: `<namespace>/<secret>` of the Secret whose `ca.crt` is its CA bundle.
 pub const INJECT_CA_FROM_SECRET: &str = "runtime.cluster.x-k8s.io/inject-ca-from-secret";
 
 /// Label with the owning Cluster's name.
@@ -51,15 +51,15 @@ pub const SET_NAME: &str = "cluster.x-k8s.io/set-name";
 pub const CONTROL_PLANE: &str = "cluster.x-k8s.io/control-plane";
 /// Label with the name of the control plane object of a Machine.
 pub const CONTROL_PLANE_NAME: &str = "cluster.x-k8s.io/control-plane-name";
-/// Label that tells the MachineSets of one MachineDeployment apart.
+/// Label that distinguishes the MachineSets of one MachineDeployment.
 pub const MACHINE_TEMPLATE_HASH: &str = "machine-template-hash";
 /// Contract label of a provider's CRD (`spec/capi.md 6.3`).
 pub const CONTRACT_V1BETA2: &str = "cluster.x-k8s.io/v1beta2";
 /// Finalizer of a Machine.
 pub const MACHINE_FINALIZER: &str = "machine.cluster.x-k8s.io";
-/// Prefix of the annotations that hold a deleting Machine before its drain.
+/// Prefix of the annotations that pause the deletion of a Machine before its drain.
 pub const PRE_DRAIN_HOOK_PREFIX: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io";
-/// Prefix of the annotations that hold a deleting Machine before it is terminated.
+/// Prefix of the annotations that pause the deletion of a Machine before it is terminated.
 pub const PRE_TERMINATE_HOOK_PREFIX: &str = "pre-terminate.delete.hook.machine.cluster.x-k8s.io";
 
 /// Field manager of Cluster API's MachineDeployment controller.
@@ -68,59 +68,61 @@ pub const MANAGER_MACHINE_DEPLOYMENT: &str = "capi-machinedeployment";
 pub const MANAGER_MACHINE_SET: &str = "capi-machineset";
 /// Field manager of Cluster API's KubeadmControlPlane controller.
 pub const MANAGER_KUBEADM_CONTROL_PLANE: &str = "capi-kubeadmcontrolplane";
-/// Our own field manager.
+/// Refit's field manager.
 pub const MANAGER: &str = "refit";
 
-/// Says what happens to a change that no updater covers: `Preserve` or `Replace`.
+/// How to handle a change that no updater covers: `Preserve` or `Replace`.
 pub const ON_UNCOVERED: &str = "refit.dev/on-uncovered";
-/// `Disabled` makes Refit leave an owner or Cluster to Cluster API's own rollout.
+/// `Disabled` leaves the rollout of an owner or Cluster to Cluster API.
 pub const IN_PLACE: &str = "refit.dev/in-place";
-/// Asks for one more attempt after the named NodeUpdate failed for good.
+/// Requests one more attempt after the named NodeUpdate failed permanently.
 pub const RETRY: &str = "refit.dev/retry";
-/// `Disabled` keeps Refit from guarding a Machine against remediation while it is updated.
+/// `Disabled` turns off the guard against remediation of a Machine during its update.
 pub const REMEDIATION_GUARD: &str = "refit.dev/remediation-guard";
 /// On a Machine: the annotations of the remediation guard that Refit set, comma-separated.
 pub const GUARDED_BY_US: &str = "refit.dev/guarded";
 /// On a Node: the NodeUpdate that cordoned it.
 pub const CORDONED_BY: &str = "refit.dev/cordoned-by";
-/// On a Node: the NodeUpdate that took it out of its load balancers by
+/// On a Node: the NodeUpdate that took it out of its load balancers with
 /// [`EXCLUDE_FROM_LOAD_BALANCERS`].
 pub const EXCLUDED_BY: &str = "refit.dev/excluded-by";
-/// Label on a Node: cloud providers leave it out of external load balancers, whatever its value.
+/// Label on a Node, with any value: cloud providers leave it out of external load balancers.
 pub const EXCLUDE_FROM_LOAD_BALANCERS: &str =
     "node.kubernetes.io/exclude-from-external-load-balancers";
-/// On a Machine: its node is not drained.
+/// On a Machine: its node is deleted without a drain.
 pub const EXCLUDE_NODE_DRAINING: &str = "machine.cluster.x-k8s.io/exclude-node-draining";
-/// On a Machine: nobody waits for the volumes of its node.
+/// On a Machine: its node is deleted without waiting for volumes to be detached.
 pub const EXCLUDE_WAIT_FOR_NODE_VOLUME_DETACH: &str =
     "machine.cluster.x-k8s.io/exclude-wait-for-node-volume-detach";
-/// Label on a pod: `skip` leaves it where it is, `wait-completed` (Cluster API writes `WaitCompleted`)
-/// waits until it has completed.
+/// Label on a pod: `skip` leaves the pod on the node; `wait-completed` (Cluster API writes
+/// `WaitCompleted`) waits until the pod has completed.
 pub const POD_DRAIN: &str = "cluster.x-k8s.io/drain";
-/// What the hosts of a Machine, an owner's Machines or a Cluster need beside a Kubernetes version:
-/// [`crate::refit::HostSettings`] as JSON.
+/// Settings for the hosts of a Machine, an owner's Machines or a Cluster, in addition to a
+/// Kubernetes version: [`crate::refit::HostSettings`] as JSON.
 pub const HOST_SETTINGS: &str = "refit.dev/host-settings";
-/// What a drain does with pods that nobody would make anew: `Wait`, `Evict` or `Leave`.
+/// How a drain handles pods that no controller would recreate: `Wait`, `Evict` or `Leave`.
 pub const DRAIN_UNREPLICATED: &str = "refit.dev/drain-unreplicated";
-/// What a drain does with pods that have an `emptyDir`: `Evict`, `Wait` or `Leave`.
+/// How a drain handles pods that have an `emptyDir`: `Evict`, `Wait` or `Leave`.
 pub const DRAIN_LOCAL_STORAGE: &str = "refit.dev/drain-local-storage";
-/// How long an evicted pod may take to end, in place of its own grace period.
+/// How long an evicted pod may take to terminate, instead of its own grace period.
 pub const DRAIN_GRACE_PERIOD: &str = "refit.dev/drain-grace-period";
-/// How long a drain waits before it tells somebody; `Never`.
+/// How long a drain may take before a warning event is emitted, or `Never`.
 pub const DRAIN_NOTIFY_AFTER: &str = "refit.dev/drain-notify-after";
-/// How long a pod may withstand its eviction before it is deleted, budget or not; `Never`.
+/// How long a pod's eviction may be refused before the pod is deleted despite its budget, or
+/// `Never`.
 pub const DRAIN_DELETE_AFTER: &str = "refit.dev/drain-delete-after";
-/// How long a pod may stay before it is removed without any grace; `Never`.
+/// How long a pod may stay before it is deleted without a grace period, or `Never`.
 pub const DRAIN_FORCE_AFTER: &str = "refit.dev/drain-force-after";
-/// How long load balancers get to forget a node before its pods are evicted; `0s` leaves them alone.
+/// How long load balancers get to stop using a node before its pods are evicted; `0s` leaves load
+/// balancers unchanged.
 pub const DRAIN_LOAD_BALANCER_WAIT: &str = "refit.dev/drain-load-balancer-wait";
-/// Our pre-drain hook on a Machine that is being updated.
+/// Refit's pre-drain hook on a Machine that is being updated.
 pub const PRE_DRAIN_HOOK: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io/refit";
-/// Label on our objects with the name of the Machine that they are about.
+/// Label on Refit's objects: the name of the Machine that they refer to.
 pub const MACHINE_NAME: &str = "refit.dev/machine";
-/// `"true"` on a Deployment that only describes Cluster API's manager where Refit stands in for it.
+/// `"true"` on a Deployment that only describes Cluster API's manager where Refit simulates it.
 pub const STAND_IN: &str = "refit.dev/stand-in";
-/// On a HostPlan: the controller's signature of it, where plans are signed.
+/// On a HostPlan: the controller's signature, if plans are signed.
 pub const PLAN_SIGNATURE: &str = "refit.dev/plan-signature";
 /// Namespace of HostPlans in a workload cluster.
 pub const HOST_PLAN_NAMESPACE: &str = "refit-system";

@@ -1,16 +1,16 @@
-//! Kinds, wire types, annotations and conditions of Refit, and the messages between it and Cluster API.
+//! Refit's kinds, wire types, annotations and conditions, and its messages with Cluster API.
 //!
-//! No decision and no I/O lives here: the crate says what the objects look like, parses them and
-//! names what they carry.
+//! The crate makes no decisions and does no I/O: it defines the objects, parses them and names
+//! their parts.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`hooks`] | the Runtime SDK's messages (`spec/capi.md 1`) |
-//! | [`refit`] | our kinds: [`refit::NodeUpdate`], [`refit::UpdateGroup`], [`refit::HostPlan`] |
+//! | [`refit`] | the kinds [`refit::NodeUpdate`], [`refit::UpdateGroup`], [`refit::HostPlan`] |
 //! | [`json`] | reading untyped objects |
 //! | [`keys`] | annotations, labels, finalizers and field managers |
 //! | [`version`] | Kubernetes versions: parsing, order, skew and hops |
-//! | [`conditions`] | condition types, reasons and how one is set |
+//! | [`conditions`] | condition types and reasons, and setting a condition |
 
 #![expect(
     clippy::duplicated_attributes,

@@ -15,7 +15,7 @@ pub use stated::StatedVersion;
 /// Kubernetes' version skew policy since v1.28. A kubelet is never newer.
 pub const KUBELET_MAX_MINORS_BEHIND: u64 = 3;
 
-/// The longest version that is accepted, in characters; it becomes part of command lines and paths.
+/// The longest accepted version, in characters; it becomes part of command lines and paths.
 const MAX_LENGTH: usize = 64;
 
 /// What the API accepts as a version, as a regular expression without its anchors.
@@ -25,14 +25,14 @@ const PATTERN: &str = concat!(
     r"(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?",
 );
 
-/// The version that a demonstration goes to where that is at most one minor up.
+/// The version that a demonstration upgrades to if it is at most one minor up.
 const SHOWCASE: (u64, u64, u64) = (1, 35, 0);
 
 /// A Kubernetes version as Cluster API writes it: `vX.Y.Z`, with or without pre-release and build.
 ///
-/// Two versions are equal if they would be the same image tag: the build counts, as
-/// `v1.34.2+vmware.1` and `v1.34.2+vmware.2` are different programs. Order is semver's; builds of one
-/// version are ordered as its pre-releases are.
+/// Two versions are equal if their image tags are equal: the build counts, as `v1.34.2+vmware.1`
+/// and `v1.34.2+vmware.2` are different programs. The order is semver's; builds of one version are
+/// ordered like pre-releases.
 ///
 /// ```
 /// use refit_kinds::version::KubernetesVersion;
@@ -51,13 +51,13 @@ pub struct KubernetesVersion(Version);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a Kubernetes version: {reason}; want vX.Y.Z")]
 pub struct VersionError {
-    /// What was given.
+    /// The text that was given.
     pub text: String,
-    /// What is wrong with it.
+    /// Why it is invalid.
     pub reason: String,
 }
 
-/// What lies between two versions.
+/// The difference between two versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hop {
     /// They are the same.
@@ -68,23 +68,23 @@ pub enum Hop {
     Minor,
     /// More than one minor up: kubeadm does not skip minors.
     TooFar {
-        /// How many minors.
+        /// Number of minors.
         minors: u64,
     },
-    /// Down: kubeadm does not go back.
+    /// Down: kubeadm does not downgrade.
     Downgrade,
     /// Another major.
     OtherMajor,
 }
 
 impl Hop {
-    /// Whether kubeadm can go this way in one step.
+    /// Whether kubeadm can make this change in one step.
     pub fn is_upgrade(self) -> bool {
         matches!(self, Self::Same | Self::Patch | Self::Minor)
     }
 }
 
-/// Why a kubelet may not run beside an API server.
+/// Why a kubelet may not run with an API server.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SkewError {
     /// The kubelet is newer.
@@ -108,7 +108,7 @@ pub enum SkewError {
 }
 
 impl KubernetesVersion {
-    /// A release without pre-release and build.
+    /// A release version without pre-release and build.
     pub fn new(major: u64, minor: u64, patch: u64) -> Self {
         Self(Version::new(major, minor, patch))
     }
@@ -163,12 +163,12 @@ impl KubernetesVersion {
         format!("v{upstream}").parse()
     }
 
-    /// Whether a package of this version holds it.
+    /// Whether a package of this version contains this Kubernetes version.
     pub fn is_of_package(&self, version: &str) -> bool {
         Self::of_package(version).is_ok_and(|found| found == *self)
     }
 
-    /// The version in an image tag. A tag has no `+`: the build follows a `_` there.
+    /// The version in an image tag. A tag cannot contain `+`: `_` separates the build.
     ///
     /// ```
     /// # use refit_kinds::version::KubernetesVersion;
@@ -181,7 +181,7 @@ impl KubernetesVersion {
         tag.replacen('_', "+", 1).parse()
     }
 
-    /// The version of an image, by its tag; `None` without one that is a version.
+    /// The version of an image from its tag; `None` if it has no tag or the tag is not a version.
     ///
     /// ```
     /// # use refit_kinds::version::KubernetesVersion;
@@ -193,7 +193,7 @@ impl KubernetesVersion {
         Self::of_image_tag(tag_of_image(image)?).ok()
     }
 
-    /// The tag of its images.
+    /// The tag of this version's images.
     pub fn image_tag(&self) -> String {
         self.to_string().replace('+', "_")
     }
@@ -215,7 +215,7 @@ impl KubernetesVersion {
         (self.major(), self.minor()) < (other.major(), other.minor())
     }
 
-    /// What lies between this version and `target`.
+    /// The difference between this version and `target`.
     pub fn hop_to(&self, target: &Self) -> Hop {
         if self.major() != target.major() {
             return Hop::OtherMajor;
@@ -229,8 +229,8 @@ impl KubernetesVersion {
         }
     }
 
-    /// Whether a kubelet of this version may run beside an API server of `server`. Patches do not
-    /// count, as in Kubernetes' skew policy.
+    /// Whether a kubelet of this version may run with an API server of version `server`. Patches do
+    /// not count, as in Kubernetes' skew policy.
     pub fn check_kubelet_of(&self, server: &Self) -> Result<(), SkewError> {
         if server.minor_below(self) {
             return Err(SkewError::KubeletNewer { kubelet: self.clone(), server: server.clone() });
@@ -242,8 +242,8 @@ impl KubernetesVersion {
         Ok(())
     }
 
-    /// Where a demonstration goes from here: v1.35.0 where that is an upgrade of at most one minor,
-    /// else the next minor's first release.
+    /// Default target of a demonstration: v1.35.0 if that is an upgrade of at most one minor, else
+    /// the first release of the next minor.
     pub fn default_target(&self) -> Self {
         let (major, minor, patch) = SHOWCASE;
         let showcase = Self::new(major, minor, patch);
@@ -256,7 +256,7 @@ impl KubernetesVersion {
     }
 }
 
-/// The tag of an image; a registry's port and a digest are not one.
+/// The tag of an image, if it has one; a registry's port or a digest is not a tag.
 pub fn tag_of_image(image: &str) -> Option<&str> {
     let named = image.split_once('@').map_or(image, |(named, _)| named);
     named.rsplit_once(':').map(|(_, tag)| tag).filter(|tag| !tag.contains('/'))
@@ -312,8 +312,8 @@ impl JsonSchema for KubernetesVersion {
     }
 }
 
-/// A reported version, written as an empty text where it is absent. Text that is not a version reads as
-/// absent: a status must stay readable whatever a host reports.
+/// A reported version, written as an empty string if it is absent. Text that is not a version reads
+/// as absent: a status must stay readable whatever a host reports.
 pub mod or_empty {
     use serde::{Deserialize as _, Deserializer, Serializer};
 
@@ -321,7 +321,7 @@ pub mod or_empty {
         Cow, KubernetesVersion, MAX_LENGTH, PATTERN, Schema, SchemaGenerator, json_schema,
     };
 
-    /// Writes it.
+    /// Serializes the version.
     pub fn serialize<S: Serializer>(
         version: &Option<KubernetesVersion>,
         serializer: S,
@@ -332,14 +332,14 @@ pub mod or_empty {
         }
     }
 
-    /// Reads it.
+    /// Deserializes the version.
     pub fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<KubernetesVersion>, D::Error> {
         Ok(Cow::<str>::deserialize(deserializer)?.parse().ok())
     }
 
-    /// Its schema.
+    /// The JSON schema of the field.
     pub fn schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
             "type": "string", "maxLength": MAX_LENGTH, "pattern": format!("^({PATTERN})?$"),
@@ -484,19 +484,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_version_is_read_back_from_what_it_shows(version in any_version()) {
+        fn a_displayed_version_parses_to_itself(version in any_version()) {
             let again: KubernetesVersion = version.to_string().parse().unwrap();
             prop_assert_eq!(again.to_string(), version.to_string());
         }
 
         #[test]
-        fn what_the_api_accepts_is_a_version(text in PATTERN) {
+        fn text_that_the_api_accepts_is_a_version(text in PATTERN) {
             prop_assume!(text.len() <= MAX_LENGTH);
             prop_assert!(text.parse::<KubernetesVersion>().is_ok(), "{}", text);
         }
 
         #[test]
-        fn an_image_tag_says_the_whole_version(version in any_version()) {
+        fn an_image_tag_contains_the_whole_version(version in any_version()) {
             prop_assert_eq!(KubernetesVersion::of_image_tag(&version.image_tag()), Ok(version));
         }
 

@@ -1,4 +1,4 @@
-//! Which object a manifest is: version, kind, name and namespace.
+//! Identity of a manifest's object: version, kind, name and namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{Manifest, Problem, group_of, shown, typed};
 
-/// Kinds of Kubernetes itself that stand in no namespace, by group.
+/// Kinds of Kubernetes itself that are cluster-scoped, by group.
 const CLUSTER_SCOPED: [(&str, &[&str]); 12] = [
     ("", &["ComponentStatus", "Namespace", "Node", "PersistentVolume"]),
     (
@@ -40,13 +40,13 @@ const CLUSTER_SCOPED: [(&str, &[&str]); 12] = [
     ),
 ];
 
-/// Whether this is a kind of Kubernetes itself that stands in no namespace.
+/// Whether this is a cluster-scoped kind of Kubernetes itself.
 pub fn is_cluster_scoped_built_in(group: &str, kind: &str) -> bool {
     CLUSTER_SCOPED.iter().any(|(of, kinds)| *of == group && kinds.contains(&kind))
 }
 
-/// Fills in namespaces and checks that each object says what it is, and is there once. Objects of
-/// which that is not known are marked.
+/// Fills in namespaces, and checks that each object has an identity and is unique. Objects with a
+/// valid identity are marked.
 pub(super) fn check(manifests: &mut [Manifest]) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut seen: BTreeMap<[String; 4], (String, u64)> = BTreeMap::new();
@@ -78,7 +78,7 @@ pub(super) fn check(manifests: &mut [Manifest]) -> Vec<Problem> {
     problems
 }
 
-/// Why it cannot be said which object this is.
+/// Why the identity of an object is invalid.
 fn identity_problems(manifest: &Manifest) -> Vec<Problem> {
     let object = &manifest.object;
     if !object.is_object() {
@@ -154,16 +154,16 @@ fn name_problem(manifest: &Manifest) -> Option<Problem> {
     })
 }
 
-/// Group and kind of everything that custom resources put in no namespace.
+/// Group and kind of all cluster-scoped custom resources.
 fn cluster_scoped(manifests: &[Manifest]) -> BTreeSet<(String, String)> {
-    let ours = refit_cluster_api::crds().into_iter().chain(crds::refit_crds());
-    let ours = ours.filter(|crd| crd.spec.scope != "Namespaced");
-    let theirs = manifests.iter().map(|manifest| &manifest.object).filter(|object| {
+    let known = refit_cluster_api::crds().into_iter().chain(crds::refit_crds());
+    let known = known.filter(|crd| crd.spec.scope != "Namespaced");
+    let in_manifests = manifests.iter().map(|manifest| &manifest.object).filter(|object| {
         kind(object) == "CustomResourceDefinition" && text(object, "/spec/scope") == "Cluster"
     });
-    let theirs = theirs
+    let in_manifests = in_manifests
         .map(|crd| (text(crd, "/spec/group").to_owned(), text(crd, "/spec/names/kind").to_owned()));
-    ours.map(|crd| (crd.spec.group, crd.spec.names.kind)).chain(theirs).collect()
+    known.map(|crd| (crd.spec.group, crd.spec.names.kind)).chain(in_manifests).collect()
 }
 
 fn fill_namespace(object: &mut Value, cluster_scoped: &BTreeSet<(String, String)>) {

@@ -1,8 +1,8 @@
 //! Reads Kubernetes manifests and finds every problem with its line.
 //!
-//! All problems of all files are found in one pass. Each names file, line, object, field, what the
-//! file has and what is expected. [`load`] accepts any objects; a caller that demands more, such as
-//! a complete cluster, starts from [`read`] and adds its own problems.
+//! All problems of all files are found in one pass. Each problem names file, line, object, field,
+//! the value found and the expected value. [`load`] accepts any objects; a caller with more
+//! requirements, such as a complete cluster, starts from [`read`] and adds its own problems.
 
 mod identity;
 mod typed;
@@ -19,10 +19,10 @@ pub use typed::{A_VERSION, typed};
 /// Largest manifest file that is read: 16 MiB.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
 
-/// One thing that is wrong with a manifest.
+/// One problem in a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// File as it was named.
+    /// File name as given.
     pub file: String,
     /// Line, from 1.
     pub line: u64,
@@ -30,9 +30,9 @@ pub struct Problem {
     pub object: String,
     /// Path of the field, such as `spec.replicas`.
     pub field: String,
-    /// What the file has.
+    /// The value found.
     pub got: String,
-    /// What is expected, and how to get there.
+    /// The expected value, and how to get it.
     pub want: String,
 }
 
@@ -51,7 +51,7 @@ pub enum LoadError {
     Read {
         /// The file.
         file: String,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
     /// A file is too large to be a manifest.
@@ -59,16 +59,16 @@ pub enum LoadError {
     TooLarge {
         /// The file.
         file: String,
-        /// Its size.
+        /// Size of the file in bytes.
         bytes: u64,
     },
-    /// The manifests are wrong; nothing was written.
+    /// The manifests are invalid; nothing was written.
     #[error("{}", lines(.0))]
     Invalid(Vec<Problem>),
 }
 
 impl LoadError {
-    /// An error with these problems in the order of the files; none where there is no problem.
+    /// An error with these problems in the order of the files; `Ok` if the list is empty.
     pub fn unless_empty(mut problems: Vec<Problem>) -> Result<(), Self> {
         if problems.is_empty() {
             return Ok(());
@@ -82,12 +82,12 @@ fn lines(problems: &[Problem]) -> String {
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// One object of a manifest and where it stands.
+/// One object of a manifest, with its location.
 #[derive(Clone, Debug)]
 pub struct Manifest {
-    /// File as it was named.
+    /// File name as given.
     pub file: String,
-    /// The object; its namespace is filled in.
+    /// The object, with its namespace filled in.
     pub object: Value,
     lines: yaml::Lines,
     identified: bool,
@@ -107,13 +107,13 @@ impl Manifest {
         self.lines.of("")
     }
 
-    /// Whether version, kind and name are valid. An object without them has its own problems and is
-    /// not checked further.
+    /// Whether version, kind and name are valid. An object with invalid ones has its own problems
+    /// and is not checked further.
     pub fn is_identified(&self) -> bool {
         self.identified
     }
 
-    /// What is wrong with the value at a JSON pointer into the object.
+    /// A problem with the value at a JSON pointer into the object.
     pub fn problem(&self, pointer: &str, got: String, want: impl Into<String>) -> Problem {
         Problem {
             file: self.file.clone(),
@@ -126,19 +126,19 @@ impl Manifest {
     }
 }
 
-/// What manifest files hold.
+/// The content of manifest files.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
     /// The objects, in the order of the files.
     pub manifests: Vec<Manifest>,
-    /// What is wrong with them so far.
+    /// The problems found so far.
     pub problems: Vec<Problem>,
     /// The texts of documents that are not YAML.
     pub unread: Vec<String>,
 }
 
-/// Reads manifest files. Every object must be one and be there once; what it refers to may be
-/// elsewhere. Nothing is changed in them but an absent namespace, which becomes `default`.
+/// Reads manifest files. Every object must be valid and unique; the objects that it refers to may
+/// be elsewhere. Only an absent namespace is changed, to `default`.
 ///
 /// # Errors
 /// [`LoadError::Invalid`] holds every problem of every file.
@@ -165,7 +165,7 @@ pub fn texts(files: &[impl AsRef<Path>]) -> Result<Vec<(String, Vec<u8>)>, LoadE
     Ok(texts)
 }
 
-/// Reads manifests that are in memory: name and content of each file.
+/// Reads manifests in memory: name and content of each file.
 pub fn read<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> Reading {
     let mut reading = Reading::default();
     for (name, text) in files {
@@ -180,7 +180,7 @@ pub fn read<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> Reading
     reading
 }
 
-/// Takes `kind: List` and its like, such as `SecretList`, apart.
+/// Splits `kind: List` and similar kinds, such as `SecretList`, into their items.
 fn expand(file: &str, object: Value, lines: &yaml::Lines, out: &mut Reading) {
     let kind = kind(&object).to_owned();
     let is_list = kind.ends_with("List") && (kind == "List" || object.get("items").is_some());
@@ -203,7 +203,7 @@ fn expand(file: &str, object: Value, lines: &yaml::Lines, out: &mut Reading) {
     }
 }
 
-/// `/spec/files/0/path` as `spec.files[0].path`.
+/// Converts `/spec/files/0/path` to `spec.files[0].path`.
 fn field_path(pointer: &str) -> String {
     let mut path = String::new();
     for part in pointer.split('/').filter(|part| !part.is_empty()) {
@@ -219,7 +219,7 @@ fn field_path(pointer: &str) -> String {
     path
 }
 
-/// A value as a problem shows it: JSON, cut at 60 characters.
+/// A value as shown in a problem: JSON, cut at 60 characters.
 pub fn shown(value: Option<&Value>) -> String {
     let Some(value) = value else {
         return "nothing".to_owned();

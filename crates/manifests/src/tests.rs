@@ -37,13 +37,13 @@ fn an_object_without_name_kind_or_version_is_refused() {
 }
 
 #[test]
-fn an_object_that_stands_twice_is_refused() {
+fn a_duplicate_object_is_refused() {
     let found = problems(&format!("{GOOD}\n---\n{GOOD}"));
     assert!(found[0].contains("want each object once: it stands at f.yaml:"), "{found:?}");
 }
 
 #[test]
-fn a_list_is_taken_apart() {
+fn a_list_is_split_into_its_items() {
     let text = "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Secret\n  metadata:\n    name: A!\n";
     let found = problems(text);
     assert!(found[0].starts_with("f.yaml:7: Secret/A!: metadata.name"), "{found:?}");
@@ -82,7 +82,7 @@ fn metadata_of_every_kind_is_checked() {
 }
 
 #[test]
-fn a_list_of_one_kind_is_taken_apart() {
+fn a_typed_list_is_split_into_its_items() {
     let found = problems("apiVersion: v1\nkind: SecretList\nitems:\n- 3\n");
     assert!(found[0].contains("got 3, want a Kubernetes object"), "{found:?}");
     let found = problems("apiVersion: v1\nkind: List\nitems: foo\n");

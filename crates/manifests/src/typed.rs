@@ -1,19 +1,19 @@
-//! Fields that cannot be read as the type that a program reads.
+//! Finds fields that do not have the expected type.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::{Manifest, Problem, shown};
 
-/// What a version field wants.
+/// The expected value of a version field.
 pub const A_VERSION: &str = "a version vX.Y.Z such as v1.34.2";
-/// Further problems of the same object are left out.
+/// Maximum number of problems per object; further ones are omitted.
 const MOST_PROBLEMS: usize = 50;
 
-/// Every field below `base` that has another type than `K` wants.
+/// Every field below `base` whose type is not the one of `K`.
 ///
-/// Reading stops at the first fault. So each faulty field of a copy gets a value that can be read,
-/// and the copy is read again, until nothing is left to tell.
+/// Deserialization stops at the first error. So each invalid field of a copy is replaced with a
+/// readable value, and the copy is read again, until no error is left.
 pub fn typed<K: DeserializeOwned>(manifest: &Manifest, base: &str) -> Vec<Problem> {
     let Some(mut copy) = manifest.object.pointer(base).cloned() else {
         return Vec::new();
@@ -40,7 +40,7 @@ pub fn typed<K: DeserializeOwned>(manifest: &Manifest, base: &str) -> Vec<Proble
     problems
 }
 
-/// Where and why a value cannot be read as `K`.
+/// The location and the cause of the error if a value cannot be read as `K`.
 fn fault_of<K: DeserializeOwned>(value: &Value) -> Option<(String, String)> {
     let error = serde_path_to_error::deserialize::<_, K>(value).err()?;
     let mut pointer = String::new();
@@ -63,7 +63,7 @@ fn escaped(key: &str) -> String {
     key.replace('~', "~0").replace('/', "~1")
 }
 
-/// Sets the field at `pointer`, or takes it away.
+/// Sets or removes the field at `pointer`.
 fn set(value: &mut Value, pointer: &str, to: Option<Value>) {
     let Some((parent, key)) = pointer.rsplit_once('/') else {
         *value = to.unwrap_or_default();
@@ -98,7 +98,7 @@ fn type_problem(manifest: &Manifest, pointer: &str, message: &str) -> Problem {
     manifest.problem(pointer, got, want)
 }
 
-/// What serde expected, in the words of a manifest.
+/// The type that serde expected, in the terms of a manifest.
 fn wanted(message: &str) -> String {
     let expected = message.split(", expected ").nth(1).unwrap_or(message);
     let expected = expected.split(" at line").next().unwrap_or(expected);

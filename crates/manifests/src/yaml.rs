@@ -1,4 +1,4 @@
-//! YAML to JSON, with the line of every node.
+//! Converts YAML to JSON, with the line of every node.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -18,7 +18,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// The line of a node, or of the nearest node above it that exists.
+    /// The line of a node, or of its nearest existing ancestor.
     pub(super) fn of(&self, pointer: &str) -> u64 {
         let mut at = pointer;
         loop {
@@ -32,7 +32,7 @@ impl Lines {
         }
     }
 
-    /// The lines of the object that stands at `pointer` in this one.
+    /// The lines of the object at `pointer` in this object.
     pub(super) fn below(&self, pointer: &str) -> Self {
         let by_pointer = self
             .by_pointer
@@ -47,18 +47,18 @@ impl Lines {
     }
 }
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Debug, Default)]
 pub(super) struct File {
-    /// Its documents; empty ones are left out.
+    /// The documents that were read, without empty ones.
     pub(super) documents: Vec<(Value, Lines)>,
-    /// What is wrong with the others.
+    /// The problems of the other documents.
     pub(super) problems: Vec<Problem>,
     /// The texts of documents that are not YAML.
     pub(super) unread: Vec<String>,
 }
 
-/// Reads one file. Where a document is not YAML, the others are read all the same.
+/// Reads one file. A document that is not YAML does not affect the others.
 pub(super) fn read(file: &str, bytes: &[u8]) -> File {
     let mut found = File::default();
     let wrong = |line: u64, got: String| Problem {
@@ -131,7 +131,7 @@ fn split(text: &str) -> Vec<(u64, &str)> {
     parts
 }
 
-/// A tab in the indentation is met by the parser at the end of the line before.
+/// The parser reports a tab in the indentation at the end of the previous line.
 fn line_of_tab(text: &str, line: u64, got: &str) -> Option<u64> {
     if !got.contains("tab") {
         return None;
@@ -145,8 +145,7 @@ fn line_of_tab(text: &str, line: u64, got: &str) -> Option<u64> {
     Some(line + offset as u64)
 }
 
-/// The parser's own message without the place, which stands before it, and without the picture of
-/// the place, which follows it.
+/// The parser's own message, without the location before it and the excerpt after it.
 fn first_line(message: &str) -> String {
     let line = message.lines().find(|line| !line.trim().is_empty()).unwrap_or("something else");
     let line = line.trim_start_matches("error: ");
@@ -171,7 +170,7 @@ fn flatten(node: Spanned<Node>, pointer: &str, before: u64, lines: &mut Lines) -
                 let escaped = key.value.replace('~', "~0").replace('/', "~1");
                 let below = format!("{pointer}/{escaped}");
                 let value = flatten(value, &below, before, lines);
-                // A field stands where its name stands, whatever lines its value takes.
+                // The line of a field is the line of its name, however many lines its value has.
                 let line = key.referenced.line() + before;
                 lines.by_pointer.insert(below, line);
                 map.insert(key.value, value);
@@ -215,7 +214,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Node, E> {
-        // JSON has no number for infinity and NaN: they stay the text that YAML gives them.
+        // JSON has no number for infinity and NaN: they stay strings, as written in YAML.
         let number =
             Number::from_f64(value).map_or_else(|| value.to_string().into(), Value::Number);
         Ok(Node::Scalar(number))

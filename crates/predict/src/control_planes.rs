@@ -1,4 +1,4 @@
-//! What will happen to a control plane.
+//! Predicts the rollout of a control plane.
 
 use std::collections::BTreeMap;
 
@@ -29,14 +29,14 @@ use super::{
     {plane, plane::End},
 };
 
-/// A Machine, what it lacks, and why it is to go.
+/// A Machine, how it differs, and why it must be replaced.
 struct Member<'a> {
     machine: &'a Value,
     sides: MachineSides,
     real: bool,
 }
 
-/// Plans a control plane; `None` where there is none of that name.
+/// Predicts a control plane; `None` if it does not exist.
 pub(super) fn predict(input: &Input, group: &GroupRef) -> Option<GroupPrediction> {
     let mut view = View::of(input, group)?;
     let Shape::ControlPlane { max_surge, .. } = Shape::of(view.wanted) else {
@@ -90,8 +90,8 @@ pub(super) fn predict(input: &Input, group: &GroupRef) -> Option<GroupPrediction
     Some(view.conclude(false))
 }
 
-/// What would be answered for each machine that is not as it is wanted, and what blocks there: of
-/// that only what is asked about in the end counts.
+/// The predicted response for each outdated machine, and its blockers: only those of machines that
+/// the rollout reaches count in the end.
 fn answers(
     view: &mut View<'_>,
     members: &[Member<'_>],
@@ -102,20 +102,20 @@ fn answers(
         let hosts = if asked { view.hosts_of(&[member.machine]) } else { Vec::new() };
         let before = view.plan.blocked_by.len();
         let answer = view.answer(Level::Machine, &member.sides.sides, hosts, Vec::new());
-        let of = name(member.machine).to_owned();
-        refusals.insert(of.clone(), view.plan.blocked_by.split_off(before));
-        answers.insert(of, answer);
+        let machine_name = name(member.machine).to_owned();
+        refusals.insert(machine_name.clone(), view.plan.blocked_by.split_off(before));
+        answers.insert(machine_name, answer);
     }
     (answers, refusals)
 }
 
-/// The machine that Cluster API replaces before anything else, because its health check failed
-/// (`spec/capi.md 2.8`). One at a time: the next only when this one has its successor.
+/// The machine that Cluster API replaces first because its health check failed (`spec/capi.md
+/// 2.8`). One at a time: the next one is replaced only when this one has a successor.
 fn remediated(view: &mut View<'_>, members: &[Member<'_>]) -> Option<String> {
     let plane = Wanted { object: view.now, cluster: &view.plan.cluster };
     let machines = members.iter().map(|member| member.machine);
     let mut situation = Situation::of(plane, machines, view.input.now);
-    // A MachineHealthCheck takes its request back where this annotation is set.
+    // A MachineHealthCheck withdraws its request if this annotation is set.
     for (member, found) in members.iter().zip(&mut situation.members) {
         if annotations(member.machine).contains_key(keys::SKIP_REMEDIATION) {
             found.need = Need::None;
@@ -248,7 +248,7 @@ fn explain_one(view: &mut View<'_>, member: &Member<'_>, reason: ScaleDownReason
     }
 }
 
-/// The date that makes a machine outdated: what it is, the field that has it, and what it means.
+/// The date field that makes a machine outdated: reason, field and meaning.
 fn outdated(differences: &[Difference]) -> Option<(CauseReason, &'static str, &'static str)> {
     differences.iter().find_map(|difference| match difference {
         Difference::RolloutAfter => Some((
@@ -298,7 +298,7 @@ fn replicas(view: &mut View<'_>) {
     );
 }
 
-/// A machine as the next step is decided on. What is only imagined is healthy.
+/// A machine as input of the next step. An imagined machine is healthy.
 fn state(member: &Member<'_>) -> ControlPlaneMachine {
     let mut machine = ControlPlaneMachine::of(member.machine, &member.sides.differences);
     if !member.real {
@@ -308,7 +308,7 @@ fn state(member: &Member<'_>) -> ControlPlaneMachine {
     machine
 }
 
-/// The machines that a control plane without any has, where manifests are all there is.
+/// The machines of a control plane for which only manifests are given.
 fn imagined(control_plane: &Value, cluster: &str, wanted: bool, input: &Input) -> Vec<Value> {
     if !wanted || input.current.of_kind("Machine").next().is_some() {
         return Vec::new();
@@ -331,7 +331,7 @@ fn imagined(control_plane: &Value, cluster: &str, wanted: bool, input: &Input) -
         .collect()
 }
 
-/// The input with every part of a machine taken from its template.
+/// The input with every part of a machine derived from its template.
 fn with_unread(input: &Input) -> Input {
     let mut input = input.clone();
     let templates: Vec<String> = input

@@ -1,7 +1,7 @@
-//! Whether an installation is sound: facts in, findings out.
+//! Whether an installation is healthy: turns facts into findings.
 //!
-//! Every finding names the object, what is wrong with it and what to do. What could not be read is
-//! a warning of its own: nothing is called sound that nobody looked at.
+//! Every finding names the object, the problem and the remedy. Data that could not be read is a
+//! separate warning: nothing is reported as healthy without a check.
 
 mod checks;
 
@@ -17,14 +17,14 @@ use super::{
     reach::{Extension, Read},
 };
 
-/// What is looked at.
+/// An area to check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Check {
     /// CustomResourceDefinitions.
     Crds,
     /// Rights of the controller's ServiceAccount.
     Rbac,
-    /// The ExtensionConfig and who is called for which namespace.
+    /// The ExtensionConfig, and which extension is called for which namespace.
     Extension,
     /// The hook server's certificate.
     Certificate,
@@ -32,7 +32,7 @@ pub enum Check {
     ClusterApi,
     /// The controller's Deployment.
     Controller,
-    /// The Lease of the replicas.
+    /// The Lease of the controller's replicas.
     Lease,
     /// Namespaces that hold Clusters.
     Namespaces,
@@ -40,12 +40,12 @@ pub enum Check {
     Agents,
     /// Versions of kubelets and API servers.
     Skew,
-    /// What must hold when nothing moves, cordons and marks that are left among it.
+    /// Safety invariants of the final state, including leftover cordons and marks.
     Invariants,
 }
 
 impl Check {
-    /// All of them, in the order in which they are shown.
+    /// All checks, in display order.
     pub const ALL: [Self; 11] = [
         Self::Crds,
         Self::Rbac,
@@ -61,33 +61,33 @@ impl Check {
     ];
 }
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Level {
-    /// It is as it should be.
+    /// The check passed.
     Ok,
-    /// It works, or could not be looked at.
+    /// It works with a problem, or could not be checked.
     Warn,
-    /// Something does not work.
+    /// The check failed.
     Fail,
 }
 
-/// One thing that was found.
+/// The result of one check for one object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was looked at.
+    /// The check.
     pub check: Check,
-    /// How bad it is.
+    /// Its severity.
     pub level: Level,
     /// `Kind/name` of the object.
     pub object: String,
-    /// What was found.
+    /// Description of the result.
     pub message: String,
-    /// What to do; empty where nothing is to be done.
+    /// What to do; empty if no action is required.
     pub remedy: String,
 }
 
-/// A CustomResourceDefinition as it should be or as it is.
+/// A CustomResourceDefinition, expected or installed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Crd {
     /// Its name.
@@ -98,36 +98,36 @@ pub struct Crd {
     pub stored: BTreeSet<String>,
     /// Hash of its schema, by version.
     pub schemas: BTreeMap<String, String>,
-    /// The API server accepted it.
+    /// Whether the API server accepted it.
     pub established: bool,
 }
 
-/// A right that the controller needs.
+/// A permission that the controller requires.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Right {
-    /// Verb and resource, as `kubectl auth can-i` takes them.
+    /// Verb and resource, as for `kubectl auth can-i`.
     pub what: String,
     /// Whether the controller has it.
     pub allowed: bool,
 }
 
-/// The hook server's certificate and what Cluster API trusts.
+/// The hook server's certificate and the CA bundle that Cluster API trusts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// The certificate; why it cannot be read.
+    /// The certificate, or why it cannot be read.
     pub leaf: Result<CertificateFacts, String>,
-    /// The ExtensionConfig's bundle is the Secret's `ca.crt`.
+    /// Whether the ExtensionConfig's bundle matches the Secret's `ca.crt`.
     pub bundle_matches: bool,
-    /// Names under which it is called.
+    /// DNS names that clients use.
     pub wanted_names: Vec<String>,
 }
 
-/// A Deployment of ours.
+/// A Deployment of Refit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// Replicas that are wanted.
+    /// Desired replicas.
     pub replicas: i64,
-    /// Replicas that are ready.
+    /// Ready replicas.
     pub ready: i64,
     /// The image.
     pub image: String,
@@ -136,11 +136,11 @@ pub struct Workload {
 /// The Lease of the controller's replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// Who holds it.
+    /// Holder of the Lease.
     pub holder: String,
     /// When it was last renewed.
     pub renewed_at: Option<Timestamp>,
-    /// How long it holds.
+    /// Duration of the Lease in seconds.
     pub duration_seconds: i64,
 }
 
@@ -155,7 +155,7 @@ pub struct Namespace {
     pub labels: Read<BTreeMap<String, String>>,
 }
 
-/// What is known of one machine's host.
+/// Facts about one machine's host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
     /// Its Machine.
@@ -172,40 +172,40 @@ pub struct Host {
     pub reported_at: Option<Timestamp>,
 }
 
-/// Everything that is looked at.
+/// Input of all checks.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// What time it is.
+    /// The current time.
     pub now: Timestamp,
     /// Version of this program.
     pub version: String,
-    /// CRDs as they should be.
+    /// Expected CRDs.
     pub wanted_crds: Vec<Crd>,
-    /// CRDs as they are.
+    /// Installed CRDs.
     pub crds: Read<Vec<Crd>>,
-    /// Rights of the controller.
+    /// Permissions of the controller.
     pub rights: Read<Vec<Right>>,
     /// All ExtensionConfigs.
     pub extensions: Read<Vec<Extension>>,
-    /// The hook server's certificate; `None` where its Secret is not there.
+    /// The hook server's certificate; `None` if its Secret does not exist.
     pub certificate: Read<Option<Certificate>>,
     /// Cluster API's managers.
     pub managers: Read<Vec<Manager>>,
-    /// The controller's Deployment; `None` where it is not there.
+    /// The controller's Deployment; `None` if it does not exist.
     pub controller: Read<Option<Workload>>,
-    /// The Lease; `None` where it is not there.
+    /// The Lease; `None` if it does not exist.
     pub lease: Read<Option<Lease>>,
     /// Namespaces with Clusters.
     pub namespaces: Read<Vec<Namespace>>,
     /// Hosts, by `namespace/cluster`.
     pub hosts: BTreeMap<String, Read<Vec<Host>>>,
-    /// NodeUpdates that have not ended, and Machines that are about to get one.
+    /// Number of unfinished NodeUpdates, and of Machines that are about to get one.
     pub unfinished: usize,
-    /// What does not hold, where nothing moves.
+    /// Violations of invariants while nothing is being updated.
     pub violations: Vec<Violation>,
 }
 
-/// Looks at everything. There is at least one finding for each check.
+/// Runs all checks. Returns at least one finding for each check.
 pub fn examine(facts: &Facts) -> Vec<Finding> {
     let mut all = Vec::new();
     for check in Check::ALL {
@@ -252,7 +252,7 @@ impl Findings {
         self.add(Level::Warn, object, message, remedy);
     }
 
-    /// Something that could not be looked at.
+    /// Adds a warning for data that could not be read.
     fn unknown(&mut self, object: &str, why: &str) {
         let message = format!("could not be looked at: {why}");
         let remedy = if why.contains("forbidden") {
@@ -263,7 +263,7 @@ impl Findings {
         self.add(Level::Warn, object, message, remedy);
     }
 
-    /// All is well, if nothing else was said.
+    /// Adds an OK finding if the check has no other finding.
     fn or_ok(&mut self, object: &str, message: String) {
         if self.list.is_empty() {
             self.add(Level::Ok, object, message, "");

@@ -134,7 +134,7 @@ fn with_lease(holder: &str, seconds: i64) -> Facts {
 }
 
 #[test]
-fn a_sound_installation_has_one_good_word_for_each_check() {
+fn a_healthy_installation_has_one_ok_per_check() {
     let found = examine(&sound());
     let checks: Vec<Check> = found.iter().map(|finding| finding.check).collect();
     assert_eq!(checks, Check::ALL, "{found:#?}");
@@ -237,7 +237,7 @@ fn the_table_of_findings() {
 }
 
 #[test]
-fn what_is_left_behind_is_not_judged_without_the_nodes() {
+fn leftovers_are_not_judged_without_the_nodes() {
     let facts = with(|f| {
         f.hosts.insert("default/edge-2".into(), Read::Unknown("no route".into()));
         f.violations = vec![Violation {
@@ -253,7 +253,7 @@ fn what_is_left_behind_is_not_judged_without_the_nodes() {
 }
 
 #[test]
-fn nothing_left_behind_is_looked_for_while_updates_run() {
+fn leftovers_are_not_checked_while_updates_run() {
     let facts = with(|f| {
         f.unfinished = 2;
         f.violations = vec![Violation {

@@ -1,4 +1,4 @@
-//! Everything that a plan is made of.
+//! The input of a prediction.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,26 +19,26 @@ use super::{
     reach::{Extension, GroupRef, Read},
 };
 
-/// How old an agent's report may be before its host counts as unknown: the agent reports every five
-/// minutes, and two reports may get lost.
+/// Maximum age of an agent's report, after which its host counts as unknown: the agent reports
+/// every five minutes, and two reports may be lost.
 pub const REPORT_STALE_AFTER: SignedDuration = SignedDuration::from_mins(15);
-/// Annotation of pods that the kubelet runs by itself.
+/// Annotation of static pods, which the kubelet runs from files.
 const MIRROR_POD: &str = "kubernetes.io/config.mirror";
 
-/// Everything that a plan is made of.
+/// The input of a prediction.
 #[derive(Clone, Debug)]
 pub struct Input {
-    /// What time it is.
+    /// The current time.
     pub now: Timestamp,
-    /// The objects as they are.
+    /// The current objects.
     pub current: Objects,
-    /// The objects as they are wanted: the same, with the change in them.
+    /// The desired objects: the current objects with the change applied.
     pub desired: Objects,
-    /// The groups to plan.
+    /// The groups to predict.
     pub targets: Vec<GroupRef>,
-    /// The change is made through the topology of a Cluster.
+    /// Whether the change is made through the topology of a Cluster.
     pub through_topology: bool,
-    /// Kinds that could not be read: their objects are taken from their templates.
+    /// Kinds that could not be read: their objects are derived from templates.
     pub unread_kinds: BTreeSet<String>,
     /// All ExtensionConfigs.
     pub extensions: Read<Vec<Extension>>,
@@ -46,14 +46,15 @@ pub struct Input {
     pub managers: Read<Vec<Manager>>,
     /// Labels of namespaces, by name.
     pub namespaces: BTreeMap<String, Read<BTreeMap<String, String>>>,
-    /// What is known of workload clusters, by namespace and name.
+    /// Facts about workload clusters, by namespace and name.
     pub hosts: BTreeMap<(String, String), Read<Hosts>>,
-    /// What happens to a change that nobody covers where nobody says.
+    /// Default policy for uncovered changes, if no annotation sets one.
     pub on_uncovered: OnUncovered,
 }
 
 impl Input {
-    /// An input without a cluster: that Refit is asked, and can answer, is taken for granted.
+    /// An input without a cluster: assumes that Cluster API calls Refit's hooks and that they can
+    /// respond.
     pub fn offline(
         now: Timestamp,
         current: Objects,
@@ -83,16 +84,16 @@ impl Input {
     }
 }
 
-/// What is known of the hosts of one workload cluster.
+/// Facts about the hosts of one workload cluster.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Hosts {
     /// When the agent of each node last reported.
     pub reported_at: BTreeMap<String, Timestamp>,
     /// Version of each node's kubelet.
     pub kubelets: BTreeMap<String, StatedVersion>,
-    /// PodDisruptionBudgets that allow no eviction now, with the nodes of their pods.
+    /// PodDisruptionBudgets that currently allow no eviction, with the nodes of their pods.
     pub exhausted: BTreeMap<String, BTreeSet<String>>,
-    /// Nodes whose pods no other node could take: they are not drained.
+    /// Nodes whose pods no other node can take: they are not drained.
     pub alone: BTreeSet<String>,
 }
 
@@ -126,14 +127,14 @@ impl Hosts {
         }
     }
 
-    /// What is known of the agent of a node.
+    /// State of the report of a node's agent.
     pub fn report(&self, node: &str, now: Timestamp) -> HostReport {
         let reported_at = self.reported_at.get(node).copied();
         HostReport::of(&node.into(), reported_at, REPORT_STALE_AFTER, now)
     }
 }
 
-/// What decides whether a node takes pods.
+/// The fields that decide whether a node takes pods.
 fn node_view(node: &Value) -> NodeView {
     let taints = node.pointer("/spec/taints").and_then(Value::as_array);
     let keeps_away = |taint: &&Value| {
@@ -160,7 +161,7 @@ fn allows_none(budget: &Value) -> bool {
         && count("/status/expectedPods").is_none_or(|expected| expected > 0)
 }
 
-/// Nodes of the pods that a drain would evict and the budget protects.
+/// Nodes of the pods that a drain would evict and that the budget protects.
 fn nodes_of(budget: &Value, pods: &[Value]) -> BTreeSet<String> {
     let selector = budget
         .pointer("/spec/selector")
@@ -173,7 +174,7 @@ fn nodes_of(budget: &Value, pods: &[Value]) -> BTreeSet<String> {
         .filter(|pod| !matches!(text(pod, "/status/phase"), "Succeeded" | "Failed"))
         .filter(|pod| controller(pod).is_none_or(|(kind, _)| kind != "DaemonSet"))
         .filter(|pod| !annotations(pod).contains_key(MIRROR_POD))
-        // A pod that is not Ready may be evicted without a budget's leave, by most policies not.
+        // Most policies let a pod that is not Ready be disrupted even if its budget is exhausted.
         .filter(|pod| condition(pod, "Ready").is_none_or(|status| status == "True"))
         .filter(|pod| {
             let labels = refit_kinds::json::pairs(pod.pointer("/metadata/labels"));
@@ -191,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_alone_where_no_other_takes_its_pods() {
+    fn a_node_is_alone_if_no_other_takes_its_pods() {
         let node = |name: &str, taint: Option<&str>, ready: &str| {
             json!({
                 "metadata": {"name": name},
@@ -205,9 +206,9 @@ mod tests {
         };
         let (one, plane) = (node("w-1", None, "True"), node("cp", Some("cp"), "True"));
         assert_eq!(alone(std::slice::from_ref(&one)), ["w-1"]);
-        // Pods of the control plane's node could go to the worker, not the other way round.
+        // The worker could take the pods of the control plane node, but not the other way round.
         assert_eq!(alone(&[one.clone(), plane]), ["w-1"]);
-        // One that is down takes them when it is back.
+        // A node that is down takes the pods when it is back.
         assert!(alone(&[one.clone(), node("w-2", None, "False")]).is_empty());
         assert!(alone(&[one, node("w-2", None, "True")]).is_empty());
     }

@@ -1,15 +1,16 @@
-//! What a change will do to the machines of a group before it is made, and whether it can.
+//! Predicts the effect of a change on the machines of a group before it is made, and whether it can
+//! be made.
 //!
-//! Nothing here has a formula of its own for what Cluster API does: its decisions
-//! ([`refit_cluster_api::rollout`]) are run to their end on paper, with the answers that our hooks would give
-//! ([`refit_core::change`]).
+//! This crate has no formulas of its own for Cluster API's behavior: it simulates Cluster API's
+//! decisions ([`refit_cluster_api::rollout`]) to the end, with the responses that Refit's hooks
+//! would return ([`refit_core::change`]).
 //!
 //! | module | decides |
 //! |---|---|
-//! | [`mod@reach`], [`managers`] | whether Cluster API calls our hooks for a group |
-//! | [`input`], [`objects`] | what a plan is made of |
-//! | [`outcome`] | what it says |
-//! | [`doctor`] | whether an installation is sound |
+//! | [`mod@reach`], [`managers`] | whether Cluster API calls Refit's hooks for a group |
+//! | [`input`], [`objects`] | the input of a prediction |
+//! | [`outcome`] | its result |
+//! | [`doctor`] | whether an installation is healthy |
 
 mod control_planes;
 pub mod doctor;
@@ -38,12 +39,12 @@ pub use outcome::{
 pub use reach::{Extension, GroupRef, Reach, Read, Shape, notes, reach};
 pub use unreached::Unreached;
 
-/// Reasons that a plan blocks for beside those of [`refit_core::report::Refusal`], [`Unreached`] and
-/// [`refit_core::change::NotReady`].
+/// Additional reasons for a blocked prediction, next to those of [`refit_core::report::Refusal`],
+/// [`Unreached`] and [`refit_core::change::NotReady`].
 pub const BLOCKED_REASONS: [&str; 4] =
     ["KubeletTooOld", "ManagedByTopology", "TemplateMissing", "TopologyVersionMismatch"];
 
-/// Says what will happen to every group that the input names: control planes first.
+/// Predicts the rollout of every group in the input, control planes first.
 pub fn predict(input: &Input) -> Prediction {
     let mut planned: Vec<GroupPrediction> = Vec::new();
     let mut notes = Vec::new();
@@ -53,14 +54,14 @@ pub fn predict(input: &Input) -> Prediction {
         let found = match target.owner() {
             Some(Owner::ControlPlane) => control_planes::predict(input, target),
             Some(Owner::Deployment) => {
-                let of = input
+                let cluster = input
                     .desired
                     .get(&target.kind, &target.namespace, &target.name)
                     .map(|object| refit_kinds::json::text(object, "/spec/clusterName"));
                 let control_plane = planned.iter().find(|plan| {
                     plan.kind == Owner::ControlPlane.kind()
                         && plan.namespace == target.namespace
-                        && Some(plan.cluster.as_str()) == of
+                        && Some(plan.cluster.as_str()) == cluster
                 });
                 let control_plane = control_plane.cloned();
                 workers::predict(input, target, control_plane.as_ref())

@@ -1,4 +1,4 @@
-//! Cluster API's own Deployments: which version runs, and with which feature gates.
+//! Cluster API's own Deployments: their versions and feature gates.
 
 use std::collections::BTreeMap;
 
@@ -8,22 +8,22 @@ use refit_kinds::version::KubernetesVersion;
 
 /// Label of everything that belongs to a provider of Cluster API.
 pub const PROVIDER_LABEL: &str = "cluster.x-k8s.io/provider";
-/// The gate without which Cluster API takes no ExtensionConfig.
+/// The feature gate without which Cluster API ignores ExtensionConfigs.
 pub const RUNTIME_SDK: &str = "RuntimeSDK";
-/// The gate without which Cluster API asks nobody before it replaces.
+/// The feature gate without which Cluster API replaces machines without calling a hook.
 pub const IN_PLACE_UPDATES: &str = "InPlaceUpdates";
 
 /// A provider of Cluster API whose manager takes part in in-place updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Provider {
-    /// MachineDeployments, MachineSets, Machines, ExtensionConfigs.
+    /// Manages MachineDeployments, MachineSets, Machines and ExtensionConfigs.
     Core,
-    /// KubeadmControlPlanes.
+    /// Manages KubeadmControlPlanes.
     KubeadmControlPlane,
 }
 
 impl Provider {
-    /// Both, in the order in which an installation starts them.
+    /// Both providers, in the order in which an installation starts them.
     pub const ALL: [Self; 2] = [Self::Core, Self::KubeadmControlPlane];
 
     /// Value of [`PROVIDER_LABEL`] on its Deployment.
@@ -34,7 +34,8 @@ impl Provider {
         }
     }
 
-    /// The gates that it needs; only the core serves ExtensionConfigs (`spec/capi.md 6.3`).
+    /// The feature gates that it requires; only the core provider serves ExtensionConfigs
+    /// (`spec/capi.md 6.3`).
     pub fn gates(self) -> &'static [&'static str] {
         match self {
             Self::Core => &[RUNTIME_SDK, IN_PLACE_UPDATES],
@@ -46,25 +47,25 @@ impl Provider {
 /// A manager as its Deployment describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manager {
-    /// Which one it is.
+    /// Its provider.
     pub provider: Provider,
     /// `namespace/name` of the Deployment.
     pub deployment: String,
-    /// Version of Cluster API, from the image's tag; `None` where the tag is no version.
+    /// Version of Cluster API, from the image's tag; `None` if the tag is not a version.
     pub version: Option<KubernetesVersion>,
-    /// The image, as it stands there.
+    /// The image, as written in the Deployment.
     pub image: String,
-    /// Gates that the arguments set.
+    /// Feature gates set in the arguments.
     pub gates: BTreeMap<String, bool>,
 }
 
-/// The first minor of Cluster API that has in-place updates.
+/// The first minor version of Cluster API that has in-place updates.
 pub fn first_version() -> KubernetesVersion {
     KubernetesVersion::new(1, 12, 0)
 }
 
 impl Manager {
-    /// Managers that have all that is needed: for plans without a cluster.
+    /// Managers that meet all requirements: for predictions without a cluster.
     pub fn assumed() -> Vec<Self> {
         let gates =
             |provider: Provider| provider.gates().iter().map(|gate| ((*gate).to_owned(), true));
@@ -80,7 +81,7 @@ impl Manager {
             .collect()
     }
 
-    /// Reads the manager out of its Deployment; `None` for other providers and Deployments.
+    /// Reads the manager from its Deployment; `None` for other providers and Deployments.
     pub fn of(deployment: &Deployment) -> Option<Self> {
         let label = deployment.metadata.labels.as_ref()?.get(PROVIDER_LABEL)?;
         let provider = *Provider::ALL.iter().find(|p| p.label() == label)?;
@@ -105,7 +106,7 @@ impl Manager {
         })
     }
 
-    /// Whether a gate is on. All of those that we look at are alpha and off by default.
+    /// Whether a feature gate is on. All gates that Refit checks are alpha and off by default.
     pub fn gate(&self, name: &str) -> bool {
         let all_alpha = || self.gates.get("AllAlpha").copied().unwrap_or(false);
         self.gates.get(name).copied().unwrap_or_else(all_alpha)
@@ -119,8 +120,8 @@ fn tag(image: &str) -> Option<&str> {
     name.split_once(':').map(|(_, tag)| tag)
 }
 
-/// The gates that arguments set: `--feature-gates=A=true,B=false`, or in two arguments; the last
-/// word on a gate counts.
+/// The feature gates in the arguments: `--feature-gates=A=true,B=false`, in one or two arguments;
+/// the last value of a gate wins.
 fn gates<'a>(args: impl Iterator<Item = &'a str>) -> BTreeMap<String, bool> {
     let mut found = BTreeMap::new();
     let mut args = args.peekable();
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_may_stand_in_an_argument_of_their_own_and_all_alpha_counts() {
+    fn gates_in_a_separate_argument_and_all_alpha_count() {
         let table: [(&[&str], bool); 6] = [
             (&["--feature-gates", "InPlaceUpdates=true"], true),
             (&["--feature-gates=AllAlpha=true"], true),
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn other_providers_are_left_aside() {
+    fn other_providers_are_ignored() {
         assert_eq!(Manager::of(&deployment("bootstrap-kubeadm", "a:v1.12.0", &[])), None);
         assert_eq!(Manager::of(&Deployment::default()), None);
     }

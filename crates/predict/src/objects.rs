@@ -1,37 +1,37 @@
-//! Objects as they are or as they are wanted, by kind, namespace and name.
+//! Current or desired objects, by kind, namespace and name.
 
 use std::collections::BTreeMap;
 
 use refit_kinds::json::{kind, name, namespace};
 use serde_json::{Map, Value};
 
-/// A set of objects. Kinds are told apart by their names alone: Cluster API's contract has one
-/// kind of each name.
+/// A set of objects. Kinds are identified by name alone: Cluster API's contract has only one kind
+/// of each name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Objects {
     by_key: BTreeMap<(String, String, String), Value>,
 }
 
 impl Objects {
-    /// No objects.
+    /// An empty set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds an object, or takes its place.
+    /// Adds or replaces an object.
     pub fn insert(&mut self, object: Value) {
         let key =
             (kind(&object).to_owned(), namespace(&object).to_owned(), name(&object).to_owned());
         self.by_key.insert(key, object);
     }
 
-    /// One object.
+    /// Returns one object.
     pub fn get(&self, kind: &str, namespace: &str, name: &str) -> Option<&Value> {
         let key = (kind.to_owned(), namespace.to_owned(), name.to_owned());
         self.by_key.get(&key)
     }
 
-    /// All objects of a kind, by namespace and name.
+    /// All objects of a kind, ordered by namespace and name.
     pub fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
         let start = (kind.to_owned(), String::new(), String::new());
         self.by_key
@@ -62,8 +62,8 @@ impl FromIterator<Value> for Objects {
     }
 }
 
-/// What applying `wanted` makes of `live`: members that `last` had and `wanted` has not go, members
-/// of `wanted` are set, and everything else stays. Lists are taken as a whole.
+/// The result of applying `wanted` to `live`: members in `last` but not in `wanted` are removed,
+/// members of `wanted` are set, and everything else is kept. Lists are replaced as a whole.
 pub fn apply(live: &Value, last: Option<&Value>, wanted: &Value) -> Value {
     let (Value::Object(there), Value::Object(asked)) = (live, wanted) else {
         return wanted.clone();
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn applying_sets_keeps_and_takes_away() {
+    fn apply_sets_keeps_and_removes_members() {
         let live = json!({"a": 1, "b": {"x": 1, "server": true}, "list": [1, 2], "gone": 1});
         let last = json!({"a": 0, "gone": 1, "b": {"x": 0, "y": 0}});
         let wanted = json!({"a": 2, "b": {"z": 3}, "list": [3]});
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_do_not_run_into_each_other() {
+    fn kinds_with_a_common_prefix_stay_separate() {
         let object = |kind: &str, name: &str| json!({"kind": kind, "metadata": {"name": name}});
         let all: Objects =
             [object("Machine", "b"), object("Machine", "a"), object("MachineSet", "c")]

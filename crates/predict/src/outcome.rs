@@ -1,25 +1,25 @@
-//! What a plan says of a group: outcome, machines, paths, causes, blockers.
+//! The result of a prediction for a group: outcome, machines, paths, causes, blockers.
 
 use std::fmt;
 
 use refit_kinds::version::StatedVersion;
 use serde::Serialize;
 
-/// What happens to a group.
+/// Predicted outcome for a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum PredictedOutcome {
     /// Nothing changes.
     Unchanged,
-    /// Every machine stays and is updated.
+    /// Every machine stays and is updated in place.
     InPlace,
-    /// Something keeps the change from being made, now or at all.
+    /// Something prevents the change, temporarily or permanently.
     Blocked,
-    /// At least one machine is replaced, created on top or deleted.
+    /// At least one machine is replaced, created by a surge, or deleted.
     Replaced,
 }
 
 impl PredictedOutcome {
-    /// The word that people read.
+    /// The word shown to users.
     pub fn word(self) -> &'static str {
         match self {
             Self::Unchanged => "unchanged",
@@ -30,13 +30,13 @@ impl PredictedOutcome {
     }
 }
 
-/// How many machines become what, from now to where the rollout ends or stops.
+/// Number of machines by outcome, from now until the rollout ends or stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Counts {
-    /// Machines that are there now.
+    /// Current machines.
     pub now: i64,
-    /// Machines that stay and are updated.
+    /// Machines that are updated in place.
     pub in_place: i64,
     /// Machines that are created.
     pub new: i64,
@@ -44,15 +44,15 @@ pub struct Counts {
     pub deleted: i64,
 }
 
-/// A path that differs, who changes it, and on which objects.
+/// A differing path, the updater that changes it, and the affected objects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PathLine {
-    /// The path line as hooks, conditions and events have it, of the first object.
+    /// The path line of the first object, as in hook messages, conditions and events.
     pub line: String,
-    /// Who makes the change; absent where nobody does.
+    /// The updater that makes the change; absent if no updater covers it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub updater: Option<String>,
-    /// `Kind/name` of every object in which the path differs so.
+    /// `Kind/name` of every object with this difference.
     pub objects: Vec<String>,
 }
 
@@ -67,14 +67,14 @@ impl fmt::Display for PathLine {
     }
 }
 
-/// Why Cluster API creates or deletes a machine without being asked to.
+/// Why Cluster API creates or deletes a machine without calling a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum CauseReason {
-    /// Refit is not asked about this group.
+    /// Cluster API does not call Refit's hooks for this group.
     NotAsked,
-    /// No updater covers the change, and policy says Replace.
+    /// No updater covers the change, and the policy is Replace.
     Uncovered,
-    /// maxSurge creates a machine, and an old one goes for it.
+    /// maxSurge creates a machine, and an old one is deleted for it.
     Surge,
     /// The strategy is OnDelete.
     OnDelete,
@@ -82,20 +82,20 @@ pub enum CauseReason {
     RolloutAfter,
     /// Certificates expire within `spec.rollout.before`.
     CertificatesExpire,
-    /// A person marked the machine.
+    /// A user marked the machine.
     Marked,
     /// A health check failed.
     Remediation,
-    /// The machine alone fails the control plane's checks.
+    /// The machine alone fails the control plane's preflight checks.
     FailsPreflight,
-    /// The machine does not say which template it was made of.
+    /// The machine does not record its template.
     NotCloned,
-    /// There are more or fewer machines than replicas.
+    /// The number of machines differs from the replicas.
     Replicas,
 }
 
 impl CauseReason {
-    /// All of them.
+    /// All causes.
     pub const ALL: [Self; 11] = [
         Self::NotAsked,
         Self::Uncovered,
@@ -121,22 +121,22 @@ pub struct Cause {
     pub object: String,
     /// What Cluster API does, as a sentence without a full stop.
     pub message: String,
-    /// What to set to change it; empty where nothing is to be set.
+    /// What to set to change it; empty if nothing helps.
     pub remedy: String,
 }
 
-/// What keeps a change from being made.
+/// What prevents a change.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Blocked {
-    /// CamelCase reason: the same as in conditions and `blockedBy` where it appears there.
+    /// CamelCase reason, the same as in conditions and `blockedBy` if it appears there.
     pub reason: String,
-    /// `Kind/name` of what blocks.
+    /// `Kind/name` of the blocking object.
     pub object: String,
-    /// What blocks and what ends it.
+    /// What blocks and what ends the wait.
     pub message: String,
 }
 
-/// What will happen to one group.
+/// The prediction for one group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GroupPrediction {
@@ -148,44 +148,44 @@ pub struct GroupPrediction {
     pub name: String,
     /// Name of its Cluster.
     pub cluster: String,
-    /// Its turn: groups of one number go at once.
+    /// Order of the rollout: groups with the same number are updated in parallel.
     pub turn: usize,
-    /// Kubernetes version now.
+    /// Current Kubernetes version.
     pub from: StatedVersion,
-    /// Kubernetes version wanted.
+    /// Desired Kubernetes version.
     pub to: StatedVersion,
-    /// What happens.
+    /// Predicted outcome.
     pub outcome: PredictedOutcome,
-    /// What becomes of its machines.
+    /// Number of its machines by outcome.
     pub machines: Counts,
-    /// What differs, and who changes it.
+    /// Differing paths, with the updaters that change them.
     pub paths: Vec<PathLine>,
     /// Why machines are created or deleted.
     pub causes: Vec<Cause>,
-    /// What blocks.
+    /// What blocks the change.
     pub blocked_by: Vec<Blocked>,
-    /// What else is good to know.
+    /// Additional notes.
     pub notes: Vec<String>,
-    /// How long the updates in place take, by past ones; absent where there were none.
+    /// Predicted duration of the in-place updates, from past updates; absent if there were none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<i64>,
 }
 
-/// What will happen.
+/// A prediction for all groups.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Prediction {
-    /// What happens to all groups together.
+    /// Combined outcome of all groups.
     pub outcome: PredictedOutcome,
-    /// Every group, in the order in which they go.
+    /// Every group, in rollout order.
     pub groups: Vec<GroupPrediction>,
-    /// What else is good to know, about all of them.
+    /// Additional notes about all groups.
     pub notes: Vec<String>,
 }
 
 impl Prediction {
-    /// A plan of these groups: one replaced machine outweighs what is blocked, and that what goes
-    /// in place.
+    /// A prediction for these groups. The worst outcome counts: Replaced before Blocked before
+    /// InPlace.
     pub fn of(mut groups: Vec<GroupPrediction>, mut notes: Vec<String>) -> Self {
         groups.sort_by(|a, b| {
             let key = |g: &GroupPrediction| {

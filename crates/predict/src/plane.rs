@@ -1,4 +1,4 @@
-//! The rollout of a control plane run to its end on paper, by the decisions that Cluster API makes.
+//! Simulates the rollout of a control plane to its end, with the decisions of Cluster API.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,36 +12,37 @@ use refit_cluster_api::rollout::{
     simulate::Answer,
 };
 
-/// More steps than any rollout needs per machine.
+/// An upper bound for the steps of a rollout per machine.
 const STEPS_PER_MACHINE: usize = 64;
-/// Name of machines that the simulation creates; no Machine may have it.
+/// Name of machines that the simulation creates; no valid Machine name.
 const CREATED: &str = "\u{1}created";
 
 /// How a rollout ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// Every machine is as it is wanted.
+    /// Every machine matches the desired state.
     Done,
-    /// The extension lets this machine wait.
+    /// The hook lets this machine wait.
     Waits(String),
-    /// Cluster API's own checks stop it.
+    /// Cluster API's preflight checks fail.
     Stuck(Vec<PreflightFailure>),
 }
 
-/// What became of the machines.
+/// The result for the machines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ControlPlaneRollout {
     /// How it ended.
     pub(super) end: End,
     /// Machines that were updated in place.
     pub(super) in_place: BTreeSet<String>,
-    /// Machines that were there before and are deleted, with Cluster API's reason.
+    /// Existing machines that are deleted, with Cluster API's reason.
     pub(super) deleted: BTreeMap<String, ScaleDownReason>,
     /// How many machines were created.
     pub(super) created: i64,
 }
 
-/// Runs a rollout to its end. Machines that are created are healthy; others stay as they are.
+/// Simulates a rollout to its end. Created machines are healthy; the health of others does not
+/// change.
 pub(super) fn run(
     mut plane: ControlPlane,
     answers: &BTreeMap<String, Answer>,
@@ -77,7 +78,8 @@ pub(super) fn run(
                 finish(&mut plane, &name, true);
                 outcome.in_place.insert(name);
             }
-            // One that is under way ends as it was asked for, and is looked at again.
+            // An update that is under way ends with its requested goal; then the machine is checked
+            // again.
             Decision::CompleteTrigger(name) | Decision::WaitForUpdate(name) => {
                 finish(&mut plane, &name, false);
             }
@@ -106,7 +108,7 @@ fn finish(plane: &mut ControlPlane, name: &str, up_to_date: bool) {
     }
 }
 
-/// A new machine goes where the fewest are.
+/// A new machine goes to the failure domain with the fewest machines.
 fn created(plane: &ControlPlane, number: i64, now: Timestamp) -> ControlPlaneMachine {
     let failure_domain = plane
         .failure_domains
@@ -165,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_healthy_control_plane_ends_as_the_prediction_says() {
+    fn a_healthy_control_plane_ends_as_predicted() {
         for (replicas, surge) in [(1, 1), (3, 0), (3, 1), (5, 0), (5, 1)] {
             let outcome = run(plane(replicas, surge), &answers(Answer::InPlace), now());
             let predicted = predict::control_plane(replicas, surge);
@@ -177,13 +179,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_covered_is_replaced_or_waits() {
+    fn uncovered_machines_are_replaced_or_wait() {
         let replaced = run(plane(3, 0), &answers(Answer::Replace), now());
         assert_eq!(counts(&replaced), (0, 3, 3));
         let waits = run(plane(3, 0), &answers(Answer::Wait), now());
         assert_eq!(counts(&waits), (0, 0, 0));
         assert_eq!(waits.end, End::Waits("m0".into()));
-        // A surge machine is made before anybody is asked.
+        // A surge machine is created before any hook is called.
         let surged = run(plane(3, 1), &answers(Answer::Wait), now());
         assert_eq!(counts(&surged), (0, 1, 0));
     }

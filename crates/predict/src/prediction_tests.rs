@@ -61,7 +61,7 @@ fn set(object: &Value, pointer: &str, to: Value) -> Value {
     object
 }
 
-/// An input in which all groups go to [`NEW`].
+/// An input in which all groups are upgraded to [`NEW`].
 fn upgrade(objects: &[Value]) -> Input {
     let current = world(objects);
     let mut desired = current.clone();
@@ -113,7 +113,7 @@ fn a_version_without_surge_goes_in_place_and_names_its_updater() {
 }
 
 #[test]
-fn surge_is_foretold_with_the_field_to_set() {
+fn surge_is_predicted_with_the_field_to_set() {
     let table = [
         (control_plane(3, 1), (3, 2, 1, 1), "maxSurge to 0"),
         (control_plane(1, 1), (1, 0, 1, 1), "spec.replicas to 3"),
@@ -130,7 +130,7 @@ fn surge_is_foretold_with_the_field_to_set() {
 }
 
 #[test]
-fn on_delete_waits_for_somebody() {
+fn on_delete_waits_for_a_user() {
     let object = set(&deployment(3, 0, 1), "/spec/rollout/strategy", json!({"type": "OnDelete"}));
     let found = only(predict(&upgrade(&[object])));
     assert_eq!(counts(&found), (3, 0, 0, 0));
@@ -138,7 +138,7 @@ fn on_delete_waits_for_somebody() {
     assert_eq!(reasons(&found), [CauseReason::OnDelete]);
 }
 
-/// A group whose template is another one than before.
+/// A group whose template changed.
 fn rotated(object: &Value, pointer: &str, image: &str, policy: &str) -> Input {
     let mut input = upgrade(&[]);
     let current = world(std::slice::from_ref(object));
@@ -169,7 +169,7 @@ fn a_template_of_equal_spec_goes_in_place() {
 }
 
 #[test]
-fn what_nobody_covers_stops_or_replaces_as_policy_says() {
+fn an_uncovered_change_stops_or_replaces_by_policy() {
     for (object, pointer, kind) in [
         (control_plane(3, 0), PLANE_REF, "VSphereMachine/edge-1-0 spec.template"),
         (deployment(3, 0, 1), WORKER_REF, "VSphereMachineTemplate/w spec.template.spec.template"),
@@ -187,7 +187,7 @@ fn what_nobody_covers_stops_or_replaces_as_policy_says() {
 }
 
 #[test]
-fn the_controllers_default_counts_where_nobody_says() {
+fn the_controllers_default_policy_applies_if_unset() {
     let mut input = rotated(&deployment(3, 0, 1), WORKER_REF, "B", "");
     input.on_uncovered = OnUncovered::Replace;
     assert_eq!(only(predict(&input)).outcome, PredictedOutcome::Replaced);
@@ -205,7 +205,7 @@ fn a_missing_template_blocks_by_name() {
 }
 
 #[test]
-fn where_nobody_is_asked_every_machine_is_replaced() {
+fn without_hook_calls_every_machine_is_replaced() {
     let mut input = upgrade(&[control_plane(3, 0), deployment(3, 0, 1)]);
     input.extensions = Read::Known(Vec::new());
     let found = predict(&input);
@@ -230,7 +230,7 @@ fn a_paused_cluster_blocks_everything() {
 }
 
 #[test]
-fn a_group_that_is_as_wanted_is_unchanged() {
+fn a_group_in_the_desired_state_is_unchanged() {
     let mut input = upgrade(&[control_plane(3, 0), deployment(3, 1, 0)]);
     input.desired = input.current.clone();
     let found = predict(&input);
@@ -274,7 +274,7 @@ fn machine(index: usize, owner: &str, kind: &str, version: &str) -> Value {
             "nodeInfo": {"kubeletVersion": version}}})
 }
 
-/// A control plane of three with everything that its machines are made of.
+/// A control plane of three machines with all their objects.
 fn live() -> Input {
     let mut input = upgrade(&[control_plane(3, 0)]);
     for index in 0..3 {
@@ -320,7 +320,7 @@ fn hosts(input: &mut Input) -> &mut Hosts {
 }
 
 #[test]
-fn live_machines_are_planned_one_by_one() {
+fn live_machines_are_predicted_one_by_one() {
     let found = only(predict(&live()));
     assert_eq!(found.outcome, PredictedOutcome::InPlace, "{found:#?}");
     assert_eq!(counts(&found), (3, 3, 0, 0));
@@ -328,9 +328,9 @@ fn live_machines_are_planned_one_by_one() {
     assert_eq!(found.paths[0].objects.len(), 3);
 }
 
-/// The table that the model of Cluster API and the test bed judge too.
+/// The table that the model of Cluster API and the test bed also check.
 #[test]
-fn a_change_of_the_kubeadm_config_is_predicted_where_it_counts() {
+fn kubeadm_config_changes_are_predicted() {
     let table: Value = serde_json::from_str(include_str!(
         "../../cluster-api/testdata/kubeadm_config_verdicts.json"
     ))
@@ -362,7 +362,7 @@ fn a_change_of_the_kubeadm_config_is_predicted_where_it_counts() {
 }
 
 #[test]
-fn what_blocks_is_named() {
+fn blockers_are_named() {
     let mut silent = live();
     hosts(&mut silent).reported_at.remove("edge-1-0");
     let mut old = live();
@@ -403,19 +403,19 @@ fn what_blocks_is_named() {
 }
 
 #[test]
-fn a_node_that_cannot_be_drained_is_said_beforehand_and_no_budget_holds_it() {
+fn an_undrainable_node_is_noted_and_not_held_by_a_budget() {
     let mut alone = live();
     let facts = hosts(&mut alone);
     facts.alone = ["edge-1-1".to_owned()].into();
     facts.exhausted = [("default/web".to_owned(), ["edge-1-1".to_owned()].into())].into();
     let found = only(predict(&alone));
     assert!(found.blocked_by.iter().all(|b| b.reason != "PodDisruptionBudget"), "{found:#?}");
-    let said = "Node edge-1-1 is not drained: no other node could take its pods";
-    assert!(found.notes.iter().any(|note| note.starts_with(said)), "{found:#?}");
+    let note_start = "Node edge-1-1 is not drained: no other node could take its pods";
+    assert!(found.notes.iter().any(|note| note.starts_with(note_start)), "{found:#?}");
 }
 
 #[test]
-fn replacements_that_nobody_asked_for_are_foretold() {
+fn unrequested_replacements_are_predicted() {
     let mut sick = live();
     change_machine(&mut sick, 1, |m| m["status"]["conditions"] = json!([]));
     let mut marked = live();
@@ -463,7 +463,7 @@ fn replacements_that_nobody_asked_for_are_foretold() {
 }
 
 #[test]
-fn workers_wait_for_the_control_plane_or_go_after_it() {
+fn workers_wait_for_the_control_plane_or_follow_it() {
     let mut input = live();
     let md = deployment(3, 0, 1);
     input.current.insert(md.clone());
@@ -483,7 +483,7 @@ fn workers_wait_for_the_control_plane_or_go_after_it() {
     assert_eq!(found.outcome, PredictedOutcome::InPlace, "{found:#?}");
     assert_eq!(counts(&found.groups[1]), (3, 3, 0, 0));
     assert!(found.groups[1].notes.iter().any(|n| n.contains("after the control plane")));
-    // Alone they would run ahead of their API server.
+    // Without the control plane they would become newer than their API server.
     input.targets.remove(0);
     let found = only(predict(&input));
     assert_eq!(found.outcome, PredictedOutcome::Blocked);
@@ -491,7 +491,7 @@ fn workers_wait_for_the_control_plane_or_go_after_it() {
 }
 
 #[test]
-fn past_updates_tell_how_long_it_takes() {
+fn past_updates_determine_the_predicted_duration() {
     let mut input = live();
     assert_eq!(only(predict(&input)).seconds, None);
     let steps =
@@ -508,7 +508,7 @@ fn past_updates_tell_how_long_it_takes() {
 }
 
 #[test]
-fn a_lone_machine_set_and_foreign_kinds_say_what_happens() {
+fn lone_machine_sets_and_foreign_kinds_are_explained() {
     let lone = json!({"kind": "MachineSet", "metadata": {"name": "ms", "namespace": "default"},
         "spec": {"replicas": 2, "template": {"spec": {"version": OLD}}}});
     let pool = json!({"kind": "MachinePool", "metadata": {"name": "mp", "namespace": "default"},

@@ -1,7 +1,7 @@
-//! Whether Cluster API calls our hooks for a group of machines.
+//! Whether Cluster API calls Refit's hooks for a group of machines.
 //!
-//! Where it does not, a new version replaces machines instead of updating them: nobody may write
-//! one without knowing.
+//! If it does not, a new version replaces machines instead of updating them, so users must know
+//! before they set one.
 
 use std::collections::BTreeMap;
 
@@ -24,24 +24,25 @@ use super::{
     unreached::Unreached,
 };
 
-/// Name of our ExtensionConfig.
+/// Name of Refit's ExtensionConfig.
 pub const EXTENSION: &str = "refit";
-/// The hooks that have to be ours.
+/// The hooks that Refit must serve.
 const HOOKS: [&str; 3] = ["CanUpdateMachine", "CanUpdateMachineSet", "UpdateMachine"];
 
-/// Something that was read, or could not be.
+/// Data that was read, or the reason why it could not be.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Read<T> {
-    /// What was read.
+    /// The data.
     Known(T),
-    /// Why it could not be read, as a sentence without a full stop.
+    /// Why the data could not be read, as a sentence without a full stop.
     Unknown(String),
 }
 
-/// Which group of machines is spoken of.
+/// Identifies a group of machines.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GroupRef {
-    /// `KubeadmControlPlane`, `MachineDeployment`, `MachineSet`, or a kind that we do not serve.
+    /// `KubeadmControlPlane`, `MachineDeployment`, `MachineSet`, or a kind that Refit does not
+    /// serve.
     pub kind: String,
     /// Its namespace.
     pub namespace: String,
@@ -50,7 +51,7 @@ pub struct GroupRef {
 }
 
 impl GroupRef {
-    /// What the group's owner is; `None` for a kind that we do not serve.
+    /// The type of the group's owner; `None` for a kind that Refit does not serve.
     pub fn owner(&self) -> Option<Owner> {
         Owner::of_kind(&self.kind)
     }
@@ -62,14 +63,14 @@ impl std::fmt::Display for GroupRef {
     }
 }
 
-/// How a group rolls out a change: some ways never ask anybody.
+/// How a group rolls out a change: some strategies never call a hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// A control plane.
     ControlPlane {
         /// `spec.replicas`.
         replicas: i64,
-        /// `spec.rollout.strategy.rollingUpdate.maxSurge`; 1 where it is not set.
+        /// `spec.rollout.strategy.rollingUpdate.maxSurge`, default 1.
         max_surge: i64,
     },
     /// A MachineDeployment.
@@ -81,32 +82,33 @@ pub enum Shape {
     },
     /// A MachineSet that no MachineDeployment owns.
     LoneSet,
-    /// Not looked at.
+    /// A kind that Refit does not evaluate.
     Unknown,
 }
 
-/// An ExtensionConfig as far as it decides who is asked.
+/// The fields of an ExtensionConfig that decide which hooks are called.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Extension {
     /// Its name.
     pub name: String,
-    /// Namespaces whose objects it is asked about; absent matches none. An error where the
+    /// Selects the namespaces for which its hooks are called; absent selects none. An error if the
     /// selector is invalid.
     pub selector: Result<Option<Selector>, String>,
-    /// Hooks that Cluster API found in it.
+    /// Hooks that Cluster API discovered.
     pub hooks: Vec<String>,
     /// `True`, `False` or `Unknown`, with the message; `None` before the first discovery.
     pub discovered: Option<(String, String)>,
-    /// The condition speaks of the ExtensionConfig as it is now.
+    /// Whether the condition is about the current generation of the ExtensionConfig.
     pub current: bool,
-    /// The CA bundle is there.
+    /// Whether the CA bundle is set.
     pub has_ca_bundle: bool,
-    /// Annotation `cluster.x-k8s.io/paused`.
+    /// Whether annotation `cluster.x-k8s.io/paused` is set.
     pub paused: bool,
 }
 
 impl Extension {
-    /// One that serves all our hooks in every namespace: for plans without a cluster.
+    /// An extension that serves all of Refit's hooks in every namespace: for predictions without a
+    /// cluster.
     pub fn assumed() -> Self {
         Self {
             name: EXTENSION.to_owned(),
@@ -119,12 +121,12 @@ impl Extension {
         }
     }
 
-    /// Whether it is asked about objects of a namespace with these labels.
+    /// Whether its hooks are called for objects in a namespace with these labels.
     fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
         matches!(&self.selector, Ok(Some(selector)) if selector.matches(labels))
     }
 
-    /// Reads what decides out of an ExtensionConfig.
+    /// Reads the relevant fields of an ExtensionConfig.
     pub fn of(config: &ExtensionConfig) -> Self {
         let status = config.status.clone().unwrap_or_default();
         let condition = conditions::get(&status.conditions, "Discovered");
@@ -146,7 +148,7 @@ impl Extension {
                 .collect(),
             discovered: condition.map(|c| (c.status.clone(), c.message.clone())),
             current: condition.is_some_and(|condition| {
-                // An older writer may leave the generation out; then nothing says that it is old.
+                // An older writer may omit the generation; the condition then counts as current.
                 condition
                     .observed_generation
                     .is_none_or(|seen| Some(seen) == config.metadata.generation)
@@ -157,29 +159,29 @@ impl Extension {
     }
 }
 
-/// Everything that decides whether our hooks are called for a group.
+/// Everything that decides whether Refit's hooks are called for a group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reach {
     /// The group.
     pub group: GroupRef,
-    /// How it rolls out.
+    /// Its rollout strategy.
     pub shape: Shape,
-    /// Its Cluster, or the group itself, is paused: kind and name.
+    /// Kind and name of the paused object: the Cluster or the group itself.
     pub paused: Option<String>,
-    /// `refit.dev/in-place: Disabled` on the group or its Cluster: kind and name of which.
+    /// Kind and name of the object with `refit.dev/in-place: Disabled`: the group or its Cluster.
     pub disabled: Option<String>,
-    /// Kind of the bootstrap config, where one is known.
+    /// Kind of the bootstrap config, if known.
     pub bootstrap_kind: Option<String>,
     /// All ExtensionConfigs.
     pub extensions: Read<Vec<Extension>>,
     /// Labels of the group's namespace.
     pub namespace_labels: Read<BTreeMap<String, String>>,
-    /// Cluster API's managers; none where their Deployments were not found.
+    /// Cluster API's managers; empty if their Deployments were not found.
     pub managers: Read<Vec<Manager>>,
 }
 
 impl Reach {
-    /// The facts of a group: the owner as it is wanted, its Cluster, and what was read around them.
+    /// Collects the facts of a group from its desired owner, its Cluster and related objects.
     pub fn of(
         owner: &Value,
         cluster: Option<&Value>,
@@ -220,7 +222,7 @@ impl Reach {
 }
 
 impl GroupRef {
-    /// Names an object.
+    /// Identifies an object.
     pub fn of(object: &Value) -> Self {
         Self {
             kind: kind(object).to_owned(),
@@ -231,10 +233,10 @@ impl GroupRef {
 }
 
 impl Shape {
-    /// Reads how a group rolls out, with Cluster API's defaults.
+    /// Reads the rollout strategy of a group, with Cluster API's defaults.
     pub fn of(owner: &Value) -> Self {
         let replicas = owner.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1);
-        // What Cluster API's webhooks would reject counts as not set.
+        // A value that Cluster API's webhooks would reject counts as not set.
         let default = || Strategy::rolling_update(IntOrPercent::Int(1), IntOrPercent::Int(0));
         let strategy = Strategy::of(owner).unwrap_or_else(|_| default());
         match Owner::of_kind(kind(owner)) {
@@ -248,8 +250,8 @@ impl Shape {
     }
 }
 
-/// Whether Cluster API calls our hooks for the group. What could not be read of Cluster API's
-/// managers does not count against it: see [`notes`].
+/// Whether Cluster API calls Refit's hooks for the group. Unreadable facts about Cluster API's
+/// managers do not count as a failure: see [`notes`].
 pub fn reach(facts: &Reach) -> Result<(), Unreached> {
     served(facts)?;
     asked(facts)?;
@@ -258,26 +260,26 @@ pub fn reach(facts: &Reach) -> Result<(), Unreached> {
         Read::Known(extensions) => extensions,
         Read::Unknown(why) => return Err(known(why)),
     };
-    let ours = extensions
+    let refit = extensions
         .iter()
         .find(|extension| extension.name == EXTENSION)
         .ok_or(Unreached::NotInstalled)?;
     if let Read::Known(managers) = &facts.managers {
         managers_do(managers, &facts.group)?;
     }
-    discovered(ours)?;
+    discovered(refit)?;
     let invalid = |error: &String| Unreached::InvalidSelector { error: error.clone() };
-    let selector = ours.selector.as_ref().map_err(invalid)?.as_ref();
+    let selector = refit.selector.as_ref().map_err(invalid)?.as_ref();
     let labels = match &facts.namespace_labels {
         Read::Known(labels) => labels,
         Read::Unknown(_) if selector.is_some_and(Selector::selects_all) => &BTreeMap::new(),
         Read::Unknown(why) => return Err(known(why)),
     };
     selected(selector, labels, &facts.group.namespace)?;
-    alone(ours, extensions, labels, &facts.group.namespace)
+    alone(refit, extensions, labels, &facts.group.namespace)
 }
 
-/// What [`reach`] could not look at, as sentences for the user.
+/// Facts that [`reach`] could not check, as sentences for the user.
 pub fn notes(facts: &Reach) -> Vec<String> {
     let unknown = |why: &str| {
         format!(
@@ -303,7 +305,7 @@ pub fn notes(facts: &Reach) -> Vec<String> {
     }
 }
 
-/// Whether the kind has hooks at all, and somebody wants them to be called.
+/// Whether the kind has hooks, and neither a pause nor an annotation disables them.
 fn served(facts: &Reach) -> Result<(), Unreached> {
     let group = || facts.group.clone();
     match facts.group.owner() {
@@ -324,7 +326,7 @@ fn served(facts: &Reach) -> Result<(), Unreached> {
     Ok(())
 }
 
-/// Whether the group's strategy asks for any machine of it (`spec/capi.md 2.2, 3.3`).
+/// Whether the group's strategy calls a hook for any of its machines (`spec/capi.md 2.2, 3.3`).
 fn asked(facts: &Reach) -> Result<(), Unreached> {
     let only_surge = |replicas: i64, max_surge: String, remedy| Unreached::OnlySurge {
         group: facts.group.clone(),
@@ -359,7 +361,7 @@ fn asked(facts: &Reach) -> Result<(), Unreached> {
     }
 }
 
-/// Whether those managers that work for the group are new enough and have their gates on.
+/// Whether the group's managers are new enough and have their feature gates on.
 fn managers_do(managers: &[Manager], group: &GroupRef) -> Result<(), Unreached> {
     let needed = |manager: &&Manager| {
         manager.provider == Provider::Core || group.owner() == Some(Owner::ControlPlane)
@@ -382,23 +384,23 @@ fn managers_do(managers: &[Manager], group: &GroupRef) -> Result<(), Unreached> 
     Ok(())
 }
 
-/// Whether Cluster API knows our hooks.
-fn discovered(ours: &Extension) -> Result<(), Unreached> {
-    if ours.paused {
+/// Whether Cluster API has discovered Refit's hooks.
+fn discovered(refit: &Extension) -> Result<(), Unreached> {
+    if refit.paused {
         return Err(Unreached::ExtensionPaused);
     }
-    match &ours.discovered {
+    match &refit.discovered {
         None => return Err(Unreached::NotDiscoveredYet),
         Some((status, message)) if status != "True" => {
             return Err(Unreached::DiscoveryFailed { message: message.clone() });
         }
-        Some(_) if !ours.current => return Err(Unreached::NotDiscoveredYet),
+        Some(_) if !refit.current => return Err(Unreached::NotDiscoveredYet),
         Some(_) => {}
     }
-    if let Some(hook) = HOOKS.iter().find(|hook| !ours.hooks.iter().any(|known| known == *hook)) {
+    if let Some(hook) = HOOKS.iter().find(|hook| !refit.hooks.iter().any(|known| known == *hook)) {
         return Err(Unreached::HookMissing { hook });
     }
-    if !ours.has_ca_bundle {
+    if !refit.has_ca_bundle {
         return Err(Unreached::NoCaBundle);
     }
     Ok(())
@@ -429,14 +431,14 @@ fn selected(
     })
 }
 
-/// Whether no other extension serves one of our hooks in this namespace.
+/// Whether no other extension serves one of Refit's hooks in this namespace.
 fn alone(
-    ours: &Extension,
+    refit: &Extension,
     all: &[Extension],
     labels: &BTreeMap<String, String>,
     namespace: &str,
 ) -> Result<(), Unreached> {
-    for other in all.iter().filter(|other| other.name != ours.name) {
+    for other in all.iter().filter(|other| other.name != refit.name) {
         if !other.selects(labels) {
             continue;
         }

@@ -15,7 +15,7 @@ fn selector(value: serde_json::Value) -> Selector {
     selector.try_into().unwrap()
 }
 
-fn ours() -> Extension {
+fn refit_extension() -> Extension {
     Extension {
         name: EXTENSION.into(),
         selector: Ok(Some(selector(json!({"matchLabels": {"refit.dev/in-place": "enabled"}})))),
@@ -49,7 +49,7 @@ fn sound() -> Reach {
         paused: None,
         disabled: None,
         bootstrap_kind: Some("KubeadmConfig".into()),
-        extensions: Read::Known(vec![ours()]),
+        extensions: Read::Known(vec![refit_extension()]),
         namespace_labels: Read::Known(labels(&[("refit.dev/in-place", "enabled")])),
         managers: Read::Known(
             Provider::ALL.iter().map(|p| manager(*p, "v1.12.4", &gates)).collect(),
@@ -64,7 +64,7 @@ fn with(change: impl FnOnce(&mut Reach)) -> Reach {
 }
 
 fn with_extension(change: impl FnOnce(&mut Extension)) -> Reach {
-    let mut extension = ours();
+    let mut extension = refit_extension();
     change(&mut extension);
     with(|facts| facts.extensions = Read::Known(vec![extension]))
 }
@@ -81,7 +81,7 @@ fn rolling(surge: i64, unavailable: i64) -> Strategy {
 }
 
 #[test]
-fn a_sound_installation_is_reached() {
+fn a_healthy_installation_is_reached() {
     assert_eq!(reach(&sound()), Ok(()));
     assert_eq!(notes(&sound()), Vec::<String>::new());
     for replicas in [1, 3] {
@@ -91,9 +91,12 @@ fn a_sound_installation_is_reached() {
 }
 
 #[test]
-fn every_way_not_to_be_asked_has_its_reason_and_says_what_to_do() {
-    let other =
-        Extension { name: "other".into(), selector: Ok(Some(selector(json!({})))), ..ours() };
+fn every_unreached_case_has_a_reason_and_a_remedy() {
+    let other = Extension {
+        name: "other".into(),
+        selector: Ok(Some(selector(json!({})))),
+        ..refit_extension()
+    };
     let table = vec![
         (with(|f| f.group.kind = "MachinePool".into()), "Kind"),
         (with(|f| f.group.kind = "RKE2ControlPlane".into()), "Kind"),
@@ -120,7 +123,7 @@ fn every_way_not_to_be_asked_has_its_reason_and_says_what_to_do() {
             with_extension(|e| e.selector = Err("\"Like\" is not a valid operator".into())),
             "InvalidSelector",
         ),
-        (with(|f| f.extensions = Read::Known(vec![other.clone(), ours()])), "Shared"),
+        (with(|f| f.extensions = Read::Known(vec![other.clone(), refit_extension()])), "Shared"),
         (
             with(|f| f.managers = Read::Known(vec![manager(Provider::Core, "v1.11.9", &[])])),
             "TooOld",
@@ -146,7 +149,7 @@ fn every_way_not_to_be_asked_has_its_reason_and_says_what_to_do() {
 }
 
 #[test]
-fn managers_that_cannot_be_read_are_noted_and_do_not_block() {
+fn unreadable_managers_are_noted_and_do_not_block() {
     let unread = with(|f| f.managers = Read::Unknown("Deployments cannot be listed".into()));
     assert_eq!(reach(&unread), Ok(()));
     assert!(notes(&unread)[0].starts_with("Deployments cannot be listed: "));
@@ -160,7 +163,7 @@ fn managers_that_cannot_be_read_are_noted_and_do_not_block() {
 }
 
 #[test]
-fn workers_do_not_need_the_gate_of_the_control_planes_manager() {
+fn workers_do_not_need_the_control_plane_managers_gate() {
     let without = |facts: Reach| {
         let gates = ["RuntimeSDK", "InPlaceUpdates"];
         Reach {
@@ -205,31 +208,31 @@ fn an_invalid_selector_is_named() {
 }
 
 #[test]
-fn an_extension_elsewhere_or_for_other_hooks_does_not_disturb() {
+fn an_extension_for_other_namespaces_or_hooks_is_ignored() {
     let elsewhere = Extension {
         name: "elsewhere".into(),
         selector: Ok(Some(selector(json!({"matchLabels": {"team": "b"}})))),
-        ..ours()
+        ..refit_extension()
     };
     let lifecycle = Extension {
         name: "lifecycle".into(),
         selector: Ok(Some(selector(json!({})))),
         hooks: vec!["BeforeClusterUpgrade".into()],
-        ..ours()
+        ..refit_extension()
     };
-    let facts = with(|f| f.extensions = Read::Known(vec![elsewhere, lifecycle, ours()]));
+    let facts = with(|f| f.extensions = Read::Known(vec![elsewhere, lifecycle, refit_extension()]));
     assert_eq!(reach(&facts), Ok(()));
 }
 
 #[test]
-fn a_namespace_that_is_not_opted_in_gets_the_command_that_does_it() {
+fn the_remedy_for_a_namespace_is_the_opt_in_command() {
     let facts = with(|f| f.namespace_labels = Read::Known(labels(&[("a", "b")])));
     let text = reach(&facts).unwrap_err().to_string();
     assert!(text.ends_with("kubectl label namespace default refit.dev/in-place=enabled"), "{text}");
 }
 
 #[test]
-fn an_extension_config_is_read_as_it_stands() {
+fn an_extension_config_is_parsed() {
     let mut config: refit_cluster_api::kinds::ExtensionConfig = serde_json::from_value(json!({
         "apiVersion": "runtime.cluster.x-k8s.io/v1beta2", "kind": "ExtensionConfig",
         "metadata": {"name": "refit", "generation": 2},

@@ -1,5 +1,5 @@
-//! What a machine or a MachineSet is made of, and what it is to be made of: the two sides that
-//! Cluster API would send to the hooks (`spec/capi.md 2.4, 3.4`).
+//! The current and the desired objects of a machine or MachineSet: the two sides that Cluster API
+//! would send to the hooks (`spec/capi.md 2.4, 3.4`).
 
 use refit_cluster_api::{
     desired::{
@@ -19,33 +19,33 @@ use serde_json::{Value, json};
 
 use super::{input::Input, objects::apply};
 
-/// Current and desired, or why they cannot be compared.
+/// Current and desired objects, or why they cannot be compared.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Sides {
     /// Both sides.
     Known(Box<(Side, Side)>),
-    /// The machine does not say what it was made of, so that Cluster API asks nobody.
+    /// The machine does not record its template, so Cluster API calls no hook.
     NotCloned,
-    /// A template that the group refers to is not there: `Kind/name`.
+    /// A template that the group references does not exist: `Kind/name`.
     Missing(String),
 }
 
-/// A control plane Machine against its control plane.
+/// A control plane Machine compared with its control plane.
 pub(super) struct MachineSides {
-    /// How the machine differs from what the control plane wants.
+    /// How the machine differs from the control plane's spec.
     pub(super) differences: Vec<Difference>,
     /// Both sides.
     pub(super) sides: Sides,
 }
 
 impl MachineSides {
-    /// Whether the machine is what the control plane's spec wants, its age aside.
+    /// Whether the machine matches the control plane's spec, apart from its age.
     pub(super) fn is_up_to_date(&self) -> bool {
         self.differences.iter().all(Difference::is_by_date)
     }
 }
 
-/// The sides of a control plane Machine. Parts that could not be read are taken from their
+/// The sides of a control plane Machine. Parts that could not be read are derived from their
 /// templates.
 pub(super) fn of_machine(
     input: &Input,
@@ -53,9 +53,9 @@ pub(super) fn of_machine(
     wanted: &Value,
     machine: &Value,
 ) -> MachineSides {
-    let plane = of(wanted, machine);
-    let infrastructure = infrastructure(input, of(now, machine), machine);
-    let config = config(input, of(now, machine), machine);
+    let plane = control_plane_of(wanted, machine);
+    let infrastructure = infrastructure(input, control_plane_of(now, machine), machine);
+    let config = config(input, control_plane_of(now, machine), machine);
     let differences =
         Difference::all(plane, machine, infrastructure.as_ref(), config.as_ref(), input.now);
     let sides = match (infrastructure, config) {
@@ -72,8 +72,8 @@ pub(super) fn of_machine(
     MachineSides { differences, sides }
 }
 
-/// A control plane as the model of Cluster API takes it.
-fn of<'a>(control_plane: &'a Value, machine: &'a Value) -> ControlPlane<'a> {
+/// A control plane in the form that the model of Cluster API takes.
+fn control_plane_of<'a>(control_plane: &'a Value, machine: &'a Value) -> ControlPlane<'a> {
     ControlPlane { object: control_plane, cluster: text(machine, "/spec/clusterName") }
 }
 
@@ -111,12 +111,12 @@ fn both(
     )))
 }
 
-/// The infrastructure machine, or what its template makes where it cannot be read.
+/// The infrastructure machine, or its template's result if it could not be read.
 fn infrastructure(input: &Input, now: ControlPlane<'_>, machine: &Value) -> Option<Value> {
     let reference = machine.pointer("/spec/infrastructureRef")?;
-    let (kind, of) = (text(reference, "/kind"), text(reference, "/name"));
+    let (kind, wanted_name) = (text(reference, "/kind"), text(reference, "/name"));
     let space = namespace(machine);
-    if let Some(found) = input.current.get(kind, space, of) {
+    if let Some(found) = input.current.get(kind, space, wanted_name) {
         return Some(found.clone());
     }
     if !input.unread_kinds.contains(kind) {
@@ -125,27 +125,27 @@ fn infrastructure(input: &Input, now: ControlPlane<'_>, machine: &Value) -> Opti
     let reference = now.infrastructure_template();
     let json = input.current.get(&reference.kind, space, &reference.name)?.clone();
     let api_version = json["apiVersion"].clone();
-    let mut made = now.infrastructure(&Template { reference, json }, of, false);
+    let mut made = now.infrastructure(&Template { reference, json }, wanted_name, false);
     made["apiVersion"] = api_version;
     made["kind"] = json!(kind);
     Some(made)
 }
 
-/// The KubeadmConfig, or what the control plane makes where it cannot be read.
+/// The KubeadmConfig, or what the control plane would create if it could not be read.
 fn config(input: &Input, now: ControlPlane<'_>, machine: &Value) -> Option<Value> {
     let reference = machine.pointer("/spec/bootstrap/configRef")?;
-    let (kind, of) = (text(reference, "/kind"), text(reference, "/name"));
-    if let Some(found) = input.current.get(kind, namespace(machine), of) {
+    let (kind, wanted_name) = (text(reference, "/kind"), text(reference, "/name"));
+    if let Some(found) = input.current.get(kind, namespace(machine), wanted_name) {
         return Some(found.clone());
     }
     input.unread_kinds.contains(kind).then(|| {
-        let mut made = now.bootstrap(of, Entry::Join, false);
+        let mut made = now.bootstrap(wanted_name, Entry::Join, false);
         made["kind"] = json!(kind);
         made
     })
 }
 
-/// The sides of an old MachineSet against what its MachineDeployment wants.
+/// The sides of an old MachineSet compared with its MachineDeployment.
 pub(super) fn of_set(input: &Input, set: &Value, wanted: &Value) -> Sides {
     let parts = |owner: &Value, objects: &super::objects::Objects| -> Result<Side, String> {
         let spec = owner.pointer("/spec/template/spec").unwrap_or(&Value::Null);

@@ -1,14 +1,14 @@
-//! Why Cluster API does not ask us about a group of machines, and what to do about it.
+//! Why Cluster API does not call Refit's hooks for a group of machines, and what to do about it.
 
 use refit_kinds::version::KubernetesVersion;
 use strum::{IntoStaticStr, VariantNames};
 
 use super::reach::GroupRef;
 
-/// Why Cluster API does not ask us about a group, and what to do.
+/// Why Cluster API does not call Refit's hooks for a group, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, IntoStaticStr, VariantNames)]
 pub enum Unreached {
-    /// A kind that has no in-place hooks, or none of ours.
+    /// The kind has no in-place hooks, or none that Refit serves.
     #[error(
         "{group} is of a kind that Cluster API does not update in place through Refit; served are KubeadmControlPlane and MachineDeployment"
     )]
@@ -35,27 +35,27 @@ pub enum Unreached {
         /// The group.
         group: GroupRef,
     },
-    /// Somebody switched us off.
+    /// An annotation disables Refit.
     #[error(
         "annotation refit.dev/in-place: Disabled on {object} leaves {group} to Cluster API's own rollout, which replaces machines; remove the annotation"
     )]
     Disabled {
         /// The group.
         group: GroupRef,
-        /// What carries the annotation.
+        /// The object with the annotation.
         object: String,
     },
-    /// Somebody paused Cluster API.
+    /// The Cluster or the group is paused.
     #[error(
         "{object} is paused: Cluster API does nothing with {group} until it is not; unpause it (spec.paused of a Cluster, annotation cluster.x-k8s.io/paused)"
     )]
     Paused {
         /// The group.
         group: GroupRef,
-        /// What is paused.
+        /// The paused object.
         object: String,
     },
-    /// The strategy renews machines as a user deletes them.
+    /// The strategy is OnDelete: a machine is renewed when a user deletes it.
     #[error(
         "{group} has rollout strategy OnDelete: a machine gets the change when somebody deletes it, never in place; set spec.rollout.strategy.type to RollingUpdate with maxSurge 0 and maxUnavailable 1"
     )]
@@ -63,42 +63,42 @@ pub enum Unreached {
         /// The group.
         group: GroupRef,
     },
-    /// Surge replaces every machine there is.
+    /// The surge replaces every existing machine.
     #[error(
         "{group} has {replicas} replica(s) and maxSurge {max_surge}: Cluster API creates a new machine and deletes the old one without asking; {remedy}"
     )]
     OnlySurge {
         /// The group.
         group: GroupRef,
-        /// How many machines it has.
+        /// Number of its machines.
         replicas: i64,
         /// Its maxSurge.
         max_surge: String,
         /// What to set.
         remedy: &'static str,
     },
-    /// There is no ExtensionConfig of ours.
+    /// Refit's ExtensionConfig does not exist.
     #[error(
         "there is no ExtensionConfig refit, so that Cluster API asks nobody and replaces machines; install Refit here (refit install)"
     )]
     NotInstalled,
-    /// Cluster API leaves our ExtensionConfig alone.
+    /// Refit's ExtensionConfig is paused.
     #[error("ExtensionConfig refit is paused; remove its annotation cluster.x-k8s.io/paused")]
     ExtensionPaused,
-    /// Cluster API has not looked at the ExtensionConfig since it was last changed.
+    /// Cluster API has not processed the ExtensionConfig since its last change.
     #[error(
         "Cluster API has not discovered ExtensionConfig refit (as it is now): wait a few seconds; if it stays so, look whether capi-controller-manager runs with --feature-gates=RuntimeSDK=true"
     )]
     NotDiscoveredYet,
-    /// Cluster API could not reach us.
+    /// Cluster API could not reach Refit.
     #[error(
         "Cluster API cannot discover ExtensionConfig refit: {message}; look whether refit-controller runs and its Service and certificate are right (refit doctor)"
     )]
     DiscoveryFailed {
-        /// What Cluster API says.
+        /// Message of Cluster API.
         message: String,
     },
-    /// A hook of ours was not announced.
+    /// The discovery did not return one of Refit's hooks.
     #[error(
         "ExtensionConfig refit does not serve {hook}; the controller is of another version or something else answers on its Service (refit doctor)"
     )]
@@ -106,7 +106,7 @@ pub enum Unreached {
         /// The hook.
         hook: &'static str,
     },
-    /// No CA bundle: the control plane's manager does not take the extension.
+    /// The CA bundle is missing: the control plane's manager ignores the extension.
     #[error(
         "ExtensionConfig refit has no spec.clientConfig.caBundle; annotate it with runtime.cluster.x-k8s.io/inject-ca-from-secret: refit-system/refit-webhook-tls"
     )]
@@ -118,7 +118,7 @@ pub enum Unreached {
     NotSelected {
         /// The namespace.
         namespace: String,
-        /// The selector, as kubectl writes one.
+        /// The selector, in kubectl's format.
         selector: String,
         /// What to do.
         remedy: String,
@@ -128,15 +128,15 @@ pub enum Unreached {
         "spec.namespaceSelector of ExtensionConfig refit is invalid ({error}): until it is corrected Cluster API calls no hook of it"
     )]
     InvalidSelector {
-        /// What is wrong with it.
+        /// The error in the selector.
         error: String,
     },
-    /// Two extensions for one hook: Cluster API calls none.
+    /// Two extensions serve one hook: Cluster API calls neither.
     #[error(
         "ExtensionConfigs refit and {other} both serve {hook} in namespace {namespace}: Cluster API takes one only and stops every rollout there; narrow the namespaceSelector of one of them"
     )]
     Shared {
-        /// The other one.
+        /// The other extension.
         other: String,
         /// The hook.
         hook: String,
@@ -150,7 +150,7 @@ pub enum Unreached {
     TooOld {
         /// The manager.
         deployment: String,
-        /// Its version.
+        /// Its version of Cluster API.
         version: KubernetesVersion,
     },
     /// A feature gate is off.
@@ -163,23 +163,23 @@ pub enum Unreached {
         /// The gate.
         gate: &'static str,
     },
-    /// It cannot be told.
+    /// It is unknown whether Cluster API calls the hooks.
     #[error("it cannot be told whether Cluster API asks Refit about {group}: {why}")]
     NotKnown {
         /// The group.
         group: GroupRef,
-        /// What could not be read.
+        /// What could not be read, and why.
         why: String,
     },
 }
 
 impl Unreached {
-    /// CamelCase reason, for programs.
+    /// CamelCase reason.
     pub fn reason(&self) -> &'static str {
         self.into()
     }
 
-    /// Whether Cluster API may then replace machines; otherwise nothing happens.
+    /// Whether Cluster API may then replace machines; otherwise it takes no action.
     pub fn replaces(&self) -> bool {
         match self {
             Self::Kind { .. }
@@ -197,7 +197,7 @@ impl Unreached {
             | Self::NotDiscoveredYet
             | Self::DiscoveryFailed { .. }
             | Self::HookMissing { .. } => true,
-            // It does nothing, or knows that it should ask and cannot: it waits.
+            // Cluster API takes no action, or it cannot make a required call and waits.
             Self::LoneSet { .. } | Self::Paused { .. } | Self::NoCaBundle | Self::Shared { .. } => {
                 false
             }

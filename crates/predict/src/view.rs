@@ -1,4 +1,4 @@
-//! One group as a plan looks at it: the owner now and as it is wanted, and what is known around it.
+//! One group as a prediction sees it: its owner before and after the change, and related facts.
 
 use refit_cluster_api::{kinds::annotations_show_update, rollout::simulate::Answer};
 use refit_core::{
@@ -28,16 +28,16 @@ use super::{
     unreached::Unreached,
 };
 
-/// Label of what a Cluster's topology owns.
+/// Label of objects owned by a Cluster's topology.
 const TOPOLOGY_OWNED: &str = "topology.cluster.x-k8s.io/owned";
 
-/// One group as a plan looks at it.
+/// One group as a prediction sees it.
 pub(super) struct View<'a> {
     pub(super) input: &'a Input,
     pub(super) group: &'a GroupRef,
-    /// The owner as it is; as it is wanted, where it does not exist yet.
+    /// The current owner; the desired owner if it does not exist yet.
     pub(super) now: &'a Value,
-    /// The owner as it is wanted.
+    /// The desired owner.
     pub(super) wanted: &'a Value,
     pub(super) cluster: Option<&'a Value>,
     pub(super) policy: Policy,
@@ -46,21 +46,21 @@ pub(super) struct View<'a> {
     lines: Vec<(Key, PathLine)>,
 }
 
-/// What makes path lines of several machines one line.
+/// Identifies equal path lines of several machines.
 type Key = (String, String, Option<String>);
 
-/// Whether Cluster API asks us before it acts.
+/// Whether Cluster API calls Refit's hooks before it acts.
 pub(super) enum Asked {
-    /// It asks, where its own rules let it.
+    /// It calls them, unless its own rules decide otherwise.
     Yes,
-    /// It replaces without asking.
+    /// It replaces machines without calling them.
     No,
-    /// It does nothing.
+    /// It takes no action.
     Nothing,
 }
 
 impl<'a> View<'a> {
-    /// Looks at a group; `None` where neither side has it.
+    /// Builds the view of a group; `None` if neither side contains it.
     pub(super) fn of(input: &'a Input, group: &'a GroupRef) -> Option<Self> {
         let find =
             |objects: &'a super::Objects| objects.get(&group.kind, &group.namespace, &group.name);
@@ -119,10 +119,10 @@ impl<'a> View<'a> {
         format!("{}/{}", self.group.kind, self.group.name)
     }
 
-    /// Whether Cluster API asks us, with what follows where it does not.
+    /// Whether Cluster API calls Refit's hooks; if it takes no action, adds the blocker.
     pub(super) fn asked(&mut self) -> Asked {
         match self.reached.clone() {
-            // Its own rules say which machines; the simulation knows them.
+            // Cluster API's own rules select the machines; the simulation applies them.
             Ok(()) | Err(Unreached::OnlySurge { .. } | Unreached::OnDelete { .. }) => Asked::Yes,
             Err(why) if why.replaces() => Asked::No,
             Err(why) => {
@@ -132,7 +132,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Says why Cluster API does not ask.
+    /// Adds the cause why Cluster API does not call the hooks.
     pub(super) fn not_asked(&mut self) {
         if let Err(why) = &self.reached {
             let cause = Cause {
@@ -164,7 +164,7 @@ impl<'a> View<'a> {
         });
     }
 
-    /// What would be answered about two sides, and what blocks where that is no answer.
+    /// The predicted response for two sides; adds the blocker if the machines must wait.
     pub(super) fn answer(
         &mut self,
         level: Level,
@@ -184,7 +184,7 @@ impl<'a> View<'a> {
                 return Answer::Wait;
             }
         };
-        // Unfinished updates are blockers of the whole group: look_for_unfinished names them.
+        // Unfinished updates block the whole group: look_for_unfinished reports them.
         let peers = Vec::new();
         let known = Known { policy: self.policy.clone(), hosts, peers, control_plane };
         let Judgement { coverage, verdict } = can_update(level, current, desired, &known);
@@ -222,12 +222,12 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether a path was found that nobody covers.
+    /// Whether a path is not covered by any updater.
     pub(super) fn has_uncovered(&self) -> bool {
         self.lines.iter().any(|(_, line)| line.updater.is_none())
     }
 
-    /// Says that policy lets Cluster API replace what nobody covers.
+    /// Adds the cause for an uncovered change that the policy lets Cluster API replace.
     pub(super) fn uncovered(&mut self) {
         let title = self.title();
         let message = format!(
@@ -241,13 +241,13 @@ impl<'a> View<'a> {
         self.cause(CauseReason::Uncovered, title, message, remedy);
     }
 
-    /// What is known of the hosts; `None` where nothing is to be asked.
+    /// Facts about the hosts; `None` if the prediction does not use them.
     fn hosts(&self) -> Option<&'a Read<Hosts>> {
         let key = (self.group.namespace.clone(), self.plan.cluster.clone());
         self.input.hosts.get(&key)
     }
 
-    /// The hosts of machines as the hooks look at them; none where nothing is known of any.
+    /// The hosts of machines, as the hooks see them; empty if no facts are available.
     pub(super) fn hosts_of(&self, machines: &[&Value]) -> Vec<Host> {
         let Some(Read::Known(hosts)) = self.hosts() else {
             return Vec::new();
@@ -263,15 +263,15 @@ impl<'a> View<'a> {
         machines.iter().map(host).collect()
     }
 
-    /// Blocks on updates of the machines that have not ended.
+    /// Adds blockers for unfinished updates of the machines.
     pub(super) fn look_for_unfinished(&mut self, machines: &[&Value]) {
         let mut found = Vec::new();
         for machine in machines {
-            let own = |update: &&Value| {
+            let belongs_here = |update: &&Value| {
                 namespace(update) == self.group.namespace
                     && text(update, "/spec/machineRef/uid") == text(machine, "/metadata/uid")
             };
-            let updates = self.input.current.of_kind("NodeUpdate").filter(own);
+            let updates = self.input.current.of_kind("NodeUpdate").filter(belongs_here);
             let updates = updates.map(|update| (name(update), phase(update)));
             let Some(what) = unfinished(updates, is_marked(machine)) else {
                 continue;
@@ -295,7 +295,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Blocks on budgets that let no pod of the machines go.
+    /// Adds blockers for budgets that allow no eviction of the machines' pods.
     pub(super) fn look_for_budgets(&mut self, machines: &[&Value]) {
         let hosts = match self.hosts() {
             None => return,
@@ -307,18 +307,18 @@ impl<'a> View<'a> {
             }
             Some(Read::Known(hosts)) => hosts,
         };
-        let mine = || {
+        let nodes_of_machines = || {
             let names = machines.iter();
             names.map(|machine| text(machine, "/status/nodeRef/name"))
         };
-        for node in mine().filter(|node| hosts.alone.contains(*node)) {
+        for node in nodes_of_machines().filter(|node| hosts.alone.contains(*node)) {
             self.plan.notes.push(format!(
                 "Node {node} is not drained: no other node could take its pods, so they see it \
                  restart"
             ));
         }
         for (budget, nodes) in &hosts.exhausted {
-            let here: Vec<&str> = mine()
+            let here: Vec<&str> = nodes_of_machines()
                 .filter(|node| nodes.contains(*node) && !hosts.alone.contains(*node))
                 .collect();
             if here.is_empty() {
@@ -334,7 +334,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Blocks on kubelets that the API server of the wanted version would not talk to.
+    /// Adds blockers for kubelets that are too old for the API server of the desired version.
     pub(super) fn look_for_old_kubelets(&mut self) {
         let target = self.plan.to.version().cloned();
         let (Some(Read::Known(hosts)), Some(target)) = (self.hosts(), target) else {
@@ -352,7 +352,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Blocks on a topology that would take the change back.
+    /// Adds a blocker if a topology would revert the change.
     pub(super) fn look_for_topology(&mut self) {
         let owned = self.wanted.pointer("/metadata/labels");
         let owned = owned.is_some_and(|labels| labels.get(TOPOLOGY_OWNED).is_some());
@@ -368,7 +368,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// How long updates of `count` machines take, `at_once` of them together, by past ones.
+    /// Predicts the duration of `count` updates, `at_once` of them in parallel, from past updates.
     pub(super) fn predict_seconds(&mut self, count: i64, at_once: i64) {
         let control_plane = self.group.owner() == Some(Owner::ControlPlane);
         let role = if control_plane { Role::ControlPlane } else { Role::Worker };
@@ -391,7 +391,7 @@ impl<'a> View<'a> {
         self.plan.seconds = one.filter(|_| count > 0).map(|one| one.saturating_mul(waves));
     }
 
-    /// The plan, with everything that follows from what was found.
+    /// The prediction, with everything that follows from the findings.
     pub(super) fn conclude(mut self, waits_for_a_user: bool) -> GroupPrediction {
         self.plan.paths = self.lines.into_iter().map(|(_, line)| line).collect();
         let complaint = self.policy.complaint();
@@ -420,17 +420,17 @@ impl<'a> View<'a> {
     }
 }
 
-/// Where a group says which version it wants.
+/// The field that holds a group's version.
 pub(super) fn version_at(group: &GroupRef) -> &'static str {
     group.owner().unwrap_or(Owner::Deployment).version_path()
 }
 
-/// Phase of a NodeUpdate; `Pending` before its controller saw it.
+/// Phase of a NodeUpdate; `Pending` before its controller has seen it.
 fn phase(update: &Value) -> Phase {
     Phase::deserialize(&update["status"]["phase"]).unwrap_or_default()
 }
 
-/// Whether Cluster API's own marks of an update in place are on a Machine.
+/// Whether a Machine has Cluster API's own marks of an in-place update.
 pub(super) fn is_marked(machine: &Value) -> bool {
     annotations_show_update(&annotations(machine))
 }
@@ -442,7 +442,7 @@ fn owner_cluster(object: &Value) -> Option<&str> {
     owner["name"].as_str()
 }
 
-/// The Cluster that refers to a control plane: manifests need not say it the other way round.
+/// The Cluster that references a control plane: manifests may lack the reverse reference.
 fn referring_cluster(input: &Input, group: &GroupRef) -> String {
     let refers = |cluster: &&Value| {
         namespace(cluster) == group.namespace
@@ -453,7 +453,7 @@ fn referring_cluster(input: &Input, group: &GroupRef) -> String {
     found.map(name).unwrap_or_default().to_owned()
 }
 
-/// Machines whose controlling owner is this object.
+/// Machines whose controller owner is this object.
 pub(super) fn controlled<'a>(
     objects: &'a super::Objects,
     of: &'a str,

@@ -1,4 +1,4 @@
-//! What will happen to a MachineDeployment, and to a MachineSet without one.
+//! Predicts the rollout of a MachineDeployment, and of a MachineSet without one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,8 +40,8 @@ use super::{
     view::{Asked, View, controlled},
 };
 
-/// Plans a group that our hooks do not serve: a MachineSet that belongs to no MachineDeployment,
-/// whose machines stay as they are, or a kind that replaces by itself.
+/// Predicts a group that Refit's hooks do not serve: a MachineSet without a MachineDeployment,
+/// whose machines do not change, or a kind that replaces machines itself.
 pub(super) fn unserved(input: &Input, group: &GroupRef) -> Option<GroupPrediction> {
     let mut view = View::of(input, group)?;
     let owner = (group.namespace.as_str(), &*group.kind, &*group.name);
@@ -57,8 +57,8 @@ pub(super) fn unserved(input: &Input, group: &GroupRef) -> Option<GroupPredictio
     Some(view.conclude(replaces))
 }
 
-/// Plans a MachineDeployment; `control_plane` is the plan of its Cluster's control plane, where
-/// that is planned too.
+/// Predicts a MachineDeployment; `control_plane` is the prediction for its Cluster's control plane,
+/// if that is predicted too.
 pub(super) fn predict(
     input: &Input,
     group: &GroupRef,
@@ -128,7 +128,7 @@ pub(super) fn predict(
     Some(view.conclude(waits_for_a_user))
 }
 
-/// MachineSets and Machines of a MachineDeployment; imagined ones where manifests are all there is.
+/// MachineSets and Machines of a MachineDeployment; imagined ones if only manifests are given.
 fn members<'a>(
     view: &View<'a>,
 ) -> (Vec<std::borrow::Cow<'a, Value>>, Vec<std::borrow::Cow<'a, Value>>) {
@@ -154,7 +154,7 @@ fn members<'a>(
     (sets.map(Cow::Borrowed).collect(), machines)
 }
 
-/// What would be answered about each old MachineSet.
+/// The predicted response for each old MachineSet.
 fn answers(
     view: &mut View<'_>,
     sets: &[std::borrow::Cow<'_, Value>],
@@ -165,7 +165,7 @@ fn answers(
 ) -> BTreeMap<String, Answer> {
     let mut answers = BTreeMap::new();
     for set in sets.iter().filter(|set| old.contains(name(set))) {
-        let own: Vec<&Value> = machines
+        let set_machines: Vec<&Value> = machines
             .iter()
             .map(AsRef::as_ref)
             .filter(|machine| controller(machine).is_some_and(|(_, of)| of == name(set)))
@@ -173,7 +173,7 @@ fn answers(
         let sides = of_set(view.input, set, view.wanted);
         let servers = servers(view, control_plane);
         let (hosts, servers) =
-            if asked { (view.hosts_of(&own), servers) } else { (Vec::new(), Vec::new()) };
+            if asked { (view.hosts_of(&set_machines), servers) } else { (Vec::new(), Vec::new()) };
         let before = view.plan.blocked_by.len();
         let answer = view.answer(Level::MachineSet, &sides, hosts, servers);
         if !asked {
@@ -184,7 +184,7 @@ fn answers(
     answers
 }
 
-/// The Machines of the control plane that workers wait for; none where this very plan brings it on.
+/// The Machines of the control plane that workers wait for; empty if this prediction upgrades it.
 fn servers(
     view: &mut View<'_>,
     control_plane: Option<&GroupPrediction>,
@@ -295,7 +295,7 @@ fn explain(
     );
 }
 
-/// Blocks where the rollout would stop by itself.
+/// Adds a blocker if the rollout would stop by itself.
 fn stuck(
     view: &mut View<'_>,
     outcome: &SimulatedRollout,
@@ -321,18 +321,18 @@ fn stuck(
     view.block("GroupUnavailable", title, message);
 }
 
-/// The fields that decide whether a rollout is needed.
+/// The fields that determine whether a rollout is needed.
 fn template(owner: &Value) -> Template {
     Template::of(&owner["spec"]["template"]["spec"])
 }
 
 fn set_state(set: &Value, machines: &[std::borrow::Cow<'_, Value>]) -> MachineSet {
-    let own = |machine: &&std::borrow::Cow<'_, Value>| {
+    let owned = |machine: &&std::borrow::Cow<'_, Value>| {
         controller(machine).is_some_and(|(_, of)| of == name(set))
     };
     let marked = |machine: &&std::borrow::Cow<'_, Value>| super::view::is_marked(machine);
-    let there = count(machines.iter().filter(own).count());
-    let up = machines.iter().filter(own);
+    let there = count(machines.iter().filter(owned).count());
+    let up = machines.iter().filter(owned);
     let up = count(up.filter(|m| is_available(m) && !marked(m)).count());
     MachineSet {
         name: name(set).to_owned(),
@@ -346,12 +346,12 @@ fn set_state(set: &Value, machines: &[std::borrow::Cow<'_, Value>]) -> MachineSe
     }
 }
 
-/// Whether a Machine is available; one that is being updated will be.
+/// Whether a Machine is available; a machine under update will be.
 fn is_available(machine: &Value) -> bool {
     super::view::is_marked(machine) || condition(machine, "Available") == Some("True")
 }
 
-/// A MachineSet and its machines, as a MachineDeployment without any has them.
+/// A MachineSet and its machines for a MachineDeployment that has none.
 fn imagined(deployment: &Value) -> (Value, Vec<Value>) {
     let of = name(deployment);
     let replicas =

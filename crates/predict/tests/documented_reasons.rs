@@ -1,4 +1,4 @@
-//! Every reason that a user may meet has its line in the documentation.
+//! Every reason that users may see is documented.
 
 use refit_core::{
     change::{
@@ -27,7 +27,7 @@ fn missing<'a>(text: &str, words: impl IntoIterator<Item = &'a str>) -> Vec<&'a 
     words.into_iter().filter(|word| !has(text, word)).collect()
 }
 
-/// What the hooks wait for where this is known.
+/// The verdict of the hooks for these facts.
 fn decided(known: &Known) -> NotReady {
     let side = |version: &str| Objects {
         owner: json!({"kind": "Machine", "spec": {"version": version}}),
@@ -76,7 +76,7 @@ fn not_ready() -> Vec<NotReady> {
 }
 
 #[test]
-fn every_reason_to_wait_has_its_line() {
+fn every_reason_to_wait_is_documented() {
     assert_eq!(missing(TROUBLESHOOTING, Reason::all()), Vec::<&str>::new());
     let not_ready = not_ready();
     let reasons = not_ready.iter().map(NotReady::reason);
@@ -84,7 +84,7 @@ fn every_reason_to_wait_has_its_line() {
 }
 
 #[test]
-fn every_verdict_has_its_line() {
+fn every_verdict_is_documented() {
     let covered = verdict(&Policy::default(), &Coverage::default(), None, None);
     let disabled =
         Policy { disabled: true, on_uncovered: OnUncovered::Replace, ..Policy::default() };
@@ -94,12 +94,12 @@ fn every_verdict_has_its_line() {
 }
 
 #[test]
-fn every_reason_not_to_be_asked_has_its_line() {
+fn every_unreached_reason_is_documented() {
     assert_eq!(missing(TROUBLESHOOTING, Unreached::VARIANTS.iter().copied()), Vec::<&str>::new());
 }
 
 #[test]
-fn everything_that_a_plan_says_has_its_line() {
+fn every_reason_in_a_plan_is_documented() {
     assert_eq!(missing(TROUBLESHOOTING, BLOCKED_REASONS), Vec::<&str>::new());
     for cause in CauseReason::ALL {
         assert!(has(PLAN, &format!("{cause:?}")), "{cause:?}");
@@ -107,7 +107,7 @@ fn everything_that_a_plan_says_has_its_line() {
 }
 
 #[test]
-fn everything_that_the_doctor_looks_at_has_its_line() {
+fn every_doctor_check_is_documented() {
     for check in Check::ALL {
         assert!(has(TROUBLESHOOTING, &format!("{check:?}")), "{check:?}");
     }

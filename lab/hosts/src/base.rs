@@ -46,8 +46,8 @@ pub const KUBERNETES: [&str; 11] = [
     "socat",
 ];
 
-/// The folder of the root with `more` packages than every host has, made where it is missing: about
-/// a minute.
+/// The directory of the root with `more` packages than every host has, made where it is missing:
+/// about a minute.
 pub fn ensure(more: &[&str]) -> anyhow::Result<PathBuf> {
     let mut packages = [PACKAGES.as_slice(), more].concat();
     packages.sort_unstable();
@@ -56,15 +56,15 @@ pub fn ensure(more: &[&str]) -> anyhow::Result<PathBuf> {
     let key = digest[..6].iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
     let cache = cache()?.join("hosts");
     fs::create_dir_all(&cache).with_context(|| format!("{} cannot be made", cache.display()))?;
-    let folder = |release: &str| cache.join(format!("{release}-{key}"));
-    if let Some(found) = RELEASES.map(folder).into_iter().find(|path| path.is_dir()) {
+    let directory = |release: &str| cache.join(format!("{release}-{key}"));
+    if let Some(found) = RELEASES.map(directory).into_iter().find(|path| path.is_dir()) {
         return Ok(found);
     }
     let mirror = mirror()?;
     let mut problems = Vec::new();
     for release in RELEASES {
-        match build(release, &packages, &mirror, &folder(release)) {
-            Ok(()) => return Ok(folder(release)),
+        match build(release, &packages, &mirror, &directory(release)) {
+            Ok(()) => return Ok(directory(release)),
             Err(error) => problems.push(format!("{release}: {error:#}")),
         }
     }
@@ -82,9 +82,9 @@ fn cache() -> anyhow::Result<PathBuf> {
 
 /// The mirror of Debian's own packages that apt uses on this machine.
 fn mirror() -> anyhow::Result<String> {
-    let folder = Path::new("/etc/apt/sources.list.d");
+    let directory = Path::new("/etc/apt/sources.list.d");
     let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         files.push(entry.path());
     }
     files.sort();
@@ -105,8 +105,8 @@ fn find_mirror(text: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-fn build(release: &str, packages: &str, mirror: &str, folder: &Path) -> anyhow::Result<()> {
-    let partial = folder.with_extension(format!("partial-{}", std::process::id()));
+fn build(release: &str, packages: &str, mirror: &str, directory: &Path) -> anyhow::Result<()> {
+    let partial = directory.with_extension(format!("partial-{}", std::process::id()));
     say(&format!("making a root of Debian {release}: about a minute, once"));
     let status = Command::new("mmdebstrap")
         .args(["--quiet", "--variant=apt", "--format=directory"])
@@ -123,9 +123,9 @@ fn build(release: &str, packages: &str, mirror: &str, folder: &Path) -> anyhow::
         let _ = fs::remove_dir_all(&partial);
         bail!("mmdebstrap ended with {status}");
     }
-    match fs::rename(&partial, folder) {
+    match fs::rename(&partial, directory) {
         // Somebody else was faster.
-        Err(_) if folder.is_dir() => Ok(fs::remove_dir_all(&partial)?),
-        outcome => outcome.with_context(|| format!("{} cannot be written", folder.display())),
+        Err(_) if directory.is_dir() => Ok(fs::remove_dir_all(&partial)?),
+        outcome => outcome.with_context(|| format!("{} cannot be written", directory.display())),
     }
 }

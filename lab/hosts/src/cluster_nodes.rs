@@ -10,7 +10,7 @@ use crate::{
     packages::{Repository, VERSIONS},
 };
 
-/// Folder of the host on which the stand-ins look for what a test has left for them.
+/// Directory of the host on which the stand-ins look for what a test has left for them.
 pub const POINTS: &str = "var/lib/stub";
 const KUBELET_CONFIG: &str = "\
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -34,7 +34,7 @@ impl Programs<'_> {
         if let Ok(path) = std::env::var("REFIT_AGENT_BIN") {
             return Ok(path);
         }
-        let built = test.ancestors().nth(2).map(|folder| folder.join("refit-agent"));
+        let built = test.ancestors().nth(2).map(|directory| directory.join("refit-agent"));
         let built = built.filter(|path| path.is_file());
         let built = built.context("no refit-agent is built: `cargo build -p refit-agent`")?;
         Ok(built.display().to_string())
@@ -46,7 +46,7 @@ pub async fn prepare(
     isolation: &Isolation,
     programs: Programs<'_>,
 ) -> anyhow::Result<Vec<std::path::PathBuf>> {
-    let mut repository = Repository::new(&isolation.folder)?;
+    let mut repository = Repository::new(&isolation.directory)?;
     repository.add_stubs(programs.stub.as_ref()).await?;
     repository.serve().await?;
     let overlay = Overlay::begin(isolation).await?;
@@ -61,7 +61,7 @@ pub async fn prepare(
         ("containerd", format!("{runtime}-1")),
     ] {
         let file = format!("{name}_{version}_amd64.deb");
-        std::fs::copy(repository.folder().join(&file), debs.join(&file))?;
+        std::fs::copy(repository.directory().join(&file), debs.join(&file))?;
         names.push(format!("/debs/{file}"));
     }
     let [a, b, c, d] = names.as_slice() else {
@@ -70,7 +70,7 @@ pub async fn prepare(
     overlay.chroot(["dpkg", "--install", a, b, c, d]).await?;
     overlay.chroot(["apt-mark", "hold", "kubeadm", "kubectl", "kubelet"]).await?;
     std::fs::remove_dir_all(&debs)?;
-    overlay.script("usr/bin/etcdctl", &std::fs::read(repository.folder().join("etcdctl"))?)?;
+    overlay.script("usr/bin/etcdctl", &std::fs::read(repository.directory().join("etcdctl"))?)?;
     let unit = include_str!("../../../deploy/agent/refit-agent.service");
     overlay.agent(programs.agent.as_ref(), unit).await?;
     overlay.finish().await
@@ -113,9 +113,9 @@ pub fn order(host: &Host, point: &str, script: &str) -> anyhow::Result<()> {
 
 /// Takes everything back that was ordered and has not run.
 pub fn forget_orders(host: &Host) -> anyhow::Result<()> {
-    let folder = host.root().join(POINTS);
-    if folder.exists() {
-        std::fs::remove_dir_all(folder)?;
+    let directory = host.root().join(POINTS);
+    if directory.exists() {
+        std::fs::remove_dir_all(directory)?;
     }
     Ok(())
 }

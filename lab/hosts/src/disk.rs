@@ -30,10 +30,10 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// An empty disk of this many MiB below `folder`; what a host writes goes there, everything
+    /// An empty disk of this many MiB below `directory`; what a host writes goes there, everything
     /// else it sees is in `layers`, the upper first.
-    pub async fn new(folder: &Path, layers: &[PathBuf], mebibytes: u64) -> anyhow::Result<Self> {
-        let paths = ["disk.img", "disk", "root"].map(|name| folder.join(name));
+    pub async fn new(directory: &Path, layers: &[PathBuf], mebibytes: u64) -> anyhow::Result<Self> {
+        let paths = ["disk.img", "disk", "root"].map(|name| directory.join(name));
         let [image, mounted, root] = paths;
         for path in [&mounted, &root] {
             fs::create_dir_all(path)
@@ -66,15 +66,15 @@ impl Disk {
         self.holder.id().context("nobody keeps the mount namespace any more")
     }
 
-    /// A folder on the disk itself, beside the root, in that namespace; it is made here.
+    /// A directory on the disk itself, beside the root, in that namespace; it is made here.
     pub fn beside(&self, name: &str) -> anyhow::Result<PathBuf> {
-        let folder = self.mounted.join(name);
-        let seen = self.seen(&folder);
+        let directory = self.mounted.join(name);
+        let seen = self.seen(&directory);
         fs::create_dir_all(&seen).with_context(|| format!("{} cannot be made", seen.display()))?;
-        Ok(folder)
+        Ok(directory)
     }
 
-    /// The host's root folder in that namespace.
+    /// The host's root directory in that namespace.
     pub fn root(&self) -> &Path {
         &self.root
     }

@@ -34,7 +34,7 @@ pub struct Host {
     /// Its address.
     pub address: String,
     disk: Disk,
-    /// Folders of it that are on the disk itself, not on the layers above it.
+    /// Directories of it that are on the disk itself, not on the layers above it.
     own: Vec<String>,
     /// Its network namespace and interface: short, whatever the name.
     short: String,
@@ -55,15 +55,15 @@ impl Host {
         layers: &[PathBuf],
     ) -> anyhow::Result<Self> {
         let (short, address) = (format!("h{number}"), net::address(number));
-        let folder = isolation.folder.join(&short);
+        let directory = isolation.directory.join(&short);
         // First: the disk's mount namespace has a copy of what is mounted by then.
         net::attach(&short, &address).await?;
-        let disk = Disk::new(&folder, layers, DISK_MEBIBYTES).await?;
+        let disk = Disk::new(&directory, layers, DISK_MEBIBYTES).await?;
         let host = Self {
             name: name.to_owned(),
             disk,
             own: Vec::new(),
-            console: folder.join("console.log"),
+            console: directory.join("console.log"),
             groups: make_groups(&isolation.name, &short)?,
             short,
             keeper: Arc::default(),
@@ -79,28 +79,28 @@ impl Host {
         Ok(host)
     }
 
-    /// The same, with a folder that is on the disk itself: container runtimes lay file systems over
-    /// one another there, which is not possible above layers.
+    /// The same, with a directory that is on the disk itself: container runtimes lay file systems
+    /// over one another there, which is not possible above layers.
     #[must_use]
-    pub fn with_own_disk(mut self, folder: &str) -> Self {
-        self.own.push(folder.to_owned());
+    pub fn with_own_disk(mut self, directory: &str) -> Self {
+        self.own.push(directory.to_owned());
         self
     }
 
-    /// The host's root folder, whether it runs or not.
+    /// The host's root directory, whether it runs or not.
     pub fn root(&self) -> PathBuf {
         self.disk.path()
     }
 
-    /// Writes a file of the host, with its folders; no power cut takes it away.
+    /// Writes a file of the host, with its directories; no power cut takes it away.
     pub fn write(&self, path: &str, text: &str) -> anyhow::Result<()> {
         let path = self.root().join(path);
-        let folder = path.parent().context("a file is in a folder")?;
+        let directory = path.parent().context("a file is in a directory")?;
         let written = || {
-            fs::create_dir_all(folder)?;
+            fs::create_dir_all(directory)?;
             fs::write(&path, text)?;
             fs::File::open(&path)?.sync_all()?;
-            fs::File::open(folder)?.sync_all()
+            fs::File::open(directory)?.sync_all()
         };
         written().with_context(|| format!("{} cannot be written", path.display()))
     }
@@ -129,10 +129,10 @@ impl Host {
             bail!("{} runs already", self.name);
         }
         let mut binds = Vec::new();
-        for folder in &self.own {
-            let name = folder.trim_matches('/').replace('/', "-");
+        for directory in &self.own {
+            let name = directory.trim_matches('/').replace('/', "-");
             let beside = self.disk.beside(&name)?;
-            binds.push(format!("--bind={}:{folder}", beside.display()));
+            binds.push(format!("--bind={}:{directory}", beside.display()));
         }
         let container = Container {
             binds,
@@ -301,7 +301,7 @@ fn is_first(pid: u32) -> bool {
 
 /// What a boot needs.
 struct Container {
-    /// Further folders, as arguments of systemd-nspawn.
+    /// Further directories, as arguments of systemd-nspawn.
     binds: Vec<String>,
     /// The process whose mount namespace has the root.
     holder: u32,

@@ -42,7 +42,7 @@ pub struct Isolation {
     /// The Debian root.
     pub base: PathBuf,
     /// For everything that the test makes: in memory, gone with it.
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     /// Name of the run, also of its control groups.
     pub name: String,
 }
@@ -134,21 +134,21 @@ async fn enclosed(name: &str, base: &Path) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
-/// Prepares the inside: a folder in memory, a bridge.
+/// Prepares the inside: a directory in memory, a bridge.
 fn inside(name: String) -> anyhow::Result<Isolation> {
     let base = env::var_os(BASE).map(PathBuf::from);
     let base = base.with_context(|| format!("{BASE} is not set"))?;
     let filter = env::var("REFIT_LOG").unwrap_or_else(|_| "warn,kube_client=error".to_owned());
     init_logs(&filter, LogFormat::Text)?;
     refit_runtime::tls::install_provider();
-    let folder = PathBuf::from("/run").join(&name);
+    let directory = PathBuf::from("/run").join(&name);
     runtime()?.block_on(async {
         // systemd-nspawn and ip keep what they know there: it is not the machine's.
         run("mount", ["-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"]).await?;
-        fs::create_dir_all(&folder)?;
+        fs::create_dir_all(&directory)?;
         net::bridge().await
     })?;
-    Ok(Isolation { base, folder, name })
+    Ok(Isolation { base, directory, name })
 }
 
 /// A runtime for a test.
@@ -161,8 +161,8 @@ fn missing() -> Vec<&'static str> {
     let paths = env::var_os("PATH").unwrap_or_default();
     let found = |program: &str| {
         let standard = ["/usr/sbin", "/sbin"].map(PathBuf::from);
-        let mut folders = env::split_paths(&paths).chain(standard);
-        folders.any(|folder| folder.join(program).is_file())
+        let mut directories = env::split_paths(&paths).chain(standard);
+        directories.any(|directory| directory.join(program).is_file())
     };
     let missing = PROGRAMS.iter().filter(|(program, _)| !found(program));
     missing.map(|(_, package)| *package).collect()

@@ -1,6 +1,6 @@
 //! What hosts of a real cluster are made of.
 //!
-//! Programs come from a folder per version (`REFIT_K8S_BIN`): as packages of the tests' own
+//! Programs come from a directory per version (`REFIT_K8S_BIN`): as packages of the tests' own
 //! repository on hosts, as images of the tests' own registry for the control plane.
 
 use std::{
@@ -21,9 +21,9 @@ use crate::{
     registry::{self, Registry},
 };
 
-/// Names the folder with the programs.
-pub const PROGRAMS_FOLDER: &str = "REFIT_K8S_BIN";
-/// What each version's folder holds.
+/// Names the directory with the programs.
+pub const PROGRAMS_DIRECTORY: &str = "REFIT_K8S_BIN";
+/// What each version's directory holds.
 const PROGRAMS: [&str; 6] = [
     "kubeadm",
     "kubectl",
@@ -84,23 +84,24 @@ ExecStart=/usr/local/sbin/kernel-settings
 pub struct Programs {
     /// `vX.Y.Z`.
     pub version: String,
-    /// The folder with the programs.
-    pub folder: PathBuf,
+    /// The directory with the programs.
+    pub directory: PathBuf,
 }
 
 /// The two versions of `REFIT_K8S_BIN`, the lower first.
 pub fn programs() -> anyhow::Result<[Programs; 2]> {
-    let how = "`cargo xtask hosts build` makes such folders and prints the one that holds them";
-    let Some(folder) = env::var_os(PROGRAMS_FOLDER).map(PathBuf::from) else {
+    let how = "`cargo xtask hosts build` makes such directories and prints the one that holds them";
+    let Some(directory) = env::var_os(PROGRAMS_DIRECTORY).map(PathBuf::from) else {
         bail!(
-            "{PROGRAMS_FOLDER} is not set: it names a folder with two folders called by version, \
+            "{PROGRAMS_DIRECTORY} is not set: it names a directory with two directories called by version, \
              such as v1.34.10 and v1.35.8, each with {}; {how}",
             PROGRAMS.join(", ")
         );
     };
-    let shown = folder.display();
-    let entries = std::fs::read_dir(&folder);
-    let entries = entries.with_context(|| format!("{PROGRAMS_FOLDER}={shown} cannot be read"))?;
+    let shown = directory.display();
+    let entries = std::fs::read_dir(&directory);
+    let entries =
+        entries.with_context(|| format!("{PROGRAMS_DIRECTORY}={shown} cannot be read"))?;
     let mut found = BTreeMap::new();
     for entry in entries {
         let path = entry?.path();
@@ -111,20 +112,25 @@ pub fn programs() -> anyhow::Result<[Programs; 2]> {
     }
     let all: Vec<Programs> = found
         .into_iter()
-        .map(|(version, folder)| Programs { version: version.to_string(), folder })
+        .map(|(version, directory)| Programs { version: version.to_string(), directory })
         .collect();
     let [from, to] = <[Programs; 2]>::try_from(all).map_err(|all| {
         let names: Vec<&str> = all.iter().map(|one| one.version.as_str()).collect();
         anyhow::anyhow!(
-            "{PROGRAMS_FOLDER}={shown} holds {} folders called by version ({}) instead of two; {how}",
+            "{PROGRAMS_DIRECTORY}={shown} holds {} directories called by version ({}) instead of two; {how}",
             names.len(),
             names.join(", ")
         )
     })?;
     for one in [&from, &to] {
         let missing: Vec<&str> =
-            PROGRAMS.into_iter().filter(|program| !one.folder.join(program).is_file()).collect();
-        ensure!(missing.is_empty(), "{} lacks {}; {how}", one.folder.display(), missing.join(", "));
+            PROGRAMS.into_iter().filter(|program| !one.directory.join(program).is_file()).collect();
+        ensure!(
+            missing.is_empty(),
+            "{} lacks {}; {how}",
+            one.directory.display(),
+            missing.join(", ")
+        );
     }
     Ok([from, to])
 }
@@ -143,17 +149,17 @@ impl KubernetesBuild {
     /// Makes packages, images and the layers of hosts.
     pub async fn new(isolation: &Isolation, agent: &Path) -> anyhow::Result<Self> {
         let versions = programs()?;
-        let mut repository = Repository::new(&isolation.folder)?;
+        let mut repository = Repository::new(&isolation.directory)?;
         for one in &versions {
             for name in PACKAGED {
-                let bytes = std::fs::read(one.folder.join(name))?;
+                let bytes = std::fs::read(one.directory.join(name))?;
                 let files = BTreeMap::from([(format!("usr/bin/{name}"), bytes)]);
                 let unit = (name == "kubelet").then_some(KUBELET_UNIT);
                 repository.add(name, &package_version(&one.version), files, unit).await?;
             }
         }
         let images: Vec<(String, PathBuf)> =
-            versions.iter().map(|one| (one.version.clone(), one.folder.clone())).collect();
+            versions.iter().map(|one| (one.version.clone(), one.directory.clone())).collect();
         let registry = Registry::of(&images, &isolation.base, ETCD_TAG).await?;
         let layers = layers(isolation, &repository, &versions[0].version, agent).await?;
         Ok(Self { versions, layers, repository, registry: Arc::new(registry) })
@@ -181,7 +187,7 @@ async fn layers(
     for name in PACKAGED {
         let file = format!("{name}_{}_amd64.deb", package_version(version));
         let inside = overlay.root().join(&file);
-        std::fs::copy(repository.folder().join(&file), &inside)?;
+        std::fs::copy(repository.directory().join(&file), &inside)?;
         overlay.chroot(["dpkg", "--install", &format!("/{file}")]).await?;
         std::fs::remove_file(&inside)?;
     }

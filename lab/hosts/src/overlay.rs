@@ -28,7 +28,7 @@ const MASKED: [&str; 11] = [
     "systemd-udevd.service",
 ];
 
-/// A folder that is made by changing a root and is a layer of hosts from then on.
+/// A directory that is made by changing a root and is a layer of hosts from then on.
 #[derive(Debug)]
 pub struct Overlay {
     base: PathBuf,
@@ -39,13 +39,13 @@ pub struct Overlay {
 impl Overlay {
     /// Begins one on top of the Debian root.
     pub async fn begin(isolation: &Isolation) -> anyhow::Result<Self> {
-        let folder = isolation.folder.join("layer");
+        let directory = isolation.directory.join("layer");
         let overlay = Self {
             base: isolation.base.clone(),
-            upper: folder.join("upper"),
-            root: folder.join("root"),
+            upper: directory.join("upper"),
+            root: directory.join("root"),
         };
-        let work = folder.join("work");
+        let work = directory.join("work");
         for path in [&overlay.upper, &overlay.root, &work] {
             fs::create_dir_all(path)?;
         }
@@ -89,8 +89,8 @@ impl Overlay {
     /// Puts a program in, without what a debugger wants of it.
     pub async fn program(&self, from: &Path, to: &str) -> anyhow::Result<()> {
         let to = self.root.join(to);
-        if let Some(folder) = to.parent() {
-            fs::create_dir_all(folder)?;
+        if let Some(directory) = to.parent() {
+            fs::create_dir_all(directory)?;
         }
         let (from, to) = (from.display().to_string(), to.display().to_string());
         run("strip", ["-o", &to, &from]).await.map(drop)
@@ -108,8 +108,8 @@ impl Overlay {
     /// Writes a file.
     pub fn write(&self, path: &str, text: &str) -> anyhow::Result<()> {
         let path = self.root.join(path);
-        let folder = path.parent().context("a file is in a folder")?;
-        fs::create_dir_all(folder)?;
+        let directory = path.parent().context("a file is in a directory")?;
+        fs::create_dir_all(directory)?;
         fs::write(&path, text).with_context(|| format!("{} cannot be written", path.display()))
     }
 
@@ -127,7 +127,7 @@ impl Overlay {
         Ok(symlink(Path::new("/etc/systemd/system").join(unit), wants.join(unit))?)
     }
 
-    /// Ends it: the folders that a host's root is made of, the upper first.
+    /// Ends it: the directories that a host's root is made of, the upper first.
     pub async fn finish(self) -> anyhow::Result<Vec<PathBuf>> {
         for unit in MASKED {
             let path = self.root.join("etc/systemd/system").join(unit);

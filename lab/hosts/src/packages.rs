@@ -62,34 +62,34 @@ if [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
 systemctl enable --quiet PACKAGE.service
 ";
 
-/// A repository of stand-ins, in a folder.
+/// A repository of stand-ins, in a directory.
 #[derive(Debug)]
 pub struct Repository {
-    folder: PathBuf,
+    directory: PathBuf,
     stanzas: Vec<String>,
 }
 
 impl Repository {
-    /// An empty one below `folder`.
-    pub fn new(folder: &Path) -> anyhow::Result<Self> {
-        let folder = folder.join("repository");
-        fs::create_dir_all(&folder)?;
-        Ok(Self { folder, stanzas: Vec::new() })
+    /// An empty one below `directory`.
+    pub fn new(directory: &Path) -> anyhow::Result<Self> {
+        let directory = directory.join("repository");
+        fs::create_dir_all(&directory)?;
+        Ok(Self { directory, stanzas: Vec::new() })
     }
 
     /// Where it is.
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// Adds the stand-ins of every version, made of our one program.
     pub async fn add_stubs(&mut self, stub: &Path) -> anyhow::Result<()> {
-        let stripped = self.folder.join("stub");
+        let stripped = self.directory.join("stub");
         let arguments = ["-o".as_ref(), stripped.as_os_str(), stub.as_os_str()];
         run("strip", arguments).await?;
         let program = fs::read(&stripped)?;
         // Debian's own name for it; hosts get it without a package.
-        fs::write(self.folder.join("etcdctl"), named(&program, "etcdctl", "3.6.5"))?;
+        fs::write(self.directory.join("etcdctl"), named(&program, "etcdctl", "3.6.5"))?;
         for (kubernetes, runtime) in VERSIONS {
             let of = |name: &str, version: &str| named(&program, name, version);
             for name in ["kubeadm", "kubectl", "kubelet"] {
@@ -114,10 +114,10 @@ impl Repository {
         programs: BTreeMap<String, Vec<u8>>,
         unit: Option<&str>,
     ) -> anyhow::Result<()> {
-        let build = self.folder.join("build");
+        let build = self.directory.join("build");
         let write = |path: &str, bytes: &[u8], mode: u32| -> anyhow::Result<()> {
             let path = build.join(path);
-            fs::create_dir_all(path.parent().context("a file is in a folder")?)?;
+            fs::create_dir_all(path.parent().context("a file is in a directory")?)?;
             fs::write(&path, bytes)?;
             Ok(fs::set_permissions(&path, fs::Permissions::from_mode(mode))?)
         };
@@ -140,7 +140,7 @@ impl Repository {
             write(&format!("DEBIAN/{point}"), text.as_bytes(), 0o755)?;
         }
         let file = format!("{name}_{version}_amd64.deb");
-        let path = self.folder.join(&file);
+        let path = self.directory.join(&file);
         let (from, to) = (build.display().to_string(), path.display().to_string());
         run("dpkg-deb", ["--root-owner-group", "-Znone", "--build", &from, &to]).await?;
         fs::remove_dir_all(&build)?;
@@ -161,11 +161,11 @@ impl Repository {
             sha256(packages.as_bytes()),
             packages.len()
         );
-        fs::write(self.folder.join("Packages"), packages)?;
-        fs::write(self.folder.join("Release"), release)?;
+        fs::write(self.directory.join("Packages"), packages)?;
+        fs::write(self.directory.join("Release"), release)?;
         let address = format!("{}:{REPOSITORY_PORT}", net::SWITCH).parse()?;
         let listener = Listener::tcp(address).await?;
-        let files = Files(self.folder.clone());
+        let files = Files(self.directory.clone());
         tokio::spawn(serve(listener, None, files, std::future::pending()));
         Ok(())
     }
@@ -184,7 +184,7 @@ pub(crate) fn sha256(bytes: &[u8]) -> String {
     text
 }
 
-/// Serves the files of a folder.
+/// Serves the files of a directory.
 #[derive(Clone)]
 struct Files(PathBuf);
 

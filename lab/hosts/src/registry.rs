@@ -26,14 +26,16 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 /// What kubeadm calls a control plane's programs, each an image of its own.
 const CONTROL_PLANE: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
-/// Does nothing until it is asked to end. With `-v` it ends at once: kubeadm's health check runs it so.
+/// Does nothing until it is asked to end. With `-v` it ends at once: kubeadm's health check runs it
+/// so.
 const PAUSE: &str = "\
 #!/bin/busybox sh
 [ \"$1\" = -v ] && exit 0
 trap 'exit 0' TERM INT
 while :; do /bin/busybox sleep 3600 & wait $!; done
 ";
-/// Tags of the image that pods begin with, as kubelets and kubeadm of different versions ask for it.
+/// Tags of the image that pods begin with, as kubelets and kubeadm of different versions ask for
+/// it.
 const PAUSE_TAGS: [&str; 5] = ["3.8", "3.9", "3.10", "3.10.1", "3.10.2"];
 
 /// Images by name and tag, ready to be served.
@@ -58,9 +60,9 @@ impl Registry {
         etcd_tag: &str,
     ) -> anyhow::Result<Self> {
         let mut registry = Self::default();
-        for (version, folder) in versions {
+        for (version, directory) in versions {
             for name in CONTROL_PLANE {
-                let file = File::read(&folder.join(name), &format!("usr/local/bin/{name}"))?;
+                let file = File::read(&directory.join(name), &format!("usr/local/bin/{name}"))?;
                 registry.add(name, &[version.as_str()], vec![file], name)?;
             }
         }

@@ -50,9 +50,9 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Serves a new API server that enforces RBAC, and writes its kubeconfig into `folder`:
+    /// Serves a new API server that enforces RBAC, and writes its kubeconfig into `directory`:
     /// context `admin` may do everything, context `ann` what RBAC gives the user `ann`.
-    pub fn start(folder: &Path) -> Result<Self, ClusterError> {
+    pub fn start(directory: &Path) -> Result<Self, ClusterError> {
         let clock = Clock::real();
         let mut required = Required::new(*b"a key for tests, 32 bytes long..");
         required.tokens = BTreeMap::from([
@@ -70,7 +70,7 @@ impl Cluster {
         let material = authority.server(&["127.0.0.1"], validity)?;
         let tls = server_config(ReloadableCert::new(&material)?, None)?;
         let port = run(server, tls)?;
-        let kubeconfig = folder.join("kubeconfig");
+        let kubeconfig = directory.join("kubeconfig");
         let text = config(port, &authority.material().cert_pem).to_string();
         // It holds tokens.
         OpenOptions::new()

@@ -8,10 +8,10 @@ use std::{env, fs};
 
 /// There is no kubectl to run.
 #[derive(Debug, thiserror::Error)]
-#[error("there is no kubectl {version} below {}: run `cargo xtask kubectl`", folder.display())]
+#[error("there is no kubectl {version} below {}: run `cargo xtask kubectl`", directory.display())]
 pub struct MissingKubectl {
     version: String,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 /// A kubectl with its kubeconfig and a home of its own.
@@ -79,9 +79,9 @@ fn program() -> Result<PathBuf, MissingKubectl> {
         || PathBuf::from(env::var_os("HOME").unwrap_or_default()).join(".cache/refit"),
         PathBuf::from,
     );
-    let folder = cache.join("kubectl");
+    let directory = cache.join("kubectl");
     let wanted = format!("{version}-");
-    let mut found: Vec<PathBuf> = fs::read_dir(&folder)
+    let mut found: Vec<PathBuf> = fs::read_dir(&directory)
         .into_iter()
         .flatten()
         .flatten()
@@ -90,7 +90,7 @@ fn program() -> Result<PathBuf, MissingKubectl> {
         .filter(|path| path.is_file())
         .collect();
     found.sort();
-    found.pop().ok_or(MissingKubectl { version, folder })
+    found.pop().ok_or(MissingKubectl { version, directory })
 }
 
 impl Kubectl {

@@ -1,4 +1,4 @@
-//! A disk in memory: what was not synced is lost with the process.
+//! A disk in memory: unsynced data is lost with the process.
 
 use std::{
     collections::BTreeMap,
@@ -11,17 +11,17 @@ use refit_agent::Disk;
 use refit_runtime::gate::{Effect, Fate, Gate, never};
 use serde::{Deserialize, Serialize};
 
-/// What a simulated disk holds durably. Part of a snapshot of the world.
+/// The durable content of a simulated disk. Part of a snapshot of the world.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskState {
     /// Content by path.
     pub files: BTreeMap<String, String>,
 }
 
-/// A disk in memory, as one incarnation of a process sees it.
+/// A disk in memory, as one run of a process sees it.
 ///
-/// What was not synced lives in this handle: another handle on the same [`DiskState`], which is
-/// what a restarted process gets, does not see it.
+/// Unsynced data lives in this handle. A restarted process gets another handle on the same
+/// [`DiskState`], which does not see that data.
 pub struct SimDisk {
     state: Arc<Mutex<DiskState>>,
     unsynced: Mutex<BTreeMap<String, String>>,
@@ -36,19 +36,19 @@ impl std::fmt::Debug for SimDisk {
 }
 
 impl SimDisk {
-    /// A disk over `state`. Each durable append passes `gate` as [`Effect::Journal`].
+    /// Creates a disk over `state`. Each durable append passes `gate` as [`Effect::Journal`].
     pub fn new(state: Arc<Mutex<DiskState>>, gate: Arc<dyn Gate>) -> Self {
         Self { state, unsynced: Mutex::default(), gate, forgetful: false }
     }
 
-    /// With `true` it accepts everything and keeps nothing: a journal left out, for sabotage.
+    /// If `true`, the disk accepts every write and keeps nothing. Sabotages the journal.
     #[must_use]
     pub fn forgetful(mut self, forgetful: bool) -> Self {
         self.forgetful = forgetful;
         self
     }
 
-    /// Loses what was not synced.
+    /// Discards unsynced data.
     pub fn crash(&self) {
         lock(&self.unsynced).clear();
     }
@@ -167,8 +167,8 @@ mod tests {
 
     #[tokio::test]
     async fn real_and_simulated_disks_agree() {
-        let folder = tempfile::tempdir().unwrap();
-        let real = RealDisk::open(folder.path().join("state/refit")).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let real = RealDisk::open(directory.path().join("state/refit")).unwrap();
         behaves_like_a_file(&real).await;
         behaves_like_a_file(&sim(&Arc::default())).await;
     }
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<DiskState>(&text).unwrap(), state);
     }
 
-    /// Kills at the first effect, before or after it.
+    /// Kills the process at its first effect, before or after it.
     struct Killer {
         before: Fate,
     }
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_kill_before_the_sync_loses_the_record_and_one_after_keeps_it() {
+    async fn only_a_kill_before_the_sync_loses_the_record() {
         for (before, expected) in [(Fate::Dead, None), (Fate::Alive, Some("x"))] {
             let state = Arc::default();
             let disk = SimDisk::new(Arc::clone(&state), Arc::new(Killer { before }));

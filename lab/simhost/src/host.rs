@@ -1,4 +1,4 @@
-//! The host as one incarnation of an agent sees it.
+//! The host as one run of the agent process sees it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,9 +15,9 @@ use refit_runtime::{
 
 use crate::state::HostState;
 
-/// A host over a [`HostState`] that the simulation owns.
+/// A host over a [`HostState`] owned by the simulation.
 ///
-/// While the host reboots its agent is frozen: every call waits for the boot.
+/// While the host reboots, its agent is frozen: every call waits for the boot.
 pub struct SimHost {
     state: Arc<Mutex<HostState>>,
     clock: Clock,
@@ -31,12 +31,12 @@ impl std::fmt::Debug for SimHost {
 }
 
 impl SimHost {
-    /// A host over `state`. Each start of a unit passes `gate` as [`Effect::Host`].
+    /// Creates a host over `state`. Each start of a unit passes `gate` as [`Effect::Host`].
     pub fn new(state: Arc<Mutex<HostState>>, clock: Clock, gate: Arc<dyn Gate>) -> Self {
         Self { state, clock, gate }
     }
 
-    /// The host, once it is up, after everything that was due.
+    /// Waits until the host is up, applies everything that is due and returns the state.
     async fn enter(&self) -> MutexGuard<'_, HostState> {
         loop {
             if self.gate.fate() == Fate::Dead {
@@ -81,7 +81,8 @@ impl Host for SimHost {
                 }
                 Effect::Host { command: format!("{} {}", state.node, job.step) }
             };
-            // The gate may take a snapshot of the world, this host included: nothing is locked.
+            // The gate may take a snapshot of the world, including this host, so no lock is held
+            // here.
             let dead = if self.gate.before(&effect) == Fate::Dead {
                 true
             } else {
@@ -119,7 +120,7 @@ impl Host for SimHost {
     }
 
     fn release<'a>(&'a self, _: &'a str) -> BoxFuture<'a, ()> {
-        // Ended units go by themselves here: the agent may not rely on finding one.
+        // Finished units disappear by themselves here: the agent must not rely on finding one.
         Box::pin(async {})
     }
 }

@@ -1,4 +1,4 @@
-//! What the kubelet of a simulated host reports: its Node's status, its static pods, its pods.
+//! What the kubelet of a simulated host reports: Node status, static pods and pods.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,17 @@ use serde_json::{Value, json};
 
 use crate::state::HostState;
 
-/// Annotation of a pod that stands for a manifest on a host.
+/// Annotation of a mirror pod, which represents a static pod manifest.
 pub const MIRROR_POD: &str = "kubernetes.io/config.mirror";
 
-/// What can be seen of a host from outside.
+/// What is visible of a host from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostView {
     /// Whether the kubelet is up.
     pub up: bool,
-    /// Since when, or from when on.
+    /// When the kubelet came up; in the future while it is down.
     pub up_at: Timestamp,
-    /// Version of the kubelet that runs, `vX.Y.Z`.
+    /// Version of the running kubelet, `vX.Y.Z`.
     pub kubelet_version: String,
     /// Changes with each boot.
     pub boot_id: String,
@@ -33,7 +33,7 @@ pub struct HostView {
 }
 
 impl HostView {
-    /// What there is to see of a host at this time.
+    /// The view of a host at `now`.
     pub fn of(host: &mut HostState, now: Timestamp) -> Self {
         host.tick(now);
         let facts = host.facts();
@@ -47,8 +47,8 @@ impl HostView {
         }
     }
 
-    /// The status patch of this host's Node: its conditions and, while the kubelet is up, what it
-    /// runs. Conditions are a list, so a merge patch names all of them.
+    /// The status patch of this host's Node: its conditions and, while the kubelet is up, its node
+    /// info. Conditions are a list, so a merge patch contains all of them.
     pub fn report(&self, node: &Value, now: Timestamp) -> Value {
         let conditions = node["status"]["conditions"].as_array();
         let mut conditions: Vec<Value> =
@@ -61,7 +61,7 @@ impl HostView {
         json!({"status": status})
     }
 
-    /// The Ready condition; it keeps the time of its last transition where it does not change.
+    /// The Ready condition. It keeps its last transition time if its status does not change.
     pub fn ready_condition(&self, node: &Value, now: Timestamp) -> Value {
         let (status, reason, message) = if self.up {
             ("True", "KubeletReady", "kubelet is posting ready status")
@@ -83,7 +83,7 @@ impl HostView {
         })
     }
 
-    /// The part of a Node's status that says what its host runs.
+    /// The `nodeInfo` of a Node's status.
     pub fn node_info(&self) -> Value {
         json!({
             "architecture": "amd64",
@@ -110,7 +110,7 @@ pub fn is_ready(object: &Value) -> bool {
     is_true(object, "Ready")
 }
 
-/// The pod that stands for a static pod manifest of a Node.
+/// The mirror pod of a static pod manifest of a Node.
 pub fn mirror_pod(node: &Value, component: &str, image: &str) -> Value {
     let pod = format!("{component}-{}", name(node));
     let hash = short_hash(&format!("{pod}={image}"));
@@ -163,7 +163,7 @@ pub fn running(pod: &Value, now: Timestamp) -> Value {
     }})
 }
 
-/// The first eight hex digits of a text's hash.
+/// The first eight hex digits of the hash of a text.
 pub fn short_hash(input: &str) -> String {
     let mut hash = hash_json(&Value::from(input));
     hash.truncate(8);
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kubelet_that_is_down_reports_it_and_leaves_the_other_conditions() {
+    fn a_kubelet_that_is_down_keeps_the_other_conditions() {
         let now: Timestamp = "2026-03-02T08:00:00Z".parse().unwrap();
         let node = json!({"status": {"conditions": [
             {"type": "Ready", "status": "True", "lastTransitionTime": "2026-03-01T00:00:00Z"},

@@ -2,10 +2,10 @@
 //!
 //! | module | is for |
 //! |---|---|
-//! | [`host`] | the host as one incarnation of an agent sees it |
-//! | [`state`] | the host itself, as plain state: what is installed, what runs |
-//! | `work` | what each command does to it, and how it shows |
-//! | [`trouble`], `uptime` | what goes wrong with it, and when its parts answer |
+//! | [`host`] | the host as one run of the agent process sees it |
+//! | [`state`] | the host as plain data: what is installed, what runs |
+//! | `work` | how each command changes the host, and how the change is detected |
+//! | [`trouble`], `uptime` | injected failures, and when the components respond |
 //! | [`disk`] | what survives the agent's process |
 //! | [`kubelet`] | what its kubelet reports |
 //! | [`wait`] | waiting in tests that run in real time |

@@ -1,7 +1,7 @@
-//! The host as plain state: what is installed, what runs, what is under way.
+//! The host as plain data: what is installed, what runs, what is in progress.
 //!
-//! Pure and serialisable: a snapshot of the world keeps it, and the same state goes on in the same
-//! way. Time passes by [`HostState::tick`].
+//! Pure and serializable: a snapshot of the world stores it, and a restored state behaves the same.
+//! Time advances through [`HostState::tick`].
 
 use std::collections::BTreeMap;
 
@@ -15,13 +15,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::trouble::Troubles;
 
-/// How long an ended unit can still be asked about.
+/// How long a finished unit can still be queried.
 const COLLECTED_AFTER: SignedDuration = SignedDuration::from_secs(10);
 /// How long the kubelet takes after a boot.
 const KUBELET_AFTER_BOOT: SignedDuration = SignedDuration::from_secs(4);
-/// The packages that a host has.
+/// The installed packages.
 pub(super) const PACKAGES: [&str; 3] = ["kubeadm", "kubectl", "kubelet"];
-/// The static pods that a control plane's host has.
+/// The static pods of a control plane host.
 const STATIC_PODS: [&str; 4] =
     ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 const ETCD_IMAGE: &str = "registry.k8s.io/etcd:3.6.5-0";
@@ -33,33 +33,33 @@ const PACKAGE_REVISION: &str = "-1.1";
 pub struct HostState {
     /// Name of the node.
     pub node: String,
-    /// Whether static pods of a control plane run here.
+    /// Whether the host runs the static pods of a control plane.
     pub control_plane: bool,
-    /// Its root folder: content by path.
+    /// The root directory: file content by path.
     pub root: BTreeMap<String, String>,
     /// Changes with each boot.
     pub boot_id: String,
-    /// How often it booted.
+    /// Number of boots.
     pub boots: u32,
-    /// Until when it is down in a reboot.
+    /// When the current reboot ends; `None` while the host is up.
     pub down_until: Option<Timestamp>,
-    /// Version of the kubelet that runs, or ran last.
+    /// Version of the running kubelet, or of the last one that ran.
     pub kubelet_version: String,
-    /// Since when the kubelet is up; in the future while it is down.
+    /// When the kubelet came up; in the future while it is down.
     pub kubelet_up_at: Timestamp,
-    /// What was started, by unit name.
+    /// Started units, by name.
     pub units: BTreeMap<String, Unit>,
-    /// How often each command that is not idempotent was started, by name.
+    /// How often each command that is not idempotent was started, by command name.
     pub runs: BTreeMap<String, u32>,
-    /// Which steps are to fail, and how often still.
+    /// Steps that will fail, with the number of failures left.
     pub faults: BTreeMap<String, u32>,
-    /// What else is wrong with it.
+    /// Other injected failures.
     #[serde(default)]
     pub troubles: Troubles,
-    /// How many times faster than a real host it works.
+    /// How many times faster than a real host this host works.
     #[serde(default = "unhurried")]
     pub hurry: u32,
-    /// From when on the static pods run, after a boot.
+    /// When the static pods run after a boot.
     #[serde(default)]
     pub static_pods_up_at: Option<Timestamp>,
 }
@@ -68,48 +68,48 @@ fn unhurried() -> u32 {
     1
 }
 
-/// A command under way or just ended.
+/// A command that is running or has just finished.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Unit {
     /// Id of the step.
     pub step: String,
-    /// What runs.
+    /// The command that runs.
     pub command: Command,
     /// When it started.
     pub started: Timestamp,
     /// When it ends.
     pub ends: Timestamp,
-    /// Whether it is to fail.
+    /// Whether it will fail.
     pub fails: bool,
-    /// How long it may take; 0 in worlds of before this field.
+    /// How long it may take; 0 in worlds saved before this field existed.
     #[serde(default)]
     pub timeout_seconds: u32,
-    /// How it ended: exit code and output.
+    /// Exit code and output, once it has finished.
     pub exit: Option<(i32, String)>,
 }
 
-/// What a tick did; for logs, because whoever ticks first gets it.
+/// A change made by a tick. For logs only: the first caller to tick receives it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A unit ended.
+    /// A unit finished.
     Ended {
-        /// Its name.
+        /// Name of the unit.
         unit: String,
-        /// Its exit code.
+        /// Exit code of the unit.
         code: i32,
     },
     /// The host booted.
     Booted,
-    /// An ended unit cannot be asked about any more.
+    /// A finished unit can no longer be queried.
     Collected {
-        /// Its name.
+        /// Name of the unit.
         unit: String,
     },
 }
 
 impl HostState {
-    /// A host that has run `version` (`vX.Y.Z`) since `now`.
+    /// Creates a host that has run `version` (`vX.Y.Z`) since `now`.
     pub fn new(node: &str, control_plane: bool, version: &str, now: Timestamp) -> Self {
         let mut host = Self {
             node: node.to_owned(),
@@ -139,12 +139,12 @@ impl HostState {
         host
     }
 
-    /// Whether the host runs.
+    /// Whether the host is up.
     pub fn is_up(&self, now: Timestamp) -> bool {
         self.down_until.is_none_or(|until| until <= now)
     }
 
-    /// Whether the kubelet runs.
+    /// Whether the kubelet is up.
     pub fn kubelet_up(&self, now: Timestamp) -> bool {
         self.is_up(now) && self.kubelet_up_at <= now
     }
@@ -155,25 +155,26 @@ impl HostState {
         KubernetesVersion::of_package(version).ok()
     }
 
-    /// Version of an installed package as the package manager has it; empty without it.
+    /// Version of an installed package as the package manager reports it; empty if it is not
+    /// installed.
     pub(super) fn package(&self, name: &str) -> &str {
         self.root.get(&package_path(name)).map_or("", String::as_str)
     }
 
-    /// Image of a static pod, as its manifest has it.
+    /// Image of a static pod, according to its manifest.
     pub fn static_pod_image(&self, component: &str) -> Option<String> {
         let manifest = self.root.get(&manifest_path(component))?;
         let line = manifest.lines().find_map(|l| l.trim().strip_prefix("image: "))?;
         Some(line.to_owned())
     }
 
-    /// Version of a static pod, as its manifest has it.
+    /// Version of a static pod, according to its manifest.
     pub fn static_pod_version(&self, component: &str) -> Option<String> {
         let image = self.static_pod_image(component)?;
         image.rsplit_once(':').map(|(_, tag)| tag.to_owned())
     }
 
-    /// What the agent reports of the host.
+    /// The facts that the agent reports about the host.
     pub fn facts(&self) -> HostFacts {
         let packages = PACKAGES
             .into_iter()
@@ -192,7 +193,7 @@ impl HostState {
         }
     }
 
-    /// Whether [`HostState::start`] would start something: not if a unit of that name is there.
+    /// Whether [`HostState::start`] would start the unit: not if a unit of that name exists.
     pub fn would_start(&self, job: &Job) -> bool {
         !self.units.contains_key(&job.unit)
     }
@@ -235,7 +236,7 @@ impl HostState {
         self.units.insert(job.unit.clone(), unit);
     }
 
-    /// How far a unit is, as of the last tick.
+    /// State of a unit, as of the last tick.
     pub fn poll(&self, unit: &str) -> UnitState {
         match self.units.get(unit) {
             None => UnitState::Unknown,
@@ -246,7 +247,7 @@ impl HostState {
         }
     }
 
-    /// Lets everything happen that is due, in order of time.
+    /// Applies everything that is due, in order of time.
     pub fn tick(&mut self, now: Timestamp) -> Vec<Change> {
         let mut changes = Vec::new();
         while let Some((due, event)) = self.next_event()
@@ -264,7 +265,7 @@ impl HostState {
         changes
     }
 
-    /// When something happens next that the world outside can see.
+    /// The next time at which something changes that is visible from outside.
     pub fn next_due(&self, now: Timestamp) -> Option<Timestamp> {
         let kubelet = Some(self.kubelet_up_at).filter(|at| *at > now);
         let event = self.next_event().map(|(at, _)| at);
@@ -272,7 +273,7 @@ impl HostState {
     }
 
     fn next_event(&self) -> Option<(Timestamp, Event)> {
-        // A reboot kills what runs, so nothing else can be due before it.
+        // A reboot kills all units, so nothing else can be due before it.
         if let Some(until) = self.down_until {
             return Some((until, Event::Boot));
         }
@@ -355,7 +356,7 @@ enum Event {
 }
 
 pub(super) const KUBELET_CONFIG: &str = "/var/lib/kubelet/config.yaml";
-/// What kubeadm found there.
+/// The kubelet configuration as it was before kubeadm ran.
 pub(super) const SAVED_CONFIG: &str = "/var/lib/refit/kubelet-config.yaml";
 
 pub(super) fn kubelet_config(version: &str) -> String {
@@ -397,7 +398,7 @@ fn boot_id(node: &str, boots: u32) -> String {
     )
 }
 
-/// How long a command takes on a node: the same each time, different from node to node.
+/// How long a command takes on a node: always the same on one node, different between nodes.
 pub fn duration(node: &str, command: &Command) -> SignedDuration {
     let (least, spread) = match command {
         Command::Step(HostStep::Preflight { .. }) => (4, 3),

@@ -27,7 +27,7 @@ fn job(step: &str, command: Command) -> Job {
     Job::new("p", &format!("u-{step}"), step, command)
 }
 
-/// Runs a command to its end and returns when that was and the exit code.
+/// Runs a command to its end and returns its end time and exit code.
 fn run(host: &mut HostState, second: i64, command: Command) -> (i64, i32) {
     let job = job(command.name(), command);
     host.start(&job, at(second));
@@ -171,7 +171,7 @@ fn a_broken_step_fails_as_often_as_asked_and_changes_nothing() {
 }
 
 #[test]
-fn only_runs_of_what_is_not_idempotent_are_counted() {
+fn only_runs_of_commands_that_are_not_idempotent_are_counted() {
     let mut host = worker();
     run(&mut host, 1, Command::Step(HostStep::Snapshot {}));
     run(&mut host, 40, Command::Step(HostStep::KubeletRestart {}));
@@ -191,7 +191,7 @@ fn an_ended_unit_is_forgotten_after_ten_seconds() {
 }
 
 #[test]
-fn a_unit_that_is_there_is_not_started_again() {
+fn an_existing_unit_is_not_started_again() {
     let mut host = worker();
     let job = job("kubelet-restart", Command::Step(HostStep::KubeletRestart {}));
     host.start(&job, at(1));
@@ -214,7 +214,7 @@ fn ticking_often_or_once_ends_in_the_same_state() {
 }
 
 #[test]
-fn what_comes_next_is_known() {
+fn the_time_of_the_next_change_is_known() {
     let mut host = worker();
     assert_eq!(host.next_due(at(1)), None);
     host.start(&job("a", Command::Step(HostStep::Preflight { version: None })), at(1));
@@ -225,7 +225,7 @@ fn what_comes_next_is_known() {
 }
 
 #[test]
-fn a_snapshot_of_a_host_goes_on_in_the_same_way() {
+fn a_restored_host_behaves_the_same() {
     let mut host = control_plane();
     host.break_step("x", 1);
     host.start(&job("a", upgrade(Role::FirstControlPlane)), at(3));

@@ -1,4 +1,4 @@
-//! What can go wrong with a simulated host, beyond a step that fails.
+//! Failures of a simulated host other than a failing step.
 
 use std::collections::BTreeMap;
 
@@ -9,33 +9,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::state::HostState;
 
-/// How long a host that was switched off stays off, unless somebody switches it on: longer than
-/// any simulation, shorter than the longest sleep of a timer wheel.
+/// How long a powered-off host stays off unless it is powered on: longer than any simulation,
+/// shorter than the longest sleep of a timer wheel.
 const OFF: SignedDuration = SignedDuration::from_hours(24 * 365);
-/// How long a host takes from the switch to its boot.
+/// How long a host takes from power-on to its boot.
 const POWER_ON: SignedDuration = SignedDuration::from_secs(30);
-/// How long the kubelet takes after a boot.
+/// How long the kubelet takes to start after a boot.
 const KUBELET_AFTER_BOOT: SignedDuration = SignedDuration::from_secs(4);
-/// How long the static pods take after that.
+/// How long the static pods take to start after the kubelet.
 const STATIC_PODS_AFTER_KUBELET: SignedDuration = SignedDuration::from_secs(3);
 
-/// Troubles of a host that outlive its processes.
+/// Injected failures of a host that outlive its processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Troubles {
-    /// Steps whose command hangs until its timeout ends it, and how often still.
+    /// Steps whose command hangs until its timeout, with the number of times left.
     #[serde(default)]
     pub hang: BTreeMap<String, u32>,
-    /// Steps whose command takes this many times its usual time.
+    /// Steps whose command is slow, with the factor.
     #[serde(default)]
     pub slow: BTreeMap<String, u32>,
-    /// Nothing more fits on the disk.
+    /// Whether the disk is full.
     #[serde(default)]
     pub disk_full: bool,
 }
 
 impl Troubles {
-    /// Whether a run of a step hangs; it then counts as one of those that were to.
+    /// Whether this run of a step hangs; decrements the number of hangs left.
     pub(super) fn take_hang(&mut self, step: &str) -> bool {
         match self.hang.get_mut(step) {
             Some(left) if *left > 0 => {
@@ -46,7 +46,7 @@ impl Troubles {
         }
     }
 
-    /// How long a command takes that usually takes `usual`.
+    /// The duration of a command that usually takes `usual`.
     pub(super) fn stretched(
         &self,
         step: &str,
@@ -61,9 +61,9 @@ impl Troubles {
         usual * i32::try_from(times).unwrap_or(i32::MAX)
     }
 
-    /// What a command that writes says on a full disk.
+    /// The error that a writing command reports on a full disk.
     pub(super) fn no_space(&self, command: &Command) -> Option<String> {
-        let folder = match command {
+        let directory = match command {
             Command::Step(HostStep::Stage { .. }) => "/var/cache/apt/archives",
             Command::Step(HostStep::Snapshot {} | HostStep::OsImageStage { .. }) => {
                 "/var/lib/refit"
@@ -95,7 +95,7 @@ impl Troubles {
                 | Undo::KubeletRestart,
             ) => return None,
         };
-        self.disk_full.then(|| format!("{folder}: No space left on device"))
+        self.disk_full.then(|| format!("{directory}: No space left on device"))
     }
 }
 
@@ -115,13 +115,13 @@ impl HostState {
         }
     }
 
-    /// Ends every trouble that somebody made, but for a host that is switched off.
+    /// Removes all injected failures. A host that is powered off stays off.
     pub fn mend(&mut self) {
         self.faults.clear();
         self.troubles = Troubles::default();
     }
 
-    /// Switches the host off at once. What ran on it is over.
+    /// Powers the host off at once and ends everything that ran on it.
     pub fn power_off(&mut self, now: Timestamp) {
         let far = now + OFF;
         self.down_until = Some(far);
@@ -129,7 +129,7 @@ impl HostState {
         self.static_pods_up_at = Some(far);
     }
 
-    /// Switches a host on that is off, and says when it will have booted.
+    /// Powers a host on and returns when it will have booted; `None` if it is not off.
     pub fn power_on(&mut self, now: Timestamp) -> Option<Timestamp> {
         self.down_until?;
         let boots = now + POWER_ON;
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_command_ends_well() {
+    fn a_slow_command_succeeds() {
         let usual = outcome(&mut host()).0;
         let mut host = host();
         host.troubles.slow.insert("kubelet-install".to_owned(), 10);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_was_off_has_booted_once_more() {
+    fn a_host_boots_again_after_power_on() {
         let mut host = host();
         host.power_off(now());
         let later = now() + SignedDuration::from_hours(100);

@@ -1,4 +1,4 @@
-//! When the parts of a simulated control plane answer.
+//! When the components of a simulated control plane respond.
 
 use jiff::{SignedDuration, Timestamp};
 use refit_agent::host::Command;
@@ -6,42 +6,42 @@ use refit_kinds::refit::HostStep;
 
 use crate::state::HostState;
 
-/// How long the static pods take after the kubelet's start until they answer.
+/// How long the static pods take to respond after the kubelet has started.
 const STATIC_PODS_AFTER_KUBELET: SignedDuration = SignedDuration::from_secs(3);
 
 impl HostState {
-    /// How long something takes here that takes `usual` on a real host.
+    /// The duration on this host of something that takes `usual` on a real one.
     pub(super) fn takes(&self, usual: SignedDuration) -> SignedDuration {
         usual / i32::try_from(self.hurry.max(1)).unwrap_or(1)
     }
 
-    /// The kubelet of a booting host is going to start the static pods.
+    /// Records when the static pods will run after the boot in progress.
     pub(super) fn static_pods_start(&mut self) {
         let at = self.kubelet_up_at + self.takes(STATIC_PODS_AFTER_KUBELET);
         self.static_pods_up_at = Some(at);
     }
 
-    /// The same host, whose commands and boots take one `hurry`th of their usual time.
+    /// Returns the host with commands and boots that take `1/hurry` of their usual time.
     #[must_use]
     pub fn hurried(mut self, hurry: u32) -> Self {
         self.hurry = hurry.max(1);
         self
     }
 
-    /// Whether the API server of this host answers: not on a worker, not while the host boots, and
-    /// not while `kubeadm upgrade` restarts it.
+    /// Whether the API server of this host responds: never on a worker, not while the host boots,
+    /// and not while `kubeadm upgrade` restarts it.
     pub fn api_server_up(&self, now: Timestamp) -> bool {
         self.static_pods_up(now)
             && !self.api_restarts().any(|(from, until)| from <= now && now < until)
     }
 
-    /// Whether the etcd member of this host answers. Its image does not change in an upgrade, so
+    /// Whether the etcd member of this host responds. Its image does not change in an upgrade, so
     /// only a boot takes it down.
     pub fn etcd_up(&self, now: Timestamp) -> bool {
         self.static_pods_up(now)
     }
 
-    /// When one of these answers changes next by itself.
+    /// When the API server or etcd next changes between up and down without further action.
     pub fn next_uptime_change(&self, now: Timestamp) -> Option<Timestamp> {
         let restarts = self.api_restarts().flat_map(|(from, until)| [from, until]);
         self.static_pods_up_at
@@ -57,7 +57,7 @@ impl HostState {
             && self.static_pods_up_at.is_none_or(|since| since <= now)
     }
 
-    /// The last quarter of each `kubeadm upgrade`: by then it has written the new manifest and
+    /// The last quarter of each `kubeadm upgrade`: by then kubeadm has written the new manifest and
     /// waits for the API server to come back.
     fn api_restarts(&self) -> impl Iterator<Item = (Timestamp, Timestamp)> {
         self.units
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn kubeadm_restarts_the_api_server_before_it_ends_and_leaves_etcd_alone() {
+    fn kubeadm_restarts_the_api_server_but_not_etcd() {
         let mut host = HostState::new("n", true, "v1.34.2", now());
         host.start(&upgrade(), now());
         assert!(host.api_server_up(now()));
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boot_takes_both_down_until_the_kubelet_has_started_them() {
+    fn a_boot_takes_the_api_server_and_etcd_down() {
         let mut host = HostState::new("n", true, "v1.34.2", now());
         host.start(&job(Command::Step(HostStep::Reboot {})), now());
         assert!(!host.api_server_up(now()) && !host.etcd_up(now()));

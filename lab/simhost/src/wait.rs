@@ -6,11 +6,11 @@ use refit_runtime::Clock;
 use tokio::time::{sleep, timeout};
 
 const LOOK_PERIOD: Duration = Duration::from_millis(200);
-/// A look that gets no answer for so long is one that found nothing.
+/// A check without a result after this time counts as one that found nothing.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Looks again and again until `look` finds what it wants; fails with its last error when `within`
-/// is over. A look that has begun ends, so that there is at least one, however short `within` is.
+/// Repeats `look` until it succeeds; fails with its last error once `within` has passed. A check
+/// that has started always runs to its end, so there is at least one, however short `within` is.
 pub async fn eventually<T>(
     what: &str,
     within: Duration,
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_look_is_not_cut_off_by_the_deadline() {
+    async fn a_check_is_not_cut_off_by_the_deadline() {
         let found = eventually("it", Duration::ZERO, async || {
             sleep(Duration::from_millis(5)).await;
             Ok(7)
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_error_says_what_was_missing() {
+    async fn a_timeout_returns_the_last_error() {
         let found = eventually("it", Duration::ZERO, async || Err::<(), _>("no Node".to_owned()));
         assert_eq!(found.await.unwrap_err().to_string(), "it: not within 0 s: no Node");
     }

@@ -1,4 +1,4 @@
-//! What commands do to a simulated host, and how it shows.
+//! How commands change a simulated host, and how the change is detected.
 
 use std::collections::BTreeMap;
 
@@ -12,26 +12,26 @@ use crate::state::{
     HostState, KUBELET_CONFIG, PACKAGES, SAVED_CONFIG, kubelet_config, package_path,
 };
 
-/// sha384 of the OS image that is written and does not boot.
+/// sha384 of the OS image that is staged but will not boot.
 const OS_STAGED: &str = "/os/staged";
-/// sha384 of the OS image of the next boot.
+/// sha384 of the OS image that boots next.
 const OS_NEXT: &str = "/os/next";
-/// sha384 of the OS image that runs, where it is another than the one of the beginning.
+/// sha384 of the running OS image; absent while the host runs its original image.
 const OS_RUNNING: &str = "/os/running";
-/// sha384 of the OS image that ran before.
+/// sha384 of the previous OS image.
 const OS_BEFORE: &str = "/os/before";
-/// What stands for the image that nobody has put there.
+/// Stands for the host's original image.
 const OS_FIRST: &str = "first";
-/// The kubelet's flags.
+/// The kubelet flags.
 const KUBELET_FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
-/// Until when kubeadm's certificates are good, as far as anybody asks.
+/// Stands for kubeadm's certificates: present once they are renewed.
 const CERTIFICATES: &str = "/etc/kubernetes/pki";
 const TIME_SERVERS: &str = "/etc/time-servers";
-/// Files as they were before a step.
+/// Copies of files from before a step changed them.
 const KEPT: &str = "/var/lib/refit/kept";
 
 impl HostState {
-    /// Looks whether the work of a command is done.
+    /// Checks whether the work of a command is done.
     pub fn look(&self, command: &Command, since: &Since) -> Evidence {
         match command {
             Command::Step(
@@ -240,7 +240,7 @@ impl HostState {
                 self.start_kubelet();
                 Ok(String::new())
             }
-            // Only one that was made to fail gets here: the others end in a boot.
+            // Only a reboot that was made to fail gets here: all others end in a boot.
             Command::Step(HostStep::Reboot {}) => Err("the host did not go down".to_owned()),
             Command::Step(HostStep::Verify { version }) => {
                 self.verify(version.as_ref())?;
@@ -282,7 +282,7 @@ impl HostState {
         Ok(format!("[upgrade] SUCCESS! {version}"))
     }
 
-    /// Keeps the kubelet's configuration of before a plan, once per plan.
+    /// Saves the kubelet configuration as it was before a plan, once per plan.
     pub(super) fn save_config(&mut self, plan: &str) {
         let head = format!("# before plan {plan}\n");
         let saved = self.root.get(SAVED_CONFIG);
@@ -315,7 +315,7 @@ impl HostState {
         Ok(())
     }
 
-    /// What a boot makes of the OS image that was to be next.
+    /// Makes the OS image that was finalized the running one, as a boot does.
     pub(super) fn boot_os(&mut self) {
         if let Some(next) = self.root.remove(OS_NEXT) {
             let before = self.root.remove(OS_RUNNING).unwrap_or_else(|| OS_FIRST.to_owned());
@@ -326,7 +326,7 @@ impl HostState {
         }
     }
 
-    /// sha384 of the OS image that runs; none as long as it is the first.
+    /// sha384 of the running OS image; `None` while the host runs its original image.
     pub fn os_image(&self) -> Option<&str> {
         self.root.get(OS_RUNNING).map(String::as_str)
     }
@@ -364,7 +364,7 @@ impl HostState {
         self.root.contains_key(path)
     }
 
-    /// Keeps what is at a path before a step changes it, once.
+    /// Saves the content of a path before a step changes it, once.
     fn keep(&mut self, step: &str, path: &str) {
         let kept = format!("{KEPT}/{step}{path}");
         if !self.has(&kept) {
@@ -373,7 +373,7 @@ impl HostState {
         }
     }
 
-    /// What a step has kept, by path.
+    /// The files saved by a step, by path.
     fn kept(&self, step: &str) -> BTreeMap<String, Option<String>> {
         let start = format!("{KEPT}/{step}/");
         self.root
@@ -395,7 +395,7 @@ fn flags(args: &KubeletArgs) -> String {
     set.collect::<Vec<_>>().join(" ")
 }
 
-/// What a file holds; of a secret, its name.
+/// The content of a file; for a Secret reference, the name of the Secret and its key.
 fn content(file: &PlannedFile) -> String {
     match &file.content_from {
         Some(key) => format!("secret {}/{}", key.name, key.key),

@@ -15,7 +15,7 @@ fn since(host: &HostState) -> Since {
     Since { at: at(0), boot_id: host.boot_id.clone() }
 }
 
-/// Carries a command out, and says that it shows.
+/// Carries out a command and asserts that its work is detected as done.
 fn done(host: &mut HostState, step: &str, command: &Command) {
     host.carry_out(step, command).unwrap();
     assert_eq!(host.look(command, &since(host)), Evidence::Done, "{}", command.name());
@@ -34,7 +34,7 @@ fn stage_image() -> Command {
 }
 
 #[test]
-fn what_a_command_does_shows_and_did_not_before() {
+fn the_work_of_a_command_is_detected_only_afterwards() {
     let package =
         PackageVersion { name: "containerd.io".to_owned(), version: "2.1.4-1".to_owned() };
     let packages = PackageArgs { install: vec![package], ..PackageArgs::default() };
@@ -56,7 +56,7 @@ fn what_a_command_does_shows_and_did_not_before() {
 }
 
 #[test]
-fn files_are_written_and_put_back() {
+fn files_are_written_and_restored() {
     let mut host = host();
     host.root.insert("/etc/a".to_owned(), "old".to_owned());
     let file = |path: &str| PlannedFile {
@@ -75,7 +75,7 @@ fn files_are_written_and_put_back() {
 }
 
 #[test]
-fn an_os_image_runs_after_the_boot_and_can_go_back() {
+fn an_os_image_runs_after_the_boot_and_can_be_rolled_back() {
     let mut host = host();
     let finalize = Command::Step(HostStep::OsImageFinalize { os_image: image() });
     let commit = Command::Step(HostStep::OsImageCommit { os_image: image() });
@@ -93,7 +93,7 @@ fn an_os_image_runs_after_the_boot_and_can_go_back() {
 }
 
 #[test]
-fn an_image_that_is_taken_back_before_the_boot_does_not_boot() {
+fn an_image_rolled_back_before_the_boot_does_not_boot() {
     let mut host = host();
     done(&mut host, "s", &stage_image());
     done(&mut host, "f", &Command::Step(HostStep::OsImageFinalize { os_image: image() }));

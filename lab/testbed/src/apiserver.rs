@@ -9,18 +9,18 @@ use refit_runtime::client::ClientStack;
 
 use crate::{
     certs::{Certs, NAMES},
-    folder::free_port,
+    directory::free_port,
     parts::Parts,
     process::{Part, Program, go_env},
     wait::eventually,
 };
 
-/// How long both may take to answer.
+/// How long both may take to become ready.
 const READY: Duration = Duration::from_mins(2);
 
 /// A running API server.
 pub struct ApiServer {
-    /// Where it answers.
+    /// URL of the API server.
     pub url: String,
     /// A client with all rights.
     pub client: Client,
@@ -31,25 +31,26 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Starts both, and waits until the API server is ready. `folder` gets `admin.kubeconfig`.
-    pub async fn start(parts: &Parts, certs: &Certs, folder: &Path) -> anyhow::Result<Self> {
+    /// Starts both, and waits until the API server is ready. Writes `admin.kubeconfig` to
+    /// `directory`.
+    pub async fn start(parts: &Parts, certs: &Certs, directory: &Path) -> anyhow::Result<Self> {
         let store = format!("http://127.0.0.1:{}", free_port()?);
-        let etcd = Part::start(etcd(parts, &store, folder)?, folder)?;
+        let etcd = Part::start(etcd(parts, &store, directory)?, directory)?;
         let port = free_port()?;
-        certs.write_server(&folder.join("kube-apiserver"))?;
-        certs.write_signing_key(&folder.join("kube-apiserver"))?;
-        let program = api_server(parts, &store, port, &folder.join("kube-apiserver"));
-        let api_server = Part::start(program, folder)?;
+        certs.write_server(&directory.join("kube-apiserver"))?;
+        certs.write_signing_key(&directory.join("kube-apiserver"))?;
+        let program = api_server(parts, &store, port, &directory.join("kube-apiserver"));
+        let api_server = Part::start(program, directory)?;
         let url = format!("https://{}:{port}", NAMES[1]);
         let admins = ["system:masters"];
-        certs.write_kubeconfig(&folder.join("admin.kubeconfig"), &url, "admin", &admins)?;
+        certs.write_kubeconfig(&directory.join("admin.kubeconfig"), &url, "admin", &admins)?;
         let config = certs.config(&url, "admin", &admins).await?;
         let client = ClientStack::production("refit-testbed").client(&config)?;
         let ready = eventually("the API server becomes ready", READY, async || {
             let request = Request::get("/readyz").body(Vec::new());
             let request = request.map_err(|error| error.to_string())?;
-            let answer = client.request_text(request).await;
-            answer.map(|_| ()).map_err(|error| error.to_string())
+            let response = client.request_text(request).await;
+            response.map(|_| ()).map_err(|error| error.to_string())
         });
         tokio::select! {
             biased;
@@ -61,13 +62,13 @@ impl ApiServer {
     }
 }
 
-fn etcd(parts: &Parts, url: &str, folder: &Path) -> anyhow::Result<Program> {
+fn etcd(parts: &Parts, url: &str, directory: &Path) -> anyhow::Result<Program> {
     let peer = format!("http://127.0.0.1:{}", free_port()?);
     Ok(Program {
         name: "etcd".to_owned(),
         path: parts.etcd.clone(),
         args: vec![
-            format!("--data-dir={}", folder.join("etcd").display()),
+            format!("--data-dir={}", directory.join("etcd").display()),
             format!("--listen-client-urls={url}"),
             format!("--advertise-client-urls={url}"),
             format!("--listen-peer-urls={peer}"),
@@ -81,8 +82,8 @@ fn etcd(parts: &Parts, url: &str, folder: &Path) -> anyhow::Result<Program> {
     })
 }
 
-fn api_server(parts: &Parts, store: &str, port: u16, folder: &Path) -> Program {
-    let file = |name: &str| folder.join(name).display().to_string();
+fn api_server(parts: &Parts, store: &str, port: u16, directory: &Path) -> Program {
+    let file = |name: &str| directory.join(name).display().to_string();
     Program {
         name: "kube-apiserver".to_owned(),
         path: parts.api_server.0.clone(),

@@ -1,4 +1,4 @@
-//! Everything together.
+//! The whole test bed.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -11,7 +11,7 @@ use crate::{
     certs::Certs,
     cluster::{Cluster, ClusterSpec},
     controller::Controller,
-    folder::{self, Turn},
+    directory::{self, Turn},
     hosts::Hosts,
     managers::Managers,
     objects::Objects,
@@ -19,14 +19,14 @@ use crate::{
     tap::Tap,
 };
 
-/// A management cluster with Cluster API, our controller and hosts.
+/// A management cluster with Cluster API, the Refit controller and hosts.
 pub struct Bed {
     /// The line of Cluster API.
     pub line: Line,
-    /// What runs in it.
+    /// The programs of the bed.
     pub parts: Parts,
-    /// Where its logs are.
-    pub folder: PathBuf,
+    /// Directory of the logs.
+    pub directory: PathBuf,
     hosts: Hosts,
     controller: Controller,
     managers: Managers,
@@ -37,42 +37,42 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// Starts a bed; waits where too many are up.
+    /// Starts a bed. If too many beds are up, waits for its turn.
     pub async fn start(line: Line) -> anyhow::Result<Self> {
         let clock = Clock::real();
         let parts = parts::find(line)?;
-        let turn = folder::turn(clock).await?;
-        let folder = folder::run(clock, line.name())?;
+        let turn = directory::turn(clock).await?;
+        let directory = directory::run(clock, line.name())?;
         let since = clock.now();
         let certs = Arc::new(Certs::new(clock)?);
-        let started = Self::start_in(line, parts, folder.clone(), certs, turn).await;
+        let started = Self::start_in(line, parts, directory.clone(), certs, turn).await;
         let seconds = clock.elapsed(since).as_secs();
         match started {
             Ok(bed) => {
-                tracing::info!(%line, logs = %folder.display(), seconds, "the bed is up");
+                tracing::info!(%line, logs = %directory.display(), seconds, "the bed is up");
                 Ok(bed)
             }
             Err(error) => Err(error
-                .context(format!("the bed does not come up; logs are in {}", folder.display()))),
+                .context(format!("the bed does not come up; logs are in {}", directory.display()))),
         }
     }
 
     async fn start_in(
         line: Line,
         parts: Parts,
-        folder: PathBuf,
+        directory: PathBuf,
         certs: Arc<Certs>,
         turn: Turn,
     ) -> anyhow::Result<Self> {
-        let api_server = ApiServer::start(&parts, &certs, &folder).await?;
+        let api_server = ApiServer::start(&parts, &certs, &directory).await?;
         let client = &api_server.client;
-        let managers = Managers::start(client, &parts, &certs, &folder).await?;
-        let controller = Controller::start(client, &api_server.url, &certs, &folder).await?;
+        let managers = Managers::start(client, &parts, &certs, &directory).await?;
+        let controller = Controller::start(client, &api_server.url, &certs, &directory).await?;
         let hosts = Hosts::start(client.clone(), &api_server.url, certs.clone());
         Ok(Self {
             line,
             parts,
-            folder,
+            directory,
             hosts,
             controller,
             managers,
@@ -83,52 +83,52 @@ impl Bed {
         })
     }
 
-    /// A client of the management cluster with all rights.
+    /// Returns a client of the management cluster with all permissions.
     pub fn client(&self) -> &Client {
         &self.api_server.client
     }
 
-    /// The objects of a namespace of the management cluster.
+    /// Returns the objects of a namespace of the management cluster.
     pub fn objects(&self, namespace: &str) -> Objects {
         Objects::in_namespace(self.client().clone(), namespace)
     }
 
-    /// The certificates of the bed.
+    /// Returns the certificates of the bed.
     pub fn certs(&self) -> &Certs {
         &self.certs
     }
 
-    /// Our controller.
+    /// Returns the Refit controller.
     pub fn controller(&self) -> &Controller {
         &self.controller
     }
 
-    /// What listens to the calls of our hooks, while fixtures are recorded.
+    /// Returns the recording proxy for Refit's hooks, while fixtures are recorded.
     pub fn tap(&self) -> Option<&Tap> {
         self.controller.tap()
     }
 
-    /// Cluster API's managers.
+    /// Returns Cluster API's managers.
     pub fn managers(&self) -> &Managers {
         &self.managers
     }
 
-    /// The hosts of all clusters.
+    /// Returns the hosts of all clusters.
     pub fn hosts(&self) -> &Hosts {
         &self.hosts
     }
 
-    /// A cluster in a namespace of its own, with everything up.
+    /// Creates a cluster in a separate namespace, and waits until everything is up.
     pub async fn cluster(&self, name: &str, spec: &ClusterSpec) -> anyhow::Result<Cluster> {
         Cluster::create(self.client(), name, spec).await
     }
 
-    /// Held by a test that needs every process to stay up.
+    /// A lock for tests that need all processes to stay up.
     pub async fn calm(&self) -> RwLockReadGuard<'_, ()> {
         self.calm.read().await
     }
 
-    /// Held by a test that stops processes: it is alone.
+    /// An exclusive lock for a test that stops processes.
     pub async fn alone(&self) -> RwLockWriteGuard<'_, ()> {
         self.calm.write().await
     }

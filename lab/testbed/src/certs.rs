@@ -11,12 +11,12 @@ use refit_runtime::{
     tls::{Authority, KeyAndCert, Validity},
 };
 
-use crate::folder::write_secret;
+use crate::directory::write_secret;
 
-/// Names of this machine that certificates are good for.
+/// Names of this machine in server certificates.
 pub const NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 
-/// The authority of one bed.
+/// The certificate authority of a bed.
 #[derive(Debug)]
 pub struct Certs {
     authority: Authority,
@@ -24,43 +24,43 @@ pub struct Certs {
 }
 
 impl Certs {
-    /// Makes an authority.
+    /// Creates an authority.
     pub fn new(clock: Clock) -> anyhow::Result<Self> {
         let validity = validity(clock);
         let authority = Authority::new("refit-testbed", validity)?;
         Ok(Self { authority, validity })
     }
 
-    /// The authority's certificate.
+    /// Returns the authority's certificate.
     pub fn ca_pem(&self) -> &str {
         &self.authority.material().cert_pem
     }
 
-    /// The authority's certificate as a `caBundle`.
+    /// Returns the authority's certificate as a `caBundle`.
     pub fn ca_bundle(&self) -> String {
         BASE64_STANDARD.encode(self.ca_pem())
     }
 
-    /// A certificate for servers on this machine.
+    /// Creates a certificate for servers on this machine.
     pub fn server(&self) -> anyhow::Result<KeyAndCert> {
         Ok(self.authority.server(&NAMES, self.validity)?)
     }
 
     /// Writes `tls.crt`, `tls.key` and `ca.crt` of a server on this machine.
-    pub fn write_server(&self, folder: &Path) -> anyhow::Result<()> {
-        fs::create_dir_all(folder)
-            .with_context(|| format!("{} cannot be made", folder.display()))?;
-        write_secret(&folder.join("ca.crt"), self.ca_pem())?;
+    pub fn write_server(&self, directory: &Path) -> anyhow::Result<()> {
+        fs::create_dir_all(directory)
+            .with_context(|| format!("{} cannot be made", directory.display()))?;
+        write_secret(&directory.join("ca.crt"), self.ca_pem())?;
         let server = self.server()?;
-        write_secret(&folder.join("tls.crt"), &server.cert_pem)?;
-        write_secret(&folder.join("tls.key"), &server.key_pem)
+        write_secret(&directory.join("tls.crt"), &server.cert_pem)?;
+        write_secret(&directory.join("tls.key"), &server.key_pem)
     }
 
     /// Writes `signing.key`, for signing tokens, and `signing.crt` with its public half.
-    pub fn write_signing_key(&self, folder: &Path) -> anyhow::Result<()> {
+    pub fn write_signing_key(&self, directory: &Path) -> anyhow::Result<()> {
         let pair = self.authority.server(&["signing"], self.validity)?;
-        write_secret(&folder.join("signing.crt"), &pair.cert_pem)?;
-        write_secret(&folder.join("signing.key"), &pair.key_pem)
+        write_secret(&directory.join("signing.crt"), &pair.cert_pem)?;
+        write_secret(&directory.join("signing.key"), &pair.key_pem)
     }
 
     /// Writes the kubeconfig of a user, in these groups, of the API server at `url`.
@@ -91,7 +91,7 @@ impl Certs {
         ))
     }
 
-    /// The same as a client's configuration.
+    /// The kubeconfig of a user, as a client configuration.
     pub async fn config(
         &self,
         url: &str,
@@ -104,7 +104,7 @@ impl Certs {
     }
 }
 
-/// From an hour ago, for clocks that differ, until longer than any bed is up.
+/// Valid from an hour ago, because clocks differ, and for longer than any bed runs.
 pub fn validity(clock: Clock) -> Validity {
     let now = clock.now();
     Validity {

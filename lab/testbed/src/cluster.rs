@@ -11,7 +11,7 @@ use crate::{
     controller::OPT_IN,
     objects::{
         self, CLUSTER, CONTROL_PLANE, HOST_PLAN, MACHINE, MACHINE_DEPLOYMENT, NODE_UPDATE, Objects,
-        number, text, told, uid,
+        condition_text, number, text, uid,
     },
     proxy::Proxy,
     wait::eventually,
@@ -19,39 +19,39 @@ use crate::{
 
 /// How long a cluster may take until all of its Machines are up.
 const READY: Duration = Duration::from_mins(4);
-/// After how many looks at a cluster that is not up its control plane's controller is made to look
-/// too: by itself it waits for 15 s.
-const LOOKS: u32 = 4;
-/// The version that clusters begin with.
+/// If a cluster is not up after this many checks, the control plane is annotated to trigger its
+/// controller, which otherwise waits for 15 s.
+const CHECKS: u32 = 4;
+/// The initial version of clusters.
 pub const FROM: &str = "v1.34.2";
-/// The version that they are brought to.
+/// The version to which flows upgrade clusters.
 pub const TO: &str = "v1.35.1";
 
-/// Without it Cluster API makes no worker that is older than its control plane.
+/// Without this annotation Cluster API creates no worker that is older than its control plane.
 const SKIP_CHECKS: (&str, &str) =
     ("machineset.cluster.x-k8s.io/skip-preflight-checks", "KubeadmVersionSkew");
 
-/// What a cluster is made of.
+/// The specification of a test cluster.
 #[derive(Clone, Debug)]
 pub struct ClusterSpec {
-    /// How many control plane Machines.
+    /// Number of control plane Machines.
     pub control_planes: u32,
     /// `maxSurge` of the control plane.
     pub surge: u32,
     /// MachineDeployments: name, replicas, `maxSurge`, `maxUnavailable`.
     pub workers: Vec<(&'static str, u32, u32, u32)>,
-    /// The version of the control plane.
+    /// Version of the control plane.
     pub version: &'static str,
-    /// The version of the workers: no newer.
+    /// Version of the workers, at most that of the control plane.
     pub workers_version: &'static str,
     /// Annotations of the Cluster.
     pub annotations: BTreeMap<&'static str, &'static str>,
-    /// The control plane's `kubeadmConfigSpec`, where it is not the one of the manifest.
+    /// `kubeadmConfigSpec` of the control plane; if `None`, that of the manifest.
     pub kubeadm_config: Option<Value>,
 }
 
 impl Default for ClusterSpec {
-    /// Three control planes that are replaced in no way by themselves, and no workers.
+    /// Three control plane Machines, all updated in place, and no workers.
     fn default() -> Self {
         Self {
             control_planes: 3,
@@ -65,21 +65,21 @@ impl Default for ClusterSpec {
     }
 }
 
-/// A cluster in a namespace of its own.
+/// A cluster in a separate namespace.
 pub struct Cluster {
-    /// Its name, and that of its control plane.
+    /// Name of the cluster and of its control plane.
     pub name: String,
-    /// Its namespace.
+    /// Namespace of the cluster.
     pub namespace: String,
-    /// The objects of its namespace.
+    /// Objects of the namespace.
     pub objects: Objects,
     management: Client,
     _proxy: Proxy,
 }
 
 impl Cluster {
-    /// Makes a cluster of this name, in a namespace of the same name, and waits until all of its
-    /// Machines are up and their agents have reported.
+    /// Creates a cluster in a namespace of the same name, and waits until all of its Machines are
+    /// up and their agents have reported.
     pub async fn create(
         management: &Client,
         name: &str,
@@ -90,7 +90,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The same without the wait.
+    /// Creates a cluster without waiting for it.
     pub async fn apply(
         management: &Client,
         name: &str,
@@ -99,19 +99,19 @@ impl Cluster {
         Self::made_of(management, name, |port| manifests(name, spec, port)).await
     }
 
-    /// A cluster of a ClusterClass, without waiting for its Machines: three of the control plane,
-    /// and MachineDeployments `a` of two and `b` of one.
+    /// Creates a cluster from a ClusterClass without waiting for it: three control plane Machines,
+    /// and MachineDeployments `a` with two replicas and `b` with one.
     pub async fn of_class(management: &Client, name: &str, version: &str) -> anyhow::Result<Self> {
         let yaml = include_str!("../manifests/topology.yaml");
         Self::made_of(management, name, |port| {
-            let of = [("CLUSTER", name), ("NAMESPACE", name), ("VERSION", version)];
+            let placeholders = [("CLUSTER", name), ("NAMESPACE", name), ("VERSION", version)];
             let port = port.to_string();
-            objects::documents(yaml, &[&of[..], &[("PROXY", &port)]].concat())
+            objects::documents(yaml, &[&placeholders[..], &[("PROXY", &port)]].concat())
         })
         .await
     }
 
-    /// Applies the objects that a cluster is made of, given the port of its proxy.
+    /// Applies the manifests of a cluster, which depend on the port of its proxy.
     async fn made_of(
         management: &Client,
         name: &str,
@@ -142,31 +142,31 @@ impl Cluster {
         self.up(usize::try_from(spec.control_planes + workers)?).await
     }
 
-    /// The same for so many Machines.
+    /// Waits until this many Machines are up and their agents have reported.
     pub async fn up(&self, wanted: usize) -> anyhow::Result<()> {
         let what = format!("cluster {} is up", self.name);
-        let mut looks = 0_u32;
+        let mut checks = 0_u32;
         eventually(&what, READY, async || {
-            let machines = self.machines().await.map_err(said)?;
+            let machines = self.machines().await.map_err(error_text)?;
             if machines.len() != wanted {
-                looks += 1;
-                if looks.is_multiple_of(LOOKS) {
-                    let looks = looks.to_string();
-                    let note = [("refit-testbed/look", Some(looks.as_str()))];
+                checks += 1;
+                if checks.is_multiple_of(CHECKS) {
+                    let checks = checks.to_string();
+                    let note = [("refit-testbed/look", Some(checks.as_str()))];
                     let noted = self.objects.annotate(CONTROL_PLANE, &self.name, &note);
-                    noted.await.map_err(said)?;
+                    noted.await.map_err(error_text)?;
                 }
-                let cluster = self.objects.get(CLUSTER, &self.name).await.map_err(said)?;
-                let why = told(&cluster, "Available");
+                let cluster = self.objects.get(CLUSTER, &self.name).await.map_err(error_text)?;
+                let why = condition_text(&cluster, "Available");
                 return Err(format!("{} of {wanted} Machines: {why}", machines.len()));
             }
             for machine in &machines {
                 if !objects::is_true(machine, "Ready") {
-                    let why = told(machine, "Ready");
+                    let why = condition_text(machine, "Ready");
                     return Err(format!("Machine {}: {why}", objects::name(machine)));
                 }
             }
-            let plans = self.objects.list(HOST_PLAN).await.map_err(said)?;
+            let plans = self.objects.list(HOST_PLAN).await.map_err(error_text)?;
             let reported = plans.iter().filter(|p| !text(p, "/status/reportedAt").is_empty());
             let reported = reported.count();
             (reported == wanted)
@@ -176,59 +176,61 @@ impl Cluster {
         .await
     }
 
-    /// Its Machines, in order of their names.
+    /// Returns the Machines of the cluster, by name.
     pub async fn machines(&self) -> anyhow::Result<Vec<Value>> {
         self.objects.list(MACHINE).await
     }
 
-    /// The Machines of its control plane.
+    /// Returns the Machines of the control plane.
     pub async fn control_plane_machines(&self) -> anyhow::Result<Vec<Value>> {
         self.objects.select(MACHINE, "cluster.x-k8s.io/control-plane").await
     }
 
-    /// The Machines of a MachineDeployment.
+    /// Returns the Machines of a MachineDeployment.
     pub async fn worker_machines(&self, workers: &str) -> anyhow::Result<Vec<Value>> {
         let labels = format!("cluster.x-k8s.io/deployment-name={}-{workers}", self.name);
         self.objects.select(MACHINE, &labels).await
     }
 
-    /// Its control plane.
+    /// Returns the control plane.
     pub async fn control_plane(&self) -> anyhow::Result<Value> {
         self.objects.get(CONTROL_PLANE, &self.name).await
     }
 
-    /// One of its MachineDeployments.
+    /// Returns a MachineDeployment.
     pub async fn deployment(&self, workers: &str) -> anyhow::Result<Value> {
         let name = format!("{}-{workers}", self.name);
         self.objects.get(MACHINE_DEPLOYMENT, &name).await
     }
 
-    /// Changes its control plane.
+    /// Changes the spec of the control plane.
     pub async fn change_control_plane(&self, spec: &Value) -> anyhow::Result<()> {
         let patch = json!({"spec": spec});
         self.objects.merge(CONTROL_PLANE, &self.name, &patch).await?;
         Ok(())
     }
 
-    /// Changes one of its MachineDeployments.
+    /// Changes the spec of a MachineDeployment.
     pub async fn change_workers(&self, workers: &str, spec: &Value) -> anyhow::Result<()> {
         let name = format!("{}-{workers}", self.name);
         self.objects.merge(MACHINE_DEPLOYMENT, &name, &json!({"spec": spec})).await?;
         Ok(())
     }
 
-    /// Waits until all replicas of the control plane have a version, and it says so itself.
+    /// Waits until all replicas of the control plane have a version, and the status of the control
+    /// plane agrees.
     pub async fn control_plane_is_at(&self, version: &str, within: Duration) -> anyhow::Result<()> {
         let what = format!("the control plane of {} is at {version}", self.name);
         eventually(&what, within, async || {
-            let found = self.control_plane().await.map_err(said)?;
+            let found = self.control_plane().await.map_err(error_text)?;
             settled(&found, &["Available", "MachinesReady", "MachinesUpToDate"])?;
-            self.machines_are_at(&self.control_plane_machines().await.map_err(said)?, version).await
+            self.machines_are_at(&self.control_plane_machines().await.map_err(error_text)?, version)
+                .await
         })
         .await
     }
 
-    /// The same for a MachineDeployment.
+    /// Waits until all replicas of a MachineDeployment have a version.
     pub async fn workers_are_at(
         &self,
         workers: &str,
@@ -237,15 +239,16 @@ impl Cluster {
     ) -> anyhow::Result<()> {
         let what = format!("{}-{workers} is at {version}", self.name);
         eventually(&what, within, async || {
-            let found = self.deployment(workers).await.map_err(said)?;
+            let found = self.deployment(workers).await.map_err(error_text)?;
             settled(&found, &["Available", "MachinesReady", "MachinesUpToDate"])?;
-            self.machines_are_at(&self.worker_machines(workers).await.map_err(said)?, version).await
+            self.machines_are_at(&self.worker_machines(workers).await.map_err(error_text)?, version)
+                .await
         })
         .await
     }
 
     async fn machines_are_at(&self, machines: &[Value], version: &str) -> Result<(), String> {
-        let updates = self.objects.list(NODE_UPDATE).await.map_err(said)?;
+        let updates = self.objects.list(NODE_UPDATE).await.map_err(error_text)?;
         for machine in machines {
             let name = objects::name(machine);
             let found = text(machine, "/spec/version");
@@ -258,19 +261,19 @@ impl Cluster {
                     .collect();
                 return Err(format!(
                     "Machine {name} asks for {found}, its kubelet is {kubelet}; {}; {phases:?}",
-                    told(machine, "Updating")
+                    condition_text(machine, "Updating")
                 ));
             }
             for kind in ["Updating", "Paused"] {
                 if objects::is_true(machine, kind) {
-                    return Err(format!("Machine {name}: {}", told(machine, kind)));
+                    return Err(format!("Machine {name}: {}", condition_text(machine, kind)));
                 }
             }
         }
         Ok(())
     }
 
-    /// A client of its workload API server.
+    /// Returns a client of the workload API server.
     pub async fn workload(&self) -> anyhow::Result<Client> {
         let stack = ClientStack::production("refit-testbed");
         let workloads = Workloads::new(self.management.clone(), stack, Clock::real());
@@ -283,28 +286,29 @@ impl Cluster {
         self.objects.delete(CLUSTER, &self.name).await?;
         let what = format!("cluster {} goes", self.name);
         eventually(&what, READY, async || {
-            match self.objects.find(CLUSTER, &self.name).await.map_err(said)? {
+            match self.objects.find(CLUSTER, &self.name).await.map_err(error_text)? {
                 None => Ok(()),
-                Some(cluster) => Err(told(&cluster, "Deleting")),
+                Some(cluster) => Err(condition_text(&cluster, "Deleting")),
             }
         })
         .await
     }
 }
 
-/// The objects of a cluster whose workload API server is behind `port`.
+/// The manifests of a cluster whose workload API server is behind `port`.
 pub fn manifests(name: &str, spec: &ClusterSpec, port: u16) -> anyhow::Result<Vec<Value>> {
-    let of = |version| [("CLUSTER", name), ("NAMESPACE", name), ("VERSION", version)];
+    let placeholders = |version| [("CLUSTER", name), ("NAMESPACE", name), ("VERSION", version)];
     let port = port.to_string();
     let yaml = include_str!("../manifests/cluster.yaml");
-    let mut all = objects::documents(yaml, &[&of(spec.version)[..], &[("PROXY", &port)]].concat())?;
+    let mut all =
+        objects::documents(yaml, &[&placeholders(spec.version)[..], &[("PROXY", &port)]].concat())?;
     for object in all.iter_mut().filter(|object| object["kind"] == "Cluster") {
         object["metadata"]["annotations"] = json!(spec.annotations);
     }
     let (replicas, surge) = (spec.control_planes.to_string(), spec.surge.to_string());
     let values = [("REPLICAS", replicas.as_str()), ("SURGE", &surge)];
     let yaml = include_str!("../manifests/control_plane.yaml");
-    all.extend(objects::documents(yaml, &[&of(spec.version)[..], &values].concat())?);
+    all.extend(objects::documents(yaml, &[&placeholders(spec.version)[..], &values].concat())?);
     if let Some(config) = &spec.kubeadm_config {
         for object in all.iter_mut().filter(|object| object["kind"] == "KubeadmControlPlane") {
             object["spec"]["kubeadmConfigSpec"] = config.clone();
@@ -320,7 +324,7 @@ pub fn manifests(name: &str, spec: &ClusterSpec, port: u16) -> anyhow::Result<Ve
         ];
         let yaml = include_str!("../manifests/workers.yaml");
         for mut object in
-            objects::documents(yaml, &[&of(spec.workers_version)[..], &values].concat())?
+            objects::documents(yaml, &[&placeholders(spec.workers_version)[..], &values].concat())?
         {
             if object["kind"] == "MachineDeployment" {
                 object["metadata"]["annotations"] = json!({SKIP_CHECKS.0: SKIP_CHECKS.1});
@@ -331,7 +335,8 @@ pub fn manifests(name: &str, spec: &ClusterSpec, port: u16) -> anyhow::Result<Ve
     Ok(all)
 }
 
-/// Whether an owner of Machines has settled: it saw its spec, and these conditions are True.
+/// Checks that an owner of Machines has settled: its generation is observed, and these conditions
+/// are True.
 pub fn settled(owner: &Value, conditions: &[&str]) -> Result<(), String> {
     let generation = number(owner, "/metadata/generation");
     let observed = number(owner, "/status/observedGeneration");
@@ -346,10 +351,10 @@ pub fn settled(owner: &Value, conditions: &[&str]) -> Result<(), String> {
         }
     }
     let wrong = conditions.iter().find(|kind| !objects::is_true(owner, kind));
-    wrong.map_or(Ok(()), |kind| Err(format!("{kind}: {}", told(owner, kind))))
+    wrong.map_or(Ok(()), |kind| Err(format!("{kind}: {}", condition_text(owner, kind))))
 }
 
-/// What identifies a Machine and what stands behind it: name, uid, uid of the infrastructure, providerID.
+/// What identifies a Machine: name, uid and providerID.
 pub fn identity(machine: &Value) -> [String; 3] {
     [
         objects::name(machine).to_owned(),
@@ -358,8 +363,8 @@ pub fn identity(machine: &Value) -> [String; 3] {
     ]
 }
 
-/// An error as a look says it.
-#[expect(clippy::needless_pass_by_value, reason = "it stands in `map_err`")]
-pub fn said(error: anyhow::Error) -> String {
+/// Formats an error for [`eventually`].
+#[expect(clippy::needless_pass_by_value, reason = "it is passed to `map_err`")]
+pub fn error_text(error: anyhow::Error) -> String {
     format!("{error:#}")
 }

@@ -1,4 +1,4 @@
-//! Our controller: installed as `deploy/` says, run as the process that it is.
+//! The Refit controller, installed from `deploy/` and run as a real process.
 
 use std::{
     collections::BTreeMap,
@@ -16,8 +16,8 @@ use tokio::process::Command;
 
 use crate::{
     certs::Certs,
+    directory::free_port,
     fixtures,
-    folder::free_port,
     managers::probe,
     objects::{self, EXTENSION_CONFIG, Objects},
     process::{Part, Program},
@@ -25,24 +25,24 @@ use crate::{
     wait::eventually,
 };
 
-/// How long the controller may take to be ready, and Cluster API to find it.
+/// How long the controller may take to become ready, and Cluster API to discover it.
 const READY: Duration = Duration::from_mins(2);
-/// The label of namespaces in which Cluster API calls us.
+/// The label of namespaces in which Cluster API calls Refit's hooks.
 pub const OPT_IN: (&str, &str) = ("refit.dev/in-place", "enabled");
-/// Name of our ExtensionConfig.
+/// Name of Refit's ExtensionConfig.
 pub const EXTENSION: &str = "refit";
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:refit-system:refit-controller";
-/// What the controller may do beside the roles of an installation, for HostPlans beside Machines.
+/// Additional permissions of the controller for HostPlans that are stored next to Machines.
 const MANAGEMENT_PLANS: [&str; 2] = [
     include_str!("../../../deploy/management-plans/role.yaml"),
     include_str!("../../../deploy/management-plans/role_binding.yaml"),
 ];
 
-/// Our controller.
+/// The running Refit controller.
 pub struct Controller {
     part: Part,
     health: u16,
-    /// The port of its hooks.
+    /// Port of the hooks.
     pub hooks: u16,
     tap: Option<Tap>,
     client: Client,
@@ -50,18 +50,18 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Installs it, starts it, and makes it known to Cluster API.
+    /// Installs and starts the controller, and registers it with Cluster API.
     pub async fn start(
         client: &Client,
         url: &str,
         certs: &Certs,
-        folder: &Path,
+        directory: &Path,
     ) -> anyhow::Result<Self> {
         install(client).await?;
         let program = program("refit-controller", "refit-controller").await?;
-        let certificates = folder.join("refit-controller-hooks");
+        let certificates = directory.join("refit-controller-hooks");
         certs.write_server(&certificates)?;
-        let kubeconfig = folder.join("refit-controller.kubeconfig");
+        let kubeconfig = directory.join("refit-controller.kubeconfig");
         let groups = ["system:serviceaccounts", "system:serviceaccounts:refit-system"];
         certs.write_kubeconfig(&kubeconfig, url, SERVICE_ACCOUNT, &groups)?;
         let (hooks, health) = (free_port()?, free_port()?);
@@ -75,7 +75,7 @@ impl Controller {
                 format!("--cert-dir={}", certificates.display()),
                 "--plan-location=Management".to_owned(),
                 "--shutdown-delay-seconds=1".to_owned(),
-                // One that was killed must not be waited for longer than a test has time.
+                // Short, because the next controller waits for the lease of a killed one.
                 "--lease-duration-seconds=6".to_owned(),
                 "--lease-renew-deadline-seconds=4".to_owned(),
                 "--lease-retry-period-seconds=1".to_owned(),
@@ -86,7 +86,7 @@ impl Controller {
         };
         let tap = if fixtures::recording() { Some(Tap::start(certs, hooks).await?) } else { None };
         let controller = Self {
-            part: Part::start(program, folder)?,
+            part: Part::start(program, directory)?,
             health,
             hooks,
             tap,
@@ -98,28 +98,29 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Its process.
+    /// Returns the process of the controller.
     pub fn part(&self) -> &Part {
         &self.part
     }
 
-    /// What listens to the calls of its hooks, while fixtures are recorded.
+    /// Returns the recording proxy for the hooks, while fixtures are recorded.
     pub fn tap(&self) -> Option<&Tap> {
         self.tap.as_ref()
     }
 
-    /// Waits until it is ready.
+    /// Waits until the controller is ready.
     pub async fn ready(&self) -> anyhow::Result<()> {
         let ready =
             eventually("our controller becomes ready", READY, async || probe(self.health).await);
         ready.await.with_context(|| self.part.tail())
     }
 
-    /// Makes it known to Cluster API, and waits until that has found its hooks.
+    /// Registers the hooks with Cluster API, and waits until they are discovered.
     pub async fn register(&self) -> anyhow::Result<()> {
         let mut extension = of_manifests(&manifests(&[Manifests::Extension], &Choices::default()));
         let mut extension = extension.pop().context("deploy/ has no ExtensionConfig")?;
-        // Not in the cluster: by URL, without the Secret of the Service's certificate.
+        // The controller runs outside the cluster: use its URL, without the Secret of the Service's
+        // certificate.
         extension["metadata"]["annotations"] = json!({});
         let port = self.tap.as_ref().map_or(self.hooks, |tap| tap.port);
         extension["spec"]["clientConfig"] = json!({
@@ -130,7 +131,7 @@ impl Controller {
         self.discovered().await
     }
 
-    /// Waits until Cluster API has found its hooks.
+    /// Waits until Cluster API has discovered the hooks.
     pub async fn discovered(&self) -> anyhow::Result<()> {
         let objects = Objects::of_cluster(self.client.clone());
         eventually("Cluster API finds our hooks", READY, async || {
@@ -139,20 +140,20 @@ impl Controller {
             let current = condition_is_current(&found, "Discovered");
             (objects::is_true(&found, "Discovered") && current)
                 .then_some(())
-                .ok_or_else(|| objects::told(&found, "Discovered"))
+                .ok_or_else(|| objects::condition_text(&found, "Discovered"))
         })
         .await
     }
 }
 
-/// Whether a condition is about the spec as it is now.
+/// Whether a condition describes the current generation.
 fn condition_is_current(object: &Value, kind: &str) -> bool {
     let seen = refit_kinds::json::whole_condition(object, kind)
         .map(|condition| &condition["observedGeneration"]);
     seen.is_none_or(|seen| seen.is_null() || *seen == object["metadata"]["generation"])
 }
 
-/// Applies what an installation applies, but for what runs in a cluster.
+/// Applies the manifests of an installation, except the workloads.
 async fn install(client: &Client) -> anyhow::Result<()> {
     let parts = [Manifests::Namespace, Manifests::Crds, Manifests::Rbac];
     let mut all = of_manifests(&manifests(&parts, &Choices::default()));
@@ -163,12 +164,12 @@ async fn install(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Builds a program of this workspace and returns where it is.
+/// Builds a program of this workspace and returns its path.
 pub async fn program(package: &str, name: &str) -> anyhow::Result<PathBuf> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
-    // What cargo tells a test of its own package is not for other builds: build scripts that
-    // watch such variables would have half of all crates built anew, here and by the next test.
+    // Remove cargo's variables for the package of this test. Build scripts that watch them would
+    // otherwise cause half of all crates to be rebuilt, here and in the next test.
     for (key, _) in env::vars_os() {
         let key = key.to_string_lossy();
         if key.starts_with("CARGO_PKG_") || key.starts_with("CARGO_MANIFEST_") {

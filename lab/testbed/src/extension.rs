@@ -1,4 +1,4 @@
-//! A runtime extension of a test's own, over HTTPS: for what ours must never say.
+//! A test runtime extension over HTTPS, for responses that Refit must never give.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -12,13 +12,13 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-/// What it answers: the path and the request, to the answer.
-type Answer = Arc<dyn Fn(&str, Value) -> Value + Send + Sync>;
+/// Maps the path and the request to the response.
+type Handler = Arc<dyn Fn(&str, Value) -> Value + Send + Sync>;
 
-/// A server, until it is dropped.
+/// A server that runs until it is dropped.
 #[derive(Debug)]
 pub struct Extension {
-    /// Its port on 127.0.0.1.
+    /// Port on 127.0.0.1.
     pub port: u16,
     task: tokio::task::JoinHandle<()>,
 }
@@ -30,24 +30,24 @@ impl Drop for Extension {
 }
 
 impl Extension {
-    /// Serves what `answer` says.
+    /// Serves the responses of `handler`.
     pub async fn start(
         cert: &KeyAndCert,
-        answer: impl Fn(&str, Value) -> Value + Send + Sync + 'static,
+        handler: impl Fn(&str, Value) -> Value + Send + Sync + 'static,
     ) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let port = listener.local_addr()?.port();
         let acceptor = TlsAcceptor::from(server_config(ReloadableCert::new(cert)?, None)?);
-        let answer: Answer = Arc::new(answer);
+        let handler: Handler = Arc::new(handler);
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (acceptor, answer) = (acceptor.clone(), answer.clone());
+                let (acceptor, handler) = (acceptor.clone(), handler.clone());
                 tokio::spawn(async move {
                     let Ok(stream) = acceptor.accept(stream).await else {
                         return;
                     };
-                    let service = service_fn(move |request| reply(answer.clone(), request));
-                    // Whoever hangs up is free to.
+                    let service = service_fn(move |request| reply(handler.clone(), request));
+                    // A client may close the connection at any time.
                     let _ = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new())
                         .serve_connection(TokioIo::new(stream), service)
                         .await;
@@ -59,7 +59,7 @@ impl Extension {
 }
 
 async fn reply(
-    answer: Answer,
+    handler: Handler,
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let (parts, body) = request.into_parts();
@@ -67,8 +67,8 @@ async fn reply(
     match body.collect().await {
         Ok(body) => {
             let body = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
-            let said = answer(parts.uri.path(), body).to_string();
-            *response.body_mut() = Full::from(said);
+            let response_body = handler(parts.uri.path(), body).to_string();
+            *response.body_mut() = Full::from(response_body);
         }
         Err(_) => *response.status_mut() = StatusCode::BAD_REQUEST,
     }

@@ -1,4 +1,4 @@
-//! What was recorded of real runs, and how it is recorded anew.
+//! Recordings of real runs, and how to record them again.
 
 use std::{
     env, fs,
@@ -7,27 +7,27 @@ use std::{
 
 use anyhow::Context as _;
 
-/// Set to 1, it makes the flows write what they see into `lab/testbed/fixtures` instead of comparing.
+/// If set to 1, the flows write their results to `lab/testbed/fixtures` instead of comparing them.
 pub const RECORD: &str = "REFIT_TESTBED_RECORD";
 
-/// Whether fixtures are written.
+/// Whether fixtures are recorded.
 pub fn recording() -> bool {
     env::var_os(RECORD).is_some_and(|value| value == "1")
 }
 
-/// The folder of all fixtures.
-pub fn folder() -> PathBuf {
+/// The directory of all fixtures.
+pub fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
 }
 
-/// Reads one.
+/// Reads a fixture.
 pub fn read(path: &Path) -> anyhow::Result<String> {
     fs::read_to_string(path).with_context(|| {
         format!("{} cannot be read; run the flow with {RECORD}=1 to write it", path.display())
     })
 }
 
-/// Writes one.
+/// Writes a fixture.
 pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     let written =
         path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(path, text));

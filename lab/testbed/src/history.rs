@@ -1,18 +1,19 @@
-//! What happened to the objects of a rollout, reduced to what follows from the rules of Cluster API
-//! and not from how fast somebody was.
+//! The history of the objects of a rollout, reduced to what Cluster API's rules determine. Facts
+//! that depend on timing are left out.
 //!
 //! | kept | how |
 //! |---|---|
-//! | order | which Machine of a group is made, updated and deleted when, group by group |
+//! | order | when each Machine of a group is created, updated and deleted, group by group |
 //! | steps | of each object, in order: versions, replicas, owner, annotations of Cluster API |
 //! | conditions | of each object and type, in order: status and reason |
 //!
-//! Names are by group and turn: `md/machine-1` is the Machine of `md` that something happened to
-//! first. Left out is what two runs of the same need not share: the order of steps of different
-//! objects, the order of conditions of different types, messages, what a probe saw of a host
-//! (`Ready`, `NodeHealthy` and their like), how far a deletion was when somebody looked
-//! (`Deleting`), and what a controller says while its cache is behind its own writes (`ScalingUp`
-//! and `ScalingDown`: in real runs they come and go or not with the moves of one rollout).
+//! Names consist of a group and a number: `md/machine-1` is the first Machine of `md` that changed.
+//! Facts that may differ between two runs of the same flow are left out: the order of steps of
+//! different objects, the order of conditions of different types, messages, what a probe saw of a
+//! host (`Ready`, `NodeHealthy` and similar conditions), how far a deletion was when it was
+//! observed (`Deleting`), and what a controller reports while its cache lags behind its own writes
+//! (`ScalingUp` and `ScalingDown`: in real runs they appear or not during the moves of one
+//! rollout).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +24,7 @@ use serde_json::Value;
 
 use crate::objects::{name, number, text, uid};
 
-/// Annotations of Cluster API whose changes are steps.
+/// Annotations of Cluster API whose changes count as steps.
 const ANNOTATIONS: [&str; 9] = [
     "cluster.x-k8s.io/delete-machine",
     "cluster.x-k8s.io/disable-machine-create",
@@ -35,13 +36,13 @@ const ANNOTATIONS: [&str; 9] = [
     "in-place-updates.internal.cluster.x-k8s.io/update-in-progress",
     "runtime.cluster.x-k8s.io/pending-hooks",
 ];
-/// Types of conditions that are kept, by kind.
+/// The recorded condition types, by kind.
 const CONDITIONS: [(&str, &[&str]); 3] = [
     ("KubeadmControlPlane", &["MachinesUpToDate", "RollingOut"]),
     ("MachineDeployment", &["MachinesUpToDate", "RollingOut"]),
     ("Machine", &["UpToDate", "Updating"]),
 ];
-/// Where a version is.
+/// Where each kind has its version.
 const VERSIONS: [(&str, &str); 4] = [
     ("KubeadmControlPlane", "/spec/version"),
     ("MachineDeployment", "/spec/template/spec/version"),
@@ -52,10 +53,10 @@ const UPDATING: &str = "in-place-updates.internal.cluster.x-k8s.io/update-in-pro
 const PENDING: &str = "runtime.cluster.x-k8s.io/pending-hooks";
 const DEPLOYMENT_NAME: &str = "cluster.x-k8s.io/deployment-name";
 
-/// An object as it was after a write.
+/// The state of an object after a write.
 #[derive(Clone, Debug)]
 pub struct Sighting {
-    /// The resourceVersion of the write; those of one store are in the order of its writes.
+    /// The resourceVersion of the write; within one store they are in the order of the writes.
     pub revision: u64,
     /// The object.
     pub object: Value,
@@ -64,7 +65,7 @@ pub struct Sighting {
 }
 
 impl Sighting {
-    /// An object that is there.
+    /// A sighting of an existing object.
     pub fn of(object: Value) -> Self {
         Self {
             revision: text(&object, "/metadata/resourceVersion").parse().unwrap_or_default(),
@@ -74,20 +75,20 @@ impl Sighting {
     }
 }
 
-/// What is compared of an object: a name, and what it is.
+/// The compared properties of an object, by name.
 type Facets = BTreeMap<String, String>;
 
-/// Reduces what was seen since `since` to lines of text. What was seen before is where it began.
+/// Reduces the sightings after `since` to lines of text. Earlier sightings give the initial state.
 pub fn reduce(mut seen: Vec<Sighting>, since: u64) -> String {
     seen.sort_by_key(|sighting| sighting.revision);
     let names = Names::of(&seen, since);
-    let mut told: BTreeMap<String, Told> = BTreeMap::new();
+    let mut histories: BTreeMap<String, ObjectHistory> = BTreeMap::new();
     let mut order: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for sighting in &seen {
         let Some(label) = names.label(&sighting.object) else {
             continue;
         };
-        let entry = told.entry(label.clone()).or_default();
+        let entry = histories.entry(label.clone()).or_default();
         let facets = (!sighting.gone).then(|| facets(&sighting.object, &names));
         let turns = entry.see(facets, sighting.revision > since);
         if text(&sighting.object, "/kind") == "Machine" {
@@ -103,23 +104,23 @@ pub fn reduce(mut seen: Vec<Sighting>, since: u64) -> String {
             let _ = writeln!(out, "  {line}");
         }
     }
-    for (label, told) in &told {
-        told.write(label, &mut out);
+    for (label, history) in &histories {
+        history.write(label, &mut out);
     }
     out
 }
 
-/// What happened to one object.
+/// The history of one object.
 #[derive(Debug, Default)]
-struct Told {
+struct ObjectHistory {
     now: Facets,
     there: bool,
     steps: Vec<String>,
     conditions: BTreeMap<String, Vec<String>>,
 }
 
-impl Told {
-    /// Takes in what the object is now; returns its turns in the order of its group.
+impl ObjectHistory {
+    /// Records the current state of the object. Returns its events for the order of its group.
     fn see(&mut self, facets: Option<Facets>, counts: bool) -> Vec<&'static str> {
         let mut turns = Vec::new();
         let (was_there, is_there) = (self.there, facets.is_some());
@@ -193,7 +194,7 @@ fn is_condition(key: &str) -> bool {
     key.starts_with("condition ")
 }
 
-/// What is compared of an object.
+/// The compared properties of an object.
 fn facets(object: &Value, names: &Names) -> Facets {
     let mut found = Facets::new();
     let kind = text(object, "/kind");
@@ -208,7 +209,7 @@ fn facets(object: &Value, names: &Names) -> Facets {
         let name = names.replaced(text(owner, "/name"));
         found.insert("owner".to_owned(), format!("{} {name}", text(owner, "/kind")));
     }
-    for (_, pointer) in VERSIONS.iter().filter(|(of, _)| *of == kind) {
+    for (_, pointer) in VERSIONS.iter().filter(|(entry_kind, _)| *entry_kind == kind) {
         found.insert("version".to_owned(), text(object, pointer).to_owned());
     }
     if kind != "Machine" {
@@ -217,18 +218,18 @@ fn facets(object: &Value, names: &Names) -> Facets {
     } else if !text(object, "/metadata/deletionTimestamp").is_empty() {
         found.insert("deleted".to_owned(), "yes".to_owned());
     }
-    let kept = CONDITIONS.iter().find(|(of, _)| *of == kind);
+    let kept = CONDITIONS.iter().find(|(entry_kind, _)| *entry_kind == kind);
     for condition in object["status"]["conditions"].as_array().into_iter().flatten() {
-        let of = text(condition, "/type");
-        if kept.is_some_and(|(_, types)| types.contains(&of)) {
+        let condition_type = text(condition, "/type");
+        if kept.is_some_and(|(_, types)| types.contains(&condition_type)) {
             let value = format!("{}/{}", text(condition, "/status"), text(condition, "/reason"));
-            found.insert(format!("condition {of}:"), value);
+            found.insert(format!("condition {condition_type}:"), value);
         }
     }
     found
 }
 
-/// The group of a Machine or MachineSet.
+/// Returns the group of a Machine or MachineSet.
 fn group_of(object: &Value) -> Option<String> {
     let labels = &object["metadata"]["labels"];
     let deployment = labels.get(DEPLOYMENT_NAME).and_then(Value::as_str);
@@ -242,16 +243,17 @@ fn group_of(object: &Value) -> Option<String> {
     }
 }
 
-/// The names that objects go by here.
+/// The labels of objects in a history.
 struct Names {
-    /// By uid.
+    /// Labels by uid.
     labels: BTreeMap<String, String>,
-    /// By name.
+    /// Labels by name.
     by_name: BTreeMap<String, String>,
 }
 
 impl Names {
-    /// MachineSets by when they were made, Machines by when something happened to them first.
+    /// Numbers MachineSets in the order of their creation, and Machines in the order of their first
+    /// change.
     fn of(seen: &[Sighting], since: u64) -> Self {
         let mut names = Self { labels: BTreeMap::new(), by_name: BTreeMap::new() };
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();
@@ -298,20 +300,20 @@ impl Names {
         self.labels.get(uid(object)).cloned()
     }
 
-    /// A list of names, separated by commas, by how they go here.
+    /// Replaces the names in a comma-separated list by labels.
     fn replaced(&self, list: &str) -> String {
         let each = list.split(',').map(|name| self.by_name.get(name).map_or(name, String::as_str));
         each.collect::<Vec<_>>().join(",")
     }
 }
 
-/// The turns of the Machines of a group, as a history tells them.
+/// Returns the events of the Machines of a group, in order.
 pub fn order<'a>(history: &'a str, group: &str) -> Vec<&'a str> {
     let label = format!("order of {group}");
     by_object(history).remove(label.as_str()).unwrap_or_default()
 }
 
-/// What two histories differ in, line by line; nothing where they are the same.
+/// Compares two histories line by line. Returns no lines if they are equal.
 pub fn differences(wanted: &str, found: &str) -> Vec<String> {
     let (wanted, found) = (by_object(wanted), by_object(found));
     let labels: BTreeSet<&&str> = wanted.keys().chain(found.keys()).collect();
@@ -341,7 +343,7 @@ fn by_object(history: &str) -> BTreeMap<&str, Vec<&str>> {
     found
 }
 
-/// The lines of both, in an order that keeps the longest part that they share.
+/// Aligns the lines of both so that the longest common subsequence stays together.
 fn aligned(old: &[&str], new: &[&str]) -> Vec<String> {
     let mut shared = vec![vec![0_usize; new.len() + 1]; old.len() + 1];
     for (i, a) in old.iter().enumerate().rev() {
@@ -392,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_are_named_by_their_turn() {
+    fn machines_are_numbered_by_their_first_change() {
         let mark = json!({UPDATING: ""});
         let seen = vec![
             machine(1, "a", &json!({}), "False"),
@@ -401,9 +403,9 @@ mod tests {
             machine(6, "b", &mark, "True"),
             machine(7, "b", &json!({}), "False"),
         ];
-        let told = reduce(seen, 4);
+        let history = reduce(seen, 4);
         assert_eq!(
-            told,
+            history,
             "order of edge\n  edge/machine-1 begins\n  edge/machine-1 ends\nedge/machine-1\n  \
              in-place-updates.internal.cluster.x-k8s.io/update-in-progress: none -> \"\"\n  \
              in-place-updates.internal.cluster.x-k8s.io/update-in-progress: \"\" -> none\n  \
@@ -412,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_told_by_object() {
+    fn differences_are_grouped_by_object() {
         let found = differences("a\n  1\n  2\nb\n  1\n", "a\n  1\n  3\nb\n  1\n");
         assert_eq!(found, ["a:", "    1", "  - 2", "  + 3"]);
         assert!(differences("a\n  1\n", "a\n  1\n").is_empty());

@@ -1,6 +1,7 @@
 //! Simulated hosts: one for each Machine that has a Node, with the real agent.
 //!
-//! Its HostPlan is in the management cluster, and its agent has the rights on that and no others.
+//! The HostPlan of a host is in the management cluster, and its agent has permissions for that
+//! HostPlan only.
 
 use std::{
     collections::BTreeMap,
@@ -30,19 +31,19 @@ use crate::{
 
 /// How many times faster than a real host they work.
 const HURRY: u32 = 24;
-/// How many times its usual time a step takes that is held. Its agent sleeps until then, so that
-/// time is short, and is put off again and again.
+/// Factor by which a held step is slower. The agent sleeps until the end of the step, so the end is
+/// near and is postponed again and again.
 const HELD: u32 = 5;
-/// How far it is put off.
+/// How far the end of a held step is postponed.
 const HELD_ON: SignedDuration = SignedDuration::from_secs(1);
-/// How often hosts and Machines are looked at.
-const LOOK: Duration = Duration::from_millis(200);
-/// Wait before an agent that ended begins again.
-const AGAIN: Duration = Duration::from_secs(1);
-/// On every Machine of a control plane.
+/// How often hosts and Machines are checked.
+const POLL: Duration = Duration::from_millis(200);
+/// Delay before an agent that stopped is restarted.
+const RESTART_DELAY: Duration = Duration::from_secs(1);
+/// Label of every Machine of a control plane.
 const CONTROL_PLANE: &str = "cluster.x-k8s.io/control-plane";
 
-/// The hosts of a bed, until it is dropped.
+/// The hosts of a bed. They stop when this value is dropped.
 #[derive(Debug)]
 pub struct Hosts {
     shared: Arc<Shared>,
@@ -90,7 +91,8 @@ impl Drop for Hosts {
 }
 
 impl Hosts {
-    /// Gives every Machine of the management cluster a host, as soon as it has a Node.
+    /// Starts a host for every Machine of the management cluster, as soon as the Machine has a
+    /// Node.
     pub fn start(client: Client, url: &str, certs: Arc<Certs>) -> Self {
         let clock = Clock::real();
         let stack = ClientStack::production("refit-testbed-kubelet");
@@ -109,12 +111,12 @@ impl Hosts {
         let tasks = [
             tokio::spawn(watch),
             tokio::spawn(shared.clone().keep()),
-            tokio::spawn(shared.clone().put_off()),
+            tokio::spawn(shared.clone().postpone_held()),
         ];
         Self { shared, tasks }
     }
 
-    /// Does something to the host of a Machine behind everybody's back.
+    /// Changes the host of a Machine without the knowledge of any component.
     pub fn with<T>(
         &self,
         namespace: &str,
@@ -129,19 +131,19 @@ impl Hosts {
         Ok(act(&mut state))
     }
 
-    /// Holds a host in the middle of a step as soon as it comes there, until [`Hosts::go_on`].
+    /// Holds a host at a step, once it reaches that step, until [`Hosts::resume`].
     pub fn hold(&self, namespace: &str, machine: &str, step: &str) -> anyhow::Result<()> {
         self.with(namespace, machine, |host| {
             host.troubles.slow.insert(step.to_owned(), HELD);
         })
     }
 
-    /// Lets a host go on that is held.
-    pub fn go_on(&self, namespace: &str, machine: &str) -> anyhow::Result<()> {
+    /// Lets a held host continue.
+    pub fn resume(&self, namespace: &str, machine: &str) -> anyhow::Result<()> {
         self.with(namespace, machine, |host| host.troubles.slow.clear())
     }
 
-    /// Names of the Machines of a namespace that have a host.
+    /// Returns the names of the Machines in a namespace that have a host.
     pub fn machines(&self, namespace: &str) -> Vec<String> {
         let hosts = lock(&self.shared.hosts);
         let keys = hosts.keys().filter(|key| key.namespace == namespace);
@@ -150,14 +152,14 @@ impl Hosts {
 }
 
 impl Shared {
-    /// Puts off the ends of what is held.
-    async fn put_off(self: Arc<Self>) {
+    /// Postpones the ends of held steps.
+    async fn postpone_held(self: Arc<Self>) {
         loop {
             let now = self.clock.now();
             for host in lock(&self.hosts).values() {
-                put_off(&mut lock(&host.state), now);
+                postpone_steps(&mut lock(&host.state), now);
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL).await;
         }
     }
 
@@ -185,11 +187,11 @@ impl Shared {
                     }
                 }
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL).await;
         }
     }
 
-    /// A host that kubeadm has just made a Node.
+    /// Starts a host for a Node that kubeadm has just created.
     async fn boot(&self, machine: &Machine, node: &str) -> anyhow::Result<Option<Host>> {
         let key = ObjectKey::of(machine);
         let workload = self.workloads.client(&key.namespace, &machine.spec.cluster_name).await;
@@ -204,7 +206,7 @@ impl Shared {
         let Some(object) = found else {
             return Ok(None);
         };
-        // v1.12's provider makes Nodes that do not say what they run.
+        // The provider of v1.12 creates Nodes without a kubelet version.
         let shown = objects::text(&object, "/status/nodeInfo/kubeletVersion");
         let version = StatedVersion::from(shown).or(machine.spec.version.clone()).to_string();
         let control_plane = machine.labels().contains_key(CONTROL_PLANE);
@@ -222,7 +224,8 @@ impl Shared {
         }))
     }
 
-    /// Gives the agent of a Machine what `docs/install.md` says that it needs, and returns who it is.
+    /// Grants the agent of a Machine the permissions from `docs/install.md`, and returns its user
+    /// name.
     async fn allow(&self, key: &ObjectKey) -> anyhow::Result<String> {
         let user = format!("refit:agent:{}:{}", key.namespace, key.name);
         for object in rights(key, &user) {
@@ -232,7 +235,7 @@ impl Shared {
     }
 }
 
-fn put_off(host: &mut HostState, now: Timestamp) {
+fn postpone_steps(host: &mut HostState, now: Timestamp) {
     for unit in host.units.values_mut() {
         let held = host.troubles.slow.get(&unit.step) == Some(&HELD);
         if held && unit.exit.is_none() && unit.ends > now {
@@ -274,7 +277,7 @@ fn rights(key: &ObjectKey, user: &str) -> [Value; 2] {
     [role, binding]
 }
 
-/// The agent of one host, begun again when it ends.
+/// Runs the agent of one host, and restarts it when it stops.
 async fn agent(
     config: kube::Config,
     plan: ObjectKey,
@@ -295,7 +298,7 @@ async fn agent(
         if let Err(error) = run_for(options, plan.clone()).await {
             tracing::warn!(%plan, "an agent begins again: {error:#}");
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RESTART_DELAY).await;
     }
 }
 
@@ -306,7 +309,7 @@ async fn kubelet(mut kubelet: Kubelet, state: Arc<Mutex<HostState>>, clock: Cloc
         if let Err(error) = kubelet.report(host, now).await {
             tracing::debug!("report failed: {error:#}");
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL).await;
     }
 }
 
@@ -318,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_that_is_held_ends_when_its_host_goes_on() {
+    fn a_held_step_ends_after_its_host_resumes() {
         let now: Timestamp = "2026-03-02T08:00:00Z".parse().unwrap();
         let mut host = HostState::new("n", false, "v1.34.2", now).hurried(HURRY);
         host.troubles.slow.insert("snapshot".to_owned(), HELD);
@@ -326,13 +329,13 @@ mod tests {
         let mut at = now;
         while at < now + SignedDuration::from_mins(1) {
             at += SignedDuration::from_millis(500);
-            put_off(&mut host, at);
+            postpone_steps(&mut host, at);
             host.tick(at);
         }
         assert_eq!(host.poll("u"), UnitState::Running);
         host.troubles.slow.clear();
         at += HELD_ON;
-        put_off(&mut host, at);
+        postpone_steps(&mut host, at);
         host.tick(at);
         assert!(matches!(host.poll("u"), UnitState::Exited { code: 0, .. }));
     }

@@ -1,4 +1,4 @@
-//! The kubelet of a simulated host on a real API server: by merge patches only.
+//! The kubelet of a simulated host on a real API server. It only uses merge patches.
 
 use jiff::{SignedDuration, Timestamp};
 use lab_simhost::kubelet::{HostView, MIRROR_POD, mirror_pod};
@@ -19,7 +19,7 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
-    /// The kubelet of a node, with clients of its cluster and of its `kube-system`.
+    /// The kubelet of a Node, with a client of its cluster.
     pub fn new(node: &str, client: kube::Client) -> Self {
         Self {
             node: node.to_owned(),
@@ -48,7 +48,7 @@ impl Kubelet {
         Ok(())
     }
 
-    /// Marks the pods that the provider made as what a kubelet makes of manifests.
+    /// Annotates the pods that the provider created as mirror pods of static manifests.
     async fn mirror_pods(&self, node: &Value, host: &HostView) -> anyhow::Result<()> {
         for (component, image) in &host.static_pods {
             let wanted = mirror_pod(node, component, image);

@@ -1,27 +1,27 @@
-//! A bed for tests: the real kube-apiserver over Debian's etcd, the real Cluster API managers with
-//! the in-memory infrastructure provider, our controller as its own process, and hosts that run the
-//! real agent over a simulated machine.
+//! A test bed: the real kube-apiserver over Debian's etcd, the real Cluster API managers with the
+//! in-memory infrastructure provider, the Refit controller as a separate process, and hosts that
+//! run the real agent on a simulated machine.
 //!
 //! | module | is for |
 //! |---|---|
 //! | [`bed`] | everything together: [`Bed`] |
 //! | [`cluster`] | a workload cluster on the in-memory provider |
-//! | [`hosts`], [`kubelet`] | simulated hosts with the real agent, and what their kubelets say |
-//! | [`proxy`] | the way to a workload API server that serves evictions |
-//! | [`controller`] | our controller: installed, started, killed |
-//! | [`cli`] | our command line |
+//! | [`hosts`], [`kubelet`] | simulated hosts with the real agent, and their kubelets |
+//! | [`proxy`] | a proxy for a workload API server that also serves evictions |
+//! | [`controller`] | the Refit controller: installing, starting and killing it |
+//! | [`cli`] | the `refit` command line |
 //! | [`managers`] | Cluster API's managers: definitions, webhooks, processes |
 //! | [`apiserver`] | etcd and kube-apiserver |
-//! | [`extension`] | an extension that says what ours must not |
-//! | [`recorder`], [`history`] | what a flow did to the objects of a rollout, and whether that is as ever |
-//! | [`tap`] | what Cluster API says to our hooks, and what they say |
-//! | [`fixtures`] | where what was recorded is kept |
-//! | [`process`] | a program that ends when the bed does |
-//! | [`parts`], [`folder`] | what was built, where logs are, how many beds there may be |
-//! | [`network`] | loopback of a test program's own |
-//! | [`objects`], [`wait`] | reading and changing objects, waiting for what they say |
+//! | [`extension`] | a test extension with responses that Refit must not give |
+//! | [`recorder`], [`history`] | recording what a flow did to a rollout, and comparing histories |
+//! | [`tap`] | records Cluster API's calls of Refit's hooks, and the responses |
+//! | [`fixtures`] | where recorded fixtures are stored |
+//! | [`process`] | a program that ends together with the bed |
+//! | [`parts`], [`directory`] | built programs, log directories, and the limit on parallel beds |
+//! | [`network`] | a separate loopback network for a test program |
+//! | [`objects`], [`wait`] | reading and changing objects, and waiting for their state |
 //!
-//! Everything is on loopback, on free ports, under certificates of the bed's own.
+//! Everything listens on loopback, on free ports, with certificates from the bed's own authority.
 
 pub mod apiserver;
 pub mod bed;
@@ -29,9 +29,9 @@ pub mod certs;
 pub mod cli;
 pub mod cluster;
 pub mod controller;
+pub mod directory;
 pub mod extension;
 pub mod fixtures;
-pub mod folder;
 pub mod history;
 pub mod hosts;
 pub mod kubelet;
@@ -55,7 +55,7 @@ pub(crate) use lock::lock;
 mod lock {
     use std::sync::{Mutex, MutexGuard, PoisonError};
 
-    /// What a mutex holds, also after somebody panicked while holding it.
+    /// Locks a mutex, also after a thread panicked while holding it.
     pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }

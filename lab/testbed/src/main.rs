@@ -1,4 +1,4 @@
-//! `lab-testbed up`: a bed for a person.
+//! `lab-testbed up`: a test bed for interactive use.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use lab_testbed::{Bed, ClusterSpec, Line, folder};
+use lab_testbed::{Bed, ClusterSpec, Line, directory};
 use refit_runtime::{
     process::{LogFormat, init_logs, until_stopped},
     tls,
@@ -17,12 +17,12 @@ use refit_runtime::{
 use rustix::process::{Pid, Signal, kill_process};
 use tokio_util::sync::CancellationToken;
 
-/// How long a bed may take to end.
+/// How long a bed may take to stop.
 const END: Duration = Duration::from_mins(1);
-/// How often is looked whether it has.
-const LOOK: Duration = Duration::from_millis(200);
+/// How often `down` checks whether the bed has stopped.
+const POLL: Duration = Duration::from_millis(200);
 
-/// Real kube-apiserver, real Cluster API and Refit on loopback, without containers.
+/// Run a real kube-apiserver, real Cluster API and Refit on loopback, without containers
 #[derive(Debug, Parser)]
 #[command(name = "lab-testbed", version)]
 struct Args {
@@ -32,16 +32,16 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Starts a bed with one cluster, says how to use it, and runs until Ctrl-C
+    /// Start a bed with one cluster, print how to use it, and run until Ctrl-C
     Up {
-        /// The line of Cluster API: v1.12 or v1.14
+        /// Use this line of Cluster API: v1.12 or v1.14
         #[arg(long, default_value = "v1.14")]
         capi: Line,
-        /// How many workers the cluster has
+        /// Number of workers of the cluster
         #[arg(long, default_value_t = 2)]
         workers: u32,
     },
-    /// Ends the bed that `up` started
+    /// Stop the bed that `up` started
     Down,
 }
 
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
     match start(&Args::parse()) {
         Ok(code) => code,
         Err(error) => {
-            #[expect(clippy::print_stderr, reason = "the program's own last word")]
+            #[expect(clippy::print_stderr, reason = "the program prints its final error")]
             {
                 eprintln!("error: {error:#}");
             }
@@ -80,39 +80,39 @@ async fn up(line: Line, workers: u32, stop: &CancellationToken) -> anyhow::Resul
             pid.as_raw_nonzero()
         );
     }
-    if let Some(folder) = file.parent() {
-        fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    if let Some(directory) = file.parent() {
+        fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
     }
     fs::write(&file, std::process::id().to_string())
         .with_context(|| format!("{} cannot be written", file.display()))?;
     let serving = async {
-        tell("starting kube-apiserver, Cluster API and Refit: about a minute");
+        print_line("starting kube-apiserver, Cluster API and Refit: about a minute");
         let bed = Bed::start(line).await?;
-        tell("making cluster edge-1: about a minute");
+        print_line("making cluster edge-1: about a minute");
         let spec = ClusterSpec { workers: vec![("md-0", workers, 0, 1)], ..ClusterSpec::default() };
         let _cluster = bed.cluster("edge-1", &spec).await?;
-        tell(&usage(&bed));
+        print_line(&usage(&bed));
         std::future::pending::<anyhow::Result<()>>().await
     };
     let outcome = tokio::select! {
         biased;
         () = stop.cancelled() => {
-            tell("the bed is ended");
+            print_line("the bed is ended");
             Ok(())
         }
         outcome = serving => outcome,
     };
-    // What is not there need not go.
+    // The file may be missing already.
     let _ = fs::remove_file(&file);
     outcome
 }
 
-#[expect(clippy::print_stdout, reason = "it is for the person who started it")]
-fn tell(text: &str) {
+#[expect(clippy::print_stdout, reason = "the output is for the user who started the bed")]
+fn print_line(text: &str) {
     println!("{text}");
 }
 
-/// What to type next.
+/// The commands to run next.
 fn usage(bed: &Bed) -> String {
     let kubectl = bed.parts.kubectl.as_ref();
     let kubectl = kubectl.map_or_else(|| "kubectl".to_owned(), |path| path.display().to_string());
@@ -132,36 +132,36 @@ fn usage(bed: &Bed) -> String {
          Ctrl-C or `cargo xtask testbed down` ends it.",
         bed.parts.api_server.1,
         bed.parts.cluster_api_version,
-        bed.folder.display(),
-        bed.folder.join("admin.kubeconfig").display(),
+        bed.directory.display(),
+        bed.directory.join("admin.kubeconfig").display(),
     )
 }
 
 fn pid_file() -> anyhow::Result<PathBuf> {
-    Ok(folder::cache()?.join("up.pid"))
+    Ok(directory::cache()?.join("up.pid"))
 }
 
-/// The process that the file names, if that is a bed.
+/// The process that the file names, if that process is a bed.
 fn running(file: &Path) -> Option<Pid> {
     let pid = Pid::from_raw(fs::read_to_string(file).ok()?.trim().parse().ok()?)?;
-    let said = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
-    let said = String::from_utf8_lossy(&said);
-    said.contains("lab-testbed").then_some(pid)
+    let command_line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
+    let command_line = String::from_utf8_lossy(&command_line);
+    command_line.contains("lab-testbed").then_some(pid)
 }
 
 fn down() -> anyhow::Result<()> {
     let file = pid_file()?;
     let Some(pid) = running(&file) else {
-        tell("no bed is up");
+        print_line("no bed is up");
         return Ok(());
     };
     kill_process(pid, Signal::TERM).context("the bed cannot be ended")?;
-    for _ in 0..END.as_millis() / LOOK.as_millis() {
+    for _ in 0..END.as_millis() / POLL.as_millis() {
         if running(&file) != Some(pid) {
-            tell("the bed is ended");
+            print_line("the bed is ended");
             return Ok(());
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL);
     }
     anyhow::bail!(
         "process {} does not end within {} s: `kill -9 {0}` ends it and all that it started",

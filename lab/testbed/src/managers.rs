@@ -1,4 +1,4 @@
-//! Cluster API: its definitions, its webhooks, its managers.
+//! Cluster API: definitions, webhooks and managers.
 
 use std::{
     collections::BTreeMap,
@@ -16,14 +16,14 @@ use serde_json::{Value, json};
 
 use crate::{
     certs::Certs,
-    folder::free_port,
+    directory::free_port,
     objects::{self, text},
     parts::Parts,
     process::{Part, Program, go_env},
     wait::eventually,
 };
 
-/// How long a manager may take to be ready.
+/// How long a manager may take to become ready.
 const READY: Duration = Duration::from_mins(3);
 /// How many objects are applied at once.
 const AT_ONCE: usize = 8;
@@ -37,16 +37,16 @@ pub enum Manager {
     Bootstrap,
     /// KubeadmControlPlanes.
     ControlPlane,
-    /// The provider of infrastructure, in memory. It forgets everything when it ends.
+    /// The in-memory infrastructure provider. It loses its state when it exits.
     Infrastructure,
 }
 
 impl Manager {
-    /// All of them.
+    /// All managers.
     pub const ALL: [Self; 4] =
         [Self::Core, Self::Bootstrap, Self::ControlPlane, Self::Infrastructure];
 
-    /// Its program, and what belongs to it in the cache.
+    /// Name of the manager's program and of its files in the cache.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Core => "core",
@@ -56,7 +56,7 @@ impl Manager {
         }
     }
 
-    /// Feature gates that Refit asks for, where the manager has them.
+    /// Feature gates that Refit requires, if the manager has them.
     const fn gates(self) -> Option<&'static str> {
         match self {
             Self::Core => Some("RuntimeSDK=true,InPlaceUpdates=true,ClusterTopology=true"),
@@ -79,17 +79,17 @@ impl Managers {
         client: &Client,
         parts: &Parts,
         certs: &Certs,
-        folder: &Path,
+        directory: &Path,
     ) -> anyhow::Result<Self> {
         install_definitions(client, &parts.cluster_api).await?;
         let mut started = Self { parts: BTreeMap::new() };
         let mut webhooks = BTreeMap::new();
         for manager in Manager::ALL {
-            let certificates = folder.join(format!("{}-webhooks", manager.name()));
+            let certificates = directory.join(format!("{}-webhooks", manager.name()));
             certs.write_server(&certificates)?;
             let (port, health) = (free_port()?, free_port()?);
-            let program = program(manager, &parts.cluster_api, folder, (port, health))?;
-            started.parts.insert(manager, (Part::start(program, folder)?, health));
+            let program = program(manager, &parts.cluster_api, directory, (port, health))?;
+            started.parts.insert(manager, (Part::start(program, directory)?, health));
             webhooks.insert(manager, port);
         }
         for manager in Manager::ALL {
@@ -100,7 +100,7 @@ impl Managers {
         Ok(started)
     }
 
-    /// The process of a manager.
+    /// Returns the process of a manager.
     pub fn part(&self, manager: Manager) -> &Part {
         &self.parts[&manager].0
     }
@@ -117,15 +117,15 @@ impl Managers {
 fn program(
     manager: Manager,
     cluster_api: &Path,
-    folder: &Path,
+    directory: &Path,
     (port, health): (u16, u16),
 ) -> anyhow::Result<Program> {
     let mut args = vec![
-        format!("--kubeconfig={}", folder.join("admin.kubeconfig").display()),
+        format!("--kubeconfig={}", directory.join("admin.kubeconfig").display()),
         format!("--webhook-port={port}"),
         format!(
             "--webhook-cert-dir={}",
-            folder.join(format!("{}-webhooks", manager.name())).display()
+            directory.join(format!("{}-webhooks", manager.name())).display()
         ),
         format!("--health-addr=127.0.0.1:{health}"),
         format!("--diagnostics-address=127.0.0.1:{}", free_port()?),
@@ -145,9 +145,9 @@ fn program(
     })
 }
 
-/// Asks a probe over plain HTTP.
+/// Calls a readiness probe over plain HTTP.
 pub(crate) async fn probe(port: u16) -> Result<(), String> {
-    let answer = ask(port).await.map_err(|error| format!("{error:#}"))?;
+    let answer = get_readyz(port).await.map_err(|error| format!("{error:#}"))?;
     let status = answer.status();
     let body = answer.into_body().collect().await;
     if status.is_success() {
@@ -157,11 +157,11 @@ pub(crate) async fn probe(port: u16) -> Result<(), String> {
     Err(format!("{status}: {}", String::from_utf8_lossy(&body)))
 }
 
-async fn ask(port: u16) -> anyhow::Result<http::Response<Incoming>> {
+async fn get_readyz(port: u16) -> anyhow::Result<http::Response<Incoming>> {
     let stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    // It ends with the answer: nobody asks twice on one connection.
+    // The connection ends with the response: each connection carries one request.
     tokio::spawn(connection);
     let request = http::Request::get("/readyz")
         .header(http::header::HOST, "127.0.0.1")
@@ -169,13 +169,13 @@ async fn ask(port: u16) -> anyhow::Result<http::Response<Incoming>> {
     Ok(sender.send_request(request).await?)
 }
 
-/// Applies the definitions, with the labels by which Cluster API finds versions of its contract
+/// Applies the definitions, labelled with the versions of Cluster API's contract that they serve
 /// (`spec/capi.md 6.3`).
 async fn install_definitions(client: &Client, cluster_api: &Path) -> anyhow::Result<()> {
     let mut definitions = Vec::new();
     for manager in Manager::ALL {
-        let folder: PathBuf = cluster_api.join("crds").join(manager.name());
-        for mut definition in objects::folder(&folder)? {
+        let directory: PathBuf = cluster_api.join("crds").join(manager.name());
+        for mut definition in objects::directory(&directory)? {
             let labels = &mut definition["metadata"]["labels"];
             labels["cluster.x-k8s.io/v1beta1"] = json!("v1beta1");
             labels["cluster.x-k8s.io/v1beta2"] = json!("v1beta2");
@@ -208,7 +208,7 @@ async fn apply_all(client: &Client, all: &[Value]) -> anyhow::Result<()> {
         .await
 }
 
-/// Applies the webhooks of a manager, by URL.
+/// Applies the webhooks of a manager, with URLs instead of Services.
 async fn install_webhooks(
     client: &Client,
     parts: &Parts,

@@ -1,4 +1,5 @@
-//! Loopback of a test program's own, so that its ports are nobody else's.
+//! A separate loopback network for a test program, so that its ports do not collide with other
+//! programs.
 
 use std::{
     env,
@@ -7,25 +8,25 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// Set for the program that was begun again. Empty is as good as absent.
+/// Set for the restarted program. An empty value counts as unset.
 pub const MARK: &str = "REFIT_TESTBED_NETWORK";
-/// Loopback is down in a new network namespace.
+/// Brings loopback up, which is down in a new network namespace.
 const INSIDE: &str = r#"ip link set lo up && exec "$@""#;
-/// How a namespace is asked for: as root, and as anybody else.
-const WAYS: [&[&str]; 2] = [&["--net"], &["--map-root-user", "--net"]];
+/// Arguments of `unshare` for root, and for any other user.
+const UNSHARE_ARGUMENTS: [&[&str]; 2] = [&["--net"], &["--map-root-user", "--net"]];
 
-/// Begins this program again in a network namespace of its own, and does not return then. Returns
-/// in that one, and where the machine does not give a namespace.
+/// Restarts this program in a new network namespace. It returns only in the restarted program, or
+/// if the machine allows no namespace.
 ///
-/// Nothing may have been started before.
-pub fn of_our_own() {
-    if is_our_own() {
+/// Call it before anything else is started.
+pub fn enter_own_namespace() {
+    if in_own_namespace() {
         return;
     }
     let Ok(program) = env::current_exe() else {
         return;
     };
-    let possible = WAYS.into_iter().find(|way| {
+    let possible = UNSHARE_ARGUMENTS.into_iter().find(|way| {
         let tried =
             within(way, OsStr::new("true")).stdin(Stdio::null()).stderr(Stdio::null()).status();
         tried.is_ok_and(|status| status.success())
@@ -39,12 +40,12 @@ pub fn of_our_own() {
     tracing::warn!("the program cannot be begun again in a network namespace: {failed}");
 }
 
-/// Whether this program was begun again in a network namespace of its own.
-pub fn is_our_own() -> bool {
+/// Whether this program runs in its own network namespace.
+pub fn in_own_namespace() -> bool {
     env::var_os(MARK).is_some_and(|mark| !mark.is_empty())
 }
 
-/// A command in a new network namespace.
+/// A command that runs a program in a new network namespace.
 fn within(way: &[&str], program: &OsStr) -> Command {
     let mut command = Command::new("unshare");
     command.args(way).args(["--", "/bin/sh", "-c", INSIDE, "sh"]).arg(program);
@@ -56,14 +57,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_in_a_namespace_has_loopback_and_nothing_else() {
+    fn a_program_in_a_namespace_has_only_loopback() {
         let list = |way: &[&str]| {
             let mut command = within(way, OsStr::new("cat"));
             command.arg("/proc/net/dev").output().unwrap()
         };
-        let lists = WAYS.into_iter().map(list);
+        let lists = UNSHARE_ARGUMENTS.into_iter().map(list);
         let Some(list) = lists.into_iter().find(|list| list.status.success()) else {
-            // A machine that gives none: flows wait for their turn there.
+            // This machine allows no namespaces; flows wait for each other instead.
             return;
         };
         let text = String::from_utf8(list.stdout).unwrap();

@@ -1,4 +1,4 @@
-//! Reading and changing objects of any kind, as JSON.
+//! Reads and changes objects of any kind, as JSON.
 
 use std::path::Path;
 
@@ -13,10 +13,10 @@ use refit_kinds::json::whole_condition;
 pub use refit_kinds::json::{annotation, is_true, name, text};
 use serde_json::{Value, json};
 
-/// Field manager of a bed.
+/// Field manager of the test bed.
 pub const MANAGER: &str = "refit-testbed";
 
-/// A kind that the bed reads.
+/// A kind of object.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     group: &'static str,
@@ -25,7 +25,7 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// What it is called.
+    /// Name of the kind.
     pub const fn name(self) -> &'static str {
         self.kind
     }
@@ -77,7 +77,7 @@ pub const POD: Kind = kind("", "v1", "Pod");
 /// Node.
 pub const NODE: Kind = kind("", "v1", "Node");
 
-/// The objects of one namespace, or without one those of the cluster.
+/// The objects of one namespace, or cluster-scoped objects if there is no namespace.
 #[derive(Clone)]
 pub struct Objects {
     client: Client,
@@ -91,17 +91,17 @@ impl std::fmt::Debug for Objects {
 }
 
 impl Objects {
-    /// Those of a namespace.
+    /// Objects of a namespace.
     pub fn in_namespace(client: Client, namespace: &str) -> Self {
         Self { client, namespace: Some(namespace.to_owned()) }
     }
 
-    /// Those of the cluster.
+    /// Cluster-scoped objects.
     pub fn of_cluster(client: Client) -> Self {
         Self { client, namespace: None }
     }
 
-    /// The API of a kind.
+    /// Returns the API of a kind.
     pub fn api(&self, kind: Kind) -> Api<DynamicObject> {
         let gvk = GroupVersionKind::gvk(kind.group, kind.version, kind.kind);
         let resource = ApiResource::from_gvk(&gvk);
@@ -111,25 +111,25 @@ impl Objects {
         }
     }
 
-    /// One object; `None` where there is none.
+    /// Returns an object, or `None` if it does not exist.
     pub async fn find(&self, kind: Kind, name: &str) -> anyhow::Result<Option<Value>> {
         let found = self.api(kind).get_opt(name).await;
         let found = found.with_context(|| format!("{} {name} cannot be read", kind.kind))?;
         Ok(found.map(|object| value(&object)))
     }
 
-    /// One object that has to be there.
+    /// Returns an object that must exist.
     pub async fn get(&self, kind: Kind, name: &str) -> anyhow::Result<Value> {
         let found = self.find(kind, name).await?;
         found.with_context(|| format!("there is no {} {name}", kind.kind))
     }
 
-    /// All of a kind, in order of their names.
+    /// Returns all objects of a kind, by name.
     pub async fn list(&self, kind: Kind) -> anyhow::Result<Vec<Value>> {
         self.select(kind, "").await
     }
 
-    /// Those of a kind with these labels, in order of their names.
+    /// Returns the objects of a kind with these labels, by name.
     pub async fn select(&self, kind: Kind, labels: &str) -> anyhow::Result<Vec<Value>> {
         let params = ListParams::default().labels(labels);
         let list = self.api(kind).list(&params).await;
@@ -139,17 +139,17 @@ impl Objects {
         Ok(objects)
     }
 
-    /// Applies an object as the bed; it says itself in which namespace it is.
+    /// Applies an object in the namespace that it names.
     pub async fn apply(&self, object: &Value) -> anyhow::Result<Value> {
         apply(&self.client, object).await
     }
 
-    /// All of a kind, and the resourceVersion of the list.
+    /// Returns all objects of a kind, and the resourceVersion of the list.
     pub async fn list_at(&self, kind: Kind) -> anyhow::Result<(Vec<Value>, String)> {
         let list = self.api(kind).list(&ListParams::default()).await;
         let list = list.with_context(|| format!("{}s cannot be listed", kind.kind))?;
         let revision = list.metadata.resource_version.unwrap_or_default();
-        // Items of a list do not say what they are.
+        // Items of a list have no kind.
         let all = list.items.iter().map(|item| {
             let mut object = value(item);
             object["kind"] = json!(kind.kind);
@@ -158,7 +158,7 @@ impl Objects {
         Ok((all.collect(), revision))
     }
 
-    /// A merge patch.
+    /// Applies a merge patch.
     pub async fn merge(&self, kind: Kind, name: &str, patch: &Value) -> anyhow::Result<Value> {
         let (params, body) = (PatchParams::default(), Patch::Merge(patch));
         let patched = self.api(kind).patch(name, &params, &body).await;
@@ -166,7 +166,7 @@ impl Objects {
         Ok(value(&patched))
     }
 
-    /// A merge patch of the status.
+    /// Applies a merge patch to the status.
     pub async fn merge_status(&self, kind: Kind, name: &str, patch: &Value) -> anyhow::Result<()> {
         let params = PatchParams::default();
         let patched = self.api(kind).patch_status(name, &params, &Patch::Merge(patch)).await;
@@ -174,7 +174,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Sets annotations; `None` takes one away.
+    /// Sets annotations; `None` removes one.
     pub async fn annotate(
         &self,
         kind: Kind,
@@ -187,7 +187,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Deletes an object; one that is gone is no error.
+    /// Deletes an object. A missing object is not an error.
     pub async fn delete(&self, kind: Kind, name: &str) -> anyhow::Result<()> {
         match self.api(kind).delete(name, &DeleteParams::default()).await {
             Err(error) if !refit_runtime::apply::is_not_found(&error) => {
@@ -198,7 +198,7 @@ impl Objects {
     }
 }
 
-/// Applies an object, in its own namespace, as the bed.
+/// Applies an object in the namespace that it names, with the field manager of the bed.
 pub async fn apply(client: &Client, object: &Value) -> anyhow::Result<Value> {
     let api_version = text(object, "/apiVersion");
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
@@ -215,7 +215,7 @@ pub async fn apply(client: &Client, object: &Value) -> anyhow::Result<Value> {
     Ok(value(&applied))
 }
 
-/// The documents of a YAML text, with `${NAME}` replaced.
+/// Parses the documents of a YAML text and replaces `${NAME}`.
 pub fn documents(yaml: &str, values: &[(&str, &str)]) -> anyhow::Result<Vec<Value>> {
     let mut text = yaml.to_owned();
     for (name, value) in values {
@@ -232,8 +232,8 @@ pub fn documents(yaml: &str, values: &[(&str, &str)]) -> anyhow::Result<Vec<Valu
     documents.map(|part| serde_saphyr::from_str(part).context("it is no YAML")).collect()
 }
 
-/// The documents of every YAML file of a folder, in order of the files' names.
-pub fn folder(path: &Path) -> anyhow::Result<Vec<Value>> {
+/// Parses the documents of all YAML files of a directory, by file name.
+pub fn directory(path: &Path) -> anyhow::Result<Vec<Value>> {
     let entries =
         std::fs::read_dir(path).with_context(|| format!("{} cannot be read", path.display()))?;
     let mut files: Vec<_> = entries
@@ -248,11 +248,11 @@ pub fn folder(path: &Path) -> anyhow::Result<Vec<Value>> {
     Ok(found)
 }
 
-/// The documents of one file.
+/// Parses the documents of one file.
 pub fn file_documents(path: &Path) -> anyhow::Result<Vec<Value>> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("{} cannot be read", path.display()))?;
-    // Descriptions of fields may hold anything.
+    // Field descriptions may contain `${`.
     let text = text.replace("${", "$ {");
     documents(&text, &[]).with_context(|| path.display().to_string())
 }
@@ -261,19 +261,19 @@ fn value(object: &DynamicObject) -> Value {
     serde_json::to_value(object).expect("what was JSON is JSON")
 }
 
-/// A number below a pointer; 0 where there is none.
+/// Returns the number at a pointer, or 0 if it is missing.
 pub fn number(object: &Value, pointer: &str) -> i64 {
     let found = object.pointer(pointer).and_then(Value::as_i64);
     found.unwrap_or_default()
 }
 
-/// The uid of an object.
+/// Returns the uid of an object.
 pub fn uid(object: &Value) -> &str {
     text(object, "/metadata/uid")
 }
 
-/// A condition in one line: `True/Reason message`.
-pub fn told(object: &Value, kind: &str) -> String {
+/// Formats a condition in one line: `True/Reason message`.
+pub fn condition_text(object: &Value, kind: &str) -> String {
     whole_condition(object, kind).map_or_else(
         || format!("no condition {kind}"),
         |condition| {
@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_nobody_gives_is_refused() {
+    fn an_undefined_placeholder_is_an_error() {
         let yaml = "# a comment\n---\na: ${X}\n---\nb: 2\n";
         let found = documents(yaml, &[("X", "1")]).unwrap();
         assert_eq!(found, [json!({"a": 1}), json!({"b": 2})]);

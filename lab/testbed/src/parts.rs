@@ -1,4 +1,4 @@
-//! What `cargo xtask testbed build` made.
+//! The programs that `cargo xtask testbed build` built.
 
 use std::{
     collections::BTreeMap,
@@ -9,22 +9,22 @@ use std::{
 use anyhow::Context as _;
 use serde::Deserialize;
 
-use crate::folder;
+use crate::directory;
 
 /// A line of Cluster API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Line {
-    /// The oldest that Refit works with.
+    /// The oldest line that Refit supports.
     V1_12,
-    /// The newest that Refit is tested with.
+    /// The newest line that Refit is tested with.
     V1_14,
 }
 
 impl Line {
-    /// Both.
+    /// Both lines.
     pub const ALL: [Self; 2] = [Self::V1_12, Self::V1_14];
 
-    /// As it is called in `parts.json` and by `--capi`.
+    /// Name of the line in `parts.json` and for `--capi`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::V1_12 => "v1.12",
@@ -48,18 +48,18 @@ impl std::str::FromStr for Line {
     }
 }
 
-/// Everything that a bed of one line starts.
+/// All programs and files for a bed of one line.
 #[derive(Clone, Debug)]
 pub struct Parts {
-    /// The program kube-apiserver, and its version.
+    /// The kube-apiserver program and its version.
     pub api_server: (PathBuf, String),
-    /// The program etcd.
+    /// The etcd program.
     pub etcd: PathBuf,
-    /// The program kubectl, if it was built.
+    /// The kubectl program, if it was built.
     pub kubectl: Option<PathBuf>,
-    /// The folder with managers, definitions and webhooks.
+    /// Directory with the managers, definitions and webhooks.
     pub cluster_api: PathBuf,
-    /// The version of the managers.
+    /// Version of the managers.
     pub cluster_api_version: String,
 }
 
@@ -83,12 +83,12 @@ struct Program {
 #[derive(Debug, Deserialize)]
 struct Managers {
     version: String,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
-/// Reads what was built, and checks that it is there.
+/// Reads the list of built programs, and checks that they exist.
 pub fn find(line: Line) -> anyhow::Result<Parts> {
-    let path = folder::cache()?.join("parts.json");
+    let path = directory::cache()?.join("parts.json");
     let file: File = read(&path).with_context(|| {
         format!(
             "the parts of the test bed are not known ({}): run `cargo xtask testbed build`",
@@ -102,7 +102,7 @@ pub fn find(line: Line) -> anyhow::Result<Parts> {
         api_server: (file.kube_apiserver.path, file.kube_apiserver.version),
         etcd: file.etcd.path,
         kubectl: file.kubectl.map(|program| program.path),
-        cluster_api: managers.folder.clone(),
+        cluster_api: managers.directory.clone(),
         cluster_api_version: managers.version.clone(),
     };
     for path in [&parts.api_server.0, &parts.etcd, &parts.cluster_api] {
@@ -125,13 +125,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_of_the_build_is_read() {
+    fn the_build_file_is_parsed() {
         let text = r#"{"kubeApiserver":{"version":"v1.35.8","path":"/a/kube-apiserver"},
             "etcd":{"path":"/usr/bin/etcd"},"kubectl":{"path":"/b/kubectl"},
-            "clusterApi":{"v1.14":{"version":"v1.14.2","infrastructureVersion":"v1.14.0","folder":"/c"}}}"#;
+            "clusterApi":{"v1.14":{"version":"v1.14.2","infrastructureVersion":"v1.14.0","directory":"/c"}}}"#;
         let file: File = serde_json::from_str(text).unwrap();
         assert_eq!(file.kube_apiserver.version, "v1.35.8");
-        assert_eq!(file.cluster_api[Line::V1_14.name()].folder, Path::new("/c"));
+        assert_eq!(file.cluster_api[Line::V1_14.name()].directory, Path::new("/c"));
         assert!("v1.13".parse::<Line>().is_err());
     }
 }

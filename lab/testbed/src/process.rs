@@ -1,7 +1,7 @@
-//! A program that ends when the bed does, however that ends.
+//! A program that ends when the bed ends, even if the bed is killed.
 //!
-//! A shell stands between: it holds the read end of a pipe of which this process holds the other.
-//! When this process is gone, killed or not, the shell's process group kills itself.
+//! A shell runs in between: it holds the read end of a pipe, and this process holds the write end.
+//! When this process is gone, killed or not, the process group of the shell kills itself.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +17,7 @@ use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::{process::Command, sync::watch};
 
-/// Runs a program and ends it with this process.
+/// Shell script that runs a program and ends it together with this process.
 const KEEPER: &str = r#"
 trap : TERM INT
 exec 3<&0
@@ -32,39 +32,40 @@ done
 kill -KILL "$watcher" 2>/dev/null
 exit "$code"
 "#;
-/// How long a program may take to end when it is asked to.
+/// How long a program may take to stop on SIGTERM.
 const GRACE: Duration = Duration::from_secs(15);
-/// How long a program that is started again stays down: a kubelet backs off longer.
+/// How long a program stays down before a restart; a kubelet backs off longer.
 const BACK_OFF: Duration = Duration::from_secs(1);
 
-/// What a Go program is told so that it collects garbage less often: a third of its time otherwise.
+/// Environment of a Go program that makes it collect garbage less often, which otherwise takes a
+/// third of its time.
 pub(crate) fn go_env(limit: &str) -> BTreeMap<String, String> {
     let env = [("GOGC", "400"), ("GOMEMLIMIT", limit)];
     env.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
 
-/// What is run.
+/// A program to run.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
-    /// What it is called in messages and logs.
+    /// Name in messages and logs.
     pub name: String,
-    /// The file.
+    /// Path of the program.
     pub path: PathBuf,
-    /// Its arguments.
+    /// Arguments of the program.
     pub args: Vec<String>,
-    /// Its variables, beside those of this process.
+    /// Environment variables, in addition to those of this process.
     pub env: BTreeMap<String, String>,
-    /// Whether it is started again when it ends by itself, as a Deployment would.
+    /// Whether the program is restarted when it exits, as in a Deployment.
     pub restart: bool,
 }
 
-/// What the one who runs a program wants of it.
+/// The desired state of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
+enum Desired {
     Run,
-    /// Ask it to end, and leave it ended.
+    /// Stop it with SIGTERM, and do not restart it.
     End,
-    /// End it at once, and leave it ended.
+    /// Stop it with SIGKILL, and do not restart it.
     Kill,
 }
 
@@ -79,38 +80,38 @@ pub struct Part {
 struct Shared {
     program: Program,
     log: PathBuf,
-    wish: watch::Sender<Wish>,
-    /// Process group of the running incarnation.
+    desired: watch::Sender<Desired>,
+    /// Process group of the running instance.
     running: watch::Sender<Option<u32>>,
-    /// How often it ended by itself, and how last.
-    ends: watch::Sender<(usize, End)>,
+    /// How often the program exited by itself, and its last exit.
+    ends: watch::Sender<(usize, Exit)>,
 }
 
 /// How a program ended.
 #[derive(Clone, Debug, Default)]
-struct End {
+struct Exit {
     success: bool,
-    said: String,
+    description: String,
 }
 
-impl End {
-    fn without_success(said: impl Into<String>) -> Self {
-        Self { success: false, said: said.into() }
+impl Exit {
+    fn without_success(description: impl Into<String>) -> Self {
+        Self { success: false, description: description.into() }
     }
 }
 
 impl Part {
-    /// Starts a program; what it says goes to `<folder>/<name>.log`.
-    pub fn start(program: Program, folder: &Path) -> anyhow::Result<Self> {
+    /// Starts a program. Its output goes to `<directory>/<name>.log`.
+    pub fn start(program: Program, directory: &Path) -> anyhow::Result<Self> {
         anyhow::ensure!(
             program.path.exists(),
             "{} is not there: run `cargo xtask testbed build`",
             program.path.display()
         );
         let shared = Arc::new(Shared {
-            log: folder.join(format!("{}.log", program.name)),
+            log: directory.join(format!("{}.log", program.name)),
             program,
-            wish: watch::channel(Wish::Run).0,
+            desired: watch::channel(Desired::Run).0,
             running: watch::channel(None).0,
             ends: watch::Sender::default(),
         });
@@ -118,70 +119,72 @@ impl Part {
         Ok(Self { shared, task })
     }
 
-    /// Its log.
+    /// Returns the path of the log.
     pub fn log(&self) -> &Path {
         &self.shared.log
     }
 
-    /// Whether it runs.
+    /// Whether the program runs.
     pub fn is_running(&self) -> bool {
         self.shared.running.borrow().is_some()
     }
 
-    /// How often it ended by itself, and how last.
+    /// Returns how often the program exited by itself, and how it exited last.
     pub fn ends(&self) -> (usize, String) {
         let (ends, last) = &*self.shared.ends.borrow();
-        (*ends, last.said.clone())
+        (*ends, last.description.clone())
     }
 
-    /// Kills it as a crash would. It comes back if it is one that is restarted.
+    /// Kills the program as a crash would. It is restarted if [`Program::restart`] is set.
     pub fn crash(&self) {
         self.shared.signal(Signal::KILL);
     }
 
-    /// Kills it, and leaves it dead until [`Part::start_again`].
+    /// Kills the program, and keeps it stopped until [`Part::start_again`].
     pub async fn kill(&self) {
-        self.ended(Wish::Kill).await;
+        self.ended(Desired::Kill).await;
     }
 
-    /// Asks it to end, and leaves it ended until [`Part::start_again`].
+    /// Stops the program with SIGTERM, and keeps it stopped until [`Part::start_again`].
     pub async fn end(&self) {
-        self.ended(Wish::End).await;
+        self.ended(Desired::End).await;
     }
 
-    /// Starts it again.
+    /// Starts the program again.
     pub fn start_again(&self) {
-        self.shared.wish.send_replace(Wish::Run);
+        self.shared.desired.send_replace(Desired::Run);
     }
 
-    async fn ended(&self, wish: Wish) {
-        self.shared.wish.send_replace(wish);
+    async fn ended(&self, desired: Desired) {
+        self.shared.desired.send_replace(desired);
         let mut running = self.shared.running.subscribe();
         // The sender lives in `self`, so the channel stays open.
         let _ = running.wait_for(Option::is_none).await;
     }
 
-    /// Waits until it has ended by itself and is not started again; says how, with its last words.
+    /// Waits until the program has exited by itself and is not restarted. Returns how it exited,
+    /// with the end of its log.
     pub async fn over(&self) -> String {
         self.success().await;
         let (_, last) = self.ends();
         format!("{} {last}; {}", self.shared.program.name, self.tail())
     }
 
-    /// Waits until it has ended by itself and is not started again; whether its exit code was 0.
+    /// Waits until the program has exited by itself and is not restarted. Returns whether its exit
+    /// code was 0.
     pub async fn success(&self) -> bool {
         let mut ends = self.shared.ends.subscribe();
-        let once = |(ends, _): &(usize, End)| *ends > 0 && !self.shared.program.restart;
+        let once = |(ends, _): &(usize, Exit)| *ends > 0 && !self.shared.program.restart;
         // The sender lives in `self`, so the channel stays open.
         let ended = ends.wait_for(once).await;
         ended.is_ok_and(|ended| ended.1.success)
     }
 
-    /// The last lines of its log.
+    /// Returns the last lines of the log.
     pub fn tail(&self) -> String {
         let text = std::fs::read_to_string(&self.shared.log).unwrap_or_default();
-        let said = text.lines().filter(|line| !line.starts_with("--- "));
-        let lines: Vec<&str> = said.rev().take(8).collect();
+        let output = text.lines().filter(|line| !line.starts_with("--- "));
+        let lines: Vec<&str> = output.rev().take(8).collect();
         let lines: Vec<&str> = lines.into_iter().rev().collect();
         format!("{}:\n{}", self.shared.log.display(), lines.join("\n"))
     }
@@ -199,38 +202,38 @@ impl Shared {
         let group = *self.running.borrow();
         let group = group.and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         if let Some(group) = group {
-            // Gone already is as good.
+            // The group may have exited already.
             let _ = kill_process_group(group, signal);
         }
     }
 
     async fn keep(self: Arc<Self>) {
-        let mut wish = self.wish.subscribe();
+        let mut desired = self.desired.subscribe();
         loop {
             // The sender lives in `self`, so the channel stays open.
-            let _ = wish.wait_for(|wish| *wish == Wish::Run).await;
-            let said = match self.once(&mut wish).await {
-                Ok(said) => said,
-                Err(error) => End::without_success(format!("cannot be run: {error:#}")),
+            let _ = desired.wait_for(|desired| *desired == Desired::Run).await;
+            let exit = match self.once(&mut desired).await {
+                Ok(exit) => exit,
+                Err(error) => Exit::without_success(format!("cannot be run: {error:#}")),
             };
             self.running.send_replace(None);
-            if *wish.borrow() != Wish::Run {
+            if *desired.borrow() != Desired::Run {
                 continue;
             }
             self.ends.send_modify(|(ends, last)| {
                 *ends += 1;
-                *last = said;
+                *last = exit;
             });
             if !self.program.restart {
-                let _ = wish.wait_for(|wish| *wish != Wish::Run).await;
+                let _ = desired.wait_for(|desired| *desired != Desired::Run).await;
                 continue;
             }
             tokio::time::sleep(BACK_OFF).await;
         }
     }
 
-    /// One incarnation; returns how it ended.
-    async fn once(&self, wish: &mut watch::Receiver<Wish>) -> anyhow::Result<End> {
+    /// Runs the program once and returns how it ended.
+    async fn once(&self, desired: &mut watch::Receiver<Desired>) -> anyhow::Result<Exit> {
         let mut log = self.open_log()?;
         writeln!(log, "--- {} {}", self.program.path.display(), self.program.args.join(" "))?;
         let mut child = Command::new("/bin/sh")
@@ -247,28 +250,28 @@ impl Shared {
             .spawn()
             .context("/bin/sh cannot be started")?;
         self.running.send_replace(child.id());
-        // Waiting closes it, and with it the program would end.
+        // Waiting closes stdin, and the program would then end.
         let _held = child.stdin.take();
-        let wished = tokio::select! {
+        let requested = tokio::select! {
             biased;
             status = child.wait() => {
                 let status = status?;
-                return Ok(End {
+                return Ok(Exit {
                     success: status.success(),
-                    said: format!("ended by itself: {status}"),
+                    description: format!("ended by itself: {status}"),
                 });
             }
-            wished = wish.wait_for(|wish| *wish != Wish::Run) => *wished?,
+            requested = desired.wait_for(|desired| *desired != Desired::Run) => *requested?,
         };
-        if wished == Wish::End {
+        if requested == Desired::End {
             self.signal(Signal::TERM);
             if tokio::time::timeout(GRACE, child.wait()).await.is_ok() {
-                return Ok(End::without_success("ended"));
+                return Ok(Exit::without_success("ended"));
             }
         }
         self.signal(Signal::KILL);
         child.wait().await?;
-        Ok(End::without_success("was killed"))
+        Ok(Exit::without_success("was killed"))
     }
 
     fn open_log(&self) -> anyhow::Result<File> {
@@ -291,11 +294,11 @@ mod tests {
         }
     }
 
-    fn folder(name: &str) -> PathBuf {
-        let folder =
+    fn directory(name: &str) -> PathBuf {
+        let directory =
             std::env::temp_dir().join(format!("refit-testbed-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        folder
+        std::fs::create_dir_all(&directory).unwrap();
+        directory
     }
 
     async fn until(mut found: impl FnMut() -> bool) {
@@ -309,9 +312,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_part_that_crashes_comes_back_and_one_that_is_killed_does_not() {
-        let folder = folder("crash");
-        let part = Part::start(shell("echo up; exec sleep 60", true), &folder).unwrap();
+    async fn a_crashed_part_restarts_and_a_killed_one_does_not() {
+        let directory = directory("crash");
+        let part = Part::start(shell("echo up; exec sleep 60", true), &directory).unwrap();
         let ups =
             || std::fs::read_to_string(part.log()).unwrap_or_default().matches("\nup").count();
         until(|| ups() == 1).await;
@@ -321,15 +324,15 @@ mod tests {
         assert!(!part.is_running());
         part.start_again();
         until(|| ups() == 3).await;
-        std::fs::remove_dir_all(folder).unwrap();
+        std::fs::remove_dir_all(directory).unwrap();
     }
 
     #[tokio::test]
-    async fn the_end_of_a_part_is_told_with_its_last_words() {
-        let folder = folder("end");
-        let part = Part::start(shell("echo cannot >&2; exit 3", false), &folder).unwrap();
-        let told = part.over().await;
-        assert!(told.contains("exit status: 3") && told.contains("cannot"), "{told}");
-        std::fs::remove_dir_all(folder).unwrap();
+    async fn the_exit_of_a_part_includes_its_last_output() {
+        let directory = directory("end");
+        let part = Part::start(shell("echo cannot >&2; exit 3", false), &directory).unwrap();
+        let message = part.over().await;
+        assert!(message.contains("exit status: 3") && message.contains("cannot"), "{message}");
+        std::fs::remove_dir_all(directory).unwrap();
     }
 }

@@ -1,9 +1,9 @@
-//! The way to a workload API server: it serves `/eviction`, which the in-memory one lacks, and says
-//! errors as a kube-apiserver says them, watches line by line, and patches in a way that server bears. Everything else
-//! passes as it is.
+//! A proxy for a workload API server. It serves `/eviction`, which the in-memory server lacks,
+//! returns errors in the form of a kube-apiserver, sends watch events one per line, and turns merge
+//! patches into updates. Everything else passes unchanged.
 //!
-//! A Cluster's `spec.controlPlaneEndpoint` leads here, so everybody who uses the kubeconfig Secret
-//! of that Cluster comes by: Cluster API's managers, our controller and the kubelets alike.
+//! A Cluster's `spec.controlPlaneEndpoint` names this proxy, so all users of the kubeconfig Secret
+//! of that Cluster connect to it: Cluster API's managers, the Refit controller and the kubelets.
 
 mod evict;
 mod lines;
@@ -37,15 +37,15 @@ use crate::{
     objects::{self, Objects},
 };
 
-/// How often a cluster is asked for its authority until it has one.
-const LOOK: Duration = Duration::from_millis(300);
+/// How often the certificate authority of a cluster is read until it exists.
+const POLL: Duration = Duration::from_millis(300);
 
 type Body = Either<UnsyncBoxBody<Bytes, hyper::Error>, Full<Bytes>>;
 
-/// A proxy in front of one workload API server, until it is dropped.
+/// A proxy for one workload API server that runs until it is dropped.
 #[derive(Debug)]
 pub struct Proxy {
-    /// Its port on 127.0.0.1.
+    /// Port on 127.0.0.1.
     pub port: u16,
     task: tokio::task::JoinHandle<()>,
 }
@@ -57,8 +57,8 @@ impl Drop for Proxy {
 }
 
 impl Proxy {
-    /// Listens for `cluster`. It serves as soon as the cluster's authority is there, and the endpoint
-    /// of its API server.
+    /// Listens for `cluster`. It starts to serve when the certificate authority of the cluster and
+    /// the endpoint of its API server exist.
     pub async fn start(management: Client, namespace: &str, cluster: &str) -> anyhow::Result<Self> {
         let listener = TcpListener::bind((NAMES[1], 0)).await;
         let listener = listener.context("no port of 127.0.0.1 can be listened on")?;
@@ -67,12 +67,12 @@ impl Proxy {
         let cluster = cluster.to_owned();
         let task = tokio::spawn(async move {
             let (authority, upstream) = loop {
-                match known(&objects, &cluster).await {
+                match find_upstream(&objects, &cluster).await {
                     Ok(Some(known)) => break known,
                     Ok(None) => {}
                     Err(error) => tracing::warn!("{error:#}"),
                 }
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL).await;
             };
             match Backend::new(&authority, upstream) {
                 Ok(backend) => serve(listener, &authority, Arc::new(backend)).await,
@@ -83,12 +83,15 @@ impl Proxy {
     }
 }
 
-/// The authority of a cluster and the port of its API server, once both are there.
-async fn known(objects: &Objects, cluster: &str) -> anyhow::Result<Option<(KeyAndCert, u16)>> {
+/// Returns the authority of a cluster and the port of its API server, once both exist.
+async fn find_upstream(
+    objects: &Objects,
+    cluster: &str,
+) -> anyhow::Result<Option<(KeyAndCert, u16)>> {
     let Some(object) = objects.find(objects::CLUSTER, cluster).await? else {
         return Ok(None);
     };
-    // A ClusterClass gives it a name of its own, and not at once.
+    // A ClusterClass generates the name, and sets it later.
     let name = objects::text(&object, "/spec/infrastructureRef/name");
     if name.is_empty() {
         return Ok(None);
@@ -101,7 +104,7 @@ async fn known(objects: &Objects, cluster: &str) -> anyhow::Result<Option<(KeyAn
     Ok(authority.filter(|_| port > 0).zip(u16::try_from(port).ok()))
 }
 
-/// The authority of a cluster, once its Secret is there.
+/// Returns the authority of a cluster, once its Secret exists.
 async fn authority(secrets: &Objects, name: &str) -> anyhow::Result<Option<KeyAndCert>> {
     let Some(secret) = secrets.find(objects::SECRET, name).await? else {
         return Ok(None);
@@ -115,7 +118,7 @@ async fn authority(secrets: &Objects, name: &str) -> anyhow::Result<Option<KeyAn
     Ok(Some(KeyAndCert { cert_pem: part("tls.crt")?, key_pem: as_pkcs8(&part("tls.key")?)? }))
 }
 
-/// An RSA key in PKCS #1 as one in PKCS #8, which is how libraries here read it.
+/// Converts an RSA key from PKCS #1 to PKCS #8, which the TLS libraries require.
 fn as_pkcs8(pem: &str) -> anyhow::Result<String> {
     const NAME: &str = "RSA PRIVATE KEY";
     /// Version 0 and the algorithm rsaEncryption (RFC 8017, A.1).
@@ -135,7 +138,7 @@ fn as_pkcs8(pem: &str) -> anyhow::Result<String> {
     Ok(format!("-----BEGIN PRIVATE KEY-----\n{whole}\n-----END PRIVATE KEY-----\n"))
 }
 
-/// A value in DER.
+/// Encodes a value in DER.
 fn der(tag: u8, content: &[u8]) -> Vec<u8> {
     let length = content.len();
     let mut out = vec![tag];
@@ -162,7 +165,7 @@ async fn serve(listener: TcpListener, authority: &KeyAndCert, backend: Arc<Backe
     loop {
         while connections.try_join_next().is_some() {}
         let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL).await;
             continue;
         };
         let (acceptor, backend) = (acceptor.clone(), backend.clone());
@@ -171,7 +174,7 @@ async fn serve(listener: TcpListener, authority: &KeyAndCert, backend: Arc<Backe
                 return;
             };
             let service = service_fn(move |request| answer(backend.clone(), request));
-            // Whoever hangs up is free to.
+            // A client may close the connection at any time.
             let _ = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), service)
                 .with_upgrades()
@@ -185,7 +188,7 @@ fn acceptor(authority: &KeyAndCert) -> anyhow::Result<TlsAcceptor> {
     let server = authority.server(&NAMES, certs::validity(Clock::real()))?;
     let config = tls::server_config(ReloadableCert::new(&server)?, None)?;
     let mut config = Arc::unwrap_or_clone(config);
-    // One connection there for each here, and streams that are taken over: HTTP/1.1.
+    // HTTP/1.1: one upstream connection per client connection, and connections may be upgraded.
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
@@ -201,14 +204,14 @@ impl Backend {
     fn new(authority: &KeyAndCert, port: u16) -> anyhow::Result<Self> {
         let config = tls::client_config(authority.cert_pem.as_bytes())?;
         Ok(Self {
-            // The in-memory server tells clusters apart by the port of this header.
+            // The in-memory server distinguishes clusters by the port in the Host header.
             address: format!("{}:{port}", NAMES[1]),
             port,
             connector: TlsConnector::from(Arc::new(config)),
         })
     }
 
-    /// Sends a request and returns the answer as it begins.
+    /// Sends a request and returns the response without waiting for its body.
     async fn send<B>(&self, mut request: Request<B>) -> anyhow::Result<Response<Incoming>>
     where
         B: hyper::body::Body + Send + 'static,
@@ -226,14 +229,15 @@ impl Backend {
         let writes = [Method::POST, Method::PUT].contains(request.method());
         let kind = request.headers().get(header::CONTENT_TYPE);
         if writes && kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json")) {
-            // In v1.12 it has a route for this type only; what it gets, it tells by looking.
+            // In v1.12 the server has a route for this type only; it detects the real type from the
+            // body.
             let taken = HeaderValue::from_static("application/vnd.kubernetes.protobuf");
             request.headers_mut().insert(header::CONTENT_TYPE, taken);
         }
         Ok(sender.send_request(request).await?)
     }
 
-    /// Sends JSON and reads JSON.
+    /// Sends a JSON request and reads the JSON response.
     async fn json(&self, method: Method, path: &str) -> anyhow::Result<(StatusCode, Value)> {
         let request = Request::builder()
             .method(method)
@@ -251,7 +255,7 @@ async fn answer(
     backend: Arc<Backend>,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, std::convert::Infallible> {
-    let outcome = match evict::asked(request.method(), request.uri().path()) {
+    let outcome = match evict::target(request.method(), request.uri().path()) {
         Some(pod) => evict::answer(&backend, &pod, request).await,
         None if patch::is_merge(&request) => patch::answer(&backend, request).await,
         None => pass(&backend, request).await,
@@ -266,22 +270,22 @@ async fn pass(backend: &Backend, mut request: Request<Incoming>) -> anyhow::Resu
     let path = request.uri().path().to_owned();
     let watches = request.uri().query().is_some_and(|query| query.contains("watch=true"));
     let upgrade = request.headers().contains_key(header::UPGRADE);
-    let ours = upgrade.then(|| hyper::upgrade::on(&mut request));
+    let client_upgrade = upgrade.then(|| hyper::upgrade::on(&mut request));
     let mut answer = backend.send(request).await?;
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS
-        && let Some(ours) = ours
+        && let Some(client_upgrade) = client_upgrade
     {
-        let theirs = hyper::upgrade::on(&mut answer);
+        let upstream_upgrade = hyper::upgrade::on(&mut answer);
         tokio::spawn(async move {
-            if let (Ok(ours), Ok(theirs)) = futures::join!(ours, theirs) {
-                let (mut ours, mut theirs) = (TokioIo::new(ours), TokioIo::new(theirs));
-                let _ = tokio::io::copy_bidirectional(&mut ours, &mut theirs).await;
+            if let (Ok(client), Ok(upstream)) = futures::join!(client_upgrade, upstream_upgrade) {
+                let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
+                let _ = tokio::io::copy_bidirectional(&mut client, &mut upstream).await;
             }
         });
         return Ok(answer.map(|_| Either::Right(Full::default())));
     }
     if answer.status().is_client_error() || answer.status().is_server_error() {
-        return told(answer, &path).await;
+        return with_status_error(answer, &path).await;
     }
     if watches {
         let mut lines = Lines::default();
@@ -291,14 +295,17 @@ async fn pass(backend: &Backend, mut request: Request<Incoming>) -> anyhow::Resu
     Ok(answer.map(streamed))
 }
 
-/// An answer that passes as it comes.
+/// Passes a response body through unchanged.
 fn streamed(body: Incoming) -> Body {
     Either::Left(body.boxed_unsync())
 }
 
-/// An error as a kube-apiserver tells it. The in-memory server sends the Go value of its error, with
-/// the Status inside, and plain text for some.
-async fn told(answer: Response<Incoming>, path: &str) -> anyhow::Result<Response<Body>> {
+/// Converts an error to the form of a kube-apiserver. The in-memory server sends the Go value of
+/// its error with the Status inside, and plain text for some errors.
+async fn with_status_error(
+    answer: Response<Incoming>,
+    path: &str,
+) -> anyhow::Result<Response<Body>> {
     let (parts, body) = answer.into_parts();
     let body = body.collect().await?.to_bytes();
     if let Ok(mut object) = serde_json::from_slice::<Value>(&body)
@@ -311,10 +318,10 @@ async fn told(answer: Response<Incoming>, path: &str) -> anyhow::Result<Response
     let text = String::from_utf8_lossy(&body);
     let (code, reason) =
         if parts.status == StatusCode::INTERNAL_SERVER_ERROR && text.contains("not found") {
-            // It patches by reading first, and forgets what the error was.
+            // The server patches by reading first, and drops the kind of the error.
             (StatusCode::NOT_FOUND, "NotFound")
         } else if parts.status == StatusCode::NOT_FOUND {
-            // Not an object: there is no such route.
+            // No object is missing; the route does not exist.
             let message = "the server could not find the requested resource";
             return Ok(status(parts.status, "NotFound", message, json!({})));
         } else {
@@ -330,7 +337,7 @@ fn merge(whole: &mut Value, part: Value) {
     }
 }
 
-/// A failure.
+/// A Status object with a failure.
 fn status(code: StatusCode, reason: &str, message: &str, details: Value) -> Response<Body> {
     let mut body = json!({
         "apiVersion": "v1",
@@ -360,14 +367,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_are_written_as_der_writes_them() {
+    fn lengths_are_der_encoded() {
         assert_eq!(der(4, &[7]), [4, 1, 7]);
         assert_eq!(der(4, &[0; 200])[..3], [4, 0x81, 200]);
         assert_eq!(der(4, &[0; 300])[..4], [4, 0x82, 1, 44]);
     }
 
     #[test]
-    fn a_key_that_is_pkcs8_stays_as_it_is() {
+    fn a_pkcs8_key_is_unchanged() {
         let pem = "-----BEGIN PRIVATE KEY-----\nAA==\n-----END PRIVATE KEY-----\n";
         assert_eq!(as_pkcs8(pem).unwrap(), pem);
         let old = "-----BEGIN RSA PRIVATE KEY-----\nAA==\n-----END RSA PRIVATE KEY-----\n";

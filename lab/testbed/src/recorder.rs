@@ -1,4 +1,4 @@
-//! Watches what a flow does to the objects of a rollout, and compares it with what was recorded.
+//! Records what a flow does to the objects of a rollout, and compares it with a recording.
 
 use std::{
     path::PathBuf,
@@ -21,16 +21,16 @@ use crate::{
     parts::Line,
 };
 
-/// What is watched.
+/// The recorded kinds.
 const KINDS: [Kind; 4] = [CONTROL_PLANE, MACHINE_DEPLOYMENT, MACHINE_SET, MACHINE];
-/// How long nothing may happen until a flow is over.
+/// A flow has ended after no change for this duration.
 const QUIET: Duration = Duration::from_secs(4);
-/// How long it is waited for that.
+/// How long to wait for the end of a flow.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// Wait before a watch that ended begins again.
-const AGAIN: Duration = Duration::from_millis(200);
+/// Delay before a watch that ended is restarted.
+const WATCH_RETRY: Duration = Duration::from_millis(200);
 
-/// What happens in a namespace, until it is dropped.
+/// Records the changes in a namespace until it is dropped.
 #[derive(Debug)]
 pub struct Recorder {
     namespace: String,
@@ -48,7 +48,7 @@ impl Drop for Recorder {
 }
 
 impl Recorder {
-    /// Begins to watch.
+    /// Starts recording.
     pub async fn start(cluster: &Cluster) -> anyhow::Result<Self> {
         let seen: Arc<Mutex<Vec<Sighting>>> = Arc::default();
         let objects = &cluster.objects;
@@ -63,7 +63,7 @@ impl Recorder {
         Ok(Self { namespace: cluster.namespace.clone(), seen, since, tasks })
     }
 
-    /// Waits until nothing happens any more, and tells what has.
+    /// Waits until no more changes happen, and returns the history.
     pub async fn history(&self) -> String {
         let clock = Clock::real();
         let since = clock.now();
@@ -78,9 +78,8 @@ impl Recorder {
         }
     }
 
-    /// Compares what happened with what the fixture of this name says; with
-    /// [`fixtures::RECORD`] set, writes it instead.
-    /// The calls of our hooks are written with it.
+    /// Compares the history with the fixture of this name. With [`fixtures::RECORD`] set, writes
+    /// the fixture instead, and the calls of Refit's hooks with it.
     pub async fn compare(&self, bed: &Bed, name: &str) -> anyhow::Result<()> {
         let found = self.history().await;
         let path = fixture(bed.line, name);
@@ -101,9 +100,9 @@ impl Recorder {
     }
 }
 
-/// The file of a recorded history.
+/// Path of a recorded history.
 pub fn fixture(line: Line, name: &str) -> PathBuf {
-    fixtures::folder().join(format!("histories/{line}/{name}.txt"))
+    fixtures::directory().join(format!("histories/{line}/{name}.txt"))
 }
 
 async fn watch(
@@ -137,7 +136,7 @@ async fn watch(
         if let Err(error) = outcome.await {
             tracing::warn!("a watch of {} ended: {error}", kind.name());
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(WATCH_RETRY).await;
     }
 }
 

@@ -1,4 +1,5 @@
-//! Stands between Cluster API and our hooks while fixtures are recorded, and keeps what both say.
+//! A proxy between Cluster API and Refit's hooks while fixtures are recorded. It keeps requests and
+//! responses.
 
 use std::{
     collections::BTreeSet,
@@ -25,7 +26,7 @@ use crate::{
     parts::Line,
 };
 
-/// Members of a request whose values are nobody's business, wherever they are.
+/// Fields of a request whose values must not be recorded, at any depth.
 const SECRETS: [&str; 7] = [
     "caCertHashes",
     "certificateKey",
@@ -35,12 +36,12 @@ const SECRETS: [&str; 7] = [
     "sshAuthorizedKeys",
     "token",
 ];
-/// What stands in their place.
+/// Replaces the value of such a field.
 const STRIPPED: &str = "(stripped)";
-/// How much of a message tells one refusal from another.
+/// Number of leading characters of a message that distinguish one failure from another.
 const MESSAGE: usize = 24;
 
-/// One call of a hook.
+/// A recorded call of a hook.
 #[derive(Clone, Debug)]
 struct Exchange {
     path: String,
@@ -48,12 +49,12 @@ struct Exchange {
     response: Value,
 }
 
-/// A tap, until it is dropped.
+/// A recording proxy that runs until it is dropped.
 #[derive(Debug)]
 pub struct Tap {
-    /// Its port on 127.0.0.1.
+    /// Port on 127.0.0.1.
     pub port: u16,
-    heard: Arc<Mutex<Vec<Exchange>>>,
+    exchanges: Arc<Mutex<Vec<Exchange>>>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -63,26 +64,26 @@ impl Drop for Tap {
     }
 }
 
-/// The hooks behind a tap.
+/// The recorded hooks.
 struct Hooks {
     port: u16,
     connector: TlsConnector,
-    heard: Arc<Mutex<Vec<Exchange>>>,
+    exchanges: Arc<Mutex<Vec<Exchange>>>,
 }
 
 impl Tap {
-    /// Passes everything on to the hooks on `port`.
+    /// Forwards all calls to the hooks on `port`.
     pub async fn start(certs: &Certs, port: u16) -> anyhow::Result<Self> {
         let listener = TcpListener::bind((NAMES[1], 0)).await?;
         let own = listener.local_addr()?.port();
         let cert = ReloadableCert::new(&certs.server()?)?;
         let acceptor = TlsAcceptor::from(server_config(cert, None)?);
-        let heard: Arc<Mutex<Vec<Exchange>>> = Arc::default();
+        let exchanges: Arc<Mutex<Vec<Exchange>>> = Arc::default();
         let config = client_config(certs.ca_pem().as_bytes())?;
         let hooks = Arc::new(Hooks {
             port,
             connector: TlsConnector::from(Arc::new(config)),
-            heard: heard.clone(),
+            exchanges: exchanges.clone(),
         });
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -91,7 +92,7 @@ impl Tap {
                     let Ok(stream) = acceptor.accept(stream).await else {
                         return;
                     };
-                    // Where the hooks do not answer, the connection ends as theirs would.
+                    // If the hooks do not respond, the connection closes as theirs would.
                     let service = service_fn(move |request| pass(hooks.clone(), request));
                     let _ = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new())
                         .serve_connection(TokioIo::new(stream), service)
@@ -99,15 +100,15 @@ impl Tap {
                 });
             }
         });
-        Ok(Self { port: own, heard, task })
+        Ok(Self { port: own, exchanges, task })
     }
 
-    /// Writes what was said about a namespace, one call of each sort, and Discovery for none.
+    /// Writes one call of each category about a namespace; without a namespace, the Discovery call.
     pub fn write(&self, line: Line, name: &str, namespace: Option<&str>) -> anyhow::Result<()> {
-        let mut sorts = BTreeSet::new();
+        let mut categories = BTreeSet::new();
         let mut kept = Vec::new();
-        for exchange in lock(&self.heard).iter() {
-            if exchange.namespace() == namespace && sorts.insert(exchange.sort()) {
+        for exchange in lock(&self.exchanges).iter() {
+            if exchange.namespace() == namespace && categories.insert(exchange.category()) {
                 kept.push(exchange.fixture());
             }
         }
@@ -116,13 +117,13 @@ impl Tap {
     }
 }
 
-/// The file of recorded calls.
+/// Path of the file with recorded calls.
 pub fn fixture(line: Line, name: &str) -> PathBuf {
-    fixtures::folder().join(format!("hooks/{line}/{name}.json"))
+    fixtures::directory().join(format!("hooks/{line}/{name}.json"))
 }
 
 impl Exchange {
-    /// The namespace of what is asked about.
+    /// The namespace of the object in the request.
     fn namespace(&self) -> Option<&str> {
         let places = [
             "/current/machine/metadata/namespace",
@@ -132,8 +133,8 @@ impl Exchange {
         places.iter().find_map(|place| self.request.pointer(place)?.as_str())
     }
 
-    /// What makes it worth keeping beside the others.
-    fn sort(&self) -> (String, String, BTreeSet<String>) {
+    /// The category of a call; one call of each category is recorded.
+    fn category(&self) -> (String, String, BTreeSet<String>) {
         let message = text(&self.response, "/message");
         let status = text(&self.response, "/status");
         let message = match status {
@@ -153,7 +154,7 @@ impl Exchange {
     }
 }
 
-/// Takes secrets out of a request.
+/// Replaces the secrets in a request.
 fn strip(value: &mut Value) {
     match value {
         Value::Object(members) => {
@@ -180,7 +181,7 @@ async fn pass(
     let stream = hooks.connector.connect(ServerName::try_from(NAMES[0])?, stream).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    // It ends with the answer: nobody asks twice on one connection.
+    // The connection ends with the response: each connection carries one request.
     tokio::spawn(connection);
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
     let onward = Request::builder()
@@ -188,15 +189,15 @@ async fn pass(
         .uri(path)
         .header(header::HOST, NAMES[0])
         .body(Full::new(body.clone()))?;
-    let (answer, said) = sender.send_request(onward).await?.into_parts();
-    let said = said.collect().await?.to_bytes();
-    lock(&hooks.heard).push(Exchange {
+    let (head, response_body) = sender.send_request(onward).await?.into_parts();
+    let response_body = response_body.collect().await?.to_bytes();
+    lock(&hooks.exchanges).push(Exchange {
         path: path.to_owned(),
         request: serde_json::from_slice(&body).unwrap_or_default(),
-        response: serde_json::from_slice(&said).unwrap_or_default(),
+        response: serde_json::from_slice(&response_body).unwrap_or_default(),
     });
-    let mut response = Response::new(Full::new(said));
-    *response.status_mut() = answer.status;
+    let mut response = Response::new(Full::new(response_body));
+    *response.status_mut() = head.status;
     Ok(response)
 }
 

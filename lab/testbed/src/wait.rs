@@ -1,14 +1,14 @@
-//! Waiting for what objects say.
+//! Waiting for the state of objects.
 
 use std::time::Duration;
 
 pub use lab_simhost::wait::eventually;
 use refit_runtime::Clock;
 
-/// How often is looked.
-const LOOK: Duration = Duration::from_millis(500);
+/// How often the state is checked.
+const POLL: Duration = Duration::from_millis(500);
 
-/// Looks for a while and fails at once when `look` finds what must not be.
+/// Checks for the duration `during`, and fails at once when `look` returns an error.
 pub async fn never(
     what: &str,
     during: Duration,
@@ -20,7 +20,7 @@ pub async fn never(
         if let Err(found) = look().await {
             anyhow::bail!("{what}: {found}");
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL).await;
     }
     Ok(())
 }

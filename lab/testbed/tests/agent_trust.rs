@@ -1,4 +1,5 @@
-//! What an agent may do at a real API server, shown with its own credentials and with another's.
+//! What an agent may do at a real API server, with its own credentials and with those of another
+//! agent.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -13,7 +14,7 @@ use kube::{
     Api, Client, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
-use lab_testbed::{Line, apiserver::ApiServer, certs::Certs, eventually, folder, parts};
+use lab_testbed::{Line, apiserver::ApiServer, certs::Certs, directory, eventually, parts};
 use refit_install::{Choices, Part, manifests, objects};
 use refit_kinds::{keys, refit::HostPlan};
 use refit_runtime::{Clock, apply, client::ClientStack};
@@ -22,7 +23,7 @@ use serde_json::{Value, json};
 const SOON: Duration = Duration::from_mins(1);
 const FLEET: &str = "fleet";
 
-/// An API server with what the installation of the agents brings, and two Nodes.
+/// An API server with the manifests of the agents, and two Nodes.
 struct Lab {
     server: ApiServer,
     certs: Certs,
@@ -32,9 +33,9 @@ impl Lab {
     async fn start() -> Self {
         let clock = Clock::real();
         let parts = parts::find(Line::V1_14).unwrap();
-        let folder = folder::run(clock, "agent-trust").unwrap();
+        let directory = directory::run(clock, "agent-trust").unwrap();
         let certs = Certs::new(clock).unwrap();
-        let server = ApiServer::start(&parts, &certs, &folder).await.unwrap();
+        let server = ApiServer::start(&parts, &certs, &directory).await.unwrap();
         let lab = Self { server, certs };
         lab.install().await;
         lab
@@ -47,7 +48,7 @@ impl Lab {
     async fn install(&self) {
         let choices = Choices::default();
         let all = objects(&manifests(&[Part::Crds, Part::Agent], &choices));
-        // The namespace comes after the definitions here: an installation of agents alone.
+        // Here the namespace is applied after the definitions: an installation of agents alone.
         refit_install::apply(self.admin(), &all, |_| {}).await.unwrap();
         let nodes: Api<Node> = Api::all(self.admin().clone());
         let roles: Api<Role> = Api::namespaced(self.admin().clone(), keys::HOST_PLAN_NAMESPACE);
@@ -64,14 +65,14 @@ impl Lab {
         }
     }
 
-    /// Plans as the agent of a node sees them.
+    /// Returns the HostPlans as the agent of a Node can access them.
     async fn as_node(&self, node: &str) -> Plans {
         let user = format!("system:node:{node}");
         let config = self.certs.config(&self.server.url, &user, &["system:nodes"]);
         Plans::new(&config.await.unwrap(), keys::HOST_PLAN_NAMESPACE)
     }
 
-    /// Plans as somebody with a bound token of this ServiceAccount sees them.
+    /// Returns the HostPlans as a client with a bound token of this ServiceAccount can access them.
     async fn with_token(&self, account: &str) -> Plans {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.admin().clone(), FLEET);
         let body = json!({"metadata": {"name": account}});
@@ -92,7 +93,8 @@ impl Lab {
         Plans::new(&config, FLEET)
     }
 
-    /// Lets everybody do everything with HostPlans: what is refused then, the policy refuses.
+    /// Grants all users all verbs on HostPlans, so that only the admission policy can deny
+    /// requests.
     async fn open_rbac(&self) {
         let roles: Api<ClusterRole> = Api::all(self.admin().clone());
         let bindings: Api<ClusterRoleBinding> = Api::all(self.admin().clone());
@@ -121,7 +123,7 @@ impl Lab {
     }
 }
 
-/// HostPlans of a namespace, by the credentials of one agent.
+/// The HostPlans of a namespace, with the credentials of one agent.
 struct Plans(Api<HostPlan>);
 
 impl Plans {
@@ -130,37 +132,37 @@ impl Plans {
         Self(Api::namespaced(client, namespace))
     }
 
-    /// As the agent makes its plan where it is missing.
+    /// Creates a plan as the agent does if it is missing.
     async fn make(&self, name: &str, spec: Value) -> Result<(), String> {
         let body = json!({
             "apiVersion": "refit.dev/v1alpha1", "kind": "HostPlan",
             "metadata": {"name": name}, "spec": spec,
         });
-        said(apply::apply(&self.0, "refit-agent", name, &body).await)
+        permission_result(apply::apply(&self.0, "refit-agent", name, &body).await)
     }
 
     async fn report(&self, name: &str) -> Result<(), String> {
         let status = json!({"agentVersion": "0.1.0", "capabilities": [], "facts": {}});
-        said(apply::apply_status(&self.0, "refit-agent", name, &status).await)
+        permission_result(apply::apply_status(&self.0, "refit-agent", name, &status).await)
     }
 
     async fn change(&self, name: &str, body: Value) -> Result<(), String> {
         let params = PatchParams::default();
-        said(self.0.patch(name, &params, &Patch::Merge(&body)).await)
+        permission_result(self.0.patch(name, &params, &Patch::Merge(&body)).await)
     }
 
     async fn delete(&self, name: &str) -> Result<(), String> {
-        said(self.0.delete(name, &DeleteParams::default()).await)
+        permission_result(self.0.delete(name, &DeleteParams::default()).await)
     }
 
     async fn list(&self, name: &str) -> Result<(), String> {
         let params = ListParams::default().fields(&format!("metadata.name={name}"));
-        said(self.0.list(&params).await)
+        permission_result(self.0.list(&params).await)
     }
 }
 
-/// What the API server said against it; whatever is no refusal is a broken test.
-fn said<T>(outcome: kube::Result<T>) -> Result<(), String> {
+/// Returns the message of a denial. Any error other than a denial fails the test.
+fn permission_result<T>(outcome: kube::Result<T>) -> Result<(), String> {
     match outcome {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 403 => Err(status.message.clone()),
@@ -177,7 +179,7 @@ const BY_RBAC: &str = "cannot";
 const ITS_OWN: &str = "may write its own HostPlan only";
 
 #[tokio::test]
-async fn an_agent_reads_and_reports_its_own_plan_and_nothing_else() {
+async fn an_agent_reads_and_reports_only_its_own_plan() {
     let lab = Lab::start().await;
     let (one, two) = (lab.as_node("n1").await, lab.as_node("n2").await);
     let planned = json!({"planId": "u", "gate": "Disrupt", "steps": []});
@@ -196,46 +198,46 @@ async fn an_agent_reads_and_reports_its_own_plan_and_nothing_else() {
     let all = Plans(Api::namespaced(lab.admin().clone(), keys::HOST_PLAN_NAMESPACE));
     all.delete("n1").await.unwrap();
 
-    // Plans come from the controller.
+    // Only the controller creates a plan with content.
     refused_by(&one.make("n1", planned.clone()).await, "without a plan");
 
-    // What it does in life.
+    // The normal requests of an agent.
     one.make("n1", json!({})).await.unwrap();
     one.make("n1", json!({})).await.unwrap();
     one.list("n1").await.unwrap();
     one.report("n1").await.unwrap();
     two.make("n2", json!({})).await.unwrap();
 
-    // Its own plan is the controller's.
+    // The spec and the metadata of the agent's own plan belong to the controller.
     refused_by(&one.change("n1", json!({"spec": planned})).await, "not its spec");
     let note = json!({"metadata": {"annotations": {keys::PLAN_SIGNATURE: "{}"}}});
     refused_by(&one.change("n1", note).await, "not its metadata");
     refused_by(&one.delete("n1").await, BY_RBAC);
 
-    // Everybody else's is nobody's business.
+    // An agent has no access to the plan of another.
     for outcome in [
         two.list("n1").await,
         two.report("n1").await,
         two.make("n1", json!({})).await,
         two.change("n1", json!({"spec": {"abort": true}})).await,
         two.delete("n1").await,
-        said(two.0.get("n1").await),
-        said(two.0.list(&ListParams::default()).await),
+        permission_result(two.0.get("n1").await),
+        permission_result(two.0.list(&ListParams::default()).await),
     ] {
         refused_by(&outcome, BY_RBAC);
     }
 
-    // The controller's writes pass.
+    // The writes of the controller are allowed.
     all.change("n1", json!({"spec": {"nodeUpdate": "m1-1", "planId": "u"}})).await.unwrap();
     one.report("n1").await.unwrap();
 
-    the_policy_holds_by_itself(&lab, &one, &two).await;
+    the_policy_holds_without_rbac(&lab, &one, &two).await;
     tokens_of_the_management_cluster(&lab).await;
     all.delete("n1").await.unwrap();
 }
 
-/// With rights that are far too wide the policy still holds each to its own.
-async fn the_policy_holds_by_itself(lab: &Lab, one: &Plans, two: &Plans) {
+/// Even with far too wide RBAC permissions, the policy limits each agent to its own plan.
+async fn the_policy_holds_without_rbac(lab: &Lab, one: &Plans, two: &Plans) {
     lab.open_rbac().await;
     eventually("the wide rights are in force", SOON, async || two.list("n1").await).await.unwrap();
     refused_by(&two.report("n1").await, ITS_OWN);
@@ -250,7 +252,8 @@ async fn the_policy_holds_by_itself(lab: &Lab, one: &Plans, two: &Plans) {
     one.report("n1").await.unwrap();
 }
 
-/// Where plans are beside their Machines, an agent is a ServiceAccount that is named after one.
+/// If plans are stored next to their Machines, an agent is a ServiceAccount named after its
+/// Machine.
 async fn tokens_of_the_management_cluster(lab: &Lab) {
     let namespaces: Api<Namespace> = Api::all(lab.admin().clone());
     let body: Namespace = serde_json::from_value(json!({"metadata": {"name": FLEET}})).unwrap();
@@ -262,7 +265,7 @@ async fn tokens_of_the_management_cluster(lab: &Lab) {
     refused_by(&two.report("m1").await, ITS_OWN);
     refused_by(&two.make("m1", json!({})).await, ITS_OWN);
     refused_by(&one.change("m1", json!({"spec": {"planId": "x"}})).await, "not its spec");
-    // A node of that cluster has no plan there, whatever its name.
+    // A node of that cluster has no plan there, whatever the name of the node.
     let node = lab.as_node("m1").await;
     let fleet = Plans(Api::namespaced(node.0.into_client(), FLEET));
     refused_by(&fleet.report("m1").await, ITS_OWN);

@@ -1,5 +1,5 @@
-//! Our model of Cluster API's controllers does what the real ones were seen to do: the same flows in
-//! the sandbox, compared with what was recorded of real runs.
+//! Refit's model of Cluster API's controllers behaves as the real ones: the same flows run in the
+//! sandbox, and their histories are compared with recordings of real runs.
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 use std::{
@@ -24,9 +24,9 @@ use serde_json::{Value, json};
 
 const KINDS: [&str; 4] = ["KubeadmControlPlane", "MachineDeployment", "MachineSet", "Machine"];
 const CONDITIONS: [&str; 2] = ["Available", "MachinesUpToDate"];
-/// In a world's own time.
+/// In the simulated time of the world.
 const WITHIN: Duration = Duration::from_hours(2);
-/// Until nothing is under way any more.
+/// After this time all work has ended.
 const QUIET: Duration = Duration::from_mins(2);
 
 /// A flow in the sandbox.
@@ -81,7 +81,7 @@ impl Model {
     async fn until(&self, what: String, mut look: impl AsyncFnMut() -> bool) {
         let end = self.world.now() + jiff::SignedDuration::try_from(WITHIN).unwrap();
         while !look().await {
-            assert!(self.world.now() < end, "{what}: {}", self.told());
+            assert!(self.world.now() < end, "{what}: {}", self.history());
             self.world.pass(Duration::from_secs(1)).await;
         }
     }
@@ -90,21 +90,21 @@ impl Model {
         let mut machines = self.objects.list(MACHINE).await.unwrap();
         machines.retain(|machine| {
             let labels = &machine["metadata"]["labels"];
-            let of = labels["cluster.x-k8s.io/deployment-name"].as_str();
-            of.unwrap_or(self.name) == group
+            let deployment = labels["cluster.x-k8s.io/deployment-name"].as_str();
+            deployment.unwrap_or(self.name) == group
         });
         machines
     }
 
-    fn told(&self) -> String {
+    fn history(&self) -> String {
         history::reduce(self.seen.lock().unwrap().clone(), self.since)
     }
 
-    /// Compares what happened with what really happened.
+    /// Compares the history with the recording of the real run.
     async fn compare(&self, flow: &str) {
         self.world.pass(QUIET).await;
         let real = fixtures::read(&recorder::fixture(Line::V1_14, flow)).unwrap();
-        let found = history::differences(&real, &self.told());
+        let found = history::differences(&real, &self.history());
         assert!(
             found.is_empty(),
             "- is what real Cluster API did, + what the model does:\n{}",
@@ -113,9 +113,9 @@ impl Model {
     }
 }
 
-/// What Cluster API sent is what the model's `prepare` makes of it: nothing more, nothing less.
+/// The requests of Cluster API contain exactly what the model's `prepare` produces.
 #[test]
-fn recorded_requests_hold_kubeadm_configs_as_the_model_prepares_them() {
+fn recorded_requests_match_the_models_prepare() {
     let mut seen = 0;
     for line in ["v1.12", "v1.14"] {
         let path = format!("fixtures/hooks/{line}/control_plane_in_place.json");
@@ -124,7 +124,7 @@ fn recorded_requests_hold_kubeadm_configs_as_the_model_prepares_them() {
         for call in calls.as_array().unwrap() {
             let spec = |side: &str| {
                 let mut spec = call["request"][side]["bootstrapConfig"]["spec"].clone();
-                // A pointer to an empty struct: absent for the model.
+                // A pointer to an empty struct, which the model omits.
                 if let Some(Value::Object(join)) = spec.get_mut("joinConfiguration") {
                     join.retain(|key, value| key != "controlPlane" || *value != json!({}));
                 }
@@ -144,7 +144,7 @@ fn recorded_requests_hold_kubeadm_configs_as_the_model_prepares_them() {
 }
 
 #[test]
-fn a_control_plane_in_place_goes_as_in_real_cluster_api() {
+fn a_control_plane_in_place_matches_real_cluster_api() {
     runtime().unwrap().block_on(async {
         let model = Model::new("in-place", &ClusterSpec::default()).await;
         let version = json!({"version": TO});
@@ -155,7 +155,7 @@ fn a_control_plane_in_place_goes_as_in_real_cluster_api() {
 }
 
 #[test]
-fn surge_goes_as_in_real_cluster_api() {
+fn surge_matches_real_cluster_api() {
     runtime().unwrap().block_on(async {
         let spec = ClusterSpec {
             surge: 1,
@@ -184,7 +184,7 @@ fn surge_goes_as_in_real_cluster_api() {
 }
 
 #[test]
-fn what_nobody_covers_goes_as_in_real_cluster_api() {
+fn an_uncovered_change_matches_real_cluster_api() {
     runtime().unwrap().block_on(async {
         let spec = ClusterSpec {
             control_planes: 1,
@@ -230,7 +230,7 @@ fn what_nobody_covers_goes_as_in_real_cluster_api() {
     });
 }
 
-/// Another template, made of one that is there.
+/// Creates a changed copy of an existing template.
 async fn rotate(model: &Model, from: &str, to: &str, change: impl Fn(&mut Value)) {
     let template = model.objects.get(DEV_MACHINE_TEMPLATE, from).await.unwrap();
     let mut spec = template["spec"].clone();

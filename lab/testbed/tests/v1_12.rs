@@ -1,4 +1,4 @@
-//! The flows on the oldest line of Cluster API that Refit works with.
+//! The flows on the oldest line of Cluster API that Refit supports.
 
 mod flows;
 mod suite;

@@ -1,7 +1,7 @@
-//! Requests to an embedded API server from inside its own process, past TLS and kill switches.
+//! Requests to an embedded API server from inside its process, bypassing TLS and kill switches.
 //!
-//! Only the simulated environment and the loader use this: whatever is measured or may be killed
-//! goes through the one client stack.
+//! Used only by the simulated environment and the loader. Components that are measured or may be
+//! killed use the client stack.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use tower::Service as _;
 
 /// User agent of the simulated environment.
 pub(crate) const ENVIRONMENT: &str = "sandbox-env";
-/// User agent of what stands for the user: loading manifests, changing versions.
+/// User agent of the simulated user, who loads manifests and changes versions.
 pub(crate) const USER: &str = "sandbox-user";
 
 /// One request.
@@ -50,10 +50,10 @@ impl Call {
     }
 }
 
-/// Why a request was not answered as hoped.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectError {
-    /// The server answered with an error.
+    /// The server responded with an error.
     #[error("{method} {path}: {code} {message}")]
     Status {
         /// Method of the request.
@@ -62,25 +62,25 @@ pub enum DirectError {
         path: String,
         /// HTTP status code.
         code: u16,
-        /// What the server said.
+        /// Error message of the server.
         message: String,
-        /// Field and message of each cause that it named.
+        /// Field and message of each cause that the server named.
         causes: Vec<(String, String)>,
     },
-    /// The server did not answer.
+    /// The server did not respond.
     #[error("{method} {path}: {source}")]
     Transport {
         /// Method of the request.
         method: Method,
         /// Path of the request.
         path: String,
-        /// Why.
+        /// The underlying error.
         source: std::io::Error,
     },
 }
 
 impl DirectError {
-    /// The HTTP status code, where there was an answer.
+    /// The HTTP status code, if the server responded.
     pub fn code(&self) -> Option<u16> {
         match self {
             Self::Status { code, .. } => Some(*code),
@@ -101,7 +101,7 @@ impl Direct {
         Self { server, agent }
     }
 
-    /// Sends a request and returns the object that came back.
+    /// Sends a request and returns the object in the response.
     pub(crate) async fn send(&self, call: Call) -> Result<Value, DirectError> {
         let Call { method, path, body } = call;
         let content_type = if method == Method::PATCH {
@@ -123,7 +123,7 @@ impl Direct {
             .body(Full::new(bytes))
             .expect("paths are made of object names, which are URL-safe");
         let mut request = request;
-        // Whoever is in this process may do everything.
+        // Callers in this process have full access.
         request.extensions_mut().insert(Identity::admin());
         let transport =
             |source| DirectError::Transport { method: method.clone(), path: path.clone(), source };
@@ -152,7 +152,7 @@ fn causes(status: &Value) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The server's options in a sandbox: simulated time, seeded names.
+/// Options of an API server in a sandbox: simulated time, seeded names.
 pub(crate) fn server_options(clock: refit_runtime::Clock, seed: u64) -> lab_apiserver::Options {
     let now = Arc::new(move || -> Timestamp { clock.now() });
     lab_apiserver::Options { seed, ..lab_apiserver::Options::new(now) }

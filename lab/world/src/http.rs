@@ -1,4 +1,4 @@
-//! An API server behind hyper: its transport errors become broken connections.
+//! Serves an API server through hyper: its transport errors become broken connections.
 
 use std::{
     convert::Infallible,
@@ -16,44 +16,44 @@ use lab_apiserver::{
 };
 use tower::Service;
 
-/// Serves an [`ApiServer`] on HTTP.
+/// Serves an [`ApiServer`] over HTTP.
 #[derive(Clone, Debug)]
 pub(crate) struct Served {
     server: ApiServer,
     callers: Callers,
 }
 
-/// Who may call.
+/// The callers that are accepted.
 #[derive(Clone, Copy, Debug)]
 enum Callers {
-    /// This process, which may do everything.
+    /// Components of this process, with full access.
     Inside,
-    /// This process, whose parts are held to their rights.
+    /// Components of this process, restricted to their RBAC permissions.
     Enforced {
-        /// At the management API.
+        /// Whether this is the management API.
         management: bool,
     },
-    /// Anybody.
+    /// Any client; it must authenticate.
     Outside,
 }
 
 impl Served {
-    /// For callers in this process: whoever reaches it may do everything.
+    /// For components of this process, with full access.
     pub(crate) fn inside(server: ApiServer) -> Self {
         Self { server, callers: Callers::Inside }
     }
 
-    /// For callers in this process that are held to their rights.
+    /// For components of this process, restricted to their RBAC permissions.
     pub(crate) fn enforced(server: ApiServer, management: bool) -> Self {
         Self { server, callers: Callers::Enforced { management } }
     }
 
-    /// For callers from outside, who have to say who they are.
+    /// For clients outside this process, which must authenticate.
     pub(crate) fn outside(server: ApiServer) -> Self {
         Self { server, callers: Callers::Outside }
     }
 
-    /// Tells the server who calls.
+    /// Attaches the caller's identity to the request.
     fn introduce(&self, request: &mut Request<Incoming>) {
         let identity = match self.callers {
             Callers::Inside => Some(Identity::admin()),
@@ -89,7 +89,7 @@ impl Service<Request<Incoming>> for Served {
         let answer = self.server.call(request);
         Box::pin(async move {
             Ok(answer.await.unwrap_or_else(|error| {
-                // The head is out, then the stream breaks: the client sees a transport error.
+                // The headers are sent, then the stream breaks: the client sees a transport error.
                 let broken = futures::stream::iter([Err(error)]);
                 Response::new(http_body_util::StreamBody::new(broken).boxed_unsync())
             }))

@@ -1,7 +1,7 @@
-//! What must hold after every write, and who broke it.
+//! Safety invariants, checked after every write, with the writer that broke them.
 //!
-//! The rules are `refit_core::invariants`; here every committed write of every API server of a
-//! world is fed to them.
+//! The rules are in `refit_core::invariants`. This module feeds them every committed write of every
+//! API server of a world.
 
 use std::{
     collections::BTreeMap,
@@ -18,17 +18,17 @@ use serde_json::Value;
 
 use crate::world::{Inner, World, lock};
 
-/// How many violations are kept; one that repeats with every write says nothing new.
+/// Maximum number of violations kept: one that repeats with every write adds no information.
 const MOST: usize = 100;
 
-/// Something that should never be.
+/// A broken invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// When.
+    /// When the violation was found.
     pub at: Timestamp,
-    /// User agent of the write that did it; empty at rest.
+    /// User agent of the write that caused it; empty for a violation found at rest.
     pub user_agent: String,
-    /// What is broken.
+    /// The broken invariant.
     pub what: invariants::Violation,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Objects of one API server by resource, namespace and name.
+/// Objects of one API server, by resource, namespace and name.
 type Objects = BTreeMap<(String, String, String), Value>;
 
 #[derive(Default)]
@@ -85,7 +85,8 @@ impl Checker {
             };
             let key =
                 (resource.id.to_string(), text("/metadata/namespace"), text("/metadata/name"));
-            // What is there already was judged when it was written, or is nobody's doing.
+            // Existing objects were checked when they were written, or no component of Refit wrote
+            // them.
             lock(&self.state).world.observe(
                 &resource.group,
                 &resource.kind,
@@ -104,7 +105,7 @@ impl Checker {
         }));
     }
 
-    /// Judges a world in which nothing moves any more.
+    /// Checks a world in which nothing changes any more.
     fn at_rest(&self, now: Timestamp) {
         let mut state = lock(&self.state);
         let found = state.world.at_rest(now);
@@ -117,13 +118,12 @@ impl Checker {
 }
 
 impl World {
-    /// What was found to break an invariant so far.
+    /// The violations found so far.
     pub fn violations(&self) -> Vec<Violation> {
         self.inner.checker.violations()
     }
 
-    /// What was found to break an invariant so far, and what is wrong with a world in which
-    /// nothing moves any more.
+    /// The violations found so far, and those of a world in which nothing changes any more.
     pub fn violations_at_rest(&self) -> Vec<Violation> {
         self.inner.checker.at_rest(self.now());
         self.violations()
@@ -164,7 +164,7 @@ fn judge(
     }
 }
 
-/// Whether an invariant looks at objects of this kind.
+/// Whether an invariant covers objects of this kind.
 fn matters(resource: &Resource) -> bool {
     let kind: &str = &resource.kind;
     match &*resource.group {
@@ -177,7 +177,7 @@ fn matters(resource: &Resource) -> bool {
     }
 }
 
-/// The process behind a user agent.
+/// The process that uses a user agent.
 fn actor(user_agent: &str) -> String {
     let (process, rest) = user_agent.split_once('/').unwrap_or((user_agent, ""));
     match process {

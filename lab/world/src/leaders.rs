@@ -1,5 +1,5 @@
-//! Of two controllers, only the holder of the Lease does the leader's work: every write that
-//! another one made is noted.
+//! With two controllers, only the holder of the Lease does the leader's work. Every such write by
+//! another replica is recorded.
 
 use std::{
     fmt,
@@ -18,21 +18,21 @@ use serde_json::Value;
 
 use crate::world::{World, lock};
 
-/// How many are kept: the first ones say what happened.
+/// Maximum number of records kept: the first ones show the cause.
 const MOST: usize = 5;
-/// User agents of controllers begin so; the whole of it is the holder's identity.
+/// Prefix of the controllers' user agents; the whole user agent is the holder identity.
 const CONTROLLER: &str = "refit-controller/";
 
-/// A write of the leader's that another replica made.
+/// A leader's write made by a replica that does not hold the Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FenceBreak {
-    /// When.
+    /// When the write happened.
     pub at: Timestamp,
-    /// Who wrote.
+    /// Identity of the writer.
     pub writer: String,
-    /// Who held the Lease.
+    /// Identity of the holder of the Lease.
     pub holder: String,
-    /// Kind and name of what was written.
+    /// Kind and name of the written object.
     pub object: String,
 }
 
@@ -49,22 +49,22 @@ struct State {
     found: Vec<FenceBreak>,
 }
 
-/// Knows the Lease and sees every write.
+/// Tracks the Lease and observes every write.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Leaders(Arc<Mutex<State>>);
 
 impl Leaders {
-    /// Watches the management cluster from now on.
+    /// Starts to watch the management cluster.
     pub(crate) fn follow_management(&self, server: &ApiServer) {
         let leases = server.list_values("coordination.k8s.io", "leases", None);
-        if let Some(lease) = leases.iter().find(|lease| is_ours(lease)) {
+        if let Some(lease) = leases.iter().find(|lease| is_controller_lease(lease)) {
             text(lease, "/spec/holderIdentity").clone_into(&mut lock(&self.0).holder);
         }
         let state = self.0.clone();
         server.observe(Box::new(move |event| {
             if &*event.resource.kind == "Lease" {
                 let lease: Value = serde_json::from_slice(event.new).unwrap_or_default();
-                if is_ours(&lease) {
+                if is_controller_lease(&lease) {
                     text(&lease, "/spec/holderIdentity").clone_into(&mut lock(&state).holder);
                 }
             } else if is_leaders(event) {
@@ -73,7 +73,7 @@ impl Leaders {
         }));
     }
 
-    /// Watches a workload cluster from now on: everything there is the leader's.
+    /// Starts to watch a workload cluster, in which every write is the leader's.
     pub(crate) fn follow_workload(&self, server: &ApiServer) {
         let state = self.0.clone();
         server.observe(Box::new(move |event| judge(&state, event)));
@@ -81,18 +81,19 @@ impl Leaders {
 }
 
 impl World {
-    /// Writes of the leader's that another replica made.
+    /// The leader's writes that were made by another replica.
     pub fn fence_breaks(&self) -> Vec<FenceBreak> {
         lock(&self.inner.leaders.0).found.clone()
     }
 }
 
-fn is_ours(lease: &Value) -> bool {
+fn is_controller_lease(lease: &Value) -> bool {
     name(lease) == crate::world::LEASE
 }
 
-/// Whether a write to the management cluster is the leader's: hooks make NodeUpdates and groups,
-/// stop a NodeUpdate, and write decisions to a group, but no slots.
+/// Whether a write to the management cluster is reserved for the leader. Hooks, which every replica
+/// serves, create NodeUpdates and groups, stop a NodeUpdate, and write decisions, but no slots, to
+/// a group.
 fn is_leaders(event: &StoreEvent<'_>) -> bool {
     let kind: &str = &event.resource.kind;
     match &*event.resource.group {
@@ -115,17 +116,18 @@ fn status(object: Option<&Bytes>) -> Value {
     object.get("status").cloned().unwrap_or_default()
 }
 
-/// The slots of a group; one that has none yet has as many as one with an empty list.
+/// The slots of a group. A group without slots equals one with an empty list.
 fn slots(status: &Value) -> &[Value] {
     let slots = status.get("slots").and_then(Value::as_array);
     slots.map_or(&[], Vec::as_slice)
 }
 
 fn judge(state: &Mutex<State>, event: &StoreEvent<'_>) {
-    // What garbage collection does carries the name of whoever caused it.
-    let ours = event.user_agent.starts_with(CONTROLLER) && event.kind != ChangeKind::Deleted;
+    // Garbage collection carries the user agent of the write that triggered it.
+    let by_controller =
+        event.user_agent.starts_with(CONTROLLER) && event.kind != ChangeKind::Deleted;
     let mut state = lock(state);
-    if ours && event.user_agent != state.holder && state.found.len() < MOST {
+    if by_controller && event.user_agent != state.holder && state.found.len() < MOST {
         let found = FenceBreak {
             at: event.now,
             writer: event.user_agent.to_owned(),

@@ -1,15 +1,15 @@
-//! Simulated infrastructure on the embedded API: clusters, hosts, kubelets, sweeps.
+//! Simulated infrastructure on the embedded API server: clusters, hosts, kubelets, sweeps.
 //!
 //! | module | is for |
 //! |---|---|
-//! | [`manifests`] | refusing manifests that cannot run, and definitions for kinds without a definition |
+//! | [`manifests`] | rejects manifests that cannot run, and generates missing CRDs |
 //! | [`world`] | a whole world in one process, on simulated time |
-//! | `env` | everything around Cluster API and Refit that a real cluster has |
-//! | [`sandbox`] | a world that stays up and answers kubectl |
-//! | [`snapshot`] | a whole world at one moment, and going on from there |
-//! | [`invariants`] | what must hold after every write, and who broke it |
-//! | [`script`] | scenario scripts: a world, what happens to it, and what can be seen, as text |
-//! | `sweep` | with the feature `sabotage`: killing every process at every effect |
+//! | `env` | the rest of a real cluster: everything except Cluster API and Refit |
+//! | [`sandbox`] | a world that keeps running and serves kubectl |
+//! | [`snapshot`] | saves a whole world, which can be restored later |
+//! | [`invariants`] | safety invariants, checked after every write |
+//! | [`script`] | scenario scripts: commands to a world, and its state as text |
+//! | `sweep` | with the feature `sabotage`: kills every process at every effect |
 //!
 //! ```no_run
 //! # async fn example(manifests: Vec<serde_json::Value>) -> Result<(), Box<dyn std::error::Error>> {

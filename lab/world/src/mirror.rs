@@ -1,8 +1,8 @@
-//! What the environment sees of an API server: every object of the kinds that it cares for, as of
-//! the last committed write.
+//! The environment's view of an API server: every object of the kinds that it uses, as of the last
+//! committed write.
 //!
-//! It is fed by the server's observer under the server's lock, so it never lags; objects are parsed
-//! when somebody first looks at them.
+//! The server's observer updates the view under the server's lock, so it never lags. Objects are
+//! parsed on first access.
 
 use std::{
     collections::BTreeMap,
@@ -33,7 +33,7 @@ impl Item {
     }
 }
 
-/// Where the objects of a kind live.
+/// Where the objects of a kind are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     /// `plural` or `plural.group`.
@@ -50,14 +50,14 @@ struct Tables {
     places: BTreeMap<(String, String), Place>,
 }
 
-/// Who wants to see the objects of a resource.
+/// Which consumers need the objects of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interest {
-    /// Nobody.
+    /// No consumer.
     None,
-    /// Whoever asks for the state of the world.
+    /// Queries of the world's state.
     Status,
-    /// They too, and the environment acts on changes.
+    /// Queries and the environment, which reacts to changes.
     Environment,
 }
 
@@ -74,8 +74,8 @@ impl std::fmt::Debug for Mirror {
 }
 
 impl Mirror {
-    /// Follows a server; `interest` says in which resources, `woken` is notified of each change to
-    /// one that matters to the environment.
+    /// Follows a server. `interest` selects the resources; `woken` is notified of each change to a
+    /// resource that the environment uses.
     pub(crate) fn follow(
         server: &ApiServer,
         interest: fn(&Resource) -> Interest,
@@ -137,13 +137,14 @@ impl Mirror {
             .unwrap_or_default()
     }
 
-    /// Where the objects of a group's kind live, once one was seen.
+    /// Where the objects of a kind are stored; `None` until one has been observed.
     pub(crate) fn place(&self, group: &str, kind: &str) -> Option<Place> {
         let key = (group.to_owned(), kind.to_owned());
         self.lock().places.get(&key).cloned()
     }
 
-    /// The object that a contract reference of an object in `namespace` names, and where it lives.
+    /// The object that a contract reference of an object in `namespace` names, and where it is
+    /// stored.
     pub(crate) fn referred(
         &self,
         reference: &Value,
@@ -193,7 +194,7 @@ impl Place {
     }
 }
 
-/// Resources of the management cluster that environment and scenarios look at.
+/// Resources of the management cluster that the environment and scenarios read.
 pub(crate) fn management_resources(resource: &Resource) -> Interest {
     let group: &str = &resource.group;
     match (group, &*resource.plural) {
@@ -207,7 +208,7 @@ pub(crate) fn management_resources(resource: &Resource) -> Interest {
     }
 }
 
-/// Resources of a workload cluster that the environment looks at.
+/// Resources of a workload cluster that the environment reads.
 pub(crate) fn workload_resources(resource: &Resource) -> Interest {
     match &*resource.id {
         "nodes" | "pods" | "replicasets.apps" | "daemonsets.apps" => Interest::Environment,

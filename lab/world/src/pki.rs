@@ -1,4 +1,4 @@
-//! Certificates of a sandbox: one authority per cluster, and one for the hook server.
+//! Certificates of a sandbox: one certificate authority per cluster, and one for the hook server.
 
 use refit_runtime::tls::{Authority, KeyAndCert, ReloadableCert, TlsError, Validity};
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ pub const HOOK_PORT: u16 = 443;
 /// Secret with the hook server's certificate.
 pub const HOOK_SECRET: &str = "refit-webhook-tls";
 
-/// PEM of a certificate and its key, as a snapshot keeps it.
+/// PEM of a certificate and its key, as stored in a snapshot.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Pem {
     cert: String,
@@ -54,8 +54,8 @@ impl Pem {
     }
 }
 
-/// For how long the certificates of a sandbox are good. TLS checks that against the machine's own
-/// clock, whatever time it is in the sandbox.
+/// Validity period of sandbox certificates. TLS checks it against the machine's own clock,
+/// regardless of the simulated time.
 pub(crate) fn validity() -> Validity {
     Validity {
         from: "2020-01-01T00:00:00Z".parse().expect("a valid time"),
@@ -63,17 +63,17 @@ pub(crate) fn validity() -> Validity {
     }
 }
 
-/// An authority and the one server certificate that it issued.
+/// A certificate authority and the one server certificate that it issued.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Identity {
-    /// The authority.
+    /// The certificate authority.
     pub ca: Pem,
-    /// The server.
+    /// The server certificate.
     pub server: Pem,
 }
 
 impl Identity {
-    /// Makes both; the server answers to these names and addresses.
+    /// Creates both; the server certificate is valid for these names and addresses.
     pub fn new(name: &str, hosts: &[&str]) -> Result<Self, TlsError> {
         let validity = validity();
         let authority = Authority::new(name, validity)?;

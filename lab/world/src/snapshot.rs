@@ -1,4 +1,4 @@
-//! A whole world at one moment.
+//! Saves the whole state of a world.
 
 use std::collections::BTreeMap;
 #[cfg(feature = "sabotage")]
@@ -14,10 +14,10 @@ use crate::{
     world::{Actor, HostSnapshot, Inner, World, lock},
 };
 
-/// Everything that outlives every process: stores, hosts, disks, certificates, time and counters.
+/// Everything that outlives the processes: stores, hosts, disks, certificates, time and counters.
 ///
-/// Taking one copies pointers, not objects. It is no secret's keeper: the keys in it are those of a
-/// sandbox.
+/// Taking a snapshot copies pointers, not objects. A snapshot contains private keys, but only those
+/// of a sandbox.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Snapshot {
@@ -45,35 +45,35 @@ pub(crate) struct WorkloadSnapshot {
     pub(crate) identity: Identity,
 }
 
-/// Why a snapshot cannot be kept or read.
+/// Why a snapshot cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// The file cannot be used.
+    /// The file cannot be read or written.
     #[error("{path} cannot be used: {source}")]
     File {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// The underlying error.
         source: std::io::Error,
     },
-    /// The file holds something else.
+    /// The file is not a snapshot.
     #[error("{path} is not a snapshot of a world: {source}")]
     Content {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// The underlying error.
         source: serde_json::Error,
     },
 }
 
 impl World {
-    /// The world at this moment.
+    /// Saves the current state of the world.
     pub fn snapshot(&self) -> Snapshot {
         take(&self.inner)
     }
 }
 
-/// The world at this moment. Nothing of it may be locked by the caller.
+/// Saves the current state of a world. The caller must not hold any of its locks.
 pub(crate) fn take(inner: &Inner) -> Snapshot {
     let workloads = lock(&inner.workloads)
         .iter()
@@ -103,20 +103,20 @@ pub(crate) fn take(inner: &Inner) -> Snapshot {
     }
 }
 
-/// Writes anything that is JSON to a file.
+/// Writes a value to a file as JSON.
 #[cfg(feature = "sabotage")]
 pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<(), SnapshotError> {
     let name = path.display().to_string();
     let file_error = |source| SnapshotError::File { path: name.clone(), source };
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(file_error)?;
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory).map_err(file_error)?;
     }
     let bytes = serde_json::to_vec(value)
         .map_err(|source| SnapshotError::Content { path: name.clone(), source })?;
     std::fs::write(path, bytes).map_err(file_error)
 }
 
-/// Reads what [`write`] wrote.
+/// Reads a value written by [`write`].
 #[cfg(feature = "sabotage")]
 pub(crate) fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, SnapshotError> {
     let name = path.display().to_string();

@@ -1,4 +1,4 @@
-//! The environment alone: Machines that somebody made by hand get hosts, Nodes and pods.
+//! The environment alone: Machines created by hand get hosts, Nodes and pods.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -50,7 +50,7 @@ fn api(client: &kube::Client, group: &str, version: &str, kind: &str) -> Api<Dyn
     Api::namespaced_with(client.clone(), "default", &resource)
 }
 
-/// Makes a Machine as Cluster API would, with what it refers to.
+/// Creates a Machine as Cluster API would, with the objects that it refers to.
 async fn machine(client: &kube::Client, name: &str, control_plane: bool) {
     let infra = "infrastructure.cluster.x-k8s.io";
     let boot = "bootstrap.cluster.x-k8s.io";
@@ -81,7 +81,7 @@ async fn machine(client: &kube::Client, name: &str, control_plane: bool) {
     }
 }
 
-/// What the Machine controller would copy from the bootstrap config.
+/// Copies from the bootstrap config what the Machine controller would copy.
 async fn hand_over_bootstrap(world: &World, client: &kube::Client, name: &str) {
     let configs = api(client, "bootstrap.cluster.x-k8s.io", "v1beta2", "KubeadmConfig");
     for _ in 0..60 {
@@ -148,7 +148,7 @@ fn machines_become_nodes_with_identity_and_version() {
 }
 
 #[test]
-fn nobody_joins_before_the_first_control_plane_machine_is_up() {
+fn machines_join_only_after_the_first_control_plane_machine() {
     in_world(async {
         let world = World::new(WorldOptions::new(manifests())).await.unwrap();
         let client = world.client(TEST).unwrap();
@@ -201,7 +201,7 @@ fn the_application_runs_on_workers_and_moves_on_eviction() {
                 world.pass(Duration::from_secs(5)).await;
             }
         }
-        // The budget lets two of eight be missing, and four have to go.
+        // The budget allows two of eight pods to be missing, and four have to move.
         assert_eq!(on_first.len(), 4);
         assert!(refused > 0);
         world.pass(Duration::from_secs(20)).await;
@@ -212,7 +212,7 @@ fn the_application_runs_on_workers_and_moves_on_eviction() {
 }
 
 #[test]
-fn a_host_goes_with_its_infrastructure_machine() {
+fn a_host_is_removed_with_its_infrastructure_machine() {
     in_world(async {
         let world = three_nodes().await;
         let client = world.client(TEST).unwrap();
@@ -248,7 +248,7 @@ fn an_idle_environment_writes_only_heartbeats() {
 }
 
 #[test]
-fn a_restored_world_goes_on_by_itself() {
+fn a_restored_world_continues_by_itself() {
     in_world(async {
         let world = World::new(WorldOptions::new(manifests())).await.unwrap();
         let client = world.client(TEST).unwrap();

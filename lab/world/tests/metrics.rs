@@ -1,4 +1,4 @@
-//! What `/metrics` says after an upgrade, and whether a scraper can read it.
+//! The output of `/metrics` after an upgrade, and whether a scraper can parse it.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -34,7 +34,7 @@ async fn scrape(world: &World) -> String {
     client.request_text(request).await.unwrap()
 }
 
-/// A sample: name of its series without labels, its labels, its value.
+/// A sample: name of its series, labels, value.
 type Sample = (String, BTreeMap<String, String>, f64);
 
 fn sample(line: &str) -> Sample {
@@ -61,7 +61,7 @@ fn is_name(text: &str) -> bool {
         && letters.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
 }
 
-/// Reads the text as a scraper does and refuses what Prometheus' own linter would.
+/// Parses the text as a scraper does and fails on what Prometheus' own linter rejects.
 fn parse(text: &str) -> Vec<Sample> {
     let mut types: BTreeMap<&str, &str> = BTreeMap::new();
     let mut helped = BTreeSet::new();
@@ -104,7 +104,7 @@ fn parse(text: &str) -> Vec<Sample> {
     samples
 }
 
-/// Buckets grow, and the last one is all.
+/// Bucket counts never decrease, and the last one equals the total count.
 fn check_histogram(samples: &[Sample], name: &str) {
     let mut buckets: BTreeMap<BTreeMap<String, String>, Vec<f64>> = BTreeMap::new();
     for (series, labels, value) in samples {
@@ -132,7 +132,7 @@ fn labels<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> 
 }
 
 #[test]
-fn an_upgrade_is_told_in_numbers_that_a_scraper_reads() {
+fn the_metrics_of_an_upgrade_can_be_scraped() {
     in_world(async {
         let world = up().await;
         world.upgrade(NEW).await.unwrap();

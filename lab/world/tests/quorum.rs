@@ -1,4 +1,4 @@
-//! The API of a workload cluster answers while its control plane can, and comes back by itself.
+//! The API of a workload cluster is up while its control plane allows it, and recovers by itself.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -15,7 +15,7 @@ use kube::{Api, api::ListParams};
 use lab_world::world::{World, WorldOptions};
 use serde_json::{Value, json};
 
-/// Whether the API answers somebody who dials anew.
+/// Whether the API accepts a new connection.
 async fn answers(world: &World) -> bool {
     let client = world.workload_client(CLUSTER, TEST).unwrap();
     let nodes: Api<Node> = Api::all(client);
@@ -37,7 +37,7 @@ fn single() -> Vec<Value> {
 }
 
 #[test]
-fn one_of_three_may_be_off_and_two_may_not() {
+fn an_api_survives_the_loss_of_one_of_three_hosts_only() {
     in_world(async {
         let world = up().await;
         let machines = control_planes(&world);
@@ -66,7 +66,7 @@ fn one_of_three_may_be_off_and_two_may_not() {
 }
 
 #[test]
-fn the_api_of_a_single_control_plane_fails_while_kubeadm_restarts_it() {
+fn a_single_control_planes_api_fails_while_kubeadm_restarts_it() {
     in_world(async {
         let world = up_with(WorldOptions::new(single())).await;
         let before = who(&world).await;

@@ -1,4 +1,4 @@
-//! Refit installed as `refit install --apply` does it, and held to exactly those rights.
+//! Refit installed as `refit install --apply` does it, and restricted to exactly those rights.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -41,12 +41,12 @@ use serde_json::{Value, json};
 const RBAC: &str = "rbac.authorization.k8s.io";
 const ACCOUNT: &str = "system:serviceaccount:refit-system:refit-controller";
 
-/// Who asked for what, and whether they got it.
+/// All access decisions, by user.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Seen>>);
+struct Log(Arc<Mutex<AccessCounts>>);
 
-/// How often a user was allowed and refused something.
-type Seen = BTreeMap<(String, Attributes), (u32, u32)>;
+/// How often each request of a user was allowed and refused.
+type AccessCounts = BTreeMap<(String, Attributes), (u32, u32)>;
 
 impl Log {
     fn recorder(&self) -> AccessRecorder {
@@ -59,7 +59,7 @@ impl Log {
         })
     }
 
-    /// What a user asked for, and how often it was allowed and refused.
+    /// The requests of a user, and how often each was allowed and refused.
     fn of(&self, user: &str) -> Vec<(Attributes, u32, u32)> {
         let seen = self.0.lock().unwrap();
         seen.iter()
@@ -85,7 +85,7 @@ fn workload() -> Vec<Value> {
     vec![role, binding]
 }
 
-/// One right of a role, as small as RBAC can say it.
+/// One right of a role, split as finely as RBAC allows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Right {
     role: String,
@@ -148,7 +148,7 @@ fn rights_of(role: &Value) -> Vec<Right> {
     rights
 }
 
-/// The rights that a user has by roles with these names.
+/// The rights that a user has through roles with these names.
 fn granted(server: &ApiServer, roles: &[(&str, &str, &str)]) -> Vec<Right> {
     roles
         .iter()
@@ -187,9 +187,9 @@ async fn until_phase(world: &World, phase: &str) {
         .unwrap_or_else(|error| panic!("{error}\n{}", picture(world)));
 }
 
-/// A certificate that somebody spoiled, a NodeUpdate of no Machine, a CRD of an older version, a
-/// goal that changes midway.
-async fn what_happens_rarely(world: &World) {
+/// A corrupted certificate, a NodeUpdate without a Machine, a CRD of an older version, a goal that
+/// changes midway.
+async fn rare_events(world: &World) {
     let client = world.client(TEST).unwrap();
     let params = PatchParams::default();
     let secrets: Api<Secret> = Api::namespaced(client.clone(), "refit-system");
@@ -226,8 +226,8 @@ async fn what_happens_rarely(world: &World) {
         .unwrap_or_else(|error| panic!("{error}\n{}", picture(world)));
 }
 
-/// What makes a drain look at all that it may look at, and use every way of asking a pod to go: a
-/// rule about namespaces, a pod that stays with its volume, and a machine whose pods are deleted.
+/// Prepares drains that use all of their rights: a drain rule that selects namespaces, a pod that
+/// is skipped and keeps its volume, and a machine whose pods are deleted instead of evicted.
 async fn drains_of_every_kind(world: &World, worker: &str, deleted: &str) {
     let client = world.client(TEST).unwrap();
     let rule = json!({
@@ -241,7 +241,7 @@ async fn drains_of_every_kind(world: &World, worker: &str, deleted: &str) {
         },
     });
     let rules: Api<MachineDrainRule> = Api::namespaced(client.clone(), "default");
-    made(&rules, rule).await;
+    create_object(&rules, rule).await;
     let machines: Api<Machine> = Api::namespaced(client, "default");
     let at_once = json!({"metadata": {"annotations": {"refit.dev/drain-delete-after": "0s"}}});
     machines.patch(deleted, &PatchParams::default(), &Patch::Merge(&at_once)).await.unwrap();
@@ -252,7 +252,7 @@ async fn drains_of_every_kind(world: &World, worker: &str, deleted: &str) {
         "spec": {"volumeName": "pv-logs", "accessModes": ["ReadWriteOnce"],
             "resources": {"requests": {"storage": "1Gi"}}},
     });
-    made(&claims, claim).await;
+    create_object(&claims, claim).await;
     let pods: Api<Pod> = Api::namespaced(workload.clone(), "default");
     let pod = json!({
         "metadata": {"name": "logs", "labels": {"cluster.x-k8s.io/drain": "skip"}},
@@ -261,17 +261,17 @@ async fn drains_of_every_kind(world: &World, worker: &str, deleted: &str) {
             "volumes": [{"name": "logs", "persistentVolumeClaim": {"claimName": "logs"}}],
         },
     });
-    made(&pods, pod).await;
+    create_object(&pods, pod).await;
     let attachments: Api<VolumeAttachment> = Api::all(workload);
     let attachment = json!({
         "metadata": {"name": "csi-logs"},
         "spec": {"attacher": "csi.example.com", "nodeName": worker,
             "source": {"persistentVolumeName": "pv-logs"}},
     });
-    made(&attachments, attachment).await;
+    create_object(&attachments, attachment).await;
 }
 
-async fn made<K>(api: &Api<K>, object: Value)
+async fn create_object<K>(api: &Api<K>, object: Value)
 where
     K: serde::de::DeserializeOwned + serde::Serialize + Clone + std::fmt::Debug,
 {
@@ -279,7 +279,7 @@ where
     api.create(&PostParams::default(), &object).await.unwrap();
 }
 
-/// The controller and each agent in the workload cluster.
+/// Checks the rights of the controller and of each agent in the workload cluster.
 fn check_workload(world: &World, log: &Log, machines: &[MachineFacts]) {
     let server = world.workload(CLUSTER).unwrap();
     let asked = log.of(WORKLOAD_USER);
@@ -292,19 +292,19 @@ fn check_workload(world: &World, log: &Log, machines: &[MachineFacts]) {
         let asked = log.of(&format!("system:node:{node}"));
         let role = format!("refit-agent-{node}");
         let rights = granted(&server, &[("roles", "refit-system", &role)]);
-        // An agent may be there before the controller has seen its Node.
+        // An agent may start before the controller has seen its Node.
         assert_eq!(missing(&asked, true), Vec::<String>::new());
         assert_eq!(unused(&rights, &asked), BTreeSet::new());
     }
 }
 
 #[test]
-fn the_controller_and_the_agents_use_every_right_that_they_have_and_need_no_other() {
+fn the_controller_and_the_agents_use_exactly_their_rights() {
     in_world(async {
         let (management, workload_log) = (Log::default(), Log::default());
         let world = up_with(WorldOptions {
-            // Certificates are made by the world's time and checked by the machine's: what the
-            // world makes within two days is good.
+            // Certificates are issued by the world's clock and checked by the machine's: this epoch
+            // keeps them valid for the first two days of the world.
             epoch: Clock::real().now_seconds() - SignedDuration::from_hours(48),
             two_controllers: true,
             enforced: Some(Enforced {
@@ -325,7 +325,7 @@ fn the_controller_and_the_agents_use_every_right_that_they_have_and_need_no_othe
         assert!(world.kill(&Actor::Controller));
         upgraded(&world, NEW).await;
         assert_same_machines(&before, &who(&world).await);
-        what_happens_rarely(&world).await;
+        rare_events(&world).await;
 
         let asked = management.of(ACCOUNT);
         let rights = granted(
@@ -344,7 +344,7 @@ fn the_controller_and_the_agents_use_every_right_that_they_have_and_need_no_othe
 }
 
 #[test]
-fn a_node_that_comes_back_gets_its_rights_anew() {
+fn a_recreated_node_gets_its_rights_again() {
     in_world(async {
         let world = up().await;
         let server = world.workload(CLUSTER).unwrap();

@@ -19,7 +19,7 @@ fn two() -> WorldOptions {
 }
 
 #[test]
-fn an_upgrade_goes_on_while_leader_after_leader_dies() {
+fn an_upgrade_continues_while_leader_after_leader_dies() {
     in_world(async {
         let world = up_with(two()).await;
         let before = who(&world).await;
@@ -47,14 +47,14 @@ fn sweep(points: usize, sabotage: Option<Sabotage>) -> SweepReport {
         points: Some(points),
         sabotage,
         stop_at_first: sabotage.is_some(),
-        folder: PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("replicas"),
+        directory: PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("replicas"),
         ..SweepOptions::new(Vec::new())
     };
     sweep_recorded(recording(), &options, |_| {})
 }
 
 #[test]
-fn whatever_happens_to_a_replica_at_some_points_changes_nothing() {
+fn failures_of_a_replica_at_some_points_change_nothing() {
     let report = sweep(2, None);
     assert_eq!(report.points, 2);
     let failures: Vec<String> = report.failures.iter().map(ToString::to_string).collect();
@@ -62,6 +62,6 @@ fn whatever_happens_to_a_replica_at_some_points_changes_nothing() {
 }
 
 #[test]
-fn a_replica_that_goes_on_without_its_lease_is_found() {
+fn a_replica_that_continues_without_its_lease_is_detected() {
     assert!(!sweep(1, Some(Sabotage::Lease)).failures.is_empty());
 }

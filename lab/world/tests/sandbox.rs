@@ -1,4 +1,4 @@
-//! A live world over TCP: its ports open and close as its control planes can serve.
+//! A live world over TCP: its ports open and close with its control planes.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -25,7 +25,7 @@ use lab_world::{
 };
 use refit_runtime::{Clock, client::ClientStack, gate::Open, net::Dialer, workload::Workloads};
 
-/// A client as kubectl makes one.
+/// Creates a client as kubectl does.
 async fn client(sandbox: &Sandbox, context: &str) -> Client {
     let options =
         KubeConfigOptions { context: Some(context.to_owned()), ..KubeConfigOptions::default() };
@@ -49,7 +49,7 @@ async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
         .unwrap_or_else(|_| panic!("{what} did not happen"));
 }
 
-/// Takes a host down for a while.
+/// Takes a host down for some milliseconds.
 fn take_down(world: &World, node: &str, milliseconds: i64) {
     let until = world.now() + SignedDuration::from_millis(milliseconds);
     world.with_host(node, |host| {
@@ -60,14 +60,14 @@ fn take_down(world: &World, node: &str, milliseconds: i64) {
 }
 
 /// The example, brought up once for all tests here.
-fn made() -> &'static BringUp {
+fn brought_up() -> &'static BringUp {
     static MADE: OnceLock<BringUp> = OnceLock::new();
     refit_runtime::tls::install_provider();
     MADE.get_or_init(|| sandbox::bring_up(&example(), 20).unwrap())
 }
 
-async fn start(world: &Snapshot, folder: &Path) -> Sandbox {
-    let options = SandboxOptions { folder: folder.to_owned(), hurry: 20 };
+async fn start(world: &Snapshot, directory: &Path) -> Sandbox {
+    let options = SandboxOptions { directory: directory.to_owned(), hurry: 20 };
     let ports = Ports::take(None).unwrap();
     Sandbox::start(world, ports, options).await.unwrap()
 }
@@ -77,12 +77,12 @@ fn temporary() -> tempfile::TempDir {
 }
 
 #[test]
-fn a_workload_api_below_quorum_refuses_connections_and_comes_back_at_its_port() {
-    let made = made();
-    assert_eq!((made.available, made.machines), (8, 8));
-    let folder = temporary();
+fn a_workload_api_below_quorum_refuses_connections() {
+    let brought_up = brought_up();
+    assert_eq!((brought_up.available, brought_up.machines), (8, 8));
+    let directory = temporary();
     sandbox::runtime().unwrap().block_on(async {
-        let sandbox = start(&made.world, folder.path()).await;
+        let sandbox = start(&brought_up.world, directory.path()).await;
         let nodes: Api<Node> = Api::all(client(&sandbox, "edge-1").await);
         let text = std::fs::read_to_string(sandbox.kubeconfig()).unwrap();
         assert!(answers(&nodes).await);
@@ -93,7 +93,7 @@ fn a_workload_api_below_quorum_refuses_connections_and_comes_back_at_its_port() 
         take_down(sandbox.world(), &machines[0], 1500);
         take_down(sandbox.world(), &machines[1], 1500);
         until("the outage", async || !answers(&nodes).await).await;
-        // Who watches is cut off, and the management API goes on.
+        // Watches are cut, and the management API continues.
         until("the end of the watch", async || {
             futures::StreamExt::next(&mut watch).await.is_none_or(|event| event.is_err())
         })
@@ -107,9 +107,9 @@ fn a_workload_api_below_quorum_refuses_connections_and_comes_back_at_its_port() 
     });
 }
 
-/// Whether the kubeconfig Secret leads to the workload cluster: over TCP, as `refit doctor` and
-/// `refit plan` go there, and over the in-memory network, as the world's own processes do.
-async fn secret_leads_there(sandbox: &Sandbox) -> [bool; 2] {
+/// Whether the kubeconfig Secret works for the workload cluster: over TCP, as `refit doctor` and
+/// `refit plan` connect, and over the in-memory network, as the world's own processes do.
+async fn secret_works(sandbox: &Sandbox) -> [bool; 2] {
     let memory = Dialer::Memory(sandbox.world().network().clone(), Arc::new(Open));
     let outside = ClientStack::production("test");
     let inside = ClientStack::new(memory, Arc::new(Open), "test");
@@ -124,11 +124,11 @@ async fn secret_leads_there(sandbox: &Sandbox) -> [bool; 2] {
 }
 
 #[test]
-fn the_kubeconfig_secret_leads_there_from_outside_and_inside() {
-    let made = made();
-    let folder = temporary();
+fn the_kubeconfig_secret_works_from_outside_and_inside() {
+    let brought_up = brought_up();
+    let directory = temporary();
     sandbox::runtime().unwrap().block_on(async {
-        let sandbox = start(&made.world, folder.path()).await;
-        assert_eq!(secret_leads_there(&sandbox).await, [true, true]);
+        let sandbox = start(&brought_up.world, directory.path()).await;
+        assert_eq!(secret_works(&sandbox).await, [true, true]);
     });
 }

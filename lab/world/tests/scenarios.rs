@@ -1,8 +1,8 @@
-//! Scenario scripts and the output that they must have.
+//! Scenario scripts and their expected output.
 //!
-//! Each `scenarios/NAME.txt` is a test of that name, which compares what the script prints with
-//! `scenarios/NAME.out`. `UPDATE_GOLDENS=1 cargo test -p lab-world --test scenarios` writes
-//! those anew; look at the difference before you keep it.
+//! Each `scenarios/NAME.txt` is a test of that name, which compares the script's output with
+//! `scenarios/NAME.out`. `UPDATE_GOLDENS=1 cargo test -p lab-world --test scenarios` writes these
+//! files again; review the difference before you keep it.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -16,7 +16,7 @@ use std::{
 use lab_world::script::{self, ScriptOutcome};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-fn folder() -> PathBuf {
+fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios")
 }
 
@@ -32,21 +32,21 @@ fn main() -> ExitCode {
     trials.push(Trial::test("the_same_script_prints_the_same", same_twice));
     trials.push(Trial::test("the_documentation_has_the_language", documented));
     trials.push(Trial::test("every_output_has_its_script", no_orphans));
-    trials.push(Trial::test("a_script_says_everything_that_is_wrong_with_it", wrong));
-    trials.push(Trial::test("what_is_not_there_is_named_with_what_is", missing));
+    trials.push(Trial::test("all_errors_of_a_script_are_reported", wrong));
+    trials.push(Trial::test("an_unknown_name_is_reported_with_the_known_ones", missing));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 /// All scripts, by name.
 fn scripts() -> Vec<PathBuf> {
-    let files = fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
+    let files = fs::read_dir(directory()).unwrap().map(|entry| entry.unwrap().path());
     let mut scripts: Vec<PathBuf> =
         files.filter(|path| path.extension().is_some_and(|e| e == "txt")).collect();
     scripts.sort();
     scripts
 }
 
-/// What a script prints, with its outcome in the last line.
+/// The output of a script, with its result in the last line.
 fn printed(file: &Path) -> String {
     let text = fs::read_to_string(file).unwrap();
     let mut out = Vec::new();
@@ -90,7 +90,7 @@ fn compare(file: &Path) -> Result<(), Failed> {
 }
 
 fn same_twice() -> Result<(), Failed> {
-    let file = folder().join("controller-restarts.txt");
+    let file = directory().join("controller-restarts.txt");
     if printed(&file) == printed(&file) {
         Ok(())
     } else {
@@ -109,7 +109,7 @@ fn documented() -> Result<(), Failed> {
 }
 
 fn no_orphans() -> Result<(), Failed> {
-    for entry in fs::read_dir(folder()).unwrap() {
+    for entry in fs::read_dir(directory()).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|e| e == "out") && !path.with_extension("txt").exists() {
             return Err(format!("{} has no script", path.display()).into());
@@ -119,7 +119,7 @@ fn no_orphans() -> Result<(), Failed> {
 }
 
 fn error_of(text: &str) -> String {
-    let error = script::run(text, &folder().join("x.txt"), &mut std::io::sink()).unwrap_err();
+    let error = script::run(text, &directory().join("x.txt"), &mut std::io::sink()).unwrap_err();
     error.to_string()
 }
 

@@ -1,4 +1,4 @@
-//! Plans that the controller signs and agents verify, in a whole world.
+//! Plans that the controller signs and the agents verify, in a whole world.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -18,7 +18,7 @@ use refit_kinds::{json::text, keys, refit::HostPlan};
 use refit_runtime::plan_signing::{PlanKeys, PlanSigner};
 use serde_json::json;
 
-/// The file that `openssl genpkey -algorithm ed25519` would make of a seed.
+/// The private key file that `openssl genpkey -algorithm ed25519` would create from a seed.
 fn private_key(seed: u8) -> String {
     let head = [
         0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04,
@@ -28,24 +28,24 @@ fn private_key(seed: u8) -> String {
     format!("-----BEGIN PRIVATE KEY-----\n{text}\n-----END PRIVATE KEY-----\n")
 }
 
-fn believed(seed: u8) -> PlanKeys {
+fn trusted_keys(seed: u8) -> PlanKeys {
     let pair = rcgen::KeyPair::from_pem(&private_key(seed)).unwrap();
     PlanKeys::from_pem(&pair.public_key_pem()).unwrap()
 }
 
-/// A world whose controller signs with one key, and whose agents believe another, or the same.
+/// A world whose controller signs with one key, and whose agents trust the same key or another one.
 async fn world(signs: u8, believes: u8) -> World {
     let signer = PlanSigner::from_pem(&private_key(signs)).unwrap();
     let settings = Settings { plan_signer: Some(Arc::new(signer)), ..Settings::default() };
     up_with(WorldOptions {
         settings,
-        plan_keys: Some(believed(believes)),
+        plan_keys: Some(trusted_keys(believes)),
         ..WorldOptions::new(example())
     })
     .await
 }
 
-/// The machine and the node of the first update that is in a phase.
+/// The machine of the first update in a phase.
 async fn until_phase(world: &World, phase: &str) -> String {
     let mut found = String::new();
     let looks = |world: &World| {
@@ -62,15 +62,15 @@ async fn until_phase(world: &World, phase: &str) -> String {
     found
 }
 
-/// What an operator is told of a machine's update.
-fn told(world: &World, machine: &str) -> String {
+/// The update status of a machine, as an operator sees it.
+fn update_status(world: &World, machine: &str) -> String {
     let updates = world.node_updates();
     let update = updates.iter().find(|u| text(u, "/spec/machineRef/name") == machine).unwrap();
     update["status"].to_string()
 }
 
 #[test]
-fn a_plan_that_somebody_has_changed_is_refused_and_the_operator_is_told() {
+fn a_modified_plan_is_rejected_and_reported() {
     in_world(async {
         let world = world(1, 1).await;
         world.upgrade(NEW).await.unwrap();
@@ -83,7 +83,8 @@ fn a_plan_that_somebody_has_changed_is_refused_and_the_operator_is_told() {
             let params = PatchParams::default();
             plans.patch(&machine, &params, &patch).await.unwrap()
         };
-        // Somebody who may write into the workload cluster has the host install something else.
+        // An attacker with write access to the workload cluster makes the host install something
+        // else.
         let signed = plans.get(&machine).await.unwrap();
         assert!(signed.metadata.annotations.as_ref().unwrap().contains_key(keys::PLAN_SIGNATURE));
         let mut steps = serde_json::to_value(&signed.spec.steps).unwrap();
@@ -95,12 +96,12 @@ fn a_plan_that_somebody_has_changed_is_refused_and_the_operator_is_told() {
             }
         }
         patch(json!({ "steps": steps })).await;
-        let refused = |world: &World| told(world, &machine).contains("PlanNotTrusted");
+        let refused = |world: &World| update_status(world, &machine).contains("PlanNotTrusted");
         world
             .until("that the plan is refused", Duration::from_mins(30), refused)
             .await
             .unwrap_or_else(|error| {
-                panic!("{error}\n{}\n{}", told(&world, &machine), picture(&world))
+                panic!("{error}\n{}\n{}", update_status(&world, &machine), picture(&world))
             });
         world.pass(Duration::from_mins(15)).await;
         let version = |world: &World| {
@@ -108,8 +109,8 @@ fn a_plan_that_somebody_has_changed_is_refused_and_the_operator_is_told() {
             found.unwrap()
         };
         assert_eq!(version(&world), OLD, "{}", picture(&world));
-        assert!(refused(&world), "{}", told(&world, &machine));
-        // The way out that docs/agent.md names: without it the controller makes the plan afresh.
+        assert!(refused(&world), "{}", update_status(&world, &machine));
+        // The recovery that docs/agent.md describes: the controller recreates a deleted plan.
         let params = DeleteParams::default();
         plans.delete(&machine, &params).await.unwrap();
         upgraded(&world, NEW).await;
@@ -117,17 +118,17 @@ fn a_plan_that_somebody_has_changed_is_refused_and_the_operator_is_told() {
 }
 
 #[test]
-fn plans_of_a_controller_with_another_key_are_left_alone_everywhere() {
+fn no_agent_runs_plans_signed_with_another_key() {
     in_world(async {
         let world = world(1, 2).await;
         world.upgrade(NEW).await.unwrap();
         let machine = until_phase(&world, "Staging").await;
-        let refused = |world: &World| told(world, &machine).contains("PlanNotTrusted");
+        let refused = |world: &World| update_status(world, &machine).contains("PlanNotTrusted");
         world
             .until("that the plan is refused", Duration::from_mins(30), refused)
             .await
             .unwrap_or_else(|error| {
-                panic!("{error}\n{}\n{}", told(&world, &machine), picture(&world))
+                panic!("{error}\n{}\n{}", update_status(&world, &machine), picture(&world))
             });
         world.pass(Duration::from_mins(15)).await;
         for machine in world.host_nodes() {

@@ -1,4 +1,4 @@
-//! The sweep on few points, and whether it would notice.
+//! The sweep on a few points, and whether it detects disabled safeguards.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -22,7 +22,7 @@ fn sweep(points: usize, sabotage: Option<Sabotage>) -> SweepReport {
         points: Some(points),
         sabotage,
         stop_at_first: sabotage.is_some(),
-        folder: PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("sweep"),
+        directory: PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("sweep"),
         ..SweepOptions::new(Vec::new())
     };
     sweep_recorded(recording(), &options, |_| {})
@@ -54,11 +54,11 @@ fn a_saved_point_fails_again() {
 }
 
 #[test]
-fn agents_without_a_journal_are_found() {
+fn agents_without_a_journal_are_detected() {
     assert!(!sweep(8, Some(Sabotage::Journal)).failures.is_empty());
 }
 
 #[test]
-fn updates_without_ordinals_are_found() {
+fn updates_without_ordinals_are_detected() {
     assert!(!sweep(8, Some(Sabotage::Ordinal)).failures.is_empty());
 }

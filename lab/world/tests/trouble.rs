@@ -1,4 +1,4 @@
-//! Upgrades while something is in the way, and processes that die.
+//! Upgrades despite failures and processes that die.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -35,7 +35,7 @@ async fn until_phase(world: &World, phase: &str) -> String {
     found
 }
 
-/// An upgrade during which `disturb` happens once some machine is in `phase`.
+/// Runs an upgrade and calls `disturb` once when a machine is in `phase`.
 async fn disturbed(phase: &str, disturb: impl AsyncFnOnce(&World, &str)) {
     let world = up().await;
     let before = who(&world).await;
@@ -50,21 +50,21 @@ async fn disturbed(phase: &str, disturb: impl AsyncFnOnce(&World, &str)) {
 }
 
 #[test]
-fn a_controller_that_dies_in_the_middle_goes_on() {
+fn an_upgrade_survives_the_death_of_the_controller() {
     in_world(disturbed("Draining", async |world, _| {
         assert!(world.kill(&Actor::Controller));
     }));
 }
 
 #[test]
-fn cluster_api_dying_in_the_middle_changes_nothing() {
+fn an_upgrade_survives_the_death_of_cluster_api() {
     in_world(disturbed("Upgrading", async |world, _| {
         assert!(world.kill(&Actor::Capi));
     }));
 }
 
 #[test]
-fn an_agent_that_dies_in_a_step_does_not_take_it_twice() {
+fn an_agent_that_dies_in_a_step_does_not_repeat_it() {
     in_world(disturbed("Upgrading", async |world, machine| {
         let agent = world.agent(machine).unwrap();
         world.pass(Duration::from_secs(5)).await;
@@ -77,7 +77,7 @@ fn an_agent_that_dies_in_a_step_does_not_take_it_twice() {
 }
 
 #[test]
-fn everything_dying_again_and_again_loses_nothing() {
+fn repeated_deaths_of_all_processes_lose_nothing() {
     in_world(disturbed("Staging", async |world, _| {
         for _ in 0..20 {
             world.pass(Duration::from_secs(47)).await;
@@ -89,7 +89,7 @@ fn everything_dying_again_and_again_loses_nothing() {
 }
 
 #[test]
-fn a_workload_api_that_is_away_for_ten_minutes_only_costs_time() {
+fn an_unavailable_workload_api_only_costs_time() {
     in_world(disturbed("Upgrading", async |world, _| {
         let server = world.workload(CLUSTER).unwrap();
         server.faults().set_down(Some(Down::Refuse));
@@ -99,7 +99,7 @@ fn a_workload_api_that_is_away_for_ten_minutes_only_costs_time() {
 }
 
 #[test]
-fn a_management_api_that_is_away_for_ten_minutes_only_costs_time() {
+fn an_unavailable_management_api_only_costs_time() {
     in_world(disturbed("Disrupting", async |world, _| {
         world.management().faults().set_down(Some(Down::Unavailable));
         world.pass(Duration::from_mins(10)).await;
@@ -108,7 +108,7 @@ fn a_management_api_that_is_away_for_ten_minutes_only_costs_time() {
 }
 
 #[test]
-fn a_drain_waits_for_a_budget_and_says_so() {
+fn a_drain_blocked_by_a_budget_is_reported() {
     in_world(async {
         let world = up().await;
         let client = world.workload_client(CLUSTER, TEST).unwrap();
@@ -179,7 +179,7 @@ fn a_users_own_guard_against_remediation_survives() {
 }
 
 #[test]
-fn a_step_that_fails_twice_is_tried_again() {
+fn a_step_that_fails_twice_is_retried() {
     in_world(async {
         let world = up().await;
         let worker = workers(&world).remove(1);
@@ -194,7 +194,7 @@ fn a_step_that_fails_twice_is_tried_again() {
 }
 
 #[test]
-fn a_step_that_fails_for_good_stops_the_rollout_and_says_why() {
+fn a_step_that_keeps_failing_stops_the_rollout_with_a_reason() {
     in_world(async {
         let world = up().await;
         for worker in workers(&world) {
@@ -207,7 +207,7 @@ fn a_step_that_fails_for_good_stops_the_rollout_and_says_why() {
         let update = updates_of(&world, &failed).remove(0);
         assert!(!text(&update, "/status/failureReason").is_empty());
         assert!(!text(&update, "/status/failureMessage").is_empty());
-        // Nobody was replaced, and nobody else was touched.
+        // No machine was replaced, and no other machine was changed.
         assert_same_machines(&before, &who(&world).await);
         let broken = world.node_updates();
         let broken = broken.iter().filter(|u| text(u, "/status/phase") == "Failed");
@@ -217,7 +217,7 @@ fn a_step_that_fails_for_good_stops_the_rollout_and_says_why() {
 }
 
 #[test]
-fn a_kubelet_that_was_changed_by_hand_is_updated_again_when_somebody_asks() {
+fn a_requested_update_repairs_a_kubelet_changed_by_hand() {
     in_world(async {
         let world = up().await;
         world.upgrade(NEW).await.unwrap();
@@ -253,7 +253,7 @@ fn a_kubelet_that_was_changed_by_hand_is_updated_again_when_somebody_asks() {
 }
 
 #[test]
-fn a_world_that_is_restored_half_way_ends_the_same() {
+fn a_world_restored_midway_ends_the_same() {
     in_world(async {
         let world = up().await;
         let before = who(&world).await;
@@ -294,7 +294,7 @@ fn default_strategies_replace_one_machine_of_each_group() {
 }
 
 #[test]
-fn a_vsphere_cluster_runs_as_its_users_have_it() {
+fn a_typical_vsphere_cluster_is_upgraded() {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let file = root.join("../shared/data/clusters/vsphere.yaml");
     if !file.exists() {

@@ -84,7 +84,7 @@ fn the_control_plane_goes_first_and_one_at_a_time() {
 }
 
 #[test]
-fn only_the_first_control_plane_machine_applies_although_kubeadm_config_is_new_already() {
+fn only_the_first_control_plane_machine_runs_kubeadm_apply() {
     in_world(async {
         let world = up().await;
         world.upgrade(NEW).await.unwrap();
@@ -94,7 +94,7 @@ fn only_the_first_control_plane_machine_applies_although_kubeadm_config_is_new_a
             })
             .await
             .unwrap();
-        // Cluster API rewrites kubeadm-config before it asks for anything (`spec/node.md 2.3`).
+        // Cluster API updates kubeadm-config before it calls any hook (`spec/node.md 2.3`).
         let server = world.workload(CLUSTER).unwrap();
         let config = server.get_value("", "configmaps", "kube-system", "kubeadm-config").unwrap();
         let text_of = text(&config, "/data/ClusterConfiguration").to_owned();
@@ -155,7 +155,7 @@ fn a_second_upgrade_does_the_work_again() {
 }
 
 #[test]
-fn going_back_is_not_covered_and_replaces_nobody() {
+fn a_downgrade_is_not_covered_and_replaces_no_machine() {
     in_world(async {
         let world = up().await;
         let before = who(&world).await;
@@ -171,7 +171,7 @@ fn going_back_is_not_covered_and_replaces_nobody() {
             let lines = group["status"]["uncovered"].to_string();
             lines.contains("v1.34.3") && lines.contains(OLD)
         }));
-        // The way forward stays open.
+        // An upgrade is still possible.
         world.upgrade(NEW).await.unwrap();
         upgraded(&world, NEW).await;
         assert_same_machines(&before, &who(&world).await);
@@ -208,7 +208,7 @@ fn two_runs_are_the_same() {
 }
 
 #[test]
-fn what_belongs_to_a_cluster_is_labelled_and_owned_by_it() {
+fn the_objects_of_a_cluster_are_labelled_and_owned_by_it() {
     in_world(async {
         let world = up().await;
         let one = |group: &str, plural: &str| {

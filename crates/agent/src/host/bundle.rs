@@ -1,5 +1,5 @@
-//! A signed bundle on a host: verified before anything of it is used, and remembered for the steps
-//! after the one that staged it.
+//! A signed bundle on a host. It is verified before any part of it is used, and recorded for the
+//! steps after the one that staged it.
 
 use std::{collections::BTreeMap, fs, num::NonZeroU64, path::PathBuf};
 
@@ -20,29 +20,29 @@ use super::{
     work::WorkError,
 };
 
-/// Public keys of those who may sign a bundle for this host: its own administrator's choice.
+/// Public keys that may sign a bundle for this host. The host's administrator chooses them.
 pub(crate) const KEYS: &str = "/etc/refit/keys";
 
-/// Credentials for registries that the kubelet of a host has, and we with it.
+/// The kubelet's registry credentials, which Refit uses too.
 const CREDENTIALS: &str = "/var/lib/kubelet/config.json";
-/// Bundles that stay on a host: the plan's, and the one before it, to whose packages it may go back.
+/// How many bundles stay on a host: the plan's, and the previous one, whose packages a rollback may
+/// need.
 const KEPT: usize = 2;
 
-/// What the URL of an OS image starts with that the plan's bundle has: its path in it follows.
+/// URL prefix of an OS image in the plan's bundle. The path in the bundle follows.
 const IN_BUNDLE: &str = "bundle:///";
 
-/// What later steps of a plan have to know of its bundle. All of it was verified.
+/// Data about a plan's bundle for later steps. All of it was verified.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Remembered {
-    /// Where the bundle is.
-    folder: PathBuf,
-    /// Whether it has packages for a package manager.
+    directory: PathBuf,
+    /// Whether the bundle has packages for a package manager.
     has_packages: bool,
-    /// Tarballs of binaries, by their path in the bundle, each with its sha256.
+    /// The sha256 of each tarball of binaries, by its path in the bundle.
     #[serde(default)]
     tarballs: BTreeMap<String, String>,
-    /// Images of an operating system, by their path in the bundle.
+    /// Paths of OS images in the bundle.
     #[serde(default)]
     os_images: Vec<String>,
 }
@@ -61,14 +61,14 @@ impl Remembered {
             .collect();
         let of_kind = |kind| files.iter().filter(move |file| file.kind == kind);
         Self {
-            folder: staged.folder.clone(),
+            directory: staged.directory.clone(),
             has_packages: of_kind(FileKind::Package).count() > tarballs.len(),
             tarballs,
             os_images: of_kind(FileKind::OsImage).map(|file| file.path.clone()).collect(),
         }
     }
 
-    /// The plan's, once its bundle was staged.
+    /// The record of a plan, if its bundle was staged.
     fn load(site: &Site, plan: &str) -> Option<Self> {
         let text = fs::read(remembered(site, plan)).ok()?;
         serde_json::from_slice(&text).ok()
@@ -79,18 +79,18 @@ impl Remembered {
         atomic::replace(&remembered(site, plan), &text, Access::of_mode(0o600)).map(|_| ())
     }
 
-    /// The tarball with the programs of Kubernetes, and its sha256.
+    /// The tarball with the Kubernetes programs, and its sha256.
     fn tarball(&self) -> Result<Option<(String, String)>, WorkError> {
         let named = |path: &&String| path.starts_with("packages/kubernetes");
         let all: Vec<&String> = self.tarballs.keys().collect();
-        let ours: Vec<&String> = all.iter().copied().filter(named).collect();
-        match (ours.as_slice(), all.as_slice()) {
+        let kubernetes: Vec<&String> = all.iter().copied().filter(named).collect();
+        match (kubernetes.as_slice(), all.as_slice()) {
             (_, []) => Ok(None),
             ([path], _) | ([], [path]) => {
                 let sum = self.tarballs.get(*path).cloned().unwrap_or_default();
-                Ok(Some((self.folder.join(path).display().to_string(), sum)))
+                Ok(Some((self.directory.join(path).display().to_string(), sum)))
             }
-            _ => Err(WorkError::last(format!(
+            _ => Err(WorkError::permanent(format!(
                 "the bundle has more than one tarball that may hold kubeadm, kubelet and kubectl \
                  ({}): build it with one",
                 self.tarballs.keys().cloned().collect::<Vec<_>>().join(", ")
@@ -99,7 +99,7 @@ impl Remembered {
     }
 }
 
-/// Fetches and verifies a bundle for this host, and remembers what it has for the plan.
+/// Fetches and verifies a bundle for this host, and records its content for the plan.
 pub async fn stage(
     site: &Site,
     plan: &str,
@@ -108,7 +108,7 @@ pub async fn stage(
 ) -> Result<Staged, WorkError> {
     let staged = fetch(site, bundle, version).await?;
     Remembered::of(&staged).save(site, plan)?;
-    site.say(&format!(
+    site.log(&format!(
         "bundle {} is verified, signed by {}",
         staged.manifest_sha256.as_str(),
         staged.signed.key
@@ -117,8 +117,8 @@ pub async fn stage(
     if let Err(error) =
         fetch::prune(&site.state().join("bundle"), KEPT, Some(&staged.manifest_sha256)).await
     {
-        // Old bundles take room and nothing else.
-        site.say(&format!("older bundles could not be removed: {error}"));
+        // Old bundles only take disk space.
+        site.log(&format!("older bundles could not be removed: {error}"));
     }
     Ok(staged)
 }
@@ -129,7 +129,7 @@ async fn fetch(
     version: Option<&KubernetesVersion>,
 ) -> Result<Staged, WorkError> {
     let refused = |what: &str, error: &dyn std::fmt::Display| {
-        WorkError::last(format!("bundle.{what} of the plan is of no use: {error}"))
+        WorkError::permanent(format!("bundle.{what} of the plan is of no use: {error}"))
     };
     let location: Location =
         bundle.location.parse().map_err(|error| refused("location", &error))?;
@@ -146,7 +146,7 @@ async fn fetch(
         credentials_file: Some(site.path(CREDENTIALS)),
         ..Limits::default()
     };
-    let folder = site.state().join("bundle");
+    let directory = site.state().join("bundle");
     let wanted = Wanted {
         manifest_sha256,
         kubernetes_version: version.cloned(),
@@ -158,7 +158,7 @@ async fn fetch(
     let request = Request {
         location: &location,
         keys: &keys,
-        folder: &folder,
+        directory: &directory,
         limits: &limits,
         wanted: &wanted,
         progress: None,
@@ -173,15 +173,15 @@ async fn fetch(
     })
 }
 
-/// The keys that the host trusts; of them, the one that a plan names. A plan makes no key trusted:
-/// whoever could write it could sign what it brings.
+/// The keys that the host trusts, narrowed to the key that the plan names. A plan cannot make a key
+/// trusted: the author of a plan could otherwise sign its content too.
 fn keys(site: &Site, named: &str) -> Result<PublicKeys, WorkError> {
     let of_host = |error: &dyn std::fmt::Display| {
         WorkError::needs_person(format!("the host's keys in {KEYS} are of no use: {error}"))
     };
-    let folder = site.path(KEYS);
-    let keys = if folder.exists() {
-        PublicKeys::load(&folder).map_err(|error| of_host(&error))?
+    let directory = site.path(KEYS);
+    let keys = if directory.exists() {
+        PublicKeys::load(&directory).map_err(|error| of_host(&error))?
     } else {
         PublicKeys::default()
     };
@@ -196,11 +196,11 @@ fn keys(site: &Site, named: &str) -> Result<PublicKeys, WorkError> {
         return Ok(keys);
     }
     let named = PublicKeys::parse("bundle.publicKey", named)
-        .map_err(|error| WorkError::last(error.to_string()))?;
+        .map_err(|error| WorkError::permanent(error.to_string()))?;
     keys.narrowed_to(&named).map_err(|error| of_host(&error))
 }
 
-/// Imports the images of a bundle that the runtime does not have.
+/// Imports the images of a bundle if the runtime does not have all of them.
 async fn import(site: &Site, staged: &Staged) -> Result<(), WorkError> {
     let names: Vec<String> = staged.image_names().into_iter().map(str::to_owned).collect();
     if names.is_empty() || images::are_there(site, &names).await? {
@@ -217,7 +217,7 @@ async fn import(site: &Site, staged: &Staged) -> Result<(), WorkError> {
         Ok(_) => images::import(site, &archive).await,
         Err(error) => Err(WorkError::needs_person(error.to_string())),
     };
-    // As large as all images together, also where the disk was full before its end.
+    // The archive is as large as all images together. It is removed even if the disk was full.
     let _ = fs::remove_file(&archive);
     outcome
 }
@@ -226,8 +226,8 @@ fn remembered(site: &Site, plan: &str) -> PathBuf {
     site.snapshot(plan).join("bundle.json")
 }
 
-/// Where the packages of a plan's steps come from: from its bundle, once that is staged, unless the
-/// step says otherwise.
+/// The package source of a step: the plan's bundle once it is staged, unless the step sets another
+/// source.
 pub fn packages(site: &Site, plan: &str, from: &PackageArgs) -> Result<PackageArgs, WorkError> {
     let mut from = from.clone();
     if !(from.path.is_empty() && from.url.is_empty() && from.repository.is_empty()) {
@@ -245,18 +245,19 @@ pub fn packages(site: &Site, plan: &str, from: &PackageArgs) -> Result<PackageAr
             (from.path, from.sha256) = (path, sha256);
         }
     } else if bundle.has_packages {
-        let folder = bundle.folder.join(FileKind::Package.folder());
-        from.path = folder.display().to_string();
+        let directory = bundle.directory.join(FileKind::Package.directory());
+        from.path = directory.display().to_string();
     }
     Ok(from)
 }
 
-/// Whether an OS image is one of the plan's bundle.
+/// Whether an OS image is in the plan's bundle.
 pub(crate) fn has_os_image(image: &OsImageArgs) -> bool {
     image.url.starts_with(IN_BUNDLE)
 }
 
-/// An OS image as Trident takes it: one of the plan's bundle by the URL of its verified file.
+/// Resolves an OS image for Trident: an image in the plan's bundle gets the URL of its verified
+/// file.
 pub(crate) fn os_image(
     site: &Site,
     plan: &str,
@@ -266,7 +267,7 @@ pub(crate) fn os_image(
         return Ok(image.clone());
     };
     let refused = |problem: String| {
-        WorkError::last(format!("osImage.url {:?} is of no use: {problem}", image.url))
+        WorkError::permanent(format!("osImage.url {:?} is of no use: {problem}", image.url))
     };
     let bundle = Remembered::load(site, plan).ok_or_else(|| {
         refused("the plan's steps name no bundle; set bundle.location".to_owned())
@@ -277,7 +278,7 @@ pub(crate) fn os_image(
             names => format!("the bundle's OS images are {names}"),
         }));
     }
-    let file = bundle.folder.join(path).display().to_string();
+    let file = bundle.directory.join(path).display().to_string();
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+~".contains(&byte);
     if !file.bytes().all(plain) {
         return Err(refused(format!(

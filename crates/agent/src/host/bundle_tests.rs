@@ -6,15 +6,15 @@ use refit_kinds::refit::FailureKind;
 use super::*;
 
 fn site() -> (tempfile::TempDir, Site) {
-    let folder = tempfile::tempdir().unwrap();
-    let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+    let directory = tempfile::tempdir().unwrap();
+    let site = Site::at(directory.path().join("root"), directory.path().join("state"));
     fs::create_dir_all(site.state()).unwrap();
-    (folder, site)
+    (directory, site)
 }
 
 #[tokio::test]
 async fn a_host_that_trusts_no_key_takes_no_bundle() {
-    let (_folder, site) = site();
+    let (_directory, site) = site();
     let bundle = BundleRef { location: "/srv/bundle".to_owned(), ..BundleRef::default() };
     let error = stage(&site, "p", &bundle, None).await.unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
@@ -24,12 +24,12 @@ async fn a_host_that_trusts_no_key_takes_no_bundle() {
     assert_eq!(error.kind, FailureKind::Final);
 }
 
-/// A bundle for this kind of host, and the public key of who signed it.
-fn make_bundle(folder: &Path, version: &str, files: &[&str]) -> (PathBuf, String) {
+/// A bundle for this kind of host, and the public key of its signer.
+fn make_bundle(directory: &Path, version: &str, files: &[&str]) -> (PathBuf, String) {
     let architecture = Architecture::of_this_host().unwrap_or(Architecture::Amd64);
     let mut spec = Spec::new(version.parse().unwrap(), architecture);
     for name in files {
-        let path = folder.join(name);
+        let path = directory.join(name);
         fs::write(&path, version).unwrap();
         if path.extension().is_some_and(|ending| ending == "cosi") {
             let file = FileSpec { path, name: None };
@@ -38,8 +38,8 @@ fn make_bundle(folder: &Path, version: &str, files: &[&str]) -> (PathBuf, String
             spec.packages.push(PackageSpec { path, ..PackageSpec::default() });
         }
     }
-    let files = key::generate(&folder.join(version), None).unwrap();
-    let output = folder.join(format!("bundle-{version}"));
+    let files = key::generate(&directory.join(version), None).unwrap();
+    let output = directory.join(format!("bundle-{version}"));
     let key = SecretKey::load(&files.secret, None).unwrap();
     build(&spec, &key, &output).unwrap();
     (output, fs::read_to_string(files.public).unwrap())
@@ -57,9 +57,9 @@ fn by_tarball() -> PackageArgs {
 }
 
 #[tokio::test]
-async fn a_signed_bundle_of_the_version_is_staged_and_another_is_not() {
-    let (folder, site) = site();
-    let (path, public_key) = make_bundle(folder.path(), "v1.35.0", &[TARBALL]);
+async fn only_a_bundle_of_the_planned_version_is_staged() {
+    let (directory, site) = site();
+    let (path, public_key) = make_bundle(directory.path(), "v1.35.0", &[TARBALL]);
     let bundle = BundleRef {
         location: path.display().to_string(),
         public_key: public_key.clone(),
@@ -69,8 +69,8 @@ async fn a_signed_bundle_of_the_version_is_staged_and_another_is_not() {
     let version = "v1.35.0".parse::<KubernetesVersion>().unwrap();
     let staged = stage(&site, "p", &bundle, Some(&version)).await.unwrap();
     let from = packages(&site, "p", &by_tarball()).unwrap();
-    let tarball = staged.package_folder().join(TARBALL);
-    assert_eq!(Path::new(&from.path), tarball, "a file, not its folder");
+    let tarball = staged.package_directory().join(TARBALL);
+    assert_eq!(Path::new(&from.path), tarball, "a file, not its directory");
     assert_eq!(fs::read_to_string(&tarball).unwrap(), "v1.35.0");
     assert_eq!(from.sha256, Digest::of(b"v1.35.0").as_str());
     let newer = "v1.36.0".parse::<KubernetesVersion>().unwrap();
@@ -78,8 +78,8 @@ async fn a_signed_bundle_of_the_version_is_staged_and_another_is_not() {
     assert_eq!(error.kind, FailureKind::NeedsPerson);
     assert!(error.message.contains("Kubernetes version is v1.35.0, not v1.36.0"), "{error}");
     assert_eq!(packages(&site, "q", &by_tarball()).unwrap().path, "");
-    // A plan cannot bring a key that the host's administrator did not choose.
-    let (_, other) = make_bundle(folder.path(), "v1.34.0", &[TARBALL]);
+    // A plan cannot add a key that the host's administrator did not choose.
+    let (_, other) = make_bundle(directory.path(), "v1.34.0", &[TARBALL]);
     trust(&site, "own.pub", &other);
     let error = stage(&site, "p", &bundle, Some(&version)).await.unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
@@ -87,9 +87,9 @@ async fn a_signed_bundle_of_the_version_is_staged_and_another_is_not() {
 }
 
 #[tokio::test]
-async fn a_plan_makes_no_key_trusted_on_a_host_that_trusts_none() {
-    let (folder, site) = site();
-    let (path, public_key) = make_bundle(folder.path(), "v1.35.0", &[TARBALL]);
+async fn a_plan_cannot_make_a_key_trusted() {
+    let (directory, site) = site();
+    let (path, public_key) = make_bundle(directory.path(), "v1.35.0", &[TARBALL]);
     let bundle =
         BundleRef { location: path.display().to_string(), public_key, ..BundleRef::default() };
     let error = stage(&site, "p", &bundle, None).await.unwrap_err();
@@ -99,9 +99,9 @@ async fn a_plan_makes_no_key_trusted_on_a_host_that_trusts_none() {
 }
 
 #[tokio::test]
-async fn an_os_image_of_the_bundle_is_a_verified_file_of_the_host() {
-    let (folder, site) = site();
-    let (path, key) = make_bundle(folder.path(), "v1.35.0", &[TARBALL, "azl-3.cosi"]);
+async fn a_bundled_os_image_resolves_to_its_verified_file() {
+    let (directory, site) = site();
+    let (path, key) = make_bundle(directory.path(), "v1.35.0", &[TARBALL, "azl-3.cosi"]);
     trust(&site, "own.pub", &key);
     let bundle = BundleRef { location: path.display().to_string(), ..BundleRef::default() };
     let image = |url: &str| OsImageArgs {
@@ -129,32 +129,32 @@ async fn an_os_image_of_the_bundle_is_a_verified_file_of_the_host() {
 }
 
 #[test]
-fn later_steps_take_the_packages_of_the_plans_bundle() {
-    let (folder, site) = site();
-    let of = |driver| PackageArgs { driver, ..PackageArgs::default() };
-    let path = |plan: &str, driver| packages(&site, plan, &of(driver)).unwrap().path;
+fn later_steps_use_the_packages_of_the_bundle() {
+    let (directory, site) = site();
+    let args = |driver| PackageArgs { driver, ..PackageArgs::default() };
+    let path = |plan: &str, driver| packages(&site, plan, &args(driver)).unwrap().path;
     assert_eq!(path("p", PackageDriver::Dnf), "");
     let mut bundle = Remembered {
-        folder: folder.path().to_owned(),
+        directory: directory.path().to_owned(),
         has_packages: true,
         ..Remembered::default()
     };
     bundle.save(&site, "p").unwrap();
-    let inside = folder.path().join("packages").display().to_string();
+    let inside = directory.path().join("packages").display().to_string();
     assert_eq!(path("p", PackageDriver::Dnf), inside);
     assert_eq!(path("p", PackageDriver::Apt), inside);
     assert_eq!(path("p", PackageDriver::Tarball), "", "it has none");
     assert_eq!(path("another", PackageDriver::Dnf), "");
-    let said =
-        PackageArgs { repository: "https://repo.example/".to_owned(), ..of(PackageDriver::Dnf) };
-    assert_eq!(packages(&site, "p", &said).unwrap(), said);
-    // Of several tarballs the one that is Kubernetes' own, if it is one.
+    let explicit =
+        PackageArgs { repository: "https://repo.example/".to_owned(), ..args(PackageDriver::Dnf) };
+    assert_eq!(packages(&site, "p", &explicit).unwrap(), explicit);
+    // Of several tarballs, the Kubernetes tarball is used, if there is exactly one.
     let tarball = |name: &str| (format!("packages/{name}"), "00".repeat(32));
     bundle.tarballs = [tarball("cni.tgz"), tarball(TARBALL)].into();
     bundle.save(&site, "p").unwrap();
     assert!(path("p", PackageDriver::Tarball).ends_with(TARBALL));
     bundle.tarballs.extend([tarball("kubernetes-server.tar.gz")]);
     bundle.save(&site, "p").unwrap();
-    let error = packages(&site, "p", &of(PackageDriver::Tarball)).unwrap_err();
+    let error = packages(&site, "p", &args(PackageDriver::Tarball)).unwrap_err();
     assert!(error.message.contains("build it with one"), "{error}");
 }

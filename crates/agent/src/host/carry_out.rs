@@ -1,7 +1,7 @@
-//! Carrying out a command on a real host: what runs inside its unit.
+//! Carrying out a command on a real host. This code runs inside the unit.
 //!
-//! Each command looks first what is there, does what is missing, and looks again, so that a second
-//! run after a kill or a power cut goes on where the first one ended.
+//! Each command checks the current state, does what is missing, and checks again. A second run
+//! after a kill or a power cut therefore continues where the first one ended.
 
 use std::{
     fs,
@@ -31,7 +31,7 @@ use super::{
     work::WorkError,
 };
 
-/// A job, as it is handed to the unit that does it.
+/// A job, in the form in which the unit reads it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct JobFile {
@@ -41,11 +41,11 @@ pub struct JobFile {
     pub unit: String,
     /// Id of the step.
     pub step: String,
-    /// What to do.
+    /// The command to carry out.
     pub command: Command,
-    /// The agent's own folder.
+    /// The agent's own directory.
     pub state: PathBuf,
-    /// Who the host is where its secrets are: a kubeconfig.
+    /// Kubeconfig with the identity with which the host reads its secrets.
     #[serde(default)]
     pub kubeconfig: PathBuf,
     /// The namespace of its secrets.
@@ -54,60 +54,60 @@ pub struct JobFile {
 }
 
 impl JobFile {
-    /// Reads a file.
+    /// Reads a job file.
     pub fn load(path: &Path) -> Result<Self, WorkError> {
         let text = fs::read(path).map_err(|error| WorkError::file(path, &error))?;
         serde_json::from_slice(&text)
             .map_err(|error| WorkError::retriable(format!("{} is no job: {error}", path.display())))
     }
 
-    /// Writes it; whoever reads it later finds all of it or nothing.
+    /// Writes the job file atomically: a reader finds all of it or nothing.
     pub fn save(&self, path: &Path) -> Result<(), WorkError> {
         let text = serde_json::to_vec(self).expect("plain data can be written as JSON");
         atomic::replace(path, &text, Access::of_mode(0o600)).map(|_| ())
     }
 }
 
-/// Where a unit leaves word that it ended well: it outlives a boot, which the unit does not.
+/// The mark that a unit leaves when it succeeds. It outlives a reboot; the unit does not.
 pub(crate) fn mark_path(site: &Site, unit: &str) -> PathBuf {
     site.units().join(format!("{unit}.done"))
 }
 
-/// Does a job to its end, and leaves its mark.
+/// Carries out a job and leaves its mark.
 pub async fn carry_out(
     site: &Site,
     job: &JobFile,
     secrets: &dyn SecretSource,
 ) -> Result<(), WorkError> {
-    // Boxed: whoever awaits it holds every step's work otherwise.
+    // Boxed, because the caller's future would otherwise hold the state of every step.
     Box::pin(perform(site, job, secrets)).await?;
-    settle(site);
-    // Whatever the plan, each keeps something: workers without a snapshot step, too.
+    sync_kubernetes(site);
+    // Every plan stores something in its snapshot directory, even one without a snapshot step.
     keep::prune(site, &job.plan, snapshot::KEPT);
     atomic::replace(&mark_path(site, &job.unit), b"done\n", Access::of_mode(0o600))?;
     Ok(())
 }
 
-/// Makes durable what others wrote: kubeadm syncs nothing, and a manifest that a power cut left empty
-/// would be taken for one that is done.
-fn settle(site: &Site) {
-    for folder in ["/etc/kubernetes", "/var/lib/kubelet"] {
-        let synced = std::fs::File::open(site.path(folder))
-            .and_then(|folder| Ok(rustix::fs::syncfs(&folder)?));
+/// Syncs the files that other programs wrote: kubeadm syncs nothing, and a manifest that a power
+/// cut left empty would look complete.
+fn sync_kubernetes(site: &Site) {
+    for directory in ["/etc/kubernetes", "/var/lib/kubelet"] {
+        let synced = std::fs::File::open(site.path(directory))
+            .and_then(|directory| Ok(rustix::fs::syncfs(&directory)?));
         if let Err(error) = synced {
-            tracing::debug!(%error, folder, "not synced");
+            tracing::debug!(%error, directory, "not synced");
         }
     }
 }
 
 async fn perform(site: &Site, job: &JobFile, secrets: &dyn SecretSource) -> Result<(), WorkError> {
     match &job.command {
-        Command::Step(step) => take(site, job, step, secrets).await,
+        Command::Step(step) => run_step(site, job, step, secrets).await,
         Command::Undo(undo) => roll_back(site, job, undo).await,
     }
 }
 
-async fn take(
+async fn run_step(
     site: &Site,
     job: &JobFile,
     step: &HostStep,
@@ -143,16 +143,17 @@ async fn take(
             install(site, plan, &kubernetes_packages(step, version, packages)?).await?;
             kubelet::set_flags(site, plan, keep::KUBELET, kubelet)?;
             kubelet::use_local_endpoint(site, plan, version)?;
-            // Here, and not only before a restart: after a reboot it would be too late.
+            // Checked here and not only before a restart: after a reboot it would be too late.
             kubelet::check_flags(site).await
         }
         HostStep::ContainerRuntimeInstall { packages } => {
-            install(site, plan, &Wanted { from: packages, wants: others(packages)? }).await?;
+            install(site, plan, &PackageSet { from: packages, wants: extra_packages(packages)? })
+                .await?;
             runtime::restart_if_replaced(site).await
         }
         HostStep::KubeadmUpgrade { role, version, kubeadm } => {
             let upgrade = kubeadm::Upgrade { role: *role, version, args: kubeadm };
-            // The way back from a failed try is made here, too, for plans without a snapshot step.
+            // Kept here for a rollback, because a plan may have no snapshot step.
             snapshot::keep_configuration(site, plan)?;
             kubeadm::upgrade(site, &upgrade).await
         }
@@ -202,13 +203,13 @@ async fn roll_back(site: &Site, job: &JobFile, undo: &Undo) -> Result<(), WorkEr
             if packages.keys().any(|name| !KUBERNETES.contains(&name.as_str())) {
                 runtime::restart_if_replaced(site).await?;
             }
-            demand(&packages::compare_restored(&manager.installed().await?, packages))
+            require_done(&packages::compare_restored(&manager.installed().await?, packages))
         }
         Undo::Configuration => snapshot::put_back(site, plan),
         Undo::Files { step } => {
             let mut back = keep::put_back(site, plan, step)?;
             back.extend(keep::put_back(site, plan, keep::PACKAGES)?);
-            site.say(&format!("put back: {}", back.join(", ")));
+            site.log(&format!("put back: {}", back.join(", ")));
             ntp::put_back(site, plan, step).await
         }
         Undo::OsImage { os_image } => {
@@ -218,25 +219,25 @@ async fn roll_back(site: &Site, job: &JobFile, undo: &Undo) -> Result<(), WorkEr
     }
 }
 
-/// What an installing step wants, and from where.
-pub(super) struct Wanted<'a> {
+/// The packages that a step installs, and their source.
+pub(super) struct PackageSet<'a> {
     pub(super) from: &'a PackageArgs,
     pub(super) wants: Vec<Want>,
 }
 
-async fn install(site: &Site, plan: &str, wanted: &Wanted<'_>) -> Result<(), WorkError> {
+async fn install(site: &Site, plan: &str, wanted: &PackageSet<'_>) -> Result<(), WorkError> {
     let from = bundle::packages(site, plan, wanted.from)?;
     let manager = manager(site, &from)?;
     manager.install(&order(plan, &from, wanted.wants.clone())).await?;
-    demand(&packages::compare(&manager.installed().await?, &wanted.wants))
+    require_done(&packages::compare(&manager.installed().await?, &wanted.wants))
 }
 
 pub(super) fn kubernetes_packages<'a>(
     step: &HostStep,
     version: &KubernetesVersion,
     from: &'a PackageArgs,
-) -> Result<Wanted<'a>, WorkError> {
-    Ok(Wanted { from, wants: kubernetes(step.rules().installs, version, from)? })
+) -> Result<PackageSet<'a>, WorkError> {
+    Ok(PackageSet { from, wants: kubernetes(step.rules().installs, version, from)? })
 }
 
 fn kubernetes(
@@ -245,11 +246,11 @@ fn kubernetes(
     from: &PackageArgs,
 ) -> Result<Vec<Want>, WorkError> {
     let mut wants: Vec<Want> = names.iter().map(|name| Want::kubernetes(name, version)).collect();
-    wants.extend(others(from)?);
+    wants.extend(extra_packages(from)?);
     Ok(wants)
 }
 
-pub(super) fn others(from: &PackageArgs) -> Result<Vec<Want>, WorkError> {
+pub(super) fn extra_packages(from: &PackageArgs) -> Result<Vec<Want>, WorkError> {
     from.install.iter().map(Want::of).collect()
 }
 
@@ -261,7 +262,7 @@ fn order<'a>(plan: &'a str, from: &'a PackageArgs, wants: Vec<Want>) -> Order<'a
     Order { plan, from, wants }
 }
 
-fn demand(evidence: &Evidence) -> Result<(), WorkError> {
+fn require_done(evidence: &Evidence) -> Result<(), WorkError> {
     match evidence {
         Evidence::Done => Ok(()),
         Evidence::Missing { what } | Evidence::Refused { what, .. } => {

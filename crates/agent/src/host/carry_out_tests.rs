@@ -19,26 +19,26 @@ impl SecretSource for Vault {
 
 /// A host with packages at v1.35.0 whose programs are scripts.
 struct World {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     site: Site,
 }
 
 impl World {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+        let directory = tempfile::tempdir().unwrap();
+        let site = Site::at(directory.path().join("root"), directory.path().join("state"));
         for path in ["/etc", "/var/lib/dpkg/updates", "/var/lib/kubelet", "/etc/apt"] {
             fs::create_dir_all(site.path(path)).unwrap();
         }
         fs::create_dir_all(site.units()).unwrap();
         fs::write(site.path("/var/lib/dpkg/status"), "").unwrap();
-        // Whoever runs the tests is who files belong to.
-        let own = fs::metadata(folder.path()).unwrap();
+        // Files belong to the user who runs the tests.
+        let own = fs::metadata(directory.path()).unwrap();
         let ids = std::os::unix::fs::MetadataExt::uid(&own);
         let user = format!("root:x:{ids}:{ids}::/root:/bin/sh\n");
         fs::write(site.path("/etc/passwd"), user).unwrap();
         fs::write(site.path("/etc/group"), format!("root:x:{ids}:\n")).unwrap();
-        let mut world = Self { folder, site };
+        let mut world = Self { directory, site };
         let versions = "for name in kubeadm kubectl kubelet; do echo $name 1.35.0-1.1 installed; \
                         done; echo containerd.io 2.1.4-1 installed";
         for (program, script) in [
@@ -54,7 +54,7 @@ impl World {
     }
 
     fn script(&mut self, program: Program, script: &str) {
-        let path = self.folder.path().join(format!("{program:?}"));
+        let path = self.directory.path().join(format!("{program:?}"));
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(&path, mode).unwrap();
@@ -109,8 +109,8 @@ fn kubelet(name: &str) -> Command {
     })
 }
 
-/// Everything whose check sees only part of it.
-fn seen_in_part() -> Vec<Command> {
+/// Every command whose check sees only part of its work.
+fn partially_checked() -> Vec<Command> {
     let packages = PackageArgs::default;
     let runtime = PackageArgs {
         install: vec![PackageVersion {
@@ -137,13 +137,13 @@ fn seen_in_part() -> Vec<Command> {
     ]
 }
 
-/// Before: what a power cut has left half done counted as done, because its packages were there, or
-/// a file that nobody may look into.
+/// Regression: a step that a power cut had interrupted counted as done, because its packages were
+/// installed, or because of a file whose content is not checked.
 #[tokio::test]
-async fn what_shows_in_part_is_done_once_it_has_left_its_mark() {
+async fn a_partial_check_counts_only_with_the_completion_mark() {
     let world = World::new();
     fs::write(world.site.path("/etc/key"), "of before").unwrap();
-    for command in seen_in_part() {
+    for command in partially_checked() {
         assert_eq!(command.rules().evidence, StepEvidence::Both, "{}", command.name());
         let found = world.look("p", &command).await;
         let half = matches!(&found, Evidence::Missing { what } if what.ends_with("to its end"));
@@ -152,7 +152,7 @@ async fn what_shows_in_part_is_done_once_it_has_left_its_mark() {
         let found = world.look("p", &command).await;
         assert_eq!(found, Evidence::Done, "{}", command.name());
     }
-    // And what shows that it is not done is not done, whatever it left.
+    // A failed check counts even if the mark exists.
     fs::remove_file(world.site.path("/etc/key")).unwrap();
     let files = Command::Step(HostStep::Files(file()));
     assert!(matches!(world.look("p", &files).await, Evidence::Missing { .. }));
@@ -170,7 +170,7 @@ async fn a_flag_that_the_new_kubelet_does_not_know_is_found_at_its_installation(
 }
 
 #[tokio::test]
-async fn flags_of_a_kubelet_that_no_package_brings_are_set_and_go_back() {
+async fn flags_of_a_kubelet_without_a_package_are_set_and_rolled_back() {
     let world = World::new();
     let Command::Step(HostStep::KubeletInstall { kubelet, .. }) = kubelet("v") else {
         unreachable!("it installs a kubelet")
@@ -186,7 +186,7 @@ async fn flags_of_a_kubelet_that_no_package_brings_are_set_and_go_back() {
 }
 
 #[tokio::test]
-async fn a_kubelet_of_the_same_version_gets_its_flags_of_before_back() {
+async fn a_kubelet_of_the_same_version_gets_its_previous_flags_back() {
     let world = World::new();
     world.carry_out("p", kubelet("v")).await.unwrap();
     let path = "/var/lib/kubelet/kubeadm-flags.env";
@@ -198,7 +198,7 @@ async fn a_kubelet_of_the_same_version_gets_its_flags_of_before_back() {
 }
 
 #[tokio::test]
-async fn sources_of_packages_go_back_with_the_step_that_moved_them() {
+async fn package_sources_are_rolled_back_with_their_step() {
     let world = World::new();
     let list = "/etc/apt/sources.list";
     fs::write(world.site.path(list), "of before").unwrap();
@@ -210,14 +210,14 @@ async fn sources_of_packages_go_back_with_the_step_that_moved_them() {
 }
 
 #[tokio::test]
-async fn what_older_plans_have_kept_goes_whatever_their_steps() {
+async fn snapshots_of_older_plans_are_pruned_after_any_step() {
     let world = World::new();
     for plan in ["a", "b", "c", "d"] {
         let files = Command::Step(HostStep::Files(file()));
         fs::remove_file(world.site.path("/etc/key")).unwrap_or_default();
         world.carry_out(plan, files).await.unwrap();
     }
-    let folder = world.site.snapshot("d");
-    let left = fs::read_dir(folder.parent().unwrap()).unwrap().count();
+    let directory = world.site.snapshot("d");
+    let left = fs::read_dir(directory.parent().unwrap()).unwrap().count();
     assert_eq!(left, snapshot::KEPT + 1);
 }

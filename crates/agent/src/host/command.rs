@@ -1,53 +1,54 @@
-//! What a host can be told to do: a step of a plan, or rolling one back. Typed, never shell text.
+//! Commands for a host: carrying out or rolling back a step of a plan. They are typed, never shell
+//! text.
 
 use std::collections::BTreeMap;
 
 use refit_kinds::refit::{HostStep, OsImageArgs, StepEvidence, StepRules, StepType};
 use serde::{Deserialize, Serialize};
 
-/// What a host can be told to do.
+/// A command for a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Command {
-    /// A step, as the plan has it.
+    /// Carries out a step of the plan.
     Step(HostStep),
-    /// Rolling back what a step did. Never in a plan: the agent decides on it by itself.
+    /// Rolls back a step. Never part of a plan: the agent decides about rollbacks itself.
     Undo(Undo),
 }
 
-/// How a step is rolled back, with what that takes.
+/// A rollback, with the data that it needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Undo {
-    /// Puts packages back to exactly these versions; one with an empty version is removed.
+    /// Restores exactly these versions of packages. A package with an empty version is removed.
     Packages {
-        /// Versions as the package manager has them, by name.
+        /// Versions in the form of the package manager, by package name.
         packages: BTreeMap<String, String>,
     },
-    /// Puts static pod manifests and the kubelet's configuration back from the plan's snapshot.
+    /// Restores static pod manifests and the kubelet's configuration from the plan's snapshot.
     Configuration,
-    /// Puts the files of a step back as they were, and with them the host's sources of packages.
+    /// Restores the files of a step, and with them the host's package sources.
     Files {
-        /// Id of the step that wrote them.
+        /// Id of the step that wrote the files.
         step: String,
     },
-    /// Makes sure that nothing of an OS image boots next, or that the previous one does.
+    /// Makes sure that an OS image is not booted next, or that the previous image is.
     OsImage {
-        /// Which.
+        /// The image to roll back.
         os_image: OsImageArgs,
     },
-    /// Restarts the kubelet with what is back.
+    /// Restarts the kubelet with the restored files.
     KubeletRestart,
 }
 
-/// What holds while a command is carried out: part of a row of the table of steps.
+/// Rules for running a command: part of a row of the step table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommandRules {
-    /// How long one try may take before it counts as hung, in seconds.
+    /// How long one attempt may take before it counts as hung, in seconds.
     pub timeout_seconds: u32,
-    /// Whether a second run does no harm.
+    /// Whether a second run is harmless.
     pub idempotent: bool,
-    /// What proves that it is done.
+    /// Evidence that the command is done.
     pub evidence: StepEvidence,
 }
 
@@ -59,7 +60,7 @@ impl From<StepRules> for CommandRules {
 }
 
 impl Command {
-    /// Short name, for messages and counters.
+    /// Short name, for messages and metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Step(step) => StepType::from(step).id(),
@@ -73,7 +74,7 @@ impl Command {
         }
     }
 
-    /// What holds while it is carried out.
+    /// The rules for running the command.
     pub fn rules(&self) -> CommandRules {
         let undo = |timeout_seconds, evidence| CommandRules {
             timeout_seconds,

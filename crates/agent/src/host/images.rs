@@ -1,16 +1,16 @@
-//! Container images that are there before anything is disturbed.
+//! Container images, fetched before the host is disrupted.
 
 use refit_kinds::refit::ImageArgs;
 use refit_kinds::version::KubernetesVersion;
 
 use super::{Program, Site, work::WorkError};
 
-/// containerd's namespace of what the kubelet runs.
+/// The kubelet's namespace in containerd.
 const NAMESPACE: &str = "k8s.io";
-/// Where containerd is told which mirrors stand in for a registry.
+/// containerd's configuration of registry mirrors.
 const MIRRORS: &str = "/etc/containerd/certs.d";
 
-/// Fetches images into the container runtime; those that are there are left alone.
+/// Fetches images into the container runtime. Existing images are left alone.
 pub(super) async fn preload(
     site: &Site,
     version: Option<&KubernetesVersion>,
@@ -18,7 +18,7 @@ pub(super) async fn preload(
 ) -> Result<(), WorkError> {
     match fetch(site, version, args).await {
         Err(error) if args.optional => {
-            site.say(&format!("images are left to kubeadm: {error}"));
+            site.log(&format!("images are left to kubeadm: {error}"));
             Ok(())
         }
         outcome => outcome,
@@ -35,9 +35,9 @@ async fn fetch(
             continue;
         }
         match pull(site, &image).await {
-            // The others are worth having all the same.
+            // The other images are still useful.
             Err(error) if args.optional => {
-                site.say(&format!("{image} is left to kubeadm: {error}"));
+                site.log(&format!("{image} is left to kubeadm: {error}"));
             }
             outcome => outcome?,
         }
@@ -45,7 +45,7 @@ async fn fetch(
     Ok(())
 }
 
-/// Imports images from an archive, as `docker save` or an OCI layout in a tar file has them.
+/// Imports images from an archive: the output of `docker save`, or a tar file of an OCI layout.
 pub(super) async fn import(site: &Site, archive: &std::path::Path) -> Result<(), WorkError> {
     let archive = archive.display().to_string();
     let arguments = ["--namespace", NAMESPACE, "images", "import", &archive];
@@ -72,7 +72,7 @@ async fn wanted(
     if let (true, Some(version)) = (args.kubeadm, version) {
         let mut call = site.call(
             Program::Kubeadm,
-            // Always a version: without one kubeadm asks the Internet.
+            // Always with a version: without one kubeadm queries the Internet.
             ["config", "images", "list", "--kubernetes-version", &version.to_string()],
         );
         if !args.repository.is_empty() {
@@ -82,7 +82,7 @@ async fn wanted(
         images.extend(list.lines().map(str::trim).filter(|l| !l.is_empty()).map(str::to_owned));
     }
     match images.iter().find(|image| !is_image(image)) {
-        Some(bad) => Err(WorkError::last(format!("{bad:?} is no name of an image"))),
+        Some(bad) => Err(WorkError::permanent(format!("{bad:?} is no name of an image"))),
         None => Ok(images),
     }
 }
@@ -103,12 +103,12 @@ async fn is_there(site: &Site, image: &str) -> Result<bool, WorkError> {
 }
 
 async fn pull(site: &Site, image: &str) -> Result<(), WorkError> {
-    // By the runtime itself where possible: it has the registries' credentials and mirrors.
+    // Pulled by the runtime itself if possible: it has the credentials and mirrors of registries.
     let call = if site.has(Program::Crictl) {
         site.call(Program::Crictl, ["pull", image])
     } else {
         let mut arguments = vec!["--namespace", NAMESPACE, "images", "pull"];
-        // Alone of all callers, ctr does not look there by itself.
+        // Unlike other clients, ctr does not read this directory by default.
         if site.path(MIRRORS).is_dir() {
             arguments.extend(["--hosts-dir", MIRRORS]);
         }
@@ -126,11 +126,11 @@ mod tests {
     use super::*;
     use crate::host::site::Tool;
 
-    /// A host whose crictl has the images of a file, and whose kubeadm lists two.
+    /// A host whose crictl has the images listed in a file, and whose kubeadm lists two images.
     fn site() -> (tempfile::TempDir, Site) {
-        let folder = tempfile::tempdir().unwrap();
-        let mut site = Site::at(folder.path().join("root"), folder.path());
-        let have = folder.path().join("have");
+        let directory = tempfile::tempdir().unwrap();
+        let mut site = Site::at(directory.path().join("root"), directory.path());
+        let have = directory.path().join("have");
         fs::write(&have, "registry.k8s.io/pause:3.10\n").unwrap();
         let have = have.display();
         let crictl = format!(
@@ -141,18 +141,18 @@ mod tests {
         for (program, name, text) in
             [(Program::Crictl, "crictl", crictl.as_str()), (Program::Kubeadm, "kubeadm", kubeadm)]
         {
-            let path = folder.path().join(name);
+            let path = directory.path().join(name);
             fs::write(&path, text).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
             let tool = Tool { path: path.display().to_string(), ..Tool::default() };
             site = site.with_tool(program, tool);
         }
-        (folder, site)
+        (directory, site)
     }
 
     #[tokio::test]
     async fn only_what_is_not_there_is_pulled() {
-        let (folder, site) = site();
+        let (directory, site) = site();
         let version = "v1.35.0".parse::<KubernetesVersion>().unwrap();
         let args = ImageArgs {
             names: vec!["app.example/web:1".to_owned()],
@@ -162,7 +162,7 @@ mod tests {
         let all = wanted(&site, Some(&version), &args).await.unwrap();
         assert!(!are_there(&site, &all).await.unwrap());
         preload(&site, Some(&version), &args).await.unwrap();
-        let have = fs::read_to_string(folder.path().join("have")).unwrap();
+        let have = fs::read_to_string(directory.path().join("have")).unwrap();
         assert_eq!(
             have,
             "registry.k8s.io/pause:3.10\napp.example/web:1\nregistry.k8s.io/kube-proxy:v1.35.0\n"
@@ -171,12 +171,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_crictl_the_mirrors_of_containerd_are_asked_and_one_missing_image_stops_no_other()
-     {
-        let (folder, site) = site();
-        let said = folder.path().join("said");
-        let shown = said.display();
-        let ctr = folder.path().join("ctr");
+    async fn ctr_uses_the_mirrors_and_skips_a_missing_optional_image() {
+        let (directory, site) = site();
+        let calls = directory.path().join("said");
+        let shown = calls.display();
+        let ctr = directory.path().join("ctr");
         let text = format!(
             "#!/bin/sh\ncase \"$*\" in *pull*) echo \"$*\" >> {shown}; case \"$*\" in *none*) exit 1;; esac;; esac\n"
         );
@@ -195,7 +194,7 @@ mod tests {
         preload(&site, None, &args).await.unwrap();
         let pull = format!("--namespace k8s.io images pull --hosts-dir {MIRRORS}");
         assert_eq!(
-            fs::read_to_string(&said).unwrap(),
+            fs::read_to_string(&calls).unwrap(),
             format!("{pull} a.example/none:1\n{pull} a.example/web:1\n")
         );
         let strict = ImageArgs { optional: false, ..args };
@@ -211,8 +210,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_fetched_is_left_to_kubeadm_only_where_the_plan_says_so() {
-        let (_folder, site) = site();
+    async fn only_optional_images_are_left_to_kubeadm() {
+        let (_directory, site) = site();
         let nothing = |program| (program, "/no/such/program".to_owned());
         let site = [nothing(Program::Crictl), nothing(Program::Ctr)]
             .into_iter()

@@ -1,8 +1,9 @@
-//! The kubelet's flags and its way to the API server.
+//! The kubelet's flags and its API server endpoint.
 //!
-//! Flags are in `kubeadm-flags.env`, which kubeadm writes, and in the administrator's own files. A
-//! flag that the next version no longer knows keeps the kubelet from starting, so the installed
-//! kubelet is asked before the running one is stopped (`spec/node.md 2.5`).
+//! Flags are in `kubeadm-flags.env`, which kubeadm writes, and in files of the administrator. A
+//! flag that the next version no longer supports keeps the kubelet from starting. The flags are
+//! therefore checked with the installed kubelet before the running one is stopped
+//! (`spec/node.md 2.5`).
 
 use refit_kinds::refit::KubeletArgs;
 use refit_kinds::version::KubernetesVersion;
@@ -17,18 +18,19 @@ use super::{
     work::WorkError,
 };
 
-/// The flags that kubeadm writes, and the administrator's.
+/// Files with the kubelet's flags, and the variable in each: kubeadm's file first, then the
+/// administrator's.
 const FILES: [(&str, &str); 3] = [
     ("/var/lib/kubelet/kubeadm-flags.env", "KUBELET_KUBEADM_ARGS"),
     ("/etc/default/kubelet", "KUBELET_EXTRA_ARGS"),
     ("/etc/sysconfig/kubelet", "KUBELET_EXTRA_ARGS"),
 ];
 const KUBELET_CONF: &str = "/etc/kubernetes/kubelet.conf";
-/// The minor whose kubelet cannot live with an API server of the minor before behind a load
-/// balancer (kubernetes/kubernetes#127316).
+/// The minor version whose kubelet cannot use an API server of the previous minor version behind a
+/// load balancer (kubernetes/kubernetes#127316).
 const LOCAL_ENDPOINT_MINOR: u64 = 31;
 
-/// Every flag that the kubelet is started with by these files, and the file.
+/// Every kubelet flag in these files, with its file.
 pub(super) fn flags(site: &Site) -> Vec<(String, &'static str)> {
     FILES
         .into_iter()
@@ -41,7 +43,7 @@ pub(super) fn flags(site: &Site) -> Vec<(String, &'static str)> {
         .collect()
 }
 
-/// Sets and takes away flags. What was there is kept in a group of the plan, once.
+/// Sets and removes flags. The previous files are kept in a group of the plan, once.
 pub(super) fn set_flags(
     site: &Site,
     plan: &str,
@@ -57,7 +59,7 @@ pub(super) fn set_flags(
             continue;
         }
         keep::keep(site, plan, group, file)?;
-        site.say(&format!("{file} has other flags now"));
+        site.log(&format!("{file} has other flags now"));
         let path = site.path(file);
         let access = Access::like(&path, 0o644);
         atomic::replace(&path, changed.as_bytes(), access)?;
@@ -65,7 +67,7 @@ pub(super) fn set_flags(
     Ok(())
 }
 
-/// Whether the flags are as a plan wants them.
+/// Whether the flags are as planned.
 pub(super) fn has_flags(site: &Site, args: &KubeletArgs) -> bool {
     FILES.into_iter().all(|(file, variable)| {
         let text = site.read(file);
@@ -78,16 +80,16 @@ fn check(args: &KubeletArgs) -> Result<(), WorkError> {
         text.starts_with(|c: char| c.is_ascii_lowercase())
             && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
     };
-    // systemd splits the line at blanks and reads quotes, `$` and `\` in it.
+    // systemd splits the line at blanks and interprets quotes, `$` and `\`.
     let value = |text: &str| {
         !text.chars().any(|c| c.is_whitespace() || c.is_control() || "\"'\\$%".contains(c))
     };
     let mut names = args.extra_args.iter().map(|arg| &arg.name).chain(&args.remove_args);
     if let Some(bad) = names.find(|text| !name(text)) {
-        return Err(WorkError::last(format!("{bad:?} is no flag of a kubelet")));
+        return Err(WorkError::permanent(format!("{bad:?} is no flag of a kubelet")));
     }
     match args.extra_args.iter().find(|arg| !value(&arg.value)) {
-        Some(bad) => Err(WorkError::last(format!(
+        Some(bad) => Err(WorkError::permanent(format!(
             "the value {:?} of the kubelet's flag {} cannot stand in an environment file: it has \
              blanks, quotes, $, % or \\",
             bad.value, bad.name
@@ -96,7 +98,8 @@ fn check(args: &KubeletArgs) -> Result<(), WorkError> {
     }
 }
 
-/// The text with flags set and taken away: set only in kubeadm's own file, taken away everywhere.
+/// The text with flags set and removed. Flags are set only in kubeadm's own file, and removed in
+/// every file.
 fn with_flags(text: &str, variable: &str, args: &KubeletArgs, own: bool) -> String {
     let gone = |flag: &str| {
         let bare = name_of(flag);
@@ -140,7 +143,7 @@ fn with_flags(text: &str, variable: &str, args: &KubeletArgs, own: bool) -> Stri
     lines.join("\n") + "\n"
 }
 
-/// The words without some flags; a value that stands in a word of its own goes with its flag.
+/// The words without some flags. A value in a word of its own is removed with its flag.
 fn without(words: &[String], gone: impl Fn(&str) -> bool) -> Vec<String> {
     let mut left = Vec::new();
     let mut dropping = false;
@@ -176,24 +179,24 @@ fn words(value: &str) -> Vec<String> {
     value.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Asks the installed kubelet whether it knows the flags that it will be started with.
+/// Checks that the installed kubelet supports the flags that it will be started with.
 pub(super) async fn check_flags(site: &Site) -> Result<(), WorkError> {
     if !site.has(Program::Kubelet) {
         return Ok(());
     }
     let flags = flags(site);
-    // It reads every flag before it answers what version it is.
-    let asked =
+    // The kubelet parses every flag before it prints its version.
+    let arguments =
         ["--version".to_owned()].into_iter().chain(flags.iter().map(|(flag, _)| flag.clone()));
-    let call: Invocation = site.call(Program::Kubelet, asked);
+    let call: Invocation = site.call(Program::Kubelet, arguments);
     let Err(error) = call.output().await else {
         return Ok(());
     };
-    let said = error.said();
-    let unknown = said.split("unknown flag: --").nth(1);
+    let output = error.output_tail();
+    let unknown = output.split("unknown flag: --").nth(1);
     let Some(name) = unknown.and_then(|rest| rest.split_whitespace().next()) else {
-        // Whatever else is wrong, it is seen when the kubelet runs.
-        site.say(&format!(
+        // Any other problem shows when the kubelet runs.
+        site.log(&format!(
             "the installed kubelet does not tell whether it knows its flags: {error}"
         ));
         return Ok(());
@@ -206,8 +209,8 @@ pub(super) async fn check_flags(site: &Site) -> Result<(), WorkError> {
     )))
 }
 
-/// On a control plane that goes to v1.31: lets the kubelet speak to the API server of its own host,
-/// which is of its version, and not to a load balancer with older ones behind it.
+/// On a control plane that is upgraded to v1.31: points the kubelet to the API server of its own
+/// host, which has its version, instead of a load balancer with older API servers behind it.
 pub(super) fn use_local_endpoint(
     site: &Site,
     plan: &str,
@@ -243,7 +246,7 @@ pub(super) fn use_local_endpoint(
         return Ok(());
     }
     keep::keep(site, plan, keep::KUBELET, KUBELET_CONF)?;
-    site.say(&format!("{KUBELET_CONF} names the API server of this host now"));
+    site.log(&format!("{KUBELET_CONF} names the API server of this host now"));
     let path = site.path(KUBELET_CONF);
     let access = Access::like(&path, 0o600);
     atomic::replace(&path, changed.as_bytes(), access)?;

@@ -9,19 +9,19 @@ const FLAGS: &str = "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint=unix://
     --pod-infra-container-image registry.k8s.io/pause:3.9 --node-labels=a=b\"\n";
 
 struct World {
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
     site: Site,
 }
 
 impl World {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+        let directory = tempfile::tempdir().unwrap();
+        let site = Site::at(directory.path().join("root"), directory.path().join("state"));
         for path in ["/var/lib/kubelet", "/etc/default", MANIFESTS] {
             fs::create_dir_all(site.path(path)).unwrap();
         }
         fs::create_dir_all(site.state()).unwrap();
-        Self { _folder: folder, site }
+        Self { _directory: directory, site }
     }
 
     fn write(&self, path: &str, text: &str) {
@@ -64,7 +64,7 @@ fn flags_are_set_taken_away_and_put_back() {
 }
 
 #[test]
-fn a_value_that_systemd_would_read_otherwise_is_refused() {
+fn a_flag_value_that_systemd_would_interpret_is_refused() {
     let world = World::new();
     for bad in ["a b", "a\"", "$HOME", "a\n"] {
         assert!(
@@ -75,7 +75,7 @@ fn a_value_that_systemd_would_read_otherwise_is_refused() {
     assert!(set_flags(&world.site, "p", keep::KUBELET, &args(&[], &["--v"])).is_err());
 }
 
-/// A kubelet that reads its flags as the real one does.
+/// A stub that parses its flags as the real kubelet does.
 fn kubelet(world: &World, known: &str) -> Site {
     let path = world.site.path("/kubelet");
     let script = format!(

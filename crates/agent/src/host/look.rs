@@ -1,4 +1,4 @@
-//! Whether the work of a command is done, whatever its unit said.
+//! Checks on the host whether the work of a command is done, independent of the result of its unit.
 
 use std::{collections::BTreeMap, fs};
 
@@ -9,7 +9,7 @@ use refit_kinds::{
 
 use super::{
     Command, Evidence, HostError, Job, Since, Site, Undo,
-    carry_out::{Wanted, kubernetes_packages, manager, mark_path, others},
+    carry_out::{PackageSet, extra_packages, kubernetes_packages, manager, mark_path},
     files::{self, keep},
     kubeadm::{MANIFESTS, static_pods_at},
     kubelet, ntp, packages,
@@ -17,11 +17,11 @@ use super::{
     work::WorkError,
 };
 
-/// Changes with each boot of the kernel that runs.
+/// Changes at each boot.
 pub(super) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Looks for the proof that the table of steps asks for: the mark of the command, what the host
-/// shows, or both. `running` is asked for the version of the kubelet that runs.
+/// Looks for the evidence that the step table requires: the completion mark of the command, the
+/// state of the host, or both. `running` returns the version of the running kubelet.
 pub(crate) async fn look(
     site: &Site,
     job: &Job,
@@ -47,7 +47,7 @@ pub(crate) async fn look(
     Ok(found.unwrap_or_else(|error| Evidence::Missing { what: error.message }))
 }
 
-/// What the host shows of a step.
+/// Evidence of a step in the state of the host.
 async fn step_shows(site: &Site, plan: &str, step: &HostStep) -> Result<Evidence, WorkError> {
     let trident = TridentCli::new(site);
     let os = |image| OsImage::new(site, &trident, plan, image);
@@ -63,7 +63,7 @@ async fn step_shows(site: &Site, plan: &str, step: &HostStep) -> Result<Evidence
             }
         }
         HostStep::ContainerRuntimeInstall { packages } => {
-            installed(site, &Wanted { from: packages, wants: others(packages)? }).await
+            installed(site, &PackageSet { from: packages, wants: extra_packages(packages)? }).await
         }
         HostStep::KubeadmUpgrade { version, .. } => {
             Ok(static_pods_at(&site.path(MANIFESTS), version))
@@ -74,7 +74,7 @@ async fn step_shows(site: &Site, plan: &str, step: &HostStep) -> Result<Evidence
         HostStep::OsImageStage { os_image, .. } => os(os_image).is_staged().await,
         HostStep::OsImageFinalize { os_image } => os(os_image).is_finalized().await,
         HostStep::OsImageCommit { os_image } => os(os_image).is_committed().await,
-        // Proven by their marks, or looked at above.
+        // Proven by their marks, or checked by the caller.
         HostStep::Preflight { .. }
         | HostStep::Stage { .. }
         | HostStep::ImagePreload { .. }
@@ -86,7 +86,7 @@ async fn step_shows(site: &Site, plan: &str, step: &HostStep) -> Result<Evidence
     }
 }
 
-/// What the host shows of rolling a step back.
+/// Evidence of a rollback in the state of the host.
 async fn undo_shows(site: &Site, plan: &str, undo: &Undo) -> Result<Evidence, WorkError> {
     match undo {
         Undo::Packages { packages } => restored(site, packages).await,
@@ -110,7 +110,7 @@ fn booted(since: &Since) -> Result<Evidence, HostError> {
     }))
 }
 
-/// Whether the new version runs; without one, whether a kubelet does.
+/// Whether the new version is running; without a version, whether any kubelet is.
 fn runs(
     site: &Site,
     running: Option<KubernetesVersion>,
@@ -130,7 +130,7 @@ fn runs(
     }
 }
 
-async fn installed(site: &Site, wanted: &Wanted<'_>) -> Result<Evidence, WorkError> {
+async fn installed(site: &Site, wanted: &PackageSet<'_>) -> Result<Evidence, WorkError> {
     manager(site, wanted.from)?.check(&wanted.wants).await
 }
 

@@ -1,17 +1,17 @@
 //! Commands, and the hosts that run them.
 //!
-//! A command runs as a *unit* under a name that the journal knows, outside the agent: on a real
-//! host a transient systemd unit. An agent that was killed finds it again by that name.
+//! A command runs outside the agent, as a *unit* whose name is in the journal. On a real host this
+//! is a transient systemd unit. After a restart the agent finds the unit by its name.
 //!
-//! | on a real host | is for |
+//! | on a real host | purpose |
 //! |---|---|
-//! | `real`, `unit` | starting units, asking how far they are, looking at the host |
-//! | `carry_out` | what runs inside a unit |
+//! | `real`, `unit` | starting units, polling them, inspecting the host |
+//! | `carry_out` | the code that runs inside a unit |
 //! | `packages` | apt, dnf, tarballs |
 //! | `kubeadm`, `kubelet`, `snapshot` | Kubernetes itself |
 //! | `trident` | OS images |
 //! | `files`, `ntp`, `images`, `runtime`, [`bundle`] | everything else |
-//! | `site`, `program` | the host as all of them see it: folders, programs, a log |
+//! | `site`, `program` | the drivers' view of the host: directories, programs, a log |
 
 pub mod bundle;
 mod carry_out;
@@ -48,27 +48,27 @@ pub use site::{Site, Tool};
 pub use trident::{OsImage, Situation, TridentCli};
 pub use work::WorkError;
 
-/// The static pods of a control plane that carry its version.
+/// The static pods of a control plane whose images have the Kubernetes version.
 pub const CONTROL_PLANE: [&str; 3] =
     ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 
-/// A command to run, and the name to run it under.
+/// A command to run, and the name of its unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// The plan: its snapshot is kept under this name.
+    /// The plan; its snapshot is stored under this name.
     pub plan: PlanId,
-    /// Name of the unit: the same for the same attempt, whoever starts it.
+    /// Name of the unit. An attempt has the same name each time it is started.
     pub unit: String,
     /// Id of the step.
     pub step: String,
-    /// What to run.
+    /// The command to run.
     pub command: Command,
-    /// How long it may take before it counts as hung.
+    /// How long the command may take before it counts as hung.
     pub timeout_seconds: u32,
 }
 
 impl Job {
-    /// A command of a plan, with as much time as such commands get.
+    /// A command of a plan, with the timeout of its type.
     pub fn new(
         plan: impl Into<PlanId>,
         unit: &str,
@@ -86,14 +86,14 @@ impl Job {
     }
 }
 
-/// How far a unit is.
+/// The state of a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnitState {
-    /// The host knows none of that name: it never started, or it ended and was collected.
+    /// The host has no unit of that name: it never started, or it ended and was collected.
     Unknown,
-    /// It runs.
+    /// The unit is running.
     Running,
-    /// It ended.
+    /// The unit has ended.
     Exited {
         /// Exit code; 0 is success.
         code: i32,
@@ -102,44 +102,44 @@ pub enum UnitState {
     },
 }
 
-/// What the host was like when an attempt started.
+/// The state of the host when an attempt started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Since {
-    /// When.
+    /// Start time of the attempt.
     pub at: Timestamp,
-    /// In which boot.
+    /// Boot ID at that time.
     pub boot_id: String,
 }
 
-/// What the host's own state says about a command, whatever its unit said.
+/// What the state of the host shows about a command, independent of the result of its unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Evidence {
-    /// Its work is done.
+    /// The work of the command is done.
     Done,
-    /// It is not.
+    /// The work is not done.
     Missing {
-        /// What is missing, as a whole sentence.
+        /// The missing part, as a whole sentence.
         what: String,
     },
-    /// It is not, and the host says what may change that.
+    /// The work is not done, and the host shows which kind of failure it is.
     Refused {
-        /// What may end it.
+        /// Whether a retry, a new plan or an operator can resolve it.
         kind: FailureKind,
         /// CamelCase reason, such as `DiskFull`.
         reason: &'static str,
-        /// What is wrong and what to do, as a whole sentence.
+        /// The problem and its remedy, as a whole sentence.
         what: String,
     },
 }
 
 impl Evidence {
-    /// `Done` where it holds, else what is missing.
+    /// `Done` if `done` holds, otherwise what is missing.
     pub fn from_check(done: bool, what: impl FnOnce() -> String) -> Self {
         if done { Self::Done } else { Self::Missing { what: what() } }
     }
 }
 
-/// Why a host could not be asked or told.
+/// Why an operation on a host failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// A program failed.
@@ -148,38 +148,38 @@ pub enum HostError {
     /// A file could not be read or written.
     #[error("{path} could not be used: {source}")]
     File {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// The I/O error.
         source: std::io::Error,
     },
-    /// A program answered something that we do not understand.
+    /// The output of a program could not be parsed.
     #[error("{program} answered what cannot be read: {answer}")]
     Answer {
-        /// The program.
+        /// Name of the program.
         program: String,
-        /// What it said.
+        /// Its output.
         answer: String,
     },
-    /// Something else on the host could not be done.
+    /// Other work on the host failed.
     #[error(transparent)]
     Work(#[from] WorkError),
 }
 
 /// A host.
 pub trait Host: Send + Sync + 'static {
-    /// What it looks like now.
+    /// The current facts of the host.
     fn facts(&self) -> BoxFuture<'_, Result<HostFacts, HostError>>;
-    /// The versions of these packages; one that is not there is left out.
+    /// The versions of these packages. Packages that are not installed are left out.
     fn versions<'a>(
         &'a self,
         names: &'a BTreeSet<String>,
     ) -> BoxFuture<'a, Result<BTreeMap<String, String>, HostError>>;
-    /// Starts a unit. One of that name that is there already, running or ended, is left alone.
+    /// Starts a unit. An existing unit of that name, running or ended, is left alone.
     fn start<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<(), HostError>>;
-    /// How far a unit is.
+    /// Returns the state of a unit.
     fn poll<'a>(&'a self, unit: &'a str) -> BoxFuture<'a, Result<UnitState, HostError>>;
-    /// Looks at the host itself, not at the unit, whether the work of a command is done.
+    /// Checks on the host itself, not on the unit, whether the work of a command is done.
     fn look<'a>(
         &'a self,
         job: &'a Job,
@@ -187,6 +187,6 @@ pub trait Host: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Evidence, HostError>>;
     /// Waits until it is worth polling a running unit again, at most a second on a real host.
     fn wait<'a>(&'a self, unit: &'a str) -> BoxFuture<'a, ()>;
-    /// Lets go of an ended unit: the journal knows how it ended. Best effort.
+    /// Removes an ended unit; its result is in the journal. Best effort.
     fn release<'a>(&'a self, unit: &'a str) -> BoxFuture<'a, ()>;
 }

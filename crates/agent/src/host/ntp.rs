@@ -1,4 +1,4 @@
-//! The servers of the host's clock: chrony or systemd-timesyncd, whichever it has.
+//! Time servers of the host, for chrony or systemd-timesyncd.
 
 use std::path::PathBuf;
 
@@ -14,10 +14,10 @@ use super::{
     work::WorkError,
 };
 
-/// What keeps a clock right, and where its servers go.
+/// A time daemon, and the file for its servers.
 struct Daemon {
     services: &'static [&'static str],
-    /// A file that is there if the daemon is.
+    /// A file that exists if the daemon is installed.
     sign: &'static str,
     file: &'static str,
 }
@@ -69,7 +69,7 @@ pub(super) async fn apply(
     args: &NtpArgs,
 ) -> Result<(), WorkError> {
     if let Some(bad) = args.servers.iter().find(|server| !is_server(server)) {
-        return Err(WorkError::last(format!(
+        return Err(WorkError::permanent(format!(
             "ntp.servers holds {bad:?}, which is no name of a host"
         )));
     }
@@ -110,21 +110,21 @@ pub(super) async fn apply(
     Ok(())
 }
 
-/// What a service was like before a step.
+/// The state of a service before a step.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Before {
+struct ServiceState {
     service: String,
-    /// `enabled`, `disabled`, or another word of systemd.
+    /// `enabled`, `disabled`, or another unit file state of systemd.
     at_boot: String,
     active: bool,
 }
 
 fn remembered(site: &Site, plan: &str, step: &str) -> PathBuf {
-    keep::folder(site, plan, step).join("services.json")
+    keep::directory(site, plan, step).join("services.json")
 }
 
-/// Writes down how the daemon's services are, once.
+/// Records the state of the daemon's services, once.
 async fn remember(site: &Site, plan: &str, step: &str, daemon: &Daemon) -> Result<(), WorkError> {
     let path = remembered(site, plan, step);
     if path.exists() {
@@ -138,7 +138,7 @@ async fn remember(site: &Site, plan: &str, step: &str, daemon: &Daemon) -> Resul
             let line = answer.lines().find_map(|line| line.strip_prefix(name));
             line.unwrap_or_default().to_owned()
         };
-        all.push(Before {
+        all.push(ServiceState {
             service: (*service).to_owned(),
             at_boot: field("UnitFileState="),
             active: field("ActiveState=") == "active",
@@ -149,14 +149,14 @@ async fn remember(site: &Site, plan: &str, step: &str, daemon: &Daemon) -> Resul
     Ok(())
 }
 
-/// Makes the services of a step run as they did before it, with the servers that they had; nothing
-/// where the step was about something else.
+/// Restores the state of the services before a step, with their previous servers. Does nothing if
+/// the step changed no service.
 pub(super) async fn put_back(site: &Site, plan: &str, step: &str) -> Result<(), WorkError> {
     let path = remembered(site, plan, step);
     let Some((text, _)) = atomic::read(&path)? else {
         return Ok(());
     };
-    let all: Vec<Before> = serde_json::from_slice(&text).map_err(|error| {
+    let all: Vec<ServiceState> = serde_json::from_slice(&text).map_err(|error| {
         WorkError::needs_person(format!(
             "{} cannot be read, so it is not known what ran before: {error}",
             path.display()
@@ -166,10 +166,10 @@ pub(super) async fn put_back(site: &Site, plan: &str, step: &str) -> Result<(), 
         let at_boot = match before.at_boot.as_str() {
             "enabled" => Some("enable"),
             "disabled" => Some("disable"),
-            // It is none of ours: static, masked, linked.
+            // Refit does not set other states, such as static, masked or linked.
             _ => None,
         };
-        // Restarted, so that it forgets the servers that are gone.
+        // The restart drops the servers that were removed.
         let now = if before.active { "restart" } else { "stop" };
         for verb in at_boot.into_iter().chain([now]) {
             let call = site.call(Program::Systemctl, [verb, &before.service]);
@@ -179,7 +179,7 @@ pub(super) async fn put_back(site: &Site, plan: &str, step: &str) -> Result<(), 
     Ok(())
 }
 
-/// chrony of Red Hat reads no folder unless told to.
+/// On Red Hat systems chrony reads no directory unless it is configured.
 fn include(site: &Site, plan: &str, step: &str, daemon: &Daemon) -> Result<(), WorkError> {
     const LINE: &str = "confdir /etc/chrony.d";
     let main = site.read(daemon.sign);
@@ -214,15 +214,15 @@ mod tests {
     use crate::host::site::Tool;
 
     fn site(sign: &str) -> (tempfile::TempDir, Site) {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let tool = Tool { path: "/bin/echo".to_owned(), ..Tool::default() };
-        let site = Site::at(folder.path().join("root"), folder.path().join("state"))
+        let site = Site::at(directory.path().join("root"), directory.path().join("state"))
             .with_tool(Program::Systemctl, tool);
         let sign = site.path(sign);
         fs::create_dir_all(sign.parent().unwrap()).unwrap();
         fs::create_dir_all(site.state()).unwrap();
         fs::write(sign, "# mine\n").unwrap();
-        (folder, site)
+        (directory, site)
     }
 
     fn servers() -> NtpArgs {
@@ -230,13 +230,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_daemon_gets_its_servers_in_its_own_words_and_loses_them_again() {
+    async fn each_daemon_gets_its_servers_and_loses_them_on_rollback() {
         for (sign, words) in [
             (DAEMONS[0].sign, "server ntp.example iburst\nserver 10.0.0.1 iburst\n"),
             (DAEMONS[1].sign, "server ntp.example iburst\n"),
             (DAEMONS[2].sign, "[Time]\nNTP=ntp.example 10.0.0.1\n"),
         ] {
-            let (_folder, site) = site(sign);
+            let (_directory, site) = site(sign);
             assert!(matches!(check(&site, &servers()), Evidence::Missing { .. }));
             apply(&site, "p", "ntp", &servers()).await.unwrap();
             assert_eq!(check(&site, &servers()), Evidence::Done);
@@ -251,11 +251,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_daemon_runs_again_as_it_did_before() {
+    async fn a_rollback_restores_the_state_of_the_daemon() {
         use std::os::unix::fs::PermissionsExt as _;
-        let (folder, site) = site(DAEMONS[0].sign);
-        let program = folder.path().join("systemctl");
-        let say = |state: &str, active: &str| {
+        let (directory, site) = site(DAEMONS[0].sign);
+        let program = directory.path().join("systemctl");
+        let set_state = |state: &str, active: &str| {
             let script = format!(
                 "#!/bin/sh\ntest \"$1\" = show && printf 'UnitFileState={state}\\nActiveState={active}\\n'\n\
                  exit 0\n"
@@ -275,10 +275,10 @@ mod tests {
             ("on", servers(), "enabled", "active", ["enable", "restart"]),
             ("new", servers(), "disabled", "inactive", ["disable", "stop"]),
         ] {
-            say(state, active);
+            set_state(state, active);
             apply(&site, plan, "ntp", &args).await.unwrap();
-            // The second try does not take the work of the first for what was there before.
-            say("disabled", "inactive");
+            // The retry does not record the changes of the first attempt as the previous state.
+            set_state("disabled", "inactive");
             apply(&site, plan, "ntp", &args).await.unwrap();
             let before = calls(&site).len();
             put_back(&site, plan, "ntp").await.unwrap();
@@ -290,8 +290,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_host_without_a_daemon_is_for_a_person() {
-        let (_folder, site) = site("/etc/other");
+    async fn a_host_without_a_daemon_needs_an_operator() {
+        let (_directory, site) = site("/etc/other");
         let error = apply(&site, "p", "ntp", &servers()).await.unwrap_err();
         assert!(error.message.contains("neither chrony"), "{error}");
         let off = NtpArgs::default();

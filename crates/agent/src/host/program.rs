@@ -1,80 +1,81 @@
-//! The external programs that the agent runs, and what is said when one fails.
+//! The external programs that the agent runs, and their errors.
 
 use std::{fmt, path::Path, path::PathBuf, process::Stdio, sync::LazyLock, time::Duration};
 
 use regex::{Regex, RegexBuilder};
 
-/// How much of a program's output an error keeps.
+/// Maximum size of the program output in an error.
 pub(super) const TAIL_BYTES: usize = 4096;
-/// Most memory of one of the rules that find secrets.
+/// Memory limit of each rule that finds secrets.
 const RULE_BYTES: usize = 32 << 10;
-/// How much of a log is read.
+/// Maximum number of bytes read from a log.
 const LOG_BYTES: u64 = 256 << 10;
-/// How long a program that only answers a question may take.
+/// Deadline of a program that only prints information.
 const QUESTION_DEADLINE: Duration = Duration::from_mins(1);
 
 /// An external program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Program {
-    /// Tells which versions of a package there are.
+    /// Lists the available versions of a package.
     AptCache,
-    /// Installs packages.
+    /// Installs Debian packages.
     AptGet,
-    /// Holds packages back.
+    /// Holds packages.
     AptMark,
-    /// Sets passwords, which it reads from its input.
+    /// Sets passwords, which it reads from standard input.
     Chpasswd,
-    /// Tells which version of containerd there is.
+    /// Prints the version of containerd.
     Containerd,
     /// Copies manifests into a snapshot.
     Cp,
-    /// Pulls images, whichever the runtime.
+    /// Pulls images with any container runtime.
     Crictl,
     /// Imports images into containerd.
     Ctr,
-    /// Tells how much room is left.
+    /// Prints the free disk space.
     Df,
-    /// Installs packages of rpm.
+    /// Installs RPM packages (dnf 4).
     Dnf,
-    /// Installs packages of rpm, in its fifth version.
+    /// Installs RPM packages (dnf 5).
     Dnf5,
-    /// Ends what dpkg had begun.
+    /// Completes an interrupted installation.
     Dpkg,
-    /// Tells what a package file holds.
+    /// Prints the metadata of a package file.
     DpkgDeb,
-    /// Asks which packages are installed.
+    /// Lists the installed Debian packages.
     DpkgQuery,
-    /// Takes back what the firmware was told to boot next.
+    /// Deletes the firmware's `BootNext` entry.
     Efibootmgr,
     /// Saves etcd.
     Etcdctl,
-    /// Makes groups.
+    /// Creates groups.
     Groupadd,
-    /// Upgrades what kubeadm manages.
+    /// Upgrades the components that kubeadm manages.
     Kubeadm,
-    /// Tells which flags it knows.
+    /// Checks flags of the kubelet.
     Kubelet,
-    /// Asks which packages are installed.
+    /// Lists the installed RPM packages.
     Rpm,
-    /// Restarts services, asks about units, reboots.
+    /// Restarts services, queries units, reboots.
     Systemctl,
     /// Starts transient units.
     SystemdRun,
     /// Unpacks binaries.
     Tar,
-    /// Installs packages of rpm on small systems.
+    /// Installs RPM packages on small systems.
     Tdnf,
     /// Writes OS images.
     Trident,
-    /// Makes users.
+    /// Creates users.
     Useradd,
-    /// Changes users.
+    /// Modifies users.
     Usermod,
 }
 
 impl Program {
-    /// Where it may be. Absolute: nothing in the environment chooses what runs as root. Both layouts
-    /// of `/usr` are known, and where binaries from a tarball are linked.
+    /// Paths where the program may be. They are absolute, so that the environment does not choose
+    /// what runs as root. They cover both layouts of `/usr` and the link directories of tarball
+    /// installations.
     pub fn candidates(self) -> &'static [&'static str] {
         match self {
             Self::AptCache => &["/usr/bin/apt-cache"],
@@ -109,14 +110,14 @@ impl Program {
         }
     }
 
-    /// Where it is: the first place that has it, or the first of all.
+    /// The first candidate that exists, or the first candidate.
     pub fn path(self) -> &'static str {
         let places = self.candidates();
         let found = places.iter().find(|place| Path::new(place).exists());
         found.or(places.first()).copied().unwrap_or_default()
     }
 
-    /// Whether this host has it.
+    /// Whether this host has the program.
     pub fn is_there(self) -> bool {
         Path::new(self.path()).exists()
     }
@@ -129,16 +130,16 @@ pub struct Invocation {
     pub program: String,
     /// Its arguments.
     pub arguments: Vec<String>,
-    /// What is added to its environment.
+    /// Variables to add to its environment.
     pub environment: Vec<(String, String)>,
-    /// The folder that it runs in, where that matters.
-    pub folder: Option<PathBuf>,
-    /// What it reads; may be a secret, so nobody shows it.
+    /// Working directory, if it matters.
+    pub directory: Option<PathBuf>,
+    /// Standard input. It may hold secrets and is never logged.
     pub input: Option<Vec<u8>>,
 }
 
 impl Invocation {
-    /// A program of ours with these arguments.
+    /// A known program with these arguments.
     pub fn new<S: Into<String>>(program: Program, arguments: impl IntoIterator<Item = S>) -> Self {
         Self::at(program.path(), arguments)
     }
@@ -152,26 +153,26 @@ impl Invocation {
             program: path.into(),
             arguments: arguments.into_iter().map(Into::into).collect(),
             environment: Vec::new(),
-            folder: None,
+            directory: None,
             input: None,
         }
     }
 
-    /// The same, in a folder.
+    /// Sets the working directory.
     #[must_use]
-    pub fn within(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.folder = Some(folder.into());
+    pub fn within(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.directory = Some(directory.into());
         self
     }
 
-    /// The same, with something to read.
+    /// Sets the standard input.
     #[must_use]
     pub fn reading(mut self, input: impl Into<Vec<u8>>) -> Self {
         self.input = Some(input.into());
         self
     }
 
-    /// The same, with more in its environment.
+    /// Adds an environment variable.
     #[must_use]
     pub fn with_environment(mut self, name: &str, value: impl Into<String>) -> Self {
         self.environment.push((name.to_owned(), value.into()));
@@ -185,14 +186,13 @@ impl Invocation {
             .env("LC_ALL", "C")
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .kill_on_drop(true);
-        if let Some(folder) = &self.folder {
-            process.current_dir(folder);
+        if let Some(directory) = &self.directory {
+            process.current_dir(directory);
         }
         process
     }
 
-    /// Runs it to its end and returns what it wrote to standard output. For questions: it may take
-    /// a minute.
+    /// Runs the program and returns its standard output. For queries: the deadline is one minute.
     pub async fn output(&self) -> Result<String, ProgramError> {
         let mut process = self.process();
         process.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -208,10 +208,10 @@ impl Invocation {
         Err(self.failed(output.status.code(), &both))
     }
 
-    /// Runs it to its end, however long that takes, and writes what it says to the end of `log`.
+    /// Runs the program without a deadline, appends its output to `log` and returns the output.
     ///
-    /// To a file and not through a pipe: a service that an installation starts may keep the pipe
-    /// open for ever. Returns what it said.
+    /// The output goes to a file and not through a pipe: a service that an installation starts may
+    /// keep a pipe open forever.
     pub async fn run_into(&self, log: &Path) -> Result<String, ProgramError> {
         let not_run = |source| self.not_run(source);
         let file = open_log(log).map_err(not_run)?;
@@ -224,18 +224,18 @@ impl Invocation {
             Some(input) => {
                 let mut child = process.stdin(Stdio::piped()).spawn().map_err(not_run)?;
                 if let Some(mut pipe) = child.stdin.take() {
-                    // A program that does not read to the end says why by its exit code.
+                    // A program that does not read all of its input fails with an exit code.
                     let _ = tokio::io::AsyncWriteExt::write_all(&mut pipe, input).await;
                 }
                 child.wait().await
             }
         };
         let status = status.map_err(not_run)?;
-        let said = read_from(log, from).map_err(not_run)?;
+        let output = read_from(log, from).map_err(not_run)?;
         if status.success() {
-            return Ok(said);
+            return Ok(output);
         }
-        Err(self.failed(status.code(), &said))
+        Err(self.failed(status.code(), &output))
     }
 
     fn not_run(&self, source: std::io::Error) -> ProgramError {
@@ -247,7 +247,7 @@ impl Invocation {
     }
 }
 
-/// Opens a log that only root may read, to write at its end.
+/// Opens a log for appending. Only root may read it.
 pub(super) fn open_log(path: &Path) -> std::io::Result<std::fs::File> {
     let mut options = std::fs::OpenOptions::new();
     options.create(true).append(true);
@@ -255,7 +255,7 @@ pub(super) fn open_log(path: &Path) -> std::io::Result<std::fs::File> {
     options.open(path)
 }
 
-/// The text of a file from a place on; of much, the end.
+/// The text of a file from an offset on, limited to the last `LOG_BYTES`.
 pub(super) fn read_from(path: &Path, from: u64) -> std::io::Result<String> {
     use std::io::{Read as _, Seek as _, SeekFrom};
     let mut file = std::fs::File::open(path)?;
@@ -282,18 +282,18 @@ impl fmt::Display for Invocation {
     }
 }
 
-/// The whole picture of a program that failed.
+/// The failure of a program, with its arguments and output.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// It did not run to its end.
+    /// The program could not be run, or exceeded its deadline.
     #[error("`{command}` did not run: {source}")]
     NotRun {
         /// Program and arguments, secrets masked.
         command: String,
-        /// Why.
+        /// The I/O error.
         source: std::io::Error,
     },
-    /// It ended badly.
+    /// The program failed.
     #[error("`{command}` ended with {}; its output ends: {tail}", exit(*code))]
     Failed {
         /// Program and arguments, secrets masked.
@@ -306,15 +306,15 @@ pub enum ProgramError {
 }
 
 impl ProgramError {
-    /// What the program said last; nothing where it did not run.
-    pub fn said(&self) -> &str {
+    /// The end of the program's output; empty if it did not run.
+    pub fn output_tail(&self) -> &str {
         match self {
             Self::NotRun { .. } => "",
             Self::Failed { tail, .. } => tail,
         }
     }
 
-    /// Its exit code, where it has one.
+    /// Its exit code, if it has one.
     pub fn code(&self) -> Option<i32> {
         match self {
             Self::NotRun { .. } => None,
@@ -329,7 +329,7 @@ fn exit(code: Option<i32>) -> String {
 
 /// The last 4 KiB of a program's output, secrets masked.
 pub(super) fn tail(output: &str) -> String {
-    // Masked before it is cut: a secret cut in two is not recognised.
+    // The output is masked before it is cut, because half a secret is not recognized.
     let masked = mask(output.trim_end());
     let mut start = masked.len().saturating_sub(TAIL_BYTES);
     while !masked.is_char_boundary(start) {
@@ -338,11 +338,11 @@ pub(super) fn tail(output: &str) -> String {
     masked[start..].to_owned()
 }
 
-/// Replaces what looks like a secret.
+/// Replaces everything that looks like a secret.
 pub(super) fn mask(text: &str) -> String {
     static RULES: LazyLock<[(Regex, &str); 6]> = LazyLock::new(|| {
-        // Secrets are ASCII: with Unicode's classes the rules would take more memory than all else
-        // of an agent, from the first failure on.
+        // Secrets are ASCII. With Unicode classes the rules would take more memory than the rest of
+        // the agent, from the first failure on.
         let rule = |pattern| {
             RegexBuilder::new(pattern)
                 .size_limit(RULE_BYTES)
@@ -416,9 +416,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_failed_program_shows_arguments_exit_code_and_output() {
-        let invocation = Invocation::at("/bin/ls", ["/no/such/folder"]);
+        let invocation = Invocation::at("/bin/ls", ["/no/such/directory"]);
         let text = invocation.output().await.unwrap_err().to_string();
-        assert!(text.contains("`/bin/ls /no/such/folder`"), "{text}");
+        assert!(text.contains("`/bin/ls /no/such/directory`"), "{text}");
         assert!(text.contains("exit code 2"), "{text}");
         assert!(text.contains("No such file"), "{text}");
     }

@@ -1,4 +1,4 @@
-//! A real host: each command is a unit of systemd, and the drivers do what is in it.
+//! A real host: each command runs as a systemd unit, and the drivers do the work in it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,43 +32,43 @@ use super::{
     work::WorkError,
 };
 
-/// What the agent's program is asked to do in a unit.
+/// Subcommand of the agent that a unit runs.
 pub(super) const CARRY_OUT: &str = "carry-out";
 const SELF: &str = "/proc/self/exe";
-/// Longest wait for the end of a unit's process before systemd is asked about the unit: where the
-/// agent sees other processes than systemd does, it waits for a stranger.
+/// Longest wait for the end of a unit's process before systemd is queried again. If the agent is in
+/// another PID namespace than systemd, the process may be an unrelated one.
 const LONGEST_WATCH: Duration = Duration::from_secs(1);
-/// What systemd needs to start a process, and to take note of its end.
-const MOMENT: Duration = Duration::from_millis(100);
+/// Time that systemd needs to start a process, and to notice its end.
+const SYSTEMD_DELAY: Duration = Duration::from_millis(100);
 
 /// The host that the agent runs on, as root.
 #[derive(Clone, Debug)]
 pub struct RealHost {
     site: Site,
-    /// Who it is where its secrets are.
+    /// Kubeconfig with the identity with which the host reads its secrets.
     kubeconfig: PathBuf,
     /// The namespace of its secrets.
     namespace: String,
-    /// What the kubelet's program said of its version.
-    asked: Arc<Mutex<Option<(File, KubernetesVersion)>>>,
+    /// The last known version of the kubelet, with the program file that it belongs to.
+    kubelet_versions: Arc<Mutex<Option<(FileIdentity, KubernetesVersion)>>>,
 }
 
-/// What tells one program's file from another's, whatever its name: device, inode, and when it was
-/// last changed, in seconds and nanoseconds.
-type File = (u64, u64, i64, i64);
+/// Identity of a program file, independent of its name: device, inode, and time of the last change
+/// in seconds and nanoseconds.
+type FileIdentity = (u64, u64, i64, i64);
 
 impl RealHost {
-    /// A host that keeps its marks, outputs and snapshots in `folder`.
-    pub fn new(folder: impl Into<PathBuf>) -> Self {
+    /// A host that stores its marks, outputs and snapshots in `directory`.
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self {
-            site: Site::new(folder),
+            site: Site::new(directory),
             kubeconfig: PathBuf::new(),
             namespace: String::new(),
-            asked: Arc::default(),
+            kubelet_versions: Arc::default(),
         }
     }
 
-    /// The same, which reads secrets of a namespace as whom a kubeconfig says.
+    /// Sets the kubeconfig and the namespace with which the host reads secrets.
     #[must_use]
     pub fn with_identity(
         mut self,
@@ -112,8 +112,9 @@ impl RealHost {
         }
     }
 
-    /// The agent's own program, at a path that the host's systemd can start: in a container that
-    /// sees the host's root it is not in that root, and after an upgrade the old one is gone.
+    /// The agent's own program, at a path from which the host's systemd can start it. In a
+    /// container the program is outside the host's root, and after an upgrade the old file is gone;
+    /// in both cases it is copied.
     fn program(&self) -> Result<PathBuf, HostError> {
         let error = |source| HostError::File { path: SELF.to_owned(), source };
         let own = fs::metadata(SELF).map_err(error)?;
@@ -129,7 +130,7 @@ impl RealHost {
         Ok(copy)
     }
 
-    /// Version of the kubelet that runs, if one does.
+    /// Version of the running kubelet, if one runs.
     async fn kubelet_version(&self) -> Result<Option<KubernetesVersion>, HostError> {
         let show = ["show", "kubelet.service", "--property=MainPID", "--value"];
         let answer = self.site.ask(Program::Systemctl, show).await?;
@@ -140,20 +141,20 @@ impl RealHost {
             }
             return Ok(None);
         };
-        // The binary that runs, also after the package has replaced the file.
+        // The running binary, even after a package has replaced the file.
         let program = self.site.path(format!("/proc/{pid}/exe"));
-        // A process is not started for an answer that is known: an idle agent has nothing to do.
+        // Known versions are cached, so that an idle agent starts no processes.
         let file = fs::metadata(&program).ok();
         let file = file.map(|file| (file.dev(), file.ino(), file.ctime(), file.ctime_nsec()));
-        let known = || self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((of, version)) = &*known()
-            && Some(of) == file.as_ref()
+        let cache = || self.kubelet_versions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((cached_file, version)) = &*cache()
+            && Some(cached_file) == file.as_ref()
         {
             return Ok(Some(version.clone()));
         }
         let running = Invocation::at(program.display().to_string(), ["--version"]);
         let version = parse_kubelet_version(&running.output().await?)?;
-        *known() = file.map(|file| (file, version.clone()));
+        *cache() = file.map(|file| (file, version.clone()));
         Ok(Some(version))
     }
 
@@ -188,7 +189,7 @@ impl RealHost {
         let program = self.program()?;
         let path = self.job_path(&job.unit);
         self.job_file(job).save(&path).map_err(of_work)?;
-        // Made here, so that nobody else may read what programs say.
+        // Created here, with permissions that keep other users from reading the output.
         let output = self.output_path(&job.unit);
         open_log(&output)
             .map_err(|source| HostError::File { path: output.display().to_string(), source })?;
@@ -196,7 +197,7 @@ impl RealHost {
         Ok(())
     }
 
-    /// The process of a unit that works.
+    /// The main process of a unit.
     async fn main_process(&self, unit: &str) -> Option<Pid> {
         let name = format!("{unit}.service");
         let show = ["show", &name, "--property=MainPID", "--value"];
@@ -268,9 +269,9 @@ impl Host for RealHost {
                     Ok(_) => return,
                     Err(_) => LONGEST_WATCH,
                 },
-                // It begins, or has just ended.
-                None | Some(Err(Errno::SRCH)) => MOMENT,
-                // A kernel before 5.3, or one that is told not to do this.
+                // The process is starting, or has just ended.
+                None | Some(Err(Errno::SRCH)) => SYSTEMD_DELAY,
+                // A kernel before 5.3, or one that does not allow the system call.
                 Some(Err(_)) => LONGEST_WATCH,
             };
             tokio::time::sleep(pause).await;
@@ -282,7 +283,7 @@ impl Host for RealHost {
             let name = format!("{unit}.service");
             for verb in ["stop", "reset-failed"] {
                 if let Err(error) = self.site.ask(Program::Systemctl, [verb, &name]).await {
-                    // One of the two always finds nothing to do.
+                    // One of the two verbs always fails: the unit is either active or failed.
                     tracing::debug!(%error, unit, "an ended unit was not let go of");
                 }
             }
@@ -296,7 +297,7 @@ impl Host for RealHost {
     }
 }
 
-/// Waits until a process ends, for so long at most; whether it has.
+/// Waits until a process ends, for `at_most`. Returns whether it has ended.
 async fn end_of(process: OwnedFd, at_most: Duration) -> io::Result<bool> {
     let waiting = tokio::task::spawn_blocking(move || {
         let at_most = Timespec::try_from(at_most).map_err(io::Error::other)?;
@@ -306,8 +307,8 @@ async fn end_of(process: OwnedFd, at_most: Duration) -> io::Result<bool> {
     waiting.await.map_err(io::Error::other)?
 }
 
-/// The process of the kubelet: the main one of its service, or one below it, where that is a script
-/// or another wrapper whose answer would tell nothing.
+/// The process of the kubelet: the main process of its service, or a descendant of it if the main
+/// process is a wrapper such as a script.
 fn kubelet_process(site: &Site, main: u32) -> Option<u32> {
     const MOST: usize = 64;
     let mut ahead = vec![main];
@@ -318,7 +319,7 @@ fn kubelet_process(site: &Site, main: u32) -> Option<u32> {
         }
         let program = fs::read_link(site.path(format!("/proc/{pid}/exe"))).unwrap_or_default();
         let name = program.file_name().unwrap_or_default().to_string_lossy();
-        // A replaced file is called `kubelet (deleted)`.
+        // A replaced file has the name `kubelet (deleted)`.
         if name.starts_with("kubelet") || name.starts_with("hyperkube") {
             return Some(pid);
         }
@@ -336,13 +337,13 @@ fn read(path: &str) -> Result<String, HostError> {
     fs::read_to_string(path).map_err(|source| HostError::File { path: path.to_owned(), source })
 }
 
-/// Whether systemd takes a path as it is.
+/// Whether a path needs no escaping for systemd.
 fn is_plain(path: &Path) -> bool {
     let bytes = path.as_os_str().as_encoded_bytes();
     bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"/._-".contains(b))
 }
 
-/// Reads `Kubernetes v1.35.0`.
+/// Parses `Kubernetes v1.35.0`.
 fn parse_kubelet_version(answer: &str) -> Result<KubernetesVersion, HostError> {
     answer.split_whitespace().last().and_then(|word| word.parse().ok()).ok_or_else(|| {
         HostError::Answer { program: "kubelet --version".to_owned(), answer: answer.to_owned() }

@@ -37,7 +37,7 @@ fn a_unit_outlives_the_agent_and_runs_its_program() {
 }
 
 #[test]
-fn no_argument_holds_what_systemd_would_read() {
+fn no_argument_holds_a_systemd_metacharacter() {
     let call = host().unit(&job(), Path::new("/usr/local/bin/refit-agent")).invocation();
     for argument in &call.arguments {
         let harmless = !argument.contains([' ', '"', '\'', '$', '%', '\\', ';']);
@@ -46,9 +46,9 @@ fn no_argument_holds_what_systemd_would_read() {
 }
 
 #[test]
-fn a_job_is_the_same_when_it_is_read_again() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("job.json");
+fn a_saved_job_loads_unchanged() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("job.json");
     host().job_file(&job()).save(&path).unwrap();
     let read = JobFile::load(&path).unwrap();
     assert_eq!((&*read.plan, read.step.as_str()), ("p", "kubeadm-install"));
@@ -58,24 +58,24 @@ fn a_job_is_the_same_when_it_is_read_again() {
 }
 
 #[test]
-fn the_program_of_a_unit_is_the_one_that_runs() {
-    let folder = tempfile::tempdir().unwrap();
-    let program = RealHost::new(folder.path()).program().unwrap();
+fn a_unit_runs_the_agents_own_program() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = RealHost::new(directory.path()).program().unwrap();
     let own = fs::metadata(SELF).unwrap();
     assert_eq!(fs::metadata(program).unwrap().len(), own.len());
 }
 
 #[test]
-fn answers_of_the_host_are_read() {
+fn outputs_of_host_programs_are_parsed() {
     assert_eq!(parse_kubelet_version("Kubernetes v1.35.0\n").ok(), "v1.35.0".parse().ok());
     assert!(parse_kubelet_version("no kubelet").is_err());
     assert_eq!(parse_os_image("ID=x\nPRETTY_NAME=\"Debian 13\"\n"), "Debian 13");
 }
 
 #[test]
-fn a_kubelet_that_a_script_has_started_is_found_below_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+fn a_kubelet_started_by_a_script_is_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let site = Site::at(directory.path().join("root"), directory.path().join("state"));
     let process = |pid: u32, program: &str, children: &str| {
         let tasks = site.path(format!("/proc/{pid}/task/{pid}"));
         fs::create_dir_all(&tasks).unwrap();
@@ -92,7 +92,7 @@ fn a_kubelet_that_a_script_has_started_is_found_below_it() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_process_is_seen_when_it_comes() {
+async fn the_end_of_a_process_is_detected() {
     let child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn();
     let mut child = child.unwrap();
     let process = || pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();

@@ -1,4 +1,4 @@
-//! The container runtime: restarted once its program is another than the one that runs.
+//! The container runtime: restarted if its program was replaced.
 
 use std::fs;
 
@@ -7,8 +7,8 @@ use super::{Program, Site, work::WorkError};
 /// Services of container runtimes.
 const SERVICES: [&str; 2] = ["containerd.service", "crio.service"];
 
-/// Restarts the container runtime if its program was replaced since it started. Containers go on:
-/// their shims are processes of their own.
+/// Restarts the container runtime if its program was replaced since it started. Containers keep
+/// running: their shims are separate processes.
 pub(super) async fn restart_if_replaced(site: &Site) -> Result<(), WorkError> {
     site.run(&site.call(Program::Systemctl, ["daemon-reload"])).await?;
     for service in SERVICES {
@@ -25,7 +25,7 @@ pub(super) async fn restart_if_replaced(site: &Site) -> Result<(), WorkError> {
     Ok(())
 }
 
-/// Whether the file that a process was started from is gone: a package puts another in its place.
+/// Whether the file that a process was started from is gone, because a package replaced it.
 fn is_replaced(site: &Site, pid: u32) -> bool {
     let program = fs::read_link(site.path(format!("/proc/{pid}/exe")));
     program.is_ok_and(|path| path.to_string_lossy().ends_with(" (deleted)"))
@@ -40,16 +40,16 @@ mod tests {
 
     #[tokio::test]
     async fn only_a_runtime_that_was_replaced_is_restarted() {
-        let folder = tempfile::tempdir().unwrap();
-        let systemctl = folder.path().join("systemctl");
+        let directory = tempfile::tempdir().unwrap();
+        let systemctl = directory.path().join("systemctl");
         let script = "#!/bin/sh\ncase \"$1 $2\" in 'show containerd.service') echo 7;; \
                       'show crio.service') echo 0;; *) echo \"$@\";; esac\n";
         fs::write(&systemctl, script).unwrap();
         fs::set_permissions(&systemctl, fs::Permissions::from_mode(0o755)).unwrap();
         let tool = Tool { path: systemctl.display().to_string(), ..Tool::default() };
-        let site = Site::at(folder.path(), folder.path()).with_tool(Program::Systemctl, tool);
+        let site = Site::at(directory.path(), directory.path()).with_tool(Program::Systemctl, tool);
         fs::create_dir_all(site.path("/proc/7")).unwrap();
-        let log = || fs::read_to_string(folder.path().join("host.log")).unwrap();
+        let log = || fs::read_to_string(directory.path().join("host.log")).unwrap();
         symlink("/usr/bin/containerd", site.path("/proc/7/exe")).unwrap();
         restart_if_replaced(&site).await.unwrap();
         assert!(!log().contains("\nrestart"), "{}", log());

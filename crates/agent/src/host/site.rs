@@ -1,7 +1,7 @@
-//! The host as its drivers see it: folders, programs, a log.
+//! The host as its drivers see it: directories, programs, a log.
 //!
-//! In production the root is `/` and every program is where it belongs. Tests give another root and
-//! other programs, so that the same drivers work on a folder with stub packages.
+//! In production the root is `/` and programs are at their usual paths. Tests set another root and
+//! other programs, so that the same drivers work on a directory with stub packages.
 
 use std::{
     collections::BTreeMap,
@@ -11,17 +11,17 @@ use std::{
 
 use super::{Invocation, Program, ProgramError, files::atomic, program::open_log};
 
-/// What maintainer scripts and programs find their programs by.
+/// `PATH` of maintainer scripts and programs.
 const SEARCH_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Another program in place of a known one, for tests and unusual hosts.
+/// A replacement for a known program, for tests and unusual hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tool {
-    /// Its path; empty: where the known one is.
+    /// Its path; empty for the path of the known program.
     pub path: String,
-    /// What comes before all other arguments.
+    /// Arguments to put before all others.
     pub arguments: Vec<String>,
-    /// What is added to its environment.
+    /// Variables to add to its environment.
     pub environment: Vec<(String, String)>,
 }
 
@@ -35,7 +35,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// This host; `state` is the agent's own folder.
+    /// This host; `state` is the agent's own directory.
     pub fn new(state: impl Into<PathBuf>) -> Self {
         Self::at("/", state)
     }
@@ -46,21 +46,22 @@ impl Site {
         Self { root: root.into(), log: state.join("host.log"), state, tools: BTreeMap::new() }
     }
 
-    /// The same, with another program in place of a known one.
+    /// Replaces a known program.
     #[must_use]
     pub fn with_tool(mut self, program: Program, tool: Tool) -> Self {
         self.tools.insert(program, tool);
         self
     }
 
-    /// The same, whose programs write what they say to `log`.
+    /// Writes the output of programs to `log`.
     #[must_use]
     pub fn logging_to(mut self, log: impl Into<PathBuf>) -> Self {
         self.log = log.into();
         self
     }
 
-    /// Where an absolute path of the host is. What is in the agent's own folder is there already.
+    /// Maps an absolute path of the host to a path below the root. Paths in the agent's own
+    /// directory are returned unchanged.
     pub fn path(&self, absolute: impl AsRef<Path>) -> PathBuf {
         let path = absolute.as_ref();
         if path.starts_with(&self.state) {
@@ -69,8 +70,8 @@ impl Site {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// The absolute path on the host that a write to `absolute` changes: another where that is a
-    /// link. None where it leads out of the root.
+    /// The absolute path on the host that a write to `absolute` changes: the target, if `absolute`
+    /// is a link. `None` if the link leads out of the root.
     pub fn resolved(&self, absolute: &str) -> Option<String> {
         let path = self.path(absolute);
         let real = atomic::resolved(&path);
@@ -82,17 +83,17 @@ impl Site {
         Some(format!("/{inside}"))
     }
 
-    /// The agent's own folder.
+    /// The agent's own directory.
     pub fn state(&self) -> &Path {
         &self.state
     }
 
-    /// Where outputs, marks and jobs of units are.
+    /// Directory of the outputs, marks and jobs of units.
     pub fn units(&self) -> PathBuf {
         self.state.join("units")
     }
 
-    /// Where what a plan has to be able to put back is.
+    /// Directory of the state that a rollback of the plan restores.
     pub fn snapshot(&self, plan: &str) -> PathBuf {
         self.state.join("snapshots").join(plain(plan))
     }
@@ -126,7 +127,8 @@ impl Site {
             [
                 ("PATH", SEARCH_PATH),
                 ("DEBIAN_FRONTEND", "noninteractive"),
-                // needrestart would restart containerd in the middle of it (`spec/node.md 2.6`).
+                // needrestart would restart containerd during the installation
+                // (`spec/node.md 2.6`).
                 ("NEEDRESTART_SUSPEND", "1"),
             ]
             .map(|(name, value)| (name.to_owned(), value.to_owned())),
@@ -134,7 +136,7 @@ impl Site {
         call
     }
 
-    /// Asks a program something: it may take a minute, and nothing of it is in the log.
+    /// Runs a query: the deadline is one minute, and the output is not logged.
     pub async fn ask<S: Into<String>>(
         &self,
         program: Program,
@@ -143,14 +145,14 @@ impl Site {
         self.call(program, arguments).output().await
     }
 
-    /// Runs a program to its end; what it says is in the log, and returned.
+    /// Runs a program, logs its output and returns it.
     pub async fn run(&self, call: &Invocation) -> Result<String, ProgramError> {
-        self.say(&format!("+ {call}"));
+        self.log(&format!("+ {call}"));
         call.run_into(&self.log).await
     }
 
-    /// Writes a line to the log. Best effort: a log that cannot be written stops no work.
-    pub fn say(&self, text: &str) {
+    /// Writes a line to the log. Best effort: a log that cannot be written does not stop the work.
+    pub fn log(&self, text: &str) {
         use std::io::Write as _;
         let written = open_log(&self.log).and_then(|mut log| writeln!(log, "{text}"));
         if let Err(error) = written {
@@ -158,13 +160,13 @@ impl Site {
         }
     }
 
-    /// The text of a file of the host; empty where there is none.
+    /// The text of a file of the host; empty if the file does not exist.
     pub fn read(&self, absolute: &str) -> String {
         fs::read_to_string(self.path(absolute)).unwrap_or_default()
     }
 }
 
-/// A name that is one plain folder, whatever it was made of.
+/// Converts a string to the name of a single plain directory.
 pub(crate) fn plain(name: &str) -> String {
     let clean: String = name
         .chars()
@@ -191,25 +193,25 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_program_says_is_in_the_log_and_in_its_error() {
-        let folder = tempfile::tempdir().unwrap();
-        let site = Site::new(folder.path());
+    async fn program_output_is_in_the_log_and_in_the_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let site = Site::new(directory.path());
         let good = Invocation::at("/bin/sh", ["-c", "echo fine; echo odd >&2"]);
         assert_eq!(site.run(&good).await.unwrap(), "fine\nodd\n");
         let bad = Invocation::at("/bin/sh", ["-c", "echo worse; exit 7"]);
         let error = site.run(&bad).await.unwrap_err();
-        assert_eq!((error.code(), error.said()), (Some(7), "worse"));
-        let log = fs::read_to_string(folder.path().join("host.log")).unwrap();
+        assert_eq!((error.code(), error.output_tail()), (Some(7), "worse"));
+        let log = fs::read_to_string(directory.path().join("host.log")).unwrap();
         assert!(log.contains("fine\nodd\n+ /bin/sh -c echo worse"), "{log}");
     }
 
     #[tokio::test]
-    async fn a_secret_is_read_by_the_program_and_shown_nowhere() {
-        let folder = tempfile::tempdir().unwrap();
-        let site = Site::new(folder.path());
+    async fn secret_input_is_not_logged() {
+        let directory = tempfile::tempdir().unwrap();
+        let site = Site::new(directory.path());
         let call = Invocation::at("/bin/sh", ["-c", "cat >/dev/null"]).reading("hunter2");
         site.run(&call).await.unwrap();
-        let log = fs::read_to_string(folder.path().join("host.log")).unwrap();
+        let log = fs::read_to_string(directory.path().join("host.log")).unwrap();
         assert!(!log.contains("hunter2") && !format!("{call:?}").contains("hunter2"));
     }
 

@@ -1,17 +1,17 @@
-//! What a host was like before a plan: etcd, manifests, the kubelet's configuration, packages.
+//! Snapshot of a host before a plan: etcd, manifests, the kubelet's configuration, packages.
 //!
-//! It lies in `snapshots/<plan>` of the agent's folder, closed to others. Taken once per plan: a
-//! later try does not save what an earlier one has half changed.
+//! A snapshot is stored in `snapshots/<plan>` of the agent's directory, readable by root only. It
+//! is taken once per plan, so that a retry does not save what an earlier attempt has half changed.
 //!
-//! etcd is saved by its own program, because a copy of files that change is no snapshot:
+//! etcd is saved by its own program, because a copy of its files while they change is inconsistent:
 //!
 //! | the host has | etcd is saved by |
 //! |---|---|
-//! | no manifest of etcd | nobody here: its owner saves an external one, a worker has none |
-//! | `etcdctl` | that |
+//! | no etcd manifest | not saved: a worker has no etcd, and an external etcd is saved by its owner |
+//! | `etcdctl` | the host's `etcdctl` |
 //! | `crictl` | the `etcdctl` of the running container |
-//! | `ctr` | the same |
-//! | none of them | nobody: the preflight says so before anything is staged |
+//! | `ctr` | the `etcdctl` of the running container |
+//! | none of them | not saved: the preflight fails before anything is staged |
 
 use std::{
     collections::BTreeMap,
@@ -34,50 +34,50 @@ use super::{
     work::WorkError,
 };
 
-/// How many snapshots of other plans stay.
+/// How many snapshots of other plans are kept.
 pub(super) const KEPT: usize = 2;
 /// Group of the files that `kubeadm upgrade` changes.
 pub(super) const CONFIGURATION: &str = "configuration";
-/// Those that are not manifests.
+/// The files of this group that are not manifests.
 const CONFIGURATION_FILES: [&str; 3] =
     [KUBELET_CONFIG, "/var/lib/kubelet/kubeadm-flags.env", INSTANCE_CONFIG];
-/// Manifests that kubeadm writes: one that is not there yet is kept as missing.
+/// Manifests that kubeadm writes. A manifest that does not exist yet is recorded as absent.
 const MANIFEST_NAMES: [&str; 4] =
     ["etcd.yaml", "kube-apiserver.yaml", "kube-controller-manager.yaml", "kube-scheduler.yaml"];
 const PKI: &str = "/etc/kubernetes/pki/etcd";
 const DATA: &str = "/var/lib/etcd";
-/// Where the container of etcd writes it: the one folder that it shares with the host.
+/// File that the etcd container writes, in the only directory that it shares with the host.
 const IN_CONTAINER: &str = "refit-snapshot.db";
-/// What bbolt writes into its first page, and where.
+/// Magic number in the first page of a bbolt database, and its offset.
 const BOLT_MAGIC: [u8; 4] = 0xED0C_DAED_u32.to_le_bytes();
 const BOLT_MAGIC_AT: usize = 16;
-/// etcd ends a snapshot with the sha256 of what comes before.
+/// Size of the sha256 of the content with which etcd ends a snapshot.
 const SUM_BYTES: u64 = 32;
 
-/// Who saves etcd.
+/// The tool that saves etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum EtcdTool {
     Etcdctl,
     Crictl,
     Ctr,
 }
 
-/// Whether a snapshot can be taken; said before anything is staged.
+/// Checks before anything is staged that a snapshot can be taken.
 pub(super) fn check(site: &Site) -> Result<(), WorkError> {
     if Etcd::of(site) == Etcd::Elsewhere {
         return Ok(());
     }
-    way(site).map(|_| ())
+    etcd_tool(site).map(|_| ())
 }
 
-fn way(site: &Site) -> Result<Way, WorkError> {
-    let ways = [
-        (Program::Etcdctl, Way::Etcdctl),
-        (Program::Crictl, Way::Crictl),
-        (Program::Ctr, Way::Ctr),
+fn etcd_tool(site: &Site) -> Result<EtcdTool, WorkError> {
+    let tools = [
+        (Program::Etcdctl, EtcdTool::Etcdctl),
+        (Program::Crictl, EtcdTool::Crictl),
+        (Program::Ctr, EtcdTool::Ctr),
     ];
-    let found = ways.into_iter().find(|(program, _)| site.has(*program));
-    found.map(|(_, way)| way).ok_or_else(|| {
+    let found = tools.into_iter().find(|(program, _)| site.has(*program));
+    found.map(|(_, tool)| tool).ok_or_else(|| {
         WorkError::needs_person(
             "etcd runs here and cannot be saved: the host has neither etcdctl nor crictl nor ctr; \
              install cri-tools or etcd-client",
@@ -96,23 +96,23 @@ async fn save(
     plan: &str,
     packages: &BTreeMap<String, String>,
 ) -> Result<(), WorkError> {
-    let folder = make_folder(site, plan)?;
+    let directory = make_directory(site, plan)?;
     keep_configuration(site, plan)?;
-    let list = folder.join("packages.json");
+    let list = directory.join("packages.json");
     if !list.exists() {
         let text = serde_json::to_vec_pretty(packages).expect("plain data can be written as JSON");
         atomic::replace(&list, &text, Access::of_mode(0o600))?;
     }
     if Etcd::of(site) != Etcd::Elsewhere {
-        save_etcd(site, &folder).await?;
+        save_etcd(site, &directory).await?;
     }
     Ok(())
 }
 
-/// Keeps the files that `kubeadm upgrade` changes, once per plan.
+/// Saves the files that `kubeadm upgrade` changes, once per plan.
 pub(super) fn keep_configuration(site: &Site, plan: &str) -> Result<(), WorkError> {
-    make_folder(site, plan)?;
-    // On a worker nobody writes manifests, and those of other people are not ours to take away.
+    make_directory(site, plan)?;
+    // kubeadm writes no manifests on a worker, and static pods of the administrator must stay.
     let control_plane = site.path(MANIFESTS).join("kube-apiserver.yaml").exists();
     let manifests = MANIFEST_NAMES
         .into_iter()
@@ -125,43 +125,44 @@ pub(super) fn keep_configuration(site: &Site, plan: &str) -> Result<(), WorkErro
     Ok(())
 }
 
-/// Puts back what [`keep_configuration`] kept.
+/// Restores the files that [`keep_configuration`] saved.
 pub(super) fn put_back(site: &Site, plan: &str) -> Result<(), WorkError> {
     for path in keep::put_back(site, plan, CONFIGURATION)? {
-        site.say(&format!("{path} is as it was"));
+        site.log(&format!("{path} is as it was"));
     }
     Ok(())
 }
 
-/// The folder of a plan's snapshot. Only what is made here is closed: it is ours alone.
-fn make_folder(site: &Site, plan: &str) -> Result<PathBuf, WorkError> {
+/// Creates the directory of a plan's snapshot, readable by root only. Existing directories keep
+/// their permissions.
+fn make_directory(site: &Site, plan: &str) -> Result<PathBuf, WorkError> {
     use std::os::unix::fs::DirBuilderExt as _;
-    let folder = site.snapshot(plan);
-    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
-    made.map_err(|error| WorkError::file(&folder, &error))?;
-    Ok(folder)
+    let directory = site.snapshot(plan);
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+    made.map_err(|error| WorkError::file(&directory, &error))?;
+    Ok(directory)
 }
 
-async fn save_etcd(site: &Site, folder: &Path) -> Result<(), WorkError> {
-    let target = folder.join("etcd.db");
+async fn save_etcd(site: &Site, directory: &Path) -> Result<(), WorkError> {
+    let target = directory.join("etcd.db");
     if is_snapshot(&target).unwrap_or(false) {
-        site.say("etcd is saved already");
+        site.log("etcd is saved already");
         return Ok(());
     }
-    let new = folder.join("etcd.db.new");
-    match way(site)? {
-        Way::Etcdctl => {
+    let new = directory.join("etcd.db.new");
+    match etcd_tool(site)? {
+        EtcdTool::Etcdctl => {
             let mut call = site.call(Program::Etcdctl, etcdctl(&new.display().to_string()));
             call.environment.push(("ETCDCTL_API".to_owned(), "3".to_owned()));
             site.run(&call).await?;
         }
-        Way::Crictl => {
+        EtcdTool::Crictl => {
             let mut arguments = vec!["exec".to_owned(), crictl_container(site).await?];
             arguments.push("etcdctl".to_owned());
             arguments.extend(etcdctl(&format!("{DATA}/{IN_CONTAINER}")));
             from_container(site, &site.call(Program::Crictl, arguments), &new).await?;
         }
-        Way::Ctr => {
+        EtcdTool::Ctr => {
             let id = ctr_container(site).await?;
             let exec = ["--namespace=k8s.io", "tasks", "exec", "--exec-id=refit-snapshot"];
             let mut arguments: Vec<String> = exec.map(str::to_owned).to_vec();
@@ -177,7 +178,7 @@ async fn save_etcd(site: &Site, folder: &Path) -> Result<(), WorkError> {
             new.display()
         )));
     }
-    settle(&new, &target).map_err(|error| WorkError::file(&target, &error))
+    rename_durably(&new, &target).map_err(|error| WorkError::file(&target, &error))
 }
 
 fn etcdctl(target: &str) -> Vec<String> {
@@ -220,22 +221,23 @@ fn first_id(answer: &str) -> Result<String, WorkError> {
     })
 }
 
-/// Has the container write into etcd's folder, and takes out what it wrote. Nothing stays there,
-/// whatever becomes of it: it is as large as etcd, and on etcd's own disk.
+/// Has the container write into etcd's directory, and copies the result out. The file is removed
+/// even if this fails: it is as large as etcd's data, and on the disk of etcd.
 async fn from_container(site: &Site, call: &Invocation, target: &Path) -> Result<(), WorkError> {
     let written = site.path(DATA).join(IN_CONTAINER);
-    let said = site.run(call).await.map_err(WorkError::from);
-    // Often another file system, so it is copied.
-    let copied = said.and_then(|_| {
+    let outcome = site.run(call).await.map_err(WorkError::from);
+    // Copied and not renamed, because the target is often on another file system.
+    let copied = outcome.and_then(|_| {
         fs::copy(&written, target).map(drop).map_err(|error| WorkError::file(target, &error))
     });
-    // Under the second name as long as it is not whole.
+    // etcdctl uses this name until the snapshot is complete.
     let part = written.with_file_name(format!("{IN_CONTAINER}.part"));
     let gone = atomic::remove(&written).and(atomic::remove(&part));
     copied.and(gone)
 }
 
-/// Whether a file is a whole snapshot of etcd, by the magic of its database and its checksum.
+/// Whether a file is a complete etcd snapshot, by the magic number of its database and its
+/// checksum.
 fn is_snapshot(path: &Path) -> io::Result<bool> {
     let mut file = match File::open(path) {
         Ok(file) => file,
@@ -265,14 +267,14 @@ fn is_snapshot(path: &Path) -> io::Result<bool> {
     Ok(magic == Some(&BOLT_MAGIC) && hash.finalize().as_slice() == sum)
 }
 
-/// Makes a file durable under its final name.
-fn settle(new: &Path, target: &Path) -> io::Result<()> {
+/// Renames a file to its final name, durably.
+fn rename_durably(new: &Path, target: &Path) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     fs::set_permissions(new, fs::Permissions::from_mode(0o600))?;
     File::open(new)?.sync_all()?;
     fs::rename(new, target)?;
     match target.parent() {
-        Some(folder) => File::open(folder)?.sync_all(),
+        Some(directory) => File::open(directory)?.sync_all(),
         None => Ok(()),
     }
 }

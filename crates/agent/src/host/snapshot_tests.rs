@@ -5,10 +5,10 @@ use refit_kinds::refit::FailureKind;
 use super::*;
 use crate::host::site::Tool;
 
-/// A control plane's host without any program: each is a stub of the test.
+/// A host without any program. Each test adds its stubs.
 fn site() -> (tempfile::TempDir, Site) {
-    let folder = tempfile::tempdir().unwrap();
-    let mut site = Site::at(folder.path().join("root"), folder.path().join("state"));
+    let directory = tempfile::tempdir().unwrap();
+    let mut site = Site::at(directory.path().join("root"), directory.path().join("state"));
     for path in [MANIFESTS, "/var/lib/kubelet", DATA] {
         fs::create_dir_all(site.path(path)).unwrap();
     }
@@ -17,7 +17,7 @@ fn site() -> (tempfile::TempDir, Site) {
     for program in [Program::Etcdctl, Program::Crictl, Program::Ctr] {
         site = with(site, program, "/no/such/program");
     }
-    (folder, site)
+    (directory, site)
 }
 
 fn with(site: Site, program: Program, path: &str) -> Site {
@@ -39,7 +39,7 @@ fn stub(site: Site, program: Program, script: &str) -> Site {
     with(site, program, &path)
 }
 
-/// What etcd would save.
+/// The content of a valid etcd snapshot.
 fn database() -> Vec<u8> {
     let mut bytes = vec![7; 4096];
     bytes[BOLT_MAGIC_AT..BOLT_MAGIC_AT + 4].copy_from_slice(&BOLT_MAGIC);
@@ -61,7 +61,7 @@ fn packages() -> BTreeMap<String, String> {
 
 #[tokio::test]
 async fn a_worker_keeps_its_packages_and_its_kubelets_configuration() {
-    let (_folder, site) = site();
+    let (_directory, site) = site();
     check(&site).unwrap();
     save(&site, "p", &packages()).await.unwrap();
     assert!(site.snapshot("p").join("packages.json").exists());
@@ -70,7 +70,7 @@ async fn a_worker_keeps_its_packages_and_its_kubelets_configuration() {
     fs::write(site.path(KUBELET_CONFIG), "new").unwrap();
     let added = site.path("/var/lib/kubelet/instance-config.yaml");
     fs::write(&added, "new").unwrap();
-    // A later try keeps what the first one kept.
+    // A retry keeps the snapshot of the first attempt.
     save(&site, "p", &packages()).await.unwrap();
     assert!(keep::is_back(&site, "p", CONFIGURATION).unwrap().is_some());
     put_back(&site, "p").unwrap();
@@ -80,8 +80,8 @@ async fn a_worker_keeps_its_packages_and_its_kubelets_configuration() {
 }
 
 #[tokio::test]
-async fn manifests_of_a_control_plane_come_back() {
-    let (_folder, site) = site();
+async fn control_plane_manifests_are_restored() {
+    let (_directory, site) = site();
     control_plane(&site);
     keep_configuration(&site, "p").unwrap();
     let manifest = site.path(MANIFESTS).join("kube-apiserver.yaml");
@@ -91,8 +91,8 @@ async fn manifests_of_a_control_plane_come_back() {
 }
 
 #[test]
-fn a_host_that_cannot_save_etcd_is_told_beforehand() {
-    let (_folder, site) = site();
+fn the_check_fails_on_a_host_that_cannot_save_etcd() {
+    let (_directory, site) = site();
     control_plane(&site);
     let error = check(&site).unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
@@ -103,7 +103,7 @@ fn a_host_that_cannot_save_etcd_is_told_beforehand() {
 
 #[tokio::test]
 async fn etcd_is_saved_by_the_hosts_own_etcdctl() {
-    let (_folder, site) = site();
+    let (_directory, site) = site();
     control_plane(&site);
     let from = source(&site, &database());
     let site = stub(site, Program::Etcdctl, &format!("for last; do :; done\ncp {from} \"$last\""));
@@ -111,7 +111,7 @@ async fn etcd_is_saved_by_the_hosts_own_etcdctl() {
     let saved = site.snapshot("p").join("etcd.db");
     assert_eq!(fs::read(&saved).unwrap(), database());
     assert_eq!(fs::metadata(&saved).unwrap().permissions().mode() & 0o777, 0o600);
-    // Taken once: what runs later is not what was before.
+    // The snapshot is taken once: a later state is not the previous one.
     let site = stub(site, Program::Etcdctl, "exit 1");
     save(&site, "p", &packages()).await.unwrap();
 }
@@ -119,7 +119,7 @@ async fn etcd_is_saved_by_the_hosts_own_etcdctl() {
 #[tokio::test]
 async fn etcd_is_saved_by_its_container_where_the_host_has_no_etcdctl() {
     for program in [Program::Crictl, Program::Ctr] {
-        let (_folder, site) = site();
+        let (_directory, site) = site();
         control_plane(&site);
         let from = source(&site, &database());
         let written = site.path(DATA).join(IN_CONTAINER).display().to_string();
@@ -136,13 +136,13 @@ async fn etcd_is_saved_by_its_container_where_the_host_has_no_etcdctl() {
         save(&site, "p", &packages()).await.unwrap();
         let saved = site.snapshot("p").join("etcd.db");
         assert_eq!(fs::read(&saved).unwrap(), database(), "{program:?}");
-        assert!(!Path::new(&written).exists(), "nothing stays in etcd's folder");
+        assert!(!Path::new(&written).exists(), "nothing stays in etcd's directory");
     }
 }
 
 #[tokio::test]
-async fn half_a_snapshot_is_not_taken_for_one() {
-    let (_folder, site) = site();
+async fn a_truncated_snapshot_is_rejected() {
+    let (_directory, site) = site();
     control_plane(&site);
     let mut bytes = database();
     bytes.truncate(2000);
@@ -154,7 +154,7 @@ async fn half_a_snapshot_is_not_taken_for_one() {
 }
 
 #[test]
-fn a_container_that_does_not_run_is_waited_for() {
+fn a_stopped_etcd_container_is_retriable() {
     let error = first_id("\n").unwrap_err();
     assert_eq!(error.kind, FailureKind::Retriable);
     assert_eq!(first_id("abc\ndef\n").unwrap(), "abc");
@@ -162,13 +162,13 @@ fn a_container_that_does_not_run_is_waited_for() {
 }
 
 #[tokio::test]
-async fn nothing_stays_in_etcds_folder_where_saving_fails() {
+async fn a_failed_save_leaves_nothing_in_the_etcd_directory() {
     for script in [
         "touch {written}.part; exit 1",
         "cp {from} {written}; exit 1",
         "mkdir {new}; cp {from} {written}",
     ] {
-        let (_folder, site) = site();
+        let (_directory, site) = site();
         control_plane(&site);
         let from = source(&site, &database());
         let written = site.path(DATA).join(IN_CONTAINER);

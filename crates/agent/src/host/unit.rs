@@ -1,8 +1,8 @@
-//! Transient units: how a command outlives the agent that started it.
+//! Transient units, in which a command outlives the agent that started it.
 //!
-//! Of type `oneshot` and remaining after they ended, so that an agent which comes back learns how
-//! they did so. What runs in a unit is the agent's own program with a job file, so that checks,
-//! repairs and the work itself are one process which no restart of the agent ends.
+//! Units have the type `oneshot` and remain after exit, so that a restarted agent can read the
+//! result. A unit runs the agent's own program with a job file: checks, repairs and the work itself
+//! are one process, which survives a restart of the agent.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -13,19 +13,19 @@ use super::{Invocation, Program, UnitState};
 pub(super) struct UnitSpec {
     /// Its name, without `.service`.
     pub name: String,
-    /// What it is for.
+    /// Description shown by systemd.
     pub description: String,
-    /// What it runs.
+    /// The program to run.
     pub call: Invocation,
-    /// Where its output goes.
+    /// File for its output.
     pub output: PathBuf,
-    /// How long it may take.
+    /// Start timeout, in seconds.
     pub timeout_seconds: u32,
 }
 
 impl UnitSpec {
-    /// The call of systemd-run that starts it. No shell is involved, and no argument of ours holds
-    /// a blank, a quote, `$` or `%`, which systemd would read.
+    /// The `systemd-run` call that starts the unit. No shell is involved, and no argument from
+    /// Refit holds a blank, a quote, `$` or `%`, which systemd would interpret.
     pub(super) fn invocation(&self) -> Invocation {
         let output = self.output.display();
         let mut arguments = vec![
@@ -34,10 +34,10 @@ impl UnitSpec {
             "--quiet".to_owned(),
             "--no-block".to_owned(),
             "--service-type=oneshot".to_owned(),
-            // Not --collect: how it ended is asked for after the agent has come back.
+            // Not --collect: the agent reads the result, possibly after a restart.
             "--property=RemainAfterExit=yes".to_owned(),
             format!("--property=TimeoutStartSec={}", self.timeout_seconds),
-            // Its memory holds secrets that nobody else may find on the disk.
+            // Its memory holds secrets, which must not reach the disk in a core dump.
             "--property=LimitCORE=0".to_owned(),
             format!("--property=StandardOutput=append:{output}"),
             format!("--property=StandardError=append:{output}"),
@@ -50,19 +50,19 @@ impl UnitSpec {
     }
 }
 
-/// Reads `systemctl show` of a unit; the output is added by the caller.
+/// Parses `systemctl show` of a unit. The caller adds the output.
 pub(super) fn parse(text: &str) -> UnitState {
     let fields: BTreeMap<&str, &str> =
         text.lines().filter_map(|line| line.split_once('=')).collect();
     let field = |name: &str| fields.get(name).copied().unwrap_or_default();
     let exited = |code| UnitState::Exited { code, output_tail: String::new() };
-    // Just created, it is inactive with its start still queued.
+    // A unit that was just created is inactive with its start still queued.
     let queued = !matches!(field("Job"), "" | "0");
     match (field("LoadState"), field("ActiveState")) {
         ("loaded", "inactive") if queued => UnitState::Running,
         ("not-found" | "", _) | (_, "inactive" | "") => UnitState::Unknown,
         (_, "active") => exited(0),
-        // Ended by its timeout or a signal it may have no status of its own.
+        // A unit ended by its timeout or a signal may have no status of its own.
         (_, "failed") => exited(match field("ExecMainStatus").parse() {
             Ok(code) if code != 0 => code,
             _ => 1,
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_read_as_systemd_shows_them() {
+    fn systemctl_show_is_parsed() {
         let show = |load, active, status| {
             parse(&format!(
                 "LoadState={load}\nActiveState={active}\nJob=0\nExecMainStatus={status}\n"

@@ -1,4 +1,4 @@
-//! Why work on a host ended badly, and what may end that.
+//! Failures of work on a host, and what can resolve them.
 
 use std::io::ErrorKind;
 
@@ -6,35 +6,35 @@ use refit_kinds::refit::FailureKind;
 
 use super::{HostError, ProgramError};
 
-/// Exit code of a unit whose failure another try may end; so may any code that is not known.
+/// Exit code of a unit that may succeed on a retry. Unknown exit codes are treated the same.
 pub(crate) const EXIT_RETRIABLE: i32 = 1;
-/// Exit code of a unit that cannot do what the plan says (`EX_DATAERR`).
+/// Exit code of a unit that cannot carry out its plan (`EX_DATAERR`).
 pub(crate) const EXIT_FINAL: i32 = 65;
-/// Exit code of a unit that only a person can help (`EX_CONFIG`).
+/// Exit code of a unit whose failure requires manual intervention (`EX_CONFIG`).
 pub(crate) const EXIT_NEEDS_PERSON: i32 = 78;
 
-/// Why work on a host ended badly.
+/// Why work on a host failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct WorkError {
-    /// What may end it.
+    /// Whether a retry, a new plan or an operator can resolve it.
     pub kind: FailureKind,
-    /// A whole sentence, with the way out where one is known.
+    /// A whole sentence, with the remedy if one is known.
     pub message: String,
 }
 
 impl WorkError {
-    /// Another try may help.
+    /// A retry may succeed.
     pub fn retriable(message: impl Into<String>) -> Self {
         Self::new(FailureKind::Retriable, message)
     }
 
     /// The plan cannot be carried out as it is.
-    pub fn last(message: impl Into<String>) -> Self {
+    pub fn permanent(message: impl Into<String>) -> Self {
         Self::new(FailureKind::Final, message)
     }
 
-    /// A person has to do something first.
+    /// Manual intervention is required.
     pub fn needs_person(message: impl Into<String>) -> Self {
         Self::new(FailureKind::NeedsPerson, message)
     }
@@ -43,7 +43,7 @@ impl WorkError {
         Self { kind, message: message.into() }
     }
 
-    /// A file that could not be used.
+    /// A failed file operation.
     pub fn file(path: &std::path::Path, error: &std::io::Error) -> Self {
         let message = format!("{} could not be used: {error}", path.display());
         if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::ReadOnlyFilesystem) {
@@ -53,7 +53,7 @@ impl WorkError {
         }
     }
 
-    /// The exit code that tells the engine.
+    /// The exit code that reports this failure to the engine.
     pub fn exit_code(&self) -> i32 {
         match self.kind {
             FailureKind::Retriable => EXIT_RETRIABLE,
@@ -63,7 +63,7 @@ impl WorkError {
     }
 }
 
-/// What may end the failure of a unit that ended with `code`.
+/// The kind of failure of a unit that ended with `code`.
 pub(crate) fn failure_of(code: i32) -> FailureKind {
     match code {
         EXIT_FINAL => FailureKind::Final,
@@ -74,7 +74,7 @@ pub(crate) fn failure_of(code: i32) -> FailureKind {
 
 impl From<ProgramError> for WorkError {
     fn from(error: ProgramError) -> Self {
-        let full = error.said().contains("No space left on device");
+        let full = error.output_tail().contains("No space left on device");
         let message = error.to_string();
         if full {
             Self::needs_person(format!("{message}; make room on the host"))
@@ -101,8 +101,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_exit_code_tells_what_may_end_a_failure() {
-        for error in [WorkError::retriable("x"), WorkError::last("x"), WorkError::needs_person("x")]
+    fn exit_codes_map_to_failure_kinds() {
+        for error in
+            [WorkError::retriable("x"), WorkError::permanent("x"), WorkError::needs_person("x")]
         {
             assert_eq!(failure_of(error.exit_code()), error.kind);
         }
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_for_a_person() {
+    fn a_full_disk_needs_an_operator() {
         let full = ProgramError::Failed {
             command: "apt-get".to_owned(),
             code: Some(100),

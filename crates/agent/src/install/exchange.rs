@@ -1,15 +1,15 @@
-//! One version for another, and back where the new one does not report.
+//! Replaces one version by another, and restores the previous one if the new one does not report.
 //!
 //! ```text
-//! running agent    no step is under way, it has reported itself, `wanted` names another version
-//!                  -> trial = new, previous = old, current = new, ends; systemd starts it again
+//! running agent    no step in progress, it has reported itself, `wanted` names another version
+//!                  -> trial = new, previous = old, current = new, exits; systemd restarts it
 //! systemd          starts `previous/refit-agent guard` first: a trial gets a timer
-//! new agent        has reported -> no trial any more
+//! new agent        has reported -> the trial is over
 //! timer            `end-trial` of the old one: still a trial -> current = old, new one rejected
 //! ```
 //!
-//! The timer is set before every start, so a trial outlives a reboot; and all of it is on disk, so
-//! it does not matter when the power goes.
+//! The timer is set before every start, so a trial outlives a reboot. The whole state is on disk,
+//! so the host may lose power at any point.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -22,18 +22,19 @@ use super::{
     unit::UNIT_FILE,
 };
 
-/// How long a new version may take to report. The agent reports at once and every five minutes.
+/// How long a new version may take to report. The agent reports at its start and every five
+/// minutes.
 pub const TRIAL_SECONDS: u64 = 600;
-/// How often it is looked whether another version is wanted.
-const LOOK: Duration = Duration::from_mins(1);
+/// How often the wanted version is checked.
+const CHECK_INTERVAL: Duration = Duration::from_mins(1);
 
-/// What an exchange ends with.
+/// Why a replacement failed.
 pub type ExchangeError = InstallError;
 
-/// Makes another version the current one, on trial where there is one to go back to.
+/// Makes another version the current one, on trial if there is a previous version.
 pub(crate) fn switch(layout: &Layout, id: &str) -> Result<(), FileError> {
     match layout.get(Link::Current) {
-        // The unit starts it before each start, and it then finds nothing to do.
+        // Every start of the unit runs the previous version first; this one then finds no trial.
         None => layout.set(Link::Previous, id)?,
         Some(old) if old != id => {
             layout.begin_trial(id)?;
@@ -45,38 +46,39 @@ pub(crate) fn switch(layout: &Layout, id: &str) -> Result<(), FileError> {
     layout.clear(Link::Wanted)
 }
 
-/// Waits until another version is wanted and may take over: this one has reported, and no step is
-/// under way. Then makes it the current one; whoever called ends, and systemd starts it.
+/// Waits until another version is wanted and may take over: this version has reported, and no step
+/// is in progress. Then makes the wanted version the current one. The caller exits, and systemd
+/// starts the new version.
 ///
-/// `own` is the version that runs; any other current version is none of its business.
+/// `own` is the version of this process. If another version is current, this process does nothing.
 pub async fn exchanged(
     layout: &Layout,
     own: &str,
     mut reported: watch::Receiver<bool>,
     mut between_steps: watch::Receiver<bool>,
 ) -> Result<String, FileError> {
-    holds(&mut reported).await;
+    wait_until_true(&mut reported).await;
     loop {
         let wanted = layout.get(Link::Wanted).filter(|wanted| wanted != own);
-        let ours = layout.get(Link::Current).as_deref() == Some(own);
-        // One on trial has to end that first.
-        if let Some(wanted) = wanted.filter(|_| ours && layout.trial().is_none()) {
-            holds(&mut between_steps).await;
+        let own_is_current = layout.get(Link::Current).as_deref() == Some(own);
+        // A version on trial has to end its trial first.
+        if let Some(wanted) = wanted.filter(|_| own_is_current && layout.trial().is_none()) {
+            wait_until_true(&mut between_steps).await;
             switch(layout, &wanted)?;
             return Ok(wanted);
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }
 
-/// Ends the trial of the version that runs, once it has reported.
+/// Ends the trial of the running version once it has reported.
 pub async fn confirmed(
     layout: &Layout,
     own: &str,
     mut reported: watch::Receiver<bool>,
     units: &dyn Units,
 ) -> Result<(), FileError> {
-    holds(&mut reported).await;
+    wait_until_true(&mut reported).await;
     if layout.trial().as_deref() == Some(own) {
         layout.end_trial()?;
         remove(&layout.previous_unit())?;
@@ -87,21 +89,22 @@ pub async fn confirmed(
     Ok(())
 }
 
-async fn holds(value: &mut watch::Receiver<bool>) {
+async fn wait_until_true(value: &mut watch::Receiver<bool>) {
     if value.wait_for(|value| *value).await.is_err() {
-        // Whoever would tell is gone, and with it the agent.
+        // The sender is gone, and the agent with it.
         std::future::pending::<()>().await;
     }
 }
 
-/// Has a trial ended after its time; run before each start of the service, by the version of before.
+/// Starts the timer that ends a trial. The previous version runs it before each start of the
+/// service.
 pub async fn guard(layout: &Layout, units: &dyn Units) -> Result<(), InstallError> {
     let Some(trial) = layout.trial() else {
         return Ok(());
     };
     let previous = layout.get(Link::Previous).filter(|id| *id != trial);
     let current = layout.get(Link::Current);
-    // Not switched where the power went before the links were changed.
+    // If the power failed before the links were changed, the trial has not begun.
     let Some(previous) = previous.filter(|_| current.as_deref() == Some(trial.as_str())) else {
         units.forget_trial().await;
         return Ok(layout.end_trial()?);
@@ -110,8 +113,8 @@ pub async fn guard(layout: &Layout, units: &dyn Units) -> Result<(), InstallErro
     Ok(units.watch_trial(&program, TRIAL_SECONDS).await?)
 }
 
-/// Goes back to the version of before where the new one has not reported; whether it did. `root` is
-/// the host's, for the unit.
+/// Restores the previous version if the new one has not reported. Returns whether it did. `root` is
+/// the host's root, for the unit.
 pub async fn end_trial(
     layout: &Layout,
     root: &Path,
@@ -121,7 +124,7 @@ pub async fn end_trial(
     let Some(trial) = layout.trial() else {
         return Ok(false);
     };
-    // Else the timer of this trial would end the next one before its time.
+    // Otherwise the timer of this trial would end the next trial too early.
     units.forget_trial().await;
     let previous = layout.get(Link::Previous).filter(|id| *id != trial);
     let current = layout.get(Link::Current);
@@ -135,19 +138,15 @@ pub async fn end_trial(
     if layout.get(Link::Wanted).as_deref() == Some(trial.as_str()) {
         layout.clear(Link::Wanted)?;
     }
-    put_unit_back(layout, root, units).await?;
+    restore_unit(layout, root, units).await?;
     layout.end_trial()?;
     units.restart().await?;
     Ok(true)
 }
 
-/// The unit that the version of before was started by: the new one's may start it otherwise, or
-/// forbid it what it needs.
-async fn put_unit_back(
-    layout: &Layout,
-    root: &Path,
-    units: &dyn Units,
-) -> Result<(), InstallError> {
+/// Restores the unit of the previous version. The unit of the new version may start the program
+/// differently, or may forbid what the previous version needs.
+async fn restore_unit(layout: &Layout, root: &Path, units: &dyn Units) -> Result<(), InstallError> {
     let kept = layout.previous_unit();
     let text = match fs::read(&kept) {
         Ok(text) => text,
@@ -164,13 +163,13 @@ fn reject(file: &Path, now: Timestamp, why: &str) -> Result<(), FileError> {
     write_atomic(file, format!("{now}\n{why}\n").as_bytes(), 0o644)
 }
 
-/// When and why a version was rejected.
+/// Reads when and why a version was rejected.
 pub(super) fn read_rejection(text: &str) -> Option<(Timestamp, String)> {
     let (at, why) = text.split_once('\n')?;
     Some((at.parse().ok()?, why.trim().to_owned()))
 }
 
-/// The version that this process is, where it was started from the layout.
+/// Returns the version of this process, if its program is in the layout.
 pub fn own_version(layout: &Layout, program: &Path) -> Option<String> {
     let id = program.parent()?.file_name()?.to_str()?;
     (layout.program(id) == program).then(|| id.to_owned())

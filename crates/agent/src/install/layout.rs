@@ -1,16 +1,16 @@
 //! Where the agent keeps its own program on a host.
 //!
 //! ```text
-//! /opt/refit/agent/bin/<id>/refit-agent   one folder per version, named by the program's sha256
-//! /opt/refit/agent/current  -> bin/<id>   what the unit starts
-//! /opt/refit/agent/previous -> bin/<id>   what it goes back to
-//! /opt/refit/agent/wanted   -> bin/<id>   what the running agent is to exchange itself for
-//! /opt/refit/agent/trial                  the id of a new version that has not reported yet
-//! /opt/refit/agent/previous.service       the unit of the version of before, until then
-//! /opt/refit/agent/lock                   held while versions are put in place or removed
+//! /opt/refit/agent/bin/<id>/refit-agent   one directory per version, named by the program's sha256
+//! /opt/refit/agent/current  -> bin/<id>   the version that the unit starts
+//! /opt/refit/agent/previous -> bin/<id>   the version that a failed trial restores
+//! /opt/refit/agent/wanted   -> bin/<id>   the version that is to replace the running one
+//! /opt/refit/agent/trial                  id of a new version that has not reported yet
+//! /opt/refit/agent/previous.service       unit of the previous version, until then
+//! /opt/refit/agent/lock                   held while versions are installed or removed
 //! ```
 //!
-//! Every change is one rename, so a host that loses power has the old state or the new one.
+//! Every change is one rename, so after a power failure a host has the old state or the new one.
 
 use std::{
     fs::{self, File},
@@ -21,21 +21,21 @@ use std::{
 
 use sha2::{Digest as _, Sha256};
 
-/// Folder of the program on a host.
+/// Directory of the program on a host.
 pub const BASE: &str = "/opt/refit/agent";
 /// Name of the program.
 pub(super) const PROGRAM: &str = "refit-agent";
-/// How much of the sha256 names a version.
+/// Length of a version's id, in hex digits of the sha256.
 const ID_LENGTH: usize = 16;
 
-/// A link that says which version is what.
+/// A link that names a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// What the unit starts.
+    /// The version that the unit starts.
     Current,
-    /// What it goes back to.
+    /// The version that a failed trial restores.
     Previous,
-    /// What the running agent is to exchange itself for.
+    /// The version that is to replace the running one.
     Wanted,
 }
 
@@ -49,13 +49,13 @@ impl Link {
     }
 }
 
-/// What went wrong with a file, by its path.
+/// An error of a file, with its path.
 #[derive(Debug, thiserror::Error)]
 #[error("{} could not be used: {source}", path.display())]
 pub struct FileError {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Why.
+    /// The I/O error.
     pub source: io::Error,
 }
 
@@ -64,29 +64,29 @@ pub(super) fn at(path: &Path) -> impl Fn(io::Error) -> FileError + '_ {
     |source| FileError { path: path.to_owned(), source }
 }
 
-/// The folder of the program.
+/// The directory of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     base: PathBuf,
 }
 
 impl Layout {
-    /// The layout below this folder, [`BASE`] on a real host.
+    /// The layout below this directory, [`BASE`] on a real host.
     pub fn new(base: impl Into<PathBuf>) -> Self {
         Self { base: base.into() }
     }
 
-    /// The folder.
+    /// Returns the directory.
     pub fn base(&self) -> &Path {
         &self.base
     }
 
-    /// The program of a version.
+    /// Path of a version's program.
     pub fn program(&self, id: &str) -> PathBuf {
         self.version(id).join(PROGRAM)
     }
 
-    /// Where it is written that a version was rejected, and why.
+    /// Path of the file that records when and why a version was rejected.
     pub fn rejection(&self, id: &str) -> PathBuf {
         self.version(id).join("rejected")
     }
@@ -99,13 +99,13 @@ impl Layout {
         self.base.join(link.name())
     }
 
-    /// Where the unit of the version of before is kept.
+    /// Path of the saved unit of the previous version.
     pub fn previous_unit(&self) -> PathBuf {
         self.base.join("previous.service")
     }
 
-    /// Keeps others from changing which versions there are, for as long as the file is open; `None`
-    /// where somebody else does.
+    /// Locks the set of versions for as long as the file is open; `None` if another process holds
+    /// the lock.
     pub fn lock(&self) -> Result<Option<File>, FileError> {
         fs::create_dir_all(&self.base).map_err(at(&self.base))?;
         let path = self.base.join("lock");
@@ -123,14 +123,14 @@ impl Layout {
         self.base.join("trial")
     }
 
-    /// The version that a link names; `None` where there is none.
+    /// Returns the version that a link names; `None` if the link or the program is missing.
     pub fn get(&self, link: Link) -> Option<String> {
         let target = fs::read_link(self.path_of(link)).ok()?;
         let id = target.file_name()?.to_str()?.to_owned();
         self.program(&id).is_file().then_some(id)
     }
 
-    /// Makes a link name a version.
+    /// Points a link to a version.
     pub fn set(&self, link: Link, id: &str) -> Result<(), FileError> {
         let path = self.path_of(link);
         if self.get(link).as_deref() == Some(id) {
@@ -140,38 +140,38 @@ impl Layout {
         remove(&fresh)?;
         symlink(Path::new("bin").join(id), &fresh).map_err(at(&fresh))?;
         fs::rename(&fresh, &path).map_err(at(&path))?;
-        sync_folder(&self.base)
+        sync_directory(&self.base)
     }
 
-    /// Takes a link away.
+    /// Removes a link.
     pub fn clear(&self, link: Link) -> Result<(), FileError> {
         remove(&self.path_of(link))
     }
 
-    /// The version that has not reported yet.
+    /// Returns the version that has not reported yet.
     pub fn trial(&self) -> Option<String> {
         let text = fs::read_to_string(self.trial_path()).ok()?;
         Some(text.trim().to_owned()).filter(|id| !id.is_empty())
     }
 
-    /// Notes that a version is on trial.
+    /// Records that a version is on trial.
     pub fn begin_trial(&self, id: &str) -> Result<(), FileError> {
         write_atomic(&self.trial_path(), format!("{id}\n").as_bytes(), 0o644)
     }
 
-    /// Notes that none is.
+    /// Records that no version is on trial.
     pub fn end_trial(&self) -> Result<(), FileError> {
         remove(&self.trial_path())
     }
 
-    /// Puts a program in place and returns its id. What is there and is whole stays.
+    /// Installs a program and returns its id. An intact existing program is kept.
     pub fn put(&self, program: &[u8]) -> Result<String, FileError> {
         let id = id_of(program);
         let path = self.program(&id);
         let is_whole = fs::read(&path).is_ok_and(|there| there == program);
         if !is_whole {
-            let folder = self.version(&id);
-            fs::create_dir_all(&folder).map_err(at(&folder))?;
+            let directory = self.version(&id);
+            fs::create_dir_all(&directory).map_err(at(&directory))?;
             write_atomic(&path, program, 0o755)?;
             let there = fs::read(&path).map_err(at(&path))?;
             if id_of(&there) != id {
@@ -182,8 +182,9 @@ impl Layout {
         Ok(id)
     }
 
-    /// Removes every version that no link names. Best effort: one that stays takes room only. While
-    /// one is put in place, none is removed: no link names that yet.
+    /// Removes every version that no link names. Best effort: a version that remains only takes
+    /// space. While a version is being installed none is removed, because no link names the new one
+    /// yet.
     pub fn prune(&self) {
         let Ok(Some(_locked)) = self.lock() else {
             return;
@@ -195,7 +196,7 @@ impl Layout {
         for entry in entries.flatten() {
             let name = entry.file_name();
             let known = kept.iter().flatten().any(|id| name.to_str() == Some(id.as_str()));
-            // A rejected one is remembered, so that it is not tried again at once.
+            // A rejected version is kept, so that it is not tried again at once.
             if known || entry.path().join("rejected").exists() {
                 continue;
             }
@@ -206,12 +207,12 @@ impl Layout {
     }
 }
 
-/// The id of a program.
+/// Returns the id of a program.
 pub(super) fn id_of(program: &[u8]) -> String {
     sha256(program).chars().take(ID_LENGTH).collect()
 }
 
-/// sha256 in hex.
+/// Returns the sha256 in hex.
 pub(super) fn sha256(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
     let mut text = String::with_capacity(64);
@@ -223,10 +224,10 @@ pub(super) fn sha256(bytes: &[u8]) -> String {
 
 /// Replaces a file, durably.
 pub(super) fn write_atomic(path: &Path, bytes: &[u8], mode: u32) -> Result<(), FileError> {
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(folder).map_err(at(folder))?;
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(directory).map_err(at(directory))?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let fresh = folder.join(format!(".{name}.new"));
+    let fresh = directory.join(format!(".{name}.new"));
     let written = || -> io::Result<()> {
         let mut file = File::create(&fresh)?;
         file.set_permissions(fs::Permissions::from_mode(mode))?;
@@ -235,7 +236,7 @@ pub(super) fn write_atomic(path: &Path, bytes: &[u8], mode: u32) -> Result<(), F
     };
     written().map_err(at(&fresh))?;
     fs::rename(&fresh, path).map_err(at(path))?;
-    sync_folder(folder)
+    sync_directory(directory)
 }
 
 /// Removes a file that may be gone already.
@@ -246,8 +247,8 @@ pub(super) fn remove(path: &Path) -> Result<(), FileError> {
     }
 }
 
-fn sync_folder(path: &Path) -> Result<(), FileError> {
-    let synced = File::open(path).and_then(|folder| folder.sync_all());
+fn sync_directory(path: &Path) -> Result<(), FileError> {
+    let synced = File::open(path).and_then(|directory| directory.sync_all());
     synced.map_err(at(path))
 }
 
@@ -256,9 +257,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_put_once_and_mended_where_it_is_broken() {
-        let folder = tempfile::tempdir().unwrap();
-        let layout = Layout::new(folder.path());
+    fn a_program_is_installed_once_and_repaired_if_damaged() {
+        let directory = tempfile::tempdir().unwrap();
+        let layout = Layout::new(directory.path());
         let id = layout.put(b"one").unwrap();
         assert_eq!(id, &sha256(b"one")[..16]);
         let mode = fs::metadata(layout.program(&id)).unwrap().permissions();
@@ -269,9 +270,9 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_nothing_is_no_version() {
-        let folder = tempfile::tempdir().unwrap();
-        let layout = Layout::new(folder.path());
+    fn a_dangling_link_names_no_version() {
+        let directory = tempfile::tempdir().unwrap();
+        let layout = Layout::new(directory.path());
         assert_eq!(layout.get(Link::Current), None);
         let id = layout.put(b"one").unwrap();
         layout.set(Link::Current, &id).unwrap();
@@ -281,9 +282,9 @@ mod tests {
     }
 
     #[test]
-    fn only_versions_that_nobody_names_are_removed() {
-        let folder = tempfile::tempdir().unwrap();
-        let layout = Layout::new(folder.path());
+    fn only_versions_without_a_link_are_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let layout = Layout::new(directory.path());
         let ids: Vec<String> =
             [b"a", b"b", b"c", b"d"].iter().map(|program| layout.put(*program).unwrap()).collect();
         layout.set(Link::Current, &ids[0]).unwrap();

@@ -1,15 +1,15 @@
-//! The agent on its host: installing, exchanging and removing itself.
+//! Installing, replacing and removing the agent on its host.
 //!
 //! | module | is for |
 //! |---|---|
 //! | `layout` | where the program and its versions are |
-//! | `unit` | the files of the service |
+//! | `unit` | the files of the systemd service |
 //! | `service` | installing and removing the service |
-//! | `exchange` | one version for another, between two steps, and back where the new one fails |
+//! | `exchange` | replacing one version by another, and restoring it if the new one fails |
 //!
-//! An installer puts a program beside the one that runs and says that it is wanted. The running
-//! agent exchanges itself when no step is under way. The version of before watches over the new
-//! one until that has reported, and takes its place again if it does not.
+//! An installer puts a program next to the running one and marks it as wanted. The running agent
+//! replaces itself when no step is in progress. The previous version watches the new one until that
+//! has reported, and is restored if it does not.
 
 mod exchange;
 mod layout;

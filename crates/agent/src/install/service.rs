@@ -1,4 +1,4 @@
-//! Installing and removing the service. Both may be run again at any time and end the same.
+//! Installs and removes the service. Both are idempotent.
 
 use std::{
     collections::BTreeMap,
@@ -17,20 +17,20 @@ use super::{
 };
 use crate::host::{Invocation, Program, ProgramError, bundle::KEYS};
 
-/// For how long a version that was rejected on this host is not tried again there.
+/// How long a rejected version is not tried again on the same host.
 pub(super) const REJECTED_FOR: Duration = Duration::from_hours(1);
-/// For how many seconds another installation is waited for.
+/// How many seconds to wait for the lock of another installation.
 const LOCK_TRIES: u32 = 30;
-/// Labels files, where the host has SELinux.
+/// The program that sets file labels on a host with SELinux.
 const RESTORECON: &str = "/usr/sbin/restorecon";
 
-/// Why the agent could not be installed, exchanged or removed.
+/// Why the agent could not be installed, replaced or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
     /// A file could not be used.
     #[error(transparent)]
     File(#[from] FileError),
-    /// systemd refused.
+    /// A systemd command failed.
     #[error(transparent)]
     Program(#[from] ProgramError),
     /// The program does not run on this host.
@@ -39,53 +39,54 @@ pub enum InstallError {
          that is not older than the one it was built with"
     )]
     DoesNotRun {
-        /// The program.
+        /// Path of the program.
         program: String,
-        /// What it said.
+        /// Its output or error.
         reason: String,
     },
-    /// Another installation is under way.
+    /// Another installation is in progress.
     #[error("another installation is under way on this host; try again when it has ended")]
     Busy,
-    /// It was tried here and did not report.
+    /// The version was tried on this host and did not report.
     #[error(
         "version {id} was rejected on this host {minutes} min ago: {why}; it is tried again after an \
          hour, or at once where {} is removed",
         file.display()
     )]
     Rejected {
-        /// The version.
+        /// Id of the version.
         id: String,
-        /// Since when.
+        /// Minutes since it was rejected.
         minutes: i64,
-        /// Why.
+        /// Why it was rejected.
         why: String,
-        /// The file that says so.
+        /// The file that records the rejection.
         file: PathBuf,
     },
 }
 
-/// What systemd is told about the service: a trait, so that a test needs no systemd.
+/// The systemd calls for the service; a trait, so that a test needs no systemd.
 pub trait Units: Send + Sync {
-    /// Reads unit files anew.
+    /// Reloads unit files.
     fn reload(&self) -> BoxFuture<'_, Result<(), ProgramError>>;
     /// Starts the service now and at every boot.
     fn enable(&self) -> BoxFuture<'_, Result<(), ProgramError>>;
-    /// Stops it now and at every boot; one that is not there is fine.
+    /// Stops the service now and at every boot. A missing service is not an error.
     fn disable(&self) -> BoxFuture<'_, Result<(), ProgramError>>;
-    /// Starts it anew.
+    /// Restarts the service.
     fn restart(&self) -> BoxFuture<'_, Result<(), ProgramError>>;
-    /// Whether it runs.
+    /// Whether the service is active.
     fn is_active(&self) -> BoxFuture<'_, Result<bool, ProgramError>>;
-    /// Has `program end-trial` run after some seconds, unless that is so already.
+    /// Starts a timer that runs `program end-trial` after some seconds, unless the timer is already
+    /// active.
     fn watch_trial<'a>(
         &'a self,
         program: &'a Path,
         seconds: u64,
     ) -> BoxFuture<'a, Result<(), ProgramError>>;
-    /// Takes that back.
+    /// Stops that timer.
     fn forget_trial(&self) -> BoxFuture<'_, ()>;
-    /// Runs a program of the host and returns what it says.
+    /// Runs a program of the host and returns its output.
     fn run<'a>(
         &'a self,
         program: &'a Path,
@@ -93,40 +94,40 @@ pub trait Units: Send + Sync {
     ) -> BoxFuture<'a, Result<String, ProgramError>>;
 }
 
-/// Timer that ends a trial.
+/// Unit name of the timer that ends a trial.
 const TRIAL: &str = "refit-agent-trial";
 
-/// The host's systemd; in a container after the host's root has been entered.
+/// The host's systemd. In a container it is only usable after the host's root has been entered.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemdUnits;
 
 async fn systemctl(arguments: &[&str]) -> Result<String, ProgramError> {
     let call = Invocation::new(Program::Systemctl, arguments.iter().copied());
-    // In a container that has entered the host's root it takes that for a chroot.
+    // In a container that has entered the host's root, systemctl would detect a chroot.
     let call = call.with_environment("SYSTEMD_IGNORE_CHROOT", "1");
     call.output().await
 }
 
-async fn told(arguments: &[&str]) -> Result<(), ProgramError> {
+async fn run_systemctl(arguments: &[&str]) -> Result<(), ProgramError> {
     systemctl(arguments).await.map(|_| ())
 }
 
-async fn says_active(unit: &str) -> Result<bool, ProgramError> {
-    match told(&["is-active", "--quiet", unit]).await {
+async fn is_unit_active(unit: &str) -> Result<bool, ProgramError> {
+    match run_systemctl(&["is-active", "--quiet", unit]).await {
         Ok(()) => Ok(true),
         Err(error) if matches!(error.code(), Some(NOT_ACTIVE | NO_SUCH_UNIT)) => Ok(false),
-        // systemd that does not answer says nothing about the unit.
+        // If systemd does not respond, the state of the unit is unknown.
         Err(error) => Err(error),
     }
 }
 
 impl Units for SystemdUnits {
     fn reload(&self) -> BoxFuture<'_, Result<(), ProgramError>> {
-        Box::pin(told(&["daemon-reload"]))
+        Box::pin(run_systemctl(&["daemon-reload"]))
     }
 
     fn enable(&self) -> BoxFuture<'_, Result<(), ProgramError>> {
-        Box::pin(told(&["enable", "--now", SERVICE]))
+        Box::pin(run_systemctl(&["enable", "--now", SERVICE]))
     }
 
     fn disable(&self) -> BoxFuture<'_, Result<(), ProgramError>> {
@@ -135,16 +136,16 @@ impl Units for SystemdUnits {
             if known.trim() == "not-found" {
                 return Ok(());
             }
-            told(&["disable", "--now", SERVICE]).await
+            run_systemctl(&["disable", "--now", SERVICE]).await
         })
     }
 
     fn restart(&self) -> BoxFuture<'_, Result<(), ProgramError>> {
-        Box::pin(told(&["restart", SERVICE]))
+        Box::pin(run_systemctl(&["restart", SERVICE]))
     }
 
     fn is_active(&self) -> BoxFuture<'_, Result<bool, ProgramError>> {
-        Box::pin(says_active(SERVICE))
+        Box::pin(is_unit_active(SERVICE))
     }
 
     fn watch_trial<'a>(
@@ -154,7 +155,7 @@ impl Units for SystemdUnits {
     ) -> BoxFuture<'a, Result<(), ProgramError>> {
         Box::pin(async move {
             let timer = format!("{TRIAL}.timer");
-            if says_active(&timer).await? {
+            if is_unit_active(&timer).await? {
                 return Ok(());
             }
             let arguments = [
@@ -175,7 +176,7 @@ impl Units for SystemdUnits {
     fn forget_trial(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
             let timer = format!("{TRIAL}.timer");
-            if let Err(error) = told(&["stop", &timer]).await {
+            if let Err(error) = run_systemctl(&["stop", &timer]).await {
                 tracing::debug!(%error, "no trial was watched");
             }
         })
@@ -195,34 +196,35 @@ impl Units for SystemdUnits {
 
 /// Exit code of `systemctl is-active` for a unit that does not run.
 const NOT_ACTIVE: i32 = 3;
-/// The same for one that it does not know.
+/// Exit code of `systemctl is-active` for an unknown unit.
 const NO_SUCH_UNIT: i32 = 4;
 
-/// What an installation did.
+/// Result of an installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExchangeOutcome {
-    /// The service runs this version; it ran none before.
+    /// The service runs this version, and was not running before.
     Installed,
-    /// The service ran this version already.
+    /// The service already ran this version.
     Unchanged,
-    /// It ran this version already, and was started anew with other settings or another unit.
+    /// The service already ran this version, and was restarted with other settings or another unit.
     Reconfigured,
-    /// Another version runs, and exchanges itself once no step is under way.
+    /// Another version runs. It replaces itself once no step is in progress.
     Wanted {
-        /// That version.
+        /// The running version.
         running: String,
     },
-    /// Another version was there and did not run, or one of a package ran: this one does now.
+    /// Another version was installed but not running, or a packaged one was running; this version
+    /// runs now.
     Replaced,
 }
 
-/// An installation on a host.
+/// An installation of the agent on a host.
 pub struct Installation<'a> {
-    /// Where the program's versions are.
+    /// Paths of the program's versions.
     pub layout: Layout,
     /// The host's root, for the unit and its settings.
     pub root: PathBuf,
-    /// systemd.
+    /// The host's systemd.
     pub units: &'a dyn Units,
 }
 
@@ -233,7 +235,7 @@ impl std::fmt::Debug for Installation<'_> {
 }
 
 impl Installation<'_> {
-    /// Puts a program on the host and has it run as the service, now or once no step is under way.
+    /// Installs a program and runs it as the service, now or once no step is in progress.
     pub async fn install(
         &self,
         program: &[u8],
@@ -264,13 +266,13 @@ impl Installation<'_> {
         if current.is_none() && !ran {
             return Ok(ExchangeOutcome::Installed);
         }
-        // One that fails again and again is not active, and would not be started by that; one of a
-        // package runs, and would go on. What it has under way goes on without it.
+        // Enabling does not start a service that keeps failing, nor replace a packaged one that
+        // runs. Steps in progress continue without the agent.
         self.units.restart().await?;
         Ok(ExchangeOutcome::Replaced)
     }
 
-    /// The version stays that is there; its service gets what has changed.
+    /// Keeps the current version and applies changes of its service files.
     async fn keep(&self, ran: bool, files_changed: bool) -> Result<ExchangeOutcome, InstallError> {
         self.layout.clear(Link::Wanted)?;
         if self.layout.trial().is_none() {
@@ -283,12 +285,12 @@ impl Installation<'_> {
         if !files_changed {
             return Ok(ExchangeOutcome::Unchanged);
         }
-        // Steps run in units of their own, and are found again.
+        // Steps run in their own units, and are found again.
         self.units.restart().await?;
         Ok(ExchangeOutcome::Reconfigured)
     }
 
-    /// Has keys trusted to sign bundles for this host, each by the name of its file.
+    /// Installs keys that are trusted to sign bundles for this host, by file name.
     pub fn trust(&self, keys: &BTreeMap<String, String>) -> Result<(), FileError> {
         for (name, key) in keys {
             self.file(&format!("{KEYS}/{name}"), key, 0o644)?;
@@ -306,14 +308,14 @@ impl Installation<'_> {
         Err(InstallError::Busy)
     }
 
-    /// Whether the host runs this program, and it has reported.
+    /// Whether the host runs this program and it has reported.
     pub async fn is_settled(&self, program: &[u8]) -> bool {
         self.layout.get(Link::Current).as_deref() == Some(id_of(program).as_str())
             && self.layout.trial().is_none()
             && self.units.is_active().await.unwrap_or(false)
     }
 
-    /// Removes service and program. With `state` its journal, snapshots and settings too.
+    /// Removes the service and the program; with `state` also the journal, snapshots and settings.
     pub async fn uninstall(&self, state: Option<&Path>) -> Result<(), InstallError> {
         self.units.disable().await?;
         self.units.forget_trial().await;
@@ -324,8 +326,8 @@ impl Installation<'_> {
         if let Some(state) = state {
             remove_all(&self.path(state))?;
             let settings = self.path(INSTALLED_SETTINGS);
-            if let Some(folder) = settings.parent() {
-                remove_all(folder)?;
+            if let Some(directory) = settings.parent() {
+                remove_all(directory)?;
             }
         }
         Ok(())
@@ -345,7 +347,7 @@ impl Installation<'_> {
         };
         let age = now.duration_since(at);
         let minutes = age.as_mins();
-        // One of the future was written before the clock was set back: nobody knows how old it is.
+        // A rejection in the future was written before the clock was set back: its age is unknown.
         if age.is_negative() || age.unsigned_abs() >= REJECTED_FOR {
             remove(&file)?;
             return Ok(());
@@ -359,17 +361,17 @@ impl Installation<'_> {
             program: path.display().to_string(),
             reason,
         };
-        let said = self.units.run(&path, &["--version"]).await;
-        let said = said.map_err(|error| broken(error.to_string()))?;
-        if said.starts_with("refit-agent ") {
+        let output = self.units.run(&path, &["--version"]).await;
+        let output = output.map_err(|error| broken(error.to_string()))?;
+        if output.starts_with("refit-agent ") {
             Ok(())
         } else {
-            Err(broken(format!("it says {:?}", said.trim())))
+            Err(broken(format!("it says {:?}", output.trim())))
         }
     }
 
-    /// Whether a file was written. The unit of another version that runs is kept until the new one
-    /// has reported.
+    /// Writes the unit and the settings, and returns whether a file changed. If another version
+    /// runs, its unit is saved until the new one has reported.
     fn files(
         &self,
         settings: &BTreeMap<String, String>,
@@ -384,7 +386,7 @@ impl Installation<'_> {
         }
         let unit_changed = self.file(UNIT_FILE, &unit(), 0o644)?;
         let old = fs::read_to_string(self.path(INSTALLED_SETTINGS)).unwrap_or_default();
-        // Without settings those of an earlier installation stay.
+        // Without new settings, those of an earlier installation are kept.
         let settings_changed = !settings.is_empty()
             && self.file(INSTALLED_SETTINGS, &settings_file(&old, settings), 0o600)?;
         Ok(unit_changed || settings_changed)
@@ -399,7 +401,7 @@ impl Installation<'_> {
         Ok(true)
     }
 
-    /// Where SELinux is in force, systemd starts only what is labelled as a program.
+    /// Sets the SELinux labels: systemd starts only files that are labelled as programs.
     async fn label(&self) {
         if !self.path(RESTORECON).exists() {
             return;

@@ -5,12 +5,12 @@ use tokio::sync::watch;
 use super::*;
 use crate::install::exchange::{confirmed, end_trial, exchanged, guard};
 
-/// systemd as far as the service is concerned.
+/// A fake systemd for the service.
 #[derive(Default)]
 struct FakeUnits {
     calls: Mutex<Vec<String>>,
     active: Mutex<bool>,
-    /// What `--version` of a program says.
+    /// Whether `--version` of a program prints an error.
     broken: bool,
 }
 
@@ -63,34 +63,34 @@ impl Units for FakeUnits {
         _: &'a Path,
         _: &'a [&'a str],
     ) -> BoxFuture<'a, Result<String, ProgramError>> {
-        let said = if self.broken { "no such library" } else { "refit-agent 0.1.0\n" };
-        Box::pin(async move { Ok(said.to_owned()) })
+        let output = if self.broken { "no such library" } else { "refit-agent 0.1.0\n" };
+        Box::pin(async move { Ok(output.to_owned()) })
     }
 }
 
 fn id_at(program: &Path) -> String {
-    let folder = program.parent().and_then(Path::file_name);
-    folder.unwrap_or_default().to_string_lossy().into_owned()
+    let directory = program.parent().and_then(Path::file_name);
+    directory.unwrap_or_default().to_string_lossy().into_owned()
 }
 
 struct Lab {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     units: FakeUnits,
 }
 
 impl Lab {
     fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap(), units: FakeUnits::default() }
+        Self { directory: tempfile::tempdir().unwrap(), units: FakeUnits::default() }
     }
 
     fn layout(&self) -> Layout {
-        Layout::new(self.folder.path().join("opt/refit/agent"))
+        Layout::new(self.directory.path().join("opt/refit/agent"))
     }
 
     fn installation(&self) -> Installation<'_> {
         Installation {
             layout: self.layout(),
-            root: self.folder.path().to_owned(),
+            root: self.directory.path().to_owned(),
             units: &self.units,
         }
     }
@@ -109,11 +109,11 @@ impl Lab {
     }
 
     fn unit(&self) -> PathBuf {
-        self.folder.path().join(&UNIT_FILE[1..])
+        self.directory.path().join(&UNIT_FILE[1..])
     }
 
     fn settings(&self) -> PathBuf {
-        self.folder.path().join(&INSTALLED_SETTINGS[1..])
+        self.directory.path().join(&INSTALLED_SETTINGS[1..])
     }
 
     fn current(&self) -> Option<String> {
@@ -121,13 +121,13 @@ impl Lab {
     }
 }
 
-fn told(value: bool) -> (watch::Sender<bool>, watch::Receiver<bool>) {
+fn flag(value: bool) -> (watch::Sender<bool>, watch::Receiver<bool>) {
     watch::channel(value)
 }
 
-/// Has the running agent exchange itself for the wanted version.
+/// Lets the running agent replace itself with the wanted version.
 async fn exchange(lab: &Lab, own: &str) -> String {
-    let ((_a, reported), (_b, between)) = (told(true), told(true));
+    let ((_a, reported), (_b, between)) = (flag(true), flag(true));
     exchanged(&lab.layout(), own, reported, between).await.unwrap()
 }
 
@@ -136,7 +136,7 @@ async fn installing_twice_changes_nothing_the_second_time() {
     let lab = Lab::new();
     assert_eq!(lab.install(b"one").await.unwrap(), ExchangeOutcome::Installed);
     assert_eq!(lab.units.taken(), ["reload", "enable"]);
-    let unit = fs::read_to_string(lab.folder.path().join(&UNIT_FILE[1..])).unwrap();
+    let unit = fs::read_to_string(lab.directory.path().join(&UNIT_FILE[1..])).unwrap();
     assert!(unit.contains("ExecStart=/opt/refit/agent/current/refit-agent"));
     assert_eq!(lab.current(), Some(id_of(b"one")));
     assert_eq!(lab.layout().trial(), None);
@@ -147,7 +147,7 @@ async fn installing_twice_changes_nothing_the_second_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_version_waits_until_no_step_is_under_way_and_stays_once_it_has_reported() {
+async fn a_new_version_waits_for_idle_and_stays_once_it_reported() {
     let lab = Lab::new();
     let (old, new) = (id_of(b"one"), id_of(b"two"));
     lab.install(b"one").await.unwrap();
@@ -157,7 +157,7 @@ async fn a_new_version_waits_until_no_step_is_under_way_and_stays_once_it_has_re
     assert!(!lab.installation().is_settled(b"two").await);
 
     let layout = lab.layout();
-    let ((_told, reported), (steps, between)) = (told(true), told(false));
+    let ((_sender, reported), (steps, between)) = (flag(true), flag(false));
     let waiting = exchanged(&layout, &old, reported, between);
     tokio::pin!(waiting);
     let soon = tokio::time::timeout(Duration::from_hours(1), &mut waiting);
@@ -172,17 +172,17 @@ async fn a_new_version_waits_until_no_step_is_under_way_and_stays_once_it_has_re
     lab.units.taken();
     guard(&layout, &lab.units).await.unwrap();
     assert_eq!(lab.units.taken(), [format!("watch {old} 600")]);
-    let (_told, reported) = told(true);
+    let (_sender, reported) = flag(true);
     confirmed(&layout, &new, reported, &lab.units).await.unwrap();
     assert!(lab.installation().is_settled(b"two").await);
     assert!(
-        !end_trial(&layout, lab.folder.path(), &lab.units, Timestamp::UNIX_EPOCH).await.unwrap()
+        !end_trial(&layout, lab.directory.path(), &lab.units, Timestamp::UNIX_EPOCH).await.unwrap()
     );
     assert_eq!(lab.current(), Some(new));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_version_that_does_not_report_gives_way_to_the_one_before_and_rests_for_an_hour() {
+async fn a_silent_version_is_rolled_back_and_rejected_for_an_hour() {
     let lab = Lab::new();
     let (old, new) = (id_of(b"one"), id_of(b"two"));
     lab.install(b"one").await.unwrap();
@@ -191,7 +191,7 @@ async fn a_version_that_does_not_report_gives_way_to_the_one_before_and_rests_fo
     let layout = lab.layout();
     let at = Timestamp::from_second(600).unwrap();
     lab.units.taken();
-    assert!(end_trial(&layout, lab.folder.path(), &lab.units, at).await.unwrap());
+    assert!(end_trial(&layout, lab.directory.path(), &lab.units, at).await.unwrap());
     assert_eq!(lab.units.taken(), ["restart"]);
     assert_eq!((lab.current(), layout.trial()), (Some(old.clone()), None));
     guard(&layout, &lab.units).await.unwrap();
@@ -207,31 +207,31 @@ async fn a_version_that_does_not_report_gives_way_to_the_one_before_and_rests_fo
 }
 
 #[tokio::test(start_paused = true)]
-async fn power_that_goes_during_an_exchange_leaves_a_host_with_a_version_that_runs() {
+async fn a_power_failure_during_an_exchange_leaves_a_working_version() {
     let lab = Lab::new();
     let (old, new) = (id_of(b"one"), id_of(b"two"));
     lab.install(b"one").await.unwrap();
     lab.install(b"two").await.unwrap();
     let layout = lab.layout();
-    // The trial is noted, the links are those of before.
+    // The trial is recorded, the links still name the previous version.
     layout.begin_trial(&new).unwrap();
     layout.set(Link::Previous, &old).unwrap();
     lab.units.taken();
     guard(&layout, &lab.units).await.unwrap();
     assert!(lab.units.taken().is_empty());
     assert_eq!((lab.current(), layout.trial()), (Some(old.clone()), None));
-    // And then the exchange goes on.
+    // The exchange then continues.
     assert_eq!(exchange(&lab, &old).await, new);
     assert_eq!(layout.trial(), Some(new));
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_has_not_reported_itself_exchanges_itself_for_nothing() {
+async fn an_agent_that_has_not_reported_does_not_exchange_itself() {
     let lab = Lab::new();
     lab.install(b"one").await.unwrap();
     lab.install(b"two").await.unwrap();
     let (layout, old) = (lab.layout(), id_of(b"one"));
-    let ((_told, reported), (_steps, between)) = (told(false), told(true));
+    let ((_sender, reported), (_steps, between)) = (flag(false), flag(true));
     let waiting = exchanged(&layout, &old, reported, between);
     let soon = tokio::time::timeout(Duration::from_hours(1), waiting);
     assert!(soon.await.is_err());
@@ -249,7 +249,7 @@ async fn a_version_that_is_down_is_replaced_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_program_that_does_not_run_here_is_never_started() {
+async fn a_program_that_cannot_run_on_the_host_is_never_started() {
     let mut lab = Lab::new();
     lab.units.broken = true;
     let error = lab.install(b"one").await.unwrap_err().to_string();
@@ -259,23 +259,23 @@ async fn a_program_that_does_not_run_here_is_never_started() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn removing_leaves_the_journal_unless_it_is_asked_for() {
+async fn removing_keeps_the_journal_unless_purged() {
     let lab = Lab::new();
     lab.install(b"one").await.unwrap();
-    let state = lab.folder.path().join("var/lib/refit-agent");
+    let state = lab.directory.path().join("var/lib/refit-agent");
     fs::create_dir_all(&state).unwrap();
     lab.units.taken();
     lab.installation().uninstall(None).await.unwrap();
     assert_eq!(lab.units.taken(), ["disable", "reload"]);
     assert!(!lab.layout().base().exists() && state.exists());
-    assert!(!lab.folder.path().join(&UNIT_FILE[1..]).exists());
+    assert!(!lab.directory.path().join(&UNIT_FILE[1..]).exists());
     let purged = Some(Path::new("/var/lib/refit-agent"));
     lab.installation().uninstall(purged).await.unwrap();
     assert!(!state.exists());
 }
 
 #[tokio::test(start_paused = true)]
-async fn other_settings_or_another_unit_reach_the_service_that_runs() {
+async fn new_settings_or_a_new_unit_restart_the_service() {
     let lab = Lab::new();
     lab.install(b"one").await.unwrap();
     lab.units.taken();
@@ -298,9 +298,9 @@ async fn other_settings_or_another_unit_reach_the_service_that_runs() {
     );
 }
 
-/// A package's service has the same name and no links of ours: it runs, and ours takes its place.
+/// A packaged service has the same name and no version links: it is running, and Refit replaces it.
 #[tokio::test(start_paused = true)]
-async fn a_packaged_agent_that_runs_gives_way() {
+async fn a_running_packaged_agent_is_replaced() {
     let lab = Lab::new();
     lab.units.set_active(true);
     assert_eq!(lab.install(b"one").await.unwrap(), ExchangeOutcome::Replaced);
@@ -310,10 +310,10 @@ async fn a_packaged_agent_that_runs_gives_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_version_that_is_put_back_has_the_unit_that_it_ran_by() {
+async fn a_restored_version_gets_its_unit_back() {
     let lab = Lab::new();
     lab.install(b"one").await.unwrap();
-    // As an older version had it.
+    // The unit of an older version.
     let old = "[Service]\nExecStart=/opt/refit/agent/current/refit-agent --old\n";
     fs::write(lab.unit(), old).unwrap();
     lab.install(b"two").await.unwrap();
@@ -321,22 +321,22 @@ async fn a_version_that_is_put_back_has_the_unit_that_it_ran_by() {
     exchange(&lab, &id_of(b"one")).await;
     let (layout, at) = (lab.layout(), Timestamp::UNIX_EPOCH);
     lab.units.taken();
-    let root = lab.folder.path();
+    let root = lab.directory.path();
     assert!(end_trial(&layout, root, &lab.units, at).await.unwrap());
     assert_eq!(lab.units.taken(), ["reload", "restart"]);
     assert_eq!(fs::read_to_string(lab.unit()).unwrap(), old);
     assert!(!layout.previous_unit().exists());
-    // One that has reported needs the old unit no more.
+    // A version that has reported no longer needs the old unit.
     lab.install(b"three").await.unwrap();
     assert!(layout.previous_unit().exists());
     let new = exchange(&lab, &id_of(b"one")).await;
-    let (_told, reported) = told(true);
+    let (_sender, reported) = flag(true);
     confirmed(&layout, &new, reported, &lab.units).await.unwrap();
     assert!(!layout.previous_unit().exists());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rejection_of_the_future_holds_nothing_up() {
+async fn a_rejection_in_the_future_blocks_nothing() {
     let lab = Lab::new();
     lab.install(b"one").await.unwrap();
     let new = lab.layout().put(b"two").unwrap();
@@ -347,7 +347,7 @@ async fn a_rejection_of_the_future_holds_nothing_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_installation_waits_for_another_and_says_so_in_the_end() {
+async fn an_installation_waits_for_another_then_reports_busy() {
     let lab = Lab::new();
     let held = lab.layout().lock().unwrap();
     let error = lab.install(b"one").await.unwrap_err();
@@ -358,10 +358,10 @@ async fn one_installation_waits_for_another_and_says_so_in_the_end() {
 }
 
 #[test]
-fn keys_of_bundles_are_where_bundles_are_checked() {
+fn bundle_keys_are_installed_where_bundles_are_checked() {
     let lab = Lab::new();
     let keys = BTreeMap::from([("release.pub".to_owned(), "a key\n".to_owned())]);
     lab.installation().trust(&keys).unwrap();
-    let file = lab.folder.path().join("etc/refit/keys/release.pub");
+    let file = lab.directory.path().join("etc/refit/keys/release.pub");
     assert_eq!(fs::read_to_string(file).unwrap(), "a key\n");
 }

@@ -1,21 +1,21 @@
-//! The files of the service on a host.
+//! The files of the systemd service on a host.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use super::layout::{BASE, PROGRAM};
 
-/// The unit as packages have it; the program is then `/usr/bin/refit-agent`.
+/// The unit from the packages, which starts `/usr/bin/refit-agent`.
 const PACKAGED: &str = include_str!("../../../../deploy/agent/refit-agent.service");
 const PACKAGED_START: &str = "ExecStart=/usr/bin/refit-agent\n";
 
 /// Name of the service.
 pub(crate) const SERVICE: &str = "refit-agent.service";
-/// Where the unit goes.
+/// Path of the unit.
 pub(crate) const UNIT_FILE: &str = "/etc/systemd/system/refit-agent.service";
-/// Settings that an installation writes.
+/// Path of the settings that an installation writes.
 pub(crate) const INSTALLED_SETTINGS: &str = "/etc/refit-agent/install.env";
 
-/// The unit of an agent that keeps its own versions: the one of before watches over the new one.
+/// The unit of an agent that manages its own versions: the previous version watches a new one.
 pub fn unit() -> String {
     PACKAGED.replace(
         PACKAGED_START,
@@ -27,7 +27,7 @@ pub fn unit() -> String {
     )
 }
 
-/// A setting that systemd would read otherwise than it is written.
+/// A setting that systemd would not read literally.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "--set {setting:?} is no NAME=VALUE of capital letters, digits and `_`, and plain text without \
@@ -47,8 +47,8 @@ pub fn setting(text: &str) -> Result<(String, String), BadSetting> {
     (named && plain).then(|| (name.to_owned(), value.to_owned())).ok_or_else(bad)
 }
 
-/// The file of settings: what is there with what is given. Lines of others stay as they are; a
-/// setting without a value is taken away.
+/// Merges new settings into the text of the settings file. Other lines are kept; a setting without
+/// a value is removed.
 pub(crate) fn settings_file(there: &str, settings: &BTreeMap<String, String>) -> String {
     let mut text = String::new();
     if there.is_empty() {
@@ -58,7 +58,7 @@ pub(crate) fn settings_file(there: &str, settings: &BTreeMap<String, String>) ->
     for line in there.lines() {
         let name = line.split_once('=').map_or("", |(name, _)| name.trim());
         let given = settings.get(name);
-        // Of a name that stands twice systemd takes the last; one of ours is enough.
+        // systemd uses the last line of a repeated name; one line per written setting is enough.
         match given {
             None => writeln!(text, "{line}").expect("writing to a String cannot fail"),
             Some(_) => {
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_installed_unit_starts_the_current_version_under_the_eyes_of_the_one_before() {
+    fn the_installed_unit_starts_the_guard_and_the_current_version() {
         let unit = unit();
         assert_ne!(unit, PACKAGED);
         assert!(!unit.contains("/usr/bin/refit-agent"));
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_systemd_reads_as_it_stands_is_a_setting() {
+    fn a_setting_that_systemd_would_change_is_invalid() {
         let read = setting("NODE_NAME=n1.example").unwrap();
         assert_eq!(read, ("NODE_NAME".to_owned(), "n1.example".to_owned()));
         let text = settings_file("", &BTreeMap::from([read]));
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_others_stay_and_given_ones_take_the_place_of_their_own() {
+    fn new_settings_replace_old_ones_and_keep_other_lines() {
         let there = "# mine\nHTTPS_PROXY=http://p:3128\nNODE_NAME=\"old\"\nREFIT_LOG=debug\n";
         let given = [("NODE_NAME", "n1"), ("REFIT_LOG", ""), ("REFIT_X", "y")];
         let given = given.map(|(name, value)| (name.to_owned(), value.to_owned()));

@@ -1,6 +1,7 @@
-//! A world of one host: an API server, a disk, a host, and an agent that can be killed.
+//! A test environment with one host: an API server, a disk, a host, and an agent that can be
+//! killed.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on ends here")]
+#![expect(clippy::unwrap_used, reason = "a test stops at the first error")]
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::{
@@ -40,7 +41,7 @@ pub(crate) const OLD: &str = "v1.34.2";
 pub(crate) const NEW: &str = "v1.35.0";
 const HOST: &str = "edge-1.refit.sandbox";
 
-/// Where a process is killed.
+/// Where the agent is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kill {
     Never,
@@ -48,7 +49,7 @@ pub(crate) enum Kill {
     After(usize),
 }
 
-/// Counts effects and kills at one of them.
+/// Counts effects, and kills the agent at one of them.
 pub(crate) struct Switch {
     kill: Kill,
     seen: AtomicUsize,
@@ -106,7 +107,7 @@ impl Gate for Switch {
     }
 }
 
-/// A disk that may be full: then a write fails, and what is there can be read.
+/// A disk that may be full: writes then fail, and reads still work.
 struct Filling {
     inner: SimDisk,
     full: Arc<AtomicBool>,
@@ -147,14 +148,14 @@ impl Disk for Filling {
     }
 }
 
-/// The world outside the agent.
+/// Everything except the agent.
 pub(crate) struct World {
     pub(crate) clock: Clock,
     pub(crate) server: ApiServer,
     pub(crate) disk: Arc<Mutex<DiskState>>,
     pub(crate) host: Arc<Mutex<HostState>>,
     pub(crate) forgetful: bool,
-    /// Nothing more can be written to the agent's disk.
+    /// Whether the agent's disk is full.
     pub(crate) disk_full: Arc<AtomicBool>,
     network: MemoryNetwork,
     serving: JoinHandle<()>,
@@ -167,14 +168,14 @@ impl Drop for World {
 }
 
 impl World {
-    /// A world with an API server that knows HostPlans and has their namespace.
+    /// A world whose API server has the HostPlan CRD and namespace.
     pub(crate) async fn new() -> Self {
         let world = Self::bare();
         world.install().await;
         world
     }
 
-    /// A world whose API server knows nothing of us yet.
+    /// A world whose API server has no object of Refit yet.
     pub(crate) fn bare() -> Self {
         let epoch: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let clock = Clock::simulated(epoch);
@@ -183,8 +184,8 @@ impl World {
         let listener = network.listen(HOST, 6443);
         let api = server.clone();
         let service = tower::service_fn(move |request| {
-            let answer = tower::ServiceExt::oneshot(api.clone(), request);
-            async move { Ok::<_, Infallible>(answer.await.expect("no connection faults are used")) }
+            let response = tower::ServiceExt::oneshot(api.clone(), request);
+            async move { Ok::<_, Infallible>(response.await.expect("no connection faults are used")) }
         });
         let serving = tokio::spawn(refit_runtime::serve::serve(
             listener,
@@ -222,7 +223,7 @@ impl World {
         api.create(&kube::api::PostParams::default(), &namespace).await.unwrap();
     }
 
-    /// A client of somebody else, past gates and network.
+    /// A client of another component, without gates and network.
     pub(crate) fn client(&self) -> Client {
         Client::new(self.server.clone(), "default")
     }
@@ -247,14 +248,14 @@ impl World {
         }
     }
 
-    /// The same world with the host of a control plane.
+    /// The same world with a control plane host.
     pub(crate) fn control_plane(self) -> Self {
         *self.host.lock().unwrap() = HostState::new(NODE, true, OLD, self.clock.now());
         self
     }
 
-    /// Runs an agent until its switch kills it, `done` says so, or the time is over. Says whether
-    /// it was `done`.
+    /// Runs an agent until its switch kills it, `done` returns true, or the time is over. Returns
+    /// whether `done` returned true.
     pub(crate) async fn run_until(
         &self,
         switch: &Arc<Switch>,
@@ -279,13 +280,13 @@ impl World {
         }
     }
 
-    /// Runs an undisturbed agent for a time.
+    /// Runs an undisturbed agent for this many seconds.
     pub(crate) async fn run_for(&self, seconds: u64) {
         let switch = Switch::new(Kill::Never);
         self.run_until(&switch, seconds, async |_| false).await;
     }
 
-    /// Runs an undisturbed agent until the report says this state of the plan.
+    /// Runs an undisturbed agent until it reports this state of the plan.
     pub(crate) async fn run_to(&self, state: PlanState) -> HostPlanStatus {
         let switch = Switch::new(Kill::Never);
         let reached =
@@ -315,7 +316,7 @@ impl World {
         apply::apply(&self.api(), keys::MANAGER, NODE, &body).await.unwrap();
     }
 
-    /// A plan of these steps, open up to a gate.
+    /// Writes a plan with these steps that may proceed up to a gate.
     pub(crate) async fn order_plan(&self, id: &str, gate: PlanGate, steps: &[PlannedStep]) {
         self.order(&spec(id, gate, steps)).await;
     }
@@ -328,7 +329,7 @@ impl World {
         self.host.lock().unwrap().break_step(step, times);
     }
 
-    /// The API server answers nothing but 503.
+    /// Makes the API server respond with 503 only.
     pub(crate) fn api_down(&self, down: bool) {
         let faults = self.server.faults();
         if down {
@@ -381,7 +382,7 @@ fn steps(role: Role, version: &str, reboot: bool) -> Vec<PlannedStep> {
     steps.into_iter().flatten().map(PlannedStep::new).collect()
 }
 
-/// The same with the ways back that a controller plans for a worker, or for a control plane member.
+/// The steps with the undos that a controller plans for a worker or a control plane member.
 pub(crate) fn reversible_steps(role: Role, version: &str) -> Vec<PlannedStep> {
     let mut steps = steps(role, version, false);
     for step in &mut steps {
@@ -393,7 +394,7 @@ pub(crate) fn reversible_steps(role: Role, version: &str) -> Vec<PlannedStep> {
     steps
 }
 
-/// A plan of these steps that says where its way back ends.
+/// A plan with these steps that names its point of no return.
 pub(crate) fn reversible(id: &str, gate: PlanGate, role: Role) -> Value {
     let mut spec = spec(id, gate, &reversible_steps(role, NEW));
     spec["pointOfNoReturn"] = json!(match role {

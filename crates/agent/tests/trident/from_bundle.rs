@@ -1,4 +1,4 @@
-//! An OS image that comes in a signed bundle.
+//! An OS image from a signed bundle.
 
 use std::{fs, path::PathBuf};
 
@@ -12,17 +12,17 @@ use serde_json::json;
 
 use crate::suite::Bench;
 
-/// A bundle with this image, whose signer the host trusts.
+/// Builds a bundle with this image and makes the host trust its signer.
 fn bundle_with_image(bench: &Bench) -> BundleRef {
-    let folder = bench.folder.path();
-    let file = folder.join("azl-3.cosi");
+    let directory = bench.directory.path();
+    let file = directory.join("azl-3.cosi");
     fs::write(&file, "an image").unwrap();
     let architecture = Architecture::of_this_host().unwrap();
     let mut spec = Spec::new("v1.35.0".parse().unwrap(), architecture);
     let image = FileSpec { path: file, name: None };
     spec.os_images.push(image);
-    let files = build::key::generate(&folder.join("release"), None).unwrap();
-    let output = folder.join("bundle");
+    let files = build::key::generate(&directory.join("release"), None).unwrap();
+    let output = directory.join("bundle");
     let key = SecretKey::load(&files.secret, None).unwrap();
     build::build(&spec, &key, &output).unwrap();
     let keys = bench.site.path("/etc/refit/keys");
@@ -52,7 +52,8 @@ pub(crate) fn an_image_of_a_bundle_is_staged_and_finalized_without_a_server(benc
         "stage",
         Command::Step(HostStep::OsImageStage { os_image: image.clone(), bundle: Some(bundle) }),
     );
-    // The image server of this host is its own disk: the URL is known once the bundle is there.
+    // The bundle is on the host's own disk, so the stand-in learns the URL of the image only after
+    // staging.
     assert!(run(&stage).unwrap_err().message.contains("Failed to load COSI"));
     let file = fs::read_dir(bench.site.state().join("bundle/bundles"))
         .unwrap()

@@ -1,13 +1,14 @@
-//! The driver of Trident against a stand-in for it, or against the real one.
+//! The driver of Trident against a stand-in, or against the real program.
 //!
-//! The stand-in is this program itself, started with Trident's arguments. `REFIT_TRIDENT=/usr/bin/trident`
-//! runs the same cases with the real program instead, on a host that it installed; see `README.md`
-//! beside this file. Cases that need a broken host are left out then.
+//! The stand-in is this test program itself, started with Trident's arguments.
+//! `REFIT_TRIDENT=/usr/bin/trident` runs the same cases with the real program instead, on a host
+//! that it installed; see `README.md` in this directory. Cases that need a broken host are then
+//! ignored.
 
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "the stand-in speaks as Trident does"
+    reason = "the stand-in prints output as Trident does"
 )]
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -21,7 +22,7 @@ use libtest_mimic::{Arguments, Trial};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if std::env::var_os(stand_in::FOLDER).is_some() {
+    if std::env::var_os(stand_in::DIRECTORY).is_some() {
         return ExitCode::from(u8::try_from(stand_in::play(&arguments)).unwrap_or(1));
     }
     let real = std::env::var("REFIT_TRIDENT").ok();

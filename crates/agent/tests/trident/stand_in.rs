@@ -1,13 +1,13 @@
-//! A stand-in for Trident: its command line, its states and its traps, as far as a host is driven
-//! by them. It keeps a host with two volumes in one JSON file.
+//! A stand-in for Trident: its command line, states and traps, as far as the driver uses them. It
+//! keeps a host with two volumes in one JSON file.
 
 use std::{fs, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// Where the stand-in keeps its host.
-pub(crate) const FOLDER: &str = "REFIT_TRIDENT_STAND_IN";
+/// Environment variable with the directory of the stand-in's host.
+pub(crate) const DIRECTORY: &str = "REFIT_TRIDENT_STAND_IN";
 const KEYS: [&str; 7] =
     ["image", "storage", "scripts", "health", "os", "trident", "internalParams"];
 
@@ -18,24 +18,24 @@ pub(crate) struct Host {
     pub(crate) spec: Value,
     pub(crate) spec_old: Value,
     pub(crate) last_error: Value,
-    /// `volume-a` or `volume-b`, as Trident knows it.
+    /// The active volume according to Trident: `volume-a` or `volume-b`.
     pub(crate) active: String,
-    /// The volume that runs.
+    /// The volume that the host has booted.
     pub(crate) booted: String,
-    /// What the firmware boots if nobody says otherwise.
+    /// The volume that the firmware boots by default.
     pub(crate) default: String,
-    /// What it boots once (BootNext).
+    /// The volume that the firmware boots once (BootNext).
     pub(crate) next: Option<String>,
     pub(crate) boots: u32,
-    /// sha384 of the images by URL; one that is not here does not answer.
+    /// sha384 of the images by URL. Any other URL is unreachable.
     pub(crate) images: std::collections::BTreeMap<String, String>,
     /// Services that do not run in the new OS.
     pub(crate) failing: Vec<String>,
-    /// The firmware forgets BootNext.
+    /// Whether the firmware ignores BootNext.
     pub(crate) forgetful_firmware: bool,
-    /// Somebody else holds the lock this many times more.
+    /// How many more calls fail because another process holds the lock.
     pub(crate) busy: u32,
-    /// What happened, for the tests.
+    /// Log of events, for the tests.
     pub(crate) log: Vec<String>,
 }
 
@@ -66,8 +66,9 @@ impl Host {
     }
 
     fn file() -> PathBuf {
-        let folder = std::env::var_os(FOLDER).expect("the stand-in is told where its host is");
-        PathBuf::from(folder).join("host.json")
+        let directory =
+            std::env::var_os(DIRECTORY).expect("the stand-in is told where its host is");
+        PathBuf::from(directory).join("host.json")
     }
 
     pub(crate) fn load_from(file: &std::path::Path) -> Self {
@@ -82,7 +83,7 @@ impl Host {
         state.clone_into(&mut self.servicing_state);
     }
 
-    /// The firmware's part of a boot.
+    /// Boots the host, as the firmware does.
     pub(crate) fn boot(&mut self) {
         let next = self.next.take().filter(|_| !self.forgetful_firmware);
         self.booted = next.unwrap_or_else(|| self.default.clone());
@@ -98,8 +99,8 @@ impl Host {
         self.check(config)?;
         let finalize = operations.split(',').any(|word| word == "finalize");
         let staged = self.servicing_state == "ab-update-staged";
-        // Whatever was asked: a host on which nothing is staged is staged first if it may be, and
-        // with scripts it always has something to do.
+        // Trident ignores the allowed operations here: finalizing a host on which nothing is staged
+        // stages the image first, and a configuration with scripts always has something to do.
         let stray = finalize && !staged && has_scripts(config);
         if operations.split(',').any(|word| word == "stage") || stray {
             self.stage(config.clone())?;
@@ -143,14 +144,14 @@ impl Host {
             if config["os"] == self.spec["os"] {
                 self.log.push("No update servicing required".to_owned());
             } else {
-                // Recorded as applied, and not applied.
+                // Trident records the configuration as applied without applying it.
                 self.spec = config;
                 self.log.push("runtime update".to_owned());
             }
             return Ok(());
         }
         for script in config["scripts"]["preServicing"].as_array().into_iter().flatten() {
-            // The kind of servicing is not known yet when these run.
+            // The scripts run before the kind of servicing is known.
             if script["runOn"].as_array().is_some_and(|on| on.contains(&json!("all"))) {
                 self.log.push(format!("script {}", script["name"]));
             }
@@ -161,7 +162,7 @@ impl Host {
         Ok(())
     }
 
-    /// Loads the image's metadata, which has to be reachable each time.
+    /// Loads the metadata of the image, which must be reachable each time.
     fn image(&self, config: &Value) -> Result<(), Failed> {
         let url = config["image"]["url"].as_str().unwrap_or_default();
         match self.images.get(url).map(String::as_str) {
@@ -267,7 +268,7 @@ impl Host {
     }
 
     fn get(&self, what: &str) -> Result<String, Failed> {
-        let answer = match what {
+        let value = match what {
             "configuration" => self.spec.clone(),
             _ => json!({
                 "servicingState": self.servicing_state,
@@ -281,7 +282,7 @@ impl Host {
         if self.servicing_state == "not-provisioned" {
             return failed("the datastore does not exist");
         }
-        Ok(format!("{answer:#}"))
+        Ok(format!("{value:#}"))
     }
 }
 
@@ -290,14 +291,14 @@ fn has_scripts(config: &Value) -> bool {
     phases.into_iter().any(|(_, scripts)| scripts.as_array().is_some_and(|list| !list.is_empty()))
 }
 
-/// Plays Trident, or the firmware's tool, and says with which exit code it ends.
+/// Runs a command of Trident or of efibootmgr, and returns the exit code.
 pub(crate) fn play(arguments: &[String]) -> i32 {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let file = Host::file();
     let mut host = Host::load_from(&file);
     let servicing = !matches!(words.as_slice(), ["get" | "efibootmgr", ..]);
     let read = |path: &str| -> Value {
-        // Anything but YAML would be refused; JSON is YAML.
+        // Trident accepts only YAML; JSON is YAML.
         serde_saphyr::from_str(&fs::read_to_string(path).unwrap_or_default()).unwrap_or_default()
     };
     let outcome = if servicing && host.busy > 0 {
@@ -327,8 +328,8 @@ pub(crate) fn play(arguments: &[String]) -> i32 {
     };
     host.save_to(&file);
     match outcome {
-        Ok(said) => {
-            println!("{said}");
+        Ok(output) => {
+            println!("{output}");
             0
         }
         Err(Failed(code, message)) => {

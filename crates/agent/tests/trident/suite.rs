@@ -1,4 +1,4 @@
-//! The cases: what the driver does in every state that Trident can be in.
+//! Test cases for the driver in every state of Trident.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -8,17 +8,16 @@ use serde_json::{Value, json};
 
 use crate::{
     from_bundle::an_image_of_a_bundle_is_staged_and_finalized_without_a_server,
-    stand_in::{FOLDER, Host},
+    stand_in::{DIRECTORY, Host},
 };
 
 const OLD: &str = "https://images.example/old.cosi";
 const NEW: &str = "https://images.example/new.cosi";
 
-/// One case.
 #[derive(Clone, Copy)]
 pub(crate) struct Case {
     pub(crate) name: &'static str,
-    /// Whether it needs nothing but a host that Trident installed, and an image.
+    /// Whether the case needs only an image and a host that Trident installed.
     pub(crate) on_a_real_host: bool,
     run: fn(&Bench),
 }
@@ -42,15 +41,15 @@ pub(crate) fn cases() -> Vec<Case> {
         false nothing_is_finalized_that_is_not_staged,
         false an_image_server_that_is_gone_at_the_finalizing_is_named,
         false an_image_of_another_distribution_is_final,
-        false a_busy_trident_is_tried_again,
-        false another_staged_image_gives_way,
-        false a_staged_image_is_taken_back,
-        false a_finalized_image_is_taken_back_before_it_boots,
-        false taking_back_a_boot_that_was_taken_back_already_is_no_error,
+        false a_busy_trident_is_retried,
+        false another_staged_image_is_replaced,
+        false a_staged_image_is_rolled_back,
+        false a_finalized_image_is_rolled_back_before_it_boots,
+        false undoing_a_boot_twice_succeeds,
         false an_image_of_a_bundle_is_staged_and_finalized_without_a_server,
         false a_kept_image_is_rolled_back,
-        false a_host_without_trident_is_for_a_person,
-        false a_rollback_is_told_from_a_host_that_never_began,
+        false a_host_without_trident_requires_manual_intervention,
+        false an_old_error_does_not_count_as_a_rollback,
         false a_commit_that_tridents_service_made_is_seen,
     ]
 }
@@ -59,18 +58,18 @@ pub(crate) fn run(case: &Case, real: Option<&str>) {
     (case.run)(&Bench::new(real));
 }
 
-/// A host, its Trident, and the image that it is to get.
+/// A host, its Trident, and the image that it is to run.
 pub(crate) struct Bench {
-    pub(crate) folder: tempfile::TempDir,
+    pub(crate) directory: tempfile::TempDir,
     pub(crate) site: Site,
     pub(crate) image: OsImageArgs,
-    /// How a real host is rebooted.
+    /// Command that reboots a real host.
     reboot: Option<String>,
 }
 
 impl Bench {
     fn new(real: Option<&str>) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let image = OsImageArgs {
             name: "Azure Linux 3.0".to_owned(),
             url: NEW.to_owned(),
@@ -82,23 +81,23 @@ impl Bench {
             }],
             ..OsImageArgs::default()
         };
-        let state = folder.path().join("state");
+        let state = directory.path().join("state");
         fs::create_dir_all(&state).unwrap();
         if let Some(path) = real {
             let tool = Tool { path: path.to_owned(), ..Tool::default() };
-            let of = |name: &str| {
+            let variable = |name: &str| {
                 std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: see README.md"))
             };
             return Self {
                 site: Site::new(state).with_tool(Program::Trident, tool),
                 image: OsImageArgs {
-                    url: of("REFIT_TRIDENT_IMAGE_URL"),
-                    sha384: of("REFIT_TRIDENT_IMAGE_SHA384"),
+                    url: variable("REFIT_TRIDENT_IMAGE_URL"),
+                    sha384: variable("REFIT_TRIDENT_IMAGE_SHA384"),
                     health_checks: Vec::new(),
                     ..image
                 },
-                reboot: Some(of("REFIT_TRIDENT_REBOOT")),
-                folder,
+                reboot: Some(variable("REFIT_TRIDENT_REBOOT")),
+                directory,
             };
         }
         let mut host = Host::installed(OLD, &"aa".repeat(48));
@@ -106,18 +105,18 @@ impl Bench {
         let tool = |first: &[&str]| Tool {
             path: std::env::current_exe().unwrap().display().to_string(),
             arguments: first.iter().map(|word| (*word).to_owned()).collect(),
-            environment: vec![(FOLDER.to_owned(), folder.path().display().to_string())],
+            environment: vec![(DIRECTORY.to_owned(), directory.path().display().to_string())],
         };
-        let site = Site::at(folder.path().join("root"), state)
+        let site = Site::at(directory.path().join("root"), state)
             .with_tool(Program::Trident, tool(&[]))
             .with_tool(Program::Efibootmgr, tool(&["efibootmgr"]));
-        let bench = Self { folder, site, image, reboot: None };
+        let bench = Self { directory, site, image, reboot: None };
         bench.set(&host);
         bench
     }
 
     fn file(&self) -> PathBuf {
-        self.folder.path().join("host.json")
+        self.directory.path().join("host.json")
     }
 
     pub(crate) fn host(&self) -> Host {
@@ -137,7 +136,7 @@ impl Bench {
         self.set(&host);
     }
 
-    /// Reboots the host; Trident's service does not run yet.
+    /// Reboots the host. Trident's service has not run yet.
     pub(crate) fn boot(&self) {
         match &self.reboot {
             None => self.change(Host::boot),
@@ -192,7 +191,7 @@ fn an_image_is_staged_finalized_booted_and_kept(bench: &Bench) {
     bench.finalize().unwrap();
     assert_eq!(bench.situation(), Situation::AwaitsBoot);
     bench.boot();
-    // A real host's own service may have committed by now.
+    // On a real host Trident's service may have committed already.
     assert!(matches!(bench.situation(), Situation::AwaitsCommit | Situation::Done));
     bench.commit().unwrap();
     assert_eq!(bench.situation(), Situation::Done);
@@ -222,12 +221,12 @@ fn staging_again_does_nothing(bench: &Bench) {
 }
 
 fn an_identical_configuration_with_scripts_is_not_submitted_again(bench: &Bench) {
-    // The trap is there: Trident itself would update again and again.
+    // Show the trap first: Trident itself would update again and again.
     let scripts = json!({ "postProvision": [{ "name": "carry-over", "runOn": ["ab-update"] }] });
     bench.change(|host| host.spec["scripts"] = scripts.clone());
     bench.updated();
     assert_eq!(bench.host().spec["scripts"], scripts, "the host's own scripts stay");
-    let config = bench.folder.path().join("same.yaml");
+    let config = bench.directory.path().join("same.yaml");
     fs::write(&config, bench.host().spec.to_string()).unwrap();
     let same = config.display().to_string();
     let call =
@@ -240,7 +239,7 @@ fn an_identical_configuration_with_scripts_is_not_submitted_again(bench: &Bench)
         host.enter("provisioned");
         host.spec_old = Value::Null;
     });
-    // We look first.
+    // The driver checks the state first.
     let before = bench.times("staged");
     for _ in 0..3 {
         bench.stage().unwrap();
@@ -262,7 +261,7 @@ fn a_health_check_that_fails_ends_on_the_old_image(bench: &Bench) {
     bench.stage().unwrap();
     bench.finalize().unwrap();
     bench.boot();
-    // In the new OS: the commit fails, and Trident boots the old one, which ends us with the host.
+    // In the new OS the commit fails and Trident boots the old OS, which also kills the agent.
     let _ = bench.with(async |image| {
         let _ = image.situation().await;
         let call = bench.site.call(Program::Trident, ["commit"]);
@@ -270,7 +269,7 @@ fn a_health_check_that_fails_ends_on_the_old_image(bench: &Bench) {
     });
     assert_eq!(bench.situation(), Situation::RollingBack);
     bench.change(|host| host.boots += 1);
-    // Back in the old OS, Trident's service commits once more.
+    // Back in the old OS, Trident's service runs commit once more.
     let _ = bench.with(async |_| {
         let call = bench.site.call(Program::Trident, ["commit"]);
         bench.site.run(&call).await
@@ -294,7 +293,7 @@ fn firmware_that_boots_the_old_volume_is_found_out(bench: &Bench) {
 fn a_boot_that_was_lost_is_still_waited_for(bench: &Bench) {
     bench.stage().unwrap();
     bench.finalize().unwrap();
-    // Asked again without a boot between: nothing is submitted again.
+    // Repeated without a boot in between: nothing is submitted again.
     bench.finalize().unwrap();
     bench.stage().unwrap();
     let error = bench.commit().unwrap_err();
@@ -333,16 +332,16 @@ fn an_image_of_another_distribution_is_final(bench: &Bench) {
     assert_eq!(error.kind, FailureKind::Final, "{error}");
 }
 
-fn a_busy_trident_is_tried_again(bench: &Bench) {
+fn a_busy_trident_is_retried(bench: &Bench) {
     bench.change(|host| host.busy = 2);
     let error = bench.stage().unwrap_err();
-    // The check of the configuration was refused for now, not for good.
+    // The configuration check failed temporarily, not for good.
     assert_eq!(error.kind, FailureKind::Retriable, "{error}");
     bench.change(|host| host.busy = 0);
     bench.stage().unwrap();
 }
 
-fn another_staged_image_gives_way(bench: &Bench) {
+fn another_staged_image_is_replaced(bench: &Bench) {
     bench.change(|host| {
         host.spec_old = host.spec.clone();
         host.spec["image"] = json!({ "url": "https://images.example/x.cosi", "sha384": "cc" });
@@ -354,13 +353,14 @@ fn another_staged_image_gives_way(bench: &Bench) {
     assert_eq!(bench.host().spec_old["image"]["sha384"], "aa".repeat(48));
 }
 
-fn a_staged_image_is_taken_back(bench: &Bench) {
+fn a_staged_image_is_rolled_back(bench: &Bench) {
     bench.stage().unwrap();
     bench.undo().unwrap();
     assert_eq!(bench.situation(), Situation::NeedsUpdate);
     bench.boot();
     assert_eq!(bench.host().booted, "volume-a");
-    // With scripts in the old configuration that would be one more update: it is left staged.
+    // With scripts in the old configuration, an undo would be another update: the image stays
+    // staged.
     bench.change(|host| {
         host.spec["scripts"] = json!({ "postProvision": [{ "name": "x", "runOn": ["all"] }] });
     });
@@ -373,7 +373,7 @@ fn a_staged_image_is_taken_back(bench: &Bench) {
     assert_eq!(bench.host().booted, "volume-a");
 }
 
-fn a_finalized_image_is_taken_back_before_it_boots(bench: &Bench) {
+fn a_finalized_image_is_rolled_back_before_it_boots(bench: &Bench) {
     bench.stage().unwrap();
     bench.finalize().unwrap();
     bench.undo().unwrap();
@@ -383,8 +383,8 @@ fn a_finalized_image_is_taken_back_before_it_boots(bench: &Bench) {
     assert_eq!(bench.host().booted, "volume-a");
 }
 
-/// The power went after the firmware was told and before Trident was.
-fn taking_back_a_boot_that_was_taken_back_already_is_no_error(bench: &Bench) {
+/// The power failed after the firmware was updated and before Trident was.
+fn undoing_a_boot_twice_succeeds(bench: &Bench) {
     bench.stage().unwrap();
     bench.finalize().unwrap();
     bench.change(|host| host.next = None);
@@ -404,14 +404,14 @@ fn a_kept_image_is_rolled_back(bench: &Bench) {
     assert_eq!(bench.times("rollback"), 1);
 }
 
-fn a_host_without_trident_is_for_a_person(bench: &Bench) {
+fn a_host_without_trident_requires_manual_intervention(bench: &Bench) {
     bench.change(|host| host.enter("not-provisioned"));
     assert_eq!(bench.situation(), Situation::NotManaged);
     assert_eq!(bench.stage().unwrap_err().kind, FailureKind::NeedsPerson);
 }
 
-fn a_rollback_is_told_from_a_host_that_never_began(bench: &Bench) {
-    // An error of an operation of before is no rollback of ours.
+fn an_old_error_does_not_count_as_a_rollback(bench: &Bench) {
+    // An error of an earlier operation does not mean that this image was rolled back.
     bench.change(|host| host.last_error = json!({ "message": "something old" }));
     assert_eq!(bench.situation(), Situation::NeedsUpdate);
     bench.stage().unwrap();

@@ -28,14 +28,14 @@ pub(crate) struct Archive {
 }
 
 enum Files {
-    Folder,
+    Directory,
     Tar { found: BTreeMap<String, Content>, links: BTreeMap<String, String> },
 }
 
 impl Archive {
     /// Opens a layout, a tar, or a compressed tar, which is unpacked into `scratch` first.
     pub(crate) fn open(path: &Path, scratch: &Path) -> Result<Self, BuildError> {
-        let mut archive = Self { path: path.to_owned(), files: Files::Folder, unpacked: None };
+        let mut archive = Self { path: path.to_owned(), files: Files::Directory, unpacked: None };
         if path.is_dir() {
             return Ok(archive);
         }
@@ -53,7 +53,7 @@ impl Archive {
     /// The file of that name.
     pub(crate) fn find(&self, name: &str) -> Result<Option<Content>, BuildError> {
         match &self.files {
-            Files::Folder => {
+            Files::Directory => {
                 let path = self.path.join(name);
                 match fs::metadata(&path) {
                     Ok(found) if found.is_file() => {

@@ -143,8 +143,8 @@ mod tests {
 
     #[test]
     fn minisign_s_own_library_believes_our_signatures_and_they_are_always_the_same() {
-        let folder = tempfile::tempdir().unwrap();
-        let files = generate(&folder.path().join("release"), None).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let files = generate(&directory.path().join("release"), None).unwrap();
         assert_eq!(fs::metadata(&files.secret).unwrap().mode() & 0o777, 0o600);
         let key = SecretKey::load(&files.secret, None).unwrap();
         let signature = key.sign(b"manifest", "what it is");
@@ -156,15 +156,15 @@ mod tests {
         let own = minisign::SignatureBox::from_string(&signature).unwrap();
         minisign::verify(&public, &own, Cursor::new(b"manifest"), true, false, false).unwrap();
         assert!(matches!(
-            generate(&folder.path().join("release"), None),
+            generate(&directory.path().join("release"), None),
             Err(BuildError::Exists { .. })
         ));
     }
 
     #[test]
     fn a_key_that_minisign_made_signs_here() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("k.key");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("k.key");
         let pair = KeyPair::generate_unencrypted_keypair().unwrap();
         write_new(&path, 0o600, &pair.sk.to_box(None).unwrap().into_string()).unwrap();
         let key = SecretKey::load(&path, None).unwrap();
@@ -175,8 +175,8 @@ mod tests {
 
     #[test]
     fn a_key_that_others_can_read_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let files = generate(&folder.path().join("k"), None).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let files = generate(&directory.path().join("k"), None).unwrap();
         fs::set_permissions(&files.secret, std::os::unix::fs::PermissionsExt::from_mode(0o640))
             .unwrap();
         let error = SecretKey::load(&files.secret, None).unwrap_err().to_string();

@@ -1,7 +1,7 @@
 //! Making bundles: reading packages and images, packing them, signing the manifest.
 //!
 //! The same inputs make the same bytes, whenever and wherever: no times, no users, no order of a
-//! folder gets in, and ed25519 needs no randomness.
+//! directory gets in, and ed25519 needs no randomness.
 
 mod archive;
 mod content;
@@ -130,7 +130,7 @@ pub fn build(spec: &Spec, key: &SecretKey, output: &Path) -> Result<Built, Build
     let signature = key.sign(&manifest, &comment(&gathered.manifest, &Digest::of(&manifest)));
     let parts = write::Parts::new(&gathered, manifest, signature);
     let artifact = parts.artifact.clone();
-    write::folder(&parts, output)?;
+    write::directory(&parts, output)?;
     Ok(Built {
         manifest_sha256: Digest::of(&parts.manifest),
         manifest: gathered.manifest,
@@ -147,7 +147,7 @@ fn comment(manifest: &Manifest, digest: &Digest) -> String {
     )
 }
 
-/// The folder that a path is in.
+/// The directory that a path is in.
 pub(crate) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -210,7 +210,7 @@ impl Gathered {
         self.manifest.files.push(File {
             kind,
             package,
-            path: format!("{}/{name}", kind.folder()),
+            path: format!("{}/{name}", kind.directory()),
             sha256: digest.clone(),
             size: content.size(),
         });
@@ -229,7 +229,7 @@ impl Gathered {
     }
 }
 
-/// The package files that a path means: itself, or those in the folder, in order.
+/// The package files that a path means: itself, or those in the directory, in order.
 fn package_files(path: &Path) -> Result<Vec<PathBuf>, BuildError> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -240,7 +240,7 @@ fn package_files(path: &Path) -> Result<Vec<PathBuf>, BuildError> {
     paths.retain(|path| package::format_of(path).is_some());
     paths.sort();
     if paths.is_empty() {
-        let problem = "the folder has no .deb, .rpm, .tar.gz, .tgz or .tar.xz";
+        let problem = "the directory has no .deb, .rpm, .tar.gz, .tgz or .tar.xz";
         return Err(BuildError::input(path, problem));
     }
     Ok(paths)

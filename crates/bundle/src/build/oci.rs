@@ -1,4 +1,4 @@
-//! OCI layouts, as folders or archives.
+//! OCI layouts, as directories or archives.
 
 use std::collections::{BTreeMap, BTreeSet};
 

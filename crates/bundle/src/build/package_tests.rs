@@ -32,8 +32,8 @@ fn ar(members: &[(&str, &[u8])]) -> Vec<u8> {
 }
 
 fn read_bytes(name: &str, bytes: &[u8]) -> Result<Package, BuildError> {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join(name);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(name);
     fs::write(&path, bytes).unwrap();
     let spec = Spec::new("v1.35.0".parse().unwrap(), Architecture::Amd64);
     read(&path, &PackageSpec::default(), &spec)
@@ -89,8 +89,8 @@ fn a_deb_says_itself_what_it_is_however_its_control_is_packed() {
 
 #[test]
 fn a_deb_that_dpkg_made_is_read() {
-    let folder = tempfile::tempdir().unwrap();
-    let control = folder.path().join("p/DEBIAN");
+    let directory = tempfile::tempdir().unwrap();
+    let control = directory.path().join("p/DEBIAN");
     fs::create_dir_all(&control).unwrap();
     fs::write(
         control.join("control"),
@@ -98,11 +98,11 @@ fn a_deb_that_dpkg_made_is_read() {
     )
     .unwrap();
     for compression in ["xz", "zstd", "gzip", "none"] {
-        let path = folder.path().join(format!("{compression}.deb"));
+        let path = directory.path().join(format!("{compression}.deb"));
         let built = std::process::Command::new("dpkg-deb")
             .arg(format!("-Z{compression}"))
             .args(["--root-owner-group", "--build"])
-            .arg(folder.path().join("p"))
+            .arg(directory.path().join("p"))
             .arg(&path)
             .output();
         // Where there is no dpkg, the test above is what there is.

@@ -39,11 +39,11 @@ pub struct Spec {
     pub files: Vec<FileSpec>,
 }
 
-/// A package, or a folder of packages.
+/// A package, or a directory of packages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PackageSpec {
-    /// A .deb, a .rpm, a tarball, or a folder with such.
+    /// A .deb, a .rpm, a tarball, or a directory with such.
     pub path: PathBuf,
     /// Name of a tarball's package [default: that of the file].
     #[serde(default)]
@@ -108,12 +108,12 @@ impl Spec {
         Ok(spec)
     }
 
-    fn relative_to(&mut self, folder: &Path) {
+    fn relative_to(&mut self, directory: &Path) {
         let packages = self.packages.iter_mut().map(|package| &mut package.path);
         let images = self.images.iter_mut().map(|image| &mut image.path);
         let files = self.os_images.iter_mut().chain(&mut self.files);
         for path in packages.chain(images).chain(files.map(|file| &mut file.path)) {
-            *path = folder.join(&*path);
+            *path = directory.join(&*path);
         }
     }
 }

@@ -107,7 +107,7 @@ fn descriptor(media_type: &str, bytes: &[u8]) -> Descriptor {
 }
 
 /// Writes the directory.
-pub(crate) fn folder(parts: &Parts, output: &Path) -> Result<(), BuildError> {
+pub(crate) fn directory(parts: &Parts, output: &Path) -> Result<(), BuildError> {
     let near = parent(output);
     let made = tempfile::Builder::new().prefix(".refit-bundle-").tempdir_in(near);
     let made = made.map_err(BuildError::written(near))?;
@@ -129,7 +129,7 @@ pub(crate) fn folder(parts: &Parts, output: &Path) -> Result<(), BuildError> {
         let path = inside(name);
         fs::write(&path, text).map_err(BuildError::written(&path))?;
     }
-    // A temporary folder is the maker's alone; a bundle is for everyone.
+    // A temporary directory is the maker's alone; a bundle is for everyone.
     let readable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(made.path(), readable).map_err(BuildError::written(output))?;
     let path = made.keep();

@@ -179,8 +179,8 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_read_is_not_quoted() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.json");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config.json");
         assert!(Credentials::load(&path).unwrap().0.is_empty());
         fs::write(&path, "{\"auths\": hunter2").unwrap();
         let error = Credentials::load(&path).unwrap_err().to_string();

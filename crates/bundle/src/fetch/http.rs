@@ -335,8 +335,8 @@ fn redirected(from: &Uri, headers: &HeaderMap) -> Result<Uri, Error> {
     } else if location.starts_with('?') {
         format!("{scheme}://{authority}{}{location}", from.path())
     } else {
-        let folder = from.path().rsplit_once('/').map_or("", |(folder, _)| folder);
-        format!("{scheme}://{authority}{folder}/{location}")
+        let directory = from.path().rsplit_once('/').map_or("", |(directory, _)| directory);
+        format!("{scheme}://{authority}{directory}/{location}")
     };
     let uri: Uri = text.parse().map_err(|_| odd("it redirects to what is no URL"))?;
     match uri.scheme_str() {

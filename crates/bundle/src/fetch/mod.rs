@@ -5,9 +5,9 @@
 //! off goes on where it stopped. Retries are the caller's: [`Error::is_retriable`] says when.
 //!
 //! ```text
-//! <folder>/blobs/<sha256>      verified contents, shared by all bundles on the host
-//! <folder>/partial/<sha256>    what came of a download
-//! <folder>/bundles/<sha256>/   a whole bundle: packages/, os/, files/, images/ (an OCI layout)
+//! <directory>/blobs/<sha256>      verified contents, shared by all bundles on the host
+//! <directory>/partial/<sha256>    what came of a download
+//! <directory>/bundles/<sha256>/   a whole bundle: packages/, os/, files/, images/ (an OCI layout)
 //! ```
 
 mod auth;
@@ -47,8 +47,8 @@ pub struct Request<'a> {
     pub location: &'a Location,
     /// Who may have signed it.
     pub keys: &'a PublicKeys,
-    /// Where it goes: a folder that nobody else may write, made where it is not there.
-    pub folder: &'a Path,
+    /// Where it goes: a directory that nobody else may write, made where it is not there.
+    pub directory: &'a Path,
     /// How much it may take.
     pub limits: &'a Limits,
     /// What it must be.
@@ -98,13 +98,13 @@ pub struct Head {
 ///
 /// Calling it again fetches only what is missing. Contents that are there are verified again.
 pub async fn stage(request: &Request<'_>) -> Result<Staged, Error> {
-    let store = Store::open(request.folder).await?;
+    let store = Store::open(request.directory).await?;
     // What is there whole needs no server: hosts go on while theirs is down.
     if request.wanted.manifest_sha256.is_some()
         && let Ok(Some(staged)) = staged::look(&store, request.keys, request.wanted).await
     {
         // It is in use again: the older of the others goes before it.
-        view::make_newest(&staged.folder).await?;
+        view::make_newest(&staged.directory).await?;
         return Ok(staged);
     }
     let mut session = Session::open(request.location, request.limits)?;

@@ -26,7 +26,7 @@ pub(crate) struct Session {
 }
 
 enum Kind {
-    Folder(PathBuf),
+    Directory(PathBuf),
     Http { http: Box<Http>, base: Uri },
     Registry(Box<Registry>),
 }
@@ -38,7 +38,7 @@ impl Session {
             Location::Path(path) => {
                 local::check_directory(path)?;
                 // A path is no download.
-                (Kind::Folder(path.clone()), None)
+                (Kind::Directory(path.clone()), None)
             }
             Location::Http(uri) => {
                 let (http, base) = (Box::new(Http::new(limits)?), uri.clone());
@@ -85,9 +85,9 @@ impl Session {
             return Ok(download);
         }
         match &mut self.kind {
-            Kind::Folder(folder) => {
+            Kind::Directory(directory) => {
                 download.body =
-                    Body::Piece(local::open(&folder.join(path), file, blob.size, from).await?);
+                    Body::Piece(local::open(&directory.join(path), file, blob.size, from).await?);
             }
             Kind::Http { http, base } => {
                 let ask = Ask::range(from, blob.size);
@@ -101,13 +101,13 @@ impl Session {
         Ok(download)
     }
 
-    /// A file at the top of a folder or of an artifact.
+    /// A file at the top of a directory or of an artifact.
     async fn named(&mut self, name: &str, limit: u64) -> Result<Vec<u8>, Error> {
         let file = format!("{name} of {}", self.location);
         let mut download = Download::unknown(file.clone(), limit);
         match &mut self.kind {
-            Kind::Folder(folder) => {
-                let (piece, size) = local::open_small(&folder.join(name), &file, limit).await?;
+            Kind::Directory(directory) => {
+                let (piece, size) = local::open_small(&directory.join(name), &file, limit).await?;
                 (download.body, download.size) = (Body::Piece(piece), size);
             }
             Kind::Http { http, base } => {

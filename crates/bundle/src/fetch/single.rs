@@ -105,8 +105,8 @@ fn beside(to: &Path) -> PathBuf {
 /// What came before, and where it goes on.
 fn open(partial: &Path) -> Result<(Hasher, fs::File, u64), Error> {
     let written = |error| Error::written(partial, error);
-    if let Some(folder) = partial.parent() {
-        fs::create_dir_all(folder).map_err(|error| Error::written(folder, error))?;
+    if let Some(directory) = partial.parent() {
+        fs::create_dir_all(directory).map_err(|error| Error::written(directory, error))?;
     }
     let mut options = fs::OpenOptions::new();
     options.create(true).truncate(false).read(true).write(true);
@@ -128,8 +128,8 @@ fn check_size(url: &str, to: &Path, stream: &Stream, limits: &Limits) -> Result<
     if whole > limits.max_bytes {
         return Err(too_large(url, limits.max_bytes, whole));
     }
-    let folder = to.parent().unwrap_or(Path::new("/"));
-    store::check_free(folder, length.saturating_add(limits.keep_free), 1)
+    let directory = to.parent().unwrap_or(Path::new("/"));
+    store::check_free(directory, length.saturating_add(limits.keep_free), 1)
 }
 
 fn too_large(url: &str, limit: u64, found: u64) -> Error {

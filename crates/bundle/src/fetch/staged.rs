@@ -22,14 +22,14 @@ use crate::{
     manifest::{File, FileKind, MAX_MANIFEST_BYTES, Manifest, Package, PackageFormat},
 };
 
-/// Folder of the images in a bundle's folder.
+/// Directory of the images in a bundle's directory.
 pub(crate) const IMAGES: &str = "images";
 
 /// A bundle that is on the host, verified.
 #[derive(Clone, Debug)]
 pub struct Staged {
-    /// Its folder.
-    pub folder: PathBuf,
+    /// Its directory.
+    pub directory: PathBuf,
     /// What is in it.
     pub manifest: Manifest,
     /// Digest of its manifest.
@@ -41,7 +41,7 @@ pub struct Staged {
 impl Staged {
     pub(crate) fn new(store: &Store, head: Head) -> Self {
         Self {
-            folder: store.bundles().join(head.manifest_sha256.as_str()),
+            directory: store.bundles().join(head.manifest_sha256.as_str()),
             manifest: head.manifest,
             manifest_sha256: head.manifest_sha256,
             signed: head.signed,
@@ -50,7 +50,7 @@ impl Staged {
 
     /// Where a file is.
     pub fn path_of(&self, file: &File) -> PathBuf {
-        self.folder.join(&file.path)
+        self.directory.join(&file.path)
     }
 
     /// The packages of a format, each with its path.
@@ -63,8 +63,8 @@ impl Staged {
     }
 
     /// Where the packages are.
-    pub fn package_folder(&self) -> PathBuf {
-        self.folder.join(FileKind::Package.folder())
+    pub fn package_directory(&self) -> PathBuf {
+        self.directory.join(FileKind::Package.directory())
     }
 
     /// The images of an operating system.
@@ -81,7 +81,7 @@ impl Staged {
 
     /// The OCI layout with the container images; `None` where the bundle has none.
     pub fn image_layout(&self) -> Option<PathBuf> {
-        (!self.manifest.images.is_empty()).then(|| self.folder.join(IMAGES))
+        (!self.manifest.images.is_empty()).then(|| self.directory.join(IMAGES))
     }
 
     /// Writes the container images as one OCI archive, as `ctr --namespace k8s.io images import`
@@ -112,7 +112,7 @@ impl Staged {
         }
         for blob in view::image_blobs(&self.manifest) {
             let name = layout::blob_path(&blob);
-            let from = self.folder.join(IMAGES).join(&name);
+            let from = self.directory.join(IMAGES).join(&name);
             let read = |error| Error::read(&from, error);
             let mut input = fs::File::open(&from).map_err(read)?;
             let length = input.metadata().map_err(read)?.len();
@@ -158,11 +158,11 @@ pub(crate) fn append(
 /// Looks for a bundle that is on the host already, and verifies all of it again. The newest that
 /// fits wins. Needs no server.
 pub async fn find(
-    folder: &Path,
+    directory: &Path,
     keys: &PublicKeys,
     wanted: &Wanted,
 ) -> Result<Option<Staged>, Error> {
-    let store = Store::open(folder).await?;
+    let store = Store::open(directory).await?;
     look(&store, keys, wanted).await
 }
 
@@ -212,8 +212,8 @@ fn reopen(
     let signature = String::from_utf8_lossy(&signature).into_owned();
     let head = check_head(&Location::path(place), keys, wanted, manifest, signature)?;
     let staged = Staged::new(store, head);
-    if staged.folder != place {
-        return Err(Error::Missing { what: staged.folder.display().to_string() });
+    if staged.directory != place {
+        return Err(Error::Missing { what: staged.directory.display().to_string() });
     }
     for file in &staged.manifest.files {
         verify_file(&staged.path_of(file), &file.path, &file.sha256)?;
@@ -256,8 +256,8 @@ fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
 /// stay, whatever the clock says of its age.
 ///
 /// Keep two: a failed update goes back to the packages of the one before.
-pub async fn prune(folder: &Path, keep: usize, in_use: Option<&Digest>) -> Result<u64, Error> {
-    let (store, in_use) = (Store::open(folder).await?, in_use.cloned());
+pub async fn prune(directory: &Path, keep: usize, in_use: Option<&Digest>) -> Result<u64, Error> {
+    let (store, in_use) = (Store::open(directory).await?, in_use.cloned());
     store::blocking(move || prune_now(&store, keep, in_use.as_ref())).await
 }
 
@@ -273,11 +273,11 @@ fn prune_now(store: &Store, keep: usize, in_use: Option<&Digest>) -> Result<u64,
     for entry in fs::read_dir(&bundles).map_err(|error| Error::read(&bundles, error))? {
         let path = entry.map_err(|error| Error::read(&bundles, error))?.path();
         if !kept.contains(&path) {
-            view::remove_folder(&path)?;
+            view::remove_directory(&path)?;
         }
     }
     let mut freed = 0;
-    for contents in store.content_folders() {
+    for contents in store.content_directories() {
         for entry in fs::read_dir(&contents).map_err(|error| Error::read(&contents, error))? {
             let entry = entry.map_err(|error| Error::read(&contents, error))?;
             let found = entry.metadata().map_err(|error| Error::read(entry.path(), error))?;

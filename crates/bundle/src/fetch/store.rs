@@ -1,4 +1,4 @@
-//! The staging folder: verified contents, and what came of downloads.
+//! The staging directory: verified contents, and what came of downloads.
 
 use std::{
     fs,
@@ -18,71 +18,71 @@ use crate::{
     manifest::{Blob, Manifest},
 };
 
-/// Folder of verified contents.
+/// Directory of verified contents.
 const BLOBS: &str = "blobs";
-/// Folder of what came of downloads.
+/// Directory of what came of downloads.
 const PARTIAL: &str = "partial";
-/// Folder of whole bundles.
+/// Directory of whole bundles.
 const BUNDLES: &str = "bundles";
 /// File that is locked while something is staged.
 const LOCK: &str = "lock";
-/// Folders and small files that a bundle needs beside its contents.
+/// Directories and small files that a bundle needs beside its contents.
 const EXTRA_FILES: u64 = 64;
 
-/// A staging folder, locked for this process.
+/// A staging directory, locked for this process.
 #[derive(Clone)]
 pub(crate) struct Store {
-    folder: PathBuf,
+    directory: PathBuf,
     /// Held, not used: the lock goes with it.
     _lock: Arc<fs::File>,
 }
 
 impl Store {
-    /// Makes the folder where it is not there, and takes its lock.
-    pub(crate) async fn open(folder: &Path) -> Result<Self, Error> {
-        let folder = folder.to_owned();
-        blocking(move || Self::open_now(folder)).await
+    /// Makes the directory where it is not there, and takes its lock.
+    pub(crate) async fn open(directory: &Path) -> Result<Self, Error> {
+        let directory = directory.to_owned();
+        blocking(move || Self::open_now(directory)).await
     }
 
-    fn open_now(folder: PathBuf) -> Result<Self, Error> {
+    fn open_now(directory: PathBuf) -> Result<Self, Error> {
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o700);
-        let parts = [BLOBS, PARTIAL, BUNDLES].map(|part| folder.join(part));
-        for path in std::iter::once(folder.clone()).chain(parts) {
+        let parts = [BLOBS, PARTIAL, BUNDLES].map(|part| directory.join(part));
+        for path in std::iter::once(directory.clone()).chain(parts) {
             builder.create(&path).map_err(|error| Error::written(&path, error))?;
-            check_folder(&path)?;
+            check_directory(&path)?;
         }
-        let path = folder.join(LOCK);
+        let path = directory.join(LOCK);
         let mut options = fs::OpenOptions::new();
         options.create(true).truncate(false).write(true);
         let lock = no_follow(&mut options, 0o600)
             .open(&path)
             .map_err(|error| Error::written(&path, error))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self { folder, _lock: Arc::new(lock) }),
-            Err(fs::TryLockError::WouldBlock) => Err(Error::Busy { folder }),
+            Ok(()) => Ok(Self { directory, _lock: Arc::new(lock) }),
+            Err(fs::TryLockError::WouldBlock) => Err(Error::Busy { directory }),
             Err(fs::TryLockError::Error(error)) => Err(Error::written(&path, error)),
         }
     }
 
     /// Where a content is when it is verified.
     pub(crate) fn blob(&self, digest: &Digest) -> PathBuf {
-        self.folder.join(BLOBS).join(digest.as_str())
+        self.directory.join(BLOBS).join(digest.as_str())
     }
 
     /// Where a content is while it comes.
     fn partial(&self, digest: &Digest) -> PathBuf {
-        self.folder.join(PARTIAL).join(digest.as_str())
+        self.directory.join(PARTIAL).join(digest.as_str())
     }
 
     /// Where whole bundles are.
     pub(crate) fn bundles(&self) -> PathBuf {
-        self.folder.join(BUNDLES)
+        self.directory.join(BUNDLES)
     }
 
-    /// Every folder that holds contents by digest.
-    pub(crate) fn content_folders(&self) -> [PathBuf; 2] {
-        [self.folder.join(BLOBS), self.folder.join(PARTIAL)]
+    /// Every directory that holds contents by digest.
+    pub(crate) fn content_directories(&self) -> [PathBuf; 2] {
+        [self.directory.join(BLOBS), self.directory.join(PARTIAL)]
     }
 
     /// Whether what is missing fits, with so much left over.
@@ -106,7 +106,7 @@ impl Store {
             return Ok(());
         }
         let files = 2 * blobs.len() as u64 + EXTRA_FILES;
-        check_free(&self.folder, bytes.saturating_add(spare), files)
+        check_free(&self.directory, bytes.saturating_add(spare), files)
     }
 
     /// Makes a content be there, verified.
@@ -185,10 +185,12 @@ impl Store {
     }
 }
 
-/// Whether so many more bytes and files have room where a folder is.
-pub(crate) fn check_free(folder: &Path, bytes: u64, files: u64) -> Result<(), Error> {
-    let free = rustix::fs::statvfs(folder).map_err(|error| Error::read(folder, error.into()))?;
-    let space = |needed, free, unit| Error::Space { folder: folder.to_owned(), needed, free, unit };
+/// Whether so many more bytes and files have room where a directory is.
+pub(crate) fn check_free(directory: &Path, bytes: u64, files: u64) -> Result<(), Error> {
+    let free =
+        rustix::fs::statvfs(directory).map_err(|error| Error::read(directory, error.into()))?;
+    let space =
+        |needed, free, unit| Error::Space { directory: directory.to_owned(), needed, free, unit };
     let free_bytes = free.f_bavail.saturating_mul(free.f_frsize);
     if bytes > free_bytes {
         return Err(space(bytes, free_bytes, "bytes"));
@@ -210,22 +212,25 @@ fn different(file: &str, blob: &Blob, found: Digest) -> Error {
     Error::Content { file: file.to_owned(), expected: blob.sha256.clone(), found }
 }
 
-/// Refuses a folder in which somebody else could change what was verified.
-fn check_folder(path: &Path) -> Result<(), Error> {
-    let unsafe_folder = |problem: String| Error::Folder { folder: path.to_owned(), problem };
+/// Refuses a directory in which somebody else could change what was verified.
+fn check_directory(path: &Path) -> Result<(), Error> {
+    let unsafe_directory =
+        |problem: String| Error::Directory { directory: path.to_owned(), problem };
     let found = fs::symlink_metadata(path).map_err(|error| Error::read(path, error))?;
     if !found.is_dir() {
-        return Err(unsafe_folder("it is a link or a file; name the folder itself".to_owned()));
+        return Err(unsafe_directory(
+            "it is a link or a file; name the directory itself".to_owned(),
+        ));
     }
     let us = rustix::process::geteuid().as_raw();
     if found.uid() != us {
         let problem = format!("it belongs to user {}, and this process is {us}", found.uid());
-        return Err(unsafe_folder(problem));
+        return Err(unsafe_directory(problem));
     }
     let mode = found.mode() & 0o777;
     if mode & 0o022 != 0 {
         let problem = format!("others may write to it (mode {mode:03o}): chmod go-w");
-        return Err(unsafe_folder(problem));
+        return Err(unsafe_directory(problem));
     }
     Ok(())
 }
@@ -303,11 +308,11 @@ fn publish_file(from: &Path, to: &Path) -> Result<(), Error> {
     fs::rename(from, to).map_err(written)
 }
 
-/// Makes names in the folder of this path last.
+/// Makes names in the directory of this path last.
 pub(crate) fn sync_parent(path: &Path) -> Result<(), Error> {
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    let synced = fs::File::open(folder).and_then(|folder| folder.sync_all());
-    synced.map_err(|error| Error::written(folder, error))
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    let synced = fs::File::open(directory).and_then(|directory| directory.sync_all());
+    synced.map_err(|error| Error::written(directory, error))
 }
 
 /// Removes a file that may be gone already.

@@ -22,10 +22,10 @@ use crate::{
     manifest::Manifest,
 };
 
-/// What a bundle's folder starts with while it is made.
+/// What a bundle's directory starts with while it is made.
 pub(crate) const UNFINISHED: &str = ".new-";
 
-/// Makes the folder of a bundle whose contents are all there.
+/// Makes the directory of a bundle whose contents are all there.
 pub(crate) async fn publish(store: &Store, head: &Head) -> Result<(), Error> {
     let (store, head) = (store.clone(), head.clone());
     store::blocking(move || publish_now(&store, &head)).await
@@ -40,28 +40,28 @@ fn publish_now(store: &Store, head: &Head) -> Result<(), Error> {
         return touch(&place);
     }
     let unfinished = bundles.join(format!("{UNFINISHED}{name}"));
-    remove_folder(&unfinished)?;
+    remove_directory(&unfinished)?;
     contents.make(store, &unfinished)?;
-    remove_folder(&place)?;
+    remove_directory(&place)?;
     fs::rename(&unfinished, &place).map_err(|error| Error::written(&place, error))?;
     store::sync_parent(&place)
 }
 
-/// Makes a bundle's folder the newest of all.
-pub(crate) async fn make_newest(folder: &Path) -> Result<(), Error> {
-    let folder = folder.to_owned();
-    store::blocking(move || touch(&folder)).await
+/// Makes a bundle's directory the newest of all.
+pub(crate) async fn make_newest(directory: &Path) -> Result<(), Error> {
+    let directory = directory.to_owned();
+    store::blocking(move || touch(&directory)).await
 }
 
-fn touch(folder: &Path) -> Result<(), Error> {
+fn touch(directory: &Path) -> Result<(), Error> {
     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
     let times = Timestamps { last_access: now, last_modification: now };
-    let opened = fs::File::open(folder);
+    let opened = fs::File::open(directory);
     let touched = opened.and_then(|opened| Ok(futimens(&opened, &times)?));
-    touched.map_err(|error| Error::written(folder, error))
+    touched.map_err(|error| Error::written(directory, error))
 }
 
-/// What stands in a bundle's folder.
+/// What stands in a bundle's directory.
 struct Contents {
     texts: Vec<(PathBuf, Vec<u8>)>,
     links: Vec<(PathBuf, Digest)>,
@@ -89,7 +89,7 @@ impl Contents {
         Self { texts, links }
     }
 
-    /// Whether the folder is there as it should be: the same texts, the same files.
+    /// Whether the directory is there as it should be: the same texts, the same files.
     fn holds(&self, store: &Store, place: &Path) -> bool {
         let same_text = |(path, text): &(PathBuf, Vec<u8>)| {
             fs::read(place.join(path)).is_ok_and(|found| found == *text)
@@ -106,21 +106,21 @@ impl Contents {
     }
 
     fn make(&self, store: &Store, place: &Path) -> Result<(), Error> {
-        let mut folders = vec![place.to_owned()];
+        let mut directories = vec![place.to_owned()];
         for (path, digest) in &self.links {
             let path = place.join(path);
-            make_parent(&path, &mut folders)?;
+            make_parent(&path, &mut directories)?;
             fs::hard_link(store.blob(digest), &path)
                 .map_err(|error| Error::written(&path, error))?;
         }
         for (path, text) in &self.texts {
             let path = place.join(path);
-            make_parent(&path, &mut folders)?;
+            make_parent(&path, &mut directories)?;
             write_new(&path, text).map_err(|error| Error::written(&path, error))?;
         }
-        for folder in folders.iter().chain(&store.content_folders()) {
-            let synced = fs::File::open(folder).and_then(|folder| folder.sync_all());
-            synced.map_err(|error| Error::written(folder, error))?;
+        for directory in directories.iter().chain(&store.content_directories()) {
+            let synced = fs::File::open(directory).and_then(|directory| directory.sync_all());
+            synced.map_err(|error| Error::written(directory, error))?;
         }
         Ok(())
     }
@@ -141,14 +141,14 @@ pub(crate) fn image_index(manifest: &Manifest) -> Vec<u8> {
 }
 
 fn make_parent(path: &Path, made: &mut Vec<PathBuf>) -> Result<(), Error> {
-    let Some(folder) = path.parent() else {
+    let Some(directory) = path.parent() else {
         return Ok(());
     };
-    if !made.iter().any(|known| known == folder) || !folder.exists() {
+    if !made.iter().any(|known| known == directory) || !directory.exists() {
         let mut builder = fs::DirBuilder::new();
         let builder = builder.recursive(true).mode(0o755);
-        builder.create(folder).map_err(|error| Error::written(folder, error))?;
-        made.push(folder.to_owned());
+        builder.create(directory).map_err(|error| Error::written(directory, error))?;
+        made.push(directory.to_owned());
     }
     Ok(())
 }
@@ -162,8 +162,8 @@ pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Removes a folder that may be gone already.
-pub(crate) fn remove_folder(path: &Path) -> Result<(), Error> {
+/// Removes a directory that may be gone already.
+pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::written(path, error)),
         _ => Ok(()),

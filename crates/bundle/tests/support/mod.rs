@@ -21,9 +21,9 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-/// Inputs, a key, and room for bundles and staging folders.
+/// Inputs, a key, and room for bundles and staging directories.
 pub(crate) struct World {
-    pub(crate) folder: tempfile::TempDir,
+    pub(crate) directory: tempfile::TempDir,
     pub(crate) key: SecretKey,
     pub(crate) keys: PublicKeys,
 }
@@ -32,8 +32,8 @@ impl World {
     pub(crate) fn new() -> Self {
         // In memory where there is such a place: what is synced here need not last.
         let memory = tempfile::tempdir_in("/dev/shm");
-        let folder = memory.or_else(|_| tempfile::tempdir()).unwrap();
-        let inputs = folder.path().join("inputs");
+        let directory = memory.or_else(|_| tempfile::tempdir()).unwrap();
+        let inputs = directory.path().join("inputs");
         fs::create_dir(&inputs).unwrap();
         for (name, filler) in [("kubeadm", 20_000), ("kubelet", 70_000)] {
             fs::write(inputs.join(format!("{name}.deb")), deb(name, filler)).unwrap();
@@ -43,16 +43,16 @@ impl World {
         fs::write(inputs.join("other.tar"), docker_archive("registry.example/other:1", b"shared"))
             .unwrap();
         fs::write(inputs.join("os.cosi"), noise(7, 3_000)).unwrap();
-        let files = build::key::generate(&folder.path().join("release"), None).unwrap();
+        let files = build::key::generate(&directory.path().join("release"), None).unwrap();
         Self {
             key: SecretKey::load(&files.secret, None).unwrap(),
             keys: PublicKeys::load(&files.public).unwrap(),
-            folder,
+            directory,
         }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
     pub(crate) fn spec(&self) -> Spec {
@@ -87,15 +87,15 @@ impl World {
     pub(crate) async fn stage(
         &self,
         location: &str,
-        folder: &str,
+        directory: &str,
     ) -> Result<Staged, refit_bundle::Error> {
-        self.stage_wanted(location, folder, &Wanted::default(), &limits()).await
+        self.stage_wanted(location, directory, &Wanted::default(), &limits()).await
     }
 
     pub(crate) async fn stage_wanted(
         &self,
         location: &str,
-        folder: &str,
+        directory: &str,
         wanted: &Wanted,
         limits: &Limits,
     ) -> Result<Staged, refit_bundle::Error> {
@@ -103,7 +103,7 @@ impl World {
         let request = Request {
             location: &location,
             keys: &self.keys,
-            folder: &self.path(folder),
+            directory: &self.path(directory),
             limits,
             wanted,
             progress: None,
@@ -133,17 +133,17 @@ pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(length).collect()
 }
 
-/// Every file below a folder, by its path.
-pub(crate) fn tree(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+/// Every file below a directory, by its path.
+pub(crate) fn tree(directory: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
-    let mut open = vec![folder.to_owned()];
+    let mut open = vec![directory.to_owned()];
     while let Some(next) = open.pop() {
         for entry in fs::read_dir(&next).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 open.push(path);
             } else {
-                let name = path.strip_prefix(folder).unwrap().display().to_string();
+                let name = path.strip_prefix(directory).unwrap().display().to_string();
                 found.insert(name, fs::read(&path).unwrap());
             }
         }
@@ -283,9 +283,9 @@ impl Server {
         Self { address, asked, task }
     }
 
-    /// Serves a folder as it is.
-    pub(crate) async fn folder(root: PathBuf) -> Self {
-        Self::new(move |asked| from_folder(&root, asked)).await
+    /// Serves a directory as it is.
+    pub(crate) async fn directory(root: PathBuf) -> Self {
+        Self::new(move |asked| from_directory(&root, asked)).await
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
@@ -308,8 +308,8 @@ impl Drop for Server {
     }
 }
 
-/// Serves a file of a folder.
-pub(crate) fn from_folder(root: &Path, asked: &Asked) -> Reply {
+/// Serves a file of a directory.
+pub(crate) fn from_directory(root: &Path, asked: &Asked) -> Reply {
     match fs::read(root.join(asked.path.trim_start_matches('/'))) {
         Ok(bytes) => Reply::ranged(asked, &bytes),
         Err(_) => Reply::status(404),
@@ -377,15 +377,15 @@ pub(crate) fn text(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// Names of what is in the staging folder, but for its folders and lock.
-pub(crate) fn leftovers(world: &World, folder: &str) -> Vec<String> {
-    let names = tree(&world.path(folder)).into_keys();
+/// Names of what is in the staging directory, but for its directories and lock.
+pub(crate) fn leftovers(world: &World, directory: &str) -> Vec<String> {
+    let names = tree(&world.path(directory)).into_keys();
     names.filter(|name| name != "lock").collect()
 }
 
 /// A registry with one artifact, pushed from a bundle as OCI tools do it.
-pub(crate) async fn registry(folder: &Path, login: Option<&'static str>) -> Server {
-    let root: PathBuf = folder.to_owned();
+pub(crate) async fn registry(directory: &Path, login: Option<&'static str>) -> Server {
+    let root: PathBuf = directory.to_owned();
     let index: serde_json::Value =
         serde_json::from_slice(&fs::read(root.join("index.json")).unwrap()).unwrap();
     let entry = index["manifests"][0].clone();
@@ -409,7 +409,7 @@ pub(crate) async fn registry(folder: &Path, login: Option<&'static str>) -> Serv
             _ => return Reply::status(404),
         };
         let path = format!("/blobs/sha256/{}", digest.trim_start_matches("sha256:"));
-        from_folder(&root, &Asked { path, ..asked.clone() })
+        from_directory(&root, &Asked { path, ..asked.clone() })
     })
     .await
 }

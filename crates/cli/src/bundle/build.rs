@@ -27,7 +27,7 @@ The file of --from, paths relative to it:
   kubernetesVersion: v1.35.0
   architecture: amd64
   osFamily: debian
-  packages:                  # .deb, .rpm, tarballs, or folders with such
+  packages:                  # .deb, .rpm, tarballs, or directories with such
   - path: debs/
   images:                    # docker save archives, OCI archives or layouts
   - path: images/kube-apiserver.tar
@@ -58,7 +58,7 @@ pub(crate) struct Args {
     /// Operating system of the hosts [default: any, without .deb and .rpm].
     #[arg(long, value_enum, value_name = "FAMILY")]
     os_family: Option<OsFamilyName>,
-    /// A .deb, .rpm or tarball, or a folder with such; may be given again.
+    /// A .deb, .rpm or tarball, or a directory with such; may be given again.
     #[arg(long, value_name = "PATH")]
     package: Vec<PathBuf>,
     /// A `docker save` or OCI archive, or an OCI layout; may be given again.

@@ -44,7 +44,7 @@ Exit codes:
 pub(crate) struct Args {
     #[command(flatten)]
     source: SourceArgs,
-    /// A public key, or a folder with such; may be given again.
+    /// A public key, or a directory with such; may be given again.
     #[arg(long, value_name = "PATH", required = true)]
     public_key: Vec<PathBuf>,
     /// It must bring this Kubernetes version.
@@ -125,7 +125,7 @@ fn coded(error: Error) -> anyhow::Error {
         | Error::Torn { .. }
         | Error::Limit { .. }
         | Error::Space { .. }
-        | Error::Folder { .. }
+        | Error::Directory { .. }
         | Error::Busy { .. }
         | Error::File { .. }
         | Error::Key(_) => return error.into(),

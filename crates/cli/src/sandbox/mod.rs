@@ -102,8 +102,8 @@ async fn stay_up(
     if futures::poll!(&mut ended).is_ready() {
         return Ok(ExitCode::SUCCESS);
     }
-    let folder = temporary_directory()?;
-    let options = SandboxOptions { folder: folder.path().to_owned(), hurry: args.speed };
+    let directory = temporary_directory()?;
+    let options = SandboxOptions { directory: directory.path().to_owned(), hurry: args.speed };
     let sandbox = Sandbox::start(world, ports, options).await?;
     announce(printer, args, &sandbox)?;
     ended.await;

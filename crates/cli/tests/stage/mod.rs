@@ -1,4 +1,5 @@
-//! A management cluster that stands still: a real API over TCP, without controllers. Tests play them.
+//! A management cluster that stands still: a real API over TCP, without controllers. Tests play
+//! them.
 
 #![allow(dead_code, unused_imports, reason = "each test file uses its part of this")]
 #![allow(
@@ -34,7 +35,7 @@ pub(crate) struct Stage {
     runtime: Runtime,
     server: ApiServer,
     client: Client,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     address: std::net::SocketAddr,
     serving: tokio::task::JoinHandle<()>,
 }
@@ -94,7 +95,7 @@ impl Stage {
         let config = kube::Config::new(format!("http://{address}").parse().unwrap());
         let client =
             runtime.block_on(async { ClientStack::production("test").client(&config).unwrap() });
-        let folder = tempfile::Builder::new()
+        let directory = tempfile::Builder::new()
             .prefix("refit-stage-")
             .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
             .unwrap();
@@ -104,8 +105,8 @@ impl Stage {
             "users": [{"name": "me", "user": {}}],
             "contexts": [{"name": "stage", "context": {"cluster": "stage", "user": "me", "namespace": "default"}}],
         });
-        std::fs::write(folder.path().join("kubeconfig"), kubeconfig.to_string()).unwrap();
-        Self { runtime, server, client, folder, address, serving }
+        std::fs::write(directory.path().join("kubeconfig"), kubeconfig.to_string()).unwrap();
+        Self { runtime, server, client, directory, address, serving }
     }
 
     /// Ends the API server's listener and everybody's connections, then listens again.
@@ -123,7 +124,7 @@ impl Stage {
 
     /// A file beside the kubeconfig.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
     /// The command with this cluster's kubeconfig.
@@ -228,7 +229,8 @@ impl Stage {
         serde_json::to_value(object).unwrap()
     }
 
-    /// A cluster `edge-1` with three control plane machines and one worker, all at [`OLD`] and whole.
+    /// A cluster `edge-1` with three control plane machines and one worker, all at [`OLD`] and
+    /// whole.
     pub(crate) fn with_cluster(self) -> Self {
         self.create(
             CLUSTER,
@@ -293,7 +295,8 @@ impl Stage {
         );
     }
 
-    /// Plays Cluster API and Refit: a Machine's update to [`NEW`] is asked for, and is in this phase.
+    /// Plays Cluster API and Refit: a Machine's update to [`NEW`] is asked for, and is in this
+    /// phase.
     pub(crate) fn update(&self, machine: &str, status: Value) {
         let uid = self.get(MACHINE, machine)["metadata"]["uid"].clone();
         self.patch(MACHINE, machine, json!({

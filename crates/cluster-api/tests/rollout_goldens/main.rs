@@ -1,8 +1,9 @@
-//! Replays rollout logs byte for byte: upstream's from a folder, our own from `tests/goldens`.
+//! Replays rollout logs byte for byte: upstream's from a directory, our own from `tests/goldens`.
 //!
-//! `cargo xtask goldens DIR` runs it with upstream's. `ROLLOUT_GOLDENS=DIR` names the folder of upstream's (default: `../shared/data/rollout-goldens`
-//! from the project's root); it is searched recursively for `*.golden`. `UPDATE_GOLDENS=1` rewrites
-//! our own from their titles and initial states: a new scenario needs no more than these.
+//! `cargo xtask goldens DIR` runs it with upstream's. `ROLLOUT_GOLDENS=DIR` names the directory of
+//! upstream's (default: `../shared/data/rollout-goldens` from the project's root); it is searched
+//! recursively for `*.golden`. `UPDATE_GOLDENS=1` rewrites our own from their titles and initial
+//! states: a new scenario needs no more than these.
 #![expect(
     clippy::print_stdout,
     reason = "this program is a test harness: its output is the result"
@@ -81,26 +82,26 @@ struct Tally {
 
 fn main() -> ExitCode {
     let arguments = Arguments::read();
-    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let project = crate_folder.ancestors().nth(2).unwrap_or(crate_folder);
-    let own_folder = crate_folder.join("tests/goldens");
+    let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let project = crate_directory.ancestors().nth(2).unwrap_or(crate_directory);
+    let own_directory = crate_directory.join("tests/goldens");
     let given = std::env::var_os(VARIABLE).map(PathBuf::from);
-    let folder = match &given {
-        // Cargo runs tests in the crate's folder; a relative name was typed in the project's.
-        Some(folder) if project.join(folder).exists() => project.join(folder),
-        Some(folder) => folder.clone(),
+    let directory = match &given {
+        // Cargo runs tests in the crate's directory; a relative name was typed in the project's.
+        Some(directory) if project.join(directory).exists() => project.join(directory),
+        Some(directory) => directory.clone(),
         None => project.join("../shared/data/rollout-goldens"),
     };
-    let upstream_files = golden_files(&folder);
-    let own_files = golden_files(&own_folder);
+    let upstream_files = golden_files(&directory);
+    let own_files = golden_files(&own_directory);
     let wants_update = std::env::var_os("UPDATE_GOLDENS").is_some_and(|value| value == "1");
     if wants_update && let Err(error) = own_files.iter().try_for_each(|path| update(path)) {
         println!("{error}");
         return ExitCode::FAILURE;
     }
 
-    let upstream = tests_of("upstream", &folder, &upstream_files);
-    let own = tests_of("own", &own_folder, &own_files);
+    let upstream = tests_of("upstream", &directory, &upstream_files);
+    let own = tests_of("own", &own_directory, &own_files);
     let of_harness = harness_tests(&own_files);
     if arguments.list {
         for test in upstream.iter().chain(&own).chain(&of_harness) {
@@ -123,11 +124,11 @@ fn main() -> ExitCode {
     println!();
     let mut ok = failures.is_empty();
     if given.is_none() && upstream_files.is_empty() {
-        println!("not run: no data at {}", folder.display());
+        println!("not run: no data at {}", directory.display());
     } else {
         println!("{} goldens, {} failed", upstream_tally.run, upstream_tally.failed);
         if upstream_files.is_empty() {
-            println!("no file named *{SUFFIX} in {}", folder.display());
+            println!("no file named *{SUFFIX} in {}", directory.display());
             ok = false;
         }
     }
@@ -162,9 +163,9 @@ fn run(arguments: &Arguments, tests: &[Test], failures: &mut Vec<String>) -> Tal
     tally
 }
 
-/// All goldens in a folder and below it, in a stable order.
-fn golden_files(folder: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(folder) else {
+/// All goldens in a directory and below it, in a stable order.
+fn golden_files(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(directory) else {
         return Vec::new();
     };
     let mut files = Vec::new();
@@ -179,9 +180,9 @@ fn golden_files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-fn tests_of(group: &str, folder: &Path, files: &[PathBuf]) -> Vec<Test> {
+fn tests_of(group: &str, directory: &Path, files: &[PathBuf]) -> Vec<Test> {
     let test = |path: &PathBuf| {
-        let relative = path.strip_prefix(folder).unwrap_or(path).to_string_lossy().into_owned();
+        let relative = path.strip_prefix(directory).unwrap_or(path).to_string_lossy().into_owned();
         let path = path.clone();
         Test {
             name: format!("{group}::{relative}"),

@@ -1,11 +1,11 @@
 //! The hook server's certificate, without cert-manager.
 //!
-//! One Secret (`kubernetes.io/tls` with `ca.crt`, and `ca.key` where it is ours) serves all
-//! replicas. [`Certificates::ensure`] returns once there is a certificate to show;
-//! [`Certificates::run`] goes on for ever: it shows what the Secret holds, renews it in time and
-//! exchanges the authority, both trusted for a while (`refit_core::certificates`). Any replica may
-//! write: each write holds only over the Secret that was read. A Secret of the same shape that
-//! somebody else keeps, such as cert-manager, is used as it is and never written.
+//! One Secret (`kubernetes.io/tls` with `ca.crt`, and with `ca.key` if Refit manages it) serves all
+//! replicas. [`Certificates::ensure`] returns once a certificate exists; [`Certificates::run`]
+//! serves the certificate of the Secret, renews it in time and rotates the authority, with both
+//! trusted for some time (`refit_core::certificates`). Every replica may write: a write applies
+//! only to the version of the Secret that was read. A Secret of the same format that another
+//! component manages, such as cert-manager, is used unchanged and never written.
 //!
 //! ```no_run
 //! # async fn example(client: kube::Client, clock: refit_runtime::Clock) {
@@ -13,7 +13,7 @@
 //!
 //! let certificates = Certificates::new(client, clock, CertificateSettings::default());
 //! let cert = certificates.ensure().await;
-//! // `cert` goes into `HookServer::cert`; beside the controller:
+//! // `cert` goes into `HookServer::cert`. Run this next to the controller:
 //! certificates.run(cert).await;
 //! # }
 //! ```
@@ -36,19 +36,19 @@ use refit_runtime::{
 };
 use tokio::sync::Notify;
 
-/// Wait before a failed call or an unusable Secret is looked at again.
+/// Delay before a failed call or an unusable Secret is checked again.
 const RETRY: Duration = Duration::from_secs(5);
-/// The Secret is looked at this often even if nothing is due.
+/// The Secret is checked this often even if nothing is due.
 const LOOK: SignedDuration = SignedDuration::from_hours(12);
 
-/// Which Secret, and for which names.
+/// The Secret, and the names in its certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateSettings {
     /// Namespace of the Secret.
     pub namespace: String,
     /// Name of the Secret.
     pub secret: String,
-    /// Host names by which the hook server is called; the first is the subject.
+    /// Host names of the hook server; the first is the subject.
     pub names: Vec<String>,
 }
 
@@ -77,25 +77,25 @@ impl Default for CertificateSettings {
 /// Why the certificate could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
-    /// The API server does not do what we ask.
+    /// The API server rejected or did not complete a request.
     #[error("Secret {secret} cannot be read or written: {source}")]
     Api {
         /// The Secret.
         secret: ObjectKey,
-        /// Why.
+        /// The cause.
         source: Box<kube::Error>,
     },
-    /// Certificates cannot be made or shown.
+    /// A certificate cannot be created or loaded.
     #[error("Secret {secret}: {source}")]
     Tls {
         /// The Secret.
         secret: ObjectKey,
-        /// Why.
+        /// The cause.
         source: TlsError,
     },
 }
 
-/// Keeps the hook server's certificate.
+/// Manages the hook server's certificate.
 #[derive(Clone)]
 pub struct Certificates {
     client: Client,
@@ -110,7 +110,7 @@ impl std::fmt::Debug for Certificates {
 }
 
 impl Certificates {
-    /// Keeps the certificate in a Secret of this cluster.
+    /// Manages the certificate in a Secret of this cluster.
     pub fn new(client: Client, clock: Clock, settings: CertificateSettings) -> Self {
         Self { client, clock, settings }
     }
@@ -123,7 +123,7 @@ impl Certificates {
         ObjectKey::new(&self.settings.namespace, &self.settings.secret)
     }
 
-    /// Waits until there is a certificate to show, and makes one where nobody else does.
+    /// Waits until a certificate exists, and creates one if no other component manages the Secret.
     pub async fn ensure(&self) -> Arc<ReloadableCert> {
         loop {
             match self.first().await {
@@ -150,7 +150,7 @@ impl Certificates {
         ReloadableCert::new(&material).map(Some).map_err(|source| self.tls_error(source))
     }
 
-    /// Shows what the Secret holds and keeps it good, for ever. Dropping the future ends it.
+    /// Serves and renews the certificate of the Secret until the future is dropped.
     pub async fn run(&self, cert: Arc<ReloadableCert>) {
         let store: Store<Secret> = Store::default();
         let changed = Notify::new();
@@ -197,7 +197,7 @@ impl Certificates {
         }
     }
 
-    /// Does what is due. Returns the Secret as it is then, and how long nothing will be due.
+    /// Performs the due change. Returns the resulting Secret and the time until the next check.
     async fn step(
         &self,
         found: Option<Secret>,
@@ -241,7 +241,7 @@ impl Certificates {
         };
         match written {
             Ok(secret) => Ok((Some(secret), Duration::ZERO)),
-            // Another replica was faster: what it wrote is as good.
+            // Another replica was faster: its certificate is as good.
             Err(error) if apply::is_conflict(&error) || is_taken(&error) => {
                 let now = self.api().get_opt(&self.settings.secret).await;
                 now.map(|secret| (secret, Duration::from_secs(1)))

@@ -1,4 +1,4 @@
-//! The Secret: what it holds, and what it will hold. Nothing of its content is ever logged.
+//! The Secret: its current and its next content. Its content is never logged.
 
 use std::collections::BTreeMap;
 
@@ -18,9 +18,9 @@ use super::CertificateSettings;
 const CERT: &str = "tls.crt";
 const KEY: &str = "tls.key";
 const CA: &str = "ca.crt";
-/// Key of the first authority in `ca.crt`: only where the Secret is ours.
+/// Key of the first authority in `ca.crt`; present only if Refit manages the Secret.
 const CA_KEY: &str = "ca.key";
-/// Whoever puts such an annotation on the Secret keeps it.
+/// A Secret with such an annotation is managed by cert-manager.
 const CERT_MANAGER: &str = "cert-manager.io/";
 const PEM_END: &str = "-----END CERTIFICATE-----";
 
@@ -33,28 +33,28 @@ fn part<'a>(secret: &'a Secret, key: &str) -> &'a str {
         .unwrap_or_default()
 }
 
-/// What the hook server shows: the certificate and its key, if both are there.
+/// The certificate and key that the hook server serves, if both exist.
 pub(super) fn shown(secret: &Secret) -> Option<KeyAndCert> {
     let (cert, key) = (part(secret, CERT), part(secret, KEY));
     (!cert.is_empty() && !key.is_empty())
         .then(|| KeyAndCert { cert_pem: cert.to_owned(), key_pem: key.to_owned() })
 }
 
-/// When the certificate that is shown ends, if it can be read.
+/// Expiry of the served certificate, if it can be read.
 pub(super) fn ends_at(secret: &Secret) -> Option<Timestamp> {
     let shown = shown(secret)?;
     facts(&shown.cert_pem).ok().map(|facts| facts.until)
 }
 
-/// What the Secret holds.
+/// The content of the Secret.
 pub(super) fn read(secret: Option<&Secret>) -> Found {
     let Some(secret) = secret else {
         return Found::Absent;
     };
     let annotations = secret.annotations();
     let kept_by_others = annotations.keys().any(|key| key.starts_with(CERT_MANAGER));
-    let ours = !part(secret, CA_KEY).is_empty();
-    if kept_by_others || (!ours && shown(secret).is_some()) {
+    let has_ca_key = !part(secret, CA_KEY).is_empty();
+    if kept_by_others || (!has_ca_key && shown(secret).is_some()) {
         return Found::Foreign;
     }
     match held(secret) {
@@ -70,13 +70,13 @@ fn held(secret: &Secret) -> Result<Held, String> {
     let authorities = split(part(secret, CA));
     let first = authorities.first().ok_or("it holds no authority")?;
     let material = KeyAndCert { cert_pem: first.clone(), key_pem: part(secret, CA_KEY).to_owned() };
-    // The same check as for a server's certificate: whether the key is this certificate's.
+    // This check also verifies that the key belongs to the certificate.
     ReloadableCert::new(&material).map_err(|error| format!("ca.key: {error}"))?;
     let older = authorities.iter().skip(1).map(|pem| facts(pem));
     Ok(Held { authority: facts(first)?, older: older.collect::<Result<_, _>>()?, leaf })
 }
 
-/// The certificates of a bundle, each with its frame.
+/// The certificates of a PEM bundle.
 fn split(bundle: &str) -> Vec<String> {
     bundle
         .split_inclusive(PEM_END)
@@ -116,7 +116,7 @@ fn validity(now: Timestamp, length: SignedDuration) -> Validity {
     Validity { from: now - BACKDATE, until: now + length }
 }
 
-/// What the Secret will hold. What does not change is not named.
+/// The next content of the Secret, without unchanged keys.
 pub(super) fn changed(
     decision: &Decision,
     secret: Option<&Secret>,
@@ -164,7 +164,7 @@ pub(super) fn changed(
     Ok(data)
 }
 
-/// A patch that holds only over the Secret that was read.
+/// A patch that applies only to the version of the Secret that was read.
 pub(super) fn patch(resource_version: &str, data: &Data) -> Value {
     json!({
         "metadata": {"resourceVersion": resource_version},

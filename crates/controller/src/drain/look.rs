@@ -1,4 +1,4 @@
-//! Reading what a drain decides by: pods, MachineDrainRules, namespaces, volumes.
+//! Reads the data for a drain's decisions: pods, MachineDrainRules, namespaces, volumes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,58 +19,58 @@ use refit_core::{
 
 use crate::{context::Context, groups::controller_of, host_plan::cluster_key};
 
-/// The kubelet runs the pod from a file.
+/// Annotation of a pod that the kubelet runs from a file.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// Why a look came to nothing.
+/// Why the data for a drain could not be read.
 #[derive(Debug)]
-pub(crate) enum Blind {
-    /// The management cluster does not say which rules there are.
+pub(crate) enum DrainReadError {
+    /// A MachineDrainRule cannot be read.
     Rules(Refusal),
-    /// The management cluster did not answer, or refused.
+    /// The management cluster did not respond, or refused the request.
     Management(kube::Error),
-    /// The workload cluster did not answer, or refused.
+    /// The workload cluster did not respond, or refused the request.
     Workload(kube::Error),
 }
 
-/// Whose node is looked at.
+/// The node to drain, with its Machine and policy.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Whose<'a> {
+pub(crate) struct DrainTarget<'a> {
     pub(crate) machine: &'a Machine,
     pub(crate) node: &'a str,
     pub(crate) node_ready: bool,
     pub(crate) policy: &'a DrainPolicy,
 }
 
-/// Reads everything on a node that a drain looks at.
+/// Reads everything on a node that a drain needs.
 pub(crate) async fn look(
     ctx: &Context,
     client: &Client,
-    whose: Whose<'_>,
-) -> Result<DrainView, Blind> {
+    target: DrainTarget<'_>,
+) -> Result<DrainView, DrainReadError> {
     let mut view = DrainView {
-        rules: rules(ctx, whose.machine).await?,
-        pods: pods_on(client, whose.node).await.map_err(Blind::Workload)?,
+        rules: rules(ctx, target.machine).await?,
+        pods: pods_on(client, target.node).await.map_err(DrainReadError::Workload)?,
         ..DrainView::default()
     };
     if asks_for_namespaces(&view.rules) {
-        view.namespaces = namespaces(client).await.map_err(Blind::Workload)?;
+        view.namespaces = namespaces(client).await.map_err(DrainReadError::Workload)?;
     }
     let now = ctx.clock.now();
-    if is_emptied(&view, whose.policy, whose.node_ready, now) {
-        let volumes = attachments(client, whose, &view, now).await;
-        view.attachments = Some(volumes.map_err(Blind::Workload)?);
+    if is_emptied(&view, target.policy, target.node_ready, now) {
+        let volumes = attachments(client, target, &view, now).await;
+        view.attachments = Some(volumes.map_err(DrainReadError::Workload)?);
     }
     Ok(view)
 }
 
 /// The MachineDrainRules of a Machine.
-async fn rules(ctx: &Context, machine: &Machine) -> Result<Vec<MachineDrainRule>, Blind> {
+async fn rules(ctx: &Context, machine: &Machine) -> Result<Vec<MachineDrainRule>, DrainReadError> {
     let namespace = machine.namespace().unwrap_or_default();
     let store = &ctx.stores.drain_rules;
     let unreadable = store.unreadable();
     if let Some((key, why)) = unreadable.iter().find(|(key, _)| key.namespace == namespace) {
-        return Err(Blind::Rules(Refusal::ApiRefused {
+        return Err(DrainReadError::Rules(Refusal::ApiRefused {
             what: format!("MachineDrainRule {key}"),
             message: format!("it cannot be read: {why}"),
         }));
@@ -82,15 +82,15 @@ async fn rules(ctx: &Context, machine: &Machine) -> Result<Vec<MachineDrainRule>
         let api: Api<MachineDrainRule> = Api::namespaced(ctx.client.clone(), &namespace);
         match api.list(&ListParams::default()).await {
             Ok(list) => list.items,
-            // A list is there or its kind is not: a Cluster API that knows no rules.
+            // 404 means that the kind does not exist: this Cluster API has no drain rules.
             Err(kube::Error::Api(status)) if status.code == 404 => Vec::new(),
-            Err(error) => return Err(Blind::Management(error)),
+            Err(error) => return Err(DrainReadError::Management(error)),
         }
     };
     let cluster = ctx.stores.clusters.get(&cluster_key(machine));
     let none = BTreeMap::new();
-    let of_cluster = cluster.as_deref().map_or(&none, |cluster| cluster.labels());
-    Ok(rules_of(all, machine.labels(), of_cluster))
+    let cluster_labels = cluster.as_deref().map_or(&none, |cluster| cluster.labels());
+    Ok(rules_of(all, machine.labels(), cluster_labels))
 }
 
 /// The pods of a node, in order of namespace and name.
@@ -125,7 +125,7 @@ fn view(pod: &Pod) -> PodView {
             .iter()
             .filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
                 (Some(claim), _) => Some(claim.claim_name.clone()),
-                // Kubernetes makes it and names it so.
+                // Kubernetes creates the claim under this name.
                 (None, Some(_)) => Some(format!("{}-{}", pod.name_any(), volume.name)),
                 (None, None) => None,
             })
@@ -139,16 +139,16 @@ fn view(pod: &Pod) -> PodView {
 async fn namespaces(client: &Client) -> kube::Result<BTreeMap<String, BTreeMap<String, String>>> {
     let api: Api<Namespace> = Api::all(client.clone());
     let list = api.list_metadata(&ListParams::default()).await?;
-    let of = |namespace: &kube::core::PartialObjectMeta<Namespace>| {
+    let name_and_labels = |namespace: &kube::core::PartialObjectMeta<Namespace>| {
         (namespace.name_any(), namespace.labels().clone())
     };
-    Ok(list.items.iter().map(of).collect())
+    Ok(list.items.iter().map(name_and_labels).collect())
 }
 
-/// Volumes that are attached to the node, but for those of pods that stay there.
+/// Volumes that are attached to the node, except those of pods that stay.
 async fn attachments(
     client: &Client,
-    whose: Whose<'_>,
+    target: DrainTarget<'_>,
     view: &DrainView,
     now: Timestamp,
 ) -> kube::Result<Vec<Attachment>> {
@@ -157,7 +157,7 @@ async fn attachments(
     let mut here: Vec<Attachment> = list
         .items
         .into_iter()
-        .filter(|one| one.spec.node_name == whose.node)
+        .filter(|one| one.spec.node_name == target.node)
         .map(|one| Attachment {
             name: one.name_any(),
             volume: one.spec.source.persistent_volume_name.unwrap_or_default(),
@@ -167,7 +167,7 @@ async fn attachments(
         return Ok(here);
     }
     let mut in_use = BTreeSet::new();
-    for (namespace, claim) in claims_that_stay(view, whose.policy, whose.node_ready, now) {
+    for (namespace, claim) in claims_that_stay(view, target.policy, target.node_ready, now) {
         let api: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), &namespace);
         let claim = api.get_opt(&claim).await?;
         in_use.extend(claim.and_then(|claim| claim.spec?.volume_name));
@@ -177,16 +177,16 @@ async fn attachments(
     Ok(here)
 }
 
-impl Blind {
-    /// The refusal, where somebody has to change something first.
+impl DrainReadError {
+    /// The refusal, if its cause must be removed first.
     pub(crate) fn refusal(
         &self,
-        of: impl Fn(&str, &kube::Error) -> Option<Refusal>,
+        refusal_of: impl Fn(&str, &kube::Error) -> Option<Refusal>,
     ) -> Option<Refusal> {
         match self {
             Self::Rules(refusal) => Some(refusal.clone()),
-            Self::Management(error) => of("the list of MachineDrainRules", error),
-            Self::Workload(error) => of("the list of pods", error),
+            Self::Management(error) => refusal_of("the list of MachineDrainRules", error),
+            Self::Workload(error) => refusal_of("the list of pods", error),
         }
     }
 }
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn daemon_sets_mirrors_and_ended_pods_are_told_apart() {
+    fn daemon_sets_mirrors_and_finished_pods_are_recognised() {
         let daemon = pod(json!({"metadata": {"name": "a", "ownerReferences": owner("DaemonSet")}}));
         assert!(daemon.daemon_set && !daemon.unreplicated);
         let mirror = json!({"name": "b", "annotations": {MIRROR: "x"}});
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_lost_with_a_pod_is_seen() {
+    fn unreplicated_pods_and_local_storage_are_recognised() {
         assert!(pod(json!({"metadata": {"name": "a"}})).unreplicated);
         let full = pod(json!({
             "metadata": {

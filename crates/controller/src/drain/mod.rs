@@ -1,7 +1,7 @@
-//! Pods of a node: what is read of them for a drain, and how they are asked to go.
+//! The pods of a node: reading them for a drain, and removing them.
 
 mod look;
 mod remove;
 
-pub(crate) use look::{Blind, Whose, look};
+pub(crate) use look::{DrainReadError, DrainTarget, look};
 pub(crate) use remove::remove;

@@ -1,4 +1,5 @@
-//! Asking pods to go: by the eviction API, which keeps budgets, or by deletion, which does not.
+//! Removes pods by the eviction API, which respects disruption budgets, or by deletion, which does
+//! not.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -12,9 +13,9 @@ use refit_core::{
 };
 use serde_json::{Value, json};
 
-/// Asks pods to go, one after the other, and says what was refused. An error is one of the way to
-/// the API server. One request without an answer among others that have one does not keep the rest
-/// of the pods; a second one ends the round.
+/// Requests the removal of pods one after the other, and returns the refusals. An error means that
+/// the API server could not be reached. A single request without a response, among others that have
+/// one, does not stop the removal of the other pods; a second one does.
 pub(crate) async fn remove(
     client: &Client,
     removals: &[Removal],
@@ -26,7 +27,7 @@ pub(crate) async fn remove(
         match (remove_one(client, removal).await, &silent) {
             (Ok(refusal), _) => {
                 answers += 1;
-                refused.extend(refusal.map(|refusal| of(removal, refusal)));
+                refused.extend(refusal.map(|refusal| eviction_refusal(removal, refusal)));
             }
             (Err(error), None) => silent = Some((removal, error)),
             (Err(error), Some(_)) => return Err(error),
@@ -39,14 +40,14 @@ pub(crate) async fn remove(
                 pod: removal.pod.to_string(),
                 message: format!("the API server gave no answer: {error}"),
             };
-            refused.push(of(removal, refusal));
+            refused.push(eviction_refusal(removal, refusal));
         }
         None => {}
     }
     Ok(refused)
 }
 
-fn of(removal: &Removal, refusal: Refusal) -> EvictionRefusal {
+fn eviction_refusal(removal: &Removal, refusal: Refusal) -> EvictionRefusal {
     EvictionRefusal { pod: removal.pod.clone(), refusal }
 }
 
@@ -81,7 +82,7 @@ async fn remove_one(client: &Client, removal: &Removal) -> kube::Result<Option<R
 }
 
 /// The body of an eviction. `Api::evict` of kube 5.0 names the options `delete_options`, which API
-/// servers drop without a word: precondition and grace would be lost.
+/// servers silently drop: precondition and grace period would be lost.
 fn eviction(pod: &PodRef, options: &DeleteParams) -> Value {
     json!({
         "apiVersion": "policy/v1",
@@ -91,12 +92,12 @@ fn eviction(pod: &PodRef, options: &DeleteParams) -> Value {
     })
 }
 
-/// What a refusal means; `None` where the pod is gone, or is another one by now.
+/// The meaning of a refusal; `None` if the pod is gone or has been replaced.
 fn refusal(pod: &PodRef, status: &Status) -> Option<Refusal> {
     match status.code {
         404 if is_about(status, pod) => return None,
-        // Not the pod is missing, but the way to evict it. To take that for "gone" would empty no
-        // node and say that it is empty.
+        // The eviction API is missing, not the pod. Treating the pod as gone would report a
+        // node as empty without removing any pod.
         404 => {
             return Some(Refusal::Drain(DrainRefusal::EvictionUnavailable {
                 pod: pod.to_string(),
@@ -117,8 +118,8 @@ fn refusal(pod: &PodRef, status: &Status) -> Option<Refusal> {
     Some(Refusal::EvictionRefused { pod: pod.to_string(), message: status.message.clone() })
 }
 
-/// Whether a refusal speaks of this pod by name: an API server that knows no such route names
-/// nothing, and a proxy answers with a page.
+/// Whether a refusal names this pod: an API server without this route names nothing, and a proxy
+/// returns a page.
 fn is_about(status: &Status, pod: &PodRef) -> bool {
     let details = status.details.as_ref();
     details.is_some_and(|details| details.name == pod.name)
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn an_eviction_carries_the_pods_uid_and_its_grace_where_api_servers_read_them() {
+    fn an_eviction_has_the_pods_uid_and_grace_period() {
         let options = DeleteParams {
             grace_period_seconds: Some(30),
             preconditions: Some(Preconditions {
@@ -179,13 +180,13 @@ mod tests {
     }
 
     #[test]
-    fn a_throttled_eviction_is_no_budget() {
+    fn a_throttled_eviction_is_not_a_budget_refusal() {
         let refused = status(json!({"code": 429, "message": "too many requests"}));
         assert_eq!(refusal(&pod(), &refused).unwrap().reason(), "EvictionRefused");
     }
 
     #[test]
-    fn two_budgets_on_one_pod_are_told_in_the_servers_own_words() {
+    fn two_budgets_on_one_pod_keep_the_servers_message() {
         let refused = status(json!({"code": 500, "message": "more than one PodDisruptionBudget"}));
         let refusal = refusal(&pod(), &refused).unwrap();
         assert!(refusal.sentence().contains("more than one"));

@@ -1,7 +1,8 @@
-//! CanUpdateMachine and CanUpdateMachineSet: reads the caches, asks core, records and answers.
+//! CanUpdateMachine and CanUpdateMachineSet: reads the caches, decides in core, records and
+//! responds.
 //!
-//! Everything is read from caches. What the request says of annotations is not trusted: policy is
-//! read from the live owner and Cluster.
+//! All data comes from the caches. Annotations in the request are not trusted: policy is read from
+//! the live owner and Cluster.
 
 use std::sync::Arc;
 
@@ -24,17 +25,17 @@ use crate::{
     policy::{live_policy, unknown},
 };
 
-/// Answers CanUpdateMachine.
+/// Serves CanUpdateMachine.
 pub(super) async fn machine(ctx: &Context, body: &[u8]) -> Verdict {
     answer(ctx, body, wire::MACHINE, |current| about_machine(ctx, current)).await
 }
 
-/// Answers CanUpdateMachineSet.
+/// Serves CanUpdateMachineSet.
 pub(super) async fn machine_set(ctx: &Context, body: &[u8]) -> Verdict {
     answer(ctx, body, wire::MACHINE_SET, |current| about_machine_set(ctx, current)).await
 }
 
-/// Everything that an answer is made of, read from the caches.
+/// The data for a decision, read from the caches.
 struct Question {
     group: Group,
     level: Level,
@@ -113,7 +114,7 @@ fn peers(ctx: &Context, group: &Group, this: &Machine) -> Vec<Peer> {
         .filter(|machine| machine.name_any() != this.name_any())
         .map(|machine| {
             let uid = MachineUid::of(&machine.metadata);
-            let own = updates
+            let requests = updates
                 .iter()
                 .filter(|update| !uid.is_empty() && update.spec.machine_ref.uid == uid)
                 .map(|update| {
@@ -121,7 +122,7 @@ fn peers(ctx: &Context, group: &Group, this: &Machine) -> Vec<Peer> {
                 });
             Peer {
                 machine: machine.name_any(),
-                unfinished: unfinished(own, update_in_progress(machine.as_ref())),
+                unfinished: unfinished(requests, update_in_progress(machine.as_ref())),
             }
         })
         .collect()

@@ -1,4 +1,4 @@
-//! How a NodeUpdate is made, whichever way in asks for it.
+//! The object of a new NodeUpdate, for all origins.
 
 use std::collections::BTreeMap;
 
@@ -9,21 +9,21 @@ use refit_kinds::{
     refit::{Goal, MachineRef, NodeUpdate, NodeUpdateSpec, Origin, Stage, node_update_name},
 };
 
-/// What a new NodeUpdate is about.
+/// The request for a new NodeUpdate.
 #[derive(Clone, Debug)]
 pub struct NewNodeUpdate {
     /// Namespace of the Machine.
     pub namespace: String,
     /// The Machine.
     pub machine: MachineRef,
-    /// Which way in asks.
+    /// How the request was made.
     pub origin: Origin,
-    /// What is to be reached.
+    /// The goal of the update.
     pub goal: Goal,
 }
 
-/// The NodeUpdate of this ordinal, named after its Machine and owned by it. Creating it is the
-/// compare-and-swap by which only one of several requests wins.
+/// The NodeUpdate of this ordinal, named after its Machine and owned by it. Creating it is a
+/// compare-and-swap that only one of several requests wins.
 ///
 /// ```
 /// use refit_kinds::refit::{Goal, MachineRef, Origin};

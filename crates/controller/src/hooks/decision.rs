@@ -1,5 +1,5 @@
-//! Tells the UpdateGroup and the owner what was answered, so that "why is nothing happening" always
-//! has an answer in the cluster.
+//! Records decisions in the UpdateGroup and in events on the owner, so that the cluster always
+//! shows why nothing happens.
 
 use std::time::Duration;
 
@@ -23,17 +23,17 @@ use crate::{
     groups::{Group, ensure_group, owner_generation, owner_object},
 };
 
-/// How many path lines a status carries.
+/// How many uncovered paths a status lists.
 const MAX_LINES: usize = 64;
-/// How long the answer waits for its own record.
+/// How long the response waits for the record of its decision.
 const RECORD_DEADLINE: Duration = Duration::from_secs(2);
-/// How often a write is tried against others that write the same status.
+/// How often a write is tried on conflicts.
 const ATTEMPTS: usize = 3;
 
-/// Writes the decision where it differs from the last one. The answer does not depend on it: a
-/// failure is logged, and the next call tries again.
+/// Records a decision that differs from the last one. The response does not depend on it: a failure
+/// is logged, and the next call tries again.
 pub(super) async fn record(ctx: &Context, group: &Group, policy: &Policy, verdict: &Verdict) {
-    // The deletion of one Machine does not say whether its group's change is covered.
+    // The deletion of one Machine is unrelated to whether its group's change is covered.
     if matches!(verdict, Verdict::NotReady(NotReady::Deleting { .. })) {
         return;
     }
@@ -82,7 +82,7 @@ async fn try_record(
     Ok(())
 }
 
-/// The status with the decision in it; `None` where it says so already.
+/// The status with the decision; `None` if it is recorded already.
 fn next_status(
     status: &UpdateGroupStatus,
     now: jiff::Timestamp,
@@ -91,28 +91,29 @@ fn next_status(
     owner_generation: Option<i64>,
 ) -> Option<UpdateGroupStatus> {
     let mut next = show_policy(status, policy, now);
-    let word = match verdict {
+    let status_word = match verdict {
         Verdict::Cover(_) => "True",
         Verdict::NotReady(_) => "Unknown",
         Verdict::Replace { .. } | Verdict::Preserve { .. } | Verdict::Disabled => "False",
     };
-    let said = (COVERED, word, verdict.reason(), verdict.message());
-    // Only what blocks has to be known as outdated later.
+    let message = verdict.message();
+    // Only an outdated block must be detected later.
     let generation = owner_generation.filter(|_| answer_blocks(verdict));
-    conditions::set(&mut next.conditions, now, generation, (said.0, said.1, said.2, &said.3));
+    let condition = (COVERED, status_word, verdict.reason(), message.as_str());
+    conditions::set(&mut next.conditions, now, generation, condition);
     next.uncovered = verdict.uncovered().iter().take(MAX_LINES).cloned().collect();
     (next != *status).then_some(next)
 }
 
-/// The event on the owner, where the decision is another one than before. Its occurrence follows
-/// from what is stored, so that a crash between event and status neither loses nor doubles it.
+/// The event on the owner for a changed decision. Its occurrence is derived from the stored status,
+/// so that a crash between event and status neither loses nor duplicates it.
 fn announcement(
     ctx: &Context,
     group: &Group,
     status: &UpdateGroupStatus,
     verdict: &Verdict,
 ) -> Option<Announcement> {
-    // These come and go with each machine of a healthy rollout.
+    // Such decisions alternate with each machine of a healthy rollout.
     if matches!(verdict, Verdict::NotReady(NotReady::AnotherMachine { .. })) {
         return None;
     }
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_decision_again_is_no_write() {
+    fn a_repeated_decision_is_not_written() {
         let (policy, verdict) = (Policy::default(), preserve());
         let first =
             next_status(&UpdateGroupStatus::default(), now(), &policy, &verdict, Some(2)).unwrap();

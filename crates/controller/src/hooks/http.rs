@@ -29,21 +29,21 @@ use super::{
 };
 use crate::context::Context;
 
-/// How long Cluster API waits where it does not say.
+/// Cluster API's timeout if a request has none.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest wait that Cluster API lets a handler have (`spec/capi.md 1.4`).
+/// The longest timeout that Cluster API allows for a handler (`spec/capi.md 1.4`).
 const MAX_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bodies up to this size are read at once. Real requests are a tenth of it.
+/// Bodies up to this size are read without waiting. Real requests are a tenth of it.
 const SMALL_BODY_BYTES: usize = 1024 * 1024;
-/// How many larger bodies are read and answered at once: they and what is parsed of them are most of
-/// what the process may hold in memory. Further ones wait for their turn, up to their deadline.
+/// How many larger bodies are read and served at once: they and their parsed content are the
+/// largest part of the process's memory. Further ones wait until their deadline.
 const LARGE_BODIES: usize = 8;
-/// How much of a body that is too large is read before the connection is given up.
+/// How much of an oversized body is read before the connection is closed.
 const DISCARD_BYTES: usize = 3 * MAX_BODY_BYTES;
-/// How long after a missed deadline an UpdateMachine is asked again, in seconds.
+/// Delay until the next UpdateMachine call after a missed deadline, in seconds.
 const LATE_RETRY_SECONDS: i32 = 5;
 
-/// Serves hooks and probes, or probes alone.
+/// Serves hooks and probes, or only probes.
 #[derive(Clone)]
 pub(crate) struct HookService {
     shared: Arc<Shared>,
@@ -83,7 +83,7 @@ impl Service<Request<Incoming>> for HookService {
     }
 }
 
-/// What a path names.
+/// The endpoint of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
     Hook(Hook),
@@ -93,7 +93,7 @@ enum Route {
     Unknown,
 }
 
-/// Reads a path. Hook and handler are taken in any case, and a slash at the end is not minded: a
+/// Parses a path. Hook and handler are case-insensitive, and a trailing slash is allowed: a
 /// redirect would be an error for Cluster API (`spec/capi.md 1.1`).
 fn route(path: &str) -> Route {
     let path = path.to_lowercase();
@@ -113,12 +113,12 @@ fn route(path: &str) -> Route {
 }
 
 impl HookService {
-    /// The same without hooks: for plain HTTP, where nobody shows a certificate.
+    /// The service without hooks, for plain HTTP without client certificates.
     pub(crate) fn probes(&self) -> Self {
         Self { shared: self.shared.clone(), hooks: false }
     }
 
-    /// Answers one request, whatever carries its body.
+    /// Serves one request with any type of body.
     async fn answer<B>(&self, request: Request<B>) -> Response<Full<Bytes>>
     where
         B: Body<Data = Bytes>,
@@ -153,8 +153,9 @@ impl HookService {
         }
     }
 
-    /// Ready once the caches have been complete: a broken watch later does not take us out of
-    /// service, because discovery and every Failure are answers too (`spec/capi.md 1.7`).
+    /// Ready once the caches have been complete. A watch that breaks later does not make the
+    /// process unready: it can still serve Discovery and respond with a Failure
+    /// (`spec/capi.md 1.7`).
     fn ready(&self) -> Response<Full<Bytes>> {
         let Shared { ctx, synced_once, .. } = self.shared.as_ref();
         if ctx.is_ending() {
@@ -189,7 +190,7 @@ impl HookService {
         response
     }
 
-    /// Reads the body and answers, with the word that counts the answer.
+    /// Reads the body and serves the hook; returns the response and its metric label.
     async fn serve<B>(
         &self,
         hook: Hook,
@@ -200,7 +201,7 @@ impl HookService {
         B::Error: Into<BoxError>,
     {
         let Shared { ctx, large_bodies, .. } = self.shared.as_ref();
-        // The turn of a large body lasts until it is answered.
+        // A large body holds its permit until its response.
         let (body, _turn) = match body_of(request, large_bodies).await {
             Ok(read) => read,
             Err(refused) => return (refused, "Refused"),
@@ -226,8 +227,8 @@ impl HookService {
     }
 }
 
-/// The answer of a hook that ran out of time. UpdateMachine is asked again without an error, whose
-/// backoff grows to a quarter of an hour.
+/// The response of a hook that ran out of time. UpdateMachine requests a retry instead of an error,
+/// because an error's backoff grows to a quarter of an hour.
 fn late(hook: Hook) -> (Response<Full<Bytes>>, &'static str) {
     let verdict = Verdict::NotReady(NotReady::Deadline);
     let response = match hook {
@@ -242,15 +243,15 @@ fn late(hook: Hook) -> (Response<Full<Bytes>>, &'static str) {
     (response, verdict.reason())
 }
 
-/// How long an answer may take: what the caller says, but no more than Cluster API can say, less a
-/// margin for its way back.
+/// How long a response may take: the caller's timeout, at most Cluster API's maximum, less a margin
+/// for sending the response.
 fn deadline(uri: &Uri, margin: Duration) -> Duration {
     let timeout = wire::timeout_of(uri.query()).unwrap_or(DEFAULT_TIMEOUT);
     let timeout = timeout.min(MAX_TIMEOUT);
     timeout.saturating_sub(margin).max(timeout / 2)
 }
 
-/// Reads a body up to the limit. What is past it is read and thrown away, within reason: a caller
+/// Reads a body up to the limit. A bounded part beyond the limit is read and discarded: a caller
 /// that is still writing when the connection closes would never see why it was refused.
 async fn body_of<B>(
     request: Request<B>,
@@ -369,13 +370,13 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_leaves_time_for_its_way_back() {
+    fn a_deadline_leaves_time_for_the_response() {
         let margin = Duration::from_secs(1);
-        let of = |uri: &'static str| deadline(&Uri::from_static(uri), margin);
-        assert_eq!(of("/x?timeout=10s"), Duration::from_secs(9));
-        assert_eq!(of("/x"), Duration::from_secs(9));
-        assert_eq!(of("/x?timeout=1s"), Duration::from_millis(500));
-        assert_eq!(of("/x?timeout=soon"), Duration::from_secs(9));
-        assert_eq!(of("/x?timeout=9999h"), Duration::from_secs(29));
+        let deadline_of = |uri: &'static str| deadline(&Uri::from_static(uri), margin);
+        assert_eq!(deadline_of("/x?timeout=10s"), Duration::from_secs(9));
+        assert_eq!(deadline_of("/x"), Duration::from_secs(9));
+        assert_eq!(deadline_of("/x?timeout=1s"), Duration::from_millis(500));
+        assert_eq!(deadline_of("/x?timeout=soon"), Duration::from_secs(9));
+        assert_eq!(deadline_of("/x?timeout=9999h"), Duration::from_secs(29));
     }
 }

@@ -1,13 +1,13 @@
-//! The hook server: what Cluster API calls (`spec/capi.md 1 and 8`).
+//! The hook server, which Cluster API calls (`spec/capi.md 1 and 8`).
 //!
 //! | module | does |
 //! |---|---|
 //! | `http` | paths, limits, deadlines; `/healthz`, `/readyz`, `/metrics` |
-//! | `wire` | requests and answers |
+//! | `wire` | requests and responses |
 //! | `can_update` | CanUpdateMachine and CanUpdateMachineSet |
-//! | `decision` | tells the UpdateGroup and the owner what was answered |
+//! | `decision` | records the decision in the UpdateGroup and in an event on the owner |
 //! | `update_machine` | UpdateMachine |
-//! | `create` | how a NodeUpdate is made |
+//! | `create` | the object of a new NodeUpdate |
 
 mod can_update;
 pub(crate) mod create;

@@ -1,4 +1,4 @@
-//! UpdateMachine: finds or makes the NodeUpdate that a request asks for, and tells how far it is.
+//! UpdateMachine: finds or creates the NodeUpdate for a request, and reports its progress.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -26,13 +26,13 @@ use super::{
 };
 use crate::{context::Context, groups::node_updates_of_machine};
 
-/// How often a request looks again after it lost a race.
+/// How often a request tries again after it lost a race.
 const ROUNDS: usize = 5;
-/// How long until the next call while the caches are not complete or writes fail, in seconds.
+/// Delay until the next call while the caches are incomplete or writes fail, in seconds.
 const SOON_SECONDS: i32 = 2;
 
-/// Why a request cannot be served at all. Everything else is a Success with a text: a Failure
-/// hides it and backs off for long (`spec/capi.md 4.1`).
+/// Why a request cannot be served at all. All other problems are a Success with a message: a
+/// Failure hides the message and backs off for long (`spec/capi.md 4.1`).
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unservable {
     #[error("the request cannot be served: {0}")]
@@ -44,7 +44,7 @@ pub(super) enum Unservable {
 }
 
 impl Unservable {
-    /// The word that counts it.
+    /// The metric label for the error.
     pub(super) fn reason(&self) -> &'static str {
         match self {
             Self::BadRequest(_) => "BadRequest",
@@ -54,7 +54,7 @@ impl Unservable {
     }
 }
 
-/// Answers UpdateMachine.
+/// Serves UpdateMachine.
 pub(super) async fn update_machine(ctx: &Context, body: &[u8]) -> Result<Answer, Unservable> {
     let mut request = wire::parse(body)?;
     let desired = wire::side(&mut request, "desired", wire::MACHINE)?;
@@ -98,9 +98,9 @@ struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// Decides, writes, and decides again where somebody else was faster.
+    /// Decides, writes, and decides again if another request was faster.
     async fn answer(&self) -> kube::Result<Answer> {
-        // Read live in this request; newer than the cache or not in it yet.
+        // NodeUpdates read live in this request, which are newer than the cache or missing from it.
         let mut live: BTreeMap<String, Arc<NodeUpdate>> = BTreeMap::new();
         for _ in 0..ROUNDS {
             let known = self.known(&live);
@@ -132,7 +132,7 @@ impl Request<'_> {
         Ok(Answer::retry(text, SOON_SECONDS))
     }
 
-    /// The NodeUpdates of the Machine's name: cached, and those that were read live.
+    /// The NodeUpdates for the Machine's name, from the cache and from live reads.
     fn known(&self, live: &BTreeMap<String, Arc<NodeUpdate>>) -> Vec<Arc<NodeUpdate>> {
         let cached = node_updates_of_machine(&self.ctx.stores, &self.key);
         let mut known: BTreeMap<String, Arc<NodeUpdate>> =
@@ -144,8 +144,8 @@ impl Request<'_> {
         known
     }
 
-    /// The NodeUpdate of the next ordinal, if there is one: the cache may be behind, and "done" is
-    /// the one answer that cannot be taken back.
+    /// The NodeUpdate of the next ordinal, if it exists: the cache may be stale, and "done" is the
+    /// only response that cannot be revoked.
     async fn newer_than(&self, newest: Option<&NodeUpdate>) -> kube::Result<Option<NodeUpdate>> {
         let name = newest.map(kube::ResourceExt::name_any).unwrap_or_default();
         match ordinal_of(&name, &self.key.name) {

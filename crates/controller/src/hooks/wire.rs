@@ -1,7 +1,7 @@
-//! Requests and answers as they go over the wire (`spec/capi.md 1`).
+//! Requests and responses in their wire format (`spec/capi.md 1`).
 //!
-//! A request is read by hand: what is wrong with it is named without its values, which may be
-//! secrets.
+//! Requests are parsed by hand: an error names the wrong member without its value, which may be a
+//! secret.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use refit_kinds::{
 use refit_runtime::ObjectKey;
 use serde_json::Value;
 
-/// The hooks that are served.
+/// The hooks that the server serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hook {
     Discovery,
@@ -31,7 +31,7 @@ impl Hook {
     pub(crate) const ALL: [Self; 4] =
         [Self::Discovery, Self::CanUpdateMachine, Self::CanUpdateMachineSet, Self::UpdateMachine];
 
-    /// Its name in the catalog.
+    /// Name of the hook in the catalog.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Discovery => "Discovery",
@@ -41,7 +41,7 @@ impl Hook {
         }
     }
 
-    /// The name of our handler; Discovery has none.
+    /// Name of Refit's handler; Discovery has none.
     pub(crate) fn handler(self) -> Option<&'static str> {
         match self {
             Self::Discovery => None,
@@ -52,13 +52,13 @@ impl Hook {
     }
 }
 
-/// Why a request cannot be served. No value of the request is in it.
+/// Why a request cannot be served. It contains no value of the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadRequest {
-    /// Not JSON.
+    /// The body is not JSON.
     #[error("the body is not JSON (line {line}, column {column})")]
     NotJson { line: usize, column: usize },
-    /// A member is missing or of another type.
+    /// A member is missing or has another type.
     #[error("{path} is missing or not {want}")]
     Member { path: String, want: &'static str },
 }
@@ -74,7 +74,7 @@ fn missing(path: &str, want: &'static str) -> BadRequest {
     BadRequest::Member { path: path.to_owned(), want }
 }
 
-/// Names of the three members that make up one side of a request.
+/// Names of the three members of one side of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Members {
     owner: &'static str,
@@ -132,7 +132,7 @@ pub(crate) fn key_of(object: &Value) -> Option<ObjectKey> {
     (!namespace.is_empty() && !name.is_empty()).then(|| ObjectKey::new(namespace, name))
 }
 
-/// The answer to Discovery: fixed, and independent of any cluster (`spec/capi.md 1.4, 1.7`).
+/// The response to Discovery: fixed, and independent of any cluster (`spec/capi.md 1.4, 1.7`).
 pub(crate) fn discovery() -> DiscoveryResponse {
     let handlers = Hook::ALL.iter().filter_map(|hook| {
         Some(Handler {
@@ -154,7 +154,7 @@ pub(crate) fn discovery() -> DiscoveryResponse {
     }
 }
 
-/// What a verdict is for Cluster API: only an answer that has been thought through is a Success.
+/// The response status of a verdict: only a definite decision is a Success.
 fn status_of(verdict: &Verdict) -> (Status, String, Patches) {
     match verdict {
         Verdict::Cover(patches) => (Status::Success, String::new(), patches.clone()),
@@ -167,7 +167,7 @@ fn status_of(verdict: &Verdict) -> (Status, String, Patches) {
     }
 }
 
-/// The answer to CanUpdateMachine.
+/// The response to CanUpdateMachine.
 pub(crate) fn can_update_machine(verdict: &Verdict) -> CanUpdateMachineResponse {
     let (status, message, patches) = status_of(verdict);
     CanUpdateMachineResponse {
@@ -181,7 +181,7 @@ pub(crate) fn can_update_machine(verdict: &Verdict) -> CanUpdateMachineResponse 
     }
 }
 
-/// The answer to CanUpdateMachineSet.
+/// The response to CanUpdateMachineSet.
 pub(crate) fn can_update_machine_set(verdict: &Verdict) -> CanUpdateMachineSetResponse {
     let (status, message, patches) = status_of(verdict);
     CanUpdateMachineSetResponse {
@@ -195,7 +195,7 @@ pub(crate) fn can_update_machine_set(verdict: &Verdict) -> CanUpdateMachineSetRe
     }
 }
 
-/// The answer to UpdateMachine.
+/// The response to UpdateMachine.
 pub(crate) fn update_machine(answer: &Answer) -> UpdateMachineResponse {
     UpdateMachineResponse {
         api_version: API_VERSION.to_owned(),
@@ -206,7 +206,7 @@ pub(crate) fn update_machine(answer: &Answer) -> UpdateMachineResponse {
     }
 }
 
-/// The answer to an UpdateMachine request that cannot be served.
+/// The response to an UpdateMachine request that cannot be served.
 pub(crate) fn update_machine_failure(message: String) -> UpdateMachineResponse {
     UpdateMachineResponse {
         api_version: API_VERSION.to_owned(),
@@ -217,7 +217,7 @@ pub(crate) fn update_machine_failure(message: String) -> UpdateMachineResponse {
     }
 }
 
-/// A patch as Go decodes it: the JSON text as base64 (`spec/capi.md 1.8`).
+/// A patch in the format that Go decodes: the JSON text as base64 (`spec/capi.md 1.8`).
 fn encode(patch: &Patch) -> HookPatch {
     HookPatch {
         patch_type: match patch {
@@ -228,7 +228,7 @@ fn encode(patch: &Patch) -> HookPatch {
     }
 }
 
-/// Reads `timeout` of a query: a Go duration such as `10s`, `1m0s` or `1.5s`.
+/// Parses `timeout` in a query: a Go duration such as `10s`, `1m0s` or `1.5s`.
 pub(crate) fn timeout_of(query: Option<&str>) -> Option<Duration> {
     let value = query?.split('&').find_map(|pair| pair.strip_prefix("timeout="))?;
     go_duration(value)
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_without_its_values() {
+    fn an_error_names_the_field_without_its_value() {
         let mut request = json!({"desired": {"machine": "hunter2", "infrastructureMachine": {}}});
         let error = side(&mut request, "desired", MACHINE).unwrap_err();
         assert_eq!(error.to_string(), "desired.machine is missing or not an object");

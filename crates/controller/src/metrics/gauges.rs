@@ -1,4 +1,4 @@
-//! What is so, read from the caches at each scrape.
+//! Gauges, read from the caches at each scrape.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,10 +23,10 @@ use crate::{
     workload_watch::ClusterView,
 };
 
-/// How many groups and how many clusters have series of their own. A fleet may have thousands of
-/// groups; those that do something now come first, the others are counted.
+/// Maximum number of groups, and of clusters, with their own series. A fleet may have thousands of
+/// groups; groups with activity come first, the others are only counted.
 const MAX_SERIES: usize = 500;
-/// The phase of a Machine that nobody asked to update.
+/// The phase of a Machine without a NodeUpdate.
 const NO_UPDATE: &str = "None";
 
 type Real = Gauge<f64, AtomicU64>;
@@ -65,7 +65,7 @@ struct KindLabels {
     kind: String,
 }
 
-/// Everything that is read from the caches.
+/// All gauges.
 #[derive(Debug, Default)]
 pub(super) struct Gauges {
     machines: Family<PhaseLabels, Gauge>,
@@ -82,7 +82,7 @@ pub(super) struct Gauges {
 }
 
 impl Gauges {
-    /// Registers all of them.
+    /// Registers all gauges.
     pub(super) fn register(registry: &mut Registry) -> Self {
         let all = Self::default();
         registry.register(
@@ -137,7 +137,7 @@ impl Gauges {
         all
     }
 
-    /// Reads the caches.
+    /// Sets all gauges from the caches.
     pub(super) fn fill(&self, ctx: &Context) {
         let now = ctx.clock.now();
         self.machines(ctx);
@@ -192,7 +192,7 @@ impl Gauges {
                 (status.slots.len(), status.waiting.len(), status.limit)
             });
             let key = ObjectKey::of(group.as_ref());
-            // Those that do something sort first.
+            // Groups with activity sort first.
             known.insert((!busy(&key, slots, waiting), key, slots, limit));
         }
         self.slots_claimed.clear();
@@ -272,7 +272,7 @@ impl Gauges {
     }
 }
 
-/// Since when the drain of each group is blocked that is blocked longest.
+/// When the longest block of a drain began, for each group with blocked drains.
 fn blocked_drains(ctx: &Context) -> BTreeMap<ObjectKey, Timestamp> {
     let mut blocked: BTreeMap<ObjectKey, Timestamp> = BTreeMap::new();
     for update in ctx.stores.node_updates.list() {

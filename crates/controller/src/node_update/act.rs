@@ -1,4 +1,4 @@
-//! Writing: the one write that a decision names.
+//! Makes the write of a decision.
 
 use std::{fmt::Debug, time::Duration};
 
@@ -27,25 +27,25 @@ use serde_json::{Value, json};
 use super::look::{Look, WorkloadCluster};
 use crate::{PlanLocation, context::Context, drain};
 
-/// How soon a NodeUpdate is looked at again after a write: the write's own event wakes it as well.
+/// Requeue delay after a write; the watch event of the write wakes the NodeUpdate as well.
 const AFTER_WRITE: Duration = Duration::from_millis(100);
-/// The same after somebody else wrote first: their event must come through.
+/// Requeue delay after a write conflict: the event of the other write must arrive first.
 const AFTER_CONFLICT: Duration = Duration::from_millis(500);
-/// The same after a call to a workload cluster that got no answer.
+/// Requeue delay after a call to a workload cluster that got no response.
 const AFTER_SILENCE: Duration = Duration::from_secs(5);
 
-/// What a write came to.
+/// Result of a write.
 #[derive(Debug)]
 pub(super) enum Done {
-    /// It was made, or somebody else was faster: look again after this time.
+    /// The write was made, or it conflicted with another one: requeue after this delay.
     Again(Duration),
-    /// Evictions were tried; these were refused.
+    /// Evictions were requested; these were refused.
     Evicted(Vec<EvictionRefusal>),
-    /// The API server refused it, and will again until somebody changes something.
+    /// The API server refused the write, and will refuse it until its cause is removed.
     Refused(Refusal),
 }
 
-/// Announces what the decision says, then makes its write.
+/// Emits the events of the decision, then makes its write.
 pub(super) async fn perform(
     ctx: &Context,
     look: &Look,
@@ -100,7 +100,7 @@ async fn management(
         ManagementWrite::MachineCondition(condition) => {
             let status = match condition {
                 Some(condition) => json!({ "conditions": [condition] }),
-                // Applying nothing gives up what we applied before.
+                // Applying an empty status removes the condition that Refit applied before.
                 None => json!({}),
             };
             machine_condition(ctx, look, &status).await
@@ -108,7 +108,7 @@ async fn management(
     }
 }
 
-/// A conflict or a vanished object is no error: the next look sees what happened.
+/// A conflict or a vanished object is not an error: the next reconcile sees what happened.
 fn settled(outcome: kube::Result<()>, write: &Write) -> anyhow::Result<Done> {
     match outcome {
         Ok(()) => Ok(Done::Again(AFTER_WRITE)),
@@ -116,14 +116,14 @@ fn settled(outcome: kube::Result<()>, write: &Write) -> anyhow::Result<Done> {
             Ok(Done::Again(AFTER_CONFLICT))
         }
         Err(error) => match refusal(write.target(), &error) {
-            // What cannot be written cannot be shown there either.
+            // A refused status write cannot be reported in that status.
             Some(refused) if *write != Write::STATUS => Ok(Done::Refused(refused)),
             _ => Err(error.into()),
         },
     }
 }
 
-/// What the API server refuses by its rights or its rules; `None` for what another attempt may bring.
+/// A refusal by authorization or validation; `None` for errors that a retry may resolve.
 pub(super) fn refusal(what: &str, error: &kube::Error) -> Option<Refusal> {
     let kube::Error::Api(status) = error else { return None };
     matches!(status.code, 400 | 403 | 422)
@@ -154,7 +154,7 @@ async fn slots(ctx: &Context, look: &Look, next: &UpdateGroupStatus) -> kube::Re
     swap_group(ctx, object, &group.status, next).await
 }
 
-/// Writes a group's status over the one that was read, and nothing over any other.
+/// Writes a group's status if the group has not changed since it was read.
 pub(crate) async fn swap_group(
     ctx: &Context,
     object: &UpdateGroup,
@@ -200,7 +200,7 @@ async fn machine_condition(ctx: &Context, look: &Look, status: &Value) -> kube::
     Ok(())
 }
 
-/// Makes a write to the workload cluster, if it answers.
+/// Makes a write to the workload cluster, if the cluster responds.
 async fn in_workload(
     ctx: &Context,
     look: &Look,
@@ -260,7 +260,7 @@ async fn workload(
     Ok(None)
 }
 
-/// Whether the error says that nobody answered, rather than that somebody refused.
+/// Whether the error means that there was no response, not that the request was refused.
 pub(super) fn is_silence(error: &kube::Error) -> bool {
     if let kube::Error::Api(status) = error {
         return matches!(status.code, 502..=504);
@@ -268,7 +268,7 @@ pub(super) fn is_silence(error: &kube::Error) -> bool {
     !lease::is_fenced(error)
 }
 
-/// Writes the HostPlan beside its Machine, which owns it from then on: it goes with the Machine.
+/// Writes the HostPlan next to its Machine. The Machine owns it, so that both are deleted together.
 async fn plan_in_management(ctx: &Context, look: &Look, spec: &HostPlanSpec) -> kube::Result<()> {
     let Some(machine) = &look.snapshot.machine else {
         return Ok(());
@@ -301,7 +301,7 @@ async fn host_plan(
     if changes.is_none() && signature.is_none() {
         return Ok(());
     }
-    // In one write: a plan is never there without its signature.
+    // In one write: a plan never exists without its signature.
     if let Some(signature) = signature {
         metadata["annotations"] = json!({ keys::PLAN_SIGNATURE: signature });
     }
@@ -312,26 +312,26 @@ async fn host_plan(
     Ok(())
 }
 
-/// The signature that a plan with this spec lacks.
+/// The signature to add to a plan with this spec.
 fn signature(ctx: &Context, look: &Look, plan: &HostPlan, spec: &HostPlanSpec) -> Option<String> {
     let signer = ctx.settings.plan_signer.as_deref()?;
-    // A spec is made afresh by the start of a plan alone; any other is what stands there, moved on.
-    // What we have not signed ourselves may be somebody else's, and gets no signature of ours.
+    // Only the start of a plan creates a new spec; any other spec is the existing one, advanced. A
+    // plan that Refit has not signed may come from another writer, and is not signed here.
     let moved_on = spec.plan_id == plan.spec.plan_id;
     if spec.plan_id.is_empty() || *spec == plan.spec || (moved_on && !signer.has_signed(plan)) {
         return None;
     }
     let update = &look.snapshot.update;
-    let own = || {
+    let new_claims = || {
         let made = update.metadata.creation_timestamp.as_ref();
         Claims {
             goal_hash: update.spec.goal_hash.clone(),
             issued_at: made.map_or(Timestamp::UNIX_EPOCH, |time| time.0),
         }
     };
-    // A plan of another NodeUpdate is told to stop: whose it is does not change by that.
+    // A plan of another NodeUpdate is only stopped, and stays that NodeUpdate's plan.
     let foreign = PlanId::of(&update.metadata) != spec.plan_id;
-    let claims = claims_of(plan).filter(|_| foreign).unwrap_or_else(own);
+    let claims = claims_of(plan).filter(|_| foreign).unwrap_or_else(new_claims);
     Some(signer.sign(plan, spec, &claims))
 }
 
@@ -348,7 +348,7 @@ async fn node(
     let Some(known) = cluster.view.nodes.get(&key) else {
         return Ok(());
     };
-    // Whoever cordoned or opened the node since it was read must not be overruled.
+    // A cordon or uncordon since the node was read must not be overwritten.
     body["metadata"]["resourceVersion"] = known.resource_version().into();
     let api: Api<Node> = Api::all(client.clone());
     let written = apply::merge(&api, name, &body).await?;
@@ -404,7 +404,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_another_attempt_cannot_bring_is_a_refusal() {
+    fn only_permanent_errors_are_refusals() {
         let error = |code: u16| {
             let status = json!({"status": "Failure", "message": "no", "reason": "", "code": code});
             kube::Error::Api(serde_json::from_value(status).unwrap())

@@ -1,4 +1,4 @@
-//! Reading: everything that a decision about one NodeUpdate looks at.
+//! Reads everything that a decision about one NodeUpdate needs.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -27,22 +27,21 @@ use crate::{
     workload_watch::ClusterView,
 };
 
-/// One look at a NodeUpdate: the snapshot that is decided on, and handles for the write.
+/// Everything that was read for one reconcile: the snapshot for the decision, and handles for the
+/// write.
 pub(super) struct Look {
     pub(super) snapshot: Snapshot,
-    /// The group's object, as it was read.
+    /// The UpdateGroup, as it was read.
     pub(super) group: Option<Arc<UpdateGroup>>,
     pub(super) cluster: Option<WorkloadCluster>,
 }
 
-/// The Machine's cluster.
 pub(super) struct WorkloadCluster {
     pub(super) key: ObjectKey,
     pub(super) view: Arc<ClusterView>,
 }
 
 impl Look {
-    /// Reads the caches.
     pub(super) fn read(ctx: &Context, update: Arc<NodeUpdate>) -> Self {
         let stores = &ctx.stores;
         let machine_key =
@@ -92,7 +91,7 @@ impl Look {
             group,
             workload: match seen {
                 Some(seen) => Workload::Seen(seen),
-                // Without a Machine there is no cluster to ask, and nothing to wait for.
+                // Without a Machine there is no cluster to read, and nothing to wait for.
                 None if machine.is_none() => Workload::Unreachable { cluster: String::new() },
                 None => Workload::NotSynced,
             },
@@ -104,7 +103,7 @@ impl Look {
         Self { snapshot, group: object, cluster }
     }
 
-    /// What is to be done by the snapshot and by what is known of its cluster now.
+    /// Decides from the snapshot and the current state of its cluster.
     pub(super) fn decide(&mut self, ctx: &Context) -> Decision {
         if let Some(WorkloadCluster { key, view }) = &self.cluster {
             if view.is_unreachable() || view.is_overdue(&ctx.clock) {
@@ -116,13 +115,13 @@ impl Look {
         decide(&self.snapshot, ctx.clock.now())
     }
 
-    /// Whether the cache lacks the Machine that the NodeUpdate names, while that matters: a cache
-    /// that is behind must not end an update for good.
+    /// Whether the cache lacks the Machine of an unfinished NodeUpdate: a stale cache must not end
+    /// an update permanently.
     pub(super) fn machine_is_missing(&self) -> bool {
         !groups::phase_of(&self.snapshot.update).is_final() && self.snapshot.own_machine().is_none()
     }
 
-    /// What the watches of the workload cluster saw.
+    /// The data from the workload cluster's watches.
     pub(super) fn seen(&self) -> Option<&Seen> {
         match &self.snapshot.workload {
             Workload::Seen(seen) => Some(seen),
@@ -130,7 +129,7 @@ impl Look {
         }
     }
 
-    /// The same, to add what was looked at since.
+    /// The data from the workload cluster's watches, for adding what was read later.
     pub(super) fn seen_mut(&mut self) -> Option<&mut Seen> {
         match &mut self.snapshot.workload {
             Workload::Seen(seen) => Some(seen),
@@ -200,10 +199,10 @@ fn group(
     }
 }
 
-/// The NodeUpdates of a namespace by the name of their Machine: one scan, however many Machines ask.
+/// The NodeUpdates of a namespace by the name of their Machine: one scan serves all Machines.
 pub(crate) type ByMachine = BTreeMap<String, Vec<Arc<NodeUpdate>>>;
 
-/// Sorts the NodeUpdates of a namespace by Machine.
+/// Groups the NodeUpdates of a namespace by Machine.
 pub(crate) fn by_machine(stores: &Stores, namespace: &str) -> ByMachine {
     let mut sorted = ByMachine::new();
     for update in stores.node_updates.list_in(namespace) {
@@ -213,12 +212,12 @@ pub(crate) fn by_machine(stores: &Stores, namespace: &str) -> ByMachine {
     sorted
 }
 
-/// The NodeUpdates of one Machine's name.
+/// The NodeUpdates that name this Machine.
 pub(crate) fn of_machine<'a>(updates: &'a ByMachine, machine: &Machine) -> &'a [Arc<NodeUpdate>] {
     updates.get(&machine.name_any()).map_or(&[], Vec::as_slice)
 }
 
-/// Whether a machine can stand in for another.
+/// Whether a machine can carry the load of another one.
 fn available(updates: &ByMachine, machine: &Machine, nodes: &[NodeView]) -> bool {
     let uid = MachineUid::of(&machine.metadata);
     let newest = speaker(of_machine(updates, machine).iter().map(AsRef::as_ref), &uid);
@@ -229,8 +228,8 @@ fn available(updates: &ByMachine, machine: &Machine, nodes: &[NodeView]) -> bool
     })
 }
 
-/// Whether the last other NodeUpdate of these machines to the same version that was the first
-/// control plane passed `kubeadm-upgrade`.
+/// Whether `kubeadm-upgrade` is done in the latest other NodeUpdate of these machines to the same
+/// version with the role FirstControlPlane.
 fn last_first_passed(
     updates: &ByMachine,
     update: &NodeUpdate,
@@ -264,7 +263,7 @@ fn paused(stores: &Stores, machine: &Machine) -> Option<String> {
     annotated.then(|| format!("Machine {}", machine.name_any()))
 }
 
-/// What a decision reads of a Node.
+/// The fields of a Node that decisions use.
 pub(crate) fn node_view(node: &Node) -> NodeView {
     let status = node.status.as_ref();
     let ready = status
@@ -293,7 +292,7 @@ pub(crate) fn node_view(node: &Node) -> NodeView {
     }
 }
 
-/// What a decision reads of a mirror pod.
+/// The fields of a mirror pod that decisions use.
 fn static_pod(pod: &Pod) -> Option<StaticPod> {
     let component = pod.labels().get("component")?.clone();
     let spec = pod.spec.as_ref()?;

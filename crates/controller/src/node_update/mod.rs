@@ -1,7 +1,7 @@
 //! The controller of NodeUpdates: brings one Machine to one goal.
 //!
-//! Each look at a NodeUpdate reads the caches, asks `refit_core::node::decide`, and makes the one
-//! write that it names. Nothing is remembered from one look to the next.
+//! Each reconcile reads the caches, calls `refit_core::node::decide`, and makes the one write of
+//! the decision. Nothing is remembered between reconciles.
 
 mod act;
 pub(crate) mod look;
@@ -22,15 +22,15 @@ use self::{
 };
 use crate::{
     context::Context,
-    drain::{self, Blind, Whose},
+    drain::{self, DrainReadError, DrainTarget},
 };
 
-/// How soon a NodeUpdate is looked at again whose Machine the cache lacked.
+/// Requeue delay after a Machine was found that the cache lacked.
 const AFTER_FIND: Duration = Duration::from_millis(100);
-/// The same after a write that somebody has to allow first.
+/// Requeue delay after a refused write: its cause must be removed first.
 const AFTER_REFUSAL: Duration = Duration::from_secs(30);
 
-/// Works on NodeUpdates until it is dropped.
+/// Reconciles NodeUpdates until the future is dropped.
 pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
     ctx.stores.wait_synced().await;
     let workers = ctx.settings.node_update_workers;
@@ -57,17 +57,19 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
     if look.machine_is_missing() && find_machine(ctx, &look).await? {
         return Ok(Action::RequeueAfter(AFTER_FIND));
     }
-    if let Err(blind) = look_at_pods(ctx, &mut look).await {
-        look.snapshot.refused = blind.refusal(act::refusal);
-        match blind {
+    if let Err(failure) = look_at_pods(ctx, &mut look).await {
+        look.snapshot.refused = failure.refusal(act::refusal);
+        match failure {
             _ if look.snapshot.refused.is_some() => {}
-            Blind::Workload(error) if act::is_silence(&error) => {
+            DrainReadError::Workload(error) if act::is_silence(&error) => {
                 if let Some(cluster) = &look.cluster {
                     cluster.view.mark_unreachable();
                 }
             }
-            Blind::Workload(error) | Blind::Management(error) => return Err(error.into()),
-            Blind::Rules(_) => {}
+            DrainReadError::Workload(error) | DrainReadError::Management(error) => {
+                return Err(error.into());
+            }
+            DrainReadError::Rules(_) => {}
         }
     }
     let decision = look.decide(ctx);
@@ -93,7 +95,7 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
     }
 }
 
-/// Decides once more with what the last write came to, and shows it.
+/// Decides again with the result of the last write, and writes the status.
 async fn show(ctx: &Context, look: &mut Look) -> anyhow::Result<Decision> {
     let decision = look.decide(ctx);
     if decision.write == Some(Write::STATUS) {
@@ -102,7 +104,7 @@ async fn show(ctx: &Context, look: &mut Look) -> anyhow::Result<Decision> {
     Ok(decision)
 }
 
-/// Asks the API server itself for a Machine that the cache lacks; whether it is there.
+/// Reads a Machine that the cache lacks from the API server; returns whether it exists.
 async fn find_machine(ctx: &Context, look: &Look) -> kube::Result<bool> {
     let update = &look.snapshot.update;
     let namespace = update.namespace().unwrap_or_default();
@@ -121,9 +123,8 @@ fn wait(decision: &Decision) -> Action {
     decision.requeue.map_or(Action::Done, Action::RequeueAfter)
 }
 
-/// Looks at the pods of a node that is being drained, and at what they leave behind; nobody else
-/// needs them.
-async fn look_at_pods(ctx: &Context, look: &mut Look) -> Result<(), Blind> {
+/// Reads the pods and volumes of a node that is being drained. No other phase needs them.
+async fn look_at_pods(ctx: &Context, look: &mut Look) -> Result<(), DrainReadError> {
     let Snapshot { update, machine, drain: choice, workload, .. } = &mut look.snapshot;
     let draining = update.status.as_ref().is_some_and(|status| status.phase == Phase::Draining);
     let (Some(WorkloadCluster { key, view }), Some(machine), Workload::Seen(seen)) =
@@ -141,8 +142,12 @@ async fn look_at_pods(ctx: &Context, look: &mut Look) -> Result<(), Blind> {
         view.mark_unreachable();
         return Ok(());
     };
-    let whose =
-        Whose { machine, node: &seen.node_name, node_ready: node.ready, policy: &choice.policy };
-    seen.drain = Some(drain::look(ctx, &client, whose).await?);
+    let target = DrainTarget {
+        machine,
+        node: &seen.node_name,
+        node_ready: node.ready,
+        policy: &choice.policy,
+    };
+    seen.drain = Some(drain::look(ctx, &client, target).await?);
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Slots that belong to nobody, as the API server itself says: a cache that is behind must not free
-//! the slot of a machine that is worked on.
+//! Orphaned slots, read from the API server: a stale cache must not free the slot of a machine
+//! whose update is in progress.
 
 use kube::Api;
 use refit_cluster_api::kinds::Machine;
@@ -8,7 +8,7 @@ use refit_kinds::refit::{MachineUid, NodeUpdate, Slot, UpdateGroupStatus};
 use super::is_free;
 use crate::{context::Context, groups::Group};
 
-/// uids of the Machines whose slots belong to nobody.
+/// uids of the Machines of orphaned slots.
 pub(super) async fn free_slots(
     ctx: &Context,
     group: &Group,
@@ -16,14 +16,14 @@ pub(super) async fn free_slots(
 ) -> kube::Result<Vec<MachineUid>> {
     let mut free = Vec::new();
     for slot in &status.slots {
-        if is_free(ctx, group, slot) && is_nobodys(ctx, &group.key.namespace, slot).await? {
+        if is_free(ctx, group, slot) && is_orphaned(ctx, &group.key.namespace, slot).await? {
             free.push(slot.machine_uid.clone());
         }
     }
     Ok(free)
 }
 
-async fn is_nobodys(ctx: &Context, namespace: &str, slot: &Slot) -> kube::Result<bool> {
+async fn is_orphaned(ctx: &Context, namespace: &str, slot: &Slot) -> kube::Result<bool> {
     let machines: Api<Machine> = Api::namespaced(ctx.client.clone(), namespace);
     let machine = machines.get_opt(&slot.machine).await?;
     if machine.is_none_or(|machine| MachineUid::of(&machine.metadata) != slot.machine_uid) {

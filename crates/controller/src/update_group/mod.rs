@@ -1,5 +1,5 @@
-//! The controller of UpdateGroups: makes them, shows who waits and why, and frees the slots of
-//! machines that are gone.
+//! The controller of UpdateGroups: creates them, shows which Machines wait and why, and frees the
+//! slots of Machines that are gone.
 
 mod live;
 
@@ -39,12 +39,13 @@ use crate::{
     policy::live_policy,
 };
 
-/// How soon a group is looked at again after somebody else wrote first.
+/// Requeue delay after a write conflict.
 const AFTER_CONFLICT: Duration = Duration::from_millis(500);
-/// How often a group with slots is looked at without a cause: a Machine may go unseen.
+/// How often a group with slots is checked without an event: the deletion of a Machine may be
+/// missed.
 const SLOT_RECHECK: Duration = Duration::from_mins(1);
 
-/// Works on UpdateGroups until it is dropped.
+/// Reconciles UpdateGroups until the future is dropped.
 pub(crate) async fn run(ctx: Arc<Context>) -> anyhow::Result<()> {
     ctx.stores.wait_synced().await;
     let workers = ctx.settings.update_group_workers;
@@ -89,7 +90,7 @@ async fn reconcile(ctx: &Context, key: &ObjectKey) -> anyhow::Result<Action> {
     let free = live::free_slots(ctx, &group, &status).await?;
     let next = next_status(ctx, &object, &status, &machines, &speakers, &free);
     if next != status {
-        complain(ctx, &object, &status, &next).await;
+        announce_invalid_policy(ctx, &object, &status, &next).await;
         match swap_group(ctx, &object, &status, &next).await {
             Err(error) if apply::is_conflict(&error) || apply::is_not_found(&error) => {
                 return Ok(Action::RequeueAfter(AFTER_CONFLICT));
@@ -138,17 +139,17 @@ fn next_status(
     summarise(&next, limits, &members, object.metadata.generation, now)
 }
 
-/// Tells the owner of an annotation that is not understood, once for each time.
-async fn complain(
+/// Emits an event on the owner for an invalid annotation, once per change.
+async fn announce_invalid_policy(
     ctx: &Context,
     object: &UpdateGroup,
     status: &UpdateGroupStatus,
     next: &UpdateGroupStatus,
 ) {
-    let said = |status: &UpdateGroupStatus| {
+    let policy_condition = |status: &UpdateGroupStatus| {
         conditions::get(&status.conditions, POLICY_UNDERSTOOD).cloned()
     };
-    let (before, after) = (said(status), said(next));
+    let (before, after) = (policy_condition(status), policy_condition(next));
     let Some(after) = after.filter(|after| after.status == "False") else {
         return;
     };
@@ -170,8 +171,8 @@ async fn complain(
     ctx.recorder.announce(&announcement).await;
 }
 
-/// Whether a slot belongs to nobody: its Machine is gone, or its NodeUpdate is and the machine
-/// serves as if nothing had been.
+/// Whether a slot is orphaned: its Machine is gone, or its NodeUpdate is gone and the node is ready
+/// and not cordoned by Refit.
 fn is_free(ctx: &Context, group: &Group, slot: &Slot) -> bool {
     let stores: &Stores = &ctx.stores;
     let namespace = &group.key.namespace;

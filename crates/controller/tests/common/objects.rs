@@ -26,7 +26,7 @@ pub(crate) fn server(clock: Clock) -> ApiServer {
     ApiServer::new(Options::new(Arc::new(move || clock.now())))
 }
 
-/// Serves the API server over plain HTTP for ever.
+/// Serves the API server over plain HTTP until the task is dropped.
 pub(crate) fn serve_api<S>(
     network: &MemoryNetwork,
     host: &str,

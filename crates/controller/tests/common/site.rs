@@ -1,4 +1,4 @@
-//! A management cluster, a workload cluster and a controller on one network in memory.
+//! A management cluster, a workload cluster and a controller on an in-memory network.
 
 use std::{
     sync::{Arc, Mutex},
@@ -29,17 +29,17 @@ use tower::ServiceExt as _;
 
 use crate::objects::{made, serve_api, server, validity};
 
-/// How the controller names itself, for faults that hit it alone.
+/// User agent of the controller, for faults that affect only it.
 pub(crate) const CONTROLLER: &str = "refit-controller/test";
 const HOOKS: &str = "hooks.test";
 const PROBES: &str = "probes.test";
 const MANAGEMENT: &str = "management.test";
 const WORKLOAD: &str = "workload.test";
 
-/// A controller that lives until this is dropped.
+/// A controller that runs until this is dropped.
 pub(crate) type Running = JoinSet<anyhow::Result<()>>;
 
-/// Both clusters are served until this is dropped; the controller comes and goes.
+/// Both clusters are served until this is dropped; controllers start and stop.
 pub(crate) struct Site {
     pub(crate) clock: Clock,
     pub(crate) management: ApiServer,
@@ -86,12 +86,12 @@ impl Site {
         Client::new(self.workload.clone(), "default")
     }
 
-    /// Every write that the controller has sent to the management cluster, whatever came of it.
+    /// Every write that the controller has sent to the management cluster, with any result.
     pub(crate) fn writes(&self) -> Vec<String> {
         self.writes.lock().unwrap().clone()
     }
 
-    /// Shows the controller the way to the workload cluster, as Cluster API does.
+    /// Gives the controller access to the workload cluster, as Cluster API does.
     pub(crate) async fn connect(&self, client: &Client, cluster: &str) {
         let kubeconfig = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
@@ -106,7 +106,7 @@ impl Site {
         let _: Secret = made(client, secret).await;
     }
 
-    /// Lets the controller's watch of these bring nothing of what is written from now on.
+    /// Hides later changes of this resource from the controller's watch.
     pub(crate) fn hold_back(&self, resource: &str) {
         self.management.faults().add_stale(StaleView {
             user_agent: CONTROLLER.to_owned(),
@@ -116,7 +116,7 @@ impl Site {
         });
     }
 
-    /// A controller, perhaps one that lacks a safeguard.
+    /// A controller, optionally without one safeguard.
     pub(crate) fn controller(
         &self,
         without: Option<Safeguard>,
@@ -162,7 +162,7 @@ impl Site {
         serde_json::from_slice(&text).unwrap()
     }
 
-    /// What a scraper reads.
+    /// The content of `/metrics`.
     pub(crate) async fn metrics(&self) -> String {
         let config = kube::Config::new(format!("http://{PROBES}:80").parse().unwrap());
         let client = self.stack("scraper/test").client(&config).unwrap();
@@ -176,7 +176,7 @@ impl Site {
     }
 }
 
-/// Long enough for every watch to bring what was written, and for everybody to act on it.
+/// Waits until every watch has delivered the changes and all components have reacted.
 pub(crate) async fn settle() {
     tokio::time::sleep(Duration::from_secs(5)).await;
 }

@@ -51,7 +51,7 @@ async fn another_unfinished_machine_of_the_control_plane_is_named() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_machine_that_cluster_api_still_marks_holds_the_others_back() {
+async fn an_unfinished_in_place_update_blocks_the_other_machines() {
     let fleet = Fleet::new().await;
     fleet.annotate::<Machine>("edge-1-cp-2", keys::UPDATE_IN_PROGRESS, "").await;
     settle().await;
@@ -74,7 +74,7 @@ async fn a_host_without_a_fresh_report_is_named() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_uncovered_change_is_preserved_and_its_paths_are_in_the_group() {
+async fn an_uncovered_change_is_preserved_with_its_paths_in_the_group() {
     let fleet = Fleet::new().await;
     let line = "DockerMachine/edge-1-cp-0 spec.cpus: 2 -> 4 (no updater)";
     let answer = fleet.can_update("edge-1-cp-0", NEW, (2, 4)).await;
@@ -104,7 +104,7 @@ async fn policy_is_read_from_the_live_owner_and_cluster() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_known_is_never_an_empty_success() {
+async fn an_unknown_object_is_never_an_empty_success() {
     let mut fleet = Fleet::new().await;
     fleet.site.management.faults().set_down(Some(Down::Unavailable));
     fleet.restart().await;
@@ -164,7 +164,7 @@ async fn workers_wait_for_the_control_plane() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_worker_without_a_node_holds_its_set_back() {
+async fn a_worker_without_a_node_blocks_its_set() {
     let fleet = Fleet::new().await;
     for name in CONTROL_PLANE {
         fleet.kubelet(name, NEW).await;

@@ -1,5 +1,5 @@
-//! Cluster edge-1: three control plane machines and a MachineDeployment of two, all at v1.34.2, whose
-//! agents have just reported. The hooks are called as Cluster API calls them.
+//! Cluster edge-1: three control plane machines and a MachineDeployment of two, all at v1.34.2,
+//! with fresh reports of their agents. Tests call the hooks as Cluster API does.
 
 use std::fmt::Debug;
 
@@ -40,7 +40,7 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// The cluster at rest, known to a controller.
+    /// The cluster at rest, and a controller that has read it.
     pub(crate) async fn new() -> Self {
         Self::of(None).await
     }
@@ -57,7 +57,7 @@ impl Fleet {
         cluster(&client).await;
         site.connect(&client, "edge-1").await;
         let fleet = Self { controller: site.start(without), site, without };
-        // Agents report once the controller has installed what they need.
+        // Agents report once the controller has installed their namespace and CRD.
         settle().await;
         for name in CONTROL_PLANE.iter().chain(&WORKERS) {
             let metadata = json!({"name": name});
@@ -69,7 +69,7 @@ impl Fleet {
         fleet
     }
 
-    /// Ends the controller at once and starts another one.
+    /// Stops the controller immediately and starts another one.
     pub(crate) async fn restart(&mut self) {
         self.controller.shutdown().await;
         self.controller = self.site.start(self.without);
@@ -91,7 +91,7 @@ impl Fleet {
         Api::namespaced(self.site.workload_client(), keys::HOST_PLAN_NAMESPACE)
     }
 
-    /// Lets the agent of a host have reported at this time.
+    /// Sets the time of the last report of a host's agent.
     pub(crate) async fn report(&self, name: &str, at: Timestamp) {
         let body = json!({"status": {"agentVersion": "0.1.0", "reportedAt": at}});
         let patch = Patch::Merge(&body);
@@ -125,12 +125,12 @@ impl Fleet {
         status(&self.client(), &machine, body).await;
     }
 
-    /// Lets a Machine show the version of its kubelet.
+    /// Sets the kubelet version in a Machine's status.
     pub(crate) async fn kubelet(&self, name: &str, version: &str) {
         self.machine_status(name, json!({"nodeInfo": node_info(version)})).await;
     }
 
-    /// Ends every NodeUpdate, an hour ago.
+    /// Ends every NodeUpdate with this phase, an hour ago.
     pub(crate) async fn end_updates(&self, phase: Phase) {
         let ended = self.site.clock.now_seconds() - jiff::SignedDuration::from_hours(1);
         for update in self.updates().await {
@@ -147,7 +147,7 @@ impl Fleet {
         self.api().list(&ListParams::default()).await.unwrap().items
     }
 
-    /// Why the one group says that its change is covered, or is not.
+    /// The reason of the Covered condition of the only group.
     pub(crate) async fn reason(&self) -> String {
         let groups = self.groups().await;
         assert_eq!(groups.len(), 1);
@@ -162,13 +162,13 @@ impl Fleet {
         about.filter_map(|event| event.reason).collect()
     }
 
-    /// Asserts that a scrape has this line, after the prefix of all.
+    /// Asserts that a scrape contains this line, after the common prefix.
     pub(crate) async fn assert_metric(&self, line: &str) {
         let text = self.site.metrics().await;
         assert!(text.lines().any(|l| l.strip_prefix("refit_") == Some(line)), "{line} in {text}");
     }
 
-    /// Asserts that one call of a hook came to this.
+    /// Asserts that one call of a hook had this verdict.
     pub(crate) async fn assert_counted(&self, hook: &str, verdict: &str) {
         let labels = format!("hook=\"{hook}\",verdict=\"{verdict}\"");
         self.assert_metric(&format!("hook_duration_seconds_count{{{labels}}} 1")).await;
@@ -202,7 +202,7 @@ impl Fleet {
     }
 }
 
-/// What a hook answered.
+/// The response of a hook.
 #[derive(Debug)]
 pub(crate) struct Answer(Value);
 
@@ -217,22 +217,22 @@ impl Answer {
         self.is_success() && patch.contains(&true)
     }
 
-    /// Whether Cluster API is left to roll out new machines, for this reason.
+    /// Whether the rollout is left to Cluster API, for this reason.
     pub(crate) fn leaves_it(&self, why: &str) -> bool {
         self.is_success() && !self.is_covered() && self.message().contains(why)
     }
 
-    /// Whether nothing is to happen, for this reason.
+    /// Whether the change is refused, for this reason.
     pub(crate) fn refuses(&self, why: &str) -> bool {
         self.0["status"] == "Failure" && self.message().contains(why)
     }
 
-    /// Whether the Machine has what was asked for.
+    /// Whether the update is done.
     pub(crate) fn is_done(&self) -> bool {
         self.is_success() && self.0["retryAfterSeconds"] == 0
     }
 
-    /// Whether the call is to be made again, for this reason.
+    /// Whether a retry is requested, for this reason.
     pub(crate) fn waits(&self, why: &str) -> bool {
         self.is_success() && !self.is_done() && self.message().contains(why)
     }

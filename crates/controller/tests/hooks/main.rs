@@ -1,4 +1,4 @@
-//! What Cluster API is answered over the wire, by a controller that watches a fleet.
+//! Responses to Cluster API over the wire, by a controller that watches a fleet.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 

@@ -1,5 +1,5 @@
-//! What real Cluster API asked our hooks, recorded on the test bed: each request is asked again over
-//! the wire, and answered as it was then.
+//! Requests of real Cluster API to Refit's hooks, recorded on the test bed: each request is sent
+//! again over the wire, and must get the recorded response.
 
 use std::{fs, path::Path};
 
@@ -22,7 +22,7 @@ use crate::{
     site::{Running, Site, settle},
 };
 
-/// The hooks, and our handler of each.
+/// The hooks, and Refit's handler of each.
 const HOOKS: [(&str, Option<&str>); 4] = [
     ("Discovery", None),
     ("CanUpdateMachine", Some("can-update-machine")),
@@ -30,7 +30,7 @@ const HOOKS: [(&str, Option<&str>); 4] = [
     ("UpdateMachine", Some("update-machine")),
 ];
 
-/// A call that was recorded.
+/// A recorded call.
 struct Call {
     file: String,
     path: String,
@@ -38,11 +38,11 @@ struct Call {
     response: Value,
 }
 
-/// Every call of every recorded flow, on every line of Cluster API.
+/// Every call of every recorded flow, for every minor version of Cluster API.
 fn calls() -> Vec<Call> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../lab/testbed/fixtures/hooks");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../lab/testbed/fixtures/hooks");
     let mut calls = Vec::new();
-    for line in fs::read_dir(folder).unwrap() {
+    for line in fs::read_dir(directory).unwrap() {
         for file in fs::read_dir(line.unwrap().path()).unwrap() {
             let file = file.unwrap().path();
             let all: Vec<Value> =
@@ -68,7 +68,7 @@ fn calls_of(hook: &str) -> Vec<Call> {
 }
 
 impl Call {
-    /// Whether the answer follows from the request, and not from what others were doing then.
+    /// Whether the response follows from the request alone, not from other objects at that time.
     fn is_about_the_change(&self) -> bool {
         self.response["status"] == "Success"
             || text(&self.response, "/message").contains("no updater")
@@ -83,8 +83,8 @@ impl Call {
     }
 }
 
-/// The management cluster that one side of a request speaks of, at rest: its owner, its Machine with
-/// a fresh report, and a control plane that nothing holds back.
+/// The management cluster for one side of a request, at rest: its owner, its Machine with a fresh
+/// report, and a control plane that blocks nothing.
 async fn around(side: &Value) -> (Site, Running, Client) {
     let site = Site::new();
     install_kinds(&site.client()).await;
@@ -107,7 +107,8 @@ async fn around(side: &Value) -> (Site, Running, Client) {
     (site, controller, client)
 }
 
-/// Makes the Cluster and the owners of a recorded object, and refers to the owner of its Machines.
+/// Creates the Cluster and the owners of a recorded object; returns the reference to its Machines'
+/// owner.
 async fn owners(client: &Client, object: &Value, cluster: &str) -> Value {
     let label = |key: &str| object["metadata"]["labels"][key].as_str();
     let named: Cluster = made(client, json!({"metadata": {"name": cluster}, "spec": {}})).await;
@@ -128,7 +129,7 @@ async fn owners(client: &Client, object: &Value, cluster: &str) -> Value {
     let deployment = label(keys::DEPLOYMENT_NAME).unwrap();
     let mut metadata = json!({"name": deployment});
     if deployment.ends_with("-free") {
-        // As the flow said it of its owner.
+        // The policy that the flow set on its owner.
         metadata["annotations"] = json!({keys::ON_UNCOVERED: "Replace"});
     }
     let deployment: MachineDeployment =
@@ -139,7 +140,7 @@ async fn owners(client: &Client, object: &Value, cluster: &str) -> Value {
     owner(&set)
 }
 
-/// Makes a recorded Machine, which runs what it asks for, and lets its agent report.
+/// Creates a recorded Machine that runs its desired version, and a fresh report of its agent.
 async fn machine(site: &Site, client: &Client, recorded: &Value, owner: Value) {
     let mut body = recorded.clone();
     body["metadata"]["ownerReferences"] = json!([owner]);
@@ -164,7 +165,7 @@ fn every_recorded_call_is_at_the_path_of_its_hook() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn discovery_is_answered_as_when_it_was_recorded() {
+async fn discovery_matches_the_recorded_response() {
     let site = Site::new();
     let _controller = site.start(None);
     for call in calls_of("Discovery") {
@@ -173,7 +174,7 @@ async fn discovery_is_answered_as_when_it_was_recorded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn machines_and_machine_sets_are_judged_as_when_they_were_recorded() {
+async fn verdicts_match_the_recorded_ones() {
     for call in ["CanUpdateMachine", "CanUpdateMachineSet"].into_iter().flat_map(calls_of) {
         if call.is_about_the_change() {
             let (site, _controller, _) = around(&call.request["current"]).await;
@@ -183,7 +184,7 @@ async fn machines_and_machine_sets_are_judged_as_when_they_were_recorded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_recorded_update_makes_one_node_update_with_its_goal_and_ends_when_that_does() {
+async fn a_recorded_update_ends_with_its_one_node_update() {
     for call in calls_of("UpdateMachine") {
         let (site, _controller, client) = around(&call.request["desired"]).await;
         let answer = call.ask(&site).await;

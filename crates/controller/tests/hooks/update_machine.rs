@@ -1,4 +1,4 @@
-//! UpdateMachine, and the NodeUpdates that it leads to.
+//! UpdateMachine, and the NodeUpdates that it creates.
 
 use kube::{ResourceExt as _, api::PostParams};
 use lab_apiserver::Down;
@@ -17,7 +17,7 @@ use crate::{
 
 const NEWER: &str = "v1.35.1";
 
-/// Lets another replica make a NodeUpdate, and the watch of this one not bring it.
+/// Creates a NodeUpdate as another replica would, while this controller's watch does not see it.
 async fn another_replica_makes(fleet: &Fleet, machine: &str, ordinal: u32, goal: Goal) {
     fleet.site.hold_back("nodeupdates.refit.dev");
     let machine = fleet.api::<Machine>().get(machine).await.unwrap();
@@ -33,7 +33,7 @@ async fn another_replica_makes(fleet: &Fleet, machine: &str, ordinal: u32, goal:
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_update_machine_makes_ordinal_one_owned_by_its_machine() {
+async fn the_first_update_machine_creates_ordinal_one() {
     let fleet = Fleet::new().await;
     let answer = fleet.update("edge-1-w-0", NEW).await;
     assert!(answer.waits("pending"), "{answer:?}");
@@ -47,7 +47,7 @@ async fn the_first_update_machine_makes_ordinal_one_owned_by_its_machine() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cache_that_is_behind_never_makes_a_second_one() {
+async fn a_stale_cache_never_creates_a_second_node_update() {
     let fleet = Fleet::new().await;
     fleet.update("edge-1-w-0", NEW).await;
     let goal = fleet.updates().await.remove(0).spec.goal;
@@ -61,7 +61,7 @@ async fn a_cache_that_is_behind_never_makes_a_second_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_the_ordinal_a_restart_makes_a_second_one() {
+async fn without_the_ordinal_a_restart_creates_a_second_node_update() {
     let mut fleet = Fleet::without(Safeguard::Ordinal).await;
     for _ in 0..3 {
         fleet.update("edge-1-w-0", NEW).await;
@@ -82,7 +82,7 @@ async fn done_comes_with_success_and_the_live_version() {
     settle().await;
     let answer = fleet.update("edge-1-w-0", NEW).await;
     assert!(answer.is_done(), "{answer:?}");
-    // The previous version was restored since: the work is done again.
+    // The previous version was restored since: the update must run again.
     fleet.kubelet("edge-1-w-0", OLD).await;
     settle().await;
     let answer = fleet.update("edge-1-w-0", NEW).await;
@@ -91,7 +91,7 @@ async fn done_comes_with_success_and_the_live_version() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_newer_one_that_the_cache_lacks_keeps_it_from_being_done() {
+async fn an_uncached_newer_node_update_prevents_done() {
     let fleet = Fleet::new().await;
     fleet.update("edge-1-w-0", NEW).await;
     fleet.end_updates(Phase::Succeeded).await;
@@ -105,7 +105,7 @@ async fn a_newer_one_that_the_cache_lacks_keeps_it_from_being_done() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_goal_aborts_the_one_that_waits_and_then_goes_on() {
+async fn another_goal_aborts_the_waiting_update_and_continues() {
     let fleet = Fleet::new().await;
     fleet.update("edge-1-w-0", NEW).await;
     settle().await;
@@ -137,7 +137,7 @@ async fn a_failure_waits_for_the_retry_annotation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_is_down_is_a_retry_and_no_failure() {
+async fn an_api_server_outage_is_a_retry_not_a_failure() {
     let fleet = Fleet::new().await;
     fleet.site.management.faults().set_down(Some(Down::Unavailable));
     let answer = fleet.update("edge-1-w-0", NEW).await;
@@ -145,7 +145,7 @@ async fn an_api_server_that_is_down_is_a_retry_and_no_failure() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_served_is_a_failure_without_values() {
+async fn an_invalid_request_is_a_failure_without_values() {
     let fleet = Fleet::new().await;
     let table = [
         (json!({"desired": machine_side("nobody", NEW, 2)}), "nobody is not known"),

@@ -36,7 +36,7 @@ pub(crate) const FROM: &str = "v1.34.2";
 pub(crate) const GOAL: &str = "v1.35.0";
 pub(crate) const WORKERS: [&str; 3] = ["w-0", "w-1", "w-2"];
 
-/// Two API servers, hosts and kubelets; the controller comes and goes.
+/// Two API servers, hosts and kubelets; controllers start and stop.
 pub(crate) struct Lab {
     pub(crate) site: Site,
     pub(crate) without: Option<Safeguard>,
@@ -62,8 +62,8 @@ impl Lab {
                 let parse = |bytes: &bytes::Bytes| serde_json::from_slice::<Value>(bytes).unwrap();
                 let old = event.old.map(parse);
                 let new = (event.kind != ChangeKind::Deleted).then(|| parse(event.new));
-                let ours = event.user_agent.starts_with("refit-controller");
-                let actor = if ours { "controller" } else { "somebody" };
+                let by_controller = event.user_agent.starts_with("refit-controller");
+                let actor = if by_controller { "controller" } else { "somebody" };
                 let found = world.lock().unwrap().observe(
                     &event.resource.group,
                     &event.resource.kind,
@@ -161,7 +161,7 @@ impl Lab {
         api.patch_status(node, &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
     }
 
-    /// Asks for every worker at once.
+    /// Creates a NodeUpdate for every worker at once.
     pub(crate) async fn ask(&self) {
         let machines: Api<Machine> = Api::default_namespaced(self.site.client());
         for name in WORKERS {
@@ -170,13 +170,13 @@ impl Lab {
         }
     }
 
-    /// Asks for one Machine.
+    /// Creates a NodeUpdate for one Machine.
     pub(crate) async fn ask_for(&self, machine: &str, uid: &str) {
         let updates: Api<NodeUpdate> = Api::default_namespaced(self.site.client());
         updates.create(&PostParams::default(), &asked(machine, uid)).await.unwrap();
     }
 
-    /// One move of each agent and kubelet.
+    /// Advances each agent and kubelet by one step.
     pub(crate) async fn hosts_work(&self) {
         let pods: Api<Pod> = Api::default_namespaced(self.site.workload_client());
         for pod in pods.list(&ListParams::default()).await.unwrap() {
@@ -216,7 +216,7 @@ impl Lab {
         api.list(&ListParams::default()).await.unwrap().items
     }
 
-    /// Runs hosts until every update has ended; the controller lives `lifetime` at a time.
+    /// Runs hosts until every update has ended; each controller lives for `lifetime`.
     pub(crate) async fn run(&self, lifetime: Duration) {
         let work = async {
             for _ in 0..2000 {
@@ -224,7 +224,7 @@ impl Lab {
                 self.hosts_work().await;
                 let updates = self.updates().await;
                 if updates.iter().all(|update| phase(update) == Phase::Succeeded) {
-                    // What is left to clean up takes no host.
+                    // The remaining cleanup needs no host.
                     tokio::time::sleep(Duration::from_mins(2)).await;
                     return;
                 }
@@ -238,7 +238,7 @@ impl Lab {
         }
     }
 
-    /// One controller after the other, each ended in the middle of whatever it does.
+    /// Runs one controller after the other, each killed at any point.
     pub(crate) async fn lives(&self, lifetime: Duration) {
         loop {
             let life = self.site.controller(self.without);
@@ -273,7 +273,7 @@ impl Lab {
     }
 }
 
-/// What is made to ask for one Machine.
+/// The NodeUpdate for one Machine.
 pub(crate) fn asked(machine: &str, uid: &str) -> NodeUpdate {
     let new = NewNodeUpdate {
         namespace: "default".into(),
@@ -288,7 +288,7 @@ pub(crate) fn phase(update: &NodeUpdate) -> Phase {
     update.status.as_ref().map(|status| status.phase).unwrap_or_default()
 }
 
-/// An agent that does at once whatever its gate allows.
+/// An agent that immediately runs all steps that its gate allows.
 fn agent_status(plan: &HostPlan, now: Timestamp) -> HostPlanStatus {
     let old = plan.status.clone().unwrap_or_default();
     let gate = plan.spec.gate;

@@ -1,4 +1,4 @@
-//! The whole way of three workers through real API servers.
+//! The complete update of three workers through real API servers.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
@@ -43,7 +43,7 @@ async fn three_workers_are_updated_one_after_the_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_controller_that_dies_every_few_seconds_comes_to_the_same_end() {
+async fn a_controller_that_is_killed_often_reaches_the_same_end() {
     for millis in [6100, 7300, 8900] {
         let lab = Lab::new().await;
         lab.ask().await;
@@ -53,7 +53,7 @@ async fn a_controller_that_dies_every_few_seconds_comes_to_the_same_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_budget_that_allows_nothing_is_named_until_it_is_gone() {
+async fn a_blocking_budget_is_named_until_it_is_removed() {
     let lab = Lab::new().await;
     let budgets: Api<PodDisruptionBudget> = Api::default_namespaced(lab.site.workload_client());
     let budget = json!({
@@ -99,7 +99,7 @@ async fn a_budget_that_allows_nothing_is_named_until_it_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_agents_need_is_installed_once() {
+async fn namespace_and_crd_of_agents_are_installed_once() {
     let lab = Lab::new().await;
     let looks = async {
         tokio::time::sleep(Duration::from_secs(30)).await;
@@ -117,7 +117,7 @@ async fn what_agents_need_is_installed_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_slots_the_invariants_notice() {
+async fn without_slots_the_invariants_are_violated() {
     let mut lab = Lab::new().await;
     lab.without = Some(Safeguard::Slot);
     lab.ask().await;

@@ -1,4 +1,4 @@
-//! What the API server refuses, and what the controller's cache of it lacks.
+//! Writes that the API server refuses, and objects that the controller's cache lacks.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ async fn the_update(lab: &Lab) -> NodeUpdate {
     lab.updates().await.remove(0)
 }
 
-/// How often a write was refused.
+/// How many writes were refused.
 async fn refusals(lab: &Lab) -> u32 {
     let series = "refit_reconcile_errors_total{controller=\"node-update\",reason=\"Refused\"} ";
     let metrics = lab.site.metrics().await;
@@ -33,7 +33,7 @@ async fn refusals(lab: &Lab) -> u32 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_that_is_forbidden_is_shown_in_the_status_until_it_is_allowed() {
+async fn a_forbidden_write_is_in_the_status_until_it_is_allowed() {
     let lab = Lab::new().await;
     let forbidden = FaultRule::next(FaultAction::Status(403));
     let forbidden = forbidden.verb("patch").resource(MACHINES).user_agent(CONTROLLER);
@@ -66,7 +66,7 @@ async fn a_write_that_is_forbidden_is_shown_in_the_status_until_it_is_allowed() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_machine_that_the_cache_lacks_is_asked_for_before_its_update_is_ended() {
+async fn an_uncached_machine_is_read_before_its_update_ends() {
     let lab = Lab::new().await;
     let _controller = lab.site.start(None);
     settle().await;
@@ -92,7 +92,7 @@ async fn a_machine_that_the_cache_lacks_is_asked_for_before_its_update_is_ended(
     let answer = lab.site.post(&update_machine, &desired).await;
     assert_eq!(answer["status"], "Success", "{answer}");
 
-    // Otherwise it would go with its Machine.
+    // Otherwise it would be deleted with its Machine.
     let mut unowned = asked("w-8", "gone");
     unowned.metadata.owner_references = None;
     let updates: Api<NodeUpdate> = Api::default_namespaced(client);

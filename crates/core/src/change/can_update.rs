@@ -1,6 +1,6 @@
-//! The answer to CanUpdateMachine and CanUpdateMachineSet, from what is known.
+//! The response to CanUpdateMachine and CanUpdateMachineSet, from known facts.
 //!
-//! The controller answers hooks with it, and `refit plan` predicts with it.
+//! The controller uses it to serve the hooks, and `refit plan` uses it to predict the response.
 
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
@@ -15,37 +15,38 @@ use super::{
     verdict::{NotReady, Unfinished, Verdict, verdict},
 };
 
-/// What an answer looks at, next to the two sides of the request.
+/// What a verdict depends on, in addition to the two sides of the request.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
-    /// What the live owner and Cluster say.
+    /// Policy from the annotations of the live owner and Cluster.
     pub policy: Policy,
-    /// The Machines whose hosts would do the work.
+    /// The Machines whose hosts would be updated.
     pub hosts: Vec<Host>,
-    /// The other Machines of the control plane, of which one is updated at a time. Workers have
-    /// none: the slots of their UpdateGroup limit them.
+    /// The other Machines of the control plane, which is updated one Machine at a time. Empty for
+    /// workers: the slots of their UpdateGroup limit them.
     pub peers: Vec<Peer>,
-    /// The Machines of the control plane that goes before these workers. A control plane has none.
+    /// The Machines of the control plane that must be updated before these workers. Empty for a
+    /// control plane.
     pub control_plane: Vec<ControlPlaneMachine>,
 }
 
-/// A Machine whose host would do the work.
+/// A Machine whose host would be updated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
     /// Name of the Machine.
     pub machine: String,
-    /// The Machine is being deleted: its host has nothing to do any more.
+    /// The Machine is being deleted: its host gets no more work.
     pub deleting: bool,
-    /// What is known of its agent.
+    /// State of its agent's report.
     pub report: HostReport,
 }
 
-/// What is known of the agent on a host.
+/// State of the report of a host's agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostReport {
     /// The agent reported recently.
     Fresh,
-    /// It did not report for too long, or never.
+    /// The agent never reported, or its last report is too old.
     Silent {
         /// The Node.
         node: NodeName,
@@ -54,13 +55,13 @@ pub enum HostReport {
     NoNode,
     /// The workload cluster's HostPlans are not known yet.
     Unknown {
-        /// Why.
+        /// Why they are not known.
         reason: String,
     },
 }
 
 impl HostReport {
-    /// The report of the agent on a Node.
+    /// State of the report of the agent on a Node.
     pub fn of(
         node: &NodeName,
         reported_at: Option<Timestamp>,
@@ -79,22 +80,22 @@ impl HostReport {
 pub struct Peer {
     /// Name of the Machine.
     pub machine: String,
-    /// What is not finished on it.
+    /// Unfinished work on it.
     pub unfinished: Option<Unfinished>,
 }
 
-/// A Machine of the control plane, with what it runs.
+/// A Machine of the control plane, with its version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ControlPlaneMachine {
     /// Name of the Machine.
     pub machine: String,
-    /// What it runs: what its kubelet reports, else what its spec says.
+    /// The version that its kubelet reports, or else the version in its spec.
     pub runs: StatedVersion,
 }
 
 impl ControlPlaneMachine {
-    /// Whether its API server must not get kubelets of the target's minor. What cannot be read
-    /// cannot be shown to be new enough.
+    /// Whether its API server is too old for kubelets of the target's minor version. An unreadable
+    /// version counts as too old.
     fn is_behind(&self, target: &KubernetesVersion) -> bool {
         match &self.runs {
             StatedVersion::Absent => false,
@@ -104,22 +105,22 @@ impl ControlPlaneMachine {
     }
 }
 
-/// An answer, and what of the difference is covered.
+/// A verdict, and which part of the difference is covered.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Judgement {
     /// What the updaters cover.
     pub coverage: Coverage,
-    /// The answer.
+    /// The verdict.
     pub verdict: Verdict,
 }
 
-/// Answers whether Machines can be brought from `current` to `desired` in place.
+/// Decides whether Machines can be brought from `current` to `desired` in place.
 pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Known) -> Judgement {
     let coverage = cover(level, current, desired, built_in());
     if let Some(machine) = deleting(level, &known.hosts) {
         return Judgement { coverage, verdict: Verdict::NotReady(NotReady::Deleting { machine }) };
     }
-    // A version that cannot be read is not covered, and answered as such.
+    // A version that cannot be parsed is not covered, and the verdict reports it as uncovered.
     let unready = desired
         .version(level)
         .version()
@@ -129,7 +130,7 @@ pub fn can_update(level: Level, current: &Objects, desired: &Objects, known: &Kn
     Judgement { coverage, verdict }
 }
 
-/// What is not finished on a Machine, by its NodeUpdates and by Cluster API's own marks.
+/// Unfinished work on a Machine, from its NodeUpdates and Cluster API's own marks.
 pub fn unfinished<'a>(
     updates: impl IntoIterator<Item = (&'a str, Phase)>,
     marked: bool,
@@ -141,8 +142,8 @@ pub fn unfinished<'a>(
     }
 }
 
-/// The control plane Machine that holds workers back. Kubelets never get newer than their API
-/// server, so the control plane goes first.
+/// The control plane Machine that blocks workers. Kubelets must never be newer than their API
+/// server, so the control plane is updated first.
 pub fn behind(
     control_plane: &[ControlPlaneMachine],
     target: &KubernetesVersion,
@@ -155,7 +156,7 @@ pub fn behind(
     })
 }
 
-/// The Machine of the request where it is being deleted. Other Machines of a MachineSet may be
+/// The Machine of the request, if it is being deleted. Other Machines of a MachineSet may be
 /// deleted meanwhile.
 fn deleting(level: Level, hosts: &[Host]) -> Option<String> {
     match level {
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_plane_below_the_minor_holds_workers_back() {
+    fn an_older_control_plane_holds_workers_back() {
         let target: KubernetesVersion = "v1.35.0".parse().unwrap();
         let table = [
             ("v1.34.9", "v1.35.0", true),

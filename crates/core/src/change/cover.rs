@@ -1,4 +1,4 @@
-//! Which updater claims which difference, and what is left.
+//! Which updater claims which difference, and what remains.
 
 use std::fmt;
 
@@ -13,12 +13,12 @@ use super::{
     path::{Path, Segment},
 };
 
-/// A way of updating: what it is called and what it can change on a machine where it stands.
+/// A way of updating a machine in place: its name and what it can change.
 #[derive(Clone, Copy)]
 pub struct Updater {
-    /// Name, as plans and messages have it.
+    /// Name, as shown in plans and messages.
     pub name: &'static str,
-    /// Whether the updater can bring this change about.
+    /// Whether the updater can make this change.
     pub claims: fn(Part, &Change, &Case<'_>) -> bool,
 }
 
@@ -28,27 +28,27 @@ impl fmt::Debug for Updater {
     }
 }
 
-/// The updaters that every controller has, in their order.
+/// The updaters that every controller has, in order.
 pub fn built_in() -> &'static [Updater] {
     &[kubeadm::UPDATER]
 }
 
-/// What an updater may look at to decide.
+/// What an updater may use to decide.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
     /// Machine or MachineSet.
     pub level: Level,
-    /// What there is, with what earlier updaters claimed already done.
+    /// Current objects, with the claims of earlier updaters already applied.
     pub current: &'a Objects,
-    /// What is wanted.
+    /// Desired objects.
     pub desired: &'a Objects,
-    /// The version that there was to begin with, if it is one.
+    /// The original version, if it is valid.
     pub from_version: Option<&'a KubernetesVersion>,
-    /// The version that is wanted, if it is one.
+    /// The desired version, if it is valid.
     pub to_version: Option<&'a KubernetesVersion>,
 }
 
-/// Patches that make each current object exactly what is wanted of it.
+/// Patches that make each current object exactly equal to the desired one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Patches {
     /// For the Machine or MachineSet.
@@ -59,12 +59,12 @@ pub struct Patches {
     pub bootstrap: Option<Patch>,
 }
 
-/// A change that nobody covers, with the object that it is in.
+/// A change that no updater covers, with its object.
 ///
 /// Shown as a path line: the same text in hook messages, conditions and plans.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
-    /// Which object.
+    /// The object that differs.
     pub part: Part,
     /// Kind of the current object.
     pub kind: String,
@@ -74,33 +74,33 @@ pub struct Difference {
     pub change: Change,
 }
 
-/// Who does what, and what nobody does.
+/// Which updater makes which change, and what no updater covers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Coverage {
-    /// What was claimed, as patches. Only complete where nothing is uncovered.
+    /// Claimed changes as patches. Complete only if nothing is uncovered.
     pub patches: Patches,
-    /// Updaters that claimed something, in order.
+    /// Updaters that claimed a change, in order.
     pub updaters: Vec<&'static str>,
-    /// What was claimed, with the updater's name, in the order of the claims.
+    /// Claimed changes with the updater's name, in the order of the claims.
     pub claimed: Vec<(Difference, &'static str)>,
-    /// What nobody claimed.
+    /// Changes that no updater claimed.
     pub uncovered: Vec<Difference>,
 }
 
 impl Coverage {
-    /// Whether the current objects can be made exactly what is wanted where they stand.
+    /// Whether the updaters can make every desired change in place.
     pub fn is_complete(&self) -> bool {
         self.uncovered.is_empty()
     }
 
-    /// The path lines of what nobody covers.
+    /// The path lines of uncovered changes.
     pub fn lines(&self) -> Vec<String> {
         self.uncovered.iter().map(ToString::to_string).collect()
     }
 }
 
-/// Finds every path that differs, lets each updater in order claim what it can do, applies the
-/// claim and goes on with the rest.
+/// Finds every path that differs, lets each updater in order claim what it can change, applies the
+/// claims and continues with the rest.
 pub fn cover(level: Level, current: &Objects, desired: &Objects, updaters: &[Updater]) -> Coverage {
     let (from_version, to_version) = (current.version(level), desired.version(level));
     let mut patched = current.clone();
@@ -170,12 +170,12 @@ fn word(object: Option<&Value>, pointer: &str) -> String {
 const SHOWN_CHARACTERS: usize = 80;
 
 impl Difference {
-    /// The path line with who makes the change.
+    /// The path line with the updater that makes the change.
     pub fn line(&self, updater: &str) -> String {
         format!("{}/{} {} ({updater})", self.kind, self.name, self.shown())
     }
 
-    /// What differs, without object and updater; secrets are hidden.
+    /// The difference without object and updater; secrets are hidden.
     pub fn shown(&self) -> String {
         let Self { part, change: Change { path, from, to }, .. } = self;
         if path.segments().is_empty() {
@@ -205,20 +205,20 @@ fn shorten(text: &str) -> String {
     format!("{head}...")
 }
 
-/// Whether a value must not be shown: path lines reach conditions, events and logs, and bootstrap
-/// configs carry file contents and tokens (`spec/capi.md 8`, rule 7).
+/// Whether a value must be hidden: path lines appear in conditions, events and logs, and bootstrap
+/// configs contain file contents and tokens (`spec/capi.md 8`, rule 7).
 fn is_secret(part: Part, path: &Path, value: &Value) -> bool {
     let compound = value.is_object() || value.is_array();
     let named = path.segments().iter().any(|segment| match segment {
         Segment::Key(key) => is_secret_name(key) || (part == Part::Bootstrap && key == "content"),
         Segment::Index(_) => false,
     });
-    // Users, files and commands of a bootstrap config may hold anything.
+    // Users, files and commands of a bootstrap config may contain secrets.
     named || holds_secret(value) || (part == Part::Bootstrap && (compound || is_free_text(path)))
 }
 
-/// Whether a member somewhere in the value is named like a secret: an object that comes or goes as a
-/// whole is shown as a whole.
+/// Whether any nested member has the name of a secret: an added or removed object is shown as a
+/// whole.
 fn holds_secret(value: &Value) -> bool {
     match value {
         Value::Object(members) => {

@@ -70,7 +70,7 @@ fn a_version_bump_of_a_machine_is_covered_by_kubeadm() {
 }
 
 #[test]
-fn versions_that_kubeadm_cannot_reach_in_one_step_are_not_covered() {
+fn versions_beyond_one_kubeadm_step_are_not_covered() {
     let none = json!({});
     let table = [
         ("v1.34.2", "v1.34.3", true),
@@ -93,7 +93,7 @@ fn versions_that_kubeadm_cannot_reach_in_one_step_are_not_covered() {
 }
 
 #[test]
-fn an_infrastructure_change_is_named_as_in_the_design() {
+fn an_infrastructure_change_is_shown_as_a_path_line() {
     let none = json!({});
     let current = set("v1.34.2", "edge-1-worker", &json!({"template": "A"}), &none);
     let desired = set("v1.35.0", "edge-1-worker-2", &json!({"template": "B"}), &none);
@@ -139,7 +139,7 @@ fn only_version_and_failure_domain_of_a_machine_count() {
 }
 
 #[test]
-fn the_feature_gate_that_follows_the_version_is_dragged_along() {
+fn the_feature_gate_that_follows_the_version_is_covered() {
     let gate =
         json!({"clusterConfiguration": {"featureGates": {"ControlPlaneKubeletLocalMode": true}}});
     let none = json!({});
@@ -164,7 +164,7 @@ fn the_feature_gate_that_follows_the_version_is_dragged_along() {
 }
 
 #[test]
-fn a_gate_beside_the_dragged_one_is_not_covered() {
+fn another_feature_gate_is_not_covered() {
     let before = json!({"clusterConfiguration": {"featureGates":
         {"ControlPlaneKubeletLocalMode": true, "Other": false}}});
     let after = json!({"clusterConfiguration": {"featureGates": {"Other": true}}});
@@ -201,7 +201,7 @@ fn an_init_configuration_may_become_the_same_join_configuration() {
 }
 
 #[test]
-fn empty_taints_differ_from_none() {
+fn empty_taints_differ_from_absent_taints() {
     let none = json!({});
     let with = |taints: &Value| {
         machine("v1.34.2", &none, &json!({"joinConfiguration": {"nodeRegistration": taints}}))
@@ -211,7 +211,7 @@ fn empty_taints_differ_from_none() {
 }
 
 #[test]
-fn empty_members_of_a_bootstrap_config_come_and_go() {
+fn empty_members_of_a_bootstrap_config_are_covered() {
     let none = json!({});
     let current = machine("v1.34.2", &none, &json!({"files": [], "users": null, "ntp": {}}));
     let desired = machine("v1.35.0", &none, &json!({"mounts": []}));
@@ -233,7 +233,7 @@ fn an_empty_member_of_an_infrastructure_machine_is_a_difference() {
 }
 
 #[test]
-fn what_kubeadm_did_not_bootstrap_it_does_not_update() {
+fn machines_not_bootstrapped_by_kubeadm_are_not_covered() {
     let none = json!({});
     let (mut current, mut desired) =
         (machine("v1.34.2", &none, &none), machine("v1.35.0", &none, &none));
@@ -303,7 +303,7 @@ fn long_values_are_cut_at_a_character() {
 }
 
 #[test]
-fn updaters_claim_in_their_order_and_the_rest_goes_on() {
+fn updaters_claim_in_order_and_pass_on_the_rest() {
     let none = json!({});
     let current = machine("v1.34.2", &json!({"cpus": 2, "memory": 4}), &none);
     let desired = machine("v1.35.0", &json!({"cpus": 4, "memory": 8}), &none);
@@ -316,7 +316,7 @@ fn updaters_claim_in_their_order_and_the_rest_goes_on() {
 }
 
 #[test]
-fn nothing_that_differs_is_covered_by_nobody() {
+fn equal_objects_have_complete_coverage() {
     let none = json!({});
     let same = machine("v1.34.2", &none, &none);
     let coverage = cover(Level::Machine, &same, &same, built_in());
@@ -328,7 +328,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_covered_becomes_exactly_what_is_wanted(
+    fn covered_objects_become_exactly_the_desired_ones(
         infra in any_object(), infra2 in any_object(), boot in any_object(), boot2 in any_object(),
         at_set in any::<bool>(),
     ) {
@@ -352,7 +352,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_kubeadm_claims_it_claims_wholly(boot in any_object(), boot2 in any_object()) {
+    fn a_complete_claim_gives_the_desired_bootstrap_spec(boot in any_object(), boot2 in any_object()) {
         let none = json!({});
         let (current, desired) = (machine("v1.35.2", &none, &boot), machine("v1.36.0", &none, &boot2));
         let coverage = cover(Level::Machine, &current, &desired, built_in());

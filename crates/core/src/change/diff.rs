@@ -6,20 +6,21 @@ use serde_json::Value;
 
 use super::path::Path;
 
-/// One path at which two values differ, as deep as it can be named.
+/// One differing path, as specific as possible.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
-    /// Where.
+    /// The path.
     pub path: Path,
-    /// What there is; `None` where there is nothing, which is not the same as null.
+    /// Current value; `None` if absent, which differs from null.
     pub from: Option<Value>,
-    /// What is wanted.
+    /// Desired value.
     pub to: Option<Value>,
 }
 
-/// Every path at which the two differ, in order. Absent, null, `{}` and `[]` are four things.
+/// Every path at which the two values differ, in order. Absent, null, `{}` and `[]` are all
+/// different.
 ///
-/// Objects are compared member by member, arrays of the same length element by element; arrays of
+/// Objects are compared member by member, arrays of equal length element by element; arrays of
 /// different lengths differ as a whole.
 pub fn changes(at: &Path, from: Option<&Value>, to: Option<&Value>) -> Vec<Change> {
     let mut found = Vec::new();
@@ -46,7 +47,7 @@ fn walk(at: &Path, from: Option<&Value>, to: Option<&Value>, found: &mut Vec<Cha
 }
 
 impl Change {
-    /// Makes `value` what is wanted at this path.
+    /// Sets the desired value at this path.
     pub fn apply(&self, value: &mut Value) {
         self.path.put(value, self.to.clone());
     }
@@ -86,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn arrays_of_one_length_are_compared_by_element() {
+    fn arrays_of_equal_length_are_compared_by_element() {
         let from = json!({"a": [{"x": 1}, 2]});
         assert_eq!(paths(&from, &json!({"a": [{"x": 3}, 2]})), ["a[0].x"]);
         assert_eq!(paths(&from, &json!({"a": [2]})), ["a"]);

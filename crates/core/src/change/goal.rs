@@ -9,22 +9,22 @@ use serde_json::Value;
 
 use super::path::Path;
 
-/// Why no goal can be made of a Machine.
+/// Why a Machine has no valid goal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GoalError {
-    /// The Machine asks for no version.
+    /// The Machine specifies no version.
     #[error("the desired Machine has no spec.version")]
     NoVersion,
-    /// The version is none.
+    /// The version is invalid.
     #[error("the desired Machine's spec.version: {0}")]
     Version(#[from] refit_kinds::version::VersionError),
 }
 
-/// What an update of this Machine is to reach.
+/// The state that an update of this Machine must reach.
 ///
-/// Two requests have the same goal where nothing differs that an update would bring about: labels,
-/// annotations, discovery tokens, what Cluster API changes in place and what only identifies the
-/// machine do not count. Only hashes of the specs are kept, so that no secret is.
+/// Two requests have the same goal if they differ in nothing that an update changes: labels,
+/// annotations, discovery tokens, fields that Cluster API changes in place and fields that only
+/// identify the machine do not count. Only hashes of the specs are kept, so no secret is stored.
 pub fn goal(
     machine: &Value,
     bootstrap: Option<&Value>,
@@ -49,8 +49,8 @@ pub fn goal(
     })
 }
 
-/// Whether reaching `known` is reaching `wanted`. An empty field of `known` says that it does not
-/// care, as in a NodeUpdate that a person wrote.
+/// Whether reaching `known` also reaches `wanted`. An empty field of `known` matches any value, as
+/// in a NodeUpdate that an operator wrote.
 pub fn same_goal(known: &Goal, wanted: &Goal) -> bool {
     let Goal { kubernetes_version, bootstrap_hash, infrastructure_hash } = known;
     let same = |known: &str, wanted: &str| known.is_empty() || known == wanted;
@@ -70,19 +70,19 @@ mod tests {
             "spec": {"version": version, "clusterName": "c", "minReadySeconds": 3}})
     }
 
-    fn of(version: &str, bootstrap: &Value, infrastructure: &Value) -> Goal {
+    fn goal_of(version: &str, bootstrap: &Value, infrastructure: &Value) -> Goal {
         goal(&machine(version), Some(bootstrap), infrastructure).unwrap()
     }
 
     #[test]
     fn tokens_labels_and_identities_do_not_change_the_goal() {
-        let a = of(
+        let a = goal_of(
             "v1.35.0",
             &json!({"metadata": {"labels": {"x": "1"}}, "spec": {"joinConfiguration": {
                 "discovery": {"bootstrapToken": {"token": "abc"}}, "nodeRegistration": {"name": "n"}}}}),
             &json!({"spec": {"cpus": 4, "providerID": "sandbox://1"}}),
         );
-        let b = of(
+        let b = goal_of(
             "v1.35.0",
             &json!({"spec": {"joinConfiguration": {
                 "discovery": {"bootstrapToken": {"token": "def"}}, "nodeRegistration": {"name": "n"}},
@@ -99,22 +99,22 @@ mod tests {
         let none = json!({"spec": {}});
         let infra = json!({"spec": {}});
         assert_eq!(
-            of("v1.35.0", &gate, &infra).bootstrap_hash,
-            of("v1.36.0", &none, &infra).bootstrap_hash
+            goal_of("v1.35.0", &gate, &infra).bootstrap_hash,
+            goal_of("v1.36.0", &none, &infra).bootstrap_hash
         );
         assert_ne!(
-            of("v1.36.0", &gate, &infra).bootstrap_hash,
-            of("v1.36.0", &none, &infra).bootstrap_hash
+            goal_of("v1.36.0", &gate, &infra).bootstrap_hash,
+            goal_of("v1.36.0", &none, &infra).bootstrap_hash
         );
     }
 
     #[test]
-    fn what_an_update_would_bring_about_changes_the_goal() {
+    fn changes_that_an_update_makes_change_the_goal() {
         let (bootstrap, infra) = (json!({"spec": {"verbosity": 1}}), json!({"spec": {"cpus": 4}}));
-        let goal = of("v1.35.0", &bootstrap, &infra);
-        assert_ne!(goal, of("v1.35.1", &bootstrap, &infra));
-        assert_ne!(goal, of("v1.35.0", &json!({"spec": {"verbosity": 2}}), &infra));
-        assert_ne!(goal, of("v1.35.0", &bootstrap, &json!({"spec": {"cpus": 8}})));
+        let goal = goal_of("v1.35.0", &bootstrap, &infra);
+        assert_ne!(goal, goal_of("v1.35.1", &bootstrap, &infra));
+        assert_ne!(goal, goal_of("v1.35.0", &json!({"spec": {"verbosity": 2}}), &infra));
+        assert_ne!(goal, goal_of("v1.35.0", &bootstrap, &json!({"spec": {"cpus": 8}})));
     }
 
     #[test]
@@ -126,8 +126,8 @@ mod tests {
     }
 
     #[test]
-    fn a_goal_that_does_not_care_is_reached_by_any() {
-        let wanted = of("v1.35.0", &json!({"spec": {"verbosity": 1}}), &json!({"spec": {}}));
+    fn an_empty_goal_field_matches_any_value() {
+        let wanted = goal_of("v1.35.0", &json!({"spec": {"verbosity": 1}}), &json!({"spec": {}}));
         let by_hand = Goal::of_version(KubernetesVersion::new(1, 35, 0));
         assert!(same_goal(&by_hand, &wanted));
         assert!(!same_goal(&wanted, &by_hand));

@@ -1,4 +1,5 @@
-//! The built-in updater `kubeadm`: a Kubernetes version, and what a pure version bump drags along.
+//! The built-in updater `kubeadm`: a Kubernetes version, and changes that follow from a version
+//! bump.
 
 use refit_cluster_api::kubeadm_config::{init_to_join, normalised};
 
@@ -8,7 +9,7 @@ use super::{
     objects::{Level, Part, root},
 };
 
-/// Goes to a newer version of Kubernetes with kubeadm and packages.
+/// Upgrades Kubernetes with kubeadm and packages.
 pub const UPDATER: Updater = Updater { name: "kubeadm", claims };
 
 fn claims(part: Part, change: &Change, case: &Case<'_>) -> bool {
@@ -21,17 +22,17 @@ fn claims(part: Part, change: &Change, case: &Case<'_>) -> bool {
                 && matches!((case.from_version, case.to_version), (Some(from), Some(to))
                     if from.hop_to(to).is_upgrade())
         }
-        // The machine itself is somebody else's: a template that was only renamed has equal specs
-        // and nothing to claim.
+        // Refit does not manage the infrastructure machine. A template that was only renamed has
+        // equal specs and nothing to claim.
         Part::Infrastructure => false,
         Part::Bootstrap => !matters(change, case),
     }
 }
 
-/// Whether a change of the bootstrap config asks for something on a machine that runs already.
+/// Whether a change of the bootstrap config affects a machine that is already running.
 ///
-/// It does where a difference remains once both sides are stripped of what Cluster API itself
-/// rewrites for a version bump or ignores when it compares.
+/// It does if a difference remains after both sides are stripped of everything that Cluster API
+/// itself rewrites for a version bump or ignores in its comparison.
 fn matters(change: &Change, case: &Case<'_>) -> bool {
     let level = case.level;
     let (Some(from), Some(to)) =
@@ -40,8 +41,8 @@ fn matters(change: &Change, case: &Case<'_>) -> bool {
         return true;
     };
     let mut from = from.clone();
-    // What a machine joined with instead of initialised is compared. Where the desired side has an
-    // init configuration, Cluster API has converted the current one already.
+    // An initialised machine is compared as if it had joined. If the desired side has an init
+    // configuration, Cluster API has already converted the current one.
     if level == Level::Machine && to.get("initConfiguration").is_none() {
         init_to_join(&mut from, to);
     }

@@ -1,16 +1,16 @@
-//! What differs, which updater covers it, the patches that say so, and what is asked for.
+//! What differs, which updater covers it, the patches for it, and the response of each hook.
 //!
 //! | module | decides |
 //! |---|---|
-//! | [`path`], [`diff`] | which paths differ, and how one is named |
+//! | [`path`], [`diff`] | which paths differ, and how a path is written |
 //! | [`patch`] | the patch that makes one JSON value exactly another |
 //! | [`objects`] | what Cluster API compares of a Machine or MachineSet |
-//! | [`mod@cover`] | which updater claims which difference, and what is left |
-//! | [`kubeadm`] | the built-in updater: a version, and what a version bump drags along |
+//! | [`mod@cover`] | which updater claims which difference, and what remains |
+//! | [`kubeadm`] | the built-in updater: a version, and changes that follow from a version bump |
 //! | [`mod@goal`] | the normalised desired state of a Machine |
-//! | [`mod@policy`], [`mod@verdict`] | what the answer to CanUpdate* is, and why |
-//! | [`mod@can_update`] | which of them answers a CanUpdate* request |
-//! | [`request`] | what the answer to UpdateMachine is, and what to create |
+//! | [`mod@policy`], [`mod@verdict`] | the response to CanUpdate*, and its reason |
+//! | [`mod@can_update`] | the verdict for a CanUpdate* request |
+//! | [`request`] | the response to UpdateMachine, and which NodeUpdate to create |
 
 pub mod can_update;
 pub mod cover;

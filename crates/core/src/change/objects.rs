@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{diff::Change, diff::changes, path::Path};
 
-/// Whether a Machine is looked at, or what a MachineSet makes Machines of.
+/// Whether a Machine is compared, or the templates of a MachineSet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// CanUpdateMachine: `spec` of Machine, infrastructure machine and bootstrap config.
@@ -14,7 +14,7 @@ pub enum Level {
     MachineSet,
 }
 
-/// Which of the objects.
+/// One of the compared objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     /// The Machine or MachineSet.
@@ -25,22 +25,22 @@ pub enum Part {
     Bootstrap,
 }
 
-/// The parts in the order in which they are looked at.
+/// The parts, in the order of comparison.
 pub const PARTS: [Part; 3] = [Part::Owner, Part::Infrastructure, Part::Bootstrap];
 
-/// The objects that a hook speaks of.
+/// The objects of a hook request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Objects {
     /// The Machine or MachineSet.
     pub owner: Value,
     /// The infrastructure machine or its template.
     pub infrastructure: Value,
-    /// The bootstrap config or its template, where there is one.
+    /// The bootstrap config or its template, if there is one.
     pub bootstrap: Option<Value>,
 }
 
 impl Objects {
-    /// One of the objects.
+    /// Returns one of the objects.
     pub fn part(&self, part: Part) -> Option<&Value> {
         match part {
             Part::Owner => Some(&self.owner),
@@ -49,7 +49,7 @@ impl Objects {
         }
     }
 
-    /// One of the objects, to be changed.
+    /// Returns one of the objects for modification.
     pub fn part_mut(&mut self, part: Part) -> Option<&mut Value> {
         match part {
             Part::Owner => Some(&mut self.owner),
@@ -58,7 +58,7 @@ impl Objects {
         }
     }
 
-    /// The Kubernetes version that the owner asks for.
+    /// The Kubernetes version in the owner's spec.
     pub fn version(&self, level: Level) -> StatedVersion {
         let text = root(level).key("version").get(&self.owner).and_then(Value::as_str);
         text.unwrap_or_default().into()
@@ -78,7 +78,7 @@ impl Objects {
     }
 }
 
-/// Where in each object that begins which Cluster API compares (`spec/capi.md 2.4, 3.4`).
+/// The path in each object below which Cluster API compares (`spec/capi.md 2.4, 3.4`).
 pub fn root(level: Level) -> Path {
     match level {
         Level::Machine => Path::of(&["spec"]),
@@ -86,8 +86,8 @@ pub fn root(level: Level) -> Path {
     }
 }
 
-/// The only fields of a Machine spec that count: all others are changed in place by Cluster API
-/// itself or are not compared (`spec/capi.md 2.4`).
+/// The only fields of a Machine spec that count: Cluster API changes all others in place itself or
+/// does not compare them (`spec/capi.md 2.4`).
 const OWNER_FIELDS: [&str; 2] = ["failureDomain", "version"];
 
 /// Every path that Cluster API will find to differ in one of the objects.
@@ -109,7 +109,7 @@ pub fn part_changes(level: Level, part: Part, current: &Objects, desired: &Objec
                 let path = root(level);
                 changes(&path, path.get(from), path.get(to))
             }
-            // One side has no such object at all: the difference is the object.
+            // The object is missing on one side: the difference is the whole object.
             (from, to) => vec![Change {
                 path: Path::default(),
                 from: from.and_then(|v| root(level).get(v).cloned()),
@@ -119,7 +119,7 @@ pub fn part_changes(level: Level, part: Part, current: &Objects, desired: &Objec
     }
 }
 
-/// Cluster API compares these as typed text: empty and null are absent.
+/// Cluster API compares these as typed strings: empty and null count as absent.
 fn text(value: Option<&Value>) -> Option<Value> {
     value.filter(|v| !v.is_null() && v.as_str() != Some("")).cloned()
 }

@@ -7,16 +7,17 @@ use super::path::Path;
 /// A patch from one object to another.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Patch {
-    /// RFC 7386. It cannot set a null.
+    /// RFC 7386 merge patch. It cannot set a null.
     Merge(Value),
-    /// RFC 6902, where a null has to be set. Arrays are replaced as a whole.
+    /// RFC 6902 JSON patch, used if a null must be set. Arrays are replaced as a whole.
     Json(Value),
 }
 
 impl Patch {
-    /// The patch from `current` to `target`; `None` where they are equal.
+    /// The patch from `current` to `target`; `None` if they are equal.
     ///
-    /// Nulls inside of arrays count too: Cluster API's library drops them from merge patches.
+    /// Nulls inside arrays also require a JSON patch: Cluster API's library drops them from merge
+    /// patches.
     pub fn between(current: &Value, target: &Value) -> Option<Self> {
         if current == target {
             return None;
@@ -29,7 +30,7 @@ impl Patch {
         Some(Self::Json(Value::Array(operations)))
     }
 
-    /// The patch's JSON.
+    /// The patch as JSON.
     pub fn body(&self) -> &Value {
         match self {
             Self::Merge(body) | Self::Json(body) => body,
@@ -37,7 +38,7 @@ impl Patch {
     }
 }
 
-/// A merge patch, or `None` where only a JSON patch can say it.
+/// A merge patch, or `None` if only a JSON patch can express the change.
 fn merge(current: &Value, target: &Value) -> Option<Value> {
     let (Value::Object(a), Value::Object(b)) = (current, target) else {
         return (!sets_null(target)).then(|| target.clone());
@@ -49,7 +50,7 @@ fn merge(current: &Value, target: &Value) -> Option<Value> {
     for (key, wanted) in b {
         match a.get(key) {
             Some(there) if there == wanted => {}
-            // What is put in place of something that is no object is taken as it is.
+            // A value that replaces a non-object is used unchanged.
             Some(there) => {
                 patch.insert(key.clone(), merge(there, wanted)?);
             }
@@ -86,7 +87,7 @@ fn operate(at: &Path, current: &Value, target: &Value, operations: &mut Vec<Valu
                 }
             }
         }
-        // `add` replaces a member that exists, and unlike `replace` needs nothing of it.
+        // `add` also replaces an existing member and, unlike `replace`, does not require one.
         _ => operations.push(add(at, target)),
     }
 }
@@ -102,7 +103,7 @@ mod tests {
     use super::*;
     use crate::change::testing::any_object;
 
-    /// An implementation that is not ours applies the patch.
+    /// Applies the patch with a third-party implementation.
     fn apply(patch: Option<&Patch>, current: &Value) -> Value {
         let mut value = current.clone();
         match patch {
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_null_to_set_makes_it_a_json_patch() {
+    fn setting_a_null_requires_a_json_patch() {
         for target in [json!({"a": null}), json!({"a": [null]}), json!({"a": [{"b": null}]})] {
             let patch = Patch::between(&json!({"a": 1}), &target).unwrap();
             assert!(matches!(patch, Patch::Json(_)), "{target}");
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn nulls_that_stay_do_not_matter() {
+    fn unchanged_nulls_do_not_matter() {
         let (a, b) = (json!({"n": null, "v": 1}), json!({"n": null, "v": 2}));
         assert_eq!(Patch::between(&a, &b), Some(Patch::Merge(json!({"v": 2}))));
     }
@@ -170,7 +171,7 @@ mod tests {
         }
 
         #[test]
-        fn a_merge_patch_never_holds_a_null_but_to_remove(a in any_object(), b in any_object()) {
+        fn nulls_in_a_merge_patch_only_remove_members(a in any_object(), b in any_object()) {
             if let Some(Patch::Merge(body)) = Patch::between(&a, &b) {
                 let nulls_in_arrays = |v: &Value| matches!(v, Value::Array(_)) && sets_null(v);
                 let mut stack = vec![body];

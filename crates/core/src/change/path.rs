@@ -1,4 +1,4 @@
-//! Paths into JSON, as they stand in messages and as they are followed.
+//! Paths into JSON: how they are written and followed.
 
 use std::fmt;
 
@@ -25,17 +25,17 @@ pub enum Segment {
 pub struct Path(Vec<Segment>);
 
 impl Path {
-    /// The path through these members.
+    /// Builds a path of object members.
     pub fn of(keys: &[&str]) -> Self {
         Self(keys.iter().map(|key| Segment::Key((*key).to_owned())).collect())
     }
 
-    /// The path one member further.
+    /// The path extended by an object member.
     pub fn key(&self, key: &str) -> Self {
         self.with(Segment::Key(key.to_owned()))
     }
 
-    /// The path one element further.
+    /// The path extended by an array index.
     pub fn index(&self, index: usize) -> Self {
         self.with(Segment::Index(index))
     }
@@ -46,22 +46,22 @@ impl Path {
         Self(segments)
     }
 
-    /// The steps.
+    /// The segments of the path.
     pub fn segments(&self) -> &[Segment] {
         &self.0
     }
 
-    /// Whether one of the two paths leads through or to the other.
+    /// Whether one of the two paths is a prefix of the other, or both are equal.
     pub fn touches(&self, other: &Self) -> bool {
         self.0.iter().zip(&other.0).all(|(a, b)| a == b)
     }
 
-    /// Whether the path leads through or to `prefix`.
+    /// Whether `prefix` is a prefix of the path, or equal to it.
     pub fn starts_with(&self, prefix: &Self) -> bool {
         self.0.starts_with(&prefix.0)
     }
 
-    /// What stands at the path.
+    /// The value at the path.
     pub fn get<'a>(&self, value: &'a Value) -> Option<&'a Value> {
         self.0.iter().try_fold(value, |at, segment| match segment {
             Segment::Key(key) => at.get(key),
@@ -69,8 +69,8 @@ impl Path {
         })
     }
 
-    /// Puts `new` at the path, or removes what stands there. Objects on the way are made where
-    /// they are missing; an array is never lengthened.
+    /// Sets `new` at the path, or removes the existing value. Missing objects on the way are
+    /// created; an array is never extended.
     pub fn put(&self, value: &mut Value, new: Option<Value>) {
         let Some((last, way)) = self.0.split_last() else {
             *value = new.unwrap_or(Value::Null);
@@ -121,7 +121,7 @@ impl Path {
     }
 }
 
-/// The object at this place, made where something else stands.
+/// Returns the object in `value`, replacing any other value with an empty object.
 fn object(value: &mut Value) -> &mut Map<String, Value> {
     if !value.is_object() {
         *value = Value::Object(Map::new());
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_that_would_be_misread_are_quoted() {
+    fn ambiguous_keys_are_quoted() {
         assert_eq!(Path::of(&["a", "b-c", "d.e", ""]).to_string(), r#"a.b-c["d.e"][""]"#);
         assert_eq!(Path::of(&["x/y"]).key("z").to_string(), r#"["x/y"].z"#);
     }
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn putting_makes_the_way_and_removing_does_not() {
+    fn put_creates_parents_and_remove_does_not() {
         let mut value = json!({});
         Path::of(&["a", "b"]).put(&mut value, Some(json!(1)));
         assert_eq!(value, json!({"a": {"b": 1}}));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_touch_when_one_leads_through_the_other() {
+    fn paths_touch_if_one_is_a_prefix_of_the_other() {
         let spec = Path::of(&["spec"]);
         assert!(spec.touches(&spec.key("a")));
         assert!(spec.key("a").touches(&spec));

@@ -1,4 +1,4 @@
-//! What the answer to UpdateMachine is, and which NodeUpdate has to be made or stopped first.
+//! The response to UpdateMachine, and which NodeUpdate to create or stop first.
 
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{
@@ -10,38 +10,38 @@ use refit_kinds::{
 use super::goal::same_goal;
 use crate::node::{is_past_return, newest};
 
-/// Shortest time between two calls for the same Machine.
+/// Shortest interval between two calls for the same Machine.
 pub const RETRY_MIN_SECONDS: i32 = 1;
-/// Longest time between two calls: a person who looks at the Machine sees nothing older.
+/// Longest interval between two calls: it limits how old the message on the Machine can be.
 pub const RETRY_MAX_SECONDS: i32 = 15;
-/// Time between two calls where nothing can be predicted yet.
+/// Interval between two calls if there is no prediction yet.
 const RETRY_UNKNOWN_SECONDS: i32 = 5;
-/// How long the Machine's own report may be behind after its NodeUpdate, which looked at the Node
-/// itself, has succeeded. Past it the report is believed: somebody changed the host.
+/// How long the Machine's own status may lag after its NodeUpdate, which checked the Node itself,
+/// has succeeded. After that, the status is trusted: the host was changed by other means.
 const REPORT_LAG: SignedDuration = SignedDuration::from_secs(300);
 
-/// What is known of the Machine itself.
+/// Known facts about the Machine itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MachineFacts {
     /// Its name.
     pub name: String,
-    /// Its uid: a NodeUpdate of another uid is not about this Machine.
+    /// Its uid: a NodeUpdate with another uid belongs to another Machine.
     pub uid: MachineUid,
     /// The version that its kubelet reports.
     pub kubelet_version: Option<KubernetesVersion>,
-    /// Value of the annotation that asks for one more attempt.
+    /// Value of the annotation that requests another attempt.
     pub retry: Option<String>,
-    /// It is being deleted.
+    /// Whether it is being deleted.
     pub deleting: bool,
 }
 
-/// The answer to UpdateMachine. It is always a Success: a Failure hides the text
-/// (`spec/capi.md 4.1`).
+/// The response to UpdateMachine. It is always a Success: for a Failure, Cluster API hides the
+/// message (`spec/capi.md 4.1`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// What is shown. It changes with the step, not with the second.
+    /// Message to show. It changes with the step, not every second.
     pub message: String,
-    /// 0 only when the goal is reached.
+    /// Zero only if the goal is reached.
     pub retry_after_seconds: i32,
 }
 
@@ -51,7 +51,7 @@ impl Answer {
         Self { message: String::new(), retry_after_seconds: 0 }
     }
 
-    /// Not yet: come back after `seconds`, at least 1 and at most 15.
+    /// The goal is not reached: Cluster API calls again after `seconds`, at least 1 and at most 15.
     pub fn retry(message: impl Into<String>, seconds: i32) -> Self {
         Self {
             message: message.into(),
@@ -68,27 +68,27 @@ impl Answer {
 /// What to do about a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Answer, and write nothing.
+    /// Respond and write nothing.
     Answer(Answer),
-    /// Make the NodeUpdate of this ordinal. Its creation is the compare-and-swap: when it exists
-    /// already, read it and decide again.
+    /// Create the NodeUpdate with this ordinal. Its creation is the compare-and-swap: if it already
+    /// exists, read it and decide again.
     Create {
-        /// The ordinal.
+        /// Ordinal of the NodeUpdate.
         ordinal: u32,
     },
-    /// Ask this NodeUpdate to stop, and answer meanwhile.
+    /// Request a stop of this NodeUpdate, and respond meanwhile.
     Abort {
-        /// Its name.
+        /// Name of the NodeUpdate.
         name: String,
-        /// The answer.
+        /// The response.
         answer: Answer,
     },
 }
 
-/// Decides what a request for `goal` on this Machine means, given the NodeUpdates that are known.
+/// Decides what to do about a request for `goal` on this Machine, given the known NodeUpdates.
 ///
-/// Only the newest NodeUpdate of the Machine's uid answers. The ones that are given may be out of
-/// date: nothing is made but by its ordinal, of which there is only one.
+/// Only the newest NodeUpdate of the Machine's uid determines the response. The list may be out of
+/// date: a NodeUpdate is created by its ordinal, so it can be created only once.
 pub fn decide(
     machine: &MachineFacts,
     goal: &Goal,
@@ -148,7 +148,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// One past the highest ordinal in use, whichever Machine of this name it belonged to.
+/// One past the highest ordinal in use, even if another Machine with this name used it.
 fn next_ordinal(machine: &MachineFacts, updates: &[&NodeUpdate]) -> u32 {
     updates
         .iter()
@@ -158,7 +158,7 @@ fn next_ordinal(machine: &MachineFacts, updates: &[&NodeUpdate]) -> u32 {
         .saturating_add(1)
 }
 
-/// Done, or the wait for the Machine's own report; `None` where the work has to be done again.
+/// Done, or waiting for the Machine's own status; `None` if the work must be repeated.
 fn succeeded(
     machine: &MachineFacts,
     goal: &Goal,
@@ -196,15 +196,16 @@ fn running(update: &NodeUpdate, now: Timestamp) -> Answer {
     Answer::retry(text, seconds.unwrap_or(RETRY_UNKNOWN_SECONDS))
 }
 
-/// When to ask again, by the predicted rest. Cluster API asks no earlier than it was told, so an end
-/// that comes meanwhile is not seen (`spec/capi.md 4.1`, step 8): half of what is left is waited for,
-/// or, where the end is late, half of that. `None` where nothing can be predicted.
+/// When Cluster API should call again, from the predicted remaining time. Cluster API never calls
+/// earlier than requested, so it does not notice an end in between (`spec/capi.md 4.1`, step 8).
+/// The wait is half of the remaining time, or half of the delay if the update is late. `None` if
+/// there is no prediction.
 ///
-/// What is predicted stands still from one step to the next, so what has gone by since the last
-/// one counts, by whichever clock told: a wrong one costs no more than the longest wait.
+/// The prediction changes only with a step, so the time since the last step change is subtracted.
+/// It may come from another machine's clock: a wrong clock costs at most the longest interval.
 fn seconds_to_next_call(status: &NodeUpdateStatus, now: Timestamp) -> Option<i32> {
     let rest = status.progress.as_ref()?.remaining_seconds?.max(0);
-    // Where a slot or pods are waited for, the end comes no closer.
+    // Waiting for a slot or for pods does not bring the end closer.
     let on_its_way = matches!(
         status.phase,
         Phase::Upgrading | Phase::Disrupting | Phase::Verifying | Phase::Uncordoning
@@ -247,8 +248,8 @@ fn stopped(update: &NodeUpdate) -> Answer {
     Answer::retry(text, RETRY_MAX_SECONDS)
 }
 
-/// Another goal is wanted while this NodeUpdate is unfinished: it is stopped where kubeadm has not
-/// begun, else it has to finish.
+/// Another goal is requested while this NodeUpdate is unfinished: it is stopped if kubeadm has not
+/// started, otherwise it must finish.
 fn supersede(update: &NodeUpdate) -> Decision {
     let View { name, phase, message } = View::of(update);
     let version = &update.spec.goal.kubernetes_version;
@@ -271,8 +272,8 @@ fn supersede(update: &NodeUpdate) -> Decision {
     Decision::Answer(Answer::retry(text, RETRY_UNKNOWN_SECONDS))
 }
 
-/// What no updater brings about: a difference from what the newest succeeded NodeUpdate reached
-/// that is not the version. Without such a NodeUpdate nothing is known, and every updater runs.
+/// The change that no updater can make: a difference, other than the version, from the goal of the
+/// newest succeeded NodeUpdate. Without such a NodeUpdate nothing is known, and every updater runs.
 fn not_covered(machine: &MachineFacts, goal: &Goal, updates: &[&NodeUpdate]) -> Option<String> {
     let succeeded =
         updates.iter().copied().filter(|update| View::of(update).phase == Phase::Succeeded);

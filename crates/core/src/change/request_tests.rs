@@ -60,7 +60,7 @@ fn update(ordinal: u32, version: &str, phase: Phase) -> NodeUpdate {
     update
 }
 
-fn of(machine: &MachineFacts, version: &str, updates: &[NodeUpdate]) -> Decision {
+fn decide_for(machine: &MachineFacts, version: &str, updates: &[NodeUpdate]) -> Decision {
     decide(machine, &goal(version), &updates.iter().collect::<Vec<_>>(), now())
 }
 
@@ -72,59 +72,61 @@ fn answer(decision: Decision) -> Answer {
 }
 
 #[test]
-fn the_first_request_makes_ordinal_one() {
-    assert_eq!(of(&facts("v1.34.2"), "v1.35.0", &[]), Decision::Create { ordinal: 1 });
+fn the_first_request_creates_ordinal_one() {
+    assert_eq!(decide_for(&facts("v1.34.2"), "v1.35.0", &[]), Decision::Create { ordinal: 1 });
 }
 
 #[test]
-fn the_same_goal_unfinished_shows_its_progress_and_makes_nothing() {
+fn a_repeated_goal_reports_progress_and_creates_nothing() {
     for phase in UNFINISHED {
-        let got = answer(of(&facts("v1.34.2"), "v1.35.0", &[update(1, "v1.35.0", phase)]));
+        let got = answer(decide_for(&facts("v1.34.2"), "v1.35.0", &[update(1, "v1.35.0", phase)]));
         assert!(!got.is_done() && !got.message.is_empty(), "{phase:?}");
     }
 }
 
 #[test]
-fn a_node_update_that_its_controller_has_not_seen_is_unfinished() {
+fn a_node_update_without_status_is_unfinished() {
     let mut fresh = update(1, "v1.35.0", Phase::Pending);
     fresh.status = None;
-    assert_eq!(answer(of(&facts("v1.34.2"), "v1.35.0", &[fresh])).message, "pending");
+    assert_eq!(answer(decide_for(&facts("v1.34.2"), "v1.35.0", &[fresh])).message, "pending");
 }
 
 #[test]
-fn done_only_when_the_live_version_is_the_goals() {
+fn done_only_if_the_live_version_matches_the_goal() {
     let done = update(1, "v1.35.0", Phase::Succeeded);
-    assert!(answer(of(&facts("v1.35.0"), "v1.35.0", std::slice::from_ref(&done))).is_done());
-    assert_eq!(of(&facts("v1.34.2"), "v1.35.0", &[done]), Decision::Create { ordinal: 2 });
+    assert!(
+        answer(decide_for(&facts("v1.35.0"), "v1.35.0", std::slice::from_ref(&done))).is_done()
+    );
+    assert_eq!(decide_for(&facts("v1.34.2"), "v1.35.0", &[done]), Decision::Create { ordinal: 2 });
 }
 
 #[test]
-fn a_report_that_lags_is_waited_for() {
+fn a_lagging_report_is_waited_for() {
     let mut done = update(1, "v1.35.0", Phase::Succeeded);
     done.status.as_mut().unwrap().finished_at = Some(Time(now() - SignedDuration::from_secs(20)));
     for kubelet in ["v1.34.2", ""] {
-        let got = answer(of(&facts(kubelet), "v1.35.0", std::slice::from_ref(&done)));
+        let got = answer(decide_for(&facts(kubelet), "v1.35.0", std::slice::from_ref(&done)));
         assert_eq!(got.message, "waiting for Machine m to show kubelet v1.35.0");
         assert!(!got.is_done());
     }
 }
 
 #[test]
-fn the_way_back_is_work_again() {
+fn going_back_to_the_previous_version_is_a_new_update() {
     let there = update(1, "v1.34.2", Phase::Succeeded);
     let away = update(2, "v1.35.0", Phase::Succeeded);
-    let got = of(&facts("v1.35.0"), "v1.34.2", &[there, away]);
+    let got = decide_for(&facts("v1.35.0"), "v1.34.2", &[there, away]);
     assert_eq!(got, Decision::Create { ordinal: 3 });
 }
 
 #[test]
-fn a_failure_is_told_and_nothing_is_made_until_somebody_asks() {
+fn a_failure_is_reported_and_not_retried_unrequested() {
     let mut failed = update(1, "v1.35.0", Phase::Failed);
     let status = failed.status.as_mut().unwrap();
     status.failure_reason = "KubeadmUpgradeFailed".into();
     status.failure_message = "etcd is not healthy; repair the member".into();
     let mut machine = facts("v1.34.2");
-    let got = answer(of(&machine, "v1.35.0", std::slice::from_ref(&failed)));
+    let got = answer(decide_for(&machine, "v1.35.0", std::slice::from_ref(&failed)));
     assert_eq!(
         got.message,
         "failed: KubeadmUpgradeFailed; etcd is not healthy; repair the member. To try again, \
@@ -132,61 +134,64 @@ fn a_failure_is_told_and_nothing_is_made_until_somebody_asks() {
     );
     assert_eq!(got.retry_after_seconds, 15);
     machine.retry = Some("m-0".into());
-    assert!(matches!(of(&machine, "v1.35.0", std::slice::from_ref(&failed)), Decision::Answer(_)));
+    assert!(matches!(
+        decide_for(&machine, "v1.35.0", std::slice::from_ref(&failed)),
+        Decision::Answer(_)
+    ));
     machine.retry = Some("m-1".into());
-    assert_eq!(of(&machine, "v1.35.0", &[failed]), Decision::Create { ordinal: 2 });
+    assert_eq!(decide_for(&machine, "v1.35.0", &[failed]), Decision::Create { ordinal: 2 });
 }
 
 #[test]
-fn one_retry_makes_exactly_one_ordinal() {
+fn one_retry_creates_exactly_one_ordinal() {
     let mut machine = facts("v1.34.2");
     machine.retry = Some("m-1".into());
     let first = update(1, "v1.35.0", Phase::Failed);
     let second = update(2, "v1.35.0", Phase::Failed);
-    let got = answer(of(&machine, "v1.35.0", &[first, second]));
+    let got = answer(decide_for(&machine, "v1.35.0", &[first, second]));
     assert!(got.message.starts_with("failed: Unknown; see NodeUpdate m-2."), "{}", got.message);
 }
 
 #[test]
-fn an_aborted_one_is_told_and_can_be_retried() {
+fn an_aborted_update_is_reported_and_can_be_retried() {
     let mut machine = facts("v1.34.2");
     let aborted = update(1, "v1.35.0", Phase::Stopped);
-    let got = answer(of(&machine, "v1.35.0", std::slice::from_ref(&aborted)));
+    let got = answer(decide_for(&machine, "v1.35.0", std::slice::from_ref(&aborted)));
     assert!(got.message.starts_with("stopped: NodeUpdate m-1 was aborted."), "{}", got.message);
     assert_eq!(got.retry_after_seconds, 15);
     machine.retry = Some("m-1".into());
-    assert_eq!(of(&machine, "v1.35.0", &[aborted]), Decision::Create { ordinal: 2 });
+    assert_eq!(decide_for(&machine, "v1.35.0", &[aborted]), Decision::Create { ordinal: 2 });
 }
 
 #[test]
-fn an_abort_under_way_is_told() {
+fn an_abort_in_progress_is_reported() {
     for phase in UNFINISHED {
         let mut aborting = update(1, "v1.35.0", phase);
         aborting.spec.stage = Stage::Abort;
         aborting.status.as_mut().unwrap().message = "the host works on".into();
-        let told = answer(of(&facts("v1.34.2"), "v1.35.0", &[aborting])).message;
+        let message = answer(decide_for(&facts("v1.34.2"), "v1.35.0", &[aborting])).message;
         let wanted = match phase {
             Phase::Pending | Phase::Waiting | Phase::Staging | Phase::Stopping => {
                 "stopping at the next safe step"
             }
             _ => "the host works on",
         };
-        assert_eq!(told, wanted, "{phase:?}");
+        assert_eq!(message, wanted, "{phase:?}");
     }
 }
 
 #[test]
-fn an_abort_that_came_too_late_is_waited_for_to_its_end() {
+fn a_late_abort_waits_for_the_update_to_end() {
     let mut late = update(1, "v1.35.0", Phase::Disrupting);
     late.spec.stage = Stage::Abort;
-    let got = answer(of(&facts("v1.34.2"), "v1.35.1", &[late]));
+    let got = answer(decide_for(&facts("v1.34.2"), "v1.35.1", &[late]));
     assert_eq!(got.message, "waiting for NodeUpdate m-1 to v1.35.0 to finish first");
 }
 
 #[test]
-fn another_goal_stops_what_has_not_begun_and_waits_for_the_rest() {
+fn another_goal_stops_only_an_unstarted_update() {
     for phase in UNFINISHED {
-        let got = of(&facts("v1.34.2"), "v1.35.1", &[update(1, "v1.35.0", phase)]);
+        let got = decide_for(&facts("v1.34.2"), "v1.35.1", &[update(1, "v1.35.0", phase)]);
         match phase {
             Phase::Pending | Phase::Waiting | Phase::Staging => {
                 assert!(matches!(&got, Decision::Abort { name, .. } if name == "m-1"), "{phase:?}");
@@ -201,36 +206,36 @@ fn another_goal_stops_what_has_not_begun_and_waits_for_the_rest() {
 }
 
 #[test]
-fn an_abort_is_asked_for_once() {
+fn an_abort_is_requested_once() {
     let mut aborting = update(1, "v1.35.0", Phase::Waiting);
     aborting.spec.stage = Stage::Abort;
-    let got = answer(of(&facts("v1.34.2"), "v1.35.1", &[aborting]));
+    let got = answer(decide_for(&facts("v1.34.2"), "v1.35.1", &[aborting]));
     assert_eq!(got.message, "waiting for NodeUpdate m-1 to v1.35.0 to stop");
 }
 
 #[test]
-fn another_goal_goes_on_once_the_older_one_is_over() {
+fn another_goal_proceeds_after_the_older_update_ends() {
     for phase in [Phase::Succeeded, Phase::Failed, Phase::Stopped] {
-        let got = of(&facts("v1.34.2"), "v1.35.1", &[update(4, "v1.35.0", phase)]);
+        let got = decide_for(&facts("v1.34.2"), "v1.35.1", &[update(4, "v1.35.0", phase)]);
         assert_eq!(got, Decision::Create { ordinal: 5 }, "{phase:?}");
     }
 }
 
 #[test]
-fn a_machine_of_the_same_name_but_another_uid_starts_anew_under_a_free_ordinal() {
+fn a_machine_with_another_uid_starts_at_a_free_ordinal() {
     let mut old = update(3, "v1.35.0", Phase::Succeeded);
     old.spec.machine_ref.uid = "gone".into();
-    assert_eq!(of(&facts("v1.35.0"), "v1.35.0", &[old]), Decision::Create { ordinal: 4 });
+    assert_eq!(decide_for(&facts("v1.35.0"), "v1.35.0", &[old]), Decision::Create { ordinal: 4 });
 }
 
 #[test]
-fn ordinals_are_numbers_and_not_text() {
+fn ordinals_are_compared_as_numbers() {
     let updates = [update(9, "v1.34.2", Phase::Succeeded), update(10, "v1.35.0", Phase::Succeeded)];
-    assert!(answer(of(&facts("v1.35.0"), "v1.35.0", &updates)).is_done());
+    assert!(answer(decide_for(&facts("v1.35.0"), "v1.35.0", &updates)).is_done());
 }
 
 #[test]
-fn the_message_is_the_controllers_or_the_blocker() {
+fn the_message_comes_from_the_controller_or_the_blocker() {
     let mut waiting = update(1, "v1.35.0", Phase::Waiting);
     let status = waiting.status.as_mut().unwrap();
     status.blocked_by = vec![Blocker {
@@ -240,26 +245,26 @@ fn the_message_is_the_controllers_or_the_blocker() {
         message: String::new(),
         since: Time(now()),
     }];
-    let got = answer(of(&facts("v1.34.2"), "v1.35.0", std::slice::from_ref(&waiting)));
+    let got = answer(decide_for(&facts("v1.34.2"), "v1.35.0", std::slice::from_ref(&waiting)));
     assert_eq!(got.message, "waiting for default/web: PodDisruptionBudget");
     waiting.status.as_mut().unwrap().message = "evicting default/web-1".into();
-    let got = answer(of(&facts("v1.34.2"), "v1.35.0", &[waiting]));
+    let got = answer(decide_for(&facts("v1.34.2"), "v1.35.0", &[waiting]));
     assert_eq!(got.message, "evicting default/web-1");
 }
 
 #[test]
-fn the_next_call_comes_after_half_of_the_rest() {
+fn the_next_call_comes_after_half_of_the_remaining_time() {
     for (rest, seconds) in [(Some(-4), 1), (Some(0), 1), (Some(7), 4), (Some(900), 15), (None, 5)] {
         let mut update = update(1, "v1.35.0", Phase::Staging);
         update.status.as_mut().unwrap().progress =
             Some(Progress { percent: 10, remaining_seconds: rest });
-        let got = answer(of(&facts("v1.34.2"), "v1.35.0", &[update]));
+        let got = answer(decide_for(&facts("v1.34.2"), "v1.35.0", &[update]));
         assert_eq!(got.retry_after_seconds, seconds, "{rest:?}");
     }
 }
 
 #[test]
-fn what_has_gone_by_of_the_rest_counts_and_a_late_end_is_asked_for_less_and_less() {
+fn a_late_update_is_polled_less_and_less_often() {
     let second = |second: i64| Some(Time(now() - SignedDuration::from_secs(second)));
     let running = |ago| StepStatus { started_at: second(ago), ..StepStatus::default() };
     let done = |ago| StepStatus { finished_at: second(ago), ..running(ago + 60) };
@@ -279,13 +284,13 @@ fn what_has_gone_by_of_the_rest_counts_and_a_late_end_is_asked_for_less_and_less
         let status = update.status.as_mut().unwrap();
         status.steps = steps;
         status.progress = Some(Progress { percent: 90, remaining_seconds: Some(20) });
-        let got = answer(of(&facts("v1.34.2"), "v1.35.0", &[update]));
+        let got = answer(decide_for(&facts("v1.34.2"), "v1.35.0", &[update]));
         assert_eq!(got.retry_after_seconds, seconds, "{case}");
     }
 }
 
 #[test]
-fn waiting_for_a_slot_or_for_pods_brings_the_end_no_closer() {
+fn a_wait_for_a_slot_or_pods_does_not_count_as_progress() {
     for phase in [Phase::Waiting, Phase::Staging, Phase::Draining] {
         let mut update = update(1, "v1.35.0", phase);
         let status = update.status.as_mut().unwrap();
@@ -294,17 +299,17 @@ fn waiting_for_a_slot_or_for_pods_brings_the_end_no_closer() {
             ..StepStatus::default()
         }];
         status.progress = Some(Progress { percent: 40, remaining_seconds: Some(300) });
-        let got = answer(of(&facts("v1.34.2"), "v1.35.0", &[update]));
+        let got = answer(decide_for(&facts("v1.34.2"), "v1.35.0", &[update]));
         assert_eq!(got.retry_after_seconds, 15, "{phase:?}");
     }
 }
 
 #[test]
-fn a_change_that_no_updater_brings_about_is_never_called_done() {
+fn an_uncovered_change_is_never_reported_as_done() {
     let mut reached = update(1, "v1.35.0", Phase::Succeeded);
     reached.spec.goal.infrastructure_hash = "other".into();
     let mut machine = facts("v1.35.0");
-    let got = answer(of(&machine, "v1.35.0", std::slice::from_ref(&reached)));
+    let got = answer(decide_for(&machine, "v1.35.0", std::slice::from_ref(&reached)));
     assert!(
         got.message
             .starts_with("not covered: the infrastructure machine changed since NodeUpdate m-1"),
@@ -312,22 +317,22 @@ fn a_change_that_no_updater_brings_about_is_never_called_done() {
         got.message
     );
     machine.retry = Some("m-1".into());
-    assert_eq!(of(&machine, "v1.35.0", &[reached]), Decision::Create { ordinal: 2 });
+    assert_eq!(decide_for(&machine, "v1.35.0", &[reached]), Decision::Create { ordinal: 2 });
 }
 
 #[test]
-fn a_goal_by_hand_that_does_not_care_about_the_rest_counts() {
+fn a_manual_goal_with_only_a_version_counts() {
     let mut by_hand = update(1, "v1.35.0", Phase::Succeeded);
     by_hand.spec.goal.bootstrap_hash = String::new();
     by_hand.spec.goal.infrastructure_hash = String::new();
-    assert!(answer(of(&facts("v1.35.0"), "v1.35.0", &[by_hand])).is_done());
+    assert!(answer(decide_for(&facts("v1.35.0"), "v1.35.0", &[by_hand])).is_done());
 }
 
 #[test]
-fn nothing_is_begun_on_a_machine_that_is_being_deleted() {
+fn a_machine_being_deleted_starts_no_update() {
     let mut machine = facts("v1.34.2");
     machine.deleting = true;
-    let got = answer(of(&machine, "v1.35.0", &[]));
+    let got = answer(decide_for(&machine, "v1.35.0", &[]));
     assert_eq!(got.message, "stopped: Machine m is being deleted");
     assert!(!got.is_done());
 }

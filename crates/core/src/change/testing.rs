@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Map, Value};
 
-/// Any JSON value, with few keys so that two of them meet, nulls, empties and escapes included.
+/// Any JSON value, including nulls, empty values and escapes, with few keys so that keys collide.
 pub(crate) fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),

@@ -1,4 +1,4 @@
-//! What the answer to CanUpdateMachine and CanUpdateMachineSet is, and why.
+//! The response to CanUpdateMachine and CanUpdateMachineSet, and its reason.
 
 use std::fmt;
 
@@ -13,45 +13,45 @@ use super::{
     policy::{OnUncovered, Policy},
 };
 
-/// How many path lines a message carries; the UpdateGroup's status has more.
+/// How many path lines a message contains; the UpdateGroup's status lists more.
 const LINES_IN_MESSAGE: usize = 8;
 
-/// The answer to CanUpdate*.
+/// The response to CanUpdate*.
 #[derive(Clone, Debug, PartialEq, IntoStaticStr)]
 pub enum Verdict {
-    /// In place: these patches make current exactly what is wanted.
+    /// In place: these patches make the current objects exactly equal to the desired ones.
     #[strum(serialize = "Covered")]
     Cover(Patches),
-    /// Nobody covers it, and policy lets Cluster API replace.
+    /// No updater covers the change, and the policy lets Cluster API replace machines.
     #[strum(serialize = "UncoveredReplace")]
     Replace {
-        /// Path lines of what nobody covers.
+        /// Path lines of uncovered changes.
         uncovered: Vec<String>,
     },
-    /// Nobody covers it, and nothing is replaced.
+    /// No updater covers the change, and no machine is replaced.
     #[strum(serialize = "UncoveredPreserve")]
     Preserve {
-        /// Path lines of what nobody covers.
+        /// Path lines of uncovered changes.
         uncovered: Vec<String>,
-        /// What is shown.
+        /// Message to show.
         message: String,
     },
-    /// Not now, or not known: the rollout waits.
+    /// Not possible yet, or not known: the rollout waits.
     #[strum(transparent)]
     NotReady(NotReady),
-    /// Refit is told to leave it to Cluster API.
+    /// The policy disables Refit and leaves the rollout to Cluster API.
     Disabled,
 }
 
-/// Why an answer has to wait. It is a Failure for Cluster API, which asks again; an empty Success
-/// would delete machines and be remembered for a day (`spec/capi.md 3.4`).
+/// Why a response must wait. Cluster API receives a Failure and calls again; an empty Success would
+/// delete machines and be cached for a day (`spec/capi.md 3.4`).
 ///
-/// What [`super::can_update()`] alone decides cannot be constructed outside this crate.
+/// Variants that only [`super::can_update()`] decides cannot be constructed outside this crate.
 #[derive(Clone, Debug, PartialEq, Eq, IntoStaticStr)]
 pub enum NotReady {
     /// The caches are not complete.
     NotSynced,
-    /// The request does not say what it is about.
+    /// The request is invalid.
     BadRequest {
         /// What is wrong with it.
         reason: String,
@@ -74,41 +74,41 @@ pub enum NotReady {
         /// Name of the Machine.
         machine: String,
     },
-    /// Another machine of the control plane is not finished.
+    /// Another machine of the control plane has unfinished work.
     #[non_exhaustive]
     #[strum(serialize = "AnotherMachineUpdating")]
     AnotherMachine {
         /// Name of that Machine.
         machine: String,
-        /// What is not finished.
+        /// The unfinished work.
         what: Unfinished,
     },
-    /// Hosts without a recent report of their agent.
+    /// Hosts without a recent report from their agent.
     #[non_exhaustive]
     NoFreshReport {
-        /// Nodes, and Machines without one, in order.
+        /// Nodes, or Machines without a Node, in order.
         nodes: Vec<String>,
     },
-    /// The control plane has to go first.
+    /// The control plane must be updated first.
     #[non_exhaustive]
     ControlPlaneBehind {
         /// Name of a control plane Machine.
         machine: String,
-        /// What it runs.
+        /// Its current version.
         runs: StatedVersion,
-        /// What is wanted.
+        /// The target version.
         target: KubernetesVersion,
     },
-    /// The answer took too long.
+    /// The verdict took too long.
     Deadline,
 }
 
-/// What is not finished on another machine.
+/// Unfinished work on another machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unfinished {
-    /// A NodeUpdate of this name.
+    /// A NodeUpdate with this name.
     NodeUpdate(String),
-    /// Cluster API's own marks are still on it.
+    /// Cluster API's own marks are still set.
     Marked,
 }
 
@@ -180,7 +180,7 @@ impl Verdict {
         }
     }
 
-    /// Path lines of what nobody covers.
+    /// Path lines of uncovered changes.
     pub fn uncovered(&self) -> &[String] {
         match self {
             Self::Replace { uncovered } | Self::Preserve { uncovered, .. } => uncovered,
@@ -189,11 +189,11 @@ impl Verdict {
     }
 }
 
-/// Puts coverage, policy and readiness together.
+/// Combines coverage, policy and readiness.
 ///
-/// A person who has to change something hears of it before anything that passes by itself. What is
-/// to be replaced waits only for the machine that is being worked on: Cluster API would take two
-/// away at once.
+/// Problems that an operator must fix are reported before conditions that pass without
+/// intervention. A replacement waits only for a machine that is being updated: otherwise Cluster
+/// API would remove two machines at once.
 pub fn verdict(
     policy: &Policy,
     coverage: &Coverage,
@@ -265,7 +265,7 @@ mod tests {
         }
     }
 
-    fn says(on_uncovered: OnUncovered) -> Policy {
+    fn policy_with(on_uncovered: OnUncovered) -> Policy {
         Policy { on_uncovered, ..Policy::default() }
     }
 
@@ -281,17 +281,17 @@ mod tests {
     fn the_table_of_verdicts() {
         use OnUncovered::{Preserve, Replace};
         let table = [
-            (says(Preserve), 0, None, None, "Covered"),
-            (says(Preserve), 0, Some(busy()), None, "AnotherMachineUpdating"),
-            (says(Preserve), 0, Some(busy()), Some(stale()), "AnotherMachineUpdating"),
-            (says(Preserve), 0, None, Some(stale()), "NoFreshReport"),
-            (says(Replace), 0, None, Some(stale()), "NoFreshReport"),
-            (says(Preserve), 1, None, None, "UncoveredPreserve"),
-            (says(Preserve), 1, Some(busy()), Some(stale()), "UncoveredPreserve"),
-            (says(Replace), 1, None, Some(stale()), "UncoveredReplace"),
-            (says(Replace), 1, Some(busy()), None, "AnotherMachineUpdating"),
+            (policy_with(Preserve), 0, None, None, "Covered"),
+            (policy_with(Preserve), 0, Some(busy()), None, "AnotherMachineUpdating"),
+            (policy_with(Preserve), 0, Some(busy()), Some(stale()), "AnotherMachineUpdating"),
+            (policy_with(Preserve), 0, None, Some(stale()), "NoFreshReport"),
+            (policy_with(Replace), 0, None, Some(stale()), "NoFreshReport"),
+            (policy_with(Preserve), 1, None, None, "UncoveredPreserve"),
+            (policy_with(Preserve), 1, Some(busy()), Some(stale()), "UncoveredPreserve"),
+            (policy_with(Replace), 1, None, Some(stale()), "UncoveredReplace"),
+            (policy_with(Replace), 1, Some(busy()), None, "AnotherMachineUpdating"),
             (
-                Policy { disabled: true, ..says(Preserve) },
+                Policy { disabled: true, ..policy_with(Preserve) },
                 1,
                 Some(busy()),
                 Some(stale()),
@@ -307,7 +307,7 @@ mod tests {
     #[test]
     fn the_message_names_the_paths_and_what_to_do() {
         let Verdict::Preserve { message, uncovered } =
-            verdict(&says(OnUncovered::Preserve), &uncovered(1), None, None)
+            verdict(&policy_with(OnUncovered::Preserve), &uncovered(1), None, None)
         else {
             panic!("it is preserved");
         };
@@ -320,14 +320,14 @@ mod tests {
     }
 
     #[test]
-    fn many_paths_are_counted_in_the_message_and_kept_in_the_list() {
-        let got = verdict(&says(OnUncovered::Preserve), &uncovered(11), None, None);
+    fn many_paths_are_counted_in_the_message_and_all_listed() {
+        let got = verdict(&policy_with(OnUncovered::Preserve), &uncovered(11), None, None);
         assert_eq!(got.uncovered().len(), 11);
         assert!(got.message().contains("; and 3 more;"), "{}", got.message());
     }
 
     #[test]
-    fn a_value_that_is_not_understood_is_quoted_in_the_message() {
+    fn an_invalid_value_is_quoted_in_the_message() {
         let policy = Policy {
             not_understood: Some((keys::ON_UNCOVERED.into(), "replace".into())),
             ..Policy::default()

@@ -1,9 +1,9 @@
-//! How long steps took, and how long they will take.
+//! Recorded durations of steps, and predictions from them.
 
 use refit_kinds::refit::{StepDurations, StepState, StepStatus, UpdateGroupStatus};
 
-/// How many durations of a step are kept: enough for a median that follows a change within a day's
-/// rollout, few enough for an object of a few kilobytes.
+/// How many durations of a step are kept: enough for a median that adapts within a day's rollout,
+/// few enough to keep the object at a few kilobytes.
 pub const MAX_DURATIONS: usize = 16;
 
 /// Adds the durations of an update's finished steps, newest last.

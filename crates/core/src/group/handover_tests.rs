@@ -1,5 +1,5 @@
-//! Giving an unused slot back while another controller may be about to use it: every order of writes
-//! of two controllers whose views are as old as they like.
+//! Releasing an unused slot while another controller may be about to use it: every order of writes
+//! of two controllers whose views may be arbitrarily old.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use refit_kinds::refit::UpdateGroupStatus;
 
 use super::*;
 
-/// How many claims there may be: without an end of them the space has none.
+/// Maximum number of claims, which keeps the state space finite.
 const MOST_CLAIMS: i64 = 6;
 
 /// The host's plan, as far as slots go.
@@ -24,7 +24,7 @@ struct World {
     plans: Vec<Plan>,
 }
 
-/// What tells one world from another. Versions that say the same are different versions.
+/// Identifies a world. Versions with equal contents are still different versions.
 type Key = (Vec<(Vec<(MachineUid, ClaimId)>, ClaimId)>, Vec<Plan>);
 
 impl World {
@@ -53,8 +53,9 @@ impl World {
         })
     }
 
-    /// Every write that a controller with this view may make, if it is not refused by its
-    /// resourceVersion. Whether it goes on or gives the slot back depends on things that change.
+    /// Every write that a controller with this view may make, unless its resourceVersion conflicts.
+    /// Both proceeding and releasing the slot are possible, because that depends on conditions that
+    /// change.
     fn writes(&self, group: usize, plan: usize, marks: bool) -> Vec<Self> {
         let (status, host) = (&self.groups[group], self.plans[plan]);
         let limits = Limits { replicas: 2, max_unavailable: 1 };
@@ -66,7 +67,7 @@ impl World {
         let limits = Limits { replicas: limits.slots(), ..limits };
         let mut next = Vec::new();
         if status.claims < MOST_CLAIMS.into() {
-            // Another machine wants the slot, too.
+            // Another machine claims a slot, too.
             if let Ok(Claim::Take(taken)) =
                 claim(status, &wanted("other", 0.into()), limits, &all_well)
             {
@@ -99,8 +100,8 @@ impl World {
     }
 }
 
-/// Goes through every world that can be reached; returns the first in which our machine is worked on
-/// while the slot is not ours, and how many there were.
+/// Explores every reachable world. Returns the first one in which the test's machine is disturbed
+/// without holding a slot, and the number of worlds.
 fn explore(marks: bool) -> (Option<Key>, usize) {
     let first = World { groups: vec![UpdateGroupStatus::default()], plans: vec![Plan::default()] };
     let mut known = BTreeSet::from([first.key()]);
@@ -125,13 +126,13 @@ fn explore(marks: bool) -> (Option<Key>, usize) {
 }
 
 #[test]
-fn a_slot_is_not_given_back_under_a_machine_that_is_worked_on_however_old_the_views_are() {
+fn a_slot_in_use_is_never_released_even_with_old_views() {
     let (wrong, worlds) = explore(true);
     assert_eq!(wrong, None);
     assert!(worlds > 100, "{worlds}");
 }
 
 #[test]
-fn without_the_mark_on_the_plan_it_would_be() {
+fn without_the_plans_mark_a_slot_in_use_is_released() {
     assert!(explore(false).0.is_some());
 }

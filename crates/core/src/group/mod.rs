@@ -1,8 +1,8 @@
 //! How many machines of a group may be down, and which: one object, claimed by compare-and-swap.
 //!
-//! Everything here turns one [`UpdateGroupStatus`] into the next. The shell writes the result with
-//! the resourceVersion of what it read, so of two claims only one can win; that, and neither a
-//! Lease nor a single replica, is what holds the limit (architecture, section 4).
+//! Everything here turns one [`UpdateGroupStatus`] into the next. The caller writes the result with
+//! the resourceVersion that it read, so only one of two concurrent claims succeeds. This enforces
+//! the limit, not a Lease or a single replica (architecture, section 4).
 
 mod durations;
 mod summary;
@@ -24,12 +24,12 @@ pub use summary::{
 
 use crate::report::Refusal;
 
-/// What the owner of a group says about how many machines may be missing.
+/// Limits on unavailable machines, from the group's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// How many machines there should be.
+    /// Desired number of machines.
     pub replicas: i32,
-    /// How many of them may be unavailable.
+    /// Maximum number of unavailable machines.
     pub max_unavailable: i32,
 }
 
@@ -41,8 +41,8 @@ impl Limits {
 
     /// How many machines may be disturbed at once.
     ///
-    /// At least one: in place there is no surge that could carry a rollout with `maxUnavailable`
-    /// 0, and a group of one machine has nobody to stand in.
+    /// At least one: an in-place rollout with `maxUnavailable` 0 has no surge machine to replace
+    /// the disturbed one, and neither has a group of one machine.
     pub fn slots(self) -> i32 {
         self.max_unavailable.max(1)
     }
@@ -53,31 +53,31 @@ impl Limits {
     }
 }
 
-/// Another machine of the group, as a claim counts it.
+/// Another machine of the group, as counted by a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Other {
     /// uid of the Machine.
     pub machine_uid: MachineUid,
-    /// Whether it is available, slots left aside.
+    /// Whether it is available, regardless of slots.
     pub available: bool,
 }
 
-/// How a slot is given back that was never used.
+/// How to release a slot that was never used.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GiveBack {
-    /// The host's plan says first that this claim is over: whoever is about to open the plan for it
-    /// then fails.
+    /// First mark the host's plan with this claim: a controller that is about to open the plan for
+    /// the claim then fails.
     Mark(ClaimId),
-    /// The slot is free once this status is written over the one that was read.
+    /// Write this status over the one that was read; the slot is then free.
     Release(UpdateGroupStatus),
 }
 
-/// Outcome of a claim that was not refused.
+/// Result of a claim that was not refused.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Claim {
     /// The slot is held already.
     Held,
-    /// The slot is held once this status is written over the one that was read.
+    /// Write this status over the one that was read; the slot is then held.
     Take(UpdateGroupStatus),
 }
 
@@ -88,11 +88,12 @@ pub fn holds(status: &UpdateGroupStatus, machine_uid: &MachineUid) -> bool {
 
 /// Claims a slot for one Machine.
 ///
-/// A slot that an older NodeUpdate of the same Machine left is taken over: the Machine is down
-/// already, and nothing else can repair it. A machine that holds a slot never counts as available,
-/// whatever its conditions still say.
+/// A slot that an older NodeUpdate of the same Machine still holds is taken over: the Machine is
+/// down already, and only this update can repair it. A machine that holds a slot never counts as
+/// available, whatever its conditions are.
 ///
-/// `wanted.claim` is the claim that was given back last: one that is not newer is made anew.
+/// `wanted.claim` is the last claim that was released: a slot whose claim is not newer is claimed
+/// again.
 pub fn claim(
     status: &UpdateGroupStatus,
     wanted: &Slot,
@@ -133,7 +134,7 @@ pub fn enough_others(
     Ok(())
 }
 
-/// The status with this slot, whatever the limit says: for a machine that is down already.
+/// The status with this slot, regardless of the limit: for a machine that is down already.
 pub fn with_slot(status: &UpdateGroupStatus, slot: &Slot) -> UpdateGroupStatus {
     let mut next = status.clone();
     next.slots.retain(|s| s.machine_uid != slot.machine_uid);
@@ -153,12 +154,14 @@ pub fn release(status: &UpdateGroupStatus, machine_uid: &MachineUid) -> Option<U
     })
 }
 
-/// Gives back the slot of a Machine that nobody has disturbed for it; `None` if it holds none.
+/// Releases the slot of a Machine that was not disturbed under it; `None` if the Machine holds
+/// none.
 ///
-/// Slot and plan are two objects, and another controller may be about to open the plan for this very
-/// slot. So the plan is marked first: opening it is a compare-and-swap over the plan and needs a claim
-/// that is newer than the mark, and a newer claim is a write to the group, over which the release is
-/// a compare-and-swap. Of the two, one fails, however old the views are (`docs/adr/0004`).
+/// Slot and plan are two objects, and another controller may be about to open the plan for this
+/// very slot. So the plan is marked first: opening it is a compare-and-swap on the plan and
+/// requires a claim newer than the mark. A newer claim is a write to the group, on which the
+/// release is a compare-and-swap. One of the two fails, however old the views are
+/// (`docs/adr/0004`).
 pub fn give_back(
     status: &UpdateGroupStatus,
     machine_uid: &MachineUid,

@@ -1,4 +1,4 @@
-//! What an UpdateGroup shows: who waits, and whether it goes on.
+//! What an UpdateGroup shows: which machines wait, and whether the rollout proceeds.
 
 use jiff::Timestamp;
 use refit_kinds::{
@@ -14,18 +14,18 @@ use crate::{
 
 /// Condition: a machine of the group is being updated.
 pub const PROGRESSING: &str = "Progressing";
-/// Condition: something that does not end by itself keeps the group from going on.
+/// Condition: the group is blocked by something that does not end by itself.
 pub const BLOCKED: &str = "Blocked";
-/// Condition, written by the hooks: is the change that the owner asks for made in place?
+/// Condition, set by the hooks: whether the change in the owner's spec is made in place.
 pub const COVERED: &str = "Covered";
-/// Reason of [`COVERED`] where the answer was about an earlier state of the owner.
+/// Reason of [`COVERED`] if the verdict was about an earlier state of the owner.
 const OWNER_CHANGED: &str = "OwnerChanged";
 /// Reason of [`BLOCKED`]: a change that no updater covers.
 pub const REASON_UNCOVERED: &str = "Uncovered";
 
-/// Condition of an UpdateGroup: are the annotations of owner and Cluster understood?
+/// Condition of an UpdateGroup: whether the annotations of owner and Cluster are valid.
 pub const POLICY_UNDERSTOOD: &str = "PolicyUnderstood";
-/// Reason of [`COVERED`] where an answer waits for agents: it ends only when somebody looks.
+/// Reason of [`COVERED`] if the verdict waits for agents: an operator must check them.
 const NO_FRESH_REPORT: &str = "NoFreshReport";
 
 /// The newest NodeUpdate of one Machine of the group.
@@ -33,14 +33,14 @@ const NO_FRESH_REPORT: &str = "NoFreshReport";
 pub struct Member<'a> {
     /// Name of the Machine.
     pub machine: &'a str,
-    /// How far its newest NodeUpdate is.
+    /// Phase of its newest NodeUpdate.
     pub phase: Phase,
-    /// What keeps it.
+    /// What blocks the NodeUpdate.
     pub blocked_by: &'a [Blocker],
 }
 
-/// The status as it should be shown: limit, who waits, conditions. Slots, durations and what the
-/// hooks wrote stay.
+/// The status to show: limit, waiting machines, conditions. Slots, durations and the conditions set
+/// by the hooks do not change.
 pub fn summarise(
     status: &UpdateGroupStatus,
     limits: Limits,
@@ -71,35 +71,36 @@ pub fn summarise(
     next
 }
 
-/// Says in the status whether the annotations of owner and Cluster are understood. A group whose
-/// annotations always were has no such condition.
+/// Sets the condition that reports whether the annotations of owner and Cluster are valid. A group
+/// whose annotations were always valid does not have it.
 pub fn show_policy(
     status: &UpdateGroupStatus,
     policy: &Policy,
     now: Timestamp,
 ) -> UpdateGroupStatus {
     let mut next = status.clone();
-    let said = match &policy.not_understood {
+    let (word, reason, message) = match &policy.not_understood {
         Some(_) => ("False", "UnknownValue", policy.complaint()),
         None if conditions::get(&next.conditions, POLICY_UNDERSTOOD).is_some() => {
             ("True", "Understood", String::new())
         }
         None => return next,
     };
-    let said = (POLICY_UNDERSTOOD, said.0, said.1, said.2.as_str());
-    conditions::set(&mut next.conditions, now, None, said);
+    let condition = (POLICY_UNDERSTOOD, word, reason, message.as_str());
+    conditions::set(&mut next.conditions, now, None, condition);
     next
 }
 
-/// Whether an answer blocks the group until somebody does something: then it has to be known later
-/// whether it is outdated.
+/// Whether a verdict blocks the group until an operator intervenes. Such a verdict must be stored
+/// so that it can be checked for being outdated.
 pub fn answer_blocks(verdict: &Verdict) -> bool {
     !verdict.uncovered().is_empty() || verdict.reason() == NO_FRESH_REPORT
 }
 
-/// Forgets an answer that blocks once the owner's spec has changed since: a change that was taken
-/// back is asked about by nobody, and must not block the group for ever. Where something is still not
-/// covered Cluster API asks again, because a Failure is not remembered (`spec/capi.md 3.4`).
+/// Clears a blocking verdict once the owner's spec has changed: Cluster API does not ask about a
+/// change that was reverted, so the verdict would block the group forever. If a difference remains
+/// uncovered, Cluster API calls the hook again, because a Failure is not cached (`spec/capi.md
+/// 3.4`).
 pub fn forget_old_answer(
     status: &UpdateGroupStatus,
     owner_generation: Option<i64>,
@@ -112,14 +113,14 @@ pub fn forget_old_answer(
     {
         next.uncovered.clear();
         let message = "the owner has changed since, and Cluster API has not asked again";
-        let said = (COVERED, "Unknown", OWNER_CHANGED, message);
-        conditions::set(&mut next.conditions, now, None, said);
+        let covered = (COVERED, "Unknown", OWNER_CHANGED, message);
+        conditions::set(&mut next.conditions, now, None, covered);
     }
     next
 }
 
-/// Forgets the lines of a change that replaced machines, once the owner says that all of them are
-/// what it wants. What was answered stays.
+/// Clears the lines of a change that replaced machines, once the owner reports all machines as up
+/// to date. The verdict stays.
 pub fn forget_replaced(status: &UpdateGroupStatus, owner_is_up_to_date: bool) -> UpdateGroupStatus {
     let mut next = status.clone();
     if owner_is_up_to_date && was_replaced(status) {
@@ -128,7 +129,7 @@ pub fn forget_replaced(status: &UpdateGroupStatus, owner_is_up_to_date: bool) ->
     next
 }
 
-/// Whether the last answer let Cluster API replace.
+/// Whether the last verdict let Cluster API replace machines.
 fn was_replaced(status: &UpdateGroupStatus) -> bool {
     conditions::get(&status.conditions, COVERED)
         .is_some_and(|condition| condition.reason == "UncoveredReplace")
@@ -161,8 +162,8 @@ fn blocked(
         let mut slots = status.slots.iter();
         slots.any(|slot| slot.machine == member.machine)
     };
-    // One that is available keeps nobody from a slot, but its owner waits for it all the same once
-    // no other machine is under way.
+    // A failed machine that is available does not block a slot, but its owner still waits for it
+    // once no other machine is being updated.
     let failed = members
         .iter()
         .filter(|member| member.phase == Phase::Failed)
@@ -180,7 +181,7 @@ fn blocked(
         .iter()
         .flat_map(|member| member.blocked_by.iter().map(move |blocker| (member, blocker)))
         .filter(|(member, blocker)| {
-            // What holds a host at work passes by itself, but for these.
+            // Blockers of a working host resolve by themselves, except in these phases.
             let held = member.phase.is_undisturbed() || member.phase == Phase::Draining;
             let silent = [RefusalReason::NoFreshReport, RefusalReason::ApiRefused];
             let reason = Reason::of(&blocker.reason);
@@ -196,7 +197,7 @@ fn blocked(
     }
 }
 
-/// Whether the group's own progress ends a wait.
+/// Whether the wait ends with the group's own progress.
 fn ends_by_itself(status: &UpdateGroupStatus, blocker: &Blocker) -> bool {
     match Reason::of(&blocker.reason).map(Reason::ends_by) {
         Some(EndsBy::Progress) => true,

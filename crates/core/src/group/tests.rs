@@ -39,14 +39,14 @@ fn the_second_machine_waits_for_the_first() {
 }
 
 #[test]
-fn a_claim_that_is_repeated_changes_nothing() {
+fn a_repeated_claim_changes_nothing() {
     let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
     let again = claim(&status, &wanted(1), FIVE, &others(1, 5, |_| false));
     assert_eq!(again, Ok(Claim::Held));
 }
 
 #[test]
-fn the_next_update_of_a_machine_takes_its_slot_over() {
+fn the_next_update_of_a_machine_takes_over_its_slot() {
     let status = taken(&UpdateGroupStatus::default(), 1, FIVE, 5);
     let retry = Slot { node_update: "m-1-2".into(), ..wanted(1) };
     let Ok(Claim::Take(next)) = claim(&status, &retry, FIVE, &others(1, 5, |_| false)) else {
@@ -56,19 +56,19 @@ fn the_next_update_of_a_machine_takes_its_slot_over() {
 }
 
 #[test]
-fn one_missing_machine_is_enough_to_wait() {
+fn one_unavailable_machine_blocks_a_claim() {
     let refused = claim(&UpdateGroupStatus::default(), &wanted(1), FIVE, &others(1, 5, |n| n != 3));
     assert_eq!(refused, Err(Refusal::GroupUnavailable { available: 3, needed: 4 }));
 }
 
 #[test]
-fn the_missing_machine_itself_may_be_repaired() {
+fn the_unavailable_machine_itself_may_be_repaired() {
     let claimed = claim(&UpdateGroupStatus::default(), &wanted(3), FIVE, &others(3, 5, |_| true));
     assert!(matches!(claimed, Ok(Claim::Take(_))));
 }
 
 #[test]
-fn a_machine_with_a_slot_does_not_stand_in_whatever_its_conditions_say() {
+fn a_machine_with_a_slot_never_counts_as_available() {
     let two = Limits { replicas: 5, max_unavailable: 2 };
     let status = taken(&UpdateGroupStatus::default(), 1, two, 5);
     assert_eq!(enough_others(&status, two, &others(2, 5, |_| true)), Ok(()));
@@ -121,7 +121,7 @@ fn step(name: &str, state: StepState, from: i64, to: i64) -> StepStatus {
 }
 
 #[test]
-fn only_finished_steps_are_recorded_and_only_the_newest_are_kept() {
+fn only_the_newest_finished_steps_are_recorded() {
     let mut status = UpdateGroupStatus::default();
     for n in 0..20 {
         record_durations(
@@ -152,7 +152,7 @@ fn shown(phase: Phase, reason: &str) -> UpdateGroupStatus {
 }
 
 #[test]
-fn a_group_says_who_waits_and_whether_that_ends_by_itself() {
+fn a_group_shows_waiting_machines_and_their_causes() {
     let table = [
         (Phase::Waiting, "SlotBusy", 1, "False"),
         (Phase::Pending, "NoFreshReport", 1, "True"),
@@ -171,7 +171,7 @@ fn a_group_says_who_waits_and_whether_that_ends_by_itself() {
 }
 
 #[test]
-fn a_group_with_a_change_that_nobody_covers_is_blocked() {
+fn a_group_with_an_uncovered_change_is_blocked() {
     let status = UpdateGroupStatus { uncovered: vec!["line".into()], ..Default::default() };
     let next = summarise(&status, FIVE, &[], None, at(0));
     let condition = conditions::get(&next.conditions, BLOCKED).unwrap();
@@ -179,10 +179,10 @@ fn a_group_with_a_change_that_nobody_covers_is_blocked() {
 }
 
 #[test]
-fn an_uncovered_change_that_was_taken_back_blocks_no_more() {
+fn a_reverted_uncovered_change_no_longer_blocks() {
     let mut status = UpdateGroupStatus { uncovered: vec!["line".into()], ..Default::default() };
-    let said = (COVERED, "False", "UncoveredPreserve", "line");
-    conditions::set(&mut status.conditions, at(0), Some(2), said);
+    let covered = (COVERED, "False", "UncoveredPreserve", "line");
+    conditions::set(&mut status.conditions, at(0), Some(2), covered);
     for same in [None, Some(2)] {
         assert_eq!(forget_old_answer(&status, same, at(1)), status);
     }
@@ -197,8 +197,8 @@ fn an_uncovered_change_that_was_taken_back_blocks_no_more() {
 
 fn answered(reason: &str, word: &str, generation: i64) -> UpdateGroupStatus {
     let mut status = UpdateGroupStatus::default();
-    let said = (COVERED, word, reason, "no report from Node n");
-    conditions::set(&mut status.conditions, at(0), Some(generation), said);
+    let covered = (COVERED, word, reason, "no report from Node n");
+    conditions::set(&mut status.conditions, at(0), Some(generation), covered);
     status
 }
 
@@ -220,7 +220,7 @@ fn silent_agents_block_a_group_until_its_owner_changes() {
 }
 
 #[test]
-fn what_was_replaced_is_shown_until_it_is_done() {
+fn a_replacement_is_shown_until_it_is_done() {
     let mut status = answered("UncoveredReplace", "False", 2);
     status.uncovered = vec!["line".into()];
     assert!(!conditions::is_true(&summarise(&status, FIVE, &[], None, at(1)).conditions, BLOCKED));
@@ -232,7 +232,7 @@ fn what_was_replaced_is_shown_until_it_is_done() {
 }
 
 #[test]
-fn a_policy_that_is_not_understood_gets_a_condition_until_it_is() {
+fn an_invalid_policy_has_a_condition_until_corrected() {
     let confused = Policy {
         not_understood: Some(("refit.dev/on-uncovered".into(), "replace".into())),
         ..Policy::default()
@@ -257,7 +257,7 @@ fn a_failed_machine_that_is_down_blocks_its_group() {
 }
 
 #[test]
-fn a_failed_machine_that_is_available_blocks_its_group_once_no_other_is_under_way() {
+fn an_available_failed_machine_blocks_once_no_other_runs() {
     let none = UpdateGroupStatus::default();
     let member = |machine, phase| Member { machine, phase, blocked_by: &[] };
     let failed = member("m-1", Phase::Failed);
@@ -271,7 +271,7 @@ fn a_failed_machine_that_is_available_blocks_its_group_once_no_other_is_under_wa
 }
 
 #[test]
-fn a_summary_that_is_repeated_changes_nothing() {
+fn a_repeated_summary_changes_nothing() {
     let blocked_by = [blocker("SlotBusy")];
     let members = [
         Member { machine: "m-1", phase: Phase::Upgrading, blocked_by: &[] },

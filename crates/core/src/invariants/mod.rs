@@ -1,8 +1,8 @@
-//! What must hold, whatever died when: section 5 of the architecture as code.
+//! Safety invariants, checked after every write: section 5 of the architecture as code.
 //!
-//! A [`World`] is fed every write of a simulation (or every watch event in production) and answers
-//! with what that write broke; [`World::at_rest`] judges what is left when nothing moves any more.
-//! It shares no code with the decisions that it checks, only the objects.
+//! A [`World`] receives every write of a simulation (or every watch event in production) and
+//! returns the violations of that write; [`World::at_rest`] checks the final state. The module
+//! shares no code with the decisions that it checks, only the objects.
 //!
 //! | number | after every write |
 //! |---|---|
@@ -15,14 +15,15 @@
 //! | number | at rest |
 //! |---|---|
 //! | 5 | every machine is updated, untouched, or failed or stopped with a reason |
-//! | 6 | no cordon of ours is left after a good end; after a bad one the status says so |
-//! | 7 | nothing of ours is left on a Machine that is whole |
-//! | 8 | no Machine is behind the version of its MachineDeployment's MachineSet unasked |
+//! | 6 | no cordon of Refit remains after success; after a failure the status reports it |
+//! | 7 | no annotation or slot of Refit remains on a healthy Machine |
+//! | 8 | a Machine behind its MachineDeployment's MachineSet has an update request |
 //!
-//! A machine is *disturbed* while its HostPlan's gate is `Upgrade` or wider or its Node has a cordon
-//! of ours, until its NodeUpdate has ended and its Node is Ready and open. It is *available* while
-//! its Node is Ready, has no cordon of ours, it is not disturbed and not being deleted. Cluster
-//! API's condition `Available` is left aside: it turns False when a machine is merely chosen.
+//! A machine is *disturbed* from the moment its HostPlan's gate is `Upgrade` or wider, or its Node
+//! has Refit's cordon, until its NodeUpdate has ended and its Node is Ready and schedulable. It is
+//! *available* if its Node is Ready and has no cordon of Refit, and it is neither disturbed nor
+//! being deleted. Cluster API's condition `Available` is ignored: it becomes False as soon as a
+//! machine is selected.
 
 mod objects;
 mod observe;
@@ -36,12 +37,12 @@ use std::fmt;
 
 pub use state::World;
 
-/// Something that must not be.
+/// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Violation {
     /// Number of the invariant, 1 to 8.
     pub invariant: u8,
-    /// Kind and name of the object that shows it.
+    /// Kind and name of the violating object.
     pub object: String,
     /// What is wrong.
     pub message: String,

@@ -1,4 +1,4 @@
-//! The few fields that the invariants read, taken straight from JSON.
+//! The few fields that the invariants read, parsed directly from JSON.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ pub(super) fn deleted_at(value: &Value) -> Option<Timestamp> {
 }
 
 #[derive(Clone, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+#[expect(clippy::struct_excessive_bools, reason = "each is an independent fact")]
 pub(super) struct Machine {
     pub(super) uid: String,
     pub(super) cluster: String,
@@ -72,7 +72,7 @@ pub(super) struct Owner {
     pub(super) deleting: bool,
 }
 
-/// What annotations allow.
+/// The policy in annotations.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Policy {
     pub(super) on_uncovered: Option<String>,
@@ -100,8 +100,8 @@ impl Owner {
             let field = value.pointer(&format!("/spec/rollout/strategy/rollingUpdate/{field}"))?;
             IntOrPercent::try_from(field).ok()
         };
-        let of = i64::from(replicas.unwrap_or(1));
-        let unavailable = limit("maxUnavailable").map_or(0, |limit| limit.rounded_down(of));
+        let desired = i64::from(replicas.unwrap_or(1));
+        let unavailable = limit("maxUnavailable").map_or(0, |limit| limit.rounded_down(desired));
         let unavailable = i32::try_from(unavailable).unwrap_or(i32::MAX);
         let owner = refit_kinds::refit::Owner::of_kind(kind);
         let deployment = owner == Some(refit_kinds::refit::Owner::Deployment);
@@ -110,7 +110,7 @@ impl Owner {
             replicas,
             slots: if deployment { unavailable.max(1) } else { 1 },
             // Cluster API's default is to surge by one.
-            surges: limit("maxSurge").is_none_or(|limit| limit.rounded_up(of) > 0),
+            surges: limit("maxSurge").is_none_or(|limit| limit.rounded_up(desired) > 0),
             on_delete: text(value, "/spec/rollout/strategy/type") == "OnDelete",
             version: owner.map_or("", |owner| text(value, owner.version_path())).into(),
             policy: Policy::of(value),

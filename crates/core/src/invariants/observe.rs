@@ -1,4 +1,4 @@
-//! What one write breaks.
+//! Violations of a single write.
 
 use refit_kinds::{
     json::{name, text},
@@ -18,11 +18,11 @@ const CONTROLLER: &str = "controller";
 const CAPI: &str = "capi";
 
 impl World {
-    /// Takes note of one write and says what it broke.
+    /// Records one write and returns its violations.
     ///
-    /// `cluster` names the workload cluster that the object is in, or `None` for the management
-    /// cluster; `old` is the object before the write and `new` after it, `None` where it is not
-    /// there. Kinds that no invariant looks at cost nothing.
+    /// `cluster` is the workload cluster of the object, or `None` for the management cluster; `old`
+    /// is the object before the write and `new` after it, `None` if the object does not exist.
+    /// Kinds that no invariant uses are ignored.
     pub fn observe(
         &mut self,
         group: &str,
@@ -107,7 +107,7 @@ impl World {
         found
     }
 
-    /// Why nobody asked for this deletion; `None` if somebody did.
+    /// Why this deletion is a violation; `None` if it was requested or permitted.
     fn unasked_deletion(&self, key: &Key, machine: &Machine) -> Option<String> {
         let cluster = (key.0.clone(), machine.cluster.clone());
         let policy = self.clusters.get(&cluster);
@@ -242,8 +242,8 @@ impl World {
         found
     }
 
-    /// What a write of ours breaks that disturbs the machine with this node. It is judged by what
-    /// was before the write.
+    /// Violations of a Refit write that disturbs the machine with this node, judged by the state
+    /// before the write.
     fn disturbs(&self, (cluster, node): &Key, how: &str) -> Vec<Violation> {
         let Some((key, machine)) = self.machine_of(cluster, node) else {
             return Vec::new();
@@ -298,7 +298,7 @@ impl World {
     }
 }
 
-/// What of an admin's a write of the controller overrules.
+/// An admin's settings that a write of the controller overrides.
 fn overruled(name: &str, before: &Node, after: &Node) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut wrong = |what: &str| found.push(violation(6, "Node", name, what.to_owned()));
@@ -309,19 +309,19 @@ fn overruled(name: &str, before: &Node, after: &Node) -> Vec<Violation> {
             wrong("the controller takes a cordon for its own that is not");
         }
     }
-    // One label is ours to set where it is missing and to take away where we did.
+    // Refit may set one label if it is missing, and remove it if Refit set it.
     let exclusion = |node: &Node| node.labels.get(keys::EXCLUDE_FROM_LOAD_BALANCERS).cloned();
     let others = |node: &Node| {
         let mut labels = node.labels.clone();
         labels.remove(keys::EXCLUDE_FROM_LOAD_BALANCERS);
         labels
     };
-    let ours = match (exclusion(before), exclusion(after)) {
+    let exclusion_allowed = match (exclusion(before), exclusion(after)) {
         (None, Some(_)) => after.excluded_by.is_some(),
         (Some(_), None) => before.excluded_by.is_some(),
         (before, after) => before == after,
     };
-    if !ours || others(before) != others(after) {
+    if !exclusion_allowed || others(before) != others(after) {
         wrong("the controller changes labels");
     }
     if before.taints != after.taints {

@@ -1,16 +1,16 @@
-//! What must be left when nothing moves any more.
+//! Violations in the final state.
 
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::{keys, refit::Phase};
 
 use super::{Violation, observe::violation, state::World};
 
-/// How long our hook may hold a Machine that is being deleted: as long as a report counts as fresh,
-/// and as long again.
+/// How long Refit's hook may delay the deletion of a Machine: twice as long as a report counts as
+/// fresh.
 const LONGEST_HOLD: SignedDuration = SignedDuration::from_mins(30);
 
 impl World {
-    /// What is wrong with a world in which nothing is due for an hour.
+    /// Violations in a world in which nothing is due within the next hour.
     pub fn at_rest(&self, now: Timestamp) -> Vec<Violation> {
         let mut found = self.forgotten();
         found.extend(self.unmarked());
@@ -53,9 +53,10 @@ impl World {
         found
     }
 
-    /// Invariant 8: a Machine that is behind its MachineSet, and whose update nobody asks for. Its
-    /// MachineDeployment counts it as up to date; Cluster API v1.14.2 can lose the mark where a template
-    /// changes while the update before ends. A MachineSet of nobody's keeps its Machines as they are.
+    /// Invariant 8: a Machine that is behind its MachineSet and has no update request. Its
+    /// MachineDeployment counts it as up to date; Cluster API v1.14.2 can lose the mark if a
+    /// template changes while the previous update ends. A MachineSet without an owner leaves its
+    /// Machines unchanged.
     fn unmarked(&self) -> Vec<Violation> {
         let mut found = Vec::new();
         for ((namespace, name), machine) in &self.machines {

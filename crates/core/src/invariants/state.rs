@@ -1,4 +1,4 @@
-//! What is known of a world, and what follows from it.
+//! The observed state of a world, and what follows from it.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,11 @@ pub(super) type Key = (String, String);
 /// Namespace, kind and name of the owner of a group.
 pub(super) type GroupKey = (String, String, String);
 
-/// Everything that the invariants look at, built up write by write.
+/// Everything that the invariants read, built up write by write.
 ///
-/// Actors are the names of processes: `controller`, `capi`, `agent/<node>`; everybody else is a
-/// user or the world outside and may do as they like. A world that is restored from a snapshot is
-/// fed its objects under any other name.
+/// Actors are the names of processes: `controller`, `capi`, `agent/<node>`; any other actor is a
+/// user or external, and unrestricted. To restore a world from a snapshot, observe its objects
+/// under any other name.
 #[derive(Clone, Debug, Default)]
 pub struct World {
     pub(super) machines: BTreeMap<Key, Machine>,
@@ -37,16 +37,16 @@ impl World {
         Self::default()
     }
 
-    /// The owner that decides how many machines of the group may be down.
+    /// The owner whose limits apply to the group.
     pub(super) fn group_of(&self, namespace: &str, machine: &Machine) -> Option<GroupKey> {
         let (kind, name) = machine.owner.clone()?;
-        let own = (namespace.to_owned(), kind, name);
-        let parent = self.owners.get(&own).and_then(|owner| owner.parent.clone());
+        let owner_key = (namespace.to_owned(), kind, name);
+        let parent = self.owners.get(&owner_key).and_then(|owner| owner.parent.clone());
         match parent {
             Some((kind, name)) if kind == "MachineDeployment" => {
                 Some((namespace.to_owned(), kind, name))
             }
-            _ => Some(own),
+            _ => Some(owner_key),
         }
     }
 
@@ -69,7 +69,7 @@ impl World {
         self.nodes.get(&(machine.cluster.clone(), machine.node.clone()))
     }
 
-    /// The NodeUpdate that speaks for a Machine: the newest unfinished, or the newest.
+    /// The NodeUpdate that speaks for a Machine: the newest unfinished one, or else the newest.
     pub(super) fn speaker(&self, machine_uid: &str) -> Option<(&Key, &Update)> {
         self.updates
             .iter()

@@ -12,7 +12,7 @@ fn now() -> Timestamp {
     "2026-01-01T01:00:00Z".parse().unwrap()
 }
 
-/// A MachineDeployment of five and a control plane of three, all well.
+/// A MachineDeployment of five and a control plane of three, all healthy.
 fn world() -> World {
     let mut world = World::new();
     put(&mut world, CAPI, "Cluster", &json!({"metadata": meta("edge-1")}));
@@ -109,8 +109,8 @@ fn not_ready(name: &str) -> Value {
 }
 
 fn cordoned(name: &str) -> Value {
-    let ours = json!({"annotations": {keys::CORDONED_BY: format!("{name}-1")}});
-    with(node(name), json!({"metadata": ours, "spec": {"unschedulable": true}}))
+    let note = json!({"annotations": {keys::CORDONED_BY: format!("{name}-1")}});
+    with(node(name), json!({"metadata": note, "spec": {"unschedulable": true}}))
 }
 
 fn etcd(node: &str, ready: bool) -> Value {
@@ -163,7 +163,7 @@ fn kubelet(world: &mut World, object: &Value) -> Vec<u8> {
     numbers(&world.observe("", "Node", Some("edge-1"), None, Some(object), "kubelet"))
 }
 
-fn told(world: &mut World, object: &Value) -> Vec<u8> {
+fn observe_update(world: &mut World, object: &Value) -> Vec<u8> {
     numbers(&world.observe("refit.dev", "NodeUpdate", None, None, Some(object), "controller"))
 }
 
@@ -172,7 +172,7 @@ fn numbers(found: &[Violation]) -> Vec<u8> {
 }
 
 #[test]
-fn one_worker_may_be_disturbed_and_not_a_second() {
+fn one_worker_may_be_disturbed_but_not_a_second() {
     let mut world = world();
     assert_eq!(raise(&mut world, "w-0", "Stage"), OK);
     assert_eq!(raise(&mut world, "w-1", "Stage"), OK);
@@ -183,7 +183,7 @@ fn one_worker_may_be_disturbed_and_not_a_second() {
 }
 
 #[test]
-fn a_cordon_or_an_eviction_disturbs_as_well() {
+fn a_cordon_or_an_eviction_also_disturbs() {
     let mut world = world();
     raise(&mut world, "w-0", "Upgrade");
     assert_eq!(cordon(&mut world.clone(), "w-1"), [1]);
@@ -196,20 +196,20 @@ fn a_cordon_or_an_eviction_disturbs_as_well() {
 }
 
 #[test]
-fn the_next_worker_may_follow_once_the_first_serves_again() {
+fn the_next_worker_may_follow_once_the_first_is_available() {
     let mut world = world();
-    told(&mut world, &update("w-0", 1, "Upgrading"));
+    observe_update(&mut world, &update("w-0", 1, "Upgrading"));
     raise(&mut world, "w-0", "Disrupt");
     kubelet(&mut world, &not_ready("w-0"));
     assert_eq!(raise(&mut world.clone(), "w-1", "Upgrade"), [1]);
     kubelet(&mut world, &node("w-0"));
     assert_eq!(raise(&mut world.clone(), "w-1", "Upgrade"), [1]);
-    told(&mut world, &update("w-0", 1, "Succeeded"));
+    observe_update(&mut world, &update("w-0", 1, "Succeeded"));
     assert_eq!(raise(&mut world, "w-1", "Upgrade"), OK);
 }
 
 #[test]
-fn a_machine_that_is_down_already_may_be_repaired() {
+fn a_machine_that_is_already_down_may_be_repaired() {
     let mut world = world();
     kubelet(&mut world, &not_ready("w-0"));
     kubelet(&mut world, &not_ready("w-1"));
@@ -218,7 +218,7 @@ fn a_machine_that_is_down_already_may_be_repaired() {
 }
 
 #[test]
-fn the_limit_is_the_owners() {
+fn the_owner_sets_the_limit() {
     let mut world = world();
     put(&mut world, CAPI, "MachineDeployment", &deployment(0, 2));
     raise(&mut world, "w-0", "Upgrade");
@@ -227,16 +227,16 @@ fn the_limit_is_the_owners() {
 }
 
 #[test]
-fn two_control_plane_members_at_once_are_found() {
+fn two_disturbed_control_plane_members_are_found() {
     let mut world = world();
     assert_eq!(raise(&mut world, "c-0", "Upgrade"), OK);
     assert_eq!(raise(&mut world.clone(), "c-1", "Upgrade"), [1, 2]);
-    // Another group is another matter.
+    // A different group is unaffected.
     assert_eq!(raise(&mut world, "w-0", "Upgrade"), OK);
 }
 
 #[test]
-fn a_control_plane_whose_etcd_is_ill_is_left_alone() {
+fn a_control_plane_with_unhealthy_etcd_is_left_alone() {
     let mut world = world();
     let ill = etcd("c-1", false);
     world.observe("", "Pod", Some("edge-1"), None, Some(&ill), "kubelet");
@@ -251,7 +251,7 @@ fn delete(world: &mut World, name: &str, actor: &str) -> Vec<u8> {
 }
 
 #[test]
-fn nobody_deletes_a_machine_that_nobody_wants_gone() {
+fn an_unrequested_machine_deletion_is_found() {
     let mut world = world();
     assert_eq!(delete(&mut world.clone(), "w-0", "capi"), [3]);
     assert_eq!(delete(&mut world.clone(), "w-0", "controller"), [3]);
@@ -285,18 +285,18 @@ fn surge_scale_down_policy_and_remediation_may_delete() {
 #[test]
 fn a_second_unfinished_update_of_a_machine_is_found() {
     let mut world = world();
-    assert_eq!(told(&mut world, &update("w-0", 1, "Upgrading")), OK);
-    assert_eq!(told(&mut world.clone(), &update("w-0", 2, "Pending")), [4]);
-    assert_eq!(told(&mut world.clone(), &update("w-1", 1, "Pending")), OK);
-    assert_eq!(told(&mut world, &update("w-0", 1, "Succeeded")), OK);
-    assert_eq!(told(&mut world, &update("w-0", 2, "Pending")), OK);
+    assert_eq!(observe_update(&mut world, &update("w-0", 1, "Upgrading")), OK);
+    assert_eq!(observe_update(&mut world.clone(), &update("w-0", 2, "Pending")), [4]);
+    assert_eq!(observe_update(&mut world.clone(), &update("w-1", 1, "Pending")), OK);
+    assert_eq!(observe_update(&mut world, &update("w-0", 1, "Succeeded")), OK);
+    assert_eq!(observe_update(&mut world, &update("w-0", 2, "Pending")), OK);
 }
 
 #[test]
-fn an_end_that_is_taken_back_is_found() {
+fn a_reopened_update_is_found() {
     let mut world = world();
-    told(&mut world, &update("w-0", 1, "Failed"));
-    assert_eq!(told(&mut world, &update("w-0", 1, "Upgrading")), [4]);
+    observe_update(&mut world, &update("w-0", 1, "Failed"));
+    assert_eq!(observe_update(&mut world, &update("w-0", 1, "Upgrading")), [4]);
 }
 
 #[test]
@@ -304,20 +304,20 @@ fn a_second_start_is_found() {
     let mut world = world();
     let started =
         |at: &str| with(update("w-0", 1, "Staging"), json!({"status": {"startedAt": at}}));
-    assert_eq!(told(&mut world, &started("2026-01-01T00:00:00Z")), OK);
-    assert_eq!(told(&mut world, &started("2026-01-01T00:00:00Z")), OK);
-    assert_eq!(told(&mut world, &started("2026-01-01T00:00:09Z")), [4]);
+    assert_eq!(observe_update(&mut world, &started("2026-01-01T00:00:00Z")), OK);
+    assert_eq!(observe_update(&mut world, &started("2026-01-01T00:00:00Z")), OK);
+    assert_eq!(observe_update(&mut world, &started("2026-01-01T00:00:09Z")), [4]);
 }
 
 #[test]
-fn a_gate_that_goes_back_is_found() {
+fn a_narrowed_gate_is_found() {
     let mut world = world();
     raise(&mut world, "w-0", "Upgrade");
     assert_eq!(raise(&mut world, "w-0", "Stage"), [4]);
 }
 
 #[test]
-fn a_node_goes_down_only_where_its_owner_asks() {
+fn a_node_is_downgraded_only_if_its_owner_requests_it() {
     let mut world = world();
     let runs = |version: &str| {
         with(node("w-0"), json!({"status": {"nodeInfo": {"kubeletVersion": version}}}))
@@ -330,40 +330,40 @@ fn a_node_goes_down_only_where_its_owner_asks() {
 }
 
 #[test]
-fn an_admins_cordon_labels_and_taints_are_not_ours_to_change() {
-    let theirs = with(node("w-0"), json!({"spec": {"unschedulable": true}}));
+fn an_admins_cordon_labels_and_taints_must_survive() {
+    let cordoned_by_admin = with(node("w-0"), json!({"spec": {"unschedulable": true}}));
     let mut world = world();
-    kubelet(&mut world, &theirs);
-    let ours = |world: &mut World, object: &Value| {
+    kubelet(&mut world, &cordoned_by_admin);
+    let controller_writes = |world: &mut World, object: &Value| {
         numbers(&world.observe("", "Node", Some("edge-1"), None, Some(object), "controller"))
     };
-    assert_eq!(ours(&mut world.clone(), &node("w-0")), [6]);
-    assert!(ours(&mut world.clone(), &cordoned("w-0")).contains(&6));
-    let label = with(theirs.clone(), json!({"metadata": {"labels": {"a": "b"}}}));
-    assert_eq!(ours(&mut world.clone(), &label), [6]);
-    let taint = with(theirs.clone(), json!({"spec": {"taints": [{"key": "a"}]}}));
-    assert_eq!(ours(&mut world.clone(), &taint), [6]);
+    assert_eq!(controller_writes(&mut world.clone(), &node("w-0")), [6]);
+    assert!(controller_writes(&mut world.clone(), &cordoned("w-0")).contains(&6));
+    let label = with(cordoned_by_admin.clone(), json!({"metadata": {"labels": {"a": "b"}}}));
+    assert_eq!(controller_writes(&mut world.clone(), &label), [6]);
+    let taint = with(cordoned_by_admin.clone(), json!({"spec": {"taints": [{"key": "a"}]}}));
+    assert_eq!(controller_writes(&mut world.clone(), &taint), [6]);
     let unschedulable = json!({"spec": {"taints": [{"key": "node.kubernetes.io/unschedulable"}]}});
-    assert_eq!(ours(&mut world, &with(theirs, unschedulable)), OK);
+    assert_eq!(controller_writes(&mut world, &with(cordoned_by_admin, unschedulable)), OK);
 }
 
 #[test]
-fn an_exclusion_from_load_balancers_goes_with_whoever_set_it() {
+fn an_exclusion_is_removed_only_by_its_owner() {
     let label = json!({"labels": {keys::EXCLUDE_FROM_LOAD_BALANCERS: ""}});
-    let theirs = with(node("w-0"), json!({"metadata": label}));
+    let excluded_by_admin = with(node("w-0"), json!({"metadata": label}));
     let note = json!({"metadata": {"annotations": {keys::EXCLUDED_BY: "w-0-1"}}});
-    let ours = with(theirs.clone(), note);
+    let excluded_by_refit = with(excluded_by_admin.clone(), note);
     let writes = |before: &Value, after: &Value| {
         let mut world = world();
         kubelet(&mut world, before);
         numbers(&world.observe("", "Node", Some("edge-1"), None, Some(after), "controller"))
     };
-    assert_eq!(writes(&node("w-0"), &ours), OK);
-    assert_eq!(writes(&ours, &node("w-0")), OK);
-    assert_eq!(writes(&theirs, &node("w-0")), [6]);
-    assert_eq!(writes(&node("w-0"), &theirs), [6]);
+    assert_eq!(writes(&node("w-0"), &excluded_by_refit), OK);
+    assert_eq!(writes(&excluded_by_refit, &node("w-0")), OK);
+    assert_eq!(writes(&excluded_by_admin, &node("w-0")), [6]);
+    assert_eq!(writes(&node("w-0"), &excluded_by_admin), [6]);
     let mut left = world();
-    kubelet(&mut left, &ours);
+    kubelet(&mut left, &excluded_by_refit);
     assert_eq!(rest(&left), [6]);
 }
 
@@ -377,30 +377,30 @@ fn a_world_in_which_nothing_happened_is_at_rest() {
 }
 
 #[test]
-fn an_unfinished_update_must_say_what_it_waits_for() {
+fn an_unfinished_update_must_name_a_blocker() {
     let mut world = world();
-    told(&mut world, &update("w-0", 1, "Staging"));
+    observe_update(&mut world, &update("w-0", 1, "Staging"));
     assert_eq!(rest(&world), [5]);
     let blocked = json!({"status": {"blockedBy": [{"reason": "Paused"}]}});
-    told(&mut world, &with(update("w-0", 1, "Staging"), blocked));
+    observe_update(&mut world, &with(update("w-0", 1, "Staging"), blocked));
     assert_eq!(rest(&world), OK);
 }
 
 #[test]
-fn a_bad_end_must_have_a_reason_and_a_good_one_the_version() {
+fn a_failure_needs_a_reason_and_a_success_the_version() {
     let mut world = world();
-    told(&mut world, &update("w-0", 1, "Failed"));
-    told(&mut world, &update("w-1", 1, "Succeeded"));
+    observe_update(&mut world, &update("w-0", 1, "Failed"));
+    observe_update(&mut world, &update("w-1", 1, "Succeeded"));
     assert_eq!(rest(&world), [5, 5]);
     let reason = json!({"status": {"failureReason": "DiskFull"}});
-    told(&mut world, &with(update("w-0", 1, "Failed"), reason));
+    observe_update(&mut world, &with(update("w-0", 1, "Failed"), reason));
     let runs = json!({"status": {"nodeInfo": {"kubeletVersion": "v1.35.0"}}});
     kubelet(&mut world, &with(node("w-1"), runs));
     assert_eq!(rest(&world), OK);
 }
 
 #[test]
-fn a_machine_marked_for_nobody_is_forgotten() {
+fn a_marked_machine_without_an_update_is_found() {
     let mut world = world();
     let marked = json!({"metadata": {"annotations": {keys::UPDATE_IN_PROGRESS: ""}}});
     put(&mut world, CAPI, "Machine", &with(machine("w-0", "MachineSet", "md-abc"), marked));
@@ -432,17 +432,17 @@ fn a_machine_behind_its_machine_set_must_be_marked() {
 }
 
 #[test]
-fn a_cordon_that_is_left_must_be_spoken_of() {
+fn a_leftover_cordon_must_be_reported() {
     let mut world = world();
     kubelet(&mut world, &cordoned("w-0"));
     assert_eq!(rest(&world), [6]);
-    let ours = json!({"status": {"failureReason": "DiskFull", "cordonedByUs": true}});
-    told(&mut world, &with(update("w-0", 1, "Failed"), ours));
+    let reported = json!({"status": {"failureReason": "DiskFull", "cordonedByUs": true}});
+    observe_update(&mut world, &with(update("w-0", 1, "Failed"), reported));
     assert_eq!(rest(&world), OK);
 }
 
 #[test]
-fn a_guard_or_a_slot_that_is_left_is_found() {
+fn a_leftover_guard_or_slot_is_found() {
     let mut world = world();
     let guarded = json!({"metadata": {"annotations": {keys::GUARDED_BY_US: keys::PRE_DRAIN_HOOK}}});
     put(&mut world, CAPI, "Machine", &with(machine("w-0", "MachineSet", "md-abc"), guarded));
@@ -460,7 +460,7 @@ fn a_guard_or_a_slot_that_is_left_is_found() {
 }
 
 #[test]
-fn a_violation_reads_as_one_line() {
+fn a_violation_is_displayed_in_one_line() {
     let mut world = world();
     raise(&mut world, "w-0", "Upgrade");
     let object = plan("w-1", "Upgrade");

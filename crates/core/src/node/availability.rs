@@ -5,7 +5,7 @@ use refit_kinds::{conditions, refit::Phase};
 
 use super::snapshot::NodeView;
 
-/// What is known of one Machine of a group.
+/// Known facts about one Machine of a group.
 #[derive(Clone, Debug)]
 pub struct MachineView<'a> {
     /// The Machine.
@@ -16,12 +16,12 @@ pub struct MachineView<'a> {
     pub newest_phase: Option<Phase>,
 }
 
-/// Whether a machine is available, slots left aside.
+/// Whether a machine is available, regardless of slots.
 ///
-/// Its condition `Available` says so, or would if Cluster API had not marked it as updating: such a
-/// machine waits for us and serves as before. Were it counted as missing, two marked machines could
-/// wait for one another for ever. After its update the condition alone counts, because it also
-/// waits for `minReadySeconds`.
+/// A machine counts as available if its condition `Available` is True, or if the condition is False
+/// only because Cluster API marked the machine as updating: such a machine waits for Refit and
+/// still serves. If it counted as missing, two marked machines could wait for each other forever.
+/// After its update only the condition counts, because it also waits for `minReadySeconds`.
 pub fn is_available(view: &MachineView<'_>) -> bool {
     let MachineView { machine, node, newest_phase } = view;
     if machine.metadata.deletion_timestamp.is_some() {

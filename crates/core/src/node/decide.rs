@@ -1,4 +1,4 @@
-//! Where an update stands, and its one next write.
+//! The phase of an update, and its next write.
 
 use jiff::Timestamp;
 use refit_cluster_api::kinds::Machine;
@@ -14,21 +14,20 @@ use super::{
     },
     status::{Standing, conclude},
     steps::{self, STEP_CORDON, STEP_DRAIN, STEP_NODE_READY, STEP_UNCORDON},
-    stop::{abort_write, deletion_overdue, gone, host_gave_up, stopped_by_deletion},
+    stop::{abort_write, deletion_overdue, host_gave_up, machine_gone, stopped_by_deletion},
     verify::{seconds_to_settle, static_pods_unsettled, verify},
     work::{Work, report},
 };
 use crate::report::Refusal;
 
-/// Decides what is to be done about a NodeUpdate.
+/// Decides the next write for a NodeUpdate.
 ///
 /// ```text
-/// final?                  -> clean up after it (end.rs)
-/// to be stopped?          -> stop the host, then Stopped
-/// no plan on the host     -> checks, slot (control plane), role, plan with gate Stage
-/// gate Stage              -> staged? checks, slot, guard, gate Upgrade
-/// gate Upgrade            -> upgraded? cordon, evict, gate Disrupt
-/// gate Disrupt            -> ended? verify, uncordon, Succeeded
+/// final?                  -> clean up after it (end.rs) to be stopped?          -> stop the host,
+/// then Stopped no plan on the host     -> checks, slot (control plane), role, plan with gate Stage
+/// gate Stage              -> staged? checks, slot, guard, gate Upgrade gate Upgrade            ->
+/// upgraded? cordon, evict, gate Disrupt gate Disrupt            -> ended? verify, uncordon,
+/// Succeeded
 /// ```
 pub fn decide(s: &Snapshot, now: Timestamp) -> Decision {
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
@@ -51,8 +50,8 @@ pub fn decide(s: &Snapshot, now: Timestamp) -> Decision {
     conclude(s, work.status, outcome, now)
 }
 
-/// Nothing is known yet: nothing is written, but that a deletion does not wait for ever for a cluster
-/// which nobody can read.
+/// The first lists are not complete: nothing is written, except that a deletion does not wait
+/// forever for a cluster that cannot be read.
 fn not_synced(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) -> Decision {
     let overdue = s.own_machine().filter(|machine| deletion_overdue(machine, s, now));
     if let Some(machine) = overdue {
@@ -69,7 +68,7 @@ fn not_synced(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) -> Decisio
 
 fn unreachable(s: &Snapshot, status: &NodeUpdateStatus, cluster: &str, now: Timestamp) -> Standing {
     match s.own_machine() {
-        None => gone(s),
+        None => machine_gone(s),
         Some(machine) if deletion_overdue(machine, s, now) => stopped_by_deletion(machine),
         Some(_) => {
             let refusal = Refusal::ApiUnreachable { cluster: cluster.to_owned() };
@@ -78,7 +77,7 @@ fn unreachable(s: &Snapshot, status: &NodeUpdateStatus, cluster: &str, now: Time
     }
 }
 
-/// Notes what was there when the update began: it cannot be read off later.
+/// Records facts from the beginning of the update that cannot be read later.
 fn note_beginning(s: &Snapshot, seen: &Seen, status: &mut NodeUpdateStatus) {
     let node = s
         .own_machine()
@@ -97,12 +96,12 @@ fn note_beginning(s: &Snapshot, seen: &Seen, status: &mut NodeUpdateStatus) {
 impl Work<'_> {
     fn outcome(&mut self) -> Standing {
         let Some(machine) = self.s.own_machine() else {
-            let abort = self.ours().filter(|plan| !gate::host_ended(plan));
+            let abort = self.own_plan().filter(|plan| !gate::host_ended(plan));
             return match abort.and_then(abort_write) {
                 Some(write) => {
                     Standing::new(Phase::Stopping, "the Machine is gone").write(Some(write))
                 }
-                None => gone(self.s),
+                None => machine_gone(self.s),
             };
         };
         self.mirror_host();
@@ -114,7 +113,7 @@ impl Work<'_> {
             let machine = self.machine_name().to_owned();
             return Standing::blocked(Phase::Pending, Refusal::NoNode { machine });
         }
-        let Some(plan) = self.ours() else {
+        let Some(plan) = self.own_plan() else {
             return self.start();
         };
         if let Some(ended) = host_gave_up(plan) {
@@ -127,10 +126,10 @@ impl Work<'_> {
         }
     }
 
-    /// No plan of ours is on the host yet.
+    /// The host has no plan of this NodeUpdate yet.
     fn start(&mut self) -> Standing {
-        if let Some(hopeless) = self.hopeless() {
-            return hopeless;
+        if let Some(failed) = self.unreachable_goal() {
+            return failed;
         }
         if let Some(refusal) = self.start_refusal() {
             let older = matches!(refusal, Refusal::OlderPlanRunning { .. });
@@ -176,7 +175,7 @@ impl Work<'_> {
             .write(Some(Write::HostPlan(spec)))
     }
 
-    /// The plan is on the host, and nothing is disturbed yet.
+    /// The host has the plan, and nothing has been disturbed yet.
     fn staged(&mut self, plan: &HostPlan, machine: &Machine) -> Standing {
         if self.passed() < Gate::Stage {
             return self.host_at_work(Phase::Staging);
@@ -200,7 +199,7 @@ impl Work<'_> {
         ready(raised(plan, Gate::Upgrade))
     }
 
-    /// kubeadm may do its part; then the node is emptied.
+    /// kubeadm may run; then the node is drained.
     fn upgraded(&mut self, plan: &HostPlan, machine: &Machine) -> Standing {
         if let Some(write) = self.keep_claims(machine) {
             return self.host_at_work(Phase::Upgrading).write(Some(write));
@@ -219,7 +218,7 @@ impl Work<'_> {
         Standing::new(Phase::Draining, DRAIN_LINE).write(Some(raised(plan, Gate::Disrupt)))
     }
 
-    /// The host may do everything; then the node must be back.
+    /// The host may run every step; then the node must be Ready again.
     fn disrupted(&mut self, plan: &HostPlan, machine: &Machine) -> Standing {
         let now = self.now;
         for step in [STEP_CORDON, STEP_DRAIN] {
@@ -252,7 +251,7 @@ impl Work<'_> {
             return Standing::new(Phase::Uncordoning, line)
                 .write(Some(Write::Workload(WorkloadWrite::Include)));
         }
-        // The note counts, not the cordon: an admin may have opened the node meanwhile.
+        // The note decides, not the cordon: an admin may have uncordoned the node meanwhile.
         if self.seen.node().is_some_and(|node| node.cordoned_by.is_some()) {
             steps::advance(&mut self.status, STEP_UNCORDON, StepState::Running, now, "");
             return Standing::new(Phase::Uncordoning, "the node is opened for pods again")
@@ -268,7 +267,8 @@ impl Work<'_> {
         Standing::new(Phase::Succeeded, format!("the machine runs {goal}"))
     }
 
-    /// Waits for the host. An agent that fell silent is named: its line would stand still for ever.
+    /// Waits for the host. A silent agent becomes a blocker, because the progress message would
+    /// otherwise never change.
     fn host_at_work(&self, phase: Phase) -> Standing {
         match self.silent_agent() {
             Some(silent) => Standing::blocked(phase, silent),
@@ -276,7 +276,7 @@ impl Work<'_> {
         }
     }
 
-    /// While the machine is disturbed it holds a slot and carries the guard, whoever took them.
+    /// A disturbed machine holds a slot and carries the guard, even if something else removed them.
     fn keep_claims(&self, machine: &Machine) -> Option<Write> {
         if let Some(claim) = self.reclaim() {
             return Some(claim);

@@ -1,14 +1,15 @@
-//! How a node is emptied: cordon, load balancers, pods, volumes; and whether the drain goes on.
+//! How a node is drained: cordon, load balancers, pods, volumes; and whether the drain proceeds.
 //!
 //! | module | decides |
 //! |---|---|
 //! | `drain_sort` | which pods leave, in which order, which are waited for, which stay |
-//! | `drain_ladder` | what is done to one that has to leave |
-//! | `drain_policy` | what annotations say of both |
-//! | `drain_report` | what is said of what is still there |
+//! | `drain_ladder` | which call removes a pod that must leave |
+//! | `drain_policy` | how annotations configure both |
+//! | `drain_report` | the refusal for pods and volumes that are still there |
 //!
-//! Every deadline counts from a time that is stored: the start of the step, `status.drain`, or the
-//! pod's own times. Whoever looks, and however often it died before, comes to the same.
+//! Every deadline counts from a stored timestamp: the start of the step, `status.drain`, or the
+//! timestamps of the pod. The result is therefore the same for every replica and after every
+//! restart.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -28,26 +29,26 @@ use super::{
 };
 use crate::{group::POLICY_UNDERSTOOD, report::Refusal};
 
-/// How soon the pods of a draining node are listed again, in seconds. A list and no watch: the last
-/// look must be the API server's own word that the node is empty, and a watch per drain would have to
-/// prove that it is not behind. It is one node's pods (110 by the kubelet's default), found by the API
-/// server's index of `spec.nodeName`, for as many nodes as there are slots.
+/// How often the pods of a draining node are listed, in seconds. A list instead of a watch: the API
+/// server itself must confirm that the node is empty, and a watch per drain could be behind. The
+/// list holds one node's pods (110 by the kubelet's default), uses the API server's index of
+/// `spec.nodeName`, and is made for as many nodes as there are slots.
 const LOOK_AGAIN: u64 = 2;
-/// The same while something refuses: whoever may lift it needs longer.
+/// The same interval while an eviction is refused: the cause takes longer to resolve.
 const LOOK_AGAIN_REFUSED: u64 = 5;
-/// What a draining update says of itself while nothing blocks it.
+/// Message of a draining update that nothing blocks.
 pub(super) const DRAIN_LINE: &str = "pods leave the node";
-/// The most blockers that a status names: it must not outgrow the object.
+/// Maximum number of blockers in a status, to limit the size of the object.
 const MOST_BLOCKERS: usize = 20;
-/// The most pods that an event names.
+/// Maximum number of pods named in an event.
 const MOST_NAMES: usize = 3;
 
-/// Whether some other node is one that takes the pods of this one: it has no lasting taint that this
-/// node does not have too (`spec/node.md 2.8`).
+/// Whether another node can take the pods of this one: it has no lasting taint that this node does
+/// not have too (`spec/node.md 2.8`).
 ///
-/// Only what lasts counts. A node that is cordoned or restarts for an update of its own takes pods
-/// again in a moment: to skip the drain for it would end pods without asking their budgets, and to
-/// ask costs nothing where nobody takes them, for then the budgets refuse.
+/// Only lasting taints count. A node that is cordoned or restarts for its own update takes pods
+/// again soon: skipping the drain because of it would end pods without checking their budgets. If
+/// no node takes the pods, trying to evict them is harmless, because the budgets refuse.
 pub fn another_could_take(node: &NodeView, nodes: &[NodeView]) -> bool {
     nodes.iter().filter(|other| other.name != node.name).any(|other| {
         let mut lasting = other.taints.iter().filter(|taint| lasts(taint));
@@ -55,8 +56,8 @@ pub fn another_could_take(node: &NodeView, nodes: &[NodeView]) -> bool {
     })
 }
 
-/// Whether a taint is of the node's purpose: those that Kubernetes, cloud providers and Cluster API
-/// set and lift by themselves tell of its state.
+/// Whether a taint describes the node's purpose. Taints that Kubernetes, cloud providers and
+/// Cluster API set and remove themselves describe its state.
 fn lasts(taint: &str) -> bool {
     const OF_A_STATE: [&str; 3] =
         ["node.kubernetes.io/", "node.cloudprovider.kubernetes.io/", "node.cluster.x-k8s.io/"];
@@ -68,7 +69,7 @@ impl Work<'_> {
         steps::advance(&mut self.status, step, state, self.now, why);
     }
 
-    /// Cordons and evicts; `None` once nothing is left to wait for.
+    /// Cordons the node and evicts its pods; `None` once nothing is left to wait for.
     pub(super) fn drain(&mut self) -> Option<Standing> {
         let name = self.status.node_name.clone();
         let Some(node) = self.seen.node() else {
@@ -89,9 +90,9 @@ impl Work<'_> {
                     .write(Some(Write::Workload(WorkloadWrite::Cordon))),
             );
         }
-        let whose = if node.cordoned_by_us() { "" } else { "it was cordoned before" };
-        self.advance(STEP_CORDON, StepState::Done, whose);
-        if self.has(keys::EXCLUDE_NODE_DRAINING) {
+        let cordon_note = if node.cordoned_by_us() { "" } else { "it was cordoned before" };
+        self.advance(STEP_CORDON, StepState::Done, cordon_note);
+        if self.has_annotation(keys::EXCLUDE_NODE_DRAINING) {
             let why = format!("the Machine has annotation {}", keys::EXCLUDE_NODE_DRAINING);
             self.advance(STEP_DRAIN, StepState::Skipped, &why);
             return None;
@@ -101,17 +102,16 @@ impl Work<'_> {
         self.leave_load_balancers(node).or_else(|| self.empty(node))
     }
 
-    /// Whether the Machine has an annotation, whatever its value.
-    fn has(&self, annotation: &str) -> bool {
+    fn has_annotation(&self, annotation: &str) -> bool {
         let annotations = self.s.machine.as_ref().and_then(|m| m.metadata.annotations.as_ref());
         annotations.is_some_and(|all| all.contains_key(annotation))
     }
 
-    /// Says in the NodeUpdate what of the drain's policy is not understood.
+    /// Sets the condition that reports invalid values in the drain policy.
     fn show_policy(&mut self) {
         let complaint = self.s.drain.complaint();
         let list = &mut self.status.conditions;
-        let said = if complaint.is_empty() {
+        let (status, reason) = if complaint.is_empty() {
             if conditions::get(list, POLICY_UNDERSTOOD).is_none() {
                 return;
             }
@@ -119,12 +119,12 @@ impl Work<'_> {
         } else {
             ("False", "UnknownValue")
         };
-        let said = (POLICY_UNDERSTOOD, said.0, said.1, complaint.as_str());
-        conditions::set(list, self.now, self.s.update.metadata.generation, said);
+        let condition = (POLICY_UNDERSTOOD, status, reason, complaint.as_str());
+        conditions::set(list, self.now, self.s.update.metadata.generation, condition);
     }
 
-    /// Takes the node out of its load balancers and gives them their time; `None` once that is over,
-    /// or nobody asks for it. A label of somebody else's did its work before.
+    /// Removes the node from its load balancers and waits for them; `None` once the wait is over or
+    /// if the policy requests none. If another component set the label, there is no wait.
     fn leave_load_balancers(&mut self, node: &NodeView) -> Option<Standing> {
         let wait = self.s.drain.policy.load_balancer_wait;
         if wait.is_zero() {
@@ -145,7 +145,8 @@ impl Work<'_> {
         Some(Standing::new(Phase::Draining, line).again_after(seconds.min(30)))
     }
 
-    /// Moves pods off the node and waits for what they leave behind; `None` once nothing is left.
+    /// Moves pods off the node and waits for pods that must end by themselves; `None` once nothing
+    /// is left.
     fn empty(&mut self, node: &NodeView) -> Option<Standing> {
         let Some(view) = &self.seen.drain else {
             return Some(Standing::new(Phase::Draining, DRAIN_LINE).again_after(1));
@@ -158,7 +159,7 @@ impl Work<'_> {
         let drain = self.status.drain.get_or_insert_default();
         drain.empty_since = None;
         if drain.order != turn || drain.order_since.is_none() {
-            // The first pods to leave have had their turn from the beginning.
+            // The first pods in order have had their turn since the drain began.
             let since = drain.order_since.as_ref().map_or(begun, |_| self.now);
             drain.order = turn;
             drain.order_since = Some(Time(since));
@@ -173,7 +174,7 @@ impl Work<'_> {
         Some(self.move_pods(&sorted, turn))
     }
 
-    /// The next step for the pods that are left.
+    /// The next step for the remaining pods.
     fn move_pods(&mut self, sorted: &Sorted<'_>, turn: i32) -> Standing {
         let policy = self.s.drain.policy;
         let since = Since {
@@ -187,8 +188,8 @@ impl Work<'_> {
             now: self.now,
         };
         let moving = || {
-            let mine = sorted.leaving.iter().filter(|(_, order)| *order == turn);
-            mine.map(|(pod, _)| *pod)
+            let in_turn = sorted.leaving.iter().filter(|(_, order)| *order == turn);
+            in_turn.map(|(pod, _)| *pod)
         };
         let removals: Vec<_> =
             moving().filter_map(|pod| drain_ladder::removal(pod, &policy, &since)).collect();
@@ -221,12 +222,12 @@ impl Work<'_> {
         outcome.again_after(again)
     }
 
-    /// Waits until the volumes of the pods that left are detached; `None` once they are.
+    /// Waits until the volumes of evicted pods are detached; `None` once they are.
     fn volumes(&mut self, view: &DrainView) -> Option<Standing> {
         let Some(attached) = &view.attachments else {
             return Some(Standing::new(Phase::Draining, DRAIN_LINE).again_after(1));
         };
-        if attached.is_empty() || self.has(keys::EXCLUDE_WAIT_FOR_NODE_VOLUME_DETACH) {
+        if attached.is_empty() || self.has_annotation(keys::EXCLUDE_WAIT_FOR_NODE_VOLUME_DETACH) {
             return None;
         }
         let since = self.noted(|drain| &mut drain.empty_since);
@@ -254,14 +255,14 @@ impl Work<'_> {
         Some(outcome.again_after(LOOK_AGAIN_REFUSED))
     }
 
-    /// Ends the drain with something left, because the Machine says how long it may take.
+    /// Ends the drain with pods or volumes left, because the Machine's timeout has passed.
     fn give_up(&mut self, why: &str) -> Option<Standing> {
         self.reach(DrainRung::GivenUp, why);
         self.advance(STEP_DRAIN, StepState::Done, why);
         None
     }
 
-    /// Notes the rung that was reached; it never goes back.
+    /// Records the rung that was reached; it never decreases.
     fn climb(&mut self, rung: DrainRung, names: &str) {
         let policy = &self.s.drain.policy;
         let after = |limit: Option<SignedDuration>| limit.unwrap_or_default();
@@ -291,18 +292,17 @@ impl Work<'_> {
         }
     }
 
-    /// When the drain began.
     fn began(&self) -> Timestamp {
         steps::started(&self.status, STEP_DRAIN).unwrap_or(self.now)
     }
 
-    /// A time of the drain's status, now if there is none yet.
+    /// A timestamp of the drain's status, set to now if missing.
     fn noted(&mut self, slot: impl FnOnce(&mut DrainStatus) -> &mut Option<Time>) -> Timestamp {
         let drain = self.status.drain.get_or_insert_default();
         slot(drain).get_or_insert(Time(self.now)).0
     }
 
-    /// A timeout of the Machine's deletion; 0 is none, as in Cluster API.
+    /// A timeout of the Machine's deletion; 0 means no timeout, as in Cluster API.
     fn deletion(
         &self,
         field: impl FnOnce(&refit_cluster_api::kinds::MachineDeletion) -> Option<i32>,
@@ -313,7 +313,7 @@ impl Work<'_> {
     }
 }
 
-/// The first few names, and how many more there are.
+/// The first few names, and the number of the remaining ones.
 fn listed(names: impl Iterator<Item = String>) -> String {
     let all: Vec<String> = names.collect();
     let more = all.len().saturating_sub(MOST_NAMES);

@@ -1,4 +1,4 @@
-//! What is done to a pod that has to leave: the rungs of the escalation.
+//! How a pod is removed: the rungs of the escalation.
 
 use jiff::{SignedDuration, Timestamp};
 use refit_kinds::refit::DrainRung;
@@ -10,32 +10,32 @@ use super::{
     snapshot::PodRef,
 };
 
-/// How long a pod may be ending before it is called slow: twice the usual grace.
+/// How long a pod may terminate before it is reported as slow: twice the usual grace period.
 const USUAL_END: SignedDuration = SignedDuration::from_secs(60);
 
-/// One pod that is asked to go, and how.
+/// One pod to remove, and the call to use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Removal {
     /// The pod.
     pub pod: PodRef,
-    /// By which call.
+    /// The call to use.
     pub how: How,
 }
 
-/// The call by which a pod is asked to go.
+/// The call that removes a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// An eviction: budgets hold.
+    /// An eviction, which respects budgets.
     Evict {
-        /// Its grace in seconds; `None`: its own.
+        /// Grace period in seconds; `None` for the pod's own.
         grace_seconds: Option<u32>,
     },
-    /// A deletion, budgets or not.
+    /// A deletion, which ignores budgets.
     Delete {
-        /// Its grace in seconds; `None`: its own.
+        /// Grace period in seconds; `None` for the pod's own.
         grace_seconds: Option<u32>,
     },
-    /// A deletion without grace: nobody waits for its containers.
+    /// A deletion with a grace period of zero: it does not wait for the containers to stop.
     Force,
 }
 
@@ -49,21 +49,21 @@ impl How {
     }
 }
 
-/// From when the times of a drain count.
+/// Timestamps from which the deadlines of a drain count.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Since {
     /// When the drain began.
     pub(super) drain: Timestamp,
-    /// When the turn of the pods came that leave now.
+    /// When the turn of the pods that leave now began.
     pub(super) turn: Timestamp,
-    /// The time.
+    /// The current time.
     pub(super) now: Timestamp,
 }
 
 impl Since {
-    /// From when the deadlines of a pod count: the pods before it must not use up its time, nor an
-    /// older pod that it stands in for.
-    fn of(&self, pod: &PodView) -> Timestamp {
+    /// When the deadlines of a pod start: not before its turn, so that earlier pods do not use up
+    /// its time, and not before its creation, so that a replaced pod does not either.
+    fn start_for(&self, pod: &PodView) -> Timestamp {
         pod.created_at.map_or(self.turn, |created| created.max(self.turn))
     }
 
@@ -71,20 +71,20 @@ impl Since {
         limit.is_some_and(|limit| self.now.duration_since(from) >= limit)
     }
 
-    /// Whether somebody is to be told that this takes long. A pod that came later does not move it.
+    /// Whether the drain has taken long enough to notify. Later pods do not postpone this.
     pub(super) fn is_long(&self, policy: &DrainPolicy) -> bool {
         self.passed(self.turn, policy.notify_after)
     }
 }
 
-/// What is done to a pod whose turn it is; `None`: it is waited for.
+/// How to remove a pod whose turn it is; `None` to wait.
 pub(super) fn removal(pod: &PodView, policy: &DrainPolicy, since: &Since) -> Option<Removal> {
-    let from = since.of(pod);
+    let from = since.start_for(pod);
     let grace_seconds =
         policy.grace.map(|grace| u32::try_from(grace.as_secs()).unwrap_or(u32::MAX));
     let late = since.passed(from, policy.force_after);
     let how = match (pod.terminating, late) {
-        (true, true) if may_be_cut(pod, policy, since) => How::Force,
+        (true, true) if may_be_forced(pod, policy, since) => How::Force,
         (true, _) => return None,
         (false, true) => How::Force,
         (false, false) if since.passed(from, policy.delete_after) => How::Delete { grace_seconds },
@@ -93,9 +93,10 @@ pub(super) fn removal(pod: &PodView, policy: &DrainPolicy, since: &Since) -> Opt
     Some(Removal { pod: pod.pod.clone(), how })
 }
 
-/// Whether a pod that is ending has had its time: its grace, or as long as force waits, from when it
-/// was asked. One that was forced before is not forced again: what holds it is no grace.
-fn may_be_cut(pod: &PodView, policy: &DrainPolicy, since: &Since) -> bool {
+/// Whether a terminating pod has used up its time: its grace period, or `force_after` since its
+/// deletion was requested. A pod that was already deleted by force is not forced again: its grace
+/// period does not hold it up.
+fn may_be_forced(pod: &PodView, policy: &DrainPolicy, since: &Since) -> bool {
     if pod.deletion_grace_seconds == Some(0) {
         return false;
     }
@@ -103,19 +104,19 @@ fn may_be_cut(pod: &PodView, policy: &DrainPolicy, since: &Since) -> bool {
     over || asked_at(pod).is_some_and(|asked| since.passed(asked, policy.force_after))
 }
 
-/// The highest rung that these removals stand on.
+/// The highest rung of these removals.
 pub(super) fn rung_of(removals: &[Removal]) -> DrainRung {
     let rungs = removals.iter().map(|removal| removal.how.rung());
     rungs.max().unwrap_or_default()
 }
 
-/// The pods that stand on a rung.
+/// The pods on a rung.
 pub(super) fn on_rung(removals: &[Removal], rung: DrainRung) -> impl Iterator<Item = &PodRef> {
-    let there = removals.iter();
-    there.filter(move |removal| removal.how.rung() == rung).map(|removal| &removal.pod)
+    let all = removals.iter();
+    all.filter(move |removal| removal.how.rung() == rung).map(|removal| &removal.pod)
 }
 
-/// What is to be said of a pod that leaves and is still there, if anything.
+/// The refusal to report for a leaving pod that is still there, if any.
 pub(super) fn slow(pod: &PodView, policy: &DrainPolicy, since: &Since) -> Option<DrainRefusal> {
     let name = pod.pod.to_string();
     if pod.terminating {
@@ -168,18 +169,18 @@ mod tests {
     const DELETE: How = How::Delete { grace_seconds: None };
 
     #[test]
-    fn each_rung_has_its_time() {
+    fn each_rung_has_its_deadline() {
         let pod = PodView::default();
         let table = [(0, EVICT), (29, EVICT), (30, DELETE), (59, DELETE), (60, How::Force)];
         for (now, expected) in table {
             assert_eq!(how(&pod, &ladder(), now), Some(expected), "{now}");
         }
-        // Without a word of policy a budget is waited for, for ever.
+        // By default, a drain waits for a budget forever.
         assert_eq!(how(&pod, &DrainPolicy::default(), 1_000_000), Some(EVICT));
     }
 
     #[test]
-    fn a_pod_that_came_later_has_its_own_time() {
+    fn a_later_pod_has_its_own_deadlines() {
         let late = PodView { created_at: Some(at(50 * 60)), ..PodView::default() };
         assert_eq!(how(&late, &ladder(), 60), Some(EVICT));
         assert_eq!(how(&late, &ladder(), 80), Some(DELETE));
@@ -188,15 +189,15 @@ mod tests {
     }
 
     #[test]
-    fn a_grace_that_runs_is_not_cut_before_its_time() {
+    fn a_running_grace_period_is_not_cut_early() {
         let table = [
-            // Asked at once, with a day of grace: its hour is over.
+            // Deletion requested immediately, with a grace period of a day: its hour has passed.
             (0, 24 * 60, 59, None),
             (0, 24 * 60, 60, Some(How::Force)),
-            // A budget let it go late: it gets the grace that it asks for.
+            // A budget allowed the eviction late: the pod gets its own grace period.
             (59, 5, 61, None),
             (59, 5, 64, Some(How::Force)),
-            // Late, with a day of grace: an hour from then.
+            // Late, with a grace period of a day: one hour from then.
             (59, 24 * 60, 118, None),
             (59, 24 * 60, 119, Some(How::Force)),
         ];
@@ -210,12 +211,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_forced_is_not_forced_again() {
+    fn a_forced_deletion_is_not_repeated() {
         assert_eq!(how(&ending(0, 0), &ladder(), 600), None);
     }
 
     #[test]
-    fn grace_by_policy_goes_with_the_call() {
+    fn the_policys_grace_period_is_used_in_the_call() {
         let policy = DrainPolicy { grace: Some(SignedDuration::from_secs(7)), ..ladder() };
         let grace_seconds = Some(7);
         let pod = PodView::default();
@@ -224,14 +225,14 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_ends_in_time_is_nobodys_business() {
+    fn a_pod_that_ends_in_time_is_not_reported() {
         let policy = ladder();
-        let of = |pod: &PodView, now| slow(pod, &policy, &since(now)).map(|s| s.reason());
-        assert_eq!(of(&ending(5, 30), 5), None);
-        assert_eq!(of(&ending(5, 30), 6), Some("PodTerminating"));
+        let slow_reason = |pod: &PodView, now| slow(pod, &policy, &since(now)).map(|s| s.reason());
+        assert_eq!(slow_reason(&ending(5, 30), 5), None);
+        assert_eq!(slow_reason(&ending(5, 30), 6), Some("PodTerminating"));
         let back = PodView { created_at: Some(at(60)), ..PodView::default() };
-        assert_eq!(of(&back, 14), None);
-        assert_eq!(of(&back, 15), Some("PodCameBack"));
-        assert_eq!(of(&PodView::default(), 15), None);
+        assert_eq!(slow_reason(&back, 14), None);
+        assert_eq!(slow_reason(&back, 15), Some("PodCameBack"));
+        assert_eq!(slow_reason(&PodView::default(), 15), None);
     }
 }

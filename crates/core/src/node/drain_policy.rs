@@ -1,23 +1,23 @@
-//! How a drain goes about pods that do not leave by themselves, and who says so.
+//! How a drain treats pods that do not leave by themselves, and which annotations configure it.
 
 use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
 use refit_kinds::keys;
 
-/// What a drain does with pods whose end is not undone by anybody.
+/// What a drain does with pods that no controller would recreate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodPolicy {
-    /// The drain waits until they are gone or have completed: nothing is lost.
+    /// The drain waits until they are gone or completed: nothing is lost.
     Wait,
     /// They are evicted like all others.
     Evict,
-    /// They stay, and see the node restart.
+    /// They stay on the node while it restarts.
     Leave,
 }
 
 impl PodPolicy {
-    /// The policy of this name.
+    /// Parses a policy name.
     pub fn parse(text: &str) -> Option<Self> {
         match text {
             "Wait" => Some(Self::Wait),
@@ -28,28 +28,28 @@ impl PodPolicy {
     }
 }
 
-/// How a drain goes about its work: where pods stay, and how it escalates.
+/// Configuration of a drain: which pods stay, and how it escalates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainPolicy {
-    /// Pods that no controller would make anew.
+    /// Pods that no controller would recreate.
     pub unreplicated: PodPolicy,
-    /// Pods with an `emptyDir`: what is in it is lost with them.
+    /// Pods with an `emptyDir`, whose data is lost when they leave.
     pub local_storage: PodPolicy,
-    /// How long an evicted pod may take to end; `None`: as long as it asks for.
+    /// Grace period of an evicted pod; `None` for the pod's own.
     pub grace: Option<SignedDuration>,
-    /// How long it waits before it tells somebody; `None`: it never does.
+    /// How long the drain waits before it emits a warning; `None` for never.
     pub notify_after: Option<SignedDuration>,
-    /// How long a pod may withstand eviction before it is deleted; `None`: for ever.
+    /// How long a pod may resist eviction before it is deleted; `None` for forever.
     pub delete_after: Option<SignedDuration>,
-    /// How long a pod may stay before it is removed without grace; `None`: for ever.
+    /// How long a pod may stay before it is deleted without a grace period; `None` for forever.
     pub force_after: Option<SignedDuration>,
-    /// How long load balancers get to forget the node first; zero leaves them alone.
+    /// How long load balancers get to remove the node first; zero leaves them unchanged.
     pub load_balancer_wait: SignedDuration,
 }
 
 impl Default for DrainPolicy {
-    /// Nothing is lost that nobody would make anew, and no budget is overruled. `emptyDir` belongs to
-    /// its pod by its very definition, and most pods of a real cluster have one.
+    /// Loses nothing that no controller would recreate, and overrides no budget. Data in an
+    /// `emptyDir` belongs to its pod by definition, and most pods of a real cluster have one.
     fn default() -> Self {
         Self {
             unreplicated: PodPolicy::Wait,
@@ -63,17 +63,17 @@ impl Default for DrainPolicy {
     }
 }
 
-/// A policy and what of it was not understood.
+/// A policy and its invalid annotations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DrainChoice {
     /// The policy.
     pub policy: DrainPolicy,
-    /// Annotations and values that were not understood; the safest counts in their place.
+    /// Invalid annotations with their values; the safest setting applies instead.
     pub not_understood: Vec<(String, String)>,
 }
 
 impl DrainChoice {
-    /// What is not understood, as a sentence; empty if everything is.
+    /// Describes the invalid annotations in a sentence; empty if all are valid.
     pub fn complaint(&self) -> String {
         let all: Vec<String> =
             self.not_understood.iter().map(|(key, value)| format!("{key}: {value:?}")).collect();
@@ -85,12 +85,12 @@ impl DrainChoice {
     }
 }
 
-/// A text that should have been a length of time.
+/// An invalid duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no length of time such as 90s, 15m or 1h30m, of at most ten years")]
 pub struct NotATime(String);
 
-/// Reads a length of time such as `90s`, `15m` or `1h30m`; no sign, at most ten years.
+/// Parses a duration such as `90s`, `15m` or `1h30m`; no sign, at most ten years.
 pub fn parse_span(text: &str) -> Result<SignedDuration, NotATime> {
     let ten_years = SignedDuration::from_hours(24 * 3650);
     let span: Option<SignedDuration> = text.parse().ok();
@@ -98,7 +98,7 @@ pub fn parse_span(text: &str) -> Result<SignedDuration, NotATime> {
         .ok_or_else(|| NotATime(text.to_owned()))
 }
 
-/// Reads a length of time, or `Never`.
+/// Parses a duration, or `Never`.
 pub fn parse_limit(text: &str) -> Result<Option<SignedDuration>, NotATime> {
     if text == "Never" {
         return Ok(None);
@@ -106,15 +106,15 @@ pub fn parse_limit(text: &str) -> Result<Option<SignedDuration>, NotATime> {
     parse_span(text).map(Some)
 }
 
-/// Reads the policy from annotations, the first of `sources` that says something first: Machine,
-/// owner, Cluster; else the default.
+/// Reads the policy from annotations. For each setting the first of `sources` that has it wins:
+/// Machine, owner, Cluster; otherwise the default applies.
 ///
-/// What is not understood counts as the safest: pods are waited for, nothing is deleted or forced,
-/// pods have the grace that they ask for.
+/// An invalid value falls back to the safest setting: the drain waits for pods, nothing is deleted
+/// or forced, and pods get their own grace period.
 pub fn drain_policy(sources: &[&BTreeMap<String, String>], default: &DrainPolicy) -> DrainChoice {
     let mut choice = DrainChoice { policy: *default, not_understood: Vec::new() };
     let DrainChoice { policy, not_understood } = &mut choice;
-    let mut said = |key: &str, understood: &mut dyn FnMut(&str) -> bool| {
+    let mut read_setting = |key: &str, understood: &mut dyn FnMut(&str) -> bool| {
         let value = sources.iter().find_map(|source| source.get(key));
         if let Some(value) = value
             && !understood(value)
@@ -133,18 +133,20 @@ pub fn drain_policy(sources: &[&BTreeMap<String, String>], default: &DrainPolicy
         *slot = parsed.unwrap_or(safest);
         understood
     };
-    said(keys::DRAIN_UNREPLICATED, &mut |value| pods(&mut policy.unreplicated, value));
-    said(keys::DRAIN_LOCAL_STORAGE, &mut |value| pods(&mut policy.local_storage, value));
-    said(keys::DRAIN_GRACE_PERIOD, &mut |value| {
+    read_setting(keys::DRAIN_UNREPLICATED, &mut |value| pods(&mut policy.unreplicated, value));
+    read_setting(keys::DRAIN_LOCAL_STORAGE, &mut |value| pods(&mut policy.local_storage, value));
+    read_setting(keys::DRAIN_GRACE_PERIOD, &mut |value| {
         policy.grace = parse_span(value).ok();
         policy.grace.is_some()
     });
-    said(keys::DRAIN_NOTIFY_AFTER, &mut |value| {
+    read_setting(keys::DRAIN_NOTIFY_AFTER, &mut |value| {
         limit(&mut policy.notify_after, default.notify_after, value)
     });
-    said(keys::DRAIN_DELETE_AFTER, &mut |value| limit(&mut policy.delete_after, None, value));
-    said(keys::DRAIN_FORCE_AFTER, &mut |value| limit(&mut policy.force_after, None, value));
-    said(keys::DRAIN_LOAD_BALANCER_WAIT, &mut |value| {
+    read_setting(keys::DRAIN_DELETE_AFTER, &mut |value| {
+        limit(&mut policy.delete_after, None, value)
+    });
+    read_setting(keys::DRAIN_FORCE_AFTER, &mut |value| limit(&mut policy.force_after, None, value));
+    read_setting(keys::DRAIN_LOAD_BALANCER_WAIT, &mut |value| {
         let parsed = parse_span(value);
         let understood = parsed.is_ok();
         policy.load_balancer_wait = parsed.unwrap_or(default.load_balancer_wait);
@@ -157,12 +159,12 @@ pub fn drain_policy(sources: &[&BTreeMap<String, String>], default: &DrainPolicy
 mod tests {
     use super::*;
 
-    fn says(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    fn annotations(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
         pairs.iter().map(owned).collect()
     }
 
-    fn of(pairs: &[(&str, &str)]) -> DrainChoice {
+    fn choose(pairs: &[(&str, &str)]) -> DrainChoice {
         let loose = DrainPolicy {
             unreplicated: PodPolicy::Evict,
             delete_after: Some(SignedDuration::from_mins(1)),
@@ -170,11 +172,11 @@ mod tests {
             grace: Some(SignedDuration::from_secs(3)),
             ..DrainPolicy::default()
         };
-        drain_policy(&[&says(pairs)], &loose)
+        drain_policy(&[&annotations(pairs)], &loose)
     }
 
     #[test]
-    fn nobody_says_anything_and_nothing_is_overruled() {
+    fn the_default_policy_overrides_nothing() {
         let choice = drain_policy(&[], &DrainPolicy::default());
         assert_eq!(choice, DrainChoice::default());
         let policy = choice.policy;
@@ -184,12 +186,12 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_goes_before_its_owner_and_that_before_the_cluster() {
+    fn machine_annotations_win_over_owner_and_cluster() {
         let key = keys::DRAIN_DELETE_AFTER;
         let (machine, owner, cluster) = (
-            says(&[]),
-            says(&[(key, "20m")]),
-            says(&[(key, "1h"), (keys::DRAIN_FORCE_AFTER, "1h30m")]),
+            annotations(&[]),
+            annotations(&[(key, "20m")]),
+            annotations(&[(key, "1h"), (keys::DRAIN_FORCE_AFTER, "1h30m")]),
         );
         let policy = drain_policy(&[&machine, &owner, &cluster], &DrainPolicy::default()).policy;
         assert_eq!(policy.delete_after, Some(SignedDuration::from_mins(20)));
@@ -197,17 +199,17 @@ mod tests {
     }
 
     #[test]
-    fn never_is_a_time_and_zero_is_at_once() {
+    fn never_disables_and_zero_is_immediate() {
         let policy =
-            of(&[(keys::DRAIN_NOTIFY_AFTER, "Never"), (keys::DRAIN_DELETE_AFTER, "0s")]).policy;
+            choose(&[(keys::DRAIN_NOTIFY_AFTER, "Never"), (keys::DRAIN_DELETE_AFTER, "0s")]).policy;
         assert_eq!(policy.notify_after, None);
         assert_eq!(policy.delete_after, Some(SignedDuration::ZERO));
     }
 
     #[test]
-    fn what_is_not_understood_is_the_safest_and_is_named() {
+    fn an_invalid_value_is_named_and_the_safest_applies() {
         for wrong in ["", "soon", "-5m", "5", "never", "99999h"] {
-            let choice = of(&[
+            let choice = choose(&[
                 (keys::DRAIN_DELETE_AFTER, wrong),
                 (keys::DRAIN_FORCE_AFTER, wrong),
                 (keys::DRAIN_GRACE_PERIOD, wrong),
@@ -228,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_read_as_people_write_them() {
+    fn durations_are_parsed() {
         for (text, seconds) in [("90s", 90), ("15m", 900), ("1h30m", 5400), ("1h 30m", 5400)] {
             assert_eq!(parse_span(text), Ok(SignedDuration::from_secs(seconds)), "{text}");
         }

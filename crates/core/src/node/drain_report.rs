@@ -1,4 +1,4 @@
-//! What keeps a node from being drained, beside budgets.
+//! Why a node is not drained yet, in addition to budgets.
 
 use refit_kinds::refit::NodeName;
 use strum::{EnumDiscriminants, EnumString, IntoStaticStr, VariantNames};
@@ -11,43 +11,43 @@ use strum::{EnumDiscriminants, EnumString, IntoStaticStr, VariantNames};
     derive(EnumString, VariantNames)
 )]
 pub enum DrainRefusal {
-    /// The API server knows no evictions.
+    /// The API server does not support evictions.
     EvictionUnavailable {
-        /// `namespace/name` of the pod that was to be evicted.
+        /// `namespace/name` of the pod to evict.
         pod: String,
     },
-    /// No controller would make the pod anew, and policy says to wait.
+    /// No controller would recreate the pod, and the policy is to wait.
     PodUnreplicated {
-        /// `namespace/name`.
+        /// `namespace/name` of the pod.
         pod: String,
     },
-    /// The pod has an `emptyDir`, and policy says to wait.
+    /// The pod has an `emptyDir`, and the policy is to wait.
     PodLocalStorage {
-        /// `namespace/name`.
+        /// `namespace/name` of the pod.
         pod: String,
     },
-    /// The pod is to complete by itself.
+    /// The drain waits for the pod to complete by itself.
     PodWaitCompleted {
-        /// `namespace/name`.
+        /// `namespace/name` of the pod.
         pod: String,
-        /// Who says so: a MachineDrainRule, or the pod's label.
+        /// What requires the wait: a MachineDrainRule, or the pod's label.
         says: String,
     },
-    /// A MachineDrainRule or the pod's label asks for something that is not known.
+    /// A MachineDrainRule or the pod's label requests an unknown behavior.
     DrainRuleNotUnderstood {
-        /// `namespace/name`.
+        /// `namespace/name` of the pod.
         pod: String,
-        /// What is asked for, and where.
+        /// The rule or label with its value.
         says: String,
     },
-    /// The pod is ending, for longer than usual.
+    /// The pod has been terminating for longer than usual.
     PodTerminating {
-        /// `namespace/name`.
+        /// `namespace/name` of the pod.
         pod: String,
     },
-    /// The pod came to the node after its drain had begun.
+    /// The pod was created on the node after its drain had begun.
     PodCameBack {
-        /// `namespace/name`.
+        /// `namespace/name` of the pod.
         pod: String,
     },
     /// A volume is still attached to the node.
@@ -72,7 +72,7 @@ impl DrainRefusal {
         if let Self::VolumeAttached { attachment, .. } = self { attachment } else { self.pod() }
     }
 
-    /// The pod that cannot leave; empty where it is a volume.
+    /// The pod that cannot leave; empty for a volume.
     pub fn pod(&self) -> &str {
         match self {
             Self::EvictionUnavailable { pod }
@@ -86,7 +86,7 @@ impl DrainRefusal {
         }
     }
 
-    /// What blocks and what ends it.
+    /// What blocks and what ends the wait.
     pub fn sentence(&self) -> String {
         match self {
             Self::EvictionUnavailable { pod } => format!(

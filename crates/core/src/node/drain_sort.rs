@@ -19,49 +19,49 @@ pub type Labels = BTreeMap<String, String>;
 
 /// A pod on the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+#[expect(clippy::struct_excessive_bools, reason = "each is an independent fact")]
 pub struct PodView {
     /// The pod.
     pub pod: PodRef,
-    /// A DaemonSet made it: it would come back at once.
+    /// Whether a DaemonSet manages it: it would be recreated immediately.
     pub daemon_set: bool,
-    /// A mirror pod: the kubelet runs it from a file.
+    /// Whether it is a mirror pod: the kubelet runs it from a file.
     pub mirror: bool,
-    /// It has ended.
+    /// Whether it has ended.
     pub finished: bool,
-    /// It is being deleted.
+    /// Whether it is being deleted.
     pub terminating: bool,
-    /// No controller would make it anew.
+    /// Whether no controller would recreate it.
     pub unreplicated: bool,
-    /// It has an `emptyDir`.
+    /// Whether it has an `emptyDir`.
     pub local_storage: bool,
     /// Its labels.
     pub labels: Labels,
     /// Names of its PersistentVolumeClaims.
     pub claims: Vec<String>,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Option<Timestamp>,
-    /// When its grace is over, if it is being deleted.
+    /// When its grace period ends, if it is being deleted.
     pub deletion_at: Option<Timestamp>,
-    /// The grace that it was given then, in seconds.
+    /// Grace period of its deletion, in seconds.
     pub deletion_grace_seconds: Option<i64>,
 }
 
-/// Everything on a node that a drain looks at.
+/// Everything that a drain reads about a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DrainView {
     /// Its pods, in order.
     pub pods: Vec<PodView>,
     /// The MachineDrainRules of its Machine, by name.
     pub rules: Vec<MachineDrainRule>,
-    /// Labels of namespaces, where a rule asks for them.
+    /// Labels of namespaces, if a rule requires them.
     pub namespaces: BTreeMap<String, Labels>,
-    /// Volumes that hold on to the node although the pods that had them are gone; `None` if nobody
-    /// looked, which is only worth it once nothing else is left.
+    /// Volumes that are still attached to the node although their pods are gone; `None` if not
+    /// listed. They are listed only once nothing else is left.
     pub attachments: Option<Vec<Attachment>>,
 }
 
-/// A volume that is attached to the node.
+/// A volume attached to the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Attachment {
     /// Name of the VolumeAttachment.
@@ -70,14 +70,14 @@ pub struct Attachment {
     pub volume: String,
 }
 
-/// What is to become of the pods.
+/// What a drain does with each pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sorted<'a> {
-    /// These leave, with their order.
+    /// Pods to evict, with their order.
     pub leaving: Vec<(&'a PodView, i32)>,
-    /// These must be gone, too, and are never evicted.
+    /// Pods that must be gone too, but are never evicted.
     pub waited: Vec<(&'a PodView, DrainRefusal)>,
-    /// These stay.
+    /// Pods that stay.
     pub staying: Vec<&'a PodView>,
 }
 
@@ -87,8 +87,8 @@ impl Sorted<'_> {
         self.leaving.is_empty() && self.waited.is_empty()
     }
 
-    /// The order of the pods whose turn it is; `None` if none is left. A pod that is waited for has
-    /// order 0: those after it stay until it is gone.
+    /// The order of the pods whose turn it is; `None` if none is left. A waited pod has order 0:
+    /// the pods after it stay until it is gone.
     pub fn turn(&self) -> Option<i32> {
         let leaving = self.leaving.iter().map(|(_, order)| *order);
         leaving.chain(self.waited.iter().map(|_| 0)).min()
@@ -107,7 +107,7 @@ pub fn rules_of(
     machine: &Labels,
     cluster: &Labels,
 ) -> Vec<MachineDrainRule> {
-    let mut mine: Vec<MachineDrainRule> = rules
+    let mut matching: Vec<MachineDrainRule> = rules
         .into_iter()
         .filter(|rule| {
             let list = &rule.spec.machines;
@@ -118,16 +118,16 @@ pub fn rules_of(
                 })
         })
         .collect();
-    mine.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
-    mine
+    matching.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
+    matching
 }
 
-/// Whether any rule asks for the labels of namespaces.
+/// Whether any rule requires the labels of namespaces.
 pub fn asks_for_namespaces(rules: &[MachineDrainRule]) -> bool {
     rules.iter().flat_map(|rule| &rule.spec.pods).any(|pods| pods.namespace_selector.is_some())
 }
 
-/// A selector that is not there matches, unlike elsewhere.
+/// A missing selector matches everything, unlike elsewhere.
 fn matches(selector: Option<&LabelSelector>, labels: &Labels) -> bool {
     selector.is_none_or(|selector| {
         Selector::try_from(selector.clone()).is_ok_and(|selector| selector.matches(labels))
@@ -145,7 +145,7 @@ fn applies(rule: &MachineDrainRule, pod: &PodView, namespaces: &BTreeMap<String,
         })
 }
 
-/// Sorts the pods of a node (`spec/node.md 2.7`; label and rules as Cluster API has them).
+/// Sorts the pods of a node (`spec/node.md 2.7`). Labels and rules follow Cluster API.
 pub fn sort<'a>(
     view: &'a DrainView,
     policy: &DrainPolicy,
@@ -173,7 +173,7 @@ fn fate(
     if pod.daemon_set || pod.mirror || pod.finished {
         return Fate::Stays;
     }
-    // Nobody is there to end it, and its grace is over: no waiting would change that.
+    // The kubelet is not running and the grace period has passed: waiting would not end the pod.
     if !node_ready && pod.terminating && pod.deletion_at.is_some_and(|end| end < now) {
         return Fate::Stays;
     }
@@ -218,14 +218,14 @@ fn fate(
             }
         }
     }
-    // One that is going already loses nothing more by being waited for.
+    // The pod is already terminating: waiting for it loses nothing more.
     if pod.terminating {
         return Fate::Leaves(order);
     }
     let kinds =
         [(pod.unreplicated, policy.unreplicated), (pod.local_storage, policy.local_storage)];
-    let of = |wanted| kinds.map(|(is, says)| is && says == wanted);
-    match (of(PodPolicy::Leave), of(PodPolicy::Wait)) {
+    let any_kind_is = |wanted| kinds.map(|(is, chosen)| is && chosen == wanted);
+    match (any_kind_is(PodPolicy::Leave), any_kind_is(PodPolicy::Wait)) {
         ([true, _] | [_, true], _) => Fate::Stays,
         (_, [true, _]) => Fate::Waited(DrainRefusal::PodUnreplicated { pod: name() }),
         (_, [_, true]) => Fate::Waited(DrainRefusal::PodLocalStorage { pod: name() }),
@@ -233,7 +233,7 @@ fn fate(
     }
 }
 
-/// Whether the pods are all gone: then it is worth to look at the volumes.
+/// Whether all pods are gone, so that volumes should be listed.
 pub fn is_emptied(
     view: &DrainView,
     policy: &DrainPolicy,
@@ -266,7 +266,7 @@ pub fn claims_that_stay(
     claims
 }
 
-/// When a pod was asked to go, if it is being deleted.
+/// When the deletion of a pod was requested, if it is being deleted.
 pub(super) fn asked_at(pod: &PodView) -> Option<Timestamp> {
     let grace = SignedDuration::from_secs(pod.deletion_grace_seconds.unwrap_or_default());
     pod.deletion_at?.checked_sub(grace).ok()

@@ -1,4 +1,4 @@
-//! What is left to do when an update has ended: condition, slot, guard.
+//! Cleanup after an update has ended: condition, slot, guard.
 
 use std::time::Duration;
 
@@ -19,13 +19,14 @@ use super::{
 };
 use crate::group;
 
-/// How often a slot that is kept for a machine that is down is looked at without a cause.
+/// How often a slot that is kept for a machine that is down is rechecked without a trigger.
 const KEPT_SLOT_RECHECK: Duration = Duration::from_mins(1);
 
 /// Cleans up after an update that has ended; its phase never changes again.
 ///
-/// Guard and condition are the business of the NodeUpdate that speaks for the Machine. A slot is given back by the one that
-/// claimed it, once the machine is available again or gone, however the update ended.
+/// The guard and the condition belong to the NodeUpdate that speaks for the Machine. A slot is
+/// released by the NodeUpdate that claimed it, once the machine is available again or gone, however
+/// the update ended.
 pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) -> Decision {
     let speaks = speaks(s);
     let machine = s.own_machine();
@@ -64,8 +65,8 @@ pub(super) fn after_end(s: &Snapshot, status: NodeUpdateStatus, now: Timestamp) 
     Decision { status, write, announce: Vec::new(), blockers: Vec::new(), requeue }
 }
 
-/// Takes away the request for another try once a try after the named one ended well. A request that
-/// names this NodeUpdate asks for what is still to come.
+/// Removes the retry annotation once a later attempt than the one it names has succeeded. An
+/// annotation that names this NodeUpdate requests a future attempt.
 fn retry_done(
     s: &Snapshot,
     machine: &Machine,
@@ -76,7 +77,7 @@ fn retry_done(
     done.then(|| (keys::RETRY.to_owned(), None))
 }
 
-/// Whether the Machine's slot is this NodeUpdate's to give back.
+/// Whether this NodeUpdate must release the Machine's slot.
 fn holds(s: &Snapshot, speaks: bool) -> bool {
     let GroupState::Present(group) = &s.group else {
         return false;
@@ -90,9 +91,8 @@ fn holds(s: &Snapshot, speaks: bool) -> bool {
         .any(|slot| slot.machine_uid == *uid && (speaks || slot.node_update == name))
 }
 
-/// Whether the machine serves again by its Node's own words: Ready, without a cordon of ours, in a
-/// version that it is meant to run. A cordon of an admin is the admin's choice and no reason to hold
-/// up the group.
+/// Whether the machine serves again according to its Node: Ready, without Refit's cordon, and in an
+/// expected version. An admin's cordon is the admin's choice and does not hold up the group.
 fn available_again(s: &Snapshot, status: &NodeUpdateStatus) -> bool {
     let Workload::Seen(seen) = &s.workload else {
         return false;
@@ -106,7 +106,7 @@ fn available_again(s: &Snapshot, status: &NodeUpdateStatus) -> bool {
     seen.node().is_some_and(|node| node.ready && !node.cordoned_by_us() && right_version(node))
 }
 
-/// A node that somebody opened after a bad end goes back to its load balancers.
+/// Returns a node to its load balancers once an operator uncordoned it after a failed update.
 fn include(s: &Snapshot) -> Option<Write> {
     let Workload::Seen(seen) = &s.workload else {
         return None;
@@ -116,14 +116,15 @@ fn include(s: &Snapshot) -> Option<Write> {
         .then_some(Write::Workload(WorkloadWrite::Include))
 }
 
-/// After a bad end the cordon may still be ours; the status says whose it is.
+/// After a failed update the node may still carry Refit's cordon; the status reports whether it
+/// does.
 fn show_cordon(s: &Snapshot, status: &mut NodeUpdateStatus) -> Option<Write> {
     let Workload::Seen(seen) = &s.workload else {
         return None;
     };
-    let ours = seen.node()?.cordoned_by_us();
-    (ours != status.cordoned_by_us).then(|| {
-        status.cordoned_by_us = ours;
+    let cordoned_by_us = seen.node()?.cordoned_by_us();
+    (cordoned_by_us != status.cordoned_by_us).then(|| {
+        status.cordoned_by_us = cordoned_by_us;
         Write::STATUS
     })
 }

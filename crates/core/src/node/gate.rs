@@ -17,13 +17,13 @@ use crate::{
     report::Refusal,
 };
 
-/// Whether the plan is of this NodeUpdate.
+/// Whether the plan belongs to this NodeUpdate.
 pub(super) fn is_ours(plan: &HostPlan, update: &NodeUpdate) -> bool {
-    let own = PlanId::of(&update.metadata);
-    !own.is_empty() && plan.spec.plan_id == own
+    let plan_id = PlanId::of(&update.metadata);
+    !plan_id.is_empty() && plan.spec.plan_id == plan_id
 }
 
-/// Whether the host has ended the plan that its spec names, one way or another.
+/// Whether the host has finished the plan in its spec, successfully or not.
 pub(super) fn host_ended(plan: &HostPlan) -> bool {
     plan.status.as_ref().is_some_and(|status| {
         status.plan_id == plan.spec.plan_id
@@ -32,10 +32,10 @@ pub(super) fn host_ended(plan: &HostPlan) -> bool {
 }
 
 impl Work<'_> {
-    /// An end that no waiting would change: the goal cannot be reached from here.
-    pub(super) fn hopeless(&self) -> Option<Standing> {
+    /// A failure that waiting cannot resolve: the goal cannot be reached from the current version.
+    pub(super) fn unreachable_goal(&self) -> Option<Standing> {
         let goal = &self.s.update.spec.goal.kubernetes_version;
-        // Without a version of the kubelet nothing can be said against the goal.
+        // Without a kubelet version the goal cannot be checked.
         let hop = self.status.from_version.as_ref()?.hop_to(goal);
         if hop == Hop::Downgrade && !self.s.owner_version.is(goal) {
             return Some(Standing::failed(
@@ -56,7 +56,7 @@ impl Work<'_> {
         })
     }
 
-    /// What keeps the work on the host from starting.
+    /// What prevents the work on the host from starting.
     pub(super) fn start_refusal(&self) -> Option<Refusal> {
         if let Some(older) = self.older_unfinished() {
             let node_update = older.metadata.name.clone().unwrap_or_default();
@@ -96,7 +96,7 @@ impl Work<'_> {
             .then(|| Refusal::ControlPlaneBehind { version: version.clone(), goal: goal.clone() })
     }
 
-    /// The host whose agent did not report lately.
+    /// The refusal for a host whose agent has not reported recently.
     pub(super) fn silent_agent(&self) -> Option<Refusal> {
         self.fresh_plan()
             .is_none()
@@ -116,7 +116,7 @@ impl Work<'_> {
         Some(Refusal::AgentTooOld { node: self.status.node_name.clone(), step: unknown })
     }
 
-    /// The plan of another NodeUpdate that the host has not ended.
+    /// The plan of another NodeUpdate that the host has not finished.
     fn older_plan(&self) -> Option<Refusal> {
         let plan = self.seen.host_plan.as_deref()?;
         let foreign = !plan.spec.plan_id.is_empty() && !is_ours(plan, &self.s.update);
@@ -126,7 +126,8 @@ impl Work<'_> {
         })
     }
 
-    /// What tells a plan of another NodeUpdate to stop, if nobody else will.
+    /// Aborts the plan of another NodeUpdate, unless that NodeUpdate is unfinished and does so
+    /// itself.
     pub(super) fn abort_orphan(&self) -> Option<Write> {
         let plan = self.seen.host_plan.as_deref()?;
         let owner_unfinished =
@@ -136,7 +137,7 @@ impl Work<'_> {
         (!owner_unfinished && !plan.spec.abort).then_some(Write::HostPlan(spec))
     }
 
-    /// What keeps the machine from being disturbed, slots left aside.
+    /// What prevents the machine from being disturbed, apart from slots.
     pub(super) fn disturb_refusal(&self) -> Option<Refusal> {
         if self.control_plane()
             && let Err(refusal) = health::control_plane_health(self.seen, &self.status.node_name)
@@ -145,7 +146,7 @@ impl Work<'_> {
         }
         let held = self.holds_slot();
         let ready = self.seen.node().is_some_and(|node| node.ready);
-        // One that holds a slot from before is down already, and only this can repair it.
+        // A machine that already holds a slot is down, and only this update can repair it.
         if !held && !ready {
             return Some(Refusal::NodeNotReady { node: self.status.node_name.clone() });
         }
@@ -165,7 +166,7 @@ impl Work<'_> {
         }
     }
 
-    /// The claim that is still to be written; `Ok(None)` once the slot is held.
+    /// The claim that must still be written; `Ok(None)` once the slot is held.
     pub(super) fn claim(&self) -> Result<Option<Write>, Refusal> {
         let group = match &self.s.group {
             GroupState::None => {
@@ -180,8 +181,8 @@ impl Work<'_> {
         }
     }
 
-    /// Puts the slot back of a machine that is disturbed already: whoever lost it, the object must
-    /// say how many are down.
+    /// Restores the slot of a machine that is already disturbed: the UpdateGroup must show how many
+    /// machines are down, however the slot was lost.
     pub(super) fn reclaim(&self) -> Option<Write> {
         match &self.s.group {
             GroupState::Present(group) if !self.holds_slot() => Some(Write::Management(
@@ -191,8 +192,8 @@ impl Work<'_> {
         }
     }
 
-    /// Waits for what was refused. A slot that is not used yet goes back: whoever is refused here
-    /// must not keep another machine from being repaired.
+    /// Waits because of a refusal. An unused slot is released: a blocked machine must not prevent
+    /// the repair of another.
     pub(super) fn wait(&self, phase: Phase, refusal: Refusal) -> Standing {
         let intact = self.seen.node().is_some_and(|node| node.ready && !node.cordoned_by_us());
         let give_back = match (&self.s.group, self.seen.host_plan.as_deref()) {
@@ -204,8 +205,8 @@ impl Work<'_> {
         Standing::blocked(phase, refusal).write(give_back).again_after(10)
     }
 
-    /// The next step of giving the slot back, if the host was not let do anything for it. Without
-    /// the host's plan nobody knows.
+    /// The next step to release the slot, if the host was not allowed to do anything for it.
+    /// Without the host's plan this is unknown.
     fn give_back(&self, status: &UpdateGroupStatus, plan: &HostPlan) -> Option<Write> {
         let at_work =
             plan.spec.gate >= Gate::Upgrade && (is_ours(plan, &self.s.update) || !host_ended(plan));

@@ -1,5 +1,5 @@
-//! The guard of a Machine that is being updated: no remediation, no deletion before its host has
-//! stopped (`spec/capi.md 4.3`).
+//! The guard of a Machine under update: no remediation, and no deletion before its host has stopped
+//! (`spec/capi.md 4.3`).
 
 use std::collections::BTreeMap;
 
@@ -17,17 +17,18 @@ fn annotations(machine: &Machine) -> BTreeMap<&str, &str> {
     annotations.into_iter().flatten().map(|(key, value)| (key.as_str(), value.as_str())).collect()
 }
 
-fn ours<'a>(annotations: &BTreeMap<&str, &'a str>) -> Vec<&'a str> {
+fn keys_set_by_refit<'a>(annotations: &BTreeMap<&str, &'a str>) -> Vec<&'a str> {
     annotations
         .get(GUARDED_BY_US)
         .map(|list| list.split(',').filter(|key| !key.is_empty()).collect())
         .unwrap_or_default()
 }
 
-/// What is missing from the guard; empty if it stands. An annotation that somebody else set stays
-/// theirs.
+/// Annotations that are missing from the guard; empty if it is complete. An annotation that another
+/// component set is left unchanged.
 ///
-/// `unguarded` is what the Machine's owner or Cluster says; its own annotation goes before that.
+/// `unguarded` comes from the Machine's owner or Cluster; the Machine's own annotation takes
+/// precedence.
 pub(super) fn set(machine: &Machine, unguarded: bool) -> Changes {
     let annotations = annotations(machine);
     let off = match annotations.get(REMEDIATION_GUARD) {
@@ -37,29 +38,29 @@ pub(super) fn set(machine: &Machine, unguarded: bool) -> Changes {
     if off {
         return remove(machine);
     }
-    let mut ours = ours(&annotations);
+    let mut keys_set_by_refit = keys_set_by_refit(&annotations);
     let mut changes = Changes::new();
     for (key, value) in GUARD {
         if !annotations.contains_key(key) {
             changes.insert(key.to_owned(), Some(value.to_owned()));
-            if !ours.contains(&key) {
-                ours.push(key);
+            if !keys_set_by_refit.contains(&key) {
+                keys_set_by_refit.push(key);
             }
         }
     }
-    // Also if every annotation of the guard was there: the note says that nothing of it is ours.
-    let note = ours.join(",");
+    // Also if every annotation already existed: the note then records that Refit set none of them.
+    let note = keys_set_by_refit.join(",");
     if annotations.get(GUARDED_BY_US) != Some(&note.as_str()) {
         changes.insert(GUARDED_BY_US.to_owned(), Some(note));
     }
     changes
 }
 
-/// What must go from the Machine for nothing of ours to be left; empty if nothing is.
+/// Annotations to remove so that the Machine has none of Refit's; empty if none is left.
 pub(super) fn remove(machine: &Machine) -> Changes {
     let annotations = annotations(machine);
     let mut changes = Changes::new();
-    for key in ours(&annotations) {
+    for key in keys_set_by_refit(&annotations) {
         if annotations.contains_key(key) && GUARD.iter().any(|(known, _)| *known == key) {
             changes.insert(key.to_owned(), None);
         }
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guard_goes_as_it_came() {
+    fn removing_the_guard_restores_the_machine() {
         let bare = machine(&[("mine", "1")]);
         let guarded = after(&bare, &set(&bare, false));
         assert!(set(&guarded, false).is_empty());
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guard_that_is_all_the_users_is_left_alone() {
+    fn a_guard_set_entirely_by_a_user_is_left_alone() {
         let own = machine(&[(SKIP_REMEDIATION, ""), (PRE_DRAIN_HOOK, "x")]);
         let guarded = after(&own, &set(&own, false));
         assert!(set(&guarded, false).is_empty());
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disabled_guard_is_not_set_and_goes() {
+    fn a_disabled_guard_is_not_set_and_is_removed() {
         let off = machine(&[(REMEDIATION_GUARD, "Disabled")]);
         assert!(set(&off, false).is_empty());
         let guarded = machine(&[
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_has_the_last_word_on_its_guard() {
+    fn the_machines_annotation_overrides_its_owners_guard() {
         let bare = machine(&[]);
         assert!(set(&bare, true).is_empty());
         let guarded = after(&bare, &set(&bare, false));
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_lost_guard_is_completed() {
+    fn a_partly_removed_guard_is_completed() {
         let half = machine(&[
             (GUARDED_BY_US, &format!("{SKIP_REMEDIATION},{PRE_DRAIN_HOOK}")),
             (SKIP_REMEDIATION, "refit"),
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_of_foreign_keys_removes_nothing_foreign() {
+    fn a_note_with_foreign_keys_removes_no_foreign_annotation() {
         let odd = machine(&[(GUARDED_BY_US, "mine"), ("mine", "1")]);
         assert_eq!(remove(&odd).keys().collect::<Vec<_>>(), [GUARDED_BY_US]);
     }

@@ -5,10 +5,10 @@ use refit_kinds::{refit::NodeName, version::KubernetesVersion};
 use super::snapshot::{ImageVersion, NodeView, Seen, StaticPod};
 use crate::report::Refusal;
 
-/// Whether every member of the control plane but `node` is healthy: its Node is Ready and its
-/// static pods, etcd among them, are Ready.
+/// Checks that every other member of the control plane is healthy: its Node and its static pods,
+/// including etcd, are Ready.
 ///
-/// Members are asked in order, so the answer names the same one while nothing changes.
+/// Members are checked in order, so the refusal names the same member while nothing changes.
 pub fn control_plane_health(seen: &Seen, node: &NodeName) -> Result<(), Refusal> {
     for member in &seen.control_plane {
         if member.node.as_ref() == Some(node) {
@@ -17,7 +17,7 @@ pub fn control_plane_health(seen: &Seen, node: &NodeName) -> Result<(), Refusal>
         let why = match &member.node {
             _ if member.deleting => Some("its Machine is being deleted".to_owned()),
             None => Some("it has no Node".to_owned()),
-            Some(node) => ill(seen, node),
+            Some(node) => health_problem(seen, node),
         };
         if let Some(why) = why {
             let member = member.node.as_deref().unwrap_or(&member.machine).to_owned();
@@ -27,7 +27,7 @@ pub fn control_plane_health(seen: &Seen, node: &NodeName) -> Result<(), Refusal>
     Ok(())
 }
 
-fn ill(seen: &Seen, member: &NodeName) -> Option<String> {
+fn health_problem(seen: &Seen, member: &NodeName) -> Option<String> {
     let node: Option<&NodeView> = seen.nodes.iter().find(|node| node.name == *member);
     let Some(node) = node else {
         return Some("its Node is not there".to_owned());
@@ -44,8 +44,8 @@ fn ill(seen: &Seen, member: &NodeName) -> Option<String> {
     (shown && !has_api_server).then(|| "its kube-apiserver is not there".to_owned())
 }
 
-/// The lowest version among the API servers, or where pods carry none, the kubelets of the control
-/// plane; `None` if nothing is known.
+/// The lowest version of the control plane's API servers, or of its kubelets if the pods have no
+/// version; `None` if nothing is known.
 pub(super) fn lowest_version(seen: &Seen) -> Option<&KubernetesVersion> {
     let nodes = seen.control_plane.iter().filter_map(|member| member.node.as_ref());
     let version = |node: &NodeName| {

@@ -1,20 +1,20 @@
-//! The steps of a host, cut by gates, and the point from which there is no way back.
+//! The steps of a host, divided by gates, and the point of no return.
 //!
-//! | gate | steps | taken back by |
+//! | gate | steps | rolled back by |
 //! |---|---|---|
-//! | Stage | preflight, stage, image-preload, os-image-stage, snapshot | nothing: they change nothing that runs; sources of packages go back |
+//! | Stage | preflight, stage, image-preload, os-image-stage, snapshot | nothing: they change nothing that runs; package sources are restored |
 //! | Upgrade | kubeadm-install, kubeadm-upgrade, certificates-renew | packages, configuration |
 //! | Disrupt | files, ntp, container-runtime-install, os-image-finalize, kubelet-flags or kubelet-install, kubelet-restart or reboot, os-image-commit, verify | files, packages, the A/B slot, a restart |
 //!
-//! Between Upgrade and Disrupt the controller empties the node. What the goal and the settings do not
-//! ask for is not planned.
+//! Between Upgrade and Disrupt the controller drains the node. Steps that the goal and the settings
+//! do not require are not planned.
 //!
 //! The point of no return (`spec/node.md 2.9`):
-//! - a control plane: `kubeadm-upgrade`. API objects, static pods and etcd are those of the new
-//!   version; kubeadm puts manifests back by itself where a new static pod does not come up.
-//! - a worker that reboots: `reboot`. Another boot would be needed to go back.
-//! - another worker: none of its own steps. An old kubelet is legal below a newer control plane, so
-//!   packages and configuration go back and the kubelet is restarted.
+//! - a control plane: `kubeadm-upgrade`. API objects, static pods and etcd have the new version;
+//!   kubeadm itself restores manifests if a new static pod does not start.
+//! - a worker that reboots: `reboot`. Rolling back would require another reboot.
+//! - another worker: none of its steps. An older kubelet is supported with a newer control plane,
+//!   so packages and configuration are rolled back and the kubelet is restarted.
 
 use refit_kinds::{
     refit::{
@@ -29,39 +29,40 @@ use super::steps::STEP_NODE_READY;
 /// When a host reboots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reboot {
-    /// Where a step takes effect with a reboot only.
+    /// Only if a step takes effect only after a reboot.
     #[default]
     IfNeeded,
-    /// In every update, in place of the kubelet's restart.
+    /// In every update, instead of a kubelet restart.
     Always,
 }
 
-/// What a host is to become, and what it is now.
+/// The target state of a host, and its current state.
 #[derive(Clone, Copy, Debug)]
 pub struct HostWork<'a> {
-    /// What the machine is to kubeadm.
+    /// Role of the machine for kubeadm.
     pub role: Role,
     /// The Kubernetes version.
     pub version: &'a KubernetesVersion,
     /// When the host reboots.
     pub reboot: Reboot,
-    /// What the hosts here need beside that.
+    /// Other settings of the hosts.
     pub settings: &'a HostSettings,
-    /// What the host reports; without a report nothing is known to differ.
+    /// Facts reported by the host; without a report no difference is known.
     pub facts: Option<&'a HostFacts>,
 }
 
 impl HostWork<'_> {
-    /// The steps that bring the host there, in the order of `spec/node.md 2.6`: everything that
-    /// disturbs nothing, then kubeadm, then, on an empty node, the rest. A reboot takes the place of
-    /// the kubelet's restart, and comes after everything else.
+    /// The steps that bring the host to the target, in the order of `spec/node.md 2.6`: first
+    /// everything that does not disturb, then kubeadm, then the remaining steps on a drained node.
+    /// A reboot replaces the kubelet restart and comes after everything else.
     ///
-    /// Every step is safe to repeat, so the plan does not depend on how far an earlier one came.
+    /// Every step is safe to repeat, so the plan does not depend on the progress of an earlier
+    /// plan.
     pub fn steps(&self) -> Vec<PlannedStep> {
         let point = self.point_of_no_return();
         let mut steps: Vec<PlannedStep> =
             self.wanted().into_iter().map(|step| self.planned(step)).collect();
-        // What cannot be taken back has no undo, however its kind is taken back elsewhere.
+        // From the point of no return on, no step has an undo, whatever its type.
         let first = steps.iter().position(|step| step.id == point);
         for step in steps.iter_mut().skip(first.unwrap_or(usize::MAX)) {
             step.undo = None;
@@ -69,8 +70,8 @@ impl HostWork<'_> {
         steps
     }
 
-    /// Id of the first step that cannot be taken back: before it a failure or an abort undoes what
-    /// the host did.
+    /// Id of the first step that cannot be rolled back. Before it, a failure or an abort rolls back
+    /// the host's changes.
     pub fn point_of_no_return(&self) -> &'static str {
         match self.role {
             Role::FirstControlPlane | Role::ControlPlane => StepType::KubeadmUpgrade.id(),
@@ -79,7 +80,7 @@ impl HostWork<'_> {
         }
     }
 
-    /// What the host is to do. All that is not always needed stands behind what asks for it.
+    /// The steps of the host. An optional step follows the condition that requires it.
     fn wanted(&self) -> Vec<HostStep> {
         let settings = self.settings;
         let version = || self.version.clone();
@@ -122,7 +123,7 @@ impl HostWork<'_> {
             settings.ntp.clone().map(HostStep::Ntp),
             runtime.then(|| HostStep::ContainerRuntimeInstall { packages: self.all_packages() }),
             os_image().map(|os_image| HostStep::OsImageFinalize { os_image }),
-            // No package sets them then, and its kubelet reads them at its first start.
+            // No package sets the flags in this case; the kubelet reads them at its first start.
             flags.filter(|_| own_kubelet).map(HostStep::KubeletFlags),
             (!own_kubelet).then(|| HostStep::KubeletInstall {
                 version: version(),
@@ -136,7 +137,7 @@ impl HostWork<'_> {
         steps.into_iter().flatten().collect()
     }
 
-    /// Whether an image is to be written that the host does not run yet.
+    /// Whether the host must get an image that it does not run yet.
     fn changes_os_image(&self) -> bool {
         let image = self.settings.os_image.as_ref();
         image.is_some_and(|image| self.facts.is_none_or(|facts| facts.os_image != image.name))
@@ -149,11 +150,11 @@ impl HostWork<'_> {
         }
     }
 
-    /// A step as the table has it, with what is special here.
+    /// A step with the limits and the undo that apply here.
     fn planned(&self, step: HostStep) -> PlannedStep {
         let planned = PlannedStep::new(step);
         let limits = self.settings.limits.get(&planned.id).copied().unwrap_or_default();
-        // Only a new source of packages is to be rolled back: that of another minor version.
+        // Only a new package source, that of another minor version, is rolled back.
         let stays = planned.step_type() == Some(StepType::Stage) && !self.moves_sources();
         PlannedStep {
             timeout_seconds: limits.timeout_seconds,
@@ -168,15 +169,15 @@ impl HostWork<'_> {
         packages.is_some_and(|packages| !packages.repository.is_empty())
     }
 
-    /// Where packages come from, with those of the runtime.
+    /// Package sources and packages, including those of the container runtime.
     fn all_packages(&self) -> PackageArgs {
         let mut packages = self.settings.packages.clone().unwrap_or_default();
         packages.install.extend_from_slice(&self.settings.container_runtime);
         packages
     }
 
-    /// kubeadm's own images are there before its upgrade stops anything (`spec/node.md 2.6`). Those
-    /// of a control plane are fetched by default, as far as that can be done from here.
+    /// kubeadm's own images are pulled before its upgrade stops anything (`spec/node.md 2.6`). For
+    /// a control plane they are pulled by default, if the host can reach them.
     fn staged_images(&self) -> Option<ImageArgs> {
         let asked = self.settings.images.as_ref();
         if asked.is_none() && self.role == Role::Worker {
@@ -191,7 +192,7 @@ impl HostWork<'_> {
     }
 }
 
-/// The steps of an update that changes the Kubernetes version only, where no host can be asked.
+/// The steps of an update that changes only the Kubernetes version, for use without a host report.
 pub fn plan_steps(role: Role, goal: &KubernetesVersion) -> Vec<PlannedStep> {
     let work = HostWork {
         role,

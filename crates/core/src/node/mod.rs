@@ -1,10 +1,10 @@
 //! One machine's update: its phases, its steps, what a failure means.
 //!
-//! [`decide`] looks at everything that is known of one NodeUpdate and names at most one next write.
-//! It remembers nothing: where the update stands is read off the HostPlan, the Node and the group's
-//! slots, so whatever died between two writes, the next look at the same facts goes on in the same
-//! place. `NodeUpdate.status` only shows it, but for what cannot be read off again: the role, a
-//! final phase, and that the drain was found to be pointless.
+//! [`decide`] looks at all known facts about one NodeUpdate and returns at most one next write. It
+//! keeps no state: the progress is derived from the HostPlan, the Node and the group's slots, so
+//! after a crash between two writes the next decision continues at the same place.
+//! `NodeUpdate.status` only displays it, except for facts that cannot be derived again: the role, a
+//! final phase, and that the drain was skipped as pointless.
 //!
 //! ```text
 //! worker:        Pending -> Staging -> Waiting ----------------.
@@ -14,11 +14,11 @@
 //! ```
 //!
 //! A worker's host downloads before it holds a slot. A control plane member claims its slot first:
-//! only then is it certain who else runs the target already, and thus who is the first to run
-//! `kubeadm upgrade apply` (`spec/node.md 2.3`).
+//! only then is it certain which other members already run the target version, and so which member
+//! must run `kubeadm upgrade apply` (`spec/node.md 2.3`).
 //!
-//! The point of no return is `HostPlan.spec.gate: Upgrade`. An abort before it stops and undoes; an
-//! abort after it lets the update end.
+//! The point of no return is `HostPlan.spec.gate: Upgrade`. An abort before it stops the update and
+//! rolls it back; after it, the update runs to completion.
 
 mod availability;
 mod decide;

@@ -1,21 +1,21 @@
-//! Which NodeUpdate of a Machine came first, and which speaks for it.
+//! The order of a Machine's NodeUpdates, and which of them speaks for it.
 
 use jiff::Timestamp;
 use refit_kinds::refit::{MachineUid, NodeUpdate};
 
 use super::snapshot::Snapshot;
 
-/// Ordinal, creation and name.
+/// Ordinal, creation timestamp and name.
 type Order = (Option<u32>, Option<Timestamp>, String);
 
-/// The other NodeUpdates of the same Machine, uid and all.
+/// The other NodeUpdates of the same Machine, compared by uid.
 pub(super) fn same_machine(s: &Snapshot) -> impl Iterator<Item = &NodeUpdate> {
     let uid = &s.update.spec.machine_ref.uid;
     s.siblings.iter().map(AsRef::as_ref).filter(move |other| other.spec.machine_ref.uid == *uid)
 }
 
-/// Whether `a` came after `b`: by ordinal, then by creation and name, so that one that was not
-/// named by us has its place too.
+/// Whether `a` is newer than `b`: by ordinal, then by creation timestamp and name, so that a
+/// NodeUpdate that Refit did not name is ordered too.
 pub(super) fn is_newer(a: &NodeUpdate, b: &NodeUpdate) -> bool {
     order(a) > order(b)
 }
@@ -27,7 +27,7 @@ fn order(update: &NodeUpdate) -> Order {
     (ordinal, created, name)
 }
 
-/// Whether the NodeUpdate has not come to its end.
+/// Whether the NodeUpdate has not ended.
 pub(super) fn is_unfinished(update: &NodeUpdate) -> bool {
     !update.status.as_ref().map(|status| status.phase).unwrap_or_default().is_final()
 }
@@ -36,7 +36,7 @@ fn rank(update: &NodeUpdate) -> (bool, Order) {
     (is_unfinished(update), order(update))
 }
 
-/// The NodeUpdate that speaks for a Machine: the newest that has not ended, or the newest of all.
+/// The NodeUpdate that speaks for a Machine: the newest unfinished one, or else the newest.
 pub fn speaker<'a>(
     updates: impl IntoIterator<Item = &'a NodeUpdate>,
     machine_uid: &MachineUid,
@@ -59,9 +59,9 @@ fn of_machine<'a>(
     updates.into_iter().filter(move |update| update.spec.machine_ref.uid == *machine_uid)
 }
 
-/// Whether this NodeUpdate speaks for its Machine. The others leave the Machine's condition and
-/// guard alone.
+/// Whether this NodeUpdate speaks for its Machine. Other NodeUpdates do not change the Machine's
+/// condition and guard.
 pub(super) fn speaks(s: &Snapshot) -> bool {
-    let mine = rank(&s.update);
-    same_machine(s).all(|other| rank(other) < mine)
+    let own_rank = rank(&s.update);
+    same_machine(s).all(|other| rank(other) < own_rank)
 }

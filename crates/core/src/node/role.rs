@@ -1,21 +1,21 @@
-//! Who runs `kubeadm upgrade apply`.
+//! Which machine runs `kubeadm upgrade apply`.
 
 use refit_kinds::{refit::Role, version::KubernetesVersion};
 
 use super::snapshot::{ImageVersion, StaticPod};
 
-/// Decides what a machine is to kubeadm, once.
+/// Decides the role of a machine for kubeadm, once.
 ///
 /// The ConfigMap `kubeadm-config` does not count: Cluster API rewrites it before the first machine
-/// is touched (`spec/node.md 2.3`). What counts are the API servers' mirror pods:
+/// is updated (`spec/node.md 2.3`). The API servers' mirror pods decide:
 ///
-/// | API servers | last NodeUpdate that was the first | role |
+/// | API servers | last NodeUpdate with the role first | role |
 /// |---|---|---|
 /// | none runs the target | any | first |
 /// | some do | did not pass `kubeadm-upgrade` | first: its `apply` has not ended, and is safe to repeat |
-/// | some do | passed, or there is none | not the first |
+/// | some do | passed, or does not exist | not the first |
 /// | pods carry no image | passed | not the first |
-/// | pods carry no image | did not pass, or there is none | first |
+/// | pods carry no image | did not pass, or does not exist | first |
 pub fn decide_role(
     control_plane: bool,
     goal: &KubernetesVersion,

@@ -1,4 +1,4 @@
-//! What a decision is made of, and what it is.
+//! The input of a decision, and its result.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -21,53 +21,53 @@ use crate::{
     report::Refusal,
 };
 
-/// Everything that is known of one NodeUpdate.
+/// All known facts about one NodeUpdate.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// The NodeUpdate.
     pub update: Arc<NodeUpdate>,
     /// Every other NodeUpdate that names a Machine of this name, whatever its uid.
     pub siblings: Vec<Arc<NodeUpdate>>,
-    /// The Machine of that name.
+    /// The Machine with that name.
     pub machine: Option<Arc<Machine>>,
-    /// Kind and name of what an operator paused: the Machine or its Cluster.
+    /// Kind and name of the paused object: the Machine or its Cluster.
     pub paused: Option<String>,
-    /// The Machine's owner or Cluster wants no guard against remediation.
+    /// The Machine's owner or Cluster disables the guard against remediation.
     pub unguarded: bool,
-    /// How a drain goes about its work here.
+    /// Policy of the drain.
     pub drain: DrainChoice,
-    /// What the hosts here need next to a Kubernetes version.
+    /// Host settings, in addition to the Kubernetes version.
     pub settings: HostSettings,
-    /// Why that cannot be read: nothing new begins before it can.
+    /// Why the settings cannot be read: nothing new starts until they can.
     pub settings_refused: Option<Refusal>,
     /// When hosts reboot.
     pub reboot: Reboot,
-    /// The version that the spec of the Machine's owner asks for.
+    /// The version in the spec of the Machine's owner.
     pub owner_version: StatedVersion,
     /// The Machine's group.
     pub group: GroupState,
     /// The Machine's cluster.
     pub workload: Workload,
-    /// How old an agent's report may be.
+    /// Maximum age of an agent's report.
     pub report_stale_after: SignedDuration,
-    /// What an API server has just refused; `None` if it refused nothing.
+    /// A request that an API server has just rejected, if any.
     pub refused: Option<Refusal>,
 }
 
 impl Snapshot {
-    /// The Machine that the NodeUpdate is about: its uid, and not its name alone.
+    /// The Machine of the NodeUpdate, compared by uid and not only by name.
     pub fn own_machine(&self) -> Option<&Machine> {
         let uid = &self.update.spec.machine_ref.uid;
         self.machine.as_deref().filter(|machine| MachineUid::of(&machine.metadata) == *uid)
     }
 }
 
-/// What is known of a Machine's group.
+/// State of a Machine's group.
 #[derive(Clone, Debug)]
 pub enum GroupState {
-    /// The Machine has no owner that is known.
+    /// The Machine has no known owner.
     None,
-    /// The group's object is not there yet.
+    /// The UpdateGroup does not exist yet.
     Missing,
     /// The group.
     Present(Group),
@@ -76,32 +76,32 @@ pub enum GroupState {
 /// A group of machines.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// Its status, as it was read.
+    /// Its status, as read.
     pub status: UpdateGroupStatus,
-    /// How many may be down.
+    /// Limits on unavailable machines.
     pub limits: Limits,
     /// The other Machines.
     pub others: Vec<Other>,
-    /// Whether the last other NodeUpdate of the group to the same version that was the first
-    /// control plane passed `kubeadm-upgrade`; `None` without one.
+    /// Whether the group's last other NodeUpdate with the same target version and the role of the
+    /// first control plane passed `kubeadm-upgrade`; `None` if there is no such NodeUpdate.
     pub last_first_passed: Option<bool>,
 }
 
-/// What is known of a workload cluster.
+/// State of a workload cluster.
 #[derive(Clone, Debug)]
 pub enum Workload {
     /// Its first lists are not complete.
     NotSynced,
-    /// Its API server does not answer.
+    /// Its API server does not respond.
     Unreachable {
         /// Name of the Cluster.
         cluster: String,
     },
-    /// What its watches saw.
+    /// Data from its watches.
     Seen(Seen),
 }
 
-/// What the watches of a workload cluster saw.
+/// Data from the watches of a workload cluster.
 #[derive(Clone, Debug)]
 pub struct Seen {
     /// The HostPlan of the Machine's Node.
@@ -114,9 +114,9 @@ pub struct Seen {
     pub static_pods: Vec<StaticPod>,
     /// The cluster's control plane Machines.
     pub control_plane: Vec<ControlPlaneMember>,
-    /// Pods on the Node and what concerns them; `None` if nothing looked.
+    /// Pods on the Node and related objects; `None` if they were not listed.
     pub drain: Option<DrainView>,
-    /// Evictions that were just refused; `None` if none was tried.
+    /// Evictions that were just rejected; `None` if no eviction was attempted.
     pub evictions: Option<Vec<EvictionRefusal>>,
 }
 
@@ -143,52 +143,53 @@ pub struct ControlPlaneMember {
 pub struct NodeView {
     /// Name.
     pub name: NodeName,
-    /// Condition Ready is True.
+    /// Whether condition Ready is True.
     pub ready: bool,
     /// `lastHeartbeatTime` of the condition Ready.
     pub heartbeat: Option<Timestamp>,
-    /// Version of the kubelet, as the Node shows it.
+    /// Version of the kubelet, from the Node's status.
     pub kubelet_version: StatedVersion,
-    /// Changes with each boot.
+    /// Boot id; it changes with each boot.
     pub boot_id: String,
-    /// No new pods.
+    /// Whether the Node is cordoned.
     pub unschedulable: bool,
-    /// The NodeUpdate that cordoned it: [`refit_kinds::keys::CORDONED_BY`].
+    /// The NodeUpdate that cordoned the Node: [`refit_kinds::keys::CORDONED_BY`].
     pub cordoned_by: Option<String>,
-    /// External load balancers leave it out: [`refit_kinds::keys::EXCLUDE_FROM_LOAD_BALANCERS`].
+    /// Whether external load balancers exclude it:
+    /// [`refit_kinds::keys::EXCLUDE_FROM_LOAD_BALANCERS`].
     pub excluded: bool,
-    /// The NodeUpdate that took it out of them: [`refit_kinds::keys::EXCLUDED_BY`].
+    /// The NodeUpdate that excluded it: [`refit_kinds::keys::EXCLUDED_BY`].
     pub excluded_by: Option<String>,
-    /// Keys of taints that keep pods away, but for the one of a cordon.
+    /// Keys of taints that repel pods, except that of a cordon.
     pub taints: Vec<String>,
 }
 
 impl NodeView {
-    /// Whether the cordon on the node is ours.
+    /// Whether Refit cordoned the node.
     pub fn cordoned_by_us(&self) -> bool {
         self.unschedulable && self.cordoned_by.is_some()
     }
 }
 
-/// The version of an image, by its tag.
+/// The version in an image tag.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ImageVersion {
-    /// It has no tag.
+    /// The image has no tag.
     #[default]
     Untagged,
     /// A version.
     Version(KubernetesVersion),
-    /// A tag that is not a version: it is not the goal, whatever that is.
+    /// The tag is not a version: it never matches a goal.
     Other,
 }
 
 impl ImageVersion {
-    /// What a tag says.
+    /// Parses a tag.
     pub fn of_tag(tag: &str) -> Self {
         KubernetesVersion::of_image_tag(tag).map_or(Self::Other, Self::Version)
     }
 
-    /// What an image's tag says.
+    /// Parses the tag of an image.
     pub fn of_image(image: Option<&str>) -> Self {
         image.and_then(tag_of_image).map_or(Self::Untagged, Self::of_tag)
     }
@@ -201,20 +202,20 @@ pub struct StaticPod {
     pub node: NodeName,
     /// Label `component`, such as `kube-apiserver`.
     pub component: String,
-    /// What its image is.
+    /// Version of its image.
     pub version: ImageVersion,
-    /// Condition Ready is True.
+    /// Whether condition Ready is True.
     pub ready: bool,
 }
 
-/// Names a pod.
+/// Identifies a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodRef {
     /// Namespace.
     pub namespace: String,
     /// Name.
     pub name: String,
-    /// uid: an eviction is of this pod, not of a later one of the same name.
+    /// uid: an eviction applies to this pod, not to a later one with the same name.
     pub uid: String,
 }
 
@@ -224,39 +225,39 @@ impl std::fmt::Display for PodRef {
     }
 }
 
-/// An eviction that the API server refused.
+/// An eviction that the API server rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EvictionRefusal {
     /// The pod.
     pub pod: PodRef,
-    /// Why.
+    /// Why it was rejected.
     pub refusal: Refusal,
 }
 
-/// What is to be done about a NodeUpdate: at most one write, then another look.
+/// What to do about a NodeUpdate: at most one write, then another decision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
-    /// The status as it should be.
+    /// The desired status.
     pub status: NodeUpdateStatus,
-    /// The one next write.
+    /// The next write.
     pub write: Option<Write>,
-    /// What to announce before that write.
+    /// Events to emit before that write.
     pub announce: Vec<Announcement>,
-    /// What keeps the update from going on.
+    /// What blocks the update.
     pub blockers: Vec<Refusal>,
-    /// When to look again even if nothing changes; `None`: only if something does.
+    /// When to decide again even if nothing changes; `None` to wait for a change.
     pub requeue: Option<Duration>,
 }
 
-/// One write, by where it goes. Each is guarded by the resourceVersion of what was read, or is
-/// harmless to repeat.
+/// One write, by destination. Each is guarded by the resourceVersion that was read, or is safe to
+/// repeat.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Write {
-    /// To the management cluster.
+    /// A write to the management cluster.
     Management(ManagementWrite),
-    /// Writes the HostPlan's spec, in the cluster that keeps HostPlans.
+    /// Writes the HostPlan's spec, in the cluster that stores HostPlans.
     HostPlan(HostPlanSpec),
-    /// To the workload cluster.
+    /// A write to the workload cluster.
     Workload(WorkloadWrite),
 }
 
@@ -265,13 +266,13 @@ pub enum Write {
 pub enum ManagementWrite {
     /// Writes [`Decision::status`].
     Status,
-    /// Writes the group's status, with our slot in it.
+    /// Writes the group's status, with this Machine's slot.
     ClaimSlot(UpdateGroupStatus),
-    /// Writes the group's status, without our slot.
+    /// Writes the group's status, without this Machine's slot.
     ReleaseSlot(UpdateGroupStatus),
     /// Sets (`Some`) and removes (`None`) annotations of the Machine.
     Guard(BTreeMap<String, Option<String>>),
-    /// The same at the end.
+    /// Removes them at the end of the update.
     Unguard(BTreeMap<String, Option<String>>),
     /// Sets the Machine's condition `MachineUpToDate`, or removes it.
     MachineCondition(Option<Condition>),
@@ -280,15 +281,15 @@ pub enum ManagementWrite {
 /// A write to the workload cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WorkloadWrite {
-    /// Makes the Node unschedulable and notes that we did.
+    /// Makes the Node unschedulable and records that Refit did.
     Cordon,
-    /// Makes the Node schedulable and removes the note.
+    /// Makes the Node schedulable and removes the record.
     Uncordon,
-    /// Takes the Node out of its load balancers and notes that we did.
+    /// Excludes the Node from its load balancers and records that Refit did.
     Exclude,
-    /// Gives it back to them and removes the note.
+    /// Returns the Node to its load balancers and removes the record.
     Include,
-    /// Evicts pods, or removes them in a harder way.
+    /// Evicts pods, or deletes them.
     Evict(Vec<Removal>),
 }
 
@@ -296,7 +297,7 @@ impl Write {
     /// Writes [`Decision::status`].
     pub const STATUS: Self = Self::Management(ManagementWrite::Status);
 
-    /// What is asked of the API server, as a refusal names it.
+    /// The request to the API server, as a refusal names it.
     pub fn target(&self) -> &'static str {
         use ManagementWrite::{ClaimSlot, Guard, MachineCondition, ReleaseSlot, Status, Unguard};
         use WorkloadWrite::{Cordon, Evict, Exclude, Include, Uncordon};
@@ -312,22 +313,22 @@ impl Write {
     }
 }
 
-/// An event on the Machine.
+/// An event for the Machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Announcement {
-    /// Whether somebody should look.
+    /// Severity of the event.
     pub severity: Severity,
     /// CamelCase reason.
     pub reason: &'static str,
-    /// What happened.
+    /// Message of the event.
     pub message: String,
 }
 
-/// Whether somebody should look at an event.
+/// Severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
-    /// As planned.
+    /// The update proceeds as planned.
     Normal,
-    /// Somebody should look.
+    /// An operator should check.
     Warning,
 }

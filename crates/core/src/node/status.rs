@@ -1,4 +1,4 @@
-//! From an outcome to the status that shows it, and to the one next write.
+//! Turns the standing of an update into its status and the next write.
 
 use std::time::Duration;
 
@@ -16,31 +16,31 @@ use super::{
 };
 use crate::report::{Reason, Refusal, RefusalReason};
 
-/// What an update says that is to be aborted and cannot be.
+/// Suffix for an update whose abort was requested too late.
 const TOO_LATE: &str = " (too late to abort: the update ends first)";
 
-/// Whether an update in this phase is past the point of no return and has not ended.
+/// Whether an update in this phase has passed the point of no return and has not ended.
 pub fn is_past_return(phase: Phase) -> bool {
     (Phase::Upgrading..=Phase::Uncordoning).contains(&phase)
 }
 
-/// Why an update ended badly.
+/// Why an update failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
     pub(super) reason: String,
     pub(super) message: String,
 }
 
-/// Where the update stands, and what is to be done once the status says so.
+/// The state of an update, and what to do once the status shows it.
 #[derive(Clone, Debug)]
 pub(super) struct Standing {
     pub(super) phase: Phase,
     pub(super) write: Option<Write>,
     pub(super) blockers: Vec<Refusal>,
-    /// Blockers from refused evictions stay as they are: nobody tried again yet.
+    /// Keep blockers from rejected evictions: no eviction was attempted since.
     pub(super) keep_eviction_blockers: bool,
     pub(super) failure: Option<Failure>,
-    /// The line for people, where neither a blocker nor the phase says it all.
+    /// Message to show if neither a blocker nor the phase is sufficient.
     pub(super) message: String,
     pub(super) requeue: Option<Duration>,
 }
@@ -54,7 +54,7 @@ impl Standing {
             keep_eviction_blockers: false,
             failure: None,
             message: message.into(),
-            // A safety net: everything that is waited for also wakes the NodeUpdate.
+            // A safety net: any change that the update waits for also triggers a decision.
             requeue: Some(Duration::from_secs(30)),
         }
     }
@@ -86,8 +86,8 @@ impl Standing {
     }
 }
 
-/// Turns an outcome into a decision: the status first if it must change, then the Machine's
-/// condition, then the outcome's own write.
+/// Turns a standing into a decision: first the status if it must change, then the Machine's
+/// condition, then the standing's own write.
 pub(super) fn conclude(
     s: &Snapshot,
     mut status: NodeUpdateStatus,
@@ -104,7 +104,7 @@ pub(super) fn conclude(
         Some(blocker) if outcome.failure.is_none() => blocker.message.clone(),
         _ => outcome.message.clone(),
     };
-    // An abort that came too late must not look as if nobody had read it.
+    // Report a late abort, so that the request does not look ignored.
     if s.update.spec.stage == Stage::Abort && is_past_return(status.phase) {
         status.message.push_str(TOO_LATE);
     }
@@ -154,7 +154,7 @@ fn blocked_by(old: &[Blocker], outcome: &Standing, now: Timestamp) -> Vec<Blocke
     list
 }
 
-/// Whether only the next attempt at the same write can lift it.
+/// Whether only the next attempt at the same write can resolve it.
 fn is_api_refusal(blocker: &Blocker) -> bool {
     Reason::of(&blocker.reason) == Some(Reason::Update(RefusalReason::ApiRefused))
 }
@@ -163,7 +163,7 @@ fn same_blocker(a: &Blocker, b: &Blocker) -> bool {
     (&a.reason, &a.object, &a.pod) == (&b.reason, &b.object, &b.pod)
 }
 
-/// What an API server refuses: just now, or when it was last asked for what comes next again.
+/// The request that an API server rejects: just now, or at the last attempt of the next write.
 fn api_refused(
     s: &Snapshot,
     status: &NodeUpdateStatus,
@@ -182,7 +182,7 @@ fn api_refused(
     (next.target() == known.object).then(|| known.clone())
 }
 
-/// What the host tries again by itself: a step that has not ended, and says why a try failed.
+/// A step that the host retries: it has not ended, and reports why an attempt failed.
 pub(super) fn retrying(status: &NodeUpdateStatus) -> Option<Failure> {
     let step = status.steps.iter().find(|step| {
         !step.message.is_empty() && matches!(step.state, StepState::Running | StepState::Pending)
@@ -199,29 +199,33 @@ fn announcements(
     outcome: &Standing,
 ) -> Vec<Announcement> {
     let mut list = Vec::new();
-    let mut say = |severity, reason, message: String| {
+    let mut announce = |severity, reason, message: String| {
         list.push(Announcement { severity, reason, message });
     };
     if old.phase != new.phase
         && let Some((severity, reason, message)) = phase_announcement(new)
     {
-        say(severity, reason, message);
+        announce(severity, reason, message);
     }
     if let Some((reason, message)) = rung_announcement(old, new) {
-        say(Severity::Warning, reason, message);
+        announce(Severity::Warning, reason, message);
     }
     for refusal in &outcome.blockers {
         let fresh = !old.blocked_by.iter().any(|blocker| {
             blocker.reason == refusal.reason() && blocker.object == refusal.object()
         });
         if fresh && refusal.typed_reason().is_of_eviction() {
-            say(Severity::Warning, "DrainBlocked", format!("{}.", sentence(&refusal.sentence())));
+            announce(
+                Severity::Warning,
+                "DrainBlocked",
+                format!("{}.", sentence(&refusal.sentence())),
+            );
         }
     }
     list
 }
 
-/// What the beginning of a phase is announced with.
+/// The event for the start of a phase.
 fn phase_announcement(new: &NodeUpdateStatus) -> Option<(Severity, &'static str, String)> {
     let ended = || format!("{}.", sentence(&new.message));
     match new.phase {
@@ -246,7 +250,7 @@ fn phase_announcement(new: &NodeUpdateStatus) -> Option<(Severity, &'static str,
     }
 }
 
-/// What a higher rung of the drain's escalation is announced with.
+/// The event for a higher rung of the drain's escalation.
 fn rung_announcement(
     old: &NodeUpdateStatus,
     new: &NodeUpdateStatus,
@@ -265,21 +269,21 @@ fn rung_announcement(
     Some((reason, format!("Node {}: {}.", new.node_name, drain.message)))
 }
 
-/// The line with a capital letter and without a full stop.
+/// The message with a capital letter and without a full stop.
 fn sentence(line: &str) -> String {
     let line = line.trim_end_matches('.');
     let mut letters = line.chars();
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// The write that brings the Machine's condition in line with the NodeUpdate, if it is not.
+/// The write that updates the Machine's condition to match the NodeUpdate, if needed.
 pub(super) fn machine_condition(
     s: &Snapshot,
     status: &NodeUpdateStatus,
     now: Timestamp,
 ) -> Option<Write> {
     let machine = s.own_machine()?;
-    // An older NodeUpdate that still ends must not contradict the newest.
+    // An older NodeUpdate that is still ending must not contradict the newest.
     if !speaks(s) || machine.metadata.deletion_timestamp.is_some() {
         return None;
     }
@@ -303,9 +307,9 @@ fn wanted_condition(
     let goal = &s.update.spec.goal.kubernetes_version;
     match status.phase {
         Phase::Pending | Phase::Waiting | Phase::Staging => {
-            // The condition must not speak of a write that it may be itself.
-            let told = |blocker: &&Blocker| !is_api_refusal(blocker);
-            let message = status.blocked_by.iter().find(told).map_or_else(
+            // The condition must not report a rejected write that may be the condition itself.
+            let reportable = |blocker: &&Blocker| !is_api_refusal(blocker);
+            let message = status.blocked_by.iter().find(reportable).map_or_else(
                 || format!("NodeUpdate {name} prepares the host"),
                 |blocker| blocker.message.clone(),
             );
@@ -315,7 +319,7 @@ fn wanted_condition(
             Some(("True", conditions::REASON_UP_TO_DATE, format!("the machine runs {goal}")))
         }
         Phase::Failed => Some(("False", conditions::REASON_FAILED, status.message.clone())),
-        // Seed 1: an aborted update leaves no condition behind.
+        // Found with seed 1: an aborted update leaves no condition.
         Phase::Stopped => None,
         Phase::Upgrading
         | Phase::Draining

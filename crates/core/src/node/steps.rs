@@ -1,4 +1,4 @@
-//! The steps of a NodeUpdate: those of the host and our own, in one order.
+//! The steps of a NodeUpdate, those of the host and those of the controller, in one order.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -9,17 +9,17 @@ use refit_kinds::refit::{
 
 use crate::group::median_seconds;
 
-/// Our own step: no new pods on the node.
+/// Controller step: cordon the node.
 pub const STEP_CORDON: &str = "cordon";
-/// Our own step: pods leave the node.
+/// Controller step: drain the node.
 pub const STEP_DRAIN: &str = "drain";
-/// Our own step: the node is back as asked for.
+/// Controller step: wait until the node is Ready and matches the goal.
 pub const STEP_NODE_READY: &str = "node-ready";
-/// Our own step: new pods may come again.
+/// Controller step: uncordon the node.
 pub const STEP_UNCORDON: &str = "uncordon";
 
-/// Names of all steps of an update in their order: those of the plan, with cordon and drain before
-/// the first that needs the node empty, and our verdict at the end.
+/// Names of all steps of an update in order: the steps of the plan, with cordon and drain before
+/// the first step that requires a drained node, and the controller's check at the end.
 pub fn step_names(plan: &[PlannedStep]) -> Vec<&str> {
     let (before, after): (Vec<_>, Vec<_>) = plan.iter().partition(|step| step.gate < Gate::Disrupt);
     before
@@ -31,7 +31,7 @@ pub fn step_names(plan: &[PlannedStep]) -> Vec<&str> {
         .collect()
 }
 
-/// Brings the list of steps in line with the plan and the host's report of it.
+/// Updates the list of steps from the plan and the host's report.
 pub(super) fn mirror(
     status: &mut NodeUpdateStatus,
     plan: &[PlannedStep],
@@ -62,19 +62,19 @@ pub(super) fn mirror(
         .collect();
 }
 
-/// State of a step; `Pending` for one that is not in the list.
+/// State of a step; `Pending` if it is not listed.
 pub(super) fn state_of(status: &NodeUpdateStatus, name: &str) -> StepState {
     let step = status.steps.iter().find(|step| step.name == name);
     step.map(|step| step.state).unwrap_or_default()
 }
 
-/// When a step was first tried.
+/// When a step was first attempted.
 pub(super) fn started(status: &NodeUpdateStatus, name: &str) -> Option<Timestamp> {
     let step = status.steps.iter().find(|step| step.name == name)?;
     step.started_at.as_ref().map(|time| time.0)
 }
 
-/// Moves one of our own steps on. A step that has ended stays as it is.
+/// Advances one of the controller's steps. A step that has ended does not change.
 pub(super) fn advance(
     status: &mut NodeUpdateStatus,
     name: &str,
@@ -105,7 +105,7 @@ pub(super) fn advance(
     }
 }
 
-/// How much is done and how long the rest takes by past durations.
+/// Progress, and the remaining time predicted from past durations.
 ///
 /// It changes only when a step does: a status that counted seconds would be written every second.
 pub(super) fn progress(steps: &[StepStatus], durations: &[StepDurations]) -> Option<Progress> {
@@ -115,7 +115,7 @@ pub(super) fn progress(steps: &[StepStatus], durations: &[StepDurations]) -> Opt
     let past: Vec<Option<i32>> =
         steps.iter().map(|step| median_seconds(durations, &step.name)).collect();
     let ended = |step: &StepStatus| matches!(step.state, StepState::Done | StepState::Skipped);
-    // Without a past for every step, each counts the same; with one, each as long as it took.
+    // If every step has past durations, each is weighted by them; otherwise all count the same.
     let weighted = past.iter().all(Option::is_some);
     let weight = |seconds: &Option<i32>| {
         if weighted { i64::from(seconds.unwrap_or_default().max(1)) } else { 1 }

@@ -1,4 +1,4 @@
-//! When work is to stop, and what stops it.
+//! Why work stops, and how it is stopped.
 
 use jiff::Timestamp;
 use refit_cluster_api::kinds::Machine;
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::report::Refusal;
 
-/// Why work is to stop.
+/// Why work must stop.
 pub(super) enum Stop {
     Aborted,
     Superseded(String),
@@ -27,8 +27,8 @@ impl Work<'_> {
         if machine.metadata.deletion_timestamp.is_some() {
             return Some(Stop::Deleting);
         }
-        let told = self.ours().is_some_and(|plan| plan.spec.abort);
-        if gate >= Gate::Upgrade && !told {
+        let abort_sent = self.own_plan().is_some_and(|plan| plan.spec.abort);
+        if gate >= Gate::Upgrade && !abort_sent {
             return None;
         }
         if self.s.update.spec.stage == Stage::Abort {
@@ -40,11 +40,11 @@ impl Work<'_> {
         {
             return Some(Stop::Superseded(newer.metadata.name.clone().unwrap_or_default()));
         }
-        (told || self.status.phase == Phase::Stopping).then_some(Stop::Aborted)
+        (abort_sent || self.status.phase == Phase::Stopping).then_some(Stop::Aborted)
     }
 
     pub(super) fn stopping(&self, machine: &Machine, stop: &Stop) -> Standing {
-        let left = self.ours().and_then(report).map_or(&[][..], |report| &report.left_behind);
+        let left = self.own_plan().and_then(report).map_or(&[][..], |report| &report.left_behind);
         let and_left = |mut message: String| {
             for sentence in left {
                 message.push_str("; ");
@@ -63,7 +63,7 @@ impl Work<'_> {
                 Standing::stopped("Superseded", message)
             }
         };
-        let Some(plan) = self.ours() else {
+        let Some(plan) = self.own_plan() else {
             return stopped;
         };
         let overdue = matches!(stop, Stop::Deleting)
@@ -85,7 +85,7 @@ impl Work<'_> {
     }
 }
 
-/// How the host ended a plan that it did not finish.
+/// The standing of an update whose plan the host did not finish.
 pub(super) fn host_gave_up(plan: &HostPlan) -> Option<Standing> {
     let report = report(plan)?;
     match report.state {
@@ -119,7 +119,8 @@ pub(super) fn host_gave_up(plan: &HostPlan) -> Option<Standing> {
     }
 }
 
-/// What a person has to know beside the failure itself: what became of the host, and whose turn it is.
+/// Details for the operator in addition to the failure: the state of the host, and whether manual
+/// intervention is required.
 fn afterwards(report: &HostPlanStatus, failure: Option<FailureKind>) -> Vec<&str> {
     let undone = report.steps.iter().any(|step| step.state == StepState::Undone);
     let mut list: Vec<&str> =
@@ -135,7 +136,7 @@ fn afterwards(report: &HostPlanStatus, failure: Option<FailureKind>) -> Vec<&str
     list
 }
 
-pub(super) fn gone(s: &Snapshot) -> Standing {
+pub(super) fn machine_gone(s: &Snapshot) -> Standing {
     let name = &s.update.spec.machine_ref.name;
     match &s.machine {
         None => Standing::stopped("MachineGone", format!("Machine {name} is gone")),
@@ -151,8 +152,8 @@ pub(super) fn stopped_by_deletion(machine: &Machine) -> Standing {
     Standing::stopped("MachineDeleting", format!("Machine {name} is being deleted"))
 }
 
-/// Whether a deletion has waited for the host for as long as a report counts as fresh: our hook
-/// must not hold a Machine for ever whose host is gone.
+/// Whether a deletion has waited for the host longer than a report counts as fresh: Refit's hook
+/// must not block the deletion of a Machine forever if its host is gone.
 pub(super) fn deletion_overdue(machine: &Machine, s: &Snapshot, now: Timestamp) -> bool {
     let deleted = machine.metadata.deletion_timestamp.as_ref();
     deleted.is_some_and(|deleted| now.duration_since(deleted.0) > s.report_stale_after)

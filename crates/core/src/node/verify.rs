@@ -1,4 +1,4 @@
-//! Whether a node came back as asked for.
+//! Whether a node came back in the expected state.
 
 use jiff::Timestamp;
 use refit_kinds::{
@@ -9,12 +9,12 @@ use refit_kinds::{
 use super::snapshot::{ImageVersion, NodeView, Seen};
 use crate::report::Refusal;
 
-/// Components whose images carry the Kubernetes version. etcd has its own.
+/// Components whose images carry the Kubernetes version. etcd has its own version.
 const VERSIONED: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 
-/// Whether the node is Ready by a heartbeat that is not older than the restart, runs exactly the
-/// goal, booted anew where a reboot was planned, and, on a control plane, runs its static pods in
-/// the new version (`spec/node.md 2.6`, step 8).
+/// Checks that the node is Ready with a heartbeat after the restart, runs exactly the goal version,
+/// has rebooted if a reboot was planned, and, on a control plane, runs its static pods in the new
+/// version (`spec/node.md 2.6`, step 8).
 pub(super) fn verify(
     seen: &Seen,
     node_name: &NodeName,
@@ -51,20 +51,20 @@ pub(super) fn verify(
     Ok(())
 }
 
-/// How long static pods may be shown as they were before their kubelet's restart, in seconds, once
-/// the host's work is seen to be done. With kubelet 1.35, which makes those of 1.34 anew, it was
-/// seen to last up to 6 s on two busy processors.
+/// How long mirror pods may show the state from before the kubelet restart, in seconds, after the
+/// host has finished. With kubelet 1.35, which recreates the pods of 1.34, this took up to 6 s on
+/// two busy processors.
 const SETTLE_SECONDS: i64 = 10;
 
-/// How long to wait yet until static pods are taken at their word, where the host's work was seen
-/// to be done at `since`. Another replica's clock may have said so: one that is far from ours is no
-/// reason to wait for it.
+/// Remaining settle time before mirror pods are trusted, if the host was seen to have finished at
+/// `since`. That timestamp may come from another replica's clock: if it is far from the local
+/// clock, there is no wait.
 pub(super) fn seconds_to_settle(since: Timestamp, now: Timestamp) -> Option<u64> {
     let gone = now.duration_since(since).as_secs().abs();
     u64::try_from(SETTLE_SECONDS - gone).ok().filter(|left| *left > 0)
 }
 
-/// Why a control plane whose static pods look well is not taken at their word yet.
+/// Refusal for a control plane whose static pods look healthy but have not settled yet.
 pub(super) fn static_pods_unsettled(node: NodeName) -> Refusal {
     Refusal::NodeNotVerified {
         node,
@@ -72,8 +72,8 @@ pub(super) fn static_pods_unsettled(node: NodeName) -> Refusal {
     }
 }
 
-/// Times in statuses are whole seconds, so a heartbeat of the same second counts: that the kubelet
-/// is the new one is known from its version and from the host's own check.
+/// Timestamps in statuses have whole seconds, so a heartbeat in the same second counts: the version
+/// and the host's own check already show that the kubelet is the new one.
 fn heard_since_restart(node: &NodeView, plan: &HostPlan) -> bool {
     let restart = |type_: StepType| {
         let steps = plan.status.as_ref().map_or(&[][..], |status| &status.steps);
@@ -85,15 +85,15 @@ fn heard_since_restart(node: &NodeView, plan: &HostPlan) -> bool {
     })
 }
 
-/// The agent has seen the boot change before it calls the reboot done; the Node must show the same
-/// boot as the agent does.
+/// The agent reports the reboot as done only after the boot id has changed; the Node must show the
+/// same boot id as the agent.
 fn booted(node: &NodeView, plan: &HostPlan) -> bool {
     let reboots = plan.spec.steps.iter().any(|step| step.step_type() == Some(StepType::Reboot));
     let reported = plan.status.as_ref().map_or("", |status| &status.facts.boot_id);
     !reboots || reported.is_empty() || node.boot_id == reported
 }
 
-/// The OS image that was to be kept, and what the host reports instead.
+/// The expected OS image and the one that the host reports, if they differ.
 fn other_os_image(plan: &HostPlan) -> Option<(&str, &str)> {
     let mut steps = plan.spec.steps.iter().filter_map(PlannedStep::step);
     let wanted = steps.find_map(|step| {
@@ -105,11 +105,11 @@ fn other_os_image(plan: &HostPlan) -> Option<(&str, &str)> {
 
 fn static_pods(seen: &Seen, node: &NodeName, goal: &KubernetesVersion) -> Result<(), String> {
     let shown = seen.static_pods.iter().any(|pod| pod.component == "kube-apiserver");
-    let mine = || seen.static_pods.iter().filter(|pod| pod.node == *node);
-    if shown && !mine().any(|pod| pod.component == "kube-apiserver") {
+    let own_pods = || seen.static_pods.iter().filter(|pod| pod.node == *node);
+    if shown && !own_pods().any(|pod| pod.component == "kube-apiserver") {
         return Err("its kube-apiserver is not there".to_owned());
     }
-    for pod in mine() {
+    for pod in own_pods() {
         let old = VERSIONED.contains(&pod.component.as_str())
             && match &pod.version {
                 ImageVersion::Version(version) => version != goal,
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn static_pods_settle_soon_whatever_the_clock_does() {
+    fn static_pods_settle_soon_even_if_clocks_differ() {
         let at = |second| Timestamp::from_second(second).unwrap();
         let cases = [
             (100, Some(10)),

@@ -1,4 +1,4 @@
-//! What the parts of a decision look at, and the small questions that they ask of it.
+//! The facts that the parts of a decision share, with helpers to read them.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::group;
 
-/// Everything that the parts of a decision look at.
+/// The facts that the parts of a decision share.
 pub(super) struct Work<'a> {
     pub(super) s: &'a Snapshot,
     pub(super) seen: &'a Seen,
@@ -42,7 +42,7 @@ impl<'a> Work<'a> {
         })
     }
 
-    /// The steps of this update: those of its plan, or of the plan that it will have.
+    /// The steps of this update: those of its plan, or of the plan to be created.
     pub(super) fn steps_of(&self, plan: &HostPlan) -> Vec<PlannedStep> {
         if gate::is_ours(plan, &self.s.update) {
             plan.spec.steps.clone()
@@ -55,7 +55,7 @@ impl<'a> Work<'a> {
         self.host_work(plan, role).steps()
     }
 
-    /// What the host is to become for this NodeUpdate, and what it says that it is.
+    /// The target state of the host for this NodeUpdate, and the state that it reports.
     pub(super) fn host_work<'b>(&'b self, plan: Option<&'b HostPlan>, role: Role) -> HostWork<'b> {
         let goal = &self.s.update.spec.goal;
         HostWork {
@@ -68,7 +68,7 @@ impl<'a> Work<'a> {
     }
 
     pub(super) fn mirror_host(&mut self) {
-        let Some(plan) = self.ours() else { return };
+        let Some(plan) = self.own_plan() else { return };
         steps::mirror(&mut self.status, &plan.spec.steps, report(plan));
         self.status.started_at.get_or_insert(Time(self.now));
         if self.status.role.is_none() {
@@ -80,18 +80,19 @@ impl<'a> Work<'a> {
         self.status.cordoned_by_us = self.seen.node().is_some_and(NodeView::cordoned_by_us);
     }
 
-    /// The line of a host at work: it changes with the step.
+    /// Progress message of a working host: it changes with the step.
     pub(super) fn host_line(&self) -> String {
-        if self.ours().and_then(report).is_some_and(|report| report.state == PlanState::Undoing) {
+        if self.own_plan().and_then(report).is_some_and(|report| report.state == PlanState::Undoing)
+        {
             return "the host takes back what it did".to_owned();
         }
         let ended = |state| matches!(state, StepState::Done | StepState::Skipped);
-        let next = self.ours().and_then(|plan| {
+        let next = self.own_plan().and_then(|plan| {
             let report = report(plan)?;
             let step = report.steps.iter().find(|step| !ended(step.state))?;
             (step.state != StepState::Pending).then_some(step)
         });
-        // Whoever looks at the Machine alone has to see why it takes longer.
+        // Explains a delay on the Machine itself.
         if let Some(failed) = retrying(&self.status) {
             return failed.message;
         }
@@ -101,25 +102,25 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The HostPlan, if it is of this NodeUpdate.
-    pub(super) fn ours(&self) -> Option<&'a HostPlan> {
+    /// The HostPlan, if it belongs to this NodeUpdate.
+    pub(super) fn own_plan(&self) -> Option<&'a HostPlan> {
         self.seen.host_plan.as_deref().filter(|plan| gate::is_ours(plan, &self.s.update))
     }
 
-    /// The HostPlan, if the agent reported lately.
+    /// The HostPlan, if the agent reported recently.
     pub(super) fn fresh_plan(&self) -> Option<&'a HostPlan> {
         let plan = self.seen.host_plan.as_deref()?;
         let reported = plan.status.as_ref()?.reported_at.as_ref()?.0;
         (self.now.duration_since(reported) <= self.s.report_stale_after).then_some(plan)
     }
 
-    /// How far the host may go for this NodeUpdate.
+    /// The gate up to which the host may work for this NodeUpdate.
     pub(super) fn gate(&self) -> Gate {
-        self.ours().map(|plan| plan.spec.gate).unwrap_or_default()
+        self.own_plan().map(|plan| plan.spec.gate).unwrap_or_default()
     }
 
     pub(super) fn passed(&self) -> Gate {
-        self.ours().and_then(report).map(|report| report.passed).unwrap_or_default()
+        self.own_plan().and_then(report).map(|report| report.passed).unwrap_or_default()
     }
 
     pub(super) fn machine_name(&self) -> &str {
@@ -143,7 +144,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The other NodeUpdates of the same Machine, uid and all.
+    /// The other NodeUpdates of the same Machine, compared by uid.
     pub(super) fn same_machine(&self) -> impl Iterator<Item = &'a NodeUpdate> {
         same_machine(self.s)
     }
@@ -154,13 +155,13 @@ fn role_of(step: &PlannedStep) -> Option<Role> {
     if let HostStep::KubeadmUpgrade { role, .. } = step.step()? { Some(*role) } else { None }
 }
 
-/// Whether the Machine is of a control plane.
+/// Whether the Machine belongs to a control plane.
 pub(super) fn is_control_plane(machine: &Machine) -> bool {
     let labels = machine.metadata.labels.as_ref();
     labels.is_some_and(|labels| labels.contains_key(keys::CONTROL_PLANE))
 }
 
-/// The host's report, if it speaks of the plan that the spec names.
+/// The host's report, if it is about the plan in the spec.
 pub(super) fn report(plan: &HostPlan) -> Option<&HostPlanStatus> {
     plan.status.as_ref().filter(|status| status.plan_id == plan.spec.plan_id)
 }

@@ -1,4 +1,4 @@
-//! What an update is to reach.
+//! The goal of an update.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use crate::version::KubernetesVersion;
 pub struct Goal {
     /// Kubernetes version, `vX.Y.Z`.
     pub kubernetes_version: KubernetesVersion,
-    /// Hash of the bootstrap spec without what Cluster API changes by itself.
+    /// Hash of the bootstrap spec without the fields that Cluster API changes itself.
     #[serde(default)]
     pub bootstrap_hash: String,
     /// Hash of the infrastructure spec.
@@ -22,7 +22,7 @@ pub struct Goal {
 }
 
 impl Goal {
-    /// A Kubernetes version, and nothing that is claimed beside it.
+    /// A goal with only a Kubernetes version.
     pub fn of_version(kubernetes_version: KubernetesVersion) -> Self {
         Self {
             kubernetes_version,
@@ -42,7 +42,7 @@ impl Goal {
     pub fn hash(&self) -> String {
         let value = serde_json::json!({
             "kubernetesVersion": self.kubernetes_version,
-            // A field of earlier versions: goals keep their hashes without it.
+            // Goals keep the hashes that they had with this removed field.
             "osImage": "",
             "bootstrapHash": self.bootstrap_hash,
             "infrastructureHash": self.infrastructure_hash,
@@ -53,7 +53,7 @@ impl Goal {
 
 /// sha256 in hex of a JSON value with its keys sorted.
 ///
-/// Two values that differ only in the order of their keys have the same hash.
+/// Values that differ only in the order of their keys have the same hash.
 pub fn hash_json(value: &Value) -> String {
     let mut hasher = Sha256::new();
     feed(value, &mut hasher);

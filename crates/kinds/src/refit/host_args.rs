@@ -1,36 +1,38 @@
-//! What single steps of a host need: packages, kubeadm, images, files.
+//! Arguments of a host's steps: packages, kubeadm, images, files.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Where packages come from.
+/// Source of packages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PackageArgs {
-    /// Which package manager.
+    /// Package manager to use.
     #[serde(default)]
     pub driver: PackageDriver,
-    /// Repository of the Kubernetes packages, as it is for this minor version
-    /// (`https://pkgs.k8s.io/core:/stable:/v1.35/deb/`); empty: as the host has it set up.
+    /// Repository of the Kubernetes packages for this minor version
+    /// (`https://pkgs.k8s.io/core:/stable:/v1.35/deb/`); empty: the repository configured on the
+    /// host.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     pub repository: String,
-    /// Folder on the host with package files, or a tarball with binaries; empty: from the plan's
-    /// bundle where its steps have one, else from a repository.
+    /// Directory on the host with package files, or a tarball with binaries; empty: the plan's
+    /// bundle if its steps have one, else a repository.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     pub path: String,
-    /// Where a tarball with binaries is fetched from, where `path` is empty: `http://`, `https://` or
-    /// `file://`. Its `sha256` says which one it is, so plain HTTP will do.
+    /// URL of a tarball with binaries, used if `path` is empty: `http://`, `https://` or `file://`.
+    /// `sha256` verifies the content, so plain HTTP is acceptable.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     pub url: String,
-    /// sha256 of the tarball of `path` or `url`, in hex; without it none is unpacked. Of one in a
-    /// bundle the bundle says it.
+    /// sha256 of the tarball of `path` or `url`, in hex; a tarball without it is not unpacked. For
+    /// a tarball in a bundle, the bundle supplies it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub sha256: String,
-    /// Packages to install at exactly these versions, beside those of the Kubernetes version.
+    /// Packages to install at exactly these versions, in addition to those of the Kubernetes
+    /// version.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub install: Vec<PackageVersion>,
@@ -43,8 +45,8 @@ pub struct PackageVersion {
     /// Name, such as `containerd.io`.
     #[schemars(length(max = 128), regex(pattern = r"^[a-z0-9][a-zA-Z0-9+._-]*$"))]
     pub name: String,
-    /// Version as the package manager writes it, such as `2.1.4-1`; one that ends in `*` takes the
-    /// newest that begins so.
+    /// Version in the package manager's format, such as `2.1.4-1`; a version that ends in `*`
+    /// selects the newest one with that prefix.
     #[schemars(length(max = 128), regex(pattern = r"^[a-zA-Z0-9][a-zA-Z0-9+.:~_-]*\*?$"))]
     pub version: String,
 }
@@ -54,37 +56,37 @@ pub struct PackageVersion {
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 pub enum PackageDriver {
-    /// Whichever the host has.
+    /// The package manager of the host.
     #[default]
     Auto,
     /// apt and dpkg.
     Apt,
     /// dnf and rpm.
     Dnf,
-    /// Binaries from a tarball, switched by a symbolic link.
+    /// Binaries from a tarball, activated by a symbolic link.
     Tarball,
 }
 
-/// How kubeadm is run. What is not said is as kubeadm has it.
+/// How kubeadm is run. A field that is not set has kubeadm's own default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct KubeadmArgs {
-    /// Phases to leave out, such as `addon/coredns`.
+    /// Phases to skip, such as `addon/coredns`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub skip_phases: Vec<String>,
-    /// Preflight errors to go on with.
+    /// Preflight errors to ignore.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub ignore_preflight_errors: Vec<String>,
-    /// Folder on the host with kubeadm's patches: they must be given at every upgrade.
+    /// Directory on the host with kubeadm's patches. They must be given at every upgrade.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     pub patches: String,
-    /// `false` leaves certificates as they are.
+    /// `false` disables the renewal of certificates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate_renewal: Option<bool>,
-    /// `false` leaves a stacked etcd as it is.
+    /// `false` disables the upgrade of a stacked etcd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_upgrade: Option<bool>,
     /// How long kubeadm waits for each static pod, in seconds.
@@ -97,11 +99,11 @@ pub struct KubeadmArgs {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct KubeletArgs {
-    /// Flags that are set, without their dashes; they replace those of the same name.
+    /// Flags to set, without dashes; they replace flags of the same name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub extra_args: Vec<KubeletArg>,
-    /// Flags that are taken away: those that the new version no longer knows.
+    /// Flags to remove because the new version no longer supports them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub remove_args: Vec<String>,
@@ -111,19 +113,20 @@ pub struct KubeletArgs {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct KubeletArg {
-    /// Its name, without dashes.
+    /// Name of the flag, without dashes.
     #[schemars(length(max = 128), regex(pattern = r"^[a-z][a-z0-9-]*$"))]
     pub name: String,
-    /// Its value.
+    /// Value of the flag.
     #[schemars(length(max = 1024))]
     pub value: String,
 }
 
-/// Which certificates of kubeadm are renewed apart from an upgrade, which renews them by itself.
+/// Renewal of kubeadm's certificates apart from an upgrade. An upgrade always renews them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificateArgs {
-    /// Once one of them ends within so many days, all that kubeadm can renew are renewed.
+    /// Renews all certificates that kubeadm can renew once one of them expires within this many
+    /// days.
     #[schemars(range(min = 1, max = 3650))]
     pub renew_within_days: i32,
 }
@@ -132,22 +135,22 @@ pub struct CertificateArgs {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OsImageArgs {
-    /// What the host reports as its OS image once it runs: a host that reports it already is left
-    /// with what it has.
+    /// OS image that the host reports once the image runs. A host that already reports it is not
+    /// changed.
     #[schemars(length(min = 1, max = 256))]
     pub name: String,
-    /// Where it is, as an URL (`file:///...` too): a bare path is none (`spec/node.md 1.9`).
-    /// `bundle:///os/NAME` is the image of that name in the step's bundle. It must still be there when
-    /// the image is finalized.
+    /// URL of the image (`file:///...` too); a bare path is invalid (`spec/node.md 1.9`).
+    /// `bundle:///os/NAME` is the image of that name in the step's bundle. The image must still be
+    /// available when it is finalized.
     #[schemars(length(min = 1, max = 1024))]
     pub url: String,
     /// sha384 of the image's metadata, in hex.
     #[schemars(length(min = 1, max = 128))]
     pub sha384: String,
-    /// It brings the kubelet of the plan's version: no package of it is installed.
+    /// The image contains the kubelet of the plan's version: no kubelet package is installed.
     #[serde(default)]
     pub brings_kubelet: bool,
-    /// What must hold in the new OS, else it goes back by itself.
+    /// Checks that must pass in the new OS; otherwise the OS rolls back by itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub health_checks: Vec<HealthCheck>,
@@ -157,13 +160,13 @@ pub struct OsImageArgs {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HealthCheck {
-    /// Unique among the checks.
+    /// Name, unique among the checks.
     #[schemars(length(max = 63), regex(pattern = r"^[a-z0-9][a-z0-9-]*$"))]
     pub name: String,
-    /// systemd services.
+    /// The systemd services that must run.
     #[schemars(length(min = 1, max = 32))]
     pub systemd_services: Vec<String>,
-    /// How long they may take to run.
+    /// How long the services may take to run, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 3600))]
     pub timeout_seconds: Option<i32>,
@@ -173,17 +176,18 @@ pub struct HealthCheck {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageArgs {
-    /// Names with tag or digest. Empty with `kubeadm`: only kubeadm's own.
+    /// Image names with tag or digest. Empty with `kubeadm`: only kubeadm's own images.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128))]
     pub names: Vec<String>,
-    /// Those that kubeadm lists for the version, too.
+    /// Whether to add the images that kubeadm lists for the version.
     #[serde(default)]
     pub kubeadm: bool,
-    /// What cannot be fetched now is left to kubeadm, which fetches it while it upgrades.
+    /// Whether images that cannot be pulled now are left to kubeadm, which pulls them during the
+    /// upgrade.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub optional: bool,
-    /// Repository that kubeadm's images come from; empty: kubeadm's own.
+    /// Repository of kubeadm's images; empty: kubeadm's default.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 256))]
     pub repository: String,
@@ -203,47 +207,47 @@ pub struct FileArgs {
     pub users: Vec<PlannedUser>,
 }
 
-/// A file, as a KubeadmConfig has it.
+/// A file, as in a KubeadmConfig.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedFile {
     /// Absolute path.
     #[schemars(length(max = 1024), regex(pattern = r"^/"))]
     pub path: String,
-    /// `user:group`; empty: `root:root`.
+    /// Owner as `user:group`; empty: `root:root`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 128))]
     pub owner: String,
-    /// Octal, such as `0640`; empty: `0644`.
+    /// Octal mode, such as `0640`; empty: `0644`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 5), regex(pattern = r"^[0-7]{0,5}$"))]
     pub permissions: String,
-    /// How `content` is written.
+    /// Encoding of `content`.
     #[serde(default)]
     pub encoding: FileEncoding,
-    /// Whether it is added to the end of what is there; done once, however often the step runs.
+    /// Whether to append to the existing file; done once, however often the step runs.
     #[serde(default)]
     pub append: bool,
-    /// The content. Never a secret: everybody who may read the plan may read it.
+    /// The content. It must not be a secret: everyone who can read the plan can read it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 262_144))]
     pub content: String,
-    /// The secret that holds the content instead; the host fetches it as its own node.
+    /// The Secret that holds the content instead; the host fetches it with its own node's identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_from: Option<SecretKey>,
-    /// sha256 of the decoded content in hex, where it comes from a secret: tells one content from
-    /// the next without showing either.
+    /// sha256 of the decoded content in hex, if the content comes from a Secret. It identifies the
+    /// content without revealing it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub sha256: String,
 }
 
-/// How the content of a file is written down.
+/// Encoding of a file's content.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 pub enum FileEncoding {
-    /// As it is.
+    /// Plain text.
     #[default]
     #[serde(rename = "")]
     Plain,
@@ -265,27 +269,27 @@ pub struct SecretKey {
     /// Name of the Secret.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// The key.
+    /// Key in the Secret.
     #[schemars(length(max = 253))]
     pub key: String,
 }
 
-/// A user of the host, as a KubeadmConfig has it.
+/// A user of the host, as in a KubeadmConfig.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedUser {
-    /// Name.
+    /// User name.
     #[schemars(length(max = 32), regex(pattern = r"^[a-z_][a-z0-9_-]*$"))]
     pub name: String,
     /// Full name.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 256))]
     pub gecos: String,
-    /// Groups beside its own.
+    /// Groups in addition to the user's own group.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub groups: Vec<String>,
-    /// Home folder.
+    /// Home directory.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     pub home_dir: String,
@@ -293,14 +297,14 @@ pub struct PlannedUser {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     pub shell: String,
-    /// No login by password.
+    /// Whether to disable login by password.
     #[serde(default)]
     pub lock_password: bool,
-    /// What sudo lets it do, as one line of sudoers.
+    /// sudo rights of the user, as one line of sudoers.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 256))]
     pub sudo: String,
-    /// Public keys that may log in.
+    /// Public keys that may log in over SSH.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub ssh_authorized_keys: Vec<String>,
@@ -310,9 +314,9 @@ pub struct PlannedUser {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NtpArgs {
-    /// Whether the clock follows servers.
+    /// Whether the clock is synchronised with servers.
     pub enabled: bool,
-    /// The servers; empty: the host's own choice.
+    /// The time servers; empty: the host's own choice.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub servers: Vec<String>,
@@ -325,16 +329,17 @@ pub struct BundleRef {
     /// Absolute path on the host, or URL.
     #[schemars(length(min = 1, max = 1024))]
     pub location: String,
-    /// sha256 of its manifest in hex; empty where the signature alone is trusted.
+    /// sha256 of the bundle's manifest in hex; empty if the signature alone is trusted.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub manifest_sha256: String,
-    /// Public key that must have signed it, one of those that the host trusts by its own
-    /// configuration (`/etc/refit/keys`): naming it here makes no key trusted. Empty: any of them.
+    /// Public key that must have signed the bundle, one of the keys that the host trusts by its own
+    /// configuration (`/etc/refit/keys`). Naming a key here does not make it trusted. Empty: any
+    /// trusted key.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     pub public_key: String,
-    /// Most bytes per second of a download; 0: no limit.
+    /// Maximum download rate in bytes per second; 0: no limit.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub bytes_per_second: i64,

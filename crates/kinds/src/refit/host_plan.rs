@@ -10,8 +10,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::{ClaimId, PackageDriver, PlanId, PlannedStep, StepState, StepType};
 use crate::version::{self, KubernetesVersion};
 
-/// What the agent on a host is to do, and what it says of itself. There is one per node, named as
-/// the node; the agent makes it with an empty plan and reports before it has anything to do.
+/// The plan for the agent on a host, and the agent's report. There is one HostPlan per node, with
+/// the node's name; the agent creates it with an empty plan and reports before it has a plan.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "refit.dev",
@@ -34,24 +34,25 @@ use crate::version::{self, KubernetesVersion};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct HostPlanSpec {
-    /// Name of the NodeUpdate that the plan is of; empty without a plan.
+    /// Name of the NodeUpdate of the plan; empty without a plan.
     #[serde(default)]
     pub node_update: String,
-    /// uid of that NodeUpdate: tells one plan from the next.
+    /// uid of that NodeUpdate; it identifies the plan.
     #[serde(default)]
     pub plan_id: PlanId,
     /// How far the agent may go. It only moves forward within one plan.
     #[serde(default)]
     pub gate: Gate,
-    /// Stop at the next safe step.
+    /// Whether to stop at the next safe step.
     #[serde(default)]
     pub abort: bool,
-    /// The claim of a slot that was given back unused: the gate is opened for a later one only.
+    /// The claim of a slot that was returned unused. The gate opens only for a later claim.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub returned_claim: ClaimId,
-    /// Id of the first step that cannot be rolled back: before it a failure or an abort undoes what
-    /// was done. Empty in plans from before this field, where the agent judges by the steps' types.
+    /// Id of the first step that cannot be rolled back. A failure or an abort before it rolls back
+    /// completed steps. Empty in plans older than this field; the agent then judges by the steps'
+    /// types.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 63))]
     pub point_of_no_return: String,
@@ -61,42 +62,43 @@ pub struct HostPlanSpec {
     pub steps: Vec<PlannedStep>,
 }
 
-/// How far an agent may go.
+/// How far an agent may go in its plan.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 pub enum Gate {
-    /// Nothing may start.
+    /// No step may start.
     #[default]
     Closed,
-    /// Downloads, checks and snapshots: nothing is disturbed.
+    /// Downloads, checks and snapshots may run: nothing is disturbed.
     Stage,
-    /// kubeadm's part: static pods are replaced, workloads go on.
+    /// kubeadm may run: static pods are replaced, workloads keep running.
     Upgrade,
-    /// Everything: the node is drained.
+    /// All steps may run: the node is drained.
     Disrupt,
 }
 
-/// What an agent says of its host and its plan.
+/// The agent's report on its host and its plan.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HostPlanStatus {
     /// Version of the agent.
     #[serde(default)]
     pub agent_version: String,
-    /// Step types that the agent knows. Those of a newer agent that are not known here are left out.
+    /// Step types that the agent supports, without those of a newer agent that this version does
+    /// not know.
     #[serde(default, deserialize_with = "known_types")]
     pub capabilities: Vec<StepType>,
-    /// What the host looks like.
+    /// The state of the host.
     #[serde(default)]
     pub facts: HostFacts,
-    /// When the agent last said so.
+    /// When the agent last reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reported_at: Option<Time>,
-    /// The plan that `state` and `steps` speak of.
+    /// The plan that `state` and `steps` refer to.
     #[serde(default)]
     pub plan_id: PlanId,
-    /// How far that plan is.
+    /// Progress of that plan.
     #[serde(default)]
     pub state: PlanState,
     /// The gate up to which every step is done.
@@ -106,10 +108,11 @@ pub struct HostPlanStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub steps: Vec<HostStepStatus>,
-    /// The point of no return lies behind: what is begun is ended, not undone.
+    /// Whether the plan has passed its point of no return: it runs to completion and is not rolled
+    /// back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub past_no_return: bool,
-    /// What a plan that failed or was stopped has left on the host, each as a whole sentence.
+    /// What a failed or stopped plan has left on the host, each entry a whole sentence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub left_behind: Vec<String>,
@@ -120,32 +123,32 @@ fn known_types<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<StepTyp
     Ok(names.into_iter().filter_map(|name| serde_json::from_value(name).ok()).collect())
 }
 
-/// What a host looks like.
+/// The state of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HostFacts {
-    /// Version of the kubelet that runs, `vX.Y.Z`; empty where none runs.
+    /// Version of the running kubelet, `vX.Y.Z`; empty if no kubelet runs.
     #[serde(default, with = "version::or_empty")]
     #[schemars(schema_with = "version::or_empty::schema")]
     pub kubelet_version: Option<KubernetesVersion>,
-    /// Changes with each boot.
+    /// ID that changes with each boot.
     #[serde(default, rename = "bootID")]
     pub boot_id: String,
     /// Pretty name of the operating system.
     #[serde(default)]
     pub os_image: String,
-    /// Installed packages that matter, by name.
+    /// Versions of the installed packages that Refit manages, by package name.
     #[serde(default)]
     pub packages: BTreeMap<String, String>,
-    /// Images of the static pods, as their manifests have them, by component; none on a worker.
+    /// Images in the manifests of the static pods, by component; empty on a worker.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub static_pods: BTreeMap<String, String>,
-    /// The package manager that the host's Kubernetes is from; none where the host has none.
+    /// The package manager that installed Kubernetes on the host; absent if none did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub package_driver: Option<PackageDriver>,
 }
 
-/// How far a plan is on its host.
+/// Progress of a plan on its host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PlanState {
     /// There is no plan.
@@ -155,55 +158,55 @@ pub enum PlanState {
     Running,
     /// The next step needs a gate that is not open.
     AtGate,
-    /// A step failed and is tried again.
+    /// A step failed and will be retried.
     Retrying,
-    /// A step failed for good, or the plan was aborted: what was done is taken back.
+    /// A step failed permanently, or the plan was aborted: completed steps are being rolled back.
     Undoing,
     /// Every step is done.
     Succeeded,
-    /// A step failed for good.
+    /// A step failed permanently.
     Failed,
-    /// The plan was aborted, and what could be undone is undone.
+    /// The plan was aborted, and everything that could be rolled back was.
     Stopped,
 }
 
-/// One step on its host.
+/// Status of one step on its host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HostStepStatus {
     /// Id of the planned step.
     pub id: String,
-    /// How far it is.
+    /// State of the step.
     pub state: StepState,
-    /// Which try this is, from 1.
+    /// Number of the current attempt, from 1.
     #[serde(default)]
     pub attempt: i32,
-    /// When the first try started.
+    /// When the first attempt started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Time>,
-    /// When it ended.
+    /// When the step finished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<Time>,
     /// CamelCase reason of a failure.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// What may end a failure.
+    /// What can resolve the failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<FailureKind>,
-    /// What went wrong and what to do.
+    /// What failed and what to do.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
 }
 
-/// What may end a failure.
+/// What can resolve a failure.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 pub enum FailureKind {
-    /// Another try: a lock, a mirror, a timeout.
+    /// A retry: the cause is a lock, a mirror or a timeout.
     Retriable,
-    /// Nothing on this host: the plan cannot be carried out as it is, only another one can.
+    /// A different plan: this plan cannot be carried out on this host.
     Final,
-    /// A person on this host or at what it depends on; then another try.
+    /// Manual intervention on this host or on something it depends on; then a retry.
     NeedsPerson,
 }

@@ -1,4 +1,4 @@
-//! What hosts need beside a Kubernetes version, as an annotation says it.
+//! Settings of hosts in addition to a Kubernetes version, from an annotation.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,13 @@ use super::{
     OsImageArgs, PackageArgs, PackageVersion,
 };
 
-/// What the hosts of a Machine's group or cluster need beside a Kubernetes version. It is read from
-/// the annotation `refit.dev/host-settings`, as JSON, when a plan is made; what it leaves out is not
-/// planned.
+/// Settings of the hosts of a Machine's group or cluster, in addition to a Kubernetes version. They
+/// are read from the annotation `refit.dev/host-settings`, as JSON, when a plan is created. Only
+/// settings that are present are planned.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HostSettings {
-    /// Where packages come from.
+    /// Source of packages.
     #[serde(default)]
     pub packages: Option<PackageArgs>,
     /// How kubeadm is run.
@@ -26,16 +26,17 @@ pub struct HostSettings {
     /// Arguments of the kubelet.
     #[serde(default)]
     pub kubelet: Option<KubeletArgs>,
-    /// When certificates of a control plane are renewed apart from an upgrade; without it never.
+    /// When certificates of a control plane are renewed apart from an upgrade; absent: never.
     #[serde(default)]
     pub certificates: Option<CertificateArgs>,
-    /// Packages of the container runtime, such as `containerd.io`; empty: it stays as it is.
+    /// Packages of the container runtime, such as `containerd.io`; empty: the runtime is not
+    /// changed.
     #[serde(default)]
     pub container_runtime: Vec<PackageVersion>,
-    /// The OS image; without it the OS stays as it is.
+    /// The OS image; absent: the OS is not changed.
     #[serde(default)]
     pub os_image: Option<OsImageArgs>,
-    /// Container images to have before a node is emptied, beside kubeadm's own.
+    /// Container images to pull before a node is drained, in addition to kubeadm's own.
     #[serde(default)]
     pub images: Option<ImageArgs>,
     /// Files and users.
@@ -47,26 +48,26 @@ pub struct HostSettings {
     /// The bundle that packages and images come from.
     #[serde(default)]
     pub bundle: Option<BundleRef>,
-    /// Time and tries of single steps, by id.
+    /// Timeouts and attempts of individual steps, by step id.
     #[serde(default)]
     pub limits: BTreeMap<String, StepLimits>,
 }
 
-/// Time and tries of one step.
+/// Timeout and attempts of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct StepLimits {
-    /// How long one try may take, in seconds.
+    /// Timeout of one attempt, in seconds.
     #[serde(default)]
     pub timeout_seconds: Option<i32>,
-    /// How often it is tried, the first try included.
+    /// Maximum number of attempts, the first one included.
     #[serde(default)]
     pub max_attempts: Option<i32>,
 }
 
 impl HostSettings {
-    /// Reads the annotation. A field that nobody knows is refused, wherever it stands: a plan that
-    /// leaves out what somebody asked for would be worse than none.
+    /// Parses the annotation. An unknown field is refused at any depth: ignoring a requested
+    /// setting would be worse than having no plan.
     ///
     /// ```
     /// use refit_kinds::refit::HostSettings;
@@ -87,7 +88,7 @@ impl HostSettings {
     }
 }
 
-/// The first field of `input` that reading it has lost. What is empty may be left out.
+/// The first field of `input` that was lost in parsing. Empty fields may be lost.
 fn unknown_field(input: &Value, known: &Value, path: &str) -> Option<String> {
     match (input, known) {
         (Value::Object(input), Value::Object(known)) => input.iter().find_map(|(name, value)| {
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn an_invalid_field_is_named_in_the_error() {
         for (text, wrong) in [
             (r#"{"ntpp": {}}"#, "ntpp"),
             (

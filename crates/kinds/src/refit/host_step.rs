@@ -1,10 +1,10 @@
-//! The steps of a host: a union of typed members, because no shell text comes from the API, and one
-//! table that says what holds for each.
+//! The steps of a host: a union of typed members, because the API carries no shell text, and one
+//! table with the rules of each step type.
 //!
-//! A [`HostStep`] is the same value everywhere: in the API, in the agent's journal, and as the command
-//! that is carried out. A plan leaves no choice to its execution: what is installed, from where, what
-//! is preloaded and which files are written stands in the plan. What a step does not need is left out,
-//! so a plan that only changes the Kubernetes version stays short.
+//! A [`HostStep`] is the same value everywhere: in the API, in the agent's journal, and as the
+//! command that runs. A plan leaves no choice to its execution: it states what is installed, from
+//! where, what is preloaded and which files are written. Arguments that a step does not need are
+//! omitted, so a plan that only changes the Kubernetes version stays short.
 
 use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
@@ -17,15 +17,14 @@ use super::{
 };
 use crate::version::KubernetesVersion;
 
-/// `KubeadmUpgrade` as a field name.
+/// Converts `KubeadmUpgrade` to the field name `kubeadmUpgrade`.
 pub(super) fn lower_first(name: &str) -> String {
     let mut characters = name.chars();
     let first = characters.next().map(|first| first.to_ascii_lowercase());
     first.into_iter().chain(characters).collect()
 }
 
-/// What a host can be told to do: exactly one member. The members are in the order in which a plan has
-/// them.
+/// A step of a host: exactly one member. The members are in the order of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, EnumDiscriminants)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 #[schemars(transform = one_member)]
@@ -36,20 +35,20 @@ pub(super) fn lower_first(name: &str) -> String {
     strum(serialize_all = "kebab-case")
 )]
 pub enum HostStep {
-    /// Checks whether the host can be updated at all.
+    /// Checks whether the host can be updated.
     Preflight {
-        /// The Kubernetes version that the host is to be updated to, if it is.
+        /// The Kubernetes version to update to, if it changes.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         version: Option<KubernetesVersion>,
     },
-    /// Downloads packages without installing them, and container images.
+    /// Downloads packages without installing them, and pulls container images.
     Stage {
-        /// Version of the packages of Kubernetes.
+        /// Version of the Kubernetes packages.
         version: KubernetesVersion,
-        /// Where packages come from, and which beside those of Kubernetes.
+        /// Source of packages, and packages in addition to those of Kubernetes.
         #[serde(default, skip_serializing_if = "is_default")]
         packages: PackageArgs,
-        /// Container images to have before anything is disturbed.
+        /// Container images to pull before anything is disturbed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         images: Option<ImageArgs>,
         /// The bundle that packages and images come from, also for the steps that install.
@@ -61,17 +60,17 @@ pub enum HostStep {
         /// Version of Kubernetes, for kubeadm's own images.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         version: Option<KubernetesVersion>,
-        /// Which images.
+        /// The images to pull.
         images: ImageArgs,
-        /// The bundle that they come from.
+        /// The bundle that the images come from.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bundle: Option<BundleRef>,
     },
-    /// Writes an OS image to the volumes that do not run; nothing boots it yet.
+    /// Writes an OS image to the volumes that are not in use. The next boot does not use it yet.
     OsImageStage {
-        /// Which image.
+        /// The image to write.
         os_image: OsImageArgs,
-        /// The bundle that it comes from, where its URL is `bundle:///os/NAME`.
+        /// The bundle that the image comes from, if its URL is `bundle:///os/NAME`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bundle: Option<BundleRef>,
     },
@@ -81,11 +80,11 @@ pub enum HostStep {
     KubeadmInstall {
         /// Version of the package.
         version: KubernetesVersion,
-        /// Where packages come from, and which beside it.
+        /// Source of packages, and packages in addition to kubeadm.
         #[serde(default, skip_serializing_if = "is_default")]
         packages: PackageArgs,
     },
-    /// Runs `kubeadm upgrade apply` on the first control plane, else `kubeadm upgrade node`.
+    /// Runs `kubeadm upgrade apply` on the first control plane, otherwise `kubeadm upgrade node`.
     KubeadmUpgrade {
         /// The version to upgrade to.
         version: KubernetesVersion,
@@ -95,59 +94,59 @@ pub enum HostStep {
         #[serde(default, skip_serializing_if = "is_default")]
         kubeadm: KubeadmArgs,
     },
-    /// Renews kubeadm's certificates that end soon, and restarts the static pods that use them.
+    /// Renews kubeadm's certificates that expire soon, and restarts the static pods that use them.
     CertificatesRenew(CertificateArgs),
-    /// Writes files and makes users; never a file that was not saved first.
+    /// Writes files and creates users. A file is always saved before it is overwritten.
     Files(FileArgs),
     /// Sets the time servers of the host.
     Ntp(NtpArgs),
-    /// Installs the packages of the container runtime, and restarts it where they changed it.
+    /// Installs the packages of the container runtime, and restarts it if they changed.
     #[schemars(extend("x-kubernetes-validations" = [{
         "rule": "!has(self.containerRuntimeInstall) || (has(self.containerRuntimeInstall.packages.install) && size(self.containerRuntimeInstall.packages.install) > 0)",
         "message": "containerRuntimeInstall needs its packages in packages.install",
     }]))]
     ContainerRuntimeInstall {
-        /// Which packages, and where they come from.
+        /// The packages to install, and their source.
         packages: PackageArgs,
     },
-    /// Makes the staged OS image the one of the next boot. Never reboots by itself.
+    /// Selects the staged OS image for the next boot. Never reboots by itself.
     OsImageFinalize {
-        /// Which image.
+        /// The staged image.
         os_image: OsImageArgs,
     },
-    /// Sets the flags of a kubelet that no package brings.
+    /// Sets the flags of a kubelet that is not installed from a package.
     KubeletFlags(KubeletArgs),
     /// Installs the kubelet and kubectl packages, and sets the kubelet's flags.
     KubeletInstall {
         /// Version of the packages.
         version: KubernetesVersion,
-        /// Where packages come from, and which beside them.
+        /// Source of packages, and packages in addition to kubelet and kubectl.
         #[serde(default, skip_serializing_if = "is_default")]
         packages: PackageArgs,
         /// Flags of the kubelet.
         #[serde(default, skip_serializing_if = "is_default")]
         kubelet: KubeletArgs,
     },
-    /// Installs the kubectl package alone.
+    /// Installs only the kubectl package.
     KubectlInstall {
         /// Version of the package.
         version: KubernetesVersion,
-        /// Where packages come from, and which beside it.
+        /// Source of packages, and packages in addition to kubectl.
         #[serde(default, skip_serializing_if = "is_default")]
         packages: PackageArgs,
     },
     /// Restarts the kubelet.
     KubeletRestart {},
-    /// Reboots the host; always the last step but for the checks.
+    /// Reboots the host; only checks follow it.
     Reboot {},
-    /// After the boot: keeps the OS image that runs.
+    /// After the boot: makes the running OS image permanent.
     OsImageCommit {
-        /// Which image.
+        /// The running image.
         os_image: OsImageArgs,
     },
     /// Checks on the host that the new versions run.
     Verify {
-        /// What must run; without it, the kubelet that is installed.
+        /// The version that must run; absent: the installed kubelet.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         version: Option<KubernetesVersion>,
     },
@@ -157,9 +156,9 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// A schema of an externally tagged enum as Kubernetes writes unions: an object with exactly one of
-/// the members. An older schema prunes a newer member: `minProperties` then reports it in one line,
-/// where `oneOf` would list every member.
+/// Converts the schema of an externally tagged enum to a Kubernetes union: an object with exactly
+/// one of the members. An older schema prunes a newer member: `minProperties` then reports it in
+/// one line, where `oneOf` would list every member.
 fn one_member(schema: &mut Schema) {
     let Some(Value::Array(variants)) = schema.remove("oneOf") else {
         return;
@@ -187,83 +186,84 @@ fn one_member(schema: &mut Schema) {
     }
 }
 
-/// How the work of a step is rolled back. Each may be done twice, and on a host on which the step did
-/// nothing.
+/// How a step is rolled back. Every rollback may run twice, and may run on a host on which the step
+/// did nothing.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 pub enum StepUndo {
-    /// The packages of the step go back to the versions from before the plan.
+    /// Restores the packages of the step to their versions before the plan.
     Packages,
-    /// Static pod manifests and the kubelet's configuration go back to those of the plan's snapshot.
+    /// Restores static pod manifests and the kubelet's configuration from the plan's snapshot.
     Configuration,
-    /// The files of the step go back to what was saved, and those that were not there are removed.
+    /// Restores saved files, and removes files that did not exist before.
     Files,
-    /// The next boot is of the OS image that runs now; after a boot, of the previous one.
+    /// Selects the running OS image for the next boot; after a boot, the previous one.
     OsImage,
-    /// The kubelet is restarted, once everything else is back.
+    /// Restarts the kubelet after everything else is restored.
     KubeletRestart,
 }
 
-/// What proves that the work of a step is done.
+/// What proves that a step is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepEvidence {
-    /// The mark that its command leaves when it succeeds.
+    /// The marker that the step's command writes when it succeeds.
     Mark,
-    /// What the host shows.
+    /// The observed state of the host.
     Host,
-    /// Both: the host shows only part of the work.
+    /// Marker and host: the host shows only part of the step's changes.
     Both,
 }
 
-/// What holds for every step of one type: one row of the table.
+/// The rules of one step type: one row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepRules {
     /// The gate that must be open.
     pub gate: Gate,
     /// Whether pods on the node may notice.
     pub disruptive: bool,
-    /// How it is rolled back; `None` for one that changes nothing that runs or will run, or that
-    /// cannot be.
+    /// How the step is rolled back; `None` if it changes nothing that runs or will run, or if it
+    /// cannot be rolled back.
     pub undo: Option<StepUndo>,
-    /// How long one try may take before it counts as hung, in seconds.
+    /// Timeout of one attempt before it counts as hung, in seconds.
     pub timeout_seconds: u32,
-    /// How often it is tried, the first try included.
+    /// Maximum number of attempts, the first one included.
     pub attempts: i32,
-    /// Whether a second run does no harm. One that is not idempotent is never run again after a
-    /// restart of the agent without looking at the host first.
+    /// Whether a second run does no harm. After a restart of the agent, a step that is not
+    /// idempotent runs again only after the host was checked.
     pub idempotent: bool,
-    /// What proves that it is done.
+    /// What proves that the step is done.
     pub evidence: StepEvidence,
-    /// Packages of Kubernetes that it installs, at its version.
+    /// Kubernetes packages that the step installs, at its version.
     pub installs: &'static [&'static str],
 }
 
-/// Two failures in a row are often a lock or a mirror; three are not.
+/// Default number of attempts. Two failures in a row are often caused by a lock or a mirror; three
+/// are not.
 pub const USUAL_ATTEMPTS: i32 = 3;
-/// Nothing is disturbed during a download, and a connection that was down is often back after two
+/// Nothing is disturbed during a download, and a lost connection is often restored within two
 /// minutes.
 const DOWNLOAD_ATTEMPTS: i32 = 7;
 /// How long a host may take from the reboot command to its next boot, in seconds.
 const REBOOT_SECONDS: u32 = 900;
 
 impl StepType {
-    /// Id of the step in plans of the controller, such as `kubeadm-upgrade`: statuses, durations and
-    /// limits name it so.
+    /// Id of the step in the controller's plans, such as `kubeadm-upgrade`. Statuses, durations and
+    /// limits use it.
     pub fn id(self) -> &'static str {
         self.into()
     }
 
-    /// Name of its member in an action, such as `kubeadmUpgrade`.
+    /// Name of the type's member in an action, such as `kubeadmUpgrade`.
     pub fn member(self) -> String {
         lower_first(&format!("{self:?}"))
     }
 
-    /// The table: what holds for every step of this type.
+    /// The table: the rules of this step type.
     ///
-    /// kubeadm waits 5 minutes for each of four static pods, and etcd's is the slow one; a download over
-    /// a slow connection takes as long. The health checks of a
-    /// new OS image run in its commit, and none has a timeout of its own.
+    /// kubeadm waits 5 minutes for each of four static pods, and etcd's is the slow one; a download
+    /// over a slow connection takes as long. The health checks of a new OS image run in its commit,
+    /// and have no timeout of their own.
     #[expect(clippy::match_same_arms, reason = "each step has its row")]
     pub const fn rules(self) -> StepRules {
         use Gate::{Disrupt, Stage, Upgrade};
@@ -280,7 +280,7 @@ impl StepType {
         const KUBEADM: &[&str] = &["kubeadm"];
         const KUBELET: &[&str] = &["kubelet", "kubectl"];
         const KUBECTL: &[&str] = &["kubectl"];
-        // Rows of the table are lines.
+        // Each row of the table stays on one line.
         #[rustfmt::skip]
         let (gate, disruptive, undo, timeout_seconds, attempts, idempotent, evidence, installs) = match self {
             Self::Preflight => (Stage, false, None, QUICK, TRIES, AGAIN, Mark, NONE),
@@ -290,7 +290,7 @@ impl StepType {
             Self::Snapshot => (Stage, false, None, SAVE, TRIES, AGAIN, Mark, NONE),
             Self::KubeadmInstall => (Upgrade, false, Some(Undo::Packages), INSTALL, TRIES, AGAIN, Both, KUBEADM),
             Self::KubeadmUpgrade => (Upgrade, false, Some(Undo::Configuration), LONG, TRIES, ONCE, Both, NONE),
-            // Each of four static pods may take its time to come back.
+            // Each of the four static pods may take long to come back.
             Self::CertificatesRenew => (Upgrade, false, None, INSTALL, TRIES, AGAIN, Mark, NONE),
             Self::Files => (Disrupt, true, Some(Undo::Files), QUICK, TRIES, AGAIN, Both, NONE),
             Self::Ntp => (Disrupt, false, Some(Undo::Files), QUICK, TRIES, AGAIN, Both, NONE),
@@ -318,12 +318,12 @@ impl StepType {
 }
 
 impl HostStep {
-    /// What holds for every step of this type.
+    /// The rules of this step's type.
     pub fn rules(&self) -> StepRules {
         StepType::from(self).rules()
     }
 
-    /// What it does not say and has to.
+    /// The required argument that is missing.
     pub(super) fn lacks(&self) -> Option<&'static str> {
         if let Self::ContainerRuntimeInstall { packages } = self
             && packages.install.is_empty()
@@ -338,7 +338,7 @@ impl HostStep {
         None
     }
 
-    /// Where its packages come from, and which it installs beside those of Kubernetes.
+    /// Source of the step's packages, and packages in addition to those of Kubernetes.
     pub fn packages(&self) -> Option<&PackageArgs> {
         match self {
             Self::Stage { packages, .. }
@@ -363,7 +363,7 @@ impl HostStep {
         }
     }
 
-    /// The Kubernetes version that it is about.
+    /// The Kubernetes version that the step installs or checks.
     pub fn version(&self) -> Option<&KubernetesVersion> {
         match self {
             Self::Stage { version, .. }

@@ -1,4 +1,4 @@
-//! Names and numbers that must not be taken for each other.
+//! Identifiers that must not be confused with each other.
 
 use std::{fmt, ops::Deref};
 
@@ -18,7 +18,7 @@ macro_rules! text_id {
         pub struct $name(String);
 
         impl $name {
-            /// Whether it is absent.
+            /// Whether the identifier is absent.
             pub fn is_empty(&self) -> bool {
                 self.0.is_empty()
             }
@@ -59,35 +59,35 @@ macro_rules! text_id {
 }
 
 text_id! {
-    /// uid of a Machine: tells it from a later one of the same name.
+    /// uid of a Machine; a later Machine of the same name has another one.
     MachineUid
 }
 
 text_id! {
-    /// Name of a Node. Empty: the Machine has none.
+    /// Name of a Node. Empty: the Machine has no Node.
     NodeName
 }
 
 text_id! {
-    /// Tells one plan of a host from the next: the uid of its NodeUpdate. Empty: there is no plan.
+    /// Identifies a plan of a host: the uid of its NodeUpdate. Empty: there is no plan.
     PlanId
 }
 
 impl MachineUid {
-    /// The uid of a Machine; empty for one that the API server has not seen yet.
+    /// The uid of a Machine; empty if the Machine has not been created yet.
     pub fn of(meta: &ObjectMeta) -> Self {
         Self(meta.uid.clone().unwrap_or_default())
     }
 }
 
 impl PlanId {
-    /// The plan of a NodeUpdate; empty for one that the API server has not seen yet.
+    /// The plan of a NodeUpdate; empty if the NodeUpdate has not been created yet.
     pub fn of(meta: &ObjectMeta) -> Self {
         Self(meta.uid.clone().unwrap_or_default())
     }
 }
 
-/// Number of a claim of a slot: a later claim has a higher one.
+/// Number of a slot claim; a later claim has a higher number.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]

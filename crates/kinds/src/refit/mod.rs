@@ -1,4 +1,4 @@
-//! Our kinds, `refit.dev/v1alpha1`.
+//! Refit's kinds, `refit.dev/v1alpha1`.
 
 mod goal;
 mod host_args;
@@ -20,7 +20,7 @@ pub use node_update::*;
 pub use planned_step::*;
 pub use update_group::*;
 
-/// API group of our kinds.
+/// API group of Refit's kinds.
 pub const GROUP: &str = "refit.dev";
-/// Version of our kinds.
+/// API version of Refit's kinds.
 pub const VERSION: &str = "v1alpha1";

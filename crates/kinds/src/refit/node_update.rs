@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::{Goal, MachineUid, NodeName};
 use crate::version::{self, KubernetesVersion};
 
-/// One request to bring one Machine to one goal. Named `<machine>-<ordinal>`: creating it is the
-/// compare-and-swap by which only one of several requests wins.
+/// One request to bring one Machine to one goal. Its name is `<machine>-<ordinal>`: creating it is
+/// a compare-and-swap that only one of several requests wins.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "refit.dev",
@@ -34,30 +34,30 @@ use crate::version::{self, KubernetesVersion};
 #[x_kube(validation = ("self.machineRef == oldSelf.machineRef && self.goal == oldSelf.goal && self.goalHash == oldSelf.goalHash && self.origin == oldSelf.origin", "spec is immutable but for stage"))]
 #[x_kube(validation = ("oldSelf.stage != 'Abort' || self.stage == 'Abort'", "an aborted NodeUpdate stays aborted: ask for a new one"))]
 pub struct NodeUpdateSpec {
-    /// Whether the work goes on or is to stop.
+    /// Whether the update continues or is to stop.
     #[serde(default)]
     pub stage: Stage,
     /// The Machine, by name and uid.
     pub machine_ref: MachineRef,
-    /// Which way in made the request.
+    /// How the request was made.
     pub origin: Origin,
-    /// What is to be reached.
+    /// The goal of the update.
     pub goal: Goal,
     /// sha256 of the goal's canonical JSON.
     pub goal_hash: String,
 }
 
-/// Whether the work goes on (seed 1).
+/// Whether the update continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Stage {
-    /// The work goes on.
+    /// The update continues.
     #[default]
     Ongoing,
-    /// The work stops at the next safe point.
+    /// The update stops at the next safe point.
     Abort,
 }
 
-/// Names a Machine of the same namespace. The uid tells it from a later one of the same name.
+/// Reference to a Machine in the same namespace. A later Machine of the same name has another uid.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MachineRef {
     /// Name of the Machine.
@@ -66,16 +66,16 @@ pub struct MachineRef {
     pub uid: MachineUid,
 }
 
-/// Which way in made a request.
+/// How a request was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Origin {
     /// Cluster API's UpdateMachine hook.
     Hook,
-    /// An operator, by a NodeUpdate of their own.
+    /// An operator, by creating a NodeUpdate.
     Task,
 }
 
-/// How far a NodeUpdate is, in the order of time.
+/// Phase of a NodeUpdate, in order of time.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -83,43 +83,43 @@ pub enum Phase {
     /// Nothing has been decided yet, or the update waits for a precondition of its start.
     #[default]
     Pending,
-    /// The host downloads and checks; nothing is disturbed.
+    /// The host runs downloads and checks; nothing is disturbed.
     Staging,
-    /// Waits for a slot of its group, or for what `blockedBy` names.
+    /// The update waits for a slot of its group, or for what `blockedBy` names.
     Waiting,
-    /// kubeadm does its part.
+    /// kubeadm upgrades the host.
     Upgrading,
     /// The node is cordoned and its pods are evicted.
     Draining,
-    /// The host replaces the kubelet, and reboots where that is needed.
+    /// The host replaces the kubelet, and reboots if required.
     Disrupting,
-    /// The node must come back as asked for.
+    /// The node is checked against the goal after its return.
     Verifying,
-    /// The node is opened for pods again.
+    /// The node is being uncordoned.
     Uncordoning,
-    /// The work is being stopped.
+    /// The update is being stopped.
     Stopping,
-    /// The goal is reached.
+    /// The goal was reached.
     Succeeded,
-    /// The goal is not reached, and nothing more happens until somebody asks.
+    /// The goal was not reached, and nothing more happens until a retry is requested.
     Failed,
-    /// The work was stopped before the goal was reached.
+    /// The update was stopped before it reached the goal.
     Stopped,
 }
 
 impl Phase {
-    /// Whether nothing on the node or its host is disturbed yet.
+    /// Whether nothing on the node or its host has been disturbed yet.
     pub fn is_undisturbed(self) -> bool {
         self <= Self::Waiting
     }
 
-    /// Whether nothing more happens by itself.
+    /// Whether nothing more happens automatically.
     pub fn is_final(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed | Self::Stopped)
     }
 }
 
-/// What a machine is in its cluster, as far as kubeadm cares (`spec/node.md 2.3`).
+/// Role of a machine in its cluster for kubeadm (`spec/node.md 2.3`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Role {
     /// Runs `kubeadm upgrade apply`.
@@ -130,7 +130,7 @@ pub enum Role {
     Worker,
 }
 
-/// What keeps an update from going on.
+/// What blocks an update.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Blocker {
@@ -139,13 +139,13 @@ pub struct Blocker {
     /// The object that blocks, such as `default/web`.
     #[serde(default)]
     pub object: String,
-    /// The pod that cannot leave the node, where a drain is blocked, such as `default/web-1`.
+    /// The pod that blocks a drain, such as `default/web-1`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pod: String,
-    /// A whole sentence: what blocks and what ends it.
+    /// A whole sentence: what blocks and how to resolve it.
     #[serde(default)]
     pub message: String,
-    /// Since when.
+    /// When the block began.
     pub since: Time,
 }
 
@@ -157,13 +157,13 @@ pub enum StepState {
     Pending,
     /// Started.
     Running,
-    /// Ended well.
+    /// Succeeded.
     Done,
-    /// Ended badly; `message` says how.
+    /// Failed; `message` gives the reason.
     Failed,
     /// Found to be unnecessary.
     Skipped,
-    /// Done, then taken back.
+    /// Done, then rolled back.
     Undone,
 }
 
@@ -173,124 +173,124 @@ pub enum StepState {
 pub struct StepStatus {
     /// Name, such as `kubeadm-upgrade`.
     pub name: String,
-    /// How far it is.
+    /// State of the step.
     pub state: StepState,
-    /// Which try this is, from 1.
+    /// Number of the current attempt, from 1.
     #[serde(default)]
     pub attempt: i32,
-    /// When the first try started.
+    /// When the first attempt started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Time>,
-    /// When it ended.
+    /// When the step finished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<Time>,
-    /// What went wrong, or what was found.
+    /// What failed, or what was found.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
 }
 
-/// How hard a drain tries: the escalation ladder (docs/drain.md).
+/// Escalation level of a drain (docs/drain.md).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 pub enum DrainRung {
-    /// Pods are evicted, and budgets are waited for.
+    /// Pods are evicted, and disruption budgets are respected.
     #[default]
     Evict,
-    /// The same, and somebody was told that it takes long.
+    /// Like `Evict`; a warning event about the long drain was emitted.
     Notified,
-    /// Pods that withstood their eviction are deleted, with their grace.
+    /// Pods whose eviction was refused are deleted, with their grace period.
     Delete,
-    /// Pods that withstood that, too, are removed without grace.
+    /// Pods that are still there are deleted without a grace period.
     Force,
     /// The Machine's own timeout ended the drain; pods or volumes were left.
     GivenUp,
 }
 
-/// What a drain has to remember: its deadlines count from here, whoever looks.
+/// Persistent state of a drain, from which its deadlines are counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainStatus {
-    /// How hard it tries: the highest rung so far.
+    /// The highest escalation level so far.
     #[serde(default)]
     pub rung: DrainRung,
-    /// Since when it is on that rung.
+    /// When the drain reached that level.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
-    /// Why it got there.
+    /// Why the drain reached that level.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// Order of the pods whose turn it is, by MachineDrainRules.
+    /// Order of the pods that are drained now, from MachineDrainRules.
     #[serde(default)]
     pub order: i32,
-    /// Since when it is their turn.
+    /// When the drain of that order began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order_since: Option<Time>,
-    /// Since when the node is out of its load balancers on our word.
+    /// When Refit took the node out of its load balancers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub excluded_since: Option<Time>,
-    /// Since when the pods are gone and volumes are waited for.
+    /// When the pods were gone and the wait for volumes began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub empty_since: Option<Time>,
 }
 
-/// How much is done, and how long the rest takes by past durations.
+/// Completed share of an update, and the remaining time predicted from past durations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// 0 to 100.
+    /// Completed share, 0 to 100.
     pub percent: i32,
-    /// Predicted rest in seconds; absent while there is nothing to predict from.
+    /// Predicted remaining time in seconds; absent without past durations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remaining_seconds: Option<i32>,
 }
 
-/// What is known of a NodeUpdate.
+/// Status of a NodeUpdate.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeUpdateStatus {
-    /// How far the update is.
+    /// Phase of the update.
     #[serde(default)]
     pub phase: Phase,
-    /// One line for `kubectl get -o wide` and the hook's answer.
+    /// One line for `kubectl get -o wide` and for the hook's response.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// Decided once, sticky through retries.
+    /// Role of the machine. It is decided once and kept through retries.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<Role>,
     /// The Node of the Machine.
     #[serde(default, skip_serializing_if = "NodeName::is_empty")]
     pub node_name: NodeName,
-    /// Version that the kubelet ran when the update began.
+    /// Version of the kubelet when the update began.
     #[serde(default, with = "version::or_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "version::or_empty::schema")]
     pub from_version: Option<KubernetesVersion>,
-    /// What keeps the update from going on.
+    /// What blocks the update.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocked_by: Vec<Blocker>,
     /// The steps, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub steps: Vec<StepStatus>,
-    /// How much is done.
+    /// Progress of the update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
-    /// The cordon on the Node is ours, and is lifted at a good end.
+    /// Whether Refit cordoned the Node. Refit uncordons it when the update succeeds.
     #[serde(default)]
     pub cordoned_by_us: bool,
-    /// What the drain has come to.
+    /// State of the drain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainStatus>,
     /// CamelCase reason of a failure.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub failure_reason: String,
-    /// A whole sentence on the failure and what to do.
+    /// A whole sentence: what failed and what to do.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub failure_message: String,
-    /// Whether one more try may help without a person.
+    /// Whether a retry may succeed without manual intervention.
     #[serde(default)]
     pub retriable: bool,
-    /// When the first disturbing or host step was allowed.
+    /// When the first disruptive step or host step was allowed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Time>,
     /// When a final phase was reached.
@@ -300,12 +300,12 @@ pub struct NodeUpdateStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// Generation that the status speaks of.
+    /// Generation that the status refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }
 
-/// Name of the NodeUpdate of a Machine with this ordinal.
+/// Name of a Machine's NodeUpdate with this ordinal.
 ///
 /// ```
 /// assert_eq!(refit_kinds::refit::node_update_name("edge-1-x7k2p", 3), "edge-1-x7k2p-3");
@@ -314,7 +314,7 @@ pub fn node_update_name(machine: &str, ordinal: u32) -> String {
     format!("{machine}-{ordinal}")
 }
 
-/// The ordinal in a NodeUpdate's name, if the name is of this Machine.
+/// The ordinal in a NodeUpdate's name, if the name belongs to this Machine.
 pub fn ordinal_of(name: &str, machine: &str) -> Option<u32> {
     name.strip_prefix(machine)?.strip_prefix('-')?.parse().ok()
 }

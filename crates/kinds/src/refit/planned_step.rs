@@ -1,5 +1,5 @@
-//! A step in a plan: what is done, when, and how often. What this program does not know is kept as it
-//! is, and forms from before the union are read.
+//! A step in a plan: what runs, when, and how often. Unknown actions are kept unchanged, and
+//! actions in the format before the union are read.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use strum::VariantArray as _;
 
 use super::{Gate, HostStep, StepType, StepUndo, host_step::lower_first};
 
-/// One step that a host is to take.
+/// One step of a host's plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedStep {
@@ -19,27 +19,27 @@ pub struct PlannedStep {
     pub id: String,
     /// The gate that must be open.
     pub gate: Gate,
-    /// What is done.
+    /// The step to run.
     pub action: PlannedAction,
     /// Whether pods on the node may notice.
     pub disruptive: bool,
-    /// How long one try may take, in seconds; by default as long as the agent gives such a step.
+    /// Timeout of one attempt, in seconds; default: the agent's timeout for the step type.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 86400))]
     pub timeout_seconds: Option<i32>,
-    /// How often it is tried, the first try included; by default as often as the agent tries such a
-    /// step.
+    /// Maximum number of attempts, the first one included; default: the agent's limit for the step
+    /// type.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 20))]
     pub max_attempts: Option<i32>,
-    /// How it is rolled back if the plan fails or is aborted before its point of no return; without
-    /// it there is nothing to roll back.
+    /// How the step is rolled back if the plan fails or is aborted before its point of no return;
+    /// absent: there is nothing to roll back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undo: Option<StepUndo>,
 }
 
 impl PlannedStep {
-    /// A step as the table has it: its own id, gate and undo, and no limits of its own.
+    /// A step with the id, gate and rollback of its type, and without its own limits.
     pub fn new(step: HostStep) -> Self {
         let rules = step.rules();
         Self {
@@ -53,7 +53,7 @@ impl PlannedStep {
         }
     }
 
-    /// What is done, if this program knows it.
+    /// The step, if this program knows it.
     pub fn step(&self) -> Option<&HostStep> {
         match &self.action {
             PlannedAction::Known(step) => Some(step),
@@ -61,24 +61,25 @@ impl PlannedStep {
         }
     }
 
-    /// The type of what is done, if this program knows it.
+    /// The type of the step, if this program knows it.
     pub fn step_type(&self) -> Option<StepType> {
         self.step().map(StepType::from)
     }
 }
 
-/// What a planned step does.
+/// The action of a planned step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "nearly every one is known, and there are few")]
 pub enum PlannedAction {
     /// A step that this program can carry out.
     Known(HostStep),
-    /// A step that it cannot: of a newer program, or with arguments that are not what it takes.
+    /// A step that this program cannot carry out: it is from a newer program, or its arguments are
+    /// invalid.
     Unknown(UnknownStep),
 }
 
-/// A step that cannot be carried out. A plan with one is readable all the same: the agent refuses it
-/// by name before it begins.
+/// A step that cannot be carried out. A plan that contains one can still be read: the agent refuses
+/// the step by name before it starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownStep {
     /// The action as it was read.
@@ -90,24 +91,24 @@ pub struct UnknownStep {
 /// Why an action cannot be carried out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StepError {
-    /// Its member is not one of [`HostStep`].
+    /// The action's member is not a member of [`HostStep`].
     #[error("this program does not know the step {member:?}: install a newer one")]
     Member {
         /// Name of the member.
         member: String,
     },
-    /// Its member is known, and its arguments are not what that takes.
+    /// The member is known, but its arguments are invalid.
     #[error("{member}: {why}")]
     Arguments {
         /// Name of the member.
         member: String,
-        /// What is wrong with them.
+        /// Why the arguments are invalid.
         why: String,
     },
-    /// It is not an object with exactly one member.
+    /// The action does not have exactly one member.
     #[error("an action has exactly one member, such as kubeadmUpgrade; this one has {0}")]
     NotOne(usize),
-    /// It has no member: none was written, or the API server did not keep it.
+    /// The action has no member: none was written, or the API server pruned it.
     #[error(
         "the action is empty: the HostPlan's CRD does not know its member, or the plan is from \
          before the CRD; let the controller make a new plan"
@@ -116,14 +117,14 @@ pub enum StepError {
 }
 
 impl UnknownStep {
-    /// Why it cannot be carried out.
+    /// Why the step cannot be carried out.
     pub fn error(&self) -> &StepError {
         &self.error
     }
 }
 
 impl PlannedAction {
-    /// Reads an action; what cannot be carried out is kept as it is.
+    /// Reads an action; an action that cannot be carried out is kept unchanged.
     fn read(value: Map<String, Value>) -> Self {
         let value = modernised(value);
         let read = serde_json::from_value::<HostStep>(Value::Object(value.clone()));
@@ -154,23 +155,22 @@ impl StepError {
     }
 }
 
-/// The union of an action as plans and journals had it before the union: a `type`, and beside it the
-/// arguments of all types.
+/// Converts an action in the format before the union: a `type`, next to the arguments of all types.
 fn modernised(mut value: Map<String, Value>) -> Map<String, Value> {
     let Some(Value::String(type_)) = value.get("type").cloned() else {
         return value;
     };
     value.remove("type");
-    // What were arguments of one type alone are its member's own fields now.
-    let own = match type_.as_str() {
+    // Arguments of a single type are now fields of its member.
+    let own_field = match type_.as_str() {
         "Files" => Some("files"),
         "Ntp" => Some("ntp"),
         "CertificatesRenew" => Some("certificates"),
         "KubeletFlags" => Some("kubelet"),
         _ => None,
     };
-    let arguments = match own {
-        Some(own) => value.remove(own).unwrap_or_default(),
+    let arguments = match own_field {
+        Some(field) => value.remove(field).unwrap_or_default(),
         None => Value::Object(value),
     };
     Map::from_iter([(lower_first(&type_), arguments)])
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_is_not_known_is_kept_and_says_why() {
+    fn an_unknown_step_is_kept_with_its_error() {
         for (action, why) in [
             (
                 json!({"firmwareUpdate": {"version": "2"}}),

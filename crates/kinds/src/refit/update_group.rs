@@ -1,4 +1,4 @@
-//! UpdateGroup: how many machines of one group may be down, and why it waits.
+//! UpdateGroup: how many machines of one group may be down, and why the group waits.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{ClaimId, MachineUid};
 
-/// One control plane, MachineDeployment or lone MachineSet: its slots, what blocks it and how long
-/// its updates took.
+/// One control plane, MachineDeployment or standalone MachineSet: its slots, what blocks it and how
+/// long its updates took.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "refit.dev",
@@ -65,7 +65,7 @@ pub struct UpdateGroupSpec {
     pub control_plane: bool,
 }
 
-/// Names the owner of a group, in the group's namespace.
+/// Reference to the owner of a group, in the group's namespace.
 #[derive(
     Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -82,7 +82,7 @@ pub struct GroupOwner {
 /// The kind of object that owns the Machines of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {
-    /// A control plane; kubeadm's is the only kind that is read.
+    /// A control plane; Refit reads only the kind KubeadmControlPlane.
     ControlPlane,
     /// A MachineDeployment.
     Deployment,
@@ -91,7 +91,7 @@ pub enum Owner {
 }
 
 impl Owner {
-    /// The owner of this kind; `None` for a kind that Refit does not serve.
+    /// The owner of this kind; `None` for a kind that Refit does not support.
     ///
     /// ```
     /// use refit_kinds::refit::Owner;
@@ -104,7 +104,7 @@ impl Owner {
             .find(|owner| owner.kind() == kind)
     }
 
-    /// Its kind, as objects name it.
+    /// Kind of the owner, as in its objects.
     pub fn kind(self) -> &'static str {
         match self {
             Self::ControlPlane => "KubeadmControlPlane",
@@ -113,7 +113,7 @@ impl Owner {
         }
     }
 
-    /// Where its spec names the version, as a JSON pointer.
+    /// JSON pointer to the version in the owner's spec.
     pub fn version_path(self) -> &'static str {
         match self {
             Self::ControlPlane => "/spec/version",
@@ -123,30 +123,32 @@ impl Owner {
 }
 
 impl GroupOwner {
-    /// What the owner is. A kind that Refit does not serve is a control plane of another provider.
+    /// Type of the owner. A kind that Refit does not support is a control plane of another
+    /// provider.
     pub fn owner(&self) -> Owner {
         Owner::of_kind(&self.kind).unwrap_or(Owner::ControlPlane)
     }
 }
 
-/// What is known of an UpdateGroup.
+/// Status of an UpdateGroup.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UpdateGroupStatus {
-    /// Machines that may be disturbed now. Claimed by compare-and-swap on the resourceVersion.
+    /// Machines that may be disturbed now. A slot is claimed by compare-and-swap on the
+    /// resourceVersion.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["machine"]))]
     pub slots: Vec<Slot>,
-    /// How many slots there are.
+    /// Number of slots.
     #[serde(default)]
     pub limit: i32,
     /// Number of the last claim.
     #[serde(default)]
     pub claims: ClaimId,
-    /// Machines that asked for a slot and wait, with what they wait for.
+    /// Machines that requested a slot and wait, with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
-    /// Path lines of a change that no updater covers.
+    /// Paths of a change that no updater covers, one per line.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub uncovered: Vec<String>,
     /// Durations of past updates, newest last, by step.
@@ -157,7 +159,7 @@ pub struct UpdateGroupStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// Generation that the status speaks of.
+    /// Generation that the status refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }
@@ -172,10 +174,10 @@ pub struct Slot {
     pub machine_uid: MachineUid,
     /// The NodeUpdate that claimed it.
     pub node_update: String,
-    /// Since when.
+    /// When the slot was claimed.
     pub since: Time,
-    /// Which claim of the group this is, from 1. A plan of the host is opened for a claim that is
-    /// newer than the one that was given back last (`HostPlan.spec.returnedClaim`).
+    /// Number of this claim in the group, from 1. The gate of a host's plan opens only for a claim
+    /// that is newer than the last returned one (`HostPlan.spec.returnedClaim`).
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub claim: ClaimId,
@@ -189,16 +191,16 @@ pub struct Waiting {
     pub machine: String,
     /// CamelCase reason.
     pub reason: String,
-    /// A whole sentence.
+    /// A whole sentence that explains the reason.
     pub message: String,
 }
 
-/// How long one step took in past updates of the group, in seconds, newest last.
+/// Durations of one step in past updates of the group, in seconds, newest last.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StepDurations {
     /// Name of the step.
     pub step: String,
-    /// At most 16 values.
+    /// Durations, at most 16.
     #[schemars(length(max = 16))]
     pub seconds: Vec<i32>,
 }

@@ -1,4 +1,4 @@
-//! Versions in objects that others write.
+//! Versions in objects that other programs write.
 
 use std::{borrow::Cow, fmt};
 
@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::KubernetesVersion;
 
-/// A version as an object of somebody else states it: Cluster API's, or a Node. A text that is no
-/// version is kept, so that the object stays readable and whoever decides can name the text.
+/// A version in an object that Refit does not write: a Cluster API object or a Node. Invalid text
+/// is kept, so that the object stays readable and an error can quote the text.
 ///
 /// ```
 /// use refit_kinds::version::{KubernetesVersion, StatedVersion};
@@ -26,17 +26,17 @@ pub enum StatedVersion {
     Absent,
     /// A version.
     Version(KubernetesVersion),
-    /// A text that is no version.
+    /// Text that is not a version.
     Unreadable(String),
 }
 
 impl StatedVersion {
-    /// Whether nothing is stated.
+    /// Whether no version is stated.
     pub fn is_absent(&self) -> bool {
         *self == Self::Absent
     }
 
-    /// The version, if that is what is stated.
+    /// The version, if it is valid.
     pub fn version(&self) -> Option<&KubernetesVersion> {
         match self {
             Self::Version(version) => Some(version),
@@ -49,7 +49,7 @@ impl StatedVersion {
         self.version() == Some(version)
     }
 
-    /// This, or where nothing is stated the other.
+    /// This version, or the other one if this one is absent.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         match self {

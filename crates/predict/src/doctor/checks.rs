@@ -13,9 +13,9 @@ use crate::{
     reach::{EXTENSION, Extension, GroupRef, Reach, Read, Shape, reach},
 };
 
-/// How much longer than its duration a Lease may stand still until nobody leads.
+/// How long after its expiry a Lease still counts as held.
 const LEASE_GRACE: SignedDuration = SignedDuration::from_secs(15);
-/// What brings an installation to what it should be.
+/// The command that repairs an installation.
 const APPLY: &str = "refit install --apply";
 
 pub(super) fn crds(facts: &Facts, found: &mut Findings) {
@@ -70,11 +70,12 @@ pub(super) fn rights(facts: &Facts, found: &mut Findings) {
     found.or_ok(ACCOUNT, format!("it has all {} rights that it needs", rights.len()));
 }
 
-/// The installation seen from a namespace that is opted in, whatever its labels are.
+/// The installation as seen from an opted-in namespace, whatever its labels.
 fn from_anywhere(extensions: &[Extension]) -> Reach {
-    let ours = extensions.iter().filter(|extension| extension.name == EXTENSION).map(|extension| {
-        Extension { selector: Extension::assumed().selector, ..extension.clone() }
-    });
+    let refit =
+        extensions.iter().filter(|extension| extension.name == EXTENSION).map(|extension| {
+            Extension { selector: Extension::assumed().selector, ..extension.clone() }
+        });
     Reach {
         group: GroupRef {
             kind: "KubeadmControlPlane".to_owned(),
@@ -85,9 +86,9 @@ fn from_anywhere(extensions: &[Extension]) -> Reach {
         paused: None,
         disabled: None,
         bootstrap_kind: None,
-        extensions: Read::Known(ours.collect()),
+        extensions: Read::Known(refit.collect()),
         namespace_labels: Read::Known(BTreeMap::new()),
-        // They have a check of their own.
+        // The managers have a separate check.
         managers: Read::Unknown(String::new()),
     }
 }
@@ -257,7 +258,7 @@ pub(super) fn namespaces(facts: &Facts, found: &mut Findings) {
     let Read::Known(extensions) = &facts.extensions else {
         return found.unknown("Namespaces", "the ExtensionConfigs are not known");
     };
-    let Some(ours) = extensions.iter().find(|e| e.name == EXTENSION) else {
+    let Some(refit) = extensions.iter().find(|e| e.name == EXTENSION) else {
         let message = "are selected by ExtensionConfig refit, which is not there".to_owned();
         return found.add(Level::Ok, "Namespaces", message, "");
     };
@@ -275,7 +276,7 @@ pub(super) fn namespaces(facts: &Facts, found: &mut Findings) {
         facts.group.namespace.clone_from(&namespace.name);
         facts.namespace_labels = Read::Known(labels.clone());
         let others = extensions.iter().filter(|e| e.name != EXTENSION).cloned();
-        let this = Extension { selector: ours.selector.clone(), ..Extension::assumed() };
+        let this = Extension { selector: refit.selector.clone(), ..Extension::assumed() };
         facts.extensions = Read::Known(others.chain([this]).collect());
         match reach(&facts) {
             Ok(()) => reached += 1,

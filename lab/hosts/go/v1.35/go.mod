@@ -193,7 +193,7 @@ require (
 	sigs.k8s.io/yaml v1.6.0 // indirect
 )
 
-// Kubernetes replaces its own libraries by folders of its tree, at a version that nobody published:
+// Kubernetes replaces its own libraries by directories of its tree, at a version that nobody published:
 // here they are the published ones of the same release.
 replace (
 	k8s.io/api => k8s.io/api v0.35.8

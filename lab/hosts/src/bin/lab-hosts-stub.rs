@@ -174,8 +174,8 @@ fn static_pods(version: &str) -> Result<(), Box<dyn std::error::Error>> {
     let tmp = Path::new("/etc/kubernetes/tmp");
     let backup = tmp.join(format!("kubeadm-backup-manifests-{}", now()));
     let next = tmp.join(format!("kubeadm-upgraded-manifests{}", now()));
-    for folder in [&backup, &next] {
-        fs::create_dir_all(folder)?;
+    for directory in [&backup, &next] {
+        fs::create_dir_all(directory)?;
     }
     let etcd = tmp.join(format!("kubeadm-backup-etcd-{}", now()));
     fs::create_dir_all(&etcd)?;

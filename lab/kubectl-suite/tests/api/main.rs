@@ -23,11 +23,11 @@ pub(crate) struct Suite {
 pub(crate) fn suite() -> &'static Suite {
     static SUITE: OnceLock<Suite> = OnceLock::new();
     SUITE.get_or_init(|| {
-        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+        let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
             .join(format!("kubectl-suite-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let cluster = Cluster::start(&folder).unwrap();
-        let kubectl = match Kubectl::new(cluster.kubeconfig(), &folder) {
+        std::fs::create_dir_all(&directory).unwrap();
+        let cluster = Cluster::start(&directory).unwrap();
+        let kubectl = match Kubectl::new(cluster.kubeconfig(), &directory) {
             Ok(kubectl) => kubectl,
             Err(missing) => panic!("{missing}"),
         };

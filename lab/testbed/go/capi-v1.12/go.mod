@@ -149,6 +149,6 @@ require (
 	sigs.k8s.io/yaml v1.6.0 // indirect
 )
 
-// The modules of Cluster API replace each other by folders of their tree, at a version that nobody
+// The modules of Cluster API replace each other by directories of their tree, at a version that nobody
 // published: here they are the published ones. The newest patches that the module proxy has.
 replace sigs.k8s.io/cluster-api => sigs.k8s.io/cluster-api v1.12.10

@@ -1,4 +1,4 @@
-//! The eviction subresource over an API server that has none.
+//! The eviction subresource for an API server that has none.
 
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
@@ -8,43 +8,43 @@ use serde_json::{Value, json};
 use super::{Backend, Body, response, status};
 use crate::objects::{self, text};
 
-/// A pod that somebody wants to evict.
-pub(super) struct Asked {
+/// The pod of an eviction request.
+pub(super) struct Target {
     namespace: String,
     name: String,
 }
 
-impl Asked {
+impl Target {
     fn path(&self) -> String {
         format!("/api/v1/namespaces/{}/pods/{}", self.namespace, self.name)
     }
 }
 
-/// The pod of a request for an eviction.
-pub(super) fn asked(method: &Method, path: &str) -> Option<Asked> {
+/// The pod of a request, if the request is an eviction.
+pub(super) fn target(method: &Method, path: &str) -> Option<Target> {
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
     match parts.as_slice() {
         ["api", "v1", "namespaces", namespace, "pods", name, "eviction"]
             if method == Method::POST =>
         {
-            Some(Asked { namespace: (*namespace).to_owned(), name: (*name).to_owned() })
+            Some(Target { namespace: (*namespace).to_owned(), name: (*name).to_owned() })
         }
         _ => None,
     }
 }
 
-/// Evicts: checks who is meant, asks the budgets, deletes.
+/// Evicts the pod: checks the uid precondition and the disruption budgets, then deletes.
 pub(super) async fn answer(
     backend: &Backend,
-    asked: &Asked,
+    target: &Target,
     request: Request<Incoming>,
 ) -> anyhow::Result<Response<Body>> {
     let body = request.into_body().collect().await?.to_bytes();
     let eviction: Value = serde_json::from_slice(&body).unwrap_or_default();
-    let (code, pod) = backend.json(Method::GET, &asked.path()).await?;
+    let (code, pod) = backend.json(Method::GET, &target.path()).await?;
     if !code.is_success() {
-        let message = format!("pods {:?} not found", asked.name);
-        let details = json!({"name": asked.name, "kind": "pods"});
+        let message = format!("pods {:?} not found", target.name);
+        let details = json!({"name": target.name, "kind": "pods"});
         return Ok(status(StatusCode::NOT_FOUND, "NotFound", &message, details));
     }
     let wanted = text(&eviction, "/deleteOptions/preconditions/uid");
@@ -55,10 +55,10 @@ pub(super) async fn answer(
         );
         return Ok(status(StatusCode::CONFLICT, "Conflict", &message, json!({})));
     }
-    if let Some(refusal) = refused(backend, asked, &pod).await? {
+    if let Some(refusal) = budget_refusal(backend, target, &pod).await? {
         return Ok(refusal);
     }
-    let (code, body) = backend.json(Method::DELETE, &asked.path()).await?;
+    let (code, body) = backend.json(Method::DELETE, &target.path()).await?;
     if !code.is_success() {
         return Ok(response(code, &body));
     }
@@ -66,20 +66,20 @@ pub(super) async fn answer(
     Ok(response(StatusCode::CREATED, &done))
 }
 
-/// What a PodDisruptionBudget says against it.
-async fn refused(
+/// The response of a PodDisruptionBudget that forbids the eviction.
+async fn budget_refusal(
     backend: &Backend,
-    asked: &Asked,
+    target: &Target,
     pod: &Value,
 ) -> anyhow::Result<Option<Response<Body>>> {
-    let policy = format!("/apis/policy/v1/namespaces/{}", asked.namespace);
+    let policy = format!("/apis/policy/v1/namespaces/{}", target.namespace);
     let (code, budgets) =
         backend.json(Method::GET, &format!("{policy}/poddisruptionbudgets")).await?;
     let budgets = budgets["items"].as_array().cloned().unwrap_or_default();
     if !code.is_success() || budgets.is_empty() {
         return Ok(None);
     }
-    let core = format!("/api/v1/namespaces/{}/pods", asked.namespace);
+    let core = format!("/api/v1/namespaces/{}/pods", target.namespace);
     let (_, pods) = backend.json(Method::GET, &core).await?;
     let pods = pods["items"].as_array().cloned().unwrap_or_default();
     for budget in budgets.iter().filter(|budget| selects(budget, pod)) {
@@ -101,7 +101,7 @@ async fn refused(
     Ok(None)
 }
 
-/// Whether a budget is about a pod.
+/// Whether a budget selects a pod.
 fn selects(budget: &Value, pod: &Value) -> bool {
     let labels = budget["spec"]["selector"]["matchLabels"].as_object();
     labels.is_some_and(|labels| {
@@ -117,9 +117,9 @@ mod tests {
     #[test]
     fn only_a_post_to_the_subresource_is_an_eviction() {
         let path = "/api/v1/namespaces/default/pods/web-1/eviction";
-        assert!(asked(&Method::POST, path).is_some_and(|pod| pod.name == "web-1"));
-        assert!(asked(&Method::GET, path).is_none());
-        assert!(asked(&Method::POST, "/api/v1/namespaces/default/pods/web-1").is_none());
+        assert!(target(&Method::POST, path).is_some_and(|pod| pod.name == "web-1"));
+        assert!(target(&Method::GET, path).is_none());
+        assert!(target(&Method::POST, "/api/v1/namespaces/default/pods/web-1").is_none());
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! A stream of JSON values, one on each line.
+//! Reformats a stream of JSON values to one value per line.
 //!
-//! The in-memory server indents what it watches; Kubernetes sends each event on a line of its own,
-//! and clients may count on that.
+//! The in-memory server indents the events of a watch; Kubernetes sends each event on one line, and
+//! clients may rely on that.
 
 use bytes::Bytes;
 
-/// Where in a stream of JSON one is.
+/// The position in a stream of JSON.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Lines {
     depth: usize,
@@ -14,7 +14,8 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// The next bytes of the stream, without blanks between tokens, with a newline after each value.
+    /// Reformats the next bytes of the stream: no blanks between tokens, a newline after each
+    /// value.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Bytes {
         let mut out = Vec::with_capacity(bytes.len());
         for byte in bytes {

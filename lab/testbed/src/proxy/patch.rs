@@ -1,8 +1,8 @@
-//! Merge patches as a read and an update.
+//! Carries out merge patches as a read and an update.
 //!
-//! The in-memory server keeps what it patched in another form than what was created, and then finds
-//! it no more: its etcd fails to list the pods, and its field selectors match every one of them. What
-//! was updated it keeps as it should.
+//! The in-memory server stores patched objects in another form than created ones and then fails to
+//! find them: its etcd fails to list the pods, and its field selectors match all of them. Updated
+//! objects are stored correctly.
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
@@ -10,29 +10,29 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use serde_json::Value;
 
-use super::{Backend, Body, response, streamed, told};
+use super::{Backend, Body, response, streamed, with_status_error};
 
-/// How often an update that somebody else was faster than is made again.
+/// How often an update is retried after a conflict.
 const ATTEMPTS: usize = 10;
 
-/// Whether a request is one that is carried out here.
+/// Whether a request is a merge patch, which this module carries out.
 pub(super) fn is_merge(request: &Request<Incoming>) -> bool {
     let kind = request.headers().get(header::CONTENT_TYPE);
     let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default();
-    // The server takes one for the other too.
+    // The server accepts either type as the other.
     let merges = ["application/merge-patch+json", "application/strategic-merge-patch+json"];
     request.method() == Method::PATCH && merges.contains(&kind)
 }
 
-/// Reads, merges, updates.
+/// Reads, merges and updates.
 pub(super) async fn answer(
     backend: &Backend,
     request: Request<Incoming>,
 ) -> anyhow::Result<Response<Body>> {
     let (parts, body) = request.into_parts();
     let patch: Value = serde_json::from_slice(&body.collect().await?.to_bytes())?;
-    // A writer who names a version means that one.
+    // A client that sends a resourceVersion requires exactly that version.
     let fixed = !patch["metadata"]["resourceVersion"].is_null();
     let path = parts.uri.path();
     let mut attempt = 0;
@@ -40,7 +40,7 @@ pub(super) async fn answer(
         attempt += 1;
         let found = backend.send(plain(Method::GET, path, Bytes::new())?).await?;
         if !found.status().is_success() {
-            return told(found, path).await;
+            return with_status_error(found, path).await;
         }
         let mut object: Value =
             serde_json::from_slice(&found.into_body().collect().await?.to_bytes())?;
@@ -55,7 +55,7 @@ pub(super) async fn answer(
             continue;
         }
         if !updated.status().is_success() {
-            return told(updated, path).await;
+            return with_status_error(updated, path).await;
         }
         return Ok(updated.map(streamed));
     }

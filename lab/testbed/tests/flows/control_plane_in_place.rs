@@ -1,20 +1,21 @@
-//! A control plane of three without surge: all in place, one at a time, nothing replaced.
+//! A control plane of three Machines without surge: all are updated in place, one at a time, and
+//! none is replaced.
 
 use std::time::Duration;
 
 use anyhow::ensure;
 use lab_testbed::{
     Bed, ClusterSpec,
-    cluster::{TO, said, settled},
+    cluster::{TO, error_text, settled},
     eventually,
-    objects::{self, text, told},
+    objects::{self, condition_text, text},
     recorder::Recorder,
 };
 use serde_json::json;
 
 use super::look;
 
-/// Three machines, each a few seconds of work and up to 15 s until Cluster API asks again.
+/// Three machines, each with a few seconds of work and up to 15 s until Cluster API calls again.
 const WITHIN: Duration = Duration::from_mins(5);
 
 pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
@@ -25,17 +26,17 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     cluster.change_control_plane(&json!({"version": TO})).await?;
     let mut seen = std::collections::BTreeSet::new();
     let watched = eventually("every machine is updated", WITHIN, async || {
-        let machines = cluster.machines().await.map_err(said)?;
+        let machines = cluster.machines().await.map_err(error_text)?;
         let updating = look::updating(&machines);
         if updating.len() > 1 || machines.len() != before.len() {
             return Ok(Err(format!("{updating:?} are updated at once, of {}", machines.len())));
         }
         seen.extend(updating);
-        let found = cluster.control_plane().await.map_err(said)?;
+        let found = cluster.control_plane().await.map_err(error_text)?;
         settled(&found, &["Available", "MachinesReady", "MachinesUpToDate"])?;
         let behind = machines.iter().find(|machine| text(machine, "/spec/version") != TO);
         behind.map_or(Ok(Ok(())), |machine| {
-            Err(format!("{}: {}", objects::name(machine), told(machine, "UpToDate")))
+            Err(format!("{}: {}", objects::name(machine), condition_text(machine, "UpToDate")))
         })
     });
     if let Err(why) = watched.await? {
@@ -47,8 +48,12 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     ensure!(before == after, "{before:#?} became {after:#?}");
     for machine in cluster.machines().await? {
         for (kind, wanted) in [("Updating", "False/NotUpdating"), ("UpToDate", "True/UpToDate")] {
-            let told = told(&machine, kind);
-            ensure!(told.starts_with(wanted), "{kind} of {}: {told}", objects::name(&machine));
+            let condition = condition_text(&machine, kind);
+            ensure!(
+                condition.starts_with(wanted),
+                "{kind} of {}: {condition}",
+                objects::name(&machine)
+            );
         }
     }
     let control_plane = cluster.control_plane().await?;
@@ -60,8 +65,8 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         ("ScalingUp", "False/NotScalingUp"),
         ("ScalingDown", "False/NotScalingDown"),
     ] {
-        let told = told(&control_plane, kind);
-        ensure!(told.starts_with(wanted), "{kind}: {told}");
+        let condition = condition_text(&control_plane, kind);
+        ensure!(condition.starts_with(wanted), "{kind}: {condition}");
     }
     look::nothing_is_left(&cluster).await?;
     recorder.compare(bed, "control_plane_in_place").await

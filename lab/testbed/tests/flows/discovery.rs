@@ -1,4 +1,4 @@
-//! Real Cluster API refuses a Discovery with a hook that it does not know, and ours has none.
+//! Real Cluster API rejects a Discovery response with an unknown hook; Refit's response has none.
 
 use std::time::Duration;
 
@@ -18,9 +18,13 @@ const OTHER: &str = "with-an-unknown-hook";
 pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let _calm = bed.calm().await;
     let objects = Objects::of_cluster(bed.client().clone());
-    let ours = objects.get(EXTENSION_CONFIG, EXTENSION).await?;
-    ensure!(objects::is_true(&ours, "Discovered"), "{}", objects::told(&ours, "Discovered"));
-    let handlers = ours["status"]["handlers"].as_array().cloned();
+    let refit = objects.get(EXTENSION_CONFIG, EXTENSION).await?;
+    ensure!(
+        objects::is_true(&refit, "Discovered"),
+        "{}",
+        objects::condition_text(&refit, "Discovered")
+    );
+    let handlers = refit["status"]["handlers"].as_array().cloned();
     let mut hooks: Vec<String> = handlers
         .unwrap_or_default()
         .iter()
@@ -49,7 +53,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     });
     objects::apply(bed.client(), &other).await?;
     let outcome = refused(&objects).await;
-    // One that is not discovered keeps the managers from starting.
+    // The managers do not start while an ExtensionConfig is not discovered.
     objects.delete(EXTENSION_CONFIG, OTHER).await?;
     outcome
 }
@@ -59,12 +63,12 @@ async fn refused(objects: &Objects) -> anyhow::Result<()> {
     let found = eventually("the Discovery is refused", within, async || {
         let found = objects.get(EXTENSION_CONFIG, OTHER).await;
         let found = found.map_err(|error| format!("{error:#}"))?;
-        let told = objects::told(&found, "Discovered");
-        if told.starts_with("False") { Ok((told, found)) } else { Err(told) }
+        let condition = objects::condition_text(&found, "Discovered");
+        if condition.starts_with("False") { Ok((condition, found)) } else { Err(condition) }
     })
     .await?;
-    let (told, found) = found;
-    ensure!(told.contains("Discover"), "{told}");
+    let (condition, found) = found;
+    ensure!(condition.contains("Discover"), "{condition}");
     ensure!(
         found["status"]["handlers"].as_array().is_none_or(Vec::is_empty),
         "one hook that is not known takes none of the others with it: {found}"

@@ -1,5 +1,6 @@
-//! A host that fails: seen on its Machine and on ours, and nothing else begins. It goes on by itself
-//! once the cause is gone; where its update failed for good, a health check has it replaced.
+//! A host that fails: its Machine shows Cluster API's and Refit's conditions, and no other update
+//! starts. The update continues once the cause is gone; if it failed for good, a health check
+//! replaces the Machine.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -7,9 +8,9 @@ use anyhow::{Context as _, ensure};
 use lab_simhost::HostState;
 use lab_testbed::{
     Bed, Cluster, ClusterSpec,
-    cluster::said,
+    cluster::error_text,
     eventually,
-    objects::{MACHINE, name, text, told, uid},
+    objects::{MACHINE, condition_text, name, text, uid},
     wait,
 };
 use serde_json::{Value, json};
@@ -17,11 +18,11 @@ use serde_json::{Value, json};
 use super::look;
 
 const WITHIN: Duration = Duration::from_mins(4);
-/// Within this time a host goes on whose trouble is over.
+/// A host continues within this time after the cause of its failure is gone.
 const SOON: Duration = Duration::from_secs(30);
-/// How long nothing else may begin while one host fails: less than its next try is away.
+/// How long no other update may start while one host fails: shorter than the backoff of the host.
 const QUIET: Duration = Duration::from_secs(6);
-/// Where the control plane is from the beginning: no kubelet may be newer.
+/// Version of the control plane from the start: no kubelet may be newer.
 const NEWEST: &str = "v1.35.4";
 
 pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
@@ -38,11 +39,11 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     for_good(bed, &cluster).await
 }
 
-/// Downloads fail for a while.
+/// Downloads fail until they are repaired.
 async fn recovers(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
     let goal = "v1.35.1";
     let before = look::identities(cluster).await?;
-    // Who is first is Cluster API's choice.
+    // Cluster API chooses which machine is first.
     on_all(bed, cluster, |host| host.break_step("stage", u32::MAX)).await?;
     ask(cluster, goal).await?;
     let update = eventually("the failure is seen", WITHIN, async || {
@@ -52,17 +53,18 @@ async fn recovers(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
             return Err(format!("NodeUpdate {}: {why:?}", name(&update)));
         }
         let machine = machine_of(cluster, &update).await?;
-        let (ours, theirs) = (told(&machine, "MachineUpToDate"), told(&machine, "Updating"));
-        if ours.starts_with("Unknown/") && theirs.contains("step stage") {
+        let (refit, cluster_api) =
+            (condition_text(&machine, "MachineUpToDate"), condition_text(&machine, "Updating"));
+        if refit.starts_with("Unknown/") && cluster_api.contains("step stage") {
             return Ok(update);
         }
-        Err(format!("{ours}; {theirs}"))
+        Err(format!("{refit}; {cluster_api}"))
     })
     .await?;
     wait::never("another host begins", QUIET, async || only(cluster, goal).await.map(drop)).await?;
     on_all(bed, cluster, HostState::mend).await?;
     eventually("the host goes on", SOON, async || {
-        let updates = look::of_goal(cluster, goal).await.map_err(said)?;
+        let updates = look::of_goal(cluster, goal).await.map_err(error_text)?;
         let found = updates.iter().find(|one| uid(one) == uid(&update));
         match found.map(|found| look::step(found, "stage")) {
             Some("Done") => Ok(()),
@@ -76,7 +78,7 @@ async fn recovers(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
     look::nothing_is_left(cluster).await
 }
 
-/// A disk is full, and stays so.
+/// A disk that stays full.
 async fn for_good(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
     let goal = "v1.35.2";
     let before = uids(cluster).await?;
@@ -86,16 +88,17 @@ async fn for_good(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
         let update = only(cluster, goal).await?;
         let phase = text(&update, "/status/phase");
         let machine = machine_of(cluster, &update).await?;
-        let (ours, theirs) = (told(&machine, "MachineUpToDate"), told(&machine, "Updating"));
+        let (refit, cluster_api) =
+            (condition_text(&machine, "MachineUpToDate"), condition_text(&machine, "Updating"));
         if phase == "Failed" {
-            if ours.starts_with("False/Failed") && theirs.contains("failed: DiskFull") {
+            if refit.starts_with("False/Failed") && cluster_api.contains("failed: DiskFull") {
                 return Ok(machine);
             }
-        } else if ours.starts_with("False") {
-            // A check would act on this.
-            return Err(format!("it is {phase}, and says {ours}"));
+        } else if refit.starts_with("False") {
+            // A health check would act on this condition.
+            return Err(format!("it is {phase}, and says {refit}"));
         }
-        Err(format!("{phase}: {ours}; {theirs}"))
+        Err(format!("{phase}: {refit}; {cluster_api}"))
     })
     .await?;
     for machine in cluster.worker_machines("md").await? {
@@ -117,7 +120,7 @@ async fn for_good(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
     look::nothing_is_left(cluster).await
 }
 
-/// A check that acts on what failed for good, and on nothing else.
+/// Creates a health check that acts on updates that failed for good, and on nothing else.
 async fn watch(cluster: &Cluster) -> anyhow::Result<()> {
     let check = json!({
         "apiVersion": "cluster.x-k8s.io/v1beta2",
@@ -140,9 +143,9 @@ async fn ask(cluster: &Cluster, version: &str) -> anyhow::Result<()> {
     cluster.change_workers("md", &change).await
 }
 
-/// The one NodeUpdate of a goal.
+/// Returns the only NodeUpdate of a goal.
 async fn only(cluster: &Cluster, goal: &str) -> Result<Value, String> {
-    let mut updates = look::of_goal(cluster, goal).await.map_err(said)?;
+    let mut updates = look::of_goal(cluster, goal).await.map_err(error_text)?;
     match (updates.pop(), updates.len()) {
         (Some(one), 0) => Ok(one),
         (one, more) => Err(format!("{} NodeUpdates", more + usize::from(one.is_some()))),
@@ -151,7 +154,7 @@ async fn only(cluster: &Cluster, goal: &str) -> Result<Value, String> {
 
 async fn machine_of(cluster: &Cluster, update: &Value) -> Result<Value, String> {
     let machine = text(update, "/spec/machineRef/name");
-    cluster.objects.get(MACHINE, machine).await.map_err(said)
+    cluster.objects.get(MACHINE, machine).await.map_err(error_text)
 }
 
 async fn on_all(bed: &Bed, cluster: &Cluster, act: impl Fn(&mut HostState)) -> anyhow::Result<()> {

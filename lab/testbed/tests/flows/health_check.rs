@@ -1,5 +1,5 @@
-//! A MachineHealthCheck with a short timeout leaves a machine alone that we are restarting, and
-//! does its work on one that nobody is updating.
+//! A MachineHealthCheck with a short timeout ignores a machine that Refit restarts, and replaces
+//! one that is not being updated.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use jiff::SignedDuration;
 use lab_testbed::{
     Bed, Cluster, ClusterSpec,
-    cluster::{TO, said},
+    cluster::{TO, error_text},
     eventually,
     objects::{name, uid},
 };
@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::look;
 
-/// How many times its usual time the restart of a kubelet takes: ten seconds.
+/// Factor by which the restart of a kubelet is slower: it then takes ten seconds.
 const AWAY: u32 = 40;
 const WITHIN: Duration = Duration::from_mins(6);
 
@@ -35,7 +35,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let before = look::identities(&cluster).await?;
     let workers = cluster.worker_machines("md").await?;
     for machine in &workers {
-        // Its kubelet is away for longer than the check waits, as that of a real host is.
+        // The kubelet is down for longer than the timeout of the check, as on a real host.
         bed.hosts().with(&cluster.namespace, name(machine), |host| {
             host.troubles.slow.insert("kubelet-restart".to_owned(), AWAY);
         })?;
@@ -45,14 +45,14 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let after = look::identities(&cluster).await?;
     ensure!(before == after, "{before:#?} became {after:#?}");
     look::nothing_is_left(&cluster).await?;
-    // It is a check that acts: on a kubelet that is away while nobody updates it.
+    // The check does act: on a kubelet that is down while the machine is not being updated.
     let victim = workers.first().context("there are no workers")?;
     let later = Clock::real().now() + SignedDuration::from_hours(1);
     bed.hosts().with(&cluster.namespace, name(victim), |host| {
         host.kubelet_up_at = later;
     })?;
     eventually("the machine that is away is replaced", WITHIN, async || {
-        let machines = cluster.worker_machines("md").await.map_err(said)?;
+        let machines = cluster.worker_machines("md").await.map_err(error_text)?;
         if machines.iter().any(|machine| uid(machine) == uid(victim)) {
             return Err(format!("{} is still there", name(victim)));
         }

@@ -1,11 +1,11 @@
-//! Processes that die in the middle: the run ends as an undisturbed one.
+//! Processes that are killed in the middle of an update: the result is that of an undisturbed run.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::ensure;
 use lab_testbed::{
     Bed, Cluster, ClusterSpec,
-    cluster::{TO, said},
+    cluster::{TO, error_text},
     eventually, history,
     managers::Manager,
     objects::{NODE_UPDATE, name, text, uid},
@@ -16,13 +16,13 @@ use serde_json::json;
 use super::look;
 
 const WITHIN: Duration = Duration::from_mins(8);
-/// How long our hooks stay away: Cluster API's managers give up after 60 s.
+/// How long Refit's hooks are down: Cluster API's managers give up after 60 s.
 const AWAY: Duration = Duration::from_secs(90);
-/// How often our controller is killed in each half.
+/// How often the Refit controller is killed in each half.
 const KILLS: usize = 5;
-/// How often in the course of one NodeUpdate, so that others get their turn.
+/// Maximum number of kills during one NodeUpdate, so that others are disturbed too.
 const KILLS_OF_ONE: usize = 2;
-/// Managers that keep nothing in memory.
+/// Managers that keep no state in memory.
 const MANAGERS: [Manager; 3] = [Manager::Core, Manager::Bootstrap, Manager::ControlPlane];
 
 pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
@@ -60,8 +60,8 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     look::nothing_is_left(&cluster).await
 }
 
-/// Kills our controller again and again in the middle of updates, each time where the work stands
-/// otherwise than before.
+/// Kills the Refit controller several times in the middle of updates, each time in another phase of
+/// a NodeUpdate.
 async fn kill(bed: &Bed, cluster: &Cluster, times: usize) -> anyhow::Result<()> {
     let controller = bed.controller();
     let mut done: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -84,12 +84,12 @@ async fn kill(bed: &Bed, cluster: &Cluster, times: usize) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// A NodeUpdate that is under way, in a phase in which nobody was killed yet.
+/// Returns a NodeUpdate in progress, in a phase in which the controller was not killed yet.
 async fn unfinished(
     cluster: &Cluster,
     done: &BTreeMap<String, Vec<String>>,
 ) -> Result<(String, String), String> {
-    let updates = cluster.objects.list(NODE_UPDATE).await.map_err(said)?;
+    let updates = cluster.objects.list(NODE_UPDATE).await.map_err(error_text)?;
     let at = updates.iter().map(|update| (name(update), text(update, "/status/phase")));
     let found = at.clone().find(|(update, phase)| {
         let kills = done.get(*update).map_or(&[][..], Vec::as_slice);
@@ -101,13 +101,15 @@ async fn unfinished(
     found.ok_or_else(|| format!("{:?}", at.collect::<Vec<_>>()))
 }
 
-/// Our controller stays away for longer than Cluster API's managers wait for it when they start, in
-/// the middle of an update: they give up, and come back until somebody answers.
+/// Stops the Refit controller in the middle of an update for longer than Cluster API's managers
+/// wait for it at their start: they exit, and restart until the hooks respond.
 async fn away(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
     let started = [Manager::Core, Manager::ControlPlane];
-    let nobody = BTreeMap::new();
-    eventually("an update goes on", WITHIN, async || unfinished(cluster, &nobody).await.map(drop))
-        .await?;
+    let no_kills = BTreeMap::new();
+    eventually("an update goes on", WITHIN, async || {
+        unfinished(cluster, &no_kills).await.map(drop)
+    })
+    .await?;
     bed.controller().part().kill().await;
     let core = || bed.managers().part(Manager::Core).ends();
     let (before, _) = core();
@@ -115,8 +117,8 @@ async fn away(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
         bed.managers().part(manager).crash();
     }
     tokio::time::sleep(AWAY).await;
-    // Core asks our hooks. The other goes by what core has noted of them in the ExtensionConfig, so
-    // it gives up only where core was the first.
+    // The core manager calls Refit's hooks. The control plane manager relies on what core recorded
+    // about them in the ExtensionConfig, so it exits only if core exited first.
     let (ends, how) = core();
     ensure!(
         ends > before + 1,
@@ -130,18 +132,18 @@ async fn away(bed: &Bed, cluster: &Cluster) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every machine had its turn once, one after the other, as in the flows that nobody disturbs.
+/// Every machine was updated once, one after the other, as in the flows without kills.
 async fn as_undisturbed(
     recorder: &Recorder,
     cluster: &Cluster,
     surged: &[String],
 ) -> anyhow::Result<()> {
-    let told = recorder.history().await;
+    let history = recorder.history().await;
     for group in ["killed", "killed-a"] {
         let wanted: Vec<String> = (1..=3)
             .flat_map(|n| ["begins", "ends"].map(|turn| format!("{group}/machine-{n} {turn}")))
             .collect();
-        let order = history::order(&told, group);
+        let order = history::order(&history, group);
         ensure!(order == wanted, "{group}: {order:?}");
     }
     let now = uids(cluster, "b").await?;

@@ -1,14 +1,14 @@
-//! Which changes of a control plane's KubeadmConfig count for Cluster API: the table that the unit
-//! tests of `refit_cluster_api::kubeadm_config` hold the model to.
+//! Which changes of a control plane's KubeadmConfig Cluster API counts as changes: the same table
+//! as in the unit tests of `refit_cluster_api::kubeadm_config`.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use lab_testbed::{
     Bed, Cluster, ClusterSpec,
-    cluster::said,
+    cluster::error_text,
     eventually,
-    objects::{self, number, told},
+    objects::{self, condition_text, number},
     wait,
 };
 use serde_json::{Value, json};
@@ -18,10 +18,10 @@ use super::look;
 const VERDICTS: &str =
     include_str!("../../../../crates/cluster-api/testdata/kubeadm_config_verdicts.json");
 const WITHIN: Duration = Duration::from_mins(2);
-/// How long a verdict has to stand: Cluster API writes the Machines' conditions in the reconcile
+/// How long a verdict must remain: Cluster API writes the Machines' conditions in the reconcile
 /// that observes the generation.
 const QUIET: Duration = Duration::from_secs(5);
-/// What Cluster API says of a Machine whose KubeadmConfig differs.
+/// Cluster API's message for a Machine whose KubeadmConfig differs.
 const DIFFERS: &str = "KubeadmConfig is not up-to-date";
 
 pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
@@ -55,7 +55,7 @@ async fn judge(cluster: &Cluster, base: &Value, row: &Value) -> anyhow::Result<(
     all_machines(cluster, false).await
 }
 
-/// Whether a schema or a webhook refused the change: any other error says nothing of it.
+/// Whether a schema or a webhook rejected the change. Any other error is not a verdict.
 fn is_rejection(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if matches!(status.code, 403 | 422))
 }
@@ -68,17 +68,18 @@ async fn all_machines(cluster: &Cluster, outdated: bool) -> anyhow::Result<()> {
     eventually("Cluster API has judged", WITHIN, async || verdict(cluster, outdated).await).await
 }
 
-/// Whether all Machines of the control plane are, or are not, outdated by its present spec.
+/// Checks that all Machines of the control plane are outdated, or that none is.
 async fn verdict(cluster: &Cluster, outdated: bool) -> Result<(), String> {
-    let plane = cluster.control_plane().await.map_err(said)?;
+    let plane = cluster.control_plane().await.map_err(error_text)?;
     let (generation, observed) =
         (number(&plane, "/metadata/generation"), number(&plane, "/status/observedGeneration"));
-    // A change that counts is not observed: no updater covers it, and Cluster API tries again.
+    // The generation of a change that counts is not observed: no updater covers the change, and
+    // Cluster API retries.
     if generation != observed && !outdated {
         return Err(format!("generation {observed} of {generation} is seen"));
     }
-    for machine in cluster.control_plane_machines().await.map_err(said)? {
-        let condition = told(&machine, "UpToDate");
+    for machine in cluster.control_plane_machines().await.map_err(error_text)? {
+        let condition = condition_text(&machine, "UpToDate");
         if condition.contains(DIFFERS) != outdated {
             return Err(format!("{}: {condition}", objects::name(&machine)));
         }
@@ -86,7 +87,7 @@ async fn verdict(cluster: &Cluster, outdated: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// The merge patch that makes `base` again of what `change` made of it.
+/// The merge patch that undoes `change` on top of `base`.
 fn undo(base: &Value, change: &Value) -> Value {
     match (base, change) {
         (Value::Object(base), Value::Object(change)) => change

@@ -1,11 +1,11 @@
-//! What several flows look at.
+//! Checks that several flows share.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::ensure;
 use lab_testbed::{
     Cluster,
-    cluster::{identity, said},
+    cluster::{error_text, identity},
     eventually,
     objects::{
         self, DEV_MACHINE, KUBEADM_CONFIG, NODE, NODE_UPDATE, Objects, annotation, name, text, uid,
@@ -13,10 +13,10 @@ use lab_testbed::{
 };
 use serde_json::Value;
 
-/// How long after the end of an update something of it may still be there.
+/// How long after the end of an update its traces may remain.
 const CLEAN: Duration = Duration::from_secs(20);
 
-/// What must outlive an update in place, by the name of the Machine: uids and providerID.
+/// What an update in place must not change, by Machine name: uids and providerID.
 pub(super) async fn identities(cluster: &Cluster) -> anyhow::Result<BTreeMap<String, Vec<String>>> {
     let mut found = BTreeMap::new();
     for machine in cluster.machines().await? {
@@ -32,34 +32,36 @@ pub(super) async fn identities(cluster: &Cluster) -> anyhow::Result<BTreeMap<Str
     Ok(found)
 }
 
-/// The NodeUpdates of a goal.
+/// Returns the NodeUpdates of a goal.
 pub(super) async fn of_goal(cluster: &Cluster, version: &str) -> anyhow::Result<Vec<Value>> {
     let mut updates = cluster.objects.list(NODE_UPDATE).await?;
     updates.retain(|update| text(update, "/spec/goal/kubernetesVersion") == version);
     Ok(updates)
 }
 
-/// How a step of a NodeUpdate stands.
+/// Returns the state of a step of a NodeUpdate.
 pub(super) fn step<'a>(update: &'a Value, step: &str) -> &'a str {
     let steps = update["status"]["steps"].as_array();
     let found = steps.into_iter().flatten().find(|one| one["name"] == step);
     found.map_or("", |found| text(found, "/state"))
 }
 
-/// How many Machines are being updated by what they say of themselves.
+/// Returns the names of the Machines whose `Updating` condition is True.
 pub(super) fn updating(machines: &[Value]) -> Vec<String> {
     let updating = machines.iter().filter(|machine| objects::is_true(machine, "Updating"));
     updating.map(|machine| name(machine).to_owned()).collect()
 }
 
-/// Nothing of an update is left: no mark of Cluster API's or ours on a Machine and on what it
-/// refers to, no cordon, and every NodeUpdate of a Machine that is there ended well. Nobody collects
-/// garbage in a bed.
+/// Waits until no traces of an update remain: no annotation of Cluster API or Refit on a Machine or
+/// on the objects that it references, and no cordon. Every NodeUpdate of an existing Machine must
+/// have succeeded. A bed runs no garbage collector, so NodeUpdates of deleted Machines are ignored.
 ///
-/// Our controller cleans up after an update has ended, so this is waited for.
+/// The wait is needed because the Refit controller cleans up after an update has ended.
 pub(super) async fn nothing_is_left(cluster: &Cluster) -> anyhow::Result<()> {
-    eventually("nothing of an update is left", CLEAN, async || look(cluster).await.map_err(said))
-        .await
+    eventually("nothing of an update is left", CLEAN, async || {
+        look(cluster).await.map_err(error_text)
+    })
+    .await
 }
 
 async fn look(cluster: &Cluster) -> anyhow::Result<()> {
@@ -89,8 +91,8 @@ async fn look(cluster: &Cluster) -> anyhow::Result<()> {
     }
     let updates = cluster.objects.list(NODE_UPDATE).await?;
     let of_one = |update: &&Value| {
-        let of = text(update, "/spec/machineRef/uid");
-        machines.iter().any(|machine| uid(machine) == of)
+        let machine_uid = text(update, "/spec/machineRef/uid");
+        machines.iter().any(|machine| uid(machine) == machine_uid)
     };
     for update in updates.iter().filter(of_one) {
         let phase = text(update, "/status/phase");

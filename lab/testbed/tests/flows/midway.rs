@@ -1,17 +1,18 @@
-//! What is changed while a host works: no update any more, another goal, no Machine any more.
+//! Changes while a host works: the update is cancelled, the goal changes, or the Machine is
+//! deleted.
 //!
-//! Hosts are held in the middle of their work, for as long as the flow wants to look.
+//! Hosts are held in the middle of their work until the flow has made its checks.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use lab_testbed::{
     Bed, Cluster, ClusterSpec,
-    cluster::said,
+    cluster::error_text,
     eventually,
     objects::{
-        self, HOST_PLAN, MACHINE, MACHINE_SET, NODE_UPDATE, UPDATE_GROUP, annotation, name, text,
-        told, uid,
+        self, HOST_PLAN, MACHINE, MACHINE_SET, NODE_UPDATE, UPDATE_GROUP, annotation,
+        condition_text, name, text, uid,
     },
     wait,
 };
@@ -20,13 +21,13 @@ use serde_json::{Value, json};
 use super::look;
 
 const WITHIN: Duration = Duration::from_mins(4);
-/// How long is looked whether something happens that must not: Cluster API asks again meanwhile.
+/// How long a forbidden change must not happen. Cluster API calls again within this time.
 const QUIET: Duration = Duration::from_secs(8);
-/// Where the control plane is from the beginning: no kubelet may be newer.
+/// Version of the control plane from the start: no kubelet may be newer.
 const NEWEST: &str = "v1.35.4";
-/// Where hosts are held: the node is empty, the kubelet still the old one.
+/// The step at which hosts are held: the Node is drained, and the kubelet is still the old one.
 const STEP: &str = "kubelet-install";
-/// A host is disturbed.
+/// Phases in which a host is disturbed.
 const DISTURBED: [&str; 5] = ["Upgrading", "Draining", "Disrupting", "Verifying", "Uncordoning"];
 const IN_PROGRESS: &str = "in-place-updates.internal.cluster.x-k8s.io/update-in-progress";
 
@@ -56,7 +57,7 @@ struct Midway<'b> {
 }
 
 impl Midway<'_> {
-    /// Cluster API is told that there is no update, while the host is half done.
+    /// Removes the mark of the update from the Machine while the host is half done.
     async fn given_up(&self) -> anyhow::Result<()> {
         let goal = "v1.35.1";
         let held = self.held(goal).await?;
@@ -64,7 +65,7 @@ impl Midway<'_> {
         let nothing = [(IN_PROGRESS, None)];
         self.cluster.objects.annotate(MACHINE, machine, &nothing).await?;
         let second = eventually("Cluster API takes the next machine", WITHIN, async || {
-            let updates = look::of_goal(&self.cluster, goal).await.map_err(said)?;
+            let updates = look::of_goal(&self.cluster, goal).await.map_err(error_text)?;
             let other = updates.into_iter().find(|one| uid(one) != uid(&held));
             other.ok_or_else(|| "it does not".to_owned())
         })
@@ -73,7 +74,7 @@ impl Midway<'_> {
             self.half_done(&held, &second).await
         })
         .await?;
-        self.go_on()?;
+        self.resume()?;
         self.cluster.workers_are_at("md", goal, WITHIN).await?;
         for update in look::of_goal(&self.cluster, goal).await? {
             let phase = text(&update, "/status/phase");
@@ -82,21 +83,22 @@ impl Midway<'_> {
         Ok(())
     }
 
-    /// The first host is half done and says so, the second waits for it.
+    /// Checks that the conditions of the first host show the unfinished update, and that the second
+    /// host waits.
     async fn half_done(&self, held: &Value, second: &Value) -> Result<(), String> {
         let cluster = &self.cluster;
-        let get = async |kind, name| cluster.objects.get(kind, name).await.map_err(said);
+        let get = async |kind, name| cluster.objects.get(kind, name).await.map_err(error_text);
         let machine = get(MACHINE, text(held, "/spec/machineRef/name")).await?;
         if annotation(&machine, IN_PROGRESS).is_some() {
             return Err(format!("{} is being updated again", name(&machine)));
         }
-        let ours = told(&machine, "MachineUpToDate");
-        if !ours.starts_with("Unknown/Updating") {
-            return Err(format!("{}: {ours}", name(&machine)));
+        let refit = condition_text(&machine, "MachineUpToDate");
+        if !refit.starts_with("Unknown/Updating") {
+            return Err(format!("{}: {refit}", name(&machine)));
         }
-        let theirs = told(&machine, "UpToDate");
-        if theirs.starts_with("True") && self.bed.line != lab_testbed::Line::V1_12 {
-            return Err(format!("{}: {theirs}", name(&machine)));
+        let cluster_api = condition_text(&machine, "UpToDate");
+        if cluster_api.starts_with("True") && self.bed.line != lab_testbed::Line::V1_12 {
+            return Err(format!("{}: {cluster_api}", name(&machine)));
         }
         let held = get(NODE_UPDATE, name(held)).await?;
         if text(&held, "/status/phase") != "Disrupting" {
@@ -106,7 +108,7 @@ impl Midway<'_> {
         if DISTURBED.contains(&text(&second, "/status/phase")) {
             return Err(format!("the second is {}", text(&second, "/status/phase")));
         }
-        let groups = cluster.objects.list(UPDATE_GROUP).await.map_err(said)?;
+        let groups = cluster.objects.list(UPDATE_GROUP).await.map_err(error_text)?;
         let slots: Vec<&str> = groups
             .iter()
             .flat_map(|group| group["status"]["slots"].as_array().into_iter().flatten())
@@ -118,12 +120,13 @@ impl Midway<'_> {
         Ok(())
     }
 
-    /// Machines that belong to the MachineSet of a version without having it, and that nobody marks
-    /// for an update any more.
+    /// Returns the Machines that belong to the MachineSet of a version, do not have that version,
+    /// and are no longer marked for an update.
     ///
-    /// That is Cluster API's own race: its MachineSet controller marks a Machine and moves it by one
-    /// patch against what it has seen. Where the Machine controller takes the mark of the update before
-    /// away at that moment, the patch holds no mark, and both believe that the Machine is up to date.
+    /// They are caused by a race in Cluster API: its MachineSet controller marks a Machine and
+    /// moves it with one patch against its cached state. If the Machine controller removes the mark
+    /// of the previous update at that moment, the patch contains no mark, and both controllers
+    /// consider the Machine up to date.
     async fn forgotten(&self, version: &str) -> anyhow::Result<Vec<String>> {
         let mut forgotten = Vec::new();
         for machine in self.cluster.worker_machines("md").await? {
@@ -140,7 +143,7 @@ impl Midway<'_> {
         Ok(forgotten)
     }
 
-    /// The goal that is on its way ends first; the new one is done for itself.
+    /// The goal in progress is reached first; the new goal gets a separate update.
     async fn another_goal(&self) -> anyhow::Result<()> {
         let (old, new) = ("v1.35.2", "v1.35.3");
         let held = self.held(old).await?;
@@ -148,18 +151,18 @@ impl Midway<'_> {
         let asked = "the new goal is asked of a host that is not done with the old one";
         wait::never(asked, QUIET, async || {
             self.nothing_is_done_that_is_not(new).await?;
-            let updates = look::of_goal(&self.cluster, new).await.map_err(said)?;
+            let updates = look::of_goal(&self.cluster, new).await.map_err(error_text)?;
             let machine = text(&held, "/spec/machineRef/uid");
             let early = updates.iter().find(|one| text(one, "/spec/machineRef/uid") == machine);
             early.map_or(Ok(()), |early| Err(name(early).to_owned()))
         })
         .await?;
-        self.go_on()?;
+        self.resume()?;
         let reached = eventually("the new goal is reached", WITHIN, async || {
             self.nothing_is_done_that_is_not(new).await?;
             let shortly = Duration::from_millis(1);
             let reached = self.cluster.workers_are_at("md", new, shortly).await;
-            reached.map_err(said)
+            reached.map_err(error_text)
         });
         let mut forgotten = Vec::new();
         if let Err(error) = reached.await {
@@ -185,36 +188,36 @@ impl Midway<'_> {
         Ok(())
     }
 
-    /// Whoever is said to have reached the goal runs it, by its host's own word.
+    /// Checks that every Machine that is reported at the goal really runs it on its host.
     async fn nothing_is_done_that_is_not(&self, goal: &str) -> Result<(), String> {
-        let updates = look::of_goal(&self.cluster, goal).await.map_err(said)?;
-        for machine in self.cluster.worker_machines("md").await.map_err(said)? {
+        let updates = look::of_goal(&self.cluster, goal).await.map_err(error_text)?;
+        for machine in self.cluster.worker_machines("md").await.map_err(error_text)? {
             let done = updates.iter().any(|update| {
                 text(update, "/spec/machineRef/name") == name(&machine)
                     && text(update, "/status/phase") == "Succeeded"
             });
-            let theirs =
+            let up_to_date =
                 text(&machine, "/spec/version") == goal && objects::is_true(&machine, "UpToDate");
             let runs = self
                 .bed
                 .hosts()
                 .with(&self.cluster.namespace, name(&machine), |host| host.kubelet_version.clone());
-            let runs = runs.map_err(said)?;
-            if (done || theirs) && runs != goal {
+            let runs = runs.map_err(error_text)?;
+            if (done || up_to_date) && runs != goal {
                 return Err(format!("{} is done, and runs {runs}", name(&machine)));
             }
         }
         Ok(())
     }
 
-    /// The work on a host ends before its Machine is drained and gone.
+    /// The work on a host ends before its Machine is drained and deleted.
     async fn deleted(&self) -> anyhow::Result<()> {
         let held = self.held(NEWEST).await?;
         let machine = text(&held, "/spec/machineRef/name");
         self.cluster.objects.delete(MACHINE, machine).await?;
         eventually("the host is told to stop", WITHIN, async || {
             let plan = self.cluster.objects.get(HOST_PLAN, machine).await;
-            let plan = plan.map_err(said)?;
+            let plan = plan.map_err(error_text)?;
             let aborts = plan["spec"]["abort"] == true;
             aborts.then_some(()).ok_or_else(|| "not yet".to_owned())
         })
@@ -222,22 +225,22 @@ impl Midway<'_> {
         let waits = "the Machine waits for its host";
         wait::never("the Machine is drained", QUIET, async || {
             let found = self.cluster.objects.find(MACHINE, machine).await;
-            let found = found.map_err(said)?.ok_or("it is gone")?;
-            let deleting = told(&found, "Deleting");
+            let found = found.map_err(error_text)?.ok_or("it is gone")?;
+            let deleting = condition_text(&found, "Deleting");
             let held = deleting.contains("WaitingForPreDrainHook") || !deleting.starts_with("True");
             held.then_some(()).ok_or_else(|| format!("{waits}: {deleting}"))
         })
         .await?;
-        self.go_on()?;
+        self.resume()?;
         eventually("the Machine goes", WITHIN, async || {
             let update = self.cluster.objects.get(NODE_UPDATE, name(&held)).await;
-            let update = update.map_err(said)?;
+            let update = update.map_err(error_text)?;
             let found = self.cluster.objects.find(MACHINE, machine).await;
             let stopped = text(&update, "/status/phase") == "Stopped";
-            match found.map_err(said)? {
+            match found.map_err(error_text)? {
                 None if stopped => Ok(Ok(())),
                 None => Ok(Err(format!("{machine} is gone while its host works"))),
-                Some(found) => Err(told(&found, "Deleting")),
+                Some(found) => Err(condition_text(&found, "Deleting")),
             }
         })
         .await?
@@ -250,16 +253,17 @@ impl Midway<'_> {
         self.cluster.change_workers("md", &change).await
     }
 
-    /// Asks for a goal and waits until one host is held in the middle of it: its NodeUpdate.
+    /// Sets a goal, waits until a host is held in the middle of the update, and returns its
+    /// NodeUpdate.
     async fn held(&self, goal: &str) -> anyhow::Result<Value> {
-        // Who is first is Cluster API's choice.
+        // Cluster API chooses which machine is first.
         for machine in self.cluster.worker_machines("md").await? {
             let hosts = self.bed.hosts();
             hosts.hold(&self.cluster.namespace, name(&machine), STEP)?;
         }
         self.ask(goal).await?;
         let held = eventually("a host is in the middle of it", WITHIN, async || {
-            let updates = look::of_goal(&self.cluster, goal).await.map_err(said)?;
+            let updates = look::of_goal(&self.cluster, goal).await.map_err(error_text)?;
             let at = |update: &Value| look::step(update, STEP) == "Running";
             let found = updates.iter().position(at);
             let phases: Vec<&str> = updates.iter().map(|u| text(u, "/status/phase")).collect();
@@ -268,9 +272,9 @@ impl Midway<'_> {
         held.await.with_context(|| format!("goal {goal}"))
     }
 
-    fn go_on(&self) -> anyhow::Result<()> {
+    fn resume(&self) -> anyhow::Result<()> {
         for machine in self.bed.hosts().machines(&self.cluster.namespace) {
-            self.bed.hosts().go_on(&self.cluster.namespace, &machine)?;
+            self.bed.hosts().resume(&self.cluster.namespace, &machine)?;
         }
         Ok(())
     }

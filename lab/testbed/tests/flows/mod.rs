@@ -1,4 +1,4 @@
-//! Every flow, one file each.
+//! All flows, one file each.
 
 mod control_plane_in_place;
 mod discovery;
@@ -19,7 +19,7 @@ use crate::suite::{Flow, On};
 
 const BOTH: &[Line] = &[Line::V1_12, Line::V1_14];
 
-/// All of them: the longest first, because they run side by side.
+/// All flows. The longest come first, because they run in parallel.
 pub(crate) const ALL: &[Flow] = &[
     Flow {
         name: "whoever_dies_in_the_middle_the_run_ends_as_an_undisturbed_one",
@@ -57,7 +57,7 @@ pub(crate) const ALL: &[Flow] = &[
         on: On::Shared,
         run: |bed| Box::pin(health_check::run(bed)),
     },
-    // Fourteen verdicts, one after another: too long for a sample.
+    // Fourteen verdicts, one after another: too slow for every run.
     #[cfg(feature = "all")]
     Flow {
         name: "the_model_judges_changes_of_a_kubeadm_config_as_cluster_api_does",

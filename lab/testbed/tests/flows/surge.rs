@@ -1,4 +1,4 @@
-//! Surge: what is created and deleted beside what is updated in place, as `refit plan` said before.
+//! Surge: the created, deleted and updated machines match the output of `refit plan`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,10 +16,10 @@ use serde_json::{Value, json};
 
 use super::look;
 
-/// Thirteen machines, some after the other.
+/// Thirteen machines, partly one after another.
 const WITHIN: Duration = Duration::from_mins(10);
 
-/// In place, new, deleted.
+/// Numbers of machines updated in place, created and deleted.
 type Counts = (i64, i64, i64);
 
 pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
@@ -57,7 +57,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     recorder.compare(bed, "surge").await
 }
 
-/// What `refit plan` says of each group.
+/// Returns the counts of `refit plan` for each group.
 async fn planned(bed: &Bed, cluster: &Cluster) -> anyhow::Result<BTreeMap<String, Counts>> {
     let target = format!("cluster/{}", cluster.name);
     let plan = cli::json(bed, &cluster.namespace, &["plan", &target, "--to", TO]).await?;
@@ -70,7 +70,8 @@ async fn planned(bed: &Bed, cluster: &Cluster) -> anyhow::Result<BTreeMap<String
     Ok(counts.collect())
 }
 
-/// Another version, and another template that says the same.
+/// Creates an identical template with another name, and returns a change to it and to another
+/// version.
 async fn rotated(cluster: &Cluster) -> anyhow::Result<Value> {
     let template = cluster.objects.get(DEV_MACHINE_TEMPLATE, "surge-c").await?;
     let object = json!({
@@ -88,12 +89,12 @@ async fn rotated(cluster: &Cluster) -> anyhow::Result<Value> {
 
 /// uids of the Machines of each group.
 async fn uids(cluster: &Cluster) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
-    let of = |machines: Vec<Value>| machines.iter().map(|m| uid(m).to_owned()).collect();
+    let uids_of = |machines: Vec<Value>| machines.iter().map(|m| uid(m).to_owned()).collect();
     let machines = cluster.control_plane_machines().await?;
-    let mut found = BTreeMap::from([(cluster.name.clone(), of(machines))]);
+    let mut found = BTreeMap::from([(cluster.name.clone(), uids_of(machines))]);
     for workers in ["a", "b", "c"] {
         let machines = cluster.worker_machines(workers).await?;
-        found.insert(format!("{}-{workers}", cluster.name), of(machines));
+        found.insert(format!("{}-{workers}", cluster.name), uids_of(machines));
     }
     Ok(found)
 }

@@ -1,4 +1,4 @@
-//! One change of `Cluster.spec.topology.version`: the control plane first, then the workers, all in
+//! One change of `Cluster.spec.topology.version`: first the control plane, then the workers, all in
 //! place.
 
 use std::time::Duration;
@@ -6,17 +6,17 @@ use std::time::Duration;
 use anyhow::ensure;
 use lab_testbed::{
     Bed, Cluster,
-    cluster::{FROM, TO, said},
+    cluster::{FROM, TO, error_text},
     eventually,
-    objects::{CLUSTER, NODE_UPDATE, name, text, told, uid},
+    objects::{CLUSTER, NODE_UPDATE, condition_text, name, text, uid},
 };
 use serde_json::{Value, json};
 
 use super::look;
 
-/// Six machines, one after the other, and Cluster API's steps between them.
+/// Six machines, one after another, with Cluster API's steps between them.
 const WITHIN: Duration = Duration::from_mins(8);
-/// Three of the control plane, three workers.
+/// Three control plane Machines and three workers.
 const MACHINES: usize = 6;
 
 pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
@@ -27,16 +27,16 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let version = json!({"spec": {"topology": {"version": TO}}});
     cluster.objects.merge(CLUSTER, "topology", &version).await?;
     let watched = eventually("every machine is updated", WITHIN, async || {
-        let control_plane = cluster.control_plane_machines().await.map_err(said)?;
-        let updates = cluster.objects.list(NODE_UPDATE).await.map_err(said)?;
+        let control_plane = cluster.control_plane_machines().await.map_err(error_text)?;
+        let updates = cluster.objects.list(NODE_UPDATE).await.map_err(error_text)?;
         let phase_of = |machine: &Value| {
             let update =
                 updates.iter().find(|update| text(update, "/spec/machineRef/uid") == uid(machine));
             update.map(|update| text(update, "/status/phase"))
         };
-        let machines = cluster.machines().await.map_err(said)?;
-        // Cluster API goes by the versions that kubelets report, and those are there before Refit
-        // calls a control plane updated.
+        let machines = cluster.machines().await.map_err(error_text)?;
+        // Cluster API uses the versions that kubelets report, and these change before Refit marks a
+        // control plane as updated.
         let at_the_version = |phase| matches!(phase, "Verifying" | "Uncordoning" | "Succeeded");
         let behind =
             control_plane.iter().find(|machine| !phase_of(machine).is_some_and(at_the_version));
@@ -53,7 +53,7 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         }
         let behind = machines.iter().find(|machine| phase_of(machine) != Some("Succeeded"));
         behind.map_or(Ok(Ok(())), |machine| {
-            Err(format!("{}: {}", name(machine), told(machine, "UpToDate")))
+            Err(format!("{}: {}", name(machine), condition_text(machine, "UpToDate")))
         })
     });
     if let Err(why) = watched.await? {
@@ -66,9 +66,9 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
     let after = look::identities(&cluster).await?;
     ensure!(before == after, "{before:#?} became {after:#?}");
     eventually("the Cluster follows its topology", WITHIN, async || {
-        let found = cluster.objects.get(CLUSTER, "topology").await.map_err(said)?;
-        let told = told(&found, "TopologyReconciled");
-        told.starts_with("True").then_some(()).ok_or(told)
+        let found = cluster.objects.get(CLUSTER, "topology").await.map_err(error_text)?;
+        let condition = condition_text(&found, "TopologyReconciled");
+        condition.starts_with("True").then_some(()).ok_or(condition)
     })
     .await?;
     look::nothing_is_left(&cluster).await

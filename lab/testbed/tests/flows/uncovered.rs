@@ -1,12 +1,12 @@
-//! A change that no updater covers: replaced where policy says Replace; otherwise held, told, and
-//! gone on with once something else is asked for.
+//! A change that no updater covers: the Machines are replaced if the policy is Replace; otherwise
+//! the change is held and reported, and the rollout continues after another change.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::ensure;
 use lab_testbed::{
     Bed, Cluster, ClusterSpec,
-    cluster::{TO, said, settled},
+    cluster::{TO, error_text, settled},
     eventually,
     objects::{self, DEV_MACHINE_TEMPLATE, EVENT, MACHINE_DEPLOYMENT, UPDATE_GROUP, text, uid},
     recorder::Recorder,
@@ -15,7 +15,7 @@ use lab_testbed::{
 use serde_json::json;
 
 const WITHIN: Duration = Duration::from_mins(4);
-/// How long nothing may happen: Cluster API asks again within this time.
+/// How long nothing may happen. Cluster API calls again within this time.
 const QUIET: Duration = Duration::from_secs(25);
 const GROUP: &str = "infrastructure.cluster.x-k8s.io";
 
@@ -42,21 +42,21 @@ pub(super) async fn run(bed: &Bed) -> anyhow::Result<()> {
         uids(&cluster, "held").await? == held_before,
         "a machine was replaced that was to be kept"
     );
-    // What is asked for now can be done in place: the other template is let go of.
+    // The new spec can be applied in place: the other template is no longer requested.
     let back = json!({"template": {"spec": {
         "version": cluster_version(&cluster).await?,
         "infrastructureRef": {"apiGroup": GROUP, "kind": "DevMachineTemplate", "name": "uncovered-held"},
     }}});
     cluster.change_workers("held", &back).await?;
     eventually("the group is not held any more", WITHIN, async || {
-        let found = cluster.deployment("held").await.map_err(said)?;
+        let found = cluster.deployment("held").await.map_err(error_text)?;
         settled(&found, &["Available", "MachinesReady", "MachinesUpToDate"])?;
-        let group = group(&cluster).await.map_err(said)?;
+        let group = group(&cluster).await.map_err(error_text)?;
         let uncovered = group["status"]["uncovered"].as_array().cloned().unwrap_or_default();
         if uncovered.is_empty() && !objects::is_true(&group, "Blocked") {
             return Ok(());
         }
-        Err(format!("{uncovered:?} {}", objects::told(&group, "Blocked")))
+        Err(format!("{uncovered:?} {}", objects::condition_text(&group, "Blocked")))
     })
     .await?;
     ensure!(uids(&cluster, "held").await? == held_before, "a machine was replaced at the end");
@@ -70,7 +70,7 @@ async fn cluster_version(cluster: &Cluster) -> anyhow::Result<String> {
     Ok(version.to_owned())
 }
 
-/// Rotates to a template that asks for another machine.
+/// Changes to a template for a different machine.
 async fn slower(cluster: &Cluster, workers: &str) -> anyhow::Result<()> {
     let name = format!("{}-{workers}", cluster.name);
     let template = cluster.objects.get(DEV_MACHINE_TEMPLATE, &name).await?;
@@ -96,24 +96,24 @@ async fn group(cluster: &Cluster) -> anyhow::Result<serde_json::Value> {
     found.ok_or_else(|| anyhow::anyhow!("there is no UpdateGroup of uncovered-held"))
 }
 
-/// The path is told on the UpdateGroup and in an event, and nothing happens.
+/// The path is reported on the UpdateGroup and in an event, and nothing else happens.
 async fn held(cluster: &Cluster, before: &BTreeSet<String>) -> anyhow::Result<()> {
     eventually("the user is told what nobody covers", WITHIN, async || {
-        let group = group(cluster).await.map_err(said)?;
+        let group = group(cluster).await.map_err(error_text)?;
         let uncovered = group["status"]["uncovered"].to_string();
         if !uncovered.contains("startupDuration") || !objects::is_true(&group, "Blocked") {
-            return Err(format!("{uncovered} {}", objects::told(&group, "Blocked")));
+            return Err(format!("{uncovered} {}", objects::condition_text(&group, "Blocked")));
         }
-        let events = cluster.objects.list(EVENT).await.map_err(said)?;
-        let told = events.iter().any(|event| {
+        let events = cluster.objects.list(EVENT).await.map_err(error_text)?;
+        let reported = events.iter().any(|event| {
             text(event, "/involvedObject/name") == "uncovered-held"
                 && text(event, "/message").contains("startupDuration")
         });
-        if told { Ok(()) } else { Err("no event on the MachineDeployment".to_owned()) }
+        if reported { Ok(()) } else { Err("no event on the MachineDeployment".to_owned()) }
     })
     .await?;
     wait::never("a machine is touched", QUIET, async || {
-        let now = uids(cluster, "held").await.map_err(said)?;
+        let now = uids(cluster, "held").await.map_err(error_text)?;
         if now == *before { Ok(()) } else { Err(format!("{before:?} became {now:?}")) }
     })
     .await
@@ -121,9 +121,9 @@ async fn held(cluster: &Cluster, before: &BTreeSet<String>) -> anyhow::Result<()
 
 async fn replaced(cluster: &Cluster, before: &BTreeSet<String>) -> anyhow::Result<()> {
     eventually("every machine of the other group is replaced", WITHIN, async || {
-        let found = cluster.deployment("free").await.map_err(said)?;
+        let found = cluster.deployment("free").await.map_err(error_text)?;
         settled(&found, &["Available", "MachinesReady", "MachinesUpToDate"])?;
-        let now = uids(cluster, "free").await.map_err(said)?;
+        let now = uids(cluster, "free").await.map_err(error_text)?;
         if now.is_disjoint(before) { Ok(()) } else { Err(format!("{before:?} became {now:?}")) }
     })
     .await

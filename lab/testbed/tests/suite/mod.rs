@@ -1,6 +1,6 @@
-//! Runs flows on one bed: started by the first of them, ended after the last. A flow that stops the
-//! processes of its bed has one of its own meanwhile.
-#![expect(clippy::print_stderr, reason = "a test tells where its logs are, and how long it took")]
+//! Runs flows on one bed, which the first flow starts and which ends after the last. A flow that
+//! stops processes of its bed runs on a separate bed.
+#![expect(clippy::print_stderr, reason = "a test prints where its logs are and how long it took")]
 
 use std::{
     env, fs,
@@ -23,34 +23,35 @@ use refit_runtime::{
 };
 use tokio::runtime::Runtime;
 
-/// Flows at once: most of their time they wait for Cluster API's next look, which costs nothing.
+/// Number of parallel flows: most of the time they wait for Cluster API's next reconcile, which
+/// costs nothing.
 const AT_ONCE: usize = 5;
-/// Set for the program that runs a flow on a bed of its own.
+/// Set for the program that runs a flow on a separate bed.
 const OWN: &str = "REFIT_TESTBED_OWN";
 
-/// Which bed a flow runs on.
+/// The bed that a flow runs on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum On {
-    /// That of all the flows of a line.
+    /// The bed that all flows of a line share.
     Shared,
-    /// One that no other flow is on: this one stops its processes.
+    /// A separate bed, because the flow stops processes.
     Own,
 }
 
-/// One flow.
+/// A test flow.
 #[derive(Clone, Copy)]
 pub(crate) struct Flow {
-    /// What it shows, as a name of a test.
+    /// Name of the flow, which states what it shows.
     pub(crate) name: &'static str,
-    /// Whether it is run on a line where nobody asked for all of them.
+    /// Lines on which the flow runs without the feature `all`.
     pub(crate) lines: &'static [Line],
-    /// Which bed it needs.
+    /// The bed that the flow needs.
     pub(crate) on: On,
-    /// Runs it.
+    /// The function that runs the flow.
     pub(crate) run: for<'a> fn(&'a Bed) -> LocalBoxFuture<'a, anyhow::Result<()>>,
 }
 
-/// The bed of this process, or why there is none.
+/// The bed of this process, or why it could not start.
 type Started = Arc<OnceLock<Result<Bed, String>>>;
 
 /// Runs the flows of a line.
@@ -58,7 +59,7 @@ pub(crate) fn run(line: Line, flows: &[Flow]) -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = arguments.test_threads.or(Some(AT_ONCE));
     init_logs("lab_testbed=info,warn", LogFormat::Text).expect("nobody else writes logs");
-    network::of_our_own();
+    network::enter_own_namespace();
     tls::install_provider();
     let runtime = Arc::new(Runtime::new().expect("threads can be started"));
     let started = Started::default();
@@ -67,8 +68,9 @@ pub(crate) fn run(line: Line, flows: &[Flow]) -> ExitCode {
         .iter()
         .filter(|flow| all || flow.lines.contains(&line))
         .map(|flow| {
-            // Without network namespaces there is one bed, and such a flow is alone on it.
-            let second = network::is_our_own() && env::var_os(OWN).is_none();
+            // Without network namespaces there is only one bed, and such a flow uses it
+            // exclusively.
+            let second = network::in_own_namespace() && env::var_os(OWN).is_none();
             if flow.on == On::Own && second {
                 trial_elsewhere(*flow, line, runtime.clone())
             } else {
@@ -79,15 +81,15 @@ pub(crate) fn run(line: Line, flows: &[Flow]) -> ExitCode {
     let conclusion = libtest_mimic::run(&arguments, trials);
     let bed = Arc::into_inner(started).and_then(OnceLock::into_inner);
     if let Some(Ok(bed)) = bed {
-        let folder = bed.folder.clone();
+        let directory = bed.directory.clone();
         let guard = runtime.enter();
         drop(bed);
         drop(guard);
         if conclusion.has_failed() {
-            eprintln!("the logs of the bed are in {}", folder.display());
+            eprintln!("the logs of the bed are in {}", directory.display());
         } else {
-            // What cannot be removed now is removed by a later run.
-            let _ = std::fs::remove_dir_all(folder);
+            // A later run removes what cannot be removed now.
+            let _ = std::fs::remove_dir_all(directory);
         }
     }
     conclusion.exit_code()
@@ -108,12 +110,12 @@ fn trial(flow: Flow, line: Line, runtime: Arc<Runtime>, started: Started) -> Tri
         });
         eprintln!("{line} {}: {} s", flow.name, clock.elapsed(since).as_secs());
         outcome.map_err(|error| {
-            Failed::from(format!("{error:#}\nlogs are in {}", bed.folder.display()))
+            Failed::from(format!("{error:#}\nlogs are in {}", bed.directory.display()))
         })
     })
 }
 
-/// Runs a flow in a program, a network namespace and on a bed of its own.
+/// Runs a flow in a separate program, network namespace and bed.
 fn trial_elsewhere(flow: Flow, line: Line, runtime: Arc<Runtime>) -> Trial {
     let name = format!("{line}::{}", flow.name);
     Trial::test(name.clone(), move || {
@@ -132,7 +134,7 @@ fn trial_elsewhere(flow: Flow, line: Line, runtime: Arc<Runtime>) -> Trial {
                 eprintln!("{}", part.tail());
                 return Ok(());
             }
-            // What its own summary says, else its last words.
+            // The failure from the summary of that program, else the last lines of its log.
             let text = fs::read_to_string(part.log()).unwrap_or_default();
             Err(Failed::from(match text.rsplit_once("\n---- ") {
                 Some((_, why)) => why.to_owned(),

@@ -15,10 +15,10 @@ use crate::{direct::Call, mirror::Place};
 
 const CLUSTERS: &str = "clusters.cluster.x-k8s.io";
 const MACHINES: &str = "machines.cluster.x-k8s.io";
-/// Port of an API server whose cluster names none.
+/// Default port of a cluster's API server.
 const API_PORT: u16 = 6443;
 
-/// Provisions infrastructure clusters and keeps each Cluster's endpoint and milestones.
+/// Provisions infrastructure clusters and maintains the endpoint and conditions of each Cluster.
 pub(crate) fn clusters(view: &View<'_>, state: &mut EnvState, plan: &mut PassWrites) {
     let clusters = view.management.list(CLUSTERS);
     for cluster in &clusters {
@@ -37,7 +37,7 @@ pub(crate) fn clusters(view: &View<'_>, state: &mut EnvState, plan: &mut PassWri
         };
         let endpoint = json!({"host": known.host, "port": known.port});
         let path = place.path(namespace, name);
-        own(view, cluster, &place, plan);
+        set_owner(view, cluster, &place, plan);
         let reference = &cluster["spec"]["infrastructureRef"];
         let provisioned = if reference.is_object() {
             infrastructure_cluster(view, cluster, &endpoint, plan)
@@ -55,8 +55,8 @@ pub(crate) fn clusters(view: &View<'_>, state: &mut EnvState, plan: &mut PassWri
     }
 }
 
-/// Labels what belongs to a Cluster and makes the Cluster its owner, as Cluster API does.
-fn own(view: &View<'_>, cluster: &Value, place: &Place, plan: &mut PassWrites) {
+/// Labels the objects of a Cluster and sets the Cluster as their owner, as Cluster API does.
+fn set_owner(view: &View<'_>, cluster: &Value, place: &Place, plan: &mut PassWrites) {
     let (namespace, cluster_name) = (namespace(cluster), name(cluster));
     let referred = ["infrastructureRef", "controlPlaneRef"]
         .into_iter()
@@ -95,25 +95,25 @@ fn own(view: &View<'_>, cluster: &Value, place: &Place, plan: &mut PassWrites) {
     }
 }
 
-/// Where the API of a cluster will be: as the Cluster or its infrastructure says, or made up.
+/// Endpoint of a cluster's API: from the Cluster, from its infrastructure cluster, or generated.
 fn endpoint_of(view: &View<'_>, cluster: &Value) -> (String, u16) {
     let infrastructure = view
         .management
         .referred(&cluster["spec"]["infrastructureRef"], namespace(cluster))
         .map(|(_, object)| object);
-    let told = |object: &Value| {
+    let specified_endpoint = |object: &Value| {
         let endpoint = &object["spec"]["controlPlaneEndpoint"];
         let host = endpoint["host"].as_str().unwrap_or_default();
         let port = endpoint["port"].as_u64().unwrap_or_default();
         let port = u16::try_from(port).ok().filter(|port| *port > 0);
         (!host.is_empty()).then(|| (host.to_owned(), port.unwrap_or(API_PORT)))
     };
-    told(cluster)
-        .or_else(|| infrastructure.as_deref().and_then(told))
+    specified_endpoint(cluster)
+        .or_else(|| infrastructure.as_deref().and_then(specified_endpoint))
         .unwrap_or_else(|| (format!("{}.refit.sandbox", name(cluster)), API_PORT))
 }
 
-/// Marks an infrastructure cluster as provisioned; says whether it is.
+/// Marks an infrastructure cluster as provisioned; returns whether it already was.
 fn infrastructure_cluster(
     view: &View<'_>,
     cluster: &Value,
@@ -190,7 +190,7 @@ pub(crate) fn is_control_plane(machine: &Value) -> bool {
     machine["metadata"]["labels"].get(keys::CONTROL_PLANE).is_some()
 }
 
-/// Makes the bootstrap data of a Machine: at once for the first control plane machine, for all
+/// Creates the bootstrap data of a Machine: at once for the first control plane machine, for all
 /// others when there is a cluster to join.
 fn bootstrap(view: &View<'_>, machine: &Value, known: &mut ClusterState, plan: &mut PassWrites) {
     let reference = &machine["spec"]["bootstrap"]["configRef"];
@@ -250,7 +250,7 @@ fn owner(object: &Value, place: &Place, kind: &str) -> Value {
     })
 }
 
-/// Orders the host of a Machine whose bootstrap data is there.
+/// Requests the host of a Machine whose bootstrap data exists.
 fn infrastructure_machine(
     view: &View<'_>,
     machine: &Value,
@@ -308,7 +308,7 @@ pub(crate) fn address(node: &str) -> String {
     format!("10.20.{}.{}", 1 + number / 250, 1 + number % 250)
 }
 
-/// Ends hosts whose infrastructure machine is gone, and takes their Nodes with them.
+/// Removes hosts whose infrastructure machine is gone, and deletes their Nodes.
 pub(crate) fn forget_hosts(view: &View<'_>, state: &mut EnvState, plan: &mut PassWrites) {
     let gone: Vec<String> = state
         .hosts

@@ -1,4 +1,4 @@
-//! Kubelets: Nodes, mirror pods, pods that start and end.
+//! Kubelets: register Nodes, create mirror pods, start and end pods.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -19,9 +19,9 @@ pub(crate) struct Local<'a> {
     pub(crate) view: &'a View<'a>,
     pub(crate) cluster: &'a str,
     pub(crate) mirror: &'a Mirror,
-    /// Hosts that booted, by node name.
+    /// Booted hosts, by node name.
     pub(crate) hosts: BTreeMap<String, (HostRecord, HostView)>,
-    /// Whether a host of the cluster has still to become a Node.
+    /// Whether a host of the cluster has yet to become a Node.
     pub(crate) booting: bool,
     pub(crate) nodes: BTreeMap<String, Arc<Value>>,
     pub(crate) pods: Vec<Arc<Value>>,
@@ -57,7 +57,7 @@ impl<'a> Local<'a> {
         plan.workload(self.cluster, call);
     }
 
-    /// Whether the Node of this name is Ready and takes pods.
+    /// Whether the Node of this name is Ready and schedulable.
     pub(crate) fn schedulable(&self, node: &str) -> bool {
         self.nodes.get(node).is_some_and(|node| {
             let taints = node["spec"]["taints"].as_array();
@@ -70,7 +70,7 @@ impl<'a> Local<'a> {
     }
 }
 
-/// Registers Nodes and reports their state.
+/// Registers Nodes and updates their status.
 pub(crate) fn nodes(local: &Local<'_>, plan: &mut PassWrites) {
     for (node, (record, host)) in &local.hosts {
         match local.nodes.get(node) {
@@ -101,7 +101,7 @@ fn report(local: &Local<'_>, object: &Value, host: &HostView, plan: &mut PassWri
     let same = is_ready(object)
         && info["kubeletVersion"] == host.kubelet_version.as_str()
         && info["bootID"] == host.boot_id.as_str();
-    // Times in the API are whole seconds: a beat counts as new from the next second on.
+    // Times in the API are whole seconds: a heartbeat counts as new from the next second on.
     let fresh = beat.is_some_and(|beat| beat >= host.up_at && now < later(beat, HEARTBEAT));
     if same && fresh {
         let due = beat.map_or(now, |beat| later(beat, HEARTBEAT));
@@ -111,7 +111,7 @@ fn report(local: &Local<'_>, object: &Value, host: &HostView, plan: &mut PassWri
     local.send(plan, Call::merge(path, host.report(object, now)));
 }
 
-/// What the node lifecycle controller says of a kubelet that nobody has heard of for some time.
+/// Sets the status that the node lifecycle controller sets when a kubelet stops reporting.
 fn silence(local: &Local<'_>, object: &Value, path: String, plan: &mut PassWrites) {
     let Some(ready) = ready_condition(object).filter(|ready| ready["status"] == "False") else {
         return;
@@ -162,7 +162,7 @@ fn new_node(local: &Local<'_>, record: &HostRecord, host: &HostView) -> Value {
     })
 }
 
-/// Keeps one mirror pod for each static pod manifest, replaced when the manifest changes.
+/// Maintains one mirror pod per static pod manifest; replaces it when the manifest changes.
 pub(crate) fn static_pods(local: &Local<'_>, plan: &mut PassWrites) {
     for (node, (_, host)) in &local.hosts {
         let Some(object) = local.nodes.get(node).filter(|_| host.up) else {
@@ -182,7 +182,7 @@ pub(crate) fn static_pods(local: &Local<'_>, plan: &mut PassWrites) {
     }
 }
 
-/// Starts pods and ends those that are to go.
+/// Starts pods, and removes those that are being deleted.
 pub(crate) fn pods(local: &Local<'_>, plan: &mut PassWrites) {
     let now = local.view.now;
     for pod in &local.pods {
@@ -192,7 +192,7 @@ pub(crate) fn pods(local: &Local<'_>, plan: &mut PassWrites) {
         }
         let path = format!("/api/v1/namespaces/{}/pods/{}", namespace(pod), name(pod));
         let Some((_, host)) = local.hosts.get(node) else {
-            // The host is gone: nobody else will end its pods.
+            // The host is gone: no kubelet will remove its pods.
             local.send(plan, Call::delete(path));
             continue;
         };

@@ -1,14 +1,14 @@
-//! The Deployments of a Cluster API installation, so that its version and gates are read here as in
-//! a real management cluster. Nothing runs them: Refit's stand-in does their work.
+//! The Deployments of a Cluster API installation, so that its version and feature gates are read
+//! here as in a real management cluster. Nothing runs them: Refit's stand-in does their work.
 
 use refit_kinds::keys;
 use serde_json::{Value, json};
 
 use crate::direct::{Call, Direct, DirectError};
 
-/// The release of Cluster API that the stand-in behaves like.
+/// The Cluster API release that the stand-in implements.
 const VERSION: &str = "v1.12.11";
-/// Its feature gates.
+/// Its feature gates, as the manager's argument.
 const GATES: &str =
     "--feature-gates=MachinePool=false,ClusterTopology=false,RuntimeSDK=true,InPlaceUpdates=true";
 
@@ -29,7 +29,7 @@ const MANAGERS: [(&str, &str, &str, &str); 3] = [
     ),
 ];
 
-/// Writes the Deployments and their Namespaces.
+/// Creates the Deployments and their Namespaces.
 pub(crate) async fn describe(api: &Direct) -> Result<(), DirectError> {
     for (namespace, name, provider, image) in MANAGERS {
         let labels = json!({"cluster.x-k8s.io/provider": provider});
@@ -39,7 +39,7 @@ pub(crate) async fn describe(api: &Direct) -> Result<(), DirectError> {
             "metadata": {"name": namespace, "labels": labels},
         });
         match api.send(Call::create("/api/v1/namespaces", body)).await {
-            // The manifests may hold it.
+            // The manifests may contain it already.
             Err(error) if error.code() == Some(409) => {}
             outcome => {
                 outcome?;
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_described_has_in_place_updates() {
+    fn the_described_installation_supports_in_place_updates() {
         let read: Vec<Manager> = MANAGERS
             .iter()
             .map(|(namespace, name, provider, image)| deployment(namespace, name, provider, image))

@@ -1,19 +1,19 @@
-//! The simulated environment: everything around Cluster API and Refit that a real cluster has.
+//! The simulated environment: the rest of a real cluster, without Cluster API and Refit.
 //!
-//! | module | stands for |
+//! | module | simulates |
 //! |---|---|
-//! | [`infrastructure`] | infrastructure and bootstrap providers, Cluster API's Cluster controller |
+//! | [`infrastructure`] | infrastructure and bootstrap providers, and the Cluster controller |
 //! | [`kubelet`] | kubelets: Nodes, mirror pods, pods that start and end |
 //! | [`workloads`] | ReplicaSet, DaemonSet and scheduler of a workload cluster |
-//! | [`managers`] | the Deployments that a Cluster API installation is known by |
-//! | [`setup`] | what `kubeadm init` leaves in a new cluster, and an application on it |
-//! | [`quorum`] | etcd: whether the API of a workload cluster answers |
-//! | [`trouble`] | failures that a user orders by an annotation |
-//! | [`state`] | what the environment remembers beside the API: its hosts |
+//! | [`managers`] | the Deployments by which a Cluster API installation is recognized |
+//! | [`setup`] | the objects that `kubeadm init` leaves in a new cluster, and an application |
+//! | [`quorum`] | etcd: whether the API of a workload cluster is up |
+//! | [`trouble`] | failures that a user requests by an annotation |
+//! | [`state`] | the environment's own state outside the API: its hosts |
 //!
-//! It is no process of ours and is never killed. Each pass looks at everything (mirrors of the API
-//! stores, hosts, the time) and says which writes are due; passing again after them says none. So a
-//! world that was restored from a snapshot goes on by itself.
+//! The environment is not a process of Refit and is never killed. Each pass reads everything
+//! (mirrors of the API stores, hosts, the time) and returns the writes that are due; a pass right
+//! after those writes returns none. So a world restored from a snapshot continues by itself.
 
 pub(crate) mod infrastructure;
 pub(crate) mod kubelet;
@@ -35,23 +35,23 @@ use refit_kinds::json::{flag, name, namespace, text, time};
 use crate::{direct::Call, mirror::Mirror};
 use state::EnvState;
 
-/// How long it takes from the request for a machine until kubeadm is done on it.
+/// How long a machine takes from its request until kubeadm has finished on it.
 pub(crate) const BOOT: SignedDuration = SignedDuration::from_secs(40);
-/// How much longer single machines may take, by a hash of their name.
+/// Upper bound of the extra boot time per machine, which a hash of its name determines.
 pub(crate) const BOOT_SPREAD_SECONDS: u64 = 8;
-/// How long an ordinary pod takes until it is ready.
+/// How long an ordinary pod takes to become ready.
 pub(crate) const POD_START: SignedDuration = SignedDuration::from_secs(5);
-/// How long a static pod takes until it is ready.
+/// How long a static pod takes to become ready.
 pub(crate) const STATIC_POD_START: SignedDuration = SignedDuration::from_secs(2);
-/// How often an idle kubelet reports. Real ones report every 5 minutes where nothing changes.
+/// How often an idle kubelet reports. Real kubelets report every 5 minutes if nothing changes.
 pub(crate) const HEARTBEAT: SignedDuration = SignedDuration::from_secs(300);
-/// How long a kubelet may be down before its Node counts as unreachable: the node monitor's grace
+/// How long a kubelet may be down before its Node counts as unreachable: the node monitor grace
 /// period.
 pub(crate) const SILENCE: SignedDuration = SignedDuration::from_secs(50);
-/// When the environment tries again after a write was refused.
+/// When the environment retries after a rejected write.
 pub(crate) const RETRY: Duration = Duration::from_secs(1);
 
-/// Where a call goes.
+/// The API that receives a call.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Target {
     /// The management cluster.
@@ -60,12 +60,12 @@ pub(crate) enum Target {
     Workload(String),
 }
 
-/// What one pass wants.
+/// The result of one pass.
 #[derive(Debug, Default)]
 pub(crate) struct PassWrites {
-    /// Writes, in order.
+    /// The writes, in order.
     pub(crate) calls: Vec<(Target, Call)>,
-    /// When the next pass is due, if nothing happens before.
+    /// When the next pass is due if nothing changes earlier.
     pub(crate) wake: Option<Timestamp>,
 }
 
@@ -78,27 +78,27 @@ impl PassWrites {
         self.calls.push((Target::Workload(cluster.to_owned()), call));
     }
 
-    /// Asks for a pass at a time in the future.
+    /// Requests a pass at a time in the future.
     pub(crate) fn wake_at(&mut self, when: Timestamp) {
         self.wake = Some(self.wake.map_or(when, |known| known.min(when)));
     }
 }
 
-/// What one pass looks at.
+/// The input of one pass.
 pub(crate) struct View<'a> {
-    /// The time.
+    /// The current time.
     pub(crate) now: Timestamp,
     /// The management cluster.
     pub(crate) management: &'a Mirror,
     /// The workload clusters, by key.
     pub(crate) workloads: &'a BTreeMap<String, Mirror>,
-    /// Hosts that have booted, by key.
+    /// Booted hosts, by key.
     pub(crate) hosts: &'a BTreeMap<String, HostView>,
-    /// How many times faster than real ones machines boot.
+    /// How many times faster than real machines these boot.
     pub(crate) hurry: i32,
 }
 
-/// Decides what the environment does now.
+/// Decides what the environment writes now.
 pub(crate) fn plan(view: &View<'_>, state: &mut EnvState) -> PassWrites {
     let mut plan = PassWrites::default();
     infrastructure::clusters(view, state, &mut plan);
@@ -117,17 +117,17 @@ pub(crate) fn plan(view: &View<'_>, state: &mut EnvState) -> PassWrites {
     plan
 }
 
-/// A time and a while: times in objects are anybody's, and some are close to the end of all time.
+/// Saturating add: timestamps in objects may be near the maximum.
 pub(crate) fn later(time: Timestamp, by: SignedDuration) -> Timestamp {
     time.checked_add(by).unwrap_or(Timestamp::MAX)
 }
 
-/// Time as Kubernetes writes it.
+/// Formats a time as Kubernetes does.
 pub(crate) fn rfc3339(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// A number below `limit` that follows from a text.
+/// A number below `limit` that is derived from a text.
 pub(crate) fn spread(input: &str, limit: u64) -> u64 {
     u64::from_str_radix(&short_hash(input), 16).unwrap_or(0) % limit.max(1)
 }
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_that_somebody_wrote_may_be_the_last_one() {
+    fn adding_to_a_time_near_the_maximum_saturates() {
         let last = time(&serde_json::json!({"t": "9999-12-30T21:59:59Z"}), "/t").unwrap();
         assert_eq!(later(last, HEARTBEAT), Timestamp::MAX);
     }

@@ -1,4 +1,4 @@
-//! Whether the API of a workload cluster answers: one API server must run, and etcd needs more than
+//! Whether the API of a workload cluster is up: one API server must run, and etcd needs more than
 //! half of its members.
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -6,14 +6,14 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::state::ClusterState;
 use crate::world::{Inner, WorldError, lock};
 
-/// What the control plane hosts of one cluster can do.
+/// The state of one cluster's control plane hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ControlPlane {
     /// Members of etcd.
     pub(crate) members: usize,
-    /// Members that answer.
+    /// Members that are up.
     pub(crate) members_up: usize,
-    /// API servers that answer.
+    /// API servers that are up.
     pub(crate) servers_up: usize,
 }
 
@@ -24,19 +24,19 @@ impl ControlPlane {
         self.servers_up += usize::from(server_up);
     }
 
-    /// Whether a request can be served. An API server without a quorum of etcd is not ready, and
-    /// whatever stands before it sends nobody there.
+    /// Whether a request can be served. An API server without an etcd quorum is not ready, and a
+    /// load balancer sends it no requests.
     pub(crate) fn answers(self) -> bool {
         self.servers_up > 0 && self.members_up > self.members / 2
     }
 }
 
-/// Starts and ends the APIs of all clusters that are set up, as their hosts can serve them.
+/// Starts and stops the APIs of all clusters that are set up, according to their hosts.
 pub(crate) fn apply(inner: &Arc<Inner>) -> Result<(), WorldError> {
     let (clusters, mut planes) = look(inner);
     for (key, cluster) in clusters {
         let plane = planes.remove(&key).unwrap_or_default();
-        // While `kubeadm init` runs, the first host is no member yet.
+        // While `kubeadm init` runs, the first host is not a member yet.
         if plane.answers() {
             begin(inner, &key, &cluster)?;
         } else {
@@ -46,7 +46,7 @@ pub(crate) fn apply(inner: &Arc<Inner>) -> Result<(), WorldError> {
     Ok(())
 }
 
-/// The clusters that are set up, and what their control planes can do now.
+/// The clusters that are set up, and the state of their control planes.
 fn look(inner: &Inner) -> (BTreeMap<String, ClusterState>, BTreeMap<String, ControlPlane>) {
     let now = inner.clock.now();
     let env = lock(&inner.env);
@@ -72,7 +72,7 @@ fn begin(inner: &Arc<Inner>, key: &str, cluster: &ClusterState) -> Result<(), Wo
     let (host, port) = (&cluster.host, cluster.port);
     workload.serving = Some(inner.serve(host, port, &workload.server, &workload.identity)?);
     drop(workloads);
-    tell(inner, key, true);
+    publish_api_state(inner, key, true);
     Ok(())
 }
 
@@ -80,14 +80,14 @@ fn end(inner: &Inner, key: &str, cluster: &ClusterState) {
     let serving = lock(&inner.workloads).get_mut(key).and_then(|workload| workload.serving.take());
     if let Some(serving) = serving {
         tracing::info!(cluster = key, "the API does not answer any more");
-        // Whoever dials from now on is refused, and who is connected is cut off.
+        // New connections are refused, existing ones are cut.
         inner.network.close(&cluster.host, cluster.port);
         serving.abort();
-        tell(inner, key, false);
+        publish_api_state(inner, key, false);
     }
 }
 
-fn tell(inner: &Inner, key: &str, answers: bool) {
+fn publish_api_state(inner: &Inner, key: &str, answers: bool) {
     inner.apis.send_modify(|apis| {
         apis.insert(key.to_owned(), answers);
     });

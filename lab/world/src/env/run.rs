@@ -1,4 +1,4 @@
-//! Carries out what the environment decides.
+//! Carries out the decisions of the environment.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -45,7 +45,8 @@ fn retry_time(inner: &Inner) -> Timestamp {
     inner.clock.now() + jiff::SignedDuration::try_from(RETRY).unwrap_or_default()
 }
 
-/// One pass: looks at everything, writes what is due, and says when the next pass is.
+/// Runs one pass: reads everything, sends the writes that are due, and returns when the next pass
+/// is due.
 async fn pass(inner: &Arc<Inner>) -> Result<Option<Timestamp>, WorldError> {
     clusters(inner).await?;
     let boots = hosts(inner).await?;
@@ -57,7 +58,7 @@ async fn pass(inner: &Arc<Inner>) -> Result<Option<Timestamp>, WorldError> {
     boots.into_iter().chain(hosts_due).for_each(&mut earlier);
     for (target, call) in plan.calls {
         if let Err(error) = send(inner, &target, call).await {
-            // Somebody else was faster, or the API is down: the next pass looks again.
+            // Another writer was faster, or the API is down: the next pass decides again.
             tracing::debug!(?target, "the environment's write was refused: {error}");
             earlier(retry_time(inner));
         }
@@ -104,7 +105,7 @@ async fn send(inner: &Inner, target: &Target, call: Call) -> Result<(), DirectEr
     Direct::new(server, ENVIRONMENT).send(call).await.map(|_| ())
 }
 
-/// Makes the API server and the Secrets of each new cluster, and serves those that are up.
+/// Creates the API server and the Secrets of each new cluster, and serves those that are up.
 async fn clusters(inner: &Arc<Inner>) -> Result<(), WorldError> {
     let known: Vec<(String, ClusterState)> = {
         let env = lock(&inner.env);
@@ -124,7 +125,7 @@ async fn clusters(inner: &Arc<Inner>) -> Result<(), WorldError> {
     Ok(())
 }
 
-/// Boots hosts that are due and ends those that are gone; says when the next one boots.
+/// Boots hosts that are due and removes those that are gone; returns when the next one boots.
 async fn hosts(inner: &Arc<Inner>) -> Result<Option<Timestamp>, WorldError> {
     let now = inner.clock.now();
     let (due, next, gone) = {

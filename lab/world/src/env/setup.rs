@@ -1,4 +1,4 @@
-//! What `kubeadm init` leaves in a new cluster, and an application that runs on it.
+//! The objects that `kubeadm init` leaves in a new cluster, and an application that runs on it.
 
 use serde_json::{Value, json};
 
@@ -7,12 +7,12 @@ use crate::direct::{Call, Direct, DirectError};
 
 /// Replicas of the application.
 pub(crate) const WEB_REPLICAS: u32 = 8;
-/// How many of them may be missing, by its PodDisruptionBudget.
+/// How many of them may be unavailable, by the application's PodDisruptionBudget.
 pub(crate) const WEB_MAX_UNAVAILABLE: u32 = 2;
-/// How long a pod of the application takes to end, in seconds.
+/// Termination grace period of the application's pods, in seconds.
 const WEB_GRACE_SECONDS: u32 = 5;
 
-/// Fills a new workload cluster. Doing it again changes nothing.
+/// Creates the objects of a new workload cluster. Idempotent.
 pub(crate) async fn fill(
     api: &Direct,
     cluster: &str,
@@ -32,7 +32,7 @@ pub(crate) async fn fill(
     Ok(())
 }
 
-/// Creates an object, or reads the one that is there.
+/// Creates an object, or reads the existing one.
 async fn ensure(api: &Direct, collection: &str, body: Value) -> Result<Value, DirectError> {
     let path = format!("{collection}/{}", text(&body, "/metadata/name"));
     match api.send(Call::create(collection, body)).await {

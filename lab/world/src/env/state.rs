@@ -1,12 +1,11 @@
-//! What the environment remembers beside the API: clusters that it has set up and hosts that it
-//! runs.
+//! The environment's own state outside the API: clusters that it has set up and hosts that it runs.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// What a snapshot keeps of the environment.
+/// The environment's part of a snapshot.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct EnvState {
@@ -26,11 +25,11 @@ pub(crate) struct ClusterState {
     pub port: u16,
     /// The machine that runs `kubeadm init`; all others join.
     pub first_machine: String,
-    /// `kubeadm init` is done: the API answers.
+    /// Whether `kubeadm init` has finished and the API is up.
     pub initialized: bool,
 }
 
-/// One host, from the request for it until its infrastructure machine is gone.
+/// One host, from its request until its infrastructure machine is gone.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct HostRecord {
@@ -42,17 +41,17 @@ pub(crate) struct HostRecord {
     pub namespace: String,
     /// uid of the infrastructure machine.
     pub infrastructure_uid: String,
-    /// Storage of the infrastructure machine, such as `dockermachines.infrastructure...`.
+    /// Storage name of the infrastructure machine, such as `dockermachines.infrastructure...`.
     pub infrastructure_resource: String,
-    /// Identity at the provider.
+    /// Provider ID of the machine.
     pub provider_id: String,
     /// Whether it runs control plane components.
     pub control_plane: bool,
-    /// Kubernetes version that it is installed with.
+    /// Kubernetes version installed on it.
     pub version: String,
-    /// When kubeadm is done on it.
+    /// When kubeadm has finished on it.
     pub boot_at: Timestamp,
-    /// The failure that was ordered last, as its annotation says it.
+    /// The failure requested last, as written in its annotation.
     #[serde(default)]
     pub fail_step: String,
 }

@@ -1,15 +1,15 @@
-//! Troubles that a user orders by an annotation of an infrastructure machine: in a sandbox that
-//! answers kubectl there is no other way to a host.
+//! Failures that a user requests by an annotation of an infrastructure machine: the only way to
+//! reach a host in a sandbox that serves kubectl.
 
 use std::sync::Arc;
 
 use super::state::HostRecord;
 use crate::world::{Inner, lock};
 
-/// `STEP` or `STEP:TIMES`: the next runs of this step of the host fail.
+/// `STEP` or `STEP:TIMES`: the next runs of this step on the host fail.
 pub(crate) const FAIL_STEP: &str = "sandbox.refit.dev/fail-step";
 
-/// Makes the hosts fail whose annotation is new.
+/// Makes hosts with a new annotation fail.
 pub(crate) fn apply(inner: &Arc<Inner>) {
     let ordered: Vec<(String, String)> = lock(&inner.env)
         .hosts
@@ -25,7 +25,7 @@ pub(crate) fn apply(inner: &Arc<Inner>) {
         if let Some((step, times)) = parse(&order) {
             lock(&host.state).break_step(step, times);
         }
-        // Last: an order that is carried out twice is the same order.
+        // Recorded last: if the request is applied twice, the result is the same.
         if let Some(record) = lock(&inner.env).hosts.get_mut(&key) {
             record.fail_step = order;
         }
@@ -43,7 +43,7 @@ fn annotation(inner: &Inner, record: &HostRecord) -> String {
     order.unwrap_or_default().to_owned()
 }
 
-/// Step and times of an order; `None` for none, or one that cannot be understood.
+/// Parses a request into step and count; `None` if it is absent or invalid.
 fn parse(order: &str) -> Option<(&str, u32)> {
     let (step, times) = order.split_once(':').unwrap_or((order, "1"));
     let times = times.trim().parse().ok()?;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{PassWrites, kubelet::Local, name, namespace, short_hash, text};
 use crate::direct::Call;
 
-/// Puts one pod of each DaemonSet on each Node.
+/// Creates one pod of each DaemonSet on each Node.
 pub(crate) fn daemon_pods(local: &Local<'_>, plan: &mut PassWrites) {
     for set in local.mirror.list("daemonsets.apps") {
         for node in local.nodes.keys() {
@@ -23,11 +23,10 @@ pub(crate) fn daemon_pods(local: &Local<'_>, plan: &mut PassWrites) {
     }
 }
 
-/// The most pods that a ReplicaSet gets: a slip of the finger in `kubectl scale` must not fill the
-/// memory.
+/// Maximum number of pods of a ReplicaSet: a mistyped `kubectl scale` must not exhaust the memory.
 const MOST_PODS: u64 = 1000;
 
-/// Keeps as many pods of each ReplicaSet as it asks for, on nodes that take them.
+/// Maintains the number of pods that each ReplicaSet requests, on schedulable nodes.
 pub(crate) fn replicas(local: &Local<'_>, plan: &mut PassWrites) {
     let mut load: BTreeMap<&str, usize> = local
         .nodes
@@ -43,7 +42,8 @@ pub(crate) fn replicas(local: &Local<'_>, plan: &mut PassWrites) {
     for set in local.mirror.list("replicasets.apps") {
         let wanted = set["spec"]["replicas"].as_u64().unwrap_or(0).min(MOST_PODS);
         if set["status"]["replicas"].is_null() {
-            // The application comes when the cluster is up, so that it is spread over all of it.
+            // The application starts when all nodes have joined, so that it is spread over all of
+            // them.
             if local.booting || load.is_empty() {
                 continue;
             }
@@ -75,7 +75,8 @@ pub(crate) fn replicas(local: &Local<'_>, plan: &mut PassWrites) {
     }
 }
 
-/// The node with the fewest pods, the first by name among equals; it then has one more.
+/// Picks the node with the fewest pods, the first by name among equals, and counts one more pod
+/// there.
 fn place(load: &mut BTreeMap<&str, usize>) -> Option<String> {
     let (node, count) = load.iter_mut().min_by_key(|(_, count)| **count)?;
     *count += 1;

@@ -1,4 +1,4 @@
-//! What makes manifests impossible to run.
+//! Detects manifests that cannot run in the sandbox.
 
 use std::sync::LazyLock;
 
@@ -10,18 +10,18 @@ use serde_json::Value;
 
 use super::{fields, refs};
 
-/// Kinds of Cluster API's groups that the sandbox keeps but does not act on.
+/// Kinds of Cluster API's groups that the sandbox stores but does not act on.
 pub(super) const UNSUPPORTED_KINDS: [&str; 4] =
     ["ClusterResourceSet", "ClusterResourceSetBinding", "MachineHealthCheck", "MachinePool"];
 
-/// The kinds that our own definitions bring. Making their schemas takes a while.
+/// The CRDs that Refit and Cluster API bring. Generating their schemas is slow.
 static KNOWN: LazyLock<Vec<CustomResourceDefinition>> = LazyLock::new(|| {
     let known = refit_cluster_api::crds().into_iter().chain(crds::refit_crds());
     known.collect()
 });
 
-/// Checks the fields that are read, and that every reference leads somewhere. `unread` holds the
-/// texts of documents that are not YAML.
+/// Checks field types and values, and that every reference resolves. `unread` holds the texts of
+/// documents that are not valid YAML.
 pub(super) fn contents(manifests: &[Manifest], unread: &[String]) -> Vec<Problem> {
     let mut problems = Vec::new();
     for manifest in manifests.iter().filter(|manifest| manifest.is_identified()) {
@@ -35,22 +35,23 @@ pub(super) fn contents(manifests: &[Manifest], unread: &[String]) -> Vec<Problem
             .chain(fields::wrong_values(manifest, group, kind))
             .chain(refs::dangling(manifest, manifests, unread, group, kind))
             .chain(refs::shared_endpoint(manifest, manifests));
-        let mut told: Vec<Problem> = Vec::new();
+        let mut first_faults: Vec<Problem> = Vec::new();
         for fault in faults {
-            // The first word on a field is enough; what is above or below it is the same fault.
+            // Report only the first problem of a field: problems of its parent or child fields have
+            // the same cause.
             let same = |other: &Problem| {
                 fault.field.starts_with(&other.field) || other.field.starts_with(&fault.field)
             };
-            if !told.iter().any(same) {
-                told.push(fault);
+            if !first_faults.iter().any(same) {
+                first_faults.push(fault);
             }
         }
-        problems.extend(told);
+        problems.extend(first_faults);
     }
     problems
 }
 
-/// Why an object of this kind or version cannot be run at all.
+/// Why an object of this kind or version cannot run at all.
 fn unfit(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> Option<Problem> {
     let object = &manifest.object;
     let has_topology = object.pointer("/spec/topology").is_some_and(|t| !t.is_null());
@@ -58,13 +59,13 @@ fn unfit(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> Opti
         return Some(topology(manifest));
     }
     let old = text(object, "/apiVersion").rsplit('/').next() != Some(kinds::CONTRACT_VERSION);
-    let ours = kind.starts_with("Kubeadm") || group == kinds::CORE_GROUP;
-    if old && ours && group.ends_with(kinds::CORE_GROUP) {
+    let is_cluster_api = kind.starts_with("Kubeadm") || group == kinds::CORE_GROUP;
+    if old && is_cluster_api && group.ends_with(kinds::CORE_GROUP) {
         return Some(old_version(manifest, group, kind));
     }
     let got = shown(object.pointer("/kind"));
-    let of_group = || KNOWN.iter().filter(|crd| crd.spec.group == group);
-    if let Some(crd) = of_group().find(|crd| crd.spec.names.kind == kind) {
+    let crds_of_group = || KNOWN.iter().filter(|crd| crd.spec.group == group);
+    if let Some(crd) = crds_of_group().find(|crd| crd.spec.names.kind == kind) {
         let version = text(object, "/apiVersion").rsplit('/').next();
         if !crd.spec.versions.iter().any(|v| Some(v.name.as_str()) == version) {
             return Some(old_version(manifest, group, kind));
@@ -75,7 +76,7 @@ fn unfit(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> Opti
         if group != kinds::CONTROL_PLANE_GROUP && UNSUPPORTED_KINDS.contains(&kind) {
             return None;
         }
-        let kinds: Vec<_> = of_group().map(|crd| crd.spec.names.kind.as_str()).collect();
+        let kinds: Vec<_> = crds_of_group().map(|crd| crd.spec.names.kind.as_str()).collect();
         let want = format!("a kind of {group} that the sandbox runs: {}", kinds.join(", "));
         return Some(manifest.problem("/kind", got, want));
     }
@@ -92,7 +93,7 @@ fn unfit(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> Opti
     made_here(manifest, all, group, kind)
 }
 
-/// Secrets that the sandbox itself makes for a cluster.
+/// Rejects Secrets that the sandbox itself creates for a cluster.
 fn made_here(manifest: &Manifest, all: &[Manifest], group: &str, kind: &str) -> Option<Problem> {
     let name = text(&manifest.object, "/metadata/name");
     let cluster = name.strip_suffix("-kubeconfig")?;
@@ -131,7 +132,7 @@ fn old_version(manifest: &Manifest, group: &str, kind: &str) -> Problem {
     manifest.problem("/apiVersion", got, want)
 }
 
-/// There must be something to upgrade.
+/// Requires a Cluster, so that there is something to upgrade.
 pub(super) fn no_cluster(file: &str, manifests: &[Manifest]) -> Option<Problem> {
     let has = |kind: &str| manifests.iter().any(|m| text(&m.object, "/kind") == kind);
     (!has("Cluster")).then(|| Problem {

@@ -1,4 +1,4 @@
-//! CustomResourceDefinitions for kinds that nobody here has heard of.
+//! CustomResourceDefinitions for kinds that no bundled CRD defines.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,10 +8,10 @@ use refit_kinds::{crds, json::text, keys};
 use refit_manifests::is_cluster_scoped_built_in;
 use serde_json::{Value, json};
 
-/// A schemaless CRD with the contract label for each kind of `objects` that neither Kubernetes nor
-/// our own CRDs define. `XMachineTemplate` brings `XMachine`.
+/// Generates a schemaless CRD with the contract label for each kind of `objects` that neither
+/// Kubernetes nor the bundled CRDs define. `XMachineTemplate` also brings `XMachine`.
 ///
-/// CRDs that are among `objects` themselves are left to them.
+/// CRDs that `objects` contains are not generated.
 pub fn schemaless_crds(objects: &[Value]) -> Vec<Value> {
     let mut defined: BTreeSet<(String, String)> = refit_cluster_api::crds()
         .into_iter()
@@ -94,7 +94,7 @@ fn crd(group: &str, kind: &str, versions: &BTreeSet<String>) -> Value {
     })
 }
 
-/// Orders versions as Kubernetes does: stable before beta before alpha, then by number.
+/// Sort key of a version in Kubernetes' order: stable before beta before alpha, then by number.
 fn priority(version: &str) -> (u8, u32, u32) {
     let digits = |text: &str| text.parse().unwrap_or(0);
     let rest = version.trim_start_matches('v');
@@ -107,7 +107,7 @@ fn priority(version: &str) -> (u8, u32, u32) {
     }
 }
 
-/// The plural that a CRD generator would give this kind.
+/// The plural that a CRD generator derives from this kind.
 fn plural(kind: &str) -> String {
     let lower = kind.to_lowercase();
     let vowel = |c: char| "aeiou".contains(c);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_that_are_known_need_no_definition() {
+    fn known_kinds_need_no_definition() {
         let objects = [
             json!({ "apiVersion": "apps/v1", "kind": "Deployment" }),
             json!({ "apiVersion": "v1", "kind": "Secret" }),

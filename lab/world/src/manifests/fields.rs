@@ -1,13 +1,13 @@
-//! Fields that are read: their types, and values that cannot be.
+//! Checks types and values of fields.
 
 use refit_cluster_api::kinds;
 use refit_manifests::{A_VERSION, Manifest, Problem, shown, typed};
 use serde_json::Value;
 
-/// Most machines of one group: all of them run in this one process.
+/// Maximum number of machines per group: all of them run in this one process.
 const MOST_REPLICAS: i64 = 1000;
 
-/// Reads the object as the typed struct that the controllers read.
+/// Parses the object as the typed struct that the controllers use.
 pub(super) fn wrong_types(manifest: &Manifest, group: &str, kind: &str) -> Vec<Problem> {
     match (group, kind) {
         (kinds::CORE_GROUP, "Cluster") => typed::<kinds::Cluster>(manifest, ""),
@@ -112,7 +112,7 @@ fn control_plane_rules(manifest: &Manifest, replicas: Option<i64>) -> Vec<Proble
     problems
 }
 
-/// Releases only: the hosts of the sandbox know no release candidates and no vendor's builds.
+/// Accepts releases only: the simulated hosts support neither release candidates nor vendor builds.
 fn is_version(text: &str) -> bool {
     text.parse::<refit_kinds::version::KubernetesVersion>()
         .is_ok_and(|version| version.is_release())

@@ -1,5 +1,5 @@
-//! Which manifests the sandbox can run: what `clusterctl generate cluster` prints, checked before
-//! the first write.
+//! Reads and checks manifests, such as the output of `clusterctl generate cluster`, before the
+//! first write.
 
 mod check;
 mod crds;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 pub use crds::schemaless_crds;
 pub use rehearsal::rehearse;
 
-/// Whether something in the sandbox acts on the object. Others are kept as they are.
+/// Whether a component of the sandbox acts on the object. Other objects are stored unchanged.
 pub fn is_acted_on(object: &Value) -> bool {
     let known = [
         kinds::CORE_GROUP,
@@ -30,7 +30,7 @@ pub fn is_acted_on(object: &Value) -> bool {
         || (text(object, "/apiVersion") == "v1" && kind == "Namespace")
 }
 
-/// Reads manifest files that make up at least one whole cluster.
+/// Reads manifest files that contain at least one whole cluster.
 ///
 /// # Errors
 /// [`LoadError::Invalid`] holds every problem of every file.
@@ -39,7 +39,7 @@ pub fn load(files: &[impl AsRef<Path>]) -> Result<Vec<Manifest>, LoadError> {
     parse(texts.iter().map(|(name, text)| (name.as_str(), text.as_slice())))
 }
 
-/// Reads and checks manifests that are in memory: name and content of each file.
+/// Reads and checks manifests in memory, given as name and content of each file.
 pub fn parse<'a>(
     files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
 ) -> Result<Vec<Manifest>, LoadError> {
@@ -55,7 +55,7 @@ pub fn parse<'a>(
 }
 
 /// Sets KubeadmControlPlane `maxSurge: 0` and MachineDeployment `maxSurge: 0, maxUnavailable: 1`,
-/// so that Cluster API makes no machine on top (`spec/capi.md 2.2, 3.3`).
+/// so that Cluster API creates no extra machine (`spec/capi.md 2.2, 3.3`).
 pub fn forbid_surge(objects: &mut [Value]) {
     for object in objects {
         let rolling = match kind(object) {

@@ -1,11 +1,11 @@
-//! References from one object to another.
+//! Checks references between objects.
 
 use refit_cluster_api::kinds;
 use refit_kinds::json::text;
 use refit_manifests::{Manifest, Problem, shown};
 use serde_json::Value;
 
-/// Clusters whose API would stand where another one's stands.
+/// Detects clusters that share an API endpoint.
 pub(super) fn shared_endpoint(manifest: &Manifest, all: &[Manifest]) -> Option<Problem> {
     let pointer = "/spec/controlPlaneEndpoint";
     let endpoint = manifest.object.pointer(pointer)?;
@@ -22,10 +22,10 @@ pub(super) fn shared_endpoint(manifest: &Manifest, all: &[Manifest]) -> Option<P
     })
 }
 
-/// References that lead nowhere.
+/// Detects references to objects that do not exist.
 ///
-/// Objects that cannot be used themselves, and documents that are not YAML (`unread`), may be what
-/// a reference means: only what is surely missing is told.
+/// A reference may mean an invalid object or a document that is not valid YAML (`unread`), so only
+/// a target that is certainly missing is reported.
 pub(super) fn dangling(
     manifest: &Manifest,
     all: &[Manifest],

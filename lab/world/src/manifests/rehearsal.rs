@@ -1,5 +1,5 @@
-//! Applies manifests to an API server that is thrown away, so that what the real one would refuse is
-//! known before the first write.
+//! Applies manifests to a temporary API server, so that its rejections are known before the first
+//! write to the real one.
 
 use lab_apiserver::{ApiServer, Registry};
 use refit_kinds::{crds, json::text};
@@ -15,7 +15,7 @@ use crate::{
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
-/// Tells everything that the embedded API server will refuse.
+/// Reports every object that the embedded API server will reject.
 ///
 /// # Errors
 /// [`LoadError::Invalid`] holds every problem.
@@ -23,10 +23,10 @@ pub async fn rehearse(manifests: &[Manifest]) -> Result<(), LoadError> {
     let server = ApiServer::new(server_options(Clock::real(), 1));
     let api = Direct::new(server.clone(), USER);
     let objects: Vec<Value> = manifests.iter().map(|m| m.object.clone()).collect();
-    let ours = crds::refit_crds().into_iter().chain(refit_cluster_api::crds());
-    let ours = ours.map(|crd| serde_json::to_value(crd).expect("a CRD is JSON"));
-    for crd in ours.chain(schemaless_crds(&objects)) {
-        // What is wrong with a definition shows in the objects that need it.
+    let bundled_crds = crds::refit_crds().into_iter().chain(refit_cluster_api::crds());
+    let bundled_crds = bundled_crds.map(|crd| serde_json::to_value(crd).expect("a CRD is JSON"));
+    for crd in bundled_crds.chain(schemaless_crds(&objects)) {
+        // Errors in a CRD show in the objects that need it.
         let _ = api.send(Call::create(DEFINITIONS, crd)).await;
     }
     for name in namespaces(&objects) {
@@ -60,7 +60,7 @@ fn namespaces(objects: &[Value]) -> Vec<&str> {
     names
 }
 
-/// No API serves this version of the kind, or none the kind itself.
+/// No API serves this version of the kind, or the kind at all.
 fn not_served(manifest: &Manifest) -> Problem {
     let version = text(&manifest.object, "/apiVersion");
     let group = group_of(&manifest.object);
@@ -95,7 +95,7 @@ fn refused(manifest: &Manifest, error: &DirectError) -> Vec<Problem> {
     if problems.is_empty() { vec![problem("kind", message)] } else { problems }
 }
 
-/// `spec.files[0].path` as `/spec/files/0/path`.
+/// Converts `spec.files[0].path` to `/spec/files/0/path`.
 fn pointer(field: &str) -> String {
     let parts = field.split(['.', '[', ']']).filter(|part| !part.is_empty());
     parts.fold(String::new(), |mut pointer, part| {

@@ -40,7 +40,7 @@ fn a_problem_names_the_line_of_its_field() {
 }
 
 #[test]
-fn a_version_that_is_not_one_is_refused() {
+fn an_invalid_version_is_refused() {
     refused(
         "version: v1.34.2",
         "version: 1.34.2",
@@ -50,7 +50,7 @@ fn a_version_that_is_not_one_is_refused() {
 }
 
 #[test]
-fn a_reference_that_leads_nowhere_is_refused() {
+fn a_dangling_reference_is_refused() {
     refused(
         "    kind: KubeadmControlPlane\n    name: edge-1",
         "    kind: KubeadmControlPlane\n    name: edge-2",
@@ -87,14 +87,14 @@ fn a_surge_that_cluster_api_refuses_is_refused() {
 }
 
 #[test]
-fn all_problems_are_told_at_once() {
+fn all_problems_are_reported_at_once() {
     let text =
         GOOD.replacen("replicas: 3", "replicas: x", 1).replacen("replicas: 5", "replicas: y", 1);
     assert_eq!(problems(&text).len(), 2);
 }
 
 #[test]
-fn no_cluster_at_all_is_refused() {
+fn manifests_without_a_cluster_are_refused() {
     assert!(
         problems("apiVersion: v1\nkind: Secret\nmetadata: {name: a}\n")[0]
             .contains("got no Cluster")
@@ -130,7 +130,7 @@ fn forbidding_surge_sets_both_strategies() {
 }
 
 #[test]
-fn every_fault_of_one_object_is_told_at_once() {
+fn every_fault_of_one_object_is_reported_at_once() {
     let text = GOOD
         .replacen("replicas: 3\n  version: v1.34.2", "replicas: x\n  version: 7", 1)
         .replacen("        maxSurge: 0\n", "        maxSurge: 7\n", 1)
@@ -149,14 +149,14 @@ fn every_fault_of_one_object_is_told_at_once() {
 }
 
 #[test]
-fn a_field_stands_where_its_name_stands() {
+fn a_problem_names_the_line_of_the_field_name() {
     let text = GOOD.replacen("    name: edge-1\n  infra", "    name: edge-9\n  infra", 1);
     let line = text.lines().position(|l| l == "  controlPlaneRef:").unwrap() + 1;
     assert!(problems(&text)[0].starts_with(&format!("f.yaml:{line}: Cluster/edge-1: ")));
 }
 
 #[test]
-fn kinds_and_groups_that_cannot_be_are_refused() {
+fn invalid_kinds_and_groups_are_refused() {
     refused("kind: SandboxCluster\nmeta", "kind: Sandbox Cluster\nmeta", "kind: got \"Sandbox Cl");
     refused("infrastructure.cluster.x-k8s.io/v1beta2", "a/b/c", "apiVersion: got \"a/b/c\"");
     refused(
@@ -190,7 +190,7 @@ fn values_that_cluster_api_refuses_are_refused() {
 }
 
 #[tokio::test]
-async fn a_rehearsal_tells_what_the_api_server_will_refuse() {
+async fn a_rehearsal_reports_objects_that_the_api_server_rejects() {
     let extra = "\n---\napiVersion: v1\nkind: Secret\nmetadata: {name: x}\ndata:\n  a: '%'\n\
                  ---\napiVersion: v1\nkind: Foo\nmetadata: {name: x}\n\
                  ---\napiVersion: apps/v1beta1\nkind: Deployment\nmetadata: {name: x}\n";
@@ -207,7 +207,7 @@ async fn a_rehearsal_tells_what_the_api_server_will_refuse() {
 }
 
 #[tokio::test]
-async fn kinds_of_built_in_groups_that_the_server_does_not_know_are_stored() {
+async fn unknown_kinds_of_built_in_groups_are_stored() {
     let extra = "\n---\napiVersion: autoscaling/v2\nkind: HorizontalPodAutoscaler\n\
                  metadata: {name: x}\n\
                  ---\napiVersion: networking.k8s.io/v1\nkind: IngressClass\nmetadata: {name: x}\n";
@@ -225,7 +225,7 @@ fn two_clusters_do_not_share_an_endpoint() {
 }
 
 #[test]
-fn kinds_without_a_namespace_are_those_of_the_api_server() {
+fn cluster_scoped_kinds_match_the_api_server() {
     for resource in lab_apiserver::Registry::builtin().all() {
         let (group, kind) = (&*resource.group, &*resource.kind);
         let known = refit_manifests::is_cluster_scoped_built_in(group, kind);

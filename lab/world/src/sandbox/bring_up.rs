@@ -1,4 +1,4 @@
-//! A cluster whose machines are Ready, within seconds.
+//! Brings up a cluster whose machines are Ready, within seconds.
 
 use std::time::Duration;
 
@@ -12,28 +12,28 @@ use crate::{
     world::{self, World, WorldOptions},
 };
 
-/// How long ago the start of a new world lies: more than any cluster of a sandbox takes to come up
-/// on hurried hosts.
+/// How far in the past a new world starts: more than the time that any sandbox cluster takes to
+/// come up on accelerated hosts.
 const AGE: SignedDuration = SignedDuration::from_mins(5);
-/// How far the simulation goes before the machine's clock is looked at again.
+/// How long the simulation runs between two checks of the machine's clock.
 const LOOK: Duration = Duration::from_secs(10);
-/// A rest that is not worth simulating.
+/// Remaining time that is too short to simulate.
 const NOW: Duration = Duration::from_millis(10);
 
-/// A world that has come up.
+/// A world whose cluster has come up.
 #[derive(Debug)]
 pub struct BringUp {
-    /// It, as it is now.
+    /// Snapshot of the world at the current time.
     pub world: Snapshot,
-    /// How many machines are asked for.
+    /// Number of requested machines.
     pub machines: usize,
-    /// How many of them are available.
+    /// Number of available machines.
     pub available: usize,
 }
 
-/// Makes a world of these manifests and lets it run, in simulated time, until now.
+/// Creates a world of these manifests and runs it, in simulated time, until now.
 ///
-/// A world that does not get ready goes on from where it is: what keeps it shows in its objects.
+/// A world that does not become ready continues from its current state: its objects show the cause.
 pub fn bring_up(manifests: &[Value], hurry: u32) -> Result<BringUp, SandboxError> {
     let runtime = world::runtime()?;
     let outcome = runtime.block_on(async {
@@ -43,7 +43,7 @@ pub fn bring_up(manifests: &[Value], hurry: u32) -> Result<BringUp, SandboxError
             ..WorldOptions::new(manifests.to_vec())
         };
         let world = World::new(options).await?;
-        // No further than now: time in a world never goes back, and from here on it is real.
+        // Stop at the current time: time in a world never goes back, and from here on it is real.
         loop {
             let left = Clock::real().now().duration_since(world.now());
             let left = Duration::try_from(left).unwrap_or_default();
@@ -62,7 +62,7 @@ pub fn bring_up(manifests: &[Value], hurry: u32) -> Result<BringUp, SandboxError
             world: world.snapshot(),
         })
     });
-    // Nothing of the simulation goes on beside the live world.
+    // No task of the simulation may continue next to the live world.
     runtime.shutdown_background();
     outcome
 }

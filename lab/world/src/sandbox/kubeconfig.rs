@@ -1,4 +1,4 @@
-//! The kubeconfig that leads to the APIs of a live sandbox.
+//! The kubeconfig for the APIs of a live sandbox.
 
 use std::{
     collections::BTreeMap,
@@ -12,22 +12,22 @@ use base64::Engine as _;
 use refit_runtime::tls::KeyAndCert;
 use serde::Serialize;
 
-/// Where all APIs are.
+/// Address on which all APIs listen.
 pub(super) const HOST: &str = "127.0.0.1";
-/// Name of the file.
+/// File name of the kubeconfig.
 pub(super) const FILE: &str = "kubeconfig";
 /// Context of the management cluster.
 pub(super) const MANAGEMENT: &str = "refit";
 
-/// One API.
+/// One API in the kubeconfig.
 pub(super) struct Entry<'a> {
     /// Name of its context, cluster and user.
     pub(super) name: String,
-    /// Port on loopback.
+    /// Port on the loopback interface.
     pub(super) port: u16,
-    /// PEM of the authority of its server certificate.
+    /// PEM of the certificate authority of the API server.
     pub(super) ca: &'a str,
-    /// Certificate and key of its administrator.
+    /// Client certificate and key of its administrator.
     pub(super) admin: &'a KeyAndCert,
 }
 
@@ -82,12 +82,12 @@ struct Context {
     namespace: &'static str,
 }
 
-/// Address of the API at a port.
+/// URL of the API at a port.
 pub(super) fn url(port: u16) -> String {
     format!("https://{HOST}:{port}")
 }
 
-/// Text of a kubeconfig; the first entry is the current one.
+/// Generates a kubeconfig; the first entry is the current context.
 pub(super) fn text(entries: &[Entry<'_>]) -> String {
     let base64 = |pem: &str| base64::engine::general_purpose::STANDARD.encode(pem);
     let user = |name: &str| format!("{name}-admin");
@@ -127,15 +127,15 @@ pub(super) fn text(entries: &[Entry<'_>]) -> String {
             })
             .collect(),
     };
-    // One line per value, as every other tool writes it: scripts look for these lines.
+    // One line per value, as other tools write it: scripts search for these lines.
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
     serde_saphyr::to_string_with_options(&file, options).expect("a kubeconfig is plain data")
 }
 
-/// Writes it for this user alone. Whoever reads it sees the old one or the new one.
+/// Writes the file with access for this user only. A reader sees either the old or the new file.
 pub(super) fn write(path: &Path, text: &str) -> io::Result<()> {
     let temporary = path.with_extension("new");
-    // A file that somebody else may read already stays so if it is only written to.
+    // Writing to an existing file would keep its permissions, so it is removed first.
     match fs::remove_file(&temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -145,8 +145,8 @@ pub(super) fn write(path: &Path, text: &str) -> io::Result<()> {
     fs::rename(&temporary, path)
 }
 
-/// Contexts of workload clusters by key: the cluster's name, with its namespace where another has
-/// that name, too.
+/// Contexts of workload clusters by key: the cluster's name, with its namespace if two clusters
+/// have the same name.
 pub(super) fn contexts(keys: &[&str]) -> BTreeMap<String, String> {
     let name = |key: &str| key.rsplit('/').next().unwrap_or(key).to_owned();
     keys.iter()
@@ -170,18 +170,18 @@ mod tests {
     }
 
     #[test]
-    fn a_context_is_called_as_its_cluster_unless_that_is_ambiguous() {
+    fn a_context_has_its_clusters_name_unless_that_is_ambiguous() {
         assert_eq!(names(&["default/a", "default/b"]), ["a", "b"]);
         assert_eq!(names(&["x/a", "y/a", "y/b"]), ["x-a", "y-a", "b"]);
         assert_eq!(names(&["default/refit"]), ["default-refit"]);
     }
 
     #[test]
-    fn kube_reads_what_is_written_and_nobody_else_may() {
+    fn kube_reads_the_kubeconfig_and_only_its_owner_may() {
         let admin = KeyAndCert { cert_pem: "cert".repeat(100), key_pem: "key".to_owned() };
         let entry = Entry { name: MANAGEMENT.to_owned(), port: 6443, ca: "ca", admin: &admin };
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(FILE);
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(FILE);
         write(&path, &text(&[entry])).unwrap();
         let written = fs::read_to_string(&path).unwrap();
         assert!(!written.contains(">-"), "{written}");

@@ -1,20 +1,20 @@
-//! A world that stays up and answers kubectl.
+//! A world that keeps running and serves kubectl.
 //!
 //! | module | is for |
 //! |---|---|
-//! | [`bring_up()`] | a cluster whose machines are Ready, within seconds |
-//! | `serve` | the APIs on loopback, over TLS |
-//! | `kubeconfig` | the file that leads there |
-//! | `secret` | the kubeconfig Secrets of workload clusters, which lead there, too |
+//! | [`bring_up()`] | brings up a cluster whose machines are Ready, within seconds |
+//! | `serve` | serves the APIs on loopback, over TLS |
+//! | `kubeconfig` | the kubeconfig for the APIs |
+//! | `secret` | the kubeconfig Secrets of workload clusters |
 //!
-//! It runs in real time. Only the start does not: the machines come up in simulated time that ends
-//! now, so the cluster looks as if it had been made some minutes ago. From then on hosts work a
-//! number of times faster than real ones, and everything else as fast as it does in life.
+//! It runs in real time, except at the start: the machines come up in simulated time that ends now,
+//! so the cluster appears to be some minutes old. From then on hosts work a number of times faster
+//! than real ones, and everything else runs at normal speed.
 //!
-//! The world's own processes keep their in-memory network. What listens on loopback serves the same
-//! API servers to everybody else, who has to say who they are: with the kubeconfig's client
-//! certificate, or with a ServiceAccount's token. A kubeconfig Secret is read on both sides, so the
-//! in-memory network answers at the loopback address of a workload cluster as well.
+//! The world's own processes keep their in-memory network. The listeners on loopback serve the same
+//! API servers to all other clients, which must authenticate: with the kubeconfig's client
+//! certificate, or with a ServiceAccount token. Both sides use the kubeconfig Secrets, so the
+//! in-memory network also serves a workload cluster at its loopback address.
 
 mod bring_up;
 mod kubeconfig;
@@ -33,7 +33,7 @@ use crate::world::WorldError;
 /// Why a live sandbox cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// The port is taken.
+    /// The port is in use.
     #[error(
         "port {port} of 127.0.0.1 is in use; end what listens there (`ss -ltnp 'sport = :{port}'` \
          names it), or choose another port with --port"
@@ -42,29 +42,29 @@ pub enum SandboxError {
         /// The port.
         port: u16,
     },
-    /// A port cannot be listened at.
+    /// The listener cannot be opened.
     #[error("127.0.0.1:{port} cannot be listened at: {source}")]
     Listen {
         /// The port; 0 for any.
         port: u16,
-        /// Why.
+        /// The underlying error.
         source: std::io::Error,
     },
-    /// Certificates cannot be made.
+    /// A certificate cannot be created.
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// The kubeconfig cannot be written.
     #[error("{path} cannot be written: {source}")]
     Kubeconfig {
-        /// The file.
+        /// Path of the kubeconfig.
         path: PathBuf,
-        /// Why.
+        /// The underlying error.
         source: std::io::Error,
     },
-    /// The world cannot be made.
+    /// The world cannot be created.
     #[error(transparent)]
     World(#[from] WorldError),
-    /// A runtime cannot be made.
+    /// The runtime cannot be created.
     #[error("a runtime cannot be made: {0}")]
     Runtime(#[from] std::io::Error),
 }

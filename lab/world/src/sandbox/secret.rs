@@ -1,4 +1,4 @@
-//! The kubeconfig Secrets of workload clusters, which lead tools outside of the sandbox there, too.
+//! The kubeconfig Secrets of workload clusters: they also give access to tools outside the sandbox.
 
 use std::slice;
 
@@ -10,7 +10,7 @@ use serde_json::json;
 use super::kubeconfig::{self, Entry};
 use crate::direct::{Call, Direct, DirectError, ENVIRONMENT};
 
-/// Writes address and credentials into the Secret of a cluster. A Secret that was deleted stays deleted.
+/// Writes address and credentials into the Secret of a cluster. Does not recreate a deleted Secret.
 pub(super) async fn publish(
     management: &ApiServer,
     namespace: &str,

@@ -1,4 +1,4 @@
-//! The APIs on loopback, over TLS.
+//! Serves the APIs on loopback, over TLS.
 
 use std::{
     collections::BTreeMap,
@@ -29,28 +29,28 @@ use crate::{
     world::{Inner, World, WorldOptions, lock},
 };
 
-/// How long a port may be taken away from us before we try again.
+/// Delay before opening a port that is in use is retried.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long the APIs of the workload clusters may take to be served at the start.
+/// How long the start waits for the APIs of the workload clusters.
 const FIRST: Duration = Duration::from_secs(5);
-/// Names and addresses that the servers answer to.
+/// Names and addresses in the server certificates.
 const NAMES: [&str; 2] = [HOST, "localhost"];
-/// Common name of whoever holds the kubeconfig.
+/// Common name of the kubeconfig's client certificate.
 const ADMIN: &str = "refit-admin";
 
-/// A runtime for a live world: one thread, as in simulations, but the machine's own time.
+/// Creates the runtime of a live world: one thread, as in simulations, but real time.
 pub fn runtime() -> io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
-/// The port of the management API, taken before anything else is done.
+/// The port of the management API, opened before anything else happens.
 #[derive(Debug)]
 pub struct Ports {
     management: TcpListener,
 }
 
 impl Ports {
-    /// Takes this port, or any that is free.
+    /// Opens this port, or any free one.
     pub fn take(port: Option<u16>) -> Result<Self, SandboxError> {
         Ok(Self { management: listen(port.unwrap_or(0))? })
     }
@@ -71,17 +71,16 @@ fn port_of(listener: &TcpListener) -> io::Result<u16> {
     Ok(listener.local_addr()?.port())
 }
 
-/// How a live world runs.
+/// Options of a live world.
 #[derive(Debug)]
 pub struct SandboxOptions {
-    /// Where the kubeconfig goes.
-    pub folder: PathBuf,
-    /// How many times faster than real ones the hosts work.
+    /// Directory of the kubeconfig.
+    pub directory: PathBuf,
+    /// How many times faster than real hosts these work.
     pub hurry: u32,
 }
 
-/// A world that runs, and the kubeconfig that leads to it. Dropping it ends the world and everything
-/// that it serves.
+/// A running world and its kubeconfig. Dropping it stops the world and closes its ports.
 #[derive(Debug)]
 pub struct Sandbox {
     world: World,
@@ -89,7 +88,7 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Lets a world go on in real time and serves its APIs. Must be called in a [`runtime`].
+    /// Continues a world in real time and serves its APIs. Must be called in a [`runtime`].
     pub async fn start(
         world: &Snapshot,
         ports: Ports,
@@ -100,28 +99,28 @@ impl Sandbox {
         let world = World::restore(world, &world_options)?;
         let inner = world.inner.clone();
         let apis = inner.apis.subscribe();
-        let path = options.folder.join(FILE);
+        let path = options.directory.join(FILE);
         let mut front = Front::new(inner, ports, path.clone())?;
         let (up, mut all_up) = watch::channel(false);
         let clusters = lock(&world.inner.env).clusters.len();
         world.inner.spawn(async move { front.run(apis, clusters, &up).await });
-        // A cluster without a control plane that runs has no API: nobody waits for that long.
+        // A cluster without a running control plane has no API: do not wait longer for it.
         let _ = tokio::time::timeout(FIRST, all_up.wait_for(|up| *up)).await;
         Ok(Self { world, kubeconfig: path })
     }
 
-    /// The world.
+    /// The running world.
     pub fn world(&self) -> &World {
         &self.world
     }
 
-    /// The kubeconfig.
+    /// Path of the kubeconfig.
     pub fn kubeconfig(&self) -> &std::path::Path {
         &self.kubeconfig
     }
 }
 
-/// One API that was served at some time.
+/// One API that has been served at least once.
 struct Api {
     server: ApiServer,
     ca: String,
@@ -129,9 +128,9 @@ struct Api {
     tls: Arc<rustls::ServerConfig>,
     port: u16,
     serving: Option<AbortHandle>,
-    /// The same address on the in-memory network.
+    /// The task that serves the same address on the in-memory network.
     inside: Option<AbortHandle>,
-    /// The cluster's Secret leads here.
+    /// Whether the cluster's kubeconfig Secret has this address.
     published: bool,
 }
 
@@ -153,8 +152,7 @@ impl Api {
         })
     }
 
-    /// Serves at a listener. Dropping what comes back, or aborting it, closes the port and cuts
-    /// off who is connected.
+    /// Serves the API at a listener. Aborting the task closes the port and all connections.
     fn serve(&mut self, inner: &Inner, listener: Listener) {
         let service = Served::outside(self.server.clone());
         let tls = Some(self.tls.clone());
@@ -162,7 +160,7 @@ impl Api {
         self.serving = Some(inner.spawn(serving));
     }
 
-    /// Serves under the same address to the world's own processes, who read the Secret, too.
+    /// Serves the same address to the world's own processes, which also read the Secret.
     fn serve_inside(&mut self, inner: &Inner) {
         let listener = inner.network.listen(HOST, self.port);
         let service = Served::inside(self.server.clone());
@@ -171,7 +169,7 @@ impl Api {
         self.inside = Some(inner.spawn(serving));
     }
 
-    /// Refuses whoever dials from now on, and cuts off who is connected.
+    /// Refuses new connections and closes existing ones.
     fn stop(&mut self, inner: &Inner) {
         if let Some(serving) = self.serving.take() {
             serving.abort();
@@ -187,11 +185,11 @@ impl Api {
     }
 }
 
-/// Serves what the world says can be served, and keeps the kubeconfig.
+/// Serves every API that is up in the world, and maintains the kubeconfig.
 struct Front {
     inner: Arc<Inner>,
     management: Api,
-    /// Workload clusters by key.
+    /// Workload clusters, by key.
     workloads: BTreeMap<String, Api>,
     path: PathBuf,
 }
@@ -207,7 +205,7 @@ impl Front {
         Ok(front)
     }
 
-    /// Follows the world for ever. `up` is told when this many clusters have been served.
+    /// Follows the world forever. Sends `true` to `up` once this many clusters are served.
     async fn run(
         &mut self,
         mut apis: watch::Receiver<BTreeMap<String, bool>>,
@@ -235,7 +233,7 @@ impl Front {
         }
     }
 
-    /// Opens and closes ports; says whether all that should be open are.
+    /// Opens and closes ports; returns whether all required ports are open.
     fn follow(&mut self, wanted: &BTreeMap<String, bool>) -> bool {
         let mut complete = true;
         let mut news = false;
@@ -261,14 +259,14 @@ impl Front {
         complete
     }
 
-    /// Serves a workload cluster; says whether its address is news.
+    /// Serves a workload cluster; returns whether its address is new.
     fn open(&mut self, key: &str) -> Result<bool, SandboxError> {
         let known = self.workloads.get(key);
         if known.is_some_and(|api| api.serving.is_some()) {
             return Ok(false);
         }
         let (listener, news) = if let Some(port) = known.map(|api| api.port) {
-            // Its address is in kubeconfigs: it stays.
+            // The port stays the same, because kubeconfigs contain it.
             (listen(port)?, false)
         } else {
             let listener = listen(0)?;
@@ -283,7 +281,7 @@ impl Front {
         Ok(news)
     }
 
-    /// Lets the Secrets of the clusters that are served lead there; says whether all do.
+    /// Updates the kubeconfig Secrets of the served clusters; returns whether all are updated.
     async fn publish(&mut self) -> bool {
         let mut complete = true;
         for (key, api) in &mut self.workloads {

@@ -1,87 +1,87 @@
-//! What a script can say.
+//! The commands of a script.
 
 use jiff::SignedDuration;
 
 use super::field::{Field, Setting};
 
-/// A line of a script, or several where it has a here-document.
+/// A line of a script, or several lines if it has a here-document.
 #[derive(Clone, Debug)]
 pub(super) struct Statement {
-    /// Line, from 1.
+    /// Line number, from 1.
     pub(super) line: usize,
-    /// As it stands in the script; comments and empty lines are statements too.
+    /// The source text; comments and empty lines are statements too.
     pub(super) text: String,
-    /// What it says; `None` for a comment.
+    /// The parsed command; `None` for a comment or an empty line.
     pub(super) command: Option<Command>,
 }
 
 /// A command.
 #[derive(Clone, Debug)]
 pub(super) enum Command {
-    /// Makes the world.
+    /// Creates the world.
     Load(Vec<String>),
     /// Lets time pass.
     Pass(SignedDuration),
-    /// Waits for something.
+    /// Waits for a goal, with a time limit.
     Wait(Goal, SignedDuration),
-    /// Does something later.
+    /// Runs a statement later.
     At(SignedDuration, Box<Statement>),
-    /// Does something that takes no time.
+    /// Runs an action that takes no time.
     Now(Action),
 }
 
-/// What a script waits for.
+/// The goal of a wait.
 #[derive(Clone, Debug)]
 pub(super) enum Goal {
-    /// Nothing is written any more.
+    /// No more writes.
     Quiet,
-    /// An object is as wanted.
+    /// An object meets a condition.
     Object(Reference, Condition),
 }
 
-/// How an object is to be.
+/// The condition that an object must meet.
 #[derive(Clone, Debug)]
 pub(super) enum Condition {
-    /// Ready, and every machine of it.
+    /// The object and all of its machines are ready.
     Ready,
-    /// Runs what its spec says, and nothing is under way.
+    /// It runs what its spec requests, and no update is in progress.
     Updated,
-    /// Is not there.
+    /// It does not exist.
     Gone,
-    /// An update or its group is blocked.
+    /// An update or its group is blocked, optionally for this reason.
     Blocked(Option<String>),
     /// An update is in this phase.
     Phase(String),
-    /// An update takes this step.
+    /// An update is at this step.
     Step(String),
     /// A field has a value.
     Field(Setting),
-    /// A condition has a status.
+    /// A status condition has this status.
     Status(String, String),
 }
 
-/// What takes no time.
+/// An action that takes no time.
 #[derive(Clone, Debug)]
 pub(super) enum Action {
-    /// Creates or merges objects.
+    /// Creates objects or merges them into existing ones.
     Apply(Option<String>, Source),
     /// Sets fields.
     Change(Reference, Vec<Setting>),
     /// Deletes an object.
     Delete(Reference),
-    /// Makes trouble, for some time or until mended.
+    /// Injects a failure, for some time or until it is mended.
     Break(Trouble, Option<SignedDuration>),
-    /// Ends trouble.
+    /// Ends a failure.
     Mend(Place),
-    /// Ends a process, for some time.
+    /// Kills a process; with a duration, it restarts only after that time.
     Kill(Process, Option<SignedDuration>),
-    /// Shows something.
+    /// Shows a part of the world.
     Show(Show),
-    /// Prints the language.
+    /// Prints the help text of the language.
     Help,
 }
 
-/// Where objects to apply come from.
+/// Where the objects to apply come from.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
     /// Files.
@@ -90,16 +90,16 @@ pub(super) enum Source {
     Here(String),
 }
 
-/// An object by its names.
+/// An object, named as in the script.
 #[derive(Clone, Debug)]
 pub(super) struct Reference {
     /// Workload cluster; `None` for the management cluster.
     pub(super) cluster: Option<String>,
-    /// Kind as it was named.
+    /// Kind as written in the script.
     pub(super) kind: String,
-    /// Namespace, where it was named.
+    /// Namespace, if the script names it.
     pub(super) namespace: Option<String>,
-    /// Name as it was named.
+    /// Name as written in the script.
     pub(super) name: String,
 }
 
@@ -116,67 +116,67 @@ impl std::fmt::Display for Reference {
     }
 }
 
-/// What goes wrong.
+/// A failure to inject.
 #[derive(Clone, Debug)]
 pub(super) enum Trouble {
-    /// A step of a host.
+    /// A step on a host fails, hangs or is slow.
     Step {
-        /// The host's node.
+        /// Node name of the host.
         node: String,
-        /// The step.
+        /// Name of the step.
         step: String,
-        /// How it goes wrong.
+        /// How the step misbehaves.
         how: How,
     },
-    /// A place.
+    /// A place is out of order.
     Place(Place),
 }
 
-/// How a step goes wrong.
+/// How a step misbehaves.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum How {
-    /// It fails this often.
+    /// It fails this many times.
     Fails(u32),
-    /// It hangs this often.
+    /// It hangs this many times.
     Hangs(u32),
-    /// It takes this many times as long.
+    /// Its duration is multiplied by this number.
     Slow(u32),
 }
 
-/// Where trouble is.
+/// The place of a failure.
 #[derive(Clone, Debug)]
 pub(super) enum Place {
-    /// Steps and disk of a host.
+    /// Steps and disk of a host, by node name.
     Host(String),
-    /// A host's disk.
+    /// The disk of a host.
     Disk(String),
-    /// A host's power.
+    /// The power of a host.
     Node(String),
-    /// A host's agent and its way to the API.
+    /// The agent of a host and its connection to the API.
     Agent(String),
     /// An API server: `management`, or a workload cluster.
     Api(String),
 }
 
-/// A process.
+/// A process that a script can kill.
 #[derive(Clone, Debug)]
 pub(super) enum Process {
     /// refit-controller.
     Controller,
-    /// What stands for Cluster API.
+    /// The Cluster API stand-in.
     Capi,
     /// The agent of a host.
     Agent(String),
 }
 
-/// What is shown.
+/// The subject of `show`.
 #[derive(Clone, Debug)]
 pub(super) enum Show {
-    /// A table of its own.
+    /// A predefined table.
     Table(Table),
     /// The steps of a machine's newest update.
     Steps(String),
-    /// Events, all or those about an object.
+    /// Events, all of them or those of an object.
     Events(Option<Reference>),
     /// Fields of all objects of a kind: cluster, kind, fields.
     Kind(Option<String>, String, Vec<Field>),
@@ -184,7 +184,7 @@ pub(super) enum Show {
     Object(Reference, Vec<Field>),
 }
 
-/// Tables that are made for one subject.
+/// The predefined tables.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Table {
     /// Machines.
@@ -205,7 +205,7 @@ pub(super) enum Table {
     Processes,
 }
 
-/// What is wrong with one line: what, what the script says, what it should say.
+/// An error in one line: the subject, the actual value, the expected value.
 pub(super) type Wrong = (String, String, String);
 
 pub(super) fn wrong(what: &str, got: impl Into<String>, want: impl Into<String>) -> Wrong {

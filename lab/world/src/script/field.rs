@@ -1,4 +1,4 @@
-//! Fields of objects: finding them, setting them, and the patch that says so.
+//! Fields of objects: find them, set them, and compute the merge patch.
 
 use serde_json::{Map, Value};
 
@@ -7,13 +7,13 @@ use super::{
     names::Names,
 };
 
-/// Names of fields that have an index beyond this are a mistake.
+/// Maximum array index: a larger one is an error.
 const MOST_ITEMS: usize = 1000;
 
 /// A path into an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Field {
-    /// As it was written.
+    /// The path as written.
     pub(super) text: String,
     path: Vec<Step>,
 }
@@ -65,7 +65,7 @@ impl Field {
         Ok(Self { text: text.to_owned(), path })
     }
 
-    /// Whether it is in the status of an object.
+    /// Whether the field is in the status of an object.
     pub(super) fn in_status(&self) -> bool {
         self.path.first() == Some(&Step::Key("status".to_owned()))
     }
@@ -78,12 +78,12 @@ impl Field {
         })
     }
 
-    /// The value of the field as it is shown.
+    /// The value of the field as text.
     pub(super) fn shown(&self, object: &Value) -> String {
         self.of(object).map_or_else(|| "-".to_owned(), shown)
     }
 
-    /// Sets the field, or removes it with `None`. Says whether it could.
+    /// Sets the field, or removes it with `None`. Returns whether that was possible.
     fn set(&self, object: &mut Value, value: Option<Value>) -> bool {
         let Some((last, path)) = self.path.split_last() else {
             return false;
@@ -91,7 +91,7 @@ impl Field {
         let mut at = object;
         for step in path {
             let Some(next) = enter(at, step, value.is_some()) else {
-                // There is nothing to remove.
+                // Nothing to remove.
                 return value.is_none();
             };
             at = next;
@@ -120,7 +120,7 @@ impl Field {
     }
 }
 
-/// The place of a step, made where it is absent and may be.
+/// The value at a step; creates it if it is absent and `make` is set.
 fn enter<'a>(value: &'a mut Value, step: &Step, make: bool) -> Option<&'a mut Value> {
     match step {
         Step::Key(key) => {
@@ -147,17 +147,17 @@ fn enter<'a>(value: &'a mut Value, step: &Step, make: bool) -> Option<&'a mut Va
     }
 }
 
-/// A field and the value that it is to have.
+/// A field and its desired value.
 #[derive(Clone, Debug)]
 pub(super) struct Setting {
     /// The field.
     pub(super) field: Field,
-    /// The value; `None` for no value.
+    /// The desired value; `None` for an absent field.
     pub(super) value: Option<Value>,
 }
 
 impl Setting {
-    /// Reads both: the value is JSON, or else text; `-` is no value.
+    /// Parses both. The value is JSON, or text if it is not valid JSON; `-` means no value.
     pub(super) fn new(field: &str, value: &str) -> Result<Self, Wrong> {
         let field = Field::parse(field)?;
         let value = (value != "-").then(|| {
@@ -166,7 +166,7 @@ impl Setting {
         Ok(Self { field, value })
     }
 
-    /// The same with the real name where the value is a name that the script gave.
+    /// Replaces the value by the real name if it is a name that the script uses.
     pub(super) fn named(&self, names: &Names) -> Self {
         let value = match &self.value {
             Some(Value::String(text)) => Some(Value::String(names.real(text))),
@@ -175,7 +175,7 @@ impl Setting {
         Self { field: self.field.clone(), value }
     }
 
-    /// Whether the object is like this.
+    /// Whether the object has this value.
     pub(super) fn holds(&self, object: &Value) -> bool {
         let found = self.field.of(object).filter(|value| !value.is_null());
         match (&self.value, found) {
@@ -185,18 +185,18 @@ impl Setting {
         }
     }
 
-    /// Brings it about in an object. Says whether it could.
+    /// Sets the value in an object. Returns whether that was possible.
     pub(super) fn apply(&self, object: &mut Value) -> bool {
         self.field.set(object, self.value.clone())
     }
 
-    /// The value as it is shown.
+    /// The value as text.
     pub(super) fn shown(&self) -> String {
         self.value.as_ref().map_or_else(|| "-".to_owned(), shown)
     }
 }
 
-/// A value as it is shown: text as it is, all else as JSON.
+/// Formats a value: strings unquoted, everything else as JSON.
 pub(super) fn shown(value: &Value) -> String {
     match value {
         Value::String(text) if text.is_empty() => "\"\"".to_owned(),
@@ -206,7 +206,7 @@ pub(super) fn shown(value: &Value) -> String {
     }
 }
 
-/// The merge patch that makes `new` of `old`; `None` where they are the same.
+/// The merge patch from `old` to `new`; `None` if they are equal.
 pub(super) fn merge_patch(old: &Value, new: &Value) -> Option<Value> {
     if old == new {
         return None;
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_patches_what_it_names_and_nothing_else() {
+    fn a_change_patches_only_the_named_field() {
         let object = json!({"spec": {"a": 1, "b": [{"c": 1}, 2], "version": "v1"}});
         assert_eq!(set("spec.a", "2", object.clone()), json!({"spec": {"a": 2}}));
         assert_eq!(
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_with_dots_stand_in_quotes() {
+    fn keys_with_dots_are_quoted() {
         let patch = set(r#"metadata.annotations."refit.dev/retry""#, "m-1", json!({}));
         assert_eq!(patch, json!({"metadata": {"annotations": {"refit.dev/retry": "m-1"}}}));
         for bad in ["", ".", "a.", "a..b", "a[", "a[x]", "a[0]b", "\"a", "a[99999]"] {
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_set_is_told() {
+    fn an_impossible_change_is_reported() {
         let setting = Setting::new("a.b", "1").unwrap();
         assert!(!setting.apply(&mut json!({"a": "text"})));
         assert!(!Setting::new("a[5]", "1").unwrap().apply(&mut json!({"a": []})));

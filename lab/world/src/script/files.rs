@@ -1,4 +1,4 @@
-//! Files that a script names.
+//! Files named in a script.
 
 use std::path::{Path, PathBuf};
 
@@ -6,28 +6,29 @@ use serde_json::Value;
 
 use super::command::{Wrong, wrong};
 
-/// Largest file that a script reads: 16 MiB.
+/// Maximum size of a file that a script reads: 16 MiB.
 const MOST_BYTES: u64 = 16 * 1024 * 1024;
 
-/// Where the files of a script are looked for: beside it, in every folder above it, and in the
-/// current one.
-pub(super) fn folders(beside: &Path) -> Vec<PathBuf> {
-    let beside = std::path::absolute(beside).unwrap_or_else(|_| beside.to_owned());
-    let mut folders: Vec<PathBuf> = beside.ancestors().map(Path::to_owned).collect();
-    folders.push(PathBuf::new());
-    folders
+/// Directories in which the files of a script are searched: the script's directory, its parents,
+/// and the current directory.
+pub(super) fn directories(base: &Path) -> Vec<PathBuf> {
+    let base = std::path::absolute(base).unwrap_or_else(|_| base.to_owned());
+    let mut directories: Vec<PathBuf> = base.ancestors().map(Path::to_owned).collect();
+    directories.push(PathBuf::new());
+    directories
 }
 
-/// The file that a script names.
-pub(super) fn find(folders: &[PathBuf], name: &str) -> Result<PathBuf, Wrong> {
-    let found = folders.iter().map(|folder| folder.join(name)).find(|path| path.is_file());
+/// Finds a file that a script names.
+pub(super) fn find(directories: &[PathBuf], name: &str) -> Result<PathBuf, Wrong> {
+    let found =
+        directories.iter().map(|directory| directory.join(name)).find(|path| path.is_file());
     found.ok_or_else(|| {
-        let want = "a file beside the script, in a folder above it, or in the current one";
+        let want = "a file beside the script, in a directory above it, or in the current one";
         wrong("file", name, want)
     })
 }
 
-/// Its text.
+/// Reads the file as text.
 pub(super) fn read(path: &Path, name: &str) -> Result<String, Wrong> {
     let unreadable = |error: std::io::Error| {
         wrong("file", format!("{name}: {error}"), "a file that can be read")
@@ -43,7 +44,7 @@ pub(super) fn read(path: &Path, name: &str) -> Result<String, Wrong> {
     std::fs::read_to_string(path).map_err(unreadable)
 }
 
-/// The objects of a YAML text.
+/// Parses the objects of a YAML text.
 pub(super) fn objects(name: &str, text: &str) -> Result<Vec<Value>, Wrong> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text)
         .map_err(|error| wrong("YAML", format!("{name}: {error}"), "Kubernetes objects"))?;

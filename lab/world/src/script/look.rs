@@ -1,4 +1,4 @@
-//! What a script can ask of a world: machines of a group, their updates, whether a condition holds.
+//! Queries of a world for scripts: machines of a group, their updates, whether a condition holds.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ enum Group {
     Deployment,
     Set,
     Machine,
-    /// An object that has no machines.
+    /// An object without machines.
     None,
 }
 
@@ -59,11 +59,11 @@ impl Group {
     }
 }
 
-/// One look at a condition.
+/// Result of one check of a condition.
 pub(super) struct Look {
     /// Whether it holds.
     pub(super) holds: bool,
-    /// The machine for which it does, where it is about one of several.
+    /// The machine that meets it, if the condition is about one of several.
     pub(super) machine: Option<String>,
 }
 
@@ -96,13 +96,13 @@ pub(super) fn newest_update(world: &World, machine: &Value) -> Option<Arc<Value>
         .max_by_key(|update| ordinal_of(name(update), name(machine)))
 }
 
-/// Looks whether a condition holds.
+/// Checks whether a condition holds.
 pub(super) fn look(world: &World, found: &Found, wanted: &Condition) -> Look {
     let group = Group::of(found);
     if let Condition::Gone = wanted {
         return found.get().is_none().into();
     }
-    // What is not there yet may come.
+    // An object that does not exist yet may be created later.
     let Some(object) = found.get() else {
         return false.into();
     };
@@ -145,7 +145,7 @@ fn first(machines: &[Arc<Value>], holds: impl Fn(&Value) -> bool) -> Look {
     Look { holds: machine.is_some(), machine: machine.map(|machine| name(machine).to_owned()) }
 }
 
-/// The step that an update takes now.
+/// The step that an update is at.
 pub(super) fn running_step(update: &Value) -> &str {
     let steps = update["status"]["steps"].as_array();
     steps
@@ -155,13 +155,13 @@ pub(super) fn running_step(update: &Value) -> &str {
         .map_or("", |step| text(step, "/name"))
 }
 
-/// What blocks an update.
+/// The blockers of an update.
 pub(super) fn blockers(update: &Value) -> impl Iterator<Item = &Value> {
     let all = update["status"]["blockedBy"].as_array();
     all.into_iter().flatten()
 }
 
-/// The first of what blocks an update, and how much more does: a drain may name a score of pods.
+/// The first blocker of an update and the number of others: a drain may list dozens of pods.
 pub(super) fn in_short(blockers: &[String]) -> String {
     let first = blockers.first().cloned().unwrap_or_default();
     match blockers.len().saturating_sub(1) {
@@ -177,7 +177,7 @@ fn blocked(
     machines: &[Arc<Value>],
     reason: Option<&str>,
 ) -> Look {
-    // That another machine is under way is no obstacle but the order of things.
+    // Waiting for another machine is the normal order, not an obstacle.
     let fits = |found: &str| match reason {
         Some(reason) => reason == found,
         None => !matches!(found, "SlotBusy" | "ControlPlaneBehind"),
@@ -214,7 +214,7 @@ fn is_owner(group: &Value, kind: &str, name: &str) -> bool {
     text(group, "/spec/owner/kind") == kind && text(group, "/spec/owner/name") == name
 }
 
-/// Whether an owner has as many machines as it asks for, and all are available.
+/// Whether an owner has as many machines as it requests, all of them available.
 fn is_ready(world: &World, group: Group, object: &Value, machines: &[Arc<Value>]) -> bool {
     let wanted = match group {
         Group::Machine => 1,
@@ -234,13 +234,13 @@ fn replicas(object: &Value) -> u64 {
 
 fn replicas_of_cluster(world: &World, cluster: &Value) -> u64 {
     let owners = owners(world);
-    let theirs = owners.iter().filter(|owner| {
+    let cluster_owners = owners.iter().filter(|owner| {
         namespace(owner) == namespace(cluster)
             && (text(owner, "/spec/clusterName") == name(cluster)
                 || text(cluster, "/spec/controlPlaneRef/name") == name(owner)
                     && text(owner, "/kind") == "KubeadmControlPlane")
     });
-    theirs.map(replicas).sum()
+    cluster_owners.map(replicas).sum()
 }
 
 /// All control planes and MachineDeployments.
@@ -251,7 +251,7 @@ pub(super) fn owners(world: &World) -> Vec<Value> {
     owners
 }
 
-/// Why a machine is not what its owner wants, in words; `None` if it is.
+/// Why a machine does not match its owner's spec, as text; `None` if it matches.
 pub(super) fn behind(world: &World, owners: &[Value], machine: &Value) -> Option<String> {
     let owner = owners.iter().find(|owner| owns(owner, machine));
     let version = text(machine, "/spec/version");
@@ -314,7 +314,7 @@ fn template_reference(owner: &Value) -> &'static str {
     }
 }
 
-/// The template that a Machine's infrastructure was made from.
+/// The template from which a Machine's infrastructure was created.
 fn cloned_from(world: &World, machine: &Value) -> Option<String> {
     let reference = &machine["spec"]["infrastructureRef"];
     let mirror = &world.inner.management_mirror;
@@ -334,7 +334,7 @@ fn is_updated(world: &World, name: &str, group: Group, machines: &[Arc<Value>]) 
     })
 }
 
-/// What keeps a world, or the machines of an object, from getting on: one line each.
+/// What blocks the progress of a world or of the machines of an object, one line each.
 pub(super) fn obstacles(
     world: &World,
     names: &Names,
@@ -368,7 +368,7 @@ pub(super) fn obstacles(
     lines.into_iter().map(|line| names.shown(&line)).collect()
 }
 
-/// How an update stands, unless it ended well.
+/// The state of an update as text; `None` if it succeeded.
 fn update_line(names: &Names, update: &Value) -> Option<String> {
     let phase = phase(update);
     if phase == refit_kinds::refit::Phase::Succeeded {

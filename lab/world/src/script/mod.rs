@@ -1,9 +1,10 @@
-//! Scenario scripts: a world, what happens to it, and what can be seen of it, as text.
+//! Scenario scripts: commands to a world, and its state as text.
 //!
-//! A script is sandbox, documentation and test in one: `refit sandbox --script FILE` runs it, and
-//! the project's own stand in `tests/scenarios` with the output that they must have. The language
-//! is [`HELP`]; time is simulated, names follow from a seed, and the same script always prints the
-//! same. After every write the invariants are checked, and a script that breaks one fails.
+//! A script is sandbox, documentation and test in one. `refit sandbox --script FILE` runs it. The
+//! project's own scripts and their expected output are in `tests/scenarios`. [`HELP`] describes the
+//! language. Time is simulated, names are derived from a seed, and the same script always prints
+//! the same output. The invariants are checked after every write, and a script that breaks one
+//! fails.
 //!
 //! ```
 //! use std::path::Path;
@@ -36,35 +37,35 @@ use refit_manifests::LoadError;
 
 use crate::world::{self, WorldError};
 
-/// The language of scripts, as `help` prints it and the documentation has it.
+/// The description of the language, as printed by `help` and included in the documentation.
 pub const HELP: &str = include_str!("help.txt");
 
-/// How a script ended that was carried out.
+/// Result of a script that was run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScriptOutcome {
-    /// Every command did what it says.
+    /// Every command succeeded.
     Passed,
-    /// A wait ran out; the output says what was in the way.
+    /// A wait timed out; the output shows the cause.
     WaitRanOut {
-        /// Line of the wait, from 1.
+        /// Line number of the wait, from 1.
         line: usize,
-        /// What was waited for.
+        /// The goal of the wait.
         what: String,
     },
 }
 
-/// One thing that is wrong with a script.
+/// An error in a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The script.
+    /// File name of the script.
     pub file: String,
-    /// Line, from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// What it is about.
+    /// The subject of the error.
     pub what: String,
-    /// What the script says.
+    /// The actual value in the script.
     pub got: String,
-    /// What it should say.
+    /// The expected value.
     pub want: String,
 }
 
@@ -75,40 +76,40 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Why a script was not carried out.
+/// Why a script was not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ScriptError {
-    /// The script is wrong, or asks for what is not there.
+    /// The script is invalid, or names something that does not exist.
     #[error("{}", joined(.0))]
     Wrong(Vec<Problem>),
-    /// Manifests that the script loads are wrong.
+    /// Manifests that the script loads are invalid.
     #[error("{file}:{line}: the manifests cannot be loaded: {source}")]
     Load {
-        /// The script.
+        /// File name of the script.
         file: String,
-        /// Line, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// Why.
+        /// The underlying error.
         source: LoadError,
     },
-    /// The world cannot be made.
+    /// The world cannot be created.
     #[error("{file}:{line}: {source}")]
     World {
-        /// The script.
+        /// File name of the script.
         file: String,
-        /// Line, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// Why.
+        /// The underlying error.
         source: Box<WorldError>,
     },
     /// An invariant is broken.
     #[error("{file}:{line}: an invariant is broken:\n{}", .violations.join("\n"))]
     Violated {
-        /// The script.
+        /// File name of the script.
         file: String,
-        /// Line, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is broken, and who did it.
+        /// The broken invariants, with the process that broke them.
         violations: Vec<String>,
     },
     /// The output cannot be written.
@@ -121,26 +122,27 @@ fn joined(problems: &[Problem]) -> String {
     lines.join("\n")
 }
 
-/// Runs a script on simulated time and prints what it does to `out`.
+/// Runs a script on simulated time and writes its output to `out`.
 ///
-/// `base` is the script's own path, which messages name, or the folder that it is in; files that
-/// the script loads are looked for beside it, in the folders above, and in the current one.
+/// `base` is the path of the script, which messages name, or its directory. Files that the script
+/// loads are searched in that directory, in its parents, and in the current directory.
 ///
 /// Needs no runtime and opens no port.
 pub fn run(text: &str, base: &Path, out: &mut dyn Write) -> Result<ScriptOutcome, ScriptError> {
-    let (file, folder) = if base.is_dir() {
+    let (file, directory) = if base.is_dir() {
         ("script".to_owned(), base)
     } else {
         let name = base.file_name().unwrap_or(base.as_os_str());
-        let folder = base.parent().unwrap_or(Path::new(""));
-        (name.to_string_lossy().into_owned(), folder)
+        let directory = base.parent().unwrap_or(Path::new(""));
+        (name.to_string_lossy().into_owned(), directory)
     };
     let script = parse::script(&file, text).map_err(ScriptError::Wrong)?;
     let runtime = world::runtime()?;
-    let mut runner = run::Runner { file, folders: files::folders(folder), out, session: None };
+    let mut runner =
+        run::Runner { file, directories: files::directories(directory), out, session: None };
     runtime.block_on(async {
         let outcome = runner.run(&script).await;
-        // The world ends in its own runtime.
+        // Drop the world inside its runtime.
         runner.session = None;
         outcome
     })

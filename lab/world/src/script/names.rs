@@ -1,7 +1,7 @@
-//! Names that scripts can know in advance.
+//! Predictable names for scripts.
 //!
-//! Cluster API gives machines random names. A script calls them by their owner and the order in
-//! which they appeared; whatever it prints says the same names, and times as offsets.
+//! Cluster API gives machines random names. A script names them by their owner and the order in
+//! which they appeared. Output contains the same names, and times as offsets.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -24,16 +24,16 @@ static UIDS: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b").expect("a valid expression")
 });
 
-/// What a script calls things.
+/// The names that a script uses.
 #[derive(Debug)]
 pub(super) struct Names {
     start: Timestamp,
-    /// The script's name by the real one.
+    /// Script names by real name.
     given: BTreeMap<String, String>,
-    /// The real name by the script's.
+    /// Real names by script name.
     real: BTreeMap<String, String>,
     counts: BTreeMap<String, u32>,
-    /// The machine that the last wait found, by the script's name.
+    /// The machine that the last wait found, by its script name.
     pub(super) found: Option<String>,
 }
 
@@ -48,13 +48,13 @@ impl Names {
         }
     }
 
-    /// Names machines that have no name yet.
+    /// Assigns names to new machines.
     pub(super) fn learn(&mut self, world: &World) {
         let machines = world.machines();
         self.learn_from(machines.iter().map(AsRef::as_ref), owner, "");
     }
 
-    /// Names everything that has no name yet.
+    /// Assigns names to all new objects.
     pub(super) fn learn_all(&mut self, world: &World) {
         self.learn(world);
         let management = world.management();
@@ -92,8 +92,8 @@ impl Names {
         }
     }
 
-    /// The real name of what the script calls `word`: a machine, or `machine-N` for its N-th
-    /// NodeUpdate. What has no other name is called by its own.
+    /// The real name of `word`: a machine, or `machine-N` for its N-th NodeUpdate. Other words are
+    /// returned unchanged.
     pub(super) fn real(&self, word: &str) -> String {
         if let Some(real) = self.real.get(word) {
             return real.clone();
@@ -105,7 +105,7 @@ impl Names {
         update.unwrap_or_else(|| word.to_owned())
     }
 
-    /// Puts the real names into an object that a script wrote.
+    /// Replaces script names by real names in an object that a script wrote.
     pub(super) fn make_real(&self, value: &mut Value) {
         match value {
             Value::String(word) => *word = self.real(word),
@@ -115,12 +115,12 @@ impl Names {
         }
     }
 
-    /// The script's name of a machine.
+    /// The script name of a machine.
     pub(super) fn given<'a>(&'a self, real: &'a str) -> &'a str {
         self.given.get(real).map_or(real, String::as_str)
     }
 
-    /// A text with the script's names, times as offsets, and without uids.
+    /// A text with script names, times as offsets, and without uids.
     pub(super) fn shown(&self, text: &str) -> String {
         let mut shown = text.to_owned();
         let mut known: Vec<(&String, &String)> = self.given.iter().collect();
@@ -138,7 +138,7 @@ impl Names {
         times.into_owned()
     }
 
-    /// A time as an offset from the start of the script.
+    /// Formats a time as an offset from the start of the script.
     pub(super) fn offset(&self, time: Timestamp) -> String {
         let since = time.duration_since(self.start);
         if since.is_negative() {
@@ -149,7 +149,7 @@ impl Names {
     }
 }
 
-/// Replaces whole names only: not in the middle of a longer word.
+/// Replaces whole names only, not parts of a longer word.
 fn replaced(text: &str, real: &str, given: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -165,7 +165,7 @@ fn replaced(text: &str, real: &str, given: &str) -> String {
     out
 }
 
-/// The owner whose name a Machine's or MachineSet's name begins with.
+/// The owner whose name is the prefix of a Machine's or MachineSet's name.
 fn owner(object: &Value) -> &str {
     let labels = &object["metadata"]["labels"];
     [keys::DEPLOYMENT_NAME, keys::CONTROL_PLANE_NAME]
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_says_the_scripts_names_and_offsets() {
+    fn output_contains_script_names_and_offsets() {
         let text = "etcd-edge-1-md-0-x7k2p-9xk2d of edge-1-md-0-x7k2p since 2026-03-02T08:02:05Z, \
                     update edge-1-md-0-x7k2p-9xk2d-1, xedge-1-md-0-x7k2p, \
                     01234567-89ab-4cde-8f01-23456789abcd";
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_calls_machines_and_their_updates_by_its_own_names() {
+    fn script_names_resolve_to_machines_and_updates() {
         let names = names();
         assert_eq!(names.real("edge-1-md-0-2"), "edge-1-md-0-x7k2p-9xk2d");
         assert_eq!(names.real("edge-1-md-0-2-3"), "edge-1-md-0-x7k2p-9xk2d-3");

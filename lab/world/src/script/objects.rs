@@ -1,4 +1,4 @@
-//! Objects that a script names: where they are, and writing them as a user does.
+//! Objects that a script names: finds them, and writes them as a user does.
 
 use lab_apiserver::{ApiServer, Registry};
 use refit_kinds::json::{name, text};
@@ -30,7 +30,7 @@ pub(super) struct Kind {
 }
 
 impl Kind {
-    /// Whether its objects are called by names of which a part is random.
+    /// Whether names of this kind contain a random part.
     fn is_generated(&self) -> bool {
         !matches!(
             self.kind.as_str(),
@@ -53,7 +53,7 @@ impl Kind {
     }
 }
 
-/// Finds the kind that `word` means, as kubectl does: by kind, plural, singular or short name.
+/// Finds the kind that `word` names, as kubectl does: by kind, plural, singular or short name.
 pub(super) fn kind(server: &ApiServer, word: &str) -> Result<Kind, Wrong> {
     let (word, group) = match word.split_once('.') {
         Some((word, group)) => (word.to_lowercase(), Some(group)),
@@ -113,7 +113,7 @@ fn of_definition(crd: &Value) -> Option<Kind> {
     })
 }
 
-/// The API server of `cluster`, or the management cluster's.
+/// The API server of `cluster`, or that of the management cluster.
 pub(super) fn server(world: &World, cluster: Option<&str>) -> Result<ApiServer, Wrong> {
     let Some(cluster) = cluster else {
         return Ok(world.management().clone());
@@ -126,7 +126,7 @@ pub(super) fn server(world: &World, cluster: Option<&str>) -> Result<ApiServer, 
     })
 }
 
-/// An object that a script names, whether it is there or not.
+/// An object that a script names, whether it exists or not.
 pub(super) struct Found {
     pub(super) kind: Kind,
     server: ApiServer,
@@ -149,20 +149,20 @@ impl Found {
         Ok(Self { kind, server, namespace, name, title: reference.to_string() })
     }
 
-    /// Looks again which object the script means: a name may have come to stand for one.
+    /// Resolves the script's name again: its real name may be known only now.
     pub(super) fn rename(&mut self, names: &Names, reference: &Reference) {
         if self.kind.is_generated() {
             self.name = names.real(&reference.name);
         }
     }
 
-    /// The object as it is stored.
+    /// The object as stored.
     pub(super) fn get(&self) -> Option<Value> {
         let Kind { group, plural, .. } = &self.kind;
         self.server.get_value(group, plural, &self.namespace, &self.name)
     }
 
-    /// The object, which must be there.
+    /// The object; an error if it does not exist.
     pub(super) fn need(&self) -> Result<Value, Wrong> {
         self.get().ok_or_else(|| {
             let Kind { group, plural, .. } = &self.kind;
@@ -177,7 +177,7 @@ impl Found {
         })
     }
 
-    /// Sets fields in one request, status fields in another. Returns what changed, one line each.
+    /// Sets fields in one request, status fields in another. Returns the changes, one line each.
     pub(super) async fn change(&self, settings: &[Setting]) -> Result<Vec<String>, Wrong> {
         let old = self.need()?;
         let mut new = old.clone();
@@ -230,7 +230,7 @@ fn refused(what: &str, error: &DirectError) -> Wrong {
     wrong(what, error.to_string(), want)
 }
 
-/// Creates objects, or merges them into those that are there; says what it did, one line each.
+/// Creates objects, or merges them into existing ones; returns the changes, one line each.
 pub(super) async fn apply(
     world: &World,
     cluster: Option<&str>,

@@ -1,4 +1,4 @@
-//! From text to commands. Everything that is wrong with a script is found before it runs.
+//! Parses scripts. Every error in a script is found before it runs.
 
 use jiff::SignedDuration;
 
@@ -25,7 +25,7 @@ const STEPS: [&str; 9] = [
     "verify",
 ];
 
-/// Reads a script.
+/// Parses a script.
 pub(super) fn script(file: &str, text: &str) -> Result<Vec<Statement>, Vec<Problem>> {
     let mut lines = text.lines().enumerate();
     let (mut statements, mut problems) = (Vec::new(), Vec::new());
@@ -44,7 +44,7 @@ pub(super) fn script(file: &str, text: &str) -> Result<Vec<Statement>, Vec<Probl
     if problems.is_empty() { Ok(statements) } else { Err(problems) }
 }
 
-/// Reads a statement, whose here-document is in the lines that follow.
+/// Parses a statement. Its here-document is in the lines that follow.
 fn read<'a>(
     statement: &mut Statement,
     following: impl Iterator<Item = &'a str>,
@@ -74,7 +74,7 @@ fn read<'a>(
     Ok(())
 }
 
-/// Reads a statement again whose text has changed.
+/// Parses a statement again after its text has changed.
 pub(super) fn again(line: usize, text: &str) -> Result<Statement, Wrong> {
     let mut lines = text.lines();
     let mut statement =
@@ -83,7 +83,7 @@ pub(super) fn again(line: usize, text: &str) -> Result<Statement, Wrong> {
     Ok(statement)
 }
 
-/// A script loads once, and before it does anything else.
+/// Requires exactly one `load`, before any other command except `help`.
 fn in_order(command: Option<&Command>, loaded: &mut bool) -> Result<(), Wrong> {
     match command {
         Some(Command::Load(_)) if *loaded => Err(wrong(
@@ -279,7 +279,7 @@ fn show(rest: &mut Rest<'_>) -> Result<Show, Wrong> {
         }
         kind => return kind_of(kind, rest),
     };
-    // `show machines FIELD...` is about fields, not the table.
+    // `show machines FIELD...` shows fields, not the table.
     if rest.is_over() { Ok(Show::Table(table)) } else { kind_of(&first, rest) }
 }
 
@@ -310,7 +310,7 @@ pub(super) fn reference(word: &str) -> Result<Reference, Wrong> {
     Ok(Reference { cluster, kind: (*kind).to_owned(), namespace, name: (*name).to_owned() })
 }
 
-/// The words of a line that are still to be read.
+/// The remaining words of a line.
 struct Rest<'a> {
     command: String,
     words: &'a [Word],

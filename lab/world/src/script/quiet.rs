@@ -1,4 +1,4 @@
-//! Since when nothing has been written to the management cluster.
+//! Time of the last write to the management cluster.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,13 +7,13 @@ use lab_apiserver::ApiServer;
 
 use crate::world::lock;
 
-/// Since when nothing has been written, but for leases, which are renewed for ever.
+/// Time of the last write, except for Leases, which are renewed forever.
 pub(super) struct Quiet {
     since: Mutex<Timestamp>,
 }
 
 impl Quiet {
-    /// Follows a server from now on.
+    /// Starts to follow a server.
     pub(super) fn follow(server: &ApiServer, now: Timestamp) -> Arc<Self> {
         let quiet = Arc::new(Self { since: Mutex::new(now) });
         let written = quiet.clone();

@@ -20,24 +20,24 @@ use crate::{
     world::{World, WorldOptions},
 };
 
-/// What a script calls the machine that its last wait found.
+/// Stands for the machine that the last wait found.
 const MACHINE: &str = "$machine";
-/// How often a wait looks.
+/// Interval between two checks of a wait.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Why a command is not carried out.
+/// Why a command was not completed.
 pub(super) enum Stop {
-    /// The script is wrong, or asks for what is not there.
+    /// The script is invalid, or names something that does not exist.
     Wrong(Wrong),
-    /// Manifests are wrong.
+    /// Manifests are invalid.
     Load(LoadError),
-    /// Something that never may be.
+    /// An invariant is broken.
     Violated(Vec<String>),
-    /// A wait ran out.
+    /// A wait timed out.
     RanOut(String),
     /// The output cannot be written.
     Output(std::io::Error),
-    /// The world cannot be made.
+    /// The world cannot be created.
     World(crate::world::WorldError),
 }
 
@@ -56,8 +56,8 @@ impl From<std::io::Error> for Stop {
 /// Runs a script.
 pub(super) struct Runner<'a> {
     pub(super) file: String,
-    /// Where files are looked for, in this order.
-    pub(super) folders: Vec<PathBuf>,
+    /// Directories in which files are searched, in this order.
+    pub(super) directories: Vec<PathBuf>,
     pub(super) out: &'a mut dyn Write,
     pub(super) session: Option<Session>,
 }
@@ -129,7 +129,7 @@ impl Runner<'_> {
         }
     }
 
-    /// The statement with the machine that the last wait found, where it speaks of it.
+    /// The statement with `$machine` replaced by the machine that the last wait found.
     fn bound(&self, statement: &Statement) -> Result<Statement, Wrong> {
         if statement.command.is_none() || !statement.text.contains(MACHINE) {
             return Ok(statement.clone());
@@ -166,8 +166,8 @@ impl Runner<'_> {
         })
     }
 
-    /// Prints one line with the time before it.
-    pub(super) fn say(&mut self, what: &str) -> Result<(), Stop> {
+    /// Prints a line, prefixed with the time.
+    pub(super) fn print_line(&mut self, what: &str) -> Result<(), Stop> {
         let (at, what) = match &mut self.session {
             Some(session) => {
                 session.names.learn_all(&session.world);
@@ -182,7 +182,7 @@ impl Runner<'_> {
     async fn load(&mut self, files: &[String]) -> Result<(), Stop> {
         let paths = files
             .iter()
-            .map(|file| files::find(&self.folders, file))
+            .map(|file| files::find(&self.directories, file))
             .collect::<Result<Vec<_>, _>>()?;
         let texts = paths
             .iter()
@@ -196,7 +196,7 @@ impl Runner<'_> {
         let count = objects.len();
         let world = World::new(WorldOptions::new(objects)).await.map_err(Stop::World)?;
         self.session = Some(Session::new(world));
-        self.say(&format!("{count} objects"))
+        self.print_line(&format!("{count} objects"))
     }
 
     async fn pass(&mut self, time: SignedDuration) -> Result<(), Stop> {
@@ -210,7 +210,7 @@ impl Runner<'_> {
     async fn wait(&mut self, goal: &Goal, time: SignedDuration) -> Result<(), Stop> {
         let start = self.session()?.world.now();
         let end = start + time;
-        // Once: a kind is found in all definitions, and a wait looks thousands of times.
+        // Resolve the kind only once: that reads all CRDs, and a wait checks thousands of times.
         let mut found = match goal {
             Goal::Quiet => None,
             Goal::Object(object, _) => Some(self.session()?.find(object)?),
@@ -253,7 +253,7 @@ impl Runner<'_> {
         if machine.is_some() {
             self.session()?.names.found = machine;
         }
-        self.say(&format!("{what}, after {waited}"))
+        self.print_line(&format!("{what}, after {waited}"))
     }
 
     fn ran_out(&mut self, goal: &Goal, waited: &str) -> Result<(), Stop> {
@@ -267,14 +267,14 @@ impl Runner<'_> {
         };
         let why = look::obstacles(&session.world, &session.names, object);
         let what = format!("{what}, after {waited}");
-        self.say(&what)?;
+        self.print_line(&what)?;
         for line in why {
             writeln!(self.out, "  {line}")?;
         }
         Err(Stop::RanOut(what))
     }
 
-    /// Lets a little time pass, but none beyond `end`.
+    /// Lets a short time pass, but not beyond `end`.
     async fn tick(&mut self, end: Timestamp) -> Result<(), Stop> {
         let session = self.session()?;
         let rest = Duration::try_from(end.duration_since(session.world.now())).unwrap_or(LOOK);
@@ -284,7 +284,7 @@ impl Runner<'_> {
         self.check()
     }
 
-    /// Does what is due.
+    /// Runs everything that is due.
     async fn due(&mut self) -> Result<(), Stop> {
         loop {
             let session = self.session()?;
@@ -295,7 +295,7 @@ impl Runner<'_> {
             let Later { line, what, .. } = session.later.remove(next);
             match what {
                 Due::Statement(statement) => {
-                    self.say(&format!("> {}", statement.text))?;
+                    self.print_line(&format!("> {}", statement.text))?;
                     if let Some(Command::Now(action)) = &statement.command {
                         self.action(action, line).await?;
                     }
@@ -307,7 +307,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Fails once something is broken that never may be.
+    /// Fails if an invariant is broken.
     fn check(&mut self) -> Result<(), Stop> {
         let Some(session) = &mut self.session else {
             return Ok(());
@@ -334,24 +334,24 @@ impl Runner<'_> {
                     session.names.make_real(object);
                 }
                 let lines = objects::apply(&session.world, cluster.as_deref(), objects).await?;
-                self.say_all(&lines)
+                self.print_lines(&lines)
             }
             Action::Change(object, settings) => {
                 let session = self.session()?;
                 session.observe();
                 let settings: Vec<_> = settings.iter().map(|s| s.named(&session.names)).collect();
                 let lines = session.find(object)?.change(&settings).await?;
-                self.say_all(&lines)
+                self.print_lines(&lines)
             }
             Action::Delete(object) => {
                 let session = self.session()?;
                 session.find(object)?.delete().await?;
                 let name = session.names.real(&object.name);
-                self.say(&format!("{}/{name} deleted", object.kind))
+                self.print_line(&format!("{}/{name} deleted", object.kind))
             }
             Action::Break(trouble, time) => {
                 let what = trouble::make(self.session()?, trouble)?;
-                self.say(&what)?;
+                self.print_line(&what)?;
                 if let (Some(time), Some(place)) = (time, trouble::place(trouble)) {
                     let session = self.session()?;
                     let due = session.world.now() + *time;
@@ -367,7 +367,7 @@ impl Runner<'_> {
                     let due = session.world.now() + *time;
                     session.later(due, line, Due::Start(actor), false);
                 }
-                self.say(&what)
+                self.print_line(&what)
             }
             Action::Show(what) => self.show(what),
         }
@@ -379,7 +379,7 @@ impl Runner<'_> {
         if let Some((due, actor)) = boot {
             session.later(due, line, Due::Start(actor), false);
         }
-        self.say(&what)
+        self.print_line(&what)
     }
 
     fn show(&mut self, what: &Show) -> Result<(), Stop> {
@@ -392,8 +392,8 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn say_all(&mut self, lines: &[String]) -> Result<(), Stop> {
-        lines.iter().try_for_each(|line| self.say(line))
+    fn print_lines(&mut self, lines: &[String]) -> Result<(), Stop> {
+        lines.iter().try_for_each(|line| self.print_line(line))
     }
 
     fn source(&self, source: &Source) -> Result<Vec<Value>, Stop> {
@@ -402,7 +402,7 @@ impl Runner<'_> {
             Source::Files(names) => {
                 let mut objects = Vec::new();
                 for name in names {
-                    let path = files::find(&self.folders, name)?;
+                    let path = files::find(&self.directories, name)?;
                     objects.extend(files::objects(name, &files::read(&path, name)?)?);
                 }
                 objects

@@ -1,4 +1,4 @@
-//! The world that a script runs in, and what the script knows of it.
+//! The world that a script runs in, and the script's own state.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,35 +19,35 @@ use super::{
 };
 use crate::world::World;
 
-/// How long nothing must have been written for a world to count as quiet.
+/// How long there must be no write before a world counts as quiet.
 const QUIET: SignedDuration = SignedDuration::from_mins(5);
 
-/// Something that happens later, while the script waits.
+/// A scheduled event that happens while the script waits.
 pub(super) struct Later {
     pub(super) due: Timestamp,
     pub(super) line: usize,
     pub(super) what: Due,
-    /// Whether the script must still run to see it.
+    /// Whether the script must still be running when it happens.
     pub(super) must: bool,
 }
 
-/// A world, and what the script knows of it.
+/// A world, and the script's own state.
 pub(super) struct Session {
     pub(super) world: World,
     pub(super) names: Names,
-    /// What machines were when all of them first were ready, by name.
+    /// Identities of the machines when all of them were ready for the first time, by name.
     pub(super) first: Option<BTreeMap<String, show::Identity>>,
-    /// Agents that are to reach no API.
+    /// Agents that are disconnected from all APIs.
     pub(super) mute: BTreeSet<String>,
     quiet: Arc<Quiet>,
-    /// How many violations were told.
+    /// Number of violations already reported.
     pub(super) seen_violations: usize,
-    /// What is put off, in order of time.
+    /// Scheduled events, in order of time.
     pub(super) later: Vec<Later>,
 }
 
 impl Session {
-    /// A world that has just been made.
+    /// Starts a session in a new world.
     pub(super) fn new(world: World) -> Self {
         let start = world.now();
         Self {
@@ -61,24 +61,24 @@ impl Session {
         }
     }
 
-    /// The time as an offset.
+    /// The current time as an offset.
     pub(super) fn offset(&self) -> String {
         self.names.offset(self.world.now())
     }
 
-    /// The object that the script names.
+    /// Finds the object that the script names.
     pub(super) fn find(&self, object: &Reference) -> Result<Found, Wrong> {
         Found::new(&self.world, &self.names, object)
     }
 
-    /// Puts something off.
+    /// Schedules an event.
     pub(super) fn later(&mut self, due: Timestamp, line: usize, what: Due, must: bool) {
         self.later.push(Later { due, line, what, must });
-        // Stable: what was asked for first happens first.
+        // The sort is stable: events of the same time stay in the order of their requests.
         self.later.sort_by_key(|later| later.due);
     }
 
-    /// Looks whether a goal is reached.
+    /// Checks whether a goal is reached.
     pub(super) fn look(&self, goal: &Goal, found: Option<&mut Found>) -> look::Look {
         if let (Goal::Object(object, condition), Some(found)) = (goal, found) {
             found.rename(&self.names, object);
@@ -88,7 +88,7 @@ impl Session {
         (still >= QUIET && self.later.is_empty()).into()
     }
 
-    /// Notes what can be known only while it is so.
+    /// Records state that cannot be determined later.
     pub(super) fn observe(&mut self) {
         self.names.learn(&self.world);
         trouble::keep_mute(self);
@@ -97,7 +97,7 @@ impl Session {
         }
     }
 
-    /// What is broken that never may be.
+    /// The violations as an error.
     pub(super) fn violated(&self) -> Stop {
         let found = self.world.violations();
         let lines = found.iter().map(|violation| self.names.shown(&violation.to_string()));

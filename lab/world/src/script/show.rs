@@ -1,4 +1,4 @@
-//! What `show` prints.
+//! The output of `show`.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::world::{World, status::phase};
 
-/// What tells a machine that was kept from one that was replaced.
+/// Identity of a machine: it distinguishes a machine that was kept from one that was replaced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Identity {
     machine: String,
@@ -43,7 +43,7 @@ fn identity(world: &World, machine: &Value) -> Identity {
     }
 }
 
-/// The text that `show` prints, with real names.
+/// The output of `show`, with real names.
 pub(super) fn show(session: &Session, what: &Show) -> Result<String, Wrong> {
     Ok(match what {
         Show::Table(Table::Machines) => machines(session),
@@ -69,13 +69,13 @@ fn yes(value: bool) -> &'static str {
     if value { "yes" } else { "no" }
 }
 
-/// Puts rows in the order of the script's names; numbers in them count as numbers.
+/// Sorts rows by script names; numbers in names are compared as numbers.
 fn sorted(session: &Session, mut rows: Vec<Vec<String>>) -> Vec<Vec<String>> {
     rows.sort_by_cached_key(|row| {
         let shown = session.names.shown(row.first().map_or("", String::as_str));
         natural(&shown)
     });
-    // Only now, so that the widths of the columns are those of what is printed.
+    // Replaced last, so that the column widths match the printed text.
     for row in &mut rows {
         for cell in row {
             *cell = session.names.shown(cell);
@@ -84,7 +84,7 @@ fn sorted(session: &Session, mut rows: Vec<Vec<String>>) -> Vec<Vec<String>> {
     rows
 }
 
-/// A text as a key in whose order 10 comes after 9.
+/// Sort key of a text in which 10 comes after 9.
 fn natural(text: &str) -> Vec<(String, u64)> {
     text.split('-')
         .map(|part| match part.parse() {
@@ -219,7 +219,7 @@ fn pods(session: &Session) -> String {
     table(&["POD", "NODE", "READY"], &sorted(session, rows))
 }
 
-/// How long something took, or that it still does.
+/// The duration between two times; empty if either is unknown.
 fn took(from: &str, to: &str) -> String {
     match (from.parse::<Timestamp>(), to.parse::<Timestamp>()) {
         (Ok(from), Ok(to)) => words::shown(to.duration_since(from)),

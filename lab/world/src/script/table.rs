@@ -1,6 +1,6 @@
 //! Aligned tables.
 
-/// Two spaces between columns; nothing is cut.
+/// Formats a table with two spaces between columns; nothing is truncated.
 pub(super) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     if rows.is_empty() {
         return "none\n".to_owned();

@@ -1,4 +1,4 @@
-//! Making trouble, and ending it.
+//! Injects failures and ends them.
 
 use jiff::Timestamp;
 use lab_apiserver::Down;
@@ -14,17 +14,17 @@ use crate::{
     world::{Actor, World, lock},
 };
 
-/// What happens later.
+/// A scheduled event.
 pub(super) enum Due {
     /// A command of the script.
     Statement(Box<Statement>),
-    /// Trouble that was to last for some time ends.
+    /// A failure with a limited duration ends.
     Mend(Place),
     /// A process starts again.
     Start(Actor),
 }
 
-/// The place of a trouble, if it is one that can last for some time.
+/// The place of a failure, if it can have a limited duration.
 pub(super) fn place(trouble: &Trouble) -> Option<Place> {
     match trouble {
         Trouble::Place(place) => Some(place.clone()),
@@ -32,7 +32,7 @@ pub(super) fn place(trouble: &Trouble) -> Option<Place> {
     }
 }
 
-/// Makes trouble; says what it did.
+/// Injects a failure; returns the output line.
 pub(super) fn make(session: &mut Session, trouble: &Trouble) -> Result<String, Wrong> {
     match trouble {
         Trouble::Step { node, step, how } => {
@@ -94,7 +94,7 @@ fn break_step(host: &mut HostState, step: &str, how: How) {
     }
 }
 
-/// Ends trouble; says what it did, and which process starts when by that.
+/// Ends a failure; returns the output line, and the process that starts as a result, with the time.
 pub(super) fn mend(
     session: &mut Session,
     place: &Place,
@@ -136,12 +136,12 @@ fn api(session: &Session, name: &str, down: Option<Down>) -> Result<(), Wrong> {
     let cluster = (name != "management").then_some(name);
     let server = objects::server(&session.world, cluster)?;
     server.faults().set_down(down);
-    // The environment has something to write again.
+    // The environment has to write again.
     session.world.inner.woken.notify_one();
     Ok(())
 }
 
-/// Cuts off the agents that are to reach no API, also those that were started since.
+/// Disconnects the agents that are muted, including agents started since.
 pub(super) fn keep_mute(session: &Session) {
     for key in &session.mute {
         cut(session, key, true);
@@ -160,7 +160,8 @@ fn cut(session: &Session, key: &str, mute: bool) {
     }
 }
 
-/// Ends a process, for good where the caller starts it again. Says what it did.
+/// Kills a process. With `for_long` it stays down until the caller starts it. Returns the output
+/// line.
 pub(super) fn kill(
     session: &mut Session,
     process: &Process,
@@ -182,7 +183,7 @@ pub(super) fn kill(
     Ok((format!("{name} is killed"), actor))
 }
 
-/// Starts a process whose host is still there.
+/// Starts a process, if its host still exists.
 pub(super) fn start(world: &World, actor: &Actor) {
     let there = match actor {
         Actor::Agent(key) => lock(&world.inner.hosts).contains_key(key),

@@ -1,4 +1,4 @@
-//! Words of a line, and times.
+//! Splits lines into words; parses and formats durations.
 
 use jiff::SignedDuration;
 
@@ -7,21 +7,21 @@ use super::command::{Wrong, wrong};
 /// One word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Word {
-    /// Without the quotes around it.
+    /// The word without the quotes around it.
     pub(super) text: String,
-    /// As it stands in the script.
+    /// The word as written.
     pub(super) source: String,
 }
 
 impl Word {
-    /// The end mark, where the word starts a here-document.
+    /// The end marker, if the word starts a here-document.
     pub(super) fn here_document(&self) -> Option<&str> {
         self.source.strip_prefix("<<").filter(|end| !end.is_empty())
     }
 }
 
-/// Splits a line. Quotes at the beginning of a word hold it together and go; quotes within one hold
-/// it together and stay, for the keys of fields.
+/// Splits a line into words. Quotes that start a word group its characters and are removed; quotes
+/// within a word group and stay, for the keys of fields.
 pub(super) fn split(line: &str) -> Result<Vec<Word>, Wrong> {
     let mut words = Vec::new();
     let mut chars = line.chars().peekable();
@@ -52,7 +52,7 @@ pub(super) fn split(line: &str) -> Result<Vec<Word>, Wrong> {
     }
 }
 
-/// Words as one text.
+/// Joins words to one text.
 pub(super) fn join(words: &[Word]) -> String {
     if words.is_empty() {
         return "the end of the line".to_owned();
@@ -61,7 +61,7 @@ pub(super) fn join(words: &[Word]) -> String {
     words.join(" ")
 }
 
-/// Splits at the first `mark` that is not in double quotes.
+/// Splits at the first `mark` outside double quotes.
 pub(super) fn split_outside_quotes(word: &str, mark: char) -> Option<(&str, &str)> {
     let mut quoted = false;
     for (at, c) in word.char_indices() {
@@ -74,7 +74,7 @@ pub(super) fn split_outside_quotes(word: &str, mark: char) -> Option<(&str, &str
     None
 }
 
-/// A length of time, such as `1h30m`.
+/// Parses a duration such as `1h30m`.
 pub(super) fn time(word: &str) -> Result<SignedDuration, Wrong> {
     let bad = || wrong("time", word, "a time such as 30s, 10m or 1h30m");
     if !word.starts_with(|c: char| c.is_ascii_digit()) || word.contains(char::is_whitespace) {
@@ -87,7 +87,7 @@ pub(super) fn time(word: &str) -> Result<SignedDuration, Wrong> {
     Ok(time)
 }
 
-/// A length of time as it is shown: `1h02m03s`, `2m14s`, `5s`.
+/// Formats a duration: `1h02m03s`, `2m14s`, `5s`.
 pub(super) fn shown(time: SignedDuration) -> String {
     let seconds = time.as_secs();
     let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_hold_a_word_together() {
+    fn quotes_group_the_characters_of_a_word() {
         assert_eq!(texts("a 'b c' \"d e\" # f"), ["a", "b c", "d e"]);
         assert_eq!(
             texts(r#"change md/a metadata.annotations."refit.dev/x y" '{"a": 1}'"#),
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_read_and_shown_alike() {
+    fn durations_are_parsed_and_formatted_alike() {
         for text in ["0s", "30s", "10m00s", "1h30m00s", "26h00m05s"] {
             assert_eq!(shown(time(text).unwrap()), text);
         }

@@ -1,4 +1,4 @@
-//! How a run ended, as far as runs are compared.
+//! The end state of a run, as far as runs are compared.
 
 use std::collections::BTreeMap;
 
@@ -13,51 +13,52 @@ use crate::world::{
     status::{PASSING, phase},
 };
 
-/// How a run ended.
+/// The end state of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndState {
     /// Machines by name.
     pub machines: BTreeMap<String, MachineEnd>,
-    /// Phases of the NodeUpdates of each Machine, sorted. Names do not count: what matters is that
-    /// nobody asks twice.
+    /// Phases of the NodeUpdates of each Machine, sorted. Their names are not compared: what
+    /// matters is that no update is requested twice.
     pub node_updates: BTreeMap<String, Vec<String>>,
-    /// What the MachineSets of each MachineDeployment want, sorted. Their names do not count.
+    /// Replicas and version of the MachineSets of each MachineDeployment, sorted. Names are not
+    /// compared.
     pub machine_sets: BTreeMap<String, Vec<String>>,
-    /// Slots that are still taken, as `group/machine`.
+    /// Claimed slots, as `group/machine`.
     pub slots: Vec<String>,
 }
 
-/// One machine at the end.
+/// End state of one machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineEnd {
     /// uid of the Machine.
     pub uid: String,
-    /// Identity at the provider.
+    /// Provider ID of the Machine.
     pub provider_id: String,
     /// Name and uid of the Node.
     pub node: String,
-    /// Version that the Machine asks for.
+    /// Version that the Machine requests.
     pub wanted_version: String,
     /// Version of the kubelet.
     pub kubelet_version: String,
-    /// The Node's boot.
+    /// Boot ID of the Node.
     pub boot_id: String,
-    /// How often the host booted.
+    /// Number of boots of the host.
     pub boots: u32,
-    /// How often each command ran that may run once only.
+    /// How often each command ran that is not idempotent.
     pub runs: BTreeMap<String, u32>,
     /// Whether the Machine is available.
     pub available: bool,
     /// Whether the Node is cordoned.
     pub cordoned: bool,
-    /// Annotations that should be gone from Machine and Node.
+    /// Annotations left on Machine and Node that should have been removed.
     pub left: Vec<String>,
 }
 
 impl EndState {
-    /// The state of a world.
+    /// The current state of a world.
     pub fn of(world: &World) -> Self {
         let machines = world
             .machines()
@@ -99,7 +100,7 @@ impl EndState {
         Self { machines, node_updates, machine_sets, slots }
     }
 
-    /// What shows that the run is not over or did not end well.
+    /// Problems that show that the run is unfinished or has failed.
     pub fn unrest(&self) -> Vec<String> {
         let mut problems = Vec::new();
         for (machine, end) in &self.machines {
@@ -128,7 +129,7 @@ impl EndState {
         problems
     }
 
-    /// How this end differs from the one that is expected, in words.
+    /// The differences from the expected end state, as text.
     pub fn differences(&self, expected: &Self) -> Vec<String> {
         let mut problems = Vec::new();
         compare(&self.machines, &expected.machines, "Machine", &mut problems);
@@ -161,7 +162,7 @@ fn compare<T: PartialEq + std::fmt::Debug + Serialize>(
     }
 }
 
-/// The fields that differ.
+/// The names of the fields that differ.
 fn fields<T: Serialize>(found: &T, expected: &T) -> String {
     let json = |value: &T| serde_json::to_value(value).unwrap_or_default();
     let (found, expected) = (json(found), json(expected));

@@ -1,18 +1,19 @@
-//! Kills every process at every effect, before and after it, and looks whether the end is the same.
+//! Kills every process at every effect, before and after it, and checks that the end state is the
+//! same.
 //!
-//! The scenario runs once undisturbed. Before each effect of a process (a mutating API request, a
+//! The scenario first runs undisturbed. Before each effect of a process (a mutating API request, a
 //! journal append, a command on a host) the whole world is snapshotted. Then each snapshot is
-//! continued twice: everything is fresh but state, and the process dies just before, or just after,
-//! it does the same effect again. It is started again after 2 s; a lagging watch cache shows it old
-//! NodeUpdates for a while. The end state must equal that of the undisturbed run, invariants are
-//! checked after every write, and a kill that did not happen is a failure.
+//! continued twice: only state is restored, and the process dies just before, or just after, it
+//! repeats the same effect. It restarts after 2 s; a lagging watch cache shows it old NodeUpdates
+//! for a few seconds. The end state must equal that of the undisturbed run, invariants are checked
+//! after every write, and a kill that did not happen is a failure.
 //!
-//! [`Scenario::replicas`] runs two controllers. There each effect of a controller has more points:
-//! whoever does it is stopped until its Lease is gone, or the other one dies, or both do. Whatever
-//! a replica writes that does not hold the Lease is a failure.
+//! [`Scenario::replicas`] runs two controllers. Each effect of a controller then has more points:
+//! the replica is paused until its Lease has expired, or the other replica dies, or both die. A
+//! write by a replica that does not hold the Lease is a failure.
 //!
-//! With [`Sabotage`] one safeguard is left out while the points run: a sweep that finds nothing
-//! then is worth nothing.
+//! With [`Sabotage`], one safeguard is disabled while the points run. If the sweep finds no failure
+//! then, the sweep itself is broken.
 
 mod end;
 mod point;
@@ -43,17 +44,17 @@ pub use point::{Point, PointFile};
 pub use record::{Counts, Recording, record, record_scenario};
 pub use scenario::Scenario;
 
-/// A safeguard that is left out on purpose.
+/// A safeguard that is disabled on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Sabotage {
     /// NodeUpdates claim no slot.
     Slot,
-    /// Agents' journals remember nothing.
+    /// Agents' journals keep no records.
     Journal,
-    /// NodeUpdates have no ordinal in their name.
+    /// Names of NodeUpdates contain no ordinal.
     Ordinal,
-    /// A replica that led goes on as if it still did.
+    /// A replica that has lost its Lease continues as the leader.
     Lease,
 }
 
@@ -95,27 +96,27 @@ impl Sabotage {
     }
 }
 
-/// How a sweep is done.
+/// Options of a sweep.
 #[derive(Clone, Debug)]
 pub struct SweepOptions {
     /// Manifests of the scenario's cluster.
     pub manifests: Vec<Value>,
-    /// What is swept.
+    /// The scenario to sweep.
     pub scenario: Scenario,
-    /// Which safeguard is left out.
+    /// The safeguard that is disabled.
     pub sabotage: Option<Sabotage>,
-    /// How many points are run, evenly spread; all of them by default.
+    /// Number of points to run, evenly spread; all of them by default.
     pub points: Option<usize>,
-    /// How many threads work.
+    /// Number of worker threads.
     pub threads: usize,
-    /// Where failing points are saved.
-    pub folder: PathBuf,
-    /// Stop at the first failure.
+    /// Directory to which failing points are saved.
+    pub directory: PathBuf,
+    /// Whether to stop at the first failure.
     pub stop_at_first: bool,
 }
 
 impl SweepOptions {
-    /// The whole sweep of a cluster on two threads.
+    /// Options of a complete sweep of a cluster on two threads.
     pub fn new(manifests: Vec<Value>) -> Self {
         Self {
             manifests,
@@ -123,29 +124,29 @@ impl SweepOptions {
             sabotage: None,
             points: None,
             threads: 2,
-            folder: PathBuf::from("target/sweep"),
+            directory: PathBuf::from("target/sweep"),
             stop_at_first: false,
         }
     }
 }
 
-/// What happens during a sweep, for whoever watches.
+/// Progress of a sweep, for display.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// The undisturbed run is over.
+    /// The undisturbed run has finished.
     Recorded {
-        /// How many effects it had.
+        /// Number of effects.
         counts: Counts,
-        /// How many points are run.
+        /// Number of points to run.
         points: usize,
     },
-    /// One point is done.
+    /// One point has finished.
     Point {
-        /// How many are done.
+        /// Number of finished points.
         done: usize,
-        /// How many there are.
+        /// Number of points to run.
         points: usize,
-        /// It, if it failed.
+        /// The failure, if the point failed.
         failure: Option<&'a Failure>,
     },
 }
@@ -153,11 +154,11 @@ pub enum Event<'a> {
 /// A point that failed.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Which point.
+    /// The point.
     pub point: Point,
-    /// What was wrong.
+    /// The problems that were found.
     pub problems: Vec<String>,
-    /// Where it is saved.
+    /// File to which the point was saved.
     pub file: Option<PathBuf>,
 }
 
@@ -174,38 +175,38 @@ impl fmt::Display for Failure {
     }
 }
 
-/// How a sweep ended.
+/// Result of a sweep.
 #[derive(Clone, Debug)]
 pub struct SweepReport {
     /// Effects of the undisturbed run.
     pub counts: Counts,
-    /// How many points were run.
+    /// Number of points that were run.
     pub points: usize,
-    /// Those that failed, in order.
+    /// The failed points, in order.
     pub failures: Vec<Failure>,
 }
 
-/// Why a sweep cannot be done.
+/// Why a sweep cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum SweepError {
-    /// The undisturbed run did not end well.
+    /// The undisturbed run failed.
     #[error("the undisturbed run: {0}")]
     Undisturbed(String),
-    /// A world cannot be made.
+    /// A world cannot be created.
     #[error(transparent)]
     World(#[from] WorldError),
-    /// Something did not happen.
+    /// A condition was not met in time.
     #[error("the undisturbed run: {0}")]
     TimedOut(#[from] TimedOut),
-    /// A runtime cannot be made.
+    /// The runtime cannot be created.
     #[error("a runtime cannot be made: {0}")]
     Runtime(#[from] std::io::Error),
-    /// A saved point cannot be used.
+    /// A saved point cannot be read or written.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
 }
 
-/// Sweeps a scenario.
+/// Runs a sweep of a scenario.
 pub fn sweep(
     options: &SweepOptions,
     watch: impl FnMut(&Event<'_>),
@@ -214,7 +215,8 @@ pub fn sweep(
     Ok(sweep_recorded(&recording, options, watch))
 }
 
-/// Sweeps a scenario whose undisturbed run is known; the manifests of the options are not used.
+/// Runs a sweep whose undisturbed run is already recorded. The manifests of the options are not
+/// used.
 pub fn sweep_recorded(
     recording: &Recording,
     options: &SweepOptions,
@@ -244,7 +246,7 @@ pub fn sweep_recorded(
         drop(sender);
         for (done, (point, problems)) in receiver.iter().enumerate() {
             let failure = (!problems.is_empty()).then(|| Failure {
-                file: point::save(&options.folder, recording, point, options.sabotage),
+                file: point::save(&options.directory, recording, point, options.sabotage),
                 point: point.clone(),
                 problems,
             });
@@ -263,12 +265,12 @@ pub fn sweep_recorded(
     SweepReport { counts: recording.counts, points: points.len(), failures }
 }
 
-/// Every point, or a number of them evenly spread.
+/// Every point, or a given number of them, evenly spread.
 fn chosen(recording: &Recording, wanted: Option<usize>, sabotage: Option<Sabotage>) -> Vec<Point> {
     let mut all = recording.points();
     if sabotage == Some(Sabotage::Lease) {
-        // Only a leader that lives on without its Lease can show that nothing holds it back: it is
-        // stopped at writes that are no hook's.
+        // Only a leader that continues without its Lease can show that this safeguard is missing:
+        // it is paused at writes that no hook makes.
         all.retain(|point| point.side == Side::Paused && is_status_of_update(&point.effect));
     }
     match wanted {
@@ -279,20 +281,20 @@ fn chosen(recording: &Recording, wanted: Option<usize>, sabotage: Option<Sabotag
     }
 }
 
-/// Whether an effect is the controller's own: hooks write no status of a NodeUpdate.
+/// Whether only the leader makes this effect: hooks write no status of a NodeUpdate.
 fn is_status_of_update(effect: &Effect) -> bool {
     matches!(effect, Effect::Api { path, .. }
         if path.contains("/nodeupdates/") && path.ends_with("/status"))
 }
 
-/// Runs one saved point again and says what is wrong with it.
+/// Runs one saved point again and returns its problems.
 pub fn continue_from(path: &Path) -> Result<(Point, Vec<String>), SweepError> {
     let file: PointFile = crate::snapshot::read(path)?;
     let point = file.point();
     Ok((point, file.run()))
 }
 
-/// An effect as a file keeps it.
+/// An effect as stored in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum StoredEffect {

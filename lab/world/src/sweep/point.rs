@@ -1,4 +1,4 @@
-//! One point: a process dies at one effect.
+//! One point of a sweep: a process dies at one effect.
 
 use std::{
     fmt,
@@ -14,16 +14,16 @@ use crate::{
     world::{self, Actor, Kill, Side, World},
 };
 
-/// Where a process dies.
+/// The effect at which a process dies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Point {
     /// Number of the effect in the undisturbed run, from 0.
     pub index: usize,
-    /// Who dies.
+    /// The process.
     pub actor: Actor,
-    /// At what.
+    /// The effect.
     pub effect: Effect,
-    /// On which side of it.
+    /// The side of the effect.
     pub side: Side,
 }
 
@@ -35,7 +35,7 @@ impl fmt::Display for Point {
     }
 }
 
-/// A point with everything that it needs to be run again.
+/// A point with everything that is needed to run it again.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PointFile {
@@ -56,7 +56,7 @@ impl fmt::Debug for PointFile {
 }
 
 impl PointFile {
-    /// Which point it is.
+    /// The point in the file.
     pub fn point(&self) -> Point {
         Point {
             index: self.index,
@@ -66,28 +66,29 @@ impl PointFile {
         }
     }
 
-    /// Runs it and says what is wrong.
+    /// Runs the point and returns its problems.
     pub fn run(&self) -> Vec<String> {
         let point = self.point();
         continue_at(&self.snapshot, &point, self.sabotage, &self.scenario, &self.expected)
     }
 }
 
-/// Runs a point of a recording and says what is wrong.
+/// Runs a point of a recording and returns its problems.
 pub(crate) fn run(recording: &Recording, point: &Point, sabotage: Option<Sabotage>) -> Vec<String> {
     let before = &recording.effects[point.index].before;
     continue_at(before, point, sabotage, &recording.scenario, &recording.end)
 }
 
-/// Saves a failing point; a file that cannot be written is logged, the failure counts anyway.
+/// Saves a failing point. If the file cannot be written, that is logged and the failure still
+/// counts.
 pub(crate) fn save(
-    folder: &Path,
+    directory: &Path,
     recording: &Recording,
     point: &Point,
     sabotage: Option<Sabotage>,
 ) -> Option<PathBuf> {
     let with = sabotage.map(|s| format!("-without-{s}")).unwrap_or_default();
-    let path = folder.join(format!(
+    let path = directory.join(format!(
         "point-{}-{}{with}.json",
         point.index,
         point.side.to_string().replace(' ', "-")

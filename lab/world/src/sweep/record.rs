@@ -1,4 +1,4 @@
-//! The undisturbed run.
+//! Records the undisturbed run.
 
 use std::{
     fmt,
@@ -15,10 +15,10 @@ use crate::{
     world::{self, Actor, Side, World, lock},
 };
 
-/// How many effects a run had.
+/// Number of effects of a run, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Mutating API requests of our processes.
+    /// Mutating API requests of Refit's processes.
     pub api: usize,
     /// Journal appends.
     pub journal: usize,
@@ -27,7 +27,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// All effects.
+    /// Number of all effects.
     pub fn total(self) -> usize {
         self.api + self.journal + self.host
     }
@@ -48,7 +48,7 @@ impl fmt::Display for Counts {
     }
 }
 
-/// One effect and the world before it.
+/// One effect, and a snapshot of the world before it.
 #[derive(Clone, Debug)]
 pub(crate) struct Recorded {
     pub(crate) actor: Actor,
@@ -56,19 +56,20 @@ pub(crate) struct Recorded {
     pub(crate) before: Snapshot,
 }
 
-/// An undisturbed run: its effects, each with the world before it, and its end.
+/// An undisturbed run: its effects, each with a snapshot of the world before it, and its end state.
 #[derive(Debug)]
 pub struct Recording {
     pub(crate) effects: Vec<Recorded>,
-    /// How many effects there were.
+    /// Number of effects.
     pub counts: Counts,
-    /// How it ended.
+    /// The end state.
     pub end: EndState,
     pub(crate) scenario: Scenario,
 }
 
 impl Recording {
-    /// The points of each effect: both sides of it, and with two controllers what may happen to those.
+    /// The points of each effect: both sides of it and, with two controllers, the sides that affect
+    /// replicas.
     pub fn points(&self) -> Vec<Point> {
         self.effects
             .iter()
@@ -91,23 +92,23 @@ impl Recording {
         } else if recorded.actor.is_controller() {
             &[Before, After, Paused, Other, Both]
         } else {
-            // The others are the business of the sweep with one controller.
+            // Other processes are covered by the sweep with one controller.
             &[]
         }
     }
 }
 
-/// Runs the demo's scenario once with nobody killed.
+/// Runs the demo scenario once without a kill.
 pub fn record(manifests: &[Value]) -> Result<Recording, SweepError> {
     record_scenario(manifests, Scenario::demo())
 }
 
-/// Whether an effect belongs to the election: it comes every few seconds, whatever else happens.
+/// Whether an effect belongs to leader election, which writes every few seconds.
 fn is_election(effect: &Effect) -> bool {
     matches!(effect, Effect::Api { path, .. } if path.contains("/leases"))
 }
 
-/// Runs a scenario once with nobody killed.
+/// Runs a scenario once without a kill.
 pub fn record_scenario(manifests: &[Value], scenario: Scenario) -> Result<Recording, SweepError> {
     world::runtime()?.block_on(async {
         let world = World::new(scenario.options(manifests.to_vec())).await?;

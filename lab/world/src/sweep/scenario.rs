@@ -1,4 +1,4 @@
-//! What is swept: the demo, and one NodeUpdate made by hand.
+//! The scenario of a sweep: the demo, and one NodeUpdate created by hand.
 
 use std::time::Duration;
 
@@ -20,23 +20,23 @@ use crate::{
     },
 };
 
-/// How long a cluster may take to come up.
+/// Time limit for a cluster to come up.
 const COMES_UP: Duration = Duration::from_hours(1);
-/// How long an upgrade may take, kills included.
+/// Time limit for an upgrade, including kills.
 const UPGRADE: SignedDuration = SignedDuration::from_hours(3);
-/// How often the scenario looks.
+/// Interval between two checks.
 const LOOK: Duration = Duration::from_secs(2);
-/// How long nothing may change any more before a run counts as over.
+/// How long nothing may change before a run counts as finished.
 const SETTLE: Duration = Duration::from_secs(40);
 
-/// An upgrade of a whole cluster, with a second way in: while the first worker is under way,
-/// somebody asks by hand for the update of another. Nothing but the slot holds that one back.
+/// An upgrade of a whole cluster. While the first worker is being updated, the simulated user
+/// requests the update of another one by hand: only the slot delays that update.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Scenario {
-    /// Version to go to.
+    /// Target version.
     pub version: String,
-    /// Whether somebody asks by hand.
+    /// Whether the simulated user requests one update by hand.
     pub by_hand: bool,
     /// Whether there are two replicas of the controller.
     #[serde(default)]
@@ -44,7 +44,7 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// The demo.
+    /// The demo scenario.
     pub fn demo() -> Self {
         Self { version: "v1.35.0".to_owned(), by_hand: true, two_controllers: false }
     }
@@ -54,7 +54,7 @@ impl Scenario {
         Self { two_controllers: true, ..Self::demo() }
     }
 
-    /// The usual world of this scenario.
+    /// The default world of this scenario.
     pub(crate) fn options(&self, manifests: Vec<Value>) -> WorldOptions {
         WorldOptions { two_controllers: self.two_controllers, ..WorldOptions::new(manifests) }
     }
@@ -66,13 +66,13 @@ impl Scenario {
         Ok(())
     }
 
-    /// Asks for the upgrade.
+    /// Requests the upgrade.
     pub async fn start(&self, world: &World) -> Result<(), SweepError> {
         Ok(world.upgrade(&self.version).await?)
     }
 
-    /// Plays the user's part until everything is upgraded and quiet. It looks at the stored state
-    /// only, so it goes on in a world that was restored half-way.
+    /// Acts as the user until everything is upgraded and quiet. It reads only the stored state, so
+    /// it can continue in a world that was restored midway.
     pub async fn finish(&self, world: &World) -> Result<(), TimedOut> {
         let end = world.now() + UPGRADE;
         loop {
@@ -93,7 +93,7 @@ impl Scenario {
         }
     }
 
-    /// Makes the NodeUpdate by hand when it is time; says whether it is there.
+    /// Creates the NodeUpdate by hand when it is due; returns whether it exists.
     async fn ask_by_hand(&self, world: &World) -> bool {
         let updates = world.node_updates();
         if updates.iter().any(|update| update["spec"]["origin"] == "Task") {
@@ -122,7 +122,7 @@ impl Scenario {
     }
 }
 
-/// Whether the work on a host goes on.
+/// Whether a NodeUpdate is in one of the phases between start and end of the work.
 fn under_way(update: &Value) -> bool {
     matches!(
         phase(update),
@@ -130,7 +130,7 @@ fn under_way(update: &Value) -> bool {
     )
 }
 
-/// Asks for the first NodeUpdate of a Machine, for the goal that Cluster API's hook will ask for.
+/// Creates the first NodeUpdate of a Machine, with the goal that Cluster API's hook will request.
 async fn create(world: &World, machine: &Value, version: &str) -> Result<(), DirectError> {
     let mut wanted = machine.clone();
     wanted["spec"]["version"] = Value::from(version);

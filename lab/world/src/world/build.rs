@@ -1,4 +1,4 @@
-//! Making a world: from manifests, or from a snapshot.
+//! Creates a world from manifests or from a snapshot.
 
 use std::{
     collections::BTreeMap,
@@ -32,7 +32,7 @@ use crate::{
 };
 
 impl World {
-    /// Makes a new world and applies the manifests in it. Must be called in a [`super::runtime`].
+    /// Creates a world and applies the manifests in it. Must be called in a [`super::runtime`].
     pub async fn new(options: WorldOptions) -> Result<Self, WorldError> {
         let clock = Clock::simulated(options.epoch);
         let management_identity = Identity::new("management", &[pki::MANAGEMENT_HOST])?;
@@ -59,8 +59,8 @@ impl World {
         Ok(world)
     }
 
-    /// Makes a world that goes on where a snapshot was taken: nothing but state is kept, every
-    /// process and every connection is new. Manifests, seed and epoch of the options are not used.
+    /// Creates a world from a snapshot. Only state is restored: every process and every connection
+    /// is new. Manifests, seed and epoch of the options are not used.
     pub fn restore(snapshot: &Snapshot, options: &WorldOptions) -> Result<Self, WorldError> {
         let clock = options.clock_from(snapshot.time);
         let key = signing_key(&snapshot.management_identity);
@@ -105,7 +105,7 @@ impl World {
         Ok(world)
     }
 
-    /// Serves the management API and starts environment and processes.
+    /// Serves the management API and starts the environment and the processes.
     fn start(&self) -> Result<(), WorldError> {
         let inner = &self.inner;
         inner.serve(
@@ -128,7 +128,7 @@ impl World {
         Ok(())
     }
 
-    /// What an installation and a user apply.
+    /// Applies the objects of an installation and of the user.
     async fn load(&self, manifests: &[Value]) -> Result<(), WorldError> {
         let api = Direct::new(self.inner.management.clone(), USER);
         let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
@@ -156,7 +156,7 @@ impl World {
                 continue;
             };
             match api.send(Call::create(path, object)).await {
-                // A Namespace, or an object that is in the manifests and ours.
+                // A Namespace, or an object that both the manifests and the installation contain.
                 Err(error) if error.code() == Some(409) => {}
                 outcome => {
                     outcome?;
@@ -166,7 +166,7 @@ impl World {
         Ok(())
     }
 
-    /// Makes the namespaces of the manifests and opts them in.
+    /// Creates the namespaces of the manifests and opts them in.
     async fn load_namespaces(&self, api: &Direct, manifests: &[Value]) -> Result<(), WorldError> {
         let mut names: Vec<&str> = manifests.iter().map(namespace).collect();
         names.push(pki::HOOK_NAMESPACE);
@@ -198,7 +198,7 @@ impl World {
         Ok(())
     }
 
-    /// What an installation of Refit brings: its Service, certificate and ExtensionConfig.
+    /// Creates the objects of a Refit installation: Service, certificate and ExtensionConfig.
     async fn install(&self, api: &Direct) -> Result<(), WorldError> {
         let hook = &self.inner.hook_identity;
         let secret = json!({
@@ -244,7 +244,7 @@ impl World {
     }
 }
 
-/// Path of the collection that an object belongs to; `None` where no API serves its kind.
+/// Path of the collection that an object belongs to; `None` if no API serves its kind.
 pub(crate) fn collection(server: &ApiServer, object: &Value) -> Option<String> {
     let api_version = text(object, "/apiVersion");
     let kind = text(object, "/kind");
@@ -260,7 +260,7 @@ pub(crate) fn collection(server: &ApiServer, object: &Value) -> Option<String> {
     })
 }
 
-/// Plural of a kind that a CRD defines, and whether it is namespaced.
+/// Plural of a kind that a CRD defines, and whether the kind is namespaced.
 fn defined(server: &ApiServer, group: &str, kind: &str) -> Option<(String, bool)> {
     let definitions = server.list_values("apiextensions.k8s.io", "customresourcedefinitions", None);
     let found = definitions
@@ -270,7 +270,7 @@ fn defined(server: &ApiServer, group: &str, kind: &str) -> Option<(String, bool)
     Some((text(found, "/spec/names/plural").to_owned(), namespaced))
 }
 
-/// Plural of a built-in kind, and whether it is namespaced.
+/// Plural of a built-in kind, and whether the kind is namespaced.
 fn built_in(group: &str, version: &str, kind: &str) -> Option<(String, bool)> {
     let registry = Registry::builtin();
     let resource = registry.all().find(|resource| {
@@ -279,7 +279,7 @@ fn built_in(group: &str, version: &str, kind: &str) -> Option<(String, bool)> {
     Some((resource.plural.to_string(), resource.namespaced))
 }
 
-/// What a world is made of.
+/// The parts that [`Inner`] is assembled from.
 struct Parts {
     clock: Clock,
     management: ApiServer,
@@ -290,14 +290,14 @@ struct Parts {
     authentication: Authentication,
 }
 
-/// What Cluster API's webhooks do to what a person applies while the world runs. What a world
-/// begins with has passed them already.
+/// Cluster API's defaulting webhooks, for objects applied while the world runs. The initial
+/// manifests are already defaulted.
 fn webhook() -> Webhook {
     Arc::new(lab_cluster_api_shell::defaults::default_object)
 }
 
-/// Signs ServiceAccount tokens. It follows from the authority's key, so that tokens hold in a
-/// restored world as certificates do.
+/// Key that signs ServiceAccount tokens. It is derived from the authority's key, so that tokens
+/// stay valid in a restored world, as certificates do.
 fn signing_key(management: &Identity) -> Vec<u8> {
     let mut hash = Sha256::new();
     hash.update(b"service accounts of a sandbox\0");
@@ -378,7 +378,7 @@ impl Inner {
         Ok(self.spawn(serve::serve(listener, Some(tls), service, std::future::pending())))
     }
 
-    /// A workload cluster around its API server.
+    /// Creates the workload cluster of an API server.
     pub(crate) fn workload_of(&self, key: &str, server: ApiServer, identity: Identity) -> Workload {
         let mirror = Mirror::follow(&server, workload_resources, self.woken.clone());
         self.checker.follow_workload(key, &server);
@@ -389,7 +389,7 @@ impl Inner {
     }
 }
 
-/// Creates the Secrets that make a workload cluster reachable.
+/// Creates the Secrets through which a workload cluster is reachable.
 pub(crate) fn cluster_secrets(key: &str, host: &str, port: u16, identity: &Identity) -> Vec<Call> {
     let (namespace, cluster) = key.split_once('/').unwrap_or(("default", key));
     let secret = |suffix: &str, data: Value| {

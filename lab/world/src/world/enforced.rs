@@ -1,9 +1,8 @@
-//! A world in which Refit is installed as in life, and held to the rights of that installation.
+//! A world with a real Refit installation, restricted to the RBAC permissions of that installation.
 //!
-//! The management API asks everybody who they are: controllers come with a token of their
-//! ServiceAccount and keep their own certificate. In a workload API they are user
-//! [`WORKLOAD_USER`], and each agent is its node. Whatever stands for the rest of a cluster may do
-//! everything.
+//! The management API authenticates every caller: controllers use a token of their ServiceAccount
+//! and maintain their own certificate. In a workload API, controllers are user [`WORKLOAD_USER`],
+//! and each agent is its node. The simulated rest of a cluster has full access.
 
 use std::sync::Arc;
 
@@ -26,23 +25,23 @@ use crate::{
     pki,
 };
 
-/// Who the controller is in a workload cluster.
+/// User name of the controller in a workload cluster.
 pub const WORKLOAD_USER: &str = "refit-controller";
 /// ServiceAccount of the controller.
 const ACCOUNT: &str = "refit-controller";
-/// How long a controller's token is good, in seconds: longer than a simulation.
+/// Lifetime of a controller's token in seconds: longer than a simulation.
 const TOKEN_SECONDS: u32 = 30 * 24 * 3600;
 
-/// What is enforced, and who hears of it.
+/// The enforced installation, and the recorders of access decisions.
 #[derive(Clone)]
 pub struct Enforced {
     /// Objects of the installation in the management cluster.
     pub installation: Vec<Value>,
     /// Objects of the installation in each workload cluster.
     pub workload: Vec<Value>,
-    /// Hears of each decision of the management API.
+    /// Records each access decision of the management API.
     pub management_recorder: AccessRecorder,
-    /// Hears of each decision of a workload API.
+    /// Records each access decision of a workload API.
     pub workload_recorder: AccessRecorder,
 }
 
@@ -60,12 +59,12 @@ impl Enforced {
         })
     }
 
-    /// How the management API asks.
+    /// How the management API authenticates callers.
     pub(crate) fn management(&self, key: &[u8]) -> Authentication {
         Self::required(&self.management_recorder, key)
     }
 
-    /// How a workload API asks.
+    /// How a workload API authenticates callers.
     pub(crate) fn workload(&self, key: &[u8]) -> Authentication {
         Self::required(&self.workload_recorder, key)
     }
@@ -82,7 +81,7 @@ impl Enforced {
         Ok(())
     }
 
-    /// Applies what each workload cluster gets.
+    /// Applies the installation's objects to a workload cluster.
     pub(crate) async fn fill(&self, server: &ApiServer) -> Result<(), DirectError> {
         let api = Direct::new(server.clone(), ENVIRONMENT);
         for object in &self.workload {
@@ -100,7 +99,8 @@ impl Enforced {
     }
 }
 
-/// Who a caller in the same process is, by its user agent; `None` for one that says so itself.
+/// Identity of a caller in this process, by its user agent; `None` for one that authenticates
+/// itself.
 pub(crate) fn caller(user_agent: &str, management: bool) -> Option<Identity> {
     if user_agent.starts_with("refit-controller/") {
         return (!management).then(|| Identity::new(WORKLOAD_USER, &[]));
@@ -127,7 +127,7 @@ impl Inner {
         Ok(token.unwrap_or_default().to_owned())
     }
 
-    /// A controller with its own token and its own certificate.
+    /// Runs a controller with its own token and its own certificate.
     pub(crate) fn installed_controller(
         self: &Arc<Self>,
         mut options: ControllerOptions,
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_agent_tells_who_calls() {
+    fn a_user_agent_identifies_its_caller() {
         let user = |agent: &str, management| caller(agent, management).map(|who| who.user);
         assert_eq!(user("refit-controller/3", true), None);
         assert_eq!(user("refit-controller/3 (standby)", false).as_deref(), Some(WORKLOAD_USER));

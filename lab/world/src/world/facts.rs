@@ -1,4 +1,4 @@
-//! Who is who: what tells a machine that was kept from one that was replaced.
+//! Machine identities: they distinguish a machine that was kept from one that was replaced.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{World, WorldError};
 
-/// User agent of whoever reads facts.
+/// User agent of the client that reads facts.
 const READER: &str = "refit-sandbox-facts";
 
-/// What identifies one machine at one moment.
+/// The identity of one machine at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineFacts {
@@ -31,37 +31,37 @@ pub struct MachineFacts {
     pub control_plane: bool,
     /// uid of the Machine.
     pub uid: String,
-    /// Identity at the provider.
+    /// Provider ID of the Machine.
     #[serde(rename = "providerID")]
     pub provider_id: String,
     /// Name of the Node.
     pub node_name: String,
     /// uid of the Node.
     pub node_uid: String,
-    /// The Node's boot.
+    /// Boot ID of the Node.
     #[serde(rename = "bootID")]
     pub boot_id: String,
-    /// The kubelet that runs.
+    /// Version of the running kubelet.
     pub kubelet_version: StatedVersion,
 }
 
 /// Why facts cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum FactsError {
-    /// There is no client for an API.
+    /// No client for an API can be created.
     #[error(transparent)]
     World(#[from] WorldError),
-    /// An API did not answer.
+    /// A request failed.
     #[error("{what} cannot be read: {source}")]
     Read {
-        /// What was read.
+        /// The objects that were requested.
         what: String,
-        /// Why.
+        /// The underlying error.
         source: Box<kube::Error>,
     },
 }
 
-/// Reads the facts of all machines with clients of its own, in order of namespace and name.
+/// Reads the facts of all machines, in order of namespace and name. Uses its own clients.
 pub async fn facts(world: &World) -> Result<Vec<MachineFacts>, FactsError> {
     let read = |what: &str| {
         let what = what.to_owned();

@@ -1,4 +1,4 @@
-//! Hosts of a world: their state, their disks, and what the environment sees of them.
+//! The hosts of a world: their state, their disks, and the environment's view of them.
 
 use std::sync::{Arc, Mutex};
 
@@ -20,14 +20,14 @@ pub(crate) struct HostHandle {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HostSnapshot {
-    /// The host itself.
+    /// State of the host.
     pub state: HostState,
-    /// What its agent wrote durably.
+    /// The agent's durable data.
     pub disk: DiskState,
 }
 
 impl HostHandle {
-    /// A host on which kubeadm just ended.
+    /// Creates a host on which kubeadm has just finished.
     pub(crate) fn boot(record: &HostRecord, now: Timestamp, hurry: u32) -> Self {
         let state = HostState::new(&record.node, record.control_plane, &record.version, now);
         let state = state.hurried(hurry);
@@ -45,7 +45,7 @@ impl HostHandle {
         HostSnapshot { state: lock(&self.state).clone(), disk: lock(&self.disk).clone() }
     }
 
-    /// What the environment sees now, and when that changes by itself.
+    /// The environment's view of the host, and when it next changes without further action.
     pub(crate) fn view(&self, now: Timestamp) -> (HostView, Option<Timestamp>) {
         let mut state = lock(&self.state);
         let view = HostView::of(&mut state, now);
@@ -53,7 +53,7 @@ impl HostHandle {
         (view, due.min())
     }
 
-    /// Whether its API server and its etcd member answer now.
+    /// Whether its API server and its etcd member are up.
     pub(crate) fn control_plane(&self, now: Timestamp) -> (bool, bool) {
         let mut state = lock(&self.state);
         state.tick(now);
@@ -62,7 +62,7 @@ impl HostHandle {
 }
 
 impl World {
-    /// Looks at the host of a node, or does something to it behind everybody's back.
+    /// Reads or modifies the host of a node directly. No component is notified.
     pub fn with_host<T>(&self, node: &str, act: impl FnOnce(&mut HostState) -> T) -> Option<T> {
         let host = {
             let hosts = lock(&self.inner.hosts);

@@ -1,10 +1,10 @@
-//! A whole world in one process: management cluster, workload clusters, hosts, and our processes
-//! between them, on simulated time.
+//! A whole world in one process, on simulated time: management cluster, workload clusters, hosts,
+//! and the processes of Refit and of the Cluster API stand-in.
 //!
 //! Everything runs in one current-thread tokio runtime whose clock is paused ([`runtime`]): time
-//! jumps to the next timer when nobody has anything to do, or [`pace`] lets it run at a multiple of
-//! real time for people to watch. APIs and hooks are served over in-memory streams with the
-//! production TLS configuration. The same seed, manifests and calls give the same world.
+//! jumps to the next timer when all tasks are idle. [`pace`] makes it run at a multiple of real
+//! time instead, for people who watch. APIs and hooks are served over in-memory streams with the
+//! production TLS configuration. The same seed, manifests and calls result in the same world.
 
 mod build;
 mod enforced;
@@ -63,36 +63,36 @@ use crate::{
     pki::{self, Identity},
 };
 
-/// How a world is made.
+/// Options of a world.
 #[derive(Clone, Debug)]
 pub struct WorldOptions {
-    /// Seed of names and uids.
+    /// Seed of generated names and uids.
     pub seed: u64,
-    /// What time it is at the start.
+    /// Simulated time at the start.
     pub epoch: Timestamp,
     /// Objects that the user applies, in order.
     pub manifests: Vec<Value>,
-    /// Which safeguard the controllers lack.
+    /// The safeguard that is disabled in the controllers.
     #[cfg(feature = "sabotage")]
     pub without: Option<refit_controller::sabotage::Safeguard>,
-    /// Whether the agents' journals remember anything.
+    /// Whether the agents' journals keep their records.
     pub journal: bool,
-    /// What an operator chooses for the controller.
+    /// The operator's settings of the controller.
     pub settings: refit_controller::Settings,
-    /// Who must have signed the plans that agents take up; `None`: they take up all.
+    /// Keys of the signers whose plans the agents accept; `None` accepts all plans.
     pub plan_keys: Option<PlanKeys>,
-    /// Whether there are two replicas of the controller, of which one leads.
+    /// Whether there are two replicas of the controller, one of which leads.
     pub two_controllers: bool,
-    /// How many times faster than real ones the hosts work.
+    /// How many times faster than real hosts these work.
     pub hurry: u32,
-    /// A restored world goes by the machine's own clock, in an ordinary runtime.
+    /// Whether a restored world uses the machine's own clock, in an ordinary runtime.
     pub real_time: bool,
-    /// Refit is installed as in life and held to its rights.
+    /// A real installation of Refit, whose RBAC permissions are enforced; `None` gives full access.
     pub enforced: Option<Enforced>,
 }
 
 impl WorldOptions {
-    /// The usual world with these manifests.
+    /// The default options with these manifests.
     pub fn new(manifests: Vec<Value>) -> Self {
         Self {
             seed: 1,
@@ -110,35 +110,35 @@ impl WorldOptions {
         }
     }
 
-    /// The clock of a world that goes on at `time`. Where the machine's own clock was set back,
-    /// the world's runs beside it: time in a world never goes back.
+    /// The clock of a world that continues at `time`. Time in a world never goes back: if the
+    /// machine's own clock was set back, the world keeps an offset to it.
     fn clock_from(&self, time: Timestamp) -> Clock {
         let real = Clock::real();
         if self.real_time && real.now() >= time { real } else { Clock::simulated(time) }
     }
 }
 
-/// Why a world cannot be made.
+/// Why a world cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum WorldError {
-    /// Certificates cannot be made.
+    /// A certificate cannot be created.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// A client cannot be made.
+    /// A client cannot be created.
     #[error(transparent)]
     Client(#[from] ClientError),
     /// Refit cannot be installed.
     #[error("Refit cannot be installed: {0:#}")]
     Install(anyhow::Error),
-    /// The embedded API server refuses a write.
+    /// The embedded API server rejected a write.
     #[error("the embedded API server refuses a write: {0}")]
     Refused(#[from] DirectError),
-    /// There is no such cluster, or it has no API yet.
+    /// The cluster does not exist, or its API is not up yet.
     #[error("there is no workload cluster {0}, or its API does not answer yet")]
     NoCluster(String),
 }
 
-/// A runtime for one world: one thread, paused clock.
+/// Creates the runtime of one world: one thread, paused clock.
 pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build()
 }
@@ -149,18 +149,18 @@ pub(crate) struct Workload {
     pub(crate) server: ApiServer,
     pub(crate) identity: Identity,
     pub(crate) mirror: Mirror,
-    /// Its API, while that answers.
+    /// The task that serves its API, while the API is up.
     pub(crate) serving: Option<AbortHandle>,
 }
 
-/// A process that runs, or is about to run again.
+/// A process that runs or is about to be restarted.
 pub(crate) struct Running {
     pub(crate) incarnation: u32,
     pub(crate) switch: Arc<process::Switch>,
     task: AbortHandle,
 }
 
-/// What the tasks of a world share.
+/// The state shared by the tasks of a world.
 pub(crate) struct Inner {
     pub(crate) clock: Clock,
     pub(crate) seed: u64,
@@ -172,10 +172,10 @@ pub(crate) struct Inner {
     pub(crate) two_controllers: bool,
     pub(crate) leaders: Leaders,
     pub(crate) hurry: u32,
-    /// Whether callers from outside have to say who they are.
+    /// Whether callers from outside this process must authenticate.
     pub(crate) authentication: lab_apiserver::auth::Authentication,
     pub(crate) enforced: Option<Enforced>,
-    /// The workload clusters that were ever up, and whether their APIs answer now.
+    /// The workload clusters whose API was up at least once, and whether it is up now.
     pub(crate) apis: watch::Sender<BTreeMap<String, bool>>,
     pub(crate) network: MemoryNetwork,
     pub(crate) management: ApiServer,
@@ -186,7 +186,7 @@ pub(crate) struct Inner {
     pub(crate) env: Mutex<EnvState>,
     pub(crate) hosts: Mutex<BTreeMap<String, HostHandle>>,
     pub(crate) processes: Mutex<BTreeMap<Actor, Running>>,
-    /// How often each process was started, agents of ended hosts included.
+    /// How often each process was started, including agents of removed hosts.
     pub(crate) incarnations: Mutex<BTreeMap<Actor, u32>>,
     pub(crate) hub: Hub,
     pub(crate) woken: Arc<Notify>,
@@ -199,7 +199,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Inner {
-    /// A stack for clients that nobody kills.
+    /// A stack for clients that are never killed.
     fn stack(&self, user_agent: &str) -> ClientStack {
         let gate = Arc::new(Open);
         ClientStack::new(Dialer::Memory(self.network.clone(), gate.clone()), gate, user_agent)
@@ -228,7 +228,7 @@ impl Inner {
     }
 }
 
-/// A whole world. Dropping it ends everything in it.
+/// A whole world. Dropping it stops everything in it.
 pub struct World {
     pub(crate) inner: Arc<Inner>,
 }
@@ -251,7 +251,7 @@ impl Drop for World {
 }
 
 impl World {
-    /// The time in the world.
+    /// The current time in the world.
     pub fn now(&self) -> Timestamp {
         self.inner.clock.now()
     }
@@ -261,13 +261,13 @@ impl World {
         self.inner.clock
     }
 
-    /// A client of the management cluster over its own connections, which no kill touches.
+    /// Creates a client of the management cluster. Its connections are separate and never killed.
     pub fn client(&self, user_agent: &str) -> Result<kube::Client, WorldError> {
         let config = self.inner.management_config();
         Ok(self.inner.stack(user_agent).client(&config)?)
     }
 
-    /// A client of the workload cluster `namespace/name`.
+    /// Creates a client of the workload cluster `namespace/name`.
     pub fn workload_client(
         &self,
         cluster: &str,
@@ -280,7 +280,7 @@ impl World {
         Ok(self.inner.stack(user_agent).client(&config)?)
     }
 
-    /// The management API server itself: for faults and for looking past HTTP.
+    /// The management API server itself, to inject faults and to read it without HTTP.
     pub fn management(&self) -> &ApiServer {
         &self.inner.management
     }
@@ -296,12 +296,12 @@ impl World {
         lock(&self.inner.env).clusters.keys().cloned().collect()
     }
 
-    /// The network, to cut somebody off.
+    /// The in-memory network, to disconnect components.
     pub fn network(&self) -> &MemoryNetwork {
         &self.inner.network
     }
 
-    /// The processes that run, with the number of their incarnation.
+    /// The running processes, with the number of their incarnation.
     pub fn processes(&self) -> Vec<(Actor, u32)> {
         lock(&self.inner.processes)
             .iter()
@@ -309,7 +309,7 @@ impl World {
             .collect()
     }
 
-    /// Kills a process at once; it is started again after [`RESTART_DELAY`].
+    /// Kills a process at once; it restarts after [`RESTART_DELAY`].
     pub fn kill(&self, actor: &Actor) -> bool {
         let processes = lock(&self.inner.processes);
         let Some(running) = processes.get(actor) else {
@@ -328,8 +328,8 @@ impl World {
             .map(|key| Actor::Agent(key.clone()))
     }
 
-    /// Changes the version of every KubeadmControlPlane and MachineDeployment at once, as a user
-    /// does who knows that Cluster API and Refit put the steps in order.
+    /// Changes the version of every KubeadmControlPlane and MachineDeployment at once. A user can
+    /// do the same, because Cluster API and Refit order the steps.
     pub async fn upgrade(&self, version: &str) -> Result<(), WorldError> {
         let api = Direct::new(self.inner.management.clone(), USER);
         let mirror = &self.inner.management_mirror;

@@ -1,23 +1,23 @@
-//! Lets a world's time run at a multiple of real time.
+//! Runs a world's time at a multiple of real time.
 
 use std::time::Duration;
 
 /// How long the pacer sleeps between two advances, in real time.
 const BEAT: Duration = Duration::from_millis(10);
-/// Longest advance in one go: timers in between fire in their order and at their time.
+/// Longest advance in one step, so that timers fire in order and on time.
 const STEP: Duration = Duration::from_millis(250);
-/// The most that one beat may advance: a world that cannot keep up gets slower, not jerky.
+/// Longest advance per beat: a world that cannot keep up gets slower, not jerky.
 const MOST: Duration = Duration::from_secs(30);
 
-/// Runs for ever and advances the paused clock by `speed` seconds for each second of real time.
+/// Runs forever and advances the paused clock by `speed` seconds per second of real time.
 ///
-/// A blocking task is always under way meanwhile, which keeps the paused clock from jumping ahead
-/// by itself.
+/// A blocking task is always in progress, which prevents the paused clock from jumping ahead by
+/// itself.
 #[expect(clippy::disallowed_methods, reason = "the pacer is what ties simulated time to real time")]
 pub async fn pace(speed: f64) {
     let mut last = std::time::Instant::now();
     loop {
-        // The runtime ends only with the world; a failed join is just a short beat.
+        // The runtime ends only with the world; a failed join only shortens the beat.
         let _ = tokio::task::spawn_blocking(|| std::thread::sleep(BEAT)).await;
         let now = std::time::Instant::now();
         let elapsed = now.duration_since(last);

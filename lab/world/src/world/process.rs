@@ -1,4 +1,4 @@
-//! Processes of a world: who they are and the switch that each incarnation passes.
+//! Processes of a world: their identities and the kill switch of each incarnation.
 
 use std::{
     collections::BTreeMap,
@@ -16,16 +16,16 @@ use refit_runtime::gate::{Effect, Fate, Gate};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
 
-/// How long it takes until a process that died runs again.
+/// How long a process that died takes to restart.
 pub const RESTART_DELAY: Duration = Duration::from_secs(2);
 
-/// A process of ours.
+/// A process of Refit or of the Cluster API stand-in.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Actor {
     /// refit-controller.
     Controller,
-    /// The second replica of refit-controller, where there are two.
+    /// The second replica of refit-controller, if there are two.
     Standby,
     /// refit-capi.
     Capi,
@@ -34,7 +34,7 @@ pub enum Actor {
 }
 
 impl Actor {
-    /// The user agent of one incarnation.
+    /// User agent of one incarnation.
     pub(crate) fn user_agent(&self, incarnation: u32) -> String {
         match self {
             Self::Controller => format!("refit-controller/{incarnation}"),
@@ -49,7 +49,7 @@ impl Actor {
         matches!(self, Self::Controller | Self::Standby)
     }
 
-    /// Whether one may do what the other did: replicas share their work.
+    /// Whether one process may do the work of the other: replicas share their work.
     fn stands_for(&self, other: &Self) -> bool {
         self == other || (self.is_controller() && other.is_controller())
     }
@@ -66,17 +66,17 @@ impl fmt::Display for Actor {
     }
 }
 
-/// On which side of an effect a process dies.
+/// How a process dies relative to an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Side {
-    /// The effect does not happen.
+    /// The process dies, and the effect does not happen.
     Before,
-    /// The effect happens, and nobody hears of it.
+    /// The effect happens, but the process dies before it receives the response.
     After,
-    /// The process is stopped before the effect and goes on with it long after its Lease is gone.
+    /// The process is paused before the effect and performs it long after its Lease has expired.
     Paused,
-    /// The other replica dies before the effect; the process goes on.
+    /// The other replica dies before the effect; the process continues.
     Other,
     /// Both replicas die before the effect.
     Both,
@@ -94,14 +94,14 @@ impl fmt::Display for Side {
     }
 }
 
-/// An effect at which a process is to die.
+/// An effect at which a process will die.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kill {
-    /// Who.
+    /// The process.
     pub actor: Actor,
-    /// At which effect: the first that is the same.
+    /// The effect; the first equal one triggers the kill.
     pub effect: Effect,
-    /// On which side.
+    /// The side of the effect.
     pub side: Side,
 }
 
@@ -111,18 +111,18 @@ type Recorder = Box<dyn FnMut(&Actor, &Effect) + Send>;
 struct HubState {
     recorder: Option<Recorder>,
     armed: Option<Kill>,
-    /// The armed effect has begun.
+    /// Whether the armed effect has begun.
     begun: bool,
     fired: Option<Kill>,
-    /// Revision of the management store before the effect that killed.
+    /// Revision of the management store before the effect that triggered the kill.
     revision: u64,
-    /// The killed process has been started again.
+    /// Whether the killed process has been restarted.
     restarted: bool,
-    /// The living incarnations of replicas.
+    /// The live incarnations of replicas.
     replicas: BTreeMap<Actor, Weak<Switch>>,
 }
 
-/// What an effect that is about to happen comes to.
+/// The decision about an effect that is about to happen.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Judgement {
     Alive,
@@ -131,17 +131,17 @@ enum Judgement {
 }
 
 impl HubState {
-    /// The armed kill happens, to this process.
+    /// Records that the armed kill hits this process.
     fn fire(&mut self, actor: &Actor) {
         self.fired = self.armed.take().map(|kill| Kill { actor: actor.clone(), ..kill });
     }
 }
 
-/// What all switches of a world share: the recorder of effects and the kill that is due.
+/// State shared by all switches of a world: the recorder of effects and the armed kill.
 #[derive(Clone)]
 pub(crate) struct Hub {
     management: ApiServer,
-    /// Told of each command on a host: the environment looks at hosts again.
+    /// Notified of each command on a host, so that the environment reads the hosts again.
     woken: Arc<Notify>,
     state: Arc<Mutex<HubState>>,
 }
@@ -161,13 +161,13 @@ impl Hub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls this before each effect of each process.
+    /// Sets the recorder, which is called before each effect of each process.
     #[cfg(feature = "sabotage")]
     pub(crate) fn record(&self, recorder: Option<Recorder>) {
         self.lock().recorder = recorder;
     }
 
-    /// Kills a process at an effect that is to come.
+    /// Arms a kill at a future effect.
     #[cfg(feature = "sabotage")]
     pub(crate) fn arm(&self, kill: Kill) {
         let mut state = self.lock();
@@ -175,18 +175,18 @@ impl Hub {
         state.begun = false;
     }
 
-    /// The kill that happened.
+    /// The kill that happened, if any.
     #[cfg(feature = "sabotage")]
     pub(crate) fn fired(&self) -> Option<Kill> {
         self.lock().fired.clone()
     }
 
-    /// The kill that happened, and the revision of the management store before its effect: told
-    /// once, to whoever starts that process again.
+    /// Revision of the management store before the effect that killed `actor`. Returned once, at
+    /// the restart of that process.
     pub(crate) fn take_lag(&self, actor: &Actor) -> Option<u64> {
         let mut state = self.lock();
-        let theirs = state.fired.as_ref().is_some_and(|kill| kill.actor == *actor);
-        if !theirs || state.restarted {
+        let is_killed_actor = state.fired.as_ref().is_some_and(|kill| kill.actor == *actor);
+        if !is_killed_actor || state.restarted {
             return None;
         }
         state.restarted = true;
@@ -194,7 +194,7 @@ impl Hub {
     }
 
     fn before(&self, actor: &Actor, effect: &Effect) -> Judgement {
-        // The recorder looks at the whole world: nothing of ours may be locked meanwhile.
+        // The recorder reads the whole world, so no lock may be held here.
         let recorder = self.lock().recorder.take();
         if let Some(mut recorder) = recorder {
             recorder(actor, effect);
@@ -250,14 +250,14 @@ impl Hub {
     }
 }
 
-/// The switch of one incarnation of a process. Once it is off, nothing of the process takes effect
-/// and nothing is answered.
+/// The kill switch of one incarnation of a process. Once the process is dead, none of its actions
+/// has an effect, and it receives no response.
 pub(crate) struct Switch {
     actor: Actor,
     hub: Hub,
     dead: AtomicBool,
     killed: Notify,
-    /// Whether the process is stopped.
+    /// Whether the process is paused.
     paused: watch::Sender<bool>,
 }
 
@@ -277,19 +277,19 @@ impl Switch {
         switch
     }
 
-    /// Waits until the incarnation is stopped.
+    /// Waits until the incarnation is paused.
     pub(crate) async fn paused(&self) {
         let mut paused = self.paused.subscribe();
-        // The sender lives in this value, so the channel cannot be closed while we wait.
+        // This value owns the sender, so the channel cannot be closed during the wait.
         let _ = paused.wait_for(|paused| *paused).await;
     }
 
-    /// Lets the incarnation go on.
-    pub(crate) fn go_on(&self) {
+    /// Resumes the incarnation.
+    pub(crate) fn resume(&self) {
         self.paused.send_replace(false);
     }
 
-    /// Ends the incarnation.
+    /// Kills the incarnation.
     pub(crate) fn kill(&self) {
         self.dead.store(true, Ordering::SeqCst);
         self.killed.notify_one();
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_same_effect_of_another_process_is_left_alone() {
+    async fn the_same_effect_of_another_process_is_not_killed() {
         let hub = hub();
         hub.arm(kill(Side::Before));
         let switch = Switch::new(Actor::Capi, hub.clone());
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_kill_happens_once_and_tells_the_next_incarnation_once() {
+    async fn a_kill_and_its_lag_happen_once() {
         let hub = hub();
         hub.arm(kill(Side::Before));
         let first = Switch::new(Actor::Controller, hub.clone());
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_paused_process_goes_on_where_it_was() {
+    async fn a_paused_process_resumes_where_it_was() {
         let hub = hub();
         hub.arm(kill(Side::Paused));
         let switch = Switch::new(Actor::Controller, hub);
@@ -433,13 +433,13 @@ mod tests {
         assert_eq!(switch.before(&patch("/b")), Fate::Alive);
         switch.paused().await;
         let stall = switch.stall().unwrap();
-        switch.go_on();
+        switch.resume();
         stall.await;
         assert!(switch.stall().is_none());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_is_dead_stays_dead() {
+    async fn a_dead_process_stays_dead() {
         let switch = Switch::new(Actor::Controller, hub());
         switch.kill();
         switch.killed().await;

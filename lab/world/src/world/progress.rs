@@ -1,4 +1,4 @@
-//! How far every machine of a world is, for people who watch.
+//! The progress of every machine of a world, for display.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use tokio::{sync::watch, task::AbortHandle};
 
 use super::{World, WorldError};
 
-/// User agent of whoever watches.
+/// User agent of the client that watches.
 const WATCHER: &str = "refit-sandbox-progress";
 
-/// Snapshots of all machines' progress, each sorted by name; the newest counts.
+/// Snapshots of all machines' progress, each sorted by name; only the latest one counts.
 #[derive(Debug)]
 pub struct ProgressFeed {
     receiver: watch::Receiver<Vec<MachineProgress>>,
@@ -31,20 +31,20 @@ impl Drop for ProgressFeed {
 }
 
 impl ProgressFeed {
-    /// Waits for a change and returns how far all machines are; `None` once the world is gone.
+    /// Waits for a change and returns the progress of all machines; `None` once the world is gone.
     pub async fn next(&mut self) -> Option<Vec<MachineProgress>> {
         self.receiver.changed().await.ok()?;
         Some(self.receiver.borrow_and_update().clone())
     }
 
-    /// How far all machines are now.
+    /// The current progress of all machines.
     pub fn current(&self) -> Vec<MachineProgress> {
         self.receiver.borrow().clone()
     }
 }
 
 impl World {
-    /// Watches all machines with a client of its own.
+    /// Watches all machines with a separate client.
     pub fn subscribe(&self) -> Result<ProgressFeed, WorldError> {
         let client = self.client(WATCHER)?;
         let (sender, receiver) = watch::channel(Vec::new());

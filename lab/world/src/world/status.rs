@@ -1,4 +1,4 @@
-//! What can be asked of a world at any time, cheaply.
+//! Queries of a world's state, cheap enough for any time.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,7 +17,7 @@ const CONTROL_PLANES: &str = "kubeadmcontrolplanes.controlplane.cluster.x-k8s.io
 const NODE_UPDATES: &str = "nodeupdates.refit.dev";
 const UPDATE_GROUPS: &str = "updategroups.refit.dev";
 
-/// Annotations of a Machine that are there only while something is done to it.
+/// Annotations that a Machine carries only during an operation.
 pub(crate) const PASSING: [&str; 7] = [
     keys::UPDATE_IN_PROGRESS,
     keys::PENDING_ACKNOWLEDGE_MOVE,
@@ -33,27 +33,27 @@ fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a Value> {
 }
 
 impl World {
-    /// Every Machine, as it is stored, in order of namespace and name.
+    /// Every Machine, as stored, in order of namespace and name.
     pub fn machines(&self) -> Vec<Arc<Value>> {
         self.inner.management_mirror.list(MACHINES)
     }
 
-    /// Every MachineSet, as it is stored, in order of namespace and name.
+    /// Every MachineSet, as stored, in order of namespace and name.
     pub fn machine_sets(&self) -> Vec<Arc<Value>> {
         self.inner.management_mirror.list(MACHINE_SETS)
     }
 
-    /// Every NodeUpdate, as it is stored, in order of namespace and name.
+    /// Every NodeUpdate, as stored, in order of namespace and name.
     pub fn node_updates(&self) -> Vec<Arc<Value>> {
         self.inner.management_mirror.list(NODE_UPDATES)
     }
 
-    /// Every UpdateGroup, as it is stored, in order of namespace and name.
+    /// Every UpdateGroup, as stored, in order of namespace and name.
     pub fn update_groups(&self) -> Vec<Arc<Value>> {
         self.inner.management_mirror.list(UPDATE_GROUPS)
     }
 
-    /// The Nodes of all workload clusters by cluster and name.
+    /// The Nodes of all workload clusters, by cluster and name.
     pub fn nodes(&self) -> BTreeMap<(String, String), Arc<Value>> {
         let workloads = lock(&self.inner.workloads);
         workloads
@@ -73,7 +73,7 @@ impl World {
         mirror.get("nodes", "", text(machine, "/status/nodeRef/name"))
     }
 
-    /// How many Machines the owners ask for.
+    /// The number of Machines that the owners request.
     pub fn wanted_machines(&self) -> usize {
         let mirror = &self.inner.management_mirror;
         let replicas = |object: &Arc<Value>| object["spec"]["replicas"].as_u64().unwrap_or(1);
@@ -81,7 +81,7 @@ impl World {
         usize::try_from(all.map(|object| replicas(&object)).sum::<u64>()).unwrap_or(usize::MAX)
     }
 
-    /// Whether every Machine that is asked for is there and available.
+    /// Whether every requested Machine exists and is available.
     pub fn is_ready(&self) -> bool {
         let machines = self.machines();
         machines.len() == self.wanted_machines()
@@ -91,7 +91,7 @@ impl World {
             })
     }
 
-    /// Whether nothing is under way: no NodeUpdate is unfinished, no Machine carries an annotation
+    /// Whether no update is in progress: every NodeUpdate is finished, no Machine has an annotation
     /// of an update, no slot is taken.
     pub fn is_quiet(&self) -> bool {
         self.node_updates().iter().all(|update| is_final(update))
@@ -105,7 +105,7 @@ impl World {
                 .all(|group| group["status"]["slots"].as_array().is_none_or(Vec::is_empty))
     }
 
-    /// Whether every machine runs this version, is available and has nothing under way.
+    /// Whether every machine runs this version, is available and has no update in progress.
     pub fn is_updated(&self, version: &str) -> bool {
         self.is_ready()
             && self.is_quiet()
@@ -118,12 +118,12 @@ impl World {
     }
 }
 
-/// Whether a NodeUpdate has ended.
+/// Whether a NodeUpdate has finished.
 pub(crate) fn is_final(update: &Value) -> bool {
     phase(update).is_final()
 }
 
-/// How far a NodeUpdate is.
+/// The phase of a NodeUpdate.
 pub(crate) fn phase(update: &Value) -> refit::Phase {
     serde_json::from_value(update["status"]["phase"].clone()).unwrap_or_default()
 }

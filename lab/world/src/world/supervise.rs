@@ -1,4 +1,4 @@
-//! Starts processes, and starts them again when they die.
+//! Starts processes, and restarts them when they die.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,14 +20,14 @@ use refit_runtime::{
 use super::{Actor, Inner, RESTART_DELAY, Running, lock, process::Switch};
 use crate::pki;
 
-/// For how long a restarted process sees the NodeUpdates as they were before the effect at which
-/// it died: the watch cache of an API server may lag.
+/// How long a restarted process sees the NodeUpdates as they were before the effect at which it
+/// died: the watch cache of an API server may lag.
 pub(crate) const STALE: SignedDuration = SignedDuration::from_secs(3);
-/// For how long a process is stopped that is to lose its Lease: until another has done its work.
+/// How long a process is paused to lose its Lease: long enough for the other replica to take over.
 const PAUSE: Duration = Duration::from_secs(40);
-/// Name of the Lease of two controllers.
+/// Name of the Lease that two controllers compete for.
 pub(crate) const LEASE: &str = "refit-controller";
-/// Storage of NodeUpdates.
+/// Storage name of NodeUpdates.
 const NODE_UPDATES: &str = "nodeupdates.refit.dev";
 
 impl Inner {
@@ -42,7 +42,7 @@ impl Inner {
         }
     }
 
-    /// Ends a process for good.
+    /// Ends a process permanently.
     pub(crate) fn dismiss(&self, actor: &Actor) {
         if let Some(old) = lock(&self.processes).remove(actor) {
             old.switch.kill();
@@ -57,7 +57,7 @@ impl Inner {
         (*count, Switch::new(actor.clone(), self.hub.clone()))
     }
 
-    /// Lets the first view of an incarnation lag behind the effect that killed the one before.
+    /// Makes the first view of an incarnation lag behind the effect that killed its predecessor.
     fn lag(&self, actor: &Actor, incarnation: u32) {
         let Some(revision) = self.hub.take_lag(actor) else {
             return;
@@ -70,7 +70,7 @@ impl Inner {
         });
     }
 
-    /// Where a replica serves hooks: the Service has all that live as its endpoints.
+    /// Where a replica serves hooks: all live replicas are endpoints of the Service.
     fn hook_listener(&self, actor: &Actor) -> Listener {
         let (host, port) = (pki::HOOK_HOST, pki::HOOK_PORT);
         if self.two_controllers {
@@ -89,7 +89,7 @@ impl Inner {
         }
     }
 
-    /// One incarnation of a process.
+    /// Creates one incarnation of a process.
     fn incarnation(
         self: &Arc<Self>,
         actor: &Actor,
@@ -167,8 +167,8 @@ impl Inner {
     }
 }
 
-/// Runs a process. While it is stopped nothing of it is looked at, and then it goes on as if no time
-/// had passed.
+/// Runs a process. While the process is paused it is not polled; afterwards it continues as if no
+/// time had passed.
 async fn with_pauses(
     switch: &Switch,
     mut process: BoxFuture<'static, anyhow::Result<()>>,
@@ -178,7 +178,7 @@ async fn with_pauses(
             biased;
             () = switch.paused() => {
                 tokio::time::sleep(PAUSE).await;
-                switch.go_on();
+                switch.resume();
             }
             outcome = &mut process => return outcome,
         }
@@ -205,7 +205,7 @@ async fn watch_over(
                 }
             }
         }
-        // Tasks that the process left behind in its connections see that it is over.
+        // Tasks of the process that outlive it in its connections see that it is dead.
         switch.kill();
         if actor.is_controller() {
             inner.close_hooks(&actor);

@@ -1,24 +1,24 @@
-//! Waiting for something to become true, in simulated time.
+//! Waits for conditions, in simulated time.
 
 use std::time::Duration;
 
 use super::World;
 
-/// How often a condition is looked at.
+/// Interval between two checks of a condition.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Something did not become true in time.
+/// A condition was not met in time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} did not happen within {} simulated seconds", .within.as_secs())]
 pub struct TimedOut {
-    /// What was waited for.
+    /// Description of the condition.
     pub what: String,
-    /// For how long.
+    /// How long it was waited for.
     pub within: Duration,
 }
 
 impl World {
-    /// Waits until a condition holds; `what` says it in words for the error.
+    /// Waits until a condition holds; `what` describes it in the error.
     pub async fn until(
         &self,
         what: &str,

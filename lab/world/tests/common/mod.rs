@@ -1,4 +1,4 @@
-//! What the tests of whole worlds share.
+//! Helpers shared by the tests of whole worlds.
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
 
@@ -20,16 +20,16 @@ use tracing_subscriber::{layer::SubscriberExt as _, util::SubscriberInitExt as _
 
 /// User agent of the tests.
 pub const TEST: &str = "test";
-/// The version that the examples start at.
+/// The initial version of the examples.
 pub const OLD: &str = "v1.34.2";
-/// The version that they go to.
+/// The target version of the examples.
 pub const NEW: &str = "v1.35.0";
 /// Key of the example's workload cluster.
 pub const CLUSTER: &str = "default/edge-1";
 
-/// How long a cluster may take to come up.
+/// Time limit for a cluster to come up.
 pub const COMES_UP: Duration = Duration::from_mins(30);
-/// How long an upgrade may take.
+/// Time limit for an upgrade.
 pub const UPGRADE: Duration = Duration::from_hours(2);
 
 /// The example with three control plane machines and five workers.
@@ -46,7 +46,7 @@ pub fn load(file: &std::path::Path) -> Vec<Value> {
 
 /// Runs a test in a paused runtime.
 pub fn in_world<F: Future<Output = ()>>(test: F) {
-    // Silent unless RUST_LOG asks for something.
+    // Silent unless RUST_LOG is set.
     let filter = std::env::var("RUST_LOG").unwrap_or_default();
     let lines = tracing_subscriber::fmt::layer().with_test_writer().without_time();
     let _ =
@@ -54,7 +54,7 @@ pub fn in_world<F: Future<Output = ()>>(test: F) {
     runtime().unwrap().block_on(test);
 }
 
-/// The example, up and quiet. It comes up once for all tests of a binary.
+/// The example, up and quiet. Brought up once for all tests of a binary.
 #[allow(
     clippy::unused_async,
     reason = "a world is only made inside a runtime, as with the others here"
@@ -62,7 +62,7 @@ pub fn in_world<F: Future<Output = ()>>(test: F) {
 pub async fn up() -> World {
     static UP: OnceLock<Snapshot> = OnceLock::new();
     let bring_up = || {
-        // A thread of its own, for the caller is in a runtime already.
+        // A separate thread, because the caller is already in a runtime.
         let thread = std::thread::spawn(|| {
             let world = async { up_with(WorldOptions::new(example())).await.snapshot() };
             runtime().unwrap().block_on(world)
@@ -93,7 +93,7 @@ pub async fn upgraded(world: &World, version: &str) {
     assert_clean(world);
 }
 
-/// No invariant was broken.
+/// Asserts that no invariant was broken.
 pub fn assert_clean(world: &World) {
     let found: Vec<String> = world.violations_at_rest().iter().map(ToString::to_string).collect();
     assert!(found.is_empty(), "{found:#?}");
@@ -104,7 +104,7 @@ pub async fn who(world: &World) -> Vec<MachineFacts> {
     facts(world).await.unwrap()
 }
 
-/// The same machines, whatever version they run.
+/// Asserts that the machines are the same, whatever version they run.
 pub fn assert_same_machines(before: &[MachineFacts], after: &[MachineFacts]) {
     let identity = |facts: &[MachineFacts]| -> Vec<(String, String, String, String, String)> {
         facts
@@ -130,7 +130,7 @@ pub fn updates_of(world: &World, machine: &str) -> Vec<Arc<Value>> {
     updates
 }
 
-/// Names of the workers' Machines, in order.
+/// Names of the worker Machines, in order.
 pub fn workers(world: &World) -> Vec<String> {
     let machines = world.machines();
     let of_deployment = machines.iter().filter(|machine| {
@@ -139,7 +139,7 @@ pub fn workers(world: &World) -> Vec<String> {
     of_deployment.map(|machine| name(machine).to_owned()).collect()
 }
 
-/// Names of the control plane's Machines, in order.
+/// Names of the control plane Machines, in order.
 pub fn control_planes(world: &World) -> Vec<String> {
     let workers = workers(world);
     let machines = world.machines();
@@ -147,7 +147,7 @@ pub fn control_planes(world: &World) -> Vec<String> {
     names.filter(|name| !workers.contains(name)).collect()
 }
 
-/// What a person would want to see of a world that got stuck.
+/// A description of a stuck world for failure messages.
 pub fn picture(world: &World) -> String {
     let mut lines = vec![format!("at {}", world.now())];
     for machine in world.machines() {

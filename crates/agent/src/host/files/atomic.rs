@@ -1,4 +1,4 @@
-//! A file that is replaced whole: after a crash it is the old one or the new one.
+//! Atomic replacement of files: after a crash a file has its old or its new content.
 
 use std::{
     fs::{self, File, Metadata},
@@ -7,32 +7,32 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::place::{Folder, Place};
+use super::place::{Directory, Place};
 use crate::host::work::WorkError;
 
-/// Who may do what with a file.
+/// Permissions and ownership of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Access {
     /// Permission bits.
     pub mode: u32,
-    /// Owner, or as it comes.
+    /// Owner; `None` for the owner of the process.
     pub uid: Option<u32>,
-    /// Group, or as it comes.
+    /// Group; `None` for the group of the process.
     pub gid: Option<u32>,
 }
 
 impl Access {
-    /// These permission bits, owned by whoever the agent is: root.
+    /// These permission bits, with the owner of the agent: root.
     pub(crate) fn of_mode(mode: u32) -> Self {
         Self { mode, uid: None, gid: None }
     }
 
-    /// As the file at `path` has it, whoever wrote it; `mode` for one that is not there.
+    /// The access of the file at `path`, or `mode` if the file does not exist.
     pub(crate) fn like(path: &Path, mode: u32) -> Self {
         fs::metadata(path).map_or_else(|_| Self::of_mode(mode), |file| Self::of(&file))
     }
 
-    /// As a file has it.
+    /// The access of a file.
     pub(crate) fn of(file: &Metadata) -> Self {
         Self { mode: file.mode() & 0o7777, uid: Some(file.uid()), gid: Some(file.gid()) }
     }
@@ -44,7 +44,7 @@ impl Access {
     }
 }
 
-/// Whether a file is there with this content and access.
+/// Whether a file exists with this content and access.
 pub(crate) fn is(path: &Path, content: &[u8], access: Access) -> bool {
     let same = |place: &Place| {
         let (_, file) = place.open().ok()??;
@@ -55,7 +55,7 @@ pub(crate) fn is(path: &Path, content: &[u8], access: Access) -> bool {
     found.and_then(|place| same(&place)).is_some_and(|(found, _)| found == content)
 }
 
-/// The content of a plain file and what else is known of it; none where there is no file.
+/// The content and metadata of a regular file; `None` if the file does not exist.
 pub(crate) fn read(path: &Path) -> Result<Option<(Vec<u8>, Metadata)>, WorkError> {
     match Place::of(path, false).and_then(|place| place.read()) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -63,11 +63,12 @@ pub(crate) fn read(path: &Path) -> Result<Option<(Vec<u8>, Metadata)>, WorkError
     }
 }
 
-/// Replaces a file, durably, unless it is that already; folders above it are made. Says whether it
-/// wrote.
+/// Replaces a file, durably, unless it is unchanged. Creates missing parent directories. Returns
+/// whether the file was written.
 ///
-/// The content is never readable by more than may read the end result. A symbolic link stays, and
-/// its file changes; but none is followed in a folder that others may write to.
+/// The content is never readable by users who may not read the final file. If `path` is a symbolic
+/// link, the link stays and its target changes; in a directory that other users may write to, links
+/// are not followed.
 pub(crate) fn replace(path: &Path, content: &[u8], access: Access) -> Result<bool, WorkError> {
     if is(path, content, access) {
         return Ok(false);
@@ -78,21 +79,21 @@ pub(crate) fn replace(path: &Path, content: &[u8], access: Access) -> Result<boo
         .map_err(|error| WorkError::file(path, &error))
 }
 
-/// The file that [`replace`] would write: another than `path` where that is a link.
+/// The file that [`replace`] would write: the target, if `path` is a link.
 pub(crate) fn resolved(path: &Path) -> PathBuf {
     let place = Place::itself(path, false).ok();
     let target = place.and_then(|place| place.target(path));
     target.unwrap_or_else(|| path.to_owned())
 }
 
-/// Points a symbolic link to `target`, durably and without a moment in which there is none.
+/// Points a symbolic link to `target`, durably and atomically.
 pub(crate) fn link(path: &Path, target: &Path) -> Result<(), WorkError> {
     Place::itself(path, true)
         .and_then(|place| place.link(target))
         .map_err(|error| WorkError::file(path, &error))
 }
 
-/// Removes a file or a link, durably, if it is there.
+/// Removes a file or a link, durably, if it exists.
 pub(crate) fn remove(path: &Path) -> Result<(), WorkError> {
     match Place::itself(path, false).and_then(|place| place.remove()) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -100,16 +101,16 @@ pub(crate) fn remove(path: &Path) -> Result<(), WorkError> {
     }
 }
 
-/// Gives a folder its owner and its permissions.
-pub(crate) fn own_folder(path: &Path, access: Access) -> Result<(), WorkError> {
-    Folder::open(path, false)
-        .and_then(|folder| folder.own(access))
+/// Sets the owner and the permissions of a directory.
+pub(crate) fn own_directory(path: &Path, access: Access) -> Result<(), WorkError> {
+    Directory::open(path, false)
+        .and_then(|directory| directory.own(access))
         .map_err(|error| WorkError::file(path, &error))
 }
 
-/// Makes what is in a folder durable.
-pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
+/// Makes the entries of a directory durable.
+pub(crate) fn sync_directory(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
 }
 
 #[cfg(test)]
@@ -119,9 +120,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_as_wanted_is_not_written() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a/b.conf");
+    fn an_unchanged_file_is_not_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a/b.conf");
         let access = Access::of_mode(0o640);
         assert!(replace(&path, b"x", access).unwrap());
         let first = fs::metadata(&path).unwrap();
@@ -135,8 +136,8 @@ mod tests {
 
     #[test]
     fn a_link_to_a_file_stays_a_link() {
-        let folder = tempfile::tempdir().unwrap();
-        let (file, by) = (folder.path().join("file"), folder.path().join("by"));
+        let directory = tempfile::tempdir().unwrap();
+        let (file, by) = (directory.path().join("file"), directory.path().join("by"));
         fs::write(&file, "old").unwrap();
         symlink(&file, &by).unwrap();
         replace(&by, b"new", Access::of_mode(0o644)).unwrap();
@@ -145,9 +146,9 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_switched_even_over_a_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let by = folder.path().join("by");
+    fn a_link_replaces_a_file_or_a_link() {
+        let directory = tempfile::tempdir().unwrap();
+        let by = directory.path().join("by");
         fs::write(&by, "a binary").unwrap();
         link(&by, Path::new("/store/v1/kubeadm")).unwrap();
         link(&by, Path::new("/store/v2/kubeadm")).unwrap();
@@ -155,8 +156,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_removed_without_a_word() {
-        let folder = tempfile::tempdir().unwrap();
-        remove(&folder.path().join("none")).unwrap();
+    fn removing_a_missing_file_succeeds() {
+        let directory = tempfile::tempdir().unwrap();
+        remove(&directory.path().join("none")).unwrap();
     }
 }

@@ -8,7 +8,7 @@ use super::{secret::Secret, *};
 const USERS: &str = "root:x:0:0:root:/root:/bin/bash\nme:x:UID:GID::/home/me:/bin/sh\n";
 
 struct World {
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
     site: Site,
 }
 
@@ -22,17 +22,17 @@ impl SecretSource for Vault {
 
 impl World {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+        let directory = tempfile::tempdir().unwrap();
+        let site = Site::at(directory.path().join("root"), directory.path().join("state"));
         fs::create_dir_all(site.path("/etc")).unwrap();
         fs::create_dir_all(site.state()).unwrap();
-        // Whoever runs the tests owns what they write.
-        let own = fs::metadata(folder.path()).unwrap();
+        // Files belong to the user who runs the tests.
+        let own = fs::metadata(directory.path()).unwrap();
         let users =
             USERS.replace("UID", &own.uid().to_string()).replace("GID", &own.gid().to_string());
         fs::write(site.path("/etc/passwd"), users).unwrap();
         fs::write(site.path("/etc/group"), "root:x:0:\n").unwrap();
-        Self { _folder: folder, site }
+        Self { _directory: directory, site }
     }
 
     async fn apply(
@@ -75,7 +75,7 @@ async fn files_have_their_content_permissions_and_owner_and_go_back() {
 }
 
 #[tokio::test]
-async fn every_encoding_ends_as_the_same_file() {
+async fn every_encoding_yields_the_same_file() {
     let world = World::new();
     let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     packer.write_all(b"hello\n").unwrap();
@@ -94,7 +94,7 @@ async fn every_encoding_ends_as_the_same_file() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_decoded_is_not_shown() {
+async fn undecodable_content_is_not_logged() {
     let world = World::new();
     for encoding in [FileEncoding::Base64, FileEncoding::Gzip, FileEncoding::GzipBase64] {
         let mut file = file("/etc/x", "");
@@ -109,7 +109,7 @@ async fn what_cannot_be_decoded_is_not_shown() {
 }
 
 #[tokio::test]
-async fn a_secret_is_written_only_if_it_is_the_one_of_the_plan() {
+async fn a_secret_is_written_only_if_its_checksum_matches() {
     let world = World::new();
     let mut secret = file("/etc/key", "");
     secret.permissions = "0600".to_owned();
@@ -124,7 +124,7 @@ async fn a_secret_is_written_only_if_it_is_the_one_of_the_plan() {
 }
 
 #[tokio::test]
-async fn an_addition_is_made_once() {
+async fn content_is_appended_once() {
     let world = World::new();
     fs::write(world.site.path("/etc/hosts"), "127.0.0.1 localhost\n").unwrap();
     let mut more = file("/etc/hosts", "10.0.0.7 api\n");
@@ -145,8 +145,8 @@ async fn wrong_paths_modes_and_owners_are_refused() {
     let mut odd = file("/etc/x", "");
     odd.permissions = "rw".to_owned();
     assert!(world.apply(vec![odd], "").await.is_err());
-    let mut nobody = file("/etc/x", "");
-    nobody.owner = "nobody-here:root".to_owned();
-    let error = world.apply(vec![nobody], "").await.unwrap_err();
+    let mut unknown = file("/etc/x", "");
+    unknown.owner = "nobody-here:root".to_owned();
+    let error = world.apply(vec![unknown], "").await.unwrap_err();
     assert_eq!(error.kind, FailureKind::NeedsPerson);
 }

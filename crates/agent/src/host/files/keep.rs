@@ -1,7 +1,7 @@
-//! Files as they were before a plan, kept so that they can be put back.
+//! Files as they were before a plan, kept so that they can be restored.
 //!
-//! `snapshots/<plan>/files/<group>/index.json` lists what was there; it is written before the file
-//! itself changes, and once: a retry does not keep what the first try has half changed.
+//! `snapshots/<plan>/files/<group>/index.json` lists them. A file is added before it changes, and
+//! only once: a retry does not keep what the first attempt has half changed.
 
 use std::{
     fs,
@@ -18,32 +18,32 @@ pub(crate) const PACKAGES: &str = "packages";
 /// Group of the kubelet's own files.
 pub(crate) const KUBELET: &str = "kubelet";
 
-/// What was at a path.
+/// A path and its original content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Kept {
     path: String,
-    was: Was,
+    was: Original,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-enum Was {
-    /// Nothing.
+enum Original {
+    /// The path did not exist.
     Absent,
-    /// A file; the copy is beside the index.
+    /// A file; its copy is next to the index.
     File { copy: String, mode: u32, uid: u32, gid: u32 },
     /// A symbolic link.
     Link { target: PathBuf },
 }
 
-/// Where a group of a plan is kept.
-pub(crate) fn folder(site: &Site, plan: &str, group: &str) -> PathBuf {
+/// Directory of a group of a plan.
+pub(crate) fn directory(site: &Site, plan: &str, group: &str) -> PathBuf {
     site.snapshot(plan).join("files").join(plain(group))
 }
 
-fn index(folder: &Path) -> Result<Vec<Kept>, WorkError> {
-    let path = folder.join("index.json");
+fn index(directory: &Path) -> Result<Vec<Kept>, WorkError> {
+    let path = directory.join("index.json");
     match fs::read(&path) {
         Ok(text) => serde_json::from_slice(&text).map_err(|error| {
             WorkError::needs_person(format!(
@@ -56,8 +56,8 @@ fn index(folder: &Path) -> Result<Vec<Kept>, WorkError> {
     }
 }
 
-/// Keeps what a write to an absolute path of the host would change, unless this group of the plan
-/// has kept it before: the file that is there, and of a link the file that it leads to, too.
+/// Keeps the file that a write to an absolute path of the host would change, unless this group of
+/// the plan already has it. For a link, both the link and its target are kept.
 pub(crate) fn keep(site: &Site, plan: &str, group: &str, absolute: &str) -> Result<(), WorkError> {
     keep_itself(site, plan, group, absolute)?;
     match site.resolved(absolute) {
@@ -66,16 +66,16 @@ pub(crate) fn keep(site: &Site, plan: &str, group: &str, absolute: &str) -> Resu
     }
 }
 
-/// Keeps what is at an absolute path, and of a link nothing but where it leads: for whoever replaces
-/// the link itself.
+/// Keeps what is at an absolute path. For a link, only the link is kept and not its target: for
+/// callers that replace the link itself.
 pub(crate) fn keep_itself(
     site: &Site,
     plan: &str,
     group: &str,
     absolute: &str,
 ) -> Result<(), WorkError> {
-    let folder = folder(site, plan, group);
-    let mut kept = index(&folder)?;
+    let directory = directory(site, plan, group);
+    let mut kept = index(&directory)?;
     if kept.iter().any(|kept| kept.path == absolute) {
         return Ok(());
     }
@@ -83,38 +83,38 @@ pub(crate) fn keep_itself(
     let error = |error| WorkError::file(&path, &error);
     let link = fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink());
     let was = if link {
-        Was::Link { target: fs::read_link(&path).map_err(error)? }
+        Original::Link { target: fs::read_link(&path).map_err(error)? }
     } else if let Some((content, file)) = atomic::read(&path)? {
         let copy = format!("{}.saved", kept.len());
-        atomic::replace(&folder.join(&copy), &content, Access::of_mode(0o600))?;
+        atomic::replace(&directory.join(&copy), &content, Access::of_mode(0o600))?;
         let access = Access::of(&file);
-        Was::File {
+        Original::File {
             copy,
             mode: access.mode,
             uid: access.uid.unwrap_or_default(),
             gid: access.gid.unwrap_or_default(),
         }
     } else {
-        Was::Absent
+        Original::Absent
     };
     kept.push(Kept { path: absolute.to_owned(), was });
     let text = serde_json::to_vec_pretty(&kept).expect("plain data can be written as JSON");
-    atomic::replace(&folder.join("index.json"), &text, Access::of_mode(0o600))?;
+    atomic::replace(&directory.join("index.json"), &text, Access::of_mode(0o600))?;
     Ok(())
 }
 
-/// Puts everything back that a group of a plan has kept, and says which paths; those that were not
-/// there go.
+/// Restores everything that a group of a plan has kept, and returns the paths. Paths that did not
+/// exist are removed.
 pub(crate) fn put_back(site: &Site, plan: &str, group: &str) -> Result<Vec<String>, WorkError> {
-    let folder = folder(site, plan, group);
-    let kept = index(&folder)?;
+    let directory = directory(site, plan, group);
+    let kept = index(&directory)?;
     for one in kept.iter().rev() {
         let path = site.path(&one.path);
         match &one.was {
-            Was::Absent => atomic::remove(&path)?,
-            Was::Link { target } => atomic::link(&path, target)?,
-            Was::File { copy, mode, uid, gid } => {
-                let copy = folder.join(copy);
+            Original::Absent => atomic::remove(&path)?,
+            Original::Link { target } => atomic::link(&path, target)?,
+            Original::File { copy, mode, uid, gid } => {
+                let copy = directory.join(copy);
                 let content = fs::read(&copy).map_err(|error| WorkError::file(&copy, &error))?;
                 if fs::symlink_metadata(&path).is_ok_and(|now| now.is_symlink()) {
                     atomic::remove(&path)?;
@@ -127,16 +127,17 @@ pub(crate) fn put_back(site: &Site, plan: &str, group: &str) -> Result<Vec<Strin
     Ok(kept.into_iter().map(|one| one.path).collect())
 }
 
-/// Whether everything that a group of a plan has kept is as it was; else what is not.
+/// Checks that everything that a group of a plan has kept is restored. Returns the first path that
+/// is not.
 pub(crate) fn is_back(site: &Site, plan: &str, group: &str) -> Result<Option<String>, WorkError> {
-    let folder = folder(site, plan, group);
-    for one in index(&folder)? {
+    let directory = directory(site, plan, group);
+    for one in index(&directory)? {
         let path = site.path(&one.path);
         let back = match &one.was {
-            Was::Absent => fs::symlink_metadata(&path).is_err(),
-            Was::Link { target } => fs::read_link(&path).is_ok_and(|now| now == *target),
-            Was::File { copy, mode, .. } => {
-                let content = fs::read(folder.join(copy)).unwrap_or_default();
+            Original::Absent => fs::symlink_metadata(&path).is_err(),
+            Original::Link { target } => fs::read_link(&path).is_ok_and(|now| now == *target),
+            Original::File { copy, mode, .. } => {
+                let content = fs::read(directory.join(copy)).unwrap_or_default();
                 atomic::is(&path, &content, Access::of_mode(*mode))
             }
         };
@@ -147,7 +148,7 @@ pub(crate) fn is_back(site: &Site, plan: &str, group: &str) -> Result<Option<Str
     Ok(None)
 }
 
-/// Lets go of the snapshots of older plans, but for the newest few.
+/// Removes the snapshots of older plans, except the newest ones.
 pub(crate) fn prune(site: &Site, plan: &str, newest: usize) {
     let own = site.snapshot(plan);
     let Some(all) = own.parent() else { return };
@@ -162,7 +163,7 @@ pub(crate) fn prune(site: &Site, plan: &str, newest: usize) {
     let drop = others.len().saturating_sub(newest);
     for (_, path) in others.into_iter().take(drop) {
         if let Err(error) = fs::remove_dir_all(&path) {
-            site.say(&format!("{} is not removed: {error}", path.display()));
+            site.log(&format!("{} is not removed: {error}", path.display()));
         }
     }
 }
@@ -172,16 +173,16 @@ mod tests {
     use super::*;
 
     fn site() -> (tempfile::TempDir, Site) {
-        let folder = tempfile::tempdir().unwrap();
-        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+        let directory = tempfile::tempdir().unwrap();
+        let site = Site::at(directory.path().join("root"), directory.path().join("state"));
         fs::create_dir_all(site.path("/etc")).unwrap();
         fs::create_dir_all(site.state()).unwrap();
-        (folder, site)
+        (directory, site)
     }
 
     #[test]
-    fn files_links_and_gaps_come_back_as_they_were() {
-        let (_folder, site) = site();
+    fn files_links_and_absent_paths_are_restored() {
+        let (_directory, site) = site();
         let access = Access::of_mode(0o640);
         atomic::replace(&site.path("/etc/a"), b"old", access).unwrap();
         atomic::link(&site.path("/etc/b"), Path::new("v1")).unwrap();
@@ -189,7 +190,7 @@ mod tests {
             keep(&site, "p", "g", path).unwrap();
         }
         atomic::replace(&site.path("/etc/a"), b"new", Access::of_mode(0o600)).unwrap();
-        // The second try keeps nothing of what the first has changed.
+        // The retry does not keep what the first attempt has changed.
         keep(&site, "p", "g", "/etc/a").unwrap();
         atomic::link(&site.path("/etc/b"), Path::new("v2")).unwrap();
         fs::write(site.path("/etc/c"), "x").unwrap();
@@ -204,8 +205,8 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_became_a_link_becomes_a_file_again() {
-        let (_folder, site) = site();
+    fn a_file_replaced_by_a_link_is_restored() {
+        let (_directory, site) = site();
         fs::write(site.path("/etc/a"), "binary").unwrap();
         fs::write(site.path("/etc/other"), "other").unwrap();
         keep(&site, "p", "g", "/etc/a").unwrap();
@@ -216,8 +217,8 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_written_through_a_link_comes_back_and_the_link_stays() {
-        let (_folder, site) = site();
+    fn a_file_written_through_a_link_is_restored() {
+        let (_directory, site) = site();
         let (real, by) = (site.path("/etc/real.conf"), site.path("/etc/by.conf"));
         fs::write(&real, "old").unwrap();
         std::os::unix::fs::symlink("real.conf", &by).unwrap();
@@ -229,7 +230,7 @@ mod tests {
         put_back(&site, "p", "g").unwrap();
         assert_eq!(site.read("/etc/real.conf"), "old");
         assert_eq!(fs::read_link(&by).unwrap(), Path::new("real.conf"));
-        // Whoever puts a file in place of the link is undone as well.
+        // A file in place of the link is rolled back as well.
         fs::remove_file(&by).unwrap();
         fs::write(&by, "new").unwrap();
         put_back(&site, "p", "g").unwrap();
@@ -238,14 +239,14 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_kept_nothing_puts_nothing_back() {
-        let (_folder, site) = site();
+    fn a_plan_that_kept_nothing_restores_nothing() {
+        let (_directory, site) = site();
         assert!(put_back(&site, "p", "g").unwrap().is_empty());
     }
 
     #[test]
-    fn only_the_newest_snapshots_stay() {
-        let (_folder, site) = site();
+    fn only_the_newest_snapshots_are_kept() {
+        let (_directory, site) = site();
         for plan in ["a", "b", "c", "now"] {
             fs::create_dir_all(site.snapshot(plan)).unwrap();
         }

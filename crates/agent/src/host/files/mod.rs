@@ -1,7 +1,7 @@
-//! Files of the host, as a KubeadmConfig has them.
+//! Files of the host, as declared in a KubeadmConfig.
 //!
-//! Everything is written whole and durably (`atomic`), after what was there was kept (`keep`).
-//! A content is never shown: not in a log, not in an error, not on a command line.
+//! Files are written atomically and durably (`atomic`), after the previous file was saved (`keep`).
+//! Content never appears in a log, in an error or on a command line.
 
 pub(crate) mod atomic;
 pub(crate) mod keep;
@@ -19,11 +19,11 @@ use sha2::{Digest as _, Sha256};
 use self::{atomic::Access, secret::SecretSource};
 use super::{Evidence, Site, work::WorkError};
 
-/// How large a file may be once it is unpacked.
+/// Maximum size of a file after decompression.
 const MOST_BYTES: u64 = 16 << 20;
 const DEFAULT_MODE: u32 = 0o644;
 
-/// Writes the files and makes the users of a step.
+/// Writes the files and creates the users of a step.
 pub(crate) async fn apply(
     site: &Site,
     plan: &str,
@@ -41,7 +41,8 @@ pub(crate) async fn apply(
     Ok(())
 }
 
-/// Whether the files and users of a step are there. Secrets are not fetched for it: their sum tells.
+/// Whether the files and users of a step exist as planned. Secrets are not fetched for this: their
+/// checksum is compared.
 pub(crate) fn check(site: &Site, args: &FileArgs) -> Evidence {
     for user in &args.users {
         if users::find(site, &user.name).is_none() {
@@ -93,7 +94,7 @@ async fn write(
     let path = site.path(&file.path);
     let content = if file.append {
         let found = atomic::read(&path)?.map_or_else(Vec::new, |(found, _)| found);
-        // Once, however often the step runs.
+        // Appended once, even if the step runs again.
         if contains(&found, &content) { found } else { [found, content].concat() }
     } else {
         content
@@ -103,7 +104,7 @@ async fn write(
     }
     keep::keep(site, plan, step, &file.path)?;
     atomic::replace(&path, &content, access)?;
-    site.say(&format!("{} is written", file.path));
+    site.log(&format!("{} is written", file.path));
     Ok(())
 }
 
@@ -115,7 +116,7 @@ fn check_path(path: &str) -> Result<(), WorkError> {
     if good {
         Ok(())
     } else {
-        Err(WorkError::last(format!("{path:?} is no absolute path of a file")))
+        Err(WorkError::permanent(format!("{path:?} is no absolute path of a file")))
     }
 }
 
@@ -124,7 +125,7 @@ fn access(site: &Site, file: &PlannedFile) -> Result<Access, WorkError> {
         "" => DEFAULT_MODE,
         text => {
             u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o7777).ok_or_else(|| {
-                WorkError::last(format!(
+                WorkError::permanent(format!(
                     "{} has permissions {text:?}, which are not octal",
                     file.path
                 ))
@@ -155,8 +156,9 @@ fn access(site: &Site, file: &PlannedFile) -> Result<Access, WorkError> {
 }
 
 fn decode(file: &PlannedFile, raw: &[u8]) -> Result<Vec<u8>, WorkError> {
-    // Nothing of the content: it may be a secret.
-    let wrong = |what: &str| WorkError::last(format!("the content of {} is no {what}", file.path));
+    // The error leaves out the content, which may be a secret.
+    let wrong =
+        |what: &str| WorkError::permanent(format!("the content of {} is no {what}", file.path));
     let from_base64 = |raw: &[u8]| {
         let text: Vec<u8> = raw.iter().copied().filter(|b| !b.is_ascii_whitespace()).collect();
         STANDARD.decode(text).map_err(|_| wrong("base64"))
@@ -166,7 +168,9 @@ fn decode(file: &PlannedFile, raw: &[u8]) -> Result<Vec<u8>, WorkError> {
         let read = GzDecoder::new(raw).take(MOST_BYTES + 1).read_to_end(&mut content);
         match read {
             Ok(size) if size as u64 <= MOST_BYTES => Ok(content),
-            Ok(_) => Err(WorkError::last(format!("{} unpacks to more than 16 MiB", file.path))),
+            Ok(_) => {
+                Err(WorkError::permanent(format!("{} unpacks to more than 16 MiB", file.path)))
+            }
             Err(_) => Err(wrong("gzip")),
         }
     };

@@ -1,8 +1,9 @@
-//! Where a file is: its folder held open, so that nobody can put another folder in its place.
+//! The location of a file: its name, and its directory held open, so that the directory cannot be
+//! exchanged.
 //!
-//! A folder that others may write to can hold links that would lead root elsewhere, and can be
-//! exchanged at any moment. So each folder on the way is opened by itself; from one that is not
-//! root's alone no link is followed, and what is done there is done by descriptor.
+//! A directory that other users may write to can hold links that redirect root, and can be
+//! exchanged at any moment. Each directory of a path is therefore opened separately. Links in a
+//! directory that not only root can write to are not followed, and operations use descriptors.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -26,31 +27,31 @@ use rustix::{
 
 use super::atomic::Access;
 
-/// Others may write to it.
+/// Permission bit: other users may write.
 const OTHERS_WRITE: u32 = 0o002;
 
-/// A folder, held open.
-pub(super) struct Folder {
+/// A directory, held open.
+pub(super) struct Directory {
     fd: OwnedFd,
-    /// Whether only root, or whoever this is, makes links in it.
+    /// Whether only root, or the user of this process, can create links in it.
     trusted: bool,
 }
 
-impl Folder {
-    /// Opens a folder; makes what is missing on the way if `make`.
+impl Directory {
+    /// Opens a directory. If `make`, creates missing directories of the path.
     pub(super) fn open(path: &Path, make: bool) -> io::Result<Self> {
         let start = if path.is_absolute() { "/" } else { "." };
         let fd = openat(CWD, start, FLAGS, Mode::empty())?;
-        let mut folder = Self::of(fd)?;
+        let mut directory = Self::of(fd)?;
         for part in path.components() {
             let name = match part {
                 Component::Normal(name) => name,
                 Component::ParentDir => OsStr::new(".."),
                 Component::RootDir | Component::CurDir | Component::Prefix(_) => continue,
             };
-            folder = folder.enter(name, make)?;
+            directory = directory.enter(name, make)?;
         }
-        Ok(folder)
+        Ok(directory)
     }
 
     fn of(fd: OwnedFd) -> io::Result<Self> {
@@ -79,38 +80,39 @@ impl Folder {
             .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
     }
 
-    /// The folder as something that can be synced and owned: the descriptor that leads there cannot.
+    /// The directory, opened for syncing and changing its owner, which the `O_PATH` descriptor does
+    /// not allow.
     fn file(&self) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(openat(&self.fd, ".", flags, Mode::empty())?.into())
     }
 
-    /// Gives the folder its owner and its permissions.
+    /// Sets the owner and the permissions of the directory.
     pub(super) fn own(&self, access: Access) -> io::Result<()> {
         let file = self.file()?;
         own(&file, access)
     }
 }
 
-/// How folders on the way are opened: search permission is enough.
+/// Flags for opening the directories of a path: search permission is enough.
 const FLAGS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 fn own(file: &File, access: Access) -> io::Result<()> {
-    // Only where an owner is wanted: the agent's own service may not make that call.
+    // Called only if an owner is set: the sandbox of the agent's own service blocks it.
     if access.uid.is_some() || access.gid.is_some() {
         fchown(file, access.uid, access.gid)?;
     }
     file.set_permissions(Permissions::from_mode(access.mode))
 }
 
-/// A name in a folder.
+/// A name in a directory.
 pub(super) struct Place {
-    folder: Folder,
+    directory: Directory,
     name: OsString,
 }
 
 impl Place {
-    /// Where a write to `path` ends: through a link in a folder of root, as an editor would, so that
+    /// The place that a write to `path` changes. A link in a directory of root is followed, so that
     /// the link stays.
     pub(super) fn of(path: &Path, make: bool) -> io::Result<Self> {
         let place = Self::itself(path, make)?;
@@ -120,27 +122,28 @@ impl Place {
         }
     }
 
-    /// The name itself, even of a link.
+    /// The place of `path` itself, even if it is a link.
     pub(super) fn itself(path: &Path, make: bool) -> io::Result<Self> {
         let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
         let parent = path.parent().unwrap_or(Path::new("/"));
-        Ok(Self { folder: Folder::open(parent, make)?, name: name.to_owned() })
+        Ok(Self { directory: Directory::open(parent, make)?, name: name.to_owned() })
     }
 
-    /// Where the link leads that is followed here; none for what is no link, or leads nowhere.
+    /// The target of a link that may be followed; `None` if this is not a link, or the target does
+    /// not exist.
     pub(super) fn target(&self, path: &Path) -> Option<PathBuf> {
-        if self.folder.trusted && self.folder.is_link(&self.name) {
+        if self.directory.trusted && self.directory.is_link(&self.name) {
             fs::canonicalize(path).ok()
         } else {
             None
         }
     }
 
-    /// The plain file that is here.
+    /// Opens the regular file.
     pub(super) fn open(&self) -> io::Result<Option<(File, Metadata)>> {
-        // One that somebody put here to be waited for ends in an error, not in a wait.
+        // Non-blocking: opening a FIFO must fail and not hang.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file: File = match openat(&self.folder.fd, &self.name, flags, Mode::empty()) {
+        let file: File = match openat(&self.directory.fd, &self.name, flags, Mode::empty()) {
             Ok(fd) => fd.into(),
             Err(Errno::NOENT) => return Ok(None),
             Err(error) => return Err(error.into()),
@@ -153,7 +156,7 @@ impl Place {
         }
     }
 
-    /// The content of the plain file that is here.
+    /// Reads the regular file.
     pub(super) fn read(&self) -> io::Result<Option<(Vec<u8>, Metadata)>> {
         let Some((mut file, metadata)) = self.open()? else {
             return Ok(None);
@@ -163,49 +166,49 @@ impl Place {
         Ok(Some((content, metadata)))
     }
 
-    /// Puts a file here, durably and whole.
+    /// Writes the file, durably and atomically.
     pub(super) fn write(&self, content: &[u8], access: Access) -> io::Result<()> {
-        let new = self.beside();
+        let new = self.temporary_name();
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let _ = unlinkat(&self.folder.fd, &new, AtFlags::empty());
+        let _ = unlinkat(&self.directory.fd, &new, AtFlags::empty());
         let closed = Mode::from_raw_mode(0o600);
-        let mut file: File = openat(&self.folder.fd, &new, flags, closed)?.into();
+        let mut file: File = openat(&self.directory.fd, &new, flags, closed)?.into();
         let written = file
             .write_all(content)
             .and_then(|()| own(&file, access))
             .and_then(|()| file.sync_all());
-        self.take_place(&new, written)
+        self.rename_into_place(&new, written)
     }
 
-    /// Points a link from here to `target`, durably and without a moment in which there is none.
+    /// Makes this a link to `target`, durably and atomically.
     pub(super) fn link(&self, target: &Path) -> io::Result<()> {
-        let new = self.beside();
-        let _ = unlinkat(&self.folder.fd, &new, AtFlags::empty());
-        let made = symlinkat(target, &self.folder.fd, &new);
-        self.take_place(&new, made.map_err(io::Error::from))
+        let new = self.temporary_name();
+        let _ = unlinkat(&self.directory.fd, &new, AtFlags::empty());
+        let made = symlinkat(target, &self.directory.fd, &new);
+        self.rename_into_place(&new, made.map_err(io::Error::from))
     }
 
-    fn take_place(&self, new: &OsStr, made: io::Result<()>) -> io::Result<()> {
-        let fd = &self.folder.fd;
+    fn rename_into_place(&self, new: &OsStr, made: io::Result<()>) -> io::Result<()> {
+        let fd = &self.directory.fd;
         let moved = made.and_then(|()| Ok(renameat(fd, new, fd, &self.name)?));
         if let Err(error) = moved {
             let _ = unlinkat(fd, new, AtFlags::empty());
             return Err(error);
         }
-        self.folder.file()?.sync_all()
+        self.directory.file()?.sync_all()
     }
 
-    /// Removes what is here, durably, if there is anything.
+    /// Removes the file or link, durably, if it exists.
     pub(super) fn remove(&self) -> io::Result<()> {
-        match unlinkat(&self.folder.fd, &self.name, AtFlags::empty()) {
-            Ok(()) => self.folder.file()?.sync_all(),
+        match unlinkat(&self.directory.fd, &self.name, AtFlags::empty()) {
+            Ok(()) => self.directory.file()?.sync_all(),
             Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    fn beside(&self) -> OsString {
+    fn temporary_name(&self) -> OsString {
         let mut name = OsString::from(".");
         name.push(&self.name);
         name.push(".refit-new");
@@ -220,24 +223,24 @@ mod tests {
     use super::*;
     use crate::host::files::atomic;
 
-    /// Somebody who is neither root nor whoever runs the tests.
-    const STRANGER: u32 = 12_345;
+    /// A user who is neither root nor the user who runs the tests.
+    const OTHER_USER: u32 = 12_345;
 
-    /// A folder of a stranger; none where the tests may not make one.
-    fn strange() -> Option<(tempfile::TempDir, PathBuf)> {
-        let folder = tempfile::tempdir().unwrap();
-        let home = folder.path().join("home");
+    /// A directory of another user; `None` if the tests are not allowed to create one.
+    fn foreign_directory() -> Option<(tempfile::TempDir, PathBuf)> {
+        let directory = tempfile::tempdir().unwrap();
+        let home = directory.path().join("home");
         fs::create_dir(&home).unwrap();
-        chown(&home, Some(STRANGER), Some(STRANGER)).ok()?;
-        Some((folder, home))
+        chown(&home, Some(OTHER_USER), Some(OTHER_USER)).ok()?;
+        Some((directory, home))
     }
 
     #[test]
-    fn in_a_folder_of_somebody_else_no_link_leads_anywhere() {
-        let Some((folder, home)) = strange() else {
+    fn links_in_an_untrusted_directory_are_not_followed() {
+        let Some((directory, home)) = foreign_directory() else {
             return;
         };
-        let secret = folder.path().join("shadow");
+        let secret = directory.path().join("shadow");
         fs::write(&secret, "root's").unwrap();
         symlink(&secret, home.join("keys")).unwrap();
         assert!(atomic::read(&home.join("keys")).is_err());
@@ -245,23 +248,23 @@ mod tests {
         atomic::replace(&home.join("keys"), b"mine", Access::of_mode(0o600)).unwrap();
         assert_eq!(fs::read_to_string(&secret).unwrap(), "root's");
         assert_eq!(fs::read_to_string(home.join("keys")).unwrap(), "mine");
-        // Nor does one that stands for a folder.
-        let etc = folder.path().join("etc");
+        // Links to directories are not followed either.
+        let etc = directory.path().join("etc");
         fs::create_dir(&etc).unwrap();
         symlink(&etc, home.join(".ssh")).unwrap();
         let through = home.join(".ssh/authorized_keys");
         assert!(atomic::replace(&through, b"key", Access::of_mode(0o600)).is_err());
         assert!(atomic::remove(&through).is_err());
-        assert!(Folder::open(&home.join(".ssh"), true).is_err());
+        assert!(Directory::open(&home.join(".ssh"), true).is_err());
         assert_eq!(fs::read_dir(&etc).unwrap().count(), 0);
     }
 
     #[test]
-    fn a_folder_that_all_may_write_to_is_nobodys() {
-        let folder = tempfile::tempdir().unwrap();
-        let open = folder.path().join("tmp");
+    fn a_world_writable_directory_is_untrusted() {
+        let directory = tempfile::tempdir().unwrap();
+        let open = directory.path().join("tmp");
         fs::create_dir(&open).unwrap();
-        let (there, by) = (folder.path().join("there"), open.join("by"));
+        let (there, by) = (directory.path().join("there"), open.join("by"));
         fs::write(&there, "old").unwrap();
         symlink(&there, &by).unwrap();
         assert_eq!(atomic::read(&by).unwrap().unwrap().0, b"old");
@@ -270,13 +273,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_gets_its_owner_by_its_descriptor() {
-        let Some((folder, _)) = strange() else { return };
-        let access = Access { mode: 0o4750, uid: Some(STRANGER), gid: Some(STRANGER) };
-        let path = folder.path().join("deep/program");
+    fn a_new_file_gets_its_owner() {
+        let Some((directory, _)) = foreign_directory() else { return };
+        let access = Access { mode: 0o4750, uid: Some(OTHER_USER), gid: Some(OTHER_USER) };
+        let path = directory.path().join("deep/program");
         atomic::replace(&path, b"x", access).unwrap();
         let found = fs::metadata(&path).unwrap();
-        assert_eq!((found.uid(), found.gid()), (STRANGER, STRANGER));
+        assert_eq!((found.uid(), found.gid()), (OTHER_USER, OTHER_USER));
         assert_eq!(found.mode() & 0o7777, 0o4750);
         assert_eq!(Access::like(&path, 0o644), access);
     }

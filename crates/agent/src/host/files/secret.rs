@@ -1,4 +1,4 @@
-//! Secrets that a host fetches for its files, as its own node.
+//! Secrets that a host fetches for its files, with the identity of its node.
 
 use std::{
     fmt,
@@ -13,7 +13,7 @@ use refit_runtime::{client::ClientStack, process::cluster};
 
 use crate::host::work::WorkError;
 
-/// Bytes that nobody shows.
+/// Bytes that are never logged.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Vec<u8>);
 
@@ -23,7 +23,7 @@ impl Secret {
         Self(bytes.into())
     }
 
-    /// The bytes, for whoever writes them where they belong.
+    /// Returns the bytes, for writing them to their file.
     pub fn into_bytes(self) -> Vec<u8> {
         self.0
     }
@@ -35,26 +35,27 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Where secrets come from.
+/// A source of secrets.
 pub trait SecretSource: Send + Sync {
-    /// The value of a key.
+    /// Fetches the value of a key.
     fn fetch<'a>(&'a self, key: &'a SecretKey) -> BoxFuture<'a, Result<Secret, WorkError>>;
 }
 
-/// For steps without secrets.
+/// The source for steps without secrets: every request fails.
 #[derive(Clone, Copy, Debug)]
 pub struct NoSecrets;
 
 impl SecretSource for NoSecrets {
     fn fetch<'a>(&'a self, key: &'a SecretKey) -> BoxFuture<'a, Result<Secret, WorkError>> {
         Box::pin(async move {
-            Err(WorkError::last(format!("secret {} is asked for where none is", key.name)))
+            Err(WorkError::permanent(format!("secret {} is asked for where none is", key.name)))
         })
     }
 }
 
-/// Secrets beside the HostPlan, read by the host's own identity: it needs the right to get each of
-/// them by name, and no other. Nobody is asked for anything before the first secret is needed.
+/// Secrets in the namespace of the HostPlan, read with the host's own identity. The identity needs
+/// the permission to get each secret by name, and no other. No request is sent before the first
+/// secret is needed.
 #[derive(Clone, Debug)]
 pub struct NodeSecrets {
     kubeconfig: PathBuf,
@@ -62,7 +63,7 @@ pub struct NodeSecrets {
 }
 
 impl NodeSecrets {
-    /// Secrets of a namespace, for whom a kubeconfig says.
+    /// Secrets of a namespace, read with the identity of a kubeconfig.
     pub fn of_host(kubeconfig: &Path, namespace: &str) -> Self {
         Self { kubeconfig: kubeconfig.to_owned(), namespace: namespace.to_owned() }
     }
@@ -106,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_shows_nothing_of_itself() {
+    fn debug_output_hides_a_secret() {
         let shown = format!("{:?}", Secret::new("hunter2"));
         assert_eq!(shown, "<secret>");
     }

@@ -1,5 +1,5 @@
-//! Users of the host, as a KubeadmConfig has them. They are made and completed, never removed: an
-//! undo leaves a user, because files may belong to it by then.
+//! Users of the host, as declared in a KubeadmConfig. Users are created and updated, never removed:
+//! a rollback leaves a user, because files may belong to it by then.
 
 use refit_kinds::refit::PlannedUser;
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::host::{Program, Site, work::WorkError};
 
-/// uid and gid of a user, where the host has it.
+/// uid and gid of a user, if it exists.
 pub(super) fn find(site: &Site, name: &str) -> Option<(u32, u32)> {
     let text = site.read("/etc/passwd");
     let mut fields = text.lines().find_map(|line| {
@@ -19,7 +19,7 @@ pub(super) fn find(site: &Site, name: &str) -> Option<(u32, u32)> {
     Some((fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
-/// gid of a group, where the host has it.
+/// gid of a group, if it exists.
 pub(super) fn group(site: &Site, name: &str) -> Option<u32> {
     let text = site.read("/etc/group");
     text.lines().find_map(|line| {
@@ -36,7 +36,7 @@ fn home(site: &Site, name: &str) -> Option<String> {
     })
 }
 
-/// Makes a user, or completes one that is there.
+/// Creates a user, or updates an existing one.
 pub(super) async fn make(
     site: &Site,
     plan: &str,
@@ -69,7 +69,7 @@ pub(super) async fn make(
         }
     } else {
         option("--home-dir", &user.home_dir);
-        // Without a password nobody logs in by one, whatever lockPassword says.
+        // A new user has no password, so password login is disabled regardless of lockPassword.
         arguments.push("--create-home".to_owned());
         arguments.push(user.name.clone());
         site.run(&site.call(Program::Useradd, arguments)).await?;
@@ -102,7 +102,7 @@ fn check(user: &PlannedUser) -> Result<(), WorkError> {
     if good {
         Ok(())
     } else {
-        Err(WorkError::last(format!(
+        Err(WorkError::permanent(format!(
             "user {:?} has a field that /etc/passwd, sudoers or authorized_keys cannot hold",
             user.name
         )))
@@ -129,7 +129,7 @@ fn keys(site: &Site, plan: &str, step: &str, user: &PlannedUser) -> Result<(), W
         return Err(WorkError::retriable(format!("user {name} was made but is not there")));
     };
     let path = format!("{home}/.ssh/authorized_keys");
-    // Whose home it is can make links there: root must not follow them.
+    // The owner of the home directory can create links in it, which root must not follow.
     for place in [format!("{home}/.ssh"), path.clone()] {
         if std::fs::symlink_metadata(site.path(&place)).is_ok_and(|meta| meta.is_symlink()) {
             return Err(WorkError::needs_person(format!(
@@ -154,6 +154,6 @@ fn keys(site: &Site, plan: &str, step: &str, user: &PlannedUser) -> Result<(), W
     keep::keep(site, plan, step, &path)?;
     let access = Access { mode: 0o600, uid: Some(uid), gid: Some(gid) };
     atomic::replace(&file, text.as_bytes(), access)?;
-    let folder = Access { mode: 0o700, ..access };
-    file.parent().map_or(Ok(()), |parent| atomic::own_folder(parent, folder))
+    let directory = Access { mode: 0o700, ..access };
+    file.parent().map_or(Ok(()), |parent| atomic::own_directory(parent, directory))
 }

@@ -1,5 +1,6 @@
-//! What kubeadm keeps in `/etc/kubernetes/tmp` of each upgrade and never removes: old manifests, a
-//! copy of etcd's data, kubelet configurations (`spec/node.md 2.4`). It fills root file systems.
+//! Backups that kubeadm writes to `/etc/kubernetes/tmp` at each upgrade and never removes: old
+//! manifests, a copy of etcd's data, kubelet configurations (`spec/node.md 2.4`). They fill root
+//! file systems.
 
 use std::{
     collections::BTreeMap,
@@ -9,9 +10,9 @@ use std::{
 
 use crate::host::Site;
 
-/// Where kubeadm keeps them.
-pub(super) const FOLDER: &str = "/etc/kubernetes/tmp";
-/// How many of each kind stay.
+/// kubeadm's backup directory.
+pub(super) const DIRECTORY: &str = "/etc/kubernetes/tmp";
+/// How many backups of each kind are kept.
 pub(super) const KEPT: usize = 1;
 const ETCD_DATA: &str = "/var/lib/etcd";
 const KINDS: [&str; 4] = [
@@ -21,10 +22,10 @@ const KINDS: [&str; 4] = [
     "kubeadm-upgraded-manifests",
 ];
 
-/// What kubeadm has kept, by kind, oldest first.
+/// kubeadm's backups by kind, oldest first.
 pub(super) fn find(site: &Site) -> BTreeMap<&'static str, Vec<PathBuf>> {
     let mut found: BTreeMap<&'static str, Vec<(std::time::SystemTime, PathBuf)>> = BTreeMap::new();
-    for entry in fs::read_dir(site.path(FOLDER)).into_iter().flatten().flatten() {
+    for entry in fs::read_dir(site.path(DIRECTORY)).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let Some(kind) = KINDS.into_iter().find(|kind| name.starts_with(kind)) else {
@@ -44,7 +45,7 @@ pub(super) fn find(site: &Site) -> BTreeMap<&'static str, Vec<PathBuf>> {
         .collect()
 }
 
-/// Lets go of all but the newest `keep` of each kind. Best effort: it is about room.
+/// Removes all but the newest `keep` backups of each kind, to free disk space. Best effort.
 pub(super) fn prune(site: &Site, keep: usize) {
     for paths in find(site).into_values() {
         let drop = paths.len().saturating_sub(keep);
@@ -52,14 +53,14 @@ pub(super) fn prune(site: &Site, keep: usize) {
             let outcome =
                 if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             match outcome {
-                Ok(()) => site.say(&format!("{} of an older upgrade is removed", path.display())),
-                Err(error) => site.say(&format!("{} is not removed: {error}", path.display())),
+                Ok(()) => site.log(&format!("{} of an older upgrade is removed", path.display())),
+                Err(error) => site.log(&format!("{} is not removed: {error}", path.display())),
             }
         }
     }
 }
 
-/// How much room the next copy of etcd's data takes; none where etcd is elsewhere.
+/// Size of the next copy of etcd's data; 0 if etcd runs elsewhere.
 pub(super) fn etcd_bytes(site: &Site) -> u64 {
     size(&site.path(ETCD_DATA), 6)
 }
@@ -83,9 +84,9 @@ mod tests {
 
     #[test]
     fn the_newest_backup_of_each_kind_stays_and_what_is_not_kubeadms_too() {
-        let folder = tempfile::tempdir().unwrap();
-        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
-        let tmp = site.path(FOLDER);
+        let directory = tempfile::tempdir().unwrap();
+        let site = Site::at(directory.path().join("root"), directory.path().join("state"));
+        let tmp = site.path(DIRECTORY);
         let old = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_hours(1);
         for name in [
             "kubeadm-backup-etcd-2026-01-01-10-00-00",
@@ -123,8 +124,8 @@ mod tests {
 
     #[test]
     fn the_copy_of_etcd_is_as_large_as_its_data() {
-        let folder = tempfile::tempdir().unwrap();
-        let site = Site::at(folder.path(), folder.path().join("state"));
+        let directory = tempfile::tempdir().unwrap();
+        let site = Site::at(directory.path(), directory.path().join("state"));
         assert_eq!(etcd_bytes(&site), 0);
         fs::create_dir_all(site.path("/var/lib/etcd/member/snap")).unwrap();
         fs::write(site.path("/var/lib/etcd/member/snap/db"), vec![0; 5000]).unwrap();

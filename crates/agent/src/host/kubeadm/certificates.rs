@@ -1,12 +1,12 @@
-//! Renewing kubeadm's certificates apart from an upgrade.
+//! Renewal of kubeadm's certificates outside of an upgrade.
 //!
-//! `kubeadm upgrade` renews them by itself. Whoever upgrades less than once a year has to renew them
-//! otherwise, and `kubeadm certs renew` leaves the static pods with the old ones until each is
-//! restarted (`spec/node.md 2.4`). An annotation in a static pod's manifest does that: the kubelet
-//! takes the pod for another one. The manifest is replaced whole, so no power cut leaves a host
-//! without its API server.
+//! `kubeadm upgrade` renews the certificates, which is not enough for clusters that are upgraded
+//! less than once a year. `kubeadm certs renew` leaves the static pods with the old certificates
+//! until each pod is restarted (`spec/node.md 2.4`). A changed annotation in the manifest makes the
+//! kubelet restart a static pod. The manifest is replaced atomically, so a power cut does not leave
+//! a host without its API server.
 //!
-//! Certificates of an authority whose key is elsewhere are their owner's.
+//! Certificates of an authority whose key is not on the host are renewed by their owner.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -38,16 +38,16 @@ const RENEWED: [(&str, &str); 11] = [
     ("controller-manager.conf", "pki/ca.key"),
     ("scheduler.conf", "pki/ca.key"),
 ];
-/// Static pods that read them, in the order in which they start anew.
+/// Static pods that read them, in the order in which they are restarted.
 const READERS: [&str; 4] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
-/// What makes a static pod another one.
+/// The annotation whose change restarts a static pod.
 const ANNOTATION: &str = "refit.dev/certificates";
-/// How long a static pod may take to start anew: as long as kubeadm gives it.
+/// How long a static pod may take to restart: the same as in kubeadm.
 const RESTART: Duration = Duration::from_mins(5);
 const POLL: Duration = Duration::from_secs(1);
 
-/// Renews the certificates of a control plane, if one of them ends soon, and has the static pods
-/// read them.
+/// Renews the certificates of a control plane if one of them expires soon, and restarts the static
+/// pods that read them.
 pub(crate) async fn renew(
     site: &Site,
     plan: &str,
@@ -56,13 +56,13 @@ pub(crate) async fn renew(
 ) -> Result<(), WorkError> {
     let before = found(site)?;
     let soon = within(&before, args, now);
-    // A try that was interrupted may have renewed them, and restarted none or some of the pods.
+    // An interrupted attempt may have renewed the certificates without restarting all pods.
     let begun = site.snapshot(plan).join("certificates");
     match soon.first() {
-        Some((name, ends)) => site.say(&format!("{name} ends {ends}: certificates are renewed")),
-        None if begun.exists() => site.say("certificates are renewed: going on with it"),
+        Some((name, ends)) => site.log(&format!("{name} ends {ends}: certificates are renewed")),
+        None if begun.exists() => site.log("certificates are renewed: going on with it"),
         None => {
-            site.say("no certificate ends soon");
+            site.log("no certificate ends soon");
             return Ok(());
         }
     }
@@ -83,7 +83,7 @@ pub(crate) async fn renew(
     Ok(())
 }
 
-/// The certificates that end within the days that a plan asks for, the first to end first.
+/// The certificates that expire within the number of days in the plan, the earliest first.
 fn within(
     found: &BTreeMap<&'static str, Timestamp>,
     args: &CertificateArgs,
@@ -98,7 +98,7 @@ fn within(
     soon
 }
 
-/// When each certificate ends that kubeadm can renew on this host.
+/// Expiry of each certificate that kubeadm can renew on this host.
 fn found(site: &Site) -> Result<BTreeMap<&'static str, Timestamp>, WorkError> {
     let mut all = BTreeMap::new();
     for (name, key) in RENEWED {
@@ -117,7 +117,7 @@ fn path(site: &Site, name: &str) -> PathBuf {
     site.path(format!("{KUBERNETES}/{name}"))
 }
 
-/// The certificate of a file: of a kubeconfig the one of its user.
+/// The certificate in a file; in a kubeconfig, the certificate of its user.
 fn certificate(site: &Site, name: &str) -> Result<Option<Vec<u8>>, WorkError> {
     let Some((text, _)) = atomic::read(&path(site, name))? else {
         return Ok(None);
@@ -133,7 +133,7 @@ fn certificate(site: &Site, name: &str) -> Result<Option<Vec<u8>>, WorkError> {
 }
 
 fn end_of(name: &str, pem: &[u8]) -> Result<Timestamp, WorkError> {
-    // The first is the host's own; others are of authorities.
+    // The first certificate is the host's own; others belong to authorities.
     let pem = Pem::iter_from_buffer(pem).next();
     let pem = pem.and_then(Result::ok).ok_or_else(|| unreadable(name))?;
     let certificate = pem.parse_x509().map_err(|_| unreadable(name))?;
@@ -148,7 +148,7 @@ fn unreadable(name: &str) -> WorkError {
     ))
 }
 
-/// What tells these certificates from others. They are public.
+/// A fingerprint of the current certificates. They are public.
 fn fingerprint(site: &Site) -> String {
     use std::fmt::Write as _;
     let mut hash = Sha256::new();
@@ -162,7 +162,7 @@ fn fingerprint(site: &Site) -> String {
     hex
 }
 
-/// Has the kubelet start a static pod anew, and waits for it where the runtime can be asked.
+/// Makes the kubelet restart a static pod, and waits for the restart if the runtime can be queried.
 async fn restart(site: &Site, name: &str, sum: &str, patience: Duration) -> Result<(), WorkError> {
     let path = site.path(format!("{MANIFESTS}/{name}.yaml"));
     let Some((text, file)) = atomic::read(&path)? else {
@@ -180,7 +180,7 @@ async fn restart(site: &Site, name: &str, sum: &str, patience: Duration) -> Resu
     if !atomic::replace(&path, changed.as_bytes(), Access::of(&file))? {
         return Ok(());
     }
-    site.say(&format!("{name} starts anew"));
+    site.log(&format!("{name} starts anew"));
     if !site.has(Program::Crictl) || before.is_empty() {
         return Ok(());
     }
@@ -202,18 +202,19 @@ async fn restart(site: &Site, name: &str, sum: &str, patience: Duration) -> Resu
     })
 }
 
-/// The container that runs; none where nobody can say.
+/// ID of the running container; empty if it is not known.
 async fn running(site: &Site, name: &str) -> String {
     let filter = format!("--name=^{name}$");
-    let question = ["ps", "--quiet", "--state=Running", &filter];
-    let answer = site.ask(Program::Crictl, question).await;
+    let query = ["ps", "--quiet", "--state=Running", &filter];
+    let answer = site.ask(Program::Crictl, query).await;
     answer.unwrap_or_default().trim().to_owned()
 }
 
-/// A manifest with our annotation at this value; none for what is not as kubeadm writes it.
+/// The manifest with Refit's annotation set to this value; `None` if the manifest is not in
+/// kubeadm's format.
 fn annotated(text: &str, value: &str) -> Option<String> {
     const LIST: &str = "  annotations:";
-    let ours = format!("    {ANNOTATION}: \"{value}\"");
+    let annotation = format!("    {ANNOTATION}: \"{value}\"");
     let known = format!("{ANNOTATION}:");
     let mut lines = text.lines().filter(|line| !line.trim_start().starts_with(&known));
     let mut out: Vec<&str> = Vec::new();
@@ -226,15 +227,15 @@ fn annotated(text: &str, value: &str) -> Option<String> {
     }
     let rest: Vec<&str> = lines.collect();
     let inside = rest.iter().take_while(|line| line.starts_with(' '));
-    // One that is empty may say so: `annotations: {}`.
-    let there = inside.into_iter().any(|line| line.starts_with(LIST));
-    if !there {
-        out.extend([LIST, &ours]);
+    // An empty list may be written as `annotations: {}`.
+    let has_list = inside.into_iter().any(|line| line.starts_with(LIST));
+    if !has_list {
+        out.extend([LIST, &annotation]);
     }
-    let mut looking = there;
+    let mut looking = has_list;
     for line in rest {
         if looking && line.starts_with(LIST) {
-            out.extend([LIST, &ours]);
+            out.extend([LIST, &annotation]);
             looking = false;
         } else {
             out.push(line);

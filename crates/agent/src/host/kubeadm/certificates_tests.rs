@@ -13,7 +13,7 @@ fn now() -> Timestamp {
     "2026-06-01T00:00:00Z".parse().unwrap()
 }
 
-/// A certificate that ends so many days from now.
+/// A certificate that expires in `days`.
 fn pem(days: i64) -> String {
     let mut params = rcgen::CertificateParams::new(vec!["kubernetes".to_owned()]).unwrap();
     let ends = now() + SignedDuration::from_hours(days * 24);
@@ -34,15 +34,16 @@ fn kubeconfig(days: i64) -> String {
 }
 
 struct World {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     site: Site,
 }
 
 impl World {
-    /// A control plane whose certificates end in `days`; `kubeadm` makes those that end in a year.
+    /// A control plane whose certificates expire in `days`. The script `kubeadm` creates
+    /// certificates that expire in a year.
     fn new(days: i64, kubeadm: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+        let directory = tempfile::tempdir().unwrap();
+        let site = Site::at(directory.path().join("root"), directory.path().join("state"));
         for path in [MANIFESTS, "/etc/kubernetes/pki/etcd"] {
             fs::create_dir_all(site.path(path)).unwrap();
         }
@@ -55,11 +56,11 @@ impl World {
         fs::write(path(&site, "pki/ca.key"), "key").unwrap();
         fs::write(path(&site, "pki/apiserver.crt"), pem(365)).unwrap();
         fs::write(path(&site, "admin.conf"), kubeconfig(days)).unwrap();
-        // Of an authority elsewhere: kubeadm leaves it.
+        // Its authority has no key on this host, so kubeadm does not renew it.
         fs::write(path(&site, "pki/front-proxy-client.crt"), pem(1)).unwrap();
-        let new = folder.path().join("new.conf");
+        let new = directory.path().join("new.conf");
         fs::write(&new, kubeconfig(366)).unwrap();
-        let program = folder.path().join("kubeadm");
+        let program = directory.path().join("kubeadm");
         let (new, conf) = (new.display(), path(&site, "admin.conf"));
         let renew = format!("cp {new} {}", conf.display());
         let script = format!("#!/bin/sh\n{}\n", kubeadm.replace("RENEW", &renew));
@@ -69,7 +70,7 @@ impl World {
         let site = site
             .with_tool(Program::Kubeadm, tool(program.display().to_string()))
             .with_tool(Program::Crictl, tool("/no/such/program".to_owned()));
-        Self { folder, site }
+        Self { directory, site }
     }
 
     async fn renew(&self, plan: &str) -> Result<(), WorkError> {
@@ -98,14 +99,14 @@ async fn certificates_that_end_soon_are_renewed_and_read_by_the_static_pods() {
         let file = world.site.path(format!("{MANIFESTS}/{name}.yaml"));
         assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
     }
-    // Another plan finds that none of them ends soon.
+    // For the next plan no certificate expires soon.
     let before = world.manifest("kube-apiserver");
     world.renew("q").await.unwrap();
     assert_eq!((world.calls(), world.manifest("kube-apiserver")), (1, before));
 }
 
 #[tokio::test]
-async fn certificates_that_are_good_for_long_are_left() {
+async fn certificates_that_do_not_expire_soon_are_kept() {
     let world = World::new(31, "exit 1");
     world.renew("p").await.unwrap();
     assert_eq!(world.calls(), 0);
@@ -117,14 +118,14 @@ async fn a_try_that_was_interrupted_after_the_renewal_restarts_the_pods() {
     let world = World::new(10, "RENEW; exit 1");
     world.renew("p").await.unwrap_err();
     assert_eq!(world.manifest("kube-apiserver"), API_SERVER);
-    // Renewed they are; the pods still have the old ones.
-    fs::write(world.folder.path().join("kubeadm"), "#!/bin/sh\n").unwrap();
+    // The certificates are renewed, but the pods still have the old ones.
+    fs::write(world.directory.path().join("kubeadm"), "#!/bin/sh\n").unwrap();
     world.renew("p").await.unwrap();
     assert!(world.manifest("kube-apiserver").contains(ANNOTATION));
 }
 
 #[tokio::test]
-async fn a_renewal_that_renews_nothing_is_found_out() {
+async fn a_renewal_that_renews_nothing_fails() {
     let world = World::new(10, "true");
     let error = world.renew("p").await.unwrap_err();
     assert!(error.message.contains("admin.conf ends no later"), "{error}");
@@ -132,18 +133,18 @@ async fn a_renewal_that_renews_nothing_is_found_out() {
 }
 
 #[tokio::test]
-async fn a_worker_has_none_to_renew() {
-    let folder = tempfile::tempdir().unwrap();
-    let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+async fn a_worker_has_no_certificates_to_renew() {
+    let directory = tempfile::tempdir().unwrap();
+    let site = Site::at(directory.path().join("root"), directory.path().join("state"));
     fs::create_dir_all(site.state()).unwrap();
     let args = CertificateArgs { renew_within_days: 30 };
     renew(&site, "p", &args, now()).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_static_pod_that_does_not_come_back_is_told() {
+async fn a_static_pod_that_does_not_restart_is_reported() {
     let world = World::new(10, "RENEW");
-    let crictl = world.folder.path().join("crictl");
+    let crictl = world.directory.path().join("crictl");
     fs::write(&crictl, "#!/bin/sh\necho abc123\n").unwrap();
     fs::set_permissions(&crictl, fs::Permissions::from_mode(0o755)).unwrap();
     let tool = Tool { path: crictl.display().to_string(), ..Tool::default() };
@@ -154,13 +155,13 @@ async fn a_static_pod_that_does_not_come_back_is_told() {
     };
     let error = wait("s", 2).await.unwrap_err();
     assert!(error.message.contains("has not started anew"), "{error}");
-    // Another container each time.
+    // A different container ID each time.
     fs::write(&crictl, "#!/bin/sh\necho $$\n").unwrap();
     wait("t", 60).await.unwrap();
 }
 
 #[test]
-fn a_manifest_gets_our_annotation_and_keeps_everything_else() {
+fn annotating_a_manifest_keeps_everything_else() {
     for text in [API_SERVER, SCHEDULER] {
         let first = annotated(text, "a").unwrap();
         let second = annotated(&first, "b").unwrap();

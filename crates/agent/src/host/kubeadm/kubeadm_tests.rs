@@ -5,7 +5,7 @@ use refit_kinds::refit::FailureKind;
 use super::*;
 
 struct World {
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
     site: Site,
 }
 
@@ -15,11 +15,11 @@ fn version(text: &str) -> KubernetesVersion {
 
 impl World {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+        let directory = tempfile::tempdir().unwrap();
+        let site = Site::at(directory.path().join("root"), directory.path().join("state"));
         fs::create_dir_all(site.path(MANIFESTS)).unwrap();
         fs::create_dir_all(site.state()).unwrap();
-        Self { _folder: folder, site }
+        Self { _directory: directory, site }
     }
 
     fn etcd(&self, members: &str) {
@@ -71,13 +71,13 @@ fn a_single_etcd_member_gets_more_time() {
     let found = world.configuration();
     assert_eq!(found["kind"], "UpgradeConfiguration");
     assert_eq!(found["timeouts"]["upgradeManifests"], "900s");
-    // Before that the file would have been a ClusterConfiguration, which changes the cluster.
+    // In older versions the file is a ClusterConfiguration, which would change the cluster.
     let old = world.call(Role::FirstControlPlane, "v1.30.4", &none).unwrap();
     assert_eq!(old, "upgrade apply v1.30.4 --yes");
 }
 
 #[test]
-fn what_is_configured_reaches_kubeadm_and_nothing_else_is_ignored() {
+fn the_configured_arguments_reach_kubeadm() {
     let world = World::new();
     world.etcd("a=1,b=2");
     fs::create_dir_all(world.site.path("/etc/kubernetes/patches")).unwrap();
@@ -105,7 +105,7 @@ fn what_is_configured_reaches_kubeadm_and_nothing_else_is_ignored() {
 }
 
 #[test]
-fn phases_that_a_version_does_not_know_are_not_named_to_it() {
+fn phases_that_a_version_does_not_know_are_not_passed() {
     let world = World::new();
     let args =
         KubeadmArgs { skip_phases: vec!["addon/coredns".to_owned()], ..KubeadmArgs::default() };

@@ -1,4 +1,4 @@
-//! Running kubeadm: with which arguments, what its failures mean, what it leaves behind.
+//! Running kubeadm: its arguments, the meaning of its failures, and the backups it leaves behind.
 
 mod backups;
 pub(crate) mod certificates;
@@ -20,41 +20,41 @@ use super::{
 pub(super) const MANIFESTS: &str = "/etc/kubernetes/manifests";
 /// The kubelet's configuration.
 pub(super) const KUBELET_CONFIG: &str = "/var/lib/kubelet/config.yaml";
-/// Where newer versions of kubeadm keep what of it is this host's own.
+/// The host-specific part of the kubelet's configuration, written by newer versions of kubeadm.
 pub(super) const INSTANCE_CONFIG: &str = "/var/lib/kubelet/instance-config.yaml";
-/// How long kubeadm waits for each static pod where etcd has one member: the wait goes through the
-/// API server, which is down meanwhile (kubernetes/kubeadm#3297).
+/// How long kubeadm waits for each static pod if etcd has one member. kubeadm waits through the API
+/// server, which is down meanwhile (kubernetes/kubeadm#3297).
 const SINGLE_ETCD_TIMEOUT_SECONDS: i32 = 900;
-/// The first minor whose `--config` is an UpgradeConfiguration with timeouts.
+/// The first minor version whose `--config` is an UpgradeConfiguration with timeouts.
 const CONFIG_MINOR: u64 = 31;
-/// The first minor whose `upgrade apply` has phases to skip.
+/// The first minor version whose `upgrade apply` can skip phases.
 const APPLY_PHASES_MINOR: u64 = 32;
 
 /// One `kubeadm upgrade`.
 #[derive(Clone, Debug)]
 pub(super) struct Upgrade<'a> {
-    /// `apply` for the first control plane, `node` for every other machine; which is first is
-    /// decided by the controller and never by kubeadm-config (`spec/node.md 2.3`).
+    /// `apply` for the first control plane, `node` for every other machine. The controller decides
+    /// which machine is first, never kubeadm-config (`spec/node.md 2.3`).
     pub role: Role,
-    /// The target.
+    /// Target version of the upgrade.
     pub version: &'a KubernetesVersion,
-    /// How kubeadm is run.
+    /// Arguments of kubeadm from the plan.
     pub args: &'a KubeadmArgs,
 }
 
 /// How etcd runs on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Etcd {
-    /// Not as a static pod here: a worker, or an external etcd, which its owner upgrades.
+    /// Not a static pod on this host: a worker, or an external etcd, which its owner upgrades.
     Elsewhere,
-    /// As a static pod that was started as the only member, or as the first.
+    /// A static pod that was started as the only or the first member.
     Alone,
-    /// As a static pod that joined others.
+    /// A static pod that joined existing members.
     Stacked,
 }
 
 impl Etcd {
-    /// How etcd runs on a host.
+    /// Detects how etcd runs on a host.
     pub(super) fn of(site: &Site) -> Self {
         let manifest = site.read(&format!("{MANIFESTS}/etcd.yaml"));
         if manifest.is_empty() {
@@ -68,19 +68,20 @@ impl Etcd {
     }
 }
 
-/// Runs the upgrade, then lets go of what kubeadm has kept of older ones.
+/// Runs the upgrade, then removes kubeadm's backups of older upgrades.
 pub(super) async fn upgrade(site: &Site, upgrade: &Upgrade<'_>) -> Result<(), WorkError> {
     let call = prepare(site, upgrade)?;
-    let said = site.run(&call).await;
-    // Kept of each upgrade, cleaned up by nobody, and as large as etcd (`spec/node.md 2.4`).
+    let outcome = site.run(&call).await;
+    // kubeadm makes a backup as large as etcd at each upgrade and never removes one
+    // (`spec/node.md 2.4`).
     backups::prune(site, backups::KEPT);
-    match said {
+    match outcome {
         Ok(_) => Ok(()),
         Err(error) => Err(explain(&error)),
     }
 }
 
-/// The call of kubeadm; writes its configuration file where it needs one.
+/// Builds the kubeadm call, and writes its configuration file if it needs one.
 pub(super) fn prepare(site: &Site, upgrade: &Upgrade<'_>) -> Result<Invocation, WorkError> {
     check(site, upgrade.args)?;
     let etcd = Etcd::of(site);
@@ -88,7 +89,7 @@ pub(super) fn prepare(site: &Site, upgrade: &Upgrade<'_>) -> Result<Invocation, 
     let mut call = match upgrade.role {
         Role::FirstControlPlane => site.call(
             Program::Kubeadm,
-            // Always a version: without one kubeadm asks the Internet.
+            // Always with a version: without one kubeadm queries the Internet.
             ["upgrade", "apply", &upgrade.version.to_string(), "--yes"],
         ),
         Role::ControlPlane | Role::Worker => site.call(Program::Kubeadm, ["upgrade", "node"]),
@@ -112,7 +113,7 @@ fn timeout(upgrade: &Upgrade<'_>, etcd: Etcd) -> Option<i32> {
     })
 }
 
-/// What goes onto a command line of kubeadm or into its configuration, word by word.
+/// Validates the arguments that reach kubeadm's command line or configuration.
 fn check(site: &Site, args: &KubeadmArgs) -> Result<(), WorkError> {
     let word = |text: &String| {
         !text.is_empty()
@@ -124,14 +125,14 @@ fn check(site: &Site, args: &KubeadmArgs) -> Result<(), WorkError> {
         ("ignorePreflightErrors", &args.ignore_preflight_errors),
     ] {
         if let Some(bad) = words.iter().find(|text| !word(text)) {
-            return Err(WorkError::last(format!(
+            return Err(WorkError::permanent(format!(
                 "kubeadm.{field} holds {bad:?}, which is no name"
             )));
         }
     }
     if !args.patches.is_empty() && !site.path(&args.patches).is_dir() {
         return Err(WorkError::needs_person(format!(
-            "kubeadm.patches is {}, but the host has no such folder: without it local changes of \
+            "kubeadm.patches is {}, but the host has no such directory: without it local changes of \
              manifests would be lost",
             args.patches
         )));
@@ -139,12 +140,12 @@ fn check(site: &Site, args: &KubeadmArgs) -> Result<(), WorkError> {
     Ok(())
 }
 
-/// Phases to leave out, as this command of this version knows them.
+/// Phases to skip, limited to those that this command of this version supports.
 fn skipped(upgrade: &Upgrade<'_>) -> Result<Vec<String>, WorkError> {
     let minor = upgrade.version.minor();
     let apply = upgrade.role == Role::FirstControlPlane;
     if apply && minor < APPLY_PHASES_MINOR && !upgrade.args.skip_phases.is_empty() {
-        return Err(WorkError::last(format!(
+        return Err(WorkError::permanent(format!(
             "kubeadm.skipPhases is set, but `kubeadm upgrade apply` of v1.{minor} skips none: it \
              can from v1.{APPLY_PHASES_MINOR} on"
         )));
@@ -154,7 +155,7 @@ fn skipped(upgrade: &Upgrade<'_>) -> Result<Vec<String>, WorkError> {
 }
 
 fn etcd_upgrade(upgrade: &Upgrade<'_>, etcd: Etcd) -> Option<bool> {
-    // An external etcd is its owner's.
+    // An external etcd is upgraded by its owner.
     let elsewhere = upgrade.role != Role::Worker && etcd == Etcd::Elsewhere;
     upgrade.args.etcd_upgrade.or(elsewhere.then_some(false))
 }
@@ -182,7 +183,8 @@ fn flags(upgrade: &Upgrade<'_>, etcd: Etcd) -> Result<Vec<String>, WorkError> {
     Ok(flags)
 }
 
-/// The same as a configuration, which kubeadm does not take together with flags; JSON is YAML.
+/// The arguments as a configuration file, which kubeadm does not accept together with flags. JSON
+/// is valid YAML.
 fn configuration(upgrade: &Upgrade<'_>, etcd: Etcd, seconds: i32) -> Result<String, WorkError> {
     let args = upgrade.args;
     let mut part = serde_json::Map::new();
@@ -216,36 +218,39 @@ fn configuration(upgrade: &Upgrade<'_>, etcd: Etcd, seconds: i32) -> Result<Stri
     Ok(format!("{whole:#}\n"))
 }
 
-/// What a failure of kubeadm means.
+/// Classifies a failure of kubeadm.
 pub(super) fn explain(error: &ProgramError) -> WorkError {
-    let said = error.said();
-    let failed: Vec<&str> = said
+    let output = error.output_tail();
+    let failed: Vec<&str> = output
         .lines()
         .filter_map(|line| line.trim().strip_prefix("[ERROR "))
         .filter_map(|line| line.split(']').next())
         .collect();
-    // What the cluster gets over by itself: a node that is not ready yet, a Job that did not end.
-    let passing = |name: &&str| ["ControlPlaneNodesReady", "CreateJob", "ImagePull"].contains(name);
-    if !failed.is_empty() && !failed.iter().all(passing) {
+    // Failures that the cluster recovers from: a node that is not ready yet, a Job that did not
+    // end.
+    let transient =
+        |name: &&str| ["ControlPlaneNodesReady", "CreateJob", "ImagePull"].contains(name);
+    if !failed.is_empty() && !failed.iter().all(transient) {
         return WorkError::needs_person(format!(
             "kubeadm refuses by its checks {}; mend what they say, or name them in \
              kubeadm.ignorePreflightErrors: {error}",
             failed.join(", ")
         ));
     }
-    if said.contains("is invalid due to these fatal errors") {
-        return WorkError::last(format!("kubeadm does not go to that version: {error}"));
+    if output.contains("is invalid due to these fatal errors") {
+        return WorkError::permanent(format!("kubeadm does not go to that version: {error}"));
     }
-    // A static pod whose hash did not change in time may do so in the next try: each is idempotent.
+    // A static pod whose hash did not change in time may do so on a retry: an upgrade is
+    // idempotent.
     WorkError::retriable(error.to_string())
 }
 
-/// Whether every static pod of Kubernetes that has a manifest here is of this version.
+/// Whether every Kubernetes static pod with a manifest on this host has this version.
 pub(super) fn static_pods_at(manifests: &Path, version: &KubernetesVersion) -> Evidence {
     for component in CONTROL_PLANE {
         let path = manifests.join(format!("{component}.yaml"));
         let Some(image) = image_of(&path) else {
-            // A power cut leaves files empty that nobody made durable.
+            // A power cut leaves files empty that were not synced.
             if path.exists() {
                 return Evidence::Missing { what: format!("{} names no image", path.display()) };
             }
@@ -260,7 +265,7 @@ pub(super) fn static_pods_at(manifests: &Path, version: &KubernetesVersion) -> E
     Evidence::Done
 }
 
-/// The image of a static pod, as its manifest has it.
+/// The image in the manifest of a static pod.
 pub(super) fn image_of(manifest: &Path) -> Option<String> {
     let text = std::fs::read_to_string(manifest).ok()?;
     let line = text

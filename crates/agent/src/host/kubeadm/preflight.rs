@@ -1,4 +1,4 @@
-//! Whether a host can be updated at all: looked at before anything is disturbed.
+//! Checks that a host can be updated, before the host is disrupted.
 
 use std::path::Path;
 
@@ -10,17 +10,19 @@ use crate::host::{
 };
 use refit_kinds::version::KubernetesVersion;
 
-/// How much room binaries, images and packages need on the root file system, beside copies of etcd.
+/// Disk space that binaries, images and packages need on the root file system, without the copies
+/// of etcd.
 const ROOM_BYTES: u64 = 2 << 30;
-/// How often etcd's data is there in addition, for a while: kubeadm's copy (`spec/node.md 2.4`), our
-/// snapshot, and what etcd's container writes of it before it is fetched.
+/// Temporary copies of etcd's data: kubeadm's copy (`spec/node.md 2.4`), Refit's snapshot, and the
+/// file that the etcd container writes before it is copied out.
 const COPIES_OF_ETCD: u64 = 3;
 /// The first kubelet that needs version 1 of the CRI: containerd 1.6.
 const CRI_V1_MINOR: u64 = 26;
-/// The first kubelet that does not start on cgroup v1 unless told to.
+/// The first kubelet that does not start on cgroup v1 by default.
 const FAIL_CGROUP_V1_MINOR: u64 = 35;
 
-/// Checks the host for a kubelet of `version`; without one, only its room.
+/// Checks the host for a kubelet of `version`; without a version, only the disk space and that a
+/// snapshot can be taken.
 pub(crate) async fn check(
     site: &Site,
     version: Option<&KubernetesVersion>,
@@ -32,7 +34,7 @@ pub(crate) async fn check(
         cgroup(site, version)?;
         endpoint(site)?;
     }
-    site.say("the host can be updated");
+    site.log("the host can be updated");
     Ok(())
 }
 
@@ -70,7 +72,8 @@ async fn runtime(site: &Site, version: &KubernetesVersion) -> Result<(), WorkErr
     }
 }
 
-/// Reads `containerd github.com/containerd/containerd v1.7.22 hash` or `containerd containerd.io 1.7`.
+/// Parses `containerd github.com/containerd/containerd v1.7.22 hash` or `containerd containerd.io
+/// 1.7`.
 fn containerd_version(answer: &str) -> Option<(u32, u32)> {
     answer.split_whitespace().find_map(|word| {
         let mut numbers = word.trim_start_matches('v').split('.');
@@ -98,7 +101,7 @@ fn cgroup(site: &Site, version: &KubernetesVersion) -> Result<(), WorkError> {
     )))
 }
 
-/// The way to the container runtime must say how: `unix://` (`spec/node.md 2.5`).
+/// The container runtime endpoint must have a scheme: `unix://` (`spec/node.md 2.5`).
 fn endpoint(site: &Site) -> Result<(), WorkError> {
     let flag = kubelet::flags(site).into_iter().find_map(|(flag, _)| {
         flag.strip_prefix("--container-runtime-endpoint=").map(str::to_owned)
@@ -134,13 +137,13 @@ mod tests {
     }
 
     fn site() -> (tempfile::TempDir, Site) {
-        let folder = tempfile::tempdir().unwrap();
-        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+        let directory = tempfile::tempdir().unwrap();
+        let site = Site::at(directory.path().join("root"), directory.path().join("state"));
         for path in ["/var/lib/kubelet", "/sys/fs/cgroup"] {
             fs::create_dir_all(site.path(path)).unwrap();
         }
         fs::create_dir_all(site.state()).unwrap();
-        (folder, site)
+        (directory, site)
     }
 
     #[test]
@@ -157,7 +160,7 @@ mod tests {
 
     #[test]
     fn cgroup_v1_stops_a_kubelet_that_would_not_start_on_it() {
-        let (_folder, site) = site();
+        let (_directory, site) = site();
         cgroup(&site, &version("v1.34.2")).unwrap();
         let error = cgroup(&site, &version("v1.35.0")).unwrap_err();
         assert_eq!(error.kind, FailureKind::NeedsPerson);
@@ -170,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_socket_without_its_scheme_is_for_a_person() {
-        let (_folder, site) = site();
+        let (_directory, site) = site();
         endpoint(&site).unwrap();
         let flags = site.path("/var/lib/kubelet/kubeadm-flags.env");
         let line =
@@ -190,7 +193,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_host_without_room_for_etcds_copy_is_for_a_person() {
-        let (_folder, site) = site();
+        let (_directory, site) = site();
         let df = site.path("/df");
         fs::write(&df, "#!/bin/sh\necho Avail\necho 1048576\n").unwrap();
         fs::set_permissions(&df, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -199,7 +202,7 @@ mod tests {
         let error = check(&site, None).await.unwrap_err();
         assert_eq!(error.kind, FailureKind::NeedsPerson);
         assert!(error.message.contains("has 1 MiB left and needs 2048 MiB"), "{error}");
-        // Of etcd there are three more for a while.
+        // Three more copies of etcd exist temporarily.
         fs::create_dir_all(site.path("/var/lib/etcd/member")).unwrap();
         let data = fs::File::create(site.path("/var/lib/etcd/member/db")).unwrap();
         data.set_len(1 << 30).unwrap();

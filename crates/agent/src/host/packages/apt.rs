@@ -1,13 +1,13 @@
-//! Packages by apt and dpkg.
+//! Packages with apt and dpkg.
 //!
-//! | trouble | what is done |
+//! | problem | action |
 //! |---|---|
-//! | somebody else holds dpkg's lock | waited for, 5 min |
-//! | dpkg was interrupted | `dpkg --configure -a`, `apt-get -f install`, what is half unpacked once more |
-//! | our packages are held | the hold is lifted for the moment of the installation, and set again |
-//! | other held packages | kept: a change of one of them fails, and needs a person |
-//! | something would be removed | refused by `--no-remove` |
-//! | the repository of the old version is gone | its packages were kept when the new ones were fetched |
+//! | another process holds dpkg's lock | wait up to 5 min |
+//! | dpkg was interrupted | `dpkg --configure -a`, `apt-get -f install`, unpack half-installed packages again |
+//! | packages of the order are held | lift the hold during the installation, then set it again |
+//! | other packages are held | keep the hold: an installation that would change them fails and requires manual intervention |
+//! | a package would be removed | refuse, by `--no-remove` |
+//! | the repository of the old version is gone | install the old packages that were kept when the new ones were fetched |
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,11 +18,11 @@ use std::{
 use super::{KUBERNETES, Order, Want, Wanted, apt_offline, apt_sources, pins};
 use crate::host::{Invocation, Program, ProgramError, Site, files::keep, work::WorkError};
 
-/// How long somebody else may hold a lock of apt or dpkg: a whole run of unattended-upgrades.
+/// How long another process may hold a lock of apt or dpkg: a whole run of unattended-upgrades.
 const LOCK_SECONDS: u32 = 300;
-/// Wait before a lock is tried again that apt does not wait for itself.
+/// Interval between attempts to get a lock for which apt does not wait itself.
 const LOCK_PAUSE: Duration = Duration::from_secs(2);
-/// What is said of a lock that is held.
+/// Messages about a held lock.
 const LOCKED: [&str; 4] = [
     "Could not get lock",
     "frontend lock was locked by another process",
@@ -30,12 +30,12 @@ const LOCKED: [&str; 4] = [
     "dpkg status database is locked",
 ];
 
-/// What apt says of a file that the mirror has no longer.
+/// Message about a file that the mirror no longer has.
 const GONE: &str = "404  Not Found";
 
 /// Name, version and status of each package.
 const STATUSES: &str = "--showformat=${binary:Package} ${Version} ${db:Status-Status}\\n";
-/// What a package is in the middle of.
+/// States of packages that are not fully installed.
 const HALF: [&str; 5] =
     ["half-configured", "half-installed", "triggers-awaited", "triggers-pending", "unpacked"];
 
@@ -59,14 +59,14 @@ impl<'a> Apt<'a> {
         Self { site }
     }
 
-    /// Every package that is fully installed, and its version.
+    /// Every fully installed package and its version.
     pub async fn installed(&self) -> Result<BTreeMap<String, String>, WorkError> {
-        // All of them: a name that matches nothing would make the query fail.
+        // Lists all packages: the query fails for a name that matches nothing.
         let answer = self.site.ask(Program::DpkgQuery, ["--show", STATUSES]).await?;
         Ok(parse_installed(&answer))
     }
 
-    /// Packages that are held back.
+    /// Packages that are held.
     pub async fn held(&self) -> Result<BTreeSet<String>, WorkError> {
         let answer = self.site.ask(Program::AptMark, ["showhold"]).await?;
         Ok(answer.split_whitespace().map(str::to_owned).collect())
@@ -84,33 +84,33 @@ impl<'a> Apt<'a> {
         Ok(pending || answer.lines().filter_map(status_of).any(|status| HALF.contains(&status)))
     }
 
-    /// Ends what dpkg had begun when it was interrupted.
+    /// Completes the work of an interrupted dpkg.
     pub async fn repair(&self) -> Result<(), WorkError> {
         if !self.is_broken().await? {
             return Ok(());
         }
-        self.site.say("dpkg was interrupted: ending what it had begun");
-        // First what apt-get would refuse to go on without.
+        self.site.log("dpkg was interrupted: ending what it had begun");
+        // First, because apt-get refuses to continue without it.
         let configure =
             self.site.call(Program::Dpkg, ["--force-confold", "--configure", "--pending"]);
-        let configured = self.patiently(&configure).await;
+        let configured = self.run_with_lock_retries(&configure).await;
         let mend = self.apt_get(["--fix-broken", "--no-remove", "install"]);
-        let mended = self.patiently(&mend).await;
+        let mended = self.run_with_lock_retries(&mend).await;
         self.unpack_again().await?;
         if self.is_broken().await? {
             let error = configured.err().or(mended.err());
-            let said = error.map_or_else(String::new, |error| format!(": {error}"));
+            let cause = error.map_or_else(String::new, |error| format!(": {error}"));
             return Err(WorkError::retriable(format!(
                 "dpkg was interrupted and neither `dpkg --configure -a` nor `apt-get -f install` \
-                 ends what it had begun{said}"
+                 ends what it had begun{cause}"
             )));
         }
         Ok(())
     }
 
-    /// Unpacks packages whose unpacking was cut off: apt does nothing about them by itself, nor does
-    /// it take the version that dpkg notes for one that has to be installed. One that cannot be had
-    /// again is left to the installation of another version.
+    /// Unpacks packages again whose unpacking was interrupted. apt does not repair them by itself,
+    /// and does not install the version that dpkg has recorded for them. A package that cannot be
+    /// fetched again is left to the installation of another version.
     async fn unpack_again(&self) -> Result<(), WorkError> {
         let answer = self.site.ask(Program::DpkgQuery, ["--show", STATUSES]).await?;
         for line in answer.lines() {
@@ -127,16 +127,19 @@ impl<'a> Apt<'a> {
                     "install",
                     &wanted,
                 ]);
-                if let Err(error) = self.patiently(&again).await {
-                    self.site.say(&format!("{wanted} is not unpacked again: {error}"));
+                if let Err(error) = self.run_with_lock_retries(&again).await {
+                    self.site.log(&format!("{wanted} is not unpacked again: {error}"));
                 }
             }
         }
         Ok(())
     }
 
-    /// Runs a program again while somebody else holds a lock that it does not wait for.
-    pub(super) async fn patiently(&self, call: &Invocation) -> Result<String, ProgramError> {
+    /// Retries a program while another process holds a lock for which the program does not wait.
+    pub(super) async fn run_with_lock_retries(
+        &self,
+        call: &Invocation,
+    ) -> Result<String, ProgramError> {
         let tries = LOCK_SECONDS / u32::try_from(LOCK_PAUSE.as_secs()).unwrap_or(1);
         let mut left = tries;
         loop {
@@ -155,11 +158,11 @@ impl<'a> Apt<'a> {
         self.site.call(Program::AptGet, all)
     }
 
-    /// Fetches what an order needs, and keeps the packages that its undo needs.
+    /// Fetches the packages of an order, and keeps the packages that its rollback needs.
     pub async fn fetch(&self, order: &Order<'_>) -> Result<(), WorkError> {
         self.repair().await?;
         let installed = self.installed().await?;
-        // Before the sources change: the repository of the next minor has not the old packages.
+        // Before the sources change: the repository of the next minor version has no old packages.
         apt_offline::keep_old(self, &order.wants, &installed).await;
         let from = apt_sources::prepare(self, order).await?;
         self.update(&from).await?;
@@ -174,16 +177,16 @@ impl<'a> Apt<'a> {
             "--no-remove",
             "--no-install-recommends",
             "--allow-downgrades",
-            // Nothing is changed, so nothing that is held either.
+            // Nothing is installed, so no held package changes.
             "--allow-change-held-packages",
         ]);
         call.arguments.extend(from.clone());
         call.arguments.extend(names);
-        self.patiently(&call).await.map_err(explain)?;
+        self.run_with_lock_retries(&call).await.map_err(explain)?;
         Ok(())
     }
 
-    /// Installs what an order wants and is not there, and holds the packages of Kubernetes.
+    /// Installs the missing packages of an order, and holds the packages of Kubernetes.
     pub async fn install(&self, order: &Order<'_>) -> Result<(), WorkError> {
         self.repair().await?;
         let wants = Self::missing(order, &self.installed().await?);
@@ -192,10 +195,10 @@ impl<'a> Apt<'a> {
         }
         let outcome =
             if wants.is_empty() { Ok(()) } else { self.install_missing(order, &wants).await };
-        // Whatever became of it: nobody else would set again what was lifted.
-        let own = outcome.is_ok();
+        // Even after a failure: the lifted holds have to be set again.
+        let succeeded = outcome.is_ok();
         let names = order.wants.iter().map(|want| want.name.as_str());
-        let hold = names.filter(|name| own && KUBERNETES.contains(name));
+        let hold = names.filter(|name| succeeded && KUBERNETES.contains(name));
         let held = self.hold(order.plan, &order.wants, hold.collect()).await;
         outcome.and(held)
     }
@@ -205,19 +208,19 @@ impl<'a> Apt<'a> {
         let names = if let Ok(names) = self.resolve(wants, &from).await {
             names
         } else {
-            // Fetched long ago, or never: the lists are old.
+            // The package lists are old or missing.
             self.update(&from).await?;
             self.resolve(wants, &from).await?
         };
-        let own: Vec<&str> = wants.iter().map(|want| want.name.as_str()).collect();
-        self.lift_holds(&own).await?;
+        let wanted: Vec<&str> = wants.iter().map(|want| want.name.as_str()).collect();
+        self.lift_holds(&wanted).await?;
         let mut call = self.apt_get(["install", "--no-remove", "--no-install-recommends"]);
         call.arguments.push("--allow-downgrades".to_owned());
         call.arguments.extend(from.iter().cloned());
         call.arguments.extend(names);
-        match self.patiently(&call).await {
-            Err(error) if error.said().contains(GONE) => {
-                // The mirror has moved on since the lists were fetched: the next try sees its own.
+        match self.run_with_lock_retries(&call).await {
+            Err(error) if error.output_tail().contains(GONE) => {
+                // The mirror has changed since the lists were fetched: the retry uses new lists.
                 self.update(&from).await?;
                 Err(error.into())
             }
@@ -225,7 +228,7 @@ impl<'a> Apt<'a> {
         }
     }
 
-    /// Goes back to exactly these versions.
+    /// Restores exactly these versions.
     pub async fn restore(
         &self,
         plan: &str,
@@ -265,9 +268,9 @@ impl<'a> Apt<'a> {
                     |file| file.display().to_string(),
                 ));
             }
-            // Kept files are in a folder that apt's own user may not read.
+            // apt's own user may not read the directory of the kept files.
             call.arguments.extend(as_root());
-            self.patiently(&call).await.map_err(explain)?;
+            self.run_with_lock_retries(&call).await.map_err(explain)?;
         }
         for (name, _) in gone {
             self.remove(name).await?;
@@ -275,7 +278,7 @@ impl<'a> Apt<'a> {
         Ok(())
     }
 
-    /// Holds what was held before the plan, and `more`.
+    /// Holds the packages that were held before the plan, and `more`.
     async fn hold(
         &self,
         plan: &str,
@@ -292,7 +295,7 @@ impl<'a> Apt<'a> {
         self.mark("hold", &hold).await
     }
 
-    /// Removes a package that was not there before, and only that one.
+    /// Removes a package that was not installed before, and no other package.
     async fn remove(&self, name: &str) -> Result<(), WorkError> {
         let simulated = self.apt_get(["remove", "--simulate", name]).output().await?;
         let others: Vec<&str> = simulated
@@ -307,27 +310,27 @@ impl<'a> Apt<'a> {
                 others.join(", ")
             )));
         }
-        self.patiently(&self.apt_get(["remove", name])).await?;
+        self.run_with_lock_retries(&self.apt_get(["remove", name])).await?;
         Ok(())
     }
 
     fn missing(order: &Order<'_>, installed: &BTreeMap<String, String>) -> Vec<Want> {
-        let there = |want: &Want| {
+        let is_installed = |want: &Want| {
             let found = installed.get(&want.name);
-            found.is_some_and(|found| want.version.is(found))
+            found.is_some_and(|found| want.version.matches(found))
         };
-        order.wants.iter().filter(|want| !there(want)).cloned().collect()
+        order.wants.iter().filter(|want| !is_installed(want)).cloned().collect()
     }
 
     async fn update(&self, from: &[String]) -> Result<(), WorkError> {
-        // Lists of sources that are left out for the moment stay.
+        // The lists of sources that this call leaves out are kept.
         let mut call = self.apt_get(["update", "--option", "APT::Get::List-Cleanup=0"]);
         call.arguments.extend(from.iter().cloned());
-        self.patiently(&call).await?;
+        self.run_with_lock_retries(&call).await?;
         Ok(())
     }
 
-    /// `name=version` for each want, from what the lists have.
+    /// `name=version` for each wanted package, from the package lists.
     async fn resolve(&self, wants: &[Want], from: &[String]) -> Result<Vec<String>, WorkError> {
         let mut names = Vec::new();
         for want in wants {
@@ -335,7 +338,7 @@ impl<'a> Apt<'a> {
             call.arguments.extend(from.iter().cloned());
             let answer = call.output().await?;
             let versions = parse_madison(&answer);
-            let found = versions.iter().find(|version| want.version.is(version));
+            let found = versions.iter().find(|version| want.version.matches(version));
             let version = found.ok_or_else(|| {
                 let there = match versions.as_slice() {
                     [] => "there is none of that name".to_owned(),
@@ -364,7 +367,7 @@ impl<'a> Apt<'a> {
         }
         let arguments = [verb].into_iter().chain(names.iter().copied());
         let call = self.site.call(Program::AptMark, arguments);
-        self.patiently(&call).await?;
+        self.run_with_lock_retries(&call).await?;
         Ok(())
     }
 
@@ -375,7 +378,7 @@ impl<'a> Apt<'a> {
     }
 }
 
-/// What every call of apt-get says.
+/// Options of every apt-get call.
 const OPTIONS: [&str; 8] = [
     "--yes",
     "--quiet",
@@ -393,12 +396,12 @@ pub(super) fn as_root() -> [String; 2] {
 }
 
 fn is_locked(error: &ProgramError) -> bool {
-    LOCKED.iter().any(|text| error.said().contains(text))
+    LOCKED.iter().any(|text| error.output_tail().contains(text))
 }
 
-/// What a failed installation is.
+/// Classifies a failed installation.
 fn explain(error: ProgramError) -> WorkError {
-    let said = error.said().to_lowercase();
+    let output = error.output_tail().to_lowercase();
     let known = [
         ("held packages were changed", "a package that somebody holds would have to change"),
         ("packages need to be removed", "something would have to be removed"),
@@ -407,7 +410,7 @@ fn explain(error: ProgramError) -> WorkError {
         ("not authenticated", "the repository is not signed by a key of the host"),
         ("is not signed", "the repository is not signed by a key of the host"),
     ];
-    match known.iter().find(|(text, _)| said.contains(text)) {
+    match known.iter().find(|(text, _)| output.contains(text)) {
         Some((_, what)) => WorkError::needs_person(format!(
             "{what}; mend it on the host by apt, nothing was changed: {error}"
         )),
@@ -415,7 +418,7 @@ fn explain(error: ProgramError) -> WorkError {
     }
 }
 
-/// Reads our format of dpkg-query; only packages that are installed count.
+/// Parses the dpkg-query output in the format `STATUSES`. Only installed packages count.
 pub(super) fn parse_installed(text: &str) -> BTreeMap<String, String> {
     text.lines()
         .filter_map(|line| {
@@ -427,7 +430,8 @@ pub(super) fn parse_installed(text: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The status of a package, which is the last word: one that was never whole has no version.
+/// The status of a package. It is the last word, because a package that was never fully installed
+/// has no version.
 fn status_of(line: &str) -> Option<&str> {
     line.split_whitespace().next_back()
 }

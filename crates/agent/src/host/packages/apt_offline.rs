@@ -1,4 +1,5 @@
-//! Package files for apt: a folder of them as a repository, and the old ones kept for an undo.
+//! Package files for apt: a directory of them as a repository, and old packages kept for a
+//! rollback.
 
 use std::{
     collections::BTreeMap,
@@ -18,9 +19,9 @@ use crate::host::{
     work::WorkError,
 };
 
-/// Makes a repository of the package files in `folder`, where apt finds dependencies among them
-/// too, and says where it is. The folder itself is left as it is.
-pub(super) async fn repository(apt: &Apt<'_>, folder: &Path) -> Result<PathBuf, WorkError> {
+/// Creates a repository of the package files in `directory`, in which apt also finds dependencies,
+/// and returns its path. The directory itself is not changed.
+pub(super) async fn repository(apt: &Apt<'_>, directory: &Path) -> Result<PathBuf, WorkError> {
     let site = apt.site;
     let own = site.state().join("apt");
     let repository = own.join("repository");
@@ -32,7 +33,7 @@ pub(super) async fn repository(apt: &Apt<'_>, folder: &Path) -> Result<PathBuf, 
     }
     fs::create_dir_all(&repository).map_err(|error| file(&error))?;
     let mut index = String::new();
-    for path in package_files(folder)? {
+    for path in package_files(directory)? {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let shown = path.display().to_string();
         let control = site.ask(Program::DpkgDeb, ["--field", &shown]).await?;
@@ -42,9 +43,9 @@ pub(super) async fn repository(apt: &Apt<'_>, folder: &Path) -> Result<PathBuf, 
         let _ = write!(index, "{control}\nFilename: ./{name}\nSize: {size}\nSHA256: {sha256}\n\n");
     }
     if index.is_empty() {
-        return Err(WorkError::last(format!(
+        return Err(WorkError::permanent(format!(
             "packages.path {} holds no .deb file",
-            folder.display()
+            directory.display()
         )));
     }
     let access = Access::of_mode(0o644);
@@ -52,8 +53,8 @@ pub(super) async fn repository(apt: &Apt<'_>, folder: &Path) -> Result<PathBuf, 
     Ok(repository)
 }
 
-fn package_files(folder: &Path) -> Result<Vec<PathBuf>, WorkError> {
-    let entries = fs::read_dir(folder).map_err(|error| WorkError::file(folder, &error))?;
+fn package_files(directory: &Path) -> Result<Vec<PathBuf>, WorkError> {
+    let entries = fs::read_dir(directory).map_err(|error| WorkError::file(directory, &error))?;
     let mut files: Vec<PathBuf> = entries
         .flatten()
         .map(|entry| entry.path())
@@ -63,7 +64,7 @@ fn package_files(folder: &Path) -> Result<Vec<PathBuf>, WorkError> {
     Ok(files)
 }
 
-/// Size and sha256 of a file, which need not fit into memory.
+/// Size and sha256 of a file. The file is not loaded into memory at once.
 pub(super) fn digest(path: &Path) -> Result<(u64, String), WorkError> {
     let error = |error: std::io::Error| WorkError::file(path, &error);
     let mut file = fs::File::open(path).map_err(error)?;
@@ -85,23 +86,24 @@ pub(super) fn digest(path: &Path) -> Result<(u64, String), WorkError> {
     Ok((size, hex))
 }
 
-fn folder(site: &Site) -> PathBuf {
+fn directory(site: &Site) -> PathBuf {
     site.state().join("packages")
 }
 
 /// The kept file of a package at a version.
 pub(super) fn kept(site: &Site, name: &str, version: &str) -> Option<PathBuf> {
-    find(&folder(site), name, version)
+    find(&directory(site), name, version)
 }
 
-/// apt names files `name_version_arch.deb`, with `%3a` for the colon of an epoch.
-fn find(folder: &Path, name: &str, version: &str) -> Option<PathBuf> {
+/// Finds the file of a package. apt names files `name_version_arch.deb`, with `%3a` for the colon
+/// of an epoch.
+fn find(directory: &Path, name: &str, version: &str) -> Option<PathBuf> {
     let start = format!("{name}_{}_", version.replace(':', "%3a"));
     let found = |path: &PathBuf| {
         let file = path.file_name().unwrap_or_default().to_string_lossy();
         file.starts_with(&start) && path.extension().is_some_and(|kind| kind == "deb")
     };
-    let mut files: Vec<PathBuf> = fs::read_dir(folder)
+    let mut files: Vec<PathBuf> = fs::read_dir(directory)
         .into_iter()
         .flatten()
         .flatten()
@@ -112,55 +114,55 @@ fn find(folder: &Path, name: &str, version: &str) -> Option<PathBuf> {
     files.pop()
 }
 
-/// Keeps the files of the installed packages that are about to be replaced, for an undo without
-/// their repository. Best effort: what cannot be kept may still be in the repository.
+/// Keeps the files of installed packages that are about to be replaced, for a rollback without
+/// their repository. Best effort: a package that cannot be kept may still be in the repository.
 pub(super) async fn keep_old(apt: &Apt<'_>, wants: &[Want], installed: &BTreeMap<String, String>) {
     let site = apt.site;
-    let folder = folder(site);
-    if let Err(error) = fs::create_dir_all(&folder) {
-        site.say(&format!("{} cannot be made: {error}", folder.display()));
+    let directory = directory(site);
+    if let Err(error) = fs::create_dir_all(&directory) {
+        site.log(&format!("{} cannot be made: {error}", directory.display()));
         return;
     }
     let old: Vec<(&str, &str)> = wants
         .iter()
         .filter_map(|want| Some((want, installed.get(&want.name)?)))
-        .filter(|(want, version)| !want.version.is(version))
+        .filter(|(want, version)| !want.version.matches(version))
         .map(|(want, version)| (want.name.as_str(), version.as_str()))
         .collect();
-    forget(site, &folder, &old);
+    prune(site, &directory, &old);
     for (name, version) in old {
         if kept(site, name, version).is_some() {
             continue;
         }
         if let Some(file) = find(&site.path("/var/cache/apt/archives"), name, version) {
-            let to = folder.join(file.file_name().unwrap_or_default());
+            let to = directory.join(file.file_name().unwrap_or_default());
             if fs::copy(&file, &to).is_ok() {
                 continue;
             }
         }
         let wanted = format!("{name}={version}");
-        let mut call = apt.apt_get(["download", &wanted]).within(&folder);
+        let mut call = apt.apt_get(["download", &wanted]).within(&directory);
         call.arguments.extend(super::apt::as_root());
-        if let Err(error) = apt.patiently(&call).await {
-            site.say(&format!(
+        if let Err(error) = apt.run_with_lock_retries(&call).await {
+            site.log(&format!(
                 "package {wanted} cannot be kept, so going back would need its repository: {error}"
             ));
         }
     }
 }
 
-/// Lets go of kept files of versions that are not installed any more.
-fn forget(site: &Site, folder: &Path, old: &[(&str, &str)]) {
+/// Removes kept files of versions that are no longer installed.
+fn prune(site: &Site, directory: &Path, old: &[(&str, &str)]) {
     let needed: Vec<PathBuf> =
-        old.iter().filter_map(|(name, version)| find(folder, name, version)).collect();
+        old.iter().filter_map(|(name, version)| find(directory, name, version)).collect();
     if old.is_empty() {
         return;
     }
-    for path in package_files(folder).unwrap_or_default() {
+    for path in package_files(directory).unwrap_or_default() {
         if !needed.contains(&path)
             && let Err(error) = fs::remove_file(&path)
         {
-            site.say(&format!("{} is not removed: {error}", path.display()));
+            site.log(&format!("{} is not removed: {error}", path.display()));
         }
     }
 }

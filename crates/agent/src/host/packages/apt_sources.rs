@@ -1,9 +1,10 @@
 //! Where apt takes packages from: the host's own sources, the repository of one minor version of
-//! Kubernetes, or a folder of files.
+//! Kubernetes, or a directory of files.
 //!
-//! Repositories of Kubernetes are one per minor version (`spec/node.md 2.5`), so the source is
-//! changed before the next minor is installed: where the host names another minor of the same
-//! repository, that line; else a file of our own. Either is kept and put back by an undo.
+//! Kubernetes has one repository per minor version (`spec/node.md 2.5`), so the source is changed
+//! before the next minor version is installed. If the host has a source for another minor version
+//! of the same repository, that line is changed; otherwise Refit adds its own file. A rollback
+//! restores either.
 
 use std::{fs, path::Path, sync::LazyLock};
 
@@ -23,19 +24,19 @@ use crate::host::{
     work::WorkError,
 };
 
-const FOLDER: &str = "/etc/apt/sources.list.d";
-const OWN: &str = "/etc/apt/sources.list.d/refit-kubernetes.list";
+const DIRECTORY: &str = "/etc/apt/sources.list.d";
+const REFIT_SOURCE: &str = "/etc/apt/sources.list.d/refit-kubernetes.list";
 const KEYRINGS: [&str; 2] = [
     "/etc/apt/keyrings/kubernetes-apt-keyring.gpg",
     "/usr/share/keyrings/kubernetes-apt-keyring.gpg",
 ];
 
-/// Sees to it that apt can find the packages of an order, and returns what its calls have to say
-/// for it.
+/// Makes the packages of an order available to apt, and returns the options that apt calls need for
+/// this.
 pub(super) async fn prepare(apt: &Apt<'_>, order: &Order<'_>) -> Result<Vec<String>, WorkError> {
     if !order.from.path.is_empty() {
-        let folder = apt.site.path(&order.from.path);
-        let repository = apt_offline::repository(apt, &folder).await?;
+        let directory = apt.site.path(&order.from.path);
+        let repository = apt_offline::repository(apt, &directory).await?;
         return only(apt.site, &repository);
     }
     if !order.from.repository.is_empty() {
@@ -44,10 +45,10 @@ pub(super) async fn prepare(apt: &Apt<'_>, order: &Order<'_>) -> Result<Vec<Stri
     Ok(Vec::new())
 }
 
-/// Options with which apt knows one folder of files and no other source.
+/// Options with which apt uses one directory of files and no other source.
 fn only(site: &Site, repository: &Path) -> Result<Vec<String>, WorkError> {
     let list = site.state().join("apt").join("offline.list");
-    // The files were checked against the bundle or are the administrator's own; no key signs them.
+    // The files were verified with their bundle or belong to the administrator. No key signs them.
     let line = format!("deb [trusted=yes] file:{} ./\n", repository.display());
     atomic::replace(&list, line.as_bytes(), Access::of_mode(0o644))?;
     let mut options = vec![
@@ -60,14 +61,14 @@ fn only(site: &Site, repository: &Path) -> Result<Vec<String>, WorkError> {
     Ok(options)
 }
 
-/// Makes the repository of this minor version the host's own.
+/// Makes the host use the repository of this minor version.
 fn use_repository(site: &Site, plan: &str, url: &str) -> Result<(), WorkError> {
     let url = checked(url)?;
-    let mut lists: Vec<String> = fs::read_dir(site.path(FOLDER))
+    let mut lists: Vec<String> = fs::read_dir(site.path(DIRECTORY))
         .into_iter()
         .flatten()
         .flatten()
-        .map(|entry| format!("{FOLDER}/{}", entry.file_name().to_string_lossy()))
+        .map(|entry| format!("{DIRECTORY}/{}", entry.file_name().to_string_lossy()))
         .filter(|path| {
             let kind = Path::new(path).extension();
             kind.is_some_and(|kind| kind == "list" || kind == "sources")
@@ -78,11 +79,11 @@ fn use_repository(site: &Site, plan: &str, url: &str) -> Result<(), WorkError> {
     let mut known = false;
     for list in lists {
         let text = site.read(&list);
-        if names(&text, &url) {
+        if has_source(&text, &url) {
             known = true;
         } else if let Some(changed) = at_minor(&text, &url) {
             keep::keep(site, plan, keep::PACKAGES, &list)?;
-            // It may hold credentials: whoever could not read it cannot read it now.
+            // The file may hold credentials, so its permissions are kept.
             let path = site.path(&list);
             let access = Access::like(&path, 0o644);
             atomic::replace(&path, changed.as_bytes(), access)?;
@@ -105,26 +106,26 @@ fn use_repository(site: &Site, plan: &str, url: &str) -> Result<(), WorkError> {
         })?;
         format!("[signed-by={keyring}]")
     };
-    keep::keep(site, plan, keep::PACKAGES, OWN)?;
+    keep::keep(site, plan, keep::PACKAGES, REFIT_SOURCE)?;
     let line = format!("# Written by refit-agent.\ndeb {options} {url} /\n");
-    atomic::replace(&site.path(OWN), line.as_bytes(), Access::of_mode(0o644))?;
+    atomic::replace(&site.path(REFIT_SOURCE), line.as_bytes(), Access::of_mode(0o644))?;
     Ok(())
 }
 
-/// The URL with a slash at its end; what apt would read as more than one word is refused.
+/// The URL with a trailing slash. A URL that apt would read as more than one word is refused.
 fn checked(url: &str) -> Result<String, WorkError> {
     let good = ["https://", "http://", "file:/"].iter().any(|start| url.starts_with(start))
         && url.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~:/%+@".contains(&b));
     if !good {
-        return Err(WorkError::last(format!(
+        return Err(WorkError::permanent(format!(
             "packages.repository {url:?} is no http, https or file URL"
         )));
     }
     Ok(format!("{}/", url.trim_end_matches('/')))
 }
 
-/// Whether a source that is in use has this URL.
-fn names(text: &str, url: &str) -> bool {
+/// Whether an active source has this URL.
+fn has_source(text: &str, url: &str) -> bool {
     let bare = url.trim_end_matches('/');
     text.lines()
         .filter(|line| !line.trim_start().starts_with('#'))
@@ -132,7 +133,8 @@ fn names(text: &str, url: &str) -> bool {
         .any(|word| word.trim_end_matches('/') == bare)
 }
 
-/// The text with the minor version of `url` in place of another minor of the same repository.
+/// The text with the minor version of `url` in place of another minor version of the same
+/// repository.
 fn at_minor(text: &str, url: &str) -> Option<String> {
     static MINOR: LazyLock<Regex> =
         LazyLock::new(|| Regex::new(r"/v1\.[0-9]+/").expect("the pattern is a constant"));
@@ -170,16 +172,16 @@ mod tests {
         https://pkgs.k8s.io/core:/stable:/v1.34/deb/ /\n";
 
     fn site() -> (tempfile::TempDir, Site) {
-        let folder = tempfile::tempdir().unwrap();
-        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
-        fs::create_dir_all(site.path(FOLDER)).unwrap();
-        (folder, site)
+        let directory = tempfile::tempdir().unwrap();
+        let site = Site::at(directory.path().join("root"), directory.path().join("state"));
+        fs::create_dir_all(site.path(DIRECTORY)).unwrap();
+        (directory, site)
     }
 
     #[test]
     fn the_repository_of_the_next_minor_takes_the_place_of_the_old_one() {
-        let (_folder, site) = site();
-        let list = format!("{FOLDER}/kubernetes.list");
+        let (_directory, site) = site();
+        let list = format!("{DIRECTORY}/kubernetes.list");
         fs::write(site.path(&list), OLD).unwrap();
         let closed = fs::Permissions::from_mode(0o640);
         fs::set_permissions(site.path(&list), closed).unwrap();
@@ -189,7 +191,7 @@ mod tests {
         let text = site.read(&list);
         assert_eq!(text.matches("v1.35/deb/ /").count(), 1, "{text}");
         assert!(text.starts_with("# https://pkgs.k8s.io/core:/stable:/v1.34"), "{text}");
-        assert!(!site.path(OWN).exists());
+        assert!(!site.path(REFIT_SOURCE).exists());
         use_repository(&site, "p", NEW).unwrap();
         assert_eq!(site.read(&list), text);
         keep::put_back(&site, "p", keep::PACKAGES).unwrap();
@@ -197,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_in_the_newer_form_are_changed_too() {
+    fn deb822_sources_are_changed_too() {
         let text = "Types: deb\nURIs: https://pkgs.k8s.io/core:/stable:/v1.34/deb/\nSuites: /\n";
         let changed = at_minor(text, NEW).unwrap();
         assert!(changed.contains("\nURIs: https://pkgs.k8s.io/core:/stable:/v1.35/deb/\n"));
@@ -210,23 +212,23 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_the_repository_gets_a_file_of_ours_if_it_has_the_key() {
-        let (_folder, site) = site();
+    fn a_missing_repository_is_added_if_the_host_has_its_key() {
+        let (_directory, site) = site();
         let error = use_repository(&site, "p", NEW).unwrap_err();
         assert!(error.message.contains("has no key"), "{error}");
         fs::create_dir_all(site.path("/etc/apt/keyrings")).unwrap();
         fs::write(site.path(KEYRINGS[0]), "key").unwrap();
         use_repository(&site, "p", NEW).unwrap();
         assert!(
-            site.read(OWN)
+            site.read(REFIT_SOURCE)
                 .contains("[signed-by=/etc/apt/keyrings/kubernetes-apt-keyring.gpg] https")
         );
         keep::put_back(&site, "p", keep::PACKAGES).unwrap();
-        assert!(!site.path(OWN).exists());
+        assert!(!site.path(REFIT_SOURCE).exists());
     }
 
     #[test]
-    fn only_a_url_becomes_a_source() {
+    fn only_a_valid_url_becomes_a_source() {
         for bad in
             ["", "pkgs.k8s.io", "https://x y/", "https://x/\ndeb evil", "ftp://x/", "https://x/[a]"]
         {

@@ -25,7 +25,7 @@ fn versions_come_once_and_without_sources() {
 }
 
 #[test]
-fn what_only_a_person_can_mend_says_so() {
+fn dependency_problems_need_an_operator() {
     let failed = |tail: &str| ProgramError::Failed {
         command: "apt-get install".to_owned(),
         code: Some(100),
@@ -42,7 +42,7 @@ fn what_only_a_person_can_mend_says_so() {
 }
 
 #[test]
-fn a_lock_of_somebody_else_is_known_by_its_words() {
+fn a_held_lock_is_recognized_by_its_message() {
     let failed = |tail: &str| ProgramError::Failed {
         command: "dpkg".to_owned(),
         code: Some(2),

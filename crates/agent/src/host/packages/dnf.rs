@@ -1,8 +1,8 @@
-//! Packages by dnf and rpm.
+//! Packages with dnf and rpm.
 //!
-//! The repository of Kubernetes excludes its own packages, so that no ordinary update changes them;
-//! each call says that it means them (`spec/node.md 2.6`). The fifth version of dnf and tdnf say it
-//! in their own words.
+//! The Kubernetes repository is configured to exclude its own packages, so that ordinary updates do
+//! not change them. Each call overrides this (`spec/node.md 2.6`), with an option that differs
+//! between dnf 4, dnf 5 and tdnf.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,23 +26,21 @@ use crate::host::{
 };
 
 const REPOSITORIES: &str = "/etc/yum.repos.d";
-const OWN: &str = "/etc/yum.repos.d/refit-kubernetes.repo";
-/// The plugin that pins versions, where it is installed.
+const REFIT_REPOSITORY: &str = "/etc/yum.repos.d/refit-kubernetes.repo";
+/// Files of the plugin that pins versions. One of them exists if the plugin is installed.
 const VERSION_LOCK: [&str; 2] =
     ["/etc/dnf/plugins/versionlock.conf", "/usr/lib64/dnf5/plugins/versionlock.so"];
 
-/// Which of the programs that are called dnf.
+/// A variant of dnf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flavour {
-    /// The fourth version.
     Dnf4,
-    /// The fifth.
     Dnf5,
-    /// The small one of Azure Linux and Photon, which knows fewer options.
+    /// The small variant of Azure Linux and Photon, with fewer options.
     Tdnf,
 }
 
-/// What packages are unlocked for.
+/// The operation for which packages are unlocked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     Fetch,
@@ -76,7 +74,7 @@ impl<'a> Dnf<'a> {
         ];
         let found = flavours.iter().find(|(program, _)| site.has(*program));
         let (_, flavour) = found.ok_or_else(|| {
-            WorkError::last("packages.driver is Dnf, but the host has no dnf, dnf5 or tdnf")
+            WorkError::permanent("packages.driver is Dnf, but the host has no dnf, dnf5 or tdnf")
         })?;
         Ok(Self {
             site,
@@ -86,14 +84,14 @@ impl<'a> Dnf<'a> {
         })
     }
 
-    /// Every installed package and its version with release.
+    /// Every installed package, and its version with release.
     pub async fn installed(&self) -> Result<BTreeMap<String, String>, WorkError> {
         let query = ["--query", "--all", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE}\\n"];
         let answer = self.site.ask(Program::Rpm, query).await?;
         Ok(parse_installed(&answer))
     }
 
-    /// Fetches what an order needs into dnf's cache.
+    /// Fetches the packages of an order into dnf's cache.
     pub async fn fetch(&self, order: &Order<'_>) -> Result<(), WorkError> {
         self.prepare(order)?;
         let wants = self.missing(order).await?;
@@ -101,17 +99,18 @@ impl<'a> Dnf<'a> {
         self.unlocked(order, &wants, offline.as_deref(), Change::Fetch).await
     }
 
-    /// Installs what an order wants and is not there, and locks the packages of Kubernetes.
+    /// Installs the missing packages of an order, and locks the packages of Kubernetes.
     pub async fn install(&self, order: &Order<'_>) -> Result<(), WorkError> {
-        self.forget_cut_transactions(order).await?;
+        self.remove_interrupted_transactions(order).await?;
         self.prepare(order)?;
         let wants = self.missing(order).await?;
         let offline = if wants.is_empty() { None } else { self.offline(order).await? };
         self.unlocked(order, &wants, offline.as_deref(), Change::Install).await
     }
 
-    /// Changes packages whose versions are not locked meanwhile. Whatever becomes of it, what was
-    /// locked before the plan is locked again, and what is installed of Kubernetes, too.
+    /// Changes packages while their version locks are lifted. Afterwards, even after a failure, the
+    /// packages that were locked before the plan are locked again. A successful installation also
+    /// locks the packages of Kubernetes.
     async fn unlocked(
         &self,
         order: &Order<'_>,
@@ -124,21 +123,21 @@ impl<'a> Dnf<'a> {
             Ok(()) if !wants.is_empty() => self.transact(offline, wants, download).await,
             other => other,
         };
-        let own = outcome.is_ok() && change == Change::Install;
-        let locked = self.lock(order, own).await;
+        let lock_kubernetes = outcome.is_ok() && change == Change::Install;
+        let locked = self.lock(order, lock_kubernetes).await;
         outcome.and(locked)
     }
 
-    /// The repository of a plan's folder of packages, where it has one.
+    /// The repository for the plan's directory of packages, if it has one.
     async fn offline(&self, order: &Order<'_>) -> Result<Option<PathBuf>, WorkError> {
         if order.from.path.is_empty() {
             return Ok(None);
         }
-        let folder = self.site.path(&order.from.path);
-        dnf_offline::repository(self.site, &folder).await.map(Some)
+        let directory = self.site.path(&order.from.path);
+        dnf_offline::repository(self.site, &directory).await.map(Some)
     }
 
-    /// Goes back to exactly these versions.
+    /// Restores exactly these versions.
     pub async fn restore(
         &self,
         plan: &str,
@@ -169,18 +168,18 @@ impl<'a> Dnf<'a> {
             name: name.clone(),
             version: Wanted::Text(version.clone()),
         });
-        // All of them: a try before this one may have left some unlocked.
+        // All packages: an earlier attempt may have left some unlocked.
         let order = Order { plan, from: &from, wants: all.collect() };
         self.unlocked(&order, &wants, offline.as_deref(), Change::Restore).await
     }
 
     async fn missing(&self, order: &Order<'_>) -> Result<Vec<Want>, WorkError> {
         let installed = self.installed().await?;
-        let there = |want: &Want| {
+        let is_installed = |want: &Want| {
             let found = installed.get(&want.name);
-            found.is_some_and(|found| want.version.is(found))
+            found.is_some_and(|found| want.version.matches(found))
         };
-        Ok(order.wants.iter().filter(|want| !there(want)).cloned().collect())
+        Ok(order.wants.iter().filter(|want| !is_installed(want)).cloned().collect())
     }
 
     async fn transact(
@@ -203,8 +202,8 @@ impl<'a> Dnf<'a> {
         Ok(())
     }
 
-    /// The call that installs, downgrades or downloads; from a repository on the host alone, where
-    /// one is given.
+    /// The call that installs, downgrades or downloads packages. If `offline` is set, it uses only
+    /// that repository on the host.
     pub fn transaction(
         &self,
         verb: &str,
@@ -218,7 +217,8 @@ impl<'a> Dnf<'a> {
             add("--downloadonly");
         }
         if download || offline.is_some() {
-            // dnf remembers for two days what a repository had. Installing goes by what was fetched.
+            // dnf caches the metadata of a repository for two days. An installation uses the
+            // metadata from the fetch.
             add("--refresh");
         }
         match self.flavour {
@@ -227,12 +227,12 @@ impl<'a> Dnf<'a> {
             Flavour::Tdnf => add("--disableexcludes"),
         }
         if self.flavour != Flavour::Tdnf {
-            // Nothing is removed to make room for it, and nothing weak comes with it.
+            // No package is removed for it, and weak dependencies are not installed.
             add("--setopt=install_weak_deps=False");
         }
-        if let Some(folder) = offline {
+        if let Some(directory) = offline {
             add("--nogpgcheck");
-            add(&format!("--repofrompath=refit-offline,file://{}", folder.display()));
+            add(&format!("--repofrompath=refit-offline,file://{}", directory.display()));
             if self.flavour == Flavour::Tdnf {
                 add("--disablerepo=*");
                 add("--enablerepo=refit-offline");
@@ -255,7 +255,7 @@ impl<'a> Dnf<'a> {
         self.site.call(program, arguments)
     }
 
-    /// Packages whose versions are locked, of these.
+    /// Those of the wanted packages whose versions are locked.
     async fn locked(&self, wants: &[Want]) -> BTreeSet<String> {
         let list = self.dnf(["versionlock", "list"]).output().await;
         let list = list.unwrap_or_default();
@@ -268,7 +268,8 @@ impl<'a> Dnf<'a> {
             return Ok(());
         }
         let locked = self.locked(wants).await;
-        // Each step notes the locks of its own packages. What is locked at an undo may be our doing.
+        // Each step records the locks of its own packages. At a rollback a lock may have been set
+        // by Refit.
         if change != Change::Restore {
             pins::add(self.site, plan, &locked)?;
         }
@@ -279,13 +280,14 @@ impl<'a> Dnf<'a> {
         Ok(())
     }
 
-    async fn lock(&self, order: &Order<'_>, own: bool) -> Result<(), WorkError> {
+    async fn lock(&self, order: &Order<'_>, lock_kubernetes: bool) -> Result<(), WorkError> {
         if !self.version_lock {
             return Ok(());
         }
         let locked = self.locked(&order.wants).await;
         let wanted = |name: &str| {
-            (own && KUBERNETES.contains(&name)) || pins::was_pinned(self.site, order.plan, name)
+            (lock_kubernetes && KUBERNETES.contains(&name))
+                || pins::was_pinned(self.site, order.plan, name)
         };
         let names = order.wants.iter().map(|want| &want.name);
         for name in names.filter(|name| wanted(name) && !locked.contains(*name)) {
@@ -295,9 +297,10 @@ impl<'a> Dnf<'a> {
         Ok(())
     }
 
-    /// A transaction that a power cut ended leaves a package in rpm's database twice: the older
-    /// entry goes, files that the newer one owns stay. Of two architectures each is a package.
-    async fn forget_cut_transactions(&self, order: &Order<'_>) -> Result<(), WorkError> {
+    /// Removes leftovers of interrupted transactions. A transaction that a power cut interrupted
+    /// leaves two entries of a package in rpm's database: the older entry is removed, and the files
+    /// of the newer one stay. The same package of another architecture is a separate package.
+    async fn remove_interrupted_transactions(&self, order: &Order<'_>) -> Result<(), WorkError> {
         for want in &order.wants {
             let query = [
                 "--query",
@@ -305,10 +308,10 @@ impl<'a> Dnf<'a> {
                 "%{ARCH} %{NAME}-%{VERSION}-%{RELEASE}.%{ARCH}\\n",
                 &want.name,
             ];
-            // The query fails for a package that is not there.
+            // The query fails for a package that is not installed.
             let answer = self.site.ask(Program::Rpm, query).await.unwrap_or_default();
-            for entry in cut_off(&answer) {
-                self.site.say(&format!("{entry} is left of a transaction that was cut off"));
+            for entry in outdated_entries(&answer) {
+                self.site.log(&format!("{entry} is left of a transaction that was cut off"));
                 let call = self.site.call(Program::Rpm, ["--erase", "--nodeps", entry]);
                 self.site.run(&call).await?;
             }
@@ -316,7 +319,7 @@ impl<'a> Dnf<'a> {
         Ok(())
     }
 
-    /// Makes the repository of this minor version the host's own.
+    /// Makes the host use the repository of this minor version.
     fn prepare(&self, order: &Order<'_>) -> Result<(), WorkError> {
         let url = &order.from.repository;
         if url.is_empty() || !order.from.path.is_empty() {
@@ -325,7 +328,7 @@ impl<'a> Dnf<'a> {
         let good = ["https://", "http://", "file:///"].iter().any(|start| url.starts_with(start))
             && url.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~:/%+@".contains(&b));
         if !good {
-            return Err(WorkError::last(format!(
+            return Err(WorkError::permanent(format!(
                 "packages.repository {url:?} is no http, https or file URL"
             )));
         }
@@ -349,14 +352,14 @@ fn use_repository(site: &Site, plan: &str, url: &str) -> Result<(), WorkError> {
         }
         if let Some(changed) = at_minor(&text, url) {
             keep::keep(site, plan, keep::PACKAGES, &file)?;
-            // It may hold credentials: whoever could not read it cannot read it now.
+            // The file may hold credentials, so its permissions are kept.
             let path = site.path(&file);
             let access = Access::like(&path, 0o644);
             atomic::replace(&path, changed.as_bytes(), access)?;
             return Ok(());
         }
     }
-    keep::keep(site, plan, keep::PACKAGES, OWN)?;
+    keep::keep(site, plan, keep::PACKAGES, REFIT_REPOSITORY)?;
     let url = url.trim_end_matches('/');
     let check = u8::from(!url.starts_with("file:"));
     let text = format!(
@@ -364,11 +367,12 @@ fn use_repository(site: &Site, plan: &str, url: &str) -> Result<(), WorkError> {
          gpgcheck={check}\ngpgkey={url}/repodata/repomd.xml.key\n\
          exclude=kubelet kubeadm kubectl cri-tools kubernetes-cni\n"
     );
-    atomic::replace(&site.path(OWN), text.as_bytes(), Access::of_mode(0o644))?;
+    atomic::replace(&site.path(REFIT_REPOSITORY), text.as_bytes(), Access::of_mode(0o644))?;
     Ok(())
 }
 
-/// The text with the minor version of `url` in place of another minor of the same repository.
+/// The text with the minor version of `url` in place of another minor version of the same
+/// repository.
 fn at_minor(text: &str, url: &str) -> Option<String> {
     static MINOR: LazyLock<Regex> =
         LazyLock::new(|| Regex::new(r"/v1\.[0-9]+/").expect("the pattern is a constant"));
@@ -380,8 +384,8 @@ fn at_minor(text: &str, url: &str) -> Option<String> {
     (changed != text).then(|| changed.into_owned())
 }
 
-/// Whether a list of locked versions has a package: `kubeadm-0:1.34.2-1.*`, and in the fifth version
-/// `Package name: kubeadm`.
+/// Whether a list of locked versions has a package: `kubeadm-0:1.34.2-1.*` in dnf 4,
+/// `Package name: kubeadm` in dnf 5.
 fn is_locked(list: &str, name: &str) -> bool {
     list.lines().map(str::trim).any(|line| {
         let word = line.strip_prefix("Package name:").map(str::trim);
@@ -391,7 +395,7 @@ fn is_locked(list: &str, name: &str) -> bool {
     })
 }
 
-/// What a version is in the name of a package for dnf.
+/// The version part of a package spec for dnf.
 fn spec(version: &Wanted) -> String {
     match version {
         Wanted::Kubernetes(version) => format!("{}-*", version.bare()),
@@ -399,7 +403,7 @@ fn spec(version: &Wanted) -> String {
     }
 }
 
-/// Whether what is wanted is below what is there; then dnf wants another verb.
+/// Whether the wanted version is older than the installed one, which requires `dnf downgrade`.
 fn is_older(wanted: &Wanted, now: &str) -> bool {
     let wanted = match wanted {
         Wanted::Kubernetes(version) => version.clone(),
@@ -411,8 +415,8 @@ fn is_older(wanted: &Wanted, now: &str) -> bool {
     KubernetesVersion::of_package(now).is_ok_and(|now| wanted < now)
 }
 
-/// The entries that a newer one of the same architecture follows.
-fn cut_off(answer: &str) -> Vec<&str> {
+/// Entries that are followed by a newer entry of the same architecture.
+fn outdated_entries(answer: &str) -> Vec<&str> {
     let mut newest = BTreeMap::new();
     let mut older = Vec::new();
     for (arch, entry) in answer.lines().filter_map(|line| line.split_once(' ')) {
@@ -421,7 +425,7 @@ fn cut_off(answer: &str) -> Vec<&str> {
     older
 }
 
-/// Packages in rpm's own order: of one that is there twice, the newest.
+/// Parses packages in rpm's own order: of two entries of a package the newer one is used.
 fn parse_installed(text: &str) -> BTreeMap<String, String> {
     text.lines()
         .filter_map(|line| line.split_once(' '))
@@ -430,9 +434,9 @@ fn parse_installed(text: &str) -> BTreeMap<String, String> {
 }
 
 fn explain(error: ProgramError) -> WorkError {
-    let said = error.said();
+    let output = error.output_tail();
     let known = ["nothing provides", "conflicting requests", "GPG check FAILED", "is not signed"];
-    if known.iter().any(|text| said.contains(text)) {
+    if known.iter().any(|text| output.contains(text)) {
         return WorkError::needs_person(format!(
             "dnf cannot install it; mend it on the host, nothing was changed: {error}"
         ));

@@ -1,8 +1,8 @@
-//! Package files for dnf: a folder of them as a repository.
+//! Package files for dnf: a directory of them as a repository.
 //!
-//! A folder of `.rpm`s is none by itself: dnf wants repository data, which a bundle does not have
-//! and a host has no program to make. What dnf needs to resolve dependencies stands in the headers
-//! of the packages, so it is written from there, beside links to the files.
+//! A directory of `.rpm`s is not a repository: dnf needs repository metadata, which a bundle does
+//! not have and a host has no program to create. The data for resolving dependencies is in the
+//! package headers, so the metadata is generated from them, next to links to the files.
 
 use std::{
     fmt::Write as _,
@@ -18,10 +18,10 @@ use crate::host::{
     work::WorkError,
 };
 
-/// What makes a folder a repository.
+/// The file that makes a directory a repository.
 const REPOMD: &str = "repodata/repomd.xml";
-/// A package on a line of its own, then what it provides, requires, conflicts with, obsoletes and
-/// holds.
+/// Prints a package on a line of its own, then what it provides, requires, conflicts with and
+/// obsoletes, and its files.
 const QUERY: &str = "@\\t%{NAME}\\t%{EPOCHNUM}\\t%{VERSION}\\t%{RELEASE}\\t%{ARCH}\\n\
     [P\\t%{PROVIDENAME}\\t%{PROVIDEFLAGS:depflags}\\t%{PROVIDEVERSION}\\n]\
     [R\\t%{REQUIRENAME}\\t%{REQUIREFLAGS:depflags}\\t%{REQUIREVERSION}\\n]\
@@ -32,7 +32,7 @@ const QUERY: &str = "@\\t%{NAME}\\t%{EPOCHNUM}\\t%{VERSION}\\t%{RELEASE}\\t%{ARC
 const RELATIONS: [(&str, &str); 4] =
     [("P", "provides"), ("R", "requires"), ("C", "conflicts"), ("O", "obsoletes")];
 
-/// A package file and what its header says.
+/// A package file and the data of its header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PackageFile {
     path: PathBuf,
@@ -46,23 +46,24 @@ pub(super) struct PackageFile {
     files: Vec<String>,
 }
 
-/// The repository for a folder: itself where it is one, else one that is made of its packages.
-pub(super) async fn repository(site: &Site, folder: &Path) -> Result<PathBuf, WorkError> {
-    if folder.join(REPOMD).exists() {
-        return Ok(folder.to_owned());
+/// The repository for a directory: the directory itself if it is a repository, otherwise a new one
+/// with its packages.
+pub(super) async fn repository(site: &Site, directory: &Path) -> Result<PathBuf, WorkError> {
+    if directory.join(REPOMD).exists() {
+        return Ok(directory.to_owned());
     }
-    let files = package_files(folder).map_err(|error| WorkError::file(folder, &error))?;
+    let files = package_files(directory).map_err(|error| WorkError::file(directory, &error))?;
     if files.is_empty() {
-        return Err(WorkError::last(format!(
+        return Err(WorkError::permanent(format!(
             "packages.path {} holds neither {REPOMD} nor an .rpm file",
-            folder.display()
+            directory.display()
         )));
     }
     make(site, &read(site, files).await?)
 }
 
-/// A repository of the packages of all bundles that are on the host, if it has everything that is
-/// wanted: a way back needs no server then.
+/// A repository with the packages of all bundles on the host, if it has all wanted packages. A
+/// rollback then needs no server.
 pub(super) async fn of_bundles(site: &Site, wants: &[Want]) -> Result<Option<PathBuf>, WorkError> {
     let bundles = site.state().join("bundle").join("bundles");
     let mut files = Vec::new();
@@ -76,14 +77,15 @@ pub(super) async fn of_bundles(site: &Site, wants: &[Want]) -> Result<Option<Pat
     let packages = read(site, files).await?;
     let has = |want: &Want| {
         packages.iter().any(|file| {
-            file.name == want.name && want.version.is(&format!("{}-{}", file.version, file.release))
+            file.name == want.name
+                && want.version.matches(&format!("{}-{}", file.version, file.release))
         })
     };
     if wants.iter().all(has) { make(site, &packages).map(Some) } else { Ok(None) }
 }
 
-fn package_files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
-    let mut files: Vec<PathBuf> = fs::read_dir(folder)?
+fn package_files(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut files: Vec<PathBuf> = fs::read_dir(directory)?
         .flatten()
         .map(|entry| entry.path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "rpm"))
@@ -99,7 +101,7 @@ async fn read(site: &Site, paths: Vec<PathBuf>) -> Result<Vec<PackageFile>, Work
         let query = ["--query", "--package", "--nosignature", "--queryformat", QUERY, &shown];
         let header = site.ask(Program::Rpm, query).await?;
         files.push(parse(&path, &header).ok_or_else(|| {
-            WorkError::last(format!("{shown} has no header that rpm can name: is it whole?"))
+            WorkError::permanent(format!("{shown} has no header that rpm can name: is it whole?"))
         })?);
     }
     Ok(files)
@@ -123,9 +125,9 @@ fn parse(path: &Path, header: &str) -> Option<PackageFile> {
     };
     for line in lines {
         match line.as_slice() {
-            // rpm says so of a list that is empty.
+            // rpm prints this for an empty list.
             [_, "(none)", ..] => {}
-            // What rpm itself can do is no package's.
+            // rpm itself provides these features, not a package.
             ["R", name, ..] if name.starts_with("rpmlib(") => {}
             ["F", path] => file.files.push((*path).to_owned()),
             [kind, name, compare, version] => {
@@ -137,7 +139,7 @@ fn parse(path: &Path, header: &str) -> Option<PackageFile> {
     Some(file)
 }
 
-/// Writes the repository and says where it is.
+/// Writes the repository and returns its path.
 fn make(site: &Site, packages: &[PackageFile]) -> Result<PathBuf, WorkError> {
     let repository = site.state().join("dnf").join("repository");
     let failed = |error: std::io::Error| WorkError::file(&repository, &error);
@@ -149,7 +151,7 @@ fn make(site: &Site, packages: &[PackageFile]) -> Result<PathBuf, WorkError> {
     fs::create_dir_all(repository.join("repodata")).map_err(failed)?;
     let mut text = String::new();
     for (number, package) in packages.iter().enumerate() {
-        // Two bundles may have files of the same name.
+        // Two bundles may have files with the same name.
         let name = format!("{number}-{}-{}.rpm", package.name, package.arch);
         symlink(&package.path, repository.join(&name)).map_err(failed)?;
         text += &entry(package, &name)?;
@@ -176,7 +178,7 @@ fn make(site: &Site, packages: &[PackageFile]) -> Result<PathBuf, WorkError> {
     Ok(repository)
 }
 
-/// A package as the repository's list has it.
+/// The entry of a package in the repository metadata.
 fn entry(package: &PackageFile, location: &str) -> Result<String, WorkError> {
     let (size, sum) = digest(&package.path)?;
     let mut text = format!(
@@ -229,7 +231,8 @@ fn relation([_, name, compare, version]: &[String; 4]) -> String {
     )
 }
 
-/// Packages require files by name in these folders; a repository's list has no others.
+/// Whether packages may require a file by name. The repository metadata lists only files in these
+/// directories.
 fn may_be_required(file: &str) -> bool {
     file.starts_with("/etc/") || file.contains("/bin/") || file.contains("/sbin/")
 }
@@ -254,12 +257,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_is_read_and_written_as_dnf_reads_it() {
+    fn a_header_becomes_repository_metadata() {
         let header = "@\tkubeadm\t0\t1.35.0\t1.1\tx86_64\nP\tkubeadm\t=\t1.35.0-1.1\n\
             R\tcri-tools\t>=\t1:1.30.0\nR\t/bin/sh\t\t\nR\trpmlib(X)\t<=\t4-1\n\
             C\t(none)\t(none)\t(none)\nF\t/usr/bin/kubeadm\nF\t/usr/share/doc/a&b\n";
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("k.rpm");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("k.rpm");
         fs::write(&path, "x").unwrap();
         let package = parse(&path, header).unwrap();
         assert_eq!(package.relations.len(), 3);

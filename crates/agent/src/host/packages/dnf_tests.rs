@@ -17,7 +17,7 @@ fn call(flavour: Flavour, verb: &str, offline: Option<&str>, download: bool) -> 
 }
 
 #[test]
-fn each_dnf_is_told_in_its_own_words_that_excluded_packages_are_meant() {
+fn each_dnf_variant_overrides_the_package_excludes() {
     assert_eq!(
         call(Flavour::Dnf4, "install", None, false),
         "/usr/bin/dnf install --assumeyes --disableexcludes=kubernetes \
@@ -35,14 +35,14 @@ fn each_dnf_is_told_in_its_own_words_that_excluded_packages_are_meant() {
 }
 
 #[test]
-fn a_folder_of_packages_is_the_only_repository() {
+fn a_directory_of_packages_is_the_only_repository() {
     let call = call(Flavour::Dnf4, "install", Some("/srv/rpms"), false);
     let wanted = "--repofrompath=refit-offline,file:///srv/rpms --repo=refit-offline kubeadm";
     assert!(call.contains(wanted), "{call}");
 }
 
 #[test]
-fn a_way_back_is_a_downgrade() {
+fn a_rollback_is_a_downgrade() {
     assert!(is_older(&Wanted::Text("1.34.2-150500.1.1".to_owned()), "1.35.0-150500.1.1"));
     assert!(!is_older(&Wanted::Kubernetes(version()), "1.34.9-150500.1.1"));
     assert!(is_older(&Wanted::Kubernetes(version()), "1.100.0-1"));
@@ -50,8 +50,8 @@ fn a_way_back_is_a_downgrade() {
 
 #[test]
 fn the_repository_of_the_next_minor_takes_the_place_of_the_old_one() {
-    let folder = tempfile::tempdir().unwrap();
-    let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+    let directory = tempfile::tempdir().unwrap();
+    let site = Site::at(directory.path().join("root"), directory.path().join("state"));
     let file = format!("{REPOSITORIES}/kubernetes.repo");
     fs::create_dir_all(site.path(REPOSITORIES)).unwrap();
     fs::write(site.path(&file), OLD).unwrap();
@@ -66,31 +66,31 @@ fn the_repository_of_the_next_minor_takes_the_place_of_the_old_one() {
     assert_eq!(site.read(&file), OLD);
     fs::remove_file(site.path(&file)).unwrap();
     use_repository(&site, "q", NEW).unwrap();
-    assert!(site.read(OWN).contains("exclude=kubelet kubeadm kubectl"));
+    assert!(site.read(REFIT_REPOSITORY).contains("exclude=kubelet kubeadm kubectl"));
 }
 
 #[test]
-fn of_a_package_that_is_there_twice_the_newer_counts() {
+fn the_newer_of_two_entries_of_a_package_counts() {
     let packages = parse_installed("kubeadm 1.34.2-1\nkubeadm 1.35.0-1\nrpm 4.18.0-1\n");
     assert_eq!(packages["kubeadm"], "1.35.0-1");
 }
 
 #[test]
-fn only_an_older_entry_of_the_same_architecture_was_cut_off() {
+fn only_older_entries_of_the_same_architecture_are_removed() {
     let both = "x86_64 glibc-2.39-1.x86_64\ni686 glibc-2.39-1.i686\n";
-    assert!(cut_off(both).is_empty());
+    assert!(outdated_entries(both).is_empty());
     let cut = format!("x86_64 glibc-2.38-1.x86_64\n{both}");
-    assert_eq!(cut_off(&cut), ["glibc-2.38-1.x86_64"]);
-    assert!(cut_off("").is_empty());
+    assert_eq!(outdated_entries(&cut), ["glibc-2.38-1.x86_64"]);
+    assert!(outdated_entries("").is_empty());
 }
 
-/// A host whose dnf is a script that keeps locks in a file; `work` is what it does to install.
+/// A host whose dnf is a script that stores locks in a file. `work` is its installation command.
 fn with_locks(locked: &str, work: &str) -> (tempfile::TempDir, Site) {
     use std::os::unix::fs::PermissionsExt as _;
-    let folder = tempfile::tempdir().unwrap();
-    let mut site = Site::at(folder.path().join("root"), folder.path().join("state"));
+    let directory = tempfile::tempdir().unwrap();
+    let mut site = Site::at(directory.path().join("root"), directory.path().join("state"));
     fs::create_dir_all(site.state()).unwrap();
-    let locks = folder.path().join("locks");
+    let locks = directory.path().join("locks");
     fs::write(&locks, locked).unwrap();
     let locks = locks.display();
     for (program, script) in [
@@ -105,18 +105,18 @@ fn with_locks(locked: &str, work: &str) -> (tempfile::TempDir, Site) {
         ),
         (Program::Rpm, "echo kubeadm 1.34.2-1; echo containerd.io 1.7.0-1".to_owned()),
     ] {
-        let path = folder.path().join(format!("{program:?}"));
+        let path = directory.path().join(format!("{program:?}"));
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         let path = path.display().to_string();
         let tool = crate::host::site::Tool { path, ..Default::default() };
         site = site.with_tool(program, tool);
     }
-    (folder, site)
+    (directory, site)
 }
 
-fn locks(folder: &tempfile::TempDir) -> Vec<String> {
-    let text = fs::read_to_string(folder.path().join("locks")).unwrap();
+fn locks(directory: &tempfile::TempDir) -> Vec<String> {
+    let text = fs::read_to_string(directory.path().join("locks")).unwrap();
     let mut names: Vec<String> =
         text.lines().filter_map(|line| Some(line.split_once("-0:")?.0.to_owned())).collect();
     names.sort();
@@ -137,29 +137,29 @@ async fn locks_are_back_whatever_becomes_of_the_installation() {
         wants: vec![text("kubeadm", "1.35.0-1"), text("containerd.io", "2.1.4-1")],
     };
     for work in ["true", "exit 1"] {
-        let (folder, site) = with_locks(locked, work);
+        let (directory, site) = with_locks(locked, work);
         let dnf = Dnf { site: &site, flavour: Flavour::Dnf4, version_lock: true };
         let fetched = dnf.fetch(&order).await;
         assert_eq!(fetched.is_ok(), work == "true");
-        assert_eq!(locks(&folder), ["containerd.io", "kubeadm"], "{work}");
+        assert_eq!(locks(&directory), ["containerd.io", "kubeadm"], "{work}");
         let installed = dnf.install(&order).await;
         assert_eq!(installed.is_ok(), work == "true");
-        assert_eq!(locks(&folder), ["containerd.io", "kubeadm"], "{work}");
+        assert_eq!(locks(&directory), ["containerd.io", "kubeadm"], "{work}");
     }
 }
 
 #[tokio::test]
-async fn an_undo_leaves_no_lock_that_was_not_there_before() {
-    let (folder, site) = with_locks("", "true");
+async fn a_rollback_leaves_no_new_lock() {
+    let (directory, site) = with_locks("", "true");
     let dnf = Dnf { site: &site, flavour: Flavour::Dnf4, version_lock: true };
     let from = PackageArgs::default();
     let order =
         Order { plan: "p", from: &from, wants: vec![Want::kubernetes("kubeadm", &version())] };
     dnf.install(&order).await.unwrap();
-    assert_eq!(locks(&folder), ["kubeadm"]);
+    assert_eq!(locks(&directory), ["kubeadm"]);
     let before = BTreeMap::from([("kubeadm".to_owned(), "1.34.1-1".to_owned())]);
     dnf.restore("p", &before).await.unwrap();
-    assert_eq!(locks(&folder), Vec::<String>::new());
+    assert_eq!(locks(&directory), Vec::<String>::new());
 }
 
 #[test]

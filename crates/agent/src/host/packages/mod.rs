@@ -1,10 +1,10 @@
-//! Packages: which manager a host has, and one face for all of them.
+//! Packages: detection of a host's package manager, and one interface for all of them.
 //!
-//! | manager | pins by | offline | back to the versions of before |
+//! | manager | pins with | offline source | rollback to the previous versions |
 //! |---|---|---|---|
-//! | `apt` | `apt-mark hold` | a folder of `.deb`s, or a local repository | kept `.deb`s, or the repository |
-//! | `dnf` | `exclude=`, versionlock | a folder of `.rpm`s, or a local repository | the bundles on the host, or the repository |
-//! | `tarball` | the symbolic link | the tarball itself, from a bundle, a path or a server | the link is switched back |
+//! | `apt` | `apt-mark hold` | a directory of `.deb`s, or a local repository | from kept `.deb`s, or the repository |
+//! | `dnf` | `exclude=`, versionlock | a directory of `.rpm`s, or a local repository | from bundles on the host, or the repository |
+//! | `tarball` | the symbolic link | the tarball itself, from a bundle, a path or a server | by switching the link back |
 
 mod apt;
 mod apt_offline;
@@ -21,33 +21,33 @@ use refit_kinds::version::KubernetesVersion;
 
 use super::{Evidence, Program, Site, work::WorkError};
 
-/// The packages whose versions are those of Kubernetes.
+/// The packages that have the version of Kubernetes.
 pub(crate) const KUBERNETES: [&str; 3] = ["kubeadm", "kubectl", "kubelet"];
-/// Packages that a report names.
+/// Packages that the agent reports.
 pub(crate) const REPORTED: [&str; 7] =
     ["containerd", "containerd.io", "cri-tools", "kubeadm", "kubectl", "kubelet", "kubernetes-cni"];
 
-/// A package, and the version that it should have.
+/// A package and its wanted version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Want {
     /// Its name.
     pub name: String,
-    /// The version.
+    /// The wanted version.
     pub version: Wanted,
 }
 
-/// Which version of a package is wanted.
+/// The wanted version of a package.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// Any revision of this version of Kubernetes.
     Kubernetes(KubernetesVersion),
-    /// Exactly this one, or with a `*` at its end the newest that begins so.
+    /// Exactly this version, or, with a trailing `*`, the newest version with this prefix.
     Text(String),
 }
 
 impl Wanted {
-    /// Whether a package of `version` is what is wanted.
-    pub fn is(&self, version: &str) -> bool {
+    /// Whether a package with `version` matches.
+    pub fn matches(&self, version: &str) -> bool {
         match self {
             Self::Kubernetes(wanted) => wanted.is_of_package(version),
             Self::Text(text) => match text.strip_suffix('*') {
@@ -68,13 +68,13 @@ impl std::fmt::Display for Wanted {
 }
 
 impl Want {
-    /// A package of Kubernetes.
+    /// A Kubernetes package.
     pub fn kubernetes(name: &str, version: &KubernetesVersion) -> Self {
         Self { name: name.to_owned(), version: Wanted::Kubernetes(version.clone()) }
     }
 
-    /// A package of a plan. What is neither a name nor a version is refused: both stand in argument
-    /// lists of programs that run as root.
+    /// A package of a plan. Invalid names and versions are refused, because both become arguments
+    /// of programs that run as root.
     pub fn of(package: &PackageVersion) -> Result<Self, WorkError> {
         let is_name = |text: &str| {
             text.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -84,7 +84,7 @@ impl Want {
         let is_version = version.starts_with(|c: char| c.is_ascii_alphanumeric())
             && version.bytes().all(|b| b.is_ascii_alphanumeric() || b"+.:~_-^".contains(&b));
         if !is_name(&package.name) || !is_version {
-            return Err(WorkError::last(format!(
+            return Err(WorkError::permanent(format!(
                 "package {:?} at version {:?} is none that a package manager could have",
                 package.name, package.version
             )));
@@ -93,14 +93,14 @@ impl Want {
     }
 }
 
-/// What to install, and where it comes from.
+/// Packages to install, and their source.
 #[derive(Clone, Debug)]
 pub struct Order<'a> {
-    /// The plan, under whose name is kept what was there before.
+    /// The plan; the previous state is kept under its name.
     pub plan: &'a str,
-    /// Where packages come from.
+    /// Source of the packages.
     pub from: &'a PackageArgs,
-    /// What should be there.
+    /// The wanted packages.
     pub wants: Vec<Want>,
 }
 
@@ -111,12 +111,12 @@ pub enum Packages<'a> {
     Apt(apt::Apt<'a>),
     /// dnf and rpm.
     Dnf(dnf::Dnf<'a>),
-    /// Binaries behind symbolic links.
+    /// Binaries from a tarball, behind symbolic links.
     Tarball(tarball::Tarball<'a>),
 }
 
 impl<'a> Packages<'a> {
-    /// The manager that a plan asks for, or the one that the host has.
+    /// The package manager that a plan sets, or the one that the host has.
     pub fn of(site: &'a Site, driver: PackageDriver) -> Result<Self, WorkError> {
         let driver = match driver {
             PackageDriver::Auto => detect(site).ok_or_else(|| {
@@ -136,7 +136,7 @@ impl<'a> Packages<'a> {
         })
     }
 
-    /// Which one it is.
+    /// The driver of this package manager.
     pub fn driver(&self) -> PackageDriver {
         match self {
             Self::Apt(_) => PackageDriver::Apt,
@@ -154,7 +154,7 @@ impl<'a> Packages<'a> {
         }
     }
 
-    /// Fetches what an order needs, and what its undo would need, without installing anything.
+    /// Fetches the packages that an order and its rollback need, without installing anything.
     pub async fn fetch(&self, order: &Order<'_>) -> Result<(), WorkError> {
         match self {
             Self::Apt(apt) => apt.fetch(order).await,
@@ -163,7 +163,7 @@ impl<'a> Packages<'a> {
         }
     }
 
-    /// Installs what an order wants and is not there.
+    /// Installs the missing packages of an order.
     pub async fn install(&self, order: &Order<'_>) -> Result<(), WorkError> {
         match self {
             Self::Apt(apt) => apt.install(order).await,
@@ -172,7 +172,7 @@ impl<'a> Packages<'a> {
         }
     }
 
-    /// Goes back to exactly these versions; a package with an empty version is removed.
+    /// Restores exactly these versions. A package with an empty version is removed.
     pub async fn restore(
         &self,
         plan: &str,
@@ -185,17 +185,17 @@ impl<'a> Packages<'a> {
         }
     }
 
-    /// Whether everything that is wanted is there.
+    /// Whether all wanted packages are installed.
     pub async fn check(&self, wants: &[Want]) -> Result<Evidence, WorkError> {
         Ok(compare(&self.installed().await?, wants))
     }
 }
 
-/// Whether everything that is wanted is among what is installed.
+/// Whether all wanted packages are among the installed ones.
 pub(crate) fn compare(installed: &BTreeMap<String, String>, wants: &[Want]) -> Evidence {
     for want in wants {
         let found = installed.get(&want.name).map(String::as_str);
-        if !found.is_some_and(|found| want.version.is(found)) {
+        if !found.is_some_and(|found| want.version.matches(found)) {
             let found = found.unwrap_or("missing");
             return Evidence::Missing {
                 what: format!("package {} is {found}, {} is needed", want.name, want.version),
@@ -205,7 +205,7 @@ pub(crate) fn compare(installed: &BTreeMap<String, String>, wants: &[Want]) -> E
     Evidence::Done
 }
 
-/// What an undo leads to.
+/// Whether a rollback has restored the packages.
 pub(crate) fn compare_restored(
     installed: &BTreeMap<String, String>,
     packages: &BTreeMap<String, String>,
@@ -228,7 +228,7 @@ pub(crate) fn compare_restored(
     Evidence::Done
 }
 
-/// Which package manager holds the host's Kubernetes, or else which one the host has.
+/// The package manager that installed Kubernetes on the host, or else the one that the host has.
 pub(crate) fn detect(site: &Site) -> Option<PackageDriver> {
     if !tarball::Tarball::new(site).installed().is_empty() {
         return Some(PackageDriver::Tarball);
@@ -252,16 +252,20 @@ mod tests {
     }
 
     #[test]
-    fn any_revision_of_a_version_will_do() {
+    fn any_revision_of_a_version_matches() {
         let wanted = Wanted::Kubernetes(version("v1.35.0"));
-        assert!(wanted.is("1.35.0-1.1") && wanted.is("1.35.0") && !wanted.is("1.35.1-1.1"));
-        assert!(Wanted::Text("2.1.4-1".to_owned()).is("2.1.4-1"));
-        assert!(!Wanted::Text("2.1.4-1".to_owned()).is("2.1.4-10"));
-        assert!(Wanted::Text("2.1.*".to_owned()).is("2.1.4-10"));
+        assert!(
+            wanted.matches("1.35.0-1.1")
+                && wanted.matches("1.35.0")
+                && !wanted.matches("1.35.1-1.1")
+        );
+        assert!(Wanted::Text("2.1.4-1".to_owned()).matches("2.1.4-1"));
+        assert!(!Wanted::Text("2.1.4-1".to_owned()).matches("2.1.4-10"));
+        assert!(Wanted::Text("2.1.*".to_owned()).matches("2.1.4-10"));
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn a_missing_package_is_named() {
         let installed = BTreeMap::from([("kubelet".to_owned(), "1.34.2-1.1".to_owned())]);
         let wants = [Want::kubernetes("kubelet", &version("v1.35.0"))];
         let Evidence::Missing { what } = compare(&installed, &wants) else {
@@ -282,11 +286,11 @@ mod tests {
 
     #[test]
     fn only_names_and_versions_reach_a_command_line() {
-        let of = |name: &str, version: &str| {
+        let want = |name: &str, version: &str| {
             Want::of(&PackageVersion { name: name.to_owned(), version: version.to_owned() })
         };
-        assert!(of("containerd.io", "2.1.4-1~debian.12~bookworm").is_ok());
-        assert!(of("containerd.io", "2.1.*").is_ok());
+        assert!(want("containerd.io", "2.1.4-1~debian.12~bookworm").is_ok());
+        assert!(want("containerd.io", "2.1.*").is_ok());
         for (name, version) in [
             ("-o", "1"),
             ("a b", "1"),
@@ -296,7 +300,7 @@ mod tests {
             ("a=1", "1"),
             ("../x.deb", "1"),
         ] {
-            assert!(of(name, version).is_err(), "{name} {version}");
+            assert!(want(name, version).is_err(), "{name} {version}");
         }
     }
 }

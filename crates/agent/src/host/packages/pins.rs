@@ -1,7 +1,8 @@
 //! Which packages were pinned before a plan: held by apt, locked by dnf.
 //!
-//! A pin is lifted for the moment of an installation and set again whatever becomes of it. What was
-//! pinned is written down before the first one is lifted, so that a kill in between forgets none.
+//! A pin is lifted during an installation and set again afterwards, even after a failure. The pins
+//! are recorded before the first one is lifted, so that none is lost if the agent is killed
+//! meanwhile.
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
@@ -15,19 +16,19 @@ fn path(site: &Site, plan: &str) -> PathBuf {
     site.snapshot(plan).join("holds.json")
 }
 
-/// Whether that was written down for a plan.
+/// Whether the pins were recorded for a plan.
 pub(super) fn are_kept(site: &Site, plan: &str) -> bool {
     path(site, plan).exists()
 }
 
-/// Writes down which packages are pinned.
+/// Records the pinned packages.
 pub(super) fn keep(site: &Site, plan: &str, pinned: &BTreeSet<String>) -> Result<(), WorkError> {
     let text = serde_json::to_vec(pinned).expect("names can be written as JSON");
     atomic::replace(&path(site, plan), &text, Access::of_mode(0o600))?;
     Ok(())
 }
 
-/// Writes down that these are pinned, too.
+/// Adds pinned packages to the record.
 pub(super) fn add(site: &Site, plan: &str, pinned: &BTreeSet<String>) -> Result<(), WorkError> {
     let known = kept(site, plan);
     if pinned.is_subset(&known) {

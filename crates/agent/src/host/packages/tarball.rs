@@ -1,8 +1,8 @@
-//! Binaries from a tarball: unpacked beside one another by version, and switched by symbolic links.
+//! Binaries from a tarball: unpacked to one directory per version, and switched by symbolic links.
 //!
-//! `/opt/refit/kubernetes/v1.35.0/kubeadm` and a link to it where the host had its kubeadm, or in
-//! `/usr/local/bin`. The link is replaced by a rename, so there is no moment without the program,
-//! and going back is switching it back.
+//! A binary is unpacked to, for example, `/opt/refit/kubernetes/v1.35.0/kubeadm`. The link to it is
+//! where the host had its kubeadm, or in `/usr/local/bin`. The link is replaced by a rename, so the
+//! program is never missing. A rollback switches the link back.
 
 use std::{
     collections::BTreeMap,
@@ -25,12 +25,12 @@ use crate::host::{
 };
 
 const STORE: &str = "/opt/refit/kubernetes";
-/// Where links may be, the usual place first.
+/// Directories that may have the links, the default first.
 const LINKS: [&str; 3] = ["/usr/local/bin", "/usr/bin", "/opt/bin"];
-/// How deep in a tarball programs are looked for: `kubernetes/server/bin/kubeadm`.
+/// Depth limit of the search for programs in a tarball, such as `kubernetes/server/bin/kubeadm`.
 const DEPTH: usize = 5;
 
-/// Binaries behind symbolic links.
+/// Binaries from a tarball, behind symbolic links.
 #[derive(Clone, Debug)]
 pub struct Tarball<'a> {
     site: &'a Site,
@@ -50,7 +50,7 @@ impl<'a> Tarball<'a> {
         Self { site }
     }
 
-    /// The programs that are linked to an unpacked tarball, and its version without `v`.
+    /// The programs that are linked to an unpacked tarball, with its version without `v`.
     pub fn installed(&self) -> BTreeMap<String, String> {
         KUBERNETES
             .into_iter()
@@ -64,21 +64,21 @@ impl<'a> Tarball<'a> {
             .collect()
     }
 
-    /// Where the link of a program is or is to be: where the host has the program.
+    /// Path of the link of a program: where the host has the program, or the default directory.
     fn place(&self, name: &str) -> String {
-        let at = |folder: &str| {
-            let path = self.site.path(format!("{folder}/{name}"));
+        let at = |directory: &str| {
+            let path = self.site.path(format!("{directory}/{name}"));
             fs::symlink_metadata(path).is_ok()
         };
-        let folder = LINKS.iter().find(|folder| at(folder)).unwrap_or(&LINKS[0]);
-        format!("{folder}/{name}")
+        let directory = LINKS.iter().find(|directory| at(directory)).unwrap_or(&LINKS[0]);
+        format!("{directory}/{name}")
     }
 
     fn unpacked(&self, version: &KubernetesVersion) -> PathBuf {
         self.site.path(STORE).join(version.to_string())
     }
 
-    /// Checks and unpacks the tarball, unless that was done before.
+    /// Verifies and unpacks the tarball, unless this was done before.
     pub async fn fetch(&self, order: &Order<'_>) -> Result<(), WorkError> {
         let Some(version) = version_of(&order.wants)? else {
             return Ok(());
@@ -91,12 +91,12 @@ impl<'a> Tarball<'a> {
         check_sha256(&archive, &order.from.sha256)?;
         self.unpack(&archive, version).await?;
         if archive.starts_with(self.downloads()) {
-            // What it held is unpacked.
+            // The download is no longer needed once it is unpacked.
             let _ = fs::remove_file(&archive);
         }
         for want in &order.wants {
             if !has(want) {
-                return Err(WorkError::last(format!(
+                return Err(WorkError::permanent(format!(
                     "the tarball {} holds no program {}",
                     archive.display(),
                     want.name
@@ -121,7 +121,7 @@ impl<'a> Tarball<'a> {
         Ok(())
     }
 
-    /// Switches the links back, to a version that is still unpacked or to what was there before.
+    /// Switches the links back to a version that is still unpacked, or restores the original file.
     pub fn restore(
         &self,
         plan: &str,
@@ -145,11 +145,11 @@ impl<'a> Tarball<'a> {
         if fs::read_link(&place).is_ok_and(|now| now == target) {
             return Ok(());
         }
-        self.site.say(&format!("{} -> {}", place.display(), target.display()));
+        self.site.log(&format!("{} -> {}", place.display(), target.display()));
         atomic::link(&place, &target)
     }
 
-    /// Where tarballs of servers are until they are unpacked.
+    /// Directory of downloaded tarballs until they are unpacked.
     fn downloads(&self) -> PathBuf {
         self.site.state().join("tarballs")
     }
@@ -158,7 +158,7 @@ impl<'a> Tarball<'a> {
         let from = order.from;
         let path = match (from.path.as_str(), from.url.as_str()) {
             ("", "") => {
-                return Err(WorkError::last(
+                return Err(WorkError::permanent(
                     "the plan names no tarball: set packages.path, packages.url, or a bundle with one",
                 ));
             }
@@ -170,18 +170,18 @@ impl<'a> Tarball<'a> {
         };
         let path = self.site.path(path);
         if path.is_dir() {
-            return Err(WorkError::last(format!(
-                "packages.path {} is a folder: name the tarball in it",
+            return Err(WorkError::permanent(format!(
+                "packages.path {} is a directory: name the tarball in it",
                 path.display()
             )));
         }
         Ok(path)
     }
 
-    /// Fetches a tarball; one that was cut off goes on where it stopped.
+    /// Downloads a tarball. An interrupted download is resumed.
     async fn download(&self, url: &str, sha256: &str) -> Result<PathBuf, WorkError> {
         let sum = Digest::try_from(sha256.to_lowercase()).map_err(|error| {
-            WorkError::last(format!(
+            WorkError::permanent(format!(
                 "packages.sha256 of {url} is of no use, and nothing is fetched unchecked: {error}"
             ))
         })?;
@@ -189,7 +189,7 @@ impl<'a> Tarball<'a> {
         if to.is_file() {
             return Ok(to);
         }
-        self.site.say(&format!("fetching {url}"));
+        self.site.log(&format!("fetching {url}"));
         let limits = Limits::default();
         let fetched = Box::pin(fetch::file(url, &sum, &to, &limits)).await;
         fetched.map_err(|error| {
@@ -197,7 +197,7 @@ impl<'a> Tarball<'a> {
             if error.is_retriable() {
                 WorkError::retriable(message)
             } else if matches!(error, refit_bundle::Error::Location { .. }) {
-                WorkError::last(message)
+                WorkError::permanent(message)
             } else {
                 WorkError::needs_person(message)
             }
@@ -213,9 +213,9 @@ impl<'a> Tarball<'a> {
             let path = path.to_owned();
             move |error: std::io::Error| WorkError::file(&path, &error)
         };
-        for folder in [&raw, &new] {
-            let _ = fs::remove_dir_all(folder);
-            fs::create_dir_all(folder).map_err(file(folder))?;
+        for directory in [&raw, &new] {
+            let _ = fs::remove_dir_all(directory);
+            fs::create_dir_all(directory).map_err(file(directory))?;
         }
         let call = self.site.call(
             Program::Tar,
@@ -241,10 +241,10 @@ impl<'a> Tarball<'a> {
         let _ = fs::remove_dir_all(&raw);
         let _ = fs::remove_dir_all(&target);
         fs::rename(&new, &target).map_err(file(&target))?;
-        atomic::sync_folder(&self.site.path(STORE)).map_err(file(&target))
+        atomic::sync_directory(&self.site.path(STORE)).map_err(file(&target))
     }
 
-    /// Lets go of versions that no link needs: the one of before stays for an undo.
+    /// Removes versions that are no longer needed. The previous version is kept for a rollback.
     fn prune(&self, version: &KubernetesVersion) {
         // Pre-releases and builds of the version itself are neither older nor the previous version.
         let release =
@@ -264,7 +264,7 @@ impl<'a> Tarball<'a> {
         others.pop();
         for (_, path) in others {
             if let Err(error) = fs::remove_dir_all(&path) {
-                self.site.say(&format!("{} is not removed: {error}", path.display()));
+                self.site.log(&format!("{} is not removed: {error}", path.display()));
             }
         }
     }
@@ -274,7 +274,7 @@ fn group(name: &str) -> String {
     format!("tarball-{name}")
 }
 
-/// The one version that an order is about.
+/// The version of an order.
 fn version_of(wants: &[Want]) -> Result<Option<&KubernetesVersion>, WorkError> {
     let mut found = None;
     for want in wants {
@@ -283,7 +283,7 @@ fn version_of(wants: &[Want]) -> Result<Option<&KubernetesVersion>, WorkError> {
                 found = Some(version);
             }
             Wanted::Kubernetes(_) | Wanted::Text(_) => {
-                return Err(WorkError::last(format!(
+                return Err(WorkError::permanent(format!(
                     "package {} cannot come from a tarball of Kubernetes; install it by apt or dnf",
                     want.name
                 )));
@@ -295,13 +295,13 @@ fn version_of(wants: &[Want]) -> Result<Option<&KubernetesVersion>, WorkError> {
 
 fn check_sha256(archive: &Path, wanted: &str) -> Result<(), WorkError> {
     if wanted.is_empty() {
-        return Err(WorkError::last(
+        return Err(WorkError::permanent(
             "packages.sha256 is empty: a tarball is not unpacked unchecked",
         ));
     }
     let (_, found) = digest(archive)?;
     if !found.eq_ignore_ascii_case(wanted) {
-        return Err(WorkError::last(format!(
+        return Err(WorkError::permanent(format!(
             "{} has sha256 {found}, packages.sha256 is {wanted}",
             archive.display()
         )));
@@ -320,19 +320,19 @@ async fn check_version(
         _ => &["--version"],
     };
     let call = Invocation::at(path.display().to_string(), arguments.iter().copied());
-    let said = call.output().await?;
-    if said.split_whitespace().any(|word| word == version.to_string()) {
+    let output = call.output().await?;
+    if output.split_whitespace().any(|word| word == version.to_string()) {
         return Ok(());
     }
-    Err(WorkError::last(format!(
+    Err(WorkError::permanent(format!(
         "{name} in the tarball says {:?} of itself, not {version}",
-        said.trim()
+        output.trim()
     )))
 }
 
-/// Finds the programs of Kubernetes in an unpacked tarball; links are not followed.
-fn find(folder: &Path, depth: usize, found: &mut BTreeMap<&'static str, PathBuf>) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+/// Finds the Kubernetes programs in an unpacked tarball. Links are not followed.
+fn find(directory: &Path, depth: usize, found: &mut BTreeMap<&'static str, PathBuf>) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let Ok(kind) = entry.file_type() else {
             continue;
         };

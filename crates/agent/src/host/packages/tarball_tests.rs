@@ -3,7 +3,7 @@ use refit_kinds::refit::{FailureKind, PackageArgs};
 use super::*;
 
 struct World {
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
     site: Site,
 }
 
@@ -13,24 +13,24 @@ fn version(text: &str) -> KubernetesVersion {
 
 impl World {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let site = Site::at(folder.path().join("root"), folder.path().join("state"));
+        let directory = tempfile::tempdir().unwrap();
+        let site = Site::at(directory.path().join("root"), directory.path().join("state"));
         for path in [site.path("/usr/bin"), site.path("/srv"), site.state().to_owned()] {
             fs::create_dir_all(path).unwrap();
         }
-        Self { _folder: folder, site }
+        Self { _directory: directory, site }
     }
 
-    /// Makes a tarball whose programs call themselves `says`.
-    fn tarball(&self, says: &str) -> PackageArgs {
+    /// Creates a tarball whose programs report `version`.
+    fn tarball(&self, version: &str) -> PackageArgs {
         let inside = self.site.path("/srv/make/kubernetes/server/bin");
         fs::create_dir_all(&inside).unwrap();
         for name in KUBERNETES {
             let path = inside.join(name);
-            fs::write(&path, format!("#!/bin/sh\necho Kubernetes {says}\n")).unwrap();
+            fs::write(&path, format!("#!/bin/sh\necho Kubernetes {version}\n")).unwrap();
             fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
         }
-        let archive = self.site.path(format!("/srv/{says}.tar.gz"));
+        let archive = self.site.path(format!("/srv/{version}.tar.gz"));
         let made = std::process::Command::new("tar")
             .args(["--create", "--gzip", "--file"])
             .arg(&archive)
@@ -40,7 +40,7 @@ impl World {
             .status();
         assert!(made.unwrap().success());
         PackageArgs {
-            path: format!("/srv/{says}.tar.gz"),
+            path: format!("/srv/{version}.tar.gz"),
             sha256: digest(&archive).unwrap().1,
             ..PackageArgs::default()
         }
@@ -73,7 +73,7 @@ async fn links_are_switched_and_switched_back() {
 }
 
 #[tokio::test]
-async fn a_program_that_was_a_file_is_one_again() {
+async fn a_program_that_was_a_file_is_restored_as_a_file() {
     let world = World::new();
     fs::write(world.site.path("/usr/bin/kubeadm"), "the old one").unwrap();
     world.install(&world.tarball("v1.35.0"), &["kubeadm"], "v1.35.0").await.unwrap();
@@ -107,7 +107,7 @@ async fn a_tarball_of_another_version_is_refused() {
 }
 
 #[tokio::test]
-async fn of_the_older_versions_one_stays() {
+async fn one_older_version_is_kept() {
     let world = World::new();
     for at in ["v1.33.1", "v1.34.2", "v1.35.0"] {
         world.install(&world.tarball(at), &KUBERNETES, at).await.unwrap();
@@ -120,7 +120,7 @@ async fn of_the_older_versions_one_stays() {
     assert_eq!(left, ["v1.34.2", "v1.35.0"]);
 }
 
-/// A server that answers every request with these bytes, so often.
+/// A server that answers `times` requests with these bytes.
 fn serve(bytes: Vec<u8>, times: usize) -> String {
     use std::io::{Read as _, Write as _};
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -143,7 +143,7 @@ fn serve(bytes: Vec<u8>, times: usize) -> String {
 }
 
 #[tokio::test]
-async fn a_tarball_comes_from_a_server_and_only_the_one_that_was_meant() {
+async fn a_download_is_used_only_if_its_checksum_matches() {
     let world = World::new();
     let made = world.tarball("v1.35.0");
     let bytes = fs::read(world.site.path(&made.path)).unwrap();
@@ -164,7 +164,7 @@ async fn a_tarball_comes_from_a_server_and_only_the_one_that_was_meant() {
 }
 
 #[tokio::test]
-async fn a_folder_is_no_tarball_and_says_so() {
+async fn a_directory_is_refused_as_a_tarball() {
     let world = World::new();
     let from =
         PackageArgs { path: "/srv".to_owned(), sha256: "00".repeat(32), ..PackageArgs::default() };

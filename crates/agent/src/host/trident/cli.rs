@@ -1,4 +1,4 @@
-//! Trident by its command line: the packaged one offers no state and no rollback by gRPC
+//! Trident's command line. The packaged version has neither state nor rollback in its gRPC API
 //! (`spec/node.md 1.6`).
 
 use std::path::Path;
@@ -9,17 +9,17 @@ use serde_json::Value;
 use super::status::HostStatus;
 use crate::host::{Program, ProgramError, Site, work::WorkError};
 
-/// Exit code of Trident: a reboot was asked for and did not come.
+/// Exit code of Trident: the requested reboot did not happen.
 const EXIT_REBOOT: i32 = 3;
-/// Of `efibootmgr`: it lists what the firmware has.
+/// Without arguments `efibootmgr` lists the firmware's boot entries.
 const NO_ARGUMENTS: [&str; 0] = [];
 
-/// One part of an update.
+/// A phase of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Writes the image; disturbs nothing.
+    /// Writes the image, without disruption.
     Stage,
-    /// Makes it the next to boot.
+    /// Makes the image the next to boot.
     Finalize,
 }
 
@@ -32,25 +32,25 @@ impl Operation {
     }
 }
 
-/// What can be asked of Trident, and told to it.
+/// The operations of Trident that Refit uses.
 pub trait Trident: Send + Sync {
-    /// What it says of the host; `None` where it does not manage the host.
+    /// Trident's status of the host; `None` if Trident does not manage the host.
     fn status(&self) -> BoxFuture<'_, Result<Option<HostStatus>, WorkError>>;
-    /// The host's configuration, whole.
+    /// The complete configuration of the host.
     fn configuration(&self) -> BoxFuture<'_, Result<Value, WorkError>>;
     /// Checks a configuration.
     fn validate<'a>(&'a self, file: &'a Path) -> BoxFuture<'a, Result<(), WorkError>>;
-    /// Does one part of an update. The host is not rebooted.
+    /// Runs one phase of an update. The host is not rebooted.
     fn update<'a>(
         &'a self,
         file: &'a Path,
         operation: Operation,
     ) -> BoxFuture<'a, Result<(), WorkError>>;
-    /// Keeps the image that has booted, or finds that it cannot stay.
+    /// Commits the booted image, or starts a rollback if its health checks fail.
     fn commit(&self) -> BoxFuture<'_, Result<(), WorkError>>;
-    /// Makes the image of before the next to boot.
+    /// Makes the previous image the next to boot.
     fn rollback(&self) -> BoxFuture<'_, Result<(), WorkError>>;
-    /// Takes back that the firmware is to boot another volume next.
+    /// Deletes the firmware's setting to boot another volume next.
     fn forget_next_boot(&self) -> BoxFuture<'_, Result<(), WorkError>>;
 }
 
@@ -72,7 +72,8 @@ impl<'a> TridentCli<'a> {
         Ok(())
     }
 
-    /// Busy for longer than a question may take: a servicing holds its lock only for moments.
+    /// Runs a query. Its deadline is long enough, because servicing holds Trident's lock only
+    /// briefly.
     async fn ask(&self, what: &str) -> Result<String, ProgramError> {
         self.site.ask(Program::Trident, ["get", what]).await
     }
@@ -86,7 +87,7 @@ impl Trident for TridentCli<'_> {
             }
             match self.ask("status").await {
                 Ok(text) => HostStatus::parse(&text).map(Some),
-                Err(error) if has_no_datastore(error.said()) => Ok(None),
+                Err(error) if has_no_datastore(error.output_tail()) => Ok(None),
                 Err(error) => Err(explain(&error)),
             }
         })
@@ -112,7 +113,7 @@ impl Trident for TridentCli<'_> {
                 Err(error) if is_busy(&error) => Err(explain(&error)),
                 Err(error) => {
                     let message = format!("Trident does not take the configuration: {error}");
-                    Err(WorkError::last(message))
+                    Err(WorkError::permanent(message))
                 }
             }
         })
@@ -144,7 +145,7 @@ impl Trident for TridentCli<'_> {
 
     fn forget_next_boot(&self) -> BoxFuture<'_, Result<(), WorkError>> {
         Box::pin(async move {
-            // To delete what is not set is an error, and a second try finds it gone.
+            // Deleting an entry that is not set is an error, and a retry may find it deleted.
             let set = self.site.ask(Program::Efibootmgr, NO_ARGUMENTS).await?;
             if set.lines().any(|line| line.starts_with("BootNext:")) {
                 let call = self.site.call(Program::Efibootmgr, ["--delete-bootnext"]);
@@ -155,22 +156,22 @@ impl Trident for TridentCli<'_> {
     }
 }
 
-fn has_no_datastore(said: &str) -> bool {
+fn has_no_datastore(output: &str) -> bool {
     ["datastore does not exist", "No such file or directory", "not provisioned"]
         .iter()
-        .any(|words| said.contains(words))
+        .any(|words| output.contains(words))
 }
 
 fn is_busy(error: &ProgramError) -> bool {
     ["Trident is busy", "Servicing is active", "database is locked"]
         .iter()
-        .any(|words| error.said().contains(words))
+        .any(|words| error.output_tail().contains(words))
 }
 
-/// What a failure of Trident means.
+/// Classifies a failure of Trident.
 fn explain(error: &ProgramError) -> WorkError {
-    let said = error.said();
-    let says = |words: &[&str]| words.iter().any(|words| said.contains(words));
+    let output = error.output_tail();
+    let mentions = |words: &[&str]| words.iter().any(|words| output.contains(words));
     if error.code() == Some(EXIT_REBOOT) {
         return WorkError::needs_person(format!(
             "Trident asked for a reboot that did not come: {error}; reboot the host"
@@ -179,12 +180,12 @@ fn explain(error: &ProgramError) -> WorkError {
     if is_busy(error) {
         return WorkError::retriable(format!("Trident does something else: {error}"));
     }
-    if says(&["distro", "architecture"]) {
-        return WorkError::last(format!(
+    if mentions(&["distro", "architecture"]) {
+        return WorkError::permanent(format!(
             "the image is made for other hosts than this one: {error}"
         ));
     }
-    if says(&[
+    if mentions(&[
         "Failed to load COSI",
         "failed to load image",
         "error sending request",

@@ -1,10 +1,10 @@
-//! The HostConfiguration that brings a host to an image.
+//! The HostConfiguration that updates a host to an image.
 //!
-//! It is whole and declarative: what is left out is gone (`spec/node.md 1.4`). So it is the host's
-//! own, as Trident has it, with another image and our health checks; its scripts stay, because they
-//! carry over what the next root needs. None of ours is added: a configuration with scripts is a
-//! whole update each time that it is submitted (`spec/node.md 1.9 c`), so it is submitted only where
-//! another image is wanted.
+//! A configuration is complete and declarative: anything left out is removed (`spec/node.md 1.4`).
+//! Refit therefore submits the host's own configuration from Trident with another image and Refit's
+//! health checks. Scripts of the host stay, because they carry over data that the next root needs.
+//! Refit adds no scripts: each submission of a configuration with scripts is a full update
+//! (`spec/node.md 1.9 c`), so a configuration is submitted only if another image is wanted.
 
 use refit_kinds::refit::{HealthCheck, OsImageArgs};
 use serde_json::{Map, Value, json};
@@ -12,10 +12,10 @@ use serde_json::{Map, Value, json};
 use crate::host::work::WorkError;
 
 const SCRIPTS: [&str; 3] = ["preServicing", "postProvision", "postConfigure"];
-/// How long services may take in a new OS where the plan says nothing.
+/// Default time that services in a new OS have to become healthy.
 const HEALTH_SECONDS: i32 = 120;
-/// What the names of our checks start with, so that they are known again.
-const OURS: &str = "refit-";
+/// Name prefix of Refit's health checks.
+const CHECK_PREFIX: &str = "refit-";
 
 /// The host's configuration with the image and health checks of a plan.
 pub(super) fn configuration(current: &Value, wanted: &OsImageArgs) -> Result<Value, WorkError> {
@@ -33,7 +33,7 @@ pub(super) fn configuration(current: &Value, wanted: &OsImageArgs) -> Result<Val
         "image".to_owned(),
         json!({ "url": wanted.url, "sha384": wanted.sha384.to_lowercase() }),
     );
-    // The command line has no other way to leave the reboot to whoever calls it.
+    // The command line has no other option that leaves the reboot to the caller.
     object(&mut config, "internalParams").insert("noTransition".to_owned(), json!(true));
     let health = object(&mut config, "health");
     let mut checks: Vec<Value> = health
@@ -41,7 +41,7 @@ pub(super) fn configuration(current: &Value, wanted: &OsImageArgs) -> Result<Val
         .and_then(Value::as_array)
         .into_iter()
         .flatten()
-        .filter(|check| !is_ours(check))
+        .filter(|check| !is_refit_check(check))
         .cloned()
         .collect();
     checks.extend(wanted.health_checks.iter().map(health_check));
@@ -57,48 +57,49 @@ fn object<'a>(config: &'a mut Map<String, Value>, name: &str) -> &'a mut Map<Str
     entry.as_object_mut().expect("it was made an object")
 }
 
-fn is_ours(check: &Value) -> bool {
-    check.get("name").and_then(Value::as_str).is_some_and(|name| name.starts_with(OURS))
+fn is_refit_check(check: &Value) -> bool {
+    check.get("name").and_then(Value::as_str).is_some_and(|name| name.starts_with(CHECK_PREFIX))
 }
 
-/// `runOn` always: an empty list never matches. Services only, no script: a script has no timeout,
-/// and one that hangs would hang the commit for ever (`spec/node.md 1.9 a, l`).
+/// A health check of Refit. It always sets `runOn`, because an empty list never matches. It checks
+/// services and runs no script: a script has no timeout, and if it hangs, the commit hangs forever
+/// (`spec/node.md 1.9 a, l`).
 fn health_check(check: &HealthCheck) -> Value {
     json!({
-        "name": format!("{OURS}{}", check.name),
+        "name": format!("{CHECK_PREFIX}{}", check.name),
         "runOn": ["ab-update"],
         "systemdServices": check.systemd_services,
         "timeoutSeconds": check.timeout_seconds.unwrap_or(HEALTH_SECONDS),
     })
 }
 
-/// An image that Trident could take: a URL of a kind that it knows, and the sum of its metadata.
+/// Validates an image for Trident: a URL with a supported scheme, and the checksum of its metadata.
 fn check(wanted: &OsImageArgs) -> Result<(), WorkError> {
     let known = ["https://", "http://", "file:///", "oci://"];
     let url = &wanted.url;
     if !known.iter().any(|scheme| url.starts_with(scheme)) || url.contains(char::is_whitespace) {
-        return Err(WorkError::last(format!(
+        return Err(WorkError::permanent(format!(
             "osImage.url {url:?} is no URL that Trident takes: https://, http://, file:/// or oci://, \
              never a bare path"
         )));
     }
     let place = url.split_once("://").map_or("", |(_, rest)| rest);
     if place.split('/').next().is_some_and(|host| host.contains('@')) {
-        return Err(WorkError::last(
+        return Err(WorkError::permanent(
             "osImage.url carries a user: Trident gives registries and servers no credentials, and a \
              plan is no place for them",
         ));
     }
     let sum = &wanted.sha384;
     if sum.len() != 96 || !sum.bytes().all(|b| b.is_ascii_hexdigit()) {
-        return Err(WorkError::last(format!(
+        return Err(WorkError::permanent(format!(
             "osImage.sha384 {sum:?} is not the sha384 of an image's metadata in hex: Trident checks no \
              signature, so nothing else says which image it is"
         )));
     }
     for check in &wanted.health_checks {
         if check.systemd_services.is_empty() {
-            return Err(WorkError::last(format!(
+            return Err(WorkError::permanent(format!(
                 "health check {} of osImage names no service",
                 check.name
             )));
@@ -107,8 +108,9 @@ fn check(wanted: &OsImageArgs) -> Result<(), WorkError> {
     Ok(())
 }
 
-/// What in a host's own configuration does not do what it seems to (`spec/node.md 1.9`): said in
-/// the step's output, because it is its owner's to mend.
+/// Settings in a host's own configuration that do not have the expected effect
+/// (`spec/node.md 1.9`). They are logged in the step's output, because the owner of the host has to
+/// correct them.
 pub(super) fn warnings(config: &Value) -> Vec<String> {
     let mut found = Vec::new();
     for phase in SCRIPTS {
@@ -170,7 +172,8 @@ fn words<'a>(value: &'a Value, name: &str) -> Vec<&'a str> {
     list.into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
-/// Whether a configuration has scripts: submitting it is a whole update, even if nothing differs.
+/// Whether a configuration has scripts: submitting it is a full update, even if nothing has
+/// changed.
 pub(super) fn has_scripts(config: &Value) -> bool {
     SCRIPTS.iter().any(|phase| list(config, &["scripts", phase]).next().is_some())
 }
@@ -212,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hosts_own_configuration_gets_another_image_and_our_checks() {
+    fn only_the_image_and_health_checks_of_a_configuration_change() {
         let config = configuration(&current(), &wanted()).unwrap();
         let image = json!({ "url": "https://images.example/new.cosi", "sha384": "ab".repeat(48) });
         assert_eq!(config["image"], image);
@@ -226,10 +229,11 @@ mod tests {
     #[test]
     fn our_health_checks_always_run_and_never_hang() {
         let config = configuration(&current(), &wanted()).unwrap();
-        let ours = list(&config, &["health", "checks"]).find(|check| is_ours(check)).unwrap();
-        assert_eq!(ours["runOn"], json!(["ab-update"]), "not at a runtime update either");
-        assert_eq!(ours["timeoutSeconds"], 120);
-        assert!(ours.get("content").is_none());
+        let added =
+            list(&config, &["health", "checks"]).find(|check| is_refit_check(check)).unwrap();
+        assert_eq!(added["runOn"], json!(["ab-update"]), "not at a runtime update either");
+        assert_eq!(added["timeoutSeconds"], 120);
+        assert!(added.get("content").is_none());
     }
 
     #[test]
@@ -274,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_trident_did_not_install_is_for_a_person() {
+    fn a_host_not_installed_by_trident_needs_an_operator() {
         let error = configuration(&json!({}), &wanted()).unwrap_err();
         assert_eq!(error.kind, FailureKind::NeedsPerson);
     }

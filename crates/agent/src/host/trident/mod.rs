@@ -1,15 +1,16 @@
-//! The OS image, by Trident: written beside the one that runs, booted once, kept or left.
+//! The OS image, updated by Trident: written next to the running image, booted once, then committed
+//! or rolled back.
 //!
-//! | step | asks first | does |
+//! | step | precondition | action |
 //! |---|---|---|
-//! | stage | is it there or running already? | `update --allowed-operations stage` |
-//! | finalize | is it the one that is staged? | `update --allowed-operations finalize`; the host is rebooted by a step of its own |
-//! | commit | has the host booted since? | `commit`, and reads back how it went |
-//! | undo | how far did it come? | leaves it staged, takes the next boot back, or rolls back |
+//! | stage | the image is neither staged nor running | `update --allowed-operations stage` |
+//! | finalize | the image is staged | `update --allowed-operations finalize`; a separate step reboots the host |
+//! | commit | the host has booted since | `commit`, then check the result |
+//! | undo | any | depending on the progress: leave it staged, delete the next boot entry, or roll back |
 //!
-//! Nothing is submitted unless another image is wanted: an identical configuration with scripts
-//! would be one more whole update (`spec/node.md 1.9 c`), and a change of anything else would be
-//! recorded and not applied (`1.9 d`).
+//! A configuration is submitted only if another image is wanted: an identical configuration with
+//! scripts would be another full update (`spec/node.md 1.9 c`), and a change of anything else would
+//! be recorded but not applied (`1.9 d`).
 
 mod cli;
 mod config;
@@ -30,11 +31,11 @@ use super::{
     work::WorkError,
 };
 
-/// How long a commit of Trident's own service, or a rollback, is waited for.
+/// How long to wait for a commit by Trident's own service, or for a rollback.
 const SETTLE: Duration = Duration::from_mins(10);
 const POLL: Duration = Duration::from_secs(2);
 
-/// An image on its way to a host.
+/// The update of a host to an OS image.
 pub struct OsImage<'a> {
     site: &'a Site,
     trident: &'a dyn Trident,
@@ -82,7 +83,7 @@ impl<'a> OsImage<'a> {
         self.site.read("/proc/sys/kernel/random/boot_id").trim().to_owned()
     }
 
-    /// Where the host stands.
+    /// The progress of the update.
     pub async fn situation(&self) -> Result<Situation, WorkError> {
         Ok(match self.trident.status().await? {
             None => Situation::NotManaged,
@@ -92,7 +93,7 @@ impl<'a> OsImage<'a> {
         })
     }
 
-    /// Writes the image to the volumes that do not run.
+    /// Writes the image to the inactive volumes.
     pub async fn stage(&self) -> Result<(), WorkError> {
         match self.situation().await? {
             Situation::Done | Situation::Staged | Situation::AwaitsBoot => return Ok(()),
@@ -105,7 +106,8 @@ impl<'a> OsImage<'a> {
         }
         let status = self.trident.status().await?.unwrap_or_default();
         let is_staged = status.servicing_state == Servicing::AbUpdateStaged;
-        // Of another image that is staged, `spec` is what was staged and `specOld` what runs.
+        // While another image is staged, `spec` is the staged and `specOld` the running
+        // configuration.
         let running = if is_staged { &status.spec_old } else { &status.spec };
         let image = running.get("image").and_then(|image| image.get("sha384")?.as_str());
         let image = image.map(str::to_owned);
@@ -117,11 +119,11 @@ impl<'a> OsImage<'a> {
         let current =
             if is_staged { status.spec_old } else { self.trident.configuration().await? };
         for warning in config::warnings(&current) {
-            self.site.say(&format!("warning: {warning}"));
+            self.site.log(&format!("warning: {warning}"));
         }
         let config = config::configuration(&current, self.wanted)?;
         let file = self.config_path();
-        // JSON is YAML. It may hold what others must not read: scripts, files.
+        // JSON is valid YAML. Scripts and files in it may be confidential.
         let text = format!("{config:#}\n");
         atomic::replace(&file, text.as_bytes(), Access::of_mode(0o600))?;
         self.trident.validate(&file).await?;
@@ -140,7 +142,7 @@ impl<'a> OsImage<'a> {
         match self.situation().await? {
             Situation::Done | Situation::AwaitsBoot => return Ok(()),
             Situation::Staged => {}
-            // A finalize of anything else could stage, finalize and boot by itself.
+            // In any other state, finalize could stage, finalize and boot an image by itself.
             other @ (Situation::NotManaged
             | Situation::NeedsUpdate
             | Situation::OtherStaged
@@ -157,7 +159,7 @@ impl<'a> OsImage<'a> {
                  it finalizes: put it back"
             )));
         }
-        // Before the fact: after a kill it tells which boot was the last without the new image.
+        // Recorded first: after a kill it shows which boot was the last without the new image.
         let before = self.before().unwrap_or_default();
         self.keep(&Before { finalized_in: self.boot_id(), ..before })?;
         self.trident.update(&self.config_path(), Operation::Finalize).await?;
@@ -170,7 +172,7 @@ impl<'a> OsImage<'a> {
         Ok(())
     }
 
-    /// After the boot: keeps the image, and reads back whether it stayed.
+    /// Commits the image after the boot, and checks that it was kept.
     pub async fn commit(&self) -> Result<(), WorkError> {
         let tries = SETTLE.as_secs() / POLL.as_secs().max(1);
         let mut asked = false;
@@ -179,9 +181,9 @@ impl<'a> OsImage<'a> {
                 Situation::Done => return Ok(()),
                 Situation::AwaitsCommit if !asked => {
                     asked = true;
-                    // Trident's own service does so too; of two the second finds nothing to do.
+                    // Trident's own service also commits. The second commit does nothing.
                     if let Err(error) = self.trident.commit().await {
-                        self.site.say(&format!("the commit says: {error}"));
+                        self.site.log(&format!("the commit says: {error}"));
                     }
                     continue;
                 }
@@ -202,7 +204,7 @@ impl<'a> OsImage<'a> {
         ))
     }
 
-    /// Takes back what was done: nothing of the image boots next.
+    /// Rolls back, so that the image is not booted next.
     pub async fn undo(&self) -> Result<(), WorkError> {
         match self.situation().await? {
             Situation::Done
@@ -221,9 +223,10 @@ impl<'a> OsImage<'a> {
             Situation::Staged => self.unstage().await,
             Situation::AwaitsBoot => {
                 self.trident.forget_next_boot().await?;
-                // It finds the old root running, as after a boot that failed, and says so.
+                // An error is expected: as after a failed boot, the commit finds the old root
+                // running.
                 if let Err(error) = self.trident.commit().await {
-                    self.site.say(&format!("the commit says, as it should: {error}"));
+                    self.site.log(&format!("the commit says, as it should: {error}"));
                 }
                 match self.situation().await? {
                     Situation::NeedsUpdate | Situation::RolledBack { .. } => Ok(()),
@@ -243,12 +246,13 @@ impl<'a> OsImage<'a> {
         }
     }
 
-    /// Nothing boots what is only staged. Where the old configuration has no scripts, submitting it
-    /// makes Trident forget what is staged; with scripts it would be one more update.
+    /// Discards a staged image, which is never booted by itself. If the old configuration has no
+    /// scripts, submitting it makes Trident discard the staged image. With scripts this would be
+    /// another update, so the image stays staged.
     async fn unstage(&self) -> Result<(), WorkError> {
         let status = self.trident.status().await?.unwrap_or_default();
         if status.spec_old.is_null() || config::has_scripts(&status.spec_old) {
-            self.site.say("the image stays staged; nothing boots it");
+            self.site.log("the image stays staged; nothing boots it");
             return Ok(());
         }
         let file = self.config_path();
@@ -257,28 +261,28 @@ impl<'a> OsImage<'a> {
         self.trident.update(&file, Operation::Stage).await
     }
 
-    /// Whether the image is staged, or further.
+    /// Whether the image is staged, or in a later state.
     pub async fn is_staged(&self) -> Result<Evidence, WorkError> {
         let found = self.situation().await?;
         let done = matches!(found, Situation::Staged | Situation::AwaitsBoot | Situation::Done);
-        Ok(Evidence::from_check(done, || what(&found)))
+        Ok(Evidence::from_check(done, || describe(&found)))
     }
 
-    /// Whether the image is the next to boot, or has booted.
+    /// Whether the image is booted next, or was booted.
     pub async fn is_finalized(&self) -> Result<Evidence, WorkError> {
         let found = self.situation().await?;
         let done =
             matches!(found, Situation::AwaitsBoot | Situation::AwaitsCommit | Situation::Done);
-        Ok(Evidence::from_check(done, || what(&found)))
+        Ok(Evidence::from_check(done, || describe(&found)))
     }
 
-    /// Whether the image runs and stays.
+    /// Whether the image is running and committed.
     pub async fn is_committed(&self) -> Result<Evidence, WorkError> {
         let found = self.situation().await?;
-        Ok(Evidence::from_check(found == Situation::Done, || what(&found)))
+        Ok(Evidence::from_check(found == Situation::Done, || describe(&found)))
     }
 
-    /// Whether nothing of the image boots next.
+    /// Whether the image is not booted next.
     pub async fn is_undone(&self) -> Result<Evidence, WorkError> {
         let status = self.trident.status().await?.unwrap_or_default();
         let back = [Servicing::ManualRollbackAbFinalized, Servicing::ManualRollbackAbStaged];
@@ -286,17 +290,17 @@ impl<'a> OsImage<'a> {
             return Ok(Evidence::Done);
         }
         let found = self.situation().await?;
-        let ours = matches!(
+        let in_progress = matches!(
             found,
             Situation::AwaitsBoot | Situation::AwaitsCommit | Situation::RollingBack
         );
         let kept = found == Situation::Done
             && self.before().is_some_and(|before| !before.finalized_in.is_empty());
-        Ok(Evidence::from_check(!ours && !kept, || what(&found)))
+        Ok(Evidence::from_check(!in_progress && !kept, || describe(&found)))
     }
 }
 
-fn what(found: &Situation) -> String {
+fn describe(found: &Situation) -> String {
     match found {
         Situation::NotManaged => "Trident does not manage the host".to_owned(),
         Situation::NeedsUpdate => {
@@ -318,7 +322,7 @@ fn what(found: &Situation) -> String {
 }
 
 fn refused(found: &Situation, verb: &str) -> WorkError {
-    let what = what(found);
+    let what = describe(found);
     match found {
         Situation::NotManaged => WorkError::needs_person(format!(
             "the OS image cannot be {verb}: {what}; install the host by Trident"

@@ -1,5 +1,4 @@
-//! What Trident says of a host, and what that means for an image that is wanted
-//! (`spec/node.md 1.7`, `1.8`).
+//! Trident's status of a host, and what it means for the wanted image (`spec/node.md 1.7`, `1.8`).
 
 use refit_kinds::refit::OsImageArgs;
 use serde::{Deserialize, Serialize};
@@ -7,52 +6,52 @@ use serde_json::Value;
 
 use crate::host::work::WorkError;
 
-/// State of Trident's servicing, as it writes it.
+/// Servicing state of Trident, in its own spelling.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Servicing {
     /// The host was not installed by Trident.
     #[default]
     NotProvisioned,
-    /// An installation is written.
+    /// An installation is staged.
     CleanInstallStaged,
-    /// An installation is what boots next.
+    /// An installation is booted next.
     CleanInstallFinalized,
-    /// A change without reboot is prepared.
+    /// A change without a reboot is staged.
     RuntimeUpdateStaged,
-    /// An image is written to the volumes that do not run.
+    /// An image is written to the inactive volumes.
     AbUpdateStaged,
-    /// That image is what boots next.
+    /// That image is booted next.
     AbUpdateFinalized,
-    /// The new image did not pass its checks; the old one is about to boot again.
+    /// The new image failed its health checks; the old image is booted next.
     AbUpdateHealthCheckFailed,
-    /// Going back is prepared.
+    /// A rollback is staged.
     ManualRollbackAbStaged,
-    /// The older image is what boots next.
+    /// The previous image is booted next.
     ManualRollbackAbFinalized,
-    /// Going back without reboot is prepared.
+    /// A rollback without a reboot is staged.
     ManualRollbackRuntimeStaged,
-    /// Nothing is under way.
+    /// No operation is in progress.
     Provisioned,
 }
 
-/// What Trident says of a host; what we do not use of it is left out.
+/// Trident's status of a host, limited to the fields that Refit uses.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HostStatus {
-    /// How far servicing is.
+    /// State of servicing.
     #[serde(default)]
     pub servicing_state: Servicing,
-    /// The configuration. After staging it is the new one already: never what runs.
+    /// The configuration. After staging it is the new configuration, not the running one.
     #[serde(default)]
     pub spec: Value,
-    /// The configuration before the one that is under way.
+    /// The previous configuration during an update.
     #[serde(default)]
     pub spec_old: Value,
     /// Why the last operation failed.
     #[serde(default)]
     pub last_error: Option<Value>,
-    /// Which volume runs: `volume-a` or `volume-b`.
+    /// The active volume: `volume-a` or `volume-b`.
     #[serde(default)]
     pub ab_active_volume: Option<String>,
     /// Version of Trident.
@@ -61,7 +60,7 @@ pub struct HostStatus {
 }
 
 impl HostStatus {
-    /// Reads what `trident get status` answers.
+    /// Parses the output of `trident get status`.
     pub fn parse(text: &str) -> Result<Self, WorkError> {
         serde_saphyr::from_str(text).map_err(|error| {
             WorkError::needs_person(format!(
@@ -75,7 +74,7 @@ impl HostStatus {
         self.spec.get("image")?.get("sha384")?.as_str()
     }
 
-    /// The last error in a few words.
+    /// A short form of the last error.
     pub fn error(&self) -> Option<String> {
         let error = self.last_error.as_ref().filter(|error| !error.is_null())?;
         let word = |name: &str| error.get(name).and_then(Value::as_str);
@@ -85,67 +84,69 @@ impl HostStatus {
     }
 }
 
-/// What was true before the image was staged; kept with the plan's snapshot.
+/// The state before the image was staged. It is stored with the plan's snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Before {
-    /// The volume that ran.
+    /// The active volume at that time.
     #[serde(default)]
     pub active_volume: Option<String>,
-    /// sha384 of the image that ran.
+    /// sha384 of the running image at that time.
     #[serde(default)]
     pub image: Option<String>,
-    /// The boot in which the image was made the next to boot; empty until then.
+    /// ID of the boot in which the image was finalized; empty until then.
     #[serde(default)]
     pub finalized_in: String,
 }
 
-/// Where a host stands on its way to an image.
+/// The progress of a host's update to an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Situation {
     /// Trident does not manage the host.
     NotManaged,
-    /// Nothing is under way, and the host has another image.
+    /// No operation is in progress, and the host has another image.
     NeedsUpdate,
-    /// The image is written.
+    /// The image is staged.
     Staged,
-    /// Another image is written.
+    /// Another image is staged.
     OtherStaged,
-    /// The image is what boots next, but the host has not booted.
+    /// The image is booted next, but the host has not been rebooted.
     AwaitsBoot,
-    /// The host has booted, and nobody has committed yet.
+    /// The host has booted the image, which is not committed yet.
     AwaitsCommit,
-    /// The new image failed, and the old one is about to boot.
+    /// The new image failed, and the old image is booted next.
     RollingBack,
-    /// The image runs and stays.
+    /// The image is running and committed.
     Done,
     /// The old image runs again.
     RolledBack {
-        /// Why.
+        /// The error of the update.
         error: String,
     },
-    /// Something of somebody else is under way.
+    /// An operation that Refit did not start is in progress.
     Busy {
-        /// What.
+        /// State of the other operation.
         what: Servicing,
     },
 }
 
-/// Where a host stands. Trident's state alone cannot tell a host that waits for its boot from one
-/// that waits for its commit, nor a rollback from a host that never began: what was true before
-/// tells.
+/// Determines the progress of a host's update. Trident's state alone does not distinguish a host
+/// that waits for its boot from one that waits for its commit, nor a rollback from an update that
+/// never started. The state before the update does.
 pub(crate) fn situation(
     status: &HostStatus,
     wanted: &OsImageArgs,
     before: Option<&Before>,
     boot_id: &str,
 ) -> Situation {
-    let ours = status.image().is_some_and(|image| image.eq_ignore_ascii_case(&wanted.sha384));
+    let is_wanted = status.image().is_some_and(|image| image.eq_ignore_ascii_case(&wanted.sha384));
     match status.servicing_state {
         Servicing::NotProvisioned => Situation::NotManaged,
-        Servicing::AbUpdateStaged if ours => Situation::Staged,
+        Servicing::AbUpdateStaged if is_wanted => Situation::Staged,
         Servicing::AbUpdateStaged => Situation::OtherStaged,
-        Servicing::AbUpdateFinalized if !ours => Situation::Busy { what: status.servicing_state },
+        Servicing::AbUpdateFinalized if !is_wanted => {
+            Situation::Busy { what: status.servicing_state }
+        }
         Servicing::AbUpdateFinalized => {
             let booted = before.is_some_and(|before| {
                 !before.finalized_in.is_empty() && before.finalized_in != boot_id
@@ -153,7 +154,7 @@ pub(crate) fn situation(
             if booted { Situation::AwaitsCommit } else { Situation::AwaitsBoot }
         }
         Servicing::AbUpdateHealthCheckFailed => Situation::RollingBack,
-        Servicing::Provisioned => provisioned(status, ours, before),
+        Servicing::Provisioned => provisioned(status, is_wanted, before),
         what @ (Servicing::CleanInstallStaged
         | Servicing::CleanInstallFinalized
         | Servicing::RuntimeUpdateStaged
@@ -163,10 +164,10 @@ pub(crate) fn situation(
     }
 }
 
-fn provisioned(status: &HostStatus, ours: bool, before: Option<&Before>) -> Situation {
+fn provisioned(status: &HostStatus, is_wanted: bool, before: Option<&Before>) -> Situation {
     let error = status.error();
     let finalized = before.is_some_and(|before| !before.finalized_in.is_empty());
-    if ours {
+    if is_wanted {
         let flipped = before.is_none_or(|before| {
             !finalized
                 || before.active_volume.is_none()
@@ -218,13 +219,13 @@ mod tests {
     }
 
     #[test]
-    fn every_state_means_one_thing() {
+    fn each_trident_state_maps_to_one_situation() {
         let rolled_back = |error: &str| Situation::RolledBack { error: error.to_owned() };
         let busy = |what| Situation::Busy { what };
         let error = "{category: servicing, error: AbUpdateRebootCheck, message: booted old root}";
         for (state, image, volume, error, finalized_in, expected) in [
             ("provisioned", "aa", "volume-a", "null", "", Situation::NeedsUpdate),
-            // An error of an older operation is no rollback of this one.
+            // An error of an earlier operation does not mean that this update was rolled back.
             ("provisioned", "aa", "volume-a", error, "", Situation::NeedsUpdate),
             ("ab-update-staged", "bb", "volume-a", "null", "", Situation::Staged),
             ("ab-update-staged", "cc", "volume-a", "null", "", Situation::OtherStaged),
@@ -280,13 +281,13 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_has_the_image_already_is_done_without_a_plan_of_before() {
+    fn a_host_with_the_image_is_done_without_a_previous_plan() {
         let status = status("provisioned", "BB", "volume-a", "null");
         assert_eq!(situation(&status, &wanted(), None, "boot-1"), Situation::Done);
     }
 
     #[test]
-    fn an_answer_that_cannot_be_read_is_for_a_person() {
+    fn an_unknown_servicing_state_needs_an_operator() {
         let error = HostStatus::parse("servicingState: teleported\n").unwrap_err();
         assert!(error.message.contains("too new"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! A node that is emptied: order, deadlines, volumes, load balancers, and what people say.
+//! Draining a node: order, deadlines, volumes, load balancers, and configuration.
 
 use jiff::SignedDuration;
 use refit_cluster_api::kinds::MachineDeletion;
@@ -21,7 +21,7 @@ fn minutes(n: i64) -> SignedDuration {
     SignedDuration::from_mins(n)
 }
 
-/// A budget that lets nothing go.
+/// A budget that allows no evictions.
 fn tight(one: &mut One) {
     let name = |pod: &PodView| pod.pod.clone();
     one.refusals = one
@@ -37,7 +37,7 @@ fn tight(one: &mut One) {
         .collect();
 }
 
-/// Looks every few seconds for some minutes, as the controller does.
+/// Decides every few seconds for some minutes, like the controller.
 fn pass(one: &mut One, minutes: i64) {
     let until = one.now + minutes * 60;
     while one.now < until {
@@ -66,7 +66,7 @@ fn deletion(one: &mut One, deletion: MachineDeletion) {
 }
 
 #[test]
-fn every_pod_that_a_budget_holds_is_named_with_its_age() {
+fn every_pod_held_by_a_budget_is_named_with_its_age() {
     let mut one = One::worker().upgraded();
     one.pods = vec![pod("web-1"), pod("web-2")];
     tight(&mut one);
@@ -83,7 +83,7 @@ fn every_pod_that_a_budget_holds_is_named_with_its_age() {
 }
 
 #[test]
-fn a_budget_is_waited_for_and_somebody_hears_of_it_once() {
+fn waiting_for_a_budget_emits_one_event() {
     let mut one = One::worker().upgraded();
     tight(&mut one);
     pass(&mut one, 14);
@@ -95,7 +95,7 @@ fn a_budget_is_waited_for_and_somebody_hears_of_it_once() {
 }
 
 #[test]
-fn the_ladder_is_climbed_by_its_deadlines() {
+fn the_drain_escalates_by_its_deadlines() {
     let mut one = One::worker().upgraded();
     one.drain = policy(|policy| policy.delete_after = Some(minutes(30)));
     tight(&mut one);
@@ -105,12 +105,15 @@ fn the_ladder_is_climbed_by_its_deadlines() {
     assert!(one.log.contains(&"delete".to_owned()));
     assert_eq!(one.gate(), Gate::Disrupt);
     assert_eq!(reasons(&one), ["DrainBlocked", "DrainTakesLong", "DrainDeletesPods"]);
-    let said = &one.events.iter().rfind(|e| e.reason == "DrainDeletesPods").unwrap().message;
-    assert_eq!(said, "Node m-0: default/web-1: not evicted within 30m, deleted with their grace.");
+    let message = &one.events.iter().rfind(|e| e.reason == "DrainDeletesPods").unwrap().message;
+    assert_eq!(
+        message,
+        "Node m-0: default/web-1: not evicted within 30m, deleted with their grace."
+    );
 }
 
 #[test]
-fn what_withstands_everything_is_forced_where_policy_says_so() {
+fn a_pod_that_resists_is_forced_if_policy_allows() {
     let mut one = One::worker().upgraded();
     one.drain = policy(|policy| policy.force_after = Some(minutes(20)));
     tight(&mut one);
@@ -121,12 +124,12 @@ fn what_withstands_everything_is_forced_where_policy_says_so() {
 }
 
 #[test]
-fn deadlines_count_from_what_is_stored_and_not_from_a_look() {
+fn deadlines_count_from_stored_timestamps() {
     let mut one = One::worker().upgraded();
     one.drain = policy(|policy| policy.delete_after = Some(minutes(30)));
     tight(&mut one);
     pass(&mut one, 1);
-    // Nobody looks for an hour: the controller was down.
+    // No decision for an hour: the controller was down.
     one.now += 3600;
     one.step();
     pass(&mut one, 1);
@@ -134,7 +137,7 @@ fn deadlines_count_from_what_is_stored_and_not_from_a_look() {
 }
 
 #[test]
-fn an_unreplicated_pod_is_waited_for_until_somebody_decides() {
+fn an_unreplicated_pod_waits_until_policy_changes() {
     let mut one = One::worker().upgraded();
     one.pods = vec![PodView { unreplicated: true, ..pod("once") }];
     one.drain = policy(|policy| policy.delete_after = Some(minutes(1)));
@@ -147,7 +150,7 @@ fn an_unreplicated_pod_is_waited_for_until_somebody_decides() {
 }
 
 #[test]
-fn groups_leave_in_order_and_each_has_its_own_time() {
+fn groups_leave_in_order_with_their_own_deadlines() {
     let mut one = One::worker().upgraded();
     let rule = |name: &str, app: &str, order: i32| {
         serde_json::from_value(json!({
@@ -159,11 +162,15 @@ fn groups_leave_in_order_and_each_has_its_own_time() {
         .unwrap()
     };
     one.around.rules = vec![rule("a", "db", 10), rule("b", "web", -1)];
-    let of = |name: &str, app: &str| PodView {
+    let labelled_pod = |name: &str, app: &str| PodView {
         labels: [("app".to_owned(), app.to_owned())].into(),
         ..pod(name)
     };
-    one.pods = vec![of("db-1", "db"), of("other-1", "other"), of("web-1", "web")];
+    one.pods = vec![
+        labelled_pod("db-1", "db"),
+        labelled_pod("other-1", "other"),
+        labelled_pod("web-1", "web"),
+    ];
     one.drain = policy(|policy| policy.delete_after = Some(minutes(30)));
     tight(&mut one);
     pass(&mut one, 20);
@@ -183,7 +190,7 @@ fn groups_leave_in_order_and_each_has_its_own_time() {
 }
 
 #[test]
-fn a_pod_that_comes_back_is_evicted_again_before_the_disruption() {
+fn a_pod_that_comes_back_is_evicted_before_the_disruption() {
     let mut one = One::worker().upgraded();
     one.around.attachments = Some(vec![Attachment { name: "csi-1".into(), volume: "pv-1".into() }]);
     pass(&mut one, 1);
@@ -197,7 +204,7 @@ fn a_pod_that_comes_back_is_evicted_again_before_the_disruption() {
 }
 
 #[test]
-fn volumes_are_waited_for_as_long_as_the_machine_says() {
+fn the_wait_for_volumes_has_the_machines_timeout() {
     let mut one = One::worker().upgraded();
     one.around.attachments = Some(vec![Attachment { name: "csi-1".into(), volume: "pv-1".into() }]);
     deletion(
@@ -226,7 +233,7 @@ fn volumes_are_waited_for_as_long_as_the_machine_says() {
 }
 
 #[test]
-fn the_machines_own_timeout_ends_a_drain_and_says_what_stays() {
+fn the_machines_timeout_ends_a_drain_and_names_the_rest() {
     let mut one = One::worker().upgraded();
     tight(&mut one);
     deletion(
@@ -251,7 +258,7 @@ fn the_machines_own_timeout_ends_a_drain_and_says_what_stays() {
 }
 
 #[test]
-fn a_machine_that_is_excluded_from_drains_keeps_its_pods_and_takes_no_new_ones() {
+fn a_machine_excluded_from_drains_is_only_cordoned() {
     let mut one = One::worker().upgraded();
     let annotations = one.machine.as_mut().unwrap().metadata.annotations.as_mut();
     annotations.unwrap().insert(keys::EXCLUDE_NODE_DRAINING.into(), String::new());
@@ -267,7 +274,7 @@ fn a_machine_that_is_excluded_from_drains_keeps_its_pods_and_takes_no_new_ones()
 }
 
 #[test]
-fn load_balancers_get_their_time_and_the_node_goes_back() {
+fn load_balancers_get_time_and_the_node_returns() {
     let mut one = One::worker().upgraded();
     one.drain = policy(|policy| policy.load_balancer_wait = minutes(2));
     pass(&mut one, 1);
@@ -284,7 +291,7 @@ fn load_balancers_get_their_time_and_the_node_goes_back() {
 }
 
 #[test]
-fn a_users_own_exclusion_stays_and_is_not_waited_for() {
+fn a_users_own_exclusion_stays_without_a_wait() {
     let mut one = One::worker().upgraded();
     one.node_mut().excluded = true;
     one.drain = policy(|policy| policy.load_balancer_wait = minutes(2));
@@ -298,7 +305,7 @@ fn a_users_own_exclusion_stays_and_is_not_waited_for() {
 }
 
 #[test]
-fn a_value_that_is_not_understood_is_shown_in_the_update() {
+fn an_invalid_value_is_shown_in_the_node_update() {
     let mut one = One::worker().upgraded();
     one.drain.not_understood = vec![(keys::DRAIN_DELETE_AFTER.into(), "soon".into())];
     tight(&mut one);

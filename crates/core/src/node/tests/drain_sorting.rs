@@ -27,7 +27,7 @@ fn labels(pairs: &[(&str, &str)]) -> Labels {
     pairs.iter().map(owned).collect()
 }
 
-/// What becomes of one pod, in a word.
+/// The decision about one pod, as a word.
 fn fate(view: &DrainView, policy: &DrainPolicy, node_ready: bool) -> String {
     let sorted = sort(view, policy, node_ready, at(1000));
     let leaving = sorted.leaving.iter().map(|(_, order)| format!("leaves {order}"));
@@ -36,7 +36,7 @@ fn fate(view: &DrainView, policy: &DrainPolicy, node_ready: bool) -> String {
     leaving.chain(waited).chain(staying).collect::<Vec<_>>().join(" ")
 }
 
-fn of(pod: PodView, rules: Vec<MachineDrainRule>, policy: &DrainPolicy) -> String {
+fn fate_with(pod: PodView, rules: Vec<MachineDrainRule>, policy: &DrainPolicy) -> String {
     let view = DrainView {
         pods: vec![pod],
         rules,
@@ -71,7 +71,7 @@ fn the_table_of_policies() {
     for (pod, unreplicated, local_storage, expected) in table {
         let policy = DrainPolicy { unreplicated, local_storage, ..DrainPolicy::default() };
         assert_eq!(
-            of(pod.clone(), Vec::new(), &policy),
+            fate_with(pod.clone(), Vec::new(), &policy),
             expected,
             "{unreplicated:?} {local_storage:?}"
         );
@@ -79,7 +79,7 @@ fn the_table_of_policies() {
 }
 
 #[test]
-fn a_pods_own_label_goes_before_every_rule() {
+fn a_pods_own_label_wins_over_every_rule() {
     let drain = || vec![rule("a", json!({"drain": {"behavior": "Drain", "order": 7}}))];
     let policy = DrainPolicy::default();
     let table = [
@@ -89,13 +89,13 @@ fn a_pods_own_label_goes_before_every_rule() {
         ("later", "DrainRuleNotUnderstood"),
     ];
     for (value, expected) in table {
-        assert_eq!(of(labelled(value), drain(), &policy), expected, "{value}");
+        assert_eq!(fate_with(labelled(value), drain(), &policy), expected, "{value}");
     }
-    assert_eq!(of(pod("a"), drain(), &policy), "leaves 7");
+    assert_eq!(fate_with(pod("a"), drain(), &policy), "leaves 7");
 }
 
 #[test]
-fn the_first_rule_by_name_that_applies_counts() {
+fn the_first_matching_rule_by_name_applies() {
     let policy = DrainPolicy::default();
     let behavior = |word: &str| json!({"drain": {"behavior": word}});
     let table = [
@@ -128,12 +128,12 @@ fn the_first_rule_by_name_that_applies_counts() {
             rule("a", spec.clone()),
         ];
         let rules = rules_of(rules, &Labels::new(), &Labels::new());
-        assert_eq!(of(web.clone(), rules, &policy), expected, "{spec}");
+        assert_eq!(fate_with(web.clone(), rules, &policy), expected, "{spec}");
     }
 }
 
 #[test]
-fn rules_are_of_machines_and_their_clusters() {
+fn rules_select_machines_and_clusters() {
     let (machine, cluster) = (labels(&[("os", "linux")]), labels(&[("stage", "prod")]));
     let table = [
         (json!({}), true),
@@ -160,7 +160,7 @@ fn rules_are_of_machines_and_their_clusters() {
 }
 
 #[test]
-fn nobody_waits_for_a_kubelet_that_is_silent_once_a_grace_is_over() {
+fn pods_past_their_grace_on_a_silent_node_are_ignored() {
     let ending = |end| PodView { terminating: true, deletion_at: Some(at(end)), ..pod("a") };
     for (end, ready, expected) in
         [(999, true, "leaves 0"), (999, false, "stays"), (1001, false, "leaves 0")]

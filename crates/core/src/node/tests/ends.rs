@@ -1,4 +1,4 @@
-//! How updates end, and what is left of them.
+//! How updates end, and what remains of them.
 
 use refit_kinds::{
     keys,
@@ -22,7 +22,7 @@ fn untouched(one: &One) {
 }
 
 #[test]
-fn an_abort_before_anything_happened_stops_at_once() {
+fn an_abort_before_any_work_stops_immediately() {
     let one = aborted(One::worker());
     assert_eq!((one.phase(), one.gate()), (Phase::Stopped, Gate::Closed));
     assert_eq!(one.status().failure_reason, "Aborted");
@@ -42,7 +42,7 @@ fn an_abort_before_the_point_of_no_return_stops_the_host_first() {
 }
 
 #[test]
-fn an_abort_gives_slot_and_guard_back() {
+fn an_abort_releases_slot_and_guard() {
     let mut one = One::worker().staged();
     while one.log.last().map(String::as_str) != Some("guard") {
         assert!(one.step());
@@ -55,7 +55,7 @@ fn an_abort_gives_slot_and_guard_back() {
 }
 
 #[test]
-fn an_abort_after_the_point_of_no_return_lets_the_update_end() {
+fn an_abort_after_the_point_of_no_return_is_too_late() {
     let mut one = One::worker().staged();
     one.settle();
     assert_eq!(one.gate(), Gate::Upgrade);
@@ -73,7 +73,7 @@ fn an_abort_after_the_point_of_no_return_lets_the_update_end() {
 }
 
 #[test]
-fn a_newer_request_stops_an_older_one_that_has_not_begun() {
+fn a_newer_request_stops_an_unstarted_older_one() {
     let mut one = One::worker().staged();
     one.siblings.push(update("m-0", 2));
     one.settle();
@@ -84,7 +84,7 @@ fn a_newer_request_stops_an_older_one_that_has_not_begun() {
 }
 
 #[test]
-fn an_older_request_past_the_point_of_no_return_ends_first() {
+fn an_older_update_past_the_point_of_no_return_ends_first() {
     let mut one = One::worker().upgraded();
     one.siblings.push(update("m-0", 2));
     one.settle();
@@ -92,13 +92,13 @@ fn an_older_request_past_the_point_of_no_return_ends_first() {
     one.kubelet_returns();
     one.settle();
     assert_eq!(one.phase(), Phase::Succeeded);
-    // Condition and guard are the newer one's to speak of.
+    // The newer NodeUpdate owns the condition and the guard.
     assert!(one.annotations().contains_key(keys::GUARDED_BY_US));
     assert_eq!(one.slots(), 0);
 }
 
 #[test]
-fn a_step_that_fails_for_good_ends_the_update_with_its_reason() {
+fn a_permanent_step_failure_ends_the_update_with_its_reason() {
     let mut one = One::worker();
     one.settle();
     one.host_fails("stage");
@@ -127,7 +127,7 @@ fn failed_while_down() -> One {
 }
 
 #[test]
-fn a_machine_that_failed_and_is_down_keeps_its_slot_but_not_its_guard() {
+fn a_failed_machine_that_is_down_keeps_only_its_slot() {
     let one = failed_while_down();
     assert_eq!(one.slots(), 1);
     assert!(one.annotations().is_empty());
@@ -135,7 +135,7 @@ fn a_machine_that_failed_and_is_down_keeps_its_slot_but_not_its_guard() {
 }
 
 #[test]
-fn after_a_bad_end_the_status_says_whose_cordon_it_is() {
+fn after_a_failure_the_status_shows_the_cordons_owner() {
     let mut one = failed_while_down();
     assert!(one.status().cordoned_by_us);
     one.node_mut().ready = true;
@@ -148,7 +148,7 @@ fn after_a_bad_end_the_status_says_whose_cordon_it_is() {
 }
 
 #[test]
-fn the_next_attempt_takes_over_slot_and_cordon_and_ends_well() {
+fn the_next_attempt_takes_over_slot_and_cordon() {
     let mut one = failed_while_down();
     one.siblings.push(one.update.clone());
     one.update = update("m-0", 2);
@@ -167,7 +167,7 @@ fn the_next_attempt_takes_over_slot_and_cordon_and_ends_well() {
 }
 
 #[test]
-fn a_request_for_another_try_goes_once_that_try_ended_well() {
+fn a_retry_request_is_removed_after_the_retry_succeeds() {
     let asked = |name: &str, ordinal, phase| {
         let mut one = One::worker();
         let machine = one.machine.as_mut().unwrap();
@@ -180,13 +180,13 @@ fn a_request_for_another_try_goes_once_that_try_ended_well() {
     };
     assert!(!asked("m-0-1", 2, Phase::Succeeded));
     assert!(asked("m-0-1", 2, Phase::Failed));
-    // It asks for one that is still to come.
+    // The annotation requests a future attempt.
     assert!(asked("m-0-2", 2, Phase::Succeeded));
     assert!(asked("m-0-1", 1, Phase::Failed));
 }
 
 #[test]
-fn an_ended_update_leaves_the_machine_to_the_one_that_runs() {
+fn an_ended_update_leaves_the_machine_to_the_running_one() {
     let mut one = One::worker().upgraded();
     let mut old = one.clone();
     old.siblings.push(one.update.clone());
@@ -199,7 +199,7 @@ fn an_ended_update_leaves_the_machine_to_the_one_that_runs() {
 }
 
 #[test]
-fn an_end_is_final() {
+fn a_final_phase_never_changes() {
     for phase in [Phase::Succeeded, Phase::Failed, Phase::Stopped] {
         let mut one = One::worker();
         one.update.status = Some(NodeUpdateStatus { phase, ..Default::default() });
@@ -211,7 +211,7 @@ fn an_end_is_final() {
 }
 
 #[test]
-fn a_deletion_waits_for_the_host_and_no_longer() {
+fn a_deletion_waits_only_until_the_host_stops() {
     let mut one = One::worker().upgraded();
     one.delete_machine();
     one.settle();
@@ -239,7 +239,7 @@ fn a_deletion_does_not_wait_for_a_host_that_is_gone() {
 }
 
 #[test]
-fn a_machine_that_is_deleted_early_is_let_go() {
+fn a_machine_deleted_early_is_released() {
     let mut one = One::worker();
     one.delete_machine();
     one.settle();
@@ -270,7 +270,7 @@ fn another_machine_of_the_same_name_is_left_alone() {
 }
 
 #[test]
-fn a_host_that_stops_by_itself_ends_the_update() {
+fn a_host_that_stops_unrequested_ends_the_update() {
     let mut one = One::worker().staged();
     one.plan.as_mut().unwrap().status.as_mut().unwrap().state =
         refit_kinds::refit::PlanState::Stopped;
@@ -279,7 +279,7 @@ fn a_host_that_stops_by_itself_ends_the_update() {
 }
 
 #[test]
-fn the_guard_that_was_switched_off_goes_while_the_update_runs() {
+fn a_guard_disabled_during_an_update_is_removed() {
     let mut one = One::worker().upgraded();
     let annotations = one.machine.as_mut().unwrap().metadata.annotations.as_mut().unwrap();
     annotations.insert(keys::REMEDIATION_GUARD.to_owned(), "Disabled".to_owned());
@@ -299,7 +299,7 @@ fn a_users_own_guard_survives_every_end() {
 }
 
 #[test]
-fn nothing_is_written_while_nothing_is_known() {
+fn nothing_is_written_before_the_first_sync() {
     let update = update("m-0", 1);
     let machine = machine("m-0");
     let snapshot = snapshot(&update, Some(&machine));
@@ -307,7 +307,7 @@ fn nothing_is_written_while_nothing_is_known() {
 }
 
 #[test]
-fn a_deletion_does_not_wait_for_a_cluster_that_cannot_be_read() {
+fn a_deletion_does_not_wait_for_an_unreadable_cluster() {
     let mut one = One::worker().staged();
     one.settle();
     assert!(one.annotations().contains_key(keys::PRE_DRAIN_HOOK));

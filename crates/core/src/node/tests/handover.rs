@@ -1,4 +1,4 @@
-//! Giving an unused slot back, with the plan of the host in between.
+//! Releasing an unused slot, with the host's plan in between.
 
 use refit_kinds::refit::Gate;
 
@@ -19,7 +19,7 @@ fn returned(one: &One) -> refit_kinds::refit::ClaimId {
 }
 
 #[test]
-fn the_plan_is_marked_before_the_slot_is_given_back() {
+fn the_plan_is_marked_before_the_slot_is_released() {
     let mut one = held_and_paused();
     while returned(&one) == 0.into() {
         assert_eq!(one.slots(), 1);
@@ -31,12 +31,12 @@ fn the_plan_is_marked_before_the_slot_is_given_back() {
 }
 
 #[test]
-fn a_slot_whose_plan_is_marked_is_claimed_anew_before_the_gate_opens() {
+fn a_marked_slot_is_claimed_again_before_the_gate_opens() {
     let mut one = held_and_paused();
     while returned(&one) == 0.into() {
         assert!(one.step());
     }
-    // Whoever marked it died before it gave the slot back.
+    // The controller that marked the plan crashed before it released the slot.
     one.paused = None;
     one.log.clear();
     one.settle();
@@ -46,7 +46,7 @@ fn a_slot_whose_plan_is_marked_is_claimed_anew_before_the_gate_opens() {
 }
 
 #[test]
-fn a_slot_is_kept_where_nobody_knows_what_the_host_does() {
+fn a_slot_is_kept_if_the_host_state_is_unknown() {
     let mut one = held_and_paused();
     one.plan = None;
     one.settle();

@@ -1,4 +1,4 @@
-//! Which steps are planned for what, and how they are taken back.
+//! Which steps are planned, and how they are rolled back.
 
 use std::{collections::BTreeSet, sync::LazyLock};
 
@@ -24,7 +24,7 @@ fn ids(steps: &[PlannedStep]) -> Vec<&str> {
     steps.iter().map(|step| step.id.as_str()).collect()
 }
 
-/// Settings that ask for everything.
+/// Settings that enable every optional step.
 fn everything() -> HostSettings {
     HostSettings {
         packages: Some(PackageArgs {
@@ -53,7 +53,7 @@ fn work<'a>(role: Role, settings: &'a HostSettings, facts: Option<&'a HostFacts>
 }
 
 #[test]
-fn what_nobody_asks_for_is_not_planned() {
+fn unrequested_steps_are_not_planned() {
     assert_eq!(
         ids(&plan_steps(Role::Worker, &GOAL.parse().unwrap())),
         [
@@ -74,7 +74,7 @@ fn what_nobody_asks_for_is_not_planned() {
 }
 
 #[test]
-fn everything_has_its_place_and_the_reboot_comes_last() {
+fn steps_are_ordered_and_the_reboot_comes_last() {
     let settings = everything();
     let steps = work(Role::ControlPlane, &settings, None).steps();
     assert_eq!(
@@ -104,7 +104,7 @@ fn everything_has_its_place_and_the_reboot_comes_last() {
 }
 
 #[test]
-fn nothing_disturbs_before_the_node_is_empty_and_one_restart_is_planned() {
+fn disturbing_steps_follow_the_drain_with_one_restart() {
     let settings = everything();
     let none = HostSettings::default();
     for role in ROLES {
@@ -121,7 +121,7 @@ fn nothing_disturbs_before_the_node_is_empty_and_one_restart_is_planned() {
 }
 
 #[test]
-fn an_image_that_runs_already_is_not_written_again() {
+fn the_running_image_is_not_written_again() {
     let settings = everything();
     let facts = HostFacts { os_image: "os-2".into(), ..HostFacts::default() };
     let steps = work(Role::Worker, &settings, Some(&facts)).steps();
@@ -148,14 +148,14 @@ fn an_image_that_brings_the_kubelet_needs_no_package_of_it_and_loses_no_flag() {
     assert!(at("kubelet-flags") < at("reboot"));
     assert_eq!(step.step(), Some(&HostStep::KubeletFlags(flags)));
     assert_eq!(step.undo, Some(StepUndo::Files));
-    // Where a package brings the kubelet, its own step sets them.
+    // If a package installs the kubelet, its own step sets the flags.
     settings.os_image = None;
     let steps = work(Role::Worker, &settings, None).steps();
     assert!(!ids(&steps).contains(&"kubelet-flags"));
 }
 
 #[test]
-fn certificates_are_renewed_on_control_planes_once_somebody_asks_for_it() {
+fn certificates_are_renewed_on_control_planes_on_request() {
     let certificates = CertificateArgs { renew_within_days: 60 };
     let settings =
         HostSettings { certificates: Some(certificates.clone()), ..HostSettings::default() };
@@ -172,9 +172,9 @@ fn certificates_are_renewed_on_control_planes_once_somebody_asks_for_it() {
     assert!(!ids(&steps).contains(&"certificates-renew"));
 }
 
-/// How certificates are renewed without an upgrade: a NodeUpdate to the version that runs.
+/// How certificates are renewed without an upgrade: a NodeUpdate to the running version.
 #[test]
-fn a_machine_that_is_at_its_version_can_be_asked_to_renew_certificates() {
+fn certificates_can_be_renewed_without_an_upgrade() {
     let mut one = One::control_plane();
     for node in &mut one.nodes {
         node.kubelet_version = GOAL.into();
@@ -193,10 +193,10 @@ fn a_machine_that_is_at_its_version_can_be_asked_to_renew_certificates() {
     assert!(names.contains(&"certificates-renew"), "{names:?}");
 }
 
-/// The contract with the agent: before the point whatever changes the host says how it is taken
-/// back, and from it on nothing does.
+/// The contract with the agent: before the point of no return every step that changes the host has
+/// an undo, and from that point on none has.
 #[test]
-fn before_the_point_of_no_return_every_step_has_a_way_back_and_none_after_it() {
+fn only_steps_before_the_point_of_no_return_have_an_undo() {
     let settings = everything();
     let none = HostSettings::default();
     let changes_nothing = [
@@ -225,7 +225,7 @@ fn before_the_point_of_no_return_every_step_has_a_way_back_and_none_after_it() {
 }
 
 #[test]
-fn the_point_of_no_return_is_where_the_way_back_ends() {
+fn each_role_has_its_point_of_no_return() {
     let (all, none) = (everything(), HostSettings::default());
     for (role, settings, point) in [
         (Role::FirstControlPlane, &none, "kubeadm-upgrade"),
@@ -245,7 +245,7 @@ fn the_point_of_no_return_is_where_the_way_back_ends() {
 }
 
 #[test]
-fn limits_of_single_steps_reach_the_plan() {
+fn step_limits_reach_the_plan() {
     let mut settings = HostSettings::default();
     let limits = StepLimits { timeout_seconds: Some(7200), max_attempts: Some(9) };
     settings.limits.insert("stage".into(), limits);
@@ -258,7 +258,7 @@ fn limits_of_single_steps_reach_the_plan() {
 }
 
 #[test]
-fn a_plan_on_a_host_says_where_its_way_back_ends() {
+fn a_host_plan_names_its_point_of_no_return() {
     let mut one = One::worker();
     one.settle();
     let spec = &one.plan.as_ref().unwrap().spec;
@@ -270,7 +270,7 @@ fn a_plan_on_a_host_says_where_its_way_back_ends() {
 }
 
 #[test]
-fn settings_that_cannot_be_read_hold_what_has_not_begun() {
+fn unreadable_settings_hold_updates_that_have_not_begun() {
     let mut one = One::worker();
     one.settings_refused = Some(Refusal::HostSettingsUnreadable {
         object: "Machine m-0".into(),
@@ -287,7 +287,7 @@ fn settings_that_cannot_be_read_hold_what_has_not_begun() {
 }
 
 #[test]
-fn another_image_than_planned_is_seen_on_the_host() {
+fn an_unexpected_os_image_is_detected() {
     let mut one = One::worker();
     one.settings = everything();
     let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
@@ -314,7 +314,7 @@ fn another_image_than_planned_is_seen_on_the_host() {
 }
 
 #[test]
-fn a_failure_says_what_became_of_the_host_and_whose_turn_it_is() {
+fn a_failure_reports_the_host_state_and_the_remedy() {
     use refit_kinds::refit::{FailureKind, StepState};
     for (left, failure, undone, ending) in [
         (vec![], FailureKind::Retriable, true, "; the host has taken back what it did"),
@@ -345,7 +345,7 @@ fn a_failure_says_what_became_of_the_host_and_whose_turn_it_is() {
 }
 
 #[test]
-fn the_images_of_a_control_plane_are_there_before_kubeadm_needs_them() {
+fn control_plane_images_are_staged_before_kubeadm_runs() {
     let staged = |role, settings: &HostSettings| {
         let steps = work(role, settings, None).steps();
         steps.iter().find_map(|step| match step.step() {

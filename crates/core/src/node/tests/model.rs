@@ -1,9 +1,9 @@
-//! Five machines, one group, random order, stale looks and deaths at any point: the limit holds,
-//! and everything ends.
+//! Five machines in one group, with random order, stale snapshots and crashes at any point: the
+//! limit holds, and every update ends.
 //!
-//! A look and its write are two moments: between them anything may happen. A write whose objects
-//! changed meanwhile is refused, as the API server does by resourceVersion; a process that dies
-//! between the two is a look without its write.
+//! A snapshot and its write are separate: anything may happen in between. A write whose objects
+//! changed meanwhile is rejected, as the API server does by resourceVersion; a process that crashes
+//! between the two is a snapshot without its write.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::{
 
 const MACHINES: usize = 5;
 
-/// What one look saw, with the versions of the objects that its write is guarded by.
+/// One snapshot, with the versions of the objects that guard its write.
 #[derive(Clone)]
 struct Look {
     who: usize,
@@ -28,7 +28,7 @@ struct Look {
     versions: [u64; 5],
 }
 
-/// Versions of what a write may be guarded by.
+/// Versions of the objects that may guard a write.
 #[derive(Clone, Copy, Default)]
 struct Versions {
     update: u64,
@@ -78,7 +78,7 @@ impl Five {
         [update, self.group_version, machine, plan, node]
     }
 
-    /// Every machine serves but those whose Node says otherwise: Cluster API marked them all.
+    /// Every machine is available unless its Node shows otherwise: Cluster API marked them all.
     fn others(&self, who: usize) -> Vec<Other> {
         (0..MACHINES)
             .filter(|n| *n != who)
@@ -119,7 +119,7 @@ impl Five {
         Look { who, decision, versions: self.guards(who) }
     }
 
-    /// Makes a write if what it is guarded by is still what was seen; whether it was made.
+    /// Applies a write if its guards are unchanged since the snapshot; returns whether it did.
     fn write(&mut self, look: &Look) -> bool {
         let Some(write) = look.decision.write.clone() else {
             return false;
@@ -173,7 +173,7 @@ impl Five {
         true
     }
 
-    /// The agent and the kubelet of one host go on by one move.
+    /// Advances the agent and the kubelet of one host by one step.
     fn host(&mut self, who: usize) {
         let gate = self.plans[who].spec.gate;
         let passed = self.plans[who].status.as_ref().map(|status| status.passed);
@@ -222,7 +222,7 @@ impl Five {
             && (0..MACHINES).all(|who| self.look(who).decision.write.is_none())
     }
 
-    /// Everybody goes on in turn until nothing is left to do.
+    /// Advances all machines in turn until nothing is left to do.
     fn finish(&mut self) {
         for _ in 0..400 {
             if self.over() {
@@ -253,7 +253,7 @@ impl Five {
 }
 
 #[test]
-fn five_machines_end_one_after_the_other() {
+fn five_machines_are_updated_one_after_another() {
     let mut five = Five::new(1);
     five.finish();
     five.assert_clean();
@@ -263,12 +263,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn whatever_dies_when_the_limit_holds_and_everything_ends(
+    fn the_limit_holds_and_updates_end_despite_crashes(
         max_unavailable in 0_i32..4,
         moves in prop::collection::vec((0_u8..4, 0..MACHINES), 0..300),
     ) {
         let mut five = Five::new(max_unavailable);
-        // Looks whose write has not come through yet, the oldest first.
+        // Snapshots whose write is still pending, the oldest first.
         let mut pending: Vec<Look> = Vec::new();
         for (what, who) in moves {
             five.now += 1;
@@ -278,7 +278,7 @@ proptest! {
                     let look = pending.remove(who % pending.len());
                     five.write(&look);
                 }
-                // A death: what was looked at and not written is forgotten.
+                // A crash: pending snapshots are lost.
                 2 if who == 0 => pending.clear(),
                 2 => {
                     let look = five.look(who);

@@ -1,4 +1,4 @@
-//! The way of one machine, phase by phase.
+//! The update of one machine, phase by phase.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn without_status(log: &[String]) -> Vec<&str> {
 }
 
 #[test]
-fn a_worker_goes_all_the_way_in_one_order() {
+fn a_worker_passes_all_phases_in_order() {
     let mut one = One::worker().disrupted();
     one.settle();
     assert_eq!(one.phase(), Phase::Succeeded);
@@ -46,7 +46,7 @@ fn a_worker_goes_all_the_way_in_one_order() {
 }
 
 #[test]
-fn a_control_plane_member_claims_before_its_plan_and_is_the_first() {
+fn a_control_plane_member_claims_a_slot_before_its_plan() {
     let mut one = One::control_plane().disrupted();
     one.settle_with_static_pods();
     assert_eq!(one.phase(), Phase::Succeeded, "{:?}", one.status());
@@ -57,7 +57,7 @@ fn a_control_plane_member_claims_before_its_plan_and_is_the_first() {
 }
 
 #[test]
-fn every_step_is_named_in_order_and_ends() {
+fn every_step_is_listed_in_order_and_ends() {
     let mut one = One::control_plane().disrupted();
     one.settle_with_static_pods();
     let status = one.status();
@@ -101,7 +101,7 @@ fn durations_are_recorded_with_the_release_of_the_slot() {
 }
 
 #[test]
-fn without_a_past_there_is_no_prediction() {
+fn without_past_durations_there_is_no_prediction() {
     let one = One::worker().staged();
     assert_eq!(one.status().progress.unwrap().remaining_seconds, None);
 }
@@ -138,7 +138,7 @@ fn nothing_is_disturbed_before_the_slot_is_held() {
 }
 
 #[test]
-fn a_plan_waits_on_its_host_until_it_has_passed_the_gate() {
+fn a_plan_waits_until_its_host_has_passed_the_gate() {
     let mut one = One::worker();
     one.settle();
     assert_eq!((one.gate(), one.phase()), (Gate::Stage, Phase::Staging));
@@ -160,7 +160,7 @@ fn an_admins_cordon_survives() {
 }
 
 #[test]
-fn a_node_that_an_admin_opens_while_it_drains_is_cordoned_again() {
+fn a_node_uncordoned_during_its_drain_is_cordoned_again() {
     let mut one = One::worker();
     one.node_mut().unschedulable = true;
     one = one.upgraded();
@@ -172,7 +172,7 @@ fn a_node_that_an_admin_opens_while_it_drains_is_cordoned_again() {
 }
 
 #[test]
-fn a_single_node_is_not_drained_and_says_so() {
+fn a_single_node_is_not_drained_and_the_status_shows_it() {
     let mut one = One::worker();
     one.nodes.truncate(1);
     one.limits = crate::group::Limits { replicas: 1, max_unavailable: 1 };
@@ -190,7 +190,7 @@ fn a_single_node_is_not_drained_and_says_so() {
 }
 
 #[test]
-fn tainted_nodes_take_no_pods_of_a_worker_but_those_of_their_like() {
+fn tainted_nodes_take_only_pods_of_equally_tainted_nodes() {
     let mut one = One::worker();
     for node in &mut one.nodes[1..] {
         node.taints = vec!["node-role.kubernetes.io/control-plane".into()];
@@ -203,7 +203,7 @@ fn tainted_nodes_take_no_pods_of_a_worker_but_those_of_their_like() {
 }
 
 #[test]
-fn a_node_is_drained_though_the_others_are_being_updated_too() {
+fn a_node_is_drained_while_others_are_updated() {
     let mut one = One::worker();
     for node in &mut one.nodes[1..] {
         node.unschedulable = true;
@@ -234,7 +234,7 @@ fn daemon_sets_mirror_pods_and_ended_pods_stay() {
 }
 
 #[test]
-fn a_terminating_pod_is_waited_for_and_not_evicted_again() {
+fn a_terminating_pod_is_not_evicted_again() {
     let mut one = One::worker().upgraded();
     one.pods = vec![crate::node::PodView { terminating: true, ..pod("web-1") }];
     one.settle();
@@ -246,7 +246,7 @@ fn a_terminating_pod_is_waited_for_and_not_evicted_again() {
 }
 
 #[test]
-fn a_budget_blocks_the_drain_by_name_until_it_allows() {
+fn a_budget_blocks_the_drain_until_it_allows_evictions() {
     let mut one = One::worker().upgraded();
     one.refusals = vec![EvictionRefusal {
         pod: pod("web-1").pod,
@@ -265,7 +265,7 @@ fn a_budget_blocks_the_drain_by_name_until_it_allows() {
     assert_eq!(one.status().blocked_by[0].object, "default/web");
     assert!(one.events.iter().any(|event| event.reason == "DrainBlocked"));
     let since = one.status().blocked_by[0].since.clone();
-    // Tried again and refused again: no status is written for that.
+    // A repeated rejection does not write the status again.
     let before = one.log.len();
     for _ in 0..3 {
         one.step();
@@ -281,7 +281,7 @@ fn a_budget_blocks_the_drain_by_name_until_it_allows() {
 type Break = fn(&mut One);
 
 #[test]
-fn the_node_must_come_back_as_asked_for() {
+fn the_node_must_come_back_in_the_desired_state() {
     let ready = One::worker().disrupted();
     let broken: [(&str, Break); 4] = [
         ("NodeNotReady", |one| one.node_mut().ready = false),
@@ -306,18 +306,18 @@ fn the_node_must_come_back_as_asked_for() {
 }
 
 #[test]
-fn the_version_that_a_kubelet_reports_instead_is_named() {
+fn an_unexpected_kubelet_version_is_named() {
     let reports = [
         (FROM, "its kubelet still reports v1.34.2"),
         ("", "its kubelet still reports no version"),
         ("1.35", "its kubelet still reports \"1.35\", which is not a version"),
     ];
-    for (reported, said) in reports {
+    for (reported, expected) in reports {
         let mut one = One::worker().disrupted();
         one.node_mut().kubelet_version = reported.into();
         one.settle();
         let blocker = one.status().blocked_by.remove(0);
-        assert!(blocker.message.contains(said), "{}", blocker.message);
+        assert!(blocker.message.contains(expected), "{}", blocker.message);
     }
 }
 
@@ -347,7 +347,7 @@ fn the_static_pods_of_a_control_plane_must_run_the_goal() {
 }
 
 #[test]
-fn static_pods_are_not_taken_at_their_word_right_after_a_kubelet_s_restart() {
+fn static_pods_must_settle_after_a_kubelet_restart() {
     let mut one = One::control_plane().disrupted();
     one.settle();
     let why = &one.status().blocked_by[0].message;
@@ -356,7 +356,7 @@ fn static_pods_are_not_taken_at_their_word_right_after_a_kubelet_s_restart() {
     one.now += 2;
     let later = one.decide().requeue.unwrap();
     assert_eq!(before, later + Duration::from_secs(2));
-    // The kubelet looks at them and makes them anew.
+    // The kubelet detects the change and recreates the pods.
     one.static_pods.iter_mut().for_each(|pod| pod.ready = false);
     one.settle_with_static_pods();
     assert_eq!(one.phase(), Phase::Verifying);
@@ -366,7 +366,7 @@ fn static_pods_are_not_taken_at_their_word_right_after_a_kubelet_s_restart() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_holds_no_control_plane_up() {
+fn a_clock_set_back_does_not_hold_up_a_control_plane() {
     let mut one = One::control_plane().disrupted();
     one.now += 3600;
     one.settle();
@@ -377,7 +377,7 @@ fn a_clock_that_is_set_back_holds_no_control_plane_up() {
 }
 
 #[test]
-fn a_reboot_that_is_asked_for_is_planned_and_seen_on_the_node() {
+fn a_requested_reboot_is_planned_and_verified_on_the_node() {
     let mut one = One::worker();
     one.reboot = Reboot::Always;
     one = one.disrupted();
@@ -393,7 +393,7 @@ fn a_reboot_that_is_asked_for_is_planned_and_seen_on_the_node() {
 }
 
 #[test]
-fn a_decision_that_is_repeated_asks_for_the_same() {
+fn a_repeated_decision_is_the_same() {
     let mut one = One::control_plane();
     for _ in 0..60 {
         assert_eq!(one.decide(), one.decide());
@@ -429,7 +429,7 @@ fn the_condition_follows_the_phase() {
 }
 
 #[test]
-fn no_line_of_a_status_names_both_versions() {
+fn no_status_message_names_both_versions() {
     let mut one = One::worker();
     for _ in 0..80 {
         let status = one.status();
@@ -444,7 +444,7 @@ fn no_line_of_a_status_names_both_versions() {
 }
 
 #[test]
-fn each_beginning_and_end_is_announced_once() {
+fn each_start_and_end_emits_one_event() {
     let mut one = One::worker().disrupted();
     one.settle();
     let reasons: Vec<_> = one.events.iter().map(|event| event.reason).collect();

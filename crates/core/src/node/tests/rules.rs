@@ -1,4 +1,4 @@
-//! What keeps an update from going on, and the small decisions.
+//! What blocks an update, and small decisions.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use refit_kinds::{
@@ -15,7 +15,7 @@ use crate::{
     report::Refusal,
 };
 
-/// Blocks at the very start, with the reason given.
+/// Expects the update to be blocked at its start with this reason.
 fn refused(one: One, reason: &str) -> One {
     let mut one = one;
     one.settle();
@@ -27,7 +27,7 @@ fn refused(one: One, reason: &str) -> One {
 }
 
 #[test]
-fn a_pause_holds_what_has_not_begun() {
+fn a_pause_holds_an_update_that_has_not_begun() {
     let mut one = One::worker();
     one.paused = Some("Cluster edge-1".into());
     let mut one = refused(one, "Paused");
@@ -37,7 +37,7 @@ fn a_pause_holds_what_has_not_begun() {
 }
 
 #[test]
-fn a_pause_holds_before_the_point_of_no_return_and_not_after_it() {
+fn a_pause_holds_only_before_the_point_of_no_return() {
     let mut one = One::worker().staged();
     one.paused = Some("Machine m-0".into());
     one.settle();
@@ -59,7 +59,7 @@ fn a_host_without_a_fresh_report_gets_no_plan() {
 }
 
 #[test]
-fn an_agent_that_does_not_know_a_step_gets_no_plan() {
+fn an_agent_without_support_for_a_step_gets_no_plan() {
     let mut one = One::worker();
     let status = one.plan.as_mut().unwrap().status.as_mut().unwrap();
     status.capabilities.retain(|step| *step != StepType::KubeadmUpgrade);
@@ -93,7 +93,7 @@ fn a_worker_waits_for_the_control_plane_of_its_cluster() {
 }
 
 #[test]
-fn the_lowest_member_counts_and_kubelets_stand_in_for_pods_without_images() {
+fn the_lowest_control_plane_version_counts() {
     let mut one = One::worker();
     one.control_plane = vec![member("m-1"), member("m-2")];
     one.static_pods = vec![api_server("m-1", GOAL)];
@@ -104,7 +104,7 @@ fn the_lowest_member_counts_and_kubelets_stand_in_for_pods_without_images() {
 }
 
 #[test]
-fn a_newer_patch_than_the_control_planes_is_no_newer_minor() {
+fn a_newer_patch_than_the_control_planes_is_allowed() {
     let mut one = One::worker();
     one.control_plane = vec![member("cp")];
     one.static_pods = vec![api_server("cp", FROM)];
@@ -114,7 +114,7 @@ fn a_newer_patch_than_the_control_planes_is_no_newer_minor() {
 }
 
 #[test]
-fn a_control_plane_member_waits_for_its_peers_to_be_well() {
+fn a_control_plane_member_waits_for_healthy_peers() {
     let ill: [fn(&mut One); 5] = [
         |one| one.nodes[1].ready = false,
         |one| {
@@ -134,7 +134,7 @@ fn a_control_plane_member_waits_for_its_peers_to_be_well() {
 }
 
 #[test]
-fn a_peer_that_falls_ill_holds_the_kubelet_restart() {
+fn an_unhealthy_peer_holds_the_kubelet_restart() {
     let mut one = One::control_plane().upgraded();
     one.nodes[1].ready = false;
     one.settle();
@@ -146,7 +146,7 @@ fn a_peer_that_falls_ill_holds_the_kubelet_restart() {
 }
 
 #[test]
-fn too_few_others_hold_a_worker() {
+fn too_few_available_machines_hold_a_worker() {
     let mut one = One::worker().staged();
     one.others[2].available = false;
     one.settle();
@@ -155,7 +155,7 @@ fn too_few_others_hold_a_worker() {
 }
 
 #[test]
-fn a_slot_that_is_not_used_yet_goes_back_when_others_fail() {
+fn an_unused_slot_is_released_when_others_fail() {
     let mut one = One::worker().staged();
     while one.slots() == 0 {
         assert!(one.step());
@@ -178,7 +178,7 @@ fn a_node_that_is_not_ready_is_not_touched() {
 }
 
 #[test]
-fn a_machine_that_failed_may_be_repaired_though_it_is_down() {
+fn a_failed_machine_that_is_down_may_be_repaired() {
     let mut one = One::worker();
     let slot = crate::group::slot("m-0", &"uid-m-0".into(), "m-0-0", at(0));
     one.group.as_mut().unwrap().slots.push(slot);
@@ -190,7 +190,7 @@ fn a_machine_that_failed_may_be_repaired_though_it_is_down() {
 }
 
 #[test]
-fn a_lost_slot_of_a_disturbed_machine_is_put_back() {
+fn a_lost_slot_of_a_disturbed_machine_is_restored() {
     let mut one = One::worker().upgraded();
     one.group.as_mut().unwrap().slots.clear();
     one.step();
@@ -217,7 +217,7 @@ fn refused_second(mut one: One) -> One {
 }
 
 #[test]
-fn a_plan_of_another_update_that_runs_is_waited_for() {
+fn a_running_plan_of_another_update_is_waited_for() {
     let mut one = One::worker().staged();
     let mut first = one.update.clone();
     first.status.as_mut().unwrap().phase = Phase::Failed;
@@ -226,7 +226,7 @@ fn a_plan_of_another_update_that_runs_is_waited_for() {
     one.step();
     one.step();
     assert_eq!(one.blocked_by(), ["OlderPlanRunning"]);
-    // Nobody else would stop it.
+    // No other NodeUpdate would stop it.
     one.settle();
     assert!(one.plan.as_ref().unwrap().spec.abort);
     one.host_works();
@@ -236,7 +236,7 @@ fn a_plan_of_another_update_that_runs_is_waited_for() {
 }
 
 #[test]
-fn an_api_server_that_does_not_answer_is_named_and_waited_for() {
+fn an_unreachable_api_server_is_named_and_waited_for() {
     let mut one = One::worker().upgraded();
     one.reachable = false;
     one.settle();
@@ -250,7 +250,7 @@ fn an_api_server_that_does_not_answer_is_named_and_waited_for() {
 }
 
 #[test]
-fn a_downgrade_must_be_asked_for_by_the_owner() {
+fn a_downgrade_must_be_requested_by_the_owner() {
     let mut one = One::worker();
     one.update.spec.goal.kubernetes_version = "v1.34.1".parse().unwrap();
     let mut asked = one.clone();
@@ -278,7 +278,7 @@ fn a_control_plane_skips_no_minor_and_a_worker_may() {
 }
 
 #[test]
-fn the_first_control_plane_is_told_by_the_api_servers() {
+fn the_api_servers_determine_the_first_control_plane() {
     let old = [api_server("a", FROM), api_server("b", FROM)];
     let some = [api_server("a", GOAL), api_server("b", FROM)];
     let blind = [StaticPod { version: ImageVersion::Untagged, ..api_server("a", "") }];
@@ -320,7 +320,7 @@ fn the_role_is_sticky_while_the_api_server_changes() {
 }
 
 #[test]
-fn steps_are_cut_by_gates_in_the_documented_order() {
+fn gates_divide_steps_in_the_documented_order() {
     let plan = plan_steps(Role::ControlPlane, &GOAL.parse().unwrap());
     assert!(plan.is_sorted_by_key(|step| step.gate));
     assert!(plan.is_sorted_by_key(refit_kinds::refit::PlannedStep::step_type));
@@ -359,21 +359,22 @@ fn machine_view(available: bool, updating: bool, phase: Option<Phase>, node: &No
 }
 
 #[test]
-fn a_marked_machine_that_nobody_touched_still_stands_in() {
+fn a_marked_but_undisturbed_machine_is_available() {
     let well = node("m");
     let ill = NodeView { ready: false, ..node("m") };
-    let ours = NodeView { unschedulable: true, cordoned_by: Some("m-1".into()), ..node("m") };
-    let theirs = NodeView { unschedulable: true, ..node("m") };
+    let cordoned_by_refit =
+        NodeView { unschedulable: true, cordoned_by: Some("m-1".into()), ..node("m") };
+    let cordoned_by_admin = NodeView { unschedulable: true, ..node("m") };
     let table = [
         (true, false, None, &well, true),
         (true, false, None, &ill, false),
-        (true, false, None, &ours, false),
-        (true, false, None, &theirs, true),
+        (true, false, None, &cordoned_by_refit, false),
+        (true, false, None, &cordoned_by_admin, true),
         (false, false, None, &well, false),
         (false, true, None, &well, true),
         (false, true, Some(Phase::Waiting), &well, true),
         (false, true, Some(Phase::Upgrading), &well, false),
-        // Until Cluster API says so again: it also waits for minReadySeconds.
+        // Until Cluster API reports it as available again: it also waits for minReadySeconds.
         (false, true, Some(Phase::Succeeded), &well, false),
     ];
     for (available, updating, phase, node, expected) in table {
@@ -383,7 +384,7 @@ fn a_marked_machine_that_nobody_touched_still_stands_in() {
 }
 
 #[test]
-fn a_machine_that_is_being_deleted_does_not_stand_in() {
+fn a_machine_being_deleted_is_not_available() {
     let mut machine = machine("m");
     let list = &mut machine.status.as_mut().unwrap().conditions;
     conditions::set(list, at(0), None, (conditions::AVAILABLE, "True", "R", ""));
@@ -393,7 +394,7 @@ fn a_machine_that_is_being_deleted_does_not_stand_in() {
 }
 
 #[test]
-fn a_retry_of_the_host_is_shown_and_no_failure_yet() {
+fn a_host_retry_is_shown_and_is_not_a_failure() {
     let mut one = One::worker();
     one.settle();
     one.host_works();
@@ -402,7 +403,7 @@ fn a_retry_of_the_host_is_shown_and_no_failure_yet() {
     status.passed = Gate::Closed;
     let step = &mut status.steps[0];
     step.state = refit_kinds::refit::StepState::Running;
-    // From the first try on that failed, while the host waits for the second.
+    // The message appears with the first failed attempt, while the host waits to retry.
     step.attempt = 1;
     step.reason = "DiskFull".into();
     step.message = "free 2 GiB".into();
@@ -418,7 +419,7 @@ fn a_retry_of_the_host_is_shown_and_no_failure_yet() {
 }
 
 #[test]
-fn an_agent_that_falls_silent_at_work_is_named_until_it_reports() {
+fn a_silent_agent_is_named_until_it_reports() {
     let rows: [(One, Phase); 2] =
         [(One::worker(), Phase::Staging), (One::worker().staged(), Phase::Upgrading)];
     for (mut one, phase) in rows {
@@ -443,7 +444,7 @@ fn an_agent_that_falls_silent_at_work_is_named_until_it_reports() {
 }
 
 #[test]
-fn a_write_that_is_refused_is_named_until_it_is_made() {
+fn a_rejected_write_is_named_until_it_succeeds() {
     let mut one = One::worker().staged();
     one.settle();
     one.host_works();
@@ -475,7 +476,7 @@ fn a_write_that_is_refused_is_named_until_it_is_made() {
 }
 
 #[test]
-fn a_refused_condition_does_not_speak_of_itself() {
+fn a_rejected_condition_does_not_report_itself() {
     let mut one = One::worker();
     let status = one.decide();
     one.apply(&status, Write::STATUS);

@@ -1,5 +1,5 @@
-//! One machine with everything around it, as stored objects: a decision's write is applied to them
-//! and nothing else is remembered.
+//! One machine with its environment, as stored objects: a decision's write is applied to them and
+//! no other state is kept.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -123,7 +123,7 @@ fn is_eviction(how: How) -> bool {
     matches!(how, How::Evict { .. })
 }
 
-/// A NodeUpdate and its Machine, and nothing known around them.
+/// A NodeUpdate and its Machine without any environment.
 pub(super) fn snapshot(update: &NodeUpdate, machine: Option<&Machine>) -> Snapshot {
     Snapshot {
         update: Arc::new(update.clone()),
@@ -143,7 +143,7 @@ pub(super) fn snapshot(update: &NodeUpdate, machine: Option<&Machine>) -> Snapsh
     }
 }
 
-/// Everything around the NodeUpdate `m-0-1` of Machine `m-0`.
+/// The environment of NodeUpdate `m-0-1` of Machine `m-0`.
 #[derive(Clone, Debug)]
 pub(super) struct One {
     pub(super) now: i64,
@@ -165,13 +165,13 @@ pub(super) struct One {
     pub(super) static_pods: Vec<StaticPod>,
     pub(super) control_plane: Vec<ControlPlaneMember>,
     pub(super) pods: Vec<PodView>,
-    /// What else a drain looks at; `pods` goes before its own.
+    /// Other input of the drain; `pods` replaces its own.
     pub(super) around: DrainView,
     pub(super) drain: DrainChoice,
     pub(super) refusals: Vec<EvictionRefusal>,
-    /// What the API server refused just now.
+    /// The request that the API server has just rejected.
     pub(super) refused: Option<crate::report::Refusal>,
-    /// What was written, in order: the words for tests.
+    /// The writes in order, as words for tests.
     pub(super) log: Vec<String>,
     pub(super) events: Vec<Announcement>,
 }
@@ -232,14 +232,14 @@ impl One {
         one
     }
 
-    /// The same with a plan on the host and everything staged.
+    /// Continues until the host has the plan and everything is staged.
     pub(super) fn staged(mut self) -> Self {
         self.settle();
         self.host_works();
         self
     }
 
-    /// The same with kubeadm's part done and the node not drained.
+    /// Continues until kubeadm has run; the node is not drained.
     pub(super) fn upgraded(self) -> Self {
         let mut one = self.staged();
         one.settle();
@@ -247,7 +247,7 @@ impl One {
         one
     }
 
-    /// The same with everything done on the host, and its kubelet back.
+    /// Continues until the host has run every step and its kubelet is back.
     pub(super) fn disrupted(self) -> Self {
         let mut one = self.upgraded();
         one.settle();
@@ -321,7 +321,7 @@ impl One {
         self.status().blocked_by.into_iter().map(|blocker| blocker.reason).collect()
     }
 
-    /// One look and its write; whether there was one.
+    /// Decides once and applies the write; returns whether there was one.
     pub(super) fn step(&mut self) -> bool {
         let decision = self.decide();
         self.now += 1;
@@ -332,7 +332,7 @@ impl One {
         true
     }
 
-    /// Looks until nothing is left to write.
+    /// Decides until there is nothing left to write.
     pub(super) fn settle(&mut self) {
         for _ in 0..50 {
             if !self.step() {
@@ -342,7 +342,7 @@ impl One {
         panic!("it never comes to rest: {:#?}", &self.log[self.log.len() - 10..]);
     }
 
-    /// The same for a control plane, and again once its static pods are taken at their word.
+    /// Settles a control plane, and again after its static pods have settled.
     pub(super) fn settle_with_static_pods(&mut self) {
         self.settle();
         self.now += 10;
@@ -418,7 +418,7 @@ impl One {
         }
     }
 
-    /// Makes a write whose look was another one's: evictions all succeed.
+    /// Applies a write from an earlier snapshot: all evictions succeed.
     pub(super) fn apply_alone(&mut self, decision: &Decision, write: Write) {
         match write {
             Write::Workload(WorkloadWrite::Evict(pods)) => {
@@ -428,7 +428,7 @@ impl One {
         }
     }
 
-    /// The agent does everything that its gate allows.
+    /// The agent runs every step that its gate allows.
     pub(super) fn host_works(&mut self) {
         let now = self.now;
         let plan = self.plan.as_mut().unwrap();
@@ -460,7 +460,7 @@ impl One {
             if spec.gate == Gate::Disrupt { PlanState::Succeeded } else { PlanState::AtGate };
     }
 
-    /// The agent gives up at a step.
+    /// The agent fails permanently at a step.
     pub(super) fn host_fails(&mut self, id: &str) {
         self.host_works();
         let status = self.plan.as_mut().unwrap().status.as_mut().unwrap();
@@ -471,7 +471,7 @@ impl One {
         status.state = PlanState::Failed;
     }
 
-    /// The new kubelet reports.
+    /// The new kubelet reports its version.
     pub(super) fn kubelet_returns(&mut self) {
         self.now += 10;
         let now = self.now;

@@ -1,4 +1,4 @@
-//! Where a bed keeps its files, and how many beds there may be.
+//! The directories of a bed, and the limit on parallel beds.
 
 use std::{
     env,
@@ -15,16 +15,16 @@ use std::{
 use anyhow::Context as _;
 use refit_runtime::Clock;
 
-/// How many beds may be up at once on one machine.
+/// Maximum number of beds on one machine.
 const BEDS: usize = 2;
-/// Bound by the one bed with Cluster API of a network namespace.
+/// Name of the socket that the only bed with Cluster API in a network namespace binds.
 const INFRASTRUCTURE: &str = "refit-testbed-infrastructure";
 /// How long a bed waits for its turn.
 const TURN: Duration = Duration::from_mins(30);
-/// How many folders of ended runs are kept.
+/// Number of directories of earlier runs that are kept.
 const KEPT: usize = 6;
 
-/// The part of the cache that is the test bed's.
+/// Returns the directory of the test bed in the cache.
 pub fn cache() -> anyhow::Result<PathBuf> {
     let root = match (env::var_os("REFIT_CACHE"), env::var_os("HOME")) {
         (Some(cache), _) => PathBuf::from(cache),
@@ -34,36 +34,38 @@ pub fn cache() -> anyhow::Result<PathBuf> {
     Ok(root.join("testbed"))
 }
 
-/// The right to have a bed up, until it is dropped or the process ends.
+/// The permission to run a bed. It ends when it is dropped or the process ends.
 #[derive(Debug)]
 pub struct Turn {
     _infrastructure: UnixListener,
     _bed: File,
 }
 
-/// Waits until this process may have a bed up.
+/// Waits until this process may run a bed.
 ///
-/// The in-memory provider listens on a port that it does not let one choose, so only one bed with
-/// Cluster API is up in a network namespace. A name without a file is bound there once too.
+/// The in-memory provider listens on a fixed port, so a network namespace can have only one bed
+/// with Cluster API. An abstract socket name, which can also be bound only once per network
+/// namespace, serves as the lock.
 pub async fn turn(clock: Clock) -> anyhow::Result<Turn> {
-    let folder = cache()?;
-    fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
+    let directory = cache()?;
+    fs::create_dir_all(&directory)
+        .with_context(|| format!("{} cannot be made", directory.display()))?;
     let name = SocketAddr::from_abstract_name(INFRASTRUCTURE)?;
-    let infrastructure = held(clock, || match UnixListener::bind_addr(&name) {
+    let infrastructure = wait_for(clock, || match UnixListener::bind_addr(&name) {
         Ok(bound) => Ok(Some(bound)),
         Err(error) if error.kind() == ErrorKind::AddrInUse => Ok(None),
         Err(error) => Err(error).context("the name of the bed cannot be bound"),
     });
     Ok(Turn {
         _infrastructure: infrastructure.await?,
-        _bed: held(clock, || one_of(&folder)).await?,
+        _bed: wait_for(clock, || lock_free_bed(&directory)).await?,
     })
 }
 
-/// Locks the file of one of the beds, if one is free.
-fn one_of(folder: &Path) -> anyhow::Result<Option<File>> {
+/// Locks the file of a free bed; `None` if all are taken.
+fn lock_free_bed(directory: &Path) -> anyhow::Result<Option<File>> {
     for bed in 0..BEDS {
-        let path = folder.join(format!("bed-{bed}.lock"));
+        let path = directory.join(format!("bed-{bed}.lock"));
         let file =
             File::create(&path).with_context(|| format!("{} cannot be written", path.display()))?;
         if file.try_lock().is_ok() {
@@ -73,13 +75,13 @@ fn one_of(folder: &Path) -> anyhow::Result<Option<File>> {
     Ok(None)
 }
 
-/// Tries until something can be had.
-async fn held<T>(
+/// Retries until `one` returns a value.
+async fn wait_for<T>(
     clock: Clock,
     mut one: impl FnMut() -> anyhow::Result<Option<T>>,
 ) -> anyhow::Result<T> {
     let since = clock.now();
-    let mut told = false;
+    let mut logged = false;
     loop {
         if let Some(held) = one()? {
             return Ok(held);
@@ -89,14 +91,14 @@ async fn held<T>(
             "other test beds have been up for {} minutes; end them with `cargo xtask testbed down`",
             TURN.as_secs() / 60
         );
-        if !std::mem::replace(&mut told, true) {
+        if !std::mem::replace(&mut logged, true) {
             tracing::info!("another test bed is up: waiting for its end");
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
 }
 
-/// Makes the folder of a run, and removes those of the oldest ones.
+/// Creates the directory of a run, and removes those of the oldest runs.
 pub fn run(clock: Clock, name: &str) -> anyhow::Result<PathBuf> {
     let runs = cache()?.join("runs");
     let path = runs.join(format!(
@@ -112,7 +114,7 @@ pub fn run(clock: Clock, name: &str) -> anyhow::Result<PathBuf> {
     old.sort();
     let surplus = old.len().saturating_sub(KEPT);
     for path in old.iter().take(surplus) {
-        // What cannot be removed now is removed by a later run.
+        // A later run removes what cannot be removed now.
         let _ = fs::remove_dir_all(path);
     }
     Ok(path)
@@ -127,7 +129,7 @@ pub fn write_secret(path: &Path, text: &str) -> anyhow::Result<()> {
     file.write_all(text.as_bytes()).with_context(|| format!("{} cannot be written", path.display()))
 }
 
-/// A port on loopback that nobody listens on now.
+/// Returns a loopback port that no process listens on.
 pub fn free_port() -> anyhow::Result<u16> {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0))
         .context("no port of 127.0.0.1 can be listened on")?;
